@@ -1,0 +1,117 @@
+// The CPU driver: plan -> stretches for threads -> functor.
+//
+// Work is cut at fixed places and every element's result depends on its own
+// inputs and its own noise alone, so the number of threads cannot matter.
+#pragma once
+
+#include <math.h>
+#include <string.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "apply/parallel.h"
+#include "apply/plan.h"
+#include "core/counter.h"
+#include "core/isa.h"
+#include "core/macros.h"
+#include "core/portable_noise.h"
+#include "core/roles.h"
+
+#if defined(SG_X86)
+SG_REGION_AVX512
+namespace torch_sgmcmc::avx512 {
+#include "core/lanes_avx512.inl"
+#include "core/noise.inl"
+#include "apply/cpu_loop.inl"
+}  // namespace torch_sgmcmc::avx512
+SG_REGION_END
+
+SG_REGION_AVX2
+namespace torch_sgmcmc::avx2 {
+#include "core/lanes_avx2.inl"
+#include "core/noise.inl"
+#include "apply/cpu_loop.inl"
+}  // namespace torch_sgmcmc::avx2
+SG_REGION_END
+#endif
+
+namespace torch_sgmcmc::portable {
+#include "apply/cpu_loop.inl"
+}  // namespace torch_sgmcmc::portable
+
+namespace torch_sgmcmc {
+
+template <class Update, class T>
+void RunSegmentOnIsa(const Update& update, const Segment& segment,
+                     int64_t begin, int64_t end, const NoiseStream& stream,
+                     Isa isa) {
+#if defined(SG_X86)
+  if (isa == Isa::kAvx512) {
+    return avx512::RunSegment<Update, T>(update, segment, begin, end, stream);
+  }
+  if (isa == Isa::kAvx2) {
+    return avx2::RunSegment<Update, T>(update, segment, begin, end, stream);
+  }
+#endif
+  static_cast<void>(isa);
+  portable::RunSegment<Update, T>(update, segment, begin, end, stream);
+}
+
+// Applies update functors to a plan on the CPU.
+class CpuDriver {
+ public:
+  CpuDriver(const char* op, const Plan& plan,
+            const std::optional<Tensor>& device_step)
+      : plan_(plan) {
+    if (const int64_t* step = DeviceStep(op, plan, device_step)) {
+      added_steps_ = static_cast<uint64_t>(*step);
+    }
+  }
+
+  // Constructs Update<float> and Update<double> from the coefficients and applies
+  // them to every element of the plan (or of `segments`).
+  template <template <class> class Update, class Coefficients>
+  void Apply(const Coefficients& coefficients, NoiseStream stream) const {
+    Apply<Update>(coefficients, stream, plan_.segments());
+  }
+
+  template <template <class> class Update, class Coefficients>
+  void Apply(const Coefficients& coefficients, NoiseStream stream,
+             const std::vector<Segment>& segments) const {
+    const Update<float> single(coefficients);
+    const Update<double> twice(coefficients);
+    stream.step += added_steps_;
+    if (single.skips(stream.step)) return;
+    const Isa isa = ActiveIsa();
+    ParallelOverStretches(
+        segments, [&](const Segment& s, int64_t begin, int64_t end) {
+          switch (s.dtype) {
+            case ScalarType::Double:
+              return RunSegmentOnIsa<Update<double>, double>(
+                  twice, s, begin, end, stream, isa);
+            case ScalarType::BFloat16:
+              return RunSegmentOnIsa<Update<float>,
+                                     torch::headeronly::BFloat16>(
+                  single, s, begin, end, stream, isa);
+            case ScalarType::Half:
+              return RunSegmentOnIsa<Update<float>, torch::headeronly::Half>(
+                  single, s, begin, end, stream, isa);
+            default:
+              return RunSegmentOnIsa<Update<float>, float>(
+                  single, s, begin, end, stream, isa);
+          }
+        });
+  }
+
+ private:
+  const Plan& plan_;
+  uint64_t added_steps_ = 0;
+};
+
+}  // namespace torch_sgmcmc

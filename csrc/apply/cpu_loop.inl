@@ -1,0 +1,90 @@
+// The CPU loop over one stretch of one parameter, compiled once per instruction
+// set (see core/isa.h): make a block of noise, then read gradients, update and
+// write parameters, in one pass over memory.
+
+template <class Update, class T, size_t... kIndex>
+void UpdateElements(const Update& shared_update, void* const* data,
+                    int64_t begin, int64_t count, const float* noise,
+                    std::index_sequence<kIndex...>) {
+  using Real = Arithmetic<T>;
+  const Update update = shared_update;  // a copy that no store can alias
+  constexpr auto kRoles = Update::kRoles;
+  const auto arrays =
+      std::make_tuple(static_cast<Stored<kRoles[kIndex], T>*>(data[kIndex]) +
+                      begin...);
+#if defined(__clang__)
+#pragma clang loop vectorize(assume_safety)
+#else
+#pragma GCC ivdep
+#endif
+  for (int64_t i = 0; i < count; ++i) {
+    Real x[sizeof...(kIndex)] = {
+        (IsRead(kRoles[kIndex])
+             ? static_cast<Real>(std::get<kIndex>(arrays)[i])
+             : Real(0))...};
+    update(x, static_cast<Real>(noise[i]));
+    ((IsWritten(kRoles[kIndex])
+          ? static_cast<void>(
+                std::get<kIndex>(arrays)[i] =
+                    static_cast<Stored<kRoles[kIndex], T>>(x[kIndex]))
+          : static_cast<void>(0)),
+     ...);
+  }
+}
+
+// Asks for the memory of elements [begin, begin + kNoiseBlock) of all arrays, so
+// that it arrives while their noise is being made.
+template <class Update, class T, size_t... kIndex>
+SG_INLINE void Prefetch(void* const* data, int64_t begin,
+                        std::index_sequence<kIndex...>) {
+  constexpr int64_t kLine = 64;
+  (
+      [&] {
+        using Element = Stored<Update::kRoles[kIndex], T>;
+        const char* p = reinterpret_cast<const char*>(
+            static_cast<const Element*>(data[kIndex]) + begin);
+        SG_UNROLL for (int64_t b = 0;
+                       b < kNoiseBlock * static_cast<int64_t>(sizeof(Element));
+                       b += kLine) {
+          __builtin_prefetch(p + b, IsWritten(Update::kRoles[kIndex]) ? 1 : 0);
+        }
+      }(),
+      ...);
+}
+
+// Updates elements [begin, end) of a segment.
+template <class Update, class T>
+void RunSegment(const Update& update, const Segment& segment, int64_t begin,
+                int64_t end, const NoiseStream& stream) {
+  constexpr auto kIndices =
+      std::make_index_sequence<std::tuple_size_v<decltype(Update::kRoles)>>();
+  constexpr int64_t kBlocks = 4;  // noise blocks held in the first-level cache
+  constexpr int64_t kBuffer = kBlocks * kNoiseBlock;
+  constexpr uint64_t kMask = kNoiseBlock - 1;
+  alignas(64) float noise[kBuffer];
+
+  if (!update.needs_noise()) {
+    for (float& z : noise) z = 0.0f;
+    for (int64_t i = begin; i < end; i += kBuffer) {
+      UpdateElements<Update, T>(update, segment.data, i,
+                                std::min(kBuffer, end - i), noise, kIndices);
+    }
+    return;
+  }
+  while (begin < end) {
+    const uint64_t element = segment.offset + static_cast<uint64_t>(begin);
+    const int64_t skip = static_cast<int64_t>(element & kMask);
+    const int64_t count = std::min(kBuffer - skip, end - begin);
+    for (int64_t b = 0; b * kNoiseBlock < skip + count; ++b) {
+      Prefetch<Update, T>(segment.data,
+                          std::max(begin, begin - skip + b * kNoiseBlock),
+                          kIndices);
+      FillNormal(noise + b * kNoiseBlock,
+                 (element & ~kMask) / 4 + static_cast<uint64_t>(b * kQuadBlock),
+                 1, stream);
+    }
+    UpdateElements<Update, T>(update, segment.data, begin, count, noise + skip,
+                              kIndices);
+    begin += count;
+  }
+}

@@ -1,0 +1,47 @@
+// Cuts segments into stretches at fixed places and spreads them over threads.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "apply/plan.h"
+
+namespace torch_sgmcmc {
+
+// The unit of scheduling, in elements: a multiple of the noise block, small
+// enough to balance two threads over a network of 10^5 weights.
+constexpr int64_t kStretch = 4096;
+// Stretches a thread gets at least: below about 10 us of work a second thread
+// costs more than it brings.
+constexpr int64_t kGrain = 4;
+
+// Calls run(segment, begin, end) on ranges of elements that cover all segments.
+// Every begin is a multiple of kStretch, whatever the number of threads.
+template <class Run>
+void ParallelOverStretches(const std::vector<Segment>& segments,
+                           const Run& run) {
+  std::vector<int64_t> first_stretch(segments.size() + 1, 0);
+  for (size_t i = 0; i < segments.size(); ++i) {
+    first_stretch[i + 1] =
+        first_stretch[i] + (segments[i].numel + kStretch - 1) / kStretch;
+  }
+  const auto work = [&](int64_t begin, int64_t end) {
+    size_t i = static_cast<size_t>(
+        std::upper_bound(first_stretch.begin(), first_stretch.end(), begin) -
+        first_stretch.begin() - 1);
+    while (begin < end) {
+      const Segment& s = segments[i];
+      const int64_t stop = std::min(end, first_stretch[i + 1]);
+      run(s, (begin - first_stretch[i]) * kStretch,
+          std::min(s.numel, (stop - first_stretch[i]) * kStretch));
+      begin = stop;
+      ++i;
+    }
+  };
+  torch::stable::parallel_for(0, first_stretch.back(), kGrain, work);
+}
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,275 @@
+#include "apply/plan.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+#include <stdexcept>
+
+namespace torch_sgmcmc {
+namespace {
+
+template <class Range>
+std::string Shape(const Range& sizes) {
+  std::ostringstream out;
+  out << "[";
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    out << (i == 0 ? "" : ", ") << sizes[i];
+  }
+  out << "]";
+  return out.str();
+}
+
+const char* Name(ScalarType type) {
+  switch (type) {
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::Long:
+      return "int64";
+    default:
+      return "an unsupported dtype";
+  }
+}
+
+ScalarType Type(const Tensor& t) { return t.scalar_type(); }
+
+bool IsSupported(ScalarType type) {
+  return type == ScalarType::Float || type == ScalarType::Double ||
+         type == ScalarType::BFloat16 || type == ScalarType::Half;
+}
+
+ScalarType ArithmeticType(ScalarType type) {
+  return type == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+bool IsStrided(const Tensor& t) {
+  int32_t layout = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(t.get(), &layout));
+  return layout == aoti_torch_layout_strided();
+}
+
+template <class A, class B>
+bool Equal(const A& a, const B& b) {
+  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
+}
+
+// True if the elements fill their memory without gaps or overlap, in any order
+// of the dimensions.
+bool IsDense(const Tensor& t) {
+  const auto sizes = t.sizes();
+  const auto strides = t.strides();
+  std::vector<size_t> order;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] != 1) order.push_back(i);
+  }
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return strides[a] < strides[b]; });
+  int64_t expected = 1;
+  for (const size_t i : order) {
+    if (strides[i] != expected) return false;
+    expected *= sizes[i];
+  }
+  return true;
+}
+
+bool SameStrides(const Tensor& a, const Tensor& b) {
+  const auto sizes = a.sizes();
+  const auto sa = a.strides();
+  const auto sb = b.strides();
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] != 1 && sa[i] != sb[i]) return false;
+  }
+  return true;
+}
+
+// True if two elements share memory because a dimension has stride zero.
+bool IsExpanded(const Tensor& t) {
+  const auto sizes = t.sizes();
+  const auto strides = t.strides();
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] > 1 && strides[i] == 0) return true;
+  }
+  return false;
+}
+
+std::string Where(const char* name, size_t index) {
+  return std::string(name) + "[" + std::to_string(index) + "]";
+}
+
+}  // namespace
+
+void Fail(const char* op, const std::string& message) {
+  throw std::invalid_argument("torch_sgmcmc::" + std::string(op) + ": " +
+                              message);
+}
+
+void CheckNumber(const char* op, const char* name, double value,
+                 bool positive) {
+  if (std::isfinite(value) && (positive ? value > 0 : value >= 0)) return;
+  std::ostringstream out;
+  out << "Invalid " << name << ": " << value << " (must be finite and "
+      << (positive ? "> 0" : ">= 0") << ")";
+  Fail(op, out.str());
+}
+
+NoiseStream MakeStream(const char* op, int64_t seed, int64_t step,
+                       int64_t purpose) {
+  if (step < 0 || step > kMaxStep) {
+    Fail(op, "Invalid step: " + std::to_string(step) +
+                 " (must be in [0, 2^48))");
+  }
+  if (purpose < 0 || purpose > kMaxPurpose) {
+    Fail(op, "Invalid purpose: " + std::to_string(purpose) +
+                 " (must be in [0, 2^16))");
+  }
+  return {static_cast<uint64_t>(seed), static_cast<uint64_t>(step),
+          static_cast<uint32_t>(purpose)};
+}
+
+NoiseStream MakeStream(const char* op, int64_t seed, int64_t step,
+                       Purpose purpose) {
+  return MakeStream(op, seed, step, static_cast<int64_t>(purpose));
+}
+
+const int64_t* DeviceStep(const char* op, const Plan& plan,
+                          const std::optional<Tensor>& device_step) {
+  if (!device_step.has_value()) return nullptr;
+  const Tensor& t = *device_step;
+  if (Type(t) != ScalarType::Long || t.numel() != 1) {
+    Fail(op, "device_step must hold a single int64, got " +
+                 std::to_string(t.numel()) + " elements of " + Name(Type(t)));
+  }
+  if (t.is_cuda() != plan.on_cuda() ||
+      t.get_device_index() != plan.device_index()) {
+    Fail(op, "device_step is on another device than the parameters");
+  }
+  return static_cast<const int64_t*>(t.data_ptr());
+}
+
+void CheckTarget(const char* op, double lr, double num_data,
+                 double prior_precision, double temperature) {
+  CheckNumber(op, "lr", lr);
+  CheckNumber(op, "num_data", num_data, /*positive=*/true);
+  CheckNumber(op, "prior_precision", prior_precision);
+  CheckNumber(op, "temperature", temperature);
+}
+
+std::vector<Segment> Plan::ArithmeticArgument(int j) const {
+  std::vector<Segment> result = segments_;
+  for (Segment& s : result) {
+    s.data[0] = s.data[j];
+    s.dtype = ArithmeticType(s.dtype);
+  }
+  return result;
+}
+
+Plan::Plan(const char* op, const std::vector<Argument>& arguments,
+           const std::vector<int64_t>& offsets) {
+  const Argument& first = arguments[0];
+  const size_t count = first.tensors.size();
+  for (const Argument& a : arguments) {
+    if (a.tensors.size() != count) {
+      Fail(op, std::string(a.name) + " has " +
+                   std::to_string(a.tensors.size()) + " tensors, expected " +
+                   std::to_string(count) + " (as many as " + first.name + ")");
+    }
+  }
+  if (offsets.size() != count) {
+    Fail(op, "offsets has " + std::to_string(offsets.size()) +
+                 " entries, expected " + std::to_string(count) +
+                 " (one for each tensor of " + first.name + ")");
+  }
+
+  segments_.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    const Tensor& lead = first.tensors[i];
+    const ScalarType dtype = Type(lead);
+    if (!IsSupported(dtype)) {
+      Fail(op, Where(first.name, i) + " has " + Name(dtype) +
+                   ", expected float32, float64, bfloat16 or float16");
+    }
+    if (offsets[i] < 0) {
+      Fail(op, "Invalid " + Where("offsets", i) + ": " +
+                   std::to_string(offsets[i]) + " (must be >= 0)");
+    }
+    if (i == 0) {
+      on_cuda_ = lead.is_cuda();
+      device_index_ = lead.get_device_index();
+    }
+    for (const Argument& a : arguments) {
+      const Tensor& t = a.tensors[i];
+      if (!IsStrided(t)) {
+        Fail(op, Where(a.name, i) + " is sparse, expected a strided tensor");
+      }
+      if (t.is_cuda() != on_cuda_ || (!on_cuda_ && !t.is_cpu()) ||
+          t.get_device_index() != device_index_) {
+        Fail(op, Where(a.name, i) +
+                     " is on another device than the first tensor of " +
+                     first.name + "; call the operator once for each device");
+      }
+      const ScalarType want =
+          IsInArithmeticType(a.role) ? ArithmeticType(dtype) : dtype;
+      if (Type(t) != want) {
+        Fail(op, Where(a.name, i) + " has " + Name(Type(t)) + ", expected " +
+                     Name(want) + " (for " + Where(first.name, i) + " in " +
+                     Name(dtype) + ")");
+      }
+      if (!Equal(t.sizes(), lead.sizes())) {
+        Fail(op, Where(a.name, i) + " has shape " + Shape(t.sizes()) +
+                     ", expected " + Shape(lead.sizes()) + " (that of " +
+                     Where(first.name, i) + ")");
+      }
+      if (IsWritten(a.role) && !t.is_contiguous() && IsExpanded(t)) {
+        Fail(op, Where(a.name, i) +
+                     " is an expanded tensor (several elements share memory) "
+                     "and cannot be written");
+      }
+    }
+  }
+
+  // Everything is valid; from here on only memory is arranged.
+  for (size_t i = 0; i < count; ++i) {
+    const Tensor& lead = first.tensors[i];
+    Segment segment{};
+    segment.numel = lead.numel();
+    segment.offset = static_cast<uint64_t>(offsets[i]);
+    segment.dtype = Type(lead);
+    if (segment.numel == 0) continue;
+    // A tensor with the layout to work in: the parameter itself if it is dense.
+    const bool contiguous = lead.is_contiguous();
+    const bool dense = contiguous || IsDense(lead);
+    const Tensor layout = dense ? lead : torch::stable::contiguous(lead);
+    for (size_t j = 0; j < arguments.size(); ++j) {
+      const Argument& a = arguments[j];
+      const Tensor& t = a.tensors[i];
+      if (contiguous ? t.is_contiguous() : SameStrides(t, layout)) {
+        segment.data[j] = t.data_ptr();
+        continue;
+      }
+      Tensor work = torch::stable::empty_like(layout);
+      if (Type(t) != segment.dtype) {
+        work = torch::stable::to(work, Type(t));
+      }
+      if (IsRead(a.role)) torch::stable::copy_(work, t);
+      segment.data[j] = work.data_ptr();
+      if (IsWritten(a.role)) copy_backs_.push_back({t, work});
+      keep_alive_.push_back(work);
+    }
+    segments_.push_back(segment);
+  }
+}
+
+void Plan::Finish() {
+  for (CopyBack& c : copy_backs_) {
+    torch::stable::copy_(c.destination, c.source);
+  }
+}
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,52 @@
+// The noise of core/noise.inl for a single quad, in plain C++: for host code and
+// tests, and for CUDA device code.
+#pragma once
+
+#include <math.h>
+#include <string.h>
+
+#include <cstdint>
+
+#include "core/counter.h"
+#include "core/macros.h"
+
+namespace torch_sgmcmc::portable {
+
+#include "core/lanes_portable.inl"
+#include "core/noise.inl"
+
+// One Philox4x32-10 block: out = Philox(counter, key).
+SG_INLINE void PhiloxBlock(const uint32_t (&counter)[4], uint64_t key,
+                           uint32_t (&out)[4]) {
+  PhiloxWords c[1] = {{counter[0], counter[1], counter[2], counter[3]}};
+  Philox(c, static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32));
+  out[0] = static_cast<uint32_t>(c[0].w0);
+  out[1] = static_cast<uint32_t>(c[0].w1);
+  out[2] = static_cast<uint32_t>(c[0].w2);
+  out[3] = static_cast<uint32_t>(c[0].w3);
+}
+
+// The random words of one quad of a stream (Note [Counter layout]).
+SG_INLINE void QuadWords(const NoiseStream& stream, uint64_t quad,
+                         uint32_t (&out)[4]) {
+  PhiloxBlock({static_cast<uint32_t>(quad), static_cast<uint32_t>(quad >> 32),
+               stream.counter2(), stream.counter3()},
+              stream.seed, out);
+}
+
+// The four standard normals of one quad of a stream.
+SG_INLINE void QuadNormals(const NoiseStream& stream, uint64_t quad,
+                           float (&out)[4]) {
+  uint32_t w[4];
+  QuadWords(stream, quad, w);
+  const uint32_t radius[2] = {w[0], w[2]};
+  const uint32_t angle[2] = {w[1], w[3]};
+  float z0[2], z1[2];
+  BoxMuller(radius, angle, z0, z1);
+  out[0] = z0[0];
+  out[1] = z1[0];
+  out[2] = z0[1];
+  out[3] = z1[1];
+}
+
+}  // namespace torch_sgmcmc::portable

@@ -1,0 +1,28 @@
+// Every operator of the library, in one place.
+//
+// Operators are pure functions of their arguments: no global random state, no
+// hidden step counter. A trailing underscore means that arguments are changed in
+// place. `device_step`, an int64 scalar on the tensors' device, is added to
+// `step`: a CUDA graph can then advance the noise without the host.
+#include <torch/csrc/stable/library.h>
+
+STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
+  m.def(
+      "sgld_step_(Tensor(a!)[] params, Tensor[] grads, *, float lr, "
+      "float num_data, float prior_precision, float temperature, "
+      "int[] offsets, int seed, int step, Tensor? device_step=None) -> ()");
+  m.def(
+      "sghmc_step_(Tensor(a!)[] params, Tensor[] grads, "
+      "Tensor(b!)[] momenta, Tensor[] grad_variances, *, float lr, "
+      "float momentum, float num_data, float prior_precision, "
+      "float temperature, float noise_estimate, "
+      "int resample_momentum_every, int[] offsets, int seed, int step, "
+      "Tensor? device_step=None) -> ()");
+  m.def(
+      "gradient_variance_(Tensor[] grads, Tensor(a!)[] variances, "
+      "Tensor(b!)[] previous, *, float weight) -> ()");
+  m.def(
+      "gaussian_(Tensor(a!)[] out, *, float std, int[] offsets, int seed, "
+      "int step, int purpose, Tensor? device_step=None) -> ()");
+  m.def("sum_of_squares(Tensor[] tensors) -> Tensor");
+}

@@ -1,0 +1,55 @@
+// torch_sgmcmc._C: host-side algorithms and constants, without any torch type.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <cstdint>
+
+#include "core/counter.h"
+#include "core/isa.h"
+#include "core/portable_noise.h"
+#include "host/gamma.h"
+
+namespace py = pybind11;
+using torch_sgmcmc::NoiseStream;
+using torch_sgmcmc::Purpose;
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "Host-side algorithms of torch_sgmcmc, in C++.";
+
+  m.attr("NOISE_BLOCK") = torch_sgmcmc::kNoiseBlock;
+  m.attr("PURPOSE_UPDATE") = static_cast<int>(Purpose::kUpdate);
+  m.attr("PURPOSE_MOMENTUM") = static_cast<int>(Purpose::kMomentum);
+  m.attr("PURPOSE_PRECISION") = static_cast<int>(Purpose::kPrecision);
+
+  m.def(
+      "isa",
+      [] { return torch_sgmcmc::IsaName(torch_sgmcmc::ActiveIsa()); },
+      "The instruction set of the CPU loops: portable, avx2 or avx512.");
+
+  m.def(
+      "philox4x32",
+      [](const std::array<uint32_t, 4>& counter,
+         const std::array<uint32_t, 2>& key) {
+        const uint32_t c[4] = {counter[0], counter[1], counter[2], counter[3]};
+        uint32_t out[4];
+        torch_sgmcmc::portable::PhiloxBlock(
+            c, static_cast<uint64_t>(key[1]) << 32 | key[0], out);
+        return std::array<uint32_t, 4>{out[0], out[1], out[2], out[3]};
+      },
+      py::arg("counter"), py::arg("key"),
+      "One block of Philox4x32-10 (Salmon et al. 2011).");
+
+  m.def(
+      "gamma",
+      [](double shape, int64_t seed, uint64_t step, uint64_t element) {
+        return torch_sgmcmc::DrawGamma(
+            shape,
+            {static_cast<uint64_t>(seed), step,
+             static_cast<uint32_t>(Purpose::kPrecision)},
+            element);
+      },
+      py::arg("shape"), py::kw_only(), py::arg("seed"), py::arg("step"),
+      py::arg("element"),
+      "One Gamma(shape, 1) variate, a pure function of its arguments.");
+}

@@ -1,0 +1,41 @@
+// Gaussian fill, shared by CPU and CUDA: out <- std xi.
+//
+// It writes the very noise that an update with the same seed, step, purpose and
+// offsets injects, which is how the tests take an update apart.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "core/macros.h"
+#include "core/roles.h"
+
+namespace torch_sgmcmc {
+
+struct GaussianCoefficients {
+  double std;
+  int64_t every = 0;  // > 0: do nothing unless step is a multiple of it
+};
+
+template <class Real>
+class GaussianFill {
+ public:
+  static constexpr std::array<Role, 1> kRoles = {Role::kOutput};
+
+  explicit GaussianFill(const GaussianCoefficients& c)
+      : std_(static_cast<Real>(c.std)),
+        every_(static_cast<uint64_t>(c.every)) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return std_ != 0; }
+  SG_HOST_DEVICE bool skips(uint64_t step) const {
+    return every_ != 0 && step % every_ != 0;
+  }
+
+  SG_INLINE void operator()(Real (&x)[1], Real xi) const { x[0] = std_ * xi; }
+
+ private:
+  Real std_;
+  uint64_t every_;
+};
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,46 @@
+// Running estimate of a stochastic gradient's variance, shared by CPU and CUDA.
+//
+//   V <- V + w ((grad - previous)^2 / 2 - V),   previous <- grad
+//
+// Half the squared difference of consecutive gradients has mean Var(grad) plus
+// half the squared drift of the mean gradient over one step. The usual running
+// mean and running square would count the whole wandering of the mean gradient
+// along the chain as noise; on N(0, 1) that doubles the estimate.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "core/arithmetic.h"
+#include "core/macros.h"
+#include "core/roles.h"
+
+namespace torch_sgmcmc {
+
+struct GradientVarianceCoefficients {
+  double weight;
+};
+
+template <class Real>
+class GradientVarianceUpdate {
+ public:
+  static constexpr std::array<Role, 3> kRoles = {
+      Role::kGradient, Role::kState, Role::kState};
+
+  explicit GradientVarianceUpdate(const GradientVarianceCoefficients& c)
+      : weight_(static_cast<Real>(c.weight)) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return false; }
+  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+
+  SG_INLINE void operator()(Real (&x)[3], Real /*xi*/) const {
+    const Real d = x[0] - x[2];
+    x[1] = Fma(weight_, Fma(Real(0.5) * d, d, -x[1]), x[1]);
+    x[2] = x[0];
+  }
+
+ private:
+  Real weight_;
+};
+
+}  // namespace torch_sgmcmc

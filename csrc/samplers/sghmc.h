@@ -1,0 +1,101 @@
+// The SGHMC update, shared by CPU and CUDA.
+//
+//   v     <- (1 - alpha) v - lr g + sqrt(2 (alpha - beta) lr T / N) xi
+//   theta <- theta + v     (the new v)
+//
+// with g = grad + (lambda / N) theta and alpha = 1 - momentum: eq. 15 of Chen,
+// Fox and Guestrin 2014 with eta = lr / N. beta accounts for the noise that the
+// minibatch itself brings: beta = lr N Var(grad) / (2 T). If Var(grad) is given
+// for each coordinate, 2 (alpha - beta) lr T / N becomes
+// 2 alpha lr T / N - lr^2 Var(grad).
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+
+#include "core/arithmetic.h"
+#include "core/macros.h"
+#include "core/roles.h"
+
+namespace torch_sgmcmc {
+
+struct SGHMCCoefficients {
+  SGHMCCoefficients(double lr, double momentum, double num_data,
+                    double prior_precision, double temperature,
+                    double noise_estimate)
+      : lr(lr),
+        momentum(momentum),
+        weight_decay(prior_precision / num_data),
+        noise_variance(2 * ((1 - momentum) - noise_estimate) * lr *
+                       temperature / num_data) {}
+
+  double lr;
+  double momentum;
+  double weight_decay;
+  double noise_variance;
+};
+
+template <class Real>
+class SGHMCUpdate {
+ public:
+  static constexpr std::array<Role, 3> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kState};
+
+  explicit SGHMCUpdate(const SGHMCCoefficients& c)
+      : minus_lr_(static_cast<Real>(-c.lr)),
+        momentum_(static_cast<Real>(c.momentum)),
+        weight_decay_(static_cast<Real>(c.weight_decay)),
+        noise_scale_(static_cast<Real>(std::sqrt(c.noise_variance))) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
+  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+
+  SG_INLINE void operator()(Real (&x)[3], Real xi) const {
+    const Real g = Fma(weight_decay_, x[0], x[1]);
+    x[2] = Fma(momentum_, x[2], Fma(minus_lr_, g, noise_scale_ * xi));
+    x[0] = x[0] + x[2];
+  }
+
+ private:
+  Real minus_lr_;
+  Real momentum_;
+  Real weight_decay_;
+  Real noise_scale_;
+};
+
+// The same with the gradient's variance known for each coordinate.
+template <class Real>
+class SGHMCNoiseAwareUpdate {
+ public:
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kState, Role::kStatistic};
+
+  explicit SGHMCNoiseAwareUpdate(const SGHMCCoefficients& c)
+      : minus_lr_(static_cast<Real>(-c.lr)),
+        momentum_(static_cast<Real>(c.momentum)),
+        weight_decay_(static_cast<Real>(c.weight_decay)),
+        noise_variance_(static_cast<Real>(c.noise_variance)),
+        minus_lr_squared_(static_cast<Real>(-c.lr * c.lr)) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return noise_variance_ != 0; }
+  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+
+  SG_INLINE void operator()(Real (&x)[4], Real xi) const {
+    const Real g = Fma(weight_decay_, x[0], x[1]);
+    // The caller has checked that this is not negative but for rounding.
+    const Real variance = Fma(minus_lr_squared_, x[3], noise_variance_);
+    const Real noise = sqrt(variance > 0 ? variance : Real(0)) * xi;
+    x[2] = Fma(momentum_, x[2], Fma(minus_lr_, g, noise));
+    x[0] = x[0] + x[2];
+  }
+
+ private:
+  Real minus_lr_;
+  Real momentum_;
+  Real weight_decay_;
+  Real noise_variance_;
+  Real minus_lr_squared_;
+};
+
+}  // namespace torch_sgmcmc

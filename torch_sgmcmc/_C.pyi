@@ -1,0 +1,10 @@
+from collections.abc import Sequence
+
+NOISE_BLOCK: int
+PURPOSE_UPDATE: int
+PURPOSE_MOMENTUM: int
+PURPOSE_PRECISION: int
+
+def isa() -> str: ...
+def philox4x32(counter: Sequence[int], key: Sequence[int]) -> list[int]: ...
+def gamma(shape: float, *, seed: int, step: int, element: int) -> float: ...

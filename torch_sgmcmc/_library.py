@@ -1,0 +1,49 @@
+"""Loads the operator libraries and describes the operators to torch.compile."""
+
+from pathlib import Path
+
+import torch
+
+__all__ = [
+    "HAS_CUDA",
+    "gaussian_",
+    "gradient_variance_",
+    "sghmc_step_",
+    "sgld_step_",
+    "sum_of_squares",
+]
+
+_HERE = Path(__file__).parent
+_CUDA_LIBRARY = _HERE / "_operators_cuda.so"
+
+
+def _load() -> bool:
+    """Loads what was built and this torch can use; returns whether CUDA was."""
+    torch.ops.load_library(_HERE / "_operators.so")
+    if torch.version.cuda is None or not _CUDA_LIBRARY.exists():
+        return False
+    torch.ops.load_library(_CUDA_LIBRARY)
+    return True
+
+
+HAS_CUDA: bool = _load()
+
+# The overloads themselves: resolving them at every call would take time.
+gaussian_ = torch.ops.torch_sgmcmc.gaussian_.default
+gradient_variance_ = torch.ops.torch_sgmcmc.gradient_variance_.default
+sghmc_step_ = torch.ops.torch_sgmcmc.sghmc_step_.default
+sgld_step_ = torch.ops.torch_sgmcmc.sgld_step_.default
+sum_of_squares = torch.ops.torch_sgmcmc.sum_of_squares.default
+
+
+def _nothing_to_allocate(*args: object, **kwargs: object) -> None:
+    """What torch.compile needs to know of an operator that works in place."""
+
+
+for _name in ("gaussian_", "gradient_variance_", "sghmc_step_", "sgld_step_"):
+    torch.library.register_fake(f"torch_sgmcmc::{_name}", _nothing_to_allocate)
+
+
+@torch.library.register_fake("torch_sgmcmc::sum_of_squares")
+def _(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return tensors[0].new_empty((), dtype=torch.float64)

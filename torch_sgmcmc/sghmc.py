@@ -1,0 +1,279 @@
+"""Stochastic gradient Hamiltonian Monte Carlo."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_sgmcmc import _C
+from torch_sgmcmc._checks import check_integer, check_real
+from torch_sgmcmc._library import gaussian_, gradient_variance_, sghmc_step_
+from torch_sgmcmc.sampler import Sampler
+
+__all__ = ["SGHMC"]
+
+# The running variance of noise_estimate="online": a plain mean over the first
+# 1 / (1 - 0.999) gradients and exponentially forgetting from then on. It is used
+# once it rests on enough gradients for its largest coordinate to mean something.
+_FORGETTING = 1e-3
+_MIN_GRADIENTS = 100
+
+
+class SGHMC(Sampler):
+    r"""Stochastic gradient Hamiltonian Monte Carlo (Chen, Fox and Guestrin 2014).
+
+    Swap it in for ``torch.optim.SGD(params, lr, momentum)``: both numbers keep their
+    meaning, and the iterates become samples of the posterior. With
+    :math:`\bar g` = ``p.grad``, the gradient of the *mean* loss of a minibatch,
+    and :math:`\alpha = 1 - \mathrm{momentum}`,
+
+    .. math::
+        g &= \bar g + \tfrac{\lambda}{N} \theta, \\
+        v &\leftarrow (1 - \alpha) v - \mathrm{lr}\, g
+            + \sqrt{2 (\alpha - \hat\beta)\, \mathrm{lr}\, T / N}\; \xi,
+            \qquad \xi \sim N(0, I), \\
+        \theta &\leftarrow \theta + v \quad \text{(the new } v).
+
+    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with
+    :math:`U(\theta) = -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta\|^2 / 2`,
+    up to an error of the order of ``lr`` and what is left of the minibatch noise
+    after ``noise_estimate``. Neither ``lr`` nor ``momentum`` changes the target.
+
+    Args:
+        params: parameters or param groups, as for :class:`torch.optim.SGD`.
+        lr: step size on SGD's scale, >= 0. In the paper's notation η = lr / N.
+        momentum: 1 - α in [0, 1); α is the friction. Default: 0.9.
+        num_data: N, the number of training examples, > 0. 1 means that the loss is
+            U itself.
+        prior_precision: λ >= 0, precision of the Gaussian prior N(0, 1/λ) on each
+            parameter; 0 is a flat prior. Default: 0.
+        temperature: T >= 0; 1 is the Bayesian posterior, 0 gives SGD with momentum.
+            Default: 1.
+        noise_estimate: β̂, the part of the friction's noise that the minibatches
+            already bring: β̂ = lr N Var(ḡ) / (2T). A float in [0, α], equal for
+            all coordinates, or ``"online"``: estimated for each coordinate from the
+            gradients seen, as half the mean squared difference of consecutive
+            gradients, and used after the first 100 of them. β̂ > α is an error that
+            names both numbers. Default: 0.
+        resample_momentum_every: k >= 0; before every k-th update the momentum is
+            drawn afresh from its stationary law. 0 never does. Default: 0.
+        initial_momentum: ``"stationary"`` draws the first momentum from its
+            stationary law N(0, lr T / N), ``"zeros"`` starts at rest. Default:
+            "stationary".
+        seed: key of the noise, a 64-bit int. None draws one from torch's default
+            generator, so that ``torch.manual_seed`` makes it repeatable. Default:
+            None.
+        capturable: keep the step counter in device memory, so that ``step()`` can be
+            captured in a CUDA graph after one ordinary step. Excludes
+            ``noise_estimate="online"``, which needs the host. Default: False.
+
+    State:
+        * ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32):
+          v.
+        * ``previous_grad``, ``grad_variance`` (same shape and dtype) and
+          ``num_grads`` (int), only with ``noise_estimate="online"``.
+
+    Raises:
+        ValueError: a hyperparameter out of range, here or at a later step.
+        TypeError: a hyperparameter that is not a number.
+
+    Example:
+        >>> sampler = SGHMC(model.parameters(), lr=0.1, momentum=0.99,
+        ...                 num_data=50_000, prior_precision=1.0, seed=0)
+        >>> for x, y in loader:
+        ...     sampler.zero_grad()
+        ...     F.cross_entropy(model(x), y).backward()
+        ...     sampler.step()
+
+    Note:
+        ``momentum = 0`` carries no momentum over: that is SGLD. ``"online"`` is
+        the paper's empirical Fisher information with successive differences, which
+        the wandering of the mean gradient along the chain does not inflate. Early in
+        training gradients are noisiest: if β̂ > α stops the chain there, start with
+        0 and set ``group["noise_estimate"] = "online"`` after burn-in.
+        Parameters in bf16 or fp16 are rounded to their own precision after every
+        update; the momentum stays in fp32.
+
+    Reference:
+        T. Chen, E. B. Fox and C. Guestrin, Stochastic Gradient Hamiltonian Monte
+        Carlo, ICML 2014, eq. 15.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        momentum: float = 0.9,
+        *,
+        num_data: float,
+        prior_precision: float = 0.0,
+        temperature: float = 1.0,
+        noise_estimate: float | str = 0.0,
+        resample_momentum_every: int = 0,
+        initial_momentum: str = "stationary",
+        seed: int | None = None,
+        capturable: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "num_data": num_data,
+            "prior_precision": prior_precision,
+            "temperature": temperature,
+            "noise_estimate": noise_estimate,
+            "resample_momentum_every": resample_momentum_every,
+            "initial_momentum": initial_momentum,
+        }
+        super().__init__(params, defaults, seed, capturable)
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        check_real("momentum", group["momentum"], high=1.0)
+        check_integer("resample_momentum_every", group["resample_momentum_every"])
+        if group["initial_momentum"] not in ("stationary", "zeros"):
+            raise ValueError(
+                f"Invalid initial_momentum: {group['initial_momentum']!r} "
+                "(must be 'stationary' or 'zeros')"
+            )
+        noise_estimate = group["noise_estimate"]
+        if noise_estimate == 0.0:
+            return
+        if group["temperature"] == 0:
+            raise ValueError(
+                f"Invalid noise_estimate: {noise_estimate!r} (must be 0 at "
+                "temperature 0, where no noise is injected)"
+            )
+        if isinstance(noise_estimate, str):
+            if noise_estimate != "online":
+                raise ValueError(
+                    f"Invalid noise_estimate: {noise_estimate!r} (must be a number "
+                    "or 'online')"
+                )
+            if group["capturable"]:
+                raise ValueError(
+                    "Invalid noise_estimate: 'online' is checked on the host at "
+                    "every step and excludes capturable=True"
+                )
+            return
+        check_real("noise_estimate", noise_estimate)
+        _check_friction(noise_estimate, group["momentum"])
+
+    def _prepare(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        offsets: list[int],
+    ) -> None:
+        new = [i for i, p in enumerate(params) if "momentum" not in self.state[p]]
+        if new:
+            self._start_momenta(group, [params[i] for i in new], [offsets[i] for i in new])
+        if group["noise_estimate"] == "online":
+            self._observe_gradients(group, params, grads)
+
+    def _start_momenta(
+        self, group: dict[str, Any], params: list[Tensor], offsets: list[int]
+    ) -> None:
+        if params[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "SGHMC must make one step before it is captured in a CUDA graph: a "
+                "parameter has no momentum yet"
+            )
+        momenta = [torch.zeros_like(p, dtype=_state_dtype(p)) for p in params]
+        if group["initial_momentum"] == "stationary":
+            gaussian_(
+                momenta,
+                std=(group["lr"] * group["temperature"] / group["num_data"]) ** 0.5,
+                offsets=offsets,
+                purpose=_C.PURPOSE_MOMENTUM,
+                **self._step_arguments(group),
+            )
+        for p, momentum in zip(params, momenta, strict=True):
+            self.state[p]["momentum"] = momentum
+
+    def _observe_gradients(
+        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
+    ) -> None:
+        """Updates the gradients' variances and checks them against the friction."""
+        by_count: dict[int, list[tuple[dict[str, Any], Tensor]]] = {}
+        for p, grad in zip(params, grads, strict=True):
+            state = self.state[p]
+            count = state.get("num_grads", 0)
+            if count == 0:
+                like = {"dtype": _state_dtype(p)}
+                state["grad_variance"] = torch.zeros_like(p, **like)
+                state["previous_grad"] = torch.zeros_like(p, **like).copy_(grad)
+            else:
+                by_count.setdefault(count, []).append((state, grad))
+            state["num_grads"] = count + 1
+        for count, members in by_count.items():
+            gradient_variance_(
+                [grad for _, grad in members],
+                [state["grad_variance"] for state, _ in members],
+                [state["previous_grad"] for state, _ in members],
+                weight=max(1.0 / count, _FORGETTING),
+            )
+        used = self._usable_variances(params)
+        if used is None:
+            return
+        largest = max(float(v.max()) for v in used if v.numel() > 0)
+        scale = group["lr"] * group["num_data"] / (2 * group["temperature"])
+        _check_friction(
+            scale * largest,
+            group["momentum"],
+            " in the noisiest coordinate. No parameter has changed; the gradients "
+            "have entered the estimate",
+        )
+
+    def _usable_variances(self, params: list[Tensor]) -> list[Tensor] | None:
+        """The estimated variances once all rest on enough gradients, else None."""
+        states = [self.state[p] for p in params]
+        if min(state["num_grads"] for state in states) <= _MIN_GRADIENTS:
+            return None
+        return [state["grad_variance"] for state in states]
+
+    def _update(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        offsets: list[int],
+    ) -> None:
+        noise_estimate = group["noise_estimate"]
+        variances: list[Tensor] = []
+        if noise_estimate == "online":
+            variances = self._usable_variances(params) or []
+            noise_estimate = 0.0
+        state = self.state
+        sghmc_step_(
+            params,
+            grads,
+            [state[p]["momentum"] for p in params],
+            variances,
+            lr=group["lr"],
+            momentum=group["momentum"],
+            num_data=group["num_data"],
+            prior_precision=group["prior_precision"],
+            temperature=group["temperature"],
+            noise_estimate=noise_estimate,
+            resample_momentum_every=group["resample_momentum_every"],
+            offsets=offsets,
+            **self._step_arguments(group),
+        )
+
+
+def _state_dtype(p: Tensor) -> torch.dtype:
+    return torch.float64 if p.dtype == torch.float64 else torch.float32
+
+
+def _check_friction(noise_estimate: float, momentum: float, where: str = "") -> None:
+    friction = 1.0 - momentum
+    if noise_estimate > friction:
+        raise ValueError(
+            f"Invalid noise_estimate: {noise_estimate:.6g}{where} (must not exceed "
+            f"the friction 1 - momentum = {friction:.6g}: lower momentum or lr, or "
+            "take larger minibatches)"
+        )

@@ -1,0 +1,112 @@
+"""Stochastic gradient Langevin dynamics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from torch_sgmcmc._library import sgld_step_
+from torch_sgmcmc.sampler import Sampler
+
+__all__ = ["SGLD"]
+
+
+class SGLD(Sampler):
+    r"""Stochastic gradient Langevin dynamics (Welling and Teh 2011).
+
+    Swap it in for :class:`torch.optim.SGD`: ``lr`` keeps its meaning, and the
+    iterates become samples of the posterior. With :math:`\bar g` = ``p.grad``, the
+    gradient of the *mean* loss of a minibatch that ``loss.backward()`` leaves,
+
+    .. math::
+        g = \bar g + \tfrac{\lambda}{N} \theta, \qquad
+        \theta \leftarrow \theta - \mathrm{lr}\, g
+            + \sqrt{2\, \mathrm{lr}\, T / N}\; \xi, \qquad \xi \sim N(0, I).
+
+    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with
+    :math:`U(\theta) = -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta\|^2 / 2`,
+    up to an error of the order of ``lr`` (on a quadratic with curvature h in
+    the mean loss the variance is 1 / (1 - lr h / 2) times the exact one) and the
+    noise of the minibatches, which adds variance: keep ``lr`` small, or lower it.
+
+    Args:
+        params: parameters or param groups, as for :class:`torch.optim.SGD`.
+        lr: step size on SGD's scale, >= 0. In Welling and Teh's notation
+            ε = 2 lr / N.
+        num_data: N, the number of training examples, > 0. 1 means that the loss is
+            U itself.
+        prior_precision: λ >= 0, precision of the Gaussian prior N(0, 1/λ) on each
+            parameter; 0 is a flat prior. Default: 0.
+        temperature: T >= 0; 1 is the Bayesian posterior, 0 gives plain SGD.
+            Default: 1.
+        seed: key of the noise, a 64-bit int. None draws one from torch's default
+            generator, so that ``torch.manual_seed`` makes it repeatable. Default:
+            None.
+        capturable: keep the step counter in device memory, so that ``step()`` can be
+            captured in a CUDA graph: every replay then injects fresh noise.
+            Hyperparameters are frozen into the graph. Each param group must lie on
+            one device. Default: False.
+
+    State:
+        None but the seed, the step counter and the noise offsets in the param
+        groups.
+
+    Raises:
+        ValueError: a hyperparameter out of range, here or at a later step.
+        TypeError: a hyperparameter that is not a number.
+
+    Example:
+        >>> sampler = SGLD(model.parameters(), lr=0.5, num_data=50_000, seed=0)
+        >>> for x, y in loader:
+        ...     sampler.zero_grad()
+        ...     F.cross_entropy(model(x), y).backward()
+        ...     sampler.step()
+
+    Note:
+        Parameters in bf16 or fp16 are rounded to their own precision after every
+        update, so that moves below half a unit in the last place are lost. Keep the
+        parameters in fp32 (autocast does) unless the steps are large.
+
+    Reference:
+        M. Welling and Y. W. Teh, Bayesian Learning via Stochastic Gradient Langevin
+        Dynamics, ICML 2011, eq. 4.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        *,
+        num_data: float,
+        prior_precision: float = 0.0,
+        temperature: float = 1.0,
+        seed: int | None = None,
+        capturable: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "num_data": num_data,
+            "prior_precision": prior_precision,
+            "temperature": temperature,
+        }
+        super().__init__(params, defaults, seed, capturable)
+
+    def _update(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        offsets: list[int],
+    ) -> None:
+        sgld_step_(
+            params,
+            grads,
+            lr=group["lr"],
+            num_data=group["num_data"],
+            prior_precision=group["prior_precision"],
+            temperature=group["temperature"],
+            offsets=offsets,
+            **self._step_arguments(group),
+        )
