@@ -14,9 +14,12 @@ Environment variables:
 """
 
 import os
+import re
+import subprocess
 from pathlib import Path
 
 import pybind11
+import torch
 from setuptools import Extension, setup
 from torch.utils.cpp_extension import (
     CUDA_HOME,
@@ -27,41 +30,23 @@ from torch.utils.cpp_extension import (
 
 # Architectures that nvcc 12 and 13 both know, and PTX for what comes later.
 DEFAULT_ARCHITECTURES = "7.5;8.0;8.6;8.9;9.0+PTX"
-# The oldest torch whose stable ABI is used: 2.11.
-TARGET_VERSION = "0x020b000000000000"
+CSRC = Path("csrc")
+INCLUDE_DIRS = [str(CSRC.resolve())]
 
-INCLUDE_DIRS = [str(Path(__file__).parent.resolve() / "csrc")]
-# No contraction: fused operations are spelled out, so that every instruction
-# set gives the same bits.
-CXX_FLAGS = [
-    "-O3",
-    "-std=c++20",
-    "-fvisibility=hidden",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-ffp-contract=off",
-    "-Wall",
-    "-Wextra",
-    # gcc 12 warns about its own <immintrin.h>.
-    "-Wno-maybe-uninitialized",
-    "-Wno-unknown-pragmas",
-    f"-DTORCH_TARGET_VERSION={TARGET_VERSION}",
-]
-NVCC_FLAGS = [
-    "-O3",
-    "-std=c++20",
-    "-fmad=false",
-    "--expt-relaxed-constexpr",
-    "-DUSE_CUDA",
-    f"-DTORCH_TARGET_VERSION={TARGET_VERSION}",
-    "-Xcompiler",
-    "-fvisibility=hidden",
-]
+
+def flags(file: str) -> list[str]:
+    """Compiler flags from a file that CMakeLists.txt reads as well."""
+    lines = (CSRC / file).read_text().splitlines()
+    return [f for line in lines if not line.startswith("#") for f in line.split()]
+
+
+CXX_FLAGS = flags("cxx_flags.txt")
+NVCC_FLAGS = flags("nvcc_flags.txt")
 
 
 def sources(*patterns: str) -> list[str]:
     """Source files under csrc, in a fixed order."""
-    return sorted(str(p) for pattern in patterns for p in Path("csrc").glob(pattern))
+    return sorted(str(p) for pattern in patterns for p in CSRC.glob(pattern))
 
 
 def wants_cuda() -> bool:
@@ -69,9 +54,28 @@ def wants_cuda() -> bool:
     switch = os.environ.get("TORCH_SGMCMC_CUDA", "")
     if switch not in ("", "0", "1"):
         raise ValueError(f"Invalid TORCH_SGMCMC_CUDA: {switch!r} (must be 0 or 1)")
-    if switch == "1" and CUDA_HOME is None:
-        raise RuntimeError("TORCH_SGMCMC_CUDA=1, but no CUDA toolkit was found")
-    return switch != "0" and CUDA_HOME is not None
+    if switch == "0":
+        return False
+    obstacle = cuda_obstacle()
+    if switch == "1" and obstacle:
+        raise RuntimeError(f"TORCH_SGMCMC_CUDA=1, but {obstacle}")
+    if obstacle:
+        print(f"torch_sgmcmc: building without CUDA kernels: {obstacle}")
+    return not obstacle
+
+
+def cuda_obstacle() -> str:
+    """Why the CUDA kernels cannot be built here; empty if they can."""
+    if CUDA_HOME is None:
+        return "no CUDA toolkit was found"
+    if torch.version.cuda is None:
+        return "this torch was built without CUDA"
+    output = subprocess.check_output([f"{CUDA_HOME}/bin/nvcc", "--version"], text=True)
+    match = re.search(r"release (\d+)\.", output)
+    major = match.group(1) if match else "unknown"
+    if major != torch.version.cuda.split(".")[0]:
+        return f"nvcc is of CUDA {major} and torch of CUDA {torch.version.cuda}"
+    return ""
 
 
 extensions = [

@@ -1,5 +1,6 @@
 """Loads the operator libraries and describes the operators to torch.compile."""
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -22,7 +23,17 @@ def _load() -> bool:
     torch.ops.load_library(_HERE / "_operators.so")
     if torch.version.cuda is None or not _CUDA_LIBRARY.exists():
         return False
-    torch.ops.load_library(_CUDA_LIBRARY)
+    try:
+        torch.ops.load_library(_CUDA_LIBRARY)
+    except OSError as error:
+        # Built for another major version of CUDA than this torch: the CPU works.
+        warnings.warn(
+            f"torch_sgmcmc's CUDA kernels could not be loaded ({error}); samplers "
+            f"work on the CPU only. Reinstall torch_sgmcmc beside this torch (CUDA "
+            f"{torch.version.cuda}).",
+            stacklevel=2,
+        )
+        return False
     return True
 
 

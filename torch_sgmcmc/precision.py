@@ -71,9 +71,7 @@ class GammaPrecision:
         groups = self.sampler.param_groups
         for group in groups:
             check_real("temperature", group["temperature"], low_open=True)
-        precisions = [
-            self._draw(group, index) for index, group in enumerate(groups)
-        ]
+        precisions = [self._draw(group, index) for index, group in enumerate(groups)]
         for group, precision in zip(groups, precisions, strict=True):
             group["prior_precision"] = precision
         self.num_updates += 1

@@ -235,6 +235,12 @@ class Sampler(Optimizer):
                     f"one of layout {grad.layout} for a parameter of shape "
                     f"{list(p.shape)} (for nn.Embedding, use sparse=False)"
                 )
+            if grad.dtype != p.dtype or grad.shape != p.shape:
+                raise RuntimeError(
+                    f"{type(self).__name__} got a gradient of {grad.dtype} and shape "
+                    f"{list(grad.shape)} for a parameter of {p.dtype} and shape "
+                    f"{list(p.shape)} (must be equal)"
+                )
             params.append(p)
             grads.append(grad)
             offsets.append(offset)
@@ -295,9 +301,7 @@ class Sampler(Optimizer):
                 f"Invalid state_dict: it has {len(groups)} param groups, expected "
                 f"{len(self.param_groups)}"
             )
-        for i, (theirs, ours) in enumerate(
-            zip(groups, self.param_groups, strict=True)
-        ):
+        for i, (theirs, ours) in enumerate(zip(groups, self.param_groups, strict=True)):
             missing = [k for k in (*self.defaults, "offsets") if k not in theirs]
             if missing:
                 raise ValueError(
@@ -347,8 +351,7 @@ class Sampler(Optimizer):
                 heat = "T = 0: no noise, an optimizer and not a sampler"
             else:
                 heat = (
-                    f"T = {t:.4g}: {'colder' if t < 1 else 'hotter'} than the "
-                    "posterior"
+                    f"T = {t:.4g}: {'colder' if t < 1 else 'hotter'} than the posterior"
                 )
             lines.append(f"Group {i}, {count:,} parameters: {data}; {prior}; {heat}.")
         return "\n".join(lines)

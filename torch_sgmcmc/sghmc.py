@@ -170,7 +170,9 @@ class SGHMC(Sampler):
     ) -> None:
         new = [i for i, p in enumerate(params) if "momentum" not in self.state[p]]
         if new:
-            self._start_momenta(group, [params[i] for i in new], [offsets[i] for i in new])
+            self._start_momenta(
+                group, [params[i] for i in new], [offsets[i] for i in new]
+            )
         if group["noise_estimate"] == "online":
             self._observe_gradients(group, params, grads)
 

@@ -1,0 +1,289 @@
+"""What one update costs, beside what it replaces, in one run.
+
+    python benchmarks/step.py [--threads 1 2] [--device cpu cuda] [--quick]
+
+Updates only, gradients in place, fp32: SGLD and SGHMC against ``torch.optim.SGD``
+without and with momentum (foreach and fused) and against the eager sampler that people
+write (``add_`` and ``randn_like``), for (a) the MNIST network 784-100-10, (b) the
+tensors of ResNet-18, (c) one tensor of 10^8 elements; the share of the memory bandwidth
+measured in the same run; the overhead of the Python ``step()`` over the operator; a
+whole training step of the MNIST network. Candidates take turns, round by round, and the
+median over rounds is reported, so that a noisy machine disturbs all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import torch_sgmcmc as sg
+from torch_sgmcmc import _C, _library
+
+LR, NUM_DATA, MOMENTUM = 0.1, 50_000, 0.9
+NOISE = (2 * LR / NUM_DATA) ** 0.5
+BYTES = {"SGLD": 12, "SGHMC": 20}  # moved for each element of a step
+Step = Callable[[], object]
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits for the device, if there is something to wait for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure(
+    steps: dict[str, Step], device: torch.device, rounds: int, seconds: float
+) -> dict[str, float]:
+    """Median time of each step in seconds; the steps take turns."""
+    repeats = {}
+    for name, step in steps.items():
+        step()
+        synchronize(device)
+        started = time.perf_counter()
+        step()
+        synchronize(device)
+        once = time.perf_counter() - started
+        repeats[name] = max(1, int(seconds / max(once, 1e-6)))
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            synchronize(device)
+            started = time.perf_counter()
+            for _ in range(repeats[name]):
+                step()
+            synchronize(device)
+            times[name].append((time.perf_counter() - started) / repeats[name])
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def eager_sgld(params: list[Tensor]) -> Step:
+    """SGLD as people write it."""
+
+    @torch.no_grad()
+    def step() -> None:
+        for p in params:
+            p.add_(p.grad, alpha=-LR).add_(torch.randn_like(p), alpha=NOISE)
+
+    return step
+
+
+def eager_sghmc(params: list[Tensor]) -> Step:
+    """SGHMC as people write it."""
+    scale = ((1 - MOMENTUM) ** 0.5) * NOISE
+    momenta = [torch.zeros_like(p) for p in params]
+
+    @torch.no_grad()
+    def step() -> None:
+        for p, v in zip(params, momenta, strict=True):
+            v.mul_(MOMENTUM).add_(p.grad, alpha=-LR)
+            v.add_(torch.randn_like(v), alpha=scale)
+            p.add_(v)
+
+    return step
+
+
+def candidates(params: list[nn.Parameter]) -> dict[str, Step]:
+    """All updates of one set of parameters."""
+    sgd = torch.optim.SGD
+    common = {"num_data": NUM_DATA, "prior_precision": 1.0, "seed": 0}
+    return {
+        "SGD foreach": sgd(params, LR, foreach=True).step,
+        "SGD fused": sgd(params, LR, fused=True).step,
+        "SGDm foreach": sgd(params, LR, MOMENTUM, foreach=True).step,
+        "SGDm fused": sgd(params, LR, MOMENTUM, fused=True).step,
+        "eager SGLD": eager_sgld(params),
+        "eager SGHMC": eager_sghmc(params),
+        "SGLD": sg.SGLD(params, LR, **common).step,
+        "SGHMC": sg.SGHMC(params, LR, MOMENTUM, **common).step,
+    }
+
+
+def parameters(shapes: list[torch.Size], device: torch.device) -> list[nn.Parameter]:
+    """Random parameters with random gradients."""
+    params = [nn.Parameter(torch.randn(s, device=device) * 0.05) for s in shapes]
+    for p in params:
+        p.grad = torch.randn_like(p) * 1e-3
+    return params
+
+
+def mnist_network() -> nn.Sequential:
+    """The network of the SGHMC paper."""
+    return nn.Sequential(nn.Linear(784, 100), nn.Sigmoid(), nn.Linear(100, 10))
+
+
+def shapes_of(case: str, elements: int) -> list[torch.Size]:
+    """The tensors of a case."""
+    if case == "a":
+        return [p.shape for p in mnist_network().parameters()]
+    if case == "b":
+        from torchvision.models import resnet18
+
+        return [p.shape for p in resnet18().parameters()]
+    return [torch.Size([elements])]
+
+
+def bandwidth(device: torch.device, elements: int, rounds: int) -> float:
+    """Bytes a second: the best of a copy and an in-place add."""
+    a = torch.ones(elements, device=device)
+    b = torch.ones(elements, device=device)
+    times = measure(
+        {"copy": lambda: a.copy_(b), "add": lambda: a.add_(b)}, device, rounds, 0.1
+    )
+    return max(8 * elements / times["copy"], 12 * elements / times["add"])
+
+
+def report_case(
+    title: str, params: list[nn.Parameter], rounds: int, peak: float | None
+) -> None:
+    """Times and ratios of all candidates for one set of parameters."""
+    device = params[0].device
+    numel = sum(p.numel() for p in params)
+    times = measure(candidates(params), device, rounds, 0.05)
+    print(f"\n{title}: {len(params)} tensors, {numel:,} elements")
+    for name, seconds in times.items():
+        print(
+            f"  {name:14s}{seconds * 1e6:14.1f} µs {seconds / numel * 1e9:8.3f} ns/elt"
+        )
+    for name, plain in (("SGLD", "SGD"), ("SGHMC", "SGDm")):
+        t = times[name]
+        share = ""
+        if peak is not None:
+            share = f"; {BYTES[name] * numel / t / peak:.0%} of the memory bandwidth"
+        print(
+            f"  {name}: {t / times[f'{plain} foreach']:.2f} x {plain} foreach, "
+            f"{t / times[f'{plain} fused']:.2f} x {plain} fused, "
+            f"{times[f'eager {name}'] / t:.2f} x faster than eager{share}"
+        )
+
+
+def report_overhead(rounds: int) -> None:
+    """Python's share of a step on the MNIST network."""
+    params = parameters(shapes_of("a", 0), torch.device("cpu"))
+    grads = [p.grad for p in params]
+    common = {"num_data": NUM_DATA, "prior_precision": 1.0, "seed": 0}
+    sgld = sg.SGLD(params, LR, **common)
+    sghmc = sg.SGHMC(params, LR, MOMENTUM, **common)
+    sghmc.step()
+    momenta = [sghmc.state[p]["momentum"] for p in params]
+    shared = {
+        "lr": LR,
+        "num_data": NUM_DATA,
+        "prior_precision": 1.0,
+        "temperature": 1.0,
+        "offsets": sgld.param_groups[0]["offsets"],
+        "seed": 0,
+        "step": 1,
+    }
+    extra = {
+        "momentum": MOMENTUM,
+        "noise_estimate": 0.0,
+        "resample_momentum_every": 0,
+    }
+
+    def sgld_operator() -> None:
+        with torch.no_grad():
+            _library.sgld_step_(params, grads, **shared)
+
+    def sghmc_operator() -> None:
+        with torch.no_grad():
+            _library.sghmc_step_(params, grads, momenta, [], **shared, **extra)
+
+    times = measure(
+        {
+            "SGLD": sgld.step,
+            "SGLD operator": sgld_operator,
+            "SGHMC": sghmc.step,
+            "SGHMC operator": sghmc_operator,
+        },
+        torch.device("cpu"),
+        rounds,
+        0.05,
+    )
+    print("\nOverhead of step() over the operator on (a):")
+    for name in ("SGLD", "SGHMC"):
+        over = times[name] - times[f"{name} operator"]
+        print(f"  {name}: {over * 1e6:.1f} µs of {times[name] * 1e6:.1f} µs")
+
+
+def report_training(device: torch.device, rounds: int) -> None:
+    """A whole training step of the MNIST network, minibatches of 500."""
+    x = torch.rand(500, 784, device=device)
+    y = torch.randint(10, (500,), device=device)
+
+    def training(make: Callable[..., torch.optim.Optimizer]) -> Step:
+        torch.manual_seed(0)
+        model = mnist_network().to(device)
+        optimizer = make(model.parameters())
+
+        def step() -> None:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+        return step
+
+    times = measure(
+        {
+            "SGD with momentum": training(lambda p: torch.optim.SGD(p, LR, MOMENTUM)),
+            "SGLD": training(lambda p: sg.SGLD(p, LR, num_data=NUM_DATA)),
+            "SGHMC": training(lambda p: sg.SGHMC(p, LR, MOMENTUM, num_data=NUM_DATA)),
+        },
+        device,
+        rounds,
+        0.1,
+    )
+    plain = times["SGD with momentum"]
+    print("\nTraining step of the MNIST network, batch 500:")
+    for name, seconds in times.items():
+        print(f"  {name:18s}{seconds * 1e6:10.1f} µs  {seconds / plain:.3f} x")
+
+
+def main() -> None:
+    """Prints one table for each device and number of threads."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--device", nargs="+", help="default: cpu, and cuda if present")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--quick", action="store_true", help="10^7 elements in (c)")
+    args = parser.parse_args()
+    elements = 10**7 if args.quick else 10**8
+    devices = args.device or ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    print(
+        f"torch {torch.__version__}, torch_sgmcmc {sg.__version__}, Python "
+        f"{platform.python_version()}, CPU loops: {_C.isa()}"
+    )
+    for name in devices:
+        device = torch.device(name)
+        for threads in args.threads if device.type == "cpu" else [1]:
+            torch.set_num_threads(threads)
+            label = (
+                torch.cuda.get_device_name(device)
+                if device.type == "cuda"
+                else f"CPU, {threads} thread(s)"
+            )
+            peak = bandwidth(device, elements, args.rounds)
+            print(f"\n=== {label}; memory bandwidth {peak / 1e9:.1f} GB/s")
+            for case, title in (
+                ("a", "(a) MNIST network"),
+                ("b", "(b) ResNet-18"),
+                ("c", "(c) one tensor"),
+            ):
+                params = parameters(shapes_of(case, elements), device)
+                report_case(title, params, args.rounds, peak if case == "c" else None)
+                del params
+            if device.type == "cpu" and threads == 1:
+                report_overhead(args.rounds)
+            report_training(device, args.rounds)
+
+
+if __name__ == "__main__":
+    main()

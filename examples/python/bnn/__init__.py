@@ -1,0 +1,1 @@
+"""The parts of the MNIST example: data, methods, one run, its figures."""

@@ -1,0 +1,162 @@
+"""The table, the JSON and the pictures of a set of runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+from .data import Images
+from .metrics import entropy
+
+__all__ = ["figure_4", "table", "uncertainty", "write_json"]
+
+LABELS = {"sgd": "SGD", "sgdm": "SGD with momentum", "sgld": "SGLD", "sghmc": "SGHMC"}
+COLORS = {"sgd": "C7", "sgdm": "C0", "sgld": "C2", "sghmc": "C3"}
+
+Runs = dict[str, list[dict[str, Any]]]  # method -> one state for each seed
+
+
+def table(runs: Runs) -> str:
+    """A markdown table: mean ± standard deviation over seeds."""
+    rows = [
+        "| method | settings | seeds | test error | NLL | ECE | s / epoch |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for method, states in runs.items():
+        last = [s["history"][-1] for s in states]
+        settings = states[0]["config"]["settings"]
+        rows.append(
+            f"| {LABELS[method]} "
+            f"| {', '.join(f'{k} {v:g}' for k, v in settings.items())} "
+            f"| {len(states)} "
+            f"| {_spread([100 * r['error'] for r in last], 2)} % "
+            f"| {_spread([r['nll'] for r in last], 4)} "
+            f"| {_spread([r['ece'] for r in last], 4)} "
+            f"| {_spread([s['seconds'] / s['epoch'] for s in states], 2)} |"
+        )
+    return "\n".join(rows)
+
+
+def _spread(values: list[float], digits: int) -> str:
+    mean = f"{np.mean(values):.{digits}f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
+
+
+def write_json(runs: Runs, environment: dict[str, Any], path: Path) -> None:
+    """All figures behind the table and the pictures."""
+    document = {
+        "environment": environment,
+        "runs": [
+            {
+                "config": s["config"],
+                "digest": s["digest"],
+                "seconds_per_epoch": s["seconds"] / s["epoch"],
+                "samples": s["samples"],
+                "final": s["history"][-1],
+                "history": s["history"],
+            }
+            for states in runs.values()
+            for s in states
+        ],
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def figure_4(runs: Runs, path: Path) -> None:
+    """Test error against epochs after burn-in, as in the paper's figure 4."""
+    figure, axes = plt.subplots(figsize=(6.4, 4.4), layout="constrained")
+    lowest, highest = 1.0, 0.0
+    for method, states in runs.items():
+        burn_in = states[0]["config"]["burn_in"]
+        curves = np.array([[r["error"] for r in s["history"]] for s in states])
+        curves = 100 * curves[:, burn_in:]
+        epochs = np.arange(1, curves.shape[1] + 1)
+        axes.plot(epochs, curves.mean(0), color=COLORS[method], label=LABELS[method])
+        if len(states) > 1:
+            axes.fill_between(
+                epochs, curves.min(0), curves.max(0), color=COLORS[method], alpha=0.2
+            )
+        lowest = min(lowest, curves.min() / 100)
+        highest = max(highest, np.median(curves[:, -len(epochs) // 2 :]) / 100)
+    axes.set_xlabel("epoch after burn-in")
+    axes.set_ylabel("test error (%)")
+    axes.set_ylim(100 * lowest - 0.1, 100 * highest + 0.8)
+    seeds = max(len(s) for s in runs.values())
+    axes.set_title(f"Mean of {seeds} seeds, range shaded" if seeds > 1 else "One seed")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def uncertainty(runs: Runs, images: Images, path: Path) -> None:
+    """Reliability diagram; predictive entropy at home and on other images."""
+    has_other = images.other_x is not None
+    columns = 1 + len(runs) if has_other else 2
+    figure, axes = plt.subplots(
+        1, columns, figsize=(3.6 * columns, 3.6), layout="constrained"
+    )
+    _reliability(axes[0], runs, images)
+    bins = np.linspace(0, np.log(10), 41)
+    for i, (method, states) in enumerate(runs.items()):
+        ax = axes[1 + i] if has_other else axes[1]
+        for name, label, style in (
+            ("labelled", images.name, "-"),
+            ("other", "Fashion-MNIST", "--"),
+        ):
+            if name not in states[0]["predictions"]:
+                continue
+            values = entropy(states[0]["predictions"][name].cpu()).numpy()
+            ax.hist(
+                values,
+                bins,
+                density=True,
+                histtype="step",
+                color=COLORS[method],
+                linestyle=style,
+                label=f"{label}, mean {values.mean():.2f}"
+                if has_other
+                else LABELS[method],
+            )
+        if has_other:
+            ax.set_title(LABELS[method])
+        ax.set_yscale("log")
+        ax.set_xlabel("predictive entropy (nats)")
+        ax.legend(fontsize="small")
+    axes[1].set_ylabel("density")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _reliability(ax: Any, runs: Runs, images: Images) -> None:
+    labels = images.test_y.cpu().numpy()
+    edges = np.linspace(0, 1, 11)
+    ax.plot([0, 1], [0, 1], color="0.6", linewidth=1)
+    for method, states in runs.items():
+        probabilities = states[0]["predictions"]["labelled"].cpu().numpy()
+        confidence = probabilities.max(1)
+        correct = probabilities.argmax(1) == labels
+        which = np.clip(np.digitize(confidence, edges) - 1, 0, len(edges) - 2)
+        # Bins with a handful of images say nothing about calibration.
+        used = [b for b in range(len(edges) - 1) if (which == b).sum() >= 20]
+        ax.plot(
+            [confidence[which == b].mean() for b in used],
+            [correct[which == b].mean() for b in used],
+            "o-",
+            markersize=3,
+            color=COLORS[method],
+            label=LABELS[method],
+        )
+    ax.set_xlabel("confidence")
+    ax.set_ylabel("accuracy")
+    ax.set_title(f"Calibration on {images.name}")
+    ax.legend(fontsize="small")

@@ -1,0 +1,25 @@
+"""Options and fixtures that all tests share."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--data-root",
+        default=os.environ.get("TORCH_SGMCMC_DATA"),
+        help="folder with data sets as torchvision lays them out (MNIST/raw/...); "
+        "default: the environment variable TORCH_SGMCMC_DATA. Tests that need data "
+        "are skipped without it",
+    )
+
+
+@pytest.fixture(scope="session")
+def data_root(pytestconfig: pytest.Config) -> Path:
+    """The folder given by --data-root; skips the test if there is none."""
+    root = pytestconfig.getoption("--data-root")
+    if not root:
+        pytest.skip("needs data: give --data-root or set TORCH_SGMCMC_DATA")
+    return Path(root)

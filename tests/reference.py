@@ -1,0 +1,159 @@
+"""One update in plain PyTorch and float64: what the fused operators must equal.
+
+The formulas are those of the methods, written without regard to rounding, with the
+noise that ``torch_sgmcmc::gaussian_`` says a step uses. A fused result may then
+differ by rounding alone, and :func:`assert_rounded` allows no more than that.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torch_sgmcmc import _C
+from torch_sgmcmc import _library as ops
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+SIZES = (
+    *(1, 3, 4, 5, 31, 32, 33, 127, 128, 129, 255, 256, 257, 1000),
+    *(4095, 4096, 4097),
+)
+
+# Unit roundoffs that a result may be away from the exact one, relative to the sum
+# of the absolute values of its terms. The longest way through an update rounds a
+# term 5 times (its coefficient twice, three fused multiply-adds; 8 times if the
+# gradient's variance enters, which the tests keep below half of the noise's), and
+# for float64 this reference rounds as often.
+ROUNDINGS = 16
+
+
+def arithmetic(dtype: torch.dtype) -> torch.dtype:
+    """The type of arithmetic and of state for parameters of a type."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def is_dense(t: Tensor) -> bool:
+    """Whether a tensor (that does not overlap itself) fills its memory."""
+    extent = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return t.numel() == 0 or extent + 1 == t.numel()
+
+
+def in_noise_order(flat: Tensor, like: Tensor) -> Tensor:
+    """Arranges flat noise as an operator does for a tensor.
+
+    Elements are numbered as they lie in memory if the tensor is dense, and in
+    row-major order if it is not.
+    """
+    if is_dense(like) and like.numel() > 0:
+        return flat.as_strided(like.shape, like.stride())
+    return flat.view(like.shape)
+
+
+def draw(
+    tensors: Sequence[Tensor],
+    *,
+    offsets: Sequence[int],
+    seed: int,
+    step: int,
+    purpose: int = _C.PURPOSE_UPDATE,
+) -> list[Tensor]:
+    """The standard normals, in float64, that a step uses for each tensor."""
+    flat = [torch.zeros(t.numel(), dtype=torch.float64) for t in tensors]
+    if flat:
+        ops.gaussian_(
+            flat, std=1.0, offsets=offsets, seed=seed, step=step, purpose=purpose
+        )
+    return [in_noise_order(z, t) for z, t in zip(flat, tensors, strict=True)]
+
+
+@dataclass
+class Exact:
+    """A value in float64, and the sum of the absolute values of its terms."""
+
+    value: Tensor
+    scale: Tensor
+
+
+def sgld(
+    param: Tensor,
+    grad: Tensor,
+    noise: Tensor,
+    *,
+    lr: float,
+    num_data: float,
+    prior_precision: float,
+    temperature: float,
+) -> Exact:
+    """METHODS, SGLD: the new parameter."""
+    param, grad = param.double(), grad.double()
+    pull = prior_precision / num_data * param
+    jump = (2 * lr * temperature / num_data) ** 0.5 * noise
+    return Exact(
+        param - lr * (grad + pull) + jump,
+        param.abs() + lr * (grad.abs() + pull.abs()) + jump.abs(),
+    )
+
+
+def sghmc(
+    param: Tensor,
+    grad: Tensor,
+    momentum_buffer: Tensor,
+    noise: Tensor,
+    grad_variance: Tensor | None = None,
+    *,
+    lr: float,
+    momentum: float,
+    num_data: float,
+    prior_precision: float,
+    temperature: float,
+    noise_estimate: float,
+) -> tuple[Exact, Exact]:
+    """METHODS, SGHMC: the new parameter and the new momentum.
+
+    With a gradient variance, the noise estimate of a coordinate is
+    lr N Var / (2 T).
+    """
+    param, grad = param.double(), grad.double()
+    v = momentum_buffer.double()
+    beta: float | Tensor = noise_estimate
+    if grad_variance is not None:
+        beta = lr * num_data * grad_variance.double() / (2 * temperature)
+    variance = 2 * ((1 - momentum) - beta) * lr * temperature / num_data
+    jump = torch.as_tensor(variance, dtype=torch.float64).sqrt() * noise
+    pull = prior_precision / num_data * param
+    new = Exact(
+        momentum * v - lr * (grad + pull) + jump,
+        momentum * v.abs() + lr * (grad.abs() + pull.abs()) + jump.abs(),
+    )
+    return Exact(param + new.value, param.abs() + new.scale), new
+
+
+def assert_rounded(actual: Tensor, expected: Exact, roundings: int = ROUNDINGS) -> None:
+    """Asserts that a result is the expected value but for rounding.
+
+    Allowed are some roundings of the arithmetic type and, for a parameter in a
+    narrower type, the last one to that type.
+    """
+    storage = torch.finfo(actual.dtype)
+    work = torch.finfo(arithmetic(actual.dtype))
+    allowed = roundings * work.eps / 2 * expected.scale
+    if storage.eps != work.eps:
+        # Half a unit in the last place, also of the smallest (subnormal) numbers.
+        allowed = allowed + storage.eps / 2 * expected.value.abs()
+        allowed = allowed + storage.smallest_normal * storage.eps / 2
+    error = (actual.double() - expected.value).abs()
+    assert actual.shape == expected.value.shape
+    assert bool(torch.isfinite(actual).all())
+    assert bool((error <= allowed).all()), (
+        f"{actual.dtype}, {actual.numel()} elements: off by up to "
+        f"{float((error / allowed).max()):.3g} times the rounding allowed"
+    )
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors agree in type, shape and every bit, -0 and NaN included."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    raw_a, raw_b = (t.detach().flatten().view(torch.uint8).cpu() for t in (a, b))
+    return torch.equal(raw_a, raw_b)

@@ -1,0 +1,113 @@
+"""Targets whose samples have a known law, with gradients as users get them.
+
+A target has ``loss(theta, generator)``: theta is [chains, d], the result is the sum
+over chains of the mean negative log-likelihood, so that ``backward()`` leaves each
+chain its own stochastic gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from tests.statistics import Array
+
+__all__ = ["DoubleWell", "GaussianMean", "Quadratic", "correlated", "tensor_like"]
+
+
+def tensor_like(array: Array, theta: Tensor) -> Tensor:
+    return torch.as_tensor(array, dtype=theta.dtype, device=theta.device)
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """Mean loss (θ - c)ᵀ H (θ - c) / 2, its gradient blurred by N(0, S).
+
+    The target is N(c, T H⁻¹ / N) for a flat prior.
+    """
+
+    hessian: Array
+    centre: Array
+    gradient_noise: Array | None = None  # S, a covariance; None is an exact gradient
+
+    @property
+    def noise(self) -> Array:
+        """S as a matrix."""
+        if self.gradient_noise is None:
+            return np.zeros_like(self.hessian)
+        return self.gradient_noise
+
+    def loss(self, theta: Tensor, generator: Generator) -> Tensor:
+        delta = theta - tensor_like(self.centre, theta)
+        loss = 0.5 * ((delta @ tensor_like(self.hessian, theta)) * delta).sum()
+        if self.gradient_noise is None:
+            return loss
+        factor = np.linalg.cholesky(self.gradient_noise)
+        white = torch.randn(theta.shape, generator=generator, dtype=theta.dtype)
+        return loss + ((white @ tensor_like(factor.T, theta)) * theta).sum()
+
+
+@dataclass(frozen=True)
+class GaussianMean:
+    """The mean of Gaussian data of known precision, by minibatches with replacement.
+
+    Mean loss: the average over the minibatch of (θ - xᵢ)ᵀ P (θ - xᵢ) / 2. Each chain
+    draws its own minibatches, uniform and independent; their gradient noise has the
+    covariance P Cov(x) P / n exactly. With N data and prior precision λ the posterior
+    is the conjugate N((N P + λ)⁻¹ N P x̄, (N P + λ)⁻¹).
+    """
+
+    data: Array  # [N, d]
+    hessian: Array  # P
+    batch: int  # n
+
+    @property
+    def centre(self) -> Array:
+        return self.data.mean(axis=0)
+
+    @property
+    def noise(self) -> Array:
+        cov = np.cov(self.data, rowvar=False, bias=True).reshape(self.hessian.shape)
+        return self.hessian @ cov @ self.hessian / self.batch
+
+    def loss(self, theta: Tensor, generator: Generator) -> Tensor:
+        index = torch.randint(
+            len(self.data), (len(theta), self.batch), generator=generator
+        )
+        delta = theta[:, None] - tensor_like(self.data, theta)[index]
+        weighted = delta @ tensor_like(self.hessian, theta)
+        return 0.5 * (weighted * delta).sum() / self.batch
+
+
+@dataclass(frozen=True)
+class DoubleWell:
+    """U = -2θ² + θ⁴ (Chen et al. 2014, figure 1), its gradient blurred by N(0, s)."""
+
+    gradient_noise: float = 0.0
+    edges: Array = field(default_factory=lambda: np.linspace(-2.0, 2.0, 81))
+
+    @staticmethod
+    def potential(theta: Array) -> Array:
+        return theta**4 - 2 * theta**2
+
+    @staticmethod
+    def gradient(theta: Array) -> Array:
+        return 4 * theta**3 - 4 * theta
+
+    def loss(self, theta: Tensor, generator: Generator) -> Tensor:
+        square = theta * theta
+        loss = (square * square - 2 * square).sum()
+        if self.gradient_noise == 0:
+            return loss
+        white = torch.randn(theta.shape, generator=generator, dtype=theta.dtype)
+        return loss + self.gradient_noise**0.5 * (white * theta).sum()
+
+
+def correlated(d: int, *, seed: int, condition: float = 10.0) -> Array:
+    """A d x d positive matrix: eigenvalues in [1 / condition, 1], random axes."""
+    random = np.random.default_rng(seed)
+    axes, _ = np.linalg.qr(random.standard_normal((d, d)))
+    return (axes * np.geomspace(1 / condition, 1, d)) @ axes.T
