@@ -1,16 +1,18 @@
 # Finds what the operator libraries need of LibTorch, and nothing more.
 #
 # They use torch's stable ABI only: its headers, libtorch_cpu, libc10 and, for
-# the CUDA kernels, libtorch_cuda. find_package(Torch) would also demand the CUDA
-# toolkit that torch was built with, its cuDNN and its NCCL, set global flags and
-# vary with torch's version; none of that is used here, so it is not asked for.
+# the CUDA kernels, libtorch_cuda. find_package(Torch) would also demand the
+# CUDA toolkit that torch was built with, its cuDNN and its NCCL, set global
+# flags and vary with torch's version; none of that is used here, so it is not
+# asked for.
 #
 # Looks for TorchConfig.cmake as find_package(Torch) would: Torch_DIR,
 # CMAKE_PREFIX_PATH (a LibTorch archive, or torch.utils.cmake_prefix_path of an
 # installed wheel). If that fails, the Python in the PATH is asked.
 #
 # Targets: TorchStable::cpu and, if this torch has CUDA, TorchStable::cuda.
-# Variables: TorchStable_FOUND, TorchStable_VERSION, TorchStable_PREFIX.
+# Variables: TorchStable_FOUND, TorchStable_VERSION, TorchStable_PREFIX and, if
+# this torch has CUDA, TorchStable_CUDA_MAJOR.
 
 string(REPLACE ":" ";" _environment "$ENV{CMAKE_PREFIX_PATH}")
 find_path(TorchStable_CONFIG_DIR TorchConfig.cmake
@@ -50,8 +52,8 @@ endif()
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(
   TorchStable
-  REQUIRED_VARS TorchStable_torch_cpu_LIBRARY TorchStable_c10_LIBRARY
-                TorchStable_INCLUDE_DIR
+  REQUIRED_VARS TorchStable_PREFIX TorchStable_torch_cpu_LIBRARY
+                TorchStable_c10_LIBRARY TorchStable_INCLUDE_DIR
   VERSION_VAR TorchStable_VERSION
   REASON_FAILURE_MESSAGE "Set CMAKE_PREFIX_PATH to a LibTorch directory, or to \
 what Python says is torch.utils.cmake_prefix_path.")
@@ -74,6 +76,11 @@ if(TorchStable_FOUND AND NOT TARGET TorchStable::cpu)
   target_link_libraries(TorchStable::cpu INTERFACE TorchStable::torch_cpu
                                                    TorchStable::c10)
   if(TARGET TorchStable::torch_cuda)
+    # Which CUDA torch was built with is not written in any of its CMake files,
+    # but in the name of the runtime that its smallest CUDA library asks for.
+    file(STRINGS ${TorchStable_PREFIX}/lib/libc10_cuda.so _runtime
+         REGEX "^libcudart.*\\.so\\.[0-9]+$")
+    string(REGEX MATCH "[0-9]+$" TorchStable_CUDA_MAJOR "${_runtime}")
     add_library(TorchStable::cuda INTERFACE IMPORTED)
     target_link_libraries(TorchStable::cuda INTERFACE TorchStable::cpu
                                                       TorchStable::torch_cuda)

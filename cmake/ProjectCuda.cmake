@@ -2,37 +2,47 @@
 #
 # Input: TORCH_SGMCMC_CUDA (ON, OFF, AUTO). Output: TORCH_SGMCMC_BUILDS_CUDA.
 # As in setup.py, what counts is the toolkit (CUDA_HOME, then PATH), never
-# whether this machine has a GPU; and torch must be a build with CUDA.
+# whether this machine has a GPU; and torch must be a build with the same major
+# version of CUDA. The runtime is linked statically (CMake's default): it works
+# on the context that is current, which torch has set, and a shared one from the
+# toolkit could take the place of the newer one that torch needs.
 
 set(TORCH_SGMCMC_BUILDS_CUDA OFF)
 if(NOT TORCH_SGMCMC_CUDA)
   return()
 endif()
 
-if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX}
-   AND EXISTS $ENV{CUDA_HOME}/bin/nvcc)
-  set(CMAKE_CUDA_COMPILER $ENV{CUDA_HOME}/bin/nvcc)
+if(NOT DEFINED ENV{CUDACXX} AND EXISTS $ENV{CUDA_HOME}/bin/nvcc)
+  set(ENV{CUDACXX} $ENV{CUDA_HOME}/bin/nvcc)
 endif()
-# Architectures that nvcc 12 and 13 both know, and PTX for what comes later: the
-# default of setup.py.
+# Architectures that nvcc 12 and 13 both know, and PTX for what comes later:
+# the default of setup.py.
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
   set(CMAKE_CUDA_ARCHITECTURES 75-real 80-real 86-real 89-real 90)
 endif()
 
 include(CheckLanguage)
 check_language(CUDA)
-set(missing "")
+set(obstacle "")
 if(NOT CMAKE_CUDA_COMPILER)
-  set(missing "no CUDA toolkit was found")
+  set(obstacle "no CUDA toolkit was found")
 elseif(NOT TARGET TorchStable::cuda)
-  set(missing "${TorchStable_PREFIX} is a torch without CUDA")
+  set(obstacle "${TorchStable_PREFIX} is a torch without CUDA")
 endif()
 
-if(NOT missing)
+if(NOT obstacle)
   enable_language(CUDA)
+  string(REGEX MATCH "^[0-9]+" major "${CMAKE_CUDA_COMPILER_VERSION}")
+  if(NOT major STREQUAL TorchStable_CUDA_MAJOR)
+    set(obstacle "nvcc is of CUDA ${major} and torch of CUDA \
+${TorchStable_CUDA_MAJOR}")
+  endif()
+endif()
+
+if(NOT obstacle)
   set(TORCH_SGMCMC_BUILDS_CUDA ON)
 elseif(TORCH_SGMCMC_CUDA STREQUAL "AUTO")
-  message(STATUS "CUDA kernels left out: ${missing}")
+  message(STATUS "CUDA kernels left out: ${obstacle}")
 else()
-  message(FATAL_ERROR "TORCH_SGMCMC_CUDA=${TORCH_SGMCMC_CUDA}, but ${missing}")
+  message(FATAL_ERROR "TORCH_SGMCMC_CUDA=${TORCH_SGMCMC_CUDA}, but ${obstacle}")
 endif()

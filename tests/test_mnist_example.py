@@ -46,7 +46,7 @@ def test_all_methods_report_table_pictures_and_json(tmp_path: Path) -> None:
         assert run["samples"] == (3 if is_sampler else 0)
 
 
-@pytest.mark.parametrize("method", ["sgld", "sghmc", "sgdm"])
+@pytest.mark.parametrize("method", ["sgld", "sghmc"])
 def test_a_killed_run_continues_to_the_same_bits(tmp_path: Path, method: str) -> None:
     options = ("--digits", "--method", method, "--epochs", "150", "--burn-in", "5")
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from torch_sgmcmc import _C
 from torch_sgmcmc._checks import check_integer, check_real
 from torch_sgmcmc._library import sum_of_squares
@@ -80,7 +83,10 @@ class GammaPrecision:
     def _draw(self, group: dict[str, Any], index: int) -> float:
         t = group["temperature"]
         dimension = sum(p.numel() for p in group["params"])
-        squares = float(sum_of_squares([p.detach() for p in group["params"]]))
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for p in group["params"]:
+            by_device.setdefault(p.device, []).append(p.detach())
+        squares = sum(float(sum_of_squares(ps)) for ps in by_device.values())
         shape = (self.shape + dimension / 2 - 1) / t + 1
         rate = (self.rate + squares / 2) / t
         unit = _C.gamma(

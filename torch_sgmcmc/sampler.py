@@ -19,6 +19,7 @@ from torch.optim.optimizer import (
 
 from torch_sgmcmc import _C
 from torch_sgmcmc._checks import check_integer, check_real, draw_seed
+from torch_sgmcmc._library import HAS_CUDA
 
 __all__ = ["Sampler"]
 
@@ -53,7 +54,7 @@ class Sampler(Optimizer):
     """
 
     #: Keys that the sampler manages itself; a param group must not set them.
-    _MANAGED: ClassVar[tuple[str, ...]] = ("seed", "step", "offsets")
+    _MANAGED: ClassVar[tuple[str, ...]] = ("seed", "step", "offsets", "capturable")
 
     def __init__(
         self,
@@ -122,34 +123,36 @@ class Sampler(Optimizer):
                         f"{type(self).__name__} and cannot be set for a group"
                     )
             self._check_group({**self.defaults, **param_group})
+            param_group = dict(param_group)  # torch would write into the caller's
         before = len(self.param_groups)
         super().add_param_group(param_group)
         group = self.param_groups[before]
         try:
             for p in group["params"]:
-                if p.dtype not in _DTYPES:
-                    raise ValueError(
-                        f"Invalid parameter: {type(self).__name__} cannot sample "
-                        f"{p.dtype} (must be float32, float64, bfloat16 or "
-                        f"float16; a complex parameter can be kept as "
-                        f"torch.view_as_real of it)"
-                    )
+                self._check_parameter(p)
         except ValueError:
             del self.param_groups[before]
             raise
-        group["step"] = self.param_groups[0]["step"]
+        group["step"] = int(self.param_groups[0]["step"])
         if group["capturable"]:
-            group["step"] = torch.tensor(
-                int(group["step"]), device=group["params"][0].device
-            )
+            device = group["params"][0].device if group["params"] else None
+            group["step"] = torch.tensor(group["step"], device=device)
         offset = 0
-        if before > 0:
-            last = self.param_groups[before - 1]
-            offset = _next_offset(last["offsets"][-1], last["params"][-1].numel())
+        for previous in self.param_groups[:before]:
+            for start, p in zip(previous["offsets"], previous["params"], strict=True):
+                offset = _next_offset(start, p.numel())
         group["offsets"] = offsets = []
         for p in group["params"]:
             offsets.append(offset)
             offset = _next_offset(offset, p.numel())
+
+    def _check_parameter(self, p: Tensor) -> None:
+        if p.dtype not in _DTYPES:
+            raise ValueError(
+                f"Invalid parameter: {type(self).__name__} cannot sample {p.dtype} "
+                f"(must be float32, float64, bfloat16 or float16; a complex parameter "
+                f"can be kept as torch.view_as_real of it)"
+            )
 
     @staticmethod
     def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -167,8 +170,15 @@ class Sampler(Optimizer):
                 or self._optimizer_step_post_hooks
                 or _global_optimizer_pre_hooks
                 or _global_optimizer_post_hooks
-                or _profiler_enabled()
             ):
+                return observed(self, *args, **kwargs)
+            if torch.compiler.is_compiling():
+                if self.defaults["capturable"]:
+                    return func(self, *args, **kwargs)
+                # The step counter is a Python int: torch.compile would guard on it
+                # and compile every step anew.
+                return torch.compiler.disable(func)(self, *args, **kwargs)
+            if _profiler_enabled():
                 return observed(self, *args, **kwargs)
             return func(self, *args, **kwargs)
 
@@ -177,6 +187,9 @@ class Sampler(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Makes one update of all parameters that have a gradient.
+
+        Inside ``torch.compile`` it is traced if the sampler is ``capturable``;
+        otherwise it runs as it is, with a graph break around it.
 
         Args:
             closure: computes the loss, calls ``backward()`` and returns the loss.
@@ -200,6 +213,12 @@ class Sampler(Optimizer):
         for group in self.param_groups:
             self._check_group(group)
             work.extend(self._collect(group))
+        if len(work) > 1:
+            # An operator changes nothing if its arguments do not fit, but by then
+            # another group's operator may have made its update.
+            for _, params, _, _ in work:
+                for p in params:
+                    self._check_fit(p)
         for group, params, grads, offsets in work:
             self._prepare(group, params, grads, offsets)
         for group, params, grads, offsets in work:
@@ -247,8 +266,8 @@ class Sampler(Optimizer):
             devices.add(p.device)
         if not params:
             return []
-        if not group["capturable"] and params[0].is_cuda:
-            self._refuse_capture()
+        if any(device.type == "cuda" for device in devices):
+            self._check_cuda(group)
         if len(devices) == 1:
             return [(group, params, grads, offsets)]
         work: dict[torch.device, Any] = {}
@@ -259,10 +278,32 @@ class Sampler(Optimizer):
             lists[3].append(offset)
         return list(work.values())
 
-    def _refuse_capture(self) -> None:
+    def _check_fit(self, p: Tensor) -> None:
+        """Raises if an operator would refuse the parameter or its state."""
+        if any(n > 1 and s == 0 for n, s in zip(p.shape, p.stride(), strict=True)):
+            raise RuntimeError(
+                f"{type(self).__name__} cannot update an expanded parameter (several "
+                f"elements share memory): shape {list(p.shape)}, strides "
+                f"{list(p.stride())}"
+            )
+        for key, value in self.state[p].items():
+            if torch.is_tensor(value) and value.shape != p.shape:
+                raise RuntimeError(
+                    f"{type(self).__name__} has a {key} of shape {list(value.shape)} "
+                    f"for a parameter of shape {list(p.shape)}: was the parameter "
+                    f"replaced?"
+                )
+
+    def _check_cuda(self, group: dict[str, Any]) -> None:
+        if not HAS_CUDA:
+            raise RuntimeError(
+                f"{type(self).__name__} got parameters on a CUDA device, but "
+                "torch_sgmcmc was built without CUDA kernels: reinstall it with "
+                "TORCH_SGMCMC_CUDA=1"
+            )
         # A step counter on the host would be frozen into the graph, and every
         # replay would inject the same noise.
-        if torch.cuda.is_current_stream_capturing():
+        if not group["capturable"] and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 f"{type(self).__name__} cannot be captured in a CUDA graph: construct "
                 "it with capturable=True"
@@ -291,7 +332,7 @@ class Sampler(Optimizer):
                 if torch.is_tensor(value) and state[key].dtype != value.dtype:
                     state[key] = value.to(device=p.device, copy=True)
         for group in self.param_groups:
-            if torch.is_tensor(group["step"]):
+            if torch.is_tensor(group["step"]) and group["params"]:
                 group["step"] = group["step"].to(group["params"][0].device)
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -322,6 +363,13 @@ class Sampler(Optimizer):
                 )
             self._check_group(theirs)
             check_integer("step", int(theirs["step"]))
+            for index, p in zip(theirs["params"], ours["params"], strict=True):
+                for key, value in state_dict["state"].get(index, {}).items():
+                    if torch.is_tensor(value) and value.shape != p.shape:
+                        raise ValueError(
+                            f"Invalid state_dict: {key} of parameter {index} has "
+                            f"shape {list(value.shape)}, expected {list(p.shape)}"
+                        )
 
     # ---- In words -------------------------------------------------------------
 

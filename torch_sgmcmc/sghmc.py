@@ -139,13 +139,6 @@ class SGHMC(Sampler):
                 "(must be 'stationary' or 'zeros')"
             )
         noise_estimate = group["noise_estimate"]
-        if noise_estimate == 0.0:
-            return
-        if group["temperature"] == 0:
-            raise ValueError(
-                f"Invalid noise_estimate: {noise_estimate!r} (must be 0 at "
-                "temperature 0, where no noise is injected)"
-            )
         if isinstance(noise_estimate, str):
             if noise_estimate != "online":
                 raise ValueError(
@@ -157,9 +150,15 @@ class SGHMC(Sampler):
                     "Invalid noise_estimate: 'online' is checked on the host at "
                     "every step and excludes capturable=True"
                 )
+        elif check_real("noise_estimate", noise_estimate) == 0:
             return
-        check_real("noise_estimate", noise_estimate)
-        _check_friction(noise_estimate, group["momentum"])
+        else:
+            _check_friction(noise_estimate, group["momentum"])
+        if group["temperature"] == 0:
+            raise ValueError(
+                f"Invalid noise_estimate: {noise_estimate!r} (must be 0 at "
+                "temperature 0, where no noise is injected)"
+            )
 
     def _prepare(
         self,
@@ -221,7 +220,7 @@ class SGHMC(Sampler):
         used = self._usable_variances(params)
         if used is None:
             return
-        largest = max(float(v.max()) for v in used if v.numel() > 0)
+        largest = max((float(v.max()) for v in used if v.numel() > 0), default=0.0)
         scale = group["lr"] * group["num_data"] / (2 * group["temperature"])
         _check_friction(
             scale * largest,
@@ -273,7 +272,8 @@ def _state_dtype(p: Tensor) -> torch.dtype:
 
 def _check_friction(noise_estimate: float, momentum: float, where: str = "") -> None:
     friction = 1.0 - momentum
-    if noise_estimate > friction:
+    # momentum 0.9 and noise_estimate 0.1 are equal parts of 1, but for rounding.
+    if noise_estimate > friction + 1e-12:
         raise ValueError(
             f"Invalid noise_estimate: {noise_estimate:.6g}{where} (must not exceed "
             f"the friction 1 - momentum = {friction:.6g}: lower momentum or lr, or "

@@ -71,20 +71,19 @@ void RunSegment(const Update& update, const Segment& segment, int64_t begin,
     }
     return;
   }
+  const uint64_t first = segment.offset + static_cast<uint64_t>(begin);
+  int64_t skip = static_cast<int64_t>(first & kMask);
+  NormalSource source(stream, (first & ~kMask) / 4);
   while (begin < end) {
-    const uint64_t element = segment.offset + static_cast<uint64_t>(begin);
-    const int64_t skip = static_cast<int64_t>(element & kMask);
     const int64_t count = std::min(kBuffer - skip, end - begin);
-    for (int64_t b = 0; b * kNoiseBlock < skip + count; ++b) {
-      Prefetch<Update, T>(segment.data,
-                          std::max(begin, begin - skip + b * kNoiseBlock),
+    for (int64_t b = 0; b < skip + count; b += kNoiseBlock) {
+      Prefetch<Update, T>(segment.data, std::max(begin, begin - skip + b),
                           kIndices);
-      FillNormal(noise + b * kNoiseBlock,
-                 (element & ~kMask) / 4 + static_cast<uint64_t>(b * kQuadBlock),
-                 1, stream);
+      source.Next(noise + b);
     }
     UpdateElements<Update, T>(update, segment.data, begin, count, noise + skip,
                               kIndices);
     begin += count;
+    skip = 0;
   }
 }

@@ -106,7 +106,7 @@ std::string Where(const char* name, size_t index) {
 }  // namespace
 
 void Fail(const char* op, const std::string& message) {
-  throw std::invalid_argument("torch_sgmcmc::" + std::string(op) + ": " +
+  throw std::runtime_error("torch_sgmcmc::" + std::string(op) + ": " +
                               message);
 }
 

@@ -44,7 +44,7 @@ struct Segment {
 
 class Plan {
  public:
-  // Throws std::invalid_argument naming the operator, the argument, its index,
+  // Throws std::runtime_error naming the operator, the argument, its index,
   // what was expected and what was got.
   Plan(const char* op, const std::vector<Argument>& arguments,
        const std::vector<int64_t>& offsets);
@@ -83,7 +83,7 @@ NoiseStream MakeStream(const char* op, int64_t seed, int64_t step,
 const int64_t* DeviceStep(const char* op, const Plan& plan,
                           const std::optional<Tensor>& device_step);
 
-// Throws std::invalid_argument unless the value is finite and not negative (or,
+// Throws std::runtime_error unless the value is finite and not negative (or,
 // with `positive`, greater than zero).
 void CheckNumber(const char* op, const char* name, double value,
                  bool positive = false);

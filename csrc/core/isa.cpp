@@ -31,7 +31,7 @@ Isa Choose() {
   for (const Isa isa : kAll) {
     if (std::string(wish) == IsaName(isa)) return isa < best ? isa : best;
   }
-  throw std::invalid_argument("Invalid TORCH_SGMCMC_ISA: '" +
+  throw std::runtime_error("Invalid TORCH_SGMCMC_ISA: '" +
                               std::string(wish) +
                               "' (must be portable, avx2 or avx512)");
 }

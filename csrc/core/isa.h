@@ -34,7 +34,7 @@ namespace torch_sgmcmc {
 enum class Isa { kPortable = 0, kAvx2 = 1, kAvx512 = 2 };
 
 // The best instruction set of this processor that TORCH_SGMCMC_ISA allows.
-// Throws std::invalid_argument if that variable holds an unknown name.
+// Throws std::runtime_error if that variable holds an unknown name.
 Isa ActiveIsa();
 const char* IsaName(Isa isa);
 

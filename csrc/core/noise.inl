@@ -20,8 +20,12 @@ struct PhiloxWords {
 // low halves only. A round is a chain of three dependent instructions, so
 // several counters advance in step to keep the processor busy.
 template <int kStates>
-SG_INLINE void Philox(PhiloxWords (&c)[kStates], uint32_t k0, uint32_t k1) {
-  SG_UNROLL for (int round = 0; round < 10; ++round) {
+struct Philox {
+  PhiloxWords c[kStates];
+  uint32_t k0;
+  uint32_t k1;
+
+  SG_INLINE void Round() {
     SG_UNROLL for (int i = 0; i < kStates; ++i) {
       const Lanes::U64 p0 = Lanes::Multiply(c[i].w0, 0xD2511F53u);
       const Lanes::U64 p1 = Lanes::Multiply(c[i].w2, 0xCD9E8D57u);
@@ -31,107 +35,160 @@ SG_INLINE void Philox(PhiloxWords (&c)[kStates], uint32_t k0, uint32_t k1) {
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }
-}
 
-// Two independent standard normals z0, z1 from two uniform 32-bit words w0, w1.
+  SG_INLINE void AllRounds() {
+    SG_UNROLL for (int round = 0; round < 10; ++round) Round();
+  }
+};
+
+// Pairs of independent standard normals z0, z1 from pairs of uniform 32-bit words
+// w0, w1, in ten steps.
 //
-// Radius: u = (floor(w0 / 2) + 1/2) / 2^31 lies in [2^-32, 1], so r reaches
-// 6.66. ln u = e ln 2 + ln(1 + f) with 1 + f in [2/3, 4/3); -2 ln(1 + f) / f is
-// a minimax polynomial of degree 7 (relative error 1.7e-7).
-// Angle: w1 as a signed integer gives an angle in [-pi/4, pi/4); its lowest two
-// bits, far below the angle's resolution, choose the quadrant (swap and sign).
-// Minimax polynomials for sin and cos: relative errors 3e-9 and 3e-8.
-// kPairs independent pairs advance line by line, for the same reason as above.
+// Radius (steps 0 to 5): u = (floor(w0 / 2) + 1/2) / 2^31 lies in [2^-32, 1], so
+// r reaches 6.66. ln u = e ln 2 + ln(1 + f) with 1 + f in [2/3, 4/3);
+// -2 ln(1 + f) / f is a minimax polynomial of degree 7 (relative error 1.7e-7).
+// Angle (steps 6 to 9): w1 as a signed integer gives an angle in
+// [-pi/4, pi/4); its lowest two bits, far below the angle's resolution, choose the
+// quadrant (swap and sign). Minimax polynomials for sin and cos: relative errors
+// 3e-9 and 3e-8.
 template <int kPairs>
-SG_INLINE void BoxMuller(const Lanes::U32 (&w0)[kPairs],
-                         const Lanes::U32 (&w1)[kPairs],
-                         Lanes::F32 (&z0)[kPairs], Lanes::F32 (&z1)[kPairs]) {
+class BoxMuller {
+ public:
   using L = Lanes;
-  L::F32 f[kPairs], q[kPairs], r[kPairs];
-#define SG_EACH SG_UNROLL for (int i = 0; i < kPairs; ++i)
-  SG_EACH {
-    const L::F32 u = L::Fma(L::ToFloat(L::ShiftRight(w0[i], 1)),
-                            L::Set(0x1p-31f), L::Set(0x1p-32f));
-    const L::U32 bits = L::Bits(u);
-    const L::U32 e = L::ShiftRightSigned(L::Subtract(bits, 0x3F2AAAABu), 23);
-    f[i] = L::Subtract(L::FromBits(L::Subtract(bits, L::ShiftLeft(e, 23))),
-                       L::Set(1.0f));
-    r[i] = L::Multiply(L::ToFloat(e), L::Set(-1.3862943611f));
-    q[i] = L::Fma(L::Set(0.3073140598f), f[i], L::Set(-0.3422235996f));
-  }
-  SG_EACH q[i] = L::Fma(q[i], f[i], L::Set(0.3284016956f));
-  SG_EACH q[i] = L::Fma(q[i], f[i], L::Set(-0.395900755f));
-  SG_EACH q[i] = L::Fma(q[i], f[i], L::Set(0.5001524361f));
-  SG_EACH q[i] = L::Fma(q[i], f[i], L::Set(-0.6667597735f));
-  SG_EACH q[i] = L::Fma(q[i], f[i], L::Set(0.9999987552f));
-  SG_EACH q[i] = L::Fma(q[i], f[i], L::Set(-1.999999672f));
-  SG_EACH r[i] = L::Sqrt(L::Fma(q[i], f[i], r[i]));
+  L::U32 w0[kPairs], w1[kPairs];
+  L::F32 z0[kPairs], z1[kPairs];
 
-  L::F32 y[kPairs], s[kPairs], c[kPairs];
-  SG_EACH {
-    y[i] = L::Multiply(L::ToFloat(w1[i]), L::Set(0x1p-31f));
-    f[i] = L::Multiply(y[i], y[i]);
+  SG_INLINE void AllSteps() {
+    AllSteps(std::make_integer_sequence<int, 10>());
   }
-  SG_EACH {
-    s[i] = L::Fma(f[i], L::Set(-3.595045227e-5f), L::Set(0.002490001024f));
-    c[i] = L::Fma(f[i], L::Set(-0.0003187278407f), L::Set(0.01584968417f));
-  }
-  SG_EACH {
-    s[i] = L::Fma(s[i], f[i], L::Set(-0.08074543253f));
-    c[i] = L::Fma(c[i], f[i], L::Set(-0.3084241656f));
-  }
-  SG_EACH {
-    s[i] = L::Fma(s[i], f[i], L::Set(0.7853981609f));
-    c[i] = L::Fma(c[i], f[i], L::Set(0.9999999674f));
-  }
-  SG_EACH {
-    const L::F32 rs = L::Multiply(r[i], L::Multiply(s[i], y[i]));
-    const L::F32 rc =
-        L::FlipSign(L::Multiply(r[i], c[i]), L::ShiftLeft(w1[i], 31));
-    const L::Mask swap = L::TestBit(w1[i], 2u);
-    z0[i] = L::Select(swap, rs, rc);
-    z1[i] = L::Select(swap, rc, rs);
-  }
-#undef SG_EACH
-}
 
-// Fills out[0, kNoiseBlock * blocks) with the standard normals of the quads
-// [first_quad, first_quad + kQuadBlock * blocks) of a stream. first_quad must be
-// a multiple of kQuadBlock, and the range must not cross a multiple of 2^32.
-SG_INLINE void FillNormal(float* out, uint64_t first_quad, int64_t blocks,
-                          const NoiseStream& stream) {
-  constexpr int kVectors = Lanes::kVectors;
-  constexpr int kStates = Lanes::kStates;
-  const uint32_t k0 = static_cast<uint32_t>(stream.seed);
-  const uint32_t k1 = static_cast<uint32_t>(stream.seed >> 32);
-  const Lanes::U64 c1 = Lanes::Set64(static_cast<uint32_t>(first_quad >> 32));
-  const Lanes::U64 c2 = Lanes::Set64(stream.counter2());
-  const Lanes::U64 c3 = Lanes::Set64(stream.counter3());
-  uint32_t quad = static_cast<uint32_t>(first_quad);
-  constexpr int kQuads = kVectors * Lanes::kQuads;  // made in one iteration
-  for (int64_t n = blocks * (kQuadBlock / kQuads); n > 0; --n) {
-    PhiloxWords c[kVectors * kStates];
+  template <int kStep>
+  SG_INLINE void Step() {
+    SG_UNROLL for (int i = 0; i < kPairs; ++i) {
+      if constexpr (kStep == 0) {
+        const L::F32 u = L::Fma(L::ToFloat(L::ShiftRight(w0[i], 1)),
+                                L::Set(0x1p-31f), L::Set(0x1p-32f));
+        bits_[i] = L::Bits(u);
+      } else if constexpr (kStep == 1) {
+        const L::U32 e =
+            L::ShiftRightSigned(L::Subtract(bits_[i], 0x3F2AAAABu), 23);
+        t_[i] = L::Subtract(
+            L::FromBits(L::Subtract(bits_[i], L::ShiftLeft(e, 23))),
+            L::Set(1.0f));
+        r_[i] = L::Multiply(L::ToFloat(e), L::Set(-1.3862943611f));
+      } else if constexpr (kStep == 2) {
+        q_[i] = L::Fma(L::Set(0.3073140598f), t_[i], L::Set(-0.3422235996f));
+        q_[i] = L::Fma(q_[i], t_[i], L::Set(0.3284016956f));
+      } else if constexpr (kStep == 3) {
+        q_[i] = L::Fma(q_[i], t_[i], L::Set(-0.395900755f));
+        q_[i] = L::Fma(q_[i], t_[i], L::Set(0.5001524361f));
+      } else if constexpr (kStep == 4) {
+        q_[i] = L::Fma(q_[i], t_[i], L::Set(-0.6667597735f));
+        q_[i] = L::Fma(q_[i], t_[i], L::Set(0.9999987552f));
+      } else if constexpr (kStep == 5) {
+        q_[i] = L::Fma(q_[i], t_[i], L::Set(-1.999999672f));
+        r_[i] = L::Sqrt(L::Fma(q_[i], t_[i], r_[i]));
+      } else if constexpr (kStep == 6) {
+        y_[i] = L::Multiply(L::ToFloat(w1[i]), L::Set(0x1p-31f));
+        t_[i] = L::Multiply(y_[i], y_[i]);
+      } else if constexpr (kStep == 7) {
+        q_[i] = L::Fma(t_[i], L::Set(-3.595045227e-5f), L::Set(0.002490001024f));
+        q_[i] = L::Fma(q_[i], t_[i], L::Set(-0.08074543253f));
+        q_[i] = L::Fma(q_[i], t_[i], L::Set(0.7853981609f));
+        y_[i] = L::Multiply(q_[i], y_[i]);  // sin
+      } else if constexpr (kStep == 8) {
+        q_[i] =
+            L::Fma(t_[i], L::Set(-0.0003187278407f), L::Set(0.01584968417f));
+        q_[i] = L::Fma(q_[i], t_[i], L::Set(-0.3084241656f));
+        q_[i] = L::Fma(q_[i], t_[i], L::Set(0.9999999674f));  // cos
+      } else {
+        const L::F32 rs = L::Multiply(r_[i], y_[i]);
+        const L::F32 rc =
+            L::FlipSign(L::Multiply(r_[i], q_[i]), L::ShiftLeft(w1[i], 31));
+        const L::Mask swap = L::TestBit(w1[i], 2u);
+        z0[i] = L::Select(swap, rs, rc);
+        z1[i] = L::Select(swap, rc, rs);
+      }
+    }
+  }
+
+ private:
+  template <int... kStep>
+  SG_INLINE void AllSteps(std::integer_sequence<int, kStep...>) {
+    (Step<kStep>(), ...);
+  }
+
+  L::U32 bits_[kPairs];
+  L::F32 t_[kPairs], q_[kPairs], r_[kPairs], y_[kPairs];
+};
+
+// Standard normals of consecutive elements, a block at a time. While one block's
+// words become normals, the next block's words are made: the two chains of
+// dependent instructions, mixed round by step, fill each other's gaps.
+class NormalSource {
+ public:
+  // first_quad must be a multiple of kQuadBlock.
+  SG_INLINE NormalSource(const NoiseStream& stream, uint64_t first_quad)
+      : stream_(stream), quad_(first_quad) {
+    Words next = Start();
+    next.AllRounds();
+    Take(next);
+  }
+
+  // Writes the next kNoiseBlock normals.
+  SG_INLINE void Next(float* out) {
+    for (int64_t n = kQuadBlock / kQuads; n > 0; --n) {
+      Words next = Start();
+      Mix(next, std::make_integer_sequence<int, 10>());
+      SG_UNROLL for (int i = 0; i < kVectors; ++i) {
+        const Lanes::F32 z[4] = {normals_.z0[2 * i], normals_.z1[2 * i],
+                                 normals_.z0[2 * i + 1],
+                                 normals_.z1[2 * i + 1]};
+        Lanes::StoreQuads(out + 4 * Lanes::kQuads * i, z);
+      }
+      out += 4 * kQuads;
+      Take(next);
+    }
+  }
+
+ private:
+  static constexpr int kVectors = Lanes::kVectors;
+  static constexpr int kStates = Lanes::kStates;
+  static constexpr int kQuads = kVectors * Lanes::kQuads;
+  using Words = Philox<kVectors * kStates>;
+
+  SG_INLINE Words Start() {
+    Words w;
+    const uint32_t low = static_cast<uint32_t>(quad_);
+    const Lanes::U64 c1 = Lanes::Set64(static_cast<uint32_t>(quad_ >> 32));
+    const Lanes::U64 c2 = Lanes::Set64(stream_.counter2());
+    const Lanes::U64 c3 = Lanes::Set64(stream_.counter3());
     SG_UNROLL for (int i = 0; i < kVectors * kStates; ++i) {
-      c[i] = {Lanes::Quads(quad, i), c1, c2, c3};
+      w.c[i] = {Lanes::Quads(low, i), c1, c2, c3};
     }
-    Philox(c, k0, k1);
-    Lanes::U32 radius[2 * kVectors], angle[2 * kVectors];
-    SG_UNROLL for (int i = 0; i < kVectors; ++i) {
-      const PhiloxWords& a = c[i * kStates];
-      const PhiloxWords& b = c[i * kStates + kStates - 1];
-      radius[2 * i] = Lanes::Merge(a.w0, b.w0);
-      angle[2 * i] = Lanes::Merge(a.w1, b.w1);
-      radius[2 * i + 1] = Lanes::Merge(a.w2, b.w2);
-      angle[2 * i + 1] = Lanes::Merge(a.w3, b.w3);
-    }
-    Lanes::F32 z0[2 * kVectors], z1[2 * kVectors];
-    BoxMuller(radius, angle, z0, z1);
-    SG_UNROLL for (int i = 0; i < kVectors; ++i) {
-      const Lanes::F32 z[4] = {z0[2 * i], z1[2 * i], z0[2 * i + 1],
-                               z1[2 * i + 1]};
-      Lanes::StoreQuads(out + 4 * Lanes::kQuads * i, z);
-    }
-    out += 4 * kQuads;
-    quad += kQuads;
+    w.k0 = static_cast<uint32_t>(stream_.seed);
+    w.k1 = static_cast<uint32_t>(stream_.seed >> 32);
+    quad_ += kQuads;
+    return w;
   }
-}
+
+  template <int... kStep>
+  SG_INLINE void Mix(Words& next, std::integer_sequence<int, kStep...>) {
+    ((next.Round(), normals_.template Step<kStep>()), ...);
+  }
+
+  SG_INLINE void Take(const Words& words) {
+    SG_UNROLL for (int i = 0; i < kVectors; ++i) {
+      const PhiloxWords& a = words.c[i * kStates];
+      const PhiloxWords& b = words.c[i * kStates + kStates - 1];
+      normals_.w0[2 * i] = Lanes::Merge(a.w0, b.w0);
+      normals_.w1[2 * i] = Lanes::Merge(a.w1, b.w1);
+      normals_.w0[2 * i + 1] = Lanes::Merge(a.w2, b.w2);
+      normals_.w1[2 * i + 1] = Lanes::Merge(a.w3, b.w3);
+    }
+  }
+
+  NoiseStream stream_;
+  uint64_t quad_;
+  BoxMuller<2 * kVectors> normals_;
+};

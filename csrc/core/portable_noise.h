@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include <cstdint>
+#include <utility>
 
 #include "core/counter.h"
 #include "core/macros.h"
@@ -18,12 +19,14 @@ namespace torch_sgmcmc::portable {
 // One Philox4x32-10 block: out = Philox(counter, key).
 SG_INLINE void PhiloxBlock(const uint32_t (&counter)[4], uint64_t key,
                            uint32_t (&out)[4]) {
-  PhiloxWords c[1] = {{counter[0], counter[1], counter[2], counter[3]}};
-  Philox(c, static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32));
-  out[0] = static_cast<uint32_t>(c[0].w0);
-  out[1] = static_cast<uint32_t>(c[0].w1);
-  out[2] = static_cast<uint32_t>(c[0].w2);
-  out[3] = static_cast<uint32_t>(c[0].w3);
+  Philox<1> p{{{counter[0], counter[1], counter[2], counter[3]}},
+              static_cast<uint32_t>(key),
+              static_cast<uint32_t>(key >> 32)};
+  p.AllRounds();
+  out[0] = static_cast<uint32_t>(p.c[0].w0);
+  out[1] = static_cast<uint32_t>(p.c[0].w1);
+  out[2] = static_cast<uint32_t>(p.c[0].w2);
+  out[3] = static_cast<uint32_t>(p.c[0].w3);
 }
 
 // The random words of one quad of a stream (Note [Counter layout]).
@@ -39,14 +42,16 @@ SG_INLINE void QuadNormals(const NoiseStream& stream, uint64_t quad,
                            float (&out)[4]) {
   uint32_t w[4];
   QuadWords(stream, quad, w);
-  const uint32_t radius[2] = {w[0], w[2]};
-  const uint32_t angle[2] = {w[1], w[3]};
-  float z0[2], z1[2];
-  BoxMuller(radius, angle, z0, z1);
-  out[0] = z0[0];
-  out[1] = z1[0];
-  out[2] = z0[1];
-  out[3] = z1[1];
+  BoxMuller<2> pairs;
+  for (int i = 0; i < 2; ++i) {
+    pairs.w0[i] = w[2 * i];
+    pairs.w1[i] = w[2 * i + 1];
+  }
+  pairs.AllSteps();
+  for (int i = 0; i < 2; ++i) {
+    out[2 * i] = pairs.z0[i];
+    out[2 * i + 1] = pairs.z1[i];
+  }
 }
 
 }  // namespace torch_sgmcmc::portable

@@ -10,6 +10,7 @@
 // 2 alpha lr T / N - lr^2 Var(grad).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -27,8 +28,8 @@ struct SGHMCCoefficients {
       : lr(lr),
         momentum(momentum),
         weight_decay(prior_precision / num_data),
-        noise_variance(2 * ((1 - momentum) - noise_estimate) * lr *
-                       temperature / num_data) {}
+        noise_variance(2 * std::max(0.0, (1 - momentum) - noise_estimate) *
+                       lr * temperature / num_data) {}
 
   double lr;
   double momentum;

@@ -27,7 +27,8 @@ void SGHMCStep(TensorList params, TensorList grads, TensorList momenta,
                   " (must be in [0, 1))");
   }
   CheckNumber(kOp, "noise_estimate", noise_estimate);
-  if (noise_estimate > 1 - momentum) {
+  // Up to rounding: momentum 0.9 and noise_estimate 0.1 are parts of 1.
+  if (noise_estimate > 1 - momentum + 1e-12) {
     Fail(kOp, "Invalid noise_estimate: " + std::to_string(noise_estimate) +
                   " (must not exceed the friction 1 - momentum = " +
                   std::to_string(1 - momentum) + ")");

@@ -9,11 +9,12 @@ Monte-Carlo standard errors need no autocorrelation estimate and are exact too.
 Note [False alarms]
 Every ``check_*`` function raises :class:`StatisticalError` with probability
 :data:`FALSE_ALARM` = 1e-5 when the sampler is right. A check of m statistics uses
-the threshold |z| < Φ⁻¹(1 - FALSE_ALARM / 2m) (Bonferroni; 4.4 for m = 1, 6.3 for
-m = 3000). The normal law of a z-score is approximate for sums of fourth powers:
-with 20,000 chains and more an Edgeworth term raises their tail at most fivefold. The
-whole suite makes fewer than 100 such checks: its false-alarm rate over the choice of
-seeds is below 5e-3, and seeds are fixed.
+the threshold |z| < Φ⁻¹(1 - FALSE_ALARM / 2m) (Bonferroni: 4.4 for m = 1, 6.0 for
+m = 5000). Sums of fourth powers are normal only approximately: with 10,000 chains
+and more, an Edgeworth term raises their tails up to tenfold, and as they are few
+that at most doubles the rate of a check. All tests together make about 200 checks of
+samplers that are right, so the suite's false-alarm rate over the choice of seeds is
+below 5e-3; and seeds are fixed.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ __all__ = [
     "check_mean",
     "check_p",
     "check_z",
+    "chi_square",
     "whiten",
 ]
 
@@ -90,15 +92,23 @@ def check_ks(samples: Array, law: stats.rv_continuous, *, label: str) -> None:
 
 
 def check_counts(counts: Array, probabilities: Array, *, label: str) -> None:
-    """Chi-square test of a histogram; bins expecting under 20 are pooled."""
-    total = counts.sum()
-    rare = total * probabilities < 20
+    """Chi-square test of a histogram."""
+    check_p({"chi-square": chi_square(counts, probabilities)}, label=label)
+
+
+def chi_square(counts: Array, probabilities: Array) -> float:
+    """p-value of a histogram; bins that expect fewer than 20 are pooled."""
+    expected = counts.sum() * probabilities
+    rare = expected < 20
     observed = np.append(counts[~rare], counts[rare].sum())
-    expected = total * np.append(probabilities[~rare], probabilities[rare].sum())
-    observed, expected = observed[expected > 1], expected[expected > 1]
+    expected = np.append(expected[~rare], expected[rare].sum())
+    if expected[-1] < 20:  # too little even together: into the largest bin
+        largest = np.argmax(expected)
+        observed[largest] += observed[-1]
+        expected[largest] += expected[-1]
+        observed, expected = observed[:-1], expected[:-1]
     statistic = np.sum((observed - expected) ** 2 / expected)
-    p = stats.chi2.sf(statistic, len(observed) - 1)
-    check_p({"chi-square": float(p)}, label=label)
+    return float(stats.chi2.sf(statistic, len(observed) - 1))
 
 
 def check_gaussian(
@@ -118,8 +128,6 @@ def check_gaussian(
     """
     z = np.asarray(samples, dtype=float)
     n, d = z.shape
-    if not np.all(np.isfinite(z)):
-        raise StatisticalError(f"{label}: not all samples are finite")
     if mean is not None:
         z = z - mean
     if cov is not None:

@@ -7,13 +7,13 @@ chain its own stochastic gradient.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from tests.statistics import Array
+from harness.statistics import Array
 
 __all__ = ["DoubleWell", "GaussianMean", "Quadratic", "correlated", "tensor_like"]
 
@@ -32,6 +32,10 @@ class Quadratic:
     hessian: Array
     centre: Array
     gradient_noise: Array | None = None  # S, a covariance; None is an exact gradient
+
+    @property
+    def dimension(self) -> int:
+        return len(self.centre)
 
     @property
     def noise(self) -> Array:
@@ -69,6 +73,10 @@ class GaussianMean:
         return self.data.mean(axis=0)
 
     @property
+    def dimension(self) -> int:
+        return self.data.shape[1]
+
+    @property
     def noise(self) -> Array:
         cov = np.cov(self.data, rowvar=False, bias=True).reshape(self.hessian.shape)
         return self.hessian @ cov @ self.hessian / self.batch
@@ -87,7 +95,7 @@ class DoubleWell:
     """U = -2θ² + θ⁴ (Chen et al. 2014, figure 1), its gradient blurred by N(0, s)."""
 
     gradient_noise: float = 0.0
-    edges: Array = field(default_factory=lambda: np.linspace(-2.0, 2.0, 81))
+    dimension = 1
 
     @staticmethod
     def potential(theta: Array) -> Array:
@@ -110,4 +118,4 @@ def correlated(d: int, *, seed: int, condition: float = 10.0) -> Array:
     """A d x d positive matrix: eigenvalues in [1 / condition, 1], random axes."""
     random = np.random.default_rng(seed)
     axes, _ = np.linalg.qr(random.standard_normal((d, d)))
-    return (axes * np.geomspace(1 / condition, 1, d)) @ axes.T
+    return (axes * np.geomspace(1, 1 / condition, d)) @ axes.T

@@ -6,15 +6,15 @@ To put another sampler through every test of ``test_sampling_law.py``, add one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from torch.optim import Optimizer
 
-from tests.statistics import AffineMap, Array
-from tests.targets import GaussianMean, Quadratic
+from harness.statistics import AffineMap, Array
+from harness.targets import GaussianMean, Quadratic
 from torch_sgmcmc import SGHMC, SGLD
 
 __all__ = ["METHODS", "Coordinates", "Law", "Method", "sghmc_law", "sgld_law"]
@@ -98,13 +98,11 @@ def sghmc_law(target: Quadratic | GaussianMean, c: Coordinates) -> Law:
     every = int(c["resample_momentum_every"][0])
     if every == 0:
         return Law(one_step, start, state=("momentum",))
-    resample = AffineMap(
-        np.diag(np.repeat([1.0, 0.0], d)), np.zeros(2 * d), start
-    )
+    resample = AffineMap(np.diag(np.repeat([1.0, 0.0], d)), np.zeros(2 * d), start)
     return Law(resample.then(one_step.power(every)), start, every, ("momentum",))
 
 
-METHODS: Iterable[Method] = (
+METHODS: tuple[Method, ...] = (
     Method(
         "SGLD",
         SGLD,
@@ -119,6 +117,6 @@ METHODS: Iterable[Method] = (
             float(c["momentum"][0]),
             float(_injected(c, 1 - c["momentum"] - c["noise_estimate"])[0]),
         ),
-        {"momentum": 0.8},
+        {"momentum": 0.6},
     ),
 )

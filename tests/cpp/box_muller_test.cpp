@@ -1,0 +1,174 @@
+// The transform from random words to normals, against the formulas that
+// core/noise.inl documents, in double precision. lanes_test.cpp extends what is
+// proved here for the portable lanes to all others.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "lane_probes.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+struct Pair {
+  double z0;
+  double z1;
+};
+
+Pair Reference(double radius, uint32_t w1) {
+  const double angle =
+      static_cast<double>(static_cast<int32_t>(w1)) * 0x1p-31 * std::atan(1.0);
+  const double sine = radius * std::sin(angle);
+  const double cosine = radius * std::cos(angle) * (w1 % 2 == 0 ? 1 : -1);
+  return w1 & 2 ? Pair{sine, cosine} : Pair{cosine, sine};
+}
+
+double Radius(double u) { return std::sqrt(-2 * std::log(u)); }
+
+// The uniform that word w0 stands for.
+double Uniform(uint32_t w0) {
+  return (static_cast<double>(w0 >> 1) + 0.5) * 0x1p-31;
+}
+
+// The same, rounded to float as the transform must.
+double RoundedUniform(uint32_t w0) {
+  const double k = static_cast<double>(static_cast<float>(w0 >> 1));
+  return static_cast<double>(static_cast<float>((k + 0.5) * 0x1p-31));
+}
+
+struct Words {
+  std::vector<uint32_t> w0;
+  std::vector<uint32_t> w1;
+
+  void Add(uint32_t a, uint32_t b) {
+    w0.push_back(a);
+    w1.push_back(b);
+  }
+};
+
+// Words with one, two or all bits alike, their neighbours, and those around the
+// places where the logarithm changes its exponent (2/3 of a power of two).
+std::vector<uint32_t> SpecialWords() {
+  std::vector<uint32_t> result;
+  for (int bit = 0; bit <= 32; ++bit) {
+    const uint64_t power = uint64_t{1} << bit;
+    for (const uint64_t center : {power, power / 3 * 2, power + power / 2}) {
+      for (int d = -40; d <= 40; ++d) {
+        result.push_back(
+            static_cast<uint32_t>(center + static_cast<uint64_t>(d)));
+      }
+    }
+  }
+  return result;
+}
+
+// Special words for the radius and the angle, and an even sweep of both.
+Words Sweep() {
+  Words words;
+  const uint32_t some_angles[] = {0,
+                                  1,
+                                  2,
+                                  3,
+                                  0x7fffffff,
+                                  0x80000000,
+                                  0x80000003,
+                                  0xffffffff,
+                                  0x40000001,
+                                  0xc0000002,
+                                  0x12345678};
+  const uint32_t some_radii[] = {
+      0, 1, 0xffffffff, 0xfffffffe, 0x80000000, 0x55555555, 0x12345678};
+  for (const uint32_t special : SpecialWords()) {
+    for (const uint32_t angle : some_angles) words.Add(special, angle);
+    for (const uint32_t radius : some_radii) words.Add(radius, special);
+  }
+  std::mt19937 random(7);
+  constexpr uint32_t kStride = 4093;  // a prime, so all low bits occur
+  for (uint64_t w = 0; w < uint64_t{1} << 32; w += kStride) {
+    words.Add(static_cast<uint32_t>(w), static_cast<uint32_t>(random()));
+    words.Add(static_cast<uint32_t>(random()), static_cast<uint32_t>(w));
+  }
+  while (words.w0.size() % 16 != 0) words.Add(0, 0);
+  return words;
+}
+
+class BoxMullerTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    words_ = Sweep();
+    z0_.resize(words_.w0.size());
+    z1_.resize(words_.w0.size());
+    LaneProbes()[0].box_muller(words_.w0.data(),
+                               words_.w1.data(),
+                               static_cast<int64_t>(z0_.size()),
+                               z0_.data(),
+                               z1_.data());
+  }
+
+  Words words_;
+  std::vector<float> z0_, z1_;
+};
+
+// The largest error over all 2^31 radii at angle 0 is 9.2e-7, over all 2^32
+// angles at the largest radius 1.04e-6.
+TEST_F(BoxMullerTest, IsAccurateGivenTheRoundedUniform) {
+  constexpr double kMaxError = 1.3e-6;
+  for (size_t i = 0; i < z0_.size(); ++i) {
+    const uint32_t w0 = words_.w0[i];
+    const uint32_t w1 = words_.w1[i];
+    const Pair want = Reference(Radius(RoundedUniform(w0)), w1);
+    ASSERT_LE(std::abs(z0_[i] - want.z0), kMaxError)
+        << std::hex << w0 << " " << w1;
+    ASSERT_LE(std::abs(z1_[i] - want.z1), kMaxError)
+        << std::hex << w0 << " " << w1;
+  }
+}
+
+// Rounding u to 24 bits moves it by at most 2^-24 relatively: a shift of r by
+// at most 2^-24 / r, and never by more than r where r is as small as that.
+TEST_F(BoxMullerTest, IsAccurateGivenTheExactUniform) {
+  constexpr double kMaxError = 1.3e-6;
+  for (size_t i = 0; i < z0_.size(); ++i) {
+    const double radius = Radius(Uniform(words_.w0[i]));
+    const double bound =
+        kMaxError + std::min(0x1p-24 / radius, std::sqrt(0x1p-23));
+    const Pair want = Reference(radius, words_.w1[i]);
+    ASSERT_LE(std::abs(z0_[i] - want.z0), bound) << std::hex << words_.w0[i];
+    ASSERT_LE(std::abs(z1_[i] - want.z1), bound) << std::hex << words_.w0[i];
+  }
+}
+
+TEST_F(BoxMullerTest, IsFiniteAndReachesTheDocumentedRadius) {
+  float largest = 0;
+  for (size_t i = 0; i < z0_.size(); ++i) {
+    ASSERT_TRUE(std::isfinite(z0_[i]) && std::isfinite(z1_[i]))
+        << std::hex << words_.w0[i] << " " << words_.w1[i];
+    largest = std::max({largest, std::abs(z0_[i]), std::abs(z1_[i])});
+  }
+  // sqrt(-2 ln 2^-32) = 6.6604
+  EXPECT_LE(largest, 6.661f);
+  EXPECT_GE(largest, 6.660f);
+}
+
+// The lowest two bits of the second word choose the quadrant.
+TEST(BoxMuller, UsesAllFourQuadrants) {
+  std::vector<uint32_t> w0(16, 12345), w1(16);
+  for (uint32_t i = 0; i < 16; ++i) w1[i] = 0x10000000 + i;
+  float z0[16], z1[16];
+  LaneProbes()[0].box_muller(w0.data(), w1.data(), 16, z0, z1);
+  for (int i = 0; i < 16; i += 4) {
+    EXPECT_GT(z0[i], z1[i]);           // (c, s)
+    EXPECT_LT(z0[i + 1], -z1[i + 1]);  // (-c, s)
+    EXPECT_LT(z0[i + 2], z1[i + 2]);   // (s, c)
+    EXPECT_LT(z1[i + 3], -z0[i + 3]);  // (s, -c)
+    EXPECT_EQ(z0[i], z1[i + 2]);
+    EXPECT_EQ(z0[i + 1], z1[i + 3]);
+  }
+}
+
+}  // namespace
+}  // namespace torch_sgmcmc

@@ -1,0 +1,62 @@
+// The noise source of every instruction set, behind one interface for tests.
+//
+// Unlike the drivers, which use the best instruction set that TORCH_SGMCMC_ISA
+// allows, these run all that the processor has, in one process.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <ostream>
+#include <vector>
+
+#include "core/counter.h"
+
+namespace torch_sgmcmc {
+
+struct LaneProbe {
+  const char* name;
+  bool available;  // on this processor
+  int wide_lanes;  // lanes that `philox` fills
+  void (*fill)(float* out,
+               uint64_t first_quad,
+               int64_t blocks,
+               const NoiseStream& stream);
+  void (*philox)(const uint32_t* counter,
+                 const uint32_t* key,
+                 uint32_t (*out)[4]);
+  // `count` must be a multiple of 16.
+  void (*box_muller)(const uint32_t* w0,
+                     const uint32_t* w1,
+                     int64_t count,
+                     float* z0,
+                     float* z1);
+};
+
+constexpr int kMaxWideLanes = 8;
+
+// Portable first; AVX2 and AVX-512 on x86.
+const std::vector<LaneProbe>& LaneProbes();
+
+inline void PrintTo(const LaneProbe& probe, std::ostream* out) {
+  *out << probe.name;
+}
+
+// Runs a test once for each entry of LaneProbes(), skipping what the processor
+// lacks.
+class LaneTest : public testing::TestWithParam<LaneProbe> {
+ protected:
+  void SetUp() override {
+    if (!GetParam().available) GTEST_SKIP() << "not on this processor";
+  }
+};
+
+#define INSTANTIATE_LANE_TEST(suite)                                           \
+  INSTANTIATE_TEST_SUITE_P(Isa,                                                \
+                           suite,                                              \
+                           testing::ValuesIn(LaneProbes()),                    \
+                           [](const testing::TestParamInfo<LaneProbe>& info) { \
+                             return info.param.name;                           \
+                           })
+
+}  // namespace torch_sgmcmc

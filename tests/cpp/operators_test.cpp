@@ -1,0 +1,169 @@
+// The operators as any program finds them: by name in torch's dispatcher, in
+// the shared library. Their arithmetic is tested elsewhere; what is tested here
+// is that they are registered, take their arguments in the schema's order, and
+// that errors come through.
+#include <gtest/gtest.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <exception>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "apply/cpu.h"
+#include "apply/reduce.h"
+#include "samplers/gaussian_op.h"
+#include "samplers/sghmc_op.h"
+#include "samplers/sgld_op.h"
+#include "tensors.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+// Calls an operator; returns its stack, in which results replace arguments.
+template <class... T>
+std::vector<StableIValue> Call(const char* name,
+                               const std::tuple<T...>& arguments) {
+  std::vector<StableIValue> stack = std::apply(
+      [](const T&... a) {
+        return std::vector<StableIValue>{torch::stable::detail::from(a)...};
+      },
+      arguments);
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
+  return stack;
+}
+
+// Each test calls an operator, and the function behind it on copies.
+class Operators : public testing::Test {
+ protected:
+  static std::vector<float> Some(float scale) {
+    std::vector<float> x(1001);
+    for (size_t i = 0; i < x.size(); ++i) {
+      x[i] = scale * (static_cast<float>(i % 37) - 18);
+    }
+    return x;
+  }
+
+  template <class... Vectors>
+  static auto Lists(Vectors&... x) {
+    return std::make_tuple(TensorList{View(x)}...);
+  }
+
+  template <class... T>
+  auto SGLDArguments(double lr, const std::tuple<T...>& lists) const {
+    return std::tuple_cat(lists,
+                          std::make_tuple(lr,
+                                          /*num_data=*/50.0,
+                                          /*prior_precision=*/2.0,
+                                          /*temperature=*/0.5,
+                                          offsets_,
+                                          /*seed=*/int64_t{3},
+                                          /*step=*/int64_t{4},
+                                          no_step_));
+  }
+
+  auto GaussianArguments(std::vector<float>& out,
+                         int64_t step,
+                         std::optional<Tensor> device_step) const {
+    return std::tuple_cat(Lists(out),
+                          std::make_tuple(/*std=*/0.7,
+                                          offsets_,
+                                          /*seed=*/int64_t{3},
+                                          step,
+                                          /*purpose=*/int64_t{1},
+                                          std::move(device_step)));
+  }
+
+  std::vector<float> theta_ = Some(0.1f), theta2_ = theta_;
+  std::vector<float> v_ = Some(0.01f), v2_ = v_;
+  std::vector<float> grad_ = Some(-0.3f);
+  std::vector<float> variance_ = std::vector<float>(1001, 0.01f);
+  const std::vector<float> before_ = theta_;
+  const std::vector<int64_t> offsets_ = {128};
+  const std::optional<Tensor> no_step_ = std::nullopt;
+};
+
+TEST_F(Operators, SGLDStep) {
+  Call("torch_sgmcmc::sgld_step_", SGLDArguments(0.1, Lists(theta_, grad_)));
+  std::apply(SGLDStep<CpuDriver>, SGLDArguments(0.1, Lists(theta2_, grad_)));
+  EXPECT_EQ(theta_, theta2_);
+  EXPECT_NE(theta_, before_);
+}
+
+TEST_F(Operators, SGHMCStep) {
+  const auto rest = std::make_tuple(/*lr=*/0.1,
+                                    /*momentum=*/0.9,
+                                    /*num_data=*/5.0,
+                                    /*prior_precision=*/2.0,
+                                    /*temperature=*/0.5,
+                                    /*noise_estimate=*/0.01,
+                                    /*resample_momentum_every=*/int64_t{2},
+                                    offsets_,
+                                    /*seed=*/int64_t{3},
+                                    /*step=*/int64_t{4},
+                                    no_step_);
+  Call("torch_sgmcmc::sghmc_step_",
+       std::tuple_cat(Lists(theta_, grad_, v_, variance_), rest));
+  std::apply(SGHMCStep<CpuDriver>,
+             std::tuple_cat(Lists(theta2_, grad_, v2_, variance_), rest));
+  EXPECT_EQ(theta_, theta2_);
+  EXPECT_EQ(v_, v2_);
+  EXPECT_NE(theta_, before_);
+}
+
+TEST_F(Operators, GradientVariance) {
+  std::vector<float> previous = Some(0.2f), previous2 = previous;
+  std::vector<float> variance2 = variance_;
+  const auto weight = std::make_tuple(0.05);
+  Call("torch_sgmcmc::gradient_variance_",
+       std::tuple_cat(Lists(grad_, variance_, previous), weight));
+  std::apply(GradientVarianceStep<CpuDriver>,
+             std::tuple_cat(Lists(grad_, variance2, previous2), weight));
+  EXPECT_EQ(variance_, variance2);
+  EXPECT_EQ(previous, grad_);
+  EXPECT_EQ(previous2, grad_);
+}
+
+TEST_F(Operators, Gaussian) {
+  Call("torch_sgmcmc::gaussian_", GaussianArguments(theta_, 4, no_step_));
+  std::apply(Gaussian<CpuDriver>, GaussianArguments(theta2_, 4, no_step_));
+  EXPECT_EQ(theta_, theta2_);
+  EXPECT_NE(theta_, before_);
+}
+
+TEST_F(Operators, DeviceStepIsAddedToStep) {
+  std::vector<int64_t> step = {3};
+  Call("torch_sgmcmc::gaussian_", GaussianArguments(theta_, 1, View(step)));
+  std::apply(Gaussian<CpuDriver>, GaussianArguments(theta2_, 4, no_step_));
+  EXPECT_EQ(theta_, theta2_);
+}
+
+TEST_F(Operators, SumOfSquares) {
+  const std::vector<StableIValue> stack =
+      Call("torch_sgmcmc::sum_of_squares",
+           std::make_tuple(TensorList{View(theta_), View(v_)}));
+  const Tensor result = torch::stable::detail::to<Tensor>(stack[0]);
+  EXPECT_EQ(result.scalar_type(), ScalarType::Double);
+  EXPECT_EQ(result.dim(), 0);
+  double exact = 0;
+  for (const float x : theta_) exact += static_cast<double>(x) * x;
+  for (const float x : v_) exact += static_cast<double>(x) * x;
+  EXPECT_NEAR(*static_cast<const double*>(result.data_ptr()),
+              exact,
+              2002 * 0x1p-53 * exact);
+}
+
+TEST_F(Operators, ErrorsLeaveTensorsAsTheyWere) {
+  const char* name = "torch_sgmcmc::sgld_step_";
+  EXPECT_THROW(Call(name, SGLDArguments(-0.1, Lists(theta_, grad_))),
+               std::exception);
+  const auto no_grads = std::make_tuple(TensorList{View(theta_)}, TensorList{});
+  EXPECT_THROW(Call(name, SGLDArguments(0.1, no_grads)), std::exception);
+  EXPECT_EQ(theta_, before_);
+}
+
+}  // namespace
+}  // namespace torch_sgmcmc

@@ -1,0 +1,243 @@
+// One segment through the CPU loop of every instruction set and through the
+// CUDA kernel's arithmetic: all must equal, bit for bit, the plain loop over
+// elements that draws each element's noise by its definition.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "apply/cpu.h"
+#include "cuda_on_host.h"
+#include "lane_probes.h"
+#include "samplers/gaussian.h"
+#include "samplers/gradient_variance.h"
+#include "samplers/sghmc.h"
+#include "samplers/sgld.h"
+#include "tensors.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+// The arrays of one segment with random contents, between guard elements, as
+// raw memory that can be compared bit by bit.
+template <class Update, class T>
+class Arrays {
+ public:
+  // `shift` moves all arrays by so many elements from their natural alignment.
+  Arrays(int64_t numel, int shift, uint32_t seed)
+      : numel_(numel), shift_(shift) {
+    std::mt19937 random(seed);
+    Fill(random, kIndices);
+  }
+
+  Segment SegmentAt(uint64_t offset) {
+    Segment s{};
+    SetPointers(&s, kIndices);
+    s.numel = numel_;
+    s.offset = offset;
+    s.dtype = kScalarType<T>;
+    return s;
+  }
+
+  bool operator==(const Arrays& other) const { return bytes_ == other.bytes_; }
+
+ private:
+  static constexpr size_t kCount = std::tuple_size_v<decltype(Update::kRoles)>;
+  static constexpr auto kIndices = std::make_index_sequence<kCount>();
+  static constexpr int64_t kGuard = 16;
+
+  template <size_t kIndex>
+  using Element = Stored<Update::kRoles[kIndex], T>;
+
+  template <size_t... kIndex>
+  void Fill(std::mt19937& random, std::index_sequence<kIndex...>) {
+    (FillOne<Element<kIndex>>(random, Update::kRoles[kIndex], &bytes_[kIndex]),
+     ...);
+  }
+
+  template <class E>
+  void FillOne(std::mt19937& random, Role role, std::vector<std::byte>* bytes) {
+    std::normal_distribution<float> normal;
+    bytes->resize(static_cast<size_t>(numel_ + 2 * kGuard) * sizeof(E));
+    for (size_t i = 0; i < bytes->size(); i += sizeof(E)) {
+      const float x = normal(random);
+      const E e = static_cast<E>(role == Role::kStatistic ? std::abs(x) : x);
+      std::memcpy(bytes->data() + i, &e, sizeof e);
+    }
+  }
+
+  template <size_t... kIndex>
+  void SetPointers(Segment* s, std::index_sequence<kIndex...>) {
+    ((s->data[kIndex] =
+          reinterpret_cast<Element<kIndex>*>(bytes_[kIndex].data()) + kGuard +
+          shift_),
+     ...);
+  }
+
+  int64_t numel_;
+  int shift_;
+  std::array<std::vector<std::byte>, kCount> bytes_;
+};
+
+// Element by element, by the definition of the counter layout.
+template <class Update, class T>
+void RunByDefinition(const Update& update,
+                     const Segment& s,
+                     const NoiseStream& stream) {
+  constexpr auto kIndices =
+      std::make_index_sequence<std::tuple_size_v<decltype(Update::kRoles)>>();
+  for (int64_t i = 0; i < s.numel; ++i) {
+    const uint64_t element = s.offset + static_cast<uint64_t>(i);
+    const int word = static_cast<int>(element % 4);
+    cuda_on_host::UpdateQuad<Update, T>(update,
+                                        s.data,
+                                        {element / 4, i - word, word, word + 1},
+                                        stream,
+                                        kIndices);
+  }
+}
+
+std::vector<Isa> AvailableIsas() {
+  std::vector<Isa> result;
+  for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
+    for (const LaneProbe& probe : LaneProbes()) {
+      if (probe.available && std::string(probe.name) == IsaName(isa)) {
+        result.push_back(isa);
+      }
+    }
+  }
+  return result;
+}
+
+template <class Update, class T>
+void ExpectAllAgree(const Update& update,
+                    int64_t numel,
+                    uint64_t offset,
+                    int shift,
+                    const NoiseStream& stream) {
+  SCOPED_TRACE("numel " + std::to_string(numel) + ", offset " +
+               std::to_string(offset) + ", shift " + std::to_string(shift));
+  const Arrays<Update, T> before(numel, shift, 5);
+  Arrays<Update, T> want = before;
+  RunByDefinition<Update, T>(update, want.SegmentAt(offset), stream);
+
+  Arrays<Update, T> cuda = before;
+  cuda_on_host::LaunchAll<T>(
+      update, stream, {cuda.SegmentAt(offset)}, kScalarType<T>);
+  ASSERT_TRUE(cuda == want) << "CUDA";
+
+  for (const Isa isa : AvailableIsas()) {
+    Arrays<Update, T> whole = before;
+    RunSegmentOnIsa<Update, T>(
+        update, whole.SegmentAt(offset), 0, numel, stream, isa);
+    ASSERT_TRUE(whole == want) << IsaName(isa);
+
+    // In two parts, cut at an odd place.
+    Arrays<Update, T> parts = before;
+    const int64_t cut = numel * 5 / 8;
+    for (const auto& [begin, end] : {std::pair(cut, numel), {0, cut}}) {
+      RunSegmentOnIsa<Update, T>(
+          update, parts.SegmentAt(offset), begin, end, stream, isa);
+    }
+    ASSERT_TRUE(parts == want) << IsaName(isa) << ", cut at " << cut;
+  }
+}
+
+constexpr int64_t kSizes[] = {1,   2,   3,   4,   5,    7,    8,    31,   32,
+                              33,  63,  64,  65,  127,  128,  129,  255,  256,
+                              257, 511, 513, 640, 1000, 4095, 4096, 4097, 5000};
+// The last ones make the segment cross quad 2^32 and end near 2^63.
+constexpr uint64_t kOffsets[] = {0,
+                                 1,
+                                 2,
+                                 3,
+                                 4,
+                                 127,
+                                 128,
+                                 (uint64_t{1} << 34) - 500,
+                                 (uint64_t{1} << 34) - 1,
+                                 (uint64_t{1} << 63) - 6000};
+
+template <class Update, class T>
+void ExpectAllAgreeEverywhere(const Update& update) {
+  const NoiseStream stream{0x9e3779b97f4a7c15, 0x123456789a, 1};
+  for (const int64_t numel : kSizes) {
+    for (const uint64_t offset : kOffsets) {
+      ExpectAllAgree<Update, T>(
+          update, numel, offset, static_cast<int>(offset % 3), stream);
+    }
+  }
+}
+
+template <class T>
+class Segments : public testing::Test {};
+using Types = testing::Types<float, double, BFloat16, Half>;
+TYPED_TEST_SUITE(Segments, Types);
+
+TYPED_TEST(Segments, SGLD) {
+  using Update = SGLDUpdate<Arithmetic<TypeParam>>;
+  ExpectAllAgreeEverywhere<Update, TypeParam>(
+      Update(SGLDCoefficients(0.1, 50, 2, 1)));
+}
+
+TYPED_TEST(Segments, SGLDWithoutNoise) {
+  using Update = SGLDUpdate<Arithmetic<TypeParam>>;
+  ExpectAllAgreeEverywhere<Update, TypeParam>(
+      Update(SGLDCoefficients(0.1, 50, 2, 0)));
+}
+
+TYPED_TEST(Segments, SGHMC) {
+  using Update = SGHMCUpdate<Arithmetic<TypeParam>>;
+  ExpectAllAgreeEverywhere<Update, TypeParam>(
+      Update(SGHMCCoefficients(0.1, 0.9, 50, 2, 1, 0.01)));
+}
+
+TYPED_TEST(Segments, SGHMCNoiseAware) {
+  using Update = SGHMCNoiseAwareUpdate<Arithmetic<TypeParam>>;
+  ExpectAllAgreeEverywhere<Update, TypeParam>(
+      Update(SGHMCCoefficients(0.1, 0.5, 10, 2, 1, 0)));
+}
+
+TYPED_TEST(Segments, GradientVariance) {
+  using Update = GradientVarianceUpdate<Arithmetic<TypeParam>>;
+  ExpectAllAgreeEverywhere<Update, TypeParam>(
+      Update(GradientVarianceCoefficients{0.05}));
+}
+
+TYPED_TEST(Segments, GaussianFill) {
+  using Update = GaussianFill<Arithmetic<TypeParam>>;
+  ExpectAllAgreeEverywhere<Update, TypeParam>(
+      Update(GaussianCoefficients{0.7}));
+}
+
+// The noise must depend on every part of the stream.
+TEST(Segments, NoiseDependsOnSeedStepAndPurpose) {
+  using Update = GaussianFill<float>;
+  const Update update(GaussianCoefficients{1});
+  const NoiseStream streams[] = {{0, 0, 0},
+                                 {1, 0, 0},
+                                 {0, 1, 0},
+                                 {0, 0, 1},
+                                 {uint64_t{1} << 32, 0, 0},
+                                 {0, uint64_t{1} << 32, 0}};
+  std::vector<Arrays<Update, float>> results;
+  for (const NoiseStream& stream : streams) {
+    Arrays<Update, float> x(256, 0, 1);
+    RunSegmentOnIsa<Update, float>(
+        update, x.SegmentAt(0), 0, 256, stream, ActiveIsa());
+    for (const Arrays<Update, float>& other : results) {
+      EXPECT_FALSE(x == other);
+    }
+    results.push_back(x);
+  }
+}
+
+}  // namespace
+}  // namespace torch_sgmcmc

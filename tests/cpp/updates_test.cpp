@@ -1,0 +1,255 @@
+// The update functors against the papers' formulas in long double, from the
+// hyperparameters themselves, so that the coefficients' algebra is tested too.
+//
+// Tolerances are proved, not tuned: with u half an ulp of 1, each rounding of a
+// coefficient or an operation adds u times the sum of the magnitudes of all
+// terms; kRoundings counts the longest chain of them.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "samplers/gaussian.h"
+#include "samplers/gradient_variance.h"
+#include "samplers/sghmc.h"
+#include "samplers/sgld.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+struct Hyperparameters {
+  double lr, momentum, num_data, prior_precision, temperature, noise_estimate;
+};
+
+const Hyperparameters kHyperparameters[] = {
+    {0.1, 0.99, 50000, 1, 1, 0},
+    {0.1, 0.99, 50000, 1, 1, 0.004},
+    {0.02, 0.9, 1, 0, 1, 0.05},
+    {1.7, 0, 3, 25, 0.3, 0},
+    {1e-4, 0.5, 1000, 0.5, 7, 0.5},  // noise_estimate takes all the friction
+    {0.1, 0.9, 10, 1, 0, 0},         // T = 0
+    {0, 0.9, 10, 1, 1, 0},           // lr = 0
+};
+
+struct Inputs {
+  double theta, grad, v, statistic, xi;
+};
+
+// Inputs that are exact in float, so that both types see the same numbers.
+std::vector<Inputs> RandomInputs() {
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal;
+  const auto draw = [&](float scale) {
+    return static_cast<double>(scale * normal(random));
+  };
+  std::vector<Inputs> result;
+  for (int i = 0; i < 2000; ++i) {
+    const float scale = std::exp2(static_cast<float>(i % 21 - 10));
+    result.push_back(
+        {draw(scale), draw(1), draw(0.1f), std::abs(draw(scale)), draw(1)});
+  }
+  return result;
+}
+
+template <class Real>
+long double UnitRoundoff() {
+  return std::numeric_limits<Real>::epsilon() / 2;
+}
+
+template <class Real>
+class Updates : public testing::Test {};
+using RealTypes = testing::Types<float, double>;
+TYPED_TEST_SUITE(Updates, RealTypes);
+
+TYPED_TEST(Updates, SGLD) {
+  using Real = TypeParam;
+  constexpr int kRoundings = 5;
+  for (const Hyperparameters& h : kHyperparameters) {
+    const SGLDUpdate<Real> update(
+        SGLDCoefficients(h.lr, h.num_data, h.prior_precision, h.temperature));
+    const long double lr = h.lr;
+    const long double n = h.num_data;
+    const long double decay = h.prior_precision / n;
+    const long double noise = std::sqrt(2 * lr * h.temperature / n);
+    for (const Inputs& in : RandomInputs()) {
+      Real x[2] = {static_cast<Real>(in.theta), static_cast<Real>(in.grad)};
+      update(x, static_cast<Real>(in.xi));
+      const long double want =
+          in.theta - lr * (in.grad + decay * in.theta) + noise * in.xi;
+      const long double terms =
+          std::abs(in.theta) +
+          lr * (std::abs(in.grad) + decay * std::abs(in.theta)) +
+          noise * std::abs(in.xi);
+      ASSERT_LE(std::abs(x[0] - want),
+                kRoundings * UnitRoundoff<Real>() * terms);
+      ASSERT_EQ(x[1], static_cast<Real>(in.grad));
+    }
+    EXPECT_EQ(update.needs_noise(), h.lr > 0 && h.temperature > 0);
+    EXPECT_FALSE(update.skips(0));
+    EXPECT_FALSE(update.skips(1));
+  }
+}
+
+TYPED_TEST(Updates, SGHMC) {
+  using Real = TypeParam;
+  constexpr int kRoundings = 6;
+  for (const Hyperparameters& h : kHyperparameters) {
+    const SGHMCUpdate<Real> update(SGHMCCoefficients(h.lr,
+                                                     h.momentum,
+                                                     h.num_data,
+                                                     h.prior_precision,
+                                                     h.temperature,
+                                                     h.noise_estimate));
+    const long double lr = h.lr;
+    const long double n = h.num_data;
+    const long double decay = h.prior_precision / n;
+    const long double alpha = 1 - static_cast<long double>(h.momentum);
+    const long double noise =
+        std::sqrt(2 * (alpha - h.noise_estimate) * lr * h.temperature / n);
+    for (const Inputs& in : RandomInputs()) {
+      Real x[3] = {static_cast<Real>(in.theta),
+                   static_cast<Real>(in.grad),
+                   static_cast<Real>(in.v)};
+      update(x, static_cast<Real>(in.xi));
+      const long double v = (1 - alpha) * in.v -
+                            lr * (in.grad + decay * in.theta) + noise * in.xi;
+      const long double terms =
+          (1 - alpha) * std::abs(in.v) +
+          lr * (std::abs(in.grad) + decay * std::abs(in.theta)) +
+          noise * std::abs(in.xi);
+      const long double u = UnitRoundoff<Real>();
+      ASSERT_LE(std::abs(x[2] - v), kRoundings * u * terms);
+      // The position moves with the new momentum.
+      ASSERT_LE(std::abs(x[0] - (in.theta + v)),
+                kRoundings * u * (std::abs(in.theta) + terms));
+      ASSERT_EQ(x[1], static_cast<Real>(in.grad));
+    }
+    const bool noisy =
+        h.lr > 0 && h.temperature > 0 && h.noise_estimate < 1 - h.momentum;
+    EXPECT_EQ(update.needs_noise(), noisy);
+    EXPECT_FALSE(update.skips(1));
+  }
+}
+
+TYPED_TEST(Updates, SGHMCNoiseAware) {
+  using Real = TypeParam;
+  constexpr int kRoundings = 6;
+  int clamped = 0;
+  for (const Hyperparameters& h : kHyperparameters) {
+    const SGHMCNoiseAwareUpdate<Real> update(
+        SGHMCCoefficients(h.lr,
+                          h.momentum,
+                          h.num_data,
+                          h.prior_precision,
+                          h.temperature,
+                          h.noise_estimate));
+    const long double lr = h.lr;
+    const long double n = h.num_data;
+    const long double decay = h.prior_precision / n;
+    const long double alpha = 1 - static_cast<long double>(h.momentum);
+    const long double all =
+        2 * (alpha - h.noise_estimate) * lr * h.temperature / n;
+    for (const Inputs& in : RandomInputs()) {
+      Real x[4] = {static_cast<Real>(in.theta),
+                   static_cast<Real>(in.grad),
+                   static_cast<Real>(in.v),
+                   static_cast<Real>(in.statistic)};
+      update(x, static_cast<Real>(in.xi));
+      const long double taken = lr * lr * in.statistic;
+      const long double variance = all - taken;
+      const long double u = UnitRoundoff<Real>();
+      const long double variance_error = 4 * u * (all + taken);
+      if (std::abs(variance) < 4 * variance_error) continue;
+      clamped += variance < 0;
+      const long double noise = variance > 0 ? std::sqrt(variance) : 0;
+      const long double noise_error = variance > 0 ? variance_error / noise : 0;
+      const long double v = (1 - alpha) * in.v -
+                            lr * (in.grad + decay * in.theta) + noise * in.xi;
+      const long double terms =
+          (1 - alpha) * std::abs(in.v) +
+          lr * (std::abs(in.grad) + decay * std::abs(in.theta)) +
+          noise * std::abs(in.xi);
+      const long double bound =
+          kRoundings * u * terms + noise_error * std::abs(in.xi);
+      ASSERT_LE(std::abs(x[2] - v), bound);
+      ASSERT_LE(std::abs(x[0] - (in.theta + v)),
+                bound + u * (std::abs(in.theta) + terms));
+      ASSERT_EQ(x[1], static_cast<Real>(in.grad));
+      ASSERT_EQ(x[3], static_cast<Real>(in.statistic));
+    }
+  }
+  EXPECT_GT(clamped, 100);  // the clamp at zero was seen
+}
+
+// METHODS: beta = lr N Var(grad) / (2 T), so a known variance must do the same
+// as the noise_estimate that it amounts to.
+TYPED_TEST(Updates, KnownVarianceEqualsItsNoiseEstimate) {
+  using Real = TypeParam;
+  constexpr double kLr = 0.05, kMomentum = 0.9, kN = 20, kT = 1.5, kV = 0.1;
+  const double beta = kLr * kN * kV / (2 * kT);
+  const SGHMCUpdate<Real> plain(
+      SGHMCCoefficients(kLr, kMomentum, kN, 2, kT, beta));
+  const SGHMCNoiseAwareUpdate<Real> aware(
+      SGHMCCoefficients(kLr, kMomentum, kN, 2, kT, 0));
+  Real x[3] = {Real(0.7), Real(-0.2), Real(0.01)};
+  Real y[4] = {x[0], x[1], x[2], Real(kV)};
+  plain(x, Real(1.25));
+  aware(y, Real(1.25));
+  const double tolerance = 20 * static_cast<double>(UnitRoundoff<Real>());
+  EXPECT_NEAR(x[0], y[0], tolerance);
+  EXPECT_NEAR(x[2], y[2], tolerance);
+}
+
+TYPED_TEST(Updates, GradientVariance) {
+  using Real = TypeParam;
+  constexpr int kRoundings = 6;
+  for (const double weight : {0.0, 0.01, 0.5, 1.0}) {
+    const GradientVarianceUpdate<Real> update(
+        GradientVarianceCoefficients{weight});
+    EXPECT_FALSE(update.needs_noise());
+    for (const Inputs& in : RandomInputs()) {
+      Real x[3] = {static_cast<Real>(in.grad),
+                   static_cast<Real>(in.statistic),
+                   static_cast<Real>(in.v)};
+      update(x, Real(0));
+      const long double d = static_cast<long double>(in.grad) - in.v;
+      const long double want =
+          in.statistic + weight * (d * d / 2 - in.statistic);
+      const long double terms =
+          in.statistic + weight * (d * d / 2 + in.statistic);
+      ASSERT_LE(std::abs(x[1] - want),
+                kRoundings * UnitRoundoff<Real>() * terms);
+      ASSERT_EQ(x[0], static_cast<Real>(in.grad));
+      ASSERT_EQ(x[2], static_cast<Real>(in.grad));
+    }
+  }
+}
+
+TYPED_TEST(Updates, GaussianFill) {
+  using Real = TypeParam;
+  for (const double std : {0.0, 1.0, 0.3, 1e-6}) {
+    const GaussianFill<Real> update(GaussianCoefficients{std});
+    EXPECT_EQ(update.needs_noise(), std != 0);
+    for (const Inputs& in : RandomInputs()) {
+      Real x[1] = {Real(99)};
+      update(x, static_cast<Real>(in.xi));
+      const long double want = static_cast<long double>(std) * in.xi;
+      ASSERT_LE(std::abs(x[0] - want),
+                2.5L * UnitRoundoff<Real>() * std::abs(want));
+    }
+  }
+}
+
+TYPED_TEST(Updates, GaussianFillEveryFewSteps) {
+  const GaussianFill<TypeParam> always(GaussianCoefficients{1.0});
+  const GaussianFill<TypeParam> every(GaussianCoefficients{1.0, 5});
+  for (uint64_t step = 0; step < 20; ++step) {
+    EXPECT_FALSE(always.skips(step));
+    EXPECT_EQ(every.skips(step), step % 5 != 0);
+  }
+}
+
+}  // namespace
+}  // namespace torch_sgmcmc

@@ -1,0 +1,94 @@
+"""Hashes of what the operators and samplers compute, to compare processes with.
+
+Run as a program it prints the instruction set in use and the hashes, as JSON.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+
+import torch
+from reference import DTYPES, SIZES, arithmetic
+from torch import Tensor
+
+import torch_sgmcmc as sg
+from torch_sgmcmc import _C
+from torch_sgmcmc import _library as ops
+
+__all__ = ["digest", "fingerprints"]
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """A hash of the bits of some tensors."""
+    h = hashlib.sha256()
+    for t in tensors:
+        h.update(f"{t.dtype}{list(t.shape)}".encode())
+        raw = t.detach().contiguous().flatten().view(torch.uint8)
+        h.update(raw.numpy().tobytes())
+    return h.hexdigest()
+
+
+def values(like: list[Tensor], scale: float) -> list[Tensor]:
+    """Values of many magnitudes without any random number generator."""
+    return [
+        (scale * torch.sin(torch.arange(t.numel(), dtype=torch.float64) * 0.7 + i)).to(
+            t.dtype
+        )
+        for i, t in enumerate(like)
+    ]
+
+
+def operators(dtype: torch.dtype) -> list[Tensor]:
+    """Results of every operator for one dtype, all sizes and many alignments."""
+    target = {"lr": 0.3, "num_data": 7.0, "prior_precision": 1.9, "temperature": 0.7}
+    like = [torch.empty(n, dtype=dtype) for n in SIZES for _ in range(3)]
+    # Alignments of all kinds; some near 2^34, where the quad's low word overflows.
+    offsets = [(2**34 - 300 if i % 4 == 3 else 0) + 131 * i for i in range(len(like))]
+    stream = {"offsets": offsets, "seed": 2**62 + 12345, "step": 2**40 + 3}
+    params, grads = values(like, 2.0), values(like, -0.9)
+    work = [torch.empty(t.shape, dtype=arithmetic(dtype)) for t in like]
+    momenta, variances = values(work, 0.3), [v.abs() for v in values(work, 0.02)]
+    noise = [torch.empty_like(t) for t in like]
+    ops.gaussian_(noise, std=1.0, purpose=0, **stream)
+    ops.sgld_step_(params, grads, **target, **stream)
+    for statistic in ([], variances):
+        ops.sghmc_step_(
+            params,
+            grads,
+            momenta,
+            statistic,
+            **target,
+            momentum=0.8,
+            noise_estimate=0.01,
+            resample_momentum_every=0,
+            **stream,
+        )
+    ops.gradient_variance_(grads, variances, momenta, weight=0.3)
+    total = ops.sum_of_squares(params)
+    return [*noise, *params, *momenta, *variances, total]
+
+
+def sampler_chain(kind: type[sg.Sampler], **options: object) -> list[Tensor]:
+    """A short chain of a sampler with a hyperprior, on a linear model."""
+    params = [torch.nn.Parameter(t) for t in values([torch.empty(301)] * 3, 1.0)]
+    sampler = kind(params, lr=0.05, num_data=100, seed=-7, **options)
+    precision = sg.GammaPrecision(sampler)
+    for _ in range(5):
+        sampler.zero_grad()
+        sum((p * (i + 1.0)).square().mean() for i, p in enumerate(params)).backward()
+        sampler.step()
+        precision.step()
+    last = torch.tensor([g["prior_precision"] for g in sampler.param_groups])
+    return [*params, last.double()]
+
+
+def fingerprints() -> dict[str, str]:
+    """Everything, by name."""
+    result = {str(dtype): digest(operators(dtype)) for dtype in DTYPES}
+    result["SGLD"] = digest(sampler_chain(sg.SGLD))
+    result["SGHMC"] = digest(sampler_chain(sg.SGHMC, resample_momentum_every=2))
+    return result
+
+
+if __name__ == "__main__":
+    print(json.dumps({"isa": _C.isa(), "fingerprints": fingerprints()}))

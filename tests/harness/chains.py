@@ -1,0 +1,227 @@
+"""Runs many chains of a sampler at once and checks them against their exact law.
+
+Real samplers and mutants (``harness.mutants``) go through these functions alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from harness.double_well import double_well_law
+from harness.methods import Coordinates, Law, Method
+from harness.statistics import (
+    Array,
+    StatisticalError,
+    check_counts,
+    check_gaussian,
+    check_mean,
+    whiten,
+)
+from harness.targets import DoubleWell, GaussianMean, Quadratic
+
+__all__ = [
+    "Chains",
+    "Experiment",
+    "Group",
+    "check_double_well",
+    "check_stationary",
+    "check_transient",
+]
+
+# What burn-in may leave of the start; standard errors are above 1e-3 everywhere.
+_FORGOTTEN = 1e-5
+
+_DEFAULTS = {
+    "num_data": 1.0,
+    "prior_precision": 0.0,
+    "temperature": 1.0,
+    "noise_estimate": 0.0,
+    "resample_momentum_every": 0,
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """A param group: parameters of so many coordinates, and settings of its own."""
+
+    widths: tuple[int, ...]
+    settings: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A sampler, a target and settings, to be run as independent chains.
+
+    Args:
+        method: the sampler.
+        target: what is sampled.
+        settings: keyword arguments of the sampler, added to those of ``method``.
+        groups: how the coordinates are spread over param groups and parameters;
+            default: one group, coordinates halved between two parameters.
+        chains: number of independent replicates.
+        seed: of the sampler and of the gradient noise.
+        dtype: of the parameters.
+    """
+
+    method: Method
+    target: Quadratic | GaussianMean | DoubleWell
+    settings: Mapping[str, Any]
+    groups: tuple[Group, ...] = ()
+    chains: int = 20_000
+    seed: int = 0
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def all_settings(self) -> dict[str, Any]:
+        return {**self.method.settings, **self.settings}
+
+    @property
+    def all_groups(self) -> tuple[Group, ...]:
+        if self.groups:
+            return self.groups
+        d = self.target.dimension
+        return (Group((d // 2, d - d // 2) if d > 1 else (1,)),)
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """Every number that the sampler was given, for each coordinate."""
+        shared = {**_DEFAULTS, **self.all_settings}
+        return {
+            name: np.concatenate(
+                [
+                    np.full(sum(g.widths), float(g.settings.get(name, value)))
+                    for g in self.all_groups
+                ]
+            )
+            for name, value in shared.items()
+            if not isinstance(value, str)
+        }
+
+    @property
+    def law(self) -> Law:
+        return self.method.law(self.target, self.coordinates)
+
+    def label(self, what: str) -> str:
+        return f"{self.method.name} {self.all_settings}, {what}"
+
+
+class Chains:
+    """The chains of an experiment, all at the point ``start`` before the first step."""
+
+    def __init__(self, experiment: Experiment, start: Array) -> None:
+        self.target = experiment.target
+        # Another kind of generator than the samplers', so that gradient noise never
+        # coincides with injected noise.
+        self.generator = torch.Generator().manual_seed(experiment.seed)
+        self.params: list[torch.Tensor] = []
+        groups: list[dict[str, Any]] = []
+        rest = torch.as_tensor(start, dtype=experiment.dtype)
+        for group in experiment.all_groups:
+            members = []
+            for width in group.widths:
+                row, rest = rest[:width], rest[width:]
+                members.append(row.repeat(experiment.chains, 1).requires_grad_())
+            self.params += members
+            groups.append({"params": members, **group.settings})
+        assert len(rest) == 0, "the groups do not cover the target's coordinates"
+        self.sampler = experiment.method.build(
+            groups, seed=experiment.seed, **experiment.all_settings
+        )
+
+    def advance(self, steps: int) -> None:
+        for _ in range(steps):
+            self.sampler.zero_grad()
+            self.target.loss(torch.cat(self.params, dim=1), self.generator).backward()
+            self.sampler.step()
+
+    def state(self, names: Sequence[str] = (), *, theta: bool = True) -> Array:
+        """[chains, coordinates of θ and of the sampler's state tensors ``names``]."""
+        tensors = [p.detach() for p in self.params] if theta else []
+        for name in names:
+            tensors += [self.sampler.state[p][name] for p in self.params]
+        state = torch.cat(tensors, dim=1).double().numpy()
+        if not np.all(np.isfinite(state)):
+            raise StatisticalError("the chains have diverged")
+        return state
+
+
+def check_stationary(experiment: Experiment, *, lag: int = 5) -> None:
+    """Checks the stationary law of a chain on a Gaussian target.
+
+    Starts far out, burns in until only :data:`_FORGOTTEN` of the start is left, and
+    looks at the state twice, ``lag`` cycles apart. The first look must follow the
+    stationary law, and what happened in between, whitened, must be a standard normal
+    independent of it: a law has its dynamics tested too.
+    """
+    law = experiment.law
+    mean, cov = law.cycle.stationary()
+    deviation = np.sqrt(np.diag(cov))
+    d = experiment.target.dimension
+    chains = Chains(experiment, mean[:d] + 3 * deviation[:d])
+    burn_in = math.ceil(math.log(_FORGOTTEN) / math.log(law.cycle.radius()))
+    assert burn_in * law.steps < 2000, "this experiment would take too long"
+
+    chains.advance(burn_in * law.steps)
+    first = chains.state(law.state)
+    between = law.cycle.power(lag)
+    chains.advance(lag * law.steps)
+    second = chains.state(law.state)
+    innovation = second - first @ between.a.T - between.b
+    both = [whiten(first - mean, cov), whiten(innovation, between.q)]
+    check_gaussian(np.hstack(both), label=experiment.label("stationary law"))
+
+
+def check_transient(
+    experiment: Experiment, *, cycles: Sequence[int] = (2, 4, 12)
+) -> None:
+    """Checks the law of a chain on a Gaussian target soon after a fixed start."""
+    law = experiment.law
+    mean, cov = law.cycle.stationary()
+    d = experiment.target.dimension
+    start = mean[:d] + 3 * np.sqrt(np.diag(cov)[:d])
+    expected = np.concatenate([start, np.zeros(len(mean) - d)])
+    spread = law.start
+    chains = Chains(experiment, start)
+    done = 0
+    for stop in cycles:
+        chains.advance((stop - done) * law.steps)
+        expected, spread = law.cycle.power(stop - done).push(expected, spread)
+        done = stop
+        check_gaussian(
+            chains.state(law.state),
+            mean=expected,
+            cov=spread,
+            label=experiment.label(f"law after {stop} cycles"),
+        )
+
+
+def check_double_well(experiment: Experiment) -> None:
+    """Checks mean, second and fourth moment and histogram on U = -2θ² + θ⁴.
+
+    The expected law is that of the discretised chain, computed by quadrature.
+    """
+    c = experiment.coordinates
+    carry, injected = experiment.method.inertia(c)
+    lr = float(c["lr"][0])
+    law = double_well_law(
+        lr, carry, injected + lr**2 * experiment.target.gradient_noise
+    )
+    chains = Chains(experiment, np.ones(1))
+    chains.advance(law.burn_in(_FORGOTTEN))
+    theta = chains.state()[:, 0]
+    label = experiment.label("double well")
+    powers = np.array([1, 2, 4])
+    check_mean(
+        theta[:, None] ** powers,
+        np.array([law.moment(k) for k in powers]),
+        label=label,
+    )
+    edges = np.linspace(-2, 2, 81)
+    counts = np.histogram(theta, np.concatenate([[-np.inf], edges, [np.inf]]))[0]
+    check_counts(counts, law.probabilities(edges), label=label)

@@ -1,0 +1,51 @@
+"""Short chains of every sampler, for tests that compare them bit for bit."""
+
+from typing import Any
+
+import torch
+from reference import same_bits
+from torch import nn
+
+import torch_sgmcmc as sg
+
+TARGET = {"lr": 0.1, "num_data": 50.0, "prior_precision": 2.0, "temperature": 0.9}
+KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
+    "SGLD": (sg.SGLD, {}),
+    "SGHMC": (sg.SGHMC, {"momentum": 0.9}),
+    "SGHMC resampling": (sg.SGHMC, {"momentum": 0.9, "resample_momentum_every": 3}),
+    "SGHMC online": (sg.SGHMC, {"momentum": 0.5, "noise_estimate": "online"}),
+    "SGHMC capturable": (sg.SGHMC, {"momentum": 0.9, "capturable": True}),
+}
+SIZES = (3, 128, 257, 1, 40, 1000)
+
+
+def make_params(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    g = torch.Generator().manual_seed(3)
+    return [nn.Parameter(torch.randn(n, generator=g).to(dtype)) for n in SIZES]
+
+
+def make(kind: str, params: Any, seed: int | None = 5) -> sg.Sampler:
+    cls, options = KINDS[kind]
+    return cls(params, **TARGET, seed=seed, **options)
+
+
+def set_grads(params: list[nn.Parameter], step: int) -> None:
+    """Gradients of ‖θ‖²/2 with minibatch noise that depends on the step alone."""
+    g = torch.Generator().manual_seed(1000 + step)
+    for p in params:
+        noise = 0.02 * torch.randn(p.shape, generator=g)
+        p.grad = (p.detach().float() + noise).to(p.dtype)
+
+
+def advance(
+    sampler: sg.Sampler, params: list[nn.Parameter], steps: range
+) -> list[nn.Parameter]:
+    for step in steps:
+        set_grads(params, step)
+        sampler.step()
+    return params
+
+
+def assert_same(a: list[Any], b: list[Any]) -> None:
+    for x, y in zip(a, b, strict=True):
+        assert same_bits(x, y)

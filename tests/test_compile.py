@@ -1,0 +1,148 @@
+"""Operators and whole training steps under torch.compile."""
+
+import copy
+import os
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from reference import same_bits
+from short_chains import assert_same
+from torch import Tensor, nn
+
+import torch_sgmcmc as sg
+from torch_sgmcmc import _library as ops
+
+HAS_COMPILER = shutil.which(os.environ.get("CXX", "g++")) is not None
+BACKENDS = [
+    "aot_eager",
+    pytest.param(
+        "inductor",
+        marks=pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler"),
+    ),
+]
+TARGET = {"lr": 0.1, "num_data": 5.0, "prior_precision": 1.0, "temperature": 1.0}
+FRICTION = {"momentum": 0.9, "noise_estimate": 0.01, "resample_momentum_every": 2}
+
+
+@pytest.fixture(autouse=True)
+def forget_compiled_code() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> Tensor:
+    """All operators, with ordinary computation before, between and after them."""
+    stream = {"offsets": [3], "seed": 1, "step": 2}
+    g = g * 2 + 1
+    ops.sgld_step_([p], [g], **TARGET, **stream)
+    ops.gradient_variance_([g], [s], [v], weight=0.5)
+    ops.sghmc_step_([p], [g], [v], [], **TARGET, **FRICTION, **stream)
+    noise = torch.zeros_like(p)
+    ops.gaussian_([noise], std=0.5, purpose=1, device_step=step, **stream)
+    return ops.sum_of_squares([p, noise]) + (p + noise).sum().double()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_operators_in_one_graph(backend: str) -> None:
+    def inputs() -> list[Tensor]:
+        g = torch.Generator().manual_seed(0)
+        tensors = [torch.randn(40, generator=g) for _ in range(4)]
+        return [*tensors, torch.tensor(7)]
+
+    compiled = torch.compile(every_operator, backend=backend, fullgraph=True)
+    expected, actual = inputs(), inputs()
+    for _ in range(3):
+        a, b = every_operator(*expected), compiled(*actual)
+        assert_same(actual, expected)
+        # Inductor may add the elements of the sum in another order.
+        torch.testing.assert_close(b, a, rtol=1e-6, atol=0)
+
+
+def test_operators_with_dynamic_shapes() -> None:
+    compiled = torch.compile(
+        every_operator, backend="aot_eager", fullgraph=True, dynamic=True
+    )
+    for numel in (5, 17, 130):
+        g = torch.Generator().manual_seed(numel)
+        expected = [torch.randn(numel, generator=g) for _ in range(4)]
+        actual = [t.clone() for t in expected]
+        a = every_operator(*expected, torch.tensor(numel))
+        b = compiled(*actual, torch.tensor(numel))
+        assert_same(actual, expected)
+        assert same_bits(a, b)
+
+
+KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
+    "SGLD": (sg.SGLD, {}),
+    "SGLD capturable": (sg.SGLD, {"capturable": True}),
+    "SGHMC": (sg.SGHMC, {"resample_momentum_every": 3}),
+    "SGHMC capturable": (sg.SGHMC, {"capturable": True}),
+}
+
+
+class Training:
+    """A small network with its sampler and a training step."""
+
+    def __init__(self, kind: str) -> None:
+        torch.manual_seed(0)
+        self.net = nn.Linear(4, 3)
+        cls, options = KINDS[kind]
+        self.sampler = cls(
+            self.net.parameters(), lr=0.1, num_data=10, seed=1, **options
+        )
+
+    def step(self, x: Tensor) -> Tensor:
+        self.sampler.zero_grad()
+        loss = self.net(x).square().mean()
+        loss.backward()
+        self.sampler.step()
+        return loss
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_training_steps_are_the_same_chain(kind: str) -> None:
+    # Twelve steps: past the point where dynamo stops to specialise on the counter.
+    eager, compiled = Training(kind), Training(kind)
+    step = torch.compile(compiled.step, backend="aot_eager")
+    seen = []
+    for i in range(12):
+        x = torch.linspace(-1, 1, 4 * 5).view(5, 4) + 0.1 * i
+        assert same_bits(step(x).detach(), eager.step(x).detach())
+        assert_same(list(compiled.net.parameters()), list(eager.net.parameters()))
+        seen.append(copy.deepcopy(compiled.net.weight.detach()))
+    assert int(compiled.sampler.param_groups[0]["step"]) == 12
+    assert len({tuple(w.flatten().tolist()) for w in seen}) == 12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled_step_with_fresh_gradients(kind: str, backend: str) -> None:
+    eager, compiled = Training(kind), Training(kind)
+    step = torch.compile(compiled.sampler.step, backend=backend)
+    for i in range(4):
+        for training in (eager, compiled):
+            for p in training.net.parameters():
+                p.grad = torch.full_like(p, 0.1 * i)
+        # Changes of hyperparameters, as by schedulers, must not be compiled away.
+        for training in (eager, compiled):
+            training.sampler.param_groups[0]["lr"] = 0.1 / (1 + i)
+        eager.sampler.step()
+        step()
+        assert_same(list(compiled.net.parameters()), list(eager.net.parameters()))
+
+
+@pytest.mark.parametrize("kind", ["SGLD capturable", "SGHMC capturable"])
+def test_a_counter_in_a_tensor_needs_no_recompilation(kind: str) -> None:
+    training = Training(kind)
+    step = torch.compile(training.step, backend="aot_eager")
+    x = torch.ones(5, 4)
+    step(x)
+    step(x)  # the first with a momentum
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for _ in range(5):
+        step(x)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs > 0

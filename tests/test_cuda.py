@@ -1,0 +1,369 @@
+"""CUDA gives the chain of the CPU: the operators, whole samplers, CUDA graphs.
+
+All of this skips without a GPU, and fails on a machine with one if the library was
+built without CUDA kernels. Environment: TORCH_SGMCMC_TEST_DEVICE=cpu runs the tests
+that need no CUDA graph on the CPU instead, to check the tests themselves.
+"""
+
+import copy
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from reference import DTYPES, SIZES, arithmetic, same_bits
+from short_chains import KINDS, assert_same, make, make_params, set_grads
+from torch import Tensor, nn
+
+import torch_sgmcmc as sg
+from torch_sgmcmc import _library as ops
+
+DEVICE = os.environ.get("TORCH_SGMCMC_TEST_DEVICE", "cuda")
+HAS_GPU = torch.cuda.is_available()
+pytestmark = pytest.mark.skipif(
+    DEVICE == "cuda" and not HAS_GPU, reason="needs a CUDA device"
+)
+needs_graphs = pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
+
+TARGET = {"lr": 0.3, "num_data": 7.0, "prior_precision": 1.9, "temperature": 0.7}
+FRICTION = {"momentum": 0.8, "noise_estimate": 0.01}
+STREAM = {"seed": -(2**40) + 77, "step": 2**33 + 4}
+OFFSETS = [0, 1, 2, 3, 126, 2**34 - 130, 2**45 + 3]
+Run = Callable[[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[int]], Any]
+
+
+def test_the_library_has_cuda_kernels() -> None:
+    assert ops.HAS_CUDA or DEVICE == "cpu"
+
+
+def sghmc(p: Any, g: Any, v: Any, s: Any, offsets: list[int], every: int) -> None:
+    ops.sghmc_step_(
+        p,
+        g,
+        v,
+        s,
+        **TARGET,
+        **FRICTION,
+        resample_momentum_every=every,
+        offsets=offsets,
+        **STREAM,
+    )
+
+
+RUNS: dict[str, Run] = {
+    "sgld_step_": lambda p, g, v, s, o: ops.sgld_step_(
+        p, g, **TARGET, offsets=o, **STREAM
+    ),
+    "sgld_step_ without noise": lambda p, g, v, s, o: ops.sgld_step_(
+        p, g, **{**TARGET, "temperature": 0.0}, offsets=o, **STREAM
+    ),
+    "sghmc_step_": lambda p, g, v, s, o: sghmc(p, g, v, [], o, 0),
+    "sghmc_step_ with variances": lambda p, g, v, s, o: sghmc(p, g, v, s, o, 0),
+    "sghmc_step_ that resamples": lambda p, g, v, s, o: sghmc(p, g, v, [], o, 2),
+    "sghmc_step_ that does not": lambda p, g, v, s, o: sghmc(p, g, v, [], o, 3),
+    "gradient_variance_": lambda p, g, v, s, o: ops.gradient_variance_(
+        g, s, v, weight=0.3
+    ),
+    "gaussian_": lambda p, g, v, s, o: ops.gaussian_(
+        p, std=0.7, purpose=1, offsets=o, **STREAM
+    ),
+    "gaussian_ for state": lambda p, g, v, s, o: ops.gaussian_(
+        v, std=0.7, purpose=1, offsets=o, **STREAM
+    ),
+}
+
+
+def misaligned(t: Tensor, by: int) -> Tensor:
+    """The same values at an address that is `by` elements past an aligned one."""
+    buffer = torch.zeros(t.numel() + by, dtype=t.dtype, device=DEVICE)
+    view = buffer[by:].view(t.shape)
+    return view.copy_(t)
+
+
+def inputs(shapes: list[Any], dtypes: list[torch.dtype]) -> list[list[Tensor]]:
+    """Parameters, gradients, momenta and (small) variances on the CPU."""
+    g = torch.Generator().manual_seed(0)
+
+    def normal(size: float, state: bool) -> list[Tensor]:
+        return [
+            (size * torch.randn(s, generator=g)).to(arithmetic(d) if state else d)
+            for s, d in zip(shapes, dtypes, strict=True)
+        ]
+
+    p, grads = normal(1, False), normal(1, False)
+    v, s = normal(0.3, True), normal(0.1, True)
+    return [p, grads, v, [t.square() for t in s]]
+
+
+def compare(run: Run, cpu: list[list[Tensor]], offsets: list[int], by: int) -> None:
+    other = [
+        [misaligned(t, (by + i) % 4 if by else 0) for i, t in enumerate(ts)]
+        for ts in cpu
+    ]
+    run(*cpu, offsets)
+    run(*other, offsets)
+    for a, b in zip(cpu, other, strict=True):
+        assert_same([t.cpu() for t in b], a)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("run", RUNS)
+def test_operators_equal_the_cpu_bit_for_bit(run: str, dtype: torch.dtype) -> None:
+    shapes = [(n,) for n in SIZES for _ in OFFSETS]
+    offsets = [o + 64 * i for i in range(len(SIZES)) for o in OFFSETS]
+    for by in (0, 1):
+        cpu = inputs(shapes, [dtype] * len(shapes))
+        compare(RUNS[run], cpu, offsets, by)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_many_tensors_of_mixed_dtypes(run: str) -> None:
+    # More than fit in one launch (48), dtypes interleaved, some tensors empty.
+    shapes = [(i % 7 * 101 + i % 3,) for i in range(333)]
+    dtypes = [DTYPES[i % 4] for i in range(333)]
+    compare(RUNS[run], inputs(shapes, dtypes), [1000 * i for i in range(333)], 1)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_large_tensors(run: str) -> None:
+    # Many blocks of threads, and a tail.
+    shapes = [(3_000_001,), (5,), (1_048_576,)]
+    dtypes = [torch.float32, torch.float32, torch.bfloat16]
+    compare(RUNS[run], inputs(shapes, dtypes), [0, 3_000_064, 2**34 - 1000], 0)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_layouts(run: str) -> None:
+    shape = (4, 5, 6, 7)
+    layouts: list[Callable[[Tensor], Tensor]] = [
+        lambda t: t.to(memory_format=torch.channels_last),
+        lambda t: t.transpose(0, 3).contiguous().transpose(0, 3),
+        lambda t: t.repeat_interleave(2, dim=3)[..., ::2],
+        lambda t: t.clone(),
+    ]
+    cpu = inputs([shape] * 4, [torch.float32] * 4)
+    for j, tensors in enumerate(cpu):  # every argument in another layout
+        for i in range(4):
+            tensors[i] = layouts[(i + j) % 4](tensors[i])
+    other = [
+        [layouts[(i + j) % 4](t.to(DEVICE, copy=True)) for i, t in enumerate(ts)]
+        for j, ts in enumerate(cpu)
+    ]
+    offsets = [0, 1000, 2001, 3002]
+    RUNS[run](*cpu, offsets)
+    RUNS[run](*other, offsets)
+    for a, b in zip(cpu, other, strict=True):
+        assert_same([t.cpu() for t in b], a)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_surrounding_memory_is_untouched(dtype: torch.dtype) -> None:
+    for numel in (1, 3, 4, 127, 1025, 4097):
+        for lead in range(6):
+            span = slice(lead, lead + numel)
+            p, g = (
+                torch.full((numel + 40,), torch.nan, dtype=dtype, device=DEVICE)
+                for _ in range(2)
+            )
+            v = torch.full_like(p, torch.nan, dtype=arithmetic(dtype))
+            for t in (p, g, v):
+                t[span] = 0.5
+            sghmc([p[span]], [g[span]], [v[span]], [], [lead], 0)
+            ops.gaussian_([g[span]], std=1.0, purpose=0, offsets=[lead], **STREAM)
+            for t in (p, g, v):
+                outside = torch.cat([t[:lead], t[lead + numel :]])
+                assert same_bits(outside, torch.full_like(outside, torch.nan))
+                assert bool(torch.isfinite(t[span]).all())
+
+
+def test_sum_of_squares_equals_the_cpu_bit_for_bit() -> None:
+    shapes = [*((n,) for n in SIZES), (2_000_003,), (0,), (65_536 * 16 + 1,), ()]
+    for dtype in DTYPES:
+        cpu = inputs(shapes, [dtype] * len(shapes))[0]
+        for by in (0, 1):
+            other = [misaligned(t, by) for t in cpu]
+            assert same_bits(ops.sum_of_squares(other).cpu(), ops.sum_of_squares(cpu))
+    empty = torch.empty(0, device=DEVICE)
+    assert float(ops.sum_of_squares([empty])) == 0.0
+
+
+def test_device_step() -> None:
+    cpu, other = torch.empty(1000), torch.empty(1000, device=DEVICE)
+    arguments = {"std": 1.0, "offsets": [5], "seed": 1, "purpose": 1}
+    ops.gaussian_([cpu], **arguments, step=2**33 + 2)
+    counter = torch.tensor(2**33, device=DEVICE)
+    ops.gaussian_([other], **arguments, step=2, device_step=counter)
+    assert same_bits(other.cpu(), cpu)
+
+
+# ---- Samplers --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_samplers_make_the_same_chain(kind: str, dtype: torch.dtype) -> None:
+    params = make_params(dtype)
+    others = [nn.Parameter(p.detach().to(DEVICE, copy=True)) for p in params]
+    sampler = make(kind, params)
+    twin = make(kind, others)
+    for step in range(103 if kind == "SGHMC online" else 5):
+        set_grads(params, step)
+        for p, q in zip(params, others, strict=True):
+            q.grad = p.grad.to(DEVICE)
+        sampler.step()
+        twin.step()
+        assert_same([q.cpu() for q in others], params)
+
+
+def test_gamma_precision_equals_the_cpu() -> None:
+    params = make_params()
+    others = [nn.Parameter(p.detach().to(DEVICE, copy=True)) for p in params]
+    drawn = [sg.GammaPrecision(make("SGLD", ps)).step() for ps in (params, others)]
+    assert drawn[0] == drawn[1]
+
+
+def test_a_chain_moves_between_devices() -> None:
+    params = make_params()
+    sampler = make("SGHMC", params)
+    set_grads(params, 0)
+    sampler.step()
+    others = [nn.Parameter(p.detach().to(DEVICE, copy=True)) for p in params]
+    twin = make("SGHMC", others, seed=9)
+    twin.load_state_dict(copy.deepcopy(sampler.state_dict()))
+    for step in (1, 2):
+        set_grads(params, step)
+        for p, q in zip(params, others, strict=True):
+            assert twin.state[q]["momentum"].device == q.device
+            q.grad = p.grad.to(DEVICE)
+        sampler.step()
+        twin.step()
+    assert_same([q.cpu() for q in others], params)
+
+
+# ---- CUDA graphs -----------------------------------------------------------------
+
+
+def on_gpu(kind: str) -> tuple[list[nn.Parameter], sg.Sampler]:
+    params = [nn.Parameter(p.detach().cuda()) for p in make_params()]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    classes = {"SGLD": sg.SGLD, "SGHMC": sg.SGHMC}
+    options = {"resample_momentum_every": 3} if kind == "SGHMC" else {}
+    sampler = classes[kind](
+        params, lr=0.1, num_data=50, seed=5, capturable=True, **options
+    )
+    return params, sampler
+
+
+@needs_graphs
+@pytest.mark.parametrize("kind", ["SGLD", "SGHMC"])
+def test_a_captured_step_replays_the_chain(kind: str) -> None:
+    params, sampler = on_gpu(kind)
+    expected, eager = on_gpu(kind)
+    sampler.step()  # makes the momenta
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.graph(graph, stream=stream):
+        for p in params:
+            p.grad.copy_(p.detach())  # gradients of the graph's own making
+        sampler.step()
+    eager.step()
+    for _ in range(8):
+        graph.replay()
+        for p in expected:
+            p.grad = p.detach().clone()
+        eager.step()
+        torch.cuda.synchronize()
+        assert_same(params, expected)
+    assert int(sampler.param_groups[0]["step"]) == 9
+    # And on without the graph.
+    for p, q in zip(params, expected, strict=True):
+        p.grad = q.grad = torch.ones_like(p)
+    sampler.step()
+    eager.step()
+    assert_same(params, expected)
+
+
+@needs_graphs
+@pytest.mark.parametrize("kind", ["SGLD", "SGHMC"])
+def test_capture_is_refused_without_capturable(kind: str) -> None:
+    params = [nn.Parameter(p.detach().cuda()) for p in make_params()]
+    sampler = make(kind, params)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    sampler.step()
+    before = [p.detach().clone() for p in params]
+    with pytest.raises(RuntimeError) as error, torch.cuda.graph(torch.cuda.CUDAGraph()):
+        sampler.step()
+    assert str(error.value) == (
+        f"{kind} cannot be captured in a CUDA graph: construct it with capturable=True"
+    )
+    torch.cuda.synchronize()
+    assert_same(params, before)
+    assert sampler.param_groups[0]["step"] == 1
+
+
+@needs_graphs
+def test_capture_is_refused_before_the_first_step() -> None:
+    _, sampler = on_gpu("SGHMC")
+    with pytest.raises(RuntimeError) as error, torch.cuda.graph(torch.cuda.CUDAGraph()):
+        sampler.step()
+    assert str(error.value) == (
+        "SGHMC must make one step before it is captured in a CUDA graph: a parameter "
+        "has no momentum yet"
+    )
+    sampler.step()
+    assert int(sampler.param_groups[0]["step"]) == 1
+
+
+@needs_graphs
+def test_tensors_of_several_devices_in_one_call() -> None:
+    p, g = torch.ones(3, device="cuda"), torch.ones(3)
+    with pytest.raises(RuntimeError) as error:
+        ops.sgld_step_([p], [g], **TARGET, offsets=[0], **STREAM)
+    assert str(error.value).splitlines()[0] == (
+        "torch_sgmcmc::sgld_step_: grads[0] is on another device than the first "
+        "tensor of params; call the operator once for each device"
+    )
+    with pytest.raises(RuntimeError) as error:
+        ops.sgld_step_(
+            [p], [p], **TARGET, offsets=[0], **STREAM, device_step=torch.tensor(1)
+        )
+    assert str(error.value).splitlines()[0] == (
+        "torch_sgmcmc::sgld_step_: device_step is on another device than the parameters"
+    )
+    assert p.tolist() == [1.0] * 3
+
+
+@needs_graphs
+@pytest.mark.parametrize("kind", ["SGLD", "SGHMC"])
+def test_a_sampler_of_parameters_on_two_devices(kind: str) -> None:
+    expected, mixed = make_params(), make_params()
+    mixed = [
+        nn.Parameter(p.detach().to("cuda" if i % 2 else "cpu"))
+        for i, p in enumerate(mixed)
+    ]
+    sampler, twin = make(kind, expected), make(kind, mixed)
+    for step in range(3):
+        set_grads(expected, step)
+        for p, q in zip(expected, mixed, strict=True):
+            q.grad = p.grad.to(q.device)
+        sampler.step()
+        twin.step()
+    assert_same([q.cpu() for q in mixed], expected)
+
+
+@needs_graphs
+def test_a_library_without_kernels_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_sgmcmc.sampler.HAS_CUDA", False)
+    params, sampler = on_gpu("SGLD")
+    before = [p.detach().clone() for p in params]
+    with pytest.raises(RuntimeError) as error:
+        sampler.step()
+    assert str(error.value) == (
+        "SGLD got parameters on a CUDA device, but torch_sgmcmc was built without "
+        "CUDA kernels: reinstall it with TORCH_SGMCMC_CUDA=1"
+    )
+    assert_same(params, before)

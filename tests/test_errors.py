@@ -1,0 +1,365 @@
+"""Every error of the samplers: its exact text, and that nothing has changed."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from reference import same_bits
+from torch import nn
+
+import torch_sgmcmc as sg
+
+GOOD: dict[str, Any] = {"lr": 0.1, "num_data": 10, "seed": 0}
+KINDS = [sg.SGLD, sg.SGHMC]
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def parameter(seed: int = 0, **options: Any) -> nn.Parameter:
+    g = torch.Generator().manual_seed(seed)
+    p = nn.Parameter(torch.randn(4, 3, generator=g, **options))
+    p.grad = torch.ones_like(p)
+    return p
+
+
+def fails(call: Callable[[], Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind) as error:
+        call()
+    assert type(error.value) is kind
+    assert str(error.value) == message
+
+
+def snapshot(sampler: sg.Sampler) -> dict[str, Any]:
+    params = [p for group in sampler.param_groups for p in group["params"]]
+    return copy.deepcopy(
+        {
+            "params": [p.detach() for p in params],
+            "grads": [p.grad for p in params],
+            "state": sampler.state_dict(),
+        }
+    )
+
+
+def assert_unchanged(now: Any, before: Any) -> None:
+    assert type(now) is type(before)
+    if isinstance(now, torch.Tensor):
+        if now.layout is torch.strided:
+            assert same_bits(now, before)
+    elif isinstance(now, dict):
+        assert now.keys() == before.keys()
+        for key in now:
+            assert_unchanged(now[key], before[key])
+    elif isinstance(now, (list, tuple)):
+        for a, b in zip(now, before, strict=True):
+            assert_unchanged(a, b)
+    else:
+        assert now == before or (now != now and before != before)
+
+
+def step_fails(sampler: sg.Sampler, kind: type[Exception], message: str) -> None:
+    """The step fails twice in the same way, and changes nothing at all."""
+    before = snapshot(sampler)
+    for _ in range(2):
+        fails(sampler.step, kind, message)
+        assert_unchanged(snapshot(sampler), before)
+
+
+# ---- Hyperparameters -------------------------------------------------------------
+
+
+def bad_numbers(name: str, wanted: str, *values: float) -> list[Any]:
+    return [(name, v, ValueError, f"Invalid {name}: {v} ({wanted})") for v in values]
+
+
+def bad_types(name: str, *values: Any, kind: str = "a number") -> list[Any]:
+    return [
+        (
+            name,
+            v,
+            TypeError,
+            f"Invalid {name}: {v!r} (must be {kind}, got {type(v).__name__})",
+        )
+        for v in values
+    ]
+
+
+NOT_FINITE = (torch.nan, torch.inf, -torch.inf)
+COMMON = [
+    *bad_numbers("lr", "must be finite and >= 0", -0.1, *NOT_FINITE),
+    *bad_numbers("num_data", "must be finite and > 0", 0, -3, 0.0, *NOT_FINITE),
+    *bad_numbers("prior_precision", "must be finite and >= 0", -1, *NOT_FINITE),
+    *bad_numbers("temperature", "must be finite and >= 0", -1e-9, *NOT_FINITE),
+    *bad_types("lr", None, "0.1", True, torch.tensor(0.1), [0.1]),
+    *bad_types("num_data", None, "10", False),
+    *bad_types("prior_precision", None, (1.0,)),
+    *bad_types("temperature", None, 1j),
+]
+ONLY_SGHMC = [
+    *bad_numbers("momentum", "must be in [0, 1)", -0.1, 1, 1.0, 1.5, *NOT_FINITE),
+    *bad_numbers("resample_momentum_every", "must be >= 0", -1),
+    *bad_numbers("noise_estimate", "must be finite and >= 0", -0.1, *NOT_FINITE),
+    *bad_types("momentum", None, "0.9", True),
+    *bad_types("resample_momentum_every", None, 2.0, True, "5", kind="an int"),
+    *bad_types("noise_estimate", None, [0.1]),
+    (
+        "noise_estimate",
+        "offline",
+        ValueError,
+        "Invalid noise_estimate: 'offline' (must be a number or 'online')",
+    ),
+    (
+        "initial_momentum",
+        "random",
+        ValueError,
+        "Invalid initial_momentum: 'random' (must be 'stationary' or 'zeros')",
+    ),
+    (
+        "noise_estimate",
+        0.3,
+        ValueError,
+        "Invalid noise_estimate: 0.3 (must not exceed the friction 1 - momentum = "
+        "0.25: lower momentum or lr, or take larger minibatches)",
+    ),
+]
+CASES = [
+    *((kind, *case) for kind in KINDS for case in COMMON),
+    *((sg.SGHMC, *case) for case in ONLY_SGHMC),
+]
+IDS = [f"{kind.__name__}-{name}-{value}" for kind, name, value, *_ in CASES]
+
+
+def options(kind: type[sg.Sampler]) -> dict[str, Any]:
+    return GOOD | ({"momentum": 0.75} if kind is sg.SGHMC else {})
+
+
+@pytest.mark.parametrize(("kind", "name", "value", "error", "text"), CASES, ids=IDS)
+def test_bad_hyperparameters(
+    kind: type[sg.Sampler], name: str, value: Any, error: type[Exception], text: str
+) -> None:
+    good = options(kind)
+    # In the constructor, for all groups or for one of them ...
+    fails(lambda: kind([parameter()], **{**good, name: value}), error, text)
+    group = {"params": [parameter()], name: value}
+    fails(lambda: kind([{"params": [parameter(1)]}, group], **good), error, text)
+    # ... in a group that is added later, which then is not ...
+    p = parameter()
+    sampler = kind([p], **good)
+    sampler.step()
+    before = snapshot(sampler)
+    fails(
+        lambda: sampler.add_param_group({"params": [parameter(1)], name: value}),
+        error,
+        text,
+    )
+    assert_unchanged(snapshot(sampler), before)
+    # ... and set in a group between steps. Another group does not move either.
+    sampler.add_param_group({"params": [parameter(1)]})
+    sampler.param_groups[1][name] = value
+    step_fails(sampler, error, text)
+    sampler.param_groups[1][name] = good.get(name, sampler.defaults.get(name))
+    sampler.step()
+    assert sampler.param_groups[0]["step"] == 2
+
+
+@each_kind
+def test_bad_seeds(kind: type[sg.Sampler]) -> None:
+    for seed, shown in ((1.0, "float"), (True, "bool"), ("7", "str")):
+        fails(
+            lambda seed=seed: kind([parameter()], lr=0.1, num_data=1, seed=seed),
+            TypeError,
+            f"Invalid seed: {seed!r} (must be an int or None, got {shown})",
+        )
+    for seed in (2**63, -(2**63) - 1):
+        fails(
+            lambda seed=seed: kind([parameter()], lr=0.1, num_data=1, seed=seed),
+            ValueError,
+            f"Invalid seed: {seed} (must fit in 64 bits)",
+        )
+    for seed in (2**63 - 1, -(2**63)):
+        assert kind([parameter()], lr=0.1, num_data=1, seed=seed).seed == seed
+
+
+@each_kind
+def test_bad_capturable(kind: type[sg.Sampler]) -> None:
+    fails(
+        lambda: kind([parameter()], **GOOD, capturable=1),
+        TypeError,
+        "Invalid capturable: 1 (must be a bool)",
+    )
+
+
+@each_kind
+def test_managed_keys(kind: type[sg.Sampler]) -> None:
+    sampler = kind([parameter()], **GOOD)
+    before = snapshot(sampler)
+    for key in ("seed", "step", "offsets"):
+        text = (
+            f"Invalid param group: {key!r} is managed by {kind.__name__} and cannot "
+            "be set for a group"
+        )
+        group = {"params": [parameter(1)], key: 0}
+        fails(lambda group=group: kind([group], **GOOD), ValueError, text)
+        fails(lambda group=group: sampler.add_param_group(group), ValueError, text)
+    assert_unchanged(snapshot(sampler), before)
+
+
+# ---- The account of the minibatches' noise ---------------------------------------
+
+
+def test_noise_estimate_needs_noise() -> None:
+    for estimate in (0.1, "online"):
+        fails(
+            lambda e=estimate: sg.SGHMC(
+                [parameter()], **GOOD, temperature=0, noise_estimate=e
+            ),
+            ValueError,
+            f"Invalid noise_estimate: {estimate!r} (must be 0 at temperature 0, where "
+            "no noise is injected)",
+        )
+
+
+def test_online_excludes_capturable() -> None:
+    fails(
+        lambda: sg.SGHMC(
+            [parameter()], **GOOD, noise_estimate="online", capturable=True
+        ),
+        ValueError,
+        "Invalid noise_estimate: 'online' is checked on the host at every step and "
+        "excludes capturable=True",
+    )
+
+
+def test_a_scheduler_raises_momentum_too_far() -> None:
+    sampler = sg.SGHMC([parameter()], **GOOD, momentum=0.5, noise_estimate=0.25)
+    scheduler = torch.optim.lr_scheduler.CyclicLR(
+        sampler, 0.1, 0.1, step_size_up=2, base_momentum=0.5, max_momentum=0.9
+    )
+    for momentum in (0.9, 0.7, 0.5, 0.7, 0.9):
+        assert sampler.param_groups[0]["momentum"] == pytest.approx(momentum)
+        if momentum < 0.75:
+            sampler.step()
+        else:
+            step_fails(
+                sampler,
+                ValueError,
+                "Invalid noise_estimate: 0.25 (must not exceed the friction "
+                "1 - momentum = 0.1: lower momentum or lr, or take larger "
+                "minibatches)",
+            )
+        scheduler.step()
+    assert sampler.param_groups[0]["step"] == 3
+
+
+def test_online_estimate_above_the_friction() -> None:
+    p, q = parameter(), parameter(1)
+    sampler = sg.SGHMC(
+        [{"params": [q]}, {"params": [p]}],
+        **GOOD,
+        momentum=0.5,
+        noise_estimate="online",
+    )
+    size = torch.full((4, 3), 0.1)
+    size[2, 1] = 2.0  # half the mean squared difference: 2 * 2.0^2 = 8
+    for step in range(100):
+        p.grad = size if step % 2 == 0 else -size
+        sampler.step()
+    p.grad = size
+    before = snapshot(sampler)
+    fails(
+        sampler.step,
+        ValueError,
+        # beta = lr N Var / (2 T) = 0.1 * 10 * 8 / 2
+        "Invalid noise_estimate: 4 in the noisiest coordinate. No parameter has "
+        "changed; the gradients have entered the estimate (must not exceed the "
+        "friction 1 - momentum = 0.5: lower momentum or lr, or take larger "
+        "minibatches)",
+    )
+    after = snapshot(sampler)
+    assert_unchanged(after["params"], before["params"])
+    assert sampler.param_groups[0]["step"] == sampler.param_groups[1]["step"] == 100
+    for index in (0, 1):
+        assert_unchanged(
+            after["state"]["state"][index]["momentum"],
+            before["state"]["state"][index]["momentum"],
+        )
+    assert sampler.state[p]["num_grads"] == 101
+    # Lowering lr, as the message says, lets the chain go on.
+    sampler.param_groups[1]["lr"] = 1e-3
+    sampler.step()
+    assert sampler.param_groups[0]["step"] == 101
+
+
+# ---- Parameters and gradients ----------------------------------------------------
+
+
+@each_kind
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_parameters(kind: type[sg.Sampler], dtype: torch.dtype) -> None:
+    text = (
+        f"Invalid parameter: {kind.__name__} cannot sample {dtype} (must be float32, "
+        "float64, bfloat16 or float16; a complex parameter can be kept as "
+        "torch.view_as_real of it)"
+    )
+    bad = nn.Parameter(torch.ones(3, dtype=dtype))
+    fails(lambda: kind([parameter(), bad], **GOOD), ValueError, text)
+    sampler = kind([parameter()], **GOOD)
+    sampler.step()
+    before = snapshot(sampler)
+    fails(lambda: sampler.add_param_group({"params": [bad]}), ValueError, text)
+    assert_unchanged(snapshot(sampler), before)
+    # What the message advises works.
+    real = nn.Parameter(torch.view_as_real(bad.detach()).clone())
+    sampler.add_param_group({"params": [real]})
+    torch.view_as_complex(real).abs().square().sum().backward()
+    sampler.step()
+    assert not torch.equal(real, torch.view_as_real(bad))
+
+
+@each_kind
+def test_sparse_gradients(kind: type[sg.Sampler]) -> None:
+    first = parameter()
+    embedding = nn.Embedding(6, 2, sparse=True)
+    sampler = kind([{"params": [first]}, {"params": embedding.parameters()}], **GOOD)
+    embedding(torch.tensor([1, 4])).sum().backward()
+    step_fails(
+        sampler,
+        RuntimeError,
+        f"{kind.__name__} does not support sparse gradients: got one of layout "
+        "torch.sparse_coo for a parameter of shape [6, 2] (for nn.Embedding, use "
+        "sparse=False)",
+    )
+
+
+@each_kind
+def test_gradients_that_do_not_fit(kind: type[sg.Sampler]) -> None:
+    first, second = parameter(), parameter(1)
+    sampler = kind([{"params": [first]}, {"params": [second]}], **GOOD)
+    second.data = torch.zeros(5)  # the gradient is still [4, 3]
+    step_fails(
+        sampler,
+        RuntimeError,
+        f"{kind.__name__} got a gradient of torch.float32 and shape [4, 3] for a "
+        "parameter of torch.float32 and shape [5] (must be equal)",
+    )
+    second.data = torch.zeros(4, 3, dtype=torch.bfloat16)
+    step_fails(
+        sampler,
+        RuntimeError,
+        f"{kind.__name__} got a gradient of torch.float32 and shape [4, 3] for a "
+        "parameter of torch.bfloat16 and shape [4, 3] (must be equal)",
+    )
+
+
+@each_kind
+def test_no_and_double_parameters(kind: type[sg.Sampler]) -> None:
+    # torch's own messages.
+    with pytest.raises(ValueError, match="got an empty parameter list"):
+        kind([], **GOOD)
+    p = parameter()
+    sampler = kind([p], **GOOD)
+    with pytest.raises(ValueError, match="parameters appear in more than one"):
+        sampler.add_param_group({"params": [p]})
+    with pytest.raises(ValueError, match="can't optimize a non-leaf Tensor"):
+        kind([p * 1.0], **GOOD)
+    assert len(sampler.param_groups) == 1

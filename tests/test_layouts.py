@@ -1,0 +1,209 @@
+"""Any memory format, any strides: right results, and nothing else is touched."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from reference import (
+    DTYPES,
+    arithmetic,
+    assert_rounded,
+    draw,
+    is_dense,
+    same_bits,
+    sghmc,
+    sgld,
+)
+from torch import Tensor
+
+from torch_sgmcmc import _library as ops
+
+TARGET = {"lr": 0.3, "num_data": 7.0, "prior_precision": 1.9, "temperature": 0.7}
+FRICTION = {"momentum": 0.8, "noise_estimate": 0.05}
+STREAM = {"seed": 11, "step": 3}
+
+# Each takes a contiguous 4- or 5-dimensional tensor to one with the same values in
+# another layout.
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda t: t.clone(),
+    "channels_last": lambda t: t.to(memory_format=torch.channels_last),
+    "transposed": lambda t: t.transpose(0, 2).contiguous().transpose(0, 2),
+    "permuted": lambda t: t.permute(2, 0, 3, 1).contiguous().permute(1, 3, 0, 2),
+    "every third": lambda t: t.repeat_interleave(3, dim=-1)[..., ::3],
+    "cut out": lambda t: torch.nn.functional.pad(t, (1, 2, 3, 1))[..., 3:-1, 1:-2],
+    "odd rows": lambda t: t.repeat_interleave(2, dim=1)[:, 1::2],
+    "sparse and transposed": lambda t: (
+        t.transpose(1, 3).repeat_interleave(2, dim=0)[::2].transpose(1, 3)
+    ),
+    "offset view": lambda t: torch.cat([t.new_zeros(3), t.flatten()])[3:].view(t.shape),
+}
+DENSE = {"contiguous", "channels_last", "transposed", "permuted", "offset view"}
+
+
+def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=g, dtype=torch.float64).to(dtype)
+
+
+def test_layouts_are_what_their_names_say() -> None:
+    t = normal(5, 4, 6, 7, seed=0)
+    for name, layout in LAYOUTS.items():
+        assert torch.equal(layout(t), t)
+        assert is_dense(layout(t)) == (name in DENSE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_of_every_argument(layout: str, dtype: torch.dtype) -> None:
+    shape = (5, 4, 6, 7)
+    theta = normal(*shape, seed=1, dtype=dtype)
+    gradient = normal(*shape, seed=2, dtype=dtype)
+    velocity = normal(*shape, seed=3, dtype=arithmetic(dtype))
+    for other in LAYOUTS:
+        # The parameter in one layout, gradient and momentum in another one.
+        p, g = LAYOUTS[layout](theta), LAYOUTS[other](gradient)
+        (noise,) = draw([p], offsets=[9], **STREAM)
+        expected = sgld(p, g, noise, **TARGET)
+        ops.sgld_step_([p], [g], **TARGET, offsets=[9], **STREAM)
+        assert_rounded(p, expected)
+        assert torch.equal(g, gradient)
+
+        q, u = LAYOUTS[layout](theta), LAYOUTS[other](velocity)
+        new_q, new_u = sghmc(q, g, u, noise, **TARGET, **FRICTION)
+        ops.sghmc_step_(
+            [q],
+            [g],
+            [u],
+            [],
+            **TARGET,
+            **FRICTION,
+            resample_momentum_every=0,
+            offsets=[9],
+            **STREAM,
+        )
+        assert_rounded(q, new_q)
+        assert_rounded(u, new_u)
+        assert torch.equal(g, gradient)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_noise_and_statistics_in_every_layout(layout: str) -> None:
+    make = LAYOUTS[layout]
+    values = normal(5, 4, 6, 7, seed=1)
+    out = make(values)
+    (noise,) = draw([out], offsets=[9], **STREAM)
+    ops.gaussian_([out], std=1.0, offsets=[9], purpose=0, **STREAM)
+    assert torch.equal(out.double(), noise)
+
+    assert float(ops.sum_of_squares([make(values)])) == pytest.approx(
+        float(values.double().square().sum()), rel=1e-14, abs=0
+    )
+
+    expected = values.clone()
+    before = torch.zeros_like(values)
+    ops.gradient_variance_([values], [expected], [before], weight=0.5)
+    for other in LAYOUTS.values():
+        grad, variance = make(values), other(values)
+        previous = other(torch.zeros_like(values))
+        ops.gradient_variance_([grad], [variance], [previous], weight=0.5)
+        assert torch.equal(variance, expected)
+        assert torch.equal(previous, values)
+        assert torch.equal(grad, values)
+
+
+def test_channels_last_3d_is_worked_on_in_place() -> None:
+    p = normal(2, 3, 4, 5, 6, seed=1).to(memory_format=torch.channels_last_3d)
+    g = normal(2, 3, 4, 5, 6, seed=2)
+    flat = normal(p.numel(), seed=3)
+    # In place means: element k of the memory gets noise k.
+    in_memory = p.as_strided((p.numel(),), (1,))
+    g_memory = g.to(memory_format=torch.channels_last_3d).as_strided((p.numel(),), (1,))
+    flat.copy_(in_memory)
+    ops.sgld_step_([flat], [g_memory], **TARGET, offsets=[0], **STREAM)
+    ops.sgld_step_([p], [g], **TARGET, offsets=[0], **STREAM)
+    assert same_bits(in_memory, flat)
+
+
+def test_size_one_dimensions_do_not_matter() -> None:
+    # torch gives such dimensions arbitrary strides.
+    p = torch.empty_strided((4, 1, 6), (6, 999, 1)).copy_(normal(4, 1, 6, seed=1))
+    q = p.contiguous().view(24).clone()
+    g = normal(4, 1, 6, seed=2)
+    ops.sgld_step_([p], [g], **TARGET, offsets=[0], **STREAM)
+    ops.sgld_step_([q], [g.view(24)], **TARGET, offsets=[0], **STREAM)
+    assert same_bits(p.flatten(), q)
+
+
+def test_scalars_and_empty_tensors() -> None:
+    shapes = [(), (0,), (3,), (2, 0, 5), (1, 1), (0,), ()]
+    params = [normal(*s, seed=i) for i, s in enumerate(shapes)]
+    grads = [normal(*s, seed=9 + i) for i, s in enumerate(shapes)]
+    momenta = [normal(*s, seed=19 + i) for i, s in enumerate(shapes)]
+    offsets = [128 * i for i in range(len(shapes))]
+    noise = draw(params, offsets=offsets, **STREAM)
+    expected = [
+        sghmc(p, g, v, z, **TARGET, **FRICTION)
+        for p, g, v, z in zip(params, grads, momenta, noise, strict=True)
+    ]
+    ops.sghmc_step_(
+        params,
+        grads,
+        momenta,
+        [],
+        **TARGET,
+        **FRICTION,
+        resample_momentum_every=0,
+        offsets=offsets,
+        **STREAM,
+    )
+    for p, v, (new_p, new_v) in zip(params, momenta, expected, strict=True):
+        if p.numel() > 0:
+            assert_rounded(p, new_p)
+            assert_rounded(v, new_v)
+    # Lists of nothing but empty tensors are no special case.
+    ops.sgld_step_(params[1:2], grads[1:2], **TARGET, offsets=[0], **STREAM)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_surrounding_memory_is_untouched(dtype: torch.dtype) -> None:
+    # Slices of bigger buffers, at every alignment and around block boundaries; the
+    # rest of the buffers holds NaNs, which must stay as they are and stay out.
+    for numel in (1, 2, 5, 31, 127, 128, 129, 513, 4095, 4097):
+        for lead in (1, 2, 3, 16, 33):
+            span = slice(lead, lead + numel)
+            buffers = [
+                torch.full((numel + 160,), torch.nan, dtype=t)
+                for t in (dtype, dtype, arithmetic(dtype), arithmetic(dtype))
+            ]
+            for i, b in enumerate(buffers):
+                b[span] = normal(numel, seed=i, dtype=b.dtype).abs()
+            p, g, v, w = (b[span] for b in buffers)
+            stream = {"offsets": [lead], **STREAM}
+            ops.gradient_variance_([g], [w], [v], weight=0.5)
+            ops.sgld_step_([p], [g], **TARGET, **stream)
+            ops.sghmc_step_(
+                [p],
+                [g],
+                [v],
+                [w * 1e-3],
+                **TARGET,
+                momentum=0.8,
+                noise_estimate=0.0,
+                resample_momentum_every=3,
+                **stream,
+            )
+            ops.gaussian_([g], std=0.5, purpose=0, **stream)
+            for b in buffers:
+                outside = torch.cat([b[:lead], b[lead + numel :]])
+                assert same_bits(outside, torch.full_like(outside, torch.nan))
+                assert bool(torch.isfinite(b[span]).all())
+            assert torch.isfinite(ops.sum_of_squares([p, g, v, w]))
+
+
+def test_gradient_views_are_resolved() -> None:
+    # A view that carries a pending negation (as real views of conjugates do).
+    values = normal(50, seed=1)
+    p, q = normal(50, seed=2), normal(50, seed=2)
+    ops.sgld_step_([p], [torch._neg_view(values)], **TARGET, offsets=[0], **STREAM)
+    ops.sgld_step_([q], [-values], **TARGET, offsets=[0], **STREAM)
+    assert same_bits(p, q)

@@ -1,0 +1,178 @@
+"""State dicts that do not fit are refused, and then nothing has been loaded."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torch_sgmcmc as sg
+
+each_kind = pytest.mark.parametrize("kind", [sg.SGLD, sg.SGHMC])
+SIZES = (4, 200, 3)
+
+
+def make(
+    kind: type[sg.Sampler], sizes: tuple[int, ...] = SIZES, split: int = 1
+) -> sg.Sampler:
+    params = [nn.Parameter(torch.ones(n)) for n in sizes]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    groups = [{"params": params[:split]}, {"params": params[split:]}]
+    sampler = kind(groups, lr=0.1, num_data=10, seed=0)
+    sampler.step()
+    return sampler
+
+
+def refuses(sampler: sg.Sampler, state: dict[str, Any], message: str) -> None:
+    before = copy.deepcopy(sampler.state_dict())
+    with pytest.raises(ValueError) as error:
+        sampler.load_state_dict(state)
+    assert str(error.value) == message
+    after = sampler.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    torch.testing.assert_close(after["state"], before["state"], rtol=0, atol=0)
+
+
+@each_kind
+def test_another_number_of_groups(kind: type[sg.Sampler]) -> None:
+    sampler = make(kind)
+    other = kind([nn.Parameter(torch.ones(4))], lr=0.1, num_data=10)
+    message = "Invalid state_dict: it has 1 param groups, expected 2"
+    refuses(sampler, other.state_dict(), message)
+
+
+@each_kind
+def test_another_number_of_parameters(kind: type[sg.Sampler]) -> None:
+    refuses(
+        make(kind),
+        make(kind, split=2).state_dict(),
+        "Invalid state_dict: param group 0 has 2 parameters, expected 1",
+    )
+
+
+@each_kind
+def test_parameters_of_other_sizes(kind: type[sg.Sampler]) -> None:
+    refuses(
+        make(kind),
+        make(kind, sizes=(4, 300, 3)).state_dict(),
+        "Invalid state_dict: param group 1 was saved for parameters of other sizes "
+        "(noise offsets [128, 512], expected [128, 384])",
+    )
+
+
+FOREIGN: list[tuple[type[sg.Sampler], Callable[[list[Any]], Any], str]] = [
+    (
+        sg.SGLD,
+        lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
+        "num_data, prior_precision, temperature, capturable, seed, step, offsets",
+    ),
+    (
+        sg.SGHMC,
+        lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
+        "num_data, prior_precision, temperature, noise_estimate, "
+        "resample_momentum_every, initial_momentum, capturable, seed, step, offsets",
+    ),
+    (
+        sg.SGHMC,
+        lambda groups: torch.optim.Adam(groups, lr=0.1),
+        "momentum, num_data, prior_precision, temperature, noise_estimate, "
+        "resample_momentum_every, initial_momentum, seed, step, offsets",
+    ),
+    (
+        sg.SGHMC,
+        lambda groups: sg.SGLD(groups, lr=0.1, num_data=10),
+        "momentum, noise_estimate, resample_momentum_every, initial_momentum",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "optimizer", "missing"), FOREIGN)
+def test_another_kind_of_optimizer(
+    kind: type[sg.Sampler], optimizer: Callable[[list[Any]], Any], missing: str
+) -> None:
+    groups = [
+        {"params": [nn.Parameter(torch.ones(4))]},
+        {"params": [nn.Parameter(torch.ones(n)) for n in (200, 3)]},
+    ]
+    refuses(
+        make(kind),
+        optimizer(groups).state_dict(),
+        f"Invalid state_dict: param group 0 lacks {missing}; it is not one of "
+        f"{kind.__name__}",
+    )
+
+
+@each_kind
+def test_values_out_of_range(kind: type[sg.Sampler]) -> None:
+    sampler = make(kind)
+    for key, value, message in (
+        ("lr", -1.0, "Invalid lr: -1.0 (must be finite and >= 0)"),
+        ("num_data", 0, "Invalid num_data: 0 (must be finite and > 0)"),
+        ("step", -1, "Invalid step: -1 (must be >= 0)"),
+    ):
+        state = copy.deepcopy(sampler.state_dict())
+        state["param_groups"][1][key] = value
+        refuses(sampler, state, message)
+
+
+# ---- GammaPrecision --------------------------------------------------------------
+
+
+def hyperprior() -> sg.GammaPrecision:
+    return sg.GammaPrecision(make(sg.SGLD))
+
+
+@pytest.mark.parametrize("name", ["shape", "rate"])
+def test_gamma_precision_arguments(name: str) -> None:
+    sampler = make(sg.SGLD)
+    for value in (0, -1.0, torch.inf, torch.nan):
+        with pytest.raises(ValueError) as error:
+            sg.GammaPrecision(sampler, **{name: value})
+        assert str(error.value) == f"Invalid {name}: {value} (must be finite and > 0)"
+    with pytest.raises(TypeError) as type_error:
+        sg.GammaPrecision(sampler, **{name: "1"})
+    assert str(type_error.value) == f"Invalid {name}: '1' (must be a number, got str)"
+
+
+def test_gamma_precision_needs_a_sampler() -> None:
+    sgd = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    with pytest.raises(TypeError) as error:
+        sg.GammaPrecision(sgd)  # type: ignore[arg-type]
+    assert (
+        str(error.value) == "Invalid sampler: got SGD (must be a torch_sgmcmc sampler)"
+    )
+
+
+def test_gamma_precision_at_temperature_zero() -> None:
+    precision = hyperprior()
+    groups = precision.sampler.param_groups
+    groups[1]["temperature"] = 0.0
+    with pytest.raises(ValueError) as error:
+        precision.step()
+    assert str(error.value) == "Invalid temperature: 0.0 (must be finite and > 0)"
+    assert [g["prior_precision"] for g in groups] == [0.0, 0.0]
+    assert precision.num_updates == 0
+
+
+def test_gamma_precision_state_dicts_that_do_not_fit() -> None:
+    precision = hyperprior()
+    precision.step()
+    good = precision.state_dict()
+    for key, value, kind, message in (
+        ("shape", -1.0, ValueError, "Invalid shape: -1.0 (must be finite and > 0)"),
+        ("rate", 0.0, ValueError, "Invalid rate: 0.0 (must be finite and > 0)"),
+        ("num_updates", -1, ValueError, "Invalid num_updates: -1 (must be >= 0)"),
+        (
+            "num_updates",
+            1.0,
+            TypeError,
+            "Invalid num_updates: 1.0 (must be an int, got float)",
+        ),
+    ):
+        with pytest.raises(kind) as error:
+            precision.load_state_dict({**good, "shape": 3.0, key: value})
+        assert str(error.value) == message
+        assert precision.state_dict() == good

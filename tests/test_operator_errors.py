@@ -1,0 +1,304 @@
+"""Every error of the operators: its exact text, and that nothing has changed."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from reference import same_bits
+from torch import Tensor
+
+from torch_sgmcmc import _C
+from torch_sgmcmc import _library as ops
+
+STREAM = {"offsets": [0, 128], "seed": 0, "step": 3}
+TARGET = {"lr": 0.1, "num_data": 5.0, "prior_precision": 1.0, "temperature": 1.0}
+FRICTION = {"momentum": 0.9, "noise_estimate": 0.05, "resample_momentum_every": 0}
+HYPER: dict[str, dict[str, Any]] = {
+    "sgld_step_": {**TARGET, **STREAM},
+    "sghmc_step_": {**TARGET, **FRICTION, **STREAM},
+    "gradient_variance_": {"weight": 0.5},
+    "gaussian_": {"std": 1.0, "purpose": 0, **STREAM},
+    "sum_of_squares": {},
+}
+ARGUMENTS = {
+    "sgld_step_": ["params", "grads"],
+    "sghmc_step_": ["params", "grads", "momenta", "grad_variances"],
+    "gradient_variance_": ["grads", "variances", "previous"],
+    "gaussian_": ["out"],
+    "sum_of_squares": ["tensors"],
+}
+IN_ARITHMETIC_TYPE = {"momenta", "grad_variances", "variances", "previous"}
+WRITTEN = {"params", "momenta", "variances", "previous", "out"}
+WITH_STREAM = ["sgld_step_", "sghmc_step_", "gaussian_"]
+WITH_TARGET = ["sgld_step_", "sghmc_step_"]
+EACH = [(op, name) for op, names in ARGUMENTS.items() for name in names]
+each_argument = pytest.mark.parametrize(("op", "name"), EACH)
+FLOATS = "expected float32, float64, bfloat16 or float16"
+
+
+def make_lists(op: str, dtype: torch.dtype = torch.float32) -> dict[str, list[Tensor]]:
+    def one(name: str) -> list[Tensor]:
+        kind = torch.float32 if name in IN_ARITHMETIC_TYPE else dtype
+        return [torch.full((2, 3), 0.5, dtype=kind), torch.ones(4, dtype=kind)]
+
+    return {name: one(name) for name in ARGUMENTS[op]}
+
+
+def check(op: str, lists: dict[str, list[Tensor]], message: str, **hyper: Any) -> None:
+    """Calls the operator and expects this error and no effect at all."""
+    given = [t for ts in lists.values() for t in ts if t.layout is torch.strided]
+    before = [t.clone() for t in given]
+    versions = [t._version for t in given]
+    with pytest.raises(RuntimeError) as error:
+        getattr(ops, op)(*lists.values(), **{**HYPER[op], **hyper})
+    assert str(error.value).splitlines()[0] == f"torch_sgmcmc::{op}: {message}"
+    assert all(same_bits(a, b) for a, b in zip(given, before, strict=True))
+    assert [t._version for t in given] == versions
+
+
+@pytest.mark.parametrize("op", ARGUMENTS)
+def test_the_arguments_without_a_mistake_are_right(op: str) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        getattr(ops, op)(*make_lists(op, dtype).values(), **HYPER[op])
+
+
+# ---- Tensors ---------------------------------------------------------------------
+
+
+@each_argument
+def test_list_lengths(op: str, name: str) -> None:
+    first = ARGUMENTS[op][0]
+    if name == first:
+        return  # the others are then too long: tested below
+    lists = make_lists(op)
+    lists[name] = lists[name][:1]
+    check(op, lists, f"{name} has 1 tensors, expected 2 (as many as {first})")
+    lists = make_lists(op)
+    lists[name].append(torch.ones(1))
+    check(op, lists, f"{name} has 3 tensors, expected 2 (as many as {first})")
+
+
+def test_grad_variances_may_be_left_out_but_not_in_part() -> None:
+    lists = make_lists("sghmc_step_")
+    lists["grad_variances"] = []
+    ops.sghmc_step_(*lists.values(), **HYPER["sghmc_step_"])
+
+
+def test_no_tensors_at_all() -> None:
+    # Nothing says which device is meant, so torch itself refuses.
+    with pytest.raises(NotImplementedError, match="sum_of_squares"):
+        ops.sum_of_squares([])
+
+
+@each_argument
+def test_shapes(op: str, name: str) -> None:
+    first = ARGUMENTS[op][0]
+    if name == first:
+        return  # defines the shape
+    for shape in ((3, 2), (6,), (2, 3, 1), ()):
+        lists = make_lists(op)
+        lists[name][0] = torch.full(shape, 0.5)
+        check(
+            op,
+            lists,
+            f"{name}[0] has shape {list(shape)}, expected [2, 3] (that of {first}[0])",
+        )
+
+
+@each_argument
+@pytest.mark.parametrize(
+    ("dtype", "shown"),
+    [
+        (torch.int64, "int64"),
+        (torch.int32, "an unsupported dtype"),
+        (torch.complex64, "an unsupported dtype"),
+        (torch.float64, "float64"),
+        (torch.bfloat16, "bfloat16"),
+        (torch.float16, "float16"),
+    ],
+)
+def test_dtypes(op: str, name: str, dtype: torch.dtype, shown: str) -> None:
+    first = ARGUMENTS[op][0]
+    lists = make_lists(op)
+    lists[name][1] = lists[name][1].to(dtype)
+    if name != first:
+        want = f"expected float32 (for {first}[1] in float32)"
+        check(op, lists, f"{name}[1] has {shown}, {want}")
+    elif not dtype.is_floating_point:
+        check(op, lists, f"{name}[1] has {shown}, {FLOATS}")
+    elif len(ARGUMENTS[op]) > 1:
+        # The next argument no longer fits, but for state that stays in float32.
+        other = ARGUMENTS[op][1]
+        if other not in IN_ARITHMETIC_TYPE or dtype == torch.float64:
+            want = f"expected {shown} (for {first}[1] in {shown})"
+            check(op, lists, f"{other}[1] has float32, {want}")
+
+
+@pytest.mark.parametrize("name", ["momenta", "grad_variances"])
+def test_state_is_in_the_type_of_arithmetic(name: str) -> None:
+    for dtype, state, shown in (
+        (torch.bfloat16, "float32", "bfloat16"),
+        (torch.float16, "float32", "float16"),
+        (torch.float64, "float64", "float64"),
+    ):
+        lists = make_lists("sghmc_step_", dtype)
+        for other in IN_ARITHMETIC_TYPE & lists.keys():
+            lists[other] = [t.to(getattr(torch, state)) for t in lists[other]]
+        wrong = torch.float32 if dtype == torch.float64 else dtype
+        lists[name] = [t.to(wrong) for t in lists[name]]
+        got = str(wrong).removeprefix("torch.")
+        check(
+            "sghmc_step_",
+            lists,
+            f"{name}[0] has {got}, expected {state} (for params[0] in {shown})",
+        )
+
+
+@each_argument
+def test_expanded_tensors_cannot_be_written(op: str, name: str) -> None:
+    lists = make_lists(op)
+    lists[name][0] = torch.full((3,), 0.5).expand(2, 3)
+    if name in WRITTEN:
+        check(
+            op,
+            lists,
+            f"{name}[0] is an expanded tensor (several elements share memory) "
+            "and cannot be written",
+        )
+    else:  # reading them is fine
+        other = make_lists(op)
+        results = [getattr(ops, op)(*ts.values(), **HYPER[op]) for ts in (lists, other)]
+        for a, b in zip(lists.values(), other.values(), strict=True):
+            assert all(same_bits(x, y) for x, y in zip(a, b, strict=True))
+        assert results[0] == results[1]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@each_argument
+def test_sparse_tensors(op: str, name: str, layout: torch.layout) -> None:
+    lists = make_lists(op)
+    lists[name][0] = lists[name][0].to_sparse(layout=layout)
+    # The dispatcher is the first to notice: there is no kernel for such tensors.
+    with pytest.raises(NotImplementedError) as error:
+        getattr(ops, op)(*lists.values(), **HYPER[op])
+    assert str(error.value).startswith(
+        f"Could not run 'torch_sgmcmc::{op}' with arguments from the 'Sparse"
+    )
+    fresh = make_lists(op)
+    for key, tensors in lists.items():
+        assert same_bits(tensors[1], fresh[key][1])
+
+
+# ---- Numbers ---------------------------------------------------------------------
+
+NUMBERS = [(op, k) for op in WITH_TARGET for k in TARGET] + [
+    ("gaussian_", "std"),
+    ("gradient_variance_", "weight"),
+    ("sghmc_step_", "noise_estimate"),
+]
+
+
+@pytest.mark.parametrize(("op", "name"), NUMBERS)
+def test_numbers(op: str, name: str) -> None:
+    wanted = "> 0" if name == "num_data" else ">= 0"
+    bad = {-0.5: "-0.5", torch.nan: "nan", torch.inf: "inf", -torch.inf: "-inf"}
+    if name == "num_data":
+        bad[0.0] = "0"
+    for value, shown in bad.items():
+        check(
+            op,
+            make_lists(op),
+            f"Invalid {name}: {shown} (must be finite and {wanted})",
+            **{name: value},
+        )
+    if name != "num_data":
+        getattr(ops, op)(*make_lists(op).values(), **{**HYPER[op], name: 0.0})
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(1.0, "1.000000"), (-0.1, "-0.100000"), (torch.nan, "nan"), (2.5, "2.500000")],
+)
+def test_momentum(value: float, shown: str) -> None:
+    lists = make_lists("sghmc_step_")
+    message = f"Invalid momentum: {shown} (must be in [0, 1))"
+    check("sghmc_step_", lists, message, momentum=value)
+
+
+def test_noise_estimate_above_the_friction() -> None:
+    check(
+        "sghmc_step_",
+        make_lists("sghmc_step_"),
+        "Invalid noise_estimate: 0.300000 (must not exceed the friction 1 - momentum "
+        "= 0.250000)",
+        noise_estimate=0.3,
+        momentum=0.75,
+    )
+
+
+def test_resample_momentum_every() -> None:
+    check(
+        "sghmc_step_",
+        make_lists("sghmc_step_"),
+        "Invalid resample_momentum_every: -1 (must be >= 0)",
+        resample_momentum_every=-1,
+    )
+
+
+# ---- Counters --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", WITH_STREAM)
+def test_steps_and_purposes(op: str) -> None:
+    for step in (-1, 2**48):
+        message = f"Invalid step: {step} (must be in [0, 2^48))"
+        check(op, make_lists(op), message, step=step)
+    if op == "gaussian_":
+        for purpose in (-1, 2**16):
+            message = f"Invalid purpose: {purpose} (must be in [0, 2^16))"
+            check(op, make_lists(op), message, purpose=purpose)
+
+
+@pytest.mark.parametrize("op", WITH_STREAM)
+def test_offsets(op: str) -> None:
+    first = ARGUMENTS[op][0]
+    for offsets in ([], [0], [0, 128, 256]):
+        check(
+            op,
+            make_lists(op),
+            f"offsets has {len(offsets)} entries, expected 2 (one for each tensor of "
+            f"{first})",
+            offsets=offsets,
+        )
+    message = "Invalid offsets[1]: -4 (must be >= 0)"
+    check(op, make_lists(op), message, offsets=[0, -4])
+
+
+@pytest.mark.parametrize("op", WITH_STREAM)
+def test_device_step(op: str) -> None:
+    for value, shown in (
+        (torch.tensor([1, 2]), "2 elements of int64"),
+        (torch.empty(0, dtype=torch.int64), "0 elements of int64"),
+        (torch.tensor(1.0), "1 elements of float32"),
+        (torch.tensor(1, dtype=torch.int32), "1 elements of an unsupported dtype"),
+    ):
+        check(
+            op,
+            make_lists(op),
+            f"device_step must hold a single int64, got {shown}",
+            device_step=value,
+        )
+
+
+# ---- Host-side functions ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "shown"), [(0.0, "0.000000"), (-1.5, "-1.500000"), (torch.inf, "inf")]
+)
+def test_gamma_shape(shape: float, shown: str) -> None:
+    message = f"Invalid shape: {shown} (must be finite and > 0)"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        _C.gamma(shape, seed=0, step=0, element=0)

@@ -1,0 +1,304 @@
+"""The fused operators equal plain-PyTorch references, to rounding, everywhere."""
+
+from typing import Any
+
+import pytest
+import torch
+from reference import (
+    DTYPES,
+    SIZES,
+    Exact,
+    arithmetic,
+    assert_rounded,
+    draw,
+    same_bits,
+    sghmc,
+    sgld,
+)
+from torch import Tensor
+
+from torch_sgmcmc import _C
+from torch_sgmcmc import _library as ops
+
+# Large steps, so that no term of an update hides behind another.
+TARGET = {"lr": 0.3, "num_data": 7.0, "prior_precision": 1.9, "temperature": 0.7}
+STREAM = {"seed": 0x0123456789ABCDEF, "step": 2**33 + 5}
+
+
+def mixed_list(seed: int) -> list[Tensor]:
+    """Tensors of every size and dtype in one list, shuffled together."""
+    g = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(n, generator=g, dtype=torch.float64).to(dtype)
+        for n in SIZES
+        for dtype in DTYPES
+    ]
+
+
+def states(like: list[Tensor], seed: int) -> list[Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(t.shape, generator=g, dtype=torch.float64).to(arithmetic(t.dtype))
+        for t in like
+    ]
+
+
+def scattered_offsets(tensors: list[Tensor]) -> list[int]:
+    """Offsets of every alignment, near 0 and beyond 32 bits."""
+    return [
+        (2**40 if i % 3 == 0 else 0) + 10_007 * i + i % 7 for i in range(len(tensors))
+    ]
+
+
+def clones(tensors: list[Tensor]) -> list[Tensor]:
+    return [t.clone() for t in tensors]
+
+
+def assert_all_same(a: list[Tensor], b: list[Tensor]) -> None:
+    assert all(same_bits(x, y) for x, y in zip(a, b, strict=True))
+
+
+# ---- Schemas, fake kernels, functionalisation ------------------------------------
+
+
+def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
+    def lists(count: int, dtype: torch.dtype = torch.float32) -> list[Any]:
+        g = torch.Generator().manual_seed(0)
+        sizes = ((3,), (2, 129), (), (0, 4))
+        return [
+            [torch.randn(s, generator=g).to(dtype) for s in sizes] for _ in range(count)
+        ]
+
+    stream = {"offsets": [0, 128, 512, 640], "seed": -1, "step": 3}
+    on_device = {**stream, "device_step": torch.tensor(4)}
+    shared = {
+        **TARGET,
+        "momentum": 0.9,
+        "noise_estimate": 0.05,
+        "resample_momentum_every": 7,
+    }
+    p, g, v, s = lists(4)
+    b, c = lists(2, torch.bfloat16)
+    return {
+        "sgld_step_": ((p, g), {**TARGET, **stream}),
+        "sgld_step_ bf16": ((b, c), {**TARGET, **on_device}),
+        "sghmc_step_": ((p, g, v, []), {**shared, **stream}),
+        "sghmc_step_ variances": ((p, g, v, s), {**shared, **on_device}),
+        "sghmc_step_ bf16": ((b, c, v, []), {**shared, **stream}),
+        "gradient_variance_": ((g, s, v), {"weight": 0.25}),
+        "gaussian_": ((p,), {"std": 0.5, "purpose": 0, **stream}),
+        "gaussian_ on device": ((p,), {"std": 0.5, "purpose": 1, **on_device}),
+        "sum_of_squares": ((p,), {}),
+    }
+
+
+@pytest.mark.parametrize("case", opcheck_cases())
+def test_opcheck(case: str) -> None:
+    args, kwargs = opcheck_cases()[case]
+    op = getattr(torch.ops.torch_sgmcmc, case.split()[0]).default
+    with torch.no_grad():
+        result = torch.library.opcheck(op, args, kwargs)
+    assert set(result.values()) == {"SUCCESS"}
+
+
+def test_opcheck_covers_every_operator() -> None:
+    registered = {
+        name.removeprefix("torch_sgmcmc::")
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("torch_sgmcmc::")
+    }
+    assert registered == {case.split()[0] for case in opcheck_cases()}
+
+
+# ---- Fused equals reference ------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("prior_precision", [0.0, 1.9])
+def test_sgld_equals_reference(temperature: float, prior_precision: float) -> None:
+    params, grads = mixed_list(1), mixed_list(2)
+    offsets = scattered_offsets(params)
+    hyper = {**TARGET, "temperature": temperature, "prior_precision": prior_precision}
+    noise = draw(params, offsets=offsets, **STREAM)
+    expected = [
+        sgld(p, g, z, **hyper) for p, g, z in zip(params, grads, noise, strict=True)
+    ]
+    untouched = clones(grads)
+    ops.sgld_step_(params, grads, **hyper, offsets=offsets, **STREAM)
+    for p, e in zip(params, expected, strict=True):
+        assert_rounded(p, e)
+    assert_all_same(grads, untouched)
+
+
+@pytest.mark.parametrize("aware", [False, True], ids=["beta", "variances"])
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize("prior_precision", [0.0, 1.9])
+def test_sghmc_equals_reference(
+    temperature: float, prior_precision: float, aware: bool
+) -> None:
+    params, grads = mixed_list(1), mixed_list(2)
+    momenta = states(params, 3)
+    offsets = scattered_offsets(params)
+    hyper = {
+        **TARGET,
+        "temperature": temperature,
+        "prior_precision": prior_precision,
+        "momentum": 0.8,
+        "noise_estimate": 0.0 if aware else 0.05,
+    }
+    # Up to half of the friction's noise.
+    most = (1 - hyper["momentum"]) * temperature / (hyper["lr"] * hyper["num_data"])
+    variances = [most * torch.sigmoid(s) for s in states(params, 4)] if aware else []
+    noise = draw(params, offsets=offsets, **STREAM)
+    expected = [
+        sghmc(p, g, v, z, variances[i] if aware else None, **hyper)
+        for i, (p, g, v, z) in enumerate(
+            zip(params, grads, momenta, noise, strict=True)
+        )
+    ]
+    untouched = clones(grads + variances)
+    ops.sghmc_step_(
+        params,
+        grads,
+        momenta,
+        variances,
+        **hyper,
+        resample_momentum_every=0,
+        offsets=offsets,
+        **STREAM,
+    )
+    for p, v, (new_p, new_v) in zip(params, momenta, expected, strict=True):
+        assert v.dtype == arithmetic(p.dtype)
+        assert_rounded(v, new_v)
+        assert_rounded(p, new_p)
+    assert_all_same(grads + variances, untouched)
+
+
+@pytest.mark.parametrize("step", [0, 6, 7, 2**33])
+def test_momentum_is_resampled_every_kth_step(step: int) -> None:
+    params, grads = mixed_list(1), mixed_list(2)
+    momenta = states(params, 3)
+    offsets = scattered_offsets(params)
+    hyper = {**TARGET, "momentum": 0.8, "noise_estimate": 0.05}
+    stream = {"offsets": offsets, "seed": 5, "step": step}
+    expected_params, expected_momenta = clones(params), clones(momenta)
+    if step % 3 == 0:
+        ops.gaussian_(
+            expected_momenta,
+            std=(TARGET["lr"] * TARGET["temperature"] / TARGET["num_data"]) ** 0.5,
+            purpose=_C.PURPOSE_MOMENTUM,
+            **stream,
+        )
+    ops.sghmc_step_(
+        expected_params,
+        grads,
+        expected_momenta,
+        [],
+        **hyper,
+        resample_momentum_every=0,
+        **stream,
+    )
+    ops.sghmc_step_(
+        params, grads, momenta, [], **hyper, resample_momentum_every=3, **stream
+    )
+    assert_all_same(params, expected_params)
+    assert_all_same(momenta, expected_momenta)
+
+
+def test_gradient_variance_equals_reference() -> None:
+    grads = mixed_list(1)
+    previous, variances = states(grads, 2), [s.square() for s in states(grads, 3)]
+    weight = 0.3
+    expected = []
+    for g, old, var in zip(grads, previous, variances, strict=True):
+        square = (g.double() - old.double()) ** 2 / 2
+        value = var.double() + weight * (square - var.double())
+        # The rounding of a difference counts by the size of what is subtracted.
+        size = (g.double().abs() + old.double().abs()) ** 2
+        expected.append(Exact(value, var.double() + weight * size))
+    untouched = clones(grads)
+    ops.gradient_variance_(grads, variances, previous, weight=weight)
+    for g, old, var, e in zip(grads, previous, variances, expected, strict=True):
+        assert_rounded(var, e)
+        assert same_bits(old, g.to(old.dtype))
+    assert_all_same(grads, untouched)
+
+
+def test_gradient_variance_is_an_unbiased_mean() -> None:
+    # With weights 1, 1/2, 1/3, ... it is the plain mean of half the squared
+    # differences of consecutive gradients.
+    g = torch.Generator().manual_seed(0)
+    seen = torch.randn(6, 5, generator=g, dtype=torch.float64)
+    variance, previous = torch.zeros(5, dtype=torch.float64), seen[0].clone()
+    for i in range(1, 6):
+        ops.gradient_variance_([seen[i]], [variance], [previous], weight=1 / i)
+    expected = seen.diff(dim=0).square().mean(0) / 2
+    torch.testing.assert_close(variance, expected, rtol=1e-14, atol=0)
+
+
+# ---- Zero temperature is SGD -----------------------------------------------------
+
+
+def dyadic(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
+    """Multiples of 1/8 in [-2, 2): a few steps on them are free of rounding."""
+    g = torch.Generator().manual_seed(seed)
+    return torch.randint(-16, 16, shape, generator=g).to(dtype) / 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("sampler", ["sgld", "sghmc"])
+def test_zero_temperature_is_sgd_exactly(sampler: str, dtype: torch.dtype) -> None:
+    # lr, momentum and weight decay are powers of two, and so every intermediate
+    # result is a number that the type holds exactly, in any order of operations.
+    momentum = 0.5 if sampler == "sghmc" else 0.0
+    ours, theirs = (dyadic(1000, seed=1, dtype=dtype) for _ in range(2))
+    sgd = torch.optim.SGD([theirs], lr=0.25, momentum=momentum, weight_decay=0.5)
+    velocity = torch.zeros_like(ours)
+    common = {"lr": 0.25, "num_data": 4.0, "prior_precision": 2.0, "temperature": 0.0}
+    for step in range(3):
+        grad = dyadic(1000, seed=2 + step, dtype=dtype)
+        theirs.grad = grad.clone()
+        sgd.step()
+        stream = {"offsets": [5], "seed": 0, "step": step}
+        if sampler == "sgld":
+            ops.sgld_step_([ours], [grad], **common, **stream)
+        else:
+            ops.sghmc_step_(
+                [ours],
+                [grad],
+                [velocity],
+                [],
+                **common,
+                momentum=momentum,
+                noise_estimate=0.0,
+                resample_momentum_every=0,
+                **stream,
+            )
+        assert torch.equal(ours, theirs)
+    if sampler == "sghmc":
+        assert torch.equal(velocity, -0.25 * sgd.state[theirs]["momentum_buffer"])
+
+
+# ---- Sums of squares -------------------------------------------------------------
+
+
+def test_sum_of_squares_equals_reference() -> None:
+    tensors = mixed_list(1)
+    expected = sum(float(t.double().square().sum()) for t in tensors)
+    result = ops.sum_of_squares(tensors)
+    assert result.dtype == torch.float64 and result.shape == ()
+    # Both sums are in float64; all terms are positive.
+    assert float(result) == pytest.approx(expected, rel=1e-14, abs=0)
+    for t in tensors:
+        exact = float(t.double().square().sum())
+        assert float(ops.sum_of_squares([t])) == pytest.approx(exact, rel=1e-14, abs=0)
+
+
+def test_sum_of_squares_of_extreme_values() -> None:
+    # Squares that overflow or vanish in the tensor's own type.
+    for dtype in DTYPES[1:]:
+        info = torch.finfo(dtype)
+        t = torch.tensor([info.max, info.tiny, -info.max], dtype=dtype)
+        expected = float(t.double().square().sum())
+        assert float(ops.sum_of_squares([t])) == expected
+    assert float(ops.sum_of_squares([torch.empty(0), torch.empty(3, 0)])) == 0.0

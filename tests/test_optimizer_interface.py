@@ -1,0 +1,322 @@
+"""The samplers are torch optimizers, with everything that torch hangs on those."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from reference import draw, same_bits
+from short_chains import TARGET, make, make_params
+from short_chains import set_grads as set_gradients
+from torch import nn
+
+import torch_sgmcmc as sg
+
+BOTH = pytest.mark.parametrize("kind", ["SGLD", "SGHMC"])
+
+
+def one_parameter(numel: int = 5) -> nn.Parameter:
+    p = nn.Parameter(torch.linspace(-1, 1, numel))
+    p.grad = torch.linspace(0.5, 2, numel)
+    return p
+
+
+# ---- step() ----------------------------------------------------------------------
+
+
+@BOTH
+def test_is_an_optimizer(kind: str) -> None:
+    sampler = make(kind, make_params())
+    assert isinstance(sampler, torch.optim.Optimizer)
+    assert isinstance(sampler, sg.Sampler)
+    assert sampler.step() is None  # without any gradient: nothing to do
+    assert sampler.state == {}
+
+
+@BOTH
+def test_closure(kind: str) -> None:
+    p, twin = one_parameter(), one_parameter()
+    sampler, other = make(kind, [p]), make(kind, [twin])
+    seen = []
+
+    def closure() -> torch.Tensor:
+        seen.append((torch.is_grad_enabled(), p.detach().clone()))
+        sampler.zero_grad()
+        loss = (p**2).sum()
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        loss = sampler.step(closure)
+    assert len(seen) == 1 and seen[0][0]
+    assert float(loss.detach()) == float((seen[0][1] ** 2).sum())
+    twin.grad = 2 * twin.detach()
+    other.step()
+    assert same_bits(p, twin)
+
+
+@BOTH
+def test_gradients_are_never_changed(kind: str) -> None:
+    params = make_params()
+    sampler = make(kind, params)
+    for step in range(3):
+        set_gradients(params, step)
+        grads = [p.grad for p in params]
+        copies = [g.clone() for g in grads]
+        sampler.step()
+        for p, g, c in zip(params, grads, copies, strict=True):
+            assert p.grad is g
+            assert same_bits(g, c)
+
+
+@BOTH
+def test_zero_grad(kind: str) -> None:
+    p = one_parameter()
+    sampler = make(kind, [p])
+    sampler.zero_grad(set_to_none=False)
+    assert p.grad is not None and not p.grad.any()
+    sampler.zero_grad()
+    assert p.grad is None
+
+
+@BOTH
+def test_step_counts_as_an_inplace_change(kind: str) -> None:
+    p = one_parameter()
+    idle = one_parameter()
+    idle.grad = None
+    sampler = make(kind, [p, idle])
+    versions = p._version, idle._version
+    loss = (p * p).sum()
+    sampler.step()
+    assert (p._version, idle._version) == (versions[0] + 1, versions[1])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@BOTH
+def test_parameters_stay_leaves_and_clipping_works(kind: str) -> None:
+    net = nn.Linear(3, 2)
+    sampler = make(kind, net.parameters())
+    for _ in range(2):
+        sampler.zero_grad()
+        (100 * net(torch.ones(4, 3)).square().sum()).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        norm = torch.cat([p.grad.flatten() for p in net.parameters()]).norm()
+        assert float(norm) == pytest.approx(1.0, rel=1e-4)
+        sampler.step()
+        assert all(p.is_leaf and p.requires_grad for p in net.parameters())
+    assert torch.isfinite(nn.utils.parameters_to_vector(net.parameters())).all()
+
+
+@BOTH
+def test_gradients_that_carry_a_graph(kind: str) -> None:
+    p = nn.Parameter(torch.ones(3))
+    sampler = make(kind, [p])
+    (grad,) = torch.autograd.grad((p**3).sum(), p, create_graph=True)
+    p.grad = grad
+    sampler.step()
+    assert p.grad is grad and p.is_leaf
+
+
+# ---- Groups ----------------------------------------------------------------------
+
+
+@BOTH
+def test_hyperparameters_of_a_group(kind: str) -> None:
+    # Two groups with everything different equal two samplers, but for the noise.
+    special = {
+        "lr": 0.02,
+        "num_data": 3,
+        "prior_precision": 7.0,
+        "temperature": 0.0,
+    }
+    a, b = one_parameter(), one_parameter()
+    sampler = make(kind, [{"params": [a]}, {"params": [b], **special}])
+    assert {k: sampler.param_groups[0][k] for k in TARGET} == TARGET
+    assert {k: sampler.param_groups[1][k] for k in special} == special
+    c, d = one_parameter(), one_parameter()
+    first, second = make(kind, [c]), type(sampler)([d], **special, seed=1)
+    for s in (sampler, first, second):
+        s.step()
+        s.step()
+    assert same_bits(a, c)
+    assert same_bits(b, d)  # temperature 0: the noise does not matter
+    assert not torch.equal(a, b)
+
+
+def test_defaults() -> None:
+    sgld = sg.SGLD([one_parameter()], 0.1, num_data=2, seed=-3)
+    assert sgld.param_groups[0] | {"params": None} == {
+        "params": None,
+        "lr": 0.1,
+        "num_data": 2,
+        "prior_precision": 0.0,
+        "temperature": 1.0,
+        "capturable": False,
+        "seed": -3,
+        "step": 0,
+        "offsets": [0],
+    }
+    sghmc = sg.SGHMC([one_parameter()], 0.1, num_data=2, seed=-3)
+    assert sghmc.param_groups[0] | {"params": None} == {
+        **sgld.param_groups[0],
+        "params": None,
+        "momentum": 0.9,
+        "noise_estimate": 0.0,
+        "resample_momentum_every": 0,
+        "initial_momentum": "stationary",
+    }
+    assert sgld.seed == sghmc.seed == -3
+
+
+def test_named_parameters() -> None:
+    net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    sampler = sg.SGHMC(net.named_parameters(), 0.1, num_data=2, seed=0)
+    names = ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert sampler.param_groups[0]["param_names"] == names
+    plain = sg.SGHMC(net.parameters(), 0.1, num_data=2, seed=0)
+    assert sampler.param_groups[0]["offsets"] == plain.param_groups[0]["offsets"]
+    sampler.load_state_dict(copy.deepcopy(sampler.state_dict()))
+    assert sampler.state_dict()["param_groups"][0]["param_names"] == names
+
+
+def test_offsets_are_aligned_and_disjoint() -> None:
+    shapes = [(3,), (128,), (), (2, 0), (129,), (50, 40)]
+    groups = [
+        {"params": [nn.Parameter(torch.zeros(s)) for s in shapes[:4]]},
+        {"params": [nn.Parameter(torch.zeros(s)) for s in shapes[4:]]},
+    ]
+    sampler = sg.SGLD(groups, 0.1, num_data=1)
+    assert [g["offsets"] for g in sampler.param_groups] == [
+        [0, 128, 256, 384],
+        [384, 640],
+    ]
+
+
+# ---- What a sampler's step computes ----------------------------------------------
+
+
+def test_first_momentum_is_drawn_from_its_stationary_law() -> None:
+    for initial in ("stationary", "zeros"):
+        p = one_parameter(1000)
+        sampler = sg.SGHMC([p], 0.2, 0.75, num_data=7, initial_momentum=initial, seed=4)
+        p.grad = torch.zeros(1000)
+        stream = {"offsets": [0], "seed": 4, "step": 0}
+        (start,) = draw([p], purpose=1, **stream)
+        (noise,) = draw([p], purpose=0, **stream)
+        if initial == "zeros":
+            start = torch.zeros_like(start)
+        expected = 0.75 * (0.2 / 7) ** 0.5 * start + (2 * 0.25 * 0.2 / 7) ** 0.5 * noise
+        sampler.step()
+        momentum = sampler.state[p]["momentum"]
+        torch.testing.assert_close(momentum.double(), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "state"),
+    [
+        (torch.float64, torch.float64),
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+    ],
+)
+def test_state_dtypes_and_layouts(dtype: torch.dtype, state: torch.dtype) -> None:
+    p = nn.Parameter(
+        torch.zeros(2, 3, 4, 5, dtype=dtype).to(memory_format=torch.channels_last)
+    )
+    p.grad = torch.ones_like(p)
+    sampler = make("SGHMC online", [p])
+    sampler.step()
+    assert set(sampler.state[p]) == {
+        "momentum",
+        "previous_grad",
+        "grad_variance",
+        "num_grads",
+    }
+    for key in ("momentum", "previous_grad", "grad_variance"):
+        value = sampler.state[p][key]
+        assert (value.dtype, value.shape, value.stride()) == (
+            state,
+            p.shape,
+            p.stride(),
+        )
+    assert sampler.state[p]["num_grads"] == 1
+
+
+def test_noise_estimate_takes_its_share_of_the_friction_noise() -> None:
+    p, q = one_parameter(1000), one_parameter(1000)
+    common = {"num_data": 1, "initial_momentum": "zeros", "seed": 0}
+    a = sg.SGHMC([p], 0.1, 0.5, noise_estimate=0.375, **common)
+    b = sg.SGHMC([q], 0.1, 0.5, **common)
+    p.grad = q.grad = torch.zeros(1000)
+    a.step()
+    b.step()
+    # Noise variance 2 (alpha - beta) lr T / N: a quarter, so half the deviation.
+    torch.testing.assert_close(
+        2 * a.state[p]["momentum"], b.state[q]["momentum"], rtol=1e-6, atol=0
+    )
+
+
+def test_online_noise_estimate() -> None:
+    # Gradients of alternating sign: half the mean squared difference of consecutive
+    # ones is 2 (g)^2, exactly, for each coordinate.
+    p = one_parameter(300)
+    size = torch.linspace(0, 0.05, 300)
+    sampler = sg.SGHMC([p], 0.1, 0.5, num_data=10, noise_estimate="online", seed=1)
+    for step in range(101):
+        p.grad = size if step % 2 == 0 else -size
+        sampler.step()
+        expected = 2 * size**2 if step > 0 else torch.zeros(300)
+        variance = sampler.state[p]["grad_variance"]
+        torch.testing.assert_close(variance, expected, rtol=1e-5, atol=0)
+    # From the 101st gradient on, beta = lr N Var / (2 T) in every coordinate.
+    for beta in (0.1 * 10 * 2 * size.double() ** 2 / 2, torch.zeros(())):
+        momentum = sampler.state[p]["momentum"].double()
+        step = int(sampler.param_groups[0]["step"])
+        (noise,) = draw([p], offsets=[0], seed=1, step=step)
+        deviation = (2 * (0.5 - beta) * 0.1 / 10).sqrt()
+        p.grad = -size
+        expected = 0.5 * momentum + 0.1 * size.double() + deviation * noise
+        sampler.step()
+        torch.testing.assert_close(
+            sampler.state[p]["momentum"].double(), expected, rtol=1e-5, atol=1e-7
+        )
+        sampler.param_groups[0]["noise_estimate"] = 0.0  # switched off again
+
+
+# ---- In words --------------------------------------------------------------------
+
+
+def test_target_summary() -> None:
+    p = [nn.Parameter(torch.zeros(n)) for n in (1234, 5, 6, 7)]
+
+    def groups() -> list[dict[str, Any]]:
+        return [
+            {"params": p[:1]},
+            {"params": p[1:2], "prior_precision": 4.0, "temperature": 0.5},
+            {"params": p[2:3], "num_data": 1, "temperature": 0},
+            {"params": p[3:], "prior_precision": 0.3, "temperature": 2.0},
+        ]
+
+    target = "samples p(θ) ∝ exp(−U(θ)/T), U(θ) = N · (mean loss) + Σ λ‖θ‖²/2."
+    data = "the loss is a mean over N = 50,000 data"
+    for cls in (sg.SGLD, sg.SGHMC):
+        assert cls(groups(), 0.1, num_data=50_000).target_summary().split("\n") == [
+            f"{cls.__name__} {target}",
+            f"Group 0, 1,234 parameters: {data}; flat prior (λ = 0); "
+            "T = 1: the Bayesian posterior.",
+            f"Group 1, 5 parameters: {data}; prior N(0, 0.25) on each (λ = 4); "
+            "T = 0.5: colder than the posterior.",
+            "Group 2, 6 parameters: the loss is U itself (N = 1); flat prior (λ = 0); "
+            "T = 0: no noise, an optimizer and not a sampler.",
+            f"Group 3, 7 parameters: {data}; prior N(0, 3.333) on each (λ = 0.3); "
+            "T = 2: hotter than the posterior.",
+        ]
+
+
+def test_repr() -> None:
+    text = repr(sg.SGHMC([one_parameter()], 0.1, num_data=50_000, seed=12))
+    assert text.startswith("SGHMC (\nParameter Group 0\n")
+    for line in ("lr: 0.1", "momentum: 0.9", "num_data: 50000", "seed: 12"):
+        assert f"    {line}\n" in text

@@ -1,0 +1,229 @@
+"""The same seed gives the same chain, bit for bit, however it is computed."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import pytest
+import torch
+from reference import same_bits
+from short_chains import (
+    KINDS,
+    TARGET,
+    advance,
+    assert_same,
+    make,
+    make_params,
+    set_grads,
+)
+from torch import Tensor, nn
+
+from torch_sgmcmc import _library as ops
+
+# ---- Threads ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def set_threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def all_operators(shapes: list[int], dtype: torch.dtype) -> list[Tensor]:
+    g = torch.Generator().manual_seed(0)
+    p, grad, v, s = ([torch.randn(n, generator=g) for n in shapes] for _ in range(4))
+    p, grad = ([t.to(dtype) for t in ts] for ts in (p, grad))
+    stream = {"offsets": [131 * i for i in range(len(shapes))], "seed": 1, "step": 6}
+    ops.sgld_step_(p, grad, **TARGET, **stream)
+    friction = {"momentum": 0.9, "noise_estimate": 0.01, "resample_momentum_every": 2}
+    ops.sghmc_step_(p, grad, v, [], **TARGET, **friction, **stream)
+    ops.gradient_variance_(grad, s, v, weight=0.5)
+    out = [torch.empty_like(t) for t in p]
+    ops.gaussian_(out, std=1.0, purpose=1, **stream)
+    return [*p, *v, *s, *out, ops.sum_of_squares(p)]
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [[1_300_001], [50, 5000, 1, 0, 333, 4096] * 60, [70_000, 3, 90_001]],
+    ids=["one big", "many small", "uneven"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_number_of_threads_gives_the_same_bits(
+    shapes: list[int], dtype: torch.dtype, set_threads: Callable[[int], None]
+) -> None:
+    set_threads(1)
+    expected = all_operators(shapes, dtype)
+    for threads in (2, 3):
+        set_threads(threads)
+        assert_same(all_operators(shapes, dtype), expected)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_two_threads_are_at_work() -> None:
+    # A fresh process that runs nothing but the operator: the threads that are there
+    # afterwards, and not before, are the operator's. Their processor time, where the
+    # kernel tells it, shows that they took part.
+    program = """
+import os, torch
+from torch_sgmcmc._library import gaussian_
+def threads():
+    return {int(t) for t in os.listdir("/proc/self/task")}
+def has_worked(thread):
+    file = f"/proc/self/task/{thread}/schedstat"
+    return not os.path.exists(file) or int(open(file).read().split()[0]) > 0
+for count in (1, 3):
+    torch.set_num_threads(count)
+    out = torch.empty(1 << 22)
+    before = threads()
+    gaussian_([out], std=1.0, offsets=[0], seed=0, step=0, purpose=0)
+    new = threads() - before
+    print(count, len(new), all(map(has_worked, new)))
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert process.stdout.split("\n")[:2] == ["1 0 True", "3 2 True"], process.stderr
+
+
+# ---- Groups and missing gradients ------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_split_into_groups_gives_the_same_chain(kind: str) -> None:
+    expected = make_params()
+    advance(make(kind, expected), expected, range(6))
+    for cuts in ([1], [3], [5], [2, 4], [1, 2, 3, 4, 5]):
+        params = make_params()
+        edges = [0, *cuts, len(params)]
+        groups = [{"params": params[a:b]} for a, b in pairwise(edges)]
+        advance(make(kind, groups), params, range(6))
+        assert_same(params, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_missing_gradients_shift_nobody_elses_noise(kind: str) -> None:
+    expected = make_params()
+    advance(make(kind, expected), expected, range(8))
+    params = make_params()
+    sampler = make(kind, params)
+    start = params[2].detach().clone()
+    for step in range(8):
+        set_grads(params, step)
+        params[2].grad = None
+        sampler.step()
+    assert same_bits(params[2], start)
+    assert params[2] not in sampler.state
+    assert_same(params[:2] + params[3:], expected[:2] + expected[3:])
+
+
+def test_a_gradient_that_comes_and_goes() -> None:
+    # While its gradient is missing, nothing of a parameter moves; its noise later
+    # is that of the later steps.
+    params, others = make_params(), make_params()
+    a, b = make("SGHMC", params), make("SGHMC", others)
+    for step in range(6):
+        set_grads(params, step)
+        set_grads(others, step)
+        if step in (1, 2):
+            params[0].grad = None
+            kept = params[0].detach().clone(), a.state[params[0]]["momentum"].clone()
+        a.step()
+        b.step()
+        if step in (1, 2):
+            assert same_bits(params[0], kept[0])
+            assert same_bits(a.state[params[0]]["momentum"], kept[1])
+    assert not torch.equal(params[0], others[0])
+    assert_same(params[1:], others[1:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frozen_parameters(kind: str) -> None:
+    net, twin = (nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2)) for _ in range(2))
+    twin.load_state_dict(net.state_dict())
+    x = torch.linspace(-1, 1, 15).view(3, 5)
+    net[0].requires_grad_(False)
+    before = [p.detach().clone() for p in net[0].parameters()]
+    for model in (net, twin):
+        sampler = make(kind, model.parameters())
+        for _ in range(4):
+            sampler.zero_grad()
+            model(x).square().mean().backward()
+            if model is twin:
+                for p in twin[0].parameters():
+                    p.grad = None
+            sampler.step()
+    assert_same(list(net[0].parameters()), before)
+    assert_same(list(net.parameters()), list(twin.parameters()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_group_added_later_has_the_noise_it_always_would_have(kind: str) -> None:
+    # Compared with a sampler that had the group from the start, without gradients.
+    early, late = make_params(), make_params()
+    a = make(kind, [{"params": early[:2]}, {"params": early[2:]}])
+    b = make(kind, [{"params": late[:2]}])
+    for step in range(8):
+        set_grads(early, step)
+        set_grads(late, step)
+        if step < 4:
+            for p in early[2:]:
+                p.grad = None
+        elif step == 4:
+            b.add_param_group({"params": late[2:]})
+        a.step()
+        b.step()
+    assert_same(late, early)
+    assert [int(g["step"]) for g in b.param_groups] == [8, 8]
+
+
+# ---- Seeds -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_seed_none_follows_manual_seed(kind: str) -> None:
+    chains = []
+    for _ in range(2):
+        torch.manual_seed(17)
+        params = make_params()
+        sampler = make(kind, params, seed=None)
+        chains.append((sampler.seed, advance(sampler, params, range(3))))
+    (seed, first), (same_seed, second) = chains
+    assert seed == same_seed
+    assert_same(first, second)
+    # The seed that was drawn is shown, and gives the same chain.
+    third = make_params()
+    advance(make(kind, third, seed=seed), third, range(3))
+    assert_same(first, third)
+    # A second sampler draws another one.
+    assert make(kind, make_params(), seed=None).seed != seed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_use_no_global_random_state(kind: str) -> None:
+    params = make_params()
+    sampler = make(kind, params)
+    set_grads(params, 0)
+    before = torch.get_rng_state()
+    sampler.step()
+    assert torch.equal(torch.get_rng_state(), before)
+    others = make_params()
+    torch.manual_seed(12345)
+    advance(make(kind, others), others, range(1))
+    assert_same(others, params)
+
+
+def test_different_seeds_give_different_chains() -> None:
+    chains = []
+    for seed in (0, 1, -1, 2**40):
+        params = make_params()
+        chains.append(advance(make("SGLD", params, seed=seed), params, range(1)))
+    for i, a in enumerate(chains):
+        for b in chains[:i]:
+            assert not any(torch.equal(x, y) for x, y in zip(a, b, strict=True))

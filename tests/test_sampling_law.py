@@ -1,0 +1,244 @@
+"""Every sampler follows the exact law of its discretised chain, on every target.
+
+False alarms: see the note in ``harness.statistics``. That these checks see bugs is
+shown in ``test_mutants.py``.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from harness import suite
+from harness.chains import (
+    Chains,
+    Experiment,
+    check_double_well,
+    check_stationary,
+    check_transient,
+)
+from harness.double_well import double_well_law, target_moment
+from harness.methods import METHODS, Method
+from harness.statistics import check_gaussian
+from harness.targets import DoubleWell, Quadratic
+
+every_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+SGHMC = next(m for m in METHODS if m.name == "SGHMC")
+
+
+@every_method
+@pytest.mark.parametrize("noisy", [False, True], ids=["exact", "noisy"])
+@pytest.mark.parametrize("d", [1, 2, 20])
+def test_gaussian_target(method: Method, d: int, noisy: bool) -> None:
+    experiment = suite.gaussian(method, d, noisy=noisy)
+    check_stationary(experiment)
+    check_transient(experiment)
+
+
+@every_method
+@pytest.mark.parametrize("d", [1, 2, 20])
+def test_posterior_by_minibatches(method: Method, d: int) -> None:
+    check_stationary(suite.minibatches(method, d))
+    check_transient(suite.minibatches(method, d))
+
+
+@every_method
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_temperature_prior_and_data_scale(method: Method, dtype: torch.dtype) -> None:
+    experiment = replace(suite.all_at_once(method), dtype=dtype)
+    check_stationary(experiment)
+    check_transient(experiment)
+
+
+@every_method
+def test_hyperparameters_of_each_group(method: Method) -> None:
+    check_stationary(suite.per_group(method))
+    check_transient(suite.per_group(method))
+
+
+@every_method
+@pytest.mark.parametrize("noisy", [False, True], ids=["exact", "noisy"])
+def test_double_well(method: Method, noisy: bool) -> None:
+    check_double_well(suite.double_well(method, noisy=noisy))
+
+
+def test_double_well_with_the_noise_accounted_for() -> None:
+    """The paper's figure 1: with β̂, gradient noise N(0, 4) changes nothing."""
+    noisy = suite.double_well(SGHMC, noisy=True)
+    lr = noisy.settings["lr"]
+    settings = {**noisy.settings, "noise_estimate": lr * 4 / 2}
+    accounted = replace(noisy, settings=settings)
+    check_double_well(accounted)
+
+    inertia = [
+        SGHMC.inertia(e.coordinates) for e in (accounted, suite.double_well(SGHMC))
+    ]
+    assert inertia[0][1] + lr**2 * 4 == pytest.approx(inertia[1][1])
+
+
+# ---- The laws themselves: what they are for small steps, in closed form ----------
+
+
+@every_method
+def test_law_tends_to_the_posterior(method: Method) -> None:
+    """N(…, T (N H + λ)⁻¹) up to O(lr), whatever the momentum."""
+    errors = []
+    for lr in (0.002, 0.001):
+        experiment = suite.all_at_once(method, lr=lr)
+        mean, cov = (m[..., :4] for m in experiment.law.cycle.stationary())
+        hessian = experiment.target.hessian
+        precision = 20 * hessian + 8.0 * np.eye(4)
+        posterior = 0.6 * np.linalg.inv(precision)
+        centre = np.linalg.solve(precision, 20 * hessian @ experiment.target.centre)
+        np.testing.assert_allclose(mean[:4], centre, rtol=1e-9)
+        errors.append(np.abs(cov[:4] - posterior).max() / posterior.max())
+    assert errors[1] < 0.004
+    assert errors[0] / errors[1] == pytest.approx(2, rel=0.02)
+
+
+@every_method
+def test_double_well_law_tends_to_its_target(method: Method) -> None:
+    """The bias is O(lr), and O(lr²) after Richardson extrapolation."""
+
+    def moments(lr: float) -> np.ndarray:
+        settings = {"lr": lr, "num_data": 1}
+        experiment = Experiment(method, DoubleWell(), settings)
+        law = double_well_law(lr, *method.inertia(experiment.coordinates))
+        return np.array([law.moment(2), law.moment(4)])
+
+    exact = np.array([target_moment(2), target_moment(4)])
+    coarse, fine = moments(0.02) / exact - 1, moments(0.01) / exact - 1
+    assert np.all(np.abs(coarse) < 0.02)
+    assert np.all(np.abs(fine) < 0.6 * np.abs(coarse))
+    assert np.all(np.abs(2 * fine - coarse) < 1e-3)
+
+
+@every_method
+def test_closed_form_on_the_standard_normal(method: Method) -> None:
+    """For curvature 1: 1 / (1 - lr/2), with inertia 1 / (1 - lr / (2 (1 + m)))."""
+    target = Quadratic(np.eye(1), np.zeros(1))
+    experiment = Experiment(method, target, {"lr": 0.3, "num_data": 1})
+    carry, _ = method.inertia(experiment.coordinates)
+    _, cov = experiment.law.cycle.stationary()
+    assert cov[0, 0] == pytest.approx(1 / (1 - 0.3 / 2 / (1 + carry)))
+
+
+# ---- SGHMC: momentum, and the account of the gradients' noise --------------------
+
+
+def test_momentum_drawn_afresh() -> None:
+    check_stationary(suite.resampled(SGHMC))
+    check_transient(suite.resampled(SGHMC))
+
+
+def test_momentum_is_stationary_from_the_start() -> None:
+    """v ~ N(0, lr T / N), which is stationary up to 1 / (1 - α/2) and O(lr)."""
+    scale = 1e-5 * 0.6 / 20
+    experiment = suite.all_at_once(SGHMC, lr=1e-5, momentum=0.98)
+    np.testing.assert_allclose(experiment.law.start[4:, 4:], scale * np.eye(4))
+    _, cov = experiment.law.cycle.stationary()
+    expected = scale / (1 - 0.02 / 2) * np.eye(4)
+    np.testing.assert_allclose(cov[4:, 4:], expected, atol=1e-3 * scale)
+    # With next to no friction and gradient, one update shows the first draw itself.
+    frozen = suite.all_at_once(SGHMC, lr=1e-9, momentum=1 - 1e-9)
+    chains = Chains(replace(frozen, dtype=torch.float64), np.zeros(4))
+    chains.advance(1)
+    momentum = chains.state(["momentum"], theta=False)
+    check_gaussian(momentum / (1e-9 * 0.6 / 20) ** 0.5, label="first momentum")
+
+
+def test_noise_account() -> None:
+    check_stationary(suite.accounted(SGHMC))
+    check_transient(suite.accounted(SGHMC))
+
+
+@pytest.mark.parametrize(
+    ("noise_estimate", "variance"), [(0.0, 1.52), (0.025, 1.01)], ids=["off", "on"]
+)
+def test_noise_account_restores_the_variance(
+    noise_estimate: float, variance: float
+) -> None:
+    """η = α = 0.05, V = 1 on N(0, 1): β̂ = η V / 2."""
+    experiment = Experiment(
+        SGHMC,
+        Quadratic(np.eye(1), np.zeros(1), np.eye(1)),
+        {
+            "lr": 0.05,
+            "momentum": 0.95,
+            "num_data": 1,
+            "noise_estimate": noise_estimate,
+        },
+        chains=100_000,
+        seed=70,
+    )
+    _, cov = experiment.law.cycle.stationary()
+    assert cov[0, 0] == pytest.approx(variance, abs=0.005)
+    check_stationary(experiment)
+
+
+def test_noise_account_online() -> None:
+    """Two coordinates of very different noise get back the variance 1 each.
+
+    Half the mean squared difference of consecutive gradients estimates
+    V (1 + lr h) + h² E[v²] / 2 on a curvature h: the gradient moves with θ, and v
+    holds a part lr of the noise of the gradient before. The law follows from what is
+    estimated; that the estimates fluctuate by 5 % adds 1e-3 to the kurtosis.
+    """
+    noise = np.diag([1.0, 0.05])
+    lr = 0.05
+    experiment = Experiment(
+        SGHMC,
+        Quadratic(np.eye(2), np.zeros(2), noise),
+        {"lr": lr, "momentum": 0.9, "num_data": 1, "noise_estimate": "online"},
+        chains=40_000,
+        seed=71,
+    )
+    without = {**experiment.coordinates, "noise_estimate": np.zeros(2)}
+    _, cov = SGHMC.law(experiment.target, without).cycle.stationary()
+    assert cov[0, 0] > 1.25
+
+    estimated = np.diag(noise)
+    for _ in range(20):  # the estimate depends on the law and the law on it
+        account = {**without, "noise_estimate": lr * estimated / 2}
+        _, cov = SGHMC.law(experiment.target, account).cycle.stationary()
+        estimated = np.diag(noise) * (1 + lr) + np.diag(cov)[2:] / 2
+    np.testing.assert_allclose(np.diag(cov)[:2], 1, atol=0.03)
+
+    chains = Chains(experiment, np.zeros(2))
+    chains.advance(1500)
+    variances = chains.state(["grad_variance"], theta=False).mean(axis=0)
+    np.testing.assert_allclose(variances, estimated, rtol=0.005)
+    check_gaussian(chains.state(["momentum"]), cov=cov, label="online account")
+
+
+# ---- Temperature 0 ---------------------------------------------------------------
+
+
+@every_method
+def test_temperature_zero_is_sgd(method: Method) -> None:
+    """With numbers that fp64 adds and multiplies exactly: to the last bit."""
+    hessian = np.array([[1.0, 0.5], [0.5, 2.0]])
+    settings = {"lr": 0.25, "num_data": 8, "prior_precision": 2, "temperature": 0}
+    inertia = {"momentum": 0.5} if "momentum" in method.settings else {}
+    experiment = Experiment(
+        method,
+        Quadratic(hessian, np.array([1.0, -2.0])),
+        {**settings, **inertia},
+        chains=3,
+        dtype=torch.float64,
+    )
+    start = np.array([3.0, 5.0])
+    ours, other_seed = (
+        Chains(replace(experiment, seed=seed), start) for seed in (1, 2)
+    )
+    theta = torch.tensor(start).repeat(3, 1).requires_grad_()
+    sgd = torch.optim.SGD([theta], lr=0.25, weight_decay=2 / 8, **inertia)
+    for _ in range(8):
+        ours.advance(1)
+        other_seed.advance(1)
+        sgd.zero_grad()
+        experiment.target.loss(theta, ours.generator).backward()
+        sgd.step()
+        assert np.array_equal(ours.state(), theta.detach().numpy())
+        assert np.array_equal(other_seed.state(), ours.state())
+    assert not np.array_equal(ours.state()[0], start)

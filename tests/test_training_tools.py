@@ -1,0 +1,239 @@
+"""Schedulers, hooks, profilers and gradient scalers work on samplers."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from reference import same_bits
+from short_chains import assert_same, make, make_params
+from short_chains import set_grads as set_gradients
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim import lr_scheduler as schedulers
+from torch.optim import optimizer as torch_optimizer
+
+import torch_sgmcmc as sg
+
+BOTH = pytest.mark.parametrize("kind", ["SGLD", "SGHMC"])
+
+
+def one_parameter(numel: int = 5) -> nn.Parameter:
+    p = nn.Parameter(torch.linspace(-1, 1, numel))
+    p.grad = torch.linspace(0.5, 2, numel)
+    return p
+
+
+# ---- Learning rate schedulers ----------------------------------------------------
+
+Schedule = Callable[[Optimizer], schedulers.LRScheduler]
+ON_LR: dict[str, Schedule] = {
+    "StepLR": lambda o: schedulers.StepLR(o, 2, gamma=0.5),
+    "CosineAnnealingLR": lambda o: schedulers.CosineAnnealingLR(o, T_max=7),
+    "LambdaLR": lambda o: schedulers.LambdaLR(o, lambda i: (1 + i) ** -0.55),
+    "OneCycleLR": lambda o: schedulers.OneCycleLR(
+        o, max_lr=0.2, total_steps=10, cycle_momentum=False
+    ),
+    "CyclicLR": lambda o: schedulers.CyclicLR(
+        o, 0.01, 0.2, step_size_up=3, cycle_momentum=False
+    ),
+}
+ON_MOMENTUM: dict[str, Schedule] = {
+    "OneCycleLR": lambda o: schedulers.OneCycleLR(
+        o, max_lr=0.2, total_steps=10, base_momentum=0.7, max_momentum=0.95
+    ),
+    "CyclicLR": lambda o: schedulers.CyclicLR(
+        o, 0.01, 0.2, step_size_up=3, base_momentum=0.7, max_momentum=0.95
+    ),
+}
+CASES = [
+    (kind, name, schedule)
+    for kind, table in (("SGLD", ON_LR), ("SGHMC", ON_LR), ("SGHMC", ON_MOMENTUM))
+    for name, schedule in table.items()
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "schedule"), CASES, ids=[f"{k}-{n}" for k, n, _ in CASES]
+)
+def test_schedulers(kind: str, name: str, schedule: Schedule) -> None:
+    # The sampler goes through SGD's values, and they enter the chain: it is the one
+    # with the same numbers written into the groups by hand.
+    params, others, by_sgd = make_params(), make_params(), make_params()
+    sampler, by_hand = make(kind, params), make(kind, others)
+    momentum = 0.9 if kind == "SGHMC" else 0.0
+    sgd = torch.optim.SGD(by_sgd, lr=0.1, momentum=momentum)
+    ours, theirs = schedule(sampler), schedule(sgd)
+    keys = ("lr", "momentum") if kind == "SGHMC" else ("lr",)
+    seen = set()
+    for step in range(8):
+        values = {k: sgd.param_groups[0][k] for k in keys}
+        assert {k: sampler.param_groups[0][k] for k in keys} == values
+        seen.add(tuple(values.values()))
+        by_hand.param_groups[0].update(values)
+        for p in (params, others, by_sgd):
+            set_gradients(p, step)
+        sampler.step()
+        by_hand.step()
+        sgd.step()
+        ours.step()
+        theirs.step()
+    assert_same(params, others)
+    assert len(seen) > 3
+
+
+# ---- Hooks -----------------------------------------------------------------------
+
+
+@BOTH
+def test_step_hooks(kind: str) -> None:
+    p = one_parameter()
+    sampler = make(kind, [p])
+    calls: list[tuple[str, Optimizer, float]] = []
+
+    def hook(name: str) -> Any:
+        return lambda optimizer, args, kwargs: calls.append(
+            (name, optimizer, float(p.detach()[0]))
+        )
+
+    start = float(p.detach()[0])
+    handles = [
+        sampler.register_step_pre_hook(hook("pre")),
+        sampler.register_step_post_hook(hook("post")),
+        torch_optimizer.register_optimizer_step_pre_hook(hook("global pre")),
+        torch_optimizer.register_optimizer_step_post_hook(hook("global post")),
+    ]
+    try:
+        sampler.step()
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert [name for name, _, _ in calls] == [
+        "global pre",
+        "pre",
+        "post",
+        "global post",
+    ]
+    assert all(optimizer is sampler for _, optimizer, _ in calls)
+    end = float(p.detach()[0])
+    assert [value for _, _, value in calls] == [start, start, end, end]
+    sampler.step()
+    assert len(calls) == 4
+
+
+@BOTH
+def test_hooks_do_not_change_the_chain(kind: str) -> None:
+    p, q = one_parameter(), one_parameter()
+    with_hook, without = make(kind, [p]), make(kind, [q])
+    with_hook.register_step_post_hook(lambda *_: None)
+    for _ in range(3):
+        with_hook.step()
+        without.step()
+    assert same_bits(p, q)
+
+
+@BOTH
+def test_state_dict_hooks(kind: str) -> None:
+    sampler = make(kind, [one_parameter()])
+    calls = []
+    sampler.register_state_dict_pre_hook(lambda o: calls.append("pre"))
+    sampler.register_state_dict_post_hook(lambda o, s: {**s, "note": 7})
+    state = sampler.state_dict()
+    assert calls == ["pre"] and state["note"] == 7
+    sampler.register_load_state_dict_pre_hook(lambda o, s: calls.append(s["note"]))
+    sampler.register_load_state_dict_post_hook(lambda o: calls.append("loaded"))
+    sampler.load_state_dict(copy.deepcopy(state))
+    assert calls == ["pre", 7, "loaded"]
+
+
+@BOTH
+def test_profiler_shows_the_step(kind: str) -> None:
+    p, q = one_parameter(), one_parameter()
+    sampler, other = make(kind, [p]), make(kind, [q])
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU]
+    ) as profile:
+        sampler.step()
+    other.step()
+    names = {event.key for event in profile.key_averages()}
+    assert f"Optimizer.step#{kind}.step" in names
+    assert f"torch_sgmcmc::{kind.lower()}_step_" in names
+    assert same_bits(p, q)
+
+
+def test_subclasses_keep_hooks() -> None:
+    class Mine(sg.SGLD):
+        pass
+
+    sampler = Mine([one_parameter()], 0.1, num_data=1, seed=0)
+    calls = []
+    sampler.register_step_post_hook(lambda *_: calls.append(sampler.seed))
+    sampler.step()
+    assert calls == [0]
+
+
+# ---- Mixed precision -------------------------------------------------------------
+
+
+@BOTH
+def test_grad_scaler_unscales_before_the_noise(kind: str) -> None:
+    # Scales are powers of two, so unscaled gradients have the very same bits.
+    torch.manual_seed(0)
+    net = nn.Linear(6, 4)
+    twin = copy.deepcopy(net)
+    sampler, other = make(kind, net.parameters()), make(kind, twin.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=2)
+    x = torch.linspace(-1, 1, 30).view(5, 6)
+    for _ in range(5):
+        sampler.zero_grad()
+        scaler.scale(net(x).square().mean()).backward()
+        scaler.step(sampler)
+        scaler.update()
+        other.zero_grad()
+        twin(x).square().mean().backward()
+        other.step()
+    assert scaler.get_scale() == 2.0**14
+    assert_same(list(net.parameters()), list(twin.parameters()))
+
+
+@BOTH
+def test_grad_scaler_skips_steps_that_overflow(kind: str) -> None:
+    p, q = one_parameter(), one_parameter()
+    sampler, other = make(kind, [p]), make(kind, [q])
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    for overflow in (False, True, True, False):
+        before = p.detach().clone(), sampler.param_groups[0]["step"]
+        scale = scaler.get_scale()
+        grad = torch.linspace(0.5, 2, 5)
+        p.grad = scale * grad
+        if overflow:
+            p.grad[3] = torch.inf
+        scaler.scale(torch.zeros(()))  # as a loss would pass, before step()
+        scaler.step(sampler)
+        scaler.update()
+        if overflow:
+            assert same_bits(p, before[0])
+            assert sampler.param_groups[0]["step"] == before[1]
+            assert scaler.get_scale() == scale / 2
+        else:
+            q.grad = grad
+            other.step()
+    assert sampler.param_groups[0]["step"] == 2
+    assert same_bits(p, q)
+
+
+def test_autocast() -> None:
+    torch.manual_seed(0)
+    net = nn.Linear(6, 4)
+    sampler = make("SGHMC", net.parameters())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = net(torch.ones(3, 6)).square().mean()
+    loss.backward()
+    before = [p.detach().clone() for p in net.parameters()]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        sampler.step()
+    for p, b in zip(net.parameters(), before, strict=True):
+        assert p.dtype == torch.float32
+        assert sampler.state[p]["momentum"].dtype == torch.float32
+        assert not torch.equal(p, b)
