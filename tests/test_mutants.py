@@ -30,6 +30,7 @@ ELSEWHERE = {
     "noise account added": (check_stationary, suite.accounted),
     "momentum never resampled": (check_stationary, suite.resampled),
     "momentum resampled one step late": (check_stationary, suite.resampled),
+    "momentum resampled from N(0, lr T / N)": (check_stationary, suite.resampled),
     "momentum starts at rest": (check_transient, suite.all_at_once),
     "momentum starts with the step's noise": (check_transient, suite.all_at_once),
 }

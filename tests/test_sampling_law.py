@@ -20,7 +20,7 @@ from harness.chains import (
 from harness.double_well import double_well_law, target_moment
 from harness.methods import METHODS, Method
 from harness.statistics import check_gaussian
-from harness.targets import DoubleWell, Quadratic
+from harness.targets import DoubleWell, Quadratic, correlated
 
 every_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 SGHMC = next(m for m in METHODS if m.name == "SGHMC")
@@ -129,6 +129,24 @@ def test_closed_form_on_the_standard_normal(method: Method) -> None:
 def test_momentum_drawn_afresh() -> None:
     check_stationary(suite.resampled(SGHMC))
     check_transient(suite.resampled(SGHMC))
+
+
+@pytest.mark.parametrize("momentum", [0.99, 0.5, 0.0])
+@pytest.mark.parametrize("every", [1, 2, 4, 10])
+def test_drawing_momentum_keeps_the_target(every: int, momentum: float) -> None:
+    """Exact gradients: the law of θ is the same for every k, whatever lr."""
+    target = Quadratic(correlated(2, seed=70), np.zeros(2))
+    laws = []
+    for k in (0, every):
+        settings = {
+            "lr": 0.3,
+            "num_data": 1,
+            "momentum": momentum,
+            "resample_momentum_every": k,
+        }
+        experiment = Experiment(SGHMC, target, settings)
+        laws.append(experiment.law.cycle.stationary()[1][:2, :2])
+    np.testing.assert_allclose(laws[1], laws[0], rtol=1e-9)
 
 
 def test_momentum_is_stationary_from_the_start() -> None:

@@ -59,7 +59,8 @@ class SGHMC(Sampler):
             gradients, and used after the first 100 of them. β̂ > α is an error that
             names both numbers. Default: 0.
         resample_momentum_every: k >= 0; before every k-th update the momentum is
-            drawn afresh from its stationary law. 0 never does. Default: 0.
+            drawn afresh from its stationary law given θ (see the Note). 0 never
+            does. Default: 0.
         initial_momentum: ``"stationary"`` draws the first momentum from its
             stationary law N(0, lr T / N), ``"zeros"`` starts at rest. Default:
             "stationary".
@@ -94,6 +95,12 @@ class SGHMC(Sampler):
         the wandering of the mean gradient along the chain does not inflate. Early in
         training gradients are noisiest: if β̂ > α stops the chain there, start with
         0 and set ``group["noise_estimate"] = "online"`` after burn-in.
+        In this scheme v belongs to the time half a step before θ's, and its
+        stationary law given θ is N(lr g / (1 + m), 2 lr T / ((1 + m) N)) with
+        m = ``momentum``. That is what ``resample_momentum_every`` draws, with the
+        gradient of the update itself. Drawing from N(0, lr T / N) instead, as the
+        paper's pseudocode suggests, samples at about the temperature T k / (k + 1),
+        however small ``lr``.
         Parameters in bf16 or fp16 are rounded to their own precision after every
         update; the momentum stays in fp32.
 

@@ -9,12 +9,13 @@
 
 #include "core/macros.h"
 #include "core/roles.h"
+#include "core/step_filter.h"
 
 namespace torch_sgmcmc {
 
 struct GaussianCoefficients {
   double std;
-  int64_t every = 0;  // > 0: do nothing unless step is a multiple of it
+  StepFilter filter = {};
 };
 
 template <class Real>
@@ -24,18 +25,18 @@ class GaussianFill {
 
   explicit GaussianFill(const GaussianCoefficients& c)
       : std_(static_cast<Real>(c.std)),
-        every_(static_cast<uint64_t>(c.every)) {}
+        filter_(c.filter) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return std_ != 0; }
   SG_HOST_DEVICE bool skips(uint64_t step) const {
-    return every_ != 0 && step % every_ != 0;
+    return filter_.Skips(step);
   }
 
   SG_INLINE void operator()(Real (&x)[1], Real xi) const { x[0] = std_ * xi; }
 
  private:
   Real std_;
-  uint64_t every_;
+  StepFilter filter_;
 };
 
 }  // namespace torch_sgmcmc

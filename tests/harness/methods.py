@@ -98,8 +98,27 @@ def sghmc_law(target: Quadratic | GaussianMean, c: Coordinates) -> Law:
     every = int(c["resample_momentum_every"][0])
     if every == 0:
         return Law(one_step, start, state=("momentum",))
-    resample = AffineMap(np.diag(np.repeat([1.0, 0.0], d)), np.zeros(2 * d), start)
-    return Law(resample.then(one_step.power(every)), start, every, ("momentum",))
+    # v ~ N(lr g / (1 + m), 2 lr T / ((1 + m) N)), drawn with the update's own g, leaves
+    # the part 1 / (1 + m) of its -lr g.
+    part = 1 / (1 + c["momentum"])
+    drawn = np.diag(part * _injected(c, 1.0))
+    draw = AffineMap(
+        np.diag(np.repeat([1.0, 0.0], d)),
+        np.zeros(2 * d),
+        np.block([[nothing, nothing], [nothing, drawn]]),
+    )
+    after_draw = _injected(c, 1 - c["momentum"] - part**2 * c["noise_estimate"])
+    noise = np.diag(after_draw) + part[:, None] * blur * part
+    drift, pull = part[:, None] * drift, part * pull
+    first = AffineMap(
+        np.block([[np.eye(d) - drift, carry], [-drift, carry]]),
+        np.concatenate([pull, pull]),
+        np.block([[noise, noise], [noise, noise]]),
+    )
+    cycle = draw.then(first)
+    if every > 1:
+        cycle = cycle.then(one_step.power(every - 1))
+    return Law(cycle, start, every, ("momentum",))
 
 
 METHODS: tuple[Method, ...] = (

@@ -59,6 +59,7 @@ SGHMC_MUTATIONS = (
     "momentum never resampled",
     "momentum resampled at every step",
     "momentum resampled one step late",
+    "momentum resampled from N(0, lr T / N)",
     "momentum starts at rest",
     "momentum starts with the step's noise",
 )
@@ -185,8 +186,16 @@ class ReferenceSGHMC(_Reference):
     def update(self, p: Tensor, c: Group) -> None:
         scale = c["lr"] * c["temperature"] / c["num_data"]
         state, momentum = self.state[p], c["momentum"]
+        lr, account = c["lr"], self.account(c)
         if self.is_drawn(c):
-            v = scale**0.5 * torch.randn(
+            variance = scale
+            if c["resample_momentum_every"] > 0 and self.mutation != (
+                "momentum resampled from N(0, lr T / N)"
+            ):
+                # With the mean lr g / (1 + m), which leaves a part of the step's -lr g.
+                part = 1 / (1 + momentum)
+                variance, lr, account = 2 * part * scale, part * lr, part**2 * account
+            v = variance**0.5 * torch.randn(
                 p.shape, generator=self.generator, dtype=p.dtype
             )
             if self.step_count == 0 and self.mutation == "momentum starts at rest":
@@ -195,7 +204,7 @@ class ReferenceSGHMC(_Reference):
         v = state["momentum"]
         if self.mutation == "momentum means friction":
             momentum = 1 - momentum
-        friction = 1 - momentum - self.account(c)
+        friction = 1 - momentum - account
         if self.mutation == "friction forgotten in the noise":
             friction = 1.0
         xi = self.noise(p, 2 * friction * scale, c)
@@ -203,7 +212,7 @@ class ReferenceSGHMC(_Reference):
             "momentum starts with the step's noise"
         ):
             v = xi / (2 * friction) ** 0.5
-        move = momentum * v - c["lr"] * self.gradient(p, c) + xi
+        move = momentum * v - lr * self.gradient(p, c) + xi
         p += v if self.mutation == "explicit Euler" else move
         state["momentum"] = move
 
