@@ -1,8 +1,8 @@
 // Every operator of the library, in one place.
 //
 // Operators are pure functions of their arguments: no global random state, no
-// hidden step counter. A trailing underscore means that arguments are changed in
-// place. `device_step`, an int64 scalar on the tensors' device, is added to
+// hidden step counter. A trailing underscore means that arguments are changed
+// in place. `device_step`, an int64 scalar on the tensors' device, is added to
 // `step`: a CUDA graph can then advance the noise without the host.
 #include <torch/csrc/stable/library.h>
 

@@ -78,24 +78,29 @@ class Sampler(Optimizer):
         check_real("prior_precision", group["prior_precision"])
         check_real("temperature", group["temperature"])
 
-    def _update(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        offsets: list[int],
-    ) -> None:
-        """Makes one update of params, which are on one device."""
-        raise NotImplementedError
-
     def _prepare(
         self,
         group: dict[str, Any],
         params: list[Tensor],
         grads: list[Tensor],
         offsets: list[int],
+    ) -> Any:
+        """Initialises state and makes checks that need it, before any update.
+
+        Returns:
+            The state that :meth:`_update` will be given.
+        """
+
+    def _update(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        offsets: list[int],
+        prepared: Any,
     ) -> None:
-        """Initialises state and makes checks that need it, before any update."""
+        """Makes one update of params, which are on one device."""
+        raise NotImplementedError
 
     # ---- The optimizer interface ----------------------------------------------
 
@@ -216,13 +221,12 @@ class Sampler(Optimizer):
         if len(work) > 1:
             # An operator changes nothing if its arguments do not fit, but by then
             # another group's operator may have made its update.
-            for _, params, _, _ in work:
-                for p in params:
-                    self._check_fit(p)
-        for group, params, grads, offsets in work:
-            self._prepare(group, params, grads, offsets)
-        for group, params, grads, offsets in work:
-            self._update(group, params, grads, offsets)
+            for _, params, grads, _ in work:
+                for p, grad in zip(params, grads, strict=True):
+                    self._check_fit(p, grad)
+        prepared = [self._prepare(*lists) for lists in work]
+        for (group, params, grads, offsets), state in zip(work, prepared, strict=True):
+            self._update(group, params, grads, offsets, state)
             # The operators are opaque to autograd: tell it that these changed.
             increment_version(params)
         for group in self.param_groups:
@@ -254,12 +258,6 @@ class Sampler(Optimizer):
                     f"one of layout {grad.layout} for a parameter of shape "
                     f"{list(p.shape)} (for nn.Embedding, use sparse=False)"
                 )
-            if grad.dtype != p.dtype or grad.shape != p.shape:
-                raise RuntimeError(
-                    f"{type(self).__name__} got a gradient of {grad.dtype} and shape "
-                    f"{list(grad.shape)} for a parameter of {p.dtype} and shape "
-                    f"{list(p.shape)} (must be equal)"
-                )
             params.append(p)
             grads.append(grad)
             offsets.append(offset)
@@ -278,8 +276,14 @@ class Sampler(Optimizer):
             lists[3].append(offset)
         return list(work.values())
 
-    def _check_fit(self, p: Tensor) -> None:
-        """Raises if an operator would refuse the parameter or its state."""
+    def _check_fit(self, p: Tensor, grad: Tensor) -> None:
+        """Raises if an operator would refuse the parameter, gradient or state."""
+        if grad.dtype != p.dtype or grad.shape != p.shape:
+            raise RuntimeError(
+                f"{type(self).__name__} got a gradient of {grad.dtype} and shape "
+                f"{list(grad.shape)} for a parameter of {p.dtype} and shape "
+                f"{list(p.shape)} (must be equal)"
+            )
         if any(n > 1 and s == 0 for n, s in zip(p.shape, p.stride(), strict=True)):
             raise RuntimeError(
                 f"{type(self).__name__} cannot update an expanded parameter (several "

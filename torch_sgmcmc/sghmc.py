@@ -173,14 +173,18 @@ class SGHMC(Sampler):
         params: list[Tensor],
         grads: list[Tensor],
         offsets: list[int],
-    ) -> None:
-        new = [i for i, p in enumerate(params) if "momentum" not in self.state[p]]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Returns the momenta, and the gradients' variances if they are used."""
+        states = [self.state[p] for p in params]
+        new = [i for i, state in enumerate(states) if "momentum" not in state]
         if new:
             self._start_momenta(
                 group, [params[i] for i in new], [offsets[i] for i in new]
             )
+        variances: list[Tensor] = []
         if group["noise_estimate"] == "online":
-            self._observe_gradients(group, params, grads)
+            variances = self._observe_gradients(group, params, grads)
+        return [state["momentum"] for state in states], variances
 
     def _start_momenta(
         self, group: dict[str, Any], params: list[Tensor], offsets: list[int]
@@ -204,8 +208,12 @@ class SGHMC(Sampler):
 
     def _observe_gradients(
         self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
-    ) -> None:
-        """Updates the gradients' variances and checks them against the friction."""
+    ) -> list[Tensor]:
+        """Updates the gradients' variances and checks them against the friction.
+
+        Returns:
+            The variances once all rest on enough gradients, until then nothing.
+        """
         by_count: dict[int, list[tuple[dict[str, Any], Tensor]]] = {}
         for p, grad in zip(params, grads, strict=True):
             state = self.state[p]
@@ -224,10 +232,11 @@ class SGHMC(Sampler):
                 [state["previous_grad"] for state, _ in members],
                 weight=max(1.0 / count, _FORGETTING),
             )
-        used = self._usable_variances(params)
-        if used is None:
-            return
-        largest = max((float(v.max()) for v in used if v.numel() > 0), default=0.0)
+        states = [self.state[p] for p in params]
+        if min(state["num_grads"] for state in states) <= _MIN_GRADIENTS:
+            return []
+        variances = [state["grad_variance"] for state in states]
+        largest = max((float(v.max()) for v in variances if v.numel()), default=0.0)
         scale = group["lr"] * group["num_data"] / (2 * group["temperature"])
         _check_friction(
             scale * largest,
@@ -235,13 +244,7 @@ class SGHMC(Sampler):
             " in the noisiest coordinate. No parameter has changed; the gradients "
             "have entered the estimate",
         )
-
-    def _usable_variances(self, params: list[Tensor]) -> list[Tensor] | None:
-        """The estimated variances once all rest on enough gradients, else None."""
-        states = [self.state[p] for p in params]
-        if min(state["num_grads"] for state in states) <= _MIN_GRADIENTS:
-            return None
-        return [state["grad_variance"] for state in states]
+        return variances
 
     def _update(
         self,
@@ -249,24 +252,19 @@ class SGHMC(Sampler):
         params: list[Tensor],
         grads: list[Tensor],
         offsets: list[int],
+        prepared: tuple[list[Tensor], list[Tensor]],
     ) -> None:
         noise_estimate = group["noise_estimate"]
-        variances: list[Tensor] = []
-        if noise_estimate == "online":
-            variances = self._usable_variances(params) or []
-            noise_estimate = 0.0
-        state = self.state
         sghmc_step_(
             params,
             grads,
-            [state[p]["momentum"] for p in params],
-            variances,
+            *prepared,
             lr=group["lr"],
             momentum=group["momentum"],
             num_data=group["num_data"],
             prior_precision=group["prior_precision"],
             temperature=group["temperature"],
-            noise_estimate=noise_estimate,
+            noise_estimate=0.0 if noise_estimate == "online" else noise_estimate,
             resample_momentum_every=group["resample_momentum_every"],
             offsets=offsets,
             **self._step_arguments(group),

@@ -99,6 +99,7 @@ class SGLD(Sampler):
         params: list[Tensor],
         grads: list[Tensor],
         offsets: list[int],
+        prepared: None,
     ) -> None:
         sgld_step_(
             params,

@@ -1,10 +1,10 @@
 // Where a CUDA thread works: block -> segment -> chunk -> quad -> elements.
 //
 // All of the CUDA driver's index arithmetic, as plain functions for host and
-// device, so that CPU tests can exercise it exhaustively. A thread handles whole
-// quads, the four elements that share one Philox block. Quads are aligned in the
-// element numbering, not in the tensor: with an offset that is no multiple of
-// four, the first and last quad of a segment are incomplete.
+// device, so that CPU tests can exercise it exhaustively. A thread handles
+// whole quads, the four elements that share one Philox block. Quads are aligned
+// in the element numbering, not in the tensor: with an offset that is no
+// multiple of four, the first and last quad of a segment are incomplete.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct QuadSpan {
   int end;
 };
 
-// Quads touched by a segment of numel elements that starts at an element offset.
+// Quads touched by a segment of numel elements from an element offset on.
 SG_INLINE int64_t QuadCount(int64_t numel, uint64_t offset) {
   if (numel == 0) return 0;
   const uint64_t last = offset + static_cast<uint64_t>(numel) - 1;
@@ -36,12 +36,11 @@ SG_INLINE int64_t ChunkCount(int64_t numel, uint64_t offset) {
   return (QuadCount(numel, offset) + kQuadsPerChunk - 1) / kQuadsPerChunk;
 }
 
-// The quad of thread `thread` in its `k`-th turn at a chunk. Consecutive threads
-// take consecutive quads. Empty (begin == end) past the end of the segment.
-SG_INLINE QuadSpan SpanOf(int64_t numel, uint64_t offset, int64_t chunk,
-                          int thread, int k) {
-  const int64_t index =
-      chunk * kQuadsPerChunk + int64_t{k} * kThreads + thread;
+// The quad of thread `thread` in its `k`-th turn at a chunk. Consecutive
+// threads take consecutive quads. Empty (begin == end) past the segment's end.
+SG_INLINE QuadSpan
+SpanOf(int64_t numel, uint64_t offset, int64_t chunk, int thread, int k) {
+  const int64_t index = chunk * kQuadsPerChunk + int64_t{k} * kThreads + thread;
   const int64_t origin = index * 4 - static_cast<int64_t>(offset % 4);
   QuadSpan span{offset / 4 + static_cast<uint64_t>(index), origin, 0, 0};
   if (origin >= numel) return span;

@@ -48,8 +48,11 @@ namespace torch_sgmcmc::portable {
 namespace torch_sgmcmc {
 
 template <class Update, class T>
-void RunSegmentOnIsa(const Update& update, const Segment& segment,
-                     int64_t begin, int64_t end, const NoiseStream& stream,
+void RunSegmentOnIsa(const Update& update,
+                     const Segment& segment,
+                     int64_t begin,
+                     int64_t end,
+                     const NoiseStream& stream,
                      Isa isa) {
 #if defined(SG_X86)
   if (isa == Isa::kAvx512) {
@@ -66,27 +69,32 @@ void RunSegmentOnIsa(const Update& update, const Segment& segment,
 // Applies update functors to a plan on the CPU.
 class CpuDriver {
  public:
-  CpuDriver(const char* op, const Plan& plan,
+  CpuDriver(const char* op,
+            const Plan& plan,
             const std::optional<Tensor>& device_step)
-      : plan_(plan) {
+      : op_(op), plan_(plan) {
     if (const int64_t* step = DeviceStep(op, plan, device_step)) {
       added_steps_ = static_cast<uint64_t>(*step);
     }
   }
 
-  // Constructs Update<float> and Update<double> from the coefficients and applies
-  // them to every element of the plan (or of `segments`).
+  // Constructs Update<float> and Update<double> from the coefficients and
+  // applies them to every element of the plan (or of `segments`).
   template <template <class> class Update, class Coefficients>
   void Apply(const Coefficients& coefficients, NoiseStream stream) const {
     Apply<Update>(coefficients, stream, plan_.segments());
   }
 
   template <template <class> class Update, class Coefficients>
-  void Apply(const Coefficients& coefficients, NoiseStream stream,
+  void Apply(const Coefficients& coefficients,
+             NoiseStream stream,
              const std::vector<Segment>& segments) const {
     const Update<float> single(coefficients);
     const Update<double> twice(coefficients);
     stream.step += added_steps_;
+    if (stream.step > static_cast<uint64_t>(kMaxStep)) {
+      Fail(op_, "step + device_step must be in [0, 2^48)");
+    }
     if (single.skips(stream.step)) return;
     const Isa isa = ActiveIsa();
     ParallelOverStretches(
@@ -110,6 +118,7 @@ class CpuDriver {
   }
 
  private:
+  const char* op_;
   const Plan& plan_;
   uint64_t added_steps_ = 0;
 };

@@ -3,15 +3,17 @@
 // write parameters, in one pass over memory.
 
 template <class Update, class T, size_t... kIndex>
-void UpdateElements(const Update& shared_update, void* const* data,
-                    int64_t begin, int64_t count, const float* noise,
+void UpdateElements(const Update& shared_update,
+                    void* const* data,
+                    int64_t begin,
+                    int64_t count,
+                    const float* noise,
                     std::index_sequence<kIndex...>) {
   using Real = Arithmetic<T>;
   const Update update = shared_update;  // a copy that no store can alias
   constexpr auto kRoles = Update::kRoles;
-  const auto arrays =
-      std::make_tuple(static_cast<Stored<kRoles[kIndex], T>*>(data[kIndex]) +
-                      begin...);
+  const auto arrays = std::make_tuple(
+      static_cast<Stored<kRoles[kIndex], T>*>(data[kIndex]) + begin...);
 #if defined(__clang__)
 #pragma clang loop vectorize(assume_safety)
 #else
@@ -19,9 +21,8 @@ void UpdateElements(const Update& shared_update, void* const* data,
 #endif
   for (int64_t i = 0; i < count; ++i) {
     Real x[sizeof...(kIndex)] = {
-        (IsRead(kRoles[kIndex])
-             ? static_cast<Real>(std::get<kIndex>(arrays)[i])
-             : Real(0))...};
+        (IsRead(kRoles[kIndex]) ? static_cast<Real>(std::get<kIndex>(arrays)[i])
+                                : Real(0))...};
     update(x, static_cast<Real>(noise[i]));
     ((IsWritten(kRoles[kIndex])
           ? static_cast<void>(
@@ -32,30 +33,37 @@ void UpdateElements(const Update& shared_update, void* const* data,
   }
 }
 
-// Asks for the memory of elements [begin, begin + kNoiseBlock) of all arrays, so
-// that it arrives while their noise is being made.
+// Asks for the memory of kNoiseBlock elements of one array.
+template <bool is_written, class Element>
+SG_INLINE void PrefetchBlock(const Element* array) {
+  constexpr int64_t kLine = 64 / sizeof(Element);
+  SG_UNROLL for (int64_t i = 0; i < kNoiseBlock; i += kLine) {
+    __builtin_prefetch(array + i, is_written ? 1 : 0);
+  }
+  // gcc takes a function that only prefetches for one without effects, and
+  // drops its calls before it inlines them.
+  __asm__ volatile("");
+}
+
+// Asks for elements [begin, begin + kNoiseBlock) of all arrays, so that they
+// arrive while their noise is being made.
 template <class Update, class T, size_t... kIndex>
-SG_INLINE void Prefetch(void* const* data, int64_t begin,
+SG_INLINE void Prefetch(void* const* data,
+                        int64_t begin,
                         std::index_sequence<kIndex...>) {
-  constexpr int64_t kLine = 64;
-  (
-      [&] {
-        using Element = Stored<Update::kRoles[kIndex], T>;
-        const char* p = reinterpret_cast<const char*>(
-            static_cast<const Element*>(data[kIndex]) + begin);
-        SG_UNROLL for (int64_t b = 0;
-                       b < kNoiseBlock * static_cast<int64_t>(sizeof(Element));
-                       b += kLine) {
-          __builtin_prefetch(p + b, IsWritten(Update::kRoles[kIndex]) ? 1 : 0);
-        }
-      }(),
-      ...);
+  (PrefetchBlock<IsWritten(Update::kRoles[kIndex])>(
+       static_cast<const Stored<Update::kRoles[kIndex], T>*>(data[kIndex]) +
+       begin),
+   ...);
 }
 
 // Updates elements [begin, end) of a segment.
 template <class Update, class T>
-void RunSegment(const Update& update, const Segment& segment, int64_t begin,
-                int64_t end, const NoiseStream& stream) {
+void RunSegment(const Update& update,
+                const Segment& segment,
+                int64_t begin,
+                int64_t end,
+                const NoiseStream& stream) {
   constexpr auto kIndices =
       std::make_index_sequence<std::tuple_size_v<decltype(Update::kRoles)>>();
   constexpr int64_t kBlocks = 4;  // noise blocks held in the first-level cache
@@ -66,8 +74,8 @@ void RunSegment(const Update& update, const Segment& segment, int64_t begin,
   if (!update.needs_noise()) {
     for (float& z : noise) z = 0.0f;
     for (int64_t i = begin; i < end; i += kBuffer) {
-      UpdateElements<Update, T>(update, segment.data, i,
-                                std::min(kBuffer, end - i), noise, kIndices);
+      UpdateElements<Update, T>(
+          update, segment.data, i, std::min(kBuffer, end - i), noise, kIndices);
     }
     return;
   }
@@ -77,12 +85,12 @@ void RunSegment(const Update& update, const Segment& segment, int64_t begin,
   while (begin < end) {
     const int64_t count = std::min(kBuffer - skip, end - begin);
     for (int64_t b = 0; b < skip + count; b += kNoiseBlock) {
-      Prefetch<Update, T>(segment.data, std::max(begin, begin - skip + b),
-                          kIndices);
+      Prefetch<Update, T>(
+          segment.data, std::max(begin, begin - skip + b), kIndices);
       source.Next(noise + b);
     }
-    UpdateElements<Update, T>(update, segment.data, begin, count, noise + skip,
-                              kIndices);
+    UpdateElements<Update, T>(
+        update, segment.data, begin, count, noise + skip, kIndices);
     begin += count;
     skip = 0;
   }

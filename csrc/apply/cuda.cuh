@@ -59,7 +59,9 @@ struct alignas(4 * sizeof(T)) Quad {
 };
 
 template <Role role, class T>
-__device__ void LoadQuad(const void* data, const QuadSpan& span, bool whole,
+__device__ void LoadQuad(const void* data,
+                         const QuadSpan& span,
+                         bool whole,
                          Arithmetic<T> (&out)[4]) {
   if constexpr (IsRead(role)) {
     using Element = Stored<role, T>;
@@ -82,7 +84,9 @@ __device__ void LoadQuad(const void* data, const QuadSpan& span, bool whole,
 }
 
 template <Role role, class T>
-__device__ void StoreQuad(void* data, const QuadSpan& span, bool whole,
+__device__ void StoreQuad(void* data,
+                          const QuadSpan& span,
+                          bool whole,
                           const Arithmetic<T> (&in)[4]) {
   if constexpr (IsWritten(role)) {
     using Element = Stored<role, T>;
@@ -113,8 +117,10 @@ __device__ bool IsAligned(const void* data, int64_t origin) {
 }
 
 template <class Update, class T, size_t... kIndex>
-__device__ void UpdateQuad(const Update& update, void* const* data,
-                           const QuadSpan& span, const NoiseStream& stream,
+__device__ void UpdateQuad(const Update& update,
+                           void* const* data,
+                           const QuadSpan& span,
+                           const NoiseStream& stream,
                            std::index_sequence<kIndex...>) {
   using Real = Arithmetic<T>;
   constexpr int kCount = sizeof...(kIndex);
@@ -138,8 +144,10 @@ __device__ void UpdateQuad(const Update& update, void* const* data,
 
 template <class Update, class T>
 __global__ void __launch_bounds__(kThreads)
-    UpdateKernel(const Update update, const __grid_constant__ SegmentTable table,
-                 NoiseStream stream, const int64_t* device_step) {
+    UpdateKernel(const Update update,
+                 const __grid_constant__ SegmentTable table,
+                 NoiseStream stream,
+                 const int64_t* device_step) {
   if (device_step != nullptr) {
     stream.step += static_cast<uint64_t>(*device_step);
   }
@@ -153,9 +161,11 @@ __global__ void __launch_bounds__(kThreads)
   for (int j = 0; j < kMaxArguments; ++j) data[j] = table.data[j][s];
 #pragma unroll
   for (int k = 0; k < kQuadsPerThread; ++k) {
-    const QuadSpan span =
-        SpanOf(table.numel[s], table.offset[s], block - table.first_chunk[s],
-               static_cast<int>(threadIdx.x), k);
+    const QuadSpan span = SpanOf(table.numel[s],
+                                 table.offset[s],
+                                 block - table.first_chunk[s],
+                                 static_cast<int>(threadIdx.x),
+                                 k);
     if (span.begin < span.end) {
       UpdateQuad<Update, T>(update, data, span, stream, kIndices);
     }
@@ -166,7 +176,8 @@ __global__ void __launch_bounds__(kThreads)
 // stream.
 class CudaDriver {
  public:
-  CudaDriver(const char* op, const Plan& plan,
+  CudaDriver(const char* op,
+             const Plan& plan,
              const std::optional<Tensor>& device_step)
       : plan_(plan), device_step_(DeviceStep(op, plan, device_step)) {}
 
@@ -177,7 +188,8 @@ class CudaDriver {
   }
 
   template <template <class> class Update, class Coefficients>
-  void Apply(const Coefficients& coefficients, const NoiseStream& stream,
+  void Apply(const Coefficients& coefficients,
+             const NoiseStream& stream,
              const std::vector<Segment>& segments) const {
     if (segments.empty()) return;
     const torch::stable::accelerator::DeviceGuard guard(plan_.device_index());
@@ -185,17 +197,19 @@ class CudaDriver {
     const Update<double> twice(coefficients);
     LaunchAll<double>(twice, stream, segments, ScalarType::Double);
     LaunchAll<float>(single, stream, segments, ScalarType::Float);
-    LaunchAll<torch::headeronly::BFloat16>(single, stream, segments,
-                                           ScalarType::BFloat16);
-    LaunchAll<torch::headeronly::Half>(single, stream, segments,
-                                       ScalarType::Half);
+    LaunchAll<torch::headeronly::BFloat16>(
+        single, stream, segments, ScalarType::BFloat16);
+    LaunchAll<torch::headeronly::Half>(
+        single, stream, segments, ScalarType::Half);
   }
 
  private:
   // Launches all segments of one dtype, as few tables as they fit in.
   template <class T, class Update>
-  void LaunchAll(const Update& update, const NoiseStream& stream,
-                 const std::vector<Segment>& segments, ScalarType dtype) const {
+  void LaunchAll(const Update& update,
+                 const NoiseStream& stream,
+                 const std::vector<Segment>& segments,
+                 ScalarType dtype) const {
     constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
     SegmentTable table;
     int64_t chunks = 0;
@@ -221,12 +235,15 @@ class CudaDriver {
   }
 
   template <class T, class Update>
-  void Launch(const Update& update, const NoiseStream& stream,
-              const SegmentTable& table, int64_t chunks) const {
-    UpdateKernel<Update, T>
-        <<<static_cast<unsigned>(chunks), kThreads, 0,
-           CurrentStream(plan_.device_index())>>>(update, table, stream,
-                                                  device_step_);
+  void Launch(const Update& update,
+              const NoiseStream& stream,
+              const SegmentTable& table,
+              int64_t chunks) const {
+    UpdateKernel<Update, T><<<static_cast<unsigned>(chunks),
+                              kThreads,
+                              0,
+                              CurrentStream(plan_.device_index())>>>(
+        update, table, stream, device_step_);
     CheckCuda(cudaGetLastError(), "kernel launch failed");
   }
 

@@ -35,7 +35,8 @@ void ParallelOverStretches(const std::vector<Segment>& segments,
     while (begin < end) {
       const Segment& s = segments[i];
       const int64_t stop = std::min(end, first_stretch[i + 1]);
-      run(s, (begin - first_stretch[i]) * kStretch,
+      run(s,
+          (begin - first_stretch[i]) * kStretch,
           std::min(s.numel, (stop - first_stretch[i]) * kStretch));
       begin = stop;
       ++i;

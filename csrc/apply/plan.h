@@ -46,7 +46,8 @@ class Plan {
  public:
   // Throws std::runtime_error naming the operator, the argument, its index,
   // what was expected and what was got.
-  Plan(const char* op, const std::vector<Argument>& arguments,
+  Plan(const char* op,
+       const std::vector<Argument>& arguments,
        const std::vector<int64_t>& offsets);
 
   const std::vector<Segment>& segments() const { return segments_; }
@@ -73,24 +74,34 @@ class Plan {
 };
 
 // Validates the counter arguments of an operator.
-NoiseStream MakeStream(const char* op, int64_t seed, int64_t step,
+NoiseStream MakeStream(const char* op,
+                       int64_t seed,
+                       int64_t step,
                        int64_t purpose);
-NoiseStream MakeStream(const char* op, int64_t seed, int64_t step,
+NoiseStream MakeStream(const char* op,
+                       int64_t seed,
+                       int64_t step,
                        Purpose purpose);
 
 // The address of an operator's `device_step`, null if it was not given. Throws
 // unless it is a single int64 on the plan's device.
-const int64_t* DeviceStep(const char* op, const Plan& plan,
+const int64_t* DeviceStep(const char* op,
+                          const Plan& plan,
                           const std::optional<Tensor>& device_step);
 
 // Throws std::runtime_error unless the value is finite and not negative (or,
 // with `positive`, greater than zero).
-void CheckNumber(const char* op, const char* name, double value,
+void CheckNumber(const char* op,
+                 const char* name,
+                 double value,
                  bool positive = false);
 
 // The hyperparameters that every sampler has.
-void CheckTarget(const char* op, double lr, double num_data,
-                 double prior_precision, double temperature);
+void CheckTarget(const char* op,
+                 double lr,
+                 double num_data,
+                 double prior_precision,
+                 double temperature);
 
 [[noreturn]] void Fail(const char* op, const std::string& message);
 

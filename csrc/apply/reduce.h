@@ -42,12 +42,14 @@ double ReduceStretch(const Map& map, const T* data, int64_t count) {
 }
 
 template <class Map>
-double ReduceStretch(const Map& map, const Segment& s, int64_t begin,
+double ReduceStretch(const Map& map,
+                     const Segment& s,
+                     int64_t begin,
                      int64_t count) {
   switch (s.dtype) {
     case ScalarType::Double:
-      return ReduceStretch(map, static_cast<const double*>(s.data[0]) + begin,
-                           count);
+      return ReduceStretch(
+          map, static_cast<const double*>(s.data[0]) + begin, count);
     case ScalarType::BFloat16:
       return ReduceStretch(
           map,
@@ -55,11 +57,12 @@ double ReduceStretch(const Map& map, const Segment& s, int64_t begin,
           count);
     case ScalarType::Half:
       return ReduceStretch(
-          map, static_cast<const torch::headeronly::Half*>(s.data[0]) + begin,
+          map,
+          static_cast<const torch::headeronly::Half*>(s.data[0]) + begin,
           count);
     default:
-      return ReduceStretch(map, static_cast<const float*>(s.data[0]) + begin,
-                           count);
+      return ReduceStretch(
+          map, static_cast<const float*>(s.data[0]) + begin, count);
   }
 }
 

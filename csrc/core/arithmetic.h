@@ -1,8 +1,8 @@
 // Fused multiply-add for host and device, float and double.
 //
 // Update functors spell out every fused operation and the compilers are told
-// not to fuse anything else (-ffp-contract=off, -fmad=false): that is what makes
-// a chain equal to the last bit on all instruction sets and devices.
+// not to fuse anything else (-ffp-contract=off, -fmad=false): that is what
+// makes a chain equal to the last bit on all instruction sets and devices.
 #pragma once
 
 #include <math.h>

@@ -45,7 +45,7 @@ struct NoiseStream {
     return static_cast<uint32_t>(step);
   }
   SG_HOST_DEVICE uint32_t counter3() const {
-    return static_cast<uint32_t>(step >> 32) | (purpose << 16);
+    return (static_cast<uint32_t>(step >> 32) & 0xFFFF) | (purpose << 16);
   }
 };
 

@@ -12,12 +12,11 @@ constexpr Isa kAll[] = {Isa::kPortable, Isa::kAvx2, Isa::kAvx512};
 Isa Detect() {
 #if defined(SG_X86)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") &&
-                    __builtin_cpu_supports("fma");
-  const bool avx512 = __builtin_cpu_supports("avx512f") &&
-                      __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl");
+  const bool avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 =
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
   if (avx2 && avx512) return Isa::kAvx512;
   if (avx2) return Isa::kAvx2;
 #endif
@@ -31,9 +30,8 @@ Isa Choose() {
   for (const Isa isa : kAll) {
     if (std::string(wish) == IsaName(isa)) return isa < best ? isa : best;
   }
-  throw std::runtime_error("Invalid TORCH_SGMCMC_ISA: '" +
-                              std::string(wish) +
-                              "' (must be portable, avx2 or avx512)");
+  throw std::runtime_error("Invalid TORCH_SGMCMC_ISA: '" + std::string(wish) +
+                           "' (must be portable, avx2 or avx512)");
 }
 
 }  // namespace

@@ -43,9 +43,7 @@ struct Lanes {
   static SG_INLINE U32 Subtract(U32 x, uint32_t y) {
     return _mm256_sub_epi32(x, _mm256_set1_epi32(static_cast<int>(y)));
   }
-  static SG_INLINE U32 Subtract(U32 x, U32 y) {
-    return _mm256_sub_epi32(x, y);
-  }
+  static SG_INLINE U32 Subtract(U32 x, U32 y) { return _mm256_sub_epi32(x, y); }
   static SG_INLINE F32 Subtract(F32 x, F32 y) { return _mm256_sub_ps(x, y); }
   static SG_INLINE F32 Multiply(F32 x, F32 y) { return _mm256_mul_ps(x, y); }
   static SG_INLINE F32 Fma(F32 x, F32 y, F32 z) {

@@ -16,8 +16,8 @@ struct PhiloxWords {
 
 // Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011) of kStates counters at once.
 // Words live in the low halves of 64-bit lanes; the high halves hold leftovers
-// that no operation looks at, because the 32 x 32 -> 64 bit multiplication reads
-// low halves only. A round is a chain of three dependent instructions, so
+// that no operation looks at, because the 32 x 32 -> 64 bit multiplication
+// reads low halves only. A round is a chain of three dependent instructions, so
 // several counters advance in step to keep the processor busy.
 template <int kStates>
 struct Philox {
@@ -29,8 +29,10 @@ struct Philox {
     SG_UNROLL for (int i = 0; i < kStates; ++i) {
       const Lanes::U64 p0 = Lanes::Multiply(c[i].w0, 0xD2511F53u);
       const Lanes::U64 p1 = Lanes::Multiply(c[i].w2, 0xCD9E8D57u);
-      c[i] = {Lanes::Xor(Lanes::High(p1), c[i].w1, k0), p1,
-              Lanes::Xor(Lanes::High(p0), c[i].w3, k1), p0};
+      c[i] = {Lanes::Xor(Lanes::High(p1), c[i].w1, k0),
+              p1,
+              Lanes::Xor(Lanes::High(p0), c[i].w3, k1),
+              p0};
     }
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
@@ -41,16 +43,16 @@ struct Philox {
   }
 };
 
-// Pairs of independent standard normals z0, z1 from pairs of uniform 32-bit words
-// w0, w1, in ten steps.
+// Pairs of independent standard normals z0, z1 from pairs of uniform 32-bit
+// words w0, w1, in ten steps.
 //
-// Radius (steps 0 to 5): u = (floor(w0 / 2) + 1/2) / 2^31 lies in [2^-32, 1], so
-// r reaches 6.66. ln u = e ln 2 + ln(1 + f) with 1 + f in [2/3, 4/3);
+// Radius (steps 0 to 5): u = (floor(w0 / 2) + 1/2) / 2^31 lies in [2^-32, 1],
+// so r reaches 6.66. ln u = e ln 2 + ln(1 + f) with 1 + f in [2/3, 4/3), and
 // -2 ln(1 + f) / f is a minimax polynomial of degree 7 (relative error 1.7e-7).
 // Angle (steps 6 to 9): w1 as a signed integer gives an angle in
-// [-pi/4, pi/4); its lowest two bits, far below the angle's resolution, choose the
-// quadrant (swap and sign). Minimax polynomials for sin and cos: relative errors
-// 3e-9 and 3e-8.
+// [-pi/4, pi/4); its lowest two bits, far below the angle's resolution, choose
+// the quadrant (swap and sign). Minimax polynomials for sin and cos: relative
+// errors 3e-9 and 3e-8.
 template <int kPairs>
 class BoxMuller {
  public:
@@ -58,23 +60,22 @@ class BoxMuller {
   L::U32 w0[kPairs], w1[kPairs];
   L::F32 z0[kPairs], z1[kPairs];
 
-  SG_INLINE void AllSteps() {
-    AllSteps(std::make_integer_sequence<int, 10>());
-  }
+  SG_INLINE void AllSteps() { AllSteps(std::make_integer_sequence<int, 10>()); }
 
   template <int kStep>
   SG_INLINE void Step() {
     SG_UNROLL for (int i = 0; i < kPairs; ++i) {
       if constexpr (kStep == 0) {
         const L::F32 u = L::Fma(L::ToFloat(L::ShiftRight(w0[i], 1)),
-                                L::Set(0x1p-31f), L::Set(0x1p-32f));
+                                L::Set(0x1p-31f),
+                                L::Set(0x1p-32f));
         bits_[i] = L::Bits(u);
       } else if constexpr (kStep == 1) {
         const L::U32 e =
             L::ShiftRightSigned(L::Subtract(bits_[i], 0x3F2AAAABu), 23);
-        t_[i] = L::Subtract(
-            L::FromBits(L::Subtract(bits_[i], L::ShiftLeft(e, 23))),
-            L::Set(1.0f));
+        t_[i] =
+            L::Subtract(L::FromBits(L::Subtract(bits_[i], L::ShiftLeft(e, 23))),
+                        L::Set(1.0f));
         r_[i] = L::Multiply(L::ToFloat(e), L::Set(-1.3862943611f));
       } else if constexpr (kStep == 2) {
         q_[i] = L::Fma(L::Set(0.3073140598f), t_[i], L::Set(-0.3422235996f));
@@ -92,7 +93,8 @@ class BoxMuller {
         y_[i] = L::Multiply(L::ToFloat(w1[i]), L::Set(0x1p-31f));
         t_[i] = L::Multiply(y_[i], y_[i]);
       } else if constexpr (kStep == 7) {
-        q_[i] = L::Fma(t_[i], L::Set(-3.595045227e-5f), L::Set(0.002490001024f));
+        q_[i] =
+            L::Fma(t_[i], L::Set(-3.595045227e-5f), L::Set(0.002490001024f));
         q_[i] = L::Fma(q_[i], t_[i], L::Set(-0.08074543253f));
         q_[i] = L::Fma(q_[i], t_[i], L::Set(0.7853981609f));
         y_[i] = L::Multiply(q_[i], y_[i]);  // sin
@@ -122,9 +124,9 @@ class BoxMuller {
   L::F32 t_[kPairs], q_[kPairs], r_[kPairs], y_[kPairs];
 };
 
-// Standard normals of consecutive elements, a block at a time. While one block's
-// words become normals, the next block's words are made: the two chains of
-// dependent instructions, mixed round by step, fill each other's gaps.
+// Standard normals of consecutive elements, a block at a time. While one
+// block's words become normals, the next block's words are made: the two chains
+// of dependent instructions, mixed round by step, fill each other's gaps.
 class NormalSource {
  public:
   // first_quad must be a multiple of kQuadBlock.
@@ -141,7 +143,8 @@ class NormalSource {
       Words next = Start();
       Mix(next, std::make_integer_sequence<int, 10>());
       SG_UNROLL for (int i = 0; i < kVectors; ++i) {
-        const Lanes::F32 z[4] = {normals_.z0[2 * i], normals_.z1[2 * i],
+        const Lanes::F32 z[4] = {normals_.z0[2 * i],
+                                 normals_.z1[2 * i],
                                  normals_.z0[2 * i + 1],
                                  normals_.z1[2 * i + 1]};
         Lanes::StoreQuads(out + 4 * Lanes::kQuads * i, z);

@@ -1,5 +1,5 @@
-// The noise of core/noise.inl for a single quad, in plain C++: for host code and
-// tests, and for CUDA device code.
+// The noise of core/noise.inl for a single quad, in plain C++: for host code
+// and tests, and for CUDA device code.
 #pragma once
 
 #include <math.h>
@@ -17,7 +17,8 @@ namespace torch_sgmcmc::portable {
 #include "core/noise.inl"
 
 // One Philox4x32-10 block: out = Philox(counter, key).
-SG_INLINE void PhiloxBlock(const uint32_t (&counter)[4], uint64_t key,
+SG_INLINE void PhiloxBlock(const uint32_t (&counter)[4],
+                           uint64_t key,
                            uint32_t (&out)[4]) {
   Philox<1> p{{{counter[0], counter[1], counter[2], counter[3]}},
               static_cast<uint32_t>(key),
@@ -30,15 +31,20 @@ SG_INLINE void PhiloxBlock(const uint32_t (&counter)[4], uint64_t key,
 }
 
 // The random words of one quad of a stream (Note [Counter layout]).
-SG_INLINE void QuadWords(const NoiseStream& stream, uint64_t quad,
+SG_INLINE void QuadWords(const NoiseStream& stream,
+                         uint64_t quad,
                          uint32_t (&out)[4]) {
-  PhiloxBlock({static_cast<uint32_t>(quad), static_cast<uint32_t>(quad >> 32),
-               stream.counter2(), stream.counter3()},
-              stream.seed, out);
+  PhiloxBlock({static_cast<uint32_t>(quad),
+               static_cast<uint32_t>(quad >> 32),
+               stream.counter2(),
+               stream.counter3()},
+              stream.seed,
+              out);
 }
 
 // The four standard normals of one quad of a stream.
-SG_INLINE void QuadNormals(const NoiseStream& stream, uint64_t quad,
+SG_INLINE void QuadNormals(const NoiseStream& stream,
+                           uint64_t quad,
                            float (&out)[4]) {
   uint32_t w[4];
   QuadWords(stream, quad, w);

@@ -1,9 +1,9 @@
 // What an update does with each of its tensor lists, and in which type.
 //
-// An update functor (samplers/*.h) lists the roles of its arguments; the drivers
-// (apply/*) load, convert and store accordingly. Parameters and gradients come
-// in fp64, fp32, bf16 or fp16. Arithmetic and sampler state are fp64 for fp64
-// parameters and fp32 for all others.
+// An update functor (samplers/*.h) lists the roles of its arguments; the
+// drivers (apply/*) load, convert and store accordingly. Parameters and
+// gradients come in fp64, fp32, bf16 or fp16. Arithmetic and sampler state are
+// fp64 for fp64 parameters and fp32 for all others.
 #pragma once
 
 #include <type_traits>
@@ -35,7 +35,6 @@ using Arithmetic = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 // The element type of an argument with the given role.
 template <Role role, class T>
-using Stored =
-    std::conditional_t<IsInArithmeticType(role), Arithmetic<T>, T>;
+using Stored = std::conditional_t<IsInArithmeticType(role), Arithmetic<T>, T>;
 
 }  // namespace torch_sgmcmc

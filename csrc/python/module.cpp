@@ -37,7 +37,8 @@ PYBIND11_MODULE(_C, m) {
             c, static_cast<uint64_t>(key[1]) << 32 | key[0], out);
         return std::array<uint32_t, 4>{out[0], out[1], out[2], out[3]};
       },
-      py::arg("counter"), py::arg("key"),
+      py::arg("counter"),
+      py::arg("key"),
       "One block of Philox4x32-10 (Salmon et al. 2011).");
 
   m.def(
@@ -45,11 +46,15 @@ PYBIND11_MODULE(_C, m) {
       [](double shape, int64_t seed, uint64_t step, uint64_t element) {
         return torch_sgmcmc::DrawGamma(
             shape,
-            {static_cast<uint64_t>(seed), step,
+            {static_cast<uint64_t>(seed),
+             step,
              static_cast<uint32_t>(Purpose::kPrecision)},
             element);
       },
-      py::arg("shape"), py::kw_only(), py::arg("seed"), py::arg("step"),
+      py::arg("shape"),
+      py::kw_only(),
+      py::arg("seed"),
+      py::arg("step"),
       py::arg("element"),
       "One Gamma(shape, 1) variate, a pure function of its arguments.");
 }

@@ -24,13 +24,10 @@ class GaussianFill {
   static constexpr std::array<Role, 1> kRoles = {Role::kOutput};
 
   explicit GaussianFill(const GaussianCoefficients& c)
-      : std_(static_cast<Real>(c.std)),
-        filter_(c.filter) {}
+      : std_(static_cast<Real>(c.std)), filter_(c.filter) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return std_ != 0; }
-  SG_HOST_DEVICE bool skips(uint64_t step) const {
-    return filter_.Skips(step);
-  }
+  SG_HOST_DEVICE bool skips(uint64_t step) const { return filter_.Skips(step); }
 
   SG_INLINE void operator()(Real (&x)[1], Real xi) const { x[0] = std_ * xi; }
 

@@ -10,8 +10,12 @@
 namespace torch_sgmcmc {
 
 template <class Driver>
-void Gaussian(TensorList out, double std, std::vector<int64_t> offsets,
-              int64_t seed, int64_t step, int64_t purpose,
+void Gaussian(TensorList out,
+              double std,
+              std::vector<int64_t> offsets,
+              int64_t seed,
+              int64_t step,
+              int64_t purpose,
               std::optional<Tensor> device_step) {
   constexpr const char* kOp = "gaussian_";
   CheckNumber(kOp, "std", std);

@@ -23,8 +23,8 @@
 namespace torch_sgmcmc {
 
 // Note [Momentum drawn afresh]
-// With the momentum first, v belongs to the time half a step before theta's. Its
-// stationary law given theta, for small lr, is therefore
+// With the momentum first, v belongs to the time half a step before theta's.
+// Its stationary law given theta, for small lr, is therefore
 //   v | theta ~ N(lr g / (1 + m), 2 lr T / ((1 + m) N)),   m = momentum,
 // and a draw from N(0, lr T / N) before every k-th update would sample at about
 // the temperature T k / (k + 1), however small lr. The mean is added within the
@@ -33,8 +33,11 @@ namespace torch_sgmcmc {
 // minibatch's noise. For m -> 1 this is the leapfrog's first half step.
 
 struct SGHMCCoefficients {
-  SGHMCCoefficients(double lr, double momentum, double num_data,
-                    double prior_precision, double temperature,
+  SGHMCCoefficients(double lr,
+                    double momentum,
+                    double num_data,
+                    double prior_precision,
+                    double temperature,
                     double noise_estimate)
       : lr(lr),
         momentum(momentum),
@@ -84,9 +87,7 @@ class SGHMCUpdate {
         filter_(c.filter) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
-  SG_HOST_DEVICE bool skips(uint64_t step) const {
-    return filter_.Skips(step);
-  }
+  SG_HOST_DEVICE bool skips(uint64_t step) const { return filter_.Skips(step); }
 
   SG_INLINE void operator()(Real (&x)[3], Real xi) const {
     const Real g = Fma(weight_decay_, x[0], x[1]);
@@ -118,9 +119,7 @@ class SGHMCNoiseAwareUpdate {
         filter_(c.filter) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_variance_ != 0; }
-  SG_HOST_DEVICE bool skips(uint64_t step) const {
-    return filter_.Skips(step);
-  }
+  SG_HOST_DEVICE bool skips(uint64_t step) const { return filter_.Skips(step); }
 
   SG_INLINE void operator()(Real (&x)[4], Real xi) const {
     const Real g = Fma(weight_decay_, x[0], x[1]);

@@ -14,37 +14,47 @@
 namespace torch_sgmcmc {
 
 template <class Driver>
-void SGHMCStep(TensorList params, TensorList grads, TensorList momenta,
-               TensorList grad_variances, double lr, double momentum,
-               double num_data, double prior_precision, double temperature,
-               double noise_estimate, int64_t resample_momentum_every,
-               std::vector<int64_t> offsets, int64_t seed, int64_t step,
+void SGHMCStep(TensorList params,
+               TensorList grads,
+               TensorList momenta,
+               TensorList grad_variances,
+               double lr,
+               double momentum,
+               double num_data,
+               double prior_precision,
+               double temperature,
+               double noise_estimate,
+               int64_t resample_momentum_every,
+               std::vector<int64_t> offsets,
+               int64_t seed,
+               int64_t step,
                std::optional<Tensor> device_step) {
   constexpr const char* kOp = "sghmc_step_";
   CheckTarget(kOp, lr, num_data, prior_precision, temperature);
   if (!(momentum >= 0 && momentum < 1)) {
-    Fail(kOp, "Invalid momentum: " + std::to_string(momentum) +
-                  " (must be in [0, 1))");
+    Fail(kOp,
+         "Invalid momentum: " + std::to_string(momentum) +
+             " (must be in [0, 1))");
   }
   CheckNumber(kOp, "noise_estimate", noise_estimate);
   // Up to rounding: momentum 0.9 and noise_estimate 0.1 are parts of 1.
   if (noise_estimate > 1 - momentum + 1e-12) {
-    Fail(kOp, "Invalid noise_estimate: " + std::to_string(noise_estimate) +
-                  " (must not exceed the friction 1 - momentum = " +
-                  std::to_string(1 - momentum) + ")");
+    Fail(kOp,
+         "Invalid noise_estimate: " + std::to_string(noise_estimate) +
+             " (must not exceed the friction 1 - momentum = " +
+             std::to_string(1 - momentum) + ")");
   }
   if (resample_momentum_every < 0) {
-    Fail(kOp, "Invalid resample_momentum_every: " +
-                  std::to_string(resample_momentum_every) +
-                  " (must be >= 0)");
+    Fail(kOp,
+         "Invalid resample_momentum_every: " +
+             std::to_string(resample_momentum_every) + " (must be >= 0)");
   }
-  const SGHMCCoefficients coefficients(lr, momentum, num_data, prior_precision,
-                                       temperature, noise_estimate);
+  const SGHMCCoefficients coefficients(
+      lr, momentum, num_data, prior_precision, temperature, noise_estimate);
   const NoiseStream stream = MakeStream(kOp, seed, step, Purpose::kUpdate);
-  std::vector<Argument> arguments = {
-      {"params", Role::kParameter, params},
-      {"grads", Role::kGradient, grads},
-      {"momenta", Role::kState, momenta}};
+  std::vector<Argument> arguments = {{"params", Role::kParameter, params},
+                                     {"grads", Role::kGradient, grads},
+                                     {"momenta", Role::kState, momenta}};
   const bool noise_aware = !grad_variances.empty();
   if (noise_aware) {
     arguments.push_back({"grad_variances", Role::kStatistic, grad_variances});
@@ -73,8 +83,10 @@ void SGHMCStep(TensorList params, TensorList grads, TensorList momenta,
 }
 
 template <class Driver>
-void GradientVarianceStep(TensorList grads, TensorList variances,
-                          TensorList previous, double weight) {
+void GradientVarianceStep(TensorList grads,
+                          TensorList variances,
+                          TensorList previous,
+                          double weight) {
   constexpr const char* kOp = "gradient_variance_";
   CheckNumber(kOp, "weight", weight);
   Plan plan(kOp,

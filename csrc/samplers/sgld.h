@@ -1,8 +1,9 @@
 // The SGLD update, shared by CPU and CUDA.
 //
-//   theta <- theta - lr g + sqrt(2 lr T / N) xi,   g = grad + (lambda / N) theta
+//   theta <- theta - lr g + sqrt(2 lr T / N) xi
 //
-// Welling and Teh 2011, eq. 4, with their step size 2 lr / N.
+// with g = grad + (lambda / N) theta: Welling and Teh 2011, eq. 4, with their
+// step size 2 lr / N.
 #pragma once
 
 #include <array>
@@ -16,7 +17,9 @@
 namespace torch_sgmcmc {
 
 struct SGLDCoefficients {
-  SGLDCoefficients(double lr, double num_data, double prior_precision,
+  SGLDCoefficients(double lr,
+                   double num_data,
+                   double prior_precision,
                    double temperature)
       : lr(lr),
         weight_decay(prior_precision / num_data),

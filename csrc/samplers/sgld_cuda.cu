@@ -4,5 +4,6 @@
 #include "samplers/sgld_op.h"
 
 STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CUDA, m) {
-  m.impl("sgld_step_", TORCH_BOX(&torch_sgmcmc::SGLDStep<torch_sgmcmc::CudaDriver>));
+  m.impl("sgld_step_",
+         TORCH_BOX(&torch_sgmcmc::SGLDStep<torch_sgmcmc::CudaDriver>));
 }

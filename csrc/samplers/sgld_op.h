@@ -10,17 +10,23 @@
 namespace torch_sgmcmc {
 
 template <class Driver>
-void SGLDStep(TensorList params, TensorList grads, double lr, double num_data,
-              double prior_precision, double temperature,
-              std::vector<int64_t> offsets, int64_t seed, int64_t step,
+void SGLDStep(TensorList params,
+              TensorList grads,
+              double lr,
+              double num_data,
+              double prior_precision,
+              double temperature,
+              std::vector<int64_t> offsets,
+              int64_t seed,
+              int64_t step,
               std::optional<Tensor> device_step) {
   constexpr const char* kOp = "sgld_step_";
   CheckTarget(kOp, lr, num_data, prior_precision, temperature);
   const NoiseStream stream = MakeStream(kOp, seed, step, Purpose::kUpdate);
-  Plan plan(kOp,
-            {{"params", Role::kParameter, params},
-             {"grads", Role::kGradient, grads}},
-            offsets);
+  Plan plan(
+      kOp,
+      {{"params", Role::kParameter, params}, {"grads", Role::kGradient, grads}},
+      offsets);
   Driver driver(kOp, plan, device_step);
   driver.template Apply<SGLDUpdate>(
       SGLDCoefficients(lr, num_data, prior_precision, temperature), stream);

@@ -8,10 +8,10 @@ namespace {
 Tensor SumOfSquares(TensorList tensors) {
   constexpr const char* kOp = "sum_of_squares";
   if (tensors.empty()) Fail(kOp, "tensors is empty");
-  const Plan plan(kOp, {{"tensors", Role::kGradient, tensors}},
+  const Plan plan(kOp,
+                  {{"tensors", Role::kGradient, tensors}},
                   std::vector<int64_t>(tensors.size(), 0));
-  Tensor result =
-      torch::stable::new_empty(tensors[0], {}, ScalarType::Double);
+  Tensor result = torch::stable::new_empty(tensors[0], {}, ScalarType::Double);
   *static_cast<double*>(result.data_ptr()) =
       ReduceOnCpu(plan.segments(), Square());
   return result;

@@ -52,7 +52,8 @@ void Reduce(const Segment& s, double* sums, cudaStream_t stream) {
 Tensor SumOfSquares(TensorList tensors) {
   constexpr const char* kOp = "sum_of_squares";
   if (tensors.empty()) Fail(kOp, "tensors is empty");
-  const Plan plan(kOp, {{"tensors", Role::kGradient, tensors}},
+  const Plan plan(kOp,
+                  {{"tensors", Role::kGradient, tensors}},
                   std::vector<int64_t>(tensors.size(), 0));
   const torch::stable::accelerator::DeviceGuard guard(plan.device_index());
   const cudaStream_t stream = CurrentStream(plan.device_index());

@@ -20,7 +20,7 @@
 namespace torch_sgmcmc {
 namespace {
 
-constexpr int kDraws = 100000;
+constexpr int kDraws = 400000;
 constexpr double kMaxZ = 4.9;
 constexpr double kMaxKolmogorov = 2.7;
 

@@ -217,8 +217,7 @@ TYPED_TEST(Updates, SGHMCAfterADraw) {
     EXPECT_FALSE(SGHMCUpdate<Real>(usual).skips(step));
   }
   const double part = 1 / (1 + kMomentum);
-  const double noise =
-      std::sqrt((1 - kMomentum - part * part * kBeta) * kHeat);
+  const double noise = std::sqrt((1 - kMomentum - part * part * kBeta) * kHeat);
   Real x[3] = {Real(0.75), Real(-0.25), Real(0.5)};
   update(x, Real(1.25));
   const double v =
