@@ -1,9 +1,15 @@
 """Options and fixtures that all tests share."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
+
+# `python -m pytest` puts the checkout first on the path. Test what is installed: the
+# checkout has no binaries unless the install is an editable one, which is found anyway.
+CHECKOUT = Path(__file__).resolve().parents[1]
+sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != CHECKOUT]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

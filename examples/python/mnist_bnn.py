@@ -6,7 +6,7 @@ and SGHMC. The samplers draw each layer's prior precision from its Gamma full
 conditional after every epoch and predict with the mean softmax output over one
 sample an epoch after burn-in.
 
-    python examples/python/mnist_bnn.py                     # all four, 60 epochs
+    python examples/python/mnist_bnn.py                     # all, 60 epochs, 2 seeds
     python examples/python/mnist_bnn.py --method sghmc --epochs 200
     python examples/python/mnist_bnn.py --paper             # 800 epochs, 3 seeds
     python examples/python/mnist_bnn.py --tune              # choose step sizes
@@ -45,7 +45,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, help="default: 60, with --paper 800")
     parser.add_argument("--burn-in", type=int, help="default: 10, with --paper 50")
     parser.add_argument(
-        "--seeds", type=int, help="number of seeds (default: 1, with --paper 3)"
+        "--seeds", type=int, help="number of seeds (default: 2, with --paper 3)"
     )
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=500)
