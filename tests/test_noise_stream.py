@@ -160,6 +160,7 @@ def run(program: list[str], isa: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "TORCH_SGMCMC_ISA": isa, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, *program],
+        cwd=HERE,
         env=environment,
         capture_output=True,
         text=True,

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -84,6 +85,7 @@ for count in (1, 3):
 """
     process = subprocess.run(
         [sys.executable, "-c", program],
+        cwd=Path(__file__).parent,  # where the checkout does not hide what is installed
         capture_output=True,
         text=True,
         timeout=300,

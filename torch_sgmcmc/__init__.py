@@ -1,5 +1,14 @@
 """Stochastic-gradient MCMC as torch optimizers: a posterior instead of a point."""
 
+try:
+    from torch_sgmcmc import _C as _C
+except ImportError as error:
+    raise ImportError(
+        f"torch_sgmcmc was imported from {__path__[0]}, which has no compiled parts. "
+        "If it is installed, this is its source folder hiding it: run Python from "
+        "another folder, or install with `pip install -e .`"
+    ) from error
+
 from torch_sgmcmc.precision import GammaPrecision
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sghmc import SGHMC

@@ -290,7 +290,7 @@ class Sampler(Optimizer):
                 f"elements share memory): shape {list(p.shape)}, strides "
                 f"{list(p.stride())}"
             )
-        for key, value in self.state[p].items():
+        for key, value in self.state.get(p, {}).items():
             if torch.is_tensor(value) and value.shape != p.shape:
                 raise RuntimeError(
                     f"{type(self).__name__} has a {key} of shape {list(value.shape)} "
