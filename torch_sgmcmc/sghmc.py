@@ -92,7 +92,8 @@ class SGHMC(Sampler):
     Note:
         ``momentum = 0`` carries no momentum over: that is SGLD. ``"online"`` is
         the paper's empirical Fisher information with successive differences, which
-        the wandering of the mean gradient along the chain does not inflate. Early in
+        the wandering of the mean gradient along the chain does not inflate (what is
+        left, its move within one step, is of the order of ``lr``). Early in
         training gradients are noisiest: if β̂ > α stops the chain there, start with
         0 and set ``group["noise_estimate"] = "online"`` after burn-in.
         In this scheme v belongs to the time half a step before θ's, and its

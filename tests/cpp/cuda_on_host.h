@@ -1,81 +1,25 @@
 // The CUDA drivers on the host: apply/cuda.cuh and sum_of_squares_cuda.cu with
 // launches and threads turned into loops.
 //
-// What CUDA adds of its own, loads, stores and launches, is mirrored here line
-// by line; index arithmetic, noise and update are the very functions that the
-// kernels call. Keep it in step with apply/cuda.cuh.
+// What a thread does (apply/tables.h) is the very code that the kernels call;
+// only the launches of cuda.cuh and the reduction's threads are mirrored here.
 #pragma once
 
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 #include "apply/chunks.h"
 #include "apply/plan.h"
 #include "apply/reduce.h"
+#include "apply/tables.h"
 #include "core/counter.h"
-#include "core/portable_noise.h"
-#include "core/roles.h"
 
 namespace torch_sgmcmc::cuda_on_host {
-
-constexpr int kMaxSegments = 48;
-
-struct SegmentTable {
-  void* data[kMaxArguments][kMaxSegments];
-  int64_t numel[kMaxSegments];
-  uint64_t offset[kMaxSegments];
-  int64_t first_chunk[kMaxSegments];
-  int count = 0;
-};
-
-template <Role role, class T>
-void LoadQuad(const void* data, const QuadSpan& span, Arithmetic<T> (&out)[4]) {
-  if constexpr (IsRead(role)) {
-    const auto* p = static_cast<const Stored<role, T>*>(data);
-    for (int w = span.begin; w < span.end; ++w) {
-      out[w] = static_cast<Arithmetic<T>>(p[span.origin + w]);
-    }
-  }
-}
-
-template <Role role, class T>
-void StoreQuad(void* data, const QuadSpan& span, const Arithmetic<T> (&in)[4]) {
-  if constexpr (IsWritten(role)) {
-    using Element = Stored<role, T>;
-    auto* p = static_cast<Element*>(data);
-    for (int w = span.begin; w < span.end; ++w) {
-      p[span.origin + w] = static_cast<Element>(in[w]);
-    }
-  }
-}
-
-template <class Update, class T, size_t... kIndex>
-void UpdateQuad(const Update& update,
-                void* const* data,
-                const QuadSpan& span,
-                const NoiseStream& stream,
-                std::index_sequence<kIndex...>) {
-  using Real = Arithmetic<T>;
-  constexpr int kCount = sizeof...(kIndex);
-  Real x[kCount][4] = {};
-  (LoadQuad<Update::kRoles[kIndex], T>(data[kIndex], span, x[kIndex]), ...);
-  float noise[4] = {};
-  if (update.needs_noise()) portable::QuadNormals(stream, span.quad, noise);
-  for (int w = 0; w < 4; ++w) {
-    Real element[kCount] = {x[kIndex][w]...};
-    update(element, static_cast<Real>(noise[w]));
-    ((x[kIndex][w] = element[kIndex]), ...);
-  }
-  (StoreQuad<Update::kRoles[kIndex], T>(data[kIndex], span, x[kIndex]), ...);
-}
 
 template <class Update, class T>
 void Launch(const Update& update,
@@ -83,52 +27,21 @@ void Launch(const Update& update,
             const NoiseStream& stream,
             int64_t blocks) {
   if (update.skips(stream.step)) return;
-  constexpr auto kIndices =
-      std::make_index_sequence<std::tuple_size_v<decltype(Update::kRoles)>>();
   for (int64_t block = 0; block < blocks; ++block) {
     for (int thread = 0; thread < kThreads; ++thread) {
-      const int s = SegmentOf(table.first_chunk, table.count, block);
-      void* data[kMaxArguments];
-      for (int j = 0; j < kMaxArguments; ++j) data[j] = table.data[j][s];
-      for (int k = 0; k < kQuadsPerThread; ++k) {
-        const QuadSpan span = SpanOf(table.numel[s],
-                                     table.offset[s],
-                                     block - table.first_chunk[s],
-                                     thread,
-                                     k);
-        if (span.begin < span.end) {
-          UpdateQuad<Update, T>(update, data, span, stream, kIndices);
-        }
-      }
+      UpdateThread<Update, T>(update, table, stream, block, thread);
     }
   }
 }
 
-// Launches all segments of one dtype, as few tables as they fit in.
 template <class T, class Update>
 void LaunchAll(const Update& update,
                const NoiseStream& stream,
                const std::vector<Segment>& segments,
                ScalarType dtype) {
-  SegmentTable table;
-  int64_t chunks = 0;
-  for (const Segment& s : segments) {
-    if (s.dtype != dtype) continue;
-    if (table.count == kMaxSegments) {
-      Launch<Update, T>(update, table, stream, chunks);
-      table.count = 0;
-      chunks = 0;
-    }
-    for (int j = 0; j < kMaxArguments; ++j) {
-      table.data[j][table.count] = s.data[j];
-    }
-    table.numel[table.count] = s.numel;
-    table.offset[table.count] = s.offset;
-    table.first_chunk[table.count] = chunks;
-    ++table.count;
-    chunks += ChunkCount(s.numel, s.offset);
-  }
-  if (table.count > 0) Launch<Update, T>(update, table, stream, chunks);
+  ForEachTable(segments, dtype, [&](const SegmentTable& table, int64_t blocks) {
+    Launch<Update, T>(update, table, stream, blocks);
+  });
 }
 
 // Stands in for CudaDriver, so that whole operators can run on it.

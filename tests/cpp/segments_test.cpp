@@ -96,11 +96,11 @@ void RunByDefinition(const Update& update,
   for (int64_t i = 0; i < s.numel; ++i) {
     const uint64_t element = s.offset + static_cast<uint64_t>(i);
     const int word = static_cast<int>(element % 4);
-    cuda_on_host::UpdateQuad<Update, T>(update,
-                                        s.data,
-                                        {element / 4, i - word, word, word + 1},
-                                        stream,
-                                        kIndices);
+    UpdateQuad<Update, T>(update,
+                          s.data,
+                          {element / 4, i - word, word, word + 1},
+                          stream,
+                          kIndices);
   }
 }
 

@@ -1,0 +1,178 @@
+// A thread's work on the GPU: tables of segments, quads in, update, quads out.
+//
+// Plain functions for host and device: apply/cuda.cuh wraps them in a kernel
+// and a launch, and CPU tests run the very same ones as loops over blocks and
+// threads.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "apply/chunks.h"
+#include "apply/plan.h"
+#include "core/macros.h"
+#include "core/portable_noise.h"
+#include "core/roles.h"
+
+namespace torch_sgmcmc {
+
+// Kernel arguments may take 4 KiB on every architecture.
+constexpr int kMaxSegments = 48;
+
+// The segments of one launch, all of one dtype.
+struct SegmentTable {
+  void* data[kMaxArguments][kMaxSegments];
+  int64_t numel[kMaxSegments];
+  uint64_t offset[kMaxSegments];
+  int64_t first_chunk[kMaxSegments];
+  int count = 0;
+};
+static_assert(sizeof(SegmentTable) < 3900);
+
+// Calls launch(table, blocks) for all segments of one dtype, with as few tables
+// as they fit in.
+template <class Launch>
+void ForEachTable(const std::vector<Segment>& segments,
+                  ScalarType dtype,
+                  const Launch& launch) {
+  constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
+  SegmentTable table;
+  int64_t blocks = 0;
+  for (const Segment& s : segments) {
+    if (s.dtype != dtype) continue;
+    const int64_t more = ChunkCount(s.numel, s.offset);
+    if (table.count == kMaxSegments ||
+        (table.count > 0 && blocks + more > kMaxBlocks)) {
+      launch(table, blocks);
+      table.count = 0;
+      blocks = 0;
+    }
+    for (int j = 0; j < kMaxArguments; ++j) {
+      table.data[j][table.count] = s.data[j];
+    }
+    table.numel[table.count] = s.numel;
+    table.offset[table.count] = s.offset;
+    table.first_chunk[table.count] = blocks;
+    ++table.count;
+    blocks += more;
+  }
+  if (table.count > 0) launch(table, blocks);
+}
+
+template <class T>
+struct alignas(4 * sizeof(T)) Quad {
+  T value[4];
+};
+
+template <Role role, class T>
+SG_INLINE void LoadQuad(const void* data,
+                        const QuadSpan& span,
+                        bool whole,
+                        Arithmetic<T> (&out)[4]) {
+  if constexpr (IsRead(role)) {
+    using Element = Stored<role, T>;
+    const Element* p = static_cast<const Element*>(data) + span.origin;
+    if (whole) {
+      const Quad<Element> q = *reinterpret_cast<const Quad<Element>*>(p);
+      SG_UNROLL for (int w = 0; w < 4; ++w) {
+        out[w] = static_cast<Arithmetic<T>>(q.value[w]);
+      }
+    } else {
+      SG_UNROLL for (int w = 0; w < 4; ++w) {
+        if (span.begin <= w && w < span.end) {
+          out[w] = static_cast<Arithmetic<T>>(p[w]);
+        }
+      }
+    }
+  }
+}
+
+template <Role role, class T>
+SG_INLINE void StoreQuad(void* data,
+                         const QuadSpan& span,
+                         bool whole,
+                         const Arithmetic<T> (&in)[4]) {
+  if constexpr (IsWritten(role)) {
+    using Element = Stored<role, T>;
+    Element* p = static_cast<Element*>(data) + span.origin;
+    if (whole) {
+      Quad<Element> q;
+      SG_UNROLL for (int w = 0; w < 4; ++w) {
+        q.value[w] = static_cast<Element>(in[w]);
+      }
+      *reinterpret_cast<Quad<Element>*>(p) = q;
+    } else {
+      SG_UNROLL for (int w = 0; w < 4; ++w) {
+        if (span.begin <= w && w < span.end) {
+          p[w] = static_cast<Element>(in[w]);
+        }
+      }
+    }
+  }
+}
+
+template <Role role, class T>
+SG_INLINE bool IsAligned(const void* data, int64_t origin) {
+  using Element = Stored<role, T>;
+  return reinterpret_cast<uintptr_t>(static_cast<const Element*>(data) +
+                                     origin) %
+             sizeof(Quad<Element>) ==
+         0;
+}
+
+template <class Update, class T, size_t... kIndex>
+SG_INLINE void UpdateQuad(const Update& update,
+                          void* const* data,
+                          const QuadSpan& span,
+                          const NoiseStream& stream,
+                          std::index_sequence<kIndex...>) {
+  using Real = Arithmetic<T>;
+  constexpr int kCount = sizeof...(kIndex);
+  const bool whole =
+      span.begin == 0 && span.end == 4 &&
+      (IsAligned<Update::kRoles[kIndex], T>(data[kIndex], span.origin) && ...);
+  Real x[kCount][4] = {};
+  (LoadQuad<Update::kRoles[kIndex], T>(data[kIndex], span, whole, x[kIndex]),
+   ...);
+  float noise[4] = {};
+  if (update.needs_noise()) portable::QuadNormals(stream, span.quad, noise);
+  SG_UNROLL for (int w = 0; w < 4; ++w) {
+    Real element[kCount] = {x[kIndex][w]...};
+    update(element, static_cast<Real>(noise[w]));
+    ((x[kIndex][w] = element[kIndex]), ...);
+  }
+  (StoreQuad<Update::kRoles[kIndex], T>(data[kIndex], span, whole, x[kIndex]),
+   ...);
+}
+
+// What one thread of one block does.
+template <class Update, class T>
+SG_INLINE void UpdateThread(const Update& update,
+                            const SegmentTable& table,
+                            const NoiseStream& stream,
+                            int64_t block,
+                            int thread) {
+  constexpr auto kIndices =
+      std::make_index_sequence<std::tuple_size_v<decltype(Update::kRoles)>>();
+  const int s = SegmentOf(table.first_chunk, table.count, block);
+  void* data[kMaxArguments];
+  SG_UNROLL for (int j = 0; j < kMaxArguments; ++j) {
+    data[j] = table.data[j][s];
+  }
+  SG_UNROLL for (int k = 0; k < kQuadsPerThread; ++k) {
+    const QuadSpan span = SpanOf(table.numel[s],
+                                 table.offset[s],
+                                 block - table.first_chunk[s],
+                                 thread,
+                                 k);
+    if (span.begin < span.end) {
+      UpdateQuad<Update, T>(update, data, span, stream, kIndices);
+    }
+  }
+}
+
+}  // namespace torch_sgmcmc
