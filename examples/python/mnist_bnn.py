@@ -67,7 +67,7 @@ def parse_arguments() -> argparse.Namespace:
     for name, short, full in (
         ("epochs", 60, 800),
         ("burn_in", 10, 50),
-        ("seeds", 1, 3),
+        ("seeds", 2, 3),
     ):
         if getattr(args, name) is None:
             setattr(args, name, full if args.paper else short)
