@@ -17,7 +17,8 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "python" / "mnist_bnn.py"
 
 
 def command(out: Path, *options: str) -> list[str]:
-    return [sys.executable, str(EXAMPLE), "--threads", "1", "--out", str(out), *options]
+    common = ("--threads", "1", "--seeds", "1", "--out", str(out))
+    return [sys.executable, str(EXAMPLE), *common, *options]
 
 
 def results(out: Path) -> list[dict]:
