@@ -319,6 +319,22 @@ def test_capture_is_refused_before_the_first_step() -> None:
 
 
 @needs_graphs
+def test_an_operator_refuses_to_freeze_its_noise_into_a_graph() -> None:
+    p, g = torch.ones(3, device="cuda"), torch.ones(3, device="cuda")
+    ops.sgld_step_([p], [g], **TARGET, offsets=[0], **STREAM)
+    before = p.clone()
+    with pytest.raises(RuntimeError) as error, torch.cuda.graph(torch.cuda.CUDAGraph()):
+        ops.sgld_step_([p], [g], **TARGET, offsets=[0], **STREAM)
+    assert str(error.value).splitlines()[0] == (
+        "torch_sgmcmc::sgld_step_: noise cannot be captured in a CUDA graph with a "
+        "step counter on the host: give device_step (samplers: construct with "
+        "capturable=True)"
+    )
+    torch.cuda.synchronize()
+    assert torch.equal(p, before)
+
+
+@needs_graphs
 def test_tensors_of_several_devices_in_one_call() -> None:
     p, g = torch.ones(3, device="cuda"), torch.ones(3)
     with pytest.raises(RuntimeError) as error:
