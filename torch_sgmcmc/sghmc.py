@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -199,7 +200,7 @@ class SGHMC(Sampler):
         if group["initial_momentum"] == "stationary":
             gaussian_(
                 momenta,
-                std=(group["lr"] * group["temperature"] / group["num_data"]) ** 0.5,
+                std=math.sqrt(group["lr"] * group["temperature"] / group["num_data"]),
                 offsets=offsets,
                 purpose=_C.PURPOSE_MOMENTUM,
                 **self._step_arguments(group),

@@ -1,0 +1,76 @@
+// The operators behind the samplers, as C++ functions.
+//
+// They are what torch.ops.torch_sgmcmc.* are in Python: pure functions of their
+// arguments that change the lists given first in place. csrc/library.cpp says
+// more of each argument. Lists must not be empty. Autograd is not told of the
+// change; the samplers do that.
+#pragma once
+
+#include <ATen/core/ATen_fwd.h>
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "torch_sgmcmc/export.h"
+
+namespace torch_sgmcmc {
+
+/// Where the noise of a call comes from. `device_step`, an int64 scalar on the
+/// tensors' device, is added to `step`.
+struct NoiseKey {
+  at::IntArrayRef offsets;
+  int64_t seed = 0;
+  int64_t step = 0;
+  std::optional<at::Tensor> device_step = std::nullopt;
+};
+
+/// One update of SGLD.
+TORCH_SGMCMC_API void sgld_step_(at::TensorList params,
+                                 at::TensorList grads,
+                                 double lr,
+                                 double num_data,
+                                 double prior_precision,
+                                 double temperature,
+                                 const NoiseKey& key);
+
+/// Hyperparameters of sghmc_step_.
+struct SGHMCStep {
+  double lr = 0;
+  double momentum = 0;
+  double num_data = 1;
+  double prior_precision = 0;
+  double temperature = 1;
+  double noise_estimate = 0;
+  int64_t resample_momentum_every = 0;
+};
+
+/// One update of SGHMC. An empty list of gradient variances means that
+/// noise_estimate is used.
+TORCH_SGMCMC_API void sghmc_step_(at::TensorList params,
+                                  at::TensorList grads,
+                                  at::TensorList momenta,
+                                  at::TensorList grad_variances,
+                                  const SGHMCStep& step,
+                                  const NoiseKey& key);
+
+/// Takes gradients into running variances: half the mean squared difference of
+/// consecutive gradients, with the given weight of the newest.
+TORCH_SGMCMC_API void gradient_variance_(at::TensorList grads,
+                                         at::TensorList variances,
+                                         at::TensorList previous,
+                                         double weight);
+
+/// Fills tensors with the normals of the given purpose (csrc/core/counter.h).
+TORCH_SGMCMC_API void gaussian_(at::TensorList out,
+                                double std,
+                                int64_t purpose,
+                                const NoiseKey& key);
+
+/// The sum of squares of all elements, in float64 and in a fixed order.
+TORCH_SGMCMC_API at::Tensor sum_of_squares(at::TensorList tensors);
+
+/// Whether this build has CUDA kernels.
+TORCH_SGMCMC_API bool has_cuda();
+
+}  // namespace torch_sgmcmc
