@@ -254,7 +254,9 @@ def test_the_preconditioner_over_the_whole_range(dtype: torch.dtype) -> None:
     hyper = {**TARGET, "temperature": 0.0, "decay": 0.9, "eps": 1e-5, "adapt": False}
     (noise,) = draw([params], offsets=[0], **STREAM)
     want, _, _ = psgld(params, grads, squares, noise, **hyper)
-    ops.psgld_step_([params], [grads], [squares], [], [], **hyper, offsets=[0], **STREAM)
+    ops.psgld_step_(
+        [params], [grads], [squares], [], [], **hyper, offsets=[0], **STREAM
+    )
     assert_rounded(params, want, 8)
 
 

@@ -12,7 +12,9 @@ from torch import nn
 
 import torch_sgmcmc as sg
 
-BOTH = pytest.mark.parametrize("kind", ["SGLD", "SGHMC"])
+EACH = pytest.mark.parametrize(
+    "kind", ["SGLD", "SGHMC", "PSGLD without gamma", "PSGLD frozen", "SGNHT"]
+)
 
 
 def one_parameter(numel: int = 5) -> nn.Parameter:
@@ -24,7 +26,7 @@ def one_parameter(numel: int = 5) -> nn.Parameter:
 # ---- step() ----------------------------------------------------------------------
 
 
-@BOTH
+@EACH
 def test_is_an_optimizer(kind: str) -> None:
     sampler = make(kind, make_params())
     assert isinstance(sampler, torch.optim.Optimizer)
@@ -33,7 +35,7 @@ def test_is_an_optimizer(kind: str) -> None:
     assert sampler.state == {}
 
 
-@BOTH
+@EACH
 def test_closure(kind: str) -> None:
     p, twin = one_parameter(), one_parameter()
     sampler, other = make(kind, [p]), make(kind, [twin])
@@ -55,7 +57,7 @@ def test_closure(kind: str) -> None:
     assert same_bits(p, twin)
 
 
-@BOTH
+@EACH
 def test_gradients_are_never_changed(kind: str) -> None:
     params = make_params()
     sampler = make(kind, params)
@@ -69,7 +71,7 @@ def test_gradients_are_never_changed(kind: str) -> None:
             assert same_bits(g, c)
 
 
-@BOTH
+@EACH
 def test_zero_grad(kind: str) -> None:
     p = one_parameter()
     sampler = make(kind, [p])
@@ -79,7 +81,7 @@ def test_zero_grad(kind: str) -> None:
     assert p.grad is None
 
 
-@BOTH
+@EACH
 def test_step_counts_as_an_inplace_change(kind: str) -> None:
     p = one_parameter()
     idle = one_parameter()
@@ -93,7 +95,7 @@ def test_step_counts_as_an_inplace_change(kind: str) -> None:
         loss.backward()
 
 
-@BOTH
+@EACH
 def test_parameters_stay_leaves_and_clipping_works(kind: str) -> None:
     net = nn.Linear(3, 2)
     sampler = make(kind, net.parameters())
@@ -108,7 +110,7 @@ def test_parameters_stay_leaves_and_clipping_works(kind: str) -> None:
     assert torch.isfinite(nn.utils.parameters_to_vector(net.parameters())).all()
 
 
-@BOTH
+@EACH
 def test_gradients_that_carry_a_graph(kind: str) -> None:
     p = nn.Parameter(torch.ones(3))
     sampler = make(kind, [p])
@@ -121,7 +123,7 @@ def test_gradients_that_carry_a_graph(kind: str) -> None:
 # ---- Groups ----------------------------------------------------------------------
 
 
-@BOTH
+@EACH
 def test_hyperparameters_of_a_group(kind: str) -> None:
     # Two groups with everything different equal two samplers, but for the noise.
     special = {
@@ -135,7 +137,7 @@ def test_hyperparameters_of_a_group(kind: str) -> None:
     assert {k: sampler.param_groups[0][k] for k in TARGET} == TARGET
     assert {k: sampler.param_groups[1][k] for k in special} == special
     c, d = one_parameter(), one_parameter()
-    first, second = make(kind, [c]), type(sampler)([d], **special, seed=1)
+    first, second = make(kind, [c]), make(kind, [d], seed=1, **special)
     for s in (sampler, first, second):
         s.step()
         s.step()
@@ -166,7 +168,23 @@ def test_defaults() -> None:
         "resample_momentum_every": 0,
         "initial_momentum": "stationary",
     }
-    assert sgld.seed == sghmc.seed == -3
+    psgld = sg.PSGLD([one_parameter()], 0.1, num_data=2, seed=-3)
+    assert psgld.param_groups[0] | {"params": None} == {
+        **sgld.param_groups[0],
+        "params": None,
+        "decay": 0.99,
+        "eps": 1e-5,
+        "adapt": True,
+        "gamma": True,
+    }
+    sgnht = sg.SGNHT([one_parameter()], 0.1, num_data=2, seed=-3)
+    assert sgnht.param_groups[0] | {"params": None} == {
+        **sgld.param_groups[0],
+        "params": None,
+        "momentum": 0.9,
+        "thermostat_rate": None,
+    }
+    assert sgld.seed == sghmc.seed == psgld.seed == sgnht.seed == -3
 
 
 def test_named_parameters() -> None:
@@ -301,7 +319,7 @@ def test_target_summary() -> None:
 
     target = "samples p(θ) ∝ exp(−U(θ)/T), U(θ) = N · (mean loss) + Σ λ‖θ‖²/2."
     data = "the loss is a mean over N = 50,000 data"
-    for cls in (sg.SGLD, sg.SGHMC):
+    for cls in (sg.SGLD, sg.SGHMC, sg.PSGLD, sg.SGNHT):
         assert cls(groups(), 0.1, num_data=50_000).target_summary().split("\n") == [
             f"{cls.__name__} {target}",
             f"Group 0, 1,234 parameters: {data}; flat prior (λ = 0); "

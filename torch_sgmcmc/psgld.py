@@ -12,7 +12,7 @@ from torch_sgmcmc import _C
 from torch_sgmcmc._checks import check_real
 from torch_sgmcmc._library import gaussian_, psgld_step_
 from torch_sgmcmc._momentum import check_not_capturing, state_dtype
-from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.sampler import Sampler, Work
 
 __all__ = ["PSGLD"]
 
@@ -48,8 +48,8 @@ class PSGLD(Sampler):
     * ``adapt`` and ``gamma`` are True: Γ makes up for the movement of G.
 
     With ``adapt=True, gamma=False``, the literature's usual practice, it is **not** the
-    target: V follows θ, and the chain samples :math:`e^{-U/T} / E[G | \theta]`, too wide
-    wherever large gradients mark the tails. On N(0, 1) at lr = 0.01 with exact
+    target: V follows θ, and the chain samples :math:`e^{-U/T} / E[G | \theta]`, too
+    wide wherever large gradients mark the tails. On N(0, 1) at lr = 0.01 with exact
     gradients the variance is 1.79, 1.34, 1.05 for a = 0.9, 0.99, 0.999 (2 in the limit
     of small lr); minibatch noise, which makes V less dependent on θ, lessens the bias.
 
@@ -84,7 +84,7 @@ class PSGLD(Sampler):
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step.
         TypeError: a hyperparameter that is not a number, or not a bool.
-        RuntimeError: Γ is wanted, but the gradients carry no graph. Nothing has changed.
+        RuntimeError: Γ is wanted, but no gradient carries a graph. Nothing has changed.
 
     Example:
         Adaptation that ends with burn-in, in an ordinary training loop:
@@ -171,45 +171,53 @@ class PSGLD(Sampler):
                 "excludes capturable=True (set gamma=False, or adapt=False)"
             )
 
-    def _prepare(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        offsets: list[int],
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    def _prepare_all(
+        self, work: list[Work]
+    ) -> list[tuple[list[Tensor], list[Tensor], list[Tensor]]]:
         """Returns V and, with Γ, the sensitivities and curvatures."""
-        curvatures: list[Tensor] = []
-        if group["adapt"] and group["gamma"]:
-            curvatures = self._curvatures(group, params, grads, offsets)
-        states = [self.state[p] for p in params]
-        for state, p, grad in zip(states, params, grads, strict=True):
-            if "square_average" not in state:
-                check_not_capturing(self, p, "square_average")
-                start = torch.zeros_like(p, dtype=state_dtype(p))
-                state["square_average"] = start.copy_(grad).square_()
-            if curvatures and "sensitivity" not in state:
-                state["sensitivity"] = torch.zeros_like(p, dtype=state_dtype(p))
-        sensitivities = [s["sensitivity"] for s in states] if curvatures else []
-        return [s["square_average"] for s in states], sensitivities, curvatures
+        probed = [lists for lists in work if lists[0]["adapt"] and lists[0]["gamma"]]
+        curvatures = self._curvatures(probed) if probed else {}
+        prepared = []
+        for _, params, grads, _ in work:
+            states = [self.state[p] for p in params]
+            corrected = params[0] in curvatures
+            for state, p, grad in zip(states, params, grads, strict=True):
+                if "square_average" not in state:
+                    check_not_capturing(self, p, "square_average")
+                    start = torch.zeros_like(p, dtype=state_dtype(p))
+                    state["square_average"] = start.copy_(grad).square_()
+                if corrected and "sensitivity" not in state:
+                    state["sensitivity"] = torch.zeros_like(p, dtype=state_dtype(p))
+            prepared.append(
+                (
+                    [state["square_average"] for state in states],
+                    [state["sensitivity"] for state in states] if corrected else [],
+                    [curvatures[p] for p in params] if corrected else [],
+                )
+            )
+        return prepared
 
-    def _curvatures(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        offsets: list[int],
-    ) -> list[Tensor]:
-        """Estimates the diagonal of the Hessian (Hutchinson)."""
-        probes = [torch.empty_like(p) for p in params]
-        gaussian_(
-            probes,
-            std=1.0,
-            offsets=offsets,
-            purpose=_C.PURPOSE_PROBE,
-            **self._step_arguments(group),
-        )
-        probes = [torch.copysign(torch.ones_like(z), z) for z in probes]
+    def _curvatures(self, work: list[Work]) -> dict[Tensor, Tensor]:
+        """Estimates the diagonal of the Hessian (Hutchinson), of all groups at once.
+
+        The Hessian couples the groups, so probes for each alone would make the chain
+        depend on how parameters are grouped.
+        """
+        params: list[Tensor] = []
+        grads: list[Tensor] = []
+        probes: list[Tensor] = []
+        for group, some, theirs, offsets in work:
+            normal = [torch.empty_like(p) for p in some]
+            gaussian_(
+                normal,
+                std=1.0,
+                offsets=offsets,
+                purpose=_C.PURPOSE_PROBE,
+                **self._step_arguments(group),
+            )
+            params += some
+            grads += theirs
+            probes += [torch.ones_like(z).copysign_(z) for z in normal]
         with_graph = [i for i, grad in enumerate(grads) if grad.requires_grad]
         if not with_graph:
             raise RuntimeError(
@@ -224,10 +232,10 @@ class PSGLD(Sampler):
             retain_graph=True,
             allow_unused=True,
         )
-        return [
-            torch.zeros_like(z) if product is None else product * z
-            for z, product in zip(probes, products, strict=True)
-        ]
+        return {
+            p: torch.zeros_like(z) if product is None else product * z
+            for p, z, product in zip(params, probes, products, strict=True)
+        }
 
     def _update(
         self,
