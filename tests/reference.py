@@ -200,13 +200,15 @@ def sgnht(
         + jump.abs(),
     )
     gain = thermostat_rate * num_data / (lr * temperature)
+    mean = (v + new.value) / 2
+    mean_size = (v.abs() + new.scale) / 2
     return (
         Exact(param + new.value, param.abs() + new.scale),
         new,
         Exact(
-            delta + gain * new.value**2 - thermostat_rate,
-            # An error of v counts twice in its square.
-            delta.abs() + 2 * gain * new.value.abs() * new.scale + thermostat_rate,
+            delta + gain * mean**2 - thermostat_rate,
+            # An error of the mean counts twice in its square.
+            delta.abs() + 2 * gain * mean.abs() * mean_size + thermostat_rate,
         ),
     )
 

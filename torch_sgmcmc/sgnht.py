@@ -30,7 +30,8 @@ class SGNHT(Sampler):
             + \sqrt{2 A\, \mathrm{lr}\, T / N}\; \xi, \qquad \xi \sim N(0, I), \\
         \theta &\leftarrow \theta + v \quad \text{(the new } v), \\
         \alpha &\leftarrow \alpha
-            + \kappa \left( \frac{v^2 N}{\mathrm{lr}\, T} - 1 \right),
+            + \kappa \left( \frac{u^2 N}{\mathrm{lr}\, T} - 1 \right),
+            \qquad u = \tfrac12 (v_\text{old} + v_\text{new}),
             \qquad \alpha \text{ starts at } A.
 
     **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with
@@ -79,11 +80,18 @@ class SGNHT(Sampler):
         ...     sampler.step()
 
     Note:
-        The paper has one thermostat for all coordinates, with the mean of v²; here each
-        coordinate has its own, as in Li et al. 2015, since minibatch noise differs
-        between them. With large N the default κ is small and the thermostats are slow:
-        raise ``thermostat_rate`` if burn-in is shorter than (A + β̂) / κ steps, but keep
-        its root, the spread of α, well below A.
+        The papers' thermostats watch v² instead of u². In this scheme v belongs to the
+        time half a step before θ's; its stationary variance is lr T / ((1 - α/2) N),
+        and a thermostat that holds v² at lr T / N samples at the temperature
+        T (1 - α/2), however small ``lr``: 5 % too cold for ``momentum=0.9``. (In the
+        papers α vanishes with the step size; on SGD's scale it does not.) The mean u of
+        the momenta before and after θ has the variance lr T / N for every α.
+
+        Ding et al. have one thermostat for all coordinates; here each coordinate has
+        its own, as in Li et al., since minibatch noise differs between them. With large
+        N the default κ is small and the thermostats are slow: raise
+        ``thermostat_rate`` if burn-in is shorter than (A + β̂) / κ steps, but keep its
+        root, the spread of α, well below A.
 
         The state is α - A, so that a change of ``momentum`` changes the friction at
         once and keeps what has been learnt about the noise, and so that fp32 resolves
