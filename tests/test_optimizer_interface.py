@@ -303,6 +303,74 @@ def test_online_noise_estimate() -> None:
         sampler.param_groups[0]["noise_estimate"] = 0.0  # switched off again
 
 
+def test_curvatures_are_probed_with_signs_of_their_own() -> None:
+    # lr = 0 leaves J = 1, so that the state is 2 (1 - a) ḡ h with h = z ∘ (H z).
+    g = torch.Generator().manual_seed(0)
+    p = nn.Parameter(torch.randn(200, generator=g, dtype=torch.float64))
+    a = torch.randn(200, 200, generator=g, dtype=torch.float64)
+    sampler = sg.PSGLD([p], 0.0, num_data=7, decay=0.75, seed=3)
+    expected = torch.zeros_like(p.detach())
+    for step in range(2):
+        sampler.zero_grad()
+        (0.5 * p @ (a + a.T) @ p).backward(create_graph=True)
+        (normal,) = draw([p], offsets=[0], seed=3, step=step, purpose=4)
+        signs = normal.sign()
+        last = 2 * 0.25 * p.grad.detach() * signs * ((a + a.T) @ signs)
+        expected = 0.75 * expected + last
+        grad = p.grad.detach().clone()
+        sampler.step()
+        torch.testing.assert_close(sampler.state[p]["sensitivity"], expected)
+        # V starts as the first square, and this is it.
+        torch.testing.assert_close(sampler.state[p]["square_average"], grad**2)
+
+
+def test_groups_that_the_hessian_couples() -> None:
+    # Probed together: the chain does not depend on how parameters are grouped.
+    chains = []
+    for split in ([[0, 1, 2, 3]], [[0], [1, 2], [3]]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+        params = list(net.parameters())
+        groups = [{"params": [params[i] for i in members]} for members in split]
+        sampler = sg.PSGLD(groups, 0.01, num_data=20, eps=0.1, seed=1)
+        for step in range(5):
+            sampler.zero_grad()
+            loss = net(torch.linspace(-1, 1, 12).view(4, 3) + step).square().mean()
+            loss.backward(create_graph=True)
+            sampler.step()
+        sampler.zero_grad()
+        chains.append([p.detach() for p in params])
+    for a, b in zip(*chains, strict=True):
+        assert same_bits(a, b)
+
+
+def test_parameters_without_second_derivatives() -> None:
+    # The loss is linear in q: its gradient carries no graph, and h is 0.
+    p, q = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    sampler = sg.PSGLD([p, q], 0.1, num_data=7, decay=0.5, seed=1)
+    (p.square().sum() + 2 * q.sum()).backward(create_graph=True)
+    sampler.step()
+    assert not sampler.state[q]["sensitivity"].any()
+    assert sampler.state[p]["sensitivity"].all()
+
+
+def test_thermostats_start_at_rest_beside_stationary_momenta() -> None:
+    p = one_parameter(1000)
+    sampler = sg.SGNHT([p], 0.2, 0.75, num_data=7, thermostat_rate=0.1, seed=4)
+    p.grad = torch.zeros(1000)
+    stream = {"offsets": [0], "seed": 4, "step": 0}
+    (start,) = draw([p], purpose=1, **stream)
+    (noise,) = draw([p], purpose=0, **stream)
+    heat = 0.2 / 7
+    first = heat**0.5 * start
+    second = 0.75 * first + (2 * 0.25 * heat) ** 0.5 * noise
+    change = 0.1 * (((first + second) / 2) ** 2 / heat - 1)
+    sampler.step()
+    state = sampler.state[p]
+    torch.testing.assert_close(state["momentum"].double(), second, rtol=0, atol=1e-6)
+    torch.testing.assert_close(state["thermostat"].double(), change, rtol=0, atol=1e-6)
+
+
 # ---- In words --------------------------------------------------------------------
 
 
