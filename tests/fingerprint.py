@@ -63,9 +63,39 @@ def operators(dtype: torch.dtype) -> list[Tensor]:
             resample_momentum_every=0,
             **stream,
         )
+    squares, curvatures = [v.square() for v in momenta], values(like, 0.4)
+    sensitivities, thermostats = values(work, 0.7), values(work, 0.05)
+    for adapt, w, h in (
+        (False, [], []),
+        (True, [], []),
+        (True, sensitivities, curvatures),
+    ):
+        ops.psgld_step_(
+            params,
+            grads,
+            squares,
+            w,
+            h,
+            **target,
+            decay=0.9,
+            eps=1e-3,
+            adapt=adapt,
+            **stream,
+        )
+    ops.sgnht_step_(
+        params,
+        grads,
+        momenta,
+        thermostats,
+        **target,
+        momentum=0.8,
+        thermostat_rate=0.03,
+        **stream,
+    )
     ops.gradient_variance_(grads, variances, momenta, weight=0.3)
     total = ops.sum_of_squares(params)
-    return [*noise, *params, *momenta, *variances, total]
+    states = [*momenta, *variances, *squares, *sensitivities, *thermostats]
+    return [*noise, *params, *states, total]
 
 
 def sampler_chain(kind: type[sg.Sampler], **options: object) -> list[Tensor]:
@@ -86,6 +116,8 @@ def fingerprints() -> dict[str, str]:
     """Everything, by name."""
     result = {str(dtype): digest(operators(dtype)) for dtype in DTYPES}
     result["SGLD"] = digest(sampler_chain(sg.SGLD))
+    result["PSGLD"] = digest(sampler_chain(sg.PSGLD, gamma=False))
+    result["SGNHT"] = digest(sampler_chain(sg.SGNHT, thermostat_rate=0.01))
     result["SGHMC"] = digest(sampler_chain(sg.SGHMC, resample_momentum_every=2))
     return result
 

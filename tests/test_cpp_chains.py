@@ -40,6 +40,21 @@ CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
         {"lr": 1e-3, "momentum": 0.5},
         {"noise_estimate": "online"},
     ),
+    "PSGLD": (
+        sg.PSGLD,
+        {"lr": 1e-3, "gamma": False, "prior_precision": 1.0},
+        {"adapt": False, "eps": 1e-3, "temperature": 0.5},
+    ),
+    "PSGLD-gamma": (
+        sg.PSGLD,
+        {"lr": 1e-3, "decay": 0.9, "eps": 1e-2},
+        {"decay": 0.99},
+    ),
+    "SGNHT": (
+        sg.SGNHT,
+        {"lr": 0.02, "prior_precision": 2.0},
+        {"momentum": 0.8, "thermostat_rate": 1e-3},
+    ),
 }
 
 
@@ -73,6 +88,7 @@ def make_job(name: str, dtype: torch.dtype) -> dict[str, Any]:
         "y": torch.randint(5, (200,), generator=generator),
         "batches": torch.randint(200, (STEPS, 10), generator=generator),
         "lrs": torch.outer(1 + 0.5 * wave, base),
+        "create_graph": name == "PSGLD-gamma",
         "gibbs_every": 100,
     }
 
@@ -89,7 +105,8 @@ def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
         for group, lr in zip(sampler.param_groups, lrs.tolist(), strict=True):
             group["lr"] = lr
         sampler.zero_grad()
-        F.cross_entropy(net(job["x"][batch]), job["y"][batch]).backward()
+        loss = F.cross_entropy(net(job["x"][batch]), job["y"][batch])
+        loss.backward(create_graph=job["create_graph"])
         if i % 7 == 3:
             net[2].bias.grad = None
         sampler.step()
@@ -196,6 +213,10 @@ def test_each_continues_the_others_chain(
         ("SGHMC", "resample_momentum_every", -1),
         ("SGHMC", "initial_momentum", "random"),
         ("SGHMC-online", "temperature", 0.0),
+        ("PSGLD", "decay", 1.0),
+        ("PSGLD", "eps", 0.0),
+        ("SGNHT", "momentum", -0.1),
+        ("SGNHT", "thermostat_rate", -2.0),
     ],
 )
 def test_the_same_messages(
@@ -235,3 +256,15 @@ def test_the_same_seed_from_torchs_generator(
     drawn = run_in_cpp(job)["state"]["param_groups"][0]["seed"]
     torch.manual_seed(0)
     assert drawn == sg.SGLD([nn.Parameter(torch.zeros(1))], lr=1, num_data=1).seed
+
+
+def test_the_same_message_of_a_missing_graph(
+    run_in_cpp: Callable[..., dict[str, Any]],
+) -> None:
+    name = "PSGLD-gamma"
+    job = {**make_job(name, torch.float32), "create_graph": False}
+    with pytest.raises(RuntimeError, match="gradients without a graph") as in_python:
+        run_in_python(name, job)
+    with pytest.raises(ValueError) as in_cpp:
+        run_in_cpp(job)
+    assert str(in_cpp.value) == str(in_python.value)

@@ -12,7 +12,7 @@ from torch import nn
 import torch_sgmcmc as sg
 
 GOOD: dict[str, Any] = {"lr": 0.1, "num_data": 10, "seed": 0}
-KINDS = [sg.SGLD, sg.SGHMC]
+KINDS = [sg.SGLD, sg.SGHMC, sg.PSGLD, sg.SGNHT]
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -122,15 +122,36 @@ ONLY_SGHMC = [
         "0.25: lower momentum or lr, or take larger minibatches)",
     ),
 ]
+ONLY_PSGLD = [
+    *bad_numbers("decay", "must be in [0, 1)", -0.1, 1, 1.0, *NOT_FINITE),
+    *bad_numbers("eps", "must be finite and > 0", 0, -1e-5, *NOT_FINITE),
+    *bad_types("decay", None, "0.9", True),
+    *bad_types("eps", None, torch.tensor(1e-5)),
+    *(
+        (name, value, TypeError, f"Invalid {name}: {value!r} (must be a bool)")
+        for name in ("adapt", "gamma")
+        for value in (None, 1, "yes")
+    ),
+]
+ONLY_SGNHT = [
+    *bad_numbers("momentum", "must be in [0, 1)", -0.1, 1, 1.0, 1.5, *NOT_FINITE),
+    *bad_numbers("thermostat_rate", "must be finite and >= 0", -0.1, *NOT_FINITE),
+    *bad_types("momentum", None, "0.9", True),
+    *bad_types("thermostat_rate", "0.1", True),
+]
 CASES = [
     *((kind, *case) for kind in KINDS for case in COMMON),
     *((sg.SGHMC, *case) for case in ONLY_SGHMC),
+    *((sg.PSGLD, *case) for case in ONLY_PSGLD),
+    *((sg.SGNHT, *case) for case in ONLY_SGNHT),
 ]
 IDS = [f"{kind.__name__}-{name}-{value}" for kind, name, value, *_ in CASES]
 
 
 def options(kind: type[sg.Sampler]) -> dict[str, Any]:
-    return GOOD | ({"momentum": 0.75} if kind is sg.SGHMC else {})
+    # Gradients are set by hand here, without the graph that Γ needs.
+    extra = {sg.SGHMC: {"momentum": 0.75}, sg.PSGLD: {"gamma": False}}
+    return GOOD | extra.get(kind, {})
 
 
 @pytest.mark.parametrize(("kind", "name", "value", "error", "text"), CASES, ids=IDS)
@@ -290,6 +311,41 @@ def test_online_estimate_above_the_friction() -> None:
     assert sampler.param_groups[0]["step"] == 101
 
 
+# ---- The preconditioner's Γ -------------------------------------------------------
+
+
+def test_gamma_needs_a_graph() -> None:
+    p, q = parameter(), parameter(1)
+    sampler = sg.PSGLD([{"params": [p]}, {"params": [q], "gamma": False}], **GOOD)
+    step_fails(
+        sampler,
+        RuntimeError,
+        "PSGLD got gradients without a graph, and Γ needs second derivatives: call "
+        "loss.backward(create_graph=True), or set gamma=False and stop adaptation "
+        "(adapt=False) after burn-in",
+    )
+    # Each of the three ways out that the message names.
+    p.grad = None
+    p.square().sum().backward(create_graph=True)
+    sampler.step()
+    p.grad = torch.ones_like(p)
+    sampler.param_groups[0]["gamma"] = False
+    sampler.step()
+    sampler.param_groups[0].update(gamma=True, adapt=False)
+    sampler.step()
+    assert sampler.param_groups[0]["step"] == 3
+
+
+def test_gamma_excludes_capturable() -> None:
+    text = (
+        "Invalid gamma: True needs second derivatives from autograd and excludes "
+        "capturable=True (set gamma=False, or adapt=False)"
+    )
+    fails(lambda: sg.PSGLD([parameter()], **GOOD, capturable=True), ValueError, text)
+    for options in ({"gamma": False}, {"adapt": False}):
+        sg.PSGLD([parameter()], **GOOD, **options, capturable=True).step()
+
+
 # ---- Parameters and gradients ----------------------------------------------------
 
 
@@ -303,7 +359,7 @@ def test_complex_parameters(kind: type[sg.Sampler], dtype: torch.dtype) -> None:
     )
     bad = nn.Parameter(torch.ones(3, dtype=dtype))
     fails(lambda: kind([parameter(), bad], **GOOD), ValueError, text)
-    sampler = kind([parameter()], **GOOD)
+    sampler = kind([parameter()], **options(kind))
     sampler.step()
     before = snapshot(sampler)
     fails(lambda: sampler.add_param_group({"params": [bad]}), ValueError, text)
@@ -320,7 +376,8 @@ def test_complex_parameters(kind: type[sg.Sampler], dtype: torch.dtype) -> None:
 def test_sparse_gradients(kind: type[sg.Sampler]) -> None:
     first = parameter()
     embedding = nn.Embedding(6, 2, sparse=True)
-    sampler = kind([{"params": [first]}, {"params": embedding.parameters()}], **GOOD)
+    groups = [{"params": [first]}, {"params": embedding.parameters()}]
+    sampler = kind(groups, **options(kind))
     embedding(torch.tensor([1, 4])).sum().backward()
     step_fails(
         sampler,
@@ -334,7 +391,7 @@ def test_sparse_gradients(kind: type[sg.Sampler]) -> None:
 @each_kind
 def test_gradients_that_do_not_fit(kind: type[sg.Sampler]) -> None:
     first, second = parameter(), parameter(1)
-    sampler = kind([{"params": [first]}, {"params": [second]}], **GOOD)
+    sampler = kind([{"params": [first]}, {"params": [second]}], **options(kind))
     second.data = torch.zeros(5)  # the gradient is still [4, 3]
     step_fails(
         sampler,

@@ -4,6 +4,7 @@ NOISE_BLOCK: int
 PURPOSE_UPDATE: int
 PURPOSE_MOMENTUM: int
 PURPOSE_PRECISION: int
+PURPOSE_PROBE: int
 
 def isa() -> str: ...
 def philox4x32(counter: Sequence[int], key: Sequence[int]) -> list[int]: ...

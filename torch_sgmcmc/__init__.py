@@ -10,9 +10,19 @@ except ImportError as error:
     ) from error
 
 from torch_sgmcmc.precision import GammaPrecision
+from torch_sgmcmc.psgld import PSGLD
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sghmc import SGHMC
 from torch_sgmcmc.sgld import SGLD
+from torch_sgmcmc.sgnht import SGNHT
 from torch_sgmcmc.version import __version__
 
-__all__ = ["SGHMC", "SGLD", "GammaPrecision", "Sampler", "__version__"]
+__all__ = [
+    "PSGLD",
+    "SGHMC",
+    "SGLD",
+    "SGNHT",
+    "GammaPrecision",
+    "Sampler",
+    "__version__",
+]

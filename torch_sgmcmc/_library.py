@@ -9,8 +9,10 @@ __all__ = [
     "HAS_CUDA",
     "gaussian_",
     "gradient_variance_",
+    "psgld_step_",
     "sghmc_step_",
     "sgld_step_",
+    "sgnht_step_",
     "sum_of_squares",
 ]
 
@@ -42,8 +44,10 @@ HAS_CUDA: bool = _load()
 # The overloads themselves: resolving them at every call would take time.
 gaussian_ = torch.ops.torch_sgmcmc.gaussian_.default
 gradient_variance_ = torch.ops.torch_sgmcmc.gradient_variance_.default
+psgld_step_ = torch.ops.torch_sgmcmc.psgld_step_.default
 sghmc_step_ = torch.ops.torch_sgmcmc.sghmc_step_.default
 sgld_step_ = torch.ops.torch_sgmcmc.sgld_step_.default
+sgnht_step_ = torch.ops.torch_sgmcmc.sgnht_step_.default
 sum_of_squares = torch.ops.torch_sgmcmc.sum_of_squares.default
 
 
@@ -51,7 +55,14 @@ def _nothing_to_allocate(*args: object, **kwargs: object) -> None:
     """What torch.compile needs to know of an operator that works in place."""
 
 
-for _name in ("gaussian_", "gradient_variance_", "sghmc_step_", "sgld_step_"):
+for _name in (
+    "gaussian_",
+    "gradient_variance_",
+    "psgld_step_",
+    "sghmc_step_",
+    "sgld_step_",
+    "sgnht_step_",
+):
     torch.library.register_fake(f"torch_sgmcmc::{_name}", _nothing_to_allocate)
 
 

@@ -23,6 +23,10 @@ from torch_sgmcmc._library import HAS_CUDA
 
 __all__ = ["Sampler"]
 
+# A group, its parameters that have a gradient and are on one device, their gradients,
+# and their noise offsets.
+Work = tuple[dict[str, Any], list[Tensor], list[Tensor], list[int]]
+
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -90,6 +94,10 @@ class Sampler(Optimizer):
         Returns:
             The state that :meth:`_update` will be given.
         """
+
+    def _prepare_all(self, work: list[Work]) -> list[Any]:
+        """Calls :meth:`_prepare` for all lists; for what concerns them together."""
+        return [self._prepare(*lists) for lists in work]
 
     def _update(
         self,
@@ -224,7 +232,7 @@ class Sampler(Optimizer):
             for _, params, grads, _ in work:
                 for p, grad in zip(params, grads, strict=True):
                     self._check_fit(p, grad)
-        prepared = [self._prepare(*lists) for lists in work]
+        prepared = self._prepare_all(work)
         for (group, params, grads, offsets), state in zip(work, prepared, strict=True):
             self._update(group, params, grads, offsets, state)
             # The operators are opaque to autograd: tell it that these changed.
@@ -240,9 +248,7 @@ class Sampler(Optimizer):
             return {"seed": group["seed"], "step": step}
         return {"seed": group["seed"], "step": 0, "device_step": step}
 
-    def _collect(
-        self, group: dict[str, Any]
-    ) -> list[tuple[dict[str, Any], list[Tensor], list[Tensor], list[int]]]:
+    def _collect(self, group: dict[str, Any]) -> list[Work]:
         """The group's parameters that have a gradient, a list for each device."""
         params: list[Tensor] = []
         grads: list[Tensor] = []

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_sgmcmc import _C
 from torch_sgmcmc._checks import check_integer, check_real
-from torch_sgmcmc._library import gaussian_, gradient_variance_, sghmc_step_
+from torch_sgmcmc._library import gradient_variance_, sghmc_step_
+from torch_sgmcmc._momentum import start_momenta, state_dtype
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["SGHMC"]
@@ -177,36 +176,17 @@ class SGHMC(Sampler):
         offsets: list[int],
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Returns the momenta, and the gradients' variances if they are used."""
-        states = [self.state[p] for p in params]
-        new = [i for i, state in enumerate(states) if "momentum" not in state]
-        if new:
-            self._start_momenta(
-                group, [params[i] for i in new], [offsets[i] for i in new]
-            )
+        start_momenta(
+            self,
+            group,
+            params,
+            offsets,
+            stationary=group["initial_momentum"] == "stationary",
+        )
         variances: list[Tensor] = []
         if group["noise_estimate"] == "online":
             variances = self._observe_gradients(group, params, grads)
-        return [state["momentum"] for state in states], variances
-
-    def _start_momenta(
-        self, group: dict[str, Any], params: list[Tensor], offsets: list[int]
-    ) -> None:
-        if params[0].is_cuda and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "SGHMC must make one step before it is captured in a CUDA graph: a "
-                "parameter has no momentum yet"
-            )
-        momenta = [torch.zeros_like(p, dtype=_state_dtype(p)) for p in params]
-        if group["initial_momentum"] == "stationary":
-            gaussian_(
-                momenta,
-                std=math.sqrt(group["lr"] * group["temperature"] / group["num_data"]),
-                offsets=offsets,
-                purpose=_C.PURPOSE_MOMENTUM,
-                **self._step_arguments(group),
-            )
-        for p, momentum in zip(params, momenta, strict=True):
-            self.state[p]["momentum"] = momentum
+        return [self.state[p]["momentum"] for p in params], variances
 
     def _observe_gradients(
         self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
@@ -221,7 +201,7 @@ class SGHMC(Sampler):
             state = self.state[p]
             count = state.get("num_grads", 0)
             if count == 0:
-                like = {"dtype": _state_dtype(p)}
+                like = {"dtype": state_dtype(p)}
                 state["grad_variance"] = torch.zeros_like(p, **like)
                 state["previous_grad"] = torch.zeros_like(p, **like).copy_(grad)
             else:
@@ -271,10 +251,6 @@ class SGHMC(Sampler):
             offsets=offsets,
             **self._step_arguments(group),
         )
-
-
-def _state_dtype(p: Tensor) -> torch.dtype:
-    return torch.float64 if p.dtype == torch.float64 else torch.float32
 
 
 def _check_friction(noise_estimate: float, momentum: float, where: str = "") -> None:

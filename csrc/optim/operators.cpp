@@ -91,6 +91,87 @@ void sghmc_step_(at::TensorList params,
           key.device_step);
 }
 
+void psgld_step_(at::TensorList params,
+                 at::TensorList grads,
+                 at::TensorList square_averages,
+                 at::TensorList sensitivities,
+                 at::TensorList curvatures,
+                 const PSGLDStep& step,
+                 const NoiseKey& key) {
+  static const auto op =
+      Operator<void(at::TensorList,
+                    at::TensorList,
+                    at::TensorList,
+                    at::TensorList,
+                    at::TensorList,
+                    double,
+                    double,
+                    double,
+                    double,
+                    double,
+                    double,
+                    bool,
+                    at::IntArrayRef,
+                    int64_t,
+                    int64_t,
+                    const OptionalTensor&)>("torch_sgmcmc::psgld_step_");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  op.call(params,
+          grads,
+          square_averages,
+          sensitivities,
+          curvatures,
+          step.lr,
+          step.num_data,
+          step.prior_precision,
+          step.temperature,
+          step.decay,
+          step.eps,
+          step.adapt,
+          key.offsets,
+          key.seed,
+          key.step,
+          key.device_step);
+}
+
+void sgnht_step_(at::TensorList params,
+                 at::TensorList grads,
+                 at::TensorList momenta,
+                 at::TensorList thermostats,
+                 const SGNHTStep& step,
+                 const NoiseKey& key) {
+  static const auto op =
+      Operator<void(at::TensorList,
+                    at::TensorList,
+                    at::TensorList,
+                    at::TensorList,
+                    double,
+                    double,
+                    double,
+                    double,
+                    double,
+                    double,
+                    at::IntArrayRef,
+                    int64_t,
+                    int64_t,
+                    const OptionalTensor&)>("torch_sgmcmc::sgnht_step_");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  op.call(params,
+          grads,
+          momenta,
+          thermostats,
+          step.lr,
+          step.momentum,
+          step.num_data,
+          step.prior_precision,
+          step.temperature,
+          step.thermostat_rate,
+          key.offsets,
+          key.seed,
+          key.step,
+          key.device_step);
+}
+
 void gradient_variance_(at::TensorList grads,
                         at::TensorList variances,
                         at::TensorList previous,

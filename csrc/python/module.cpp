@@ -21,6 +21,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("PURPOSE_UPDATE") = static_cast<int>(Purpose::kUpdate);
   m.attr("PURPOSE_MOMENTUM") = static_cast<int>(Purpose::kMomentum);
   m.attr("PURPOSE_PRECISION") = static_cast<int>(Purpose::kPrecision);
+  m.attr("PURPOSE_PROBE") = static_cast<int>(Purpose::kProbe);
 
   m.def(
       "isa",

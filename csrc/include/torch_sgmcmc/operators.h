@@ -54,6 +54,45 @@ TORCH_SGMCMC_API void sghmc_step_(at::TensorList params,
                                   const SGHMCStep& step,
                                   const NoiseKey& key);
 
+/// Hyperparameters of psgld_step_.
+struct PSGLDStep {
+  double lr = 0;
+  double num_data = 1;
+  double prior_precision = 0;
+  double temperature = 1;
+  double decay = 0.99;
+  double eps = 1e-5;
+  bool adapt = true;
+};
+
+/// One update of PSGLD. Sensitivities and curvatures (the diagonal of the
+/// minibatch's Hessian) are given while Γ is wanted, otherwise empty.
+TORCH_SGMCMC_API void psgld_step_(at::TensorList params,
+                                  at::TensorList grads,
+                                  at::TensorList square_averages,
+                                  at::TensorList sensitivities,
+                                  at::TensorList curvatures,
+                                  const PSGLDStep& step,
+                                  const NoiseKey& key);
+
+/// Hyperparameters of sgnht_step_.
+struct SGNHTStep {
+  double lr = 0;
+  double momentum = 0;
+  double num_data = 1;
+  double prior_precision = 0;
+  double temperature = 1;
+  double thermostat_rate = 0;
+};
+
+/// One update of SGNHT.
+TORCH_SGMCMC_API void sgnht_step_(at::TensorList params,
+                                  at::TensorList grads,
+                                  at::TensorList momenta,
+                                  at::TensorList thermostats,
+                                  const SGNHTStep& step,
+                                  const NoiseKey& key);
+
 /// Takes gradients into running variances: half the mean squared difference of
 /// consecutive gradients, with the given weight of the newest.
 TORCH_SGMCMC_API void gradient_variance_(at::TensorList grads,

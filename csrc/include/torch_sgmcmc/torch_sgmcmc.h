@@ -3,7 +3,9 @@
 
 #include "torch_sgmcmc/operators.h"
 #include "torch_sgmcmc/precision.h"
+#include "torch_sgmcmc/psgld.h"
 #include "torch_sgmcmc/sampler.h"
 #include "torch_sgmcmc/sghmc.h"
 #include "torch_sgmcmc/sgld.h"
+#include "torch_sgmcmc/sgnht.h"
 #include "torch_sgmcmc/state_dict.h"

@@ -16,6 +16,7 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -59,6 +60,8 @@ const std::map<std::string,
     kSamplers = {
         {"SGLD", Make<sg::SGLD, sg::SGLDOptions>},
         {"SGHMC", Make<sg::SGHMC, sg::SGHMCOptions>},
+        {"PSGLD", Make<sg::PSGLD, sg::PSGLDOptions>},
+        {"SGNHT", Make<sg::SGNHT, sg::SGNHTOptions>},
 };
 
 void Run(const std::string& job_path, const std::string& result_path) {
@@ -68,6 +71,7 @@ void Run(const std::string& job_path, const std::string& result_path) {
   const torch::Tensor y = job.at("y").toTensor();
   const torch::Tensor batches = job.at("batches").toTensor();
   const torch::Tensor lrs = job.at("lrs").toTensor();
+  const bool create_graph = job.at("create_graph").toBool();
   const int64_t gibbs_every = job.at("gibbs_every").toInt();
 
   const sg::StateDict model = job.at("model");
@@ -92,7 +96,8 @@ void Run(const std::string& job_path, const std::string& result_path) {
     }
     sampler->zero_grad();
     const torch::Tensor logits = net->forward(x.index({batches[i]}));
-    nn::functional::cross_entropy(logits, y.index({batches[i]})).backward();
+    nn::functional::cross_entropy(logits, y.index({batches[i]}))
+        .backward({}, /*retain_graph=*/std::nullopt, create_graph);
     // A parameter without a gradient must not shift the others' noise.
     if (i % 7 == 3) net[2]->named_parameters()["bias"].mutable_grad().reset();
     sampler->step();
