@@ -77,15 +77,15 @@ StateDict GammaPrecision::state_dict() const {
 void GammaPrecision::load_state_dict(const StateDict& dict) {
   double shape = 0;
   double rate = 0;
-  int64_t num_updates = 0;
+  int64_t updates = 0;
   detail::FromValue("shape", dict.at("shape"), shape);
   detail::FromValue("rate", dict.at("rate"), rate);
-  detail::FromValue("num_updates", dict.at("num_updates"), num_updates);
+  detail::FromValue("num_updates", dict.at("num_updates"), updates);
   CheckReal("shape", shape, {.low_open = true});
   CheckReal("rate", rate, {.low_open = true});
-  CheckInteger("num_updates", num_updates);
+  CheckInteger("num_updates", updates);
   options_.shape(shape).rate(rate);
-  num_updates_ = num_updates;
+  num_updates_ = updates;
 }
 
 }  // namespace torch_sgmcmc

@@ -43,7 +43,7 @@ std::string Thousands(double value) {
   if (std::abs(value) >= kExactIntegers) return Repr(value);
   const auto whole = static_cast<int64_t>(value);
   if (value == static_cast<double>(whole)) return Thousands(whole);
-  const std::string text = Repr(value);
+  std::string text = Repr(value);
   const size_t point = text.find('.');
   if (point == std::string::npos || text.find('e') != std::string::npos) {
     return text;

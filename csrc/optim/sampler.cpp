@@ -427,23 +427,21 @@ void Sampler::load_state_dict(const StateDict& dict) {
     options.capturable_ = group.at("capturable").toBool();
     options.check();
     for (const at::Tensor& param : ours.params()) options.check_param(param);
-    int64_t seed = 0;
-    detail::FromValue("seed", group.at("seed"), seed);
-    options.seed_ = seed;
+    detail::FromValue("seed", group.at("seed"), options.seed_.emplace());
 
-    const c10::IValue saved_step = group.at("step");
-    int64_t step = 0;
-    if (saved_step.isTensor()) {
-      step = saved_step.toTensor().item<int64_t>();
+    const c10::IValue saved = group.at("step");
+    int64_t count = 0;
+    if (saved.isTensor()) {
+      count = saved.toTensor().item<int64_t>();
     } else {
-      detail::FromValue("step", saved_step, step);
+      detail::FromValue("step", saved, count);
     }
-    CheckInteger("step", step);
-    options.step_ = step;
+    CheckInteger("step", count);
+    options.step_ = count;
     options.device_step_ = at::Tensor();
     if (options.capturable() && !ours.params().empty()) {
       options.device_step_ =
-          at::full({}, step, ours.params()[0].options().dtype(at::kLong));
+          at::full({}, count, ours.params()[0].options().dtype(at::kLong));
       options.step_ = 0;
     }
 

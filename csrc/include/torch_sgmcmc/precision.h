@@ -65,7 +65,7 @@ class TORCH_SGMCMC_API GammaPrecision {
   void load_state_dict(const StateDict& dict);
 
  private:
-  double draw(size_t group) const;
+  double draw(size_t index) const;
 
   Sampler& sampler_;
   GammaPrecisionOptions options_;
