@@ -118,7 +118,7 @@ def run(
                     g["prior_precision"] for g in optimizer.param_groups
                 ]
             state["history"].append(scores)
-            state["model"] = model.state_dict()
+            state["model"] = dict(model.state_dict())
             state["optimizer"] = optimizer.state_dict()
             if precision is not None:
                 state["precision"] = precision.state_dict()

@@ -1,0 +1,171 @@
+#include "bnn/run.h"
+
+#include <torch/nn/functional/loss.h>
+
+#include <chrono>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "bnn/json.h"
+#include "bnn/progress.h"
+#include "bnn/sha256.h"
+#include "bnn/trainer.h"
+
+namespace bnn {
+
+namespace fs = std::filesystem;
+using torch::Tensor;
+using torch_sgmcmc::StateDict;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+std::string Names(const NamedTensors& tensors) {
+  std::string names;
+  for (const auto& [name, tensor] : tensors) {
+    names += (names.empty() ? "" : " and ") + name;
+  }
+  return names;
+}
+
+// Everything of a run that changes.
+class Runner {
+ public:
+  Runner(const RunConfig& config, const Images& images, const fs::path& folder)
+      : images_(images),
+        path_(folder / (config.name() + ".pt")),
+        model_(BuildModel(
+            images.train_x.size(1), config.seed, images.train_x.device())),
+        trainer_(BuildTrainer(config, model_, images.train_y.size(0))) {
+    state_.config = config;
+    if (fs::exists(path_)) resume();
+  }
+
+  RunState run() {
+    const RunConfig& config = state_.config;
+    Progress progress(config.name(), state_.epoch, config.epochs);
+    if (!state_.history.empty()) {
+      progress.show(state_.epoch, state_.history.back().scores.error);
+    }
+    while (state_.epoch < config.epochs) {
+      const auto start = Clock::now();
+      Epoch epoch;
+      epoch.epoch = ++state_.epoch;
+      train();
+      epoch.precisions = trainer_->end_epoch();
+      state_.seconds +=
+          std::chrono::duration<double>(Clock::now() - start).count();
+
+      predict();
+      epoch.scores =
+          Evaluate(state_.predictions.front().second, images_.test_y);
+      state_.history.push_back(epoch);
+      save();
+      progress.show(state_.epoch, epoch.scores.error);
+    }
+    state_.digest = digest();
+    return state_;
+  }
+
+ private:
+  void train() {
+    const RunConfig& config = state_.config;
+    model_->train();
+    for (const auto& [x, y] : Minibatches(images_.train_x,
+                                          images_.train_y,
+                                          config.batch_size,
+                                          config.seed,
+                                          state_.epoch)) {
+      trainer_->optimizer().zero_grad();
+      torch::nn::functional::cross_entropy(model_->forward(x), y).backward();
+      trainer_->optimizer().step();
+    }
+  }
+
+  // Updates the predictions: a running mean over the samples after burn-in.
+  void predict() {
+    const torch::NoGradGuard no_grad;
+    model_->eval();
+    const bool averaging =
+        state_.config.samples() && state_.epoch > state_.config.burn_in;
+    state_.samples = averaging ? state_.samples + 1 : 0;
+    if (state_.samples <= 1) state_.predictions.clear();
+    size_t i = 0;
+    for (const auto& [name, x] : inputs()) {
+      const Tensor now = model_->forward(x).softmax(1);
+      if (state_.samples <= 1) {
+        state_.predictions.emplace_back(name, now);
+      } else {
+        Tensor& mean = state_.predictions.at(i++).second;
+        mean += (now - mean) / state_.samples;
+      }
+    }
+  }
+
+  NamedTensors inputs() const {
+    NamedTensors inputs = {{"labelled", images_.test_x}};
+    if (images_.other_x.defined()) {
+      inputs.emplace_back("other", images_.other_x);
+    }
+    return inputs;
+  }
+
+  void save() {
+    StateDict checkpoint = state_.to_dict();
+    checkpoint.set("model", torch_sgmcmc::state_dict(*model_));
+    trainer_->save(checkpoint);
+    torch_sgmcmc::save(checkpoint, path_.string());
+  }
+
+  void resume() {
+    const StateDict checkpoint = torch_sgmcmc::load(path_.string());
+    RunState saved = RunState::FromDict(checkpoint, images_.train_x.device());
+    if (!saved.config.continues(state_.config)) {
+      throw std::runtime_error(
+          path_.string() + " holds a run with other settings:\n  " +
+          ToJson(saved.config.to_dict(), /*one_line=*/true) + "\nnot\n  " +
+          ToJson(state_.config.to_dict(), /*one_line=*/true) +
+          "\nDelete it or choose another --out.");
+    }
+    if (Names(saved.predictions) != Names(inputs())) {
+      throw std::runtime_error(path_.string() + " holds predictions for " +
+                               Names(saved.predictions) + " images, not for " +
+                               Names(inputs()) +
+                               ": with another --data-root, Fashion-MNIST came "
+                               "or went.\nDelete it or choose another --out.");
+    }
+    saved.config = state_.config;
+    state_ = std::move(saved);
+    torch_sgmcmc::load_state_dict(*model_, checkpoint.at("model"));
+    trainer_->load(checkpoint);
+  }
+
+  std::string digest() const {
+    Sha256 sha;
+    const auto add = [&sha](const Tensor& tensor) {
+      const Tensor bytes = tensor.detach().cpu().contiguous();
+      sha.update(bytes.data_ptr(), bytes.nbytes());
+    };
+    for (const Tensor& p : model_->parameters()) add(p);
+    for (const auto& [name, mean] : state_.predictions) add(mean);
+    return sha.hex_digest().substr(0, 16);
+  }
+
+  const Images& images_;
+  fs::path path_;
+  torch::nn::Sequential model_;
+  std::unique_ptr<Trainer> trainer_;
+  RunState state_;
+};
+
+}  // namespace
+
+RunState Run(const RunConfig& config,
+             const Images& images,
+             const fs::path& folder) {
+  return Runner(config, images, folder).run();
+}
+
+}  // namespace bnn
