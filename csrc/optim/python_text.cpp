@@ -33,7 +33,7 @@ std::string Thousands(int64_t value) {
   std::string digits = std::to_string(value);
   const int64_t first = value < 0 ? 1 : 0;
   for (auto i = static_cast<int64_t>(digits.size()) - 3; i > first; i -= 3) {
-    digits.insert(static_cast<size_t>(i), ",");
+    digits.insert(static_cast<size_t>(i), 1, ',');
   }
   return digits;
 }

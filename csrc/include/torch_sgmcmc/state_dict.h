@@ -65,7 +65,7 @@ class TORCH_SGMCMC_API StateDict {
   size_t size() const;
 
   /// The entries, in the order in which they were set.
-  const c10::impl::GenericDict& entries() const { return entries_; }
+  c10::impl::GenericDict entries() const { return entries_; }
 
  private:
   c10::impl::GenericDict entries_;
