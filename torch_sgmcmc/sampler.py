@@ -25,6 +25,9 @@ __all__ = ["Sampler"]
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
+# Parameters on one device: their group, they, their gradients, their noise offsets.
+Work = tuple[dict[str, Any], list[Tensor], list[Tensor], list[int]]
+
 
 class Sampler(Optimizer):
     r"""Base class of the samplers: a :class:`torch.optim.Optimizer`.
@@ -214,6 +217,13 @@ class Sampler(Optimizer):
             with torch.enable_grad():
                 loss = closure()
 
+        work = self._gather()
+        prepared = [self._prepare(*lists) for lists in work]
+        self._advance(work, prepared)
+        return loss
+
+    def _gather(self) -> list[Work]:
+        """Checks groups and gradients and lists what there is to update."""
         work = []
         for group in self.param_groups:
             self._check_group(group)
@@ -224,14 +234,16 @@ class Sampler(Optimizer):
             for _, params, grads, _ in work:
                 for p, grad in zip(params, grads, strict=True):
                     self._check_fit(p, grad)
-        prepared = [self._prepare(*lists) for lists in work]
+        return work
+
+    def _advance(self, work: list[Work], prepared: list[Any]) -> None:
+        """Makes the update of everything listed and counts the step."""
         for (group, params, grads, offsets), state in zip(work, prepared, strict=True):
             self._update(group, params, grads, offsets, state)
             # The operators are opaque to autograd: tell it that these changed.
             increment_version(params)
         for group in self.param_groups:
             group["step"] += 1  # in place if it is a tensor
-        return loss
 
     def _step_arguments(self, group: dict[str, Any]) -> dict[str, Any]:
         """The arguments seed, step and device_step of an operator."""
@@ -240,9 +252,7 @@ class Sampler(Optimizer):
             return {"seed": group["seed"], "step": step}
         return {"seed": group["seed"], "step": 0, "device_step": step}
 
-    def _collect(
-        self, group: dict[str, Any]
-    ) -> list[tuple[dict[str, Any], list[Tensor], list[Tensor], list[int]]]:
+    def _collect(self, group: dict[str, Any]) -> list[Work]:
         """The group's parameters that have a gradient, a list for each device."""
         params: list[Tensor] = []
         grads: list[Tensor] = []

@@ -13,7 +13,7 @@ from torch_sgmcmc._checks import check_integer, check_real
 from torch_sgmcmc._library import gaussian_, gradient_variance_, sghmc_step_
 from torch_sgmcmc.sampler import Sampler
 
-__all__ = ["SGHMC"]
+__all__ = ["SGHMC", "start_momenta"]
 
 # The running variance of noise_estimate="online": a plain mean over the first
 # 1 / (1 - 0.999) gradients and exponentially forgetting from then on. It is used
@@ -179,33 +179,18 @@ class SGHMC(Sampler):
         states = [self.state[p] for p in params]
         new = [i for i, state in enumerate(states) if "momentum" not in state]
         if new:
-            self._start_momenta(
-                group, [params[i] for i in new], [offsets[i] for i in new]
+            at_rest = group["initial_momentum"] == "zeros"
+            start_momenta(
+                self,
+                group,
+                [params[i] for i in new],
+                [offsets[i] for i in new],
+                at_rest=at_rest,
             )
         variances: list[Tensor] = []
         if group["noise_estimate"] == "online":
             variances = self._observe_gradients(group, params, grads)
         return [state["momentum"] for state in states], variances
-
-    def _start_momenta(
-        self, group: dict[str, Any], params: list[Tensor], offsets: list[int]
-    ) -> None:
-        if params[0].is_cuda and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "SGHMC must make one step before it is captured in a CUDA graph: a "
-                "parameter has no momentum yet"
-            )
-        momenta = [torch.zeros_like(p, dtype=_state_dtype(p)) for p in params]
-        if group["initial_momentum"] == "stationary":
-            gaussian_(
-                momenta,
-                std=(group["lr"] * group["temperature"] / group["num_data"]) ** 0.5,
-                offsets=offsets,
-                purpose=_C.PURPOSE_MOMENTUM,
-                **self._step_arguments(group),
-            )
-        for p, momentum in zip(params, momenta, strict=True):
-            self.state[p]["momentum"] = momentum
 
     def _observe_gradients(
         self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
@@ -270,6 +255,33 @@ class SGHMC(Sampler):
             offsets=offsets,
             **self._step_arguments(group),
         )
+
+
+def start_momenta(
+    sampler: Sampler,
+    group: dict[str, Any],
+    params: list[Tensor],
+    offsets: list[int],
+    *,
+    at_rest: bool = False,
+) -> None:
+    """Gives params their first momenta: zeros, or drawn from N(0, lr T / N)."""
+    if params[0].is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{type(sampler).__name__} must make one step before it is captured in a "
+            "CUDA graph: a parameter has no momentum yet"
+        )
+    momenta = [torch.zeros_like(p, dtype=_state_dtype(p)) for p in params]
+    if not at_rest:
+        gaussian_(
+            momenta,
+            std=(group["lr"] * group["temperature"] / group["num_data"]) ** 0.5,
+            offsets=offsets,
+            purpose=_C.PURPOSE_MOMENTUM,
+            **sampler._step_arguments(group),
+        )
+    for p, momentum in zip(params, momenta, strict=True):
+        sampler.state[p]["momentum"] = momentum
 
 
 def _state_dtype(p: Tensor) -> torch.dtype:
