@@ -65,7 +65,21 @@ def operators(dtype: torch.dtype) -> list[Tensor]:
         )
     ops.gradient_variance_(grads, variances, momenta, weight=0.3)
     total = ops.sum_of_squares(params)
-    return [*noise, *params, *momenta, *variances, total]
+    ratios = [
+        ops.ewsg_log_ratio(
+            params,
+            grads,
+            noise,
+            momenta if surrogate != 1 else [],
+            **target,
+            momentum=0.8,
+            surrogate=surrogate,
+            num_chains=1,
+        )
+        for surrogate in range(4)
+    ]
+    decisions = ops.ewsg_decide(torch.cat(ratios) / 1e4, proposal=1, seed=2, step=3)
+    return [*noise, *params, *momenta, *variances, total, *ratios, decisions]
 
 
 def sampler_chain(kind: type[sg.Sampler], **options: object) -> list[Tensor]:
@@ -73,10 +87,16 @@ def sampler_chain(kind: type[sg.Sampler], **options: object) -> list[Tensor]:
     params = [torch.nn.Parameter(t) for t in values([torch.empty(301)] * 3, 1.0)]
     sampler = kind(params, lr=0.05, num_data=100, seed=-7, **options)
     precision = sg.GammaPrecision(sampler)
-    for _ in range(5):
+    scales = iter([1.0, 1.25, 0.75, 1.5, 1.0, 0.5] * 4)
+
+    def closure() -> None:
         sampler.zero_grad()
-        sum((p * (i + 1.0)).square().mean() for i, p in enumerate(params)).backward()
-        sampler.step()
+        scale = next(scales)
+        terms = ((p * (i + scale)).square().mean() for i, p in enumerate(params))
+        sum(terms).backward()
+
+    for _ in range(5):
+        sampler.step(closure)
         precision.step()
     last = torch.tensor([g["prior_precision"] for g in sampler.param_groups])
     return [*params, last.double()]
@@ -87,6 +107,7 @@ def fingerprints() -> dict[str, str]:
     result = {str(dtype): digest(operators(dtype)) for dtype in DTYPES}
     result["SGLD"] = digest(sampler_chain(sg.SGLD))
     result["SGHMC"] = digest(sampler_chain(sg.SGHMC, resample_momentum_every=2))
+    result["EWSG"] = digest(sampler_chain(sg.EWSG, index_chain_length=3))
     return result
 
 

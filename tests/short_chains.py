@@ -1,5 +1,7 @@
 """Short chains of every sampler, for tests that compare them bit for bit."""
 
+from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
     "SGHMC resampling": (sg.SGHMC, {"momentum": 0.9, "resample_momentum_every": 3}),
     "SGHMC online": (sg.SGHMC, {"momentum": 0.5, "noise_estimate": "online"}),
     "SGHMC capturable": (sg.SGHMC, {"momentum": 0.9, "capturable": True}),
+    "EWSG": (sg.EWSG, {"momentum": 0.9, "index_chain_length": 2}),
+    "EWSG overdamped": (sg.EWSG, {"momentum": 0.0, "surrogate": "zero"}),
 }
 SIZES = (3, 128, 257, 1, 40, 1000)
 
@@ -29,20 +33,39 @@ def make(kind: str, params: Any, seed: int | None = 5) -> sg.Sampler:
     return cls(params, **TARGET, seed=seed, **options)
 
 
-def set_grads(params: list[nn.Parameter], step: int) -> None:
-    """Gradients of ‖θ‖²/2 with minibatch noise that depends on the step alone."""
-    g = torch.Generator().manual_seed(1000 + step)
+def set_grads(params: list[nn.Parameter], step: int, draw: int = 0) -> None:
+    """Gradients of ‖θ‖²/2 with minibatch noise that depends on step and draw alone."""
+    g = torch.Generator().manual_seed(1000 + step + 10_000 * draw)
     for p in params:
         noise = 0.02 * torch.randn(p.shape, generator=g)
         p.grad = (p.detach().float() + noise).to(p.dtype)
+
+
+def take_step(
+    sampler: sg.Sampler,
+    params: list[nn.Parameter],
+    step: int,
+    edit: Callable[[], object] = lambda: None,
+) -> None:
+    """One step with :func:`set_grads`; ``edit`` may change the gradients."""
+    draws = count()
+
+    def closure() -> None:
+        set_grads(params, step, next(draws))
+        edit()
+
+    if isinstance(sampler, sg.EWSG):
+        sampler.step(closure)
+    else:
+        closure()
+        sampler.step()
 
 
 def advance(
     sampler: sg.Sampler, params: list[nn.Parameter], steps: range
 ) -> list[nn.Parameter]:
     for step in steps:
-        set_grads(params, step)
-        sampler.step()
+        take_step(sampler, params, step)
     return params
 
 

@@ -79,6 +79,9 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
     }
     p, g, v, s = lists(4)
     b, c = lists(2, torch.bfloat16)
+    weights = {**TARGET, "momentum": 0.9, "surrogate": 0}
+    k, m = ([torch.randn(3, 4), torch.randn(3)] for _ in range(2))
+    ratios = torch.tensor([-1.0, 0.5, torch.nan], dtype=torch.float64)
     return {
         "sgld_step_": ((p, g), {**TARGET, **stream}),
         "sgld_step_ bf16": ((b, c), {**TARGET, **on_device}),
@@ -89,6 +92,11 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "gaussian_": ((p,), {"std": 0.5, "purpose": 0, **stream}),
         "gaussian_ on device": ((p,), {"std": 0.5, "purpose": 1, **on_device}),
         "sum_of_squares": ((p,), {}),
+        "ewsg_log_ratio": ((p, g, s, v), {**weights, "num_chains": 1}),
+        "ewsg_log_ratio without momenta": ((b, c, b, []), {**weights, "num_chains": 1}),
+        "ewsg_log_ratio of chains": ((k, k, m, m), {**weights, "num_chains": 3}),
+        "ewsg_decide": ((ratios,), {"proposal": 2, "seed": 5, "step": 7}),
+        "ewsg_select_": ((k, m, ratios > 0), {}),
     }
 
 

@@ -116,6 +116,7 @@ class Chains:
 
     def __init__(self, experiment: Experiment, start: Array) -> None:
         self.target = experiment.target
+        self.chooses = experiment.method.chooses
         # Another kind of generator than the samplers', so that gradient noise never
         # coincides with injected noise.
         self.generator = torch.Generator().manual_seed(experiment.seed)
@@ -134,11 +135,17 @@ class Chains:
             groups, seed=experiment.seed, **experiment.all_settings
         )
 
+    def closure(self) -> None:
+        self.sampler.zero_grad()
+        self.target.loss(torch.cat(self.params, dim=1), self.generator).backward()
+
     def advance(self, steps: int) -> None:
         for _ in range(steps):
-            self.sampler.zero_grad()
-            self.target.loss(torch.cat(self.params, dim=1), self.generator).backward()
-            self.sampler.step()
+            if self.chooses:
+                self.sampler.step(self.closure)
+            else:
+                self.closure()
+                self.sampler.step()
 
     def state(self, names: Sequence[str] = (), *, theta: bool = True) -> Array:
         """[chains, coordinates of θ and of the sampler's state tensors ``names``]."""
