@@ -38,7 +38,7 @@ def set_grads(params: list[nn.Parameter], step: int, draw: int = 0) -> None:
     g = torch.Generator().manual_seed(1000 + step + 10_000 * draw)
     for p in params:
         noise = 0.02 * torch.randn(p.shape, generator=g)
-        p.grad = (p.detach().float() + noise).to(p.dtype)
+        p.grad = (p.detach().cpu().float() + noise).to(p)
 
 
 def take_step(

@@ -10,7 +10,7 @@ from torch import nn
 
 import torch_sgmcmc as sg
 
-each_kind = pytest.mark.parametrize("kind", [sg.SGLD, sg.SGHMC])
+each_kind = pytest.mark.parametrize("kind", [sg.SGLD, sg.SGHMC, sg.EWSG])
 SIZES = (4, 200, 3)
 
 
@@ -18,11 +18,14 @@ def make(
     kind: type[sg.Sampler], sizes: tuple[int, ...] = SIZES, split: int = 1
 ) -> sg.Sampler:
     params = [nn.Parameter(torch.ones(n)) for n in sizes]
-    for p in params:
-        p.grad = torch.ones_like(p)
+
+    def closure() -> None:
+        for p in params:
+            p.grad = torch.ones_like(p)
+
     groups = [{"params": params[:split]}, {"params": params[split:]}]
     sampler = kind(groups, lr=0.1, num_data=10, seed=0)
-    sampler.step()
+    sampler.step(closure)
     return sampler
 
 
@@ -87,6 +90,15 @@ FOREIGN: list[tuple[type[sg.Sampler], Callable[[list[Any]], Any], str]] = [
         "momentum, noise_estimate, resample_momentum_every, initial_momentum",
     ),
 ]
+
+
+FOREIGN.append(
+    (
+        sg.EWSG,
+        lambda groups: sg.SGHMC(groups, lr=0.1, num_data=10),
+        "surrogate, index_chain_length, num_chains, num_proposals, num_accepted",
+    )
+)
 
 
 @pytest.mark.parametrize(("kind", "optimizer", "missing"), FOREIGN)

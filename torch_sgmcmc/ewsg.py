@@ -258,10 +258,12 @@ class EWSG(Sampler):
             for p in params
             if "momentum" not in self.state.get(p, ())
         ]
+        accepted: int | Tensor = 0
         try:
             prepared = [self._prepare(*lists) for lists in work]
             for proposal in range(length):
-                work = self._propose(closure, work, prepared, proposal)
+                work, more = self._propose(closure, work, prepared, proposal)
+                accepted = accepted + more
         except BaseException:
             for p in new:
                 self.state.pop(p, None)
@@ -270,6 +272,11 @@ class EWSG(Sampler):
             for p, grad in zip(params, grads, strict=True):
                 p.grad = grad
         self._advance(work, prepared)
+        first = self.param_groups[0]
+        proposals = first["num_proposals"] + length * (first["num_chains"] or 1)
+        accepted = first["num_accepted"] + accepted
+        for group in self.param_groups:
+            group["num_proposals"], group["num_accepted"] = proposals, accepted
         return loss
 
     def _chain_length(self) -> int:
@@ -299,8 +306,13 @@ class EWSG(Sampler):
         work: list[Work],
         prepared: list[list[Tensor]],
         proposal: int,
-    ) -> list[Work]:
-        """One step of the index chain; returns the work with what is now current."""
+    ) -> tuple[list[Work], int | Tensor]:
+        """One step of the index chain.
+
+        Returns:
+            The work with the gradients that are now current, and how many chains
+            accepted the proposal (a tensor, if that would take waiting for).
+        """
         self._draw(closure)
         proposed = self._gather()
         _check_same_parameters(work, proposed)
@@ -328,8 +340,7 @@ class EWSG(Sampler):
             accepted = _C.index_chain_accepts(
                 sum(map(float, ratios)), **stream, proposal=proposal
             )
-            self._count(1, int(accepted))
-            return proposed if accepted else work
+            return proposed if accepted else work, int(accepted)
         total = ratios[0]
         for ratio in ratios[1:]:
             total = total + ratio.to(total.device)
@@ -338,15 +349,7 @@ class EWSG(Sampler):
             work, proposed, strict=True
         ):
             ewsg_select_(grads, proposals, mask.to(params[0].device))
-        self._count(chains, mask.sum())
-        return work
-
-    def _count(self, proposals: int, accepted: int | Tensor) -> None:
-        first = self.param_groups[0]
-        proposals = first["num_proposals"] + proposals
-        accepted = accepted + first["num_accepted"]
-        for group in self.param_groups:
-            group["num_proposals"], group["num_accepted"] = proposals, accepted
+        return work, mask.sum()
 
     def _prepare(
         self,
