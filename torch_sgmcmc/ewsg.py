@@ -246,7 +246,7 @@ class EWSG(Sampler):
         length = self._chain_length()
 
         loss = self._draw(closure)
-        work = self._gather()
+        work = self._gather(checked=True)
         if not work:
             raise RuntimeError(
                 "EWSG got no gradients from the closure (does it call backward()?)"
@@ -314,7 +314,7 @@ class EWSG(Sampler):
             accepted the proposal (a tensor, if that would take waiting for).
         """
         self._draw(closure)
-        proposed = self._gather()
+        proposed = self._gather(checked=True)
         _check_same_parameters(work, proposed)
         chains = self.param_groups[0]["num_chains"] or 1
         ratios = [

@@ -222,11 +222,12 @@ class Sampler(Optimizer):
         self._advance(work, prepared)
         return loss
 
-    def _gather(self) -> list[Work]:
-        """Checks groups and gradients and lists what there is to update."""
+    def _gather(self, *, checked: bool = False) -> list[Work]:
+        """Checks gradients, and groups if need be, and lists what is to be updated."""
         work = []
         for group in self.param_groups:
-            self._check_group(group)
+            if not checked:
+                self._check_group(group)
             work.extend(self._collect(group))
         if len(work) > 1:
             # An operator changes nothing if its arguments do not fit, but by then

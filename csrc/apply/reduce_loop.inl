@@ -17,6 +17,29 @@ SG_INLINE void MapBlock(const Map& map,
   }
 }
 
+// Asks for the memory of kCount elements of one array.
+template <int64_t kCount, class Element>
+SG_INLINE void PrefetchTerms(const Element* array) {
+  constexpr int64_t kLine = 64 / sizeof(Element);
+  SG_UNROLL for (int64_t i = 0; i < kCount; i += kLine) {
+    __builtin_prefetch(array + i);
+  }
+  __asm__ volatile("");  // see PrefetchBlock in apply/cpu_loop.inl
+}
+
+// Asks for elements [begin, begin + kCount) of the arrays that are read.
+template <class Map, class T, int64_t kCount, size_t... kIndex>
+SG_INLINE void PrefetchTerms(void* const* data,
+                             int64_t begin,
+                             std::index_sequence<kIndex...>) {
+  ((Map::kReads[kIndex]
+        ? PrefetchTerms<kCount>(
+              static_cast<const Stored<Map::kRoles[kIndex], T>*>(data[kIndex]) +
+              begin)
+        : static_cast<void>(0)),
+   ...);
+}
+
 template <class Map, class T>
 double ReduceStretch(const Map& map,
                      void* const* data,
@@ -33,9 +56,11 @@ double ReduceStretch(const Map& map,
   // All lanes as one vector, which the compiler cuts into registers.
   using Vector = double __attribute__((vector_size(kLanes * sizeof(double))));
   constexpr int64_t kBlock = 16 * kLanes;
+  constexpr int64_t kAhead = kBlock;  // arrives while this one is added
   alignas(Vector) double terms[kBlock];
   Vector sums = {};
   for (; begin + kBlock <= end; begin += kBlock) {
+    PrefetchTerms<Map, T, kBlock>(data, begin + kAhead, kIndices);
     MapBlock<Map, T, kBlock>(map, data, begin, terms);
     for (int64_t i = 0; i < kBlock; i += kLanes) {
       sums += *reinterpret_cast<const Vector*>(terms + i);
