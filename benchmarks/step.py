@@ -4,13 +4,14 @@
 
 Updates only, gradients in place, fp32: SGLD and SGHMC against ``torch.optim.SGD``
 without and with momentum (foreach and fused) and against the eager sampler that people
-write (``add_`` and ``randn_like``), for (a) the MNIST network 784-100-10, (b) the
-tensors of ResNet-18, (c) one tensor of 10^8 elements; the share of the memory bandwidth
-measured in the same run; what a step of EWSG takes beyond its gradients, relative to
-one of SGHMC, as one chain and as 10^4 chains in one tensor; the overhead of the Python
-``step()`` over the operator; a whole training step of the MNIST network. Candidates
-take turns, round by round, and the median over rounds is reported, so that a noisy
-machine disturbs all alike.
+write (``add_`` and ``randn_like``), pSGLD and SGNHT against what their bytes would cost
+at SGHMC's speed, for (a) the MNIST network 784-100-10, (b) the tensors of ResNet-18,
+(c) one tensor of 10^8 elements; the share of the memory bandwidth measured in the same
+run; what a step of EWSG takes beyond its gradients, relative to one of SGHMC, as one
+chain and as 10^4 chains in one tensor; the overhead of the Python ``step()`` over the
+operator; a whole training step of the MNIST network. Candidates take turns, round by
+round, and the median over rounds is reported, so that a noisy machine disturbs all
+alike.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from torch_sgmcmc import _C, _library
 
 LR, NUM_DATA, MOMENTUM = 0.1, 50_000, 0.9
 NOISE = (2 * LR / NUM_DATA) ** 0.5
-BYTES = {"SGLD": 12, "SGHMC": 20}  # moved for each element of a step
+# Moved for each element of a step. pSGLD without Γ: θ and V are read and written.
+BYTES = {"SGLD": 12, "SGHMC": 20, "PSGLD": 20, "PSGLD frozen": 16, "SGNHT": 28}
 Step = Callable[[], object]
 
 
@@ -105,6 +107,9 @@ def candidates(params: list[nn.Parameter]) -> dict[str, Step]:
         "eager SGHMC": eager_sghmc(params),
         "SGLD": sg.SGLD(params, LR, **common).step,
         "SGHMC": sg.SGHMC(params, LR, MOMENTUM, **common).step,
+        "PSGLD": sg.PSGLD(params, LR, gamma=False, **common).step,
+        "PSGLD frozen": sg.PSGLD(params, LR, adapt=False, **common).step,
+        "SGNHT": sg.SGNHT(params, LR, MOMENTUM, **common).step,
     }
 
 
@@ -214,6 +219,13 @@ def report_case(
             f"  {name}: {t / times[f'{plain} foreach']:.2f} x {plain} foreach, "
             f"{t / times[f'{plain} fused']:.2f} x {plain} fused, "
             f"{times[f'eager {name}'] / t:.2f} x faster than eager{share}"
+        )
+
+    for name in ("PSGLD", "PSGLD frozen", "SGNHT"):
+        ratio, bytes_ratio = times[name] / times["SGHMC"], BYTES[name] / BYTES["SGHMC"]
+        print(
+            f"  {name}: {ratio:.2f} x SGHMC, {ratio / bytes_ratio:.2f} x what its "
+            "bytes cost at its speed"
         )
 
 

@@ -19,6 +19,19 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "int resample_momentum_every, int[] offsets, int seed, int step, "
       "Tensor? device_step=None) -> ()");
   m.def(
+      "psgld_step_(Tensor(a!)[] params, Tensor[] grads, "
+      "Tensor(b!)[] square_averages, Tensor(c!)[] sensitivities, "
+      "Tensor[] curvatures, *, float lr, float num_data, "
+      "float prior_precision, float temperature, float decay, float eps, "
+      "bool adapt, int[] offsets, int seed, int step, "
+      "Tensor? device_step=None) -> ()");
+  m.def(
+      "sgnht_step_(Tensor(a!)[] params, Tensor[] grads, "
+      "Tensor(b!)[] momenta, Tensor(c!)[] thermostats, *, float lr, "
+      "float momentum, float num_data, float prior_precision, "
+      "float temperature, float thermostat_rate, int[] offsets, int seed, "
+      "int step, Tensor? device_step=None) -> ()");
+  m.def(
       "gradient_variance_(Tensor[] grads, Tensor(a!)[] variances, "
       "Tensor(b!)[] previous, *, float weight) -> ()");
   m.def(

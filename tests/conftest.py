@@ -2,9 +2,12 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from harness import cpp
 
 # `python -m pytest` puts the checkout first on the path. Test what is installed: the
 # checkout has no binaries unless the install is an editable one, which is found anyway.
@@ -29,3 +32,46 @@ def data_root(pytestconfig: pytest.Config) -> Path:
     if not root:
         pytest.skip("needs data: give --data-root or set TORCH_SGMCMC_DATA")
     return Path(root)
+
+
+@pytest.fixture(scope="session")
+def cpp_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The prefix in which the C++ library is installed; skips without a compiler."""
+    if cpp.compiler() is None:
+        pytest.skip("needs a C++ compiler")
+    return cpp.install(tmp_path_factory.mktemp("package"))
+
+
+@pytest.fixture(scope="session")
+def bare_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A PATH without Python and without a CUDA toolkit."""
+    return cpp.path_without(
+        tmp_path_factory.mktemp("path") / "bin", "python", "pypy", "nvcc"
+    )
+
+
+@pytest.fixture(scope="session")
+def consumer_program(
+    cpp_package: Path, bare_path: str, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """Programs by name, built against the installed package and the torch of pip.
+
+    They are those of tests/cpp/consumer and examples/cpp.
+    """
+    projects: dict[str, cpp.Project] = {}
+
+    def build(name: str) -> Path:
+        for folder in ("tests/cpp/consumer", "examples/cpp"):
+            source = cpp.CHECKOUT / folder
+            if not (source / f"{name}.cpp").exists():
+                continue
+            if folder not in projects:
+                project = cpp.Project(
+                    source, tmp_path_factory.mktemp("consumer"), bare_path
+                )
+                project.configure(cpp_package, torch.utils.cmake_prefix_path)
+                projects[folder] = project
+            return projects[folder].program(name)
+        raise ValueError(f"no program is named {name}")
+
+    return build

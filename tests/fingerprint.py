@@ -63,6 +63,35 @@ def operators(dtype: torch.dtype) -> list[Tensor]:
             resample_momentum_every=0,
             **stream,
         )
+    squares, curvatures = [v.square() for v in momenta], values(like, 0.4)
+    sensitivities, thermostats = values(work, 0.7), values(work, 0.05)
+    for adapt, w, h in (
+        (False, [], []),
+        (True, [], []),
+        (True, sensitivities, curvatures),
+    ):
+        ops.psgld_step_(
+            params,
+            grads,
+            squares,
+            w,
+            h,
+            **target,
+            decay=0.9,
+            eps=1e-3,
+            adapt=adapt,
+            **stream,
+        )
+    ops.sgnht_step_(
+        params,
+        grads,
+        momenta,
+        thermostats,
+        **target,
+        momentum=0.8,
+        thermostat_rate=0.03,
+        **stream,
+    )
     ops.gradient_variance_(grads, variances, momenta, weight=0.3)
     total = ops.sum_of_squares(params)
     ratios = [
@@ -79,7 +108,8 @@ def operators(dtype: torch.dtype) -> list[Tensor]:
         for surrogate in range(4)
     ]
     decisions = ops.ewsg_decide(torch.cat(ratios) / 1e4, proposal=1, seed=2, step=3)
-    return [*noise, *params, *momenta, *variances, total, *ratios, decisions]
+    states = [*momenta, *variances, *squares, *sensitivities, *thermostats]
+    return [*noise, *params, *states, total, *ratios, decisions]
 
 
 def sampler_chain(kind: type[sg.Sampler], **options: object) -> list[Tensor]:
@@ -106,6 +136,8 @@ def fingerprints() -> dict[str, str]:
     """Everything, by name."""
     result = {str(dtype): digest(operators(dtype)) for dtype in DTYPES}
     result["SGLD"] = digest(sampler_chain(sg.SGLD))
+    result["PSGLD"] = digest(sampler_chain(sg.PSGLD, gamma=False))
+    result["SGNHT"] = digest(sampler_chain(sg.SGNHT, thermostat_rate=0.01))
     result["SGHMC"] = digest(sampler_chain(sg.SGHMC, resample_momentum_every=2))
     result["EWSG"] = digest(sampler_chain(sg.EWSG, index_chain_length=3))
     return result

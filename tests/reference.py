@@ -159,6 +159,90 @@ def ewsg_log_weights(
     return total
 
 
+def psgld(
+    param: Tensor,
+    grad: Tensor,
+    square_average: Tensor,
+    noise: Tensor,
+    sensitivity: Tensor | None = None,
+    curvature: Tensor | None = None,
+    *,
+    lr: float,
+    num_data: float,
+    prior_precision: float,
+    temperature: float,
+    decay: float,
+    eps: float,
+    adapt: bool,
+) -> tuple[Exact, Exact, Exact | None]:
+    """METHODS, pSGLD: the new parameter, V, and J W if Γ is added.
+
+    Γ = dG/dV W with W = a (J W) + 2 (1 - a) ḡ h, h the curvature.
+    """
+    param, grad, v = param.double(), grad.double(), square_average.double()
+    if adapt:
+        v = decay * v + (1 - decay) * grad**2
+    g_factor = 1 / (v.sqrt() + eps)
+    pull = prior_precision / num_data * param
+    jump = (2 * lr * temperature / num_data * g_factor).sqrt() * noise
+    new = param - lr * g_factor * (grad + pull) + jump
+    size = param.abs() + lr * g_factor * (grad.abs() + pull.abs()) + jump.abs()
+    if sensitivity is None or curvature is None:
+        return Exact(new, size), Exact(v, v), None
+    old, h = decay * sensitivity.double(), curvature.double()
+    w = old + 2 * (1 - decay) * grad * h
+    w_size = old.abs() + 2 * (1 - decay) * (grad * h).abs()
+    slope = lr * temperature / num_data * g_factor**2 / (2 * v.sqrt())
+    bend = lr * g_factor * (h + prior_precision / num_data)
+    bend_size = lr * g_factor * (h.abs() + prior_precision / num_data)
+    jacobian = (1 - bend).clamp(0, 1 / decay)
+    return (
+        Exact(new - slope * w, size + slope * w_size),
+        Exact(v, v),
+        Exact(w * jacobian, w_size * jacobian + w_size * (1 + bend_size)),
+    )
+
+
+def sgnht(
+    param: Tensor,
+    grad: Tensor,
+    momentum_buffer: Tensor,
+    thermostat: Tensor,
+    noise: Tensor,
+    *,
+    lr: float,
+    momentum: float,
+    num_data: float,
+    prior_precision: float,
+    temperature: float,
+    thermostat_rate: float,
+) -> tuple[Exact, Exact, Exact]:
+    """METHODS, SGNHT: the new parameter, momentum, and thermostat α - A."""
+    param, grad = param.double(), grad.double()
+    v, delta = momentum_buffer.double(), thermostat.double()
+    friction = 1 - momentum + delta
+    pull = prior_precision / num_data * param
+    jump = (2 * (1 - momentum) * lr * temperature / num_data) ** 0.5 * noise
+    new = Exact(
+        (1 - friction) * v - lr * (grad + pull) + jump,
+        (momentum + delta.abs()) * v.abs()
+        + lr * (grad.abs() + pull.abs())
+        + jump.abs(),
+    )
+    gain = thermostat_rate * num_data / (lr * temperature)
+    mean = (v + new.value) / 2
+    mean_size = (v.abs() + new.scale) / 2
+    return (
+        Exact(param + new.value, param.abs() + new.scale),
+        new,
+        Exact(
+            delta + gain * mean**2 - thermostat_rate,
+            # An error of the mean counts twice in its square.
+            delta.abs() + 2 * gain * mean.abs() * mean_size + thermostat_rate,
+        ),
+    )
+
+
 def assert_rounded(actual: Tensor, expected: Exact, roundings: int = ROUNDINGS) -> None:
     """Asserts that a result is the expected value but for rounding.
 

@@ -19,6 +19,13 @@ KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
     "SGHMC capturable": (sg.SGHMC, {"momentum": 0.9, "capturable": True}),
     "EWSG": (sg.EWSG, {"momentum": 0.9, "index_chain_length": 2}),
     "EWSG overdamped": (sg.EWSG, {"momentum": 0.0, "surrogate": "zero"}),
+    "PSGLD": (sg.PSGLD, {"decay": 0.8, "eps": 0.1}),
+    "PSGLD without gamma": (sg.PSGLD, {"decay": 0.8, "eps": 0.1, "gamma": False}),
+    "PSGLD frozen": (sg.PSGLD, {"eps": 0.1, "adapt": False}),
+    "PSGLD capturable": (sg.PSGLD, {"eps": 0.1, "gamma": False, "capturable": True}),
+    "SGNHT": (sg.SGNHT, {"momentum": 0.9}),
+    "SGNHT fast": (sg.SGNHT, {"momentum": 0.9, "thermostat_rate": 0.02}),
+    "SGNHT capturable": (sg.SGNHT, {"momentum": 0.9, "capturable": True}),
 }
 SIZES = (3, 128, 257, 1, 40, 1000)
 
@@ -28,17 +35,22 @@ def make_params(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
     return [nn.Parameter(torch.randn(n, generator=g).to(dtype)) for n in SIZES]
 
 
-def make(kind: str, params: Any, seed: int | None = 5) -> sg.Sampler:
+def make(
+    kind: str, params: Any, seed: int | None = 5, **hyperparameters: float
+) -> sg.Sampler:
     cls, options = KINDS[kind]
-    return cls(params, **TARGET, seed=seed, **options)
+    return cls(params, **{**TARGET, **options, **hyperparameters}, seed=seed)
 
 
 def set_grads(params: list[nn.Parameter], step: int, draw: int = 0) -> None:
-    """Gradients of ‖θ‖²/2 with minibatch noise that depends on step and draw alone."""
+    """Gradients of ‖θ‖²/2 with minibatch noise that depends on step and draw alone.
+
+    They carry a graph, as after ``backward(create_graph=True)``.
+    """
     g = torch.Generator().manual_seed(1000 + step + 10_000 * draw)
     for p in params:
-        noise = 0.02 * torch.randn(p.shape, generator=g)
-        p.grad = (p.detach().cpu().float() + noise).to(p)
+        noise = 0.02 * torch.randn(p.shape, generator=g).to(p.device)
+        p.grad = (p.float() + noise).to(p.dtype)
 
 
 def take_step(

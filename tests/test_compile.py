@@ -40,6 +40,11 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     g = g * 2 + 1
     ops.sgld_step_([p], [g], **TARGET, **stream)
     ops.gradient_variance_([g], [s], [v], weight=0.5)
+    thermostat = {"momentum": 0.9, "thermostat_rate": 0.01}
+    ops.sgnht_step_([p], [g], [v], [s], **TARGET, **thermostat, **stream)
+    mean, square = {"decay": 0.9, "eps": 0.1, "adapt": True}, s * s
+    ops.psgld_step_([p], [g], [square], [s], [v + g], **TARGET, **mean, **stream)
+    v = v + square
     ops.sghmc_step_([p], [g], [v], [], **TARGET, **FRICTION, **stream)
     noise = torch.zeros_like(p)
     ops.gaussian_([noise], std=0.5, purpose=1, device_step=step, **stream)
@@ -85,6 +90,10 @@ KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
     "SGLD capturable": (sg.SGLD, {"capturable": True}),
     "SGHMC": (sg.SGHMC, {"resample_momentum_every": 3}),
     "SGHMC capturable": (sg.SGHMC, {"capturable": True}),
+    "PSGLD": (sg.PSGLD, {"gamma": False, "eps": 0.1}),
+    "PSGLD capturable": (sg.PSGLD, {"gamma": False, "eps": 0.1, "capturable": True}),
+    "SGNHT": (sg.SGNHT, {"thermostat_rate": 0.05}),
+    "SGNHT capturable": (sg.SGNHT, {"capturable": True}),
 }
 
 
@@ -139,7 +148,7 @@ def test_compiled_step_with_fresh_gradients(kind: str, backend: str) -> None:
         assert_same(list(compiled.net.parameters()), list(eager.net.parameters()))
 
 
-@pytest.mark.parametrize("kind", ["SGLD capturable", "SGHMC capturable"])
+@pytest.mark.parametrize("kind", [k for k in KINDS if k.endswith("capturable")])
 def test_a_counter_in_a_tensor_needs_no_recompilation(kind: str) -> None:
     training = Training(kind)
     step = torch.compile(training.step, backend="aot_eager")

@@ -8,7 +8,7 @@ from torch import nn
 
 import torch_sgmcmc as sg
 
-both = pytest.mark.parametrize("kind", [sg.SGLD, sg.SGHMC])
+each = pytest.mark.parametrize("kind", [sg.SGLD, sg.SGHMC, sg.PSGLD, sg.SGNHT])
 
 
 def parameter(n: int = 3) -> nn.Parameter:
@@ -27,12 +27,14 @@ def test_empty_groups_are_allowed() -> None:
     sg.SGLD(groups, 0.1, num_data=1, capturable=True).step()
 
 
-@both
+@each
 def test_an_error_in_a_later_group_changes_nothing(kind: type[sg.Sampler]) -> None:
     a = parameter()
     b = nn.Parameter(torch.zeros(1).expand(5))
     b.grad = torch.ones(5)
-    sampler = kind([{"params": [a]}, {"params": [b]}], 0.1, num_data=1, seed=0)
+    options = {"gamma": False} if kind is sg.PSGLD else {}
+    groups = [{"params": [a]}, {"params": [b]}]
+    sampler = kind(groups, 0.1, num_data=1, seed=0, **options)
     with pytest.raises(RuntimeError, match="cannot update an expanded parameter"):
         sampler.step()
     assert a.tolist() == [0.0] * 3

@@ -51,6 +51,13 @@ def sghmc(p: Any, g: Any, v: Any, s: Any, offsets: list[int], every: int) -> Non
     )
 
 
+def psgld(
+    p: Any, g: Any, v: Any, w: Any, h: Any, offsets: list[int], adapt: bool
+) -> None:
+    mean = {"decay": 0.9, "eps": 1e-3, "adapt": adapt}
+    ops.psgld_step_(p, g, v, w, h, **TARGET, **mean, offsets=offsets, **STREAM)
+
+
 RUNS: dict[str, Run] = {
     "sgld_step_": lambda p, g, v, s, o: ops.sgld_step_(
         p, g, **TARGET, offsets=o, **STREAM
@@ -62,6 +69,14 @@ RUNS: dict[str, Run] = {
     "sghmc_step_ with variances": lambda p, g, v, s, o: sghmc(p, g, v, s, o, 0),
     "sghmc_step_ that resamples": lambda p, g, v, s, o: sghmc(p, g, v, [], o, 2),
     "sghmc_step_ that does not": lambda p, g, v, s, o: sghmc(p, g, v, [], o, 3),
+    "psgld_step_": lambda p, g, v, s, o: psgld(p, g, s, [], [], o, True),
+    "psgld_step_ frozen": lambda p, g, v, s, o: psgld(p, g, s, [], [], o, False),
+    "psgld_step_ with gamma": lambda p, g, v, s, o: psgld(
+        p, g, s, v, [t * 0.5 for t in g], o, True
+    ),
+    "sgnht_step_": lambda p, g, v, s, o: ops.sgnht_step_(
+        p, g, v, s, **TARGET, momentum=0.8, thermostat_rate=0.03, offsets=o, **STREAM
+    ),
     "gradient_variance_": lambda p, g, v, s, o: ops.gradient_variance_(
         g, s, v, weight=0.3
     ),
@@ -281,9 +296,9 @@ def test_a_chain_moves_between_devices() -> None:
     twin.load_state_dict(copy.deepcopy(sampler.state_dict()))
     for step in (1, 2):
         set_grads(params, step)
-        for p, q in zip(params, others, strict=True):
+        set_grads(others, step)
+        for q in others:
             assert twin.state[q]["momentum"].device == q.device
-            q.grad = p.grad.to(DEVICE)
         sampler.step()
         twin.step()
     assert_same([q.cpu() for q in others], params)
@@ -296,20 +311,27 @@ def on_gpu(kind: str) -> tuple[list[nn.Parameter], sg.Sampler]:
     params = [nn.Parameter(p.detach().cuda()) for p in make_params()]
     for p in params:
         p.grad = torch.ones_like(p)
-    classes = {"SGLD": sg.SGLD, "SGHMC": sg.SGHMC}
-    options = {"resample_momentum_every": 3} if kind == "SGHMC" else {}
-    sampler = classes[kind](
-        params, lr=0.1, num_data=50, seed=5, capturable=True, **options
+    options = {
+        "SGHMC": {"resample_momentum_every": 3},
+        "PSGLD": {"gamma": False},
+    }
+    sampler = getattr(sg, kind)(
+        params,
+        lr=0.1,
+        num_data=50,
+        seed=5,
+        capturable=True,
+        **options.get(kind, {}),
     )
     return params, sampler
 
 
 @needs_graphs
-@pytest.mark.parametrize("kind", ["SGLD", "SGHMC"])
+@pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "PSGLD", "SGNHT"])
 def test_a_captured_step_replays_the_chain(kind: str) -> None:
     params, sampler = on_gpu(kind)
     expected, eager = on_gpu(kind)
-    sampler.step()  # makes the momenta
+    sampler.step()  # makes the state
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -335,7 +357,7 @@ def test_a_captured_step_replays_the_chain(kind: str) -> None:
 
 
 @needs_graphs
-@pytest.mark.parametrize("kind", ["SGLD", "SGHMC"])
+@pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "SGNHT"])
 def test_capture_is_refused_without_capturable(kind: str) -> None:
     params = [nn.Parameter(p.detach().cuda()) for p in make_params()]
     sampler = make(kind, params)
@@ -354,16 +376,36 @@ def test_capture_is_refused_without_capturable(kind: str) -> None:
 
 
 @needs_graphs
-def test_capture_is_refused_before_the_first_step() -> None:
-    _, sampler = on_gpu("SGHMC")
+@pytest.mark.parametrize(
+    ("kind", "missing"),
+    [("SGHMC", "momentum"), ("PSGLD", "square_average"), ("SGNHT", "momentum")],
+)
+def test_capture_is_refused_before_the_first_step(kind: str, missing: str) -> None:
+    _, sampler = on_gpu(kind)
     with pytest.raises(RuntimeError) as error, torch.cuda.graph(torch.cuda.CUDAGraph()):
         sampler.step()
     assert str(error.value) == (
-        "SGHMC must make one step before it is captured in a CUDA graph: a parameter "
-        "has no momentum yet"
+        f"{kind} must make one step before it is captured in a CUDA graph: a parameter "
+        f"has no {missing} yet"
     )
     sampler.step()
     assert int(sampler.param_groups[0]["step"]) == 1
+
+
+@needs_graphs
+def test_an_operator_refuses_to_freeze_its_noise_into_a_graph() -> None:
+    p, g = torch.ones(3, device="cuda"), torch.ones(3, device="cuda")
+    ops.sgld_step_([p], [g], **TARGET, offsets=[0], **STREAM)
+    before = p.clone()
+    with pytest.raises(RuntimeError) as error, torch.cuda.graph(torch.cuda.CUDAGraph()):
+        ops.sgld_step_([p], [g], **TARGET, offsets=[0], **STREAM)
+    assert str(error.value).splitlines()[0] == (
+        "torch_sgmcmc::sgld_step_: noise cannot be captured in a CUDA graph with a "
+        "step counter on the host: give device_step (samplers: construct with "
+        "capturable=True)"
+    )
+    torch.cuda.synchronize()
+    assert torch.equal(p, before)
 
 
 @needs_graphs
@@ -386,7 +428,7 @@ def test_tensors_of_several_devices_in_one_call() -> None:
 
 
 @needs_graphs
-@pytest.mark.parametrize("kind", ["SGLD", "SGHMC"])
+@pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "PSGLD", "SGNHT"])
 def test_a_sampler_of_parameters_on_two_devices(kind: str) -> None:
     expected, mixed = make_params(), make_params()
     mixed = [
@@ -396,8 +438,7 @@ def test_a_sampler_of_parameters_on_two_devices(kind: str) -> None:
     sampler, twin = make(kind, expected), make(kind, mixed)
     for step in range(3):
         set_grads(expected, step)
-        for p, q in zip(expected, mixed, strict=True):
-            q.grad = p.grad.to(q.device)
+        set_grads(mixed, step)
         sampler.step()
         twin.step()
     assert_same([q.cpu() for q in mixed], expected)

@@ -12,7 +12,7 @@ from torch import nn
 import torch_sgmcmc as sg
 
 GOOD: dict[str, Any] = {"lr": 0.1, "num_data": 10, "seed": 0}
-KINDS = [sg.SGLD, sg.SGHMC, sg.EWSG]
+KINDS = [sg.SGLD, sg.SGHMC, sg.EWSG, sg.PSGLD, sg.SGNHT]
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -147,16 +147,41 @@ ONLY_EWSG = [
         for v in ("friction", None, 0)
     ),
 ]
+ONLY_PSGLD = [
+    *bad_numbers("decay", "must be in [0, 1)", -0.1, 1, 1.0, *NOT_FINITE),
+    *bad_numbers("eps", "must be finite and > 0", 0, -1e-5, *NOT_FINITE),
+    *bad_types("decay", None, "0.9", True),
+    *bad_types("eps", None, torch.tensor(1e-5)),
+    *(
+        (name, value, TypeError, f"Invalid {name}: {value!r} (must be a bool)")
+        for name in ("adapt", "gamma")
+        for value in (None, 1, "yes")
+    ),
+]
+ONLY_SGNHT = [
+    *bad_numbers("momentum", "must be in [0, 1)", -0.1, 1, 1.0, 1.5, *NOT_FINITE),
+    *bad_numbers("thermostat_rate", "must be finite and >= 0", -0.1, *NOT_FINITE),
+    *bad_types("momentum", None, "0.9", True),
+    *bad_types("thermostat_rate", "0.1", True),
+]
 CASES = [
     *((kind, *case) for kind in KINDS for case in COMMON),
     *((sg.SGHMC, *case) for case in ONLY_SGHMC),
     *((sg.EWSG, *case) for case in ONLY_EWSG),
+    *((sg.PSGLD, *case) for case in ONLY_PSGLD),
+    *((sg.SGNHT, *case) for case in ONLY_SGNHT),
 ]
 IDS = [f"{kind.__name__}-{name}-{value}" for kind, name, value, *_ in CASES]
 
 
 def options(kind: type[sg.Sampler]) -> dict[str, Any]:
-    return GOOD | ({} if kind is sg.SGLD else {"momentum": 0.75})
+    # Gradients are set by hand here, without the graph that Γ needs.
+    extra: dict[type[sg.Sampler], dict[str, Any]] = {
+        sg.SGHMC: {"momentum": 0.75},
+        sg.EWSG: {"momentum": 0.75},
+        sg.PSGLD: {"gamma": False},
+    }
+    return GOOD | extra.get(kind, {})
 
 
 @pytest.mark.parametrize(("kind", "name", "value", "error", "text"), CASES, ids=IDS)
@@ -206,7 +231,7 @@ def test_bad_seeds(kind: type[sg.Sampler]) -> None:
         assert kind([parameter()], lr=0.1, num_data=1, seed=seed).seed == seed
 
 
-@pytest.mark.parametrize("kind", [sg.SGLD, sg.SGHMC])
+@pytest.mark.parametrize("kind", [k for k in KINDS if k is not sg.EWSG])
 def test_bad_capturable(kind: type[sg.Sampler]) -> None:
     fails(
         lambda: kind([parameter()], **GOOD, capturable=1),
@@ -316,6 +341,41 @@ def test_online_estimate_above_the_friction() -> None:
     assert sampler.param_groups[0]["step"] == 101
 
 
+# ---- The preconditioner's Γ -------------------------------------------------------
+
+
+def test_gamma_needs_a_graph() -> None:
+    p, q = parameter(), parameter(1)
+    sampler = sg.PSGLD([{"params": [p]}, {"params": [q], "gamma": False}], **GOOD)
+    step_fails(
+        sampler,
+        RuntimeError,
+        "PSGLD got gradients without a graph, and Γ needs second derivatives: call "
+        "loss.backward(create_graph=True), or set gamma=False and stop adaptation "
+        "(adapt=False) after burn-in",
+    )
+    # Each of the three ways out that the message names.
+    p.grad = None
+    p.square().sum().backward(create_graph=True)
+    sampler.step()
+    p.grad = torch.ones_like(p)
+    sampler.param_groups[0]["gamma"] = False
+    sampler.step()
+    sampler.param_groups[0].update(gamma=True, adapt=False)
+    sampler.step()
+    assert sampler.param_groups[0]["step"] == 3
+
+
+def test_gamma_excludes_capturable() -> None:
+    text = (
+        "Invalid gamma: True needs second derivatives from autograd and excludes "
+        "capturable=True (set gamma=False, or adapt=False)"
+    )
+    fails(lambda: sg.PSGLD([parameter()], **GOOD, capturable=True), ValueError, text)
+    for options in ({"gamma": False}, {"adapt": False}):
+        sg.PSGLD([parameter()], **GOOD, **options, capturable=True).step()
+
+
 # ---- Parameters and gradients ----------------------------------------------------
 
 
@@ -329,7 +389,7 @@ def test_complex_parameters(kind: type[sg.Sampler], dtype: torch.dtype) -> None:
     )
     bad = nn.Parameter(torch.ones(3, dtype=dtype))
     fails(lambda: kind([parameter(), bad], **GOOD), ValueError, text)
-    sampler = kind([parameter()], **GOOD)
+    sampler = kind([parameter()], **options(kind))
     step(sampler)
     before = snapshot(sampler)
     fails(lambda: sampler.add_param_group({"params": [bad]}), ValueError, text)
@@ -346,7 +406,8 @@ def test_complex_parameters(kind: type[sg.Sampler], dtype: torch.dtype) -> None:
 def test_sparse_gradients(kind: type[sg.Sampler]) -> None:
     first = parameter()
     embedding = nn.Embedding(6, 2, sparse=True)
-    sampler = kind([{"params": [first]}, {"params": embedding.parameters()}], **GOOD)
+    groups = [{"params": [first]}, {"params": embedding.parameters()}]
+    sampler = kind(groups, **options(kind))
     embedding(torch.tensor([1, 4])).sum().backward()
     step_fails(
         sampler,
@@ -358,10 +419,10 @@ def test_sparse_gradients(kind: type[sg.Sampler]) -> None:
 
 
 # (EWSG's gradients are set anew in each step, and torch refuses those.)
-@pytest.mark.parametrize("kind", [sg.SGLD, sg.SGHMC])
+@pytest.mark.parametrize("kind", [k for k in KINDS if k is not sg.EWSG])
 def test_gradients_that_do_not_fit(kind: type[sg.Sampler]) -> None:
     first, second = parameter(), parameter(1)
-    sampler = kind([{"params": [first]}, {"params": [second]}], **GOOD)
+    sampler = kind([{"params": [first]}, {"params": [second]}], **options(kind))
     second.data = torch.zeros(5)  # the gradient is still [4, 3]
     step_fails(
         sampler,

@@ -10,9 +10,11 @@ from reference import (
     assert_rounded,
     draw,
     is_dense,
+    psgld,
     same_bits,
     sghmc,
     sgld,
+    sgnht,
 )
 from torch import Tensor
 
@@ -20,6 +22,8 @@ from torch_sgmcmc import _library as ops
 
 TARGET = {"lr": 0.3, "num_data": 7.0, "prior_precision": 1.9, "temperature": 0.7}
 FRICTION = {"momentum": 0.8, "noise_estimate": 0.05}
+THERMOSTAT = {"momentum": 0.8, "thermostat_rate": 0.05}
+MEAN = {"decay": 0.8, "eps": 0.1, "adapt": True}
 STREAM = {"seed": 11, "step": 3}
 
 # Each takes a contiguous 4- or 5-dimensional tensor to one with the same values in
@@ -84,6 +88,39 @@ def test_every_layout_of_every_argument(layout: str, dtype: torch.dtype) -> None
         assert_rounded(q, new_q)
         assert_rounded(u, new_u)
         assert torch.equal(g, gradient)
+
+        # Momentum and thermostat in different layouts.
+        q, u, a = (
+            make(t)
+            for make, t in (
+                (LAYOUTS[layout], theta),
+                (LAYOUTS[other], velocity),
+                (LAYOUTS[layout], velocity / 8),
+            )
+        )
+        expected = sgnht(q, g, u, a, noise, **TARGET, **THERMOSTAT)
+        ops.sgnht_step_(
+            [q], [g], [u], [a], **TARGET, **THERMOSTAT, offsets=[9], **STREAM
+        )
+        for got, want in zip((q, u, a), expected, strict=True):
+            assert_rounded(got, want)
+
+        q, v, w, h = (
+            make(t)
+            for make, t in (
+                (LAYOUTS[layout], theta),
+                (LAYOUTS[other], velocity.square()),
+                (LAYOUTS[layout], velocity),
+                (LAYOUTS[other], gradient / 2),
+            )
+        )
+        expected = psgld(q, g, v, noise, w, h, **TARGET, **MEAN)
+        ops.psgld_step_(
+            [q], [g], [v], [w], [h], **TARGET, **MEAN, offsets=[9], **STREAM
+        )
+        for got, want in zip((q, v, w), expected, strict=True):
+            assert_rounded(got, want, 24)
+        assert torch.equal(g, gradient) and torch.equal(h, gradient / 2)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -217,6 +254,8 @@ def test_surrounding_memory_is_untouched(dtype: torch.dtype) -> None:
                 resample_momentum_every=3,
                 **stream,
             )
+            ops.psgld_step_([p], [g], [w], [v], [g], **TARGET, **MEAN, **stream)
+            ops.sgnht_step_([p], [g], [v], [w], **TARGET, **THERMOSTAT, **stream)
             ops.gaussian_([g], std=0.5, purpose=0, **stream)
             for b in buffers:
                 outside = torch.cat([b[:lead], b[lead + numel :]])

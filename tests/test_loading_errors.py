@@ -10,7 +10,9 @@ from torch import nn
 
 import torch_sgmcmc as sg
 
-each_kind = pytest.mark.parametrize("kind", [sg.SGLD, sg.SGHMC, sg.EWSG])
+each_kind = pytest.mark.parametrize(
+    "kind", [sg.SGLD, sg.SGHMC, sg.EWSG, sg.PSGLD, sg.SGNHT]
+)
 SIZES = (4, 200, 3)
 
 
@@ -24,7 +26,8 @@ def make(
             p.grad = torch.ones_like(p)
 
     groups = [{"params": params[:split]}, {"params": params[split:]}]
-    sampler = kind(groups, lr=0.1, num_data=10, seed=0)
+    options = {"gamma": False} if kind is sg.PSGLD else {}
+    sampler = kind(groups, lr=0.1, num_data=10, seed=0, **options)
     sampler.step(closure)
     return sampler
 
@@ -88,6 +91,17 @@ FOREIGN: list[tuple[type[sg.Sampler], Callable[[list[Any]], Any], str]] = [
         sg.SGHMC,
         lambda groups: sg.SGLD(groups, lr=0.1, num_data=10),
         "momentum, noise_estimate, resample_momentum_every, initial_momentum",
+    ),
+    (
+        sg.PSGLD,
+        lambda groups: torch.optim.RMSprop(groups, lr=0.1),
+        "num_data, decay, adapt, gamma, prior_precision, temperature, seed, step, "
+        "offsets",
+    ),
+    (
+        sg.SGNHT,
+        lambda groups: sg.SGHMC(groups, lr=0.1, num_data=10),
+        "thermostat_rate",
     ),
 ]
 

@@ -7,21 +7,40 @@ mutants differ only in the class that :class:`harness.methods.Method` builds.
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 from harness import suite
-from harness.chains import check_double_well, check_stationary, check_transient
+from harness.chains import (
+    Chains,
+    check_double_well,
+    check_extrapolated,
+    check_memoryless,
+    check_stationary,
+    check_thermostats,
+    check_transient,
+)
 from harness.gibbs import check_conditional, check_joint
-from harness.methods import METHODS, Method
+from harness.methods import METHODS, THERMOSTATS, Method, frozen_psgld
 from harness.mutants import (
+    PSGLD_MUTATIONS,
     SGHMC_MUTATIONS,
     SGLD_MUTATIONS,
+    SGNHT_MUTATIONS,
+    ReferencePSGLD,
     ReferenceSGHMC,
     ReferenceSGLD,
+    ReferenceSGNHT,
 )
 from harness.precision_mutants import PRECISION_MUTATIONS, ReferencePrecision
 from harness.statistics import StatisticalError
+from harness.targets import LogGamma
 
-REFERENCES = {"SGLD": ReferenceSGLD, "SGHMC": ReferenceSGHMC}
+REFERENCES = {
+    "SGLD": ReferenceSGLD,
+    "SGHMC": ReferenceSGHMC,
+    "PSGLD frozen": ReferencePSGLD,
+    "SGNHT": ReferenceSGNHT,
+}
 
 # Bugs that leave the plain experiment as it is: where they show instead.
 ELSEWHERE = {
@@ -38,11 +57,29 @@ ELSEWHERE = {
 
 def reference(name: str, mutation: str | None) -> Method:
     method = next(m for m in METHODS if m.name == name)
-    return replace(
-        method,
-        name=f"{name} mutant ({mutation})",
-        build=partial(REFERENCES[name], mutation=mutation),
-    )
+    build = partial(REFERENCES[name], mutation=mutation)
+    if method.build is frozen_psgld:
+        build = partial(frozen_psgld, cls=build)
+    return replace(method, name=f"{name} mutant ({mutation})", build=build)
+
+
+def adapting(mutation: str | None) -> Method:
+    """pSGLD that has not been frozen."""
+    build = partial(ReferencePSGLD, mutation=mutation)
+    return Method("PSGLD mutant", build, lambda *_: None, lambda *_: None)
+
+
+def at_work(mutation: str | None) -> Method:
+    """SGNHT with thermostats that move."""
+    return replace(THERMOSTATS, build=partial(ReferenceSGNHT, mutation=mutation))
+
+
+THERMOSTAT_BUGS = [
+    m
+    for m in SGNHT_MUTATIONS
+    if "thermostat" in m and m != "thermostat starts without friction"
+]
+GAMMA_BUGS = [m for m in PSGLD_MUTATIONS if "gamma" in m]
 
 
 @pytest.mark.parametrize(
@@ -50,12 +87,59 @@ def reference(name: str, mutation: str | None) -> Method:
     [
         *(("SGLD", mutation) for mutation in SGLD_MUTATIONS),
         *(("SGHMC", mutation) for mutation in SGHMC_MUTATIONS),
+        *(("PSGLD frozen", m) for m in PSGLD_MUTATIONS if m not in GAMMA_BUGS),
+        *(("SGNHT", m) for m in SGNHT_MUTATIONS if m not in THERMOSTAT_BUGS),
     ],
 )
 def test_a_bug_is_caught(name: str, mutation: str) -> None:
     check, experiment = ELSEWHERE.get(mutation, (check_stationary, suite.all_at_once))
     with pytest.raises(StatisticalError):
         check(experiment(reference(name, mutation)))
+
+
+@pytest.mark.parametrize("mutation", THERMOSTAT_BUGS)
+def test_a_bug_of_the_thermostat_is_caught(mutation: str) -> None:
+    with pytest.raises(StatisticalError):
+        check_thermostats(suite.absorbed(at_work(mutation)))
+
+
+def test_the_thermostat_reference_is_right() -> None:
+    check_thermostats(suite.absorbed(at_work(None)))
+
+
+# Without a memory there is no other gradient than the last one, and no Jacobian.
+WITH_MEMORY = {"gamma of the last gradient alone", "gamma without the Jacobians"}
+
+
+@pytest.mark.parametrize("mutation", [m for m in GAMMA_BUGS if m not in WITH_MEMORY])
+def test_a_bug_of_gamma_is_caught(mutation: str) -> None:
+    with pytest.raises(StatisticalError):
+        check_memoryless(suite.memoryless(adapting(mutation), gamma=True))
+
+
+def test_gamma_of_the_last_gradient_alone_is_caught() -> None:
+    """Of it the paper's text speaks; most of the bias stays."""
+    mutant = adapting("gamma of the last gradient alone")
+    with pytest.raises(StatisticalError):
+        check_extrapolated(suite.normal(mutant), np.array([0.0, 1.0]), time=12)
+
+
+def test_gamma_without_the_jacobians_is_seen() -> None:
+    """Where V remembers longer than the chain, a skewed target's mean moves away."""
+    means = {}
+    for mutation in (None, "gamma without the Jacobians"):
+        experiment = suite.skewed(adapting(mutation), decay=0.998, eps=1e-5)
+        chains = Chains(replace(experiment, chains=20_000), np.ones(1))
+        chains.advance(2000)
+        means[mutation] = chains.state().mean() - LogGamma.mean
+    assert abs(means[None]) < 0.03
+    assert means["gamma without the Jacobians"] < -0.2
+
+
+def test_the_adapting_reference_is_right() -> None:
+    for gamma in (True, False):
+        check_memoryless(suite.memoryless(adapting(None), gamma=gamma))
+    check_extrapolated(suite.normal(adapting(None)), np.array([0.0, 1.0]), time=12)
 
 
 # One mild bug in every experiment: none of them is blind.

@@ -18,6 +18,8 @@ FRICTION = {"momentum": 0.9, "noise_estimate": 0.05, "resample_momentum_every": 
 HYPER: dict[str, dict[str, Any]] = {
     "sgld_step_": {**TARGET, **STREAM},
     "sghmc_step_": {**TARGET, **FRICTION, **STREAM},
+    "psgld_step_": {**TARGET, "decay": 0.9, "eps": 0.1, "adapt": True, **STREAM},
+    "sgnht_step_": {**TARGET, "momentum": 0.9, "thermostat_rate": 0.01, **STREAM},
     "gradient_variance_": {"weight": 0.5},
     "gaussian_": {"std": 1.0, "purpose": 0, **STREAM},
     "sum_of_squares": {},
@@ -26,16 +28,33 @@ HYPER: dict[str, dict[str, Any]] = {
 ARGUMENTS = {
     "sgld_step_": ["params", "grads"],
     "sghmc_step_": ["params", "grads", "momenta", "grad_variances"],
+    "psgld_step_": [
+        "params",
+        "grads",
+        "square_averages",
+        "sensitivities",
+        "curvatures",
+    ],
+    "sgnht_step_": ["params", "grads", "momenta", "thermostats"],
     "gradient_variance_": ["grads", "variances", "previous"],
     "gaussian_": ["out"],
     "sum_of_squares": ["tensors"],
     "ewsg_log_ratio": ["params", "grads", "proposals", "momenta"],
 }
-IN_ARITHMETIC_TYPE = {"momenta", "grad_variances", "variances", "previous"}
-WRITTEN = {"params", "momenta", "variances", "previous", "out"}
+IN_ARITHMETIC_TYPE = {
+    "momenta",
+    "grad_variances",
+    "square_averages",
+    "sensitivities",
+    "thermostats",
+    "variances",
+    "previous",
+}
+WRITTEN = {"params", "out", *IN_ARITHMETIC_TYPE} - {"grad_variances"}
 WRITES_NOTHING = {"ewsg_log_ratio", "sum_of_squares"}
-WITH_STREAM = ["sgld_step_", "sghmc_step_", "gaussian_"]
-WITH_TARGET = ["sgld_step_", "sghmc_step_", "ewsg_log_ratio"]
+UPDATES = ["sgld_step_", "sghmc_step_", "psgld_step_", "sgnht_step_"]
+WITH_TARGET = [*UPDATES, "ewsg_log_ratio"]
+WITH_STREAM = [*UPDATES, "gaussian_"]
 EACH = [(op, name) for op, names in ARGUMENTS.items() for name in names]
 each_argument = pytest.mark.parametrize(("op", "name"), EACH)
 FLOATS = "expected float32, float64, bfloat16 or float16"
@@ -139,21 +158,31 @@ def test_dtypes(op: str, name: str, dtype: torch.dtype, shown: str) -> None:
             check(op, lists, f"{other}[1] has float32, {want}")
 
 
-@pytest.mark.parametrize("name", ["momenta", "grad_variances"])
-def test_state_is_in_the_type_of_arithmetic(name: str) -> None:
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        ("sghmc_step_", "momenta"),
+        ("sghmc_step_", "grad_variances"),
+        ("psgld_step_", "square_averages"),
+        ("psgld_step_", "sensitivities"),
+        ("sgnht_step_", "momenta"),
+        ("sgnht_step_", "thermostats"),
+    ],
+)
+def test_state_is_in_the_type_of_arithmetic(op: str, name: str) -> None:
     for dtype, state, shown in (
         (torch.bfloat16, "float32", "bfloat16"),
         (torch.float16, "float32", "float16"),
         (torch.float64, "float64", "float64"),
     ):
-        lists = make_lists("sghmc_step_", dtype)
+        lists = make_lists(op, dtype)
         for other in IN_ARITHMETIC_TYPE & lists.keys():
             lists[other] = [t.to(getattr(torch, state)) for t in lists[other]]
         wrong = torch.float32 if dtype == torch.float64 else dtype
         lists[name] = [t.to(wrong) for t in lists[name]]
         got = str(wrong).removeprefix("torch.")
         check(
-            "sghmc_step_",
+            op,
             lists,
             f"{name}[0] has {got}, expected {state} (for params[0] in {shown})",
         )
@@ -201,14 +230,17 @@ NUMBERS = [(op, k) for op in WITH_TARGET for k in TARGET] + [
     ("gaussian_", "std"),
     ("gradient_variance_", "weight"),
     ("sghmc_step_", "noise_estimate"),
+    ("psgld_step_", "eps"),
+    ("sgnht_step_", "thermostat_rate"),
 ]
+POSITIVE = ("num_data", "eps")
 
 
 @pytest.mark.parametrize(("op", "name"), NUMBERS)
 def test_numbers(op: str, name: str) -> None:
-    wanted = "> 0" if name == "num_data" else ">= 0"
+    wanted = "> 0" if name in POSITIVE else ">= 0"
     bad = {-0.5: "-0.5", torch.nan: "nan", torch.inf: "inf", -torch.inf: "-inf"}
-    if name == "num_data":
+    if name in POSITIVE:
         bad[0.0] = "0"
     for value, shown in bad.items():
         check(
@@ -220,18 +252,47 @@ def test_numbers(op: str, name: str) -> None:
     if op == "ewsg_log_ratio" and name == "temperature":
         message = "Invalid temperature: 0 (must be finite and > 0)"
         check(op, make_lists(op), message, temperature=0.0)
-    elif name != "num_data":
+    elif name not in POSITIVE:
         getattr(ops, op)(*make_lists(op).values(), **{**HYPER[op], name: 0.0})
 
 
 @pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        ("sghmc_step_", "momentum"),
+        ("sgnht_step_", "momentum"),
+        ("ewsg_log_ratio", "momentum"),
+        ("psgld_step_", "decay"),
+    ],
+)
+@pytest.mark.parametrize(
     ("value", "shown"),
     [(1.0, "1.000000"), (-0.1, "-0.100000"), (torch.nan, "nan"), (2.5, "2.500000")],
 )
-def test_momentum(value: float, shown: str) -> None:
-    message = f"Invalid momentum: {shown} (must be in [0, 1))"
-    for op in ("sghmc_step_", "ewsg_log_ratio"):
-        check(op, make_lists(op), message, momentum=value)
+def test_fractions(op: str, name: str, value: float, shown: str) -> None:
+    message = f"Invalid {name}: {shown} (must be in [0, 1))"
+    check(op, make_lists(op), message, **{name: value})
+
+
+def test_gamma_is_for_adaptation() -> None:
+    message = "sensitivities and curvatures must be empty unless adapt is True"
+    for missing in ((), ("sensitivities",), ("curvatures",)):
+        lists = make_lists("psgld_step_")
+        lists.update({name: [] for name in missing})
+        check("psgld_step_", lists, message, adapt=False)
+
+
+def test_gamma_needs_both_of_its_lists_or_none() -> None:
+    for missing in ("sensitivities", "curvatures"):
+        lists = make_lists("psgld_step_")
+        lists[missing] = []
+        message = f"{missing} has 0 tensors, expected 2 (as many as params)"
+        check("psgld_step_", lists, message)
+    lists = make_lists("psgld_step_")
+    lists["sensitivities"] = lists["curvatures"] = []
+    for adapt in (True, False):
+        hyper = {**HYPER["psgld_step_"], "adapt": adapt}
+        ops.psgld_step_(*lists.values(), **hyper)
 
 
 def test_noise_estimate_above_the_friction() -> None:

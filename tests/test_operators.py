@@ -15,9 +15,11 @@ from reference import (
     assert_rounded,
     draw,
     ewsg_log_weights,
+    psgld,
     same_bits,
     sghmc,
     sgld,
+    sgnht,
 )
 from torch import Tensor
 
@@ -81,7 +83,10 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "noise_estimate": 0.05,
         "resample_momentum_every": 7,
     }
+    preconditioner = {**TARGET, "decay": 0.9, "eps": 1e-3, "adapt": True}
+    thermostat = {**TARGET, "momentum": 0.9, "thermostat_rate": 0.01}
     p, g, v, s = lists(4)
+    q = [t.square() for t in s]
     b, c = lists(2, torch.bfloat16)
     weights = {**TARGET, "momentum": 0.9, "surrogate": 0}
     k, m = ([torch.randn(3, 4), torch.randn(3)] for _ in range(2))
@@ -92,6 +97,15 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "sghmc_step_": ((p, g, v, []), {**shared, **stream}),
         "sghmc_step_ variances": ((p, g, v, s), {**shared, **on_device}),
         "sghmc_step_ bf16": ((b, c, v, []), {**shared, **stream}),
+        "psgld_step_": ((p, g, q, [], []), {**preconditioner, **stream}),
+        "psgld_step_ frozen": (
+            (p, g, q, [], []),
+            {**preconditioner, "adapt": False, **on_device},
+        ),
+        "psgld_step_ corrected": ((p, g, q, s, v), {**preconditioner, **stream}),
+        "psgld_step_ bf16": ((b, c, q, s, c), {**preconditioner, **stream}),
+        "sgnht_step_": ((p, g, v, s), {**thermostat, **stream}),
+        "sgnht_step_ bf16": ((b, c, v, s), {**thermostat, **on_device}),
         "gradient_variance_": ((g, s, v), {"weight": 0.25}),
         "gaussian_": ((p,), {"std": 0.5, "purpose": 0, **stream}),
         "gaussian_ on device": ((p,), {"std": 0.5, "purpose": 1, **on_device}),
@@ -186,6 +200,138 @@ def test_sghmc_equals_reference(
     assert_all_same(grads + variances, untouched)
 
 
+# Longer ways through an update: two reciprocal roots of 1.5 units in the last place
+# each, of which G holds the second one squared, and G² / √V five of them.
+PSGLD_ROUNDINGS = 24
+
+
+@pytest.mark.parametrize("mode", ["adapting", "frozen", "corrected"])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("prior_precision", [0.0, 1.9])
+@pytest.mark.parametrize("decay", [0.5, 0.99])
+def test_psgld_equals_reference(
+    decay: float, prior_precision: float, temperature: float, mode: str
+) -> None:
+    params, grads, curvatures = (mixed_list(seed) for seed in (1, 2, 5))
+    squares = [s.square() for s in states(params, 3)]
+    corrected = mode == "corrected"
+    sensitivities = states(params, 4) if corrected else []
+    offsets = scattered_offsets(params)
+    hyper = {
+        **TARGET,
+        "temperature": temperature,
+        "prior_precision": prior_precision,
+        "decay": decay,
+        "eps": 0.05,
+        "adapt": mode != "frozen",
+    }
+    noise = draw(params, offsets=offsets, **STREAM)
+    expected = [
+        psgld(
+            *lists,
+            *((sensitivities[i], curvatures[i]) if corrected else ()),
+            **hyper,
+        )
+        for i, lists in enumerate(zip(params, grads, squares, noise, strict=True))
+    ]
+    untouched = clones(grads + curvatures)
+    before = clones(squares)
+    ops.psgld_step_(
+        params,
+        grads,
+        squares,
+        sensitivities,
+        curvatures if corrected else [],
+        **hyper,
+        offsets=offsets,
+        **STREAM,
+    )
+    for i, (new_p, new_v, new_w) in enumerate(expected):
+        assert_rounded(params[i], new_p, PSGLD_ROUNDINGS)
+        assert_rounded(squares[i], new_v)
+        if corrected:
+            assert_rounded(sensitivities[i], new_w, PSGLD_ROUNDINGS)
+    if mode == "frozen":
+        assert_all_same(squares, before)
+    assert_all_same(grads + curvatures, untouched)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_preconditioner_over_the_whole_range(dtype: torch.dtype) -> None:
+    # From the smallest normal V on: θ moves by -lr G ḡ alone, at temperature 0.
+    low = math.log10(torch.finfo(dtype).tiny) + 0.1
+    squares = torch.logspace(low, 38, 5001, dtype=torch.float64).to(dtype)
+    params, grads = torch.zeros(5001, dtype=dtype), torch.ones(5001, dtype=dtype)
+    hyper = {**TARGET, "temperature": 0.0, "decay": 0.9, "eps": 1e-5, "adapt": False}
+    (noise,) = draw([params], offsets=[0], **STREAM)
+    want, _, _ = psgld(params, grads, squares, noise, **hyper)
+    ops.psgld_step_(
+        [params], [grads], [squares], [], [], **hyper, offsets=[0], **STREAM
+    )
+    assert_rounded(params, want, 8)
+
+
+def test_the_preconditioner_of_vanishing_gradients() -> None:
+    # V = 0: G = 1 / eps, and no Γ, whatever the curvature.
+    for dtype in DTYPES:
+        p, g = torch.ones(9, dtype=dtype), torch.zeros(9, dtype=dtype)
+        state = arithmetic(dtype)
+        v, w = torch.zeros(9, dtype=state), torch.zeros(9, dtype=state)
+        hyper = {**TARGET, "decay": 0.9, "eps": 0.25, "adapt": True}
+        (noise,) = draw([p], offsets=[0], **STREAM)
+        ones = torch.ones(9, dtype=state)
+        want, _, _ = psgld(p, g, 0 * ones, noise, **{**hyper, "adapt": False})
+        ops.psgld_step_([p], [g], [v], [w], [g + 7], **hyper, offsets=[0], **STREAM)
+        assert_rounded(p, want)
+        assert not v.any() and not w.any()
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize("prior_precision", [0.0, 1.9])
+@pytest.mark.parametrize("rate", [0.0, 0.05])
+def test_sgnht_equals_reference(
+    rate: float, prior_precision: float, temperature: float
+) -> None:
+    params, grads = mixed_list(1), mixed_list(2)
+    momenta, thermostats = states(params, 3), states(params, 4)
+    offsets = scattered_offsets(params)
+    hyper = {
+        **TARGET,
+        "temperature": temperature,
+        "prior_precision": prior_precision,
+        "momentum": 0.8,
+        "thermostat_rate": rate,
+    }
+    noise = draw(params, offsets=offsets, **STREAM)
+    expected = [
+        sgnht(*lists, **hyper)
+        for lists in zip(params, grads, momenta, thermostats, noise, strict=True)
+    ]
+    untouched, before = clones(grads), clones(thermostats)
+    ops.sgnht_step_(
+        params, grads, momenta, thermostats, **hyper, offsets=offsets, **STREAM
+    )
+    for i, (new_p, new_v, new_a) in enumerate(expected):
+        assert_rounded(params[i], new_p)
+        assert_rounded(momenta[i], new_v)
+        assert_rounded(thermostats[i], new_a)
+    if rate == 0:
+        assert_all_same(thermostats, before)
+    assert_all_same(grads, untouched)
+
+
+@pytest.mark.parametrize("changed", [{"lr": 0.0}, {"temperature": 0.0}])
+def test_thermostats_rest_without_heat(changed: dict[str, float]) -> None:
+    p, g, v = torch.ones(9), torch.ones(9), torch.ones(9)
+    a = torch.linspace(-0.1, 0.1, 9)
+    before = a.clone()
+    hyper = {**TARGET, "momentum": 0.5, "thermostat_rate": 0.3, **changed}
+    ops.sgnht_step_([p], [g], [v], [a], **hyper, offsets=[0], **STREAM)
+    assert same_bits(a, before)
+    pull = hyper["lr"] * (1 + hyper["prior_precision"] / hyper["num_data"])
+    torch.testing.assert_close(v, 0.5 - a - pull)
+
+
 @pytest.mark.parametrize("step", [0, 6, 7, 2**33])
 def test_momentum_is_resampled_every_kth_step(step: int) -> None:
     params, grads = mixed_list(1), mixed_list(2)
@@ -273,11 +419,11 @@ def dyadic(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("sampler", ["sgld", "sghmc"])
+@pytest.mark.parametrize("sampler", ["sgld", "sghmc", "sgnht"])
 def test_zero_temperature_is_sgd_exactly(sampler: str, dtype: torch.dtype) -> None:
     # lr, momentum and weight decay are powers of two, and so every intermediate
     # result is a number that the type holds exactly, in any order of operations.
-    momentum = 0.5 if sampler == "sghmc" else 0.0
+    momentum = 0.5 if sampler != "sgld" else 0.0
     ours, theirs = (dyadic(1000, seed=1, dtype=dtype) for _ in range(2))
     sgd = torch.optim.SGD([theirs], lr=0.25, momentum=momentum, weight_decay=0.5)
     velocity = torch.zeros_like(ours)
@@ -289,6 +435,17 @@ def test_zero_temperature_is_sgd_exactly(sampler: str, dtype: torch.dtype) -> No
         stream = {"offsets": [5], "seed": 0, "step": step}
         if sampler == "sgld":
             ops.sgld_step_([ours], [grad], **common, **stream)
+        elif sampler == "sgnht":
+            ops.sgnht_step_(
+                [ours],
+                [grad],
+                [velocity],
+                [torch.zeros_like(velocity)],
+                **common,
+                momentum=momentum,
+                thermostat_rate=0.01,
+                **stream,
+            )
         else:
             ops.sghmc_step_(
                 [ours],
@@ -302,7 +459,7 @@ def test_zero_temperature_is_sgd_exactly(sampler: str, dtype: torch.dtype) -> No
                 **stream,
             )
         assert torch.equal(ours, theirs)
-    if sampler == "sghmc":
+    if sampler != "sgld":
         assert torch.equal(velocity, -0.25 * sgd.state[theirs]["momentum_buffer"])
 
 

@@ -12,7 +12,9 @@ from torch import nn
 
 import torch_sgmcmc as sg
 
-BOTH = pytest.mark.parametrize("kind", ["SGLD", "SGHMC"])
+EACH = pytest.mark.parametrize(
+    "kind", ["SGLD", "SGHMC", "PSGLD without gamma", "PSGLD frozen", "SGNHT"]
+)
 
 
 def one_parameter(numel: int = 5) -> nn.Parameter:
@@ -24,7 +26,7 @@ def one_parameter(numel: int = 5) -> nn.Parameter:
 # ---- step() ----------------------------------------------------------------------
 
 
-@BOTH
+@EACH
 def test_is_an_optimizer(kind: str) -> None:
     sampler = make(kind, make_params())
     assert isinstance(sampler, torch.optim.Optimizer)
@@ -33,7 +35,7 @@ def test_is_an_optimizer(kind: str) -> None:
     assert sampler.state == {}
 
 
-@BOTH
+@EACH
 def test_closure(kind: str) -> None:
     p, twin = one_parameter(), one_parameter()
     sampler, other = make(kind, [p]), make(kind, [twin])
@@ -55,7 +57,7 @@ def test_closure(kind: str) -> None:
     assert same_bits(p, twin)
 
 
-@BOTH
+@EACH
 def test_gradients_are_never_changed(kind: str) -> None:
     params = make_params()
     sampler = make(kind, params)
@@ -69,7 +71,7 @@ def test_gradients_are_never_changed(kind: str) -> None:
             assert same_bits(g, c)
 
 
-@BOTH
+@EACH
 def test_zero_grad(kind: str) -> None:
     p = one_parameter()
     sampler = make(kind, [p])
@@ -79,7 +81,7 @@ def test_zero_grad(kind: str) -> None:
     assert p.grad is None
 
 
-@BOTH
+@EACH
 def test_step_counts_as_an_inplace_change(kind: str) -> None:
     p = one_parameter()
     idle = one_parameter()
@@ -93,7 +95,7 @@ def test_step_counts_as_an_inplace_change(kind: str) -> None:
         loss.backward()
 
 
-@BOTH
+@EACH
 def test_parameters_stay_leaves_and_clipping_works(kind: str) -> None:
     net = nn.Linear(3, 2)
     sampler = make(kind, net.parameters())
@@ -108,7 +110,7 @@ def test_parameters_stay_leaves_and_clipping_works(kind: str) -> None:
     assert torch.isfinite(nn.utils.parameters_to_vector(net.parameters())).all()
 
 
-@BOTH
+@EACH
 def test_gradients_that_carry_a_graph(kind: str) -> None:
     p = nn.Parameter(torch.ones(3))
     sampler = make(kind, [p])
@@ -121,7 +123,7 @@ def test_gradients_that_carry_a_graph(kind: str) -> None:
 # ---- Groups ----------------------------------------------------------------------
 
 
-@BOTH
+@EACH
 def test_hyperparameters_of_a_group(kind: str) -> None:
     # Two groups with everything different equal two samplers, but for the noise.
     special = {
@@ -135,7 +137,7 @@ def test_hyperparameters_of_a_group(kind: str) -> None:
     assert {k: sampler.param_groups[0][k] for k in TARGET} == TARGET
     assert {k: sampler.param_groups[1][k] for k in special} == special
     c, d = one_parameter(), one_parameter()
-    first, second = make(kind, [c]), type(sampler)([d], **special, seed=1)
+    first, second = make(kind, [c]), make(kind, [d], seed=1, **special)
     for s in (sampler, first, second):
         s.step()
         s.step()
@@ -166,7 +168,23 @@ def test_defaults() -> None:
         "resample_momentum_every": 0,
         "initial_momentum": "stationary",
     }
-    assert sgld.seed == sghmc.seed == -3
+    psgld = sg.PSGLD([one_parameter()], 0.1, num_data=2, seed=-3)
+    assert psgld.param_groups[0] | {"params": None} == {
+        **sgld.param_groups[0],
+        "params": None,
+        "decay": 0.99,
+        "eps": 1e-5,
+        "adapt": True,
+        "gamma": True,
+    }
+    sgnht = sg.SGNHT([one_parameter()], 0.1, num_data=2, seed=-3)
+    assert sgnht.param_groups[0] | {"params": None} == {
+        **sgld.param_groups[0],
+        "params": None,
+        "momentum": 0.9,
+        "thermostat_rate": None,
+    }
+    assert sgld.seed == sghmc.seed == psgld.seed == sgnht.seed == -3
 
 
 def test_named_parameters() -> None:
@@ -285,6 +303,74 @@ def test_online_noise_estimate() -> None:
         sampler.param_groups[0]["noise_estimate"] = 0.0  # switched off again
 
 
+def test_curvatures_are_probed_with_signs_of_their_own() -> None:
+    # lr = 0 leaves J = 1, so that the state is 2 (1 - a) ḡ h with h = z ∘ (H z).
+    g = torch.Generator().manual_seed(0)
+    p = nn.Parameter(torch.randn(200, generator=g, dtype=torch.float64))
+    a = torch.randn(200, 200, generator=g, dtype=torch.float64)
+    sampler = sg.PSGLD([p], 0.0, num_data=7, decay=0.75, seed=3)
+    expected = torch.zeros_like(p.detach())
+    for step in range(2):
+        sampler.zero_grad()
+        (0.5 * p @ (a + a.T) @ p).backward(create_graph=True)
+        (normal,) = draw([p], offsets=[0], seed=3, step=step, purpose=4)
+        signs = normal.sign()
+        last = 2 * 0.25 * p.grad.detach() * signs * ((a + a.T) @ signs)
+        expected = 0.75 * expected + last
+        grad = p.grad.detach().clone()
+        sampler.step()
+        torch.testing.assert_close(sampler.state[p]["sensitivity"], expected)
+        # V starts as the first square, and this is it.
+        torch.testing.assert_close(sampler.state[p]["square_average"], grad**2)
+
+
+def test_groups_that_the_hessian_couples() -> None:
+    # Probed together: the chain does not depend on how parameters are grouped.
+    chains = []
+    for split in ([[0, 1, 2, 3]], [[0], [1, 2], [3]]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+        params = list(net.parameters())
+        groups = [{"params": [params[i] for i in members]} for members in split]
+        sampler = sg.PSGLD(groups, 0.01, num_data=20, eps=0.1, seed=1)
+        for step in range(5):
+            sampler.zero_grad()
+            loss = net(torch.linspace(-1, 1, 12).view(4, 3) + step).square().mean()
+            loss.backward(create_graph=True)
+            sampler.step()
+        sampler.zero_grad()
+        chains.append([p.detach() for p in params])
+    for a, b in zip(*chains, strict=True):
+        assert same_bits(a, b)
+
+
+def test_parameters_without_second_derivatives() -> None:
+    # The loss is linear in q: its gradient carries no graph, and h is 0.
+    p, q = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    sampler = sg.PSGLD([p, q], 0.1, num_data=7, decay=0.5, seed=1)
+    (p.square().sum() + 2 * q.sum()).backward(create_graph=True)
+    sampler.step()
+    assert not sampler.state[q]["sensitivity"].any()
+    assert sampler.state[p]["sensitivity"].all()
+
+
+def test_thermostats_start_at_rest_beside_stationary_momenta() -> None:
+    p = one_parameter(1000)
+    sampler = sg.SGNHT([p], 0.2, 0.75, num_data=7, thermostat_rate=0.1, seed=4)
+    p.grad = torch.zeros(1000)
+    stream = {"offsets": [0], "seed": 4, "step": 0}
+    (start,) = draw([p], purpose=1, **stream)
+    (noise,) = draw([p], purpose=0, **stream)
+    heat = 0.2 / 7
+    first = heat**0.5 * start
+    second = 0.75 * first + (2 * 0.25 * heat) ** 0.5 * noise
+    change = 0.1 * (((first + second) / 2) ** 2 / heat - 1)
+    sampler.step()
+    state = sampler.state[p]
+    torch.testing.assert_close(state["momentum"].double(), second, rtol=0, atol=1e-6)
+    torch.testing.assert_close(state["thermostat"].double(), change, rtol=0, atol=1e-6)
+
+
 # ---- In words --------------------------------------------------------------------
 
 
@@ -301,7 +387,7 @@ def test_target_summary() -> None:
 
     target = "samples p(θ) ∝ exp(−U(θ)/T), U(θ) = N · (mean loss) + Σ λ‖θ‖²/2."
     data = "the loss is a mean over N = 50,000 data"
-    for cls in (sg.SGLD, sg.SGHMC):
+    for cls in (sg.SGLD, sg.SGHMC, sg.PSGLD, sg.SGNHT):
         assert cls(groups(), 0.1, num_data=50_000).target_summary().split("\n") == [
             f"{cls.__name__} {target}",
             f"Group 0, 1,234 parameters: {data}; flat prior (λ = 0); "

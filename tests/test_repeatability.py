@@ -42,12 +42,19 @@ def all_operators(shapes: list[int], dtype: torch.dtype) -> list[Tensor]:
     ops.sgld_step_(p, grad, **TARGET, **stream)
     friction = {"momentum": 0.9, "noise_estimate": 0.01, "resample_momentum_every": 2}
     ops.sghmc_step_(p, grad, v, [], **TARGET, **friction, **stream)
+    squares, mean = [t.square() for t in v], {"decay": 0.9, "eps": 0.1}
+    curvatures = [t.clone() for t in grad]
+    ops.psgld_step_(
+        p, grad, squares, s, curvatures, **TARGET, **mean, adapt=True, **stream
+    )
+    thermostat = {"momentum": 0.9, "thermostat_rate": 0.01}
+    ops.sgnht_step_(p, grad, v, s, **TARGET, **thermostat, **stream)
     ops.gradient_variance_(grad, s, v, weight=0.5)
     out = [torch.empty_like(t) for t in p]
     ops.gaussian_(out, std=1.0, purpose=1, **stream)
     weights = {"momentum": 0.9, "surrogate": 0, "num_chains": 1}
     ratio = ops.ewsg_log_ratio(p, grad, out, v, **TARGET, **weights)
-    return [*p, *v, *s, *out, ops.sum_of_squares(p), ratio]
+    return [*p, *v, *s, *squares, *out, ops.sum_of_squares(p), ratio]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +183,9 @@ def test_frozen_parameters(kind: str) -> None:
 
         def closure(model: nn.Module = model) -> None:
             model.zero_grad()
-            (torch.rand(()) * model(x).square().mean()).backward()
+            (torch.rand(()) * model(x).square().mean()).backward(
+                create_graph=kind == "PSGLD"
+            )
             if model is twin:
                 drop(list(twin[0].parameters()))
 

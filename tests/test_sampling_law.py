@@ -14,13 +14,19 @@ from harness.chains import (
     Chains,
     Experiment,
     check_double_well,
+    check_extrapolated,
+    check_memoryless,
     check_stationary,
+    check_thermostats,
     check_transient,
 )
 from harness.double_well import double_well_law, target_moment
-from harness.methods import METHODS, Method
-from harness.statistics import check_gaussian
-from harness.targets import DoubleWell, Quadratic, correlated
+from harness.methods import METHODS, THERMOSTATS, Method
+from harness.preconditioned import memoryless_law, weighted_variance
+from harness.statistics import StatisticalError, check_gaussian, check_z
+from harness.targets import DoubleWell, LogGamma, Quadratic, correlated
+
+from torch_sgmcmc import PSGLD, SGNHT
 
 every_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 # All but those whose law with noisy gradients has tests of its own.
@@ -28,6 +34,7 @@ under_noise = pytest.mark.parametrize(
     "method", [m for m in METHODS if not m.chooses], ids=lambda m: m.name
 )
 SGHMC = next(m for m in METHODS if m.name == "SGHMC")
+ADAPTING = Method("PSGLD", PSGLD, lambda *_: None, lambda *_: None)
 
 
 @every_method
@@ -237,10 +244,164 @@ def test_noise_account_online() -> None:
     check_gaussian(chains.state(["momentum"]), cov=cov, label="online account")
 
 
+# ---- pSGLD: Γ while V adapts -----------------------------------------------------
+
+
+@pytest.mark.parametrize("gamma", [True, False], ids=["gamma", "plain"])
+def test_preconditioner_without_memory(gamma: bool) -> None:
+    check_memoryless(suite.memoryless(ADAPTING, gamma=gamma))
+
+
+def test_gamma_restores_the_target() -> None:
+    """With Γ the variance of N(0, 1) is 1 + O(lr), without that of another density."""
+    common = {
+        "curvature": 1.0,
+        "centre": 0.0,
+        "num_data": 1.0,
+        "prior_precision": 0.0,
+        "temperature": 1.0,
+        "eps": 0.5,
+    }
+    for gamma, limit in ((True, 1.0), (False, weighted_variance(0.5))):
+        errors = []
+        for lr in (0.04, 0.02, 0.01):
+            law = memoryless_law(lr=lr, gamma=gamma, **common)
+            assert law.moment(1) == pytest.approx(0, abs=1e-8)
+            errors.append(law.moment(2) - limit)
+        assert abs(errors[2]) < 0.02
+        assert abs(errors[1]) < 0.6 * abs(errors[0])
+        assert abs(errors[2]) < 0.6 * abs(errors[1])
+    assert weighted_variance(0.5) > 1.6
+
+
+def test_gamma_with_a_memory() -> None:
+    exact = np.array([0.0, 1.0])
+    check_extrapolated(suite.normal(ADAPTING), exact, time=12)
+    with pytest.raises(StatisticalError):
+        check_extrapolated(suite.normal(ADAPTING, gamma=False), exact, time=12)
+
+
+def test_gamma_on_a_skewed_target() -> None:
+    exact = np.array([LogGamma.mean, LogGamma.variance + LogGamma.mean**2])
+    check_extrapolated(suite.skewed(ADAPTING), exact, time=12)
+    with pytest.raises(StatisticalError):
+        check_extrapolated(suite.skewed(ADAPTING, gamma=False), exact, time=12)
+
+
+@pytest.mark.parametrize(
+    ("decay", "gamma", "variance"),
+    [
+        (0.9, False, 1.79),
+        (0.99, False, 1.34),
+        (0.9, True, 1.09),
+        (0.99, True, 1.05),
+    ],
+)
+def test_documented_bias(decay: float, gamma: bool, variance: float) -> None:
+    """The figures of the docstring, to their two decimals."""
+    experiment = suite.normal(ADAPTING, lr=0.01, eps=1e-5, decay=decay, gamma=gamma)
+    chains = Chains(experiment, np.ones(1))
+    chains.advance(1000)
+    looks = []
+    for _ in range(10):
+        chains.advance(50)
+        looks.append(np.mean(chains.state() ** 2))
+    assert np.mean(looks) == pytest.approx(variance, abs=0.012)
+
+
+def test_frozen_preconditioner_may_come_from_adaptation() -> None:
+    """Burn-in with adaptation and no Γ, then V stays and the target is right.
+
+    The law given V is that of SGLD with a step size of its own for every chain, so that
+    each is whitened by its own deviation.
+    """
+    experiment = suite.normal(ADAPTING, lr=0.05, decay=0.9, gamma=False)
+    chains = Chains(experiment, np.zeros(1))
+    chains.advance(200)
+    chains.sampler.param_groups[0]["adapt"] = False
+    v = chains.state(["square_average"], theta=False)
+    chains.advance(600)
+    assert np.array_equal(chains.state(["square_average"], theta=False), v)
+    step = 0.05 / (np.sqrt(v) + 1.0)
+    assert step.std() > 0.1 * step.mean()
+    whitened = chains.state() * np.sqrt(1 - step / 2)
+    check_gaussian(whitened, label="frozen after adaptation")
+
+
+# ---- SGNHT: thermostats ----------------------------------------------------------
+
+
+def test_thermostats_absorb_gradient_noise() -> None:
+    check_thermostats(suite.absorbed(THERMOSTATS))
+
+
+def test_law_with_thermostats() -> None:
+    """Noise in balance with the friction: the law of exact gradients, but for O(lr)."""
+    experiment = suite.absorbed(THERMOSTATS)
+    d, c = 3, experiment.coordinates
+    heat = c["lr"] * c["temperature"] / c["num_data"]
+    law = experiment.law
+    _, cov = law.cycle.stationary()
+    # The mean of consecutive momenta has the variance lr T / N, exactly.
+    both = cov + law.cycle.a @ cov
+    means = (both + both.T)[d:, d:] / 4
+    np.testing.assert_allclose(np.diag(means), heat, rtol=1e-9)
+    # And the target's covariance is met up to O(lr), which SGHMC's is not.
+    errors = {"SGNHT": [], "SGHMC": []}
+    for lr in (0.002, 0.001):
+        # At the same β̂, so that noise stays as strong as friction.
+        noise = np.diag([0.12, 0.03, 1e-9]) * 0.1 / lr
+        target = replace(experiment.target, gradient_noise=noise)
+        some = {**c, "lr": np.full(d, lr)}
+        exact = 0.6 * np.linalg.inv(20 * target.hessian + 8 * np.eye(d))
+        for name, method in (("SGNHT", THERMOSTATS), ("SGHMC", SGHMC)):
+            _, cov = method.law(target, some).cycle.stationary()
+            errors[name].append(np.abs(cov[:d, :d] - exact).max() / exact.max())
+    assert errors["SGNHT"][1] < 1e-3
+    assert errors["SGNHT"][0] / errors["SGNHT"][1] == pytest.approx(2, rel=0.02)
+    assert min(errors["SGHMC"]) > 0.5
+
+
+def test_thermostats_estimate_the_noise() -> None:
+    """The mean of α - A is β̂ up to O(κ): extrapolated, 2 m(κ / 2) - m(κ)."""
+    means, errors = [], []
+    for seed, rate in ((1, 0.004), (2, 0.002)):
+        base = suite.absorbed(THERMOSTATS)
+        settings = {**base.settings, "thermostat_rate": rate}
+        experiment = replace(base, settings=settings, seed=seed)
+        chains = Chains(experiment, experiment.target.centre)
+        chains.advance(round(10 * 0.4 / rate))
+        values = chains.state(["thermostat"], theta=False)
+        means.append(values.mean(axis=0))
+        errors.append(values.var(axis=0) / len(values))
+    account = 0.1 * 20 * np.array([0.12, 0.03, 1e-9]) / (2 * 0.6)
+    error = np.sqrt(4 * errors[1] + errors[0])
+    z = (2 * means[1] - means[0] - account) / error
+    check_z({"noise account": z}, label="mean of the thermostats")
+
+
+def test_thermostat_rate_by_default() -> None:
+    """None is lr T / N: the same chain to the last bit."""
+    experiment = replace(suite.absorbed(THERMOSTATS), chains=10)
+    rates = {}
+    for rate in (None, 0.1 * 0.6 / 20):
+        settings = {**experiment.settings, "thermostat_rate": rate}
+        chains = Chains(replace(experiment, settings=settings), np.zeros(3))
+        chains.advance(5)
+        assert isinstance(chains.sampler, SGNHT)
+        rates[rate] = chains.state(["thermostat"])
+    first, second = rates.values()
+    assert np.array_equal(first, second)
+
+
 # ---- Temperature 0 ---------------------------------------------------------------
 
 
-@under_noise
+@pytest.mark.parametrize(
+    "method",
+    [m for m in METHODS if not m.chooses and "PSGLD" not in m.name],
+    ids=lambda m: m.name,
+)
 def test_temperature_zero_is_sgd(method: Method) -> None:
     """With numbers that fp64 adds and multiplies exactly: to the last bit."""
     hessian = np.array([[1.0, 0.5], [0.5, 2.0]])

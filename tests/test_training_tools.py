@@ -16,7 +16,8 @@ from torch.optim import optimizer as torch_optimizer
 
 import torch_sgmcmc as sg
 
-BOTH = pytest.mark.parametrize("kind", ["SGLD", "SGHMC"])
+NAMES = ["SGLD", "SGHMC", "PSGLD without gamma", "SGNHT"]
+EACH = pytest.mark.parametrize("kind", NAMES)
 
 
 def one_parameter(numel: int = 5) -> nn.Parameter:
@@ -49,7 +50,11 @@ ON_MOMENTUM: dict[str, Schedule] = {
 }
 CASES = [
     (kind, name, schedule)
-    for kind, table in (("SGLD", ON_LR), ("SGHMC", ON_LR), ("SGHMC", ON_MOMENTUM))
+    for kind, table in (
+        *((kind, ON_LR) for kind in NAMES),
+        ("SGHMC", ON_MOMENTUM),
+        ("SGNHT", ON_MOMENTUM),
+    )
     for name, schedule in table.items()
 ]
 
@@ -62,10 +67,10 @@ def test_schedulers(kind: str, name: str, schedule: Schedule) -> None:
     # with the same numbers written into the groups by hand.
     params, others, by_sgd = make_params(), make_params(), make_params()
     sampler, by_hand = make(kind, params), make(kind, others)
-    momentum = 0.9 if kind == "SGHMC" else 0.0
+    momentum = sampler.param_groups[0].get("momentum", 0.0)
     sgd = torch.optim.SGD(by_sgd, lr=0.1, momentum=momentum)
     ours, theirs = schedule(sampler), schedule(sgd)
-    keys = ("lr", "momentum") if kind == "SGHMC" else ("lr",)
+    keys = ("lr", "momentum") if momentum else ("lr",)
     seen = set()
     for step in range(8):
         values = {k: sgd.param_groups[0][k] for k in keys}
@@ -86,7 +91,7 @@ def test_schedulers(kind: str, name: str, schedule: Schedule) -> None:
 # ---- Hooks -----------------------------------------------------------------------
 
 
-@BOTH
+@EACH
 def test_step_hooks(kind: str) -> None:
     p = one_parameter()
     sampler = make(kind, [p])
@@ -122,7 +127,7 @@ def test_step_hooks(kind: str) -> None:
     assert len(calls) == 4
 
 
-@BOTH
+@EACH
 def test_hooks_do_not_change_the_chain(kind: str) -> None:
     p, q = one_parameter(), one_parameter()
     with_hook, without = make(kind, [p]), make(kind, [q])
@@ -133,7 +138,7 @@ def test_hooks_do_not_change_the_chain(kind: str) -> None:
     assert same_bits(p, q)
 
 
-@BOTH
+@EACH
 def test_state_dict_hooks(kind: str) -> None:
     sampler = make(kind, [one_parameter()])
     calls = []
@@ -147,7 +152,7 @@ def test_state_dict_hooks(kind: str) -> None:
     assert calls == ["pre", 7, "loaded"]
 
 
-@BOTH
+@EACH
 def test_profiler_shows_the_step(kind: str) -> None:
     p, q = one_parameter(), one_parameter()
     sampler, other = make(kind, [p]), make(kind, [q])
@@ -157,8 +162,9 @@ def test_profiler_shows_the_step(kind: str) -> None:
         sampler.step()
     other.step()
     names = {event.key for event in profile.key_averages()}
-    assert f"Optimizer.step#{kind}.step" in names
-    assert f"torch_sgmcmc::{kind.lower()}_step_" in names
+    name = type(sampler).__name__
+    assert f"Optimizer.step#{name}.step" in names
+    assert f"torch_sgmcmc::{name.lower()}_step_" in names
     assert same_bits(p, q)
 
 
@@ -176,7 +182,7 @@ def test_subclasses_keep_hooks() -> None:
 # ---- Mixed precision -------------------------------------------------------------
 
 
-@BOTH
+@EACH
 def test_grad_scaler_unscales_before_the_noise(kind: str) -> None:
     # Scales are powers of two, so unscaled gradients have the very same bits.
     torch.manual_seed(0)
@@ -197,7 +203,7 @@ def test_grad_scaler_unscales_before_the_noise(kind: str) -> None:
     assert_same(list(net.parameters()), list(twin.parameters()))
 
 
-@BOTH
+@EACH
 def test_grad_scaler_skips_steps_that_overflow(kind: str) -> None:
     p, q = one_parameter(), one_parameter()
     sampler, other = make(kind, [p]), make(kind, [q])

@@ -5,6 +5,7 @@ PURPOSE_UPDATE: int
 PURPOSE_MOMENTUM: int
 PURPOSE_PRECISION: int
 PURPOSE_INDEX_CHAIN: int
+PURPOSE_PROBE: int
 
 def isa() -> str: ...
 def philox4x32(counter: Sequence[int], key: Sequence[int]) -> list[int]: ...

@@ -11,9 +11,20 @@ except ImportError as error:
 
 from torch_sgmcmc.ewsg import EWSG
 from torch_sgmcmc.precision import GammaPrecision
+from torch_sgmcmc.psgld import PSGLD
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sghmc import SGHMC
 from torch_sgmcmc.sgld import SGLD
+from torch_sgmcmc.sgnht import SGNHT
 from torch_sgmcmc.version import __version__
 
-__all__ = ["EWSG", "SGHMC", "SGLD", "GammaPrecision", "Sampler", "__version__"]
+__all__ = [
+    "EWSG",
+    "PSGLD",
+    "SGHMC",
+    "SGLD",
+    "SGNHT",
+    "GammaPrecision",
+    "Sampler",
+    "__version__",
+]

@@ -12,8 +12,10 @@ __all__ = [
     "ewsg_select_",
     "gaussian_",
     "gradient_variance_",
+    "psgld_step_",
     "sghmc_step_",
     "sgld_step_",
+    "sgnht_step_",
     "sum_of_squares",
 ]
 
@@ -48,8 +50,10 @@ ewsg_log_ratio = torch.ops.torch_sgmcmc.ewsg_log_ratio.default
 ewsg_select_ = torch.ops.torch_sgmcmc.ewsg_select_.default
 gaussian_ = torch.ops.torch_sgmcmc.gaussian_.default
 gradient_variance_ = torch.ops.torch_sgmcmc.gradient_variance_.default
+psgld_step_ = torch.ops.torch_sgmcmc.psgld_step_.default
 sghmc_step_ = torch.ops.torch_sgmcmc.sghmc_step_.default
 sgld_step_ = torch.ops.torch_sgmcmc.sgld_step_.default
+sgnht_step_ = torch.ops.torch_sgmcmc.sgnht_step_.default
 sum_of_squares = torch.ops.torch_sgmcmc.sum_of_squares.default
 
 
@@ -61,8 +65,10 @@ for _name in (
     "ewsg_select_",
     "gaussian_",
     "gradient_variance_",
+    "psgld_step_",
     "sghmc_step_",
     "sgld_step_",
+    "sgnht_step_",
 ):
     torch.library.register_fake(f"torch_sgmcmc::{_name}", _nothing_to_allocate)
 

@@ -18,8 +18,8 @@ from torch_sgmcmc._library import (
     sghmc_step_,
     sgld_step_,
 )
+from torch_sgmcmc._momentum import start_momenta
 from torch_sgmcmc.sampler import Sampler, Work
-from torch_sgmcmc.sghmc import start_momenta
 
 __all__ = ["EWSG"]
 
@@ -260,7 +260,7 @@ class EWSG(Sampler):
         ]
         accepted: int | Tensor = 0
         try:
-            prepared = [self._prepare(*lists) for lists in work]
+            prepared = self._prepare_all(work)
             for proposal in range(length):
                 work, more = self._propose(closure, work, prepared, proposal)
                 accepted = accepted + more
@@ -337,9 +337,10 @@ class EWSG(Sampler):
         ]
         stream = self._step_arguments(self.param_groups[0])
         if chains == 1:
-            accepted = _C.index_chain_accepts(
-                sum(map(float, ratios)), **stream, proposal=proposal
-            )
+            log_ratio = 0.0
+            for ratio in ratios:  # sum() does not round alike in all versions
+                log_ratio += float(ratio)
+            accepted = _C.index_chain_accepts(log_ratio, **stream, proposal=proposal)
             return proposed if accepted else work, int(accepted)
         total = ratios[0]
         for ratio in ratios[1:]:
@@ -361,13 +362,8 @@ class EWSG(Sampler):
         """Returns the momenta, none for the overdamped variant."""
         if group["momentum"] == 0:
             return []
-        states = [self.state[p] for p in params]
-        new = [i for i, state in enumerate(states) if "momentum" not in state]
-        if new:
-            start_momenta(
-                self, group, [params[i] for i in new], [offsets[i] for i in new]
-            )
-        return [state["momentum"] for state in states]
+        start_momenta(self, group, params, offsets)
+        return [self.state[p]["momentum"] for p in params]
 
     def _update(
         self,

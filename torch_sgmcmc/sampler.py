@@ -23,10 +23,11 @@ from torch_sgmcmc._library import HAS_CUDA
 
 __all__ = ["Sampler"]
 
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-# Parameters on one device: their group, they, their gradients, their noise offsets.
+# A group, its parameters that have a gradient and are on one device, their gradients,
+# and their noise offsets.
 Work = tuple[dict[str, Any], list[Tensor], list[Tensor], list[int]]
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class Sampler(Optimizer):
@@ -93,6 +94,10 @@ class Sampler(Optimizer):
         Returns:
             The state that :meth:`_update` will be given.
         """
+
+    def _prepare_all(self, work: list[Work]) -> list[Any]:
+        """Calls :meth:`_prepare` for all lists; for what concerns them together."""
+        return [self._prepare(*lists) for lists in work]
 
     def _update(
         self,
@@ -218,8 +223,7 @@ class Sampler(Optimizer):
                 loss = closure()
 
         work = self._gather()
-        prepared = [self._prepare(*lists) for lists in work]
-        self._advance(work, prepared)
+        self._advance(work, self._prepare_all(work))
         return loss
 
     def _gather(self, *, checked: bool = False) -> list[Work]:

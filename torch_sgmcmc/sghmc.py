@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc import _C
 from torch_sgmcmc._checks import check_integer, check_real
-from torch_sgmcmc._library import gaussian_, gradient_variance_, sghmc_step_
+from torch_sgmcmc._library import gradient_variance_, sghmc_step_
+from torch_sgmcmc._momentum import start_momenta, state_dtype
 from torch_sgmcmc.sampler import Sampler
 
-__all__ = ["SGHMC", "start_momenta"]
+__all__ = ["SGHMC"]
 
 # The running variance of noise_estimate="online": a plain mean over the first
 # 1 / (1 - 0.999) gradients and exponentially forgetting from then on. It is used
@@ -176,21 +176,17 @@ class SGHMC(Sampler):
         offsets: list[int],
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Returns the momenta, and the gradients' variances if they are used."""
-        states = [self.state[p] for p in params]
-        new = [i for i, state in enumerate(states) if "momentum" not in state]
-        if new:
-            at_rest = group["initial_momentum"] == "zeros"
-            start_momenta(
-                self,
-                group,
-                [params[i] for i in new],
-                [offsets[i] for i in new],
-                at_rest=at_rest,
-            )
+        start_momenta(
+            self,
+            group,
+            params,
+            offsets,
+            stationary=group["initial_momentum"] == "stationary",
+        )
         variances: list[Tensor] = []
         if group["noise_estimate"] == "online":
             variances = self._observe_gradients(group, params, grads)
-        return [state["momentum"] for state in states], variances
+        return [self.state[p]["momentum"] for p in params], variances
 
     def _observe_gradients(
         self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
@@ -205,7 +201,7 @@ class SGHMC(Sampler):
             state = self.state[p]
             count = state.get("num_grads", 0)
             if count == 0:
-                like = {"dtype": _state_dtype(p)}
+                like = {"dtype": state_dtype(p)}
                 state["grad_variance"] = torch.zeros_like(p, **like)
                 state["previous_grad"] = torch.zeros_like(p, **like).copy_(grad)
             else:
@@ -255,37 +251,6 @@ class SGHMC(Sampler):
             offsets=offsets,
             **self._step_arguments(group),
         )
-
-
-def start_momenta(
-    sampler: Sampler,
-    group: dict[str, Any],
-    params: list[Tensor],
-    offsets: list[int],
-    *,
-    at_rest: bool = False,
-) -> None:
-    """Gives params their first momenta: zeros, or drawn from N(0, lr T / N)."""
-    if params[0].is_cuda and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            f"{type(sampler).__name__} must make one step before it is captured in a "
-            "CUDA graph: a parameter has no momentum yet"
-        )
-    momenta = [torch.zeros_like(p, dtype=_state_dtype(p)) for p in params]
-    if not at_rest:
-        gaussian_(
-            momenta,
-            std=(group["lr"] * group["temperature"] / group["num_data"]) ** 0.5,
-            offsets=offsets,
-            purpose=_C.PURPOSE_MOMENTUM,
-            **sampler._step_arguments(group),
-        )
-    for p, momentum in zip(params, momenta, strict=True):
-        sampler.state[p]["momentum"] = momentum
-
-
-def _state_dtype(p: Tensor) -> torch.dtype:
-    return torch.float64 if p.dtype == torch.float64 else torch.float32
 
 
 def _check_friction(noise_estimate: float, momentum: float, where: str = "") -> None:

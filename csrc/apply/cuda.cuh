@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -41,6 +42,19 @@ inline cudaStream_t CurrentStream(int32_t device) {
   return static_cast<cudaStream_t>(stream);
 }
 
+// A graph that is being captured would freeze the step counter of the host, and
+// every replay would inject the same noise.
+inline void RefuseCapture(const char* op, int32_t device) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  CheckCuda(cudaStreamIsCapturing(CurrentStream(device), &status),
+            "cudaStreamIsCapturing");
+  if (status != cudaStreamCaptureStatusNone) {
+    Fail(op,
+         "noise cannot be captured in a CUDA graph with a step counter on the "
+         "host: give device_step (samplers: construct with capturable=True)");
+  }
+}
+
 template <class Update, class T>
 __global__ void __launch_bounds__(kThreads)
     UpdateKernel(const Update update,
@@ -65,7 +79,7 @@ class CudaDriver {
   CudaDriver(const char* op,
              const Plan& plan,
              const std::optional<Tensor>& device_step)
-      : plan_(plan), device_step_(DeviceStep(op, plan, device_step)) {}
+      : op_(op), plan_(plan), device_step_(DeviceStep(op, plan, device_step)) {}
 
   template <template <class> class Update, class Coefficients>
   void Apply(const Coefficients& coefficients,
@@ -81,6 +95,9 @@ class CudaDriver {
     const torch::stable::accelerator::DeviceGuard guard(plan_.device_index());
     const Update<float> single(coefficients);
     const Update<double> twice(coefficients);
+    if (single.needs_noise() && device_step_ == nullptr) {
+      RefuseCapture(op_, plan_.device_index());
+    }
     LaunchAll<double>(twice, stream, segments, ScalarType::Double);
     LaunchAll<float>(single, stream, segments, ScalarType::Float);
     LaunchAll<torch::headeronly::BFloat16>(
@@ -114,6 +131,7 @@ class CudaDriver {
     CheckCuda(cudaGetLastError(), "kernel launch failed");
   }
 
+  const char* op_;
   const Plan& plan_;
   const int64_t* device_step_;
 };

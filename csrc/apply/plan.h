@@ -25,7 +25,7 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using TensorList = std::vector<Tensor>;
 
-constexpr int kMaxArguments = 4;
+constexpr int kMaxArguments = 5;
 
 // One tensor-list argument of an operator.
 struct Argument {

@@ -23,6 +23,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("PURPOSE_MOMENTUM") = static_cast<int>(Purpose::kMomentum);
   m.attr("PURPOSE_PRECISION") = static_cast<int>(Purpose::kPrecision);
   m.attr("PURPOSE_INDEX_CHAIN") = static_cast<int>(Purpose::kIndexChain);
+  m.attr("PURPOSE_PROBE") = static_cast<int>(Purpose::kProbe);
 
   m.def(
       "isa",

@@ -13,8 +13,10 @@
 #include "apply/cpu.h"
 #include "cuda_on_host.h"
 #include "samplers/gaussian_op.h"
+#include "samplers/psgld_op.h"
 #include "samplers/sghmc_op.h"
 #include "samplers/sgld_op.h"
+#include "samplers/sgnht_op.h"
 #include "tensors.h"
 
 namespace torch_sgmcmc {
@@ -216,6 +218,72 @@ void StepResamplingSGHMC(State& s) {
 TEST_F(Drivers, ResamplingSGHMCAgrees) {
   SG_EXPECT_DRIVERS_EQUAL(StepResamplingSGHMC);
 }
+
+template <class Driver>
+void StepPSGLD(State& s, bool adapt, bool corrected) {
+  TensorList sensitivities, curvatures;
+  if (corrected) {
+    sensitivities = s.momenta.Tensors();
+    curvatures = s.grads.Tensors();
+  }
+  PSGLDStep<Driver>(s.params.Tensors(),
+                    s.grads.Tensors(),
+                    s.variances.Tensors(),
+                    sensitivities,
+                    curvatures,
+                    /*lr=*/0.1,
+                    /*num_data=*/10,
+                    /*prior_precision=*/2,
+                    /*temperature=*/1,
+                    /*decay=*/0.9,
+                    /*eps=*/1e-3,
+                    adapt,
+                    s.offsets,
+                    /*seed=*/9,
+                    /*step=*/3,
+                    /*device_step=*/std::nullopt);
+}
+
+template <class Driver>
+void StepFrozenPSGLD(State& s) {
+  StepPSGLD<Driver>(s, false, false);
+}
+template <class Driver>
+void StepAdaptingPSGLD(State& s) {
+  StepPSGLD<Driver>(s, true, false);
+}
+template <class Driver>
+void StepCorrectedPSGLD(State& s) {
+  StepPSGLD<Driver>(s, true, true);
+}
+
+TEST_F(Drivers, FrozenPSGLDAgrees) { SG_EXPECT_DRIVERS_EQUAL(StepFrozenPSGLD); }
+TEST_F(Drivers, AdaptingPSGLDAgrees) {
+  SG_EXPECT_DRIVERS_EQUAL(StepAdaptingPSGLD);
+}
+TEST_F(Drivers, CorrectedPSGLDAgrees) {
+  SG_EXPECT_DRIVERS_EQUAL(StepCorrectedPSGLD);
+}
+
+template <class Driver>
+void StepSGNHT(State& s) {
+  SGNHTStep<Driver>(s.params.Tensors(),
+                    s.grads.Tensors(),
+                    s.momenta.Tensors(),
+                    s.variances.Tensors(),
+                    /*lr=*/0.1,
+                    /*momentum=*/0.9,
+                    /*num_data=*/10,
+                    /*prior_precision=*/2,
+                    /*temperature=*/1,
+                    /*thermostat_rate=*/0.01,
+                    s.offsets,
+                    /*seed=*/9,
+                    /*step=*/3,
+                    /*device_step=*/std::nullopt);
+}
+
+TEST_F(Drivers, SGNHTAgrees) { SG_EXPECT_DRIVERS_EQUAL(StepSGNHT); }
 
 // Old momenta are forgotten in the steps that resample and only in those.
 TEST_F(Drivers, MomentumIsResampledOnMultiplesOfTheInterval) {

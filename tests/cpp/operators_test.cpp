@@ -18,8 +18,10 @@
 #include "host/index_chain.h"
 #include "samplers/ewsg.h"
 #include "samplers/gaussian_op.h"
+#include "samplers/psgld_op.h"
 #include "samplers/sghmc_op.h"
 #include "samplers/sgld_op.h"
+#include "samplers/sgnht_op.h"
 #include "tensors.h"
 
 namespace torch_sgmcmc {
@@ -123,6 +125,53 @@ TEST_F(Operators, SGHMCStep) {
              std::tuple_cat(Lists(theta2_, grad_, v2_, variance_), rest));
   EXPECT_EQ(theta_, theta2_);
   EXPECT_EQ(v_, v2_);
+  EXPECT_NE(theta_, before_);
+}
+
+TEST_F(Operators, PSGLDStep) {
+  std::vector<float> square = variance_, square2 = variance_;
+  const auto rest = std::make_tuple(/*lr=*/0.1,
+                                    /*num_data=*/5.0,
+                                    /*prior_precision=*/2.0,
+                                    /*temperature=*/0.5,
+                                    /*decay=*/0.9,
+                                    /*eps=*/0.01,
+                                    /*adapt=*/true,
+                                    offsets_,
+                                    /*seed=*/int64_t{3},
+                                    /*step=*/int64_t{4},
+                                    no_step_);
+  Call("torch_sgmcmc::psgld_step_",
+       std::tuple_cat(Lists(theta_, grad_, square, v_, grad_), rest));
+  std::apply(PSGLDStep<CpuDriver>,
+             std::tuple_cat(Lists(theta2_, grad_, square2, v2_, grad_), rest));
+  EXPECT_EQ(theta_, theta2_);
+  EXPECT_EQ(v_, v2_);
+  EXPECT_EQ(square, square2);
+  EXPECT_NE(square, variance_);
+  EXPECT_NE(theta_, before_);
+}
+
+TEST_F(Operators, SGNHTStep) {
+  std::vector<float> thermostat = Some(1e-3f), thermostat2 = thermostat;
+  const auto rest = std::make_tuple(/*lr=*/0.1,
+                                    /*momentum=*/0.9,
+                                    /*num_data=*/5.0,
+                                    /*prior_precision=*/2.0,
+                                    /*temperature=*/0.5,
+                                    /*thermostat_rate=*/0.01,
+                                    offsets_,
+                                    /*seed=*/int64_t{3},
+                                    /*step=*/int64_t{4},
+                                    no_step_);
+  Call("torch_sgmcmc::sgnht_step_",
+       std::tuple_cat(Lists(theta_, grad_, v_, thermostat), rest));
+  std::apply(SGNHTStep<CpuDriver>,
+             std::tuple_cat(Lists(theta2_, grad_, v2_, thermostat2), rest));
+  EXPECT_EQ(theta_, theta2_);
+  EXPECT_EQ(v_, v2_);
+  EXPECT_EQ(thermostat, thermostat2);
+  EXPECT_NE(thermostat, Some(1e-3f));
   EXPECT_NE(theta_, before_);
 }
 

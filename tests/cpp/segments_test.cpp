@@ -18,8 +18,10 @@
 #include "lane_probes.h"
 #include "samplers/gaussian.h"
 #include "samplers/gradient_variance.h"
+#include "samplers/psgld.h"
 #include "samplers/sghmc.h"
 #include "samplers/sgld.h"
+#include "samplers/sgnht.h"
 #include "tensors.h"
 
 namespace torch_sgmcmc {
@@ -203,6 +205,32 @@ TYPED_TEST(Segments, SGHMCNoiseAware) {
   using Update = SGHMCNoiseAwareUpdate<Arithmetic<TypeParam>>;
   ExpectAllAgreeEverywhere<Update, TypeParam>(
       Update(SGHMCCoefficients(0.1, 0.5, 10, 2, 1, 0)));
+}
+
+TYPED_TEST(Segments, PSGLDFrozen) {
+  using Update = PSGLDFrozenUpdate<Arithmetic<TypeParam>>;
+  ExpectAllAgreeEverywhere<Update, TypeParam>(
+      Update(PSGLDCoefficients(0.1, 50, 2, 1, 0.99, 1e-5)));
+}
+
+// State is filled with numbers of both signs here: without memory V, a square,
+// does not depend on it.
+TYPED_TEST(Segments, PSGLDAdapting) {
+  using Update = PSGLDAdaptingUpdate<Arithmetic<TypeParam>>;
+  ExpectAllAgreeEverywhere<Update, TypeParam>(
+      Update(PSGLDCoefficients(0.1, 50, 2, 1, 0, 1e-5)));
+}
+
+TYPED_TEST(Segments, PSGLDCorrected) {
+  using Update = PSGLDCorrectedUpdate<Arithmetic<TypeParam>>;
+  ExpectAllAgreeEverywhere<Update, TypeParam>(
+      Update(PSGLDCoefficients(0.1, 50, 2, 1, 0, 1e-5)));
+}
+
+TYPED_TEST(Segments, SGNHT) {
+  using Update = SGNHTUpdate<Arithmetic<TypeParam>>;
+  ExpectAllAgreeEverywhere<Update, TypeParam>(
+      Update(SGNHTCoefficients(0.1, 0.9, 50, 2, 1, 0.01)));
 }
 
 TYPED_TEST(Segments, GradientVariance) {

@@ -6,6 +6,7 @@
 // terms; kRoundings counts the longest chain of them.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -13,8 +14,10 @@
 
 #include "samplers/gaussian.h"
 #include "samplers/gradient_variance.h"
+#include "samplers/psgld.h"
 #include "samplers/sghmc.h"
 #include "samplers/sgld.h"
+#include "samplers/sgnht.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -89,6 +92,147 @@ TYPED_TEST(Updates, SGLD) {
     EXPECT_EQ(update.needs_noise(), h.lr > 0 && h.temperature > 0);
     EXPECT_FALSE(update.skips(0));
     EXPECT_FALSE(update.skips(1));
+  }
+}
+
+// 1.5 units in the last place, over every exponent.
+TYPED_TEST(Updates, ReciprocalRoot) {
+  using Real = TypeParam;
+  std::mt19937 random(5);
+  std::uniform_real_distribution<double> mantissa(1, 4);
+  for (int exponent = -126; exponent < 126; ++exponent) {
+    for (int i = 0; i < 500; ++i) {
+      const Real x = static_cast<Real>(std::ldexp(mantissa(random), exponent));
+      const long double want = 1 / std::sqrt(static_cast<long double>(x));
+      ASSERT_LE(std::abs(ReciprocalRoot(x) / want - 1),
+                3 * UnitRoundoff<Real>());
+    }
+  }
+  EXPECT_TRUE(std::isfinite(ReciprocalRoot(Real(0))));
+}
+
+// Two reciprocal roots of three roundings each; G holds the second one twice,
+// G^2 four times and 1 / sqrt(V) the first.
+TYPED_TEST(Updates, PSGLD) {
+  using Real = TypeParam;
+  constexpr int kRoundings = 24;
+  constexpr double kDecay = 0.9;
+  constexpr double kEps = 0.01;
+  for (const Hyperparameters& h : kHyperparameters) {
+    const PSGLDCoefficients c(
+        h.lr, h.num_data, h.prior_precision, h.temperature, kDecay, kEps);
+    const PSGLDFrozenUpdate<Real> frozen(c);
+    const PSGLDAdaptingUpdate<Real> adapting(c);
+    const PSGLDCorrectedUpdate<Real> corrected(c);
+    const long double lr = h.lr;
+    const long double n = h.num_data;
+    const long double decay = h.prior_precision / n;
+    const long double a = kDecay;
+    const long double u = kRoundings * UnitRoundoff<Real>();
+    for (const Inputs& in : RandomInputs()) {
+      const auto real = [](double x) { return static_cast<Real>(x); };
+      const Real xi = real(in.xi);
+      const long double grad = in.grad;
+      const auto move = [&](long double v) {
+        const long double g = 1 / (std::sqrt(v) + kEps);
+        return lr * g * (grad + decay * in.theta);
+      };
+      const auto noise = [&](long double v) {
+        const long double g = 1 / (std::sqrt(v) + kEps);
+        return std::sqrt(2 * lr * h.temperature * g / n) * in.xi;
+      };
+      const auto terms = [&](long double v) {
+        const long double g = 1 / (std::sqrt(v) + kEps);
+        return std::abs(in.theta) +
+               lr * g * (std::abs(grad) + decay * std::abs(in.theta)) +
+               std::abs(noise(v));
+      };
+      const long double old = in.statistic;
+      Real x[3] = {real(in.theta), real(in.grad), real(old)};
+      frozen(x, xi);
+      ASSERT_LE(std::abs(x[0] - (in.theta - move(old) + noise(old))),
+                u * terms(old));
+      ASSERT_EQ(x[1], real(in.grad));
+      ASSERT_EQ(x[2], real(old));
+
+      const long double v = a * old + (1 - a) * grad * grad;
+      Real y[3] = {real(in.theta), real(in.grad), real(old)};
+      adapting(y, xi);
+      ASSERT_LE(std::abs(y[0] - (in.theta - move(v) + noise(v))), u * terms(v));
+      ASSERT_LE(std::abs(y[2] - v), 4 * UnitRoundoff<Real>() * v);
+
+      // in.v is the curvature, 0.25 is J W.
+      const long double curvature = in.v;
+      const long double w = a * 0.25L + 2 * (1 - a) * grad * curvature;
+      const long double w_size =
+          a * 0.25L + 2 * (1 - a) * std::abs(grad * curvature);
+      const long double g = 1 / (std::sqrt(v) + kEps);
+      const long double slope =
+          lr * h.temperature / n * g * g / (2 * std::sqrt(v));
+      const long double jacobian =
+          std::min(std::max(1 - lr * g * (curvature + decay), 0.0L), 1 / a);
+      Real z[5] = {
+          real(in.theta), real(in.grad), real(old), real(0.25), real(in.v)};
+      corrected(z, xi);
+      ASSERT_LE(std::abs(z[0] - (in.theta - move(v) + noise(v) - slope * w)),
+                u * (terms(v) + slope * w_size));
+      ASSERT_EQ(z[2], y[2]);
+      ASSERT_LE(std::abs(z[3] - w * jacobian),
+                u * w_size * (2 + lr * g * (std::abs(curvature) + decay)));
+      ASSERT_EQ(z[4], real(in.v));
+    }
+    const bool noisy = h.lr > 0 && h.temperature > 0;
+    EXPECT_EQ(frozen.needs_noise(), noisy);
+    EXPECT_EQ(adapting.needs_noise(), noisy);
+    EXPECT_EQ(corrected.needs_noise(), noisy);
+    EXPECT_FALSE(corrected.skips(0));
+  }
+}
+
+TYPED_TEST(Updates, SGNHT) {
+  using Real = TypeParam;
+  constexpr int kRoundings = 8;
+  constexpr double kRate = 0.02;
+  for (const Hyperparameters& h : kHyperparameters) {
+    const SGNHTUpdate<Real> update(SGNHTCoefficients(
+        h.lr, h.momentum, h.num_data, h.prior_precision, h.temperature, kRate));
+    const long double lr = h.lr;
+    const long double n = h.num_data;
+    const long double heat = lr * h.temperature / n;
+    const long double decay = h.prior_precision / n;
+    const long double carry_0 = h.momentum;
+    const long double noise = std::sqrt(2 * (1 - carry_0) * heat);
+    const long double u = UnitRoundoff<Real>();
+    for (const Inputs& in : RandomInputs()) {
+      const double delta = in.statistic / 1024;
+      Real x[4] = {static_cast<Real>(in.theta),
+                   static_cast<Real>(in.grad),
+                   static_cast<Real>(in.v),
+                   static_cast<Real>(delta)};
+      update(x, static_cast<Real>(in.xi));
+      const long double v = (carry_0 - delta) * in.v -
+                            lr * (in.grad + decay * in.theta) + noise * in.xi;
+      const long double terms =
+          (carry_0 + delta) * std::abs(in.v) +
+          lr * (std::abs(in.grad) + decay * std::abs(in.theta)) +
+          noise * std::abs(in.xi);
+      ASSERT_LE(std::abs(x[2] - v), kRoundings * u * terms);
+      ASSERT_LE(std::abs(x[0] - (in.theta + v)),
+                kRoundings * u * (std::abs(in.theta) + terms));
+      ASSERT_EQ(x[1], static_cast<Real>(in.grad));
+      if (heat == 0) {  // the thermostat rests
+        ASSERT_EQ(x[3], static_cast<Real>(delta));
+        continue;
+      }
+      const long double mean = (in.v + v) / 2;
+      const long double size = (std::abs(in.v) + terms) / 2;
+      const long double change = kRate * (mean * mean / heat - 1);
+      ASSERT_LE(std::abs(x[3] - (delta + change)),
+                kRoundings * u *
+                    (delta + kRate + 2 * kRate * std::abs(mean) * size / heat));
+    }
+    EXPECT_EQ(update.needs_noise(), heat > 0);
+    EXPECT_FALSE(update.skips(0));
   }
 }
 

@@ -6,8 +6,9 @@ Real samplers and mutants (``harness.mutants``) go through these functions alike
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,22 +16,27 @@ import torch
 
 from harness.double_well import double_well_law
 from harness.methods import Coordinates, Law, Method
+from harness.preconditioned import memoryless_law
 from harness.statistics import (
     Array,
     StatisticalError,
     check_counts,
     check_gaussian,
     check_mean,
+    check_z,
     whiten,
 )
-from harness.targets import DoubleWell, GaussianMean, Quadratic
+from harness.targets import DoubleWell, GaussianMean, LogGamma, Quadratic
 
 __all__ = [
     "Chains",
     "Experiment",
     "Group",
     "check_double_well",
+    "check_extrapolated",
+    "check_memoryless",
     "check_stationary",
+    "check_thermostats",
     "check_transient",
 ]
 
@@ -70,7 +76,7 @@ class Experiment:
     """
 
     method: Method
-    target: Quadratic | GaussianMean | DoubleWell
+    target: Quadratic | GaussianMean | DoubleWell | LogGamma
     settings: Mapping[str, Any]
     groups: tuple[Group, ...] = ()
     chains: int = 20_000
@@ -137,7 +143,11 @@ class Chains:
 
     def closure(self) -> None:
         self.sampler.zero_grad()
-        self.target.loss(torch.cat(self.params, dim=1), self.generator).backward()
+        loss = self.target.loss(torch.cat(self.params, dim=1), self.generator)
+        with warnings.catch_warnings():
+            # Of a leak, if gradients were kept.
+            warnings.filterwarnings("ignore", "Using backward.. with create_graph")
+            loss.backward(create_graph=self.needs_graph)
 
     def advance(self, steps: int) -> None:
         for _ in range(steps):
@@ -146,6 +156,13 @@ class Chains:
             else:
                 self.closure()
                 self.sampler.step()
+        self.sampler.zero_grad()
+
+    @property
+    def needs_graph(self) -> bool:
+        """Whether the sampler uses second derivatives."""
+        groups = self.sampler.param_groups
+        return any(g.get("gamma", False) and g["adapt"] for g in groups)
 
     def state(self, names: Sequence[str] = (), *, theta: bool = True) -> Array:
         """[chains, coordinates of θ and of the sampler's state tensors ``names``]."""
@@ -232,3 +249,86 @@ def check_double_well(experiment: Experiment) -> None:
     edges = np.linspace(-2, 2, 81)
     counts = np.histogram(theta, np.concatenate([[-np.inf], edges, [np.inf]]))[0]
     check_counts(counts, law.probabilities(edges), label=label)
+
+
+def check_thermostats(experiment: Experiment) -> None:
+    """Checks that SGNHT's thermostats absorb gradient noise, on a Gaussian target.
+
+    They start where there is no such noise. Then the mean of two consecutive momenta
+    has the variance lr T / N, whatever lr, noise and κ (what a thermostat sees has the
+    mean 0 in a stationary chain); θ and v follow ``sgnht_law``, and the thermostats
+    have the variance κ (1 + α / 2), both up to O(κ), far below a standard error.
+    """
+    c, law = experiment.coordinates, experiment.law
+    mean, cov = law.cycle.stationary()
+    d = experiment.target.dimension
+    noise = np.diag(experiment.target.noise)
+    account = c["lr"] * c["num_data"] * noise / (2 * c["temperature"])
+    friction = 1 - c["momentum"] + account
+    chains = Chains(experiment, mean[:d] + 3 * np.sqrt(np.diag(cov)[:d]))
+    # What is left of a thermostat's start is exp(-κ t / α).
+    chains.advance(math.ceil(8 * max(friction / c["thermostat_rate"])))
+    before = chains.state(["momentum"], theta=False)
+    chains.advance(1)
+    state = chains.state(["momentum"])
+    thermostats = chains.state(["thermostat"], theta=False)
+    label = experiment.label("thermostats")
+    heat = c["lr"] * c["temperature"] / c["num_data"]
+    check_mean((before + state[:, d:]) ** 2 / 4 / heat, 1.0, label=label)
+    check_gaussian(state, mean=mean, cov=cov, label=label)
+    spread = thermostats.var(axis=0) / (c["thermostat_rate"] * (1 + friction / 2))
+    error = math.sqrt(2 / len(thermostats))
+    check_z({"spread of the thermostats": (spread - 1) / error}, label=label)
+
+
+def check_memoryless(experiment: Experiment) -> None:
+    """Checks pSGLD without memory against its law by quadrature, in one dimension."""
+    c, target = experiment.coordinates, experiment.target
+    law = memoryless_law(
+        curvature=float(target.hessian[0, 0]),
+        centre=float(target.centre[0]),
+        gamma=bool(c["gamma"][0]),
+        **{
+            name: float(c[name][0])
+            for name in ("lr", "num_data", "prior_precision", "temperature", "eps")
+        },
+    )
+    chains = Chains(experiment, target.centre)
+    chains.advance(law.burn_in(_FORGOTTEN))
+    theta = chains.state()[:, 0]
+    label = experiment.label("memoryless")
+    powers = np.array([1, 2, 4])
+    check_mean(
+        theta[:, None] ** powers,
+        np.array([law.moment(k) for k in powers]),
+        label=label,
+    )
+    deviation = math.sqrt(law.moment(2) - law.moment(1) ** 2)
+    edges = law.moment(1) + deviation * np.linspace(-4, 4, 61)
+    counts = np.histogram(theta, np.concatenate([[-np.inf], edges, [np.inf]]))[0]
+    check_counts(counts, law.probabilities(edges), label=label)
+
+
+def check_extrapolated(experiment: Experiment, moments: Array, *, time: float) -> None:
+    """Checks E[θ] and E[θ²] for vanishing lr: Richardson's 2 f(lr / 2) - f(lr).
+
+    For a chain whose law at a given lr is not known. What is left is O(lr²).
+
+    Args:
+        experiment: in one dimension.
+        moments: [2], the target's.
+        time: lr times the number of steps that burn in.
+    """
+    lr = experiment.all_settings["lr"]
+    means, variances = [], []
+    for part in (1, 2):
+        settings = {**experiment.settings, "lr": lr / part}
+        seed = experiment.seed + part
+        chains = Chains(replace(experiment, settings=settings, seed=seed), np.zeros(1))
+        chains.advance(math.ceil(time * part / lr))
+        values = chains.state() ** np.array([1, 2])
+        means.append(values.mean(axis=0))
+        variances.append(values.var(axis=0) / len(values))
+    error = np.sqrt(4 * variances[1] + variances[0])
+    z = (2 * means[1] - means[0] - moments) / error
+    check_z({"moments": z}, label=experiment.label("small steps"))

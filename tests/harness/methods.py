@@ -6,18 +6,29 @@ To put another sampler through every test of ``test_sampling_law.py``, add one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch.optim import Optimizer
 
 from harness.statistics import AffineMap, Array
 from harness.targets import GaussianMean, Quadratic
-from torch_sgmcmc import EWSG, SGHMC, SGLD
+from torch_sgmcmc import EWSG, PSGLD, SGHMC, SGLD, SGNHT
 
-__all__ = ["METHODS", "Coordinates", "Law", "Method", "sghmc_law", "sgld_law"]
+__all__ = [
+    "METHODS",
+    "THERMOSTATS",
+    "Coordinates",
+    "Law",
+    "Method",
+    "psgld_law",
+    "sghmc_law",
+    "sgld_law",
+    "sgnht_law",
+]
 
 # Every numeric hyperparameter as an array with one value for each coordinate.
 Coordinates = Mapping[str, Array]
@@ -130,6 +141,48 @@ def _ewsg(params: Any, **settings: Any) -> EWSG:
     return EWSG(params, num_chains=len(first[0]), **settings)
 
 
+# The preconditioners of frozen pSGLD, taken in turn by the coordinates. The first is 1:
+# in one dimension it is SGLD.
+_PRECONDITIONERS = (1.0, 0.6, 1.2)
+
+
+def frozen_psgld(params: Iterable[Any], cls: type = PSGLD, **settings: Any) -> Any:
+    """pSGLD that has stopped to adapt, at known values of V."""
+    sampler = cls(params, adapt=False, **settings)
+    start = 0
+    for group in sampler.param_groups:
+        for p in group["params"]:
+            stop = start + p.shape[1]
+            g = torch.tensor([_PRECONDITIONERS[i % 3] for i in range(start, stop)])
+            v = (1 / g.double() - group["eps"]) ** 2
+            sampler.state[p]["square_average"] = v.to(p.dtype).repeat(len(p), 1)
+            start = stop
+    return sampler
+
+
+def psgld_law(target: Quadratic | GaussianMean, c: Coordinates) -> Law:
+    """Frozen, it is SGLD with a step size lr G for each coordinate."""
+    g = np.array([_PRECONDITIONERS[i % 3] for i in range(len(c["lr"]))])
+    return sgld_law(target, {**c, "lr": c["lr"] * g})
+
+
+def sgnht_law(target: Quadratic | GaussianMean, c: Coordinates) -> Law:
+    """SGHMC with the friction α = A + β̂, where β̂ = lr N Var(ḡ) / (2T).
+
+    That is where the thermostats settle, exactly, if gradient noise is independent
+    between coordinates: noise and friction are then in balance, and the mean of two
+    consecutive momenta has the variance lr T / N. That the thermostats move about
+    their mean, with the variance κ (1 + α / 2), changes the law by O(κ): the variances
+    by 0.3 κ and fourth moments by 3 κ relatively.
+    """
+    noise = np.diag(target.noise)
+    assert np.all(target.noise == np.diag(noise)), "needs independent noise"
+    account = c["lr"] * c["num_data"] * noise / (2 * c["temperature"])
+    # sghmc_law injects 2 (1 - momentum - noise_estimate) = 2 A.
+    carry = c["momentum"] - account
+    return sghmc_law(target, {**c, "momentum": carry, "noise_estimate": account})
+
+
 METHODS: tuple[Method, ...] = (
     Method(
         "SGLD",
@@ -158,4 +211,28 @@ METHODS: tuple[Method, ...] = (
         {"momentum": 0.6},
         chooses=True,
     ),
+    Method(
+        "PSGLD frozen",
+        frozen_psgld,
+        psgld_law,
+        lambda c: (0.0, float(_injected(c, 1.0)[0])),
+        {"eps": 0.1},
+    ),
+    # Thermostats too slow to move: SGHMC, everything but the thermostats themselves.
+    Method(
+        "SGNHT",
+        SGNHT,
+        sghmc_law,
+        lambda c: (float(c["momentum"][0]), float(_injected(c, 1 - c["momentum"])[0])),
+        {"momentum": 0.6, "thermostat_rate": 1e-12},
+    ),
+)
+
+# SGNHT with thermostats at work.
+THERMOSTATS = Method(
+    "SGNHT at work",
+    SGNHT,
+    sgnht_law,
+    METHODS[-1].inertia,
+    {"momentum": 0.8, "thermostat_rate": 1e-3},
 )

@@ -16,7 +16,16 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["SGHMC_MUTATIONS", "SGLD_MUTATIONS", "ReferenceSGHMC", "ReferenceSGLD"]
+__all__ = [
+    "PSGLD_MUTATIONS",
+    "SGHMC_MUTATIONS",
+    "SGLD_MUTATIONS",
+    "SGNHT_MUTATIONS",
+    "ReferencePSGLD",
+    "ReferenceSGHMC",
+    "ReferenceSGLD",
+    "ReferenceSGNHT",
+]
 
 Group = dict[str, Any]
 
@@ -62,6 +71,43 @@ SGHMC_MUTATIONS = (
     "momentum resampled from N(0, lr T / N)",
     "momentum starts at rest",
     "momentum starts with the step's noise",
+)
+
+
+PSGLD_MUTATIONS = (
+    *SGLD_MUTATIONS,
+    "preconditioner dropped",
+    "preconditioner not in the noise",
+    "preconditioner without its root in the noise",
+    "preconditioner without its root",
+    "gamma left out",
+    "gamma of the last gradient alone",
+    "gamma of the wrong sign",
+    "gamma twice",
+    "gamma without T",
+    "N forgotten in gamma",
+    "gamma without the Jacobians",
+    "frozen too late",
+)
+
+SGNHT_MUTATIONS = (
+    *SGLD_MUTATIONS,
+    "explicit Euler",
+    "momentum means friction",
+    "friction forgotten in the noise",
+    "momentum starts at rest",
+    "momentum starts with the step's noise",
+    "thermostat ignored",
+    "thermostat watches a norm",
+    "thermostat watches the size and not the square",
+    "thermostat watches the new momentum",
+    "thermostat of the wrong sign",
+    "N forgotten in the thermostat",
+    "T forgotten in the thermostat",
+    "lr forgotten in the thermostat",
+    "thermostat in the noise",
+    "thermostat starts without friction",
+    "thermostat twice as fast",
 )
 
 
@@ -235,3 +281,165 @@ class ReferenceSGHMC(_Reference):
             "noise account added": -1.0,
         }
         return factors.get(self.mutation or "", 1.0) * c["noise_estimate"]
+
+
+class ReferencePSGLD(_Reference):
+    """θ <- θ - lr G g + (lr T / N) Γ + N(0, 2 lr T G / N), G = 1 / (√V + ε)."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        *,
+        num_data: float,
+        decay: float = 0.99,
+        eps: float = 1e-5,
+        adapt: bool = True,
+        gamma: bool = True,
+        prior_precision: float = 0.0,
+        temperature: float = 1.0,
+        seed: int = 0,
+        mutation: str | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            seed,
+            mutation,
+            lr=lr,
+            num_data=num_data,
+            decay=decay,
+            eps=eps,
+            adapt=adapt,
+            gamma=gamma,
+            prior_precision=prior_precision,
+            temperature=temperature,
+        )
+
+    def update(self, p: Tensor, c: Group) -> None:
+        state, bug, grad = self.state[p], self.mutation, p.grad
+        assert grad is not None
+        weight = 1 - c["decay"]
+        v = state.get("square_average", grad.detach() ** 2)
+        if c["adapt"] or bug == "frozen too late":
+            v = (1 - weight) * v + weight * grad.detach() ** 2
+        state["square_average"] = v
+        g = 1 / (v.sqrt() + c["eps"])
+        if bug == "preconditioner without its root":
+            g = 1 / (v + c["eps"])
+        heat = c["lr"] * c["temperature"] / c["num_data"]
+        noise = self.noise(p, 2 * heat, c)
+        if bug == "preconditioner without its root in the noise":
+            noise *= g
+        elif bug not in ("preconditioner not in the noise", "preconditioner dropped"):
+            noise *= g.sqrt()
+        gradient = self.gradient(p, c).detach()
+        moved = p - c["lr"] * (1.0 if bug == "preconditioner dropped" else g) * gradient
+        if c["adapt"] and c["gamma"] and bug != "gamma left out":
+            moved += self.correction(p, grad, v, g, c)
+        p.copy_(moved + noise)
+
+    def correction(
+        self, p: Tensor, grad: Tensor, v: Tensor, g: Tensor, c: Group
+    ) -> Tensor:
+        """(lr T / N) Γ, with the exact curvature: chains are independent."""
+        state, bug, weight = self.state[p], self.mutation, 1 - c["decay"]
+        assert p.shape[1] == 1
+        (h,) = torch.autograd.grad(grad, p, torch.ones_like(p), retain_graph=True)
+        last = 2 * weight * grad.detach() * h
+        w = (1 - weight) * state.get("w", torch.zeros_like(p)) + last
+        decay = c["prior_precision"] / c["num_data"]
+        jacobian = 1 - c["lr"] * g * (h + decay)
+        largest = 1 / c["decay"] if c["decay"] > 0 else 1.0
+        if bug != "gamma without the Jacobians":
+            state["w"] = w * jacobian.clamp(0, largest)
+        else:
+            state["w"] = w
+        if bug == "gamma of the last gradient alone":
+            w = last
+        factors = {
+            "gamma of the wrong sign": -1.0,
+            "gamma twice": 2.0,
+            "gamma without T": 1 / c["temperature"],
+            "N forgotten in gamma": c["num_data"],
+        }
+        heat = c["lr"] * c["temperature"] / c["num_data"] * factors.get(bug or "", 1.0)
+        # V = 0 at a stationary point, where W = 0 as well.
+        return -heat * g**2 / (2 * v.sqrt()).clamp(min=1e-30) * w
+
+
+class ReferenceSGNHT(_Reference):
+    """SGHMC with the friction α <- α + κ (u² N / (lr T) - 1), u the mean of v, v'."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        momentum: float = 0.9,
+        *,
+        num_data: float,
+        thermostat_rate: float,
+        prior_precision: float = 0.0,
+        temperature: float = 1.0,
+        seed: int = 0,
+        mutation: str | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            seed,
+            mutation,
+            lr=lr,
+            momentum=momentum,
+            num_data=num_data,
+            thermostat_rate=thermostat_rate,
+            prior_precision=prior_precision,
+            temperature=temperature,
+        )
+
+    def update(self, p: Tensor, c: Group) -> None:
+        state, bug = self.state[p], self.mutation
+        heat = c["lr"] * c["temperature"] / c["num_data"]
+        injected = 1 - c["momentum"]  # A
+        if bug == "momentum means friction":
+            injected = c["momentum"]
+        if not state:
+            v = torch.randn(p.shape, generator=self.generator, dtype=p.dtype)
+            state["momentum"] = heat**0.5 * v
+            if bug == "momentum starts at rest":
+                state["momentum"].zero_()
+            state["thermostat"] = torch.zeros_like(p)
+            if bug == "thermostat starts without friction":
+                state["thermostat"] -= injected
+        v, alpha = state["momentum"], injected + state["thermostat"]
+        if bug == "thermostat ignored":
+            alpha = injected
+        share = 1.0 if bug == "friction forgotten in the noise" else injected
+        xi = self.noise(p, 2 * share * heat, c)
+        if bug == "thermostat in the noise":
+            xi = xi * (alpha.clamp(min=0) / injected) ** 0.5
+        if self.step_count == 0 and bug == "momentum starts with the step's noise":
+            v = xi / (2 * injected) ** 0.5
+        new = (1 - alpha) * v - c["lr"] * self.gradient(p, c) + xi
+        p += v if bug == "explicit Euler" else new
+        state["momentum"] = new
+        state["thermostat"] = state["thermostat"] + self.change(v, new, heat, c)
+
+    def change(self, old: Tensor, new: Tensor, heat: float, c: Group) -> Tensor:
+        """Of the thermostats."""
+        bug, rate = self.mutation, c["thermostat_rate"]
+        factors = {
+            "N forgotten in the thermostat": 1 / c["num_data"],
+            "T forgotten in the thermostat": c["temperature"],
+            "lr forgotten in the thermostat": c["lr"],
+        }
+        heat = heat / factors.get(bug or "", 1.0)
+        u = new if bug == "thermostat watches the new momentum" else (old + new) / 2
+        seen = u**2 / heat
+        if bug == "thermostat watches a norm":
+            seen = seen.mean(dim=1, keepdim=True)
+        if bug == "thermostat watches the size and not the square":
+            seen = u.abs() / heat**0.5
+        if bug == "thermostat of the wrong sign":
+            rate = -rate
+        if bug == "thermostat twice as fast":
+            rate = 2 * rate
+        return rate * (seen - 1)

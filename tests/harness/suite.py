@@ -9,16 +9,26 @@ import torch
 
 from harness.chains import Experiment, Group
 from harness.methods import Method
-from harness.targets import DoubleWell, GaussianMean, Quadratic, correlated
+from harness.targets import (
+    DoubleWell,
+    GaussianMean,
+    LogGamma,
+    Quadratic,
+    correlated,
+)
 
 __all__ = [
+    "absorbed",
     "accounted",
     "all_at_once",
     "double_well",
     "gaussian",
+    "memoryless",
     "minibatches",
+    "normal",
     "per_group",
     "resampled",
+    "skewed",
 ]
 
 # Replicates for a given dimension: pooled variances are then known to 0.3 %.
@@ -101,3 +111,39 @@ def double_well(method: Method, *, noisy: bool = False) -> Experiment:
     target = DoubleWell(4.0 if noisy else 0.0)
     settings = {"lr": 0.02, "num_data": 1}
     return Experiment(method, target, settings, chains=100_000, seed=60)
+
+
+def absorbed(method: Method) -> Experiment:
+    """Gradient noise of very different size, from half the heat to none."""
+    noise = np.diag([0.12, 0.03, 1e-9])
+    target = Quadratic(correlated(3, seed=80, condition=3.0), _centre(3), noise)
+    settings = {"lr": 0.1, "num_data": 20, "prior_precision": 8.0, "temperature": 0.6}
+    return Experiment(method, target, settings, chains=20_000, seed=81)
+
+
+def memoryless(method: Method, *, gamma: bool) -> Experiment:
+    """pSGLD whose V is the gradient at hand, on a Gaussian away from the prior."""
+    target = Quadratic(np.array([[0.8]]), np.array([0.3]))
+    settings = {
+        "lr": 0.05,
+        "num_data": 20,
+        "prior_precision": 8.0,
+        "temperature": 0.6,
+        "decay": 0.0,
+        "eps": 0.2,
+        "gamma": gamma,
+    }
+    return Experiment(method, target, settings, chains=100_000, seed=82)
+
+
+def normal(method: Method, **settings: Any) -> Experiment:
+    """N(0, 1) with exact gradients, for pSGLD with a memory."""
+    shared = {"lr": 0.02, "num_data": 1, "decay": 0.5, "eps": 1.0, **settings}
+    target = Quadratic(np.eye(1), np.zeros(1))
+    return Experiment(method, target, shared, chains=50_000, seed=83)
+
+
+def skewed(method: Method, **settings: Any) -> Experiment:
+    """The same on a skewed target."""
+    shared = {"lr": 0.02, "num_data": 1, "decay": 0.5, "eps": 1.0, **settings}
+    return Experiment(method, LogGamma(), shared, chains=50_000, seed=84)

@@ -11,11 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy import special
 from torch import Generator, Tensor
 
 from harness.statistics import Array
 
-__all__ = ["DoubleWell", "GaussianMean", "Quadratic", "correlated", "tensor_like"]
+__all__ = [
+    "DoubleWell",
+    "GaussianMean",
+    "LogGamma",
+    "Quadratic",
+    "correlated",
+    "tensor_like",
+]
 
 
 def tensor_like(array: Array, theta: Tensor) -> Tensor:
@@ -112,6 +120,18 @@ class DoubleWell:
             return loss
         white = torch.randn(theta.shape, generator=generator, dtype=theta.dtype)
         return loss + self.gradient_noise**0.5 * (white * theta).sum()
+
+
+@dataclass(frozen=True)
+class LogGamma:
+    """U = 2 e^θ - 2 θ: θ is the logarithm of a Gamma(2, 2) variable, and skewed."""
+
+    dimension = 1
+    mean = float(special.digamma(2) - np.log(2))
+    variance = float(special.polygamma(1, 2))
+
+    def loss(self, theta: Tensor, generator: Generator) -> Tensor:
+        return (2 * theta.exp() - 2 * theta).sum()
 
 
 def correlated(d: int, *, seed: int, condition: float = 10.0) -> Array:

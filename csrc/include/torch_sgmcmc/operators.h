@@ -1,0 +1,147 @@
+// The operators behind the samplers, as C++ functions.
+//
+// They are what torch.ops.torch_sgmcmc.* are in Python: pure functions of their
+// arguments that change the lists given first in place. csrc/library.cpp says
+// more of each argument. Lists must not be empty. Autograd is not told of the
+// change; the samplers do that.
+#pragma once
+
+#include <ATen/core/ATen_fwd.h>
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "torch_sgmcmc/export.h"
+
+namespace torch_sgmcmc {
+
+/// Where the noise of a call comes from. `device_step`, an int64 scalar on the
+/// tensors' device, is added to `step`.
+struct NoiseKey {
+  at::IntArrayRef offsets;
+  int64_t seed = 0;
+  int64_t step = 0;
+  std::optional<at::Tensor> device_step = std::nullopt;
+};
+
+/// One update of SGLD.
+TORCH_SGMCMC_API void sgld_step_(at::TensorList params,
+                                 at::TensorList grads,
+                                 double lr,
+                                 double num_data,
+                                 double prior_precision,
+                                 double temperature,
+                                 const NoiseKey& key);
+
+/// Hyperparameters of sghmc_step_.
+struct SGHMCStep {
+  double lr = 0;
+  double momentum = 0;
+  double num_data = 1;
+  double prior_precision = 0;
+  double temperature = 1;
+  double noise_estimate = 0;
+  int64_t resample_momentum_every = 0;
+};
+
+/// One update of SGHMC. An empty list of gradient variances means that
+/// noise_estimate is used.
+TORCH_SGMCMC_API void sghmc_step_(at::TensorList params,
+                                  at::TensorList grads,
+                                  at::TensorList momenta,
+                                  at::TensorList grad_variances,
+                                  const SGHMCStep& step,
+                                  const NoiseKey& key);
+
+/// Hyperparameters of psgld_step_.
+struct PSGLDStep {
+  double lr = 0;
+  double num_data = 1;
+  double prior_precision = 0;
+  double temperature = 1;
+  double decay = 0.99;
+  double eps = 1e-5;
+  bool adapt = true;
+};
+
+/// One update of PSGLD. Sensitivities and curvatures (the diagonal of the
+/// minibatch's Hessian) are given while Γ is wanted, otherwise empty.
+TORCH_SGMCMC_API void psgld_step_(at::TensorList params,
+                                  at::TensorList grads,
+                                  at::TensorList square_averages,
+                                  at::TensorList sensitivities,
+                                  at::TensorList curvatures,
+                                  const PSGLDStep& step,
+                                  const NoiseKey& key);
+
+/// Hyperparameters of sgnht_step_.
+struct SGNHTStep {
+  double lr = 0;
+  double momentum = 0;
+  double num_data = 1;
+  double prior_precision = 0;
+  double temperature = 1;
+  double thermostat_rate = 0;
+};
+
+/// One update of SGNHT.
+TORCH_SGMCMC_API void sgnht_step_(at::TensorList params,
+                                  at::TensorList grads,
+                                  at::TensorList momenta,
+                                  at::TensorList thermostats,
+                                  const SGNHTStep& step,
+                                  const NoiseKey& key);
+
+/// Hyperparameters of ewsg_log_ratio.
+struct EWSGWeights {
+  double lr = 0;
+  double momentum = 0;
+  double num_data = 1;
+  double prior_precision = 0;
+  double temperature = 1;
+  /// 0 to 3 for "momentum", "zero", "one" and "full_momentum".
+  int64_t surrogate = 0;
+  int64_t num_chains = 1;
+};
+
+/// W(proposals) - W(grads) of EWSG for each chain, in float64. An empty list of
+/// momenta stands for zeros.
+TORCH_SGMCMC_API at::Tensor ewsg_log_ratio(at::TensorList params,
+                                           at::TensorList grads,
+                                           at::TensorList proposals,
+                                           at::TensorList momenta,
+                                           const EWSGWeights& weights);
+
+/// Which chains accept the proposal of that number in that step: each with
+/// probability min(1, exp(log ratio)).
+TORCH_SGMCMC_API at::Tensor ewsg_decide(const at::Tensor& log_ratios,
+                                        int64_t proposal,
+                                        int64_t seed,
+                                        int64_t step);
+
+/// Copies the gradients of the chains that accepted from proposals to grads.
+TORCH_SGMCMC_API void ewsg_select_(at::TensorList grads,
+                                   at::TensorList proposals,
+                                   const at::Tensor& accepted);
+
+/// Takes gradients into running variances: half the mean squared difference of
+/// consecutive gradients, with the given weight of the newest.
+TORCH_SGMCMC_API void gradient_variance_(at::TensorList grads,
+                                         at::TensorList variances,
+                                         at::TensorList previous,
+                                         double weight);
+
+/// Fills tensors with the normals of the given purpose (csrc/core/counter.h).
+TORCH_SGMCMC_API void gaussian_(at::TensorList out,
+                                double std,
+                                int64_t purpose,
+                                const NoiseKey& key);
+
+/// The sum of squares of all elements, in float64 and in a fixed order.
+TORCH_SGMCMC_API at::Tensor sum_of_squares(at::TensorList tensors);
+
+/// Whether this build has CUDA kernels.
+TORCH_SGMCMC_API bool has_cuda();
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,272 @@
+// Hyperparameters of a param group.
+//
+// Every hyperparameter knows whether it was set. What a param group leaves open
+// is taken from the sampler's own options, and what these leave open from the
+// library's defaults, as with the dicts of Python's param groups:
+//
+//   std::vector<torch::optim::OptimizerParamGroup> groups;
+//   groups.emplace_back(body->parameters());
+//   groups.emplace_back(head->parameters(),
+//                       std::make_unique<SGLDOptions>(
+//                           SGLDOptions().prior_precision(10)));
+//   SGLD sampler(std::move(groups), SGLDOptions(0.1).num_data(50'000));
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "torch_sgmcmc/export.h"
+#include "torch_sgmcmc/state_dict.h"
+
+namespace torch_sgmcmc {
+
+/// A value and whether it was set.
+template <typename T>
+class Hyperparameter {
+ public:
+  explicit Hyperparameter(T fallback) : value_(std::move(fallback)) {}
+
+  const T& get() const { return value_; }
+  bool is_set() const { return is_set_; }
+  void set(T value) {
+    value_ = std::move(value);
+    is_set_ = true;
+  }
+  void inherit(const Hyperparameter& other) {
+    if (!is_set_) value_ = other.value_;
+  }
+
+ private:
+  T value_;
+  bool is_set_ = false;
+};
+
+/// What the options of all samplers have in common.
+class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
+ public:
+  double lr() const { return lr_.get(); }
+  double num_data() const { return num_data_.get(); }
+  double prior_precision() const { return prior_precision_.get(); }
+  double temperature() const { return temperature_.get(); }
+  bool capturable() const { return capturable_.value_or(false); }
+
+  /// Sets λ, for whoever holds a group of any sampler.
+  void set_prior_precision(double value) { prior_precision_.set(value); }
+
+  // What the sampler manages itself, for each of its groups.
+
+  /// The seed: of a sampler's group, or as set for a sampler to be.
+  std::optional<int64_t> seed() const { return seed_; }
+  /// The number of updates made, if not capturable.
+  int64_t step() const { return step_; }
+  /// The number of updates made, on the device; undefined if not capturable.
+  const at::Tensor& device_step() const { return device_step_; }
+  /// For each parameter, the index of its first element in the noise stream.
+  const std::vector<int64_t>& offsets() const { return offsets_; }
+
+  // What torch's learning-rate schedulers use.
+  double get_lr() const override { return lr(); }
+  void set_lr(double value) override { lr_.set(value); }
+
+  // What a sampler uses.
+
+  /// The name of the sampler that takes these options.
+  virtual const char* sampler() const = 0;
+  /// Throws std::invalid_argument if a value is out of range.
+  virtual void check() const;
+  /// Takes what is not set from others, which must be of the same class.
+  virtual void inherit(const SamplerOptions& defaults) = 0;
+  /// What is equal in all groups, and whether it was set here.
+  virtual std::vector<std::pair<const char*, bool>> shared() const;
+  /// Takes what is equal in all groups from another one.
+  virtual void share(const SamplerOptions& other);
+  /// Throws std::invalid_argument if a parameter does not suit these options.
+  virtual void check_param(const at::Tensor& param) const;
+  /// Appends the hyperparameters to a param group of a state dict.
+  virtual void write(StateDict& group) const = 0;
+  /// Takes the hyperparameters from the state dict's param group `index`.
+  virtual void read(const StateDict& group, int64_t index) = 0;
+
+ protected:
+  SamplerOptions() = default;
+
+  /// Name and member of each hyperparameter, in the order of a state dict.
+  static constexpr auto fields() {
+    return std::make_tuple(
+        std::make_pair("lr", &SamplerOptions::lr_),
+        std::make_pair("num_data", &SamplerOptions::num_data_),
+        std::make_pair("prior_precision", &SamplerOptions::prior_precision_),
+        std::make_pair("temperature", &SamplerOptions::temperature_));
+  }
+
+  static constexpr double kNotSet = std::numeric_limits<double>::quiet_NaN();
+  Hyperparameter<double> lr_{kNotSet};
+  Hyperparameter<double> num_data_{kNotSet};
+  Hyperparameter<double> prior_precision_{0.0};
+  Hyperparameter<double> temperature_{1.0};
+  std::optional<bool> capturable_;
+  std::optional<int64_t> seed_;
+
+ private:
+  friend class Sampler;
+
+  int64_t step_ = 0;
+  at::Tensor device_step_;
+  std::vector<int64_t> offsets_;
+};
+
+namespace detail {
+
+// The conversions between hyperparameters and values of state dicts.
+TORCH_SGMCMC_API c10::IValue ToValue(const char* name, double value);
+TORCH_SGMCMC_API c10::IValue ToValue(const char* name, int64_t value);
+TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
+                                     const std::string& value);
+TORCH_SGMCMC_API void FromValue(const char* name,
+                                const c10::IValue& value,
+                                double& result);
+TORCH_SGMCMC_API void FromValue(const char* name,
+                                const c10::IValue& value,
+                                int64_t& result);
+TORCH_SGMCMC_API void FromValue(const char* name,
+                                const c10::IValue& value,
+                                std::string& result);
+TORCH_SGMCMC_API c10::IValue ToValue(const char* name, bool value);
+TORCH_SGMCMC_API void FromValue(const char* name,
+                                const c10::IValue& value,
+                                bool& result);
+// A number or None.
+TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
+                                     const std::optional<double>& value);
+TORCH_SGMCMC_API void FromValue(const char* name,
+                                const c10::IValue& value,
+                                std::optional<double>& result);
+// A whole number or None.
+TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
+                                     const std::optional<int64_t>& value);
+TORCH_SGMCMC_API void FromValue(const char* name,
+                                const c10::IValue& value,
+                                std::optional<int64_t>& result);
+// A count: an int, or a tensor of int64 that nobody has waited for yet.
+TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
+                                     const c10::IValue& value);
+TORCH_SGMCMC_API void FromValue(const char* name,
+                                const c10::IValue& value,
+                                c10::IValue& result);
+// A number or a word.
+using NumberOrWord = std::variant<double, std::string>;
+TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
+                                     const NumberOrWord& value);
+TORCH_SGMCMC_API void FromValue(const char* name,
+                                const c10::IValue& value,
+                                NumberOrWord& result);
+// group.at(name), or an error that names the sampler whose group it is not.
+TORCH_SGMCMC_API c10::IValue Find(const StateDict& group,
+                                  int64_t index,
+                                  const char* name,
+                                  const char* sampler);
+
+}  // namespace detail
+
+/// Options of the sampler that Derived belongs to: setters that can be chained,
+/// and, from Derived::fields(), everything that goes through all
+/// hyperparameters.
+template <typename Derived>
+class OptionsOf : public SamplerOptions {
+ public:
+  /// Options of a param group, which takes lr from the sampler.
+  OptionsOf() = default;
+  /// Options with the given step size on SGD's scale.
+  explicit OptionsOf(double lr) { lr_.set(lr); }
+
+  using SamplerOptions::capturable;
+  using SamplerOptions::lr;
+  using SamplerOptions::num_data;
+  using SamplerOptions::prior_precision;
+  using SamplerOptions::seed;
+  using SamplerOptions::temperature;
+
+  /// Step size on SGD's scale, >= 0.
+  Derived& lr(double value) { return set(lr_, value); }
+  /// N, the number of training examples, > 0; 1 means that the loss is U
+  /// itself. Must be set, here or for the sampler.
+  Derived& num_data(double value) { return set(num_data_, value); }
+  /// λ >= 0, precision of the Gaussian prior N(0, 1/λ) on each parameter; 0 is
+  /// a flat prior. Default: 0.
+  Derived& prior_precision(double value) {
+    return set(prior_precision_, value);
+  }
+  /// T >= 0; 1 is the Bayesian posterior, 0 an optimizer without noise.
+  /// Default: 1.
+  Derived& temperature(double value) { return set(temperature_, value); }
+  /// Key of the noise, for the whole sampler. If it is not set, one is drawn
+  /// from torch's default generator, so that torch::manual_seed makes it
+  /// repeatable.
+  Derived& seed(int64_t value) {
+    seed_ = value;
+    return self();
+  }
+  /// Keep the step counter in device memory, so that step() can be captured in
+  /// a CUDA graph: every replay then injects fresh noise. For the whole
+  /// sampler. Default: false.
+  Derived& capturable(bool value) {
+    capturable_ = value;
+    return self();
+  }
+
+  std::unique_ptr<torch::optim::OptimizerOptions> clone() const override {
+    return std::make_unique<Derived>(static_cast<const Derived&>(*this));
+  }
+
+  void inherit(const SamplerOptions& defaults) override {
+    const auto& from = dynamic_cast<const Derived&>(defaults);
+    for_each([&](const char*, auto member) {
+      (self().*member).inherit(from.*member);
+    });
+  }
+
+  void write(StateDict& group) const override {
+    const auto& from = static_cast<const Derived&>(*this);
+    for_each([&](const char* name, auto member) {
+      group.set(name, detail::ToValue(name, (from.*member).get()));
+    });
+  }
+
+  void read(const StateDict& group, int64_t index) override {
+    for_each([&](const char* name, auto member) {
+      auto value = (self().*member).get();
+      detail::FromValue(
+          name, detail::Find(group, index, name, sampler()), value);
+      (self().*member).set(std::move(value));
+    });
+  }
+
+ protected:
+  template <typename T>
+  Derived& set(Hyperparameter<T>& hyperparameter, T value) {
+    hyperparameter.set(std::move(value));
+    return self();
+  }
+
+ private:
+  Derived& self() { return static_cast<Derived&>(*this); }
+
+  template <typename Visit>
+  static void for_each(Visit visit) {
+    std::apply(
+        [&](const auto&... field) { (visit(field.first, field.second), ...); },
+        Derived::fields());
+  }
+};
+
+}  // namespace torch_sgmcmc

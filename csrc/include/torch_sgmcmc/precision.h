@@ -1,0 +1,75 @@
+// Gibbs updates of prior precisions: a Gamma hyperprior for every param group.
+//
+//   torch_sgmcmc::GammaPrecision precision(sampler);
+//   for (int epoch = 0; epoch < epochs; ++epoch) {
+//     train_one_epoch(net, sampler);
+//     precision.step();
+//   }
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "torch_sgmcmc/export.h"
+#include "torch_sgmcmc/sampler.h"
+#include "torch_sgmcmc/state_dict.h"
+
+namespace torch_sgmcmc {
+
+/// The hyperprior: λ ~ Gamma(shape, rate). Both default to 1.
+struct GammaPrecisionOptions {
+  /// a > 0.
+  GammaPrecisionOptions& shape(double value) {
+    shape_ = value;
+    return *this;
+  }
+  double shape() const { return shape_; }
+  /// b > 0.
+  GammaPrecisionOptions& rate(double value) {
+    rate_ = value;
+    return *this;
+  }
+  double rate() const { return rate_; }
+
+ private:
+  double shape_ = 1;
+  double rate_ = 1;
+};
+
+/// Draws every group's prior_precision λ from its full conditional given the
+/// group's d parameters θ,
+///
+///   λ | θ ~ Gamma(a + d/2, rate b + ‖θ‖²/2),
+///
+/// and at temperature T from Gamma((a + d/2 - 1)/T + 1, rate (b + ‖θ‖²/2)/T).
+/// Put each layer in a param group of its own to give it its own precision.
+/// Draws are keyed by the sampler's seed and the number of updates made.
+///
+/// Reference: T. Chen, E. B. Fox and C. Guestrin, Stochastic Gradient
+/// Hamiltonian Monte Carlo, ICML 2014, section 4.2.
+class TORCH_SGMCMC_API GammaPrecision {
+ public:
+  /// The sampler must outlive this object. Throws std::invalid_argument if
+  /// shape or rate is out of range.
+  explicit GammaPrecision(Sampler& sampler,
+                          const GammaPrecisionOptions& options = {});
+
+  /// Draws every group's prior_precision and returns the new values. Throws
+  /// std::invalid_argument, and changes nothing, at temperature 0.
+  std::vector<double> step();
+
+  int64_t num_updates() const { return num_updates_; }
+
+  /// The counter and the hyperprior; the precisions are the sampler's.
+  StateDict state_dict() const;
+  void load_state_dict(const StateDict& dict);
+
+ private:
+  double draw(size_t group) const;
+
+  Sampler& sampler_;
+  GammaPrecisionOptions options_;
+  int64_t num_updates_ = 0;
+};
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,116 @@
+// Preconditioned SGLD (Li, Chen, Carlson and Carin 2016): SGLD with RMSprop.
+//
+// Adaptation that ends with burn-in:
+//
+//   torch_sgmcmc::PSGLD sampler(
+//       net->parameters(),
+//       torch_sgmcmc::PSGLDOptions(1e-3).num_data(50'000).gamma(false));
+//   ... the training loop of sgld.h; after burn-in, for every group:
+//   sampler.options(group).adapt(false);
+//
+// Adaptation throughout, with Γ, needs second derivatives:
+//
+//   loss.backward({}, /*retain_graph=*/std::nullopt, /*create_graph=*/true);
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "torch_sgmcmc/export.h"
+#include "torch_sgmcmc/options.h"
+#include "torch_sgmcmc/sampler.h"
+
+namespace torch_sgmcmc {
+
+/// Hyperparameters of PSGLD: those of OptionsOf, and the following.
+class TORCH_SGMCMC_API PSGLDOptions : public OptionsOf<PSGLDOptions> {
+ public:
+  using OptionsOf::OptionsOf;
+
+  double decay() const { return decay_.get(); }
+  /// a in [0, 1), the memory of V. Default: 0.99.
+  PSGLDOptions& decay(double value) { return set(decay_, value); }
+
+  double eps() const { return eps_.get(); }
+  /// ε > 0, added to the root of V; the paper's λ. Default: 1e-5.
+  PSGLDOptions& eps(double value) { return set(eps_, value); }
+
+  bool adapt() const { return adapt_.get(); }
+  /// Whether V follows the gradients; can be set in a group at any time.
+  /// Default: true.
+  PSGLDOptions& adapt(bool value) { return set(adapt_, value); }
+
+  bool gamma() const { return gamma_.get(); }
+  /// Whether Γ is added while V adapts. It needs gradients with a graph, and
+  /// every step costs about one more backward pass. Default: true.
+  PSGLDOptions& gamma(bool value) { return set(gamma_, value); }
+
+  const char* sampler() const override { return "PSGLD"; }
+  void check() const override;
+
+ private:
+  friend OptionsOf;
+
+  static constexpr auto fields() {
+    return std::tuple_cat(
+        SamplerOptions::fields(),
+        std::make_tuple(std::make_pair("decay", &PSGLDOptions::decay_),
+                        std::make_pair("eps", &PSGLDOptions::eps_),
+                        std::make_pair("adapt", &PSGLDOptions::adapt_),
+                        std::make_pair("gamma", &PSGLDOptions::gamma_)));
+  }
+
+  Hyperparameter<double> decay_{0.99};
+  Hyperparameter<double> eps_{1e-5};
+  Hyperparameter<bool> adapt_{true};
+  Hyperparameter<bool> gamma_{true};
+};
+
+/// What PSGLD remembers of a parameter: tensors of its shape, in fp64 for fp64
+/// parameters and in fp32 for all others.
+class TORCH_SGMCMC_API PSGLDParamState : public ParamStateOf<PSGLDParamState> {
+ public:
+  /// V. Starts as the first gradient's square.
+  at::Tensor square_average;
+  /// J W, with Γ only.
+  at::Tensor sensitivity;
+
+ private:
+  friend ParamStateOf;
+
+  static constexpr auto fields() {
+    return std::make_tuple(
+        std::make_pair("square_average", &PSGLDParamState::square_average),
+        std::make_pair("sensitivity", &PSGLDParamState::sensitivity));
+  }
+};
+
+/// A step size for each coordinate, from a running mean of squared gradients.
+/// With ḡ the gradient of the mean loss of a minibatch, elementwise
+///
+///   V ← a V + (1-a) ḡ²,    G = 1 / (√V + ε),    g = ḡ + (λ/N) θ,
+///   θ ← θ - lr G g + (lr T / N) Γ + √(2 lr T G / N) ξ,    ξ ~ N(0, I).
+///
+/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2, once adapt is false,
+/// and with Γ while it is true. With adapt(true).gamma(false), the literature's
+/// usual practice, it does not: the chain is too wide wherever large gradients
+/// mark the tails. What Γ is made of is in csrc/samplers/psgld.h.
+///
+/// Reference: C. Li, C. Chen, D. Carlson and L. Carin, Preconditioned
+/// Stochastic Gradient Langevin Dynamics for Deep Neural Networks, AAAI 2016,
+/// algorithm 1.
+class TORCH_SGMCMC_API PSGLD : public SamplerOf<PSGLDOptions> {
+ public:
+  using SamplerOf::SamplerOf;
+
+ protected:
+  void prepare_all(std::vector<Work>& work) override;
+  void update(const Work& work) override;
+  std::unique_ptr<SamplerParamState> new_state() const override;
+};
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,140 @@
+// Stochastic gradient Hamiltonian Monte Carlo (Chen, Fox and Guestrin 2014).
+//
+//   torch_sgmcmc::SGHMC sampler(
+//       net->parameters(),
+//       torch_sgmcmc::SGHMCOptions(0.1).momentum(0.99).num_data(50'000));
+//
+// The training loop is the one of sgld.h, and of torch::optim::SGD.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "torch_sgmcmc/export.h"
+#include "torch_sgmcmc/options.h"
+#include "torch_sgmcmc/sampler.h"
+#include "torch_sgmcmc/state_dict.h"
+
+namespace torch_sgmcmc {
+
+/// Hyperparameters of SGHMC: those of OptionsOf, and the following.
+class TORCH_SGMCMC_API SGHMCOptions : public OptionsOf<SGHMCOptions> {
+ public:
+  /// A number, or "online".
+  using NoiseEstimate = detail::NumberOrWord;
+
+  using OptionsOf::OptionsOf;
+
+  double momentum() const { return momentum_.get(); }
+  /// 1 - α in [0, 1); α is the friction. Default: 0.9.
+  SGHMCOptions& momentum(double value) { return set(momentum_, value); }
+
+  const NoiseEstimate& noise_estimate() const { return noise_estimate_.get(); }
+  /// β̂, the part of the friction's noise that the minibatches already bring:
+  /// β̂ = lr N Var(ḡ) / (2T), in [0, α], equal for all coordinates. Default: 0.
+  SGHMCOptions& noise_estimate(double value) {
+    return set(noise_estimate_, NoiseEstimate(value));
+  }
+  /// "online": β̂ is estimated for each coordinate from the gradients seen, as
+  /// half the mean squared difference of consecutive gradients, and used after
+  /// the first 100 of them. β̂ > α is then an error of the step.
+  SGHMCOptions& noise_estimate(std::string value) {
+    return set(noise_estimate_, NoiseEstimate(std::move(value)));
+  }
+
+  int64_t resample_momentum_every() const {
+    return resample_momentum_every_.get();
+  }
+  /// k >= 0; before every k-th update the momentum is drawn afresh from its
+  /// stationary law given θ. 0 never does. Default: 0.
+  SGHMCOptions& resample_momentum_every(int64_t value) {
+    return set(resample_momentum_every_, value);
+  }
+
+  const std::string& initial_momentum() const {
+    return initial_momentum_.get();
+  }
+  /// "stationary" draws the first momentum from N(0, lr T / N), "zeros" starts
+  /// at rest. Default: "stationary".
+  SGHMCOptions& initial_momentum(std::string value) {
+    return set(initial_momentum_, std::move(value));
+  }
+
+  const char* sampler() const override { return "SGHMC"; }
+  void check() const override;
+
+ private:
+  friend OptionsOf;
+
+  static constexpr auto fields() {
+    return std::tuple_cat(
+        SamplerOptions::fields(),
+        std::make_tuple(
+            std::make_pair("momentum", &SGHMCOptions::momentum_),
+            std::make_pair("noise_estimate", &SGHMCOptions::noise_estimate_),
+            std::make_pair("resample_momentum_every",
+                           &SGHMCOptions::resample_momentum_every_),
+            std::make_pair("initial_momentum",
+                           &SGHMCOptions::initial_momentum_)));
+  }
+
+  Hyperparameter<double> momentum_{0.9};
+  Hyperparameter<NoiseEstimate> noise_estimate_{NoiseEstimate(0.0)};
+  Hyperparameter<int64_t> resample_momentum_every_{0};
+  Hyperparameter<std::string> initial_momentum_{"stationary"};
+};
+
+/// What SGHMC remembers of a parameter: tensors of its shape, in fp64 for fp64
+/// parameters and in fp32 for all others.
+class TORCH_SGMCMC_API SGHMCParamState : public ParamStateOf<SGHMCParamState> {
+ public:
+  at::Tensor momentum;
+  // Only with noise_estimate("online"):
+  at::Tensor grad_variance;
+  at::Tensor previous_grad;
+  int64_t num_grads = 0;
+
+ private:
+  friend ParamStateOf;
+
+  static constexpr auto fields() {
+    return std::make_tuple(
+        std::make_pair("momentum", &SGHMCParamState::momentum),
+        std::make_pair("grad_variance", &SGHMCParamState::grad_variance),
+        std::make_pair("previous_grad", &SGHMCParamState::previous_grad),
+        std::make_pair("num_grads", &SGHMCParamState::num_grads));
+  }
+};
+
+/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2. With ḡ the gradient
+/// of the mean loss of a minibatch and α = 1 - momentum,
+///
+///   g = ḡ + (λ/N) θ,
+///   v ← (1-α) v - lr g + √(2 (α-β̂) lr T / N) ξ,    ξ ~ N(0, I),
+///   θ ← θ + v    (the new v).
+///
+/// lr and momentum keep the meaning that they have for torch::optim::SGD, and
+/// neither changes the target. Parameters in bf16 or fp16 are rounded after
+/// every update; the momentum stays in fp32.
+///
+/// Reference: T. Chen, E. B. Fox and C. Guestrin, Stochastic Gradient
+/// Hamiltonian Monte Carlo, ICML 2014, eq. 15.
+class TORCH_SGMCMC_API SGHMC : public SamplerOf<SGHMCOptions> {
+ public:
+  using SamplerOf::SamplerOf;
+
+ protected:
+  void prepare(Work& work) override;
+  void update(const Work& work) override;
+  std::unique_ptr<SamplerParamState> new_state() const override;
+
+ private:
+  void observe_gradients(Work& work);
+};
+
+}  // namespace torch_sgmcmc

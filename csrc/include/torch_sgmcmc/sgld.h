@@ -1,0 +1,51 @@
+// Stochastic gradient Langevin dynamics (Welling and Teh 2011).
+//
+//   torch_sgmcmc::SGLD sampler(
+//       net->parameters(),
+//       torch_sgmcmc::SGLDOptions(0.5).num_data(50'000).seed(0));
+//   for (auto& batch : *loader) {
+//     sampler.zero_grad();
+//     auto logits = net->forward(batch.data);
+//     torch::nn::functional::cross_entropy(logits, batch.target).backward();
+//     sampler.step();
+//   }
+#pragma once
+
+#include "torch_sgmcmc/export.h"
+#include "torch_sgmcmc/options.h"
+#include "torch_sgmcmc/sampler.h"
+
+namespace torch_sgmcmc {
+
+/// Hyperparameters of SGLD: lr, num_data, prior_precision, temperature, seed
+/// and capturable (see OptionsOf).
+class TORCH_SGMCMC_API SGLDOptions : public OptionsOf<SGLDOptions> {
+ public:
+  using OptionsOf::OptionsOf;
+
+  const char* sampler() const override { return "SGLD"; }
+
+ private:
+  friend OptionsOf;
+};
+
+/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2. With ḡ the gradient
+/// of the mean loss of a minibatch, which backward() leaves,
+///
+///   g = ḡ + (λ/N) θ,    θ ← θ - lr g + √(2 lr T / N) ξ,    ξ ~ N(0, I).
+///
+/// lr keeps the meaning that it has for torch::optim::SGD. The error is of the
+/// order of lr, plus the variance that the minibatches' noise adds. No state
+/// but the seed, the step counter and the noise offsets in the groups' options.
+///
+/// Reference: M. Welling and Y. W. Teh, Bayesian Learning via Stochastic
+/// Gradient Langevin Dynamics, ICML 2011, eq. 4.
+class TORCH_SGMCMC_API SGLD : public SamplerOf<SGLDOptions> {
+ public:
+  using SamplerOf::SamplerOf;
+
+ protected:
+  void update(const Work& work) override;
+};
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,106 @@
+// Stochastic gradient Nosé-Hoover thermostats (Ding et al. 2014), multivariate.
+//
+//   torch_sgmcmc::SGNHT sampler(
+//       net->parameters(),
+//       torch_sgmcmc::SGNHTOptions(0.1).momentum(0.9).num_data(50'000));
+//
+// The training loop is the one of sgld.h, and of torch::optim::SGD.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "torch_sgmcmc/export.h"
+#include "torch_sgmcmc/options.h"
+#include "torch_sgmcmc/sampler.h"
+
+namespace torch_sgmcmc {
+
+/// Hyperparameters of SGNHT: those of OptionsOf, and the following.
+class TORCH_SGMCMC_API SGNHTOptions : public OptionsOf<SGNHTOptions> {
+ public:
+  using OptionsOf::OptionsOf;
+
+  double momentum() const { return momentum_.get(); }
+  /// 1 - A in [0, 1); A is the injected noise, and the friction without
+  /// minibatch noise. Default: 0.9.
+  SGNHTOptions& momentum(double value) { return set(momentum_, value); }
+
+  const std::optional<double>& thermostat_rate() const {
+    return thermostat_rate_.get();
+  }
+  /// κ >= 0, how fast friction adapts: the thermostats settle within about
+  /// (A + β̂) / κ steps. 0 leaves the friction at A, which is SGHMC. Default:
+  /// lr T / N, the papers' unit thermostat mass.
+  SGNHTOptions& thermostat_rate(std::optional<double> value) {
+    return set(thermostat_rate_, value);
+  }
+
+  const char* sampler() const override { return "SGNHT"; }
+  void check() const override;
+
+ private:
+  friend OptionsOf;
+
+  static constexpr auto fields() {
+    return std::tuple_cat(
+        SamplerOptions::fields(),
+        std::make_tuple(std::make_pair("momentum", &SGNHTOptions::momentum_),
+                        std::make_pair("thermostat_rate",
+                                       &SGNHTOptions::thermostat_rate_)));
+  }
+
+  Hyperparameter<double> momentum_{0.9};
+  Hyperparameter<std::optional<double>> thermostat_rate_{std::nullopt};
+};
+
+/// What SGNHT remembers of a parameter: tensors of its shape, in fp64 for fp64
+/// parameters and in fp32 for all others.
+class TORCH_SGMCMC_API SGNHTParamState : public ParamStateOf<SGNHTParamState> {
+ public:
+  at::Tensor momentum;
+  /// α - A. Its mean over time estimates β̂, the noise of the minibatches.
+  at::Tensor thermostat;
+
+ private:
+  friend ParamStateOf;
+
+  static constexpr auto fields() {
+    return std::make_tuple(
+        std::make_pair("momentum", &SGNHTParamState::momentum),
+        std::make_pair("thermostat", &SGNHTParamState::thermostat));
+  }
+};
+
+/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2, with a friction that
+/// regulates itself: one thermostat for each coordinate watches the momentum's
+/// heat. With ḡ the gradient of the mean loss of a minibatch and A = 1 -
+/// momentum, elementwise
+///
+///   g = ḡ + (λ/N) θ,
+///   v ← (1-α) v - lr g + √(2 A lr T / N) ξ,    ξ ~ N(0, I),
+///   θ ← θ + v    (the new v),
+///   α ← α + κ (u² N / (lr T) - 1),    u = (old v + new v) / 2,
+///
+/// where α starts at A. Minibatch noise is absorbed as far as it is Gaussian,
+/// independent between coordinates and the same for all θ. Why u and not v, and
+/// how the thermostats scale, is in csrc/samplers/sgnht.h.
+///
+/// Reference: N. Ding et al., Bayesian Sampling Using Stochastic Gradient
+/// Thermostats, NIPS 2014, algorithm 2; C. Li et al., High-Order Stochastic
+/// Gradient Thermostats, AAAI 2016 (one thermostat a coordinate).
+class TORCH_SGMCMC_API SGNHT : public SamplerOf<SGNHTOptions> {
+ public:
+  using SamplerOf::SamplerOf;
+
+ protected:
+  void prepare(Work& work) override;
+  void update(const Work& work) override;
+  std::unique_ptr<SamplerParamState> new_state() const override;
+};
+
+}  // namespace torch_sgmcmc

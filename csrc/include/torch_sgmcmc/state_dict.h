@@ -1,0 +1,93 @@
+// State dicts and the files that Python and C++ exchange.
+//
+// The format is torch's own: what Python's torch.save writes for a nest of
+// dicts, lists, tensors, numbers and strings. A sampler's state dict has the
+// same keys and values in both languages, so either continues the other's
+// chain:
+//
+//   torch_sgmcmc::save({{"model", torch_sgmcmc::state_dict(*net)},
+//                       {"sampler", sampler.state_dict()}}, "chain.pt");
+//
+//   checkpoint = torch.load("chain.pt")
+//   model.load_state_dict(checkpoint["model"])
+//   sampler.load_state_dict(checkpoint["sampler"])
+//
+// and back (dict() because LibTorch cannot read Python's OrderedDict):
+//
+//   torch.save({"model": dict(model.state_dict()),
+//               "sampler": sampler.state_dict()}, "chain.pt")
+//
+//   auto checkpoint = torch_sgmcmc::load("chain.pt");
+//   torch_sgmcmc::load_state_dict(*net, checkpoint.at("model"));
+//   sampler.load_state_dict(checkpoint.at("sampler"));
+#pragma once
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <utility>
+
+#include "torch_sgmcmc/export.h"
+
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
+
+namespace torch_sgmcmc {
+
+/// A dict as Python has them: keys of strings or ints, values of any type that
+/// torch can save. Copies share their contents, as IValues do.
+class TORCH_SGMCMC_API StateDict {
+ public:
+  StateDict();
+  StateDict(std::initializer_list<std::pair<std::string, c10::IValue>> entries);
+
+  /// Takes a dict out of an IValue; throws std::invalid_argument if it holds
+  /// something else.
+  StateDict(const c10::IValue& value);  // NOLINT: converts like an IValue
+
+  /// The dict as torch's own functions take it.
+  operator c10::IValue() const;  // NOLINT: converts like an IValue
+
+  bool contains(const std::string& key) const;
+  bool contains(int64_t key) const;
+
+  /// The value of a key; throws std::invalid_argument if there is none.
+  c10::IValue at(const std::string& key) const;
+  c10::IValue at(int64_t key) const;
+
+  void set(const std::string& key, const c10::IValue& value);
+  void set(int64_t key, const c10::IValue& value);
+
+  size_t size() const;
+
+  /// The entries, in the order in which they were set.
+  const c10::impl::GenericDict& entries() const { return entries_; }
+
+ private:
+  c10::impl::GenericDict entries_;
+};
+
+/// Writes a file that torch.load reads in Python (with weights_only=True, its
+/// default) and load() in C++. The file is complete or not there: it is written
+/// beside its final name and then renamed. Throws std::runtime_error if it
+/// cannot be written.
+TORCH_SGMCMC_API void save(const StateDict& dict, const std::string& path);
+
+/// Reads what save() or Python's torch.save wrote. Throws std::runtime_error if
+/// there is no such file, or it is not one of torch's, or holds no dict.
+TORCH_SGMCMC_API StateDict load(const std::string& path);
+
+/// The parameters and buffers of a module by name: model.state_dict() of
+/// Python.
+TORCH_SGMCMC_API StateDict state_dict(const torch::nn::Module& module);
+
+/// Copies parameters and buffers into a module. Throws std::invalid_argument if
+/// a name is missing or unknown, or a shape differs; nothing is copied then.
+TORCH_SGMCMC_API void load_state_dict(torch::nn::Module& module,
+                                      const StateDict& dict);
+
+}  // namespace torch_sgmcmc

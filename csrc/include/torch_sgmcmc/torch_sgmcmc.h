@@ -1,0 +1,12 @@
+// Stochastic-gradient MCMC as torch optimizers: all of the library.
+#pragma once
+
+#include "torch_sgmcmc/ewsg.h"
+#include "torch_sgmcmc/operators.h"
+#include "torch_sgmcmc/precision.h"
+#include "torch_sgmcmc/psgld.h"
+#include "torch_sgmcmc/sampler.h"
+#include "torch_sgmcmc/sghmc.h"
+#include "torch_sgmcmc/sgld.h"
+#include "torch_sgmcmc/sgnht.h"
+#include "torch_sgmcmc/state_dict.h"

@@ -1,0 +1,180 @@
+#include "torch_sgmcmc/options.h"
+
+#include <cmath>
+
+#include "optim/checks.h"
+#include "optim/python_text.h"
+
+namespace torch_sgmcmc {
+
+void SamplerOptions::check() const {
+  const auto require = [&](const char* name,
+                           const Hyperparameter<double>& value,
+                           const char* what) {
+    if (!value.is_set() && std::isnan(value.get())) {
+      Invalid(std::string("Invalid ") + name + ": not set (" + sampler() +
+              " needs " + what + ")");
+    }
+  };
+  require("lr", lr_, "a step size, on SGD's scale");
+  require("num_data",
+          num_data_,
+          "the number of training examples; 1 if the loss is U itself");
+  CheckReal("lr", lr());
+  CheckReal("num_data", num_data(), {.low_open = true});
+  CheckReal("prior_precision", prior_precision());
+  CheckReal("temperature", temperature());
+}
+
+std::vector<std::pair<const char*, bool>> SamplerOptions::shared() const {
+  return {{"seed", seed_.has_value()}, {"capturable", capturable_.has_value()}};
+}
+
+void SamplerOptions::share(const SamplerOptions& other) {
+  seed_ = other.seed_;
+  capturable_ = other.capturable_;
+}
+
+void SamplerOptions::check_param(const at::Tensor& param) const {
+  switch (param.scalar_type()) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kBFloat16:
+    case at::kHalf:
+      break;
+    default:
+      Invalid(std::string("Invalid parameter: ") + sampler() +
+              " cannot sample " + DtypeName(param.scalar_type()) +
+              " (must be float32, float64, bfloat16 or float16; a complex "
+              "parameter can be kept as torch.view_as_real of it)");
+  }
+  if (!param.is_leaf()) Invalid("can't optimize a non-leaf Tensor");
+}
+
+namespace detail {
+namespace {
+
+constexpr double kExactIntegers = 9007199254740992.0;  // 2^53
+
+[[noreturn]] void WrongType(const char* name,
+                            const c10::IValue& value,
+                            const char* wanted) {
+  Invalid(std::string("Invalid ") + name + " in a state dict: a " +
+          value.tagKind() + " (must be " + wanted + ")");
+}
+
+}  // namespace
+
+c10::IValue ToValue(const char* name, double value) {
+  // A count of data, which Python's users give as an int.
+  if (std::string(name) == "num_data" && value == std::floor(value) &&
+      std::abs(value) < kExactIntegers) {
+    return static_cast<int64_t>(value);
+  }
+  return value;
+}
+
+c10::IValue ToValue(const char*, int64_t value) { return value; }
+
+c10::IValue ToValue(const char*, const std::string& value) { return value; }
+
+c10::IValue ToValue(const char*, bool value) { return value; }
+
+c10::IValue ToValue(const char* name, const std::optional<double>& value) {
+  return value ? ToValue(name, *value) : c10::IValue();
+}
+
+c10::IValue ToValue(const char* name, const std::optional<int64_t>& value) {
+  return value ? ToValue(name, *value) : c10::IValue();
+}
+
+c10::IValue ToValue(const char*, const c10::IValue& value) { return value; }
+
+c10::IValue ToValue(const char* name, const NumberOrWord& value) {
+  return std::visit([&](const auto& held) { return ToValue(name, held); },
+                    value);
+}
+
+void FromValue(const char* name, const c10::IValue& value, double& result) {
+  if (value.isInt()) {
+    result = static_cast<double>(value.toInt());
+  } else if (value.isDouble()) {
+    result = value.toDouble();
+  } else {
+    WrongType(name, value, "a number");
+  }
+}
+
+void FromValue(const char* name, const c10::IValue& value, int64_t& result) {
+  if (!value.isInt()) WrongType(name, value, "an int");
+  result = value.toInt();
+}
+
+void FromValue(const char* name,
+               const c10::IValue& value,
+               std::string& result) {
+  if (!value.isString()) WrongType(name, value, "a string");
+  result = value.toStringRef();
+}
+
+void FromValue(const char* name, const c10::IValue& value, bool& result) {
+  if (!value.isBool()) WrongType(name, value, "a bool");
+  result = value.toBool();
+}
+
+void FromValue(const char* name,
+               const c10::IValue& value,
+               std::optional<double>& result) {
+  if (value.isNone()) {
+    result.reset();
+  } else {
+    FromValue(name, value, result.emplace());
+  }
+}
+
+void FromValue(const char* name,
+               const c10::IValue& value,
+               std::optional<int64_t>& result) {
+  if (value.isNone()) {
+    result.reset();
+  } else {
+    FromValue(name, value, result.emplace());
+  }
+}
+
+void FromValue(const char* name,
+               const c10::IValue& value,
+               c10::IValue& result) {
+  const bool is_count = value.isTensor() && value.toTensor().numel() == 1 &&
+                        value.toTensor().scalar_type() == at::kLong;
+  if (!value.isInt() && !is_count) {
+    WrongType(name, value, "an int, or a Tensor of one int64");
+  }
+  result = value;
+}
+
+void FromValue(const char* name,
+               const c10::IValue& value,
+               NumberOrWord& result) {
+  if (value.isString()) {
+    result = value.toStringRef();
+  } else {
+    double number = 0;
+    FromValue(name, value, number);
+    result = number;
+  }
+}
+
+c10::IValue Find(const StateDict& group,
+                 int64_t index,
+                 const char* name,
+                 const char* sampler) {
+  if (!group.contains(name)) {
+    Invalid("Invalid state_dict: param group " + std::to_string(index) +
+            " lacks " + name + "; it is not one of " + sampler);
+  }
+  return group.at(name);
+}
+
+}  // namespace detail
+}  // namespace torch_sgmcmc

@@ -1,0 +1,138 @@
+#include "torch_sgmcmc/psgld.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+#include "core/counter.h"
+#include "optim/checks.h"
+#include "optim/momentum.h"
+#include "optim/noise_key.h"
+#include "torch_sgmcmc/operators.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+const PSGLDOptions& OptionsOfWork(const Work& work) {
+  return static_cast<const PSGLDOptions&>(*work.options);
+}
+
+bool IsCorrected(const Work& work) {
+  return OptionsOfWork(work).adapt() && OptionsOfWork(work).gamma();
+}
+
+// Estimates the diagonal of the Hessian (Hutchinson), of all groups at once: it
+// couples them, so probes for each alone would make the chain depend on how
+// parameters are grouped. The result has a list for each of `work`, empty for
+// those without a correction.
+std::vector<std::vector<at::Tensor>> Curvatures(const std::vector<Work>& work) {
+  std::vector<at::Tensor> params;
+  std::vector<at::Tensor> probes;
+  std::vector<at::Tensor> with_graph;
+  std::vector<at::Tensor> their_probes;
+  for (const Work& lists : work) {
+    if (!IsCorrected(lists)) continue;
+    std::vector<at::Tensor> normal;
+    for (const at::Tensor& param : lists.params) {
+      normal.push_back(at::empty_like(param));
+    }
+    gaussian_(normal, 1.0, static_cast<int64_t>(Purpose::kProbe), KeyOf(lists));
+    for (size_t i = 0; i < normal.size(); ++i) {
+      params.push_back(lists.params[i]);
+      probes.push_back(at::ones_like(normal[i]).copysign_(normal[i]));
+      if (lists.grads[i].requires_grad()) {
+        with_graph.push_back(lists.grads[i]);
+        their_probes.push_back(probes.back());
+      }
+    }
+  }
+  std::vector<std::vector<at::Tensor>> curvatures(work.size());
+  if (params.empty()) return curvatures;
+  if (with_graph.empty()) {
+    throw std::runtime_error(
+        "PSGLD got gradients without a graph, and Γ needs second derivatives: "
+        "call loss.backward(create_graph=True), or set gamma=False and stop "
+        "adaptation (adapt=False) after burn-in");
+  }
+  const auto products = torch::autograd::grad(with_graph,
+                                              params,
+                                              their_probes,
+                                              /*retain_graph=*/true,
+                                              /*create_graph=*/false,
+                                              /*allow_unused=*/true);
+  size_t next = 0;
+  for (size_t i = 0; i < work.size(); ++i) {
+    if (!IsCorrected(work[i])) continue;
+    for (size_t j = 0; j < work[i].params.size(); ++j, ++next) {
+      const at::Tensor& product = products[next];
+      curvatures[i].push_back(product.defined() ? product * probes[next]
+                                                : at::zeros_like(probes[next]));
+    }
+  }
+  return curvatures;
+}
+
+}  // namespace
+
+void PSGLDOptions::check() const {
+  SamplerOptions::check();
+  CheckReal("decay", decay(), {.high = 1.0});
+  CheckReal("eps", eps(), {.low_open = true});
+  if (capturable() && adapt() && gamma()) {
+    Invalid(
+        "Invalid gamma: True needs second derivatives from autograd and "
+        "excludes capturable=True (set gamma=False, or adapt=False)");
+  }
+}
+
+std::unique_ptr<SamplerParamState> PSGLD::new_state() const {
+  return std::make_unique<PSGLDParamState>();
+}
+
+void PSGLD::prepare_all(std::vector<Work>& work) {
+  auto curvatures = Curvatures(work);
+  for (size_t i = 0; i < work.size(); ++i) {
+    Work& lists = work[i];
+    const bool is_corrected = IsCorrected(lists);
+    lists.state.resize(3);
+    for (size_t j = 0; j < lists.params.size(); ++j) {
+      auto& state = static_cast<PSGLDParamState&>(state_of(lists.params[j]));
+      if (!state.square_average.defined()) {
+        state.square_average =
+            ZeroState(lists.params[j]).copy_(lists.grads[j]).square_();
+      }
+      lists.state[0].push_back(state.square_average);
+      if (!is_corrected) continue;
+      if (!state.sensitivity.defined()) {
+        state.sensitivity = ZeroState(lists.params[j]);
+      }
+      lists.state[1].push_back(state.sensitivity);
+    }
+    lists.state[2] = std::move(curvatures[i]);
+  }
+}
+
+void PSGLD::update(const Work& work) {
+  const PSGLDOptions& options = OptionsOfWork(work);
+  PSGLDStep step;
+  step.lr = options.lr();
+  step.num_data = options.num_data();
+  step.prior_precision = options.prior_precision();
+  step.temperature = options.temperature();
+  step.decay = options.decay();
+  step.eps = options.eps();
+  step.adapt = options.adapt();
+  psgld_step_(work.params,
+              work.grads,
+              work.state[0],
+              work.state[1],
+              work.state[2],
+              step,
+              KeyOf(work));
+}
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,29 @@
+// Values in messages, as Python's format shows them.
+#pragma once
+
+#include <c10/core/Layout.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <string>
+
+namespace torch_sgmcmc {
+
+// "[2, 3]"
+std::string Shape(c10::IntArrayRef sizes);
+
+// "torch.float32"
+std::string DtypeName(c10::ScalarType dtype);
+
+// "torch.sparse_coo"
+std::string LayoutName(c10::Layout layout);
+
+// "50,000"; a number that is not whole has its decimals.
+std::string Thousands(int64_t value);
+std::string Thousands(double value);
+
+// "%.4g"
+std::string FourDigits(double value);
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,9 @@
+#include <torch/csrc/stable/library.h>
+
+#include "apply/cpu.h"
+#include "samplers/psgld_op.h"
+
+STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CPU, m) {
+  m.impl("psgld_step_",
+         TORCH_BOX(&torch_sgmcmc::PSGLDStep<torch_sgmcmc::CpuDriver>));
+}

@@ -1,0 +1,9 @@
+#include <torch/csrc/stable/library.h>
+
+#include "apply/cuda.cuh"
+#include "samplers/sgnht_op.h"
+
+STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CUDA, m) {
+  m.impl("sgnht_step_",
+         TORCH_BOX(&torch_sgmcmc::SGNHTStep<torch_sgmcmc::CudaDriver>));
+}

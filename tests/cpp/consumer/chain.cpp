@@ -1,0 +1,147 @@
+// Runs the chain that a file describes and writes where it ends:
+//
+//   chain JOB RESULT
+//
+// The job is a dict that Python's torch.save wrote (tests/test_cpp_chains.py
+// has the same loop in Python): a small network and its data, the minibatches
+// in the order in which they are drawn, the class and the hyperparameters of a
+// sampler with the step sizes of every step, and optionally the state from
+// which an earlier chain is continued. The result holds the same
+// state after the last step, and torch.load reads it.
+#include <torch/torch.h>
+#include <torch_sgmcmc/torch_sgmcmc.h>
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace sg = torch_sgmcmc;
+namespace nn = torch::nn;
+
+namespace {
+
+sg::StateDict GroupAt(const sg::StateDict& job, size_t index) {
+  return job.at("groups").toListRef()[index];
+}
+
+// A group's options, from the dict that they are in a state dict.
+template <typename Options>
+Options Read(const sg::StateDict& job, size_t index) {
+  Options options;
+  options.read(GroupAt(job, index), static_cast<int64_t>(index));
+  return options;
+}
+
+// Those of its options that a group may set for itself.
+template <typename Options>
+Options OfGroup(const Options& all) {
+  return all;
+}
+
+sg::EWSGOptions OfGroup(const sg::EWSGOptions& all) {
+  return sg::EWSGOptions(all.lr())
+      .num_data(all.num_data())
+      .prior_precision(all.prior_precision())
+      .temperature(all.temperature())
+      .momentum(all.momentum())
+      .surrogate(all.surrogate());
+}
+
+// One group for each linear layer.
+template <typename Method, typename Options>
+std::unique_ptr<sg::Sampler> Make(const sg::StateDict& job,
+                                  nn::SequentialImpl& net) {
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  for (const size_t layer : {0, 2}) {
+    groups.emplace_back(
+        net[layer]->parameters(),
+        std::make_unique<Options>(OfGroup(Read<Options>(job, groups.size()))));
+  }
+  auto defaults = Read<Options>(job, 0);
+  torch::manual_seed(0);  // for a seed that is None, to be drawn
+  if (!job.at("seed").isNone()) defaults.seed(job.at("seed").toInt());
+  return std::make_unique<Method>(std::move(groups), defaults);
+}
+
+const std::map<std::string,
+               std::function<std::unique_ptr<sg::Sampler>(const sg::StateDict&,
+                                                          nn::SequentialImpl&)>>
+    kSamplers = {
+        {"SGLD", Make<sg::SGLD, sg::SGLDOptions>},
+        {"SGHMC", Make<sg::SGHMC, sg::SGHMCOptions>},
+        {"PSGLD", Make<sg::PSGLD, sg::PSGLDOptions>},
+        {"SGNHT", Make<sg::SGNHT, sg::SGNHTOptions>},
+        {"EWSG", Make<sg::EWSG, sg::EWSGOptions>},
+};
+
+void Run(const std::string& job_path, const std::string& result_path) {
+  torch::set_num_threads(1);
+  const sg::StateDict job = sg::load(job_path);
+  const torch::Tensor x = job.at("x").toTensor();
+  const torch::Tensor y = job.at("y").toTensor();
+  const torch::Tensor batches = job.at("batches").toTensor();
+  const torch::Tensor lrs = job.at("lrs").toTensor();
+  const bool create_graph = job.at("create_graph").toBool();
+  const int64_t gibbs_every = job.at("gibbs_every").toInt();
+
+  const sg::StateDict model = job.at("model");
+  const auto hidden = model.at("0.weight").toTensor().size(0);
+  nn::Sequential net(nn::Linear(x.size(1), hidden),
+                     nn::Tanh(),
+                     nn::Linear(hidden, model.at("2.bias").toTensor().size(0)));
+  net->to(x.scalar_type());
+  sg::load_state_dict(*net, model);
+
+  const auto sampler = kSamplers.at(job.at("sampler").toStringRef())(job, *net);
+  sg::GammaPrecision precision(*sampler);
+  if (job.contains("state")) {
+    sampler->load_state_dict(job.at("state"));
+    precision.load_state_dict(job.at("precision"));
+  }
+
+  int64_t draws = 0;
+  for (int64_t i = 0; i < lrs.size(0); ++i) {
+    for (size_t group = 0; group < sampler->param_groups().size(); ++group) {
+      sampler->param_groups()[group].options().set_lr(
+          lrs[i][static_cast<int64_t>(group)].item<double>());
+    }
+    sampler->step([&] {
+      sampler->zero_grad();
+      const torch::Tensor batch = batches[draws++];
+      const torch::Tensor logits = net->forward(x.index({batch}));
+      auto loss = nn::functional::cross_entropy(logits, y.index({batch}));
+      loss.backward({}, /*retain_graph=*/std::nullopt, create_graph);
+      // A parameter without a gradient must not shift the others' noise.
+      if (i % 7 == 3) net[2]->named_parameters()["bias"].mutable_grad().reset();
+      return loss;
+    });
+    if (gibbs_every > 0 && (i + 1) % gibbs_every == 0) precision.step();
+  }
+  sg::save({{"model", sg::state_dict(*net)},
+            {"state", sampler->state_dict()},
+            {"precision", precision.state_dict()},
+            {"summary", sampler->target_summary()}},
+           result_path);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) {
+    std::cerr << "usage: chain JOB RESULT\n";
+    return 2;
+  }
+  try {
+    Run(argv[1], argv[2]);
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << '\n';
+    return 1;
+  }
+}

@@ -1,0 +1,654 @@
+// The samplers as a LibTorch program uses them. That a chain has the same bits
+// as in Python, and that messages are the same, is tested from Python
+// (tests/test_cpp_chains.py); here is what belongs to C++: options of groups,
+// torch's schedulers and serialization, and that a failure changes nothing.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <torch_sgmcmc/torch_sgmcmc.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace torch_sgmcmc {
+namespace {
+
+using torch::optim::OptimizerParamGroup;
+
+// The message of the exception that a function must throw.
+template <typename Error = std::invalid_argument>
+std::string Thrown(const std::function<void()>& function) {
+  try {
+    function();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return "";
+}
+
+torch::Tensor Param(int64_t numel,
+                    torch::Dtype dtype = torch::kFloat,
+                    torch::Device device = torch::kCPU) {
+  auto param = torch::linspace(-1, 1, numel, dtype).to(device);
+  param.set_requires_grad(true);
+  param.mutable_grad() = torch::ones_like(param).mul_(0.1);
+  return param;
+}
+
+std::vector<torch::Tensor> Params() { return {Param(300), Param(5)}; }
+
+std::vector<torch::Tensor> Copies(const std::vector<torch::Tensor>& params) {
+  std::vector<torch::Tensor> copies;
+  for (const auto& param : params) copies.push_back(param.detach().clone());
+  return copies;
+}
+
+void ExpectEqual(const std::vector<torch::Tensor>& a,
+                 const std::vector<torch::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(torch::equal(a[i], b[i]));
+}
+
+void ExpectDifferent(const std::vector<torch::Tensor>& a,
+                     const std::vector<torch::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_FALSE(torch::equal(a[i], b[i]));
+}
+
+SGLDOptions Langevin() { return SGLDOptions(0.1).num_data(50).seed(7); }
+SGHMCOptions Hamiltonian() { return SGHMCOptions(0.1).num_data(50).seed(7); }
+
+TEST(Options, GroupsInheritWhatTheyLeaveOpen) {
+  std::vector<OptimizerParamGroup> groups;
+  groups.emplace_back(std::vector{Param(3)});
+  // Equal to the library's default, but set: it must not be inherited.
+  groups.emplace_back(std::vector{Param(4)},
+                      std::make_unique<SGHMCOptions>(
+                          SGHMCOptions().momentum(0.9).temperature(0.5)));
+  SGHMC sampler(
+      groups,
+      Hamiltonian().momentum(0.5).prior_precision(3).noise_estimate("online"));
+  EXPECT_EQ(sampler.options(0).momentum(), 0.5);
+  EXPECT_EQ(sampler.options(0).temperature(), 1);
+  EXPECT_EQ(sampler.options(1).momentum(), 0.9);
+  EXPECT_EQ(sampler.options(1).temperature(), 0.5);
+  EXPECT_EQ(sampler.options(1).lr(), 0.1);
+  EXPECT_EQ(sampler.options(1).num_data(), 50);
+  EXPECT_EQ(sampler.options(1).prior_precision(), 3);
+  EXPECT_EQ(std::get<std::string>(sampler.options(1).noise_estimate()),
+            "online");
+}
+
+TEST(Options, OfAGroupAddedLaterAreKept) {
+  SGHMC sampler(Params(), Hamiltonian());
+  sampler.step();
+  sampler.add_param_group(OptimizerParamGroup(
+      {Param(4)},
+      std::make_unique<SGHMCOptions>(SGHMCOptions(0.7).momentum(0.3))));
+  EXPECT_EQ(sampler.options(1).lr(), 0.7);
+  EXPECT_EQ(sampler.options(1).momentum(), 0.3);
+  EXPECT_EQ(sampler.options(1).num_data(), 50);
+  EXPECT_EQ(sampler.options(1).step(), 1);
+  EXPECT_EQ(sampler.options(1).offsets(), std::vector<int64_t>{512});
+  sampler.step();
+  EXPECT_EQ(sampler.options(1).step(), 2);
+}
+
+TEST(Options, MustBeComplete) {
+  EXPECT_EQ(Thrown([] { SGLD(Params(), SGLDOptions(1)); }),
+            "Invalid num_data: not set (SGLD needs the number of training "
+            "examples; 1 if the loss is U itself)");
+  EXPECT_EQ(Thrown([] { SGHMC(Params(), SGHMCOptions().num_data(1)); }),
+            "Invalid lr: not set (SGHMC needs a step size, on SGD's scale)");
+  // Every group may bring its own instead.
+  std::vector<OptimizerParamGroup> groups;
+  groups.emplace_back(
+      Params(), std::make_unique<SGLDOptions>(SGLDOptions(1).num_data(2)));
+  EXPECT_EQ(SGLD(groups, SGLDOptions()).options().num_data(), 2);
+}
+
+TEST(Options, OfAnotherKindAreRefused) {
+  SGLD sampler(Params(), Langevin());
+  const auto add = [&](std::unique_ptr<torch::optim::OptimizerOptions> o) {
+    return Thrown([&] {
+      sampler.add_param_group(OptimizerParamGroup({Param(2)}, std::move(o)));
+    });
+  };
+  const std::string kind =
+      "Invalid param group: its options are not of class SGLDOptions";
+  EXPECT_EQ(add(std::make_unique<SGHMCOptions>(0.1)), kind);
+  EXPECT_EQ(add(std::make_unique<torch::optim::SGDOptions>(0.1)), kind);
+  EXPECT_EQ(add(std::make_unique<SGLDOptions>(SGLDOptions().seed(1))),
+            "Invalid param group: 'seed' is managed by SGLD and cannot be set "
+            "for a group");
+  EXPECT_EQ(add(std::make_unique<SGLDOptions>(SGLDOptions().capturable(true))),
+            "Invalid param group: 'capturable' is managed by SGLD and cannot "
+            "be set for a group");
+  EXPECT_EQ(add(std::make_unique<SGLDOptions>(SGLDOptions(-1))),
+            "Invalid lr: -1.0 (must be finite and >= 0)");
+  EXPECT_EQ(sampler.param_groups().size(), 1U);
+}
+
+TEST(Sampler, RefusesParametersThatItCannotSample) {
+  EXPECT_EQ(Thrown([] { SGLD({torch::zeros({2}, torch::kLong)}, Langevin()); }),
+            "Invalid parameter: SGLD cannot sample torch.int64 (must be "
+            "float32, float64, bfloat16 or float16; a complex parameter can be "
+            "kept as torch.view_as_real of it)");
+  EXPECT_EQ(Thrown([] { SGLD({Param(2) * 2}, Langevin()); }),
+            "can't optimize a non-leaf Tensor");
+  EXPECT_EQ(Thrown([] {
+              const auto p = Param(2);
+              SGLD({p, p}, Langevin());
+            }),
+            "some parameters appear in more than one parameter group");
+  EXPECT_EQ(Thrown([] { SGLD(std::vector<torch::Tensor>{}, Langevin()); }),
+            "optimizer got an empty parameter list");
+}
+
+TEST(Sampler, KnowsTheGroupsThatTorchAdded) {
+  SGLD sampler(Params(), Langevin());
+  static_cast<torch::optim::Optimizer&>(sampler).add_param_group(
+      OptimizerParamGroup({Param(4)}));
+  EXPECT_EQ(
+      Thrown<std::runtime_error>([&] { sampler.step(); }),
+      "SGLD does not know the parameters of group 1: add groups with the "
+      "add_param_group of torch_sgmcmc::Sampler, not through a reference to "
+      "torch::optim::Optimizer");
+}
+
+TEST(Sampler, StepCallsTheClosureOnceWithGradients) {
+  const auto params = Params();
+  SGLD sampler(params, Langevin());
+  const auto before = Copies(params);
+  int calls = 0;
+  const torch::NoGradGuard no_grad;
+  const auto loss = sampler.step([&] {
+    ++calls;
+    sampler.zero_grad();
+    auto sum = params[0].square().sum() + params[1].square().sum();
+    sum.backward();
+    return sum;
+  });
+  EXPECT_EQ(calls, 1);
+  EXPECT_TRUE(loss.defined());
+  EXPECT_TRUE(torch::allclose(params[0].grad(), 2 * before[0]));
+  ExpectDifferent(params, before);
+  EXPECT_FALSE(sampler.step().defined());
+}
+
+TEST(Sampler, AutogradSeesThatAStepChangedTheParameters) {
+  auto param = Param(4);
+  SGLD sampler({param}, Langevin());
+  const auto loss = param.square().sum();
+  sampler.step();
+  EXPECT_THROW(loss.backward(), c10::Error);
+}
+
+TEST(Sampler, NoiseDependsNeitherOnGroupsNorOnMissingGradients) {
+  const auto together = Params();
+  const auto apart = Params();
+  std::vector<OptimizerParamGroup> groups;
+  for (const auto& param : apart) groups.emplace_back(std::vector{param});
+  SGHMC one(together, Hamiltonian());
+  SGHMC two(groups, Hamiltonian());
+  for (int i = 0; i < 5; ++i) {
+    for (const auto& params : {together, apart}) {
+      params[0].mutable_grad() =
+          i == 2 ? torch::Tensor() : torch::full({300}, 0.1F);
+    }
+    one.step();
+    two.step();
+  }
+  ExpectEqual(together, apart);
+}
+
+TEST(Sampler, ManualSeedMakesItRepeatable) {
+  const auto draw = [] {
+    torch::manual_seed(3);
+    return SGLD(Params(), SGLDOptions(0.1).num_data(50)).seed();
+  };
+  EXPECT_EQ(draw(), draw());
+  EXPECT_NE(SGLD(Params(), SGLDOptions(0.1).num_data(50)).seed(), draw());
+}
+
+TEST(Sampler, WorksWithTorchsSchedulers) {
+  SGLD sampler(Params(), Langevin());
+  torch::optim::StepLR scheduler(sampler, /*step_size=*/1, /*gamma=*/0.5);
+  for (int i = 0; i < 3; ++i) {
+    sampler.step();
+    scheduler.step();
+  }
+  EXPECT_EQ(sampler.options().lr(), 0.025);
+}
+
+TEST(Sampler, AFailedStepChangesNothing) {
+  const auto params = Params();
+  std::vector<OptimizerParamGroup> groups;
+  for (const auto& param : params) groups.emplace_back(std::vector{param});
+  SGHMC sampler(groups, Hamiltonian());
+  sampler.step();
+  const auto before = Copies(params);
+
+  sampler.options(1).momentum(1.5);
+  EXPECT_EQ(Thrown([&] { sampler.step(); }),
+            "Invalid momentum: 1.5 (must be in [0, 1))");
+  sampler.options(1).momentum(0.9);
+
+  const auto grad = params[1].grad();
+  params[1].mutable_grad() = torch::ones({5}).to_sparse();
+  EXPECT_EQ(Thrown<std::runtime_error>([&] { sampler.step(); }),
+            "SGHMC does not support sparse gradients: got one of layout "
+            "torch.sparse_coo for a parameter of shape [5] (for nn.Embedding, "
+            "use sparse=False)");
+  params[1].mutable_grad() = grad;
+
+  params[1].set_data(torch::zeros({6}));
+  EXPECT_EQ(Thrown<std::runtime_error>([&] { sampler.step(); }),
+            "SGHMC got a gradient of torch.float32 and shape [5] for a "
+            "parameter of torch.float32 and shape [6] (must be equal)");
+  params[1].mutable_grad() = torch::ones({6});
+  EXPECT_EQ(Thrown<std::runtime_error>([&] { sampler.step(); }),
+            "SGHMC has a momentum of shape [5] for a parameter of shape [6]: "
+            "was the parameter replaced?");
+  params[1].set_data(before[1]);
+  params[1].mutable_grad() = grad;
+
+  ExpectEqual(params, before);
+  EXPECT_EQ(sampler.options().step(), 1);
+}
+
+TEST(Sampler, OnlineNoiseEstimateAboveTheFrictionIsAnError) {
+  const auto param = Param(4);
+  SGHMC sampler({param}, Hamiltonian().noise_estimate("online"));
+  const auto noisy = [&](float scale) {
+    for (int i = 0; i < 110; ++i) {
+      param.mutable_grad() = torch::full({4}, i % 2 == 0 ? scale : -scale);
+      sampler.step();
+    }
+  };
+  noisy(1e-3F);
+  EXPECT_NE(Thrown([&] { noisy(10); }).find("in the noisiest coordinate"),
+            std::string::npos);
+}
+
+// A closure that gives both parameters random gradients and counts its calls.
+// (EWSG compares them by their memory, so they are fresh ones.)
+torch::optim::Optimizer::LossClosure Draws(
+    const std::vector<torch::Tensor>& params, int& calls) {
+  return [params, &calls] {
+    for (const auto& param : params) {
+      const auto where = torch::linspace(0, 1, param.numel());
+      param.mutable_grad() =
+          torch::sin(where * static_cast<double>(7 + calls)).view_as(param);
+    }
+    ++calls;
+    return torch::full({}, static_cast<double>(calls));
+  };
+}
+
+EWSGOptions Weighted() { return EWSGOptions(0.1).num_data(5).seed(7); }
+
+TEST(EWSG, NeedsAClosure) {
+  EWSG sampler(Params(), Weighted());
+  EXPECT_EQ(Thrown([&] { sampler.step(); })
+                .find("EWSG.step() needs a closure, since it draws several "
+                      "minibatches a step:"),
+            0U);
+  EXPECT_EQ(sampler.options().step(), 0);
+}
+
+TEST(EWSG, DrawsAndReturnsTheFirstLoss) {
+  const auto params = Params();
+  EWSG sampler(params, Weighted().index_chain_length(3));
+  EXPECT_TRUE(std::isnan(sampler.acceptance_rate()));
+  int calls = 0;
+  const auto closure = Draws(params, calls);
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(sampler.step(closure).item<double>(), 4 * i + 1);
+  }
+  EXPECT_EQ(calls, 80);
+  EXPECT_GT(sampler.acceptance_rate(), 0);
+  EXPECT_LT(sampler.acceptance_rate(), 1);
+}
+
+TEST(EWSG, MakesManyChainsThatDecideAlone) {
+  const auto param = torch::zeros({4, 6}).set_requires_grad(true);
+  EWSG sampler({param}, Weighted().num_chains(4));
+  int calls = 0;
+  const auto closure = Draws({param}, calls);
+  bool differed = false;
+  for (int i = 0; i < 20; ++i) {
+    sampler.step(closure);
+    const auto where = torch::linspace(0, 1, 24);
+    const auto first = torch::sin(where * (7.0 + 2 * i)).view({4, 6});
+    const auto second = torch::sin(where * (8.0 + 2 * i)).view({4, 6});
+    int accepted = 0;
+    for (int64_t chain = 0; chain < 4; ++chain) {
+      const bool is_first = torch::equal(param.grad()[chain], first[chain]);
+      EXPECT_NE(is_first, torch::equal(param.grad()[chain], second[chain]));
+      accepted += is_first ? 0 : 1;
+    }
+    differed = differed || (accepted > 0 && accepted < 4);
+  }
+  EXPECT_TRUE(differed);
+  EXPECT_GT(sampler.acceptance_rate(), 0);
+  EXPECT_LT(sampler.acceptance_rate(), 1);
+
+  EXPECT_EQ(Thrown([] { EWSG(Params(), Weighted().num_chains(300)); }),
+            "Invalid parameter: shape [5] (must have a leading dimension of "
+            "num_chains = 300)");
+}
+
+TEST(EWSG, AFailedClosureChangesNothing) {
+  const auto params = Params();
+  EWSG sampler(params, Weighted().index_chain_length(2));
+  int calls = 0;
+  const auto closure = Draws(params, calls);
+  const auto fails = [&](int at, const std::function<void()>& spoil) {
+    const int start = calls;
+    const auto before = Copies(params);
+    const auto message = Thrown<std::runtime_error>([&] {
+      sampler.step([&] {
+        const auto loss = closure();
+        if (calls - start == at) spoil();
+        return loss;
+      });
+    });
+    EXPECT_EQ(calls - start, at);
+    ExpectEqual(params, before);
+    EXPECT_TRUE(sampler.state().empty());
+    EXPECT_EQ(sampler.options().step(), 0);
+    EXPECT_TRUE(std::isnan(sampler.acceptance_rate()));
+    return message;
+  };
+  for (const int at : {1, 2, 3}) {
+    EXPECT_EQ(fails(at, [] { throw std::runtime_error("no data"); }),
+              "no data");
+  }
+  EXPECT_EQ(fails(1,
+                  [&] {
+                    for (const auto& param : params) {
+                      param.mutable_grad().reset();
+                    }
+                  }),
+            "EWSG got no gradients from the closure (does it call "
+            "backward()?)");
+  EXPECT_EQ(fails(2, [&] { params[0].mutable_grad().reset(); }),
+            "EWSG got gradients of other parameters from the closure than at "
+            "its first call in this step: minibatches could not be compared");
+  const auto reused = torch::ones({5});
+  const auto reuse = [&] {
+    params[1].mutable_grad() = reused;
+    return torch::Tensor();
+  };
+  EXPECT_EQ(Thrown<std::runtime_error>([&] { sampler.step(reuse); })
+                .find("EWSG got the gradients of a minibatch in the memory of "
+                      "those of the minibatch before"),
+            0U);
+  EXPECT_TRUE(sampler.state().empty());
+}
+
+TEST(EWSG, MakesOneDecisionForAllGroups) {
+  const auto group = [](const EWSGOptions& options) {
+    return OptimizerParamGroup({Param(4)},
+                               std::make_unique<EWSGOptions>(options));
+  };
+  EWSG sampler(Params(), Weighted());
+  for (const auto& [key, options] :
+       {std::pair("index_chain_length", EWSGOptions().index_chain_length(1)),
+        std::pair("num_chains", EWSGOptions().num_chains(4))}) {
+    EXPECT_EQ(Thrown([&] { sampler.add_param_group(group(options)); }),
+              "Invalid param group: '" + std::string(key) +
+                  "' is managed by EWSG and cannot be set for a group");
+  }
+  sampler.add_param_group(group(EWSGOptions(0.2).surrogate("zero")));
+  EXPECT_EQ(sampler.options(1).momentum(), 0.9);
+  sampler.options(1).index_chain_length(3);
+  EXPECT_EQ(Thrown([&] { sampler.step([] { return torch::Tensor(); }); }),
+            "Invalid index_chain_length: [1, 3] in the param groups (must be "
+            "equal: there is one decision for all)");
+  sampler.options(1).index_chain_length(1).num_chains(1);
+  EXPECT_EQ(Thrown([&] { sampler.step([] { return torch::Tensor(); }); }),
+            "Invalid num_chains: [None, 1] in the param groups (must be equal: "
+            "there is one decision for all)");
+}
+
+TEST(EWSG, RefusesWhatIsOutOfRange) {
+  const auto refused = [](const EWSGOptions& options) {
+    return Thrown([&] { EWSG(Params(), options); });
+  };
+  EXPECT_EQ(refused(Weighted().index_chain_length(-1)),
+            "Invalid index_chain_length: -1 (must be >= 0)");
+  EXPECT_EQ(refused(Weighted().num_chains(0)),
+            "Invalid num_chains: 0 (must be >= 1)");
+  EXPECT_EQ(refused(Weighted().capturable(true)),
+            "Invalid capturable: true (EWSG decides on the host, which a CUDA "
+            "graph cannot)");
+}
+
+// Two samplers of different parameters, one of which has run.
+template <typename Method, typename Options>
+struct Pair {
+  explicit Pair(const Options& options)
+      : params(Params()),
+        others(Params()),
+        sampler(params, options),
+        other(others, Options(0.3).num_data(1)) {
+    for (int i = 0; i < 3; ++i) sampler.step();
+    const torch::NoGradGuard no_grad;
+    for (size_t i = 0; i < params.size(); ++i) others[i].copy_(params[i]);
+  }
+
+  void ExpectSameChain() {
+    for (int i = 0; i < 3; ++i) {
+      sampler.step();
+      other.step();
+    }
+    ExpectEqual(params, others);
+    EXPECT_EQ(sampler.target_summary(), other.target_summary());
+  }
+
+  std::vector<torch::Tensor> params;
+  std::vector<torch::Tensor> others;
+  Method sampler;
+  Method other;
+};
+
+template <typename Method, typename Options>
+void ExpectTorchSaves(const Options& options) {
+  Pair<Method, Options> pair(options);
+  std::stringstream stream;
+  torch::save(pair.sampler, stream);
+  torch::load(pair.other, stream);
+  pair.ExpectSameChain();
+}
+
+TEST(Serialization, TorchSavesAndLoads) {
+  ExpectTorchSaves<SGLD>(Langevin());
+  ExpectTorchSaves<SGHMC>(Hamiltonian());
+  ExpectTorchSaves<SGHMC>(Hamiltonian().noise_estimate("online"));
+  ExpectTorchSaves<SGHMC>(Hamiltonian().capturable(true));
+}
+
+class Files : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::temp_directory_path() /
+              ("torch_sgmcmc_" + std::to_string(::getpid()));
+    std::filesystem::create_directory(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::string Path(const char* name) const { return folder_ / name; }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+TEST_F(Files, HoldAStateDict) {
+  Pair<SGHMC, SGHMCOptions> pair(Hamiltonian());
+  save(pair.sampler.state_dict(), Path("sampler.pt"));
+  pair.other.load_state_dict(load(Path("sampler.pt")));
+  pair.ExpectSameChain();
+  EXPECT_FALSE(std::filesystem::exists(Path("sampler.pt.unfinished")));
+}
+
+TEST_F(Files, HoldAModule) {
+  torch::nn::Sequential net(torch::nn::Linear(3, 2), torch::nn::BatchNorm1d(2));
+  torch::nn::Sequential other(torch::nn::Linear(3, 2),
+                              torch::nn::BatchNorm1d(2));
+  net->forward(torch::randn({5, 3}));
+  save(state_dict(*net), Path("net.pt"));
+  load_state_dict(*other, load(Path("net.pt")));
+  net->eval();
+  other->eval();
+  const auto x = torch::randn({4, 3});
+  EXPECT_TRUE(torch::equal(net->forward(x), other->forward(x)));
+
+  torch::nn::Sequential wide(torch::nn::Linear(3, 4),
+                             torch::nn::BatchNorm1d(4));
+  const auto before = wide[0]->parameters()[0].detach().clone();
+  EXPECT_EQ(Thrown([&] { load_state_dict(*wide, load(Path("net.pt"))); }),
+            "Invalid state dict: 0.weight has shape [2, 3], expected [4, 3]");
+  EXPECT_TRUE(torch::equal(wide[0]->parameters()[0], before));
+  torch::nn::Sequential small(torch::nn::Linear(3, 2));
+  EXPECT_EQ(Thrown([&] { load_state_dict(*small, load(Path("net.pt"))); }),
+            "Invalid state dict: the module has nothing named 1.weight");
+  EXPECT_EQ(Thrown([&] { load_state_dict(*net, state_dict(*small)); }),
+            "Invalid state dict: it has no key '1.weight'");
+}
+
+TEST_F(Files, ThatAreNotOnesOfTorchAreRefused) {
+  EXPECT_EQ(Thrown<std::runtime_error>([&] { load(Path("none.pt")); }),
+            "Cannot read " + Path("none.pt"));
+  std::ofstream(Path("text.pt")) << "text";
+  EXPECT_EQ(Thrown<std::runtime_error>([&] {
+              load(Path("text.pt"));
+            }).find("Cannot read " + Path("text.pt") + ": not a file of"),
+            0U);
+  EXPECT_EQ(Thrown<std::runtime_error>([&] { save({}, Path("no/folder.pt")); }),
+            "Cannot write " + Path("no/folder.pt"));
+}
+
+TEST(StateDict, OfAnotherChainIsRefusedAndChangesNothing) {
+  Pair<SGHMC, SGHMCOptions> pair(Hamiltonian());
+  const auto good = pair.sampler.state_dict();
+  const auto refused = [&](const StateDict& dict) {
+    return Thrown([&] { pair.other.load_state_dict(dict); });
+  };
+  EXPECT_EQ(refused(StateDict()),
+            "Invalid state dict: it has no key 'param_groups'");
+
+  SGLD langevin(Params(), Langevin());
+  EXPECT_EQ(refused(langevin.state_dict()),
+            "Invalid state_dict: param group 0 lacks momentum; it is not one "
+            "of SGHMC");
+
+  SGHMC fewer({Param(300)}, Hamiltonian());
+  EXPECT_EQ(refused(fewer.state_dict()),
+            "Invalid state_dict: param group 0 has 1 parameters, expected 2");
+
+  SGHMC larger({Param(700), Param(5)}, Hamiltonian());
+  EXPECT_EQ(refused(larger.state_dict()),
+            "Invalid state_dict: param group 0 was saved for parameters of "
+            "other sizes (noise offsets [0, 768], expected [0, 384])");
+
+  SGHMC reshaped({Param(300), Param(6)}, Hamiltonian());
+  reshaped.step();
+  EXPECT_EQ(refused(reshaped.state_dict())
+                .find("Invalid state_dict: parameter 1: SGHMC has a momentum "
+                      "of shape [6] for a parameter of shape [5]"),
+            0U);
+
+  std::vector<OptimizerParamGroup> groups;
+  for (const auto& param : Params()) groups.emplace_back(std::vector{param});
+  EXPECT_EQ(refused(SGHMC(groups, Hamiltonian()).state_dict()),
+            "Invalid state_dict: it has 2 param groups, expected 1");
+
+  StateDict group = good.at("param_groups").toListRef()[0];
+  group.set("momentum", 2.0);
+  EXPECT_EQ(refused(good), "Invalid momentum: 2.0 (must be in [0, 1))");
+  group.set("momentum", true);
+  EXPECT_EQ(refused(good),
+            "Invalid momentum in a state dict: a Bool (must be a number)");
+  group.set("momentum", 0.9);
+
+  EXPECT_EQ(pair.other.options().lr(), 0.3);
+  EXPECT_TRUE(pair.other.state().empty());
+  pair.other.load_state_dict(good);
+  pair.ExpectSameChain();
+}
+
+TEST(StateDict, OfHalfPrecisionKeepsTheMomentumWide) {
+  const auto param = Param(40, torch::kBFloat16);
+  SGHMC sampler({param}, Hamiltonian());
+  sampler.step();
+  sampler.load_state_dict(sampler.state_dict());
+  const auto& state = dynamic_cast<const SGHMCParamState&>(
+      *sampler.state().at(param.unsafeGetTensorImpl()));
+  EXPECT_EQ(state.momentum.scalar_type(), torch::kFloat);
+}
+
+TEST(GammaPrecision, DrawsEveryGroupsPrecision) {
+  std::vector<OptimizerParamGroup> groups;
+  for (const auto& param : Params()) groups.emplace_back(std::vector{param});
+  SGLD sampler(groups, Langevin().prior_precision(1));
+  GammaPrecision precision(sampler, GammaPrecisionOptions().shape(2).rate(0.5));
+  const auto drawn = precision.step();
+  ASSERT_EQ(drawn.size(), 2U);
+  EXPECT_EQ(sampler.options(0).prior_precision(), drawn[0]);
+  EXPECT_EQ(sampler.options(1).prior_precision(), drawn[1]);
+  // 300 weights with mean square 1/3: Gamma(152, rate 50.7), sd 0.24.
+  EXPECT_NEAR(drawn[0], 3, 1);
+
+  GammaPrecision again(sampler);
+  again.load_state_dict(precision.state_dict());
+  EXPECT_EQ(again.step(), precision.step());
+  EXPECT_NE(again.step(), drawn);
+}
+
+TEST(GammaPrecision, RefusesWhatIsOutOfRange) {
+  SGLD sampler(Params(), Langevin().temperature(0));
+  EXPECT_EQ(Thrown([&] {
+              GammaPrecision(sampler, GammaPrecisionOptions().shape(0));
+            }),
+            "Invalid shape: 0.0 (must be finite and > 0)");
+  EXPECT_EQ(Thrown([&] {
+              GammaPrecision(sampler, GammaPrecisionOptions().rate(-1));
+            }),
+            "Invalid rate: -1.0 (must be finite and > 0)");
+  EXPECT_EQ(Thrown([&] { GammaPrecision(sampler).step(); }),
+            "Invalid temperature: 0.0 (must be finite and > 0)");
+  EXPECT_EQ(sampler.options().prior_precision(), 0);
+}
+
+TEST(Cuda, IsTheSameChain) {
+  if (!torch::cuda::is_available() || !has_cuda()) {
+    GTEST_SKIP() << "needs a CUDA device";
+  }
+  const auto on_cpu = Params();
+  std::vector<torch::Tensor> on_gpu;
+  for (const auto& param : on_cpu) {
+    on_gpu.push_back(Param(param.numel(), torch::kFloat, torch::kCUDA));
+  }
+  SGHMC one(on_cpu, Hamiltonian());
+  SGHMC two(on_gpu, Hamiltonian());
+  for (int i = 0; i < 10; ++i) {
+    one.step();
+    two.step();
+  }
+  for (size_t i = 0; i < on_cpu.size(); ++i) {
+    EXPECT_TRUE(torch::allclose(on_cpu[i], on_gpu[i].cpu(), 1e-5, 1e-6));
+  }
+}
+
+}  // namespace
+}  // namespace torch_sgmcmc

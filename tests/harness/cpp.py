@@ -1,0 +1,116 @@
+"""CMake builds of the C++ library and of programs that use the installed package.
+
+Everything is built as a user would: the library configured, built and installed into a
+folder of its own, the programs by ``find_package`` and against that folder alone. They
+must need neither Python nor a CUDA toolkit, so neither is on the path of their builds.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+__all__ = ["CHECKOUT", "Project", "compiler", "install", "path_without", "run"]
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+#: Where pip puts cmake and ninja; then wherever else they are.
+PROGRAMS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
+def compiler() -> str | None:
+    """The C++ compiler that CMake would choose."""
+    names = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
+    return next(filter(None, map(shutil.which, filter(None, names))), None)
+
+
+def run(*command: str | Path, path: str = PROGRAMS) -> str:
+    """What a command prints; an AssertionError with all of it if the command fails."""
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
+    for hint in ("CUDA_HOME", "CUDA_PATH", "CUDACXX", "CMAKE_PREFIX_PATH"):
+        environment.pop(hint, None)
+    done = subprocess.run(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    text = " ".join(map(str, command))
+    assert done.returncode == 0, f"{text} exited with {done.returncode}\n{done.stdout}"
+    return done.stdout
+
+
+def tool(name: str) -> str:
+    found = shutil.which(name, path=PROGRAMS)
+    assert found, f"{name} is missing: pip install '.[test]'"
+    return found
+
+
+def jobs() -> str:
+    return os.environ.get("MAX_JOBS", str(os.cpu_count()))
+
+
+def install(work: Path) -> Path:
+    """Installs the library, built here unless TORCH_SGMCMC_BUILD names a build."""
+    build = os.environ.get("TORCH_SGMCMC_BUILD")
+    if not build:
+        build = str(work / "build")
+        cuda = "AUTO" if torch.cuda.is_available() else "OFF"
+        run(
+            tool("cmake"),
+            *("-S", CHECKOUT, "-B", build, "-G", "Ninja"),
+            f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+            f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}",
+            f"-DTORCH_SGMCMC_CUDA={cuda}",
+            "-DTORCH_SGMCMC_TESTS=OFF",
+        )
+        run(tool("cmake"), "--build", build, "--parallel", jobs())
+    prefix = work / "prefix"
+    run(tool("cmake"), "--install", build, "--prefix", prefix)
+    return prefix
+
+
+def path_without(folder: Path, *names: str) -> str:
+    """A PATH with all programs but those whose names begin with the given ones."""
+    folder.mkdir()
+    for directory in map(Path, os.environ["PATH"].split(os.pathsep)):
+        for program in directory.glob("*"):
+            link = folder / program.name
+            if not program.name.startswith(names) and not link.is_symlink():
+                link.symlink_to(program)
+    return str(folder)
+
+
+class Project:
+    """A CMake project that finds the package in prefixes, and its programs."""
+
+    def __init__(self, source: Path, build: Path, path: str) -> None:
+        self.source = source
+        self.build = build
+        self.path = path
+
+    def configure(self, *prefixes: str | Path, options: tuple[str, ...] = ()) -> str:
+        """Configures with linkers that drop libraries that are not referred to."""
+        return run(
+            tool("cmake"),
+            *("-S", self.source, "-B", self.build, "-G", "Ninja"),
+            f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+            f"-DCMAKE_PREFIX_PATH={';'.join(map(str, prefixes))}",
+            "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--as-needed",
+            *options,
+            path=self.path,
+        )
+
+    def program(self, name: str) -> Path:
+        """Builds a program."""
+        run(
+            *(tool("cmake"), "--build", self.build, "--target", name),
+            *("--parallel", jobs()),
+            path=self.path,
+        )
+        return self.build / name

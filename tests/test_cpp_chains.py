@@ -1,0 +1,313 @@
+"""One chain: C++ and Python give the same bits, and continue each other's."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import torch_sgmcmc as sg
+
+pytestmark = pytest.mark.cpp
+
+STEPS = 1000
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+#: For each sampler, hyperparameters of its two groups.
+CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
+    "SGLD": (
+        sg.SGLD,
+        {"lr": 0.1, "prior_precision": 2.0},
+        {"temperature": 0.5},
+    ),
+    "SGHMC": (
+        sg.SGHMC,
+        {"lr": 0.02, "momentum": 0.95, "prior_precision": 2.0},
+        {"momentum": 0.8, "noise_estimate": 0.03, "initial_momentum": "zeros"},
+    ),
+    "SGHMC-resampled": (
+        sg.SGHMC,
+        {"lr": 0.02, "resample_momentum_every": 10},
+        {"temperature": 1.5},
+    ),
+    "SGHMC-online": (
+        sg.SGHMC,
+        {"lr": 1e-3, "momentum": 0.5},
+        {"noise_estimate": "online"},
+    ),
+    "PSGLD": (
+        sg.PSGLD,
+        {"lr": 1e-3, "gamma": False, "prior_precision": 1.0},
+        {"adapt": False, "eps": 1e-3, "temperature": 0.5},
+    ),
+    "PSGLD-gamma": (
+        sg.PSGLD,
+        {"lr": 1e-3, "decay": 0.9, "eps": 1e-2},
+        {"decay": 0.99},
+    ),
+    "SGNHT": (
+        sg.SGNHT,
+        {"lr": 0.02, "prior_precision": 2.0},
+        {"momentum": 0.8, "thermostat_rate": 1e-3},
+    ),
+    "EWSG": (
+        sg.EWSG,
+        {"lr": 0.02, "prior_precision": 2.0, "index_chain_length": 2},
+        {"momentum": 0.8, "surrogate": "full_momentum", "temperature": 1.5},
+    ),
+    "EWSG-overdamped": (
+        sg.EWSG,
+        {"lr": 0.02, "momentum": 0.0, "surrogate": "zero"},
+        {"surrogate": "one", "prior_precision": 2.0},
+    ),
+    # For the sampler the rows of all parameters are chains; that the network couples
+    # them is no concern of its arithmetic.
+    "EWSG-chains": (
+        sg.EWSG,
+        {"lr": 0.02, "index_chain_length": 2, "num_chains": 5},
+        {"momentum": 0.8},
+    ),
+}
+
+
+def width(name: str) -> int:
+    return 5 if name == "EWSG-chains" else 33
+
+
+def draws(name: str) -> int:
+    """The number of minibatches that a step draws."""
+    method, common, _ = CHAINS[name]
+    return 1 + common.get("index_chain_length", 1) if method is sg.EWSG else 1
+
+
+def make_net(name: str, dtype: torch.dtype) -> nn.Sequential:
+    torch.manual_seed(1)
+    hidden = width(name)
+    return nn.Sequential(nn.Linear(7, hidden), nn.Tanh(), nn.Linear(hidden, 5)).to(
+        dtype
+    )
+
+
+def make_sampler(name: str, net: nn.Sequential) -> sg.Sampler:
+    method, common, special = CHAINS[name]
+    groups = [
+        {"params": net[0].parameters()},
+        {"params": net[2].parameters(), **special},
+    ]
+    return method(groups, **common, num_data=500, seed=-(2**62))
+
+
+def make_job(name: str, dtype: torch.dtype) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(2)
+    net = make_net(name, dtype)
+    sampler = make_sampler(name, net)
+    groups = sampler.state_dict()["param_groups"]
+    base = torch.tensor([group["lr"] for group in groups], dtype=torch.float64)
+    wave = torch.linspace(0, 50, STEPS, dtype=torch.float64).sin()
+    return {
+        "sampler": type(sampler).__name__,
+        "seed": sampler.seed,
+        "groups": groups,
+        "model": dict(net.state_dict()),
+        "x": torch.randn(200, 7, generator=generator).to(dtype),
+        "y": torch.randint(5, (200,), generator=generator),
+        "batches": torch.randint(200, (STEPS * draws(name), 10), generator=generator),
+        "lrs": torch.outer(1 + 0.5 * wave, base),
+        "create_graph": name == "PSGLD-gamma",
+        "gibbs_every": 100,
+    }
+
+
+def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
+    net = make_net(name, job["x"].dtype)
+    net.load_state_dict(job["model"])
+    sampler = make_sampler(name, net)
+    precision = sg.GammaPrecision(sampler)
+    if "state" in job:
+        sampler.load_state_dict(job["state"])
+        precision.load_state_dict(job["precision"])
+    batches = iter(job["batches"])
+    for i, lrs in enumerate(job["lrs"]):
+        for group, lr in zip(sampler.param_groups, lrs.tolist(), strict=True):
+            group["lr"] = lr
+
+        def closure(i: int = i) -> Tensor:
+            sampler.zero_grad()
+            batch = next(batches)
+            loss = F.cross_entropy(net(job["x"][batch]), job["y"][batch])
+            loss.backward(create_graph=job["create_graph"])
+            if i % 7 == 3:
+                net[2].bias.grad = None
+            return loss
+
+        sampler.step(closure)
+        if (i + 1) % job["gibbs_every"] == 0:
+            precision.step()
+    return {
+        "model": dict(net.state_dict()),
+        "state": sampler.state_dict(),
+        "precision": precision.state_dict(),
+        "summary": sampler.target_summary(),
+    }
+
+
+@pytest.fixture
+def run_in_cpp(
+    consumer_program: Callable[[str], Path], tmp_path: Path
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    program = consumer_program("chain")
+
+    def run(job: dict[str, Any]) -> dict[str, Any]:
+        torch.save(job, tmp_path / "job.pt")
+        done = subprocess.run(
+            [program, tmp_path / "job.pt", tmp_path / "result.pt"],
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode != 0:
+            raise ValueError(done.stderr.strip())
+        return torch.load(tmp_path / "result.pt")
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    """Matrix products may depend on the number of threads; updates do not."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def assert_same(ours: object, theirs: object, where: str = "") -> None:
+    """Equal to the last bit, and of the same types."""
+    if isinstance(ours, Tensor):
+        assert isinstance(theirs, Tensor) and ours.dtype == theirs.dtype, where
+        assert torch.isfinite(ours).all(), where
+        assert torch.equal(ours, theirs), where
+    elif isinstance(ours, dict):
+        assert isinstance(theirs, dict) and ours.keys() == theirs.keys(), where
+        for key, value in ours.items():
+            assert_same(value, theirs[key], f"{where}[{key!r}]")
+    elif isinstance(ours, list):
+        assert isinstance(theirs, list) and len(ours) == len(theirs), where
+        for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            assert_same(one, other, f"{where}[{i}]")
+    else:
+        assert type(ours) is type(theirs) and ours == theirs, where
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("name", CHAINS)
+def test_the_same_bits(
+    name: str, dtype: torch.dtype, run_in_cpp: Callable[..., dict[str, Any]]
+) -> None:
+    job = make_job(name, dtype)
+    expected = run_in_python(name, job)
+    moved = expected["model"]["0.weight"] - job["model"]["0.weight"]
+    assert moved.abs().max() > 0.01
+    group = expected["state"]["param_groups"][0]
+    if "num_accepted" in group:
+        assert 0.05 < group["num_accepted"] / group["num_proposals"] < 0.95
+    assert_same(expected, run_in_cpp(job))
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_each_continues_the_others_chain(
+    name: str, run_in_cpp: Callable[..., dict[str, Any]]
+) -> None:
+    job = {**make_job(name, torch.float32), "gibbs_every": 20}
+    # Missing gradients and Gibbs updates fall on the same steps as in the whole.
+    split = 7 * 20 * 3
+    drawn = split * draws(name)
+    first = {**job, "batches": job["batches"][:drawn], "lrs": job["lrs"][:split]}
+    rest = {**job, "batches": job["batches"][drawn:], "lrs": job["lrs"][split:]}
+    whole = run_in_python(name, job)
+
+    begun = run_in_python(name, first)
+    assert_same(whole, run_in_cpp({**rest, **begun}))
+
+    begun = run_in_cpp(first)
+    assert_same(whole, run_in_python(name, {**rest, **begun}))
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("SGLD", "lr", -0.5),
+        ("SGLD", "lr", float("nan")),
+        ("SGLD", "num_data", 0.0),
+        ("SGLD", "prior_precision", float("inf")),
+        ("SGLD", "temperature", -1e-05),
+        ("SGHMC", "momentum", 1.0),
+        ("SGHMC", "momentum", -1e20),
+        ("SGHMC", "noise_estimate", "offline"),
+        ("SGHMC", "noise_estimate", 0.25),
+        ("SGHMC", "noise_estimate", -1.5),
+        ("SGHMC", "resample_momentum_every", -1),
+        ("SGHMC", "initial_momentum", "random"),
+        ("SGHMC-online", "temperature", 0.0),
+        ("PSGLD", "decay", 1.0),
+        ("PSGLD", "eps", 0.0),
+        ("SGNHT", "momentum", -0.1),
+        ("SGNHT", "thermostat_rate", -2.0),
+        ("EWSG", "momentum", 1.0),
+        ("EWSG", "temperature", 0.0),
+        ("EWSG", "surrogate", "friction"),
+    ],
+)
+def test_the_same_messages(
+    name: str, key: str, value: object, run_in_cpp: Callable[..., dict[str, Any]]
+) -> None:
+    job = make_job(name, torch.float32)
+    net = make_net(name, torch.float32)
+    method, common, special = CHAINS[name]
+    bad = {"params": net[2].parameters(), **special, key: value}
+    with pytest.raises(ValueError) as in_python:
+        method([{"params": net[0].parameters()}, bad], **common, num_data=500)
+    job["groups"][1][key] = value
+    with pytest.raises(ValueError) as in_cpp:
+        run_in_cpp(job)
+    assert str(in_cpp.value) == str(in_python.value)
+
+
+def test_the_same_message_of_a_step(
+    run_in_cpp: Callable[..., dict[str, Any]],
+) -> None:
+    name = "SGHMC-online"
+    job = make_job(name, torch.float32)
+    job["lrs"] = 1000 * job["lrs"]
+    with pytest.raises(ValueError, match="in the noisiest coordinate") as in_python:
+        run_in_python(name, job)
+    with pytest.raises(ValueError) as in_cpp:
+        run_in_cpp(job)
+    assert str(in_cpp.value) == str(in_python.value)
+
+
+def test_the_same_seed_from_torchs_generator(
+    run_in_cpp: Callable[..., dict[str, Any]],
+) -> None:
+    job = make_job("SGLD", torch.float32)
+    job["seed"] = None
+    job["batches"], job["lrs"] = job["batches"][:1], job["lrs"][:1]
+    drawn = run_in_cpp(job)["state"]["param_groups"][0]["seed"]
+    torch.manual_seed(0)
+    assert drawn == sg.SGLD([nn.Parameter(torch.zeros(1))], lr=1, num_data=1).seed
+
+
+def test_the_same_message_of_a_missing_graph(
+    run_in_cpp: Callable[..., dict[str, Any]],
+) -> None:
+    name = "PSGLD-gamma"
+    job = {**make_job(name, torch.float32), "create_graph": False}
+    with pytest.raises(RuntimeError, match="gradients without a graph") as in_python:
+        run_in_python(name, job)
+    with pytest.raises(ValueError) as in_cpp:
+        run_in_cpp(job)
+    assert str(in_cpp.value) == str(in_python.value)

@@ -1,0 +1,173 @@
+"""The installed CMake package, as programs find, link and run it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from harness import cpp
+
+pytestmark = [pytest.mark.cpp, pytest.mark.slow]
+
+CONSUMER = cpp.CHECKOUT / "tests" / "cpp" / "consumer"
+TORCH = Path(torch.__file__).parent
+
+
+def unwrapped(message: str) -> str:
+    """A message of CMake's on one line."""
+    return " ".join(message.split())
+
+
+@pytest.fixture
+def consumer(tmp_path: Path, bare_path: str) -> cpp.Project:
+    return cpp.Project(CONSUMER, tmp_path / "consumer", bare_path)
+
+
+def archive(folder: Path) -> Path:
+    """A torch laid out as LibTorch's archive, with its CMake files to change."""
+    (folder / "share").mkdir(parents=True)
+    for part in ("include", "lib"):
+        (folder / part).symlink_to(TORCH / part)
+    shutil.copytree(TORCH / "share" / "cmake", folder / "share" / "cmake")
+    return folder
+
+
+def check_line(program: Path) -> None:
+    """The program's figures are those of the posterior that it prints first."""
+    lines = cpp.run(program).splitlines()
+    assert re.fullmatch(r"on (cpu|cuda:\d) +slope +intercept", lines[0])
+    names, figures = [], []
+    for line in lines[1:]:
+        name, *words = line.split()
+        names.append(name)
+        figures.append([float(w) for w in words if w != "+-"])
+    assert names == ["exact", "SGLD", "SGHMC"]
+    exact, *samplers = figures
+    assert len(exact) == 4
+    for sampled in samplers:
+        # The slope's standard deviation is 0.24, and SGLD has 90 effective draws of
+        # it: a tenth is four standard errors.
+        assert sampled == pytest.approx(exact, abs=0.1)
+
+
+def check_loaded(program: Path, cuda_kernels: bool) -> None:
+    has_cuda = torch.version.cuda is not None
+    assert cpp.run(program).splitlines() == [
+        "operators: true",
+        f"torch with CUDA: {str(has_cuda).lower()}",
+        f"operators with CUDA: {str(has_cuda and cuda_kernels).lower()}",
+    ]
+
+
+@pytest.fixture
+def has_cuda_kernels(cpp_package: Path) -> bool:
+    return any(cpp_package.glob("lib*/libtorch_sgmcmc_operators_cuda.so"))
+
+
+def test_the_path_of_consumers_has_no_python_and_no_toolkit(bare_path: str) -> None:
+    for name in ("python", "python3", "nvcc"):
+        assert shutil.which(name, path=bare_path) is None
+    assert shutil.which(Path(cpp.compiler() or "").name, path=bare_path)
+
+
+def test_torch_of_pip(
+    consumer_program: Callable[[str], Path], has_cuda_kernels: bool
+) -> None:
+    check_line(consumer_program("line"))
+    check_loaded(consumer_program("loaded"), has_cuda_kernels)
+
+
+def test_torch_of_the_archive(
+    cpp_package: Path, consumer: cpp.Project, tmp_path: Path, has_cuda_kernels: bool
+) -> None:
+    consumer.configure(cpp_package, archive(tmp_path / "libtorch"))
+    check_line(consumer.program("line"))
+    check_loaded(consumer.program("loaded"), has_cuda_kernels)
+
+
+def test_beside_the_package_of_torch(
+    cpp_package: Path, consumer: cpp.Project, tmp_path: Path, bare_path: str
+) -> None:
+    # Where torch's own package does not work, nobody can use it beside this one.
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\n"
+        "project(alone LANGUAGES CXX)\n"
+        "find_package(Torch REQUIRED)\n"
+    )
+    options = ("-DTORCH_CUDA_ARCH_LIST=8.0",)
+    prefix = torch.utils.cmake_prefix_path
+    try:
+        cpp.Project(alone, alone / "build", cpp.PROGRAMS).configure(
+            prefix, options=options
+        )
+    except AssertionError as error:
+        pytest.skip(f"find_package(Torch) fails here: {str(error)[-500:]}")
+    consumer.path = cpp.PROGRAMS
+    consumer.configure(
+        cpp_package, prefix, options=(*options, "-DWITH_TORCH_PACKAGE=ON")
+    )
+    check_line(consumer.program("line"))
+
+
+def test_another_place(
+    cpp_package: Path, consumer: cpp.Project, tmp_path: Path, has_cuda_kernels: bool
+) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(cpp_package, moved, symlinks=True)
+    for file in moved.rglob("*.cmake"):
+        assert str(cpp_package) not in file.read_text(), file
+        assert str(cpp.CHECKOUT) not in file.read_text(), file
+    consumer.configure(moved, torch.utils.cmake_prefix_path)
+    program = consumer.program("loaded")
+    check_loaded(program, has_cuda_kernels)
+    loaded = subprocess.run(["ldd", program], capture_output=True, text=True).stdout
+    ours = [line for line in loaded.splitlines() if "torch_sgmcmc" in line]
+    assert ours and all(str(moved) in line for line in ours)
+
+
+def test_headers_are_those_of_the_source(cpp_package: Path) -> None:
+    def headers(root: Path) -> dict[str, str]:
+        return {p.name: p.read_text() for p in (root / "torch_sgmcmc").iterdir()}
+
+    installed = headers(cpp_package / "include")
+    assert installed == headers(cpp.CHECKOUT / "csrc" / "include")
+    assert {"torch_sgmcmc.h", "sgld.h", "sghmc.h"} <= installed.keys()
+
+
+def refusal(consumer: cpp.Project, *prefixes: Path) -> str:
+    with pytest.raises(AssertionError) as error:
+        consumer.configure(*prefixes)
+    return unwrapped(str(error.value))
+
+
+def test_a_torch_of_another_version_is_refused(
+    cpp_package: Path, consumer: cpp.Project, tmp_path: Path
+) -> None:
+    major, minor = torch.__version__.split(".")[:2]
+    another = f"{major}.{int(minor) + 1}.0"
+    other = archive(tmp_path / "libtorch")
+    file = other / "share" / "cmake" / "Torch" / "TorchConfigVersion.cmake"
+    text, changes = re.subn(
+        r'(?<=PACKAGE_VERSION ")\d+\.\d+\.\d+', another, file.read_text()
+    )
+    assert changes == 1
+    file.write_text(text)
+    assert (
+        f"This TorchSGMCMC was built with torch {major}.{minor}, and {other} is torch "
+        f"{another}. Build TorchSGMCMC with that torch, or set "
+        f"CMAKE_PREFIX_PATH to one of version {major}.{minor}."
+    ) in refusal(consumer, cpp_package, other)
+
+
+def test_a_missing_torch_is_named(cpp_package: Path, consumer: cpp.Project) -> None:
+    assert (
+        "LibTorch was not found. Set CMAKE_PREFIX_PATH to a LibTorch directory, or to "
+        "what Python says is torch.utils.cmake_prefix_path."
+    ) in refusal(consumer, cpp_package)

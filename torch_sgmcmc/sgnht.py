@@ -1,0 +1,177 @@
+"""Stochastic gradient Nosé-Hoover thermostats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_sgmcmc._checks import check_real
+from torch_sgmcmc._library import sgnht_step_
+from torch_sgmcmc._momentum import start_momenta, state_dtype
+from torch_sgmcmc.sampler import Sampler
+
+__all__ = ["SGNHT"]
+
+
+class SGNHT(Sampler):
+    r"""Stochastic gradient Nosé-Hoover thermostats (Ding et al. 2014), multivariate.
+
+    :class:`SGHMC` whose friction regulates itself: one thermostat for each coordinate
+    watches the momentum's heat and adds as much friction as the minibatches add
+    noise, without having to know it. With :math:`\bar g` = ``p.grad``, the gradient of
+    the *mean* loss of a minibatch, and A = 1 - ``momentum``, elementwise
+
+    .. math::
+        g &= \bar g + \tfrac{\lambda}{N} \theta, \\
+        v &\leftarrow (1 - \alpha) v - \mathrm{lr}\, g
+            + \sqrt{2 A\, \mathrm{lr}\, T / N}\; \xi, \qquad \xi \sim N(0, I), \\
+        \theta &\leftarrow \theta + v \quad \text{(the new } v), \\
+        \alpha &\leftarrow \alpha
+            + \kappa \left( \frac{u^2 N}{\mathrm{lr}\, T} - 1 \right),
+            \qquad u = \tfrac12 (v_\text{old} + v_\text{new}),
+            \qquad \alpha \text{ starts at } A.
+
+    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with
+    :math:`U(\theta) = -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta\|^2 / 2`,
+    up to an error of the order of ``lr``, jointly with v ~ N(0, lr T / N) and
+    α ~ N(A + β̂, κ), where β̂ = lr N Var(ḡ) / (2T) is the noise of the minibatches: it is
+    absorbed as far as it is Gaussian, independent between coordinates, and the same for
+    all θ. Neither ``lr`` nor ``momentum`` nor ``thermostat_rate`` changes the target.
+
+    Args:
+        params: parameters or param groups, as for :class:`torch.optim.SGD`.
+        lr: step size on SGD's scale, >= 0. In the paper's notation lr / N = h².
+        momentum: 1 - A in [0, 1); A is the injected noise, and the friction without
+            minibatch noise. In the paper's notation A h. Default: 0.9.
+        num_data: N, the number of training examples, > 0. 1 means that the loss is
+            U itself.
+        thermostat_rate: κ >= 0, how fast friction adapts: the thermostats settle within
+            about (A + β̂) / κ steps. None is lr T / N, the papers' unit thermostat mass;
+            0 leaves the friction at A, which is SGHMC. Default: None.
+        prior_precision: λ >= 0, precision of the Gaussian prior N(0, 1/λ) on each
+            parameter; 0 is a flat prior. Default: 0.
+        temperature: T >= 0; 1 is the Bayesian posterior, 0 gives SGD with momentum.
+            Default: 1.
+        seed: key of the noise, a 64-bit int. None draws one from torch's default
+            generator, so that ``torch.manual_seed`` makes it repeatable. Default:
+            None.
+        capturable: keep the step counter in device memory, so that ``step()`` can be
+            captured in a CUDA graph after one ordinary step. Default: False.
+
+    State:
+        * ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32):
+          v. Starts from its stationary law N(0, lr T / N).
+        * ``thermostat`` (same shape and dtype): α - A, starts at 0. Its mean over time
+          estimates β̂, the ``noise_estimate`` that SGHMC would need.
+
+    Raises:
+        ValueError: a hyperparameter out of range, here or at a later step.
+        TypeError: a hyperparameter that is not a number.
+
+    Example:
+        >>> sampler = SGNHT(model.parameters(), lr=0.1, momentum=0.9,
+        ...                 num_data=50_000, prior_precision=1.0, seed=0)
+        >>> for x, y in loader:
+        ...     sampler.zero_grad()
+        ...     F.cross_entropy(model(x), y).backward()
+        ...     sampler.step()
+
+    Note:
+        The papers' thermostats watch v² instead of u². In this scheme v belongs to the
+        time half a step before θ's; its stationary variance is lr T / ((1 - α/2) N),
+        and a thermostat that holds v² at lr T / N samples at the temperature
+        T (1 - α/2), however small ``lr``: 5 % too cold for ``momentum=0.9``. (In the
+        papers α vanishes with the step size; on SGD's scale it does not.) The mean u of
+        the momenta before and after θ has the variance lr T / N for every α.
+
+        Ding et al. have one thermostat for all coordinates; here each coordinate has
+        its own, as in Li et al., since minibatch noise differs between them. With large
+        N the default κ is small and the thermostats are slow: raise
+        ``thermostat_rate`` if burn-in is shorter than (A + β̂) / κ steps, but keep its
+        root, the spread of α, well below A.
+
+        The state is α - A, so that a change of ``momentum`` changes the friction at
+        once and keeps what has been learnt about the noise, and so that fp32 resolves
+        steps of κ. Where lr T = 0 the thermostats rest.
+
+        Parameters in bf16 or fp16 are rounded to their own precision after every
+        update; momentum and thermostat stay in fp32.
+
+    Reference:
+        N. Ding, Y. Fang, R. Babbush, C. Chen, R. D. Skeel and H. Neven, Bayesian
+        Sampling Using Stochastic Gradient Thermostats, NIPS 2014, algorithm 2;
+        C. Li, C. Chen, K. Fan and L. Carin, High-Order Stochastic Gradient Thermostats
+        for Bayesian Learning of Deep Models, AAAI 2016 (one thermostat a coordinate).
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        momentum: float = 0.9,
+        *,
+        num_data: float,
+        thermostat_rate: float | None = None,
+        prior_precision: float = 0.0,
+        temperature: float = 1.0,
+        seed: int | None = None,
+        capturable: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "num_data": num_data,
+            "thermostat_rate": thermostat_rate,
+            "prior_precision": prior_precision,
+            "temperature": temperature,
+        }
+        super().__init__(params, defaults, seed, capturable)
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        check_real("momentum", group["momentum"], high=1.0)
+        if group["thermostat_rate"] is not None:
+            check_real("thermostat_rate", group["thermostat_rate"])
+
+    def _prepare(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        offsets: list[int],
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Returns the momenta and thermostats."""
+        start_momenta(self, group, params, offsets)
+        states = [self.state[p] for p in params]
+        for state, p in zip(states, params, strict=True):
+            if "thermostat" not in state:
+                state["thermostat"] = torch.zeros_like(p, dtype=state_dtype(p))
+        return [s["momentum"] for s in states], [s["thermostat"] for s in states]
+
+    def _update(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        offsets: list[int],
+        prepared: tuple[list[Tensor], list[Tensor]],
+    ) -> None:
+        rate = group["thermostat_rate"]
+        if rate is None:
+            rate = group["lr"] * group["temperature"] / group["num_data"]
+        sgnht_step_(
+            params,
+            grads,
+            *prepared,
+            lr=group["lr"],
+            momentum=group["momentum"],
+            num_data=group["num_data"],
+            prior_precision=group["prior_precision"],
+            temperature=group["temperature"],
+            thermostat_rate=rate,
+            offsets=offsets,
+            **self._step_arguments(group),
+        )
