@@ -422,6 +422,42 @@ TEST(EWSG, MakesOneDecisionForAllGroups) {
             "there is one decision for all)");
 }
 
+TEST(EWSG, IsSavedAndLoadedByTorch) {
+  const auto param = torch::zeros({4, 6}).set_requires_grad(true);
+  const auto other_param = torch::zeros({4, 6}).set_requires_grad(true);
+  EWSG sampler({param}, Weighted().num_chains(4));
+  EWSG other({other_param}, EWSGOptions(0.3).num_data(1));
+  int calls = 0;
+  int other_calls = 20;
+  for (int i = 0; i < 10; ++i) sampler.step(Draws({param}, calls));
+  {
+    const torch::NoGradGuard no_grad;
+    other_param.copy_(param);
+  }
+  std::stringstream stream;
+  torch::save(sampler, stream);
+  torch::load(other, stream);
+  EXPECT_EQ(other.acceptance_rate(), sampler.acceptance_rate());
+  for (int i = 0; i < 10; ++i) {
+    sampler.step(Draws({param}, calls));
+    other.step(Draws({other_param}, other_calls));
+  }
+  ExpectEqual({param}, {other_param});
+  EXPECT_EQ(other.acceptance_rate(), sampler.acceptance_rate());
+
+  const auto dict = sampler.state_dict();
+  StateDict group = dict.at("param_groups").toListRef()[0];
+  group.set("num_accepted", torch::zeros({2}));
+  EXPECT_EQ(Thrown([&] { other.load_state_dict(dict); }),
+            "Invalid num_accepted in a state dict: a Tensor (must be an int, "
+            "or a Tensor of one int64)");
+  group.set("num_accepted", 3);
+  group.set("num_chains", 5);
+  EXPECT_EQ(Thrown([&] { other.load_state_dict(dict); }),
+            "Invalid parameter: shape [4, 6] (must have a leading dimension of "
+            "num_chains = 5)");
+}
+
 TEST(EWSG, RefusesWhatIsOutOfRange) {
   const auto refused = [](const EWSGOptions& options) {
     return Thrown([&] { EWSG(Params(), options); });

@@ -6,8 +6,8 @@
 // has the same loop in Python): a small network and its data, the minibatches
 // in the order in which they are drawn, the class and the hyperparameters of a
 // sampler with the step sizes of every step, and optionally the state from
-// which an earlier chain is continued. The result holds the same
-// state after the last step, and torch.load reads it.
+// which an earlier chain is continued. The result holds the same state after
+// the last step, and torch.load reads it.
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 
