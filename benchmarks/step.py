@@ -7,14 +7,17 @@ without and with momentum (foreach and fused) and against the eager sampler that
 write (``add_`` and ``randn_like``), pSGLD and SGNHT against what their bytes would cost
 at SGHMC's speed, for (a) the MNIST network 784-100-10, (b) the tensors of ResNet-18,
 (c) one tensor of 10^8 elements; the share of the memory bandwidth measured in the same
-run; the overhead of the Python ``step()`` over the operator; a whole training step of
-the MNIST network. Candidates take turns, round by round, and the
-median over rounds is reported, so that a noisy machine disturbs all alike.
+run; what a step of EWSG takes beyond its gradients, relative to one of SGHMC, as one
+chain and as 10^4 chains in one tensor; the overhead of the Python ``step()`` over the
+operator; a whole training step of the MNIST network. Candidates take turns, round by
+round, and the median over rounds is reported, so that a noisy machine disturbs all
+alike.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import platform
 import statistics
 import time
@@ -116,6 +119,57 @@ def parameters(shapes: list[torch.Size], device: torch.device) -> list[nn.Parame
     for p in params:
         p.grad = torch.randn_like(p) * 1e-3
     return params
+
+
+def ewsg_step(
+    params: list[nn.Parameter], num_chains: int | None, **settings: float
+) -> Step:
+    """A step of EWSG whose closure has its gradients ready."""
+    # Two minibatches' gradients, at memory of their own, as backward() would leave.
+    draws = itertools.cycle(
+        [[torch.randn_like(p) * 1e-3 for p in params] for _ in "ab"]
+    )
+
+    def closure() -> None:
+        for p, grad in zip(params, next(draws), strict=True):
+            p.grad = grad
+
+    sampler = sg.EWSG(
+        params,
+        LR,
+        MOMENTUM,
+        num_data=NUM_DATA,
+        seed=0,
+        num_chains=num_chains,
+        **settings,
+    )
+
+    def step() -> None:
+        sampler.step(closure)
+
+    return step
+
+
+def report_ewsg(title: str, params: list[nn.Parameter], rounds: int) -> None:
+    """EWSG's step with one proposal, gradients not counted, relative to SGHMC's."""
+    common = {"num_data": NUM_DATA, "seed": 0}
+    chains = params[0].shape[0]
+    batched = all(p.dim() > 1 and p.shape[0] == chains for p in params)
+    times = measure(
+        {
+            "SGHMC": sg.SGHMC(params, LR, MOMENTUM, prior_precision=1.0, **common).step,
+            "EWSG": ewsg_step(params, None, prior_precision=1.0),
+            "EWSG, flat prior": ewsg_step(params, None),
+            **({"EWSG, chains": ewsg_step(params, chains)} if batched else {}),
+        },
+        params[0].device,
+        rounds,
+        0.05,
+    )
+    print(f"\nEWSG beyond its gradients, {title}:")
+    for name, seconds in times.items():
+        ratio = seconds / times["SGHMC"]
+        print(f"  {name:18s}{seconds * 1e6:14.1f} µs  {ratio:.2f} x SGHMC")
 
 
 def mnist_network() -> nn.Sequential:
@@ -291,7 +345,10 @@ def main() -> None:
             ):
                 params = parameters(shapes_of(case, elements), device)
                 report_case(title, params, args.rounds, peak if case == "c" else None)
+                report_ewsg(title, params, args.rounds)
                 del params
+            chains = parameters([torch.Size([10_000, 2])], device)
+            report_ewsg("10,000 chains of two", chains, args.rounds)
             if device.type == "cpu" and threads == 1:
                 report_overhead(args.rounds)
             report_training(device, args.rounds)

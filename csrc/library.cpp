@@ -37,5 +37,16 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
   m.def(
       "gaussian_(Tensor(a!)[] out, *, float std, int[] offsets, int seed, "
       "int step, int purpose, Tensor? device_step=None) -> ()");
+  m.def(
+      "ewsg_log_ratio(Tensor[] params, Tensor[] grads, Tensor[] proposals, "
+      "Tensor[] momenta, *, float lr, float momentum, float num_data, "
+      "float prior_precision, float temperature, int surrogate, "
+      "int num_chains) -> Tensor");
+  m.def(
+      "ewsg_decide(Tensor log_ratios, *, int proposal, int seed, int step) -> "
+      "Tensor");
+  m.def(
+      "ewsg_select_(Tensor(a!)[] grads, Tensor[] proposals, Tensor accepted) "
+      "-> ()");
   m.def("sum_of_squares(Tensor[] tensors) -> Tensor");
 }

@@ -94,8 +94,22 @@ def operators(dtype: torch.dtype) -> list[Tensor]:
     )
     ops.gradient_variance_(grads, variances, momenta, weight=0.3)
     total = ops.sum_of_squares(params)
+    ratios = [
+        ops.ewsg_log_ratio(
+            params,
+            grads,
+            noise,
+            momenta if surrogate != 1 else [],
+            **target,
+            momentum=0.8,
+            surrogate=surrogate,
+            num_chains=1,
+        )
+        for surrogate in range(4)
+    ]
+    decisions = ops.ewsg_decide(torch.cat(ratios) / 1e4, proposal=1, seed=2, step=3)
     states = [*momenta, *variances, *squares, *sensitivities, *thermostats]
-    return [*noise, *params, *states, total]
+    return [*noise, *params, *states, total, *ratios, decisions]
 
 
 def sampler_chain(kind: type[sg.Sampler], **options: object) -> list[Tensor]:
@@ -103,10 +117,16 @@ def sampler_chain(kind: type[sg.Sampler], **options: object) -> list[Tensor]:
     params = [torch.nn.Parameter(t) for t in values([torch.empty(301)] * 3, 1.0)]
     sampler = kind(params, lr=0.05, num_data=100, seed=-7, **options)
     precision = sg.GammaPrecision(sampler)
-    for _ in range(5):
+    scales = iter([1.0, 1.25, 0.75, 1.5, 1.0, 0.5] * 4)
+
+    def closure() -> None:
         sampler.zero_grad()
-        sum((p * (i + 1.0)).square().mean() for i, p in enumerate(params)).backward()
-        sampler.step()
+        scale = next(scales)
+        terms = ((p * (i + scale)).square().mean() for i, p in enumerate(params))
+        sum(terms).backward()
+
+    for _ in range(5):
+        sampler.step(closure)
         precision.step()
     last = torch.tensor([g["prior_precision"] for g in sampler.param_groups])
     return [*params, last.double()]
@@ -119,6 +139,7 @@ def fingerprints() -> dict[str, str]:
     result["PSGLD"] = digest(sampler_chain(sg.PSGLD, gamma=False))
     result["SGNHT"] = digest(sampler_chain(sg.SGNHT, thermostat_rate=0.01))
     result["SGHMC"] = digest(sampler_chain(sg.SGHMC, resample_momentum_every=2))
+    result["EWSG"] = digest(sampler_chain(sg.EWSG, index_chain_length=3))
     return result
 
 

@@ -129,6 +129,36 @@ def sghmc(
     return Exact(param + new.value, param.abs() + new.scale), new
 
 
+def ewsg_log_weights(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    momenta: Sequence[Tensor],
+    *,
+    lr: float,
+    momentum: float,
+    num_data: float,
+    prior_precision: float,
+    temperature: float,
+    surrogate: str = "momentum",
+    num_chains: int = 1,
+) -> Tensor:
+    """METHODS, EWSG: W of each chain; without momenta v = 0."""
+    alpha = 1 - momentum
+    variance = 2 * alpha * lr * temperature / num_data
+    total = torch.zeros(num_chains, dtype=torch.float64)
+    for i, (p, g) in enumerate(zip(params, grads, strict=True)):
+        v = momenta[i].double() if momenta else torch.zeros_like(p, dtype=torch.float64)
+        u = {
+            "momentum": alpha * v,
+            "zero": 0 * v,
+            "one": 0 * v + variance**0.5,
+            "full_momentum": -(1 - alpha) * v,
+        }[surrogate]
+        pull = u + lr * (g.double() + prior_precision / num_data * p.double())
+        total += pull.reshape(num_chains, -1).square().sum(dim=1) / (2 * variance)
+    return total
+
+
 def psgld(
     param: Tensor,
     grad: Tensor,

@@ -1,5 +1,7 @@
 """Short chains of every sampler, for tests that compare them bit for bit."""
 
+from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
     "SGHMC resampling": (sg.SGHMC, {"momentum": 0.9, "resample_momentum_every": 3}),
     "SGHMC online": (sg.SGHMC, {"momentum": 0.5, "noise_estimate": "online"}),
     "SGHMC capturable": (sg.SGHMC, {"momentum": 0.9, "capturable": True}),
+    "EWSG": (sg.EWSG, {"momentum": 0.9, "index_chain_length": 2}),
+    "EWSG overdamped": (sg.EWSG, {"momentum": 0.0, "surrogate": "zero"}),
     "PSGLD": (sg.PSGLD, {"decay": 0.8, "eps": 0.1}),
     "PSGLD without gamma": (sg.PSGLD, {"decay": 0.8, "eps": 0.1, "gamma": False}),
     "PSGLD frozen": (sg.PSGLD, {"eps": 0.1, "adapt": False}),
@@ -38,23 +42,42 @@ def make(
     return cls(params, **{**TARGET, **options, **hyperparameters}, seed=seed)
 
 
-def set_grads(params: list[nn.Parameter], step: int) -> None:
-    """Gradients of ‖θ‖²/2 with minibatch noise that depends on the step alone.
+def set_grads(params: list[nn.Parameter], step: int, draw: int = 0) -> None:
+    """Gradients of ‖θ‖²/2 with minibatch noise that depends on step and draw alone.
 
     They carry a graph, as after ``backward(create_graph=True)``.
     """
-    g = torch.Generator().manual_seed(1000 + step)
+    g = torch.Generator().manual_seed(1000 + step + 10_000 * draw)
     for p in params:
         noise = 0.02 * torch.randn(p.shape, generator=g).to(p.device)
         p.grad = (p.float() + noise).to(p.dtype)
+
+
+def take_step(
+    sampler: sg.Sampler,
+    params: list[nn.Parameter],
+    step: int,
+    edit: Callable[[], object] = lambda: None,
+) -> None:
+    """One step with :func:`set_grads`; ``edit`` may change the gradients."""
+    draws = count()
+
+    def closure() -> None:
+        set_grads(params, step, next(draws))
+        edit()
+
+    if isinstance(sampler, sg.EWSG):
+        sampler.step(closure)
+    else:
+        closure()
+        sampler.step()
 
 
 def advance(
     sampler: sg.Sampler, params: list[nn.Parameter], steps: range
 ) -> list[nn.Parameter]:
     for step in steps:
-        set_grads(params, step)
-        sampler.step()
+        take_step(sampler, params, step)
     return params
 
 

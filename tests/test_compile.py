@@ -48,7 +48,11 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     ops.sghmc_step_([p], [g], [v], [], **TARGET, **FRICTION, **stream)
     noise = torch.zeros_like(p)
     ops.gaussian_([noise], std=0.5, purpose=1, device_step=step, **stream)
-    return ops.sum_of_squares([p, noise]) + (p + noise).sum().double()
+    weights = {"momentum": 0.9, "surrogate": 0, "num_chains": 1}
+    ratio = ops.ewsg_log_ratio([p], [g], [noise], [v], **TARGET, **weights) / 100
+    accepted = ops.ewsg_decide(ratio, proposal=1, seed=1, step=2)
+    ops.ewsg_select_([p], [g + 1], accepted)
+    return ops.sum_of_squares([p, noise]) + (p + noise).sum().double() + ratio[0]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -55,12 +55,42 @@ CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
         {"lr": 0.02, "prior_precision": 2.0},
         {"momentum": 0.8, "thermostat_rate": 1e-3},
     ),
+    "EWSG": (
+        sg.EWSG,
+        {"lr": 0.02, "prior_precision": 2.0, "index_chain_length": 2},
+        {"momentum": 0.8, "surrogate": "full_momentum", "temperature": 1.5},
+    ),
+    "EWSG-overdamped": (
+        sg.EWSG,
+        {"lr": 0.02, "momentum": 0.0, "surrogate": "zero"},
+        {"surrogate": "one", "prior_precision": 2.0},
+    ),
+    # For the sampler the rows of all parameters are chains; that the network couples
+    # them is no concern of its arithmetic.
+    "EWSG-chains": (
+        sg.EWSG,
+        {"lr": 0.02, "index_chain_length": 2, "num_chains": 5},
+        {"momentum": 0.8},
+    ),
 }
 
 
-def make_net(dtype: torch.dtype) -> nn.Sequential:
+def width(name: str) -> int:
+    return 5 if name == "EWSG-chains" else 33
+
+
+def draws(name: str) -> int:
+    """The number of minibatches that a step draws."""
+    method, common, _ = CHAINS[name]
+    return 1 + common.get("index_chain_length", 1) if method is sg.EWSG else 1
+
+
+def make_net(name: str, dtype: torch.dtype) -> nn.Sequential:
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(7, 33), nn.Tanh(), nn.Linear(33, 5)).to(dtype)
+    hidden = width(name)
+    return nn.Sequential(nn.Linear(7, hidden), nn.Tanh(), nn.Linear(hidden, 5)).to(
+        dtype
+    )
 
 
 def make_sampler(name: str, net: nn.Sequential) -> sg.Sampler:
@@ -74,7 +104,7 @@ def make_sampler(name: str, net: nn.Sequential) -> sg.Sampler:
 
 def make_job(name: str, dtype: torch.dtype) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(2)
-    net = make_net(dtype)
+    net = make_net(name, dtype)
     sampler = make_sampler(name, net)
     groups = sampler.state_dict()["param_groups"]
     base = torch.tensor([group["lr"] for group in groups], dtype=torch.float64)
@@ -86,7 +116,7 @@ def make_job(name: str, dtype: torch.dtype) -> dict[str, Any]:
         "model": dict(net.state_dict()),
         "x": torch.randn(200, 7, generator=generator).to(dtype),
         "y": torch.randint(5, (200,), generator=generator),
-        "batches": torch.randint(200, (STEPS, 10), generator=generator),
+        "batches": torch.randint(200, (STEPS * draws(name), 10), generator=generator),
         "lrs": torch.outer(1 + 0.5 * wave, base),
         "create_graph": name == "PSGLD-gamma",
         "gibbs_every": 100,
@@ -94,22 +124,28 @@ def make_job(name: str, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
-    net = make_net(job["x"].dtype)
+    net = make_net(name, job["x"].dtype)
     net.load_state_dict(job["model"])
     sampler = make_sampler(name, net)
     precision = sg.GammaPrecision(sampler)
     if "state" in job:
         sampler.load_state_dict(job["state"])
         precision.load_state_dict(job["precision"])
-    for i, (batch, lrs) in enumerate(zip(job["batches"], job["lrs"], strict=True)):
+    batches = iter(job["batches"])
+    for i, lrs in enumerate(job["lrs"]):
         for group, lr in zip(sampler.param_groups, lrs.tolist(), strict=True):
             group["lr"] = lr
-        sampler.zero_grad()
-        loss = F.cross_entropy(net(job["x"][batch]), job["y"][batch])
-        loss.backward(create_graph=job["create_graph"])
-        if i % 7 == 3:
-            net[2].bias.grad = None
-        sampler.step()
+
+        def closure(i: int = i) -> Tensor:
+            sampler.zero_grad()
+            batch = next(batches)
+            loss = F.cross_entropy(net(job["x"][batch]), job["y"][batch])
+            loss.backward(create_graph=job["create_graph"])
+            if i % 7 == 3:
+                net[2].bias.grad = None
+            return loss
+
+        sampler.step(closure)
         if (i + 1) % job["gibbs_every"] == 0:
             precision.step()
     return {
@@ -176,6 +212,9 @@ def test_the_same_bits(
     expected = run_in_python(name, job)
     moved = expected["model"]["0.weight"] - job["model"]["0.weight"]
     assert moved.abs().max() > 0.01
+    group = expected["state"]["param_groups"][0]
+    if "num_accepted" in group:
+        assert 0.05 < group["num_accepted"] / group["num_proposals"] < 0.95
     assert_same(expected, run_in_cpp(job))
 
 
@@ -186,8 +225,9 @@ def test_each_continues_the_others_chain(
     job = {**make_job(name, torch.float32), "gibbs_every": 20}
     # Missing gradients and Gibbs updates fall on the same steps as in the whole.
     split = 7 * 20 * 3
-    first = {**job, "batches": job["batches"][:split], "lrs": job["lrs"][:split]}
-    rest = {**job, "batches": job["batches"][split:], "lrs": job["lrs"][split:]}
+    drawn = split * draws(name)
+    first = {**job, "batches": job["batches"][:drawn], "lrs": job["lrs"][:split]}
+    rest = {**job, "batches": job["batches"][drawn:], "lrs": job["lrs"][split:]}
     whole = run_in_python(name, job)
 
     begun = run_in_python(name, first)
@@ -217,13 +257,16 @@ def test_each_continues_the_others_chain(
         ("PSGLD", "eps", 0.0),
         ("SGNHT", "momentum", -0.1),
         ("SGNHT", "thermostat_rate", -2.0),
+        ("EWSG", "momentum", 1.0),
+        ("EWSG", "temperature", 0.0),
+        ("EWSG", "surrogate", "friction"),
     ],
 )
 def test_the_same_messages(
     name: str, key: str, value: object, run_in_cpp: Callable[..., dict[str, Any]]
 ) -> None:
     job = make_job(name, torch.float32)
-    net = make_net(torch.float32)
+    net = make_net(name, torch.float32)
     method, common, special = CHAINS[name]
     bad = {"params": net[2].parameters(), **special, key: value}
     with pytest.raises(ValueError) as in_python:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from reference import DTYPES, SIZES, arithmetic, same_bits
-from short_chains import KINDS, assert_same, make, make_params, set_grads
+from short_chains import KINDS, assert_same, make, make_params, set_grads, take_step
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
@@ -223,11 +223,60 @@ def test_samplers_make_the_same_chain(kind: str, dtype: torch.dtype) -> None:
     sampler = make(kind, params)
     twin = make(kind, others)
     for step in range(103 if kind == "SGHMC online" else 5):
-        set_grads(params, step)
-        set_grads(others, step)
-        sampler.step()
-        twin.step()
+        take_step(sampler, params, step)
+        take_step(twin, others, step)
         assert_same([q.cpu() for q in others], params)
+        assert_same([q.grad.cpu() for q in others], [p.grad for p in params])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_many_chains_of_ewsg_equal_the_cpu(dtype: torch.dtype) -> None:
+    chains = 300
+    shapes = [(chains,), (chains, 3), (chains, 2, 50)]
+    runs = []
+    for device in ("cpu", DEVICE):
+        params = [
+            nn.Parameter(torch.ones(s, dtype=dtype, device=device)) for s in shapes
+        ]
+        sampler = sg.EWSG(
+            params, **TARGET, num_chains=chains, index_chain_length=3, seed=3
+        )
+        g = torch.Generator().manual_seed(0)
+
+        def closure(params: Any = params, g: Any = g) -> None:
+            for p in params:
+                noise = torch.randn(p.shape, generator=g)
+                p.grad = (p.detach().cpu().float() + noise).to(p)
+
+        for _ in range(5):
+            sampler.step(closure)
+        runs.append([*(p.cpu() for p in params), *(p.grad.cpu() for p in params)])
+        assert 0.1 < sampler.acceptance_rate < 0.9
+    assert_same(*runs)
+
+
+def test_weights_equal_the_cpu_bit_for_bit() -> None:
+    for chains, shapes in (
+        (1, [*((n,) for n in SIZES), (2_000_003,), (0,), ()]),
+        (3, [(3, n) for n in (1, 15, 16, 17, 4096, 4097, 100_000)]),
+        (20_000, [(20_000,), (20_000, 2)]),
+    ):
+        for dtype in DTYPES:
+            p, g, v, _ = cpu = inputs(shapes, [dtype] * len(shapes))
+            q, h, w, _ = ([misaligned(t, 1) for t in ts] for ts in cpu)
+            for surrogate in range(4):
+                hyper = {"momentum": 0.8, "surrogate": surrogate, "num_chains": chains}
+                ratio = ops.ewsg_log_ratio(p, g, p, v, **TARGET, **hyper)
+                other = ops.ewsg_log_ratio(q, h, q, w, **TARGET, **hyper)
+                assert same_bits(other.cpu(), ratio)
+            stream = {"proposal": 1, "seed": 2, "step": 3}
+            ratio = ratio / ratio.abs().max()
+            yes = ops.ewsg_decide(ratio, **stream)
+            accepted = ops.ewsg_decide(ratio.to(DEVICE), **stream)
+            assert torch.equal(accepted.cpu(), yes)
+            ops.ewsg_select_(p, g, yes)
+            ops.ewsg_select_(q, h, accepted)
+            assert_same([t.cpu() for t in q], p)
 
 
 def test_gamma_precision_equals_the_cpu() -> None:

@@ -148,6 +148,31 @@ def test_noise_and_statistics_in_every_layout(layout: str) -> None:
         assert torch.equal(grad, values)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("chains", [1, 5])
+def test_weights_and_selection_in_every_layout(chains: int, layout: str) -> None:
+    shape = (5, 4, 6, 7)
+    p, g, h, v = (normal(*shape, seed=i) for i in range(4))
+    hyper = {**TARGET, "momentum": 0.8, "surrogate": 0, "num_chains": chains}
+    mask = torch.arange(chains) % 2 == 0
+
+    def weights(*lists: Tensor) -> Tensor:
+        return ops.ewsg_log_ratio(*([t] for t in lists), **hyper)
+
+    expected = weights(p, g, h, v)
+    rows = mask if chains == 5 else mask.expand(5)
+    selected = torch.where(rows[:, None, None, None], h, g)
+    make = LAYOUTS[layout]
+    for other in LAYOUTS.values():
+        ratio = weights(make(p), other(g), make(h), other(v))
+        # Elements are added in another order.
+        torch.testing.assert_close(ratio, expected, rtol=1e-12, atol=0)
+        grad, proposal = make(g), other(h)
+        ops.ewsg_select_([grad], [proposal], mask)
+        assert torch.equal(grad, selected)
+        assert torch.equal(proposal, h)
+
+
 def test_channels_last_3d_is_worked_on_in_place() -> None:
     p = normal(2, 3, 4, 5, 6, seed=1).to(memory_format=torch.channels_last_3d)
     g = normal(2, 3, 4, 5, 6, seed=2)
@@ -237,6 +262,15 @@ def test_surrounding_memory_is_untouched(dtype: torch.dtype) -> None:
                 assert same_bits(outside, torch.full_like(outside, torch.nan))
                 assert bool(torch.isfinite(b[span]).all())
             assert torch.isfinite(ops.sum_of_squares([p, g, v, w]))
+            ratio = ops.ewsg_log_ratio(
+                [p], [g], [p], [v], **TARGET, momentum=0.8, surrogate=0, num_chains=1
+            )
+            assert torch.isfinite(ratio)
+            ops.ewsg_select_([p], [g], torch.tensor([True]))
+            assert same_bits(p, g)
+            for b in buffers:
+                outside = torch.cat([b[:lead], b[lead + numel :]])
+                assert same_bits(outside, torch.full_like(outside, torch.nan))
 
 
 def test_gradient_views_are_resolved() -> None:

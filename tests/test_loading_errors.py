@@ -10,7 +10,9 @@ from torch import nn
 
 import torch_sgmcmc as sg
 
-each_kind = pytest.mark.parametrize("kind", [sg.SGLD, sg.SGHMC, sg.PSGLD, sg.SGNHT])
+each_kind = pytest.mark.parametrize(
+    "kind", [sg.SGLD, sg.SGHMC, sg.EWSG, sg.PSGLD, sg.SGNHT]
+)
 SIZES = (4, 200, 3)
 
 
@@ -18,12 +20,15 @@ def make(
     kind: type[sg.Sampler], sizes: tuple[int, ...] = SIZES, split: int = 1
 ) -> sg.Sampler:
     params = [nn.Parameter(torch.ones(n)) for n in sizes]
-    for p in params:
-        p.grad = torch.ones_like(p)
+
+    def closure() -> None:
+        for p in params:
+            p.grad = torch.ones_like(p)
+
     groups = [{"params": params[:split]}, {"params": params[split:]}]
     options = {"gamma": False} if kind is sg.PSGLD else {}
     sampler = kind(groups, lr=0.1, num_data=10, seed=0, **options)
-    sampler.step()
+    sampler.step(closure)
     return sampler
 
 
@@ -99,6 +104,15 @@ FOREIGN: list[tuple[type[sg.Sampler], Callable[[list[Any]], Any], str]] = [
         "thermostat_rate",
     ),
 ]
+
+
+FOREIGN.append(
+    (
+        sg.EWSG,
+        lambda groups: sg.SGHMC(groups, lr=0.1, num_data=10),
+        "surrogate, index_chain_length, num_chains, num_proposals, num_accepted",
+    )
+)
 
 
 @pytest.mark.parametrize(("kind", "optimizer", "missing"), FOREIGN)

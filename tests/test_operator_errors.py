@@ -1,6 +1,7 @@
 """Every error of the operators: its exact text, and that nothing has changed."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ HYPER: dict[str, dict[str, Any]] = {
     "gradient_variance_": {"weight": 0.5},
     "gaussian_": {"std": 1.0, "purpose": 0, **STREAM},
     "sum_of_squares": {},
+    "ewsg_log_ratio": {**TARGET, "momentum": 0.9, "surrogate": 0, "num_chains": 1},
 }
 ARGUMENTS = {
     "sgld_step_": ["params", "grads"],
@@ -37,6 +39,7 @@ ARGUMENTS = {
     "gradient_variance_": ["grads", "variances", "previous"],
     "gaussian_": ["out"],
     "sum_of_squares": ["tensors"],
+    "ewsg_log_ratio": ["params", "grads", "proposals", "momenta"],
 }
 IN_ARITHMETIC_TYPE = {
     "momenta",
@@ -48,8 +51,10 @@ IN_ARITHMETIC_TYPE = {
     "previous",
 }
 WRITTEN = {"params", "out", *IN_ARITHMETIC_TYPE} - {"grad_variances"}
-WITH_TARGET = ["sgld_step_", "sghmc_step_", "psgld_step_", "sgnht_step_"]
-WITH_STREAM = [*WITH_TARGET, "gaussian_"]
+WRITES_NOTHING = {"ewsg_log_ratio", "sum_of_squares"}
+UPDATES = ["sgld_step_", "sghmc_step_", "psgld_step_", "sgnht_step_"]
+WITH_TARGET = [*UPDATES, "ewsg_log_ratio"]
+WITH_STREAM = [*UPDATES, "gaussian_"]
 EACH = [(op, name) for op, names in ARGUMENTS.items() for name in names]
 each_argument = pytest.mark.parametrize(("op", "name"), EACH)
 FLOATS = "expected float32, float64, bfloat16 or float16"
@@ -187,7 +192,7 @@ def test_state_is_in_the_type_of_arithmetic(op: str, name: str) -> None:
 def test_expanded_tensors_cannot_be_written(op: str, name: str) -> None:
     lists = make_lists(op)
     lists[name][0] = torch.full((3,), 0.5).expand(2, 3)
-    if name in WRITTEN:
+    if name in WRITTEN and op not in WRITES_NOTHING:
         check(
             op,
             lists,
@@ -244,7 +249,10 @@ def test_numbers(op: str, name: str) -> None:
             f"Invalid {name}: {shown} (must be finite and {wanted})",
             **{name: value},
         )
-    if name not in POSITIVE:
+    if op == "ewsg_log_ratio" and name == "temperature":
+        message = "Invalid temperature: 0 (must be finite and > 0)"
+        check(op, make_lists(op), message, temperature=0.0)
+    elif name not in POSITIVE:
         getattr(ops, op)(*make_lists(op).values(), **{**HYPER[op], name: 0.0})
 
 
@@ -253,6 +261,7 @@ def test_numbers(op: str, name: str) -> None:
     [
         ("sghmc_step_", "momentum"),
         ("sgnht_step_", "momentum"),
+        ("ewsg_log_ratio", "momentum"),
         ("psgld_step_", "decay"),
     ],
 )
@@ -303,6 +312,95 @@ def test_resample_momentum_every() -> None:
         make_lists("sghmc_step_"),
         "Invalid resample_momentum_every: -1 (must be >= 0)",
         resample_momentum_every=-1,
+    )
+
+
+def test_surrogate_and_num_chains() -> None:
+    op = "ewsg_log_ratio"
+    for value in (-1, 4):
+        message = f"Invalid surrogate: {value} (must be 0, 1, 2 or 3)"
+        check(op, make_lists(op), message, surrogate=value)
+    for value in (-1, 0):
+        message = f"Invalid num_chains: {value} (must be >= 1)"
+        check(op, make_lists(op), message, num_chains=value)
+    for value, index, shape in ((2, 1, "[4]"), (4, 0, "[2, 3]")):
+        message = (
+            f"params[{index}] has shape {shape}, expected a leading dimension of "
+            f"{value} chains"
+        )
+        check(op, make_lists(op), message, num_chains=value)
+    lists = {name: [torch.ones(())] for name in ARGUMENTS[op]}
+    message = "params[0] has shape [], expected a leading dimension of 2 chains"
+    check(op, lists, message, num_chains=2)
+
+
+def test_momenta_may_be_left_out_but_not_in_part() -> None:
+    lists = make_lists("ewsg_log_ratio")
+    lists["momenta"] = []
+    ops.ewsg_log_ratio(*lists.values(), **HYPER["ewsg_log_ratio"])
+
+
+# ---- EWSG's decisions ------------------------------------------------------------
+
+
+def fails(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(RuntimeError) as error:
+        call()
+    assert str(error.value).splitlines()[0] == f"torch_sgmcmc::{message}"
+
+
+def test_decisions() -> None:
+    ratios = torch.zeros(3, dtype=torch.float64)
+    good = {"proposal": 0, "seed": 0, "step": 0}
+    for proposal in (-1, 2**24):
+        fails(
+            lambda proposal=proposal: ops.ewsg_decide(
+                ratios, **{**good, "proposal": proposal}
+            ),
+            f"ewsg_decide: Invalid proposal: {proposal} (must be in [0, 2^24))",
+        )
+    fails(
+        lambda: ops.ewsg_decide(ratios, **{**good, "step": 2**48}),
+        f"ewsg_decide: Invalid step: {2**48} (must be in [0, 2^48))",
+    )
+    for wrong in (ratios.float(), ratios.view(3, 1), torch.zeros(6).double()[::2]):
+        fails(
+            lambda wrong=wrong: ops.ewsg_decide(wrong, **good),
+            "ewsg_decide: log_ratios must be one contiguous row of float64",
+        )
+
+
+def test_selection() -> None:
+    yes = torch.ones(2, dtype=torch.bool)
+
+    def call(
+        shape: tuple[int, ...] = (2, 3),
+        accepted: Tensor = yes,
+        grad: Tensor | None = None,
+    ) -> None:
+        grads = [torch.zeros(2, 3) if grad is None else grad]
+        ops.ewsg_select_(grads, [torch.ones(shape)], accepted)
+        assert not grads[0].any()
+
+    for wrong in (yes.byte(), yes.view(2, 1), torch.ones(0, dtype=torch.bool)):
+        fails(
+            lambda wrong=wrong: call(accepted=wrong),
+            "ewsg_select_: accepted must be one contiguous row of bool",
+        )
+    fails(
+        lambda: call((3, 2)),
+        "ewsg_select_: proposals[0] has shape [3, 2], expected [2, 3] (that of "
+        "grads[0])",
+    )
+    fails(
+        lambda: call(accepted=torch.ones(3, dtype=torch.bool)),
+        "ewsg_select_: grads[0] has shape [2, 3], expected a leading dimension of 3 "
+        "chains",
+    )
+    fails(
+        lambda: call(grad=torch.zeros(1, 3).expand(2, 3)),
+        "ewsg_select_: grads[0] is an expanded tensor (several elements share memory) "
+        "and cannot be written",
     )
 
 

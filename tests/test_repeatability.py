@@ -17,9 +17,11 @@ from short_chains import (
     make,
     make_params,
     set_grads,
+    take_step,
 )
 from torch import Tensor, nn
 
+import torch_sgmcmc as sg
 from torch_sgmcmc import _library as ops
 
 # ---- Threads ---------------------------------------------------------------------
@@ -50,7 +52,9 @@ def all_operators(shapes: list[int], dtype: torch.dtype) -> list[Tensor]:
     ops.gradient_variance_(grad, s, v, weight=0.5)
     out = [torch.empty_like(t) for t in p]
     ops.gaussian_(out, std=1.0, purpose=1, **stream)
-    return [*p, *v, *s, *squares, *out, ops.sum_of_squares(p)]
+    weights = {"momentum": 0.9, "surrogate": 0, "num_chains": 1}
+    ratio = ops.ewsg_log_ratio(p, grad, out, v, **TARGET, **weights)
+    return [*p, *v, *s, *squares, *out, ops.sum_of_squares(p), ratio]
 
 
 @pytest.mark.parametrize(
@@ -116,6 +120,15 @@ def test_any_split_into_groups_gives_the_same_chain(kind: str) -> None:
         assert_same(params, expected)
 
 
+def drop(params: list[nn.Parameter]) -> None:
+    for p in params:
+        p.grad = None
+
+
+def offsets_of(sampler: sg.Sampler) -> list[int]:
+    return [o for group in sampler.param_groups for o in group["offsets"]]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_missing_gradients_shift_nobody_elses_noise(kind: str) -> None:
     expected = make_params()
@@ -123,10 +136,16 @@ def test_missing_gradients_shift_nobody_elses_noise(kind: str) -> None:
     params = make_params()
     sampler = make(kind, params)
     start = params[2].detach().clone()
+    if isinstance(sampler, sg.EWSG):
+        # A gradient that is missing is missing in the weights: the decisions differ.
+        expected = make_params()
+        twin = make(kind, expected[:2] + expected[3:])
+        for group in twin.param_groups:
+            group["offsets"] = [o for i, o in enumerate(offsets_of(sampler)) if i != 2]
+        for step in range(8):
+            take_step(twin, expected, step)
     for step in range(8):
-        set_grads(params, step)
-        params[2].grad = None
-        sampler.step()
+        take_step(sampler, params, step, lambda: drop(params[2:3]))
     assert same_bits(params[2], start)
     assert params[2] not in sampler.state
     assert_same(params[:2] + params[3:], expected[:2] + expected[3:])
@@ -161,13 +180,22 @@ def test_frozen_parameters(kind: str) -> None:
     before = [p.detach().clone() for p in net[0].parameters()]
     for model in (net, twin):
         sampler = make(kind, model.parameters())
-        for _ in range(4):
-            sampler.zero_grad()
-            model(x).square().mean().backward(create_graph=kind == "PSGLD")
+
+        def closure(model: nn.Module = model) -> None:
+            model.zero_grad()
+            (torch.rand(()) * model(x).square().mean()).backward(
+                create_graph=kind == "PSGLD"
+            )
             if model is twin:
-                for p in twin[0].parameters():
-                    p.grad = None
-            sampler.step()
+                drop(list(twin[0].parameters()))
+
+        torch.manual_seed(0)
+        for _ in range(4):
+            if isinstance(sampler, sg.EWSG):
+                sampler.step(closure)
+            else:
+                closure()
+                sampler.step()
     assert_same(list(net[0].parameters()), before)
     assert_same(list(net.parameters()), list(twin.parameters()))
 
@@ -179,15 +207,11 @@ def test_a_group_added_later_has_the_noise_it_always_would_have(kind: str) -> No
     a = make(kind, [{"params": early[:2]}, {"params": early[2:]}])
     b = make(kind, [{"params": late[:2]}])
     for step in range(8):
-        set_grads(early, step)
-        set_grads(late, step)
-        if step < 4:
-            for p in early[2:]:
-                p.grad = None
-        elif step == 4:
+        if step == 4:
             b.add_param_group({"params": late[2:]})
-        a.step()
-        b.step()
+        absent = early[2:] if step < 4 else []
+        take_step(a, early, step, lambda absent=absent: drop(absent))
+        take_step(b, late, step)
     assert_same(late, early)
     assert [int(g["step"]) for g in b.param_groups] == [8, 8]
 
@@ -218,9 +242,8 @@ def test_seed_none_follows_manual_seed(kind: str) -> None:
 def test_steps_use_no_global_random_state(kind: str) -> None:
     params = make_params()
     sampler = make(kind, params)
-    set_grads(params, 0)
     before = torch.get_rng_state()
-    sampler.step()
+    take_step(sampler, params, 0)
     assert torch.equal(torch.get_rng_state(), before)
     others = make_params()
     torch.manual_seed(12345)

@@ -9,6 +9,7 @@ except ImportError as error:
         "another folder, or install with `pip install -e .`"
     ) from error
 
+from torch_sgmcmc.ewsg import EWSG
 from torch_sgmcmc.precision import GammaPrecision
 from torch_sgmcmc.psgld import PSGLD
 from torch_sgmcmc.sampler import Sampler
@@ -18,6 +19,7 @@ from torch_sgmcmc.sgnht import SGNHT
 from torch_sgmcmc.version import __version__
 
 __all__ = [
+    "EWSG",
     "PSGLD",
     "SGHMC",
     "SGLD",

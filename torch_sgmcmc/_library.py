@@ -7,6 +7,9 @@ import torch
 
 __all__ = [
     "HAS_CUDA",
+    "ewsg_decide",
+    "ewsg_log_ratio",
+    "ewsg_select_",
     "gaussian_",
     "gradient_variance_",
     "psgld_step_",
@@ -42,6 +45,9 @@ def _load() -> bool:
 HAS_CUDA: bool = _load()
 
 # The overloads themselves: resolving them at every call would take time.
+ewsg_decide = torch.ops.torch_sgmcmc.ewsg_decide.default
+ewsg_log_ratio = torch.ops.torch_sgmcmc.ewsg_log_ratio.default
+ewsg_select_ = torch.ops.torch_sgmcmc.ewsg_select_.default
 gaussian_ = torch.ops.torch_sgmcmc.gaussian_.default
 gradient_variance_ = torch.ops.torch_sgmcmc.gradient_variance_.default
 psgld_step_ = torch.ops.torch_sgmcmc.psgld_step_.default
@@ -56,6 +62,7 @@ def _nothing_to_allocate(*args: object, **kwargs: object) -> None:
 
 
 for _name in (
+    "ewsg_select_",
     "gaussian_",
     "gradient_variance_",
     "psgld_step_",
@@ -69,3 +76,21 @@ for _name in (
 @torch.library.register_fake("torch_sgmcmc::sum_of_squares")
 def _(tensors: list[torch.Tensor]) -> torch.Tensor:
     return tensors[0].new_empty((), dtype=torch.float64)
+
+
+@torch.library.register_fake("torch_sgmcmc::ewsg_log_ratio")
+def _(
+    params: list[torch.Tensor],
+    grads: list[torch.Tensor],
+    proposals: list[torch.Tensor],
+    momenta: list[torch.Tensor],
+    *,
+    num_chains: int,
+    **hyperparameters: object,
+) -> torch.Tensor:
+    return params[0].new_empty((num_chains,), dtype=torch.float64)
+
+
+@torch.library.register_fake("torch_sgmcmc::ewsg_decide")
+def _(log_ratios: torch.Tensor, **counter: object) -> torch.Tensor:
+    return torch.empty_like(log_ratios, dtype=torch.bool)

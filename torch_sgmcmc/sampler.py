@@ -222,9 +222,16 @@ class Sampler(Optimizer):
             with torch.enable_grad():
                 loss = closure()
 
+        work = self._gather()
+        self._advance(work, self._prepare_all(work))
+        return loss
+
+    def _gather(self, *, checked: bool = False) -> list[Work]:
+        """Checks gradients, and groups if need be, and lists what is to be updated."""
         work = []
         for group in self.param_groups:
-            self._check_group(group)
+            if not checked:
+                self._check_group(group)
             work.extend(self._collect(group))
         if len(work) > 1:
             # An operator changes nothing if its arguments do not fit, but by then
@@ -232,14 +239,16 @@ class Sampler(Optimizer):
             for _, params, grads, _ in work:
                 for p, grad in zip(params, grads, strict=True):
                     self._check_fit(p, grad)
-        prepared = self._prepare_all(work)
+        return work
+
+    def _advance(self, work: list[Work], prepared: list[Any]) -> None:
+        """Makes the update of everything listed and counts the step."""
         for (group, params, grads, offsets), state in zip(work, prepared, strict=True):
             self._update(group, params, grads, offsets, state)
             # The operators are opaque to autograd: tell it that these changed.
             increment_version(params)
         for group in self.param_groups:
             group["step"] += 1  # in place if it is a tensor
-        return loss
 
     def _step_arguments(self, group: dict[str, Any]) -> dict[str, Any]:
         """The arguments seed, step and device_step of an operator."""

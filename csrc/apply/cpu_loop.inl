@@ -80,7 +80,7 @@ void RunSegment(const Update& update,
     return;
   }
   const uint64_t first = segment.offset + static_cast<uint64_t>(begin);
-  int64_t skip = static_cast<int64_t>(first & kMask);
+  auto skip = static_cast<int64_t>(first & kMask);
   NormalSource source(stream, (first & ~kMask) / 4);
   while (begin < end) {
     const int64_t count = std::min(kBuffer - skip, end - begin);

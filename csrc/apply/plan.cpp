@@ -112,6 +112,12 @@ bool MayOverlap(const Tensor& t) {
   return false;
 }
 
+// True if a dense tensor has its leading dimension outermost in memory.
+bool IsChainByChain(const Tensor& t, int64_t num_chains) {
+  return num_chains == 1 || t.numel() == 0 ||
+         t.strides()[0] == t.numel() / num_chains;
+}
+
 std::string Where(const char* name, size_t index) {
   return std::string(name) + "[" + std::to_string(index) + "]";
 }
@@ -197,7 +203,8 @@ std::vector<Segment> Plan::ArithmeticArgument(int j) const {
 
 Plan::Plan(const char* op,
            const std::vector<Argument>& arguments,
-           const std::vector<int64_t>& offsets) {
+           const std::vector<int64_t>& offsets,
+           int64_t num_chains) {
   const Argument& first = arguments[0];
   const size_t count = first.tensors.size();
   for (const Argument& a : arguments) {
@@ -223,6 +230,12 @@ Plan::Plan(const char* op,
       Fail(op,
            Where(first.name, i) + " has " + Name(dtype) +
                ", expected float32, float64, bfloat16 or float16");
+    }
+    if (num_chains > 1 && (lead.dim() == 0 || lead.sizes()[0] != num_chains)) {
+      Fail(op,
+           Where(first.name, i) + " has shape " + Shape(lead.sizes()) +
+               ", expected a leading dimension of " +
+               std::to_string(num_chains) + " chains");
     }
     if (offsets[i] < 0) {
       Fail(op,
@@ -279,7 +292,8 @@ Plan::Plan(const char* op,
     if (segment.numel == 0) continue;
     // A tensor with the layout to work in: the parameter itself if it is dense.
     const bool contiguous = lead.is_contiguous();
-    const bool dense = contiguous || IsDense(lead);
+    const bool dense =
+        contiguous || (IsDense(lead) && IsChainByChain(lead, num_chains));
     const Tensor layout = dense ? lead : torch::stable::contiguous(lead);
     for (size_t j = 0; j < arguments.size(); ++j) {
       const Argument& a = arguments[j];

@@ -45,10 +45,13 @@ struct Segment {
 class Plan {
  public:
   // Throws std::runtime_error naming the operator, the argument, its index,
-  // what was expected and what was got.
+  // what was expected and what was got. With num_chains > 1 every tensor must
+  // have a leading dimension of that size, and each chain's elements follow
+  // each other in the arrays.
   Plan(const char* op,
        const std::vector<Argument>& arguments,
-       const std::vector<int64_t>& offsets);
+       const std::vector<int64_t>& offsets,
+       int64_t num_chains = 1);
 
   const std::vector<Segment>& segments() const { return segments_; }
   // The j-th argument alone, as arrays of the arithmetic type.

@@ -162,7 +162,7 @@ class NormalSource {
 
   SG_INLINE Words Start() {
     Words w;
-    const uint32_t low = static_cast<uint32_t>(quad_);
+    const auto low = static_cast<uint32_t>(quad_);
     const Lanes::U64 c1 = Lanes::Set64(static_cast<uint32_t>(quad_ >> 32));
     const Lanes::U64 c2 = Lanes::Set64(stream_.counter2());
     const Lanes::U64 c3 = Lanes::Set64(stream_.counter3());

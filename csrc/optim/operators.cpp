@@ -172,6 +172,58 @@ void sgnht_step_(at::TensorList params,
           key.device_step);
 }
 
+at::Tensor ewsg_log_ratio(at::TensorList params,
+                          at::TensorList grads,
+                          at::TensorList proposals,
+                          at::TensorList momenta,
+                          const EWSGWeights& weights) {
+  static const auto op =
+      Operator<at::Tensor(at::TensorList,
+                          at::TensorList,
+                          at::TensorList,
+                          at::TensorList,
+                          double,
+                          double,
+                          double,
+                          double,
+                          double,
+                          int64_t,
+                          int64_t)>("torch_sgmcmc::ewsg_log_ratio");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return op.call(params,
+                 grads,
+                 proposals,
+                 momenta,
+                 weights.lr,
+                 weights.momentum,
+                 weights.num_data,
+                 weights.prior_precision,
+                 weights.temperature,
+                 weights.surrogate,
+                 weights.num_chains);
+}
+
+at::Tensor ewsg_decide(const at::Tensor& log_ratios,
+                       int64_t proposal,
+                       int64_t seed,
+                       int64_t step) {
+  static const auto op =
+      Operator<at::Tensor(const at::Tensor&, int64_t, int64_t, int64_t)>(
+          "torch_sgmcmc::ewsg_decide");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return op.call(log_ratios, proposal, seed, step);
+}
+
+void ewsg_select_(at::TensorList grads,
+                  at::TensorList proposals,
+                  const at::Tensor& accepted) {
+  static const auto op =
+      Operator<void(at::TensorList, at::TensorList, const at::Tensor&)>(
+          "torch_sgmcmc::ewsg_select_");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  op.call(grads, proposals, accepted);
+}
+
 void gradient_variance_(at::TensorList grads,
                         at::TensorList variances,
                         at::TensorList previous,

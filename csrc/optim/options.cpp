@@ -84,6 +84,12 @@ c10::IValue ToValue(const char* name, const std::optional<double>& value) {
   return value ? ToValue(name, *value) : c10::IValue();
 }
 
+c10::IValue ToValue(const char* name, const std::optional<int64_t>& value) {
+  return value ? ToValue(name, *value) : c10::IValue();
+}
+
+c10::IValue ToValue(const char*, const c10::IValue& value) { return value; }
+
 c10::IValue ToValue(const char* name, const NumberOrWord& value) {
   return std::visit([&](const auto& held) { return ToValue(name, held); },
                     value);
@@ -124,6 +130,27 @@ void FromValue(const char* name,
   } else {
     FromValue(name, value, result.emplace());
   }
+}
+
+void FromValue(const char* name,
+               const c10::IValue& value,
+               std::optional<int64_t>& result) {
+  if (value.isNone()) {
+    result.reset();
+  } else {
+    FromValue(name, value, result.emplace());
+  }
+}
+
+void FromValue(const char* name,
+               const c10::IValue& value,
+               c10::IValue& result) {
+  const bool is_count = value.isTensor() && value.toTensor().numel() == 1 &&
+                        value.toTensor().scalar_type() == at::kLong;
+  if (!value.isInt() && !is_count) {
+    WrongType(name, value, "an int, or a Tensor of one int64");
+  }
+  result = value;
 }
 
 void FromValue(const char* name,

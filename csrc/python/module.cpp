@@ -9,6 +9,7 @@
 #include "core/isa.h"
 #include "core/portable_noise.h"
 #include "host/gamma.h"
+#include "host/index_chain.h"
 
 namespace py = pybind11;
 using torch_sgmcmc::NoiseStream;
@@ -21,6 +22,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("PURPOSE_UPDATE") = static_cast<int>(Purpose::kUpdate);
   m.attr("PURPOSE_MOMENTUM") = static_cast<int>(Purpose::kMomentum);
   m.attr("PURPOSE_PRECISION") = static_cast<int>(Purpose::kPrecision);
+  m.attr("PURPOSE_INDEX_CHAIN") = static_cast<int>(Purpose::kIndexChain);
   m.attr("PURPOSE_PROBE") = static_cast<int>(Purpose::kProbe);
 
   m.def(
@@ -58,4 +60,23 @@ PYBIND11_MODULE(_C, m) {
       py::arg("step"),
       py::arg("element"),
       "One Gamma(shape, 1) variate, a pure function of its arguments.");
+
+  m.def(
+      "index_chain_accepts",
+      [](double log_ratio, int64_t seed, uint64_t step, uint64_t proposal) {
+        return torch_sgmcmc::IndexChainAccepts(
+            log_ratio,
+            {static_cast<uint64_t>(seed),
+             step,
+             static_cast<uint32_t>(Purpose::kIndexChain)},
+            /*chain=*/0,
+            proposal);
+      },
+      py::arg("log_ratio"),
+      py::kw_only(),
+      py::arg("seed"),
+      py::arg("step"),
+      py::arg("proposal"),
+      "Whether EWSG's index chain takes a proposed minibatch: with probability "
+      "min(1, exp(log_ratio)), a pure function of the arguments.");
 }

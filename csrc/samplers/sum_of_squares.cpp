@@ -12,8 +12,10 @@ Tensor SumOfSquares(TensorList tensors) {
                   {{"tensors", Role::kGradient, tensors}},
                   std::vector<int64_t>(tensors.size(), 0));
   Tensor result = torch::stable::new_empty(tensors[0], {}, ScalarType::Double);
-  *static_cast<double*>(result.data_ptr()) =
-      ReduceOnCpu(plan.segments(), Square());
+  ReduceOnCpu(plan.segments(),
+              Square(),
+              /*num_chains=*/1,
+              static_cast<double*>(result.data_ptr()));
   return result;
 }
 

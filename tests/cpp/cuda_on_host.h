@@ -1,8 +1,8 @@
-// The CUDA drivers on the host: apply/cuda.cuh and sum_of_squares_cuda.cu with
+// The CUDA drivers on the host: apply/cuda.cuh and apply/reduce.cuh with
 // launches and threads turned into loops.
 //
-// What a thread does (apply/tables.h) is the very code that the kernels call;
-// only the launches of cuda.cuh and the reduction's threads are mirrored here.
+// What a thread does (apply/tables.h, apply/reduce.h) is the very code that the
+// kernels call; only the launches are mirrored here.
 #pragma once
 
 #include <torch/headeronly/util/BFloat16.h>
@@ -79,28 +79,61 @@ class Driver {
   const int64_t* device_step_;
 };
 
-// The kernels of samplers/sum_of_squares_cuda.cu.
-template <class T, class Map>
-double Reduce(const Map& map, const std::vector<Segment>& segments) {
-  std::vector<double> sums;
-  for (const Segment& s : segments) {
-    const T* data = static_cast<const T*>(s.data[0]);
-    for (int64_t begin = 0; begin < s.numel; begin += kStretch) {
-      const int64_t end = std::min(begin + kStretch, s.numel);
-      double lanes[kLanes] = {};
-      for (int lane = 0; lane < kLanes; ++lane) {
-        for (int64_t i = begin + lane; i < end; i += kLanes) {
-          lanes[lane] += map(static_cast<double>(data[i]));
-        }
-      }
-      double total = 0;
-      for (const double lane : lanes) total += lane;
-      sums.push_back(total);
+// The kernels of apply/reduce.cuh.
+template <class Map, class T>
+void ReduceSegment(const Map& map,
+                   const Segment& segment,
+                   const Cut& cut,
+                   int64_t per_chain,
+                   double* sums) {
+  for (int64_t unit = 0; unit < cut.units; ++unit) {
+    const Unit u = UnitAt(cut, per_chain, unit);
+    double lanes[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] = LaneSum<Map, T>(map, segment.data, u.begin, u.end, lane);
+    }
+    sums[u.target] = AddLanes(lanes);
+  }
+}
+
+template <class Map>
+std::vector<double> Reduce(const Map& map,
+                           const std::vector<Segment>& segments,
+                           int64_t num_chains) {
+  const Cuts all(segments, num_chains);
+  std::vector<double> sums(static_cast<size_t>(num_chains * all.per_chain));
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const auto run = [&](auto zero) {
+      ReduceSegment<Map, decltype(zero)>(
+          map, segments[i], all.cuts[i], all.per_chain, sums.data());
+    };
+    switch (segments[i].dtype) {
+      case ScalarType::Double:
+        run(double{});
+        break;
+      case ScalarType::BFloat16:
+        run(torch::headeronly::BFloat16{});
+        break;
+      case ScalarType::Half:
+        run(torch::headeronly::Half{});
+        break;
+      default:
+        run(float{});
     }
   }
-  double total = 0;
-  for (const double sum : sums) total += sum;
-  return total;
+  std::vector<double> result;
+  for (int64_t chain = 0; chain < num_chains; ++chain) {
+    double branches[kBranches];
+    for (int b = 0; b < kBranches; ++b) {
+      branches[b] =
+          BranchSum(sums.data() + chain * all.per_chain, all.per_chain, b);
+    }
+    for (int width = kBranches / 2; width > 0; width /= 2) {
+      for (int b = 0; b < width; ++b) branches[b] += branches[b + width];
+    }
+    result.push_back(map.Finish(branches[0]));
+  }
+  return result;
 }
 
 }  // namespace torch_sgmcmc::cuda_on_host

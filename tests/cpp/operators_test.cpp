@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <cmath>
 #include <exception>
 #include <optional>
 #include <tuple>
@@ -14,6 +15,8 @@
 
 #include "apply/cpu.h"
 #include "apply/reduce.h"
+#include "host/index_chain.h"
+#include "samplers/ewsg.h"
 #include "samplers/gaussian_op.h"
 #include "samplers/psgld_op.h"
 #include "samplers/sghmc_op.h"
@@ -52,6 +55,15 @@ class Operators : public testing::Test {
   template <class... Vectors>
   static auto Lists(Vectors&... x) {
     return std::make_tuple(TensorList{View(x)}...);
+  }
+
+  // The same elements as seven chains.
+  static Tensor Row(std::vector<float>& x) {
+    return View(x.data(), {7, 143}, {143, 1});
+  }
+  template <class... Vectors>
+  static auto Rows(Vectors&... x) {
+    return std::make_tuple(TensorList{Row(x)}...);
   }
 
   template <class... T>
@@ -203,6 +215,59 @@ TEST_F(Operators, SumOfSquares) {
   EXPECT_NEAR(*static_cast<const double*>(result.data_ptr()),
               exact,
               2002 * 0x1p-53 * exact);
+}
+
+TEST_F(Operators, EWSGLogRatio) {
+  const auto rest = std::make_tuple(/*lr=*/0.1,
+                                    /*momentum=*/0.9,
+                                    /*num_data=*/5.0,
+                                    /*prior_precision=*/2.0,
+                                    /*temperature=*/0.5,
+                                    /*surrogate=*/int64_t{3},
+                                    /*num_chains=*/int64_t{7});
+  std::vector<float> proposal = Some(0.2f);
+  const std::vector<StableIValue> stack =
+      Call("torch_sgmcmc::ewsg_log_ratio",
+           std::tuple_cat(Rows(theta_, grad_, proposal, v_), rest));
+  const Tensor result = torch::stable::detail::to<Tensor>(stack[0]);
+  ASSERT_EQ(result.scalar_type(), ScalarType::Double);
+  ASSERT_EQ(result.numel(), 7);
+  const Plan plan("test",
+                  {{"params", Role::kGradient, {Row(theta_)}},
+                   {"grads", Role::kGradient, {Row(grad_)}},
+                   {"proposals", Role::kGradient, {Row(proposal)}},
+                   {"momenta", Role::kStatistic, {Row(v_)}}},
+                  {0});
+  double expected[7];
+  ReduceOnCpu(plan.segments(),
+              torch_sgmcmc::EWSGLogRatio<true, true>(EWSGCoefficients(
+                  0.1, 0.9, 5, 2, 0.5, Surrogate::kFullMomentum)),
+              7,
+              expected);
+  for (int k = 0; k < 7; ++k) {
+    EXPECT_EQ(static_cast<const double*>(result.data_ptr())[k], expected[k]);
+  }
+}
+
+TEST_F(Operators, EWSGDecideAndSelect) {
+  std::vector<double> ratios = {-0.5, 0.5, -1, std::nan(""), -0.1, -2, -0.7};
+  const std::vector<StableIValue> stack =
+      Call("torch_sgmcmc::ewsg_decide",
+           std::make_tuple(View(ratios), int64_t{2}, int64_t{3}, int64_t{4}));
+  const Tensor accepted = torch::stable::detail::to<Tensor>(stack[0]);
+  ASSERT_EQ(accepted.scalar_type(), ScalarType::Bool);
+  const bool* yes = static_cast<const bool*>(accepted.data_ptr());
+  Call("torch_sgmcmc::ewsg_select_",
+       std::tuple_cat(Rows(theta_, grad_), std::make_tuple(accepted)));
+  const NoiseStream stream{3, 4, static_cast<uint32_t>(Purpose::kIndexChain)};
+  for (uint64_t k = 0; k < 7; ++k) {
+    EXPECT_EQ(yes[k], IndexChainAccepts(ratios[k], stream, k, 2));
+    for (size_t i = k * 143; i < (k + 1) * 143; ++i) {
+      ASSERT_EQ(theta_[i], yes[k] ? grad_[i] : before_[i]);
+    }
+  }
+  EXPECT_TRUE(yes[1]);
+  EXPECT_FALSE(yes[3]);
 }
 
 TEST_F(Operators, ErrorsLeaveTensorsAsTheyWere) {

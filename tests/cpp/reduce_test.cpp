@@ -1,5 +1,6 @@
-// The sum of squares: exact where it can be, accurate otherwise, and added in
-// one order on the CPU (with any number of threads) and in the CUDA kernels.
+// Sums: exact where they can be, accurate otherwise, and added in one order on
+// the CPU (with any number of threads and instruction set) and in the CUDA
+// kernels, over all elements and for each of many chains.
 #include "apply/reduce.h"
 
 #include <gtest/gtest.h>
@@ -9,48 +10,101 @@
 #include <vector>
 
 #include "cuda_on_host.h"
+#include "samplers/ewsg.h"
 #include "tensors.h"
 
 namespace torch_sgmcmc {
 namespace {
 
+std::vector<Isa> Available() {
+  std::vector<Isa> result = {Isa::kPortable};
+  if (ActiveIsa() >= Isa::kAvx2) result.push_back(Isa::kAvx2);
+  if (ActiveIsa() >= Isa::kAvx512) result.push_back(Isa::kAvx512);
+  return result;
+}
+
+template <class Map>
+std::vector<double> OnCpu(const std::vector<Segment>& segments,
+                          const Map& map,
+                          int64_t num_chains,
+                          Isa isa) {
+  std::vector<double> out(static_cast<size_t>(num_chains), -1.0);
+  ReduceOnCpu(segments, map, num_chains, out.data(), isa);
+  return out;
+}
+
+// On all instruction sets and in the CUDA kernels' order: the same bits.
+template <class Map>
+std::vector<double> Everywhere(const std::vector<Segment>& segments,
+                               const Map& map,
+                               int64_t num_chains) {
+  const std::vector<double> result =
+      cuda_on_host::Reduce(map, segments, num_chains);
+  for (const Isa isa : Available()) {
+    EXPECT_EQ(result, OnCpu(segments, map, num_chains, isa)) << IsaName(isa);
+  }
+  return result;
+}
+
 template <class T>
-class Reduce : public testing::Test {};
+class Reduce : public testing::Test {
+ protected:
+  Segment Random(int64_t numel) {
+    std::normal_distribution<float> normal;
+    Segment s{};
+    for (int j = 0; j < kMaxArguments; ++j) {
+      // The last array is state.
+      if (j == 3 && !std::is_same_v<T, double>) {
+        std::vector<float>& x = state_.emplace_back();
+        for (int64_t i = 0; i < numel; ++i) x.push_back(normal(random_));
+        s.data[j] = x.data();
+      } else {
+        std::vector<T>& x = data_.emplace_back();
+        for (int64_t i = 0; i < numel; ++i) {
+          x.push_back(static_cast<T>(normal(random_)));
+        }
+        s.data[j] = x.data();
+      }
+    }
+    s.numel = numel;
+    s.dtype = kScalarType<T>;
+    return s;
+  }
+
+ private:
+  std::mt19937 random_{23};
+  std::vector<std::vector<T>> data_;
+  std::vector<std::vector<float>> state_;
+};
 using Types = testing::Types<float, double, BFloat16, Half>;
 TYPED_TEST_SUITE(Reduce, Types);
 
-TYPED_TEST(Reduce, SumOfSquaresIsAccurateAndEqualsTheCudaOrder) {
-  std::mt19937 random(23);
-  std::normal_distribution<float> normal;
-  std::vector<std::vector<TypeParam>> data;
+TYPED_TEST(Reduce, SumOfSquaresIsAccurate) {
   std::vector<Segment> segments;
   long double exact = 0;
-  size_t terms = 0;
   for (const int64_t numel :
-       {1, 2, 15, 16, 17, 100, 4095, 4096, 4097, 8192, 100003}) {
-    std::vector<TypeParam>& x = data.emplace_back();
+       {1, 2, 15, 16, 17, 100, 255, 256, 257, 4095, 4096, 4097, 8192, 100003}) {
+    segments.push_back(this->Random(numel));
+    const TypeParam* x = static_cast<const TypeParam*>(segments.back().data[0]);
     for (int64_t i = 0; i < numel; ++i) {
-      x.push_back(static_cast<TypeParam>(normal(random)));
-      const long double value = static_cast<double>(x.back());
+      const long double value = static_cast<double>(x[i]);
       exact += value * value;
-      ++terms;
     }
+    const double sum = Everywhere(segments, Square(), 1)[0];
+    // A running sum of positive terms loses less than half an ulp a term; in
+    // stretches and lanes the longest chain is a few hundred terms long.
+    constexpr double kLongestChain = 256 + kLanes + 8 + 2;
+    EXPECT_NEAR(sum,
+                static_cast<double>(exact),
+                kLongestChain * 0x1p-53 * static_cast<double>(exact));
   }
-  for (std::vector<TypeParam>& x : data) {
-    Segment s{};
-    s.data[0] = x.data();
-    s.numel = static_cast<int64_t>(x.size());
-    s.dtype = kScalarType<TypeParam>;
-    segments.push_back(s);
-    const double cpu = ReduceOnCpu(segments, Square());
-    EXPECT_EQ(cpu, (cuda_on_host::Reduce<TypeParam>(Square(), segments)));
-  }
-  // A running sum of positive terms loses less than half an ulp a term; in
-  // stretches and lanes the longest chain is a few hundred terms long.
-  constexpr double kLongestChain = 256 + kLanes + 40 + 2;
-  EXPECT_NEAR(ReduceOnCpu(segments, Square()),
-              static_cast<double>(exact),
-              kLongestChain * 0x1p-53 * static_cast<double>(exact));
+}
+
+TYPED_TEST(Reduce, ManyStretches) {
+  // More stretches than branches of the tree.
+  const std::vector<Segment> segments(300, this->Random(2 * kStretch + 5));
+  const double one = Everywhere({segments[0]}, Square(), 1)[0];
+  EXPECT_NEAR(Everywhere(segments, Square(), 1)[0], 300 * one, 1e-12 * one);
 }
 
 TYPED_TEST(Reduce, SmallIntegersAreExact) {
@@ -64,10 +118,113 @@ TYPED_TEST(Reduce, SmallIntegersAreExact) {
   s.data[0] = x.data();
   s.numel = static_cast<int64_t>(x.size());
   s.dtype = kScalarType<TypeParam>;
-  EXPECT_EQ(ReduceOnCpu({s}, Square()), exact);
+  EXPECT_EQ(Everywhere({s}, Square(), 1)[0], exact);
 }
 
-TEST(Reduce, OfNothingIsZero) { EXPECT_EQ(ReduceOnCpu({}, Square()), 0.0); }
+// Every chain's sum is the one it has alone.
+TYPED_TEST(Reduce, ChainsDoNotMix) {
+  for (const int64_t chains : {1, 2, 3, 17, 1000}) {
+    std::vector<Segment> segments;
+    for (const int64_t row : {1, 3, 16, 17, 40, 5000}) {
+      segments.push_back(this->Random(chains * row));
+    }
+    const std::vector<double> sums = Everywhere(segments, Square(), chains);
+    for (int64_t k = 0; k < chains; ++k) {
+      std::vector<Segment> alone = segments;
+      for (Segment& s : alone) {
+        s.numel /= chains;
+        s.data[0] = static_cast<TypeParam*>(s.data[0]) + k * s.numel;
+      }
+      ASSERT_EQ(sums[k], OnCpu(alone, Square(), 1, ActiveIsa())[0]);
+    }
+  }
+}
+
+// W(g') - W(g) by its definition, from the hyperparameters, in long double.
+template <class T>
+long double LogRatio(const Segment& s,
+                     bool has_momentum,
+                     Surrogate surrogate,
+                     long double lr,
+                     long double momentum,
+                     long double n,
+                     long double decay,
+                     long double t,
+                     long double* size) {
+  const long double alpha = 1 - momentum;
+  const long double variance = 2 * alpha * lr * t / n;
+  long double sum = 0;
+  *size = 0;
+  for (int64_t i = 0; i < s.numel; ++i) {
+    const auto at = [&](int j) -> long double {
+      return static_cast<double>(static_cast<const T*>(s.data[j])[i]);
+    };
+    const long double v =
+        has_momentum ? static_cast<const Arithmetic<T>*>(s.data[3])[i] : 0;
+    long double u = 0;
+    if (surrogate == Surrogate::kMomentum) u = alpha * v;
+    if (surrogate == Surrogate::kOne) u = std::sqrt(variance);
+    if (surrogate == Surrogate::kFullMomentum) u = -(1 - alpha) * v;
+    const long double prior = decay / n * at(0);
+    const long double before = u + lr * (at(1) + prior);
+    const long double after = u + lr * (at(2) + prior);
+    sum += (after * after - before * before) / (2 * variance);
+    *size += (after * after + before * before) / (2 * variance);
+  }
+  return sum;
+}
+
+TYPED_TEST(Reduce, EWSGLogRatio) {
+  const std::vector<Segment> segments = {this->Random(1000),
+                                         this->Random(kStretch + 7)};
+  for (const auto surrogate : {Surrogate::kMomentum,
+                               Surrogate::kZero,
+                               Surrogate::kOne,
+                               Surrogate::kFullMomentum}) {
+    for (const double decay : {0.0, 3.0}) {
+      const EWSGCoefficients c(0.1, 0.8, 20, decay, 0.7, surrogate);
+      const auto expect = [&](const auto& map, bool has_momentum) {
+        long double want = 0;
+        long double size = 0;
+        for (const Segment& s : segments) {
+          long double more = 0;
+          want += LogRatio<TypeParam>(
+              s, has_momentum, surrogate, 0.1, 0.8, 20, decay, 0.7, &more);
+          size += more;
+        }
+        EXPECT_NEAR(Everywhere(segments, map, 1)[0],
+                    static_cast<double>(want),
+                    1e-13 * static_cast<double>(size));
+      };
+      if (decay == 0) {
+        expect(EWSGLogRatio<false, true>(c), true);
+        expect(EWSGLogRatio<false, false>(c), false);
+      }
+      expect(EWSGLogRatio<true, true>(c), true);
+      expect(EWSGLogRatio<true, false>(c), false);
+    }
+  }
+}
+
+TEST(Reduce, OfNothingIsZero) {
+  EXPECT_EQ(Everywhere({}, Square(), 1), std::vector<double>(1, 0.0));
+  EXPECT_EQ(Everywhere({}, Square(), 3), std::vector<double>(3, 0.0));
+}
+
+TEST(Reduce, TheTreeLeavesOutOnlyZeros) {
+  std::vector<double> sums;
+  for (int count = 0; count < 1000; ++count) {
+    double branches[kBranches];
+    for (int b = 0; b < kBranches; ++b) {
+      branches[b] = BranchSum(sums.data(), count, b);
+    }
+    for (int width = kBranches / 2; width > 0; width /= 2) {
+      for (int b = 0; b < width; ++b) branches[b] += branches[b + width];
+    }
+    ASSERT_EQ(AddInTree(sums.data(), count), branches[0]) << count;
+    sums.push_back(std::sin(count) / (1 + count % 7));
+  }
+}
 
 }  // namespace
 }  // namespace torch_sgmcmc

@@ -122,6 +122,7 @@ class Chains:
 
     def __init__(self, experiment: Experiment, start: Array) -> None:
         self.target = experiment.target
+        self.chooses = experiment.method.chooses
         # Another kind of generator than the samplers', so that gradient noise never
         # coincides with injected noise.
         self.generator = torch.Generator().manual_seed(experiment.seed)
@@ -140,15 +141,21 @@ class Chains:
             groups, seed=experiment.seed, **experiment.all_settings
         )
 
+    def closure(self) -> None:
+        self.sampler.zero_grad()
+        loss = self.target.loss(torch.cat(self.params, dim=1), self.generator)
+        with warnings.catch_warnings():
+            # Of a leak, if gradients were kept.
+            warnings.filterwarnings("ignore", "Using backward.. with create_graph")
+            loss.backward(create_graph=self.needs_graph)
+
     def advance(self, steps: int) -> None:
         for _ in range(steps):
-            self.sampler.zero_grad()
-            loss = self.target.loss(torch.cat(self.params, dim=1), self.generator)
-            with warnings.catch_warnings():
-                # Of a leak, if gradients were kept.
-                warnings.filterwarnings("ignore", "Using backward.. with create_graph")
-                loss.backward(create_graph=self.needs_graph)
-            self.sampler.step()
+            if self.chooses:
+                self.sampler.step(self.closure)
+            else:
+                self.closure()
+                self.sampler.step()
         self.sampler.zero_grad()
 
     @property

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from harness.statistics import AffineMap, Array
 from harness.targets import GaussianMean, Quadratic
-from torch_sgmcmc import PSGLD, SGHMC, SGLD, SGNHT
+from torch_sgmcmc import EWSG, PSGLD, SGHMC, SGLD, SGNHT
 
 __all__ = [
     "METHODS",
@@ -60,6 +60,9 @@ class Method:
             θ'' = θ' + m (θ' - θ) - lr U'(θ') + N(0, σ²).
         settings: settings beyond those that all samplers share, where a test has no
             wish of its own.
+        chooses: it takes a closure and chooses among the minibatches: the law holds
+            for exact gradients only (else see ``harness.index_chain``), and there is
+            no temperature 0.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Method:
     law: Callable[[Quadratic | GaussianMean, Coordinates], Law]
     inertia: Callable[[Coordinates], tuple[float, float]]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    chooses: bool = False
 
 
 def _injected(c: Coordinates, friction: Array | float) -> Array:
@@ -132,6 +136,11 @@ def sghmc_law(target: Quadratic | GaussianMean, c: Coordinates) -> Law:
     return Law(cycle, start, every, ("momentum",))
 
 
+def _ewsg(params: Any, **settings: Any) -> EWSG:
+    first = params[0]["params"] if isinstance(params[0], dict) else params
+    return EWSG(params, num_chains=len(first[0]), **settings)
+
+
 # The preconditioners of frozen pSGLD, taken in turn by the coordinates. The first is 1:
 # in one dimension it is SGLD.
 _PRECONDITIONERS = (1.0, 0.6, 1.2)
@@ -190,6 +199,17 @@ METHODS: tuple[Method, ...] = (
             float(_injected(c, 1 - c["momentum"] - c["noise_estimate"])[0]),
         ),
         {"momentum": 0.6},
+    ),
+    Method(
+        "EWSG",
+        _ewsg,
+        sghmc_law,
+        lambda c: (
+            float(c["momentum"][0]),
+            float(_injected(c, 1 - c["momentum"])[0]),
+        ),
+        {"momentum": 0.6},
+        chooses=True,
     ),
     Method(
         "PSGLD frozen",

@@ -65,7 +65,7 @@ def minibatches(method: Method, d: int) -> Experiment:
 
 def all_at_once(method: Method, **settings: Any) -> Experiment:
     """T ≠ 1, λ ≠ 0, N ≠ 1, noisy gradients, correlated, two parameters."""
-    noise = 0.05 * correlated(4, seed=41)
+    noise = None if method.chooses else 0.05 * correlated(4, seed=41)
     target = Quadratic(correlated(4, seed=40), _centre(4), noise)
     shared = {
         "lr": 0.5,
@@ -93,7 +93,8 @@ def per_group(method: Method) -> Experiment:
     if "momentum" in method.settings:
         other["momentum"] = 0.75
     hessian = correlated(4, seed=50, condition=3.0)
-    target = Quadratic(hessian, _centre(4), 0.05 * correlated(4, seed=51))
+    noise = None if method.chooses else 0.05 * correlated(4, seed=51)
+    target = Quadratic(hessian, _centre(4), noise)
     return Experiment(
         method,
         target,

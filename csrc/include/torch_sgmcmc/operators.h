@@ -93,6 +93,38 @@ TORCH_SGMCMC_API void sgnht_step_(at::TensorList params,
                                   const SGNHTStep& step,
                                   const NoiseKey& key);
 
+/// Hyperparameters of ewsg_log_ratio.
+struct EWSGWeights {
+  double lr = 0;
+  double momentum = 0;
+  double num_data = 1;
+  double prior_precision = 0;
+  double temperature = 1;
+  /// 0 to 3 for "momentum", "zero", "one" and "full_momentum".
+  int64_t surrogate = 0;
+  int64_t num_chains = 1;
+};
+
+/// W(proposals) - W(grads) of EWSG for each chain, in float64. An empty list of
+/// momenta stands for zeros.
+TORCH_SGMCMC_API at::Tensor ewsg_log_ratio(at::TensorList params,
+                                           at::TensorList grads,
+                                           at::TensorList proposals,
+                                           at::TensorList momenta,
+                                           const EWSGWeights& weights);
+
+/// Which chains accept the proposal of that number in that step: each with
+/// probability min(1, exp(log ratio)).
+TORCH_SGMCMC_API at::Tensor ewsg_decide(const at::Tensor& log_ratios,
+                                        int64_t proposal,
+                                        int64_t seed,
+                                        int64_t step);
+
+/// Copies the gradients of the chains that accepted from proposals to grads.
+TORCH_SGMCMC_API void ewsg_select_(at::TensorList grads,
+                                   at::TensorList proposals,
+                                   const at::Tensor& accepted);
+
 /// Takes gradients into running variances: half the mean squared difference of
 /// consecutive gradients, with the given weight of the newest.
 TORCH_SGMCMC_API void gradient_variance_(at::TensorList grads,

@@ -151,6 +151,18 @@ TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
 TORCH_SGMCMC_API void FromValue(const char* name,
                                 const c10::IValue& value,
                                 std::optional<double>& result);
+// A whole number or None.
+TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
+                                     const std::optional<int64_t>& value);
+TORCH_SGMCMC_API void FromValue(const char* name,
+                                const c10::IValue& value,
+                                std::optional<int64_t>& result);
+// A count: an int, or a tensor of int64 that nobody has waited for yet.
+TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
+                                     const c10::IValue& value);
+TORCH_SGMCMC_API void FromValue(const char* name,
+                                const c10::IValue& value,
+                                c10::IValue& result);
 // A number or a word.
 using NumberOrWord = std::variant<double, std::string>;
 TORCH_SGMCMC_API c10::IValue ToValue(const char* name,

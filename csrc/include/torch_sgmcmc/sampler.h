@@ -115,6 +115,7 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   ///
   /// The closure, if there is one, computes the loss, calls backward() and
   /// returns the loss; it is called once, before the update.
+  // NOLINTNEXTLINE(google-default-arguments): as torch's own.
   torch::Tensor step(LossClosure closure = nullptr) override;
 
   /// Adds a param group; its noise follows that of the existing groups. What

@@ -1,6 +1,7 @@
 // Stochastic-gradient MCMC as torch optimizers: all of the library.
 #pragma once
 
+#include "torch_sgmcmc/ewsg.h"
 #include "torch_sgmcmc/operators.h"
 #include "torch_sgmcmc/precision.h"
 #include "torch_sgmcmc/psgld.h"

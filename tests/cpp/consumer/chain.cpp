@@ -3,10 +3,11 @@
 //   chain JOB RESULT
 //
 // The job is a dict that Python's torch.save wrote (tests/test_cpp_chains.py
-// has the same loop in Python): a small network and its data, a minibatch for
-// every step, the class and the hyperparameters of a sampler, and optionally
-// the state from which an earlier chain is continued. The result holds the same
-// state after the last step, and torch.load reads it.
+// has the same loop in Python): a small network and its data, the minibatches
+// in the order in which they are drawn, the class and the hyperparameters of a
+// sampler with the step sizes of every step, and optionally the state from
+// which an earlier chain is continued. The result holds the same state after
+// the last step, and torch.load reads it.
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 
@@ -38,6 +39,21 @@ Options Read(const sg::StateDict& job, size_t index) {
   return options;
 }
 
+// Those of its options that a group may set for itself.
+template <typename Options>
+Options OfGroup(const Options& all) {
+  return all;
+}
+
+sg::EWSGOptions OfGroup(const sg::EWSGOptions& all) {
+  return sg::EWSGOptions(all.lr())
+      .num_data(all.num_data())
+      .prior_precision(all.prior_precision())
+      .temperature(all.temperature())
+      .momentum(all.momentum())
+      .surrogate(all.surrogate());
+}
+
 // One group for each linear layer.
 template <typename Method, typename Options>
 std::unique_ptr<sg::Sampler> Make(const sg::StateDict& job,
@@ -46,7 +62,7 @@ std::unique_ptr<sg::Sampler> Make(const sg::StateDict& job,
   for (const size_t layer : {0, 2}) {
     groups.emplace_back(
         net[layer]->parameters(),
-        std::make_unique<Options>(Read<Options>(job, groups.size())));
+        std::make_unique<Options>(OfGroup(Read<Options>(job, groups.size()))));
   }
   auto defaults = Read<Options>(job, 0);
   torch::manual_seed(0);  // for a seed that is None, to be drawn
@@ -62,6 +78,7 @@ const std::map<std::string,
         {"SGHMC", Make<sg::SGHMC, sg::SGHMCOptions>},
         {"PSGLD", Make<sg::PSGLD, sg::PSGLDOptions>},
         {"SGNHT", Make<sg::SGNHT, sg::SGNHTOptions>},
+        {"EWSG", Make<sg::EWSG, sg::EWSGOptions>},
 };
 
 void Run(const std::string& job_path, const std::string& result_path) {
@@ -89,18 +106,22 @@ void Run(const std::string& job_path, const std::string& result_path) {
     precision.load_state_dict(job.at("precision"));
   }
 
-  for (int64_t i = 0; i < batches.size(0); ++i) {
+  int64_t draws = 0;
+  for (int64_t i = 0; i < lrs.size(0); ++i) {
     for (size_t group = 0; group < sampler->param_groups().size(); ++group) {
       sampler->param_groups()[group].options().set_lr(
           lrs[i][static_cast<int64_t>(group)].item<double>());
     }
-    sampler->zero_grad();
-    const torch::Tensor logits = net->forward(x.index({batches[i]}));
-    nn::functional::cross_entropy(logits, y.index({batches[i]}))
-        .backward({}, /*retain_graph=*/std::nullopt, create_graph);
-    // A parameter without a gradient must not shift the others' noise.
-    if (i % 7 == 3) net[2]->named_parameters()["bias"].mutable_grad().reset();
-    sampler->step();
+    sampler->step([&] {
+      sampler->zero_grad();
+      const torch::Tensor batch = batches[draws++];
+      const torch::Tensor logits = net->forward(x.index({batch}));
+      auto loss = nn::functional::cross_entropy(logits, y.index({batch}));
+      loss.backward({}, /*retain_graph=*/std::nullopt, create_graph);
+      // A parameter without a gradient must not shift the others' noise.
+      if (i % 7 == 3) net[2]->named_parameters()["bias"].mutable_grad().reset();
+      return loss;
+    });
     if (gibbs_every > 0 && (i + 1) % gibbs_every == 0) precision.step();
   }
   sg::save({{"model", sg::state_dict(*net)},

@@ -1,0 +1,99 @@
+// The reduction of apply/reduce.h on a GPU, in the same order: one thread per
+// lane of a stretch, one of them adds the lanes, then one block of threads per
+// chain adds the stretches in a tree.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "apply/cuda.cuh"
+#include "apply/reduce.h"
+
+namespace torch_sgmcmc {
+
+constexpr int kUnitsPerBlock = kThreads / kLanes;
+static_assert(kThreads == kBranches);
+
+struct Arrays {
+  void* data[kMaxArguments];
+};
+
+template <class Map, class T>
+__global__ void __launch_bounds__(kThreads) ReduceKernel(const Map map,
+                                                         const Arrays arrays,
+                                                         const Cut cut,
+                                                         int64_t per_chain,
+                                                         double* sums) {
+  __shared__ double lanes[kUnitsPerBlock][kLanes];
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int row = static_cast<int>(threadIdx.x) / kLanes;
+  const int64_t unit = int64_t{blockIdx.x} * kUnitsPerBlock + row;
+  const bool inside = unit < cut.units;
+  const Unit u = inside ? UnitAt(cut, per_chain, unit) : Unit{0, 0, 0};
+  lanes[row][lane] = LaneSum<Map, T>(map, arrays.data, u.begin, u.end, lane);
+  __syncthreads();
+  if (lane == 0 && inside) sums[u.target] = AddLanes(lanes[row]);
+}
+
+template <class Map>
+__global__ void __launch_bounds__(kBranches) TreeKernel(const Map map,
+                                                        const double* sums,
+                                                        int64_t per_chain,
+                                                        double* out) {
+  __shared__ double branches[kBranches];
+  const int b = static_cast<int>(threadIdx.x);
+  const int64_t chain = blockIdx.x;
+  branches[b] = BranchSum(sums + chain * per_chain, per_chain, b);
+  for (int width = kBranches / 2; width > 0; width /= 2) {
+    __syncthreads();
+    if (b < width) branches[b] += branches[b + width];
+  }
+  if (b == 0) out[chain] = map.Finish(branches[0]);
+}
+
+// Writes every chain's sum to `out`, a float64 tensor on the plan's device.
+template <class Map>
+void ReduceOnCuda(const Plan& plan,
+                  const Map& map,
+                  int64_t num_chains,
+                  Tensor& out) {
+  const torch::stable::accelerator::DeviceGuard guard(plan.device_index());
+  const cudaStream_t stream = CurrentStream(plan.device_index());
+  const std::vector<Segment>& segments = plan.segments();
+  const Cuts all(segments, num_chains);
+  const Tensor sums = torch::stable::new_empty(
+      out, {num_chains * all.per_chain}, ScalarType::Double);
+  double* to = static_cast<double*>(sums.data_ptr());
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const Cut& cut = all.cuts[i];
+    Arrays arrays;
+    std::copy_n(segments[i].data, kMaxArguments, arrays.data);
+    const auto blocks = static_cast<unsigned>((cut.units + kUnitsPerBlock - 1) /
+                                              kUnitsPerBlock);
+    const auto run = [&](auto zero) {
+      ReduceKernel<Map, decltype(zero)><<<blocks, kThreads, 0, stream>>>(
+          map, arrays, cut, all.per_chain, to);
+    };
+    switch (segments[i].dtype) {
+      case ScalarType::Double:
+        run(double{});
+        break;
+      case ScalarType::BFloat16:
+        run(torch::headeronly::BFloat16{});
+        break;
+      case ScalarType::Half:
+        run(torch::headeronly::Half{});
+        break;
+      default:
+        run(float{});
+    }
+    CheckCuda(cudaGetLastError(), "kernel launch failed");
+  }
+  TreeKernel<<<static_cast<unsigned>(num_chains), kBranches, 0, stream>>>(
+      map, to, all.per_chain, static_cast<double*>(out.data_ptr()));
+  CheckCuda(cudaGetLastError(), "kernel launch failed");
+}
+
+}  // namespace torch_sgmcmc

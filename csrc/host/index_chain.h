@@ -1,0 +1,60 @@
+// The decisions of EWSG's index chain: a Metropolis chain over minibatches with
+// uniform proposals (eq. 5 of the paper).
+//
+// A decision is a pure function of the log ratio of the weights and of (seed,
+// step, chain, proposal), like every draw (Note [Counter layout]): proposal m
+// of chain k owns the quad 2^24 k + m. Written in plain operations, for host
+// and device: both decide alike to the last bit.
+#pragma once
+
+#include <string.h>
+
+#include <cstdint>
+
+#include "core/counter.h"
+#include "core/macros.h"
+#include "core/portable_noise.h"
+
+namespace torch_sgmcmc {
+
+constexpr int64_t kMaxProposals = int64_t{1} << 24;
+
+// ln u for a normal number u in (0, 1): u = 2^e m with m in [1/sqrt 2, sqrt 2),
+// ln m = 2 (s + s^3 / 3 + s^5 / 5 + ...), s = (m - 1) / (m + 1), |s| < 0.172.
+SG_INLINE double LogOfUniform(double u) {
+  constexpr uint64_t kSqrtHalf = 0x3FE6A09E667F3BCDull;
+  uint64_t bits;
+  memcpy(&bits, &u, sizeof bits);
+  const int64_t e = static_cast<int64_t>(bits - kSqrtHalf) >> 52;
+  bits -= static_cast<uint64_t>(e) << 52;
+  double m;
+  memcpy(&m, &bits, sizeof m);
+  const double s = (m - 1.0) / (m + 1.0);
+  const double t = s * s;
+  double p = 0;
+  for (int k = 21; k >= 3; k -= 2) p = (p + 1.0 / k) * t;
+  const double r = 2.0 * (s + s * p);
+  return static_cast<double>(e) * 0.69314718055994530942 + r;
+}
+
+// The uniform in (0, 1), of 52 random bits, that decides on a proposal.
+SG_INLINE double IndexUniform(const NoiseStream& stream,
+                              uint64_t chain,
+                              uint64_t proposal) {
+  uint32_t w[4];
+  portable::QuadWords(stream, chain << 24 | proposal, w);
+  const uint64_t bits = (static_cast<uint64_t>(w[0]) << 32 | w[1]) >> 12;
+  return (static_cast<double>(bits) + 0.5) * 0x1p-52;
+}
+
+// Whether the proposed minibatch becomes the current one: with probability
+// min(1, exp(log_ratio)). Not if the ratio is no number.
+SG_INLINE bool IndexChainAccepts(double log_ratio,
+                                 const NoiseStream& stream,
+                                 uint64_t chain,
+                                 uint64_t proposal) {
+  if (log_ratio >= 0) return true;
+  return LogOfUniform(IndexUniform(stream, chain, proposal)) < log_ratio;
+}
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,155 @@
+// SGHMC with exponentially weighted stochastic gradients.
+//
+//   torch_sgmcmc::EWSG sampler(
+//       net->parameters(),
+//       torch_sgmcmc::EWSGOptions(0.1).momentum(0.99).num_data(50'000));
+//   sampler.step([&] {
+//     auto batch = draw_minibatch();  // a fresh one at each call, uniform
+//     auto loss = cross_entropy(net->forward(batch.data), batch.target);
+//     loss.backward();
+//     return loss;
+//   });
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "torch_sgmcmc/export.h"
+#include "torch_sgmcmc/options.h"
+#include "torch_sgmcmc/sampler.h"
+
+namespace torch_sgmcmc {
+
+/// Hyperparameters of EWSG: those of OptionsOf (temperature > 0, not
+/// capturable), and the following.
+class TORCH_SGMCMC_API EWSGOptions : public OptionsOf<EWSGOptions> {
+ public:
+  using OptionsOf::OptionsOf;
+
+  double momentum() const { return momentum_.get(); }
+  /// 1 - α in [0, 1); α is the friction. 0 is the overdamped variant: no
+  /// momentum is kept, and the update is that of SGLD. Default: 0.9.
+  EWSGOptions& momentum(double value) { return set(momentum_, value); }
+
+  const std::string& surrogate() const { return surrogate_.get(); }
+  /// What stands for the new momentum in the weights: "momentum", "zero", "one"
+  /// or "full_momentum", the choices of the paper's figure 1c. Default:
+  /// "momentum".
+  EWSGOptions& surrogate(std::string value) {
+    return set(surrogate_, std::move(value));
+  }
+
+  int64_t index_chain_length() const { return index_chain_length_.get(); }
+  /// M >= 0, the number of further minibatches that a step draws; with 0 the
+  /// chain is that of SGHMC. For the whole sampler. Default: 1.
+  EWSGOptions& index_chain_length(int64_t value) {
+    return set(index_chain_length_, value);
+  }
+
+  const std::optional<int64_t>& num_chains() const { return num_chains_.get(); }
+  /// K makes K independent chains at once: every parameter has a leading
+  /// dimension K, and the closure returns the sum of the chains' losses. For
+  /// the whole sampler. Default: none, one chain.
+  EWSGOptions& num_chains(std::optional<int64_t> value) {
+    return set(num_chains_, value);
+  }
+
+  const char* sampler() const override { return "EWSG"; }
+  void check() const override;
+  std::vector<std::pair<const char*, bool>> shared() const override;
+  void share(const SamplerOptions& other) override;
+  void check_param(const at::Tensor& param) const override;
+
+ private:
+  friend OptionsOf;
+  friend class EWSG;
+
+  static constexpr auto fields() {
+    return std::tuple_cat(
+        SamplerOptions::fields(),
+        std::make_tuple(
+            std::make_pair("momentum", &EWSGOptions::momentum_),
+            std::make_pair("surrogate", &EWSGOptions::surrogate_),
+            std::make_pair("index_chain_length",
+                           &EWSGOptions::index_chain_length_),
+            std::make_pair("num_chains", &EWSGOptions::num_chains_),
+            std::make_pair("num_proposals", &EWSGOptions::num_proposals_),
+            std::make_pair("num_accepted", &EWSGOptions::num_accepted_)));
+  }
+
+  Hyperparameter<double> momentum_{0.9};
+  Hyperparameter<std::string> surrogate_{"momentum"};
+  Hyperparameter<int64_t> index_chain_length_{1};
+  Hyperparameter<std::optional<int64_t>> num_chains_{std::nullopt};
+  // Counted by the sampler; a tensor, on their device, for several chains.
+  Hyperparameter<int64_t> num_proposals_{0};
+  Hyperparameter<c10::IValue> num_accepted_{c10::IValue(int64_t{0})};
+};
+
+/// What EWSG remembers of a parameter: the momentum, of its shape, in fp64 for
+/// fp64 parameters and in fp32 for all others.
+class TORCH_SGMCMC_API EWSGParamState : public ParamStateOf<EWSGParamState> {
+ public:
+  at::Tensor momentum;
+
+ private:
+  friend ParamStateOf;
+
+  static constexpr auto fields() {
+    return std::make_tuple(
+        std::make_pair("momentum", &EWSGParamState::momentum));
+  }
+};
+
+/// The minibatch of each update is drawn with weights exp(W) that let the
+/// update with a minibatch follow the law of the update with the full gradient.
+/// With g and α as for SGHMC,
+///
+///   W(g) = N / (4 α lr T) ‖α v + lr g‖²,    summed over all parameters.
+///
+/// One step draws a minibatch, then index_chain_length times another one, with
+/// gradient g', which replaces the current one with probability min(1,
+/// exp(W(g')
+/// - W(g))), and makes one update of SGHMC with the gradient that is left.
+///
+/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2, up to an error of
+/// the order of lr and what the weights leave of the minibatch noise.
+///
+/// Reference: Improving Sampling Accuracy of Stochastic Gradient MCMC Methods
+/// via Non-uniform Subsampling of Gradients (2021), algorithm 1.
+class TORCH_SGMCMC_API EWSG : public SamplerOf<EWSGOptions> {
+ public:
+  using SamplerOf::SamplerOf;
+
+  /// Draws minibatches, chooses one of them and makes one update with it. The
+  /// closure is called index_chain_length + 1 times and must draw a fresh
+  /// minibatch each time; the gradients are cleared before. Returns the loss of
+  /// the first. After the step the parameters' gradients are those used.
+  // NOLINTNEXTLINE(google-default-arguments): as torch's own.
+  torch::Tensor step(LossClosure closure = nullptr) override;
+
+  /// The part of all proposed minibatches that was accepted; NaN before any.
+  double acceptance_rate() const;
+
+ protected:
+  void prepare(Work& work) override;
+  void update(const Work& work) override;
+  std::unique_ptr<SamplerParamState> new_state() const override;
+
+ private:
+  const EWSGOptions& options_at(size_t group) const;
+  int64_t chain_length() const;
+  torch::Tensor draw(const LossClosure& closure);
+  c10::IValue propose(const LossClosure& closure,
+                      std::vector<Work>& work,
+                      int64_t proposal);
+};
+
+}  // namespace torch_sgmcmc

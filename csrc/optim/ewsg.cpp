@@ -1,0 +1,325 @@
+#include "torch_sgmcmc/ewsg.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+#include "core/counter.h"
+#include "host/index_chain.h"
+#include "optim/checks.h"
+#include "optim/momentum.h"
+#include "optim/noise_key.h"
+#include "optim/python_text.h"
+#include "torch_sgmcmc/operators.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+constexpr const char* kNoClosure =
+    "EWSG.step() needs a closure, since it draws several minibatches a step:\n"
+    "\n"
+    "    sampler.step([&] {\n"
+    "      auto batch = draw_minibatch();  // a fresh one at each call\n"
+    "      auto loss = cross_entropy(net->forward(batch.data), batch.target);\n"
+    "      loss.backward();\n"
+    "      return loss;\n"
+    "    });";
+
+// -1 if there is no such surrogate. The order is that of csrc/samplers/ewsg.h.
+int64_t SurrogateIndex(const std::string& name) {
+  if (name == "momentum") return 0;
+  if (name == "zero") return 1;
+  if (name == "one") return 2;
+  if (name == "full_momentum") return 3;
+  return -1;
+}
+
+const EWSGOptions& OptionsOfWork(const Work& work) {
+  return static_cast<const EWSGOptions&>(*work.options);
+}
+
+c10::IValue Sum(const c10::IValue& a, const c10::IValue& b) {
+  if (a.isInt() && b.isInt()) return a.toInt() + b.toInt();
+  if (a.isTensor() && b.isTensor()) {
+    return a.toTensor() + b.toTensor().to(a.toTensor().device());
+  }
+  return a.isTensor() ? a.toTensor() + b.toInt() : b.toTensor() + a.toInt();
+}
+
+// Throws unless a hyperparameter has the same value in all param groups.
+void CheckEqual(const char* name,
+                const std::vector<std::optional<int64_t>>& values) {
+  bool equal = true;
+  std::string text;
+  for (const std::optional<int64_t>& value : values) {
+    equal = equal && value == values[0];
+    text += (text.empty() ? "" : ", ") +
+            (value ? std::to_string(*value) : std::string("None"));
+  }
+  if (equal) return;
+  Invalid(std::string("Invalid ") + name + ": [" + text +
+          "] in the param groups (must be equal: there is one decision for "
+          "all)");
+}
+
+void CheckSameParameters(const std::vector<Work>& current,
+                         const std::vector<Work>& proposed) {
+  bool same = current.size() == proposed.size();
+  for (size_t i = 0; same && i < current.size(); ++i) {
+    same = current[i].params.size() == proposed[i].params.size();
+    for (size_t j = 0; same && j < current[i].params.size(); ++j) {
+      same = current[i].params[j].is_same(proposed[i].params[j]);
+    }
+  }
+  if (!same) {
+    throw std::runtime_error(
+        "EWSG got gradients of other parameters from the closure than at its "
+        "first call in this step: minibatches could not be compared");
+  }
+  for (size_t i = 0; i < current.size(); ++i) {
+    for (size_t j = 0; j < current[i].grads.size(); ++j) {
+      const at::Tensor& old = current[i].grads[j];
+      const at::Tensor& fresh = proposed[i].grads[j];
+      if (fresh.numel() > 0 && fresh.const_data_ptr() == old.const_data_ptr()) {
+        throw std::runtime_error(
+            "EWSG got the gradients of a minibatch in the memory of those of "
+            "the minibatch before, which it still needs: the closure must not "
+            "reuse gradients (for DistributedDataParallel, set "
+            "gradient_as_bucket_view=False)");
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void EWSGOptions::check() const {
+  SamplerOptions::check();
+  CheckReal("temperature", temperature(), {.low_open = true});
+  CheckReal("momentum", momentum(), {.high = 1.0});
+  if (SurrogateIndex(surrogate()) < 0) {
+    Invalid("Invalid surrogate: " + Repr(surrogate()) +
+            " (must be 'momentum', 'zero', 'one' or 'full_momentum')");
+  }
+  CheckInteger("index_chain_length", index_chain_length());
+  if (num_chains()) CheckInteger("num_chains", *num_chains(), 1);
+  if (capturable()) {
+    Invalid(
+        "Invalid capturable: true (EWSG decides on the host, which a CUDA "
+        "graph cannot)");
+  }
+}
+
+std::vector<std::pair<const char*, bool>> EWSGOptions::shared() const {
+  auto all = OptionsOf::shared();
+  all.emplace_back("index_chain_length", index_chain_length_.is_set());
+  all.emplace_back("num_chains", num_chains_.is_set());
+  return all;
+}
+
+void EWSGOptions::share(const SamplerOptions& other) {
+  OptionsOf::share(other);
+  const auto& from = dynamic_cast<const EWSGOptions&>(other);
+  index_chain_length_ = from.index_chain_length_;
+  num_chains_ = from.num_chains_;
+  num_proposals_ = from.num_proposals_;
+  num_accepted_ = from.num_accepted_;
+}
+
+void EWSGOptions::check_param(const at::Tensor& param) const {
+  OptionsOf::check_param(param);
+  if (!num_chains()) return;
+  if (param.dim() == 0 || param.size(0) != *num_chains()) {
+    Invalid("Invalid parameter: shape " + Shape(param.sizes()) +
+            " (must have a leading dimension of num_chains = " +
+            std::to_string(*num_chains()) + ")");
+  }
+}
+
+std::unique_ptr<SamplerParamState> EWSG::new_state() const {
+  return std::make_unique<EWSGParamState>();
+}
+
+const EWSGOptions& EWSG::options_at(size_t group) const {
+  return static_cast<const EWSGOptions&>(options_of(group));
+}
+
+double EWSG::acceptance_rate() const {
+  const EWSGOptions& first = options_at(0);
+  const int64_t proposals = first.num_proposals_.get();
+  if (proposals == 0) return std::numeric_limits<double>::quiet_NaN();
+  const c10::IValue& accepted = first.num_accepted_.get();
+  const int64_t count = accepted.isTensor()
+                            ? accepted.toTensor().item<int64_t>()
+                            : accepted.toInt();
+  return static_cast<double>(count) / static_cast<double>(proposals);
+}
+
+// Checks all groups before any work is done, and returns M.
+int64_t EWSG::chain_length() const {
+  std::vector<std::optional<int64_t>> lengths;
+  std::vector<std::optional<int64_t>> chains;
+  for (size_t group = 0; group < param_groups().size(); ++group) {
+    const EWSGOptions& options = options_at(group);
+    options.check();
+    lengths.emplace_back(options.index_chain_length());
+    chains.push_back(options.num_chains());
+  }
+  CheckEqual("index_chain_length", lengths);
+  CheckEqual("num_chains", chains);
+  return *lengths[0];
+}
+
+torch::Tensor EWSG::step(LossClosure closure) {
+  if (closure == nullptr) Invalid(kNoClosure);
+  const at::NoGradGuard no_grad;
+  const int64_t length = chain_length();
+
+  torch::Tensor loss = draw(closure);
+  std::vector<Work> work = gather();
+  if (work.empty()) {
+    throw std::runtime_error(
+        "EWSG got no gradients from the closure (does it call backward()?)");
+  }
+  std::vector<void*> fresh;
+  for (const Work& lists : work) {
+    for (const at::Tensor& param : lists.params) {
+      void* key = param.unsafeGetTensorImpl();
+      if (state_.find(key) == state_.end()) fresh.push_back(key);
+    }
+  }
+  c10::IValue accepted = int64_t{0};
+  try {
+    prepare_all(work);
+    for (int64_t proposal = 0; proposal < length; ++proposal) {
+      accepted = Sum(accepted, propose(closure, work, proposal));
+    }
+  } catch (...) {
+    for (void* key : fresh) state_.erase(key);
+    throw;
+  }
+  for (const Work& lists : work) {
+    for (size_t i = 0; i < lists.params.size(); ++i) {
+      lists.params[i].mutable_grad() = lists.grads[i];
+    }
+  }
+  advance(work);
+
+  const EWSGOptions& first = options_at(0);
+  const int64_t proposals =
+      first.num_proposals_.get() + length * first.num_chains().value_or(1);
+  accepted = Sum(first.num_accepted_.get(), accepted);
+  for (size_t group = 0; group < param_groups_.size(); ++group) {
+    options(group).num_proposals_.set(proposals);
+    options(group).num_accepted_.set(accepted);
+  }
+  return loss;
+}
+
+// Has the closure make the gradients of a minibatch, and returns its loss.
+torch::Tensor EWSG::draw(const LossClosure& closure) {
+  for (auto& group : param_groups_) {
+    for (at::Tensor& param : group.params()) param.mutable_grad().reset();
+  }
+  const at::AutoGradMode enable_grad(true);
+  return closure();
+}
+
+// One step of the index chain: `work` gets the gradients that are then current.
+// Returns how many chains accepted the proposal, in a tensor if that would take
+// waiting for.
+c10::IValue EWSG::propose(const LossClosure& closure,
+                          std::vector<Work>& work,
+                          int64_t proposal) {
+  draw(closure);
+  std::vector<Work> proposed = gather();
+  CheckSameParameters(work, proposed);
+  const int64_t chains = options_at(0).num_chains().value_or(1);
+  std::vector<at::Tensor> ratios;
+  for (size_t i = 0; i < work.size(); ++i) {
+    const EWSGOptions& options = OptionsOfWork(work[i]);
+    EWSGWeights weights;
+    weights.lr = options.lr();
+    weights.momentum = options.momentum();
+    weights.num_data = options.num_data();
+    weights.prior_precision = options.prior_precision();
+    weights.temperature = options.temperature();
+    weights.surrogate = SurrogateIndex(options.surrogate());
+    weights.num_chains = chains;
+    ratios.push_back(ewsg_log_ratio(work[i].params,
+                                    work[i].grads,
+                                    proposed[i].grads,
+                                    work[i].state[0],
+                                    weights));
+  }
+  const EWSGOptions& first = options_at(0);
+  if (chains == 1) {
+    double total = 0;
+    for (const at::Tensor& ratio : ratios) total += ratio.item<double>();
+    const NoiseStream stream{static_cast<uint64_t>(seed()),
+                             static_cast<uint64_t>(first.step()),
+                             static_cast<uint32_t>(Purpose::kIndexChain)};
+    const bool accepts = IndexChainAccepts(
+        total, stream, /*chain=*/0, static_cast<uint64_t>(proposal));
+    if (accepts) {
+      for (size_t i = 0; i < work.size(); ++i) {
+        work[i].grads = std::move(proposed[i].grads);
+      }
+    }
+    return static_cast<int64_t>(accepts);
+  }
+  at::Tensor total = ratios[0];
+  for (size_t i = 1; i < ratios.size(); ++i) {
+    total = total + ratios[i].to(total.device());
+  }
+  const at::Tensor mask = ewsg_decide(total, proposal, seed(), first.step());
+  for (size_t i = 0; i < work.size(); ++i) {
+    ewsg_select_(
+        work[i].grads, proposed[i].grads, mask.to(work[i].params[0].device()));
+  }
+  return mask.sum();
+}
+
+void EWSG::prepare(Work& work) {
+  work.state.resize(1);
+  if (OptionsOfWork(work).momentum() == 0) return;
+  std::vector<at::Tensor*> momenta;
+  for (const at::Tensor& param : work.params) {
+    momenta.push_back(&static_cast<EWSGParamState&>(state_of(param)).momentum);
+  }
+  StartMomenta(work, momenta, /*stationary=*/true);
+  for (const at::Tensor* momentum : momenta) {
+    work.state[0].push_back(*momentum);
+  }
+}
+
+void EWSG::update(const Work& work) {
+  const EWSGOptions& options = OptionsOfWork(work);
+  if (work.state[0].empty()) {
+    sgld_step_(work.params,
+               work.grads,
+               options.lr(),
+               options.num_data(),
+               options.prior_precision(),
+               options.temperature(),
+               KeyOf(work));
+    // What a schedule of the momentum left behind.
+    for (const at::Tensor& param : work.params) {
+      state_.erase(param.unsafeGetTensorImpl());
+    }
+    return;
+  }
+  SGHMCStep step;
+  step.lr = options.lr();
+  step.momentum = options.momentum();
+  step.num_data = options.num_data();
+  step.prior_precision = options.prior_precision();
+  step.temperature = options.temperature();
+  sghmc_step_(work.params, work.grads, work.state[0], {}, step, KeyOf(work));
+}
+
+}  // namespace torch_sgmcmc

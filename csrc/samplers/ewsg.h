@@ -1,0 +1,113 @@
+// EWSG's weights, shared by CPU and CUDA: by how much a proposed minibatch is
+// to be preferred to the current one.
+//
+// Note [EWSG weights]
+// One SGHMC update with the minibatch gradient g = grad + (lambda / N) theta is
+//   v' = (1 - alpha) v - lr g + nu xi,   nu^2 = 2 alpha lr T / N,
+// eq. 3 of the paper with v = h r, lr / N = h^2, alpha = gamma h,
+// sigma^2 = 2 gamma T. The paper's n a_i = sqrt(h) N g / sigma is lr g / nu,
+// and its x = (r' - r + h gamma r) / (sigma sqrt(h)) is u / nu with
+//   u = v' - (1 - alpha) v,
+// so that the density of v' for a minibatch is exp(-|u + lr g|^2 / (2 nu^2)).
+// Theorem 2: with weights exp(W), W(g) = |u + lr g|^2 / (2 nu^2), this density
+// times the weight does not depend on the minibatch, and relative to the weight
+// of the full gradient it is the density of the full gradient's update. A
+// larger W is favoured. At v' itself, which is not known when the minibatch is
+// chosen, stands a surrogate:
+//   momentum       r' = r, v' = v    x = sqrt(h) gamma r / sigma  u = alpha v
+//   zero                             x = 0                        u = 0
+//   one                              x = 1 in each coordinate     u = nu
+//   full_momentum  r' = 0, v' = 0    x = (-1 + h gamma) r / (sigma sqrt(h))
+//                                                          u = -(1 - alpha) v
+// The decision between two minibatches needs the difference alone,
+//   W(g') - W(g) = N / (4 alpha T) sum (g' - g) (lr (g + g') + 2 u),
+// in which theta cancels from g' - g, the large common |u|^2 never appears, and
+// lr = 0 is no special case. If nothing is carried over, alpha = 1 and v = 0,
+// W(g) = lr N |g|^2 / (4 T): the overdamped variant (the paper's section F),
+// whose update is that of SGLD.
+//
+// Parameters with hyperparameters of their own (param groups) have independent
+// noise, so densities multiply and the groups' W, each with its own lr, alpha,
+// N and T, add up to the W of the sampler's single decision.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+
+#include "core/macros.h"
+#include "core/roles.h"
+
+namespace torch_sgmcmc {
+
+// Values are those of the operators' argument `surrogate`.
+enum class Surrogate : int64_t {
+  kMomentum = 0,
+  kZero = 1,
+  kOne = 2,
+  kFullMomentum = 3
+};
+constexpr int64_t kSurrogates = 4;
+
+struct EWSGCoefficients {
+  EWSGCoefficients(double lr,
+                   double momentum,
+                   double num_data,
+                   double prior_precision,
+                   double temperature,
+                   Surrogate surrogate)
+      : lr(lr),
+        twice_decay(2 * lr * prior_precision / num_data),
+        scale(num_data / (4 * (1 - momentum) * temperature)) {
+    const double alpha = 1 - momentum;
+    switch (surrogate) {
+      case Surrogate::kMomentum:
+        twice_share = 2 * alpha;
+        break;
+      case Surrogate::kZero:
+        break;
+      case Surrogate::kOne:
+        twice_shift = 2 * std::sqrt(2 * alpha * lr * temperature / num_data);
+        break;
+      case Surrogate::kFullMomentum:
+        twice_share = -2 * momentum;
+        break;
+    }
+  }
+
+  double lr;
+  double twice_decay;      // 2 lr lambda / N
+  double scale;            // N / (4 alpha T)
+  double twice_share = 0;  // 2 u = twice_share v + twice_shift
+  double twice_shift = 0;
+};
+
+// A term of the sum W(g') - W(g). Arrays: theta, grad, proposed grad, v; the
+// first and the last are read only if they matter.
+template <bool has_prior, bool has_momentum>
+class EWSGLogRatio {
+ public:
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kGradient, Role::kGradient, Role::kGradient, Role::kStatistic};
+  static constexpr std::array<bool, 4> kReads = {
+      has_prior, true, true, has_momentum};
+
+  explicit EWSGLogRatio(const EWSGCoefficients& c) : c_(c) {}
+
+  // Not fused: all devices would have to be told to, and nothing is gained.
+  SG_INLINE double operator()(const double (&x)[4]) const {
+    double s = c_.lr * (x[1] + x[2]);
+    if constexpr (has_prior) s += c_.twice_decay * x[0];
+    if constexpr (has_momentum) {
+      s += c_.twice_share * x[3];
+    }
+    s += c_.twice_shift;
+    return (x[2] - x[1]) * s;
+  }
+  SG_INLINE double Finish(double sum) const { return c_.scale * sum; }
+
+ private:
+  EWSGCoefficients c_;
+};
+
+}  // namespace torch_sgmcmc

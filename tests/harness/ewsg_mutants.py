@@ -1,0 +1,162 @@
+"""EWSG in plain PyTorch, and its known bugs as mutations (see ``harness.mutants``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+__all__ = ["EWSG_MUTATIONS", "WEIGHT_MUTATIONS", "ReferenceEWSG"]
+
+# Bugs in W, by which the wrong W differs from the right one.
+WEIGHT_MUTATIONS: dict[str, Callable[[dict[str, Any]], float]] = {
+    "sign of W": lambda c: -1.0,
+    "factor 1/2 missing": lambda c: 2.0,
+    "N missing": lambda c: 1 / c["num_data"],
+    "N applied twice": lambda c: c["num_data"],
+    "alpha missing": lambda c: 1 - c["momentum"],
+    "T missing": lambda c: c["temperature"],
+    "lr missing": lambda c: c["lr"],
+}
+
+EWSG_MUTATIONS = (
+    *WEIGHT_MUTATIONS,
+    "one decision for each tensor",
+    "one decision for all chains",
+    "chain not restarted",
+    "uniform reused by the next proposal",
+    "uniform reused by the next step",
+    "first group's settings in every weight",
+    "prior missing in W",
+    "momentum instead of friction in W",
+    "every proposal accepted",
+    "no proposal accepted",
+    "proposals compared with the first minibatch",
+)
+
+
+class ReferenceEWSG(Optimizer):
+    """Many chains along the leading dimension of every parameter, in float64."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        momentum: float = 0.9,
+        *,
+        num_data: float,
+        prior_precision: float = 0.0,
+        temperature: float = 1.0,
+        index_chain_length: int = 1,
+        surrogate: str = "momentum",
+        seed: int = 0,
+        mutation: str | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "num_data": num_data,
+            "prior_precision": prior_precision,
+            "temperature": temperature,
+        }
+        super().__init__(params, defaults)
+        self.length, self.surrogate, self.mutation = (
+            index_chain_length,
+            surrogate,
+            mutation,
+        )
+        self.generator = torch.Generator().manual_seed(seed + 2**32)
+        self.kept: list[Tensor] | None = None
+        self.uniforms: Tensor | None = None
+
+    @property
+    def members(self) -> list[tuple[Tensor, dict[str, Any]]]:
+        return [(p, group) for group in self.param_groups for p in group["params"]]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any]) -> None:  # type: ignore[override]
+        for p, c in self.members:
+            if "momentum" not in self.state[p]:
+                heat = c["lr"] * c["temperature"] / c["num_data"]
+                self.state[p]["momentum"] = heat**0.5 * self.normal(p)
+        current = self.draw(closure)
+        if self.mutation == "chain not restarted" and self.kept is not None:
+            current = self.kept
+        first = current
+        for proposal in range(self.length):
+            proposed = self.draw(closure)
+            base = current
+            if self.mutation == "proposals compared with the first minibatch":
+                base = first
+            rises = [
+                self.weight(p, b, c) - self.weight(p, a, c)
+                for (p, c), a, b in zip(self.members, base, proposed, strict=True)
+            ]
+            if self.mutation != "one decision for each tensor":
+                rises = [sum(rises)] * len(rises)  # type: ignore[list-item]
+            if self.mutation == "one decision for all chains":
+                rises = [r.sum().expand_as(r) for r in rises]
+            uniform = self.uniform(rises[0], proposal)
+            current = [
+                torch.where(self.accepts(uniform, r)[:, None], b, a)
+                for r, a, b in zip(rises, current, proposed, strict=True)
+            ]
+        self.kept = current
+        for (p, c), grad in zip(self.members, current, strict=True):
+            heat = c["lr"] * c["temperature"] / c["num_data"]
+            noise = (2 * (1 - c["momentum"]) * heat) ** 0.5 * self.normal(p)
+            full = grad + c["prior_precision"] / c["num_data"] * p
+            v = c["momentum"] * self.state[p]["momentum"] - c["lr"] * full + noise
+            self.state[p]["momentum"] = v
+            p += v
+            p.grad = grad
+
+    def normal(self, p: Tensor) -> Tensor:
+        return torch.randn(p.shape, generator=self.generator, dtype=p.dtype)
+
+    def draw(self, closure: Callable[[], Any]) -> list[Tensor]:
+        with torch.enable_grad():
+            closure()
+        return [p.grad for p, _ in self.members]
+
+    def uniform(self, like: Tensor, proposal: int) -> Tensor:
+        reuse = self.uniforms is not None and (
+            (self.mutation == "uniform reused by the next proposal" and proposal > 0)
+            or self.mutation == "uniform reused by the next step"
+        )
+        if not reuse:
+            self.uniforms = torch.rand(
+                like.shape, generator=self.generator, dtype=like.dtype
+            )
+        return self.uniforms
+
+    def accepts(self, uniform: Tensor, rise: Tensor) -> Tensor:
+        if self.mutation == "every proposal accepted":
+            return uniform >= 0
+        if self.mutation == "no proposal accepted":
+            return uniform < 0
+        return uniform.log() < rise
+
+    def weight(self, p: Tensor, grad: Tensor, c: dict[str, Any]) -> Tensor:
+        """METHODS, section 5, of each chain."""
+        if self.mutation == "first group's settings in every weight":
+            c = self.param_groups[0]
+        lr, alpha = c["lr"], 1 - c["momentum"]
+        variance = 2 * alpha * lr * c["temperature"] / c["num_data"]
+        v = self.state[p]["momentum"]
+        if self.mutation == "momentum instead of friction in W":
+            alpha = 1 - alpha
+        u = {
+            "momentum": alpha * v,
+            "zero": 0 * v,
+            "one": 0 * v + variance**0.5,
+            "full_momentum": -(1 - alpha) * v,
+        }[self.surrogate]
+        full = grad
+        if self.mutation != "prior missing in W":
+            full = grad + c["prior_precision"] / c["num_data"] * p
+        w = (u + lr * full).square().flatten(1).sum(dim=1) / (2 * variance)
+        return WEIGHT_MUTATIONS.get(self.mutation or "", lambda c: 1.0)(c) * w

@@ -1,0 +1,311 @@
+"""The law of EWSG's chains over finitely many minibatches, and checks against it.
+
+A minibatch of one datum with gradients gᵢ(θ): what a step does is then a mixture of
+Gaussians whose weights, the law of the index after M steps of the index chain, are
+known in closed form; so the transition has an exact law, and in one dimension the
+stationary law follows by quadrature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+from torch.optim import Optimizer
+
+from harness.statistics import Array, check_counts, check_mean
+
+__all__ = [
+    "Problem",
+    "Run",
+    "check_consecutive",
+    "check_posterior",
+    "check_transition",
+    "exact_weights",
+    "index_law",
+    "stationary_law",
+    "with_settings",
+]
+
+
+def exact_weights(log_weights: Array) -> Array:
+    """Probabilities exp(W) / Σ exp(W) along the last axis."""
+    w = np.exp(log_weights - log_weights.max(axis=-1, keepdims=True))
+    return w / w.sum(axis=-1, keepdims=True)
+
+
+def index_law(log_weights: Array, length: int) -> Array:
+    """Law of the index after ``length`` steps: uniform start, uniform proposals."""
+    count = log_weights.shape[-1]
+    rise = log_weights[..., None, :] - log_weights[..., :, None]
+    move = np.exp(np.minimum(rise, 0)) / count  # [from, to]
+    stay = 1 - move.sum(axis=-1)
+    law = np.full(log_weights.shape, 1 / count)
+    for _ in range(length):
+        law = np.einsum("...i,...ij->...j", law, move) + law * stay
+    return law
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The mean of data under a Gaussian prior; minibatches of one datum.
+
+    The loss of datum i is (θ - xᵢ)² / 2 summed over coordinates. Each coordinate is
+    a parameter of its own, and the last is in a second group if ``other`` is given.
+
+    Args:
+        data: [N, d].
+        build: ``build(groups, seed=..., **settings)`` makes the sampler of as many
+            chains as the parameters' leading dimension says.
+        settings: lr, momentum, ...; ``surrogate`` and ``index_chain_length`` too.
+        other: settings of the last coordinate.
+        chains: number of independent replicates.
+        seed: of the sampler and of the minibatches.
+    """
+
+    data: Array
+    build: Callable[..., Optimizer]
+    settings: dict[str, Any]
+    other: dict[str, Any] = field(default_factory=dict)
+    chains: int = 100_000
+    seed: int = 0
+
+    def each(self, name: str) -> Array:
+        """A hyperparameter's value for each coordinate."""
+        defaults = {"prior_precision": 0.0, "temperature": 1.0}
+        value = {**defaults, **self.settings}[name]
+        values = np.full(self.data.shape[1], float(value))
+        values[-1] = self.other.get(name, value)
+        return values
+
+    @property
+    def noise_variance(self) -> Array:
+        """ν² = 2 α lr T / N of each coordinate."""
+        heat = self.each("lr") * self.each("temperature") / self.each("num_data")
+        return 2 * (1 - self.each("momentum")) * heat
+
+    def gradients(self, theta: Array) -> Array:
+        """g = ∇ℓᵢ + (λ / N) θ for θ [..., d]: [..., N, d]."""
+        decay = self.each("prior_precision") / self.each("num_data")
+        return theta[..., None, :] - self.data + (decay * theta)[..., None, :]
+
+    def log_weights(self, theta: Array, v: Array) -> Array:
+        """METHODS, section 5: ‖u + lr g‖² / (2 ν²), summed over coordinates."""
+        alpha = 1 - self.each("momentum")
+        u = {
+            "momentum": alpha * v,
+            "zero": 0 * v,
+            "one": 0 * v + np.sqrt(self.noise_variance),
+            "full_momentum": -(1 - alpha) * v,
+        }[self.settings.get("surrogate", "momentum")]
+        pull = self.each("lr") * self.gradients(theta) + u[..., None, :]
+        return (pull**2 / (2 * self.noise_variance)).sum(axis=-1)
+
+    def probabilities(self, theta: Array, v: Array) -> Array:
+        length = self.settings["index_chain_length"]
+        return index_law(self.log_weights(theta, v), length)
+
+    def means(self, theta: Array, v: Array) -> Array:
+        """E[v'] for each minibatch: [..., N, d]."""
+        carried = self.each("momentum") * v
+        return carried[..., None, :] - self.each("lr") * self.gradients(theta)
+
+
+class Run:
+    """The chains of a problem, all at θ with momentum v."""
+
+    def __init__(self, problem: Problem, theta: Array, v: Array | None = None) -> None:
+        self.problem = problem
+        self.generator = torch.Generator().manual_seed(problem.seed)
+        self.params = [
+            torch.full((problem.chains, 1), float(x), dtype=torch.float64)
+            for x in theta
+        ]
+        for p in self.params:
+            p.requires_grad_()
+        groups: list[dict[str, Any]] = [{"params": self.params}]
+        if problem.other:
+            groups = [
+                {"params": self.params[:-1]},
+                {"params": self.params[-1:], **problem.other},
+            ]
+        self.sampler = problem.build(groups, seed=problem.seed, **problem.settings)
+        for p, start in zip(self.params, v if v is not None else (), strict=False):
+            momentum = torch.full_like(p, float(start)).detach()
+            self.sampler.state[p]["momentum"] = momentum
+        self.data = torch.as_tensor(problem.data)
+
+    def closure(self) -> torch.Tensor:
+        for p in self.params:
+            p.grad = None
+        index = torch.randint(
+            len(self.data), (self.problem.chains,), generator=self.generator
+        )
+        loss = 0.5 * (torch.cat(self.params, dim=1) - self.data[index]).square().sum()
+        loss.backward()
+        return loss
+
+    def advance(self, steps: int) -> None:
+        for _ in range(steps):
+            self.sampler.step(self.closure)
+
+    @property
+    def theta(self) -> Array:
+        return torch.cat(self.params, dim=1).detach().numpy().copy()
+
+
+def check_transition(problem: Problem, theta: Array, v: Array) -> None:
+    """Checks the law of v' after one step from (θ, v), a mixture of Gaussians.
+
+    All moments up to the second, third ones and |v'|⁴: the components lie a few ν
+    apart, so that moments see their weights, coordinate by coordinate and jointly.
+    """
+    run = Run(problem, theta, v)
+    run.advance(1)
+    law = problem.probabilities(theta, v)
+    nu = np.sqrt(problem.noise_variance)
+    means = problem.means(theta, v) / nu
+    centre = law @ means
+    moved = (run.theta - theta) / nu - centre
+    samples = _features(moved)
+    # Exactly, with Gauss-Hermite nodes around each component.
+    nodes, weights = np.polynomial.hermite_e.hermegauss(6)
+    weights = weights / weights.sum()
+    d = problem.data.shape[1]
+    grid = np.stack(np.meshgrid(*[nodes] * d, indexing="ij"), axis=-1).reshape(-1, d)
+    joint = np.prod(
+        np.stack(np.meshgrid(*[weights] * d, indexing="ij"), axis=-1), axis=-1
+    ).ravel()
+    expected = sum(
+        p * (joint @ _features(grid + mean - centre))
+        for p, mean in zip(law, means, strict=True)
+    )
+    check_mean(samples, expected, label=f"transition {problem.settings}")
+
+
+def _features(x: Array) -> Array:
+    d = x.shape[1]
+    second = [x[:, i] * x[:, j] for i in range(d) for j in range(i + 1)]
+    third = [x[:, i] * x[:, i] * x[:, j] for i in range(d) for j in range(d)]
+    fourth = (x * x).sum(axis=1) ** 2
+    return np.column_stack([x, *second, *third, fourth])
+
+
+@dataclass(frozen=True)
+class StationaryLaw:
+    """Law of θ as a mixture of the N(centre, ν²) of its last move."""
+
+    centres: Array
+    weights: Array
+    nu: float
+
+    def moment(self, power: int, about: float = 0.0) -> float:
+        nodes, weights = np.polynomial.hermite_e.hermegauss(6)
+        values = (self.centres[:, None] - about + self.nu * nodes) ** power
+        return float(self.weights @ values @ weights / weights.sum())
+
+    def probabilities(self, edges: Array) -> Array:
+        """Of (-∞, edges[0]), [edges[0], edges[1]), ..., [edges[-1], ∞)."""
+        z = (edges[:, None] - self.centres) / self.nu
+        below = np.array([self.weights @ stats.norm.cdf(row) for row in z])
+        return np.diff(np.concatenate([[0.0], below, [1.0]]))
+
+
+def stationary_law(
+    problem: Problem, *, reach: float, points_per_sigma: float = 3.0
+) -> StationaryLaw:
+    """The stationary law in one dimension, by quadrature in the pair (θ, θ').
+
+    The Gaussian kernels are integrated exactly (see ``harness.double_well``), the
+    weights' kinks where two minibatches weigh the same to second order in the grid.
+    """
+    nu = float(np.sqrt(problem.noise_variance[0]))
+    centre = float(problem.data.mean())
+    half = int(np.ceil(reach / nu * points_per_sigma))
+    grid = centre + np.linspace(-reach, reach, 2 * half + 1)
+    before, now = np.meshgrid(grid, grid, indexing="ij")
+    theta, v = now[..., None], (now - before)[..., None]
+    law = problem.probabilities(theta, v)
+    centres = theta + problem.means(theta, v)[..., 0]  # [before, now, minibatch]
+    kernel = np.zeros((*now.shape, len(grid)))
+    for i in range(len(problem.data)):
+        z = (grid - centres[..., i, None]) / nu
+        kernel += law[..., i, None] * np.exp(-0.5 * z * z)
+    kernel *= (grid[1] - grid[0]) / (nu * np.sqrt(2 * np.pi))
+    pair = np.exp(-((now - centre) ** 2) - (now - before) ** 2 / (2 * nu**2))
+    pair /= pair.sum()
+    change = 1.0
+    while change > 1e-10:
+        after = np.einsum("abc,ab->bc", kernel, pair)
+        after /= after.sum()
+        change = float(np.abs(after - pair).sum())
+        pair = after
+    return StationaryLaw(centres.ravel(), (pair[..., None] * law).ravel(), nu)
+
+
+def check_posterior(problem: Problem, *, reach: float, steps: int) -> None:
+    """Checks the law of θ after ``steps`` steps against the stationary law."""
+    law = stationary_law(problem, reach=reach)
+    run = Run(problem, np.array([problem.data.mean()]))
+    run.advance(steps)
+    theta = run.theta[:, 0]
+    label = f"posterior {problem.settings}"
+    about = law.moment(1)
+    powers = np.arange(1, 5)
+    check_mean(
+        (theta - about)[:, None] ** powers,
+        np.array([law.moment(k, about) for k in powers]),
+        label=label,
+    )
+    deviation = law.moment(2, about) ** 0.5
+    edges = about + deviation * np.linspace(-3, 3, 25)
+    counts = np.histogram(theta, np.concatenate([[-np.inf], edges, [np.inf]]))[0]
+    check_counts(counts, law.probabilities(edges), label=label)
+
+
+def check_consecutive(build: Callable[..., Optimizer], length: int) -> None:
+    """Checks which minibatches consecutive steps use: independently, by the weights.
+
+    lr = 1e-12 and N = 1e12 hold θ still, so that all steps have the same weights;
+    ``p.grad`` tells which minibatch the update used. Two parameters, in two groups,
+    must agree on it.
+    """
+    chains = 60_000
+    data = torch.tensor([-0.6, 0.2, 0.5, 1.1], dtype=torch.float64)
+    a, b = (torch.zeros(chains, 1, dtype=torch.float64) for _ in range(2))
+    generator = torch.Generator().manual_seed(1)
+
+    def closure() -> None:
+        index = torch.randint(len(data), (chains, 1), generator=generator)
+        a.grad, b.grad = data[index].clone(), 2 * data[index]
+
+    sampler = build(
+        [{"params": [a]}, {"params": [b]}],
+        lr=1e-12,
+        momentum=0.5,
+        num_data=1e12,
+        index_chain_length=length,
+        surrogate="zero",
+        seed=2,
+    )
+    log_weights = data.numpy() ** 2 * (1 + 4) / (4 * 0.5)
+    law = index_law(log_weights, length)
+    steps = []
+    for _ in range(3):
+        sampler.step(closure)
+        used = torch.searchsorted(data, a.grad.flatten())
+        assert torch.equal(b.grad.flatten(), 2 * data[used])
+        steps.append(used.numpy())
+    for one, two in ((0, 1), (0, 2)):
+        counts = np.bincount(4 * steps[one] + steps[two], minlength=16)
+        pairs = np.outer(law, law).ravel()
+        check_counts(counts, pairs, label=f"indices of two steps, M = {length}")
+
+
+def with_settings(problem: Problem, **settings: Any) -> Problem:
+    """The same problem with other settings."""
+    return replace(problem, settings={**problem.settings, **settings})

@@ -1,0 +1,431 @@
+"""Exponentially weighted stochastic gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from torch_sgmcmc import _C
+from torch_sgmcmc._checks import check_integer, check_real
+from torch_sgmcmc._library import (
+    ewsg_decide,
+    ewsg_log_ratio,
+    ewsg_select_,
+    sghmc_step_,
+    sgld_step_,
+)
+from torch_sgmcmc._momentum import start_momenta
+from torch_sgmcmc.sampler import Sampler, Work
+
+__all__ = ["EWSG"]
+
+_SURROGATES = {"momentum": 0, "zero": 1, "one": 2, "full_momentum": 3}
+
+# What is the same in all param groups, since one decision is made for them.
+_SHARED = ("index_chain_length", "num_chains", "num_proposals", "num_accepted")
+
+_NO_CLOSURE = """\
+EWSG.step() needs a closure, since it draws several minibatches a step:
+
+    def closure():
+        x, y = draw_minibatch()  # a fresh one at each call, uniform
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    sampler.step(closure)"""
+
+
+class EWSG(Sampler):
+    r"""SGHMC with exponentially weighted stochastic gradients.
+
+    The minibatch of each update is drawn with weights that let the update with a
+    minibatch follow the law of the update with the full gradient: the noise of the
+    minibatches, which :class:`SGHMC` adds to the posterior, is largely taken out of
+    the injected noise. With :math:`\bar g` the gradient of the mean loss of a
+    minibatch, as for :class:`SGHMC`, :math:`g = \bar g + \tfrac{\lambda}{N} \theta`
+    and :math:`\alpha = 1 - \mathrm{momentum}`, a minibatch has the weight
+    :math:`e^W`,
+
+    .. math::
+        W(g) = \frac{N}{4 \alpha\, \mathrm{lr}\, T}
+               \| \alpha v + \mathrm{lr}\, g \|^2,
+
+    summed over all parameters of the sampler. One step draws a minibatch, then
+    ``index_chain_length`` times another one, with gradient :math:`g'`, which replaces
+    the current one with probability :math:`\min(1, e^{W(g') - W(g)})`, and makes one
+    update with the gradient that is left:
+
+    .. math::
+        v \leftarrow (1 - \alpha) v - \mathrm{lr}\, g
+            + \sqrt{2 \alpha\, \mathrm{lr}\, T / N}\; \xi, \qquad
+        \theta \leftarrow \theta + v.
+
+    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with
+    :math:`U(\theta) = -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta\|^2 / 2`,
+    up to an error of the order of ``lr`` and what the weights leave of the minibatch
+    noise. Neither ``lr`` nor ``momentum`` changes the target.
+
+    Args:
+        params: parameters or param groups, as for :class:`torch.optim.SGD`.
+        lr: step size on SGD's scale, >= 0. In the paper's notation h² = lr / N.
+        momentum: 1 - α in [0, 1); α = γh is the friction. 0 is the overdamped
+            variant: no momentum is carried over or kept (v = 0 in W), the update is
+            that of :class:`SGLD`, and :math:`W(g) = \mathrm{lr}\, N \|g\|^2 / (4T)`.
+            Default: 0.9.
+        num_data: N, the number of training examples, > 0. 1 means that the loss is
+            U itself.
+        prior_precision: λ >= 0, precision of the Gaussian prior N(0, 1/λ) on each
+            parameter; 0 is a flat prior. Default: 0.
+        temperature: T > 0; 1 is the Bayesian posterior. Default: 1.
+        index_chain_length: M >= 0, the number of further minibatches that a step
+            draws; a step costs M + 1 gradients, so use minibatches of n / (M + 1) in
+            place of n. With 0 the chain is that of :class:`SGHMC`. Default: 1.
+        surrogate: what stands for the new momentum, which the exact weights depend
+            on, in :math:`W = \|u + \mathrm{lr}\, g\|^2 / (2 \nu^2)` with
+            :math:`\nu^2 = 2 \alpha\, \mathrm{lr}\, T / N`: ``"momentum"``, the old
+            momentum, u = αv; ``"zero"``, u = 0; ``"one"``, u = ν;
+            ``"full_momentum"``, u = -(1 - α)v, which is a new momentum of zero. The
+            four choices of the paper's figure 1c. Default: "momentum".
+        num_chains: K makes K independent chains at once: every parameter has a
+            leading dimension K, the closure returns the sum of the chains' losses,
+            each on a minibatch of its own, and weights and decisions are made for
+            each chain. None is one chain. Default: None.
+        seed: key of the noise and of the decisions, a 64-bit int. None draws one from
+            torch's default generator, so that ``torch.manual_seed`` makes it
+            repeatable. Default: None.
+
+    State:
+        ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32): v,
+        drawn from its stationary law N(0, lr T / N) at first. None if ``momentum`` is
+        0. Between the minibatches of a step there are two gradients, that of the
+        current and that of the proposed minibatch.
+
+    Raises:
+        ValueError: a hyperparameter out of range, here or at a later step.
+        TypeError: a hyperparameter of the wrong type, or ``step()`` without a closure.
+        RuntimeError: the closure leaves no gradients, or others than at its first
+            call, or writes over the gradients of its last call.
+
+    Example:
+        >>> sampler = EWSG(model.parameters(), lr=0.1, momentum=0.99,
+        ...                num_data=50_000, prior_precision=1.0, seed=0)
+        >>> def closure():
+        ...     x, y = next(minibatches)
+        ...     loss = F.cross_entropy(model(x), y)
+        ...     loss.backward()
+        ...     return loss
+        >>> for _ in range(steps):
+        ...     loss = sampler.step(closure)
+        >>> sampler.acceptance_rate
+
+    Note:
+        The sampler clears all gradients before each call of the closure (that the
+        closure does so too does no harm); within a call, several ``backward()``
+        accumulate. After a step ``p.grad`` is the gradient that the update used;
+        with ``num_chains``, chain by chain. ``step`` returns the loss of the first
+        minibatch, which unlike the accepted one is a fair draw. What the closure does
+        besides (running statistics of batch norm, dropout) happens M + 1 times.
+        Param groups with values of their own enter W with these; there is one
+        decision for all groups. Not for ``torch.amp.GradScaler``, which scales
+        gradients behind the sampler's back: use bfloat16 autocast, which needs none.
+        The derivation of the weights is Note [EWSG weights] in
+        ``csrc/samplers/ewsg.h``.
+
+    Reference:
+        Improving Sampling Accuracy of Stochastic Gradient MCMC Methods via
+        Non-uniform Subsampling of Gradients (2021), algorithm 1, theorem 2, eq. 5.
+    """
+
+    _MANAGED: ClassVar[tuple[str, ...]] = (*Sampler._MANAGED, *_SHARED)
+    # GradScaler.step() then leaves a mark on the sampler, by which step() sees it.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        momentum: float = 0.9,
+        *,
+        num_data: float,
+        prior_precision: float = 0.0,
+        temperature: float = 1.0,
+        index_chain_length: int = 1,
+        surrogate: str = "momentum",
+        num_chains: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "num_data": num_data,
+            "prior_precision": prior_precision,
+            "temperature": temperature,
+            "surrogate": surrogate,
+            "index_chain_length": index_chain_length,
+            "num_chains": num_chains,
+            "num_proposals": 0,
+            "num_accepted": 0,
+        }
+        super().__init__(params, defaults, seed, capturable=False)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """The part of all proposed minibatches that was accepted; NaN before any.
+
+        1 means that minibatches hardly differ in weight (as for small ``lr``), and
+        EWSG hardly from SGHMC.
+        """
+        group = self.param_groups[0]
+        if group["num_proposals"] == 0:
+            return math.nan
+        return float(group["num_accepted"]) / group["num_proposals"]
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        check_real("temperature", group["temperature"], low_open=True)
+        check_real("momentum", group["momentum"], high=1.0)
+        if group["surrogate"] not in _SURROGATES:
+            raise ValueError(
+                f"Invalid surrogate: {group['surrogate']!r} (must be "
+                f"{', '.join(map(repr, [*_SURROGATES][:-1]))} or "
+                f"{[*_SURROGATES][-1]!r})"
+            )
+        check_integer("index_chain_length", group["index_chain_length"])
+        if group["num_chains"] is not None:
+            check_integer("num_chains", group["num_chains"], low=1)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a param group, see :meth:`Sampler.add_param_group`."""
+        super().add_param_group(param_group)
+        first, added = self.param_groups[0], self.param_groups[-1]
+        added.update({key: first[key] for key in _SHARED})
+
+    def _check_parameter(self, p: Tensor) -> None:
+        super()._check_parameter(p)
+        _check_chains(p, self.param_groups[0]["num_chains"])
+
+    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super()._check_state_dict(state_dict)
+        for theirs, ours in zip(
+            state_dict["param_groups"], self.param_groups, strict=True
+        ):
+            for p in ours["params"]:
+                _check_chains(p, theirs["num_chains"])
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Draws minibatches, chooses one of them and makes one update with it.
+
+        Args:
+            closure: draws a fresh minibatch, uniformly, computes its mean loss, calls
+                ``backward()`` and returns the loss. Called ``index_chain_length`` + 1
+                times.
+
+        Returns:
+            What the closure returned at its first call.
+
+        Raises:
+            TypeError: there is no closure.
+            ValueError: a hyperparameter has left its range. No parameter has changed.
+            RuntimeError: the gradients are not as they should be (see the class). No
+                parameter has changed.
+        """
+        if hasattr(self, "grad_scale"):
+            del self.grad_scale, self.found_inf
+            raise RuntimeError(
+                "EWSG cannot be used with GradScaler, which scales the gradients of "
+                "the closure: use torch.autocast with bfloat16, which needs no scaler"
+            )
+        if closure is None:
+            raise TypeError(_NO_CLOSURE)
+        length = self._chain_length()
+
+        loss = self._draw(closure)
+        work = self._gather(checked=True)
+        if not work:
+            raise RuntimeError(
+                "EWSG got no gradients from the closure (does it call backward()?)"
+            )
+        new = [
+            p
+            for group, params, _, _ in work
+            if group["momentum"] > 0
+            for p in params
+            if "momentum" not in self.state.get(p, ())
+        ]
+        accepted: int | Tensor = 0
+        try:
+            prepared = self._prepare_all(work)
+            for proposal in range(length):
+                work, more = self._propose(closure, work, prepared, proposal)
+                accepted = accepted + more
+        except BaseException:
+            for p in new:
+                self.state.pop(p, None)
+            raise
+        for _, params, grads, _ in work:
+            for p, grad in zip(params, grads, strict=True):
+                p.grad = grad
+        self._advance(work, prepared)
+        first = self.param_groups[0]
+        proposals = first["num_proposals"] + length * (first["num_chains"] or 1)
+        accepted = first["num_accepted"] + accepted
+        for group in self.param_groups:
+            group["num_proposals"], group["num_accepted"] = proposals, accepted
+        return loss
+
+    def _chain_length(self) -> int:
+        """Checks all groups before any work is done, and returns M."""
+        for group in self.param_groups:
+            self._check_group(group)
+        for name in ("index_chain_length", "num_chains"):
+            values = [group[name] for group in self.param_groups]
+            if any(value != values[0] for value in values):
+                raise ValueError(
+                    f"Invalid {name}: {values} in the param groups (must be equal: "
+                    "there is one decision for all)"
+                )
+        return self.param_groups[0]["index_chain_length"]
+
+    def _draw(self, closure: Callable[[], Any]) -> Any:
+        """Has the closure make the gradients of a minibatch, and returns its loss."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = None
+        with torch.enable_grad():
+            return closure()
+
+    def _propose(
+        self,
+        closure: Callable[[], Any],
+        work: list[Work],
+        prepared: list[list[Tensor]],
+        proposal: int,
+    ) -> tuple[list[Work], int | Tensor]:
+        """One step of the index chain.
+
+        Returns:
+            The work with the gradients that are now current, and how many chains
+            accepted the proposal (a tensor, if that would take waiting for).
+        """
+        self._draw(closure)
+        proposed = self._gather(checked=True)
+        _check_same_parameters(work, proposed)
+        chains = self.param_groups[0]["num_chains"] or 1
+        ratios = [
+            ewsg_log_ratio(
+                params,
+                grads,
+                proposals,
+                momenta,
+                lr=group["lr"],
+                momentum=group["momentum"],
+                num_data=group["num_data"],
+                prior_precision=group["prior_precision"],
+                temperature=group["temperature"],
+                surrogate=_SURROGATES[group["surrogate"]],
+                num_chains=chains,
+            )
+            for (group, params, grads, _), (_, _, proposals, _), momenta in zip(
+                work, proposed, prepared, strict=True
+            )
+        ]
+        stream = self._step_arguments(self.param_groups[0])
+        if chains == 1:
+            log_ratio = 0.0
+            for ratio in ratios:  # sum() does not round alike in all versions
+                log_ratio += float(ratio)
+            accepted = _C.index_chain_accepts(log_ratio, **stream, proposal=proposal)
+            return proposed if accepted else work, int(accepted)
+        total = ratios[0]
+        for ratio in ratios[1:]:
+            total = total + ratio.to(total.device)
+        mask = ewsg_decide(total, **stream, proposal=proposal)
+        for (_, params, grads, _), (_, _, proposals, _) in zip(
+            work, proposed, strict=True
+        ):
+            ewsg_select_(grads, proposals, mask.to(params[0].device))
+        return work, mask.sum()
+
+    def _prepare(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        offsets: list[int],
+    ) -> list[Tensor]:
+        """Returns the momenta, none for the overdamped variant."""
+        if group["momentum"] == 0:
+            return []
+        start_momenta(self, group, params, offsets)
+        return [self.state[p]["momentum"] for p in params]
+
+    def _update(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        offsets: list[int],
+        prepared: list[Tensor],
+    ) -> None:
+        common = {
+            "lr": group["lr"],
+            "num_data": group["num_data"],
+            "prior_precision": group["prior_precision"],
+            "temperature": group["temperature"],
+            "offsets": offsets,
+            **self._step_arguments(group),
+        }
+        if prepared:
+            sghmc_step_(
+                params,
+                grads,
+                prepared,
+                [],
+                momentum=group["momentum"],
+                noise_estimate=0.0,
+                resample_momentum_every=0,
+                **common,
+            )
+        else:
+            sgld_step_(params, grads, **common)
+            for p in params:  # what a schedule of the momentum left behind
+                self.state.pop(p, None)
+
+
+def _check_chains(p: Tensor, num_chains: int | None) -> None:
+    if num_chains is not None and (p.dim() == 0 or p.shape[0] != num_chains):
+        raise ValueError(
+            f"Invalid parameter: shape {list(p.shape)} (must have a leading dimension "
+            f"of num_chains = {num_chains})"
+        )
+
+
+def _check_same_parameters(current: list[Work], proposed: list[Work]) -> None:
+    same = len(current) == len(proposed) and all(
+        len(a[1]) == len(b[1]) and all(map(_is, a[1], b[1]))
+        for a, b in zip(current, proposed, strict=True)
+    )
+    if not same:
+        raise RuntimeError(
+            "EWSG got gradients of other parameters from the closure than at its "
+            "first call in this step: minibatches could not be compared"
+        )
+    for a, b in zip(current, proposed, strict=True):
+        for old, new in zip(a[2], b[2], strict=True):
+            if new.data_ptr() == old.data_ptr() and new.numel() > 0:
+                raise RuntimeError(
+                    "EWSG got the gradients of a minibatch in the memory of those of "
+                    "the minibatch before, which it still needs: the closure must not "
+                    "reuse gradients (for DistributedDataParallel, set "
+                    "gradient_as_bucket_view=False)"
+                )
+
+
+def _is(a: object, b: object) -> bool:
+    return a is b
