@@ -23,6 +23,7 @@
 #include "core/portable_noise.h"
 #include "core/roles.h"
 
+// NOLINTBEGIN(readability-duplicate-include): once for each instruction set.
 #if defined(SG_X86)
 SG_REGION_AVX512
 namespace torch_sgmcmc::avx512 {
@@ -44,6 +45,7 @@ SG_REGION_END
 namespace torch_sgmcmc::portable {
 #include "apply/cpu_loop.inl"
 }  // namespace torch_sgmcmc::portable
+// NOLINTEND(readability-duplicate-include)
 
 namespace torch_sgmcmc {
 

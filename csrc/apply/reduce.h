@@ -106,6 +106,7 @@ inline double AddInTree(const double* sums, int64_t count) {
     width /= 2;
     for (int b = 0; b < width; ++b) branches[b] += branches[b + width];
   }
+  // cppcheck-suppress uninitvar  // width is 1 at least, so it is set.
   return branches[0];
 }
 
@@ -149,6 +150,7 @@ SG_INLINE Unit UnitAt(const Cut& cut, int64_t per_chain, int64_t unit) {
 
 }  // namespace torch_sgmcmc
 
+// NOLINTBEGIN(readability-duplicate-include): once for each instruction set.
 #if defined(SG_X86)
 SG_REGION_AVX512
 namespace torch_sgmcmc::avx512 {
@@ -166,6 +168,7 @@ SG_REGION_END
 namespace torch_sgmcmc::portable {
 #include "apply/reduce_loop.inl"
 }  // namespace torch_sgmcmc::portable
+// NOLINTEND(readability-duplicate-include)
 
 namespace torch_sgmcmc {
 

@@ -130,6 +130,8 @@ class BoxMuller {
 class NormalSource {
  public:
   // first_quad must be a multiple of kQuadBlock.
+  // Take() does the rest.
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
   SG_INLINE NormalSource(const NoiseStream& stream, uint64_t first_quad)
       : stream_(stream), quad_(first_quad) {
     Words next = Start();

@@ -48,7 +48,8 @@ SG_INLINE void QuadNormals(const NoiseStream& stream,
                            float (&out)[4]) {
   uint32_t w[4];
   QuadWords(stream, quad, w);
-  BoxMuller<2> pairs;  // NOLINT(*-member-init): all is set below
+  // All is set below. NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
+  BoxMuller<2> pairs;
   for (int i = 0; i < 2; ++i) {
     pairs.w0[i] = w[2 * i];
     pairs.w1[i] = w[2 * i + 1];

@@ -174,6 +174,7 @@ int64_t EWSG::chain_length() const {
   return *lengths[0];
 }
 
+// NOLINTNEXTLINE(google-default-arguments): as torch's own.
 torch::Tensor EWSG::step(LossClosure closure) {
   if (closure == nullptr) Invalid(kNoClosure);
   const at::NoGradGuard no_grad;
@@ -313,13 +314,13 @@ void EWSG::update(const Work& work) {
     }
     return;
   }
-  SGHMCStep step;
-  step.lr = options.lr();
-  step.momentum = options.momentum();
-  step.num_data = options.num_data();
-  step.prior_precision = options.prior_precision();
-  step.temperature = options.temperature();
-  sghmc_step_(work.params, work.grads, work.state[0], {}, step, KeyOf(work));
+  SGHMCStep values;
+  values.lr = options.lr();
+  values.momentum = options.momentum();
+  values.num_data = options.num_data();
+  values.prior_precision = options.prior_precision();
+  values.temperature = options.temperature();
+  sghmc_step_(work.params, work.grads, work.state[0], {}, values, KeyOf(work));
 }
 
 }  // namespace torch_sgmcmc

@@ -94,7 +94,7 @@ StateDict DictAt(const c10::IValue& list, size_t index, const char* what) {
 }
 
 c10::IValue ListOf(const StateDict& dict, const char* key) {
-  const c10::IValue value = dict.at(key);
+  c10::IValue value = dict.at(key);
   if (!value.isList()) {
     Invalid(std::string("Invalid state_dict: ") + key + " is a " +
             value.tagKind() + " (must be a list)");
@@ -120,7 +120,7 @@ c10::IValue ToList(const std::vector<int64_t>& integers) {
 
 }  // namespace
 
-Sampler::Sampler(std::vector<OptimizerParamGroup> param_groups,
+Sampler::Sampler(const std::vector<OptimizerParamGroup>& param_groups,
                  std::unique_ptr<SamplerOptions> defaults)
     : Optimizer(std::vector<OptimizerParamGroup>{}, std::move(defaults)) {
   if (param_groups.empty()) Invalid("optimizer got an empty parameter list");
@@ -219,6 +219,7 @@ void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
   param_groups_.emplace_back(param_group.params(), std::move(options));
 }
 
+// NOLINTNEXTLINE(google-default-arguments): as torch's own.
 torch::Tensor Sampler::step(LossClosure closure) {
   torch::Tensor loss;
   if (closure != nullptr) {

@@ -146,7 +146,7 @@ void SGHMC::observe_gradients(Work& work) {
     const SGHMCParamState& state = StateOf(state_of(param));
     work.state[1].push_back(state.grad_variance);
     if (state.grad_variance.numel() == 0) continue;
-    const double value = state.grad_variance.max().item<double>();
+    const auto value = state.grad_variance.max().item<double>();
     if (first || value > largest) largest = value;
     first = false;
   }

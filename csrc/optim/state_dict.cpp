@@ -173,6 +173,8 @@ StateDict state_dict(const torch::nn::Module& module) {
   return dict;
 }
 
+// Not const: what the module holds changes.
+// cppcheck-suppress constParameter
 void load_state_dict(torch::nn::Module& module, const StateDict& dict) {
   auto tensors = Tensors(module);
   for (const auto& item : tensors) {

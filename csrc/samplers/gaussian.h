@@ -14,7 +14,7 @@
 namespace torch_sgmcmc {
 
 struct GaussianCoefficients {
-  double std;
+  double std = 0;
   StepFilter filter = {};
 };
 

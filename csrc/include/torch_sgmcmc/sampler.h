@@ -146,7 +146,7 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   void load(torch::serialize::InputArchive& archive) override;
 
  protected:
-  Sampler(std::vector<torch::optim::OptimizerParamGroup> param_groups,
+  Sampler(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
           std::unique_ptr<SamplerOptions> defaults);
 
   /// Initialises state and makes the checks that need it; fills work.state.
@@ -193,9 +193,9 @@ class SamplerOf : public Sampler {
             defaults) {}
 
   /// Samples the parameters of several groups.
-  SamplerOf(std::vector<torch::optim::OptimizerParamGroup> param_groups,
+  SamplerOf(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
             const Options& defaults)
-      : Sampler(std::move(param_groups), std::make_unique<Options>(defaults)) {}
+      : Sampler(param_groups, std::make_unique<Options>(defaults)) {}
 
   /// The options of a group, which may be changed between steps.
   Options& options(size_t group = 0) {

@@ -47,10 +47,14 @@ class TORCH_SGMCMC_API StateDict {
 
   /// Takes a dict out of an IValue; throws std::invalid_argument if it holds
   /// something else.
-  StateDict(const c10::IValue& value);  // NOLINT: converts like an IValue
+  // Converts like an IValue.
+  // cppcheck-suppress noExplicitConstructor
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  StateDict(const c10::IValue& value);
 
   /// The dict as torch's own functions take it.
-  operator c10::IValue() const;  // NOLINT: converts like an IValue
+  // As do IValues. NOLINTNEXTLINE(google-explicit-constructor)
+  operator c10::IValue() const;
 
   bool contains(const std::string& key) const;
   bool contains(int64_t key) const;
