@@ -48,7 +48,7 @@ Tensor Decide(Tensor log_ratios, int64_t proposal, int64_t seed, int64_t step) {
   const int64_t chains = log_ratios.numel();
   Tensor result =
       torch::stable::new_empty(log_ratios, {chains}, ScalarType::Bool);
-  const double* ratio = static_cast<const double*>(log_ratios.data_ptr());
+  const auto* ratio = static_cast<const double*>(log_ratios.data_ptr());
   bool* accepted = static_cast<bool*>(result.data_ptr());
   torch::stable::parallel_for(
       0, chains, kStretch, [&](int64_t begin, int64_t end) {
