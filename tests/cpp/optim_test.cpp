@@ -403,11 +403,11 @@ TEST(EWSG, MakesOneDecisionForAllGroups) {
                                std::make_unique<EWSGOptions>(options));
   };
   EWSG sampler(Params(), Weighted());
-  for (const auto& [key, options] :
+  for (const auto& bad :
        {std::pair("index_chain_length", EWSGOptions().index_chain_length(1)),
         std::pair("num_chains", EWSGOptions().num_chains(4))}) {
-    EXPECT_EQ(Thrown([&] { sampler.add_param_group(group(options)); }),
-              "Invalid param group: '" + std::string(key) +
+    EXPECT_EQ(Thrown([&] { sampler.add_param_group(group(bad.second)); }),
+              "Invalid param group: '" + std::string(bad.first) +
                   "' is managed by EWSG and cannot be set for a group");
   }
   sampler.add_param_group(group(EWSGOptions(0.2).surrogate("zero")));
