@@ -43,7 +43,7 @@ struct Square {
   SG_INLINE double operator()(const double (&x)[1]) const {
     return x[0] * x[0];
   }
-  SG_INLINE double Finish(double sum) const { return sum; }
+  SG_INLINE static double Finish(double sum) { return sum; }
 };
 
 template <class Map, class T, size_t kIndex>

@@ -12,7 +12,6 @@
 #include "host/index_chain.h"
 
 namespace py = pybind11;
-using torch_sgmcmc::NoiseStream;
 using torch_sgmcmc::Purpose;
 
 PYBIND11_MODULE(_C, m) {
