@@ -51,7 +51,7 @@ ScalarType ArithmeticType(ScalarType type) {
 
 bool IsStrided(const Tensor& t) {
   int32_t layout = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(t.get(), &layout));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(t.get(), &layout));
   return layout == aoti_torch_layout_strided();
 }
 
