@@ -30,14 +30,32 @@ SG_INLINE double Fma(double x, double y, double z) {
 #endif
 }
 
+// The correctly rounded square root. One of them in an update hides behind its
+// other operations; a second one would not, see below.
+SG_INLINE float SquareRoot(float x) {
+#if defined(__CUDA_ARCH__)
+  return __fsqrt_rn(x);
+#else
+  return __builtin_sqrtf(x);
+#endif
+}
+
+SG_INLINE double SquareRoot(double x) {
+#if defined(__CUDA_ARCH__)
+  return __dsqrt_rn(x);
+#else
+  return __builtin_sqrt(x);
+#endif
+}
+
 // 1 / sqrt(x) for x > 0, to 1.5 units in the last place; finite at 0.
 //
-// Division and square root are the slowest instructions there are, several
-// times the noise of an element. For floats of the normal range a first guess
-// from the exponent, an iteration whose constants spread its error evenly
-// (Moroz, Walczyk, Hrynchyshyn, Holimath and Cieslinski 2018; then 6.5e-4) and
-// one of third order give the same in ten operations, with the same bits on
-// every processor.
+// Division and square root are the slowest instructions there are, several of
+// them slower than the noise of an element. For floats of the normal range a
+// first guess from the exponent, an iteration whose constants spread its error
+// evenly (Moroz, Walczyk, Hrynchyshyn, Holimath and Cieslinski 2018; then
+// 6.5e-4) and one of third order give the same in ten operations, with the same
+// bits on every processor.
 SG_INLINE float ReciprocalRoot(float x) {
 #if defined(__CUDA_ARCH__)
   float y = __uint_as_float(0x5F1FFFF9u - (__float_as_uint(x) >> 1));

@@ -70,11 +70,10 @@ class PSGLDMove {
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
 
-  // sqrt(G) for a given V and 1 / sqrt(V).
-  SG_INLINE Real RootOfG(Real v, Real reciprocal_root) const {
-    return ReciprocalRoot(Fma(v, reciprocal_root, eps_));
+  // sqrt(G) for a given sqrt(V).
+  SG_INLINE Real RootOfG(Real root_of_v) const {
+    return ReciprocalRoot(root_of_v + eps_);
   }
-  SG_INLINE Real RootOfG(Real v) const { return RootOfG(v, ReciprocalRoot(v)); }
 
   // theta after the move, without Gamma.
   SG_INLINE Real Theta(Real theta, Real grad, Real root_of_g, Real xi) const {
@@ -109,7 +108,7 @@ class PSGLDFrozenUpdate {
   SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
 
   SG_INLINE void operator()(Real (&x)[3], Real xi) const {
-    x[0] = move_.Theta(x[0], x[1], move_.RootOfG(x[2]), xi);
+    x[0] = move_.Theta(x[0], x[1], move_.RootOfG(SquareRoot(x[2])), xi);
   }
 
  private:
@@ -133,7 +132,7 @@ class PSGLDAdaptingUpdate {
 
   SG_INLINE void operator()(Real (&x)[3], Real xi) const {
     x[2] = Fma(weight_ * x[1], x[1], decay_ * x[2]);
-    x[0] = move_.Theta(x[0], x[1], move_.RootOfG(x[2]), xi);
+    x[0] = move_.Theta(x[0], x[1], move_.RootOfG(SquareRoot(x[2])), xi);
   }
 
  private:
@@ -168,12 +167,12 @@ class PSGLDCorrectedUpdate {
     const Real weighted = weight_ * x[1];
     x[2] = Fma(weighted, x[1], decay_ * x[2]);
     const Real w = Fma(weighted + weighted, x[4], decay_ * x[3]);
-    const Real reciprocal_root = ReciprocalRoot(x[2]);
-    const Real root_of_g = move_.RootOfG(x[2], reciprocal_root);
+    const Real root = SquareRoot(x[2]);
+    const Real root_of_g = move_.RootOfG(root);
     const Real g = root_of_g * root_of_g;
-    // dG/dV = -G^2 / (2 sqrt(V)). V = 0 only if all gradients were 0, and then
-    // W is 0 as well.
-    const Real slope = w * reciprocal_root;
+    // dG/dV = -G^2 / (2 sqrt(V)). V = 0 only if all gradients were 0 or too
+    // small to be squared, and then W is 0 or as small.
+    const Real slope = w / (root + Real(0x1p-63));
     const Real gamma = minus_half_heat_ * (g * g) * slope;
     x[0] = move_.Theta(x[0], x[1], root_of_g, xi) + gamma;
     Real jacobian = move_.Jacobian(g, x[4]);
