@@ -6,16 +6,41 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <type_traits>
+
 namespace torch_sgmcmc {
 namespace {
 
-using OptionalTensor = std::optional<at::Tensor>;
+// An operator's name as a template argument: what is looked up once is kept for
+// each name.
+template <size_t kSize>
+struct Name {
+  // NOLINTNEXTLINE(google-explicit-constructor): written as a literal.
+  constexpr Name(const char (&literal)[kSize]) {
+    std::copy_n(literal, kSize, text);
+  }
+  char text[kSize] = {};
+};
 
-template <typename Signature>
-c10::TypedOperatorHandle<Signature> Operator(const char* name) {
-  return c10::Dispatcher::singleton()
-      .findSchemaOrThrow(name, "")
-      .typed<Signature>();
+// How the dispatcher passes an argument: tensors by reference.
+template <typename T>
+using Passed =
+    std::conditional_t<std::is_same_v<T, at::Tensor> ||
+                           std::is_same_v<T, std::optional<at::Tensor>>,
+                       const T&,
+                       T>;
+
+// Calls the operator. Its schema must be that of the arguments' types, which
+// torch checks at the first call.
+template <Name kName, typename Result = void, typename... Args>
+Result Call(const Args&... args) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow(kName.text, "")
+                             .template typed<Result(Passed<Args>...)>();
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return op.call(args...);
 }
 
 }  // namespace
@@ -27,28 +52,16 @@ void sgld_step_(at::TensorList params,
                 double prior_precision,
                 double temperature,
                 const NoiseKey& key) {
-  static const auto op =
-      Operator<void(at::TensorList,
-                    at::TensorList,
-                    double,
-                    double,
-                    double,
-                    double,
-                    at::IntArrayRef,
-                    int64_t,
-                    int64_t,
-                    const OptionalTensor&)>("torch_sgmcmc::sgld_step_");
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  op.call(params,
-          grads,
-          lr,
-          num_data,
-          prior_precision,
-          temperature,
-          key.offsets,
-          key.seed,
-          key.step,
-          key.device_step);
+  Call<"torch_sgmcmc::sgld_step_">(params,
+                                   grads,
+                                   lr,
+                                   num_data,
+                                   prior_precision,
+                                   temperature,
+                                   key.offsets,
+                                   key.seed,
+                                   key.step,
+                                   key.device_step);
 }
 
 void sghmc_step_(at::TensorList params,
@@ -57,38 +70,21 @@ void sghmc_step_(at::TensorList params,
                  at::TensorList grad_variances,
                  const SGHMCStep& step,
                  const NoiseKey& key) {
-  static const auto op =
-      Operator<void(at::TensorList,
-                    at::TensorList,
-                    at::TensorList,
-                    at::TensorList,
-                    double,
-                    double,
-                    double,
-                    double,
-                    double,
-                    double,
-                    int64_t,
-                    at::IntArrayRef,
-                    int64_t,
-                    int64_t,
-                    const OptionalTensor&)>("torch_sgmcmc::sghmc_step_");
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  op.call(params,
-          grads,
-          momenta,
-          grad_variances,
-          step.lr,
-          step.momentum,
-          step.num_data,
-          step.prior_precision,
-          step.temperature,
-          step.noise_estimate,
-          step.resample_momentum_every,
-          key.offsets,
-          key.seed,
-          key.step,
-          key.device_step);
+  Call<"torch_sgmcmc::sghmc_step_">(params,
+                                    grads,
+                                    momenta,
+                                    grad_variances,
+                                    step.lr,
+                                    step.momentum,
+                                    step.num_data,
+                                    step.prior_precision,
+                                    step.temperature,
+                                    step.noise_estimate,
+                                    step.resample_momentum_every,
+                                    key.offsets,
+                                    key.seed,
+                                    key.step,
+                                    key.device_step);
 }
 
 void psgld_step_(at::TensorList params,
@@ -98,40 +94,22 @@ void psgld_step_(at::TensorList params,
                  at::TensorList curvatures,
                  const PSGLDStep& step,
                  const NoiseKey& key) {
-  static const auto op =
-      Operator<void(at::TensorList,
-                    at::TensorList,
-                    at::TensorList,
-                    at::TensorList,
-                    at::TensorList,
-                    double,
-                    double,
-                    double,
-                    double,
-                    double,
-                    double,
-                    bool,
-                    at::IntArrayRef,
-                    int64_t,
-                    int64_t,
-                    const OptionalTensor&)>("torch_sgmcmc::psgld_step_");
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  op.call(params,
-          grads,
-          square_averages,
-          sensitivities,
-          curvatures,
-          step.lr,
-          step.num_data,
-          step.prior_precision,
-          step.temperature,
-          step.decay,
-          step.eps,
-          step.adapt,
-          key.offsets,
-          key.seed,
-          key.step,
-          key.device_step);
+  Call<"torch_sgmcmc::psgld_step_">(params,
+                                    grads,
+                                    square_averages,
+                                    sensitivities,
+                                    curvatures,
+                                    step.lr,
+                                    step.num_data,
+                                    step.prior_precision,
+                                    step.temperature,
+                                    step.decay,
+                                    step.eps,
+                                    step.adapt,
+                                    key.offsets,
+                                    key.seed,
+                                    key.step,
+                                    key.device_step);
 }
 
 void sgnht_step_(at::TensorList params,
@@ -140,36 +118,20 @@ void sgnht_step_(at::TensorList params,
                  at::TensorList thermostats,
                  const SGNHTStep& step,
                  const NoiseKey& key) {
-  static const auto op =
-      Operator<void(at::TensorList,
-                    at::TensorList,
-                    at::TensorList,
-                    at::TensorList,
-                    double,
-                    double,
-                    double,
-                    double,
-                    double,
-                    double,
-                    at::IntArrayRef,
-                    int64_t,
-                    int64_t,
-                    const OptionalTensor&)>("torch_sgmcmc::sgnht_step_");
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  op.call(params,
-          grads,
-          momenta,
-          thermostats,
-          step.lr,
-          step.momentum,
-          step.num_data,
-          step.prior_precision,
-          step.temperature,
-          step.thermostat_rate,
-          key.offsets,
-          key.seed,
-          key.step,
-          key.device_step);
+  Call<"torch_sgmcmc::sgnht_step_">(params,
+                                    grads,
+                                    momenta,
+                                    thermostats,
+                                    step.lr,
+                                    step.momentum,
+                                    step.num_data,
+                                    step.prior_precision,
+                                    step.temperature,
+                                    step.thermostat_rate,
+                                    key.offsets,
+                                    key.seed,
+                                    key.step,
+                                    key.device_step);
 }
 
 at::Tensor ewsg_log_ratio(at::TensorList params,
@@ -177,85 +139,51 @@ at::Tensor ewsg_log_ratio(at::TensorList params,
                           at::TensorList proposals,
                           at::TensorList momenta,
                           const EWSGWeights& weights) {
-  static const auto op =
-      Operator<at::Tensor(at::TensorList,
-                          at::TensorList,
-                          at::TensorList,
-                          at::TensorList,
-                          double,
-                          double,
-                          double,
-                          double,
-                          double,
-                          int64_t,
-                          int64_t)>("torch_sgmcmc::ewsg_log_ratio");
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return op.call(params,
-                 grads,
-                 proposals,
-                 momenta,
-                 weights.lr,
-                 weights.momentum,
-                 weights.num_data,
-                 weights.prior_precision,
-                 weights.temperature,
-                 weights.surrogate,
-                 weights.num_chains);
+  return Call<"torch_sgmcmc::ewsg_log_ratio", at::Tensor>(
+      params,
+      grads,
+      proposals,
+      momenta,
+      weights.lr,
+      weights.momentum,
+      weights.num_data,
+      weights.prior_precision,
+      weights.temperature,
+      weights.surrogate,
+      weights.num_chains);
 }
 
 at::Tensor ewsg_decide(const at::Tensor& log_ratios,
                        int64_t proposal,
                        int64_t seed,
                        int64_t step) {
-  static const auto op =
-      Operator<at::Tensor(const at::Tensor&, int64_t, int64_t, int64_t)>(
-          "torch_sgmcmc::ewsg_decide");
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return op.call(log_ratios, proposal, seed, step);
+  return Call<"torch_sgmcmc::ewsg_decide", at::Tensor>(
+      log_ratios, proposal, seed, step);
 }
 
 void ewsg_select_(at::TensorList grads,
                   at::TensorList proposals,
                   const at::Tensor& accepted) {
-  static const auto op =
-      Operator<void(at::TensorList, at::TensorList, const at::Tensor&)>(
-          "torch_sgmcmc::ewsg_select_");
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  op.call(grads, proposals, accepted);
+  Call<"torch_sgmcmc::ewsg_select_">(grads, proposals, accepted);
 }
 
 void gradient_variance_(at::TensorList grads,
                         at::TensorList variances,
                         at::TensorList previous,
                         double weight) {
-  static const auto op =
-      Operator<void(at::TensorList, at::TensorList, at::TensorList, double)>(
-          "torch_sgmcmc::gradient_variance_");
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  op.call(grads, variances, previous, weight);
+  Call<"torch_sgmcmc::gradient_variance_">(grads, variances, previous, weight);
 }
 
 void gaussian_(at::TensorList out,
                double std,
                int64_t purpose,
                const NoiseKey& key) {
-  static const auto op =
-      Operator<void(at::TensorList,
-                    double,
-                    at::IntArrayRef,
-                    int64_t,
-                    int64_t,
-                    int64_t,
-                    const OptionalTensor&)>("torch_sgmcmc::gaussian_");
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  op.call(out, std, key.offsets, key.seed, key.step, purpose, key.device_step);
+  Call<"torch_sgmcmc::gaussian_">(
+      out, std, key.offsets, key.seed, key.step, purpose, key.device_step);
 }
 
 at::Tensor sum_of_squares(at::TensorList tensors) {
-  static const auto op =
-      Operator<at::Tensor(at::TensorList)>("torch_sgmcmc::sum_of_squares");
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return op.call(tensors);
+  return Call<"torch_sgmcmc::sum_of_squares", at::Tensor>(tensors);
 }
 
 bool has_cuda() {
