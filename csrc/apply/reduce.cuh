@@ -53,47 +53,50 @@ __global__ void __launch_bounds__(kBranches) TreeKernel(const Map map,
   if (b == 0) out[chain] = map.Finish(branches[0]);
 }
 
-// Writes every chain's sum to `out`, a float64 tensor on the plan's device.
-template <class Map>
-void ReduceOnCuda(const Plan& plan,
-                  const Map& map,
-                  int64_t num_chains,
-                  Tensor& out) {
-  const torch::stable::accelerator::DeviceGuard guard(plan.device_index());
-  const cudaStream_t stream = CurrentStream(plan.device_index());
-  const std::vector<Segment>& segments = plan.segments();
-  const Cuts all(segments, num_chains);
-  const Tensor sums = torch::stable::new_empty(
-      out, {num_chains * all.per_chain}, ScalarType::Double);
-  double* to = static_cast<double*>(sums.data_ptr());
-  for (size_t i = 0; i < segments.size(); ++i) {
-    const Cut& cut = all.cuts[i];
-    Arrays arrays;
-    std::copy_n(segments[i].data, kMaxArguments, arrays.data);
-    const auto blocks = static_cast<unsigned>((cut.units + kUnitsPerBlock - 1) /
-                                              kUnitsPerBlock);
-    const auto run = [&](auto zero) {
-      ReduceKernel<Map, decltype(zero)><<<blocks, kThreads, 0, stream>>>(
-          map, arrays, cut, all.per_chain, to);
-    };
-    switch (segments[i].dtype) {
-      case ScalarType::Double:
-        run(double{});
-        break;
-      case ScalarType::BFloat16:
-        run(torch::headeronly::BFloat16{});
-        break;
-      case ScalarType::Half:
-        run(torch::headeronly::Half{});
-        break;
-      default:
-        run(float{});
+// Reduces plans on a GPU, for operators that are written for any device.
+struct CudaReducer {
+  // Writes every chain's sum to `out`, a float64 tensor on the plan's device.
+  template <class Map>
+  static void Reduce(const Plan& plan,
+                     const Map& map,
+                     int64_t num_chains,
+                     Tensor& out) {
+    const torch::stable::accelerator::DeviceGuard guard(plan.device_index());
+    const cudaStream_t stream = CurrentStream(plan.device_index());
+    const std::vector<Segment>& segments = plan.segments();
+    const Cuts all(segments, num_chains);
+    const Tensor sums = torch::stable::new_empty(
+        out, {num_chains * all.per_chain}, ScalarType::Double);
+    double* to = static_cast<double*>(sums.data_ptr());
+    for (size_t i = 0; i < segments.size(); ++i) {
+      const Cut& cut = all.cuts[i];
+      Arrays arrays;
+      std::copy_n(segments[i].data, kMaxArguments, arrays.data);
+      const auto blocks = static_cast<unsigned>(
+          (cut.units + kUnitsPerBlock - 1) / kUnitsPerBlock);
+      const auto run = [&](auto zero) {
+        ReduceKernel<Map, decltype(zero)><<<blocks, kThreads, 0, stream>>>(
+            map, arrays, cut, all.per_chain, to);
+      };
+      switch (segments[i].dtype) {
+        case ScalarType::Double:
+          run(double{});
+          break;
+        case ScalarType::BFloat16:
+          run(torch::headeronly::BFloat16{});
+          break;
+        case ScalarType::Half:
+          run(torch::headeronly::Half{});
+          break;
+        default:
+          run(float{});
+      }
+      CheckCuda(cudaGetLastError(), "kernel launch failed");
     }
+    TreeKernel<<<static_cast<unsigned>(num_chains), kBranches, 0, stream>>>(
+        map, to, all.per_chain, static_cast<double*>(out.data_ptr()));
     CheckCuda(cudaGetLastError(), "kernel launch failed");
   }
-  TreeKernel<<<static_cast<unsigned>(num_chains), kBranches, 0, stream>>>(
-      map, to, all.per_chain, static_cast<double*>(out.data_ptr()));
-  CheckCuda(cudaGetLastError(), "kernel launch failed");
-}
+};
 
 }  // namespace torch_sgmcmc

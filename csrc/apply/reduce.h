@@ -253,4 +253,17 @@ void ReduceOnCpu(const std::vector<Segment>& segments,
   }
 }
 
+// Reduces plans on the CPU, for operators that are written for any device.
+struct CpuReducer {
+  // Writes every chain's sum to `out`, a float64 tensor.
+  template <class Map>
+  static void Reduce(const Plan& plan,
+                     const Map& map,
+                     int64_t num_chains,
+                     Tensor& out) {
+    ReduceOnCpu(
+        plan.segments(), map, num_chains, static_cast<double*>(out.data_ptr()));
+  }
+};
+
 }  // namespace torch_sgmcmc

@@ -9,40 +9,6 @@
 namespace torch_sgmcmc {
 namespace {
 
-Tensor LogRatio(TensorList params,
-                TensorList grads,
-                TensorList proposals,
-                TensorList momenta,
-                double lr,
-                double momentum,
-                double num_data,
-                double prior_precision,
-                double temperature,
-                int64_t surrogate,
-                int64_t num_chains) {
-  std::optional<Tensor> result;
-  EWSGLogRatios(params,
-                grads,
-                proposals,
-                momenta,
-                lr,
-                momentum,
-                num_data,
-                prior_precision,
-                temperature,
-                surrogate,
-                num_chains,
-                [&](const Plan& plan, const auto& map, int64_t chains) {
-                  result = torch::stable::new_empty(
-                      params[0], {chains}, ScalarType::Double);
-                  ReduceOnCpu(plan.segments(),
-                              map,
-                              chains,
-                              static_cast<double*>(result->data_ptr()));
-                });
-  return *result;
-}
-
 Tensor Decide(Tensor log_ratios, int64_t proposal, int64_t seed, int64_t step) {
   const NoiseStream stream = EWSGDecisions(log_ratios, proposal, seed, step);
   const int64_t chains = log_ratios.numel();
@@ -87,7 +53,8 @@ void Select(TensorList grads, TensorList proposals, Tensor accepted) {
 }  // namespace torch_sgmcmc
 
 STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CPU, m) {
-  m.impl("ewsg_log_ratio", TORCH_BOX(&torch_sgmcmc::LogRatio));
+  m.impl("ewsg_log_ratio",
+         TORCH_BOX(&torch_sgmcmc::EWSGLogRatios<torch_sgmcmc::CpuReducer>));
   m.impl("ewsg_decide", TORCH_BOX(&torch_sgmcmc::Decide));
   m.impl("ewsg_select_", TORCH_BOX(&torch_sgmcmc::Select));
 }

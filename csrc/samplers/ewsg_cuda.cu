@@ -6,37 +6,6 @@
 namespace torch_sgmcmc {
 namespace {
 
-Tensor LogRatio(TensorList params,
-                TensorList grads,
-                TensorList proposals,
-                TensorList momenta,
-                double lr,
-                double momentum,
-                double num_data,
-                double prior_precision,
-                double temperature,
-                int64_t surrogate,
-                int64_t num_chains) {
-  std::optional<Tensor> result;
-  EWSGLogRatios(params,
-                grads,
-                proposals,
-                momenta,
-                lr,
-                momentum,
-                num_data,
-                prior_precision,
-                temperature,
-                surrogate,
-                num_chains,
-                [&](const Plan& plan, const auto& map, int64_t chains) {
-                  result = torch::stable::new_empty(
-                      params[0], {chains}, ScalarType::Double);
-                  ReduceOnCuda(plan, map, chains, *result);
-                });
-  return *result;
-}
-
 __global__ void __launch_bounds__(kThreads)
     DecideKernel(const double* log_ratios,
                  int64_t chains,
@@ -120,7 +89,8 @@ void Select(TensorList grads, TensorList proposals, Tensor accepted) {
 }  // namespace torch_sgmcmc
 
 STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CUDA, m) {
-  m.impl("ewsg_log_ratio", TORCH_BOX(&torch_sgmcmc::LogRatio));
+  m.impl("ewsg_log_ratio",
+         TORCH_BOX(&torch_sgmcmc::EWSGLogRatios<torch_sgmcmc::CudaReducer>));
   m.impl("ewsg_decide", TORCH_BOX(&torch_sgmcmc::Decide));
   m.impl("ewsg_select_", TORCH_BOX(&torch_sgmcmc::Select));
 }

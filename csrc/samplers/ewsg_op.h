@@ -2,6 +2,8 @@
 // operators have in common on all devices.
 #pragma once
 
+#include <torch/csrc/stable/ops.h>
+
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -13,20 +15,19 @@
 
 namespace torch_sgmcmc {
 
-// Calls reduce(plan, map, num_chains) with the map that reads what matters.
-template <class Reduce>
-void EWSGLogRatios(const TensorList& params,
-                   const TensorList& grads,
-                   const TensorList& proposals,
-                   const TensorList& momenta,
-                   double lr,
-                   double momentum,
-                   double num_data,
-                   double prior_precision,
-                   double temperature,
-                   int64_t surrogate,
-                   int64_t num_chains,
-                   const Reduce& reduce) {
+// torch_sgmcmc::ewsg_log_ratio, with a map that reads no more than it needs.
+template <class Reducer>
+Tensor EWSGLogRatios(TensorList params,
+                     TensorList grads,
+                     TensorList proposals,
+                     TensorList momenta,
+                     double lr,
+                     double momentum,
+                     double num_data,
+                     double prior_precision,
+                     double temperature,
+                     int64_t surrogate,
+                     int64_t num_chains) {
   constexpr const char* kOp = "ewsg_log_ratio";
   CheckTarget(kOp, lr, num_data, prior_precision, temperature);
   CheckNumber(kOp, "temperature", temperature, /*positive=*/true);
@@ -62,15 +63,21 @@ void EWSGLogRatios(const TensorList& params,
                            static_cast<Surrogate>(surrogate));
   const bool has_prior = c.twice_decay != 0;
   const bool has_momentum = !momenta.empty() && c.twice_share != 0;
+  Tensor result =
+      torch::stable::new_empty(params[0], {num_chains}, ScalarType::Double);
+  const auto reduce = [&](const auto& map) {
+    Reducer::Reduce(plan, map, num_chains, result);
+  };
   if (has_prior && has_momentum) {
-    reduce(plan, EWSGLogRatio<true, true>(c), num_chains);
+    reduce(EWSGLogRatio<true, true>(c));
   } else if (has_prior) {
-    reduce(plan, EWSGLogRatio<true, false>(c), num_chains);
+    reduce(EWSGLogRatio<true, false>(c));
   } else if (has_momentum) {
-    reduce(plan, EWSGLogRatio<false, true>(c), num_chains);
+    reduce(EWSGLogRatio<false, true>(c));
   } else {
-    reduce(plan, EWSGLogRatio<false, false>(c), num_chains);
+    reduce(EWSGLogRatio<false, false>(c));
   }
+  return result;
 }
 
 // Checks the arguments of ewsg_decide.
