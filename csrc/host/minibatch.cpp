@@ -40,7 +40,9 @@ void CheckSizes(int64_t num_data,
 // places alone are wanted: only elements that have moved are kept.
 class PartialShuffle {
  public:
-  explicit PartialShuffle(int64_t size) : size_(size) {}
+  PartialShuffle(int64_t size, int64_t places) : size_(size) {
+    moved_.reserve(static_cast<size_t>(places));
+  }
 
   // Puts a uniform choice of what is left into the next place.
   int64_t Next(const NoiseStream& stream, uint64_t element) {
@@ -89,7 +91,7 @@ std::vector<int64_t> DrawMinibatches(int64_t num_data,
   std::vector<int64_t> result;
   result.reserve(static_cast<size_t>(count * batch_size));
   for (int64_t k = 0; k < count; ++k, ++stream.step) {
-    PartialShuffle shuffle(num_data);
+    PartialShuffle shuffle(num_data, replacement ? 0 : batch_size);
     for (int64_t i = 0; i < batch_size; ++i) {
       const auto element = static_cast<uint64_t>(i);
       result.push_back(
@@ -128,7 +130,7 @@ std::vector<int64_t> DrawStratifiedMinibatches(const std::vector<int64_t>& ends,
     int64_t taken = 0;
     for (const int64_t end : ends) {
       const int64_t ticks = (batch_size * end + shift) / num_data;
-      PartialShuffle shuffle(end - begin);
+      PartialShuffle shuffle(end - begin, ticks - taken);
       for (; taken < ticks; ++taken, ++element) {
         result.push_back(begin + shuffle.Next(stream, element));
       }
