@@ -93,6 +93,7 @@ def operators(dtype: torch.dtype) -> list[Tensor]:
         **stream,
     )
     ops.gradient_variance_(grads, variances, momenta, weight=0.3)
+    ops.control_variate_(grads, curvatures, momenta)
     total = ops.sum_of_squares(params)
     ratios = [
         ops.ewsg_log_ratio(
@@ -109,7 +110,7 @@ def operators(dtype: torch.dtype) -> list[Tensor]:
     ]
     decisions = ops.ewsg_decide(torch.cat(ratios) / 1e4, proposal=1, seed=2, step=3)
     states = [*momenta, *variances, *squares, *sensitivities, *thermostats]
-    return [*noise, *params, *states, total, *ratios, decisions]
+    return [*noise, *params, *grads, *states, total, *ratios, decisions]
 
 
 def sampler_chain(kind: type[sg.Sampler], **options: object) -> list[Tensor]:

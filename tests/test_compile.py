@@ -40,6 +40,7 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     g = g * 2 + 1
     ops.sgld_step_([p], [g], **TARGET, **stream)
     ops.gradient_variance_([g], [s], [v], weight=0.5)
+    ops.control_variate_([g], [p], [v])
     thermostat = {"momentum": 0.9, "thermostat_rate": 0.01}
     ops.sgnht_step_([p], [g], [v], [s], **TARGET, **thermostat, **stream)
     mean, square = {"decay": 0.9, "eps": 0.1, "adapt": True}, s * s

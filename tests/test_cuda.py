@@ -80,6 +80,7 @@ RUNS: dict[str, Run] = {
     "gradient_variance_": lambda p, g, v, s, o: ops.gradient_variance_(
         g, s, v, weight=0.3
     ),
+    "control_variate_": lambda p, g, v, s, o: ops.control_variate_(p, g, v),
     "gaussian_": lambda p, g, v, s, o: ops.gaussian_(
         p, std=0.7, purpose=1, offsets=o, **STREAM
     ),

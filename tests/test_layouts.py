@@ -147,6 +147,13 @@ def test_noise_and_statistics_in_every_layout(layout: str) -> None:
         assert torch.equal(previous, values)
         assert torch.equal(grad, values)
 
+    anchor, full = normal(5, 4, 6, 7, seed=2), normal(5, 4, 6, 7, seed=3)
+    for other in LAYOUTS.values():
+        grad, at_anchor = make(values), other(anchor)
+        ops.control_variate_([grad], [at_anchor], [other(full)])
+        assert torch.equal(grad, values - anchor + full)
+        assert torch.equal(at_anchor, anchor)
+
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("chains", [1, 5])
@@ -242,6 +249,7 @@ def test_surrounding_memory_is_untouched(dtype: torch.dtype) -> None:
             p, g, v, w = (b[span] for b in buffers)
             stream = {"offsets": [lead], **STREAM}
             ops.gradient_variance_([g], [w], [v], weight=0.5)
+            ops.control_variate_([g], [p], [v])
             ops.sgld_step_([p], [g], **TARGET, **stream)
             ops.sghmc_step_(
                 [p],

@@ -21,6 +21,7 @@ HYPER: dict[str, dict[str, Any]] = {
     "psgld_step_": {**TARGET, "decay": 0.9, "eps": 0.1, "adapt": True, **STREAM},
     "sgnht_step_": {**TARGET, "momentum": 0.9, "thermostat_rate": 0.01, **STREAM},
     "gradient_variance_": {"weight": 0.5},
+    "control_variate_": {},
     "gaussian_": {"std": 1.0, "purpose": 0, **STREAM},
     "sum_of_squares": {},
     "ewsg_log_ratio": {**TARGET, "momentum": 0.9, "surrogate": 0, "num_chains": 1},
@@ -37,6 +38,7 @@ ARGUMENTS = {
     ],
     "sgnht_step_": ["params", "grads", "momenta", "thermostats"],
     "gradient_variance_": ["grads", "variances", "previous"],
+    "control_variate_": ["grads", "anchor_grads", "full_grads"],
     "gaussian_": ["out"],
     "sum_of_squares": ["tensors"],
     "ewsg_log_ratio": ["params", "grads", "proposals", "momenta"],
@@ -49,9 +51,19 @@ IN_ARITHMETIC_TYPE = {
     "thermostats",
     "variances",
     "previous",
+    "full_grads",
 }
-WRITTEN = {"params", "out", *IN_ARITHMETIC_TYPE} - {"grad_variances"}
-WRITES_NOTHING = {"ewsg_log_ratio", "sum_of_squares"}
+READ = {"grad_variances", "full_grads"}
+
+
+def is_written(op: str, name: str) -> bool:
+    if op in ("ewsg_log_ratio", "sum_of_squares"):
+        return False
+    if op == "control_variate_":
+        return name == "grads"
+    return name in {"params", "out", *IN_ARITHMETIC_TYPE} - READ
+
+
 UPDATES = ["sgld_step_", "sghmc_step_", "psgld_step_", "sgnht_step_"]
 WITH_TARGET = [*UPDATES, "ewsg_log_ratio"]
 WITH_STREAM = [*UPDATES, "gaussian_"]
@@ -192,7 +204,7 @@ def test_state_is_in_the_type_of_arithmetic(op: str, name: str) -> None:
 def test_expanded_tensors_cannot_be_written(op: str, name: str) -> None:
     lists = make_lists(op)
     lists[name][0] = torch.full((3,), 0.5).expand(2, 3)
-    if name in WRITTEN and op not in WRITES_NOTHING:
+    if is_written(op, name):
         check(
             op,
             lists,

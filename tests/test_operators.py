@@ -107,6 +107,8 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "sgnht_step_": ((p, g, v, s), {**thermostat, **stream}),
         "sgnht_step_ bf16": ((b, c, v, s), {**thermostat, **on_device}),
         "gradient_variance_": ((g, s, v), {"weight": 0.25}),
+        "control_variate_": ((g, p, s), {}),
+        "control_variate_ bf16": ((b, c, s), {}),
         "gaussian_": ((p,), {"std": 0.5, "purpose": 0, **stream}),
         "gaussian_ on device": ((p,), {"std": 0.5, "purpose": 1, **on_device}),
         "sum_of_squares": ((p,), {}),
@@ -407,6 +409,31 @@ def test_gradient_variance_is_an_unbiased_mean() -> None:
         ops.gradient_variance_([seen[i]], [variance], [previous], weight=1 / i)
     expected = seen.diff(dim=0).square().mean(0) / 2
     torch.testing.assert_close(variance, expected, rtol=1e-14, atol=0)
+
+
+def test_control_variate_equals_reference() -> None:
+    grads, anchors = mixed_list(1), mixed_list(2)
+    full = states(grads, 3)
+    expected = [
+        Exact(
+            g.double() - a.double() + f.double(),
+            g.double().abs() + a.double().abs() + f.double().abs(),
+        )
+        for g, a, f in zip(grads, anchors, full, strict=True)
+    ]
+    untouched = clones(anchors + full)
+    ops.control_variate_(grads, anchors, full)
+    for g, e in zip(grads, expected, strict=True):
+        assert_rounded(g, e)
+    assert_all_same(anchors + full, untouched)
+
+
+def test_control_variate_at_the_anchor_is_the_full_gradient() -> None:
+    # To the last bit, however much larger a minibatch's gradient is.
+    grads = [1e4 * g for g in mixed_list(1)]
+    full = states(grads, 3)
+    ops.control_variate_(grads, clones(grads), full)
+    assert_all_same(grads, [f.to(g.dtype) for f, g in zip(full, grads, strict=True)])
 
 
 # ---- Zero temperature is SGD -----------------------------------------------------

@@ -50,6 +50,7 @@ def all_operators(shapes: list[int], dtype: torch.dtype) -> list[Tensor]:
     thermostat = {"momentum": 0.9, "thermostat_rate": 0.01}
     ops.sgnht_step_(p, grad, v, s, **TARGET, **thermostat, **stream)
     ops.gradient_variance_(grad, s, v, weight=0.5)
+    ops.control_variate_(p, grad, v)
     out = [torch.empty_like(t) for t in p]
     ops.gaussian_(out, std=1.0, purpose=1, **stream)
     weights = {"momentum": 0.9, "surrogate": 0, "num_chains": 1}

@@ -174,6 +174,16 @@ void gradient_variance_(at::TensorList grads,
   Call<"torch_sgmcmc::gradient_variance_">(grads, variances, previous, weight);
 }
 
+void control_variate_(at::TensorList grads,
+                      at::TensorList anchor_grads,
+                      at::TensorList full_grads) {
+  static const auto op =
+      Operator<void(at::TensorList, at::TensorList, at::TensorList)>(
+          "torch_sgmcmc::control_variate_");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  op.call(grads, anchor_grads, full_grads);
+}
+
 void gaussian_(at::TensorList out,
                double std,
                int64_t purpose,

@@ -12,6 +12,7 @@
 
 #include "apply/cpu.h"
 #include "cuda_on_host.h"
+#include "samplers/control_variate_op.h"
 #include "samplers/gaussian_op.h"
 #include "samplers/psgld_op.h"
 #include "samplers/sghmc_op.h"
@@ -316,6 +317,16 @@ void UpdateGradientVariance(State& s) {
 
 TEST_F(Drivers, GradientVarianceAgrees) {
   SG_EXPECT_DRIVERS_EQUAL(UpdateGradientVariance);
+}
+
+template <class Driver>
+void CombineGradients(State& s) {
+  ControlVariate<Driver>(
+      s.params.Tensors(), s.grads.Tensors(), s.variances.Tensors());
+}
+
+TEST_F(Drivers, ControlVariateAgrees) {
+  SG_EXPECT_DRIVERS_EQUAL(CombineGradients);
 }
 
 template <class Driver>

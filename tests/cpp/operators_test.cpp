@@ -16,6 +16,7 @@
 #include "apply/cpu.h"
 #include "apply/reduce.h"
 #include "host/index_chain.h"
+#include "samplers/control_variate_op.h"
 #include "samplers/ewsg.h"
 #include "samplers/gaussian_op.h"
 #include "samplers/psgld_op.h"
@@ -186,6 +187,17 @@ TEST_F(Operators, GradientVariance) {
   EXPECT_EQ(variance_, variance2);
   EXPECT_EQ(previous, grad_);
   EXPECT_EQ(previous2, grad_);
+}
+
+TEST_F(Operators, ControlVariate) {
+  std::vector<float> grad = grad_, grad2 = grad_;
+  std::vector<float> anchor = Some(0.2f), full = Some(0.7f);
+  Call("torch_sgmcmc::control_variate_", Lists(grad, anchor, full));
+  std::apply(ControlVariate<CpuDriver>, Lists(grad2, anchor, full));
+  EXPECT_EQ(grad, grad2);
+  for (size_t i = 0; i < grad.size(); ++i) {
+    EXPECT_EQ(grad[i], (grad_[i] - anchor[i]) + full[i]);
+  }
 }
 
 TEST_F(Operators, Gaussian) {

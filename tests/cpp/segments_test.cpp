@@ -16,6 +16,7 @@
 #include "apply/cpu.h"
 #include "cuda_on_host.h"
 #include "lane_probes.h"
+#include "samplers/control_variate.h"
 #include "samplers/gaussian.h"
 #include "samplers/gradient_variance.h"
 #include "samplers/psgld.h"
@@ -237,6 +238,12 @@ TYPED_TEST(Segments, GradientVariance) {
   using Update = GradientVarianceUpdate<Arithmetic<TypeParam>>;
   ExpectAllAgreeEverywhere<Update, TypeParam>(
       Update(GradientVarianceCoefficients{0.05}));
+}
+
+TYPED_TEST(Segments, ControlVariate) {
+  using Update = ControlVariateUpdate<Arithmetic<TypeParam>>;
+  ExpectAllAgreeEverywhere<Update, TypeParam>(
+      Update(ControlVariateCoefficients{}));
 }
 
 TYPED_TEST(Segments, GaussianFill) {

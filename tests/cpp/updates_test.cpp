@@ -12,6 +12,7 @@
 #include <random>
 #include <vector>
 
+#include "samplers/control_variate.h"
 #include "samplers/gaussian.h"
 #include "samplers/gradient_variance.h"
 #include "samplers/psgld.h"
@@ -370,6 +371,29 @@ TYPED_TEST(Updates, SGHMCAfterADraw) {
   EXPECT_NEAR(x[2], v, tolerance);
   EXPECT_NEAR(x[0], 0.75 + v, tolerance);
   EXPECT_NEAR(usual.DrawStd(), std::sqrt(part * kHeat), 1e-15);
+}
+
+TYPED_TEST(Updates, ControlVariate) {
+  using Real = TypeParam;
+  constexpr int kRoundings = 2;
+  const ControlVariateUpdate<Real> update(ControlVariateCoefficients{});
+  EXPECT_FALSE(update.needs_noise());
+  for (const Inputs& in : RandomInputs()) {
+    Real x[3] = {static_cast<Real>(in.grad),
+                 static_cast<Real>(in.v),
+                 static_cast<Real>(in.statistic)};
+    update(x, Real(0));
+    const long double want =
+        static_cast<long double>(in.grad) - in.v + in.statistic;
+    const long double terms = std::abs(in.grad) + std::abs(in.v) + in.statistic;
+    ASSERT_LE(std::abs(x[0] - want), kRoundings * UnitRoundoff<Real>() * terms);
+    ASSERT_EQ(x[1], static_cast<Real>(in.v));
+    ASSERT_EQ(x[2], static_cast<Real>(in.statistic));
+    // At the anchor: the full gradient to the last bit, whatever its size.
+    Real y[3] = {x[1], x[1], x[2]};
+    update(y, Real(0));
+    ASSERT_EQ(y[0], y[2]);
+  }
 }
 
 TYPED_TEST(Updates, GradientVariance) {

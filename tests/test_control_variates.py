@@ -1,0 +1,851 @@
+"""Control variates and SVRG: the formula, the anchor, what composes with them."""
+
+import copy
+import io
+import sys
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from reference import DTYPES, same_bits
+from torch import Tensor, nn
+
+import torch_sgmcmc as sg
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Problem:
+    """A small network on random data, with a sampler, and batches of its data."""
+
+    def __init__(
+        self,
+        kind: type[sg.Sampler] = sg.SGLD,
+        dtype: torch.dtype = torch.float64,
+        count: int = 7,
+        **options: Any,
+    ) -> None:
+        g = torch.Generator().manual_seed(1)
+        self.x = torch.randn(count, 3, generator=g).to(dtype)
+        self.y = torch.randn(count, 2, generator=g).to(dtype)
+        self.params = [
+            nn.Parameter(torch.randn(s, generator=g).to(dtype))
+            for s in ((3, 4), (4,), (4, 2))
+        ]
+        settings = {"lr": 0.05, "num_data": count, "seed": 3, **options}
+        self.sampler = kind(self.params, **settings)
+        self.calls = 0
+
+    def loss_fn(self, batch: Batch) -> Tensor:
+        self.calls += 1
+        w, b, v = self.params
+        x, y = batch
+        return ((torch.tanh(x @ w + b) @ v - y) ** 2).sum(1).mean()
+
+    def batch(self, indices: Any) -> Batch:
+        index = torch.as_tensor(indices)
+        return self.x[index], self.y[index]
+
+    def loader(self, size: int = 3) -> list[Batch]:
+        """All data once, in batches of unequal sizes."""
+        return [
+            self.batch(range(i, min(i + size, len(self.x))))
+            for i in range(0, len(self.x), size)
+        ]
+
+    def gradient(self, indices: Any, at: list[Tensor] | None = None) -> list[Tensor]:
+        """The plain gradient of a minibatch, at other values if given."""
+        own = self.params
+        if at is not None:
+            self.params = [nn.Parameter(t.detach().clone()) for t in at]
+        grads = torch.autograd.grad(self.loss_fn(self.batch(indices)), self.params)
+        self.params = own
+        return list(grads)
+
+    def move(self, size: float = 0.3) -> None:
+        g = torch.Generator().manual_seed(2)
+        with torch.no_grad():
+            for p in self.params:
+                p += size * torch.randn(p.shape, generator=g).to(p.dtype)
+
+    def estimator(self, **options: Any) -> sg.ControlVariates:
+        estimator = sg.ControlVariates(self.sampler, self.loss_fn, **options)
+        estimator.set_anchor(self.loader())
+        return estimator
+
+    def svrg(self, **options: Any) -> sg.SVRG:
+        return sg.SVRG(
+            self.sampler, self.loss_fn, self.loader(), **{"refresh_every": 3, **options}
+        )
+
+    def grads(self) -> list[Tensor]:
+        return [p.grad.clone() for p in self.params if p.grad is not None]
+
+    def values(self) -> list[Tensor]:
+        return [p.detach().clone() for p in self.params]
+
+
+def assert_close(got: list[Tensor], want: list[Tensor]) -> None:
+    assert len(got) == len(want) > 0
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+
+
+def assert_same(got: list[Tensor], want: list[Tensor]) -> None:
+    assert len(got) == len(want)
+    assert all(same_bits(a, b) for a, b in zip(got, want, strict=True))
+
+
+# ---- The estimate ----------------------------------------------------------------
+
+
+def test_the_formula() -> None:
+    problem = Problem()
+    anchor = problem.values()
+    mean_loss = float(problem.loss_fn(problem.batch(range(7))).detach())
+    estimator = sg.ControlVariates(problem.sampler, problem.loss_fn)
+    assert estimator.set_anchor(problem.loader()) == pytest.approx(mean_loss, rel=1e-13)
+    problem.move()
+    theta = problem.values()
+    addresses = [p.data_ptr() for p in problem.params]
+    loss = estimator.backward(problem.batch([1, 4]))
+    want = [
+        g - a + f
+        for g, a, f in zip(
+            problem.gradient([1, 4]),
+            problem.gradient([1, 4], anchor),
+            problem.gradient(range(7), anchor),
+            strict=True,
+        )
+    ]
+    assert_close(problem.grads(), want)
+    assert float(loss.detach()) == float(
+        problem.loss_fn(problem.batch([1, 4])).detach()
+    )
+    assert_same(problem.values(), theta)
+    assert [p.data_ptr() for p in problem.params] == addresses
+
+
+def test_unbiased_over_all_minibatches() -> None:
+    problem = Problem()
+    estimator = problem.estimator()
+    problem.move()
+    full = problem.gradient(range(7))
+    for n in (1, 3):
+        total = [torch.zeros_like(p) for p in problem.params]
+        subsets = list(combinations(range(7), n))
+        for subset in subsets:
+            problem.sampler.zero_grad()
+            estimator.backward(problem.batch(subset))
+            for t, g in zip(total, problem.grads(), strict=True):
+                t += g / len(subsets)
+        assert_close(total, full)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_variance_at_the_anchor(dtype: torch.dtype) -> None:
+    problem = Problem(dtype=dtype)
+    estimator = problem.estimator()
+    seen = []
+    for i in range(7):
+        problem.sampler.zero_grad()
+        estimator.backward(problem.batch([i]))
+        seen.append(problem.grads())
+    for grads in seen:
+        assert_same(grads, seen[0])
+        assert [g.dtype for g in grads] == [dtype] * 3
+    want = [g.double() for g in Problem(dtype=dtype).gradient(range(7))]
+    tolerance = {"rtol": 8 * torch.finfo(dtype).eps, "atol": 8 * torch.finfo(dtype).eps}
+    for g, w in zip(seen[0], want, strict=True):
+        torch.testing.assert_close(g.double(), w, **tolerance)
+
+
+def spread(estimates: list[list[Tensor]]) -> float:
+    """Trace of the covariance over minibatches."""
+    flat = torch.stack([torch.cat([t.flatten() for t in ts]) for ts in estimates])
+    return float(flat.var(dim=0, correction=0).sum())
+
+
+def test_the_variance_grows_with_the_distance_squared() -> None:
+    problem = Problem()
+    estimator = problem.estimator()
+    start, traces = problem.values(), []
+    for size in (1e-4, 2e-4):
+        for p, s in zip(problem.params, start, strict=True):
+            p.data.copy_(s)
+        problem.move(size)
+        seen = []
+        for i in range(7):
+            problem.sampler.zero_grad()
+            estimator.backward(problem.batch([i]))
+            seen.append(problem.grads())
+        traces.append(spread(seen))
+    assert traces[1] / traces[0] == pytest.approx(4, rel=1e-2)
+    assert traces[1] < 1e-6 * spread([problem.gradient([i]) for i in range(7)])
+
+
+def test_unequal_batches_weigh_by_their_size() -> None:
+    problem = Problem()
+    want = problem.gradient(range(7))
+    for size in (1, 2, 3, 7):
+        estimator = sg.ControlVariates(problem.sampler, problem.loss_fn)
+        estimator.set_anchor(problem.loader(size))
+        assert_close(estimator.state_dict()["full_grads"], want)
+
+
+def test_batch_sizes_of_nested_batches() -> None:
+    problem = Problem()
+    want = problem.gradient(range(7))
+
+    def nested(batch: Any) -> Tensor:
+        return problem.loss_fn((batch["in"][0]["x"], batch["y"]))
+
+    loader = [{"name": "a", "in": [{"x": x}], "y": y} for x, y in problem.loader()]
+    estimator = sg.ControlVariates(problem.sampler, nested)
+    estimator.set_anchor(loader)
+    assert_close(estimator.state_dict()["full_grads"], want)
+    by_index = sg.ControlVariates(
+        problem.sampler,
+        lambda batch: problem.loss_fn(problem.batch(batch)),
+        batch_size=len,
+    )
+    by_index.set_anchor([[0, 1, 2, 3], [4, 5, 6]])
+    assert_close(by_index.state_dict()["full_grads"], want)
+
+
+def test_the_full_gradient_is_kept_in_the_type_of_arithmetic() -> None:
+    for dtype in DTYPES:
+        state = Problem(dtype=dtype).estimator().state_dict()
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        assert [f.dtype for f in state["full_grads"]] == [wide] * 3
+        assert [a.dtype for a in state["anchor"]] == [dtype] * 3
+
+
+# ---- Gradients that are there, and that are not ----------------------------------
+
+
+def test_gradients_add_up() -> None:
+    problem = Problem()
+    estimator = problem.estimator()
+    problem.move()
+    estimator.backward(problem.batch([1, 4]))
+    once = problem.grads()
+    estimator.backward(problem.batch([1, 4]))
+    assert_close(problem.grads(), [2 * g for g in once])
+    # Parts of a minibatch, each with its share.
+    problem.sampler.zero_grad(set_to_none=False)
+    estimator.backward(problem.batch([1]), weight=0.5)
+    estimator.backward(problem.batch([4]), weight=0.5)
+    assert_close(problem.grads(), once)
+    # A pass through the data leaves gradients alone.
+    estimator.set_anchor(problem.loader())
+    assert_close(problem.grads(), once)
+
+
+def test_frozen_and_unused_parameters() -> None:
+    problem = Problem()
+    problem.params[1].requires_grad_(False)
+    unused = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    problem.sampler.add_param_group({"params": [unused]})
+    estimator = problem.estimator()
+    problem.move()
+    estimator.backward(problem.batch([2]))
+    assert problem.params[1].grad is None and unused.grad is None
+    assert problem.params[0].grad is not None
+    state = estimator.state_dict()
+    assert len(state["anchor"]) == 3 and state["full_grads"][2] is None
+    estimator.load_state_dict(copy.deepcopy(state))
+
+
+def test_a_parameter_that_some_minibatches_do_not_reach() -> None:
+    a, b = (nn.Parameter(torch.full((2,), v, dtype=torch.float64)) for v in (1.0, 2.0))
+    sampler = sg.SGLD([a, b], 0.1, num_data=4)
+
+    def loss_fn(batch: Tensor) -> Tensor:
+        loss = (a.square().sum() * batch).mean()
+        return loss + b.square().sum() if bool((batch > 2).any()) else loss
+
+    data = [torch.tensor([v], dtype=torch.float64) for v in (1.0, 2.0, 3.0, 4.0)]
+    estimator = sg.ControlVariates(sampler, loss_fn)
+    estimator.set_anchor(data)
+    with torch.no_grad():
+        a += 1
+        b += 1
+    # b is reached by half of the data: 2 b / 2 = 2 at the anchor, 3 here.
+    for batch, b_grad in ((data[0], 2.0), (data[3], 6.0 - 4.0 + 2.0)):
+        sampler.zero_grad()
+        estimator.backward(batch)
+        assert b.grad is not None and b.grad.tolist() == [b_grad] * 2
+
+
+def test_hooks_see_both_gradients() -> None:
+    problem = Problem()
+    estimator = problem.estimator()
+    problem.move()
+    estimator.backward(problem.batch([3]))
+    want = [-g for g in problem.grads()]
+    problem.sampler.zero_grad()
+    for p in problem.params:
+        p.register_hook(lambda grad: -grad)
+    negated = problem.estimator()
+    estimator.backward(problem.batch([3]))
+    full = estimator.state_dict()["full_grads"]
+    # f was made without the hooks: -(g - a) + f.
+    assert_close(problem.grads(), [w + 2 * f for w, f in zip(want, full, strict=True)])
+    assert_close(negated.state_dict()["full_grads"], problem_gradient_negated(problem))
+
+
+def problem_gradient_negated(problem: Problem) -> list[Tensor]:
+    twin = Problem()
+    for p, q in zip(twin.params, problem.params, strict=True):
+        p.data.copy_(q.data)
+    return [-g for g in twin.gradient(range(7))]
+
+
+def test_buffers_see_every_evaluation() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    sampler = sg.SGLD(net.parameters(), 0.1, num_data=8)
+    data = torch.randn(8, 3)
+    estimator = sg.ControlVariates(sampler, lambda batch: net(batch).square().mean())
+    estimator.set_anchor([data[:4], data[4:]])
+    count = net[1].num_batches_tracked
+    assert int(count) == 2
+    estimator.backward(data[:4])
+    assert int(count) == 4  # as documented: θ and the anchor
+    net.eval()
+    estimator.set_anchor([data])
+    estimator.backward(data[:4])
+    assert int(count) == 4
+
+
+# ---- What composes with it -------------------------------------------------------
+
+
+def minibatches(problem: Problem, seed: int = 5) -> Iterator[Batch]:
+    batches = sg.IndependentBatchSampler(len(problem.x), 2, seed=seed)
+    while True:
+        for indices in batches:
+            yield problem.batch(indices)
+
+
+SAMPLERS = [
+    (sg.SGLD, {}),
+    (sg.SGHMC, {"momentum": 0.9}),
+    (sg.SGHMC, {"momentum": 0.5, "noise_estimate": "online"}),
+    (sg.PSGLD, {"gamma": False}),
+    (sg.PSGLD, {}),
+    (sg.SGNHT, {"momentum": 0.9}),
+    (sg.EWSG, {"momentum": 0.9, "index_chain_length": 2}),
+    (sg.EWSG, {"momentum": 0.0}),
+]
+
+
+def advance(problem: Problem, estimator: Any, batches: Iterator[Batch], n: int) -> None:
+    sampler = problem.sampler
+    graph = isinstance(sampler, sg.PSGLD) and sampler.param_groups[0]["gamma"]
+    for _ in range(n):
+        if isinstance(sampler, sg.EWSG):
+            sampler.step(lambda: estimator.backward(next(batches)))
+        else:
+            sampler.zero_grad()
+            estimator.backward(next(batches), create_graph=graph)
+            sampler.step()
+
+
+class WrittenOut:
+    """The estimate by separate evaluations, in place of an estimator."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.anchor = problem, problem.values()
+        self.full = problem.gradient(range(7))
+
+    def backward(self, batch: Batch, create_graph: bool = False) -> Tensor:
+        problem = self.problem
+        own = problem.params
+        problem.params = [nn.Parameter(a) for a in self.anchor]
+        at_anchor = torch.autograd.grad(problem.loss_fn(batch), problem.params)
+        problem.params = own
+        loss = problem.loss_fn(batch)
+        grads = torch.autograd.grad(loss, own, create_graph=create_graph)
+        for p, g, a, f in zip(own, grads, at_anchor, self.full, strict=True):
+            p.grad = g - a + f
+        return loss
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
+@pytest.mark.parametrize(("kind", "options"), SAMPLERS)
+def test_every_sampler(kind: type[sg.Sampler], options: dict[str, Any]) -> None:
+    ours, theirs = (Problem(kind, **options) for _ in range(2))
+    advance(ours, ours.estimator(), minibatches(ours), 6)
+    advance(theirs, WrittenOut(theirs), minibatches(theirs), 6)
+    for p, q in zip(ours.params, theirs.params, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-10)
+
+
+def test_chains_in_a_leading_dimension() -> None:
+    chains, count = 3, 8
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(count, 4, generator=g, dtype=torch.float64)
+    theta = nn.Parameter(torch.randn(chains, 4, generator=g, dtype=torch.float64))
+    sampler = sg.EWSG([theta], 0.05, num_data=count, num_chains=chains, seed=2)
+
+    def loss_fn(batch: Tensor) -> Tensor:
+        """Of [n, 4], the same for all chains, or [chains, n, 4]."""
+        return torch.cosh((batch * theta[:, None]).sum(-1)).log().mean(1).sum()
+
+    estimator = sg.ControlVariates(sampler, loss_fn)
+    estimator.set_anchor([x[:5], x[5:]])
+    anchor = theta.detach().clone()
+    with torch.no_grad():
+        theta += 0.5
+    indices = sg.IndependentBatchSampler(count, 2, seed=1).draw(chains)
+    estimator.backward(x[indices])
+    assert theta.grad is not None
+    for k in range(chains):
+        alone = nn.Parameter(theta[k].detach().clone())
+
+        def gradient(at: Tensor, data: Tensor) -> Tensor:
+            at = at.detach().requires_grad_()
+            (grad,) = torch.autograd.grad(torch.cosh(data @ at).log().mean(), at)
+            return grad
+
+        batch = x[indices[k]]
+        want = gradient(alone, batch) - gradient(anchor[k], batch)
+        want += gradient(anchor[k], x)
+        torch.testing.assert_close(theta.grad[k], want, rtol=1e-12, atol=1e-14)
+    batches = sg.IndependentBatchSampler(count, 2, seed=4)
+    for _ in range(5):
+        sampler.step(lambda: estimator.backward(x[batches.draw(chains)]))
+    assert torch.isfinite(theta).all() and 0 <= sampler.acceptance_rate <= 1
+
+
+# ---- SVRG ------------------------------------------------------------------------
+
+
+def test_the_refresh_schedule() -> None:
+    problem = Problem()
+    estimator = problem.svrg(refresh_every=3)
+    batches, refreshed = minibatches(problem), []
+    for step in range(8):
+        calls = problem.calls
+        before = problem.values()
+        advance(problem, estimator, batches, 1)
+        full_pass = problem.calls - calls > 2
+        assert problem.calls - calls == (3 + 2 if full_pass else 2)
+        if full_pass:
+            refreshed.append(step)
+            assert_same(estimator.state_dict()["anchor"], before)
+            assert estimator.state_dict()["anchor_step"] == step
+            twin = Problem()
+            want = twin.gradient(range(7), before)
+            assert_close(estimator.state_dict()["full_grads"], want)
+    assert refreshed == [0, 3, 6]
+
+
+def test_several_gradients_a_step_share_their_anchor() -> None:
+    problem = Problem(sg.EWSG, index_chain_length=2)
+    estimator = problem.svrg(refresh_every=2)
+    batches, calls = minibatches(problem), []
+    for _ in range(5):
+        before = problem.calls
+        advance(problem, estimator, batches, 1)
+        calls.append(problem.calls - before)
+    # Three gradients of two evaluations a step, and three batches every other step.
+    assert calls == [9, 6, 9, 6, 9]
+
+
+def test_an_anchor_before_its_time_and_a_count_that_goes_back() -> None:
+    problem = Problem()
+    estimator = problem.svrg(refresh_every=4)
+    batches = minibatches(problem)
+    advance(problem, estimator, batches, 2)
+    estimator.set_anchor()
+    assert estimator.state_dict()["anchor_step"] == 2
+    start = problem.sampler.state_dict()
+    advance(problem, estimator, batches, 3)
+    assert estimator.state_dict()["anchor_step"] == 2
+    advance(problem, estimator, batches, 1)
+    advance(problem, estimator, batches, 1)
+    assert estimator.state_dict()["anchor_step"] == 6
+    problem.sampler.load_state_dict(start)
+    advance(problem, estimator, batches, 1)
+    assert estimator.state_dict()["anchor_step"] == 2
+    # Of some of the data, if the user will have it.
+    estimator.set_anchor(problem.loader()[:1])
+    want = problem.gradient(range(3))
+    assert_close(estimator.state_dict()["full_grads"], want)
+
+
+def test_svrg_gives_the_full_gradient_right_after_a_refresh() -> None:
+    problem = Problem()
+    estimator = problem.svrg(refresh_every=1)
+    advance(problem, estimator, minibatches(problem), 3)
+    problem.sampler.zero_grad()
+    estimator.backward(problem.batch([5]))
+    assert_close(problem.grads(), problem.gradient(range(7)))
+
+
+# ---- Resuming --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [sg.SGHMC, sg.EWSG])
+@pytest.mark.parametrize("make", [Problem.svrg, Problem.estimator])
+def test_resumes_in_the_middle_of_an_epoch(
+    make: Callable[..., Any], kind: type[sg.Sampler], dtype: torch.dtype
+) -> None:
+    problem = Problem(kind, dtype)
+    estimator = make(problem)
+    batches = sg.IndependentBatchSampler(7, 2, seed=5)
+
+    def run(problem: Problem, estimator: Any, batches: Any, steps: int) -> None:
+        stream = iter(lambda: problem.batch(batches.draw(1)[0]), None)
+        advance(problem, estimator, stream, steps)
+
+    run(problem, estimator, batches, 4)
+    file = io.BytesIO()
+    parts = (problem.sampler, estimator, batches)
+    torch.save([problem.params, *(part.state_dict() for part in parts)], file)
+    run(problem, estimator, batches, 5)
+
+    file.seek(0)
+    params, *states = torch.load(file, weights_only=True)
+    other = Problem(kind, dtype, seed=77)
+    for p, q in zip(other.params, params, strict=True):
+        p.data.copy_(q)
+    options = {"refresh_every": 100} if make is Problem.svrg else {}
+    resumed = make(other, **options)
+    fresh = sg.IndependentBatchSampler(7, 2, seed=0)
+    for part, state in zip((other.sampler, resumed, fresh), states, strict=True):
+        part.load_state_dict(state)
+    calls = other.calls
+    run(other, resumed, fresh, 5)
+    assert_same(other.values(), problem.values())
+    per_step = 4 if kind is sg.EWSG else 2
+    # SVRG made one pass, at step 6.
+    assert other.calls - calls == 5 * per_step + (3 if make is Problem.svrg else 0)
+
+
+def test_a_state_dict_is_a_snapshot() -> None:
+    problem = Problem()
+    estimator = problem.estimator()
+    state = estimator.state_dict()
+    kept = copy.deepcopy(state)
+    problem.move()
+    estimator.set_anchor(problem.loader())
+    assert_same(state["anchor"], kept["anchor"])
+    assert_same(state["full_grads"], kept["full_grads"])
+    estimator.load_state_dict(kept)
+    assert_same(estimator.state_dict()["anchor"], kept["anchor"])
+    empty = sg.ControlVariates(problem.sampler, problem.loss_fn)
+    estimator.load_state_dict(empty.state_dict())
+    with pytest.raises(RuntimeError, match="no anchor yet"):
+        estimator.backward(problem.batch([0]))
+
+
+# ---- Progress --------------------------------------------------------------------
+
+
+def test_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+
+    class Tqdm:
+        @staticmethod
+        def tqdm(loader: Any, **options: Any) -> Any:
+            seen.append(options)
+            return loader
+
+    monkeypatch.setitem(sys.modules, "tqdm", Tqdm)
+    problem = Problem()
+    problem.estimator()
+    problem.estimator(progress=False)
+    # tqdm's None: a bar on a terminal only.
+    assert seen == [{"desc": "full gradient", "leave": False, "disable": None}]
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    problem.estimator().backward(problem.batch([1]))
+    assert len(problem.grads()) == 3
+
+
+# ---- Errors ----------------------------------------------------------------------
+
+
+def fails(problem: Problem, call: Callable[[], object], kind: Any, text: str) -> None:
+    """The call fails with this message, and parameters and gradients are as before."""
+    for i, p in enumerate(problem.params):
+        p.grad = torch.full_like(p, i)
+    addresses = [p.data_ptr() for p in problem.params]
+    values, grads = problem.values(), problem.grads()
+    with pytest.raises(kind) as error:
+        call()
+    assert str(error.value) == text
+    assert_same(problem.values(), values)
+    assert_same(problem.grads(), grads)
+    assert [p.data_ptr() for p in problem.params] == addresses
+
+
+def test_constructor_errors() -> None:
+    problem = Problem()
+    sampler, loss = problem.sampler, problem.loss_fn
+    sgd = torch.optim.SGD(problem.params, 0.1)
+    sg.ControlVariates(sgd, loss)  # an optimizer is fine: there is no schedule
+    for call, kind, text in (
+        (
+            lambda: sg.ControlVariates(problem.params, loss),  # type: ignore[arg-type]
+            TypeError,
+            "Invalid sampler: got list (must be a sampler or another torch optimizer)",
+        ),
+        (
+            lambda: sg.ControlVariates(sampler, 3),  # type: ignore[arg-type]
+            TypeError,
+            "Invalid loss_fn: 3 (must be callable, got int)",
+        ),
+        (
+            lambda: sg.ControlVariates(sampler, loss, batch_size=3),  # type: ignore[arg-type]
+            TypeError,
+            "Invalid batch_size: 3 (must be callable, got int)",
+        ),
+        (
+            lambda: sg.ControlVariates(sampler, loss, progress=1),  # type: ignore[arg-type]
+            TypeError,
+            "Invalid progress: 1 (must be a bool)",
+        ),
+        (
+            lambda: sg.SVRG(sgd, loss, [], refresh_every=1),  # type: ignore[arg-type]
+            TypeError,
+            "Invalid sampler: got SGD (must be a torch_sgmcmc sampler)",
+        ),
+        (
+            lambda: sg.SVRG(sampler, loss, [], refresh_every=0),
+            ValueError,
+            "Invalid refresh_every: 0 (must be >= 1)",
+        ),
+    ):
+        fails(problem, call, kind, text)
+
+
+def test_there_must_be_an_anchor() -> None:
+    problem = Problem()
+    estimator = sg.ControlVariates(problem.sampler, problem.loss_fn)
+    fails(
+        problem,
+        lambda: estimator.backward(problem.batch([0])),
+        RuntimeError,
+        "ControlVariates has no anchor yet: call set_anchor() first",
+    )
+
+
+def test_there_must_be_data() -> None:
+    problem = Problem()
+    text = "Invalid loader: it has no data"
+    estimator = problem.estimator()
+    anchor = estimator.state_dict()
+    fails(problem, lambda: estimator.set_anchor([]), ValueError, text)
+    assert_same(estimator.state_dict()["anchor"], anchor["anchor"])
+    # A generator that was used up.
+    svrg = sg.SVRG(
+        problem.sampler, problem.loss_fn, iter(problem.loader()), refresh_every=1
+    )
+    svrg.set_anchor()
+    fails(problem, svrg.set_anchor, ValueError, text)
+
+
+def test_the_parameters_must_be_those_of_the_anchor() -> None:
+    text = (
+        "ControlVariates has an anchor for other parameters than the sampler's (their "
+        "number, a shape, dtype or device has changed): call set_anchor() again"
+    )
+
+    def shape(problem: Problem) -> None:
+        problem.params[1].data = torch.zeros(5, dtype=torch.float64)
+
+    def dtype(problem: Problem) -> None:
+        problem.params[1].data = problem.params[1].data.float()
+
+    def added(problem: Problem) -> None:
+        problem.sampler.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+
+    def frozen(problem: Problem) -> None:
+        problem.params[2].requires_grad_(False)
+
+    for change in (shape, dtype, added, frozen):
+        problem = Problem()
+        estimator = problem.estimator()
+        change(problem)
+        fails(
+            problem,
+            lambda e=estimator, p=problem: e.backward(p.batch([0])),
+            RuntimeError,
+            text,
+        )
+
+
+@pytest.mark.parametrize("at_anchor", [True, False])
+def test_an_exception_leaves_everything_as_it_was(at_anchor: bool) -> None:
+    problem = Problem()
+    estimator = problem.estimator()
+    problem.move()
+    good, calls = estimator.loss_fn, []
+
+    def loss_fn(batch: Batch) -> Tensor:
+        calls.append(1)
+        if len(calls) == (1 if at_anchor else 2):
+            raise KeyError("no such datum")
+        return good(batch)
+
+    estimator.loss_fn = loss_fn
+    fails(
+        problem,
+        lambda: estimator.backward(problem.batch([0])),
+        KeyError,
+        "'no such datum'",
+    )
+    calls.clear()
+    fails(
+        problem,
+        lambda: estimator.set_anchor(problem.loader()),
+        KeyError,
+        "'no such datum'",
+    )
+
+
+def test_the_loss_must_be_one_number_with_a_graph() -> None:
+    problem = Problem()
+    estimator = problem.estimator()
+    right = problem.loss_fn
+
+    def calls_backward(batch: Batch) -> Tensor:
+        loss = right(batch)
+        loss.backward()
+        return loss
+
+    def of_other_parameters(batch: Batch) -> Tensor:
+        return right(batch).detach()
+
+    for loss_fn, text in (
+        (
+            calls_backward,
+            "loss_fn has made gradients: it must return the loss and leave backward() "
+            "to the estimator",
+        ),
+        (
+            of_other_parameters,
+            "loss_fn returned a loss without a graph: it must compute it from the "
+            "sampler's parameters, with gradients enabled",
+        ),
+        (
+            lambda batch: float(right(batch).detach()),
+            "loss_fn returned float, expected the loss as a tensor",
+        ),
+        (
+            lambda batch: problem.params[0] * right(batch),
+            "loss_fn returned a tensor of shape [3, 4], expected one number",
+        ),
+    ):
+        estimator.loss_fn = loss_fn  # type: ignore[assignment]
+        for call in (
+            lambda: estimator.backward(problem.batch([0])),
+            lambda: estimator.set_anchor(problem.loader()),
+        ):
+            fails(problem, call, RuntimeError, text)
+
+
+def test_weights_and_batch_sizes() -> None:
+    problem = Problem()
+    estimator = problem.estimator()
+    for weight in (-0.5, float("nan")):
+        fails(
+            problem,
+            lambda w=weight: estimator.backward(problem.batch([0]), weight=w),
+            ValueError,
+            f"Invalid weight: {weight} (must be finite and >= 0)",
+        )
+    for size in (0, 2.0, True):
+        estimator.batch_size = lambda batch, s=size: s  # type: ignore[assignment]
+        fails(
+            problem,
+            lambda: estimator.set_anchor(problem.loader()),
+            RuntimeError,
+            f"batch_size returned {size!r} for a batch (must be an int >= 1)",
+        )
+    unknown = sg.ControlVariates(problem.sampler, problem.loss_fn)
+    fails(
+        problem,
+        lambda: unknown.set_anchor(["text"]),
+        RuntimeError,
+        "the number of data in a batch of type str is unknown: give batch_size, a "
+        "function that returns it",
+    )
+
+
+def test_a_gradient_that_is_not_finite() -> None:
+    problem = Problem()
+    estimator = problem.estimator()
+    anchor = estimator.state_dict()
+    problem.x[4] = torch.nan
+    fails(
+        problem,
+        lambda: estimator.set_anchor(problem.loader()),
+        RuntimeError,
+        "the full gradient is not finite: there can be no anchor here",
+    )
+    assert_same(estimator.state_dict()["full_grads"], anchor["full_grads"])
+
+
+def test_gradients_that_are_not_dense() -> None:
+    table = nn.Embedding(5, 2, sparse=True)
+    sampler = sg.SGLD(table.parameters(), 0.1, num_data=5)
+    estimator = sg.ControlVariates(sampler, lambda batch: table(batch).square().mean())
+    with pytest.raises(RuntimeError) as error:
+        estimator.set_anchor([torch.arange(5)])
+    assert str(error.value) == (
+        "ControlVariates does not support sparse gradients (for nn.Embedding, use "
+        "sparse=False)"
+    )
+
+
+def test_gradients_in_the_memory_of_the_anchors() -> None:
+    problem = Problem()
+    estimator = problem.estimator()
+    buffers = [torch.zeros_like(p) for p in problem.params]
+
+    def into_buffer(p: Tensor, buffer: Tensor) -> None:
+        assert p.grad is not None
+        p.grad = buffer.copy_(p.grad)
+
+    for p, buffer in zip(problem.params, buffers, strict=True):
+        p.register_post_accumulate_grad_hook(
+            lambda p, buffer=buffer: into_buffer(p, buffer)
+        )
+    fails(
+        problem,
+        lambda: estimator.backward(problem.batch([0])),
+        RuntimeError,
+        "ControlVariates got the gradients at θ in the memory of those at the anchor, "
+        "which it still needs: gradients must not be reused (for "
+        "DistributedDataParallel, set gradient_as_bucket_view=False)",
+    )
+
+
+def test_state_dicts_of_other_parameters() -> None:
+    problem = Problem()
+    estimator = problem.svrg()
+    estimator.set_anchor()
+    good = estimator.state_dict()
+    cut = {**good, "anchor": good["anchor"][:2]}
+    wrong = {**good, "full_grads": [torch.zeros(1), *good["full_grads"][1:]]}
+    for state, text in (
+        (cut, "Invalid state_dict: anchor has 2 tensors, expected 3"),
+        (
+            wrong,
+            "Invalid state_dict: full_grads of parameter 0 has shape [1], expected "
+            "[3, 4]",
+        ),
+        ({**good, "anchor_step": -1}, "Invalid anchor_step: -1 (must be >= 0)"),
+        ({**good, "refresh_every": 0}, "Invalid refresh_every: 0 (must be >= 1)"),
+    ):
+        fails(problem, lambda s=state: estimator.load_state_dict(s), ValueError, text)
+        assert_same(estimator.state_dict()["anchor"], good["anchor"])
+        assert estimator.refresh_every == 3

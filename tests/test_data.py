@@ -1,0 +1,369 @@
+"""Batch samplers: their law, their counters, and strata."""
+
+import copy
+import importlib
+import pickle
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness.minibatches import (
+    STRATA_MUTATIONS,
+    UNIFORM_MUTATIONS,
+    check_inclusion,
+    check_independent,
+    check_plain_mean,
+    check_uniform,
+    mutant_strata,
+    mutant_uniform,
+)
+from harness.philox import philox
+from harness.statistics import Array, StatisticalError
+from torch.utils.data import DataLoader, TensorDataset
+
+import torch_sgmcmc as sg
+from torch_sgmcmc import _C
+
+# ---- The law of uniform minibatches ----------------------------------------------
+
+
+def by_library(num_data: int, n: int, count: int) -> Array:
+    return sg.IndependentBatchSampler(num_data, n, seed=1).draw(count).numpy()
+
+
+def test_minibatches_are_uniform() -> None:
+    check_uniform(by_library)
+
+
+def test_minibatches_are_independent() -> None:
+    check_independent(by_library)
+
+
+@pytest.mark.parametrize("mutation", [None, *UNIFORM_MUTATIONS])
+def test_bugs_of_uniform_minibatches_are_caught(mutation: str | None) -> None:
+    draw = mutant_uniform(mutation)
+    in_law = ("epoch shuffle", "every minibatch drawn twice")
+    check = check_independent if mutation in in_law else check_uniform
+    if mutation is None:
+        check_uniform(draw)
+        check_independent(draw)
+        return
+    with pytest.raises(StatisticalError):
+        check(draw)
+
+
+def test_with_replacement() -> None:
+    batches = sg.IndependentBatchSampler(3, 2, replacement=True, seed=2).draw(20_000)
+    pairs = torch.bincount(3 * batches[:, 0] + batches[:, 1], minlength=9)
+    expected = 20_000 / 9
+    # χ² of 8 degrees of freedom: beyond 39.9 once in 3·10⁵ samplers that are right.
+    assert float(((pairs - expected) ** 2 / expected).sum()) < 39.9
+    assert sg.IndependentBatchSampler(3, 50, replacement=True).draw(1).shape == (1, 50)
+
+
+def test_draws_follow_the_counter_layout() -> None:
+    """An index is a 64-bit number modulo what is left, in a partial shuffle."""
+    num_data, n, seed, step = 1000, 7, -5, 3
+    counters = [
+        [(i << 16) % 2**32, i >> 16, step, _C.PURPOSE_MINIBATCH << 16] for i in range(n)
+    ]
+    key = (seed % 2**32, (seed >> 32) % 2**32)
+    words = philox(np.array(counters, dtype=np.uint64), key)
+    order = list(range(num_data))
+    for i in range(n):
+        j = i + (int(words[i, 0]) << 32 | int(words[i, 1])) % (num_data - i)
+        order[i], order[j] = order[j], order[i]
+    sampler = sg.IndependentBatchSampler(num_data, n, seed=seed)
+    assert sampler.draw(step + 1)[step].tolist() == order[:n]
+
+
+# ---- The law of stratified minibatches -------------------------------------------
+
+# Unequal strata of which none divides, one of a single datum; values that differ
+# mostly between strata.
+STRATA = np.repeat([7, -1, 4, 30], [1, 13, 6, 20])[
+    np.random.default_rng(3).permutation(40)
+]
+VALUES = STRATA + np.random.default_rng(4).standard_normal(40)
+
+
+def stratified(n: int, count: int) -> Array:
+    return sg.StratifiedBatchSampler(STRATA, n, seed=1).draw(count).numpy()
+
+
+@pytest.mark.parametrize("n", [1, 3, 8, 39, 40])
+def test_stratified_minibatches_are_unbiased(n: int) -> None:
+    batches = stratified(n, 20_000)
+    assert all(len(set(b)) == n for b in batches[:1000].tolist())
+    if n == 40:
+        assert (np.sort(batches, axis=1) == np.arange(40)).all()
+        return
+    check_inclusion(batches, 40)
+    check_plain_mean(batches, VALUES)
+
+
+@pytest.mark.parametrize("mutation", [None, *STRATA_MUTATIONS])
+def test_bugs_of_stratified_minibatches_are_caught(mutation: str | None) -> None:
+    batches = mutant_strata(mutation)(STRATA, 8, 20_000)
+    if mutation is None:
+        check_inclusion(batches, 40)
+        check_plain_mean(batches, VALUES)
+        return
+    with pytest.raises(StatisticalError):
+        check_inclusion(batches, 40)
+
+
+def test_every_stratum_gets_its_share() -> None:
+    for n in (3, 8, 20):
+        batches = stratified(n, 500)
+        for k, size in zip(*np.unique(STRATA, return_counts=True), strict=True):
+            taken = (STRATA[batches] == k).sum(axis=1)
+            share = n * size / 40
+            assert set(taken) <= {int(np.floor(share)), int(np.ceil(share))}
+
+
+def test_stratification_reduces_the_variance() -> None:
+    uniform = by_library(40, 8, 20_000)
+    ratio = VALUES[stratified(8, 20_000)].mean(1).var() / VALUES[uniform].mean(1).var()
+    # Within strata the variance is 1 and between them over 100; of the latter the
+    # rounded numbers leave a part.
+    assert ratio < 0.2
+
+
+def test_one_stratum_and_a_stratum_for_each_datum() -> None:
+    one = sg.StratifiedBatchSampler([0] * 12, 5, seed=1)
+    assert one.num_strata == 1
+    check_inclusion(one.draw(5000).numpy(), 12)
+    each = sg.StratifiedBatchSampler(range(12), 5, seed=1)
+    assert each.num_strata == 12
+    check_inclusion(each.draw(5000).numpy(), 12)
+
+
+# ---- Iteration, loaders, resuming ------------------------------------------------
+
+
+def both(**options: Any) -> list[Any]:
+    return [
+        sg.IndependentBatchSampler(40, 6, **options),
+        sg.StratifiedBatchSampler(STRATA, 6, **options),
+    ]
+
+
+def test_iterations_go_on_with_new_draws() -> None:
+    for sampler, other in zip(both(seed=3), both(seed=3), strict=True):
+        assert len(sampler) == 7  # 40 / 6, rounded up
+        epochs = [list(sampler) for _ in range(3)]
+        assert [len(e) for e in epochs] == [7, 7, 7]
+        assert [*epochs[0], *epochs[1], *epochs[2]] == other.draw(21).tolist()
+        assert sampler.num_drawn == 21
+        assert all(isinstance(i, int) for i in epochs[0][0])
+    for sampler in both(seed=3, num_batches=2):
+        assert len(sampler) == len(list(sampler)) == 2
+
+
+def test_an_iteration_that_was_left_starts_anew() -> None:
+    for sampler, other in zip(both(seed=3), both(seed=3), strict=True):
+        for _ in zip(range(3), sampler, strict=False):
+            pass
+        drawn = sampler.num_drawn
+        assert len(list(sampler)) == 7
+        assert sampler.num_drawn == drawn + 7
+        # Two iterations at a time share the draws, and not their places.
+        pairs = list(zip(other, other, strict=True))
+        assert len(pairs) == 7 and other.num_drawn == 14
+
+
+def test_seeds() -> None:
+    for a, b, c in zip(both(seed=3), both(seed=4), both(seed=-3), strict=True):
+        assert len({str(s.draw(2).tolist()) for s in (a, b, c)}) == 3
+    torch.manual_seed(1)
+    first = both()[0].draw(2)
+    torch.manual_seed(1)
+    assert torch.equal(both()[0].draw(2), first)
+    # No draw is that of the other kind of sampler.
+    uniform, strata = (s.draw(3) for s in both(seed=0))
+    assert not torch.equal(uniform, strata)
+
+
+@pytest.mark.parametrize("place", [0, 3, 7, 10])
+def test_resumes_in_the_middle_of_an_iteration(place: int) -> None:
+    for sampler, other in zip(both(seed=3), both(seed=99), strict=True):
+        expected = [b for _ in range(3) for b in sampler][place:]
+        fresh = copy.deepcopy(other)
+        fresh.load_state_dict({"seed": 3, "num_drawn": 0, "position": 0})
+        left = place
+        while left > 0:
+            for _ in fresh:
+                left -= 1
+                if left == 0:
+                    break
+        state = pickle.loads(pickle.dumps(fresh.state_dict()))
+        other.load_state_dict(state)
+        rest = list(other)
+        assert len(rest) == 7 - place % 7
+        while len(rest) < len(expected):
+            rest += list(other)
+        assert rest == expected
+
+
+def test_in_a_data_loader() -> None:
+    data = TensorDataset(torch.arange(40))
+    for workers in (0, 2):
+        for sampler, other in zip(both(seed=5), both(seed=5), strict=True):
+            loader = DataLoader(data, batch_sampler=sampler, num_workers=workers)
+            assert len(loader) == 7
+            seen = [batch for _ in range(2) for (batch,) in loader]
+            assert torch.equal(torch.stack(seen), other.draw(14))
+
+
+# ---- k-means ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [300, 12_000])
+def test_kmeans_finds_separate_clusters(count: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    truth = torch.randint(3, (count,), generator=g)
+    centres = torch.tensor([[0.0, 0.0], [30.0, 0.0], [0.0, 30.0]])
+    x = centres[truth] + torch.randn(count, 2, generator=g)
+    strata = sg.kmeans_strata(x, 3, seed=1)
+    assert strata.dtype == torch.int64 and strata.shape == (count,)
+    pairs = {(int(a), int(b)) for a, b in zip(truth, strata, strict=True)}
+    assert len(pairs) == 3  # each cluster is one stratum
+    assert torch.equal(sg.kmeans_strata(x.numpy(), 3, seed=1), strata)
+    images = x[:, :, None].expand(-1, -1, 2)
+    assert torch.equal(sg.kmeans_strata(images, 3, seed=1), strata)
+    batch = sg.StratifiedBatchSampler(strata, 30, seed=0).draw(1)[0]
+    share = torch.bincount(strata, minlength=3) * 30 / count
+    assert ((torch.bincount(strata[batch], minlength=3) - share).abs() < 1).all()
+
+
+def test_kmeans_of_numbers() -> None:
+    x = torch.tensor([0.0, 0.1, 5.0, 5.1])
+    strata = sg.kmeans_strata(x, 2)
+    assert strata[0] == strata[1] != strata[2] == strata[3]
+
+
+def test_kmeans_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
+    with pytest.raises(ImportError) as error:
+        sg.kmeans_strata(torch.zeros(3, 2), 2)
+    message = "kmeans_strata() needs scikit-learn: pip install scikit-learn"
+    assert str(error.value) == message
+    assert importlib.import_module("torch_sgmcmc.data") is not None
+
+
+# ---- Errors ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (
+            lambda: sg.IndependentBatchSampler(0, 1),
+            ValueError,
+            "Invalid num_data: 0 (must be >= 1)",
+        ),
+        (
+            lambda: sg.IndependentBatchSampler(3.0, 1),
+            TypeError,
+            "Invalid num_data: 3.0 (must be an int, got float)",
+        ),
+        (
+            lambda: sg.IndependentBatchSampler(3, 0, replacement=True),
+            ValueError,
+            "Invalid batch_size: 0 (must be >= 1)",
+        ),
+        (
+            lambda: sg.IndependentBatchSampler(3, 4),
+            ValueError,
+            "Invalid batch_size: 4 (must be <= num_data = 3 without replacement)",
+        ),
+        (
+            lambda: sg.IndependentBatchSampler(3, 1, replacement=1),
+            TypeError,
+            "Invalid replacement: 1 (must be a bool)",
+        ),
+        (
+            lambda: sg.IndependentBatchSampler(3, 1, num_batches=0),
+            ValueError,
+            "Invalid num_batches: 0 (must be >= 1)",
+        ),
+        (
+            lambda: sg.IndependentBatchSampler(3, 1, seed=2**63),
+            ValueError,
+            f"Invalid seed: {2**63} (must fit in 64 bits)",
+        ),
+        (
+            lambda: sg.IndependentBatchSampler(3, 1).draw(0),
+            ValueError,
+            "Invalid count: 0 (must be >= 1)",
+        ),
+        (
+            lambda: sg.StratifiedBatchSampler([0, 1], 3),
+            ValueError,
+            "Invalid batch_size: 3 (must be <= num_data = 2 without replacement)",
+        ),
+        (
+            lambda: sg.StratifiedBatchSampler([0.5, 1.0], 1),
+            TypeError,
+            "Invalid strata: torch.float32 (must be integers)",
+        ),
+        (
+            lambda: sg.StratifiedBatchSampler([[0], [1]], 1),
+            ValueError,
+            "Invalid strata: shape [2, 1] (must be one stratum for each datum)",
+        ),
+        (
+            lambda: sg.StratifiedBatchSampler(torch.zeros(0, dtype=torch.int64), 1),
+            ValueError,
+            "Invalid strata: shape [0] (must be one stratum for each datum)",
+        ),
+        (
+            lambda: sg.kmeans_strata(torch.zeros(3, 2), 0),
+            ValueError,
+            "Invalid num_strata: 0 (must be >= 1)",
+        ),
+        (
+            lambda: sg.kmeans_strata(torch.zeros(3, 2), 4),
+            ValueError,
+            "Invalid num_strata: 4 (must be <= 3)",
+        ),
+        (
+            lambda: sg.kmeans_strata(torch.zeros(3, 2), 2, seed=2**32),
+            ValueError,
+            f"Invalid seed: {2**32} (must be < 2^32)",
+        ),
+        (
+            lambda: sg.kmeans_strata(torch.zeros(0, 2), 1),
+            ValueError,
+            "Invalid x: shape [0, 2] (must have data in rows)",
+        ),
+    ],
+)
+def test_errors(call: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind) as error:
+        call()
+    assert str(error.value) == message
+
+
+def test_a_bad_state_dict_changes_nothing() -> None:
+    for sampler in both(seed=3):
+        sampler.draw(2)
+        before = sampler.state_dict()
+        for key, value, message in (
+            ("seed", 2**64, f"Invalid seed: {2**64} (must fit in 64 bits)"),
+            ("num_drawn", -1, "Invalid num_drawn: -1 (must be >= 0)"),
+            ("position", -1, "Invalid position: -1 (must be >= 0)"),
+            (
+                "position",
+                7,
+                "Invalid position: 7 (must be below num_batches = 7)",
+            ),
+        ):
+            with pytest.raises(ValueError) as error:
+                sampler.load_state_dict({**before, key: value})
+            assert str(error.value) == message
+            assert sampler.state_dict() == before
+            assert len(list(copy.deepcopy(sampler))) == 7
