@@ -177,11 +177,7 @@ void gradient_variance_(at::TensorList grads,
 void control_variate_(at::TensorList grads,
                       at::TensorList anchor_grads,
                       at::TensorList full_grads) {
-  static const auto op =
-      Operator<void(at::TensorList, at::TensorList, at::TensorList)>(
-          "torch_sgmcmc::control_variate_");
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  op.call(grads, anchor_grads, full_grads);
+  Call<"torch_sgmcmc::control_variate_">(grads, anchor_grads, full_grads);
 }
 
 void gaussian_(at::TensorList out,
