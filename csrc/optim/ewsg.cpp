@@ -277,9 +277,14 @@ c10::IValue EWSG::propose(const LossClosure& closure,
   for (size_t i = 1; i < ratios.size(); ++i) {
     total = total + ratios[i].to(total.device());
   }
-  const at::Tensor mask = ewsg_decide(total, proposal, seed(), first.step());
+  const at::Tensor mask =
+      metropolis_decide(total,
+                        proposal,
+                        static_cast<int64_t>(Purpose::kIndexChain),
+                        seed(),
+                        first.step());
   for (size_t i = 0; i < work.size(); ++i) {
-    ewsg_select_(
+    select_chains_(
         work[i].grads, proposed[i].grads, mask.to(work[i].params[0].device()));
   }
   return mask.sum();

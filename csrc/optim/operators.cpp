@@ -203,25 +203,76 @@ at::Tensor ewsg_log_ratio(at::TensorList params,
                  weights.num_chains);
 }
 
-at::Tensor ewsg_decide(const at::Tensor& log_ratios,
-                       int64_t proposal,
-                       int64_t seed,
-                       int64_t step) {
-  static const auto op =
-      Operator<at::Tensor(const at::Tensor&, int64_t, int64_t, int64_t)>(
-          "torch_sgmcmc::ewsg_decide");
+at::Tensor metropolis_decide(const at::Tensor& log_ratios,
+                             int64_t proposal,
+                             int64_t purpose,
+                             int64_t seed,
+                             int64_t step) {
+  static const auto op = Operator<at::Tensor(
+      const at::Tensor&, int64_t, int64_t, int64_t, int64_t)>(
+      "torch_sgmcmc::metropolis_decide");
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return op.call(log_ratios, proposal, seed, step);
+  return op.call(log_ratios, proposal, purpose, seed, step);
 }
 
-void ewsg_select_(at::TensorList grads,
-                  at::TensorList proposals,
-                  const at::Tensor& accepted) {
+void select_chains_(at::TensorList tensors,
+                    at::TensorList others,
+                    const at::Tensor& chosen) {
   static const auto op =
       Operator<void(at::TensorList, at::TensorList, const at::Tensor&)>(
-          "torch_sgmcmc::ewsg_select_");
+          "torch_sgmcmc::select_chains_");
   const at::AutoDispatchBelowADInplaceOrView guard;
-  op.call(grads, proposals, accepted);
+  op.call(tensors, others, chosen);
+}
+
+void hmc_momenta_(at::TensorList momenta,
+                  at::TensorList masses,
+                  double temperature,
+                  const NoiseKey& key) {
+  static const auto op = Operator<void(at::TensorList,
+                                       at::TensorList,
+                                       double,
+                                       at::IntArrayRef,
+                                       int64_t,
+                                       int64_t)>("torch_sgmcmc::hmc_momenta_");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  op.call(momenta, masses, temperature, key.offsets, key.seed, key.step);
+}
+
+void hmc_leapfrog_(at::TensorList params,
+                   at::TensorList grads,
+                   at::TensorList momenta,
+                   at::TensorList masses,
+                   const HMCLeapfrog& step) {
+  static const auto op = Operator<void(at::TensorList,
+                                       at::TensorList,
+                                       at::TensorList,
+                                       at::TensorList,
+                                       double,
+                                       double,
+                                       double,
+                                       double)>("torch_sgmcmc::hmc_leapfrog_");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  op.call(params,
+          grads,
+          momenta,
+          masses,
+          step.kick,
+          step.drift,
+          step.num_data,
+          step.prior_precision);
+}
+
+at::Tensor hmc_energy(at::TensorList params,
+                      at::TensorList momenta,
+                      at::TensorList masses,
+                      double prior_precision,
+                      int64_t num_chains) {
+  static const auto op = Operator<at::Tensor(
+      at::TensorList, at::TensorList, at::TensorList, double, int64_t)>(
+      "torch_sgmcmc::hmc_energy");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return op.call(params, momenta, masses, prior_precision, num_chains);
 }
 
 void gradient_variance_(at::TensorList grads,

@@ -249,15 +249,19 @@ TEST_F(Operators, EWSGLogRatio) {
   }
 }
 
-TEST_F(Operators, EWSGDecideAndSelect) {
+TEST_F(Operators, MetropolisDecideAndSelect) {
   std::vector<double> ratios = {-0.5, 0.5, -1, std::nan(""), -0.1, -2, -0.7};
   const std::vector<StableIValue> stack =
-      Call("torch_sgmcmc::ewsg_decide",
-           std::make_tuple(View(ratios), int64_t{2}, int64_t{3}, int64_t{4}));
+      Call("torch_sgmcmc::metropolis_decide",
+           std::make_tuple(View(ratios),
+                           int64_t{2},
+                           static_cast<int64_t>(Purpose::kIndexChain),
+                           int64_t{3},
+                           int64_t{4}));
   const Tensor accepted = torch::stable::detail::to<Tensor>(stack[0]);
   ASSERT_EQ(accepted.scalar_type(), ScalarType::Bool);
   const bool* yes = static_cast<const bool*>(accepted.data_ptr());
-  Call("torch_sgmcmc::ewsg_select_",
+  Call("torch_sgmcmc::select_chains_",
        std::tuple_cat(Rows(theta_, grad_), std::make_tuple(accepted)));
   const NoiseStream stream{3, 4, static_cast<uint32_t>(Purpose::kIndexChain)};
   for (uint64_t k = 0; k < 7; ++k) {

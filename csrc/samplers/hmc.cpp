@@ -1,0 +1,42 @@
+#include <torch/csrc/stable/library.h>
+
+#include <optional>
+
+#include "apply/cpu.h"
+#include "apply/reduce.h"
+#include "samplers/hmc_op.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+Tensor Energy(TensorList params,
+              TensorList momenta,
+              TensorList masses,
+              double prior_precision,
+              int64_t num_chains) {
+  std::optional<Tensor> result;
+  HMCEnergies(params,
+              momenta,
+              masses,
+              prior_precision,
+              num_chains,
+              [&](const Plan& plan, const auto& map) {
+                result = torch::stable::new_empty(
+                    params[0], {num_chains}, ScalarType::Double);
+                ReduceOnCpu(plan.segments(),
+                            map,
+                            num_chains,
+                            static_cast<double*>(result->data_ptr()));
+              });
+  return *result;
+}
+
+}  // namespace
+}  // namespace torch_sgmcmc
+
+STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CPU, m) {
+  using torch_sgmcmc::CpuDriver;
+  m.impl("hmc_momenta_", TORCH_BOX(&torch_sgmcmc::HMCMomenta<CpuDriver>));
+  m.impl("hmc_leapfrog_", TORCH_BOX(&torch_sgmcmc::HMCLeapfrog<CpuDriver>));
+  m.impl("hmc_energy", TORCH_BOX(&torch_sgmcmc::Energy));
+}
