@@ -22,7 +22,7 @@ KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
     "HMC": (sg.HMC, {"num_steps": 3}),
     "HMC of given length": (
         sg.HMC,
-        {"trajectory_length": 0.05, "resample_momentum_every": 3},
+        {"trajectory_length": 0.2, "resample_momentum_every": 3},
     ),
     "HMC without test": (
         sg.HMC,
@@ -50,7 +50,7 @@ def make(
     cls, options = KINDS[kind]
     settings: dict[str, Any] = {**TARGET, **options, **hyperparameters}
     if cls is sg.HMC:  # a step size that accepts some trajectories and rejects others
-        settings["step_size"] = 0.2 * settings.pop("lr")
+        settings["step_size"] = 0.6 * settings.pop("lr")
     return cls(params, **settings, seed=seed)
 
 

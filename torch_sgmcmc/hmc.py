@@ -314,7 +314,6 @@ class HMC(Sampler):
 
     # ---- Trajectories ---------------------------------------------------------
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Simulates one trajectory and decides on it.
 
@@ -336,7 +335,6 @@ class HMC(Sampler):
         loss, _ = self._trajectory(closure)
         return loss
 
-    @torch.no_grad()
     def warmup(
         self,
         closure: Callable[[], Any],
@@ -408,6 +406,7 @@ class HMC(Sampler):
             self._check_group(group)
         check_shared(self, _HYPERPARAMETERS, "there is one trajectory for all")
 
+    @torch.no_grad()
     def _trajectory(
         self, closure: Callable[[], Any] | None, most_steps: int | None = None
     ) -> tuple[Any, Tensor]:
