@@ -445,14 +445,7 @@ class HMC(Sampler):
                 log_ratios = (start - energy) / group["temperature"]
         if start is not None:
             self._decide(log_ratios, work, motion, saved, turned)
-        for (_, params, _, _), moving in zip(work, motion, strict=True):
-            for p, momentum in zip(params, moving.momenta, strict=True):
-                if group["resample_momentum_every"] != 1:
-                    self.state[p]["momentum"] = momentum
-                else:  # what a schedule left behind
-                    self._forget(p, "momentum")
-        for each in self.param_groups:
-            each["step"] += 1
+        self._advance(work, motion)
         return loss, log_ratios
 
     def _prepare(
@@ -490,6 +483,21 @@ class HMC(Sampler):
                 **self._step_arguments(group),
             )
         return _Motion(momenta, masses)
+
+    def _update(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        offsets: list[int],
+        prepared: _Motion,
+    ) -> None:
+        """Remembers the momenta if they are kept; the parameters have moved."""
+        for p, momentum in zip(params, prepared.momenta, strict=True):
+            if group["resample_momentum_every"] != 1:
+                self.state[p]["momentum"] = momentum
+            else:  # what a schedule left behind
+                self._forget(p, "momentum")
 
     @contextmanager
     def _undone_on_error(self, work: list[Work]) -> Iterator[list[list[Tensor]]]:
