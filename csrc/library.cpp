@@ -46,10 +46,20 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "float prior_precision, float temperature, int surrogate, "
       "int num_chains) -> Tensor");
   m.def(
-      "ewsg_decide(Tensor log_ratios, *, int proposal, int seed, int step) -> "
-      "Tensor");
+      "metropolis_decide(Tensor log_ratios, *, int proposal, int purpose, "
+      "int seed, int step) -> Tensor");
   m.def(
-      "ewsg_select_(Tensor(a!)[] grads, Tensor[] proposals, Tensor accepted) "
+      "select_chains_(Tensor(a!)[] tensors, Tensor[] others, Tensor chosen) "
       "-> ()");
+  m.def(
+      "hmc_momenta_(Tensor(a!)[] momenta, Tensor[] masses, *, "
+      "float temperature, int[] offsets, int seed, int step) -> ()");
+  m.def(
+      "hmc_leapfrog_(Tensor(a!)[] params, Tensor[] grads, "
+      "Tensor(b!)[] momenta, Tensor[] masses, *, float kick, float drift, "
+      "float num_data, float prior_precision) -> ()");
+  m.def(
+      "hmc_energy(Tensor[] params, Tensor[] momenta, Tensor[] masses, *, "
+      "float prior_precision, int num_chains) -> Tensor");
   m.def("sum_of_squares(Tensor[] tensors) -> Tensor");
 }

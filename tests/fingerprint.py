@@ -108,8 +108,30 @@ def operators(dtype: torch.dtype) -> list[Tensor]:
         )
         for surrogate in range(4)
     ]
-    decisions = ops.ewsg_decide(torch.cat(ratios) / 1e4, proposal=1, seed=2, step=3)
-    states = [*momenta, *variances, *squares, *sensitivities, *thermostats]
+    decisions = ops.metropolis_decide(
+        torch.cat(ratios) / 1e4, proposal=1, purpose=3, seed=2, step=3
+    )
+    masses = [0.5 + v.square() for v in values(work, 1.1)]
+    drawn = [torch.empty_like(t) for t in work]
+    trajectory = {"kick": 0.2, "num_data": 7.0, "prior_precision": 1.9}
+    energies = []
+    for mass in ([], masses):
+        ops.hmc_momenta_(drawn, mass, temperature=0.7, **stream)
+        ops.hmc_leapfrog_(params, grads, drawn, mass, drift=0.3, **trajectory)
+        ops.hmc_leapfrog_(params, grads, drawn, mass, drift=0.0, **trajectory)
+        for prior in (0.0, 1.9):
+            energies.append(
+                ops.hmc_energy(params, drawn, mass, prior_precision=prior, num_chains=1)
+            )
+    states = [
+        *drawn,
+        *energies,
+        *momenta,
+        *variances,
+        *squares,
+        *sensitivities,
+        *thermostats,
+    ]
     return [*noise, *params, *grads, *states, total, *ratios, decisions]
 
 

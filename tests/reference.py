@@ -129,6 +129,25 @@ def sghmc(
     return Exact(param + new.value, param.abs() + new.scale), new
 
 
+def leapfrog(
+    param: Tensor,
+    grad: Tensor,
+    momentum: Tensor,
+    mass: Tensor | None,
+    *,
+    kick: float,
+    drift: float,
+    num_data: float,
+    prior_precision: float,
+) -> tuple[Exact, Exact]:
+    """METHODS, HMC: θ and r after r <- r - kick ∇U, θ <- θ + drift r / m."""
+    param, grad, r = param.double(), grad.double(), momentum.double()
+    pull, decay = kick * num_data * grad, kick * prior_precision * param
+    new = Exact(r - pull - decay, r.abs() + pull.abs() + decay.abs())
+    speed = drift / (1.0 if mass is None else mass.double())
+    return Exact(param + speed * new.value, param.abs() + speed * new.scale), new
+
+
 def ewsg_log_weights(
     params: Sequence[Tensor],
     grads: Sequence[Tensor],

@@ -19,6 +19,15 @@ KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
     "SGHMC capturable": (sg.SGHMC, {"momentum": 0.9, "capturable": True}),
     "EWSG": (sg.EWSG, {"momentum": 0.9, "index_chain_length": 2}),
     "EWSG overdamped": (sg.EWSG, {"momentum": 0.0, "surrogate": "zero"}),
+    "HMC": (sg.HMC, {"num_steps": 3}),
+    "HMC of given length": (
+        sg.HMC,
+        {"trajectory_length": 0.2, "resample_momentum_every": 3},
+    ),
+    "HMC without test": (
+        sg.HMC,
+        {"num_steps": 1, "metropolis": False, "resample_momentum_every": 0},
+    ),
     "PSGLD": (sg.PSGLD, {"decay": 0.8, "eps": 0.1}),
     "PSGLD without gamma": (sg.PSGLD, {"decay": 0.8, "eps": 0.1, "gamma": False}),
     "PSGLD frozen": (sg.PSGLD, {"eps": 0.1, "adapt": False}),
@@ -39,7 +48,22 @@ def make(
     kind: str, params: Any, seed: int | None = 5, **hyperparameters: float
 ) -> sg.Sampler:
     cls, options = KINDS[kind]
-    return cls(params, **{**TARGET, **options, **hyperparameters}, seed=seed)
+    settings: dict[str, Any] = {**TARGET, **options, **hyperparameters}
+    if cls is sg.HMC:  # a step size that accepts some trajectories and rejects others
+        settings["step_size"] = 0.6 * settings.pop("lr")
+    return cls(params, **settings, seed=seed)
+
+
+def needs_closure(sampler: sg.Sampler) -> bool:
+    """Whether a step takes a closure."""
+    return isinstance(sampler, (sg.EWSG, sg.HMC))
+
+
+def twin_of(sampler: sg.Sampler, params: Any) -> sg.Sampler:
+    """A sampler of the same class, with other hyperparameters and another seed."""
+    if isinstance(sampler, sg.HMC):
+        return sg.HMC(params, step_size=1.0, num_steps=1, num_data=1, seed=99)
+    return type(sampler)(params, lr=1.0, num_data=1, seed=99)
 
 
 def set_grads(params: list[nn.Parameter], step: int, draw: int = 0) -> None:
@@ -62,11 +86,13 @@ def take_step(
     """One step with :func:`set_grads`; ``edit`` may change the gradients."""
     draws = count()
 
-    def closure() -> None:
+    def closure() -> torch.Tensor:
         set_grads(params, step, next(draws))
         edit()
+        halves = [p.detach().double().square().sum() / 2 for p in params]
+        return torch.stack(halves).sum()
 
-    if isinstance(sampler, sg.EWSG):
+    if needs_closure(sampler):
         sampler.step(closure)
     else:
         closure()

@@ -51,8 +51,8 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     ops.gaussian_([noise], std=0.5, purpose=1, device_step=step, **stream)
     weights = {"momentum": 0.9, "surrogate": 0, "num_chains": 1}
     ratio = ops.ewsg_log_ratio([p], [g], [noise], [v], **TARGET, **weights) / 100
-    accepted = ops.ewsg_decide(ratio, proposal=1, seed=1, step=2)
-    ops.ewsg_select_([p], [g + 1], accepted)
+    accepted = ops.metropolis_decide(ratio, proposal=1, purpose=3, seed=1, step=2)
+    ops.select_chains_([p], [g + 1], accepted)
     return ops.sum_of_squares([p, noise]) + (p + noise).sum().double() + ratio[0]
 
 

@@ -72,17 +72,49 @@ CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
         {"lr": 0.02, "index_chain_length": 2, "num_chains": 5},
         {"momentum": 0.8},
     ),
+    "HMC": (
+        sg.HMC,
+        {"step_size": 0.006, "num_steps": 2, "temperature": 1.5},
+        {"prior_precision": 2.0},
+    ),
+    "HMC-kept": (
+        sg.HMC,
+        {
+            "step_size": 0.004,
+            "trajectory_length": 0.01,
+            "resample_momentum_every": 3,
+            "prior_precision": 1.0,
+        },
+        {},
+    ),
+    "HMC-naive": (
+        sg.HMC,
+        {"step_size": 0.002, "num_steps": 1, "metropolis": False},
+        {"prior_precision": 2.0},
+    ),
+    "HMC-chains": (
+        sg.HMC,
+        {"step_size": 0.006, "num_steps": 2, "num_chains": 5},
+        {"prior_precision": 2.0},
+    ),
 }
 
 
 def width(name: str) -> int:
-    return 5 if name == "EWSG-chains" else 33
+    return 5 if name.endswith("-chains") else 33
 
 
 def draws(name: str) -> int:
-    """The number of minibatches that a step draws."""
+    """The number of minibatches that a step draws, at most."""
     method, common, _ = CHAINS[name]
+    if method is sg.HMC:
+        return 1 + common.get("num_steps", 5)
     return 1 + common.get("index_chain_length", 1) if method is sg.EWSG else 1
+
+
+def step_size_of(method: type[sg.Sampler]) -> str:
+    """What a schedule changes."""
+    return "step_size" if method is sg.HMC else "lr"
 
 
 def make_net(name: str, dtype: torch.dtype) -> nn.Sequential:
@@ -107,7 +139,7 @@ def make_job(name: str, dtype: torch.dtype) -> dict[str, Any]:
     net = make_net(name, dtype)
     sampler = make_sampler(name, net)
     groups = sampler.state_dict()["param_groups"]
-    base = torch.tensor([group["lr"] for group in groups], dtype=torch.float64)
+    base = torch.tensor([group[step_size_of(type(sampler))] for group in groups], dtype=torch.float64)
     wave = torch.linspace(0, 50, STEPS, dtype=torch.float64).sin()
     return {
         "sampler": type(sampler).__name__,
@@ -119,6 +151,8 @@ def make_job(name: str, dtype: torch.dtype) -> dict[str, Any]:
         "batches": torch.randint(200, (STEPS * draws(name), 10), generator=generator),
         "lrs": torch.outer(1 + 0.5 * wave, base),
         "create_graph": name == "PSGLD-gamma",
+        # HMC is given a loss for each chain; here all are equal.
+        "rows": 5 if name == "HMC-chains" else 0,
         "gibbs_every": 100,
     }
 
@@ -134,7 +168,7 @@ def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
     batches = iter(job["batches"])
     for i, lrs in enumerate(job["lrs"]):
         for group, lr in zip(sampler.param_groups, lrs.tolist(), strict=True):
-            group["lr"] = lr
+            group[step_size_of(type(sampler))] = lr
 
         def closure(i: int = i) -> Tensor:
             sampler.zero_grad()
@@ -143,7 +177,7 @@ def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
             loss.backward(create_graph=job["create_graph"])
             if i % 7 == 3:
                 net[2].bias.grad = None
-            return loss
+            return loss.detach().expand(job["rows"]) if job["rows"] else loss
 
         sampler.step(closure)
         if (i + 1) % job["gibbs_every"] == 0:
@@ -213,8 +247,9 @@ def test_the_same_bits(
     moved = expected["model"]["0.weight"] - job["model"]["0.weight"]
     assert moved.abs().max() > 0.01
     group = expected["state"]["param_groups"][0]
-    if "num_accepted" in group:
-        assert 0.05 < group["num_accepted"] / group["num_proposals"] < 0.95
+    for proposals in {"num_proposals", "num_trajectories"} & group.keys():
+        if group[proposals] > 0:
+            assert 0.05 < group["num_accepted"] / group[proposals] < 0.95
     assert_same(expected, run_in_cpp(job))
 
 
@@ -260,6 +295,7 @@ def test_each_continues_the_others_chain(
         ("EWSG", "momentum", 1.0),
         ("EWSG", "temperature", 0.0),
         ("EWSG", "surrogate", "friction"),
+        ("HMC", "prior_precision", -1.0),
     ],
 )
 def test_the_same_messages(
@@ -272,6 +308,35 @@ def test_the_same_messages(
     with pytest.raises(ValueError) as in_python:
         method([{"params": net[0].parameters()}, bad], **common, num_data=500)
     job["groups"][1][key] = value
+    with pytest.raises(ValueError) as in_cpp:
+        run_in_cpp(job)
+    assert str(in_cpp.value) == str(in_python.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("HMC", {"step_size": 0.0}),
+        ("HMC", {"num_steps": 0}),
+        ("HMC", {"num_steps": None}),
+        ("HMC", {"trajectory_length": 2.0}),
+        ("HMC", {"num_steps": None, "trajectory_length": -2.0}),
+        ("HMC", {"temperature": 0.0}),
+        ("HMC", {"resample_momentum_every": -1}),
+        ("HMC", {"num_chains": 0}),
+        ("HMC", {"num_chains": 4}),
+    ],
+)
+def test_the_same_messages_of_what_groups_share(
+    name: str, changes: dict[str, Any], run_in_cpp: Callable[..., dict[str, Any]]
+) -> None:
+    job = make_job(name, torch.float32)
+    net = make_net(name, torch.float32)
+    method, common, _ = CHAINS[name]
+    with pytest.raises(ValueError) as in_python:
+        method(net.parameters(), **{**common, **changes}, num_data=500)
+    for group in job["groups"]:
+        group.update(changes)
     with pytest.raises(ValueError) as in_cpp:
         run_in_cpp(job)
     assert str(in_cpp.value) == str(in_python.value)

@@ -270,13 +270,13 @@ def test_weights_equal_the_cpu_bit_for_bit() -> None:
                 ratio = ops.ewsg_log_ratio(p, g, p, v, **TARGET, **hyper)
                 other = ops.ewsg_log_ratio(q, h, q, w, **TARGET, **hyper)
                 assert same_bits(other.cpu(), ratio)
-            stream = {"proposal": 1, "seed": 2, "step": 3}
+            stream = {"proposal": 1, "purpose": 3, "seed": 2, "step": 3}
             ratio = ratio / ratio.abs().max()
-            yes = ops.ewsg_decide(ratio, **stream)
-            accepted = ops.ewsg_decide(ratio.to(DEVICE), **stream)
+            yes = ops.metropolis_decide(ratio, **stream)
+            accepted = ops.metropolis_decide(ratio.to(DEVICE), **stream)
             assert torch.equal(accepted.cpu(), yes)
-            ops.ewsg_select_(p, g, yes)
-            ops.ewsg_select_(q, h, accepted)
+            ops.select_chains_(p, g, yes)
+            ops.select_chains_(q, h, accepted)
             assert_same([t.cpu() for t in q], p)
 
 

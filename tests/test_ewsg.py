@@ -477,8 +477,12 @@ def test_weights_and_decisions_for_each_chain(chains: int) -> None:
         count = 0
         for m, proposed in enumerate(original[1:]):
             rise = weight(proposed) - weight(current)
-            yes = torch.ops.torch_sgmcmc.ewsg_decide(
-                rise, proposal=m, seed=4, step=step
+            yes = torch.ops.torch_sgmcmc.metropolis_decide(
+                rise,
+                proposal=m,
+                purpose=_C.PURPOSE_INDEX_CHAIN,
+                seed=4,
+                step=step,
             )
             count += int(yes.sum())
             current = [

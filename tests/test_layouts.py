@@ -174,8 +174,13 @@ def test_weights_and_selection_in_every_layout(chains: int, layout: str) -> None
         ratio = weights(make(p), other(g), make(h), other(v))
         # Elements are added in another order.
         torch.testing.assert_close(ratio, expected, rtol=1e-12, atol=0)
+        energy = ops.hmc_energy(
+            [make(p)], [other(v)], [], prior_precision=0.3, num_chains=chains
+        )
+        rows_of = (0.15 * p.square() + 0.5 * v.square()).reshape(chains, -1)
+        torch.testing.assert_close(energy, rows_of.double().sum(1), rtol=1e-5, atol=0)
         grad, proposal = make(g), other(h)
-        ops.ewsg_select_([grad], [proposal], mask)
+        ops.select_chains_([grad], [proposal], mask)
         assert torch.equal(grad, selected)
         assert torch.equal(proposal, h)
 
@@ -264,6 +269,11 @@ def test_surrounding_memory_is_untouched(dtype: torch.dtype) -> None:
             )
             ops.psgld_step_([p], [g], [w], [v], [g], **TARGET, **MEAN, **stream)
             ops.sgnht_step_([p], [g], [v], [w], **TARGET, **THERMOSTAT, **stream)
+            ops.hmc_momenta_([v], [1 + w.abs()], temperature=1.0, **stream)
+            ops.hmc_leapfrog_(
+                *([p], [g], [v], [w]),
+                **{"kick": 0.1, "drift": 0.1, "num_data": 1.0, "prior_precision": 0.1},
+            )
             ops.gaussian_([g], std=0.5, purpose=0, **stream)
             for b in buffers:
                 outside = torch.cat([b[:lead], b[lead + numel :]])
@@ -274,7 +284,7 @@ def test_surrounding_memory_is_untouched(dtype: torch.dtype) -> None:
                 [p], [g], [p], [v], **TARGET, momentum=0.8, surrogate=0, num_chains=1
             )
             assert torch.isfinite(ratio)
-            ops.ewsg_select_([p], [g], torch.tensor([True]))
+            ops.select_chains_([p], [g], torch.tensor([True]))
             assert same_bits(p, g)
             for b in buffers:
                 outside = torch.cat([b[:lead], b[lead + numel :]])

@@ -25,6 +25,14 @@ HYPER: dict[str, dict[str, Any]] = {
     "gaussian_": {"std": 1.0, "purpose": 0, **STREAM},
     "sum_of_squares": {},
     "ewsg_log_ratio": {**TARGET, "momentum": 0.9, "surrogate": 0, "num_chains": 1},
+    "hmc_momenta_": {"temperature": 1.0, **STREAM},
+    "hmc_leapfrog_": {
+        "kick": 0.1,
+        "drift": 0.2,
+        "num_data": 5.0,
+        "prior_precision": 1.0,
+    },
+    "hmc_energy": {"prior_precision": 1.0, "num_chains": 1},
 }
 ARGUMENTS = {
     "sgld_step_": ["params", "grads"],
@@ -42,9 +50,13 @@ ARGUMENTS = {
     "gaussian_": ["out"],
     "sum_of_squares": ["tensors"],
     "ewsg_log_ratio": ["params", "grads", "proposals", "momenta"],
+    "hmc_momenta_": ["momenta", "masses"],
+    "hmc_leapfrog_": ["params", "grads", "momenta", "masses"],
+    "hmc_energy": ["params", "momenta", "masses"],
 }
 IN_ARITHMETIC_TYPE = {
     "momenta",
+    "masses",
     "grad_variances",
     "square_averages",
     "sensitivities",
@@ -53,11 +65,11 @@ IN_ARITHMETIC_TYPE = {
     "previous",
     "full_grads",
 }
-READ = {"grad_variances", "full_grads"}
+READ = {"full_grads", "grad_variances", "masses"}
 
 
 def is_written(op: str, name: str) -> bool:
-    if op in ("ewsg_log_ratio", "sum_of_squares"):
+    if op in ("ewsg_log_ratio", "hmc_energy", "sum_of_squares"):
         return False
     if op == "control_variate_":
         return name == "grads"
@@ -66,7 +78,7 @@ def is_written(op: str, name: str) -> bool:
 
 UPDATES = ["sgld_step_", "sghmc_step_", "psgld_step_", "sgnht_step_"]
 WITH_TARGET = [*UPDATES, "ewsg_log_ratio"]
-WITH_STREAM = [*UPDATES, "gaussian_"]
+WITH_STREAM = [*UPDATES, "gaussian_", "hmc_momenta_"]
 EACH = [(op, name) for op, names in ARGUMENTS.items() for name in names]
 each_argument = pytest.mark.parametrize(("op", "name"), EACH)
 FLOATS = "expected float32, float64, bfloat16 or float16"
@@ -179,6 +191,10 @@ def test_dtypes(op: str, name: str, dtype: torch.dtype, shown: str) -> None:
         ("psgld_step_", "sensitivities"),
         ("sgnht_step_", "momenta"),
         ("sgnht_step_", "thermostats"),
+        ("hmc_leapfrog_", "momenta"),
+        ("hmc_leapfrog_", "masses"),
+        ("hmc_energy", "momenta"),
+        ("hmc_energy", "masses"),
     ],
 )
 def test_state_is_in_the_type_of_arithmetic(op: str, name: str) -> None:
@@ -244,15 +260,19 @@ NUMBERS = [(op, k) for op in WITH_TARGET for k in TARGET] + [
     ("sghmc_step_", "noise_estimate"),
     ("psgld_step_", "eps"),
     ("sgnht_step_", "thermostat_rate"),
+    ("hmc_momenta_", "temperature"),
+    *(("hmc_leapfrog_", name) for name in HYPER["hmc_leapfrog_"]),
+    ("hmc_energy", "prior_precision"),
 ]
 POSITIVE = ("num_data", "eps")
 
 
 @pytest.mark.parametrize(("op", "name"), NUMBERS)
 def test_numbers(op: str, name: str) -> None:
-    wanted = "> 0" if name in POSITIVE else ">= 0"
+    positive = name in POSITIVE or op == "hmc_momenta_"
+    wanted = "> 0" if positive else ">= 0"
     bad = {-0.5: "-0.5", torch.nan: "nan", torch.inf: "inf", -torch.inf: "-inf"}
-    if name in POSITIVE:
+    if positive:
         bad[0.0] = "0"
     for value, shown in bad.items():
         check(
@@ -264,7 +284,7 @@ def test_numbers(op: str, name: str) -> None:
     if op == "ewsg_log_ratio" and name == "temperature":
         message = "Invalid temperature: 0 (must be finite and > 0)"
         check(op, make_lists(op), message, temperature=0.0)
-    elif name not in POSITIVE:
+    elif not positive:
         getattr(ops, op)(*make_lists(op).values(), **{**HYPER[op], name: 0.0})
 
 
@@ -327,11 +347,15 @@ def test_resample_momentum_every() -> None:
     )
 
 
-def test_surrogate_and_num_chains() -> None:
+def test_surrogate() -> None:
     op = "ewsg_log_ratio"
     for value in (-1, 4):
         message = f"Invalid surrogate: {value} (must be 0, 1, 2 or 3)"
         check(op, make_lists(op), message, surrogate=value)
+
+
+@pytest.mark.parametrize("op", ["ewsg_log_ratio", "hmc_energy"])
+def test_num_chains(op: str) -> None:
     for value in (-1, 0):
         message = f"Invalid num_chains: {value} (must be >= 1)"
         check(op, make_lists(op), message, num_chains=value)
@@ -346,13 +370,20 @@ def test_surrogate_and_num_chains() -> None:
     check(op, lists, message, num_chains=2)
 
 
+@pytest.mark.parametrize("op", ["hmc_momenta_", "hmc_leapfrog_", "hmc_energy"])
+def test_masses_may_be_left_out_but_not_in_part(op: str) -> None:
+    lists = make_lists(op)
+    lists["masses"] = []
+    getattr(ops, op)(*lists.values(), **HYPER[op])
+
+
 def test_momenta_may_be_left_out_but_not_in_part() -> None:
     lists = make_lists("ewsg_log_ratio")
     lists["momenta"] = []
     ops.ewsg_log_ratio(*lists.values(), **HYPER["ewsg_log_ratio"])
 
 
-# ---- EWSG's decisions ------------------------------------------------------------
+# ---- Metropolis decisions ---------------------------------------------------------
 
 
 def fails(call: Callable[[], object], message: str) -> None:
@@ -363,22 +394,26 @@ def fails(call: Callable[[], object], message: str) -> None:
 
 def test_decisions() -> None:
     ratios = torch.zeros(3, dtype=torch.float64)
-    good = {"proposal": 0, "seed": 0, "step": 0}
+    good = {"proposal": 0, "purpose": 3, "seed": 0, "step": 0}
     for proposal in (-1, 2**24):
         fails(
-            lambda proposal=proposal: ops.ewsg_decide(
+            lambda proposal=proposal: ops.metropolis_decide(
                 ratios, **{**good, "proposal": proposal}
             ),
-            f"ewsg_decide: Invalid proposal: {proposal} (must be in [0, 2^24))",
+            f"metropolis_decide: Invalid proposal: {proposal} (must be in [0, 2^24))",
         )
     fails(
-        lambda: ops.ewsg_decide(ratios, **{**good, "step": 2**48}),
-        f"ewsg_decide: Invalid step: {2**48} (must be in [0, 2^48))",
+        lambda: ops.metropolis_decide(ratios, **{**good, "step": 2**48}),
+        f"metropolis_decide: Invalid step: {2**48} (must be in [0, 2^48))",
+    )
+    fails(
+        lambda: ops.metropolis_decide(ratios, **{**good, "purpose": 2**16}),
+        f"metropolis_decide: Invalid purpose: {2**16} (must be in [0, 2^16))",
     )
     for wrong in (ratios.float(), ratios.view(3, 1), torch.zeros(6).double()[::2]):
         fails(
-            lambda wrong=wrong: ops.ewsg_decide(wrong, **good),
-            "ewsg_decide: log_ratios must be one contiguous row of float64",
+            lambda wrong=wrong: ops.metropolis_decide(wrong, **good),
+            "metropolis_decide: log_ratios must be one contiguous row of float64",
         )
 
 
@@ -387,32 +422,32 @@ def test_selection() -> None:
 
     def call(
         shape: tuple[int, ...] = (2, 3),
-        accepted: Tensor = yes,
-        grad: Tensor | None = None,
+        chosen: Tensor = yes,
+        tensor: Tensor | None = None,
     ) -> None:
-        grads = [torch.zeros(2, 3) if grad is None else grad]
-        ops.ewsg_select_(grads, [torch.ones(shape)], accepted)
-        assert not grads[0].any()
+        tensors = [torch.zeros(2, 3) if tensor is None else tensor]
+        ops.select_chains_(tensors, [torch.ones(shape)], chosen)
+        assert not tensors[0].any()
 
     for wrong in (yes.byte(), yes.view(2, 1), torch.ones(0, dtype=torch.bool)):
         fails(
-            lambda wrong=wrong: call(accepted=wrong),
-            "ewsg_select_: accepted must be one contiguous row of bool",
+            lambda wrong=wrong: call(chosen=wrong),
+            "select_chains_: chosen must be one contiguous row of bool",
         )
     fails(
         lambda: call((3, 2)),
-        "ewsg_select_: proposals[0] has shape [3, 2], expected [2, 3] (that of "
-        "grads[0])",
+        "select_chains_: others[0] has shape [3, 2], expected [2, 3] (that of "
+        "tensors[0])",
     )
     fails(
-        lambda: call(accepted=torch.ones(3, dtype=torch.bool)),
-        "ewsg_select_: grads[0] has shape [2, 3], expected a leading dimension of 3 "
-        "chains",
+        lambda: call(chosen=torch.ones(3, dtype=torch.bool)),
+        "select_chains_: tensors[0] has shape [2, 3], expected a leading dimension of "
+        "3 chains",
     )
     fails(
-        lambda: call(grad=torch.zeros(1, 3).expand(2, 3)),
-        "ewsg_select_: grads[0] is an expanded tensor (several elements share memory) "
-        "and cannot be written",
+        lambda: call(tensor=torch.zeros(1, 3).expand(2, 3)),
+        "select_chains_: tensors[0] is an expanded tensor (several elements share "
+        "memory) and cannot be written",
     )
 
 
@@ -445,7 +480,7 @@ def test_offsets(op: str) -> None:
     check(op, make_lists(op), message, offsets=[0, -4])
 
 
-@pytest.mark.parametrize("op", WITH_STREAM)
+@pytest.mark.parametrize("op", [*UPDATES, "gaussian_"])
 def test_device_step(op: str) -> None:
     for value, shown in (
         (torch.tensor([1, 2]), "2 elements of int64"),

@@ -15,6 +15,7 @@ from reference import (
     assert_rounded,
     draw,
     ewsg_log_weights,
+    leapfrog,
     psgld,
     same_bits,
     sghmc,
@@ -89,6 +90,7 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
     q = [t.square() for t in s]
     b, c = lists(2, torch.bfloat16)
     weights = {**TARGET, "momentum": 0.9, "surrogate": 0}
+    leapfrog = {"kick": 0.1, "drift": 0.2, "num_data": 7.0, "prior_precision": 1.9}
     k, m = ([torch.randn(3, 4), torch.randn(3)] for _ in range(2))
     ratios = torch.tensor([-1.0, 0.5, torch.nan], dtype=torch.float64)
     return {
@@ -115,8 +117,19 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "ewsg_log_ratio": ((p, g, s, v), {**weights, "num_chains": 1}),
         "ewsg_log_ratio without momenta": ((b, c, b, []), {**weights, "num_chains": 1}),
         "ewsg_log_ratio of chains": ((k, k, m, m), {**weights, "num_chains": 3}),
-        "ewsg_decide": ((ratios,), {"proposal": 2, "seed": 5, "step": 7}),
-        "ewsg_select_": ((k, m, ratios > 0), {}),
+        "hmc_momenta_": ((v, []), {"temperature": 0.7, **stream}),
+        "hmc_momenta_ with masses": ((v, q), {"temperature": 0.7, **stream}),
+        "hmc_leapfrog_": ((p, g, v, []), leapfrog),
+        "hmc_leapfrog_ with masses": ((p, g, v, q), leapfrog),
+        "hmc_leapfrog_ last": ((p, g, v, q), {**leapfrog, "drift": 0.0}),
+        "hmc_leapfrog_ bf16": ((b, c, v, []), leapfrog),
+        "hmc_energy": ((p, v, []), {"prior_precision": 0.0, "num_chains": 1}),
+        "hmc_energy of chains": ((k, m, m), {"prior_precision": 2.0, "num_chains": 3}),
+        "metropolis_decide": (
+            (ratios,),
+            {"proposal": 2, "purpose": 3, "seed": 5, "step": 7},
+        ),
+        "select_chains_": ((k, m, ratios > 0), {}),
     }
 
 
@@ -515,6 +528,95 @@ def test_sum_of_squares_of_extreme_values() -> None:
     assert float(ops.sum_of_squares([torch.empty(0), torch.empty(3, 0)])) == 0.0
 
 
+# ---- HMC -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("massive", [False, True])
+@pytest.mark.parametrize("prior_precision", [0.0, 1.9])
+@pytest.mark.parametrize("drift", [0.0, 0.3])
+def test_leapfrog_equals_reference(
+    drift: float, prior_precision: float, massive: bool
+) -> None:
+    params, grads = mixed_list(1), mixed_list(2)
+    momenta = states(params, 3)
+    masses = [0.3 + s.square() for s in states(params, 4)] if massive else []
+    move = {"kick": 0.2, "num_data": 7.0, "prior_precision": prior_precision}
+    expected = [
+        leapfrog(p, g, r, masses[i] if massive else None, drift=drift, **move)
+        for i, (p, g, r) in enumerate(zip(params, grads, momenta, strict=True))
+    ]
+    untouched, before = clones(grads + masses), clones(params)
+    ops.hmc_leapfrog_(params, grads, momenta, masses, drift=drift, **move)
+    for p, r, (new_p, new_r) in zip(params, momenta, expected, strict=True):
+        assert_rounded(p, new_p)
+        assert_rounded(r, new_r)
+    assert_all_same(grads + masses, untouched)
+    if drift == 0:
+        assert_all_same(params, before)
+
+
+def test_leapfrog_runs_back() -> None:
+    """Reversible to rounding: a kick and a drift, and the same with r turned round."""
+    p, r = torch.linspace(-2, 2, 999).double(), torch.linspace(3, -1, 999).double()
+    mass = 0.5 + torch.linspace(0, 3, 999).double()
+    start = p.clone(), r.clone()
+    move = {"num_data": 3.0, "prior_precision": 0.4}
+
+    def half() -> None:
+        ops.hmc_leapfrog_([p], [p**3], [r], [mass], kick=0.01, drift=0.0, **move)
+
+    for _ in range(2):
+        for _ in range(50):  # a trajectory of whole leapfrog steps
+            ops.hmc_leapfrog_([p], [p**3], [r], [mass], kick=0.01, drift=0.02, **move)
+            half()
+        r.neg_()
+    assert not torch.equal(p, start[0])  # it did move and round
+    torch.testing.assert_close(p, start[0], rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(r, start[1], rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("massive", [False, True])
+def test_momenta_equal_reference(massive: bool) -> None:
+    momenta = states(mixed_list(1), 3)
+    masses = [0.3 + s.square() for s in states(mixed_list(1), 4)] if massive else []
+    offsets = scattered_offsets(momenta)
+    noise = draw(momenta, offsets=offsets, purpose=_C.PURPOSE_MOMENTUM, **STREAM)
+    ops.hmc_momenta_(momenta, masses, temperature=0.7, offsets=offsets, **STREAM)
+    for i, (r, z) in enumerate(zip(momenta, noise, strict=True)):
+        mass = masses[i].double() if massive else 1.0
+        value = torch.as_tensor(0.7 * mass, dtype=torch.float64).sqrt() * z
+        assert_rounded(r, Exact(value, value.abs()))
+
+
+@pytest.mark.parametrize("massive", [False, True])
+@pytest.mark.parametrize("prior_precision", [0.0, 1.9])
+@pytest.mark.parametrize("chains", [1, 2, 17, 1000])
+def test_energy_equals_reference(
+    chains: int, prior_precision: float, massive: bool
+) -> None:
+    g = torch.Generator().manual_seed(chains)
+    shapes = [(chains,), (chains, 2), (chains, 5, 3), (chains, 4097), (chains, 0)]
+    dtypes = [*DTYPES, torch.float32]
+    params = [
+        torch.randn(s, generator=g).to(d) for s, d in zip(shapes, dtypes, strict=True)
+    ]
+    momenta = states(params, 3)
+    masses = [0.3 + s.square() for s in states(params, 4)] if massive else []
+    lists = [params, momenta, masses]
+    hyper = {"prior_precision": prior_precision}
+    energy = ops.hmc_energy(*lists, **hyper, num_chains=chains)
+    expected = torch.zeros(chains, dtype=torch.float64)
+    for i, (p, r) in enumerate(zip(params, momenta, strict=True)):
+        terms = r.double().square() / (masses[i].double() if massive else 1.0)
+        terms = terms + prior_precision * p.double().square()
+        expected += terms.reshape(chains, -1).sum(dim=1) / 2
+    torch.testing.assert_close(energy, expected, rtol=1e-13, atol=0)
+    # A chain's energy does not depend on the others: the same bits alone.
+    for k in (0, chains - 1):
+        alone = [[t[k : k + 1] for t in ts] for ts in lists]
+        assert same_bits(ops.hmc_energy(*alone, **hyper, num_chains=1)[0], energy[k])
+
+
 # ---- EWSG ------------------------------------------------------------------------
 
 SURROGATES = ("momentum", "zero", "one", "full_momentum")
@@ -623,49 +725,56 @@ def test_equal_gradients_have_the_ratio_zero() -> None:
     assert float(ratio) == 0.0
 
 
-def index_uniforms(chains: int, *, proposal: int, seed: int, step: int) -> np.ndarray:
+def uniforms(
+    chains: int, *, proposal: int, purpose: int, seed: int, step: int
+) -> np.ndarray:
     """Note [Counter layout]: quad 2^24 chain + proposal, 52 bits of two words."""
     quads = (np.arange(chains, dtype=np.uint64) << np.uint64(24)) + np.uint64(proposal)
     low, high = quads & np.uint64(2**32 - 1), quads >> np.uint64(32)
     c2 = np.full_like(quads, step % 2**32)
-    c3 = np.full_like(quads, (step >> 32) | _C.PURPOSE_INDEX_CHAIN << 16)
+    c3 = np.full_like(quads, (step >> 32) | purpose << 16)
     key = (seed % 2**32, (seed >> 32) % 2**32)
     words = philox(np.stack([low, high, c2, c3], axis=1), key)
     bits = (words[:, 0] << np.uint64(32) | words[:, 1]) >> np.uint64(12)
     return (bits.astype(np.float64) + 0.5) * 2.0**-52
 
 
+@pytest.mark.parametrize("purpose", [_C.PURPOSE_INDEX_CHAIN, _C.PURPOSE_METROPOLIS])
 @pytest.mark.parametrize("proposal", [0, 1, 2**24 - 1])
 @pytest.mark.parametrize(("seed", "step"), [(0, 0), (-(2**40) + 77, 2**33 + 4)])
-def test_decisions(seed: int, step: int, proposal: int) -> None:
+def test_decisions(seed: int, step: int, proposal: int, purpose: int) -> None:
     chains = 20_000
-    stream = {"proposal": proposal, "seed": seed, "step": step}
-    log_u = np.log(index_uniforms(chains, **stream))
+    counter = {"proposal": proposal, "seed": seed, "step": step}
+    stream = {**counter, "purpose": purpose}
+    log_u = np.log(uniforms(chains, **stream))
     g = torch.Generator().manual_seed(0)
     ratios = torch.randn(chains, generator=g, dtype=torch.float64)
     expected = torch.as_tensor(log_u < ratios.numpy())
-    assert torch.equal(ops.ewsg_decide(ratios, **stream), expected)
+    assert torch.equal(ops.metropolis_decide(ratios, **stream), expected)
     # To within a few ulp of the threshold, over its whole range.
     for sign in (-1, 1):
         near = torch.as_tensor(log_u + sign * 1e-15 * np.abs(log_u) + sign * 1e-18)
         near = near.clamp(max=-1e-300)
-        decided = ops.ewsg_decide(near, **stream)
+        decided = ops.metropolis_decide(near, **stream)
         assert decided.all() if sign > 0 else not decided.any()
     # The function for one chain is that of chain 0.
-    for offset in (-1e-9, 1e-9):
-        assert _C.index_chain_accepts(log_u[0] + offset, **stream) == (offset > 0)
+    if purpose == _C.PURPOSE_INDEX_CHAIN:
+        for offset in (-1e-9, 1e-9):
+            accepts = _C.index_chain_accepts(log_u[0] + offset, **counter)
+            assert accepts == (offset > 0)
 
 
 def test_decisions_on_unusual_ratios() -> None:
     values = [0.0, -0.0, 1.0, math.inf, -math.inf, math.nan, -1e300]
     ratios = torch.tensor(values, dtype=torch.float64)
     for step in range(50):
-        stream = {"proposal": 0, "seed": 1, "step": step}
+        counter = {"proposal": 0, "seed": 1, "step": step}
+        stream = {**counter, "purpose": _C.PURPOSE_INDEX_CHAIN}
         expected = [True, True, True, True, False, False, False]
-        assert ops.ewsg_decide(ratios, **stream).tolist() == expected
-        assert [_C.index_chain_accepts(x, **stream) for x in values] == expected
+        assert ops.metropolis_decide(ratios, **stream).tolist() == expected
+        assert [_C.index_chain_accepts(x, **counter) for x in values] == expected
     empty = torch.empty(0, dtype=torch.float64)
-    assert ops.ewsg_decide(empty, **stream).shape == (0,)
+    assert ops.metropolis_decide(empty, **stream).shape == (0,)
 
 
 @pytest.mark.parametrize("chains", [1, 2, 7, 300])
@@ -682,6 +791,6 @@ def test_rows_are_selected(chains: int) -> None:
             for x, y in zip(a, b, strict=True)
         ]
         kept = clones(b)
-        ops.ewsg_select_(a, b, mask)
+        ops.select_chains_(a, b, mask)
         assert_all_same(a, expected)
         assert_all_same(b, kept)

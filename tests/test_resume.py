@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from reference import same_bits
-from short_chains import KINDS, advance, assert_same, make, make_params
+from short_chains import KINDS, advance, assert_same, make, make_params, twin_of
 from torch import nn
 
 import torch_sgmcmc as sg
@@ -25,7 +25,7 @@ Saved = tuple[list[nn.Parameter], sg.Sampler]
 def through_state_dict(params: list[nn.Parameter], sampler: sg.Sampler) -> Saved:
     state = copy.deepcopy(sampler.state_dict())
     new = [nn.Parameter(p.detach().clone()) for p in params]
-    other = type(sampler)(in_groups(new), lr=1.0, num_data=1, seed=99)
+    other = twin_of(sampler, in_groups(new))
     other.load_state_dict(state)
     return new, other
 
@@ -36,7 +36,7 @@ def through_torch_save(params: list[nn.Parameter], sampler: sg.Sampler) -> Saved
     file.seek(0)
     loaded = torch.load(file, weights_only=True)
     new = [nn.Parameter(p.detach()) for p in loaded["params"]]
-    other = type(sampler)(in_groups(new), lr=1.0, num_data=1, seed=99)
+    other = twin_of(sampler, in_groups(new))
     other.load_state_dict(loaded["sampler"])
     return new, other
 

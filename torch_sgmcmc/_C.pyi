@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import overload
 
 NOISE_BLOCK: int
 PURPOSE_UPDATE: int
@@ -6,6 +7,7 @@ PURPOSE_MOMENTUM: int
 PURPOSE_PRECISION: int
 PURPOSE_INDEX_CHAIN: int
 PURPOSE_PROBE: int
+PURPOSE_METROPOLIS: int
 PURPOSE_MINIBATCH: int
 PURPOSE_STRATA: int
 
@@ -27,3 +29,21 @@ def minibatches(
 def stratified_minibatches(
     ends: Sequence[int], batch_size: int, *, count: int, seed: int, step: int
 ) -> bytearray: ...
+def mean_acceptance(log_ratios: Sequence[float]) -> float: ...
+
+class DualAveraging:
+    @overload
+    def __init__(self, step_size: float, target: float) -> None: ...
+    @overload
+    def __init__(self, state: Sequence[float]) -> None: ...
+    def update(self, acceptance: float) -> float: ...
+    @property
+    def target(self) -> float: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def step_size(self) -> float: ...
+    @property
+    def averaged(self) -> float: ...
+    @property
+    def state(self) -> list[float]: ...

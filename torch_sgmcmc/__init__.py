@@ -16,6 +16,7 @@ from torch_sgmcmc.data import (
     kmeans_strata,
 )
 from torch_sgmcmc.ewsg import EWSG
+from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.precision import GammaPrecision
 from torch_sgmcmc.psgld import PSGLD
 from torch_sgmcmc.sampler import Sampler
@@ -26,6 +27,7 @@ from torch_sgmcmc.version import __version__
 
 __all__ = [
     "EWSG",
+    "HMC",
     "PSGLD",
     "SGHMC",
     "SGLD",

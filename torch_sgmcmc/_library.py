@@ -8,12 +8,15 @@ import torch
 __all__ = [
     "HAS_CUDA",
     "control_variate_",
-    "ewsg_decide",
     "ewsg_log_ratio",
-    "ewsg_select_",
     "gaussian_",
     "gradient_variance_",
+    "hmc_energy",
+    "hmc_leapfrog_",
+    "hmc_momenta_",
+    "metropolis_decide",
     "psgld_step_",
+    "select_chains_",
     "sghmc_step_",
     "sgld_step_",
     "sgnht_step_",
@@ -47,12 +50,15 @@ HAS_CUDA: bool = _load()
 
 # The overloads themselves: resolving them at every call would take time.
 control_variate_ = torch.ops.torch_sgmcmc.control_variate_.default
-ewsg_decide = torch.ops.torch_sgmcmc.ewsg_decide.default
 ewsg_log_ratio = torch.ops.torch_sgmcmc.ewsg_log_ratio.default
-ewsg_select_ = torch.ops.torch_sgmcmc.ewsg_select_.default
 gaussian_ = torch.ops.torch_sgmcmc.gaussian_.default
 gradient_variance_ = torch.ops.torch_sgmcmc.gradient_variance_.default
+hmc_energy = torch.ops.torch_sgmcmc.hmc_energy.default
+hmc_leapfrog_ = torch.ops.torch_sgmcmc.hmc_leapfrog_.default
+hmc_momenta_ = torch.ops.torch_sgmcmc.hmc_momenta_.default
+metropolis_decide = torch.ops.torch_sgmcmc.metropolis_decide.default
 psgld_step_ = torch.ops.torch_sgmcmc.psgld_step_.default
+select_chains_ = torch.ops.torch_sgmcmc.select_chains_.default
 sghmc_step_ = torch.ops.torch_sgmcmc.sghmc_step_.default
 sgld_step_ = torch.ops.torch_sgmcmc.sgld_step_.default
 sgnht_step_ = torch.ops.torch_sgmcmc.sgnht_step_.default
@@ -65,10 +71,12 @@ def _nothing_to_allocate(*args: object, **kwargs: object) -> None:
 
 for _name in (
     "control_variate_",
-    "ewsg_select_",
     "gaussian_",
     "gradient_variance_",
+    "hmc_leapfrog_",
+    "hmc_momenta_",
     "psgld_step_",
+    "select_chains_",
     "sghmc_step_",
     "sgld_step_",
     "sgnht_step_",
@@ -94,6 +102,18 @@ def _(
     return params[0].new_empty((num_chains,), dtype=torch.float64)
 
 
-@torch.library.register_fake("torch_sgmcmc::ewsg_decide")
+@torch.library.register_fake("torch_sgmcmc::metropolis_decide")
 def _(log_ratios: torch.Tensor, **counter: object) -> torch.Tensor:
     return torch.empty_like(log_ratios, dtype=torch.bool)
+
+
+@torch.library.register_fake("torch_sgmcmc::hmc_energy")
+def _(
+    params: list[torch.Tensor],
+    momenta: list[torch.Tensor],
+    masses: list[torch.Tensor],
+    *,
+    prior_precision: float,
+    num_chains: int,
+) -> torch.Tensor:
+    return params[0].new_empty((num_chains,), dtype=torch.float64)

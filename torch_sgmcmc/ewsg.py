@@ -11,10 +11,17 @@ from torch import Tensor
 
 from torch_sgmcmc import _C
 from torch_sgmcmc._checks import check_integer, check_real
+from torch_sgmcmc._closures import (
+    check_chains,
+    check_shared,
+    fresh_gradients,
+    refuse_scaler,
+    same_parameters,
+)
 from torch_sgmcmc._library import (
-    ewsg_decide,
     ewsg_log_ratio,
-    ewsg_select_,
+    metropolis_decide,
+    select_chains_,
     sghmc_step_,
     sgld_step_,
 )
@@ -207,7 +214,7 @@ class EWSG(Sampler):
 
     def _check_parameter(self, p: Tensor) -> None:
         super()._check_parameter(p)
-        _check_chains(p, self.param_groups[0]["num_chains"])
+        check_chains(p, self.param_groups[0]["num_chains"])
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
         super()._check_state_dict(state_dict)
@@ -215,7 +222,7 @@ class EWSG(Sampler):
             state_dict["param_groups"], self.param_groups, strict=True
         ):
             for p in ours["params"]:
-                _check_chains(p, theirs["num_chains"])
+                check_chains(p, theirs["num_chains"])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -235,17 +242,12 @@ class EWSG(Sampler):
             RuntimeError: the gradients are not as they should be (see the class). No
                 parameter has changed.
         """
-        if hasattr(self, "grad_scale"):
-            del self.grad_scale, self.found_inf
-            raise RuntimeError(
-                "EWSG cannot be used with GradScaler, which scales the gradients of "
-                "the closure: use torch.autocast with bfloat16, which needs no scaler"
-            )
+        refuse_scaler(self)
         if closure is None:
             raise TypeError(_NO_CLOSURE)
         length = self._chain_length()
 
-        loss = self._draw(closure)
+        loss = fresh_gradients(self, closure)
         work = self._gather(checked=True)
         if not work:
             raise RuntimeError(
@@ -283,22 +285,10 @@ class EWSG(Sampler):
         """Checks all groups before any work is done, and returns M."""
         for group in self.param_groups:
             self._check_group(group)
-        for name in ("index_chain_length", "num_chains"):
-            values = [group[name] for group in self.param_groups]
-            if any(value != values[0] for value in values):
-                raise ValueError(
-                    f"Invalid {name}: {values} in the param groups (must be equal: "
-                    "there is one decision for all)"
-                )
+        check_shared(
+            self, ("index_chain_length", "num_chains"), "there is one decision for all"
+        )
         return self.param_groups[0]["index_chain_length"]
-
-    def _draw(self, closure: Callable[[], Any]) -> Any:
-        """Has the closure make the gradients of a minibatch, and returns its loss."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.grad = None
-        with torch.enable_grad():
-            return closure()
 
     def _propose(
         self,
@@ -313,7 +303,7 @@ class EWSG(Sampler):
             The work with the gradients that are now current, and how many chains
             accepted the proposal (a tensor, if that would take waiting for).
         """
-        self._draw(closure)
+        fresh_gradients(self, closure)
         proposed = self._gather(checked=True)
         _check_same_parameters(work, proposed)
         chains = self.param_groups[0]["num_chains"] or 1
@@ -345,11 +335,13 @@ class EWSG(Sampler):
         total = ratios[0]
         for ratio in ratios[1:]:
             total = total + ratio.to(total.device)
-        mask = ewsg_decide(total, **stream, proposal=proposal)
+        mask = metropolis_decide(
+            total, **stream, proposal=proposal, purpose=_C.PURPOSE_INDEX_CHAIN
+        )
         for (_, params, grads, _), (_, _, proposals, _) in zip(
             work, proposed, strict=True
         ):
-            ewsg_select_(grads, proposals, mask.to(params[0].device))
+            select_chains_(grads, proposals, mask.to(params[0].device))
         return work, mask.sum()
 
     def _prepare(
@@ -398,20 +390,8 @@ class EWSG(Sampler):
                 self.state.pop(p, None)
 
 
-def _check_chains(p: Tensor, num_chains: int | None) -> None:
-    if num_chains is not None and (p.dim() == 0 or p.shape[0] != num_chains):
-        raise ValueError(
-            f"Invalid parameter: shape {list(p.shape)} (must have a leading dimension "
-            f"of num_chains = {num_chains})"
-        )
-
-
 def _check_same_parameters(current: list[Work], proposed: list[Work]) -> None:
-    same = len(current) == len(proposed) and all(
-        len(a[1]) == len(b[1]) and all(map(_is, a[1], b[1]))
-        for a, b in zip(current, proposed, strict=True)
-    )
-    if not same:
+    if not same_parameters(current, proposed):
         raise RuntimeError(
             "EWSG got gradients of other parameters from the closure than at its "
             "first call in this step: minibatches could not be compared"
@@ -425,7 +405,3 @@ def _check_same_parameters(current: list[Work], proposed: list[Work]) -> None:
                     "reuse gradients (for DistributedDataParallel, set "
                     "gradient_as_bucket_view=False)"
                 )
-
-
-def _is(a: object, b: object) -> bool:
-    return a is b

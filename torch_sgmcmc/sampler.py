@@ -78,6 +78,11 @@ class Sampler(Optimizer):
     def _check_group(self, group: dict[str, Any]) -> None:
         """Raises if a hyperparameter of the group is invalid."""
         check_real("lr", group["lr"])
+        self._check_target(group)
+
+    @staticmethod
+    def _check_target(group: dict[str, Any]) -> None:
+        """Raises if what defines the target density is invalid."""
         check_real("num_data", group["num_data"], low_open=True)
         check_real("prior_precision", group["prior_precision"])
         check_real("temperature", group["temperature"])

@@ -27,6 +27,7 @@ enum class Purpose : uint32_t {
   kPrecision = 2,   // Gibbs updates of prior precisions (host side)
   kIndexChain = 3,  // decisions of EWSG's index chain
   kProbe = 4,       // random signs that probe the diagonal of a Hessian
+  kMetropolis = 5,  // decisions on the trajectories of Hamiltonian samplers
   kMinibatch = 8,   // minibatches drawn uniformly (host side)
   kStrata = 9       // stratified minibatches (host side)
 };

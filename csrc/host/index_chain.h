@@ -1,5 +1,5 @@
-// The decisions of EWSG's index chain: a Metropolis chain over minibatches with
-// uniform proposals (eq. 5 of the paper).
+// The decisions of Metropolis chains: EWSG's chain over minibatches (eq. 5 of
+// its paper), and HMC's over trajectories, which has one proposal a step.
 //
 // A decision is a pure function of the log ratio of the weights and of (seed,
 // step, chain, proposal), like every draw (Note [Counter layout]): proposal m
@@ -47,7 +47,7 @@ SG_INLINE double IndexUniform(const NoiseStream& stream,
   return (static_cast<double>(bits) + 0.5) * 0x1p-52;
 }
 
-// Whether the proposed minibatch becomes the current one: with probability
+// Whether the proposal becomes the current state: with probability
 // min(1, exp(log_ratio)). Not if the ratio is no number.
 SG_INLINE bool IndexChainAccepts(double log_ratio,
                                  const NoiseStream& stream,

@@ -11,6 +11,7 @@
 #include "core/counter.h"
 #include "host/index_chain.h"
 #include "optim/checks.h"
+#include "optim/closures.h"
 #include "optim/momentum.h"
 #include "optim/noise_key.h"
 #include "optim/python_text.h"
@@ -50,32 +51,9 @@ c10::IValue Sum(const c10::IValue& a, const c10::IValue& b) {
   return a.isTensor() ? a.toTensor() + b.toInt() : b.toTensor() + a.toInt();
 }
 
-// Throws unless a hyperparameter has the same value in all param groups.
-void CheckEqual(const char* name,
-                const std::vector<std::optional<int64_t>>& values) {
-  bool equal = true;
-  std::string text;
-  for (const std::optional<int64_t>& value : values) {
-    equal = equal && value == values[0];
-    text += (text.empty() ? "" : ", ") +
-            (value ? std::to_string(*value) : std::string("None"));
-  }
-  if (equal) return;
-  Invalid(std::string("Invalid ") + name + ": [" + text +
-          "] in the param groups (must be equal: there is one decision for "
-          "all)");
-}
-
 void CheckSameParameters(const std::vector<Work>& current,
                          const std::vector<Work>& proposed) {
-  bool same = current.size() == proposed.size();
-  for (size_t i = 0; same && i < current.size(); ++i) {
-    same = current[i].params.size() == proposed[i].params.size();
-    for (size_t j = 0; same && j < current[i].params.size(); ++j) {
-      same = current[i].params[j].is_same(proposed[i].params[j]);
-    }
-  }
-  if (!same) {
+  if (!SameParameters(current, proposed)) {
     throw std::runtime_error(
         "EWSG got gradients of other parameters from the closure than at its "
         "first call in this step: minibatches could not be compared");
@@ -132,12 +110,7 @@ void EWSGOptions::share(const SamplerOptions& other) {
 
 void EWSGOptions::check_param(const at::Tensor& param) const {
   OptionsOf::check_param(param);
-  if (!num_chains()) return;
-  if (param.dim() == 0 || param.size(0) != *num_chains()) {
-    Invalid("Invalid parameter: shape " + Shape(param.sizes()) +
-            " (must have a leading dimension of num_chains = " +
-            std::to_string(*num_chains()) + ")");
-  }
+  CheckChains(param, num_chains());
 }
 
 std::unique_ptr<SamplerParamState> EWSG::new_state() const {
@@ -161,17 +134,13 @@ double EWSG::acceptance_rate() const {
 
 // Checks all groups before any work is done, and returns M.
 int64_t EWSG::chain_length() const {
-  std::vector<std::optional<int64_t>> lengths;
-  std::vector<std::optional<int64_t>> chains;
   for (size_t group = 0; group < param_groups().size(); ++group) {
-    const EWSGOptions& options = options_at(group);
-    options.check();
-    lengths.emplace_back(options.index_chain_length());
-    chains.push_back(options.num_chains());
+    options_at(group).check();
   }
-  CheckEqual("index_chain_length", lengths);
-  CheckEqual("num_chains", chains);
-  return *lengths[0];
+  CheckShared(param_groups(),
+              {"index_chain_length", "num_chains"},
+              "there is one decision for all");
+  return options_at(0).index_chain_length();
 }
 
 // NOLINTNEXTLINE(google-default-arguments): as torch's own.
@@ -180,7 +149,7 @@ torch::Tensor EWSG::step(LossClosure closure) {
   const at::NoGradGuard no_grad;
   const int64_t length = chain_length();
 
-  torch::Tensor loss = draw(closure);
+  torch::Tensor loss = FreshGradients(param_groups_, closure);
   std::vector<Work> work = gather();
   if (work.empty()) {
     throw std::runtime_error(
@@ -221,22 +190,13 @@ torch::Tensor EWSG::step(LossClosure closure) {
   return loss;
 }
 
-// Has the closure make the gradients of a minibatch, and returns its loss.
-torch::Tensor EWSG::draw(const LossClosure& closure) {
-  for (auto& group : param_groups_) {
-    for (at::Tensor& param : group.params()) param.mutable_grad().reset();
-  }
-  const at::AutoGradMode enable_grad(true);
-  return closure();
-}
-
 // One step of the index chain: `work` gets the gradients that are then current.
 // Returns how many chains accepted the proposal, in a tensor if that would take
 // waiting for.
 c10::IValue EWSG::propose(const LossClosure& closure,
                           std::vector<Work>& work,
                           int64_t proposal) {
-  draw(closure);
+  FreshGradients(param_groups_, closure);
   std::vector<Work> proposed = gather();
   CheckSameParameters(work, proposed);
   const int64_t chains = options_at(0).num_chains().value_or(1);
@@ -277,9 +237,14 @@ c10::IValue EWSG::propose(const LossClosure& closure,
   for (size_t i = 1; i < ratios.size(); ++i) {
     total = total + ratios[i].to(total.device());
   }
-  const at::Tensor mask = ewsg_decide(total, proposal, seed(), first.step());
+  const at::Tensor mask =
+      metropolis_decide(total,
+                        proposal,
+                        static_cast<int64_t>(Purpose::kIndexChain),
+                        seed(),
+                        first.step());
   for (size_t i = 0; i < work.size(); ++i) {
-    ewsg_select_(
+    select_chains_(
         work[i].grads, proposed[i].grads, mask.to(work[i].params[0].device()));
   }
   return mask.sum();

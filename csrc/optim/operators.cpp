@@ -153,18 +153,51 @@ at::Tensor ewsg_log_ratio(at::TensorList params,
       weights.num_chains);
 }
 
-at::Tensor ewsg_decide(const at::Tensor& log_ratios,
-                       int64_t proposal,
-                       int64_t seed,
-                       int64_t step) {
-  return Call<"torch_sgmcmc::ewsg_decide", at::Tensor>(
-      log_ratios, proposal, seed, step);
+at::Tensor metropolis_decide(const at::Tensor& log_ratios,
+                             int64_t proposal,
+                             int64_t purpose,
+                             int64_t seed,
+                             int64_t step) {
+  return Call<"torch_sgmcmc::metropolis_decide", at::Tensor>(
+      log_ratios, proposal, purpose, seed, step);
 }
 
-void ewsg_select_(at::TensorList grads,
-                  at::TensorList proposals,
-                  const at::Tensor& accepted) {
-  Call<"torch_sgmcmc::ewsg_select_">(grads, proposals, accepted);
+void select_chains_(at::TensorList tensors,
+                    at::TensorList others,
+                    const at::Tensor& chosen) {
+  Call<"torch_sgmcmc::select_chains_">(tensors, others, chosen);
+}
+
+void hmc_momenta_(at::TensorList momenta,
+                  at::TensorList masses,
+                  double temperature,
+                  const NoiseKey& key) {
+  Call<"torch_sgmcmc::hmc_momenta_">(
+      momenta, masses, temperature, key.offsets, key.seed, key.step);
+}
+
+void hmc_leapfrog_(at::TensorList params,
+                   at::TensorList grads,
+                   at::TensorList momenta,
+                   at::TensorList masses,
+                   const HMCLeapfrog& step) {
+  Call<"torch_sgmcmc::hmc_leapfrog_">(params,
+                                      grads,
+                                      momenta,
+                                      masses,
+                                      step.kick,
+                                      step.drift,
+                                      step.num_data,
+                                      step.prior_precision);
+}
+
+at::Tensor hmc_energy(at::TensorList params,
+                      at::TensorList momenta,
+                      at::TensorList masses,
+                      double prior_precision,
+                      int64_t num_chains) {
+  return Call<"torch_sgmcmc::hmc_energy", at::Tensor>(
+      params, momenta, masses, prior_precision, num_chains);
 }
 
 void gradient_variance_(at::TensorList grads,

@@ -1,5 +1,7 @@
 #include "torch_sgmcmc/options.h"
 
+#include <ATen/core/List.h>
+
 #include <cmath>
 
 #include "optim/checks.h"
@@ -7,20 +9,24 @@
 
 namespace torch_sgmcmc {
 
+void SamplerOptions::require(const char* name,
+                             const Hyperparameter<double>& value,
+                             const char* what) const {
+  if (value.is_set() || !std::isnan(value.get())) return;
+  Invalid(std::string("Invalid ") + name + ": not set (" + sampler() +
+          " needs " + what + ")");
+}
+
 void SamplerOptions::check() const {
-  const auto require = [&](const char* name,
-                           const Hyperparameter<double>& value,
-                           const char* what) {
-    if (!value.is_set() && std::isnan(value.get())) {
-      Invalid(std::string("Invalid ") + name + ": not set (" + sampler() +
-              " needs " + what + ")");
-    }
-  };
   require("lr", lr_, "a step size, on SGD's scale");
+  CheckReal("lr", lr());
+  check_target();
+}
+
+void SamplerOptions::check_target() const {
   require("num_data",
           num_data_,
           "the number of training examples; 1 if the loss is U itself");
-  CheckReal("lr", lr());
   CheckReal("num_data", num_data(), {.low_open = true});
   CheckReal("prior_precision", prior_precision());
   CheckReal("temperature", temperature());
@@ -151,6 +157,23 @@ void FromValue(const char* name,
     WrongType(name, value, "an int, or a Tensor of one int64");
   }
   result = value;
+}
+
+c10::IValue ToValue(const char*, const std::vector<double>& values) {
+  c10::impl::GenericList list(c10::AnyType::get());
+  for (const double value : values) list.push_back(value);
+  return list;
+}
+
+void FromValue(const char* name,
+               const c10::IValue& value,
+               std::vector<double>& result) {
+  if (!value.isList()) WrongType(name, value, "a list of numbers");
+  result.clear();
+  const c10::List<c10::IValue> list = value.toList();
+  for (const c10::IValue element : list) {
+    FromValue(name, element, result.emplace_back());
+  }
 }
 
 void FromValue(const char* name,

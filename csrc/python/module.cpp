@@ -9,8 +9,10 @@
 #include "core/counter.h"
 #include "core/isa.h"
 #include "core/portable_noise.h"
+#include "host/dual_averaging.h"
 #include "host/gamma.h"
 #include "host/index_chain.h"
+#include "host/metropolis.h"
 #include "host/minibatch.h"
 
 namespace py = pybind11;
@@ -35,6 +37,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("PURPOSE_PRECISION") = static_cast<int>(Purpose::kPrecision);
   m.attr("PURPOSE_INDEX_CHAIN") = static_cast<int>(Purpose::kIndexChain);
   m.attr("PURPOSE_PROBE") = static_cast<int>(Purpose::kProbe);
+  m.attr("PURPOSE_METROPOLIS") = static_cast<int>(Purpose::kMetropolis);
   m.attr("PURPOSE_MINIBATCH") = static_cast<int>(Purpose::kMinibatch);
   m.attr("PURPOSE_STRATA") = static_cast<int>(Purpose::kStrata);
 
@@ -143,4 +146,28 @@ PYBIND11_MODULE(_C, m) {
       py::arg("step"),
       "The same of stratified minibatches, for data in the order of their "
       "strata, of which the k-th ends before ends[k].");
+
+  m.def("mean_acceptance",
+        &torch_sgmcmc::MeanAcceptance,
+        py::arg("log_ratios"),
+        "The mean of min(1, exp(log_ratio)), 0 for one that is not finite.");
+
+  using torch_sgmcmc::DualAveraging;
+  py::class_<DualAveraging>(
+      m,
+      "DualAveraging",
+      "Adapts a step size to a target acceptance probability (Hoffman and "
+      "Gelman 2014).")
+      .def(py::init<double, double>(), py::arg("step_size"), py::arg("target"))
+      .def(py::init<const DualAveraging::State&>(), py::arg("state"))
+      .def("update",
+           &DualAveraging::Update,
+           py::arg("acceptance"),
+           "Takes in a trajectory's acceptance probability; returns the next "
+           "step size.")
+      .def_property_readonly("target", &DualAveraging::target)
+      .def_property_readonly("count", &DualAveraging::count)
+      .def_property_readonly("step_size", &DualAveraging::step_size)
+      .def_property_readonly("averaged", &DualAveraging::averaged)
+      .def_property_readonly("state", &DualAveraging::state);
 }

@@ -1,16 +1,13 @@
-// torch_sgmcmc::ewsg_log_ratio, ewsg_decide and ewsg_select_: what the
-// operators have in common on all devices.
+// torch_sgmcmc::ewsg_log_ratio: what it has in common on all devices.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
 
-#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "apply/plan.h"
-#include "host/index_chain.h"
 #include "samplers/ewsg.h"
 
 namespace torch_sgmcmc {
@@ -78,49 +75,6 @@ Tensor EWSGLogRatios(TensorList params,
     reduce(EWSGLogRatio<false, false>(c));
   }
   return result;
-}
-
-// Checks the arguments of ewsg_decide.
-inline NoiseStream EWSGDecisions(const Tensor& log_ratios,
-                                 int64_t proposal,
-                                 int64_t seed,
-                                 int64_t step) {
-  constexpr const char* kOp = "ewsg_decide";
-  if (proposal < 0 || proposal >= kMaxProposals) {
-    Fail(kOp,
-         "Invalid proposal: " + std::to_string(proposal) +
-             " (must be in [0, 2^24))");
-  }
-  if (log_ratios.scalar_type() != ScalarType::Double || log_ratios.dim() != 1 ||
-      !log_ratios.is_contiguous()) {
-    Fail(kOp, "log_ratios must be one contiguous row of float64");
-  }
-  return MakeStream(kOp, seed, step, Purpose::kIndexChain);
-}
-
-// Checks the arguments of ewsg_select_.
-inline Plan EWSGSelection(const TensorList& grads,
-                          const TensorList& proposals,
-                          const Tensor& accepted) {
-  constexpr const char* kOp = "ewsg_select_";
-  if (accepted.scalar_type() != ScalarType::Bool || accepted.dim() != 1 ||
-      !accepted.is_contiguous() || accepted.numel() == 0) {
-    Fail(kOp, "accepted must be one contiguous row of bool");
-  }
-  Plan plan(kOp,
-            {{"grads", Role::kParameter, grads},
-             {"proposals", Role::kGradient, proposals}},
-            std::vector<int64_t>(grads.size(), 0),
-            accepted.numel());
-  if (!grads.empty() && (accepted.is_cuda() != plan.on_cuda() ||
-                         accepted.get_device_index() != plan.device_index())) {
-    Fail(kOp, "accepted is on another device than the gradients");
-  }
-  return plan;
-}
-
-inline int64_t BytesOf(ScalarType type) {
-  return type == ScalarType::Double ? 8 : type == ScalarType::Float ? 4 : 2;
 }
 
 }  // namespace torch_sgmcmc

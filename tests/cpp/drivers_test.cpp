@@ -14,6 +14,7 @@
 #include "cuda_on_host.h"
 #include "samplers/control_variate_op.h"
 #include "samplers/gaussian_op.h"
+#include "samplers/hmc_op.h"
 #include "samplers/psgld_op.h"
 #include "samplers/sghmc_op.h"
 #include "samplers/sgld_op.h"
@@ -285,6 +286,42 @@ void StepSGNHT(State& s) {
 }
 
 TEST_F(Drivers, SGNHTAgrees) { SG_EXPECT_DRIVERS_EQUAL(StepSGNHT); }
+
+// Draws momenta and makes a leapfrog step by one gradient.
+template <class Driver>
+void Leapfrog(State& s, bool has_mass) {
+  TensorList masses;
+  if (has_mass) masses = s.variances.Tensors();
+  HMCMomenta<Driver>(s.momenta.Tensors(),
+                     masses,
+                     /*temperature=*/0.7,
+                     s.offsets,
+                     /*seed=*/9,
+                     /*step=*/3);
+  for (const double drift : {0.2, 0.0}) {
+    HMCLeapfrog<Driver>(s.params.Tensors(),
+                        s.grads.Tensors(),
+                        s.momenta.Tensors(),
+                        masses,
+                        /*kick=*/0.1,
+                        drift,
+                        /*num_data=*/10,
+                        /*prior_precision=*/2);
+  }
+}
+template <class Driver>
+void PlainLeapfrog(State& s) {
+  Leapfrog<Driver>(s, false);
+}
+template <class Driver>
+void MassiveLeapfrog(State& s) {
+  Leapfrog<Driver>(s, true);
+}
+
+TEST_F(Drivers, LeapfrogAgrees) { SG_EXPECT_DRIVERS_EQUAL(PlainLeapfrog); }
+TEST_F(Drivers, MassiveLeapfrogAgrees) {
+  SG_EXPECT_DRIVERS_EQUAL(MassiveLeapfrog);
+}
 
 // Old momenta are forgotten in the steps that resample and only in those.
 TEST_F(Drivers, MomentumIsResampledOnMultiplesOfTheInterval) {

@@ -19,6 +19,7 @@
 #include "samplers/control_variate_op.h"
 #include "samplers/ewsg.h"
 #include "samplers/gaussian_op.h"
+#include "samplers/hmc_op.h"
 #include "samplers/psgld_op.h"
 #include "samplers/sghmc_op.h"
 #include "samplers/sgld_op.h"
@@ -176,6 +177,47 @@ TEST_F(Operators, SGNHTStep) {
   EXPECT_NE(theta_, before_);
 }
 
+TEST_F(Operators, HMC) {
+  std::vector<float> mass(1001, 2.5f);
+  const auto draw = std::make_tuple(
+      /*temperature=*/0.5, offsets_, /*seed=*/int64_t{3}, /*step=*/int64_t{4});
+  Call("torch_sgmcmc::hmc_momenta_", std::tuple_cat(Lists(v_, mass), draw));
+  std::apply(HMCMomenta<CpuDriver>, std::tuple_cat(Lists(v2_, mass), draw));
+  EXPECT_EQ(v_, v2_);
+  EXPECT_NE(v_, Some(0.01f));
+  const auto move = std::make_tuple(/*kick=*/0.1,
+                                    /*drift=*/0.2,
+                                    /*num_data=*/50.0,
+                                    /*prior_precision=*/2.0);
+  Call("torch_sgmcmc::hmc_leapfrog_",
+       std::tuple_cat(Lists(theta_, grad_, v_, mass), move));
+  std::apply(HMCLeapfrog<CpuDriver>,
+             std::tuple_cat(Lists(theta2_, grad_, v2_, mass), move));
+  EXPECT_EQ(theta_, theta2_);
+  EXPECT_EQ(v_, v2_);
+  EXPECT_NE(theta_, before_);
+
+  const std::vector<StableIValue> stack =
+      Call("torch_sgmcmc::hmc_energy",
+           std::tuple_cat(Rows(theta_, v_, mass),
+                          std::make_tuple(/*prior_precision=*/2.0,
+                                          /*num_chains=*/int64_t{7})));
+  const Tensor result = torch::stable::detail::to<Tensor>(stack[0]);
+  ASSERT_EQ(result.scalar_type(), ScalarType::Double);
+  ASSERT_EQ(result.numel(), 7);
+  for (size_t k = 0; k < 7; ++k) {
+    double exact = 0;
+    for (size_t i = k * 143; i < (k + 1) * 143; ++i) {
+      const double x = theta_[i];
+      const double r = v_[i];
+      exact += x * x + r * r / 5;
+    }
+    EXPECT_NEAR(static_cast<const double*>(result.data_ptr())[k],
+                exact,
+                200 * 0x1p-53 * exact);
+  }
+}
+
 TEST_F(Operators, GradientVariance) {
   std::vector<float> previous = Some(0.2f), previous2 = previous;
   std::vector<float> variance2 = variance_;
@@ -261,15 +303,19 @@ TEST_F(Operators, EWSGLogRatio) {
   }
 }
 
-TEST_F(Operators, EWSGDecideAndSelect) {
+TEST_F(Operators, MetropolisDecideAndSelect) {
   std::vector<double> ratios = {-0.5, 0.5, -1, std::nan(""), -0.1, -2, -0.7};
   const std::vector<StableIValue> stack =
-      Call("torch_sgmcmc::ewsg_decide",
-           std::make_tuple(View(ratios), int64_t{2}, int64_t{3}, int64_t{4}));
+      Call("torch_sgmcmc::metropolis_decide",
+           std::make_tuple(View(ratios),
+                           int64_t{2},
+                           static_cast<int64_t>(Purpose::kIndexChain),
+                           int64_t{3},
+                           int64_t{4}));
   const Tensor accepted = torch::stable::detail::to<Tensor>(stack[0]);
   ASSERT_EQ(accepted.scalar_type(), ScalarType::Bool);
   const bool* yes = static_cast<const bool*>(accepted.data_ptr());
-  Call("torch_sgmcmc::ewsg_select_",
+  Call("torch_sgmcmc::select_chains_",
        std::tuple_cat(Rows(theta_, grad_), std::make_tuple(accepted)));
   const NoiseStream stream{3, 4, static_cast<uint32_t>(Purpose::kIndexChain)};
   for (uint64_t k = 0; k < 7; ++k) {

@@ -11,6 +11,7 @@
 
 #include "cuda_on_host.h"
 #include "samplers/ewsg.h"
+#include "samplers/hmc.h"
 #include "tensors.h"
 
 namespace torch_sgmcmc {
@@ -203,6 +204,42 @@ TYPED_TEST(Reduce, EWSGLogRatio) {
       expect(EWSGLogRatio<true, true>(c), true);
       expect(EWSGLogRatio<true, false>(c), false);
     }
+  }
+}
+
+TYPED_TEST(Reduce, EnergyTerm) {
+  std::vector<Segment> segments;
+  for (const int64_t numel : {int64_t{1000}, kStretch + 7}) {
+    Segment& s = segments.emplace_back(this->Random(numel));
+    s.data[1] = s.data[3];  // momenta and masses are state
+    s.data[2] = this->Random(numel).data[3];
+  }
+  for (const double prior : {0.0, 3.0}) {
+    const auto expect = [&](const auto& map, bool has_mass) {
+      long double want = 0;
+      long double size = 0;
+      for (const Segment& s : segments) {
+        for (int64_t i = 0; i < s.numel; ++i) {
+          using State = const Arithmetic<TypeParam>;
+          const long double x =
+              static_cast<double>(static_cast<TypeParam*>(s.data[0])[i]);
+          const long double r = static_cast<State*>(s.data[1])[i];
+          const long double m =
+              has_mass ? static_cast<State*>(s.data[2])[i] : 1;
+          want += prior * x * x / 2 + r * r / (2 * m);
+          size += prior * x * x / 2 + std::abs(r * r / (2 * m));
+        }
+      }
+      EXPECT_NEAR(Everywhere(segments, map, 1)[0],
+                  static_cast<double>(want),
+                  1e-13 * static_cast<double>(size));
+    };
+    if (prior == 0) {
+      expect(EnergyTerm<false, true>(prior), true);
+      expect(EnergyTerm<false, false>(prior), false);
+    }
+    expect(EnergyTerm<true, true>(prior), true);
+    expect(EnergyTerm<true, false>(prior), false);
   }
 }
 

@@ -15,6 +15,7 @@
 #include "samplers/control_variate.h"
 #include "samplers/gaussian.h"
 #include "samplers/gradient_variance.h"
+#include "samplers/hmc.h"
 #include "samplers/psgld.h"
 #include "samplers/sghmc.h"
 #include "samplers/sgld.h"
@@ -187,6 +188,52 @@ TYPED_TEST(Updates, PSGLD) {
     EXPECT_EQ(adapting.needs_noise(), noisy);
     EXPECT_EQ(corrected.needs_noise(), noisy);
     EXPECT_FALSE(corrected.skips(0));
+  }
+}
+
+TYPED_TEST(Updates, Leapfrog) {
+  using Real = TypeParam;
+  constexpr int kRoundings = 8;
+  constexpr double kKick = 0.03;
+  for (const double drift : {0.05, 0.0}) {
+    for (const Hyperparameters& h : kHyperparameters) {
+      const LeapfrogCoefficients c(kKick, drift, h.num_data, h.prior_precision);
+      const LeapfrogUpdate<Real> update(c);
+      const LeapfrogMassUpdate<Real> massive(c);
+      const KickUpdate<Real> kick(c);
+      const long double u = UnitRoundoff<Real>();
+      for (const Inputs& in : RandomInputs()) {
+        const auto expect = [&](const Real* x, double mass) {
+          const long double pull = kKick * h.num_data * in.grad;
+          const long double decay = kKick * h.prior_precision * in.theta;
+          const long double r = in.v - pull - decay;
+          const long double terms =
+              std::abs(in.v) + std::abs(pull) + std::abs(decay);
+          ASSERT_LE(std::abs(x[2] - r), kRoundings * u * terms);
+          ASSERT_LE(
+              std::abs(x[0] - (in.theta + drift * r / mass)),
+              kRoundings * u * (std::abs(in.theta) + drift * terms / mass));
+          ASSERT_EQ(x[1], static_cast<Real>(in.grad));
+        };
+        const double mass = 0.25 + in.statistic;
+        const Real from[4] = {static_cast<Real>(in.theta),
+                              static_cast<Real>(in.grad),
+                              static_cast<Real>(in.v),
+                              static_cast<Real>(mass)};
+        Real x[3] = {from[0], from[1], from[2]};
+        update(x, 0);
+        expect(x, 1);
+        Real y[4] = {from[0], from[1], from[2], from[3]};
+        massive(y, 0);
+        expect(y, static_cast<double>(from[3]));
+        ASSERT_EQ(y[3], from[3]);
+        if (drift != 0) continue;
+        Real z[3] = {from[0], from[1], from[2]};
+        kick(z, 0);
+        expect(z, 1);
+        ASSERT_EQ(z[0], from[0]);
+      }
+    }
   }
 }
 

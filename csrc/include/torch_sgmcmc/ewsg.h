@@ -146,7 +146,6 @@ class TORCH_SGMCMC_API EWSG : public SamplerOf<EWSGOptions> {
  private:
   const EWSGOptions& options_at(size_t group) const;
   int64_t chain_length() const;
-  torch::Tensor draw(const LossClosure& closure);
   c10::IValue propose(const LossClosure& closure,
                       std::vector<Work>& work,
                       int64_t proposal);

@@ -114,16 +114,47 @@ TORCH_SGMCMC_API at::Tensor ewsg_log_ratio(at::TensorList params,
                                            const EWSGWeights& weights);
 
 /// Which chains accept the proposal of that number in that step: each with
-/// probability min(1, exp(log ratio)).
-TORCH_SGMCMC_API at::Tensor ewsg_decide(const at::Tensor& log_ratios,
-                                        int64_t proposal,
-                                        int64_t seed,
-                                        int64_t step);
+/// probability min(1, exp(log ratio)), by uniforms of the given purpose
+/// (csrc/core/counter.h).
+TORCH_SGMCMC_API at::Tensor metropolis_decide(const at::Tensor& log_ratios,
+                                              int64_t proposal,
+                                              int64_t purpose,
+                                              int64_t seed,
+                                              int64_t step);
 
-/// Copies the gradients of the chains that accepted from proposals to grads.
-TORCH_SGMCMC_API void ewsg_select_(at::TensorList grads,
-                                   at::TensorList proposals,
-                                   const at::Tensor& accepted);
+/// Copies the chosen chains (rows) from others to tensors.
+TORCH_SGMCMC_API void select_chains_(at::TensorList tensors,
+                                     at::TensorList others,
+                                     const at::Tensor& chosen);
+
+/// Draws momenta from N(0, T M); an empty list of masses stands for ones.
+TORCH_SGMCMC_API void hmc_momenta_(at::TensorList momenta,
+                                   at::TensorList masses,
+                                   double temperature,
+                                   const NoiseKey& key);
+
+/// What one part of a leapfrog step moves by.
+struct HMCLeapfrog {
+  double kick = 0;
+  /// 0 leaves the parameters alone.
+  double drift = 0;
+  double num_data = 1;
+  double prior_precision = 0;
+};
+
+/// r <- r - kick (N grad + λ θ), then θ <- θ + drift r / m.
+TORCH_SGMCMC_API void hmc_leapfrog_(at::TensorList params,
+                                    at::TensorList grads,
+                                    at::TensorList momenta,
+                                    at::TensorList masses,
+                                    const HMCLeapfrog& step);
+
+/// λ‖θ‖² / 2 + Σ r² / (2 m) of each chain, in float64.
+TORCH_SGMCMC_API at::Tensor hmc_energy(at::TensorList params,
+                                       at::TensorList momenta,
+                                       at::TensorList masses,
+                                       double prior_precision,
+                                       int64_t num_chains);
 
 /// Takes gradients into running variances: half the mean squared difference of
 /// consecutive gradients, with the given weight of the newest.

@@ -100,6 +100,14 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
  protected:
   SamplerOptions() = default;
 
+  /// Throws if a value was left open that has no default; `what` says what the
+  /// sampler needs it for.
+  void require(const char* name,
+               const Hyperparameter<double>& value,
+               const char* what) const;
+  /// The part of check() that concerns the target density.
+  void check_target() const;
+
   /// Name and member of each hyperparameter, in the order of a state dict.
   static constexpr auto fields() {
     return std::make_tuple(
@@ -163,6 +171,11 @@ TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
 TORCH_SGMCMC_API void FromValue(const char* name,
                                 const c10::IValue& value,
                                 c10::IValue& result);
+TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
+                                     const std::vector<double>& values);
+TORCH_SGMCMC_API void FromValue(const char* name,
+                                const c10::IValue& value,
+                                std::vector<double>& result);
 // A number or a word.
 using NumberOrWord = std::variant<double, std::string>;
 TORCH_SGMCMC_API c10::IValue ToValue(const char* name,

@@ -54,6 +54,10 @@ sg::EWSGOptions OfGroup(const sg::EWSGOptions& all) {
       .surrogate(all.surrogate());
 }
 
+sg::HMCOptions OfGroup(const sg::HMCOptions& all) {
+  return sg::HMCOptions().prior_precision(all.prior_precision());
+}
+
 // One group for each linear layer.
 template <typename Method, typename Options>
 std::unique_ptr<sg::Sampler> Make(const sg::StateDict& job,
@@ -79,6 +83,7 @@ const std::map<std::string,
         {"PSGLD", Make<sg::PSGLD, sg::PSGLDOptions>},
         {"SGNHT", Make<sg::SGNHT, sg::SGNHTOptions>},
         {"EWSG", Make<sg::EWSG, sg::EWSGOptions>},
+        {"HMC", Make<sg::HMC, sg::HMCOptions>},
 };
 
 void Run(const std::string& job_path, const std::string& result_path) {
@@ -90,6 +95,7 @@ void Run(const std::string& job_path, const std::string& result_path) {
   const torch::Tensor lrs = job.at("lrs").toTensor();
   const bool create_graph = job.at("create_graph").toBool();
   const int64_t gibbs_every = job.at("gibbs_every").toInt();
+  const int64_t rows = job.at("rows").toInt();
 
   const sg::StateDict model = job.at("model");
   const auto hidden = model.at("0.weight").toTensor().size(0);
@@ -120,7 +126,7 @@ void Run(const std::string& job_path, const std::string& result_path) {
       loss.backward({}, /*retain_graph=*/std::nullopt, create_graph);
       // A parameter without a gradient must not shift the others' noise.
       if (i % 7 == 3) net[2]->named_parameters()["bias"].mutable_grad().reset();
-      return loss;
+      return rows > 0 ? loss.detach().expand({rows}) : loss;
     });
     if (gibbs_every > 0 && (i + 1) % gibbs_every == 0) precision.step();
   }

@@ -1,0 +1,78 @@
+#include "optim/closures.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <string>
+
+#include "optim/checks.h"
+#include "optim/python_text.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+using torch::optim::OptimizerParamGroup;
+
+// A hyperparameter as Python's repr shows it.
+std::string Shown(const c10::IValue& value) {
+  if (value.isNone()) return "None";
+  if (value.isBool()) return value.toBool() ? "True" : "False";
+  if (value.isInt()) return std::to_string(value.toInt());
+  return Repr(value.toDouble());
+}
+
+}  // namespace
+
+torch::Tensor FreshGradients(
+    std::vector<OptimizerParamGroup>& groups,
+    const torch::optim::Optimizer::LossClosure& closure) {
+  for (OptimizerParamGroup& group : groups) {
+    for (at::Tensor& param : group.params()) param.mutable_grad().reset();
+  }
+  const at::AutoGradMode enable_grad(true);
+  return closure();
+}
+
+bool SameParameters(const std::vector<Work>& first,
+                    const std::vector<Work>& second) {
+  bool same = first.size() == second.size();
+  for (size_t i = 0; same && i < first.size(); ++i) {
+    same = first[i].params.size() == second[i].params.size();
+    for (size_t j = 0; same && j < first[i].params.size(); ++j) {
+      same = first[i].params[j].is_same(second[i].params[j]);
+    }
+  }
+  return same;
+}
+
+void CheckShared(const std::vector<OptimizerParamGroup>& groups,
+                 std::initializer_list<const char*> names,
+                 const char* why) {
+  if (groups.size() == 1) return;
+  std::vector<StateDict> values(groups.size());
+  for (size_t i = 0; i < groups.size(); ++i) {
+    static_cast<const SamplerOptions&>(groups[i].options()).write(values[i]);
+  }
+  for (const char* name : names) {
+    bool equal = true;
+    std::string text;
+    for (const StateDict& group : values) {
+      equal = equal && group.at(name) == values[0].at(name);
+      text += (text.empty() ? "" : ", ") + Shown(group.at(name));
+    }
+    if (equal) continue;
+    Invalid(std::string("Invalid ") + name + ": [" + text +
+            "] in the param groups (must be equal: " + why + ")");
+  }
+}
+
+void CheckChains(const at::Tensor& param,
+                 const std::optional<int64_t>& num_chains) {
+  if (!num_chains) return;
+  if (param.dim() == 0 || param.size(0) != *num_chains) {
+    Invalid("Invalid parameter: shape " + Shape(param.sizes()) +
+            " (must have a leading dimension of num_chains = " +
+            std::to_string(*num_chains) + ")");
+  }
+}
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,158 @@
+// The leapfrog of Hamiltonian Monte Carlo, shared by CPU and CUDA.
+//
+// With H(theta, r) = U(theta) + r^T M^-1 r / 2, M diagonal, one call makes
+//   r     <- r - kick grad U(theta),   grad U = N grad + lambda theta,
+//   theta <- theta + drift M^-1 r,
+// and a trajectory of m steps of size eps (algorithm 1 of Chen, Fox and
+// Guestrin 2014) is kick eps / 2, drift eps; m - 1 times kick eps, drift eps;
+// kick eps / 2 without a drift. Each call is a shear, so the trajectory keeps
+// volume, and with the sign of r turned round it runs back to where it began,
+// to rounding.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+
+#include "core/arithmetic.h"
+#include "core/macros.h"
+#include "core/roles.h"
+
+namespace torch_sgmcmc {
+
+struct LeapfrogCoefficients {
+  LeapfrogCoefficients(double kick,
+                       double drift,
+                       double num_data,
+                       double prior_precision)
+      : pull(-kick * num_data), decay(-kick * prior_precision), drift(drift) {}
+
+  double pull;   // of the mean loss's gradient
+  double decay;  // of theta
+  double drift;
+};
+
+// theta, grad, r.
+template <class Real>
+class LeapfrogUpdate {
+ public:
+  static constexpr std::array<Role, 3> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kState};
+
+  explicit LeapfrogUpdate(const LeapfrogCoefficients& c)
+      : pull_(static_cast<Real>(c.pull)),
+        decay_(static_cast<Real>(c.decay)),
+        drift_(static_cast<Real>(c.drift)) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return false; }
+  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+
+  SG_INLINE void operator()(Real (&x)[3], Real /*xi*/) const {
+    x[2] = Fma(pull_, x[1], Fma(decay_, x[0], x[2]));
+    x[0] = Fma(drift_, x[2], x[0]);
+  }
+
+ private:
+  Real pull_;
+  Real decay_;
+  Real drift_;
+};
+
+// theta, grad, r, mass.
+template <class Real>
+class LeapfrogMassUpdate {
+ public:
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kState, Role::kStatistic};
+
+  explicit LeapfrogMassUpdate(const LeapfrogCoefficients& c)
+      : pull_(static_cast<Real>(c.pull)),
+        decay_(static_cast<Real>(c.decay)),
+        drift_(static_cast<Real>(c.drift)) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return false; }
+  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+
+  SG_INLINE void operator()(Real (&x)[4], Real /*xi*/) const {
+    x[2] = Fma(pull_, x[1], Fma(decay_, x[0], x[2]));
+    x[0] = Fma(drift_, x[2] / x[3], x[0]);
+  }
+
+ private:
+  Real pull_;
+  Real decay_;
+  Real drift_;
+};
+
+// theta, grad, r: the last half step, which leaves theta alone.
+template <class Real>
+class KickUpdate {
+ public:
+  static constexpr std::array<Role, 3> kRoles = {
+      Role::kGradient, Role::kGradient, Role::kState};
+
+  explicit KickUpdate(const LeapfrogCoefficients& c)
+      : pull_(static_cast<Real>(c.pull)), decay_(static_cast<Real>(c.decay)) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return false; }
+  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+
+  SG_INLINE void operator()(Real (&x)[3], Real /*xi*/) const {
+    x[2] = Fma(pull_, x[1], Fma(decay_, x[0], x[2]));
+  }
+
+ private:
+  Real pull_;
+  Real decay_;
+};
+
+struct MomentumCoefficients {
+  double std;  // of a unit mass: sqrt(T)
+};
+
+// r, mass: r <- sqrt(T m) xi.
+template <class Real>
+class MomentumFill {
+ public:
+  static constexpr std::array<Role, 2> kRoles = {Role::kOutput,
+                                                 Role::kStatistic};
+
+  explicit MomentumFill(const MomentumCoefficients& c)
+      : std_(static_cast<Real>(c.std)) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return true; }
+  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+
+  SG_INLINE void operator()(Real (&x)[2], Real xi) const {
+    x[0] = std_ * sqrt(x[1]) * xi;
+  }
+
+ private:
+  Real std_;
+};
+
+// A term of lambda theta^2 / 2 + r^2 / (2 m). Arrays: theta, r, mass; the first
+// and the last are read only if they matter.
+template <bool has_prior, bool has_mass>
+class EnergyTerm {
+ public:
+  static constexpr std::array<Role, 3> kRoles = {
+      Role::kGradient, Role::kStatistic, Role::kStatistic};
+  static constexpr std::array<bool, 3> kReads = {has_prior, true, has_mass};
+
+  explicit EnergyTerm(double prior_precision)
+      : prior_precision_(prior_precision) {}
+
+  SG_INLINE double operator()(const double (&x)[3]) const {
+    double term = x[1] * x[1];
+    if constexpr (has_mass) term /= x[2];
+    if constexpr (has_prior) term += prior_precision_ * (x[0] * x[0]);
+    return term;
+  }
+  SG_INLINE static double Finish(double sum) { return 0.5 * sum; }
+
+ private:
+  double prior_precision_;
+};
+
+}  // namespace torch_sgmcmc

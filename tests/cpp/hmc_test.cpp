@@ -1,0 +1,290 @@
+// HMC as a class in C++: what does not show in chains that equal Python's
+// (tests/test_cpp_chains.py).
+#include "torch_sgmcmc/hmc.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace torch_sgmcmc {
+namespace {
+
+using torch::optim::OptimizerParamGroup;
+
+template <typename Error = std::invalid_argument>
+std::string Thrown(const std::function<void()>& function) {
+  try {
+    function();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return "";
+}
+
+torch::Tensor Param(torch::IntArrayRef shape) {
+  const auto numel = c10::multiply_integers(shape);
+  return torch::linspace(-1, 1, numel, torch::kDouble)
+      .view(shape)
+      .set_requires_grad(true);
+}
+
+HMCOptions Options() {
+  return HMCOptions(0.2).num_steps(3).num_data(10).seed(7);
+}
+
+// The loss θ⁴ / 4, summed over all but the leading dimension for `chains`.
+torch::optim::Optimizer::LossClosure Quartic(
+    const std::vector<torch::Tensor>& params, bool chains = false) {
+  return [params, chains] {
+    torch::Tensor loss = torch::zeros({}, torch::kDouble);
+    for (const auto& param : params) {
+      const auto terms = param.pow(4) / 4;
+      loss = loss + (chains ? terms.flatten(1).sum(1) : terms.sum());
+    }
+    loss.sum().backward();
+    return loss;
+  };
+}
+
+TEST(HMC, OptionsHaveNoLearningRate) {
+  const auto refused = [](const HMCOptions& options) {
+    return Thrown([&] { HMC({Param({4})}, options); });
+  };
+  EXPECT_EQ(refused(HMCOptions().num_steps(1).num_data(1)),
+            "Invalid step_size: not set (HMC needs the leapfrog's step)");
+  EXPECT_EQ(refused(HMCOptions(0.1).num_steps(1)),
+            "Invalid num_data: not set (HMC needs the number of training "
+            "examples; 1 if the loss is U itself)");
+  EXPECT_EQ(refused(Options().capturable(true)),
+            "Invalid capturable: true (HMC decides on the host, which a CUDA "
+            "graph cannot)");
+  HMC sampler({Param({4})}, Options());
+  // A schedule of torch's moves the step size.
+  sampler.options().set_lr(0.3);
+  EXPECT_EQ(sampler.options().step_size(), 0.3);
+  EXPECT_EQ(sampler.options().get_lr(), 0.3);
+}
+
+TEST(HMC, GroupsShareAllButThePrior) {
+  HMC sampler({Param({4})}, Options());
+  const auto add = [&](const HMCOptions& options) {
+    sampler.add_param_group(OptimizerParamGroup(
+        {Param({3})}, std::make_unique<HMCOptions>(options)));
+  };
+  for (const auto& [name, bad] :
+       {std::pair("step_size", HMCOptions(0.2)),
+        {"num_steps", HMCOptions().num_steps(3)},
+        {"trajectory_length", HMCOptions().trajectory_length(1)},
+        {"num_data", HMCOptions().num_data(10)},
+        {"temperature", HMCOptions().temperature(1)},
+        {"metropolis", HMCOptions().metropolis(true)},
+        {"resample_momentum_every", HMCOptions().resample_momentum_every(1)},
+        {"num_chains", HMCOptions().num_chains(1)}}) {
+    EXPECT_EQ(Thrown([&] { add(bad); }),
+              "Invalid param group: '" + std::string(name) +
+                  "' is managed by HMC and cannot be set for a group");
+  }
+  sampler.options().step_size(0.1);
+  add(HMCOptions().prior_precision(3));
+  EXPECT_EQ(sampler.options(1).step_size(), 0.1);
+  EXPECT_EQ(sampler.options(1).prior_precision(), 3);
+  EXPECT_EQ(sampler.options(0).prior_precision(), 0);
+  sampler.options(1).step_size(0.5);
+  EXPECT_EQ(Thrown([&] { sampler.step([] { return torch::Tensor(); }); }),
+            "Invalid step_size: [0.1, 0.5] in the param groups (must be equal: "
+            "there is one trajectory for all)");
+}
+
+TEST(HMC, NeedsAClosure) {
+  HMC sampler({Param({4})}, Options());
+  EXPECT_EQ(Thrown([&] { sampler.step(); })
+                .find("HMC.step() needs a closure, since it computes several "
+                      "gradients a step:"),
+            0U);
+}
+
+TEST(HMC, AFailedClosureChangesNothing) {
+  for (const int64_t every : {0, 1}) {
+    const std::vector<torch::Tensor> params = {Param({5}), Param({3, 2})};
+    HMC sampler(params, Options().resample_momentum_every(every));
+    const auto fails = [&](int at,
+                           const std::function<torch::Tensor()>& spoil) {
+      int calls = 0;
+      const auto closure = Quartic(params);
+      const auto before = params[0].detach().clone();
+      std::string message;
+      try {
+        sampler.step([&] {
+          const auto loss = closure();
+          return ++calls == at ? spoil() : loss;
+        });
+      } catch (const std::exception& error) {
+        message = error.what();
+      }
+      EXPECT_TRUE(torch::equal(params[0], before));
+      EXPECT_TRUE(sampler.state().empty());
+      EXPECT_EQ(sampler.options().step(), 0);
+      EXPECT_TRUE(std::isnan(sampler.acceptance_rate()));
+      return message;
+    };
+    for (const int at : {1, 2, 4}) {
+      EXPECT_EQ(
+          fails(at,
+                []() -> torch::Tensor { throw std::runtime_error("no data"); }),
+          "no data");
+    }
+    for (const int at : {1, 4}) {
+      EXPECT_EQ(fails(at, [] { return torch::Tensor(); }),
+                "HMC got no loss from the closure, which must return it for "
+                "the Metropolis test (metropolis=False makes none)");
+      EXPECT_EQ(fails(at,
+                      [] {
+                        return torch::ones({1, 2});
+                      }),
+                "Invalid loss: shape [1, 2] (must be a scalar)");
+    }
+    EXPECT_EQ(fails(1,
+                    [] {
+                      return torch::full(
+                          {}, std::numeric_limits<double>::quiet_NaN());
+                    }),
+              "HMC got a loss or parameters that are not finite at the start "
+              "of a trajectory");
+    EXPECT_EQ(fails(1,
+                    [&] {
+                      for (const auto& p : params) p.mutable_grad().reset();
+                      return torch::zeros({});
+                    }),
+              "HMC got no gradients from the closure (does it call "
+              "backward()?)");
+    EXPECT_EQ(fails(3,
+                    [&] {
+                      params[1].mutable_grad().reset();
+                      return torch::zeros({});
+                    }),
+              "HMC got gradients of other parameters from the closure than at "
+              "its first call in this step");
+  }
+}
+
+TEST(HMC, RejectsBitForBitAndCountsDivergences) {
+  const auto param = Param({3, 2});
+  const auto before = param.detach().clone();
+  HMC sampler({param}, Options().num_steps(1).num_chains(3));
+  int calls = 0;
+  sampler.step([&] {
+    param.mutable_grad() = torch::zeros_like(param);
+    const double end = ++calls == 2 ? std::nan("") : 0;
+    const double worse = calls == 2 ? 1e9 : 0;
+    return torch::tensor({0.0, end, worse});
+  });
+  EXPECT_EQ(sampler.num_divergences(), 1);
+  EXPECT_EQ(sampler.acceptance_rate(), 1.0 / 3);
+  EXPECT_FALSE(torch::equal(param[0], before[0]));
+  EXPECT_TRUE(torch::equal(param.slice(0, 1), before.slice(0, 1)));
+  EXPECT_EQ(Thrown([&] {
+              sampler.step([&] {
+                param.mutable_grad() = torch::zeros_like(param);
+                return torch::zeros({});
+              });
+            }),
+            "Invalid loss: shape [] (must be [3], the mean loss of each chain; "
+            "call backward() on its sum)");
+}
+
+TEST(HMC, Masses) {
+  const std::vector<torch::Tensor> params = {Param({4}), Param({3, 2})};
+  HMC sampler(params, Options().resample_momentum_every(0));
+  sampler.step(Quartic(params));
+  EXPECT_EQ(sampler.state().size(), 2);
+  const auto refused = [&](const torch::Tensor& mass) {
+    return Thrown([&] { sampler.set_mass({torch::ones({}), mass}); });
+  };
+  EXPECT_EQ(Thrown([&] { sampler.set_mass({torch::ones({})}); }),
+            "Invalid masses: 1 (must be one for each of the 2 parameters)");
+  EXPECT_EQ(refused(torch::ones({3})),
+            "Invalid masses: number 1 has shape [3] (must broadcast to [3, "
+            "2])");
+  EXPECT_EQ(refused(torch::zeros({})),
+            "Invalid masses: number 1 has elements out of range (must be "
+            "finite and > 0)");
+  sampler.set_mass({torch::full({}, 2), torch::tensor({0.5, 3.0})});
+  const StateDict state = sampler.state_dict().at("state");
+  const StateDict second = state.at(1);
+  EXPECT_TRUE(
+      torch::equal(second.at("mass").toTensor(),
+                   torch::tensor({0.5, 3.0}, torch::kDouble).expand({3, 2})));
+  EXPECT_FALSE(second.contains("momentum"));
+  sampler.step(Quartic(params));
+  sampler.set_mass(std::nullopt);
+  EXPECT_TRUE(sampler.state().empty());
+}
+
+TEST(HMC, WarmUpIsSavedInTheMiddle) {
+  const std::vector<torch::Tensor> params = {Param({4})};
+  const std::vector<torch::Tensor> others = {Param({4})};
+  const std::vector<torch::Tensor> thirds = {Param({4})};
+  HMC sampler(params, Options());
+  sampler.warmup(Quartic(params), 30);
+  EXPECT_EQ(sampler.options().step(), 30);
+  EXPECT_TRUE(std::isnan(sampler.acceptance_rate()));
+
+  HMC early(others, Options());
+  early.warmup(Quartic(others), 11, 0.8, /*finish=*/false);
+  std::stringstream stream;
+  torch::save(early, stream);
+  {
+    const torch::NoGradGuard no_grad;
+    thirds[0].copy_(others[0]);
+  }
+  HMC late(thirds, HMCOptions(9).trajectory_length(1).num_data(1));
+  torch::load(late, stream);
+  EXPECT_EQ(Thrown([&] { late.warmup(Quartic(thirds), 1, 0.7); }),
+            "Invalid target_acceptance: 0.7 (the warm-up in progress has 0.8)");
+  late.warmup(Quartic(thirds), 19);
+  EXPECT_EQ(late.options().step_size(), sampler.options().step_size());
+  EXPECT_TRUE(torch::equal(thirds[0], params[0]));
+
+  EXPECT_EQ(Thrown([&] { late.warmup(Quartic(thirds), 0); }),
+            "Invalid steps: 0 (must be >= 1)");
+  EXPECT_EQ(Thrown([&] { late.warmup(Quartic(thirds), 1, 1); }),
+            "Invalid target_acceptance: 1.0 (must be in (0, 1))");
+  late.options().metropolis(false);
+  EXPECT_EQ(Thrown([&] { late.warmup(Quartic(thirds), 1); }),
+            "Invalid metropolis: False (warmup() adapts to the acceptance "
+            "rate)");
+}
+
+TEST(HMC, RefusesAnAdaptationThatIsNone) {
+  HMC sampler({Param({4})}, Options());
+  const auto dict = sampler.state_dict();
+  StateDict group = dict.at("param_groups").toListRef()[0];
+  const auto set = [&](const std::vector<double>& values) {
+    c10::impl::GenericList list(c10::AnyType::get());
+    for (const double value : values) list.push_back(value);
+    group.set("dual_averaging", list);
+    return Thrown([&] { sampler.load_state_dict(dict); });
+  };
+  const std::string message =
+      "Invalid state of dual averaging (must be finite, with a whole count)";
+  EXPECT_EQ(set({0.8, 0, -1, 0, 0, 0}), message);
+  EXPECT_EQ(set({0.8, 0}), message);
+  group.set("dual_averaging", 3);
+  EXPECT_EQ(Thrown([&] { sampler.load_state_dict(dict); }),
+            "Invalid dual_averaging in a state dict: a Int (must be a list of "
+            "numbers)");
+}
+
+}  // namespace
+}  // namespace torch_sgmcmc

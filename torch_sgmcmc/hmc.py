@@ -1,0 +1,652 @@
+"""Hamiltonian Monte Carlo."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from torch_sgmcmc import _C
+from torch_sgmcmc._checks import check_integer, check_real
+from torch_sgmcmc._closures import (
+    check_chains,
+    check_shared,
+    fresh_gradients,
+    refuse_scaler,
+    same_parameters,
+)
+from torch_sgmcmc._library import (
+    hmc_energy,
+    hmc_leapfrog_,
+    hmc_momenta_,
+    metropolis_decide,
+    select_chains_,
+)
+from torch_sgmcmc._momentum import state_dtype
+from torch_sgmcmc.sampler import Sampler, Work
+
+__all__ = ["HMC"]
+
+# One trajectory is simulated, and one decision made, for all parameters: only the
+# prior precision may differ between param groups.
+_HYPERPARAMETERS = (
+    *("step_size", "num_steps", "trajectory_length", "num_data", "temperature"),
+    *("metropolis", "resample_momentum_every", "num_chains"),
+)
+_COUNTERS = ("num_trajectories", "num_accepted", "num_divergences")
+_SHARED = (*_HYPERPARAMETERS, *_COUNTERS, "dual_averaging")
+
+# Early in a warm-up the step size may be far too small, and a trajectory of given
+# length endless.
+_MOST_WARMUP_STEPS = 1024
+
+_NO_CLOSURE = """\
+HMC.step() needs a closure, since it computes several gradients a step:
+
+    def closure():
+        loss = F.cross_entropy(model(x), y)  # of all data
+        loss.backward()
+        return loss
+
+    sampler.step(closure)"""
+
+
+@dataclass
+class _Motion:
+    """What moves along a trajectory, of one list of parameters."""
+
+    momenta: list[Tensor]
+    masses: list[Tensor]  # empty: all are 1
+
+
+class HMC(Sampler):
+    r"""Hamiltonian Monte Carlo, with the leapfrog and a Metropolis test.
+
+    One step is one trajectory. With :math:`U(\theta) = N \cdot \text{loss} +
+    \lambda \|\theta\|^2 / 2`, a momentum :math:`r \sim N(0, T M)` and a step size
+    :math:`\epsilon` = ``step_size``, it makes ``num_steps`` leapfrog steps
+
+    .. math::
+        r &\leftarrow r - \tfrac{\epsilon}{2} \nabla U(\theta), \\
+        \theta &\leftarrow \theta + \epsilon M^{-1} r, \\
+        r &\leftarrow r - \tfrac{\epsilon}{2} \nabla U(\theta),
+
+    and accepts the end with probability
+    :math:`\min(1, e^{-(H_\text{end} - H_\text{start}) / T})`,
+    :math:`H = U(\theta) + \tfrac12 r^\top M^{-1} r`; otherwise θ is again what it
+    was, bit for bit.
+
+    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)`, exactly if the
+    closure computes the loss of all data and always the same; λ is that of each param
+    group. Neither the step size, nor the length of the trajectory, nor the mass
+    changes the target. With ``metropolis=False`` the error is of the order of ε².
+
+    **Scale.** ε is the leapfrog's step on U itself: ε² = ``lr`` / N in terms of the
+    other samplers' ``lr`` (with M = I). Stable on a Gaussian target only if ε is below
+    twice its smallest standard deviation (at T = 1).
+
+    **Minibatches.** Fed minibatches, this is the *naive* stochastic gradient HMC of
+    Chen et al. 2014, which samples another distribution: their noise heats the
+    momentum. With a Metropolis test on the loss of all data (a closure that returns
+    the exact loss but makes the gradients of a minibatch) it is nearly right and very
+    inefficient. :class:`SGHMC` is what minibatches need.
+
+    Args:
+        params: parameters or param groups; of the hyperparameters a group can set
+            ``prior_precision`` alone.
+        step_size: ε > 0, the leapfrog's step on U. :meth:`warmup` adapts it.
+        num_steps: m >= 1, the number of leapfrog steps of a trajectory. Either it or
+            ``trajectory_length`` must be given.
+        trajectory_length: τ > 0: the number of steps is the nearest to τ / ε, and at
+            least 1, whatever ε becomes. (During :meth:`warmup` it is at most 1024.)
+        num_data: N, the number of training examples, > 0. 1 means that the loss is
+            U itself.
+        prior_precision: λ >= 0, precision of the Gaussian prior N(0, 1/λ) on each
+            parameter; 0 is a flat prior. Default: 0.
+        temperature: T > 0; 1 is the Bayesian posterior. Default: 1.
+        metropolis: whether to make the Metropolis test. Without it the closure need
+            not return the loss. Default: True.
+        resample_momentum_every: k >= 0; the momentum is drawn afresh before every k-th
+            trajectory. 1 is HMC proper. Otherwise the momentum is kept from one
+            trajectory to the next, and turned round when one is rejected, which
+            keeps the target exact; 0 never draws it but once at the start, for
+            experiments on the dynamics. Default: 1.
+        num_chains: K makes K independent chains at once: every parameter has a
+            leading dimension K, the closure returns the K chains' mean losses and
+            calls ``backward()`` on their sum, and decisions are made for each chain.
+            None is one chain. Default: None.
+        seed: key of the momenta and of the decisions, a 64-bit int. None draws one
+            from torch's default generator, so that ``torch.manual_seed`` makes it
+            repeatable. Default: None.
+
+    State:
+        * ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32):
+          r, unless it is drawn afresh for every trajectory.
+        * ``mass`` (same shape and dtype): the diagonal of M, after :meth:`set_mass`.
+
+    Raises:
+        ValueError: a hyperparameter out of range, here or at a later step; or a loss
+            of a wrong shape.
+        TypeError: a hyperparameter of the wrong type, ``step()`` without a closure,
+            or a closure that returns no loss where one is needed.
+        RuntimeError: the closure leaves no gradients, or others than at its first
+            call, or the loss is not finite at the start of a trajectory.
+
+    Example:
+        >>> sampler = HMC(model.parameters(), step_size=1e-3, trajectory_length=0.05,
+        ...               num_data=len(x), prior_precision=1.0, seed=0)
+        >>> def closure():
+        ...     loss = F.cross_entropy(model(x), y)
+        ...     loss.backward()
+        ...     return loss
+        >>> sampler.warmup(closure, 200)
+        >>> for _ in range(1000):
+        ...     loss = sampler.step(closure)
+        >>> sampler.acceptance_rate, sampler.num_divergences
+
+    Note:
+        A step costs m + 1 gradients: the gradient at its start is computed anew, since
+        the closure may see other data now, and parameters or λ may have been changed
+        in between. Gradients are cleared before each call of the closure; after a
+        step ``p.grad`` is the gradient at the end of the trajectory, accepted or not.
+        ``step`` returns the loss at its start. A trajectory whose energy is not finite
+        is rejected and counted in ``num_divergences``. Energies are float64 sums, but
+        N times the rounding of a float32 loss enters them: return the loss in float64
+        where that matters. With parameters in bf16 or fp16 the leapfrog is reversible
+        only up to their rounding, and the target exact only up to that.
+        What the closure does besides (dropout, running statistics of batch norm)
+        makes U another function at every call: switch it off. Not for
+        ``torch.amp.GradScaler``: use bfloat16 autocast, which needs none.
+
+    Reference:
+        S. Duane, A. D. Kennedy, B. J. Pendleton and D. Roweth, Hybrid Monte Carlo,
+        Physics Letters B 1987; algorithm 1 of T. Chen, E. B. Fox and C. Guestrin,
+        Stochastic Gradient Hamiltonian Monte Carlo, ICML 2014. For momenta that are
+        kept: A. M. Horowitz, A generalized guided Monte Carlo algorithm, Physics
+        Letters B 1991.
+    """
+
+    _MANAGED: ClassVar[tuple[str, ...]] = (*Sampler._MANAGED, *_SHARED)
+    # GradScaler.step() then leaves a mark on the sampler, by which step() sees it.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        step_size: float,
+        *,
+        num_steps: int | None = None,
+        trajectory_length: float | None = None,
+        num_data: float,
+        prior_precision: float = 0.0,
+        temperature: float = 1.0,
+        metropolis: bool = True,
+        resample_momentum_every: int = 1,
+        num_chains: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        defaults = {
+            "step_size": step_size,
+            "num_steps": num_steps,
+            "trajectory_length": trajectory_length,
+            "num_data": num_data,
+            "prior_precision": prior_precision,
+            "temperature": temperature,
+            "metropolis": metropolis,
+            "resample_momentum_every": resample_momentum_every,
+            "num_chains": num_chains,
+            **dict.fromkeys(_COUNTERS, 0),
+            # The state of the step size's adaptation; empty when there is none.
+            "dual_averaging": [],
+        }
+        super().__init__(params, defaults, seed, capturable=False)
+
+    # ---- What it has done -----------------------------------------------------
+
+    @property
+    def acceptance_rate(self) -> float:
+        """The part of all trajectories that was accepted since the warm-up.
+
+        NaN before any, and with ``metropolis=False``.
+        """
+        group = self.param_groups[0]
+        if group["num_trajectories"] == 0:
+            return math.nan
+        return group["num_accepted"] / group["num_trajectories"]
+
+    @property
+    def num_divergences(self) -> int:
+        """The number of trajectories since the warm-up whose energy was not finite."""
+        return self.param_groups[0]["num_divergences"]
+
+    # ---- Checks ---------------------------------------------------------------
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        check_real("step_size", group["step_size"], low_open=True)
+        self._check_target(group)
+        check_real("temperature", group["temperature"], low_open=True)
+        steps, length = group["num_steps"], group["trajectory_length"]
+        if (steps is None) == (length is None):
+            raise ValueError(
+                f"Invalid num_steps and trajectory_length: {steps} and {length} (give "
+                "exactly one of them)"
+            )
+        if steps is not None:
+            check_integer("num_steps", steps, low=1)
+        else:
+            check_real("trajectory_length", length, low_open=True)
+        if not isinstance(group["metropolis"], bool):
+            raise TypeError(
+                f"Invalid metropolis: {group['metropolis']!r} (must be a bool)"
+            )
+        check_integer("resample_momentum_every", group["resample_momentum_every"])
+        if group["num_chains"] is not None:
+            check_integer("num_chains", group["num_chains"], low=1)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a param group, see :meth:`Sampler.add_param_group`."""
+        super().add_param_group(param_group)
+        first, added = self.param_groups[0], self.param_groups[-1]
+        added.update({key: first[key] for key in _SHARED})
+
+    def _check_parameter(self, p: Tensor) -> None:
+        super()._check_parameter(p)
+        check_chains(p, self.param_groups[0]["num_chains"])
+
+    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super()._check_state_dict(state_dict)
+        for theirs, ours in zip(
+            state_dict["param_groups"], self.param_groups, strict=True
+        ):
+            for p in ours["params"]:
+                check_chains(p, theirs["num_chains"])
+            if theirs["dual_averaging"]:
+                _C.DualAveraging(theirs["dual_averaging"])
+
+    # ---- Mass -----------------------------------------------------------------
+
+    def set_mass(self, masses: Iterable[Tensor | float] | None) -> None:
+        """Sets the mass M, a number for each element of each parameter.
+
+        The best mass of a coordinate is about 1 / its posterior variance. Momenta that
+        were kept are drawn afresh.
+
+        Args:
+            masses: a tensor (or number) for each parameter, in the order of the param
+                groups, finite and > 0, that broadcasts to the parameter's shape. None
+                sets all masses to 1.
+
+        Raises:
+            ValueError: there are not as many masses as parameters, or one of them has
+                a wrong shape or elements out of range. Nothing has changed.
+        """
+        params = [p for group in self.param_groups for p in group["params"]]
+        new: Sequence[Tensor | None] = [None] * len(params)
+        if masses is not None:
+            masses = list(masses)
+            if len(masses) != len(params):
+                raise ValueError(
+                    f"Invalid masses: {len(masses)} (must be one for each of the "
+                    f"{len(params)} parameters)"
+                )
+            new = [
+                _mass(i, m, p)
+                for i, (m, p) in enumerate(zip(masses, params, strict=True))
+            ]
+        for p, mass in zip(params, new, strict=True):
+            self._forget(p, "momentum")
+            if mass is None:
+                self._forget(p, "mass")
+            else:
+                self.state[p]["mass"] = mass
+
+    def _forget(self, p: Tensor, name: str) -> None:
+        state = self.state.get(p, {})
+        state.pop(name, None)
+        if not state:
+            self.state.pop(p, None)
+
+    # ---- Trajectories ---------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Simulates one trajectory and decides on it.
+
+        Args:
+            closure: computes the mean loss (with ``num_chains``, the row of the
+                chains' mean losses), calls ``backward()`` on it (on its sum) and
+                returns it. Called ``num_steps`` + 1 times.
+
+        Returns:
+            What the closure returned at its first call, at the trajectory's start.
+
+        Raises:
+            TypeError: there is no closure, or it returned no loss.
+            ValueError: a hyperparameter has left its range, or the loss is of a wrong
+                shape. No parameter has changed.
+            RuntimeError: gradients or loss are not as they should be (see the class).
+                No parameter has changed.
+        """
+        loss, _ = self._trajectory(closure)
+        return loss
+
+    def warmup(
+        self,
+        closure: Callable[[], Any],
+        steps: int,
+        target_acceptance: float = 0.8,
+        *,
+        finish: bool = True,
+        progress: bool = True,
+    ) -> None:
+        """Makes steps that adapt the step size to a probability of acceptance.
+
+        By dual averaging (M. D. Hoffman and A. Gelman, JMLR 2014, section 3.2, with
+        their γ = 0.05, t₀ = 10, κ = 0.75 and μ = log(10 ``step_size``)); with several
+        chains, by their mean. The step size when it ends is the average of those
+        tried. Steps of a warm-up are no samples of the target. The counts of
+        acceptances and divergences begin afresh when it ends.
+
+        Args:
+            closure: as for :meth:`step`.
+            steps: number of trajectories, >= 1.
+            target_acceptance: in (0, 1); 0.65 is about the most efficient, and more is
+                safer. Default: 0.8.
+            finish: whether the warm-up ends with these steps. If not, or if the
+                closure raises, the next call goes on with it, also in another process
+                that has loaded the state dict: two calls are exactly one call of as
+                many steps.
+            progress: show a progress bar, if tqdm is installed. Default: True.
+
+        Raises:
+            ValueError: an argument is out of range, or differs from that of the warm-up
+                in progress; or ``metropolis`` is False.
+        """
+        check_integer("steps", steps, low=1)
+        check_real("target_acceptance", target_acceptance, high=1.0, low_open=True)
+        self._check_groups()
+        group = self.param_groups[0]
+        if not group["metropolis"]:
+            raise ValueError(
+                "Invalid metropolis: False (warmup() adapts to the acceptance rate)"
+            )
+        if group["dual_averaging"]:
+            adaptation = _C.DualAveraging(group["dual_averaging"])
+            if adaptation.target != target_acceptance:
+                raise ValueError(
+                    f"Invalid target_acceptance: {target_acceptance} (the warm-up in "
+                    f"progress has {adaptation.target})"
+                )
+        else:
+            adaptation = _C.DualAveraging(group["step_size"], target_acceptance)
+        for _ in _progress(steps, progress):
+            _, log_ratios = self._trajectory(closure, _MOST_WARMUP_STEPS)
+            adaptation.update(_C.mean_acceptance(log_ratios.tolist()))
+            self._set(
+                step_size=adaptation.step_size, dual_averaging=list(adaptation.state)
+            )
+        if finish:
+            self._set(
+                step_size=adaptation.averaged,
+                dual_averaging=[],
+                **dict.fromkeys(_COUNTERS, 0),
+            )
+
+    def _set(self, **values: Any) -> None:
+        for group in self.param_groups:
+            group.update(values)
+
+    def _check_groups(self) -> None:
+        for group in self.param_groups:
+            self._check_group(group)
+        check_shared(self, _HYPERPARAMETERS, "there is one trajectory for all")
+
+    @torch.no_grad()
+    def _trajectory(
+        self, closure: Callable[[], Any] | None, most_steps: int | None = None
+    ) -> tuple[Any, Tensor]:
+        """One step.
+
+        Returns:
+            What the closure returned first, and the logarithms of the chains' ratios
+            in the Metropolis test (without one, an empty row).
+        """
+        refuse_scaler(self)
+        if closure is None:
+            raise TypeError(_NO_CLOSURE)
+        self._check_groups()
+        group = self.param_groups[0]
+        loss = fresh_gradients(self, closure)
+        work = self._gather(checked=True)
+        if not work:
+            raise RuntimeError(
+                "HMC got no gradients from the closure (does it call backward()?)"
+            )
+        motion = self._prepare_all(work)
+        start = self._energy(loss, work, motion) if group["metropolis"] else None
+        if start is not None and not bool(start.isfinite().all()):
+            raise RuntimeError(
+                "HMC got a loss or parameters that are not finite at the start of a "
+                "trajectory"
+            )
+        turned = []
+        if group["metropolis"] and group["resample_momentum_every"] != 1:
+            turned = [[-r for r in moving.momenta] for moving in motion]
+        log_ratios = torch.empty(0, dtype=torch.float64)
+        with self._undone_on_error(work) as saved:
+            end = self._integrate(closure, work, motion, most_steps)
+            if start is not None:
+                energy = self._energy(end, work, motion)
+                log_ratios = (start - energy) / group["temperature"]
+        if start is not None:
+            self._decide(log_ratios, work, motion, saved, turned)
+        self._advance(work, motion)
+        return loss, log_ratios
+
+    def _prepare(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        offsets: list[int],
+    ) -> _Motion:
+        """Returns copies of the momenta, or new ones, and the masses."""
+        states = [self.state.get(p, {}) for p in params]
+        masses: list[Tensor] = []
+        if any("mass" in state for state in states):
+            masses = [
+                state["mass"]
+                if "mass" in state
+                else torch.ones_like(p, dtype=state_dtype(p))
+                for p, state in zip(params, states, strict=True)
+            ]
+        every = group["resample_momentum_every"]
+        draws_all = every > 0 and group["step"] % every == 0
+        momenta = [
+            torch.zeros_like(p, dtype=state_dtype(p))
+            if draws_all or "momentum" not in state
+            else state["momentum"].clone()
+            for p, state in zip(params, states, strict=True)
+        ]
+        new = [i for i, s in enumerate(states) if draws_all or "momentum" not in s]
+        if new:
+            hmc_momenta_(
+                [momenta[i] for i in new],
+                [masses[i] for i in new] if masses else [],
+                temperature=group["temperature"],
+                offsets=[offsets[i] for i in new],
+                **self._step_arguments(group),
+            )
+        return _Motion(momenta, masses)
+
+    def _update(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        offsets: list[int],
+        prepared: _Motion,
+    ) -> None:
+        """Remembers the momenta if they are kept; the parameters have moved."""
+        for p, momentum in zip(params, prepared.momenta, strict=True):
+            if group["resample_momentum_every"] != 1:
+                self.state[p]["momentum"] = momentum
+            else:  # what a schedule left behind
+                self._forget(p, "momentum")
+
+    @contextmanager
+    def _undone_on_error(self, work: list[Work]) -> Iterator[list[list[Tensor]]]:
+        """Gives copies of the parameters, which are put back on an exception."""
+        saved = [[p.detach().clone() for p in params] for _, params, _, _ in work]
+        try:
+            yield saved
+        except BaseException:
+            for (_, params, _, _), copies in zip(work, saved, strict=True):
+                for p, copy in zip(params, copies, strict=True):
+                    p.copy_(copy)
+            raise
+
+    def _integrate(
+        self,
+        closure: Callable[[], Any],
+        work: list[Work],
+        motion: list[_Motion],
+        most_steps: int | None,
+    ) -> Any:
+        """Makes the leapfrog steps; returns the loss at their end."""
+        group = self.param_groups[0]
+        step_size, steps = group["step_size"], group["num_steps"]
+        if steps is None:
+            steps = max(1, math.floor(group["trajectory_length"] / step_size + 0.5))
+        if most_steps is not None:
+            steps = min(steps, most_steps)
+        loss = None
+        for i in range(steps):
+            kick = step_size if i > 0 else step_size / 2
+            self._leapfrog(work, motion, kick, drift=step_size)
+            loss = fresh_gradients(self, closure)
+            following = self._gather(checked=True)
+            if not same_parameters(work, following):
+                raise RuntimeError(
+                    "HMC got gradients of other parameters from the closure than at "
+                    "its first call in this step"
+                )
+            work = following
+        self._leapfrog(work, motion, step_size / 2, drift=0.0)
+        return loss
+
+    def _leapfrog(
+        self, work: list[Work], motion: list[_Motion], kick: float, drift: float
+    ) -> None:
+        for (group, params, grads, _), moving in zip(work, motion, strict=True):
+            hmc_leapfrog_(
+                params,
+                grads,
+                moving.momenta,
+                moving.masses,
+                kick=kick,
+                drift=drift,
+                num_data=group["num_data"],
+                prior_precision=group["prior_precision"],
+            )
+            increment_version(params)
+
+    def _energy(self, loss: Any, work: list[Work], motion: list[_Motion]) -> Tensor:
+        """H of each chain, in float64, on the first parameter's device."""
+        chains = self.param_groups[0]["num_chains"]
+        device = work[0][1][0].device
+        energy = self.param_groups[0]["num_data"] * _losses(loss, chains, device)
+        for (group, params, _, _), moving in zip(work, motion, strict=True):
+            part = hmc_energy(
+                params,
+                moving.momenta,
+                moving.masses,
+                prior_precision=group["prior_precision"],
+                num_chains=chains or 1,
+            )
+            energy = energy + part.to(device)
+        return energy
+
+    def _decide(
+        self,
+        log_ratios: Tensor,
+        work: list[Work],
+        motion: list[_Motion],
+        saved: list[list[Tensor]],
+        turned: list[list[Tensor]],
+    ) -> None:
+        """The Metropolis test: puts back the chains that are rejected."""
+        group = self.param_groups[0]
+        finite = log_ratios.isfinite()
+        accepted = finite & metropolis_decide(
+            log_ratios,
+            proposal=0,
+            purpose=_C.PURPOSE_METROPOLIS,
+            **self._step_arguments(group),
+        )
+        num_accepted = int(accepted.sum())
+        if num_accepted < len(accepted):
+            for i, (_, params, _, _) in enumerate(work):
+                rejected = (~accepted).to(params[0].device)
+                select_chains_(params, saved[i], rejected)
+                increment_version(params)
+                if turned:
+                    select_chains_(motion[i].momenta, turned[i], rejected)
+        self._set(
+            num_trajectories=group["num_trajectories"] + len(accepted),
+            num_accepted=group["num_accepted"] + num_accepted,
+            num_divergences=group["num_divergences"] + int((~finite).sum()),
+        )
+
+
+def _losses(loss: Any, chains: int | None, device: torch.device) -> Tensor:
+    """The chains' mean losses as a row of float64."""
+    if loss is None:
+        raise TypeError(
+            "HMC got no loss from the closure, which must return it for the "
+            "Metropolis test (metropolis=False makes none)"
+        )
+    loss = torch.as_tensor(loss).detach()
+    expected = [] if chains is None else [chains]
+    if list(loss.shape) != expected:
+        wanted = (
+            "must be a scalar"
+            if chains is None
+            else f"must be {expected}, the mean loss of each chain; call backward() "
+            "on its sum"
+        )
+        raise ValueError(f"Invalid loss: shape {list(loss.shape)} ({wanted})")
+    return loss.to(device, torch.float64).reshape(-1)
+
+
+def _mass(index: int, mass: Tensor | float, p: Tensor) -> Tensor:
+    """A parameter's mass, in its shape and memory format."""
+    given = torch.as_tensor(mass, dtype=state_dtype(p), device=p.device)
+    try:
+        expanded = given.expand(p.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"Invalid masses: number {index} has shape {list(given.shape)} (must "
+            f"broadcast to {list(p.shape)})"
+        ) from None
+    if not bool((given.isfinite() & (given > 0)).all()):
+        raise ValueError(
+            f"Invalid masses: number {index} has elements out of range (must be finite "
+            "and > 0)"
+        )
+    return torch.empty_like(p, dtype=state_dtype(p)).copy_(expanded)
+
+
+def _progress(steps: int, shown: bool) -> Iterable[int]:
+    if not shown:
+        return range(steps)
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        return range(steps)
+    return tqdm(range(steps), desc="warm-up")
