@@ -24,7 +24,6 @@ class Method:
         friction: γ of EWSG and SGHMC; momentum = 1 - γ h.
         length: M, the length of EWSG's index chain.
         surrogate: EWSG's surrogate of the new momentum.
-        exact: the full gradient in place of a minibatch of one.
     """
 
     sampler: str
@@ -32,7 +31,6 @@ class Method:
     friction: float = 10.0
     length: int = 1
     surrogate: str = "momentum"
-    exact: bool = False
 
     @property
     def underdamped(self) -> bool:
@@ -73,6 +71,7 @@ class Chains:
         self.gradients = 0  # of single data, per chain
         self.steps = 0
         self.anchor: Tensor | None = None
+        self.index: Tensor | None = None  # of the minibatch drawn last
         n, h = target.num_data, method.step
         # By the groups' shared arguments all samplers have e^-V as target.
         common = {"num_data": n, "seed": seed}
@@ -108,16 +107,13 @@ class Chains:
 
     def _differentiate(self) -> None:
         theta, data = self.theta, self.target.data
-        if self.method.exact:
-            self.gradients += len(data)
-            self.parameter.grad = theta - self.target.mean
-            return
-        index = torch.randint(len(data), (len(theta),), generator=self.generator)
+        self.index = torch.randint(len(data), (len(theta),), generator=self.generator)
         self.gradients += 1
-        grad = theta - data[index]
+        chosen = data[self.index]
+        grad = theta - chosen
         if self.anchor is not None:
             # The gradients at the anchor are kept from the last full pass.
-            grad += (self.anchor - self.target.mean) - (self.anchor - data[index])
+            grad += (self.anchor - self.target.mean) - (self.anchor - chosen)
         self.parameter.grad = grad
 
     def step(self) -> None:

@@ -50,9 +50,9 @@ def linear_errors(
         friction: γ.
         times: at which T = K h the mean squared error of (1/K) Σ φ(θ_k), k = 1..K,
             is wanted.
-        kind: "full gradient" or "SGHMC", of which this is exact, or "EWSG", with the
-            mean gradient of Note [EWSG to first order], but without the shift of the
-            mean, which enters φ in second order.
+        kind: "full gradient"; "SGHMC", a minibatch of one; or "linearised", with the
+            same minibatches, but the mean gradient of Note [EWSG to first order]
+            (without the shift of the mean, which enters φ in second order).
 
     Returns:
         The mean squared error by time, and the bias E φ - d / n of the stationary law.
@@ -61,7 +61,7 @@ def linear_errors(
     alpha, eta = friction * h, h * h
     # In units of the target's standard deviation n^-1/2; φ n is Σ z².
     pull, keep = eta * n * np.eye(d), (1 - alpha) * np.eye(d)
-    if kind == "EWSG":
+    if kind == "linearised":
         sigma = target.gradient_covariance.numpy()
         pull = pull @ (np.eye(d) + h / (2 * friction) * sigma)
         keep = keep - h * h / 2 * sigma
