@@ -10,7 +10,7 @@ exact errors of the twins are known: they serve as control variates.
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +190,7 @@ def error_orders(
     return {
         "friction": FRICTION,
         "test_function": "squared distance from the mean",
-        "steps": [
+        "error_steps": [
             {
                 "step": e.step,
                 "chains": len(e.run.ewsg),
@@ -339,6 +339,7 @@ def _bias(target: Gaussian, estimates: list[_Estimate]) -> dict[str, Any]:
         "bias": [_numbers(column) for column in bias.T],
         **_fits(steps, bias**2, _SMALL),
         "sghmc_bias": sghmc.tolist(),
+        "full_gradient_bias": [e.exact["full gradient"][1] for e in estimates],
         "sghmc": _fits(steps, np.tile(sghmc**2, (2, 1)), _SMALL),
         "first_order_coefficient": coefficient,
         "measured_over_first_order": [

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from .chains import Chains, Method
 from .target import Gaussian, fitted_kl, floor, kl_of_moments, negentropy
 
-__all__ = ["final_kl", "learning_curves", "stationary_kl", "with_interval"]
+__all__ = ["learning_curves", "other_data", "stationary_kl", "with_interval"]
 
 _RECORDS_PER_PASS = 2
 
@@ -108,11 +108,16 @@ def _summary(
     }
 
 
-def final_kl(
-    target: Gaussian, method: Method, *, chains: int, passes: float, seed: int
-) -> float:
-    """The KL when the budget is used up."""
-    return _curve(target, method, chains, passes, seed)[1][-1]
+def other_data(
+    methods: dict[str, Method], *, chains: int, passes: float, seeds: range
+) -> dict[str, list[float]]:
+    """The KL when the budget is used up, for data drawn with each of the seeds."""
+    results: dict[str, list[float]] = {name: [] for name in methods}
+    for seed in tqdm(seeds, desc="other data"):
+        target = Gaussian.draw(seed)
+        for name, method in methods.items():
+            results[name].append(_curve(target, method, chains, passes, seed)[1][-1])
+    return results
 
 
 def stationary_kl(
@@ -120,7 +125,7 @@ def stationary_kl(
 ) -> dict[str, float]:
     """The KL after time T = K h, whatever it costs."""
     values = []
-    for seed in seeds:
+    for seed in tqdm(seeds, desc=f"stationary, M = {method.length}", leave=False):
         run = Chains(target, method, _start(target, chains, seed), seed)
         for _ in range(round(time / method.step)):
             run.step()

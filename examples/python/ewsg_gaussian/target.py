@@ -25,9 +25,7 @@ class Gaussian:
     def draw(cls, seed: int, num_data: int = 20, dim: int = 2) -> Gaussian:
         """The target of data cᵢ ~ N(0, I)."""
         generator = torch.Generator().manual_seed(seed)
-        return cls(
-            torch.randn(num_data, dim, generator=generator, dtype=torch.float64)
-        )
+        return cls(torch.randn(num_data, dim, generator=generator, dtype=torch.float64))
 
     @property
     def num_data(self) -> int:
