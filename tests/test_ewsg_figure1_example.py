@@ -234,7 +234,7 @@ def test_chains_are_kept_and_repeatable(tmp_path: Path) -> None:
     for other in (kept, fresh):
         np.testing.assert_array_equal(first.ewsg, other.ewsg)
         np.testing.assert_array_equal(first.late, other.late)
-    with pytest.raises(SystemExit, match="holds chains with other settings"):
+    with pytest.raises(SystemExit, match="holds results with other settings"):
         run_pairs(TARGET, 2**-5, [2.0, 8.0], folder=tmp_path, **config)
 
 
@@ -267,12 +267,20 @@ def test_everything_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = "--chains 100 --passes 3 --seeds 2 --other-data 2 --error-chains 100"
-    options += " --smallest-step 9 --longest-time 4"
+    options += " --smallest-step 9 --longest-time 3"
     monkeypatch.setattr(
         sys, "argv", ["ewsg_figure1.py", *options.split(), "--out", str(tmp_path)]
     )
+    monkeypatch.setattr(ewsg_figure1, "STEPS", (0.02, 0.08))
+    monkeypatch.setattr(ewsg_figure1, "LENGTHS", (0, 1, 4))
+    monkeypatch.setattr(ewsg_figure1, "LENGTHS_ELSEWHERE", (4,))
     ewsg_figure1.main()
     printed = capsys.readouterr().out
+    first = (tmp_path / "results.json").read_bytes()
+    (tmp_path / "panel-c.pt").unlink()
+    (tmp_path / "pairs-h0.0625-seed4.pt").unlink()
+    ewsg_figure1.main()  # finds the rest, and comes to the same results
+    assert (tmp_path / "results.json").read_bytes() == first
     for panel in ("Panel a", "Panel b", "Panel c", "Panels d, e", "Panels j, k, l"):
         assert panel in printed
     for picture in ("kl.png", "errors.png"):

@@ -8,7 +8,7 @@ chain; and how the error of time averages scales with T and with h.
     python examples/python/ewsg_figure1.py                # a few minutes
     python examples/python/ewsg_figure1.py --paper        # more seeds, smaller steps
 
-Results go to --out: results.json, kl.png, errors.png and the chains of panels j to l,
+Results go to --out: results.json, kl.png, errors.png and what each panel has found,
 from which an interrupted run continues.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import torch
 from ewsg_gaussian.autocorrelation import accuracy_at_autocorrelation
 from ewsg_gaussian.chains import METHODS
 from ewsg_gaussian.errors import error_orders, run_pairs
+from ewsg_gaussian.keep import kept
 from ewsg_gaussian.learning import learning_curves, other_data, stationary_kl
 from ewsg_gaussian.report import errors_picture, kl_picture, tables, write_json
 from ewsg_gaussian.target import Gaussian, floor
@@ -32,6 +34,7 @@ import torch_sgmcmc as sg
 
 SURROGATES = ("momentum", "zero", "one", "full_momentum")
 LENGTHS = (0, 1, 2, 3, 4, 6, 9, 19)
+LENGTHS_ELSEWHERE = (2, 4, 9)  # for other data
 STEPS = (0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08)  # of panel b
 
 #: Option: its default, and its value with --paper.
@@ -90,30 +93,31 @@ def parse_arguments() -> argparse.Namespace:
     return args
 
 
-def learning_panels(target: Gaussian, args: argparse.Namespace) -> dict[str, Any]:
-    """Panels a, c, d, e and the same for other data."""
+def learning_panels(
+    target: Gaussian, args: argparse.Namespace
+) -> dict[str, Callable[[], dict[str, Any]]]:
+    """Panels a, c, d, e and the same for other data, to be called."""
     ewsg = METHODS["EWSG"]
     surrogates = {name: replace(ewsg, surrogate=name) for name in SURROGATES}
     lengths = {str(length): replace(ewsg, length=length) for length in LENGTHS}
     common = {"chains": args.chains, "seeds": range(args.seeds)}
     budget = {**common, "passes": args.passes}
     others = {
+        **METHODS,
         **{f"EWSG, x: {name}": surrogates[name] for name in SURROGATES[1:]},
-        **{f"EWSG, M = {length}": lengths[str(length)] for length in (2, 4, 9)},
+        **{f"EWSG, M = {length}": lengths[str(length)] for length in LENGTHS_ELSEWHERE},
     }
+    elsewhere = range(1000, 1000 + args.other_data)
     return {
-        "a": learning_curves(target, METHODS, **budget),
-        "c": learning_curves(target, surrogates, **budget),
-        "d": learning_curves(target, lengths, **budget),
-        "e": {
+        "a": lambda: learning_curves(target, METHODS, **budget),
+        "c": lambda: learning_curves(target, surrogates, **budget),
+        "d": lambda: learning_curves(target, lengths, **budget),
+        "e": lambda: {
             name: stationary_kl(target, method, time=12.0, **common)
             for name, method in lengths.items()
         },
-        "other_data": other_data(
-            {**METHODS, **others},
-            chains=args.chains,
-            passes=args.passes,
-            seeds=range(1000, 1000 + args.other_data),
+        "other_data": lambda: other_data(
+            others, chains=args.chains, passes=args.passes, seeds=elsewhere
         ),
     }
 
@@ -162,6 +166,12 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     args.out.mkdir(parents=True, exist_ok=True)
     target = Gaussian.draw(args.data_seed)
+    settings = {k: v for k, v in vars(args).items() if k not in ("out", "threads")}
+    settings["data"] = target.data.tolist()
+    panels = {
+        **learning_panels(target, args),
+        "b": lambda: autocorrelation_panel(target, args),
+    }
     results = {
         "environment": {
             "torch": torch.__version__,
@@ -170,15 +180,16 @@ def main() -> None:
             "threads": torch.get_num_threads(),
         },
         "settings": {
-            **{k: v for k, v in vars(args).items() if k not in ("out", "threads")},
+            **settings,
             "num_data": target.num_data,
             "dim": target.dim,
-            "data": target.data.tolist(),
             "gradient_covariance": target.gradient_covariance.tolist(),
             "kl_floor": list(floor(args.chains, target.dim)),
         },
-        **learning_panels(target, args),
-        "b": autocorrelation_panel(target, args),
+        **{
+            name: kept(args.out / f"panel-{name}.pt", settings, compute)
+            for name, compute in panels.items()
+        },
         **error_panels(target, args),
     }
     write_json(results, args.out / "results.json")

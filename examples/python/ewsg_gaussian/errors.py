@@ -9,7 +9,6 @@ exact errors of the twins are known: they serve as control variates.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import torch_sgmcmc as sg
 
 from .chains import Chains, Method
 from .exact import continuous_mse, linear_errors
+from .keep import kept
 from .target import Gaussian
 
 __all__ = ["Pairs", "error_orders", "run_pairs"]
@@ -76,20 +76,11 @@ def run_pairs(
         "chains": chains,
         "seed": seed,
     }
-    path = None if folder is None else folder / f"pairs-h{step:g}-seed{seed}.pt"
-    if path is not None and path.exists():
-        saved = torch.load(path, weights_only=True)
-        if saved["config"] != config:
-            raise SystemExit(
-                f"{path} holds chains with other settings. Delete it or choose another "
-                "--out."
-            )
-    else:
-        saved = {"config": config, **_run(target, step, times, chains, seed)}
-        if path is not None:
-            partial = path.with_suffix(".partial")
-            torch.save(saved, partial)
-            os.replace(partial, path)
+    saved = kept(
+        None if folder is None else folder / f"pairs-h{step:g}-seed{seed}.pt",
+        config,
+        lambda: _run(target, step, times, chains, seed),
+    )
     return Pairs(
         step,
         times,

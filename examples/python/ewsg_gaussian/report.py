@@ -215,13 +215,12 @@ def _floor(ax: Axes, floor: list[float]) -> None:
     ax.axhspan(0, floor[1], color="0.85", zorder=0)
 
 
-def _finish(ax: Axes, title: str, x: str, y: str, legend: bool = True) -> None:
+def _finish(ax: Axes, title: str, x: str, y: str, place: str = "best") -> None:
     ax.set_title(title, fontsize="medium", loc="left")
     ax.set_xlabel(x)
     ax.set_ylabel(y)
     ax.grid(alpha=0.3, which="major")
-    if legend:
-        ax.legend(fontsize="x-small")
+    ax.legend(fontsize="x-small", loc=place)
 
 
 def kl_picture(results: dict[str, Any], path: Path) -> None:
@@ -238,7 +237,7 @@ def kl_picture(results: dict[str, Any], path: Path) -> None:
     _floor(ax, floor)
     ax.set_yscale("log")
     ax.set_ylim(bottom=bottom)
-    _finish(ax, "a  methods", passes, kl)
+    _finish(ax, "a  methods", passes, kl, "upper right")
 
     ax = axes[1]
     for name, points in results["b"].items():
@@ -263,6 +262,9 @@ def kl_picture(results: dict[str, Any], path: Path) -> None:
             )
     ax.set_xscale("log")
     ax.set_yscale("log")
+    ticks = [20, 50, 100, 200]
+    ax.set_xticks(ticks, [str(t) for t in ticks])
+    ax.set_xticks([], minor=True)
     _finish(ax, "b  step sizes", r"autocorrelation time of $\theta$", kl)
 
     ax = axes[2]
@@ -272,7 +274,7 @@ def kl_picture(results: dict[str, Any], path: Path) -> None:
     _floor(ax, floor)
     ax.set_yscale("log")
     ax.set_ylim(bottom=bottom)
-    _finish(ax, "c  EWSG's surrogates", passes, kl)
+    _finish(ax, "c  EWSG's surrogates", passes, kl, "upper right")
 
     ax = axes[3]
     lengths = [name for name in results["d"] if int(name) in (0, 1, 2, 4, 9, 19)]
@@ -283,8 +285,8 @@ def kl_picture(results: dict[str, Any], path: Path) -> None:
         _band(ax, row["passes"], row["kl"], color, label)
     _floor(ax, floor)
     ax.set_yscale("log")
-    ax.set_ylim(bottom=bottom)
-    _finish(ax, "d  length of the index chain", passes, kl)
+    ax.set_ylim(bottom=bottom, top=100)
+    _finish(ax, "d  length of the index chain", passes, kl, "upper right")
 
     ax = axes[4]
     x = [int(name) for name in results["d"]]
@@ -305,7 +307,7 @@ def kl_picture(results: dict[str, Any], path: Path) -> None:
         )
     ax.set_xscale("symlog", linthresh=4)
     ax.set_xticks(x, [str(m) for m in x])
-    ax.set_ylim(bottom=0)
+    ax.set_yscale("log")
     _finish(ax, "e  the same at the end", "length M of the index chain", kl)
 
     s = results["settings"]
@@ -400,10 +402,13 @@ def errors_picture(results: dict[str, Any], path: Path) -> None:
     times = rows[0]["times"]
     limit = unit * np.array(rows[0]["continuous"])
     ax.plot(times, limit, color="k", linewidth=1, label="h → 0, exact")
-    _guide(ax, times[1:], limit[1] * 0.4, -1)
+    _guide(ax, times, limit[0] * 0.6, -1)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    _finish(ax, "j  MSE against T (dotted: bias²)", "T = K h", "relative MSE")
+    ax.set_ylim(bottom=limit[-1] / 100)
+    _finish(
+        ax, "j  MSE against T (dotted: bias²)", "T = K h", "relative MSE", "lower left"
+    )
 
     for ax, data, values, exact, title, order in (
         (
@@ -474,8 +479,8 @@ def errors_picture(results: dict[str, Any], path: Path) -> None:
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
         lowest = min(abs(float(v["value"])) for v in values)
-        ax.set_ylim(bottom=lowest / 8)
+        ax.set_ylim(bottom=lowest / 8, top=30)
         y = "|relative MSE - limit|" if order == 1 else "relative bias²"
-        _finish(ax, title, "h", y)
+        _finish(ax, title, "h", y, "upper left")
     figure.savefig(path, dpi=110)
     plt.close(figure)
