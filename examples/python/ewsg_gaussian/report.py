@@ -133,18 +133,23 @@ def _other_data_table(rows: dict[str, list[float]]) -> str:
     return "\n".join(lines)
 
 
+def _longest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Panel j's runs that reach the largest T."""
+    longest = max(len(row["times"]) for row in rows)
+    return [row for row in rows if len(row["times"]) == longest]
+
+
 def _slope_table(results: dict[str, Any]) -> str:
     lines = [
         "Panels j, k, l: fitted slopes with 95 % intervals\n",
         "| panel | chain | fitted over | slope | theorem 4 |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for row in results["j"]:
-        if len(row["times"]) < len(results["j"][0]["times"]):
-            continue
+    for row in _longest(results["j"]):
         where = f"T = {row['fitted_times'][0]:g} … {row['fitted_times'][-1]:g}"
         lines.append(
-            f"| j | EWSG, h = {row['step']:g} | {where} | {_range(row['slope'])} | -1 |"
+            f"| j | EWSG, h = {row['step']:.3g} | {where} "
+            f"| {_range(row['slope'])} | -1 |"
         )
         if "slope_less_bias" in row:
             lines.append(
@@ -382,9 +387,8 @@ def errors_picture(results: dict[str, Any], path: Path) -> None:
         return [{k: np.multiply(by, v) for k, v in x.items()} for x in numbers]
 
     ax = axes[0]
-    longest = max(len(row["times"]) for row in results["j"])
-    rows = [row for row in results["j"] if len(row["times"]) == longest]
-    for row, color in zip(rows, ("C3", "C4"), strict=False):
+    rows = [_longest(results["j"])[i] for i in (0, -1)]
+    for row, color in zip(rows, ("C3", "C4"), strict=True):
         style = {"fmt": "o-", "markersize": 4, "color": color}
         label = f"EWSG, h = {row['step']:.3g}"
         _errorbar(ax, row["times"], scaled(row["mse"], unit), **style, label=label)
