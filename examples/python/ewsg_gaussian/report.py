@@ -230,7 +230,7 @@ def _finish(ax: Axes, title: str, x: str, y: str, place: str = "best") -> None:
 
 def kl_picture(results: dict[str, Any], path: Path) -> None:
     """Panels a to e."""
-    figure, grid = plt.subplots(2, 3, figsize=(12, 7.2), layout="constrained")
+    figure, grid = plt.subplots(2, 3, figsize=(11, 6.8), layout="constrained")
     axes = grid.flat
     floor = results["settings"]["kl_floor"]
     bottom = floor[0] / 2
@@ -278,7 +278,7 @@ def kl_picture(results: dict[str, Any], path: Path) -> None:
         _band(ax, row["passes"], row["kl"], color, f"x = {SURROGATE_LABELS[name]}")
     _floor(ax, floor)
     ax.set_yscale("log")
-    ax.set_ylim(bottom=bottom)
+    ax.set_ylim(bottom=bottom, top=200)
     _finish(ax, "c  EWSG's surrogates", passes, kl, "upper right")
 
     ax = axes[3]
@@ -332,7 +332,7 @@ def kl_picture(results: dict[str, Any], path: Path) -> None:
         fontsize="small",
         transform=axes[5].transAxes,
     )
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=80, pil_kwargs={"compress_level": 9})
     plt.close(figure)
 
 
