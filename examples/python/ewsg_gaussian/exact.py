@@ -12,7 +12,8 @@ T = 1, the weights' exponent is
   W = |√h γ r / σ + √h G / σ|² / 2 = const + h r·G / 2 + h |G|² / (4 γ),
 and both the exact weights and one step of the index chain (M = 1) give a datum the
 probability (1 + W - E W) / n up to terms of second order in W: for M = 1 since
-min(1, e^x) - min(1, e^-x) = x + O(x²), x the difference of two W. The mean gradient is then ∇V + Cov(G, W),
+min(1, e^x) - min(1, e^-x) = x + O(x²), x the difference of two W. The mean
+gradient is then ∇V + Cov(G, W),
   Cov(G, W) = h Σ r / 2 + h (2 n Σ (θ - mean) - n³ κ) / (4 γ),
 κ = Cov(c, |c - mean|²). The first term is the friction that balances the minibatches'
 noise h Σ: what EWSG is for. The second is an error: the surrogate r' = r leaves out
