@@ -1,0 +1,202 @@
+"""Figure 1 of the EWSG paper: a Gaussian posterior, panels a to e and j to l.
+
+n = 20 data, minibatches of one, 30 data passes, 10,000 chains: the KL to the target
+of EWSG, SGHMC, SGLD, pSGLD and SVRG-LD at equal numbers of gradients, the KL at equal
+autocorrelation time, the surrogates of the new momentum, the length of the index
+chain; and how the error of time averages scales with T and with h.
+
+    python examples/python/ewsg_figure1.py                # a few minutes
+    python examples/python/ewsg_figure1.py --paper        # more seeds, smaller steps
+
+Results go to --out: results.json, kl.png, errors.png and what each panel has found,
+from which an interrupted run continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from ewsg_gaussian.autocorrelation import accuracy_at_autocorrelation
+from ewsg_gaussian.chains import METHODS
+from ewsg_gaussian.errors import error_orders, run_pairs
+from ewsg_gaussian.keep import kept
+from ewsg_gaussian.learning import learning_curves, other_data, stationary_kl
+from ewsg_gaussian.report import errors_picture, kl_picture, tables, write_json
+from ewsg_gaussian.target import Gaussian, floor
+
+import torch_sgmcmc as sg
+
+SURROGATES = ("momentum", "zero", "one", "full_momentum")
+LENGTHS = (0, 1, 2, 3, 4, 6, 9, 19)
+LENGTHS_ELSEWHERE = (2, 4, 9)  # for other data
+STEPS = (0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08)  # of panel b
+
+#: Option: its default, and its value with --paper.
+SIZES = {
+    "seeds": (5, 20),
+    "other_data": (10, 30),
+    "error_chains": (2500, 10_000),
+    "smallest_step": (12, 13),
+    "longest_time": (5, 6),
+}
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--chains", type=int, default=10_000, help="of panels a to e")
+    parser.add_argument("--passes", type=float, default=30.0, help="over the data")
+    parser.add_argument("--data-seed", type=int, default=0, help="of the n data")
+    for name, words in (
+        ("seeds", "number of seeds of panels a, c, d, e"),
+        ("other_data", "number of other draws of the data"),
+        ("error_chains", "chains of panels j to l (fewer where h < 2^-9)"),
+        ("smallest_step", "of panels j to l: E for h = 2^-E, at least 9"),
+        ("longest_time", "of panel j: E for T = 2^E, at least 3"),
+    ):
+        short, full = SIZES[name]
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=int,
+            help=f"{words} (default: {short}, with --paper {full})",
+        )
+    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
+    parser.add_argument("--out", type=Path, default=Path("runs/ewsg_figure1"))
+    parser.add_argument("--paper", action="store_true", help="everything at full size")
+    args = parser.parse_args()
+    for name, sizes in SIZES.items():
+        if getattr(args, name) is None:
+            setattr(args, name, sizes[args.paper])
+    for name, low in (
+        ("seeds", 1),
+        ("other_data", 1),
+        ("error_chains", 100),
+        ("smallest_step", 9),
+        ("longest_time", 3),
+        ("threads", 1),
+    ):
+        value = getattr(args, name)
+        if value is not None and value < low:
+            parser.error(f"--{name.replace('_', '-')} must be at least {low}")
+    if args.chains < 20 or args.chains % 20:
+        parser.error("--chains must be a multiple of 20")
+    if args.passes < 2:
+        parser.error("--passes must be at least 2")
+    return args
+
+
+def learning_panels(
+    target: Gaussian, args: argparse.Namespace
+) -> dict[str, Callable[[], dict[str, Any]]]:
+    """Panels a, c, d, e and the same for other data, to be called."""
+    ewsg = METHODS["EWSG"]
+    surrogates = {name: replace(ewsg, surrogate=name) for name in SURROGATES}
+    lengths = {str(length): replace(ewsg, length=length) for length in LENGTHS}
+    common = {"chains": args.chains, "seeds": range(args.seeds)}
+    budget = {**common, "passes": args.passes}
+    others = {
+        **METHODS,
+        **{f"EWSG, x: {name}": surrogates[name] for name in SURROGATES[1:]},
+        **{f"EWSG, M = {length}": lengths[str(length)] for length in LENGTHS_ELSEWHERE},
+    }
+    elsewhere = range(1000, 1000 + args.other_data)
+    return {
+        "a": lambda: learning_curves(target, METHODS, **budget),
+        "c": lambda: learning_curves(target, surrogates, **budget),
+        "d": lambda: learning_curves(target, lengths, **budget),
+        "e": lambda: {
+            name: stationary_kl(target, method, time=12.0, **common)
+            for name, method in lengths.items()
+        },
+        "other_data": lambda: other_data(
+            others, chains=args.chains, passes=args.passes, seeds=elsewhere
+        ),
+    }
+
+
+def autocorrelation_panel(target: Gaussian, args: argparse.Namespace) -> Any:
+    """Panel b."""
+    return accuracy_at_autocorrelation(
+        target,
+        {
+            **{name: METHODS[name] for name in ("EWSG", "SGHMC")},
+            "EWSG, x = 0": replace(METHODS["EWSG"], surrogate="zero"),
+        },
+        list(STEPS),
+        chains=args.chains,
+        burn_in=6.0,
+        time=12.0,
+        seed=0,
+    )
+
+
+def error_panels(target: Gaussian, args: argparse.Namespace) -> dict[str, Any]:
+    """Panels j, k, l."""
+    runs = []
+    for exponent in range(4, args.smallest_step + 1):
+        long = exponent in (4, 9)
+        times = [2.0**e for e in range((args.longest_time if long else 3) + 1)]
+        # Control variates work the better, the smaller h is.
+        fewer = min(2 ** max(exponent - 9, 0), 8)
+        runs.append(
+            run_pairs(
+                target,
+                2.0**-exponent,
+                times,
+                chains=args.error_chains // fewer,
+                seed=exponent,
+                folder=args.out,
+            )
+        )
+    return error_orders(target, runs)
+
+
+def main() -> None:
+    """Runs everything and reports."""
+    args = parse_arguments()
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    args.out.mkdir(parents=True, exist_ok=True)
+    target = Gaussian.draw(args.data_seed)
+    settings = {k: v for k, v in vars(args).items() if k not in ("out", "threads")}
+    settings["data"] = target.data.tolist()
+    panels = {
+        **learning_panels(target, args),
+        "b": lambda: autocorrelation_panel(target, args),
+    }
+    results = {
+        "environment": {
+            "torch": torch.__version__,
+            "torch_sgmcmc": sg.__version__,
+            "python": platform.python_version(),
+            "threads": torch.get_num_threads(),
+        },
+        "settings": {
+            **settings,
+            "num_data": target.num_data,
+            "dim": target.dim,
+            "gradient_covariance": target.gradient_covariance.tolist(),
+            "kl_floor": list(floor(args.chains, target.dim)),
+        },
+        **{
+            name: kept(args.out / f"panel-{name}.pt", settings, compute)
+            for name, compute in panels.items()
+        },
+        **error_panels(target, args),
+    }
+    write_json(results, args.out / "results.json")
+    kl_picture(results, args.out / "kl.png")
+    errors_picture(results, args.out / "errors.png")
+    print(f"\n{tables(results)}\n\nPictures and results.json are in {args.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The parts of the EWSG example: target, chains, accuracy, error orders, figures."""

@@ -1,0 +1,490 @@
+"""The JSON, the tables and the two pictures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+
+__all__ = ["errors_picture", "kl_picture", "tables", "write_json"]
+
+COLORS = {
+    "EWSG": "C3",
+    "SGHMC": "C0",
+    "SGLD": "C2",
+    "pSGLD": "C1",
+    "SVRG-LD": "C7",
+    "EWSG, x = 0": "C4",
+}
+SURROGATE_LABELS = {
+    "momentum": r"$\sqrt{h}\gamma r/\sigma$ (the paper's)",
+    "zero": "0",
+    "one": "1",
+    "full_momentum": r"$(-1+h\gamma)r/(\sigma\sqrt{h})$",
+}
+
+
+def write_json(results: dict[str, Any], path: Path) -> None:
+    """All figures behind the tables and the pictures."""
+    path.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
+
+
+# ---- Tables ----------------------------------------------------------------------
+
+
+def _pm(values: dict[str, Any], digits: int = 4) -> str:
+    text = f"{values['mean']:.{digits}f}"
+    half = values["half_interval"]
+    return text if half is None else f"{text} ± {half:.{digits}f}"
+
+
+def _range(values: dict[str, Any], digits: int = 2) -> str:
+    low, high = values["interval"]
+    return f"{values['value']:.{digits}f} ({low:.{digits}f}, {high:.{digits}f})"
+
+
+def tables(results: dict[str, Any]) -> str:
+    """Markdown tables of all panels."""
+    blocks = [
+        _kl_table("a", "method", results["a"]),
+        _autocorrelation_table(results["b"]),
+        _kl_table("c", "surrogate", results["c"]),
+        _length_table(results),
+        _other_data_table(results["other_data"]),
+        _slope_table(results),
+        _small_steps_table(results),
+    ]
+    return "\n\n".join(blocks)
+
+
+def _kl_table(panel: str, what: str, rows: dict[str, Any]) -> str:
+    lines = [
+        f"Panel {panel}: KL when the budget is used up (nats)\n",
+        f"| {what} | h | KL, mean over seeds | n x variances | "
+        "mean's distance / target's sd | negentropy |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, row in rows.items():
+        pooled = row["pooled"]
+        lines.append(
+            f"| {name} | {row['settings']['step']:g} | {_pm(row['final_kl'])} "
+            f"| {', '.join(f'{v:.2f}' for v in pooled['variance'])} "
+            f"| {np.hypot(*pooled['mean']):.2f} | {pooled['negentropy']:.4f} |"
+        )
+    return "\n".join(lines)
+
+
+def _autocorrelation_table(rows: dict[str, Any]) -> str:
+    lines = [
+        "Panel b: stationary KL and autocorrelation time\n",
+        "| method | h | steps | gradients | KL (95 % interval) |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, points in rows.items():
+        for p in points:
+            low, high = p["kl_interval"]
+            lines.append(
+                f"| {name} | {p['step']:g} | {p['tau_steps']:.1f} "
+                f"| {p['tau_gradients']:.1f} | {p['kl']:.4f} ({low:.4f}, {high:.4f}) |"
+            )
+    return "\n".join(lines)
+
+
+def _length_table(results: dict[str, Any]) -> str:
+    lines = [
+        "Panels d, e: KL by the length M of the index chain\n",
+        "| M | steps in the budget | KL, budget used up | KL, stationary |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name, row in results["d"].items():
+        steps = int(row["passes"][-1] * results["settings"]["num_data"]) // (
+            row["settings"]["length"] + 1
+        )
+        lines.append(
+            f"| {name} | {steps} | {_pm(row['final_kl'])} | {_pm(results['e'][name])} |"
+        )
+    return "\n".join(lines)
+
+
+def _other_data_table(rows: dict[str, list[float]]) -> str:
+    base = np.array(rows["EWSG"])
+    lines = [
+        f"Other data ({len(base)} draws): KL when the budget is used up\n",
+        "| chain | median KL | KL over EWSG's: median (min, max) | EWSG is lower in |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name, values in rows.items():
+        ratio = np.array(values) / base
+        text = f"| {name} | {np.median(values):.4f} "
+        if name == "EWSG":
+            lines.append(text + "| | |")
+            continue
+        lines.append(
+            f"{text}| {np.median(ratio):.2f} ({ratio.min():.2f}, {ratio.max():.2f}) "
+            f"| {np.sum(ratio > 1)} of {len(ratio)} |"
+        )
+    return "\n".join(lines)
+
+
+def _longest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Panel j's runs that reach the largest T."""
+    longest = max(len(row["times"]) for row in rows)
+    return [row for row in rows if len(row["times"]) == longest]
+
+
+def _slope_table(results: dict[str, Any]) -> str:
+    lines = [
+        "Panels j, k, l: fitted slopes with 95 % intervals\n",
+        "| panel | chain | fitted over | slope | theorem 4 |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in _longest(results["j"]):
+        where = f"T = {row['fitted_times'][0]:g} … {row['fitted_times'][-1]:g}"
+        lines.append(
+            f"| j | EWSG, h = {row['step']:.3g} | {where} "
+            f"| {_range(row['slope'])} | -1 |"
+        )
+        if "slope_less_bias" in row:
+            lines.append(
+                f"| j | the same, less squared bias | {where} "
+                f"| {_range(row['slope_less_bias'])} | -1 |"
+            )
+        lines.append(
+            f"| j | continuous time, exact | {where} "
+            f"| {row['slope_continuous']:.2f} | -1 |"
+        )
+    for panel, order in (("k", 1), ("l", 2)):
+        data = results[panel]
+        where = f"h = {data['fitted_steps'][0]:.2g} … {data['fitted_steps'][-1]:.2g}"
+        every = f"h = {data['steps'][0]:.2g} … {data['steps'][-1]:.2g}"
+        exact = data["sghmc"]
+        lines += [
+            f"| {panel} | EWSG | {where} | {_range(data['slope'])} | {order} |",
+            f"| {panel} | EWSG | {every} | {_range(data['slope_all_steps'])} "
+            f"| {order} |",
+            f"| {panel} | SGHMC, exact | {where} | {exact['slope']['value']:.2f} "
+            f"| {order} |",
+            f"| {panel} | SGHMC, exact | {every} "
+            f"| {exact['slope_all_steps']['value']:.2f} | {order} |",
+        ]
+    return "\n".join(lines)
+
+
+def _small_steps_table(results: dict[str, Any]) -> str:
+    k, bias = results["k"], results["l"]
+    lines = [
+        "Panels k, l: EWSG step size by step size; relative errors of the variance\n",
+        "| h | acceptance | bias, EWSG | bias, SGHMC (exact) | bias / first order "
+        "| k: local slope | l: local slope |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    scale = results["settings"]["num_data"] / results["settings"]["dim"]
+    for i, h in enumerate(bias["steps"]):
+        b = {
+            "value": bias["bias"][i]["value"] * scale,
+            "interval": [x * scale for x in bias["bias"][i]["interval"]],
+        }
+        slopes = ["", ""]
+        if i:
+            slopes = [_range(x["local_slopes"][i - 1]) for x in (k, bias)]
+        lines.append(
+            f"| {h:.3g} | {results['error_steps'][i]['acceptance']:.3f} "
+            f"| {_range(b, 4)} | {bias['sghmc_bias'][i] * scale:.4f} "
+            f"| {_range(bias['measured_over_first_order'][i])} "
+            f"| {slopes[0]} | {slopes[1]} |"
+        )
+    return "\n".join(lines)
+
+
+# ---- Pictures --------------------------------------------------------------------
+
+
+def _band(ax: Axes, x: Any, curves: Any, color: Any, label: str, style: str = "-"):
+    """Mean over seeds, and the range of the seeds."""
+    curves = np.array(curves)
+    ax.plot(x, curves.mean(axis=0), style, color=color, label=label, linewidth=1.3)
+    if len(curves) > 1:
+        low, high = curves.min(axis=0), curves.max(axis=0)
+        ax.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
+
+
+def _floor(ax: Axes, floor: list[float]) -> None:
+    ax.axhline(floor[0], color="0.4", linestyle=":", linewidth=1)
+    ax.axhspan(0, floor[1], color="0.85", zorder=0)
+
+
+def _finish(ax: Axes, title: str, x: str, y: str, place: str = "best") -> None:
+    ax.set_title(title, fontsize="medium", loc="left")
+    ax.set_xlabel(x)
+    ax.set_ylabel(y)
+    ax.grid(alpha=0.3, which="major")
+    ax.legend(fontsize="x-small", loc=place)
+
+
+def kl_picture(results: dict[str, Any], path: Path) -> None:
+    """Panels a to e."""
+    figure, grid = plt.subplots(2, 3, figsize=(11, 6.8), layout="constrained")
+    axes = grid.flat
+    floor = results["settings"]["kl_floor"]
+    bottom = floor[0] / 2
+    passes, kl = "data passes", "KL to the target (nats)"
+
+    ax = axes[0]
+    for name, row in results["a"].items():
+        _band(ax, row["passes"], row["kl"], COLORS[name], name)
+    _floor(ax, floor)
+    ax.set_yscale("log")
+    ax.set_ylim(bottom=bottom)
+    _finish(ax, "a  methods", passes, kl, "upper right")
+
+    ax = axes[1]
+    for name, points in results["b"].items():
+        y = np.array([p["kl"] for p in points])
+        bars = np.abs(np.array([p["kl_interval"] for p in points]).T - y)
+        shown = [("tau_gradients", "o-", "gradients")]
+        if name == "EWSG":
+            shown.append(("tau_steps", "o--", "steps"))
+        for key, style, unit in shown:
+            label = f"{name}, in {unit}"
+            if name == "SGHMC":
+                label = "SGHMC, in gradients = steps"
+            ax.errorbar(
+                [p[key] for p in points],
+                y,
+                bars,
+                fmt=style,
+                markersize=3,
+                linewidth=1.2,
+                color=COLORS[name],
+                label=label,
+            )
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ticks = [20, 50, 100, 200]
+    ax.set_xticks(ticks, [str(t) for t in ticks])
+    ax.set_xticks([], minor=True)
+    _finish(ax, "b  step sizes", r"autocorrelation time of $\theta$", kl)
+
+    ax = axes[2]
+    for i, (name, row) in enumerate(results["c"].items()):
+        color = COLORS["EWSG"] if i == 0 else f"C{(4, 5, 8)[i - 1]}"
+        _band(ax, row["passes"], row["kl"], color, f"x = {SURROGATE_LABELS[name]}")
+    _floor(ax, floor)
+    ax.set_yscale("log")
+    ax.set_ylim(bottom=bottom, top=200)
+    _finish(ax, "c  EWSG's surrogates", passes, kl, "upper right")
+
+    ax = axes[3]
+    lengths = [name for name in results["d"] if int(name) in (0, 1, 2, 4, 9, 19)]
+    shades = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(lengths)))
+    for name, color in zip(lengths, shades, strict=True):
+        row = results["d"][name]
+        label = f"M = {name}" + (" (SGHMC)" if name == "0" else "")
+        _band(ax, row["passes"], row["kl"], color, label)
+    _floor(ax, floor)
+    ax.set_yscale("log")
+    ax.set_ylim(bottom=bottom, top=100)
+    _finish(ax, "d  length of the index chain", passes, kl, "upper right")
+
+    ax = axes[4]
+    x = [int(name) for name in results["d"]]
+    for shift, label, style, rows in (
+        (-0.06, "budget used up", "o-", [r["final_kl"] for r in results["d"].values()]),
+        (0.06, "stationary, any budget", "s--", list(results["e"].values())),
+    ):
+        ax.errorbar(
+            np.array(x) + shift,
+            [r["mean"] for r in rows],
+            [r["half_interval"] or 0.0 for r in rows],
+            fmt=style,
+            markersize=4,
+            linewidth=1.2,
+            capsize=2,
+            color="C3" if style == "o-" else "0.3",
+            label=label,
+        )
+    ax.set_xscale("symlog", linthresh=4)
+    ax.set_xticks(x, [str(m) for m in x])
+    ax.set_yscale("log")
+    _finish(ax, "e  the same at the end", "length M of the index chain", kl)
+
+    s = results["settings"]
+    axes[5].axis("off")
+    axes[5].text(
+        0,
+        0.95,
+        f"n = {s['num_data']} data, minibatches of one, {s['chains']} chains,\n"
+        f"{s['passes']:g} data passes; $\\gamma$ = 10, h = 0.05 where nothing else\n"
+        "is said.\n\n"
+        f"a, c, d: mean of {s['seeds']} seeds, their range shaded.\n"
+        "Grey: where exact draws would be (95 %), dotted:\n"
+        f"their mean, {floor[0]:.2g}.\n\n"
+        "b: h falls from left to right; bars: 95 %.\n\n"
+        "e: bars: 95 % over seeds.",
+        va="top",
+        fontsize="small",
+        transform=axes[5].transAxes,
+    )
+    figure.savefig(path, dpi=80, pil_kwargs={"compress_level": 9})
+    plt.close(figure)
+
+
+def _errorbar(ax: Axes, x: Any, numbers: list[dict[str, Any]], **style: Any) -> None:
+    y = np.array([v["value"] for v in numbers])
+    bars = np.abs(np.array([v["interval"] for v in numbers]).T - y)
+    ax.errorbar(x, y, bars, capsize=2, linewidth=1.2, **style)
+
+
+def _signed(ax: Axes, x: Any, numbers: list[dict[str, Any]], label: str) -> None:
+    """Absolute values: filled where positive, hollow where negative."""
+    for sign, fill, name in ((1, True, "> 0"), (-1, False, "< 0")):
+        chosen = [
+            (a, {k: np.multiply(sign, b) for k, b in v.items()})
+            for a, v in zip(x, numbers, strict=True)
+            if v["value"] * sign > 0
+        ]
+        if chosen:
+            _errorbar(
+                ax,
+                [a for a, _ in chosen],
+                [v for _, v in chosen],
+                fmt="o",
+                color=COLORS["EWSG"],
+                markerfacecolor=COLORS["EWSG"] if fill else "white",
+                markersize=5,
+                label=f"{label} {name}",
+            )
+
+
+def _guide(ax: Axes, x: Any, at: float, slope: float) -> None:
+    """A line of the given slope through (x[0], at)."""
+    x = np.array(x, dtype=float)
+    ax.plot(
+        x,
+        at * (x / x[0]) ** slope,
+        color="0.5",
+        linestyle=":",
+        linewidth=1.2,
+        label=f"slope {slope:g}",
+        zorder=0,
+    )
+
+
+def errors_picture(results: dict[str, Any], path: Path) -> None:
+    """Panels j, k and l."""
+    figure, axes = plt.subplots(1, 3, figsize=(12, 4.2), layout="constrained")
+    scale = results["settings"]["num_data"] / results["settings"]["dim"]
+    unit = scale**2
+
+    def scaled(numbers: list[dict[str, Any]], by: float) -> list[dict[str, Any]]:
+        return [{k: np.multiply(by, v) for k, v in x.items()} for x in numbers]
+
+    ax = axes[0]
+    rows = [_longest(results["j"])[i] for i in (0, -1)]
+    for row, color in zip(rows, ("C3", "C4"), strict=True):
+        style = {"fmt": "o-", "markersize": 4, "color": color}
+        label = f"EWSG, h = {row['step']:.3g}"
+        _errorbar(ax, row["times"], scaled(row["mse"], unit), **style, label=label)
+        ax.plot(
+            row["times"],
+            unit * np.array(row["sghmc"]),
+            "--",
+            color=color,
+            linewidth=1,
+            label=f"SGHMC, h = {row['step']:.3g}, exact",
+        )
+        ax.axhline(
+            unit * row["squared_bias"]["value"], color=color, linestyle=":", linewidth=1
+        )
+    times = rows[0]["times"]
+    limit = unit * np.array(rows[0]["continuous"])
+    ax.plot(times, limit, color="k", linewidth=1, label="h → 0, exact")
+    _guide(ax, times, limit[0] * 0.6, -1)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_ylim(bottom=limit[-1] / 100)
+    _finish(
+        ax, "j  MSE against T (dotted: bias²)", "T = K h", "relative MSE", "lower left"
+    )
+
+    for ax, data, values, exact, title, order in (
+        (
+            axes[1],
+            results["k"],
+            scaled(results["k"]["excess"], unit),
+            {
+                "SGHMC, exact (> 0)": (
+                    "C0",
+                    unit * np.array(results["k"]["sghmc_excess"]),
+                ),
+                "EWSG to first order, exact (< 0)": (
+                    "C3",
+                    -unit * np.array(results["k"]["first_order_excess"]),
+                ),
+                "full gradient, exact (< 0)": (
+                    "0.4",
+                    -unit * np.array(results["k"]["full_gradient_excess"]),
+                ),
+            },
+            f"k  MSE at T = {results['k']['time']:g} less its limit",
+            1,
+        ),
+        (
+            axes[2],
+            results["l"],
+            None,
+            {
+                "SGHMC, exact (bias > 0)": (
+                    "C0",
+                    unit * np.array(results["l"]["sghmc_bias"]) ** 2,
+                ),
+                "EWSG to first order (bias < 0)": (
+                    "C3",
+                    unit
+                    * (
+                        results["l"]["first_order_coefficient"]
+                        * np.array(results["l"]["steps"])
+                    )
+                    ** 2,
+                ),
+                "full gradient, exact (bias > 0)": (
+                    "0.4",
+                    unit * np.array(results["l"]["full_gradient_bias"]) ** 2,
+                ),
+            },
+            "l  squared bias, T = ∞",
+            2,
+        ),
+    ):
+        steps = data["steps"]
+        if values is None:
+            # The sign of the bias with the size of its square.
+            values = [
+                {
+                    "value": np.sign(b["value"]) * unit * b["value"] ** 2,
+                    "interval": np.sign(b["value"])
+                    * unit
+                    * np.sign(b["value"] * np.array(b["interval"]))
+                    * np.square(b["interval"]),
+                }
+                for b in data["bias"]
+            ]
+        _signed(ax, steps, values, "EWSG" + (", bias" if order == 2 else ""))
+        for label, (color, y) in exact.items():
+            ax.plot(steps, y, "--", color=color, linewidth=1.2, label=label)
+        _guide(ax, steps, abs(float(values[0]["value"])) * 3, order)
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        lowest = min(abs(float(v["value"])) for v in values)
+        ax.set_ylim(bottom=lowest / 8, top=30)
+        y = "|relative MSE - limit|" if order == 1 else "relative bias²"
+        _finish(ax, title, "h", y, "upper left")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
