@@ -223,6 +223,7 @@ def test_in_a_data_loader() -> None:
 
 @pytest.mark.parametrize("count", [300, 12_000])
 def test_kmeans_finds_separate_clusters(count: int) -> None:
+    pytest.importorskip("sklearn")
     g = torch.Generator().manual_seed(0)
     truth = torch.randint(3, (count,), generator=g)
     centres = torch.tensor([[0.0, 0.0], [30.0, 0.0], [0.0, 30.0]])
@@ -240,6 +241,7 @@ def test_kmeans_finds_separate_clusters(count: int) -> None:
 
 
 def test_kmeans_of_numbers() -> None:
+    pytest.importorskip("sklearn")
     x = torch.tensor([0.0, 0.1, 5.0, 5.1])
     strata = sg.kmeans_strata(x, 2)
     assert strata[0] == strata[1] != strata[2] == strata[3]

@@ -270,17 +270,17 @@ def kmeans_strata(x: Any, num_strata: int, *, seed: int = 0) -> Tensor:
     seed = check_integer("seed", seed)
     if seed >= 2**32:
         raise ValueError(f"Invalid seed: {seed} (must be < 2^32)")
+    x = torch.as_tensor(x)
+    if x.dim() == 0 or x.numel() == 0:
+        raise ValueError(f"Invalid x: shape {list(x.shape)} (must have data in rows)")
+    if num_strata > len(x):
+        raise ValueError(f"Invalid num_strata: {num_strata} (must be <= {len(x)})")
     try:
         from sklearn.cluster import KMeans, MiniBatchKMeans
     except ImportError as error:
         raise ImportError(
             "kmeans_strata() needs scikit-learn: pip install scikit-learn"
         ) from error
-    x = torch.as_tensor(x)
-    if x.dim() == 0 or x.numel() == 0:
-        raise ValueError(f"Invalid x: shape {list(x.shape)} (must have data in rows)")
-    if num_strata > len(x):
-        raise ValueError(f"Invalid num_strata: {num_strata} (must be <= {len(x)})")
     kind = KMeans if len(x) <= 10_000 else MiniBatchKMeans
     clusters = kind(num_strata, n_init=3, random_state=seed)
     rows = x.detach().cpu().flatten(1) if x.dim() > 1 else x.detach().cpu()[:, None]
