@@ -1,0 +1,156 @@
+"""The table, the JSON and the pictures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+from .methods import METHODS
+
+__all__ = ["curves", "search_picture", "search_table", "table", "write_json"]
+
+COLORS = {
+    "sgld": "C2",
+    "psgld": "C4",
+    "sghmc": "C3",
+    "cp_sghmc": "C1",
+    "ewsg": "C0",
+}
+SETTINGS = {"paper": "the paper's step sizes", "tuned": "step sizes tuned here"}
+SCORES = {"log_likelihood": "test log-likelihood", "accuracy": "test accuracy (%)"}
+
+Runs = dict[str, dict[str, dict[str, Any]]]  # settings -> method -> result
+
+
+def _cell(values: list[float], digits: int) -> str:
+    """Mean ± deviation over chains, and the mean's standard error."""
+    deviation = np.std(values, ddof=1) if len(values) > 1 else 0.0
+    error = deviation / len(values) ** 0.5
+    return f"{np.mean(values):.{digits}f} ± {deviation:.{digits}f} ({error:.{digits}f})"
+
+
+def table(runs: Runs, reference: dict[str, Any]) -> str:
+    """A markdown table: mean ± deviation over chains (standard error of the mean)."""
+    lines = [
+        "| method | h | accuracy (%) | log-likelihood | of all chains together | s |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for which, results in runs.items():
+        lines.append(f"| *{SETTINGS[which]}* | | | | | |")
+        for name, result in results.items():
+            final = result["final"]
+            lines.append(
+                f"| {METHODS[name].label} "
+                f"| {result['config']['step_size']:.2g} "
+                f"| {_cell(final['accuracy'], 3)} "
+                f"| {_cell(final['log_likelihood'], 4)} "
+                f"| {final['mixture_accuracy']:.3f}, "
+                f"{final['mixture_log_likelihood']:.4f} "
+                f"| {result['seconds']:.0f} |"
+            )
+    lines.append("| *reference* | | | | | |")
+    for name, label in (("posterior", "posterior"), ("mode", "mode")):
+        final = reference[name]
+        lines.append(
+            f"| {label} | | {_cell(final['accuracy'], 3)} "
+            f"| {_cell(final['log_likelihood'], 4)} "
+            f"| {final['mixture_accuracy']:.3f}, "
+            f"{final['mixture_log_likelihood']:.4f} | |"
+        )
+    return "\n".join(lines)
+
+
+def search_table(search: list[dict[str, Any]]) -> str:
+    """Validation scores of all step sizes."""
+    lines = [
+        "| method | h | accuracy (%) | log-likelihood | acceptance |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for result in search:
+        config, final = result["config"], result["final"]
+        rate = result.get("acceptance_rate")
+        lines.append(
+            f"| {METHODS[config['method']].label} | {config['step_size']:.2g} "
+            f"| {_cell(final['accuracy'], 2)} "
+            f"| {_cell(final['log_likelihood'], 4)} "
+            f"| {'' if rate is None else f'{rate:.3f}'} |"
+        )
+    return "\n".join(lines)
+
+
+def write_json(document: dict[str, Any], path: Path) -> None:
+    """All figures behind the table and the pictures."""
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def curves(runs: Runs, reference: dict[str, Any], path: Path) -> None:
+    """Both scores against passes, mean and deviation over chains."""
+    figure, axes = plt.subplots(
+        2,
+        len(runs),
+        figsize=(4.6 * len(runs) + 0.4, 6.4),
+        layout="constrained",
+        squeeze=False,
+        sharex="col",
+        sharey="row",
+    )
+    for row, (score, label) in zip(axes, SCORES.items(), strict=True):
+        best = float(np.mean(reference["posterior"][score]))
+        for ax, (which, results) in zip(row, runs.items(), strict=True):
+            ax.axhline(best, color="0.3", linestyle=":", label="posterior")
+            for name, result in results.items():
+                points = result["curve"][1:]
+                x = [p["passes"] for p in points]
+                mean = np.array([p[score] for p in points])
+                deviation = np.array([p[f"{score}_std"] for p in points])
+                ax.plot(x, mean, color=COLORS[name], label=METHODS[name].label)
+                ax.fill_between(
+                    x,
+                    mean - deviation,
+                    mean + deviation,
+                    color=COLORS[name],
+                    alpha=0.15,
+                    linewidth=0,
+                )
+            ax.grid(alpha=0.3)
+            if row is axes[0]:
+                ax.set_title(SETTINGS[which])
+        row[0].set_ylabel(label)
+        # Of the first points, from θ = 0 on, the picture would show little else.
+        late = [m["curve"][4:] or m["curve"] for r in runs.values() for m in r.values()]
+        low = min(p[score] for points in late for p in points)
+        row[0].set_ylim(low - 0.15 * (best - low), best + 0.15 * (best - low))
+    for ax in axes[-1]:
+        ax.set_xlabel("passes through the training data")
+    axes[-1][-1].legend(loc="lower right", fontsize="small", ncols=2)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def search_picture(search: list[dict[str, Any]], path: Path) -> None:
+    """Validation log-likelihood against the step size in units of the paper's."""
+    figure, ax = plt.subplots(figsize=(6.2, 4.2), layout="constrained")
+    for name, method in METHODS.items():
+        results = [r for r in search if r["config"]["method"] == name]
+        if not results:
+            continue
+        x = [r["config"]["step_size"] / method.step_size for r in results]
+        y = [np.mean(r["final"]["log_likelihood"]) for r in results]
+        spread = [np.std(r["final"]["log_likelihood"], ddof=1) for r in results]
+        ax.errorbar(
+            x, y, spread, fmt="o-", markersize=3, color=COLORS[name], label=method.label
+        )
+    ax.set_xscale("log")
+    ax.set_xlabel("step size h / the paper's h")
+    ax.set_ylabel("validation log-likelihood")
+    ax.grid(alpha=0.3)
+    ax.legend()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
