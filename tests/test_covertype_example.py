@@ -96,10 +96,10 @@ def test_the_search_for_step_sizes(data_root: Path, tmp_path: Path) -> None:
     output = example(
         data_root, tmp_path, "--tune", "--method", "ewsg", "--passes", "0.1"
     )
-    assert output.count("| EWSG |") == 7
+    assert output.count("| EWSG |") == 8
     assert (tmp_path / "search.png").read_bytes().startswith(b"\x89PNG")
     search = json.loads((tmp_path / "search.json").read_text())["search"]
-    assert [r["settings"]["num_data"] for r in search] == [960] * 7
+    assert [r["settings"]["num_data"] for r in search] == [960] * 8
     assert all(0 < r["acceptance_rate"] <= 1 for r in search)
 
 

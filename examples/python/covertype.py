@@ -34,7 +34,7 @@ from blr.run import RunConfig, run
 import torch_sgmcmc as sg
 
 # Times the paper's step size; of these --tune chooses.
-FACTORS = (0.03, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0)
+FACTORS = (0.03, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 4.0)
 
 
 def parse_arguments() -> argparse.Namespace:

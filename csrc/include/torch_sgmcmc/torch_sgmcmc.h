@@ -2,6 +2,7 @@
 #pragma once
 
 #include "torch_sgmcmc/ewsg.h"
+#include "torch_sgmcmc/minibatch.h"
 #include "torch_sgmcmc/operators.h"
 #include "torch_sgmcmc/precision.h"
 #include "torch_sgmcmc/psgld.h"
