@@ -682,7 +682,9 @@ TEST(Minibatch, RefusesWhatDoesNotFit) {
             "Invalid batch_size: 4 (must be in [1, 3])");
   EXPECT_EQ(Thrown([] { draw_minibatch(3, 1, 0, -1); }),
             "step + count must be in [0, 2^48]");
-  EXPECT_EQ(Thrown([] { draw_stratified_minibatch({3, 2}, 1, 0, 0); }),
+  EXPECT_EQ(Thrown([] {
+              draw_stratified_minibatch({3, 2}, 1, 0, 0);
+            }),
             "Invalid ends: 2 (must be increasing and > 0)");
 }
 
