@@ -189,9 +189,27 @@ def test_the_mode_is_that_of_scikit_learn(blr: Any, data_root: Path) -> None:
     test = split.test_x.double().numpy(), split.test_s.numpy()
     assert mine["accuracy"][0] == pytest.approx(100 * other.score(*test))
     probabilities = other.predict_proba(test[0])[np.arange(300), (test[1] > 0) * 1]
-    for name in ("log_likelihood", "mixture_log_likelihood"):
-        value = np.mean(mine[name])
+    together = blr.model.mixture_scores(theta.float()[None], split)
+    assert together["accuracy"] == pytest.approx(mine["accuracy"][0])
+    for value in (mine["log_likelihood"][0], together["log_likelihood"]):
         assert value == pytest.approx(np.log(probabilities).mean(), abs=1e-4)
+
+
+def test_the_score_of_chains_together(blr: Any, data_root: Path) -> None:
+    split = blr.data.load(data_root)
+    g = torch.Generator().manual_seed(0)
+    theta = torch.randn(5, 54, generator=g)
+    p = torch.sigmoid(theta @ split.test_x.T).mean(0)
+    right = torch.where(split.test_s > 0, p, 1 - p)
+    together = blr.model.mixture_scores(theta, split, resamples=300)
+    assert together["log_likelihood"] == pytest.approx(float(right.log().mean()))
+    assert together["accuracy"] == pytest.approx(
+        100 * float((right > 0.5).double().mean())
+    )
+    assert 0 < together["log_likelihood_std"] and 0 < together["accuracy_std"]
+    # One chain many times has no spread.
+    same = blr.model.mixture_scores(theta[:1].repeat(5, 1), split, resamples=300)
+    assert same["log_likelihood_std"] < 1e-6 and same["accuracy_std"] < 1e-6
 
 
 def test_the_reference_draws_from_the_posterior(blr: Any, data_root: Path) -> None:

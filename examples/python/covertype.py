@@ -149,7 +149,8 @@ def main() -> None:
     curves(runs, truth, args.out / "curves.png")
     print(
         f"\n{rows} rows of Covertype's {FULL_SIZE}, {passes:.3g} passes, "
-        f"{args.chains} chains: mean ± deviation (standard error)\n"
+        f"{args.chains} chains: mean ± deviation (standard error) of single chains, "
+        "and scores of the mean of their predictions ± bootstrap deviation\n"
     )
     print(table(runs, truth))
     print(f"\nThe picture and results.json are in {args.out}")

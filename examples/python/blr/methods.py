@@ -84,11 +84,11 @@ def _sampler(
 
 
 METHODS: dict[str, Method] = {
-    "sgld": Method("SGLD", 2e-5, 2e-5, _sgld),
-    "psgld": Method("pSGLD", 5e-3, 5e-3, _psgld),
-    "sghmc": Method("SGHMC", 1e-3, 1e-3, partial(_underdamped, sg.SGHMC)),
+    "sgld": Method("SGLD", 2e-5, 1e-5, _sgld),
+    "psgld": Method("pSGLD", 5e-3, 1e-2, _psgld),
+    "sghmc": Method("SGHMC", 1e-3, 5e-4, partial(_underdamped, sg.SGHMC)),
     "cp_sghmc": Method(
-        "CP-SGHMC", 1e-3, 1e-3, partial(_underdamped, sg.SGHMC), stratified=True
+        "CP-SGHMC", 1e-3, 5e-4, partial(_underdamped, sg.SGHMC), stratified=True
     ),
-    "ewsg": Method("EWSG", 3e-3, 3e-3, partial(_underdamped, sg.EWSG), gradients=2),
+    "ewsg": Method("EWSG", 3e-3, 6e-4, partial(_underdamped, sg.EWSG), gradients=2),
 }

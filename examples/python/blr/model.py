@@ -8,10 +8,19 @@ from torch.nn.functional import logsigmoid
 
 from .data import Split
 
-__all__ = ["PRIOR_PRECISION", "minibatch_loss", "potential", "scores"]
+__all__ = [
+    "PRIOR_PRECISION",
+    "RESAMPLES",
+    "minibatch_loss",
+    "mixture_scores",
+    "potential",
+    "scores",
+]
 
 #: The prior N(0, 10 I).
 PRIOR_PRECISION = 0.1
+#: Bootstrap samples of the chains, for the final scores.
+RESAMPLES = 200
 
 
 def minibatch_loss(theta: Tensor, x: Tensor, s: Tensor) -> Tensor:
@@ -33,22 +42,41 @@ def potential(theta: Tensor, split: Split) -> Tensor:
     return prior - logsigmoid(margin).sum(dim=1)
 
 
-def scores(theta: Tensor, split: Split) -> dict[str, list[float] | float]:
-    """Test accuracy (%) and mean log-likelihood of each chain, and of all together.
-
-    Together means: of the mean of the chains' predictive probabilities.
-    """
+def scores(theta: Tensor, split: Split) -> dict[str, list[float]]:
+    """Test accuracy (%) and mean log-likelihood of each chain's θ alone."""
     with torch.no_grad():
-        positive = split.test_s > 0
         logits = (theta @ split.test_x.T).double()
-        each = logsigmoid(split.test_s * logits)
-        mixture = torch.sigmoid(logits).mean(dim=0)
-        right = torch.where(positive, mixture, 1 - mixture)
+        right = (logits > 0) == (split.test_s > 0)
         return {
-            "accuracy": (100 * ((logits > 0) == positive).double().mean(1)).tolist(),
-            "log_likelihood": each.mean(dim=1).tolist(),
-            "mixture_accuracy": float(
-                100 * ((mixture > 0.5) == positive).double().mean()
-            ),
-            "mixture_log_likelihood": float(right.log().mean()),
+            "accuracy": (100 * right.double().mean(dim=1)).tolist(),
+            "log_likelihood": logsigmoid(split.test_s * logits).mean(dim=1).tolist(),
         }
+
+
+def mixture_scores(theta: Tensor, split: Split, resamples: int = 0) -> dict[str, float]:
+    """The same of the chains together: of the mean of their predictions.
+
+    Args:
+        theta: [K, d].
+        split: the data.
+        resamples: number of bootstrap samples of the chains, from which to estimate
+            the scores' deviations; none by default.
+    """
+    generator = torch.Generator().manual_seed(0)
+    chains = len(theta)
+    drawn = torch.randint(chains, (resamples, chains), generator=generator)
+    counts = torch.zeros(resamples, chains).scatter_add_(
+        1, drawn, torch.ones(resamples, chains)
+    )
+    weights = torch.cat([torch.ones(1, chains), counts]) / chains
+    with torch.no_grad():
+        p = weights @ torch.sigmoid(theta @ split.test_x.T)
+        positive = split.test_s > 0
+        accuracy = 100 * ((p > 0.5) == positive).double().mean(dim=1)
+        right = torch.where(positive, p, 1 - p).double()
+        likelihood = right.log().mean(dim=1)
+    result = {"accuracy": float(accuracy[0]), "log_likelihood": float(likelihood[0])}
+    if resamples > 1:
+        result["accuracy_std"] = float(accuracy[1:].std())
+        result["log_likelihood_std"] = float(likelihood[1:].std())
+    return result

@@ -11,7 +11,7 @@ from tqdm import tqdm
 import torch_sgmcmc as sg
 
 from .data import Split
-from .model import PRIOR_PRECISION, potential, scores
+from .model import PRIOR_PRECISION, RESAMPLES, mixture_scores, potential, scores
 
 __all__ = ["mode", "posterior_draws", "reference"]
 
@@ -73,4 +73,5 @@ def reference(split: Split, *, chains: int, steps: int, seed: int) -> dict[str, 
         "steps": steps,
         "mode": scores(centre.float()[None], split),
         "posterior": scores(draws, split),
+        "mixture": mixture_scores(draws, split, RESAMPLES),
     }

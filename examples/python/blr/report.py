@@ -31,39 +31,43 @@ Runs = dict[str, dict[str, dict[str, Any]]]  # settings -> method -> result
 
 def _cell(values: list[float], digits: int) -> str:
     """Mean ± deviation over chains, and the mean's standard error."""
-    deviation = np.std(values, ddof=1) if len(values) > 1 else 0.0
+    mean = f"{np.mean(values):.{digits}f}"
+    if len(values) == 1:
+        return mean
+    deviation = np.std(values, ddof=1)
     error = deviation / len(values) ** 0.5
-    return f"{np.mean(values):.{digits}f} ± {deviation:.{digits}f} ({error:.{digits}f})"
+    return f"{mean} ± {deviation:.{digits}f} ({error:.{digits}f})"
+
+
+def _row(label: str, h: str, result: dict[str, Any], final: str) -> str:
+    cells = [label, h]
+    for score, digits in (("accuracy", 2), ("log_likelihood", 4)):
+        cells.append(_cell(result[final][score], digits))
+    mixture = result.get("mixture", {})
+    for score, digits in (("accuracy", 2), ("log_likelihood", 4)):
+        cells.append(
+            f"{mixture[score]:.{digits}f} ± {mixture[score + '_std']:.{digits}f}"
+            if mixture and final != "mode"
+            else ""
+        )
+    return f"| {' | '.join(cells)} |"
 
 
 def table(runs: Runs, reference: dict[str, Any]) -> str:
-    """A markdown table: mean ± deviation over chains (standard error of the mean)."""
+    """A markdown table of the single chains' scores and of those of all together."""
     lines = [
-        "| method | h | accuracy (%) | log-likelihood | of all chains together | s |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| method | h | accuracy (%) | log-likelihood "
+        "| together: accuracy (%) | log-likelihood |",
+        "| --- " * 6 + "|",
     ]
     for which, results in runs.items():
         lines.append(f"| *{SETTINGS[which]}* | | | | | |")
         for name, result in results.items():
-            final = result["final"]
-            lines.append(
-                f"| {METHODS[name].label} "
-                f"| {result['config']['step_size']:.2g} "
-                f"| {_cell(final['accuracy'], 3)} "
-                f"| {_cell(final['log_likelihood'], 4)} "
-                f"| {final['mixture_accuracy']:.3f}, "
-                f"{final['mixture_log_likelihood']:.4f} "
-                f"| {result['seconds']:.0f} |"
-            )
+            h = f"{result['config']['step_size']:.2g}"
+            lines.append(_row(METHODS[name].label, h, result, "final"))
     lines.append("| *reference* | | | | | |")
-    for name, label in (("posterior", "posterior"), ("mode", "mode")):
-        final = reference[name]
-        lines.append(
-            f"| {label} | | {_cell(final['accuracy'], 3)} "
-            f"| {_cell(final['log_likelihood'], 4)} "
-            f"| {final['mixture_accuracy']:.3f}, "
-            f"{final['mixture_log_likelihood']:.4f} | |"
-        )
+    for name in ("posterior", "mode"):
+        lines.append(_row(name, "", reference, name))
     return "\n".join(lines)
 
 
@@ -111,6 +115,8 @@ def curves(runs: Runs, reference: dict[str, Any], path: Path) -> None:
                 mean = np.array([p[score] for p in points])
                 deviation = np.array([p[f"{score}_std"] for p in points])
                 ax.plot(x, mean, color=COLORS[name], label=METHODS[name].label)
+                together = [p[f"mixture_{score}"] for p in points]
+                ax.plot(x, together, "--", color=COLORS[name], linewidth=1)
                 ax.fill_between(
                     x,
                     mean - deviation,

@@ -16,7 +16,7 @@ import torch_sgmcmc as sg
 
 from .data import Split
 from .methods import METHODS
-from .model import minibatch_loss, scores
+from .model import RESAMPLES, minibatch_loss, mixture_scores, scores
 
 __all__ = ["RunConfig", "run"]
 
@@ -84,6 +84,7 @@ def run(config: RunConfig, split: Split) -> dict[str, Any]:
         "seconds": seconds,
         "curve": curve,
         "final": scores(theta.detach(), split),
+        "mixture": mixture_scores(theta.detach(), split, RESAMPLES),
         **rates,
     }
 
@@ -104,12 +105,13 @@ def _minibatches(config: RunConfig, split: Split) -> Iterator[tuple[Tensor, Tens
 
 
 def _summary(passes: float, theta: Tensor, split: Split) -> dict[str, float]:
-    """Mean and deviation over chains of both scores."""
+    """Mean and deviation over chains of both scores, and those of all together."""
     result = {"passes": passes}
-    for name in ("accuracy", "log_likelihood"):
-        values = np.array(scores(theta.detach(), split)[name])
-        result[name] = float(values.mean())
-        result[f"{name}_std"] = float(values.std(ddof=1))
+    for name, values in scores(theta.detach(), split).items():
+        result[name] = float(np.mean(values))
+        result[f"{name}_std"] = float(np.std(values, ddof=1))
+    for name, value in mixture_scores(theta.detach(), split).items():
+        result[f"mixture_{name}"] = value
     return result
 
 
