@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,19 +50,32 @@ def blr(monkeypatch: pytest.MonkeyPatch) -> Any:
     return blr
 
 
-def example(data_root: Path, out: Path, *options: str) -> str:
-    command = [sys.executable, str(FOLDER / "covertype.py"), "--threads", "1"]
-    command += ["--data-root", str(data_root), "--out", str(out), "--chains", "6"]
-    return subprocess.run(
-        [*command, *options], check=True, capture_output=True, text=True
-    ).stdout
+@pytest.fixture
+def example(
+    data_root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., str]:
+    """Runs the example as from the command line and returns what it prints."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import covertype
+
+    def call(*options: str) -> str:
+        command = ["covertype.py", "--data-root", str(data_root), "--chains", "6"]
+        command += ["--out", str(tmp_path), *options]
+        monkeypatch.setattr(sys, "argv", command)
+        covertype.main()
+        return capsys.readouterr().out
+
+    return call
 
 
 def test_all_methods_report_table_picture_and_json(
-    data_root: Path, tmp_path: Path
+    example: Callable[..., str], tmp_path: Path
 ) -> None:
-    options = ("--passes", "2", "--reference-steps", "5")
-    output = example(data_root, tmp_path, *options)
+    options = ("--passes", "1", "--reference-steps", "3", "--strata", "4")
+    output = example(*options)
     for label in ("SGLD", "pSGLD", "SGHMC", "CP-SGHMC", "EWSG", "posterior", "mode"):
         assert f"| {label} |" in output
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -72,8 +85,8 @@ def test_all_methods_report_table_picture_and_json(
     for results in document["runs"].values():
         assert tuple(results) == METHODS
         for result in results.values():
-            assert result["steps"] == 2 * 1200 / 50
-            assert result["curve"][-1]["passes"] == 2
+            assert result["steps"] == 1200 / 50
+            assert result["curve"][-1]["passes"] == 1
             assert len(result["final"]["accuracy"]) == 6
             finals.add(str(result["final"]))
     # Chains differ, and so do methods; where a step size was not changed runs repeat.
@@ -86,16 +99,14 @@ def test_all_methods_report_table_picture_and_json(
     result["config"]["seed"] += 1
     result["final"] = {}
     other.write_text(json.dumps(result))
-    example(data_root, tmp_path, *options)
+    example(*options)
     assert kept.stat().st_mtime_ns == written
     again = json.loads((tmp_path / "results.json").read_text())["runs"]
     assert again["paper"]["sgld"]["final"] == document["runs"]["paper"]["sgld"]["final"]
 
 
-def test_the_search_for_step_sizes(data_root: Path, tmp_path: Path) -> None:
-    output = example(
-        data_root, tmp_path, "--tune", "--method", "ewsg", "--passes", "0.1"
-    )
+def test_the_search_for_step_sizes(example: Callable[..., str], tmp_path: Path) -> None:
+    output = example("--tune", "--method", "ewsg", "--passes", "0.1")
     assert output.count("| EWSG |") == 8
     assert (tmp_path / "search.png").read_bytes().startswith(b"\x89PNG")
     search = json.loads((tmp_path / "search.json").read_text())["search"]
@@ -209,7 +220,7 @@ def test_the_score_of_chains_together(blr: Any, data_root: Path) -> None:
     assert 0 < together["log_likelihood_std"] and 0 < together["accuracy_std"]
     # One chain many times has no spread.
     same = blr.model.mixture_scores(theta[:1].repeat(5, 1), split, resamples=300)
-    assert same["log_likelihood_std"] < 1e-6 and same["accuracy_std"] < 1e-6
+    assert same["log_likelihood_std"] < 1e-5 and same["accuracy_std"] < 1e-5
 
 
 def test_the_reference_draws_from_the_posterior(blr: Any, data_root: Path) -> None:
