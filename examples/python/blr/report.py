@@ -107,7 +107,7 @@ def curves(runs: Runs, reference: dict[str, Any], path: Path) -> None:
     )
     for row, (score, label) in zip(axes, SCORES.items(), strict=True):
         best = float(np.mean(reference["posterior"][score]))
-        for ax, (which, results) in zip(row, runs.items(), strict=True):
+        for ax, results in zip(row, runs.values(), strict=True):
             ax.axhline(best, color="0.3", linestyle=":", label="posterior")
             for name, result in results.items():
                 points = result["curve"][1:]
@@ -126,29 +126,32 @@ def curves(runs: Runs, reference: dict[str, Any], path: Path) -> None:
                     linewidth=0,
                 )
             ax.grid(alpha=0.3)
-            if row is axes[0]:
-                ax.set_title(SETTINGS[which])
         row[0].set_ylabel(label)
         # Of the first points, from θ = 0 on, the picture would show little else.
         late = [m["curve"][4:] or m["curve"] for r in runs.values() for m in r.values()]
         low = min(p[score] for points in late for p in points)
         row[0].set_ylim(low - 0.15 * (best - low), best + 0.15 * (best - low))
+    for ax, which in zip(axes[0], runs, strict=True):
+        ax.set_title(SETTINGS[which])
     for ax in axes[-1]:
         ax.set_xlabel("passes through the training data")
+    axes[-1][-1].plot([], [], "--", color="0.5", linewidth=1, label="all together")
     axes[-1][-1].legend(loc="lower right", fontsize="small", ncols=2)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=84, pil_kwargs={"optimize": True})
     plt.close(figure)
 
 
 def search_picture(search: list[dict[str, Any]], path: Path) -> None:
     """Validation log-likelihood against the step size in units of the paper's."""
     figure, ax = plt.subplots(figsize=(6.2, 4.2), layout="constrained")
+    best = -np.inf
     for name, method in METHODS.items():
         results = [r for r in search if r["config"]["method"] == name]
         if not results:
             continue
         x = [r["config"]["step_size"] / method.step_size for r in results]
         y = [np.mean(r["final"]["log_likelihood"]) for r in results]
+        best = max(best, *y)
         spread = [np.std(r["final"]["log_likelihood"], ddof=1) for r in results]
         ax.errorbar(
             x, y, spread, fmt="o-", markersize=3, color=COLORS[name], label=method.label
@@ -156,7 +159,8 @@ def search_picture(search: list[dict[str, Any]], path: Path) -> None:
     ax.set_xscale("log")
     ax.set_xlabel("step size h / the paper's h")
     ax.set_ylabel("validation log-likelihood")
+    ax.set_ylim(best - 0.12, best + 0.01)  # further down all is lost anyway
     ax.grid(alpha=0.3)
     ax.legend()
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=84, pil_kwargs={"optimize": True})
     plt.close(figure)
