@@ -79,6 +79,16 @@ def test_draws_follow_the_counter_layout() -> None:
     assert sampler.draw(step + 1)[step].tolist() == order[:n]
 
 
+def test_draws_never_change() -> None:
+    # tests/cpp/optim_test.cpp expects the same of C++.
+    uniform = sg.IndependentBatchSampler(10, 4, seed=-1)
+    assert uniform.draw(3)[2].tolist() == [6, 0, 2, 5]
+    repeated = sg.IndependentBatchSampler(10, 4, replacement=True, seed=-1)
+    assert repeated.draw(3)[2].tolist() == [6, 3, 0, 5]
+    strata = sg.StratifiedBatchSampler([0] * 3 + [1] * 7, 4, seed=-1)
+    assert strata.draw(3)[2].tolist() == [2, 7, 4, 9]
+
+
 # ---- The law of stratified minibatches -------------------------------------------
 
 # Unequal strata of which none divides, one of a single datum; values that differ

@@ -89,7 +89,7 @@ class ControlVariates:
 
     Reference:
         J. Baker, P. Fearnhead, E. B. Fox and C. Nemeth, Control variates for
-        stochastic gradient MCMC, Statistics and Computing 29, 2019, eq. 6.
+        stochastic gradient MCMC, Statistics and Computing 29, 2019.
     """
 
     def __init__(
@@ -398,7 +398,7 @@ class SVRG(ControlVariates):
 
     Reference:
         A. Dubey et al., Variance Reduction in Stochastic Gradient Langevin Dynamics,
-        NIPS 2016, algorithm 2.
+        NIPS 2016 (SVRG-LD).
     """
 
     def __init__(

@@ -194,9 +194,9 @@ class StratifiedBatchSampler(_BatchSampler):
 
     Note:
         A minibatch lists its data stratum by stratum: a part of it is no stratified
-        minibatch. Resuming is as for :class:`IndependentBatchSampler`. The paper
-        weights the strata's means by their sizes; proportional allocation makes those
-        weights equal.
+        minibatch. Resuming is as for :class:`IndependentBatchSampler`. Any other
+        allocation needs the weights N_k / (N n_k) in the loss; this one makes them
+        equal on average.
 
     Reference:
         T. Fu and Z. Zhang, CPSG-MCMC: Clustering-Based Preprocessing method for

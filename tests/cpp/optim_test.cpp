@@ -666,6 +666,28 @@ TEST(GammaPrecision, RefusesWhatIsOutOfRange) {
   EXPECT_EQ(sampler.options().prior_precision(), 0);
 }
 
+// The numbers that tests/test_data.py expects of Python's samplers.
+TEST(Minibatch, IsThatOfPython) {
+  using Indices = std::vector<int64_t>;
+  EXPECT_EQ(draw_minibatch(10, 4, /*seed=*/-1, /*step=*/2),
+            Indices({6, 0, 2, 5}));
+  EXPECT_EQ(draw_minibatch(10, 4, -1, 2, /*replacement=*/true),
+            Indices({6, 3, 0, 5}));
+  EXPECT_EQ(draw_stratified_minibatch({3, 10}, 4, -1, 2),
+            Indices({2, 7, 4, 9}));
+}
+
+TEST(Minibatch, RefusesWhatDoesNotFit) {
+  EXPECT_EQ(Thrown([] { draw_minibatch(3, 4, 0, 0); }),
+            "Invalid batch_size: 4 (must be in [1, 3])");
+  EXPECT_EQ(Thrown([] { draw_minibatch(3, 1, 0, -1); }),
+            "step + count must be in [0, 2^48]");
+  EXPECT_EQ(Thrown([] {
+              draw_stratified_minibatch({3, 2}, 1, 0, 0);
+            }),
+            "Invalid ends: 2 (must be increasing and > 0)");
+}
+
 TEST(Cuda, IsTheSameChain) {
   if (!torch::cuda::is_available() || !has_cuda()) {
     GTEST_SKIP() << "needs a CUDA device";

@@ -1,0 +1,43 @@
+// Indices of minibatches that are drawn independently of each other.
+//
+//   for (int64_t step = 0; step < steps; ++step) {
+//     const auto index = torch::tensor(
+//         torch_sgmcmc::draw_minibatch(num_data, 500, seed, step));
+//     const torch::Tensor x = data.index_select(0, index);
+//     ...
+//   }
+//
+// They are the minibatches of Python's IndependentBatchSampler and
+// StratifiedBatchSampler with the same seed: pure functions of their arguments,
+// of which each step is another draw. A seed may be that of a sampler too; they
+// share no random number. Time and memory are O(batch_size).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "torch_sgmcmc/export.h"
+
+namespace torch_sgmcmc {
+
+/// `batch_size` of the indices 0, ..., num_data - 1, uniformly, in uniform
+/// order; without replacement unless asked for. Throws std::invalid_argument if
+/// a size does not fit or step is not in [0, 2^48).
+TORCH_SGMCMC_API std::vector<int64_t> draw_minibatch(int64_t num_data,
+                                                     int64_t batch_size,
+                                                     int64_t seed,
+                                                     int64_t step,
+                                                     bool replacement = false);
+
+/// The same of data sorted by stratum, the k-th of which is [ends[k - 1],
+/// ends[k]): from each its share of the minibatch, rounded up or down at random
+/// such that every datum is drawn with probability batch_size / num_data. The
+/// plain mean over it is unbiased. Reference: T. Fu and Z. Zhang, CPSG-MCMC,
+/// AISTATS 2017.
+TORCH_SGMCMC_API std::vector<int64_t> draw_stratified_minibatch(
+    const std::vector<int64_t>& ends,
+    int64_t batch_size,
+    int64_t seed,
+    int64_t step);
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,38 @@
+#include "torch_sgmcmc/minibatch.h"
+
+#include "core/counter.h"
+#include "host/minibatch.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+NoiseStream Stream(int64_t seed, int64_t step, Purpose purpose) {
+  // A negative step becomes one that is too large, which is refused.
+  return {static_cast<uint64_t>(seed),
+          static_cast<uint64_t>(step),
+          static_cast<uint32_t>(purpose)};
+}
+
+}  // namespace
+
+std::vector<int64_t> draw_minibatch(int64_t num_data,
+                                    int64_t batch_size,
+                                    int64_t seed,
+                                    int64_t step,
+                                    bool replacement) {
+  return DrawMinibatches(num_data,
+                         batch_size,
+                         /*count=*/1,
+                         replacement,
+                         Stream(seed, step, Purpose::kMinibatch));
+}
+
+std::vector<int64_t> draw_stratified_minibatch(const std::vector<int64_t>& ends,
+                                               int64_t batch_size,
+                                               int64_t seed,
+                                               int64_t step) {
+  return DrawStratifiedMinibatches(
+      ends, batch_size, /*count=*/1, Stream(seed, step, Purpose::kStrata));
+}
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,1 @@
+"""Bayesian logistic regression: data, chains, reference and report."""

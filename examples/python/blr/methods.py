@@ -1,0 +1,94 @@
+"""The five methods: from the paper's step sizes to the library's hyperparameters.
+
+The paper's h is a step on U itself, U = -Σ log p(yᵢ | xᵢ, θ) - log p(θ), a sum and not
+a mean; the library's ``lr`` multiplies the gradient of the mean loss:
+
+* SGHMC, EWSG: θ' = θ + h r, r' = r - h ∇U - γ h r + √(2γh) ξ. With v = h r:
+  lr / N = h², 1 - momentum = γ h.
+* SGLD: θ' = θ - h ∇U + √(2h) ξ: lr / N = h.
+* pSGLD: θ' = θ - h G ∇U + √(2hG) ξ. G = 1 / √V with V a mean of squares of ∇U, and
+  not of the mean loss's gradient, is 1/N of the library's: lr = h. (The other
+  reading would make steps 74,000 times longer.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+import torch_sgmcmc as sg
+
+from .model import PRIOR_PRECISION
+
+__all__ = ["FRICTION", "METHODS", "Method"]
+
+#: γ of the paper, for all methods with momentum.
+FRICTION = 50.0
+
+Build = Callable[[Tensor, int, float, int], sg.Sampler]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A sampler in the paper's setting.
+
+    Args:
+        label: its name in the paper.
+        step_size: the paper's h.
+        tuned: the h of the best validation log-likelihood after one pass
+            (``covertype.py --tune``).
+        build: ``build(theta, num_data, h, seed)`` makes the sampler.
+        gradients: minibatches a step, among which the gradients are divided.
+        stratified: whether minibatches are stratified by k-means clusters.
+    """
+
+    label: str
+    step_size: float
+    tuned: float
+    build: Build
+    gradients: int = 1
+    stratified: bool = False
+
+
+def _underdamped(
+    cls: type[sg.Sampler], theta: Tensor, num_data: int, h: float, seed: int
+) -> sg.Sampler:
+    settings: dict[str, Any] = {"momentum": 1 - FRICTION * h}
+    if cls is sg.EWSG:
+        settings |= {"num_chains": len(theta), "index_chain_length": 1}
+    return _sampler(cls, theta, num_data, seed, lr=num_data * h**2, **settings)
+
+
+def _sgld(theta: Tensor, num_data: int, h: float, seed: int) -> sg.Sampler:
+    return _sampler(sg.SGLD, theta, num_data, seed, lr=num_data * h)
+
+
+def _psgld(theta: Tensor, num_data: int, h: float, seed: int) -> sg.Sampler:
+    return _sampler(sg.PSGLD, theta, num_data, seed, lr=h, gamma=False)
+
+
+def _sampler(
+    cls: Any, theta: Tensor, num_data: int, seed: int, **settings: Any
+) -> sg.Sampler:
+    return cls(
+        [theta],
+        num_data=num_data,
+        prior_precision=PRIOR_PRECISION,
+        seed=seed,
+        **settings,
+    )
+
+
+METHODS: dict[str, Method] = {
+    "sgld": Method("SGLD", 2e-5, 1e-5, _sgld),
+    "psgld": Method("pSGLD", 5e-3, 1e-2, _psgld),
+    "sghmc": Method("SGHMC", 1e-3, 5e-4, partial(_underdamped, sg.SGHMC)),
+    "cp_sghmc": Method(
+        "CP-SGHMC", 1e-3, 5e-4, partial(_underdamped, sg.SGHMC), stratified=True
+    ),
+    "ewsg": Method("EWSG", 3e-3, 6e-4, partial(_underdamped, sg.EWSG), gradients=2),
+}
