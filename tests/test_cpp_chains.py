@@ -139,7 +139,9 @@ def make_job(name: str, dtype: torch.dtype) -> dict[str, Any]:
     net = make_net(name, dtype)
     sampler = make_sampler(name, net)
     groups = sampler.state_dict()["param_groups"]
-    base = torch.tensor([group[step_size_of(type(sampler))] for group in groups], dtype=torch.float64)
+    base = torch.tensor(
+        [group[step_size_of(type(sampler))] for group in groups], dtype=torch.float64
+    )
     wave = torch.linspace(0, 50, STEPS, dtype=torch.float64).sin()
     return {
         "sampler": type(sampler).__name__,
