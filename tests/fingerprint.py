@@ -138,15 +138,19 @@ def operators(dtype: torch.dtype) -> list[Tensor]:
 def sampler_chain(kind: type[sg.Sampler], **options: object) -> list[Tensor]:
     """A short chain of a sampler with a hyperprior, on a linear model."""
     params = [torch.nn.Parameter(t) for t in values([torch.empty(301)] * 3, 1.0)]
-    sampler = kind(params, lr=0.05, num_data=100, seed=-7, **options)
+    if kind is not sg.HMC:
+        options["lr"] = 0.05
+    sampler = kind(params, num_data=100, seed=-7, **options)
     precision = sg.GammaPrecision(sampler)
     scales = iter([1.0, 1.25, 0.75, 1.5, 1.0, 0.5] * 4)
 
-    def closure() -> None:
+    def closure() -> Tensor:
         sampler.zero_grad()
         scale = next(scales)
         terms = ((p * (i + scale)).square().mean() for i, p in enumerate(params))
-        sum(terms).backward()
+        loss = torch.stack([*terms]).sum()
+        loss.backward()
+        return loss
 
     for _ in range(5):
         sampler.step(closure)
@@ -162,6 +166,7 @@ def fingerprints() -> dict[str, str]:
     result["PSGLD"] = digest(sampler_chain(sg.PSGLD, gamma=False))
     result["SGNHT"] = digest(sampler_chain(sg.SGNHT, thermostat_rate=0.01))
     result["SGHMC"] = digest(sampler_chain(sg.SGHMC, resample_momentum_every=2))
+    result["HMC"] = digest(sampler_chain(sg.HMC, step_size=0.05, num_steps=2))
     result["EWSG"] = digest(sampler_chain(sg.EWSG, index_chain_length=3))
     return result
 

@@ -53,6 +53,11 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     ratio = ops.ewsg_log_ratio([p], [g], [noise], [v], **TARGET, **weights) / 100
     accepted = ops.metropolis_decide(ratio, proposal=1, purpose=3, seed=1, step=2)
     ops.select_chains_([p], [g + 1], accepted)
+    ops.hmc_momenta_([noise], [1 + square], temperature=0.7, **stream)
+    move = {"kick": 0.1, "drift": 0.2, "num_data": 3.0, "prior_precision": 0.4}
+    ops.hmc_leapfrog_([p], [g], [noise], [1 + square], **move)
+    energy = ops.hmc_energy([p], [noise], [], prior_precision=0.4, num_chains=1)
+    ratio = ratio + energy
     return ops.sum_of_squares([p, noise]) + (p + noise).sum().double() + ratio[0]
 
 

@@ -58,6 +58,11 @@ def psgld(
     ops.psgld_step_(p, g, v, w, h, **TARGET, **mean, offsets=offsets, **STREAM)
 
 
+def leapfrog(p: Any, g: Any, v: Any, m: Any, drift: float) -> None:
+    move = {"kick": 0.1, "num_data": 7.0, "prior_precision": 1.9}
+    ops.hmc_leapfrog_(p, g, v, [t + 0.5 for t in m], drift=drift, **move)
+
+
 RUNS: dict[str, Run] = {
     "sgld_step_": lambda p, g, v, s, o: ops.sgld_step_(
         p, g, **TARGET, offsets=o, **STREAM
@@ -77,6 +82,12 @@ RUNS: dict[str, Run] = {
     "sgnht_step_": lambda p, g, v, s, o: ops.sgnht_step_(
         p, g, v, s, **TARGET, momentum=0.8, thermostat_rate=0.03, offsets=o, **STREAM
     ),
+    "hmc_momenta_": lambda p, g, v, s, o: ops.hmc_momenta_(
+        v, s, temperature=0.7, offsets=o, **STREAM
+    ),
+    "hmc_leapfrog_": lambda p, g, v, s, o: leapfrog(p, g, v, [], 0.1),
+    "hmc_leapfrog_ with masses": lambda p, g, v, s, o: leapfrog(p, g, v, s, 0.1),
+    "hmc_leapfrog_ without a drift": lambda p, g, v, s, o: leapfrog(p, g, v, s, 0.0),
     "gradient_variance_": lambda p, g, v, s, o: ops.gradient_variance_(
         g, s, v, weight=0.3
     ),
@@ -270,6 +281,12 @@ def test_weights_equal_the_cpu_bit_for_bit() -> None:
                 ratio = ops.ewsg_log_ratio(p, g, p, v, **TARGET, **hyper)
                 other = ops.ewsg_log_ratio(q, h, q, w, **TARGET, **hyper)
                 assert same_bits(other.cpu(), ratio)
+            for masses, prior in (([], 0.0), (v, 1.9)):
+                hyper = {"prior_precision": prior, "num_chains": chains}
+                energy = ops.hmc_energy(p, v, masses, **hyper)
+                other_masses = w if masses else []
+                other = ops.hmc_energy(q, w, other_masses, **hyper)
+                assert same_bits(other.cpu(), energy)
             stream = {"proposal": 1, "purpose": 3, "seed": 2, "step": 3}
             ratio = ratio / ratio.abs().max()
             yes = ops.metropolis_decide(ratio, **stream)

@@ -60,7 +60,7 @@ def sized(args: argparse.Namespace, tiny: Any, short: Any, full: Any) -> Any:
 
 def run_1(args: argparse.Namespace) -> dict[str, Any]:
     """Figure 1; returns its numbers."""
-    size = double_well.Size(*sized(args, (500, 5, 20), (2000, 20, 50), (4000, 20, 250)))
+    size = double_well.Size(*sized(args, (400, 4, 12), (2000, 20, 50), (4000, 20, 250)))
     scores: dict[str, list[dict[str, Any]]] = {}
     shown = {}
     for method in double_well.METHODS:
@@ -93,7 +93,7 @@ def run_2(args: argparse.Namespace) -> dict[str, Any]:
 def run_3(args: argparse.Namespace) -> dict[str, Any]:
     """Figure 3; returns its numbers."""
     chains = sized(args, 50, 200, 2000)
-    steps, burn_in = sized(args, (400, 100), (5000, 2000), (5000, 2000))
+    steps, burn_in = sized(args, (300, 50), (5000, 2000), (5000, 2000))
     points = {
         label: [
             [

@@ -56,13 +56,13 @@ def make(dynamics: str, theta: Tensor, steps: int, seed: int) -> sg.Sampler:
 
 
 def run(dynamics: str, steps: int, chains: int, seed: int) -> tuple[Array, Array]:
-    """(θ, r) after every step, [steps, chains] each, from θ = 0 on.
+    """(θ, r) after every step, [steps, chains] each, from θ = 1 on.
 
     The sampler sees the gradient at every θᵢ, and so does this function. The leapfrog's
     momentum at that moment is (θᵢ₊₁ - θᵢ₋₁) / 2ε exactly; that difference is taken
     inside each trajectory alone.
     """
-    theta = torch.zeros(chains, dtype=torch.float64, requires_grad=True)
+    theta = torch.ones(chains, dtype=torch.float64, requires_grad=True)
     sampler = make(dynamics, theta, steps, seed)
     generator = torch.Generator().manual_seed(seed)
     noisy = dynamics != DYNAMICS[0]

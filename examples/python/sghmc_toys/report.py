@@ -129,6 +129,8 @@ def figure_2(paths: dict[str, tuple[Array, Array]], path: Path) -> None:
         axes.set_title(f"{title}\n{outside:.0%} of the points outside", fontsize=9)
         axes.set_xlim(-8, 8)
         axes.set_ylim(-8, 8)
+        axes.set_xticks(range(-8, 9, 4))
+        axes.set_yticks(range(-8, 9, 4))
         axes.set_aspect("equal")
         axes.grid(alpha=0.3)
     for axes in grid[1]:
@@ -192,7 +194,7 @@ def figure_3(runs: dict[str, list[list[dict[str, Any]]]], path: Path) -> None:
     left.set_xlabel("autocorrelation time (steps)")
     left.set_ylabel("mean absolute error of the covariance")
     left.grid(alpha=0.3)
-    left.legend(fontsize="small")
+    left.legend(fontsize="small", loc="lower left")
 
     angle = np.linspace(0, 2 * np.pi, 200)
     circle = np.stack([np.cos(angle), np.sin(angle)])
