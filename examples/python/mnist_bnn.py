@@ -18,16 +18,13 @@ for each run, from which an interrupted run continues.
 from __future__ import annotations
 
 import argparse
-import platform
 from pathlib import Path
 
 import torch
 from bnn.data import Images, load_digits, load_images
 from bnn.methods import METHODS, SEARCH
-from bnn.report import figure_4, table, uncertainty, write_json
+from bnn.report import environment, figure_4, table, uncertainty, write_json
 from bnn.run import RunConfig, run
-
-import torch_sgmcmc as sg
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -142,15 +139,7 @@ def main() -> None:
         ]
         for method in args.method
     }
-    environment = {
-        "torch": torch.__version__,
-        "torch_sgmcmc": sg.__version__,
-        "python": platform.python_version(),
-        "device": str(args.device),
-        "threads": torch.get_num_threads(),
-        "dataset": images.name,
-    }
-    write_json(runs, environment, args.out / "results.json")
+    write_json(runs, environment(images), args.out / "results.json")
     figure_4(runs, args.out / "figure4.png")
     uncertainty(runs, images, args.out / "uncertainty.png")
     print(f"\n{images.name}, {args.epochs} epochs, {args.burn_in} burn-in\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
+
+import torch_sgmcmc as sg
 
 from .data import Images
 from .metrics import entropy
 
-__all__ = ["figure_4", "table", "uncertainty", "write_json"]
+__all__ = ["environment", "figure_4", "table", "uncertainty", "write_json"]
 
 LABELS = {"sgd": "SGD", "sgdm": "SGD with momentum", "sgld": "SGLD", "sghmc": "SGHMC"}
 COLORS = {"sgd": "C7", "sgdm": "C0", "sgld": "C2", "sghmc": "C3"}
@@ -49,6 +53,18 @@ def _spread(values: list[float], digits: int) -> str:
     if len(values) == 1:
         return mean
     return f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
+
+
+def environment(images: Images) -> dict[str, Any]:
+    """What runs depend on besides their configs."""
+    return {
+        "torch": torch.__version__,
+        "torch_sgmcmc": sg.__version__,
+        "python": platform.python_version(),
+        "device": str(images.train_x.device),
+        "threads": torch.get_num_threads(),
+        "dataset": images.name,
+    }
 
 
 def write_json(runs: Runs, environment: dict[str, Any], path: Path) -> None:
