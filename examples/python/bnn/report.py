@@ -19,7 +19,14 @@ import torch_sgmcmc as sg
 from .data import Images
 from .metrics import entropy
 
-__all__ = ["environment", "figure_4", "table", "uncertainty", "write_json"]
+__all__ = [
+    "environment",
+    "figure_4",
+    "settings_in_words",
+    "table",
+    "uncertainty",
+    "write_json",
+]
 
 LABELS = {"sgd": "SGD", "sgdm": "SGD with momentum", "sgld": "SGLD", "sghmc": "SGHMC"}
 COLORS = {"sgd": "C7", "sgdm": "C0", "sgld": "C2", "sghmc": "C3"}
@@ -38,7 +45,7 @@ def table(runs: Runs) -> str:
         settings = states[0]["config"]["settings"]
         rows.append(
             f"| {LABELS[method]} "
-            f"| {', '.join(f'{k} {v:g}' for k, v in settings.items())} "
+            f"| {settings_in_words(settings)} "
             f"| {len(states)} "
             f"| {_spread([100 * r['error'] for r in last], 2)} % "
             f"| {_spread([r['nll'] for r in last], 4)} "
@@ -46,6 +53,11 @@ def table(runs: Runs) -> str:
             f"| {_spread([s['seconds'] / s['epoch'] for s in states], 2)} |"
         )
     return "\n".join(rows)
+
+
+def settings_in_words(settings: dict[str, float]) -> str:
+    """As in "lr 0.1, momentum 0.99"."""
+    return ", ".join(f"{key} {value:g}" for key, value in settings.items())
 
 
 def _spread(values: list[float], digits: int) -> str:
@@ -80,6 +92,7 @@ def write_json(runs: Runs, environment: dict[str, Any], path: Path) -> None:
                 "final": s["history"][-1],
                 "history": s["history"],
             }
+            | {key: s[key] for key in ("diagnostics",) if key in s}
             for states in runs.values()
             for s in states
         ],
