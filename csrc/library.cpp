@@ -35,6 +35,9 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "gradient_variance_(Tensor[] grads, Tensor(a!)[] variances, "
       "Tensor(b!)[] previous, *, float weight) -> ()");
   m.def(
+      "control_variate_(Tensor(a!)[] grads, Tensor[] anchor_grads, "
+      "Tensor[] full_grads) -> ()");
+  m.def(
       "gaussian_(Tensor(a!)[] out, *, float std, int[] offsets, int seed, "
       "int step, int purpose, Tensor? device_step=None) -> ()");
   m.def(

@@ -9,6 +9,12 @@ except ImportError as error:
         "another folder, or install with `pip install -e .`"
     ) from error
 
+from torch_sgmcmc.control_variates import SVRG, ControlVariates
+from torch_sgmcmc.data import (
+    IndependentBatchSampler,
+    StratifiedBatchSampler,
+    kmeans_strata,
+)
 from torch_sgmcmc.ewsg import EWSG
 from torch_sgmcmc.precision import GammaPrecision
 from torch_sgmcmc.psgld import PSGLD
@@ -24,7 +30,12 @@ __all__ = [
     "SGHMC",
     "SGLD",
     "SGNHT",
+    "SVRG",
+    "ControlVariates",
     "GammaPrecision",
+    "IndependentBatchSampler",
     "Sampler",
+    "StratifiedBatchSampler",
     "__version__",
+    "kmeans_strata",
 ]

@@ -7,6 +7,7 @@ import torch
 
 __all__ = [
     "HAS_CUDA",
+    "control_variate_",
     "ewsg_decide",
     "ewsg_log_ratio",
     "ewsg_select_",
@@ -45,6 +46,7 @@ def _load() -> bool:
 HAS_CUDA: bool = _load()
 
 # The overloads themselves: resolving them at every call would take time.
+control_variate_ = torch.ops.torch_sgmcmc.control_variate_.default
 ewsg_decide = torch.ops.torch_sgmcmc.ewsg_decide.default
 ewsg_log_ratio = torch.ops.torch_sgmcmc.ewsg_log_ratio.default
 ewsg_select_ = torch.ops.torch_sgmcmc.ewsg_select_.default
@@ -62,6 +64,7 @@ def _nothing_to_allocate(*args: object, **kwargs: object) -> None:
 
 
 for _name in (
+    "control_variate_",
     "ewsg_select_",
     "gaussian_",
     "gradient_variance_",

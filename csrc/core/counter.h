@@ -26,7 +26,9 @@ enum class Purpose : uint32_t {
   kMomentum = 1,    // momentum drawn from its stationary law
   kPrecision = 2,   // Gibbs updates of prior precisions (host side)
   kIndexChain = 3,  // decisions of EWSG's index chain
-  kProbe = 4        // random signs that probe the diagonal of a Hessian
+  kProbe = 4,       // random signs that probe the diagonal of a Hessian
+  kMinibatch = 8,   // minibatches drawn uniformly (host side)
+  kStrata = 9       // stratified minibatches (host side)
 };
 
 constexpr int64_t kMaxStep = (int64_t{1} << 48) - 1;

@@ -235,6 +235,16 @@ void gradient_variance_(at::TensorList grads,
   op.call(grads, variances, previous, weight);
 }
 
+void control_variate_(at::TensorList grads,
+                      at::TensorList anchor_grads,
+                      at::TensorList full_grads) {
+  static const auto op =
+      Operator<void(at::TensorList, at::TensorList, at::TensorList)>(
+          "torch_sgmcmc::control_variate_");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  op.call(grads, anchor_grads, full_grads);
+}
+
 void gaussian_(at::TensorList out,
                double std,
                int64_t purpose,

@@ -132,6 +132,13 @@ TORCH_SGMCMC_API void gradient_variance_(at::TensorList grads,
                                          at::TensorList previous,
                                          double weight);
 
+/// Turns the gradients of a minibatch into those of a control variate:
+/// grads + full_grads - anchor_grads. full_grads are in float64 for float64
+/// gradients and in float32 for all others.
+TORCH_SGMCMC_API void control_variate_(at::TensorList grads,
+                                       at::TensorList anchor_grads,
+                                       at::TensorList full_grads);
+
 /// Fills tensors with the normals of the given purpose (csrc/core/counter.h).
 TORCH_SGMCMC_API void gaussian_(at::TensorList out,
                                 double std,

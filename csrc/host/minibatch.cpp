@@ -1,0 +1,141 @@
+#include "host/minibatch.h"
+
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+
+#include "core/portable_noise.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+[[noreturn]] void Invalid(const std::string& name,
+                          int64_t value,
+                          const std::string& wanted) {
+  throw std::invalid_argument("Invalid " + name + ": " + std::to_string(value) +
+                              " (must be " + wanted + ")");
+}
+
+void CheckSizes(int64_t num_data,
+                int64_t batch_size,
+                int64_t count,
+                bool replacement,
+                const NoiseStream& stream) {
+  if (num_data < 1) Invalid("num_data", num_data, ">= 1");
+  if (batch_size < 1 || (!replacement && batch_size > num_data)) {
+    Invalid("batch_size",
+            batch_size,
+            replacement ? ">= 1" : "in [1, " + std::to_string(num_data) + "]");
+  }
+  if (count < 0) Invalid("count", count, ">= 0");
+  if (stream.step > static_cast<uint64_t>(kMaxStep) ||
+      static_cast<uint64_t>(count) >
+          static_cast<uint64_t>(kMaxStep) - stream.step + 1) {
+    throw std::invalid_argument("step + count must be in [0, 2^48]");
+  }
+}
+
+// The swaps of a Fisher-Yates shuffle of 0, ..., size - 1 whose first few
+// places alone are wanted: only elements that have moved are kept.
+class PartialShuffle {
+ public:
+  explicit PartialShuffle(int64_t size) : size_(size) {}
+
+  // Puts a uniform choice of what is left into the next place.
+  int64_t Next(const NoiseStream& stream, uint64_t element) {
+    const int64_t chosen =
+        next_ + static_cast<int64_t>(DrawBelow(
+                    static_cast<uint64_t>(size_ - next_), stream, element));
+    const int64_t result = At(chosen);
+    moved_[chosen] = At(next_);
+    ++next_;
+    return result;
+  }
+
+ private:
+  int64_t At(int64_t place) const {
+    const auto found = moved_.find(place);
+    return found == moved_.end() ? place : found->second;
+  }
+
+  int64_t size_;
+  int64_t next_ = 0;
+  std::unordered_map<int64_t, int64_t> moved_;
+};
+
+}  // namespace
+
+uint64_t DrawBelow(uint64_t bound,
+                   const NoiseStream& stream,
+                   uint64_t element) {
+  // The largest multiple of bound is where 64 random bits are cut off.
+  constexpr uint64_t kMax = std::numeric_limits<uint64_t>::max();
+  const uint64_t rest = (kMax % bound + 1) % bound;
+  for (uint64_t quad = element << 16;; ++quad) {
+    uint32_t w[4];
+    portable::QuadWords(stream, quad, w);
+    const uint64_t bits = static_cast<uint64_t>(w[0]) << 32 | w[1];
+    if (bits <= kMax - rest) return bits % bound;
+  }
+}
+
+std::vector<int64_t> DrawMinibatches(int64_t num_data,
+                                     int64_t batch_size,
+                                     int64_t count,
+                                     bool replacement,
+                                     NoiseStream stream) {
+  CheckSizes(num_data, batch_size, count, replacement, stream);
+  std::vector<int64_t> result;
+  result.reserve(static_cast<size_t>(count * batch_size));
+  for (int64_t k = 0; k < count; ++k, ++stream.step) {
+    PartialShuffle shuffle(num_data);
+    for (int64_t i = 0; i < batch_size; ++i) {
+      const auto element = static_cast<uint64_t>(i);
+      result.push_back(
+          replacement ? static_cast<int64_t>(DrawBelow(
+                            static_cast<uint64_t>(num_data), stream, element))
+                      : shuffle.Next(stream, element));
+    }
+  }
+  return result;
+}
+
+std::vector<int64_t> DrawStratifiedMinibatches(const std::vector<int64_t>& ends,
+                                               int64_t batch_size,
+                                               int64_t count,
+                                               NoiseStream stream) {
+  int64_t before = 0;
+  for (const int64_t end : ends) {
+    if (end <= before) Invalid("ends", end, "increasing and > 0");
+    before = end;
+  }
+  const int64_t num_data = before;
+  CheckSizes(num_data, batch_size, count, /*replacement=*/false, stream);
+  if (num_data > std::numeric_limits<int64_t>::max() / (batch_size + 1)) {
+    Invalid("num_data", num_data, "below 2^63 / (batch_size + 1)");
+  }
+  std::vector<int64_t> result;
+  result.reserve(static_cast<size_t>(count * batch_size));
+  for (int64_t k = 0; k < count; ++k, ++stream.step) {
+    // Systematic sampling: ticks at a distance N / n, all shifted by the same
+    // uniform amount, of which each stratum gets as many as it spans. In
+    // integers, so that the mean numbers are exact.
+    const auto shift = static_cast<int64_t>(
+        DrawBelow(static_cast<uint64_t>(num_data), stream, /*element=*/0));
+    uint64_t element = 1;
+    int64_t begin = 0;
+    int64_t taken = 0;
+    for (const int64_t end : ends) {
+      const int64_t ticks = (batch_size * end + shift) / num_data;
+      PartialShuffle shuffle(end - begin);
+      for (; taken < ticks; ++taken, ++element) {
+        result.push_back(begin + shuffle.Next(stream, element));
+      }
+      begin = end;
+    }
+  }
+  return result;
+}
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,527 @@
+"""Gradient estimators of less variance: control variates with an anchor."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from torch_sgmcmc._checks import check_integer, check_real
+from torch_sgmcmc._library import control_variate_
+from torch_sgmcmc.sampler import Sampler
+
+__all__ = ["SVRG", "ControlVariates"]
+
+LossFunction = Callable[[Any], Tensor]
+
+
+class ControlVariates:
+    r"""Gradients with a control variate at a fixed point, the anchor.
+
+    For data near a mode :math:`\theta^*` of the posterior the gradients of a
+    minibatch at θ and at :math:`\theta^*` have most of their noise in common. With
+    :math:`\bar g` the gradient of a minibatch's mean loss and
+    :math:`\nabla\bar L` that of all data,
+
+    .. math::
+        g = \bar g(\theta) - \bar g(\theta^*) + \nabla\bar L(\theta^*)
+
+    is unbiased, and its variance vanishes as θ comes to :math:`\theta^*`, where g is
+    the full gradient. It takes the place of ``loss.backward()`` before any sampler's
+    step, and costs two backward passes and memory for one copy of the parameters and
+    one of their gradients.
+
+    Args:
+        sampler: whose parameters get the gradients: a sampler, or any torch optimizer.
+        loss_fn: ``loss_fn(batch)`` returns the mean loss of a minibatch as a tensor
+            with a graph, from which it does not call ``backward()`` itself. Prior and
+            temperature are the sampler's affair.
+        batch_size: ``batch_size(batch)`` returns the number of data of a batch, its
+            weight in the full gradient. Default: the length of the first tensor in
+            it.
+        progress: whether the pass through the data shows a progress bar. It needs
+            tqdm and a terminal, else there is none. Default: True.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        RuntimeError: no anchor is set, the parameters are not those that it was set
+            for, or the loss is not as described. Parameters and gradients are as
+            before.
+
+    Example:
+        >>> optimize(model)  # to a mode
+        >>> sampler = SGLD(model.parameters(), lr=0.1, num_data=len(data))
+        >>> estimator = ControlVariates(
+        ...     sampler, lambda batch: F.cross_entropy(model(batch[0]), batch[1])
+        ... )
+        >>> estimator.set_anchor(DataLoader(data, batch_size=10_000))
+        >>> for batch in loader:
+        ...     sampler.zero_grad()
+        ...     loss = estimator.backward(batch)
+        ...     sampler.step()
+
+        With a sampler that draws minibatches itself:
+
+        >>> sampler.step(lambda: estimator.backward(next(minibatches)))
+
+        Save ``estimator.state_dict()`` along with the sampler's: the chain then goes
+        on bit for bit, without another pass through the data.
+
+    Note:
+        ``loss_fn`` is called twice for a minibatch, first with the parameters at the
+        anchor, and once for each batch of the full pass. What it does besides happens
+        as often: running statistics of batch norm see the anchor too, so use
+        ``eval()`` mode for such layers. With dropout g is still unbiased, but the
+        draws at θ and at the anchor differ, and so their noise does not cancel.
+        The parameters' ``data`` are exchanged for the anchor's and back again, not
+        copied: θ is the same memory afterwards, also after an exception. A CUDA graph
+        that holds the parameters' addresses will not see the exchange. Not for
+        ``torch.amp.GradScaler``: the full gradient is not scaled.
+        For several chains in a leading dimension of the parameters, let ``loss_fn``
+        return the sum of the chains' mean losses; each chain has its own anchor.
+        The full gradient is added up in float64 and kept in float32 (for float64
+        parameters in float64).
+
+    Reference:
+        J. Baker, P. Fearnhead, E. B. Fox and C. Nemeth, Control variates for
+        stochastic gradient MCMC, Statistics and Computing 29, 2019, eq. 6.
+    """
+
+    def __init__(
+        self,
+        sampler: Optimizer,
+        loss_fn: LossFunction,
+        *,
+        batch_size: Callable[[Any], int] | None = None,
+        progress: bool = True,
+    ) -> None:
+        if not isinstance(sampler, Optimizer):
+            raise TypeError(
+                f"Invalid sampler: got {type(sampler).__name__} (must be a sampler or "
+                "another torch optimizer)"
+            )
+        _check_callable("loss_fn", loss_fn)
+        if batch_size is not None:
+            _check_callable("batch_size", batch_size)
+        if not isinstance(progress, bool):
+            raise TypeError(f"Invalid progress: {progress!r} (must be a bool)")
+        self.sampler = sampler
+        self.loss_fn = loss_fn
+        self.batch_size = batch_size or _first_length
+        self.progress = progress
+        self._anchor: list[Tensor] | None = None
+        self._full_grads: list[Tensor | None] = []
+
+    def set_anchor(self, loader: Iterable[Any]) -> float:
+        """Puts the anchor where the parameters are, with a pass through all data.
+
+        Args:
+            loader: yields every datum once, in batches of any sizes.
+
+        Returns:
+            The mean loss of all data at the anchor.
+
+        Raises:
+            ValueError: there are no data. The anchor is as before.
+            RuntimeError: the loss is not as described, or the full gradient is not
+                finite. The anchor is as before.
+        """
+        params = self._params()
+        total_loss, count = 0.0, 0
+        sums: list[Tensor | None] = [None] * len(params)
+        with _kept_gradients(params):
+            for batch in self._watched(loader):
+                size = self._size(batch)
+                loss, grads = self._gradients(params, batch)
+                total_loss += float(loss.detach()) * size
+                count += size
+                for i, grad in enumerate(grads):
+                    if grad is not None:
+                        total = sums[i]
+                        if total is None:
+                            total = torch.zeros_like(grad, dtype=torch.float64)
+                        sums[i] = total.add_(grad, alpha=size)
+        if count == 0:
+            raise ValueError("Invalid loader: it has no data")
+        full = [
+            None if total is None else (total / count).to(_arithmetic(p.dtype))
+            for p, total in zip(params, sums, strict=True)
+        ]
+        if not all(f is None or bool(torch.isfinite(f).all()) for f in full):
+            raise RuntimeError(
+                "the full gradient is not finite: there can be no anchor here"
+            )
+        self._anchor = [p.detach().clone() for p in params]
+        self._full_grads = full
+        return total_loss / count
+
+    def backward(
+        self, batch: Any, *, weight: float = 1.0, create_graph: bool = False
+    ) -> Tensor:
+        """Adds the gradient of a minibatch, with the control variate, to ``p.grad``.
+
+        Args:
+            batch: a minibatch drawn uniformly, for ``loss_fn``.
+            weight: the gradient's factor. To accumulate the gradient of a minibatch
+                over parts of it, give each the weight of its share. Default: 1.
+            create_graph: keep a graph of the gradient, as for
+                :meth:`torch.Tensor.backward`; ``PSGLD`` with Γ needs it. Default:
+                False.
+
+        Returns:
+            The loss of the minibatch at θ.
+
+        Raises:
+            RuntimeError: see the class. Parameters and gradients are as before.
+        """
+        weight = check_real("weight", weight)
+        params = self._params()
+        anchor = self._fitting_anchor(params)
+        with _kept_gradients(params) as before:
+            with _exchanged(params, anchor):
+                _, anchor_grads = self._gradients(params, batch)
+            loss, grads = self._gradients(params, batch, create_graph)
+            self._combine(params, grads, anchor_grads, create_graph)
+        for p, old, grad in zip(params, before, grads, strict=True):
+            if grad is None:
+                continue
+            if weight != 1.0:
+                grad = grad * weight
+            p.grad = grad if old is None else old + grad
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """The anchor and the full gradient there; two None before there is any."""
+        if self._anchor is None:
+            return {"anchor": None, "full_grads": None}
+        return {"anchor": list(self._anchor), "full_grads": list(self._full_grads)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: it is of other parameters. Nothing has been loaded.
+        """
+        anchor, full = state_dict["anchor"], state_dict["full_grads"]
+        if anchor is None:
+            self._anchor, self._full_grads = None, []
+            return
+        params = self._params()
+        for name, tensors in (("anchor", anchor), ("full_grads", full)):
+            if len(tensors) != len(params):
+                raise ValueError(
+                    f"Invalid state_dict: {name} has {len(tensors)} tensors, expected "
+                    f"{len(params)}"
+                )
+            for i, (t, p) in enumerate(zip(tensors, params, strict=True)):
+                if t is not None and t.shape != p.shape:
+                    raise ValueError(
+                        f"Invalid state_dict: {name} of parameter {i} has shape "
+                        f"{list(t.shape)}, expected {list(p.shape)}"
+                    )
+        self._anchor = [
+            t.to(p.device, p.dtype, copy=True)
+            for t, p in zip(anchor, params, strict=True)
+        ]
+        self._full_grads = [
+            None if t is None else t.to(p.device, _arithmetic(p.dtype), copy=True)
+            for t, p in zip(full, params, strict=True)
+        ]
+
+    # ---- Pieces -----------------------------------------------------------------
+
+    def _params(self) -> list[Tensor]:
+        """The sampler's parameters that are not frozen."""
+        groups = self.sampler.param_groups
+        return [p for group in groups for p in group["params"] if p.requires_grad]
+
+    def _fitting_anchor(self, params: list[Tensor]) -> list[Tensor]:
+        if self._anchor is None:
+            raise RuntimeError(
+                f"{type(self).__name__} has no anchor yet: call set_anchor() first"
+            )
+        fits = len(params) == len(self._anchor) and all(
+            (p.shape, p.dtype, p.device) == (a.shape, a.dtype, a.device)
+            for p, a in zip(params, self._anchor, strict=True)
+        )
+        if not fits:
+            raise RuntimeError(
+                f"{type(self).__name__} has an anchor for other parameters than the "
+                "sampler's (their number, a shape, dtype or device has changed): call "
+                "set_anchor() again"
+            )
+        return self._anchor
+
+    def _gradients(
+        self, params: list[Tensor], batch: Any, create_graph: bool = False
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """The loss of a batch and its gradients, taken out of ``p.grad``.
+
+        By ``backward()``, and not by ``torch.autograd.grad``, so that hooks run, for
+        instance those that average over data-parallel replicas.
+        """
+        for p in params:
+            p.grad = None
+        with torch.enable_grad():
+            loss = self.loss_fn(batch)
+            if not isinstance(loss, Tensor):
+                raise RuntimeError(
+                    f"loss_fn returned {type(loss).__name__}, expected the loss as a "
+                    "tensor"
+                )
+            if loss.numel() != 1:
+                raise RuntimeError(
+                    f"loss_fn returned a tensor of shape {list(loss.shape)}, expected "
+                    "one number"
+                )
+            if any(p.grad is not None for p in params):
+                raise RuntimeError(
+                    "loss_fn has made gradients: it must return the loss and leave "
+                    "backward() to the estimator"
+                )
+            if not loss.requires_grad:
+                raise RuntimeError(
+                    "loss_fn returned a loss without a graph: it must compute it from "
+                    "the sampler's parameters, with gradients enabled"
+                )
+            loss.backward(create_graph=create_graph)
+        grads = [p.grad for p in params]
+        if any(g is not None and g.layout is not torch.strided for g in grads):
+            raise RuntimeError(
+                f"{type(self).__name__} does not support sparse gradients (for "
+                "nn.Embedding, use sparse=False)"
+            )
+        return loss, grads
+
+    def _combine(
+        self,
+        params: list[Tensor],
+        grads: list[Tensor | None],
+        anchor_grads: list[Tensor | None],
+        create_graph: bool,
+    ) -> None:
+        """Makes (g - a) + f of grads; one that is missing counts as zero."""
+        lists: dict[torch.device, tuple[list[Tensor], list[Tensor], list[Tensor]]] = {}
+        for i, (p, g, a, f) in enumerate(
+            zip(params, grads, anchor_grads, self._full_grads, strict=True)
+        ):
+            if g is None and a is None and f is None:
+                continue
+            # No graph can miss its gradient: only values are made up here.
+            g = torch.zeros_like(p) if g is None else g
+            a = torch.zeros_like(g) if a is None else a
+            f = torch.zeros_like(g, dtype=_arithmetic(g.dtype)) if f is None else f
+            if g.data_ptr() == a.data_ptr() and g.numel() > 0:
+                raise RuntimeError(
+                    f"{type(self).__name__} got the gradients at θ in the memory of "
+                    "those at the anchor, which it still needs: gradients must not be "
+                    "reused (for DistributedDataParallel, set "
+                    "gradient_as_bucket_view=False)"
+                )
+            if create_graph:
+                grads[i] = ((g.to(f.dtype) - a) + f).to(g.dtype)
+                continue
+            grads[i] = g
+            for list_, tensor in zip(
+                lists.setdefault(p.device, ([], [], [])), (g, a, f), strict=True
+            ):
+                list_.append(tensor)
+        for on_device in lists.values():
+            control_variate_(*on_device)
+
+    def _size(self, batch: Any) -> int:
+        size = self.batch_size(batch)
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise RuntimeError(
+                f"batch_size returned {size!r} for a batch (must be an int >= 1)"
+            )
+        return size
+
+    def _watched(self, loader: Iterable[Any]) -> Iterable[Any]:
+        """The loader with a progress bar, if there can be one."""
+        if not self.progress:
+            return loader
+        try:
+            bar = importlib.import_module("tqdm").tqdm
+        except ImportError:
+            return loader
+        return bar(loader, desc="full gradient", leave=False, disable=None)
+
+
+class SVRG(ControlVariates):
+    r"""Control variates whose anchor follows the chain: SVRG.
+
+    :class:`ControlVariates` with the anchor put anew where the parameters are, with
+    a pass through all data, at the first :meth:`backward` and whenever the sampler
+    has made ``refresh_every`` steps since. It needs no mode to start from. With
+    :class:`SGLD` this is SVRG-LD.
+
+    Args:
+        sampler: whose parameters get the gradients; its steps are counted.
+        loss_fn: the mean loss of a batch, see :class:`ControlVariates`.
+        loader: yields every datum once, in batches of any sizes, each time that it is
+            iterated over.
+        refresh_every: number of the sampler's steps between passes, >= 1. N / n for
+            minibatches of n is one pass for an epoch.
+        batch_size: the number of data of a batch, see :class:`ControlVariates`.
+        progress: whether passes show a progress bar, if they can. Default: True.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        ValueError: refresh_every is out of range, or the loader has no data.
+        RuntimeError: see :class:`ControlVariates`.
+
+    Example:
+        >>> sampler = SGHMC(model.parameters(), lr=0.1, num_data=len(data))
+        >>> estimator = SVRG(
+        ...     sampler,
+        ...     lambda batch: F.cross_entropy(model(batch[0]), batch[1]),
+        ...     DataLoader(data, batch_size=10_000),
+        ...     refresh_every=len(loader),
+        ... )
+        >>> for batch in loader:
+        ...     sampler.zero_grad()
+        ...     loss = estimator.backward(batch)
+        ...     sampler.step()
+
+    Note:
+        The count is that of the sampler's own steps. With ``EWSG``, which makes
+        several gradients a step, the anchor moves between two steps and never between
+        gradients that are compared. :meth:`state_dict` has the anchor, the full
+        gradient and the step they were made at: with the sampler's it resumes in the
+        middle of an epoch, without another pass.
+
+    Reference:
+        A. Dubey et al., Variance Reduction in Stochastic Gradient Langevin Dynamics,
+        NIPS 2016, algorithm 2.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        loss_fn: LossFunction,
+        loader: Iterable[Any],
+        *,
+        refresh_every: int,
+        batch_size: Callable[[Any], int] | None = None,
+        progress: bool = True,
+    ) -> None:
+        if not isinstance(sampler, Sampler):
+            raise TypeError(
+                f"Invalid sampler: got {type(sampler).__name__} "
+                "(must be a torch_sgmcmc sampler)"
+            )
+        super().__init__(sampler, loss_fn, batch_size=batch_size, progress=progress)
+        self.loader = loader
+        self.refresh_every = check_integer("refresh_every", refresh_every, low=1)
+        self._anchor_step = 0
+
+    def set_anchor(self, loader: Iterable[Any] | None = None) -> float:
+        """Puts the anchor where the parameters are, before its time.
+
+        Args:
+            loader: yields every datum once. Default: the loader of the constructor.
+
+        Returns:
+            The mean loss of all data at the anchor.
+
+        Raises:
+            ValueError: there are no data. The anchor is as before.
+            RuntimeError: see :class:`ControlVariates`. The anchor is as before.
+        """
+        loss = super().set_anchor(self.loader if loader is None else loader)
+        self._anchor_step = self._step()
+        return loss
+
+    def backward(
+        self, batch: Any, *, weight: float = 1.0, create_graph: bool = False
+    ) -> Tensor:
+        """Refreshes the anchor if it is time, then see :class:`ControlVariates`."""
+        # A sampler whose step count has gone back was given another state.
+        age = self._step() - self._anchor_step
+        if self._anchor is None or not 0 <= age < self.refresh_every:
+            self.set_anchor()
+        return super().backward(batch, weight=weight, create_graph=create_graph)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The anchor, the full gradient, the step they are of, and the schedule."""
+        return {
+            **super().state_dict(),
+            "anchor_step": self._anchor_step,
+            "refresh_every": self.refresh_every,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: it is of other parameters, or a number is out of range. Nothing
+                has been loaded.
+        """
+        anchor_step = check_integer("anchor_step", state_dict["anchor_step"])
+        refresh_every = check_integer(
+            "refresh_every", state_dict["refresh_every"], low=1
+        )
+        super().load_state_dict(state_dict)
+        self._anchor_step, self.refresh_every = anchor_step, refresh_every
+
+    def _step(self) -> int:
+        return int(self.sampler.param_groups[0]["step"])
+
+
+@contextmanager
+def _kept_gradients(params: list[Tensor]) -> Iterator[list[Tensor | None]]:
+    """Puts the parameters' gradients back in the end."""
+    before = [p.grad for p in params]
+    try:
+        yield before
+    finally:
+        for p, grad in zip(params, before, strict=True):
+            p.grad = grad
+
+
+@contextmanager
+def _exchanged(params: list[Tensor], values: list[Tensor]) -> Iterator[None]:
+    """Lets parameters have other memory for a while."""
+    own = [p.data for p in params]
+    try:
+        for p, value in zip(params, values, strict=True):
+            p.data = value
+        yield
+    finally:
+        for p, data in zip(params, own, strict=True):
+            p.data = data
+
+
+def _arithmetic(dtype: torch.dtype) -> torch.dtype:
+    """The type that the operators compute in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _first_length(batch: Any) -> int:
+    """The length of the first tensor in a batch."""
+    pending = [batch]
+    while pending:
+        item = pending.pop(0)
+        if isinstance(item, Tensor) and item.dim() > 0:
+            return len(item)
+        if isinstance(item, (list, tuple)):
+            pending[:0] = item
+        elif isinstance(item, Mapping):
+            pending[:0] = item.values()
+    raise RuntimeError(
+        f"the number of data in a batch of type {type(batch).__name__} is unknown: "
+        "give batch_size, a function that returns it"
+    )
+
+
+def _check_callable(name: str, value: object) -> None:
+    if not callable(value):
+        raise TypeError(
+            f"Invalid {name}: {value!r} (must be callable, got {type(value).__name__})"
+        )
