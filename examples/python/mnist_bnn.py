@@ -18,6 +18,7 @@ for each run, from which an interrupted run continues.
 from __future__ import annotations
 
 import argparse
+
 import torch
 from bnn.methods import METHODS, SEARCH
 from bnn.options import add_options, check_options, load
@@ -84,7 +85,11 @@ def main() -> None:
             ]
             for method in args.method
         }
-        tune(search, lambda config, folder: run(config, images, folder), args.out / "tune")
+        tune(
+            search,
+            lambda config, folder: run(config, images, folder),
+            args.out / "tune",
+        )
         return
     args.out.mkdir(parents=True, exist_ok=True)
     runs = {

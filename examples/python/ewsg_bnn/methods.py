@@ -19,7 +19,15 @@ from torch import nn
 
 import torch_sgmcmc as sg
 
-__all__ = ["LABELS", "PAPER", "SEARCH", "TUNED", "build_sampler", "minibatch_size"]
+__all__ = [
+    "INDEX_CHAIN_LENGTH",
+    "LABELS",
+    "PAPER",
+    "SEARCH",
+    "TUNED",
+    "build_sampler",
+    "minibatch_size",
+]
 
 Settings = dict[str, float]
 
@@ -66,7 +74,13 @@ SEARCH: dict[str, list[Settings]] = {
 }
 
 #: What --tune chose, for both networks: lowest validation NLL of the MLP.
-TUNED: dict[str, Settings] = {}
+TUNED: dict[str, Settings] = {
+    "ewsg": {"h": 1e-3, "gamma": 50.0},
+    "sghmc": {"h": 1e-3, "gamma": 50.0},
+    "cp_sghmc": {"h": 1e-3, "gamma": 50.0},
+    "sgld": {"h": 1e-5},
+    "psgld": {"h": 1e-3},
+}
 
 
 def build_sampler(
