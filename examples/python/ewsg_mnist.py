@@ -43,6 +43,8 @@ def parse_arguments() -> argparse.Namespace:
         default="tuned",
         help="step sizes and friction: chosen on the validation set, or the paper's",
     )
+    parser.add_argument("--h", type=float, help="step size, instead of the settings'")
+    parser.add_argument("--gamma", type=float, help="friction, likewise")
     parser.add_argument(
         "--passes", type=int, help="over the data (default: 10, with --paper 200)"
     )
@@ -89,6 +91,9 @@ def make_config(
     validate: bool = False,
 ) -> EnsembleConfig:
     """The configuration of one run."""
+    for name in settings:
+        if getattr(args, name) is not None:
+            settings = settings | {name: getattr(args, name)}
     return EnsembleConfig(
         method,
         seed,
