@@ -75,11 +75,11 @@ SEARCH: dict[str, list[Settings]] = {
 
 #: What --tune chose, for both networks: lowest validation NLL of the MLP.
 TUNED: dict[str, Settings] = {
-    "ewsg": {"h": 1e-3, "gamma": 50.0},
-    "sghmc": {"h": 1e-3, "gamma": 50.0},
+    "ewsg": {"h": 2e-3, "gamma": 200.0},
+    "sghmc": {"h": 2e-3, "gamma": 200.0},
     "cp_sghmc": {"h": 1e-3, "gamma": 50.0},
     "sgld": {"h": 1e-5},
-    "psgld": {"h": 1e-3},
+    "psgld": {"h": 2e-3},
 }
 
 
