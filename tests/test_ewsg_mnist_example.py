@@ -304,3 +304,11 @@ def test_log_weight_difference_is_that_of_the_index_chain() -> None:
     assert log_weight_difference(sampler, gradients) == pytest.approx(
         abs(float(ratio)), rel=1e-5
     )
+
+
+def test_interval() -> None:
+    from ewsg_bnn.report import interval
+
+    # Student's t with two degrees of freedom: 4.3027 / √3 = 2.4841
+    assert interval([1.0, 2.0, 3.0], 2) == "2.00 ± 2.48"
+    assert interval([1.0], 2) == "1.00"
