@@ -11,6 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from bnn.report import Runs, settings_in_words
+from matplotlib.ticker import MaxNLocator, NullFormatter
 from scipy import stats
 
 from .methods import LABELS
@@ -59,7 +60,7 @@ def interval(values: list[float], digits: int) -> str:
 
 def learning_curves(runs: Runs, path: Path) -> None:
     """Error and negative log-likelihood against data passes."""
-    figure, panels = plt.subplots(1, 2, figsize=(9.6, 4.0), layout="constrained")
+    figure, panels = plt.subplots(1, 2, figsize=(10.4, 3.8), layout="constrained")
     config = next(iter(runs.values()))[0]["config"]
     for axes, score, unit, label in (
         (panels[0], "error", 100, "test error (%)"),
@@ -74,17 +75,24 @@ def learning_curves(runs: Runs, path: Path) -> None:
             label="burn-in ends",
         )
         axes.set_yscale("log")
+        low, high = axes.get_ylim()
+        axes.yaxis.set_major_formatter("{x:g}")
+        # Over a decade and more, labels between the powers of ten would crowd.
+        axes.yaxis.set_minor_formatter("{x:g}" if high < 10 * low else NullFormatter())
         axes.set_xlabel("passes over the data")
         axes.set_ylabel(label)
         axes.grid(alpha=0.3, which="both")
-    panels[1].legend(fontsize="small")
+        if config["epochs"] > config["samples_per_pass"]:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", fontsize="small")
     seeds = max(len(s) for s in runs.values())
     figure.suptitle(
         f"{config['dataset']}, {config['model'].upper()}: "
         + (f"mean of {seeds} seeds, range shaded" if seeds > 1 else "one seed"),
         fontsize="medium",
     )
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
