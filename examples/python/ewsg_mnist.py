@@ -26,7 +26,7 @@ from bnn.report import environment, write_json
 from bnn.tuning import tune
 from ewsg_bnn.methods import INDEX_CHAIN_LENGTH, LABELS, PAPER, SEARCH, TUNED
 from ewsg_bnn.models import MODELS
-from ewsg_bnn.report import learning_curves, table
+from ewsg_bnn.report import differences, learning_curves, table
 from ewsg_bnn.run import EnsembleConfig, run
 
 
@@ -148,6 +148,7 @@ def main() -> None:
         f"{args.samples_per_pass} samples a pass\n"
     )
     print(table(runs))
+    print(f"\n{differences(runs)}")
     print(f"\nThe picture and results.json are in {args.out}")
 
 

@@ -16,7 +16,7 @@ from scipy import stats
 
 from .methods import LABELS
 
-__all__ = ["interval", "learning_curves", "table"]
+__all__ = ["differences", "interval", "learning_curves", "table"]
 
 COLORS = {"ewsg": "C3", "sghmc": "C0", "cp_sghmc": "C1", "sgld": "C2", "psgld": "C4"}
 
@@ -45,6 +45,34 @@ def table(runs: Runs) -> str:
             f"| {f'{np.mean(accepted):.3f}' if accepted else '–'} "
             f"| {np.mean(seconds):.2f} |"
         )
+    return "\n".join(rows)
+
+
+def differences(runs: Runs) -> str:
+    """A markdown table: EWSG's means less the others', 95 % Welch intervals.
+
+    Empty without EWSG or with one seed.
+    """
+    if len(runs.get("ewsg", [])) < 2:
+        return ""
+    rows = [
+        "| EWSG less | test error (points) | test log-likelihood |",
+        "| --- | --- | --- |",
+    ]
+    for method, states in runs.items():
+        if method == "ewsg":
+            continue
+        cells = []
+        for score, unit, digits in (("error", 100, 2), ("nll", -1, 4)):
+            ours, theirs = (
+                [unit * s["history"][-1][score] for s in some]
+                for some in (runs["ewsg"], states)
+            )
+            test = stats.ttest_ind(ours, theirs, equal_var=False)
+            low, high = test.confidence_interval()
+            mean = np.mean(ours) - np.mean(theirs)
+            cells.append(f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]")
+        rows.append(f"| {LABELS[method]} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
