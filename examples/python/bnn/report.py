@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,21 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
+
+import torch_sgmcmc as sg
 
 from .data import Images
 from .metrics import entropy
 
-__all__ = ["figure_4", "table", "uncertainty", "write_json"]
+__all__ = [
+    "environment",
+    "figure_4",
+    "settings_in_words",
+    "table",
+    "uncertainty",
+    "write_json",
+]
 
 LABELS = {"sgd": "SGD", "sgdm": "SGD with momentum", "sgld": "SGLD", "sghmc": "SGHMC"}
 COLORS = {"sgd": "C7", "sgdm": "C0", "sgld": "C2", "sghmc": "C3"}
@@ -34,7 +45,7 @@ def table(runs: Runs) -> str:
         settings = states[0]["config"]["settings"]
         rows.append(
             f"| {LABELS[method]} "
-            f"| {', '.join(f'{k} {v:g}' for k, v in settings.items())} "
+            f"| {settings_in_words(settings)} "
             f"| {len(states)} "
             f"| {_spread([100 * r['error'] for r in last], 2)} % "
             f"| {_spread([r['nll'] for r in last], 4)} "
@@ -44,11 +55,28 @@ def table(runs: Runs) -> str:
     return "\n".join(rows)
 
 
+def settings_in_words(settings: dict[str, float]) -> str:
+    """As in "lr 0.1, momentum 0.99"."""
+    return ", ".join(f"{key} {value:g}" for key, value in settings.items())
+
+
 def _spread(values: list[float], digits: int) -> str:
     mean = f"{np.mean(values):.{digits}f}"
     if len(values) == 1:
         return mean
     return f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
+
+
+def environment(images: Images) -> dict[str, Any]:
+    """What runs depend on besides their configs."""
+    return {
+        "torch": torch.__version__,
+        "torch_sgmcmc": sg.__version__,
+        "python": platform.python_version(),
+        "device": str(images.train_x.device),
+        "threads": torch.get_num_threads(),
+        "dataset": images.name,
+    }
 
 
 def write_json(runs: Runs, environment: dict[str, Any], path: Path) -> None:
@@ -64,6 +92,7 @@ def write_json(runs: Runs, environment: dict[str, Any], path: Path) -> None:
                 "final": s["history"][-1],
                 "history": s["history"],
             }
+            | {key: s[key] for key in ("diagnostics",) if key in s}
             for states in runs.values()
             for s in states
         ],

@@ -1,0 +1,1 @@
+"""The parts of the EWSG example: networks, methods, chains, diagnostics, report."""

@@ -1,0 +1,115 @@
+"""The five methods, their settings in the paper's notation, and what is tried.
+
+``h`` is the paper's step size and ``gamma`` its friction γ, for the potential
+U(θ) = −Σᵢ log p(xᵢ|θ) + ‖θ‖²/2 (a sum over all N examples). The samplers take SGD's
+``lr``, which multiplies the gradient of the mean loss:
+
+* EWSG, SGHMC, CP-SGHMC: dr = −(∇U + γr)dt + √(2γ)dW with step h gives, with v = hr,
+  lr = h²N and momentum = 1 − γh;
+* SGLD: dθ = −∇U dt + √2 dW with step h gives lr = hN;
+* pSGLD: the same with ∇U preconditioned by G. If G is made of squares of ∇U, as here
+  assumed, N cancels from G∇U, and lr = h.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+import torch_sgmcmc as sg
+
+__all__ = [
+    "INDEX_CHAIN_LENGTH",
+    "LABELS",
+    "PAPER",
+    "SEARCH",
+    "TUNED",
+    "build_sampler",
+    "minibatch_size",
+]
+
+Settings = dict[str, float]
+
+LABELS = {
+    "ewsg": "EWSG",
+    "sghmc": "SGHMC",
+    "cp_sghmc": "CP-SGHMC",
+    "sgld": "SGLD",
+    "psgld": "pSGLD",
+}
+
+#: M: EWSG takes the gradients of M + 1 minibatches for one update.
+INDEX_CHAIN_LENGTH = 1
+
+#: The paper's settings, section 5.3.
+PAPER: dict[str, dict[str, Settings]] = {
+    "mlp": {
+        "ewsg": {"h": 4e-3, "gamma": 0.1},
+        "sghmc": {"h": 2e-3, "gamma": 0.1},
+        "cp_sghmc": {"h": 2e-3, "gamma": 0.1},
+        "sgld": {"h": 1e-7},
+        "psgld": {"h": 1e-4},
+    },
+    "cnn": {
+        "ewsg": {"h": 4e-3, "gamma": 1.0},
+        "sghmc": {"h": 2e-3, "gamma": 1.0},
+        "cp_sghmc": {"h": 2e-3, "gamma": 1.0},
+        "sgld": {"h": 2e-8},
+        "psgld": {"h": 8e-6},
+    },
+}
+
+_UNDERDAMPED = [
+    {"h": h, "gamma": gamma} for h in (5e-4, 1e-3, 2e-3) for gamma in (50.0, 200.0)
+]
+
+#: What --tune tries besides the paper's settings: six for each method.
+SEARCH: dict[str, list[Settings]] = {
+    "ewsg": _UNDERDAMPED,
+    "sghmc": _UNDERDAMPED,
+    "cp_sghmc": _UNDERDAMPED,
+    "sgld": [{"h": h} for h in (1e-6, 3e-6, 1e-5, 2e-5, 3e-5, 1e-4)],
+    "psgld": [{"h": h} for h in (3e-5, 3e-4, 1e-3, 2e-3, 5e-3, 1e-2)],
+}
+
+#: What --tune chose, for both networks: lowest validation NLL of the MLP.
+TUNED: dict[str, Settings] = {
+    "ewsg": {"h": 2e-3, "gamma": 200.0},
+    "sghmc": {"h": 2e-3, "gamma": 200.0},
+    "cp_sghmc": {"h": 1e-3, "gamma": 50.0},
+    "sgld": {"h": 1e-5},
+    "psgld": {"h": 2e-3},
+}
+
+
+def build_sampler(
+    method: str, settings: Settings, model: nn.Module, num_data: int, seed: int
+) -> sg.Sampler:
+    """The sampler, with the prior N(0, 1) on every weight and bias."""
+    h = settings["h"]
+    common: dict[str, Any] = {
+        "num_data": num_data,
+        "prior_precision": 1.0,
+        "seed": seed,
+    }
+    if method == "sgld":
+        return sg.SGLD(model.parameters(), h * num_data, **common)
+    if method == "psgld":
+        # The chain stops adaptation with burn-in, and needs no Γ from then on.
+        return sg.PSGLD(model.parameters(), h, gamma=False, **common)
+    lr, momentum = h**2 * num_data, 1 - settings["gamma"] * h
+    if method == "ewsg":
+        return sg.EWSG(
+            model.parameters(),
+            lr,
+            momentum,
+            index_chain_length=INDEX_CHAIN_LENGTH,
+            **common,
+        )
+    return sg.SGHMC(model.parameters(), lr, momentum, **common)
+
+
+def minibatch_size(method: str, batch_size: int) -> int:
+    """What a minibatch holds if an update is to take batch_size gradients."""
+    return batch_size // (INDEX_CHAIN_LENGTH + 1) if method == "ewsg" else batch_size

@@ -1,0 +1,137 @@
+"""The table and the picture of a set of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from bnn.report import Runs, settings_in_words
+from matplotlib.ticker import MaxNLocator, NullFormatter
+from scipy import stats
+
+from .methods import LABELS
+
+__all__ = ["differences", "interval", "learning_curves", "table"]
+
+COLORS = {"ewsg": "C3", "sghmc": "C0", "cp_sghmc": "C1", "sgld": "C2", "psgld": "C4"}
+
+
+def table(runs: Runs) -> str:
+    """A markdown table: means over seeds and their 95 % t intervals."""
+    rows = [
+        "| method | settings | test error (%) | test log-likelihood "
+        "| noise ratio | acceptance | s / pass |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for method, states in runs.items():
+        last = [s["history"][-1] for s in states]
+        config = states[0]["config"]
+        accepted = [r["acceptance_rate"] for r in last if "acceptance_rate" in r]
+        noise = [s["diagnostics"]["noise_ratio"] for s in states]
+        seconds = [
+            s["seconds"] / s["epoch"] * config["samples_per_pass"] for s in states
+        ]
+        rows.append(
+            f"| {LABELS[method]} "
+            f"| {settings_in_words(config['settings'])} "
+            f"| {interval([100 * r['error'] for r in last], 2)} "
+            f"| {interval([-r['nll'] for r in last], 4)} "
+            f"| {np.mean(noise):.3g} "
+            f"| {f'{np.mean(accepted):.3f}' if accepted else '–'} "
+            f"| {np.mean(seconds):.2f} |"
+        )
+    return "\n".join(rows)
+
+
+def differences(runs: Runs) -> str:
+    """A markdown table: EWSG's means less the others', 95 % Welch intervals.
+
+    Empty without EWSG or with one seed.
+    """
+    if len(runs.get("ewsg", [])) < 2:
+        return ""
+    rows = [
+        "| EWSG less | test error (points) | test log-likelihood |",
+        "| --- | --- | --- |",
+    ]
+    for method, states in runs.items():
+        if method == "ewsg":
+            continue
+        cells = []
+        for score, unit, digits in (("error", 100, 2), ("nll", -1, 4)):
+            ours, theirs = (
+                [unit * s["history"][-1][score] for s in some]
+                for some in (runs["ewsg"], states)
+            )
+            test = stats.ttest_ind(ours, theirs, equal_var=False)
+            low, high = test.confidence_interval()
+            mean = np.mean(ours) - np.mean(theirs)
+            cells.append(f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]")
+        rows.append(f"| {LABELS[method]} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def interval(values: list[float], digits: int) -> str:
+    """The mean and, of several values, its 95 % t interval."""
+    mean = f"{np.mean(values):.{digits}f}"
+    if len(values) == 1:
+        return mean
+    quantile = stats.t.ppf(0.975, len(values) - 1)
+    half_width = quantile * np.std(values, ddof=1) / np.sqrt(len(values))
+    return f"{mean} ± {half_width:.{digits}f}"
+
+
+def learning_curves(runs: Runs, path: Path) -> None:
+    """Error and negative log-likelihood against data passes."""
+    figure, panels = plt.subplots(1, 2, figsize=(10.4, 3.8), layout="constrained")
+    config = next(iter(runs.values()))[0]["config"]
+    for axes, score, unit, label in (
+        (panels[0], "error", 100, "test error (%)"),
+        (panels[1], "nll", 1, "− test log-likelihood (nats an image)"),
+    ):
+        for method, states in runs.items():
+            _curve(axes, method, states, score, unit)
+        axes.axvline(
+            config["burn_in"] / config["samples_per_pass"],
+            color="0.6",
+            linestyle=":",
+            label="burn-in ends",
+        )
+        axes.set_yscale("log")
+        low, high = axes.get_ylim()
+        axes.yaxis.set_major_formatter("{x:g}")
+        # Over a decade and more, labels between the powers of ten would crowd.
+        axes.yaxis.set_minor_formatter("{x:g}" if high < 10 * low else NullFormatter())
+        axes.set_xlabel("passes over the data")
+        axes.set_ylabel(label)
+        axes.grid(alpha=0.3, which="both")
+        if config["epochs"] > config["samples_per_pass"]:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", fontsize="small")
+    seeds = max(len(s) for s in runs.values())
+    figure.suptitle(
+        f"{config['dataset']}, {config['model'].upper()}: "
+        + (f"mean of {seeds} seeds, range shaded" if seeds > 1 else "one seed"),
+        fontsize="medium",
+    )
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def _curve(
+    axes: Any, method: str, states: list[dict[str, Any]], score: str, unit: float
+) -> None:
+    values = unit * np.array([[r[score] for r in s["history"]] for s in states])
+    passes = np.arange(1, values.shape[1] + 1) / states[0]["config"]["samples_per_pass"]
+    color = COLORS[method]
+    axes.plot(passes, values.mean(0), color=color, label=LABELS[method])
+    if len(states) > 1:
+        axes.fill_between(
+            passes, values.min(0), values.max(0), color=color, alpha=0.2, linewidth=0
+        )

@@ -1,0 +1,87 @@
+"""One run: independent chains of one method, which predict together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from bnn.data import Images
+from bnn.loop import run_chain
+from torch import Tensor
+
+import torch_sgmcmc as sg
+
+from .chain import NetworkChain
+from .config import EnsembleConfig
+from .diagnostics import diagnose
+
+__all__ = ["EnsembleConfig", "run"]
+
+# The paper's number, after Fu and Zhang (2017).
+_CLUSTERS = 10
+
+
+def run(config: EnsembleConfig, images: Images, folder: Path) -> dict[str, Any]:
+    """Runs to the last epoch, see :func:`bnn.loop.run_chain`.
+
+    The prediction is the mean over the chains and, after burn-in, over all their
+    samples since burn-in.
+
+    Returns:
+        The state, with ``diagnostics`` of the first chain where it has ended.
+    """
+    x, y = images.train_x, images.train_y
+    inputs, labels = {"labelled": images.validation_x}, images.validation_y
+    if not config.validate:  # all 60,000, as in the paper
+        x, y = torch.cat([x, images.validation_x]), torch.cat([y, images.validation_y])
+        inputs, labels = {"labelled": images.test_x}, images.test_y
+    ensemble = _Ensemble(config, x, y)
+    state = run_chain(config, ensemble, inputs, labels, folder)
+    return state | {"diagnostics": diagnose(ensemble.chains[0])}
+
+
+class _Ensemble:
+    def __init__(self, config: EnsembleConfig, x: Tensor, y: Tensor) -> None:
+        self._config = config
+        self._updates = len(y) // (config.batch_size * config.samples_per_pass)
+        strata = None
+        if config.method == "cp_sghmc":
+            strata = sg.kmeans_strata(x, _CLUSTERS, seed=0)
+        # Chains of all seeds have starts, noise and minibatches of their own.
+        first = config.seed * config.chains
+        self.chains = [
+            NetworkChain(config, seed, x, y, strata)
+            for seed in range(first, first + config.chains)
+        ]
+
+    def train(self, epoch: int) -> None:
+        for chain in self.chains:
+            if self._config.method == "psgld" and epoch > self._config.burn_in:
+                # The preconditioner stays as burn-in has made it: no Γ is needed.
+                for group in chain.sampler.param_groups:
+                    group["adapt"] = False
+            chain.train(self._updates)
+
+    def predict(self, x: Tensor) -> Tensor:
+        total = self.chains[0].predict(x)
+        for chain in self.chains[1:]:
+            total += chain.predict(x)
+        return total / len(self.chains)
+
+    def report(self) -> dict[str, Any]:
+        report: dict[str, Any] = {"gradients": sum(c.gradients for c in self.chains)}
+        if self._config.method == "ewsg":
+            rates = [c.sampler.acceptance_rate for c in self.chains]
+            report["acceptance_rate"] = sum(rates) / len(rates)
+        return report
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"chains": [chain.state_dict() for chain in self.chains]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for chain, saved in zip(self.chains, state["chains"], strict=True):
+            chain.load_state_dict(saved)
+
+    def parameters(self) -> list[Tensor]:
+        return [p for c in self.chains for p in c.model.parameters()]

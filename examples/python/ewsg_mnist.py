@@ -1,0 +1,156 @@
+"""Five samplers on MNIST at equal numbers of gradients: figure 3 of the EWSG paper.
+
+A 784-100-10 network or one with two convolutions, all 60,000 training images, the prior
+N(0, 1) on all weights, independent minibatches of 100; EWSG (two minibatches of 50 for
+an update), SGHMC, CP-SGHMC (stratified minibatches), SGLD and pSGLD. Test error and
+log-likelihood of the mean prediction against passes over the data.
+
+    python examples/python/ewsg_mnist.py                    # 10 passes, 2 seeds
+    python examples/python/ewsg_mnist.py --settings paper   # the paper's step sizes
+    python examples/python/ewsg_mnist.py --model cnn --passes 2 --burn-in 1
+    python examples/python/ewsg_mnist.py --paper            # 200 passes, 100 chains
+    python examples/python/ewsg_mnist.py --tune             # choose step sizes
+
+Predictions are averaged over --chains independent chains, and after --burn-in passes
+over the samples of each chain. Results go to --out: results.json, learning.png and one
+checkpoint for each run, from which an interrupted run continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from bnn.options import add_options, check_options, load
+from bnn.report import environment, write_json
+from bnn.tuning import tune
+from ewsg_bnn.methods import INDEX_CHAIN_LENGTH, LABELS, PAPER, SEARCH, TUNED
+from ewsg_bnn.models import MODELS
+from ewsg_bnn.report import differences, learning_curves, table
+from ewsg_bnn.run import EnsembleConfig, run
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_options(parser, LABELS, batch_size=100, name="ewsg_mnist")
+    parser.add_argument("--model", choices=list(MODELS), default="mlp")
+    parser.add_argument(
+        "--settings",
+        choices=["tuned", "paper"],
+        default="tuned",
+        help="step sizes and friction: chosen on the validation set, or the paper's",
+    )
+    parser.add_argument("--h", type=float, help="step size, instead of the settings'")
+    parser.add_argument("--gamma", type=float, help="friction, likewise")
+    parser.add_argument(
+        "--passes", type=int, help="over the data (default: 10, with --paper 200)"
+    )
+    parser.add_argument(
+        "--burn-in",
+        type=int,
+        help="passes before a chain's samples are averaged; as many as --passes: only "
+        "chains are (default: 5, with --paper 200)",
+    )
+    parser.add_argument(
+        "--samples-per-pass",
+        type=int,
+        default=1,
+        help="that are averaged and scored (default: 1)",
+    )
+    parser.add_argument(
+        "--chains",
+        type=int,
+        help="independent chains that predict together (default: 1, with --paper 100)",
+    )
+    args = parser.parse_args()
+    check_options(
+        parser,
+        args,
+        {"passes": (10, 200), "burn_in": (5, 200), "chains": (1, 100), "seeds": (2, 3)},
+        ("passes", "samples_per_pass", "chains", "seeds", "batch_size"),
+    )
+    if not 0 <= args.burn_in <= args.passes:
+        parser.error(f"--burn-in {args.burn_in} must be in [0, --passes {args.passes}]")
+    if args.batch_size % (INDEX_CHAIN_LENGTH + 1):
+        parser.error(
+            f"--batch-size {args.batch_size} must be a multiple of "
+            f"{INDEX_CHAIN_LENGTH + 1}, the minibatches that EWSG takes for an update"
+        )
+    return args
+
+
+def make_config(
+    args: argparse.Namespace,
+    dataset: str,
+    method: str,
+    seed: int,
+    settings: dict[str, float],
+    validate: bool = False,
+) -> EnsembleConfig:
+    """The configuration of one run."""
+    for name in settings:
+        if getattr(args, name) is not None:
+            settings = settings | {name: getattr(args, name)}
+    return EnsembleConfig(
+        method,
+        seed,
+        tuple(settings.items()),
+        args.passes * args.samples_per_pass,
+        args.burn_in * args.samples_per_pass,
+        args.batch_size,
+        dataset,
+        validate,
+        args.model,
+        args.chains,
+        args.samples_per_pass,
+    )
+
+
+def main() -> None:
+    """Runs what the command line asks for and reports."""
+    args = parse_arguments()
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    images = load(args)
+    papers = PAPER[args.model]
+    if args.tune:
+        search = {
+            method: [
+                make_config(args, images.name, method, 0, settings, validate=True)
+                for settings in [papers[method], *SEARCH[method]]
+            ]
+            for method in args.method
+        }
+        folder = args.out / "tune"
+        tune(search, lambda config, where: run(config, images, where), folder)
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    settings = papers if args.settings == "paper" else TUNED
+    runs = {
+        method: [
+            run(
+                make_config(args, images.name, method, seed, settings[method]),
+                images,
+                args.out,
+            )
+            for seed in range(args.first_seed, args.first_seed + args.seeds)
+        ]
+        for method in args.method
+    }
+    write_json(runs, environment(images), args.out / "results.json")
+    learning_curves(runs, args.out / "learning.png")
+    print(
+        f"\n{images.name}, {args.model}, {args.settings} settings, {args.passes} "
+        f"passes, {args.burn_in} burn-in, {args.chains} chains, "
+        f"{args.samples_per_pass} samples a pass\n"
+    )
+    print(table(runs))
+    print(f"\n{differences(runs)}")
+    print(f"\nThe picture and results.json are in {args.out}")
+
+
+if __name__ == "__main__":
+    main()
