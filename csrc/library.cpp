@@ -48,5 +48,28 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
   m.def(
       "ewsg_select_(Tensor(a!)[] grads, Tensor[] proposals, Tensor accepted) "
       "-> ()");
+  m.def(
+      "sbps_place_(Tensor(a!)[] params, Tensor[] origins, "
+      "Tensor[] directions, *, float time) -> ()");
+  m.def(
+      "sbps_reflect_(Tensor(a!)[] velocities, Tensor[] params, "
+      "Tensor[] grads, Tensor[] preconditioners, *, float weight_decay, "
+      "float scale, float gain) -> ()");
+  m.def(
+      "sbps_adapt_(Tensor(a!)[] square_averages, Tensor[] params, "
+      "Tensor[] grads, *, float weight_decay, float decay) -> ()");
+  m.def(
+      "sbps_precondition_(Tensor(a!)[] preconditioners, "
+      "Tensor(b!)[] directions, Tensor[] square_averages, "
+      "Tensor[] velocities, *, float eps, float scale) -> ()");
+  m.def("sbps_dot(Tensor[] tensors, Tensor[] directions) -> Tensor");
+  m.def(
+      "sbps_reflection_sums(Tensor[] params, Tensor[] grads, "
+      "Tensor[] velocities, Tensor[] preconditioners, *, "
+      "float weight_decay) -> Tensor");
+  m.def(
+      "sbps_preconditioner_sum(Tensor[] square_averages, *, float eps) -> "
+      "Tensor");
+  m.def("sbps_moments(Tensor derivatives) -> Tensor");
   m.def("sum_of_squares(Tensor[] tensors) -> Tensor");
 }

@@ -13,6 +13,14 @@ __all__ = [
     "gaussian_",
     "gradient_variance_",
     "psgld_step_",
+    "sbps_adapt_",
+    "sbps_dot",
+    "sbps_moments",
+    "sbps_place_",
+    "sbps_precondition_",
+    "sbps_preconditioner_sum",
+    "sbps_reflect_",
+    "sbps_reflection_sums",
     "sghmc_step_",
     "sgld_step_",
     "sgnht_step_",
@@ -51,6 +59,14 @@ ewsg_select_ = torch.ops.torch_sgmcmc.ewsg_select_.default
 gaussian_ = torch.ops.torch_sgmcmc.gaussian_.default
 gradient_variance_ = torch.ops.torch_sgmcmc.gradient_variance_.default
 psgld_step_ = torch.ops.torch_sgmcmc.psgld_step_.default
+sbps_adapt_ = torch.ops.torch_sgmcmc.sbps_adapt_.default
+sbps_dot = torch.ops.torch_sgmcmc.sbps_dot.default
+sbps_moments = torch.ops.torch_sgmcmc.sbps_moments.default
+sbps_place_ = torch.ops.torch_sgmcmc.sbps_place_.default
+sbps_precondition_ = torch.ops.torch_sgmcmc.sbps_precondition_.default
+sbps_preconditioner_sum = torch.ops.torch_sgmcmc.sbps_preconditioner_sum.default
+sbps_reflect_ = torch.ops.torch_sgmcmc.sbps_reflect_.default
+sbps_reflection_sums = torch.ops.torch_sgmcmc.sbps_reflection_sums.default
 sghmc_step_ = torch.ops.torch_sgmcmc.sghmc_step_.default
 sgld_step_ = torch.ops.torch_sgmcmc.sgld_step_.default
 sgnht_step_ = torch.ops.torch_sgmcmc.sgnht_step_.default
@@ -66,6 +82,10 @@ for _name in (
     "gaussian_",
     "gradient_variance_",
     "psgld_step_",
+    "sbps_adapt_",
+    "sbps_place_",
+    "sbps_precondition_",
+    "sbps_reflect_",
     "sghmc_step_",
     "sgld_step_",
     "sgnht_step_",
@@ -94,3 +114,27 @@ def _(
 @torch.library.register_fake("torch_sgmcmc::ewsg_decide")
 def _(log_ratios: torch.Tensor, **counter: object) -> torch.Tensor:
     return torch.empty_like(log_ratios, dtype=torch.bool)
+
+
+def _sums(tensors: list[torch.Tensor], count: int) -> torch.Tensor:
+    return tensors[0].new_empty((count,), dtype=torch.float64)
+
+
+@torch.library.register_fake("torch_sgmcmc::sbps_dot")
+def _(tensors: list[torch.Tensor], directions: list[torch.Tensor]) -> torch.Tensor:
+    return _sums(tensors, 1)
+
+
+@torch.library.register_fake("torch_sgmcmc::sbps_reflection_sums")
+def _(params: list[torch.Tensor], *args: object, **kwargs: object) -> torch.Tensor:
+    return _sums(params, 3)
+
+
+@torch.library.register_fake("torch_sgmcmc::sbps_preconditioner_sum")
+def _(square_averages: list[torch.Tensor], **kwargs: object) -> torch.Tensor:
+    return _sums(square_averages, 1)
+
+
+@torch.library.register_fake("torch_sgmcmc::sbps_moments")
+def _(derivatives: torch.Tensor) -> torch.Tensor:
+    return _sums([derivatives], 2)
