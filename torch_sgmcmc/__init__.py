@@ -13,18 +13,22 @@ from torch_sgmcmc.ewsg import EWSG
 from torch_sgmcmc.precision import GammaPrecision
 from torch_sgmcmc.psgld import PSGLD
 from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.sbps import SBPS
 from torch_sgmcmc.sghmc import SGHMC
 from torch_sgmcmc.sgld import SGLD
 from torch_sgmcmc.sgnht import SGNHT
+from torch_sgmcmc.trajectory import TimeAverage
 from torch_sgmcmc.version import __version__
 
 __all__ = [
     "EWSG",
     "PSGLD",
+    "SBPS",
     "SGHMC",
     "SGLD",
     "SGNHT",
     "GammaPrecision",
     "Sampler",
+    "TimeAverage",
     "__version__",
 ]
