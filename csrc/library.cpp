@@ -52,16 +52,17 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "sbps_place_(Tensor(a!)[] params, Tensor[] origins, "
       "Tensor[] directions, *, float time) -> ()");
   m.def(
-      "sbps_reflect_(Tensor(a!)[] velocities, Tensor[] params, "
-      "Tensor[] grads, Tensor[] preconditioners, *, float weight_decay, "
-      "float scale, float gain) -> ()");
+      "sbps_reflect_(Tensor[] params, Tensor[] grads, "
+      "Tensor(a!)[] velocities, Tensor[] preconditioners, *, "
+      "float weight_decay, float scale, float gain) -> ()");
   m.def(
-      "sbps_adapt_(Tensor(a!)[] square_averages, Tensor[] params, "
-      "Tensor[] grads, *, float weight_decay, float decay) -> ()");
+      "sbps_adapt_(Tensor[] params, Tensor[] grads, "
+      "Tensor(a!)[] square_averages, *, float weight_decay, float decay) -> "
+      "()");
   m.def(
-      "sbps_precondition_(Tensor(a!)[] preconditioners, "
-      "Tensor(b!)[] directions, Tensor[] square_averages, "
-      "Tensor[] velocities, *, float eps, float scale) -> ()");
+      "sbps_precondition_(Tensor[] square_averages, Tensor[] velocities, "
+      "Tensor(a!)[] preconditioners, Tensor(b!)[] directions, *, float eps, "
+      "float scale) -> ()");
   m.def("sbps_dot(Tensor[] tensors, Tensor[] directions) -> Tensor");
   m.def(
       "sbps_reflection_sums(Tensor[] params, Tensor[] grads, "

@@ -35,13 +35,17 @@ _STATE = ("origin", "velocity", "square_average", "preconditioner", "direction")
 
 @dataclass
 class _Part:
-    """The moving parameters of one group on one device, and their state.
+    """The moving parameters on one device with one prior, and their state.
+
+    How they are spread over param groups does not matter, not even for the order of
+    sums.
 
     Lists of tensors, one for each parameter: where the line began, v, and, empty
     unless preconditioned, V, A and Av.
     """
 
-    group: dict[str, Any]
+    prior_precision: float
+    num_data: float
     params: list[Tensor] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     origin: list[Tensor] = field(default_factory=list)
@@ -56,7 +60,7 @@ class _Part:
 
     @property
     def weight_decay(self) -> float:
-        return self.group["prior_precision"] / self.group["num_data"]
+        return self.prior_precision / self.num_data
 
 
 class Flight:
@@ -77,23 +81,24 @@ class Flight:
 
     @staticmethod
     def moving(sampler: Sampler) -> list[_Part]:
-        """The parameters that require gradients, by group and device."""
-        parts = []
+        """The parameters that require gradients, by device and prior."""
+        parts: dict[tuple[torch.device, float], _Part] = {}
         for group in sampler.param_groups:
-            by_device: dict[torch.device, _Part] = {}
+            prior = float(group["prior_precision"])
             for p, offset in zip(group["params"], group["offsets"], strict=True):
                 if p.requires_grad and p.numel() > 0:
-                    part = by_device.setdefault(p.device, _Part(group))
+                    part = parts.setdefault(
+                        (p.device, prior), _Part(prior, float(group["num_data"]))
+                    )
                     part.params.append(p)
                     part.offsets.append(offset)
-            if any(device.type == "cuda" for device in by_device):
-                sampler._check_cuda(group)
-            parts.extend(by_device.values())
+                    if p.is_cuda:
+                        sampler._check_cuda(group)
         if not parts:
             raise RuntimeError(
                 f"{type(sampler).__name__} has no parameter that requires gradients"
             )
-        return parts
+        return list(parts.values())
 
     @classmethod
     def resumed(cls, sampler: Sampler, preconditioned: bool) -> Flight | None:
@@ -257,9 +262,9 @@ class Flight:
         ):
             velocities = [v.clone() for v in part.velocity]
             sbps_reflect_(
-                velocities,
                 part.params,
                 part_grads,
+                velocities,
                 part.preconditioner,
                 weight_decay=part.weight_decay,
                 scale=scale,
@@ -269,9 +274,9 @@ class Flight:
             if squares and common["adapt"]:
                 squares = [v.clone() for v in squares]
                 sbps_adapt_(
-                    squares,
                     part.params,
                     part_grads,
+                    squares,
                     weight_decay=part.weight_decay,
                     decay=common["decay"],
                 )
@@ -305,9 +310,9 @@ class Flight:
         """The derivative of the prior's part of U along the direction."""
         total = 0.0
         for part in self.parts:
-            precision = part.group["prior_precision"]
-            if precision > 0:
-                total += precision * float(sbps_dot(part.params, part.directions))
+            if part.prior_precision > 0:
+                product = float(sbps_dot(part.params, part.directions))
+                total += part.prior_precision * product
         return total
 
     def _split(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -328,10 +333,10 @@ def _steered(parts: list[_Part], common: dict[str, Any]) -> Flight:
             part.preconditioner = [torch.empty_like(v) for v in part.velocity]
             part.direction = [torch.empty_like(v) for v in part.velocity]
             sbps_precondition_(
-                part.preconditioner,
-                part.direction,
                 part.square_average,
                 part.velocity,
+                part.preconditioner,
+                part.direction,
                 eps=eps,
                 scale=count / total,
             )

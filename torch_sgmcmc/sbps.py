@@ -423,13 +423,17 @@ class SBPS(Sampler):
         """The current flight; another one if the user has changed something."""
         flight = self.__dict__.get("_flight")
         preconditioned = common["preconditioned"]
-        if flight is None or not flight.same_as(self, preconditioned):
-            flight = Flight.resumed(self, preconditioned)
         target = [
             float(common["num_data"]),
             float(common["temperature"]),
             *(float(group["prior_precision"]) for group in self.param_groups),
         ]
+        if (
+            flight is None
+            or target != progress["observed_target"]
+            or not flight.same_as(self, preconditioned)
+        ):
+            flight = Flight.resumed(self, preconditioned)
         if flight is not None and flight.is_at(progress["line_time"]):
             if target != progress["observed_target"]:
                 clock.restart()
@@ -606,7 +610,22 @@ class SBPS(Sampler):
         self.__dict__.pop("_flight", None)
 
     def _watch_violations(self, common: dict[str, Any]) -> None:
-        """Warns, once, of far more violations than the band allows."""
+        """Warns, once, of far more violations than the band should let through."""
+        proposals, violations = common["num_proposals"], common["num_violations"]
+        if proposals < 1000 or self.__dict__.get("_warned"):
+            return
+        expected = NormalDist().cdf(-common["confidence"])
+        rate = violations / proposals
+        if rate > 3 * expected + 0.02:
+            self._warned = True
+            warnings.warn(
+                f"At {violations} of {proposals} proposals of SBPS ({rate:.1%}) the "
+                f"observed rate was above the proposed one; {expected:.1%} are expected "
+                f"with confidence = {common['confidence']:g}. Bounces are lost there, "
+                "which biases the posterior: use a larger confidence or larger "
+                "minibatches, and make sure that these are independent",
+                stacklevel=3,
+            )
 
 
 def _register(

@@ -53,9 +53,9 @@ void SBPSPlace(TensorList params,
 }
 
 template <class Driver>
-void SBPSReflect(TensorList velocities,
-                 TensorList params,
+void SBPSReflect(TensorList params,
                  TensorList grads,
+                 TensorList velocities,
                  TensorList preconditioners,
                  double weight_decay,
                  double scale,
@@ -79,9 +79,9 @@ void SBPSReflect(TensorList velocities,
 }
 
 template <class Driver>
-void SBPSAdapt(TensorList square_averages,
-               TensorList params,
+void SBPSAdapt(TensorList params,
                TensorList grads,
+               TensorList square_averages,
                double weight_decay,
                double decay) {
   constexpr const char* kOp = "sbps_adapt_";
@@ -100,10 +100,10 @@ void SBPSAdapt(TensorList square_averages,
 }
 
 template <class Driver>
-void SBPSPrecondition(TensorList preconditioners,
-                      TensorList directions,
-                      TensorList square_averages,
+void SBPSPrecondition(TensorList square_averages,
                       TensorList velocities,
+                      TensorList preconditioners,
+                      TensorList directions,
                       double eps,
                       double scale) {
   constexpr const char* kOp = "sbps_precondition_";

@@ -144,7 +144,9 @@ class GaussianData:
         return random.multivariate_normal(self.centre, self.covariance)
 
     def batch(self, random: Generator) -> Array:
-        return random.choice(len(self.data), self.n, replace=self.replacement)
+        return random.choice(
+            len(self.data), self.n, replace=self.replacement, shuffle=False
+        )
 
     def gradients(self, theta: Array, batch: Array) -> Array:
         """Of the examples' losses."""
@@ -343,8 +345,8 @@ def check_average(
     *,
     mean: Array,
     cov: Array,
-    replicates: int = 200,
-    events: int = 500,
+    replicates: int = 80,
+    events: int = 250,
     seed: int = 1,
     label: str = "time averages",
     **settings: Any,
