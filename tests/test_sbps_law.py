@@ -116,7 +116,9 @@ def test_a_bug_is_caught(mutation: str) -> None:
 def test_logistic_regression_sees_a_missing_prior() -> None:
     with pytest.raises(StatisticalError):
         check_average(
-            logistic(prior_precision=0.0), **logistic_moments(logistic()), confidence=6.0
+            logistic(prior_precision=0.0),
+            **logistic_moments(logistic()),
+            confidence=6.0,
         )
 
 

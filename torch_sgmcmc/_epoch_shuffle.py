@@ -31,7 +31,7 @@ def warn_of_epoch_shuffle(name: str, closure: Callable[[], Any]) -> bool:
                 f"data by epochs ({type(sampler).__name__}): the minibatches of an epoch "
                 "are not independent, which biases the posterior. Give the DataLoader "
                 "a batch_sampler that draws every minibatch afresh",
-                stacklevel=4,
+                stacklevel=5,
             )
             return True
     return False

@@ -76,6 +76,7 @@ class Flight:
         self.params = [p for part in parts for p in part.params]
         self.directions = [u for part in parts for u in part.directions]
         self._marks: list[tuple[int, int]] = []
+        self._marked = math.nan
 
     # ---- Beginnings -------------------------------------------------------------
 
@@ -165,22 +166,24 @@ class Flight:
         for part in self.parts:
             sbps_place_(part.params, part.origin, part.directions, time=time)
         increment_version(self.params)
-        self.mark()
+        self.mark(time)
 
-    def mark(self) -> None:
-        """Remembers that the parameters are where they should be."""
+    def mark(self, time: float) -> None:
+        """Remembers that the parameters are where they are at that time."""
+        self._marked = time
         self._marks = [(p._version, p.data_ptr()) for p in self.params]
 
     def is_at(self, time: float) -> bool:
         """Whether the parameters are where this flight has them at that time."""
-        if self._marks == [(p._version, p.data_ptr()) for p in self.params]:
+        marks = [(p._version, p.data_ptr()) for p in self.params]
+        if time == self._marked and marks == self._marks:
             return True
         for part in self.parts:
             there = [torch.empty_like(p) for p in part.params]
             sbps_place_(there, part.origin, part.directions, time=time)
             if not all(map(torch.equal, there, part.params)):
                 return False
-        self.mark()
+        self.mark(time)
         return True
 
     def _origins(self, time: float) -> list[list[Tensor]]:

@@ -442,7 +442,7 @@ class SBPS(Sampler):
                 flight = Flight.started(self, common)
             else:
                 flight = flight.rebased()
-            flight.mark()
+            flight.mark(0.0)
             progress["line_time"] = 0.0
             clock.restart()
         progress["observed_target"] = target
@@ -508,7 +508,7 @@ class SBPS(Sampler):
         progress["line_time"] = line_end if ahead is flight else 0.0
         if wait > 0:
             self._come_by(flight, common, progress, begin, line_begin)
-        ahead.mark()
+        ahead.mark(progress["line_time"])
         return seen.losses, ahead
 
     def _rate(
@@ -616,7 +616,7 @@ class SBPS(Sampler):
             return
         expected = NormalDist().cdf(-common["confidence"])
         rate = violations / proposals
-        if rate > 3 * expected + 0.02:
+        if rate > 3 * expected + 0.01:
             self._warned = True
             warnings.warn(
                 f"At {violations} of {proposals} proposals of SBPS ({rate:.1%}) the "
@@ -624,7 +624,7 @@ class SBPS(Sampler):
                 f"with confidence = {common['confidence']:g}. Bounces are lost there, "
                 "which biases the posterior: use a larger confidence or larger "
                 "minibatches, and make sure that these are independent",
-                stacklevel=3,
+                stacklevel=5,
             )
 
 

@@ -293,9 +293,7 @@ class ReferenceSBPS:
 
     def step(self, batch: Any = None) -> None:
         key = {"seed": self.seed, "step": self.step_count}
-        event, wait, rate = self.clock.next(
-            self.confidence, self.refresh_rate, **key
-        )
+        event, wait, rate = self.clock.next(self.confidence, self.refresh_rate, **key)
         self.average(wait)
         self.theta = self.theta + wait * self.direction
         if event == _C.REFRESHMENT:
@@ -334,9 +332,7 @@ class ReferenceSBPS:
         u = self.direction
         middle = self.theta + wait / 2 * u
         self.first += wait * middle
-        self.second += wait * (
-            np.outer(middle, middle) + wait**2 / 12 * np.outer(u, u)
-        )
+        self.second += wait * (np.outer(middle, middle) + wait**2 / 12 * np.outer(u, u))
         self.time += wait
 
 
