@@ -34,16 +34,16 @@ from torch_sgmcmc import _library as ops
 
 
 def gaussian_data(d: int = 2, **settings: Any) -> GaussianData:
-    """A conjugate posterior: N = 200, n = 20, correlated, T ≠ 1, a prior that matters."""
+    """A conjugate posterior: N = 200, n = 50, correlated, T ≠ 1, a prior that matters."""
     random = np.random.default_rng(d)
     precision = correlated(d, seed=d, condition=4.0)
     data = 1 + random.standard_normal((200, d)) @ correlated(d, seed=20 + d)
-    shared = {"n": 20, "prior_precision": 60.0, "temperature": 1.7}
+    shared = {"n": 50, "prior_precision": 60.0, "temperature": 1.7}
     return GaussianData(data, precision, **{**shared, **settings})
 
 
 def posterior(target: Any, **settings: Any) -> ReferenceSBPS:
-    shared = {"confidence": 6.0}
+    shared = {"confidence": 4.0}
     return check_average(
         target,
         mean=target.centre,
@@ -90,7 +90,7 @@ def logistic(prior_precision: float = 1.0) -> LogisticData:
 
 
 def logistic_moments(target: LogisticData) -> dict[str, Any]:
-    points, weights = target.law()
+    points, weights = target.law
     mean = weights @ points
     return {"mean": mean, "cov": (points - mean).T * weights @ (points - mean)}
 

@@ -251,6 +251,101 @@ void gaussian_(at::TensorList out,
   op.call(out, std, key.offsets, key.seed, key.step, purpose, key.device_step);
 }
 
+void sbps_place_(at::TensorList params,
+                 at::TensorList origins,
+                 at::TensorList directions,
+                 double time) {
+  static const auto op =
+      Operator<void(at::TensorList, at::TensorList, at::TensorList, double)>(
+          "torch_sgmcmc::sbps_place_");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  op.call(params, origins, directions, time);
+}
+
+at::Tensor sbps_reflection_sums(at::TensorList params,
+                                at::TensorList grads,
+                                at::TensorList velocities,
+                                at::TensorList preconditioners,
+                                double weight_decay) {
+  static const auto op = Operator<at::Tensor(
+      at::TensorList, at::TensorList, at::TensorList, at::TensorList, double)>(
+      "torch_sgmcmc::sbps_reflection_sums");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return op.call(params, grads, velocities, preconditioners, weight_decay);
+}
+
+void sbps_reflect_(at::TensorList params,
+                   at::TensorList grads,
+                   at::TensorList velocities,
+                   at::TensorList preconditioners,
+                   const SBPSReflection& reflection) {
+  static const auto op = Operator<void(at::TensorList,
+                                       at::TensorList,
+                                       at::TensorList,
+                                       at::TensorList,
+                                       double,
+                                       double,
+                                       double)>("torch_sgmcmc::sbps_reflect_");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  op.call(params,
+          grads,
+          velocities,
+          preconditioners,
+          reflection.weight_decay,
+          reflection.scale,
+          reflection.gain);
+}
+
+void sbps_adapt_(at::TensorList params,
+                 at::TensorList grads,
+                 at::TensorList square_averages,
+                 double weight_decay,
+                 double decay) {
+  static const auto op = Operator<void(
+      at::TensorList, at::TensorList, at::TensorList, double, double)>(
+      "torch_sgmcmc::sbps_adapt_");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  op.call(params, grads, square_averages, weight_decay, decay);
+}
+
+at::Tensor sbps_preconditioner_sum(at::TensorList square_averages, double eps) {
+  static const auto op = Operator<at::Tensor(at::TensorList, double)>(
+      "torch_sgmcmc::sbps_preconditioner_sum");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return op.call(square_averages, eps);
+}
+
+void sbps_precondition_(at::TensorList square_averages,
+                        at::TensorList velocities,
+                        at::TensorList preconditioners,
+                        at::TensorList directions,
+                        double eps,
+                        double scale) {
+  static const auto op =
+      Operator<void(at::TensorList,
+                    at::TensorList,
+                    at::TensorList,
+                    at::TensorList,
+                    double,
+                    double)>("torch_sgmcmc::sbps_precondition_");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  op.call(square_averages, velocities, preconditioners, directions, eps, scale);
+}
+
+at::Tensor sbps_dot(at::TensorList tensors, at::TensorList directions) {
+  static const auto op = Operator<at::Tensor(at::TensorList, at::TensorList)>(
+      "torch_sgmcmc::sbps_dot");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return op.call(tensors, directions);
+}
+
+at::Tensor sbps_moments(const at::Tensor& derivatives) {
+  static const auto op =
+      Operator<at::Tensor(const at::Tensor&)>("torch_sgmcmc::sbps_moments");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return op.call(derivatives);
+}
+
 at::Tensor sum_of_squares(at::TensorList tensors) {
   static const auto op =
       Operator<at::Tensor(at::TensorList)>("torch_sgmcmc::sum_of_squares");

@@ -90,6 +90,12 @@ c10::IValue ToValue(const char* name, const std::optional<int64_t>& value) {
 
 c10::IValue ToValue(const char*, const c10::IValue& value) { return value; }
 
+c10::IValue ToValue(const char*, const std::vector<double>& value) {
+  c10::impl::GenericList list(c10::AnyType::get());
+  for (const double number : value) list.push_back(number);
+  return list;
+}
+
 c10::IValue ToValue(const char* name, const NumberOrWord& value) {
   return std::visit([&](const auto& held) { return ToValue(name, held); },
                     value);
@@ -151,6 +157,16 @@ void FromValue(const char* name,
     WrongType(name, value, "an int, or a Tensor of one int64");
   }
   result = value;
+}
+
+void FromValue(const char* name,
+               const c10::IValue& value,
+               std::vector<double>& result) {
+  if (!value.isList()) WrongType(name, value, "a list");
+  result.clear();
+  for (const c10::IValue& item : value.toList().vec()) {
+    FromValue(name, item, result.emplace_back());
+  }
 }
 
 void FromValue(const char* name,

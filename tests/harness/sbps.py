@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -171,7 +172,7 @@ class LogisticData(GaussianData):
     The law is known by quadrature, in two dimensions.
     """
 
-    grid: int = 400
+    grid: int = 150
 
     def potential(self, theta: Array) -> Array:
         """U at points [..., d]."""
@@ -183,6 +184,7 @@ class LogisticData(GaussianData):
         x = self.data[batch]
         return -x / (1 + np.exp(x @ theta))[:, None]
 
+    @cached_property
     def law(self) -> tuple[Array, Array]:
         """Points of a grid and their probabilities."""
         theta = np.zeros(self.dimension)
@@ -204,11 +206,8 @@ class LogisticData(GaussianData):
         return points, weights / weights.sum()
 
     def draw(self, random: Generator) -> Array:
-        points, weights = _LAWS.setdefault(id(self), self.law())
+        points, weights = self.law
         return points[random.choice(len(points), p=weights)]
-
-
-_LAWS: dict[int, tuple[Array, Array]] = {}
 
 
 def on_sphere(random: Generator, d: int) -> Array:
@@ -341,8 +340,8 @@ def check_average(
     *,
     mean: Array,
     cov: Array,
-    replicates: int = 80,
-    events: int = 250,
+    replicates: int = 40,
+    events: int = 800,
     seed: int = 1,
     label: str = "time averages",
     **settings: Any,

@@ -163,6 +163,12 @@ TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
 TORCH_SGMCMC_API void FromValue(const char* name,
                                 const c10::IValue& value,
                                 c10::IValue& result);
+// Any number of numbers.
+TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
+                                     const std::vector<double>& value);
+TORCH_SGMCMC_API void FromValue(const char* name,
+                                const c10::IValue& value,
+                                std::vector<double>& result);
 // A number or a word.
 using NumberOrWord = std::variant<double, std::string>;
 TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
