@@ -61,5 +61,29 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
   m.def(
       "hmc_energy(Tensor[] params, Tensor[] momenta, Tensor[] masses, *, "
       "float prior_precision, int num_chains) -> Tensor");
+  m.def(
+      "sbps_place_(Tensor(a!)[] params, Tensor[] origins, "
+      "Tensor[] directions, *, float time) -> ()");
+  m.def(
+      "sbps_reflect_(Tensor[] params, Tensor[] grads, "
+      "Tensor(a!)[] velocities, Tensor[] preconditioners, *, "
+      "float weight_decay, float scale, float gain) -> ()");
+  m.def(
+      "sbps_adapt_(Tensor[] params, Tensor[] grads, "
+      "Tensor(a!)[] square_averages, *, float weight_decay, float decay) -> "
+      "()");
+  m.def(
+      "sbps_precondition_(Tensor[] square_averages, Tensor[] velocities, "
+      "Tensor(a!)[] preconditioners, Tensor(b!)[] directions, *, float eps, "
+      "float scale) -> ()");
+  m.def("sbps_dot(Tensor[] tensors, Tensor[] directions) -> Tensor");
+  m.def(
+      "sbps_reflection_sums(Tensor[] params, Tensor[] grads, "
+      "Tensor[] velocities, Tensor[] preconditioners, *, "
+      "float weight_decay) -> Tensor");
+  m.def(
+      "sbps_preconditioner_sum(Tensor[] square_averages, *, float eps) -> "
+      "Tensor");
+  m.def("sbps_moments(Tensor derivatives) -> Tensor");
   m.def("sum_of_squares(Tensor[] tensors) -> Tensor");
 }

@@ -20,15 +20,18 @@ from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.precision import GammaPrecision
 from torch_sgmcmc.psgld import PSGLD
 from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.sbps import SBPS
 from torch_sgmcmc.sghmc import SGHMC
 from torch_sgmcmc.sgld import SGLD
 from torch_sgmcmc.sgnht import SGNHT
+from torch_sgmcmc.trajectory import TimeAverage
 from torch_sgmcmc.version import __version__
 
 __all__ = [
     "EWSG",
     "HMC",
     "PSGLD",
+    "SBPS",
     "SGHMC",
     "SGLD",
     "SGNHT",
@@ -38,6 +41,7 @@ __all__ = [
     "IndependentBatchSampler",
     "Sampler",
     "StratifiedBatchSampler",
+    "TimeAverage",
     "__version__",
     "kmeans_strata",
 ]

@@ -16,6 +16,14 @@ __all__ = [
     "hmc_momenta_",
     "metropolis_decide",
     "psgld_step_",
+    "sbps_adapt_",
+    "sbps_dot",
+    "sbps_moments",
+    "sbps_place_",
+    "sbps_precondition_",
+    "sbps_preconditioner_sum",
+    "sbps_reflect_",
+    "sbps_reflection_sums",
     "select_chains_",
     "sghmc_step_",
     "sgld_step_",
@@ -58,6 +66,14 @@ hmc_leapfrog_ = torch.ops.torch_sgmcmc.hmc_leapfrog_.default
 hmc_momenta_ = torch.ops.torch_sgmcmc.hmc_momenta_.default
 metropolis_decide = torch.ops.torch_sgmcmc.metropolis_decide.default
 psgld_step_ = torch.ops.torch_sgmcmc.psgld_step_.default
+sbps_adapt_ = torch.ops.torch_sgmcmc.sbps_adapt_.default
+sbps_dot = torch.ops.torch_sgmcmc.sbps_dot.default
+sbps_moments = torch.ops.torch_sgmcmc.sbps_moments.default
+sbps_place_ = torch.ops.torch_sgmcmc.sbps_place_.default
+sbps_precondition_ = torch.ops.torch_sgmcmc.sbps_precondition_.default
+sbps_preconditioner_sum = torch.ops.torch_sgmcmc.sbps_preconditioner_sum.default
+sbps_reflect_ = torch.ops.torch_sgmcmc.sbps_reflect_.default
+sbps_reflection_sums = torch.ops.torch_sgmcmc.sbps_reflection_sums.default
 select_chains_ = torch.ops.torch_sgmcmc.select_chains_.default
 sghmc_step_ = torch.ops.torch_sgmcmc.sghmc_step_.default
 sgld_step_ = torch.ops.torch_sgmcmc.sgld_step_.default
@@ -76,6 +92,10 @@ for _name in (
     "hmc_leapfrog_",
     "hmc_momenta_",
     "psgld_step_",
+    "sbps_adapt_",
+    "sbps_place_",
+    "sbps_precondition_",
+    "sbps_reflect_",
     "select_chains_",
     "sghmc_step_",
     "sgld_step_",
@@ -117,3 +137,27 @@ def _(
     num_chains: int,
 ) -> torch.Tensor:
     return params[0].new_empty((num_chains,), dtype=torch.float64)
+
+
+def _sums(tensors: list[torch.Tensor], count: int) -> torch.Tensor:
+    return tensors[0].new_empty((count,), dtype=torch.float64)
+
+
+@torch.library.register_fake("torch_sgmcmc::sbps_dot")
+def _(tensors: list[torch.Tensor], directions: list[torch.Tensor]) -> torch.Tensor:
+    return _sums(tensors, 1)
+
+
+@torch.library.register_fake("torch_sgmcmc::sbps_reflection_sums")
+def _(params: list[torch.Tensor], *args: object, **kwargs: object) -> torch.Tensor:
+    return _sums(params, 3)
+
+
+@torch.library.register_fake("torch_sgmcmc::sbps_preconditioner_sum")
+def _(square_averages: list[torch.Tensor], **kwargs: object) -> torch.Tensor:
+    return _sums(square_averages, 1)
+
+
+@torch.library.register_fake("torch_sgmcmc::sbps_moments")
+def _(derivatives: torch.Tensor) -> torch.Tensor:
+    return _sums([derivatives], 2)

@@ -22,14 +22,16 @@ namespace torch_sgmcmc {
 
 // What a draw is for. Values are part of the checkpoint format: never renumber.
 enum class Purpose : uint32_t {
-  kUpdate = 0,      // the noise injected by one update
-  kMomentum = 1,    // momentum drawn from its stationary law
-  kPrecision = 2,   // Gibbs updates of prior precisions (host side)
-  kIndexChain = 3,  // decisions of EWSG's index chain
-  kProbe = 4,       // random signs that probe the diagonal of a Hessian
-  kMetropolis = 5,  // decisions on the trajectories of Hamiltonian samplers
-  kMinibatch = 8,   // minibatches drawn uniformly (host side)
-  kStrata = 9       // stratified minibatches (host side)
+  kUpdate = 0,       // the noise injected by one update
+  kMomentum = 1,     // momentum drawn from its stationary law
+  kPrecision = 2,    // Gibbs updates of prior precisions (host side)
+  kIndexChain = 3,   // decisions of EWSG's index chain
+  kProbe = 4,        // random signs that probe the diagonal of a Hessian
+  kMetropolis = 5,   // decisions on the trajectories of Hamiltonian samplers
+  kBounceClock = 6,  // arrivals and decisions of SBPS's bounce clock
+  kRefreshment = 7,  // velocities drawn on the unit sphere
+  kMinibatch = 8,    // minibatches drawn uniformly (host side)
+  kStrata = 9        // stratified minibatches (host side)
 };
 
 constexpr int64_t kMaxStep = (int64_t{1} << 48) - 1;

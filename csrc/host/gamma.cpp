@@ -4,28 +4,12 @@
 #include <stdexcept>
 #include <string>
 
-#include "core/portable_noise.h"
+#include "host/uniforms.h"
 
 namespace torch_sgmcmc {
 namespace {
 
 constexpr double kTwoPi = 6.283185307179586476925;
-
-struct UniformPair {
-  double first;
-  double second;
-};
-
-// Two uniforms in (0, 1) with 52 random bits each.
-UniformPair Uniforms(const NoiseStream& stream, uint64_t quad) {
-  uint32_t w[4];
-  portable::QuadWords(stream, quad, w);
-  const auto uniform = [](uint32_t high, uint32_t low) {
-    const uint64_t bits = (static_cast<uint64_t>(high) << 32 | low) >> 12;
-    return (static_cast<double>(bits) + 0.5) * 0x1p-52;
-  };
-  return {uniform(w[0], w[1]), uniform(w[2], w[3])};
-}
 
 }  // namespace
 

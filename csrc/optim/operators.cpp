@@ -221,6 +221,68 @@ void gaussian_(at::TensorList out,
       out, std, key.offsets, key.seed, key.step, purpose, key.device_step);
 }
 
+void sbps_place_(at::TensorList params,
+                 at::TensorList origins,
+                 at::TensorList directions,
+                 double time) {
+  Call<"torch_sgmcmc::sbps_place_">(params, origins, directions, time);
+}
+
+at::Tensor sbps_reflection_sums(at::TensorList params,
+                                at::TensorList grads,
+                                at::TensorList velocities,
+                                at::TensorList preconditioners,
+                                double weight_decay) {
+  return Call<"torch_sgmcmc::sbps_reflection_sums", at::Tensor>(
+      params, grads, velocities, preconditioners, weight_decay);
+}
+
+void sbps_reflect_(at::TensorList params,
+                   at::TensorList grads,
+                   at::TensorList velocities,
+                   at::TensorList preconditioners,
+                   const SBPSReflection& reflection) {
+  Call<"torch_sgmcmc::sbps_reflect_">(params,
+                                      grads,
+                                      velocities,
+                                      preconditioners,
+                                      reflection.weight_decay,
+                                      reflection.scale,
+                                      reflection.gain);
+}
+
+void sbps_adapt_(at::TensorList params,
+                 at::TensorList grads,
+                 at::TensorList square_averages,
+                 double weight_decay,
+                 double decay) {
+  Call<"torch_sgmcmc::sbps_adapt_">(
+      params, grads, square_averages, weight_decay, decay);
+}
+
+at::Tensor sbps_preconditioner_sum(at::TensorList square_averages, double eps) {
+  return Call<"torch_sgmcmc::sbps_preconditioner_sum", at::Tensor>(
+      square_averages, eps);
+}
+
+void sbps_precondition_(at::TensorList square_averages,
+                        at::TensorList velocities,
+                        at::TensorList preconditioners,
+                        at::TensorList directions,
+                        double eps,
+                        double scale) {
+  Call<"torch_sgmcmc::sbps_precondition_">(
+      square_averages, velocities, preconditioners, directions, eps, scale);
+}
+
+at::Tensor sbps_dot(at::TensorList tensors, at::TensorList directions) {
+  return Call<"torch_sgmcmc::sbps_dot", at::Tensor>(tensors, directions);
+}
+
+at::Tensor sbps_moments(const at::Tensor& derivatives) {
+  return Call<"torch_sgmcmc::sbps_moments", at::Tensor>(derivatives);
+}
+
 at::Tensor sum_of_squares(at::TensorList tensors) {
   return Call<"torch_sgmcmc::sum_of_squares", at::Tensor>(tensors);
 }

@@ -4,11 +4,13 @@
 
 #include <array>
 #include <cstdint>
+#include <tuple>
 #include <vector>
 
 #include "core/counter.h"
 #include "core/isa.h"
 #include "core/portable_noise.h"
+#include "host/bounce_clock.h"
 #include "host/dual_averaging.h"
 #include "host/gamma.h"
 #include "host/index_chain.h"
@@ -16,6 +18,7 @@
 #include "host/minibatch.h"
 
 namespace py = pybind11;
+using torch_sgmcmc::BounceClock;
 using torch_sgmcmc::Purpose;
 
 namespace {
@@ -24,6 +27,12 @@ namespace {
 py::bytearray Memory(const std::vector<int64_t>& numbers) {
   return {reinterpret_cast<const char*>(numbers.data()),
           numbers.size() * sizeof(int64_t)};
+}
+
+torch_sgmcmc::NoiseStream ClockStream(int64_t seed, uint64_t step) {
+  return {static_cast<uint64_t>(seed),
+          step,
+          static_cast<uint32_t>(Purpose::kBounceClock)};
 }
 
 }  // namespace
@@ -38,6 +47,8 @@ PYBIND11_MODULE(_C, m) {
   m.attr("PURPOSE_INDEX_CHAIN") = static_cast<int>(Purpose::kIndexChain);
   m.attr("PURPOSE_PROBE") = static_cast<int>(Purpose::kProbe);
   m.attr("PURPOSE_METROPOLIS") = static_cast<int>(Purpose::kMetropolis);
+  m.attr("PURPOSE_BOUNCE_CLOCK") = static_cast<int>(Purpose::kBounceClock);
+  m.attr("PURPOSE_REFRESHMENT") = static_cast<int>(Purpose::kRefreshment);
   m.attr("PURPOSE_MINIBATCH") = static_cast<int>(Purpose::kMinibatch);
   m.attr("PURPOSE_STRATA") = static_cast<int>(Purpose::kStrata);
 
@@ -96,6 +107,88 @@ PYBIND11_MODULE(_C, m) {
       "Whether EWSG's index chain takes a proposed minibatch: with probability "
       "min(1, exp(log_ratio)), a pure function of the arguments.");
 
+  m.attr("LOOK") = static_cast<int>(torch_sgmcmc::ClockEvent::kLook);
+  m.attr("PROPOSAL") = static_cast<int>(torch_sgmcmc::ClockEvent::kProposal);
+  m.attr("REFRESHMENT") =
+      static_cast<int>(torch_sgmcmc::ClockEvent::kRefreshment);
+
+  py::class_<BounceClock>(m,
+                          "BounceClock",
+                          "When SBPS's particle looks, may bounce, and gets a "
+                          "new velocity (csrc/host/bounce_clock.h).")
+      .def(py::init<>())
+      .def_static("load", &BounceClock::Load, py::arg("saved"))
+      .def("save", &BounceClock::Save)
+      .def(
+          "next",
+          [](const BounceClock& clock,
+             double confidence,
+             double refresh_rate,
+             int64_t seed,
+             uint64_t step) {
+            const torch_sgmcmc::NextEvent next =
+                clock.Next(confidence, refresh_rate, ClockStream(seed, step));
+            return std::make_tuple(
+                static_cast<int>(next.event), next.wait, next.rate);
+          },
+          py::arg("confidence"),
+          py::arg("refresh_rate"),
+          py::kw_only(),
+          py::arg("seed"),
+          py::arg("step"),
+          "The next event, the time until then, and the rate of proposals "
+          "there: a pure function of the clock and of the arguments.")
+      .def_static(
+          "accepts",
+          [](double rate, double value, int64_t seed, uint64_t step) {
+            return BounceClock::Accepts(rate, value, ClockStream(seed, step));
+          },
+          py::arg("rate"),
+          py::arg("value"),
+          py::kw_only(),
+          py::arg("seed"),
+          py::arg("step"),
+          "Whether a proposal that observed G = value bounces: with "
+          "probability min(1, [value]+ / rate).")
+      .def("observe",
+           &BounceClock::Observe,
+           py::arg("wait"),
+           py::arg("value"),
+           py::arg("variance"))
+      .def("bounce",
+           &BounceClock::Bounce,
+           py::arg("wait"),
+           py::arg("value"),
+           py::arg("variance"),
+           py::arg("reflected"))
+      .def("restart", &BounceClock::Restart)
+      .def(
+          "rate",
+          [](const BounceClock& clock,
+             double confidence,
+             const std::vector<double>& times) {
+            if (clock.regression().empty()) {
+              throw py::value_error(
+                  "Invalid clock: it has no observation to predict from");
+            }
+            const torch_sgmcmc::PiecewiseRate rate = clock.Rate(confidence);
+            std::vector<double> values;
+            values.reserve(times.size());
+            for (const double time : times) values.push_back(rate.Value(time));
+            return values;
+          },
+          py::arg("confidence"),
+          py::arg("times"),
+          "The polygon whose positive part is the rate of proposals, at times "
+          "since the line began.")
+      .def_property_readonly("now", &BounceClock::now)
+      .def_property_readonly("observations", [](const BounceClock& clock) {
+        std::vector<std::tuple<double, double, double>> all;
+        for (const auto& o : clock.regression().history()) {
+          all.emplace_back(o.time, o.value, o.variance);
+        }
+        return all;
+      });
   m.def(
       "minibatches",
       [](int64_t num_data,

@@ -156,6 +156,60 @@ TORCH_SGMCMC_API at::Tensor hmc_energy(at::TensorList params,
                                        double prior_precision,
                                        int64_t num_chains);
 
+/// Places parameters on straight lines: origin + time * direction.
+TORCH_SGMCMC_API void sbps_place_(at::TensorList params,
+                                  at::TensorList origins,
+                                  at::TensorList directions,
+                                  double time);
+
+/// v . Ag, |Ag|^2 and |v|^2 with g = grad + weight_decay * param, in float64.
+/// An empty list of preconditioners stands for A = 1.
+TORCH_SGMCMC_API at::Tensor sbps_reflection_sums(at::TensorList params,
+                                                 at::TensorList grads,
+                                                 at::TensorList velocities,
+                                                 at::TensorList preconditioners,
+                                                 double weight_decay);
+
+/// Hyperparameters of sbps_reflect_.
+struct SBPSReflection {
+  double weight_decay = 0;
+  double scale = 1;
+  double gain = 0;
+};
+
+/// v <- scale v - gain Ag.
+TORCH_SGMCMC_API void sbps_reflect_(at::TensorList params,
+                                    at::TensorList grads,
+                                    at::TensorList velocities,
+                                    at::TensorList preconditioners,
+                                    const SBPSReflection& reflection);
+
+/// V <- decay V + (1 - decay) g^2.
+TORCH_SGMCMC_API void sbps_adapt_(at::TensorList params,
+                                  at::TensorList grads,
+                                  at::TensorList square_averages,
+                                  double weight_decay,
+                                  double decay);
+
+/// The sum of 1 / (sqrt(V) + eps), in float64.
+TORCH_SGMCMC_API at::Tensor sbps_preconditioner_sum(
+    at::TensorList square_averages, double eps);
+
+/// A <- scale / (sqrt(V) + eps) and the directions A v.
+TORCH_SGMCMC_API void sbps_precondition_(at::TensorList square_averages,
+                                         at::TensorList velocities,
+                                         at::TensorList preconditioners,
+                                         at::TensorList directions,
+                                         double eps,
+                                         double scale);
+
+/// The sum of products of all elements, in float64.
+TORCH_SGMCMC_API at::Tensor sbps_dot(at::TensorList tensors,
+                                     at::TensorList directions);
+
+/// Mean and sample variance of a row of float64 on the CPU.
+TORCH_SGMCMC_API at::Tensor sbps_moments(const at::Tensor& derivatives);
+
 /// Takes gradients into running variances: half the mean squared difference of
 /// consecutive gradients, with the given weight of the newest.
 TORCH_SGMCMC_API void gradient_variance_(at::TensorList grads,

@@ -8,6 +8,7 @@
 #include "torch_sgmcmc/precision.h"
 #include "torch_sgmcmc/psgld.h"
 #include "torch_sgmcmc/sampler.h"
+#include "torch_sgmcmc/sbps.h"
 #include "torch_sgmcmc/sghmc.h"
 #include "torch_sgmcmc/sgld.h"
 #include "torch_sgmcmc/sgnht.h"

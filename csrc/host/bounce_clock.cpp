@@ -1,0 +1,154 @@
+#include "host/bounce_clock.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "host/uniforms.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Pieces per width of the hyperbola's bend, where the chord is 0.8 % too high;
+// further out they grow with the distance.
+constexpr double kPieces = 4;
+constexpr int kMaxPieces = 256;
+
+// Quads of a step.
+constexpr uint64_t kArrivals = 0;
+constexpr uint64_t kDecision = 1;
+
+// Numbers that Save() writes ahead of the observations, and for each.
+constexpr size_t kHead = 7;
+constexpr size_t kEach = 3;
+
+[[noreturn]] void InvalidClock(const std::string& why) {
+  throw std::invalid_argument("Invalid clock: " + why);
+}
+
+}  // namespace
+
+// The band is a line and a branch of a hyperbola, which is convex: its chords
+// lie above.
+PiecewiseRate BounceClock::Rate(double confidence) const {
+  const LineFit fit = regression_.Fit();
+  const auto upper = [&](double time) {
+    return fit.Mean(time) + confidence * std::sqrt(fit.Variance(time));
+  };
+  const double spread = fit.slope_variance + fit.curvature;
+  // Where the hyperbola bends, and how widely.
+  const double vertex =
+      (fit.slope_variance * fit.centre + fit.curvature * fit.last) / spread;
+  const double bend = std::sqrt(fit.Variance(vertex) / spread);
+  // The horizon: twice as far as the rate takes to become another, or far
+  // enough to arrive (but for a chance of e^-8) at a rate that grows from 0.
+  const double level =
+      std::abs(fit.Mean(now_)) + confidence * std::sqrt(fit.Variance(now_));
+  const double change = std::abs(fit.slope) + confidence * std::sqrt(spread);
+  const bool blind = !(level > std::sqrt(std::numeric_limits<double>::min()) *
+                                   (4 + 4 * confidence));
+  const double reach =
+      blind ? blind_ : std::max(2 * level / change, 4 / std::sqrt(change));
+
+  PiecewiseRate rate;
+  rate.Add(now_, upper(now_));
+  double passed = 0;
+  for (int i = 1; i < kMaxPieces && passed < reach; ++i) {
+    const double time = now_ + passed;
+    const double step = std::max(bend, std::abs(time - vertex)) / kPieces;
+    passed = std::min(reach, passed + step);
+    rate.Add(now_ + passed, upper(now_ + passed));
+  }
+  if (passed < reach) rate.Add(now_ + reach, upper(now_ + reach));
+  return rate;
+}
+
+NextEvent BounceClock::Next(double confidence,
+                            double refresh_rate,
+                            const NoiseStream& stream) const {
+  if (regression_.empty()) return {ClockEvent::kLook, 0, 0};
+  const UniformPair u = Uniforms(stream, kArrivals);
+  const PiecewiseRate rate = Rate(confidence);
+  const PiecewiseRate::Arrival arrival = rate.Find(-std::log(u.first));
+  const double wait = std::max(0.0, arrival.time - now_);
+  const double refreshment =
+      refresh_rate > 0 ? -std::log(u.second) / refresh_rate : kInfinity;
+  if (refreshment < wait) return {ClockEvent::kRefreshment, refreshment, 0};
+  if (!arrival.found) return {ClockEvent::kLook, wait, 0};
+  return {ClockEvent::kProposal, wait, arrival.value};
+}
+
+bool BounceClock::Accepts(double rate,
+                          double value,
+                          const NoiseStream& stream) {
+  return Uniforms(stream, kDecision).first * rate < value;
+}
+
+void BounceClock::Observe(double wait, double value, double variance) {
+  now_ += wait;
+  regression_.Add({now_, value, variance});
+  if (value == 0 && variance == 0 && wait > 0) blind_ *= 2;
+}
+
+void BounceClock::Bounce(double wait,
+                         double value,
+                         double variance,
+                         double reflected) {
+  Observe(wait, value, variance);
+  Restart();
+  regression_.Add({0, reflected, variance});
+}
+
+void BounceClock::Restart() {
+  regression_.Restart();
+  now_ = 0;
+}
+
+std::vector<double> BounceClock::Save() const {
+  const SlopePrior& p = regression_.prior();
+  std::vector<double> saved = {
+      now_, blind_, p.mean, p.variance, p.lines, p.error_excess, p.error_time};
+  for (const Observation& o : regression_.history()) {
+    saved.insert(saved.end(), {o.time, o.value, o.variance});
+  }
+  return saved;
+}
+
+BounceClock BounceClock::Load(const std::vector<double>& saved) {
+  const auto count = saved.size();
+  if (count < kHead || (count - kHead) % kEach != 0 ||
+      (count - kHead) / kEach > LineRegression::kHistory) {
+    InvalidClock("it has " + std::to_string(count) +
+                 " numbers (must be 7, and 3 for each of at most 32 "
+                 "observations)");
+  }
+  for (const double number : saved) {
+    if (!std::isfinite(number)) InvalidClock("a number is not finite");
+  }
+  std::vector<Observation> history;
+  for (size_t i = kHead; i < count; i += kEach) {
+    history.push_back({saved[i], saved[i + 1], saved[i + 2]});
+    const double before =
+        history.size() > 1 ? history[history.size() - 2].time : 0;
+    if (saved[i] < before || saved[i] > saved[0] || saved[i + 2] < 0) {
+      InvalidClock("its observations are not in order");
+    }
+  }
+  if (saved[0] < 0 || saved[1] <= 0 || saved[3] < 0 || saved[4] < 0 ||
+      saved[6] < 0) {
+    InvalidClock("a time, a variance or a count is negative");
+  }
+  BounceClock clock;
+  clock.now_ = saved[0];
+  clock.blind_ = saved[1];
+  clock.regression_ = LineRegression(
+      std::move(history), {saved[2], saved[3], saved[4], saved[5], saved[6]});
+  return clock;
+}
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,76 @@
+// When SBPS's particle looks, may bounce, and gets a new velocity.
+//
+// From the observations on its straight line the clock proposes the next time
+// of a bounce: the first arrival of a Poisson process whose rate is the upper
+// end of the band in which the regression predicts the next observation
+// (Pakman et al. 2017, section 4). Refreshments of the velocity compete with
+// it. Where the clock has no observation yet, and where nothing arrives within
+// the horizon that the regression can be trusted for, the particle looks: it
+// observes, and cannot bounce.
+//
+// All randomness is a function of (seed, step): two quads of the purpose
+// kBounceClock a step (Note [Counter layout]).
+#pragma once
+
+#include <vector>
+
+#include "core/counter.h"
+#include "host/line_regression.h"
+#include "host/piecewise_rate.h"
+
+namespace torch_sgmcmc {
+
+// Values are known to Python.
+enum class ClockEvent : int { kLook = 0, kProposal = 1, kRefreshment = 2 };
+
+struct NextEvent {
+  ClockEvent event;
+  double wait;  // trajectory time until then
+  double rate;  // of proposals at that time; 0 but for a proposal
+};
+
+class BounceClock {
+ public:
+  // What happens next. `confidence` is the half width k of the band in standard
+  // deviations; the rate of refreshments may be 0.
+  NextEvent Next(double confidence,
+                 double refresh_rate,
+                 const NoiseStream& stream) const;
+
+  // Whether the particle bounces at a proposal that observed G = value: with
+  // probability min(1, [value]+ / rate).
+  static bool Accepts(double rate, double value, const NoiseStream& stream);
+
+  // The particle has moved on for `wait` and observed, and flies on.
+  void Observe(double wait, double value, double variance);
+
+  // It has observed (value, variance) and bounced: along its new velocity the
+  // same minibatch gives `reflected`.
+  void Bounce(double wait, double value, double variance, double reflected);
+
+  // It has another velocity (or place, or target): a line without observation.
+  void Restart();
+
+  // The rate of proposals from now on, up to the horizon. Needs an observation.
+  PiecewiseRate Rate(double confidence) const;
+
+  // Since the line began.
+  double now() const { return now_; }
+  const LineRegression& regression() const { return regression_; }
+
+  // All that the clock remembers, and a clock that remembers it. Throws
+  // std::invalid_argument if the numbers are not such.
+  std::vector<double> Save() const;
+  static BounceClock Load(const std::vector<double>& saved);
+
+ private:
+  double now_ = 0;
+  double blind_ = kBlind;
+  LineRegression regression_;
+
+  // How far the particle looks where all that it has seen is 0: twice as far at
+  // every such look.
+  static constexpr double kBlind = 0x1p-10;
+};
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,126 @@
+#include "host/line_regression.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+namespace torch_sgmcmc {
+namespace {
+
+// Observations are never trusted to more than this part of the largest rate:
+// exact gradients are rounded, too, and need finite weights.
+constexpr double kFloor = 1e-3;
+constexpr double kSmallest = std::numeric_limits<double>::min();
+
+}  // namespace
+
+// Weighted sums around the weighted mean time.
+struct LineRegression::Sums {
+  double weight = 0;      // sum w
+  double centre = 0;      // sum w t / sum w
+  double mean = 0;        // sum w G / sum w
+  double square = 0;      // sum w (t - centre)^2
+  double product = 0;     // sum w (t - centre) (G - mean)
+  double prior_mean = 0;  // of the slope
+  double prior_precision = 0;
+  double last_variance = 0;
+
+  double precision() const { return square + prior_precision; }
+  double slope() const {
+    return (product + prior_precision * prior_mean) / precision();
+  }
+};
+
+double LineFit::Variance(double time) const {
+  const double from_centre = time - centre;
+  const double from_last = time - last;
+  return base_variance + slope_variance * from_centre * from_centre +
+         curvature * from_last * from_last;
+}
+
+LineRegression::LineRegression(std::vector<Observation> history,
+                               const SlopePrior& prior)
+    : history_(std::move(history)), prior_(prior) {}
+
+LineRegression::Sums LineRegression::Weigh() const {
+  double largest = 0;
+  double curvature = 0;
+  for (const Observation& o : history_) {
+    largest = std::max(largest, std::abs(o.value));
+    curvature = std::max(curvature, o.value * o.value + o.variance);
+  }
+  const double floor = std::max(kSmallest, kFloor * kFloor * largest * largest);
+  Sums s;
+  for (const Observation& o : history_) {
+    const double w = 1 / (o.variance + floor);
+    s.weight += w;
+    s.centre += w * o.time;
+    s.mean += w * o.value;
+  }
+  s.centre /= s.weight;
+  s.mean /= s.weight;
+  for (const Observation& o : history_) {
+    const double w = 1 / (o.variance + floor);
+    s.square += w * (o.time - s.centre) * (o.time - s.centre);
+    s.product += w * (o.time - s.centre) * (o.value - s.mean);
+  }
+  s.last_variance = history_.back().variance + floor;
+  const double variance =
+      prior_.lines > 0 ? prior_.variance : curvature * curvature;
+  s.prior_mean = prior_.mean;
+  s.prior_precision = 1 / std::max(kSmallest, variance);
+  return s;
+}
+
+LineFit LineRegression::Fit() const {
+  const Sums s = Weigh();
+  return {s.centre,
+          s.mean,
+          s.slope(),
+          1 / s.weight + s.last_variance,
+          1 / s.precision(),
+          prior_.curvature(),
+          last_time()};
+}
+
+void LineRegression::Add(const Observation& observation) {
+  if (history_.size() > 1 && observation.time > last_time()) {
+    const LineFit fit = Fit();
+    const double time = observation.time - last_time();
+    const double error = observation.value - fit.Mean(observation.time);
+    const double expected = fit.Variance(observation.time) -
+                            fit.curvature * time * time -
+                            history_.back().variance + observation.variance;
+    constexpr double kKeep = 1 - SlopePrior::kForget;
+    prior_.error_excess =
+        kKeep * prior_.error_excess + (error * error - expected);
+    prior_.error_time = kKeep * prior_.error_time + time * time;
+  }
+  if (history_.size() == kHistory) history_.erase(history_.begin());
+  history_.push_back(observation);
+}
+
+void LineRegression::Restart() {
+  if (history_.size() > 1) {
+    const Sums s = Weigh();
+    if (s.square > 0) {
+      const double slope = s.slope();
+      if (prior_.lines == 0) {
+        // One slope says nothing of the spread: it may well be as large.
+        prior_.mean = slope;
+        prior_.variance = 1 / s.precision() + slope * slope;
+      } else {
+        const double w = std::max(SlopePrior::kForget, 1 / (prior_.lines + 1));
+        const double step = slope - prior_.mean;
+        const double spread = 1 / s.precision() + step * step;
+        prior_.variance += w * (spread - prior_.variance);
+        prior_.mean += w * step;
+      }
+      prior_.lines += 1;
+    }
+  }
+  history_.clear();
+}
+
+}  // namespace torch_sgmcmc

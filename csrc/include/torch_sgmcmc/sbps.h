@@ -1,0 +1,262 @@
+// The stochastic bouncy particle sampler, and pSBPS.
+//
+//   torch_sgmcmc::SBPS sampler(
+//       net->parameters(),
+//       torch_sgmcmc::SBPSOptions().num_data(50'000).sample_interval(0.5));
+//   sampler.register_sample_hook([&](torch_sgmcmc::SBPS&, double time) {
+//     keep(*net);
+//   });
+//   sampler.step([&] {
+//     auto batch = draw_minibatch();  // a fresh, independent one at each call
+//     return cross_entropy(net->forward(batch.data), batch.target,
+//                          CrossEntropyFuncOptions().reduction(torch::kNone));
+//   });
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "torch_sgmcmc/export.h"
+#include "torch_sgmcmc/options.h"
+#include "torch_sgmcmc/sampler.h"
+
+namespace torch_sgmcmc {
+
+class BounceClock;
+class Flight;
+
+/// Hyperparameters of SBPS: num_data, prior_precision, temperature > 0 and seed
+/// of OptionsOf, and the following. There is no lr. A param group can have a
+/// prior_precision of its own, all else is for the whole sampler.
+class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
+ public:
+  SBPSOptions() = default;
+
+  double confidence() const { return confidence_.get(); }
+  /// k >= 0, half width of the band of predictions in standard deviations: more
+  /// is less bias and more proposals. Default: 3.
+  SBPSOptions& confidence(double value) { return set(confidence_, value); }
+
+  double refresh_rate() const { return refresh_rate_.get(); }
+  /// Rate, per trajectory time, of drawing a new velocity; >= 0. Default: 0.
+  SBPSOptions& refresh_rate(double value) { return set(refresh_rate_, value); }
+
+  bool preconditioned() const { return preconditioned_.get(); }
+  /// pSBPS. Default: false.
+  SBPSOptions& preconditioned(bool value) {
+    return set(preconditioned_, value);
+  }
+
+  bool adapt() const { return adapt_.get(); }
+  /// Whether the preconditioner is learned. Default: true.
+  SBPSOptions& adapt(bool value) { return set(adapt_, value); }
+
+  double decay() const { return decay_.get(); }
+  /// Of the preconditioner's running mean, in [0, 1). Default: 0.99.
+  SBPSOptions& decay(double value) { return set(decay_, value); }
+
+  double eps() const { return eps_.get(); }
+  /// ε > 0 of the preconditioner. Default: 1e-4.
+  SBPSOptions& eps(double value) { return set(eps_, value); }
+
+  const std::optional<double>& sample_interval() const {
+    return sample_interval_.get();
+  }
+  /// Trajectory time between two samples, > 0. Default: none, no samples.
+  SBPSOptions& sample_interval(std::optional<double> value) {
+    return set(sample_interval_, value);
+  }
+
+  bool replacement() const { return replacement_.get(); }
+  /// Whether minibatches are drawn with replacement. Default: false.
+  SBPSOptions& replacement(bool value) { return set(replacement_, value); }
+
+  const char* sampler() const override { return "SBPS"; }
+  void check() const override;
+  std::vector<std::pair<const char*, bool>> shared() const override;
+  void share(const SamplerOptions& other) override;
+
+ private:
+  friend OptionsOf;
+  friend class SBPS;
+
+  static constexpr auto trajectory() {
+    return std::make_tuple(
+        std::make_pair("num_data", &SBPSOptions::num_data_),
+        std::make_pair("temperature", &SBPSOptions::temperature_),
+        std::make_pair("confidence", &SBPSOptions::confidence_),
+        std::make_pair("refresh_rate", &SBPSOptions::refresh_rate_),
+        std::make_pair("preconditioned", &SBPSOptions::preconditioned_),
+        std::make_pair("adapt", &SBPSOptions::adapt_),
+        std::make_pair("decay", &SBPSOptions::decay_),
+        std::make_pair("eps", &SBPSOptions::eps_),
+        std::make_pair("sample_interval", &SBPSOptions::sample_interval_),
+        std::make_pair("replacement", &SBPSOptions::replacement_));
+  }
+
+  static constexpr auto progress() {
+    return std::make_tuple(
+        std::make_pair("trajectory_time", &SBPSOptions::trajectory_time_),
+        std::make_pair("line_time", &SBPSOptions::line_time_),
+        std::make_pair("clock", &SBPSOptions::clock_),
+        std::make_pair("observed_target", &SBPSOptions::observed_target_),
+        std::make_pair("observed_interval", &SBPSOptions::observed_interval_),
+        std::make_pair("num_samples", &SBPSOptions::num_samples_),
+        std::make_pair("num_looks", &SBPSOptions::num_looks_),
+        std::make_pair("num_proposals", &SBPSOptions::num_proposals_),
+        std::make_pair("num_bounces", &SBPSOptions::num_bounces_),
+        std::make_pair("num_violations", &SBPSOptions::num_violations_),
+        std::make_pair("num_refreshments", &SBPSOptions::num_refreshments_),
+        std::make_pair("num_derivatives", &SBPSOptions::num_derivatives_),
+        std::make_pair("num_gradients", &SBPSOptions::num_gradients_));
+  }
+
+  static constexpr auto fields() {
+    return std::tuple_cat(
+        trajectory(),
+        std::make_tuple(
+            std::make_pair("prior_precision", &SBPSOptions::prior_precision_)),
+        progress());
+  }
+
+  Hyperparameter<double> confidence_{3.0};
+  Hyperparameter<double> refresh_rate_{0.0};
+  Hyperparameter<bool> preconditioned_{false};
+  Hyperparameter<bool> adapt_{true};
+  Hyperparameter<double> decay_{0.99};
+  Hyperparameter<double> eps_{1e-4};
+  Hyperparameter<std::optional<double>> sample_interval_{std::nullopt};
+  Hyperparameter<bool> replacement_{false};
+  // What the sampler keeps of its trajectory, the same in all groups.
+  Hyperparameter<double> trajectory_time_{0.0};
+  Hyperparameter<double> line_time_{0.0};
+  Hyperparameter<std::vector<double>> clock_{FreshClock()};
+  Hyperparameter<std::vector<double>> observed_target_{{}};
+  Hyperparameter<std::optional<double>> observed_interval_{std::nullopt};
+  Hyperparameter<int64_t> num_samples_{0};
+  Hyperparameter<int64_t> num_looks_{0};
+  Hyperparameter<int64_t> num_proposals_{0};
+  Hyperparameter<int64_t> num_bounces_{0};
+  Hyperparameter<int64_t> num_violations_{0};
+  Hyperparameter<int64_t> num_refreshments_{0};
+  Hyperparameter<int64_t> num_derivatives_{0};
+  Hyperparameter<int64_t> num_gradients_{0};
+
+  static std::vector<double> FreshClock();
+};
+
+/// What SBPS remembers of a parameter: tensors of its shape, in fp64 for fp64
+/// parameters and in fp32 for all others.
+class TORCH_SGMCMC_API SBPSParamState : public ParamStateOf<SBPSParamState> {
+ public:
+  at::Tensor origin;
+  at::Tensor velocity;
+  // Only if preconditioned:
+  at::Tensor square_average;
+  at::Tensor preconditioner;
+  at::Tensor direction;
+
+ private:
+  friend ParamStateOf;
+
+  static constexpr auto fields() {
+    return std::make_tuple(
+        std::make_pair("origin", &SBPSParamState::origin),
+        std::make_pair("velocity", &SBPSParamState::velocity),
+        std::make_pair("square_average", &SBPSParamState::square_average),
+        std::make_pair("preconditioner", &SBPSParamState::preconditioner),
+        std::make_pair("direction", &SBPSParamState::direction));
+  }
+};
+
+/// What a trajectory has been like so far; NaN where nothing has happened.
+struct SBPSDiagnostics {
+  double trajectory_time;
+  int64_t bounces;
+  int64_t refreshments;
+  double bounce_rate;           // per trajectory time
+  double proposals_per_bounce;  // 1 / the rate of acceptance
+  double violation_rate;        // of the proposals: where the bias comes from
+  double mean_segment_length;   // between two changes of velocity
+};
+
+/// How many examples have been differentiated: along the direction, and by all
+/// parameters.
+struct SBPSEvaluations {
+  int64_t derivatives;
+  int64_t gradients;
+};
+
+/// A particle moves at unit speed along straight lines, θ(t) = θ₀ + vt. With g
+/// the stochastic gradient of U/T on a fresh, independent minibatch, it bounces
+/// at the rate [v·g]₊,
+///
+///   v ← v - 2 (v·g / ‖g‖²) g,
+///
+/// by thinning of proposals at the rate of the upper end of the band in which a
+/// regression predicts the next v·g. Preconditioned, θ moves along Av and
+/// bounces with Ag, A diagonal.
+///
+/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2: points uniform in
+/// trajectory time, see register_sample_hook. Derivatives are made in reverse
+/// mode.
+///
+/// Reference: A. Pakman, D. Gilboa, D. Carlson and L. Paninski, Stochastic
+/// Bouncy Particle Sampler, ICML 2017, algorithm 1, eq. 8 to 13, 16.
+class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
+ public:
+  using SamplerOf::SamplerOf;
+  using SampleHook = std::function<void(SBPS&, double)>;
+
+  /// Moves the particle to its next event and observes a minibatch there. The
+  /// closure draws a fresh minibatch and returns the losses of its examples,
+  /// shape [n], n >= 2, without calling backward(). Returns them, without a
+  /// graph. A step that throws has moved nothing.
+  // NOLINTNEXTLINE(google-default-arguments): as torch's own.
+  torch::Tensor step(LossClosure closure = nullptr) override;
+
+  /// Calls the hook, at every multiple of sample_interval of trajectory time
+  /// that a step passes, with the parameters standing where the particle is at
+  /// that very time. Returns a key for remove_sample_hook.
+  int64_t register_sample_hook(SampleHook hook);
+  void remove_sample_hook(int64_t key);
+
+  SBPSDiagnostics diagnostics() const;
+  SBPSEvaluations evaluations() const;
+
+ protected:
+  void update(const Work& work) override;
+  std::unique_ptr<SamplerParamState> new_state() const override;
+
+ private:
+  const SBPSOptions& options_at(size_t group) const;
+  void check_common() const;
+  std::shared_ptr<Flight> moving() const;
+  std::shared_ptr<Flight> resumed();
+  std::shared_ptr<Flight> flight_now(SBPSOptions& progress, BounceClock& clock);
+  bool is_current(const Flight& flight);
+  torch::Tensor event(std::shared_ptr<Flight>& flight,
+                      SBPSOptions& progress,
+                      BounceClock& clock,
+                      const LossClosure& closure);
+  void come_by(Flight& flight,
+               SBPSOptions& progress,
+               double begin,
+               double line_begin);
+  void remember(const Flight& flight);
+
+  std::shared_ptr<Flight> flight_;
+  std::map<int64_t, SampleHook> hooks_;
+  int64_t next_hook_ = 0;
+  bool warned_ = false;
+};
+
+}  // namespace torch_sgmcmc

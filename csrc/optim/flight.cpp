@@ -1,0 +1,242 @@
+#include "optim/flight.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+#include "core/counter.h"
+#include "torch_sgmcmc/operators.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+std::vector<at::Tensor> EmptyLike(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> result;
+  result.reserve(tensors.size());
+  for (const at::Tensor& t : tensors) result.push_back(at::empty_like(t));
+  return result;
+}
+
+std::vector<at::Tensor> Clones(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> result;
+  result.reserve(tensors.size());
+  for (const at::Tensor& t : tensors) result.push_back(t.clone());
+  return result;
+}
+
+// Hands out tensors, as many as each part has parameters.
+class Split {
+ public:
+  explicit Split(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {}
+  std::vector<at::Tensor> Next(const FlightPart& part) {
+    const auto begin = tensors_.begin() + static_cast<int64_t>(done_);
+    done_ += part.params.size();
+    return {begin, tensors_.begin() + static_cast<int64_t>(done_)};
+  }
+
+ private:
+  const std::vector<at::Tensor>& tensors_;
+  size_t done_ = 0;
+};
+
+// A flight of these parts whose A and Av follow from V and v.
+std::shared_ptr<Flight> Steered(std::vector<FlightPart> parts,
+                                const SBPSOptions& options) {
+  if (options.preconditioned()) {
+    double total = 0;
+    int64_t count = 0;
+    for (const FlightPart& part : parts) {
+      total += sbps_preconditioner_sum(part.square_average, options.eps())
+                   .item<double>();
+      for (const at::Tensor& p : part.params) count += p.numel();
+    }
+    for (FlightPart& part : parts) {
+      part.preconditioner = EmptyLike(part.velocity);
+      part.direction = EmptyLike(part.velocity);
+      sbps_precondition_(part.square_average,
+                         part.velocity,
+                         part.preconditioner,
+                         part.direction,
+                         options.eps(),
+                         static_cast<double>(count) / total);
+    }
+  }
+  return std::make_shared<Flight>(std::move(parts));
+}
+
+}  // namespace
+
+Flight::Flight(std::vector<FlightPart> parts) : parts_(std::move(parts)) {
+  for (const FlightPart& part : parts_) {
+    params_.insert(params_.end(), part.params.begin(), part.params.end());
+  }
+}
+
+std::vector<at::Tensor> Flight::directions() const {
+  std::vector<at::Tensor> all;
+  for (const FlightPart& part : parts_) {
+    all.insert(all.end(), part.directions().begin(), part.directions().end());
+  }
+  return all;
+}
+
+void Flight::place(double time) {
+  for (const FlightPart& part : parts_) {
+    sbps_place_(part.params, part.origin, part.directions(), time);
+  }
+  for (const at::Tensor& param : params_) {
+    if (!param.is_inference()) param.unsafeGetTensorImpl()->bump_version();
+  }
+  mark(time);
+}
+
+std::vector<std::pair<uint32_t, const void*>> Flight::marks() const {
+  std::vector<std::pair<uint32_t, const void*>> result;
+  result.reserve(params_.size());
+  for (const at::Tensor& param : params_) {
+    result.emplace_back(
+        param.is_inference() ? 0 : static_cast<uint32_t>(param._version()),
+        param.const_data_ptr());
+  }
+  return result;
+}
+
+void Flight::mark(double time) {
+  marked_ = time;
+  marks_ = marks();
+}
+
+bool Flight::is_at(double time) {
+  if (time == marked_ && marks_ == marks()) return true;
+  for (const FlightPart& part : parts_) {
+    const std::vector<at::Tensor> there = EmptyLike(part.params);
+    sbps_place_(there, part.origin, part.directions(), time);
+    for (size_t i = 0; i < there.size(); ++i) {
+      if (!at::equal(there[i], part.params[i])) return false;
+    }
+  }
+  mark(time);
+  return true;
+}
+
+std::vector<std::vector<at::Tensor>> Flight::origins(double time) const {
+  std::vector<std::vector<at::Tensor>> result;
+  for (const FlightPart& part : parts_) {
+    result.push_back(EmptyLike(part.origin));
+    sbps_place_(result.back(), part.origin, part.directions(), time);
+  }
+  return result;
+}
+
+std::shared_ptr<Flight> Flight::rebased() const {
+  std::vector<FlightPart> parts = parts_;
+  for (FlightPart& part : parts) {
+    for (size_t i = 0; i < part.params.size(); ++i) {
+      part.origin[i] = part.params[i].detach().to(
+          part.origin[i].scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+    }
+  }
+  return std::make_shared<Flight>(std::move(parts));
+}
+
+std::shared_ptr<Flight> Flight::refreshed(double time,
+                                          const SBPSOptions& options,
+                                          int64_t seed) const {
+  const auto here = origins(time);
+  std::vector<FlightPart> parts = parts_;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    parts[i].origin = here[i];
+    parts[i].velocity = EmptyLike(parts[i].velocity);
+  }
+  // The same normals twice: for their length, and divided by it.
+  double std = 1;
+  for (int round = 0; round < 2; ++round) {
+    double squares = 0;
+    for (const FlightPart& part : parts) {
+      gaussian_(part.velocity,
+                std,
+                static_cast<int64_t>(Purpose::kRefreshment),
+                NoiseKey{part.offsets, seed, options.step()});
+      squares += sum_of_squares(part.velocity).item<double>();
+    }
+    if (squares == 0) {  // once in 2^31 draws of a single number
+      parts[0].velocity[0].view(-1)[0] = 1.0;
+      break;
+    }
+    std /= std::sqrt(squares);
+  }
+  return Steered(std::move(parts), options);
+}
+
+std::shared_ptr<Flight> Flight::reflected(double time,
+                                          const std::vector<at::Tensor>& grads,
+                                          const SBPSOptions& options) const {
+  const FlightSums s = sums(grads);
+  if (!(std::isfinite(s.gradient) && s.gradient > 0)) {
+    throw std::runtime_error(
+        std::string("SBPS got a gradient from the closure's losses that is ") +
+        (s.gradient == 0 ? "zero" : "not finite") +
+        ", where they grow along the velocity");
+  }
+  SBPSReflection reflection;
+  reflection.scale = 1 / std::sqrt(s.velocity);
+  reflection.gain = 2 * s.product / s.gradient * reflection.scale;
+  const auto here = origins(time);
+  std::vector<FlightPart> parts = parts_;
+  Split split(grads);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    FlightPart& part = parts[i];
+    const std::vector<at::Tensor> part_grads = split.Next(part);
+    part.origin = here[i];
+    part.velocity = Clones(part.velocity);
+    reflection.weight_decay = part.weight_decay();
+    sbps_reflect_(part.params,
+                  part_grads,
+                  part.velocity,
+                  part.preconditioner,
+                  reflection);
+    if (!part.square_average.empty() && options.adapt()) {
+      part.square_average = Clones(part.square_average);
+      sbps_adapt_(part.params,
+                  part_grads,
+                  part.square_average,
+                  part.weight_decay(),
+                  options.decay());
+    }
+  }
+  return Steered(std::move(parts), options);
+}
+
+FlightSums Flight::sums(const std::vector<at::Tensor>& grads) const {
+  FlightSums total;
+  Split split(grads);
+  for (const FlightPart& part : parts_) {
+    const at::Tensor sums = sbps_reflection_sums(part.params,
+                                                 split.Next(part),
+                                                 part.velocity,
+                                                 part.preconditioner,
+                                                 part.weight_decay())
+                                .cpu();
+    const auto* s = sums.const_data_ptr<double>();
+    total.product += s[0];
+    total.gradient += s[1];
+    total.velocity += s[2];
+  }
+  return total;
+}
+
+double Flight::prior() const {
+  double total = 0;
+  for (const FlightPart& part : parts_) {
+    if (part.prior_precision > 0) {
+      const double product =
+          sbps_dot(part.params, part.directions()).item<double>();
+      total += part.prior_precision * product;
+    }
+  }
+  return total;
+}
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,48 @@
+#include <torch/csrc/stable/library.h>
+
+#include "apply/cpu.h"
+#include "apply/reduce.h"
+#include "samplers/sbps_op.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+struct CpuReducer {
+  template <class Map>
+  static void Run(const Plan& plan, const Map& map, Tensor& out) {
+    ReduceOnCpu(plan.segments(),
+                map,
+                /*num_chains=*/1,
+                static_cast<double*>(out.data_ptr()));
+  }
+};
+
+// Mean and sample variance of a row, one after the other: it is short, and on
+// the host.
+Tensor SBPSMoments(Tensor derivatives) {
+  constexpr const char* kOp = "sbps_moments";
+  const int64_t n = derivatives.numel();
+  if (derivatives.scalar_type() != ScalarType::Double ||
+      derivatives.dim() != 1 || !derivatives.is_contiguous() || n < 2) {
+    Fail(kOp, "derivatives must be one contiguous row of at least 2 float64");
+  }
+  const auto* d = static_cast<const double*>(derivatives.data_ptr());
+  double mean = 0;
+  for (int64_t i = 0; i < n; ++i) mean += d[i];
+  mean /= static_cast<double>(n);
+  double squares = 0;
+  for (int64_t i = 0; i < n; ++i) squares += (d[i] - mean) * (d[i] - mean);
+  Tensor result = SumsLike(derivatives, 2);
+  auto* out = static_cast<double*>(result.data_ptr());
+  out[0] = mean;
+  out[1] = squares / static_cast<double>(n - 1);
+  return result;
+}
+
+}  // namespace
+}  // namespace torch_sgmcmc
+
+STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CPU, m) {
+  SG_SBPS_OPERATORS(m, CpuDriver, CpuReducer);
+  m.impl("sbps_moments", TORCH_BOX(&torch_sgmcmc::SBPSMoments));
+}

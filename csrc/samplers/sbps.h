@@ -1,0 +1,218 @@
+// The tensor work of SBPS and pSBPS, shared by CPU and CUDA.
+//
+//   theta(t) = origin + t A v            position on a straight line
+//   v . A g, |A g|^2, |v|^2              sums over all parameters
+//   v <- (v - 2 (v . A g) / |A g|^2 A g) / |v|
+//                                        reflection (Pakman et al. 2017, eq.
+//                                        16)
+//   V <- b V + (1 - b) g^2,  A = 1 / (sqrt(V) + eps) / (mean of the same)
+//
+// with g = grad + (lambda / N) theta. Positions are computed from the line's
+// origin, so that going back and forth leaves no trace, and the reflection
+// normalises v, so that its length stays 1 to rounding for ever.
+#pragma once
+
+#include <math.h>
+
+#include <array>
+#include <cstdint>
+
+#include "core/arithmetic.h"
+#include "core/macros.h"
+#include "core/roles.h"
+
+namespace torch_sgmcmc {
+
+struct SBPSPlaceCoefficients {
+  double time;
+};
+
+// Arrays: theta, origin, direction A v.
+template <class Real>
+class SBPSPlaceUpdate {
+ public:
+  static constexpr std::array<Role, 3> kRoles = {
+      Role::kOutput, Role::kStatistic, Role::kStatistic};
+
+  explicit SBPSPlaceUpdate(const SBPSPlaceCoefficients& c)
+      : time_(static_cast<Real>(c.time)) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return false; }
+  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+
+  SG_INLINE void operator()(Real (&x)[3], Real /*xi*/) const {
+    x[0] = Fma(time_, x[2], x[1]);
+  }
+
+ private:
+  Real time_;
+};
+
+struct SBPSReflectCoefficients {
+  double weight_decay;  // lambda / N
+  double scale;         // 1 / |v|
+  double gain;          // 2 (v . A g) / (|A g|^2 |v|)
+};
+
+// v <- scale v - gain A g. Arrays: theta, grad, v, and A if preconditioned.
+template <class Real, bool preconditioned>
+class SBPSReflection {
+ public:
+  explicit SBPSReflection(const SBPSReflectCoefficients& c)
+      : weight_decay_(static_cast<Real>(c.weight_decay)),
+        scale_(static_cast<Real>(c.scale)),
+        minus_gain_(static_cast<Real>(-c.gain)) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return false; }
+  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+
+  SG_INLINE void operator()(Real (&x)[preconditioned ? 4 : 3],
+                            Real /*xi*/) const {
+    Real g = Fma(weight_decay_, x[0], x[1]);
+    if constexpr (preconditioned) g *= x[3];
+    x[2] = Fma(minus_gain_, g, scale_ * x[2]);
+  }
+
+ private:
+  Real weight_decay_;
+  Real scale_;
+  Real minus_gain_;
+};
+
+template <class Real>
+class SBPSReflectUpdate : public SBPSReflection<Real, false> {
+ public:
+  using SBPSReflection<Real, false>::SBPSReflection;
+  static constexpr std::array<Role, 3> kRoles = {
+      Role::kGradient, Role::kGradient, Role::kState};
+};
+
+template <class Real>
+class SBPSPreconditionedReflectUpdate : public SBPSReflection<Real, true> {
+ public:
+  using SBPSReflection<Real, true>::SBPSReflection;
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kGradient, Role::kGradient, Role::kState, Role::kStatistic};
+};
+
+struct SBPSAdaptCoefficients {
+  double weight_decay;
+  double decay;
+};
+
+// V <- b V + (1 - b) g^2. Arrays: theta, grad, V.
+template <class Real>
+class SBPSAdaptUpdate {
+ public:
+  static constexpr std::array<Role, 3> kRoles = {
+      Role::kGradient, Role::kGradient, Role::kState};
+
+  explicit SBPSAdaptUpdate(const SBPSAdaptCoefficients& c)
+      : weight_decay_(static_cast<Real>(c.weight_decay)),
+        decay_(static_cast<Real>(c.decay)),
+        weight_(static_cast<Real>(1 - c.decay)) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return false; }
+  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+
+  SG_INLINE void operator()(Real (&x)[3], Real /*xi*/) const {
+    const Real g = Fma(weight_decay_, x[0], x[1]);
+    x[2] = Fma(weight_ * g, g, decay_ * x[2]);
+  }
+
+ private:
+  Real weight_decay_;
+  Real decay_;
+  Real weight_;
+};
+
+struct SBPSPreconditionCoefficients {
+  double eps;
+  double scale;  // 1 / mean of 1 / (sqrt(V) + eps)
+};
+
+// A = scale / (sqrt(V) + eps) and A v. Arrays: V, v, A, A v.
+template <class Real>
+class SBPSPreconditionUpdate {
+ public:
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kStatistic, Role::kStatistic, Role::kState, Role::kState};
+
+  explicit SBPSPreconditionUpdate(const SBPSPreconditionCoefficients& c)
+      : eps_(static_cast<Real>(c.eps)), scale_(static_cast<Real>(c.scale)) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return false; }
+  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+
+  SG_INLINE void operator()(Real (&x)[4], Real /*xi*/) const {
+    x[2] = scale_ / (sqrt(x[0]) + eps_);
+    x[3] = x[2] * x[1];
+  }
+
+ private:
+  Real eps_;
+  Real scale_;
+};
+
+// Sum of the products of two arrays.
+struct SBPSProduct {
+  static constexpr std::array<Role, 2> kRoles = {Role::kGradient,
+                                                 Role::kStatistic};
+  static constexpr std::array<bool, 2> kReads = {true, true};
+  SG_INLINE double operator()(const double (&x)[2]) const {
+    return x[0] * x[1];
+  }
+  SG_INLINE static double Finish(double sum) { return sum; }
+};
+
+enum class ReflectionSum : int64_t { kProduct = 0, kGradient, kVelocity };
+constexpr int64_t kReflectionSums = 3;
+
+// v . A g, |A g|^2 or |v|^2. Arrays: theta, grad, v, A.
+template <ReflectionSum what, bool preconditioned>
+class SBPSReflectionSum {
+  static constexpr bool kNeedsGradient = what != ReflectionSum::kVelocity;
+
+ public:
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kGradient, Role::kGradient, Role::kStatistic, Role::kStatistic};
+  static constexpr std::array<bool, 4> kReads = {
+      kNeedsGradient,
+      kNeedsGradient,
+      what != ReflectionSum::kGradient,
+      kNeedsGradient&& preconditioned};
+
+  explicit SBPSReflectionSum(double weight_decay)
+      : weight_decay_(weight_decay) {}
+
+  SG_INLINE double operator()(const double (&x)[4]) const {
+    if constexpr (what == ReflectionSum::kVelocity) {
+      return x[2] * x[2];
+    } else {
+      double g = x[1] + weight_decay_ * x[0];
+      if constexpr (preconditioned) g *= x[3];
+      return g * (what == ReflectionSum::kProduct ? x[2] : g);
+    }
+  }
+  SG_INLINE static double Finish(double sum) { return sum; }
+
+ private:
+  double weight_decay_;
+};
+
+// Sum of 1 / (sqrt(V) + eps).
+class SBPSPreconditionerSum {
+ public:
+  static constexpr std::array<Role, 1> kRoles = {Role::kStatistic};
+  static constexpr std::array<bool, 1> kReads = {true};
+  explicit SBPSPreconditionerSum(double eps) : eps_(eps) {}
+  SG_INLINE double operator()(const double (&x)[1]) const {
+    return 1 / (sqrt(x[0]) + eps_);
+  }
+  SG_INLINE static double Finish(double sum) { return sum; }
+
+ private:
+  double eps_;
+};
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,208 @@
+// torch_sgmcmc::sbps_* for any device: a driver for what changes tensors, a
+// reducer for what sums them up.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "apply/plan.h"
+#include "samplers/sbps.h"
+
+namespace torch_sgmcmc {
+
+inline std::vector<int64_t> NoOffsets(const TensorList& tensors) {
+  return std::vector<int64_t>(tensors.size(), 0);
+}
+
+inline void CheckFinite(const char* op, const char* name, double value) {
+  if (std::isfinite(value)) return;
+  Fail(op,
+       std::string("Invalid ") + name + ": " + std::to_string(value) +
+           " (must be finite)");
+}
+
+inline void CheckNotEmpty(const char* op,
+                          const char* name,
+                          const TensorList& tensors) {
+  if (tensors.empty()) Fail(op, std::string(name) + " is empty");
+}
+
+template <template <class> class Update, class Driver, class Coefficients>
+void SBPSApply(const char* op, Plan& plan, const Coefficients& coefficients) {
+  Driver driver(op, plan, std::nullopt);
+  driver.template Apply<Update>(coefficients, NoiseStream{0, 0, 0});
+  plan.Finish();
+}
+
+template <class Driver>
+void SBPSPlace(TensorList params,
+               TensorList origins,
+               TensorList directions,
+               double time) {
+  constexpr const char* kOp = "sbps_place_";
+  CheckFinite(kOp, "time", time);
+  Plan plan(kOp,
+            {{"params", Role::kOutput, params},
+             {"origins", Role::kStatistic, origins},
+             {"directions", Role::kStatistic, directions}},
+            NoOffsets(params));
+  SBPSApply<SBPSPlaceUpdate, Driver>(kOp, plan, SBPSPlaceCoefficients{time});
+}
+
+template <class Driver>
+void SBPSReflect(TensorList params,
+                 TensorList grads,
+                 TensorList velocities,
+                 TensorList preconditioners,
+                 double weight_decay,
+                 double scale,
+                 double gain) {
+  constexpr const char* kOp = "sbps_reflect_";
+  CheckNumber(kOp, "weight_decay", weight_decay);
+  CheckNumber(kOp, "scale", scale, /*positive=*/true);
+  CheckFinite(kOp, "gain", gain);
+  std::vector<Argument> arguments = {{"params", Role::kGradient, params},
+                                     {"grads", Role::kGradient, grads},
+                                     {"velocities", Role::kState, velocities}};
+  const SBPSReflectCoefficients c{weight_decay, scale, gain};
+  if (preconditioners.empty()) {
+    Plan plan(kOp, arguments, NoOffsets(params));
+    SBPSApply<SBPSReflectUpdate, Driver>(kOp, plan, c);
+  } else {
+    arguments.push_back({"preconditioners", Role::kStatistic, preconditioners});
+    Plan plan(kOp, arguments, NoOffsets(params));
+    SBPSApply<SBPSPreconditionedReflectUpdate, Driver>(kOp, plan, c);
+  }
+}
+
+template <class Driver>
+void SBPSAdapt(TensorList params,
+               TensorList grads,
+               TensorList square_averages,
+               double weight_decay,
+               double decay) {
+  constexpr const char* kOp = "sbps_adapt_";
+  CheckNumber(kOp, "weight_decay", weight_decay);
+  if (!(decay >= 0 && decay < 1)) {
+    Fail(kOp,
+         "Invalid decay: " + std::to_string(decay) + " (must be in [0, 1))");
+  }
+  Plan plan(kOp,
+            {{"params", Role::kGradient, params},
+             {"grads", Role::kGradient, grads},
+             {"square_averages", Role::kState, square_averages}},
+            NoOffsets(params));
+  SBPSApply<SBPSAdaptUpdate, Driver>(
+      kOp, plan, SBPSAdaptCoefficients{weight_decay, decay});
+}
+
+template <class Driver>
+void SBPSPrecondition(TensorList square_averages,
+                      TensorList velocities,
+                      TensorList preconditioners,
+                      TensorList directions,
+                      double eps,
+                      double scale) {
+  constexpr const char* kOp = "sbps_precondition_";
+  CheckNumber(kOp, "eps", eps, /*positive=*/true);
+  CheckNumber(kOp, "scale", scale, /*positive=*/true);
+  Plan plan(kOp,
+            {{"square_averages", Role::kStatistic, square_averages},
+             {"velocities", Role::kStatistic, velocities},
+             {"preconditioners", Role::kState, preconditioners},
+             {"directions", Role::kState, directions}},
+            NoOffsets(square_averages));
+  SBPSApply<SBPSPreconditionUpdate, Driver>(
+      kOp, plan, SBPSPreconditionCoefficients{eps, scale});
+}
+
+// A float64 scalar, or a row of them, beside a tensor.
+inline Tensor SumsLike(const Tensor& like, int64_t count) {
+  return torch::stable::new_empty(like, {count}, ScalarType::Double);
+}
+
+template <class Reducer>
+Tensor SBPSDot(TensorList tensors, TensorList directions) {
+  constexpr const char* kOp = "sbps_dot";
+  CheckNotEmpty(kOp, "tensors", tensors);
+  const Plan plan(kOp,
+                  {{"tensors", Role::kGradient, tensors},
+                   {"directions", Role::kStatistic, directions}},
+                  NoOffsets(tensors));
+  Tensor result = SumsLike(tensors[0], 1);
+  Reducer::Run(plan, SBPSProduct(), result);
+  return result;
+}
+
+template <class Reducer, bool preconditioned>
+void SBPSReflectionSumsInto(const Plan& plan,
+                            double weight_decay,
+                            Tensor& sums) {
+  const auto run = [&](auto map, ReflectionSum what) {
+    Tensor one = torch::stable::narrow(sums, 0, static_cast<int64_t>(what), 1);
+    Reducer::Run(plan, map, one);
+  };
+  run(SBPSReflectionSum<ReflectionSum::kProduct, preconditioned>(weight_decay),
+      ReflectionSum::kProduct);
+  run(SBPSReflectionSum<ReflectionSum::kGradient, preconditioned>(weight_decay),
+      ReflectionSum::kGradient);
+  run(SBPSReflectionSum<ReflectionSum::kVelocity, preconditioned>(weight_decay),
+      ReflectionSum::kVelocity);
+}
+
+template <class Reducer>
+Tensor SBPSReflectionSums(TensorList params,
+                          TensorList grads,
+                          TensorList velocities,
+                          TensorList preconditioners,
+                          double weight_decay) {
+  constexpr const char* kOp = "sbps_reflection_sums";
+  CheckNumber(kOp, "weight_decay", weight_decay);
+  CheckNotEmpty(kOp, "params", params);
+  std::vector<Argument> arguments = {
+      {"params", Role::kGradient, params},
+      {"grads", Role::kGradient, grads},
+      {"velocities", Role::kStatistic, velocities}};
+  Tensor sums = SumsLike(params[0], kReflectionSums);
+  if (preconditioners.empty()) {
+    const Plan plan(kOp, arguments, NoOffsets(params));
+    SBPSReflectionSumsInto<Reducer, false>(plan, weight_decay, sums);
+  } else {
+    arguments.push_back({"preconditioners", Role::kStatistic, preconditioners});
+    const Plan plan(kOp, arguments, NoOffsets(params));
+    SBPSReflectionSumsInto<Reducer, true>(plan, weight_decay, sums);
+  }
+  return sums;
+}
+
+template <class Reducer>
+Tensor SBPSSumOfPreconditioner(TensorList square_averages, double eps) {
+  constexpr const char* kOp = "sbps_preconditioner_sum";
+  CheckNumber(kOp, "eps", eps, /*positive=*/true);
+  CheckNotEmpty(kOp, "square_averages", square_averages);
+  const Plan plan(kOp,
+                  {{"square_averages", Role::kStatistic, square_averages}},
+                  NoOffsets(square_averages));
+  Tensor result = SumsLike(square_averages[0], 1);
+  Reducer::Run(plan, SBPSPreconditionerSum(eps), result);
+  return result;
+}
+
+}  // namespace torch_sgmcmc
+
+// The registrations of one device.
+#define SG_SBPS_OPERATORS(m, Driver, Reducer)                                \
+  do {                                                                       \
+    using namespace torch_sgmcmc; /* NOLINT(google-build-using-namespace)*/  \
+    m.impl("sbps_place_", TORCH_BOX(&SBPSPlace<Driver>));                    \
+    m.impl("sbps_reflect_", TORCH_BOX(&SBPSReflect<Driver>));                \
+    m.impl("sbps_adapt_", TORCH_BOX(&SBPSAdapt<Driver>));                    \
+    m.impl("sbps_precondition_", TORCH_BOX(&SBPSPrecondition<Driver>));      \
+    m.impl("sbps_dot", TORCH_BOX(&SBPSDot<Reducer>));                        \
+    m.impl("sbps_reflection_sums", TORCH_BOX(&SBPSReflectionSums<Reducer>)); \
+    m.impl("sbps_preconditioner_sum",                                        \
+           TORCH_BOX(&SBPSSumOfPreconditioner<Reducer>));                    \
+  } while (false)

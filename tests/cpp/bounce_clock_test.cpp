@@ -1,0 +1,638 @@
+// The bounce clock against closed forms, and its arrivals against its rates.
+//
+// Seeds are fixed, so the tests are deterministic; the thresholds say how often
+// a correct clock with a new seed would fail: |z| > 4.9 once in 10^6
+// statistics, and a Kolmogorov-Smirnov statistic above 2.7 once in 10^6.
+#include "host/bounce_clock.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "core/counter.h"
+#include "host/line_regression.h"
+#include "host/piecewise_rate.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+constexpr int kDraws = 200000;
+constexpr double kMaxZ = 4.9;
+constexpr double kMaxKolmogorov = 2.7;
+
+NoiseStream Stream(uint64_t seed, uint64_t step) {
+  return {seed, step, static_cast<uint32_t>(Purpose::kBounceClock)};
+}
+
+// ---- The polygon
+// --------------------------------------------------------------
+
+PiecewiseRate Polygon(const std::vector<std::pair<double, double>>& nodes) {
+  PiecewiseRate rate;
+  for (const auto& [time, value] : nodes) rate.Add(time, value);
+  return rate;
+}
+
+void ExpectArrival(const PiecewiseRate& rate,
+                   double area,
+                   double time,
+                   double value) {
+  const PiecewiseRate::Arrival arrival = rate.Find(area);
+  EXPECT_TRUE(arrival.found);
+  EXPECT_NEAR(arrival.time, time, 1e-14 * std::abs(time));
+  EXPECT_NEAR(arrival.value, value, 1e-14 * value);
+}
+
+TEST(PiecewiseRate, ClosedForms) {
+  // Zero slope.
+  ExpectArrival(Polygon({{2, 4}, {5, 4}}), 3, 2.75, 4);
+  // From 0 upwards: area s t^2 / 2; downwards from 6 to 0 in 3: 6 t - t^2.
+  ExpectArrival(Polygon({{0, 0}, {10, 20}}), 9, 3, 6);
+  ExpectArrival(Polygon({{0, 6}, {3, 0}}), 5, 1, 4);
+  // A negative intercept: nothing happens before the crossing at 4.
+  ExpectArrival(Polygon({{0, -8}, {10, 12}}), 9, 7, 6);
+  // Past the crossing downwards, a stretch of zeros, and up again.
+  ExpectArrival(
+      Polygon({{0, 2}, {2, -2}, {3, -2}, {5, 2}, {9, 2}}), 1 + 1 + 3, 6.5, 2);
+  // A jump, and nodes at one time.
+  ExpectArrival(Polygon({{0, 1}, {1, 1}, {1, 5}, {1, 3}, {4, 3}}), 4, 2, 3);
+  // No area at all: the first moment of a positive rate.
+  ExpectArrival(Polygon({{1, -1}, {3, 1}}), 0, 2, 0);
+}
+
+TEST(PiecewiseRate, WhatNeverArrives) {
+  for (const auto& rate : {Polygon({{0, -1}, {7, -3}}),
+                           Polygon({{0, 0}, {7, 0}}),
+                           Polygon({{0, 2}, {1, -5}, {7, -1}}),
+                           Polygon({{0, 1}, {7, 0}})}) {
+    const PiecewiseRate::Arrival arrival = rate.Find(3.6);
+    EXPECT_FALSE(arrival.found);
+    EXPECT_EQ(arrival.time, 7);
+  }
+}
+
+TEST(PiecewiseRate, IsTheInverseOfItsIntegral) {
+  std::mt19937_64 random(1);
+  std::normal_distribution<double> normal;
+  std::exponential_distribution<double> exponential;
+  for (const double time_scale : {1e-100, 1e-9, 1.0, 1e9, 1e100}) {
+    for (int trial = 0; trial < 2000; ++trial) {
+      PiecewiseRate rate;
+      double time = normal(random) * time_scale;
+      double value = 0;
+      for (int i = 0; i < 9; ++i) {
+        // Slopes of all sizes, and none.
+        if (trial % 3 != 0 || i % 2 == 0) value = 3 * normal(random);
+        rate.Add(time, value / time_scale);
+        if (i == 0) rate.Add(time, value / time_scale);
+        time += exponential(random) * time_scale;
+      }
+      const double total = rate.Integral(time);
+      for (const double part : {1e-12, 1e-3, 0.2, 0.7, 0.999}) {
+        const PiecewiseRate::Arrival arrival = rate.Find(part * total);
+        if (total == 0) {
+          EXPECT_FALSE(arrival.found);
+          continue;
+        }
+        ASSERT_TRUE(arrival.found);
+        EXPECT_GE(arrival.value, 0);
+        EXPECT_NEAR(rate.Integral(arrival.time), part * total, 1e-9 * total);
+      }
+      EXPECT_FALSE(rate.Find(1.001 * total + 1e-300).found);
+    }
+  }
+}
+
+// ---- The regression
+// -----------------------------------------------------------
+
+constexpr double kFloor = 1e-3;
+
+// Posterior mean and covariance of (b0, b1) from the normal equations.
+struct Posterior {
+  double mean[2];
+  double cov[2][2];
+};
+
+double FloorOf(const std::vector<Observation>& data) {
+  double largest = 0;
+  for (const auto& o : data) largest = std::max(largest, std::abs(o.value));
+  return kFloor * kFloor * largest * largest;
+}
+
+Posterior Solve(const std::vector<Observation>& data, double m, double s2) {
+  double a[2][2] = {{0, 0}, {0, 1 / s2}};
+  double b[2] = {0, m / s2};
+  for (const auto& o : data) {
+    const double w = 1 / (o.variance + FloorOf(data));
+    a[0][0] += w;
+    a[0][1] += w * o.time;
+    a[1][1] += w * o.time * o.time;
+    b[0] += w * o.value;
+    b[1] += w * o.time * o.value;
+  }
+  const double det = a[0][0] * a[1][1] - a[0][1] * a[0][1];
+  const double c[2][2] = {{a[1][1] / det, -a[0][1] / det},
+                          {-a[0][1] / det, a[0][0] / det}};
+  return {{c[0][0] * b[0] + c[0][1] * b[1], c[0][1] * b[0] + c[1][1] * b[1]},
+          {{c[0][0], c[0][1]}, {c[1][0], c[1][1]}}};
+}
+
+std::vector<Observation> SomeData(uint64_t seed, int count) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<double> normal;
+  std::vector<Observation> data;
+  double time = 0;
+  for (int i = 0; i < count; ++i) {
+    data.push_back({time,
+                    -2 + 3 * time + 0.5 * normal(random),
+                    0.1 + 0.3 * std::abs(normal(random))});
+    time += 0.1 + 0.2 * std::abs(normal(random));
+  }
+  return data;
+}
+
+TEST(LineRegression, IsThePosteriorOfTheNormalEquations) {
+  for (int count = 1; count < 12; ++count) {
+    const std::vector<Observation> data = SomeData(7, count);
+    const LineRegression regression(data, {1.5, 0.7, 3, 0, 0});
+    const LineFit fit = regression.Fit();
+    const Posterior p = Solve(data, 1.5, 0.7);
+    const double last = data.back().variance + FloorOf(data);
+    for (const double t : {0.0, 0.3, 1.0, 40.0}) {
+      const double mean = p.mean[0] + p.mean[1] * t;
+      const double rho2 =
+          p.cov[0][0] + 2 * t * p.cov[0][1] + t * t * p.cov[1][1] + last;
+      EXPECT_NEAR(fit.Mean(t), mean, 1e-12 * (1 + std::abs(mean)));
+      EXPECT_NEAR(fit.Variance(t), rho2, 1e-12 * rho2);
+    }
+  }
+}
+
+TEST(LineRegression, ExactObservationsHaveFiniteWeights) {
+  LineRegression regression;
+  regression.Add({0, -2, 0});
+  regression.Add({1, 1, 0});
+  const LineFit fit = regression.Fit();
+  EXPECT_NEAR(fit.slope, 3, 1e-4);
+  EXPECT_NEAR(fit.Mean(1), 1, 1e-4);
+  EXPECT_NEAR(std::sqrt(fit.Variance(1)), kFloor * 2 * std::sqrt(2), 1e-4);
+}
+
+TEST(LineRegression, HistoryIsBounded) {
+  LineRegression regression;
+  for (int i = 0; i < 100; ++i) {
+    regression.Add({0.1 * i, std::sin(0.1 * i), 1e-4});
+  }
+  ASSERT_EQ(regression.history().size(), LineRegression::kHistory);
+  EXPECT_EQ(regression.history()[0].time, 0.1 * 68);
+  EXPECT_EQ(regression.last_time(), 0.1 * 99);
+}
+
+// log p(G | m, s^2) for the flat prior on b0, by integrals over b0 and b1 in
+// closed form: what is left after projection is N(m, s^2 + 1 / square).
+double LogMarginal(const std::vector<Observation>& data, double m, double s2) {
+  double weight = 0;
+  double centre = 0;
+  double mean = 0;
+  for (const auto& o : data) {
+    const double w = 1 / (o.variance + FloorOf(data));
+    weight += w;
+    centre += w * o.time;
+    mean += w * o.value;
+  }
+  centre /= weight;
+  mean /= weight;
+  double square = 0;
+  double product = 0;
+  for (const auto& o : data) {
+    const double w = 1 / (o.variance + FloorOf(data));
+    square += w * (o.time - centre) * (o.time - centre);
+    product += w * (o.time - centre) * (o.value - mean);
+  }
+  const double spread = s2 + 1 / square;
+  const double error = product / square - m;
+  return -0.5 * (std::log(spread) + error * error / spread);
+}
+
+TEST(LineRegression, PriorClimbsTheMarginalLikelihood) {
+  constexpr double kLines = 4;
+  for (const uint64_t seed : {1, 2, 3, 4, 5}) {
+    const std::vector<Observation> data = SomeData(seed, 6);
+    const double m = 1.5;
+    const double s2 = 0.7;
+    LineRegression regression(data, {m, s2, kLines, 0, 0});
+    regression.Restart();
+    constexpr double kStep = 1e-5;
+    const double by_m =
+        (LogMarginal(data, m + kStep, s2) - LogMarginal(data, m - kStep, s2)) /
+        (2 * kStep);
+    const double by_s2 =
+        (LogMarginal(data, m, s2 + kStep) - LogMarginal(data, m, s2 - kStep)) /
+        (2 * kStep);
+    const double w = 1 / (kLines + 1);
+    EXPECT_NEAR(regression.prior().mean, m + w * s2 * by_m, 1e-7);
+    EXPECT_NEAR(
+        regression.prior().variance, s2 + w * 2 * s2 * s2 * by_s2, 1e-7);
+    EXPECT_EQ(regression.prior().lines, kLines + 1);
+    EXPECT_TRUE(regression.empty());
+  }
+}
+
+TEST(LineRegression, LearnsTheSlopesOfLines) {
+  std::mt19937_64 random(5);
+  std::normal_distribution<double> normal;
+  LineRegression regression;
+  double mean = 0;
+  double variance = 0;
+  constexpr int kLines = 4000;
+  for (int line = 0; line < kLines; ++line) {
+    const double slope = 3 + 0.5 * normal(random);
+    for (const double t : {0.0, 0.4, 0.9}) {
+      regression.Add({t, -1 + slope * t + 0.2 * normal(random), 0.04});
+    }
+    regression.Restart();
+    if (line >= kLines / 2) {
+      mean += regression.prior().mean / (kLines / 2);
+      variance += regression.prior().variance / (kLines / 2);
+    }
+  }
+  // Means over 2000 lines: standard errors of 0.013 and 0.01.
+  EXPECT_NEAR(mean, 3, 0.065);
+  EXPECT_NEAR(variance, 0.25, 0.05);
+}
+
+TEST(LineRegression, OneObservationTeachesNothing) {
+  LineRegression regression({{0, 3, 1}}, {1, 2, 5, 0, 0});
+  regression.Restart();
+  EXPECT_EQ(regression.prior().mean, 1);
+  EXPECT_EQ(regression.prior().variance, 2);
+  EXPECT_EQ(regression.prior().lines, 5);
+}
+
+TEST(LineRegression, BendingIsLearntAndAStraightLineHasNone) {
+  std::mt19937_64 random(6);
+  std::normal_distribution<double> normal;
+  for (const double bend : {0.0, 2.0}) {
+    LineRegression regression;
+    double sum = 0;
+    constexpr int kLines = 3000;
+    for (int line = 0; line < kLines; ++line) {
+      for (int i = 0; i < 6; ++i) {
+        const double t = 0.5 * i;
+        regression.Add({t, t + bend * t * t + 0.3 * normal(random), 0.09});
+      }
+      regression.Restart();
+      sum += regression.prior().curvature() / kLines;
+    }
+    if (bend == 0) {
+      EXPECT_LT(sum, 0.05);  // of the variance of the observations
+    } else {
+      EXPECT_GT(sum, 1);
+    }
+  }
+}
+
+// ---- The clock
+// ----------------------------------------------------------------
+
+BounceClock ClockWith(const std::vector<Observation>& data,
+                      const SlopePrior& prior = {1, 0.5, 9, 0, 0}) {
+  std::vector<double> saved = {data.back().time,
+                               1,
+                               prior.mean,
+                               prior.variance,
+                               prior.lines,
+                               prior.error_excess,
+                               prior.error_time};
+  for (const Observation& o : data) {
+    saved.insert(saved.end(), {o.time, o.value, o.variance});
+  }
+  return BounceClock::Load(saved);
+}
+
+struct Case {
+  std::string name;
+  std::vector<Observation> data;
+  SlopePrior prior = {1, 0.5, 9, 0, 0};
+};
+
+std::vector<Case> Cases() {
+  return {
+      {"after a bounce", {{0, -3, 0.5}}},
+      {"uphill", {{0, 2, 0.1}}},
+      {"one way", {{0, -3, 0.5}, {1, -2.2, 0.4}, {2.5, -0.3, 0.6}}},
+      {"exact", {{0, -3, 0}, {1, -1, 0}}},
+      {"never", {{0, -3, 1e-4}, {1, -5, 1e-4}, {2, -7, 1e-4}}},
+      {"no prior yet", {{0, -3, 0.5}}, {}},
+      {"zero slope", {{0, 2, 1e-8}}, {0, 1e-300, 9, 0, 0}},
+      {"downwards", {{0, 4, 1e-4}, {1, 3, 1e-4}, {1.5, 2.5, 1e-4}}},
+      {"bent", {{0, -1, 0.01}, {1, 1, 0.01}}, {1, 0.5, 9, 2, 3}},
+      {"mostly noise", {{0, 1, 1e4}, {0.01, -30, 1e4}}},
+      {"tiny", {{0, -3e-60, 1e-121}}, {1e-120, 1e-240, 9, 0, 0}},
+      {"huge", {{0, -3e60, 1e119}}, {1e120, 1e240, 9, 0, 0}},
+  };
+}
+
+class ClockCases : public testing::TestWithParam<Case> {};
+
+TEST_P(ClockCases, TheRateIsTheUpperEndOfTheBand) {
+  const BounceClock clock = ClockWith(GetParam().data, GetParam().prior);
+  const LineFit fit = clock.regression().Fit();
+  for (const double k : {0.5, 3.0, 8.0}) {
+    const PiecewiseRate rate = clock.Rate(k);
+    const double end = rate.Find(std::numeric_limits<double>::max()).time;
+    for (int i = 0; i <= 5000; ++i) {
+      const double t = clock.now() + (end - clock.now()) * i / 5000;
+      const double band = k * std::sqrt(fit.Variance(t));
+      const double excess = rate.Value(t) - (fit.Mean(t) + band);
+      // Chords are never below, and at most 0.8 % of the band above.
+      EXPECT_GE(excess, -1e-12 * (std::abs(fit.Mean(t)) + band));
+      EXPECT_LE(excess, 0.008 * band + 1e-12 * std::abs(fit.Mean(t)));
+    }
+  }
+}
+
+// The integral of the rate up to an arrival is a unit exponential variable, cut
+// off at the horizon.
+TEST_P(ClockCases, ArrivalsFollowTheIntegratedRate) {
+  const BounceClock clock = ClockWith(GetParam().data, GetParam().prior);
+  const PiecewiseRate rate = clock.Rate(3);
+  const double end = rate.Find(std::numeric_limits<double>::max()).time;
+  const double total = rate.Integral(end);
+  std::vector<double> u;
+  int looks = 0;
+  for (int i = 0; i < kDraws; ++i) {
+    const NextEvent next = clock.Next(3, 0, Stream(17, i));
+    ASSERT_GE(next.wait, 0);
+    if (next.event == ClockEvent::kLook) {
+      EXPECT_EQ(clock.now() + next.wait, end);
+      ++looks;
+      continue;
+    }
+    ASSERT_EQ(next.event, ClockEvent::kProposal);
+    const double time = clock.now() + next.wait;
+    ASSERT_NEAR(next.rate, rate.Value(time), 1e-9 * next.rate);
+    u.push_back(std::expm1(-rate.Integral(time)) / std::expm1(-total));
+  }
+  const double p = std::exp(-total);
+  EXPECT_LT(std::abs(looks - kDraws * p),
+            kMaxZ * std::sqrt(kDraws * p * (1 - p)) + 1e-6 * kDraws * p + 1e-9);
+  std::sort(u.begin(), u.end());
+  const auto n = static_cast<double>(u.size());
+  double distance = 0;
+  for (size_t i = 0; i < u.size(); ++i) {
+    const auto rank = static_cast<double>(i);
+    distance = std::max({distance, u[i] - rank / n, (rank + 1) / n - u[i]});
+  }
+  if (!u.empty()) {
+    EXPECT_LT(distance * std::sqrt(n), kMaxKolmogorov);
+  }
+}
+
+// The scales of time and rate are units: a clock in other units tells the same.
+TEST_P(ClockCases, HasNoUnits) {
+  constexpr double kUnit = 0x1p30;
+  const Case& c = GetParam();
+  std::vector<Observation> scaled = c.data;
+  for (Observation& o : scaled) {
+    o = {o.time / kUnit, o.value * kUnit, o.variance * kUnit * kUnit};
+  }
+  SlopePrior prior = c.prior;
+  prior.mean *= kUnit * kUnit;
+  prior.variance *= std::pow(kUnit, 4);
+  prior.error_excess *= kUnit * kUnit;
+  prior.error_time /= kUnit * kUnit;
+  const BounceClock here = ClockWith(c.data, c.prior);
+  const BounceClock there = ClockWith(scaled, prior);
+  for (int i = 0; i < 100; ++i) {
+    const NextEvent a = here.Next(3, 0.5, Stream(1, i));
+    const NextEvent b = there.Next(3, 0.5 * kUnit, Stream(1, i));
+    EXPECT_EQ(a.event, b.event);
+    EXPECT_DOUBLE_EQ(a.wait, b.wait * kUnit);
+    EXPECT_DOUBLE_EQ(a.rate, b.rate / kUnit);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Situations,
+                         ClockCases,
+                         testing::ValuesIn(Cases()),
+                         [](const auto& info) {
+                           std::string name = info.param.name;
+                           std::replace(name.begin(), name.end(), ' ', '_');
+                           return name;
+                         });
+
+TEST(BounceClock, RefreshmentsCompete) {
+  // Rate 4 of proposals against 1 of refreshments.
+  const BounceClock clock = ClockWith({{0, 4, 1e-12}}, {0, 1e-300, 9, 0, 0});
+  int refreshments = 0;
+  double sum = 0;
+  int looks = 0;
+  for (int i = 0; i < kDraws; ++i) {
+    const NextEvent next = clock.Next(0, 1, Stream(2, i));
+    refreshments += next.event == ClockEvent::kRefreshment;
+    looks += next.event == ClockEvent::kLook;
+    sum += next.wait;
+    EXPECT_EQ(next.rate > 0, next.event == ClockEvent::kProposal);
+  }
+  const double n = kDraws;
+  EXPECT_LT(std::abs(refreshments - 0.2 * n) / std::sqrt(0.16 * n), kMaxZ);
+  EXPECT_LT(std::abs(sum / n - 0.2) / (0.2 / std::sqrt(n)), kMaxZ);
+  EXPECT_EQ(looks, 0);
+}
+
+TEST(BounceClock, RefreshesWhereNothingElseHappens) {
+  const BounceClock clock =
+      ClockWith({{0, -3, 1e-4}, {1, -5, 1e-4}, {2, -7, 1e-4}});
+  int refreshments = 0;
+  for (int i = 0; i < 1000; ++i) {
+    const NextEvent next = clock.Next(3, 1e6, Stream(2, i));
+    refreshments += next.event == ClockEvent::kRefreshment;
+  }
+  EXPECT_EQ(refreshments, 1000);
+}
+
+TEST(BounceClock, AcceptsWithTheRatioAsProbability) {
+  for (const double p : {0.02, 0.5, 0.97}) {
+    int accepted = 0;
+    for (int i = 0; i < kDraws; ++i) {
+      accepted += BounceClock::Accepts(7, 7 * p, Stream(3, i));
+    }
+    EXPECT_LT(std::abs(accepted - kDraws * p) / std::sqrt(kDraws * p * (1 - p)),
+              kMaxZ);
+  }
+  for (int i = 0; i < 1000; ++i) {
+    EXPECT_TRUE(BounceClock::Accepts(7, 7, Stream(3, i)));
+    EXPECT_TRUE(BounceClock::Accepts(7, 1e9, Stream(3, i)));
+    EXPECT_FALSE(BounceClock::Accepts(7, 0, Stream(3, i)));
+    EXPECT_FALSE(BounceClock::Accepts(7, -5, Stream(3, i)));
+    EXPECT_FALSE(BounceClock::Accepts(7, std::nan(""), Stream(3, i)));
+  }
+}
+
+// The decision does not depend on when the proposal came.
+TEST(BounceClock, DecisionsAreIndependentOfArrivals) {
+  const BounceClock clock = ClockWith({{0, 4, 1}});
+  double sum = 0;
+  std::vector<double> waits;
+  double mean = 0;
+  for (int i = 0; i < kDraws; ++i) {
+    waits.push_back(clock.Next(3, 0, Stream(4, i)).wait);
+    mean += waits.back() / kDraws;
+  }
+  double variance = 0;
+  for (int i = 0; i < kDraws; ++i) {
+    const double d = waits[static_cast<size_t>(i)] - mean;
+    variance += d * d / kDraws;
+    sum += d * (BounceClock::Accepts(1, 0.5, Stream(4, i)) - 0.5);
+  }
+  EXPECT_LT(std::abs(sum) / std::sqrt(0.25 * variance * kDraws), kMaxZ);
+}
+
+TEST(BounceClock, LooksFirst) {
+  BounceClock clock;
+  for (int i = 0; i < 2; ++i) {
+    const NextEvent next = clock.Next(3, 1e9, Stream(0, i));
+    EXPECT_EQ(next.event, ClockEvent::kLook);
+    EXPECT_EQ(next.wait, 0);
+    clock.Observe(0, -2, 1);
+    EXPECT_GT(clock.Next(3, 0, Stream(0, i)).wait, 0);
+    clock.Observe(0.5, -1, 1);
+    EXPECT_EQ(clock.now(), 0.5);
+    clock.Restart();
+    EXPECT_EQ(clock.now(), 0);
+    EXPECT_TRUE(clock.regression().empty());
+  }
+}
+
+TEST(BounceClock, ABounceStartsALineFromItsObservation) {
+  BounceClock clock;
+  clock.Observe(0, -2, 1);
+  clock.Observe(1, 1, 1);
+  clock.Bounce(0.5, 2, 0.25, -2);
+  EXPECT_EQ(clock.now(), 0);
+  ASSERT_EQ(clock.regression().history().size(), 1U);
+  const Observation& o = clock.regression().history()[0];
+  EXPECT_EQ(o.time, 0);
+  EXPECT_EQ(o.value, -2);
+  EXPECT_EQ(o.variance, 0.25);
+  EXPECT_EQ(clock.regression().prior().lines, 1);
+  EXPECT_GT(clock.regression().prior().mean, 1);
+}
+
+TEST(BounceClock, LooksFurtherAndFurtherWhereAllIsZero) {
+  BounceClock clock;
+  clock.Observe(0, 0, 0);
+  double wait = 0x1p-10;
+  for (int i = 0; i < 40; ++i) {
+    const NextEvent next = clock.Next(3, 0, Stream(0, i));
+    EXPECT_EQ(next.event, ClockEvent::kLook);
+    EXPECT_EQ(next.wait, wait);
+    clock.Observe(next.wait, 0, 0);
+    wait *= 2;
+  }
+  clock.Observe(1, 0.5, 0);  // until there is something
+  EXPECT_EQ(clock.Next(3, 0, Stream(0, 0)).event, ClockEvent::kProposal);
+}
+
+TEST(BounceClock, SaveAndLoadAreExact) {
+  BounceClock clock;
+  std::mt19937_64 random(8);
+  std::normal_distribution<double> normal;
+  for (int i = 0; i < 400; ++i) {
+    const NextEvent next = clock.Next(3, 0.1, Stream(5, i));
+    const double g = normal(random) + 0.3;
+    const double c2 = 0.2 + g * g / 7;
+    const BounceClock twin = BounceClock::Load(clock.Save());
+    EXPECT_EQ(twin.Save(), clock.Save());
+    const NextEvent other = twin.Next(3, 0.1, Stream(5, i));
+    EXPECT_EQ(other.event, next.event);
+    EXPECT_EQ(other.wait, next.wait);
+    EXPECT_EQ(other.rate, next.rate);
+    if (next.event == ClockEvent::kRefreshment) {
+      clock.Restart();
+    } else if (next.event == ClockEvent::kProposal &&
+               BounceClock::Accepts(next.rate, g, Stream(5, i))) {
+      clock.Bounce(next.wait, g, c2, -g);
+    } else {
+      clock.Observe(next.wait, g, c2);
+    }
+  }
+  EXPECT_GT(clock.regression().prior().lines, 20);
+}
+
+TEST(BounceClock, LoadRefusesWhatIsNoClock) {
+  const double kNan = std::nan("");
+  const std::string kSize = "Invalid clock: it has ";
+  const auto message = [](const std::vector<double>& saved) {
+    try {
+      BounceClock::Load(saved);
+    } catch (const std::invalid_argument& error) {
+      return std::string(error.what());
+    }
+    return std::string("none");
+  };
+  const std::string size =
+      " numbers (must be 7, and 3 for each of at most 32 observations)";
+  EXPECT_EQ(message({}), kSize + "0" + size);
+  EXPECT_EQ(message(std::vector<double>(8, 1)), kSize + "8" + size);
+  EXPECT_EQ(message(std::vector<double>(7 + 99, 1)), kSize + "106" + size);
+  EXPECT_EQ(message({0, 1, 0, kNan, 0, 0, 0}),
+            "Invalid clock: a number is not finite");
+  const std::string order = "Invalid clock: its observations are not in order";
+  EXPECT_EQ(message({1, 1, 0, 1, 1, 0, 0, 2, 0, 0}), order);
+  EXPECT_EQ(message({1, 1, 0, 1, 1, 0, 0, 1, 0, 0, 0.5, 0, 0}), order);
+  EXPECT_EQ(message({1, 1, 0, 1, 1, 0, 0, 1, 0, -1}), order);
+  EXPECT_EQ(message({0, 1, 0, -1, 0, 0, 0}),
+            "Invalid clock: a time, a variance or a count is negative");
+  EXPECT_EQ(message({0, 1, 0, 1, 0, 0, 0}), "none");
+}
+
+// Proposals thinned by the observed rate are a process of the true rate: here
+// that of exact observations of G(t) = t - 1 after a bounce, whose first bounce
+// has P(T > t) = exp(-[t - 1]^2 / 2).
+TEST(BounceClock, ThinningGivesTheTrueRate) {
+  std::vector<double> u;
+  BounceClock clock;
+  clock.Observe(0, -1, 0);
+  uint64_t step = 0;
+  int violations = 0;
+  constexpr int kBounces = 40000;
+  for (int bounce = 0; bounce < kBounces;) {
+    const NextEvent next = clock.Next(3, 0, Stream(6, step));
+    const double t = clock.now() + next.wait;
+    const double g = t - 1;
+    violations += next.event == ClockEvent::kProposal && g > next.rate;
+    if (next.event == ClockEvent::kProposal &&
+        BounceClock::Accepts(next.rate, g, Stream(6, step))) {
+      u.push_back(std::exp(-0.5 * g * g));
+      clock.Bounce(next.wait, g, 0, -1);
+      ++bounce;
+    } else {
+      clock.Observe(next.wait, g, 0);
+    }
+    ++step;
+  }
+  EXPECT_LE(violations, 2);  // before the slope is known
+  EXPECT_LT(step, 3 * kBounces);
+  std::sort(u.begin(), u.end());
+  double distance = 0;
+  for (size_t i = 0; i < u.size(); ++i) {
+    const auto rank = static_cast<double>(i);
+    distance = std::max(
+        {distance, u[i] - rank / kBounces, (rank + 1) / kBounces - u[i]});
+  }
+  EXPECT_LT(distance * std::sqrt(kBounces), kMaxKolmogorov);
+}
+
+}  // namespace
+}  // namespace torch_sgmcmc

@@ -1,0 +1,387 @@
+"""SBPS in NumPy on targets with known laws, and its known bugs as mutations.
+
+:class:`ReferenceSBPS` shares the bounce clock with the library, which has tests of its
+own in C++, and nothing else. It is fast enough for many replicates: each starts from
+the target and a uniform velocity, which is stationary, so that time averages are
+unbiased from the start and replicates are independent.
+
+One more bug cannot be seen in averages, since it only makes the clock more careful: a
+missing factor 1 - n / N. ``check_noise`` sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.random import Generator
+
+from harness.statistics import Array, check_mean, check_z
+from torch_sgmcmc import _C
+
+__all__ = [
+    "MUTATIONS",
+    "GaussianData",
+    "LogisticData",
+    "Noisy",
+    "ReferenceSBPS",
+    "Sight",
+    "check_average",
+    "check_noise",
+    "check_sphere",
+    "on_sphere",
+]
+
+MUTATIONS = (
+    "minibatches by shuffled epochs",
+    "gradient noise not fresh",
+    "prior left out of the rate",
+    "temperature left out of the rate",
+    "samples taken at events",
+    "wrong sign after refreshment",
+    "bounce off the coordinate axis",
+    "every proposal a bounce",
+    "no bounce without uphill noise",
+)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What is observed at one place: G, c², and the gradient of U / T."""
+
+    value: float
+    variance: float
+    gradient: Array
+
+
+class Target(Protocol):
+    """A law to sample, observed through minibatches."""
+
+    dimension: int
+
+    def draw(self, random: Generator) -> Array:
+        """A point of the law."""
+
+    def batch(self, random: Generator) -> Any:
+        """A minibatch, or the noise of a gradient."""
+
+    def observe(self, theta: Array, direction: Array, batch: Any) -> Sight:
+        """What a minibatch says at θ."""
+
+
+@dataclass(frozen=True)
+class Noisy:
+    """N(c, T H⁻¹), the gradient of U exact or with noise of covariance S."""
+
+    hessian: Array
+    centre: Array
+    noise: Array | None = None
+    temperature: float = 1.0
+
+    @property
+    def dimension(self) -> int:
+        return len(self.centre)
+
+    @property
+    def covariance(self) -> Array:
+        return self.temperature * np.linalg.inv(self.hessian)
+
+    def draw(self, random: Generator) -> Array:
+        return random.multivariate_normal(self.centre, self.covariance)
+
+    def batch(self, random: Generator) -> Array:
+        white = random.standard_normal(self.dimension)
+        return white if self.noise is None else np.linalg.cholesky(self.noise) @ white
+
+    def observe(self, theta: Array, direction: Array, batch: Array) -> Sight:
+        gradient = self.hessian @ (theta - self.centre)
+        variance = 0.0
+        if self.noise is not None:
+            gradient = gradient + batch
+            variance = float(direction @ self.noise @ direction)
+        gradient = gradient / self.temperature
+        return Sight(
+            float(direction @ gradient), variance / self.temperature**2, gradient
+        )
+
+
+@dataclass(frozen=True)
+class GaussianData:
+    """The mean of Gaussian data of precision P, minibatches without replacement.
+
+    ℓᵢ = (θ - xᵢ)ᵀ P (θ - xᵢ) / 2: the posterior is N((N P + λ)⁻¹ N P x̄,
+    T (N P + λ)⁻¹).
+    """
+
+    data: Array
+    precision: Array
+    n: int
+    prior_precision: float = 0.0
+    temperature: float = 1.0
+    replacement: bool = False
+
+    @property
+    def dimension(self) -> int:
+        return self.data.shape[1]
+
+    @property
+    def hessian(self) -> Array:
+        eye = np.eye(self.dimension)
+        return len(self.data) * self.precision + self.prior_precision * eye
+
+    @property
+    def centre(self) -> Array:
+        pull = len(self.data) * self.precision @ self.data.mean(axis=0)
+        return np.linalg.solve(self.hessian, pull)
+
+    @property
+    def covariance(self) -> Array:
+        return self.temperature * np.linalg.inv(self.hessian)
+
+    def draw(self, random: Generator) -> Array:
+        return random.multivariate_normal(self.centre, self.covariance)
+
+    def batch(self, random: Generator) -> Array:
+        return random.choice(
+            len(self.data), self.n, replace=self.replacement, shuffle=False
+        )
+
+    def gradients(self, theta: Array, batch: Array) -> Array:
+        """Of the examples' losses."""
+        return (theta - self.data[batch]) @ self.precision
+
+    def observe(self, theta: Array, direction: Array, batch: Array) -> Sight:
+        size, n = len(self.data), len(batch)
+        gradients = self.gradients(theta, batch)
+        along = gradients @ direction
+        noise = size**2 / n * along.var(ddof=1)
+        if not self.replacement:
+            noise *= 1 - n / size
+        gradient = size * gradients.mean(axis=0) + self.prior_precision * theta
+        gradient = gradient / self.temperature
+        return Sight(float(gradient @ direction), noise / self.temperature**2, gradient)
+
+
+@dataclass(frozen=True)
+class LogisticData(GaussianData):
+    """Logistic regression: ℓᵢ = log(1 + exp(-yᵢ xᵢ·θ)), the data being yᵢ xᵢ.
+
+    The law is known by quadrature, in two dimensions.
+    """
+
+    grid: int = 150
+
+    def potential(self, theta: Array) -> Array:
+        """U at points [..., d]."""
+        margins = theta @ self.data.T
+        loss = np.logaddexp(0, -margins).sum(axis=-1)
+        return loss + self.prior_precision / 2 * (theta**2).sum(axis=-1)
+
+    def gradients(self, theta: Array, batch: Array) -> Array:
+        x = self.data[batch]
+        return -x / (1 + np.exp(x @ theta))[:, None]
+
+    @cached_property
+    def law(self) -> tuple[Array, Array]:
+        """Points of a grid and their probabilities."""
+        theta = np.zeros(self.dimension)
+        everything = np.arange(len(self.data))
+        for _ in range(50):  # Newton's method to the mode
+            x, p = self.data, 1 / (1 + np.exp(self.data @ theta))
+            curvature = (x.T * (p * (1 - p))) @ x
+            curvature += self.prior_precision * np.eye(self.dimension)
+            slope = self.gradients(theta, everything).sum(axis=0)
+            theta = theta - np.linalg.solve(
+                curvature, slope + self.prior_precision * theta
+            )
+        axes = np.linalg.cholesky(self.temperature * np.linalg.inv(curvature))
+        z = np.linspace(-9, 9, self.grid)
+        white = np.stack(np.meshgrid(z, z), axis=-1).reshape(-1, 2)
+        points = theta + white @ axes.T
+        u = self.potential(points) / self.temperature
+        weights = np.exp(u.min() - u)
+        return points, weights / weights.sum()
+
+    def draw(self, random: Generator) -> Array:
+        points, weights = self.law
+        return points[random.choice(len(points), p=weights)]
+
+
+def on_sphere(random: Generator, d: int) -> Array:
+    v = random.standard_normal(d)
+    return v / np.linalg.norm(v)
+
+
+class ReferenceSBPS:
+    """One trajectory.
+
+    Args:
+        target: what to sample, with ``draw``, ``batch`` and ``observe``.
+        seed: of the clock and of the rest.
+        confidence: k.
+        refresh_rate: of new velocities.
+        scale: diagonal of A; None is the identity.
+        mutation: one of :data:`MUTATIONS`.
+        start: θ and v; None draws them.
+        velocity: draws the velocity of a refreshment in that step.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        seed: int,
+        *,
+        confidence: float = 3.0,
+        refresh_rate: float = 0.0,
+        scale: Array | None = None,
+        mutation: str | None = None,
+        start: tuple[Array, Array] | None = None,
+        velocity: Callable[[int], Array] | None = None,
+    ) -> None:
+        self.target, self.seed, self.mutation = target, seed, mutation
+        self.confidence, self.refresh_rate = confidence, refresh_rate
+        self.random = np.random.default_rng(seed)
+        d = target.dimension
+        self.scale = np.ones(d) if scale is None else scale / scale.mean()
+        if start is None:
+            start = target.draw(self.random), on_sphere(self.random, d)
+        self.theta, self.v = start
+        self.velocity = velocity or (lambda step: on_sphere(self.random, d))
+        self.clock = _C.BounceClock()
+        self.step_count = 0
+        self.time = 0.0
+        self.first = np.zeros(d)
+        self.second = np.zeros((d, d))
+        self.bounces = self.proposals = self.violations = 0
+        self._kept: Any = None
+        self._epoch: list[Array] = []
+
+    def batch(self) -> Any:
+        if self.mutation == "gradient noise not fresh":
+            if self.step_count % 4 == 0 or self._kept is None:
+                self._kept = self.target.batch(self.random)
+            return self._kept
+        if self.mutation == "minibatches by shuffled epochs":
+            assert isinstance(self.target, GaussianData)
+            if not self._epoch:
+                order = self.random.permutation(len(self.target.data))
+                self._epoch = list(order.reshape(-1, self.target.n))
+            return self._epoch.pop()
+        return self.target.batch(self.random)
+
+    def observe(self, batch: Any) -> Sight:
+        target = self.target
+        if self.mutation == "prior left out of the rate":
+            assert isinstance(target, GaussianData)
+            bare = replace(target, prior_precision=0.0)
+            right = target.observe(self.theta, self.direction, batch)
+            sight = bare.observe(self.theta, self.direction, batch)
+            return Sight(sight.value, sight.variance, right.gradient)
+        sight = target.observe(self.theta, self.direction, batch)
+        if self.mutation == "temperature left out of the rate":
+            t = target.temperature  # type: ignore[attr-defined]
+            return Sight(sight.value * t, sight.variance * t * t, sight.gradient)
+        return sight
+
+    @property
+    def direction(self) -> Array:
+        return self.scale * self.v
+
+    def step(self, batch: Any = None) -> None:
+        key = {"seed": self.seed, "step": self.step_count}
+        event, wait, rate = self.clock.next(self.confidence, self.refresh_rate, **key)
+        self.average(wait)
+        self.theta = self.theta + wait * self.direction
+        if event == _C.REFRESHMENT:
+            self.v = self.velocity(self.step_count)
+        sight = self.observe(self.batch() if batch is None else batch)
+        accepted = event == _C.PROPOSAL and (
+            self.clock.accepts(rate, sight.value, **key)
+            or self.mutation == "every proposal a bounce"
+        )
+        if self.mutation == "no bounce without uphill noise":
+            accepted = accepted and sight.value > 0.1 * rate
+        self.proposals += event == _C.PROPOSAL
+        self.violations += event == _C.PROPOSAL and sight.value > rate
+        if accepted:
+            g = self.scale * sight.gradient
+            if self.mutation == "bounce off the coordinate axis":
+                g = g * (np.abs(g) == np.abs(g).max())
+            self.v = self.v - 2 * (self.v @ g) / (g @ g) * g
+            self.clock.bounce(wait, sight.value, sight.variance, -sight.value)
+            self.bounces += 1
+        elif event == _C.REFRESHMENT:
+            sign = -1 if self.mutation == "wrong sign after refreshment" else 1
+            self.clock.restart()
+            self.clock.observe(0.0, sign * sight.value, sight.variance)
+        else:
+            self.clock.observe(wait, sight.value, sight.variance)
+        self.step_count += 1
+
+    def average(self, wait: float) -> None:
+        """Adds the integrals of θ and θ θᵀ over a piece of a line."""
+        if self.mutation == "samples taken at events":
+            self.first += self.theta
+            self.second += np.outer(self.theta, self.theta)
+            self.time += 1
+            return
+        u = self.direction
+        middle = self.theta + wait / 2 * u
+        self.first += wait * middle
+        self.second += wait * (np.outer(middle, middle) + wait**2 / 12 * np.outer(u, u))
+        self.time += wait
+
+
+def check_average(
+    target: Any,
+    *,
+    mean: Array,
+    cov: Array,
+    replicates: int = 40,
+    events: int = 800,
+    seed: int = 1,
+    label: str = "time averages",
+    **settings: Any,
+) -> ReferenceSBPS:
+    """Checks the time averages of θ and of (θ - mean)(θ - mean)ᵀ of many replicates.
+
+    A ratio of means: each replicate counts by its trajectory time. Returns the last.
+    """
+    rows = []
+    for i in range(replicates):
+        chain = ReferenceSBPS(target, 1000 * seed + i, **settings)
+        for _ in range(events):
+            chain.step()
+        first = chain.first - chain.time * mean
+        cross = np.outer(chain.first, mean)
+        second = chain.second - cross - cross.T + chain.time * np.outer(mean, mean)
+        lower = np.tril_indices(len(mean))
+        rows.append(np.concatenate([first, (second - chain.time * cov)[lower]]))
+    check_mean(np.array(rows), 0.0, label=label)
+    return chain
+
+
+def check_noise(target: Any, observe: Callable[..., Sight], *, seed: int = 1) -> None:
+    """Checks that c² is the variance of G over minibatches, by its mean."""
+    random = np.random.default_rng(seed)
+    theta, u = target.draw(random), on_sphere(random, target.dimension)
+    seen = [observe(theta, u, target.batch(random)) for _ in range(20_000)]
+    values = np.array([s.value for s in seen])
+    excess = (values - values.mean()) ** 2 - np.array([s.variance for s in seen])
+    check_mean(excess, 0.0, label="noise of a minibatch")
+
+
+def check_sphere(velocities: Array) -> None:
+    """Checks that rows are uniform on the unit sphere, by moments up to the fourth."""
+    n, d = velocities.shape
+    np.testing.assert_allclose(np.linalg.norm(velocities, axis=1), 1, atol=2e-6)
+    square = velocities**2
+    fourth = (square**2).mean(axis=1)
+    expected = 3 / (d * (d + 2))
+    check_mean(velocities, 0.0, label="velocities")
+    check_mean(square, 1 / d, label="squares of velocities")
+    z = (fourth.mean() - expected) / (fourth.std(ddof=1) / n**0.5)
+    check_z({"fourth moment": z}, label="velocities")

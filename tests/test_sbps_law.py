@@ -1,0 +1,303 @@
+"""The law of SBPS: time averages of many replicates against known targets.
+
+``harness.sbps`` has the sampler in NumPy. Here it is shown to sample what it should,
+its known bugs are shown to be seen, and the library's sampler is shown to follow it
+event by event; and in ``test_posterior_of_real_minibatches`` the library's sampler
+itself is measured. False alarms: see the note in ``harness.statistics``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness.sbps import (
+    MUTATIONS,
+    GaussianData,
+    LogisticData,
+    Noisy,
+    ReferenceSBPS,
+    Sight,
+    check_average,
+    check_noise,
+    check_sphere,
+)
+from harness.statistics import StatisticalError
+from harness.targets import correlated
+from torch import Tensor, nn
+
+import torch_sgmcmc as sg
+from torch_sgmcmc import _C
+from torch_sgmcmc import _library as ops
+
+
+def gaussian_data(d: int = 2, **settings: Any) -> GaussianData:
+    """A conjugate posterior: N = 200, n = 50, correlated, T ≠ 1, a prior that matters."""
+    random = np.random.default_rng(d)
+    precision = correlated(d, seed=d, condition=4.0)
+    data = 1 + random.standard_normal((200, d)) @ correlated(d, seed=20 + d)
+    shared = {"n": 50, "prior_precision": 60.0, "temperature": 1.7}
+    return GaussianData(data, precision, **{**shared, **settings})
+
+
+def posterior(target: Any, **settings: Any) -> ReferenceSBPS:
+    shared = {"confidence": 4.0}
+    return check_average(
+        target,
+        mean=target.centre,
+        cov=target.covariance,
+        **{**shared, **settings},
+    )
+
+
+# ---- What is sampled ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("d", [1, 4])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_gaussian(d: int, noisy: bool) -> None:
+    noise = 3.0 * correlated(d, seed=100 + d) if noisy else None
+    target = Noisy(correlated(d, seed=d), np.linspace(-1, 2, d), noise)
+    chain = posterior(target, confidence=4.0, refresh_rate=0.0 if noisy else 0.3)
+    assert chain.violations <= 0.02 * chain.proposals
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_posterior_by_minibatches(replacement: bool) -> None:
+    posterior(gaussian_data(replacement=replacement))
+
+
+def test_posterior_with_refreshments() -> None:
+    posterior(gaussian_data(), refresh_rate=30.0)
+
+
+def test_preconditioned_posterior_by_minibatches() -> None:
+    """A target of standard deviations 1, 1/3, 1/30 with A to match."""
+    data = np.random.default_rng(3).standard_normal((200, 3))
+    target = GaussianData(data, np.diag([0.05, 0.5, 50.0]), n=20)
+    posterior(target, scale=np.sqrt(np.diag(target.covariance)))
+
+
+def logistic(prior_precision: float = 1.0) -> LogisticData:
+    random = np.random.default_rng(4)
+    x = random.standard_normal((100, 2)) * [2.0, 1.0] + [0.5, 0.0]
+    y = np.where(random.random(100) < 1 / (1 + np.exp(-x @ [1.0, -2.0])), 1, -1)
+    return LogisticData(
+        y[:, None] * x, np.eye(2), n=20, prior_precision=prior_precision
+    )
+
+
+def logistic_moments(target: LogisticData) -> dict[str, Any]:
+    points, weights = target.law
+    mean = weights @ points
+    return {"mean": mean, "cov": (points - mean).T * weights @ (points - mean)}
+
+
+def test_logistic_regression() -> None:
+    """Against quadrature on a grid."""
+    target = logistic()
+    check_average(target, **logistic_moments(target), confidence=6.0)
+
+
+# ---- What is not -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_bug_is_caught(mutation: str) -> None:
+    settings: dict[str, Any] = {"mutation": mutation}
+    if mutation == "wrong sign after refreshment":
+        settings["refresh_rate"] = 30.0
+    with pytest.raises(StatisticalError):
+        posterior(gaussian_data(), **settings)
+
+
+def test_logistic_regression_sees_a_missing_prior() -> None:
+    with pytest.raises(StatisticalError):
+        check_average(
+            logistic(prior_precision=0.0),
+            **logistic_moments(logistic()),
+            confidence=6.0,
+        )
+
+
+def test_a_narrow_band_is_a_bias_that_is_seen() -> None:
+    """k = 0: proposals at the predicted rate itself lose the bounces above it."""
+    with pytest.raises(StatisticalError):
+        posterior(gaussian_data(), confidence=0.0)
+
+
+# ---- The noise of minibatches --------------------------------------------------------
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_noise_of_a_minibatch(replacement: bool) -> None:
+    target = gaussian_data(n=60, replacement=replacement)
+    check_noise(target, target.observe)
+
+
+def test_a_missing_population_factor_is_seen() -> None:
+    target = gaussian_data(n=60)
+
+    def without(theta: Any, u: Any, batch: Any) -> Sight:
+        sight = target.observe(theta, u, batch)
+        return Sight(sight.value, sight.variance / (1 - 60 / 200), sight.gradient)
+
+    with pytest.raises(StatisticalError):
+        check_noise(target, without)
+
+
+# ---- Refreshments --------------------------------------------------------------------
+
+
+def velocities(count: int, d: int) -> np.ndarray:
+    """Velocities as the sampler draws them at refreshments."""
+    params = [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(d - 1))]
+    sampler = sg.SBPS(params, num_data=2, refresh_rate=1e12, seed=5)
+    rows = []
+    for _ in range(count):
+        sampler.step(lambda: sum(p.sum() for p in params) + torch.zeros(2))
+        rows.append(torch.cat([sampler.state[p]["velocity"] for p in params]).numpy())
+    # The first look, and then nothing but refreshments.
+    assert sampler.diagnostics.refreshments == count - 1
+    return np.array(rows)
+
+
+def test_refreshments_are_uniform_on_the_sphere() -> None:
+    check_sphere(velocities(6000, 3))
+
+
+def test_refreshments_in_a_cube_are_seen() -> None:
+    random = np.random.default_rng(6)
+    v = random.uniform(-1, 1, (6000, 3))
+    with pytest.raises(StatisticalError):
+        check_sphere(v / np.linalg.norm(v, axis=1)[:, None])
+
+
+# ---- The library's sampler follows ---------------------------------------------------
+
+
+class Pair:
+    """The library's sampler and the reference on the same minibatches."""
+
+    def __init__(self, *, model: bool = False, **settings: Any) -> None:
+        self.target = gaussian_data(d=5)
+        self.random = np.random.default_rng(7)
+        start = self.target.draw(self.random)
+        values = torch.tensor(start, dtype=torch.float64)
+        self.net = nn.Module()
+        self.net.a = nn.Parameter(values[:2].clone())
+        self.net.b = nn.Parameter(values[2:].clone())
+        self.sampler = sg.SBPS(
+            [{"params": [self.net.a]}, {"params": [self.net.b]}],
+            num_data=200,
+            prior_precision=60.0,
+            temperature=1.7,
+            seed=11,
+            model=self.net if model else None,
+            **settings,
+        )
+        self.x = torch.tensor(self.target.data)
+        self.p = torch.tensor(self.target.precision)
+        self.index: np.ndarray = np.zeros(0)
+
+    @property
+    def theta(self) -> Tensor:
+        return torch.cat([self.net.a, self.net.b])
+
+    def state(self, key: str) -> np.ndarray:
+        parts = [self.sampler.state[p][key] for p in (self.net.a, self.net.b)]
+        return torch.cat(parts).numpy().copy()
+
+    def closure(self) -> Tensor:
+        delta = self.theta - self.x[self.index]
+        return 0.5 * (delta @ self.p * delta).sum(dim=1)
+
+    def step(self) -> np.ndarray:
+        self.index = self.target.batch(self.random)
+        self.sampler.step(self.closure)
+        return self.theta.detach().numpy().copy()
+
+    def velocity(self, step: int) -> np.ndarray:
+        z = [torch.empty(n, dtype=torch.float64) for n in (2, 3)]
+        ops.gaussian_(
+            z,
+            std=1.0,
+            offsets=[0, _C.NOISE_BLOCK],
+            seed=11,
+            step=step,
+            purpose=_C.PURPOSE_REFRESHMENT,
+        )
+        v = torch.cat(z).numpy()
+        return v / np.linalg.norm(v)
+
+
+@pytest.mark.parametrize("model", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [{"refresh_rate": 2.0}, {"preconditioned": True, "decay": 0.9, "eps": 0.01}],
+    ids=["plain", "preconditioned"],
+)
+def test_it_follows_the_reference(settings: dict[str, Any], model: bool) -> None:
+    pair = Pair(model=model, **settings)
+    start = pair.theta.detach().numpy().copy()
+    reference = ReferenceSBPS(
+        pair.target,
+        11,
+        refresh_rate=settings.get("refresh_rate", 0.0),
+        start=(start, pair.velocity(0)),
+        velocity=pair.velocity,
+    )
+    square = np.zeros(5)
+    for _ in range(300):
+        theta, bounces = pair.step(), reference.bounces
+        reference.step(pair.index)
+        np.testing.assert_allclose(theta, reference.theta, rtol=1e-7)
+        if "preconditioned" in settings and reference.bounces > bounces:
+            # It learns after the bounce, and observes the minibatch once more.
+            sight = pair.target.observe(reference.theta, reference.v, pair.index)
+            g = sight.gradient * 1.7 / 200
+            square = 0.9 * square + 0.1 * g * g
+            a = 1 / (np.sqrt(square) + 0.01)
+            reference.scale = a / a.mean()
+            saved = reference.clock.save()
+            saved[-2] = reference.scale * reference.v @ sight.gradient
+            reference.clock = _C.BounceClock.load(saved)
+        np.testing.assert_allclose(pair.state("velocity"), reference.v, atol=1e-7)
+    assert reference.bounces > 20
+    done = pair.sampler.diagnostics
+    assert done.bounces == reference.bounces
+    assert done.proposals_per_bounce == reference.proposals / reference.bounces
+    if "refresh_rate" in settings:
+        assert done.refreshments > 5
+
+
+def posterior_variance(shuffled: bool, steps: int) -> float:
+    """Of the conjugate Gaussian N = 1000, n = 100 at k = 3, relative to the truth."""
+    generator = torch.Generator().manual_seed(1)
+    size, n, d = 1000, 100, 4
+    x = torch.randn(size, d, generator=generator)
+    p = nn.Parameter(x.mean(dim=0).clone())
+    sampler = sg.SBPS([p], num_data=size, seed=2)
+    average = sg.TimeAverage(sampler)
+    epoch: list[Tensor] = []
+
+    def closure() -> Tensor:
+        if not shuffled or not epoch:
+            epoch[:] = torch.randperm(size, generator=generator).split(n)
+        return 0.5 * (p - x[epoch.pop()]).square().sum(dim=1)
+
+    for _ in range(steps):
+        sampler.step(closure)
+    return float(size * average.variance(p).mean())
+
+
+@pytest.mark.slow
+def test_posterior_of_real_minibatches() -> None:
+    """Independent minibatches sample the posterior, those of an epoch do not.
+
+    The standard error of the ratio over seeds is 0.01.
+    """
+    assert 0.95 < posterior_variance(False, 30_000) < 1.06
+    assert posterior_variance(True, 30_000) < 0.9

@@ -1,0 +1,243 @@
+"""SBPS's operators equal their formulas in float64, to rounding, everywhere."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from reference import DTYPES, SIZES, Exact, arithmetic, assert_rounded, same_bits
+from torch import Tensor
+
+from torch_sgmcmc import _library as ops
+
+DECAY = 0.37  # λ / N
+
+
+def lists(*kinds: str, sizes: tuple[int, ...] = tuple(SIZES)) -> list[list[Tensor]]:
+    """Tensors of every size and dtype: "own" in it, else in its arithmetic type."""
+    g = torch.Generator().manual_seed(1)
+    result = []
+    for kind in kinds:
+        tensors = []
+        for n in sizes:
+            for dtype in DTYPES:
+                t = torch.randn(n, generator=g, dtype=torch.float64)
+                if kind == "positive":
+                    t = t.abs() + 0.1
+                tensors.append(t.to(dtype if kind == "own" else arithmetic(dtype)))
+        result.append(tensors)
+    return result
+
+
+def total(*factors: list[Tensor]) -> tuple[float, float]:
+    """Sum of products over all elements, and of their absolute values."""
+    terms = [
+        torch.stack([t.double() for t in ts]).prod(dim=0)
+        for ts in zip(*factors, strict=True)
+    ]
+    flat = torch.cat(terms)
+    return math.fsum(flat.tolist()), float(flat.abs().sum())
+
+
+def with_prior(params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
+    return [g.double() + DECAY * p.double() for p, g in zip(params, grads, strict=True)]
+
+
+def test_place() -> None:
+    params, origins, directions = lists("own", "state", "state")
+    kept = [t.clone() for t in origins + directions]
+    ops.sbps_place_(params, origins, directions, time=0.731)
+    for p, x, u in zip(params, origins, directions, strict=True):
+        # The time is rounded to the arithmetic type.
+        time = float(torch.tensor(0.731, dtype=x.dtype))
+        move = time * u.double()
+        assert_rounded(p, Exact(x.double() + move, x.double().abs() + move.abs()))
+    assert all(map(same_bits, kept, origins + directions))
+
+
+@pytest.mark.parametrize("preconditioned", [False, True])
+def test_reflect_and_its_sums(preconditioned: bool) -> None:
+    params, grads, velocities, scales = lists("own", "own", "state", "positive")
+    a = scales if preconditioned else []
+    ones = scales if preconditioned else [torch.ones_like(t) for t in scales]
+    g = [x * s.double() for x, s in zip(with_prior(params, grads), ones, strict=True)]
+    sums = ops.sbps_reflection_sums(
+        params, grads, velocities, a, weight_decay=DECAY
+    ).tolist()
+    for got, (expected, size) in zip(
+        sums,
+        (total(velocities, g), total(g, g), total(velocities, velocities)),
+        strict=True,
+    ):
+        assert abs(got - expected) <= 1e-13 * size
+    old = [v.clone() for v in velocities]
+    ops.sbps_reflect_(
+        params, grads, velocities, a, weight_decay=DECAY, scale=0.8, gain=1.7
+    )
+    for i, v in enumerate(velocities):
+        before = 0.8 * old[i].double()
+        terms = grads[i].double().abs() + DECAY * params[i].double().abs()
+        size = before.abs() + 1.7 * ones[i].double() * terms
+        assert_rounded(v, Exact(before - 1.7 * g[i], size))
+
+
+def test_a_reflection_keeps_length_and_turns_the_component() -> None:
+    g = torch.Generator().manual_seed(2)
+    p, grad, v = ([torch.randn(40, generator=g, dtype=torch.float64)] for _ in range(3))
+    along, square, length = ops.sbps_reflection_sums(
+        p, grad, v, [], weight_decay=DECAY
+    ).tolist()
+    scale = length**-0.5
+    gain = 2 * along / square * scale
+    ops.sbps_reflect_(p, grad, v, [], weight_decay=DECAY, scale=scale, gain=gain)
+    after, _, one = ops.sbps_reflection_sums(
+        p, grad, v, [], weight_decay=DECAY
+    ).tolist()
+    assert after == pytest.approx(-along * scale, rel=1e-12)
+    assert one == pytest.approx(1, abs=1e-14)
+
+
+def test_adapt() -> None:
+    params, grads, squares = lists("own", "own", "positive")
+    g, old = with_prior(params, grads), [v.clone() for v in squares]
+    ops.sbps_adapt_(params, grads, squares, weight_decay=DECAY, decay=0.83)
+    for i, v in enumerate(squares):
+        terms = grads[i].double().abs() + DECAY * params[i].double().abs()
+        before = 0.83 * old[i].double()
+        assert_rounded(v, Exact(before + 0.17 * g[i] ** 2, before + 0.17 * terms**2))
+
+
+def test_precondition() -> None:
+    squares, velocities, a, u = lists("positive", "state", "state", "state")
+    squares[0].zero_()
+    expected = [1 / (v.double().sqrt() + 0.05) for v in squares]
+    got = float(ops.sbps_preconditioner_sum(squares, eps=0.05))
+    flat = torch.cat(expected)
+    assert got == pytest.approx(math.fsum(flat.tolist()), rel=1e-13)
+    ops.sbps_precondition_(squares, velocities, a, u, eps=0.05, scale=0.3)
+    for i, v in enumerate(velocities):
+        scale = 0.3 * expected[i]
+        assert_rounded(a[i], Exact(scale, scale))
+        along = scale * v.double()
+        assert_rounded(u[i], Exact(along, along.abs()))
+
+
+def test_dot() -> None:
+    params, directions = lists("own", "state")
+    expected, size = total(params, directions)
+    assert abs(float(ops.sbps_dot(params, directions)) - expected) <= 1e-13 * size
+
+
+def test_moments() -> None:
+    g = torch.Generator().manual_seed(3)
+    for n in (2, 3, 100):
+        d = 1e6 + torch.randn(n, generator=g, dtype=torch.float64)
+        mean, variance = ops.sbps_moments(d).tolist()
+        assert mean == pytest.approx(float(d.mean()), rel=1e-15)
+        assert variance == pytest.approx(float(d.var()), rel=1e-8)
+    for bad in (torch.ones(1).double(), torch.ones(3), torch.ones(2, 2).double()):
+        with pytest.raises(RuntimeError) as error:
+            ops.sbps_moments(bad)
+        assert str(error.value).splitlines()[0] == (
+            "torch_sgmcmc::sbps_moments: derivatives must be one contiguous row of at "
+            "least 2 float64"
+        )
+
+
+def test_layouts() -> None:
+    """Every argument in another memory format than the parameter."""
+    g = torch.Generator().manual_seed(4)
+
+    def make(layout: int) -> Tensor:
+        t = torch.randn(3, 4, 5, 2, generator=g)
+        if layout == 1:
+            return t.to(memory_format=torch.channels_last)
+        return t.repeat_interleave(2, dim=1)[:, ::2] if layout == 2 else t
+
+    for first in range(3):
+        for other in range(3):
+            p, x, u, grad = (make(k) for k in (first, other, first, other))
+            ops.sbps_place_([p], [x], [u], time=0.5)
+            torch.testing.assert_close(p, x + 0.5 * u)
+            v = make(other)
+            expected = 0.9 * v - 0.3 * u * (grad + 0.5 * p)
+            ops.sbps_reflect_(
+                [p], [grad], [v], [u], weight_decay=0.5, scale=0.9, gain=0.3
+            )
+            torch.testing.assert_close(v, expected)
+            sums = ops.sbps_reflection_sums([p], [grad], [v], [u], weight_decay=0.5)
+            assert float(sums[2]) == pytest.approx(float(v.double().square().sum()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.slow
+def test_the_speed_is_still_1_after_a_million_bounces(dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(5)
+    p = [torch.zeros(7, dtype=dtype)]
+    v = [torch.randn(7, generator=g, dtype=dtype)]
+    v[0] /= v[0].norm()
+    many = torch.randn(1000, 7, generator=g, dtype=dtype).unbind()
+    worst = 0.0
+    for event in range(1_000_000):
+        grad = [many[event % 1000]]
+        along, square, length = ops.sbps_reflection_sums(
+            p, grad, v, [], weight_decay=0.0
+        ).tolist()
+        worst = max(worst, abs(length - 1))
+        scale = length**-0.5
+        gain = 2 * along / square * scale
+        ops.sbps_reflect_(p, grad, v, [], weight_decay=0.0, scale=scale, gain=gain)
+    assert worst < 8 * torch.finfo(dtype).eps
+
+
+# ---- Errors ------------------------------------------------------------------------
+
+GOOD: dict[str, dict[str, Any]] = {
+    "sbps_place_": {"time": 1.0},
+    "sbps_reflect_": {"weight_decay": 0.1, "scale": 1.0, "gain": 0.5},
+    "sbps_reflection_sums": {"weight_decay": 0.1},
+    "sbps_adapt_": {"weight_decay": 0.1, "decay": 0.9},
+    "sbps_precondition_": {"eps": 0.1, "scale": 1.0},
+    "sbps_preconditioner_sum": {"eps": 0.1},
+}
+COUNTS = {"sbps_reflect_": 4, "sbps_reflection_sums": 4, "sbps_precondition_": 4}
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "value", "message"),
+    [
+        ("sbps_place_", "time", math.nan, "Invalid time: nan (must be finite)"),
+        ("sbps_reflect_", "gain", math.inf, "Invalid gain: inf (must be finite)"),
+        ("sbps_reflect_", "scale", 0.0, "Invalid scale: 0 (must be finite and > 0)"),
+        (
+            "sbps_reflection_sums",
+            "weight_decay",
+            -1.0,
+            "Invalid weight_decay: -1 (must be finite and >= 0)",
+        ),
+        (
+            "sbps_adapt_",
+            "decay",
+            1.0,
+            "Invalid decay: 1.000000 (must be in [0, 1))",
+        ),
+        ("sbps_precondition_", "eps", 0.0, "Invalid eps: 0 (must be finite and > 0)"),
+        (
+            "sbps_preconditioner_sum",
+            "eps",
+            -2.0,
+            "Invalid eps: -2 (must be finite and > 0)",
+        ),
+    ],
+)
+def test_numbers_out_of_range(op: str, name: str, value: float, message: str) -> None:
+    count = 1 if op == "sbps_preconditioner_sum" else COUNTS.get(op, 3)
+    given = [[torch.ones(3)] for _ in range(count)]
+    getattr(ops, op)(*given, **GOOD[op])
+    given = [[torch.ones(3)] for _ in range(count)]
+    with pytest.raises(RuntimeError) as error:
+        getattr(ops, op)(*given, **{**GOOD[op], name: value})
+    assert str(error.value).splitlines()[0] == f"torch_sgmcmc::{op}: {message}"
+    assert all(t.tolist() == [1.0] * 3 for (t,) in given)

@@ -1,0 +1,636 @@
+"""The stochastic bouncy particle sampler."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from torch_sgmcmc import _C
+from torch_sgmcmc._checks import check_real
+from torch_sgmcmc._directional import Observation, check_model, observe
+from torch_sgmcmc._epoch_shuffle import warn_of_epoch_shuffle
+from torch_sgmcmc._flight import Flight
+from torch_sgmcmc._library import sbps_moments
+from torch_sgmcmc.sampler import Sampler
+
+__all__ = ["SBPS", "Diagnostics", "Evaluations"]
+
+# Hyperparameters of the one trajectory that all param groups make together.
+_TRAJECTORY = (
+    "num_data",
+    "temperature",
+    "confidence",
+    "refresh_rate",
+    "preconditioned",
+    "adapt",
+    "decay",
+    "eps",
+    "sample_interval",
+    "replacement",
+)
+
+# What the sampler keeps of it, the same in all param groups.
+_PROGRESS: dict[str, Any] = {
+    "trajectory_time": 0.0,
+    "line_time": 0.0,
+    "clock": _C.BounceClock().save(),
+    "observed_target": [],
+    "observed_interval": None,
+    "num_samples": 0,
+    "num_looks": 0,
+    "num_proposals": 0,
+    "num_bounces": 0,
+    "num_violations": 0,
+    "num_refreshments": 0,
+    "num_derivatives": 0,
+    "num_gradients": 0,
+}
+
+_NO_CLOSURE = """\
+SBPS.step() needs a closure, which returns the losses of the examples:
+
+    def closure():
+        x, y = draw_minibatch()  # a fresh one at each call, independent of all others
+        return F.cross_entropy(model(x), y, reduction="none")
+
+    sampler.step(closure)"""
+
+
+class Evaluations(NamedTuple):
+    """How many examples have been differentiated.
+
+    Args:
+        derivatives: along the direction of flight; every step does so for all examples
+            of its minibatch. Divided by N it is the number of epochs.
+        gradients: by all parameters. In forward mode (with ``model``) those of the
+            minibatches that the particle bounced on; in reverse mode all, since the
+            derivatives are made from the gradient.
+    """
+
+    derivatives: int
+    gradients: int
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """What the trajectory has been like so far; NaN where nothing has happened.
+
+    Args:
+        trajectory_time: length of the trajectory, in units of the parameters.
+        bounces: accepted proposals.
+        refreshments: velocities drawn afresh, without the first.
+        bounce_rate: bounces per trajectory time.
+        proposals_per_bounce: 1 / the rate of acceptance.
+        violation_rate: the part of the proposals at which the observed rate was above
+            the proposed one. This is where the bias comes from; see ``confidence``.
+        mean_segment_length: trajectory time between two changes of velocity.
+    """
+
+    trajectory_time: float
+    bounces: int
+    refreshments: int
+    bounce_rate: float
+    proposals_per_bounce: float
+    violation_rate: float
+    mean_segment_length: float
+
+
+class SBPS(Sampler):
+    r"""Stochastic bouncy particle sampler; with ``preconditioned=True``, pSBPS.
+
+    A particle moves at unit speed along straight lines, :math:`\theta(t) = \theta_0 +
+    v t` with :math:`\|v\| = 1`. With :math:`g` the stochastic gradient of U / T on a
+    fresh, independent minibatch, it bounces at the rate
+
+    .. math::
+        [G]_+ = \max(0,\, v \cdot g), \qquad
+        v \leftarrow v - 2 \frac{v \cdot g}{\|g\|^2}\, g.
+
+    There is no step size. The noise of minibatches does not bias the sampler as long
+    as minibatches are independent of each other. Bounces come by thinning: proposals
+    at the rate of the upper end of the band in which a regression predicts the next G,
+
+    .. math::
+        \hat\beta_0 + \hat\beta_1 t + k\, \rho(t),
+
+    accepted with the probability :math:`\min(1, [G]_+ / \text{rate})`. Where G is
+    above the band, a **violation**, bounces are lost, and that is the only bias.
+
+    One step is one event: the particle moves to where a bounce is proposed, observes a
+    minibatch there, and bounces or flies on. With ``preconditioned=True``, θ moves
+    along Av and bounces with Ag, where the diagonal A is learned at bounces from
+    :math:`V \leftarrow b V + (1 - b) \bar g^2` with :math:`\bar g = g\,T/N`:
+    :math:`A = 1 / (\sqrt{V} + \epsilon)`, divided by its mean.
+
+    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with
+    :math:`U(\theta) = -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta\|^2 / 2`,
+    of points uniform in trajectory time: of ``register_sample_hook``, not of where
+    steps end.
+
+    Args:
+        params: parameters or param groups, as for :class:`torch.optim.SGD`. A group
+            can have a ``prior_precision`` of its own, all else is common: one particle
+            moves in the space of all parameters.
+        num_data: N, the number of training examples, > 0.
+        prior_precision: λ >= 0, precision of the Gaussian prior N(0, 1/λ) on each
+            parameter; 0 is a flat prior. Default: 0.
+        temperature: T > 0; 1 is the Bayesian posterior. Default: 1.
+        confidence: k >= 0, half width of the band in standard deviations. More is less
+            bias and more proposals. Default: 3.
+        refresh_rate: rate, per trajectory time, of drawing a new velocity, uniform on
+            the unit sphere; >= 0. The noise of minibatches turns the velocity by
+            itself; with exact gradients (n = N) choose about 1 / (the length of some
+            typical segments), or the chain may not reach all of the space. Default: 0.
+        preconditioned: pSBPS. Default: False.
+        adapt: whether A is learned. While it is, the target is sampled up to an error
+            of the order of 1 - ``decay``; set ``group["adapt"] = False`` in all groups
+            after burn-in. Default: True.
+        decay: b in [0, 1). Default: 0.99.
+        eps: ε > 0. Default: 1e-4.
+        sample_interval: trajectory time between two samples, > 0; None if there are
+            none. A multiple of the mean segment length (see :attr:`diagnostics`) is
+            reasonable. Default: None.
+        replacement: whether minibatches are drawn with replacement. Their noise is
+            :math:`\frac{N^2}{n} (1 - \frac{n}{N}) \mathrm{Var}` if not, and then n <= N,
+            and without the middle factor if so. Default: False.
+        model: the module whose parameters are sampled and that the closure calls. Then
+            derivatives are made in forward mode, in one pass, and gradients only where
+            the particle bounces. None is reverse mode, at about the cost of three
+            gradients. Default: None.
+        seed: key of all random draws, a 64-bit int. None draws one from torch's default
+            generator, so that ``torch.manual_seed`` makes it repeatable. Default: None.
+
+    State:
+        ``origin`` and ``velocity`` (shape of the parameter; fp64 for fp64 parameters,
+        else fp32): where the straight line began, and v. Preconditioned, in addition
+        ``square_average`` (V), ``preconditioner`` (A) and ``direction`` (Av). The clock
+        and what is counted are in the param groups.
+
+    Raises:
+        ValueError: a hyperparameter out of range, here or at a later step.
+        TypeError: a hyperparameter of the wrong type, or ``step()`` without a closure.
+        RuntimeError: the closure returns anything but the finite losses of n >= 2
+            examples, or calls ``backward()``. Nothing has moved then.
+
+    Example:
+        >>> sampler = SBPS(model.parameters(), num_data=50_000, prior_precision=1.0,
+        ...                sample_interval=0.5, model=model, seed=0)
+        >>> samples = []
+        >>> def keep(sampler, time):
+        ...     samples.append([p.detach().clone() for p in model.parameters()])
+        >>> handle = sampler.register_sample_hook(keep)
+        >>> def closure():
+        ...     x, y = next(minibatches)  # independent, not from a shuffled epoch
+        ...     return F.cross_entropy(model(x), y, reduction="none")
+        >>> for _ in range(steps):
+        ...     sampler.step(closure)
+        >>> sampler.diagnostics, sampler.evaluations
+
+    Note:
+        Parameters that do not require gradients stand still; all others move, also
+        where a loss does not depend on them. If a parameter is changed between two
+        steps (not through ``.data``), or a prior precision, or the set of parameters
+        that move, the particle flies on from where it is, and observes afresh. The
+        sampler clears gradients and leaves none. Where a minibatch has been observed
+        without a proposal (at the start of a line, and at the end of the time that the
+        regression can be trusted for), the particle cannot bounce. The regression is
+        that of the paper, over the last 32 observations, with two additions (see
+        ``csrc/host/line_regression.h``): observations are never trusted to more than a
+        thousandth, and :math:`\rho^2` grows with what the regression was seen to miss.
+        The prior of the slope is learned by steps on the marginal likelihood.
+
+    Reference:
+        A. Pakman, D. Gilboa, D. Carlson and L. Paninski, Stochastic Bouncy Particle
+        Sampler, ICML 2017, algorithm 1, eq. 8 to 13, 16; V as in the text around
+        eq. 17, which prints the weights the other way round.
+    """
+
+    _MANAGED: ClassVar[tuple[str, ...]] = (
+        *Sampler._MANAGED,
+        *_TRAJECTORY,
+        *_PROGRESS,
+    )
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        *,
+        num_data: float,
+        prior_precision: float = 0.0,
+        temperature: float = 1.0,
+        confidence: float = 3.0,
+        refresh_rate: float = 0.0,
+        preconditioned: bool = False,
+        adapt: bool = True,
+        decay: float = 0.99,
+        eps: float = 1e-4,
+        sample_interval: float | None = None,
+        replacement: bool = False,
+        model: nn.Module | None = None,
+        seed: int | None = None,
+    ) -> None:
+        defaults = {
+            "num_data": num_data,
+            "prior_precision": prior_precision,
+            "temperature": temperature,
+            "confidence": confidence,
+            "refresh_rate": refresh_rate,
+            "preconditioned": preconditioned,
+            "adapt": adapt,
+            "decay": decay,
+            "eps": eps,
+            "sample_interval": sample_interval,
+            "replacement": replacement,
+            **_PROGRESS,
+        }
+        super().__init__(params, defaults, seed, capturable=False)
+        self.model = model
+
+    # ---- What it is ------------------------------------------------------------
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The module for forward mode; not saved, so set it again after loading."""
+        return self.__dict__.get("_model")
+
+    @model.setter
+    def model(self, model: nn.Module | None) -> None:
+        self._model = check_model("SBPS", model, self._all_params())
+        self._model_checked = False
+
+    def _all_params(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        check_real("num_data", group["num_data"], low_open=True)
+        check_real("prior_precision", group["prior_precision"])
+        check_real("temperature", group["temperature"], low_open=True)
+        check_real("confidence", group["confidence"])
+        check_real("refresh_rate", group["refresh_rate"])
+        check_real("decay", group["decay"], high=1.0)
+        check_real("eps", group["eps"], low_open=True)
+        if group["sample_interval"] is not None:
+            check_real("sample_interval", group["sample_interval"], low_open=True)
+        for name in ("preconditioned", "adapt", "replacement"):
+            if not isinstance(group[name], bool):
+                raise TypeError(f"Invalid {name}: {group[name]!r} (must be a bool)")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a param group, see :meth:`Sampler.add_param_group`."""
+        super().add_param_group(param_group)
+        first, added = self.param_groups[0], self.param_groups[-1]
+        added.update({key: first[key] for key in (*_TRAJECTORY, *_PROGRESS)})
+
+    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super()._check_state_dict(state_dict)
+        for group in state_dict["param_groups"]:
+            _C.BounceClock.load(group["clock"])
+
+    def _check_common(self) -> dict[str, Any]:
+        """Checks all groups before any work is done, and returns the first."""
+        first = self.param_groups[0]
+        for group in self.param_groups:
+            self._check_group(group)
+            for name in _TRAJECTORY:
+                if group[name] != first[name]:
+                    values = [g[name] for g in self.param_groups]
+                    raise ValueError(
+                        f"Invalid {name}: {values} in the param groups (must be equal: "
+                        "there is one particle for all)"
+                    )
+        return first
+
+    # ---- What comes out --------------------------------------------------------
+
+    def register_sample_hook(
+        self, hook: Callable[[SBPS, float], None]
+    ) -> RemovableHandle:
+        """Registers a function that is called for each sample.
+
+        Args:
+            hook: called as ``hook(sampler, time)`` at every multiple of
+                ``sample_interval`` of trajectory time that a step passes, without
+                gradients, with the parameters standing where the particle is at that
+                very time. It must leave them as they are.
+
+        Returns:
+            A handle whose ``remove()`` takes it away again.
+
+        Raises:
+            ValueError: there is no ``sample_interval``.
+        """
+        if self.param_groups[0]["sample_interval"] is None:
+            raise ValueError(
+                "Invalid sample_interval: None (must be a trajectory time, for there "
+                "to be samples)"
+            )
+        return _register(self._hooks("_sample_hooks"), hook)
+
+    def _register_segment_hook(
+        self, hook: Callable[[Flight, float, float], None]
+    ) -> RemovableHandle:
+        """Registers hook(flight, begin, end), times since the flight's line began."""
+        return _register(self._hooks("_segment_hooks"), hook)
+
+    def _hooks(self, name: str) -> OrderedDict[int, Callable[..., None]]:
+        return self.__dict__.setdefault(name, OrderedDict())
+
+    @property
+    def trajectory_time(self) -> float:
+        """The length of the trajectory so far."""
+        return self.param_groups[0]["trajectory_time"]
+
+    @property
+    def evaluations(self) -> Evaluations:
+        """What the trajectory has cost so far."""
+        group = self.param_groups[0]
+        return Evaluations(group["num_derivatives"], group["num_gradients"])
+
+    @property
+    def diagnostics(self) -> Diagnostics:
+        """What the trajectory has been like so far."""
+        group = self.param_groups[0]
+        time, bounces = group["trajectory_time"], group["num_bounces"]
+        proposals = group["num_proposals"]
+        segments = bounces + group["num_refreshments"]
+        return Diagnostics(
+            trajectory_time=time,
+            bounces=bounces,
+            refreshments=group["num_refreshments"],
+            bounce_rate=bounces / time if time > 0 else math.nan,
+            proposals_per_bounce=proposals / bounces if bounces else math.nan,
+            violation_rate=(
+                group["num_violations"] / proposals if proposals else math.nan
+            ),
+            mean_segment_length=time / segments if segments else math.nan,
+        )
+
+    # ---- One event -------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Moves the particle to its next event and observes a minibatch there.
+
+        Args:
+            closure: draws a fresh minibatch, independent of all others, and returns
+                the losses of its examples, shape [n], n >= 2, without calling
+                ``backward()``. Called once.
+
+        Returns:
+            The losses, without a graph.
+
+        Raises:
+            TypeError: there is no closure, or it returned no Tensor.
+            ValueError: a hyperparameter has left its range. Nothing has moved.
+            RuntimeError: the closure's losses are not as they should be (see the
+                class). Nothing has moved.
+        """
+        if closure is None:
+            raise TypeError(_NO_CLOSURE)
+        common = self._check_common()
+        if "_watched" not in self.__dict__:
+            self._watched = warn_of_epoch_shuffle("SBPS", closure)
+        progress = {key: common[key] for key in _PROGRESS}
+        clock = _C.BounceClock.load(common["clock"])
+        flight = self._flight_now(common, progress, clock)
+        line_time = progress["line_time"]
+        try:
+            losses, flight = self._event(flight, common, progress, clock, closure)
+        except BaseException:
+            if not flight.is_at(line_time):
+                flight.place(line_time)
+            raise
+        progress["clock"] = clock.save()
+        self._remember(flight)
+        for group in self.param_groups:
+            group.update(progress)
+            group["step"] += 1
+        self._watch_violations(common)
+        return losses
+
+    def _flight_now(
+        self, common: dict[str, Any], progress: dict[str, Any], clock: _C.BounceClock
+    ) -> Flight:
+        """The current flight; another one if the user has changed something."""
+        flight = self.__dict__.get("_flight")
+        preconditioned = common["preconditioned"]
+        target = [
+            float(common["num_data"]),
+            float(common["temperature"]),
+            *(float(group["prior_precision"]) for group in self.param_groups),
+        ]
+        if (
+            flight is None
+            or target != progress["observed_target"]
+            or not flight.same_as(self, preconditioned)
+        ):
+            flight = Flight.resumed(self, preconditioned)
+        if flight is not None and flight.is_at(progress["line_time"]):
+            if target != progress["observed_target"]:
+                clock.restart()
+        else:
+            if flight is None:
+                flight = Flight.started(self, common)
+            else:
+                flight = flight.rebased()
+            flight.mark(0.0)
+            progress["line_time"] = 0.0
+            clock.restart()
+        progress["observed_target"] = target
+        return flight
+
+    def _event(
+        self,
+        flight: Flight,
+        common: dict[str, Any],
+        progress: dict[str, Any],
+        clock: _C.BounceClock,
+        closure: Callable[[], Any],
+    ) -> tuple[Tensor, Flight]:
+        """Flies to the next event; returns the losses there and the flight from there.
+
+        Nothing is changed but the position, the clock and ``progress``.
+        """
+        key = {"seed": common["seed"], "step": common["step"]}
+        event, wait, rate = clock.next(
+            common["confidence"], common["refresh_rate"], **key
+        )
+        begin, line_begin = progress["trajectory_time"], progress["line_time"]
+        end, line_end = begin + wait, line_begin + wait
+        if wait > 0:
+            flight.place(line_end)
+        ahead = flight
+        if event == _C.REFRESHMENT:
+            ahead = flight.refreshed(line_end, common)
+        seen = observe(
+            "SBPS",
+            closure,
+            ahead.params,
+            ahead.directions,
+            self.model,
+            self._all_params(),
+        )
+        value, variance = self._rate(ahead, seen, common)
+        grads = self._check_forward_mode(ahead, seen, value, common)
+        if event == _C.PROPOSAL and clock.accepts(rate, value, **key):
+            grads = grads or seen.gradient()
+            ahead = flight.reflected(line_end, grads, common)
+            reflected = -value
+            if common["preconditioned"] and common["adapt"]:
+                scale = common["num_data"] / common["temperature"]
+                reflected = scale * ahead.sums(grads)[0]
+            clock.bounce(wait, value, variance, reflected)
+            progress["num_bounces"] += 1
+        elif event == _C.REFRESHMENT:
+            clock.restart()
+            clock.observe(0.0, value, variance)
+            progress["num_refreshments"] += 1
+        else:
+            clock.observe(wait, value, variance)
+        if event == _C.PROPOSAL:
+            progress["num_proposals"] += 1
+            progress["num_violations"] += value > rate
+        progress["num_looks"] += event == _C.LOOK
+        n = len(seen.losses)
+        progress["num_derivatives"] += n
+        if seen.free or grads is not None:
+            progress["num_gradients"] += n
+        progress["trajectory_time"] = end
+        progress["line_time"] = line_end if ahead is flight else 0.0
+        if wait > 0:
+            self._come_by(flight, common, progress, begin, line_begin)
+        ahead.mark(progress["line_time"])
+        return seen.losses, ahead
+
+    def _rate(
+        self, flight: Flight, seen: Observation, common: dict[str, Any]
+    ) -> tuple[float, float]:
+        """G and the variance c² of its estimate, of the whole U / T."""
+        n, num_data = len(seen.losses), common["num_data"]
+        if not common["replacement"] and n > num_data:
+            raise RuntimeError(
+                f"SBPS got the losses of {n} examples from the closure, and num_data = "
+                f"{num_data} (must not be more; if examples are drawn with replacement, "
+                "set replacement=True)"
+            )
+        mean, variance = sbps_moments(seen.derivatives).tolist()
+        if not common["replacement"]:
+            variance *= 1 - n / num_data
+        scale = num_data / common["temperature"]
+        value = scale * mean + flight.prior() / common["temperature"]
+        variance *= scale * scale / n
+        if not (math.isfinite(value) and math.isfinite(variance)):
+            raise RuntimeError(
+                "SBPS got losses from the closure whose derivatives are not finite"
+            )
+        return value, variance
+
+    def _check_forward_mode(
+        self,
+        flight: Flight,
+        seen: Observation,
+        value: float,
+        common: dict[str, Any],
+    ) -> list[Tensor] | None:
+        """Compares the first derivatives by the model with their gradient.
+
+        Returns:
+            The gradient, if there was something to compare.
+        """
+        if self.model is None or self._model_checked:
+            return None
+        grads = seen.gradient()
+        product, gradient, velocity = flight.sums(grads)
+        expected = product * common["num_data"] / common["temperature"]
+        size = math.sqrt(gradient * velocity)
+        size *= common["num_data"] / common["temperature"]
+        eps = max(torch.finfo(p.dtype).eps for p in flight.params)
+        if abs(value - expected) > 200 * eps * size:
+            raise RuntimeError(
+                "SBPS got derivatives in forward mode that do not agree with the "
+                f"gradient ({value:g}, expected {expected:g}): does the model keep "
+                "copies of its parameters, as RNNs do? Set model=None for reverse mode"
+            )
+        self._model_checked = True
+        return grads
+
+    def _come_by(
+        self,
+        flight: Flight,
+        common: dict[str, Any],
+        progress: dict[str, Any],
+        begin: float,
+        line_begin: float,
+    ) -> None:
+        """Calls the hooks for what lies between the last event and this one."""
+        line_end = line_begin + (progress["trajectory_time"] - begin)
+        moved = False
+        interval = common["sample_interval"]
+        if interval != progress["observed_interval"]:
+            progress["observed_interval"] = interval
+            passed = 0 if interval is None else math.floor(begin / interval)
+            progress["num_samples"] = passed
+        while interval is not None:
+            time = (progress["num_samples"] + 1) * interval
+            if time > progress["trajectory_time"]:
+                break
+            progress["num_samples"] += 1
+            for hook in list(self._hooks("_sample_hooks").values()):
+                flight.place(line_begin + (time - begin))
+                moved = True
+                hook(self, time)
+        for hook in list(self._hooks("_segment_hooks").values()):
+            moved = True
+            hook(flight, line_begin, line_end)
+        if moved:
+            flight.place(line_end)
+
+    def _remember(self, flight: Flight) -> None:
+        """Takes a flight into the state of the parameters."""
+        if flight is self.__dict__.get("_flight"):
+            return
+        self._flight = flight
+        states = dict(flight.states())
+        for p in [p for p in self.state if p not in states]:
+            del self.state[p]
+        self.state.update(states)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state dict, see :meth:`Sampler.load_state_dict`."""
+        super().load_state_dict(state_dict)
+        self.__dict__.pop("_flight", None)
+
+    def _watch_violations(self, common: dict[str, Any]) -> None:
+        """Warns, once, of far more violations than the band should let through."""
+        proposals, violations = common["num_proposals"], common["num_violations"]
+        if proposals < 1000 or self.__dict__.get("_warned"):
+            return
+        expected = NormalDist().cdf(-common["confidence"])
+        rate = violations / proposals
+        if rate > 3 * expected + 0.01:
+            self._warned = True
+            warnings.warn(
+                f"At {violations} of {proposals} proposals of SBPS ({rate:.1%}) the "
+                f"observed rate was above the proposed one; {expected:.1%} are expected "
+                f"with confidence = {common['confidence']:g}. Bounces are lost there, "
+                "which biases the posterior: use a larger confidence or larger "
+                "minibatches, and make sure that these are independent",
+                stacklevel=5,
+            )
+
+
+def _register(
+    hooks: OrderedDict[int, Callable[..., None]], hook: Callable[..., None]
+) -> RemovableHandle:
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
