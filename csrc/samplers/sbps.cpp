@@ -7,16 +7,6 @@
 namespace torch_sgmcmc {
 namespace {
 
-struct CpuReducer {
-  template <class Map>
-  static void Run(const Plan& plan, const Map& map, Tensor& out) {
-    ReduceOnCpu(plan.segments(),
-                map,
-                /*num_chains=*/1,
-                static_cast<double*>(out.data_ptr()));
-  }
-};
-
 // Mean and sample variance of a row, one after the other: it is short, and on
 // the host.
 Tensor SBPSMoments(Tensor derivatives) {

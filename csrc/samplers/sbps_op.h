@@ -133,7 +133,7 @@ Tensor SBPSDot(TensorList tensors, TensorList directions) {
                    {"directions", Role::kStatistic, directions}},
                   NoOffsets(tensors));
   Tensor result = SumsLike(tensors[0], 1);
-  Reducer::Run(plan, SBPSProduct(), result);
+  Reducer::Reduce(plan, SBPSProduct(), /*num_chains=*/1, result);
   return result;
 }
 
@@ -143,7 +143,7 @@ void SBPSReflectionSumsInto(const Plan& plan,
                             Tensor& sums) {
   const auto run = [&](auto map, ReflectionSum what) {
     Tensor one = torch::stable::narrow(sums, 0, static_cast<int64_t>(what), 1);
-    Reducer::Run(plan, map, one);
+    Reducer::Reduce(plan, map, /*num_chains=*/1, one);
   };
   run(SBPSReflectionSum<ReflectionSum::kProduct, preconditioned>(weight_decay),
       ReflectionSum::kProduct);
@@ -187,7 +187,7 @@ Tensor SBPSSumOfPreconditioner(TensorList square_averages, double eps) {
                   {{"square_averages", Role::kStatistic, square_averages}},
                   NoOffsets(square_averages));
   Tensor result = SumsLike(square_averages[0], 1);
-  Reducer::Run(plan, SBPSPreconditionerSum(eps), result);
+  Reducer::Reduce(plan, SBPSPreconditionerSum(eps), /*num_chains=*/1, result);
   return result;
 }
 
