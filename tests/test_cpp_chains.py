@@ -167,12 +167,14 @@ def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
     if "state" in job:
         sampler.load_state_dict(job["state"])
         precision.load_state_dict(job["precision"])
-    batches = iter(job["batches"])
-    for i, lrs in enumerate(job["lrs"]):
+    # Each step has minibatches of its own; it may leave some of them.
+    steps = job["batches"].tensor_split(len(job["lrs"]))
+    for i, (lrs, drawn) in enumerate(zip(job["lrs"], steps, strict=True)):
+        batches = iter(drawn)
         for group, lr in zip(sampler.param_groups, lrs.tolist(), strict=True):
             group[step_size_of(type(sampler))] = lr
 
-        def closure(i: int = i) -> Tensor:
+        def closure(i: int = i, batches: Any = batches) -> Tensor:
             sampler.zero_grad()
             batch = next(batches)
             loss = F.cross_entropy(net(job["x"][batch]), job["y"][batch])

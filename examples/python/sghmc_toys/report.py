@@ -137,7 +137,7 @@ def figure_2(paths: dict[str, tuple[Array, Array]], path: Path) -> None:
         axes.set_xlabel("θ")
     for axes in grid[:, 0]:
         axes.set_ylabel("r")
-    figure.savefig(path, dpi=90)
+    figure.savefig(path, dpi=72)
     plt.close(figure)
 
 
@@ -190,11 +190,11 @@ def figure_3(runs: dict[str, list[list[dict[str, Any]]]], path: Path) -> None:
             label=f"{label}, {points[0]['samples']:.0e} samples",
         )
     left.set_yscale("log")
-    left.set_xlim(0, None)
+    left.set_xlim(0, 40)
     left.set_xlabel("autocorrelation time (steps)")
     left.set_ylabel("mean absolute error of the covariance")
     left.grid(alpha=0.3)
-    left.legend(fontsize="small", loc="lower left")
+    left.legend(fontsize="small", loc="center right")
 
     angle = np.linspace(0, 2 * np.pi, 200)
     circle = np.stack([np.cos(angle), np.sin(angle)])

@@ -112,8 +112,10 @@ void Run(const std::string& job_path, const std::string& result_path) {
     precision.load_state_dict(job.at("precision"));
   }
 
-  int64_t draws = 0;
+  const int64_t most_draws = batches.size(0) / lrs.size(0);
   for (int64_t i = 0; i < lrs.size(0); ++i) {
+    // Each step has minibatches of its own; it may leave some of them.
+    int64_t draws = i * most_draws;
     for (size_t group = 0; group < sampler->param_groups().size(); ++group) {
       sampler->param_groups()[group].options().set_lr(
           lrs[i][static_cast<int64_t>(group)].item<double>());
