@@ -65,6 +65,16 @@ CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
         {"lr": 0.02, "momentum": 0.0, "surrogate": "zero"},
         {"surrogate": "one", "prior_precision": 2.0},
     ),
+    "SBPS": (
+        sg.SBPS,
+        {"prior_precision": 2.0, "refresh_rate": 1.0, "sample_interval": 0.3},
+        {"prior_precision": 1.0},
+    ),
+    "PSBPS": (
+        sg.SBPS,
+        {"preconditioned": True, "decay": 0.9, "confidence": 2.0},
+        {"prior_precision": 2.0},
+    ),
     # For the sampler the rows of all parameters are chains; that the network couples
     # them is no concern of its arithmetic.
     "EWSG-chains": (
@@ -107,7 +117,7 @@ def make_job(name: str, dtype: torch.dtype) -> dict[str, Any]:
     net = make_net(name, dtype)
     sampler = make_sampler(name, net)
     groups = sampler.state_dict()["param_groups"]
-    base = torch.tensor([group["lr"] for group in groups], dtype=torch.float64)
+    base = torch.tensor([group.get("lr", 0.0) for group in groups], dtype=torch.float64)
     wave = torch.linspace(0, 50, STEPS, dtype=torch.float64).sin()
     return {
         "sampler": type(sampler).__name__,
@@ -119,6 +129,7 @@ def make_job(name: str, dtype: torch.dtype) -> dict[str, Any]:
         "batches": torch.randint(200, (STEPS * draws(name), 10), generator=generator),
         "lrs": torch.outer(1 + 0.5 * wave, base),
         "create_graph": name == "PSGLD-gamma",
+        "per_example": isinstance(sampler, sg.SBPS),
         "gibbs_every": 100,
     }
 
@@ -133,13 +144,17 @@ def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
         precision.load_state_dict(job["precision"])
     batches = iter(job["batches"])
     for i, lrs in enumerate(job["lrs"]):
-        for group, lr in zip(sampler.param_groups, lrs.tolist(), strict=True):
-            group["lr"] = lr
+        if not job["per_example"]:  # SBPS has no lr
+            for group, lr in zip(sampler.param_groups, lrs.tolist(), strict=True):
+                group["lr"] = lr
 
         def closure(i: int = i) -> Tensor:
             sampler.zero_grad()
             batch = next(batches)
-            loss = F.cross_entropy(net(job["x"][batch]), job["y"][batch])
+            logits, y = net(job["x"][batch]), job["y"][batch]
+            if job["per_example"]:
+                return F.cross_entropy(logits, y, reduction="none")
+            loss = F.cross_entropy(logits, y)
             loss.backward(create_graph=job["create_graph"])
             if i % 7 == 3:
                 net[2].bias.grad = None
@@ -213,6 +228,8 @@ def test_the_same_bits(
     moved = expected["model"]["0.weight"] - job["model"]["0.weight"]
     assert moved.abs().max() > 0.01
     group = expected["state"]["param_groups"][0]
+    if "num_bounces" in group:
+        assert 20 < group["num_bounces"] < group["num_proposals"]
     if "num_accepted" in group:
         assert 0.05 < group["num_accepted"] / group["num_proposals"] < 0.95
     assert_same(expected, run_in_cpp(job))
@@ -260,6 +277,7 @@ def test_each_continues_the_others_chain(
         ("EWSG", "momentum", 1.0),
         ("EWSG", "temperature", 0.0),
         ("EWSG", "surrogate", "friction"),
+        ("SBPS", "prior_precision", -2.0),
     ],
 )
 def test_the_same_messages(

@@ -54,6 +54,10 @@ sg::EWSGOptions OfGroup(const sg::EWSGOptions& all) {
       .surrogate(all.surrogate());
 }
 
+sg::SBPSOptions OfGroup(const sg::SBPSOptions& all) {
+  return sg::SBPSOptions().prior_precision(all.prior_precision());
+}
+
 // One group for each linear layer.
 template <typename Method, typename Options>
 std::unique_ptr<sg::Sampler> Make(const sg::StateDict& job,
@@ -79,6 +83,7 @@ const std::map<std::string,
         {"PSGLD", Make<sg::PSGLD, sg::PSGLDOptions>},
         {"SGNHT", Make<sg::SGNHT, sg::SGNHTOptions>},
         {"EWSG", Make<sg::EWSG, sg::EWSGOptions>},
+        {"SBPS", Make<sg::SBPS, sg::SBPSOptions>},
 };
 
 void Run(const std::string& job_path, const std::string& result_path) {
@@ -90,6 +95,8 @@ void Run(const std::string& job_path, const std::string& result_path) {
   const torch::Tensor lrs = job.at("lrs").toTensor();
   const bool create_graph = job.at("create_graph").toBool();
   const int64_t gibbs_every = job.at("gibbs_every").toInt();
+  // The closure returns the losses of the examples, and there is no lr.
+  const bool per_example = job.at("per_example").toBool();
 
   const sg::StateDict model = job.at("model");
   const auto hidden = model.at("0.weight").toTensor().size(0);
@@ -108,7 +115,8 @@ void Run(const std::string& job_path, const std::string& result_path) {
 
   int64_t draws = 0;
   for (int64_t i = 0; i < lrs.size(0); ++i) {
-    for (size_t group = 0; group < sampler->param_groups().size(); ++group) {
+    const size_t groups = per_example ? 0 : sampler->param_groups().size();
+    for (size_t group = 0; group < groups; ++group) {
       sampler->param_groups()[group].options().set_lr(
           lrs[i][static_cast<int64_t>(group)].item<double>());
     }
@@ -116,6 +124,12 @@ void Run(const std::string& job_path, const std::string& result_path) {
       sampler->zero_grad();
       const torch::Tensor batch = batches[draws++];
       const torch::Tensor logits = net->forward(x.index({batch}));
+      if (per_example) {
+        return nn::functional::cross_entropy(
+            logits,
+            y.index({batch}),
+            nn::functional::CrossEntropyFuncOptions().reduction(torch::kNone));
+      }
       auto loss = nn::functional::cross_entropy(logits, y.index({batch}));
       loss.backward({}, /*retain_graph=*/std::nullopt, create_graph);
       // A parameter without a gradient must not shift the others' noise.
