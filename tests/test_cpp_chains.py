@@ -65,6 +65,16 @@ CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
         {"lr": 0.02, "momentum": 0.0, "surrogate": "zero"},
         {"surrogate": "one", "prior_precision": 2.0},
     ),
+    "SBPS": (
+        sg.SBPS,
+        {"prior_precision": 2.0, "refresh_rate": 1.0, "sample_interval": 0.3},
+        {"prior_precision": 1.0},
+    ),
+    "PSBPS": (
+        sg.SBPS,
+        {"preconditioned": True, "decay": 0.9, "confidence": 2.0},
+        {"prior_precision": 2.0},
+    ),
     # For the sampler the rows of all parameters are chains; that the network couples
     # them is no concern of its arithmetic.
     "EWSG-chains": (
@@ -140,7 +150,8 @@ def make_job(name: str, dtype: torch.dtype) -> dict[str, Any]:
     sampler = make_sampler(name, net)
     groups = sampler.state_dict()["param_groups"]
     base = torch.tensor(
-        [group[step_size_of(type(sampler))] for group in groups], dtype=torch.float64
+        [group.get(step_size_of(type(sampler)), 0.0) for group in groups],
+        dtype=torch.float64,
     )
     wave = torch.linspace(0, 50, STEPS, dtype=torch.float64).sin()
     return {
@@ -155,6 +166,7 @@ def make_job(name: str, dtype: torch.dtype) -> dict[str, Any]:
         "create_graph": name == "PSGLD-gamma",
         # HMC is given a loss for each chain; here all are equal.
         "rows": 5 if name == "HMC-chains" else 0,
+        "per_example": isinstance(sampler, sg.SBPS),
         "gibbs_every": 100,
     }
 
@@ -171,13 +183,17 @@ def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
     steps = job["batches"].tensor_split(len(job["lrs"]))
     for i, (lrs, drawn) in enumerate(zip(job["lrs"], steps, strict=True)):
         batches = iter(drawn)
-        for group, lr in zip(sampler.param_groups, lrs.tolist(), strict=True):
-            group[step_size_of(type(sampler))] = lr
+        if not job["per_example"]:  # SBPS has no step size
+            for group, lr in zip(sampler.param_groups, lrs.tolist(), strict=True):
+                group[step_size_of(type(sampler))] = lr
 
         def closure(i: int = i, batches: Any = batches) -> Tensor:
             sampler.zero_grad()
             batch = next(batches)
-            loss = F.cross_entropy(net(job["x"][batch]), job["y"][batch])
+            logits, y = net(job["x"][batch]), job["y"][batch]
+            if job["per_example"]:
+                return F.cross_entropy(logits, y, reduction="none")
+            loss = F.cross_entropy(logits, y)
             loss.backward(create_graph=job["create_graph"])
             if i % 7 == 3:
                 net[2].bias.grad = None
@@ -251,7 +267,12 @@ def test_the_same_bits(
     moved = expected["model"]["0.weight"] - job["model"]["0.weight"]
     assert moved.abs().max() > 0.01
     group = expected["state"]["param_groups"][0]
-    for proposals in {"num_proposals", "num_trajectories"} & group.keys():
+    if "num_bounces" in group:
+        assert 20 < group["num_bounces"] < group["num_proposals"]
+    if "num_accepted" in group:
+        proposals = (
+            "num_trajectories" if "num_trajectories" in group else "num_proposals"
+        )
         if group[proposals] > 0:
             assert 0.05 < group["num_accepted"] / group[proposals] < 0.95
     assert_same(expected, run_in_cpp(job))
@@ -300,6 +321,7 @@ def test_each_continues_the_others_chain(
         ("EWSG", "temperature", 0.0),
         ("EWSG", "surrogate", "friction"),
         ("HMC", "prior_precision", -1.0),
+        ("SBPS", "prior_precision", -2.0),
     ],
 )
 def test_the_same_messages(

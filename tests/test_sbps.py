@@ -891,7 +891,7 @@ def test_layouts_of_parameters_do_not_matter() -> None:
         # The noise is numbered as the parameter lies in memory: the same velocity.
         sampler.step(Draws([p]))
         chains.append(sampler)
-    a, b = ([*s.state.values()][0]["velocity"] for s in chains)
+    a, b = (next(iter(s.state.values()))["velocity"] for s in chains)
     assert torch.equal(a.flatten(), b.permute(0, 2, 3, 1).flatten())
     for s in chains:
         run(s, Draws(s._all_params()), 30)

@@ -34,7 +34,7 @@ from torch_sgmcmc import _library as ops
 
 
 def gaussian_data(d: int = 2, **settings: Any) -> GaussianData:
-    """A conjugate posterior: N = 200, n = 50, correlated, T ≠ 1, a prior that matters."""
+    """A conjugate posterior: N = 200, correlated, T ≠ 1, a prior that matters."""
     random = np.random.default_rng(d)
     precision = correlated(d, seed=d, condition=4.0)
     data = 1 + random.standard_normal((200, d)) @ correlated(d, seed=20 + d)

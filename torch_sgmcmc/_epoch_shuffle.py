@@ -28,8 +28,8 @@ def warn_of_epoch_shuffle(name: str, closure: Callable[[], Any]) -> bool:
         if plain:
             warnings.warn(
                 f"The closure of {name} draws from a DataLoader that goes through the "
-                f"data by epochs ({type(sampler).__name__}): the minibatches of an epoch "
-                "are not independent, which biases the posterior. Give the DataLoader "
+                f"data by epochs ({type(sampler).__name__}): the minibatches of an "
+                "epoch are not independent, which biases the posterior. Give the DataLoader "
                 "a batch_sampler that draws every minibatch afresh",
                 stacklevel=5,
             )

@@ -67,8 +67,8 @@ class Flight:
     """All moving parameters on one straight line.
 
     A flight is never changed: a bounce or a refreshment makes another one, so that
-    nothing is lost where a step fails. Positions are origin + time * direction, computed
-    from the origin each time, so that going back leaves no trace.
+    nothing is lost where a step fails. Positions are origin + time * direction,
+    computed from the origin each time, so that going back leaves no trace.
     """
 
     def __init__(self, parts: list[_Part]) -> None:
@@ -296,7 +296,7 @@ class Flight:
     # ---- Sums over all parameters -----------------------------------------------
 
     def sums(self, grads: Sequence[Tensor]) -> tuple[float, float, float]:
-        """v . Ag, ‖Ag‖² and ‖v‖² with g the gradient with the prior's, by N."""
+        """V . Ag, ‖Ag‖² and ‖v‖² with g the gradient with the prior's, by N."""
         product = gradient = velocity = 0.0
         for part, part_grads in zip(self.parts, self._split(grads), strict=True):
             a, b, c = sbps_reflection_sums(

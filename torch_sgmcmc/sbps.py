@@ -160,8 +160,8 @@ class SBPS(Sampler):
             none. A multiple of the mean segment length (see :attr:`diagnostics`) is
             reasonable. Default: None.
         replacement: whether minibatches are drawn with replacement. Their noise is
-            :math:`\frac{N^2}{n} (1 - \frac{n}{N}) \mathrm{Var}` if not, and then n <= N,
-            and without the middle factor if so. Default: False.
+            :math:`\frac{N^2}{n} (1 - \frac{n}{N}) \mathrm{Var}` if not, and then n <=
+            N, and without the middle factor if so. Default: False.
         model: the module whose parameters are sampled and that the closure calls. Then
             derivatives are made in forward mode, in one pass, and gradients only where
             the particle bounces. None is reverse mode, at about the cost of three
@@ -519,8 +519,8 @@ class SBPS(Sampler):
         if not common["replacement"] and n > num_data:
             raise RuntimeError(
                 f"SBPS got the losses of {n} examples from the closure, and num_data = "
-                f"{num_data} (must not be more; if examples are drawn with replacement, "
-                "set replacement=True)"
+                f"{num_data} (must not be more; if examples are drawn with "
+                "replacement, set replacement=True)"
             )
         mean, variance = sbps_moments(seen.derivatives).tolist()
         if not common["replacement"]:
@@ -620,8 +620,8 @@ class SBPS(Sampler):
             self._warned = True
             warnings.warn(
                 f"At {violations} of {proposals} proposals of SBPS ({rate:.1%}) the "
-                f"observed rate was above the proposed one; {expected:.1%} are expected "
-                f"with confidence = {common['confidence']:g}. Bounces are lost there, "
+                f"observed rate was above the proposed one; {expected:.1%} are "
+                f"expected with confidence = {common['confidence']:g}. Bounces are lost there, "
                 "which biases the posterior: use a larger confidence or larger "
                 "minibatches, and make sure that these are independent",
                 stacklevel=5,

@@ -37,7 +37,7 @@ constexpr const char* kUnrelated =
     "(were they computed under torch.no_grad()?)";
 
 // What a minibatch says along a direction.
-struct Observation {
+struct MinibatchView {
   at::Tensor losses;
   at::Tensor derivatives;  // float64, on the CPU
   std::vector<at::Tensor> grads;
@@ -79,7 +79,7 @@ void CheckLosses(const at::Tensor& losses, bool has_grads) {
 // Reverse mode: the gradient of the weighted sum of the losses is linear in the
 // weights, and so is its product with a direction, whose coefficients are the
 // derivatives of the examples.
-Observation Observe(const torch::optim::Optimizer::LossClosure& closure,
+MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
                     const Flight& flight,
                     const std::vector<at::Tensor>& all_params) {
   const auto clear = [&] {
@@ -118,7 +118,7 @@ Observation Observe(const torch::optim::Optimizer::LossClosure& closure,
   if (used.empty()) throw std::runtime_error(kUnrelated);
   const at::Tensor derivatives =
       torch::autograd::grad(used, {weights}, directions)[0];
-  Observation result{
+  MinibatchView result{
       losses.detach(),
       derivatives.detach().to(at::kCPU, at::kDouble).contiguous(),
       {}};
@@ -136,7 +136,7 @@ struct Rate {
 };
 
 Rate RateOf(const Flight& flight,
-            const Observation& seen,
+            const MinibatchView& seen,
             const SBPSOptions& options) {
   const auto n = static_cast<double>(seen.losses.numel());
   const double num_data = options.num_data();
@@ -463,7 +463,7 @@ torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
     all_params.insert(
         all_params.end(), group.params().begin(), group.params().end());
   }
-  const Observation seen = Observe(closure, *ahead, all_params);
+  const MinibatchView seen = Observe(closure, *ahead, all_params);
   const Rate rate = RateOf(*ahead, seen, progress);
   const bool proposal = next.event == ClockEvent::kProposal;
   if (proposal && BounceClock::Accepts(next.rate, rate.value, stream)) {

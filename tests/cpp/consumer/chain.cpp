@@ -58,6 +58,10 @@ sg::HMCOptions OfGroup(const sg::HMCOptions& all) {
   return sg::HMCOptions().prior_precision(all.prior_precision());
 }
 
+sg::SBPSOptions OfGroup(const sg::SBPSOptions& all) {
+  return sg::SBPSOptions().prior_precision(all.prior_precision());
+}
+
 // One group for each linear layer.
 template <typename Method, typename Options>
 std::unique_ptr<sg::Sampler> Make(const sg::StateDict& job,
@@ -84,6 +88,7 @@ const std::map<std::string,
         {"SGNHT", Make<sg::SGNHT, sg::SGNHTOptions>},
         {"EWSG", Make<sg::EWSG, sg::EWSGOptions>},
         {"HMC", Make<sg::HMC, sg::HMCOptions>},
+        {"SBPS", Make<sg::SBPS, sg::SBPSOptions>},
 };
 
 void Run(const std::string& job_path, const std::string& result_path) {
@@ -96,6 +101,8 @@ void Run(const std::string& job_path, const std::string& result_path) {
   const bool create_graph = job.at("create_graph").toBool();
   const int64_t gibbs_every = job.at("gibbs_every").toInt();
   const int64_t rows = job.at("rows").toInt();
+  // The closure returns the losses of the examples, and there is no lr.
+  const bool per_example = job.at("per_example").toBool();
 
   const sg::StateDict model = job.at("model");
   const auto hidden = model.at("0.weight").toTensor().size(0);
@@ -116,7 +123,8 @@ void Run(const std::string& job_path, const std::string& result_path) {
   for (int64_t i = 0; i < lrs.size(0); ++i) {
     // Each step has minibatches of its own; it may leave some of them.
     int64_t draws = i * most_draws;
-    for (size_t group = 0; group < sampler->param_groups().size(); ++group) {
+    const size_t groups = per_example ? 0 : sampler->param_groups().size();
+    for (size_t group = 0; group < groups; ++group) {
       sampler->param_groups()[group].options().set_lr(
           lrs[i][static_cast<int64_t>(group)].item<double>());
     }
@@ -124,6 +132,12 @@ void Run(const std::string& job_path, const std::string& result_path) {
       sampler->zero_grad();
       const torch::Tensor batch = batches[draws++];
       const torch::Tensor logits = net->forward(x.index({batch}));
+      if (per_example) {
+        return nn::functional::cross_entropy(
+            logits,
+            y.index({batch}),
+            nn::functional::CrossEntropyFuncOptions().reduction(torch::kNone));
+      }
       auto loss = nn::functional::cross_entropy(logits, y.index({batch}));
       loss.backward({}, /*retain_graph=*/std::nullopt, create_graph);
       // A parameter without a gradient must not shift the others' noise.
