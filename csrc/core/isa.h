@@ -9,7 +9,11 @@
 
 #if defined(__x86_64__) && !defined(__CUDACC__)
 #define SG_X86 1
+// gcc 12 takes the undefined vectors of its own header for uninitialised ones.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 #endif
 
 #define SG_PRAGMA(x) _Pragma(#x)
