@@ -40,11 +40,10 @@ MUTATIONS = (
     "gradient noise not fresh",
     "prior left out of the rate",
     "temperature left out of the rate",
-    "samples taken at events",
+    "samples taken at bounces",
     "wrong sign after refreshment",
     "bounce off the coordinate axis",
     "every proposal a bounce",
-    "no bounce without uphill noise",
 )
 
 
@@ -255,6 +254,7 @@ class ReferenceSBPS:
         self.time = 0.0
         self.first = np.zeros(d)
         self.second = np.zeros((d, d))
+        self.bounced = False
         self.bounces = self.proposals = self.violations = 0
         self._kept: Any = None
         self._epoch: list[Array] = []
@@ -302,10 +302,9 @@ class ReferenceSBPS:
             self.clock.accepts(rate, sight.value, **key)
             or self.mutation == "every proposal a bounce"
         )
-        if self.mutation == "no bounce without uphill noise":
-            accepted = accepted and sight.value > 0.1 * rate
         self.proposals += event == _C.PROPOSAL
         self.violations += event == _C.PROPOSAL and sight.value > rate
+        self.bounced = accepted
         if accepted:
             g = self.scale * sight.gradient
             if self.mutation == "bounce off the coordinate axis":
@@ -323,10 +322,11 @@ class ReferenceSBPS:
 
     def average(self, wait: float) -> None:
         """Adds the integrals of θ and θ θᵀ over a piece of a line."""
-        if self.mutation == "samples taken at events":
-            self.first += self.theta
-            self.second += np.outer(self.theta, self.theta)
-            self.time += 1
+        if self.mutation == "samples taken at bounces":
+            if self.bounced:
+                self.first += self.theta
+                self.second += np.outer(self.theta, self.theta)
+                self.time += 1
             return
         u = self.direction
         middle = self.theta + wait / 2 * u
