@@ -109,9 +109,9 @@ def noisy(**settings: Any) -> None:
 
 
 def exact(**settings: Any) -> None:
-    """Exact gradients, and lines much shorter than the target is wide."""
-    target = Noisy(correlated(2, seed=2), np.array([-1.0, 2.0]))
-    posterior(target, refresh_rate=3.0, **settings)
+    """Exact gradients: what makes the particle bounce is the target alone."""
+    target = Noisy(np.eye(2), np.array([-1.0, 2.0]))
+    posterior(target, refresh_rate=0.5, events=1000, **settings)
 
 
 WHERE: dict[str, Callable[..., object]] = {
