@@ -114,10 +114,16 @@ def exact(**settings: Any) -> None:
     posterior(target, refresh_rate=0.5, events=1000, **settings)
 
 
+def short(**settings: Any) -> None:
+    """The same by many short runs, for bugs that make the particle fly away."""
+    target = Noisy(np.eye(2), np.array([-1.0, 2.0]))
+    posterior(target, refresh_rate=2.0, events=40, replicates=600, **settings)
+
+
 WHERE: dict[str, Callable[..., object]] = {
     "minibatches by shuffled epochs": noisy,
     "samples taken at bounces": exact,
-    "wrong sign after refreshment": exact,
+    "wrong sign after refreshment": short,
     "every proposal a bounce": exact,
 }
 
@@ -129,7 +135,7 @@ def test_a_bug_is_caught(mutation: str) -> None:
         experiment(mutation=mutation)
 
 
-@pytest.mark.parametrize("experiment", [noisy, exact])
+@pytest.mark.parametrize("experiment", [noisy, exact, short])
 def test_without_a_bug_they_pass(experiment: Callable[..., None]) -> None:
     experiment()
 
