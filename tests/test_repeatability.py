@@ -54,7 +54,17 @@ def all_operators(shapes: list[int], dtype: torch.dtype) -> list[Tensor]:
     ops.gaussian_(out, std=1.0, purpose=1, **stream)
     weights = {"momentum": 0.9, "surrogate": 0, "num_chains": 1}
     ratio = ops.ewsg_log_ratio(p, grad, out, v, **TARGET, **weights)
-    return [*p, *v, *s, *squares, *out, ops.sum_of_squares(p), ratio]
+    placed = [torch.empty_like(t) for t in p]
+    ops.sbps_place_(placed, v, s, time=0.3)
+    sums = ops.sbps_reflection_sums(p, grad, v, squares, weight_decay=0.1)
+    turned = [t.clone() for t in v]
+    ops.sbps_reflect_(p, grad, turned, squares, weight_decay=0.1, scale=0.9, gain=0.3)
+    ops.sbps_adapt_(p, grad, squares, weight_decay=0.1, decay=0.9)
+    scales, along = ([torch.empty_like(t) for t in v] for _ in range(2))
+    ops.sbps_precondition_(squares, v, scales, along, eps=0.1, scale=2.0)
+    dots = [ops.sbps_dot(p, v), ops.sbps_preconditioner_sum(squares, eps=0.1)]
+    moved = [*placed, *turned, *scales, *along, sums, *dots]
+    return [*p, *v, *s, *squares, *out, *moved, ops.sum_of_squares(p), ratio]
 
 
 @pytest.mark.parametrize(
