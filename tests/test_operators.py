@@ -130,6 +130,22 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
             {"proposal": 2, "purpose": 3, "seed": 5, "step": 7},
         ),
         "select_chains_": ((k, m, ratios > 0), {}),
+        "sbps_place_": ((p, g, v), {"time": 0.7}),
+        "sbps_place_ bf16": ((b, v, s), {"time": 0.7}),
+        "sbps_reflect_": (
+            (p, g, v, []),
+            {"weight_decay": 0.1, "scale": 0.9, "gain": 0.3},
+        ),
+        "sbps_reflect_ preconditioned": (
+            (b, c, v, q),
+            {"weight_decay": 0.1, "scale": 0.9, "gain": 0.3},
+        ),
+        "sbps_reflection_sums": ((b, c, v, q), {"weight_decay": 0.1}),
+        "sbps_adapt_": ((b, c, q), {"weight_decay": 0.1, "decay": 0.9}),
+        "sbps_precondition_": ((q, v, s, g), {"eps": 0.1, "scale": 2.0}),
+        "sbps_preconditioner_sum": ((q,), {"eps": 0.1}),
+        "sbps_dot": ((b, v), {}),
+        "sbps_moments": ((ratios[:2].clone(),), {}),
     }
 
 

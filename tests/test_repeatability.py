@@ -61,7 +61,17 @@ def all_operators(shapes: list[int], dtype: torch.dtype) -> list[Tensor]:
     move = {"kick": 0.1, "drift": 0.2, "num_data": 3.0, "prior_precision": 0.3}
     ops.hmc_leapfrog_(p, grad, s, **mass, **move)
     energy = ops.hmc_energy(p, s, **mass, prior_precision=0.3, num_chains=1)
-    return [*p, *v, *s, *squares, *out, ops.sum_of_squares(p), ratio, energy]
+    placed = [torch.empty_like(t) for t in p]
+    ops.sbps_place_(placed, v, s, time=0.3)
+    sums = ops.sbps_reflection_sums(p, grad, v, squares, weight_decay=0.1)
+    turned = [t.clone() for t in v]
+    ops.sbps_reflect_(p, grad, turned, squares, weight_decay=0.1, scale=0.9, gain=0.3)
+    ops.sbps_adapt_(p, grad, squares, weight_decay=0.1, decay=0.9)
+    scales, along = ([torch.empty_like(t) for t in v] for _ in range(2))
+    ops.sbps_precondition_(squares, v, scales, along, eps=0.1, scale=2.0)
+    dots = [ops.sbps_dot(p, v), ops.sbps_preconditioner_sum(squares, eps=0.1)]
+    moved = [*placed, *turned, *scales, *along, sums, *dots]
+    return [*p, *v, *s, *squares, *out, *moved, ops.sum_of_squares(p), ratio, energy]
 
 
 @pytest.mark.parametrize(

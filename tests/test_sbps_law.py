@@ -8,6 +8,8 @@ itself is measured. False alarms: see the note in ``harness.statistics``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,10 +71,6 @@ def test_posterior_by_minibatches(replacement: bool) -> None:
     posterior(gaussian_data(replacement=replacement))
 
 
-def test_posterior_with_refreshments() -> None:
-    posterior(gaussian_data(), refresh_rate=30.0)
-
-
 def test_preconditioned_posterior_by_minibatches() -> None:
     """A target of standard deviations 1, 1/3, 1/30 with A to match."""
     data = np.random.default_rng(3).standard_normal((200, 3))
@@ -104,13 +102,42 @@ def test_logistic_regression() -> None:
 # ---- What is not -------------------------------------------------------------------
 
 
+def noisy(**settings: Any) -> None:
+    """Minibatches whose noise is most of what makes the particle bounce."""
+    target = gaussian_data(n=20, temperature=1.0, prior_precision=0.0)
+    posterior(target, confidence=3.0, replicates=20, events=2500, **settings)
+
+
+def exact(**settings: Any) -> None:
+    """Exact gradients: what makes the particle bounce is the target alone."""
+    target = Noisy(np.eye(2), np.array([-1.0, 2.0]))
+    posterior(target, refresh_rate=0.5, events=1000, **settings)
+
+
+def short(**settings: Any) -> None:
+    """The same by many short runs, for bugs that make the particle fly away."""
+    target = Noisy(np.eye(2), np.array([-1.0, 2.0]))
+    posterior(target, refresh_rate=2.0, events=40, replicates=600, **settings)
+
+
+WHERE: dict[str, Callable[..., object]] = {
+    "minibatches by shuffled epochs": noisy,
+    "samples taken at bounces": exact,
+    "wrong sign after refreshment": short,
+    "every proposal a bounce": exact,
+}
+
+
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_bug_is_caught(mutation: str) -> None:
-    settings: dict[str, Any] = {"mutation": mutation}
-    if mutation == "wrong sign after refreshment":
-        settings["refresh_rate"] = 30.0
+    experiment = WHERE.get(mutation, partial(posterior, gaussian_data()))
     with pytest.raises(StatisticalError):
-        posterior(gaussian_data(), **settings)
+        experiment(mutation=mutation)
+
+
+@pytest.mark.parametrize("experiment", [noisy, exact, short])
+def test_without_a_bug_they_pass(experiment: Callable[..., None]) -> None:
+    experiment()
 
 
 def test_logistic_regression_sees_a_missing_prior() -> None:

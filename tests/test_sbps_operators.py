@@ -189,7 +189,9 @@ def test_the_speed_is_still_1_after_a_million_bounces(dtype: torch.dtype) -> Non
         scale = length**-0.5
         gain = 2 * along / square * scale
         ops.sbps_reflect_(p, grad, v, [], weight_decay=0.0, scale=scale, gain=gain)
-    assert worst < 8 * torch.finfo(dtype).eps
+    # One event's rounding, of |v|² and of the gain, which counts up to twice. Errors
+    # that added up would be a thousand times that.
+    assert worst < 16 * torch.finfo(dtype).eps
 
 
 # ---- Errors ------------------------------------------------------------------------

@@ -621,9 +621,9 @@ class SBPS(Sampler):
             warnings.warn(
                 f"At {violations} of {proposals} proposals of SBPS ({rate:.1%}) the "
                 f"observed rate was above the proposed one; {expected:.1%} are "
-                f"expected with confidence = {common['confidence']:g}. Bounces are lost there, "
-                "which biases the posterior: use a larger confidence or larger "
-                "minibatches, and make sure that these are independent",
+                f"expected with confidence = {common['confidence']:g}. Bounces are "
+                "lost there, which biases the posterior: use a larger confidence or "
+                "larger minibatches, and make sure that these are independent",
                 stacklevel=5,
             )
 

@@ -80,8 +80,8 @@ void CheckLosses(const at::Tensor& losses, bool has_grads) {
 // weights, and so is its product with a direction, whose coefficients are the
 // derivatives of the examples.
 MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
-                    const Flight& flight,
-                    const std::vector<at::Tensor>& all_params) {
+                      const Flight& flight,
+                      const std::vector<at::Tensor>& all_params) {
   const auto clear = [&] {
     bool found = false;
     for (const at::Tensor& p : all_params) {

@@ -40,11 +40,10 @@ MUTATIONS = (
     "gradient noise not fresh",
     "prior left out of the rate",
     "temperature left out of the rate",
-    "samples taken at events",
+    "samples taken at bounces",
     "wrong sign after refreshment",
     "bounce off the coordinate axis",
     "every proposal a bounce",
-    "no bounce without uphill noise",
 )
 
 
@@ -255,6 +254,7 @@ class ReferenceSBPS:
         self.time = 0.0
         self.first = np.zeros(d)
         self.second = np.zeros((d, d))
+        self.bounced = self.backwards = False
         self.bounces = self.proposals = self.violations = 0
         self._kept: Any = None
         self._epoch: list[Array] = []
@@ -297,15 +297,18 @@ class ReferenceSBPS:
         self.theta = self.theta + wait * self.direction
         if event == _C.REFRESHMENT:
             self.v = self.velocity(self.step_count)
+            self.backwards = self.mutation == "wrong sign after refreshment"
         sight = self.observe(self.batch() if batch is None else batch)
+        if self.backwards:  # G of the opposite direction, until the next bounce
+            sight = replace(sight, value=-sight.value)
         accepted = event == _C.PROPOSAL and (
             self.clock.accepts(rate, sight.value, **key)
             or self.mutation == "every proposal a bounce"
         )
-        if self.mutation == "no bounce without uphill noise":
-            accepted = accepted and sight.value > 0.1 * rate
         self.proposals += event == _C.PROPOSAL
         self.violations += event == _C.PROPOSAL and sight.value > rate
+        self.bounced = accepted
+        self.backwards = self.backwards and not accepted
         if accepted:
             g = self.scale * sight.gradient
             if self.mutation == "bounce off the coordinate axis":
@@ -314,19 +317,19 @@ class ReferenceSBPS:
             self.clock.bounce(wait, sight.value, sight.variance, -sight.value)
             self.bounces += 1
         elif event == _C.REFRESHMENT:
-            sign = -1 if self.mutation == "wrong sign after refreshment" else 1
             self.clock.restart()
-            self.clock.observe(0.0, sign * sight.value, sight.variance)
+            self.clock.observe(0.0, sight.value, sight.variance)
         else:
             self.clock.observe(wait, sight.value, sight.variance)
         self.step_count += 1
 
     def average(self, wait: float) -> None:
         """Adds the integrals of θ and θ θᵀ over a piece of a line."""
-        if self.mutation == "samples taken at events":
-            self.first += self.theta
-            self.second += np.outer(self.theta, self.theta)
-            self.time += 1
+        if self.mutation == "samples taken at bounces":
+            if self.bounced:
+                self.first += self.theta
+                self.second += np.outer(self.theta, self.theta)
+                self.time += 1
             return
         u = self.direction
         middle = self.theta + wait / 2 * u
