@@ -30,7 +30,7 @@ def warn_of_epoch_shuffle(name: str, closure: Callable[[], Any]) -> bool:
                 f"The closure of {name} draws from a DataLoader that goes through the "
                 f"data by epochs ({type(sampler).__name__}): the minibatches of an "
                 "epoch are not independent, which biases the posterior. Give the "
-                "DataLoader a batch_sampler that draws every minibatch afresh",
+                "DataLoader an IndependentBatchSampler as its batch_sampler",
                 stacklevel=5,
             )
             return True
