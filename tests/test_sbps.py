@@ -636,7 +636,7 @@ def test_epoch_shuffling_is_warned_of() -> None:
         ):
             (message,) = warned(closure)
             assert message.startswith("The closure of SBPS draws from a DataLoader")
-            assert "batch_sampler that draws every minibatch afresh" in message
+            assert "an IndependentBatchSampler as its batch_sampler" in message
     assert "(RandomSampler)" in warned(draw_from(shuffled))[0]
 
 
