@@ -170,8 +170,7 @@ void FromValue(const char* name,
                std::vector<double>& result) {
   if (!value.isList()) WrongType(name, value, "a list of numbers");
   result.clear();
-  const c10::List<c10::IValue> list = value.toList();
-  for (const c10::IValue element : list) {
+  for (const c10::IValue& element : value.toList().vec()) {
     FromValue(name, element, result.emplace_back());
   }
 }
