@@ -40,7 +40,7 @@ class DualAveraging {
   const State& state() const { return state_; }
 
  private:
-  State state_;
+  State state_{};
 };
 
 }  // namespace torch_sgmcmc

@@ -131,30 +131,30 @@ std::vector<std::vector<at::Tensor>> Flight::origins(double time) const {
 }
 
 std::shared_ptr<Flight> Flight::rebased() const {
-  std::vector<FlightPart> parts = parts_;
-  for (FlightPart& part : parts) {
+  std::vector<FlightPart> changed = parts_;
+  for (FlightPart& part : changed) {
     for (size_t i = 0; i < part.params.size(); ++i) {
       part.origin[i] = part.params[i].detach().to(
           part.origin[i].scalar_type(), /*non_blocking=*/false, /*copy=*/true);
     }
   }
-  return std::make_shared<Flight>(std::move(parts));
+  return std::make_shared<Flight>(std::move(changed));
 }
 
 std::shared_ptr<Flight> Flight::refreshed(double time,
                                           const SBPSOptions& options,
                                           int64_t seed) const {
   const auto here = origins(time);
-  std::vector<FlightPart> parts = parts_;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    parts[i].origin = here[i];
-    parts[i].velocity = EmptyLike(parts[i].velocity);
+  std::vector<FlightPart> changed = parts_;
+  for (size_t i = 0; i < changed.size(); ++i) {
+    changed[i].origin = here[i];
+    changed[i].velocity = EmptyLike(changed[i].velocity);
   }
   // The same normals twice: for their length, and divided by it.
   double std = 1;
   for (int round = 0; round < 2; ++round) {
     double squares = 0;
-    for (const FlightPart& part : parts) {
+    for (const FlightPart& part : changed) {
       gaussian_(part.velocity,
                 std,
                 static_cast<int64_t>(Purpose::kRefreshment),
@@ -162,12 +162,12 @@ std::shared_ptr<Flight> Flight::refreshed(double time,
       squares += sum_of_squares(part.velocity).item<double>();
     }
     if (squares == 0) {  // once in 2^31 draws of a single number
-      parts[0].velocity[0].view(-1)[0] = 1.0;
+      changed[0].velocity[0].view(-1)[0] = 1.0;
       break;
     }
     std /= std::sqrt(squares);
   }
-  return Steered(std::move(parts), options);
+  return Steered(std::move(changed), options);
 }
 
 std::shared_ptr<Flight> Flight::reflected(double time,
@@ -184,10 +184,10 @@ std::shared_ptr<Flight> Flight::reflected(double time,
   reflection.scale = 1 / std::sqrt(s.velocity);
   reflection.gain = 2 * s.product / s.gradient * reflection.scale;
   const auto here = origins(time);
-  std::vector<FlightPart> parts = parts_;
+  std::vector<FlightPart> changed = parts_;
   Split split(grads);
-  for (size_t i = 0; i < parts.size(); ++i) {
-    FlightPart& part = parts[i];
+  for (size_t i = 0; i < changed.size(); ++i) {
+    FlightPart& part = changed[i];
     const std::vector<at::Tensor> part_grads = split.Next(part);
     part.origin = here[i];
     part.velocity = Clones(part.velocity);
@@ -206,20 +206,20 @@ std::shared_ptr<Flight> Flight::reflected(double time,
                   options.decay());
     }
   }
-  return Steered(std::move(parts), options);
+  return Steered(std::move(changed), options);
 }
 
 FlightSums Flight::sums(const std::vector<at::Tensor>& grads) const {
   FlightSums total;
   Split split(grads);
   for (const FlightPart& part : parts_) {
-    const at::Tensor sums = sbps_reflection_sums(part.params,
-                                                 split.Next(part),
-                                                 part.velocity,
-                                                 part.preconditioner,
-                                                 part.weight_decay())
-                                .cpu();
-    const auto* s = sums.const_data_ptr<double>();
+    const at::Tensor row = sbps_reflection_sums(part.params,
+                                                split.Next(part),
+                                                part.velocity,
+                                                part.preconditioner,
+                                                part.weight_decay())
+                               .cpu();
+    const auto* s = row.const_data_ptr<double>();
     total.product += s[0];
     total.gradient += s[1];
     total.velocity += s[2];

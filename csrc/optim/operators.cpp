@@ -17,7 +17,9 @@ namespace {
 // each name.
 template <size_t kSize>
 struct Name {
-  // NOLINTNEXTLINE(google-explicit-constructor): written as a literal.
+  // Written as a literal.
+  // cppcheck-suppress noExplicitConstructor
+  // NOLINTNEXTLINE(google-explicit-constructor)
   constexpr Name(const char (&literal)[kSize]) {
     std::copy_n(literal, kSize, text);
   }

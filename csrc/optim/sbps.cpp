@@ -382,7 +382,8 @@ std::shared_ptr<Flight> SBPS::flight_now(SBPSOptions& progress,
                                             : ZeroState(p));
         }
       }
-      flight = Flight(std::move(parts)).refreshed(0, progress, seed());
+      const Flight still(std::move(parts));
+      flight = still.refreshed(0, progress, seed());
     }
     flight->mark(0);
     progress.line_time_.set(0.0);

@@ -10,11 +10,11 @@ namespace {
 // Mean and sample variance of a row, one after the other: it is short, and on
 // the host.
 Tensor SBPSMoments(Tensor derivatives) {
-  constexpr const char* kOp = "sbps_moments";
   const int64_t n = derivatives.numel();
   if (derivatives.scalar_type() != ScalarType::Double ||
       derivatives.dim() != 1 || !derivatives.is_contiguous() || n < 2) {
-    Fail(kOp, "derivatives must be one contiguous row of at least 2 float64");
+    Fail("sbps_moments",
+         "derivatives must be one contiguous row of at least 2 float64");
   }
   const auto* d = static_cast<const double*>(derivatives.data_ptr());
   double mean = 0;
