@@ -363,7 +363,8 @@ void HMC::prepare(Work& work) {
     states.push_back(found == state_.end() ? nullptr
                                            : static_cast<const HMCParamState*>(
                                                  found->second.get()));
-    has_mass = has_mass || (states.back() && states.back()->mass.defined());
+    has_mass =
+        has_mass || (states.back() != nullptr && states.back()->mass.defined());
   }
   std::vector<at::Tensor> drawn;
   std::vector<at::Tensor> drawn_masses;
@@ -484,7 +485,7 @@ void HMC::decide(const at::Tensor& log_ratios,
                         seed(),
                         first().step()));
   const int64_t all = accepted.numel();
-  const int64_t yes = accepted.sum().item<int64_t>();
+  const auto yes = accepted.sum().item<int64_t>();
   if (yes < all) {
     for (size_t i = 0; i < work.size(); ++i) {
       const at::Tensor rejected =

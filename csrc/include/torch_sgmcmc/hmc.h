@@ -214,7 +214,9 @@ class TORCH_SGMCMC_API HMC : public SamplerOf<HMCOptions> {
   torch::Tensor integrate(const LossClosure& closure,
                           std::vector<Work>& work,
                           std::optional<int64_t> most_steps);
-  void leapfrog(const std::vector<Work>& work, double kick, double drift);
+  static void leapfrog(const std::vector<Work>& work,
+                       double kick,
+                       double drift);
   at::Tensor energy(const torch::Tensor& loss,
                     const std::vector<Work>& work) const;
   void decide(const at::Tensor& log_ratios,
