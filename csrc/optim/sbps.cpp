@@ -327,7 +327,7 @@ bool SBPS::is_current(const Flight& flight) {
   size_t wanted = 0;
   for (const auto& group : param_groups_) {
     for (const at::Tensor& p : group.params()) {
-      wanted += p.requires_grad() && p.numel() > 0;
+      if (p.requires_grad() && p.numel() > 0) ++wanted;
     }
   }
   if (wanted != flight.params().size()) return false;
@@ -337,8 +337,9 @@ bool SBPS::is_current(const Flight& flight) {
     }
     for (size_t i = 0; i < part.params.size(); ++i) {
       const auto found = state_.find(part.params[i].unsafeGetTensorImpl());
-      if (found == state_.end() || !part.params[i].requires_grad())
+      if (found == state_.end() || !part.params[i].requires_grad()) {
         return false;
+      }
       const auto& state = static_cast<const SBPSParamState&>(*found->second);
       if (!state.origin.is_same(part.origin[i])) return false;
     }
@@ -485,9 +486,9 @@ torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
   }
   if (proposal) {
     Increment(progress.num_proposals_);
-    Increment(progress.num_violations_, rate.value > next.rate);
+    if (rate.value > next.rate) Increment(progress.num_violations_);
   }
-  Increment(progress.num_looks_, next.event == ClockEvent::kLook);
+  if (next.event == ClockEvent::kLook) Increment(progress.num_looks_);
   Increment(progress.num_derivatives_, seen.losses.numel());
   Increment(progress.num_gradients_, seen.losses.numel());
   progress.trajectory_time_.set(begin + next.wait);
