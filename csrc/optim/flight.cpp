@@ -231,7 +231,7 @@ double Flight::prior() const {
   double total = 0;
   for (const FlightPart& part : parts_) {
     if (part.prior_precision > 0) {
-      const double product =
+      const auto product =
           sbps_dot(part.params, part.directions()).item<double>();
       total += part.prior_precision * product;
     }
