@@ -33,6 +33,7 @@ Tensor SBPSMoments(Tensor derivatives) {
 }  // namespace torch_sgmcmc
 
 STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CPU, m) {
-  SG_SBPS_OPERATORS(m, CpuDriver, CpuReducer);
+  torch_sgmcmc::RegisterSBPS<torch_sgmcmc::CpuDriver, torch_sgmcmc::CpuReducer>(
+      m);
   m.impl("sbps_moments", TORCH_BOX(&torch_sgmcmc::SBPSMoments));
 }

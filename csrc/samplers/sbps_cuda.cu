@@ -5,5 +5,6 @@
 #include "samplers/sbps_op.h"
 
 STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CUDA, m) {
-  SG_SBPS_OPERATORS(m, CudaDriver, CudaReducer);
+  torch_sgmcmc::RegisterSBPS<torch_sgmcmc::CudaDriver,
+                             torch_sgmcmc::CudaReducer>(m);
 }

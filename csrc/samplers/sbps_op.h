@@ -2,6 +2,7 @@
 // reducer for what sums them up.
 #pragma once
 
+#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <cmath>
@@ -14,7 +15,8 @@
 namespace torch_sgmcmc {
 
 inline std::vector<int64_t> NoOffsets(const TensorList& tensors) {
-  return std::vector<int64_t>(tensors.size(), 0);
+  std::vector<int64_t> zeros(tensors.size(), 0);
+  return zeros;
 }
 
 inline void CheckFinite(const char* op, const char* name, double value) {
@@ -191,18 +193,17 @@ Tensor SBPSSumOfPreconditioner(TensorList square_averages, double eps) {
   return result;
 }
 
-}  // namespace torch_sgmcmc
-
 // The registrations of one device.
-#define SG_SBPS_OPERATORS(m, Driver, Reducer)                                \
-  do {                                                                       \
-    using namespace torch_sgmcmc; /* NOLINT(google-build-using-namespace)*/  \
-    m.impl("sbps_place_", TORCH_BOX(&SBPSPlace<Driver>));                    \
-    m.impl("sbps_reflect_", TORCH_BOX(&SBPSReflect<Driver>));                \
-    m.impl("sbps_adapt_", TORCH_BOX(&SBPSAdapt<Driver>));                    \
-    m.impl("sbps_precondition_", TORCH_BOX(&SBPSPrecondition<Driver>));      \
-    m.impl("sbps_dot", TORCH_BOX(&SBPSDot<Reducer>));                        \
-    m.impl("sbps_reflection_sums", TORCH_BOX(&SBPSReflectionSums<Reducer>)); \
-    m.impl("sbps_preconditioner_sum",                                        \
-           TORCH_BOX(&SBPSSumOfPreconditioner<Reducer>));                    \
-  } while (false)
+template <class Driver, class Reducer, class Library>
+void RegisterSBPS(Library& m) {
+  m.impl("sbps_place_", TORCH_BOX(&SBPSPlace<Driver>));
+  m.impl("sbps_reflect_", TORCH_BOX(&SBPSReflect<Driver>));
+  m.impl("sbps_adapt_", TORCH_BOX(&SBPSAdapt<Driver>));
+  m.impl("sbps_precondition_", TORCH_BOX(&SBPSPrecondition<Driver>));
+  m.impl("sbps_dot", TORCH_BOX(&SBPSDot<Reducer>));
+  m.impl("sbps_reflection_sums", TORCH_BOX(&SBPSReflectionSums<Reducer>));
+  m.impl("sbps_preconditioner_sum",
+         TORCH_BOX(&SBPSSumOfPreconditioner<Reducer>));
+}
+
+}  // namespace torch_sgmcmc
