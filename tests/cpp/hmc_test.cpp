@@ -82,7 +82,7 @@ TEST(HMC, GroupsShareAllButThePrior) {
     sampler.add_param_group(OptimizerParamGroup(
         {Param({3})}, std::make_unique<HMCOptions>(options)));
   };
-  for (const auto& [name, bad] :
+  for (const auto& bad :
        {std::pair("step_size", HMCOptions(0.2)),
         {"num_steps", HMCOptions().num_steps(3)},
         {"trajectory_length", HMCOptions().trajectory_length(1)},
@@ -91,8 +91,8 @@ TEST(HMC, GroupsShareAllButThePrior) {
         {"metropolis", HMCOptions().metropolis(true)},
         {"resample_momentum_every", HMCOptions().resample_momentum_every(1)},
         {"num_chains", HMCOptions().num_chains(1)}}) {
-    EXPECT_EQ(Thrown([&] { add(bad); }),
-              "Invalid param group: '" + std::string(name) +
+    EXPECT_EQ(Thrown([&] { add(bad.second); }),
+              "Invalid param group: '" + std::string(bad.first) +
                   "' is managed by HMC and cannot be set for a group");
   }
   sampler.options().step_size(0.1);
