@@ -172,9 +172,7 @@ def test_help_names_the_python_examples_options(run_cpp: Run) -> None:
     done = run_cpp("--help")
     assert done.returncode == 0
     assert done.stderr == ""
-    python = subprocess.run(
-        [sys.executable, PYTHON_EXAMPLE, "--help"], capture_output=True, text=True
-    ).stdout
+    python = run_python("--help").stdout
     for option in (
         "--method",
         "--epochs",
