@@ -5,6 +5,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+# Before torch: each of several test processes has one core, programs that tests start
+# among them; and threads that wait leave it to others.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 import torch
 from harness import cpp
@@ -23,6 +29,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "default: the environment variable TORCH_SGMCMC_DATA. Tests that need data "
         "are skipped without it",
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share what is built or run once stay in one process."""
+    for item in items:
+        if item.get_closest_marker("cpp"):
+            item.add_marker(pytest.mark.xdist_group("cpp"))
+        elif item.get_closest_marker("examples"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture(scope="session")
