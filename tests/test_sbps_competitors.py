@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from sbps_toys.logistic import Problem, simulate
 pytestmark = pytest.mark.examples
 
 COMPETITORS = [ZigZag, LipschitzBPS]
-CHAINS, PROPOSALS = 4000, 800
+CHAINS, PROPOSALS = 3000, 600
 
 
 @cache
@@ -56,7 +57,7 @@ def run(kind: type[ExactSampler]) -> Array:
     points, weights = lattice()
     random = np.random.default_rng(0)
     start = points[random.choice(len(points), CHAINS, p=weights)]
-    sampler = kind(small_problem(), start, seed=1)
+    sampler = kind(small_problem(), start, seed=1, block=8)
     sampler.advance(PROPOSALS)
     return features(sampler.position)
 
@@ -75,8 +76,8 @@ def test_the_chains_forget_where_they_started() -> None:
     """Otherwise the test above could not see a mistake."""
     start = np.repeat(small_problem().mode[None] + 1.0, CHAINS, axis=0)
     for kind in COMPETITORS:
-        sampler = kind(small_problem(), start, seed=1)
-        sampler.advance(4 * PROPOSALS)
+        sampler = kind(small_problem(), start, seed=1, block=8)
+        sampler.advance(3 * PROPOSALS)
         points, weights = lattice()
         expected = weights @ features(points)
         check_mean(features(sampler.position), expected, label=kind.__name__)
@@ -96,7 +97,7 @@ def mutant(base: type[ExactSampler], bug: str) -> type[ExactSampler]:
             def rate(self) -> float:
                 return 0.25 * super().rate
 
-        def _turn(self, rows: Array, slopes: Array, *rest: object) -> None:
+        def _accepts(self, rows: Array, slopes: Array, chances: Array) -> Any:
             if bug == "mean instead of sum":
                 slopes = slopes / len(self.problem.x)
             elif bug == "labels swapped":
@@ -105,7 +106,7 @@ def mutant(base: type[ExactSampler], bug: str) -> type[ExactSampler]:
                 slopes = -slopes
             elif bug == "rows of another datum":
                 rows = np.roll(rows, 1, axis=0)
-            super()._turn(rows, slopes, *rest)
+            return super()._accepts(rows, slopes, chances)
 
     return Mutant
 
@@ -140,6 +141,33 @@ def test_no_datum_exceeds_the_bounds() -> None:
     steepest = 1000 * (np.abs(residuals) * lengths).max()
     bound = LipschitzBPS(problem, w[:1], seed=0).rate
     assert 0.99 * bound < steepest <= bound
+    # Those of the paper's authors are valid as well, and larger.
+    for kind in COMPETITORS:
+        loose = kind(problem, w[:1], seed=0, tight=False).rate
+        assert loose > kind(problem, w[:1], seed=0).rate
+    largest = np.abs(problem.x).max()
+    loose_zigzag = ZigZag(problem, w[:1], seed=0, tight=False)
+    assert loose_zigzag.rate == pytest.approx(20_000 * largest)
+    assert loose == pytest.approx(1000 * 20**0.5 * largest)
+
+
+@pytest.mark.parametrize("kind", COMPETITORS)
+def test_the_size_of_blocks_does_not_matter(kind: type[ExactSampler]) -> None:
+    """One by one, and many at once, of which most are thrown away; any bound."""
+    points, weights = lattice()
+    random = np.random.default_rng(6)
+    start = points[random.choice(len(points), 1000, p=weights)]
+    turns = []
+    for tight, block in ((True, 1), (False, 64)):
+        sampler = kind(small_problem(), start, seed=2, tight=tight, block=block)
+        for count in (1, 100, 299):
+            sampler.advance(count)
+        label = f"{kind.__name__}, block {block}"
+        expected = weights @ features(points)
+        check_mean(features(sampler.position), expected, label=label)
+        turns.append(sampler.turns * sampler.rate / 400)
+    # The bound does not change how often velocities turn, per time.
+    assert turns[0] == pytest.approx(turns[1], rel=0.04)
 
 
 def test_the_velocities_keep_their_length() -> None:
@@ -147,7 +175,7 @@ def test_the_velocities_keep_their_length() -> None:
     for kind, length in ((ZigZag, 5**0.5), (LipschitzBPS, 1.0)):
         sampler = kind(problem, problem.laplace_draws(3, seed=0), seed=0)
         sampler.advance(3000)
-        assert sampler.proposals == 3000 and sampler.turns > 0
+        assert sampler.turns > 0
         norms = np.linalg.norm(sampler.velocity, axis=1)
         np.testing.assert_allclose(norms, length, rtol=1e-12)
 
@@ -173,5 +201,5 @@ def test_the_problem_has_its_derivatives_and_its_mode() -> None:
 
 def test_the_reference_draws_are_of_the_posterior() -> None:
     points, weights = lattice()
-    draws = small_problem().posterior_draws(2000, seed=0)
+    draws = small_problem().posterior_draws(1000, seed=0)
     check_mean(features(draws), weights @ features(points), label="reference")
