@@ -39,7 +39,7 @@ def lattice() -> tuple[Array, Array]:
     """Points [m, 2] and their probabilities: the trapezoidal rule."""
     problem = small_problem()
     deviations = np.sqrt(np.diag(problem.covariance))
-    steps = np.linspace(-14, 14, 900)[:, None]
+    steps = np.linspace(-14, 14, 300)[:, None]
     axes = (problem.mode + deviations * steps).T
     points = np.stack(np.meshgrid(*axes), axis=-1).reshape(-1, 2)
     weights = np.exp(problem.energy(problem.mode) - problem.energy(points))
@@ -89,13 +89,13 @@ def mutant(base: type[ExactSampler], bug: str) -> type[ExactSampler]:
 
             @property
             def bounds(self) -> Array:
-                return 0.25 * super().bounds
+                return 0.1 * super().bounds
 
         elif bug == "bound below the rates":
 
             @property
             def rate(self) -> float:
-                return 0.25 * super().rate
+                return 0.1 * super().rate
 
         def _accepts(self, rows: Array, slopes: Array, chances: Array) -> Any:
             if bug == "mean instead of sum":
