@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 import torch_sgmcmc as sg
 
-__all__ = ["BATCH_SIZE", "NUM_DATA", "Array", "Problem", "simulate"]
+__all__ = ["BATCH_SIZE", "NUM_DATA", "WIDE", "Array", "Problem", "simulate"]
 
 Array = NDArray[np.float64]
 
@@ -37,6 +38,11 @@ class Problem:
     def tensors(self) -> tuple[Tensor, Tensor]:
         """The same x and y."""
         return torch.from_numpy(self.x), torch.from_numpy(self.y)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the data, to know them again."""
+        return hashlib.sha256(self.x.tobytes() + self.y.tobytes()).hexdigest()
 
     def energy(self, w: Array) -> Array:
         """U of each row of w [..., d]."""
