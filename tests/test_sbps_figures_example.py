@@ -10,14 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from harness.statistics import check_mean, check_z
+from scipy import integrate
 from torch.nn import functional as F
 
 import torch_sgmcmc as sg
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "python"))
 
+import itertools
+
 import sbps_figures
-from sbps_toys import comparison, paths
+from sbps_toys import comparison, figure1, figure2, figure5, paths
 from sbps_toys.exact import LipschitzBPS
 from sbps_toys.figure4 import METHODS
 from sbps_toys.logistic import Array, Problem, simulate
@@ -168,3 +172,143 @@ def test_the_finding_of_figure_4(problem: Problem) -> None:
     assert excess["SGLD 0.1"] < 0.5 * begin
     for slow in ("SGLD 0.01", "lipSBPS", "ZZ-SS"):
         assert 0.6 * begin < excess[slow] < begin
+
+
+# ---- Figure 1 --------------------------------------------------------------------
+
+
+def test_the_noise_of_figure_1() -> None:
+    """Fresh each time, and N(0, 5²) in each component about the gradient of U."""
+    w = torch.nn.Parameter(torch.tensor([0.7, -0.4], dtype=torch.float64))
+    (exact,) = torch.autograd.grad(figure1.energy(w), w)
+    closure = figure1.closure_of(w, True, seed=0)
+    grads = [torch.autograd.grad(closure().mean(), w)[0] for _ in range(2000)]
+    noise = (torch.stack(grads) - exact).numpy()
+    check_mean(noise, 0.0, label="noise")
+    check_mean(noise**2, 25.0, label="variance")
+    check_mean(noise[1:] * noise[:-1], 0.0, label="one after the other")
+    # What SBPS sees of it: the spread of the examples along a direction.
+    losses = closure()
+    assert losses.shape == (figure1.EXAMPLES,)
+    along = torch.stack(
+        [torch.autograd.grad(loss, w, retain_graph=True)[0][0] for loss in losses]
+    )
+    assert 0.7 * 25 < along.var() / len(losses) < 1.4 * 25
+    plain = figure1.closure_of(w, False, seed=0)()
+    torch.testing.assert_close(plain.detach(), figure1.energy(w).detach().expand(2))
+
+
+def test_the_target_of_figure_1() -> None:
+    draws = figure1.exact_draws(20_000, seed=0)
+    moments = np.stack([draws, draws**2], axis=-1).reshape(len(draws), 4)
+    check_mean(moments, np.array(list(figure1.MOMENTS.values())), label="draws")
+    hessian = torch.autograd.functional.hessian(figure1.energy, torch.zeros(2))
+    covariance = np.cov(draws.T)
+    np.testing.assert_allclose(np.linalg.inv(hessian), covariance, atol=0.05)
+
+
+def test_the_finding_of_figure_1() -> None:
+    """Bounces are far more frequent with noise; times and samples are as asked for."""
+    waits = {}
+    for case in figure1.CASES:
+        result = figure1.simulate(case, 40.0, seed=1)
+        waits[case] = np.diff(result["bounces"]).mean()
+        # The last event may be a little later than asked for.
+        assert 0 <= len(result["samples"]) - 40.0 / figure1.INTERVAL < 10
+        # The average of the trajectory and that of its samples.
+        mean, square = result["moments"][:2]
+        assert abs(mean - result["samples"][:, 0].mean()) < 0.1
+        assert abs(square - (result["samples"][:, 0] ** 2).mean()) < 0.2
+    assert waits["noisy gradient"] < 0.5 * waits["exact gradient"]
+
+
+# ---- Figure 2 --------------------------------------------------------------------
+
+
+def test_the_clock_is_read_right() -> None:
+    """Against the full gradient, the geometry of lines, and the law of thinning."""
+    problem = simulate(2, figure2.DATA_SEED)
+    lines = figure2.follow(problem, problem.laplace_draws(1, seed=3)[0], 1500, seed=0)
+    scores, surprises = [], []
+    for line, following in itertools.pairwise(lines):
+        times = np.array([look.time for look in line.looks])
+        assert np.all(np.diff(times) > 0) and line.looks[0].times[0] == 0.0
+        end = line.origin + times[-1] * line.velocity
+        np.testing.assert_allclose(following.origin, end, atol=1e-12)
+        assert [look.bounced for look in line.looks[:-1]] == [False] * len(times[:-1])
+        assert line.looks[-1].bounced and line.looks[-1].value > 0
+        for look, true in zip(line.looks, line.true_rate(problem, times), strict=True):
+            scores.append((look.value - true) / look.error)
+            if not np.isnan(look.rate):
+                assert look.rates[-1] == look.rate > 0
+                chance = min(1.0, max(0.0, look.value) / look.rate)
+                surprises.append(look.bounced - chance)
+    scores, surprises = np.array(scores), np.array(surprises)
+    assert len(lines) > 100
+    # Where it bounces G was observed by chance too high, so the mean is taken over
+    # all looks; the error is estimated too, from 100 examples.
+    check_z({"mean": scores.sum() / len(scores) ** 0.5}, label="observations")
+    assert 0.8 < scores.std() < 1.25
+    check_mean(surprises[:, None], 0.0, label="thinning")
+
+
+# ---- Figure 5 --------------------------------------------------------------------
+
+
+def test_averages_over_straight_lines() -> None:
+    ends = np.array([0.3, 0.9, 0.9, -2.0])
+    found = figure5.piece_means(ends, 0.2)
+    for k, (a, b) in enumerate(itertools.pairwise(ends)):
+        if a == b:
+            expected = np.sin(a / 0.2)
+        else:
+            integral = integrate.quad(lambda x: np.sin(x / 0.2), a, b)[0]
+            expected = integral / (b - a)
+        assert found[k] == pytest.approx(expected, abs=1e-9)
+
+
+def test_averages_are_those_of_the_library() -> None:
+    """The continuous one is TimeAverage's; the other takes points at regular times."""
+    problem = simulate(3, seed=1)
+    start = problem.laplace_draws(1, seed=0)[0]
+    r = 0.05
+    w = torch.nn.Parameter(torch.from_numpy(start.copy()))
+    sampler = sg.SBPS([w], num_data=1000, seed=0)
+    average = sg.TimeAverage(
+        sampler, lambda: torch.sin((w[0] - problem.mode[0]) / r), max_piece=0.1 * r
+    )
+    batches = paths.minibatches(problem, 1, seed=0)
+
+    def closure() -> torch.Tensor:
+        x, y = next(batches)
+        return F.binary_cross_entropy_with_logits(x[0] @ w, y[0], reduction="none")
+
+    times, corners = [0.0], [start[0]]
+    for _ in range(150):
+        sampler.step(closure)
+        if sampler.trajectory_time > times[-1]:
+            times.append(sampler.trajectory_time)
+            corners.append(float(w[0].detach()))
+    values = np.array(corners) - problem.mode[0]
+    continuous, discrete = figure5.averages(np.array(times), values, r)
+    assert continuous[-1] == pytest.approx(float(average.value), abs=1e-8)
+    count = len(times) - 1
+    regular = times[-1] * np.arange(1, count + 1) / count
+    points = np.sin(np.interp(regular, times, values) / r)
+    assert discrete[-1] == pytest.approx(points.mean(), abs=1e-12)
+    assert discrete[0] == pytest.approx(points[0], abs=1e-12)
+
+
+def test_the_finding_of_figure_5(problem: Problem) -> None:
+    """Points are as good as independent ones there, the trajectory far better."""
+    start = problem.posterior_draws(1, seed=0)[0]
+    path = paths.bounce(problem, start, 1000, seed=1)
+    moved = np.r_[True, np.diff(path.times) > 0]
+    r = 0.01 * path.times[-1] / 1000
+    errors = [
+        [a[-1] for a in figure5.averages(path.times[moved], x, r)]
+        for x in (path.corners[moved] - problem.mode).T
+    ]
+    continuous, discrete = np.sqrt(np.mean(np.square(errors), axis=0))
+    assert 0.5 < discrete * (2 * 1000) ** 0.5 < 1.6
+    assert continuous < 0.5 * discrete

@@ -22,26 +22,36 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sbps_toys import figure3, figure4, figure5
+from sbps_toys import figure1, figure2, figure3, figure4, figure5
 
 import torch_sgmcmc as sg
 
-FIGURES = {3: figure3, 4: figure4, 5: figure5}
+FIGURES = {1: figure1, 2: figure2, 3: figure3, 4: figure4, 5: figure5}
 
 SIZES: dict[int, dict[str, Any]] = {
+    1: {
+        "tiny": figure1.Size(2, 20.0),
+        "short": figure1.Size(3, 100.0),
+        "paper": figure1.Size(5, 400.0),
+    },
+    2: {
+        "tiny": figure2.Size(2, 20),
+        "short": figure2.Size(3, 100),
+        "paper": figure2.Size(5, 300),
+    },
     3: {
         "tiny": figure3.Size(2, 3, 4, 50),
-        "short": figure3.Size(3, 100, 300, 500),
-        "paper": figure3.Size(5, 100, 500, 4000),
+        "short": figure3.Size(2, 60, 60, 500),
+        "paper": figure3.Size(5, 100, 300, 4000),
     },
     4: {
         "tiny": figure4.Size(2, 3, 4, 50),
-        "short": figure4.Size(3, 100, 300, 500),
+        "short": figure4.Size(3, 100, 200, 500),
         "paper": figure4.Size(5, 100, 2000, 4000),
     },
     5: {
         "tiny": figure5.Size(2, 3, 50),
-        "short": figure5.Size(3, 300, 500),
+        "short": figure5.Size(3, 200, 500),
         "paper": figure5.Size(5, 1000, 4000),
     },
 }
