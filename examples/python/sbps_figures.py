@@ -32,17 +32,17 @@ SIZES: dict[int, dict[str, Any]] = {
     1: {
         "tiny": figure1.Size(2, 20.0),
         "short": figure1.Size(3, 100.0),
-        "paper": figure1.Size(5, 400.0),
+        "paper": figure1.Size(5, 100.0),
     },
     2: {
         "tiny": figure2.Size(2, 20),
         "short": figure2.Size(3, 100),
-        "paper": figure2.Size(5, 300),
+        "paper": figure2.Size(5, 100),
     },
     3: {
         "tiny": figure3.Size(2, 3, 4, 50),
         "short": figure3.Size(2, 60, 60, 500),
-        "paper": figure3.Size(5, 100, 300, 4000),
+        "paper": figure3.Size(3, 60, 100, 500),
     },
     4: {
         "tiny": figure4.Size(2, 3, 4, 50),
@@ -52,7 +52,7 @@ SIZES: dict[int, dict[str, Any]] = {
     5: {
         "tiny": figure5.Size(2, 3, 50),
         "short": figure5.Size(3, 200, 500),
-        "paper": figure5.Size(5, 1000, 4000),
+        "paper": figure5.Size(5, 300, 500),
     },
 }
 

@@ -116,7 +116,7 @@ class Reference:
             "mode_energy": self.low,
             "mean": self.mean.tolist(),
             "variance": self.variance.tolist(),
-            "laplace_variance": [laplace[-1], laplace[0]],
+            "laplace_variance": [float(laplace[-1]), float(laplace[0])],
             "excess": float(problem.energy(self.draws).mean()) - self.low,
         }
 

@@ -23,7 +23,7 @@ from .report import markdown, plt, save, summary
 __all__ = ["RATIOS", "Size", "averages", "draw", "run", "table"]
 
 # r / b, where b is the mean distance between two events.
-RATIOS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+RATIOS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 SHOWN = (1.0, 0.01)
 _POINTS = 400  # of the curves
 
