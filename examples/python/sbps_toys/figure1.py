@@ -32,6 +32,8 @@ CORRELATION = 0.7
 EXAMPLES = 100  # whose losses share the noise, and from which SBPS estimates it
 REFRESH_RATE = 0.1
 INTERVAL = 0.5  # trajectory time between samples
+# SBPS flies the first line without knowing how G changes: that it learns at bounces.
+BURN_IN = 10.0
 SHOWN = 50  # bounces in the picture
 
 # Is there noise, and how wide is the band of proposals? With noise wide enough that
@@ -86,7 +88,7 @@ def closure_of(w: Tensor, noisy: bool, seed: int) -> Callable[[], Tensor]:
 
 
 def simulate(case: str, time: float, seed: int) -> dict[str, Array]:
-    """One trajectory from a draw of the target.
+    """One trajectory of so much time from a draw of the target, after a burn-in.
 
     Returns:
         ``samples`` [m, 2] at regular times; ``moments``, in the order of MOMENTS, of
@@ -105,15 +107,18 @@ def simulate(case: str, time: float, seed: int) -> dict[str, Array]:
         seed=seed,
     )
     closure = closure_of(w, noisy, seed)
+    while sampler.trajectory_time < BURN_IN:
+        sampler.step(closure)
+    begin = sampler.diagnostics
     average = sg.TimeAverage(sampler)
     samples: list[Array] = []
     sampler.register_sample_hook(
         lambda sampler, time: samples.append(w.detach().numpy().copy())
     )
     corners, bounces = [w.detach().numpy().copy()], []
+    before = begin
     with tqdm(total=time, desc=f"figure 1, {case}", leave=False) as bar:
-        while sampler.trajectory_time < time:
-            before = sampler.diagnostics
+        while before.trajectory_time < begin.trajectory_time + time:
             sampler.step(closure)
             after = sampler.diagnostics
             bar.update(after.trajectory_time - before.trajectory_time)
@@ -121,6 +126,7 @@ def simulate(case: str, time: float, seed: int) -> dict[str, Array]:
                 bounces.append(after.trajectory_time)
             if len(bounces) < SHOWN:
                 corners.append(w.detach().numpy().copy())
+            before = after
     mean, square = average.mean(w).numpy(), average.mean_square(w).numpy()
     return {
         "samples": np.array(samples),
@@ -139,7 +145,7 @@ def run(size: Size, cache: Path) -> dict[str, Any]:
             remembered(
                 cache,
                 f"figure 1, {case}, seed {seed}",
-                [size.time, settings, INTERVAL, REFRESH_RATE],
+                [size.time, settings, INTERVAL, REFRESH_RATE, BURN_IN],
                 lambda case=case, seed=seed: simulate(case, size.time, seed),
             )
             for seed in range(size.seeds)

@@ -213,7 +213,11 @@ def draw(document: dict[str, Any], path: Path) -> None:
     end = line.looks[-1].time
     grid = np.linspace(0, end, 200)
     left.plot(grid, line.true_rate(problem, grid), color="k", label="G(t), all data")
-    labels = ["observed, rejected", *[None] * (len(line.looks) - 2), "observed, bounced"]
+    labels = [
+        "observed, rejected",
+        *[None] * (len(line.looks) - 2),
+        "observed, bounced",
+    ]
     for look, label in zip(line.looks, labels[-len(line.looks) :], strict=True):
         left.plot(look.times, look.rates, color="C0")
         left.vlines(look.time, look.value, look.rates[-1], color="0.8", linewidth=0.8)
