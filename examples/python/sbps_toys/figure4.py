@@ -93,7 +93,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
         mean - deviation, mean + deviation, color="0.85", label="Laplace, ± 1 std. dev."
     )
     nll.set_yscale("log")
-    nll.set_ylabel("negative log-likelihood / N, mean of the seeds")
+    nll.set_ylabel("NLL / N, mean of the seeds")
     figure.legend(*nll.get_legend_handles_labels(), loc="outside lower center", ncols=5)
     names = ["largest", "smallest"]
     moments = zip(

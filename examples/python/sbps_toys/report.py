@@ -30,5 +30,5 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def save(figure: plt.Figure, path: Path) -> None:
     """Writes a picture and forgets it."""
-    figure.savefig(path, dpi=84, pil_kwargs={"optimize": True})
+    figure.savefig(path, dpi=72, pil_kwargs={"optimize": True})
     plt.close(figure)
