@@ -42,7 +42,7 @@ SIZES: dict[int, dict[str, Any]] = {
     3: {
         "tiny": figure3.Size(2, 3, 4, 50),
         "short": figure3.Size(2, 60, 60, 500),
-        "paper": figure3.Size(3, 60, 100, 500),
+        "paper": figure3.Size(5, 60, 100, 500),
     },
     4: {
         "tiny": figure4.Size(2, 3, 4, 50),
