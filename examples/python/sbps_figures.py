@@ -1,14 +1,16 @@
 """Figures 1 to 5 of the SBPS paper.
 
-Pakman, Gilboa, Carlson and Paninski (2017). Figure 4: a logistic regression against
-SGLD, mSGNHT, Zig-Zag with subsampling and Lipschitz-BPS.
+Pakman, Gilboa, Carlson and Paninski (2017). Figure 1: noise in the gradients. Figure 2:
+the intensity of proposals over the true rate. Figure 3: pSBPS against SBPS. Figure 4: a
+logistic regression against SGLD, mSGNHT, Zig-Zag with subsampling and Lipschitz-BPS.
+Figure 5: averages over the continuous trajectory and over points of it.
 
-    python examples/python/sbps_figures.py              # a few minutes
+    python examples/python/sbps_figures.py              # some minutes
     python examples/python/sbps_figures.py --figure 4
-    python examples/python/sbps_figures.py --paper      # more seeds, longer runs
+    python examples/python/sbps_figures.py --paper      # what the results page shows
 
-Results go to --out: results.json and figure4.png. Finished runs are kept in --out too,
-so that a killed program goes on where it was.
+Results go to --out: results.json and figure1.png to figure5.png. Finished runs are kept
+in --out too, so that a killed program goes on where it was.
 """
 
 from __future__ import annotations
