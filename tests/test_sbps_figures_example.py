@@ -45,6 +45,7 @@ def run_tiny(figure: int, out: Path) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("figure", sorted(sbps_figures.FIGURES))
 def test_the_example_reports_numbers_and_pictures(
     figure: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

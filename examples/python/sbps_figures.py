@@ -32,7 +32,7 @@ FIGURES = {1: figure1, 2: figure2, 3: figure3, 4: figure4, 5: figure5}
 
 SIZES: dict[int, dict[str, Any]] = {
     1: {
-        "tiny": figure1.Size(2, 20.0),
+        "tiny": figure1.Size(2, 6.0),
         "short": figure1.Size(3, 100.0),
         "paper": figure1.Size(12, 100.0),
     },
