@@ -81,7 +81,7 @@ def test_every_run_has_the_same_budget(everything: tuple[Path, str]) -> None:
 
 def test_table_and_picture(everything: tuple[Path, str]) -> None:
     out, printed = everything
-    for name in ("SGLD, lr 0.1", "SGLD, lr 1", "SBPS, k 3"):
+    for name in ("SGLD, lr 0.1", "SGLD, lr 1", "SBPS, refresh rate 0"):
         assert printed.count(f"| {name} |") == 1
     assert "digits 4x4, N 563, d 64, 40 epochs, 20 burn-in" in printed
     assert (out / "figure6.png").read_bytes().startswith(b"\x89PNG")
@@ -102,7 +102,7 @@ def test_an_interrupted_run_continues_to_the_same_bits(
             raise KeyboardInterrupt
         advance(self, epochs)
 
-    config = ChainConfig("sbps", 3.0, 0, 40, BATCH, images.name)
+    config = ChainConfig("sbps", 0.0, 0, 40, BATCH, images.name)
     with monkeypatch.context() as patch:
         patch.setattr(_Chain, "advance", advance_and_stop)
         with pytest.raises(KeyboardInterrupt):
@@ -111,7 +111,13 @@ def test_an_interrupted_run_continues_to_the_same_bits(
     whole = torch.load(everything[0] / f"{config.name}.pt", weights_only=True)
     assert resumed["costs"] == whole["costs"]
     assert torch.equal(resumed["samples"], whole["samples"])
-    other = ChainConfig("sbps", 3.0, 0, 41, BATCH, images.name)
+    # A shorter run is the beginning of it, and needs no more work.
+    half = run_chain(
+        ChainConfig("sbps", 0.0, 0, 20, BATCH, images.name), images, tmp_path
+    )
+    assert max(half["costs"]) < 20 * IMAGES + 2 * BATCH < max(whole["costs"])
+    assert torch.equal(half["samples"], whole["samples"][: len(half["samples"])])
+    other = ChainConfig("sbps", 0.0, 0, 40, 2 * BATCH, images.name)
     with pytest.raises(SystemExit, match="holds a run with other settings"):
         run_chain(other, images, tmp_path)
 
@@ -225,13 +231,15 @@ def test_scores() -> None:
             "costs": [30] * 5 + [31] * len(samples),
             "diagnostics": {},
         }
-        config = ChainConfig("sbps", 3.0, 0, 4, 2, "none")
+        config = ChainConfig("sbps", 0.0, 0, 4, 2, "none")
         return score(config, result, reference, images, burn_in=3)
 
     right = scored(exact)
     assert right["samples"] == draws
     assert right["variance"] == pytest.approx([1] * 4, abs=0.1)
     assert max(right["offset"]) < 0.06
+    with pytest.raises(SystemExit, match="1 samples after burn-in: more --epochs"):
+        scored(exact[:1])
     assert right["prediction"] == pytest.approx(0, abs=1e-12)
     shifted = scored(mean + (2 * z + 3) * deviations @ directions.T)
     assert shifted["variance"] == pytest.approx([4] * 4, rel=0.1)

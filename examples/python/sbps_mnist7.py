@@ -35,7 +35,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--burn-in", type=int, help="epochs (default: a half of --epochs)")
     add("--seeds", type=int, help="number of seeds (default: 2, --paper 3)")
     add("--lr", type=float, nargs="*", default=[0.01, 0.1, 1.0], help="SGLD's lr")
-    add("--confidence", type=float, nargs="*", default=[3.0], help="SBPS's k")
+    add("--refresh-rate", type=float, nargs="*", default=[0.0], help="SBPS's")
     add("--batch-size", type=int, default=500)
     add("--draws", type=int, help="of the reference's 4 chains (default: 250, 1000)")
     add("--data-root", type=Path, help="folder with MNIST/raw (default: download)")
@@ -70,7 +70,9 @@ def main() -> None:
     images = load_digits4() if args.digits else load_mnist7(args.data_root)
     args.out.mkdir(parents=True, exist_ok=True)
     reference = make_reference(images, 4, args.draws, args.out / "reference.pt")
-    methods = [("sgld", lr) for lr in args.lr] + [("sbps", k) for k in args.confidence]
+    methods = [("sgld", lr) for lr in args.lr] + [
+        ("sbps", rate) for rate in args.refresh_rate
+    ]
     runs: dict[str, list[Run]] = {}
     first_results = {}
     for method, setting in methods:

@@ -29,7 +29,7 @@ class ChainConfig:
 
     Args:
         method: ``sgld`` or ``sbps``.
-        setting: SGLD's lr; SBPS's confidence k.
+        setting: SGLD's lr; SBPS's refresh_rate.
         seed: of noise and minibatches.
         epochs: of N evaluations each: gradients of single images, and derivatives
             along the flight.
@@ -76,7 +76,7 @@ class _Chain:
         else:
             self.sampler = sg.SBPS(
                 self.model.parameters(),
-                confidence=config.setting,
+                refresh_rate=config.setting,
                 sample_interval=config.sample_interval,
                 model=self.model,
                 **common,
@@ -138,6 +138,9 @@ class _Chain:
 def run_chain(config: ChainConfig, images: SmallImages, folder: Path) -> dict[str, Any]:
     """Runs to the last epoch, from the checkpoint in folder if there is one.
 
+    What a checkpoint has of later epochs is left out: runs of different lengths are
+    parts of the same chain.
+
     Args:
         config: the run.
         images: the data.
@@ -149,6 +152,7 @@ def run_chain(config: ChainConfig, images: SmallImages, folder: Path) -> dict[st
     path = folder / f"{config.name}.pt"
     chain, done = _Chain(config, images), 0
     fixed = asdict(config)
+    del fixed["epochs"]
     if path.exists():
         saved = torch.load(path, weights_only=True)
         if saved["config"] != fixed:
@@ -160,7 +164,10 @@ def run_chain(config: ChainConfig, images: SmallImages, folder: Path) -> dict[st
         chain.load_state_dict(saved)
     part = -(-config.epochs // _PARTS)
     with tqdm(
-        total=config.epochs, initial=done, desc=config.name, unit="epoch"
+        total=config.epochs,
+        initial=min(done, config.epochs),
+        desc=config.name,
+        unit="epoch",
     ) as progress:
         while done < config.epochs:
             done += 1
@@ -170,8 +177,14 @@ def run_chain(config: ChainConfig, images: SmallImages, folder: Path) -> dict[st
                 state = chain.state_dict() | {"config": fixed, "epoch": done}
                 torch.save(state, path.with_suffix(".partial"))
                 os.replace(path.with_suffix(".partial"), path)
-    state = chain.state_dict()
-    result = {"samples": state["samples"], "costs": state["costs"], "diagnostics": {}}
+    # An epoch ends with the step that completes its evaluations.
+    end = config.epochs * len(images.train_y) + 2 * config.batch_size
+    count = sum(cost < end for cost in chain.costs)
+    result: dict[str, Any] = {
+        "samples": chain.state_dict()["samples"][:count],
+        "costs": chain.costs[:count],
+        "diagnostics": {},
+    }
     if isinstance(chain.sampler, sg.SBPS):
         result["diagnostics"] = vars(chain.sampler.diagnostics)
     return result

@@ -48,6 +48,10 @@ def score(
     """
     used = torch.tensor(result["costs"]) > burn_in * len(images.train_y)
     samples: Tensor = result["samples"][used]
+    if len(samples) < 2:
+        raise SystemExit(
+            f"{config.name} has {len(samples)} samples after burn-in: more --epochs"
+        )
     z = reference.standardised(samples)
     variance = z.var(0).tensor_split(len(PARTS))
     mean = z.mean(0).tensor_split(len(PARTS))
@@ -69,7 +73,7 @@ def name_of(run: Run) -> str:
     config = run["config"]
     if config["method"] == "sgld":
         return f"SGLD, lr {config['setting']:g}"
-    return f"SBPS, k {config['setting']:g}"
+    return f"SBPS, refresh rate {config['setting']:g}"
 
 
 def table(runs: dict[str, list[Run]]) -> str:
