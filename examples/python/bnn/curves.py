@@ -11,7 +11,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.ticker import MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 __all__ = ["learning_curves"]
 
@@ -63,10 +63,9 @@ def learning_curves(
             label="burn-in ends",
         )
         axes.set_yscale("log")
-        low, high = axes.get_ylim()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
-        # Over a decade and more, labels between the powers of ten would crowd.
-        axes.yaxis.set_minor_formatter("{x:g}" if high < 10 * low else NullFormatter())
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel(abscissa)
         axes.set_ylabel(label)
         axes.grid(alpha=0.3, which="both")
@@ -74,10 +73,11 @@ def learning_curves(
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside right center", fontsize="small")
-    seeds = max(len(s) for s in runs.values())
+    numbers = sorted({len(s) for s in runs.values()})
+    seeds = " or ".join(map(str, numbers))
     figure.suptitle(
         f"{title}: "
-        + (f"mean of {seeds} seeds, range shaded" if seeds > 1 else "one seed"),
+        + (f"mean of {seeds} seeds, range shaded" if numbers[-1] > 1 else "one seed"),
         fontsize="medium",
     )
     figure.savefig(path, dpi=100)
