@@ -249,3 +249,4 @@ def test_scores() -> None:
     z[:, 6:] *= 3
     narrow = scored(mean + (z * deviations) @ directions.T)
     assert narrow["variance"] == pytest.approx([1, 1, 1, 9], rel=0.1)
+    assert narrow["narrowest_direction"] == pytest.approx(9, rel=0.1)

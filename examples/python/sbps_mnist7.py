@@ -5,7 +5,7 @@ prior exp(−0.001 ‖w‖²), from w = 0: SBPS and SGLD with several step sizes
 numbers of evaluations, against a long Metropolis-Hastings run: Hamiltonian Monte Carlo
 with all data and a Metropolis test.
 
-    python examples/python/sbps_mnist7.py                  # 2000 epochs, 2 seeds
+    python examples/python/sbps_mnist7.py                  # 1500 epochs, 2 seeds
     python examples/python/sbps_mnist7.py --paper          # 10,000 epochs, 3 seeds
     python examples/python/sbps_mnist7.py --digits         # no data needed
 
@@ -31,11 +31,11 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--epochs", type=int, help="of N evaluations (default: 2000, --paper 10000)")
+    add("--epochs", type=int, help="of N evaluations (default: 1500, --paper 10000)")
     add("--burn-in", type=int, help="epochs (default: a half of --epochs)")
     add("--seeds", type=int, help="number of seeds (default: 2, --paper 3)")
     add("--lr", type=float, nargs="*", default=[0.01, 0.1, 1.0], help="SGLD's lr")
-    add("--refresh-rate", type=float, nargs="*", default=[0.0], help="SBPS's")
+    add("--refresh-rate", type=float, nargs="*", default=[0.0], help="of SBPS")
     add("--batch-size", type=int, default=500)
     add("--draws", type=int, help="of the reference's 4 chains (default: 250, 1000)")
     add("--data-root", type=Path, help="folder with MNIST/raw (default: download)")
@@ -45,7 +45,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--paper", action="store_true", help="the paper's length")
     args = parser.parse_args()
     for name, short, full in (
-        ("epochs", 2000, 10_000),
+        ("epochs", 1500, 10_000),
         ("seeds", 2, 3),
         ("draws", 250, 1000),
     ):

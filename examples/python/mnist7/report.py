@@ -41,7 +41,8 @@ def score(
 
     For each of :data:`PARTS`, ``variance`` is the mean over its directions of the
     samples' variance over the reference's: below 1 the run has not been everywhere,
-    above 1 the variance is too large, or the run has been where nothing is. ``offset``
+    above 1 the variance is too large, or the run has been where nothing is;
+    ``narrowest_direction`` is that of the last direction alone. ``offset``
     is the root mean square over its directions of the distance between the means, in
     the reference's standard deviations. ``prediction`` is the mean over test images of
     the total variation distance between the mean predictions.
@@ -61,6 +62,7 @@ def score(
         "samples": len(samples),
         "evaluations": result["costs"][-1],
         "variance": [part.mean().item() for part in variance],
+        "narrowest_direction": z[:, -1].var().item(),
         "offset": [part.square().mean().sqrt().item() for part in mean],
         "prediction": (predicted - reference.predictions).abs().sum(1).mean().item()
         / 2,
@@ -81,6 +83,7 @@ def table(runs: dict[str, list[Run]]) -> str:
     head = [
         "method",
         *(f"variance, {part}" for part in PARTS),
+        "variance, narrowest direction",
         *(f"offset, {part}" for part in (PARTS[0], PARTS[-1])),
         "predictions",
     ]
@@ -88,6 +91,7 @@ def table(runs: dict[str, list[Run]]) -> str:
     for name, some in runs.items():
         cells = [
             *(_interval([r["variance"][i] for r in some]) for i in range(len(PARTS))),
+            _interval([r["narrowest_direction"] for r in some]),
             *(_interval([r["offset"][i] for r in some]) for i in (0, -1)),
             _interval([r["prediction"] for r in some], 4),
         ]
