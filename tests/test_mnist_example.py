@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.examples
 
@@ -36,7 +39,7 @@ def test_all_methods_report_table_pictures_and_json(tmp_path: Path) -> None:
     ).stdout
     for label in ("SGD", "SGD with momentum", "SGLD", "SGHMC"):
         assert f"| {label} |" in output
-    for picture in ("figure4.png", "uncertainty.png"):
+    for picture in ("figure4.png", "uncertainty.png", "learning.png"):
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
     runs = results(tmp_path)
     assert len(runs) == 4 * 2
@@ -103,3 +106,188 @@ def test_mnist_figures(tmp_path: Path, data_root: Path) -> None:
     assert run["final"]["error"] < 0.09
     assert run["final"]["nll"] < 0.35
     assert all(p > 0 for p in run["final"]["precisions"])
+
+
+# ---- The bouncy particle: --method sbps and psbps ------------------------------------
+
+IMAGES = 1200  # the digits' training images
+MINIBATCH = 100
+
+
+@pytest.fixture
+def example() -> Iterator[Callable[..., list[dict]]]:
+    """The example's main in this process, since its imports take seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLE.parent)
+        threads = torch.get_num_threads()
+
+        def run(out: Path, *options: str) -> list[dict]:
+            patch.setattr(sys, "argv", command(out, "--digits", *options)[1:])
+            importlib.import_module(EXAMPLE.stem).main()
+            return results(out)
+
+        yield run
+        torch.set_num_threads(threads)
+
+
+BOUNCY = ("--method", "sbps", "psbps", "--start-epochs", "1")
+
+
+def test_a_bouncy_epoch_is_n_evaluations(
+    tmp_path: Path, example: Callable[..., list[dict]]
+) -> None:
+    runs = example(tmp_path, *BOUNCY, "--epochs", "40", "--burn-in", "20")
+    assert [r["config"]["method"] for r in runs] == ["sbps", "psbps"]
+    for r in runs:
+        for entry in r["history"]:
+            budget = (entry["epoch"] - 1) * IMAGES
+            assert budget <= entry["evaluations"] < budget + 2 * MINIBATCH
+            assert entry["precisions"] == [1.0, 1.0]
+        # Every sample time after burn-in has been a sample, and no other.
+        interval = r["config"]["settings"]["sample_interval"]
+        begin, end = (r["history"][i]["trajectory_time"] for i in (19, 39))
+        assert r["samples"] == int(end / interval) - int(begin / interval)
+        assert r["samples"] > 20
+        assert r["final"]["bounces"] > 0
+
+
+def test_the_particle_starts_where_sgd_with_momentum_ends(
+    tmp_path: Path, example: Callable[..., list[dict]]
+) -> None:
+    common = ("--epochs", "3", "--burn-in", "2")
+    (sgdm,) = example(tmp_path, "--method", "sgdm", *common)
+    options = ("--method", "sbps", *common, "--start-epochs")
+    (two,) = example(tmp_path / "two", *options, "2")
+    (none,) = example(tmp_path / "none", *options, "0")
+    assert [r["nll"] for r in two["history"]][:2] == (
+        [r["nll"] for r in sgdm["history"]][:2]
+    )
+    assert two["final"]["nll"] != sgdm["final"]["nll"]
+    assert none["history"][0]["nll"] != sgdm["history"][0]["nll"]
+
+
+def test_the_precision_is_drawn_or_fixed(
+    tmp_path: Path, example: Callable[..., list[dict]]
+) -> None:
+    common = ("--epochs", "2", "--burn-in", "1")
+    (drawn,) = example(
+        tmp_path / "a", *common, "--method", "sbps", *BOUNCY[3:], "--draw-precision"
+    )
+    assert all(p not in (0.0, 1.0) for p in drawn["final"]["precisions"])
+    fixed = example(
+        tmp_path / "b", *common, "--method", "sghmc", "sbps", "--precision", "2.5"
+    )
+    for r in fixed:
+        assert r["config"]["settings"]["precision"] == 2.5
+    assert fixed[1]["final"]["precisions"] == [2.5, 2.5]
+    # What fixed[0] had is in the sampler that the checkpoint keeps.
+    state = torch.load(tmp_path / "b" / "sghmc-seed0.pt", weights_only=True)
+    groups = state["optimizer"]["param_groups"]
+    assert [group["prior_precision"] for group in groups] == [2.5, 2.5]
+
+
+def test_a_resumed_bouncy_run_has_the_same_bits(
+    tmp_path: Path, example: Callable[..., list[dict]]
+) -> None:
+    options = (*BOUNCY, "--burn-in", "2", "--draw-precision", "--epochs")
+    whole = example(tmp_path / "whole", *options, "9")
+    example(tmp_path / "parts", *options, "3")
+    resumed = example(tmp_path / "parts", *options, "9")
+    for one, other in zip(whole, resumed, strict=True):
+        for key in ("digest", "history", "samples"):
+            assert one[key] == other[key]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--lr", "0.1"), "--lr is not for sbps, psbps: they have no step size"),
+        (("--start-epochs", "11"), "--start-epochs 11 must be in [0, --burn-in 10]"),
+        (
+            ("--precision", "1", "--draw-precision"),
+            "--precision and --draw-precision exclude each other",
+        ),
+        (("--precision", "-1"), "--precision -1 must be finite and >= 0"),
+    ],
+)
+def test_what_a_particle_cannot_have_is_refused(
+    tmp_path: Path,
+    example: Callable[..., list[dict]],
+    options: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        example(tmp_path, *BOUNCY[:3], *options)
+    assert message in capsys.readouterr().err
+
+
+class ThreeEpochs:
+    """A chain whose epochs have 2, no and 3 samples after one of burn-in."""
+
+    counts = (7, 2, 0, 3)
+
+    def __init__(self, predictions: torch.Tensor) -> None:
+        self.predictions = predictions
+        self.epoch = 0
+
+    def train(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def predict(self, x: torch.Tensor) -> torch.Tensor:
+        return self.predictions[self.epoch - 1].clone()
+
+    def num_samples(self) -> int:
+        return self.counts[self.epoch - 1]
+
+    def report(self) -> dict:
+        return {}
+
+    state_dict = report
+
+    def parameters(self) -> list[torch.Tensor]:
+        return []
+
+
+def test_epochs_count_by_their_samples(
+    tmp_path: Path, example: Callable[..., list[dict]]
+) -> None:
+    from bnn.loop import RunConfig, run_chain
+
+    generator = torch.Generator().manual_seed(0)
+    p = torch.rand(4, 5, 2, generator=generator)
+    p = p / p.sum(2, keepdim=True)
+    config = RunConfig("sbps", 0, (), 4, 1, 5, "none")
+    labels = torch.zeros(5, dtype=torch.long)
+    state = run_chain(
+        config, ThreeEpochs(p), {"labelled": torch.zeros(5, 1)}, labels, tmp_path
+    )
+    assert state["samples"] == 5
+    expected = (2 * p[1] + 3 * p[3]) / 5
+    assert torch.allclose(state["predictions"]["labelled"], expected, atol=1e-6)
+
+
+def test_a_prediction_is_the_mean_over_the_epochs_samples(
+    example: Callable[..., list[dict]],
+) -> None:
+    from bnn.bouncy import BouncyChain
+    from bnn.data import load_digits
+    from bnn.loop import RunConfig
+    from bnn.methods import METHODS
+
+    images = load_digits()
+    settings = METHODS["sbps"] | {"start_epochs": 0, "sample_interval": 0.01}
+    config = RunConfig("sbps", 0, tuple(settings.items()), 2, 1, 500, images.name)
+    chain = BouncyChain(config, images)
+    kept = []
+    chain._sampler.register_sample_hook(
+        lambda sampler, time: kept.append(chain._model(images.test_x).softmax(1))
+    )
+    chain.train(1)
+    chain.train(2)
+    now = [p.clone() for p in chain.parameters()]
+    assert 1 < chain.num_samples() < len(kept)
+    expected = torch.stack(kept[-chain.num_samples() :]).mean(0)
+    with torch.no_grad():
+        assert torch.allclose(chain.predict(images.test_x), expected, atol=1e-6)
+    assert all(map(torch.equal, now, chain.parameters()))

@@ -10,19 +10,33 @@ sample an epoch after burn-in.
     python examples/python/mnist_bnn.py --method sghmc --epochs 200
     python examples/python/mnist_bnn.py --paper             # 800 epochs, 3 seeds
     python examples/python/mnist_bnn.py --tune              # choose step sizes
+    python examples/python/mnist_bnn.py --method sghmc psbps --precision 1
 
-Results go to --out: results.json, figure4.png, uncertainty.png and one checkpoint
-for each run, from which an interrupted run continues.
+The bouncy particle samplers, sbps and psbps, run if they are named. They start where
+some epochs of SGD with momentum end, and keep the prior precision at 1.
+
+Results go to --out: results.json, figure4.png, uncertainty.png, learning.png and one
+checkpoint for each run, from which an interrupted run continues.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 
 import torch
-from bnn.methods import METHODS, SEARCH
+from bnn.curves import learning_curves
+from bnn.methods import FIGURE_4, METHODS, SEARCH
 from bnn.options import add_options, check_options, load
-from bnn.report import environment, figure_4, table, uncertainty, write_json
+from bnn.report import (
+    COLORS,
+    LABELS,
+    environment,
+    figure_4,
+    table,
+    uncertainty,
+    write_json,
+)
 from bnn.run import RunConfig, run
 from bnn.tuning import tune
 
@@ -32,10 +46,25 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add_options(parser, METHODS, batch_size=500, name="mnist_bnn")
+    add_options(parser, METHODS, batch_size=500, name="mnist_bnn", default=FIGURE_4)
     parser.add_argument("--epochs", type=int, help="default: 60, with --paper 800")
     parser.add_argument("--burn-in", type=int, help="default: 10, with --paper 50")
     parser.add_argument("--lr", type=float, help="step size, instead of the tuned one")
+    parser.add_argument(
+        "--precision",
+        type=float,
+        help="fixed prior precision (default: the samplers but SBPS draw it; 1)",
+    )
+    parser.add_argument(
+        "--draw-precision",
+        action="store_true",
+        help="sbps and psbps draw the prior precision as the other samplers do",
+    )
+    parser.add_argument(
+        "--start-epochs",
+        type=int,
+        help="epochs of SGD with momentum before sbps and psbps start (default: 5)",
+    )
     args = parser.parse_args()
     check_options(
         parser,
@@ -43,6 +72,18 @@ def parse_arguments() -> argparse.Namespace:
         {"epochs": (60, 800), "burn_in": (10, 50), "seeds": (2, 3)},
         ("seeds", "batch_size"),
     )
+    bouncy = [method for method in args.method if "start_epochs" in METHODS[method]]
+    if args.lr is not None and bouncy:
+        parser.error(f"--lr is not for {', '.join(bouncy)}: they have no step size")
+    if args.precision is not None and not 0 <= args.precision < math.inf:
+        parser.error(f"--precision {args.precision:g} must be finite and >= 0")
+    if args.precision is not None and args.draw_precision:
+        parser.error("--precision and --draw-precision exclude each other")
+    if args.start_epochs is not None and not 0 <= args.start_epochs <= args.burn_in:
+        parser.error(
+            f"--start-epochs {args.start_epochs} must be in [0, --burn-in "
+            f"{args.burn_in}]"
+        )
     if not 0 <= args.burn_in < args.epochs:
         parser.error(f"--burn-in {args.burn_in} must be in [0, --epochs {args.epochs})")
     return args
@@ -59,6 +100,13 @@ def make_config(
     """The configuration of one run."""
     if args.lr is not None:
         settings = settings | {"lr": args.lr}
+    if args.precision is not None:
+        settings = settings | {"precision": args.precision}
+    if "start_epochs" in settings:
+        if args.start_epochs is not None:
+            settings = settings | {"start_epochs": args.start_epochs}
+        if args.draw_precision:
+            settings = {k: v for k, v in settings.items() if k != "precision"}
     return RunConfig(
         method,
         seed,
@@ -106,6 +154,14 @@ def main() -> None:
     write_json(runs, environment(images), args.out / "results.json")
     figure_4(runs, args.out / "figure4.png")
     uncertainty(runs, images, args.out / "uncertainty.png")
+    learning_curves(
+        runs,
+        args.out / "learning.png",
+        LABELS,
+        COLORS,
+        title=images.name,
+        abscissa="epochs (evaluations / N)",
+    )
     print(f"\n{images.name}, {args.epochs} epochs, {args.burn_in} burn-in\n")
     print(table(runs))
     print(f"\nPictures and results.json are in {args.out}")

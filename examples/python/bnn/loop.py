@@ -49,7 +49,10 @@ class Chain(Protocol):
         """Makes the updates of one epoch, which is counted from 1."""
 
     def predict(self, x: Tensor) -> Tensor:
-        """Class probabilities of the current sample."""
+        """Class probabilities: the mean over the epoch's samples."""
+
+    def num_samples(self) -> int:
+        """How many samples the epoch has; without any, predict() is for the present."""
 
     def report(self) -> dict[str, Any]:
         """What goes into the history besides the scores."""
@@ -147,14 +150,15 @@ def _predict(
 ) -> None:
     """Updates the predictions: a running mean over the samples after burn-in."""
     averaging = config.samples and state["epoch"] > config.burn_in
-    state["samples"] = state["samples"] + 1 if averaging else 0
+    before = state["samples"] if averaging else 0
+    new = chain.num_samples() if averaging else 0
+    state["samples"] = before + new
     for name, x in inputs.items():
-        now = chain.predict(x)
-        if state["samples"] > 1:
+        if before == 0:
+            state["predictions"][name] = chain.predict(x)
+        elif new > 0:
             mean = state["predictions"][name]
-            mean += (now - mean) / state["samples"]
-        else:
-            state["predictions"][name] = now
+            mean += new * (chain.predict(x) - mean) / state["samples"]
 
 
 def _save(state: dict[str, Any], path: Path) -> None:

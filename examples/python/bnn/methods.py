@@ -1,8 +1,8 @@
-"""The four methods of the SGHMC paper's figure 4, and their step sizes.
+"""The four methods of the SGHMC paper's figure 4 and SBPS, and their settings.
 
 Step sizes, friction and weight decay were chosen on the validation set by
 ``mnist_bnn.py --tune``, with the same budget for every method: six settings,
-60 epochs each.
+60 epochs each. For SBPS it was three sizes of minibatches, 20 epochs each.
 """
 
 from __future__ import annotations
@@ -15,16 +15,39 @@ from torch.optim import Optimizer
 
 import torch_sgmcmc as sg
 
-__all__ = ["METHODS", "SEARCH", "build_model", "build_optimizer"]
+__all__ = [
+    "FIGURE_4",
+    "METHODS",
+    "SEARCH",
+    "build_model",
+    "build_optimizer",
+    "build_sbps",
+]
 
-#: The settings in use. `precision` is the regulariser λ of the point estimates;
-#: the samplers start from λ = 1 and draw it.
+# Not searched for: the sampler's defaults, and two or three samples an epoch.
+_BOUNCY = {
+    "confidence": 3.0,
+    "refresh_rate": 0.0,
+    "sample_interval": 0.5,
+    "start_epochs": 5,
+    "precision": 1.0,
+}
+
+#: The settings in use. `precision` is λ, fixed: the regulariser of the point estimates.
+#: Samplers without it start from λ = 1 and draw it.
 METHODS: dict[str, dict[str, float]] = {
     "sgd": {"lr": 2.0, "precision": 1.0},
     "sgdm": {"lr": 0.3, "momentum": 0.9, "precision": 1.0},
     "sgld": {"lr": 3.0},
     "sghmc": {"lr": 0.1, "momentum": 0.99},
+    "sbps": {"minibatch": 100} | _BOUNCY,
+    "psbps": {"minibatch": 100} | _BOUNCY,
 }
+
+#: Those of the paper's figure, which run if no others are asked for.
+FIGURE_4 = ("sgd", "sgdm", "sgld", "sghmc")
+
+_BOUNCY_SEARCH = [{"minibatch": minibatch} | _BOUNCY for minibatch in (100, 200, 500)]
 
 #: What --tune tries.
 SEARCH: dict[str, list[dict[str, float]]] = {
@@ -44,6 +67,8 @@ SEARCH: dict[str, list[dict[str, float]]] = {
         for lr in (0.05, 0.1, 0.2)
         for momentum in (0.9, 0.99)
     ],
+    "sbps": _BOUNCY_SEARCH,
+    "psbps": _BOUNCY_SEARCH,
 }
 
 
@@ -60,17 +85,20 @@ def build_model(inputs: int, seed: int, device: torch.device) -> nn.Sequential:
     return model.to(device)
 
 
-def build_optimizer(
-    method: str, settings: dict[str, float], model: nn.Module, num_data: int, seed: int
-) -> tuple[Optimizer, sg.GammaPrecision | None]:
-    """The optimizer or sampler, and the hyperprior where there is one."""
-    # A group for each layer: each has a prior precision of its own.
-    groups: list[dict[str, Any]] = [
+def _layers(model: nn.Module) -> list[dict[str, Any]]:
+    """A param group for each layer: each has a prior precision of its own."""
+    return [
         {"params": list(layer.parameters())}
         for layer in model.children()
         if isinstance(layer, nn.Linear)
     ]
-    lr = settings["lr"]
+
+
+def build_optimizer(
+    method: str, settings: dict[str, float], model: nn.Module, num_data: int, seed: int
+) -> tuple[Optimizer, sg.GammaPrecision | None]:
+    """The optimizer or sampler, and the hyperprior where there is one."""
+    groups, lr = _layers(model), settings["lr"]
     if method in ("sgd", "sgdm"):
         sgd = torch.optim.SGD(
             groups,
@@ -81,7 +109,7 @@ def build_optimizer(
         return sgd, None
     common: dict[str, Any] = {
         "num_data": num_data,
-        "prior_precision": 1.0,
+        "prior_precision": settings.get("precision", 1.0),
         "seed": seed,
     }
     sampler: sg.Sampler
@@ -89,4 +117,28 @@ def build_optimizer(
         sampler = sg.SGLD(groups, lr, **common)
     else:
         sampler = sg.SGHMC(groups, lr, settings["momentum"], **common)
-    return sampler, sg.GammaPrecision(sampler)
+    return sampler, _hyperprior(sampler, settings)
+
+
+def _hyperprior(
+    sampler: sg.Sampler, settings: dict[str, float]
+) -> sg.GammaPrecision | None:
+    return None if "precision" in settings else sg.GammaPrecision(sampler)
+
+
+def build_sbps(
+    method: str, settings: dict[str, float], model: nn.Module, num_data: int, seed: int
+) -> tuple[sg.SBPS, sg.GammaPrecision | None]:
+    """SBPS, or for the method ``psbps`` pSBPS, and the hyperprior if there is one."""
+    sampler = sg.SBPS(
+        _layers(model),
+        num_data=num_data,
+        prior_precision=settings.get("precision", 1.0),
+        confidence=settings["confidence"],
+        refresh_rate=settings["refresh_rate"],
+        preconditioned=method == "psbps",
+        sample_interval=settings["sample_interval"],
+        model=model,
+        seed=seed,
+    )
+    return sampler, _hyperprior(sampler, settings)

@@ -14,22 +14,28 @@ __all__ = ["add_options", "check_options", "load"]
 
 
 def add_options(
-    parser: argparse.ArgumentParser, methods: Iterable[str], batch_size: int, name: str
+    parser: argparse.ArgumentParser,
+    methods: Iterable[str],
+    batch_size: int,
+    name: str,
+    default: Iterable[str] | None = None,
 ) -> None:
     """Adds what to run, on which data, where.
 
     Args:
         parser: the example's own.
-        methods: the choices of --method, all of which are the default.
+        methods: the choices of --method.
         batch_size: the default.
         name: of the folder under runs/ that is the default of --out.
+        default: the methods if none are named; None is all.
     """
+    default = None if default is None else list(default)
     parser.add_argument(
         "--method",
         nargs="+",
         choices=list(methods),
-        default=list(methods),
-        help="one or several methods (default: all)",
+        default=default or list(methods),
+        help=f"one or several methods (default: {' '.join(default or ['all'])})",
     )
     parser.add_argument(
         "--seeds", type=int, help="number of seeds (default: 2, with --paper 3)"

@@ -20,6 +20,8 @@ from .data import Images
 from .metrics import entropy
 
 __all__ = [
+    "COLORS",
+    "LABELS",
     "environment",
     "figure_4",
     "settings_in_words",
@@ -28,8 +30,22 @@ __all__ = [
     "write_json",
 ]
 
-LABELS = {"sgd": "SGD", "sgdm": "SGD with momentum", "sgld": "SGLD", "sghmc": "SGHMC"}
-COLORS = {"sgd": "C7", "sgdm": "C0", "sgld": "C2", "sghmc": "C3"}
+LABELS = {
+    "sgd": "SGD",
+    "sgdm": "SGD with momentum",
+    "sgld": "SGLD",
+    "sghmc": "SGHMC",
+    "sbps": "SBPS",
+    "psbps": "pSBPS",
+}
+COLORS = {
+    "sgd": "C7",
+    "sgdm": "C0",
+    "sgld": "C2",
+    "sghmc": "C3",
+    "sbps": "C4",
+    "psbps": "C1",
+}
 
 Runs = dict[str, list[dict[str, Any]]]  # method -> one state for each seed
 

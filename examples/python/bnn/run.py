@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torch.nn import functional as F
 
-from .data import Images, minibatches
+from .bouncy import BouncyChain
+from .data import Images
+from .epoch import train_epoch
 from .loop import RunConfig, run_chain
 from .methods import build_model, build_optimizer
 
@@ -24,7 +25,8 @@ def run(
         inputs, labels = {"labelled": images.validation_x}, images.validation_y
     elif images.other_x is not None:
         inputs["other"] = images.other_x
-    return run_chain(config, _Chain(config, images), inputs, labels, folder, position)
+    build = BouncyChain if config.method in ("sbps", "psbps") else _Chain
+    return run_chain(config, build(config, images), inputs, labels, folder, position)
 
 
 class _Chain:
@@ -45,23 +47,16 @@ class _Chain:
         )
 
     def train(self, epoch: int) -> None:
-        self._model.train()
-        for x, y in minibatches(
-            self._images.train_x,
-            self._images.train_y,
-            self._config.batch_size,
-            self._config.seed,
-            epoch,
-        ):
-            self._optimizer.zero_grad()
-            F.cross_entropy(self._model(x), y).backward()
-            self._optimizer.step()
+        train_epoch(self._model, self._optimizer, self._images, self._config, epoch)
         if self._precision is not None:
             self._precision.step()
 
     def predict(self, x: Tensor) -> Tensor:
         self._model.eval()
         return self._model(x).softmax(1)
+
+    def num_samples(self) -> int:
+        return 1
 
     def report(self) -> dict[str, Any]:
         if self._precision is None:

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
+from bnn import curves
 from bnn.report import Runs, settings_in_words
-from matplotlib.ticker import MaxNLocator, NullFormatter
 from scipy import stats
 
 from .methods import LABELS
@@ -88,50 +83,13 @@ def interval(values: list[float], digits: int) -> str:
 
 def learning_curves(runs: Runs, path: Path) -> None:
     """Error and negative log-likelihood against data passes."""
-    figure, panels = plt.subplots(1, 2, figsize=(10.4, 3.8), layout="constrained")
     config = next(iter(runs.values()))[0]["config"]
-    for axes, score, unit, label in (
-        (panels[0], "error", 100, "test error (%)"),
-        (panels[1], "nll", 1, "− test log-likelihood (nats an image)"),
-    ):
-        for method, states in runs.items():
-            _curve(axes, method, states, score, unit)
-        axes.axvline(
-            config["burn_in"] / config["samples_per_pass"],
-            color="0.6",
-            linestyle=":",
-            label="burn-in ends",
-        )
-        axes.set_yscale("log")
-        low, high = axes.get_ylim()
-        axes.yaxis.set_major_formatter("{x:g}")
-        # Over a decade and more, labels between the powers of ten would crowd.
-        axes.yaxis.set_minor_formatter("{x:g}" if high < 10 * low else NullFormatter())
-        axes.set_xlabel("passes over the data")
-        axes.set_ylabel(label)
-        axes.grid(alpha=0.3, which="both")
-        if config["epochs"] > config["samples_per_pass"]:
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", fontsize="small")
-    seeds = max(len(s) for s in runs.values())
-    figure.suptitle(
-        f"{config['dataset']}, {config['model'].upper()}: "
-        + (f"mean of {seeds} seeds, range shaded" if seeds > 1 else "one seed"),
-        fontsize="medium",
+    curves.learning_curves(
+        runs,
+        path,
+        LABELS,
+        COLORS,
+        title=f"{config['dataset']}, {config['model'].upper()}",
+        abscissa="passes over the data",
+        epochs_per_unit=config["samples_per_pass"],
     )
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
-
-
-def _curve(
-    axes: Any, method: str, states: list[dict[str, Any]], score: str, unit: float
-) -> None:
-    values = unit * np.array([[r[score] for r in s["history"]] for s in states])
-    passes = np.arange(1, values.shape[1] + 1) / states[0]["config"]["samples_per_pass"]
-    color = COLORS[method]
-    axes.plot(passes, values.mean(0), color=color, label=LABELS[method])
-    if len(states) > 1:
-        axes.fill_between(
-            passes, values.min(0), values.max(0), color=color, alpha=0.2, linewidth=0
-        )

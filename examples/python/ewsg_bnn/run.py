@@ -69,6 +69,9 @@ class _Ensemble:
             total += chain.predict(x)
         return total / len(self.chains)
 
+    def num_samples(self) -> int:
+        return 1
+
     def report(self) -> dict[str, Any]:
         report: dict[str, Any] = {"gradients": sum(c.gradients for c in self.chains)}
         if self._config.method == "ewsg":

@@ -1,0 +1,1 @@
+"""The parts of SBPS's figure 6: data, posterior, reference, trajectories, report."""

@@ -1,0 +1,168 @@
+"""How far runs are from the reference: scores, table, JSON and picture."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+import torch_sgmcmc as sg
+
+from .chains import ChainConfig
+from .data import SmallImages
+from .reference import Reference, mean_prediction
+
+__all__ = ["PARTS", "Run", "figure_6", "name_of", "score", "table", "write_json"]
+
+#: The principal directions in four equal parts, from wide to narrow.
+PARTS = ("widest", "wide", "narrow", "narrowest")
+
+Run = dict[str, Any]
+
+
+def score(
+    config: ChainConfig,
+    result: dict[str, Any],
+    reference: Reference,
+    images: SmallImages,
+    burn_in: int,
+) -> Run:
+    """A run's figures, from its samples after burn-in.
+
+    For each of :data:`PARTS`, ``variance`` is the mean over its directions of the
+    samples' variance over the reference's: below 1 the run has not been everywhere,
+    above 1 the variance is too large, or the run has been where nothing is;
+    ``narrowest_direction`` is that of the last direction alone. ``offset``
+    is the root mean square over its directions of the distance between the means, in
+    the reference's standard deviations. ``prediction`` is the mean over test images of
+    the total variation distance between the mean predictions.
+    """
+    used = torch.tensor(result["costs"]) > burn_in * len(images.train_y)
+    samples: Tensor = result["samples"][used]
+    if len(samples) < 2:
+        raise SystemExit(
+            f"{config.name} has {len(samples)} samples after burn-in: more --epochs"
+        )
+    z = reference.standardised(samples)
+    variance = z.var(0).tensor_split(len(PARTS))
+    mean = z.mean(0).tensor_split(len(PARTS))
+    predicted = mean_prediction(samples.double(), images.test_x)
+    return {
+        "config": vars(config),
+        "samples": len(samples),
+        "evaluations": result["costs"][-1],
+        "variance": [part.mean().item() for part in variance],
+        "narrowest_direction": z[:, -1].var().item(),
+        "offset": [part.square().mean().sqrt().item() for part in mean],
+        "prediction": (predicted - reference.predictions).abs().sum(1).mean().item()
+        / 2,
+        "diagnostics": result["diagnostics"],
+    }
+
+
+def name_of(run: Run) -> str:
+    """As in "SGLD, lr 0.1"."""
+    config = run["config"]
+    if config["method"] == "sgld":
+        return f"SGLD, lr {config['setting']:g}"
+    return f"SBPS, refresh rate {config['setting']:g}"
+
+
+def table(runs: dict[str, list[Run]]) -> str:
+    """A markdown table: means over seeds and their 95 % t intervals."""
+    head = [
+        "method",
+        *(f"variance, {part}" for part in PARTS),
+        "variance, narrowest direction",
+        *(f"offset, {part}" for part in (PARTS[0], PARTS[-1])),
+        "predictions",
+    ]
+    rows = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
+    for name, some in runs.items():
+        cells = [
+            *(_interval([r["variance"][i] for r in some]) for i in range(len(PARTS))),
+            _interval([r["narrowest_direction"] for r in some]),
+            *(_interval([r["offset"][i] for r in some]) for i in (0, -1)),
+            _interval([r["prediction"] for r in some], 4),
+        ]
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _interval(values: list[float], digits: int = 2) -> str:
+    mean = f"{np.mean(values):.{digits}f}"
+    if len(values) == 1:
+        return mean
+    half_width = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
+    return f"{mean} ± {half_width:.{digits}f}"
+
+
+def write_json(runs: dict[str, list[Run]], reference: Reference, path: Path) -> None:
+    """All figures behind the table."""
+    document = {
+        "environment": {
+            "torch": torch.__version__,
+            "torch_sgmcmc": sg.__version__,
+            "python": platform.python_version(),
+            "threads": torch.get_num_threads(),
+        },
+        "reference": reference.quality | {"deviations": reference.deviations.tolist()},
+        "runs": [run for some in runs.values() for run in some],
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def figure_6(
+    results: dict[str, dict[str, Any]],
+    reference: Reference,
+    num_data: int,
+    burn_in: int,
+    path: Path,
+) -> None:
+    """Trajectories of one seed in the widest, median and narrowest direction.
+
+    Args:
+        results: by name, what :func:`mnist7.chains.run_chain` returned.
+        reference: what is drawn as a band of two standard deviations.
+        num_data: N.
+        burn_in: in epochs.
+        path: of the picture.
+    """
+    d = len(reference.mean)
+    figure, panels = plt.subplots(
+        3, len(results), sharex=True, figsize=(2.2 * len(results), 6), squeeze=False
+    )
+    figure.set_layout_engine("constrained")
+    for row, (place, label) in enumerate(
+        ((0, "widest"), (d // 2, "median"), (d - 1, "narrowest"))
+    ):
+        limit = 4.0
+        for column, (name, result) in enumerate(results.items()):
+            axes = panels[row, column]
+            z = reference.standardised(result["samples"])[:, place]
+            epochs = np.array(result["costs"]) / num_data
+            late = z[torch.from_numpy(epochs) > burn_in]
+            limit = max(limit, 1.1 * float(late.abs().max()))
+            axes.axhspan(-2, 2, color="C0", alpha=0.2, linewidth=0)
+            axes.axvline(burn_in, color="0.6", linestyle=":")
+            axes.plot(epochs, z, color="C3", linewidth=0.6)
+            if row == 0:
+                axes.set_title(name, fontsize="medium")
+        for column, axes in enumerate(panels[row]):
+            axes.set_ylim(-limit, limit)
+            if column > 0:
+                axes.set_yticklabels([])
+        panels[row, 0].set_ylabel(f"{label} direction\n(standard deviations)")
+    figure.supxlabel("epochs (evaluations / N)", fontsize="medium")
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
