@@ -200,6 +200,9 @@ void SBPS::come_by(Flight& flight,
     }
   }
   if (moved) flight.place(line_end);
+  for (const auto& [key, hook] : segment_hooks_) {
+    hook(flight, line_begin, line_end);
+  }
 }
 
 int64_t SBPS::register_sample_hook(SampleHook hook) {
@@ -213,6 +216,13 @@ int64_t SBPS::register_sample_hook(SampleHook hook) {
 }
 
 void SBPS::remove_sample_hook(int64_t key) { hooks_.erase(key); }
+
+int64_t SBPS::register_segment_hook(SegmentHook hook) {
+  segment_hooks_[next_hook_] = std::move(hook);
+  return next_hook_++;
+}
+
+void SBPS::remove_segment_hook(int64_t key) { segment_hooks_.erase(key); }
 
 SBPSDiagnostics SBPS::diagnostics() const {
   const SBPSOptions& o = options_at(0);
