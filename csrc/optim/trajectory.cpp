@@ -12,12 +12,12 @@
 
 namespace torch_sgmcmc {
 
-TimeAverage::TimeAverage(SBPS& sampler) : sampler_(&sampler) {
-  hook_ = sampler.register_segment_hook(
-      [this](const Flight& flight, double begin, double end) {
-        follow(flight, begin, end);
-      });
-}
+TimeAverage::TimeAverage(SBPS& sampler)
+    : sampler_(&sampler),
+      hook_(sampler.register_segment_hook(
+          [this](const Flight& flight, double begin, double end) {
+            follow(flight, begin, end);
+          })) {}
 
 TimeAverage::~TimeAverage() { remove(); }
 

@@ -3,6 +3,7 @@
 #include <torch/headeronly/util/Half.h>
 
 #include <cmath>
+#include <string>
 #include <vector>
 
 #include "apply/cpu.h"
@@ -49,7 +50,9 @@ std::vector<double> Row(const char* name, const Tensor& row) {
 // derivatives, one after the other: they are few, and on the host.
 Tensor SBPSMoments(Tensor losses, Tensor derivatives) {
   int64_t bad = 0;
-  for (const double loss : Row("losses", losses)) bad += !std::isfinite(loss);
+  for (const double loss : Row("losses", losses)) {
+    if (!std::isfinite(loss)) ++bad;
+  }
   const std::vector<double> d = Row("derivatives", derivatives);
   double mean = 0;
   for (const double x : d) mean += x;

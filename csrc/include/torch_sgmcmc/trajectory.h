@@ -32,7 +32,9 @@ class TORCH_SGMCMC_API TimeAverage {
   explicit TimeAverage(SBPS& sampler);
   ~TimeAverage();
   TimeAverage(const TimeAverage&) = delete;
+  TimeAverage(TimeAverage&&) = delete;
   TimeAverage& operator=(const TimeAverage&) = delete;
+  TimeAverage& operator=(TimeAverage&&) = delete;
 
   /// Stops following; what has been averaged stays.
   void remove();
