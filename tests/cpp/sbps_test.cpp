@@ -103,7 +103,7 @@ TEST(TimeAverage, IsTheIntegralAlongTheLines) {
     second += length / 3 * (a * a + a * b + b * b);
   }
   const double time = sampler.diagnostics().trajectory_time;
-  ASSERT_GT(sampler.diagnostics().bounces, 10);
+  ASSERT_GT(sampler.diagnostics().bounces, 5);
   EXPECT_NEAR(average.time(), time, 1e-12 * time);
   first /= time;
   second /= time;
