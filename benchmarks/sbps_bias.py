@@ -52,12 +52,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--chains", type=int, default=12)
     parser.add_argument("--events", type=int, default=4000)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 500])
+    parser.add_argument(
+        "--confidences", type=float, nargs="+", default=list(range(1, 9))
+    )
     arguments = parser.parse_args()
     print("| k | n | of proposals | of bounces | proposals/bounce | variance |")
     print("| --- | --- | --- | --- | --- | --- |")
-    grid = [(k, 100) for k in range(1, 9)] + [(3, n) for n in (5, 20, 500)]
-    for k, n in grid:
-        print(measure(k, n, arguments.chains, arguments.events), flush=True)
+    for n in arguments.sizes:
+        for k in arguments.confidences:
+            print(measure(k, n, arguments.chains, arguments.events), flush=True)
 
 
 if __name__ == "__main__":

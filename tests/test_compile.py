@@ -4,13 +4,14 @@ import copy
 import os
 import shutil
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from reference import same_bits
 from short_chains import assert_same
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_sgmcmc as sg
 from torch_sgmcmc import _library as ops
@@ -57,17 +58,49 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     move = {"kick": 0.1, "drift": 0.2, "num_data": 3.0, "prior_precision": 0.4}
     ops.hmc_leapfrog_([p], [g], [noise], [1 + square], **move)
     energy = ops.hmc_energy([p], [noise], [], prior_precision=0.4, num_chains=1)
-    ratio = ratio + energy
+    ops.sbps_place_([p], [noise], [v], time=0.01)
+    sums = ops.sbps_reflection_sums([p], [g], [v], [square], weight_decay=0.1)
+    turn = {"weight_decay": 0.1, "scale": 0.9, "gain": 1e-3}
+    ops.sbps_reflect_([p], [g], [v], [square], **turn)
+    ops.sbps_adapt_([p], [g], [square], weight_decay=0.1, decay=0.9)
+    scales, along = torch.zeros_like(p), torch.zeros_like(p)
+    ops.sbps_precondition_([square], [v], [scales], [along], eps=0.1, scale=0.5)
+    p.add_(along, alpha=1e-3)
+    total = ops.sbps_preconditioner_sum([square], eps=0.1)
+    moments = ops.sbps_moments(p, scales)
+    dot = ops.sbps_dot([p], [scales])
+    ratio = ratio + energy + (sums.sum() + total + moments.sum() + dot) / 100
     return ops.sum_of_squares([p, noise]) + (p + noise).sum().double() + ratio[0]
+
+
+def inputs(numel: int = 40) -> list[Tensor]:
+    g = torch.Generator().manual_seed(numel)
+    tensors = [torch.randn(numel, generator=g) for _ in range(4)]
+    return [*tensors, torch.tensor(7)]
+
+
+def test_every_operator_is_there() -> None:
+    class Record(TorchDispatchMode):
+        seen: ClassVar[set[str]] = set()
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.seen.add(func.name())
+            return func(*args, **(kwargs or {}))
+
+    with Record():
+        every_operator(*inputs())
+    registered = {
+        name
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("torch_sgmcmc::")
+    }
+    assert registered <= Record.seen
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_operators_in_one_graph(backend: str) -> None:
-    def inputs() -> list[Tensor]:
-        g = torch.Generator().manual_seed(0)
-        tensors = [torch.randn(40, generator=g) for _ in range(4)]
-        return [*tensors, torch.tensor(7)]
-
     compiled = torch.compile(every_operator, backend=backend, fullgraph=True)
     expected, actual = inputs(), inputs()
     for _ in range(3):
@@ -82,11 +115,8 @@ def test_operators_with_dynamic_shapes() -> None:
         every_operator, backend="aot_eager", fullgraph=True, dynamic=True
     )
     for numel in (5, 17, 130):
-        g = torch.Generator().manual_seed(numel)
-        expected = [torch.randn(numel, generator=g) for _ in range(4)]
-        actual = [t.clone() for t in expected]
-        a = every_operator(*expected, torch.tensor(numel))
-        b = compiled(*actual, torch.tensor(numel))
+        expected, actual = inputs(numel), inputs(numel)
+        a, b = every_operator(*expected), compiled(*actual)
         assert_same(actual, expected)
         assert same_bits(a, b)
 
@@ -165,3 +195,28 @@ def test_a_counter_in_a_tensor_needs_no_recompilation(kind: str) -> None:
     for _ in range(5):
         step(x)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs > 0
+
+
+@pytest.mark.parametrize("forward", [False, True], ids=["reverse", "forward"])
+def test_a_compiled_step_that_calls_its_closure(forward: bool) -> None:
+    nets, chains = [], []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        net = nn.Linear(4, 3)
+        x = torch.linspace(-1, 1, 4 * 5).view(5, 4)
+        sampler = sg.SBPS(
+            net.parameters(),
+            num_data=10,
+            prior_precision=2.0,
+            seed=1,
+            model=net if forward else None,
+        )
+        step = sampler.step
+        if compiled:
+            step = torch.compile(sampler.step, backend="aot_eager")
+        for _ in range(12):
+            step(lambda net=net, x=x: net(x).square().mean(dim=1))
+        nets.append(list(net.parameters()))
+        chains.append(sampler.state_dict()["param_groups"])
+    assert_same(*nets)
+    assert chains[0] == chains[1] and chains[0][0]["num_bounces"] > 0

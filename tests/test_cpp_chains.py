@@ -176,9 +176,12 @@ def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
     net.load_state_dict(job["model"])
     sampler = make_sampler(name, net)
     precision = sg.GammaPrecision(sampler)
+    average = sg.TimeAverage(sampler) if isinstance(sampler, sg.SBPS) else None
     if "state" in job:
         sampler.load_state_dict(job["state"])
         precision.load_state_dict(job["precision"])
+        if average is not None:
+            average.load_state_dict(job["average"])
     # Each step has minibatches of its own; it may leave some of them.
     steps = job["batches"].tensor_split(len(job["lrs"]))
     for i, (lrs, drawn) in enumerate(zip(job["lrs"], steps, strict=True)):
@@ -206,6 +209,7 @@ def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
         "model": dict(net.state_dict()),
         "state": sampler.state_dict(),
         "precision": precision.state_dict(),
+        "average": {} if average is None else average.state_dict(),
         "summary": sampler.target_summary(),
     }
 
@@ -249,8 +253,8 @@ def assert_same(ours: object, theirs: object, where: str = "") -> None:
         assert isinstance(theirs, dict) and ours.keys() == theirs.keys(), where
         for key, value in ours.items():
             assert_same(value, theirs[key], f"{where}[{key!r}]")
-    elif isinstance(ours, list):
-        assert isinstance(theirs, list) and len(ours) == len(theirs), where
+    elif isinstance(ours, list | tuple):
+        assert type(ours) is type(theirs) and len(ours) == len(theirs), where
         for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
             assert_same(one, other, f"{where}[{i}]")
     else:
@@ -363,6 +367,30 @@ def test_the_same_messages_of_what_groups_share(
         method(net.parameters(), **{**common, **changes}, num_data=500)
     for group in job["groups"]:
         group.update(changes)
+    with pytest.raises(ValueError) as in_cpp:
+        run_in_cpp(job)
+    assert str(in_cpp.value) == str(in_python.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("temperature", 2.0),
+        ("preconditioned", True),
+        ("sample_interval", None),
+        ("confidence", 2.5),
+    ],
+)
+def test_the_same_message_of_groups_that_differ(
+    key: str, value: object, run_in_cpp: Callable[..., dict[str, Any]]
+) -> None:
+    name = "SBPS"
+    job = make_job(name, torch.float32)
+    job = {**job, "batches": job["batches"][:3], "lrs": job["lrs"][:3]}
+    job.update(run_in_python(name, job))
+    job["state"]["param_groups"][1][key] = value
+    with pytest.raises(ValueError, match=f"Invalid {key}: .*one particle") as in_python:
+        run_in_python(name, job)
     with pytest.raises(ValueError) as in_cpp:
         run_in_cpp(job)
     assert str(in_cpp.value) == str(in_python.value)

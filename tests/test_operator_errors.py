@@ -33,6 +33,13 @@ HYPER: dict[str, dict[str, Any]] = {
         "prior_precision": 1.0,
     },
     "hmc_energy": {"prior_precision": 1.0, "num_chains": 1},
+    "sbps_place_": {"time": 0.7},
+    "sbps_reflect_": {"weight_decay": 0.1, "scale": 0.9, "gain": 0.3},
+    "sbps_reflection_sums": {"weight_decay": 0.1},
+    "sbps_adapt_": {"weight_decay": 0.1, "decay": 0.9},
+    "sbps_precondition_": {"eps": 0.1, "scale": 2.0},
+    "sbps_preconditioner_sum": {"eps": 0.1},
+    "sbps_dot": {},
 }
 ARGUMENTS = {
     "sgld_step_": ["params", "grads"],
@@ -53,7 +60,21 @@ ARGUMENTS = {
     "hmc_momenta_": ["momenta", "masses"],
     "hmc_leapfrog_": ["params", "grads", "momenta", "masses"],
     "hmc_energy": ["params", "momenta", "masses"],
+    "sbps_place_": ["params", "origins", "directions"],
+    "sbps_reflect_": ["params", "grads", "velocities", "preconditioners"],
+    "sbps_reflection_sums": ["params", "grads", "velocities", "preconditioners"],
+    "sbps_adapt_": ["params", "grads", "square_averages"],
+    "sbps_precondition_": [
+        "square_averages",
+        "velocities",
+        "preconditioners",
+        "directions",
+    ],
+    "sbps_preconditioner_sum": ["square_averages"],
+    "sbps_dot": ["tensors", "directions"],
 }
+# Operators whose arguments are no lists of equal lengths have tests of their own.
+OTHERS = {"metropolis_decide", "select_chains_", "sbps_moments"}
 IN_ARITHMETIC_TYPE = {
     "momenta",
     "masses",
@@ -64,15 +85,33 @@ IN_ARITHMETIC_TYPE = {
     "variances",
     "previous",
     "full_grads",
+    "origins",
+    "velocities",
+    "preconditioners",
+    "directions",
 }
 READ = {"full_grads", "grad_variances", "masses"}
 
 
+#: Of the operators that do not write all their state.
+WRITTEN = {
+    "ewsg_log_ratio": set(),
+    "hmc_energy": set(),
+    "sum_of_squares": set(),
+    "control_variate_": {"grads"},
+    "sbps_place_": {"params"},
+    "sbps_reflect_": {"velocities"},
+    "sbps_reflection_sums": set(),
+    "sbps_adapt_": {"square_averages"},
+    "sbps_precondition_": {"preconditioners", "directions"},
+    "sbps_preconditioner_sum": set(),
+    "sbps_dot": set(),
+}
+
+
 def is_written(op: str, name: str) -> bool:
-    if op in ("ewsg_log_ratio", "hmc_energy", "sum_of_squares"):
-        return False
-    if op == "control_variate_":
-        return name == "grads"
+    if op in WRITTEN:
+        return name in WRITTEN[op]
     return name in {"params", "out", *IN_ARITHMETIC_TYPE} - READ
 
 
@@ -108,6 +147,15 @@ def check(op: str, lists: dict[str, list[Tensor]], message: str, **hyper: Any) -
 def test_the_arguments_without_a_mistake_are_right(op: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         getattr(ops, op)(*make_lists(op, dtype).values(), **HYPER[op])
+
+
+def test_no_operator_is_left_out() -> None:
+    registered = {
+        name.removeprefix("torch_sgmcmc::")
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("torch_sgmcmc::")
+    }
+    assert registered == ARGUMENTS.keys() | OTHERS
 
 
 # ---- Tensors ---------------------------------------------------------------------
@@ -195,6 +243,14 @@ def test_dtypes(op: str, name: str, dtype: torch.dtype, shown: str) -> None:
         ("hmc_leapfrog_", "masses"),
         ("hmc_energy", "momenta"),
         ("hmc_energy", "masses"),
+        ("sbps_place_", "origins"),
+        ("sbps_place_", "directions"),
+        ("sbps_reflect_", "velocities"),
+        ("sbps_reflect_", "preconditioners"),
+        ("sbps_reflection_sums", "velocities"),
+        ("sbps_reflection_sums", "preconditioners"),
+        ("sbps_adapt_", "square_averages"),
+        ("sbps_dot", "directions"),
     ],
 )
 def test_state_is_in_the_type_of_arithmetic(op: str, name: str) -> None:
@@ -212,7 +268,8 @@ def test_state_is_in_the_type_of_arithmetic(op: str, name: str) -> None:
         check(
             op,
             lists,
-            f"{name}[0] has {got}, expected {state} (for params[0] in {shown})",
+            f"{name}[0] has {got}, expected {state} (for {ARGUMENTS[op][0]}[0] in "
+            f"{shown})",
         )
 
 
@@ -232,7 +289,7 @@ def test_expanded_tensors_cannot_be_written(op: str, name: str) -> None:
         results = [getattr(ops, op)(*ts.values(), **HYPER[op]) for ts in (lists, other)]
         for a, b in zip(lists.values(), other.values(), strict=True):
             assert all(same_bits(x, y) for x, y in zip(a, b, strict=True))
-        assert results[0] == results[1]
+        assert results == [None, None] or torch.equal(*results)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
@@ -263,8 +320,15 @@ NUMBERS = [(op, k) for op in WITH_TARGET for k in TARGET] + [
     ("hmc_momenta_", "temperature"),
     *(("hmc_leapfrog_", name) for name in HYPER["hmc_leapfrog_"]),
     ("hmc_energy", "prior_precision"),
+    ("sbps_reflect_", "weight_decay"),
+    ("sbps_reflect_", "scale"),
+    ("sbps_reflection_sums", "weight_decay"),
+    ("sbps_adapt_", "weight_decay"),
+    ("sbps_precondition_", "eps"),
+    ("sbps_precondition_", "scale"),
+    ("sbps_preconditioner_sum", "eps"),
 ]
-POSITIVE = ("num_data", "eps")
+POSITIVE = ("num_data", "eps", "scale")
 
 
 @pytest.mark.parametrize(("op", "name"), NUMBERS)
@@ -295,6 +359,7 @@ def test_numbers(op: str, name: str) -> None:
         ("sgnht_step_", "momentum"),
         ("ewsg_log_ratio", "momentum"),
         ("psgld_step_", "decay"),
+        ("sbps_adapt_", "decay"),
     ],
 )
 @pytest.mark.parametrize(
@@ -304,6 +369,17 @@ def test_numbers(op: str, name: str) -> None:
 def test_fractions(op: str, name: str, value: float, shown: str) -> None:
     message = f"Invalid {name}: {shown} (must be in [0, 1))"
     check(op, make_lists(op), message, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("op", "name"), [("sbps_place_", "time"), ("sbps_reflect_", "gain")]
+)
+def test_numbers_of_any_sign(op: str, name: str) -> None:
+    for value in (torch.nan, torch.inf, -torch.inf):
+        message = f"Invalid {name}: {value} (must be finite)"
+        check(op, make_lists(op), message, **{name: value})
+    for value in (-0.5, 0.0):
+        getattr(ops, op)(*make_lists(op).values(), **{**HYPER[op], name: value})
 
 
 def test_gamma_is_for_adaptation() -> None:
@@ -370,10 +446,19 @@ def test_num_chains(op: str) -> None:
     check(op, lists, message, num_chains=2)
 
 
-@pytest.mark.parametrize("op", ["hmc_momenta_", "hmc_leapfrog_", "hmc_energy"])
-def test_masses_may_be_left_out_but_not_in_part(op: str) -> None:
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        ("hmc_momenta_", "masses"),
+        ("hmc_leapfrog_", "masses"),
+        ("hmc_energy", "masses"),
+        ("sbps_reflect_", "preconditioners"),
+        ("sbps_reflection_sums", "preconditioners"),
+    ],
+)
+def test_scales_may_be_left_out_but_not_in_part(op: str, name: str) -> None:
     lists = make_lists(op)
-    lists["masses"] = []
+    lists[name] = []
     getattr(ops, op)(*lists.values(), **HYPER[op])
 
 
@@ -383,7 +468,7 @@ def test_momenta_may_be_left_out_but_not_in_part() -> None:
     ops.ewsg_log_ratio(*lists.values(), **HYPER["ewsg_log_ratio"])
 
 
-# ---- Metropolis decisions ---------------------------------------------------------
+# ---- Operators of another kind ----------------------------------------------------
 
 
 def fails(call: Callable[[], object], message: str) -> None:
@@ -449,6 +534,17 @@ def test_selection() -> None:
         "select_chains_: tensors[0] is an expanded tensor (several elements share "
         "memory) and cannot be written",
     )
+
+
+@pytest.mark.parametrize("name", ["losses", "derivatives"])
+def test_moments(name: str) -> None:
+    for bad in (torch.ones(1), torch.ones(3).int(), torch.ones(2, 2), torch.tensor(1)):
+        given = {"losses": torch.ones(3), "derivatives": torch.ones(3), name: bad}
+        fails(
+            lambda given=given: ops.sbps_moments(*given.values()),
+            f"sbps_moments: {name} must be one row of at least 2 numbers in float32, "
+            "float64, bfloat16 or float16",
+        )
 
 
 # ---- Counters --------------------------------------------------------------------

@@ -145,7 +145,7 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "sbps_precondition_": ((q, v, s, g), {"eps": 0.1, "scale": 2.0}),
         "sbps_preconditioner_sum": ((q,), {"eps": 0.1}),
         "sbps_dot": ((b, v), {}),
-        "sbps_moments": ((ratios[:2].clone(),), {}),
+        "sbps_moments": ((b[0].flatten(), ratios[:2].clone()), {}),
     }
 
 

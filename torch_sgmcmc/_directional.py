@@ -8,13 +8,14 @@ same minibatch to be had afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+
+from torch_sgmcmc._slots import Slots
 
 __all__ = ["Observation", "check_model", "observe"]
 
@@ -24,7 +25,7 @@ class Observation(NamedTuple):
 
     Args:
         losses: [n], of the examples.
-        derivatives: [n], of the losses along the direction, in float64 on the CPU.
+        derivatives: [n], of the losses along the direction.
         gradient: returns the gradient of the mean loss, a tensor for each parameter.
         free: whether the gradient is there already.
     """
@@ -39,8 +40,8 @@ def observe(
     name: str,
     closure: Callable[[], Any],
     params: Sequence[Tensor],
-    directions: Sequence[Tensor],
-    model: nn.Module | None,
+    along: Sequence[Tensor],
+    slots: Slots | None,
     all_params: Sequence[Tensor],
 ) -> Observation:
     """Calls the closure once and differentiates what it returns.
@@ -49,8 +50,8 @@ def observe(
         name: of the sampler, for messages.
         closure: returns per-example losses, [n].
         params: the parameters that move.
-        directions: where to, a tensor for each of them; of any float type.
-        model: the module that holds them, for forward mode; None for reverse mode.
+        along: where to, a tensor like each of them.
+        slots: of the module that holds them, for forward mode; None for reverse mode.
         all_params: these and others, whose gradients the closure must leave alone.
 
     Raises:
@@ -59,10 +60,10 @@ def observe(
     """
     for p in all_params:
         p.grad = None
-    along = [u.detach().to(p.dtype) for p, u in zip(params, directions, strict=True)]
-    run = _reverse if model is None else _forward
     try:
-        return run(name, closure, params, along, model)
+        if slots is None:
+            return _reverse(name, closure, params, along)
+        return _forward(name, closure, params, along, slots)
     finally:
         for p in all_params:
             p.grad = None
@@ -73,16 +74,21 @@ def _forward(
     closure: Callable[[], Any],
     params: Sequence[Tensor],
     along: Sequence[Tensor],
-    model: nn.Module | None,
+    slots: Slots,
 ) -> Observation:
-    assert model is not None
     with torch.enable_grad(), forward_ad.dual_level():
         duals = {
             id(p): forward_ad.make_dual(p, u)
             for p, u in zip(params, along, strict=True)
         }
-        with _replaced(model, duals):
+        places = slots.of(duals)
+        try:
+            for holder, key, p in places:
+                holder[key] = duals[id(p)]
             dual = closure()
+        finally:
+            for holder, key, p in places:
+                holder[key] = p
         _check_losses(name, dual, params)
         losses, tangent = forward_ad.unpack_dual(dual)
     if tangent is None:
@@ -92,11 +98,11 @@ def _forward(
         )
 
     def gradient() -> list[Tensor]:
-        weights = torch.full_like(losses, 1 / len(losses))
+        weights = torch.full_like(losses, 1 / losses.shape[0])
         grads = torch.autograd.grad(losses, params, weights, allow_unused=True)
         return _without_none(params, grads)
 
-    return Observation(losses.detach(), _on_host(tangent), gradient, False)
+    return Observation(losses.detach(), tangent.detach(), gradient, False)
 
 
 def _reverse(
@@ -104,12 +110,11 @@ def _reverse(
     closure: Callable[[], Any],
     params: Sequence[Tensor],
     along: Sequence[Tensor],
-    model: nn.Module | None,
 ) -> Observation:
     with torch.enable_grad():
         losses = closure()
         _check_losses(name, losses, params)
-        weights = torch.full_like(losses, 1 / len(losses)).requires_grad_()
+        weights = torch.full_like(losses, 1 / losses.shape[0]).requires_grad_()
         grads = torch.autograd.grad(
             losses, params, weights, create_graph=True, allow_unused=True
         )
@@ -124,7 +129,7 @@ def _reverse(
     fixed = [None if g is None else g.detach() for g in grads]
     return Observation(
         losses.detach(),
-        _on_host(derivatives),
+        derivatives.detach(),
         lambda: _without_none(params, fixed),
         True,
     )
@@ -138,10 +143,6 @@ def _without_none(
         torch.zeros_like(p) if g is None else g.detach()
         for p, g in zip(params, grads, strict=True)
     ]
-
-
-def _on_host(derivatives: Tensor) -> Tensor:
-    return derivatives.detach().to("cpu", torch.float64).contiguous()
 
 
 def _unrelated(name: str) -> str:
@@ -168,20 +169,13 @@ def _check_losses(name: str, losses: object, params: Sequence[Tensor]) -> None:
             f"{name} got losses of shape {list(losses.shape)} from the closure (must "
             f"be those of the examples, of shape [n]{hint})"
         )
-    if len(losses) < 2:
+    if losses.shape[0] < 2:
         raise RuntimeError(
-            f"{name} got the loss of {len(losses)} example from the closure (must be "
-            "of 2 at least, to estimate the noise of a minibatch)"
+            f"{name} got the loss of {losses.shape[0]} example from the closure (must "
+            "be of 2 at least, to estimate the noise of a minibatch)"
         )
     if not losses.requires_grad:
         raise RuntimeError(_unrelated(name))
-    finite = torch.isfinite(losses.detach())
-    if not bool(finite.all()):
-        bad = int((~finite).sum())
-        raise RuntimeError(
-            f"{name} got {bad} of {len(losses)} losses from the closure that are not "
-            "finite"
-        )
 
 
 def check_model(name: str, model: object, params: Sequence[Tensor]) -> nn.Module | None:
@@ -201,21 +195,3 @@ def check_model(name: str, model: object, params: Sequence[Tensor]) -> nn.Module
             "not parameters of it"
         )
     return model
-
-
-@contextmanager
-def _replaced(model: nn.Module, by: dict[int, Tensor]) -> Iterator[None]:
-    """Puts other tensors in the place of a module's parameters, wherever they are."""
-    slots = [
-        (module._parameters, key, p)
-        for module in model.modules()
-        for key, p in module._parameters.items()
-        if id(p) in by
-    ]
-    try:
-        for slot, key, p in slots:
-            slot[key] = by[id(p)]  # type: ignore[assignment]
-        yield
-    finally:
-        for slot, key, p in slots:
-            slot[key] = p

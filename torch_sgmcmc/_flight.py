@@ -75,6 +75,9 @@ class Flight:
         self.parts = parts
         self.params = [p for part in parts for p in part.params]
         self.directions = [u for part in parts for u in part.directions]
+        self._ids = frozenset(map(id, self.params))
+        self._tangents: list[Tensor] = []
+        self._prior: tuple[float, float] | None = None
         self._marks: list[tuple[int, int]] = []
         self._marked = math.nan
 
@@ -136,14 +139,16 @@ class Flight:
 
     def same_as(self, sampler: Sampler, preconditioned: bool) -> bool:
         """Whether these are still the moving parameters of the sampler."""
-        wanted = {
+        wanted = [
             id(p)
             for group in sampler.param_groups
             for p in group["params"]
             if p.requires_grad and p.numel() > 0
-        }
-        return wanted == {id(p) for p in self.params} and preconditioned == bool(
-            self.parts[0].square_average
+        ]
+        return (
+            len(wanted) == len(self._ids)
+            and self._ids.issuperset(wanted)
+            and preconditioned == bool(self.parts[0].square_average)
         )
 
     def states(self) -> Iterable[tuple[Tensor, dict[str, Tensor]]]:
@@ -158,6 +163,15 @@ class Flight:
                         if getattr(part, key)
                     },
                 )
+
+    @property
+    def tangents(self) -> list[Tensor]:
+        """The directions in the types of the parameters, made once for a line."""
+        if not self._tangents:
+            self._tangents = [
+                u.to(p.dtype) for p, u in zip(self.params, self.directions, strict=True)
+            ]
+        return self._tangents
 
     # ---- Positions --------------------------------------------------------------
 
@@ -309,14 +323,24 @@ class Flight:
             product, gradient, velocity = product + a, gradient + b, velocity + c
         return product, gradient, velocity
 
-    def prior(self) -> float:
-        """The derivative of the prior's part of U along the direction."""
-        total = 0.0
-        for part in self.parts:
-            if part.prior_precision > 0:
-                product = float(sbps_dot(part.params, part.directions))
-                total += part.prior_precision * product
-        return total
+    def prior(self, time: float) -> float:
+        """The derivative of the prior's part of U along the direction.
+
+        Args:
+            time: since the line began. The derivative is linear in it, and so it takes
+                no sum at every time; it is that of the line, not of the rounded
+                parameters.
+        """
+        if self._prior is None:
+            begin = slope = 0.0
+            for part in self.parts:
+                precision, directions = part.prior_precision, part.directions
+                if precision > 0:
+                    begin += precision * float(sbps_dot(part.origin, directions))
+                    slope += precision * float(sum_of_squares(directions))
+            self._prior = (begin, slope)
+        begin, slope = self._prior
+        return begin + time * slope
 
     def _split(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         each = iter(tensors)

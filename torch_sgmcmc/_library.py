@@ -159,5 +159,5 @@ def _(square_averages: list[torch.Tensor], **kwargs: object) -> torch.Tensor:
 
 
 @torch.library.register_fake("torch_sgmcmc::sbps_moments")
-def _(derivatives: torch.Tensor) -> torch.Tensor:
-    return _sums([derivatives], 2)
+def _(losses: torch.Tensor, derivatives: torch.Tensor) -> torch.Tensor:
+    return _sums([derivatives], 3)

@@ -7,6 +7,8 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
+from operator import is_, itemgetter
 from statistics import NormalDist
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,10 +18,12 @@ from torch.utils.hooks import RemovableHandle
 
 from torch_sgmcmc import _C
 from torch_sgmcmc._checks import check_real
+from torch_sgmcmc._closures import check_shared
 from torch_sgmcmc._directional import Observation, check_model, observe
 from torch_sgmcmc._epoch_shuffle import warn_of_epoch_shuffle
 from torch_sgmcmc._flight import Flight
 from torch_sgmcmc._library import sbps_moments
+from torch_sgmcmc._slots import Slots
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["SBPS", "Diagnostics", "Evaluations"]
@@ -38,11 +42,14 @@ _TRAJECTORY = (
     "replacement",
 )
 
-# What the sampler keeps of it, the same in all param groups.
+_hyperparameters = itemgetter(*_TRAJECTORY, "prior_precision")
+
+# What the sampler keeps of it, the same in all param groups. The clock is never
+# changed, but replaced by another; a state dict has it as a list of numbers.
 _PROGRESS: dict[str, Any] = {
     "trajectory_time": 0.0,
     "line_time": 0.0,
-    "clock": _C.BounceClock().save(),
+    "clock": _C.BounceClock(),
     "observed_target": [],
     "observed_interval": None,
     "num_samples": 0,
@@ -260,11 +267,13 @@ class SBPS(Sampler):
     @property
     def model(self) -> nn.Module | None:
         """The module for forward mode; not saved, so set it again after loading."""
-        return self.__dict__.get("_model")
+        slots = self.__dict__.get("_slots")
+        return None if slots is None else slots.model
 
     @model.setter
     def model(self, model: nn.Module | None) -> None:
-        self._model = check_model("SBPS", model, self._all_params())
+        model = check_model("SBPS", model, self._all_params())
+        self._slots = None if model is None else Slots(model)
         self._model_checked = False
 
     def _all_params(self) -> list[Tensor]:
@@ -298,15 +307,16 @@ class SBPS(Sampler):
     def _check_common(self) -> dict[str, Any]:
         """Checks all groups before any work is done, and returns the first."""
         first = self.param_groups[0]
+        values = [_hyperparameters(group) for group in self.param_groups]
+        checked = self.__dict__.get("_checked", ())
+        if len(values) == len(checked) and all(
+            map(is_, chain.from_iterable(values), chain.from_iterable(checked))
+        ):
+            return first  # numbers and bools cannot have changed in themselves
         for group in self.param_groups:
             self._check_group(group)
-            for name in _TRAJECTORY:
-                if group[name] != first[name]:
-                    values = [g[name] for g in self.param_groups]
-                    raise ValueError(
-                        f"Invalid {name}: {values} in the param groups (must be equal: "
-                        "there is one particle for all)"
-                    )
+        check_shared(self, _TRAJECTORY, "there is one particle for all")
+        self._checked = values
         return first
 
     # ---- What comes out --------------------------------------------------------
@@ -400,7 +410,7 @@ class SBPS(Sampler):
         if "_watched" not in self.__dict__:
             self._watched = warn_of_epoch_shuffle("SBPS", closure)
         progress = {key: common[key] for key in _PROGRESS}
-        clock = _C.BounceClock.load(common["clock"])
+        clock = common["clock"].copy()
         flight = self._flight_now(common, progress, clock)
         line_time = progress["line_time"]
         try:
@@ -409,7 +419,7 @@ class SBPS(Sampler):
             if not flight.is_at(line_time):
                 flight.place(line_time)
             raise
-        progress["clock"] = clock.save()
+        progress["clock"] = clock
         self._remember(flight)
         for group in self.param_groups:
             group.update(progress)
@@ -475,11 +485,12 @@ class SBPS(Sampler):
             "SBPS",
             closure,
             ahead.params,
-            ahead.directions,
-            self.model,
+            ahead.tangents,
+            self.__dict__.get("_slots"),
             self._all_params(),
         )
-        value, variance = self._rate(ahead, seen, common)
+        line_time = line_end if ahead is flight else 0.0
+        value, variance = self._rate(ahead, line_time, seen, common)
         grads = self._check_forward_mode(ahead, seen, value, common)
         if event == _C.PROPOSAL and clock.accepts(rate, value, **key):
             grads = grads or seen.gradient()
@@ -500,7 +511,7 @@ class SBPS(Sampler):
             progress["num_proposals"] += 1
             progress["num_violations"] += value > rate
         progress["num_looks"] += event == _C.LOOK
-        n = len(seen.losses)
+        n = seen.losses.shape[0]
         progress["num_derivatives"] += n
         if seen.free or grads is not None:
             progress["num_gradients"] += n
@@ -508,25 +519,33 @@ class SBPS(Sampler):
         progress["line_time"] = line_end if ahead is flight else 0.0
         if wait > 0:
             self._come_by(flight, common, progress, begin, line_begin)
-        ahead.mark(progress["line_time"])
+        if ahead is not flight:
+            ahead.mark(0.0)
         return seen.losses, ahead
 
     def _rate(
-        self, flight: Flight, seen: Observation, common: dict[str, Any]
+        self, flight: Flight, time: float, seen: Observation, common: dict[str, Any]
     ) -> tuple[float, float]:
         """G and the variance c² of its estimate, of the whole U / T."""
-        n, num_data = len(seen.losses), common["num_data"]
+        n, num_data = seen.losses.shape[0], common["num_data"]
         if not common["replacement"] and n > num_data:
             raise RuntimeError(
                 f"SBPS got the losses of {n} examples from the closure, and num_data = "
                 f"{num_data} (must not be more; if examples are drawn with "
                 "replacement, set replacement=True)"
             )
-        mean, variance = sbps_moments(seen.derivatives).tolist()
+        losses, derivatives = seen.losses, seen.derivatives
+        if not losses.is_cpu:
+            losses, derivatives = losses.cpu(), derivatives.cpu()
+        bad, mean, variance = sbps_moments(losses, derivatives).tolist()
+        if bad:
+            raise RuntimeError(
+                f"SBPS got {bad:.0f} of {n} losses from the closure that are not finite"
+            )
         if not common["replacement"]:
             variance *= 1 - n / num_data
         scale = num_data / common["temperature"]
-        value = scale * mean + flight.prior() / common["temperature"]
+        value = scale * mean + flight.prior(time) / common["temperature"]
         variance *= scale * scale / n
         if not (math.isfinite(value) and math.isfinite(variance)):
             raise RuntimeError(
@@ -604,15 +623,26 @@ class SBPS(Sampler):
             del self.state[p]
         self.state.update(states)
 
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the optimizer and of its chain, see torch.optim.Optimizer."""
+        state_dict = super().state_dict()
+        for group in state_dict["param_groups"]:
+            group["clock"] = group["clock"].save()
+        return state_dict
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state dict, see :meth:`Sampler.load_state_dict`."""
         super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            group["clock"] = _C.BounceClock.load(group["clock"])
         self.__dict__.pop("_flight", None)
 
     def _watch_violations(self, common: dict[str, Any]) -> None:
         """Warns, once, of far more violations than the band should let through."""
         proposals, violations = common["num_proposals"], common["num_violations"]
-        if proposals < 1000 or self.__dict__.get("_warned"):
+        if proposals < 1000 or 100 * violations <= proposals:
+            return
+        if self.__dict__.get("_warned"):
             return
         expected = NormalDist().cdf(-common["confidence"])
         rate = violations / proposals

@@ -155,7 +155,7 @@ class TimeAverage:
             ):
                 u = direction.double()
                 centre = origin.double() + middle * u
-                square = centre * centre + length**2 / 12 * (u * u)
+                square = centre * centre + length * length / 12 * (u * u)
                 if p not in self._means:  # it has stood still until now
                     still = origin.double() + begin * u
                     self._means[p] = (still, still * still)

@@ -227,16 +227,21 @@ FlightSums Flight::sums(const std::vector<at::Tensor>& grads) const {
   return total;
 }
 
-double Flight::prior() const {
-  double total = 0;
-  for (const FlightPart& part : parts_) {
-    if (part.prior_precision > 0) {
-      const auto product =
-          sbps_dot(part.params, part.directions()).item<double>();
-      total += part.prior_precision * product;
+double Flight::prior(double time) {
+  if (!prior_) {
+    PriorLine line;
+    for (const FlightPart& part : parts_) {
+      const auto& directions = part.directions();
+      if (part.prior_precision > 0) {
+        line.begin += part.prior_precision *
+                      sbps_dot(part.origin, directions).item<double>();
+        line.slope +=
+            part.prior_precision * sum_of_squares(directions).item<double>();
+      }
     }
+    prior_ = line;
   }
-  return total;
+  return prior_->begin + time * prior_->slope;
 }
 
 }  // namespace torch_sgmcmc

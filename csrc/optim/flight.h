@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -67,15 +68,23 @@ class Flight {
                                     const SBPSOptions& options) const;
 
   FlightSums sums(const std::vector<at::Tensor>& grads) const;
-  // The derivative of the prior's part of U along the direction.
-  double prior() const;
+  // The derivative of the prior's part of U along the direction, at a time
+  // since the line began: the line's own, not of the rounded parameters.
+  double prior(double time);
 
  private:
   std::vector<std::vector<at::Tensor>> origins(double time) const;
   std::vector<std::pair<uint32_t, const void*>> marks() const;
 
+  // What prior() is made of: at the line's beginning, and per time.
+  struct PriorLine {
+    double begin = 0;
+    double slope = 0;
+  };
+
   std::vector<FlightPart> parts_;
   std::vector<at::Tensor> params_;
+  std::optional<PriorLine> prior_;
   std::vector<std::pair<uint32_t, const void*>> marks_;
   double marked_ = std::numeric_limits<double>::quiet_NaN();
 };

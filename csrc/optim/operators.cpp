@@ -281,8 +281,9 @@ at::Tensor sbps_dot(at::TensorList tensors, at::TensorList directions) {
   return Call<"torch_sgmcmc::sbps_dot", at::Tensor>(tensors, directions);
 }
 
-at::Tensor sbps_moments(const at::Tensor& derivatives) {
-  return Call<"torch_sgmcmc::sbps_moments", at::Tensor>(derivatives);
+at::Tensor sbps_moments(const at::Tensor& losses,
+                        const at::Tensor& derivatives) {
+  return Call<"torch_sgmcmc::sbps_moments", at::Tensor>(losses, derivatives);
 }
 
 at::Tensor sum_of_squares(at::TensorList tensors) {

@@ -1,24 +1,18 @@
 #include "torch_sgmcmc/sbps.h"
 
-#include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/autograd.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <limits>
-#include <sstream>
-#include <stdexcept>
 #include <string>
 
 #include "core/counter.h"
 #include "host/bounce_clock.h"
 #include "optim/checks.h"
+#include "optim/closures.h"
 #include "optim/flight.h"
-#include "optim/momentum.h"
-#include "optim/python_text.h"
-#include "torch_sgmcmc/operators.h"
+#include "optim/observation.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -32,136 +26,6 @@ constexpr const char* kSBPSNeedsClosure =
     "          CrossEntropyFuncOptions().reduction(torch::kNone));\n"
     "    });";
 
-constexpr const char* kUnrelated =
-    "SBPS got losses from the closure that do not depend on its parameters "
-    "(were they computed under torch.no_grad()?)";
-
-// What a minibatch says along a direction.
-struct MinibatchView {
-  at::Tensor losses;
-  at::Tensor derivatives;  // float64, on the CPU
-  std::vector<at::Tensor> grads;
-};
-
-void CheckLosses(const at::Tensor& losses, bool has_grads) {
-  if (!losses.defined()) {
-    throw std::runtime_error(
-        "SBPS got an undefined Tensor from the closure (must return the losses "
-        "of the examples, a Tensor of shape [n])");
-  }
-  if (has_grads) {
-    throw std::runtime_error(
-        "SBPS found gradients after the closure: it must return the losses of "
-        "the examples and not call backward()");
-  }
-  if (losses.dim() != 1) {
-    throw std::runtime_error(
-        "SBPS got losses of shape " + Shape(losses.sizes()) +
-        " from the closure (must be those of the examples, of shape [n]" +
-        (losses.dim() == 0 ? ": use reduction='none')" : ")"));
-  }
-  if (losses.numel() < 2) {
-    throw std::runtime_error("SBPS got the loss of " +
-                             std::to_string(losses.numel()) +
-                             " example from the closure (must be of 2 at "
-                             "least, to estimate the noise of a minibatch)");
-  }
-  if (!losses.requires_grad()) throw std::runtime_error(kUnrelated);
-  const at::Tensor finite = at::isfinite(losses.detach());
-  const int64_t bad = losses.numel() - finite.sum().item<int64_t>();
-  if (bad > 0) {
-    throw std::runtime_error("SBPS got " + std::to_string(bad) + " of " +
-                             std::to_string(losses.numel()) +
-                             " losses from the closure that are not finite");
-  }
-}
-
-// Reverse mode: the gradient of the weighted sum of the losses is linear in the
-// weights, and so is its product with a direction, whose coefficients are the
-// derivatives of the examples.
-MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
-                      const Flight& flight,
-                      const std::vector<at::Tensor>& all_params) {
-  const auto clear = [&] {
-    bool found = false;
-    for (const at::Tensor& p : all_params) {
-      found = found || p.grad().defined();
-      p.mutable_grad().reset();
-    }
-    return found;
-  };
-  clear();
-  std::vector<at::Tensor> along = flight.directions();
-  for (size_t i = 0; i < along.size(); ++i) {
-    along[i] = along[i].to(flight.params()[i].scalar_type());
-  }
-  const at::AutoGradMode enable_grad(true);
-  const at::Tensor losses = closure();
-  CheckLosses(losses, clear());
-  const at::Tensor weights =
-      at::full_like(losses.detach(), 1.0 / static_cast<double>(losses.numel()))
-          .requires_grad_();
-  const std::vector<at::Tensor> grads =
-      torch::autograd::grad({losses},
-                            flight.params(),
-                            {weights},
-                            /*retain_graph=*/std::nullopt,
-                            /*create_graph=*/true,
-                            /*allow_unused=*/true);
-  std::vector<at::Tensor> used;
-  std::vector<at::Tensor> directions;
-  for (size_t i = 0; i < grads.size(); ++i) {
-    if (!grads[i].defined()) continue;
-    used.push_back(grads[i]);
-    directions.push_back(along[i]);
-  }
-  if (used.empty()) throw std::runtime_error(kUnrelated);
-  const at::Tensor derivatives =
-      torch::autograd::grad(used, {weights}, directions)[0];
-  MinibatchView result{
-      losses.detach(),
-      derivatives.detach().to(at::kCPU, at::kDouble).contiguous(),
-      {}};
-  for (size_t i = 0; i < grads.size(); ++i) {
-    result.grads.push_back(grads[i].defined()
-                               ? grads[i].detach()
-                               : at::zeros_like(flight.params()[i]));
-  }
-  return result;
-}
-
-struct Rate {
-  double value;     // G
-  double variance;  // c^2
-};
-
-Rate RateOf(const Flight& flight,
-            const MinibatchView& seen,
-            const SBPSOptions& options) {
-  const auto n = static_cast<double>(seen.losses.numel());
-  const double num_data = options.num_data();
-  if (!options.replacement() && n > num_data) {
-    std::ostringstream text;
-    text << "SBPS got the losses of " << seen.losses.numel()
-         << " examples from the closure, and num_data = " << num_data
-         << " (must not be more; if examples are drawn with replacement, set "
-            "replacement=True)";
-    throw std::runtime_error(text.str());
-  }
-  const at::Tensor moments = sbps_moments(seen.derivatives);
-  const double mean = moments.const_data_ptr<double>()[0];
-  double variance = moments.const_data_ptr<double>()[1];
-  if (!options.replacement()) variance *= 1 - n / num_data;
-  const double scale = num_data / options.temperature();
-  const double value = scale * mean + flight.prior() / options.temperature();
-  variance *= scale * scale / n;
-  if (!std::isfinite(value) || !std::isfinite(variance)) {
-    throw std::runtime_error(
-        "SBPS got losses from the closure whose derivatives are not finite");
-  }
-  return {value, variance};
-}
-
 NoiseStream ClockStream(int64_t seed, int64_t step) {
   return {static_cast<uint64_t>(seed),
           static_cast<uint64_t>(step),
@@ -173,52 +37,6 @@ void Increment(Hyperparameter<int64_t>& count, int64_t by = 1) {
 }
 
 }  // namespace
-
-std::vector<double> SBPSOptions::FreshClock() { return BounceClock().Save(); }
-
-void SBPSOptions::check() const {
-  if (!num_data_.is_set() && std::isnan(num_data())) {
-    Invalid(
-        "Invalid num_data: not set (SBPS needs the number of training "
-        "examples; 1 if the loss is U itself)");
-  }
-  CheckReal("num_data", num_data(), {.low_open = true});
-  CheckReal("prior_precision", prior_precision());
-  CheckReal("temperature", temperature(), {.low_open = true});
-  CheckReal("confidence", confidence());
-  CheckReal("refresh_rate", refresh_rate());
-  CheckReal("decay", decay(), {.high = 1.0});
-  CheckReal("eps", eps(), {.low_open = true});
-  if (sample_interval()) {
-    CheckReal("sample_interval", *sample_interval(), {.low_open = true});
-  }
-  BounceClock::Load(clock_.get());
-  if (capturable()) {
-    Invalid(
-        "Invalid capturable: true (SBPS decides on the host, which a CUDA "
-        "graph cannot)");
-  }
-}
-
-std::vector<std::pair<const char*, bool>> SBPSOptions::shared() const {
-  auto all = OptionsOf::shared();
-  std::apply(
-      [&](const auto&... field) {
-        (all.emplace_back(field.first, (this->*field.second).is_set()), ...);
-      },
-      trajectory());
-  return all;
-}
-
-void SBPSOptions::share(const SamplerOptions& other) {
-  OptionsOf::share(other);
-  const auto& from = dynamic_cast<const SBPSOptions&>(other);
-  const auto copy = [&](const auto&... field) {
-    ((this->*field.second = from.*field.second), ...);
-  };
-  std::apply(copy, trajectory());
-  std::apply(copy, progress());
-}
 
 std::unique_ptr<SamplerParamState> SBPS::new_state() const {
   return std::make_unique<SBPSParamState>();
@@ -233,165 +51,20 @@ const SBPSOptions& SBPS::options_at(size_t group) const {
 
 void SBPS::check_common() const {
   const SBPSOptions& first = options_at(0);
-  for (size_t i = 0; i < param_groups_.size(); ++i) {
+  for (size_t i = 0; i < param_groups_.size(); ++i) options_at(i).check();
+  for (size_t i = 1; i < param_groups_.size(); ++i) {
     const SBPSOptions& other = options_at(i);
-    other.check();
     const auto compare = [&](const auto&... field) {
       const auto one = [&](const char* name, auto member) {
+        // Compared here, where it is cheap, and put in words there.
         if ((first.*member).get() != (other.*member).get()) {
-          Invalid(std::string("Invalid ") + name +
-                  ": it differs between the param groups (must be equal: there "
-                  "is one particle for all)");
+          CheckShared(param_groups_, {name}, "there is one particle for all");
         }
       };
       (one(field.first, field.second), ...);
     };
     std::apply(compare, SBPSOptions::trajectory());
   }
-}
-
-// The parameters that require gradients, by device and prior.
-std::shared_ptr<Flight> SBPS::moving() const {
-  std::vector<FlightPart> parts;
-  for (size_t i = 0; i < param_groups_.size(); ++i) {
-    const SBPSOptions& options = options_at(i);
-    const auto& params = param_groups_[i].params();
-    if (options.offsets().size() != params.size()) {
-      throw std::runtime_error(
-          "SBPS does not know the parameters of group " + std::to_string(i) +
-          ": add groups with the add_param_group of torch_sgmcmc::Sampler, not "
-          "through a reference to torch::optim::Optimizer");
-    }
-    for (size_t j = 0; j < params.size(); ++j) {
-      const at::Tensor& p = params[j];
-      if (!p.requires_grad() || p.numel() == 0) continue;
-      if (p.is_cuda() && !has_cuda()) {
-        throw std::runtime_error(
-            "SBPS got parameters on a CUDA device, but torch_sgmcmc was built "
-            "without CUDA kernels: rebuild it with -DTORCH_SGMCMC_CUDA=ON");
-      }
-      auto part =
-          std::find_if(parts.begin(), parts.end(), [&](const FlightPart& x) {
-            return x.params[0].device() == p.device() &&
-                   x.prior_precision == options.prior_precision();
-          });
-      if (part == parts.end()) {
-        parts.push_back({options.prior_precision(),
-                         options.num_data(),
-                         {},
-                         {},
-                         {},
-                         {},
-                         {},
-                         {},
-                         {}});
-        part = parts.end() - 1;
-      }
-      part->params.push_back(p);
-      part->offsets.push_back(options.offsets()[j]);
-    }
-  }
-  if (parts.empty()) {
-    throw std::runtime_error("SBPS has no parameter that requires gradients");
-  }
-  return std::make_shared<Flight>(std::move(parts));
-}
-
-// The flight that the state holds; null if it fits no longer.
-std::shared_ptr<Flight> SBPS::resumed() {
-  std::vector<FlightPart> parts = moving()->parts();
-  const bool preconditioned = options_at(0).preconditioned();
-  size_t flying = 0;
-  for (FlightPart& part : parts) {
-    for (const at::Tensor& p : part.params) {
-      const auto found = state_.find(p.unsafeGetTensorImpl());
-      if (found == state_.end()) return nullptr;
-      const auto& state = static_cast<const SBPSParamState&>(*found->second);
-      if (!state.velocity.defined() || !state.origin.defined()) return nullptr;
-      if (preconditioned && !state.direction.defined()) return nullptr;
-      ++flying;
-      part.origin.push_back(state.origin);
-      part.velocity.push_back(state.velocity);
-      if (!preconditioned) continue;
-      part.square_average.push_back(state.square_average);
-      part.preconditioner.push_back(state.preconditioner);
-      part.direction.push_back(state.direction);
-    }
-  }
-  if (flying != state_.size()) return nullptr;
-  return std::make_shared<Flight>(std::move(parts));
-}
-
-// Whether a flight is the one that the state holds, of the same parameters.
-bool SBPS::is_current(const Flight& flight) {
-  size_t wanted = 0;
-  for (const auto& group : param_groups_) {
-    for (const at::Tensor& p : group.params()) {
-      if (p.requires_grad() && p.numel() > 0) ++wanted;
-    }
-  }
-  if (wanted != flight.params().size()) return false;
-  for (const FlightPart& part : flight.parts()) {
-    if (part.square_average.empty() == options_at(0).preconditioned()) {
-      return false;
-    }
-    for (size_t i = 0; i < part.params.size(); ++i) {
-      const auto found = state_.find(part.params[i].unsafeGetTensorImpl());
-      if (found == state_.end() || !part.params[i].requires_grad()) {
-        return false;
-      }
-      const auto& state = static_cast<const SBPSParamState&>(*found->second);
-      if (!state.origin.is_same(part.origin[i])) return false;
-    }
-  }
-  return true;
-}
-
-// The current flight; another one if the user has changed something.
-std::shared_ptr<Flight> SBPS::flight_now(SBPSOptions& progress,
-                                         BounceClock& clock) {
-  std::vector<double> target = {progress.num_data(), progress.temperature()};
-  for (size_t i = 0; i < param_groups_.size(); ++i) {
-    target.push_back(options_at(i).prior_precision());
-  }
-  const bool same_target = target == progress.observed_target_.get();
-  std::shared_ptr<Flight> flight = flight_;
-  if (flight == nullptr || !same_target || !is_current(*flight)) {
-    flight = resumed();
-  }
-  if (flight != nullptr && flight->is_at(progress.line_time_.get())) {
-    if (!same_target) clock.Restart();
-  } else {
-    if (flight != nullptr) {
-      flight = flight->rebased();
-    } else {
-      std::vector<FlightPart> parts = moving()->parts();
-      for (FlightPart& part : parts) {
-        for (const at::Tensor& p : part.params) {
-          part.velocity.push_back(ZeroState(p));
-          part.origin.push_back(p.detach().to(
-              part.velocity.back().scalar_type(), false, /*copy=*/true));
-          if (!progress.preconditioned()) continue;
-          const auto found = state_.find(p.unsafeGetTensorImpl());
-          const auto* known =
-              found == state_.end()
-                  ? nullptr
-                  : static_cast<const SBPSParamState*>(found->second.get());
-          part.square_average.push_back(known != nullptr &&
-                                                known->square_average.defined()
-                                            ? known->square_average
-                                            : ZeroState(p));
-        }
-      }
-      const Flight still(std::move(parts));
-      flight = still.refreshed(0, progress, seed());
-    }
-    flight->mark(0);
-    progress.line_time_.set(0.0);
-    clock.Restart();
-  }
-  progress.observed_target_.set(std::move(target));
-  return flight;
 }
 
 // NOLINTNEXTLINE(google-default-arguments): as torch's own.
@@ -466,7 +139,8 @@ torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
         all_params.end(), group.params().begin(), group.params().end());
   }
   const MinibatchView seen = Observe(closure, *ahead, all_params);
-  const Rate rate = RateOf(*ahead, seen, progress);
+  const double line_time = ahead == flight ? line_end : 0.0;
+  const Rate rate = RateOf(*ahead, line_time, seen, progress);
   const bool proposal = next.event == ClockEvent::kProposal;
   if (proposal && BounceClock::Accepts(next.rate, rate.value, stream)) {
     ahead = flight->reflected(line_end, seen.grads, progress);
@@ -494,7 +168,7 @@ torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
   progress.trajectory_time_.set(begin + next.wait);
   progress.line_time_.set(ahead == flight ? line_end : 0.0);
   if (next.wait > 0) come_by(*flight, progress, begin, line_begin);
-  ahead->mark(progress.line_time_.get());
+  if (ahead != flight) ahead->mark(0);
   flight = ahead;
   return seen.losses;
 }
@@ -526,21 +200,8 @@ void SBPS::come_by(Flight& flight,
     }
   }
   if (moved) flight.place(line_end);
-}
-
-// Takes a flight into the state of the parameters.
-void SBPS::remember(const Flight& flight) {
-  state_.clear();
-  for (const FlightPart& part : flight.parts()) {
-    for (size_t i = 0; i < part.params.size(); ++i) {
-      auto& state = static_cast<SBPSParamState&>(state_of(part.params[i]));
-      state.origin = part.origin[i];
-      state.velocity = part.velocity[i];
-      if (part.square_average.empty()) continue;
-      state.square_average = part.square_average[i];
-      state.preconditioner = part.preconditioner[i];
-      state.direction = part.direction[i];
-    }
+  for (const auto& [key, hook] : segment_hooks_) {
+    hook(flight, line_begin, line_end);
   }
 }
 
@@ -555,6 +216,13 @@ int64_t SBPS::register_sample_hook(SampleHook hook) {
 }
 
 void SBPS::remove_sample_hook(int64_t key) { hooks_.erase(key); }
+
+int64_t SBPS::register_segment_hook(SegmentHook hook) {
+  segment_hooks_[next_hook_] = std::move(hook);
+  return next_hook_++;
+}
+
+void SBPS::remove_segment_hook(int64_t key) { segment_hooks_.erase(key); }
 
 SBPSDiagnostics SBPS::diagnostics() const {
   const SBPSOptions& o = options_at(0);

@@ -119,6 +119,24 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init<>())
       .def_static("load", &BounceClock::Load, py::arg("saved"))
       .def("save", &BounceClock::Save)
+      .def("copy", [](const BounceClock& clock) { return clock; })
+      .def("__deepcopy__",
+           [](const BounceClock& clock, const py::dict&) { return clock; })
+      .def(py::pickle([](const BounceClock& clock) { return clock.Save(); },
+                      [](const std::vector<double>& saved) {
+                        return BounceClock::Load(saved);
+                      }))
+      .def(
+          "__eq__",
+          [](const BounceClock& one, const BounceClock& other) {
+            return one.Save() == other.Save();
+          },
+          py::is_operator())
+      .def("__repr__",
+           [](const BounceClock& clock) {
+             return py::str("BounceClock(now={}, observations={})")
+                 .format(clock.now(), clock.regression().history().size());
+           })
       .def(
           "next",
           [](const BounceClock& clock,

@@ -207,8 +207,10 @@ TORCH_SGMCMC_API void sbps_precondition_(at::TensorList square_averages,
 TORCH_SGMCMC_API at::Tensor sbps_dot(at::TensorList tensors,
                                      at::TensorList directions);
 
-/// Mean and sample variance of a row of float64 on the CPU.
-TORCH_SGMCMC_API at::Tensor sbps_moments(const at::Tensor& derivatives);
+/// How many losses are not finite, and mean and sample variance of the
+/// derivatives: rows on the CPU.
+TORCH_SGMCMC_API at::Tensor sbps_moments(const at::Tensor& losses,
+                                         const at::Tensor& derivatives);
 
 /// Takes gradients into running variances: half the mean squared difference of
 /// consecutive gradients, with the given weight of the newest.

@@ -32,6 +32,7 @@ namespace torch_sgmcmc {
 
 class BounceClock;
 class Flight;
+class TimeAverage;
 
 /// Hyperparameters of SBPS: num_data, prior_precision, temperature > 0 and seed
 /// of OptionsOf, and the following. There is no lr. A param group can have a
@@ -237,6 +238,12 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
   std::unique_ptr<SamplerParamState> new_state() const override;
 
  private:
+  friend class TimeAverage;
+  // Called with the flight and the times, since its line began, of a piece.
+  using SegmentHook = std::function<void(const Flight&, double, double)>;
+  int64_t register_segment_hook(SegmentHook hook);
+  void remove_segment_hook(int64_t key);
+
   const SBPSOptions& options_at(size_t group) const;
   void check_common() const;
   std::shared_ptr<Flight> moving() const;
@@ -255,6 +262,7 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
 
   std::shared_ptr<Flight> flight_;
   std::map<int64_t, SampleHook> hooks_;
+  std::map<int64_t, SegmentHook> segment_hooks_;
   int64_t next_hook_ = 0;
   bool warned_ = false;
 };

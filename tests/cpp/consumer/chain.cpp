@@ -114,9 +114,14 @@ void Run(const std::string& job_path, const std::string& result_path) {
 
   const auto sampler = kSamplers.at(job.at("sampler").toStringRef())(job, *net);
   sg::GammaPrecision precision(*sampler);
+  std::optional<sg::TimeAverage> average;
+  if (auto* sbps = dynamic_cast<sg::SBPS*>(sampler.get())) {
+    average.emplace(*sbps);
+  }
   if (job.contains("state")) {
     sampler->load_state_dict(job.at("state"));
     precision.load_state_dict(job.at("precision"));
+    if (average) average->load_state_dict(job.at("average"));
   }
 
   const int64_t most_draws = batches.size(0) / lrs.size(0);
@@ -149,6 +154,7 @@ void Run(const std::string& job_path, const std::string& result_path) {
   sg::save({{"model", sg::state_dict(*net)},
             {"state", sampler->state_dict()},
             {"precision", precision.state_dict()},
+            {"average", average ? average->state_dict() : sg::StateDict()},
             {"summary", sampler->target_summary()}},
            result_path);
 }

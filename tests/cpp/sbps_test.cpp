@@ -1,0 +1,143 @@
+// SBPS in C++, beyond what tests/test_cpp_chains.py compares with Python.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <torch_sgmcmc/torch_sgmcmc.h>
+
+#include <functional>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+namespace torch_sgmcmc {
+namespace {
+
+SBPSOptions Options() {
+  return SBPSOptions().num_data(50).prior_precision(20).seed(5);
+}
+
+at::Tensor Parameter(at::IntArrayRef shape) {
+  return torch::zeros(shape, at::kDouble).set_requires_grad(true);
+}
+
+// Losses |theta - x_i|^2 / 2 of 10 examples, other ones at every call.
+struct Draws {
+  at::Tensor param;
+  int64_t calls = 0;
+
+  at::Tensor operator()() {
+    ++calls;
+    const at::Tensor index = torch::arange(10, at::kDouble) + 10 * (calls % 5);
+    const at::Tensor x =
+        torch::sin(index.unsqueeze(1) + torch::arange(param.numel()));
+    return 0.5 * (param.flatten() - x).square().sum(1);
+  }
+};
+
+std::string MessageOf(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(SBPS, RefusesLossesThatItCannotUseAndMovesNothing) {
+  const at::Tensor param = Parameter({3});
+  SBPS sampler({param}, Options());
+  Draws draws{param};
+  for (int i = 0; i < 7; ++i) sampler.step(draws);
+  const at::Tensor place = param.detach().clone();
+  const auto message = [&](const std::function<at::Tensor()>& closure) {
+    const std::string text = MessageOf([&] { sampler.step(closure); });
+    EXPECT_TRUE(torch::equal(param, place)) << text;
+    EXPECT_FALSE(param.grad().defined()) << text;
+    return text;
+  };
+  EXPECT_EQ(message([&] { return draws().mean(); }),
+            "SBPS got losses of shape [] from the closure (must be those of "
+            "the examples, of shape [n]: use reduction='none')");
+  EXPECT_EQ(message([&] { return draws().slice(0, 0, 1); }),
+            "SBPS got the loss of 1 example from the closure (must be of 2 at "
+            "least, to estimate the noise of a minibatch)");
+  EXPECT_EQ(message([&] { return draws().repeat(6); }),
+            "SBPS got the losses of 60 examples from the closure, and num_data "
+            "= 50 (must not be more; if examples are drawn with replacement, "
+            "set replacement=True)");
+  EXPECT_EQ(message([&] {
+              const double infinity = std::numeric_limits<double>::infinity();
+              at::Tensor bad = torch::zeros(10, at::kDouble);
+              bad[1] = infinity;
+              bad[4] = -infinity;
+              return draws() + bad;
+            }),
+            "SBPS got 2 of 10 losses from the closure that are not finite");
+  EXPECT_EQ(message([&] {
+              at::Tensor losses = draws();
+              losses.sum().backward({}, /*retain_graph=*/true);
+              return losses;
+            }),
+            "SBPS found gradients after the closure: it must return the losses "
+            "of the examples and not call backward()");
+  EXPECT_EQ(message([&] { return draws().detach(); }),
+            "SBPS got losses from the closure that do not depend on its "
+            "parameters (were they computed under torch.no_grad()?)");
+  sampler.step(draws);
+  EXPECT_FALSE(torch::equal(param, place));
+}
+
+TEST(TimeAverage, IsTheIntegralAlongTheLines) {
+  const at::Tensor param = Parameter({2, 2});
+  SBPS sampler({param}, Options());
+  TimeAverage average(sampler);
+  Draws draws{param};
+  at::Tensor first = torch::zeros({2, 2}, at::kDouble);
+  at::Tensor second = first.clone();
+  for (int i = 0; i < 100; ++i) {
+    const at::Tensor a = param.detach().clone();
+    const double begin = sampler.diagnostics().trajectory_time;
+    sampler.step(draws);
+    const at::Tensor b = param.detach();
+    const double length = sampler.diagnostics().trajectory_time - begin;
+    first += length / 2 * (a + b);
+    second += length / 3 * (a * a + a * b + b * b);
+  }
+  const double time = sampler.diagnostics().trajectory_time;
+  ASSERT_GT(sampler.diagnostics().bounces, 5);
+  EXPECT_NEAR(average.time(), time, 1e-12 * time);
+  first /= time;
+  second /= time;
+  EXPECT_TRUE(torch::allclose(average.mean(param), first));
+  EXPECT_TRUE(torch::allclose(average.mean_square(param), second));
+  EXPECT_TRUE(torch::allclose(average.variance(param), second - first * first));
+  average.remove();
+  sampler.step(draws);
+  EXPECT_NEAR(average.time(), time, 1e-12 * time);
+}
+
+TEST(TimeAverage, RefusesWhatIsNotItsOwn) {
+  const at::Tensor param = Parameter({2, 2});
+  SBPS sampler({param}, Options());
+  TimeAverage average(sampler);
+  EXPECT_EQ(MessageOf([&] { average.mean(param); }),
+            "There is no average of this parameter, of shape [2, 2]");
+  const at::Tensor other = torch::ones(9, at::kDouble);
+  StateDict means;
+  means.set(int64_t{0}, c10::ivalue::Tuple::create(other, other));
+  const StateDict wrong = {
+      {"time", 1.0}, {"means", means}, {"value", c10::IValue()}};
+  EXPECT_EQ(MessageOf([&] { average.load_state_dict(wrong); }),
+            "Invalid state_dict: it has an average of shape [9] for parameter "
+            "0");
+  EXPECT_EQ(average.time(), 0);
+  const StateDict late = {
+      {"time", -1.0}, {"means", StateDict()}, {"value", c10::IValue()}};
+  EXPECT_EQ(MessageOf([&] { average.load_state_dict(late); }),
+            "Invalid time: -1.0 (must be finite and >= 0)");
+  average.remove();
+  EXPECT_EQ(MessageOf([&] { average.state_dict(); }),
+            "The average no longer follows its sampler: it was removed");
+}
+
+}  // namespace
+}  // namespace torch_sgmcmc

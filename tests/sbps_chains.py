@@ -1,0 +1,104 @@
+"""Short chains of SBPS that its tests share."""
+
+import copy
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from short_chains import assert_same
+from torch import Tensor, nn
+
+import torch_sgmcmc as sg
+
+__all__ = [
+    "Closure",
+    "Draws",
+    "N",
+    "assert_unchanged",
+    "fails",
+    "make",
+    "run",
+    "segments",
+    "snapshot",
+    "two",
+]
+
+Closure = Callable[[], Any]
+N = 50
+
+
+class Draws:
+    """Minibatches of a Gaussian mean: losses ‖θ - xᵢ‖² / 2, of all parameters."""
+
+    def __init__(self, params: list[nn.Parameter], n: int = 10) -> None:
+        self.params, self.n = params, n
+        self.generator = torch.Generator().manual_seed(0)
+
+    def __call__(self) -> Tensor:
+        assert torch.is_grad_enabled()
+        index = torch.randperm(N, generator=self.generator)[: self.n].double()
+        total = torch.zeros(self.n, dtype=torch.float64)
+        for p in self.params:
+            x = torch.sin(index[:, None] + torch.arange(p.numel()))
+            delta = p.double().flatten() - x
+            total = total + 0.5 * delta.square().sum(dim=1)
+        return total
+
+
+def make(params: Any, **settings: Any) -> sg.SBPS:
+    shared = {"num_data": N, "prior_precision": 20.0, "seed": 5}
+    return sg.SBPS(params, **{**shared, **settings})
+
+
+def run(
+    sampler: sg.SBPS, closure: Closure, steps: int
+) -> tuple[list[float], list[Tensor]]:
+    """Times and places of events."""
+    params = sampler._all_params()
+    times, places = [], []
+    for _ in range(steps):
+        sampler.step(closure)
+        times.append(sampler.trajectory_time)
+        places.append(torch.cat([p.detach().flatten().double() for p in params]))
+    return times, places
+
+
+def two(dtype: torch.dtype = torch.float64) -> list[nn.Parameter]:
+    return [
+        nn.Parameter(torch.zeros(3, dtype=dtype)),
+        nn.Parameter(torch.ones(2, 2, dtype=dtype)),
+    ]
+
+
+def segments(times: list[float], places: list[Tensor]) -> Any:
+    """Pairs of events (time, place), from the start of `two` on."""
+    start = (0.0, torch.cat([torch.zeros(3), torch.ones(4)]).double())
+    return pairwise([start, *zip(times, places, strict=True)])
+
+
+def snapshot(sampler: sg.SBPS) -> Any:
+    """The parameters and the state dict, copied."""
+    params = [p.detach() for p in sampler._all_params()]
+    return copy.deepcopy([params, sampler.state_dict()])
+
+
+def assert_unchanged(sampler: sg.SBPS, before: Any) -> None:
+    """The sampler is as in that snapshot."""
+    params, state = snapshot(sampler)
+    assert_same(params, before[0])
+    assert state["param_groups"] == before[1]["param_groups"]
+    assert state["state"].keys() == before[1]["state"].keys()
+    torch.testing.assert_close(state["state"], before[1]["state"], rtol=0, atol=0)
+
+
+def fails(
+    sampler: sg.SBPS, closure: Closure | None, kind: type[Exception], message: str
+) -> None:
+    """The step fails, and neither parameters nor state have changed."""
+    before = snapshot(sampler)
+    with pytest.raises(kind) as error:
+        sampler.step(closure)
+    assert str(error.value) == message
+    assert_unchanged(sampler, before)
