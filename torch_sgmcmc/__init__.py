@@ -17,6 +17,7 @@ from torch_sgmcmc.data import (
 )
 from torch_sgmcmc.ewsg import EWSG
 from torch_sgmcmc.hmc import HMC
+from torch_sgmcmc.hmcecs import HMCECS
 from torch_sgmcmc.precision import GammaPrecision
 from torch_sgmcmc.psgld import PSGLD
 from torch_sgmcmc.sampler import Sampler
@@ -30,6 +31,7 @@ from torch_sgmcmc.version import __version__
 __all__ = [
     "EWSG",
     "HMC",
+    "HMCECS",
     "PSGLD",
     "SBPS",
     "SGHMC",
