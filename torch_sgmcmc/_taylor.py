@@ -212,9 +212,13 @@ class _Graph:
                 retain_graph=True,
                 is_grads_batched=True,
                 allow_unused=True,
-                materialize_grads=True,
             )
-            columns.append(torch.cat([g.reshape(len(basis), -1) for g in parts], 1))
+            count = len(basis)
+            rows = [
+                p.new_zeros(count, p.numel()) if g is None else g.reshape(count, -1)
+                for p, g in zip(self.params, parts, strict=True)
+            ]
+            columns.append(torch.cat(rows, 1))
         return torch.cat(columns)
 
     def hessian_products(self, z: Tensor) -> Tensor:

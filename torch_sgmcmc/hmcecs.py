@@ -729,7 +729,7 @@ class HMCECS(Sampler):
     def _trajectory(
         self, target: SubsampledTarget, present: Point, most_steps: int | None
     ) -> tuple[Point, float, bool]:
-        """The step for θ: where to go on, the log of the ratio, and whether it moved."""
+        """The step for θ: where to go on, the log ratio, and whether it moved."""
         group = self.param_groups[0]
         factor = self.state["control_variates"]["whitening"]
         # Along x with θ = θ₀ + W x, W Wᵀ = M⁻¹, the mass is 1.
