@@ -15,6 +15,7 @@ from torch_sgmcmc.data import (
     StratifiedBatchSampler,
     kmeans_strata,
 )
+from torch_sgmcmc.ecs_report import ECSReport
 from torch_sgmcmc.ewsg import EWSG
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.hmcecs import HMCECS
@@ -39,6 +40,7 @@ __all__ = [
     "SGNHT",
     "SVRG",
     "ControlVariates",
+    "ECSReport",
     "GammaPrecision",
     "IndependentBatchSampler",
     "Sampler",
