@@ -76,7 +76,7 @@ def signed_reference(mutation: str | None) -> None:
     law, _ = MILD.signed_law(SIGNED["num_products"], BOUND)
     sampler = ReferenceECS(
         MILD,
-        np.random.default_rng(1).choice(MILD.grid(), size=800, p=law),
+        np.random.default_rng(1).choice(MILD.grid(), size=600, p=law),
         step_size=0.6,
         num_steps=3,
         seed=3,
@@ -84,7 +84,8 @@ def signed_reference(mutation: str | None) -> None:
         mutation=mutation,
         **SIGNED,
     )
-    for _ in range(20):
+    sampler.counts[:] = 0  # where only counts that are drawn anew get away from
+    for _ in range(40):
         sampler.step()
     kept = [signed_moments(*sampler.step(), MILD) for _ in range(20)]
     check_mean(np.mean(kept, axis=0), 0.0, label=mutation or "reference")
