@@ -15,12 +15,13 @@
 #include "optim/momentum.h"
 #include "optim/noise_key.h"
 #include "optim/python_text.h"
+#include "optim/work.h"
 #include "torch_sgmcmc/operators.h"
 
 namespace torch_sgmcmc {
 namespace {
 
-constexpr const char* kNoClosure =
+constexpr const char* kEWSGNeedsClosure =
     "EWSG.step() needs a closure, since it draws several minibatches a step:\n"
     "\n"
     "    sampler.step([&] {\n"
@@ -37,10 +38,6 @@ int64_t SurrogateIndex(const std::string& name) {
   if (name == "one") return 2;
   if (name == "full_momentum") return 3;
   return -1;
-}
-
-const EWSGOptions& OptionsOfWork(const Work& work) {
-  return static_cast<const EWSGOptions&>(*work.options);
 }
 
 c10::IValue Sum(const c10::IValue& a, const c10::IValue& b) {
@@ -145,7 +142,7 @@ int64_t EWSG::chain_length() const {
 
 // NOLINTNEXTLINE(google-default-arguments): as torch's own.
 torch::Tensor EWSG::step(LossClosure closure) {
-  if (closure == nullptr) Invalid(kNoClosure);
+  if (closure == nullptr) Invalid(kEWSGNeedsClosure);
   const at::NoGradGuard no_grad;
   const int64_t length = chain_length();
 
@@ -202,7 +199,7 @@ c10::IValue EWSG::propose(const LossClosure& closure,
   const int64_t chains = options_at(0).num_chains().value_or(1);
   std::vector<at::Tensor> ratios;
   for (size_t i = 0; i < work.size(); ++i) {
-    const EWSGOptions& options = OptionsOfWork(work[i]);
+    const auto& options = OptionsOfWork<EWSGOptions>(work[i]);
     EWSGWeights weights;
     weights.lr = options.lr();
     weights.momentum = options.momentum();
@@ -252,7 +249,7 @@ c10::IValue EWSG::propose(const LossClosure& closure,
 
 void EWSG::prepare(Work& work) {
   work.state.resize(1);
-  if (OptionsOfWork(work).momentum() == 0) return;
+  if (OptionsOfWork<EWSGOptions>(work).momentum() == 0) return;
   std::vector<at::Tensor*> momenta;
   for (const at::Tensor& param : work.params) {
     momenta.push_back(&static_cast<EWSGParamState&>(state_of(param)).momentum);
@@ -264,7 +261,7 @@ void EWSG::prepare(Work& work) {
 }
 
 void EWSG::update(const Work& work) {
-  const EWSGOptions& options = OptionsOfWork(work);
+  const auto& options = OptionsOfWork<EWSGOptions>(work);
   if (work.state[0].empty()) {
     sgld_step_(work.params,
                work.grads,

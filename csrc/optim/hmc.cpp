@@ -17,12 +17,13 @@
 #include "optim/momentum.h"
 #include "optim/noise_key.h"
 #include "optim/python_text.h"
+#include "optim/work.h"
 #include "torch_sgmcmc/operators.h"
 
 namespace torch_sgmcmc {
 namespace {
 
-constexpr const char* kNoClosure =
+constexpr const char* kHMCNeedsClosure =
     "HMC.step() needs a closure, since it computes several gradients a step:\n"
     "\n"
     "    sampler.step([&] {\n"
@@ -37,10 +38,6 @@ constexpr int64_t kMostWarmupSteps = 1024;
 
 constexpr size_t kMomenta = 0;  // places in Work::state
 constexpr size_t kMasses = 1;
-
-const HMCOptions& OptionsOfWork(const Work& work) {
-  return static_cast<const HMCOptions&>(*work.options);
-}
 
 DualAveraging Adaptation(const std::vector<double>& saved) {
   DualAveraging::State state = {};
@@ -302,7 +299,7 @@ void HMC::warmup(const LossClosure& closure,
 // One step.
 HMC::Trajectory HMC::simulate(const LossClosure& closure,
                               std::optional<int64_t> most_steps) {
-  if (closure == nullptr) Invalid(kNoClosure);
+  if (closure == nullptr) Invalid(kHMCNeedsClosure);
   const at::NoGradGuard no_grad;
   check_groups();
   const bool metropolis = first().metropolis();
@@ -352,7 +349,7 @@ HMC::Trajectory HMC::simulate(const LossClosure& closure,
 
 // Lists copies of the momenta, or new ones, and the masses.
 void HMC::prepare(Work& work) {
-  const HMCOptions& options = OptionsOfWork(work);
+  const auto& options = OptionsOfWork<HMCOptions>(work);
   const int64_t every = options.resample_momentum_every();
   const bool draws_all = every > 0 && options.step() % every == 0;
   work.state.resize(2);
@@ -393,7 +390,8 @@ void HMC::prepare(Work& work) {
 
 // Remembers the momenta if they are kept; the parameters have moved.
 void HMC::update(const Work& work) {
-  const bool keeps = OptionsOfWork(work).resample_momentum_every() != 1;
+  const bool keeps =
+      OptionsOfWork<HMCOptions>(work).resample_momentum_every() != 1;
   for (size_t i = 0; i < work.params.size(); ++i) {
     if (keeps) {
       static_cast<HMCParamState&>(state_of(work.params[i])).momentum =

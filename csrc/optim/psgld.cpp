@@ -12,17 +12,15 @@
 #include "optim/checks.h"
 #include "optim/momentum.h"
 #include "optim/noise_key.h"
+#include "optim/work.h"
 #include "torch_sgmcmc/operators.h"
 
 namespace torch_sgmcmc {
 namespace {
 
-const PSGLDOptions& OptionsOfWork(const Work& work) {
-  return static_cast<const PSGLDOptions&>(*work.options);
-}
-
 bool IsCorrected(const Work& work) {
-  return OptionsOfWork(work).adapt() && OptionsOfWork(work).gamma();
+  return OptionsOfWork<PSGLDOptions>(work).adapt() &&
+         OptionsOfWork<PSGLDOptions>(work).gamma();
 }
 
 // Estimates the diagonal of the Hessian (Hutchinson), of all groups at once: it
@@ -117,7 +115,7 @@ void PSGLD::prepare_all(std::vector<Work>& work) {
 }
 
 void PSGLD::update(const Work& work) {
-  const PSGLDOptions& options = OptionsOfWork(work);
+  const auto& options = OptionsOfWork<PSGLDOptions>(work);
   PSGLDStep step;
   step.lr = options.lr();
   step.num_data = options.num_data();

@@ -23,7 +23,7 @@
 namespace torch_sgmcmc {
 namespace {
 
-constexpr const char* kNoClosure =
+constexpr const char* kSBPSNeedsClosure =
     "SBPS.step() needs a closure, which returns the losses of the examples:\n"
     "\n"
     "    sampler.step([&] {\n"
@@ -396,7 +396,7 @@ std::shared_ptr<Flight> SBPS::flight_now(SBPSOptions& progress,
 
 // NOLINTNEXTLINE(google-default-arguments): as torch's own.
 torch::Tensor SBPS::step(LossClosure closure) {
-  if (closure == nullptr) Invalid(kNoClosure);
+  if (closure == nullptr) Invalid(kSBPSNeedsClosure);
   const at::NoGradGuard no_grad;
   check_common();
   SBPSOptions progress = options_at(0);

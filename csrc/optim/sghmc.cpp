@@ -13,6 +13,7 @@
 #include "optim/checks.h"
 #include "optim/momentum.h"
 #include "optim/noise_key.h"
+#include "optim/work.h"
 #include "torch_sgmcmc/operators.h"
 
 namespace torch_sgmcmc {
@@ -47,10 +48,6 @@ bool IsOnline(const SGHMCOptions& options) {
 
 SGHMCParamState& StateOf(SamplerParamState& state) {
   return static_cast<SGHMCParamState&>(state);
-}
-
-const SGHMCOptions& OptionsOfWork(const Work& work) {
-  return static_cast<const SGHMCOptions&>(*work.options);
 }
 
 }  // namespace
@@ -98,7 +95,7 @@ void SGHMC::prepare(Work& work) {
   for (const at::Tensor& param : work.params) {
     momenta.push_back(&StateOf(state_of(param)).momentum);
   }
-  const SGHMCOptions& options = OptionsOfWork(work);
+  const auto& options = OptionsOfWork<SGHMCOptions>(work);
   StartMomenta(work, momenta, options.initial_momentum() == "stationary");
   work.state.resize(2);
   work.state[0].reserve(momenta.size());
@@ -150,7 +147,7 @@ void SGHMC::observe_gradients(Work& work) {
     if (first || value > largest) largest = value;
     first = false;
   }
-  const SGHMCOptions& options = OptionsOfWork(work);
+  const auto& options = OptionsOfWork<SGHMCOptions>(work);
   const double scale =
       options.lr() * options.num_data() / (2 * options.temperature());
   CheckFriction(scale * largest,
@@ -160,7 +157,7 @@ void SGHMC::observe_gradients(Work& work) {
 }
 
 void SGHMC::update(const Work& work) {
-  const SGHMCOptions& options = OptionsOfWork(work);
+  const auto& options = OptionsOfWork<SGHMCOptions>(work);
   SGHMCStep step;
   step.lr = options.lr();
   step.momentum = options.momentum();

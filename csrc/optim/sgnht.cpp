@@ -5,6 +5,7 @@
 #include "optim/checks.h"
 #include "optim/momentum.h"
 #include "optim/noise_key.h"
+#include "optim/work.h"
 #include "torch_sgmcmc/operators.h"
 
 namespace torch_sgmcmc {
@@ -38,7 +39,7 @@ void SGNHT::prepare(Work& work) {
 }
 
 void SGNHT::update(const Work& work) {
-  const auto& options = static_cast<const SGNHTOptions&>(*work.options);
+  const auto& options = OptionsOfWork<SGNHTOptions>(work);
   SGNHTStep step;
   step.lr = options.lr();
   step.momentum = options.momentum();
