@@ -76,7 +76,7 @@ def signed_reference(mutation: str | None) -> None:
     law, _ = MILD.signed_law(SIGNED["num_products"], BOUND)
     sampler = ReferenceECS(
         MILD,
-        np.random.default_rng(1).choice(MILD.grid(), size=600, p=law),
+        np.random.default_rng(1).choice(MILD.grid(), size=1000, p=law),
         step_size=0.6,
         num_steps=3,
         seed=3,
@@ -85,9 +85,9 @@ def signed_reference(mutation: str | None) -> None:
         **SIGNED,
     )
     sampler.counts[:] = 0  # where only counts that are drawn anew get away from
-    for _ in range(40):
+    for _ in range(30):
         sampler.step()
-    kept = [signed_moments(*sampler.step(), MILD) for _ in range(20)]
+    kept = [signed_moments(*sampler.step(), MILD) for _ in range(25)]
     check_mean(np.mean(kept, axis=0), 0.0, label=mutation or "reference")
 
 
@@ -126,6 +126,7 @@ def one_chain(model: Logistic, steps: int, **settings: Any) -> tuple[Array, Arra
         **settings,
     )
     closure = model.closure(p)
+    sampler.set_anchor(closure, progress=False)
     draws, signs = np.empty(steps), np.empty(steps)
     for i in range(steps):
         sampler.step(closure)
