@@ -12,6 +12,9 @@ PURPOSE_BOUNCE_CLOCK: int
 PURPOSE_REFRESHMENT: int
 PURPOSE_MINIBATCH: int
 PURPOSE_STRATA: int
+PURPOSE_SUBSAMPLE: int
+PURPOSE_SUBSAMPLE_BLOCK: int
+PURPOSE_POISSON: int
 LOOK: int
 PROPOSAL: int
 REFRESHMENT: int
@@ -35,6 +38,21 @@ def stratified_minibatches(
     ends: Sequence[int], batch_size: int, *, count: int, seed: int, step: int
 ) -> bytearray: ...
 def mean_acceptance(log_ratios: Sequence[float]) -> float: ...
+
+class Subsample:
+    def __init__(
+        self,
+        *,
+        num_data: int,
+        num_cells: int,
+        num_blocks: int,
+        batch_size: int,
+        poisson: bool,
+        seed: int,
+    ) -> None: ...
+    def begin(self, block: int) -> int: ...
+    def draw(self, step: int) -> tuple[list[int], bytearray]: ...
+    def propose(self, step: int) -> tuple[int, list[int], bytearray]: ...
 
 class DualAveraging:
     @overload

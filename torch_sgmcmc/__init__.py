@@ -15,8 +15,10 @@ from torch_sgmcmc.data import (
     StratifiedBatchSampler,
     kmeans_strata,
 )
+from torch_sgmcmc.ecs_report import ECSReport
 from torch_sgmcmc.ewsg import EWSG
 from torch_sgmcmc.hmc import HMC
+from torch_sgmcmc.hmcecs import HMCECS
 from torch_sgmcmc.precision import GammaPrecision
 from torch_sgmcmc.psgld import PSGLD
 from torch_sgmcmc.sampler import Sampler
@@ -30,6 +32,7 @@ from torch_sgmcmc.version import __version__
 __all__ = [
     "EWSG",
     "HMC",
+    "HMCECS",
     "PSGLD",
     "SBPS",
     "SGHMC",
@@ -37,6 +40,7 @@ __all__ = [
     "SGNHT",
     "SVRG",
     "ControlVariates",
+    "ECSReport",
     "GammaPrecision",
     "IndependentBatchSampler",
     "Sampler",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_chains",
     "check_shared",
+    "exchanged",
     "fresh_gradients",
     "refuse_scaler",
     "same_parameters",
@@ -65,6 +67,19 @@ def check_chains(p: Tensor, num_chains: int | None) -> None:
             f"Invalid parameter: shape {list(p.shape)} (must have a leading dimension "
             f"of num_chains = {num_chains})"
         )
+
+
+@contextmanager
+def exchanged(params: list[Tensor], values: list[Tensor]) -> Iterator[None]:
+    """Lets parameters have other memory for a while."""
+    own = [p.data for p in params]
+    try:
+        for p, value in zip(params, values, strict=True):
+            p.data = value
+        yield
+    finally:
+        for p, data in zip(params, own, strict=True):
+            p.data = data
 
 
 def _is(a: object, b: object) -> bool:

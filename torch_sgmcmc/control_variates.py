@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from torch_sgmcmc._checks import check_integer, check_real
+from torch_sgmcmc._closures import exchanged
 from torch_sgmcmc._library import control_variate_
 from torch_sgmcmc.sampler import Sampler
 
@@ -183,7 +184,7 @@ class ControlVariates:
         params = self._params()
         anchor = self._fitting_anchor(params)
         with _kept_gradients(params) as before:
-            with _exchanged(params, anchor):
+            with exchanged(params, anchor):
                 _, anchor_grads = self._gradients(params, batch)
             loss, grads = self._gradients(params, batch, create_graph)
             self._combine(params, grads, anchor_grads, create_graph)
@@ -483,19 +484,6 @@ def _kept_gradients(params: list[Tensor]) -> Iterator[list[Tensor | None]]:
     finally:
         for p, grad in zip(params, before, strict=True):
             p.grad = grad
-
-
-@contextmanager
-def _exchanged(params: list[Tensor], values: list[Tensor]) -> Iterator[None]:
-    """Lets parameters have other memory for a while."""
-    own = [p.data for p in params]
-    try:
-        for p, value in zip(params, values, strict=True):
-            p.data = value
-        yield
-    finally:
-        for p, data in zip(params, own, strict=True):
-            p.data = data
 
 
 def _arithmetic(dtype: torch.dtype) -> torch.dtype:

@@ -29,6 +29,7 @@ from torch_sgmcmc._library import (
     select_chains_,
 )
 from torch_sgmcmc._momentum import state_dtype
+from torch_sgmcmc._progress import progress_bar
 from torch_sgmcmc.sampler import Sampler, Work
 
 __all__ = ["HMC"]
@@ -384,7 +385,7 @@ class HMC(Sampler):
                 )
         else:
             adaptation = _C.DualAveraging(group["step_size"], target_acceptance)
-        for _ in _progress(steps, progress):
+        for _ in progress_bar(range(steps), "warm-up", progress):
             _, log_ratios = self._trajectory(closure, _MOST_WARMUP_STEPS)
             adaptation.update(_C.mean_acceptance(log_ratios.tolist()))
             self._set(
@@ -640,13 +641,3 @@ def _mass(index: int, mass: Tensor | float, p: Tensor) -> Tensor:
             "and > 0)"
         )
     return torch.empty_like(p, dtype=state_dtype(p)).copy_(expanded)
-
-
-def _progress(steps: int, shown: bool) -> Iterable[int]:
-    if not shown:
-        return range(steps)
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        return range(steps)
-    return tqdm(range(steps), desc="warm-up")

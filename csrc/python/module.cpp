@@ -16,6 +16,7 @@
 #include "host/index_chain.h"
 #include "host/metropolis.h"
 #include "host/minibatch.h"
+#include "host/subsample.h"
 
 namespace py = pybind11;
 using torch_sgmcmc::BounceClock;
@@ -51,6 +52,10 @@ PYBIND11_MODULE(_C, m) {
   m.attr("PURPOSE_REFRESHMENT") = static_cast<int>(Purpose::kRefreshment);
   m.attr("PURPOSE_MINIBATCH") = static_cast<int>(Purpose::kMinibatch);
   m.attr("PURPOSE_STRATA") = static_cast<int>(Purpose::kStrata);
+  m.attr("PURPOSE_SUBSAMPLE") = static_cast<int>(Purpose::kSubsample);
+  m.attr("PURPOSE_SUBSAMPLE_BLOCK") =
+      static_cast<int>(Purpose::kSubsampleBlock);
+  m.attr("PURPOSE_POISSON") = static_cast<int>(Purpose::kPoisson);
 
   m.def(
       "isa",
@@ -262,6 +267,44 @@ PYBIND11_MODULE(_C, m) {
         &torch_sgmcmc::MeanAcceptance,
         py::arg("log_ratios"),
         "The mean of min(1, exp(log_ratio)), 0 for one that is not finite.");
+
+  using torch_sgmcmc::Subsample;
+  py::class_<Subsample>(m,
+                        "Subsample",
+                        "Which data HMC-ECS estimates from, and what it "
+                        "proposes instead (csrc/host/subsample.h).")
+      .def(py::init<int64_t, int64_t, int64_t, int64_t, bool, int64_t>(),
+           py::kw_only(),
+           py::arg("num_data"),
+           py::arg("num_cells"),
+           py::arg("num_blocks"),
+           py::arg("batch_size"),
+           py::arg("poisson"),
+           py::arg("seed"))
+      .def("begin",
+           &Subsample::Begin,
+           py::arg("block"),
+           "The first cell of a block.")
+      .def(
+          "draw",
+          [](const Subsample& subsample, uint64_t step) {
+            const torch_sgmcmc::Cells cells = subsample.Draw(step);
+            return std::make_tuple(cells.counts, Memory(cells.indices));
+          },
+          py::arg("step"),
+          "A whole subsample: the numbers of minibatches in its cells, and the "
+          "memory of int64 indices.")
+      .def(
+          "propose",
+          [](const Subsample& subsample, uint64_t step) {
+            const torch_sgmcmc::BlockProposal proposal =
+                subsample.Propose(step);
+            return std::make_tuple(proposal.block,
+                                   proposal.cells.counts,
+                                   Memory(proposal.cells.indices));
+          },
+          py::arg("step"),
+          "A block and its new cells, as of draw().");
 
   using torch_sgmcmc::DualAveraging;
   py::class_<DualAveraging>(

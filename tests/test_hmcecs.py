@@ -1,0 +1,642 @@
+"""HMC-ECS: control variates, estimators, interface, errors, resuming."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torch_sgmcmc as sg
+from torch_sgmcmc import _C
+from torch_sgmcmc._likelihood import block_poisson, perturbed
+from torch_sgmcmc._subsampled_target import whitening
+from torch_sgmcmc._taylor import LINEAR, RANK_ONE, WHOLE, TaylorSums, TaylorTerms, flat
+
+N = 60
+F64 = torch.float64
+
+
+class Data:
+    """A regression with a weight and a bias, in two tensors."""
+
+    def __init__(self, kind: str = "logistic", dtype: torch.dtype = F64) -> None:
+        g = torch.Generator().manual_seed(4)
+        self.x = torch.randn(N, 3, generator=g, dtype=F64).to(dtype)
+        self.y = (torch.rand(N, generator=g) < 0.5).to(dtype)
+        self.weight = (0.3 * torch.randn(3, generator=g, dtype=F64)).to(dtype)
+        self.weight.requires_grad_()
+        self.bias = torch.tensor(0.2, dtype=dtype, requires_grad=True)
+        self.kind = kind
+        self.seen: list[Tensor] = []
+
+    @property
+    def params(self) -> list[Tensor]:
+        return [self.weight, self.bias]
+
+    def __call__(self, indices: Tensor) -> Tensor:
+        self.seen.append(indices)
+        eta = self.x[indices] @ self.weight + self.bias
+        y = self.y[indices]
+        if self.kind == "logistic":
+            return y * eta - nn.functional.softplus(eta)
+        if self.kind == "gaussian":
+            return -0.5 * (y - eta) ** 2
+        if self.kind == "linear":
+            return y * eta
+        return -0.5 * (y - eta.tanh() * self.bias) ** 2  # Hessians of rank two
+
+
+def make(data: Data, **settings: Any) -> sg.HMCECS:
+    common = {"num_data": N, "subsample_size": 8, "num_blocks": 4, "seed": 3}
+    common.update({"prior_precision": 1.0, "step_size": 0.4})
+    return sg.HMCECS(data.params, **{**common, **settings})
+
+
+def hessians(data: Data, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Each datum's value, gradient and Hessian, one after the other."""
+    values, gradients, seconds = [], [], []
+    for i in indices:
+        value = data(i[None])[0]
+        grads = torch.autograd.grad(value, data.params, create_graph=True)
+        slope = torch.cat([g.reshape(-1) for g in grads])
+        rows = [
+            flat(
+                torch.autograd.grad(
+                    s, data.params, retain_graph=True, allow_unused=True,
+                    materialize_grads=True,
+                )
+            )
+            if s.requires_grad
+            else torch.zeros(4, dtype=F64)
+            for s in slope
+        ]  # fmt: skip
+        values.append(value.detach())
+        gradients.append(slope.detach())
+        seconds.append(torch.stack(rows))
+    return torch.stack(values), torch.stack(gradients), torch.stack(seconds)
+
+
+PROBES = torch.tensor([[0.7, -1.1, 0.4, 0.9], [-0.2, 0.5, 1.3, -0.6]], dtype=F64)
+
+
+# ---- Control variates -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        ("logistic", RANK_ONE),
+        ("logistic", WHOLE),
+        ("logistic", LINEAR),
+        ("gaussian", RANK_ONE),
+        ("linear", RANK_ONE),
+        ("tanh", WHOLE),
+    ],
+)
+def test_expansions_of_single_data(kind: str, form: str) -> None:
+    data, indices = Data(kind), torch.tensor([5, 0, 5, 17, 59])
+    v, g, h = hessians(data, indices)
+    if form == LINEAR:
+        h = torch.zeros_like(h)
+    terms = TaylorTerms.at_present(data, data.params, indices, form, PROBES[0])
+    delta = torch.tensor([0.3, -0.2, 0.8, 0.5], dtype=F64)
+    values, bends = terms.expand(delta)
+    expected = v + g @ delta + 0.5 * (h @ delta) @ delta
+    torch.testing.assert_close(values, expected, rtol=1e-11, atol=1e-13)
+    weights = torch.tensor([0.5, -2.0, 1.0, 3.0, 0.1], dtype=F64)
+    torch.testing.assert_close(
+        terms.pull(weights, bends), weights @ (g + h @ delta), rtol=1e-11, atol=1e-13
+    )
+
+
+def sums(data: Data, form: str) -> TaylorSums | None:
+    chunks = torch.arange(N).split(25)
+    return TaylorSums.at_present(
+        data, data.params, chunks, form, PROBES, with_hessian=True
+    )
+
+
+@pytest.mark.parametrize("kind", ["logistic", "gaussian", "linear", "tanh"])
+def test_sums_over_all_data(kind: str) -> None:
+    data = Data(kind)
+    v, g, h = (t.sum(dim=0) for t in hessians(data, torch.arange(N)))
+    for form in (RANK_ONE, WHOLE):
+        total = sums(data, form)
+        if kind == "tanh" and form == RANK_ONE:
+            assert total is None  # found out, and not assumed
+            continue
+        assert total is not None
+        torch.testing.assert_close(total.value, v, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(total.gradient, g, rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(total.hessian, h, rtol=1e-10, atol=1e-12)
+
+
+def test_the_second_order_of_a_gaussian_model_has_no_variance() -> None:
+    data = Data("gaussian")
+    sampler = make(data, subsample_size=5)
+    for _ in range(20):
+        sampler.step(data)
+        assert sampler.estimator_variance < 1e-20
+    assert sampler.subsample_acceptance_rate == 1
+    first = Data("gaussian")
+    sampler = make(first, subsample_size=5, control_variate=1)
+    for _ in range(5):
+        sampler.step(first)
+    assert sampler.estimator_variance > 1e-4
+
+
+def test_the_form_is_found_out() -> None:
+    for kind, form in (("logistic", RANK_ONE), ("tanh", WHOLE)):
+        data = Data(kind)
+        sampler = make(data)
+        sampler.set_anchor(data, progress=False)
+        assert sampler.state["control_variates"]["form"] == form
+
+
+def test_whitening() -> None:
+    g = torch.Generator().manual_seed(0)
+    root = torch.randn(4, 4, generator=g, dtype=F64)
+    h = root @ root.t() + torch.eye(4, dtype=F64)
+    w = whitening("dense", h)
+    torch.testing.assert_close(w @ w.t(), torch.linalg.inv(h))
+    diagonal = whitening("diagonal", h)
+    torch.testing.assert_close(diagonal**2, 1 / h.diagonal())
+    assert whitening("identity", h) is None
+    # Saddles: by the absolute curvature; flat directions: not by 0.
+    saddle = whitening("dense", torch.diag(torch.tensor([4.0, -9.0, 0.0], dtype=F64)))
+    inverse = (saddle @ saddle.t()).diagonal()
+    expected = torch.tensor([1 / 4, 1 / 9, 1e8 / 9], dtype=F64)
+    torch.testing.assert_close(inverse, expected)
+    torch.testing.assert_close(
+        whitening("diagonal", torch.zeros(2, 2, dtype=F64)), torch.ones(2, dtype=F64)
+    )
+
+
+# ---- Estimators -------------------------------------------------------------------
+
+
+def test_weights_are_derivatives() -> None:
+    g = torch.Generator().manual_seed(1)
+    d = torch.randn(12, generator=g, dtype=F64, requires_grad=True)
+    for estimate in (
+        perturbed(d, 30.0),
+        block_poisson(d, 30.0, 3, 5, -4.0),
+    ):
+        (expected,) = torch.autograd.grad(estimate.log, d)
+        torch.testing.assert_close(estimate.weights.detach(), expected)
+
+
+def test_the_perturbed_estimate() -> None:
+    d = [0.5, -0.25, 1.0]
+    result = perturbed(torch.tensor(d, dtype=F64), 12)
+    mean = sum(d) / 3
+    variance = 12**2 / 3**2 * sum((x - mean) ** 2 for x in d)
+    assert math.isclose(float(result.variance), variance)
+    assert math.isclose(float(result.log), 12 * mean - variance / 2)
+    assert result.sign == 1
+
+
+def test_the_signed_estimator_is_unbiased() -> None:
+    """Over all counts and minibatches, for λ = 2, m = 2, N = 3."""
+    d, m, bound = torch.tensor([0.4, -0.9, 0.3], dtype=F64), 2, -1.1
+    minibatches = [d[list(u)] for u in product(range(3), repeat=m)]
+    # The sum over X of Poisson(1) weights times means over X minibatches each, for
+    # both factors: the number of minibatches in all is Poisson(2).
+    total, probability = 0.0, 0.0
+    for count in range(4):
+        mean, several = 0.0, list(product(minibatches, repeat=count))
+        for chosen in several:
+            data = torch.cat(chosen) if chosen else torch.empty(0, dtype=F64)
+            estimate = block_poisson(data, 3.0, m, 2, bound)
+            mean += estimate.sign * math.exp(float(estimate.log)) / len(several)
+        total += math.exp(-2) * 2**count / math.factorial(count) * mean
+        probability += math.exp(-2) * 2**count / math.factorial(count)
+    # What four and more minibatches add is known: by
+    # E f^X, f the mean of one factor's term.
+    f = float((3.0 * d.mean() - bound) / 2)
+    rest = math.exp(bound + 2 - 2) * (
+        math.exp(2 * f) - sum((2 * f) ** k / math.factorial(k) for k in range(4))
+    )
+    assert 0.8 < probability < 1
+    assert math.isclose(total + rest, math.exp(float(d.sum())), rel_tol=1e-9)
+    assert abs(rest) < 0.1 * total
+
+
+def test_the_signed_estimator_over_its_own_draws() -> None:
+    """A z-test of |z| < 4.4: it fails once in 10^5 seeds."""
+    d = torch.tensor([0.4, -0.9, 0.3, 0.1], dtype=F64)
+    draws = _C.Subsample(
+        num_data=4, num_cells=3, num_blocks=3, batch_size=2, poisson=True, seed=7
+    )
+    values = []
+    for step in range(4000):
+        _, memory = draws.draw(step)
+        indices = torch.tensor(np.frombuffer(memory, dtype=np.int64).copy())
+        estimate = block_poisson(d[indices], 4.0, 2, 3, -3.0)
+        values.append(estimate.sign * math.exp(float(estimate.log)))
+    error = np.std(values) / len(values) ** 0.5
+    assert abs(np.mean(values) - math.exp(float(d.sum()))) < 4.4 * error
+    assert error < 0.03
+
+
+def test_an_empty_product() -> None:
+    empty = block_poisson(torch.empty(0, dtype=F64), 30.0, 3, 5, -4.0)
+    assert (float(empty.log), empty.sign, float(empty.variance)) == (1.0, 1, 0.0)
+
+
+# ---- Proposals --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", ["perturbed", "signed"])
+def test_one_block_is_proposed_anew(variant: str) -> None:
+    data = Data()
+    sampler = make(data, variant=variant, num_products=10)
+    sampler.step(data)
+    for _ in range(12):
+        kept = sampler.state["subsample"]
+        before, counts = kept["indices"], list(kept["counts"])
+        layout, step = sampler._layout(), sampler.param_groups[0]["step"]
+        draws = layout.draws()
+        block, fresh, memory = draws.propose(step)
+        low, high = draws.begin(block), draws.begin(block + 1)
+        expected = [
+            *before[: layout.batch_size * sum(counts[:low])].tolist(),
+            *np.frombuffer(memory, dtype=np.int64).tolist(),
+            *before[layout.batch_size * sum(counts[:high]) :].tolist(),
+        ]
+        accepted = sampler.param_groups[0]["num_subsamples_accepted"]
+        sampler.step(data)
+        kept = sampler.state["subsample"]
+        if sampler.param_groups[0]["num_subsamples_accepted"] == accepted:
+            assert kept["indices"] is before  # the same object, for the closure
+            continue
+        assert kept["indices"].tolist() == expected
+        assert kept["counts"] == [*counts[:low], *fresh, *counts[high:]]
+        # The expansions moved along with their data.
+        again = sampler._expand(data, kept["indices"])
+        for ours, theirs in zip(kept["terms"], again.fields(), strict=True):
+            assert (ours is None) == (theirs is None)
+            if ours is not None:
+                torch.testing.assert_close(ours, theirs)
+
+
+def test_the_same_subsample_along_a_trajectory() -> None:
+    data = Data()
+    sampler = make(data, step_size=0.1, trajectory_length=0.5)
+    sampler.set_anchor(data, progress=False)
+    sampler.step(data)
+    data.seen.clear()
+    sampler.step(data)
+    # The proposal, then five leapfrog steps, all on the subsample that is kept.
+    assert len(data.seen) == 6
+    kept = sampler.state["subsample"]["indices"]
+    assert all(indices is kept for indices in data.seen[1:])
+    assert sampler.num_evaluations == N + 8 + 8 + 8 + 12 * 8
+
+
+def test_gradients_are_derivatives() -> None:
+    for settings in (
+        {},
+        {"variant": "signed", "num_products": 6, "temperature": 1.3},
+        {"control_variate": 1, "temperature": 0.7},
+    ):
+        data = Data("tanh")
+        sampler = make(data, **settings)
+        sampler.step(data)
+        target = sampler._target(data)
+        subsample = sampler._subsample(data)
+        theta = torch.tensor([0.5, -0.4, 0.3, 0.6], dtype=F64)
+        gradient = target.at(subsample, theta).gradient
+        for i in range(4):
+            step = torch.zeros(4, dtype=F64)
+            step[i] = 1e-5
+            up, down = (target.at(subsample, theta + s * step).log for s in (1, -1))
+            assert math.isclose(
+                float(up - down) / 2e-5, float(gradient[i]), rel_tol=1e-6, abs_tol=1e-6
+            )
+
+
+def test_a_subsample_of_everything_is_hmc() -> None:
+    """With every datum once in u, the estimate is the log posterior plus σ̂² / 2."""
+    data = Data()
+    sampler = make(data, subsample_size=N, temperature=1.7)
+    sampler.set_anchor(data, progress=False)
+    target = sampler._target(data)
+    everything = torch.arange(N)
+    subsample = sampler._subsample(data)
+    subsample.indices = everything
+    subsample.terms = sampler._expand(data, everything)
+    theta = torch.tensor([0.5, -0.4, 0.3, 0.6], dtype=F64)
+    point = target.at(subsample, theta)
+    whole = (data(everything).sum() - 0.5 * (theta @ theta)) / 1.7
+    log = point.log + 0.5 * point.estimate.variance
+    torch.testing.assert_close(log, whole.detach())
+
+
+# ---- Bad points -------------------------------------------------------------------
+
+
+def test_divergences_are_rejected_and_counted() -> None:
+    data = Data()
+    sampler = make(data)
+    sampler.step(data)
+    before = [p.detach().clone() for p in data.params]
+
+    def broken(indices: Tensor) -> Tensor:
+        values = data(indices)
+        inside = torch.equal(data.weight, before[0])
+        return values if inside else values * math.nan
+
+    sampler.step(broken)
+    assert sampler.num_divergences == 1
+    assert all(torch.equal(p, q) for p, q in zip(data.params, before, strict=True))
+    # Nor does it go where the estimate is too uncertain.
+    sampler.param_groups[0]["max_variance"] = 1e-300
+    sampler.step(data)
+    assert sampler.num_divergences == 2
+    assert all(torch.equal(p, q) for p, q in zip(data.params, before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("closure", "error", "message"),
+    [
+        (lambda data, i: None, TypeError, r"the closure returned NoneType \(must be a"),
+        (
+            lambda data, i: data(i).sum(),
+            ValueError,
+            r"shape \[\] \(must be \[60\], one for each index\)",
+        ),
+        (lambda data, i: data(i).detach(), RuntimeError, "do not depend on the param"),
+        (lambda data, i: data(i) * math.inf, RuntimeError, "not finite at the anchor"),
+    ],
+)
+def test_bad_log_likelihoods(
+    closure: Callable[[Data, Tensor], Any], error: type[Exception], message: str
+) -> None:
+    data = Data()
+    sampler = make(data)
+    before = [p.detach().clone() for p in data.params]
+    with pytest.raises(error, match=message):
+        sampler.step(lambda i: closure(data, i))
+    assert all(torch.equal(p, q) for p, q in zip(data.params, before, strict=True))
+    sampler.step(data)
+
+
+def test_errors_within_a_step_change_nothing() -> None:
+    data = Data()
+    sampler = make(data)
+    sampler.step(data)
+    twin = copy.deepcopy(sampler.state_dict())
+    before = [p.detach().clone() for p in data.params]
+    calls = 0
+
+    def fails(indices: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyError("a closure's own error")
+        return data(indices)
+
+    with pytest.raises(KeyError):
+        sampler.step(fails)
+    assert all(torch.equal(p, q) for p, q in zip(data.params, before, strict=True))
+    now = sampler.state_dict()
+    assert now["param_groups"] == twin["param_groups"]
+    assert torch.equal(
+        now["state"]["subsample"]["indices"], twin["state"]["subsample"]["indices"]
+    )
+    with pytest.raises(RuntimeError, match="not finite at the start of a step"):
+        with torch.no_grad():
+            data.bias.fill_(math.nan)
+        sampler.step(data)
+    with pytest.raises(TypeError, match=r"HMCECS.step\(\) needs a closure"):
+        sampler.step()
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"num_data": 0}, ValueError, r"Invalid num_data: 0 \(must be >= 1\)"),
+        ({"num_data": 3.5}, TypeError, r"Invalid num_data: 3.5 \(must be an int"),
+        ({"subsample_size": 0}, ValueError, r"Invalid subsample_size: 0 \(must be >="),
+        (
+            {"variant": "exact"},
+            ValueError,
+            r"Invalid variant: 'exact' \(must be 'perturbed' or 'signed'\)",
+        ),
+        (
+            {"step_size": 0.0},
+            ValueError,
+            r"Invalid step_size: 0.0 \(must be fin",
+        ),
+        ({"trajectory_length": -1}, ValueError, "Invalid trajectory_length: -1"),
+        ({"num_blocks": 0}, ValueError, r"Invalid num_blocks: 0 \(must be >= 1\)"),
+        (
+            {"control_variate": 3},
+            ValueError,
+            r"Invalid control_variate: 3 \(must be 2 or 1\)",
+        ),
+        (
+            {"mass_matrix": "sparse"},
+            ValueError,
+            r"Invalid mass_matrix: 'sparse' \(must be 'dense' or 'diagonal' or 'ident",
+        ),
+        ({"prior_precision": -1.0}, ValueError, "Invalid prior_precision: -1.0"),
+        ({"temperature": 0.0}, ValueError, "Invalid temperature: 0.0"),
+        ({"num_products": 0}, ValueError, r"Invalid num_products: 0 \(must be >= 1\)"),
+        ({"max_variance": 0.0}, ValueError, "Invalid max_variance: 0.0"),
+        ({"chunk_size": 0}, ValueError, r"Invalid chunk_size: 0 \(must be >= 1\)"),
+        ({"seed": 1.5}, TypeError, "Invalid seed: 1.5"),
+    ],
+)
+def test_bad_hyperparameters(
+    settings: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        make(Data(), **settings)
+
+
+def test_bad_warmups() -> None:
+    data = Data()
+    sampler = make(data)
+    for settings, message in (
+        ({"steps": 0}, r"Invalid steps: 0 \(must be >= 1\)"),
+        ({"target_acceptance": 1.0}, r"Invalid target_acceptance: 1.0 \(must be in"),
+        ({"anchor_every": 0}, r"Invalid anchor_every: 0 \(must be >= 1\)"),
+        ({"target_variance": -1.0}, "Invalid target_variance: -1.0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sampler.warmup(data, **{"steps": 5, **settings})
+    assert "subsample" not in sampler.state
+    assert not data.seen
+
+
+# ---- The optimizer interface ------------------------------------------------------
+
+
+def chain(sampler: sg.HMCECS, data: Data, steps: int) -> list[Tensor]:
+    draws = []
+    for _ in range(steps):
+        sampler.step(data)
+        draws.append(torch.cat([p.detach().reshape(-1) for p in data.params]))
+    return draws
+
+
+@pytest.mark.parametrize("variant", ["perturbed", "signed"])
+def test_resuming_is_exact(variant: str) -> None:
+    data = Data("tanh")
+    settings = {"variant": variant, "num_products": 9, "subsample_size": 7}
+    sampler = make(data, **settings)
+    sampler.warmup(data, 30, anchor_every=10, target_variance=0.5, progress=False)
+    chain(sampler, data, 6)
+    buffer = io.BytesIO()
+    torch.save(sampler.state_dict(), buffer)
+    buffer.seek(0)
+    saved = torch.load(buffer, weights_only=True)
+    other = Data("tanh")
+    for p, q in zip(other.params, data.params, strict=True):
+        p.data.copy_(q.data)
+    twin = make(other, variant=variant, seed=99)
+    twin.load_state_dict(saved)
+    expected = chain(sampler, data, 12)
+    for ours, theirs in zip(expected, chain(twin, other, 12), strict=True):
+        assert torch.equal(ours, theirs)
+    assert twin.sign == sampler.sign
+    ours, theirs = sampler.param_groups[0], twin.param_groups[0]
+    # Proposals that were looked up ahead have to be expanded again.
+    different = {"params", "num_evaluations"}
+    assert {k: v for k, v in ours.items() if k not in different} == {
+        k: v for k, v in theirs.items() if k not in different
+    }
+
+
+def test_copies_and_seeds() -> None:
+    data = Data()
+    sampler = make(data)
+    chain(sampler, data, 3)
+    copied, pickled = copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler))
+    expected = chain(sampler, data, 4)
+    for twin in (copied, pickled):
+        other = Data()
+        other.weight, other.bias = twin.param_groups[0]["params"]
+        for ours, theirs in zip(expected, chain(twin, other, 4), strict=True):
+            assert torch.equal(ours, theirs)
+    fresh = Data()
+    again = make(fresh)
+    assert torch.equal(chain(again, fresh, 7)[-1], expected[-1])
+    changed = Data()
+    assert not torch.equal(chain(make(changed, seed=4), changed, 7)[-1], expected[-1])
+
+
+def test_what_is_changed_between_steps_counts() -> None:
+    """The estimate of the last step is used again only where it is the same."""
+    results = []
+    for forget in (False, True):
+        data = Data()
+        sampler = make(data)
+        chain(sampler, data, 3)
+        sampler.param_groups[0]["prior_precision"] = 50.0
+        if forget:
+            sampler._present = None
+        chain(sampler, data, 1)
+        with torch.no_grad():
+            data.weight.add_(0.1)
+        if forget:
+            sampler._present = None
+        results.append(chain(sampler, data, 2)[-1])
+    assert torch.equal(*results)
+
+
+def test_param_groups_and_priors() -> None:
+    data = Data()
+    groups = [
+        {"params": [data.weight], "prior_precision": 2.0},
+        {"params": [data.bias], "prior_precision": 5.0},
+    ]
+    sampler = sg.HMCECS(groups, num_data=N, subsample_size=8, seed=0)
+    assert sampler._prior().tolist() == [2.0, 2.0, 2.0, 5.0]
+    sampler.step(data)
+    with pytest.raises(ValueError, match="'num_accepted' is managed by HMCECS"):
+        sampler.add_param_group({"params": [torch.zeros(1)], "num_accepted": 0})
+    extra = torch.zeros(2, dtype=F64, requires_grad=True)
+    sampler.add_param_group({"params": [extra]})
+    sampler.step(lambda i: data(i) + extra.sum())
+    assert len(sampler.state["control_variates"]["anchor"]) == 6
+    with pytest.raises(ValueError, match="control variates are those of 6 parameters"):
+        state = sampler.state_dict()
+        state["param_groups"] = state["param_groups"][:2]
+        small = sg.HMCECS(groups, num_data=N, subsample_size=8, seed=0)
+        small.load_state_dict(state)
+    sampler.param_groups[1]["temperature"] = 2.0
+    with pytest.raises(ValueError, match=r"Invalid temperature: \[1.0, 2.0, 1.0\]"):
+        sampler.step(lambda i: data(i) + extra.sum())
+
+
+def test_warmup() -> None:
+    data = Data()
+    with torch.no_grad():
+        data.weight.add_(1.5)
+    sampler = make(data, step_size=None, subsample_size=20)
+    assert sampler.param_groups[0]["step_size"] == 1.2 / 6
+    assert math.isnan(sampler.acceptance_rate)
+    sampler.warmup(data, 90, anchor_every=30, target_variance=2.0, progress=False)
+    first = sampler.state["control_variates"]["anchor"]
+    assert math.isnan(sampler.acceptance_rate)
+    assert sampler.param_groups[0]["subsample_size"] != 20
+    frozen = (sampler.param_groups[0]["step_size"], first)
+    variances = []
+    for _ in range(150):
+        sampler.step(data)
+        variances.append(sampler.estimator_variance)
+    now = (
+        sampler.param_groups[0]["step_size"],
+        sampler.state["control_variates"]["anchor"],
+    )
+    assert now == frozen
+    assert 0.6 < sampler.acceptance_rate < 1
+    assert 0.7 < np.mean(variances) < 6
+
+
+def test_warmup_of_the_signed_sampler() -> None:
+    data = Data("tanh")
+    sampler = make(data, variant="signed", subsample_size=5)
+    sampler.warmup(data, 40, anchor_every=20, target_variance=1.0, progress=False)
+    group = sampler.param_groups[0]
+    assert group["num_products"] != 100
+    assert group["lower_bound"] is not None
+    assert abs(group["lower_bound"] + group["num_products"]) < 20
+
+
+def test_float32_parameters() -> None:
+    data = Data(dtype=torch.float32)
+    sampler = make(data)
+    chain(sampler, data, 30)
+    assert sampler.acceptance_rate > 0.7
+    assert sampler.num_divergences == 0
+    assert sampler.state["control_variates"]["form"] == RANK_ONE
+
+
+def test_gradients_are_left_alone() -> None:
+    data = Data()
+    data.weight.grad = torch.full_like(data.weight, 7.0)
+    make(data).step(data)
+    assert data.weight.grad.tolist() == [7.0] * 3
+    assert data.bias.grad is None
+
+
+def test_the_loss_that_is_returned() -> None:
+    data = Data("gaussian")
+    sampler = make(data)
+    loss = sampler.step(data)
+    # Of second order and Gaussian: no error at all.
+    expected = -data(torch.arange(N)).mean()
+    torch.testing.assert_close(loss, expected.detach())

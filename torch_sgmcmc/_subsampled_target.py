@@ -1,0 +1,118 @@
+"""The log density that HMC-ECS follows: an estimate from one subsample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torch_sgmcmc._likelihood import Estimate
+from torch_sgmcmc._subsample import Subsample
+from torch_sgmcmc._taylor import TaylorSums, flat, log_likelihoods
+
+__all__ = ["Point", "SubsampledTarget", "place", "whitening"]
+
+
+@dataclass
+class Point:
+    """The estimated log density and its gradient, at θ and for one subsample."""
+
+    theta: Tensor  # [d], in float64
+    subsample: Subsample
+    log: Tensor  # scalar, float64
+    gradient: Tensor  # [d], float64
+    estimate: Estimate
+
+
+@dataclass
+class SubsampledTarget:
+    """log |L̂(θ, u)^(1/T)| + log prior / T, for any θ and subsample u.
+
+    The per-datum log-likelihoods are divided by T before anything is estimated from
+    them, so that the estimators do for a tempered posterior what they do for T = 1.
+    """
+
+    closure: Callable[[Tensor], Tensor]
+    params: list[Tensor]
+    anchor: Tensor  # [d]
+    sums: TaylorSums  # without a Hessian in expansions of first order
+    prior: Tensor  # [d], its precisions
+    temperature: float
+    estimate: Callable[[Tensor], Estimate]
+    evaluations: int = 0  # of single data
+
+    def at(self, subsample: Subsample, theta: Tensor) -> Point:
+        """Moves the parameters to θ and computes all there is to know there."""
+        theta = place(self.params, theta)
+        delta = theta - self.anchor
+        expansions, bends = subsample.terms.expand(delta)
+        self.evaluations += len(subsample.indices)
+        if len(subsample.indices) == 0:
+            estimate = self.estimate(expansions)
+            pull = torch.zeros_like(theta)
+        else:
+            with torch.enable_grad():
+                values = log_likelihoods(self.closure, subsample.indices)
+            differences = values.detach().double() - expansions
+            estimate = self.estimate(differences / self.temperature)
+            grads = torch.autograd.grad(
+                values,
+                self.params,
+                estimate.weights.to(values.dtype),
+                allow_unused=True,
+                materialize_grads=True,
+            )
+            pull = flat(grads).double() - subsample.terms.pull(estimate.weights, bends)
+        total, slope = self.sums.value, self.sums.gradient
+        if self.sums.hessian is not None:
+            bend = torch.mv(self.sums.hessian, delta)
+            total = total + torch.dot(delta, slope + 0.5 * bend)
+            slope = slope + bend
+        else:
+            total = total + torch.dot(delta, slope)
+        decay = self.prior * theta
+        log = estimate.log + (total - 0.5 * torch.dot(decay, theta)) / self.temperature
+        gradient = (pull + slope - decay) / self.temperature
+        return Point(theta, subsample, log, gradient, estimate)
+
+
+def place(params: list[Tensor], theta: Tensor) -> Tensor:
+    """Writes θ into the parameters; returns it as they round it, in float64."""
+    start = 0
+    exact = True
+    with torch.no_grad():
+        for p in params:
+            p.copy_(theta[start : start + p.numel()].view_as(p))
+            start += p.numel()
+            exact = exact and p.dtype == torch.float64
+        return theta if exact else flat(params).double()
+
+
+def whitening(kind: str, hessian: Tensor | None) -> Tensor | None:
+    """W with W Wᵀ = M⁻¹: a matrix, a diagonal, or None for the identity.
+
+    Args:
+        kind: of the mass matrix M: dense, diagonal or identity.
+        hessian: of minus the log density. Where it is not positive, curvatures are
+            taken by their absolute value, but not as 0.
+    """
+    if kind == "identity" or hessian is None:
+        return None
+    if kind == "diagonal":
+        return _floored(hessian.diagonal()).rsqrt()
+    factor, info = torch.linalg.cholesky_ex(hessian)
+    if int(info) == 0:
+        identity = torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
+        return torch.linalg.solve_triangular(factor.mT, identity, upper=True)
+    curvatures, directions = torch.linalg.eigh(hessian)
+    return directions * _floored(curvatures).rsqrt()
+
+
+def _floored(curvatures: Tensor) -> Tensor:
+    size = curvatures.abs()
+    largest = size.max()
+    if not bool(largest > 0):
+        return torch.ones_like(size)
+    return size.clamp(min=1e-8 * float(largest))

@@ -1,0 +1,829 @@
+"""Hamiltonian Monte Carlo with energy conserving subsampling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from torch_sgmcmc import _C
+from torch_sgmcmc._checks import check_integer, check_real
+from torch_sgmcmc._closures import check_shared, exchanged, refuse_scaler
+from torch_sgmcmc._library import (
+    gaussian_,
+    hmc_energy,
+    hmc_leapfrog_,
+    hmc_momenta_,
+    metropolis_decide,
+)
+from torch_sgmcmc._likelihood import Estimate, block_poisson, perturbed
+from torch_sgmcmc._progress import progress_bar
+from torch_sgmcmc._subsample import Layout, Proposals, Subsample
+from torch_sgmcmc._subsampled_target import Point, SubsampledTarget, whitening
+from torch_sgmcmc._taylor import (
+    LINEAR,
+    RANK_ONE,
+    WHOLE,
+    TaylorSums,
+    TaylorTerms,
+    flat,
+)
+from torch_sgmcmc.sampler import Sampler
+
+__all__ = ["HMCECS"]
+
+_HYPERPARAMETERS = (
+    *("num_data", "subsample_size", "num_products", "variant", "step_size"),
+    *("trajectory_length", "num_blocks", "control_variate", "mass_matrix"),
+    *("temperature", "max_variance", "chunk_size"),
+)
+_COUNTERS = (
+    *("num_trajectories", "num_accepted", "num_divergences"),
+    "num_subsamples_accepted",
+)
+_MANAGED_TOO = (*_COUNTERS, "num_evaluations", "sign", "lower_bound")
+_SHARED = (*_HYPERPARAMETERS, *_MANAGED_TOO)
+
+# Early in a warm-up the step size may be far too small, and a trajectory of given
+# length endless.
+_MOST_WARMUP_STEPS = 1024
+
+# Which of a step's two Metropolis tests.
+_OF_TRAJECTORY, _OF_SUBSAMPLE = 0, 1
+
+_NO_CLOSURE = """\
+HMCECS.step() needs a closure, which is called several times a step:
+
+    def closure(indices):
+        return -F.cross_entropy(model(x[indices]), y[indices], reduction="none")
+
+    sampler.step(closure)"""
+
+Closure = Callable[[Tensor], Tensor]
+
+
+class HMCECS(Sampler):
+    r"""HMC with energy conserving subsampling, perturbed or signed.
+
+    The likelihood is estimated from a subsample u of the data, and one and the same u
+    is used along a whole trajectory and in its Metropolis test. One step makes
+
+    1. a proposal for one block of u, accepted with probability
+       :math:`\min(1, |\hat L(\theta, u')| / |\hat L(\theta, u)|)`;
+    2. a trajectory of the leapfrog on :math:`\hat U(\theta) = -\log|\hat L(\theta, u)|
+       + \lambda\|\theta\|^2/2`, as in :class:`HMC`, and its Metropolis test.
+
+    The estimators are made from :math:`d_k = \ell_k - q_k`, where :math:`\ell_k` is the
+    log-likelihood of datum k and :math:`q_k` its Taylor expansion around a fixed point
+    :math:`\theta^*`; :math:`\sum_k q_k` is a quadratic form, A and B being summed up
+    once. With m data, drawn uniformly with replacement, ``variant="perturbed"`` has
+
+    .. math::
+        \log\hat L = \sum_k q_k + \hat d - \tfrac12\hat\sigma^2,\quad
+        \hat d = \tfrac Nm \sum_i d_{u_i},\quad
+        \hat\sigma^2 = \tfrac{N^2}{m^2} \sum_i (d_{u_i} - \bar d)^2,
+
+    and ``variant="signed"``, with :math:`X_l \sim \text{Poisson}(1)` minibatches of
+    m data in each of :math:`\lambda` = ``num_products`` factors,
+
+    .. math::
+        \hat L = e^{\sum_k q_k} \prod_{l=1}^\lambda e^{(a + \lambda)/\lambda}
+        \prod_{h=1}^{X_l} \frac{\hat d^{(h,l)} - a}{\lambda}.
+
+    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)`. Signed: exactly,
+    if a draw counts with its ``sign``: :math:`E f = \sum s f / \sum s`. Perturbed: of a
+    density near it, to O(1 / (N m²)) if θ* is the mode; the estimator is unbiased if
+    the estimate of :math:`\log L` is normal with the variance that is estimated for it,
+    so look at ``estimator_variance``, which should not be far above 1. Neither
+    step size nor trajectory length nor mass changes the target.
+
+    **Scale.** The mass matrix is the Hessian of U/T at θ* (with "dense"), so that
+    ``step_size`` and ``trajectory_length`` are in units of the posterior's standard
+    deviations, whatever the model. π/2 is the length after which a Gaussian posterior
+    has forgotten where it was.
+
+    Args:
+        params: parameters or param groups; of the hyperparameters a group can set
+            ``prior_precision`` alone.
+        num_data: N, the number of data, >= 1: the closure is given indices in [0, N).
+        subsample_size: m >= 1, the number of data in u, or for "signed" in each of its
+            minibatches (about λ m in all).
+        variant: "perturbed" or "signed". Default: "perturbed".
+        step_size: ε > 0, the leapfrog's step. None is ``trajectory_length`` / 6, to
+            begin with. :meth:`warmup` adapts it. Default: None.
+        trajectory_length: > 0: the number of leapfrog steps is the nearest to
+            ``trajectory_length`` / ε, and at least 1 (during :meth:`warmup` at
+            most 1024). Default: 1.2, as in the paper.
+        num_blocks: G >= 1, the number of blocks that u is parted into, of which one is
+            proposed anew in a step, so that successive estimates correlate by about
+            1 - 1/G. At most as many as there are data, or for "signed" factors.
+            Default: 100.
+        control_variate: 2 or 1, the order of the Taylor expansions. 2 stores B [d, d]
+            and, for each datum of u, 2 d numbers, or d² if its Hessian is not of rank
+            one (as it is in regressions of all kinds). 1 stores d for each datum of u,
+            and is the one for models with thousands of parameters. Default: 2.
+        mass_matrix: "dense", "diagonal" (both from the Hessian of all data at θ*) or
+            "identity", which needs no Hessian. Default: "dense".
+        prior_precision: λ >= 0, precision of the Gaussian prior N(0, 1/λ) on each
+            parameter; 0 is a flat prior. Default: 0.
+        temperature: T > 0; 1 is the Bayesian posterior. Default: 1.
+        seed: key of all randomness, a 64-bit int. None draws one from torch's default
+            generator. Default: None.
+        num_products: λ >= 1, the number of factors, for "signed". Default: 100.
+        max_variance: trajectories that end where the estimated variance of
+            :math:`\log|\hat L|` is above this are rejected, and counted as divergences.
+            Default: 1000.
+        chunk_size: number of data for which the sums over all data call the closure at
+            a time, >= 1. Default: 8192.
+
+    State:
+        Under string keys, since it belongs to no single parameter:
+
+        * ``control_variates``: θ*, the sums, and the factor of the mass matrix;
+        * ``subsample``: u, in blocks, and the expansions of its data.
+
+    Raises:
+        ValueError: a hyperparameter out of range, here or at a later step; or
+            log-likelihoods of a wrong shape.
+        TypeError: a hyperparameter of the wrong type, ``step()`` without a closure,
+            or a closure that returns no tensor.
+        RuntimeError: the log-likelihoods have no graph, or are not finite where a step
+            starts or at θ*.
+
+    Example:
+        >>> theta = torch.zeros(x.shape[1], dtype=torch.float64, requires_grad=True)
+        >>> @functools.lru_cache(maxsize=2)
+        ... def rows(indices):  # u seldom changes: gather its data once
+        ...     return x[indices], y[indices]
+        >>> def closure(indices):
+        ...     xs, ys = rows(indices)
+        ...     return -F.binary_cross_entropy_with_logits(
+        ...         xs @ theta, ys, reduction="none")
+        >>> sampler = HMCECS([theta], num_data=len(x), subsample_size=1000, seed=0)
+        >>> sampler.warmup(closure, 1000)
+        >>> draws = []
+        >>> for _ in range(2000):
+        ...     sampler.step(closure)
+        ...     draws.append(theta.detach().clone())
+
+    Note:
+        Start near the mode (an optimizer's end, or the posterior mean of a small part
+        of the data): expansions around a far point are poor, and the first trajectories
+        are then rejected. The closure must always be the same function of parameters
+        and indices: switch off dropout and batch norm's statistics. It is called with
+        the same tensor object as long as u is the same, which a cache can tell. θ* is
+        where the parameters are when the first step is made, unless
+        :meth:`set_anchor` or :meth:`warmup` chose it.
+        Use parameters in float64: log-likelihoods enter N / m times, their rounding
+        too. ``p.grad`` is neither read nor written.
+        A step costs about (1 + ``trajectory_length`` / ε) m evaluations and gradients
+        of single data, beside 1 / G of the subsample's expansions.
+        Deviation from the paper: θ* is the mean of the second half of the draws since
+        it was chosen last, and the mass is from its Hessian from the start.
+
+    Reference:
+        K.-D. Dang, M. Quiroz, R. Kohn, M.-N. Tran and M. Villani, Hamiltonian Monte
+        Carlo with Energy Conserving Subsampling, JMLR 20, 2019: algorithm 1, eq. 4.1 to
+        4.7 and 5.1 to 5.3. Blocks: M.-N. Tran, R. Kohn, M. Quiroz and M. Villani, The
+        Block Pseudo-Marginal Sampler, 2016. Signs: A.-M. Lyne et al., On Russian
+        Roulette Estimates for Bayesian Inference with Doubly-Intractable Likelihoods,
+        Statistical Science 2015.
+    """
+
+    _MANAGED: ClassVar[tuple[str, ...]] = (*Sampler._MANAGED, *_SHARED)
+    # GradScaler.step() then leaves a mark on the sampler, by which step() sees it.
+    _step_supports_amp_scaling = True
+
+    # What can be computed again from the state, and is not saved.
+    _present: Point | None = None
+    _present_key: tuple[Any, ...] = ()
+    _proposals: tuple[Tensor, Proposals] | None = None
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        *,
+        num_data: int,
+        subsample_size: int,
+        variant: str = "perturbed",
+        step_size: float | None = None,
+        trajectory_length: float = 1.2,
+        num_blocks: int = 100,
+        control_variate: int = 2,
+        mass_matrix: str = "dense",
+        prior_precision: float = 0.0,
+        temperature: float = 1.0,
+        seed: int | None = None,
+        num_products: int = 100,
+        max_variance: float = 1000.0,
+        chunk_size: int = 8192,
+    ) -> None:
+        check_real("trajectory_length", trajectory_length, low_open=True)
+        defaults = {
+            "num_data": num_data,
+            "subsample_size": subsample_size,
+            "variant": variant,
+            "step_size": trajectory_length / 6 if step_size is None else step_size,
+            "trajectory_length": trajectory_length,
+            "num_blocks": num_blocks,
+            "control_variate": control_variate,
+            "mass_matrix": mass_matrix,
+            "prior_precision": prior_precision,
+            "temperature": temperature,
+            "num_products": num_products,
+            "max_variance": max_variance,
+            "chunk_size": chunk_size,
+            **dict.fromkeys(_COUNTERS, 0),
+            "num_evaluations": 0,
+            "sign": 1,
+            # a; None is -λ.
+            "lower_bound": None,
+        }
+        super().__init__(params, defaults, seed, capturable=False)
+
+    # ---- What it has done -----------------------------------------------------
+
+    @property
+    def sign(self) -> int:
+        """The sign of the likelihood's estimate at the last draw: 1 or -1."""
+        return self.param_groups[0]["sign"]
+
+    @property
+    def acceptance_rate(self) -> float:
+        """The part of all trajectories that was accepted since the warm-up."""
+        return self._rate("num_accepted")
+
+    @property
+    def subsample_acceptance_rate(self) -> float:
+        """The part of all proposals for u that was accepted since the warm-up."""
+        return self._rate("num_subsamples_accepted")
+
+    @property
+    def num_divergences(self) -> int:
+        """Trajectories since the warm-up that ended out of bounds.
+
+        Their energy was not finite, or the estimator's variance above ``max_variance``.
+        """
+        return self.param_groups[0]["num_divergences"]
+
+    @property
+    def num_evaluations(self) -> int:
+        """Evaluations of single data's log-likelihoods and gradients, in all.
+
+        Warm-up and control variates included: N for each choice of θ*.
+        """
+        return self.param_groups[0]["num_evaluations"]
+
+    @property
+    def estimator_variance(self) -> float:
+        """The estimated variance of the log of the last draw's estimate; NaN before."""
+        if self._present is None:
+            return math.nan
+        return float(self._present.estimate.variance)
+
+    def _rate(self, name: str) -> float:
+        group = self.param_groups[0]
+        if group["num_trajectories"] == 0:
+            return math.nan
+        return group[name] / group["num_trajectories"]
+
+    # ---- Checks ---------------------------------------------------------------
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        check_integer("num_data", group["num_data"], low=1)
+        check_integer("subsample_size", group["subsample_size"], low=1)
+        _check_choice("variant", group["variant"], ("perturbed", "signed"))
+        check_real("step_size", group["step_size"], low_open=True)
+        check_real("trajectory_length", group["trajectory_length"], low_open=True)
+        check_integer("num_blocks", group["num_blocks"], low=1)
+        _check_choice("control_variate", group["control_variate"], (2, 1))
+        _check_choice(
+            "mass_matrix", group["mass_matrix"], ("dense", "diagonal", "identity")
+        )
+        self._check_target(group)
+        check_real("temperature", group["temperature"], low_open=True)
+        check_integer("num_products", group["num_products"], low=1)
+        check_real("max_variance", group["max_variance"], low_open=True)
+        check_integer("chunk_size", group["chunk_size"], low=1)
+
+    def _check_groups(self) -> None:
+        for group in self.param_groups:
+            self._check_group(group)
+        check_shared(self, _HYPERPARAMETERS, "there is one trajectory for all")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a param group, see :meth:`Sampler.add_param_group`.
+
+        θ* is then chosen anew.
+        """
+        super().add_param_group(param_group)
+        first, added = self.param_groups[0], self.param_groups[-1]
+        added.update({key: first[key] for key in _SHARED})
+        self._forget_anchor()
+
+    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super()._check_state_dict(state_dict)
+        kept = state_dict["state"].get("control_variates")
+        if kept is not None:
+            size = sum(p.numel() for p in self._params())
+            if len(kept["anchor"]) != size:
+                raise ValueError(
+                    f"Invalid state_dict: its control variates are those of "
+                    f"{len(kept['anchor'])} parameters, expected {size}"
+                )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state dict; the chain then continues bit for bit.
+
+        See :meth:`Sampler.load_state_dict`.
+        """
+        super().load_state_dict(state_dict)
+        self._present = self._proposals = None
+
+    def _params(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _set(self, **values: Any) -> None:
+        for group in self.param_groups:
+            group.update(values)
+
+    # ---- Control variates -----------------------------------------------------
+
+    @torch.no_grad()
+    def set_anchor(self, closure: Closure, *, progress: bool = True) -> None:
+        """Puts θ* where the parameters are, with a pass through all data.
+
+        Args:
+            closure: as for :meth:`step`.
+            progress: show a progress bar, if tqdm is installed. Default: True.
+
+        Raises:
+            RuntimeError: a log-likelihood or a derivative is not finite. θ* is as
+                before.
+        """
+        self._check_groups()
+        self._anchor_at(closure, flat(self._params()).double(), progress)
+
+    def _forget_anchor(self) -> None:
+        self.state.pop("control_variates", None)
+        self.state.pop("subsample", None)
+        self._present = self._proposals = None
+
+    def _anchor_at(self, closure: Closure, anchor: Tensor, progress: bool) -> None:
+        group, params = self.param_groups[0], self._params()
+        anchors = _split(anchor, params)
+        anchor = flat(anchors).double()  # as it is rounded
+        probes = self._probes(anchor)
+        with exchanged(params, anchors):
+            sums = self._sum_up(closure, params, probes, progress)
+        finite = [sums.value, sums.gradient]
+        finite += [] if sums.hessian is None else [sums.hessian]
+        if not all(bool(t.isfinite().all()) for t in finite):
+            raise RuntimeError(
+                "HMCECS got log-likelihoods or derivatives that are not finite at the "
+                "anchor of the control variates"
+            )
+        curvature = None
+        if sums.hessian is not None:
+            curvature = (self._prior().diag() - sums.hessian) / group["temperature"]
+        self.state["control_variates"] = {
+            "anchor": anchor,
+            "value": sums.value,
+            "gradient": sums.gradient,
+            "hessian": sums.hessian if group["control_variate"] == 2 else None,
+            "form": sums.form,
+            "whitening": whitening(group["mass_matrix"], curvature),
+        }
+        self._present = self._proposals = None
+        self._set(num_evaluations=group["num_evaluations"] + group["num_data"])
+        if "subsample" in self.state:  # the same data, with other expansions
+            kept = self.state["subsample"]
+            terms = self._expand(closure, kept["indices"])
+            self._keep(Subsample(kept["counts"], kept["indices"], terms))
+
+    def _sum_up(
+        self, closure: Closure, params: list[Tensor], probes: Tensor, progress: bool
+    ) -> TaylorSums:
+        group = self.param_groups[0]
+        n, size = group["num_data"], group["chunk_size"]
+        order, device = group["control_variate"], params[0].device
+        starts = range(0, n, size)
+
+        def chunks() -> Iterable[Tensor]:
+            for begin in progress_bar(starts, "control variates", progress):
+                yield torch.arange(begin, min(n, begin + size), device=device)
+
+        needed = order == 2 or group["mass_matrix"] != "identity"
+        for form in (RANK_ONE, WHOLE):
+            sums = TaylorSums.at_present(
+                closure, params, chunks(), form, probes, with_hessian=needed
+            )
+            if sums is not None:
+                sums.form = sums.form if order == 2 else LINEAR
+                return sums
+        raise AssertionError("whole Hessians fit any model")
+
+    def _probes(self, like: Tensor) -> Tensor:
+        """Two random directions, as the parameters' type rounds them."""
+        group = self.param_groups[0]
+        probes = [torch.empty_like(like) for _ in range(2)]
+        gaussian_(
+            probes,
+            std=1.0,
+            offsets=[0, len(like)],
+            purpose=_C.PURPOSE_PROBE,
+            seed=group["seed"],
+            step=0,
+        )
+        params = self._params()
+        return torch.stack([flat(_split(z, params)).double() for z in probes])
+
+    def _prior(self) -> Tensor:
+        """The prior precision of each element."""
+        like = self._params()[0]
+        return torch.cat(
+            [
+                torch.full(
+                    (p.numel(),),
+                    float(group["prior_precision"]),
+                    dtype=torch.float64,
+                    device=like.device,
+                )
+                for group in self.param_groups
+                for p in group["params"]
+            ]
+        )
+
+    # ---- The subsample --------------------------------------------------------
+
+    def _layout(self) -> Layout:
+        group = self.param_groups[0]
+        signed = group["variant"] == "signed"
+        cells = group["num_products"] if signed else group["subsample_size"]
+        return Layout(
+            num_data=group["num_data"],
+            num_cells=cells,
+            num_blocks=min(group["num_blocks"], cells),
+            batch_size=group["subsample_size"] if signed else 1,
+            poisson=signed,
+            seed=group["seed"],
+        )
+
+    def _expand(self, closure: Closure, indices: Tensor) -> TaylorTerms:
+        params, kept = self._params(), self.state["control_variates"]
+        form = kept["form"]
+        probe = self._probes(kept["anchor"])[0]
+        self._count(len(indices))
+        with exchanged(params, _split(kept["anchor"], params)):
+            return TaylorTerms.at_present(closure, params, indices, form, probe)
+
+    def _count(self, evaluations: int) -> None:
+        group = self.param_groups[0]
+        self._set(num_evaluations=group["num_evaluations"] + evaluations)
+
+    def _keep(self, subsample: Subsample) -> None:
+        self.state["subsample"] = {
+            "layout": list(vars(self._layout()).values()),
+            "counts": subsample.counts,
+            "indices": subsample.indices,
+            "terms": subsample.terms.fields(),
+        }
+
+    def _subsample(self, closure: Closure) -> Subsample:
+        """That of the state, or a new one if sizes were changed."""
+        layout, kept = self._layout(), self.state.get("subsample")
+        if kept is not None and kept["layout"] == list(vars(layout).values()):
+            terms = TaylorTerms(*kept["terms"])
+            return Subsample(kept["counts"], kept["indices"], terms)
+        device = self._params()[0].device
+        step = self.param_groups[0]["step"]
+        return Subsample.draw(layout, step, partial(self._expand, closure), device)
+
+    def _proposed(self, closure: Closure, current: Subsample) -> Subsample:
+        layout, step = self._layout(), self.param_groups[0]["step"]
+        anchor = self.state["control_variates"]["anchor"]
+        ahead = self._proposals
+        if (
+            ahead is None
+            or ahead[0] is not anchor
+            or ahead[1].layout != layout
+            or not ahead[1].covers(step)
+        ):
+            expand = partial(self._expand, closure)
+            ahead = (anchor, Proposals(layout, step, expand, anchor.device))
+            self._proposals = ahead
+        return ahead[1].apply(step, current)
+
+    # ---- Steps ----------------------------------------------------------------
+
+    def step(self, closure: Closure | None = None) -> Tensor:  # type: ignore[override]
+        """Updates the subsample, then simulates one trajectory and decides on it.
+
+        Args:
+            closure: returns the log-likelihoods [M] of the data with the given indices
+                (an int64 tensor [M] on the parameters' device) as a tensor with a
+                graph, the log-likelihood of a datum being independent of the others.
+                It does not call ``backward()``.
+
+        Returns:
+            The estimate of the mean loss, -log|L̂| / N, at the draw: a float64 scalar.
+
+        Raises:
+            TypeError: there is no closure, or it returns no tensor.
+            ValueError: a hyperparameter has left its range, or the log-likelihoods are
+                of a wrong shape. No parameter has changed.
+            RuntimeError: log-likelihoods are not as they should be (see the class). No
+                parameter has changed.
+        """
+        self._sweep(closure)
+        assert self._present is not None
+        group, present = self.param_groups[0], self._present
+        prior = 0.5 * torch.dot(self._prior() * present.theta, present.theta)
+        return -(present.log * group["temperature"] + prior) / group["num_data"]
+
+    def warmup(
+        self,
+        closure: Closure,
+        steps: int,
+        target_acceptance: float = 0.8,
+        *,
+        anchor_every: int = 200,
+        target_variance: float | None = None,
+        progress: bool = True,
+    ) -> None:
+        """Makes steps that adapt θ*, the mass, the step size, and the subsample's size.
+
+        θ* is first put where the parameters are, and after every ``anchor_every`` steps
+        to the mean of the second half of the draws since, the mass matrix with it,
+        unless less than half as many steps are left. The step size is adapted by dual
+        averaging, as in :meth:`HMC.warmup`, and ends as the average of those tried
+        since θ* was chosen last. Half-way between that and the end, a of the
+        signed estimator is set to the mean estimate of Σ d less λ, and with
+        ``target_variance`` the size of the subsample. Then all is frozen, and the
+        counts of acceptances and divergences begin afresh.
+
+        Args:
+            closure: as for :meth:`step`.
+            steps: number of steps, >= 1. The paper makes 1000.
+            target_acceptance: in (0, 1), of trajectories. Default: 0.8.
+            anchor_every: >= 1. Default: 200.
+            target_variance: > 0: m ("perturbed") or λ ("signed") is chosen so that the
+                variance of log|L̂| is about this; 1 is the guideline where successive
+                estimates are independent (Pitt et al. 2012), and one that also keeps
+                the perturbation small. λ is also chosen so large that negative signs
+                lose less than 2 % of the draws. None leaves the sizes as they are.
+                Default: None.
+            progress: show progress bars, if tqdm is installed. Default: True.
+
+        Raises:
+            ValueError: an argument is out of range. Nothing has changed.
+            RuntimeError: see :meth:`set_anchor`.
+        """
+        check_integer("steps", steps, low=1)
+        check_real("target_acceptance", target_acceptance, high=1.0, low_open=True)
+        check_integer("anchor_every", anchor_every, low=1)
+        if target_variance is not None:
+            check_real("target_variance", target_variance, low_open=True)
+        self.set_anchor(closure, progress=progress)
+        group = self.param_groups[0]
+        adaptation = _C.DualAveraging(group["step_size"], target_acceptance)
+        anchors = range(anchor_every, steps - anchor_every // 2 + 1, anchor_every)
+        last = anchors[-1] if anchors else 0
+        draws: list[Point] = []
+        for i in progress_bar(range(1, steps + 1), "warm-up", progress):
+            log_ratio = self._sweep(closure, _MOST_WARMUP_STEPS)
+            adaptation.update(_C.mean_acceptance([log_ratio]))
+            self._set(step_size=adaptation.step_size)
+            assert self._present is not None
+            draws.append(self._present)
+            if i in anchors:
+                late = [draw.theta for draw in draws[len(draws) // 2 :]]
+                draws = []
+                self._anchor_at(closure, torch.stack(late).mean(0), progress)
+                self._set(step_size=adaptation.averaged, lower_bound=None)
+                adaptation = _C.DualAveraging(adaptation.averaged, target_acceptance)
+            elif i == (last + steps) // 2:
+                self._size(draws, target_variance)
+        self._set(step_size=adaptation.averaged, **dict.fromkeys(_COUNTERS, 0))
+
+    def _size(self, draws: list[Point], target: float | None) -> None:
+        """Chooses the sizes and a by what the draws since the last θ* had."""
+        group = self.param_groups[0]
+        late = [draw.estimate for draw in draws[len(draws) // 2 :]]
+        if not late:
+            return
+        variance = sum(float(e.variance) for e in late) / len(late)
+        if group["variant"] == "perturbed":
+            if target is not None:
+                size = math.ceil(group["subsample_size"] * variance / target)
+                self._set(subsample_size=min(max(size, 1), group["num_data"]))
+        else:
+            mean = sum(float(e.mean) for e in late) / len(late)
+            if target is not None:
+                # log|L̂| has about the variance Var(d̂) / λ.
+                spread = variance * group["num_products"]
+                self._set(num_products=_num_products(spread, target))
+            self._set(lower_bound=mean - group["num_products"])
+        self._present = None
+
+    @torch.no_grad()
+    def _sweep(self, closure: Closure | None, most_steps: int | None = None) -> float:
+        """One step; returns the log of the ratio in the trajectory's test."""
+        refuse_scaler(self)
+        if closure is None:
+            raise TypeError(_NO_CLOSURE)
+        self._check_groups()
+        if "control_variates" not in self.state:
+            self.set_anchor(closure)
+        target = self._target(closure)
+        start = [p.detach().clone() for p in self._params()]
+        try:
+            present = self._start(target)
+            present, renewed = self._update_subsample(target, present)
+            present, log_ratio, moved = self._trajectory(target, present, most_steps)
+        except BaseException:
+            for p, before in zip(self._params(), start, strict=True):
+                p.copy_(before)
+            raise
+        if not moved:
+            for p, before in zip(self._params(), start, strict=True):
+                p.copy_(before)
+        self._present, self._present_key = present, self._target_key()
+        self._keep(present.subsample)
+        group = self.param_groups[0]
+        self._set(
+            step=group["step"] + 1,
+            num_trajectories=group["num_trajectories"] + 1,
+            num_accepted=group["num_accepted"] + moved,
+            num_divergences=group["num_divergences"] + (not math.isfinite(log_ratio)),
+            num_subsamples_accepted=group["num_subsamples_accepted"] + renewed,
+            num_evaluations=group["num_evaluations"] + target.evaluations,
+            sign=present.estimate.sign,
+        )
+        return log_ratio
+
+    def _target(self, closure: Closure) -> SubsampledTarget:
+        group, kept = self.param_groups[0], self.state["control_variates"]
+        return SubsampledTarget(
+            closure,
+            self._params(),
+            kept["anchor"],
+            TaylorSums(kept["value"], kept["gradient"], kept["hessian"], kept["form"]),
+            self._prior(),
+            group["temperature"],
+            self._estimator(),
+        )
+
+    def _target_key(self) -> tuple[Any, ...]:
+        """What else the estimated density depends on."""
+        group = self.param_groups[0]
+        priors = [group["prior_precision"] for group in self.param_groups]
+        return (*priors, group["temperature"], group["lower_bound"])
+
+    def _estimator(self) -> Callable[[Tensor], Estimate]:
+        group = self.param_groups[0]
+        if group["variant"] == "perturbed":
+            return partial(perturbed, num_data=group["num_data"])
+        bound = group["lower_bound"]
+        return partial(
+            block_poisson,
+            num_data=group["num_data"],
+            batch_size=group["subsample_size"],
+            num_products=group["num_products"],
+            lower_bound=-group["num_products"] if bound is None else bound,
+        )
+
+    def _start(self, target: SubsampledTarget) -> Point:
+        """The last step's end, or where the parameters have been put since."""
+        subsample = self._subsample(target.closure)
+        theta = flat(target.params).double()
+        last = self._present
+        if (
+            last is None
+            or self._present_key != self._target_key()
+            or last.subsample.indices is not subsample.indices
+            or not torch.equal(last.theta, theta)
+        ):
+            last = target.at(subsample, theta)
+        if not bool(last.log.isfinite()):
+            raise RuntimeError(
+                "HMCECS got log-likelihoods or parameters that are not finite at the "
+                "start of a step"
+            )
+        return last
+
+    def _update_subsample(
+        self, target: SubsampledTarget, present: Point
+    ) -> tuple[Point, bool]:
+        """The Gibbs step for u: what to go on with, and whether it is new."""
+        subsample = self._proposed(target.closure, present.subsample)
+        # If it is accepted, as nearly always, the gradient is the trajectory's first.
+        proposal = target.at(subsample, present.theta)
+        accepted = self._decide(float(proposal.log - present.log), _OF_SUBSAMPLE)
+        return (proposal if accepted else present), accepted
+
+    def _trajectory(
+        self, target: SubsampledTarget, present: Point, most_steps: int | None
+    ) -> tuple[Point, float, bool]:
+        """The step for θ: where to go on, the log ratio, and whether it moved."""
+        group = self.param_groups[0]
+        factor = self.state["control_variates"]["whitening"]
+        # Along x with θ = θ₀ + W x, W Wᵀ = M⁻¹, the mass is 1.
+        x, r = torch.zeros_like(present.theta), torch.empty_like(present.theta)
+        hmc_momenta_(
+            [r], [], temperature=1.0, offsets=[0], **self._step_arguments(group)
+        )
+        before = float(present.log) - _kinetic(x, r)
+        step_size = group["step_size"]
+        steps = max(1, math.floor(group["trajectory_length"] / step_size + 0.5))
+        if most_steps is not None:
+            steps = min(steps, most_steps)
+        point = present
+        for i in range(steps):
+            kick = step_size if i > 0 else step_size / 2
+            _leapfrog(x, r, factor, point.gradient, kick, step_size)
+            theta = present.theta + _apply(factor, x)
+            point = target.at(present.subsample, theta)
+        _leapfrog(x, r, factor, point.gradient, step_size / 2, 0.0)
+        log_ratio = float(point.log) - _kinetic(x, r) - before
+        variance, highest = float(point.estimate.variance), group["max_variance"]
+        if variance > max(highest, float(present.estimate.variance)):
+            log_ratio = -math.inf
+        if self._decide(log_ratio, _OF_TRAJECTORY):
+            return point, log_ratio, True
+        return present, log_ratio, False
+
+    def _decide(self, log_ratio: float, test: int) -> bool:
+        """A Metropolis test; what is not finite is rejected."""
+        if not math.isfinite(log_ratio):
+            return False
+        accepted = metropolis_decide(
+            torch.tensor([log_ratio], dtype=torch.float64),
+            proposal=test,
+            purpose=_C.PURPOSE_METROPOLIS,
+            **self._step_arguments(self.param_groups[0]),
+        )
+        return bool(accepted)
+
+
+def _split(theta: Tensor, params: list[Tensor]) -> list[Tensor]:
+    """A row's parts in the shapes and types of the parameters."""
+    parts = theta.split([p.numel() for p in params])
+    return [
+        part.view(p.shape).to(p.dtype) for part, p in zip(parts, params, strict=True)
+    ]
+
+
+def _apply(factor: Tensor | None, x: Tensor) -> Tensor:
+    """W x."""
+    if factor is None:
+        return x
+    return factor * x if factor.dim() == 1 else torch.mv(factor, x)
+
+
+def _leapfrog(
+    x: Tensor,
+    r: Tensor,
+    factor: Tensor | None,
+    gradient: Tensor,
+    kick: float,
+    drift: float,
+) -> None:
+    """R += kick Wᵀ ∇ log π, x += drift r."""
+    whitened = gradient if factor is None else _apply(factor.t(), gradient)
+    hmc_leapfrog_(
+        [x],
+        [-whitened],
+        [r],
+        [],
+        kick=kick,
+        drift=drift,
+        num_data=1.0,
+        prior_precision=0.0,
+    )
+
+
+def _kinetic(x: Tensor, r: Tensor) -> float:
+    return float(hmc_energy([x], [r], [], prior_precision=0.0, num_chains=1))
+
+
+def _num_products(spread: float, target: float) -> int:
+    """The least λ that fits, for minibatch estimates of this variance."""
+    result = max(1, math.ceil(spread / target))
+    while True:
+        # The signs are those of a product of Poisson(λ) factors, each negative with
+        # probability p, so that E s = exp(-2 λ p).
+        negative = 0.5 * math.erfc(result / math.sqrt(2 * spread)) if spread > 0 else 0
+        if math.exp(-2 * result * negative) >= 0.98:
+            return result
+        result += 1 + result // 10
+
+
+def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices or isinstance(value, bool):
+        wanted = " or ".join(map(repr, choices))
+        raise ValueError(f"Invalid {name}: {value!r} (must be {wanted})")
