@@ -80,7 +80,9 @@ class Evaluations(NamedTuple):
             of its minibatch. Divided by N it is the number of epochs.
         gradients: by all parameters. In forward mode (with ``model``) those of the
             minibatches that the particle bounced on; in reverse mode all, since the
-            derivatives are made from the gradient.
+            derivatives are made from the gradient. The one that forward mode is
+            compared with, at the first event of a process, is not counted: a chain
+            that is resumed counts what one that was never stopped does.
     """
 
     derivatives: int
@@ -492,7 +494,8 @@ class SBPS(Sampler):
         line_time = line_end if ahead is flight else 0.0
         value, variance = self._rate(ahead, line_time, seen, common)
         grads = self._check_forward_mode(ahead, seen, value, common)
-        if event == _C.PROPOSAL and clock.accepts(rate, value, **key):
+        bounces = event == _C.PROPOSAL and clock.accepts(rate, value, **key)
+        if bounces:
             grads = grads or seen.gradient()
             ahead = flight.reflected(line_end, grads, common)
             reflected = -value
@@ -513,7 +516,7 @@ class SBPS(Sampler):
         progress["num_looks"] += event == _C.LOOK
         n = seen.losses.shape[0]
         progress["num_derivatives"] += n
-        if seen.free or grads is not None:
+        if seen.free or bounces:
             progress["num_gradients"] += n
         progress["trajectory_time"] = end
         progress["line_time"] = line_end if ahead is flight else 0.0

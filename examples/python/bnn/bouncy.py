@@ -60,14 +60,8 @@ class BouncyChain:
 
     @property
     def evaluations(self) -> int:
-        """Derivatives and gradients of single images that the particle has cost.
-
-        Without the gradients that compare forward and reverse mode at the first event,
-        and again at the first after a checkpoint.
-        """
-        bounces = self._sampler.diagnostics.bounces
-        gradients = bounces * self._batches.batch_size
-        return self._sampler.evaluations.derivatives + gradients
+        """Derivatives and gradients of single images that the particle has cost."""
+        return sum(self._sampler.evaluations)
 
     def train(self, epoch: int) -> None:
         """SGD with momentum at first, then events to the epoch's evaluations."""

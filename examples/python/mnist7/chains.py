@@ -87,10 +87,7 @@ class _Chain:
     def evaluations(self) -> int:
         """Gradients of single images, and derivatives along the flight."""
         if isinstance(self.sampler, sg.SBPS):
-            # Without those that compare forward and reverse mode at the first event,
-            # and again at the first after a checkpoint.
-            gradients = self.sampler.diagnostics.bounces * self._n
-            return self.sampler.evaluations.derivatives + gradients
+            return sum(self.sampler.evaluations)
         return self._gradients
 
     def advance(self, epochs: int) -> None:
