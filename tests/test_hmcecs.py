@@ -13,52 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from ecs_data import F64, Data, N, chain, make
+from torch import Tensor
 
 import torch_sgmcmc as sg
 from torch_sgmcmc import _C
 from torch_sgmcmc._likelihood import block_poisson, perturbed
 from torch_sgmcmc._subsampled_target import whitening
 from torch_sgmcmc._taylor import LINEAR, RANK_ONE, WHOLE, TaylorSums, TaylorTerms, flat
-
-N = 60
-F64 = torch.float64
-
-
-class Data:
-    """A regression with a weight and a bias, in two tensors."""
-
-    def __init__(self, kind: str = "logistic", dtype: torch.dtype = F64) -> None:
-        g = torch.Generator().manual_seed(4)
-        self.x = torch.randn(N, 3, generator=g, dtype=F64).to(dtype)
-        self.y = (torch.rand(N, generator=g) < 0.5).to(dtype)
-        self.weight = (0.3 * torch.randn(3, generator=g, dtype=F64)).to(dtype)
-        self.weight.requires_grad_()
-        self.bias = torch.tensor(0.2, dtype=dtype, requires_grad=True)
-        self.kind = kind
-        self.seen: list[Tensor] = []
-
-    @property
-    def params(self) -> list[Tensor]:
-        return [self.weight, self.bias]
-
-    def __call__(self, indices: Tensor) -> Tensor:
-        self.seen.append(indices)
-        eta = self.x[indices] @ self.weight + self.bias
-        y = self.y[indices]
-        if self.kind == "logistic":
-            return y * eta - nn.functional.softplus(eta)
-        if self.kind == "gaussian":
-            return -0.5 * (y - eta) ** 2
-        if self.kind == "linear":
-            return y * eta
-        return -0.5 * (y - eta.tanh() * self.bias) ** 2  # Hessians of rank two
-
-
-def make(data: Data, **settings: Any) -> sg.HMCECS:
-    common = {"num_data": N, "subsample_size": 8, "num_blocks": 4, "seed": 3}
-    common.update({"prior_precision": 1.0, "step_size": 0.4})
-    return sg.HMCECS(data.params, **{**common, **settings})
 
 
 def hessians(data: Data, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -483,21 +445,13 @@ def test_bad_warmups() -> None:
 # ---- The optimizer interface ------------------------------------------------------
 
 
-def chain(sampler: sg.HMCECS, data: Data, steps: int) -> list[Tensor]:
-    draws = []
-    for _ in range(steps):
-        sampler.step(data)
-        draws.append(torch.cat([p.detach().reshape(-1) for p in data.params]))
-    return draws
-
-
 @pytest.mark.parametrize("variant", ["perturbed", "signed"])
 def test_resuming_is_exact(variant: str) -> None:
     data = Data("tanh")
     settings = {"variant": variant, "num_products": 9, "subsample_size": 7}
     sampler = make(data, **settings)
     sampler.warmup(data, 30, anchor_every=10, target_variance=0.5, progress=False)
-    chain(sampler, data, 6)
+    chain(sampler, data, 7)  # to the middle of the proposals that are looked up ahead
     buffer = io.BytesIO()
     torch.save(sampler.state_dict(), buffer)
     buffer.seek(0)
@@ -588,7 +542,7 @@ def test_warmup() -> None:
     sampler = make(data, step_size=None, subsample_size=20)
     assert sampler.param_groups[0]["step_size"] == 1.2 / 6
     assert math.isnan(sampler.acceptance_rate)
-    sampler.warmup(data, 90, anchor_every=30, target_variance=2.0, progress=False)
+    sampler.warmup(data, 90, anchor_every=30, target_variance=2.5, progress=False)
     first = sampler.state["control_variates"]["anchor"]
     assert math.isnan(sampler.acceptance_rate)
     assert sampler.param_groups[0]["subsample_size"] != 20
@@ -603,7 +557,7 @@ def test_warmup() -> None:
     )
     assert now == frozen
     assert 0.6 < sampler.acceptance_rate < 1
-    assert 0.7 < np.mean(variances) < 6
+    assert 1.2 < np.mean(variances) < 5
 
 
 def test_warmup_of_the_signed_sampler() -> None:
@@ -612,8 +566,7 @@ def test_warmup_of_the_signed_sampler() -> None:
     sampler.warmup(data, 40, anchor_every=20, target_variance=1.0, progress=False)
     group = sampler.param_groups[0]
     assert group["num_products"] != 100
-    assert group["lower_bound"] is not None
-    assert abs(group["lower_bound"] + group["num_products"]) < 20
+    assert 0 < abs(group["mean_difference"]) < 20
 
 
 def test_float32_parameters() -> None:

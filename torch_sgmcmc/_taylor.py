@@ -305,5 +305,5 @@ def _bases(d: int, like: Tensor, width: int) -> Iterable[Tensor]:
 
 
 def _inverse(x: Tensor) -> Tensor:
-    """1 / x, and 0 for 0."""
-    return torch.where(x == 0, 0.0, 1 / x)
+    """1 / x, and 0 where that is no number of use: for 0 and subnormal numbers."""
+    return torch.where(x.abs() < torch.finfo(x.dtype).tiny, 0.0, 1 / x)

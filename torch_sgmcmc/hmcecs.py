@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -45,12 +46,15 @@ _COUNTERS = (
     *("num_trajectories", "num_accepted", "num_divergences"),
     "num_subsamples_accepted",
 )
-_MANAGED_TOO = (*_COUNTERS, "num_evaluations", "sign", "lower_bound")
+_MANAGED_TOO = (*_COUNTERS, "num_evaluations", "sign", "mean_difference")
 _SHARED = (*_HYPERPARAMETERS, *_MANAGED_TOO)
 
 # Early in a warm-up the step size may be far too small, and a trajectory of given
 # length endless.
 _MOST_WARMUP_STEPS = 1024
+
+# Below this σ̂² says little about the spread of d, and d̂ is not nearly normal.
+_LEAST_SUBSAMPLE = 30
 
 # Which of a step's two Metropolis tests.
 _OF_TRAJECTORY, _OF_SUBSAMPLE = 0, 1
@@ -110,8 +114,8 @@ class HMCECS(Sampler):
         params: parameters or param groups; of the hyperparameters a group can set
             ``prior_precision`` alone.
         num_data: N, the number of data, >= 1: the closure is given indices in [0, N).
-        subsample_size: m >= 1, the number of data in u, or for "signed" in each of its
-            minibatches (about λ m in all).
+        subsample_size: m, the number of data in u, >= 2, or for "signed" in each of its
+            minibatches, >= 1 (about λ m in all).
         variant: "perturbed" or "signed". Default: "perturbed".
         step_size: ε > 0, the leapfrog's step. None is ``trajectory_length`` / 6, to
             begin with. :meth:`warmup` adapts it. Default: None.
@@ -134,9 +138,10 @@ class HMCECS(Sampler):
         seed: key of all randomness, a 64-bit int. None draws one from torch's default
             generator. Default: None.
         num_products: λ >= 1, the number of factors, for "signed". Default: 100.
-        max_variance: trajectories that end where the estimated variance of
-            :math:`\log|\hat L|` is above this are rejected, and counted as divergences.
-            Default: 1000.
+        max_variance: subsamples and trajectories that lead to where the estimated
+            variance of :math:`\log|\hat L|` is above this are rejected, the latter
+            counted as divergences: the target is restricted to θ and u where it is at
+            most this. Default: 1000.
         chunk_size: number of data for which the sums over all data call the closure at
             a time, >= 1. Default: 8192.
 
@@ -178,6 +183,11 @@ class HMCECS(Sampler):
         the same tensor object as long as u is the same, which a cache can tell. θ* is
         where the parameters are when the first step is made, unless
         :meth:`set_anchor` or :meth:`warmup` chose it.
+        It may be called where a trajectory has run out of bounds: a refusal of such
+        values, as distributions of torch make it, stops the step, so give them
+        ``validate_args=False``.
+        ``control_variate``, ``mass_matrix`` and the temperature of the mass act from
+        the next :meth:`set_anchor` on; other sizes, blocks or another seed draw u anew.
         Use parameters in float64: log-likelihoods enter N / m times, their rounding
         too. ``p.grad`` is neither read nor written.
         A step costs about (1 + ``trajectory_length`` / ε) m evaluations and gradients
@@ -240,8 +250,8 @@ class HMCECS(Sampler):
             **dict.fromkeys(_COUNTERS, 0),
             "num_evaluations": 0,
             "sign": 1,
-            # a; None is -λ.
-            "lower_bound": None,
+            # a is this less λ: the mean of the estimates of Σ d.
+            "mean_difference": 0.0,
         }
         super().__init__(params, defaults, seed, capturable=False)
 
@@ -295,8 +305,9 @@ class HMCECS(Sampler):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         check_integer("num_data", group["num_data"], low=1)
-        check_integer("subsample_size", group["subsample_size"], low=1)
         _check_choice("variant", group["variant"], ("perturbed", "signed"))
+        least = 2 if group["variant"] == "perturbed" else 1
+        check_integer("subsample_size", group["subsample_size"], low=least)
         check_real("step_size", group["step_size"], low_open=True)
         check_real("trajectory_length", group["trajectory_length"], low_open=True)
         check_integer("num_blocks", group["num_blocks"], low=1)
@@ -342,6 +353,12 @@ class HMCECS(Sampler):
         See :meth:`Sampler.load_state_dict`.
         """
         super().load_state_dict(state_dict)
+        # torch moves what belongs to a parameter alone.
+        device = self._params()[0].device
+        for key in ("control_variates", "subsample"):
+            if key in self.state:
+                kept = self.state[key]
+                self.state[key] = {k: _moved(v, device) for k, v in kept.items()}
         self._present = self._proposals = None
 
     def _params(self) -> list[Tensor]:
@@ -362,9 +379,14 @@ class HMCECS(Sampler):
             progress: show a progress bar, if tqdm is installed. Default: True.
 
         Raises:
-            RuntimeError: a log-likelihood or a derivative is not finite. θ* is as
-                before.
+            TypeError: there is no closure, or it returns no tensor.
+            RuntimeError: a log-likelihood or a derivative is not finite.
+
+        Whatever is raised, the closure's own errors too, θ* is as before.
         """
+        refuse_scaler(self)
+        if closure is None:
+            raise TypeError(_NO_CLOSURE)
         self._check_groups()
         self._anchor_at(closure, flat(self._params()).double(), progress)
 
@@ -390,20 +412,30 @@ class HMCECS(Sampler):
         curvature = None
         if sums.hessian is not None:
             curvature = (self._prior().diag() - sums.hessian) / group["temperature"]
-        self.state["control_variates"] = {
+        chosen = {
             "anchor": anchor,
+            "num_data": group["num_data"],
             "value": sums.value,
             "gradient": sums.gradient,
             "hessian": sums.hessian if group["control_variate"] == 2 else None,
             "form": sums.form,
             "whitening": whitening(group["mass_matrix"], curvature),
         }
+        kept = self.state.get("subsample")
+        if kept is not None and kept["layout"] == list(vars(self._layout()).values()):
+            # The same data, with other expansions.
+            terms = self._expand(closure, kept["indices"], chosen)
+            kept = {**kept, "terms": terms.fields()}
+        else:
+            kept = None  # of other sizes: the next step draws one
+        # Nothing fails from here on.
+        self.state["control_variates"] = chosen
+        self.state.pop("subsample", None)
+        if kept is not None:
+            self.state["subsample"] = kept
         self._present = self._proposals = None
-        self._set(num_evaluations=group["num_evaluations"] + group["num_data"])
-        if "subsample" in self.state:  # the same data, with other expansions
-            kept = self.state["subsample"]
-            terms = self._expand(closure, kept["indices"])
-            self._keep(Subsample(kept["counts"], kept["indices"], terms))
+        evaluations = group["num_evaluations"] + group["num_data"]
+        self._set(num_evaluations=evaluations, mean_difference=0.0)
 
     def _sum_up(
         self, closure: Closure, params: list[Tensor], probes: Tensor, progress: bool
@@ -473,8 +505,11 @@ class HMCECS(Sampler):
             seed=group["seed"],
         )
 
-    def _expand(self, closure: Closure, indices: Tensor) -> TaylorTerms:
-        params, kept = self._params(), self.state["control_variates"]
+    def _expand(
+        self, closure: Closure, indices: Tensor, kept: dict[str, Any] | None = None
+    ) -> TaylorTerms:
+        params = self._params()
+        kept = self.state["control_variates"] if kept is None else kept
         form = kept["form"]
         probe = self._probes(kept["anchor"])[0]
         self._count(len(indices))
@@ -494,7 +529,7 @@ class HMCECS(Sampler):
         }
 
     def _subsample(self, closure: Closure) -> Subsample:
-        """That of the state, or a new one if sizes were changed."""
+        """That of the state, or a new one if sizes, blocks or the seed were changed."""
         layout, kept = self._layout(), self.state.get("subsample")
         if kept is not None and kept["layout"] == list(vars(layout).values()):
             terms = TaylorTerms(*kept["terms"])
@@ -574,8 +609,9 @@ class HMCECS(Sampler):
             target_variance: > 0: m ("perturbed") or λ ("signed") is chosen so that the
                 variance of log|L̂| is about this; 1 is the guideline where successive
                 estimates are independent (Pitt et al. 2012), and one that also keeps
-                the perturbation small. λ is also chosen so large that negative signs
-                lose less than 2 % of the draws. None leaves the sizes as they are.
+                the perturbation small; m does not fall below 30, or what it was if
+                that is less. λ is also chosen so large that negative signs cost less
+                than 2 % of the effective draws. None leaves the sizes as they are.
                 Default: None.
             progress: show progress bars, if tqdm is installed. Default: True.
 
@@ -588,46 +624,52 @@ class HMCECS(Sampler):
         check_integer("anchor_every", anchor_every, low=1)
         if target_variance is not None:
             check_real("target_variance", target_variance, low_open=True)
+        anchors = range(anchor_every, steps - anchor_every // 2 + 1, anchor_every)
+        last = anchors[-1] if anchors else 0
+        sizing = (last + steps) // 2
+        if target_variance is not None and sizing <= last:
+            raise ValueError(
+                f"Invalid steps: {steps} (must be >= {last + 2} for target_variance "
+                f"with anchor_every={anchor_every})"
+            )
         self.set_anchor(closure, progress=progress)
         group = self.param_groups[0]
         adaptation = _C.DualAveraging(group["step_size"], target_acceptance)
-        anchors = range(anchor_every, steps - anchor_every // 2 + 1, anchor_every)
-        last = anchors[-1] if anchors else 0
-        draws: list[Point] = []
+        draws: list[_Draw] = []
         for i in progress_bar(range(1, steps + 1), "warm-up", progress):
             log_ratio = self._sweep(closure, _MOST_WARMUP_STEPS)
             adaptation.update(_C.mean_acceptance([log_ratio]))
             self._set(step_size=adaptation.step_size)
             assert self._present is not None
-            draws.append(self._present)
+            draws.append(_Draw.of(self._present))
             if i in anchors:
                 late = [draw.theta for draw in draws[len(draws) // 2 :]]
                 draws = []
                 self._anchor_at(closure, torch.stack(late).mean(0), progress)
-                self._set(step_size=adaptation.averaged, lower_bound=None)
+                self._set(step_size=adaptation.averaged)
                 adaptation = _C.DualAveraging(adaptation.averaged, target_acceptance)
-            elif i == (last + steps) // 2:
+            elif i == sizing:
                 self._size(draws, target_variance)
         self._set(step_size=adaptation.averaged, **dict.fromkeys(_COUNTERS, 0))
 
-    def _size(self, draws: list[Point], target: float | None) -> None:
+    def _size(self, draws: list[_Draw], target: float | None) -> None:
         """Chooses the sizes and a by what the draws since the last θ* had."""
         group = self.param_groups[0]
-        late = [draw.estimate for draw in draws[len(draws) // 2 :]]
+        late = draws[len(draws) // 2 :]
         if not late:
             return
-        variance = sum(float(e.variance) for e in late) / len(late)
+        variance = sum(draw.variance for draw in late) / len(late)
         if group["variant"] == "perturbed":
             if target is not None:
                 size = math.ceil(group["subsample_size"] * variance / target)
-                self._set(subsample_size=min(max(size, 1), group["num_data"]))
+                size = max(size, min(_LEAST_SUBSAMPLE, group["subsample_size"]))
+                self._set(subsample_size=min(size, max(group["num_data"], 2)))
         else:
-            mean = sum(float(e.mean) for e in late) / len(late)
             if target is not None:
                 # log|L̂| has about the variance Var(d̂) / λ.
                 spread = variance * group["num_products"]
                 self._set(num_products=_num_products(spread, target))
-            self._set(lower_bound=mean - group["num_products"])
+            self._set(mean_difference=sum(draw.mean for draw in late) / len(late))
         self._present = None
 
     @torch.no_grad()
@@ -637,8 +679,9 @@ class HMCECS(Sampler):
         if closure is None:
             raise TypeError(_NO_CLOSURE)
         self._check_groups()
-        if "control_variates" not in self.state:
-            self.set_anchor(closure)
+        kept = self.state.get("control_variates")
+        if kept is None or kept["num_data"] != self.param_groups[0]["num_data"]:
+            self.set_anchor(closure, progress=False)
         target = self._target(closure)
         start = [p.detach().clone() for p in self._params()]
         try:
@@ -682,19 +725,18 @@ class HMCECS(Sampler):
         """What else the estimated density depends on."""
         group = self.param_groups[0]
         priors = [group["prior_precision"] for group in self.param_groups]
-        return (*priors, group["temperature"], group["lower_bound"])
+        return (*priors, group["temperature"], group["mean_difference"])
 
     def _estimator(self) -> Callable[[Tensor], Estimate]:
         group = self.param_groups[0]
         if group["variant"] == "perturbed":
             return partial(perturbed, num_data=group["num_data"])
-        bound = group["lower_bound"]
         return partial(
             block_poisson,
             num_data=group["num_data"],
             batch_size=group["subsample_size"],
             num_products=group["num_products"],
-            lower_bound=-group["num_products"] if bound is None else bound,
+            lower_bound=group["mean_difference"] - group["num_products"],
         )
 
     def _start(self, target: SubsampledTarget) -> Point:
@@ -723,7 +765,10 @@ class HMCECS(Sampler):
         subsample = self._proposed(target.closure, present.subsample)
         # If it is accepted, as nearly always, the gradient is the trajectory's first.
         proposal = target.at(subsample, present.theta)
-        accepted = self._decide(float(proposal.log - present.log), _OF_SUBSAMPLE)
+        log_ratio = float(proposal.log - present.log)
+        if self._is_too_uncertain(proposal, present):
+            log_ratio = -math.inf
+        accepted = self._decide(log_ratio, _OF_SUBSAMPLE)
         return (proposal if accepted else present), accepted
 
     def _trajectory(
@@ -748,14 +793,26 @@ class HMCECS(Sampler):
             _leapfrog(x, r, factor, point.gradient, kick, step_size)
             theta = present.theta + _apply(factor, x)
             point = target.at(present.subsample, theta)
+            # Its way back meets the same point, so to stop here is reversible.
+            if not bool(point.log.isfinite() & point.gradient.isfinite().all()):
+                return present, -math.inf, False
         _leapfrog(x, r, factor, point.gradient, step_size / 2, 0.0)
         log_ratio = float(point.log) - _kinetic(x, r) - before
-        variance, highest = float(point.estimate.variance), group["max_variance"]
-        if variance > max(highest, float(present.estimate.variance)):
+        if self._is_too_uncertain(point, present):
             log_ratio = -math.inf
         if self._decide(log_ratio, _OF_TRAJECTORY):
             return point, log_ratio, True
         return present, log_ratio, False
+
+    def _is_too_uncertain(self, point: Point, present: Point) -> bool:
+        """Whether the estimate's variance is above ``max_variance``, and was lower.
+
+        The same for u as for θ, so that the target is π where it is not above.
+        """
+        highest = self.param_groups[0]["max_variance"]
+        return float(point.estimate.variance) > max(
+            highest, float(present.estimate.variance)
+        )
 
     def _decide(self, log_ratio: float, test: int) -> bool:
         """A Metropolis test; what is not finite is rejected."""
@@ -768,6 +825,27 @@ class HMCECS(Sampler):
             **self._step_arguments(self.param_groups[0]),
         )
         return bool(accepted)
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """What a warm-up remembers of a draw, and not its subsample."""
+
+    theta: Tensor
+    variance: float
+    mean: float
+
+    @classmethod
+    def of(cls, point: Point) -> _Draw:
+        estimate = point.estimate
+        return cls(point.theta, float(estimate.variance), float(estimate.mean))
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """The same with all tensors on this device, those in lists too."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_moved(each, device) for each in value)
+    return value.to(device) if isinstance(value, Tensor) else value
 
 
 def _split(theta: Tensor, params: list[Tensor]) -> list[Tensor]:
@@ -816,9 +894,9 @@ def _num_products(spread: float, target: float) -> int:
     result = max(1, math.ceil(spread / target))
     while True:
         # The signs are those of a product of Poisson(λ) factors, each negative with
-        # probability p, so that E s = exp(-2 λ p).
+        # probability p, so that E s = exp(-2 λ p); the effective draws are (E s)².
         negative = 0.5 * math.erfc(result / math.sqrt(2 * spread)) if spread > 0 else 0
-        if math.exp(-2 * result * negative) >= 0.98:
+        if math.exp(-4 * result * negative) >= 0.98:
             return result
         result += 1 + result // 10
 

@@ -1,0 +1,57 @@
+"""Small data sets and chains that the tests of HMC-ECS share."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import torch_sgmcmc as sg
+
+__all__ = ["F64", "Data", "N", "chain", "make"]
+
+N = 60
+F64 = torch.float64
+
+
+class Data:
+    """A regression with a weight and a bias, in two tensors."""
+
+    def __init__(self, kind: str = "logistic", dtype: torch.dtype = F64) -> None:
+        g = torch.Generator().manual_seed(4)
+        self.x = torch.randn(N, 3, generator=g, dtype=F64).to(dtype)
+        self.y = (torch.rand(N, generator=g) < 0.5).to(dtype)
+        self.weight = (0.3 * torch.randn(3, generator=g, dtype=F64)).to(dtype)
+        self.weight.requires_grad_()
+        self.bias = torch.tensor(0.2, dtype=dtype, requires_grad=True)
+        self.kind = kind
+        self.seen: list[Tensor] = []
+
+    @property
+    def params(self) -> list[Tensor]:
+        return [self.weight, self.bias]
+
+    def __call__(self, indices: Tensor) -> Tensor:
+        self.seen.append(indices)
+        eta = self.x[indices] @ self.weight + self.bias
+        y = self.y[indices]
+        if self.kind == "logistic":
+            return y * eta - nn.functional.softplus(eta)
+        if self.kind == "gaussian":
+            return -0.5 * (y - eta) ** 2
+        if self.kind == "linear":
+            return y * eta
+        return -0.5 * (y - eta.tanh() * self.bias) ** 2  # Hessians of rank two
+
+
+def make(data: Data, **settings: Any) -> sg.HMCECS:
+    common = {"num_data": N, "subsample_size": 8, "num_blocks": 4, "seed": 3}
+    common.update({"prior_precision": 1.0, "step_size": 0.4})
+    return sg.HMCECS(data.params, **{**common, **settings})
+
+
+def chain(sampler: sg.HMCECS, data: Data, steps: int) -> list[Tensor]:
+    draws = []
+    for _ in range(steps):
+        sampler.step(data)
+        draws.append(torch.cat([p.detach().reshape(-1) for p in data.params]))
+    return draws
