@@ -65,7 +65,7 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     ops.sbps_adapt_([p], [g], [square], weight_decay=0.1, decay=0.9)
     scales, along = torch.zeros_like(p), torch.zeros_like(p)
     ops.sbps_precondition_([square], [v], [scales], [along], eps=0.1, scale=0.5)
-    p.add_(along, alpha=1e-3)
+    p.add_(along / 1024)  # a power of 2: Inductor may fuse it with the sum
     total = ops.sbps_preconditioner_sum([square], eps=0.1)
     moments = ops.sbps_moments(p, scales)
     dot = ops.sbps_dot([p], [scales])
