@@ -13,6 +13,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import pytest
 import torch
+from filelock import FileLock
 from harness import cpp
 
 # `python -m pytest` puts the checkout first on the path. Test what is installed: the
@@ -31,16 +32,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share what is built or run once stay in one process."""
-    for item in items:
-        if item.get_closest_marker("cpp"):
-            item.add_marker(pytest.mark.xdist_group("cpp"))
-        elif item.get_closest_marker("examples"):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
-
-
 @pytest.fixture(scope="session")
 def data_root(pytestconfig: pytest.Config) -> Path:
     """The folder given by --data-root; skips the test if there is none."""
@@ -57,7 +48,17 @@ def cpp_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("needs the sources beside the tests")
     if cpp.compiler() is None:
         pytest.skip("needs a C++ compiler")
-    return cpp.install(tmp_path_factory.mktemp("package"))
+    # Built once for all test processes, whose folders are side by side.
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    work, done = base / "package", base / "package-done"
+    with FileLock(base / "package-lock"):
+        if not done.exists():
+            work.mkdir()
+            cpp.install(work)
+            done.touch()
+    return work / "prefix"
 
 
 @pytest.fixture(scope="session")
