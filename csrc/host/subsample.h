@@ -29,7 +29,7 @@ struct Cells {
 };
 
 struct BlockProposal {
-  int64_t block;
+  int64_t block = 0;
   Cells cells;  // of this block
 };
 

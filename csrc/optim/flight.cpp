@@ -231,12 +231,12 @@ double Flight::prior(double time) {
   if (!prior_) {
     PriorLine line;
     for (const FlightPart& part : parts_) {
-      const auto& directions = part.directions();
+      const auto& along = part.directions();
       if (part.prior_precision > 0) {
-        line.begin += part.prior_precision *
-                      sbps_dot(part.origin, directions).item<double>();
+        line.begin +=
+            part.prior_precision * sbps_dot(part.origin, along).item<double>();
         line.slope +=
-            part.prior_precision * sum_of_squares(directions).item<double>();
+            part.prior_precision * sum_of_squares(along).item<double>();
       }
     }
     prior_ = line;

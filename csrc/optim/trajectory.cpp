@@ -99,23 +99,23 @@ StateDict TimeAverage::state_dict() const {
 
 void TimeAverage::load_state_dict(const StateDict& dict) {
   const std::vector<at::Tensor> all = params();
-  const double time = dict.at("time").toDouble();
-  CheckReal("time", time);
+  const double length = dict.at("time").toDouble();
+  CheckReal("time", length);
   const StateDict means = dict.at("means");
   std::unordered_map<const void*, Moments> loaded;
   for (const auto& entry : means.entries()) {
     const int64_t i = entry.key().toInt();
     const auto pair = entry.value().toTuple();
-    const at::Tensor mean = pair->elements()[0].toTensor();
+    const at::Tensor first = pair->elements()[0].toTensor();
     if (i >= static_cast<int64_t>(all.size()) ||
-        mean.sizes() != all[static_cast<size_t>(i)].sizes()) {
+        first.sizes() != all[static_cast<size_t>(i)].sizes()) {
       Invalid("Invalid state_dict: it has an average of shape " +
-              Shape(mean.sizes()) + " for parameter " + std::to_string(i));
+              Shape(first.sizes()) + " for parameter " + std::to_string(i));
     }
     loaded[all[static_cast<size_t>(i)].unsafeGetTensorImpl()] = {
-        mean.clone(), pair->elements()[1].toTensor().clone()};
+        first.clone(), pair->elements()[1].toTensor().clone()};
   }
-  time_ = time;
+  time_ = length;
   moments_ = std::move(loaded);
 }
 
