@@ -521,7 +521,7 @@ class SBPS(Sampler):
         progress["trajectory_time"] = end
         progress["line_time"] = line_end if ahead is flight else 0.0
         if wait > 0:
-            self._come_by(flight, common, progress, begin, line_begin)
+            self._come_by(flight, common, progress, begin, (line_begin, line_end))
         if ahead is not flight:
             ahead.mark(0.0)
         return seen.losses, ahead
@@ -591,10 +591,14 @@ class SBPS(Sampler):
         common: dict[str, Any],
         progress: dict[str, Any],
         begin: float,
-        line_begin: float,
+        line: tuple[float, float],
     ) -> None:
-        """Calls the hooks for what lies between the last event and this one."""
-        line_end = line_begin + (progress["trajectory_time"] - begin)
+        """Calls the hooks for what lies between the last event and this one.
+
+        Args:
+            begin: the last event's time, and ``line`` it and this one's on the line.
+        """
+        line_begin, line_end = line
         moved = False
         interval = common["sample_interval"]
         if interval != progress["observed_interval"]:

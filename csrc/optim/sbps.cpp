@@ -167,7 +167,7 @@ torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
   Increment(progress.num_gradients_, seen.losses.numel());
   progress.trajectory_time_.set(begin + next.wait);
   progress.line_time_.set(ahead == flight ? line_end : 0.0);
-  if (next.wait > 0) come_by(*flight, progress, begin, line_begin);
+  if (next.wait > 0) come_by(*flight, progress, begin, line_begin, line_end);
   if (ahead != flight) ahead->mark(0);
   flight = ahead;
   return seen.losses;
@@ -177,9 +177,9 @@ torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
 void SBPS::come_by(Flight& flight,
                    SBPSOptions& progress,
                    double begin,
-                   double line_begin) {
+                   double line_begin,
+                   double line_end) {
   const double end = progress.trajectory_time_.get();
-  const double line_end = line_begin + (end - begin);
   const std::optional<double> interval = progress.sample_interval();
   if (interval != progress.observed_interval_.get()) {
     progress.observed_interval_.set(interval);

@@ -257,7 +257,8 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
   void come_by(Flight& flight,
                SBPSOptions& progress,
                double begin,
-               double line_begin);
+               double line_begin,
+               double line_end);
   void remember(const Flight& flight);
 
   std::shared_ptr<Flight> flight_;
