@@ -595,8 +595,7 @@ class SBPS(Sampler):
     ) -> None:
         """Calls the hooks for what lies between the last event and this one.
 
-        Args:
-            begin: the last event's time, and ``line`` it and this one's on the line.
+        The last was at the time ``begin``; ``line`` has both on the time of the line.
         """
         line_begin, line_end = line
         moved = False
