@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 import torch_sgmcmc as sg
-from torch_sgmcmc import _C
 
 from .exact import LipschitzBPS, ZigZag
 from .logistic import NUM_DATA, Array, Problem, simulate
@@ -90,7 +89,7 @@ def follow(problem: Problem, start: Array, steps: int, seed: int) -> list[Line]:
     lines: list[Line] = []
     looks: list[Look] = []
     for _ in tqdm(range(steps), desc=f"figure 2, seed {seed}", leave=False):
-        clock = _C.BounceClock.load(group["clock"])
+        clock = group["clock"].copy()
         begin, time_before = group["line_time"], group["trajectory_time"]
         state = {key: sampler.state[w][key].numpy() for key in ("origin", "velocity")}
         proposals, bounces = group["num_proposals"], group["num_bounces"]
@@ -100,7 +99,7 @@ def follow(problem: Problem, start: Array, steps: int, seed: int) -> list[Line]:
         rates = np.array(clock.rate(CONFIDENCE, times.tolist()))
         bounced = group["num_bounces"] > bounces
         # A bounced line's last observation is the next one's first, turned round.
-        after = _C.BounceClock.load(group["clock"]).observations[-1]
+        after = group["clock"].observations[-1]
         proposed = group["num_proposals"] > proposals
         looks.append(
             Look(
