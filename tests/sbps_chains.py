@@ -1,13 +1,10 @@
 """Short chains of SBPS that its tests share."""
 
-import copy
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-import pytest
 import torch
-from short_chains import assert_same
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
@@ -16,12 +13,9 @@ __all__ = [
     "Closure",
     "Draws",
     "N",
-    "assert_unchanged",
-    "fails",
     "make",
     "run",
     "segments",
-    "snapshot",
     "two",
 ]
 
@@ -76,29 +70,3 @@ def segments(times: list[float], places: list[Tensor]) -> Any:
     """Pairs of events (time, place), from the start of `two` on."""
     start = (0.0, torch.cat([torch.zeros(3), torch.ones(4)]).double())
     return pairwise([start, *zip(times, places, strict=True)])
-
-
-def snapshot(sampler: sg.SBPS) -> Any:
-    """The parameters and the state dict, copied."""
-    params = [p.detach() for p in sampler._all_params()]
-    return copy.deepcopy([params, sampler.state_dict()])
-
-
-def assert_unchanged(sampler: sg.SBPS, before: Any) -> None:
-    """The sampler is as in that snapshot."""
-    params, state = snapshot(sampler)
-    assert_same(params, before[0])
-    assert state["param_groups"] == before[1]["param_groups"]
-    assert state["state"].keys() == before[1]["state"].keys()
-    torch.testing.assert_close(state["state"], before[1]["state"], rtol=0, atol=0)
-
-
-def fails(
-    sampler: sg.SBPS, closure: Closure | None, kind: type[Exception], message: str
-) -> None:
-    """The step fails, and neither parameters nor state have changed."""
-    before = snapshot(sampler)
-    with pytest.raises(kind) as error:
-        sampler.step(closure)
-    assert str(error.value) == message
-    assert_unchanged(sampler, before)

@@ -5,11 +5,11 @@ Its law is the subject of ``test_ewsg_law.py``, its operators of ``test_operator
 
 import copy
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from failed_steps import assert_unchanged, snapshot, step_fails
 from reference import ewsg_log_weights, same_bits
 from short_chains import (
     TARGET,
@@ -73,32 +73,6 @@ def two() -> list[nn.Parameter]:
         nn.Parameter(torch.randn(7, generator=g)),
         nn.Parameter(torch.randn(3, 2, generator=g, dtype=torch.float64)),
     ]
-
-
-def snapshot(sampler: sg.Sampler) -> Any:
-    params = [p.detach() for g in sampler.param_groups for p in g["params"]]
-    return copy.deepcopy([params, sampler.state_dict()])
-
-
-def assert_unchanged(sampler: sg.Sampler, before: Any) -> None:
-    params, state = snapshot(sampler)
-    assert_same(params, before[0])
-    assert state["param_groups"] == before[1]["param_groups"]
-    torch.testing.assert_close(state["state"], before[1]["state"], rtol=0, atol=0)
-
-
-def fails(
-    sampler: sg.EWSG,
-    closure: Callable[[], Any] | None,
-    kind: type[Exception],
-    message: str,
-) -> None:
-    """The step fails, and neither parameters nor state have changed."""
-    before = snapshot(sampler)
-    with pytest.raises(kind) as error:
-        sampler.step(closure)
-    assert str(error.value) == message
-    assert_unchanged(sampler, before)
 
 
 # ---- The closure -----------------------------------------------------------------
@@ -179,10 +153,10 @@ def test_a_closure_without_gradients() -> None:
     message = "EWSG got no gradients from the closure (does it call backward()?)"
     p = nn.Parameter(torch.ones(3))
     sampler = sg.EWSG([p], **GOOD)
-    fails(sampler, lambda: p.sum(), RuntimeError, message)
+    step_fails(sampler, lambda: p.sum(), RuntimeError, message)
     # Old gradients do not count.
     sampler.step(Draws([p]))
-    fails(sampler, lambda: p.sum(), RuntimeError, message)
+    step_fails(sampler, lambda: p.sum(), RuntimeError, message)
 
 
 def test_minibatches_with_gradients_of_other_parameters() -> None:
@@ -201,7 +175,7 @@ def test_minibatches_with_gradients_of_other_parameters() -> None:
 
             split = [{"params": [p]} for p in params]
             sampler = sg.EWSG(split if groups else params, **GOOD)
-            fails(sampler, closure, RuntimeError, message)
+            step_fails(sampler, closure, RuntimeError, message)
 
 
 def test_gradients_written_over() -> None:
@@ -217,7 +191,7 @@ def test_gradients_written_over() -> None:
         buffer.normal_()
         p.grad = buffer.view(3)
 
-    fails(sg.EWSG([p], **GOOD), closure, RuntimeError, message)
+    step_fails(sg.EWSG([p], **GOOD), closure, RuntimeError, message)
     # One draw does not need the memory of another, and empty ones have none.
     sg.EWSG([p], **GOOD, index_chain_length=0).step(closure)
     empty = nn.Parameter(torch.ones(0))
@@ -584,7 +558,7 @@ def test_settings_that_differ_between_groups() -> None:
             f"Invalid {name}: {values} in the param groups (must be equal: there is "
             "one decision for all)"
         )
-        fails(sampler, Draws(params), ValueError, message)
+        step_fails(sampler, Draws(params), ValueError, message)
         sampler.param_groups[0][name] = values[1]
     # For all groups it may change, and a new group follows.
     for group in sampler.param_groups:

@@ -4,7 +4,6 @@ Its law is the subject of ``test_hmc_law.py``, its operators of ``test_operators
 """
 
 import builtins
-import copy
 import io
 import math
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from failed_steps import assert_unchanged, snapshot, step_fails
 from reference import same_bits
 from short_chains import assert_same, make, make_params, take_step
 from torch import Tensor, nn
@@ -60,35 +60,11 @@ class Quartic:
         return loss
 
 
-def snapshot(sampler: sg.Sampler) -> Any:
-    params = [p.detach() for g in sampler.param_groups for p in g["params"]]
-    return copy.deepcopy([params, sampler.state_dict()])
-
-
-def assert_unchanged(sampler: sg.Sampler, before: Any) -> None:
-    params, state = snapshot(sampler)
-    assert_same(params, before[0])
-    assert state["param_groups"] == before[1]["param_groups"]
-    torch.testing.assert_close(state["state"], before[1]["state"], rtol=0, atol=0)
-
-
 def fails(call: Callable[[], Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind) as error:
         call()
     assert type(error.value) is kind
     assert str(error.value) == message
-
-
-def step_fails(
-    sampler: sg.HMC,
-    closure: Callable[[], Any] | None,
-    kind: type[Exception],
-    message: str,
-) -> None:
-    """The step fails, and neither parameters nor state have changed."""
-    before = snapshot(sampler)
-    fails(lambda: sampler.step(closure), kind, message)
-    assert_unchanged(sampler, before)
 
 
 # ---- Hyperparameters -------------------------------------------------------------

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from sbps_chains import Draws, assert_unchanged, fails, make, run, snapshot, two
+from failed_steps import assert_unchanged, snapshot, step_fails
+from sbps_chains import Draws, make, run, two
 from short_chains import assert_same
 from torch import Tensor, nn
 
@@ -40,7 +41,7 @@ def test_hyperparameters_out_of_range(name: str, value: float, wanted: str) -> N
     sampler = make(two())
     for group in sampler.param_groups:
         group[name] = value
-    fails(sampler, Draws(sampler._all_params()), ValueError, message)
+    step_fails(sampler, Draws(sampler._all_params()), ValueError, message)
 
 
 @pytest.mark.parametrize("name", ["preconditioned", "adapt", "replacement"])
@@ -64,7 +65,7 @@ def test_what_a_group_cannot_have_alone() -> None:
         "Invalid temperature: [1.0, 2.0] in the param groups (must be equal: there is "
         "one particle for all)"
     )
-    fails(sampler, Draws([p, q]), ValueError, message)
+    step_fails(sampler, Draws([p, q]), ValueError, message)
 
 
 def test_models_that_are_none() -> None:
@@ -167,7 +168,7 @@ def test_closures_that_are_wrong(bad: str, done: int) -> None:
     good, same = Draws(params), Draws(others)
     run(sampler, good, done)
     run(twin, same, done)
-    fails(sampler, lambda: closure(params), kind, message)
+    step_fails(sampler, lambda: closure(params), kind, message)
     assert all(p.grad is None for p in params)
     # And the chain goes on as if nothing had been.
     run(sampler, good, 5)
@@ -203,13 +204,13 @@ def test_exceptions_of_closures_and_hooks_change_nothing() -> None:
 
 
 def test_a_step_without_closure_says_how_to_write_one() -> None:
-    fails(make(two()), None, TypeError, NO_CLOSURE)
+    step_fails(make(two()), None, TypeError, NO_CLOSURE)
 
 
 def test_nothing_to_move() -> None:
     p = nn.Parameter(torch.zeros(3), requires_grad=False)
     message = "SBPS has no parameter that requires gradients"
-    fails(make([p]), lambda: p, RuntimeError, message)
+    step_fails(make([p]), lambda: p, RuntimeError, message)
 
 
 def test_samples_need_an_interval() -> None:

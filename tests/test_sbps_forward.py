@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from sbps_chains import Closure, N, fails, make, run
+from failed_steps import step_fails
+from sbps_chains import Closure, N, make, run
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -93,7 +94,9 @@ def test_forward_mode_without_the_model() -> None:
         "SBPS got losses from the closure that do not depend on the parameters of its "
         "model (does the closure call another model?)"
     )
-    fails(make(net.parameters(), model=net), net_closure(other), RuntimeError, message)
+    step_fails(
+        make(net.parameters(), model=net), net_closure(other), RuntimeError, message
+    )
 
 
 @pytest.mark.parametrize("change", ["parameter", "name", "module", "tie"])

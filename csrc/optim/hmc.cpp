@@ -16,8 +16,8 @@
 #include "optim/closures.h"
 #include "optim/momentum.h"
 #include "optim/noise_key.h"
+#include "optim/options_of_work.h"
 #include "optim/python_text.h"
-#include "optim/work.h"
 #include "torch_sgmcmc/operators.h"
 
 namespace torch_sgmcmc {

@@ -12,7 +12,7 @@
 #include "optim/checks.h"
 #include "optim/momentum.h"
 #include "optim/noise_key.h"
-#include "optim/work.h"
+#include "optim/options_of_work.h"
 #include "torch_sgmcmc/operators.h"
 
 namespace torch_sgmcmc {

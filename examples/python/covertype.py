@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,7 @@ from blr.methods import METHODS
 from blr.reference import reference
 from blr.report import curves, search_picture, search_table, table, write_json
 from blr.run import RunConfig, run
-
-import torch_sgmcmc as sg
+from software import versions
 
 # Times the paper's step size; of these --tune chooses.
 FACTORS = (0.03, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 4.0)
@@ -137,10 +135,7 @@ def main() -> None:
         split, chains=args.chains, steps=args.reference_steps, seed=args.seed
     )
     environment = {
-        "torch": torch.__version__,
-        "torch_sgmcmc": sg.__version__,
-        "python": platform.python_version(),
-        "threads": torch.get_num_threads(),
+        **versions(),
         "rows": rows,
         "training rows": len(split.train_x),
     }

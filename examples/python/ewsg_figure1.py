@@ -15,7 +15,6 @@ from which an interrupted run continues.
 from __future__ import annotations
 
 import argparse
-import platform
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,8 +28,7 @@ from ewsg_gaussian.keep import kept
 from ewsg_gaussian.learning import learning_curves, other_data, stationary_kl
 from ewsg_gaussian.report import errors_picture, kl_picture, tables, write_json
 from ewsg_gaussian.target import Gaussian, floor
-
-import torch_sgmcmc as sg
+from software import versions
 
 SURROGATES = ("momentum", "zero", "one", "full_momentum")
 LENGTHS = (0, 1, 2, 3, 4, 6, 9, 19)
@@ -173,12 +171,7 @@ def main() -> None:
         "b": lambda: autocorrelation_panel(target, args),
     }
     results = {
-        "environment": {
-            "torch": torch.__version__,
-            "torch_sgmcmc": sg.__version__,
-            "python": platform.python_version(),
-            "threads": torch.get_num_threads(),
-        },
+        "environment": versions(),
         "settings": {
             **settings,
             "num_data": target.num_data,

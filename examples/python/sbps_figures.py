@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +24,7 @@ from typing import Any
 
 import torch
 from sbps_toys import figure1, figure2, figure3, figure4, figure5
-
-import torch_sgmcmc as sg
+from software import versions
 
 FIGURES = {1: figure1, 2: figure2, 3: figure3, 4: figure4, 5: figure5}
 
@@ -103,12 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch.set_num_threads(args.threads)
     args.out.mkdir(parents=True, exist_ok=True)
     document: dict[str, Any] = {
-        "environment": {
-            "torch": torch.__version__,
-            "torch_sgmcmc": sg.__version__,
-            "python": platform.python_version(),
-            "threads": torch.get_num_threads(),
-        },
+        "environment": versions(),
     }
     for number in sorted(set(args.figure)):
         figure = FIGURES[number]

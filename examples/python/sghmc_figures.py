@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 from pathlib import Path
 from typing import Any
 
 import torch
 from sghmc_toys import correlated, double_well, phase_space, report
-
-import torch_sgmcmc as sg
+from software import versions
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -120,12 +118,7 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     args.out.mkdir(parents=True, exist_ok=True)
     document: dict[str, Any] = {
-        "environment": {
-            "torch": torch.__version__,
-            "torch_sgmcmc": sg.__version__,
-            "python": platform.python_version(),
-            "threads": torch.get_num_threads(),
-        },
+        "environment": versions(),
         "seeds": args.seeds,
     }
     runs = {1: run_1, 2: run_2, 3: run_3}

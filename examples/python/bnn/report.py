@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-import torch
-
-import torch_sgmcmc as sg
+from software import versions
 
 from .data import Images
 from .metrics import entropy
@@ -86,11 +83,8 @@ def _spread(values: list[float], digits: int) -> str:
 def environment(images: Images) -> dict[str, Any]:
     """What runs depend on besides their configs."""
     return {
-        "torch": torch.__version__,
-        "torch_sgmcmc": sg.__version__,
-        "python": platform.python_version(),
+        **versions(),
         "device": str(images.train_x.device),
-        "threads": torch.get_num_threads(),
         "dataset": images.name,
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from scipy import stats
+from software import versions
 from torch import Tensor
-
-import torch_sgmcmc as sg
 
 from .chains import ChainConfig
 from .data import SmallImages
@@ -110,12 +108,7 @@ def _interval(values: list[float], digits: int = 2) -> str:
 def write_json(runs: dict[str, list[Run]], reference: Reference, path: Path) -> None:
     """All figures behind the table."""
     document = {
-        "environment": {
-            "torch": torch.__version__,
-            "torch_sgmcmc": sg.__version__,
-            "python": platform.python_version(),
-            "threads": torch.get_num_threads(),
-        },
+        "environment": versions(),
         "reference": reference.quality | {"deviations": reference.deviations.tolist()},
         "runs": [run for some in runs.values() for run in some],
     }
