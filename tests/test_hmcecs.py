@@ -19,8 +19,8 @@ from torch import Tensor
 import torch_sgmcmc as sg
 from torch_sgmcmc import _C
 from torch_sgmcmc._likelihood import block_poisson, perturbed
-from torch_sgmcmc._subsampled_target import whitening
 from torch_sgmcmc._taylor import LINEAR, RANK_ONE, WHOLE, TaylorSums, TaylorTerms, flat
+from torch_sgmcmc._whitening import whitening
 
 
 def hessians(data: Data, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:

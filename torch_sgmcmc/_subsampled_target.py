@@ -12,7 +12,7 @@ from torch_sgmcmc._likelihood import Estimate
 from torch_sgmcmc._subsample import Subsample
 from torch_sgmcmc._taylor import TaylorSums, flat, log_likelihoods
 
-__all__ = ["Point", "SubsampledTarget", "place", "whitening"]
+__all__ = ["Point", "SubsampledTarget", "place"]
 
 
 @dataclass
@@ -88,31 +88,3 @@ def place(params: list[Tensor], theta: Tensor) -> Tensor:
             start += p.numel()
             exact = exact and p.dtype == torch.float64
         return theta if exact else flat(params).double()
-
-
-def whitening(kind: str, hessian: Tensor | None) -> Tensor | None:
-    """W with W Wᵀ = M⁻¹: a matrix, a diagonal, or None for the identity.
-
-    Args:
-        kind: of the mass matrix M: dense, diagonal or identity.
-        hessian: of minus the log density. Where it is not positive, curvatures are
-            taken by their absolute value, but not as 0.
-    """
-    if kind == "identity" or hessian is None:
-        return None
-    if kind == "diagonal":
-        return _floored(hessian.diagonal()).rsqrt()
-    factor, info = torch.linalg.cholesky_ex(hessian)
-    if int(info) == 0:
-        identity = torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
-        return torch.linalg.solve_triangular(factor.mT, identity, upper=True)
-    curvatures, directions = torch.linalg.eigh(hessian)
-    return directions * _floored(curvatures).rsqrt()
-
-
-def _floored(curvatures: Tensor) -> Tensor:
-    size = curvatures.abs()
-    largest = size.max()
-    if not bool(largest > 0):
-        return torch.ones_like(size)
-    return size.clamp(min=1e-8 * float(largest))

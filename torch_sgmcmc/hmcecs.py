@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -14,17 +13,12 @@ from torch import Tensor
 from torch_sgmcmc import _C
 from torch_sgmcmc._checks import check_integer, check_real
 from torch_sgmcmc._closures import check_shared, exchanged, refuse_scaler
-from torch_sgmcmc._library import (
-    gaussian_,
-    hmc_energy,
-    hmc_leapfrog_,
-    hmc_momenta_,
-    metropolis_decide,
-)
+from torch_sgmcmc._ecs_sizes import Draw, mean_estimate, num_products, subsample_size
+from torch_sgmcmc._library import gaussian_, hmc_momenta_, metropolis_decide
 from torch_sgmcmc._likelihood import Estimate, block_poisson, perturbed
 from torch_sgmcmc._progress import progress_bar
 from torch_sgmcmc._subsample import Layout, Proposals, Subsample
-from torch_sgmcmc._subsampled_target import Point, SubsampledTarget, whitening
+from torch_sgmcmc._subsampled_target import Point, SubsampledTarget
 from torch_sgmcmc._taylor import (
     LINEAR,
     RANK_ONE,
@@ -33,6 +27,7 @@ from torch_sgmcmc._taylor import (
     TaylorTerms,
     flat,
 )
+from torch_sgmcmc._whitening import apply, kinetic, leapfrog, whitening
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["HMCECS"]
@@ -52,9 +47,6 @@ _SHARED = (*_HYPERPARAMETERS, *_MANAGED_TOO)
 # Early in a warm-up the step size may be far too small, and a trajectory of given
 # length endless.
 _MOST_WARMUP_STEPS = 1024
-
-# Below this σ̂² says little about the spread of d, and d̂ is not nearly normal.
-_LEAST_SUBSAMPLE = 30
 
 # Which of a step's two Metropolis tests.
 _OF_TRAJECTORY, _OF_SUBSAMPLE = 0, 1
@@ -635,13 +627,13 @@ class HMCECS(Sampler):
         self.set_anchor(closure, progress=progress)
         group = self.param_groups[0]
         adaptation = _C.DualAveraging(group["step_size"], target_acceptance)
-        draws: list[_Draw] = []
+        draws: list[Draw] = []
         for i in progress_bar(range(1, steps + 1), "warm-up", progress):
             log_ratio = self._sweep(closure, _MOST_WARMUP_STEPS)
             adaptation.update(_C.mean_acceptance([log_ratio]))
             self._set(step_size=adaptation.step_size)
             assert self._present is not None
-            draws.append(_Draw.of(self._present))
+            draws.append(Draw.of(self._present))
             if i in anchors:
                 late = [draw.theta for draw in draws[len(draws) // 2 :]]
                 draws = []
@@ -652,24 +644,21 @@ class HMCECS(Sampler):
                 self._size(draws, target_variance)
         self._set(step_size=adaptation.averaged, **dict.fromkeys(_COUNTERS, 0))
 
-    def _size(self, draws: list[_Draw], target: float | None) -> None:
+    def _size(self, draws: list[Draw], target: float | None) -> None:
         """Chooses the sizes and a by what the draws since the last θ* had."""
         group = self.param_groups[0]
         late = draws[len(draws) // 2 :]
         if not late:
             return
-        variance = sum(draw.variance for draw in late) / len(late)
         if group["variant"] == "perturbed":
             if target is not None:
-                size = math.ceil(group["subsample_size"] * variance / target)
-                size = max(size, min(_LEAST_SUBSAMPLE, group["subsample_size"]))
-                self._set(subsample_size=min(size, max(group["num_data"], 2)))
+                size, num_data = group["subsample_size"], group["num_data"]
+                self._set(subsample_size=subsample_size(late, size, target, num_data))
         else:
             if target is not None:
-                # log|L̂| has about the variance Var(d̂) / λ.
-                spread = variance * group["num_products"]
-                self._set(num_products=_num_products(spread, target))
-            self._set(mean_difference=sum(draw.mean for draw in late) / len(late))
+                products = num_products(late, group["num_products"], target)
+                self._set(num_products=products)
+            self._set(mean_difference=mean_estimate(late))
         self._present = None
 
     @torch.no_grad()
@@ -782,7 +771,7 @@ class HMCECS(Sampler):
         hmc_momenta_(
             [r], [], temperature=1.0, offsets=[0], **self._step_arguments(group)
         )
-        before = float(present.log) - _kinetic(x, r)
+        before = float(present.log) - kinetic(x, r)
         step_size = group["step_size"]
         steps = max(1, math.floor(group["trajectory_length"] / step_size + 0.5))
         if most_steps is not None:
@@ -790,14 +779,14 @@ class HMCECS(Sampler):
         point = present
         for i in range(steps):
             kick = step_size if i > 0 else step_size / 2
-            _leapfrog(x, r, factor, point.gradient, kick, step_size)
-            theta = present.theta + _apply(factor, x)
+            leapfrog(x, r, factor, point.gradient, kick, step_size)
+            theta = present.theta + apply(factor, x)
             point = target.at(present.subsample, theta)
             # Its way back meets the same point, so to stop here is reversible.
             if not bool(point.log.isfinite() & point.gradient.isfinite().all()):
                 return present, -math.inf, False
-        _leapfrog(x, r, factor, point.gradient, step_size / 2, 0.0)
-        log_ratio = float(point.log) - _kinetic(x, r) - before
+        leapfrog(x, r, factor, point.gradient, step_size / 2, 0.0)
+        log_ratio = float(point.log) - kinetic(x, r) - before
         if self._is_too_uncertain(point, present):
             log_ratio = -math.inf
         if self._decide(log_ratio, _OF_TRAJECTORY):
@@ -827,20 +816,6 @@ class HMCECS(Sampler):
         return bool(accepted)
 
 
-@dataclass(frozen=True)
-class _Draw:
-    """What a warm-up remembers of a draw, and not its subsample."""
-
-    theta: Tensor
-    variance: float
-    mean: float
-
-    @classmethod
-    def of(cls, point: Point) -> _Draw:
-        estimate = point.estimate
-        return cls(point.theta, float(estimate.variance), float(estimate.mean))
-
-
 def _moved(value: Any, device: torch.device) -> Any:
     """The same with all tensors on this device, those in lists too."""
     if isinstance(value, (list, tuple)):
@@ -854,51 +829,6 @@ def _split(theta: Tensor, params: list[Tensor]) -> list[Tensor]:
     return [
         part.view(p.shape).to(p.dtype) for part, p in zip(parts, params, strict=True)
     ]
-
-
-def _apply(factor: Tensor | None, x: Tensor) -> Tensor:
-    """W x."""
-    if factor is None:
-        return x
-    return factor * x if factor.dim() == 1 else torch.mv(factor, x)
-
-
-def _leapfrog(
-    x: Tensor,
-    r: Tensor,
-    factor: Tensor | None,
-    gradient: Tensor,
-    kick: float,
-    drift: float,
-) -> None:
-    """R += kick Wᵀ ∇ log π, x += drift r."""
-    whitened = gradient if factor is None else _apply(factor.t(), gradient)
-    hmc_leapfrog_(
-        [x],
-        [-whitened],
-        [r],
-        [],
-        kick=kick,
-        drift=drift,
-        num_data=1.0,
-        prior_precision=0.0,
-    )
-
-
-def _kinetic(x: Tensor, r: Tensor) -> float:
-    return float(hmc_energy([x], [r], [], prior_precision=0.0, num_chains=1))
-
-
-def _num_products(spread: float, target: float) -> int:
-    """The least λ that fits, for minibatch estimates of this variance."""
-    result = max(1, math.ceil(spread / target))
-    while True:
-        # The signs are those of a product of Poisson(λ) factors, each negative with
-        # probability p, so that E s = exp(-2 λ p); the effective draws are (E s)².
-        negative = 0.5 * math.erfc(result / math.sqrt(2 * spread)) if spread > 0 else 0
-        if math.exp(-4 * result * negative) >= 0.98:
-            return result
-        result += 1 + result // 10
 
 
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
