@@ -16,7 +16,7 @@
 namespace torch_sgmcmc {
 namespace {
 
-using MaybeTensor = std::optional<Tensor>;
+using ECSMaybe = std::optional<Tensor>;
 
 // The arrays of one operator's call, once they are known to be what they must.
 class ECSArrays {
@@ -30,7 +30,7 @@ class ECSArrays {
     return static_cast<const double*>(tensor.const_data_ptr());
   }
   const double* Read(const char* name,
-                     const MaybeTensor& tensor,
+                     const ECSMaybe& tensor,
                      const std::vector<int64_t>& shape) const {
     return tensor ? Read(name, *tensor, shape) : nullptr;
   }
@@ -63,18 +63,18 @@ class ECSArrays {
   const char* op_;
 };
 
-Tensor Row(const Tensor& like, const std::vector<int64_t>& shape) {
+Tensor NewDoubles(const Tensor& like, const std::vector<int64_t>& shape) {
   return torch::stable::new_empty(like, shape, ScalarType::Double);
 }
 
-double* Data(Tensor& tensor) {
+double* DoublesOf(Tensor& tensor) {
   return static_cast<double*>(tensor.mutable_data_ptr());
 }
 
 // θ - θ*.
-std::vector<double> Offset(const double* theta,
-                           const double* anchor,
-                           int64_t d) {
+std::vector<double> ECSOffset(const double* theta,
+                              const double* anchor,
+                              int64_t d) {
   std::vector<double> delta(static_cast<size_t>(d));
   for (int64_t j = 0; j < d; ++j) delta[j] = theta[j] - anchor[j];
   return delta;
@@ -85,8 +85,8 @@ struct ECSTerms {
   ECSTerms(const ECSArrays& arrays,
            const Tensor& theta,
            const Tensor& slopes_of,
-           const MaybeTensor& scales_of,
-           const MaybeTensor& hessians_of,
+           const ECSMaybe& scales_of,
+           const ECSMaybe& hessians_of,
            int64_t count)
       : m(count),
         d(theta.numel()),
@@ -110,18 +110,18 @@ struct ECSTerms {
   }
 };
 
-std::tuple<Tensor, Tensor, Tensor> Estimate(Tensor values,
-                                            Tensor theta,
-                                            Tensor anchor,
-                                            Tensor expansions,
-                                            Tensor slopes,
-                                            MaybeTensor scales,
-                                            MaybeTensor hessians,
-                                            double temperature,
-                                            double num_data,
-                                            int64_t batch_size,
-                                            int64_t num_products,
-                                            double lower_bound) {
+std::tuple<Tensor, Tensor, Tensor> ECSEstimateAt(Tensor values,
+                                                 Tensor theta,
+                                                 Tensor anchor,
+                                                 Tensor expansions,
+                                                 Tensor slopes,
+                                                 ECSMaybe scales,
+                                                 ECSMaybe hessians,
+                                                 double temperature,
+                                                 double num_data,
+                                                 int64_t batch_size,
+                                                 int64_t num_products,
+                                                 double lower_bound) {
   constexpr const char* kOp = "ecs_estimate";
   CheckNumber(kOp, "temperature", temperature, /*positive=*/true);
   CheckNumber(kOp, "num_data", num_data, /*positive=*/true);
@@ -144,11 +144,11 @@ std::tuple<Tensor, Tensor, Tensor> Estimate(Tensor values,
   const double* expansion = arrays.Read("expansions", expansions, {m});
   const ECSTerms terms(arrays, theta, slopes, scales, hessians, m);
 
-  const std::vector<double> delta = Offset(at, around, d);
-  Tensor weights = Row(values, {m});
-  Tensor bends = Row(values, terms.BendsShape());
-  double* weight = Data(weights);
-  double* bend = Data(bends);
+  const std::vector<double> delta = ECSOffset(at, around, d);
+  Tensor weights = NewDoubles(values, {m});
+  Tensor bends = NewDoubles(values, terms.BendsShape());
+  double* weight = DoublesOf(weights);
+  double* bend = DoublesOf(bends);
   // The differences, one term after the other.
   std::vector<double> differences(static_cast<size_t>(m));
   RowProducts(terms.slopes, m, d, delta.data(), weight);
@@ -171,8 +171,8 @@ std::tuple<Tensor, Tensor, Tensor> Estimate(Tensor values,
   const ECSEstimator estimator{num_data, batch_size, num_products, lower_bound};
   const auto make = num_products == 0 ? ECSPerturbed : ECSBlockPoisson;
   const ECSEstimate result = make(estimator, differences.data(), m, weight);
-  Tensor estimate = Row(values, {kECSEstimate});
-  double* out = Data(estimate);
+  Tensor estimate = NewDoubles(values, {kECSEstimate});
+  double* out = DoublesOf(estimate);
   out[0] = result.log;
   out[1] = result.variance;
   out[2] = result.mean;
@@ -181,20 +181,20 @@ std::tuple<Tensor, Tensor, Tensor> Estimate(Tensor values,
 }
 
 // log |L̂|^(1/T) + log prior / T and whether all is finite; and the gradient.
-std::tuple<Tensor, Tensor> Density(Tensor estimate,
-                                   Tensor pull,
-                                   Tensor weights,
-                                   Tensor bends,
-                                   Tensor theta,
-                                   Tensor anchor,
-                                   Tensor slopes,
-                                   MaybeTensor scales,
-                                   MaybeTensor hessians,
-                                   Tensor sum_value,
-                                   Tensor sum_slope,
-                                   MaybeTensor sum_hessian,
-                                   Tensor prior,
-                                   double temperature) {
+std::tuple<Tensor, Tensor> ECSDensityAt(Tensor estimate,
+                                        Tensor pull,
+                                        Tensor weights,
+                                        Tensor bends,
+                                        Tensor theta,
+                                        Tensor anchor,
+                                        Tensor slopes,
+                                        ECSMaybe scales,
+                                        ECSMaybe hessians,
+                                        Tensor sum_value,
+                                        Tensor sum_slope,
+                                        ECSMaybe sum_hessian,
+                                        Tensor prior,
+                                        double temperature) {
   constexpr const char* kOp = "ecs_density";
   CheckNumber(kOp, "temperature", temperature, /*positive=*/true);
   const ECSArrays arrays(kOp);
@@ -212,7 +212,7 @@ std::tuple<Tensor, Tensor> Density(Tensor estimate,
   const double* hessian = arrays.Read("sum_hessian", sum_hessian, {d, d});
   const double* precision = arrays.Read("prior", prior, {d});
 
-  const std::vector<double> delta = Offset(at, around, d);
+  const std::vector<double> delta = ECSOffset(at, around, d);
   // Σ wᵢ ∇qᵢ of the subsample.
   std::vector<double> expanded(static_cast<size_t>(d));
   AddRows(terms.slopes, m, d, weight, expanded.data());
@@ -228,8 +228,8 @@ std::tuple<Tensor, Tensor> Density(Tensor estimate,
   if (hessian != nullptr) {
     RowProducts(hessian, d, d, delta.data(), turn.data());
   }
-  Tensor gradient = Row(theta, {d});
-  double* out = Data(gradient);
+  Tensor gradient = NewDoubles(theta, {d});
+  double* out = DoublesOf(gradient);
   bool finite = true;
   std::vector<double> energy(static_cast<size_t>(d));
   for (int64_t j = 0; j < d; ++j) {
@@ -239,8 +239,8 @@ std::tuple<Tensor, Tensor> Density(Tensor estimate,
              temperature;
     finite = finite && std::isfinite(out[j]);
   }
-  Tensor density = Row(theta, {2});
-  double* result = Data(density);
+  Tensor density = NewDoubles(theta, {2});
+  double* result = DoublesOf(density);
   result[0] = log[0] + (*value + ECSSum(energy.data(), d)) / temperature;
   result[1] = finite && std::isfinite(result[0]) ? 1 : 0;
   return {density, gradient};
@@ -248,40 +248,40 @@ std::tuple<Tensor, Tensor> Density(Tensor estimate,
 
 // In x with θ = origin + W x, where the mass is 1; W is a matrix, a diagonal,
 // or absent: 1.
-Tensor Leapfrog(Tensor x,
-                Tensor momentum,
-                Tensor gradient,
-                MaybeTensor whitening,
-                Tensor origin,
-                double kick,
-                double drift) {
+Tensor ECSLeapfrog(Tensor x,
+                   Tensor momentum,
+                   Tensor gradient,
+                   ECSMaybe whitening,
+                   Tensor origin,
+                   double kick,
+                   double drift) {
   constexpr const char* kOp = "ecs_leapfrog_";
   CheckNumber(kOp, "kick", kick);
   CheckNumber(kOp, "drift", drift);
   const ECSArrays arrays(kOp);
   const int64_t d = x.numel();
-  double* position = arrays.Write("x", x, {d});
+  double* at = arrays.Write("x", x, {d});
   double* r = arrays.Write("momentum", momentum, {d});
   const double* push = arrays.Read("gradient", gradient, {d});
   const double* from = arrays.Read("origin", origin, {d});
   const bool dense = whitening && whitening->dim() == 2;
   const std::vector<int64_t> shape =
       dense ? std::vector<int64_t>{d, d} : std::vector<int64_t>{d};
-  const double* factor = arrays.Read("whitening", whitening, shape);
+  const double* w = arrays.Read("whitening", whitening, shape);
 
   std::vector<double> whitened(static_cast<size_t>(d));
-  if (dense) AddRows(factor, d, d, push, whitened.data());
+  if (dense) AddRows(w, d, d, push, whitened.data());
   for (int64_t j = 0; j < d; ++j) {
-    if (!dense) whitened[j] = factor == nullptr ? push[j] : factor[j] * push[j];
+    if (!dense) whitened[j] = w == nullptr ? push[j] : w[j] * push[j];
     r[j] += kick * whitened[j];
-    position[j] += drift * r[j];
+    at[j] += drift * r[j];
   }
-  Tensor theta = Row(x, {d});
-  double* out = Data(theta);
-  if (dense) RowProducts(factor, d, d, position, out);
+  Tensor theta = NewDoubles(x, {d});
+  double* out = DoublesOf(theta);
+  if (dense) RowProducts(w, d, d, at, out);
   for (int64_t j = 0; j < d; ++j) {
     if (!dense) {
-      out[j] = factor == nullptr ? position[j] : factor[j] * position[j];
+      out[j] = w == nullptr ? at[j] : w[j] * at[j];
     }
     out[j] = from[j] + out[j];
   }
@@ -292,7 +292,7 @@ Tensor Leapfrog(Tensor x,
 }  // namespace torch_sgmcmc
 
 STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CPU, m) {
-  m.impl("ecs_estimate", TORCH_BOX(&torch_sgmcmc::Estimate));
-  m.impl("ecs_density", TORCH_BOX(&torch_sgmcmc::Density));
-  m.impl("ecs_leapfrog_", TORCH_BOX(&torch_sgmcmc::Leapfrog));
+  m.impl("ecs_estimate", TORCH_BOX(&torch_sgmcmc::ECSEstimateAt));
+  m.impl("ecs_density", TORCH_BOX(&torch_sgmcmc::ECSDensityAt));
+  m.impl("ecs_leapfrog_", TORCH_BOX(&torch_sgmcmc::ECSLeapfrog));
 }
