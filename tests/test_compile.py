@@ -50,8 +50,8 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     ops.sghmc_step_([p], [g], [v], [], **TARGET, **FRICTION, **stream)
     noise = torch.zeros_like(p)
     ops.gaussian_([noise], std=0.5, purpose=1, device_step=step, **stream)
-    weights = {"momentum": 0.9, "surrogate": 0, "num_chains": 1}
-    ratio = ops.ewsg_log_ratio([p], [g], [noise], [v], **TARGET, **weights) / 100
+    one = {"momentum": 0.9, "surrogate": 0, "num_chains": 1}
+    ratio = ops.ewsg_log_ratio([p], [g], [noise], [v], **TARGET, **one) / 100
     accepted = ops.metropolis_decide(ratio, proposal=1, purpose=3, seed=1, step=2)
     ops.select_chains_([p], [g + 1], accepted)
     ops.hmc_momenta_([noise], [1 + square], temperature=0.7, **stream)
@@ -69,6 +69,20 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     total = ops.sbps_preconditioner_sum([square], eps=0.1)
     moments = ops.sbps_moments(p, scales)
     dot = ops.sbps_dot([p], [scales])
+    theta, anchor, d = p.double(), along.double(), s.double()
+    fields = (torch.outer(d, theta)[None] / 1024, None, None)
+    sizes = {"num_data": 9.0, "batch_size": 1, "num_products": 0, "lower_bound": 0.0}
+    weights, bends, numbers = ops.ecs_estimate(
+        *(d, theta, anchor, anchor, *fields), temperature=0.7, **sizes
+    )
+    density, slope = ops.ecs_density(
+        *(numbers, theta, weights, bends, theta, anchor, *fields),
+        *(total.sum(), d, None, square.double()),
+        temperature=0.7,
+    )
+    x, r = theta + 1, theta - 1
+    place = ops.ecs_leapfrog_(x, r, slope, None, anchor, kick=1e-3, drift=0.3)
+    ratio = ratio + (density.sum() + place.sum() + x.sum() + r.sum()) / 1e6
     ratio = ratio + energy + (sums.sum() + total + moments.sum() + dot) / 100
     return ops.sum_of_squares([p, noise]) + (p + noise).sum().double() + ratio[0]
 
