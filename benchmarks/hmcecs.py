@@ -2,6 +2,7 @@
 
     python benchmarks/hmcecs.py [--num-data 200000]
     python benchmarks/hmcecs.py --numpyro [--num-data 200000 1000000] [--seeds 4]
+        [--draws 5000] [--threads 1] [--trajectory-lengths 0.01 1.2 2 2.4]
 
 With 100 blocks, m = 1300, and expansions of second order.
 
@@ -146,17 +147,17 @@ class Clock:
 Runs = list[tuple[str, Array, tuple[float, float]]]
 
 
-def ours(data: tuple[Array, ...], seed: int, draws: int, threads: int) -> Any:
-    """The draws and their time for each trajectory length."""
+def ours(data: tuple[Array, ...], arguments: argparse.Namespace) -> Any:
+    """The draws and their time for each trajectory length; memory."""
     import torch
 
     import torch_sgmcmc as sg
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(arguments.threads)
     x, y, mode, _ = map(torch.tensor, data)
     x *= (2 * y - 1)[:, None]  # p(y | x) = σ((2 y - 1) xᵀθ)
     memory, runs = Memory(), []
-    for length in LENGTHS:
+    for length in arguments.trajectory_lengths:
         theta = mode.clone().requires_grad_()
         rows = sg.GatheredRows(x)
 
@@ -176,19 +177,19 @@ def ours(data: tuple[Array, ...], seed: int, draws: int, threads: int) -> Any:
             trajectory_length=length,
             num_blocks=BLOCKS,
             prior_precision=PRIOR,
-            seed=seed,
+            seed=arguments.seed,
         )
         sampler.warmup(closure, WARMUP, progress=False)
-        kept = torch.empty(draws, D, dtype=torch.float64)
+        kept = torch.empty(arguments.draws, D, dtype=torch.float64)
         clock = Clock()
-        for i in range(draws):
+        for i in range(arguments.draws):
             sampler.step(closure)
             kept[i] = theta.detach()
         runs.append((f"ours, length {length}", kept.numpy(), clock.read()))
     return runs, memory.highest()
 
 
-def theirs(data: tuple[Array, ...], seed: int, draws: int, threads: int) -> Any:
+def theirs(data: tuple[Array, ...], arguments: argparse.Namespace) -> Any:
     """The same of NumPyro."""
     # Its threads are those of the cores that the process may use.
     import jax
@@ -214,7 +215,7 @@ def theirs(data: tuple[Array, ...], seed: int, draws: int, threads: int) -> Any:
         num_blocks=BLOCKS,
         proxy=HMCECS.taylor_proxy(values, degree=2),
     )
-    state = kernel.init(jax.random.PRNGKey(seed), WARMUP, None, (), {})
+    state = kernel.init(jax.random.PRNGKey(arguments.seed), WARMUP, None, (), {})
 
     def step(state: Any, _: None) -> tuple[Any, Any]:
         state = kernel.sample(state, (), {})
@@ -228,7 +229,7 @@ def theirs(data: tuple[Array, ...], seed: int, draws: int, threads: int) -> Any:
         )
 
     state, _ = jax.block_until_ready(run(WARMUP, state)(state))
-    compiled = run(draws, state)
+    compiled = run(arguments.draws, state)
     clock = Clock()
     _, kept = jax.block_until_ready(compiled(state))
     return [("NumPyro", np.asarray(kept), clock.read())], memory.highest()
@@ -240,7 +241,7 @@ def measure(arguments: argparse.Namespace) -> None:
     folder = Path(arguments.folder)
     data = tuple(np.load(folder / f"{name}.npy") for name in "xymw")
     run: Callable[..., Any] = ours if arguments.engine == "ours" else theirs
-    runs, memory = run(data, arguments.seed, arguments.draws, arguments.threads)
+    runs, memory = run(data, arguments)
     np.save(folder / "draws.npy", np.stack([draws for _, draws, _ in runs]))
     print(json.dumps({"runs": [[r[0], r[2]] for r in runs], "memory": memory}))
 
@@ -333,6 +334,7 @@ def compare(n: int, arguments: argparse.Namespace) -> None:
                     *("--folder", folder, "--seed", str(seed)),
                     *("--draws", str(arguments.draws)),
                     *("--threads", str(arguments.threads)),
+                    *("--trajectory-lengths", *map(str, arguments.trajectory_lengths)),
                 ]
                 output = subprocess.run(
                     command, check=True, stdout=subprocess.PIPE, text=True
@@ -367,9 +369,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--numpyro", action="store_true", help="compare with NumPyro")
     parser.add_argument("--num-data", type=int, nargs="+", default=[200_000])
-    parser.add_argument("--draws", type=int, default=2000)
+    parser.add_argument("--draws", type=int, default=5000)
     parser.add_argument("--seeds", type=int, default=4, help=">= 2; one chooses")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--trajectory-lengths", type=float, nargs="+", default=LENGTHS, help="of ours"
+    )
     for hidden in ("--engine", "--folder"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
