@@ -123,10 +123,23 @@ def test_precondition() -> None:
         assert_rounded(u[i], Exact(along, along.abs()))
 
 
-def test_dot() -> None:
-    params, directions = lists("own", "state")
-    expected, size = total(params, directions)
-    assert abs(float(ops.sbps_dot(params, directions)) - expected) <= 1e-13 * size
+def test_sums_of_a_line() -> None:
+    params, origins, directions = lists("own", "state", "state")
+    sums = ops.sbps_line_sums(origins, directions)
+    for got, factors in zip(
+        sums.tolist(), ((origins, directions), (directions, directions)), strict=True
+    ):
+        expected, size = total(*factors)
+        assert abs(got - expected) <= 1e-13 * size
+    # And in the pass that places the parameters: the same bits of both.
+    placed = [torch.empty_like(p) for p in params]
+    ops.sbps_place_(placed, origins, directions, time=0.731)
+    kept = [t.clone() for t in origins + directions]
+    assert same_bits(
+        ops.sbps_place_sums_(params, origins, directions, time=0.731), sums
+    )
+    assert all(map(same_bits, params, placed))
+    assert all(map(same_bits, kept, origins + directions))
 
 
 def test_moments() -> None:
@@ -167,6 +180,10 @@ def test_layouts() -> None:
             p, x, u, grad = (make(k) for k in (first, other, first, other))
             ops.sbps_place_([p], [x], [u], time=0.5)
             torch.testing.assert_close(p, x + 0.5 * u)
+            line = ops.sbps_place_sums_([p], [x], [u], time=-0.5)
+            torch.testing.assert_close(p, x - 0.5 * u)
+            expected = torch.stack([(t * u).double().sum() for t in (x, u)])
+            torch.testing.assert_close(line, expected, rtol=1e-5, atol=1e-5)
             v = make(other)
             expected = 0.9 * v - 0.3 * u * (grad + 0.5 * p)
             ops.sbps_reflect_(
