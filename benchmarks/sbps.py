@@ -45,8 +45,8 @@ from torch.nn import functional as F
 
 from torch_sgmcmc import _C, SBPS
 from torch_sgmcmc import sbps as sbps_module
-from torch_sgmcmc._directional import Observation, observe
-from torch_sgmcmc._library import sbps_moments, sbps_place_, sbps_place_sums_
+from torch_sgmcmc._directional import Observation, moments, observe
+from torch_sgmcmc._library import sbps_place_, sbps_place_sums_
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -181,11 +181,11 @@ def operators(network: Network, turns: int) -> None:
 
     def later() -> None:
         sbps_place_(params, origins, directions, time=1e-3)
-        sbps_moments(losses, losses).tolist()
+        moments(losses, losses)
 
     def first() -> None:
         sbps_place_sums_(params, origins, directions, time=1e-3).tolist()
-        sbps_moments(losses, losses).tolist()
+        moments(losses, losses)
 
     for _ in range(turns):
         for what, run in (("first", first), ("later", later)):

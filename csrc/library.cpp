@@ -87,6 +87,5 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
   m.def(
       "sbps_preconditioner_sum(Tensor[] square_averages, *, float eps) -> "
       "Tensor");
-  m.def("sbps_moments(Tensor losses, Tensor derivatives) -> Tensor");
   m.def("sum_of_squares(Tensor[] tensors) -> Tensor");
 }

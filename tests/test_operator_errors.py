@@ -76,7 +76,7 @@ ARGUMENTS = {
     "sbps_line_sums": ["origins", "directions"],
 }
 # Operators whose arguments are no lists of equal lengths have tests of their own.
-OTHERS = {"metropolis_decide", "select_chains_", "sbps_moments"}
+OTHERS = {"metropolis_decide", "select_chains_"}
 IN_ARITHMETIC_TYPE = {
     "momenta",
     "masses",
@@ -539,17 +539,6 @@ def test_selection() -> None:
         "select_chains_: tensors[0] is an expanded tensor (several elements share "
         "memory) and cannot be written",
     )
-
-
-@pytest.mark.parametrize("name", ["losses", "derivatives"])
-def test_moments(name: str) -> None:
-    for bad in (torch.ones(1), torch.ones(3).int(), torch.ones(2, 2), torch.tensor(1)):
-        given = {"losses": torch.ones(3), "derivatives": torch.ones(3), name: bad}
-        fails(
-            lambda given=given: ops.sbps_moments(*given.values()),
-            f"sbps_moments: {name} must be one row of at least 2 numbers in float32, "
-            "float64, bfloat16 or float16",
-        )
 
 
 # ---- Counters --------------------------------------------------------------------

@@ -146,7 +146,6 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "sbps_preconditioner_sum": ((q,), {"eps": 0.1}),
         "sbps_place_sums_": ((b, v, s), {"time": 0.7}),
         "sbps_line_sums": ((v, s), {}),
-        "sbps_moments": ((b[0].flatten(), ratios[:2].clone()), {}),
     }
 
 

@@ -18,7 +18,6 @@ __all__ = [
     "psgld_step_",
     "sbps_adapt_",
     "sbps_line_sums",
-    "sbps_moments",
     "sbps_place_",
     "sbps_place_sums_",
     "sbps_precondition_",
@@ -69,7 +68,6 @@ metropolis_decide = torch.ops.torch_sgmcmc.metropolis_decide.default
 psgld_step_ = torch.ops.torch_sgmcmc.psgld_step_.default
 sbps_adapt_ = torch.ops.torch_sgmcmc.sbps_adapt_.default
 sbps_line_sums = torch.ops.torch_sgmcmc.sbps_line_sums.default
-sbps_moments = torch.ops.torch_sgmcmc.sbps_moments.default
 sbps_place_ = torch.ops.torch_sgmcmc.sbps_place_.default
 sbps_place_sums_ = torch.ops.torch_sgmcmc.sbps_place_sums_.default
 sbps_precondition_ = torch.ops.torch_sgmcmc.sbps_precondition_.default
@@ -163,8 +161,3 @@ def _(params: list[torch.Tensor], *args: object, **kwargs: object) -> torch.Tens
 @torch.library.register_fake("torch_sgmcmc::sbps_preconditioner_sum")
 def _(square_averages: list[torch.Tensor], **kwargs: object) -> torch.Tensor:
     return _sums(square_averages, 1)
-
-
-@torch.library.register_fake("torch_sgmcmc::sbps_moments")
-def _(losses: torch.Tensor, derivatives: torch.Tensor) -> torch.Tensor:
-    return _sums([derivatives], 3)

@@ -19,10 +19,9 @@ from torch.utils.hooks import RemovableHandle
 from torch_sgmcmc import _C
 from torch_sgmcmc._checks import check_real
 from torch_sgmcmc._closures import check_shared
-from torch_sgmcmc._directional import Observation, check_model, observe
+from torch_sgmcmc._directional import Observation, check_model, moments, observe
 from torch_sgmcmc._epoch_shuffle import warn_of_epoch_shuffle
 from torch_sgmcmc._flight import Flight
-from torch_sgmcmc._library import sbps_moments
 from torch_sgmcmc._slots import Slots
 from torch_sgmcmc.sampler import Sampler
 
@@ -543,13 +542,10 @@ class SBPS(Sampler):
                 f"{num_data} (must not be more; if examples are drawn with "
                 "replacement, set replacement=True)"
             )
-        losses, derivatives = seen.losses, seen.derivatives
-        if not losses.is_cpu:
-            losses, derivatives = losses.cpu(), derivatives.cpu()
-        bad, mean, variance = sbps_moments(losses, derivatives).tolist()
+        bad, mean, variance = moments(seen.losses, seen.derivatives)
         if bad:
             raise RuntimeError(
-                f"SBPS got {bad:.0f} of {n} losses from the closure that are not finite"
+                f"SBPS got {bad} of {n} losses from the closure that are not finite"
             )
         if not common["replacement"]:
             variance *= 1 - n / num_data

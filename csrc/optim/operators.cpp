@@ -289,11 +289,6 @@ at::Tensor sbps_line_sums(at::TensorList origins, at::TensorList directions) {
   return Call<"torch_sgmcmc::sbps_line_sums", at::Tensor>(origins, directions);
 }
 
-at::Tensor sbps_moments(const at::Tensor& losses,
-                        const at::Tensor& derivatives) {
-  return Call<"torch_sgmcmc::sbps_moments", at::Tensor>(losses, derivatives);
-}
-
 at::Tensor sum_of_squares(at::TensorList tensors) {
   return Call<"torch_sgmcmc::sum_of_squares", at::Tensor>(tensors);
 }

@@ -213,11 +213,6 @@ TORCH_SGMCMC_API void sbps_precondition_(at::TensorList square_averages,
                                          double eps,
                                          double scale);
 
-/// How many losses are not finite, and mean and sample variance of the
-/// derivatives: rows on the CPU.
-TORCH_SGMCMC_API at::Tensor sbps_moments(const at::Tensor& losses,
-                                         const at::Tensor& derivatives);
-
 /// Takes gradients into running variances: half the mean squared difference of
 /// consecutive gradients, with the given weight of the newest.
 TORCH_SGMCMC_API void gradient_variance_(at::TensorList grads,
