@@ -101,7 +101,7 @@ TUNED: dict[str, dict[str, Settings]] = {
         "sghmc": {"h": 2e-3, "gamma": 200.0},
         "cp_sghmc": {"h": 2e-3, "gamma": 200.0},
         "sgld": {"h": 1e-5},
-        "psgld": {"h": 2e-5},
+        "psgld": {"h": 8e-6},
     },
 }
 
