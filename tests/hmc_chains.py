@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-__all__ = ["GOOD", "NO_CLOSURE", "Quartic", "fails", "two"]
+__all__ = ["GOOD", "NO_CLOSURE", "Quartic", "fails"]
 
 GOOD: dict[str, Any] = {"step_size": 0.1, "num_steps": 3, "num_data": 10, "seed": 0}
 NO_CLOSURE = """\
@@ -19,14 +19,6 @@ HMC.step() needs a closure, since it computes several gradients a step:
         return loss
 
     sampler.step(closure)"""
-
-
-def two() -> list[nn.Parameter]:
-    g = torch.Generator().manual_seed(9)
-    return [
-        nn.Parameter(torch.randn(7, generator=g)),
-        nn.Parameter(torch.randn(3, 2, generator=g, dtype=torch.float64)),
-    ]
 
 
 class Quartic:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from failed_steps import assert_unchanged, snapshot
-from hmc_chains import GOOD, Quartic, fails, two
+from hmc_chains import GOOD, Quartic, fails
 from reference import same_bits
-from short_chains import assert_same, make, make_params, take_step
+from short_chains import assert_same, make, make_params, take_step, two
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from failed_steps import assert_unchanged, snapshot, step_fails
-from hmc_chains import GOOD, NO_CLOSURE, Quartic, fails, two
-from short_chains import assert_same
+from hmc_chains import GOOD, NO_CLOSURE, Quartic, fails
+from short_chains import assert_same, two
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from failed_steps import assert_unchanged, snapshot
-from hmc_chains import NO_CLOSURE, Quartic, fails, two
-from short_chains import assert_same
+from hmc_chains import NO_CLOSURE, Quartic, fails
+from short_chains import assert_same, two
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
