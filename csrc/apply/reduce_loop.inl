@@ -90,7 +90,7 @@ Terms<Map> ReduceStretch(const Update& update,
   }
   UpdateFew<T, kBlock>(update, data, begin, end - begin);
   alignas(Vector) double lanes[kCount][kLanes];
-  memcpy(lanes, &sums, sizeof sums);
+  memcpy(lanes, sums, sizeof sums);
   for (int l = 0; begin < end; ++begin, l = (l + 1) % kLanes) {
     const Terms<Map> x = MapElement<Map, T>(map, data, begin, kIndices);
     for (size_t k = 0; k < kCount; ++k) lanes[k][l] += x[k];
