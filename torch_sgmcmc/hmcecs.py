@@ -15,7 +15,7 @@ from torch_sgmcmc._checks import check_integer, check_real
 from torch_sgmcmc._closures import check_shared, exchanged, refuse_scaler
 from torch_sgmcmc._ecs_sizes import Draw, mean_estimate, num_products, subsample_size
 from torch_sgmcmc._library import gaussian_, hmc_momenta_, metropolis_decide
-from torch_sgmcmc._likelihood import Estimate, block_poisson, perturbed
+from torch_sgmcmc._likelihood import Estimator
 from torch_sgmcmc._progress import progress_bar
 from torch_sgmcmc._subsample import Layout, Proposals, Subsample
 from torch_sgmcmc._subsampled_target import Point, SubsampledTarget
@@ -27,7 +27,7 @@ from torch_sgmcmc._taylor import (
     TaylorTerms,
     flat,
 )
-from torch_sgmcmc._whitening import apply, kinetic, leapfrog, whitening
+from torch_sgmcmc._whitening import kinetic, leapfrog, whitening
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["HMCECS"]
@@ -153,9 +153,7 @@ class HMCECS(Sampler):
 
     Example:
         >>> theta = torch.zeros(x.shape[1], dtype=torch.float64, requires_grad=True)
-        >>> @functools.lru_cache(maxsize=2)
-        ... def rows(indices):  # u seldom changes: gather its data once
-        ...     return x[indices], y[indices]
+        >>> rows = GatheredRows(x, y)  # a step changes few of them
         >>> def closure(indices):
         ...     xs, ys = rows(indices)
         ...     return -F.binary_cross_entropy_with_logits(
@@ -172,7 +170,8 @@ class HMCECS(Sampler):
         of the data): expansions around a far point are poor, and the first trajectories
         are then rejected. The closure must always be the same function of parameters
         and indices: switch off dropout and batch norm's statistics. It is called with
-        the same tensor object as long as u is the same, which a cache can tell. θ* is
+        the same tensor object as long as u is the same, which a cache can tell:
+        :class:`GatheredRows` looks up only the block that has changed. θ* is
         where the parameters are when the first step is made, unless
         :meth:`set_anchor` or :meth:`warmup` chose it.
         It may be called where a trajectory has run out of bounds: a refusal of such
@@ -204,6 +203,7 @@ class HMCECS(Sampler):
     _present: Point | None = None
     _present_key: tuple[Any, ...] = ()
     _proposals: tuple[Tensor, Proposals] | None = None
+    _precisions: tuple[tuple[Any, ...], Tensor] | None = None
 
     def __init__(
         self,
@@ -285,7 +285,7 @@ class HMCECS(Sampler):
         """The estimated variance of the log of the last draw's estimate; NaN before."""
         if self._present is None:
             return math.nan
-        return float(self._present.estimate.variance)
+        return self._present.estimate.variance
 
     def _rate(self, name: str) -> float:
         group = self.param_groups[0]
@@ -468,19 +468,16 @@ class HMCECS(Sampler):
 
     def _prior(self) -> Tensor:
         """The prior precision of each element."""
-        like = self._params()[0]
-        return torch.cat(
-            [
-                torch.full(
-                    (p.numel(),),
-                    float(group["prior_precision"]),
-                    dtype=torch.float64,
-                    device=like.device,
-                )
-                for group in self.param_groups
-                for p in group["params"]
-            ]
-        )
+        device = self._params()[0].device
+        sizes = [sum(p.numel() for p in g["params"]) for g in self.param_groups]
+        precisions = [float(g["prior_precision"]) for g in self.param_groups]
+        key = (*sizes, *precisions, device)
+        if self._precisions is None or self._precisions[0] != key:
+            like = {"dtype": torch.float64, "device": device}
+            row = torch.tensor(precisions, **like)
+            row = row.repeat_interleave(torch.tensor(sizes, device=device))
+            self._precisions = key, row
+        return self._precisions[1]
 
     # ---- The subsample --------------------------------------------------------
 
@@ -570,7 +567,7 @@ class HMCECS(Sampler):
         assert self._present is not None
         group, present = self.param_groups[0], self._present
         prior = 0.5 * torch.dot(self._prior() * present.theta, present.theta)
-        return -(present.log * group["temperature"] + prior) / group["num_data"]
+        return -(prior + present.log * group["temperature"]) / group["num_data"]
 
     def warmup(
         self,
@@ -716,12 +713,11 @@ class HMCECS(Sampler):
         priors = [group["prior_precision"] for group in self.param_groups]
         return (*priors, group["temperature"], group["mean_difference"])
 
-    def _estimator(self) -> Callable[[Tensor], Estimate]:
+    def _estimator(self) -> Estimator:
         group = self.param_groups[0]
         if group["variant"] == "perturbed":
-            return partial(perturbed, num_data=group["num_data"])
-        return partial(
-            block_poisson,
+            return Estimator(group["num_data"])
+        return Estimator(
             num_data=group["num_data"],
             batch_size=group["subsample_size"],
             num_products=group["num_products"],
@@ -740,7 +736,7 @@ class HMCECS(Sampler):
             or not torch.equal(last.theta, theta)
         ):
             last = target.at(subsample, theta)
-        if not bool(last.log.isfinite()):
+        if not math.isfinite(last.log):
             raise RuntimeError(
                 "HMCECS got log-likelihoods or parameters that are not finite at the "
                 "start of a step"
@@ -754,7 +750,7 @@ class HMCECS(Sampler):
         subsample = self._proposed(target.closure, present.subsample)
         # If it is accepted, as nearly always, the gradient is the trajectory's first.
         proposal = target.at(subsample, present.theta)
-        log_ratio = float(proposal.log - present.log)
+        log_ratio = proposal.log - present.log
         if self._is_too_uncertain(proposal, present):
             log_ratio = -math.inf
         accepted = self._decide(log_ratio, _OF_SUBSAMPLE)
@@ -771,22 +767,21 @@ class HMCECS(Sampler):
         hmc_momenta_(
             [r], [], temperature=1.0, offsets=[0], **self._step_arguments(group)
         )
-        before = float(present.log) - kinetic(x, r)
+        before = present.log - kinetic(r)
         step_size = group["step_size"]
         steps = max(1, math.floor(group["trajectory_length"] / step_size + 0.5))
         if most_steps is not None:
             steps = min(steps, most_steps)
-        point = present
+        point, origin = present, present.theta
         for i in range(steps):
             kick = step_size if i > 0 else step_size / 2
-            leapfrog(x, r, factor, point.gradient, kick, step_size)
-            theta = present.theta + apply(factor, x)
+            theta = leapfrog(x, r, factor, point.gradient, origin, kick, step_size)
             point = target.at(present.subsample, theta)
             # Its way back meets the same point, so to stop here is reversible.
-            if not bool(point.log.isfinite() & point.gradient.isfinite().all()):
+            if not point.finite:
                 return present, -math.inf, False
-        leapfrog(x, r, factor, point.gradient, step_size / 2, 0.0)
-        log_ratio = float(point.log) - kinetic(x, r) - before
+        leapfrog(x, r, factor, point.gradient, origin, step_size / 2, 0.0)
+        log_ratio = point.log - kinetic(r) - before
         if self._is_too_uncertain(point, present):
             log_ratio = -math.inf
         if self._decide(log_ratio, _OF_TRAJECTORY):
@@ -799,9 +794,7 @@ class HMCECS(Sampler):
         The same for u as for θ, so that the target is π where it is not above.
         """
         highest = self.param_groups[0]["max_variance"]
-        return float(point.estimate.variance) > max(
-            highest, float(present.estimate.variance)
-        )
+        return point.estimate.variance > max(highest, present.estimate.variance)
 
     def _decide(self, log_ratio: float, test: int) -> bool:
         """A Metropolis test; what is not finite is rejected."""
