@@ -62,6 +62,9 @@ class ECSTarget {
  private:
   at::Tensor place(const at::Tensor& theta) const;
   at::Tensor pull(const at::Tensor& values, const at::Tensor& weights) const;
+  ECSPoint fused(const TaylorTerms& terms,
+                 const at::Tensor& theta,
+                 const at::Tensor& values) const;
   ECSPoint composed(const TaylorTerms& terms,
                     const at::Tensor& theta,
                     const at::Tensor& values) const;

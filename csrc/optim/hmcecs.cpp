@@ -300,7 +300,7 @@ HMCECS::Move HMCECS::trajectory(ECSTarget& target,
   const at::Tensor r = at::empty_like(present->theta);
   const int64_t offset = 0;
   hmc_momenta_({r}, {}, /*temperature=*/1, {offset, seed(), first().step()});
-  const double before = present->log - KineticEnergy(x, r);
+  const double before = present->log - KineticEnergy(r);
   const double step_size = first().step_size();
   // Compared as doubles: the quotient may be beyond all integers.
   double nearest = std::floor(first().trajectory_length() / step_size + 0.5);
@@ -323,7 +323,7 @@ HMCECS::Move HMCECS::trajectory(ECSTarget& target,
                    present->theta,
                    step_size / 2,
                    /*drift=*/0);
-  double log_ratio = point->log - KineticEnergy(x, r) - before;
+  double log_ratio = point->log - KineticEnergy(r) - before;
   if (is_too_uncertain(*point, *present)) log_ratio = -kInfinity;
   const bool accepted = decide(log_ratio, kOfTrajectory);
   return {accepted ? point : present, log_ratio, accepted};

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <optional>
+
 #include "torch_sgmcmc/operators.h"
 
 namespace torch_sgmcmc {
@@ -39,18 +41,23 @@ at::Tensor WhitenedLeapfrog(const at::Tensor& x,
                             const at::Tensor& origin,
                             double kick,
                             double drift) {
-  const at::Tensor whitened =
-      factor.defined() ? Times(factor.t(), gradient) : gradient;
-  HMCLeapfrog values;
-  values.kick = kick;
-  values.drift = drift;
-  hmc_leapfrog_({x}, {-whitened}, {r}, {}, values);
+  if (x.is_cpu()) {
+    return ecs_leapfrog_(
+        x,
+        r,
+        gradient,
+        factor.defined() ? std::optional(factor) : std::nullopt,
+        origin,
+        kick,
+        drift);
+  }
+  r.add_(factor.defined() ? Times(factor.t(), gradient) : gradient, kick);
+  x.add_(r, drift);
   return origin + (factor.defined() ? Times(factor, x) : x);
 }
 
-double KineticEnergy(const at::Tensor& x, const at::Tensor& r) {
-  return hmc_energy({x}, {r}, {}, /*prior_precision=*/0, /*num_chains=*/1)
-      .item<double>();
+double KineticEnergy(const at::Tensor& r) {
+  return sum_of_squares({r}).item<double>() / 2;
 }
 
 }  // namespace torch_sgmcmc

@@ -24,6 +24,6 @@ at::Tensor WhitenedLeapfrog(const at::Tensor& x,
                             double drift);
 
 // |r|^2 / 2.
-double KineticEnergy(const at::Tensor& x, const at::Tensor& r);
+double KineticEnergy(const at::Tensor& r);
 
 }  // namespace torch_sgmcmc
