@@ -46,7 +46,7 @@ CHAINS: dict[str, tuple[str, torch.dtype, float | None, dict[str, Any]]] = {
     ),
 }
 WARMUP = {
-    "steps": 40,
+    "steps": 60,
     "target_acceptance": 0.8,
     "anchor_every": 15,
     "target_variance": None,

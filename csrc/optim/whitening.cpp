@@ -28,10 +28,11 @@ at::Tensor Whitening(const std::string& kind, const at::Tensor& hessian) {
   const auto [factor, info] = at::linalg_cholesky_ex(hessian);
   if (info.item<int64_t>() == 0) {
     const at::Tensor identity = at::eye(hessian.size(0), hessian.options());
-    return at::linalg_solve_triangular(factor.mT(), identity, /*upper=*/true);
+    return at::linalg_solve_triangular(factor.mT(), identity, /*upper=*/true)
+        .contiguous();
   }
   const auto [curvatures, directions] = at::linalg_eigh(hessian);
-  return directions * Floored(curvatures).rsqrt();
+  return (directions * Floored(curvatures).rsqrt()).contiguous();
 }
 
 at::Tensor WhitenedLeapfrog(const at::Tensor& x,
