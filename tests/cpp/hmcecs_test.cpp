@@ -78,6 +78,48 @@ TEST(HMCECS, OptionsAreComplete) {
   EXPECT_EQ(sampler.options().get_lr(), 0.3);
 }
 
+TEST(HMCECS, ValuesOutOfRangeAreRefused) {
+  for (const auto& [options, message] : {
+           std::pair(Options().num_data(0),
+                     "Invalid num_data: 0 (must be >= 1)"),
+           {Options().subsample_size(0),
+            "Invalid subsample_size: 0 (must be >= 2)"},
+           {Options().variant("signed").subsample_size(0),
+            "Invalid subsample_size: 0 (must be >= 1)"},
+           {Options().step_size(0),
+            "Invalid step_size: 0.0 (must be finite and > 0)"},
+           {Options().trajectory_length(-2),
+            "Invalid trajectory_length: -2.0 (must be finite and > 0)"},
+           {Options().num_blocks(0), "Invalid num_blocks: 0 (must be >= 1)"},
+           {Options().mass_matrix("sparse"),
+            "Invalid mass_matrix: 'sparse' (must be 'dense' or 'diagonal' or "
+            "'identity')"},
+           {Options().prior_precision(-1),
+            "Invalid prior_precision: -1.0 (must be finite and >= 0)"},
+           {Options().temperature(0),
+            "Invalid temperature: 0.0 (must be finite and > 0)"},
+           {Options().num_products(0),
+            "Invalid num_products: 0 (must be >= 1)"},
+           {Options().max_variance(std::nan("")),
+            "Invalid max_variance: nan (must be finite and > 0)"},
+           {Options().chunk_size(0), "Invalid chunk_size: 0 (must be >= 1)"},
+       }) {
+    EXPECT_EQ(MessageOf([&] { HMCECS({Parameter({2})}, options); }), message);
+  }
+  HMCECS sampler({Parameter({2})}, Options());
+  const auto refused = [&](int64_t steps, const HMCECSWarmup& settings) {
+    return MessageOf([&] { sampler.warmup(nullptr, steps, settings); });
+  };
+  EXPECT_EQ(refused(0, {}), "Invalid steps: 0 (must be >= 1)");
+  EXPECT_EQ(refused(9, {.target_acceptance = 1.0}),
+            "Invalid target_acceptance: 1.0 (must be in (0, 1))");
+  EXPECT_EQ(refused(9, {.anchor_every = 0}),
+            "Invalid anchor_every: 0 (must be >= 1)");
+  EXPECT_EQ(refused(9, {.target_variance = -1.0}),
+            "Invalid target_variance: -1.0 (must be finite and > 0)");
+  EXPECT_EQ(refused(9, {}).find("HMCECS.step() needs a closure"), 0U);
+}
+
 TEST(HMCECS, GroupsShareAllButThePrior) {
   const torch::Tensor param = Parameter({2});
   HMCECS sampler({param}, Options());
