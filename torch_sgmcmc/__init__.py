@@ -19,6 +19,7 @@ from torch_sgmcmc.ecs_report import ECSReport
 from torch_sgmcmc.ewsg import EWSG
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.hmcecs import HMCECS
+from torch_sgmcmc.log_likelihood import LogLikelihood
 from torch_sgmcmc.precision import GammaPrecision
 from torch_sgmcmc.psgld import PSGLD
 from torch_sgmcmc.sampler import Sampler
@@ -43,6 +44,7 @@ __all__ = [
     "ECSReport",
     "GammaPrecision",
     "IndependentBatchSampler",
+    "LogLikelihood",
     "Sampler",
     "StratifiedBatchSampler",
     "TimeAverage",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torch_sgmcmc._gauss_newton import GaussNewtonSums
 from torch_sgmcmc._likelihood import Estimate
 from torch_sgmcmc._subsample import Subsample
 from torch_sgmcmc._taylor import TaylorSums, flat, log_likelihoods
@@ -37,7 +38,7 @@ class SubsampledTarget:
     closure: Callable[[Tensor], Tensor]
     params: list[Tensor]
     anchor: Tensor  # [d]
-    sums: TaylorSums  # without a Hessian in expansions of first order
+    sums: TaylorSums | GaussNewtonSums
     prior: Tensor  # [d], its precisions
     temperature: float
     estimate: Callable[[Tensor], Estimate]
@@ -65,13 +66,7 @@ class SubsampledTarget:
                 materialize_grads=True,
             )
             pull = flat(grads).double() - subsample.terms.pull(estimate.weights, bends)
-        total, slope = self.sums.value, self.sums.gradient
-        if self.sums.hessian is not None:
-            bend = torch.mv(self.sums.hessian, delta)
-            total = total + torch.dot(delta, slope + 0.5 * bend)
-            slope = slope + bend
-        else:
-            total = total + torch.dot(delta, slope)
+        total, slope = self.sums.at(delta)
         decay = self.prior * theta
         log = estimate.log + (total - 0.5 * torch.dot(decay, theta)) / self.temperature
         gradient = (pull + slope - decay) / self.temperature

@@ -140,7 +140,7 @@ class TaylorSums:
 
     value: Tensor
     gradient: Tensor  # [d]
-    hessian: Tensor | None  # [d, d]
+    hessian: Tensor | None  # [d, d]; None in expansions of first order
     form: str  # of each datum's Hessian
 
     @classmethod
@@ -184,6 +184,14 @@ class TaylorSums:
             if not bool(error <= tolerance * size):
                 return None
         return cls(value, gradient, hessian, form)
+
+    def at(self, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ q and its gradient at θ* + δ."""
+        if self.hessian is None:
+            return self.value + torch.dot(delta, self.gradient), self.gradient
+        bend = torch.mv(self.hessian, delta)
+        total = self.value + torch.dot(delta, self.gradient + 0.5 * bend)
+        return total, self.gradient + bend
 
 
 class _Graph:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -14,19 +14,27 @@ from torch_sgmcmc import _C
 from torch_sgmcmc._checks import check_integer, check_real
 from torch_sgmcmc._closures import check_shared, exchanged, refuse_scaler
 from torch_sgmcmc._ecs_sizes import Draw, mean_estimate, num_products, subsample_size
+from torch_sgmcmc._expansions import (
+    CONTROL_VARIATES,
+    MASS_MATRICES,
+    Sums,
+    Terms,
+    block_ranges,
+    check_blocks,
+    check_mass,
+    curvature,
+    expand,
+    sum_up,
+    sums_of,
+    terms_of,
+)
+from torch_sgmcmc._gauss_newton import Ranges
 from torch_sgmcmc._library import gaussian_, hmc_momenta_, metropolis_decide
 from torch_sgmcmc._likelihood import Estimate, block_poisson, perturbed
 from torch_sgmcmc._progress import progress_bar
 from torch_sgmcmc._subsample import Layout, Proposals, Subsample
 from torch_sgmcmc._subsampled_target import Point, SubsampledTarget
-from torch_sgmcmc._taylor import (
-    LINEAR,
-    RANK_ONE,
-    WHOLE,
-    TaylorSums,
-    TaylorTerms,
-    flat,
-)
+from torch_sgmcmc._taylor import flat
 from torch_sgmcmc._whitening import apply, kinetic, leapfrog, whitening
 from torch_sgmcmc.sampler import Sampler
 
@@ -35,7 +43,7 @@ __all__ = ["HMCECS"]
 _HYPERPARAMETERS = (
     *("num_data", "subsample_size", "num_products", "variant", "step_size"),
     *("trajectory_length", "num_blocks", "control_variate", "mass_matrix"),
-    *("temperature", "max_variance", "chunk_size"),
+    *("temperature", "max_variance", "chunk_size", "blocks"),
 )
 _COUNTERS = (
     *("num_trajectories", "num_accepted", "num_divergences"),
@@ -215,7 +223,7 @@ class HMCECS(Sampler):
         step_size: float | None = None,
         trajectory_length: float = 1.2,
         num_blocks: int = 100,
-        control_variate: int = 2,
+        control_variate: int | str = 2,
         mass_matrix: str = "dense",
         prior_precision: float = 0.0,
         temperature: float = 1.0,
@@ -223,6 +231,7 @@ class HMCECS(Sampler):
         num_products: int = 100,
         max_variance: float = 1000.0,
         chunk_size: int = 8192,
+        blocks: Sequence[Sequence[int]] | None = None,
     ) -> None:
         check_real("trajectory_length", trajectory_length, low_open=True)
         defaults = {
@@ -239,6 +248,7 @@ class HMCECS(Sampler):
             "num_products": num_products,
             "max_variance": max_variance,
             "chunk_size": chunk_size,
+            "blocks": blocks,
             **dict.fromkeys(_COUNTERS, 0),
             "num_evaluations": 0,
             "sign": 1,
@@ -246,6 +256,7 @@ class HMCECS(Sampler):
             "mean_difference": 0.0,
         }
         super().__init__(params, defaults, seed, capturable=False)
+        self._ranges()
 
     # ---- What it has done -----------------------------------------------------
 
@@ -303,10 +314,10 @@ class HMCECS(Sampler):
         check_real("step_size", group["step_size"], low_open=True)
         check_real("trajectory_length", group["trajectory_length"], low_open=True)
         check_integer("num_blocks", group["num_blocks"], low=1)
-        _check_choice("control_variate", group["control_variate"], (2, 1))
-        _check_choice(
-            "mass_matrix", group["mass_matrix"], ("dense", "diagonal", "identity")
-        )
+        _check_choice("control_variate", group["control_variate"], CONTROL_VARIATES)
+        check_blocks(group["blocks"], group["control_variate"])
+        _check_choice("mass_matrix", group["mass_matrix"], MASS_MATRICES)
+        check_mass(group["mass_matrix"], group["control_variate"])
         self._check_target(group)
         check_real("temperature", group["temperature"], low_open=True)
         check_integer("num_products", group["num_products"], low=1)
@@ -317,6 +328,7 @@ class HMCECS(Sampler):
         for group in self.param_groups:
             self._check_group(group)
         check_shared(self, _HYPERPARAMETERS, "there is one trajectory for all")
+        self._ranges()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a param group, see :meth:`Sampler.add_param_group`.
@@ -391,27 +403,30 @@ class HMCECS(Sampler):
         group, params = self.param_groups[0], self._params()
         anchors = _split(anchor, params)
         anchor = flat(anchors).double()  # as it is rounded
-        probes = self._probes(anchor)
+        probes, blocks = self._probes(anchor), self._ranges()
         with exchanged(params, anchors):
-            sums = self._sum_up(closure, params, probes, progress)
-        finite = [sums.value, sums.gradient]
-        finite += [] if sums.hessian is None else [sums.hessian]
+            sums = self._sum_up(closure, params, probes, blocks, progress)
+        bent = curvature(sums)
+        finite = [sums.value, sums.gradient, *([] if bent is None else [bent])]
         if not all(bool(t.isfinite().all()) for t in finite):
             raise RuntimeError(
                 "HMCECS got log-likelihoods or derivatives that are not finite at the "
                 "anchor of the control variates"
             )
-        curvature = None
-        if sums.hessian is not None:
-            curvature = (self._prior().diag() - sums.hessian) / group["temperature"]
+        precision = None
+        if bent is not None:
+            prior = self._prior()
+            prior = prior if bent.dim() == 1 else prior.diag()
+            precision = (prior - bent) / group["temperature"]
         chosen = {
             "anchor": anchor,
             "num_data": group["num_data"],
             "value": sums.value,
             "gradient": sums.gradient,
-            "hessian": sums.hessian if group["control_variate"] == 2 else None,
+            "hessian": sums.hessian if group["control_variate"] != 1 else None,
             "form": sums.form,
-            "whitening": whitening(group["mass_matrix"], curvature),
+            "blocks": blocks,
+            "whitening": whitening(group["mass_matrix"], precision),
         }
         kept = self.state.get("subsample")
         if kept is not None and kept["layout"] == list(vars(self._layout()).values()):
@@ -430,8 +445,13 @@ class HMCECS(Sampler):
         self._set(num_evaluations=evaluations, mean_difference=0.0)
 
     def _sum_up(
-        self, closure: Closure, params: list[Tensor], probes: Tensor, progress: bool
-    ) -> TaylorSums:
+        self,
+        closure: Closure,
+        params: list[Tensor],
+        probes: Tensor,
+        blocks: Ranges,
+        progress: bool,
+    ) -> Sums:
         group = self.param_groups[0]
         n, size = group["num_data"], group["chunk_size"]
         order, device = group["control_variate"], params[0].device
@@ -441,15 +461,20 @@ class HMCECS(Sampler):
             for begin in progress_bar(starts, "control variates", progress):
                 yield torch.arange(begin, min(n, begin + size), device=device)
 
-        needed = order == 2 or group["mass_matrix"] != "identity"
-        for form in (RANK_ONE, WHOLE):
-            sums = TaylorSums.at_present(
-                closure, params, chunks(), form, probes, with_hessian=needed
-            )
-            if sums is not None:
-                sums.form = sums.form if order == 2 else LINEAR
-                return sums
-        raise AssertionError("whole Hessians fit any model")
+        return sum_up(
+            closure,
+            params,
+            chunks,
+            probes,
+            control_variate=order,
+            blocks=blocks,
+            with_hessian=order == 2 or group["mass_matrix"] != "identity",
+        )
+
+    def _ranges(self) -> Ranges:
+        group = self.param_groups[0]
+        sizes = [p.numel() for p in self._params()]
+        return block_ranges(group["control_variate"], group["blocks"], sizes)
 
     def _probes(self, like: Tensor) -> Tensor:
         """Two random directions, as the parameters' type rounds them."""
@@ -499,14 +524,13 @@ class HMCECS(Sampler):
 
     def _expand(
         self, closure: Closure, indices: Tensor, kept: dict[str, Any] | None = None
-    ) -> TaylorTerms:
+    ) -> Terms:
         params = self._params()
         kept = self.state["control_variates"] if kept is None else kept
-        form = kept["form"]
         probe = self._probes(kept["anchor"])[0]
         self._count(len(indices))
         with exchanged(params, _split(kept["anchor"], params)):
-            return TaylorTerms.at_present(closure, params, indices, form, probe)
+            return expand(closure, params, indices, kept, probe)
 
     def _count(self, evaluations: int) -> None:
         group = self.param_groups[0]
@@ -524,7 +548,7 @@ class HMCECS(Sampler):
         """That of the state, or a new one if sizes, blocks or the seed were changed."""
         layout, kept = self._layout(), self.state.get("subsample")
         if kept is not None and kept["layout"] == list(vars(layout).values()):
-            terms = TaylorTerms(*kept["terms"])
+            terms = terms_of(self.state["control_variates"], kept["terms"])
             return Subsample(kept["counts"], kept["indices"], terms)
         device = self._params()[0].device
         step = self.param_groups[0]["step"]
@@ -704,7 +728,7 @@ class HMCECS(Sampler):
             closure,
             self._params(),
             kept["anchor"],
-            TaylorSums(kept["value"], kept["gradient"], kept["hessian"], kept["form"]),
+            sums_of(kept),
             self._prior(),
             group["temperature"],
             self._estimator(),
