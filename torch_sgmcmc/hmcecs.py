@@ -14,6 +14,7 @@ from torch_sgmcmc import _C
 from torch_sgmcmc._checks import check_integer, check_real
 from torch_sgmcmc._closures import check_shared, exchanged, refuse_scaler
 from torch_sgmcmc._ecs_sizes import Draw, mean_estimate, num_products, subsample_size
+from torch_sgmcmc._ecs_warmup import Schedule, Warmup, mean_of_late
 from torch_sgmcmc._expansions import (
     CONTROL_VARIATES,
     MASS_MATRICES,
@@ -51,6 +52,9 @@ _COUNTERS = (
 )
 _MANAGED_TOO = (*_COUNTERS, "num_evaluations", "sign", "mean_difference")
 _SHARED = (*_HYPERPARAMETERS, *_MANAGED_TOO)
+
+# What is kept of it, under string keys.
+_STATE = ("control_variates", "subsample", "warmup")
 
 # Early in a warm-up the step size may be far too small, and a trajectory of given
 # length endless.
@@ -149,7 +153,8 @@ class HMCECS(Sampler):
         Under string keys, since it belongs to no single parameter:
 
         * ``control_variates``: θ*, the sums, and the factor of the mass matrix;
-        * ``subsample``: u, in blocks, and the expansions of its data.
+        * ``subsample``: u, in blocks, and the expansions of its data;
+        * ``warmup``: while one is in progress, how far it is.
 
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step; or
@@ -350,16 +355,20 @@ class HMCECS(Sampler):
                     f"Invalid state_dict: its control variates are those of "
                     f"{len(kept['anchor'])} parameters, expected {size}"
                 )
+        if "warmup" in state_dict["state"]:
+            Warmup.load(state_dict["state"]["warmup"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state dict; the chain then continues bit for bit.
 
+        If it was saved for parameters of other dtypes, θ* is chosen anew at the next
+        step, where the parameters are: sums that were rounded otherwise do not fit.
         See :meth:`Sampler.load_state_dict`.
         """
         super().load_state_dict(state_dict)
         # torch moves what belongs to a parameter alone.
         device = self._params()[0].device
-        for key in ("control_variates", "subsample"):
+        for key in _STATE:
             if key in self.state:
                 kept = self.state[key]
                 self.state[key] = {k: _moved(v, device) for k, v in kept.items()}
@@ -378,6 +387,8 @@ class HMCECS(Sampler):
     def set_anchor(self, closure: Closure, *, progress: bool = True) -> None:
         """Puts θ* where the parameters are, with a pass through all data.
 
+        A warm-up in progress is given up.
+
         Args:
             closure: as for :meth:`step`.
             progress: show a progress bar, if tqdm is installed. Default: True.
@@ -393,10 +404,21 @@ class HMCECS(Sampler):
             raise TypeError(_NO_CLOSURE)
         self._check_groups()
         self._anchor_at(closure, flat(self._params()).double(), progress)
+        self.state.pop("warmup", None)
+
+    def _needs_anchor(self) -> bool:
+        """Whether there is no θ*, or the sums are those of other data or rounding."""
+        kept, now = self.state.get("control_variates"), self.param_groups[0]["num_data"]
+        return (
+            kept is None or kept["num_data"] != now or kept["dtypes"] != self._dtypes()
+        )
+
+    def _dtypes(self) -> list[str]:
+        return [str(p.dtype) for p in self._params()]
 
     def _forget_anchor(self) -> None:
-        self.state.pop("control_variates", None)
-        self.state.pop("subsample", None)
+        for key in _STATE:
+            self.state.pop(key, None)
         self._present = self._proposals = None
 
     def _anchor_at(self, closure: Closure, anchor: Tensor, progress: bool) -> None:
@@ -421,6 +443,7 @@ class HMCECS(Sampler):
         chosen = {
             "anchor": anchor,
             "num_data": group["num_data"],
+            "dtypes": self._dtypes(),
             "value": sums.value,
             "gradient": sums.gradient,
             "hessian": sums.hessian if group["control_variate"] != 1 else None,
@@ -617,6 +640,12 @@ class HMCECS(Sampler):
         ``target_variance`` the size of the subsample. Then all is frozen, and the
         counts of acceptances and divergences begin afresh.
 
+        If an exception ends it early (the closure's, or that of Ctrl-C), the sampler is
+        as after the last step that was made, and the warm-up is in progress: the next
+        call with the same arguments goes on with it, to the same end, bit for bit, also
+        in another process that has loaded the state dict. :meth:`set_anchor` gives it
+        up.
+
         Args:
             closure: as for :meth:`step`.
             steps: number of steps, >= 1. The paper makes 1000.
@@ -632,41 +661,53 @@ class HMCECS(Sampler):
             progress: show progress bars, if tqdm is installed. Default: True.
 
         Raises:
-            ValueError: an argument is out of range. Nothing has changed.
+            ValueError: an argument is out of range, or differs from that of the warm-up
+                in progress. Nothing has changed.
             RuntimeError: see :meth:`set_anchor`.
         """
-        check_integer("steps", steps, low=1)
         check_real("target_acceptance", target_acceptance, high=1.0, low_open=True)
-        check_integer("anchor_every", anchor_every, low=1)
         if target_variance is not None:
             check_real("target_variance", target_variance, low_open=True)
-        anchors = range(anchor_every, steps - anchor_every // 2 + 1, anchor_every)
-        last = anchors[-1] if anchors else 0
-        sizing = (last + steps) // 2
-        if target_variance is not None and sizing <= last:
-            raise ValueError(
-                f"Invalid steps: {steps} (must be >= {last + 2} for target_variance "
-                f"with anchor_every={anchor_every})"
-            )
-        self.set_anchor(closure, progress=progress)
-        group = self.param_groups[0]
-        adaptation = _C.DualAveraging(group["step_size"], target_acceptance)
-        draws: list[Draw] = []
-        for i in progress_bar(range(1, steps + 1), "warm-up", progress):
+        schedule = Schedule(steps, anchor_every)
+        if target_variance is not None:
+            schedule.check_sizing()
+        arguments = {
+            "steps": steps,
+            "target_acceptance": target_acceptance,
+            "anchor_every": anchor_every,
+            "target_variance": target_variance,
+        }
+        self._check_groups()
+        if "warmup" in self.state:
+            warmup = Warmup.load(self.state["warmup"])
+            warmup.check(arguments)
+        else:
+            self.set_anchor(closure, progress=progress)
+            step_size = self.param_groups[0]["step_size"]
+            adaptation = _C.DualAveraging(step_size, target_acceptance)
+            warmup = Warmup(arguments, 0, adaptation, [])
+            self.state["warmup"] = warmup.save()
+        for i in progress_bar(range(warmup.done, steps), "warm-up", progress):
+            if i in schedule.anchors and warmup.draws:
+                anchor = mean_of_late(warmup.draws)
+                self._anchor_at(closure, anchor, progress)
+                averaged = warmup.adaptation.averaged
+                self._set(step_size=averaged)
+                adaptation = _C.DualAveraging(averaged, target_acceptance)
+                warmup = Warmup(arguments, i, adaptation, [])
+                self.state["warmup"] = warmup.save()
             log_ratio = self._sweep(closure, _MOST_WARMUP_STEPS)
-            adaptation.update(_C.mean_acceptance([log_ratio]))
-            self._set(step_size=adaptation.step_size)
+            warmup.adaptation.update(_C.mean_acceptance([log_ratio]))
+            self._set(step_size=warmup.adaptation.step_size)
             assert self._present is not None
-            draws.append(Draw.of(self._present))
-            if i in anchors:
-                late = [draw.theta for draw in draws[len(draws) // 2 :]]
-                draws = []
-                self._anchor_at(closure, torch.stack(late).mean(0), progress)
-                self._set(step_size=adaptation.averaged)
-                adaptation = _C.DualAveraging(adaptation.averaged, target_acceptance)
-            elif i == sizing:
+            draws = [*warmup.draws, Draw.of(self._present)]
+            if i + 1 == schedule.sizing:
                 self._size(draws, target_variance)
-        self._set(step_size=adaptation.averaged, **dict.fromkeys(_COUNTERS, 0))
+            warmup = Warmup(arguments, i + 1, warmup.adaptation, draws)
+            self.state["warmup"] = warmup.save()
+        averaged = warmup.adaptation.averaged
+        self._set(step_size=averaged, **dict.fromkeys(_COUNTERS, 0))
+        self.state.pop("warmup", None)
 
     def _size(self, draws: list[Draw], target: float | None) -> None:
         """Chooses the sizes and a by what the draws since the last θ* had."""
@@ -692,9 +733,8 @@ class HMCECS(Sampler):
         if closure is None:
             raise TypeError(_NO_CLOSURE)
         self._check_groups()
-        kept = self.state.get("control_variates")
-        if kept is None or kept["num_data"] != self.param_groups[0]["num_data"]:
-            self.set_anchor(closure, progress=False)
+        if self._needs_anchor():
+            self._anchor_at(closure, flat(self._params()).double(), progress=False)
         target = self._target(closure)
         start = [p.detach().clone() for p in self._params()]
         try:
