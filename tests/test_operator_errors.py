@@ -74,7 +74,10 @@ ARGUMENTS = {
     "sbps_dot": ["tensors", "directions"],
 }
 # Operators whose arguments are no lists of equal lengths have tests of their own.
-OTHERS = {"metropolis_decide", "select_chains_", "sbps_moments"}
+OTHERS = {
+    *("ecs_density", "ecs_estimate", "ecs_leapfrog_"),
+    *("metropolis_decide", "select_chains_", "sbps_moments"),
+}
 IN_ARITHMETIC_TYPE = {
     "momenta",
     "masses",

@@ -27,7 +27,7 @@ class Draw:
     @classmethod
     def of(cls, point: Point) -> Draw:
         estimate = point.estimate
-        return cls(point.theta, float(estimate.variance), float(estimate.mean))
+        return cls(point.theta, estimate.variance, estimate.mean)
 
 
 def subsample_size(

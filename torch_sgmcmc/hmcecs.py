@@ -31,12 +31,12 @@ from torch_sgmcmc._expansions import (
 )
 from torch_sgmcmc._gauss_newton import Ranges
 from torch_sgmcmc._library import gaussian_, hmc_momenta_, metropolis_decide
-from torch_sgmcmc._likelihood import Estimate, block_poisson, perturbed
+from torch_sgmcmc._likelihood import Estimator
 from torch_sgmcmc._progress import progress_bar
 from torch_sgmcmc._subsample import Layout, Proposals, Subsample
 from torch_sgmcmc._subsampled_target import Point, SubsampledTarget
 from torch_sgmcmc._taylor import flat
-from torch_sgmcmc._whitening import apply, kinetic, leapfrog, whitening
+from torch_sgmcmc._whitening import kinetic, leapfrog, whitening
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["HMCECS"]
@@ -301,7 +301,7 @@ class HMCECS(Sampler):
         """The estimated variance of the log of the last draw's estimate; NaN before."""
         if self._present is None:
             return math.nan
-        return float(self._present.estimate.variance)
+        return self._present.estimate.variance
 
     def _rate(self, name: str) -> float:
         group = self.param_groups[0]
@@ -617,7 +617,7 @@ class HMCECS(Sampler):
         assert self._present is not None
         group, present = self.param_groups[0], self._present
         prior = 0.5 * torch.dot(self._prior() * present.theta, present.theta)
-        return -(present.log * group["temperature"] + prior) / group["num_data"]
+        return -(prior + present.log * group["temperature"]) / group["num_data"]
 
     def warmup(
         self,
@@ -780,12 +780,11 @@ class HMCECS(Sampler):
         priors = [group["prior_precision"] for group in self.param_groups]
         return (*priors, group["temperature"], group["mean_difference"])
 
-    def _estimator(self) -> Callable[[Tensor], Estimate]:
+    def _estimator(self) -> Estimator:
         group = self.param_groups[0]
         if group["variant"] == "perturbed":
-            return partial(perturbed, num_data=group["num_data"])
-        return partial(
-            block_poisson,
+            return Estimator(group["num_data"])
+        return Estimator(
             num_data=group["num_data"],
             batch_size=group["subsample_size"],
             num_products=group["num_products"],
@@ -804,7 +803,7 @@ class HMCECS(Sampler):
             or not torch.equal(last.theta, theta)
         ):
             last = target.at(subsample, theta)
-        if not bool(last.log.isfinite()):
+        if not math.isfinite(last.log):
             raise RuntimeError(
                 "HMCECS got log-likelihoods or parameters that are not finite at the "
                 "start of a step"
@@ -818,7 +817,7 @@ class HMCECS(Sampler):
         subsample = self._proposed(target.closure, present.subsample)
         # If it is accepted, as nearly always, the gradient is the trajectory's first.
         proposal = target.at(subsample, present.theta)
-        log_ratio = float(proposal.log - present.log)
+        log_ratio = proposal.log - present.log
         if self._is_too_uncertain(proposal, present):
             log_ratio = -math.inf
         accepted = self._decide(log_ratio, _OF_SUBSAMPLE)
@@ -835,22 +834,21 @@ class HMCECS(Sampler):
         hmc_momenta_(
             [r], [], temperature=1.0, offsets=[0], **self._step_arguments(group)
         )
-        before = float(present.log) - kinetic(x, r)
+        before = present.log - kinetic(r)
         step_size = group["step_size"]
         steps = max(1, math.floor(group["trajectory_length"] / step_size + 0.5))
         if most_steps is not None:
             steps = min(steps, most_steps)
-        point = present
+        point, origin = present, present.theta
         for i in range(steps):
             kick = step_size if i > 0 else step_size / 2
-            leapfrog(x, r, factor, point.gradient, kick, step_size)
-            theta = present.theta + apply(factor, x)
+            theta = leapfrog(x, r, factor, point.gradient, origin, kick, step_size)
             point = target.at(present.subsample, theta)
             # Its way back meets the same point, so to stop here is reversible.
-            if not bool(point.log.isfinite() & point.gradient.isfinite().all()):
+            if not point.finite:
                 return present, -math.inf, False
-        leapfrog(x, r, factor, point.gradient, step_size / 2, 0.0)
-        log_ratio = float(point.log) - kinetic(x, r) - before
+        leapfrog(x, r, factor, point.gradient, origin, step_size / 2, 0.0)
+        log_ratio = point.log - kinetic(r) - before
         if self._is_too_uncertain(point, present):
             log_ratio = -math.inf
         if self._decide(log_ratio, _OF_TRAJECTORY):
@@ -863,9 +861,7 @@ class HMCECS(Sampler):
         The same for u as for θ, so that the target is π where it is not above.
         """
         highest = self.param_groups[0]["max_variance"]
-        return float(point.estimate.variance) > max(
-            highest, float(present.estimate.variance)
-        )
+        return point.estimate.variance > max(highest, present.estimate.variance)
 
     def _decide(self, log_ratio: float, test: int) -> bool:
         """A Metropolis test; what is not finite is rejected."""
