@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
+from torch_sgmcmc import _taylor
 from torch_sgmcmc._expansions import block_ranges, expand, sum_up
 from torch_sgmcmc._jacobians import jacobians
 
@@ -206,6 +207,26 @@ def test_a_linear_model_has_no_other_curvature() -> None:
     # With the memory of 3 d numbers a datum, and not d².
     assert ends[0][1]["form"] == "blocks"
     torch.testing.assert_close(ends[0][1]["hessian"][0], ends[1][1]["hessian"])
+
+
+def test_first_order_in_many_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By data, where there are more parameters than that, as by parameters."""
+    model, unused = Network(), torch.zeros(D, dtype=F64)
+    indices = torch.arange(N)
+    both = []
+    for many in (D - 1, D):
+        monkeypatch.setattr(_taylor, "_MANY", many)
+        both.append(
+            _taylor.TaylorTerms.at_present(
+                model.closure, model.params, indices, _taylor.LINEAR, unused
+            )
+        )
+    for ours, theirs in zip(*(terms.fields() for terms in both), strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
+    _, g, _ = brute_force(model, "diagonal", None)
+    torch.testing.assert_close(both[0].slopes[0], g)
 
 
 # ---- The sampler -------------------------------------------------------------------

@@ -24,12 +24,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torch_sgmcmc._jacobians import jacobians
+
 __all__ = ["LINEAR", "RANK_ONE", "WHOLE", "TaylorSums", "TaylorTerms", "flat"]
 
 Closure = Callable[[Tensor], Tensor]
 
 # What is kept of each datum's Hessian.
 LINEAR, RANK_ONE, WHOLE = "none", "rank one", "whole"
+
+# Parameters from which on each datum's gradient is a backward pass of its own, and not
+# each parameter's derivatives of all data: about where both cost the same (1000 data of
+# a network of two layers, one thread).
+_MANY = 256
 
 # Elements of what is computed at once for a batch of directions.
 _MOST_ELEMENTS = 2**25
@@ -61,6 +68,11 @@ class TaylorTerms:
         """Those of the data with these indices, around the parameters as they are."""
         if len(indices) == 0:  # the closure need not know how to compute nothing
             return cls._of_nothing(form, z)
+        if form == LINEAR and len(z) > _MANY:
+            values, rows = jacobians(
+                lambda part: log_likelihoods(closure, part), params, indices
+            )
+            return cls(values.double(), rows.double().view(1, len(indices), -1))
         graph = _Graph(closure, params, indices)
         values = graph.values.detach().double()
         gradients = graph.gradients().double()
