@@ -109,6 +109,36 @@ class HMCECS(Sampler):
     so look at ``estimator_variance``, which should not be far above 1. Neither
     step size nor trajectory length nor mass changes the target.
 
+    **Control variates.** With f the outputs of datum k, J its Jacobian, and g and H
+    the derivatives of :math:`\ell_k = L(f)` at θ*, δ = θ - θ* and C outputs a datum,
+
+    ===================  =======================================  =====  ===========
+    ``control_variate``  :math:`q_k - \ell_k(\theta^*)`            sums   datum of u
+    ===================  =======================================  =====  ===========
+    2                    gᵀδ + δᵀHδ / 2                           d²     2 d, or d²
+    1                    gᵀδ                                      d      d
+    "gauss-newton"       gᵀδ + (Jδ)ᵀ L''(f) Jδ / 2                d²     C d
+    "block-diagonal"     gᵀδ + Σ_b (J_b δ_b)ᵀ L''(f) J_b δ_b / 2  Σ b²   C d
+    "diagonal"           the same, each element a block           d      2 d
+    ===================  =======================================  =====  ===========
+
+    numbers are stored (with 2: d² if the Hessian of a datum is not of rank one). Any of
+    them is summed up over all data as it is used for each, so that none changes what is
+    said of the target; they differ in the variance of d, and so in the m it takes.
+
+    - Regressions of one linear predictor: 2. Of several, as a softmax regression:
+      "gauss-newton", the same expansion with C d numbers in place of d².
+    - Networks: 2 where its memory can be had. "gauss-newton" leaves out the curvature
+      of the network itself, which is most of what 1 leaves: it is hardly better.
+    - d too large for d²: 1, if data are so many: it leaves :math:`\delta^\top H\delta
+      / 2`, whose sum over the data is about d_N / 2 for a draw of the posterior, d_N
+      being the number of parameters that the data determine. Then
+      m = κ d_N² / 4 is needed for a variance of 1, whatever N is, κ being the squared
+      coefficient of variation of :math:`\delta^\top H\delta` over data.
+    - "diagonal" and "block-diagonal" are **not** sound for a posterior: its draws lie
+      where the elements of Jδ cancel, and these expansions have no part in that. They
+      need a larger m than 1, and are of use only where blocks do not act together.
+
     **Scale.** The mass matrix is the Hessian of U/T at θ* (with "dense"), so that
     ``step_size`` and ``trajectory_length`` are in units of the posterior's standard
     deviations, whatever the model. π/2 is the length after which a Gaussian posterior
@@ -130,12 +160,12 @@ class HMCECS(Sampler):
             proposed anew in a step, so that successive estimates correlate by about
             1 - 1/G. At most as many as there are data, or for "signed" factors.
             Default: 100.
-        control_variate: 2 or 1, the order of the Taylor expansions. 2 stores B [d, d]
-            and, for each datum of u, 2 d numbers, or d² if its Hessian is not of rank
-            one (as it is in regressions of all kinds). 1 stores d for each datum of u,
-            and is the one for models with thousands of parameters. Default: 2.
-        mass_matrix: "dense", "diagonal" (both from the Hessian of all data at θ*) or
-            "identity", which needs no Hessian. Default: "dense".
+        control_variate: the expansions q, see *Control variates*: 2 or 1, the order of
+            a Taylor expansion; or "gauss-newton", "block-diagonal" or "diagonal", for
+            which closures must be :class:`LogLikelihood`. Default: 2.
+        mass_matrix: "dense", "diagonal" (both from the Hessian of all data at θ*, or
+            what the control variates have of it) or "identity", which needs no Hessian.
+            Not "dense" with "block-diagonal" or "diagonal". Default: "dense".
         prior_precision: λ >= 0, precision of the Gaussian prior N(0, 1/λ) on each
             parameter; 0 is a flat prior. Default: 0.
         temperature: T > 0; 1 is the Bayesian posterior. Default: 1.
@@ -148,6 +178,10 @@ class HMCECS(Sampler):
             most this. Default: 1000.
         chunk_size: number of data for which the sums over all data call the closure at
             a time, >= 1. Default: 8192.
+        blocks: for "block-diagonal": disjoint lists of indices of parameters, in the
+            order of the param groups, each list a block of at most 16384 elements;
+            parameters in none are expanded to first order. None makes every parameter
+            a block. Default: None.
 
     State:
         Under string keys, since it belongs to no single parameter:

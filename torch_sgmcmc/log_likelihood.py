@@ -40,6 +40,15 @@ class LogLikelihood:
         >>> sampler = HMCECS(model.parameters(), num_data=len(x), subsample_size=1000,
         ...                  control_variate="gauss-newton")
         >>> sampler.step(closure)
+
+    Note:
+        For Jacobians ``outputs`` is called with 8 data at a time, and each of these
+        calls is followed by a batch (``torch.vmap``) of a backward pass for each of
+        their outputs: write it so that few data are cheap.
+
+    Reference:
+        N. N. Schraudolph, Fast Curvature Matrix-Vector Products for Second-Order
+        Gradient Descent, Neural Computation 14, 2002, section 3.
     """
 
     def __init__(
