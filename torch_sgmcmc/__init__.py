@@ -17,6 +17,7 @@ from torch_sgmcmc.data import (
 )
 from torch_sgmcmc.ecs_report import ECSReport
 from torch_sgmcmc.ewsg import EWSG
+from torch_sgmcmc.gathered_rows import GatheredRows
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.hmcecs import HMCECS
 from torch_sgmcmc.log_likelihood import LogLikelihood
@@ -43,6 +44,7 @@ __all__ = [
     "ControlVariates",
     "ECSReport",
     "GammaPrecision",
+    "GatheredRows",
     "IndependentBatchSampler",
     "LogLikelihood",
     "Sampler",

@@ -50,9 +50,10 @@ class SubsampledTarget:
     def at(self, subsample: Subsample, theta: Tensor) -> Point:
         """Moves the parameters to θ and computes all there is to know there."""
         theta = place(self.params, theta)
-        self.evaluations += len(subsample.indices)
+        size = subsample.indices.shape[0]
+        self.evaluations += size
         values = None
-        if len(subsample.indices) > 0:  # the closure need not know how to do nothing
+        if size > 0:  # the closure need not know how to do nothing
             with torch.enable_grad():
                 values = log_likelihoods(self.closure, subsample.indices)
         if theta.is_cpu and isinstance(self.sums, TaylorSums):
@@ -70,7 +71,8 @@ class SubsampledTarget:
             allow_unused=True,
             materialize_grads=True,
         )
-        return flat(grads).double()
+        row = grads[0].reshape(-1) if len(grads) == 1 else flat(grads)
+        return row.double()
 
     def _fused(
         self, subsample: Subsample, theta: Tensor, values: Tensor | None
@@ -136,11 +138,10 @@ def _doubles(values: Tensor) -> Tensor:
 
 def place(params: list[Tensor], theta: Tensor) -> Tensor:
     """Writes θ into the parameters; returns it as they round it, in float64."""
-    start = 0
-    exact = True
     with torch.no_grad():
-        for p in params:
-            p.copy_(theta[start : start + p.numel()].view_as(p))
-            start += p.numel()
-            exact = exact and p.dtype == torch.float64
-        return theta if exact else flat(params).double()
+        parts = theta.split([p.numel() for p in params]) if len(params) > 1 else [theta]
+        for p, part in zip(params, parts, strict=True):
+            p.copy_(part.view(p.shape))
+        if all(p.dtype == torch.float64 for p in params):
+            return theta
+        return flat(params).double()

@@ -200,9 +200,7 @@ class HMCECS(Sampler):
 
     Example:
         >>> theta = torch.zeros(x.shape[1], dtype=torch.float64, requires_grad=True)
-        >>> @functools.lru_cache(maxsize=2)
-        ... def rows(indices):  # u seldom changes: gather its data once
-        ...     return x[indices], y[indices]
+        >>> rows = GatheredRows(x, y)  # a step changes few of them
         >>> def closure(indices):
         ...     xs, ys = rows(indices)
         ...     return -F.binary_cross_entropy_with_logits(
@@ -219,7 +217,8 @@ class HMCECS(Sampler):
         of the data): expansions around a far point are poor, and the first trajectories
         are then rejected. The closure must always be the same function of parameters
         and indices: switch off dropout and batch norm's statistics. It is called with
-        the same tensor object as long as u is the same, which a cache can tell. θ* is
+        the same tensor object as long as u is the same, which a cache can tell:
+        :class:`GatheredRows` looks up only the block that has changed. θ* is
         where the parameters are when the first step is made, unless
         :meth:`set_anchor` or :meth:`warmup` chose it.
         It may be called where a trajectory has run out of bounds: a refusal of such
@@ -251,6 +250,7 @@ class HMCECS(Sampler):
     _present: Point | None = None
     _present_key: tuple[Any, ...] = ()
     _proposals: tuple[Tensor, Proposals] | None = None
+    _precisions: tuple[tuple[Any, ...], Tensor] | None = None
 
     def __init__(
         self,
@@ -550,19 +550,16 @@ class HMCECS(Sampler):
 
     def _prior(self) -> Tensor:
         """The prior precision of each element."""
-        like = self._params()[0]
-        return torch.cat(
-            [
-                torch.full(
-                    (p.numel(),),
-                    float(group["prior_precision"]),
-                    dtype=torch.float64,
-                    device=like.device,
-                )
-                for group in self.param_groups
-                for p in group["params"]
-            ]
-        )
+        device = self._params()[0].device
+        sizes = [sum(p.numel() for p in g["params"]) for g in self.param_groups]
+        precisions = [float(g["prior_precision"]) for g in self.param_groups]
+        key = (*sizes, *precisions, device)
+        if self._precisions is None or self._precisions[0] != key:
+            like = {"dtype": torch.float64, "device": device}
+            row = torch.tensor(precisions, **like)
+            row = row.repeat_interleave(torch.tensor(sizes, device=device))
+            self._precisions = key, row
+        return self._precisions[1]
 
     # ---- The subsample --------------------------------------------------------
 
