@@ -3,9 +3,9 @@
 Dang, Quiroz, Kohn, Tran and Villani, Hamiltonian Monte Carlo with Energy Conserving
 Subsampling (JMLR 2019). Logistic regressions: HMC-ECS, perturbed and signed, full HMC,
 and SGLD and SGHMC with and without control variates, on simulated data of HIGGS's
-shape, on Covertype in place of the paper's confidential data, and on HIGGS itself if its
-file is given. Figure 7: the step size against the dimension. Figure 8: the variance of
-the estimate.
+shape, on Covertype in place of the paper's confidential data, and on HIGGS itself if
+its file is given. Figure 7: the step size against the dimension. Figure 8: the variance
+of the estimate.
 
     python examples/python/hmcecs_tables.py              # some minutes
     python examples/python/hmcecs_tables.py --paper --data-root ../shared/data
@@ -33,8 +33,8 @@ from ecs_tables.comparison import METHODS, compare
 from ecs_tables.higgs import higgs
 from ecs_tables.problem import Problem
 from ecs_tables.samplers import Size
-from ecs_tables.simulated import simulate
 from ecs_tables.scaling import Scaling
+from ecs_tables.simulated import simulate
 from ecs_tables.variances import Variances
 from software import versions
 
@@ -71,13 +71,17 @@ SIZES = {
     ),
     "short": Sizes(
         100_000,
-        Size(1, 500, 500, 500, 1300, 200),
+        Size(2, 500, 1000, 500, 1300, 200),
         _SIGNED,
-        Scaling(2, 5, warmup=300, draws=100),
+        Scaling(2, 6, warmup=300, draws=100),
         Variances(600, 200, 200),
     ),
     "paper": Sizes(
-        1_000_000, Size(3, 2000, 1000, 1000, 1300, 500), _SIGNED, Scaling(3, 8), Variances()
+        1_000_000,
+        Size(3, 2000, 1000, 1000, 1300, 500),
+        _SIGNED,
+        Scaling(3, 8),
+        Variances(),
     ),
 }
 

@@ -82,7 +82,7 @@ class Problem:
         generator = torch.Generator().manual_seed(seed)
         chosen = torch.randperm(len(self.x), generator=generator)[:count].sort().values
         return Problem(
-            f"{self.name}, a part",
+            f"{self.name}-part",
             self.x[chosen],
             self.y[chosen],
             self.test_x[:0],
@@ -116,21 +116,29 @@ class Problem:
         return value, gradient
 
     def laplace(self, start: Tensor) -> Laplace:
-        """Newton's method from a start [d] near the mode."""
-        theta, eye = start.clone(), torch.eye(self.dimension, dtype=torch.float64)
-        for passes in range(1, 51):
+        """Newton's method with a line search, from a start [d]."""
+        theta, passes = start.clone(), 0
+        eye = torch.eye(self.dimension, dtype=torch.float64)
+        value = float(self.potential(theta[None])[0])
+        for _ in range(100):
             gradient = self.prior_precision * theta
             hessian = self.prior_precision * eye
             for x, y in self._chunks():
                 p = torch.sigmoid(x @ theta)
                 gradient += (p - y) @ x
                 hessian += (x * (p * (1 - p))[:, None]).T @ x
+            passes += 1
             move = torch.linalg.solve(hessian, gradient)
             decrement = float(move @ gradient)
-            # At most so many posterior deviations at once: far out, U is no parabola.
-            theta = theta - move * min(1.0, 20 * self.dimension**0.5 / decrement**0.5)
-            if decrement < 1e-8:
-                return Laplace(theta, hessian, passes)
+            if decrement < 1e-6:  # the squared distance in posterior deviations
+                return Laplace(theta - move, hessian, passes)
+            size, enough = 1.0, False
+            while not enough and size > 1e-6:
+                tried = float(self.potential((theta - size * move)[None])[0])
+                passes += 1
+                enough = tried <= value - 0.25 * size * decrement
+                size /= 2
+            theta, value = theta - 2 * size * move, tried
         raise RuntimeError(
             f"Newton's method did not converge on {self.name}: its last step had the "
             f"length {decrement**0.5:.3g} in posterior standard deviations"
