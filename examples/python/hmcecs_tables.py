@@ -106,6 +106,13 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument(
         "--higgs", type=Path, help="HIGGS.csv or HIGGS.csv.gz, for that part"
     )
+    parser.add_argument(
+        "--rare",
+        type=float,
+        default=0.01,
+        help="Covertype: the least share of rows that an indicator must be of "
+        "(default: 0.01; 0 is all columns)",
+    )
     parser.add_argument("--num-data", type=int, help="simulated data for training")
     parser.add_argument("--seeds", type=int, help="of each method and of figure 7")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
@@ -173,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     problems: dict[str, Callable[[], Problem]] = {
         "simulated": simulated,
-        "covertype": lambda: covertype(args.data_root),
+        "covertype": lambda: covertype(args.data_root, args.rare),
         "higgs": lambda: higgs(args.higgs, folder),
     }
     document: dict[str, Any] = {"environment": versions()}
