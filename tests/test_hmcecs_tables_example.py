@@ -89,6 +89,7 @@ def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
         (["--part", "higgs"], "--part higgs needs --higgs"),
         (["--num-data", "999"], "--num-data must be at least 1000"),
         (["--seeds", "0"], "--seeds must be at least 1"),
+        (["--rare", "1"], "--rare 1 must be in [0, 1)"),
         (["--methods", "NUTS"], "invalid choice: 'NUTS'"),
     ):
         with pytest.raises(SystemExit):
@@ -126,6 +127,24 @@ def test_the_law_of_simulated_features() -> None:
     check_mean(features[:, 1] * features[:, 2], 0.1, label="correlation")
     check_mean(features[:, 1] * features[:, 23], 0.0, label="correlation")
     assert set(np.unique(y)) == {0.0, 1.0}
+
+
+def test_covertype_without_rare_indicators(tmp_path: Path) -> None:
+    table = np.zeros((1000, 55), dtype=int)
+    table[:, :10] = np.random.default_rng(0).integers(0, 99, (1000, 10))
+    table[::2, 10], table[1::2, 11] = 1, 1
+    table[::4, 20], table[0, 30] = 1, 1
+    table[:, 54] = 1 + np.arange(1000) % 3
+    (tmp_path / "covertype").mkdir()
+    path = tmp_path / "covertype" / "covtype_subset.data.gz"
+    np.savetxt(path, table, fmt="%d", delimiter=",")
+    problem = hmcecs_tables.covertype(tmp_path, 0.01)
+    assert problem.x.shape == (800, 13) and problem.test_x.shape == (200, 13)
+    np.testing.assert_allclose(problem.x[:, 12].mean(), 0.25, atol=0.03)
+    assert torch.all(problem.x[:, 10:12].sum(1) == 1)
+    second = torch.cat([problem.y, problem.test_y]).sum()
+    assert second == np.sum(table[:, 54] == 2)
+    assert hmcecs_tables.covertype(tmp_path, 0.0).dimension == 54
 
 
 def higgs_lines(count: int) -> list[str]:

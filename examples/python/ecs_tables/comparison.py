@@ -34,7 +34,7 @@ ECS: dict[str, dict[str, Any]] = {
 #: Its kind, whether it has control variates, and the steps to choose from.
 Competitor = tuple[str, bool, tuple[float, ...]]
 
-_SGHMC, _SGLD = (0.02, 0.06, 0.12, 0.24), (0.03, 0.1, 0.3, 1.0)
+_SGHMC, _SGLD = (0.06, 0.12, 0.24), (0.03, 0.1, 0.3, 1.0)
 _COMPETITORS: dict[str, Competitor] = {
     "SGHMC, CV, ε = 0.06": ("SGHMC", True, (0.06,)),
     "SGHMC, CV": ("SGHMC", True, _SGHMC),
