@@ -56,7 +56,7 @@ def test_the_example_reports_numbers_and_pictures(
     arguments = ["--part", "simulated", "figure7", "figure8", "--methods", *METHODS]
     first = run_tiny(tmp_path, *arguments)
     printed = capsys.readouterr().out
-    for name in (*METHODS, "Order 1: slope", "after the last"):
+    for name in (*METHODS, "95 % interval", "after the last"):
         assert name in printed
     for name in ("moments", "densities", "costs"):
         picture = tmp_path / f"simulated_{name}.png"

@@ -73,7 +73,7 @@ SIZES = {
         100_000,
         Size(2, 500, 1000, 500, 1300, 200),
         _SIGNED,
-        Scaling(2, 6, warmup=300, draws=100),
+        Scaling(2, 7, warmup=300, draws=100),
         Variances(600, 200, 200),
     ),
     "paper": Sizes(

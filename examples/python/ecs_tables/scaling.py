@@ -23,9 +23,11 @@ import torch_sgmcmc as sg
 
 from .samplers import LENGTH
 
-__all__ = ["ORDERS", "Scaling", "draw", "fit", "run", "table"]
+__all__ = ["FIRST", "ORDERS", "Scaling", "draw", "fit", "run", "table"]
 
 ORDERS = (2, 1)
+#: Least dimensions of the fits. With fewer than 8, one step is nearly a trajectory.
+FIRST = (2, 8)
 _PRIOR = 1 / 25
 _RATES = {"-1/4": -0.25, "-1/3": -1 / 3}  # HMC's and the Langevin algorithm's
 
@@ -66,13 +68,14 @@ def run(size: Scaling, cache: Path) -> dict[str, Any]:
             runs.append(remembered(cache, name, settings, make))
         cell = {key: [float(r[key]) for r in runs] for key in runs[0]}
         cells.setdefault(str(order), []).append(cell)
-    slopes = {
-        order: fit(
-            np.array(dimensions),
-            np.array([np.mean(np.log(cell["step_size"])) for cell in row]),
-        )
-        for order, row in cells.items()
-    }
+    slopes: dict[str, dict[str, dict[str, float]]] = {}
+    for order, row in cells.items():
+        logs = np.array([np.mean(np.log(cell["step_size"])) for cell in row])
+        for first in FIRST:
+            used = np.array(dimensions) >= first
+            if used.sum() > 2:
+                line = fit(np.array(dimensions)[used], logs[used])
+                slopes.setdefault(order, {})[str(first)] = line
     return {
         "size": asdict(size),
         "dimensions": dimensions,
@@ -158,12 +161,18 @@ def table(document: dict[str, Any]) -> str:
         for order, row in document["cells"].items()
         for d, cell in zip(document["dimensions"], row, strict=True)
     ]
-    lines = [
-        f"Order {order}: slope {line['slope']:.3f} "
-        f"(95 % interval {line['low']:.3f} to {line['high']:.3f})"
-        for order, line in document["slopes"].items()
+    slopes = [
+        [
+            order,
+            f"{first}",
+            f"{line['slope']:.3f}",
+            f"{line['low']:.3f} to {line['high']:.3f}",
+        ]
+        for order, lines in document["slopes"].items()
+        for first, line in lines.items()
     ]
-    return "\n\n".join([markdown(head, rows), *lines])
+    fits = markdown(["order", "d from", "slope", "95 % interval"], slopes)
+    return f"{markdown(head, rows)}\n\n{fits}"
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
@@ -172,7 +181,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
     dimensions = np.array(document["dimensions"])
     marks = {"2": ("o", "C0"), "1": ("s", "C3")}
     for order, row in document["cells"].items():
-        line, (mark, color) = document["slopes"][order], marks[order]
+        line, (mark, color) = document["slopes"][order]["2"], marks[order]
         look = {"marker": mark, "color": color, "linestyle": "none"}
         steps = np.array([cell["step_size"] for cell in row])
         label = f"order {order}: slope {line['slope']:.3f}"
