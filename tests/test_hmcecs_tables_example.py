@@ -251,17 +251,17 @@ def test_all_methods_sample_the_posterior(
 ) -> None:
     """Deviations to 15 %; a step on another scale would change them by 30 % or more."""
     truth = measures.Truth.laplace(laplace)
-    size = Size(1, 400, 400, 60, 500, 1)
+    size = Size(1, 300, 300, 60, 500, 1)
     start = laplace.mode
     common = (problem, laplace)
     runs = {
-        "HMC": samplers.hmc(*common, 400, 0, tmp_path),
+        "HMC": samplers.hmc(*common, 320, 0, tmp_path),
         "perturbed": samplers.hmc_ecs(problem, start, size, 0, tmp_path),
         "SGHMC": samplers.gradient_method(
-            *common, "SGHMC", True, 0.12, 400, 500, 0, tmp_path
+            *common, "SGHMC", True, 0.24, 300, 500, 0, tmp_path
         ),
         "SGLD": samplers.gradient_method(
-            *common, "SGLD", True, 0.3, 400, 500, 0, tmp_path
+            *common, "SGLD", True, 0.3, 300, 500, 0, tmp_path
         ),
     }
     for name, run in runs.items():
@@ -269,7 +269,7 @@ def test_all_methods_sample_the_posterior(
         assert found["mean"][0] < 4 * found["expected"], name
         assert 0.85 < found["deviation"][1] < 1.15, name
     # Without control variates the minibatches' noise heats.
-    hot = samplers.gradient_method(*common, "SGHMC", False, 0.24, 200, 50, 0, tmp_path)
+    hot = samplers.gradient_method(*common, "SGHMC", False, 0.24, 100, 50, 0, tmp_path)
     assert measures.errors(hot, truth)["deviation"][1] > 1.3
 
 

@@ -143,5 +143,5 @@ def draw(document: dict[str, Any], path: Path) -> None:
         axes.axvline(choice, color="0.5", linestyle="--", linewidth=0.8, label=label)
     axes.axhline(1, color="k", linewidth=0.8)
     axes.set(yscale="log", xlabel="step", ylabel="estimated variance of log L̂")
-    axes.legend(fontsize="small", loc="upper right")
+    figure.legend(fontsize="small", loc="outside upper center", ncols=4)
     save(figure, path)
