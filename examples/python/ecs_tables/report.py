@@ -66,8 +66,9 @@ def cost_table(document: dict[str, Any]) -> str:
             cells += [""] * 3
         body.append([name, *cells])
     seeds = document["size"]["seeds"]
-    line = f"n = {n:,}, d = {document['data']['d']}; mean ± standard error of {seeds}"
-    return f"{line} seeds\n\n{markdown(head, body)}"
+    line = f"n = {n:,}, d = {document['data']['d']}; "
+    line += "one seed" if seeds == 1 else f"mean ± standard error of {seeds} seeds"
+    return f"{line}\n\n{markdown(head, body)}"
 
 
 def _seeds(rows: Rows, key: str, index: int | None = None) -> str:
@@ -156,7 +157,7 @@ def densities(document: dict[str, Any], path: Path) -> None:
         lambda name: not name.startswith("SG"),
         lambda name: name.startswith("SG"),
     ]
-    figure, axes = plt.subplots(2, 4, figsize=(12, 5.6), layout="constrained")
+    figure, axes = plt.subplots(2, 4, figsize=(13, 5.6), layout="constrained")
     for row, of_group in zip(axes, groups, strict=True):
         for k, panel in enumerate(row):
             for name, curve in curves.items():
@@ -172,7 +173,7 @@ def densities(document: dict[str, Any], path: Path) -> None:
             panel.tick_params(labelsize=8)
             panel.set_title(f"θ{shown[k]}", fontsize=10)
         row[0].set_ylabel("density")
-        row[-1].legend(fontsize=7, loc="upper right")
+        row[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.03, 0.5))
     figure.suptitle(f"{_title(document)}: marginals", fontsize=11)
     save(figure, path)
 
