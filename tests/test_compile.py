@@ -44,8 +44,9 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     ops.control_variate_([g], [p], [v])
     thermostat = {"momentum": 0.9, "thermostat_rate": 0.01}
     ops.sgnht_step_([p], [g], [v], [s], **TARGET, **thermostat, **stream)
-    mean, square = {"decay": 0.9, "eps": 0.1, "adapt": True}, s * s
+    mean, square = {"decay": 0.9, "eps": 0.1}, s * s
     ops.psgld_step_([p], [g], [square], [s], [v + g], **TARGET, **mean, **stream)
+    ops.psgld_frozen_step_([p], [g], [1 / (1 + square)], **TARGET, **stream)
     v = v + square
     ops.sghmc_step_([p], [g], [v], [], **TARGET, **FRICTION, **stream)
     noise = torch.zeros_like(p)
@@ -67,8 +68,6 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     ops.sbps_precondition_([square], [v], [scales], [along], eps=0.1, scale=0.5)
     p.add_(along / 1024)  # a power of 2: Inductor may fuse it with the sum
     total = ops.sbps_preconditioner_sum([square], eps=0.1)
-    moments = ops.sbps_moments(p, scales)
-    dot = ops.sbps_dot([p], [scales])
     theta, anchor, d = p.double(), along.double(), s.double()
     fields = (torch.outer(d, theta)[None] / 1024, None, None)
     sizes = {"num_data": 9.0, "batch_size": 1, "num_products": 0, "lower_bound": 0.0}
@@ -83,7 +82,9 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     x, r = theta + 1, theta - 1
     place = ops.ecs_leapfrog_(x, r, slope, None, anchor, kick=1e-3, drift=0.3)
     ratio = ratio + (density.sum() + place.sum() + x.sum() + r.sum()) / 1e6
-    ratio = ratio + energy + (sums.sum() + total + moments.sum() + dot) / 100
+    line = ops.sbps_line_sums([p], [scales])
+    line = line + ops.sbps_place_sums_([p], [noise], [v], time=0.02)
+    ratio = ratio + energy + (sums.sum() + total + line.sum()) / 100
     return ops.sum_of_squares([p, noise]) + (p + noise).sum().double() + ratio[0]
 
 
@@ -141,6 +142,7 @@ KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
     "SGHMC": (sg.SGHMC, {"resample_momentum_every": 3}),
     "SGHMC capturable": (sg.SGHMC, {"capturable": True}),
     "PSGLD": (sg.PSGLD, {"gamma": False, "eps": 0.1}),
+    "PSGLD frozen": (sg.PSGLD, {"adapt": False, "eps": 0.1}),
     "PSGLD capturable": (sg.PSGLD, {"gamma": False, "eps": 0.1, "capturable": True}),
     "SGNHT": (sg.SGNHT, {"thermostat_rate": 0.05}),
     "SGNHT capturable": (sg.SGNHT, {"capturable": True}),

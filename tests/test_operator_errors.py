@@ -18,7 +18,8 @@ FRICTION = {"momentum": 0.9, "noise_estimate": 0.05, "resample_momentum_every": 
 HYPER: dict[str, dict[str, Any]] = {
     "sgld_step_": {**TARGET, **STREAM},
     "sghmc_step_": {**TARGET, **FRICTION, **STREAM},
-    "psgld_step_": {**TARGET, "decay": 0.9, "eps": 0.1, "adapt": True, **STREAM},
+    "psgld_step_": {**TARGET, "decay": 0.9, "eps": 0.1, **STREAM},
+    "psgld_frozen_step_": {**TARGET, **STREAM},
     "sgnht_step_": {**TARGET, "momentum": 0.9, "thermostat_rate": 0.01, **STREAM},
     "gradient_variance_": {"weight": 0.5},
     "control_variate_": {},
@@ -34,12 +35,13 @@ HYPER: dict[str, dict[str, Any]] = {
     },
     "hmc_energy": {"prior_precision": 1.0, "num_chains": 1},
     "sbps_place_": {"time": 0.7},
+    "sbps_place_sums_": {"time": 0.7},
     "sbps_reflect_": {"weight_decay": 0.1, "scale": 0.9, "gain": 0.3},
     "sbps_reflection_sums": {"weight_decay": 0.1},
     "sbps_adapt_": {"weight_decay": 0.1, "decay": 0.9},
     "sbps_precondition_": {"eps": 0.1, "scale": 2.0},
     "sbps_preconditioner_sum": {"eps": 0.1},
-    "sbps_dot": {},
+    "sbps_line_sums": {},
 }
 ARGUMENTS = {
     "sgld_step_": ["params", "grads"],
@@ -51,6 +53,7 @@ ARGUMENTS = {
         "sensitivities",
         "curvatures",
     ],
+    "psgld_frozen_step_": ["params", "grads", "roots"],
     "sgnht_step_": ["params", "grads", "momenta", "thermostats"],
     "gradient_variance_": ["grads", "variances", "previous"],
     "control_variate_": ["grads", "anchor_grads", "full_grads"],
@@ -61,6 +64,7 @@ ARGUMENTS = {
     "hmc_leapfrog_": ["params", "grads", "momenta", "masses"],
     "hmc_energy": ["params", "momenta", "masses"],
     "sbps_place_": ["params", "origins", "directions"],
+    "sbps_place_sums_": ["params", "origins", "directions"],
     "sbps_reflect_": ["params", "grads", "velocities", "preconditioners"],
     "sbps_reflection_sums": ["params", "grads", "velocities", "preconditioners"],
     "sbps_adapt_": ["params", "grads", "square_averages"],
@@ -71,12 +75,12 @@ ARGUMENTS = {
         "directions",
     ],
     "sbps_preconditioner_sum": ["square_averages"],
-    "sbps_dot": ["tensors", "directions"],
+    "sbps_line_sums": ["origins", "directions"],
 }
 # Operators whose arguments are no lists of equal lengths have tests of their own.
 OTHERS = {
     *("ecs_density", "ecs_estimate", "ecs_leapfrog_"),
-    *("metropolis_decide", "select_chains_", "sbps_moments"),
+    *("metropolis_decide", "select_chains_"),
 }
 IN_ARITHMETIC_TYPE = {
     "momenta",
@@ -92,8 +96,9 @@ IN_ARITHMETIC_TYPE = {
     "velocities",
     "preconditioners",
     "directions",
+    "roots",
 }
-READ = {"full_grads", "grad_variances", "masses"}
+READ = {"full_grads", "grad_variances", "masses", "roots"}
 
 
 #: Of the operators that do not write all their state.
@@ -103,12 +108,13 @@ WRITTEN = {
     "sum_of_squares": set(),
     "control_variate_": {"grads"},
     "sbps_place_": {"params"},
+    "sbps_place_sums_": {"params"},
     "sbps_reflect_": {"velocities"},
     "sbps_reflection_sums": set(),
     "sbps_adapt_": {"square_averages"},
     "sbps_precondition_": {"preconditioners", "directions"},
     "sbps_preconditioner_sum": set(),
-    "sbps_dot": set(),
+    "sbps_line_sums": set(),
 }
 
 
@@ -118,7 +124,13 @@ def is_written(op: str, name: str) -> bool:
     return name in {"params", "out", *IN_ARITHMETIC_TYPE} - READ
 
 
-UPDATES = ["sgld_step_", "sghmc_step_", "psgld_step_", "sgnht_step_"]
+UPDATES = [
+    "sgld_step_",
+    "sghmc_step_",
+    "psgld_step_",
+    "psgld_frozen_step_",
+    "sgnht_step_",
+]
 WITH_TARGET = [*UPDATES, "ewsg_log_ratio"]
 WITH_STREAM = [*UPDATES, "gaussian_", "hmc_momenta_"]
 EACH = [(op, name) for op, names in ARGUMENTS.items() for name in names]
@@ -240,6 +252,7 @@ def test_dtypes(op: str, name: str, dtype: torch.dtype, shown: str) -> None:
         ("sghmc_step_", "grad_variances"),
         ("psgld_step_", "square_averages"),
         ("psgld_step_", "sensitivities"),
+        ("psgld_frozen_step_", "roots"),
         ("sgnht_step_", "momenta"),
         ("sgnht_step_", "thermostats"),
         ("hmc_leapfrog_", "momenta"),
@@ -253,7 +266,8 @@ def test_dtypes(op: str, name: str, dtype: torch.dtype, shown: str) -> None:
         ("sbps_reflection_sums", "velocities"),
         ("sbps_reflection_sums", "preconditioners"),
         ("sbps_adapt_", "square_averages"),
-        ("sbps_dot", "directions"),
+        ("sbps_place_sums_", "origins"),
+        ("sbps_place_sums_", "directions"),
     ],
 )
 def test_state_is_in_the_type_of_arithmetic(op: str, name: str) -> None:
@@ -375,7 +389,8 @@ def test_fractions(op: str, name: str, value: float, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "name"), [("sbps_place_", "time"), ("sbps_reflect_", "gain")]
+    ("op", "name"),
+    [("sbps_place_", "time"), ("sbps_place_sums_", "time"), ("sbps_reflect_", "gain")],
 )
 def test_numbers_of_any_sign(op: str, name: str) -> None:
     for value in (torch.nan, torch.inf, -torch.inf):
@@ -383,14 +398,6 @@ def test_numbers_of_any_sign(op: str, name: str) -> None:
         check(op, make_lists(op), message, **{name: value})
     for value in (-0.5, 0.0):
         getattr(ops, op)(*make_lists(op).values(), **{**HYPER[op], name: value})
-
-
-def test_gamma_is_for_adaptation() -> None:
-    message = "sensitivities and curvatures must be empty unless adapt is True"
-    for missing in ((), ("sensitivities",), ("curvatures",)):
-        lists = make_lists("psgld_step_")
-        lists.update({name: [] for name in missing})
-        check("psgld_step_", lists, message, adapt=False)
 
 
 def test_gamma_needs_both_of_its_lists_or_none() -> None:
@@ -401,9 +408,7 @@ def test_gamma_needs_both_of_its_lists_or_none() -> None:
         check("psgld_step_", lists, message)
     lists = make_lists("psgld_step_")
     lists["sensitivities"] = lists["curvatures"] = []
-    for adapt in (True, False):
-        hyper = {**HYPER["psgld_step_"], "adapt": adapt}
-        ops.psgld_step_(*lists.values(), **hyper)
+    ops.psgld_step_(*lists.values(), **HYPER["psgld_step_"])
 
 
 def test_noise_estimate_above_the_friction() -> None:
@@ -537,17 +542,6 @@ def test_selection() -> None:
         "select_chains_: tensors[0] is an expanded tensor (several elements share "
         "memory) and cannot be written",
     )
-
-
-@pytest.mark.parametrize("name", ["losses", "derivatives"])
-def test_moments(name: str) -> None:
-    for bad in (torch.ones(1), torch.ones(3).int(), torch.ones(2, 2), torch.tensor(1)):
-        given = {"losses": torch.ones(3), "derivatives": torch.ones(3), name: bad}
-        fails(
-            lambda given=given: ops.sbps_moments(*given.values()),
-            f"sbps_moments: {name} must be one row of at least 2 numbers in float32, "
-            "float64, bfloat16 or float16",
-        )
 
 
 # ---- Counters --------------------------------------------------------------------
