@@ -23,7 +23,11 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "Tensor(b!)[] square_averages, Tensor(c!)[] sensitivities, "
       "Tensor[] curvatures, *, float lr, float num_data, "
       "float prior_precision, float temperature, float decay, float eps, "
-      "bool adapt, int[] offsets, int seed, int step, "
+      "int[] offsets, int seed, int step, Tensor? device_step=None) -> ()");
+  m.def(
+      "psgld_frozen_step_(Tensor(a!)[] params, Tensor[] grads, "
+      "Tensor[] roots, *, float lr, float num_data, float prior_precision, "
+      "float temperature, int[] offsets, int seed, int step, "
       "Tensor? device_step=None) -> ()");
   m.def(
       "sgnht_step_(Tensor(a!)[] params, Tensor[] grads, "

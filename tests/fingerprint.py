@@ -65,11 +65,8 @@ def operators(dtype: torch.dtype) -> list[Tensor]:
         )
     squares, curvatures = [v.square() for v in momenta], values(like, 0.4)
     sensitivities, thermostats = values(work, 0.7), values(work, 0.05)
-    for adapt, w, h in (
-        (False, [], []),
-        (True, [], []),
-        (True, sensitivities, curvatures),
-    ):
+    ops.psgld_frozen_step_(params, grads, squares, **target, **stream)
+    for w, h in (([], []), (sensitivities, curvatures)):
         ops.psgld_step_(
             params,
             grads,
@@ -79,7 +76,6 @@ def operators(dtype: torch.dtype) -> list[Tensor]:
             **target,
             decay=0.9,
             eps=1e-3,
-            adapt=adapt,
             **stream,
         )
     ops.sgnht_step_(

@@ -110,3 +110,12 @@ def advance(
 def assert_same(a: list[Any], b: list[Any]) -> None:
     for x, y in zip(a, b, strict=True):
         assert same_bits(x, y)
+
+
+def two() -> list[nn.Parameter]:
+    """A row in fp32 and a matrix in fp64."""
+    g = torch.Generator().manual_seed(9)
+    return [
+        nn.Parameter(torch.randn(7, generator=g)),
+        nn.Parameter(torch.randn(3, 2, generator=g, dtype=torch.float64)),
+    ]

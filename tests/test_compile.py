@@ -44,8 +44,9 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     ops.control_variate_([g], [p], [v])
     thermostat = {"momentum": 0.9, "thermostat_rate": 0.01}
     ops.sgnht_step_([p], [g], [v], [s], **TARGET, **thermostat, **stream)
-    mean, square = {"decay": 0.9, "eps": 0.1, "adapt": True}, s * s
+    mean, square = {"decay": 0.9, "eps": 0.1}, s * s
     ops.psgld_step_([p], [g], [square], [s], [v + g], **TARGET, **mean, **stream)
+    ops.psgld_frozen_step_([p], [g], [1 / (1 + square)], **TARGET, **stream)
     v = v + square
     ops.sghmc_step_([p], [g], [v], [], **TARGET, **FRICTION, **stream)
     noise = torch.zeros_like(p)
@@ -127,6 +128,7 @@ KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
     "SGHMC": (sg.SGHMC, {"resample_momentum_every": 3}),
     "SGHMC capturable": (sg.SGHMC, {"capturable": True}),
     "PSGLD": (sg.PSGLD, {"gamma": False, "eps": 0.1}),
+    "PSGLD frozen": (sg.PSGLD, {"adapt": False, "eps": 0.1}),
     "PSGLD capturable": (sg.PSGLD, {"gamma": False, "eps": 0.1, "capturable": True}),
     "SGNHT": (sg.SGNHT, {"thermostat_rate": 0.05}),
     "SGNHT capturable": (sg.SGNHT, {"capturable": True}),

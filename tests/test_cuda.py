@@ -51,10 +51,8 @@ def sghmc(p: Any, g: Any, v: Any, s: Any, offsets: list[int], every: int) -> Non
     )
 
 
-def psgld(
-    p: Any, g: Any, v: Any, w: Any, h: Any, offsets: list[int], adapt: bool
-) -> None:
-    mean = {"decay": 0.9, "eps": 1e-3, "adapt": adapt}
+def psgld(p: Any, g: Any, v: Any, w: Any, h: Any, offsets: list[int]) -> None:
+    mean = {"decay": 0.9, "eps": 1e-3}
     ops.psgld_step_(p, g, v, w, h, **TARGET, **mean, offsets=offsets, **STREAM)
 
 
@@ -74,10 +72,12 @@ RUNS: dict[str, Run] = {
     "sghmc_step_ with variances": lambda p, g, v, s, o: sghmc(p, g, v, s, o, 0),
     "sghmc_step_ that resamples": lambda p, g, v, s, o: sghmc(p, g, v, [], o, 2),
     "sghmc_step_ that does not": lambda p, g, v, s, o: sghmc(p, g, v, [], o, 3),
-    "psgld_step_": lambda p, g, v, s, o: psgld(p, g, s, [], [], o, True),
-    "psgld_step_ frozen": lambda p, g, v, s, o: psgld(p, g, s, [], [], o, False),
+    "psgld_step_": lambda p, g, v, s, o: psgld(p, g, s, [], [], o),
+    "psgld_frozen_step_": lambda p, g, v, s, o: ops.psgld_frozen_step_(
+        p, g, s, **TARGET, offsets=o, **STREAM
+    ),
     "psgld_step_ with gamma": lambda p, g, v, s, o: psgld(
-        p, g, s, v, [t * 0.5 for t in g], o, True
+        p, g, s, v, [t * 0.5 for t in g], o
     ),
     "sgnht_step_": lambda p, g, v, s, o: ops.sgnht_step_(
         p, g, v, s, **TARGET, momentum=0.8, thermostat_rate=0.03, offsets=o, **STREAM

@@ -23,7 +23,7 @@ from torch_sgmcmc import _library as ops
 TARGET = {"lr": 0.3, "num_data": 7.0, "prior_precision": 1.9, "temperature": 0.7}
 FRICTION = {"momentum": 0.8, "noise_estimate": 0.05}
 THERMOSTAT = {"momentum": 0.8, "thermostat_rate": 0.05}
-MEAN = {"decay": 0.8, "eps": 0.1, "adapt": True}
+MEAN = {"decay": 0.8, "eps": 0.1}
 STREAM = {"seed": 11, "step": 3}
 
 # Each takes a contiguous 4- or 5-dimensional tensor to one with the same values in
@@ -114,7 +114,7 @@ def test_every_layout_of_every_argument(layout: str, dtype: torch.dtype) -> None
                 (LAYOUTS[other], gradient / 2),
             )
         )
-        expected = psgld(q, g, v, noise, w, h, **TARGET, **MEAN)
+        expected = psgld(q, g, v, noise, w, h, **TARGET, **MEAN, adapt=True)
         ops.psgld_step_(
             [q], [g], [v], [w], [h], **TARGET, **MEAN, offsets=[9], **STREAM
         )

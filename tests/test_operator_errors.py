@@ -18,7 +18,8 @@ FRICTION = {"momentum": 0.9, "noise_estimate": 0.05, "resample_momentum_every": 
 HYPER: dict[str, dict[str, Any]] = {
     "sgld_step_": {**TARGET, **STREAM},
     "sghmc_step_": {**TARGET, **FRICTION, **STREAM},
-    "psgld_step_": {**TARGET, "decay": 0.9, "eps": 0.1, "adapt": True, **STREAM},
+    "psgld_step_": {**TARGET, "decay": 0.9, "eps": 0.1, **STREAM},
+    "psgld_frozen_step_": {**TARGET, **STREAM},
     "sgnht_step_": {**TARGET, "momentum": 0.9, "thermostat_rate": 0.01, **STREAM},
     "gradient_variance_": {"weight": 0.5},
     "control_variate_": {},
@@ -51,6 +52,7 @@ ARGUMENTS = {
         "sensitivities",
         "curvatures",
     ],
+    "psgld_frozen_step_": ["params", "grads", "roots"],
     "sgnht_step_": ["params", "grads", "momenta", "thermostats"],
     "gradient_variance_": ["grads", "variances", "previous"],
     "control_variate_": ["grads", "anchor_grads", "full_grads"],
@@ -92,8 +94,9 @@ IN_ARITHMETIC_TYPE = {
     "velocities",
     "preconditioners",
     "directions",
+    "roots",
 }
-READ = {"full_grads", "grad_variances", "masses"}
+READ = {"full_grads", "grad_variances", "masses", "roots"}
 
 
 #: Of the operators that do not write all their state.
@@ -118,7 +121,13 @@ def is_written(op: str, name: str) -> bool:
     return name in {"params", "out", *IN_ARITHMETIC_TYPE} - READ
 
 
-UPDATES = ["sgld_step_", "sghmc_step_", "psgld_step_", "sgnht_step_"]
+UPDATES = [
+    "sgld_step_",
+    "sghmc_step_",
+    "psgld_step_",
+    "psgld_frozen_step_",
+    "sgnht_step_",
+]
 WITH_TARGET = [*UPDATES, "ewsg_log_ratio"]
 WITH_STREAM = [*UPDATES, "gaussian_", "hmc_momenta_"]
 EACH = [(op, name) for op, names in ARGUMENTS.items() for name in names]
@@ -240,6 +249,7 @@ def test_dtypes(op: str, name: str, dtype: torch.dtype, shown: str) -> None:
         ("sghmc_step_", "grad_variances"),
         ("psgld_step_", "square_averages"),
         ("psgld_step_", "sensitivities"),
+        ("psgld_frozen_step_", "roots"),
         ("sgnht_step_", "momenta"),
         ("sgnht_step_", "thermostats"),
         ("hmc_leapfrog_", "momenta"),
@@ -385,14 +395,6 @@ def test_numbers_of_any_sign(op: str, name: str) -> None:
         getattr(ops, op)(*make_lists(op).values(), **{**HYPER[op], name: value})
 
 
-def test_gamma_is_for_adaptation() -> None:
-    message = "sensitivities and curvatures must be empty unless adapt is True"
-    for missing in ((), ("sensitivities",), ("curvatures",)):
-        lists = make_lists("psgld_step_")
-        lists.update({name: [] for name in missing})
-        check("psgld_step_", lists, message, adapt=False)
-
-
 def test_gamma_needs_both_of_its_lists_or_none() -> None:
     for missing in ("sensitivities", "curvatures"):
         lists = make_lists("psgld_step_")
@@ -401,9 +403,7 @@ def test_gamma_needs_both_of_its_lists_or_none() -> None:
         check("psgld_step_", lists, message)
     lists = make_lists("psgld_step_")
     lists["sensitivities"] = lists["curvatures"] = []
-    for adapt in (True, False):
-        hyper = {**HYPER["psgld_step_"], "adapt": adapt}
-        ops.psgld_step_(*lists.values(), **hyper)
+    ops.psgld_step_(*lists.values(), **HYPER["psgld_step_"])
 
 
 def test_noise_estimate_above_the_friction() -> None:

@@ -84,7 +84,7 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "noise_estimate": 0.05,
         "resample_momentum_every": 7,
     }
-    preconditioner = {**TARGET, "decay": 0.9, "eps": 1e-3, "adapt": True}
+    preconditioner = {**TARGET, "decay": 0.9, "eps": 1e-3}
     thermostat = {**TARGET, "momentum": 0.9, "thermostat_rate": 0.01}
     p, g, v, s = lists(4)
     q = [t.square() for t in s]
@@ -101,10 +101,8 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "sghmc_step_ variances": ((p, g, v, s), {**shared, **on_device}),
         "sghmc_step_ bf16": ((b, c, v, []), {**shared, **stream}),
         "psgld_step_": ((p, g, q, [], []), {**preconditioner, **stream}),
-        "psgld_step_ frozen": (
-            (p, g, q, [], []),
-            {**preconditioner, "adapt": False, **on_device},
-        ),
+        "psgld_frozen_step_": ((p, g, q), {**TARGET, **on_device}),
+        "psgld_frozen_step_ bf16": ((b, c, q), {**TARGET, **stream}),
         "psgld_step_ corrected": ((p, g, q, s, v), {**preconditioner, **stream}),
         "psgld_step_ bf16": ((b, c, q, s, c), {**preconditioner, **stream}),
         "sgnht_step_": ((p, g, v, s), {**thermostat, **stream}),
@@ -261,16 +259,15 @@ def test_sghmc_equals_reference(
 PSGLD_ROUNDINGS = 24
 
 
-@pytest.mark.parametrize("mode", ["adapting", "frozen", "corrected"])
+@pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("prior_precision", [0.0, 1.9])
 @pytest.mark.parametrize("decay", [0.5, 0.99])
 def test_psgld_equals_reference(
-    decay: float, prior_precision: float, temperature: float, mode: str
+    decay: float, prior_precision: float, temperature: float, corrected: bool
 ) -> None:
     params, grads, curvatures = (mixed_list(seed) for seed in (1, 2, 5))
     squares = [s.square() for s in states(params, 3)]
-    corrected = mode == "corrected"
     sensitivities = states(params, 4) if corrected else []
     offsets = scattered_offsets(params)
     hyper = {
@@ -279,7 +276,6 @@ def test_psgld_equals_reference(
         "prior_precision": prior_precision,
         "decay": decay,
         "eps": 0.05,
-        "adapt": mode != "frozen",
     }
     noise = draw(params, offsets=offsets, **STREAM)
     expected = [
@@ -287,11 +283,11 @@ def test_psgld_equals_reference(
             *lists,
             *((sensitivities[i], curvatures[i]) if corrected else ()),
             **hyper,
+            adapt=True,
         )
         for i, lists in enumerate(zip(params, grads, squares, noise, strict=True))
     ]
     untouched = clones(grads + curvatures)
-    before = clones(squares)
     ops.psgld_step_(
         params,
         grads,
@@ -307,20 +303,46 @@ def test_psgld_equals_reference(
         assert_rounded(squares[i], new_v)
         if corrected:
             assert_rounded(sensitivities[i], new_w, PSGLD_ROUNDINGS)
-    if mode == "frozen":
-        assert_all_same(squares, before)
     assert_all_same(grads + curvatures, untouched)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("prior_precision", [0.0, 1.9])
+def test_frozen_psgld_equals_reference(
+    prior_precision: float, temperature: float
+) -> None:
+    params, grads = mixed_list(1), mixed_list(2)
+    squares = [s.square() for s in states(params, 3)]
+    offsets = scattered_offsets(params)
+    target = {
+        **TARGET,
+        "temperature": temperature,
+        "prior_precision": prior_precision,
+    }
+    noise = draw(params, offsets=offsets, **STREAM)
+    mean = {"decay": 0.5, "eps": 0.05, "adapt": False}
+    expected = [
+        psgld(*lists, **target, **mean)[0]
+        for lists in zip(params, grads, squares, noise, strict=True)
+    ]
+    roots = [(v.double().sqrt() + 0.05).rsqrt().to(v.dtype) for v in squares]
+    untouched = clones(grads + roots)
+    ops.psgld_frozen_step_(params, grads, roots, **target, offsets=offsets, **STREAM)
+    for p, want in zip(params, expected, strict=True):
+        assert_rounded(p, want, PSGLD_ROUNDINGS)
+    assert_all_same(grads + roots, untouched)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_the_preconditioner_over_the_whole_range(dtype: torch.dtype) -> None:
-    # From the smallest normal V on: θ moves by -lr G ḡ alone, at temperature 0.
-    low = math.log10(torch.finfo(dtype).tiny) + 0.1
-    squares = torch.logspace(low, 38, 5001, dtype=torch.float64).to(dtype)
-    params, grads = torch.zeros(5001, dtype=dtype), torch.ones(5001, dtype=dtype)
-    hyper = {**TARGET, "temperature": 0.0, "decay": 0.9, "eps": 1e-5, "adapt": False}
+    # From the smallest normal V on, which is ḡ² if nothing is remembered: θ moves by
+    # -lr G ḡ alone, at temperature 0.
+    low = math.log10(torch.finfo(dtype).tiny) / 2 + 0.1
+    grads = torch.logspace(low, 19, 5001, dtype=torch.float64).to(dtype)
+    params, squares = torch.zeros(5001, dtype=dtype), torch.ones(5001, dtype=dtype)
+    hyper = {**TARGET, "temperature": 0.0, "decay": 0.0, "eps": 1e-5}
     (noise,) = draw([params], offsets=[0], **STREAM)
-    want, _, _ = psgld(params, grads, squares, noise, **hyper)
+    want, _, _ = psgld(params, grads, squares, noise, **hyper, adapt=True)
     ops.psgld_step_(
         [params], [grads], [squares], [], [], **hyper, offsets=[0], **STREAM
     )
@@ -333,10 +355,10 @@ def test_the_preconditioner_of_vanishing_gradients() -> None:
         p, g = torch.ones(9, dtype=dtype), torch.zeros(9, dtype=dtype)
         state = arithmetic(dtype)
         v, w = torch.zeros(9, dtype=state), torch.zeros(9, dtype=state)
-        hyper = {**TARGET, "decay": 0.9, "eps": 0.25, "adapt": True}
+        hyper = {**TARGET, "decay": 0.9, "eps": 0.25}
         (noise,) = draw([p], offsets=[0], **STREAM)
         ones = torch.ones(9, dtype=state)
-        want, _, _ = psgld(p, g, 0 * ones, noise, **{**hyper, "adapt": False})
+        want, _, _ = psgld(p, g, 0 * ones, noise, **hyper, adapt=False)
         ops.psgld_step_([p], [g], [v], [w], [g + 7], **hyper, offsets=[0], **STREAM)
         assert_rounded(p, want)
         assert not v.any() and not w.any()

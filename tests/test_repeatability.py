@@ -45,9 +45,8 @@ def all_operators(shapes: list[int], dtype: torch.dtype) -> list[Tensor]:
     ops.sghmc_step_(p, grad, v, [], **TARGET, **friction, **stream)
     squares, mean = [t.square() for t in v], {"decay": 0.9, "eps": 0.1}
     curvatures = [t.clone() for t in grad]
-    ops.psgld_step_(
-        p, grad, squares, s, curvatures, **TARGET, **mean, adapt=True, **stream
-    )
+    ops.psgld_step_(p, grad, squares, s, curvatures, **TARGET, **mean, **stream)
+    ops.psgld_frozen_step_(p, grad, squares, **TARGET, **stream)
     thermostat = {"momentum": 0.9, "thermostat_rate": 0.01}
     ops.sgnht_step_(p, grad, v, s, **TARGET, **thermostat, **stream)
     ops.gradient_variance_(grad, s, v, weight=0.5)

@@ -20,6 +20,7 @@ from torch_sgmcmc.ewsg import EWSG
 from torch_sgmcmc.gathered_rows import GatheredRows
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.hmcecs import HMCECS
+from torch_sgmcmc.log_likelihood import LogLikelihood
 from torch_sgmcmc.precision import GammaPrecision
 from torch_sgmcmc.psgld import PSGLD
 from torch_sgmcmc.sampler import Sampler
@@ -45,6 +46,7 @@ __all__ = [
     "GammaPrecision",
     "GatheredRows",
     "IndependentBatchSampler",
+    "LogLikelihood",
     "Sampler",
     "StratifiedBatchSampler",
     "TimeAverage",

@@ -18,6 +18,7 @@ __all__ = [
     "hmc_leapfrog_",
     "hmc_momenta_",
     "metropolis_decide",
+    "psgld_frozen_step_",
     "psgld_step_",
     "sbps_adapt_",
     "sbps_dot",
@@ -71,6 +72,7 @@ hmc_energy = torch.ops.torch_sgmcmc.hmc_energy.default
 hmc_leapfrog_ = torch.ops.torch_sgmcmc.hmc_leapfrog_.default
 hmc_momenta_ = torch.ops.torch_sgmcmc.hmc_momenta_.default
 metropolis_decide = torch.ops.torch_sgmcmc.metropolis_decide.default
+psgld_frozen_step_ = torch.ops.torch_sgmcmc.psgld_frozen_step_.default
 psgld_step_ = torch.ops.torch_sgmcmc.psgld_step_.default
 sbps_adapt_ = torch.ops.torch_sgmcmc.sbps_adapt_.default
 sbps_dot = torch.ops.torch_sgmcmc.sbps_dot.default
@@ -97,6 +99,7 @@ for _name in (
     "gradient_variance_",
     "hmc_leapfrog_",
     "hmc_momenta_",
+    "psgld_frozen_step_",
     "psgld_step_",
     "sbps_adapt_",
     "sbps_place_",

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torch_sgmcmc._gauss_newton import GaussNewtonSums
 from torch_sgmcmc._library import ecs_density, ecs_estimate
 from torch_sgmcmc._likelihood import Estimate, Estimator
 from torch_sgmcmc._subsample import Subsample
-from torch_sgmcmc._taylor import TaylorSums, flat, log_likelihoods
+from torch_sgmcmc._taylor import TaylorSums, TaylorTerms, flat, log_likelihoods
 
 __all__ = ["Point", "SubsampledTarget", "place"]
 
@@ -40,7 +41,7 @@ class SubsampledTarget:
     closure: Callable[[Tensor], Tensor]
     params: list[Tensor]
     anchor: Tensor  # [d]
-    sums: TaylorSums  # without a Hessian in expansions of first order
+    sums: TaylorSums | GaussNewtonSums
     prior: Tensor  # [d], its precisions
     temperature: float
     estimator: Estimator
@@ -55,7 +56,7 @@ class SubsampledTarget:
         if size > 0:  # the closure need not know how to do nothing
             with torch.enable_grad():
                 values = log_likelihoods(self.closure, subsample.indices)
-        if theta.is_cpu:
+        if theta.is_cpu and isinstance(self.sums, TaylorSums):
             return self._fused(subsample, theta, values)
         return self._composed(subsample, theta, values)
 
@@ -78,6 +79,8 @@ class SubsampledTarget:
     ) -> Point:
         """By two operators: what is not the closure's is then hardly seen."""
         terms, sums = subsample.terms, self.sums
+        assert isinstance(terms, TaylorTerms)
+        assert isinstance(sums, TaylorSums)
         fields = (terms.slopes, terms.scales, terms.hessians)
         weights, bends, numbers = ecs_estimate(
             terms.values if values is None else _doubles(values),
@@ -110,20 +113,14 @@ class SubsampledTarget:
     def _composed(
         self, subsample: Subsample, theta: Tensor, values: Tensor | None
     ) -> Point:
-        """The same in torch's own operations, for other devices."""
+        """In torch's own operations, for other devices and other expansions."""
         delta = theta - self.anchor
         expansions, bends = subsample.terms.expand(delta)
         differences = expansions if values is None else _doubles(values) - expansions
         estimate = self.estimator(differences / self.temperature)
         pull = self._pull(values, estimate.weights)
         pull = pull - subsample.terms.pull(estimate.weights, bends)
-        total, slope = self.sums.value, self.sums.gradient
-        if self.sums.hessian is not None:
-            bend = torch.mv(self.sums.hessian, delta)
-            total = total + torch.dot(delta, slope + 0.5 * bend)
-            slope = slope + bend
-        else:
-            total = total + torch.dot(delta, slope)
+        total, slope = self.sums.at(delta)
         decay = self.prior * theta
         log = estimate.log + (total - 0.5 * torch.dot(decay, theta)) / self.temperature
         gradient = (pull + slope - decay) / self.temperature

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_sgmcmc import _C
 from torch_sgmcmc._checks import check_real
-from torch_sgmcmc._library import gaussian_, psgld_step_
+from torch_sgmcmc._library import gaussian_, psgld_frozen_step_, psgld_step_
 from torch_sgmcmc._momentum import check_not_capturing, state_dtype
 from torch_sgmcmc.sampler import Sampler, Work
 
@@ -80,6 +80,9 @@ class PSGLD(Sampler):
         * ``square_average`` (shape of the parameter; fp64 for fp64 parameters, else
           fp32): V. Starts as the first gradient's square.
         * ``sensitivity`` (same shape and dtype), with Γ only: J W.
+
+        While ``adapt`` is False, :math:`\sqrt{G}` is kept as well (same shape and
+        dtype, not in the state dict), which takes less time than making it anew.
 
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step.
@@ -171,14 +174,13 @@ class PSGLD(Sampler):
                 "excludes capturable=True (set gamma=False, or adapt=False)"
             )
 
-    def _prepare_all(
-        self, work: list[Work]
-    ) -> list[tuple[list[Tensor], list[Tensor], list[Tensor]]]:
-        """Returns V and, with Γ, the sensitivities and curvatures."""
+    def _prepare_all(self, work: list[Work]) -> list[tuple[list[Tensor], ...]]:
+        """Returns V, sensitivities and curvatures; √G alone for a V that stays."""
         probed = [lists for lists in work if lists[0]["adapt"] and lists[0]["gamma"]]
         curvatures = self._curvatures(probed) if probed else {}
-        prepared = []
-        for _, params, grads, _ in work:
+        roots = self.__dict__.setdefault("_roots", {})
+        prepared: list[tuple[list[Tensor], ...]] = []
+        for group, params, grads, _ in work:
             states = [self.state[p] for p in params]
             corrected = params[0] in curvatures
             for state, p, grad in zip(states, params, grads, strict=True):
@@ -188,13 +190,24 @@ class PSGLD(Sampler):
                     state["square_average"] = start.copy_(grad).square_()
                 if corrected and "sensitivity" not in state:
                     state["sensitivity"] = torch.zeros_like(p, dtype=state_dtype(p))
-            prepared.append(
-                (
-                    [state["square_average"] for state in states],
-                    [state["sensitivity"] for state in states] if corrected else [],
-                    [curvatures[p] for p in params] if corrected else [],
+            squares = [state["square_average"] for state in states]
+            if group["adapt"]:
+                for p in params:
+                    roots.pop(p, None)
+                sensitivities = [state["sensitivity"] for state in states if corrected]
+                prepared.append(
+                    (
+                        squares,
+                        sensitivities,
+                        [curvatures[p] for p in params] if corrected else [],
+                    )
                 )
-            )
+                continue
+            for p, square in zip(params, squares, strict=True):
+                if p not in roots or not roots[p].is_of(square, group["eps"]):
+                    check_not_capturing(self, p, "preconditioner that stays")
+                    roots[p] = _Root(square, group["eps"])
+            prepared.append(([roots[p].value for p in params],))
         return prepared
 
     def _curvatures(self, work: list[Work]) -> dict[Tensor, Tensor]:
@@ -243,9 +256,11 @@ class PSGLD(Sampler):
         params: list[Tensor],
         grads: list[Tensor],
         offsets: list[int],
-        prepared: tuple[list[Tensor], list[Tensor], list[Tensor]],
+        prepared: tuple[list[Tensor], ...],
     ) -> None:
-        psgld_step_(
+        adapting = {"decay": group["decay"], "eps": group["eps"]}
+        step_ = psgld_step_ if group["adapt"] else psgld_frozen_step_
+        step_(
             params,
             grads,
             *prepared,
@@ -253,9 +268,30 @@ class PSGLD(Sampler):
             num_data=group["num_data"],
             prior_precision=group["prior_precision"],
             temperature=group["temperature"],
-            decay=group["decay"],
-            eps=group["eps"],
-            adapt=group["adapt"],
+            **(adapting if group["adapt"] else {}),
             offsets=offsets,
             **self._step_arguments(group),
         )
+
+
+class _Root:
+    """√G for a given V, and for which."""
+
+    def __init__(self, square: Tensor, eps: float) -> None:
+        self._square, self._eps, self._version = square, eps, _version(square)
+        # Operations that IEEE 754 rounds in one way only, so that this is the same on
+        # every processor, as all updates are.
+        self.value = square.sqrt().add_(eps).sqrt_().reciprocal_()
+
+    def is_of(self, square: Tensor, eps: float) -> bool:
+        """Whether this was made of the same V, as it is now."""
+        return (
+            square is self._square
+            and eps == self._eps
+            and _version(square) == self._version
+        )
+
+
+def _version(tensor: Tensor) -> int:
+    """How often it was changed in place, as far as torch counts that."""
+    return -1 if tensor.is_inference() else tensor._version

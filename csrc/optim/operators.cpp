@@ -107,11 +107,28 @@ void psgld_step_(at::TensorList params,
                                     step.temperature,
                                     step.decay,
                                     step.eps,
-                                    step.adapt,
                                     key.offsets,
                                     key.seed,
                                     key.step,
                                     key.device_step);
+}
+
+void psgld_frozen_step_(at::TensorList params,
+                        at::TensorList grads,
+                        at::TensorList roots,
+                        const PSGLDStep& step,
+                        const NoiseKey& key) {
+  Call<"torch_sgmcmc::psgld_frozen_step_">(params,
+                                           grads,
+                                           roots,
+                                           step.lr,
+                                           step.num_data,
+                                           step.prior_precision,
+                                           step.temperature,
+                                           key.offsets,
+                                           key.seed,
+                                           key.step,
+                                           key.device_step);
 }
 
 void sgnht_step_(at::TensorList params,

@@ -87,6 +87,21 @@ void PSGLDOptions::check() const {
   }
 }
 
+const at::Tensor& PSGLDParamState::root(double eps) {
+  const at::Tensor& v = square_average;
+  const uint32_t version = v.is_inference() ? 0 : v._version();
+  if (!root_.defined() || !root_of_.is_same(v) || version_ != version ||
+      eps_ != eps) {
+    // Operations that IEEE 754 rounds in one way only, so that this is the same
+    // on every processor, as all updates are.
+    root_ = v.sqrt().add_(eps).sqrt_().reciprocal_();
+    root_of_ = v;
+    version_ = version;
+    eps_ = eps;
+  }
+  return root_;
+}
+
 std::unique_ptr<SamplerParamState> PSGLD::new_state() const {
   return std::make_unique<PSGLDParamState>();
 }
@@ -96,6 +111,7 @@ void PSGLD::prepare_all(std::vector<Work>& work) {
   for (size_t i = 0; i < work.size(); ++i) {
     Work& lists = work[i];
     const bool is_corrected = IsCorrected(lists);
+    const auto& options = OptionsOfWork<PSGLDOptions>(lists);
     lists.state.resize(3);
     for (size_t j = 0; j < lists.params.size(); ++j) {
       auto& state = static_cast<PSGLDParamState&>(state_of(lists.params[j]));
@@ -103,6 +119,11 @@ void PSGLD::prepare_all(std::vector<Work>& work) {
         state.square_average =
             ZeroState(lists.params[j]).copy_(lists.grads[j]).square_();
       }
+      if (!options.adapt()) {
+        lists.state[0].push_back(state.root(options.eps()));
+        continue;
+      }
+      state.drop_root();
       lists.state[0].push_back(state.square_average);
       if (!is_corrected) continue;
       if (!state.sensitivity.defined()) {
@@ -123,14 +144,18 @@ void PSGLD::update(const Work& work) {
   step.temperature = options.temperature();
   step.decay = options.decay();
   step.eps = options.eps();
-  step.adapt = options.adapt();
-  psgld_step_(work.params,
-              work.grads,
-              work.state[0],
-              work.state[1],
-              work.state[2],
-              step,
-              KeyOf(work));
+  const NoiseKey key = KeyOf(work);
+  if (options.adapt()) {
+    psgld_step_(work.params,
+                work.grads,
+                work.state[0],
+                work.state[1],
+                work.state[2],
+                step,
+                key);
+  } else {
+    psgld_frozen_step_(work.params, work.grads, work.state[0], step, key);
+  }
 }
 
 }  // namespace torch_sgmcmc

@@ -6,4 +6,6 @@
 STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CPU, m) {
   m.impl("psgld_step_",
          TORCH_BOX(&torch_sgmcmc::PSGLDStep<torch_sgmcmc::CpuDriver>));
+  m.impl("psgld_frozen_step_",
+         TORCH_BOX(&torch_sgmcmc::PSGLDFrozenStep<torch_sgmcmc::CpuDriver>));
 }

@@ -38,42 +38,45 @@ namespace torch_sgmcmc {
 // in [0, 1 / a], so that W can never grow on its own. The target is then met up
 // to O(lr), for any a.
 
-struct PSGLDCoefficients {
+struct PSGLDMoveCoefficients {
+  PSGLDMoveCoefficients(double lr,
+                        double num_data,
+                        double prior_precision,
+                        double temperature)
+      : lr(lr),
+        weight_decay(prior_precision / num_data),
+        heat(lr * temperature / num_data) {}
+
+  double lr;
+  double weight_decay;
+  double heat;  // lr T / N
+};
+
+struct PSGLDCoefficients : PSGLDMoveCoefficients {
   PSGLDCoefficients(double lr,
                     double num_data,
                     double prior_precision,
                     double temperature,
                     double decay,
                     double eps)
-      : lr(lr),
-        weight_decay(prior_precision / num_data),
-        heat(lr * temperature / num_data),
+      : PSGLDMoveCoefficients(lr, num_data, prior_precision, temperature),
         decay(decay),
         eps(eps) {}
 
-  double lr;
-  double weight_decay;
-  double heat;  // lr T / N
   double decay;
   double eps;
 };
 
-// The move with a given V: the last lines of all three variants.
+// The move with a given G: the last lines of all three variants.
 template <class Real>
 class PSGLDMove {
  public:
-  explicit PSGLDMove(const PSGLDCoefficients& c)
+  explicit PSGLDMove(const PSGLDMoveCoefficients& c)
       : minus_lr_(static_cast<Real>(-c.lr)),
         weight_decay_(static_cast<Real>(c.weight_decay)),
-        noise_scale_(static_cast<Real>(std::sqrt(2 * c.heat))),
-        eps_(static_cast<Real>(c.eps)) {}
+        noise_scale_(static_cast<Real>(std::sqrt(2 * c.heat))) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
-
-  // sqrt(G) for a given sqrt(V).
-  SG_INLINE Real RootOfG(Real root_of_v) const {
-    return ReciprocalRoot(root_of_v + eps_);
-  }
 
   // theta after the move, without Gamma.
   SG_INLINE Real Theta(Real theta, Real grad, Real root_of_g, Real xi) const {
@@ -92,23 +95,23 @@ class PSGLDMove {
   Real minus_lr_;
   Real weight_decay_;
   Real noise_scale_;
-  Real eps_;
 };
 
-// V is given and stays.
+// G is given as its root and stays: two roots an element less, which cost more
+// than the memory of a third tensor.
 template <class Real>
 class PSGLDFrozenUpdate {
  public:
   static constexpr std::array<Role, 3> kRoles = {
       Role::kParameter, Role::kGradient, Role::kStatistic};
 
-  explicit PSGLDFrozenUpdate(const PSGLDCoefficients& c) : move_(c) {}
+  explicit PSGLDFrozenUpdate(const PSGLDMoveCoefficients& c) : move_(c) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return move_.needs_noise(); }
   SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
 
   SG_INLINE void operator()(Real (&x)[3], Real xi) const {
-    x[0] = move_.Theta(x[0], x[1], move_.RootOfG(SquareRoot(x[2])), xi);
+    x[0] = move_.Theta(x[0], x[1], x[2], xi);
   }
 
  private:
@@ -124,6 +127,7 @@ class PSGLDAdaptingUpdate {
 
   explicit PSGLDAdaptingUpdate(const PSGLDCoefficients& c)
       : move_(c),
+        eps_(static_cast<Real>(c.eps)),
         decay_(static_cast<Real>(c.decay)),
         weight_(static_cast<Real>(1 - c.decay)) {}
 
@@ -132,11 +136,13 @@ class PSGLDAdaptingUpdate {
 
   SG_INLINE void operator()(Real (&x)[3], Real xi) const {
     x[2] = Fma(weight_ * x[1], x[1], decay_ * x[2]);
-    x[0] = move_.Theta(x[0], x[1], move_.RootOfG(SquareRoot(x[2])), xi);
+    const Real root_of_g = ReciprocalRoot(SquareRoot(x[2]) + eps_);
+    x[0] = move_.Theta(x[0], x[1], root_of_g, xi);
   }
 
  private:
   PSGLDMove<Real> move_;
+  Real eps_;
   Real decay_;
   Real weight_;
 };
@@ -155,6 +161,7 @@ class PSGLDCorrectedUpdate {
 
   explicit PSGLDCorrectedUpdate(const PSGLDCoefficients& c)
       : move_(c),
+        eps_(static_cast<Real>(c.eps)),
         decay_(static_cast<Real>(c.decay)),
         weight_(static_cast<Real>(1 - c.decay)),
         minus_half_heat_(static_cast<Real>(-0.5 * c.heat)),
@@ -168,7 +175,7 @@ class PSGLDCorrectedUpdate {
     x[2] = Fma(weighted, x[1], decay_ * x[2]);
     const Real w = Fma(weighted + weighted, x[4], decay_ * x[3]);
     const Real root = SquareRoot(x[2]);
-    const Real root_of_g = move_.RootOfG(root);
+    const Real root_of_g = ReciprocalRoot(root + eps_);
     const Real g = root_of_g * root_of_g;
     // dG/dV = -G^2 / (2 sqrt(V)). V = 0 only if all gradients were 0 or too
     // small to be squared, and then W is 0 or as small.
@@ -183,6 +190,7 @@ class PSGLDCorrectedUpdate {
 
  private:
   PSGLDMove<Real> move_;
+  Real eps_;
   Real decay_;
   Real weight_;
   Real minus_half_heat_;

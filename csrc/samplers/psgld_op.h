@@ -1,4 +1,4 @@
-// torch_sgmcmc::psgld_step_ for any device driver.
+// torch_sgmcmc::psgld_step_ and psgld_frozen_step_ for any device driver.
 #pragma once
 
 #include <optional>
@@ -22,7 +22,6 @@ void PSGLDStep(TensorList params,
                double temperature,
                double decay,
                double eps,
-               bool adapt,
                std::vector<int64_t> offsets,
                int64_t seed,
                int64_t step,
@@ -35,18 +34,13 @@ void PSGLDStep(TensorList params,
   }
   CheckNumber(kOp, "eps", eps, /*positive=*/true);
   const bool corrected = !sensitivities.empty() || !curvatures.empty();
-  if (corrected && !adapt) {
-    Fail(kOp,
-         "sensitivities and curvatures must be empty unless adapt is True");
-  }
   const PSGLDCoefficients coefficients(
       lr, num_data, prior_precision, temperature, decay, eps);
   const NoiseStream stream = MakeStream(kOp, seed, step, Purpose::kUpdate);
-  std::vector<Argument> arguments = {{"params", Role::kParameter, params},
-                                     {"grads", Role::kGradient, grads},
-                                     {"square_averages",
-                                      adapt ? Role::kState : Role::kStatistic,
-                                      square_averages}};
+  std::vector<Argument> arguments = {
+      {"params", Role::kParameter, params},
+      {"grads", Role::kGradient, grads},
+      {"square_averages", Role::kState, square_averages}};
   if (corrected) {
     arguments.push_back({"sensitivities", Role::kState, sensitivities});
     arguments.push_back({"curvatures", Role::kGradient, curvatures});
@@ -55,11 +49,36 @@ void PSGLDStep(TensorList params,
   Driver driver(kOp, plan, device_step);
   if (corrected) {
     driver.template Apply<PSGLDCorrectedUpdate>(coefficients, stream);
-  } else if (adapt) {
-    driver.template Apply<PSGLDAdaptingUpdate>(coefficients, stream);
   } else {
-    driver.template Apply<PSGLDFrozenUpdate>(coefficients, stream);
+    driver.template Apply<PSGLDAdaptingUpdate>(coefficients, stream);
   }
+  plan.Finish();
+}
+
+template <class Driver>
+void PSGLDFrozenStep(TensorList params,
+                     TensorList grads,
+                     TensorList roots,
+                     double lr,
+                     double num_data,
+                     double prior_precision,
+                     double temperature,
+                     std::vector<int64_t> offsets,
+                     int64_t seed,
+                     int64_t step,
+                     std::optional<Tensor> device_step) {
+  constexpr const char* kOp = "psgld_frozen_step_";
+  CheckTarget(kOp, lr, num_data, prior_precision, temperature);
+  const PSGLDMoveCoefficients coefficients(
+      lr, num_data, prior_precision, temperature);
+  const NoiseStream stream = MakeStream(kOp, seed, step, Purpose::kUpdate);
+  Plan plan(kOp,
+            {{"params", Role::kParameter, params},
+             {"grads", Role::kGradient, grads},
+             {"roots", Role::kStatistic, roots}},
+            offsets);
+  Driver driver(kOp, plan, device_step);
+  driver.template Apply<PSGLDFrozenUpdate>(coefficients, stream);
   plan.Finish();
 }
 

@@ -120,7 +120,7 @@ def main() -> None:
         search = {
             method: [
                 make_config(args, images.name, method, 0, settings, validate=True)
-                for settings in [papers[method], *SEARCH[method]]
+                for settings in [papers[method], *SEARCH[args.model][method]]
             ]
             for method in args.method
         }
@@ -128,7 +128,7 @@ def main() -> None:
         tune(search, lambda config, where: run(config, images, where), folder)
         return
     args.out.mkdir(parents=True, exist_ok=True)
-    settings = papers if args.settings == "paper" else TUNED
+    settings = papers if args.settings == "paper" else TUNED[args.model]
     runs = {
         method: [
             run(

@@ -222,7 +222,7 @@ TEST_F(Drivers, ResamplingSGHMCAgrees) {
 }
 
 template <class Driver>
-void StepPSGLD(State& s, bool adapt, bool corrected) {
+void StepPSGLD(State& s, bool corrected) {
   TensorList sensitivities, curvatures;
   if (corrected) {
     sensitivities = s.momenta.Tensors();
@@ -239,7 +239,6 @@ void StepPSGLD(State& s, bool adapt, bool corrected) {
                     /*temperature=*/1,
                     /*decay=*/0.9,
                     /*eps=*/1e-3,
-                    adapt,
                     s.offsets,
                     /*seed=*/9,
                     /*step=*/3,
@@ -248,15 +247,25 @@ void StepPSGLD(State& s, bool adapt, bool corrected) {
 
 template <class Driver>
 void StepFrozenPSGLD(State& s) {
-  StepPSGLD<Driver>(s, false, false);
+  PSGLDFrozenStep<Driver>(s.params.Tensors(),
+                          s.grads.Tensors(),
+                          s.variances.Tensors(),
+                          /*lr=*/0.1,
+                          /*num_data=*/10,
+                          /*prior_precision=*/2,
+                          /*temperature=*/1,
+                          s.offsets,
+                          /*seed=*/9,
+                          /*step=*/3,
+                          /*device_step=*/std::nullopt);
 }
 template <class Driver>
 void StepAdaptingPSGLD(State& s) {
-  StepPSGLD<Driver>(s, true, false);
+  StepPSGLD<Driver>(s, false);
 }
 template <class Driver>
 void StepCorrectedPSGLD(State& s) {
-  StepPSGLD<Driver>(s, true, true);
+  StepPSGLD<Driver>(s, true);
 }
 
 TEST_F(Drivers, FrozenPSGLDAgrees) { SG_EXPECT_DRIVERS_EQUAL(StepFrozenPSGLD); }

@@ -138,7 +138,6 @@ TEST_F(Operators, PSGLDStep) {
                                     /*temperature=*/0.5,
                                     /*decay=*/0.9,
                                     /*eps=*/0.01,
-                                    /*adapt=*/true,
                                     offsets_,
                                     /*seed=*/int64_t{3},
                                     /*step=*/int64_t{4},

@@ -63,11 +63,10 @@ struct PSGLDStep {
   double temperature = 1;
   double decay = 0.99;
   double eps = 1e-5;
-  bool adapt = true;
 };
 
-/// One update of PSGLD. Sensitivities and curvatures (the diagonal of the
-/// minibatch's Hessian) are given while Γ is wanted, otherwise empty.
+/// One update of PSGLD that adapts. Sensitivities and curvatures (the diagonal
+/// of the minibatch's Hessian) are given while Γ is wanted, otherwise empty.
 TORCH_SGMCMC_API void psgld_step_(at::TensorList params,
                                   at::TensorList grads,
                                   at::TensorList square_averages,
@@ -75,6 +74,14 @@ TORCH_SGMCMC_API void psgld_step_(at::TensorList params,
                                   at::TensorList curvatures,
                                   const PSGLDStep& step,
                                   const NoiseKey& key);
+
+/// One update of PSGLD with a preconditioner G that stays, given as √G; decay
+/// and eps do not matter.
+TORCH_SGMCMC_API void psgld_frozen_step_(at::TensorList params,
+                                         at::TensorList grads,
+                                         at::TensorList roots,
+                                         const PSGLDStep& step,
+                                         const NoiseKey& key);
 
 /// Hyperparameters of sgnht_step_.
 struct SGNHTStep {

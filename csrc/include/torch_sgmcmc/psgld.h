@@ -15,6 +15,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
 #include <tuple>
 #include <utility>
@@ -79,6 +80,11 @@ class TORCH_SGMCMC_API PSGLDParamState : public ParamStateOf<PSGLDParamState> {
   /// J W, with Γ only.
   at::Tensor sensitivity;
 
+  /// √G for the present V and this ε. It is kept, though not in a state dict,
+  /// until drop_root(), or until torch knows that V was changed.
+  const at::Tensor& root(double eps);
+  void drop_root() { root_ = at::Tensor(); }
+
  private:
   friend ParamStateOf;
 
@@ -87,6 +93,12 @@ class TORCH_SGMCMC_API PSGLDParamState : public ParamStateOf<PSGLDParamState> {
         std::make_pair("square_average", &PSGLDParamState::square_average),
         std::make_pair("sensitivity", &PSGLDParamState::sensitivity));
   }
+
+  at::Tensor root_;
+  // What it was made of.
+  at::Tensor root_of_;
+  uint32_t version_ = 0;
+  double eps_ = 0;
 };
 
 /// A step size for each coordinate, from a running mean of squared gradients.

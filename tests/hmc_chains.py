@@ -1,0 +1,48 @@
+"""Parameters and a closure that the tests of HMC share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+__all__ = ["GOOD", "NO_CLOSURE", "Quartic", "fails"]
+
+GOOD: dict[str, Any] = {"step_size": 0.1, "num_steps": 3, "num_data": 10, "seed": 0}
+NO_CLOSURE = """\
+HMC.step() needs a closure, since it computes several gradients a step:
+
+    def closure():
+        loss = F.cross_entropy(model(x), y)  # of all data
+        loss.backward()
+        return loss
+
+    sampler.step(closure)"""
+
+
+class Quartic:
+    """A closure with an anharmonic loss, that counts its calls."""
+
+    def __init__(self, params: list[nn.Parameter], chains: bool = False) -> None:
+        self.params, self.chains = params, chains
+        self.losses: list[Tensor] = []
+
+    def __call__(self) -> Tensor:
+        assert torch.is_grad_enabled()
+        assert all(p.grad is None for p in self.params)
+        terms = [0.1 * p.double() ** 4 + 0.3 * p.double() ** 2 for p in self.params]
+        if self.chains:
+            loss = torch.stack([t.flatten(1).sum(1) for t in terms]).sum(0)
+        else:
+            loss = torch.stack([t.sum() for t in terms]).sum()
+        loss.sum().backward()
+        self.losses.append(loss)
+        return loss
+
+
+def fails(call: Callable[[], Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind) as error:
+        call()
+    assert type(error.value) is kind
+    assert str(error.value) == message

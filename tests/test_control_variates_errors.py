@@ -1,0 +1,290 @@
+"""What control variates refuse, and that it changes nothing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from control_variate_problems import Batch, Problem, assert_same
+from torch import Tensor, nn
+
+import torch_sgmcmc as sg
+
+
+def fails(problem: Problem, call: Callable[[], object], kind: Any, text: str) -> None:
+    """The call fails with this message, and parameters and gradients are as before."""
+    for i, p in enumerate(problem.params):
+        p.grad = torch.full_like(p, i)
+    addresses = [p.data_ptr() for p in problem.params]
+    values, grads = problem.values(), problem.grads()
+    with pytest.raises(kind) as error:
+        call()
+    assert str(error.value) == text
+    assert_same(problem.values(), values)
+    assert_same(problem.grads(), grads)
+    assert [p.data_ptr() for p in problem.params] == addresses
+
+
+def test_constructor_errors() -> None:
+    problem = Problem()
+    sampler, loss = problem.sampler, problem.loss_fn
+    sgd = torch.optim.SGD(problem.params, 0.1)
+    sg.ControlVariates(sgd, loss)  # an optimizer is fine: there is no schedule
+    for call, kind, text in (
+        (
+            lambda: sg.ControlVariates(problem.params, loss),  # type: ignore[arg-type]
+            TypeError,
+            "Invalid sampler: got list (must be a sampler or another torch optimizer)",
+        ),
+        (
+            lambda: sg.ControlVariates(sampler, 3),  # type: ignore[arg-type]
+            TypeError,
+            "Invalid loss_fn: 3 (must be callable, got int)",
+        ),
+        (
+            lambda: sg.ControlVariates(sampler, loss, batch_size=3),  # type: ignore[arg-type]
+            TypeError,
+            "Invalid batch_size: 3 (must be callable, got int)",
+        ),
+        (
+            lambda: sg.ControlVariates(sampler, loss, progress=1),  # type: ignore[arg-type]
+            TypeError,
+            "Invalid progress: 1 (must be a bool)",
+        ),
+        (
+            lambda: sg.SVRG(sgd, loss, [], refresh_every=1),  # type: ignore[arg-type]
+            TypeError,
+            "Invalid sampler: got SGD (must be a torch_sgmcmc sampler)",
+        ),
+        (
+            lambda: sg.SVRG(sampler, loss, [], refresh_every=0),
+            ValueError,
+            "Invalid refresh_every: 0 (must be >= 1)",
+        ),
+    ):
+        fails(problem, call, kind, text)
+
+
+def test_there_must_be_an_anchor() -> None:
+    problem = Problem()
+    estimator = sg.ControlVariates(problem.sampler, problem.loss_fn)
+    fails(
+        problem,
+        lambda: estimator.backward(problem.batch([0])),
+        RuntimeError,
+        "ControlVariates has no anchor yet: call set_anchor() first",
+    )
+
+
+def test_there_must_be_data() -> None:
+    problem = Problem()
+    text = "Invalid loader: it has no data"
+    estimator = problem.estimator()
+    anchor = estimator.state_dict()
+    fails(problem, lambda: estimator.set_anchor([]), ValueError, text)
+    assert_same(estimator.state_dict()["anchor"], anchor["anchor"])
+    # A generator that was used up.
+    svrg = sg.SVRG(
+        problem.sampler, problem.loss_fn, iter(problem.loader()), refresh_every=1
+    )
+    svrg.set_anchor()
+    fails(problem, svrg.set_anchor, ValueError, text)
+
+
+def test_the_parameters_must_be_those_of_the_anchor() -> None:
+    text = (
+        "ControlVariates has an anchor for other parameters than the sampler's (their "
+        "number, a shape, dtype or device has changed): call set_anchor() again"
+    )
+
+    def shape(problem: Problem) -> None:
+        problem.params[1].data = torch.zeros(5, dtype=torch.float64)
+
+    def dtype(problem: Problem) -> None:
+        problem.params[1].data = problem.params[1].data.float()
+
+    def added(problem: Problem) -> None:
+        problem.sampler.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+
+    def frozen(problem: Problem) -> None:
+        problem.params[2].requires_grad_(False)
+
+    for change in (shape, dtype, added, frozen):
+        problem = Problem()
+        estimator = problem.estimator()
+        change(problem)
+        fails(
+            problem,
+            lambda e=estimator, p=problem: e.backward(p.batch([0])),
+            RuntimeError,
+            text,
+        )
+
+
+@pytest.mark.parametrize("at_anchor", [True, False])
+def test_an_exception_leaves_everything_as_it_was(at_anchor: bool) -> None:
+    problem = Problem()
+    estimator = problem.estimator()
+    problem.move()
+    good, calls = estimator.loss_fn, []
+
+    def loss_fn(batch: Batch) -> Tensor:
+        calls.append(1)
+        if len(calls) == (1 if at_anchor else 2):
+            raise KeyError("no such datum")
+        return good(batch)
+
+    estimator.loss_fn = loss_fn
+    fails(
+        problem,
+        lambda: estimator.backward(problem.batch([0])),
+        KeyError,
+        "'no such datum'",
+    )
+    calls.clear()
+    fails(
+        problem,
+        lambda: estimator.set_anchor(problem.loader()),
+        KeyError,
+        "'no such datum'",
+    )
+
+
+def test_the_loss_must_be_one_number_with_a_graph() -> None:
+    problem = Problem()
+    estimator = problem.estimator()
+    right = problem.loss_fn
+
+    def calls_backward(batch: Batch) -> Tensor:
+        loss = right(batch)
+        loss.backward()
+        return loss
+
+    def of_other_parameters(batch: Batch) -> Tensor:
+        return right(batch).detach()
+
+    for loss_fn, text in (
+        (
+            calls_backward,
+            "loss_fn has made gradients: it must return the loss and leave backward() "
+            "to the estimator",
+        ),
+        (
+            of_other_parameters,
+            "loss_fn returned a loss without a graph: it must compute it from the "
+            "sampler's parameters, with gradients enabled",
+        ),
+        (
+            lambda batch: float(right(batch).detach()),
+            "loss_fn returned float, expected the loss as a tensor",
+        ),
+        (
+            lambda batch: problem.params[0] * right(batch),
+            "loss_fn returned a tensor of shape [3, 4], expected one number",
+        ),
+    ):
+        estimator.loss_fn = loss_fn  # type: ignore[assignment]
+        for call in (
+            lambda: estimator.backward(problem.batch([0])),
+            lambda: estimator.set_anchor(problem.loader()),
+        ):
+            fails(problem, call, RuntimeError, text)
+
+
+def test_weights_and_batch_sizes() -> None:
+    problem = Problem()
+    estimator = problem.estimator()
+    for weight in (-0.5, float("nan")):
+        fails(
+            problem,
+            lambda w=weight: estimator.backward(problem.batch([0]), weight=w),
+            ValueError,
+            f"Invalid weight: {weight} (must be finite and >= 0)",
+        )
+    for size in (0, 2.0, True):
+        estimator.batch_size = lambda batch, s=size: s  # type: ignore[assignment]
+        fails(
+            problem,
+            lambda: estimator.set_anchor(problem.loader()),
+            RuntimeError,
+            f"batch_size returned {size!r} for a batch (must be an int >= 1)",
+        )
+    unknown = sg.ControlVariates(problem.sampler, problem.loss_fn)
+    fails(
+        problem,
+        lambda: unknown.set_anchor(["text"]),
+        RuntimeError,
+        "the number of data in a batch of type str is unknown: give batch_size, a "
+        "function that returns it",
+    )
+
+
+def test_a_gradient_that_is_not_finite() -> None:
+    problem = Problem()
+    estimator = problem.estimator()
+    anchor = estimator.state_dict()
+    problem.x[4] = torch.nan
+    fails(
+        problem,
+        lambda: estimator.set_anchor(problem.loader()),
+        RuntimeError,
+        "the full gradient is not finite: there can be no anchor here",
+    )
+    assert_same(estimator.state_dict()["full_grads"], anchor["full_grads"])
+
+
+def test_gradients_that_are_not_dense() -> None:
+    table = nn.Embedding(5, 2, sparse=True)
+    sampler = sg.SGLD(table.parameters(), 0.1, num_data=5)
+    estimator = sg.ControlVariates(sampler, lambda batch: table(batch).square().mean())
+    with pytest.raises(RuntimeError) as error:
+        estimator.set_anchor([torch.arange(5)])
+    assert str(error.value) == (
+        "ControlVariates does not support sparse gradients (for nn.Embedding, use "
+        "sparse=False)"
+    )
+
+
+def test_gradients_in_the_memory_of_the_anchors() -> None:
+    problem = Problem()
+    estimator = problem.estimator()
+    buffers = [torch.zeros_like(p) for p in problem.params]
+
+    def into_buffer(p: Tensor, buffer: Tensor) -> None:
+        assert p.grad is not None
+        p.grad = buffer.copy_(p.grad)
+
+    for p, buffer in zip(problem.params, buffers, strict=True):
+        p.register_post_accumulate_grad_hook(
+            lambda p, buffer=buffer: into_buffer(p, buffer)
+        )
+    fails(
+        problem,
+        lambda: estimator.backward(problem.batch([0])),
+        RuntimeError,
+        "ControlVariates got the gradients at θ in the memory of those at the anchor, "
+        "which it still needs: gradients must not be reused (for "
+        "DistributedDataParallel, set gradient_as_bucket_view=False)",
+    )
+
+
+def test_state_dicts_of_other_parameters() -> None:
+    problem = Problem()
+    estimator = problem.svrg()
+    estimator.set_anchor()
+    good = estimator.state_dict()
+    cut = {**good, "anchor": good["anchor"][:2]}
+    wrong = {**good, "full_grads": [torch.zeros(1), *good["full_grads"][1:]]}
+    for state, text in (
+        (cut, "Invalid state_dict: anchor has 2 tensors, expected 3"),
+        (
+            wrong,
+            "Invalid state_dict: full_grads of parameter 0 has shape [1], expected "
+            "[3, 4]",
+        ),
+        ({**good, "anchor_step": -1}, "Invalid anchor_step: -1 (must be >= 0)"),
+        ({**good, "refresh_every": 0}, "Invalid refresh_every: 0 (must be >= 1)"),
+    ):
+        fails(problem, lambda s=state: estimator.load_state_dict(s), ValueError, text)
+        assert_same(estimator.state_dict()["anchor"], good["anchor"])
+        assert estimator.refresh_every == 3

@@ -1,0 +1,292 @@
+"""What HMC refuses: hyperparameters, and what closures return."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from failed_steps import assert_unchanged, snapshot, step_fails
+from hmc_chains import GOOD, NO_CLOSURE, Quartic, fails
+from short_chains import assert_same, two
+from torch import Tensor, nn
+
+import torch_sgmcmc as sg
+
+# ---- Hyperparameters -------------------------------------------------------------
+
+
+def bad(name: str, wanted: str, *values: Any) -> list[Any]:
+    return [(name, v, ValueError, f"Invalid {name}: {v} ({wanted})") for v in values]
+
+
+def bad_type(name: str, wanted: str, *values: Any) -> list[Any]:
+    return [
+        (
+            name,
+            v,
+            TypeError,
+            f"Invalid {name}: {v!r} (must be {wanted}, got {type(v).__name__})",
+        )
+        for v in values
+    ]
+
+
+ONE_OF_TWO = "Invalid num_steps and trajectory_length: {} and {} (give exactly one of "
+BAD = [
+    *bad("step_size", "must be finite and > 0", 0, 0.0, -0.1, math.nan, math.inf),
+    *bad("num_data", "must be finite and > 0", 0, -1, math.inf),
+    *bad("prior_precision", "must be finite and >= 0", -1, math.nan),
+    *bad("temperature", "must be finite and > 0", 0, 0.0),
+    *bad("temperature", "must be finite and >= 0", -1.0, math.nan),
+    *bad("num_steps", "must be >= 1", 0, -1),
+    *bad("resample_momentum_every", "must be >= 0", -1),
+    *bad("num_chains", "must be >= 1", 0),
+    *bad_type("step_size", "a number", None, "0.1", True),
+    *bad_type("num_steps", "an int", 1.0, True),
+    *bad_type("resample_momentum_every", "an int", None, False, 1.5),
+    *bad_type("num_chains", "an int", 2.0),
+    *(
+        ("metropolis", v, TypeError, f"Invalid metropolis: {v!r} (must be a bool)")
+        for v in (None, 1, "yes")
+    ),
+    ("num_steps", None, ValueError, ONE_OF_TWO.format(None, None) + "them)"),
+    ("trajectory_length", 1.0, ValueError, ONE_OF_TWO.format(3, 1.0) + "them)"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "error", "text"), BAD)
+def test_bad_hyperparameters(
+    name: str, value: Any, error: type[Exception], text: str
+) -> None:
+    fails(lambda: sg.HMC(two(), **{**GOOD, name: value}), error, text)
+    params = two()
+    sampler = sg.HMC(params, **GOOD)
+    sampler.step(Quartic(params))
+    sampler.param_groups[0][name] = value
+    step_fails(sampler, Quartic(params), error, text)
+    state = sampler.state_dict()
+    fails(lambda: sg.HMC(two(), **GOOD).load_state_dict(state), error, text)
+    fails(lambda: sampler.warmup(Quartic(params), 1), error, text)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
+def test_bad_trajectory_length(value: float) -> None:
+    settings = {**GOOD, "num_steps": None, "trajectory_length": value}
+    message = f"Invalid trajectory_length: {value} (must be finite and > 0)"
+    fails(lambda: sg.HMC(two(), **settings), ValueError, message)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("step_size", "num_steps", "trajectory_length", "num_data", "temperature"),
+        *("metropolis", "resample_momentum_every", "num_chains", "num_trajectories"),
+        *("num_accepted", "num_divergences", "dual_averaging", "seed", "step"),
+    ],
+)
+def test_groups_share_all_but_the_prior(name: str) -> None:
+    message = (
+        f"Invalid param group: {name!r} is managed by HMC and cannot be set for a group"
+    )
+    groups = [{"params": two()}, {"params": two(), name: 1}]
+    fails(lambda: sg.HMC(groups, **GOOD), ValueError, message)
+
+
+def test_groups_must_stay_equal() -> None:
+    params, others = two(), two()
+    sampler = sg.HMC([{"params": params}], **GOOD)
+    sampler.param_groups[0]["step_size"] = 0.07
+    sampler.step(Quartic(params))
+    # A group that is added takes what the sampler has come to.
+    sampler.add_param_group({"params": others, "prior_precision": 2.0})
+    assert sampler.param_groups[1]["step_size"] == 0.07
+    assert sampler.param_groups[1]["num_trajectories"] == 1
+    sampler.step(Quartic(params + others))
+    sampler.param_groups[1]["step_size"] = 0.08
+    step_fails(
+        sampler,
+        Quartic(params + others),
+        ValueError,
+        "Invalid step_size: [0.07, 0.08] in the param groups (must be equal: there is "
+        "one trajectory for all)",
+    )
+
+
+# ---- The closure -----------------------------------------------------------------
+
+
+def test_a_step_without_closure_says_how_to_write_one() -> None:
+    step_fails(sg.HMC(two(), **GOOD), None, TypeError, NO_CLOSURE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "calls"),
+    [
+        ({"num_steps": 1}, 2),
+        ({"num_steps": 5}, 6),
+        ({"num_steps": None, "trajectory_length": 0.349}, 4),
+        ({"num_steps": None, "trajectory_length": 0.351}, 5),
+        ({"num_steps": None, "trajectory_length": 0.001}, 2),
+    ],
+)
+def test_the_number_of_gradients(settings: dict[str, Any], calls: int) -> None:
+    params = two()
+    closure = Quartic(params)
+    with torch.no_grad():
+        loss = sg.HMC(params, **{**GOOD, **settings}).step(closure)
+    assert len(closure.losses) == calls
+    assert loss is closure.losses[0]
+    # The gradients that are left are those at the trajectory's end.
+    end = closure.losses[-1]
+    grads = torch.autograd.grad(sum_of(params), params)
+    assert end is not loss
+    assert all(p.grad is not None for p in params)
+    assert [g.shape for g in grads] == [p.grad.shape for p in params]
+
+
+def sum_of(params: list[nn.Parameter]) -> Tensor:
+    return sum((p.sum() for p in params), torch.zeros(()))
+
+
+def test_losses_of_wrong_kinds() -> None:
+    params = two()
+    sampler = sg.HMC(params, **GOOD)
+
+    def returning(value: Any) -> Callable[[], Any]:
+        def closure() -> Any:
+            for p in params:
+                p.grad = torch.ones_like(p)
+            return value
+
+        return closure
+
+    step_fails(
+        sampler,
+        returning(None),
+        TypeError,
+        "HMC got no loss from the closure, which must return it for the Metropolis "
+        "test (metropolis=False makes none)",
+    )
+    for shape in ([1], [3], [2, 2]):
+        step_fails(
+            sampler,
+            returning(torch.zeros(shape)),
+            ValueError,
+            f"Invalid loss: shape {shape} (must be a scalar)",
+        )
+    for value in (math.nan, math.inf, torch.tensor(math.nan)):
+        step_fails(
+            sampler,
+            returning(value),
+            RuntimeError,
+            "HMC got a loss or parameters that are not finite at the start of a "
+            "trajectory",
+        )
+    sampler.step(returning(1.0))  # a number will do
+    sampler.step(returning(torch.tensor(1.0, dtype=torch.bfloat16)))
+    # Without a test the loss is not looked at.
+    plain = sg.HMC(params, **GOOD, metropolis=False)
+    assert plain.step(returning(None)) is None
+    assert plain.step(returning("loss")) == "loss"
+
+
+def test_losses_of_chains_of_wrong_shapes() -> None:
+    p = nn.Parameter(torch.ones(4, 2))
+    sampler = sg.HMC([p], **GOOD, num_chains=4)
+
+    def closure(shape: tuple[int, ...]) -> Tensor:
+        p.grad = torch.ones_like(p)
+        return torch.zeros(shape)
+
+    for shape in ((), (3,), (4, 1)):
+        step_fails(
+            sampler,
+            lambda shape=shape: closure(shape),
+            ValueError,
+            f"Invalid loss: shape {list(shape)} (must be [4], the mean loss of each "
+            "chain; call backward() on its sum)",
+        )
+    sampler.step(lambda: closure((4,)))
+    message = (
+        "Invalid parameter: shape {} (must have a leading dimension of num_chains = 4)"
+    )
+    for wrong in (torch.ones(3, 4), torch.ones(())):
+        fails(
+            lambda wrong=wrong: sg.HMC([nn.Parameter(wrong)], **GOOD, num_chains=4),
+            ValueError,
+            message.format(list(wrong.shape)),
+        )
+    other = sg.HMC([nn.Parameter(torch.ones(5, 2))], **GOOD)
+    fails(
+        lambda: other.load_state_dict(sampler.state_dict()),
+        ValueError,
+        "Invalid parameter: shape [5, 2] (must have a leading dimension of num_chains "
+        "= 4)",
+    )
+
+
+def test_a_closure_without_gradients() -> None:
+    p = nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3)  # an old gradient does not count
+    sampler = sg.HMC([p], **GOOD)
+    message = "HMC got no gradients from the closure (does it call backward()?)"
+    step_fails(sampler, lambda: p.sum(), RuntimeError, message)
+
+
+def test_gradients_of_other_parameters_later() -> None:
+    params = two()
+    for patterns in (([0, 1], [0]), ([0], [0, 1]), ([0], [1]), ([0], [])):
+        for every in (0, 1):
+            sampler = sg.HMC(params, **GOOD, resample_momentum_every=every)
+            turns = iter(patterns)
+
+            def closure(turns: Any = turns) -> float:
+                for i in next(turns):
+                    params[i].grad = torch.ones_like(params[i])
+                return 0.0
+
+            step_fails(
+                sampler,
+                closure,
+                RuntimeError,
+                "HMC got gradients of other parameters from the closure than at its "
+                "first call in this step",
+            )
+
+
+@pytest.mark.parametrize("every", [0, 1])
+@pytest.mark.parametrize("call", [0, 1, 3])
+def test_an_exception_in_the_closure_changes_nothing(call: int, every: int) -> None:
+    params, others = two(), two()
+    settings = {**GOOD, "resample_momentum_every": every}
+    sampler, twin = sg.HMC(params, **settings), sg.HMC(others, **settings)
+    for _ in range(2):  # without and with a momentum
+        quartic, calls = Quartic(params), iter(range(9))
+
+        def closure(quartic: Any = quartic, calls: Any = calls) -> Tensor:
+            loss = quartic()
+            if next(calls) == call:
+                raise KeyError("data")
+            return loss
+
+        before = snapshot(sampler)
+        with pytest.raises(KeyError, match="data"):
+            sampler.step(closure)
+        assert_unchanged(sampler, before)
+        sampler.step(Quartic(params))
+        twin.step(Quartic(others))
+        assert_same(params, others)
+
+
+def test_grad_scaler_is_refused() -> None:
+    p = nn.Parameter(torch.ones(3))
+    sampler = sg.HMC([p], **GOOD)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    scaler.scale(torch.ones(()))
+    message = (
+        "HMC cannot be used with GradScaler, which scales the gradients of the "
+        "closure: use torch.autocast with bfloat16, which needs no scaler"
+    )
+    fails(lambda: scaler.step(sampler, Quartic([p])), RuntimeError, message)
+    sampler.step(Quartic([p]))  # no trace of it
