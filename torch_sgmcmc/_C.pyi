@@ -25,6 +25,9 @@ def gamma(shape: float, *, seed: int, step: int, element: int) -> float: ...
 def index_chain_accepts(
     log_ratio: float, *, seed: int, step: int, proposal: int
 ) -> bool: ...
+def moments(
+    losses: int, derivatives: int, count: int, double_precision: bool
+) -> tuple[int, float, float]: ...
 def minibatches(
     num_data: int,
     batch_size: int,

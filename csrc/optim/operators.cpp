@@ -350,13 +350,16 @@ void sbps_precondition_(at::TensorList square_averages,
       square_averages, velocities, preconditioners, directions, eps, scale);
 }
 
-at::Tensor sbps_dot(at::TensorList tensors, at::TensorList directions) {
-  return Call<"torch_sgmcmc::sbps_dot", at::Tensor>(tensors, directions);
+at::Tensor sbps_place_sums_(at::TensorList params,
+                            at::TensorList origins,
+                            at::TensorList directions,
+                            double time) {
+  return Call<"torch_sgmcmc::sbps_place_sums_", at::Tensor>(
+      params, origins, directions, time);
 }
 
-at::Tensor sbps_moments(const at::Tensor& losses,
-                        const at::Tensor& derivatives) {
-  return Call<"torch_sgmcmc::sbps_moments", at::Tensor>(losses, derivatives);
+at::Tensor sbps_line_sums(at::TensorList origins, at::TensorList directions) {
+  return Call<"torch_sgmcmc::sbps_line_sums", at::Tensor>(origins, directions);
 }
 
 at::Tensor sum_of_squares(at::TensorList tensors) {

@@ -17,6 +17,7 @@
 #include "host/index_chain.h"
 #include "host/metropolis.h"
 #include "host/minibatch.h"
+#include "host/moments.h"
 #include "host/subsample.h"
 
 namespace py = pybind11;
@@ -213,6 +214,31 @@ PYBIND11_MODULE(_C, m) {
         }
         return all;
       });
+  m.def(
+      "moments",
+      [](uintptr_t losses,
+         uintptr_t derivatives,
+         int64_t count,
+         bool double_precision) {
+        const auto of = [&](auto zero) {
+          using T = decltype(zero);
+          return torch_sgmcmc::MomentsOf(
+              reinterpret_cast<const T*>(losses),
+              reinterpret_cast<const T*>(derivatives),
+              count);
+        };
+        const torch_sgmcmc::Moments all =
+            double_precision ? of(double{}) : of(float{});
+        return std::make_tuple(all.bad, all.mean, all.variance);
+      },
+      py::arg("losses"),
+      py::arg("derivatives"),
+      py::arg("count"),
+      py::arg("double_precision"),
+      "How many losses are not finite, and the mean and the sample variance of "
+      "the derivatives: two rows of count numbers at these addresses on the "
+      "host, in float64 or float32.");
+
   m.def(
       "minibatches",
       [](int64_t num_data,

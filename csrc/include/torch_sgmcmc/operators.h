@@ -237,6 +237,16 @@ TORCH_SGMCMC_API void sbps_place_(at::TensorList params,
                                   at::TensorList directions,
                                   double time);
 
+/// The same, and the line's sums in the same pass: see sbps_line_sums.
+TORCH_SGMCMC_API at::Tensor sbps_place_sums_(at::TensorList params,
+                                             at::TensorList origins,
+                                             at::TensorList directions,
+                                             double time);
+
+/// origin . direction and |direction|^2, in float64.
+TORCH_SGMCMC_API at::Tensor sbps_line_sums(at::TensorList origins,
+                                           at::TensorList directions);
+
 /// v . Ag, |Ag|^2 and |v|^2 with g = grad + weight_decay * param, in float64.
 /// An empty list of preconditioners stands for A = 1.
 TORCH_SGMCMC_API at::Tensor sbps_reflection_sums(at::TensorList params,
@@ -277,15 +287,6 @@ TORCH_SGMCMC_API void sbps_precondition_(at::TensorList square_averages,
                                          at::TensorList directions,
                                          double eps,
                                          double scale);
-
-/// The sum of products of all elements, in float64.
-TORCH_SGMCMC_API at::Tensor sbps_dot(at::TensorList tensors,
-                                     at::TensorList directions);
-
-/// How many losses are not finite, and mean and sample variance of the
-/// derivatives: rows on the CPU.
-TORCH_SGMCMC_API at::Tensor sbps_moments(const at::Tensor& losses,
-                                         const at::Tensor& derivatives);
 
 /// Takes gradients into running variances: half the mean squared difference of
 /// consecutive gradients, with the given weight of the newest.
