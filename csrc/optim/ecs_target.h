@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "optim/ecs_subsample.h"
@@ -31,6 +32,7 @@ struct ECSPoint {
 struct ECSAnchor {
   at::Tensor theta;  // [d], in float64
   int64_t num_data = 0;
+  std::vector<std::string> dtypes;  // of the parameters, which round
   TaylorSums sums;       // without a Hessian in expansions of first order
   at::Tensor whitening;  // see csrc/optim/whitening.h
 };

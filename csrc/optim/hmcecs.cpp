@@ -198,9 +198,8 @@ double HMCECS::sweep(const Closure& closure,
   if (closure == nullptr) Invalid(kHMCECSNeedsClosure);
   const at::NoGradGuard no_grad;
   check_groups();
-  if (anchor() == nullptr ||
-      anchor()->num_data != static_cast<int64_t>(first().num_data())) {
-    set_anchor(closure);
+  if (needs_anchor()) {
+    anchor_at(closure, FlatRow(all_params()).to(at::kDouble), nullptr);
   }
   ECSTarget density = target(closure);
   const std::vector<at::Tensor> params = all_params();

@@ -9,6 +9,8 @@
 
 #include "core/counter.h"
 #include "optim/ecs_target.h"
+#include "optim/ecs_warmup.h"
+#include "optim/python_text.h"
 #include "optim/whitening.h"
 #include "torch_sgmcmc/hmcecs.h"
 #include "torch_sgmcmc/operators.h"
@@ -66,11 +68,28 @@ const ECSAnchor* HMCECS::anchor() const {
   return anchor_->theta.numel() == size ? anchor_.get() : nullptr;
 }
 
+std::vector<std::string> HMCECS::dtypes() const {
+  std::vector<std::string> names;
+  for (const at::Tensor& param : all_params()) {
+    names.push_back(DtypeName(param.scalar_type()));
+  }
+  return names;
+}
+
+// Whether there is no theta*, or the sums are those of other data or rounding.
+bool HMCECS::needs_anchor() const {
+  const ECSAnchor* kept = anchor();
+  return kept == nullptr ||
+         kept->num_data != static_cast<int64_t>(first().num_data()) ||
+         kept->dtypes != dtypes();
+}
+
 void HMCECS::set_anchor(const Closure& closure, const ProgressHook& progress) {
   if (closure == nullptr) step();  // says what is missing
   const at::NoGradGuard no_grad;
   check_groups();
   anchor_at(closure, FlatRow(all_params()).to(at::kDouble), progress);
+  warmup_ = nullptr;
 }
 
 void HMCECS::anchor_at(const Closure& closure,
@@ -83,6 +102,7 @@ void HMCECS::anchor_at(const Closure& closure,
   ECSAnchor chosen;
   chosen.theta = FlatRow(parts).to(at::kDouble);  // as it is rounded
   chosen.num_data = static_cast<int64_t>(group.num_data());
+  chosen.dtypes = dtypes();
   {
     const at::Tensor directions = probes(chosen.theta);
     const Exchanged at_anchor(params, parts);

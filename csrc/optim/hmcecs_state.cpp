@@ -9,6 +9,8 @@
 
 #include "optim/checks.h"
 #include "optim/ecs_target.h"
+#include "optim/ecs_warmup.h"
+#include "optim/state_values.h"
 #include "torch_sgmcmc/hmcecs.h"
 
 namespace torch_sgmcmc {
@@ -18,70 +20,36 @@ c10::IValue OrNone(const at::Tensor& tensor) {
   return tensor.defined() ? c10::IValue(tensor) : c10::IValue();
 }
 
-template <typename T>
-c10::IValue ListOfValues(const std::vector<T>& values) {
-  c10::impl::GenericList list(c10::AnyType::get());
-  for (const T& value : values) list.push_back(value);
-  return list;
-}
-
-// A tensor, or an undefined one for None, on the device.
-at::Tensor TensorOrNone(const char* name,
-                        const c10::IValue& value,
-                        c10::Device device) {
-  if (value.isNone()) return {};
-  if (!value.isTensor()) {
-    Invalid(std::string("Invalid state_dict: ") + name + " is a " +
-            value.tagKind() + " (must be a Tensor)");
-  }
-  return value.toTensor().to(device);
-}
-
-at::Tensor TensorAt(const StateDict& dict,
-                    const char* name,
-                    c10::Device device) {
-  const at::Tensor tensor = TensorOrNone(name, dict.at(name), device);
-  if (!tensor.defined()) {
-    Invalid(std::string("Invalid state_dict: ") + name +
-            " is a None (must be a Tensor)");
-  }
-  return tensor;
-}
-
-template <typename T>
-T ValueAt(const StateDict& dict, const char* name) {
-  T result{};
-  detail::FromValue(name, dict.at(name), result);
-  return result;
-}
-
-std::vector<c10::IValue> ListAt(const StateDict& dict, const char* name) {
-  const c10::IValue value = dict.at(name);
-  if (!value.isList()) {
-    Invalid(std::string("Invalid state_dict: ") + name + " is a " +
-            value.tagKind() + " (must be a list)");
-  }
-  return value.toList().vec();
-}
-
 StateDict Written(const ECSAnchor& anchor) {
   return {{"anchor", anchor.theta},
           {"num_data", anchor.num_data},
+          {"dtypes", ListOfValues(anchor.dtypes)},
           {"value", anchor.sums.value},
           {"gradient", anchor.sums.gradient},
           {"hessian", OrNone(anchor.sums.hessian)},
           {"form", anchor.sums.form},
+          {"blocks", ListOfValues(std::vector<int64_t>())},  // Python's
           {"whitening", OrNone(anchor.whitening)}};
 }
 
 ECSAnchor ReadAnchor(const StateDict& dict, c10::Device device) {
-  return {TensorAt(dict, "anchor", device),
-          ValueAt<int64_t>(dict, "num_data"),
-          {TensorAt(dict, "value", device),
-           TensorAt(dict, "gradient", device),
-           TensorOrNone("hessian", dict.at("hessian"), device),
-           ValueAt<std::string>(dict, "form")},
-          TensorOrNone("whitening", dict.at("whitening"), device)};
+  ECSAnchor anchor;
+  anchor.sums.form = ValueAt<std::string>(dict, "form");
+  if (anchor.sums.form != kLinearForm && anchor.sums.form != kRankOneForm &&
+      anchor.sums.form != kWholeForm) {
+    Invalid("Invalid state_dict: its control variates are of the form " +
+            Repr(anchor.sums.form) + " (Gauss-Newton's are Python's alone)");
+  }
+  anchor.theta = TensorAt(dict, "anchor", device);
+  anchor.num_data = ValueAt<int64_t>(dict, "num_data");
+  for (const c10::IValue& dtype : ListAt(dict, "dtypes")) {
+    detail::FromValue("dtypes", dtype, anchor.dtypes.emplace_back());
+  }
+  anchor.sums.value = TensorAt(dict, "value", device);
+  anchor.sums.gradient = TensorAt(dict, "gradient", device);
+  anchor.sums.hessian = TensorOrNone("hessian", dict.at("hessian"), device);
+  anchor.whitening = TensorOrNone("whitening", dict.at("whitening"), device);
+  return anchor;
 }
 
 StateDict Written(const ExpandedSubsample& subsample) {
@@ -135,6 +103,7 @@ void HMCECS::write_common(StateDict& state) const {
   if (anchor() == nullptr) return;
   state.set("control_variates", Written(*anchor_));
   if (subsample_ != nullptr) state.set("subsample", Written(*subsample_));
+  if (warmup_ != nullptr) state.set("warmup", warmup_->save());
 }
 
 std::function<void()> HMCECS::read_common(const StateDict& state) {
@@ -157,9 +126,15 @@ std::function<void()> HMCECS::read_common(const StateDict& state) {
     subsample = std::make_shared<const ExpandedSubsample>(
         ReadSubsample(state.at("subsample"), device));
   }
-  return [this, anchor, subsample] {
+  std::shared_ptr<const ECSWarmup> warmup;
+  if (state.contains("warmup")) {
+    warmup = std::make_shared<const ECSWarmup>(
+        ECSWarmup::Load(state.at("warmup"), device));
+  }
+  return [this, anchor, subsample, warmup] {
     anchor_ = anchor;
     subsample_ = subsample;
+    warmup_ = warmup;
     present_ = nullptr;
     proposals_ = nullptr;
   };

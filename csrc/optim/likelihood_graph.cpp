@@ -16,6 +16,10 @@
 namespace torch_sgmcmc {
 namespace {
 
+// Data whose log-likelihoods are differentiated in one batch of backward
+// passes: each pass goes through all of them.
+constexpr int64_t kTogether = 8;
+
 // Elements of what is computed at once for a batch of directions.
 constexpr int64_t kMostElements = int64_t{1} << 25;
 
@@ -83,6 +87,22 @@ at::Tensor RowsOfLinear(const at::Tensor& pull, const at::Tensor& weights) {
   return at::cat(columns).t().contiguous();
 }
 
+// The same of all parameters, [rows, d], 0 where one has no part in the output.
+at::Tensor BatchedRows(const at::Tensor& output,
+                       const std::vector<at::Tensor>& params,
+                       const at::Tensor& basis) {
+  const int64_t count = basis.size(0);
+  std::vector<at::Tensor> rows =
+      BatchedGradients(output, params, basis, /*allow_unused=*/true);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    rows[i] = rows[i].defined()
+                  ? rows[i].reshape({count, -1})
+                  : at::zeros({count, params[i].numel()},
+                              params[i].options().requires_grad(false));
+  }
+  return at::cat(rows, 1);
+}
+
 }  // namespace
 
 at::Tensor LogLikelihoods(const DataClosure& closure,
@@ -123,16 +143,7 @@ at::Tensor LikelihoodGraph::hessian() const {
   const int64_t d = slope_.numel();
   std::vector<at::Tensor> columns;
   for (const at::Tensor& basis : Bases(d, slope_, d + values_.numel())) {
-    const int64_t count = basis.size(0);
-    std::vector<at::Tensor> rows =
-        BatchedGradients(slope_, params_, basis, /*allow_unused=*/true);
-    for (size_t i = 0; i < rows.size(); ++i) {
-      rows[i] = rows[i].defined()
-                    ? rows[i].reshape({count, -1})
-                    : at::zeros({count, params_[i].numel()},
-                                params_[i].options().requires_grad(false));
-    }
-    columns.push_back(at::cat(rows, 1));
+    columns.push_back(BatchedRows(slope_, params_, basis));
   }
   return at::cat(columns);
 }
@@ -182,6 +193,25 @@ at::Tensor LikelihoodGraph::flat_gradient(const at::Tensor& outputs,
     grads[i] = at::zeros_like(params_[i].detach()).requires_grad_();
   }
   return FlatRow(grads);
+}
+
+LikelihoodRows GradientsByData(const DataClosure& closure,
+                               const std::vector<at::Tensor>& params,
+                               const at::Tensor& indices) {
+  std::vector<at::Tensor> values;
+  std::vector<at::Tensor> rows;
+  for (const at::Tensor& part : indices.split(kTogether)) {
+    at::Tensor outputs;
+    {
+      const at::AutoGradMode enable_grad(true);
+      outputs = LogLikelihoods(closure, part);
+    }
+    const at::Tensor basis =
+        at::eye(outputs.numel(), outputs.options().requires_grad(false));
+    rows.push_back(BatchedRows(outputs, params, basis));
+    values.push_back(outputs.detach());
+  }
+  return {at::cat(values), at::cat(rows)};
 }
 
 }  // namespace torch_sgmcmc

@@ -44,4 +44,14 @@ class LikelihoodGraph {
   at::Tensor slope_;
 };
 
+// The log-likelihoods of data [M] and each one's gradient [M, d], by a backward
+// pass for each: for many parameters.
+struct LikelihoodRows {
+  at::Tensor values;
+  at::Tensor gradients;
+};
+LikelihoodRows GradientsByData(const DataClosure& closure,
+                               const std::vector<at::Tensor>& params,
+                               const at::Tensor& indices);
+
 }  // namespace torch_sgmcmc

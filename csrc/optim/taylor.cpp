@@ -9,6 +9,10 @@
 namespace torch_sgmcmc {
 namespace {
 
+// Parameters from which on each datum's gradient is a backward pass of its own,
+// and not each parameter's derivatives of all data (as in Python).
+constexpr int64_t kManyParameters = 256;
+
 // 1 / x, and 0 where that is no number of use: for 0 and subnormal numbers.
 at::Tensor Inverse(const at::Tensor& x) {
   return at::where(
@@ -57,6 +61,13 @@ TaylorTerms TaylorTerms::AtPresent(const DataClosure& closure,
                                    const std::string& form,
                                    const at::Tensor& z) {
   if (indices.numel() == 0) return TermsOfNothing(form, z);
+  if (form == kLinearForm && z.numel() > kManyParameters) {
+    const LikelihoodRows data = GradientsByData(closure, params, indices);
+    return {data.values.to(at::kDouble),
+            data.gradients.to(at::kDouble).unsqueeze(0),
+            {},
+            {}};
+  }
   const LikelihoodGraph graph(closure, params, indices);
   const at::Tensor values = graph.values().detach().to(at::kDouble);
   const at::Tensor gradients = graph.gradients().to(at::kDouble);

@@ -91,6 +91,8 @@ TEST(HMCECS, ValuesOutOfRangeAreRefused) {
            {Options().trajectory_length(-2),
             "Invalid trajectory_length: -2.0 (must be finite and > 0)"},
            {Options().num_blocks(0), "Invalid num_blocks: 0 (must be >= 1)"},
+           {Options().control_variate(3),
+            "Invalid control_variate: 3 (must be 2 or 1)"},
            {Options().mass_matrix("sparse"),
             "Invalid mass_matrix: 'sparse' (must be 'dense' or 'diagonal' or "
             "'identity')"},
@@ -238,6 +240,38 @@ TEST(HMCECS, WarmUpAdaptsAndTellsHowItComesAlong) {
   EXPECT_GT(sampler.acceptance_rate(), 0.4);
   EXPECT_GT(sampler.subsample_acceptance_rate(), 0.5);
   EXPECT_EQ(sampler.sign(), 1);
+}
+
+TEST(HMCECS, AWarmUpThatWasInterruptedGoesOn) {
+  const torch::Tensor param = Parameter({3});
+  const torch::Tensor other = Parameter({3});
+  HMCECSWarmup settings;
+  settings.anchor_every = 7;
+  settings.target_variance = 0.5;
+  HMCECS whole({param}, Options());
+  whole.warmup(Counts{param}, 20, settings);
+
+  HMCECS early({other}, Options());
+  settings.progress = [](const char* what, int64_t done, int64_t) {
+    if (std::string(what) == "warm-up" && done == 11) {
+      throw std::runtime_error("enough");
+    }
+  };
+  EXPECT_EQ(MessageOf([&] { early.warmup(Counts{other}, 20, settings); }),
+            "enough");
+  std::stringstream stream;
+  torch::save(early, stream);
+  HMCECS late({other}, Options().seed(9));
+  torch::load(late, stream);
+  settings.progress = nullptr;
+  EXPECT_EQ(MessageOf([&] { late.warmup(Counts{other}, 21, settings); }),
+            "Invalid steps: 21 (the warm-up in progress has 20; set_anchor() "
+            "gives it up)");
+  late.warmup(Counts{other}, 20, settings);
+  EXPECT_TRUE(torch::equal(param, other));
+  EXPECT_EQ(late.options().step_size(), whole.options().step_size());
+  const StateDict state = late.state_dict().at("state");
+  EXPECT_FALSE(state.contains("warmup"));
 }
 
 TEST(HMCECS, WhatIsTooUncertainIsRejected) {

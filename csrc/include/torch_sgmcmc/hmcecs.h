@@ -32,7 +32,9 @@ namespace torch_sgmcmc {
 
 class ECSTarget;
 struct ECSAnchor;
+struct ECSDraw;
 struct ECSPoint;
+struct ECSWarmup;
 struct ExpandedSubsample;
 class BlockProposals;
 struct SubsampleLayout;
@@ -83,7 +85,8 @@ class TORCH_SGMCMC_API HMCECSOptions : public OptionsOf<HMCECSOptions> {
   int64_t control_variate() const { return control_variate_.get(); }
   /// 2 or 1, the order of the Taylor expansions. 2 stores a matrix [d, d] and,
   /// for each datum of u, 2 d numbers, or d² if its Hessian is not of rank one;
-  /// 1 stores d for each. Default: 2.
+  /// 1 stores d for each. (Python has Gauss-Newton expansions as well.)
+  /// Default: 2.
   HMCECSOptions& control_variate(int64_t value) {
     return set(control_variate_, value);
   }
@@ -122,6 +125,8 @@ class TORCH_SGMCMC_API HMCECSOptions : public OptionsOf<HMCECSOptions> {
   void check() const override;
   std::vector<std::pair<const char*, bool>> shared() const override;
   void share(const SamplerOptions& other) override;
+  void write(StateDict& group) const override;
+  void read(const StateDict& group, int64_t index) override;
 
  private:
   friend OptionsOf;
@@ -268,12 +273,16 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
   /// averaging), a of the signed estimator, and the size of the subsample. θ*
   /// is first put where the parameters are. Then all is frozen, and the counts
   /// of acceptances and divergences begin afresh.
+  ///
+  /// If an exception ends it early, the sampler is as after the last step that
+  /// was made, and the next call with the same arguments goes on with it, also
+  /// in another process that has loaded the state dict.
   void warmup(const Closure& closure,
               int64_t steps,
               const HMCECSWarmup& settings = {});
 
-  /// Puts θ* where the parameters are, with a pass through all data. Whatever
-  /// is thrown, θ* is as before.
+  /// Puts θ* where the parameters are, with a pass through all data, and gives
+  /// up a warm-up in progress. Whatever is thrown, θ* is as before.
   void set_anchor(const Closure& closure,
                   const ProgressHook& progress = nullptr);
 
@@ -299,11 +308,6 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
   std::function<void()> read_common(const StateDict& state) override;
 
  private:
-  struct Draw {  // what a warm-up remembers of a draw
-    at::Tensor theta;
-    double variance;
-    double mean;
-  };
   struct Move {  // a step for the parameters
     std::shared_ptr<const ECSPoint> end;
     double log_ratio;
@@ -319,6 +323,8 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
 
   // hmcecs_anchor.cpp
   const ECSAnchor* anchor() const;
+  std::vector<std::string> dtypes() const;
+  bool needs_anchor() const;
   void anchor_at(const Closure& closure,
                  const at::Tensor& theta,
                  const ProgressHook& progress);
@@ -332,7 +338,7 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
                      const ECSAnchor& anchor);
 
   // hmcecs_warmup.cpp
-  void choose_sizes(const std::vector<Draw>& draws,
+  void choose_sizes(const std::vector<ECSDraw>& draws,
                     const std::optional<double>& target);
 
   // hmcecs.cpp
@@ -354,6 +360,7 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
 
   std::shared_ptr<const ECSAnchor> anchor_;
   std::shared_ptr<const ExpandedSubsample> subsample_;
+  std::shared_ptr<const ECSWarmup> warmup_;  // in progress
   // What can be computed again, and is not saved.
   std::shared_ptr<const ECSPoint> present_;
   std::vector<double> present_target_;

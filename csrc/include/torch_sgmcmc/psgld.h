@@ -83,7 +83,7 @@ class TORCH_SGMCMC_API PSGLDParamState : public ParamStateOf<PSGLDParamState> {
   /// √G for the present V and this ε. It is kept, though not in a state dict,
   /// until drop_root(), or until torch knows that V was changed.
   const at::Tensor& root(double eps);
-  void drop_root() { root_ = {}; }
+  void drop_root() { root_ = at::Tensor(); }
 
  private:
   friend ParamStateOf;

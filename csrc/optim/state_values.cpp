@@ -1,0 +1,40 @@
+#include "optim/state_values.h"
+
+#include <ATen/ATen.h>
+
+#include "optim/checks.h"
+
+namespace torch_sgmcmc {
+
+at::Tensor TensorOrNone(const char* name,
+                        const c10::IValue& value,
+                        c10::Device device) {
+  if (value.isNone()) return {};
+  if (!value.isTensor()) {
+    Invalid(std::string("Invalid state_dict: ") + name + " is a " +
+            value.tagKind() + " (must be a Tensor)");
+  }
+  return value.toTensor().to(device);
+}
+
+at::Tensor TensorAt(const StateDict& dict,
+                    const char* name,
+                    c10::Device device) {
+  const at::Tensor tensor = TensorOrNone(name, dict.at(name), device);
+  if (!tensor.defined()) {
+    Invalid(std::string("Invalid state_dict: ") + name +
+            " is a None (must be a Tensor)");
+  }
+  return tensor;
+}
+
+std::vector<c10::IValue> ListAt(const StateDict& dict, const char* name) {
+  const c10::IValue value = dict.at(name);
+  if (!value.isList()) {
+    Invalid(std::string("Invalid state_dict: ") + name + " is a " +
+            value.tagKind() + " (must be a list)");
+  }
+  return value.toList().vec();
+}
+
+}  // namespace torch_sgmcmc

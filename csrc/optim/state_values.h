@@ -1,0 +1,42 @@
+// Values of the dicts and lists in state dicts.
+#pragma once
+
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "torch_sgmcmc/options.h"
+#include "torch_sgmcmc/state_dict.h"
+
+namespace torch_sgmcmc {
+
+template <typename T>
+c10::IValue ListOfValues(const std::vector<T>& values) {
+  c10::impl::GenericList list(c10::AnyType::get());
+  for (const T& value : values) list.push_back(value);
+  return list;
+}
+
+template <typename T>
+T ValueAt(const StateDict& dict, const char* name) {
+  T result{};
+  detail::FromValue(name, dict.at(name), result);
+  return result;
+}
+
+// Throws unless it is a list.
+std::vector<c10::IValue> ListAt(const StateDict& dict, const char* name);
+
+// A tensor, or an undefined one for None, on the device.
+at::Tensor TensorOrNone(const char* name,
+                        const c10::IValue& value,
+                        c10::Device device);
+
+// Throws unless it is a tensor.
+at::Tensor TensorAt(const StateDict& dict,
+                    const char* name,
+                    c10::Device device);
+
+}  // namespace torch_sgmcmc
