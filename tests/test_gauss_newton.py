@@ -412,8 +412,8 @@ def test_a_closure_that_does_not_show_its_outputs() -> None:
     closure = model.closure
     with pytest.raises(
         TypeError,
-        match=r"Invalid closure: got function \(must be a LogLikelihood for control_va"
-        r"riate='diagonal'\)",
+        match=r"Invalid closure: got function \(must be a LogLikelihood for Gauss-Newt"
+        r"on control variates\)",
     ):
         sampler.step(lambda i: closure(i))
     assert not sampler.state

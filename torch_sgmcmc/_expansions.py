@@ -147,8 +147,9 @@ def sum_up(
     """
     if control_variate in _GAUSS_NEWTON:
         form = DIAGONAL if control_variate == "diagonal" else BLOCKS
-        shown = _shown(closure, control_variate)
-        return GaussNewtonSums.at_present(shown, params, chunks(), form, blocks)
+        return GaussNewtonSums.at_present(
+            _shown(closure), params, chunks(), form, blocks
+        )
     for form in (RANK_ONE, WHOLE):
         sums = TaylorSums.at_present(
             closure, params, chunks(), form, probes, with_hessian=with_hessian
@@ -183,13 +184,12 @@ def expand(
         kept: what is kept of all data.
         probe: a random direction, always the same.
     """
-    form, d = kept["form"], len(kept["anchor"])
+    form = kept["form"]
     if form == DIAGONAL:
-        shown = _shown(closure, "diagonal")
-        return DiagonalTerms.at_present(shown, params, indices, d)
+        return DiagonalTerms.at_present(_shown(closure), params, indices)
     if form == BLOCKS:
-        shown = _shown(closure, "block-diagonal")
-        return BlockTerms.at_present(shown, params, indices, kept["blocks"])
+        blocks = kept["blocks"]
+        return BlockTerms.at_present(_shown(closure), params, indices, blocks)
     return TaylorTerms.at_present(closure, params, indices, form, probe)
 
 
@@ -210,10 +210,10 @@ def sums_of(kept: dict[str, Any]) -> Sums:
     return TaylorSums(*fields, kept["form"])
 
 
-def _shown(closure: Closure, control_variate: int | str) -> LogLikelihood:
+def _shown(closure: Closure) -> LogLikelihood:
     if not isinstance(closure, LogLikelihood):
         raise TypeError(
             f"Invalid closure: got {type(closure).__name__} (must be a LogLikelihood "
-            f"for control_variate={control_variate!r})"
+            "for Gauss-Newton control variates)"
         )
     return closure
