@@ -95,7 +95,10 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "sbps_precondition_(Tensor[] square_averages, Tensor[] velocities, "
       "Tensor(a!)[] preconditioners, Tensor(b!)[] directions, *, float eps, "
       "float scale) -> ()");
-  m.def("sbps_dot(Tensor[] tensors, Tensor[] directions) -> Tensor");
+  m.def(
+      "sbps_place_sums_(Tensor(a!)[] params, Tensor[] origins, "
+      "Tensor[] directions, *, float time) -> Tensor");
+  m.def("sbps_line_sums(Tensor[] origins, Tensor[] directions) -> Tensor");
   m.def(
       "sbps_reflection_sums(Tensor[] params, Tensor[] grads, "
       "Tensor[] velocities, Tensor[] preconditioners, *, "
@@ -103,6 +106,5 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
   m.def(
       "sbps_preconditioner_sum(Tensor[] square_averages, *, float eps) -> "
       "Tensor");
-  m.def("sbps_moments(Tensor losses, Tensor derivatives) -> Tensor");
   m.def("sum_of_squares(Tensor[] tensors) -> Tensor");
 }

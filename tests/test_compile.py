@@ -68,9 +68,9 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     ops.sbps_precondition_([square], [v], [scales], [along], eps=0.1, scale=0.5)
     p.add_(along / 1024)  # a power of 2: Inductor may fuse it with the sum
     total = ops.sbps_preconditioner_sum([square], eps=0.1)
-    moments = ops.sbps_moments(p, scales)
-    dot = ops.sbps_dot([p], [scales])
-    ratio = ratio + energy + (sums.sum() + total + moments.sum() + dot) / 100
+    line = ops.sbps_line_sums([p], [scales])
+    line = line + ops.sbps_place_sums_([p], [noise], [v], time=0.02)
+    ratio = ratio + energy + (sums.sum() + total + line.sum()) / 100
     return ops.sum_of_squares([p, noise]) + (p + noise).sum().double() + ratio[0]
 
 

@@ -619,3 +619,12 @@ def test_the_loss_that_is_returned() -> None:
     # Of second order and Gaussian: no error at all.
     expected = -data(torch.arange(N)).mean()
     torch.testing.assert_close(loss, expected.detach())
+
+
+def test_gradients_may_be_expanded() -> None:
+    """That of a sum is one number in memory."""
+    theta = torch.zeros(3, dtype=F64, requires_grad=True)
+    y = torch.linspace(-1, 1, N, dtype=F64)
+    sampler = sg.HMCECS([theta], num_data=N, subsample_size=8, prior_precision=1.0)
+    sampler.step(lambda i: -0.5 * (y[i] - theta.sum()) ** 2)
+    assert sampler.num_divergences == 0

@@ -35,12 +35,13 @@ HYPER: dict[str, dict[str, Any]] = {
     },
     "hmc_energy": {"prior_precision": 1.0, "num_chains": 1},
     "sbps_place_": {"time": 0.7},
+    "sbps_place_sums_": {"time": 0.7},
     "sbps_reflect_": {"weight_decay": 0.1, "scale": 0.9, "gain": 0.3},
     "sbps_reflection_sums": {"weight_decay": 0.1},
     "sbps_adapt_": {"weight_decay": 0.1, "decay": 0.9},
     "sbps_precondition_": {"eps": 0.1, "scale": 2.0},
     "sbps_preconditioner_sum": {"eps": 0.1},
-    "sbps_dot": {},
+    "sbps_line_sums": {},
 }
 ARGUMENTS = {
     "sgld_step_": ["params", "grads"],
@@ -63,6 +64,7 @@ ARGUMENTS = {
     "hmc_leapfrog_": ["params", "grads", "momenta", "masses"],
     "hmc_energy": ["params", "momenta", "masses"],
     "sbps_place_": ["params", "origins", "directions"],
+    "sbps_place_sums_": ["params", "origins", "directions"],
     "sbps_reflect_": ["params", "grads", "velocities", "preconditioners"],
     "sbps_reflection_sums": ["params", "grads", "velocities", "preconditioners"],
     "sbps_adapt_": ["params", "grads", "square_averages"],
@@ -73,12 +75,12 @@ ARGUMENTS = {
         "directions",
     ],
     "sbps_preconditioner_sum": ["square_averages"],
-    "sbps_dot": ["tensors", "directions"],
+    "sbps_line_sums": ["origins", "directions"],
 }
 # Operators whose arguments are no lists of equal lengths have tests of their own.
 OTHERS = {
     *("ecs_density", "ecs_estimate", "ecs_leapfrog_"),
-    *("metropolis_decide", "select_chains_", "sbps_moments"),
+    *("metropolis_decide", "select_chains_"),
 }
 IN_ARITHMETIC_TYPE = {
     "momenta",
@@ -106,12 +108,13 @@ WRITTEN = {
     "sum_of_squares": set(),
     "control_variate_": {"grads"},
     "sbps_place_": {"params"},
+    "sbps_place_sums_": {"params"},
     "sbps_reflect_": {"velocities"},
     "sbps_reflection_sums": set(),
     "sbps_adapt_": {"square_averages"},
     "sbps_precondition_": {"preconditioners", "directions"},
     "sbps_preconditioner_sum": set(),
-    "sbps_dot": set(),
+    "sbps_line_sums": set(),
 }
 
 
@@ -263,7 +266,8 @@ def test_dtypes(op: str, name: str, dtype: torch.dtype, shown: str) -> None:
         ("sbps_reflection_sums", "velocities"),
         ("sbps_reflection_sums", "preconditioners"),
         ("sbps_adapt_", "square_averages"),
-        ("sbps_dot", "directions"),
+        ("sbps_place_sums_", "origins"),
+        ("sbps_place_sums_", "directions"),
     ],
 )
 def test_state_is_in_the_type_of_arithmetic(op: str, name: str) -> None:
@@ -385,7 +389,8 @@ def test_fractions(op: str, name: str, value: float, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "name"), [("sbps_place_", "time"), ("sbps_reflect_", "gain")]
+    ("op", "name"),
+    [("sbps_place_", "time"), ("sbps_place_sums_", "time"), ("sbps_reflect_", "gain")],
 )
 def test_numbers_of_any_sign(op: str, name: str) -> None:
     for value in (torch.nan, torch.inf, -torch.inf):
@@ -537,17 +542,6 @@ def test_selection() -> None:
         "select_chains_: tensors[0] is an expanded tensor (several elements share "
         "memory) and cannot be written",
     )
-
-
-@pytest.mark.parametrize("name", ["losses", "derivatives"])
-def test_moments(name: str) -> None:
-    for bad in (torch.ones(1), torch.ones(3).int(), torch.ones(2, 2), torch.tensor(1)):
-        given = {"losses": torch.ones(3), "derivatives": torch.ones(3), name: bad}
-        fails(
-            lambda given=given: ops.sbps_moments(*given.values()),
-            f"sbps_moments: {name} must be one row of at least 2 numbers in float32, "
-            "float64, bfloat16 or float16",
-        )
 
 
 # ---- Counters --------------------------------------------------------------------

@@ -68,7 +68,8 @@ def all_operators(shapes: list[int], dtype: torch.dtype) -> list[Tensor]:
     ops.sbps_adapt_(p, grad, squares, weight_decay=0.1, decay=0.9)
     scales, along = ([torch.empty_like(t) for t in v] for _ in range(2))
     ops.sbps_precondition_(squares, v, scales, along, eps=0.1, scale=2.0)
-    dots = [ops.sbps_dot(p, v), ops.sbps_preconditioner_sum(squares, eps=0.1)]
+    dots = [ops.sbps_line_sums(s, v), ops.sbps_preconditioner_sum(squares, eps=0.1)]
+    dots.append(ops.sbps_place_sums_(out, v, s, time=0.4))
     moved = [*placed, *turned, *scales, *along, sums, *dots]
     return [*p, *v, *s, *squares, *out, *moved, ops.sum_of_squares(p), ratio, energy]
 

@@ -134,6 +134,11 @@ BAD_CLOSURES: dict[str, tuple[Any, type[Exception], str]] = {
         "SBPS got the losses of 51 examples from the closure, and num_data = 50 (must "
         "not be more; if examples are drawn with replacement, set replacement=True)",
     ),
+    "complex": (
+        lambda p: Draws(p)().to(torch.complex64),
+        RuntimeError,
+        "SBPS got complex losses from the closure (must be real numbers)",
+    ),
     "not finite": (
         with_nan,
         RuntimeError,

@@ -10,6 +10,7 @@ from reference import DTYPES, SIZES, Exact, arithmetic, assert_rounded, same_bit
 from torch import Tensor
 
 from torch_sgmcmc import _library as ops
+from torch_sgmcmc._directional import moments
 
 DECAY = 0.37  # λ / N
 
@@ -123,17 +124,30 @@ def test_precondition() -> None:
         assert_rounded(u[i], Exact(along, along.abs()))
 
 
-def test_dot() -> None:
-    params, directions = lists("own", "state")
-    expected, size = total(params, directions)
-    assert abs(float(ops.sbps_dot(params, directions)) - expected) <= 1e-13 * size
+def test_sums_of_a_line() -> None:
+    params, origins, directions = lists("own", "state", "state")
+    sums = ops.sbps_line_sums(origins, directions)
+    for got, factors in zip(
+        sums.tolist(), ((origins, directions), (directions, directions)), strict=True
+    ):
+        expected, size = total(*factors)
+        assert abs(got - expected) <= 1e-13 * size
+    # And in the pass that places the parameters: the same bits of both.
+    placed = [torch.empty_like(p) for p in params]
+    ops.sbps_place_(placed, origins, directions, time=0.731)
+    kept = [t.clone() for t in origins + directions]
+    assert same_bits(
+        ops.sbps_place_sums_(params, origins, directions, time=0.731), sums
+    )
+    assert all(map(same_bits, params, placed))
+    assert all(map(same_bits, kept, origins + directions))
 
 
 def test_moments() -> None:
     g = torch.Generator().manual_seed(3)
     for n in (2, 3, 100):
         d = 1e6 + torch.randn(n, generator=g, dtype=torch.float64)
-        bad, mean, variance = ops.sbps_moments(torch.ones(n), d).tolist()
+        bad, mean, variance = moments(torch.ones(n), d)
         assert bad == 0
         assert mean == pytest.approx(float(d.mean()), rel=1e-15)
         assert variance == pytest.approx(float(d.var()), rel=1e-8)
@@ -144,12 +158,12 @@ def test_moments_of_any_row(dtype: torch.dtype) -> None:
     """Of other types, with strides; losses that are not finite are counted."""
     table = torch.randn(9, 3, generator=torch.Generator().manual_seed(4)).to(dtype)
     table[[0, 4, 7], 1] = torch.tensor([math.inf, -math.inf, math.nan], dtype=dtype)
-    bad, mean, variance = ops.sbps_moments(table[:, 1], table[:, 2]).tolist()
+    bad, mean, variance = moments(table[:, 1], table[:, 2])
     assert bad == 3
     assert mean == pytest.approx(float(table[:, 2].double().mean()), rel=1e-14)
     assert variance == pytest.approx(float(table[:, 2].double().var()), rel=1e-14)
     one = torch.full((), 0.25, dtype=dtype).expand(5)
-    assert ops.sbps_moments(one, one).tolist() == [0, 0.25, 0]
+    assert moments(one, one) == (0, 0.25, 0)
 
 
 def test_layouts() -> None:
@@ -167,6 +181,10 @@ def test_layouts() -> None:
             p, x, u, grad = (make(k) for k in (first, other, first, other))
             ops.sbps_place_([p], [x], [u], time=0.5)
             torch.testing.assert_close(p, x + 0.5 * u)
+            line = ops.sbps_place_sums_([p], [x], [u], time=-0.5)
+            torch.testing.assert_close(p, x - 0.5 * u)
+            expected = torch.stack([(t * u).double().sum() for t in (x, u)])
+            torch.testing.assert_close(line, expected, rtol=1e-5, atol=1e-5)
             v = make(other)
             expected = 0.9 * v - 0.3 * u * (grad + 0.5 * p)
             ops.sbps_reflect_(

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from torch_sgmcmc import _C
 from torch_sgmcmc._slots import Slots
 
-__all__ = ["Observation", "check_model", "observe"]
+__all__ = ["Observation", "check_model", "moments", "observe"]
 
 
 class Observation(NamedTuple):
@@ -67,6 +68,25 @@ def observe(
     finally:
         for p in all_params:
             p.grad = None
+
+
+def moments(losses: Tensor, derivatives: Tensor) -> tuple[int, float, float]:
+    """How many losses are not finite; mean and sample variance of the derivatives.
+
+    Args:
+        losses: [n], n >= 2, of any dtype and device.
+        derivatives: likewise.
+    """
+    single = losses.dtype is derivatives.dtype is torch.float32
+    dtype = torch.float32 if single else torch.float64
+    # No operator: they are few, and to call one takes longer than to add them up.
+    if not (single and losses.is_cpu and losses.is_contiguous()):
+        losses = losses.to("cpu", dtype).contiguous()
+    if not (single and derivatives.is_cpu and derivatives.is_contiguous()):
+        derivatives = derivatives.to("cpu", dtype).contiguous()
+    return _C.moments(
+        losses.data_ptr(), derivatives.data_ptr(), losses.shape[0], not single
+    )
 
 
 def _forward(
@@ -176,6 +196,10 @@ def _check_losses(name: str, losses: object, params: Sequence[Tensor]) -> None:
         )
     if not losses.requires_grad:
         raise RuntimeError(_unrelated(name))
+    if not losses.dtype.is_floating_point:
+        raise RuntimeError(
+            f"{name} got complex losses from the closure (must be real numbers)"
+        )
 
 
 def check_model(name: str, model: object, params: Sequence[Tensor]) -> nn.Module | None:

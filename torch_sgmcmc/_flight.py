@@ -15,8 +15,9 @@ from torch_sgmcmc import _C
 from torch_sgmcmc._library import (
     gaussian_,
     sbps_adapt_,
-    sbps_dot,
+    sbps_line_sums,
     sbps_place_,
+    sbps_place_sums_,
     sbps_precondition_,
     sbps_preconditioner_sum,
     sbps_reflect_,
@@ -77,6 +78,8 @@ class Flight:
         self.directions = [u for part in parts for u in part.directions]
         self._ids = frozenset(map(id, self.params))
         self._tangents: list[Tensor] = []
+        # sbps_line_sums of the parts with a prior, and what they say of it.
+        self._line_sums: list[Tensor] | None = None
         self._prior: tuple[float, float] | None = None
         self._marks: list[tuple[int, int]] = []
         self._marked = math.nan
@@ -137,14 +140,9 @@ class Flight:
                     )
         return cls(parts).refreshed(0.0, common)
 
-    def same_as(self, sampler: Sampler, preconditioned: bool) -> bool:
-        """Whether these are still the moving parameters of the sampler."""
-        wanted = [
-            id(p)
-            for group in sampler.param_groups
-            for p in group["params"]
-            if p.requires_grad and p.numel() > 0
-        ]
+    def same_as(self, params: Iterable[Tensor], preconditioned: bool) -> bool:
+        """Whether these are still the ones that move, of a sampler's parameters."""
+        wanted = [id(p) for p in params if p.requires_grad and p.numel() > 0]
         return (
             len(wanted) == len(self._ids)
             and self._ids.issuperset(wanted)
@@ -177,8 +175,15 @@ class Flight:
 
     def place(self, time: float) -> None:
         """Moves the parameters to a time since the line began."""
+        sums = []
         for part in self.parts:
-            sbps_place_(part.params, part.origin, part.directions, time=time)
+            lists = part.params, part.origin, part.directions
+            if self._line_sums is not None or part.prior_precision == 0:
+                sbps_place_(*lists, time=time)
+            else:  # the line's sums cost less now than in a pass of their own
+                sums.append(sbps_place_sums_(*lists, time=time))
+        if self._line_sums is None:
+            self._line_sums = sums
         increment_version(self.params)
         self.mark(time)
 
@@ -332,12 +337,16 @@ class Flight:
                 parameters.
         """
         if self._prior is None:
+            parts = [part for part in self.parts if part.prior_precision > 0]
+            if self._line_sums is None:
+                self._line_sums = [
+                    sbps_line_sums(part.origin, part.directions) for part in parts
+                ]
             begin = slope = 0.0
-            for part in self.parts:
-                precision, directions = part.prior_precision, part.directions
-                if precision > 0:
-                    begin += precision * float(sbps_dot(part.origin, directions))
-                    slope += precision * float(sum_of_squares(directions))
+            for part, sums in zip(parts, self._line_sums, strict=True):
+                product, square = sums.tolist()
+                begin += part.prior_precision * product
+                slope += part.prior_precision * square
             self._prior = (begin, slope)
         begin, slope = self._prior
         return begin + time * slope

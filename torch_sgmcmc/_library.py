@@ -21,9 +21,9 @@ __all__ = [
     "psgld_frozen_step_",
     "psgld_step_",
     "sbps_adapt_",
-    "sbps_dot",
-    "sbps_moments",
+    "sbps_line_sums",
     "sbps_place_",
+    "sbps_place_sums_",
     "sbps_precondition_",
     "sbps_preconditioner_sum",
     "sbps_reflect_",
@@ -75,9 +75,9 @@ metropolis_decide = torch.ops.torch_sgmcmc.metropolis_decide.default
 psgld_frozen_step_ = torch.ops.torch_sgmcmc.psgld_frozen_step_.default
 psgld_step_ = torch.ops.torch_sgmcmc.psgld_step_.default
 sbps_adapt_ = torch.ops.torch_sgmcmc.sbps_adapt_.default
-sbps_dot = torch.ops.torch_sgmcmc.sbps_dot.default
-sbps_moments = torch.ops.torch_sgmcmc.sbps_moments.default
+sbps_line_sums = torch.ops.torch_sgmcmc.sbps_line_sums.default
 sbps_place_ = torch.ops.torch_sgmcmc.sbps_place_.default
+sbps_place_sums_ = torch.ops.torch_sgmcmc.sbps_place_sums_.default
 sbps_precondition_ = torch.ops.torch_sgmcmc.sbps_precondition_.default
 sbps_preconditioner_sum = torch.ops.torch_sgmcmc.sbps_preconditioner_sum.default
 sbps_reflect_ = torch.ops.torch_sgmcmc.sbps_reflect_.default
@@ -152,9 +152,14 @@ def _sums(tensors: list[torch.Tensor], count: int) -> torch.Tensor:
     return tensors[0].new_empty((count,), dtype=torch.float64)
 
 
-@torch.library.register_fake("torch_sgmcmc::sbps_dot")
-def _(tensors: list[torch.Tensor], directions: list[torch.Tensor]) -> torch.Tensor:
-    return _sums(tensors, 1)
+@torch.library.register_fake("torch_sgmcmc::sbps_place_sums_")
+def _(params: list[torch.Tensor], *args: object, **kwargs: object) -> torch.Tensor:
+    return _sums(params, 2)
+
+
+@torch.library.register_fake("torch_sgmcmc::sbps_line_sums")
+def _(origins: list[torch.Tensor], directions: list[torch.Tensor]) -> torch.Tensor:
+    return _sums(origins, 2)
 
 
 @torch.library.register_fake("torch_sgmcmc::sbps_reflection_sums")
@@ -165,11 +170,6 @@ def _(params: list[torch.Tensor], *args: object, **kwargs: object) -> torch.Tens
 @torch.library.register_fake("torch_sgmcmc::sbps_preconditioner_sum")
 def _(square_averages: list[torch.Tensor], **kwargs: object) -> torch.Tensor:
     return _sums(square_averages, 1)
-
-
-@torch.library.register_fake("torch_sgmcmc::sbps_moments")
-def _(losses: torch.Tensor, derivatives: torch.Tensor) -> torch.Tensor:
-    return _sums([derivatives], 3)
 
 
 @torch.library.register_fake("torch_sgmcmc::ecs_estimate")

@@ -46,9 +46,10 @@ def perturbed(differences: Tensor, num_data: float) -> Estimate:
     scale = num_data / len(differences)
     total = scale * differences.sum()
     centred = differences - differences.mean()
-    variance = scale**2 * (centred @ centred)
+    square = scale * scale
+    variance = square * (centred @ centred)
     # d(σ̂² / 2) / d dᵢ is scale² (dᵢ - d̄): the mean's part adds up to 0.
-    weights = scale - scale**2 * centred
+    weights = scale - square * centred
     return Estimate(total - variance / 2, weights, 1, variance, total)
 
 

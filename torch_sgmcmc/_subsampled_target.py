@@ -72,7 +72,7 @@ class SubsampledTarget:
             materialize_grads=True,
         )
         row = grads[0].reshape(-1) if len(grads) == 1 else flat(grads)
-        return row.double()
+        return row.double().contiguous()  # a single gradient may be an expanded one
 
     def _fused(
         self, subsample: Subsample, theta: Tensor, values: Tensor | None

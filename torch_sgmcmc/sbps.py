@@ -19,10 +19,9 @@ from torch.utils.hooks import RemovableHandle
 from torch_sgmcmc import _C
 from torch_sgmcmc._checks import check_real
 from torch_sgmcmc._closures import check_shared
-from torch_sgmcmc._directional import Observation, check_model, observe
+from torch_sgmcmc._directional import Observation, check_model, moments, observe
 from torch_sgmcmc._epoch_shuffle import warn_of_epoch_shuffle
 from torch_sgmcmc._flight import Flight
-from torch_sgmcmc._library import sbps_moments
 from torch_sgmcmc._slots import Slots
 from torch_sgmcmc.sampler import Sampler
 
@@ -319,6 +318,12 @@ class SBPS(Sampler):
             self._check_group(group)
         check_shared(self, _TRAJECTORY, "there is one particle for all")
         self._checked = values
+        # Compared with what the last step observed; a list of its own, never changed.
+        self._target = [
+            float(first["num_data"]),
+            float(first["temperature"]),
+            *(float(group["prior_precision"]) for group in self.param_groups),
+        ]
         return first
 
     # ---- What comes out --------------------------------------------------------
@@ -413,10 +418,13 @@ class SBPS(Sampler):
             self._watched = warn_of_epoch_shuffle("SBPS", closure)
         progress = {key: common[key] for key in _PROGRESS}
         clock = common["clock"].copy()
-        flight = self._flight_now(common, progress, clock)
+        params = self._all_params()
+        flight = self._flight_now(params, common, progress, clock)
         line_time = progress["line_time"]
         try:
-            losses, flight = self._event(flight, common, progress, clock, closure)
+            losses, flight = self._event(
+                flight, params, common, progress, clock, closure
+            )
         except BaseException:
             if not flight.is_at(line_time):
                 flight.place(line_time)
@@ -430,24 +438,24 @@ class SBPS(Sampler):
         return losses
 
     def _flight_now(
-        self, common: dict[str, Any], progress: dict[str, Any], clock: _C.BounceClock
+        self,
+        params: list[Tensor],
+        common: dict[str, Any],
+        progress: dict[str, Any],
+        clock: _C.BounceClock,
     ) -> Flight:
         """The current flight; another one if the user has changed something."""
         flight = self.__dict__.get("_flight")
         preconditioned = common["preconditioned"]
-        target = [
-            float(common["num_data"]),
-            float(common["temperature"]),
-            *(float(group["prior_precision"]) for group in self.param_groups),
-        ]
+        same_target = self._target == progress["observed_target"]
         if (
             flight is None
-            or target != progress["observed_target"]
-            or not flight.same_as(self, preconditioned)
+            or not same_target
+            or not flight.same_as(params, preconditioned)
         ):
             flight = Flight.resumed(self, preconditioned)
         if flight is not None and flight.is_at(progress["line_time"]):
-            if target != progress["observed_target"]:
+            if not same_target:
                 clock.restart()
         else:
             if flight is None:
@@ -457,12 +465,13 @@ class SBPS(Sampler):
             flight.mark(0.0)
             progress["line_time"] = 0.0
             clock.restart()
-        progress["observed_target"] = target
+        progress["observed_target"] = self._target
         return flight
 
     def _event(
         self,
         flight: Flight,
+        params: list[Tensor],
         common: dict[str, Any],
         progress: dict[str, Any],
         clock: _C.BounceClock,
@@ -483,17 +492,13 @@ class SBPS(Sampler):
         ahead = flight
         if event == _C.REFRESHMENT:
             ahead = flight.refreshed(line_end, common)
-        seen = observe(
-            "SBPS",
-            closure,
-            ahead.params,
-            ahead.tangents,
-            self.__dict__.get("_slots"),
-            self._all_params(),
-        )
+        slots = self.__dict__.get("_slots")
+        seen = observe("SBPS", closure, ahead.params, ahead.tangents, slots, params)
         line_time = line_end if ahead is flight else 0.0
         value, variance = self._rate(ahead, line_time, seen, common)
-        grads = self._check_forward_mode(ahead, seen, value, common)
+        grads = None
+        if slots is not None and not self._model_checked:
+            grads = self._check_forward_mode(ahead, seen, value, common)
         bounces = event == _C.PROPOSAL and clock.accepts(rate, value, **key)
         if bounces:
             grads = grads or seen.gradient()
@@ -537,13 +542,10 @@ class SBPS(Sampler):
                 f"{num_data} (must not be more; if examples are drawn with "
                 "replacement, set replacement=True)"
             )
-        losses, derivatives = seen.losses, seen.derivatives
-        if not losses.is_cpu:
-            losses, derivatives = losses.cpu(), derivatives.cpu()
-        bad, mean, variance = sbps_moments(losses, derivatives).tolist()
+        bad, mean, variance = moments(seen.losses, seen.derivatives)
         if bad:
             raise RuntimeError(
-                f"SBPS got {bad:.0f} of {n} losses from the closure that are not finite"
+                f"SBPS got {bad} of {n} losses from the closure that are not finite"
             )
         if not common["replacement"]:
             variance *= 1 - n / num_data
@@ -562,14 +564,12 @@ class SBPS(Sampler):
         seen: Observation,
         value: float,
         common: dict[str, Any],
-    ) -> list[Tensor] | None:
+    ) -> list[Tensor]:
         """Compares the first derivatives by the model with their gradient.
 
         Returns:
-            The gradient, if there was something to compare.
+            The gradient.
         """
-        if self.model is None or self._model_checked:
-            return None
         grads = seen.gradient()
         product, gradient, velocity = flight.sums(grads)
         expected = product * common["num_data"] / common["temperature"]
@@ -613,9 +613,11 @@ class SBPS(Sampler):
                 flight.place(line_begin + (time - begin))
                 moved = True
                 hook(self, time)
-        for hook in list(self._hooks("_segment_hooks").values()):
+        segment_hooks = self.__dict__.get("_segment_hooks")
+        if segment_hooks:
             moved = True
-            hook(flight, line_begin, line_end)
+            for hook in list(segment_hooks.values()):
+                hook(flight, line_begin, line_end)
         if moved:
             flight.place(line_end)
 

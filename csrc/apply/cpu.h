@@ -15,6 +15,7 @@
 #include <tuple>
 #include <utility>
 
+#include "apply/elements.h"
 #include "apply/parallel.h"
 #include "apply/plan.h"
 #include "core/counter.h"

@@ -1,11 +1,12 @@
 // The reduction of apply/reduce.h on a GPU, in the same order: one thread per
 // lane of a stretch, one of them adds the lanes, then one block of threads per
-// chain adds the stretches in a tree.
+// sum of a chain adds the stretches in a tree.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "apply/cuda.cuh"
@@ -24,17 +25,22 @@ template <class Map, class T>
 __global__ void __launch_bounds__(kThreads) ReduceKernel(const Map map,
                                                          const Arrays arrays,
                                                          const Cut cut,
-                                                         int64_t per_chain,
-                                                         double* sums) {
-  __shared__ double lanes[kUnitsPerBlock][kLanes];
+                                                         const StretchSums to) {
+  constexpr int kCount = static_cast<int>(kSums<Map>);
+  static_assert(kCount <= kLanes);
+  __shared__ double lanes[kCount][kUnitsPerBlock][kLanes];
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int row = static_cast<int>(threadIdx.x) / kLanes;
   const int64_t unit = int64_t{blockIdx.x} * kUnitsPerBlock + row;
   const bool inside = unit < cut.units;
-  const Unit u = inside ? UnitAt(cut, per_chain, unit) : Unit{0, 0, 0};
-  lanes[row][lane] = LaneSum<Map, T>(map, arrays.data, u.begin, u.end, lane);
+  const Unit u = inside ? UnitAt(cut, to.per_chain, unit) : Unit{0, 0, 0};
+  const Terms<Map> sums =
+      LaneSums<Map, T>(map, arrays.data, u.begin, u.end, lane);
+  for (int k = 0; k < kCount; ++k) lanes[k][row][lane] = sums[k];
   __syncthreads();
-  if (lane == 0 && inside) sums[u.target] = AddLanes(lanes[row]);
+  if (lane < kCount && inside) {
+    to.sums[lane * to.targets + u.target] = AddLanes(lanes[lane][row]);
+  }
 }
 
 template <class Map>
@@ -44,18 +50,18 @@ __global__ void __launch_bounds__(kBranches) TreeKernel(const Map map,
                                                         double* out) {
   __shared__ double branches[kBranches];
   const int b = static_cast<int>(threadIdx.x);
-  const int64_t chain = blockIdx.x;
-  branches[b] = BranchSum(sums + chain * per_chain, per_chain, b);
+  const int64_t row = blockIdx.x;  // of one sum of one chain
+  branches[b] = BranchSum(sums + row * per_chain, per_chain, b);
   for (int width = kBranches / 2; width > 0; width /= 2) {
     __syncthreads();
     if (b < width) branches[b] += branches[b + width];
   }
-  if (b == 0) out[chain] = map.Finish(branches[0]);
+  if (b == 0) out[row] = map.Finish(branches[0]);
 }
 
 // Reduces plans on a GPU, for operators that are written for any device.
 struct CudaReducer {
-  // Writes every chain's sum to `out`, a float64 tensor on the plan's device.
+  // As CpuReducer's; `out` is on the plan's device.
   template <class Map>
   static void Reduce(const Plan& plan,
                      const Map& map,
@@ -65,9 +71,12 @@ struct CudaReducer {
     const cudaStream_t stream = CurrentStream(plan.device_index());
     const std::vector<Segment>& segments = plan.segments();
     const Cuts all(segments, num_chains);
-    const Tensor sums = torch::stable::new_empty(
-        out, {num_chains * all.per_chain}, ScalarType::Double);
-    double* to = static_cast<double*>(sums.data_ptr());
+    constexpr auto kCount = static_cast<int64_t>(kSums<Map>);
+    const int64_t targets = num_chains * all.per_chain;
+    const Tensor sums =
+        torch::stable::new_empty(out, {kCount * targets}, ScalarType::Double);
+    const StretchSums to{
+        static_cast<double*>(sums.data_ptr()), targets, all.per_chain};
     for (size_t i = 0; i < segments.size(); ++i) {
       const Cut& cut = all.cuts[i];
       Arrays arrays;
@@ -75,8 +84,8 @@ struct CudaReducer {
       const auto blocks = static_cast<unsigned>(
           (cut.units + kUnitsPerBlock - 1) / kUnitsPerBlock);
       const auto run = [&](auto zero) {
-        ReduceKernel<Map, decltype(zero)><<<blocks, kThreads, 0, stream>>>(
-            map, arrays, cut, all.per_chain, to);
+        ReduceKernel<Map, decltype(zero)>
+            <<<blocks, kThreads, 0, stream>>>(map, arrays, cut, to);
       };
       switch (segments[i].dtype) {
         case ScalarType::Double:
@@ -93,9 +102,22 @@ struct CudaReducer {
       }
       CheckCuda(cudaGetLastError(), "kernel launch failed");
     }
-    TreeKernel<<<static_cast<unsigned>(num_chains), kBranches, 0, stream>>>(
-        map, to, all.per_chain, static_cast<double*>(out.data_ptr()));
+    const auto rows = static_cast<unsigned>(kCount * num_chains);
+    TreeKernel<<<rows, kBranches, 0, stream>>>(
+        map, to.sums, all.per_chain, static_cast<double*>(out.data_ptr()));
     CheckCuda(cudaGetLastError(), "kernel launch failed");
+  }
+
+  // As CpuReducer's: an update, and then the sums.
+  template <template <class> class Update, class Coefficients, class Map>
+  static void UpdateAndReduce(const char* op,
+                              const Plan& plan,
+                              const Coefficients& coefficients,
+                              const Map& map,
+                              Tensor& out) {
+    CudaDriver(op, plan, std::nullopt)
+        .template Apply<Update>(coefficients, NoiseStream{0, 0, 0});
+    Reduce(plan, map, /*num_chains=*/1, out);
   }
 };
 

@@ -1,4 +1,5 @@
-// Sums over all elements of a plan, in float64 and in one fixed order.
+// Sums over all elements of a plan, in float64 and in one fixed order; several
+// of them in one pass over memory, which can make an update first.
 //
 // Note [Order of sums]
 // Elements are cut into stretches; inside a stretch, kLanes running sums take
@@ -20,9 +21,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "apply/elements.h"
 #include "apply/parallel.h"
 #include "apply/plan.h"
 #include "core/isa.h"
@@ -34,9 +37,10 @@ namespace torch_sgmcmc {
 constexpr int kLanes = 16;
 constexpr int kBranches = 256;
 
-// What is summed: a map takes one element of every array to a number. kReads
-// says which arrays it looks at (the others may be absent), and Finish turns
-// the sum into the result.
+// What is summed: a map takes one element of every array to a number, or to an
+// array of numbers, each of which is summed by itself. kReads says which arrays
+// it looks at (the others may be absent), and Finish turns a sum into the
+// result.
 struct Square {
   static constexpr std::array<Role, 1> kRoles = {Role::kGradient};
   static constexpr std::array<bool, 1> kReads = {true};
@@ -57,29 +61,55 @@ SG_INLINE double LoadAsDouble(void* const* data, int64_t i) {
   }
 }
 
-template <class Map, class T, size_t... kIndex>
-SG_INLINE double MapElement(const Map& map,
-                            void* const* data,
-                            int64_t i,
-                            std::index_sequence<kIndex...>) {
-  const double x[] = {LoadAsDouble<Map, T, kIndex>(data, i)...};
-  return map(x);
-}
+template <class Map>
+constexpr size_t kMapArrays = std::tuple_size_v<decltype(Map::kRoles)>;
 
 template <class Map>
 constexpr auto MapIndices() {
-  return std::make_index_sequence<std::tuple_size_v<decltype(Map::kRoles)>>();
+  return std::make_index_sequence<kMapArrays<Map>>();
 }
 
-// One lane's running sum over the stretch [begin, end).
+template <class Result>
+struct TermsOf {
+  using Type = Result;
+};
+template <>
+struct TermsOf<double> {
+  using Type = std::array<double, 1>;
+};
+
+// What a map makes of one element, and its sums.
+template <class Map>
+using Terms = typename TermsOf<
+    std::invoke_result_t<const Map&, const double (&)[kMapArrays<Map>]>>::Type;
+
+template <class Map>
+constexpr size_t kSums = std::tuple_size_v<Terms<Map>>;
+
+template <class Map, class T, size_t... kIndex>
+SG_INLINE Terms<Map> MapElement(const Map& map,
+                                void* const* data,
+                                int64_t i,
+                                std::index_sequence<kIndex...>) {
+  const double x[] = {LoadAsDouble<Map, T, kIndex>(data, i)...};
+  return {map(x)};
+}
+
+template <size_t kCount>
+SG_INLINE void AddTerms(std::array<double, kCount>& sums,
+                        const std::array<double, kCount>& terms) {
+  for (size_t k = 0; k < kCount; ++k) sums[k] += terms[k];
+}
+
+// One lane's running sums over the stretch [begin, end).
 template <class Map, class T>
-SG_INLINE double LaneSum(
+SG_INLINE Terms<Map> LaneSums(
     const Map& map, void* const* data, int64_t begin, int64_t end, int lane) {
-  double sum = 0;
+  Terms<Map> sums = {};
   for (int64_t i = begin + lane; i < end; i += kLanes) {
-    sum += MapElement<Map, T>(map, data, i, MapIndices<Map>());
+    AddTerms(sums, MapElement<Map, T>(map, data, i, MapIndices<Map>()));
   }
-  return sum;
+  return sums;
 }
 
 SG_INLINE double AddLanes(const double* lanes) {
@@ -148,6 +178,45 @@ SG_INLINE Unit UnitAt(const Cut& cut, int64_t per_chain, int64_t unit) {
           chain * per_chain + cut.first + stretch};
 }
 
+// Where the sums of stretches go: sum k of the stretch with target t, of which
+// there are `targets`, to sums[k * targets + t].
+struct StretchSums {
+  double* sums;
+  int64_t targets;
+  int64_t per_chain;
+};
+
+// What may be done to the elements of a stretch before they are summed up.
+struct Nothing {
+  template <class T>
+  const Nothing& For() const {
+    return *this;
+  }
+};
+
+// An update functor (samplers/*.h) that needs no noise.
+template <template <class> class Update>
+class UpdateFirst {
+ public:
+  template <class Coefficients>
+  explicit UpdateFirst(const Coefficients& coefficients)
+      : single_(coefficients), twice_(coefficients) {}
+
+  // For parameters of type T.
+  template <class T>
+  const Update<Arithmetic<T>>& For() const {
+    if constexpr (std::is_same_v<T, double>) {
+      return twice_;
+    } else {
+      return single_;
+    }
+  }
+
+ private:
+  Update<float> single_;
+  Update<double> twice_;
+};
+
 }  // namespace torch_sgmcmc
 
 // NOLINTBEGIN(readability-duplicate-include): once for each instruction set.
@@ -172,39 +241,41 @@ namespace torch_sgmcmc::portable {
 
 namespace torch_sgmcmc {
 
-template <class Map, class T>
-void ReduceUnitsOnIsa(const Map& map,
+template <class T, class Update, class Map>
+void ReduceUnitsOnIsa(const Update& update,
+                      const Map& map,
                       const Segment& segment,
                       const Cut& cut,
-                      int64_t per_chain,
                       int64_t begin,
                       int64_t end,
-                      double* sums,
+                      const StretchSums& to,
                       Isa isa) {
 #if defined(SG_X86)
   if (isa == Isa::kAvx512) {
-    return avx512::ReduceUnits<Map, T>(
-        map, segment.data, cut, per_chain, begin, end, sums);
+    return avx512::ReduceUnits<T>(
+        update, map, segment.data, cut, begin, end, to);
   }
   if (isa == Isa::kAvx2) {
-    return avx2::ReduceUnits<Map, T>(
-        map, segment.data, cut, per_chain, begin, end, sums);
+    return avx2::ReduceUnits<T>(update, map, segment.data, cut, begin, end, to);
   }
 #endif
   static_cast<void>(isa);
-  portable::ReduceUnits<Map, T>(
-      map, segment.data, cut, per_chain, begin, end, sums);
+  portable::ReduceUnits<T>(update, map, segment.data, cut, begin, end, to);
 }
 
-// Writes every chain's sum to out[0, num_chains).
-template <class Map>
+// Writes every chain's k-th sum to out[k * num_chains + chain]. `first` is made
+// to each stretch before: Nothing or UpdateFirst.
+template <class Map, class First = Nothing>
 void ReduceOnCpu(const std::vector<Segment>& segments,
                  const Map& map,
                  int64_t num_chains,
                  double* out,
-                 Isa isa = ActiveIsa()) {
+                 Isa isa = ActiveIsa(),
+                 const First& first = First()) {
   const Cuts all(segments, num_chains);
-  std::vector<double> sums(static_cast<size_t>(num_chains * all.per_chain));
+  const int64_t targets = num_chains * all.per_chain;
+  std::vector<double> sums(kSums<Map> * static_cast<size_t>(targets));
+  const StretchSums to{sums.data(), targets, all.per_chain};
   // Threads share chunks of units, of about kStretch elements each.
   const auto units_per_chunk = [](const Cut& cut) {
     return std::max<int64_t>(1, kStretch / cut.row);
@@ -224,10 +295,12 @@ void ReduceOnCpu(const std::vector<Segment>& segments,
       const int64_t stop = std::min(end, first_chunk[i + 1]);
       const int64_t units = units_per_chunk(cut);
       const int64_t from = (begin - first_chunk[i]) * units;
-      const int64_t to = std::min(cut.units, (stop - first_chunk[i]) * units);
+      const int64_t end_unit =
+          std::min(cut.units, (stop - first_chunk[i]) * units);
       const auto run = [&](auto zero) {
-        ReduceUnitsOnIsa<Map, decltype(zero)>(
-            map, s, cut, all.per_chain, from, to, sums.data(), isa);
+        using T = decltype(zero);
+        ReduceUnitsOnIsa<T>(
+            first.template For<T>(), map, s, cut, from, end_unit, to, isa);
       };
       switch (s.dtype) {
         case ScalarType::Double:
@@ -247,15 +320,16 @@ void ReduceOnCpu(const std::vector<Segment>& segments,
     }
   };
   torch::stable::parallel_for(0, first_chunk.back(), kGrain, work);
-  for (int64_t chain = 0; chain < num_chains; ++chain) {
-    out[chain] = map.Finish(
-        AddInTree(sums.data() + chain * all.per_chain, all.per_chain));
+  for (int64_t i = 0; i < static_cast<int64_t>(kSums<Map>) * num_chains; ++i) {
+    out[i] =
+        map.Finish(AddInTree(sums.data() + i * all.per_chain, all.per_chain));
   }
 }
 
 // Reduces plans on the CPU, for operators that are written for any device.
 struct CpuReducer {
-  // Writes every chain's sum to `out`, a float64 tensor.
+  // Writes every chain's sums to `out`, a float64 tensor: the first of all
+  // chains, then the second.
   template <class Map>
   static void Reduce(const Plan& plan,
                      const Map& map,
@@ -263,6 +337,21 @@ struct CpuReducer {
                      Tensor& out) {
     ReduceOnCpu(
         plan.segments(), map, num_chains, static_cast<double*>(out.data_ptr()));
+  }
+
+  // Makes an update that needs no noise, and writes sums of what is then there.
+  template <template <class> class Update, class Coefficients, class Map>
+  static void UpdateAndReduce(const char* /*op*/,
+                              const Plan& plan,
+                              const Coefficients& coefficients,
+                              const Map& map,
+                              Tensor& out) {
+    ReduceOnCpu(plan.segments(),
+                map,
+                /*num_chains=*/1,
+                static_cast<double*>(out.data_ptr()),
+                ActiveIsa(),
+                UpdateFirst<Update>(coefficients));
   }
 };
 

@@ -1,19 +1,35 @@
 // The CPU loop over stretches of Note [Order of sums], compiled once per
 // instruction set (see core/isa.h).
 
+// Updates elements [begin, begin + count), kCount at most.
+template <class T, int64_t kCount, class Update>
+SG_INLINE void UpdateFew(const Update& update,
+                         void* const* data,
+                         int64_t begin,
+                         int64_t count) {
+  if constexpr (!std::is_same_v<Update, Nothing>) {
+    constexpr auto kIndices =
+        std::make_index_sequence<std::tuple_size_v<decltype(Update::kRoles)>>();
+    static constexpr float kNoNoise[kCount] = {};
+    UpdateElements<Update, T>(update, data, begin, count, kNoNoise, kIndices);
+  }
+}
+
 // Writes the terms of elements [begin, begin + kCount).
 template <class Map, class T, int64_t kCount>
 SG_INLINE void MapBlock(const Map& map,
                         void* const* data,
                         int64_t begin,
-                        double* terms) {
+                        double (*terms)[kCount]) {
 #if defined(__clang__)
 #pragma clang loop vectorize(assume_safety)
 #else
 #pragma GCC ivdep
 #endif
   for (int64_t i = 0; i < kCount; ++i) {
-    terms[i] = MapElement<Map, T>(map, data, begin + i, MapIndices<Map>());
+    const Terms<Map> x =
+        MapElement<Map, T>(map, data, begin + i, MapIndices<Map>());
+    for (size_t k = 0; k < kSums<Map>; ++k) terms[k][i] = x[k];
   }
 }
 
@@ -40,59 +56,66 @@ SG_INLINE void PrefetchTerms(void* const* data,
    ...);
 }
 
-template <class Map, class T>
-double ReduceStretch(const Map& map,
-                     void* const* data,
-                     int64_t begin,
-                     int64_t end) {
+template <class T, class Update, class Map>
+Terms<Map> ReduceStretch(const Update& update,
+                         const Map& map,
+                         void* const* data,
+                         int64_t begin,
+                         int64_t end) {
   constexpr auto kIndices = MapIndices<Map>();
+  Terms<Map> result = {};
   if (end - begin <= kLanes) {  // a lane each: they are added in order
-    double sum = 0;
+    UpdateFew<T, kLanes>(update, data, begin, end - begin);
     for (int64_t i = begin; i < end; ++i) {
-      sum += MapElement<Map, T>(map, data, i, kIndices);
+      AddTerms(result, MapElement<Map, T>(map, data, i, kIndices));
     }
-    return sum;
+    return result;
   }
   // All lanes as one vector, which the compiler cuts into registers.
   using Vector = double __attribute__((vector_size(kLanes * sizeof(double))));
   constexpr int64_t kBlock = 16 * kLanes;
   constexpr int64_t kAhead = kBlock;  // arrives while this one is added
-  alignas(Vector) double terms[kBlock];
-  Vector sums = {};
+  constexpr size_t kCount = kSums<Map>;
+  alignas(Vector) double terms[kCount][kBlock];
+  Vector sums[kCount] = {};
   for (; begin + kBlock <= end; begin += kBlock) {
     PrefetchTerms<Map, T, kBlock>(data, begin + kAhead, kIndices);
+    UpdateFew<T, kBlock>(update, data, begin, kBlock);
     MapBlock<Map, T, kBlock>(map, data, begin, terms);
-    for (int64_t i = 0; i < kBlock; i += kLanes) {
-      sums += *reinterpret_cast<const Vector*>(terms + i);
+    for (size_t k = 0; k < kCount; ++k) {
+      for (int64_t i = 0; i < kBlock; i += kLanes) {
+        sums[k] += *reinterpret_cast<const Vector*>(terms[k] + i);
+      }
     }
   }
-  alignas(Vector) double lanes[kLanes];
-  memcpy(lanes, &sums, sizeof sums);
-  for (; begin + kLanes <= end; begin += kLanes) {
-    for (int l = 0; l < kLanes; ++l) {
-      lanes[l] += MapElement<Map, T>(map, data, begin + l, kIndices);
-    }
+  UpdateFew<T, kBlock>(update, data, begin, end - begin);
+  alignas(Vector) double lanes[kCount][kLanes];
+  memcpy(lanes, sums, sizeof sums);
+  for (int l = 0; begin < end; ++begin, l = (l + 1) % kLanes) {
+    const Terms<Map> x = MapElement<Map, T>(map, data, begin, kIndices);
+    for (size_t k = 0; k < kCount; ++k) lanes[k][l] += x[k];
   }
-  for (int l = 0; begin < end; ++begin, ++l) {
-    lanes[l] += MapElement<Map, T>(map, data, begin, kIndices);
-  }
-  return AddLanes(lanes);
+  for (size_t k = 0; k < kCount; ++k) result[k] = AddLanes(lanes[k]);
+  return result;
 }
 
 // Sums of the stretches [begin, end) of a segment.
-template <class Map, class T>
-void ReduceUnits(const Map& shared_map,
+template <class T, class Update, class Map>
+void ReduceUnits(const Update& update,
+                 const Map& shared_map,
                  void* const* shared_data,
                  const Cut& cut,
-                 int64_t per_chain,
                  int64_t begin,
                  int64_t end,
-                 double* sums) {
+                 const StretchSums& to) {
   const Map map = shared_map;  // copies that no store can alias
   void* data[kMaxArguments];
   std::copy_n(shared_data, kMaxArguments, data);
   for (int64_t unit = begin; unit < end; ++unit) {
-    const Unit u = UnitAt(cut, per_chain, unit);
-    sums[u.target] = ReduceStretch<Map, T>(map, data, u.begin, u.end);
+    const Unit u = UnitAt(cut, to.per_chain, unit);
+    const Terms<Map> sums = ReduceStretch<T>(update, map, data, u.begin, u.end);
+    for (size_t k = 0; k < kSums<Map>; ++k) {
+      to.sums[static_cast<int64_t>(k) * to.targets + u.target] = sums[k];
+    }
   }
 }

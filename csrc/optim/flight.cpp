@@ -83,9 +83,16 @@ std::vector<at::Tensor> Flight::directions() const {
 }
 
 void Flight::place(double time) {
+  std::vector<at::Tensor> sums;
   for (const FlightPart& part : parts_) {
-    sbps_place_(part.params, part.origin, part.directions(), time);
+    if (line_sums_ || part.prior_precision == 0) {
+      sbps_place_(part.params, part.origin, part.directions(), time);
+    } else {  // the line's sums cost less now than in a pass of their own
+      sums.push_back(
+          sbps_place_sums_(part.params, part.origin, part.directions(), time));
+    }
   }
+  if (!line_sums_) line_sums_ = std::move(sums);
   for (const at::Tensor& param : params_) {
     if (!param.is_inference()) param.unsafeGetTensorImpl()->bump_version();
   }
@@ -228,18 +235,23 @@ FlightSums Flight::sums(const std::vector<at::Tensor>& grads) const {
 }
 
 double Flight::prior(double time) {
-  if (!prior_) {
-    PriorLine line;
+  if (!line_sums_) {
+    line_sums_.emplace();
     for (const FlightPart& part : parts_) {
-      const auto& along = part.directions();
-      if (part.prior_precision > 0) {
-        line.begin +=
-            part.prior_precision * sbps_dot(part.origin, along).item<double>();
-        line.slope +=
-            part.prior_precision * sum_of_squares(along).item<double>();
-      }
+      if (part.prior_precision == 0) continue;
+      line_sums_->push_back(sbps_line_sums(part.origin, part.directions()));
     }
-    prior_ = line;
+  }
+  if (!prior_) {
+    prior_.emplace();
+    auto next = line_sums_->begin();
+    for (const FlightPart& part : parts_) {
+      if (part.prior_precision == 0) continue;
+      const at::Tensor row = (next++)->cpu();
+      const auto* s = row.const_data_ptr<double>();
+      prior_->begin += part.prior_precision * s[0];
+      prior_->slope += part.prior_precision * s[1];
+    }
   }
   return prior_->begin + time * prior_->slope;
 }

@@ -84,6 +84,8 @@ class Flight {
 
   std::vector<FlightPart> parts_;
   std::vector<at::Tensor> params_;
+  // sbps_line_sums of the parts with a prior, known from the first place() on.
+  std::optional<std::vector<at::Tensor>> line_sums_;
   std::optional<PriorLine> prior_;
   std::vector<std::pair<uint32_t, const void*>> marks_;
   double marked_ = std::numeric_limits<double>::quiet_NaN();

@@ -9,8 +9,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "host/moments.h"
 #include "optim/python_text.h"
-#include "torch_sgmcmc/operators.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -43,6 +43,10 @@ void CheckLosses(const at::Tensor& losses, bool has_grads) {
                              "least, to estimate the noise of a minibatch)");
   }
   if (!losses.requires_grad()) throw std::runtime_error(kUnrelated);
+  if (!losses.is_floating_point()) {
+    throw std::runtime_error(
+        "SBPS got complex losses from the closure (must be real numbers)");
+  }
 }
 
 }  // namespace
@@ -112,21 +116,25 @@ Rate RateOf(Flight& flight,
             "replacement=True)";
     throw std::runtime_error(text.str());
   }
-  const at::Tensor moments =
-      sbps_moments(seen.losses.cpu(), seen.derivatives.cpu());
-  const auto* m = moments.const_data_ptr<double>();
-  if (m[0] > 0) {
+  const auto row = [](const at::Tensor& t) {
+    return t.to(at::kCPU, at::kDouble).contiguous();
+  };
+  const at::Tensor losses = row(seen.losses);
+  const at::Tensor derivatives = row(seen.derivatives);
+  const Moments m = MomentsOf(losses.const_data_ptr<double>(),
+                              derivatives.const_data_ptr<double>(),
+                              losses.numel());
+  if (m.bad > 0) {
     std::ostringstream text;
-    text << "SBPS got " << m[0] << " of " << seen.losses.numel()
+    text << "SBPS got " << m.bad << " of " << seen.losses.numel()
          << " losses from the closure that are not finite";
     throw std::runtime_error(text.str());
   }
-  const double mean = m[1];
-  double variance = m[2];
+  double variance = m.variance;
   if (!options.replacement()) variance *= 1 - n / num_data;
   const double scale = num_data / options.temperature();
   const double value =
-      scale * mean + flight.prior(time) / options.temperature();
+      scale * m.mean + flight.prior(time) / options.temperature();
   variance *= scale * scale / n;
   if (!std::isfinite(value) || !std::isfinite(variance)) {
     throw std::runtime_error(

@@ -219,6 +219,62 @@ at::Tensor hmc_energy(at::TensorList params,
       params, momenta, masses, prior_precision, num_chains);
 }
 
+std::tuple<at::Tensor, at::Tensor, at::Tensor> ecs_estimate(
+    const at::Tensor& values,
+    const at::Tensor& theta,
+    const ECSSums& sums,
+    const ECSExpansions& expansions,
+    const ECSEstimation& estimator) {
+  return Call<"torch_sgmcmc::ecs_estimate",
+              std::tuple<at::Tensor, at::Tensor, at::Tensor>>(
+      values,
+      theta,
+      sums.anchor,
+      expansions.values,
+      expansions.slopes,
+      expansions.scales,
+      expansions.hessians,
+      estimator.temperature,
+      estimator.num_data,
+      estimator.batch_size,
+      estimator.num_products,
+      estimator.lower_bound);
+}
+
+std::tuple<at::Tensor, at::Tensor> ecs_density(const ECSPull& pull,
+                                               const at::Tensor& theta,
+                                               const ECSSums& sums,
+                                               const ECSExpansions& expansions,
+                                               const at::Tensor& prior,
+                                               double temperature) {
+  return Call<"torch_sgmcmc::ecs_density", std::tuple<at::Tensor, at::Tensor>>(
+      pull.estimate,
+      pull.gradient,
+      pull.weights,
+      pull.bends,
+      theta,
+      sums.anchor,
+      expansions.slopes,
+      expansions.scales,
+      expansions.hessians,
+      sums.value,
+      sums.gradient,
+      sums.hessian,
+      prior,
+      temperature);
+}
+
+at::Tensor ecs_leapfrog_(const at::Tensor& x,
+                         const at::Tensor& momentum,
+                         const at::Tensor& gradient,
+                         const std::optional<at::Tensor>& whitening,
+                         const at::Tensor& origin,
+                         double kick,
+                         double drift) {
+  return Call<"torch_sgmcmc::ecs_leapfrog_", at::Tensor>(
+      x, momentum, gradient, whitening, origin, kick, drift);
+}
+
 void gradient_variance_(at::TensorList grads,
                         at::TensorList variances,
                         at::TensorList previous,
@@ -294,13 +350,16 @@ void sbps_precondition_(at::TensorList square_averages,
       square_averages, velocities, preconditioners, directions, eps, scale);
 }
 
-at::Tensor sbps_dot(at::TensorList tensors, at::TensorList directions) {
-  return Call<"torch_sgmcmc::sbps_dot", at::Tensor>(tensors, directions);
+at::Tensor sbps_place_sums_(at::TensorList params,
+                            at::TensorList origins,
+                            at::TensorList directions,
+                            double time) {
+  return Call<"torch_sgmcmc::sbps_place_sums_", at::Tensor>(
+      params, origins, directions, time);
 }
 
-at::Tensor sbps_moments(const at::Tensor& losses,
-                        const at::Tensor& derivatives) {
-  return Call<"torch_sgmcmc::sbps_moments", at::Tensor>(losses, derivatives);
+at::Tensor sbps_line_sums(at::TensorList origins, at::TensorList directions) {
+  return Call<"torch_sgmcmc::sbps_line_sums", at::Tensor>(origins, directions);
 }
 
 at::Tensor sum_of_squares(at::TensorList tensors) {

@@ -12,10 +12,12 @@
 #include "core/portable_noise.h"
 #include "host/bounce_clock.h"
 #include "host/dual_averaging.h"
+#include "host/ecs_sizes.h"
 #include "host/gamma.h"
 #include "host/index_chain.h"
 #include "host/metropolis.h"
 #include "host/minibatch.h"
+#include "host/moments.h"
 #include "host/subsample.h"
 
 namespace py = pybind11;
@@ -213,6 +215,31 @@ PYBIND11_MODULE(_C, m) {
         return all;
       });
   m.def(
+      "moments",
+      [](uintptr_t losses,
+         uintptr_t derivatives,
+         int64_t count,
+         bool double_precision) {
+        const auto of = [&](auto zero) {
+          using T = decltype(zero);
+          return torch_sgmcmc::MomentsOf(
+              reinterpret_cast<const T*>(losses),
+              reinterpret_cast<const T*>(derivatives),
+              count);
+        };
+        const torch_sgmcmc::Moments all =
+            double_precision ? of(double{}) : of(float{});
+        return std::make_tuple(all.bad, all.mean, all.variance);
+      },
+      py::arg("losses"),
+      py::arg("derivatives"),
+      py::arg("count"),
+      py::arg("double_precision"),
+      "How many losses are not finite, and the mean and the sample variance of "
+      "the derivatives: two rows of count numbers at these addresses on the "
+      "host, in float64 or float32.");
+
+  m.def(
       "minibatches",
       [](int64_t num_data,
          int64_t batch_size,
@@ -267,6 +294,21 @@ PYBIND11_MODULE(_C, m) {
         &torch_sgmcmc::MeanAcceptance,
         py::arg("log_ratios"),
         "The mean of min(1, exp(log_ratio)), 0 for one that is not finite.");
+
+  m.def("mean_of", &torch_sgmcmc::MeanOf, py::arg("numbers"));
+  m.def("choose_subsample_size",
+        &torch_sgmcmc::ChooseSubsampleSize,
+        py::arg("variances"),
+        py::arg("size"),
+        py::arg("target"),
+        py::arg("num_data"),
+        "The size of HMC-ECS's perturbed subsamples (csrc/host/ecs_sizes.h).");
+  m.def("choose_num_products",
+        &torch_sgmcmc::ChooseNumProducts,
+        py::arg("variances"),
+        py::arg("size"),
+        py::arg("target"),
+        "The number of HMC-ECS's factors (csrc/host/ecs_sizes.h).");
 
   using torch_sgmcmc::Subsample;
   py::class_<Subsample>(m,

@@ -154,45 +154,33 @@ class SBPSPreconditionUpdate {
   Real scale_;
 };
 
-// Sum of the products of two arrays.
-struct SBPSProduct {
-  static constexpr std::array<Role, 2> kRoles = {Role::kGradient,
-                                                 Role::kStatistic};
-  static constexpr std::array<bool, 2> kReads = {true, true};
-  SG_INLINE double operator()(const double (&x)[2]) const {
-    return x[0] * x[1];
+// origin . A v and |A v|^2 of a line. Arrays: those of SBPSPlaceUpdate.
+struct SBPSLineSums {
+  static constexpr std::array<Role, 3> kRoles = {
+      Role::kOutput, Role::kStatistic, Role::kStatistic};
+  static constexpr std::array<bool, 3> kReads = {false, true, true};
+  SG_INLINE std::array<double, 2> operator()(const double (&x)[3]) const {
+    return {x[1] * x[2], x[2] * x[2]};
   }
   SG_INLINE static double Finish(double sum) { return sum; }
 };
 
-enum class ReflectionSum : int64_t { kProduct = 0, kGradient, kVelocity };
-constexpr int64_t kReflectionSums = 3;
-
-// v . A g, |A g|^2 or |v|^2. Arrays: theta, grad, v, A.
-template <ReflectionSum what, bool preconditioned>
-class SBPSReflectionSum {
-  static constexpr bool kNeedsGradient = what != ReflectionSum::kVelocity;
-
+// v . A g, |A g|^2 and |v|^2. Arrays: theta, grad, v, A.
+template <bool preconditioned>
+class SBPSReflectionSums {
  public:
   static constexpr std::array<Role, 4> kRoles = {
       Role::kGradient, Role::kGradient, Role::kStatistic, Role::kStatistic};
   static constexpr std::array<bool, 4> kReads = {
-      kNeedsGradient,
-      kNeedsGradient,
-      what != ReflectionSum::kGradient,
-      kNeedsGradient&& preconditioned};
+      true, true, true, preconditioned};
 
-  explicit SBPSReflectionSum(double weight_decay)
+  explicit SBPSReflectionSums(double weight_decay)
       : weight_decay_(weight_decay) {}
 
-  SG_INLINE double operator()(const double (&x)[4]) const {
-    if constexpr (what == ReflectionSum::kVelocity) {
-      return x[2] * x[2];
-    } else {
-      double g = x[1] + weight_decay_ * x[0];
-      if constexpr (preconditioned) g *= x[3];
-      return g * (what == ReflectionSum::kProduct ? x[2] : g);
-    }
+  SG_INLINE std::array<double, 3> operator()(const double (&x)[4]) const {
+    double g = x[1] + weight_decay_ * x[0];
+    if constexpr (preconditioned) g *= x[3];
+    return {g * x[2], g * g, x[2] * x[2]};
   }
   SG_INLINE static double Finish(double sum) { return sum; }
 

@@ -54,6 +54,48 @@ void SBPSPlace(TensorList params,
   SBPSApply<SBPSPlaceUpdate, Driver>(kOp, plan, SBPSPlaceCoefficients{time});
 }
 
+// A row of float64 numbers beside a tensor.
+inline Tensor SumsLike(const Tensor& like, int64_t count) {
+  return torch::stable::new_empty(like, {count}, ScalarType::Double);
+}
+
+// The same, and the line's sums, in one pass.
+template <class Reducer>
+Tensor SBPSPlaceSums(TensorList params,
+                     TensorList origins,
+                     TensorList directions,
+                     double time) {
+  constexpr const char* kOp = "sbps_place_sums_";
+  CheckFinite(kOp, "time", time);
+  CheckNotEmpty(kOp, "params", params);
+  Plan plan(kOp,
+            {{"params", Role::kOutput, params},
+             {"origins", Role::kStatistic, origins},
+             {"directions", Role::kStatistic, directions}},
+            NoOffsets(params));
+  Tensor sums = SumsLike(params[0], kSums<SBPSLineSums>);
+  Reducer::template UpdateAndReduce<SBPSPlaceUpdate>(
+      kOp, plan, SBPSPlaceCoefficients{time}, SBPSLineSums(), sums);
+  plan.Finish();
+  return sums;
+}
+
+// The line's sums alone.
+template <class Reducer>
+Tensor SBPSSumsOfLine(TensorList origins, TensorList directions) {
+  constexpr const char* kOp = "sbps_line_sums";
+  CheckNotEmpty(kOp, "origins", origins);
+  // The map knows parameters, too, but does not look at them.
+  const Plan plan(kOp,
+                  {{"origins", Role::kStatistic, origins},
+                   {"origins", Role::kStatistic, origins},
+                   {"directions", Role::kStatistic, directions}},
+                  NoOffsets(origins));
+  Tensor sums = SumsLike(origins[0], kSums<SBPSLineSums>);
+  Reducer::Reduce(plan, SBPSLineSums(), /*num_chains=*/1, sums);
+  return sums;
+}
+
 template <class Driver>
 void SBPSReflect(TensorList params,
                  TensorList grads,
@@ -121,46 +163,12 @@ void SBPSPrecondition(TensorList square_averages,
       kOp, plan, SBPSPreconditionCoefficients{eps, scale});
 }
 
-// A float64 scalar, or a row of them, beside a tensor.
-inline Tensor SumsLike(const Tensor& like, int64_t count) {
-  return torch::stable::new_empty(like, {count}, ScalarType::Double);
-}
-
 template <class Reducer>
-Tensor SBPSDot(TensorList tensors, TensorList directions) {
-  constexpr const char* kOp = "sbps_dot";
-  CheckNotEmpty(kOp, "tensors", tensors);
-  const Plan plan(kOp,
-                  {{"tensors", Role::kGradient, tensors},
-                   {"directions", Role::kStatistic, directions}},
-                  NoOffsets(tensors));
-  Tensor result = SumsLike(tensors[0], 1);
-  Reducer::Reduce(plan, SBPSProduct(), /*num_chains=*/1, result);
-  return result;
-}
-
-template <class Reducer, bool preconditioned>
-void SBPSReflectionSumsInto(const Plan& plan,
-                            double weight_decay,
-                            Tensor& sums) {
-  const auto run = [&](auto map, ReflectionSum what) {
-    Tensor one = torch::stable::narrow(sums, 0, static_cast<int64_t>(what), 1);
-    Reducer::Reduce(plan, map, /*num_chains=*/1, one);
-  };
-  run(SBPSReflectionSum<ReflectionSum::kProduct, preconditioned>(weight_decay),
-      ReflectionSum::kProduct);
-  run(SBPSReflectionSum<ReflectionSum::kGradient, preconditioned>(weight_decay),
-      ReflectionSum::kGradient);
-  run(SBPSReflectionSum<ReflectionSum::kVelocity, preconditioned>(weight_decay),
-      ReflectionSum::kVelocity);
-}
-
-template <class Reducer>
-Tensor SBPSReflectionSums(TensorList params,
-                          TensorList grads,
-                          TensorList velocities,
-                          TensorList preconditioners,
-                          double weight_decay) {
+Tensor SBPSSumsOfReflection(TensorList params,
+                            TensorList grads,
+                            TensorList velocities,
+                            TensorList preconditioners,
+                            double weight_decay) {
   constexpr const char* kOp = "sbps_reflection_sums";
   CheckNumber(kOp, "weight_decay", weight_decay);
   CheckNotEmpty(kOp, "params", params);
@@ -168,14 +176,16 @@ Tensor SBPSReflectionSums(TensorList params,
       {"params", Role::kGradient, params},
       {"grads", Role::kGradient, grads},
       {"velocities", Role::kStatistic, velocities}};
-  Tensor sums = SumsLike(params[0], kReflectionSums);
-  if (preconditioners.empty()) {
+  Tensor sums = SumsLike(params[0], kSums<SBPSReflectionSums<true>>);
+  const auto run = [&](const auto& map) {
     const Plan plan(kOp, arguments, NoOffsets(params));
-    SBPSReflectionSumsInto<Reducer, false>(plan, weight_decay, sums);
+    Reducer::Reduce(plan, map, /*num_chains=*/1, sums);
+  };
+  if (preconditioners.empty()) {
+    run(SBPSReflectionSums<false>(weight_decay));
   } else {
     arguments.push_back({"preconditioners", Role::kStatistic, preconditioners});
-    const Plan plan(kOp, arguments, NoOffsets(params));
-    SBPSReflectionSumsInto<Reducer, true>(plan, weight_decay, sums);
+    run(SBPSReflectionSums<true>(weight_decay));
   }
   return sums;
 }
@@ -200,8 +210,9 @@ void RegisterSBPS(Library& m) {
   m.impl("sbps_reflect_", TORCH_BOX(&SBPSReflect<Driver>));
   m.impl("sbps_adapt_", TORCH_BOX(&SBPSAdapt<Driver>));
   m.impl("sbps_precondition_", TORCH_BOX(&SBPSPrecondition<Driver>));
-  m.impl("sbps_dot", TORCH_BOX(&SBPSDot<Reducer>));
-  m.impl("sbps_reflection_sums", TORCH_BOX(&SBPSReflectionSums<Reducer>));
+  m.impl("sbps_place_sums_", TORCH_BOX(&SBPSPlaceSums<Reducer>));
+  m.impl("sbps_line_sums", TORCH_BOX(&SBPSSumsOfLine<Reducer>));
+  m.impl("sbps_reflection_sums", TORCH_BOX(&SBPSSumsOfReflection<Reducer>));
   m.impl("sbps_preconditioner_sum",
          TORCH_BOX(&SBPSSumOfPreconditioner<Reducer>));
 }

@@ -84,15 +84,20 @@ template <class Map, class T>
 void ReduceSegment(const Map& map,
                    const Segment& segment,
                    const Cut& cut,
-                   int64_t per_chain,
-                   double* sums) {
+                   const StretchSums& to) {
+  constexpr size_t kCount = kSums<Map>;
   for (int64_t unit = 0; unit < cut.units; ++unit) {
-    const Unit u = UnitAt(cut, per_chain, unit);
-    double lanes[kLanes];
+    const Unit u = UnitAt(cut, to.per_chain, unit);
+    double lanes[kCount][kLanes];
     for (int lane = 0; lane < kLanes; ++lane) {
-      lanes[lane] = LaneSum<Map, T>(map, segment.data, u.begin, u.end, lane);
+      const Terms<Map> sums =
+          LaneSums<Map, T>(map, segment.data, u.begin, u.end, lane);
+      for (size_t k = 0; k < kCount; ++k) lanes[k][lane] = sums[k];
     }
-    sums[u.target] = AddLanes(lanes);
+    for (size_t k = 0; k < kCount; ++k) {
+      to.sums[static_cast<int64_t>(k) * to.targets + u.target] =
+          AddLanes(lanes[k]);
+    }
   }
 }
 
@@ -101,11 +106,12 @@ std::vector<double> Reduce(const Map& map,
                            const std::vector<Segment>& segments,
                            int64_t num_chains) {
   const Cuts all(segments, num_chains);
-  std::vector<double> sums(static_cast<size_t>(num_chains * all.per_chain));
+  const int64_t targets = num_chains * all.per_chain;
+  std::vector<double> sums(kSums<Map> * static_cast<size_t>(targets));
+  const StretchSums to{sums.data(), targets, all.per_chain};
   for (size_t i = 0; i < segments.size(); ++i) {
     const auto run = [&](auto zero) {
-      ReduceSegment<Map, decltype(zero)>(
-          map, segments[i], all.cuts[i], all.per_chain, sums.data());
+      ReduceSegment<Map, decltype(zero)>(map, segments[i], all.cuts[i], to);
     };
     switch (segments[i].dtype) {
       case ScalarType::Double:
@@ -122,11 +128,14 @@ std::vector<double> Reduce(const Map& map,
     }
   }
   std::vector<double> result;
-  for (int64_t chain = 0; chain < num_chains; ++chain) {
+  for (size_t row = 0; row < kSums<Map> * static_cast<size_t>(num_chains);
+       ++row) {
     double branches[kBranches];
     for (int b = 0; b < kBranches; ++b) {
       branches[b] =
-          BranchSum(sums.data() + chain * all.per_chain, all.per_chain, b);
+          BranchSum(sums.data() + static_cast<int64_t>(row) * all.per_chain,
+                    all.per_chain,
+                    b);
     }
     for (int width = kBranches / 2; width > 0; width /= 2) {
       for (int b = 0; b < width; ++b) branches[b] += branches[b + width];

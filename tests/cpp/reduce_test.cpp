@@ -29,7 +29,7 @@ std::vector<double> OnCpu(const std::vector<Segment>& segments,
                           const Map& map,
                           int64_t num_chains,
                           Isa isa) {
-  std::vector<double> out(static_cast<size_t>(num_chains), -1.0);
+  std::vector<double> out(kSums<Map> * static_cast<size_t>(num_chains), -1.0);
   ReduceOnCpu(segments, map, num_chains, out.data(), isa);
   return out;
 }
@@ -138,6 +138,55 @@ TYPED_TEST(Reduce, ChainsDoNotMix) {
       }
       ASSERT_EQ(sums[k], OnCpu(alone, Square(), 1, ActiveIsa())[0]);
     }
+  }
+}
+
+// A map of several sums: each has the bits that it has alone, for every chain,
+// and so it has where the elements are updated in the same pass.
+struct Products {
+  static constexpr std::array<Role, 2> kRoles = {Role::kGradient,
+                                                 Role::kGradient};
+  static constexpr std::array<bool, 2> kReads = {true, true};
+  std::array<double, 2> operator()(const double (&x)[2]) const {
+    return {x[1] * x[1], x[0] * x[0]};
+  }
+  static double Finish(double sum) { return sum; }
+};
+
+template <class Real>
+struct Double {
+  static constexpr std::array<Role, 1> kRoles = {Role::kParameter};
+  explicit Double(int /*nothing*/) {}
+  void operator()(Real (&x)[1], Real /*xi*/) const { x[0] *= 2; }
+};
+
+TYPED_TEST(Reduce, SeveralSumsInOnePass) {
+  for (const int64_t chains : {1, 3}) {
+    std::vector<Segment> segments;
+    std::vector<Segment> swapped;
+    for (const int64_t row : {1, 15, 16, 17, 255, 256, 300, 9000}) {
+      segments.push_back(this->Random(chains * row));
+      swapped.push_back(segments.back());
+      std::swap(swapped.back().data[0], swapped.back().data[1]);
+    }
+    std::vector<double> expected = Everywhere(swapped, Square(), chains);
+    const std::vector<double> second = Everywhere(segments, Square(), chains);
+    expected.insert(expected.end(), second.begin(), second.end());
+    ASSERT_EQ(Everywhere(segments, Products(), chains), expected);
+  }
+}
+
+TYPED_TEST(Reduce, UpdatesFirst) {
+  std::vector<Segment> segments;
+  for (const int64_t numel : {1, 15, 16, 17, 255, 256, 300, 9000}) {
+    segments.push_back(this->Random(numel));
+  }
+  double expected = Everywhere(segments, Square(), 1)[0];
+  for (const Isa isa : Available()) {
+    expected *= 4;  // exactly, and so is each term and each sum
+    double out = 0;
+    ReduceOnCpu(segments, Square(), 1, &out, isa, UpdateFirst<Double>(0));
+    EXPECT_EQ(out, expected) << IsaName(isa);
   }
 }
 

@@ -82,6 +82,8 @@ TEST(SBPS, RefusesLossesThatItCannotUseAndMovesNothing) {
   EXPECT_EQ(message([&] { return draws().detach(); }),
             "SBPS got losses from the closure that do not depend on its "
             "parameters (were they computed under torch.no_grad()?)");
+  EXPECT_EQ(message([&] { return draws().to(torch::kComplexFloat); }),
+            "SBPS got complex losses from the closure (must be real numbers)");
   sampler.step(draws);
   EXPECT_FALSE(torch::equal(param, place));
 }

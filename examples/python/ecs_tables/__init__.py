@@ -1,0 +1,1 @@
+"""HMC-ECS against its competitors: data, samplers, measures, figures and report."""

@@ -1,0 +1,222 @@
+"""Tables 1 to 4 and figures 1 to 5 and 7 to 9 of the HMC-ECS paper.
+
+Dang, Quiroz, Kohn, Tran and Villani, Hamiltonian Monte Carlo with Energy Conserving
+Subsampling (JMLR 2019). Logistic regressions: HMC-ECS, perturbed and signed, full HMC,
+and SGLD and SGHMC with and without control variates, on simulated data of HIGGS's
+shape, on Covertype in place of the paper's confidential data, and on HIGGS itself if
+its file is given. Figure 7: the step size against the dimension. Figure 8: the variance
+of the estimate.
+
+    python examples/python/hmcecs_tables.py              # some minutes
+    python examples/python/hmcecs_tables.py --paper --data-root ../shared/data
+    python examples/python/hmcecs_tables.py --higgs HIGGS.csv.gz --paper
+    python examples/python/hmcecs_tables.py --part simulated --num-data 10000000 \
+        --methods perturbed signed       # streamed; the Laplace approximation as truth
+
+Results go to --out: results.json and pictures. Finished runs are kept in --out too,
+those of full HMC in pieces, so that a killed program goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from blr import data as covertype_data
+from ecs_tables import report, scaling, variances
+from ecs_tables.comparison import METHODS, compare
+from ecs_tables.higgs import higgs
+from ecs_tables.problem import Problem
+from ecs_tables.samplers import Size
+from ecs_tables.scaling import Scaling
+from ecs_tables.simulated import simulate
+from ecs_tables.variances import Variances
+from software import versions
+
+PARTS = ("simulated", "covertype", "higgs", "figure7", "figure8")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How long everything is.
+
+    Args:
+        num_data: of the simulated data, without the test's.
+        runs: of the methods.
+        signed: the m of a minibatch of signed HMC-ECS, and λ.
+        scaling: figure 7.
+        variances: figure 8.
+    """
+
+    num_data: int
+    runs: Size
+    signed: dict[str, int]
+    scaling: Scaling
+    variances: Variances
+
+
+_SIGNED = {"subsample_size": 30, "num_products": 100}
+SIZES = {
+    "tiny": Sizes(
+        3000,
+        Size(2, 24, 40, 20, 100, 8),
+        {"subsample_size": 10, "num_products": 20},
+        Scaling(1, 3, 200, 20, 10),
+        Variances(20, 10, 10, 100),
+    ),
+    "short": Sizes(
+        100_000,
+        Size(2, 500, 1000, 500, 1300, 200),
+        _SIGNED,
+        Scaling(2, 7, warmup=300, draws=100),
+        Variances(600, 200, 200),
+    ),
+    "paper": Sizes(
+        1_000_000,
+        Size(3, 2000, 1000, 1000, 1300, 500),
+        _SIGNED,
+        Scaling(3, 8),
+        Variances(),
+    ),
+}
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--part",
+        nargs="+",
+        choices=PARTS,
+        help="what to run (default: all there are data for)",
+    )
+    parser.add_argument(
+        "--methods", nargs="+", choices=METHODS, default=METHODS, metavar="METHOD"
+    )
+    parser.add_argument(
+        "--data-root", type=Path, help="folder that holds covertype/, for that part"
+    )
+    parser.add_argument(
+        "--higgs", type=Path, help="HIGGS.csv or HIGGS.csv.gz, for that part"
+    )
+    parser.add_argument(
+        "--rare",
+        type=float,
+        default=0.01,
+        help="Covertype: the least share of rows that an indicator must be of "
+        "(default: 0.01; 0 is all columns)",
+    )
+    parser.add_argument("--num-data", type=int, help="simulated data for training")
+    parser.add_argument("--seeds", type=int, help="of each method and of figure 7")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
+    parser.add_argument("--out", type=Path, default=Path("runs/hmcecs_tables"))
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument(
+        "--paper",
+        dest="size",
+        action="store_const",
+        const="paper",
+        help="what the results page shows",
+    )
+    size.add_argument(
+        "--tiny",
+        dest="size",
+        action="store_const",
+        const="tiny",
+        help="seconds, to try it out",
+    )
+    args = parser.parse_args(arguments)
+    given = {"covertype": args.data_root, "higgs": args.higgs}
+    if args.part is None:
+        args.part = [p for p in PARTS if given.get(p, p) is not None]
+    for part, option in (("covertype", "--data-root"), ("higgs", "--higgs")):
+        if part in args.part and given[part] is None:
+            parser.error(f"--part {part} needs {option}")
+    if not 0 <= args.rare < 1:
+        parser.error(f"--rare {args.rare:g} must be in [0, 1)")
+    for name, low in (("num_data", 1000), ("seeds", 1), ("threads", 1)):
+        value = getattr(args, name)
+        if value is not None and value < low:
+            parser.error(f"--{name.replace('_', '-')} must be at least {low}")
+    return args
+
+
+def sizes(args: argparse.Namespace) -> Sizes:
+    """Those of the command line."""
+    chosen = SIZES[args.size or "short"]
+    if args.num_data is not None:
+        chosen = replace(chosen, num_data=args.num_data)
+    if args.seeds is not None:
+        chosen = replace(
+            chosen,
+            runs=replace(chosen.runs, seeds=args.seeds),
+            scaling=replace(chosen.scaling, seeds=args.seeds),
+        )
+    return chosen
+
+
+def covertype(data_root: Path, rare: float) -> Problem:
+    """Class 2 against the rest, the prior N(0, 10 I), without rare indicators."""
+    split = covertype_data.load(data_root)
+    y, test_y = ((s > 0).float() for s in (split.train_s, split.test_s))
+    present = (split.train_x != 0).float().mean(0) >= rare
+    x, test_x = (t[:, present].contiguous() for t in (split.train_x, split.test_x))
+    return Problem("Covertype", x, y, test_x, test_y, prior_precision=0.1)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs what the command line asks for and reports."""
+    args = parse_arguments(arguments)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    args.out.mkdir(parents=True, exist_ok=True)
+    size, cache, folder = sizes(args), args.out / "runs", args.out / "data"
+
+    def simulated() -> Problem:
+        return simulate(size.num_data, min(500_000, size.num_data // 10), folder)
+
+    problems: dict[str, Callable[[], Problem]] = {
+        "simulated": simulated,
+        "covertype": lambda: covertype(args.data_root, args.rare),
+        "higgs": lambda: higgs(args.higgs, folder),
+    }
+    document: dict[str, Any] = {"environment": versions()}
+    for part in dict.fromkeys(args.part):
+        if part == "figure7":
+            result = scaling.run(size.scaling, cache)
+            text = scaling.table(result)
+            scaling.draw(result, args.out / "figure7.png")
+        elif part == "figure8":
+            result = variances.run(simulated(), size.variances, cache)
+            text = variances.table(result)
+            variances.draw(result, args.out / "figure8.png")
+        else:
+            result = compare(
+                problems[part](),
+                size.runs,
+                cache,
+                methods=args.methods,
+                signed=size.signed,
+                guideline=part == "covertype",
+            )
+            text = report.tables(result)
+            for draw in (report.moments, report.densities, report.costs):
+                draw(result, args.out / f"{part}_{draw.__name__}.png")
+        print(f"\n{part}\n\n{text}", flush=True)
+        # What only pictures show.
+        del result["curves"]
+        document[part] = result
+        # Also if a later part fails.
+        (args.out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+    print(f"\nPictures and results.json are in {args.out}")
+
+
+if __name__ == "__main__":
+    main()
