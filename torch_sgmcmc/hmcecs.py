@@ -418,18 +418,18 @@ class HMCECS(Sampler):
         See :meth:`Sampler.load_state_dict`.
         """
         super().load_state_dict(state_dict)
-        # torch moves what belongs to a parameter alone.
-        device = self._params()[0].device
-        for key in _STATE:
-            if key in self.state:
-                kept = self.state[key]
-                self.state[key] = {k: _moved(v, device) for k, v in kept.items()}
         anchor = self.state.get("control_variates", {}).get("anchor")
         if anchor is not None:
             rounded = flat(_split(anchor, self._params())).double()
             if not torch.equal(rounded, anchor):
                 del self.state["control_variates"]
                 self.state.pop("subsample", None)
+        # torch moves what belongs to a parameter alone.
+        device = self._params()[0].device
+        for key in _STATE:
+            if key in self.state:
+                kept = self.state[key]
+                self.state[key] = {k: _moved(v, device) for k, v in kept.items()}
         self._present = self._proposals = None
 
     def _params(self) -> list[Tensor]:
