@@ -121,16 +121,16 @@ class Problem:
         return 0.5 * torch.func.jvp(slope, (zero,), (torch.ones_like(zero),))[1]
 
 
-def choices(hidden: int) -> dict[str, tuple[Any, Any]]:
-    """Names of the expansions: their kind, and their blocks."""
-    result: dict[str, tuple[Any, Any]] = {
-        "order 1": (1, None),
-        "diagonal": ("diagonal", None),
-        "a block a tensor": ("block-diagonal", None),
+def choices(hidden: int) -> dict[str, Any]:
+    """Names of the expansions, and what ``control_variate`` they are."""
+    result: dict[str, Any] = {
+        "order 1": 1,
+        "diagonal": "diagonal",
+        "a block a tensor": "block-diagonal",
     }
     if hidden > 0:
-        result["last layer only"] = ("block-diagonal", [[2, 3]])
-    return {**result, "gauss-newton": ("gauss-newton", None)}
+        result["last layer only"] = [[2, 3]]
+    return {**result, "gauss-newton": "gauss-newton"}
 
 
 def main() -> None:
@@ -171,9 +171,9 @@ def main() -> None:
             there[t] = problem.closure(indices)
     rows = {"none": [there[t] for t in times]}
     first: list[Tensor] = []
-    for name, (kind, blocks) in choices(hidden).items():
-        ranges = block_ranges(kind, blocks, sizes)
-        form = {1: "blocks", "diagonal": "diagonal"}.get(kind, "blocks")
+    for name, kind in choices(hidden).items():
+        ranges = block_ranges(kind, sizes)  # none for order 1
+        form = "diagonal" if kind == "diagonal" else "blocks"
         kept = {"form": form, "anchor": mode, "blocks": ranges}
         terms = expand(problem.closure, problem.params, indices, kept, mode)
         expanded = [terms.expand(t * delta)[0] for t in times]

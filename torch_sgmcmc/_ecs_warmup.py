@@ -22,8 +22,7 @@ class Schedule:
         self.steps = check_integer("steps", steps, low=1)
         self.anchor_every = check_integer("anchor_every", anchor_every, low=1)
         # Not so late that less than half as many steps are left.
-        last = steps - (anchor_every + 1) // 2
-        self.anchors = range(anchor_every, last + 1, anchor_every)
+        self.anchors = range(anchor_every, steps - anchor_every // 2 + 1, anchor_every)
         self.last = self.anchors[-1] if self.anchors else 0
         self.sizing = (self.last + steps) // 2
 
@@ -31,9 +30,8 @@ class Schedule:
         """Raises if there are no draws by which to choose the sizes."""
         if self.sizing <= self.last:
             raise ValueError(
-                f"Invalid steps: {self.steps} (with target_variance, 2 or more must "
-                f"follow the last choice of θ*, which anchor_every="
-                f"{self.anchor_every} makes after {self.last})"
+                f"Invalid steps: {self.steps} (must be >= {self.last + 2} for "
+                f"target_variance with anchor_every={self.anchor_every})"
             )
 
 

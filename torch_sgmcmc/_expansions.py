@@ -24,12 +24,12 @@ from torch_sgmcmc._taylor import LINEAR, RANK_ONE, WHOLE, TaylorSums, TaylorTerm
 from torch_sgmcmc.log_likelihood import LogLikelihood
 
 __all__ = [
-    "CONTROL_VARIATES",
     "MASS_MATRICES",
+    "ControlVariate",
     "Sums",
     "Terms",
     "block_ranges",
-    "check_blocks",
+    "check_control_variate",
     "check_mass",
     "curvature",
     "expand",
@@ -42,67 +42,69 @@ Closure = Callable[[Tensor], Tensor]
 Terms = TaylorTerms | BlockTerms | DiagonalTerms
 Sums = TaylorSums | GaussNewtonSums
 
+# 2, 1, one of the names, or blocks.
+ControlVariate = int | str | Sequence[Sequence[int]]
+
 _GAUSS_NEWTON = ("gauss-newton", "block-diagonal", "diagonal")
-CONTROL_VARIATES = (2, 1, *_GAUSS_NEWTON)
 MASS_MATRICES = ("dense", "diagonal", "identity")
 
 # Elements of a block: a matrix of 2 GiB.
 _LARGEST_BLOCK = 16384
 
 
-def check_blocks(blocks: object, control_variate: int | str) -> None:
-    """Raises if these are no blocks, whatever the parameters may be."""
-    if blocks is None:
+def check_control_variate(value: object) -> None:
+    """Raises if there is none of this name or order, or if these are no blocks."""
+    if isinstance(value, str):
+        if value not in _GAUSS_NEWTON:
+            wanted = " or ".join(map(repr, _GAUSS_NEWTON))
+            raise ValueError(f"Invalid control_variate: {value!r} (must be {wanted})")
         return
-    if control_variate != "block-diagonal":
-        raise ValueError(
-            f"Invalid blocks: {blocks} (must be None with control_variate="
-            f"{control_variate!r})"
-        )
-    if not isinstance(blocks, (list, tuple)) or not all(
+    if not isinstance(value, (list, tuple)):
+        if value not in (2, 1) or isinstance(value, bool):
+            raise ValueError(f"Invalid control_variate: {value!r} (must be 2 or 1)")
+        return
+    if not all(
         isinstance(block, (list, tuple))
         and all(isinstance(i, int) and not isinstance(i, bool) for i in block)
-        for block in blocks
+        for block in value
     ):
         raise TypeError(
-            f"Invalid blocks: {blocks!r} (must be lists of indices of parameters)"
+            f"Invalid control_variate: {value!r} (blocks must be lists of indices of "
+            "parameters)"
         )
-    if not blocks:
-        raise ValueError(f"Invalid blocks: {blocks} (must not be empty)")
-    chosen = [i for block in blocks for i in block]
-    if not all(blocks) or len(set(chosen)) < len(chosen) or min(chosen, default=0) < 0:
+    chosen = [i for block in value for i in block]
+    distinct = len(set(chosen)) == len(chosen)
+    if not value or not all(value) or not distinct or min(chosen) < 0:
         raise ValueError(
-            f"Invalid blocks: {blocks} (must be disjoint lists, none of them empty, of "
-            "indices >= 0)"
+            f"Invalid control_variate: {value} (blocks must be disjoint lists, none of "
+            "them empty, of indices >= 0)"
         )
 
 
-def check_mass(mass_matrix: str, control_variate: int | str) -> None:
+def check_mass(mass_matrix: str, control_variate: ControlVariate) -> None:
     """Raises if the control variates do not have the Hessian for this mass."""
-    if mass_matrix == "dense" and control_variate in ("block-diagonal", "diagonal"):
+    if mass_matrix == "dense" and control_variate not in (2, 1, "gauss-newton"):
         raise ValueError(
             f"Invalid mass_matrix: {mass_matrix!r} (must be 'diagonal' or 'identity' "
             f"with control_variate={control_variate!r})"
         )
 
 
-def block_ranges(
-    control_variate: int | str,
-    blocks: Sequence[Sequence[int]] | None,
-    sizes: Sequence[int],
-) -> Ranges:
+def block_ranges(control_variate: ControlVariate, sizes: Sequence[int]) -> Ranges:
     """Each block's ranges of elements of θ, for parameters of these sizes.
 
     Raises:
         ValueError: a block has parameters that there are not, or is too large.
     """
-    if control_variate not in ("gauss-newton", "block-diagonal"):
-        return []
     count = len(sizes)
     if control_variate == "gauss-newton":
-        blocks = [range(count)]
-    elif blocks is None:
+        blocks: Sequence[Sequence[int]] = [range(count)]
+    elif control_variate == "block-diagonal":
         blocks = [[i] for i in range(count)]
+    elif isinstance(control_variate, (list, tuple)):
+        blocks = control_variate
+    else:
+        return []
     ends = [0]
     for size in sizes:
         ends.append(ends[-1] + size)
@@ -110,8 +112,8 @@ def block_ranges(
     for block in blocks:
         if max(block) >= count:
             raise ValueError(
-                f"Invalid blocks: {list(block)} (must be indices below {count}, the "
-                "number of parameters)"
+                f"Invalid control_variate: a block {list(block)} (must be indices "
+                f"below {count}, the number of parameters)"
             )
         ranges: list[list[int]] = []
         for i in sorted(block):
@@ -122,9 +124,9 @@ def block_ranges(
         size = sum(end - begin for begin, end in ranges)
         if size > _LARGEST_BLOCK:
             raise ValueError(
-                f"Invalid control_variate: {control_variate!r} with a block of {size} "
-                f"elements, parameters {list(block)} (must be <= {_LARGEST_BLOCK}: "
-                "choose smaller blocks, or 1)"
+                f"Invalid control_variate: a block of {size} elements, parameters "
+                f"{list(block)} (must be <= {_LARGEST_BLOCK}: choose smaller blocks, "
+                "or 1)"
             )
         result.append(ranges)
     return result
@@ -136,7 +138,7 @@ def sum_up(
     chunks: Callable[[], Iterable[Tensor]],
     probes: Tensor,
     *,
-    control_variate: int | str,
+    control_variate: ControlVariate,
     blocks: Ranges,
     with_hessian: bool,
 ) -> Sums:
@@ -145,10 +147,11 @@ def sum_up(
     Raises:
         TypeError: the closure does not show its outputs, which are needed.
     """
-    if control_variate in _GAUSS_NEWTON:
+    if control_variate not in (2, 1):
         form = DIAGONAL if control_variate == "diagonal" else BLOCKS
-        shown = _shown(closure, control_variate)
-        return GaussNewtonSums.at_present(shown, params, chunks(), form, blocks)
+        return GaussNewtonSums.at_present(
+            _shown(closure), params, chunks(), form, blocks
+        )
     for form in (RANK_ONE, WHOLE):
         sums = TaylorSums.at_present(
             closure, params, chunks(), form, probes, with_hessian=with_hessian
@@ -183,13 +186,12 @@ def expand(
         kept: what is kept of all data.
         probe: a random direction, always the same.
     """
-    form, d = kept["form"], len(kept["anchor"])
+    form = kept["form"]
     if form == DIAGONAL:
-        shown = _shown(closure, "diagonal")
-        return DiagonalTerms.at_present(shown, params, indices, d)
+        return DiagonalTerms.at_present(_shown(closure), params, indices)
     if form == BLOCKS:
-        shown = _shown(closure, "block-diagonal")
-        return BlockTerms.at_present(shown, params, indices, kept["blocks"])
+        blocks = kept["blocks"]
+        return BlockTerms.at_present(_shown(closure), params, indices, blocks)
     return TaylorTerms.at_present(closure, params, indices, form, probe)
 
 
@@ -206,14 +208,14 @@ def sums_of(kept: dict[str, Any]) -> Sums:
     """The sums of what is kept of all data."""
     fields = (kept["value"], kept["gradient"], kept["hessian"])
     if kept["form"] in (BLOCKS, DIAGONAL):
-        return GaussNewtonSums(*fields, kept["blocks"], kept["form"])
+        return GaussNewtonSums(*fields, kept.get("blocks", []), kept["form"])
     return TaylorSums(*fields, kept["form"])
 
 
-def _shown(closure: Closure, control_variate: int | str) -> LogLikelihood:
+def _shown(closure: Closure) -> LogLikelihood:
     if not isinstance(closure, LogLikelihood):
         raise TypeError(
             f"Invalid closure: got {type(closure).__name__} (must be a LogLikelihood "
-            f"for control_variate={control_variate!r})"
+            "for Gauss-Newton control variates)"
         )
     return closure

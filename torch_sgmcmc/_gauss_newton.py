@@ -158,9 +158,10 @@ class DiagonalTerms(_Terms):
 
     @classmethod
     def at_present(
-        cls, closure: LogLikelihood, params: list[Tensor], indices: Tensor, d: int
+        cls, closure: LogLikelihood, params: list[Tensor], indices: Tensor
     ) -> DiagonalTerms:
         """Those of the data with these indices, around the parameters as they are."""
+        d = sum(p.numel() for p in params)
         like = {"dtype": torch.float64, "device": params[0].device}
         parts = [cls(*(torch.empty(size, **like) for size in ((0,), (0, d), (0, d))))]
         for values, slopes, curvatures, rows in _pieces(closure, params, indices):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -16,12 +16,12 @@ from torch_sgmcmc._closures import check_shared, exchanged, refuse_scaler
 from torch_sgmcmc._ecs_sizes import Draw, mean_estimate, num_products, subsample_size
 from torch_sgmcmc._ecs_warmup import Schedule, Warmup, mean_of_late
 from torch_sgmcmc._expansions import (
-    CONTROL_VARIATES,
     MASS_MATRICES,
+    ControlVariate,
     Sums,
     Terms,
     block_ranges,
-    check_blocks,
+    check_control_variate,
     check_mass,
     curvature,
     expand,
@@ -44,7 +44,7 @@ __all__ = ["HMCECS"]
 _HYPERPARAMETERS = (
     *("num_data", "subsample_size", "num_products", "variant", "step_size"),
     *("trajectory_length", "num_blocks", "control_variate", "mass_matrix"),
-    *("temperature", "max_variance", "chunk_size", "blocks"),
+    *("temperature", "max_variance", "chunk_size"),
 )
 _COUNTERS = (
     *("num_trajectories", "num_accepted", "num_divergences"),
@@ -183,7 +183,11 @@ class HMCECS(Sampler):
             Default: 100.
         control_variate: the expansions q, see *Control variates*: 2 or 1, the order of
             a Taylor expansion; or "gauss-newton", "block-diagonal" or "diagonal", for
-            which closures must be :class:`LogLikelihood`. Default: 2.
+            which closures must be :class:`LogLikelihood`. With "block-diagonal" every
+            parameter is a block; other blocks are given in its place, as disjoint lists
+            of indices of parameters, in the order of the param groups (those in none
+            are expanded to first order). A block has at most 16384 elements. Default:
+            2.
         mass_matrix: "dense", "diagonal" (both from the Hessian of all data at θ*, or
             what the control variates have of it) or "identity", which needs no Hessian.
             Not "dense" with "block-diagonal" or "diagonal". Default: "dense".
@@ -199,10 +203,6 @@ class HMCECS(Sampler):
             most this. Default: 1000.
         chunk_size: number of data for which the sums over all data call the closure at
             a time, >= 1. Default: 8192.
-        blocks: for "block-diagonal": disjoint lists of indices of parameters, in the
-            order of the param groups, each list a block of at most 16384 elements;
-            parameters in none are expanded to first order. None makes every parameter
-            a block. Default: None.
 
     State:
         Under string keys, since it belongs to no single parameter:
@@ -283,7 +283,7 @@ class HMCECS(Sampler):
         step_size: float | None = None,
         trajectory_length: float = 1.2,
         num_blocks: int = 100,
-        control_variate: int | str = 2,
+        control_variate: ControlVariate = 2,
         mass_matrix: str = "dense",
         prior_precision: float = 0.0,
         temperature: float = 1.0,
@@ -291,7 +291,6 @@ class HMCECS(Sampler):
         num_products: int = 100,
         max_variance: float = 1000.0,
         chunk_size: int = 8192,
-        blocks: Sequence[Sequence[int]] | None = None,
     ) -> None:
         check_real("trajectory_length", trajectory_length, low_open=True)
         defaults = {
@@ -308,7 +307,6 @@ class HMCECS(Sampler):
             "num_products": num_products,
             "max_variance": max_variance,
             "chunk_size": chunk_size,
-            "blocks": blocks,
             **dict.fromkeys(_COUNTERS, 0),
             "num_evaluations": 0,
             "sign": 1,
@@ -374,8 +372,7 @@ class HMCECS(Sampler):
         check_real("step_size", group["step_size"], low_open=True)
         check_real("trajectory_length", group["trajectory_length"], low_open=True)
         check_integer("num_blocks", group["num_blocks"], low=1)
-        _check_choice("control_variate", group["control_variate"], CONTROL_VARIATES)
-        check_blocks(group["blocks"], group["control_variate"])
+        check_control_variate(group["control_variate"])
         _check_choice("mass_matrix", group["mass_matrix"], MASS_MATRICES)
         check_mass(group["mass_matrix"], group["control_variate"])
         self._check_target(group)
@@ -416,11 +413,17 @@ class HMCECS(Sampler):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state dict; the chain then continues bit for bit.
 
-        If it was saved for parameters of other dtypes, θ* is chosen anew at the next
-        step, where the parameters are: sums that were rounded otherwise do not fit.
+        If the parameters' dtypes cannot hold its θ*, another one is chosen at the next
+        step, where the parameters are: with θ* rounded, the sums would not be its.
         See :meth:`Sampler.load_state_dict`.
         """
         super().load_state_dict(state_dict)
+        anchor = self.state.get("control_variates", {}).get("anchor")
+        if anchor is not None:
+            rounded = flat(_split(anchor, self._params())).double()
+            if not torch.equal(rounded, anchor):
+                del self.state["control_variates"]
+                self.state.pop("subsample", None)
         # torch moves what belongs to a parameter alone.
         device = self._params()[0].device
         for key in _STATE:
@@ -461,16 +464,6 @@ class HMCECS(Sampler):
         self._anchor_at(closure, flat(self._params()).double(), progress)
         self.state.pop("warmup", None)
 
-    def _needs_anchor(self) -> bool:
-        """Whether there is no θ*, or the sums are those of other data or rounding."""
-        kept, now = self.state.get("control_variates"), self.param_groups[0]["num_data"]
-        return (
-            kept is None or kept["num_data"] != now or kept["dtypes"] != self._dtypes()
-        )
-
-    def _dtypes(self) -> list[str]:
-        return [str(p.dtype) for p in self._params()]
-
     def _forget_anchor(self) -> None:
         for key in _STATE:
             self.state.pop(key, None)
@@ -498,14 +491,14 @@ class HMCECS(Sampler):
         chosen = {
             "anchor": anchor,
             "num_data": group["num_data"],
-            "dtypes": self._dtypes(),
             "value": sums.value,
             "gradient": sums.gradient,
             "hessian": sums.hessian if group["control_variate"] != 1 else None,
             "form": sums.form,
-            "blocks": blocks,
             "whitening": whitening(group["mass_matrix"], precision),
         }
+        if blocks:
+            chosen["blocks"] = blocks
         kept = self.state.get("subsample")
         if kept is not None and kept["layout"] == list(vars(self._layout()).values()):
             # The same data, with other expansions.
@@ -552,7 +545,7 @@ class HMCECS(Sampler):
     def _ranges(self) -> Ranges:
         group = self.param_groups[0]
         sizes = [p.numel() for p in self._params()]
-        return block_ranges(group["control_variate"], group["blocks"], sizes)
+        return block_ranges(group["control_variate"], sizes)
 
     def _probes(self, like: Tensor) -> Tensor:
         """Two random directions, as the parameters' type rounds them."""
@@ -739,15 +732,8 @@ class HMCECS(Sampler):
             adaptation = _C.DualAveraging(step_size, target_acceptance)
             warmup = Warmup(arguments, 0, adaptation, [])
             self.state["warmup"] = warmup.save()
+        warmup = self._move_anchor(closure, warmup, schedule, progress)
         for i in progress_bar(range(warmup.done, steps), "warm-up", progress):
-            if i in schedule.anchors and warmup.draws:
-                anchor = mean_of_late(warmup.draws)
-                self._anchor_at(closure, anchor, progress)
-                averaged = warmup.adaptation.averaged
-                self._set(step_size=averaged)
-                adaptation = _C.DualAveraging(averaged, target_acceptance)
-                warmup = Warmup(arguments, i, adaptation, [])
-                self.state["warmup"] = warmup.save()
             log_ratio = self._sweep(closure, _MOST_WARMUP_STEPS)
             warmup.adaptation.update(_C.mean_acceptance([log_ratio]))
             self._set(step_size=warmup.adaptation.step_size)
@@ -757,9 +743,24 @@ class HMCECS(Sampler):
                 self._size(draws, target_variance)
             warmup = Warmup(arguments, i + 1, warmup.adaptation, draws)
             self.state["warmup"] = warmup.save()
+            warmup = self._move_anchor(closure, warmup, schedule, progress)
         averaged = warmup.adaptation.averaged
         self._set(step_size=averaged, **dict.fromkeys(_COUNTERS, 0))
         self.state.pop("warmup", None)
+
+    def _move_anchor(
+        self, closure: Closure, warmup: Warmup, schedule: Schedule, progress: bool
+    ) -> Warmup:
+        """Chooses θ* and begins to adapt the step size anew, where it is time to."""
+        if warmup.done not in schedule.anchors or not warmup.draws:
+            return warmup
+        self._anchor_at(closure, mean_of_late(warmup.draws), progress)
+        averaged = warmup.adaptation.averaged
+        self._set(step_size=averaged)
+        adaptation = _C.DualAveraging(averaged, warmup.adaptation.target)
+        moved = Warmup(warmup.arguments, warmup.done, adaptation, [])
+        self.state["warmup"] = moved.save()
+        return moved
 
     def _size(self, draws: list[Draw], target: float | None) -> None:
         """Chooses the sizes and a by what the draws since the last θ* had."""
@@ -785,7 +786,8 @@ class HMCECS(Sampler):
         if closure is None:
             raise TypeError(_NO_CLOSURE)
         self._check_groups()
-        if self._needs_anchor():
+        kept = self.state.get("control_variates")
+        if kept is None or kept["num_data"] != self.param_groups[0]["num_data"]:
             self._anchor_at(closure, flat(self._params()).double(), progress=False)
         target = self._target(closure)
         start = [p.detach().clone() for p in self._params()]
