@@ -1,28 +1,56 @@
 """What HMC-ECS costs on a simulated logistic regression with d = 29.
 
-    python benchmarks/hmcecs.py [--num-data 200000] [--draws 1000]
+    python benchmarks/hmcecs.py [--num-data 200000]
+    python benchmarks/hmcecs.py --numpyro [--num-data 200000 1000000] [--seeds 4]
 
-On one thread, in processor time, with 100 blocks, m = 1300, and expansions of second
-order: what building the control variates costs relative to N per-datum gradients by
-torch.func and one accumulation of the Hessian by a matrix product, measured in turns;
-then the time of a draw and ArviZ's ESS a second, the median over the parameters.
+With 100 blocks, m = 1300, and expansions of second order.
+
+The first prints, in processor time on one thread, what building the control variates
+costs relative to N per-datum gradients by torch.func and one accumulation of the
+Hessian by a matrix product, measured in turns.
+
+The second compares with NumPyro's HMCECS(NUTS), which must be installed in the same
+environment. Both get the same data (float64 here, NumPyro's default float32 there),
+start at the mode, and run in turns, each run in a process of its own that is bound to
+``--threads`` cores. Theirs is compiled before it is timed, as one scan over all draws.
+For ours there is a grid of trajectory lengths; the best one by the first seed is then
+compared on the others. Printed are, for each, wall and processor time of a draw;
+ArviZ's bulk ESS a second, the median over the parameters, in both times; ESS a draw of
+the squares' (``sd``); the largest errors of means and sds; and peak memory: the highest
+resident size while it was built, warmed up and run, less that with libraries and data
+loaded. Means and sds are those of the posterior of all data by importance sampling
+from its Laplace approximation.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from functools import lru_cache
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 D, M, BLOCKS, PRIOR = 29, 1300, 100, 1.0
+WARMUP = 500
+# The first is so short that it is always one leapfrog step.
+LENGTHS = (0.01, 0.9, 1.2, 1.6, 2.0, 2.4)
+
+Array = Any
 
 
-def simulate(n: int) -> tuple[Any, Any, Any]:
-    """Data x with an intercept, y, and the posterior's mode by Newton's method."""
+def simulate(n: int) -> tuple[Array, Array, Array, Array]:
+    """Data x with an intercept, y; the posterior's mode by Newton's method, and W.
+
+    W Wᵀ is the inverse of the Hessian at the mode.
+    """
     rng = np.random.default_rng(0)
     x = rng.standard_normal((n, D))
     x[:, 0] = 1
@@ -32,54 +60,20 @@ def simulate(n: int) -> tuple[Any, Any, Any]:
         p = 1 / (1 + np.exp(-x @ theta))
         hessian = x.T @ (x * (p * (1 - p))[:, None]) + PRIOR * np.eye(D)
         theta = theta + np.linalg.solve(hessian, x.T @ (y - p) - PRIOR * theta)
-    return x, y, theta
+    return x, y, theta, np.linalg.inv(np.linalg.cholesky(hessian)).T
 
 
-def ours(n: int, seed: int, draws: int, length: float) -> tuple[Any, float]:
-    """The draws and their processor time."""
-    import torch
-
-    import torch_sgmcmc as sg
-
-    torch.set_num_threads(1)
-    x, y, mode = map(torch.tensor, simulate(n))
-    theta = mode.clone().requires_grad_()
-
-    @lru_cache(maxsize=2)
-    def rows(indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x[indices], y[indices]
-
-    def closure(indices: torch.Tensor) -> torch.Tensor:
-        xs, ys = rows(indices)
-        eta = xs @ theta
-        return ys * eta - torch.nn.functional.softplus(eta)
-
-    sampler = sg.HMCECS(
-        [theta],
-        num_data=n,
-        subsample_size=M,
-        trajectory_length=length,
-        num_blocks=BLOCKS,
-        prior_precision=PRIOR,
-        seed=seed,
-    )
-    sampler.warmup(closure, 300, progress=False)
-    kept = torch.empty(draws, D, dtype=torch.float64)
-    start = time.process_time()
-    for i in range(draws):
-        sampler.step(closure)
-        kept[i] = theta.detach()
-    return kept.numpy(), time.process_time() - start
+# ---- Building the control variates -------------------------------------------------
 
 
 def control_variates(n: int) -> None:
-    """Prints the relative cost of building them, and that of their parts."""
+    """Prints the relative cost of building them."""
     import torch
 
     import torch_sgmcmc as sg
 
     torch.set_num_threads(1)
-    x, y, mode = map(torch.tensor, simulate(n))
+    x, y, mode, _ = map(torch.tensor, simulate(n))
     theta = mode.clone().requires_grad_()
 
     def closure(indices: torch.Tensor) -> torch.Tensor:
@@ -101,42 +95,302 @@ def control_variates(n: int) -> None:
                 hessian -= (rows.t() * (p * (1 - p))) @ rows
 
     sampler = sg.HMCECS([theta], num_data=n, subsample_size=M, seed=0)
-    built, reference = [], []
+    ratios, built = [], []
     for _ in range(5):
-        for run, times in (
-            (lambda: sampler.set_anchor(closure, progress=False), built),
-            (parts, reference),
-        ):
+        times = []
+        for run in (lambda: sampler.set_anchor(closure, progress=False), parts):
             start = time.process_time()
             run()
             times.append(time.process_time() - start)
-    ratio = statistics.median(built) / statistics.median(reference)
+        ratios.append(times[0] / times[1])
+        built.append(times[0])
     print(
-        f"n = {n}: built in {statistics.median(built):.2f} s, N gradients and a "
-        f"Hessian {statistics.median(reference):.2f} s, ratio {ratio:.2f}"
+        f"n = {n}: control variates built in {statistics.median(built):.2f} s, "
+        f"{statistics.median(ratios):.2f} times N gradients and a Hessian"
     )
 
 
-def draws(n: int, count: int, length: float) -> None:
-    """Prints what a draw costs after the warm-up, and what it is worth."""
-    import arviz
+# ---- One run, in a process of its own ----------------------------------------------
 
-    kept, seconds = ours(n, seed=0, draws=count, length=length)
-    ess = statistics.median(float(arviz.ess(c, method="mean")) for c in kept.T)
+
+class Memory:
+    """The highest resident size since it was made, less that at the time, in MiB."""
+
+    def __init__(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5")  # forget the highest so far
+        self.start = self.read("VmRSS")
+
+    def read(self, name: str) -> float:
+        """One line of the process's status, in MiB."""
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(name + ":"):
+                return int(line.split()[1]) / 1024
+        raise RuntimeError(f"This system does not tell {name}")
+
+    def highest(self) -> float:
+        """Beyond what there was."""
+        return self.read("VmHWM") - self.start
+
+
+class Clock:
+    """Wall and processor time since it was made."""
+
+    def __init__(self) -> None:
+        self.wall, self.processor = time.perf_counter(), time.process_time()
+
+    def read(self) -> tuple[float, float]:
+        """Seconds of both."""
+        return time.perf_counter() - self.wall, time.process_time() - self.processor
+
+
+Runs = list[tuple[str, Array, tuple[float, float]]]
+
+
+def ours(data: tuple[Array, ...], seed: int, draws: int, threads: int) -> Any:
+    """The draws and their time for each trajectory length."""
+    import torch
+
+    import torch_sgmcmc as sg
+
+    torch.set_num_threads(threads)
+    x, y, mode, _ = map(torch.tensor, data)
+    x *= (2 * y - 1)[:, None]  # p(y | x) = σ((2 y - 1) xᵀθ)
+    memory, runs = Memory(), []
+    for length in LENGTHS:
+        theta = mode.clone().requires_grad_()
+        rows = sg.GatheredRows(x)
+
+        def closure(
+            indices: torch.Tensor,
+            rows: sg.GatheredRows = rows,
+            theta: torch.Tensor = theta,
+        ) -> torch.Tensor:
+            (xs,) = rows(indices)
+            return torch.nn.functional.logsigmoid(xs @ theta)
+
+        sampler = sg.HMCECS(
+            [theta],
+            num_data=len(x),
+            subsample_size=M,
+            step_size=0.5,
+            trajectory_length=length,
+            num_blocks=BLOCKS,
+            prior_precision=PRIOR,
+            seed=seed,
+        )
+        sampler.warmup(closure, WARMUP, progress=False)
+        kept = torch.empty(draws, D, dtype=torch.float64)
+        clock = Clock()
+        for i in range(draws):
+            sampler.step(closure)
+            kept[i] = theta.detach()
+        runs.append((f"ours, length {length}", kept.numpy(), clock.read()))
+    return runs, memory.highest()
+
+
+def theirs(data: tuple[Array, ...], seed: int, draws: int, threads: int) -> Any:
+    """The same of NumPyro."""
+    # Its threads are those of the cores that the process may use.
+    import jax
+    import numpyro
+    import numpyro.distributions as dist
+    from jax import numpy as jnp
+    from numpyro.infer import HMCECS, NUTS, init_to_value
+
+    x, y, mode = (jnp.asarray(a) for a in data[:3])
+    jax.block_until_ready((x, y, mode))
+    memory = Memory()
+
+    def model() -> None:
+        theta = numpyro.sample("theta", dist.Normal(jnp.zeros(D), 1).to_event(1))
+        with numpyro.plate("data", len(x), subsample_size=M):
+            rows = numpyro.subsample(x, event_dim=1)
+            labels = numpyro.subsample(y, event_dim=0)
+            numpyro.sample("y", dist.Bernoulli(logits=rows @ theta), obs=labels)
+
+    values = {"theta": mode}
+    kernel = HMCECS(
+        NUTS(model, init_strategy=init_to_value(values=values)),
+        num_blocks=BLOCKS,
+        proxy=HMCECS.taylor_proxy(values, degree=2),
+    )
+    state = kernel.init(jax.random.PRNGKey(seed), WARMUP, None, (), {})
+
+    def step(state: Any, _: None) -> tuple[Any, Any]:
+        state = kernel.sample(state, (), {})
+        return state, state.z["theta"]
+
+    def run(length: int, state: Any) -> Any:
+        return (
+            jax.jit(lambda s: jax.lax.scan(step, s, None, length=length))
+            .lower(state)
+            .compile()
+        )
+
+    state, _ = jax.block_until_ready(run(WARMUP, state)(state))
+    compiled = run(draws, state)
+    clock = Clock()
+    _, kept = jax.block_until_ready(compiled(state))
+    return [("NumPyro", np.asarray(kept), clock.read())], memory.highest()
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """One engine, in this process; writes the draws and prints the rest as JSON."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
+    folder = Path(arguments.folder)
+    data = tuple(np.load(folder / f"{name}.npy") for name in "xymw")
+    run: Callable[..., Any] = ours if arguments.engine == "ours" else theirs
+    runs, memory = run(data, arguments.seed, arguments.draws, arguments.threads)
+    np.save(folder / "draws.npy", np.stack([draws for _, draws, _ in runs]))
+    print(json.dumps({"runs": [[r[0], r[2]] for r in runs], "memory": memory}))
+
+
+# ---- The comparison ----------------------------------------------------------------
+
+
+def moments(data: tuple[Array, ...], count: int = 2000) -> tuple[Array, Array, float]:
+    """Means and sds of the posterior of all data; the importance sample's worth.
+
+    Of w, the weights less 1, times z and z zᵀ: with N this large they are all small,
+    and so are the errors. In pairs of opposite z.
+    """
+    import torch
+
+    x, y, mode, w = map(torch.tensor, data)
+    g = torch.Generator().manual_seed(1)
+    z = torch.randn(D, count // 2, generator=g, dtype=torch.float64)
+    z = torch.cat([z, -z], 1)
+    theta = mode[:, None] + w @ z
+    logs = 0.5 * (z**2).sum(0) - 0.5 * PRIOR * (theta**2).sum(0)
+    for xs, ys in zip(x.split(4096), y.split(4096), strict=True):
+        signed = xs * (2 * ys - 1)[:, None]
+        logs += torch.nn.functional.logsigmoid(signed @ theta).sum(0)
+    weights = (logs - logs.max()).exp()
+    weights /= weights.mean()
+    worth = float(1 / (weights**2).mean())
+    mean = (z * (weights - 1)).mean(1)
+    second = torch.eye(D, dtype=torch.float64) + (z * (weights - 1)) @ z.t() / count
+    covariance = w @ (second - mean[:, None] * mean) @ w.t()
+    return (mode + w @ mean).numpy(), covariance.diagonal().sqrt().numpy(), worth
+
+
+class Results:
+    """What several seeds of one sampler found."""
+
+    def __init__(self) -> None:
+        self.draws: list[Array] = []
+        self.rows: list[tuple[float, ...]] = []
+
+    def add(self, draws: Array, times: tuple[float, float], memory: float) -> None:
+        """A seed's."""
+        import arviz
+
+        bulk, sd = (
+            statistics.median(float(arviz.ess(c, method=how)) for c in draws.T)
+            for how in ("bulk", "sd")
+        )
+        count, (wall, processor) = len(draws), times
+        self.draws.append(draws)
+        self.rows.append(
+            (
+                *(1e3 * wall / count, 1e3 * processor / count),
+                *(bulk / count, sd / count, bulk / wall, bulk / processor, memory),
+            )
+        )
+
+    def median(self, column: int, skip: int = 1) -> float:
+        """Over seeds, but for the first."""
+        return statistics.median(row[column] for row in self.rows[skip:])
+
+    def line(self, name: str, mean: Array, sd: Array) -> str:
+        """Its row of the table."""
+        draws = np.concatenate(self.draws)
+        wall, processor, bulk, squares, rate, rate_p, memory = map(
+            self.median, range(7)
+        )
+        rates = ", ".join(f"{row[4]:.0f}" for row in self.rows[1:])
+        off = np.max(np.abs(draws.mean(0) - mean) / sd)
+        wide = np.max(np.abs(draws.std(0) / sd - 1))
+        return (
+            f"| {name} | {wall:.2f} | {processor:.2f} | {bulk:.2f} | {squares:.2f} | "
+            f"{rate:.0f} ({rates}) | {rate_p:.0f} | {off:.3f} | {100 * wide:.1f} % | "
+            f"{memory:.0f} |"
+        )
+
+
+def compare(n: int, arguments: argparse.Namespace) -> None:
+    """Prints a table for one size of data."""
+    found: dict[str, Results] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        data = simulate(n)
+        for name, array in zip("xymw", data, strict=True):
+            np.save(Path(folder) / f"{name}.npy", array)
+        mean, sd, worth = moments(data)
+        for seed in range(arguments.seeds):
+            for engine in ("ours", "numpyro"):
+                command = [
+                    *(sys.executable, __file__, "--engine", engine),
+                    *("--folder", folder, "--seed", str(seed)),
+                    *("--draws", str(arguments.draws)),
+                    *("--threads", str(arguments.threads)),
+                ]
+                output = subprocess.run(
+                    command, check=True, stdout=subprocess.PIPE, text=True
+                ).stdout
+                result = json.loads(output.splitlines()[-1])
+                kept = np.load(Path(folder) / "draws.npy")
+                for (name, times), draws in zip(result["runs"], kept, strict=True):
+                    results = found.setdefault(name, Results())
+                    results.add(draws, times, result["memory"])
     print(
-        f"n = {n}: {1e3 * seconds / count:.2f} ms a draw, {ess / count:.2f} "
-        f"effective draws a draw, {ess / seconds:.0f} a second"
+        f"\nn = {n}, {arguments.threads} thread(s), {arguments.draws} draws, "
+        f"{arguments.seeds - 1} seeds and one before; importance sample worth "
+        f"{100 * worth:.0f} % of its draws\n\n"
+        "| | ms a draw | of the processor | ESS a draw | of squares | ESS/s (seeds) | "
+        "of the processor | mean off by sd | sd off by | MiB |\n"
+        "|---|---|---|---|---|---|---|---|---|---|"
+    )
+    for name, results in found.items():
+        print(results.line(name, mean, sd))
+    base = found.pop("NumPyro")
+    best = max(found, key=lambda name: found[name].rows[0][4])
+    print(
+        f"\n{best} is best by the first seed: "
+        f"{found[best].median(4) / base.median(4):.2f} times NumPyro's ESS/s, "
+        f"{found[best].median(5) / base.median(5):.2f} times in processor time; "
+        f"{found[best].median(6) / base.median(6):.3f} of its memory",
+        flush=True,
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--num-data", type=int, default=200_000)
-    parser.add_argument("--draws", type=int, default=1000)
-    parser.add_argument("--trajectory-length", type=float, default=2.0)
+    parser.add_argument("--numpyro", action="store_true", help="compare with NumPyro")
+    parser.add_argument("--num-data", type=int, nargs="+", default=[200_000])
+    parser.add_argument("--draws", type=int, default=2000)
+    parser.add_argument("--seeds", type=int, default=4, help=">= 2; one chooses")
+    parser.add_argument("--threads", type=int, default=1)
+    for hidden in ("--engine", "--folder"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    control_variates(arguments.num_data)
-    draws(arguments.num_data, arguments.draws, arguments.trajectory_length)
+    if arguments.engine:
+        measure(arguments)
+        return
+    if arguments.numpyro:
+        try:
+            import numpyro  # noqa: F401
+        except ImportError:
+            parser.error(
+                "--numpyro needs NumPyro in this environment: pip install numpyro"
+            )
+        if arguments.seeds < 2:
+            parser.error(f"Invalid seeds: {arguments.seeds} (must be >= 2)")
+    for n in arguments.num_data:
+        if arguments.numpyro:
+            compare(n, arguments)
+        else:
+            control_variates(n)
 
 
 if __name__ == "__main__":

@@ -66,6 +66,21 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "hmc_energy(Tensor[] params, Tensor[] momenta, Tensor[] masses, *, "
       "float prior_precision, int num_chains) -> Tensor");
   m.def(
+      "ecs_estimate(Tensor values, Tensor theta, Tensor anchor, "
+      "Tensor expansions, Tensor slopes, Tensor? scales, Tensor? hessians, *, "
+      "float temperature, float num_data, int batch_size, int num_products, "
+      "float lower_bound) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "ecs_density(Tensor estimate, Tensor pull, Tensor weights, "
+      "Tensor bends, Tensor theta, Tensor anchor, Tensor slopes, "
+      "Tensor? scales, Tensor? hessians, Tensor sum_value, Tensor sum_slope, "
+      "Tensor? sum_hessian, Tensor prior, *, float temperature) -> "
+      "(Tensor, Tensor)");
+  m.def(
+      "ecs_leapfrog_(Tensor(a!) x, Tensor(b!) momentum, Tensor gradient, "
+      "Tensor? whitening, Tensor origin, *, float kick, float drift) -> "
+      "Tensor");
+  m.def(
       "sbps_place_(Tensor(a!)[] params, Tensor[] origins, "
       "Tensor[] directions, *, float time) -> ()");
   m.def(

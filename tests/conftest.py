@@ -1,9 +1,11 @@
 """Options and fixtures that all tests share."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 # Before torch: each of several test processes has one core, programs that tests start
 # among them; and threads that wait leave it to others.
@@ -94,3 +96,32 @@ def consumer_program(
         raise ValueError(f"no program is named {name}")
 
     return build
+
+
+@pytest.fixture
+def run_in_cpp(
+    consumer_program: Callable[[str], Path], tmp_path: Path
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    program = consumer_program("chain")
+
+    def run(job: dict[str, Any]) -> dict[str, Any]:
+        torch.save(job, tmp_path / "job.pt")
+        done = subprocess.run(
+            [program, tmp_path / "job.pt", tmp_path / "result.pt"],
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode != 0:
+            raise ValueError(done.stderr.strip())
+        return torch.load(tmp_path / "result.pt")
+
+    return run
+
+
+@pytest.fixture
+def one_thread() -> Any:
+    """Matrix products may depend on the number of threads; updates do not."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

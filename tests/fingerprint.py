@@ -131,6 +131,39 @@ def operators(dtype: torch.dtype) -> list[Tensor]:
     return [*noise, *params, *grads, *states, total, *ratios, decisions]
 
 
+def subsampled() -> list[Tensor]:
+    """Results of the operators of HMC-ECS, for rows of all kinds of lengths."""
+    results = []
+    for d in (3, 8, 29, 301):
+        m = 33
+        shapes = (m, d, d, m, (2, m, d), m, (m, d, d), d, (d, d))
+        like = [torch.empty(shape, dtype=torch.float64) for shape in shapes]
+        made = zip(values(like, 0.3), like, strict=True)
+        y, theta, anchor, v, slopes, scales, hessians, s, b = (
+            t.view(shaped.shape) for t, shaped in made
+        )
+        prior = s.exp()
+        for fields in ((slopes, scales, None), (slopes[:1].clone(), None, hessians)):
+            for products in (0, 5):
+                weights, bends, numbers = ops.ecs_estimate(
+                    *(y, theta, anchor, v, *fields),
+                    temperature=0.9,
+                    num_data=50.0,
+                    batch_size=3,
+                    num_products=products,
+                    lower_bound=-5.5,
+                )
+                density, gradient = ops.ecs_density(
+                    *(numbers, s, weights, bends, theta, anchor, *fields),
+                    *(v[0].clone(), s, b, prior),
+                    temperature=0.9,
+                )
+                results += [weights, bends, numbers, density, gradient]
+        place = ops.ecs_leapfrog_(theta, s, gradient, b, anchor, kick=0.1, drift=0.3)
+        results += [theta, s, place]
+    return results
+
+
 def sampler_chain(kind: type[sg.Sampler], **options: object) -> list[Tensor]:
     """A short chain of a sampler with a hyperprior, on a linear model."""
     params = [torch.nn.Parameter(t) for t in values([torch.empty(301)] * 3, 1.0)]
@@ -158,6 +191,7 @@ def sampler_chain(kind: type[sg.Sampler], **options: object) -> list[Tensor]:
 def fingerprints() -> dict[str, str]:
     """Everything, by name."""
     result = {str(dtype): digest(operators(dtype)) for dtype in DTYPES}
+    result["HMC-ECS"] = digest(subsampled())
     result["SGLD"] = digest(sampler_chain(sg.SGLD))
     result["PSGLD"] = digest(sampler_chain(sg.PSGLD, gamma=False))
     result["SGNHT"] = digest(sampler_chain(sg.SGNHT, thermostat_rate=0.01))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from harness.exactness import assert_same
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torch_sgmcmc as sg
 
-pytestmark = pytest.mark.cpp
+pytestmark = [pytest.mark.cpp, pytest.mark.usefixtures("one_thread")]
 
 STEPS = 1000
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -212,53 +211,6 @@ def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
         "average": {} if average is None else average.state_dict(),
         "summary": sampler.target_summary(),
     }
-
-
-@pytest.fixture
-def run_in_cpp(
-    consumer_program: Callable[[str], Path], tmp_path: Path
-) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    program = consumer_program("chain")
-
-    def run(job: dict[str, Any]) -> dict[str, Any]:
-        torch.save(job, tmp_path / "job.pt")
-        done = subprocess.run(
-            [program, tmp_path / "job.pt", tmp_path / "result.pt"],
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode != 0:
-            raise ValueError(done.stderr.strip())
-        return torch.load(tmp_path / "result.pt")
-
-    return run
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """Matrix products may depend on the number of threads; updates do not."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def assert_same(ours: object, theirs: object, where: str = "") -> None:
-    """Equal to the last bit, and of the same types."""
-    if isinstance(ours, Tensor):
-        assert isinstance(theirs, Tensor) and ours.dtype == theirs.dtype, where
-        assert torch.isfinite(ours).all(), where
-        assert torch.equal(ours, theirs), where
-    elif isinstance(ours, dict):
-        assert isinstance(theirs, dict) and ours.keys() == theirs.keys(), where
-        for key, value in ours.items():
-            assert_same(value, theirs[key], f"{where}[{key!r}]")
-    elif isinstance(ours, list | tuple):
-        assert type(ours) is type(theirs) and len(ours) == len(theirs), where
-        for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            assert_same(one, other, f"{where}[{i}]")
-    else:
-        assert type(ours) is type(theirs) and ours == theirs, where
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])

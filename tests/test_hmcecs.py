@@ -19,6 +19,7 @@ from torch import Tensor
 import torch_sgmcmc as sg
 from torch_sgmcmc import _C
 from torch_sgmcmc._likelihood import block_poisson, perturbed
+from torch_sgmcmc._subsampled_target import place
 from torch_sgmcmc._taylor import LINEAR, RANK_ONE, WHOLE, TaylorSums, TaylorTerms, flat
 from torch_sgmcmc._whitening import whitening
 
@@ -301,7 +302,32 @@ def test_a_subsample_of_everything_is_hmc() -> None:
     point = target.at(subsample, theta)
     whole = (data(everything).sum() - 0.5 * (theta @ theta)) / 1.7
     log = point.log + 0.5 * point.estimate.variance
-    torch.testing.assert_close(log, whole.detach())
+    assert math.isclose(log, float(whole.detach()), rel_tol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["logistic", "tanh"])
+@pytest.mark.parametrize("variant", ["perturbed", "signed"])
+@pytest.mark.parametrize("order", [2, 1])
+def test_operators_equal_what_other_devices_do(
+    kind: str, variant: str, order: int
+) -> None:
+    data = Data(kind)
+    sampler = make(data, variant=variant, control_variate=order, temperature=1.7)
+    sampler.set_anchor(data, progress=False)
+    target, subsample = sampler._target(data), sampler._subsample(data)
+    theta = place(data.params, torch.tensor([0.5, -0.4, 0.3, 0.6], dtype=F64))
+    ours, theirs = (
+        way(subsample, theta, data(subsample.indices))
+        for way in (target._fused, target._composed)
+    )
+    for point in (ours, theirs):
+        assert point.finite
+    torch.testing.assert_close(ours.gradient, theirs.gradient)
+    torch.testing.assert_close(ours.estimate.weights, theirs.estimate.weights)
+    for name in ("log", "variance", "mean", "sign"):
+        one, other = (getattr(p.estimate, name) for p in (ours, theirs))
+        assert math.isclose(one, other, rel_tol=1e-9)
+    assert math.isclose(ours.log, theirs.log, rel_tol=1e-12)
 
 
 # ---- Bad points -------------------------------------------------------------------
@@ -405,7 +431,7 @@ def test_errors_within_a_step_change_nothing() -> None:
         (
             {"control_variate": 3},
             ValueError,
-            r"Invalid control_variate: 3 \(must be 2 or 1\)",
+            r"Invalid control_variate: 3 \(must be 2 or 1 or 'gauss-newton' or 'block-",
         ),
         (
             {"mass_matrix": "sparse"},
@@ -593,3 +619,12 @@ def test_the_loss_that_is_returned() -> None:
     # Of second order and Gaussian: no error at all.
     expected = -data(torch.arange(N)).mean()
     torch.testing.assert_close(loss, expected.detach())
+
+
+def test_gradients_may_be_expanded() -> None:
+    """That of a sum is one number in memory."""
+    theta = torch.zeros(3, dtype=F64, requires_grad=True)
+    y = torch.linspace(-1, 1, N, dtype=F64)
+    sampler = sg.HMCECS([theta], num_data=N, subsample_size=8, prior_precision=1.0)
+    sampler.step(lambda i: -0.5 * (y[i] - theta.sum()) ** 2)
+    assert sampler.num_divergences == 0

@@ -78,7 +78,10 @@ ARGUMENTS = {
     "sbps_line_sums": ["origins", "directions"],
 }
 # Operators whose arguments are no lists of equal lengths have tests of their own.
-OTHERS = {"metropolis_decide", "select_chains_"}
+OTHERS = {
+    *("ecs_density", "ecs_estimate", "ecs_leapfrog_"),
+    *("metropolis_decide", "select_chains_"),
+}
 IN_ARITHMETIC_TYPE = {
     "momenta",
     "masses",

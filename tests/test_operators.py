@@ -93,6 +93,7 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
     leapfrog = {"kick": 0.1, "drift": 0.2, "num_data": 7.0, "prior_precision": 1.9}
     k, m = ([torch.randn(3, 4), torch.randn(3)] for _ in range(2))
     ratios = torch.tensor([-1.0, 0.5, torch.nan], dtype=torch.float64)
+    rows = {kind: ecs_arguments(kind) for kind in ("linear", "rank one", "whole")}
     return {
         "sgld_step_": ((p, g), {**TARGET, **stream}),
         "sgld_step_ bf16": ((b, c), {**TARGET, **on_device}),
@@ -128,6 +129,12 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
             {"proposal": 2, "purpose": 3, "seed": 5, "step": 7},
         ),
         "select_chains_": ((k, m, ratios > 0), {}),
+        **{f"ecs_estimate {kind}": rows[kind][0] for kind in rows},
+        **{f"ecs_density {kind}": rows[kind][1] for kind in rows},
+        "ecs_leapfrog_": (
+            tuple(torch.ones(s, dtype=torch.float64) for s in (3, 3, 3, (3, 3), 3)),
+            {"kick": 0.1, "drift": 0.2},
+        ),
         "sbps_place_": ((p, g, v), {"time": 0.7}),
         "sbps_place_ bf16": ((b, v, s), {"time": 0.7}),
         "sbps_reflect_": (
@@ -145,6 +152,24 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "sbps_place_sums_": ((b, v, s), {"time": 0.7}),
         "sbps_line_sums": ((v, s), {}),
     }
+
+
+def ecs_arguments(kind: str) -> tuple[Any, Any]:
+    """Those of ecs_estimate and of ecs_density."""
+
+    def ones(*shape: int) -> Tensor:
+        return torch.ones(shape, dtype=torch.float64)
+
+    one, whole = kind == "rank one", kind == "whole"
+    scales, hessians = ones(6) if one else None, ones(6, 3, 3) if whole else None
+    terms = (ones(1 + one, 6, 3), scales, hessians)
+    bends = ones(6, 3) if whole else ones(6 if one else 0)
+    sizes = {"num_data": 9.0, "batch_size": 2, "num_products": 4, "lower_bound": -3.0}
+    estimate = (ones(6), ones(3), ones(3), ones(6), *terms)
+    density = (ones(4), ones(3), ones(6), bends, ones(3), ones(3), *terms)
+    sums = (ones(), ones(3), None if kind == "linear" else ones(3, 3), ones(3))
+    heat = {"temperature": 1.5}
+    return (estimate, {**heat, **sizes}), ((*density, *sums), heat)
 
 
 @pytest.mark.parametrize("case", opcheck_cases())

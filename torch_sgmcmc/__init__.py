@@ -17,8 +17,10 @@ from torch_sgmcmc.data import (
 )
 from torch_sgmcmc.ecs_report import ECSReport
 from torch_sgmcmc.ewsg import EWSG
+from torch_sgmcmc.gathered_rows import GatheredRows
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.hmcecs import HMCECS
+from torch_sgmcmc.log_likelihood import LogLikelihood
 from torch_sgmcmc.precision import GammaPrecision
 from torch_sgmcmc.psgld import PSGLD
 from torch_sgmcmc.sampler import Sampler
@@ -42,7 +44,9 @@ __all__ = [
     "ControlVariates",
     "ECSReport",
     "GammaPrecision",
+    "GatheredRows",
     "IndependentBatchSampler",
+    "LogLikelihood",
     "Sampler",
     "StratifiedBatchSampler",
     "TimeAverage",

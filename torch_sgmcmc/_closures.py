@@ -52,6 +52,8 @@ def same_parameters(first: list[Work], second: list[Work]) -> bool:
 
 def check_shared(sampler: Sampler, names: Sequence[str], why: str) -> None:
     """Raises if a hyperparameter differs between param groups."""
+    if len(sampler.param_groups) == 1:
+        return
     for name in names:
         values = [group[name] for group in sampler.param_groups]
         if any(value != values[0] for value in values):

@@ -8,6 +8,9 @@ import torch
 __all__ = [
     "HAS_CUDA",
     "control_variate_",
+    "ecs_density",
+    "ecs_estimate",
+    "ecs_leapfrog_",
     "ewsg_log_ratio",
     "gaussian_",
     "gradient_variance_",
@@ -59,6 +62,9 @@ HAS_CUDA: bool = _load()
 
 # The overloads themselves: resolving them at every call would take time.
 control_variate_ = torch.ops.torch_sgmcmc.control_variate_.default
+ecs_density = torch.ops.torch_sgmcmc.ecs_density.default
+ecs_estimate = torch.ops.torch_sgmcmc.ecs_estimate.default
+ecs_leapfrog_ = torch.ops.torch_sgmcmc.ecs_leapfrog_.default
 ewsg_log_ratio = torch.ops.torch_sgmcmc.ewsg_log_ratio.default
 gaussian_ = torch.ops.torch_sgmcmc.gaussian_.default
 gradient_variance_ = torch.ops.torch_sgmcmc.gradient_variance_.default
@@ -164,3 +170,34 @@ def _(params: list[torch.Tensor], *args: object, **kwargs: object) -> torch.Tens
 @torch.library.register_fake("torch_sgmcmc::sbps_preconditioner_sum")
 def _(square_averages: list[torch.Tensor], **kwargs: object) -> torch.Tensor:
     return _sums(square_averages, 1)
+
+
+@torch.library.register_fake("torch_sgmcmc::ecs_estimate")
+def _(
+    values: torch.Tensor,
+    theta: torch.Tensor,
+    anchor: torch.Tensor,
+    expansions: torch.Tensor,
+    slopes: torch.Tensor,
+    scales: torch.Tensor | None,
+    hessians: torch.Tensor | None,
+    **sizes: object,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    bends = values.new_empty(0)
+    if scales is not None:
+        bends = torch.empty_like(scales)
+    elif hessians is not None:
+        bends = values.new_empty(len(values), len(theta))
+    return torch.empty_like(values), bends, values.new_empty(4)
+
+
+@torch.library.register_fake("torch_sgmcmc::ecs_density")
+def _(
+    estimate: torch.Tensor, pull: torch.Tensor, *args: object, **numbers: object
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return estimate.new_empty(2), torch.empty_like(pull)
+
+
+@torch.library.register_fake("torch_sgmcmc::ecs_leapfrog_")
+def _(x: torch.Tensor, *args: object, **steps: object) -> torch.Tensor:
+    return torch.empty_like(x)

@@ -11,18 +11,34 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Estimate", "block_poisson", "perturbed"]
+__all__ = ["Estimate", "Estimator", "block_poisson", "perturbed"]
 
 
 @dataclass
 class Estimate:
     """An estimate, as the logarithm of its absolute value and its sign."""
 
-    log: Tensor  # scalar
+    log: Tensor | float
     weights: Tensor  # [M], its derivatives by the differences
     sign: int
-    variance: Tensor  # scalar, the estimated variance of ``log``
-    mean: Tensor  # scalar, the estimate of Σ dₖ
+    variance: Tensor | float  # the estimated variance of ``log``
+    mean: Tensor | float  # the estimate of Σ dₖ
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """Which one, and with what sizes: arguments of ``ecs_estimate`` by their names."""
+
+    num_data: float
+    batch_size: int = 1  # m, of the block-Poisson estimator
+    num_products: int = 0  # λ; 0 is the perturbed estimator
+    lower_bound: float = 0.0  # a
+
+    def __call__(self, differences: Tensor) -> Estimate:
+        """The estimate in torch's own operations, for any device."""
+        if self.num_products == 0:
+            return perturbed(differences, self.num_data)
+        return block_poisson(differences, **vars(self))
 
 
 def perturbed(differences: Tensor, num_data: float) -> Estimate:
@@ -30,9 +46,10 @@ def perturbed(differences: Tensor, num_data: float) -> Estimate:
     scale = num_data / len(differences)
     total = scale * differences.sum()
     centred = differences - differences.mean()
-    variance = scale**2 * (centred @ centred)
+    square = scale * scale
+    variance = square * (centred @ centred)
     # d(σ̂² / 2) / d dᵢ is scale² (dᵢ - d̄): the mean's part adds up to 0.
-    weights = scale - scale**2 * centred
+    weights = scale - square * centred
     return Estimate(total - variance / 2, weights, 1, variance, total)
 
 

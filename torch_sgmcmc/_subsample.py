@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from torch_sgmcmc import _C
-from torch_sgmcmc._taylor import TaylorTerms
+from torch_sgmcmc._expansions import Terms
 
 __all__ = ["Layout", "Proposals", "Subsample"]
 
 # Makes the expansions of the data with some indices.
-Expand = Callable[[Tensor], TaylorTerms]
+Expand = Callable[[Tensor], Terms]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Subsample:
 
     counts: list[int]  # minibatches in each cell
     indices: Tensor
-    terms: TaylorTerms
+    terms: Terms
 
     @classmethod
     def draw(
@@ -104,7 +104,7 @@ class Proposals:
         return Subsample(
             [*current.counts[:low], *counts, *current.counts[high:]],
             torch.cat([old[:begin], self._indices[start:stop], old[end:]]),
-            TaylorTerms.join(terms),
+            type(self._terms).join(terms),
         )
 
 

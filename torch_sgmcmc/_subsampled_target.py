@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from torch_sgmcmc._likelihood import Estimate
+from torch_sgmcmc._gauss_newton import GaussNewtonSums
+from torch_sgmcmc._library import ecs_density, ecs_estimate
+from torch_sgmcmc._likelihood import Estimate, Estimator
 from torch_sgmcmc._subsample import Subsample
-from torch_sgmcmc._taylor import TaylorSums, flat, log_likelihoods
+from torch_sgmcmc._taylor import TaylorSums, TaylorTerms, flat, log_likelihoods
 
 __all__ = ["Point", "SubsampledTarget", "place"]
 
@@ -21,8 +24,9 @@ class Point:
 
     theta: Tensor  # [d], in float64
     subsample: Subsample
-    log: Tensor  # scalar, float64
+    log: float
     gradient: Tensor  # [d], float64
+    finite: bool  # the log density and all of its gradient
     estimate: Estimate
 
 
@@ -37,54 +41,107 @@ class SubsampledTarget:
     closure: Callable[[Tensor], Tensor]
     params: list[Tensor]
     anchor: Tensor  # [d]
-    sums: TaylorSums  # without a Hessian in expansions of first order
+    sums: TaylorSums | GaussNewtonSums
     prior: Tensor  # [d], its precisions
     temperature: float
-    estimate: Callable[[Tensor], Estimate]
+    estimator: Estimator
     evaluations: int = 0  # of single data
 
     def at(self, subsample: Subsample, theta: Tensor) -> Point:
         """Moves the parameters to θ and computes all there is to know there."""
         theta = place(self.params, theta)
-        delta = theta - self.anchor
-        expansions, bends = subsample.terms.expand(delta)
-        self.evaluations += len(subsample.indices)
-        if len(subsample.indices) == 0:
-            estimate = self.estimate(expansions)
-            pull = torch.zeros_like(theta)
-        else:
+        size = subsample.indices.shape[0]
+        self.evaluations += size
+        values = None
+        if size > 0:  # the closure need not know how to do nothing
             with torch.enable_grad():
                 values = log_likelihoods(self.closure, subsample.indices)
-            differences = values.detach().double() - expansions
-            estimate = self.estimate(differences / self.temperature)
-            grads = torch.autograd.grad(
-                values,
-                self.params,
-                estimate.weights.to(values.dtype),
-                allow_unused=True,
-                materialize_grads=True,
-            )
-            pull = flat(grads).double() - subsample.terms.pull(estimate.weights, bends)
-        total, slope = self.sums.value, self.sums.gradient
-        if self.sums.hessian is not None:
-            bend = torch.mv(self.sums.hessian, delta)
-            total = total + torch.dot(delta, slope + 0.5 * bend)
-            slope = slope + bend
-        else:
-            total = total + torch.dot(delta, slope)
+        if theta.is_cpu and isinstance(self.sums, TaylorSums):
+            return self._fused(subsample, theta, values)
+        return self._composed(subsample, theta, values)
+
+    def _pull(self, values: Tensor | None, weights: Tensor) -> Tensor:
+        """Σ wᵢ ∇ℓᵢ, in float64."""
+        if values is None:
+            return torch.zeros_like(self.anchor)
+        grads = torch.autograd.grad(
+            values,
+            self.params,
+            weights.to(values.dtype),
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        row = grads[0].reshape(-1) if len(grads) == 1 else flat(grads)
+        return row.double().contiguous()  # a single gradient may be an expanded one
+
+    def _fused(
+        self, subsample: Subsample, theta: Tensor, values: Tensor | None
+    ) -> Point:
+        """By two operators: what is not the closure's is then hardly seen."""
+        terms, sums = subsample.terms, self.sums
+        assert isinstance(terms, TaylorTerms)
+        assert isinstance(sums, TaylorSums)
+        fields = (terms.slopes, terms.scales, terms.hessians)
+        weights, bends, numbers = ecs_estimate(
+            terms.values if values is None else _doubles(values),
+            theta,
+            self.anchor,
+            terms.values,
+            *fields,
+            temperature=self.temperature,
+            **vars(self.estimator),
+        )
+        density, gradient = ecs_density(
+            numbers,
+            self._pull(values, weights),
+            weights,
+            bends,
+            theta,
+            self.anchor,
+            *fields,
+            sums.value,
+            sums.gradient,
+            sums.hessian,
+            self.prior,
+            temperature=self.temperature,
+        )
+        log, variance, mean, sign = numbers.tolist()
+        estimate = Estimate(log, weights, int(sign), variance, mean)
+        total, finite = density.tolist()
+        return Point(theta, subsample, total, gradient, bool(finite), estimate)
+
+    def _composed(
+        self, subsample: Subsample, theta: Tensor, values: Tensor | None
+    ) -> Point:
+        """In torch's own operations, for other devices and other expansions."""
+        delta = theta - self.anchor
+        expansions, bends = subsample.terms.expand(delta)
+        differences = expansions if values is None else _doubles(values) - expansions
+        estimate = self.estimator(differences / self.temperature)
+        pull = self._pull(values, estimate.weights)
+        pull = pull - subsample.terms.pull(estimate.weights, bends)
+        total, slope = self.sums.at(delta)
         decay = self.prior * theta
         log = estimate.log + (total - 0.5 * torch.dot(decay, theta)) / self.temperature
         gradient = (pull + slope - decay) / self.temperature
-        return Point(theta, subsample, log, gradient, estimate)
+        finite = gradient.isfinite().all()
+        scalars = [log, finite.double(), estimate.log, estimate.variance, estimate.mean]
+        log, finite, *numbers = torch.stack(scalars).tolist()  # they wait only once
+        estimate.log, estimate.variance, estimate.mean = numbers
+        finite = bool(finite) and math.isfinite(log)
+        return Point(theta, subsample, log, gradient, finite, estimate)
+
+
+def _doubles(values: Tensor) -> Tensor:
+    return values.detach().double().contiguous()
 
 
 def place(params: list[Tensor], theta: Tensor) -> Tensor:
     """Writes θ into the parameters; returns it as they round it, in float64."""
-    start = 0
-    exact = True
     with torch.no_grad():
-        for p in params:
-            p.copy_(theta[start : start + p.numel()].view_as(p))
-            start += p.numel()
-            exact = exact and p.dtype == torch.float64
-        return theta if exact else flat(params).double()
+        parts = theta.split([p.numel() for p in params]) if len(params) > 1 else [theta]
+        for p, part in zip(params, parts, strict=True):
+            p.copy_(part.view(p.shape))
+        if all(p.dtype == torch.float64 for p in params):
+            return theta
+        return flat(params).double()

@@ -24,12 +24,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torch_sgmcmc._jacobians import jacobians
+
 __all__ = ["LINEAR", "RANK_ONE", "WHOLE", "TaylorSums", "TaylorTerms", "flat"]
 
 Closure = Callable[[Tensor], Tensor]
 
 # What is kept of each datum's Hessian.
 LINEAR, RANK_ONE, WHOLE = "none", "rank one", "whole"
+
+# Parameters from which on each datum's gradient is a backward pass of its own, and not
+# each parameter's derivatives of all data: about where both cost the same (1000 data of
+# a network of two layers, one thread).
+_MANY = 256
 
 # Elements of what is computed at once for a batch of directions.
 _MOST_ELEMENTS = 2**25
@@ -61,6 +68,11 @@ class TaylorTerms:
         """Those of the data with these indices, around the parameters as they are."""
         if len(indices) == 0:  # the closure need not know how to compute nothing
             return cls._of_nothing(form, z)
+        if form == LINEAR and len(z) > _MANY:
+            values, rows = jacobians(
+                lambda part: log_likelihoods(closure, part), params, indices
+            )
+            return cls(values.double(), rows.double().view(1, len(indices), -1))
         graph = _Graph(closure, params, indices)
         values = graph.values.detach().double()
         gradients = graph.gradients().double()
@@ -140,7 +152,7 @@ class TaylorSums:
 
     value: Tensor
     gradient: Tensor  # [d]
-    hessian: Tensor | None  # [d, d]
+    hessian: Tensor | None  # [d, d]; None in expansions of first order
     form: str  # of each datum's Hessian
 
     @classmethod
@@ -184,6 +196,14 @@ class TaylorSums:
             if not bool(error <= tolerance * size):
                 return None
         return cls(value, gradient, hessian, form)
+
+    def at(self, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ q and its gradient at θ* + δ."""
+        if self.hessian is None:
+            return self.value + torch.dot(delta, self.gradient), self.gradient
+        bend = torch.mv(self.hessian, delta)
+        total = self.value + torch.dot(delta, self.gradient + 0.5 * bend)
+        return total, self.gradient + bend
 
 
 class _Graph:

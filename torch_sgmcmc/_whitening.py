@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_sgmcmc._library import hmc_energy, hmc_leapfrog_
+from torch_sgmcmc._library import ecs_leapfrog_, sum_of_squares
 
-__all__ = ["apply", "kinetic", "leapfrog", "whitening"]
+__all__ = ["kinetic", "leapfrog", "whitening"]
 
 
 def whitening(kind: str, hessian: Tensor | None) -> Tensor | None:
@@ -15,19 +15,21 @@ def whitening(kind: str, hessian: Tensor | None) -> Tensor | None:
 
     Args:
         kind: of the mass matrix M: dense, diagonal or identity.
-        hessian: of minus the log density. Where it is not positive, curvatures are
-            taken by their absolute value, but not as 0.
+        hessian: of minus the log density, or its diagonal alone. Where it is not
+            positive, curvatures are taken by their absolute value, but not as 0.
     """
     if kind == "identity" or hessian is None:
         return None
     if kind == "diagonal":
-        return _floored(hessian.diagonal()).rsqrt()
+        diagonal = hessian if hessian.dim() == 1 else hessian.diagonal()
+        return _floored(diagonal).rsqrt()
     factor, info = torch.linalg.cholesky_ex(hessian)
     if int(info) == 0:
         identity = torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
-        return torch.linalg.solve_triangular(factor.mT, identity, upper=True)
+        inverse = torch.linalg.solve_triangular(factor.mT, identity, upper=True)
+        return inverse.contiguous()
     curvatures, directions = torch.linalg.eigh(hessian)
-    return directions * _floored(curvatures).rsqrt()
+    return (directions * _floored(curvatures).rsqrt()).contiguous()
 
 
 def _floored(curvatures: Tensor) -> Tensor:
@@ -38,34 +40,26 @@ def _floored(curvatures: Tensor) -> Tensor:
     return size.clamp(min=1e-8 * float(largest))
 
 
-def apply(factor: Tensor | None, x: Tensor) -> Tensor:
-    """W x."""
-    if factor is None:
-        return x
-    return factor * x if factor.dim() == 1 else torch.mv(factor, x)
-
-
 def leapfrog(
     x: Tensor,
     r: Tensor,
     factor: Tensor | None,
     gradient: Tensor,
+    origin: Tensor,
     kick: float,
     drift: float,
-) -> None:
-    """R += kick Wᵀ ∇ log π, x += drift r."""
-    whitened = gradient if factor is None else apply(factor.t(), gradient)
-    hmc_leapfrog_(
-        [x],
-        [-whitened],
-        [r],
-        [],
-        kick=kick,
-        drift=drift,
-        num_data=1.0,
-        prior_precision=0.0,
-    )
+) -> Tensor:
+    """R += kick Wᵀ ∇ log π and x += drift r; returns θ = θ₀ + W x."""
+    if x.is_cpu:
+        return ecs_leapfrog_(x, r, gradient, factor, origin, kick=kick, drift=drift)
+    r.add_(gradient if factor is None else _times(factor.t(), gradient), alpha=kick)
+    x.add_(r, alpha=drift)
+    return origin + (x if factor is None else _times(factor, x))
 
 
-def kinetic(x: Tensor, r: Tensor) -> float:
-    return float(hmc_energy([x], [r], [], prior_precision=0.0, num_chains=1))
+def _times(factor: Tensor, x: Tensor) -> Tensor:
+    return factor * x if factor.dim() == 1 else torch.mv(factor, x)
+
+
+def kinetic(r: Tensor) -> float:
+    return float(sum_of_squares([r])) / 2

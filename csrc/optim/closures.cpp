@@ -17,6 +17,7 @@ std::string Shown(const c10::IValue& value) {
   if (value.isNone()) return "None";
   if (value.isBool()) return value.toBool() ? "True" : "False";
   if (value.isInt()) return std::to_string(value.toInt());
+  if (value.isString()) return Repr(value.toStringRef());
   return Repr(value.toDouble());
 }
 

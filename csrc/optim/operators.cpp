@@ -219,6 +219,62 @@ at::Tensor hmc_energy(at::TensorList params,
       params, momenta, masses, prior_precision, num_chains);
 }
 
+std::tuple<at::Tensor, at::Tensor, at::Tensor> ecs_estimate(
+    const at::Tensor& values,
+    const at::Tensor& theta,
+    const ECSSums& sums,
+    const ECSExpansions& expansions,
+    const ECSEstimation& estimator) {
+  return Call<"torch_sgmcmc::ecs_estimate",
+              std::tuple<at::Tensor, at::Tensor, at::Tensor>>(
+      values,
+      theta,
+      sums.anchor,
+      expansions.values,
+      expansions.slopes,
+      expansions.scales,
+      expansions.hessians,
+      estimator.temperature,
+      estimator.num_data,
+      estimator.batch_size,
+      estimator.num_products,
+      estimator.lower_bound);
+}
+
+std::tuple<at::Tensor, at::Tensor> ecs_density(const ECSPull& pull,
+                                               const at::Tensor& theta,
+                                               const ECSSums& sums,
+                                               const ECSExpansions& expansions,
+                                               const at::Tensor& prior,
+                                               double temperature) {
+  return Call<"torch_sgmcmc::ecs_density", std::tuple<at::Tensor, at::Tensor>>(
+      pull.estimate,
+      pull.gradient,
+      pull.weights,
+      pull.bends,
+      theta,
+      sums.anchor,
+      expansions.slopes,
+      expansions.scales,
+      expansions.hessians,
+      sums.value,
+      sums.gradient,
+      sums.hessian,
+      prior,
+      temperature);
+}
+
+at::Tensor ecs_leapfrog_(const at::Tensor& x,
+                         const at::Tensor& momentum,
+                         const at::Tensor& gradient,
+                         const std::optional<at::Tensor>& whitening,
+                         const at::Tensor& origin,
+                         double kick,
+                         double drift) {
+  return Call<"torch_sgmcmc::ecs_leapfrog_", at::Tensor>(
+      x, momentum, gradient, whitening, origin, kick, drift);
+}
+
 void gradient_variance_(at::TensorList grads,
                         at::TensorList variances,
                         at::TensorList previous,

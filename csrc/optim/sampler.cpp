@@ -265,17 +265,23 @@ void Sampler::advance(const std::vector<Work>& work) {
   }
 }
 
+void Sampler::check_known(size_t group) const {
+  if (options_of(group).offsets_.size() ==
+      param_groups_[group].params().size()) {
+    return;
+  }
+  throw std::runtime_error(
+      std::string(name()) + " does not know the parameters of group " +
+      std::to_string(group) +
+      ": add groups with the add_param_group of torch_sgmcmc::Sampler, not "
+      "through a reference to torch::optim::Optimizer");
+}
+
 // The group's parameters that have a gradient, a list for each device.
 void Sampler::collect(size_t group, std::vector<Work>& work) {
   SamplerOptions& options = options_of(group);
   const std::vector<at::Tensor>& params = param_groups_[group].params();
-  if (options.offsets_.size() != params.size()) {
-    throw std::runtime_error(
-        std::string(name()) + " does not know the parameters of group " +
-        std::to_string(group) +
-        ": add groups with the add_param_group of torch_sgmcmc::Sampler, not "
-        "through a reference to torch::optim::Optimizer");
-  }
+  check_known(group);
   options.check();
   const size_t begin = work.size();
   for (size_t i = 0; i < params.size(); ++i) {
@@ -350,6 +356,12 @@ std::unique_ptr<SamplerParamState> Sampler::new_state() const {
   return nullptr;
 }
 
+void Sampler::write_common(StateDict&) const {}
+
+std::function<void()> Sampler::read_common(const StateDict&) {
+  return [] {};
+}
+
 SamplerParamState& Sampler::state_of(const at::Tensor& param) {
   auto& state = state_[param.unsafeGetTensorImpl()];
   if (state == nullptr) state = new_state();
@@ -385,6 +397,7 @@ StateDict Sampler::state_dict() const {
     group.set("params", ToList(indices));
     groups.push_back(group);
   }
+  write_common(state);
   return {{"state", state}, {"param_groups", groups}};
 }
 
@@ -462,10 +475,13 @@ void Sampler::load_state_dict(const StateDict& dict) {
     }
   }
 
+  const std::function<void()> put_common_in_place = read_common(state);
+
   state_.clear();
   for (auto& [param, restored] : new_states) {
     state_[param] = std::move(restored);
   }
+  put_common_in_place();
   for (size_t i = 0; i < num_groups; ++i) {
     param_groups_[i].set_options(std::move(new_options[i]));
   }

@@ -23,12 +23,7 @@ std::shared_ptr<Flight> SBPS::moving() const {
   for (size_t i = 0; i < param_groups_.size(); ++i) {
     const SBPSOptions& options = options_at(i);
     const auto& params = param_groups_[i].params();
-    if (options.offsets().size() != params.size()) {
-      throw std::runtime_error(
-          "SBPS does not know the parameters of group " + std::to_string(i) +
-          ": add groups with the add_param_group of torch_sgmcmc::Sampler, not "
-          "through a reference to torch::optim::Optimizer");
-    }
+    check_known(i);
     for (size_t j = 0; j < params.size(); ++j) {
       const at::Tensor& p = params[j];
       if (!p.requires_grad() || p.numel() == 0) continue;

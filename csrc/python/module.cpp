@@ -12,6 +12,7 @@
 #include "core/portable_noise.h"
 #include "host/bounce_clock.h"
 #include "host/dual_averaging.h"
+#include "host/ecs_sizes.h"
 #include "host/gamma.h"
 #include "host/index_chain.h"
 #include "host/metropolis.h"
@@ -293,6 +294,21 @@ PYBIND11_MODULE(_C, m) {
         &torch_sgmcmc::MeanAcceptance,
         py::arg("log_ratios"),
         "The mean of min(1, exp(log_ratio)), 0 for one that is not finite.");
+
+  m.def("mean_of", &torch_sgmcmc::MeanOf, py::arg("numbers"));
+  m.def("choose_subsample_size",
+        &torch_sgmcmc::ChooseSubsampleSize,
+        py::arg("variances"),
+        py::arg("size"),
+        py::arg("target"),
+        py::arg("num_data"),
+        "The size of HMC-ECS's perturbed subsamples (csrc/host/ecs_sizes.h).");
+  m.def("choose_num_products",
+        &torch_sgmcmc::ChooseNumProducts,
+        py::arg("variances"),
+        py::arg("size"),
+        py::arg("target"),
+        "The number of HMC-ECS's factors (csrc/host/ecs_sizes.h).");
 
   using torch_sgmcmc::Subsample;
   py::class_<Subsample>(m,

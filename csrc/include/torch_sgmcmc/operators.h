@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <tuple>
 
 #include "torch_sgmcmc/export.h"
 
@@ -162,6 +163,73 @@ TORCH_SGMCMC_API at::Tensor hmc_energy(at::TensorList params,
                                        at::TensorList masses,
                                        double prior_precision,
                                        int64_t num_chains);
+
+/// Taylor expansions of M data around theta*, in float64: v_i + g_i'δ +
+/// δ'H_i δ / 2. HMCECS has more of it.
+struct ECSExpansions {
+  at::Tensor values;  // v: [M]
+  at::Tensor slopes;  // g: [1, M, d], or [2, M, d] with y
+  std::optional<at::Tensor> scales = std::nullopt;    // H_i = scale_i y_i y_i'
+  std::optional<at::Tensor> hessians = std::nullopt;  // H: [M, d, d]
+};
+
+/// The sums over all data of the expansions, and where theta* is.
+struct ECSSums {
+  at::Tensor anchor;                                 // [d]
+  at::Tensor value;                                  // scalar
+  at::Tensor gradient;                               // [d]
+  std::optional<at::Tensor> hessian = std::nullopt;  // [d, d]
+};
+
+/// Which estimate ecs_estimate makes.
+struct ECSEstimation {
+  double temperature = 1;
+  double num_data = 1;
+  int64_t batch_size = 1;
+  /// 0 for the perturbed estimator.
+  int64_t num_products = 0;
+  double lower_bound = 0;
+};
+
+/// The estimate of a likelihood, from log-likelihoods [M] of a subsample at
+/// theta: its derivatives by them, what ecs_density needs of the expansions,
+/// and the row of its logarithm, the variance of that, the mean, and the sign.
+/// On the CPU, in float64.
+TORCH_SGMCMC_API std::tuple<at::Tensor, at::Tensor, at::Tensor> ecs_estimate(
+    const at::Tensor& values,
+    const at::Tensor& theta,
+    const ECSSums& sums,
+    const ECSExpansions& expansions,
+    const ECSEstimation& estimator);
+
+/// What ecs_density takes of ecs_estimate and of the closure's gradient.
+struct ECSPull {
+  at::Tensor weights;
+  at::Tensor bends;
+  at::Tensor estimate;
+  at::Tensor gradient;  // of the weighted log-likelihoods, by theta: [d]
+};
+
+/// The log density at theta and whether all is finite (1 or 0), as a row; and
+/// its gradient. `prior` has the precision of each element.
+TORCH_SGMCMC_API std::tuple<at::Tensor, at::Tensor> ecs_density(
+    const ECSPull& pull,
+    const at::Tensor& theta,
+    const ECSSums& sums,
+    const ECSExpansions& expansions,
+    const at::Tensor& prior,
+    double temperature);
+
+/// r <- r + kick W'gradient, x <- x + drift r; returns origin + W x. W is a
+/// matrix, a diagonal, or none for 1.
+TORCH_SGMCMC_API at::Tensor ecs_leapfrog_(
+    const at::Tensor& x,
+    const at::Tensor& momentum,
+    const at::Tensor& gradient,
+    const std::optional<at::Tensor>& whitening,
+    const at::Tensor& origin,
+    double kick,
+    double drift);
 
 /// Places parameters on straight lines: origin + time * direction.
 TORCH_SGMCMC_API void sbps_place_(at::TensorList params,

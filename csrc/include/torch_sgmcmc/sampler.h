@@ -6,6 +6,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -161,6 +162,16 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
 
   /// A parameter's state before its first update.
   virtual std::unique_ptr<SamplerParamState> new_state() const;
+
+  /// Adds what the sampler remembers beside its parameters' states, under keys
+  /// of strings, to the state of a state dict.
+  virtual void write_common(StateDict& state) const;
+
+  /// Reads and checks that; returns what puts it in place and cannot fail.
+  virtual std::function<void()> read_common(const StateDict& state);
+
+  /// Throws if a group was added in a way that passes this class by.
+  void check_known(size_t group) const;
 
   /// Checks groups and gradients and lists what there is to update.
   std::vector<Work> gather();

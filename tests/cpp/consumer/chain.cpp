@@ -7,7 +7,8 @@
 // in the order in which they are drawn, the class and the hyperparameters of a
 // sampler with the step sizes of every step, and optionally the state from
 // which an earlier chain is continued. The result holds the same state after
-// the last step, and torch.load reads it.
+// the last step, and torch.load reads it. HMC-ECS has jobs of its own
+// (subsampled.h).
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 
@@ -21,6 +22,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "subsampled.h"
 
 namespace sg = torch_sgmcmc;
 namespace nn = torch::nn;
@@ -94,6 +97,9 @@ const std::map<std::string,
 void Run(const std::string& job_path, const std::string& result_path) {
   torch::set_num_threads(1);
   const sg::StateDict job = sg::load(job_path);
+  if (job.at("sampler").toStringRef() == "HMCECS") {
+    return subsampled::Run(job, result_path);
+  }
   const torch::Tensor x = job.at("x").toTensor();
   const torch::Tensor y = job.at("y").toTensor();
   const torch::Tensor batches = job.at("batches").toTensor();

@@ -1,0 +1,168 @@
+// What HMC-ECS keeps in a state dict beside its hyperparameters and counts.
+#include <ATen/ATen.h>
+#include <ATen/core/List.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "optim/checks.h"
+#include "optim/ecs_target.h"
+#include "torch_sgmcmc/hmcecs.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+c10::IValue OrNone(const at::Tensor& tensor) {
+  return tensor.defined() ? c10::IValue(tensor) : c10::IValue();
+}
+
+template <typename T>
+c10::IValue ListOfValues(const std::vector<T>& values) {
+  c10::impl::GenericList list(c10::AnyType::get());
+  for (const T& value : values) list.push_back(value);
+  return list;
+}
+
+// A tensor, or an undefined one for None, on the device.
+at::Tensor TensorOrNone(const char* name,
+                        const c10::IValue& value,
+                        c10::Device device) {
+  if (value.isNone()) return {};
+  if (!value.isTensor()) {
+    Invalid(std::string("Invalid state_dict: ") + name + " is a " +
+            value.tagKind() + " (must be a Tensor)");
+  }
+  return value.toTensor().to(device);
+}
+
+at::Tensor TensorAt(const StateDict& dict,
+                    const char* name,
+                    c10::Device device) {
+  const at::Tensor tensor = TensorOrNone(name, dict.at(name), device);
+  if (!tensor.defined()) {
+    Invalid(std::string("Invalid state_dict: ") + name +
+            " is a None (must be a Tensor)");
+  }
+  return tensor;
+}
+
+template <typename T>
+T ValueAt(const StateDict& dict, const char* name) {
+  T result{};
+  detail::FromValue(name, dict.at(name), result);
+  return result;
+}
+
+std::vector<c10::IValue> ListAt(const StateDict& dict, const char* name) {
+  const c10::IValue value = dict.at(name);
+  if (!value.isList()) {
+    Invalid(std::string("Invalid state_dict: ") + name + " is a " +
+            value.tagKind() + " (must be a list)");
+  }
+  return value.toList().vec();
+}
+
+StateDict Written(const ECSAnchor& anchor) {
+  return {{"anchor", anchor.theta},
+          {"num_data", anchor.num_data},
+          {"value", anchor.sums.value},
+          {"gradient", anchor.sums.gradient},
+          {"hessian", OrNone(anchor.sums.hessian)},
+          {"form", anchor.sums.form},
+          {"whitening", OrNone(anchor.whitening)}};
+}
+
+ECSAnchor ReadAnchor(const StateDict& dict, c10::Device device) {
+  return {TensorAt(dict, "anchor", device),
+          ValueAt<int64_t>(dict, "num_data"),
+          {TensorAt(dict, "value", device),
+           TensorAt(dict, "gradient", device),
+           TensorOrNone("hessian", dict.at("hessian"), device),
+           ValueAt<std::string>(dict, "form")},
+          TensorOrNone("whitening", dict.at("whitening"), device)};
+}
+
+StateDict Written(const ExpandedSubsample& subsample) {
+  const SubsampleLayout& layout = subsample.layout;
+  const std::vector<c10::IValue> sizes = {layout.num_data,
+                                          layout.num_cells,
+                                          layout.num_blocks,
+                                          layout.batch_size,
+                                          layout.poisson,
+                                          layout.seed};
+  std::vector<c10::IValue> terms;
+  for (const at::Tensor& field : subsample.terms.fields()) {
+    terms.push_back(OrNone(field));
+  }
+  return {{"layout", ListOfValues(sizes)},
+          {"counts", ListOfValues(subsample.counts)},
+          {"indices", subsample.indices},
+          {"terms", ListOfValues(terms)}};
+}
+
+ExpandedSubsample ReadSubsample(const StateDict& dict, c10::Device device) {
+  const std::vector<c10::IValue> sizes = ListAt(dict, "layout");
+  const std::vector<c10::IValue> terms = ListAt(dict, "terms");
+  if (sizes.size() != 6 || terms.size() != 4) {
+    Invalid("Invalid state_dict: its subsample has a layout of " +
+            std::to_string(sizes.size()) + " numbers and terms of " +
+            std::to_string(terms.size()) + " tensors (must be 6 and 4)");
+  }
+  ExpandedSubsample result;
+  SubsampleLayout& layout = result.layout;
+  detail::FromValue("layout", sizes[0], layout.num_data);
+  detail::FromValue("layout", sizes[1], layout.num_cells);
+  detail::FromValue("layout", sizes[2], layout.num_blocks);
+  detail::FromValue("layout", sizes[3], layout.batch_size);
+  detail::FromValue("layout", sizes[4], layout.poisson);
+  detail::FromValue("layout", sizes[5], layout.seed);
+  for (const c10::IValue& count : ListAt(dict, "counts")) {
+    detail::FromValue("counts", count, result.counts.emplace_back());
+  }
+  result.indices = TensorAt(dict, "indices", device);
+  result.terms = {TensorOrNone("terms", terms[0], device),
+                  TensorOrNone("terms", terms[1], device),
+                  TensorOrNone("terms", terms[2], device),
+                  TensorOrNone("terms", terms[3], device)};
+  return result;
+}
+
+}  // namespace
+
+void HMCECS::write_common(StateDict& state) const {
+  if (anchor() == nullptr) return;
+  state.set("control_variates", Written(*anchor_));
+  if (subsample_ != nullptr) state.set("subsample", Written(*subsample_));
+}
+
+std::function<void()> HMCECS::read_common(const StateDict& state) {
+  const std::vector<at::Tensor> params = all_params();
+  const c10::Device device = params[0].device();
+  std::shared_ptr<const ECSAnchor> anchor;
+  std::shared_ptr<const ExpandedSubsample> subsample;
+  if (state.contains("control_variates")) {
+    anchor = std::make_shared<const ECSAnchor>(
+        ReadAnchor(state.at("control_variates"), device));
+    int64_t size = 0;
+    for (const at::Tensor& param : params) size += param.numel();
+    if (anchor->theta.numel() != size) {
+      Invalid("Invalid state_dict: its control variates are those of " +
+              std::to_string(anchor->theta.numel()) + " parameters, expected " +
+              std::to_string(size));
+    }
+  }
+  if (state.contains("subsample")) {
+    subsample = std::make_shared<const ExpandedSubsample>(
+        ReadSubsample(state.at("subsample"), device));
+  }
+  return [this, anchor, subsample] {
+    anchor_ = anchor;
+    subsample_ = subsample;
+    present_ = nullptr;
+    proposals_ = nullptr;
+  };
+}
+
+}  // namespace torch_sgmcmc

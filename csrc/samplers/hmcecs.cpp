@@ -1,0 +1,298 @@
+// torch_sgmcmc::ecs_*: one evaluation of HMC-ECS, but for the closure and its
+// backward pass, and one step of its leapfrog. On the CPU, in float64.
+#include "samplers/hmcecs.h"
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <cmath>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "apply/plan.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+using MaybeTensor = std::optional<Tensor>;
+
+// The arrays of one operator's call, once they are known to be what they must.
+class ECSArrays {
+ public:
+  explicit ECSArrays(const char* op) : op_(op) {}
+
+  const double* Read(const char* name,
+                     const Tensor& tensor,
+                     const std::vector<int64_t>& shape) const {
+    Check(name, tensor, shape);
+    return static_cast<const double*>(tensor.const_data_ptr());
+  }
+  const double* Read(const char* name,
+                     const MaybeTensor& tensor,
+                     const std::vector<int64_t>& shape) const {
+    return tensor ? Read(name, *tensor, shape) : nullptr;
+  }
+  double* Write(const char* name,
+                Tensor& tensor,
+                const std::vector<int64_t>& shape) const {
+    Check(name, tensor, shape);
+    return static_cast<double*>(tensor.mutable_data_ptr());
+  }
+
+ private:
+  void Check(const char* name,
+             const Tensor& tensor,
+             const std::vector<int64_t>& shape) const {
+    const auto sizes = tensor.sizes();
+    if (tensor.is_cpu() && tensor.scalar_type() == ScalarType::Double &&
+        tensor.is_contiguous() && sizes.size() == shape.size() &&
+        std::equal(shape.begin(), shape.end(), sizes.begin())) {
+      return;
+    }
+    std::string wanted;
+    for (const int64_t size : shape) {
+      wanted += (wanted.empty() ? "" : ", ") + std::to_string(size);
+    }
+    Fail(op_,
+         std::string(name) + " must be contiguous float64 of shape [" + wanted +
+             "] on the CPU");
+  }
+
+  const char* op_;
+};
+
+Tensor Row(const Tensor& like, const std::vector<int64_t>& shape) {
+  return torch::stable::new_empty(like, shape, ScalarType::Double);
+}
+
+double* Data(Tensor& tensor) {
+  return static_cast<double*>(tensor.mutable_data_ptr());
+}
+
+// θ - θ*.
+std::vector<double> Offset(const double* theta,
+                           const double* anchor,
+                           int64_t d) {
+  std::vector<double> delta(static_cast<size_t>(d));
+  for (int64_t j = 0; j < d; ++j) delta[j] = theta[j] - anchor[j];
+  return delta;
+}
+
+// Expansions of M data: M, d, and what there is of them. See _taylor.py.
+struct ECSTerms {
+  ECSTerms(const ECSArrays& arrays,
+           const Tensor& theta,
+           const Tensor& slopes_of,
+           const MaybeTensor& scales_of,
+           const MaybeTensor& hessians_of,
+           int64_t count)
+      : m(count),
+        d(theta.numel()),
+        kinds(scales_of ? 2 : 1),
+        slopes(arrays.Read("slopes", slopes_of, {kinds, m, d})),
+        scales(arrays.Read("scales", scales_of, {m})),
+        hessians(arrays.Read("hessians", hessians_of, {m, d, d})) {}
+
+  int64_t m;
+  int64_t d;
+  int64_t kinds;
+  const double* slopes;
+  const double* scales;
+  const double* hessians;
+
+  // What `bends` holds for each datum: scale yᵀδ, or H δ.
+  std::vector<int64_t> BendsShape() const {
+    if (scales != nullptr) return {m};
+    if (hessians != nullptr) return {m, d};
+    return {0};
+  }
+};
+
+std::tuple<Tensor, Tensor, Tensor> Estimate(Tensor values,
+                                            Tensor theta,
+                                            Tensor anchor,
+                                            Tensor expansions,
+                                            Tensor slopes,
+                                            MaybeTensor scales,
+                                            MaybeTensor hessians,
+                                            double temperature,
+                                            double num_data,
+                                            int64_t batch_size,
+                                            int64_t num_products,
+                                            double lower_bound) {
+  constexpr const char* kOp = "ecs_estimate";
+  CheckNumber(kOp, "temperature", temperature, /*positive=*/true);
+  CheckNumber(kOp, "num_data", num_data, /*positive=*/true);
+  const int64_t m = values.numel();
+  if (batch_size < 1 || m % batch_size != 0) {
+    Fail(kOp,
+         "Invalid batch_size: " + std::to_string(batch_size) +
+             " (must divide " + std::to_string(m) + ", the number of values)");
+  }
+  if (num_products < 0 || (num_products == 0 && m == 0)) {
+    Fail(kOp,
+         "Invalid num_products: " + std::to_string(num_products) +
+             " (must be >= 1, or 0 with values)");
+  }
+  const ECSArrays arrays(kOp);
+  const int64_t d = theta.numel();
+  const double* value = arrays.Read("values", values, {m});
+  const double* at = arrays.Read("theta", theta, {d});
+  const double* around = arrays.Read("anchor", anchor, {d});
+  const double* expansion = arrays.Read("expansions", expansions, {m});
+  const ECSTerms terms(arrays, theta, slopes, scales, hessians, m);
+
+  const std::vector<double> delta = Offset(at, around, d);
+  Tensor weights = Row(values, {m});
+  Tensor bends = Row(values, terms.BendsShape());
+  double* weight = Data(weights);
+  double* bend = Data(bends);
+  // The differences, one term after the other.
+  std::vector<double> differences(static_cast<size_t>(m));
+  RowProducts(terms.slopes, m, d, delta.data(), weight);
+  for (int64_t i = 0; i < m; ++i) {
+    differences[i] = value[i] - (expansion[i] + weight[i]);
+  }
+  if (terms.scales != nullptr) {
+    RowProducts(terms.slopes + m * d, m, d, delta.data(), weight);
+    for (int64_t i = 0; i < m; ++i) {
+      bend[i] = terms.scales[i] * weight[i];
+      differences[i] -= 0.5 * bend[i] * weight[i];
+    }
+  } else if (terms.hessians != nullptr) {
+    RowProducts(terms.hessians, m * d, d, delta.data(), bend);
+    RowProducts(bend, m, d, delta.data(), weight);
+    for (int64_t i = 0; i < m; ++i) differences[i] -= 0.5 * weight[i];
+  }
+  for (double& difference : differences) difference /= temperature;
+
+  const ECSEstimator estimator{num_data, batch_size, num_products, lower_bound};
+  const auto make = num_products == 0 ? ECSPerturbed : ECSBlockPoisson;
+  const ECSEstimate result = make(estimator, differences.data(), m, weight);
+  Tensor estimate = Row(values, {kECSEstimate});
+  double* out = Data(estimate);
+  out[0] = result.log;
+  out[1] = result.variance;
+  out[2] = result.mean;
+  out[3] = result.sign;
+  return {weights, bends, estimate};
+}
+
+// log |L̂|^(1/T) + log prior / T and whether all is finite; and the gradient.
+std::tuple<Tensor, Tensor> Density(Tensor estimate,
+                                   Tensor pull,
+                                   Tensor weights,
+                                   Tensor bends,
+                                   Tensor theta,
+                                   Tensor anchor,
+                                   Tensor slopes,
+                                   MaybeTensor scales,
+                                   MaybeTensor hessians,
+                                   Tensor sum_value,
+                                   Tensor sum_slope,
+                                   MaybeTensor sum_hessian,
+                                   Tensor prior,
+                                   double temperature) {
+  constexpr const char* kOp = "ecs_density";
+  CheckNumber(kOp, "temperature", temperature, /*positive=*/true);
+  const ECSArrays arrays(kOp);
+  const int64_t d = theta.numel();
+  const int64_t m = weights.numel();
+  const double* log = arrays.Read("estimate", estimate, {kECSEstimate});
+  const double* towards = arrays.Read("pull", pull, {d});
+  const double* weight = arrays.Read("weights", weights, {m});
+  const double* at = arrays.Read("theta", theta, {d});
+  const double* around = arrays.Read("anchor", anchor, {d});
+  const ECSTerms terms(arrays, theta, slopes, scales, hessians, m);
+  const double* bend = arrays.Read("bends", bends, terms.BendsShape());
+  const double* value = arrays.Read("sum_value", sum_value, {});
+  const double* slope = arrays.Read("sum_slope", sum_slope, {d});
+  const double* hessian = arrays.Read("sum_hessian", sum_hessian, {d, d});
+  const double* precision = arrays.Read("prior", prior, {d});
+
+  const std::vector<double> delta = Offset(at, around, d);
+  // Σ wᵢ ∇qᵢ of the subsample.
+  std::vector<double> expanded(static_cast<size_t>(d));
+  AddRows(terms.slopes, m, d, weight, expanded.data());
+  if (terms.scales != nullptr) {
+    std::vector<double> bent(static_cast<size_t>(m));
+    for (int64_t i = 0; i < m; ++i) bent[i] = weight[i] * bend[i];
+    AddRows(terms.slopes + m * d, m, d, bent.data(), expanded.data());
+  } else if (terms.hessians != nullptr) {
+    AddRows(bend, m, d, weight, expanded.data());
+  }
+  // Σ ∇q of all data.
+  std::vector<double> turn(static_cast<size_t>(d));
+  if (hessian != nullptr) {
+    RowProducts(hessian, d, d, delta.data(), turn.data());
+  }
+  Tensor gradient = Row(theta, {d});
+  double* out = Data(gradient);
+  bool finite = true;
+  std::vector<double> energy(static_cast<size_t>(d));
+  for (int64_t j = 0; j < d; ++j) {
+    const double decay = precision[j] * at[j];
+    energy[j] = delta[j] * (slope[j] + 0.5 * turn[j]) - 0.5 * decay * at[j];
+    out[j] = (((towards[j] - expanded[j]) + (slope[j] + turn[j])) - decay) /
+             temperature;
+    finite = finite && std::isfinite(out[j]);
+  }
+  Tensor density = Row(theta, {2});
+  double* result = Data(density);
+  result[0] = log[0] + (*value + ECSSum(energy.data(), d)) / temperature;
+  result[1] = finite && std::isfinite(result[0]) ? 1 : 0;
+  return {density, gradient};
+}
+
+// In x with θ = origin + W x, where the mass is 1; W is a matrix, a diagonal,
+// or absent: 1.
+Tensor Leapfrog(Tensor x,
+                Tensor momentum,
+                Tensor gradient,
+                MaybeTensor whitening,
+                Tensor origin,
+                double kick,
+                double drift) {
+  constexpr const char* kOp = "ecs_leapfrog_";
+  CheckNumber(kOp, "kick", kick);
+  CheckNumber(kOp, "drift", drift);
+  const ECSArrays arrays(kOp);
+  const int64_t d = x.numel();
+  double* position = arrays.Write("x", x, {d});
+  double* r = arrays.Write("momentum", momentum, {d});
+  const double* push = arrays.Read("gradient", gradient, {d});
+  const double* from = arrays.Read("origin", origin, {d});
+  const bool dense = whitening && whitening->dim() == 2;
+  const std::vector<int64_t> shape =
+      dense ? std::vector<int64_t>{d, d} : std::vector<int64_t>{d};
+  const double* factor = arrays.Read("whitening", whitening, shape);
+
+  std::vector<double> whitened(static_cast<size_t>(d));
+  if (dense) AddRows(factor, d, d, push, whitened.data());
+  for (int64_t j = 0; j < d; ++j) {
+    if (!dense) whitened[j] = factor == nullptr ? push[j] : factor[j] * push[j];
+    r[j] += kick * whitened[j];
+    position[j] += drift * r[j];
+  }
+  Tensor theta = Row(x, {d});
+  double* out = Data(theta);
+  if (dense) RowProducts(factor, d, d, position, out);
+  for (int64_t j = 0; j < d; ++j) {
+    if (!dense) {
+      out[j] = factor == nullptr ? position[j] : factor[j] * position[j];
+    }
+    out[j] = from[j] + out[j];
+  }
+  return theta;
+}
+
+}  // namespace
+}  // namespace torch_sgmcmc
+
+STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CPU, m) {
+  m.impl("ecs_estimate", TORCH_BOX(&torch_sgmcmc::Estimate));
+  m.impl("ecs_density", TORCH_BOX(&torch_sgmcmc::Density));
+  m.impl("ecs_leapfrog_", TORCH_BOX(&torch_sgmcmc::Leapfrog));
+}

@@ -1,0 +1,116 @@
+// The chain of HMC-ECS that a file describes: a regression, with a weight and a
+// bias in param groups of their own (tests/test_cpp_hmcecs.py has the same in
+// Python).
+#pragma once
+
+#include <torch/torch.h>
+#include <torch_sgmcmc/torch_sgmcmc.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace subsampled {
+
+namespace sg = torch_sgmcmc;
+
+// The log-likelihoods of the data with these indices, and what a test has them
+// spoiled to.
+class Regression {
+ public:
+  explicit Regression(const sg::StateDict& job)
+      : x_(job.at("x").toTensor()),
+        y_(job.at("y").toTensor()),
+        weight_(Parameter(job, "weight")),
+        bias_(Parameter(job, "bias")),
+        kind_(job.at("kind").toStringRef()),
+        fault_(job.at("fault").toStringRef()) {}
+
+  std::vector<torch::Tensor> params() const { return {weight_, bias_}; }
+
+  torch::Tensor operator()(const torch::Tensor& indices) const {
+    const torch::Tensor eta = x_.index({indices}).matmul(weight_) + bias_;
+    const torch::Tensor y = y_.index({indices});
+    if (fault_ == "shape") return eta.sum();
+    if (fault_ == "graph") return eta.detach();
+    if (fault_ == "infinite") return eta / 0.0;
+    if (kind_ == "logistic") return y * eta - torch::softplus(eta);
+    return -0.5 * (y - eta.tanh() * bias_).pow(2);  // Hessians of rank two
+  }
+
+ private:
+  static torch::Tensor Parameter(const sg::StateDict& job, const char* name) {
+    const sg::StateDict model = job.at("model");
+    return model.at(name).toTensor().clone().set_requires_grad(true);
+  }
+
+  torch::Tensor x_;
+  torch::Tensor y_;
+  torch::Tensor weight_;
+  torch::Tensor bias_;
+  std::string kind_;
+  std::string fault_;
+};
+
+// Of one group: its prior is its own, all else is the sampler's.
+inline sg::HMCECSOptions OptionsAt(const sg::StateDict& job, size_t index) {
+  sg::HMCECSOptions options;
+  options.read(job.at("groups").toListRef()[index],
+               static_cast<int64_t>(index));
+  return options;
+}
+
+inline void Run(const sg::StateDict& job, const std::string& result_path) {
+  const Regression closure(job);
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  for (const torch::Tensor& param : closure.params()) {
+    const double prior = OptionsAt(job, groups.size()).prior_precision();
+    groups.emplace_back(std::vector<torch::Tensor>{param},
+                        std::make_unique<sg::HMCECSOptions>(
+                            sg::HMCECSOptions().prior_precision(prior)));
+  }
+  sg::HMCECS sampler(groups, OptionsAt(job, 0).seed(job.at("seed").toInt()));
+  if (job.contains("state")) sampler.load_state_dict(job.at("state"));
+  if (job.contains("warmup")) {
+    const sg::StateDict dict = job.at("warmup");
+    sg::HMCECSWarmup settings;
+    settings.target_acceptance = dict.at("target_acceptance").toDouble();
+    settings.anchor_every = dict.at("anchor_every").toInt();
+    if (!dict.at("target_variance").isNone()) {
+      settings.target_variance = dict.at("target_variance").toDouble();
+    }
+    sampler.warmup(closure, dict.at("steps").toInt(), settings);
+  }
+  std::vector<torch::Tensor> draws;
+  for (int64_t i = 0; i < job.at("steps").toInt(); ++i) {
+    const torch::Tensor loss = sampler.step(closure);
+    std::vector<torch::Tensor> draw = {
+        loss.reshape({1}),
+        torch::full({1}, sampler.sign(), torch::kDouble),
+        torch::full({1}, sampler.estimator_variance(), torch::kDouble)};
+    for (const torch::Tensor& param : closure.params()) {
+      draw.push_back(param.detach().reshape({-1}).to(torch::kDouble));
+    }
+    draws.push_back(torch::cat(draw));
+  }
+  const auto params = closure.params();
+  const sg::StateDict model = {{"weight", params[0].detach()},
+                               {"bias", params[1].detach()}};
+  sg::save({{"model", model},
+            {"state", sampler.state_dict()},
+            {"draws", torch::stack(draws)},
+            {"rates",
+             torch::tensor({sampler.acceptance_rate(),
+                            sampler.subsample_acceptance_rate()},
+                           torch::kDouble)},
+            {"counts",
+             torch::tensor(std::vector<int64_t>{sampler.num_divergences(),
+                                                sampler.num_evaluations()})},
+            {"summary", sampler.target_summary()}},
+           result_path);
+}
+
+}  // namespace subsampled

@@ -1,0 +1,247 @@
+"""HMC-ECS: C++ and Python give the same bits, and continue each other's chains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from ecs_data import F64, Data
+from harness.exactness import assert_same
+from torch import Tensor
+
+import torch_sgmcmc as sg
+
+pytestmark = [pytest.mark.cpp, pytest.mark.usefixtures("one_thread")]
+
+Job = dict[str, Any]
+InCpp = Callable[[Job], Job]
+
+#: For each chain the model, the type of its parameters, the variance that its size is
+#: chosen for, and hyperparameters.
+CHAINS: dict[str, tuple[str, torch.dtype, float | None, dict[str, Any]]] = {
+    "perturbed": ("logistic", F64, 0.002, {"subsample_size": 12}),
+    "perturbed-fp32": ("logistic", torch.float32, 0.002, {"subsample_size": 12}),
+    "perturbed-whole": ("tanh", F64, 0.3, {"mass_matrix": "diagonal"}),
+    "perturbed-first": (
+        "logistic",
+        F64,
+        0.05,
+        {"control_variate": 1, "subsample_size": 20, "temperature": 1.5},
+    ),
+    "signed": ("logistic", F64, 0.3, {"variant": "signed", "num_products": 9}),
+    "signed-fp32": (
+        "logistic",
+        torch.float32,
+        0.3,
+        {"variant": "signed", "num_products": 9, "mass_matrix": "identity"},
+    ),
+    # So few factors that signs differ.
+    "signed-first": (
+        "tanh",
+        F64,
+        None,
+        {
+            "variant": "signed",
+            "num_products": 6,
+            "subsample_size": 12,
+            "control_variate": 1,
+        },
+    ),
+}
+WARMUP = {
+    "steps": 60,
+    "target_acceptance": 0.8,
+    "anchor_every": 15,
+    "target_variance": None,
+}
+
+
+def make_sampler(job: Job) -> tuple[sg.HMCECS, Data]:
+    _, dtype, _, settings = CHAINS[job["name"]]
+    data = Data(job["kind"], dtype=dtype)
+    for name, value in job["model"].items():
+        getattr(data, name).data.copy_(value)
+    groups = [
+        {"params": [data.weight], "prior_precision": 1.0},
+        {"params": [data.bias], "prior_precision": 3.0},
+    ]
+    common = {"subsample_size": 8, "num_blocks": 4, "chunk_size": 23}
+    common = {**common, **settings}
+    return sg.HMCECS(groups, num_data=60, seed=2**61, **common), data
+
+
+def make_job(name: str) -> Job:
+    kind, dtype, _, _ = CHAINS[name]
+    data = Data(kind, dtype=dtype)
+    job = {
+        "name": name,
+        "sampler": "HMCECS",
+        "kind": kind,
+        "fault": "",
+        "x": data.x,
+        "y": data.y,
+        "model": {"weight": data.weight.detach(), "bias": data.bias.detach()},
+        "steps": 30,
+    }
+    sampler, _ = make_sampler(job)
+    return {
+        **job,
+        "seed": sampler.seed,
+        "groups": sampler.state_dict()["param_groups"],
+    }
+
+
+def spoiled(data: Data, fault: str) -> Callable[[Tensor], Tensor]:
+    def closure(indices: Tensor) -> Tensor:
+        values = data(indices)
+        if fault == "shape":
+            return values.sum()
+        if fault == "graph":
+            return values.detach()
+        return values / 0.0 if fault == "infinite" else values
+
+    return closure
+
+
+def run_in_python(job: Job) -> Job:
+    sampler, data = make_sampler(job)
+    closure = spoiled(data, job["fault"])
+    if "state" in job:
+        sampler.load_state_dict(job["state"])
+    if "warmup" in job:
+        sampler.warmup(closure, **job["warmup"], progress=False)
+    draws = []
+    for _ in range(job["steps"]):
+        loss = sampler.step(closure)
+        numbers = [float(sampler.sign), sampler.estimator_variance]
+        flat = [p.detach().double().reshape(-1) for p in data.params]
+        draws.append(torch.cat([loss[None], torch.tensor(numbers, dtype=F64), *flat]))
+    return {
+        "model": {"weight": data.weight.detach(), "bias": data.bias.detach()},
+        "state": sampler.state_dict(),
+        "draws": torch.stack(draws),
+        "rates": torch.tensor(
+            [sampler.acceptance_rate, sampler.subsample_acceptance_rate], dtype=F64
+        ),
+        "counts": torch.tensor([sampler.num_divergences, sampler.num_evaluations]),
+        "summary": sampler.target_summary(),
+    }
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_the_same_bits(name: str, run_in_cpp: InCpp) -> None:
+    target = CHAINS[name][2]
+    job = {**make_job(name), "warmup": {**WARMUP, "target_variance": target}}
+    expected = run_in_python(job)
+    assert len(expected["draws"].unique(dim=0)) > 20
+    if name == "signed-first":
+        assert set(expected["draws"][:, 1].tolist()) == {-1.0, 1.0}
+    group = expected["state"]["param_groups"][0]
+    chosen = "num_products" if group["variant"] == "signed" else "subsample_size"
+    assert (group[chosen] == job["groups"][0][chosen]) == (target is None)
+    assert_same(expected, run_in_cpp(job))
+
+
+@pytest.mark.parametrize("name", ["perturbed-whole", "signed"])
+def test_each_continues_the_others_chain(name: str, run_in_cpp: InCpp) -> None:
+    job = {**make_job(name), "warmup": WARMUP}
+    whole = run_in_python(job)
+    first = {**job, "steps": 7}  # to the middle of what is proposed ahead of time
+    begun = {"python": run_in_python(first), "cpp": run_in_cpp(first)}
+    assert_same(begun["python"], begun["cpp"])
+    rest = {**job, "steps": job["steps"] - first["steps"]}
+    del rest["warmup"]
+    resumed = [
+        run({**rest, "model": start["model"], "state": start["state"]})
+        for start, run in ((begun["python"], run_in_cpp), (begun["cpp"], run_in_python))
+    ]
+    # What was looked up ahead has to be evaluated again, which counts.
+    assert_same(*resumed)
+    for ours, theirs in zip(whole["draws"][7:], resumed[0]["draws"], strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def assert_same_message(job: Job, run_in_cpp: InCpp, match: str) -> None:
+    with pytest.raises((ValueError, RuntimeError), match=match) as in_python:
+        run_in_python(job)
+    with pytest.raises(ValueError) as in_cpp:
+        run_in_cpp(job)
+    assert str(in_cpp.value) == str(in_python.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_data", 3.5),
+        ("variant", "exact"),
+        ("subsample_size", 1),
+        ("control_variate", 3),
+    ],
+)
+def test_the_same_messages(key: str, value: object, run_in_cpp: InCpp) -> None:
+    job = make_job("perturbed")
+    settings = {"num_data": 60, "subsample_size": 8, key: value}
+    with pytest.raises((ValueError, TypeError), match=f"Invalid {key}: ") as in_python:
+        sg.HMCECS([torch.zeros(3, requires_grad=True)], **settings)
+    for group in job["groups"]:
+        group[key] = value
+    with pytest.raises(ValueError) as in_cpp:
+        run_in_cpp(job)
+    assert str(in_cpp.value) == str(in_python.value)
+
+
+@pytest.mark.parametrize(
+    ("fault", "match"),
+    [
+        ("shape", r"shape \[\] \(must be \[23\], one for each index\)"),
+        ("graph", "do not depend on the parameters"),
+        ("infinite", "not finite at the anchor"),
+    ],
+)
+def test_the_same_message_of_a_closure(
+    fault: str, match: str, run_in_cpp: InCpp
+) -> None:
+    assert_same_message({**make_job("perturbed"), "fault": fault}, run_in_cpp, match)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        (
+            {"steps": 1, "target_variance": 1.0},
+            r"Invalid steps: 1 \(must be >= 2 for target_variance with anchor_every",
+        ),
+        (
+            {"steps": 3, "anchor_every": 1, "target_variance": 1.0},
+            r"Invalid steps: 3 \(must be >= 5 for",
+        ),
+    ],
+)
+def test_the_same_message_of_a_warmup(
+    settings: dict[str, Any], match: str, run_in_cpp: InCpp
+) -> None:
+    job = {**make_job("perturbed"), "warmup": {**WARMUP, **settings}}
+    assert_same_message(job, run_in_cpp, match)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("temperature", 2.0), ("variant", "signed")],
+)
+def test_the_same_message_of_groups_that_differ(
+    key: str, value: object, run_in_cpp: InCpp
+) -> None:
+    job = {**make_job("perturbed"), "steps": 2}
+    job["state"] = run_in_python(job)["state"]
+    job["state"]["param_groups"][1][key] = value
+    assert_same_message(job, run_in_cpp, f"Invalid {key}: .*one trajectory for all")
+
+
+def test_the_same_message_of_other_parameters(run_in_cpp: InCpp) -> None:
+    job = {**make_job("perturbed"), "steps": 2}
+    job["state"] = run_in_python(job)["state"]
+    kept = job["state"]["state"]["control_variates"]
+    kept["anchor"] = kept["anchor"][:3]
+    assert_same_message(job, run_in_cpp, "are those of 3 parameters, expected 4")

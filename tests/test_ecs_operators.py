@@ -1,0 +1,284 @@
+"""The operators of HMC-ECS against plain formulas and their derivatives by autograd."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torch_sgmcmc import _library as ops
+
+F64 = torch.float64
+FORMS = ("linear", "rank one", "whole")
+PERTURBED = {"num_data": 700.0, "batch_size": 1, "num_products": 0, "lower_bound": 0.0}
+SIGNED = {"num_data": 20.0, "batch_size": 3, "num_products": 4, "lower_bound": -4.5}
+T = 1.7
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=F64)
+
+
+class Case:
+    """Random arguments of the operators, for M data and d parameters."""
+
+    def __init__(self, form: str, m: int, d: int) -> None:
+        torch.manual_seed(m + d)
+        self.theta, self.anchor, self.prior = randn(d), randn(d), randn(d).exp()
+        self.values, self.expansions = randn(m), randn(m)
+        self.slopes = randn(2 if form == "rank one" else 1, m, d) / d**0.5
+        self.scales = randn(m) if form == "rank one" else None
+        root = randn(m, d, d) / d if form == "whole" else None
+        self.hessians = None if root is None else root + root.mT
+        self.sum_value, self.sum_slope = randn(), randn(d)
+        root = randn(d, d)
+        self.sum_hessian = None if form == "linear" else root + root.t()
+        self.fields = (self.slopes, self.scales, self.hessians)
+
+    def differences(self, theta: Tensor) -> Tensor:
+        delta = theta - self.anchor
+        q = self.expansions + self.slopes[0] @ delta
+        if self.scales is not None:
+            q = q + self.scales * (self.slopes[1] @ delta) ** 2 / 2
+        if self.hessians is not None:
+            q = q + torch.einsum("i,mij,j->m", delta, self.hessians, delta) / 2
+        return (self.values - q) / T
+
+    def log_prior_and_sums(self, theta: Tensor) -> Tensor:
+        delta = theta - self.anchor
+        total = self.sum_value + self.sum_slope @ delta
+        if self.sum_hessian is not None:
+            total = total + delta @ self.sum_hessian @ delta / 2
+        return (total - (self.prior * theta**2).sum() / 2) / T
+
+    def estimate(self, sizes: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+        return ops.ecs_estimate(
+            *(self.values, self.theta, self.anchor, self.expansions, *self.fields),
+            temperature=T,
+            **sizes,
+        )
+
+    def density(
+        self, estimated: tuple[Tensor, Tensor, Tensor], pull: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        weights, bends, numbers = estimated
+        sums = (self.sum_value, self.sum_slope, self.sum_hessian)
+        return ops.ecs_density(
+            *(numbers, pull, weights, bends, self.theta, self.anchor, *self.fields),
+            *(*sums, self.prior),
+            temperature=T,
+        )
+
+
+def plain(d: Tensor, sizes: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Log, variance, mean and sign of the estimate."""
+    n, m = sizes["num_data"], sizes["batch_size"]
+    if sizes["num_products"] == 0:
+        variance = n**2 / len(d) * d.var(correction=0)
+        return n * d.mean() - variance / 2, variance, n * d.mean(), 1.0
+    factors = n * d.view(-1, m).mean(1)
+    x = (factors - sizes["lower_bound"]) / sizes["num_products"]
+    log = x.abs().log().sum() + sizes["lower_bound"] + sizes["num_products"]
+    mean = factors.mean() if len(d) else torch.zeros((), dtype=F64)
+    return log, (x.abs().log() ** 2).sum(), mean, float(x.detach().sign().prod())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("d", [1, 7, 8, 9, 29, 263])
+@pytest.mark.parametrize("sizes", [PERTURBED, SIGNED], ids=["perturbed", "signed"])
+def test_equal_plain_formulas(form: str, d: int, sizes: dict[str, Any]) -> None:
+    case = Case(form, 21, d)
+    theta = case.theta.clone().requires_grad_()
+    differences = case.differences(theta)
+    log, variance, mean, sign = plain(differences, sizes)
+    expected = torch.stack([log, variance, mean, torch.tensor(sign, dtype=F64)])
+    weights, _, numbers = estimated = case.estimate(sizes)
+    torch.testing.assert_close(numbers, expected.detach())
+    (by_difference,) = torch.autograd.grad(log, differences, retain_graph=True)
+    torch.testing.assert_close(weights, by_difference)
+    total = log + case.log_prior_and_sums(theta)
+    (slope,) = torch.autograd.grad(total, theta)
+    # Values that do not depend on θ, and then ones that do.
+    for pull in (torch.zeros(d, dtype=F64), randn(d)):
+        density, gradient = case.density(estimated, pull)
+        torch.testing.assert_close(gradient, slope + pull / T)
+        torch.testing.assert_close(density[0], total.detach())
+        assert density[1] == 1
+
+
+def test_both_signs_are_met() -> None:
+    signs = {float(Case("linear", 21, d).estimate(SIGNED)[2][3]) for d in range(1, 12)}
+    assert signs == {1.0, -1.0}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_data(form: str) -> None:
+    case = Case(form, 0, 5)
+    weights, _, numbers = estimated = case.estimate(SIGNED)
+    assert len(weights) == 0
+    assert numbers.tolist() == [-0.5, 0.0, 0.0, 1.0]
+    density, gradient = case.density(estimated, torch.zeros(5, dtype=F64))
+    theta = case.theta.clone().requires_grad_()
+    total = case.log_prior_and_sums(theta)
+    torch.testing.assert_close(density[0], total.detach() - 0.5)
+    torch.testing.assert_close(gradient, *torch.autograd.grad(total, theta))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_marked(number: float) -> None:
+    case = Case("rank one", 21, 9)
+    estimated = case.estimate(PERTURBED)
+    pull = torch.zeros(9, dtype=F64)
+    pull[7] = number
+    density, _ = case.density(estimated, pull)
+    assert density[0].isfinite() and density[1] == 0
+    estimated[2][0] = number
+    density, gradient = case.density(estimated, torch.zeros(9, dtype=F64))
+    assert gradient.isfinite().all() and density[1] == 0
+
+
+@pytest.mark.parametrize("kind", ["dense", "diagonal", "identity"])
+@pytest.mark.parametrize("d", [1, 7, 8, 29])
+def test_leapfrog(kind: str, d: int) -> None:
+    x, r, gradient, origin = randn(4, d)
+    w = {"dense": randn(d, d), "diagonal": randn(d), "identity": None}[kind]
+    matrix = torch.eye(d, dtype=F64) if w is None else w if w.dim() == 2 else w.diag()
+    pushed = r + 0.3 * matrix.t() @ gradient
+    moved = x + 0.6 * pushed
+    theta = ops.ecs_leapfrog_(x, r, gradient, w, origin, kick=0.3, drift=0.6)
+    torch.testing.assert_close(r, pushed)
+    torch.testing.assert_close(x, moved)
+    torch.testing.assert_close(theta, origin + matrix @ moved)
+
+
+@pytest.mark.parametrize("form", ["rank one", "linear"])
+def test_threads_do_not_matter(form: str) -> None:
+    results, threads = [], torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            case = Case(form, 901, 531)
+            estimated = case.estimate(PERTURBED)
+            x, r = case.theta.clone(), case.prior.clone()
+            w = case.slopes[0, :531].contiguous()
+            gradient = case.sum_slope
+            theta = ops.ecs_leapfrog_(x, r, gradient, w, x, kick=0.1, drift=0.1)
+            results.append(
+                [*estimated, *case.density(estimated, case.prior), x, r, theta]
+            )
+    finally:
+        torch.set_num_threads(threads)
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+# ---- Errors ----------------------------------------------------------------------
+
+WRONG = {
+    "shape": lambda t: torch.cat([t.reshape(-1), t.reshape(-1)]),
+    "dtype": lambda t: t.float(),
+    "layout": lambda t: torch.stack([t, t], -1)[..., 0],
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_wrong_arrays(fault: str) -> None:
+    case = Case("rank one", 6, 3)
+    whole = Case("whole", 6, 3)
+    estimated = case.estimate(PERTURBED)
+
+    def refused(op: str, name: str, shape: str, call: Any) -> None:
+        text = f"{op}: {name} must be contiguous float64 of shape {shape} on the CPU"
+        with pytest.raises(RuntimeError, match=re.escape(text)):
+            call()
+
+    def spoilt(owner: Any, name: str) -> Case:
+        other = Case("rank one" if owner is case else "whole", 6, 3)
+        setattr(other, name, WRONG[fault](getattr(other, name)))
+        other.fields = (other.slopes, other.scales, other.hessians)
+        return other
+
+    for name, shape in (
+        ("anchor", "[3]"),
+        ("expansions", "[6]"),
+        ("slopes", "[2, 6, 3]"),
+        ("scales", "[6]"),
+    ):
+        bad = spoilt(case, name)
+        refused("ecs_estimate", name, shape, lambda bad=bad: bad.estimate(PERTURBED))
+        if name != "expansions":
+            refused(
+                *("ecs_density", name, shape),
+                lambda bad=bad: bad.density(estimated, case.prior),
+            )
+    bad = spoilt(whole, "hessians")
+    refused(*("ecs_estimate", "hessians", "[6, 3, 3]"), lambda: bad.estimate(PERTURBED))
+    for name, shape in (
+        ("sum_slope", "[3]"),
+        ("sum_hessian", "[3, 3]"),
+        ("prior", "[3]"),
+    ):
+        bad_sums = spoilt(case, name)
+        refused(
+            *("ecs_density", name, shape),
+            lambda bad=bad_sums: bad.density(estimated, case.theta),
+        )
+    for i, (name, shape) in enumerate((("bends", "[6]"), ("estimate", "[4]"))):
+        parts = list(estimated)
+        parts[i + 1] = WRONG[fault](parts[i + 1])
+        refused(
+            *("ecs_density", name, shape),
+            lambda parts=parts: case.density(tuple(parts), case.prior),
+        )
+    wrong = WRONG[fault](case.prior)
+    refused("ecs_density", "pull", "[3]", lambda: case.density(estimated, wrong))
+    for i, name in enumerate(("momentum", "gradient", "whitening", "origin"), 1):
+        given = [case.theta.clone() for _ in range(5)]
+        given[i] = WRONG[fault](given[i])
+        refused(
+            *("ecs_leapfrog_", name, "[3]"),
+            lambda given=given: ops.ecs_leapfrog_(*given, kick=0.1, drift=0.1),
+        )
+        assert torch.equal(given[0], case.theta)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"temperature": 0.0}, "Invalid temperature: 0 (must be finite and > 0)"),
+        ({"num_data": 0.0}, "Invalid num_data: 0 (must be finite and > 0)"),
+        ({"batch_size": 0}, "Invalid batch_size: 0 (must divide 6, the number of"),
+        ({"batch_size": 4}, "Invalid batch_size: 4 (must divide 6, the number of"),
+        ({"num_products": -1}, "Invalid num_products: -1 (must be >= 1, or 0 with"),
+    ],
+)
+def test_wrong_numbers_of_an_estimate(change: dict[str, Any], message: str) -> None:
+    case = Case("linear", 6, 3)
+    numbers = {"temperature": T, **PERTURBED, **change}
+    with pytest.raises(RuntimeError, match=re.escape(f"ecs_estimate: {message}")):
+        ops.ecs_estimate(
+            *(case.values, case.theta, case.anchor, case.expansions, *case.fields),
+            **numbers,
+        )
+
+
+def test_other_wrong_numbers() -> None:
+    empty, case = Case("linear", 0, 3), Case("linear", 6, 3)
+    with pytest.raises(RuntimeError, match=r"Invalid num_products: 0 \(must be >= 1"):
+        empty.estimate(PERTURBED)
+    with pytest.raises(RuntimeError, match="ecs_density: Invalid temperature: -1"):
+        weights, bends, numbers = case.estimate(PERTURBED)
+        ops.ecs_density(
+            *(numbers, case.prior, weights, bends, case.theta, case.anchor),
+            *(*case.fields, case.sum_value, case.sum_slope, None, case.prior),
+            temperature=-1.0,
+        )
+    for name in ("kick", "drift"):
+        steps = {"kick": 0.1, "drift": 0.1, name: -0.5}
+        x = case.theta.clone()
+        with pytest.raises(RuntimeError, match=f"ecs_leapfrog_: Invalid {name}: -0.5"):
+            ops.ecs_leapfrog_(x, x.clone(), x, None, x, **steps)
+        assert torch.equal(x, case.theta)

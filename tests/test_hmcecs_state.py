@@ -1,0 +1,212 @@
+"""HMC-ECS: a warm-up that is interrupted, and states of other devices and dtypes."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from ecs_data import F64, Data, chain, make
+from torch import Tensor
+
+import torch_sgmcmc as sg
+
+WARMUP: dict[str, Any] = {"anchor_every": 4, "target_variance": 0.5, "progress": False}
+SHORT = {"trajectory_length": 2.0, "step_size": 0.1}
+
+
+class Failing:
+    """A closure that fails at one of its calls."""
+
+    def __init__(self, data: Data, at: int) -> None:
+        self.data, self.left = data, at
+
+    def __call__(self, indices: Tensor) -> Tensor:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return self.data(indices)
+
+
+def bookkeeping(sampler: sg.HMCECS) -> dict[str, Any]:
+    """All but what depends on how often the sampler was interrupted."""
+    group = sampler.param_groups[0]
+    return {k: v for k, v in group.items() if k not in ("params", "num_evaluations")}
+
+
+def uninterrupted(variant: str) -> tuple[list[Tensor], dict[str, Any], int]:
+    """A draw after a warm-up, the bookkeeping, and how often the closure was called."""
+    data = Data()
+    sampler = make(data, variant=variant, num_products=9, **SHORT)
+    sampler.warmup(data, 10, **WARMUP)
+    calls = len(data.seen)
+    assert "warmup" not in sampler.state
+    return chain(sampler, data, 3), bookkeeping(sampler), calls
+
+
+@pytest.mark.parametrize("variant", ["perturbed", "signed"])
+def test_a_warmup_goes_on_where_it_was_interrupted(variant: str) -> None:
+    expected, books, calls = uninterrupted(variant)
+    data = Data()
+    sampler = make(data, variant=variant, num_products=9, **SHORT)
+    # Several times, here and there: in the first pass through the data, in steps, and
+    # where θ* is chosen again.
+    stops, kept = 0, 0
+    while True:
+        try:
+            # Ever later, so that the longest of its steps can be made.
+            sampler.warmup(Failing(data, calls // 12 * (stops + 1)), 10, **WARMUP)
+            break
+        except KeyboardInterrupt:
+            stops += 1
+        done = sampler.state["warmup"]["done"]
+        assert sampler.param_groups[0]["step"] == done
+        if stops % 2:  # in another process
+            buffer = io.BytesIO()
+            torch.save([sampler.state_dict(), data.params], buffer)
+            buffer.seek(0)
+            state, params = torch.load(buffer, weights_only=True)
+            data = Data()
+            for p, q in zip(data.params, params, strict=True):
+                p.data.copy_(q.data)
+            sampler = make(data, seed=99)
+            sampler.load_state_dict(state)
+            kept += len(sampler.state["warmup"]["draws"])
+    assert stops >= 4
+    assert kept > 0
+    assert bookkeeping(sampler)["step_size"] != 0.1
+    for ours, theirs in zip(chain(sampler, data, 3), expected, strict=True):
+        assert torch.equal(ours, theirs)
+    assert bookkeeping(sampler) == books
+
+
+def test_a_warmup_interrupted_while_it_chooses_the_anchor() -> None:
+    """Between two steps: neither the draws nor the step size may be lost."""
+    results = []
+    for interrupted in (False, True):
+        data = Data()
+        sampler = make(data, **SHORT)
+        if interrupted:
+            anchored = sampler._anchor_at
+            calls = 0
+
+            def fails(*args: Any, anchored: Any = anchored, **more: Any) -> None:
+                nonlocal calls
+                calls += 1
+                if calls in (2, 4):  # 1 is the first, before all steps
+                    raise KeyboardInterrupt
+                anchored(*args, **more)
+
+            sampler._anchor_at = fails  # type: ignore[method-assign]
+            for done in (4, 8):
+                with pytest.raises(KeyboardInterrupt):
+                    sampler.warmup(data, 10, **WARMUP)
+                assert sampler.state["warmup"]["done"] == done
+                assert len(sampler.state["warmup"]["draws"]) == 4
+        sampler.warmup(data, 10, **WARMUP)
+        results.append((chain(sampler, data, 2)[-1], bookkeeping(sampler)))
+    assert torch.equal(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1]
+
+
+def test_the_first_anchor_is_part_of_no_warmup() -> None:
+    data = Data()
+    sampler = make(data)
+    with pytest.raises(KeyboardInterrupt):
+        sampler.warmup(Failing(data, 1), 10, **WARMUP)
+    assert not sampler.state
+
+
+def test_a_warmup_in_progress_keeps_its_arguments() -> None:
+    data = Data()
+    sampler = make(data)
+    with pytest.raises(KeyboardInterrupt):
+        sampler.warmup(Failing(data, 15), 10, **WARMUP)
+    saved = copy.deepcopy(sampler.state_dict())
+    for changes, message in (
+        (
+            {"steps": 20},
+            r"Invalid steps: 20 \(the warm-up in progress has 10; set_anch",
+        ),
+        ({"target_acceptance": 0.7}, "target_acceptance: 0.7 .*in progress has 0.8"),
+        ({"anchor_every": 5}, r"anchor_every: 5 \(the warm-up in progress has 4"),
+        ({"target_variance": None}, r"target_variance: None \(the warm-up in progr"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sampler.warmup(data, **{"steps": 10, **WARMUP, **changes})
+    assert repr(sampler.state["warmup"]) == repr(saved["state"]["warmup"])
+    sampler.set_anchor(data, progress=False)
+    assert "warmup" not in sampler.state
+    sampler.warmup(data, 4, progress=False)
+    saved["state"]["warmup"]["adaptation"] = [0.8, 0, -1, 0, 0, 0]
+    with pytest.raises(ValueError, match="Invalid state of dual averaging"):
+        sampler.load_state_dict(saved)
+
+
+# ---- Devices and dtypes ------------------------------------------------------------
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """All in nested lists and dicts."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [t for each in value for t in tensors(each)]
+    return [value] if isinstance(value, Tensor) else []
+
+
+@pytest.mark.parametrize("settings", [{}, {"variant": "signed", "num_products": 9}])
+def test_a_state_moves_to_the_device_of_the_parameters(
+    settings: dict[str, Any],
+) -> None:
+    """The device "meta" stands for any other: nothing is computed there."""
+    data = Data("tanh")
+    sampler = make(data, **settings)
+    with pytest.raises(KeyboardInterrupt):
+        sampler.warmup(Failing(data, 40), 10, **WARMUP)
+    state = sampler.state_dict()
+    elsewhere = Data("tanh")
+    elsewhere.weight, elsewhere.bias = (
+        p.detach().to("meta").requires_grad_() for p in data.params
+    )
+    moved = make(elsewhere, **settings)
+    moved.load_state_dict(state)
+    for key in ("control_variates", "subsample", "warmup"):
+        theirs, ours = tensors(state["state"][key]), tensors(moved.state[key])
+        assert len(theirs) >= 3
+        for there, here in zip(theirs, ours, strict=True):
+            assert here.device.type == "meta"
+            assert (there.device.type, there.dtype) == ("cpu", here.dtype)
+            assert there.shape == here.shape
+    assert moved.state["subsample"]["counts"] == state["state"]["subsample"]["counts"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_a_state_of_another_dtype(dtype: torch.dtype) -> None:
+    """Expansions that are made anew must be those that were summed up."""
+    other = F64 if dtype == torch.float32 else torch.float32
+    data = Data("tanh", dtype=other)
+    sampler = make(data)
+    chain(sampler, data, 9)
+    kept = sampler.state["control_variates"]
+    rounded = Data("tanh", dtype=dtype)
+    for p, q in zip(rounded.params, data.params, strict=True):
+        p.data.copy_(q.data)
+    twin = make(rounded)
+    twin.load_state_dict(copy.deepcopy(sampler.state_dict()))
+    assert twin.param_groups[0]["step"] == 9
+    indices = twin.state["subsample"]["indices"]
+    chain(twin, rounded, 1)
+    anew = twin.state["control_variates"]
+    assert anew["dtypes"] == [str(dtype)] * 2
+    assert not torch.equal(anew["anchor"], kept["anchor"])
+    assert all(t.dtype == F64 for t in tensors(anew))
+    # The subsample's data stay, but for the block that a step proposes.
+    now = twin.state["subsample"]["indices"]
+    assert (indices != now).sum() <= 2
+    # Loaded into the same dtype, nothing is made anew.
+    same = make(Data("tanh", dtype=other))
+    same.load_state_dict(copy.deepcopy(sampler.state_dict()))
+    assert not same._needs_anchor()

@@ -1,0 +1,97 @@
+"""Log-likelihoods that show the outputs of the model that they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["LogLikelihood"]
+
+
+class LogLikelihood:
+    r"""Per-datum log-likelihoods :math:`\ell_k = L_k(f_k(\theta))`, in two parts.
+
+    It is a closure for :class:`HMCECS` as any other, ``closure(indices)`` being
+    ``log_likelihood(outputs(indices), indices)``. What is more, expansions can be made
+    of the outputs f alone: :math:`\ell_k` is then expanded to second order in outputs
+    that are expanded to first order (Gauss-Newton).
+
+    Args:
+        outputs: ``outputs(indices)`` returns the model's outputs f for these data as a
+            tensor with a graph, of shape [len(indices), ...], those of a datum being
+            independent of the others.
+        log_likelihood: ``log_likelihood(outputs, indices)`` returns the log-likelihoods
+            [len(indices)]; twice differentiable by ``outputs``, and dependent on the
+            parameters through ``outputs`` alone.
+
+    Raises:
+        TypeError: an argument is not callable, or outputs are no tensor.
+        ValueError: outputs are not of the shape above.
+
+    Example:
+        >>> closure = LogLikelihood(
+        ...     lambda indices: model(x[indices]),
+        ...     lambda logits, indices: -F.cross_entropy(
+        ...         logits, y[indices], reduction="none"),
+        ... )
+        >>> sampler = HMCECS(model.parameters(), num_data=len(x), subsample_size=1000,
+        ...                  control_variate="gauss-newton")
+        >>> sampler.step(closure)
+
+    Note:
+        For Jacobians ``outputs`` is called with 8 data at a time, and each of these
+        calls is followed by a batch (``torch.vmap``) of a backward pass for each of
+        their outputs: write it so that few data are cheap.
+
+    Reference:
+        N. N. Schraudolph, Fast Curvature Matrix-Vector Products for Second-Order
+        Gradient Descent, Neural Computation 14, 2002, section 3.
+    """
+
+    def __init__(
+        self,
+        outputs: Callable[[Tensor], Tensor],
+        log_likelihood: Callable[[Tensor, Tensor], Any],
+    ) -> None:
+        for name, value in (("outputs", outputs), ("log_likelihood", log_likelihood)):
+            if not callable(value):
+                raise TypeError(
+                    f"Invalid {name}: {value!r} (must be callable, got "
+                    f"{type(value).__name__})"
+                )
+        self._outputs, self._log_likelihood = outputs, log_likelihood
+
+    def __call__(self, indices: Tensor) -> Any:
+        """The log-likelihoods of the data with these indices."""
+        return self.of_outputs(self.outputs(indices), indices)
+
+    def outputs(self, indices: Tensor) -> Tensor:
+        """The model's outputs for the data with these indices, [M, ...]."""
+        result = self._outputs(indices)
+        if not isinstance(result, Tensor):
+            raise TypeError(
+                f"Invalid outputs: got {type(result).__name__} (must be a tensor)"
+            )
+        if result.dim() == 0 or len(result) != len(indices):
+            raise ValueError(
+                f"Invalid outputs: shape {list(result.shape)} (must be "
+                f"[{len(indices)}, ...], one row for each index)"
+            )
+        if torch.is_grad_enabled() and not result.requires_grad:
+            raise RuntimeError(
+                "LogLikelihood got outputs that do not depend on the parameters, or "
+                "have no graph"
+            )
+        return result
+
+    def of_outputs(self, outputs: Tensor, indices: Tensor) -> Any:
+        """The log-likelihoods of the data with these indices that have these outputs.
+
+        Args:
+            outputs: as :meth:`outputs` returns them.
+            indices: of the data, [M].
+        """
+        return self._log_likelihood(outputs, indices)
