@@ -3,7 +3,7 @@
 Dang, Quiroz, Kohn, Tran and Villani, Hamiltonian Monte Carlo with Energy Conserving
 Subsampling (JMLR 2019). Logistic regressions: HMC-ECS, perturbed and signed, full HMC,
 and SGLD and SGHMC with and without control variates, on simulated data of HIGGS's
-shape, on Covertype in place of the paper's confidential data, and on HIGGS itself if
+shape, on Covertype in place of the paper's bankruptcy data, and on HIGGS itself if
 its file is given. Figure 7: the step size against the dimension. Figure 8: the variance
 of the estimate.
 

@@ -173,7 +173,8 @@ def densities(document: dict[str, Any], path: Path) -> None:
             panel.tick_params(labelsize=8)
             panel.set_title(f"θ{shown[k]}", fontsize=10)
         row[0].set_ylabel("density")
-        row[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.03, 0.5))
+        if row[-1].lines:
+            row[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.03, 0.5))
     figure.suptitle(f"{_title(document)}: marginals", fontsize=11)
     save(figure, path)
 
