@@ -87,7 +87,7 @@ SEARCH: dict[str, dict[str, list[Settings]]] = {
     },
 }
 
-#: What --tune chose: the lowest validation NLL.
+#: What --tune chose: the lowest validation NLL of what does not diverge.
 TUNED: dict[str, dict[str, Settings]] = {
     "mlp": {
         "ewsg": {"h": 2e-3, "gamma": 200.0},
@@ -100,7 +100,7 @@ TUNED: dict[str, dict[str, Settings]] = {
         "ewsg": {"h": 1e-3, "gamma": 200.0},
         "sghmc": {"h": 2e-3, "gamma": 200.0},
         "cp_sghmc": {"h": 2e-3, "gamma": 200.0},
-        "sgld": {"h": 1e-5},
+        "sgld": {"h": 3e-6},  # with 1e-5 one seed of three diverges
         "psgld": {"h": 8e-6},
     },
 }
