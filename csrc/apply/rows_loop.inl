@@ -50,8 +50,9 @@ inline void AddRows(const double* rows,
   if (columns < kEight) {
     for (int64_t j = 0; j < columns; ++j) {
       double sum = out[j];
-      for (int64_t i = 0; i < count; ++i)
+      for (int64_t i = 0; i < count; ++i) {
         sum += weights[i] * rows[i * width + j];
+      }
       out[j] = sum;
     }
     return;

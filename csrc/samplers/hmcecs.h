@@ -44,7 +44,7 @@ inline ECSEstimate ECSPerturbed(const ECSEstimator& e,
                                 const double* differences,
                                 int64_t count,
                                 double* weights) {
-  const double size = static_cast<double>(count);
+  const auto size = static_cast<double>(count);
   const double scale = e.num_data / size;
   const double sum = ECSSum(differences, count);
   const double mean = sum / size;
@@ -65,7 +65,7 @@ inline ECSEstimate ECSBlockPoisson(const ECSEstimator& e,
                                    int64_t count,
                                    double* weights) {
   const double scale = e.num_data / static_cast<double>(e.batch_size);
-  const double products = static_cast<double>(e.num_products);
+  const auto products = static_cast<double>(e.num_products);
   const int64_t batches = count / e.batch_size;
   ECSEstimate result;
   double sum = 0;
