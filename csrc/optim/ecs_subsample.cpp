@@ -77,13 +77,15 @@ std::shared_ptr<const ExpandedSubsample> BlockProposals::apply(
   const at::Tensor indices = at::cat({current.indices.slice(0, 0, begin),
                                       indices_.slice(0, block.begin, block.end),
                                       current.indices.slice(0, end, size)});
+  // NOLINTNEXTLINE(readability-suspicious-call-argument): from the block's end.
+  const TaylorTerms rest = current.terms.part(end, size);
   return std::make_shared<const ExpandedSubsample>(
       ExpandedSubsample{layout_,
                         std::move(counts),
                         indices,
                         TaylorTerms::Join({current.terms.part(0, begin),
                                            terms_.part(block.begin, block.end),
-                                           current.terms.part(end, size)})});
+                                           rest})});
 }
 
 }  // namespace torch_sgmcmc

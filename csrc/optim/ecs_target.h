@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "optim/ecs_subsample.h"
@@ -32,7 +31,6 @@ struct ECSPoint {
 struct ECSAnchor {
   at::Tensor theta;  // [d], in float64
   int64_t num_data = 0;
-  std::vector<std::string> dtypes;  // of the parameters, which round
   TaylorSums sums;       // without a Hessian in expansions of first order
   at::Tensor whitening;  // see csrc/optim/whitening.h
 };
@@ -59,7 +57,7 @@ class ECSTarget {
   // Moves the parameters to theta and computes all there is to know there.
   std::shared_ptr<const ECSPoint> evaluate(
       const std::shared_ptr<const ExpandedSubsample>& subsample,
-      const at::Tensor& theta);
+      const at::Tensor& wanted);
 
  private:
   at::Tensor place(const at::Tensor& theta) const;

@@ -28,22 +28,22 @@ void CheckAsBegun(const char* name, const T& now, const T& begun) {
 }  // namespace
 
 ECSSchedule::ECSSchedule(int64_t steps, int64_t anchor_every)
-    : steps_(steps), anchor_every_(anchor_every), last_(0), sizing_(0) {
+    : steps_(steps), anchor_every_(anchor_every) {
   CheckInteger("steps", steps, 1);
   CheckInteger("anchor_every", anchor_every, 1);
   // Not so late that less than half as many steps are left.
-  const int64_t room = steps - (anchor_every / 2 + anchor_every % 2);
-  last_ = room < anchor_every ? 0 : room - room % anchor_every;
+  const int64_t room = steps - anchor_every / 2;
+  if (room >= anchor_every) last_ = room - room % anchor_every;
+  // NOLINTNEXTLINE(cppcoreguidelines-prefer-member-initializer): by last_.
   sizing_ = (last_ + steps) / 2;
 }
 
 void ECSSchedule::check_sizing() const {
   if (sizing_ > last_) return;
   Invalid("Invalid steps: " + std::to_string(steps_) +
-          " (with target_variance, 2 or more must follow the last choice of "
-          "θ*, which anchor_every=" +
-          std::to_string(anchor_every_) + " makes after " +
-          std::to_string(last_) + ")");
+          " (must be >= " + std::to_string(last_ + 2) +
+          " for target_variance with anchor_every=" +
+          std::to_string(anchor_every_) + ")");
 }
 
 bool ECSSchedule::anchors_after(int64_t steps) const {

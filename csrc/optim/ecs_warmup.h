@@ -25,15 +25,15 @@ class ECSSchedule {
  private:
   int64_t steps_;
   int64_t anchor_every_;
-  int64_t last_;
-  int64_t sizing_;
+  int64_t last_ = 0;
+  int64_t sizing_ = 0;
 };
 
 // What a warm-up remembers of a draw, and not its subsample.
 struct ECSDraw {
   at::Tensor theta;
-  double variance;
-  double mean;
+  double variance = 0;
+  double mean = 0;
 };
 
 // Whole steps alone.

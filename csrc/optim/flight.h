@@ -42,6 +42,12 @@ struct FlightSums {
   double velocity = 0;  // |v|^2
 };
 
+// The prior's part of the directional derivative along a line.
+struct PriorLine {
+  double begin = 0;
+  double slope = 0;
+};
+
 class Flight {
  public:
   explicit Flight(std::vector<FlightPart> parts);
@@ -77,11 +83,6 @@ class Flight {
   std::vector<std::pair<uint32_t, const void*>> marks() const;
 
   // What prior() is made of: at the line's beginning, and per time.
-  struct PriorLine {
-    double begin = 0;
-    double slope = 0;
-  };
-
   std::vector<FlightPart> parts_;
   std::vector<at::Tensor> params_;
   // sbps_line_sums of the parts with a prior, known from the first place() on.

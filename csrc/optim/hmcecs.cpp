@@ -35,6 +35,7 @@ constexpr int64_t kOfSubsample = 1;
 
 std::vector<at::Tensor> CopiesOf(const std::vector<at::Tensor>& params) {
   std::vector<at::Tensor> copies;
+  copies.reserve(params.size());
   for (const at::Tensor& param : params) {
     copies.push_back(param.detach().clone());
   }

@@ -10,7 +10,6 @@
 #include "core/counter.h"
 #include "optim/ecs_target.h"
 #include "optim/ecs_warmup.h"
-#include "optim/python_text.h"
 #include "optim/whitening.h"
 #include "torch_sgmcmc/hmcecs.h"
 #include "torch_sgmcmc/operators.h"
@@ -18,24 +17,13 @@
 namespace torch_sgmcmc {
 namespace {
 
-// A row's parts in the shapes and types of the parameters.
-std::vector<at::Tensor> SplitLike(const at::Tensor& row,
-                                  const std::vector<at::Tensor>& params) {
-  std::vector<int64_t> sizes;
-  for (const at::Tensor& param : params) sizes.push_back(param.numel());
-  std::vector<at::Tensor> parts = row.split_with_sizes(sizes);
-  for (size_t i = 0; i < parts.size(); ++i) {
-    parts[i] = parts[i].view(params[i].sizes()).to(params[i].scalar_type());
-  }
-  return parts;
-}
-
 // Lets parameters have other memory while it lives.
 class Exchanged {
  public:
-  Exchanged(const std::vector<at::Tensor>& params,
+  Exchanged(std::vector<at::Tensor> params,
             const std::vector<at::Tensor>& values)
-      : params_(params) {
+      : params_(std::move(params)) {
+    own_.reserve(params_.size());
     for (const at::Tensor& param : params_) {
       own_.push_back(param.variable_data());
     }
@@ -68,20 +56,11 @@ const ECSAnchor* HMCECS::anchor() const {
   return anchor_->theta.numel() == size ? anchor_.get() : nullptr;
 }
 
-std::vector<std::string> HMCECS::dtypes() const {
-  std::vector<std::string> names;
-  for (const at::Tensor& param : all_params()) {
-    names.push_back(DtypeName(param.scalar_type()));
-  }
-  return names;
-}
-
-// Whether there is no theta*, or the sums are those of other data or rounding.
+// Whether there is no theta*, or the sums are those of other data.
 bool HMCECS::needs_anchor() const {
   const ECSAnchor* kept = anchor();
   return kept == nullptr ||
-         kept->num_data != static_cast<int64_t>(first().num_data()) ||
-         kept->dtypes != dtypes();
+         kept->num_data != static_cast<int64_t>(first().num_data());
 }
 
 void HMCECS::set_anchor(const Closure& closure, const ProgressHook& progress) {
@@ -102,7 +81,6 @@ void HMCECS::anchor_at(const Closure& closure,
   ECSAnchor chosen;
   chosen.theta = FlatRow(parts).to(at::kDouble);  // as it is rounded
   chosen.num_data = static_cast<int64_t>(group.num_data());
-  chosen.dtypes = dtypes();
   {
     const at::Tensor directions = probes(chosen.theta);
     const Exchanged at_anchor(params, parts);
@@ -180,11 +158,11 @@ at::Tensor HMCECS::probes(const at::Tensor& like) const {
             /*std=*/1,
             static_cast<int64_t>(Purpose::kProbe),
             {offsets, seed(), /*step=*/0});
-  std::vector<at::Tensor> rows;
-  for (const at::Tensor& z : drawn) {
-    rows.push_back(FlatRow(SplitLike(z, all_params())).to(at::kDouble));
-  }
-  return at::stack(rows);
+  const std::vector<at::Tensor> params = all_params();
+  const auto rounded = [&](const at::Tensor& z) {
+    return FlatRow(SplitLike(z, params)).to(at::kDouble);
+  };
+  return at::stack({rounded(drawn[0]), rounded(drawn[1])});
 }
 
 // The expansions of the data with these indices, which count as evaluations.

@@ -58,20 +58,6 @@ void HMCECSOptions::check() const {
   }
 }
 
-void HMCECSOptions::write(StateDict& group) const {
-  OptionsOf::write(group);
-  group.set("blocks", c10::IValue());
-}
-
-void HMCECSOptions::read(const StateDict& group, int64_t index) {
-  OptionsOf::read(group, index);
-  const c10::IValue blocks = detail::Find(group, index, "blocks", sampler());
-  if (!blocks.isNone()) {
-    Invalid("Invalid blocks in a state dict: a " + blocks.tagKind() +
-            " (must be None: Gauss-Newton expansions are Python's alone)");
-  }
-}
-
 HMCECSOptions HMCECSOptions::complete() const {
   CheckReal("trajectory_length", trajectory_length(), {.low_open = true});
   HMCECSOptions result = *this;

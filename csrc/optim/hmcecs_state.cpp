@@ -23,12 +23,10 @@ c10::IValue OrNone(const at::Tensor& tensor) {
 StateDict Written(const ECSAnchor& anchor) {
   return {{"anchor", anchor.theta},
           {"num_data", anchor.num_data},
-          {"dtypes", ListOfValues(anchor.dtypes)},
           {"value", anchor.sums.value},
           {"gradient", anchor.sums.gradient},
           {"hessian", OrNone(anchor.sums.hessian)},
           {"form", anchor.sums.form},
-          {"blocks", ListOfValues(std::vector<int64_t>())},  // Python's
           {"whitening", OrNone(anchor.whitening)}};
 }
 
@@ -42,9 +40,6 @@ ECSAnchor ReadAnchor(const StateDict& dict, c10::Device device) {
   }
   anchor.theta = TensorAt(dict, "anchor", device);
   anchor.num_data = ValueAt<int64_t>(dict, "num_data");
-  for (const c10::IValue& dtype : ListAt(dict, "dtypes")) {
-    detail::FromValue("dtypes", dtype, anchor.dtypes.emplace_back());
-  }
   anchor.sums.value = TensorAt(dict, "value", device);
   anchor.sums.gradient = TensorAt(dict, "gradient", device);
   anchor.sums.hessian = TensorOrNone("hessian", dict.at("hessian"), device);
@@ -130,6 +125,13 @@ std::function<void()> HMCECS::read_common(const StateDict& state) {
   if (state.contains("warmup")) {
     warmup = std::make_shared<const ECSWarmup>(
         ECSWarmup::Load(state.at("warmup"), device));
+  }
+  // With theta* rounded the sums would not be its.
+  if (anchor != nullptr &&
+      !at::equal(FlatRow(SplitLike(anchor->theta, params)).to(at::kDouble),
+                 anchor->theta)) {
+    anchor = nullptr;
+    subsample = nullptr;
   }
   return [this, anchor, subsample, warmup] {
     anchor_ = anchor;

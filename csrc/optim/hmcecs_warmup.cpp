@@ -37,33 +37,25 @@ void HMCECS::warmup(const Closure& closure,
     for_each_group(
         [&](HMCECSOptions& options) { options.step_size_.set(value); });
   };
-  const auto begin = [&](int64_t done) {
-    warmup_ = std::make_shared<const ECSWarmup>(
-        ECSWarmup{steps,
-                  target,
-                  settings.anchor_every,
-                  settings.target_variance,
-                  done,
-                  DualAveraging(first().step_size(), target),
-                  {}});
-  };
   if (warmup_ != nullptr && anchor() != nullptr) {
     warmup_->check(steps, settings);
   } else {
     set_anchor(closure, settings.progress);
-    begin(0);
+    begin_adaptation({steps,
+                      target,
+                      settings.anchor_every,
+                      settings.target_variance,
+                      /*done=*/0,
+                      DualAveraging(first().step_size(), target),
+                      {}});
   }
-  const int64_t before = warmup_->done;
-  for (int64_t i = before; i < steps; ++i) {
-    if (schedule.anchors_after(i) && !warmup_->draws.empty()) {
-      std::vector<at::Tensor> late;
-      for (const ECSDraw& draw : LateDraws(warmup_->draws)) {
-        late.push_back(draw.theta);
-      }
-      anchor_at(closure, at::stack(late).mean(0), settings.progress);
-      set_step_size(warmup_->adaptation.averaged());
-      begin(i);
+  const auto move_anchor_in_time = [&] {
+    if (schedule.anchors_after(warmup_->done) && !warmup_->draws.empty()) {
+      move_anchor(closure, settings.progress);
     }
+  };
+  move_anchor_in_time();
+  for (int64_t i = warmup_->done; i < steps; ++i) {
     const double log_ratio = sweep(closure, kMostStepsOfWarmup);
     ECSWarmup next = *warmup_;
     next.adaptation.Update(MeanAcceptance({log_ratio}));
@@ -74,6 +66,7 @@ void HMCECS::warmup(const Closure& closure,
     }
     next.done = i + 1;
     warmup_ = std::make_shared<const ECSWarmup>(std::move(next));
+    move_anchor_in_time();
     if (settings.progress) settings.progress("warm-up", i + 1, steps);
   }
   set_step_size(warmup_->adaptation.averaged());
@@ -84,6 +77,28 @@ void HMCECS::warmup(const Closure& closure,
     options.num_subsamples_accepted_.set(0);
   });
   warmup_ = nullptr;
+}
+
+// Adapts the step size anew, from what it is.
+void HMCECS::begin_adaptation(const ECSWarmup& progress) {
+  ECSWarmup begun = progress;
+  begun.adaptation =
+      DualAveraging(first().step_size(), progress.target_acceptance);
+  begun.draws.clear();
+  warmup_ = std::make_shared<const ECSWarmup>(std::move(begun));
+}
+
+// Puts theta* amidst the late draws since it was chosen last.
+void HMCECS::move_anchor(const Closure& closure, const ProgressHook& progress) {
+  std::vector<at::Tensor> late;
+  for (const ECSDraw& draw : LateDraws(warmup_->draws)) {
+    late.push_back(draw.theta);
+  }
+  anchor_at(closure, at::stack(late).mean(0), progress);
+  const double averaged = warmup_->adaptation.averaged();
+  for_each_group(
+      [&](HMCECSOptions& options) { options.step_size_.set(averaged); });
+  begin_adaptation(*warmup_);
 }
 
 // The sizes and a, by what the draws since the last theta* had.

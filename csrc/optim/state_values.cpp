@@ -20,7 +20,7 @@ at::Tensor TensorOrNone(const char* name,
 at::Tensor TensorAt(const StateDict& dict,
                     const char* name,
                     c10::Device device) {
-  const at::Tensor tensor = TensorOrNone(name, dict.at(name), device);
+  at::Tensor tensor = TensorOrNone(name, dict.at(name), device);
   if (!tensor.defined()) {
     Invalid(std::string("Invalid state_dict: ") + name +
             " is a None (must be a Tensor)");

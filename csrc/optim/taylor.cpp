@@ -48,6 +48,18 @@ at::Tensor RowsOf(const at::Tensor& tensor, int64_t begin, int64_t end) {
 
 }  // namespace
 
+std::vector<at::Tensor> SplitLike(const at::Tensor& row,
+                                  const std::vector<at::Tensor>& params) {
+  std::vector<int64_t> sizes;
+  sizes.reserve(params.size());
+  for (const at::Tensor& param : params) sizes.push_back(param.numel());
+  std::vector<at::Tensor> parts = row.split_with_sizes(sizes);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    parts[i] = parts[i].view(params[i].sizes()).to(params[i].scalar_type());
+  }
+  return parts;
+}
+
 at::Tensor FlatRow(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> rows;
   rows.reserve(tensors.size());

@@ -23,6 +23,10 @@ inline constexpr const char* kWholeForm = "whole";
 // All elements in one row.
 at::Tensor FlatRow(const std::vector<at::Tensor>& tensors);
 
+// A row's parts in the shapes and types of the parameters.
+std::vector<at::Tensor> SplitLike(const at::Tensor& row,
+                                  const std::vector<at::Tensor>& params);
+
 // Calls the closure and checks what it returns.
 at::Tensor LogLikelihoods(const DataClosure& closure,
                           const at::Tensor& indices);

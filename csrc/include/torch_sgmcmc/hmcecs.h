@@ -125,8 +125,6 @@ class TORCH_SGMCMC_API HMCECSOptions : public OptionsOf<HMCECSOptions> {
   void check() const override;
   std::vector<std::pair<const char*, bool>> shared() const override;
   void share(const SamplerOptions& other) override;
-  void write(StateDict& group) const override;
-  void read(const StateDict& group, int64_t index) override;
 
  private:
   friend OptionsOf;
@@ -323,8 +321,9 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
 
   // hmcecs_anchor.cpp
   const ECSAnchor* anchor() const;
-  std::vector<std::string> dtypes() const;
   bool needs_anchor() const;
+  void begin_adaptation(const ECSWarmup& progress);
+  void move_anchor(const Closure& closure, const ProgressHook& progress);
   void anchor_at(const Closure& closure,
                  const at::Tensor& theta,
                  const ProgressHook& progress);
