@@ -251,7 +251,7 @@ def test_the_same_message_of_a_closure(
         ),
         (
             {"steps": 3, "anchor_every": 1, "target_variance": 1.0},
-            "Invalid steps: 3 .*which anchor_every=1 makes after 2",
+            "Invalid steps: 3 .*which anchor_every=1 makes after 3",
         ),
     ],
 )

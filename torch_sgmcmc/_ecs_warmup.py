@@ -30,8 +30,9 @@ class Schedule:
         """Raises if there are no draws by which to choose the sizes."""
         if self.sizing <= self.last:
             raise ValueError(
-                f"Invalid steps: {self.steps} (must be >= {self.last + 2} for "
-                f"target_variance with anchor_every={self.anchor_every})"
+                f"Invalid steps: {self.steps} (with target_variance, 2 or more must "
+                f"follow the last choice of θ*, which anchor_every="
+                f"{self.anchor_every} makes after {self.last})"
             )
 
 

@@ -41,9 +41,10 @@ ECSSchedule::ECSSchedule(int64_t steps, int64_t anchor_every)
 void ECSSchedule::check_sizing() const {
   if (sizing_ > last_) return;
   Invalid("Invalid steps: " + std::to_string(steps_) +
-          " (must be >= " + std::to_string(last_ + 2) +
-          " for target_variance with anchor_every=" +
-          std::to_string(anchor_every_) + ")");
+          " (with target_variance, 2 or more must follow the last choice of "
+          "θ*, which anchor_every=" +
+          std::to_string(anchor_every_) + " makes after " +
+          std::to_string(last_) + ")");
 }
 
 bool ECSSchedule::anchors_after(int64_t steps) const {
