@@ -83,16 +83,16 @@ std::vector<at::Tensor> Flight::directions() const {
 }
 
 void Flight::place(double time) {
-  std::vector<at::Tensor> sums;
+  std::vector<at::Tensor> taken;
   for (const FlightPart& part : parts_) {
     if (line_sums_ || part.prior_precision == 0) {
       sbps_place_(part.params, part.origin, part.directions(), time);
     } else {  // the line's sums cost less now than in a pass of their own
-      sums.push_back(
+      taken.push_back(
           sbps_place_sums_(part.params, part.origin, part.directions(), time));
     }
   }
-  if (!line_sums_) line_sums_ = std::move(sums);
+  if (!line_sums_) line_sums_ = std::move(taken);
   for (const at::Tensor& param : params_) {
     if (!param.is_inference()) param.unsafeGetTensorImpl()->bump_version();
   }

@@ -168,16 +168,16 @@ std::shared_ptr<const ExpandedSubsample> HMCECS::subsample(
 std::shared_ptr<const ExpandedSubsample> HMCECS::proposed(
     const Closure& closure, const ExpandedSubsample& current) {
   const SubsampleLayout wanted = layout();
-  const int64_t step = first().step();
+  const int64_t now = first().step();
   if (proposals_ == nullptr || proposals_->layout() != wanted ||
-      !proposals_->covers(step)) {
+      !proposals_->covers(now)) {
     const auto expansions = [&](const at::Tensor& indices) {
       return expand(closure, indices, *anchor_);
     };
     proposals_ = std::make_shared<const BlockProposals>(
-        wanted, step, expansions, anchor_->theta.device());
+        wanted, now, expansions, anchor_->theta.device());
   }
-  return proposals_->apply(step, current);
+  return proposals_->apply(now, current);
 }
 
 // ---- Steps ------------------------------------------------------------------

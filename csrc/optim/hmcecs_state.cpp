@@ -104,39 +104,40 @@ void HMCECS::write_common(StateDict& state) const {
 std::function<void()> HMCECS::read_common(const StateDict& state) {
   const std::vector<at::Tensor> params = all_params();
   const c10::Device device = params[0].device();
-  std::shared_ptr<const ECSAnchor> anchor;
-  std::shared_ptr<const ExpandedSubsample> subsample;
+  std::shared_ptr<const ECSAnchor> saved_anchor;
+  std::shared_ptr<const ExpandedSubsample> saved_subsample;
   if (state.contains("control_variates")) {
-    anchor = std::make_shared<const ECSAnchor>(
+    saved_anchor = std::make_shared<const ECSAnchor>(
         ReadAnchor(state.at("control_variates"), device));
     int64_t size = 0;
     for (const at::Tensor& param : params) size += param.numel();
-    if (anchor->theta.numel() != size) {
+    if (saved_anchor->theta.numel() != size) {
       Invalid("Invalid state_dict: its control variates are those of " +
-              std::to_string(anchor->theta.numel()) + " parameters, expected " +
-              std::to_string(size));
+              std::to_string(saved_anchor->theta.numel()) +
+              " parameters, expected " + std::to_string(size));
     }
   }
   if (state.contains("subsample")) {
-    subsample = std::make_shared<const ExpandedSubsample>(
+    saved_subsample = std::make_shared<const ExpandedSubsample>(
         ReadSubsample(state.at("subsample"), device));
   }
-  std::shared_ptr<const ECSWarmup> warmup;
+  std::shared_ptr<const ECSWarmup> saved_warmup;
   if (state.contains("warmup")) {
-    warmup = std::make_shared<const ECSWarmup>(
+    saved_warmup = std::make_shared<const ECSWarmup>(
         ECSWarmup::Load(state.at("warmup"), device));
   }
   // With theta* rounded the sums would not be its.
-  if (anchor != nullptr &&
-      !at::equal(FlatRow(SplitLike(anchor->theta, params)).to(at::kDouble),
-                 anchor->theta)) {
-    anchor = nullptr;
-    subsample = nullptr;
+  if (saved_anchor != nullptr &&
+      !at::equal(
+          FlatRow(SplitLike(saved_anchor->theta, params)).to(at::kDouble),
+          saved_anchor->theta)) {
+    saved_anchor = nullptr;
+    saved_subsample = nullptr;
   }
-  return [this, anchor, subsample, warmup] {
-    anchor_ = anchor;
-    subsample_ = subsample;
-    warmup_ = warmup;
+  return [this, saved_anchor, saved_subsample, saved_warmup] {
+    anchor_ = saved_anchor;
+    subsample_ = saved_subsample;
+    warmup_ = saved_warmup;
     present_ = nullptr;
     proposals_ = nullptr;
   };

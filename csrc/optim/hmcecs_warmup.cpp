@@ -25,8 +25,8 @@ constexpr int64_t kMostStepsOfWarmup = 1024;
 void HMCECS::warmup(const Closure& closure,
                     int64_t steps,
                     const HMCECSWarmup& settings) {
-  const double target = settings.target_acceptance;
-  CheckReal("target_acceptance", target, {.high = 1, .low_open = true});
+  const double acceptance = settings.target_acceptance;
+  CheckReal("target_acceptance", acceptance, {.high = 1, .low_open = true});
   if (settings.target_variance) {
     CheckReal("target_variance", *settings.target_variance, {.low_open = true});
   }
@@ -42,11 +42,11 @@ void HMCECS::warmup(const Closure& closure,
   } else {
     set_anchor(closure, settings.progress);
     begin_adaptation({steps,
-                      target,
+                      acceptance,
                       settings.anchor_every,
                       settings.target_variance,
                       /*done=*/0,
-                      DualAveraging(first().step_size(), target),
+                      DualAveraging(first().step_size(), acceptance),
                       {}});
   }
   const auto move_anchor_in_time = [&] {

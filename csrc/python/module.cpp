@@ -222,10 +222,12 @@ PYBIND11_MODULE(_C, m) {
          bool double_precision) {
         const auto of = [&](auto zero) {
           using T = decltype(zero);
+          // NOLINTBEGIN(performance-no-int-to-ptr): what data_ptr() gives.
           return torch_sgmcmc::MomentsOf(
               reinterpret_cast<const T*>(losses),
               reinterpret_cast<const T*>(derivatives),
               count);
+          // NOLINTEND(performance-no-int-to-ptr)
         };
         const torch_sgmcmc::Moments all =
             double_precision ? of(double{}) : of(float{});
