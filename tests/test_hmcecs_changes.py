@@ -160,9 +160,9 @@ def test_a_closure_is_needed(call: str) -> None:
 def test_a_warmup_too_short_to_choose_sizes() -> None:
     data = Data()
     sampler = make(data)
-    with pytest.raises(ValueError, match="Invalid steps: 1 .* makes after 0"):
+    with pytest.raises(ValueError, match=r"Invalid steps: 1 .* makes after 0"):
         sampler.warmup(data, 1, target_variance=1.0)
-    with pytest.raises(ValueError, match="Invalid steps: 20 .* makes after 20"):
+    with pytest.raises(ValueError, match=r"Invalid steps: 20 .* makes after 20"):
         sampler.warmup(data, 20, anchor_every=1, target_variance=1.0)
     assert not sampler.state
 
