@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/counter.h"
+#include "optim/closures.h"
 #include "optim/ecs_target.h"
 #include "optim/ecs_warmup.h"
 #include "optim/whitening.h"
@@ -16,31 +17,6 @@
 
 namespace torch_sgmcmc {
 namespace {
-
-// Lets parameters have other memory while it lives.
-class Exchanged {
- public:
-  Exchanged(std::vector<at::Tensor> params,
-            const std::vector<at::Tensor>& values)
-      : params_(std::move(params)) {
-    own_.reserve(params_.size());
-    for (const at::Tensor& param : params_) {
-      own_.push_back(param.variable_data());
-    }
-    for (size_t i = 0; i < params_.size(); ++i) params_[i].set_data(values[i]);
-  }
-  ~Exchanged() {
-    for (size_t i = 0; i < params_.size(); ++i) params_[i].set_data(own_[i]);
-  }
-  Exchanged(const Exchanged&) = delete;
-  Exchanged& operator=(const Exchanged&) = delete;
-  Exchanged(Exchanged&&) = delete;
-  Exchanged& operator=(Exchanged&&) = delete;
-
- private:
-  std::vector<at::Tensor> params_;
-  std::vector<at::Tensor> own_;
-};
 
 bool IsFinite(const at::Tensor& tensor) {
   return !tensor.defined() || tensor.isfinite().all().item<bool>();

@@ -16,10 +16,6 @@
 namespace torch_sgmcmc {
 namespace {
 
-c10::IValue OrNone(const at::Tensor& tensor) {
-  return tensor.defined() ? c10::IValue(tensor) : c10::IValue();
-}
-
 StateDict Written(const ECSAnchor& anchor) {
   return {{"anchor", anchor.theta},
           {"num_data", anchor.num_data},

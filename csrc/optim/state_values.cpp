@@ -6,6 +6,10 @@
 
 namespace torch_sgmcmc {
 
+c10::IValue OrNone(const at::Tensor& tensor) {
+  return tensor.defined() ? c10::IValue(tensor) : c10::IValue();
+}
+
 at::Tensor TensorOrNone(const char* name,
                         const c10::IValue& value,
                         c10::Device device) {

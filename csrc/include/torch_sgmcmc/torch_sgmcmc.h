@@ -1,6 +1,7 @@
 // Stochastic-gradient MCMC as torch optimizers: all of the library.
 #pragma once
 
+#include "torch_sgmcmc/control_variates.h"
 #include "torch_sgmcmc/ewsg.h"
 #include "torch_sgmcmc/hmc.h"
 #include "torch_sgmcmc/hmcecs.h"
