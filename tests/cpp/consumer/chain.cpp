@@ -8,7 +8,7 @@
 // sampler with the step sizes of every step, and optionally the state from
 // which an earlier chain is continued. The result holds the same state after
 // the last step, and torch.load reads it. HMC-ECS has jobs of its own
-// (subsampled.h).
+// (subsampled.h), and so have gradients with a control variate (anchored.h).
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 
@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "anchored.h"
 #include "subsampled.h"
 
 namespace sg = torch_sgmcmc;
@@ -94,9 +95,47 @@ const std::map<std::string,
         {"SBPS", Make<sg::SBPS, sg::SBPSOptions>},
 };
 
+nn::Sequential Network(const sg::StateDict& job) {
+  const torch::Tensor x = job.at("x").toTensor();
+  const sg::StateDict model = job.at("model");
+  const auto hidden = model.at("0.weight").toTensor().size(0);
+  nn::Sequential net(nn::Linear(x.size(1), hidden),
+                     nn::Tanh(),
+                     nn::Linear(hidden, model.at("2.bias").toTensor().size(0)));
+  net->to(x.scalar_type());
+  sg::load_state_dict(*net, model);
+  return net;
+}
+
+sg::StateDict RunAnchored(const sg::StateDict& job) {
+  nn::Sequential net = Network(job);
+  const auto sampler = kSamplers.at(job.at("sampler").toStringRef())(job, *net);
+  return anchored::Run(job, *net, *sampler);
+}
+
+// What is said of jobs that fail, at the first failure.
+sg::StateDict Messages(const c10::IValue& jobs) {
+  c10::impl::GenericList messages(c10::AnyType::get());
+  for (const c10::IValue& job : jobs.toListRef()) {
+    try {
+      RunAnchored(job);
+      messages.push_back(std::string("nothing"));
+    } catch (const std::exception& error) {
+      messages.push_back(std::string(error.what()));
+    }
+  }
+  return {{"messages", messages}};
+}
+
 void Run(const std::string& job_path, const std::string& result_path) {
   torch::set_num_threads(1);
   const sg::StateDict job = sg::load(job_path);
+  if (job.contains("failing")) {
+    return sg::save(Messages(job.at("failing")), result_path);
+  }
+  if (job.contains("estimator")) {
+    return sg::save(RunAnchored(job), result_path);
+  }
   if (job.at("sampler").toStringRef() == "HMCECS") {
     return subsampled::Run(job, result_path);
   }
@@ -110,14 +149,7 @@ void Run(const std::string& job_path, const std::string& result_path) {
   // The closure returns the losses of the examples, and there is no lr.
   const bool per_example = job.at("per_example").toBool();
 
-  const sg::StateDict model = job.at("model");
-  const auto hidden = model.at("0.weight").toTensor().size(0);
-  nn::Sequential net(nn::Linear(x.size(1), hidden),
-                     nn::Tanh(),
-                     nn::Linear(hidden, model.at("2.bias").toTensor().size(0)));
-  net->to(x.scalar_type());
-  sg::load_state_dict(*net, model);
-
+  nn::Sequential net = Network(job);
   const auto sampler = kSamplers.at(job.at("sampler").toStringRef())(job, *net);
   sg::GammaPrecision precision(*sampler);
   std::optional<sg::TimeAverage> average;
