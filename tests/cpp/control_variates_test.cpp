@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -66,7 +67,7 @@ struct Problem {
 
   torch::Tensor operator()(const Example& batch) {
     if (++calls == fails_at) throw std::runtime_error("no data");
-    const torch::Tensor out = (batch.data.matv(params[0]) + params[1]).tanh();
+    const torch::Tensor out = (batch.data.mv(params[0]) + params[1]).tanh();
     return (out - batch.target).square().mean();
   }
 
@@ -142,7 +143,7 @@ class Rows : public torch::data::datasets::Dataset<Rows> {
     const auto i = static_cast<int64_t>(index);
     return {x_[i], y_[i]};
   }
-  torch::optional<size_t> size() const override { return kNumData; }
+  std::optional<size_t> size() const override { return kNumData; }
 
  private:
   torch::Tensor x_;
@@ -227,7 +228,7 @@ TEST(ControlVariates, BatchesWeighByTheirSizeWhateverTheirType) {
       [&] {
         return std::make_unique<ControlVariates<Separate>>(
             sgd, [&](const Separate& b) {
-              return problem(torch::data::transforms::Stack<>()(b));
+              return problem(torch::data::transforms::Stack<>().apply_batch(b));
             });
       },
       [](const Example& b) {
