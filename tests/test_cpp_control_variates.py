@@ -178,7 +178,7 @@ def test_the_same_bits(name: str, dtype: torch.dtype, run_in_cpp: InCpp) -> None
     assert (expected["grads"][1] is None) == job["frozen"]
     if job["sampler"] == "EWSG":
         group = expected["state"]["param_groups"][0]
-        assert 0.05 < group["num_accepted"] / group["num_proposals"] < 0.95
+        assert 0 < group["num_accepted"] < group["num_proposals"]
     assert_same(expected, run_in_cpp(job))
 
 
