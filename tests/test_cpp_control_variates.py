@@ -189,6 +189,7 @@ def test_the_same_bits(name: str, dtype: torch.dtype, run_in_cpp: InCpp) -> None
         ("SGHMC", torch.bfloat16),
         ("EWSG", torch.float32),
     ],
+    ids=lambda value: str(value).removeprefix("torch."),
 )
 def test_each_continues_the_others_chain(
     name: str, dtype: torch.dtype, run_in_cpp: InCpp

@@ -133,6 +133,7 @@ double AnchoredGradients::set_anchor(const FullPass& pass) {
     }
   }
   std::vector<at::Tensor> anchor;
+  anchor.reserve(params.size());
   for (const at::Tensor& param : params) {
     anchor.push_back(param.detach().clone());
   }
