@@ -101,7 +101,7 @@ void ThrowUnknownSize(const std::type_info& type) {
 }
 
 double AnchoredGradients::set_anchor(const FullPass& pass) {
-  const std::vector<at::Tensor> params = this->params();
+  const std::vector<at::Tensor> params = trained();
   double total_loss = 0;
   int64_t count = 0;
   std::vector<at::Tensor> sums(params.size());
@@ -146,7 +146,7 @@ at::Tensor AnchoredGradients::backward(const BatchLoss& loss,
                                        double weight,
                                        bool create_graph) {
   CheckReal("weight", weight);
-  const std::vector<at::Tensor> params = this->params();
+  const std::vector<at::Tensor> params = trained();
   const std::vector<at::Tensor>& anchor = fitting_anchor(params);
   Gradients result;
   {
@@ -185,7 +185,7 @@ void AnchoredGradients::load_state_dict(const StateDict& dict) {
     full_grads_.clear();
     return;
   }
-  const std::vector<at::Tensor> params = this->params();
+  const std::vector<at::Tensor> params = trained();
   std::vector<at::Tensor> anchor = ReadTensors(dict, "anchor", params);
   std::vector<at::Tensor> full = ReadTensors(dict, "full_grads", params);
   for (size_t i = 0; i < params.size(); ++i) {
@@ -202,7 +202,7 @@ void AnchoredGradients::load_state_dict(const StateDict& dict) {
 }
 
 // The sampler's parameters that are not frozen.
-std::vector<at::Tensor> AnchoredGradients::params() const {
+std::vector<at::Tensor> AnchoredGradients::trained() const {
   std::vector<at::Tensor> params;
   for (const auto& group : sampler_.param_groups()) {
     for (const at::Tensor& param : group.params()) {
@@ -348,13 +348,13 @@ StateDict RefreshedGradients::state_dict() const {
 }
 
 void RefreshedGradients::load_state_dict(const StateDict& dict) {
-  const auto anchor_step = ValueAt<int64_t>(dict, "anchor_step");
-  const auto refresh_every = ValueAt<int64_t>(dict, "refresh_every");
-  CheckInteger("anchor_step", anchor_step);
-  CheckInteger("refresh_every", refresh_every, 1);
+  const auto step_of_anchor = ValueAt<int64_t>(dict, "anchor_step");
+  const auto steps_between = ValueAt<int64_t>(dict, "refresh_every");
+  CheckInteger("anchor_step", step_of_anchor);
+  CheckInteger("refresh_every", steps_between, 1);
   AnchoredGradients::load_state_dict(dict);
-  anchor_step_ = anchor_step;
-  refresh_every_ = refresh_every;
+  anchor_step_ = step_of_anchor;
+  refresh_every_ = steps_between;
 }
 
 // The number of steps that the sampler has made.

@@ -79,7 +79,7 @@ class TORCH_SGMCMC_API AnchoredGradients {
     std::vector<at::Tensor> grads;  // undefined where there is none
   };
 
-  std::vector<at::Tensor> params() const;
+  std::vector<at::Tensor> trained() const;
   const std::vector<at::Tensor>& fitting_anchor(
       const std::vector<at::Tensor>& params) const;
   Gradients gradients(const std::vector<at::Tensor>& params,
