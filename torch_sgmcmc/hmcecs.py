@@ -25,6 +25,7 @@ from torch_sgmcmc._expansions import (
     check_mass,
     curvature,
     expand,
+    kept_of,
     sum_up,
     sums_of,
     terms_of,
@@ -32,10 +33,10 @@ from torch_sgmcmc._expansions import (
 from torch_sgmcmc._gauss_newton import Ranges
 from torch_sgmcmc._library import gaussian_, hmc_momenta_, metropolis_decide
 from torch_sgmcmc._likelihood import Estimator
+from torch_sgmcmc._likelihood_graph import flat
 from torch_sgmcmc._progress import progress_bar
 from torch_sgmcmc._subsample import Layout, Proposals, Subsample
 from torch_sgmcmc._subsampled_target import Point, SubsampledTarget
-from torch_sgmcmc._taylor import flat
 from torch_sgmcmc._whitening import kinetic, leapfrog, whitening
 from torch_sgmcmc.sampler import Sampler
 
@@ -491,14 +492,9 @@ class HMCECS(Sampler):
         chosen = {
             "anchor": anchor,
             "num_data": group["num_data"],
-            "value": sums.value,
-            "gradient": sums.gradient,
-            "hessian": sums.hessian if group["control_variate"] != 1 else None,
-            "form": sums.form,
+            **kept_of(sums),
             "whitening": whitening(group["mass_matrix"], precision),
         }
-        if blocks:
-            chosen["blocks"] = blocks
         kept = self.state.get("subsample")
         if kept is not None and kept["layout"] == list(vars(self._layout()).values()):
             # The same data, with other expansions.
