@@ -237,7 +237,8 @@ struct ControlVariatesOptions {
 /// float64 parameters in float64).
 ///
 /// Errors: std::invalid_argument and std::runtime_error as for Sampler, with
-/// Python's messages. Parameters, gradients and the anchor are as before then.
+/// Python's messages. Parameters and gradients are as before then, and so is
+/// the anchor if a pass through the data has failed.
 ///
 /// Reference: J. Baker, P. Fearnhead, E. B. Fox and C. Nemeth, Control variates
 /// for stochastic gradient MCMC, Statistics and Computing 29, 2019.
