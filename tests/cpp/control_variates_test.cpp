@@ -368,6 +368,7 @@ TEST(ControlVariates, GradientsAddUpAndHaveAGraph) {
   const torch::Tensor plain = torch::autograd::grad(
       {problem(problem.batch({1, 4}))}, {problem.params[1]}, {}, true, true)[0];
   ExpectClose({got}, {curvature(plain)});
+  sampler.zero_grad();  // or parameter and graph would hold each other
 }
 
 TEST(ControlVariates, ParametersThatSomeMinibatchesDoNotReach) {
