@@ -181,9 +181,9 @@ def test_a_long_chain_of_the_sampler(variant: str) -> None:
 @pytest.mark.parametrize(("variant", "bug"), pairs(BUGS, SIGNED_BUGS))
 def test_a_bug_put_into_the_sampler_is_caught(variant: str, bug: str) -> None:
     experiment = EXPERIMENTS[variant]
-    patch = (BUGS if variant == "perturbed" else SIGNED_BUGS)[bug]
-    with patch():
-        seen = run_sampler(experiment, replicates=150, steps=5)
+    bugs, replicates = (BUGS, 150) if variant == "perturbed" else (SIGNED_BUGS, 100)
+    with bugs[bug]():
+        seen = run_sampler(experiment, replicates=replicates, steps=5)
     with pytest.raises(StatisticalError):
         check(experiment, seen, bug)
 

@@ -132,11 +132,6 @@ def _without_its_gradient(weights: Tensor, numbers: Tensor, scale: float) -> Non
     weights.fill_(scale)
 
 
-def _without_half(weights: Tensor, numbers: Tensor, scale: float) -> None:
-    weights.mul_(2).sub_(scale)
-    numbers[0] -= numbers[1] / 2
-
-
 def _ignored(weights: Tensor, numbers: Tensor, scale: float) -> None:
     numbers[3] = 1
 
@@ -230,7 +225,6 @@ _OF_EITHER: dict[str, Patch] = {
 BUGS: dict[str, Patch] = {
     **_OF_EITHER,
     "correction left out": lambda: _estimate(_left_out),
-    "correction without its half": lambda: _estimate(_without_half),
 }
 SIGNED_BUGS: dict[str, Patch] = {
     **_OF_EITHER,
