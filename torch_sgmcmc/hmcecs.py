@@ -242,6 +242,8 @@ class HMCECS(AnchoredSampler):
         Where it fails, as measured: with an indicator that only a handful of data have,
         u hardly ever holds those that decide on its coefficient, and that wanders:
         leave such features out, or take m near N.
+        "signed" is rejected by more than the leapfrog's error: where the sign of L's
+        estimate changes, its absolute value is 0, and 1 - α falls like ε, not like ε².
         With order 1 and a poor θ* the target follows u, of which G steps renew all:
         effective sample sizes of runs not much longer than G are then too large.
         "signed" from far away makes very short steps in its warm-up, and took eleven
