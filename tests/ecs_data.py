@@ -36,6 +36,9 @@ class Data:
         y = self.y[indices]
         if self.kind == "logistic":
             return y * eta - nn.functional.softplus(eta)
+        if self.kind == "twice":  # no predictor that everything leads through
+            again = self.x[indices] @ self.weight + self.bias
+            return y * eta - nn.functional.softplus(again)
         if self.kind == "gaussian":
             return -0.5 * (y - eta) ** 2
         if self.kind == "linear":

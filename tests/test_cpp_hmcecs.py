@@ -24,6 +24,14 @@ CHAINS: dict[str, tuple[str, torch.dtype, float | None, dict[str, Any]]] = {
     "perturbed": ("logistic", F64, 0.002, {"subsample_size": 12}),
     "perturbed-fp32": ("logistic", torch.float32, 0.002, {"subsample_size": 12}),
     "perturbed-whole": ("tanh", F64, 0.3, {"mass_matrix": "diagonal"}),
+    "perturbed-twice": ("twice", F64, None, {}),
+    # So many data that each parameter's derivatives are passes of their own.
+    "perturbed-many": (
+        "logistic",
+        F64,
+        None,
+        {"num_data": 1500, "subsample_size": 40, "chunk_size": 1100},
+    ),
     "perturbed-first": (
         "logistic",
         F64,
@@ -72,6 +80,10 @@ def make_data(name: str) -> Data:
         g = torch.Generator().manual_seed(5)
         data.x = torch.randn(60, 300, generator=g, dtype=dtype)
         data.weight = torch.zeros(300, dtype=dtype, requires_grad=True)
+    if name.endswith("-many"):
+        g = torch.Generator().manual_seed(6)
+        data.x = torch.randn(1500, 3, generator=g, dtype=dtype)
+        data.y = (torch.rand(1500, generator=g) < 0.5).to(dtype)
     return data
 
 
@@ -84,9 +96,8 @@ def make_sampler(job: Job) -> tuple[sg.HMCECS, Data]:
         {"params": [data.weight], "prior_precision": 1.0},
         {"params": [data.bias], "prior_precision": 3.0},
     ]
-    common = {"subsample_size": 8, "num_blocks": 4, "chunk_size": 23}
-    common = {**common, **settings}
-    return sg.HMCECS(groups, num_data=60, seed=2**61, **common), data
+    common = {"num_data": 60, "subsample_size": 8, "num_blocks": 4, "chunk_size": 23}
+    return sg.HMCECS(groups, seed=2**61, **{**common, **settings}), data
 
 
 def make_job(name: str) -> Job:

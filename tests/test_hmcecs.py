@@ -19,8 +19,16 @@ from torch import Tensor
 import torch_sgmcmc as sg
 from torch_sgmcmc import _C
 from torch_sgmcmc._likelihood import block_poisson, perturbed
+from torch_sgmcmc._likelihood_graph import flat
 from torch_sgmcmc._subsampled_target import place
-from torch_sgmcmc._taylor import LINEAR, RANK_ONE, WHOLE, TaylorSums, TaylorTerms, flat
+from torch_sgmcmc._taylor import (
+    LINEAR,
+    PREDICTOR,
+    RANK_ONE,
+    WHOLE,
+    TaylorSums,
+    TaylorTerms,
+)
 from torch_sgmcmc._whitening import whitening
 
 
@@ -57,10 +65,13 @@ PROBES = torch.tensor([[0.7, -1.1, 0.4, 0.9], [-0.2, 0.5, 1.3, -0.6]], dtype=F64
 @pytest.mark.parametrize(
     ("kind", "form"),
     [
+        ("logistic", PREDICTOR),
         ("logistic", RANK_ONE),
         ("logistic", WHOLE),
         ("logistic", LINEAR),
+        ("gaussian", PREDICTOR),
         ("gaussian", RANK_ONE),
+        ("linear", PREDICTOR),
         ("linear", RANK_ONE),
         ("tanh", WHOLE),
     ],
@@ -83,18 +94,16 @@ def test_expansions_of_single_data(kind: str, form: str) -> None:
 
 def sums(data: Data, form: str) -> TaylorSums | None:
     chunks = torch.arange(N).split(25)
-    return TaylorSums.at_present(
-        data, data.params, chunks, form, PROBES, with_hessian=True
-    )
+    return TaylorSums.at_present(data, data.params, chunks, form, PROBES)
 
 
 @pytest.mark.parametrize("kind", ["logistic", "gaussian", "linear", "tanh"])
 def test_sums_over_all_data(kind: str) -> None:
     data = Data(kind)
     v, g, h = (t.sum(dim=0) for t in hessians(data, torch.arange(N)))
-    for form in (RANK_ONE, WHOLE):
+    for form in (PREDICTOR, RANK_ONE, WHOLE):
         total = sums(data, form)
-        if kind == "tanh" and form == RANK_ONE:
+        if kind == "tanh" and form != WHOLE:
             assert total is None  # found out, and not assumed
             continue
         assert total is not None
@@ -118,7 +127,7 @@ def test_the_second_order_of_a_gaussian_model_has_no_variance() -> None:
 
 
 def test_the_form_is_found_out() -> None:
-    for kind, form in (("logistic", RANK_ONE), ("tanh", WHOLE)):
+    for kind, form in (("logistic", PREDICTOR), ("tanh", WHOLE)):
         data = Data(kind)
         sampler = make(data)
         sampler.set_anchor(data, progress=False)
@@ -601,7 +610,7 @@ def test_float32_parameters() -> None:
     chain(sampler, data, 30)
     assert sampler.acceptance_rate > 0.7
     assert sampler.num_divergences == 0
-    assert sampler.state["control_variates"]["form"] == RANK_ONE
+    assert sampler.state["control_variates"]["form"] == PREDICTOR
 
 
 def test_gradients_are_left_alone() -> None:

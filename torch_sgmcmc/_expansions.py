@@ -7,6 +7,7 @@ goes into the sampler's state as it is; what each of the others means depends on
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -20,7 +21,15 @@ from torch_sgmcmc._gauss_newton import (
     GaussNewtonSums,
     Ranges,
 )
-from torch_sgmcmc._taylor import LINEAR, RANK_ONE, WHOLE, TaylorSums, TaylorTerms
+from torch_sgmcmc._likelihood_graph import Closure
+from torch_sgmcmc._taylor import (
+    LINEAR,
+    PREDICTOR,
+    RANK_ONE,
+    WHOLE,
+    TaylorSums,
+    TaylorTerms,
+)
 from torch_sgmcmc.log_likelihood import LogLikelihood
 
 __all__ = [
@@ -33,12 +42,12 @@ __all__ = [
     "check_mass",
     "curvature",
     "expand",
+    "kept_of",
     "sum_up",
     "sums_of",
     "terms_of",
 ]
 
-Closure = Callable[[Tensor], Tensor]
 Terms = TaylorTerms | BlockTerms | DiagonalTerms
 Sums = TaylorSums | GaussNewtonSums
 
@@ -152,10 +161,8 @@ def sum_up(
         return GaussNewtonSums.at_present(
             _shown(closure), params, chunks(), form, blocks
         )
-    for form in (RANK_ONE, WHOLE):
-        sums = TaylorSums.at_present(
-            closure, params, chunks(), form, probes, with_hessian=with_hessian
-        )
+    for form in (PREDICTOR, RANK_ONE, WHOLE) if with_hessian else (LINEAR,):
+        sums = TaylorSums.at_present(closure, params, chunks(), form, probes)
         if sums is not None:
             sums.form = sums.form if control_variate == 2 else LINEAR
             return sums
@@ -192,7 +199,8 @@ def expand(
     if form == BLOCKS:
         blocks = kept["blocks"]
         return BlockTerms.at_present(_shown(closure), params, indices, blocks)
-    return TaylorTerms.at_present(closure, params, indices, form, probe)
+    gate = kept["gate"]
+    return TaylorTerms.at_present(closure, params, indices, form, probe, gate)
 
 
 def terms_of(kept: dict[str, Any], fields: Sequence[Tensor | None]) -> Terms:
@@ -204,12 +212,18 @@ def terms_of(kept: dict[str, Any], fields: Sequence[Tensor | None]) -> Terms:
     return TaylorTerms(*fields)  # type: ignore[arg-type]
 
 
+def kept_of(sums: Sums) -> dict[str, Any]:
+    """What is kept of the sums over all data."""
+    kept = vars(sums).copy()
+    if kept["form"] == LINEAR:
+        kept["hessian"] = None
+    return kept
+
+
 def sums_of(kept: dict[str, Any]) -> Sums:
     """The sums of what is kept of all data."""
-    fields = (kept["value"], kept["gradient"], kept["hessian"])
-    if kept["form"] in (BLOCKS, DIAGONAL):
-        return GaussNewtonSums(*fields, kept.get("blocks", []), kept["form"])
-    return TaylorSums(*fields, kept["form"])
+    kind = GaussNewtonSums if kept["form"] in (BLOCKS, DIAGONAL) else TaylorSums
+    return kind(**{field.name: kept[field.name] for field in dataclasses.fields(kind)})
 
 
 def _shown(closure: Closure) -> LogLikelihood:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from torch_sgmcmc._jacobians import jacobians
-from torch_sgmcmc._taylor import log_likelihoods
+from torch_sgmcmc._likelihood_graph import log_likelihoods
 from torch_sgmcmc.log_likelihood import LogLikelihood
 
 __all__ = [

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch_sgmcmc._gauss_newton import GaussNewtonSums
 from torch_sgmcmc._library import ecs_density, ecs_estimate
 from torch_sgmcmc._likelihood import Estimate, Estimator
+from torch_sgmcmc._likelihood_graph import flat, log_likelihoods
 from torch_sgmcmc._subsample import Subsample
-from torch_sgmcmc._taylor import TaylorSums, TaylorTerms, flat, log_likelihoods
+from torch_sgmcmc._taylor import TaylorSums, TaylorTerms
 
 __all__ = ["Point", "SubsampledTarget", "place"]
 

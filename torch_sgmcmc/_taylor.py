@@ -1,50 +1,44 @@
 """Taylor expansions of each datum's log-likelihood around a fixed point θ*.
 
 Everything is computed from a closure that maps indices to per-datum log-likelihoods,
-at the parameters' present values. With weights w, one for each datum,
-s(w) = Σ wᵢ ∇ℓᵢ is a backward pass; it is linear in w, so that differentiating it by w
-gives all gradients ∇ℓᵢ, and doing the same to a directional derivative gives all
-Hᵢ z.
+at the parameters' present values.
 
 Note [Hessians of rank one]
 In every model whose parameters enter a datum's likelihood through one linear
-predictor (regressions of all kinds), Hᵢ = cᵢ xᵢ xᵢᵀ has rank one. Then
-Hᵢ = yᵢ yᵢᵀ / (zᵀ yᵢ) with yᵢ = Hᵢ z for any z that is not orthogonal to xᵢ: one product
-in place of d. It is not asked for but found out, by a second direction z' for which
-z'ᵀ Hᵢ z' must be (z'ᵀ yᵢ)² / (zᵀ yᵢ). Both directions are random, so that this fails
-for other models. Rounding in yᵢ does no harm to the sampler's target: what is added up
-over the data is the very expansion that is used for each datum.
+predictor (regressions of all kinds), Hᵢ = cᵢ xᵢ xᵢᵀ has rank one. It is not asked for
+but found out. The predictor is looked for in the graph: cᵢ is then a second derivative
+by it, and zᵀ Hᵢ z must be cᵢ (zᵀ xᵢ)² in a random direction z. Where the graph does not
+show it, as when a closure computes it twice, Hᵢ = yᵢ yᵢᵀ / (zᵀ yᵢ) with yᵢ = Hᵢ z for
+any z that is not orthogonal to xᵢ, and z'ᵀ Hᵢ z' must be (z'ᵀ yᵢ)² / (zᵀ yᵢ) in a
+second direction z'. The directions are random, so that this fails for other models.
+Rounding in xᵢ or yᵢ does no harm to the sampler's target: what is added up over the
+data is the very expansion that is used for each datum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torch_sgmcmc._jacobians import jacobians
+from torch_sgmcmc._likelihood_graph import Closure, LikelihoodGraph, log_likelihoods
+from torch_sgmcmc._predictor import Predictor
 
-__all__ = ["LINEAR", "RANK_ONE", "WHOLE", "TaylorSums", "TaylorTerms", "flat"]
+__all__ = ["LINEAR", "PREDICTOR", "RANK_ONE", "WHOLE", "TaylorSums", "TaylorTerms"]
 
-Closure = Callable[[Tensor], Tensor]
-
-# What is kept of each datum's Hessian.
-LINEAR, RANK_ONE, WHOLE = "none", "rank one", "whole"
+# What is kept of each datum's Hessian, and how it is computed.
+LINEAR, PREDICTOR, RANK_ONE, WHOLE = "none", "predictor", "rank one", "whole"
 
 # Parameters from which on each datum's gradient is a backward pass of its own, and not
 # each parameter's derivatives of all data: about where both cost the same (1000 data of
 # a network of two layers, one thread).
 _MANY = 256
 
-# Elements of what is computed at once for a batch of directions.
-_MOST_ELEMENTS = 2**25
-
-
-def flat(tensors: Iterable[Tensor]) -> Tensor:
-    """All elements in one row."""
-    return torch.cat([t.reshape(-1) for t in tensors])
+# Data of the first chunk by which it is found out whether a predictor is linear.
+_TESTED = 256
 
 
 @dataclass
@@ -64,6 +58,7 @@ class TaylorTerms:
         indices: Tensor,
         form: str,
         z: Tensor,
+        gate: int | None = None,
     ) -> TaylorTerms:
         """Those of the data with these indices, around the parameters as they are."""
         if len(indices) == 0:  # the closure need not know how to compute nothing
@@ -73,30 +68,45 @@ class TaylorTerms:
                 lambda part: log_likelihoods(closure, part), params, indices
             )
             return cls(values.double(), rows.double().view(1, len(indices), -1))
-        graph = _Graph(closure, params, indices)
-        values = graph.values.detach().double()
+        with torch.enable_grad():
+            values = log_likelihoods(closure, indices)
+        constants = values.detach().double()
+        if form == PREDICTOR:
+            predictor = Predictor.of(values, params, gate)
+            if predictor is None:
+                raise RuntimeError(
+                    "HMCECS got log-likelihoods that are computed in another way than "
+                    "before: the closure must do the same for any data, or set_anchor "
+                    "must be called again"
+                )
+            rows = predictor.columns().t().double()
+            gradients = predictor.first.double()[:, None] * rows
+            return cls(
+                constants, torch.stack([gradients, rows]), predictor.second.double()
+            )
+        graph = LikelihoodGraph(values, params)
         gradients = graph.gradients().double()
         if form == LINEAR:
-            return cls(values, gradients[None].contiguous())
+            return cls(constants, gradients[None].contiguous())
         if form == RANK_ONE:
             factors = graph.hessian_products(z).double()
             slopes = torch.stack([gradients, factors])
-            return cls(values, slopes, _inverse(factors @ z))
+            return cls(constants, slopes, _inverse(factors @ z))
         basis = torch.eye(len(z), dtype=z.dtype, device=z.device)
         columns = [graph.hessian_products(e) for e in basis]
         return cls(
-            values,
+            constants,
             gradients[None].contiguous(),
             hessians=torch.stack(columns, dim=2).double(),
         )
 
     @classmethod
     def _of_nothing(cls, form: str, z: Tensor) -> TaylorTerms:
-        d = len(z)
+        d, one = len(z), form in (PREDICTOR, RANK_ONE)
         return cls(
             z.new_empty(0),
-            z.new_empty(2 if form == RANK_ONE else 1, 0, d),
-            z.new_empty(0) if form == RANK_ONE else None,
+            z.new_empty(2 if one else 1, 0, d),
+            z.new_empty(0) if one else None,
             z.new_empty(0, d, d) if form == WHOLE else None,
         )
 
@@ -154,6 +164,7 @@ class TaylorSums:
     gradient: Tensor  # [d]
     hessian: Tensor | None  # [d, d]; None in expansions of first order
     form: str  # of each datum's Hessian
+    gate: int = 0  # where the predictor is in the graph, if there is one
 
     @classmethod
     def at_present(
@@ -163,39 +174,55 @@ class TaylorSums:
         chunks: Iterable[Tensor],
         form: str,
         probes: Tensor,
-        *,
-        with_hessian: bool,
     ) -> TaylorSums | None:
         """The sums over all chunks of indices, around the parameters as they are.
 
+        Args:
+            closure: gives the log-likelihoods at the parameters.
+            params: the parameters.
+            chunks: of all indices.
+            form: of each datum's Hessian; for LINEAR they are not summed up.
+            probes: two random directions [2, d].
+
         Returns:
-            The sums, or None if ``form`` is rank one and the Hessians are not.
+            The sums, or None if the Hessians are not of this form.
         """
         d = probes.shape[1]
         like = {"dtype": torch.float64, "device": probes.device}
         value, gradient = torch.zeros((), **like), torch.zeros(d, **like)
-        hessian = torch.zeros(d, d, **like) if with_hessian else None
-        error, size = torch.zeros((), **like), torch.zeros((), **like)
+        hessian = None if form == LINEAR else torch.zeros(d, d, **like)
+        fit = _Fit(params[0].dtype, probes.device)
+        gate = rows = scaled = None
         for indices in chunks:
-            graph = _Graph(closure, params, indices)
-            value += graph.values.detach().double().sum()
+            with torch.enable_grad():
+                values = log_likelihoods(closure, indices)
+            value += values.detach().double().sum()
+            if form == PREDICTOR:
+                predictor = Predictor.of(values, params, gate)
+                if predictor is None:
+                    return None
+                if gate is None:  # the other chunks are the same functions
+                    gate, some = predictor.gate, indices[:_TESTED]
+                    guess, truth = _curvatures(closure, params, some, gate, probes[0])
+                    if not fit.adds(guess, truth):
+                        return None
+                gradient += predictor.slope.detach().double()
+                rows = predictor.columns(rows)
+                scaled = _product(rows, predictor.second, scaled)
+                hessian += scaled @ rows.double().t()
+                continue
+            graph = LikelihoodGraph(values, params)
             gradient += graph.slope.detach().double()
-            if hessian is None:
-                continue
-            if form != RANK_ONE:
+            if form == WHOLE:
                 hessian += graph.hessian().double()
-                continue
-            factors = graph.hessian_products(probes[0]).double()
-            scales = _inverse(factors @ probes[0])
-            hessian += (factors.t() * scales) @ factors
-            guess = scales * (factors @ probes[1]) ** 2
-            truth = graph.curvatures(probes[1]).double()
-            error += (guess - truth).abs().sum()
-            size += truth.abs().sum()
-            tolerance = 1e-6 if params[0].dtype == torch.float64 else 1e-2
-            if not bool(error <= tolerance * size):
-                return None
-        return cls(value, gradient, hessian, form)
+            elif form == RANK_ONE:
+                factors = graph.hessian_products(probes[0]).double()
+                scales = _inverse(factors @ probes[0])
+                truth = graph.curvatures(probes[1])
+                if not fit.adds(scales * (factors @ probes[1]) ** 2, truth):
+                    return None
+                hessian += (factors.t() * scales) @ factors
+        return cls(value, gradient, hessian, form, gate or 0)
 
     def at(self, delta: Tensor) -> tuple[Tensor, Tensor]:
         """Σ q and its gradient at θ* + δ."""
@@ -206,124 +233,42 @@ class TaylorSums:
         return total, self.gradient + bend
 
 
-class _Graph:
-    """Log-likelihoods of some data, with a graph of their gradients."""
-
-    def __init__(self, closure: Closure, params: list[Tensor], indices: Tensor) -> None:
-        self.params = params
-        with torch.enable_grad():
-            self.values = log_likelihoods(closure, indices)
-            self.weights = torch.ones_like(self.values).requires_grad_()
-            self.slope = self._flat_gradient(self.values, self.weights)
-
-    def gradients(self) -> Tensor:
-        """∇ℓᵢ: [M, d]."""
-        return self._rows(self.slope, self.weights)
-
-    def hessian(self) -> Tensor:
-        """Σ Hᵢ: [d, d]."""
-        d = len(self.slope)
-        columns = []
-        for basis in _bases(d, self.slope, d + len(self.values)):
-            parts = torch.autograd.grad(
-                self.slope,
-                self.params,
-                basis,
-                retain_graph=True,
-                is_grads_batched=True,
-                allow_unused=True,
-            )
-            count = len(basis)
-            rows = [
-                p.new_zeros(count, p.numel()) if g is None else g.reshape(count, -1)
-                for p, g in zip(self.params, parts, strict=True)
-            ]
-            columns.append(torch.cat(rows, 1))
-        return torch.cat(columns)
-
-    def hessian_products(self, z: Tensor) -> Tensor:
-        """Hᵢ z: [M, d]."""
-        pull, weights = self._bent(z)
-        if pull is None:
-            return self.values.new_zeros(len(self.values), len(z))
-        return self._rows(pull, weights)
-
-    def curvatures(self, z: Tensor) -> Tensor:
-        """zᵀ Hᵢ z: [M]."""
-        pull, weights = self._bent(z)
-        if pull is None:
-            return torch.zeros_like(self.values)
-        (result,) = torch.autograd.grad(
-            pull, weights, z.to(pull.dtype), retain_graph=True
-        )
-        return result
-
-    def _bent(self, z: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Σ wᵢ Hᵢ z as a function of weights (None if it is 0), and the weights."""
-        (along,) = torch.autograd.grad(
-            self.slope, self.weights, z.to(self.slope.dtype), create_graph=True
-        )
-        weights = torch.ones_like(along).requires_grad_()
-        if not along.requires_grad:  # ℓ is linear
-            return None, weights
-        pull = self._flat_gradient(along, weights)
-        return (pull if pull.requires_grad else None), weights
-
-    def _flat_gradient(self, outputs: Tensor, weights: Tensor) -> Tensor:
-        with torch.enable_grad():
-            return flat(
-                torch.autograd.grad(
-                    outputs,
-                    self.params,
-                    weights,
-                    create_graph=True,
-                    allow_unused=True,
-                    materialize_grads=True,
-                )
-            )
-
-    def _rows(self, pull: Tensor, weights: Tensor) -> Tensor:
-        """The derivative of ``pull`` [d] by the weights, which it is linear in."""
-        columns = [
-            torch.autograd.grad(
-                pull, weights, basis, retain_graph=True, is_grads_batched=True
-            )[0]
-            for basis in _bases(len(pull), pull, len(weights))
-        ]
-        return torch.cat(columns).t().contiguous()
-
-
-def log_likelihoods(closure: Closure, indices: Tensor) -> Tensor:
-    """Calls the closure and checks what it returns."""
-    values = closure(indices)
-    if not isinstance(values, Tensor):
-        raise TypeError(
-            "Invalid log-likelihoods: the closure returned "
-            f"{type(values).__name__} (must be a tensor, of one for each index)"
-        )
-    if values.shape != indices.shape:
-        raise ValueError(
-            f"Invalid log-likelihoods: shape {list(values.shape)} (must be "
-            f"{list(indices.shape)}, one for each index)"
-        )
-    if torch.is_grad_enabled() and not values.requires_grad:
-        raise RuntimeError(
-            "HMCECS got log-likelihoods from the closure that do not depend on the "
-            "parameters, or have no graph"
-        )
-    return values
-
-
-def _bases(d: int, like: Tensor, width: int) -> Iterable[Tensor]:
-    """The rows of the identity, in pieces that keep memory bounded."""
-    rows = max(1, _MOST_ELEMENTS // max(1, width))
-    for begin in range(0, d, rows):
-        count = min(rows, d - begin)
-        basis = torch.zeros(count, d, dtype=like.dtype, device=like.device)
-        basis[:, begin : begin + count].fill_diagonal_(1)
-        yield basis
-
-
 def _inverse(x: Tensor) -> Tensor:
     """1 / x, and 0 where that is no number of use: for 0 and subnormal numbers."""
     return torch.where(x.abs() < torch.finfo(x.dtype).tiny, 0.0, 1 / x)
+
+
+def _product(rows: Tensor, scales: Tensor, out: Tensor | None) -> Tensor:
+    """The scaled rows in float64; where they fit, in the memory of others."""
+    if out is None or out.shape != rows.shape:
+        out = torch.empty_like(rows, dtype=torch.float64)
+    return torch.mul(rows.double(), scales.double(), out=out)
+
+
+def _curvatures(
+    closure: Closure, params: list[Tensor], indices: Tensor, gate: int, z: Tensor
+) -> tuple[Tensor, Tensor]:
+    """zᵀ Hᵢ z by the predictor and as it is: [M]."""
+    with torch.enable_grad():
+        values = log_likelihoods(closure, indices)
+    predictor = Predictor.of(values, params, gate)
+    truth = LikelihoodGraph(values, params).curvatures(z).double()
+    if predictor is None:
+        return torch.full_like(truth, torch.nan), truth
+    along = z @ predictor.columns().double()
+    return predictor.second.double() * along**2, truth
+
+
+class _Fit:
+    """Whether curvatures of one form are those that there are, up to rounding."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.error, self.size = torch.zeros(2, dtype=torch.float64, device=device)
+        self.tolerance = 1e-6 if dtype == torch.float64 else 1e-2
+
+    def adds(self, guess: Tensor, truth: Tensor) -> bool:
+        """Takes those of more data into account."""
+        truth = truth.double()
+        self.error += (guess - truth).abs().sum()
+        self.size += truth.abs().sum()
+        return bool(self.error <= self.tolerance * self.size)

@@ -24,29 +24,25 @@
 #include "core/portable_noise.h"
 #include "core/roles.h"
 
-// NOLINTBEGIN(readability-duplicate-include): once for each instruction set.
 #if defined(SG_X86)
 SG_REGION_AVX512
 namespace torch_sgmcmc::avx512 {
 #include "core/lanes_avx512.inl"
 #include "core/noise.inl"
-#include "apply/cpu_loop.inl"
 }  // namespace torch_sgmcmc::avx512
 SG_REGION_END
 
 SG_REGION_AVX2
 namespace torch_sgmcmc::avx2 {
 #include "core/lanes_avx2.inl"
+// NOLINTNEXTLINE(readability-duplicate-include): once for each instruction set.
 #include "core/noise.inl"
-#include "apply/cpu_loop.inl"
 }  // namespace torch_sgmcmc::avx2
 SG_REGION_END
 #endif
 
-namespace torch_sgmcmc::portable {
-#include "apply/cpu_loop.inl"
-}  // namespace torch_sgmcmc::portable
-// NOLINTEND(readability-duplicate-include)
+#define SG_EACH_ISA "apply/cpu_loop.inl"
+#include "core/each_isa.inl"
 
 namespace torch_sgmcmc {
 

@@ -28,25 +28,8 @@ constexpr int64_t kRowGrain = 65536;
 
 }  // namespace torch_sgmcmc
 
-// NOLINTBEGIN(readability-duplicate-include): once for each instruction set.
-#if defined(SG_X86)
-SG_REGION_AVX512
-namespace torch_sgmcmc::avx512 {
-#include "apply/rows_loop.inl"
-}  // namespace torch_sgmcmc::avx512
-SG_REGION_END
-
-SG_REGION_AVX2
-namespace torch_sgmcmc::avx2 {
-#include "apply/rows_loop.inl"
-}  // namespace torch_sgmcmc::avx2
-SG_REGION_END
-#endif
-
-namespace torch_sgmcmc::portable {
-#include "apply/rows_loop.inl"
-}  // namespace torch_sgmcmc::portable
-// NOLINTEND(readability-duplicate-include)
+#define SG_EACH_ISA "apply/rows_loop.inl"
+#include "core/each_isa.inl"
 
 namespace torch_sgmcmc {
 

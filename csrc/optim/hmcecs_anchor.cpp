@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -131,7 +132,11 @@ TaylorSums HMCECS::sum_up(const Closure& closure,
   const auto like = at::TensorOptions(at::kLong).device(params[0].device());
   const bool second_order = group.control_variate() == 2;
   const bool needed = second_order || group.mass_matrix() != "identity";
-  for (const char* form : {kRankOneForm, kWholeForm}) {
+  const std::vector<std::string> forms =
+      needed
+          ? std::vector<std::string>{kPredictorForm, kRankOneForm, kWholeForm}
+          : std::vector<std::string>{kLinearForm};
+  for (const std::string& form : forms) {
     int64_t done = 0;
     const auto next = [&]() -> at::Tensor {
       if (done > 0 && progress) progress("control variates", done, n);
@@ -141,7 +146,7 @@ TaylorSums HMCECS::sum_up(const Closure& closure,
       return at::arange(begin, done, like);
     };
     std::optional<TaylorSums> sums =
-        TaylorSums::AtPresent(closure, params, next, form, probes, needed);
+        TaylorSums::AtPresent(closure, params, next, form, probes);
     if (!sums) continue;
     if (!second_order) sums->form = kLinearForm;
     return *std::move(sums);
@@ -177,7 +182,7 @@ TaylorTerms HMCECS::expand(const Closure& closure,
   });
   const Exchanged at_anchor(params, SplitLike(anchor.theta, params));
   return TaylorTerms::AtPresent(
-      closure, params, indices, anchor.sums.form, probe);
+      closure, params, indices, anchor.sums.form, probe, anchor.sums.gate);
 }
 
 }  // namespace torch_sgmcmc

@@ -27,17 +27,19 @@ StateDict Written(const ECSAnchor& anchor) {
           {"gradient", anchor.sums.gradient},
           {"hessian", OrNone(anchor.sums.hessian)},
           {"form", anchor.sums.form},
+          {"gate", anchor.sums.gate},
           {"whitening", OrNone(anchor.whitening)}};
 }
 
 ECSAnchor ReadAnchor(const StateDict& dict, c10::Device device) {
   ECSAnchor anchor;
   anchor.sums.form = ValueAt<std::string>(dict, "form");
-  if (anchor.sums.form != kLinearForm && anchor.sums.form != kRankOneForm &&
-      anchor.sums.form != kWholeForm) {
+  if (anchor.sums.form != kLinearForm && anchor.sums.form != kPredictorForm &&
+      anchor.sums.form != kRankOneForm && anchor.sums.form != kWholeForm) {
     Invalid("Invalid state_dict: its control variates are of the form " +
             Repr(anchor.sums.form) + " (Gauss-Newton's are Python's alone)");
   }
+  anchor.sums.gate = ValueAt<int64_t>(dict, "gate");
   anchor.theta = TensorAt(dict, "anchor", device);
   anchor.num_data = ValueAt<int64_t>(dict, "num_data");
   anchor.sums.value = TensorAt(dict, "value", device);

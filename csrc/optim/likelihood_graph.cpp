@@ -9,8 +9,10 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "optim/checks.h"
+#include "optim/gradient_edges.h"
 #include "optim/python_text.h"
 
 namespace torch_sgmcmc {
@@ -19,6 +21,11 @@ namespace {
 // Data whose log-likelihoods are differentiated in one batch of backward
 // passes: each pass goes through all of them.
 constexpr int64_t kTogether = 8;
+
+// Data from which on single backward passes are quicker than a batch of them,
+// in which the products of matrices with vectors become slow batches of
+// products of matrices (as in Python).
+constexpr int64_t kSingly = 1024;
 
 // Elements of what is computed at once for a batch of directions.
 constexpr int64_t kMostElements = int64_t{1} << 25;
@@ -77,16 +84,6 @@ std::vector<at::Tensor> Bases(int64_t d,
   return pieces;
 }
 
-// The derivative of `pull` [d] by the weights, which it is linear in.
-at::Tensor RowsOfLinear(const at::Tensor& pull, const at::Tensor& weights) {
-  std::vector<at::Tensor> columns;
-  for (const at::Tensor& basis : Bases(pull.numel(), pull, weights.numel())) {
-    columns.push_back(
-        BatchedGradients(pull, {weights}, basis, /*allow_unused=*/false)[0]);
-  }
-  return at::cat(columns).t().contiguous();
-}
-
 // The same of all parameters, [rows, d], 0 where one has no part in the output.
 at::Tensor BatchedRows(const at::Tensor& output,
                        const std::vector<at::Tensor>& params,
@@ -125,18 +122,50 @@ at::Tensor LogLikelihoods(const DataClosure& closure,
   return values;
 }
 
-LikelihoodGraph::LikelihoodGraph(const DataClosure& closure,
-                                 const std::vector<at::Tensor>& params,
-                                 const at::Tensor& indices)
-    : params_(params) {
+at::Tensor ValuesWithGraph(const DataClosure& closure,
+                           const at::Tensor& indices) {
   const at::AutoGradMode enable_grad(true);
-  values_ = LogLikelihoods(closure, indices);
-  weights_ = at::ones_like(values_).requires_grad_();
-  slope_ = flat_gradient(values_, weights_);
+  return LogLikelihoods(closure, indices);
+}
+
+at::Tensor ColumnsOfLinear(const at::Tensor& pull,
+                           const at::Tensor& weights,
+                           at::Tensor out) {
+  const int64_t d = pull.numel();
+  const int64_t size = weights.numel();
+  if (!out.defined() || out.sizes() != at::IntArrayRef{d, size}) {
+    out = at::empty({d, size}, pull.options().requires_grad(false));
+  }
+  int64_t begin = 0;
+  for (const at::Tensor& basis : Bases(d, pull, d + size)) {
+    const int64_t end = begin + basis.size(0);
+    if (size < kSingly) {
+      const at::Tensor rows =
+          BatchedGradients(pull, {weights}, basis, /*allow_unused=*/false)[0];
+      out.slice(0, begin, end).copy_(rows.reshape({-1, size}));
+    } else {
+      for (int64_t i = begin; i < end; ++i) {
+        const at::Tensor part = torch::autograd::grad({pull},
+                                                      {weights},
+                                                      {basis[i - begin]},
+                                                      /*retain_graph=*/true)[0];
+        out[i].copy_(part.reshape({size}));
+      }
+    }
+    begin = end;
+  }
+  return out;
+}
+
+LikelihoodGraph::LikelihoodGraph(at::Tensor values,
+                                 const std::vector<at::Tensor>& params)
+    : params_(params), values_(std::move(values)) {
+  weights_ = at::ones_like(values_.detach()).requires_grad_();
+  slope_ = FlatGradient(EdgeOf(values_), params_, weights_);
 }
 
 at::Tensor LikelihoodGraph::gradients() const {
-  return RowsOfLinear(slope_, weights_);
+  return ColumnsOfLinear(slope_, weights_).t().contiguous();
 }
 
 at::Tensor LikelihoodGraph::hessian() const {
@@ -154,7 +183,7 @@ at::Tensor LikelihoodGraph::hessian_products(const at::Tensor& z) const {
     return at::zeros({values_.numel(), z.numel()},
                      values_.options().requires_grad(false));
   }
-  return RowsOfLinear(pull, weights);
+  return ColumnsOfLinear(pull, weights).t().contiguous();
 }
 
 at::Tensor LikelihoodGraph::curvatures(const at::Tensor& z) const {
@@ -174,25 +203,8 @@ LikelihoodGraph::Linear LikelihoodGraph::bent(const at::Tensor& z) const {
                                                  /*create_graph=*/true)[0];
   const at::Tensor weights = at::ones_like(along).requires_grad_();
   if (!along.requires_grad()) return {{}, weights};  // l is linear
-  const at::Tensor pull = flat_gradient(along, weights);
+  const at::Tensor pull = FlatGradient(EdgeOf(along), params_, weights);
   return {pull.requires_grad() ? pull : at::Tensor(), weights};
-}
-
-at::Tensor LikelihoodGraph::flat_gradient(const at::Tensor& outputs,
-                                          const at::Tensor& weights) const {
-  const at::AutoGradMode enable_grad(true);
-  std::vector<at::Tensor> grads =
-      torch::autograd::grad({outputs},
-                            params_,
-                            {weights},
-                            /*retain_graph=*/std::nullopt,
-                            /*create_graph=*/true,
-                            /*allow_unused=*/true);
-  for (size_t i = 0; i < grads.size(); ++i) {
-    if (grads[i].defined()) continue;
-    grads[i] = at::zeros_like(params_[i].detach()).requires_grad_();
-  }
-  return FlatRow(grads);
 }
 
 LikelihoodRows GradientsByData(const DataClosure& closure,
@@ -201,11 +213,7 @@ LikelihoodRows GradientsByData(const DataClosure& closure,
   std::vector<at::Tensor> values;
   std::vector<at::Tensor> rows;
   for (const at::Tensor& part : indices.split(kTogether)) {
-    at::Tensor outputs;
-    {
-      const at::AutoGradMode enable_grad(true);
-      outputs = LogLikelihoods(closure, part);
-    }
+    const at::Tensor outputs = ValuesWithGraph(closure, part);
     const at::Tensor basis =
         at::eye(outputs.numel(), outputs.options().requires_grad(false));
     rows.push_back(BatchedRows(outputs, params, basis));

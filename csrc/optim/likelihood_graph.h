@@ -15,12 +15,9 @@ namespace torch_sgmcmc {
 
 class LikelihoodGraph {
  public:
-  // The parameters must outlive it.
-  LikelihoodGraph(const DataClosure& closure,
-                  const std::vector<at::Tensor>& params,
-                  const at::Tensor& indices);
+  // Of log-likelihoods [M], which have a graph. The parameters must outlive it.
+  LikelihoodGraph(at::Tensor values, const std::vector<at::Tensor>& params);
 
-  const at::Tensor& values() const { return values_; }     // l_i: [M]
   const at::Tensor& slope() const { return slope_; }       // sum grad l_i: [d]
   at::Tensor gradients() const;                            // [M, d]
   at::Tensor hessian() const;                              // sum H_i: [d, d]
@@ -35,14 +32,22 @@ class LikelihoodGraph {
   };
   // sum w_i H_i z.
   Linear bent(const at::Tensor& z) const;
-  at::Tensor flat_gradient(const at::Tensor& outputs,
-                           const at::Tensor& weights) const;
 
   const std::vector<at::Tensor>& params_;
   at::Tensor values_;
   at::Tensor weights_;
   at::Tensor slope_;
 };
+
+// Calls the closure, with gradients enabled, and checks what it returns.
+at::Tensor ValuesWithGraph(const DataClosure& closure,
+                           const at::Tensor& indices);
+
+// The derivative of `pull` [d] by the M weights it is linear in: [d, M], in
+// `out` if its shape fits: large memory is dear to get.
+at::Tensor ColumnsOfLinear(const at::Tensor& pull,
+                           const at::Tensor& weights,
+                           at::Tensor out = {});
 
 // The log-likelihoods of data [M] and each one's gradient [M, d], by a backward
 // pass for each: for many parameters.

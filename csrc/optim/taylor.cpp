@@ -3,8 +3,12 @@
 #include <ATen/ATen.h>
 
 #include <limits>
+#include <optional>
+#include <stdexcept>
+#include <utility>
 
 #include "optim/likelihood_graph.h"
+#include "optim/predictor.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -12,6 +16,10 @@ namespace {
 // Parameters from which on each datum's gradient is a backward pass of its own,
 // and not each parameter's derivatives of all data (as in Python).
 constexpr int64_t kManyParameters = 256;
+
+// Data of the first chunk by which it is found out whether a predictor is
+// linear.
+constexpr int64_t kTested = 256;
 
 // 1 / x, and 0 where that is no number of use: for 0 and subnormal numbers.
 at::Tensor Inverse(const at::Tensor& x) {
@@ -22,7 +30,7 @@ at::Tensor Inverse(const at::Tensor& x) {
 // The closure need not know how to compute nothing.
 TaylorTerms TermsOfNothing(const std::string& form, const at::Tensor& z) {
   const int64_t d = z.numel();
-  const bool rank_one = form == kRankOneForm;
+  const bool rank_one = form == kRankOneForm || form == kPredictorForm;
   const auto empty = [&](at::IntArrayRef shape) {
     return at::empty(shape, z.options());
   };
@@ -41,6 +49,58 @@ at::Tensor JoinColumn(const std::vector<TaylorTerms>& parts,
   for (const TaylorTerms& part : parts) column.push_back(part.*field);
   return at::cat(column, dim);
 }
+
+// The scaled rows in float64; where they fit, in the memory of others.
+at::Tensor Product(const at::Tensor& rows,
+                   const at::Tensor& scales,
+                   at::Tensor out) {
+  if (!out.defined() || out.sizes() != rows.sizes()) {
+    out = at::empty_like(rows, rows.options().dtype(at::kDouble));
+  }
+  return at::mul_out(out, rows.to(at::kDouble), scales.to(at::kDouble));
+}
+
+// z' H_i z by the predictor and as it is: [M].
+std::pair<at::Tensor, at::Tensor> Curvatures(
+    const DataClosure& closure,
+    const std::vector<at::Tensor>& params,
+    const at::Tensor& indices,
+    int64_t gate,
+    const at::Tensor& z) {
+  const at::Tensor values = ValuesWithGraph(closure, indices);
+  const std::optional<Predictor> predictor =
+      Predictor::Of(values, params, gate);
+  const at::Tensor truth =
+      LikelihoodGraph(values, params).curvatures(z).to(at::kDouble);
+  if (!predictor) {
+    return {at::full_like(truth, std::numeric_limits<double>::quiet_NaN()),
+            truth};
+  }
+  const at::Tensor along = at::matmul(z, predictor->columns().to(at::kDouble));
+  return {predictor->second.to(at::kDouble) * along.pow(2), truth};
+}
+
+// Whether curvatures of one form are those that there are, up to rounding.
+class Fit {
+ public:
+  Fit(c10::ScalarType dtype, const at::TensorOptions& like)
+      : error_(at::zeros({}, like)),
+        size_(at::zeros({}, like)),
+        tolerance_(dtype == at::kDouble ? 1e-6 : 1e-2) {}
+
+  // Takes those of more data into account.
+  bool adds(const at::Tensor& guess, const at::Tensor& truth) {
+    const at::Tensor wanted = truth.to(at::kDouble);
+    error_ += (guess - wanted).abs().sum();
+    size_ += wanted.abs().sum();
+    return (error_ <= size_ * tolerance_).item<bool>();
+  }
+
+ private:
+  at::Tensor error_;
+  at::Tensor size_;
+  double tolerance_;
+};
 
 at::Tensor RowsOf(const at::Tensor& tensor, int64_t begin, int64_t end) {
   return tensor.defined() ? tensor.slice(0, begin, end) : at::Tensor();
@@ -71,7 +131,8 @@ TaylorTerms TaylorTerms::AtPresent(const DataClosure& closure,
                                    const std::vector<at::Tensor>& params,
                                    const at::Tensor& indices,
                                    const std::string& form,
-                                   const at::Tensor& z) {
+                                   const at::Tensor& z,
+                                   int64_t gate) {
   if (indices.numel() == 0) return TermsOfNothing(form, z);
   if (form == kLinearForm && z.numel() > kManyParameters) {
     const LikelihoodRows data = GradientsByData(closure, params, indices);
@@ -80,8 +141,26 @@ TaylorTerms TaylorTerms::AtPresent(const DataClosure& closure,
             {},
             {}};
   }
-  const LikelihoodGraph graph(closure, params, indices);
-  const at::Tensor values = graph.values().detach().to(at::kDouble);
+  const at::Tensor log_likelihoods = ValuesWithGraph(closure, indices);
+  const at::Tensor values = log_likelihoods.detach().to(at::kDouble);
+  if (form == kPredictorForm) {
+    const std::optional<Predictor> predictor =
+        Predictor::Of(log_likelihoods, params, gate);
+    if (!predictor) {
+      throw std::runtime_error(
+          "HMCECS got log-likelihoods that are computed in another way than "
+          "before: the closure must do the same for any data, or set_anchor must "
+          "be called again");
+    }
+    const at::Tensor rows = predictor->columns().t().to(at::kDouble);
+    const at::Tensor gradients =
+        predictor->first.to(at::kDouble).unsqueeze(1) * rows;
+    return {values,
+            at::stack({gradients, rows}),
+            predictor->second.to(at::kDouble),
+            {}};
+  }
+  const LikelihoodGraph graph(log_likelihoods, params);
   const at::Tensor gradients = graph.gradients().to(at::kDouble);
   if (form == kLinearForm) {
     return {values, gradients.unsqueeze(0).contiguous(), {}, {}};
@@ -154,35 +233,49 @@ std::optional<TaylorSums> TaylorSums::AtPresent(
     const std::vector<at::Tensor>& params,
     const Chunks& next_chunk,
     const std::string& form,
-    const at::Tensor& probes,
-    bool with_hessian) {
+    const at::Tensor& probes) {
   const int64_t d = probes.size(1);
   const auto like = probes.options().dtype(at::kDouble);
   TaylorSums sums{at::zeros({}, like), at::zeros({d}, like), {}, form};
-  if (with_hessian) sums.hessian = at::zeros({d, d}, like);
-  at::Tensor error = at::zeros({}, like);
-  at::Tensor size = at::zeros({}, like);
-  const double tolerance = params[0].scalar_type() == at::kDouble ? 1e-6 : 1e-2;
+  if (form != kLinearForm) sums.hessian = at::zeros({d, d}, like);
+  Fit fit(params[0].scalar_type(), like);
+  std::optional<int64_t> gate;
+  at::Tensor rows;
+  at::Tensor scaled;
   for (at::Tensor indices = next_chunk(); indices.defined();
        indices = next_chunk()) {
-    const LikelihoodGraph graph(closure, params, indices);
-    sums.value += graph.values().detach().to(at::kDouble).sum();
-    sums.gradient += graph.slope().detach().to(at::kDouble);
-    if (!with_hessian) continue;
-    if (form != kRankOneForm) {
-      sums.hessian += graph.hessian().to(at::kDouble);
+    const at::Tensor values = ValuesWithGraph(closure, indices);
+    sums.value += values.detach().to(at::kDouble).sum();
+    if (form == kPredictorForm) {
+      const std::optional<Predictor> predictor =
+          Predictor::Of(values, params, gate);
+      if (!predictor) return std::nullopt;
+      if (!gate) {  // the other chunks are the same functions
+        gate = predictor->gate;
+        const auto [guess, truth] = Curvatures(
+            closure, params, indices.slice(0, 0, kTested), *gate, probes[0]);
+        if (!fit.adds(guess, truth)) return std::nullopt;
+      }
+      sums.gradient += predictor->slope.detach().to(at::kDouble);
+      rows = predictor->columns(rows);
+      scaled = Product(rows, predictor->second, scaled);
+      sums.hessian += at::matmul(scaled, rows.to(at::kDouble).t());
       continue;
     }
-    const at::Tensor factors =
-        graph.hessian_products(probes[0]).to(at::kDouble);
-    const at::Tensor scales = Inverse(at::matmul(factors, probes[0]));
-    sums.hessian += at::matmul(factors.t() * scales, factors);
-    const at::Tensor guess = scales * at::matmul(factors, probes[1]).pow(2);
-    const at::Tensor truth = graph.curvatures(probes[1]).to(at::kDouble);
-    error += (guess - truth).abs().sum();
-    size += truth.abs().sum();
-    if (!(error <= size * tolerance).item<bool>()) return std::nullopt;
+    const LikelihoodGraph graph(values, params);
+    sums.gradient += graph.slope().detach().to(at::kDouble);
+    if (form == kWholeForm) {
+      sums.hessian += graph.hessian().to(at::kDouble);
+    } else if (form == kRankOneForm) {
+      const at::Tensor factors =
+          graph.hessian_products(probes[0]).to(at::kDouble);
+      const at::Tensor scales = Inverse(at::matmul(factors, probes[0]));
+      const at::Tensor guess = scales * at::matmul(factors, probes[1]).pow(2);
+      if (!fit.adds(guess, graph.curvatures(probes[1]))) return std::nullopt;
+      sums.hessian += at::matmul(factors.t() * scales, factors);
+    }
   }
+  sums.gate = gate.value_or(0);
   return sums;
 }
 

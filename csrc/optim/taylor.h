@@ -15,8 +15,10 @@ namespace torch_sgmcmc {
 // Maps indices of data to their log-likelihoods.
 using DataClosure = std::function<at::Tensor(const at::Tensor&)>;
 
-// What is kept of each datum's Hessian, by its name in a state dict.
+// What is kept of each datum's Hessian and how it is computed, by its name in a
+// state dict.
 inline constexpr const char* kLinearForm = "none";
+inline constexpr const char* kPredictorForm = "predictor";
 inline constexpr const char* kRankOneForm = "rank one";
 inline constexpr const char* kWholeForm = "whole";
 
@@ -39,13 +41,15 @@ struct TaylorTerms {
   at::Tensor scales;    // [M], H_i = scale_i y_i y_i', or undefined
   at::Tensor hessians;  // [M, d, d], or undefined
 
-  // Those of the data with these indices, around the parameters as they are.
-  // Hessians of rank one are found by their product with z.
+  // Those of the data with these indices, around the parameters as they are:
+  // with Hessians of rank one found by their product with z, or by the
+  // predictor at the gate.
   static TaylorTerms AtPresent(const DataClosure& closure,
                                const std::vector<at::Tensor>& params,
                                const at::Tensor& indices,
                                const std::string& form,
-                               const at::Tensor& z);
+                               const at::Tensor& z,
+                               int64_t gate);
   // One after the other.
   static TaylorTerms Join(const std::vector<TaylorTerms>& parts);
 
@@ -68,18 +72,19 @@ struct TaylorSums {
   at::Tensor gradient;  // [d]
   at::Tensor hessian;   // [d, d], or undefined
   std::string form;     // of each datum's Hessian
+  int64_t gate = 0;     // where the predictor is in the graph, if there is one
 
   // The indices of a chunk of data; undefined after the last.
   using Chunks = std::function<at::Tensor()>;
-  // The sums over all chunks, around the parameters as they are; none if the
-  // form is rank one and the Hessians are not.
+  // The sums over all chunks, around the parameters as they are, by two random
+  // directions; none if the Hessians are not of this form. Without any form
+  // they are not summed up.
   static std::optional<TaylorSums> AtPresent(
       const DataClosure& closure,
       const std::vector<at::Tensor>& params,
       const Chunks& next_chunk,
       const std::string& form,
-      const at::Tensor& probes,
-      bool with_hessian);
+      const at::Tensor& probes);
 };
 
 }  // namespace torch_sgmcmc

@@ -1,49 +1,80 @@
-"""HMC-ECS in one dimension: a reference for many chains at once, and its known bugs.
+"""HMC-ECS in one dimension, where its law is known exactly.
 
-The model is so small that all subsamples can be enumerated: the exact law of the
-perturbed sampler's θ is then an integral over a grid. The reference shares no code with
-the sampler; with ``mutation=None`` it must pass every check.
+The model is so small that all subsamples can be enumerated: what the sampler must leave
+as it is, the joint law of θ and u, is then a table. Chains can start with it, and are
+compared with it: the moments of θ, the signs, the sizes of the estimates, and how often
+a right sampler accepts. Sampler, reference and mutants (``harness.ecs_mutants``) go
+through the same checks.
+
+Note [What shows a bug of HMC-ECS]
+The leapfrog is reversible and keeps volumes whatever forces it is given, and is so on
+average with forces of a fresh u at each kick. A Metropolis test with the right energies
+then keeps the right law, so that no moment ever shows a wrong force. It costs
+acceptance: with the right force the energy's error falls like ε², with another one not
+at all. Hence :func:`check_rates`, which knows the acceptance rate of a right sampler,
+and the small steps in ``test_hmcecs_mutants_law.py``. All else moves the law of θ, that
+of u or the signs, which :func:`check_moments` sees.
+
+A constant factor of the estimate, as the block-Poisson estimator's exp(a + λ), is no
+part of any of this: to leave it out is no bug.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
+from scipy import stats
 from scipy.special import expit
 from torch import Tensor
 
-from harness.statistics import Array
+from harness.statistics import Array, check_z
 
 __all__ = [
-    "MUTATIONS",
-    "ONLY_IN_THE_GRADIENT",
-    "SIGNED_MUTATIONS",
+    "MOST",
+    "PERTURBED",
+    "SIGNED",
+    "Experiment",
     "Logistic",
-    "ReferenceECS",
+    "Observed",
+    "State",
+    "check_moments",
+    "check_rates",
 ]
 
-MUTATIONS = (
-    "fresh u inside the trajectory",
-    "correction without its gradient",
-    "Metropolis test with the energy of all data",
-    "u always accepted",
-    "correction missing in the test of u",
-    "correction missing in the test of θ",
-    "m N confused in the correction",
-    "prior missing",
-)
-SIGNED_MUTATIONS = (
-    "sign ignored",
-    "counts not drawn anew",
-    "u always accepted",
-)
+Indices = NDArray[np.int64]
 
-# Bugs that leave the law as it is, since the test has the right energy.
-ONLY_IN_THE_GRADIENT = "correction without its gradient"
+# Minibatches in a factor of the signed estimator are at most this many: more are drawn
+# once in 10^6 times.
+MOST = 8
+
+
+class State(NamedTuple):
+    """Of many chains; signed, each has λ factors of at most :data:`MOST` minibatches.
+
+    ``u`` is [chains, m], or [chains, λ, MOST, m] of which each factor uses as many
+    minibatches as ``counts`` [chains, λ] says.
+    """
+
+    theta: Array
+    u: Indices
+    counts: Indices
+
+
+class Observed(NamedTuple):
+    """Of replicates that are independent, step by step: all [replicates, steps]."""
+
+    theta: Array
+    sign: Array
+    size: Array  # σ̂², or how many minibatches there are
+    accepted: Array  # the trajectory
+    renewed: Array  # u
 
 
 @dataclass(frozen=True)
@@ -90,36 +121,6 @@ class Logistic:
     def grid(self) -> Array:
         return np.linspace(-7, 7, 1401)
 
-    def perturbed_law(self, m: int | None = None) -> Array:
-        """Probabilities of the grid's points under the perturbed target."""
-        grid, m = self.grid(), m or self.m
-        total = np.zeros_like(grid)
-        for u in product(range(self.n), repeat=m):
-            d, _ = self.differences(grid[:, None], np.array(u))
-            total += np.exp(_perturbed(d, self.n)[0])
-        weights = total * np.exp(self.smooth(grid)[0])
-        return weights / weights.sum()
-
-    def signed_law(self, num_products: int, bound: float) -> tuple[Array, float]:
-        """Probabilities of the grid's points under |L̂|, and the mean sign.
-
-        With f = (d̂ - a) / λ of one minibatch and X ~ Poisson(1), E Π |f| is
-        exp(E|f| - 1), and so E|L̂| = exp(Σ q + a + λ E|f|); without the absolute value
-        that is exp(Σ q + E d̂).
-        """
-        grid = self.grid()
-        positive, total = np.zeros_like(grid), np.zeros_like(grid)
-        for u in product(range(self.n), repeat=self.m):
-            d, _ = self.differences(grid[:, None], np.array(u))
-            estimate = self.n / self.m * d.sum(axis=-1)
-            positive += np.abs(estimate - bound) / self.n**self.m
-            total += estimate / self.n**self.m
-        smooth, _ = self.smooth(grid)
-        highest = np.max(smooth + bound + positive)
-        weights = np.exp(smooth + bound + positive - highest)
-        signed = np.exp(smooth + total - highest)
-        return weights / weights.sum(), float(signed.sum() / weights.sum())
-
     def law(self) -> Array:
         """Probabilities of the grid's points under the posterior."""
         logs = self.log_posterior(self.grid())
@@ -137,155 +138,234 @@ class Logistic:
         return closure
 
 
-def _perturbed(d: Array, n: int) -> tuple[Array, Array]:
-    """The log of the estimate, and its derivatives by the differences."""
-    m = d.shape[-1]
-    scale = n / m
-    centred = d - d.mean(axis=-1, keepdims=True)
-    log = scale * d.sum(axis=-1) - 0.5 * scale**2 * (centred**2).sum(axis=-1)
-    return log, scale - scale**2 * centred
+@dataclass(frozen=True)
+class Experiment:
+    """A model and the settings of a sampler; signed if ``num_products`` is not 0."""
 
+    model: Logistic
+    step_size: float
+    num_steps: int
+    num_blocks: int
+    num_products: int = 0
+    lower_bound: float = 0.0
 
-class ReferenceECS:
-    """Many chains of one sampler, perturbed or signed.
+    # ---- Estimates -------------------------------------------------------------
 
-    Signed, each chain has λ factors of at most 8 minibatches.
-    """
-
-    MOST = 8
-
-    def __init__(
-        self,
-        model: Logistic,
-        theta: Array,
-        *,
-        step_size: float,
-        num_steps: int,
-        num_blocks: int,
-        seed: int = 0,
-        num_products: int | None = None,
-        lower_bound: float = 0.0,
-        mutation: str | None = None,
-    ) -> None:
-        self.model, self.theta = model, theta.copy()
-        self.step_size, self.num_steps = step_size, num_steps
-        self.num_blocks, self.mutation = num_blocks, mutation
-        self.num_products, self.lower_bound = num_products, lower_bound
-        self.rng = np.random.default_rng(seed)
-        self.u, self.counts = self.draw()
-        self.log_ratios = np.zeros_like(theta)
-
-    def draw(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        chains, m = len(self.theta), self.model.m
-        if self.num_products is None:
-            u = self.rng.integers(self.model.n, size=(chains, m))
-            return u, np.ones((chains, m), dtype=int)
-        shape = (chains, self.num_products)
-        counts = np.minimum(self.rng.poisson(1.0, shape), self.MOST)
-        return self.rng.integers(self.model.n, size=(*shape, self.MOST, m)), counts
-
-    # ---- The estimate ----------------------------------------------------------
-
-    def estimate(
-        self,
-        theta: Array,
-        u: NDArray[np.int64],
-        counts: NDArray[np.int64],
-        *,
-        corrected: bool = True,
-    ) -> tuple[Array, Array, Array]:
-        """log |L̂| + log prior, its derivative, and the sign."""
-        smooth, slope = self.model.smooth(theta)
-        if self.mutation == "prior missing":
-            smooth = smooth + 0.5 * self.model.prior * theta**2
-            slope = slope + self.model.prior * theta
-        if self.num_products is not None:
-            log, derivative, sign = self.product(theta, u, counts)
-            return smooth + log, slope + derivative, sign
-        d, slopes = self.model.differences(theta[:, None], u)
+    def log_density(self, state: State) -> tuple[Array, Array, Array]:
+        """log |L̂| + log prior, the sign, and the size as in :class:`Observed`."""
+        smooth, _ = self.model.smooth(state.theta)
         n, m = self.model.n, self.model.m
-        if self.mutation == "m N confused in the correction":
-            centred = d - d.mean(axis=1, keepdims=True)
-            log = n / m * d.sum(axis=1) - 0.5 * n / m * (centred**2).sum(axis=1)
-            weights = n / m - n / m * centred
-        else:
-            log, weights = _perturbed(d, n)
-        if not corrected:
-            log = n / m * d.sum(axis=1)
-        if self.mutation == ONLY_IN_THE_GRADIENT:
-            weights = np.full_like(d, n / m)
-        derivative = (weights * slopes).sum(axis=1)
-        return smooth + log, slope + derivative, np.ones_like(theta)
+        if self.num_products == 0:
+            d, _ = self.model.differences(state.theta[..., None], state.u)
+            variance = n**2 / m * d.var(axis=-1)
+            log = n * d.mean(axis=-1) - variance / 2
+            return smooth + log, np.ones_like(log), variance
+        factors = self._factors(state.theta[:, None, None], state.u)
+        used = np.arange(MOST) < state.counts[..., None]
+        product = np.where(used, factors, 1.0).prod(axis=(1, 2))
+        log = smooth + self.lower_bound + np.log(np.abs(product))
+        return log, np.sign(product), state.counts.sum(axis=1).astype(float)
 
-    def product(
-        self, theta: Array, u: NDArray[np.int64], counts: NDArray[np.int64]
-    ) -> tuple[Array, Array, Array]:
-        assert self.num_products is not None
-        d, slopes = self.model.differences(theta[:, None, None, None], u)
-        scale = self.model.n / self.model.m
-        drift = scale * slopes.sum(axis=-1)
-        bound = self.lower_bound
-        excess = scale * d.sum(axis=-1) - bound
-        there = np.arange(self.MOST) < counts[:, :, None]
-        logs = np.where(there, np.log(np.abs(excess / self.num_products)), 0)
-        derivative = np.where(there, drift / excess, 0).sum(axis=(1, 2))
-        negative = (there & (excess < 0)).sum(axis=(1, 2))
-        return logs.sum(axis=(1, 2)), derivative, 1.0 - 2 * (negative % 2)
+    def _factors(self, theta: Array, u: Indices) -> Array:
+        """(d̂ - a) / λ of minibatches."""
+        d, _ = self.model.differences(theta[..., None], u)
+        return (self.model.n * d.mean(axis=-1) - self.lower_bound) / self.num_products
 
-    # ---- A step ----------------------------------------------------------------
+    def propose(self, rng: Generator, state: State) -> State:
+        """One block of u drawn anew."""
+        cells = state.counts.shape[1]
+        blocks = np.arange(cells) * self.num_blocks // cells
+        chosen = blocks == rng.integers(self.num_blocks, size=(len(state.theta), 1))
+        fresh = self.fresh(rng, state.theta)
+        wide = chosen.reshape(*chosen.shape, *(1,) * (state.u.ndim - 2))
+        return State(
+            state.theta,
+            np.where(wide, fresh.u, state.u),
+            np.where(chosen, fresh.counts, state.counts),
+        )
 
-    def step(self) -> tuple[Array, Array]:
-        """One step of all chains; θ and the signs."""
-        self.update_u()
-        self.update_theta()
-        sign = self.estimate(self.theta, self.u, self.counts)[2]
-        if self.mutation == "sign ignored":
-            sign = np.ones_like(sign)
-        return self.theta.copy(), sign
+    def fresh(self, rng: Generator, theta: Array) -> State:
+        """A whole u, uniform and with replacement, as it is proposed."""
+        chains, n, m = len(theta), self.model.n, self.model.m
+        if self.num_products == 0:
+            u = rng.integers(n, size=(chains, m))
+            return State(theta, u, np.ones((chains, m), dtype=int))
+        counts = rng.poisson(1.0, (chains, self.num_products))
+        u = rng.integers(n, size=(chains, self.num_products, MOST, m))
+        return State(theta, u, np.minimum(counts, MOST))
 
-    def update_u(self) -> None:
-        fresh, counts = self.draw()
-        blocks = np.arange(self.u.shape[1]) * self.num_blocks // self.u.shape[1]
-        chosen = self.rng.integers(self.num_blocks, size=len(self.theta))
-        redrawn = blocks[None, :] == chosen[:, None]
-        shape = (*redrawn.shape, *(1,) * (self.u.ndim - 2))
-        u = np.where(redrawn.reshape(shape), fresh, self.u)
-        counts = np.where(redrawn, counts, self.counts)
-        if self.mutation == "counts not drawn anew":
-            counts = self.counts
-        right = self.mutation != "correction missing in the test of u"
-        old = self.estimate(self.theta, self.u, self.counts, corrected=right)[0]
-        new = self.estimate(self.theta, u, counts, corrected=right)[0]
-        yes = np.log(self.rng.random(len(self.theta))) < new - old
-        if self.mutation == "u always accepted":
-            yes[:] = True
-        self.u = np.where(yes.reshape(-1, *(1,) * (u.ndim - 1)), u, self.u)
-        self.counts = np.where(yes[:, None], counts, self.counts)
+    # ---- The exact law ---------------------------------------------------------
 
-    def update_theta(self) -> None:
-        eps, theta = self.step_size, self.theta
-        r = self.rng.standard_normal(len(theta))
-        start = self.energy(theta, r)
-        r = r + eps / 2 * self.gradient(theta)
+    @cached_property
+    def _subsamples(self) -> Indices:
+        """All minibatches there are: [n^m, m]."""
+        return np.array(list(product(range(self.model.n), repeat=self.model.m)))
+
+    @cached_property
+    def _table(self) -> Array:
+        """Perturbed: the probabilities of (θ, u), [grid, n^m]."""
+        theta = np.broadcast_to(
+            self.model.grid()[:, None], (len(self.model.grid()), len(self._subsamples))
+        )
+        logs, _, _ = self.log_density(State(theta, self._subsamples, self._subsamples))
+        weights = np.exp(logs - logs.max())
+        return weights / weights.sum()
+
+    @cached_property
+    def _signed_table(self) -> Array:
+        """(d̂ - a) / λ, [grid, n^m]."""
+        return self._factors(self.model.grid()[:, None], self._subsamples)
+
+    @cached_property
+    def law(self) -> Array:
+        """Probabilities of the grid's points, whatever u is.
+
+        Signed, of |L̂|: with f = (d̂ - a) / λ of one minibatch and X ~ Poisson(1),
+        E Π |f| is exp(E|f| - 1), and so E|L̂| = exp(Σ q + a + λ E|f|).
+        """
+        if self.num_products == 0:
+            return self._table.sum(axis=1)
+        weights = np.exp(self._signed_logs(np.abs(self._signed_table)))
+        return weights / weights.sum()
+
+    def _signed_logs(self, factors: Array) -> Array:
+        """log E Π f with these f, at the grid's points, less the highest of |f|."""
+        smooth, _ = self.model.smooth(self.model.grid())
+        highest = smooth + self.num_products * np.abs(self._signed_table).mean(axis=1)
+        return smooth + self.num_products * factors.mean(axis=1) - highest.max()
+
+    @cached_property
+    def mean_sign(self) -> float:
+        """Of a draw. Without the absolute values, E L̂ is L."""
+        if self.num_products == 0:
+            return 1.0
+        signed = np.exp(self._signed_logs(self._signed_table))
+        total = np.exp(self._signed_logs(np.abs(self._signed_table)))
+        return float(signed.sum() / total.sum())
+
+    @cached_property
+    def mean_size(self) -> float:
+        """Given θ, X is Poisson(E|f|)."""
+        if self.num_products == 0:
+            theta = np.broadcast_to(self.model.grid()[:, None], self._table.shape)
+            state = State(theta, self._subsamples, self._subsamples)
+            return float((self._table * self.log_density(state)[2]).sum())
+        rates = self.num_products * np.abs(self._signed_table).mean(axis=1)
+        return float(self.law @ rates)
+
+    def draw(self, rng: Generator, chains: int) -> State:
+        """Independent draws of (θ, u)."""
+        grid = self.model.grid()
+        if self.num_products == 0:
+            flat = self._table.ravel()
+            chosen = rng.choice(len(flat), size=chains, p=flat)
+            row, column = np.divmod(chosen, self._table.shape[1])
+            return State(
+                grid[row],
+                self._subsamples[column],
+                np.ones((chains, self.model.m), dtype=int),
+            )
+        row = rng.choice(len(grid), size=chains, p=self.law)
+        factors = np.abs(self._signed_table)
+        rates = factors.mean(axis=1)[row, None]
+        counts = rng.poisson(rates, (chains, self.num_products))
+        # Each minibatch has the probability |f| / Σ |f|: all rows' sums at once.
+        steps = factors.cumsum(axis=1) / factors.sum(axis=1, keepdims=True)
+        steps += np.arange(len(grid))[:, None]
+        shape = (chains, self.num_products, MOST)
+        at = np.searchsorted(steps.ravel(), row[:, None, None] + rng.random(shape))
+        return State(
+            grid[row],
+            self._subsamples[at - row[:, None, None] * factors.shape[1]],
+            np.minimum(counts, MOST),
+        )
+
+    # ---- How often a right sampler accepts -------------------------------------
+
+    @cached_property
+    def rates(self) -> Array:
+        """How often the trajectory and u are accepted, and the errors of these means.
+
+        [2, 2]: means over draws of the exact law; forces are differences of the log
+        density.
+        """
+        rng = np.random.default_rng(99)
+        state = self.draw(rng, 100_000 if self.num_products == 0 else 25_000)
+        proposal = self.propose(rng, state)
+        rise = self.log_density(proposal)[0] - self.log_density(state)[0]
+        chances = np.stack([self._chance(rng, state), np.exp(np.minimum(rise, 0))])
+        errors = chances.std(axis=1) / len(rise) ** 0.5
+        return np.stack([chances.mean(axis=1), errors])
+
+    def _chance(self, rng: Generator, state: State) -> Array:
+        """Of a trajectory that starts here to be accepted."""
+        eps, r = self.step_size, rng.standard_normal(len(state.theta))
+        start = self.log_density(state)[0] - r**2 / 2
+        r = r + eps / 2 * self._force(state)
         for i in range(self.num_steps):
-            theta = theta + eps * r
-            last = i == self.num_steps - 1
-            r = r + (eps / 2 if last else eps) * self.gradient(theta)
-        self.log_ratios = start - self.energy(theta, r)
-        yes = np.log(self.rng.random(len(theta))) < self.log_ratios
-        self.theta = np.where(yes, theta, self.theta)
+            state = state._replace(theta=state.theta + eps * r)
+            r = r + (eps if i < self.num_steps - 1 else eps / 2) * self._force(state)
+        end = self.log_density(state)[0] - r**2 / 2
+        return np.exp(np.minimum(end - start, 0))
 
-    def gradient(self, theta: Array) -> Array:
-        u, counts = self.u, self.counts
-        if self.mutation == "fresh u inside the trajectory":
-            u, counts = self.draw()
-        return self.estimate(theta, u, counts)[1]
+    def _force(self, state: State) -> Array:
+        h = 1e-6
+        up, down = (
+            self.log_density(state._replace(theta=state.theta + move))[0]
+            for move in (h, -h)
+        )
+        return (up - down) / (2 * h)
 
-    def energy(self, theta: Array, r: Array) -> Array:
-        u, counts = self.u, self.counts
-        if self.mutation == "fresh u inside the trajectory":
-            u, counts = self.draw()
-        if self.mutation == "Metropolis test with the energy of all data":
-            return r**2 / 2 - self.model.log_posterior(theta)
-        right = self.mutation != "correction missing in the test of θ"
-        return r**2 / 2 - self.estimate(theta, u, counts, corrected=right)[0]
+
+# Expansions so poor that every term matters.
+PERTURBED = Experiment(Logistic(anchor=1.2), step_size=0.6, num_steps=3, num_blocks=2)
+# A third of the signs differ from the rest. A strong prior, without which |L̂| is large
+# far away, where L is not, and chains stay there for long.
+SIGNED = Experiment(
+    Logistic(anchor=1.0, prior=16.0),
+    step_size=0.3,
+    num_steps=2,
+    num_blocks=3,
+    num_products=3,
+    lower_bound=-2.0,
+)
+
+
+# ---- Checks ---------------------------------------------------------------------
+
+
+def check_moments(experiment: Experiment, seen: Observed, *, label: str) -> None:
+    """Checks θ and θ², with signs as the posterior's and without, signs and sizes."""
+    grid = experiment.model.grid()
+    powers = np.stack([seen.theta, seen.theta**2])
+
+    def off(law: Array) -> Array:
+        return powers - np.array([law @ grid, law @ grid**2])[:, None, None]
+
+    rows = [*off(experiment.law), seen.size - experiment.mean_size]
+    if experiment.num_products > 0:
+        rows += [*(seen.sign * off(experiment.model.law()))]
+        rows += [seen.sign - experiment.mean_sign]
+    _check(np.stack(rows), np.zeros(len(rows)), label)
+
+
+def check_rates(experiment: Experiment, seen: Observed, *, label: str) -> None:
+    """Checks how many trajectories and how many proposals for u are accepted."""
+    expected, errors = experiment.rates
+    rows = np.stack([seen.accepted, seen.renewed])
+    _check(rows - expected[:, None, None], errors, label)
+
+
+def _check(rows: Array, errors: Array, label: str) -> None:
+    """Checks that rows [statistics, replicates, steps] have the mean 0.
+
+    A step's mean is known to 1 / √replicates of its spread over replicates: with few
+    of them the quotient has Student's law, and is translated into a normal score.
+    """
+    means = rows.mean(axis=2)
+    count = means.shape[1]
+    spread = np.hypot(means.std(axis=1, ddof=1) / count**0.5, errors)
+    with np.errstate(divide="ignore"):  # all the same, and wrong
+        quotients = np.abs(means.mean(axis=1) / spread)
+    z = stats.norm.isf(stats.t.sf(quotients, count - 1))
+    check_z({"mean": np.minimum(z, 99.0)}, label=label)

@@ -32,12 +32,16 @@ class Regression {
   std::vector<torch::Tensor> params() const { return {weight_, bias_}; }
 
   torch::Tensor operator()(const torch::Tensor& indices) const {
-    const torch::Tensor eta = x_.index({indices}).matmul(weight_) + bias_;
+    const auto predictor = [&] {
+      return x_.index({indices}).matmul(weight_) + bias_;
+    };
+    const torch::Tensor eta = predictor();
     const torch::Tensor y = y_.index({indices});
     if (fault_ == "shape") return eta.sum();
     if (fault_ == "graph") return eta.detach();
     if (fault_ == "infinite") return eta / 0.0;
     if (kind_ == "logistic") return y * eta - torch::softplus(eta);
+    if (kind_ == "twice") return y * eta - torch::softplus(predictor());
     return -0.5 * (y - eta.tanh() * bias_).pow(2);  // Hessians of rank two
   }
 

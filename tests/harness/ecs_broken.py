@@ -1,0 +1,238 @@
+"""HMCECS on the experiments of ``harness.ecs``, and known bugs put into it.
+
+The bugs are those of ``harness.ecs_mutants`` that a wrapper around a part of the
+sampler can bring about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from itertools import count
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import torch_sgmcmc as sg
+from harness.ecs import Experiment, Observed, State
+from torch_sgmcmc import _subsampled_target as parts
+from torch_sgmcmc._subsample import Subsample
+from torch_sgmcmc._subsampled_target import Point, SubsampledTarget
+from torch_sgmcmc.hmcecs import _OF_SUBSAMPLE
+
+__all__ = [
+    "BUGS",
+    "FORCE_BUGS",
+    "SIGNED_BUGS",
+    "run_sampler",
+]
+
+
+# ---- The sampler ----------------------------------------------------------------
+
+
+def run_sampler(
+    experiment: Experiment, *, replicates: int, steps: int, seed: int = 11
+) -> Observed:
+    """One sampler, put back into a draw of the exact law every ``steps`` steps.
+
+    Its randomness depends on how many steps it has made, so that replicates are
+    independent.
+    """
+    model, signed = experiment.model, experiment.num_products > 0
+    p = torch.tensor([model.anchor], dtype=torch.float64, requires_grad=True)
+    sampler = sg.HMCECS(
+        [p],
+        num_data=model.n,
+        subsample_size=model.m,
+        variant="signed" if signed else "perturbed",
+        num_products=max(1, experiment.num_products),
+        num_blocks=experiment.num_blocks,
+        control_variate=1,
+        mass_matrix="identity",
+        prior_precision=model.prior,
+        step_size=experiment.step_size,
+        trajectory_length=experiment.step_size * experiment.num_steps,
+        seed=seed,
+    )
+    closure = model.closure(p)
+    sampler.set_anchor(closure, progress=False)
+    if signed:  # as a warm-up leaves it: a is λ less than the mean of d̂ there
+        mean = experiment.lower_bound + experiment.num_products
+        sampler._set(mean_difference=mean)
+    starts = experiment.draw(np.random.default_rng(seed), replicates)
+    kept: list[tuple[float, ...]] = []
+    for i in range(replicates):
+        _put(sampler, closure, p, State(*(part[i] for part in starts)), signed)
+        for _ in range(steps):
+            before = _counters(sampler)
+            sampler.step(closure)
+            size = sampler.estimator_variance
+            if signed:
+                size = len(sampler.state["subsample"]["indices"]) / model.m
+            passed = (b - a for a, b in zip(before, _counters(sampler), strict=True))
+            kept.append((p.item(), sampler.sign, size, *passed))
+    columns = np.array(kept).reshape(replicates, steps, 5)
+    theta, sign, size, accepted, renewed = np.moveaxis(columns, 2, 0)
+    return Observed(theta, sign, size, accepted > 0, renewed > 0)
+
+
+def _counters(sampler: sg.HMCECS) -> tuple[int, int]:
+    group = sampler.param_groups[0]
+    return group["num_accepted"], group["num_subsamples_accepted"]
+
+
+def _put(
+    sampler: sg.HMCECS, closure: Any, p: Tensor, state: State, signed: bool
+) -> None:
+    """Gives the sampler θ and u of one chain."""
+    u = state.u
+    if signed:
+        used = zip(u, state.counts, strict=True)
+        u = np.concatenate([cell[:number] for cell, number in used])
+    indices = torch.from_numpy(u.reshape(-1).copy())
+    terms = sampler._expand(closure, indices)
+    sampler._keep(Subsample(state.counts.tolist(), indices, terms))
+    with torch.no_grad():
+        p.fill_(float(state.theta))
+
+
+# ---- Its bugs -------------------------------------------------------------------
+
+# Makes what brings a bug about for as long as it is entered.
+Patch = Callable[[], AbstractContextManager[Any]]
+HMCECS: Any = sg.HMCECS
+
+
+def _estimate(change: Callable[[Tensor, Tensor, float], None]) -> Any:
+    """Changes weights and numbers (log, variance, mean, sign) of an estimate in place.
+
+    The last argument is N / m.
+    """
+    right = parts.ecs_estimate
+
+    def wrong(values: Tensor, *rest: Any, **sizes: Any) -> Any:
+        weights, bends, numbers = right(values, *rest, **sizes)
+        change(weights, numbers, sizes["num_data"] / max(1, len(values)))
+        return weights, bends, numbers
+
+    return mock.patch.object(parts, "ecs_estimate", wrong)
+
+
+def _left_out(weights: Tensor, numbers: Tensor, scale: float) -> None:
+    weights.fill_(scale)
+    numbers[0] = numbers[2]
+
+
+def _without_its_gradient(weights: Tensor, numbers: Tensor, scale: float) -> None:
+    weights.fill_(scale)
+
+
+def _ignored(weights: Tensor, numbers: Tensor, scale: float) -> None:
+    numbers[3] = 1
+
+
+class _Along:
+    """What a trajectory sees in place of the target."""
+
+    def __init__(
+        self, target: SubsampledTarget, at: Callable[[Subsample, Tensor], Point]
+    ) -> None:
+        self.target, self.at = target, at
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.target, name)
+
+
+def _fresh(*, forces_alone: bool) -> Any:
+    right, number = HMCECS._trajectory, count(2**20)
+
+    def wrong(self: Any, target: Any, present: Point, most: Any) -> Any:
+        def at(subsample: Subsample, theta: Tensor) -> Point:
+            other = Subsample.draw(
+                self._layout(),
+                next(number),
+                lambda indices: self._expand(target.closure, indices),
+                theta.device,
+            )
+            there = target.at(other, theta)
+            if not forces_alone:
+                return there
+            return replace(target.at(subsample, theta), gradient=there.gradient)
+
+        return right(self, _Along(target, at), present, most)
+
+    return mock.patch.object(HMCECS, "_trajectory", wrong)
+
+
+def _energy_of_all_data() -> Any:
+    right = HMCECS._trajectory
+
+    def wrong(self: Any, target: Any, present: Point, most: Any) -> Any:
+        def exact(point: Point) -> Point:
+            parts.place(target.params, point.theta)
+            everything = torch.arange(self.param_groups[0]["num_data"])
+            log = float(target.closure(everything).sum())
+            prior = float(target.prior @ point.theta**2)
+            return replace(point, log=log - prior / 2)
+
+        def at(subsample: Subsample, theta: Tensor) -> Point:
+            return exact(target.at(subsample, theta))
+
+        along = _Along(target, at)
+        point, ratio, moved = right(self, along, exact(present), most)
+        return target.at(point.subsample, point.theta), ratio, moved
+
+    return mock.patch.object(HMCECS, "_trajectory", wrong)
+
+
+def _u_always_accepted() -> Any:
+    right = HMCECS._decide
+
+    def wrong(self: Any, log_ratio: float, test: int) -> bool:
+        return test == _OF_SUBSAMPLE or right(self, log_ratio, test)
+
+    return mock.patch.object(HMCECS, "_decide", wrong)
+
+
+def _bound_without_products() -> Any:
+    right = HMCECS._estimator
+
+    def wrong(self: Any) -> Any:
+        estimator = right(self)
+        bound = estimator.lower_bound + estimator.num_products
+        return replace(estimator, lower_bound=bound)
+
+    return mock.patch.object(HMCECS, "_estimator", wrong)
+
+
+def _no_prior() -> Any:
+    right = HMCECS._prior
+    return mock.patch.object(
+        HMCECS, "_prior", lambda self: torch.zeros_like(right(self))
+    )
+
+
+_OF_EITHER: dict[str, Patch] = {
+    "fresh u inside the trajectory": lambda: _fresh(forces_alone=False),
+    "Metropolis test with the energy of all data": _energy_of_all_data,
+    "u always accepted": _u_always_accepted,
+}
+BUGS: dict[str, Patch] = {
+    **_OF_EITHER,
+    "correction left out": lambda: _estimate(_left_out),
+}
+SIGNED_BUGS: dict[str, Patch] = {
+    **_OF_EITHER,
+    "prior missing": _no_prior,
+    "sign ignored": lambda: _estimate(_ignored),
+    "a without λ": _bound_without_products,
+}
+FORCE_BUGS: dict[str, Patch] = {
+    "correction without its gradient": lambda: _estimate(_without_its_gradient),
+    "fresh u in the forces": lambda: _fresh(forces_alone=True),
+}

@@ -1,0 +1,197 @@
+"""How HMC-ECS finds out the form of each datum's Hessian, whatever the model's code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torch_sgmcmc._likelihood_graph import LikelihoodGraph
+from torch_sgmcmc._taylor import PREDICTOR, RANK_ONE, WHOLE, TaylorSums, TaylorTerms
+
+F64 = torch.float64
+Function = Callable[[list[Tensor], Tensor, Tensor], Tensor]
+
+
+def logistic(y: Tensor, eta: Tensor) -> Tensor:
+    return y * eta - F.softplus(eta)
+
+
+def summed(p: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+    return logistic(y, (x * p[0]).sum(dim=1))
+
+
+def layered(p: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+    return logistic(y, F.linear(x, p[0][None], p[1]).squeeze(-1))
+
+
+def twice(p: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+    return y * (x @ p[0]) - F.softplus(x @ p[0])
+
+
+def scaled(p: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+    return logistic(y, x @ (torch.tensor([2.0, 0.5, 1.0], dtype=x.dtype) * p[0]))
+
+
+def penalised(p: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+    return logistic(y, x @ p[0]) - 0.1 * (p[0] ** 2).sum()
+
+
+def bent(p: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+    return logistic(y, x @ p[0].exp())
+
+
+def residual(p: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+    return -0.5 * (x @ p[0] - (x @ p[0]).detach()) ** 2 - 0 * y
+
+
+@dataclass(frozen=True)
+class Model:
+    function: Function
+    form: str
+    shapes: tuple[int, ...] = (3,)
+
+
+MODELS = {
+    "products with a matrix": Model(lambda p, x, y: logistic(y, x @ p[0]), PREDICTOR),
+    "a weight and a bias": Model(
+        lambda p, x, y: logistic(y, x @ p[0] + p[1]), PREDICTOR, (3, 1)
+    ),
+    "a linear layer": Model(layered, PREDICTOR, (3, 1)),
+    "sums of products": Model(summed, PREDICTOR),
+    "scaled parameters": Model(scaled, PREDICTOR),
+    "a part that is not used": Model(
+        lambda p, x, y: -0.5 * (y - x @ p[1]) ** 2, PREDICTOR, (2, 3)
+    ),
+    "residuals of 0": Model(residual, PREDICTOR),
+    "a predictor that is computed twice": Model(twice, RANK_ONE),
+    "a predictor that is not linear": Model(bent, WHOLE),
+    "another way to the parameters": Model(penalised, WHOLE),
+    "two predictors": Model(
+        lambda p, x, y: -0.5 * (y - (x @ p[0]).tanh() * p[1]) ** 2, WHOLE, (3, 1)
+    ),
+}
+
+
+class Fitted:
+    """A model with its data and parameters, and its derivatives one by one."""
+
+    def __init__(self, model: Model, count: int = 12) -> None:
+        g = torch.Generator().manual_seed(8)
+        self.function = model.function
+        self.x = torch.randn(count, 3, generator=g, dtype=F64)
+        self.y = (torch.rand(count, generator=g) < 0.5).to(F64)
+        self.params = [
+            torch.randn(n, generator=g, dtype=F64).requires_grad_()
+            for n in model.shapes
+        ]
+        self.probes = torch.randn(2, sum(model.shapes), generator=g, dtype=F64)
+
+    def __call__(self, indices: Tensor) -> Tensor:
+        return self.function(self.params, self.x[indices], self.y[indices])
+
+    def derivatives(self, i: int) -> tuple[Tensor, Tensor, Tensor]:
+        sizes = [p.numel() for p in self.params]
+
+        def value(theta: Tensor) -> Tensor:
+            parts = list(theta.split(sizes))
+            return self.function(parts, self.x[i : i + 1], self.y[i : i + 1])[0]
+
+        theta = torch.cat([p.detach() for p in self.params])
+        gradient = torch.autograd.functional.jacobian(value, theta)
+        return value(theta), gradient, torch.autograd.functional.hessian(value, theta)
+
+    def found(self, chunk: int = 5) -> TaylorSums:
+        chunks = torch.arange(len(self.x)).split(chunk)
+        for form in (PREDICTOR, RANK_ONE, WHOLE):
+            sums = TaylorSums.at_present(self, self.params, chunks, form, self.probes)
+            if sums is not None:
+                return sums
+        raise AssertionError
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sums_of_the_form_that_is_found(name: str) -> None:
+    fitted = Fitted(MODELS[name])
+    sums = fitted.found()
+    assert sums.form == MODELS[name].form
+    one_by_one = [fitted.derivatives(i) for i in range(len(fitted.x))]
+    v, g, h = (torch.stack(part).sum(dim=0) for part in zip(*one_by_one, strict=True))
+    torch.testing.assert_close(sums.value, v, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(sums.gradient, g, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(sums.hessian, h, rtol=1e-9, atol=1e-11)
+
+
+# As many data as parameters, and one: then the predictor is as large as they are.
+@pytest.mark.parametrize("count", [1, 3, 7])
+@pytest.mark.parametrize("name", MODELS)
+def test_terms_of_the_form_that_is_found(name: str, count: int) -> None:
+    fitted = Fitted(MODELS[name])
+    sums = fitted.found()
+    terms = TaylorTerms.at_present(
+        fitted,
+        fitted.params,
+        torch.arange(count),
+        sums.form,
+        fitted.probes[0],
+        sums.gate,
+    )
+    for i in range(count):
+        v, g, h = fitted.derivatives(i)
+        torch.testing.assert_close(terms.values[i], v)
+        torch.testing.assert_close(terms.slopes[0, i], g, rtol=1e-10, atol=1e-12)
+        if terms.hessians is not None:
+            found = terms.hessians[i]
+        else:
+            assert terms.scales is not None
+            found = terms.scales[i] * torch.outer(
+                terms.slopes[1, i], terms.slopes[1, i]
+            )
+        torch.testing.assert_close(found, h, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("form", [PREDICTOR, RANK_ONE])
+def test_passes_by_single_directions_and_by_batches(form: str) -> None:
+    fitted = Fitted(MODELS["a weight and a bias"], 2500)
+    few, many = (
+        TaylorSums.at_present(
+            fitted, fitted.params, torch.arange(2500).split(size), form, fitted.probes
+        )
+        for size in (800, 1200)
+    )
+    assert few is not None
+    assert many is not None
+    torch.testing.assert_close(many.hessian, few.hessian)
+    torch.testing.assert_close(many.gradient, few.gradient)
+
+
+def test_a_hessian_of_many_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_sgmcmc._likelihood_graph._MOST_ELEMENTS", 2 * (4 + 12))
+    fitted = Fitted(MODELS["two predictors"])
+    graph = LikelihoodGraph(fitted(torch.arange(12)), fitted.params)
+    h = torch.stack([fitted.derivatives(i)[2] for i in range(12)])
+    torch.testing.assert_close(graph.hessian(), h.sum(dim=0), rtol=1e-9, atol=1e-11)
+    products = graph.hessian_products(fitted.probes[0])
+    torch.testing.assert_close(products, h @ fitted.probes[0], rtol=1e-9, atol=1e-11)
+
+
+def test_a_closure_that_does_another_thing_for_some_data() -> None:
+    fitted = Fitted(MODELS["sums of products"])
+    fitted.found()
+    with pytest.raises(RuntimeError, match="computed in another way than before"):
+        TaylorTerms.at_present(
+            fitted, fitted.params, torch.arange(3), PREDICTOR, fitted.probes[0], 99
+        )
+
+
+def test_parameters_that_are_their_own_log_likelihoods() -> None:
+    theta = torch.randn(4, dtype=F64, requires_grad=True)
+    probes = torch.randn(2, 4, dtype=F64)
+    sums = TaylorSums.at_present(
+        lambda indices: theta, [theta], [torch.arange(4)], PREDICTOR, probes
+    )
+    assert sums is None
