@@ -4,12 +4,13 @@
 
 On one thread, in processor time, which other programs disturb less; each table from
 what is measured in turns in one run. The MNIST network is 784-100-10 with minibatches
-of 100; a proposal is one that does not bounce. The first one on a line is shown by
-itself, because the prior is summed up there, once for the line.
+of 100; a proposal is one that does not bounce. The first one after a bounce is shown by
+itself: it sums up nothing more, but it finds the caches full of what the bounce has
+worked on, and asks for the new line's memory for the first time.
 
 * The clock alone: what a step asks it.
-* The operators alone: the move, with the prior's sums if it is the first, and the sums
-  over the minibatch.
+* The operators alone: the move, and the sums over the minibatch. And the pass of a
+  bounce, with the prior's sums over the new line and without.
 * ``step()`` with a stored observation: clock, operators, and all bookkeeping in Python.
   **This is what a proposal costs beyond the network's own passes**, which are all that
   is left out.
@@ -23,8 +24,8 @@ itself, because the prior is summed up there, once for the line.
   parameters, gradients cleared, checks of the losses), and what the passes lose because
   a step has moved the parameters out of their caches: shown by passes right after a
   move, less passes right after passes.
-* The move and the prior's sums on 10^7 parameters, relative to a plain in-place add of
-  two such tensors.
+* The move of the network's parameters, and of 10^7 ones in one tensor, relative to a
+  plain in-place add of two tensors of that size.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from torch.nn import functional as F
 from torch_sgmcmc import _C, SBPS
 from torch_sgmcmc import sbps as sbps_module
 from torch_sgmcmc._directional import Observation, moments, observe
-from torch_sgmcmc._library import sbps_place_, sbps_place_sums_
+from torch_sgmcmc._library import sbps_place_, sbps_reflect_, sbps_reflect_sums_
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -120,7 +121,7 @@ class Network:
 
 
 class Proposals:
-    """Times of steps that proposed and did not bounce: the first on a line, others."""
+    """Times of steps that proposed and did not bounce: the first on a line, later."""
 
     def __init__(self, sampler: SBPS) -> None:
         self.sampler = sampler
@@ -175,25 +176,35 @@ def clock(turns: int) -> None:
 def operators(network: Network, turns: int) -> None:
     """The operators of a proposal, alone and right after the network's passes."""
     params = [p.detach() for p in network.params]
-    origins, directions = ([torch.randn_like(p) for p in params] for _ in range(2))
+    origins, directions, grads = (
+        [torch.randn_like(p) for p in params] for _ in range(3)
+    )
     losses = network.losses().detach()
     times = defaultdict(list)
 
-    def later() -> None:
+    turn = {"weight_decay": 1e-5, "scale": 1.0, "gain": 1e-9}
+
+    def proposal() -> None:
         sbps_place_(params, origins, directions, time=1e-3)
         moments(losses, losses)
 
-    def first() -> None:
-        sbps_place_sums_(params, origins, directions, time=1e-3).tolist()
-        moments(losses, losses)
+    def bounce() -> None:
+        sbps_reflect_(params, grads, directions, [], **turn)
+
+    def bounce_with_sums() -> None:
+        sbps_reflect_sums_(params, grads, directions, origins, **turn).tolist()
 
     for _ in range(turns):
-        for what, run in (("first", first), ("later", later)):
+        for what, run in (
+            ("a proposal", proposal),
+            ("a reflection", bounce),
+            ("a reflection and the line's sums", bounce_with_sums),
+        ):
             run()
-            times[f"operators alone, {what} on a line"].append(seconds(run))
+            times[f"operators of {what}"].append(seconds(run))
             network.draw()
             network.forward(directions)
-            times[f"operators alone, {what} on a line, cold"].append(seconds(run))
+            times[f"operators of {what}, cold"].append(seconds(run))
     for what in sorted(times, key=lambda name: (name.endswith("cold"), name)):
         report(what, times[what])
 
@@ -257,19 +268,17 @@ def in_the_loop(forward: bool, steps: int) -> None:
     report(f"passes after a move less passes after passes, {mode}", slower)
 
 
-def move(numel: int = 10**7, turns: int = 15) -> None:
-    """The move and the sums, relative to an in-place add."""
-    p, x, u = (torch.randn(numel) for _ in range(3))
-    adds, firsts, laters = [], [], []
+def move(shapes: list[tuple[int, ...]], turns: int) -> None:
+    """The move, relative to an in-place add."""
+    p, x, u = ([torch.randn(shape) for shape in shapes] for _ in range(3))
+    one, other = (torch.cat([t.flatten() for t in ts]) for ts in (p, u))
+    adds, moves = [], []
     for _ in range(turns):
-        adds.append(seconds(lambda: p.add_(u, alpha=1e-3)))
-        laters.append(seconds(lambda: sbps_place_([p], [x], [u], time=0.5)))
-        firsts.append(seconds(lambda: sbps_place_sums_([p], [x], [u], time=0.5)))
-    add = statistics.median(adds)
+        adds.append(seconds(lambda: one.add_(other, alpha=1e-3)))
+        moves.append(seconds(lambda: sbps_place_(p, x, u, time=0.5)))
+    ratio = statistics.median(moves) / statistics.median(adds)
     print(
-        f"move and sums of {numel:,} parameters, in in-place adds of them: "
-        f"{statistics.median(firsts) / add:.2f} for the first proposal on a line, "
-        f"{statistics.median(laters) / add:.2f} for those that follow"
+        f"the move of {one.numel():,} parameters, in in-place adds of them: {ratio:.2f}"
     )
 
 
@@ -287,7 +296,8 @@ def main() -> None:
         stored(network, arguments.steps, cold)
     for forward in (True, False):
         in_the_loop(forward, arguments.steps)
-    move()
+    move([tuple(p.shape) for p in network.params], arguments.steps)
+    move([(10**7,)], 15)
 
 
 if __name__ == "__main__":

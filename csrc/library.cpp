@@ -96,8 +96,13 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "Tensor(a!)[] preconditioners, Tensor(b!)[] directions, *, float eps, "
       "float scale) -> ()");
   m.def(
-      "sbps_place_sums_(Tensor(a!)[] params, Tensor[] origins, "
-      "Tensor[] directions, *, float time) -> Tensor");
+      "sbps_reflect_sums_(Tensor[] params, Tensor[] grads, "
+      "Tensor(a!)[] velocities, Tensor[] origins, *, "
+      "float weight_decay, float scale, float gain) -> Tensor");
+  m.def(
+      "sbps_precondition_sums_(Tensor[] square_averages, Tensor[] velocities, "
+      "Tensor(a!)[] preconditioners, Tensor(b!)[] directions, "
+      "Tensor[] origins, *, float eps, float scale) -> Tensor");
   m.def("sbps_line_sums(Tensor[] origins, Tensor[] directions) -> Tensor");
   m.def(
       "sbps_reflection_sums(Tensor[] params, Tensor[] grads, "

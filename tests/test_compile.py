@@ -65,7 +65,8 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     ops.sbps_reflect_([p], [g], [v], [square], **turn)
     ops.sbps_adapt_([p], [g], [square], weight_decay=0.1, decay=0.9)
     scales, along = torch.zeros_like(p), torch.zeros_like(p)
-    ops.sbps_precondition_([square], [v], [scales], [along], eps=0.1, scale=0.5)
+    by = {"eps": 0.1, "scale": 0.5}
+    ops.sbps_precondition_([square], [v], [scales], [along], **by)
     p.add_(along / 1024)  # a power of 2: Inductor may fuse it with the sum
     total = ops.sbps_preconditioner_sum([square], eps=0.1)
     theta, anchor, d = p.double(), along.double(), s.double()
@@ -83,7 +84,9 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     place = ops.ecs_leapfrog_(x, r, slope, None, anchor, kick=1e-3, drift=0.3)
     ratio = ratio + (density.sum() + place.sum() + x.sum() + r.sum()) / 1e6
     line = ops.sbps_line_sums([p], [scales])
-    line = line + ops.sbps_place_sums_([p], [noise], [v], time=0.02)
+    line = line + ops.sbps_reflect_sums_([p], [g], [v], [noise], **turn)
+    others = [torch.zeros_like(p)], [torch.zeros_like(p)]
+    line = line + ops.sbps_precondition_sums_([square], [v], *others, [p], **by)
     ratio = ratio + energy + (sums.sum() + total + line.sum()) / 100
     return ops.sum_of_squares([p, noise]) + (p + noise).sum().double() + ratio[0]
 

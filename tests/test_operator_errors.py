@@ -35,11 +35,12 @@ HYPER: dict[str, dict[str, Any]] = {
     },
     "hmc_energy": {"prior_precision": 1.0, "num_chains": 1},
     "sbps_place_": {"time": 0.7},
-    "sbps_place_sums_": {"time": 0.7},
     "sbps_reflect_": {"weight_decay": 0.1, "scale": 0.9, "gain": 0.3},
+    "sbps_reflect_sums_": {"weight_decay": 0.1, "scale": 0.9, "gain": 0.3},
     "sbps_reflection_sums": {"weight_decay": 0.1},
     "sbps_adapt_": {"weight_decay": 0.1, "decay": 0.9},
     "sbps_precondition_": {"eps": 0.1, "scale": 2.0},
+    "sbps_precondition_sums_": {"eps": 0.1, "scale": 2.0},
     "sbps_preconditioner_sum": {"eps": 0.1},
     "sbps_line_sums": {},
 }
@@ -64,8 +65,8 @@ ARGUMENTS = {
     "hmc_leapfrog_": ["params", "grads", "momenta", "masses"],
     "hmc_energy": ["params", "momenta", "masses"],
     "sbps_place_": ["params", "origins", "directions"],
-    "sbps_place_sums_": ["params", "origins", "directions"],
     "sbps_reflect_": ["params", "grads", "velocities", "preconditioners"],
+    "sbps_reflect_sums_": ["params", "grads", "velocities", "origins"],
     "sbps_reflection_sums": ["params", "grads", "velocities", "preconditioners"],
     "sbps_adapt_": ["params", "grads", "square_averages"],
     "sbps_precondition_": [
@@ -73,6 +74,13 @@ ARGUMENTS = {
         "velocities",
         "preconditioners",
         "directions",
+    ],
+    "sbps_precondition_sums_": [
+        "square_averages",
+        "velocities",
+        "preconditioners",
+        "directions",
+        "origins",
     ],
     "sbps_preconditioner_sum": ["square_averages"],
     "sbps_line_sums": ["origins", "directions"],
@@ -108,11 +116,12 @@ WRITTEN = {
     "sum_of_squares": set(),
     "control_variate_": {"grads"},
     "sbps_place_": {"params"},
-    "sbps_place_sums_": {"params"},
     "sbps_reflect_": {"velocities"},
+    "sbps_reflect_sums_": {"velocities"},
     "sbps_reflection_sums": set(),
     "sbps_adapt_": {"square_averages"},
     "sbps_precondition_": {"preconditioners", "directions"},
+    "sbps_precondition_sums_": {"preconditioners", "directions"},
     "sbps_preconditioner_sum": set(),
     "sbps_line_sums": set(),
 }
@@ -266,8 +275,8 @@ def test_dtypes(op: str, name: str, dtype: torch.dtype, shown: str) -> None:
         ("sbps_reflection_sums", "velocities"),
         ("sbps_reflection_sums", "preconditioners"),
         ("sbps_adapt_", "square_averages"),
-        ("sbps_place_sums_", "origins"),
-        ("sbps_place_sums_", "directions"),
+        ("sbps_reflect_sums_", "velocities"),
+        ("sbps_reflect_sums_", "origins"),
     ],
 )
 def test_state_is_in_the_type_of_arithmetic(op: str, name: str) -> None:
@@ -390,7 +399,11 @@ def test_fractions(op: str, name: str, value: float, shown: str) -> None:
 
 @pytest.mark.parametrize(
     ("op", "name"),
-    [("sbps_place_", "time"), ("sbps_place_sums_", "time"), ("sbps_reflect_", "gain")],
+    [
+        ("sbps_place_", "time"),
+        ("sbps_reflect_", "gain"),
+        ("sbps_reflect_sums_", "gain"),
+    ],
 )
 def test_numbers_of_any_sign(op: str, name: str) -> None:
     for value in (torch.nan, torch.inf, -torch.inf):

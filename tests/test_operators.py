@@ -149,7 +149,11 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "sbps_adapt_": ((b, c, q), {"weight_decay": 0.1, "decay": 0.9}),
         "sbps_precondition_": ((q, v, s, g), {"eps": 0.1, "scale": 2.0}),
         "sbps_preconditioner_sum": ((q,), {"eps": 0.1}),
-        "sbps_place_sums_": ((b, v, s), {"time": 0.7}),
+        "sbps_reflect_sums_": (
+            (b, c, v, s),
+            {"weight_decay": 0.1, "scale": 0.9, "gain": 0.3},
+        ),
+        "sbps_precondition_sums_": ((q, v, s, g, p), {"eps": 0.1, "scale": 2.0}),
         "sbps_line_sums": ((v, s), {}),
     }
 

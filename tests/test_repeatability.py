@@ -64,13 +64,18 @@ def all_operators(shapes: list[int], dtype: torch.dtype) -> list[Tensor]:
     ops.sbps_place_(placed, v, s, time=0.3)
     sums = ops.sbps_reflection_sums(p, grad, v, squares, weight_decay=0.1)
     turned = [t.clone() for t in v]
-    ops.sbps_reflect_(p, grad, turned, squares, weight_decay=0.1, scale=0.9, gain=0.3)
+    turn = {"weight_decay": 0.1, "scale": 0.9, "gain": 0.3}
+    ops.sbps_reflect_(p, grad, turned, squares, **turn)
     ops.sbps_adapt_(p, grad, squares, weight_decay=0.1, decay=0.9)
     scales, along = ([torch.empty_like(t) for t in v] for _ in range(2))
     ops.sbps_precondition_(squares, v, scales, along, eps=0.1, scale=2.0)
     dots = [ops.sbps_line_sums(s, v), ops.sbps_preconditioner_sum(squares, eps=0.1)]
-    dots.append(ops.sbps_place_sums_(out, v, s, time=0.4))
-    moved = [*placed, *turned, *scales, *along, sums, *dots]
+    again = [t.clone() for t in v]
+    dots.append(ops.sbps_reflect_sums_(p, grad, again, s, **turn))
+    lists = (squares, v, *([torch.empty_like(t) for t in v] for _ in range(2)))
+    dots.append(ops.sbps_precondition_sums_(*lists, s, eps=0.1, scale=2.0))
+    moved = [*placed, *turned, *again, *scales, *along, *lists[2], *lists[3]]
+    moved += [sums, *dots]
     return [*p, *v, *s, *squares, *out, *moved, ops.sum_of_squares(p), ratio, energy]
 
 

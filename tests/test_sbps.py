@@ -8,7 +8,7 @@ import copy
 
 import pytest
 import torch
-from sbps_chains import Draws, make, run, two
+from sbps_chains import Draws, N, make, run, two
 from short_chains import assert_same, make_params
 from torch import Tensor, nn
 
@@ -45,6 +45,38 @@ def test_the_preconditioner_learns_until_it_is_frozen() -> None:
     assert sampler.diagnostics.bounces > bounces
     for key, value in kept.items():
         torch.testing.assert_close(sampler.state[p][key], value, rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("preconditioned", [False, True])
+def test_every_observation_is_of_the_whole_target(preconditioned: bool) -> None:
+    """On lines that begin anyhow: G is the derivative of U, all priors included."""
+    params = [*two(), nn.Parameter(torch.full((4,), -2.0, dtype=torch.float64))]
+    priors = [40.0, 3.0, 0.0]
+    groups = [
+        {"params": [p], "prior_precision": prior}
+        for p, prior in zip(params, priors, strict=True)
+    ]
+    sampler = make(groups, preconditioned=preconditioned, eps=0.1, refresh_rate=3.0)
+    closure = Draws(params)
+    checked = 0
+    for _ in range(150):
+        bounces = sampler.diagnostics.bounces
+        drawn = closure.generator.get_state()
+        sampler.step(closure)
+        if sampler.diagnostics.bounces > bounces:
+            continue  # the last observation is what was reflected
+        closure.generator.set_state(drawn)
+        grads = torch.autograd.grad(N * closure().mean(), params)
+        expected = 0.0
+        for p, grad, prior in zip(params, grads, priors, strict=True):
+            state = sampler.state[p]
+            along = state["direction" if preconditioned else "velocity"]
+            expected += float((along * (grad + prior * p.detach())).sum())
+        _, value, _ = sampler.param_groups[0]["clock"].observations[-1]
+        assert value == pytest.approx(expected, rel=1e-10, abs=1e-10)
+        checked += 1
+    assert checked > 100 and sampler.diagnostics.refreshments > 10
+    assert sampler.diagnostics.bounces > 10
 
 
 def test_a_parameter_changed_from_outside() -> None:

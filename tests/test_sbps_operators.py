@@ -125,22 +125,38 @@ def test_precondition() -> None:
 
 
 def test_sums_of_a_line() -> None:
-    params, origins, directions = lists("own", "state", "state")
+    origins, directions = lists("state", "state")
     sums = ops.sbps_line_sums(origins, directions)
     for got, factors in zip(
         sums.tolist(), ((origins, directions), (directions, directions)), strict=True
     ):
         expected, size = total(*factors)
         assert abs(got - expected) <= 1e-13 * size
-    # And in the pass that places the parameters: the same bits of both.
-    placed = [torch.empty_like(p) for p in params]
-    ops.sbps_place_(placed, origins, directions, time=0.731)
-    kept = [t.clone() for t in origins + directions]
-    assert same_bits(
-        ops.sbps_place_sums_(params, origins, directions, time=0.731), sums
-    )
-    assert all(map(same_bits, params, placed))
-    assert all(map(same_bits, kept, origins + directions))
+
+
+def test_sums_of_a_line_in_the_pass_that_turns_it() -> None:
+    """The same bits of both as by themselves, and nothing else has changed."""
+    params, grads, velocities, origins = lists("own", "own", "state", "state")
+    kept = [t.clone() for t in params + grads + origins]
+    turned = [v.clone() for v in velocities]
+    turn = {"weight_decay": DECAY, "scale": 0.8, "gain": 1.7}
+    ops.sbps_reflect_(params, grads, turned, [], **turn)
+    sums = ops.sbps_reflect_sums_(params, grads, velocities, origins, **turn)
+    assert same_bits(sums, ops.sbps_line_sums(origins, turned))
+    assert all(map(same_bits, velocities, turned))
+    assert all(map(same_bits, kept, params + grads + origins))
+
+
+def test_sums_of_a_line_in_the_pass_that_makes_its_direction() -> None:
+    squares, velocities, a, u, origins = lists("positive", *(["state"] * 4))
+    kept = [t.clone() for t in squares + velocities + origins]
+    scales, along = ([torch.empty_like(t) for t in ts] for ts in (a, u))
+    by = {"eps": 0.05, "scale": 0.3}
+    ops.sbps_precondition_(squares, velocities, scales, along, **by)
+    sums = ops.sbps_precondition_sums_(squares, velocities, a, u, origins, **by)
+    assert same_bits(sums, ops.sbps_line_sums(origins, along))
+    assert all(map(same_bits, a + u, scales + along))
+    assert all(map(same_bits, kept, squares + velocities + origins))
 
 
 def test_moments() -> None:
@@ -181,15 +197,16 @@ def test_layouts() -> None:
             p, x, u, grad = (make(k) for k in (first, other, first, other))
             ops.sbps_place_([p], [x], [u], time=0.5)
             torch.testing.assert_close(p, x + 0.5 * u)
-            line = ops.sbps_place_sums_([p], [x], [u], time=-0.5)
-            torch.testing.assert_close(p, x - 0.5 * u)
-            expected = torch.stack([(t * u).double().sum() for t in (x, u)])
-            torch.testing.assert_close(line, expected, rtol=1e-5, atol=1e-5)
+            v = make(other)
+            expected = 0.9 * v - 0.3 * (grad + 0.5 * p)
+            turn = {"weight_decay": 0.5, "scale": 0.9, "gain": 0.3}
+            line = ops.sbps_reflect_sums_([p], [grad], [v], [x], **turn)
+            torch.testing.assert_close(v, expected)
+            sums = torch.stack([(t * v).double().sum() for t in (x, v)])
+            torch.testing.assert_close(line, sums, rtol=1e-5, atol=1e-5)
             v = make(other)
             expected = 0.9 * v - 0.3 * u * (grad + 0.5 * p)
-            ops.sbps_reflect_(
-                [p], [grad], [v], [u], weight_decay=0.5, scale=0.9, gain=0.3
-            )
+            ops.sbps_reflect_([p], [grad], [v], [u], **turn)
             torch.testing.assert_close(v, expected)
             sums = ops.sbps_reflection_sums([p], [grad], [v], [u], weight_decay=0.5)
             assert float(sums[2]) == pytest.approx(float(v.double().square().sum()))

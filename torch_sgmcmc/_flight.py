@@ -17,10 +17,11 @@ from torch_sgmcmc._library import (
     sbps_adapt_,
     sbps_line_sums,
     sbps_place_,
-    sbps_place_sums_,
     sbps_precondition_,
+    sbps_precondition_sums_,
     sbps_preconditioner_sum,
     sbps_reflect_,
+    sbps_reflect_sums_,
     sbps_reflection_sums,
     sum_of_squares,
 )
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["Flight"]
+
+# Which tensor; its version and memory if it may move.
+_Mark = tuple[int, int, int] | tuple[int]
 
 _STATE = ("origin", "velocity", "square_average", "preconditioner", "direction")
 
@@ -72,16 +76,16 @@ class Flight:
     computed from the origin each time, so that going back leaves no trace.
     """
 
-    def __init__(self, parts: list[_Part]) -> None:
+    def __init__(self, parts: list[_Part], line_sums: Sequence[Tensor] = ()) -> None:
         self.parts = parts
         self.params = [p for part in parts for p in part.params]
         self.directions = [u for part in parts for u in part.directions]
         self._ids = frozenset(map(id, self.params))
         self._tangents: list[Tensor] = []
-        # sbps_line_sums of the parts with a prior, and what they say of it.
-        self._line_sums: list[Tensor] | None = None
-        self._prior: tuple[float, float] | None = None
-        self._marks: list[tuple[int, int]] = []
+        # The prior's derivative where the line begins, and its growth per time: of
+        # sbps_line_sums of the parts with a prior, here or once they are asked for.
+        self._prior = self._prior_of(line_sums) if line_sums else None
+        self._marks: list[_Mark] = []
         self._marked = math.nan
 
     # ---- Beginnings -------------------------------------------------------------
@@ -146,8 +150,12 @@ class Flight:
         return (
             len(wanted) == len(self._ids)
             and self._ids.issuperset(wanted)
-            and preconditioned == bool(self.parts[0].square_average)
+            and preconditioned == self.preconditioned
         )
+
+    @property
+    def preconditioned(self) -> bool:
+        return bool(self.parts[0].square_average)
 
     def states(self) -> Iterable[tuple[Tensor, dict[str, Tensor]]]:
         """What the sampler is to remember of each parameter."""
@@ -167,7 +175,8 @@ class Flight:
         """The directions in the types of the parameters, made once for a line."""
         if not self._tangents:
             self._tangents = [
-                u.to(p.dtype) for p, u in zip(self.params, self.directions, strict=True)
+                u if u.dtype is p.dtype else u.to(p.dtype)
+                for p, u in zip(self.params, self.directions, strict=True)
             ]
         return self._tangents
 
@@ -175,35 +184,34 @@ class Flight:
 
     def place(self, time: float) -> None:
         """Moves the parameters to a time since the line began."""
-        sums = []
         for part in self.parts:
-            lists = part.params, part.origin, part.directions
-            if self._line_sums is not None or part.prior_precision == 0:
-                sbps_place_(*lists, time=time)
-            else:  # the line's sums cost less now than in a pass of their own
-                sums.append(sbps_place_sums_(*lists, time=time))
-        if self._line_sums is None:
-            self._line_sums = sums
+            sbps_place_(part.params, part.origin, part.directions, time=time)
         increment_version(self.params)
-        self.mark(time)
-
-    def mark(self, time: float) -> None:
-        """Remembers that the parameters are where they are at that time."""
-        self._marked = time
-        self._marks = [(p._version, p.data_ptr()) for p in self.params]
 
     def is_at(self, time: float) -> bool:
         """Whether the parameters are where this flight has them at that time."""
-        marks = [(p._version, p.data_ptr()) for p in self.params]
-        if time == self._marked and marks == self._marks:
-            return True
         for part in self.parts:
             there = [torch.empty_like(p) for p in part.params]
             sbps_place_(there, part.origin, part.directions, time=time)
             if not all(map(torch.equal, there, part.params)):
                 return False
-        self.mark(time)
         return True
+
+    def leave(self, time: float, params: Sequence[Tensor]) -> None:
+        """Remembers a sampler's parameters, those that move being there at that time.
+
+        So that :meth:`is_as_left` need not look at numbers.
+        """
+        self._marked = time
+        self._marks = _marks(params)
+
+    def is_as_left(self, time: float, params: Sequence[Tensor]) -> bool:
+        """Whether these are as they were left, at that time.
+
+        The same tensors, of which the same require gradients, with the same versions
+        and memory: whoever has changed one has left a trace, but through ``.data``.
+        """
+        return time == self._marked and _marks(params) == self._marks
 
     def _origins(self, time: float) -> list[list[Tensor]]:
         origins = []
@@ -278,20 +286,17 @@ class Flight:
             )
         scale = 1 / math.sqrt(velocity)
         gain = 2 * product / gradient * scale
-        parts = []
+        parts, line_sums = [], []
         for part, origin, part_grads in zip(
             self.parts, self._origins(time), self._split(grads), strict=True
         ):
             velocities = [v.clone() for v in part.velocity]
-            sbps_reflect_(
-                part.params,
-                part_grads,
-                velocities,
-                part.preconditioner,
-                weight_decay=part.weight_decay,
-                scale=scale,
-                gain=gain,
-            )
+            lists = part.params, part_grads, velocities
+            turn = {"weight_decay": part.weight_decay, "scale": scale, "gain": gain}
+            if common["preconditioned"] or part.prior_precision == 0:
+                sbps_reflect_(*lists, part.preconditioner, **turn)
+            else:
+                line_sums.append(sbps_reflect_sums_(*lists, origin, **turn))
             squares = part.square_average
             if squares and common["adapt"]:
                 squares = [v.clone() for v in squares]
@@ -310,7 +315,7 @@ class Flight:
                     square_average=squares,
                 )
             )
-        return _steered(parts, common)
+        return _steered(parts, common, line_sums)
 
     # ---- Sums over all parameters -----------------------------------------------
 
@@ -337,43 +342,65 @@ class Flight:
                 parameters.
         """
         if self._prior is None:
-            parts = [part for part in self.parts if part.prior_precision > 0]
-            if self._line_sums is None:
-                self._line_sums = [
-                    sbps_line_sums(part.origin, part.directions) for part in parts
+            self._prior = self._prior_of(
+                [
+                    sbps_line_sums(part.origin, part.directions)
+                    for part in self.parts
+                    if part.prior_precision > 0
                 ]
-            begin = slope = 0.0
-            for part, sums in zip(parts, self._line_sums, strict=True):
-                product, square = sums.tolist()
-                begin += part.prior_precision * product
-                slope += part.prior_precision * square
-            self._prior = (begin, slope)
+            )
         begin, slope = self._prior
         return begin + time * slope
+
+    def _prior_of(self, line_sums: Sequence[Tensor]) -> tuple[float, float]:
+        begin = slope = 0.0
+        parts = [part for part in self.parts if part.prior_precision > 0]
+        for part, sums in zip(parts, line_sums, strict=True):
+            product, square = sums.tolist()
+            begin += part.prior_precision * product
+            slope += part.prior_precision * square
+        return begin, slope
 
     def _split(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         each = iter(tensors)
         return [[next(each) for _ in part.params] for part in self.parts]
 
 
-def _steered(parts: list[_Part], common: dict[str, Any]) -> Flight:
-    """A flight of these parts whose A and Av follow from V and v."""
-    if common["preconditioned"]:
-        eps = common["eps"]
-        total = 0.0
-        count = 0
-        for part in parts:
-            total += float(sbps_preconditioner_sum(part.square_average, eps=eps))
-            count += sum(p.numel() for p in part.params)
-        for part in parts:
-            part.preconditioner = [torch.empty_like(v) for v in part.velocity]
-            part.direction = [torch.empty_like(v) for v in part.velocity]
-            sbps_precondition_(
-                part.square_average,
-                part.velocity,
-                part.preconditioner,
-                part.direction,
-                eps=eps,
-                scale=count / total,
-            )
-    return Flight(parts)
+def _marks(params: Iterable[Tensor]) -> list[_Mark]:
+    return [
+        (id(p), p._version, p.data_ptr()) if p.requires_grad else (id(p),)
+        for p in params
+    ]
+
+
+def _steered(
+    parts: list[_Part], common: dict[str, Any], line_sums: Sequence[Tensor] = ()
+) -> Flight:
+    """A flight of these parts whose A and Av follow from V and v.
+
+    Without them it has the line's sums, if they are known.
+    """
+    if not common["preconditioned"]:
+        return Flight(parts, line_sums)
+    eps = common["eps"]
+    total = 0.0
+    count = 0
+    for part in parts:
+        total += float(sbps_preconditioner_sum(part.square_average, eps=eps))
+        count += sum(p.numel() for p in part.params)
+    line_sums = []
+    for part in parts:
+        part.preconditioner = [torch.empty_like(v) for v in part.velocity]
+        part.direction = [torch.empty_like(v) for v in part.velocity]
+        lists = (
+            part.square_average,
+            part.velocity,
+            part.preconditioner,
+            part.direction,
+        )
+        scale = {"eps": eps, "scale": count / total}
+        if part.prior_precision == 0:
+            sbps_precondition_(*lists, **scale)
+        else:
+            line_sums.append(sbps_precondition_sums_(*lists, part.origin, **scale))
+    return Flight(parts, line_sums)

@@ -23,10 +23,11 @@ __all__ = [
     "sbps_adapt_",
     "sbps_line_sums",
     "sbps_place_",
-    "sbps_place_sums_",
     "sbps_precondition_",
+    "sbps_precondition_sums_",
     "sbps_preconditioner_sum",
     "sbps_reflect_",
+    "sbps_reflect_sums_",
     "sbps_reflection_sums",
     "select_chains_",
     "sghmc_step_",
@@ -77,10 +78,11 @@ psgld_step_ = torch.ops.torch_sgmcmc.psgld_step_.default
 sbps_adapt_ = torch.ops.torch_sgmcmc.sbps_adapt_.default
 sbps_line_sums = torch.ops.torch_sgmcmc.sbps_line_sums.default
 sbps_place_ = torch.ops.torch_sgmcmc.sbps_place_.default
-sbps_place_sums_ = torch.ops.torch_sgmcmc.sbps_place_sums_.default
 sbps_precondition_ = torch.ops.torch_sgmcmc.sbps_precondition_.default
+sbps_precondition_sums_ = torch.ops.torch_sgmcmc.sbps_precondition_sums_.default
 sbps_preconditioner_sum = torch.ops.torch_sgmcmc.sbps_preconditioner_sum.default
 sbps_reflect_ = torch.ops.torch_sgmcmc.sbps_reflect_.default
+sbps_reflect_sums_ = torch.ops.torch_sgmcmc.sbps_reflect_sums_.default
 sbps_reflection_sums = torch.ops.torch_sgmcmc.sbps_reflection_sums.default
 select_chains_ = torch.ops.torch_sgmcmc.select_chains_.default
 sghmc_step_ = torch.ops.torch_sgmcmc.sghmc_step_.default
@@ -152,9 +154,16 @@ def _sums(tensors: list[torch.Tensor], count: int) -> torch.Tensor:
     return tensors[0].new_empty((count,), dtype=torch.float64)
 
 
-@torch.library.register_fake("torch_sgmcmc::sbps_place_sums_")
+@torch.library.register_fake("torch_sgmcmc::sbps_reflect_sums_")
 def _(params: list[torch.Tensor], *args: object, **kwargs: object) -> torch.Tensor:
     return _sums(params, 2)
+
+
+@torch.library.register_fake("torch_sgmcmc::sbps_precondition_sums_")
+def _(
+    square_averages: list[torch.Tensor], *args: object, **kwargs: object
+) -> torch.Tensor:
+    return _sums(square_averages, 2)
 
 
 @torch.library.register_fake("torch_sgmcmc::sbps_line_sums")

@@ -308,11 +308,9 @@ class SBPS(Sampler):
     def _check_common(self) -> dict[str, Any]:
         """Checks all groups before any work is done, and returns the first."""
         first = self.param_groups[0]
-        values = [_hyperparameters(group) for group in self.param_groups]
+        values = list(chain.from_iterable(map(_hyperparameters, self.param_groups)))
         checked = self.__dict__.get("_checked", ())
-        if len(values) == len(checked) and all(
-            map(is_, chain.from_iterable(values), chain.from_iterable(checked))
-        ):
+        if len(values) == len(checked) and all(map(is_, values, checked)):
             return first  # numbers and bools cannot have changed in themselves
         for group in self.param_groups:
             self._check_group(group)
@@ -430,6 +428,7 @@ class SBPS(Sampler):
                 flight.place(line_time)
             raise
         progress["clock"] = clock
+        flight.leave(progress["line_time"], params)
         self._remember(flight)
         for group in self.param_groups:
             group.update(progress)
@@ -446,15 +445,22 @@ class SBPS(Sampler):
     ) -> Flight:
         """The current flight; another one if the user has changed something."""
         flight = self.__dict__.get("_flight")
-        preconditioned = common["preconditioned"]
+        preconditioned, line_time = common["preconditioned"], progress["line_time"]
         same_target = self._target == progress["observed_target"]
+        if (
+            flight is not None
+            and same_target
+            and flight.is_as_left(line_time, params)
+            and preconditioned == flight.preconditioned
+        ):
+            return flight
         if (
             flight is None
             or not same_target
             or not flight.same_as(params, preconditioned)
         ):
             flight = Flight.resumed(self, preconditioned)
-        if flight is not None and flight.is_at(progress["line_time"]):
+        if flight is not None and flight.is_at(line_time):
             if not same_target:
                 clock.restart()
         else:
@@ -462,7 +468,6 @@ class SBPS(Sampler):
                 flight = Flight.started(self, common)
             else:
                 flight = flight.rebased()
-            flight.mark(0.0)
             progress["line_time"] = 0.0
             clock.restart()
         progress["observed_target"] = self._target
@@ -527,8 +532,6 @@ class SBPS(Sampler):
         progress["line_time"] = line_end if ahead is flight else 0.0
         if wait > 0:
             self._come_by(flight, common, progress, begin, (line_begin, line_end))
-        if ahead is not flight:
-            ahead.mark(0.0)
         return seen.losses, ahead
 
     def _rate(

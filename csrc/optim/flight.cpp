@@ -41,9 +41,11 @@ class Split {
   size_t done_ = 0;
 };
 
-// A flight of these parts whose A and Av follow from V and v.
+// A flight of these parts whose A and Av follow from V and v. Without them it
+// has the line's sums, if they are known.
 std::shared_ptr<Flight> Steered(std::vector<FlightPart> parts,
-                                const SBPSOptions& options) {
+                                const SBPSOptions& options,
+                                std::vector<at::Tensor> line_sums = {}) {
   if (options.preconditioned()) {
     double total = 0;
     int64_t count = 0;
@@ -55,23 +57,37 @@ std::shared_ptr<Flight> Steered(std::vector<FlightPart> parts,
     for (FlightPart& part : parts) {
       part.preconditioner = EmptyLike(part.velocity);
       part.direction = EmptyLike(part.velocity);
-      sbps_precondition_(part.square_average,
-                         part.velocity,
-                         part.preconditioner,
-                         part.direction,
-                         options.eps(),
-                         static_cast<double>(count) / total);
+      const double scale = static_cast<double>(count) / total;
+      if (part.prior_precision == 0) {
+        sbps_precondition_(part.square_average,
+                           part.velocity,
+                           part.preconditioner,
+                           part.direction,
+                           options.eps(),
+                           scale);
+      } else {
+        line_sums.push_back(sbps_precondition_sums_(part.square_average,
+                                                    part.velocity,
+                                                    part.preconditioner,
+                                                    part.direction,
+                                                    part.origin,
+                                                    options.eps(),
+                                                    scale));
+      }
     }
   }
-  return std::make_shared<Flight>(std::move(parts));
+  return std::make_shared<Flight>(std::move(parts), line_sums);
 }
 
 }  // namespace
 
-Flight::Flight(std::vector<FlightPart> parts) : parts_(std::move(parts)) {
+Flight::Flight(std::vector<FlightPart> parts,
+               const std::vector<at::Tensor>& line_sums)
+    : parts_(std::move(parts)) {
   for (const FlightPart& part : parts_) {
     params_.insert(params_.end(), part.params.begin(), part.params.end());
   }
+  if (!line_sums.empty()) set_prior(line_sums);
 }
 
 std::vector<at::Tensor> Flight::directions() const {
@@ -83,16 +99,9 @@ std::vector<at::Tensor> Flight::directions() const {
 }
 
 void Flight::place(double time) {
-  std::vector<at::Tensor> taken;
   for (const FlightPart& part : parts_) {
-    if (line_sums_ || part.prior_precision == 0) {
-      sbps_place_(part.params, part.origin, part.directions(), time);
-    } else {  // the line's sums cost less now than in a pass of their own
-      taken.push_back(
-          sbps_place_sums_(part.params, part.origin, part.directions(), time));
-    }
+    sbps_place_(part.params, part.origin, part.directions(), time);
   }
-  if (!line_sums_) line_sums_ = std::move(taken);
   for (const at::Tensor& param : params_) {
     if (!param.is_inference()) param.unsafeGetTensorImpl()->bump_version();
   }
@@ -192,6 +201,7 @@ std::shared_ptr<Flight> Flight::reflected(double time,
   reflection.gain = 2 * s.product / s.gradient * reflection.scale;
   const auto here = origins(time);
   std::vector<FlightPart> changed = parts_;
+  std::vector<at::Tensor> line_sums;
   Split split(grads);
   for (size_t i = 0; i < changed.size(); ++i) {
     FlightPart& part = changed[i];
@@ -199,11 +209,16 @@ std::shared_ptr<Flight> Flight::reflected(double time,
     part.origin = here[i];
     part.velocity = Clones(part.velocity);
     reflection.weight_decay = part.weight_decay();
-    sbps_reflect_(part.params,
-                  part_grads,
-                  part.velocity,
-                  part.preconditioner,
-                  reflection);
+    if (options.preconditioned() || part.prior_precision == 0) {
+      sbps_reflect_(part.params,
+                    part_grads,
+                    part.velocity,
+                    part.preconditioner,
+                    reflection);
+    } else {
+      line_sums.push_back(sbps_reflect_sums_(
+          part.params, part_grads, part.velocity, part.origin, reflection));
+    }
     if (!part.square_average.empty() && options.adapt()) {
       part.square_average = Clones(part.square_average);
       sbps_adapt_(part.params,
@@ -213,7 +228,7 @@ std::shared_ptr<Flight> Flight::reflected(double time,
                   options.decay());
     }
   }
-  return Steered(std::move(changed), options);
+  return Steered(std::move(changed), options, std::move(line_sums));
 }
 
 FlightSums Flight::sums(const std::vector<at::Tensor>& grads) const {
@@ -235,25 +250,27 @@ FlightSums Flight::sums(const std::vector<at::Tensor>& grads) const {
 }
 
 double Flight::prior(double time) {
-  if (!line_sums_) {
-    line_sums_.emplace();
-    for (const FlightPart& part : parts_) {
-      if (part.prior_precision == 0) continue;
-      line_sums_->push_back(sbps_line_sums(part.origin, part.directions()));
-    }
-  }
   if (!prior_) {
-    prior_.emplace();
-    auto next = line_sums_->begin();
+    std::vector<at::Tensor> line_sums;
     for (const FlightPart& part : parts_) {
       if (part.prior_precision == 0) continue;
-      const at::Tensor row = (next++)->cpu();
-      const auto* s = row.const_data_ptr<double>();
-      prior_->begin += part.prior_precision * s[0];
-      prior_->slope += part.prior_precision * s[1];
+      line_sums.push_back(sbps_line_sums(part.origin, part.directions()));
     }
+    set_prior(line_sums);
   }
   return prior_->begin + time * prior_->slope;
+}
+
+void Flight::set_prior(const std::vector<at::Tensor>& line_sums) {
+  prior_.emplace();
+  auto next = line_sums.begin();
+  for (const FlightPart& part : parts_) {
+    if (part.prior_precision == 0) continue;
+    const at::Tensor row = (next++)->cpu();
+    const auto* s = row.const_data_ptr<double>();
+    prior_->begin += part.prior_precision * s[0];
+    prior_->slope += part.prior_precision * s[1];
+  }
 }
 
 }  // namespace torch_sgmcmc

@@ -50,7 +50,10 @@ struct PriorLine {
 
 class Flight {
  public:
-  explicit Flight(std::vector<FlightPart> parts);
+  // `line_sums` are sbps_line_sums of the parts with a prior, if a pass over
+  // them has taken them already.
+  explicit Flight(std::vector<FlightPart> parts,
+                  const std::vector<at::Tensor>& line_sums = {});
 
   const std::vector<FlightPart>& parts() const { return parts_; }
   std::vector<FlightPart>& parts() { return parts_; }
@@ -82,11 +85,10 @@ class Flight {
   std::vector<std::vector<at::Tensor>> origins(double time) const;
   std::vector<std::pair<uint32_t, const void*>> marks() const;
 
-  // What prior() is made of: at the line's beginning, and per time.
+  void set_prior(const std::vector<at::Tensor>& line_sums);
+
   std::vector<FlightPart> parts_;
   std::vector<at::Tensor> params_;
-  // sbps_line_sums of the parts with a prior, known from the first place() on.
-  std::optional<std::vector<at::Tensor>> line_sums_;
   std::optional<PriorLine> prior_;
   std::vector<std::pair<uint32_t, const void*>> marks_;
   double marked_ = std::numeric_limits<double>::quiet_NaN();

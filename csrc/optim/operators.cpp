@@ -350,12 +350,36 @@ void sbps_precondition_(at::TensorList square_averages,
       square_averages, velocities, preconditioners, directions, eps, scale);
 }
 
-at::Tensor sbps_place_sums_(at::TensorList params,
-                            at::TensorList origins,
-                            at::TensorList directions,
-                            double time) {
-  return Call<"torch_sgmcmc::sbps_place_sums_", at::Tensor>(
-      params, origins, directions, time);
+at::Tensor sbps_reflect_sums_(at::TensorList params,
+                              at::TensorList grads,
+                              at::TensorList velocities,
+                              at::TensorList origins,
+                              const SBPSReflection& reflection) {
+  return Call<"torch_sgmcmc::sbps_reflect_sums_", at::Tensor>(
+      params,
+      grads,
+      velocities,
+      origins,
+      reflection.weight_decay,
+      reflection.scale,
+      reflection.gain);
+}
+
+at::Tensor sbps_precondition_sums_(at::TensorList square_averages,
+                                   at::TensorList velocities,
+                                   at::TensorList preconditioners,
+                                   at::TensorList directions,
+                                   at::TensorList origins,
+                                   double eps,
+                                   double scale) {
+  return Call<"torch_sgmcmc::sbps_precondition_sums_", at::Tensor>(
+      square_averages,
+      velocities,
+      preconditioners,
+      directions,
+      origins,
+      eps,
+      scale);
 }
 
 at::Tensor sbps_line_sums(at::TensorList origins, at::TensorList directions) {

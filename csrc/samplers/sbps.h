@@ -15,6 +15,7 @@
 #include <math.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "core/arithmetic.h"
@@ -154,13 +155,22 @@ class SBPSPreconditionUpdate {
   Real scale_;
 };
 
-// origin . A v and |A v|^2 of a line. Arrays: those of SBPSPlaceUpdate.
+// origin . A v and |A v|^2 of a line, of which two of a plan's arrays are the
+// origin and A v.
+template <size_t kArrays, size_t kOrigin, size_t kDirection>
 struct SBPSLineSums {
-  static constexpr std::array<Role, 3> kRoles = {
-      Role::kOutput, Role::kStatistic, Role::kStatistic};
-  static constexpr std::array<bool, 3> kReads = {false, true, true};
-  SG_INLINE std::array<double, 2> operator()(const double (&x)[3]) const {
-    return {x[1] * x[2], x[2] * x[2]};
+  static constexpr std::array<Role, kArrays> kRoles = [] {
+    std::array<Role, kArrays> roles = {};
+    for (Role& role : roles) role = Role::kStatistic;
+    return roles;
+  }();
+  static constexpr std::array<bool, kArrays> kReads = [] {
+    std::array<bool, kArrays> reads = {};
+    reads[kOrigin] = reads[kDirection] = true;
+    return reads;
+  }();
+  SG_INLINE std::array<double, 2> operator()(const double (&x)[kArrays]) const {
+    return {x[kOrigin] * x[kDirection], x[kDirection] * x[kDirection]};
   }
   SG_INLINE static double Finish(double sum) { return sum; }
 };

@@ -59,41 +59,27 @@ inline Tensor SumsLike(const Tensor& like, int64_t count) {
   return torch::stable::new_empty(like, {count}, ScalarType::Double);
 }
 
-// The same, and the line's sums, in one pass.
-template <class Reducer>
-Tensor SBPSPlaceSums(TensorList params,
-                     TensorList origins,
-                     TensorList directions,
-                     double time) {
-  constexpr const char* kOp = "sbps_place_sums_";
-  CheckFinite(kOp, "time", time);
-  CheckNotEmpty(kOp, "params", params);
-  Plan plan(kOp,
-            {{"params", Role::kOutput, params},
-             {"origins", Role::kStatistic, origins},
-             {"directions", Role::kStatistic, directions}},
-            NoOffsets(params));
-  Tensor sums = SumsLike(params[0], kSums<SBPSLineSums>);
-  Reducer::template UpdateAndReduce<SBPSPlaceUpdate>(
-      kOp, plan, SBPSPlaceCoefficients{time}, SBPSLineSums(), sums);
-  plan.Finish();
-  return sums;
-}
-
-// The line's sums alone.
 template <class Reducer>
 Tensor SBPSSumsOfLine(TensorList origins, TensorList directions) {
   constexpr const char* kOp = "sbps_line_sums";
   CheckNotEmpty(kOp, "origins", origins);
-  // The map knows parameters, too, but does not look at them.
   const Plan plan(kOp,
                   {{"origins", Role::kStatistic, origins},
-                   {"origins", Role::kStatistic, origins},
                    {"directions", Role::kStatistic, directions}},
                   NoOffsets(origins));
-  Tensor sums = SumsLike(origins[0], kSums<SBPSLineSums>);
-  Reducer::Reduce(plan, SBPSLineSums(), /*num_chains=*/1, sums);
+  using Sums = SBPSLineSums</*kArrays=*/2, /*kOrigin=*/0, /*kDirection=*/1>;
+  Tensor sums = SumsLike(origins[0], kSums<Sums>);
+  Reducer::Reduce(plan, Sums(), /*num_chains=*/1, sums);
   return sums;
+}
+
+inline void CheckReflection(const char* op,
+                            double weight_decay,
+                            double scale,
+                            double gain) {
+  CheckNumber(op, "weight_decay", weight_decay);
+  CheckNumber(op, "scale", scale, /*positive=*/true);
+  CheckFinite(op, "gain", gain);
 }
 
 template <class Driver>
@@ -105,9 +91,7 @@ void SBPSReflect(TensorList params,
                  double scale,
                  double gain) {
   constexpr const char* kOp = "sbps_reflect_";
-  CheckNumber(kOp, "weight_decay", weight_decay);
-  CheckNumber(kOp, "scale", scale, /*positive=*/true);
-  CheckFinite(kOp, "gain", gain);
+  CheckReflection(kOp, weight_decay, scale, gain);
   std::vector<Argument> arguments = {{"params", Role::kGradient, params},
                                      {"grads", Role::kGradient, grads},
                                      {"velocities", Role::kState, velocities}};
@@ -120,6 +104,37 @@ void SBPSReflect(TensorList params,
     Plan plan(kOp, arguments, NoOffsets(params));
     SBPSApply<SBPSPreconditionedReflectUpdate, Driver>(kOp, plan, c);
   }
+}
+
+// The same without a preconditioner, and the sums of the line that the new
+// velocities make from `origins`, in one pass.
+template <class Reducer>
+Tensor SBPSReflectSums(TensorList params,
+                       TensorList grads,
+                       TensorList velocities,
+                       TensorList origins,
+                       double weight_decay,
+                       double scale,
+                       double gain) {
+  constexpr const char* kOp = "sbps_reflect_sums_";
+  CheckReflection(kOp, weight_decay, scale, gain);
+  CheckNotEmpty(kOp, "params", params);
+  Plan plan(kOp,
+            {{"params", Role::kGradient, params},
+             {"grads", Role::kGradient, grads},
+             {"velocities", Role::kState, velocities},
+             {"origins", Role::kStatistic, origins}},
+            NoOffsets(params));
+  using Sums = SBPSLineSums</*kArrays=*/4, /*kOrigin=*/3, /*kDirection=*/2>;
+  Tensor sums = SumsLike(params[0], kSums<Sums>);
+  Reducer::template UpdateAndReduce<SBPSReflectUpdate>(
+      kOp,
+      plan,
+      SBPSReflectCoefficients{weight_decay, scale, gain},
+      Sums(),
+      sums);
+  plan.Finish();
+  return sums;
 }
 
 template <class Driver>
@@ -161,6 +176,35 @@ void SBPSPrecondition(TensorList square_averages,
             NoOffsets(square_averages));
   SBPSApply<SBPSPreconditionUpdate, Driver>(
       kOp, plan, SBPSPreconditionCoefficients{eps, scale});
+}
+
+// The same, and the sums of the line that the directions make from `origins`,
+// in one pass.
+template <class Reducer>
+Tensor SBPSPreconditionSums(TensorList square_averages,
+                            TensorList velocities,
+                            TensorList preconditioners,
+                            TensorList directions,
+                            TensorList origins,
+                            double eps,
+                            double scale) {
+  constexpr const char* kOp = "sbps_precondition_sums_";
+  CheckNumber(kOp, "eps", eps, /*positive=*/true);
+  CheckNumber(kOp, "scale", scale, /*positive=*/true);
+  CheckNotEmpty(kOp, "square_averages", square_averages);
+  Plan plan(kOp,
+            {{"square_averages", Role::kStatistic, square_averages},
+             {"velocities", Role::kStatistic, velocities},
+             {"preconditioners", Role::kState, preconditioners},
+             {"directions", Role::kState, directions},
+             {"origins", Role::kStatistic, origins}},
+            NoOffsets(square_averages));
+  using Sums = SBPSLineSums</*kArrays=*/5, /*kOrigin=*/4, /*kDirection=*/3>;
+  Tensor sums = SumsLike(square_averages[0], kSums<Sums>);
+  Reducer::template UpdateAndReduce<SBPSPreconditionUpdate>(
+      kOp, plan, SBPSPreconditionCoefficients{eps, scale}, Sums(), sums);
+  plan.Finish();
+  return sums;
 }
 
 template <class Reducer>
@@ -210,7 +254,8 @@ void RegisterSBPS(Library& m) {
   m.impl("sbps_reflect_", TORCH_BOX(&SBPSReflect<Driver>));
   m.impl("sbps_adapt_", TORCH_BOX(&SBPSAdapt<Driver>));
   m.impl("sbps_precondition_", TORCH_BOX(&SBPSPrecondition<Driver>));
-  m.impl("sbps_place_sums_", TORCH_BOX(&SBPSPlaceSums<Reducer>));
+  m.impl("sbps_reflect_sums_", TORCH_BOX(&SBPSReflectSums<Reducer>));
+  m.impl("sbps_precondition_sums_", TORCH_BOX(&SBPSPreconditionSums<Reducer>));
   m.impl("sbps_line_sums", TORCH_BOX(&SBPSSumsOfLine<Reducer>));
   m.impl("sbps_reflection_sums", TORCH_BOX(&SBPSSumsOfReflection<Reducer>));
   m.impl("sbps_preconditioner_sum",

@@ -237,12 +237,6 @@ TORCH_SGMCMC_API void sbps_place_(at::TensorList params,
                                   at::TensorList directions,
                                   double time);
 
-/// The same, and the line's sums in the same pass: see sbps_line_sums.
-TORCH_SGMCMC_API at::Tensor sbps_place_sums_(at::TensorList params,
-                                             at::TensorList origins,
-                                             at::TensorList directions,
-                                             double time);
-
 /// origin . direction and |direction|^2, in float64.
 TORCH_SGMCMC_API at::Tensor sbps_line_sums(at::TensorList origins,
                                            at::TensorList directions);
@@ -269,6 +263,15 @@ TORCH_SGMCMC_API void sbps_reflect_(at::TensorList params,
                                     at::TensorList preconditioners,
                                     const SBPSReflection& reflection);
 
+/// v <- scale v - gain g, and in the same pass the sums of the new line from
+/// `origins`: see sbps_line_sums.
+TORCH_SGMCMC_API at::Tensor sbps_reflect_sums_(
+    at::TensorList params,
+    at::TensorList grads,
+    at::TensorList velocities,
+    at::TensorList origins,
+    const SBPSReflection& reflection);
+
 /// V <- decay V + (1 - decay) g^2.
 TORCH_SGMCMC_API void sbps_adapt_(at::TensorList params,
                                   at::TensorList grads,
@@ -287,6 +290,17 @@ TORCH_SGMCMC_API void sbps_precondition_(at::TensorList square_averages,
                                          at::TensorList directions,
                                          double eps,
                                          double scale);
+
+/// The same, and in the same pass the sums of the line from `origins`: see
+/// sbps_line_sums.
+TORCH_SGMCMC_API at::Tensor sbps_precondition_sums_(
+    at::TensorList square_averages,
+    at::TensorList velocities,
+    at::TensorList preconditioners,
+    at::TensorList directions,
+    at::TensorList origins,
+    double eps,
+    double scale);
 
 /// Takes gradients into running variances: half the mean squared difference of
 /// consecutive gradients, with the given weight of the newest.
