@@ -1,6 +1,7 @@
 """EWSG as a class: its closure, decisions, and what it shares with SGHMC.
 
-Its law is the subject of ``test_ewsg_law.py``, its operators of ``test_operators.py``.
+Its law is the subject of ``test_ewsg_law.py``, its operators of
+``test_ewsg_operators.py``.
 """
 
 import copy

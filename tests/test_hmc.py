@@ -1,6 +1,7 @@
 """HMC as a class: its decisions, many chains, and masses.
 
-Its law is the subject of ``test_hmc_law.py``, its operators of ``test_operators.py``.
+Its law is the subject of ``test_hmc_law.py``, its operators of
+``test_hmc_operators.py``.
 """
 
 import math

@@ -1,0 +1,109 @@
+"""HMC's operators equal plain-PyTorch references, to rounding."""
+
+import pytest
+import torch
+from operator_tensors import (
+    STREAM,
+    assert_all_same,
+    clones,
+    mixed_list,
+    scattered_offsets,
+    states,
+)
+from reference import (
+    DTYPES,
+    Exact,
+    assert_rounded,
+    draw,
+    leapfrog,
+    same_bits,
+)
+
+from torch_sgmcmc import _C
+from torch_sgmcmc import _library as ops
+
+
+@pytest.mark.parametrize("massive", [False, True])
+@pytest.mark.parametrize("prior_precision", [0.0, 1.9])
+@pytest.mark.parametrize("drift", [0.0, 0.3])
+def test_leapfrog_equals_reference(
+    drift: float, prior_precision: float, massive: bool
+) -> None:
+    params, grads = mixed_list(1), mixed_list(2)
+    momenta = states(params, 3)
+    masses = [0.3 + s.square() for s in states(params, 4)] if massive else []
+    move = {"kick": 0.2, "num_data": 7.0, "prior_precision": prior_precision}
+    expected = [
+        leapfrog(p, g, r, masses[i] if massive else None, drift=drift, **move)
+        for i, (p, g, r) in enumerate(zip(params, grads, momenta, strict=True))
+    ]
+    untouched, before = clones(grads + masses), clones(params)
+    ops.hmc_leapfrog_(params, grads, momenta, masses, drift=drift, **move)
+    for p, r, (new_p, new_r) in zip(params, momenta, expected, strict=True):
+        assert_rounded(p, new_p)
+        assert_rounded(r, new_r)
+    assert_all_same(grads + masses, untouched)
+    if drift == 0:
+        assert_all_same(params, before)
+
+
+def test_leapfrog_runs_back() -> None:
+    """Reversible to rounding: a kick and a drift, and the same with r turned round."""
+    p, r = torch.linspace(-2, 2, 999).double(), torch.linspace(3, -1, 999).double()
+    mass = 0.5 + torch.linspace(0, 3, 999).double()
+    start = p.clone(), r.clone()
+    move = {"num_data": 3.0, "prior_precision": 0.4}
+
+    def half() -> None:
+        ops.hmc_leapfrog_([p], [p**3], [r], [mass], kick=0.01, drift=0.0, **move)
+
+    for _ in range(2):
+        for _ in range(50):  # a trajectory of whole leapfrog steps
+            ops.hmc_leapfrog_([p], [p**3], [r], [mass], kick=0.01, drift=0.02, **move)
+            half()
+        r.neg_()
+    assert not torch.equal(p, start[0])  # it did move and round
+    torch.testing.assert_close(p, start[0], rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(r, start[1], rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("massive", [False, True])
+def test_momenta_equal_reference(massive: bool) -> None:
+    momenta = states(mixed_list(1), 3)
+    masses = [0.3 + s.square() for s in states(mixed_list(1), 4)] if massive else []
+    offsets = scattered_offsets(momenta)
+    noise = draw(momenta, offsets=offsets, purpose=_C.PURPOSE_MOMENTUM, **STREAM)
+    ops.hmc_momenta_(momenta, masses, temperature=0.7, offsets=offsets, **STREAM)
+    for i, (r, z) in enumerate(zip(momenta, noise, strict=True)):
+        mass = masses[i].double() if massive else 1.0
+        value = torch.as_tensor(0.7 * mass, dtype=torch.float64).sqrt() * z
+        assert_rounded(r, Exact(value, value.abs()))
+
+
+@pytest.mark.parametrize("massive", [False, True])
+@pytest.mark.parametrize("prior_precision", [0.0, 1.9])
+@pytest.mark.parametrize("chains", [1, 2, 17, 1000])
+def test_energy_equals_reference(
+    chains: int, prior_precision: float, massive: bool
+) -> None:
+    g = torch.Generator().manual_seed(chains)
+    shapes = [(chains,), (chains, 2), (chains, 5, 3), (chains, 4097), (chains, 0)]
+    dtypes = [*DTYPES, torch.float32]
+    params = [
+        torch.randn(s, generator=g).to(d) for s, d in zip(shapes, dtypes, strict=True)
+    ]
+    momenta = states(params, 3)
+    masses = [0.3 + s.square() for s in states(params, 4)] if massive else []
+    lists = [params, momenta, masses]
+    hyper = {"prior_precision": prior_precision}
+    energy = ops.hmc_energy(*lists, **hyper, num_chains=chains)
+    expected = torch.zeros(chains, dtype=torch.float64)
+    for i, (p, r) in enumerate(zip(params, momenta, strict=True)):
+        terms = r.double().square() / (masses[i].double() if massive else 1.0)
+        terms = terms + prior_precision * p.double().square()
+        expected += terms.reshape(chains, -1).sum(dim=1) / 2
+    torch.testing.assert_close(energy, expected, rtol=1e-13, atol=0)
+    # A chain's energy does not depend on the others: the same bits alone.
+    for k in (0, chains - 1):
+        alone = [[t[k : k + 1] for t in ts] for ts in lists]
+        assert same_bits(ops.hmc_energy(*alone, **hyper, num_chains=1)[0], energy[k])
