@@ -23,7 +23,7 @@ Edges EdgesOf(const std::vector<at::Tensor>& tensors) {
 }
 
 std::vector<at::Tensor> GradientsAt(const Edges& outputs,
-                                    const Edges& inputs,
+                                    const Edges& places,
                                     const std::vector<at::Tensor>& weights,
                                     bool create_graph) {
   return torch::autograd::Engine::get_default_engine().execute(
@@ -32,7 +32,7 @@ std::vector<at::Tensor> GradientsAt(const Edges& outputs,
       /*keep_graph=*/true,
       create_graph,
       /*accumulate_grad=*/false,
-      inputs);
+      places);
 }
 
 at::Tensor FlatGradient(const torch::autograd::Edge& output,

@@ -15,11 +15,11 @@ using Edges = std::vector<torch::autograd::Edge>;
 torch::autograd::Edge EdgeOf(const at::Tensor& tensor);
 Edges EdgesOf(const std::vector<at::Tensor>& tensors);
 
-// The gradients at `inputs` of the weighted outputs, undefined where these do
-// not depend on them, as torch.autograd.grad has them with GradientEdges. The
-// graph is kept.
+// The gradients at some places of the weighted outputs, undefined where these
+// do not depend on them, as torch.autograd.grad has them with GradientEdges.
+// The graph is kept.
 std::vector<at::Tensor> GradientsAt(const Edges& outputs,
-                                    const Edges& inputs,
+                                    const Edges& places,
                                     const std::vector<at::Tensor>& weights,
                                     bool create_graph);
 

@@ -27,7 +27,7 @@ std::vector<NodePtr> LeadingTo(const NodeSet& leaves, const NodePtr& root) {
   std::vector<NodePtr> pending = {root};
   while (!pending.empty()) {
     const NodePtr node = pending.back();
-    const bool seen = leads.count(node.get()) > 0;
+    const bool seen = leads.contains(node.get());
     const size_t before = pending.size();
     bool any = false;
     for (const Edge& edge : node->next_edges()) {
@@ -69,7 +69,7 @@ Edges Gates(const at::Tensor& values, const std::vector<at::Tensor>& params) {
                        [&](const Edge& edge) { return edge.function == node; }),
         ahead.end());
     for (const Edge& edge : node->next_edges()) {
-      if (within.count(edge.function.get()) > 0 &&
+      if (within.contains(edge.function.get()) &&
           std::find(ahead.begin(), ahead.end(), edge) == ahead.end()) {
         ahead.push_back(edge);
       }
@@ -115,8 +115,9 @@ std::optional<Predictor> Predictor::Of(const at::Tensor& values,
                          {at::ones_like(first.detach())},
                          /*create_graph=*/false)[0];
   }
-  if (!second.defined())
-    second = at::zeros_like(first.detach());  // l is linear
+  if (!second.defined()) {  // l is linear
+    second = at::zeros_like(first.detach());
+  }
   const at::Tensor cotangents = first.detach().clone().requires_grad_();
   return Predictor{*gate,
                    first.detach().reshape({-1}),
