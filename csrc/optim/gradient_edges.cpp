@@ -22,12 +22,12 @@ Edges EdgesOf(const std::vector<at::Tensor>& tensors) {
   return edges;
 }
 
-std::vector<at::Tensor> GradientsAt(const Edges& outputs,
+std::vector<at::Tensor> GradientsAt(const Edges& roots,
                                     const Edges& places,
                                     const std::vector<at::Tensor>& weights,
                                     bool create_graph) {
   return torch::autograd::Engine::get_default_engine().execute(
-      outputs,
+      roots,
       weights,
       /*keep_graph=*/true,
       create_graph,

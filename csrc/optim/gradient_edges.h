@@ -15,10 +15,10 @@ using Edges = std::vector<torch::autograd::Edge>;
 torch::autograd::Edge EdgeOf(const at::Tensor& tensor);
 Edges EdgesOf(const std::vector<at::Tensor>& tensors);
 
-// The gradients at some places of the weighted outputs, undefined where these
-// do not depend on them, as torch.autograd.grad has them with GradientEdges.
-// The graph is kept.
-std::vector<at::Tensor> GradientsAt(const Edges& outputs,
+// The gradients at some places of the weighted roots, undefined where these do
+// not depend on them, as torch.autograd.grad has them with GradientEdges. The
+// graph is kept.
+std::vector<at::Tensor> GradientsAt(const Edges& roots,
                                     const Edges& places,
                                     const std::vector<at::Tensor>& weights,
                                     bool create_graph);
