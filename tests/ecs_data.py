@@ -30,15 +30,20 @@ class Data:
     def params(self) -> list[Tensor]:
         return [self.weight, self.bias]
 
+    def predictor(self, x: Tensor) -> Tensor:
+        if self.kind == "layered":
+            return nn.functional.linear(x, self.weight[None], self.bias).squeeze(-1)
+        if self.kind == "summed":  # its rows cannot be read
+            return (x * self.weight).sum(1) + self.bias
+        return x @ self.weight + self.bias
+
     def __call__(self, indices: Tensor) -> Tensor:
         self.seen.append(indices)
-        eta = self.x[indices] @ self.weight + self.bias
-        y = self.y[indices]
-        if self.kind == "logistic":
+        eta, y = self.predictor(self.x[indices]), self.y[indices]
+        if self.kind in ("logistic", "layered", "summed"):
             return y * eta - nn.functional.softplus(eta)
         if self.kind == "twice":  # no predictor that everything leads through
-            again = self.x[indices] @ self.weight + self.bias
-            return y * eta - nn.functional.softplus(again)
+            return y * eta - nn.functional.softplus(self.predictor(self.x[indices]))
         if self.kind == "gaussian":
             return -0.5 * (y - eta) ** 2
         if self.kind == "linear":

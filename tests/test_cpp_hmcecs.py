@@ -25,9 +25,11 @@ CHAINS: dict[str, tuple[str, torch.dtype, float | None, dict[str, Any]]] = {
     "perturbed-fp32": ("logistic", torch.float32, 0.002, {"subsample_size": 12}),
     "perturbed-whole": ("tanh", F64, 0.3, {"mass_matrix": "diagonal"}),
     "perturbed-twice": ("twice", F64, None, {}),
+    "perturbed-layered": ("layered", F64, None, {}),
+    "perturbed-summed": ("summed", F64, None, {}),
     # So many data that each parameter's derivatives are passes of their own.
     "perturbed-many": (
-        "logistic",
+        "summed",
         F64,
         None,
         {"num_data": 1500, "subsample_size": 40, "chunk_size": 1100},

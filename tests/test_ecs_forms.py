@@ -21,6 +21,10 @@ def logistic(y: Tensor, eta: Tensor) -> Tensor:
     return y * eta - F.softplus(eta)
 
 
+def sparse(p: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+    return logistic(y, torch.mv(x.to_sparse(), p[0]))
+
+
 def summed(p: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
     return logistic(y, (x * p[0]).sum(dim=1))
 
@@ -62,6 +66,7 @@ MODELS = {
         lambda p, x, y: logistic(y, x @ p[0] + p[1]), PREDICTOR, (3, 1)
     ),
     "a linear layer": Model(layered, PREDICTOR, (3, 1)),
+    "a sparse matrix": Model(sparse, PREDICTOR),
     "sums of products": Model(summed, PREDICTOR),
     "scaled parameters": Model(scaled, PREDICTOR),
     "a part that is not used": Model(
@@ -156,7 +161,7 @@ def test_terms_of_the_form_that_is_found(name: str, count: int) -> None:
 
 @pytest.mark.parametrize("form", [PREDICTOR, RANK_ONE])
 def test_passes_by_single_directions_and_by_batches(form: str) -> None:
-    fitted = Fitted(MODELS["a weight and a bias"], 2500)
+    fitted = Fitted(MODELS["sums of products"], 2500)
     few, many = (
         TaylorSums.at_present(
             fitted, fitted.params, torch.arange(2500).split(size), form, fitted.probes

@@ -137,22 +137,10 @@ def flat_gradient(
         )
 
 
-def columns_of_linear(
-    pull: Tensor, weights: Tensor, out: Tensor | None = None
-) -> Tensor:
-    """The derivative of ``pull`` [d] by the weights it is linear in.
-
-    Args:
-        pull: the function, with a graph.
-        weights: M elements.
-        out: takes the result, if its shape fits: large memory is dear to get.
-
-    Returns:
-        [d, M].
-    """
+def columns_of_linear(pull: Tensor, weights: Tensor) -> Tensor:
+    """The derivative of ``pull`` [d], which has a graph, by its M weights: [d, M]."""
     d, size = len(pull), weights.numel()
-    if out is None or out.shape != (d, size):
-        out = pull.new_empty(d, size)
+    out = pull.new_empty(d, size)
     begin = 0
     for basis in _bases(d, pull, d + size):
         end = begin + len(basis)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from torch_sgmcmc._likelihood_graph import columns_of_linear, flat_gradient
+from torch_sgmcmc._linear_rows import read_rows
 
 __all__ = ["Predictor"]
 
@@ -34,8 +35,7 @@ class Predictor:
     gate: int  # its place
     first: Tensor  # [M], ∂ℓᵢ/∂ηᵢ
     second: Tensor  # [M], ∂²ℓᵢ/∂ηᵢ²
-    slope: Tensor  # [d], Σ ∇ℓᵢ, as a function of
-    cotangents: Tensor  # the first derivatives, in the shape of the predictor
+    rows: Tensor  # [M, d], xᵢ: not to be written to
 
     @classmethod
     def of(
@@ -62,14 +62,13 @@ class Predictor:
             )
         if second is None:  # ℓ is linear
             second = torch.zeros_like(first)
-        cotangents = first.detach().clone().requires_grad_()
-        slope = flat_gradient(edge, params, cotangents)
-        first = first.detach().reshape(-1)
-        return cls(gate, first, second.reshape(-1), slope, cotangents)
-
-    def columns(self, out: Tensor | None = None) -> Tensor:
-        """The predictor's derivatives xᵢ by the parameters, [d, M]."""
-        return columns_of_linear(self.slope, self.cotangents, out)
+        first = first.detach()
+        rows = read_rows(edge, params, len(values))
+        if rows is None:
+            cotangents = first.clone().requires_grad_()
+            slope = flat_gradient(edge, params, cotangents)
+            rows = columns_of_linear(slope, cotangents).t()
+        return cls(gate, first.reshape(-1), second.reshape(-1), rows)
 
 
 def _last_of_size(values: Tensor, edges: list[GradientEdge]) -> int | None:

@@ -79,7 +79,7 @@ class TaylorTerms:
                     "before: the closure must do the same for any data, or set_anchor "
                     "must be called again"
                 )
-            rows = predictor.columns().t().double()
+            rows = predictor.rows.double()
             gradients = predictor.first.double()[:, None] * rows
             return cls(
                 constants, torch.stack([gradients, rows]), predictor.second.double()
@@ -192,7 +192,7 @@ class TaylorSums:
         value, gradient = torch.zeros((), **like), torch.zeros(d, **like)
         hessian = None if form == LINEAR else torch.zeros(d, d, **like)
         fit = _Fit(params[0].dtype, probes.device)
-        gate = rows = scaled = None
+        gate = scaled = None
         for indices in chunks:
             with torch.enable_grad():
                 values = log_likelihoods(closure, indices)
@@ -206,10 +206,10 @@ class TaylorSums:
                     guess, truth = _curvatures(closure, params, some, gate, probes[0])
                     if not fit.adds(guess, truth):
                         return None
-                gradient += predictor.slope.detach().double()
-                rows = predictor.columns(rows)
+                rows = predictor.rows.double()
+                gradient += torch.mv(rows.t(), predictor.first.double())
                 scaled = _product(rows, predictor.second, scaled)
-                hessian += scaled @ rows.double().t()
+                hessian += scaled.t() @ rows
                 continue
             graph = LikelihoodGraph(values, params)
             gradient += graph.slope.detach().double()
@@ -242,7 +242,7 @@ def _product(rows: Tensor, scales: Tensor, out: Tensor | None) -> Tensor:
     """The scaled rows in float64; where they fit, in the memory of others."""
     if out is None or out.shape != rows.shape:
         out = torch.empty_like(rows, dtype=torch.float64)
-    return torch.mul(rows.double(), scales.double(), out=out)
+    return torch.mul(rows, scales.double()[:, None], out=out)
 
 
 def _curvatures(
@@ -255,7 +255,7 @@ def _curvatures(
     truth = LikelihoodGraph(values, params).curvatures(z).double()
     if predictor is None:
         return torch.full_like(truth, torch.nan), truth
-    along = z @ predictor.columns().double()
+    along = predictor.rows.double() @ z
     return predictor.second.double() * along**2, truth
 
 

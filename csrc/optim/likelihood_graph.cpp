@@ -128,14 +128,10 @@ at::Tensor ValuesWithGraph(const DataClosure& closure,
   return LogLikelihoods(closure, indices);
 }
 
-at::Tensor ColumnsOfLinear(const at::Tensor& pull,
-                           const at::Tensor& weights,
-                           at::Tensor out) {
+at::Tensor ColumnsOfLinear(const at::Tensor& pull, const at::Tensor& weights) {
   const int64_t d = pull.numel();
   const int64_t size = weights.numel();
-  if (!out.defined() || out.sizes() != at::IntArrayRef{d, size}) {
-    out = at::empty({d, size}, pull.options().requires_grad(false));
-  }
+  at::Tensor out = at::empty({d, size}, pull.options().requires_grad(false));
   int64_t begin = 0;
   for (const at::Tensor& basis : Bases(d, pull, d + size)) {
     const int64_t end = begin + basis.size(0);

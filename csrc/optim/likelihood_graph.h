@@ -43,11 +43,8 @@ class LikelihoodGraph {
 at::Tensor ValuesWithGraph(const DataClosure& closure,
                            const at::Tensor& indices);
 
-// The derivative of `pull` [d] by the M weights it is linear in: [d, M], in
-// `out` if its shape fits: large memory is dear to get.
-at::Tensor ColumnsOfLinear(const at::Tensor& pull,
-                           const at::Tensor& weights,
-                           at::Tensor out = {});
+// The derivative of `pull` [d] by the M weights it is linear in: [d, M].
+at::Tensor ColumnsOfLinear(const at::Tensor& pull, const at::Tensor& weights);
 
 // The log-likelihoods of data [M] and each one's gradient [M, d], by a backward
 // pass for each: for many parameters.

@@ -9,6 +9,7 @@
 
 #include "optim/gradient_edges.h"
 #include "optim/likelihood_graph.h"
+#include "optim/linear_rows.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -104,10 +105,10 @@ std::optional<Predictor> Predictor::Of(const at::Tensor& values,
   if (!gate) gate = LastOfSize(values, gates);
   if (!gate || *gate >= static_cast<int64_t>(gates.size())) return std::nullopt;
   const Edge& edge = gates[static_cast<size_t>(*gate)];
-  const at::Tensor first = GradientsAt({EdgeOf(values)},
-                                       {edge},
-                                       {at::ones_like(values.detach())},
-                                       /*create_graph=*/true)[0];
+  at::Tensor first = GradientsAt({EdgeOf(values)},
+                                 {edge},
+                                 {at::ones_like(values.detach())},
+                                 /*create_graph=*/true)[0];
   at::Tensor second;
   if (first.requires_grad()) {
     second = GradientsAt({EdgeOf(first)},
@@ -118,16 +119,14 @@ std::optional<Predictor> Predictor::Of(const at::Tensor& values,
   if (!second.defined()) {  // l is linear
     second = at::zeros_like(first.detach());
   }
-  const at::Tensor cotangents = first.detach().clone().requires_grad_();
-  return Predictor{*gate,
-                   first.detach().reshape({-1}),
-                   second.reshape({-1}),
-                   FlatGradient(edge, params, cotangents),
-                   cotangents};
-}
-
-at::Tensor Predictor::columns(const at::Tensor& out) const {
-  return ColumnsOfLinear(slope, cotangents, out);
+  first = first.detach();
+  at::Tensor rows = ReadRows(edge, params, values.numel());
+  if (!rows.defined()) {
+    const at::Tensor cotangents = first.clone().requires_grad_();
+    const at::Tensor slope = FlatGradient(edge, params, cotangents);
+    rows = ColumnsOfLinear(slope, cotangents).t();
+  }
+  return Predictor{*gate, first.reshape({-1}), second.reshape({-1}), rows};
 }
 
 }  // namespace torch_sgmcmc

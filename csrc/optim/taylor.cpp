@@ -57,7 +57,7 @@ at::Tensor Product(const at::Tensor& rows,
   if (!out.defined() || out.sizes() != rows.sizes()) {
     out = at::empty_like(rows, rows.options().dtype(at::kDouble));
   }
-  return at::mul_out(out, rows.to(at::kDouble), scales.to(at::kDouble));
+  return at::mul_out(out, rows, scales.to(at::kDouble).unsqueeze(1));
 }
 
 // z' H_i z by the predictor and as it is: [M].
@@ -76,7 +76,7 @@ std::pair<at::Tensor, at::Tensor> Curvatures(
     return {at::full_like(truth, std::numeric_limits<double>::quiet_NaN()),
             truth};
   }
-  const at::Tensor along = at::matmul(z, predictor->columns().to(at::kDouble));
+  const at::Tensor along = at::matmul(predictor->rows.to(at::kDouble), z);
   return {predictor->second.to(at::kDouble) * along.pow(2), truth};
 }
 
@@ -152,7 +152,7 @@ TaylorTerms TaylorTerms::AtPresent(const DataClosure& closure,
           "before: the closure must do the same for any data, or set_anchor must "
           "be called again");
     }
-    const at::Tensor rows = predictor->columns().t().to(at::kDouble);
+    const at::Tensor rows = predictor->rows.to(at::kDouble);
     const at::Tensor gradients =
         predictor->first.to(at::kDouble).unsqueeze(1) * rows;
     return {values,
@@ -240,7 +240,6 @@ std::optional<TaylorSums> TaylorSums::AtPresent(
   if (form != kLinearForm) sums.hessian = at::zeros({d, d}, like);
   Fit fit(params[0].scalar_type(), like);
   std::optional<int64_t> gate;
-  at::Tensor rows;
   at::Tensor scaled;
   for (at::Tensor indices = next_chunk(); indices.defined();
        indices = next_chunk()) {
@@ -256,10 +255,10 @@ std::optional<TaylorSums> TaylorSums::AtPresent(
             closure, params, indices.slice(0, 0, kTested), *gate, probes[0]);
         if (!fit.adds(guess, truth)) return std::nullopt;
       }
-      sums.gradient += predictor->slope.detach().to(at::kDouble);
-      rows = predictor->columns(rows);
+      const at::Tensor rows = predictor->rows.to(at::kDouble);
+      sums.gradient += at::mv(rows.t(), predictor->first.to(at::kDouble));
       scaled = Product(rows, predictor->second, scaled);
-      sums.hessian += at::matmul(scaled, rows.to(at::kDouble).t());
+      sums.hessian += at::matmul(scaled.t(), rows);
       continue;
     }
     const LikelihoodGraph graph(values, params);

@@ -32,20 +32,27 @@ class Regression {
   std::vector<torch::Tensor> params() const { return {weight_, bias_}; }
 
   torch::Tensor operator()(const torch::Tensor& indices) const {
-    const auto predictor = [&] {
-      return x_.index({indices}).matmul(weight_) + bias_;
-    };
-    const torch::Tensor eta = predictor();
+    const torch::Tensor x = x_.index({indices});
     const torch::Tensor y = y_.index({indices});
+    const torch::Tensor eta = predictor(x);
     if (fault_ == "shape") return eta.sum();
     if (fault_ == "graph") return eta.detach();
     if (fault_ == "infinite") return eta / 0.0;
-    if (kind_ == "logistic") return y * eta - torch::softplus(eta);
-    if (kind_ == "twice") return y * eta - torch::softplus(predictor());
+    if (kind_ == "twice") return y * eta - torch::softplus(predictor(x));
+    if (kind_ != "tanh") return y * eta - torch::softplus(eta);
     return -0.5 * (y - eta.tanh() * bias_).pow(2);  // Hessians of rank two
   }
 
  private:
+  torch::Tensor predictor(const torch::Tensor& x) const {
+    if (kind_ == "layered") {
+      return torch::linear(x, weight_.unsqueeze(0), bias_).squeeze(-1);
+    }
+    // Its rows cannot be read.
+    if (kind_ == "summed") return (x * weight_).sum(1) + bias_;
+    return x.matmul(weight_) + bias_;
+  }
+
   static torch::Tensor Parameter(const sg::StateDict& job, const char* name) {
     const sg::StateDict model = job.at("model");
     return model.at(name).toTensor().clone().set_requires_grad(true);
