@@ -21,10 +21,6 @@ def logistic(y: Tensor, eta: Tensor) -> Tensor:
     return y * eta - F.softplus(eta)
 
 
-def sparse(p: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
-    return logistic(y, torch.mv(x.to_sparse(), p[0]))
-
-
 def summed(p: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
     return logistic(y, (x * p[0]).sum(dim=1))
 
@@ -66,7 +62,6 @@ MODELS = {
         lambda p, x, y: logistic(y, x @ p[0] + p[1]), PREDICTOR, (3, 1)
     ),
     "a linear layer": Model(layered, PREDICTOR, (3, 1)),
-    "a sparse matrix": Model(sparse, PREDICTOR),
     "sums of products": Model(summed, PREDICTOR),
     "scaled parameters": Model(scaled, PREDICTOR),
     "a part that is not used": Model(

@@ -19,6 +19,10 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kPieces = 4;
 constexpr int kMaxPieces = 256;
 
+// How far a particle that knows no slopes looks at first, in times in which the
+// upper end of the band lets one proposal arrive.
+constexpr double kNearby = 0x1p-10;
+
 // Quads of a step.
 constexpr uint64_t kArrivals = 0;
 constexpr uint64_t kDecision = 1;
@@ -52,8 +56,14 @@ PiecewiseRate BounceClock::Rate(double confidence) const {
   const double change = std::abs(fit.slope) + confidence * std::sqrt(spread);
   const bool blind = !(level > std::sqrt(std::numeric_limits<double>::min()) *
                                    (4 + 4 * confidence));
-  const double reach =
+  double reach =
       blind ? blind_ : std::max(2 * level / change, 4 / std::sqrt(change));
+  // Before a line has ended, the scale of the slope is a guess, far too small
+  // where the rate is small by chance: the particle looks nearby, and then at
+  // most twice as far each time.
+  if (!blind && regression_.prior().lines == 0) {
+    reach = std::min(reach, std::max(now_, kNearby / level));
+  }
 
   PiecewiseRate rate;
   rate.Add(now_, upper(now_));
