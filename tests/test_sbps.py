@@ -59,7 +59,7 @@ def test_every_observation_is_of_the_whole_target(preconditioned: bool) -> None:
     sampler = make(groups, preconditioned=preconditioned, eps=0.1, refresh_rate=3.0)
     closure = Draws(params)
     checked = 0
-    for _ in range(150):
+    for _ in range(180):
         bounces = sampler.diagnostics.bounces
         drawn = closure.generator.get_state()
         sampler.step(closure)

@@ -35,7 +35,7 @@ def test_a_restored_chain_continues_bit_for_bit(kind: str, dtype: torch.dtype) -
     params = make_params(dtype)
     closure = Draws(params)
     sampler = make(params, sample_interval=0.05, **KINDS[kind])
-    run(sampler, closure, 60)
+    run(sampler, closure, 90)
     assert sampler.diagnostics.bounces > 3
     for restart in ("saved", "pickled", "copied"):
         if restart == "saved":
@@ -85,7 +85,7 @@ def test_any_number_of_threads_gives_the_same_chain(kind: str) -> None:
 
         torch.set_num_threads(threads)
         sampler = make([p], num_data=1e4, **KINDS[kind])
-        run(sampler, closure, 20)
+        run(sampler, closure, 80)
         assert sampler.diagnostics.bounces > 0
         chains.append(p)
     torch.set_num_threads(before)

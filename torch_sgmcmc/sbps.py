@@ -134,7 +134,9 @@ class SBPS(Sampler):
     above the band, a **violation**, bounces are lost, and that is the only bias.
 
     One step is one event: the particle moves to where a bounce is proposed, observes a
-    minibatch there, and bounces or flies on. With ``preconditioned=True``, θ moves
+    minibatch there, and bounces or flies on. Where the regression cannot tell as far
+    as the next proposal, it only observes: mostly in the first steps of all, which are
+    short. With ``preconditioned=True``, θ moves
     along Av and bounces with Ag, where the diagonal A is learned at bounces from
     :math:`V \leftarrow b V + (1 - b) \bar g^2` with :math:`\bar g = g\,T/N`:
     :math:`A = 1 / (\sqrt{V} + \epsilon)`, divided by its mean.

@@ -6,7 +6,8 @@
 // (Pakman et al. 2017, section 4). Refreshments of the velocity compete with
 // it. Where the clock has no observation yet, and where nothing arrives within
 // the horizon that the regression can be trusted for, the particle looks: it
-// observes, and cannot bounce.
+// observes, and cannot bounce. Before it knows the slope of any line, it looks
+// nearby, and then at most twice as far each time.
 //
 // All randomness is a function of (seed, step): two quads of the purpose
 // kBounceClock a step (Note [Counter layout]).

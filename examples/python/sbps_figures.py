@@ -32,7 +32,7 @@ SIZES: dict[int, dict[str, Any]] = {
     1: {
         "tiny": figure1.Size(2, 6.0),
         "short": figure1.Size(3, 100.0),
-        "paper": figure1.Size(12, 100.0),
+        "paper": figure1.Size(60, 100.0),
     },
     2: {
         "tiny": figure2.Size(2, 20),

@@ -32,9 +32,7 @@ CORRELATION = 0.7
 EXAMPLES = 100  # whose losses share the noise, and from which SBPS estimates it
 REFRESH_RATE = 0.1
 INTERVAL = 0.5  # trajectory time between samples
-# SBPS flies its first lines without knowing how G changes, which it learns at bounces.
-# Without noise its band is narrow then, and such a line can lead far out.
-BURN_IN = {"exact gradient": 30.0, "noisy gradient": 10.0}
+BURN_IN = 10.0
 SHOWN = 50  # bounces in the picture
 
 # Is there noise, and how wide is the band of proposals? With noise wide enough that
@@ -108,7 +106,7 @@ def simulate(case: str, time: float, seed: int) -> dict[str, Array]:
         seed=seed,
     )
     closure = closure_of(w, noisy, seed)
-    while sampler.trajectory_time < BURN_IN[case]:
+    while sampler.trajectory_time < BURN_IN:
         sampler.step(closure)
     begin = sampler.diagnostics
     average = sg.TimeAverage(sampler)
@@ -146,7 +144,7 @@ def run(size: Size, cache: Path) -> dict[str, Any]:
             remembered(
                 cache,
                 f"figure 1, {case}, seed {seed}",
-                [size.time, settings, INTERVAL, REFRESH_RATE, BURN_IN[case]],
+                [size.time, settings, INTERVAL, REFRESH_RATE, BURN_IN],
                 lambda case=case, seed=seed: simulate(case, size.time, seed),
             )
             for seed in range(size.seeds)
