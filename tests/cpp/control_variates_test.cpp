@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "message_of.h"
 #include "torch_sgmcmc/ewsg.h"
 #include "torch_sgmcmc/psgld.h"
 #include "torch_sgmcmc/sghmc.h"
@@ -28,15 +29,6 @@ using Example = torch::data::Example<>;
 using Tensors = std::vector<torch::Tensor>;
 
 constexpr int64_t kNumData = 7;
-
-std::string MessageOf(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 void ExpectSame(const Tensors& got, const Tensors& want) {
   ASSERT_EQ(got.size(), want.size());

@@ -11,22 +11,13 @@
 #include <vector>
 
 #include "host/metropolis.h"
+#include "message_of.h"
 
 namespace torch_sgmcmc {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-template <class Function>
-std::string Thrown(const Function& function) {
-  try {
-    function();
-  } catch (const std::invalid_argument& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 TEST(DualAveraging, FollowsThePaper) {
   const std::vector<double> accepted = {0.1, 0.9, 1, 0, 0.75, 0.3};
@@ -79,7 +70,7 @@ TEST(DualAveraging, StaysFinite) {
 
 TEST(DualAveraging, RefusesWhatIsOutOfRange) {
   const auto size = [](double x) {
-    return Thrown([&] { DualAveraging(x, 0.8); });
+    return MessageOf<std::invalid_argument>([&] { DualAveraging(x, 0.8); });
   };
   const std::string wanted = " (must be finite and > 0)";
   EXPECT_EQ(size(0), "Invalid step_size: 0.000000" + wanted);
@@ -87,13 +78,13 @@ TEST(DualAveraging, RefusesWhatIsOutOfRange) {
   EXPECT_EQ(size(kInfinity), "Invalid step_size: inf" + wanted);
   for (const double target : {0.0, 1.0}) {
     EXPECT_EQ(
-        Thrown([&] { DualAveraging(1, target); }),
+        MessageOf<std::invalid_argument>([&] { DualAveraging(1, target); }),
         "Invalid target: " + std::to_string(target) + " (must be in (0, 1))");
   }
   DualAveraging adaptation(1, 0.8);
   for (const double a : {-0.1, 1.1}) {
     EXPECT_EQ(
-        Thrown([&] { adaptation.Update(a); }),
+        MessageOf<std::invalid_argument>([&] { adaptation.Update(a); }),
         "Invalid acceptance: " + std::to_string(a) + " (must be in [0, 1])");
   }
   EXPECT_EQ(adaptation.count(), 0);
@@ -101,9 +92,10 @@ TEST(DualAveraging, RefusesWhatIsOutOfRange) {
        {std::pair(1, kNaN), {2, -1.0}, {2, 0.5}, {5, kInfinity}}) {
     DualAveraging::State state = adaptation.state();
     state[static_cast<size_t>(place)] = value;
-    EXPECT_EQ(Thrown([&] { DualAveraging other(state); }),
-              "Invalid state of dual averaging (must be finite, with a whole "
-              "count)");
+    EXPECT_EQ(
+        MessageOf<std::invalid_argument>([&] { DualAveraging other(state); }),
+        "Invalid state of dual averaging (must be finite, with a whole "
+        "count)");
   }
 }
 

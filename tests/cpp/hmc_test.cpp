@@ -16,21 +16,12 @@
 #include <utility>
 #include <vector>
 
+#include "message_of.h"
+
 namespace torch_sgmcmc {
 namespace {
 
 using torch::optim::OptimizerParamGroup;
-
-template <typename Error = std::invalid_argument>
-std::string Thrown(const std::function<void()>& function) {
-  try {
-    function();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return "";
-}
 
 torch::Tensor Param(torch::IntArrayRef shape) {
   const auto numel = c10::multiply_integers(shape);
@@ -59,7 +50,8 @@ torch::optim::Optimizer::LossClosure Quartic(
 
 TEST(HMC, OptionsHaveNoLearningRate) {
   const auto refused = [](const HMCOptions& options) {
-    return Thrown([&] { HMC({Param({4})}, options); });
+    return MessageOf<std::invalid_argument>(
+        [&] { HMC({Param({4})}, options); });
   };
   EXPECT_EQ(refused(HMCOptions().num_steps(1).num_data(1)),
             "Invalid step_size: not set (HMC needs the leapfrog's step)");
@@ -91,7 +83,7 @@ TEST(HMC, GroupsShareAllButThePrior) {
         {"metropolis", HMCOptions().metropolis(true)},
         {"resample_momentum_every", HMCOptions().resample_momentum_every(1)},
         {"num_chains", HMCOptions().num_chains(1)}}) {
-    EXPECT_EQ(Thrown([&] { add(bad.second); }),
+    EXPECT_EQ(MessageOf<std::invalid_argument>([&] { add(bad.second); }),
               "Invalid param group: '" + std::string(bad.first) +
                   "' is managed by HMC and cannot be set for a group");
   }
@@ -101,14 +93,15 @@ TEST(HMC, GroupsShareAllButThePrior) {
   EXPECT_EQ(sampler.options(1).prior_precision(), 3);
   EXPECT_EQ(sampler.options(0).prior_precision(), 0);
   sampler.options(1).step_size(0.5);
-  EXPECT_EQ(Thrown([&] { sampler.step([] { return torch::Tensor(); }); }),
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { sampler.step([] { return torch::Tensor(); }); }),
             "Invalid step_size: [0.1, 0.5] in the param groups (must be equal: "
             "there is one trajectory for all)");
 }
 
 TEST(HMC, NeedsAClosure) {
   HMC sampler({Param({4})}, Options());
-  EXPECT_EQ(Thrown([&] { sampler.step(); })
+  EXPECT_EQ(MessageOf<std::invalid_argument>([&] { sampler.step(); })
                 .find("HMC.step() needs a closure, since it computes several "
                       "gradients a step:"),
             0U);
@@ -193,7 +186,7 @@ TEST(HMC, RejectsBitForBitAndCountsDivergences) {
   EXPECT_EQ(sampler.acceptance_rate(), 1.0 / 3);
   EXPECT_FALSE(torch::equal(param[0], before[0]));
   EXPECT_TRUE(torch::equal(param.slice(0, 1), before.slice(0, 1)));
-  EXPECT_EQ(Thrown([&] {
+  EXPECT_EQ(MessageOf<std::invalid_argument>([&] {
               sampler.step([&] {
                 param.mutable_grad() = torch::zeros_like(param);
                 return torch::zeros({});
@@ -209,9 +202,12 @@ TEST(HMC, Masses) {
   sampler.step(Quartic(params));
   EXPECT_EQ(sampler.state().size(), 2);
   const auto refused = [&](const torch::Tensor& mass) {
-    return Thrown([&] { sampler.set_mass({torch::ones({}), mass}); });
+    return MessageOf<std::invalid_argument>([&] {
+      sampler.set_mass({torch::ones({}), mass});
+    });
   };
-  EXPECT_EQ(Thrown([&] { sampler.set_mass({torch::ones({})}); }),
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { sampler.set_mass({torch::ones({})}); }),
             "Invalid masses: 1 (must be one for each of the 2 parameters)");
   EXPECT_EQ(refused(torch::ones({3})),
             "Invalid masses: number 1 has shape [3] (must broadcast to [3, "
@@ -250,18 +246,22 @@ TEST(HMC, WarmUpIsSavedInTheMiddle) {
   }
   HMC late(thirds, HMCOptions(9).trajectory_length(1).num_data(1));
   torch::load(late, stream);
-  EXPECT_EQ(Thrown([&] { late.warmup(Quartic(thirds), 1, 0.7); }),
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { late.warmup(Quartic(thirds), 1, 0.7); }),
             "Invalid target_acceptance: 0.7 (the warm-up in progress has 0.8)");
   late.warmup(Quartic(thirds), 19);
   EXPECT_EQ(late.options().step_size(), sampler.options().step_size());
   EXPECT_TRUE(torch::equal(thirds[0], params[0]));
 
-  EXPECT_EQ(Thrown([&] { late.warmup(Quartic(thirds), 0); }),
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { late.warmup(Quartic(thirds), 0); }),
             "Invalid steps: 0 (must be >= 1)");
-  EXPECT_EQ(Thrown([&] { late.warmup(Quartic(thirds), 1, 1); }),
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { late.warmup(Quartic(thirds), 1, 1); }),
             "Invalid target_acceptance: 1.0 (must be in (0, 1))");
   late.options().metropolis(false);
-  EXPECT_EQ(Thrown([&] { late.warmup(Quartic(thirds), 1); }),
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { late.warmup(Quartic(thirds), 1); }),
             "Invalid metropolis: False (warmup() adapts to the acceptance "
             "rate)");
 }
@@ -274,16 +274,18 @@ TEST(HMC, RefusesAnAdaptationThatIsNone) {
     c10::impl::GenericList list(c10::AnyType::get());
     for (const double value : values) list.push_back(value);
     group.set("dual_averaging", list);
-    return Thrown([&] { sampler.load_state_dict(dict); });
+    return MessageOf<std::invalid_argument>(
+        [&] { sampler.load_state_dict(dict); });
   };
   const std::string message =
       "Invalid state of dual averaging (must be finite, with a whole count)";
   EXPECT_EQ(set({0.8, 0, -1, 0, 0, 0}), message);
   EXPECT_EQ(set({0.8, 0}), message);
   group.set("dual_averaging", 3);
-  EXPECT_EQ(Thrown([&] { sampler.load_state_dict(dict); }),
-            "Invalid dual_averaging in a state dict: a Int (must be a list of "
-            "numbers)");
+  EXPECT_EQ(
+      MessageOf<std::invalid_argument>([&] { sampler.load_state_dict(dict); }),
+      "Invalid dual_averaging in a state dict: a Int (must be a list of "
+      "numbers)");
 }
 
 }  // namespace

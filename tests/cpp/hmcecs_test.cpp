@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "message_of.h"
+
 namespace torch_sgmcmc {
 namespace {
 
@@ -50,15 +52,6 @@ struct Counts {
     return torch::remainder(i, 3) * eta - eta.exp();
   }
 };
-
-std::string MessageOf(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(HMCECS, OptionsAreComplete) {
   const auto refused = [](const HMCECSOptions& options) {

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <map>
 #include <set>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "core/counter.h"
+#include "message_of.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -215,14 +217,9 @@ TEST(StratifiedMinibatches, EveryDatumIsEquallyLikely) {
   }
 }
 
-template <class Call>
-void ExpectInvalid(const Call& call, const std::string& message) {
-  try {
-    call();
-    ADD_FAILURE() << "no error: " << message;
-  } catch (const std::invalid_argument& error) {
-    EXPECT_EQ(error.what(), message);
-  }
+void ExpectInvalid(const std::function<void()>& call,
+                   const std::string& message) {
+  EXPECT_EQ(MessageOf<std::invalid_argument>(call), message);
 }
 
 TEST(Minibatches, RefuseWhatDoesNotFit) {

@@ -18,22 +18,12 @@
 #include <utility>
 #include <vector>
 
+#include "message_of.h"
+
 namespace torch_sgmcmc {
 namespace {
 
 using torch::optim::OptimizerParamGroup;
-
-// The message of the exception that a function must throw.
-template <typename Error = std::invalid_argument>
-std::string Thrown(const std::function<void()>& function) {
-  try {
-    function();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return "";
-}
 
 torch::Tensor Param(int64_t numel,
                     torch::Dtype dtype = torch::kFloat,
@@ -104,10 +94,12 @@ TEST(Options, OfAGroupAddedLaterAreKept) {
 }
 
 TEST(Options, MustBeComplete) {
-  EXPECT_EQ(Thrown([] { SGLD(Params(), SGLDOptions(1)); }),
-            "Invalid num_data: not set (SGLD needs the number of training "
-            "examples; 1 if the loss is U itself)");
-  EXPECT_EQ(Thrown([] { SGHMC(Params(), SGHMCOptions().num_data(1)); }),
+  EXPECT_EQ(
+      MessageOf<std::invalid_argument>([] { SGLD(Params(), SGLDOptions(1)); }),
+      "Invalid num_data: not set (SGLD needs the number of training "
+      "examples; 1 if the loss is U itself)");
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [] { SGHMC(Params(), SGHMCOptions().num_data(1)); }),
             "Invalid lr: not set (SGHMC needs a step size, on SGD's scale)");
   // Every group may bring its own instead.
   std::vector<OptimizerParamGroup> groups;
@@ -119,7 +111,7 @@ TEST(Options, MustBeComplete) {
 TEST(Options, OfAnotherKindAreRefused) {
   SGLD sampler(Params(), Langevin());
   const auto add = [&](std::unique_ptr<torch::optim::OptimizerOptions> o) {
-    return Thrown([&] {
+    return MessageOf<std::invalid_argument>([&] {
       sampler.add_param_group(OptimizerParamGroup({Param(2)}, std::move(o)));
     });
   };
@@ -139,18 +131,21 @@ TEST(Options, OfAnotherKindAreRefused) {
 }
 
 TEST(Sampler, RefusesParametersThatItCannotSample) {
-  EXPECT_EQ(Thrown([] { SGLD({torch::zeros({2}, torch::kLong)}, Langevin()); }),
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [] { SGLD({torch::zeros({2}, torch::kLong)}, Langevin()); }),
             "Invalid parameter: SGLD cannot sample torch.int64 (must be "
             "float32, float64, bfloat16 or float16; a complex parameter can be "
             "kept as torch.view_as_real of it)");
-  EXPECT_EQ(Thrown([] { SGLD({Param(2) * 2}, Langevin()); }),
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [] { SGLD({Param(2) * 2}, Langevin()); }),
             "can't optimize a non-leaf Tensor");
-  EXPECT_EQ(Thrown([] {
+  EXPECT_EQ(MessageOf<std::invalid_argument>([] {
               const auto p = Param(2);
               SGLD({p, p}, Langevin());
             }),
             "some parameters appear in more than one parameter group");
-  EXPECT_EQ(Thrown([] { SGLD(std::vector<torch::Tensor>{}, Langevin()); }),
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [] { SGLD(std::vector<torch::Tensor>{}, Langevin()); }),
             "optimizer got an empty parameter list");
 }
 
@@ -159,7 +154,7 @@ TEST(Sampler, KnowsTheGroupsThatTorchAdded) {
   static_cast<torch::optim::Optimizer&>(sampler).add_param_group(
       OptimizerParamGroup({Param(4)}));
   EXPECT_EQ(
-      Thrown<std::runtime_error>([&] { sampler.step(); }),
+      MessageOf<std::runtime_error>([&] { sampler.step(); }),
       "SGLD does not know the parameters of group 1: add groups with the "
       "add_param_group of torch_sgmcmc::Sampler, not through a reference to "
       "torch::optim::Optimizer");
@@ -239,24 +234,24 @@ TEST(Sampler, AFailedStepChangesNothing) {
   const auto before = Copies(params);
 
   sampler.options(1).momentum(1.5);
-  EXPECT_EQ(Thrown([&] { sampler.step(); }),
+  EXPECT_EQ(MessageOf<std::invalid_argument>([&] { sampler.step(); }),
             "Invalid momentum: 1.5 (must be in [0, 1))");
   sampler.options(1).momentum(0.9);
 
   const auto grad = params[1].grad();
   params[1].mutable_grad() = torch::ones({5}).to_sparse();
-  EXPECT_EQ(Thrown<std::runtime_error>([&] { sampler.step(); }),
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { sampler.step(); }),
             "SGHMC does not support sparse gradients: got one of layout "
             "torch.sparse_coo for a parameter of shape [5] (for nn.Embedding, "
             "use sparse=False)");
   params[1].mutable_grad() = grad;
 
   params[1].set_data(torch::zeros({6}));
-  EXPECT_EQ(Thrown<std::runtime_error>([&] { sampler.step(); }),
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { sampler.step(); }),
             "SGHMC got a gradient of torch.float32 and shape [5] for a "
             "parameter of torch.float32 and shape [6] (must be equal)");
   params[1].mutable_grad() = torch::ones({6});
-  EXPECT_EQ(Thrown<std::runtime_error>([&] { sampler.step(); }),
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { sampler.step(); }),
             "SGHMC has a momentum of shape [5] for a parameter of shape [6]: "
             "was the parameter replaced?");
   params[1].set_data(before[1]);
@@ -276,7 +271,9 @@ TEST(Sampler, OnlineNoiseEstimateAboveTheFrictionIsAnError) {
     }
   };
   noisy(1e-3F);
-  EXPECT_NE(Thrown([&] { noisy(10); }).find("in the noisiest coordinate"),
+  EXPECT_NE(MessageOf<std::invalid_argument>([&] {
+              noisy(10);
+            }).find("in the noisiest coordinate"),
             std::string::npos);
 }
 
@@ -299,7 +296,7 @@ EWSGOptions Weighted() { return EWSGOptions(0.1).num_data(5).seed(7); }
 
 TEST(EWSG, NeedsAClosure) {
   EWSG sampler(Params(), Weighted());
-  EXPECT_EQ(Thrown([&] { sampler.step(); })
+  EXPECT_EQ(MessageOf<std::invalid_argument>([&] { sampler.step(); })
                 .find("EWSG.step() needs a closure, since it draws several "
                       "minibatches a step:"),
             0U);
@@ -343,7 +340,8 @@ TEST(EWSG, MakesManyChainsThatDecideAlone) {
   EXPECT_GT(sampler.acceptance_rate(), 0);
   EXPECT_LT(sampler.acceptance_rate(), 1);
 
-  EXPECT_EQ(Thrown([] { EWSG(Params(), Weighted().num_chains(300)); }),
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [] { EWSG(Params(), Weighted().num_chains(300)); }),
             "Invalid parameter: shape [5] (must have a leading dimension of "
             "num_chains = 300)");
 }
@@ -356,7 +354,7 @@ TEST(EWSG, AFailedClosureChangesNothing) {
   const auto fails = [&](int at, const std::function<void()>& spoil) {
     const int start = calls;
     const auto before = Copies(params);
-    const auto message = Thrown<std::runtime_error>([&] {
+    const auto message = MessageOf<std::runtime_error>([&] {
       sampler.step([&] {
         const auto loss = closure();
         if (calls - start == at) spoil();
@@ -390,7 +388,7 @@ TEST(EWSG, AFailedClosureChangesNothing) {
     params[1].mutable_grad() = reused;
     return torch::Tensor();
   };
-  EXPECT_EQ(Thrown<std::runtime_error>([&] { sampler.step(reuse); })
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { sampler.step(reuse); })
                 .find("EWSG got the gradients of a minibatch in the memory of "
                       "those of the minibatch before"),
             0U);
@@ -406,18 +404,21 @@ TEST(EWSG, MakesOneDecisionForAllGroups) {
   for (const auto& bad :
        {std::pair("index_chain_length", EWSGOptions().index_chain_length(1)),
         std::pair("num_chains", EWSGOptions().num_chains(4))}) {
-    EXPECT_EQ(Thrown([&] { sampler.add_param_group(group(bad.second)); }),
+    EXPECT_EQ(MessageOf<std::invalid_argument>(
+                  [&] { sampler.add_param_group(group(bad.second)); }),
               "Invalid param group: '" + std::string(bad.first) +
                   "' is managed by EWSG and cannot be set for a group");
   }
   sampler.add_param_group(group(EWSGOptions(0.2).surrogate("zero")));
   EXPECT_EQ(sampler.options(1).momentum(), 0.9);
   sampler.options(1).index_chain_length(3);
-  EXPECT_EQ(Thrown([&] { sampler.step([] { return torch::Tensor(); }); }),
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { sampler.step([] { return torch::Tensor(); }); }),
             "Invalid index_chain_length: [1, 3] in the param groups (must be "
             "equal: there is one decision for all)");
   sampler.options(1).index_chain_length(1).num_chains(1);
-  EXPECT_EQ(Thrown([&] { sampler.step([] { return torch::Tensor(); }); }),
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { sampler.step([] { return torch::Tensor(); }); }),
             "Invalid num_chains: [None, 1] in the param groups (must be equal: "
             "there is one decision for all)");
 }
@@ -448,19 +449,21 @@ TEST(EWSG, IsSavedAndLoadedByTorch) {
   const auto dict = sampler.state_dict();
   StateDict group = dict.at("param_groups").toListRef()[0];
   group.set("num_accepted", torch::zeros({2}));
-  EXPECT_EQ(Thrown([&] { other.load_state_dict(dict); }),
-            "Invalid num_accepted in a state dict: a Tensor (must be an int, "
-            "or a Tensor of one int64)");
+  EXPECT_EQ(
+      MessageOf<std::invalid_argument>([&] { other.load_state_dict(dict); }),
+      "Invalid num_accepted in a state dict: a Tensor (must be an int, "
+      "or a Tensor of one int64)");
   group.set("num_accepted", 3);
   group.set("num_chains", 5);
-  EXPECT_EQ(Thrown([&] { other.load_state_dict(dict); }),
-            "Invalid parameter: shape [4, 6] (must have a leading dimension of "
-            "num_chains = 5)");
+  EXPECT_EQ(
+      MessageOf<std::invalid_argument>([&] { other.load_state_dict(dict); }),
+      "Invalid parameter: shape [4, 6] (must have a leading dimension of "
+      "num_chains = 5)");
 }
 
 TEST(EWSG, RefusesWhatIsOutOfRange) {
   const auto refused = [](const EWSGOptions& options) {
-    return Thrown([&] { EWSG(Params(), options); });
+    return MessageOf<std::invalid_argument>([&] { EWSG(Params(), options); });
   };
   EXPECT_EQ(refused(Weighted().index_chain_length(-1)),
             "Invalid index_chain_length: -1 (must be >= 0)");
@@ -552,33 +555,38 @@ TEST_F(Files, HoldAModule) {
   torch::nn::Sequential wide(torch::nn::Linear(3, 4),
                              torch::nn::BatchNorm1d(4));
   const auto before = wide[0]->parameters()[0].detach().clone();
-  EXPECT_EQ(Thrown([&] { load_state_dict(*wide, load(Path("net.pt"))); }),
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { load_state_dict(*wide, load(Path("net.pt"))); }),
             "Invalid state dict: 0.weight has shape [2, 3], expected [4, 3]");
   EXPECT_TRUE(torch::equal(wide[0]->parameters()[0], before));
   torch::nn::Sequential small(torch::nn::Linear(3, 2));
-  EXPECT_EQ(Thrown([&] { load_state_dict(*small, load(Path("net.pt"))); }),
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { load_state_dict(*small, load(Path("net.pt"))); }),
             "Invalid state dict: the module has nothing named 1.weight");
-  EXPECT_EQ(Thrown([&] { load_state_dict(*net, state_dict(*small)); }),
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { load_state_dict(*net, state_dict(*small)); }),
             "Invalid state dict: it has no key '1.weight'");
 }
 
 TEST_F(Files, ThatAreNotOnesOfTorchAreRefused) {
-  EXPECT_EQ(Thrown<std::runtime_error>([&] { load(Path("none.pt")); }),
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { load(Path("none.pt")); }),
             "Cannot read " + Path("none.pt"));
   std::ofstream(Path("text.pt")) << "text";
-  EXPECT_EQ(Thrown<std::runtime_error>([&] {
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] {
               load(Path("text.pt"));
             }).find("Cannot read " + Path("text.pt") + ": not a file of"),
             0U);
-  EXPECT_EQ(Thrown<std::runtime_error>([&] { save({}, Path("no/folder.pt")); }),
-            "Cannot write " + Path("no/folder.pt"));
+  EXPECT_EQ(
+      MessageOf<std::runtime_error>([&] { save({}, Path("no/folder.pt")); }),
+      "Cannot write " + Path("no/folder.pt"));
 }
 
 TEST(StateDict, OfAnotherChainIsRefusedAndChangesNothing) {
   Pair<SGHMC, SGHMCOptions> pair(Hamiltonian());
   const auto good = pair.sampler.state_dict();
   const auto refused = [&](const StateDict& dict) {
-    return Thrown([&] { pair.other.load_state_dict(dict); });
+    return MessageOf<std::invalid_argument>(
+        [&] { pair.other.load_state_dict(dict); });
   };
   EXPECT_EQ(refused(StateDict()),
             "Invalid state dict: it has no key 'param_groups'");
@@ -653,16 +661,17 @@ TEST(GammaPrecision, DrawsEveryGroupsPrecision) {
 
 TEST(GammaPrecision, RefusesWhatIsOutOfRange) {
   SGLD sampler(Params(), Langevin().temperature(0));
-  EXPECT_EQ(Thrown([&] {
+  EXPECT_EQ(MessageOf<std::invalid_argument>([&] {
               GammaPrecision(sampler, GammaPrecisionOptions().shape(0));
             }),
             "Invalid shape: 0.0 (must be finite and > 0)");
-  EXPECT_EQ(Thrown([&] {
+  EXPECT_EQ(MessageOf<std::invalid_argument>([&] {
               GammaPrecision(sampler, GammaPrecisionOptions().rate(-1));
             }),
             "Invalid rate: -1.0 (must be finite and > 0)");
-  EXPECT_EQ(Thrown([&] { GammaPrecision(sampler).step(); }),
-            "Invalid temperature: 0.0 (must be finite and > 0)");
+  EXPECT_EQ(
+      MessageOf<std::invalid_argument>([&] { GammaPrecision(sampler).step(); }),
+      "Invalid temperature: 0.0 (must be finite and > 0)");
   EXPECT_EQ(sampler.options().prior_precision(), 0);
 }
 
@@ -678,11 +687,13 @@ TEST(Minibatch, IsThatOfPython) {
 }
 
 TEST(Minibatch, RefusesWhatDoesNotFit) {
-  EXPECT_EQ(Thrown([] { draw_minibatch(3, 4, 0, 0); }),
-            "Invalid batch_size: 4 (must be in [1, 3])");
-  EXPECT_EQ(Thrown([] { draw_minibatch(3, 1, 0, -1); }),
-            "step + count must be in [0, 2^48]");
-  EXPECT_EQ(Thrown([] {
+  EXPECT_EQ(
+      MessageOf<std::invalid_argument>([] { draw_minibatch(3, 4, 0, 0); }),
+      "Invalid batch_size: 4 (must be in [1, 3])");
+  EXPECT_EQ(
+      MessageOf<std::invalid_argument>([] { draw_minibatch(3, 1, 0, -1); }),
+      "step + count must be in [0, 2^48]");
+  EXPECT_EQ(MessageOf<std::invalid_argument>([] {
               draw_stratified_minibatch({3, 2}, 1, 0, 0);
             }),
             "Invalid ends: 2 (must be increasing and > 0)");

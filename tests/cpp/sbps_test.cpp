@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "message_of.h"
+
 namespace torch_sgmcmc {
 namespace {
 
@@ -32,15 +34,6 @@ struct Draws {
     return 0.5 * (param.flatten() - x).square().sum(1);
   }
 };
-
-std::string MessageOf(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(SBPS, RefusesLossesThatItCannotUseAndMovesNothing) {
   const at::Tensor param = Parameter({3});
