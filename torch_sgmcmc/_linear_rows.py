@@ -47,8 +47,10 @@ def read_rows(edge: GradientEdge, params: list[Tensor], size: int) -> Tensor | N
         the function is more than a sum of products with matrices and of numbers.
     """
     parts = _Parts(params, size)
-    if not parts.take(edge.node):
-        return None
+    terms: list[Node | None] = [edge.node]
+    while terms:
+        if not parts.take(terms.pop(), terms):
+            return None
     rows = [
         p.new_zeros(size, p.numel()) if part is None else part
         for p, part in zip(params, parts.found, strict=True)
@@ -64,8 +66,8 @@ class _Parts:
         self.places = {get_gradient_edge(p).node: i for i, p in enumerate(params)}
         self.found: list[Tensor | None] = [None] * len(params)
 
-    def take(self, node: Node | None) -> bool:
-        """Goes down from a term of the outputs; whether all of it could be read."""
+    def take(self, node: Node | None, terms: list[Node | None]) -> bool:
+        """Reads a term of the outputs, or adds its own to the terms; if it can."""
         if node is None:  # without parameters
             return True
         name = node.name()
@@ -74,16 +76,17 @@ class _Parts:
             one = self.params[self.places[node]]
             return one.numel() == 1 and self._keep(node, one.new_ones(self.size, 1))
         if name == "AddBackward0" and node._saved_alpha == 1:  # type: ignore[attr-defined]
-            return all(map(self.take, inputs))
+            terms += inputs
+            return True
         if name in _RESHAPES:
-            return self.take(inputs[0])
+            terms.append(inputs[0])
+            return True
         if name not in _PRODUCTS:
             return False
-        if name == "AddmmBackward0" and not (
-            node._saved_alpha == node._saved_beta == 1  # type: ignore[attr-defined]
-            and self.take(inputs[0])
-        ):
-            return False
+        if name == "AddmmBackward0":
+            if not node._saved_alpha == node._saved_beta == 1:  # type: ignore[attr-defined]
+                return False
+            terms.append(inputs[0])
         attribute, place = _PRODUCTS[name]
         if inputs[place - 1] is not None:  # the matrix depends on parameters too
             return False

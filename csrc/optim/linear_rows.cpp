@@ -50,8 +50,9 @@ class Parts {
     }
   }
 
-  // Goes down from a term of the outputs; whether all of it could be read.
-  bool take(const Node* node) {
+  // Reads a term of the outputs, or adds its own to the terms; false if
+  // neither.
+  bool take(const Node* node, std::vector<const Node*>& terms) {
     if (node == nullptr) return true;  // without parameters
     if (const auto place = places_.find(node); place != places_.end()) {
       const at::Tensor& one = params_[place->second];
@@ -59,15 +60,20 @@ class Parts {
              keep(node,
                   at::ones({size_, 1}, one.options().requires_grad(false)));
     }
-    if (Reshapes(*node)) return take(Input(*node, 0));
+    if (Reshapes(*node)) {
+      terms.push_back(Input(*node, 0));
+      return true;
+    }
     if (const auto* sum = dynamic_cast<const generated::AddBackward0*>(node)) {
-      return IsOne(sum->alpha) && take(Input(*node, 0)) &&
-             take(Input(*node, 1));
+      terms.push_back(Input(*node, 0));
+      terms.push_back(Input(*node, 1));
+      return IsOne(sum->alpha);
     }
     if (const auto* product =
             dynamic_cast<const generated::AddmmBackward0*>(node)) {
+      terms.push_back(Input(*node, 0));
       return IsOne(product->alpha) && IsOne(product->beta) &&
-             take(Input(*node, 0)) && multiply(*node, product->mat1_, 1);
+             multiply(*node, product->mat1_, 1);
     }
     if (const auto* product =
             dynamic_cast<const generated::MmBackward0*>(node)) {
@@ -131,7 +137,13 @@ at::Tensor ReadRows(const torch::autograd::Edge& edge,
                     const std::vector<at::Tensor>& params,
                     int64_t size) {
   Parts parts(params, size);
-  return parts.take(edge.function.get()) ? parts.rows() : at::Tensor();
+  std::vector<const Node*> terms = {edge.function.get()};
+  while (!terms.empty()) {
+    const Node* term = terms.back();
+    terms.pop_back();
+    if (!parts.take(term, terms)) return {};
+  }
+  return parts.rows();
 }
 
 }  // namespace torch_sgmcmc
