@@ -96,6 +96,12 @@ def test_other_numbers_of_outputs_are_refused() -> None:
     assert read_rows(edge, [weight], 6) is None
 
 
+def test_elements_in_another_order_are_refused() -> None:
+    weight = torch.randn(2, 2).t().requires_grad_()  # whose transpose is contiguous
+    edge = get_gradient_edge(torch.randn(7, 4) @ weight.t().view(4))
+    assert read_rows(edge, [weight], 7) is None
+
+
 def test_one_parameter_takes_no_copy() -> None:
     x, weight = torch.ones(7, 3), torch.ones(3, requires_grad=True)
     rows = read_rows(get_gradient_edge(x @ weight), [weight], 7)

@@ -73,8 +73,8 @@ class _Parts:
         name = node.name()
         inputs = [below for below, _ in node.next_functions]
         if node in self.places:
-            one = self.params[self.places[node]]
-            return one.numel() == 1 and self._keep(node, one.new_ones(self.size, 1))
+            number = self.params[self.places[node]]
+            return self._keep(node, number.new_ones(self.size, 1))
         if name == "AddBackward0" and node._saved_alpha == 1:  # type: ignore[attr-defined]
             terms += inputs
             return True

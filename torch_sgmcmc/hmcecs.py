@@ -234,7 +234,8 @@ class HMCECS(AnchoredSampler):
         ``control_variate``, ``mass_matrix`` and the temperature of the mass act from
         the next :meth:`set_anchor` on; other sizes, blocks or another seed draw u anew.
         A log-likelihood whose predictor is computed once is recognised as one of a
-        linear predictor: write ``eta = x @ theta`` and use ``eta``.
+        linear predictor: write ``eta = x @ theta`` (or use ``nn.Linear``) and go on
+        with ``eta``. Of such a product nothing needs to be computed to expand it.
         Use parameters in float64: log-likelihoods enter N / m times, their rounding
         too. ``p.grad`` is neither read nor written.
         A step costs about (1 + ``trajectory_length`` / ε) m evaluations and gradients

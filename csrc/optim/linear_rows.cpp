@@ -55,10 +55,8 @@ class Parts {
   bool take(const Node* node, std::vector<const Node*>& terms) {
     if (node == nullptr) return true;  // without parameters
     if (const auto place = places_.find(node); place != places_.end()) {
-      const at::Tensor& one = params_[place->second];
-      return one.numel() == 1 &&
-             keep(node,
-                  at::ones({size_, 1}, one.options().requires_grad(false)));
+      const at::TensorOptions like = params_[place->second].options();
+      return keep(node, at::ones({size_, 1}, like.requires_grad(false)));
     }
     if (Reshapes(*node)) {
       terms.push_back(Input(*node, 0));
