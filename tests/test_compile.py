@@ -233,7 +233,7 @@ def test_a_compiled_step_that_calls_its_closure(forward: bool) -> None:
         step = sampler.step
         if compiled:
             step = torch.compile(sampler.step, backend="aot_eager")
-        for _ in range(12):
+        for _ in range(24):
             step(lambda net=net, x=x: net(x).square().mean(dim=1))
         nets.append(list(net.parameters()))
         chains.append(sampler.state_dict()["param_groups"])
