@@ -9,9 +9,10 @@ at SGHMC's speed, for (a) the MNIST network 784-100-10, (b) the tensors of ResNe
 (c) one tensor of 10^8 elements; the share of the memory bandwidth measured in the same
 run; what a step of EWSG takes beyond its gradients, relative to one of SGHMC, as one
 chain and as 10^4 chains in one tensor; the overhead of the Python ``step()`` over the
-operator; a whole training step of the MNIST network. Candidates take turns, round by
-round, and the median over rounds is reported, so that a noisy machine disturbs all
-alike.
+operator; a whole training step of the MNIST network; what it takes to look whether
+gradients are finite, in a training step (of the MNIST network with minibatches of 500,
+of ResNet-18 with 16) and in an update alone. Candidates take turns, round by round, and
+the median over rounds is reported, so that a noisy machine disturbs all alike.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import itertools
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -255,11 +256,11 @@ def report_overhead(rounds: int) -> None:
 
     def sgld_operator() -> None:
         with torch.no_grad():
-            _library.sgld_step_(params, grads, **shared)
+            _library.sgld_step_(params, grads, [], **shared)
 
     def sghmc_operator() -> None:
         with torch.no_grad():
-            _library.sghmc_step_(params, grads, momenta, [], **shared, **extra)
+            _library.sghmc_step_(params, grads, momenta, [], [], **shared, **extra)
 
     times = measure(
         {
@@ -278,28 +279,70 @@ def report_overhead(rounds: int) -> None:
         print(f"  {name}: {over * 1e6:.1f} µs of {times[name] * 1e6:.1f} µs")
 
 
+def training(
+    network: Callable[[], nn.Module],
+    x: Tensor,
+    make: Callable[..., torch.optim.Optimizer],
+) -> Step:
+    """A training step on one minibatch of ten classes."""
+    torch.manual_seed(0)
+    model = network().to(x.device)
+    y = torch.randint(10, (len(x),), device=x.device)
+    optimizer = make(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def report_nonfinite(device: torch.device, rounds: int) -> None:
+    """Steps that look at their gradients, relative to steps that do not."""
+    from torchvision.models import resnet18
+
+    print("\nnonfinite='raise', relative to 'allow':")
+    cases = {
+        "MNIST network, batch 500": (mnist_network, torch.rand(500, 784), "a"),
+        "ResNet-18, batch 16": (resnet18, torch.rand(16, 3, 224, 224), "b"),
+    }
+    for title, (network, x, case) in cases.items():
+        params = parameters(shapes_of(case, 0), device)
+        for name in ("SGLD", "SGHMC"):
+            whole: dict[str, Step] = {}
+            alone: dict[str, Step] = {}
+            for choice in ("raise", "allow"):
+
+                def make(
+                    p: Iterable[Tensor], name: str = name, choice: str = choice
+                ) -> sg.Sampler:
+                    lr = LR / 1000  # whatever is trained here stays finite
+                    return getattr(sg, name)(
+                        p, lr, num_data=NUM_DATA, seed=0, nonfinite=choice
+                    )
+
+                whole[choice] = training(network, x.to(device), make)
+                alone[choice] = make(params).step
+            for what, steps in (("training step", whole), ("update alone", alone)):
+                times = measure(steps, device, rounds, 0.2)
+                print(
+                    f"  {title}, {name}, {what}: {times['raise'] * 1e6:.1f} µs, "
+                    f"{times['raise'] / times['allow']:.3f} x"
+                )
+
+
 def report_training(device: torch.device, rounds: int) -> None:
     """A whole training step of the MNIST network, minibatches of 500."""
-    x = torch.rand(500, 784, device=device)
-    y = torch.randint(10, (500,), device=device)
 
-    def training(make: Callable[..., torch.optim.Optimizer]) -> Step:
-        torch.manual_seed(0)
-        model = mnist_network().to(device)
-        optimizer = make(model.parameters())
-
-        def step() -> None:
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-
-        return step
+    def of(make: Callable[..., torch.optim.Optimizer]) -> Step:
+        return training(mnist_network, torch.rand(500, 784, device=device), make)
 
     times = measure(
         {
-            "SGD with momentum": training(lambda p: torch.optim.SGD(p, LR, MOMENTUM)),
-            "SGLD": training(lambda p: sg.SGLD(p, LR, num_data=NUM_DATA)),
-            "SGHMC": training(lambda p: sg.SGHMC(p, LR, MOMENTUM, num_data=NUM_DATA)),
+            "SGD with momentum": of(lambda p: torch.optim.SGD(p, LR, MOMENTUM)),
+            "SGLD": of(lambda p: sg.SGLD(p, LR, num_data=NUM_DATA)),
+            "SGHMC": of(lambda p: sg.SGHMC(p, LR, MOMENTUM, num_data=NUM_DATA)),
         },
         device,
         rounds,
@@ -320,6 +363,7 @@ def main() -> None:
     parser.add_argument("--device", nargs="+", help="default: cpu, and cuda if present")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--quick", action="store_true", help="10^7 elements in (c)")
+    parser.add_argument("--nonfinite", action="store_true", help="only what looks take")
     args = parser.parse_args()
     elements = 10**7 if args.quick else 10**8
     devices = args.device or ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -331,6 +375,9 @@ def main() -> None:
         device = torch.device(name)
         for threads in args.threads if device.type == "cpu" else [1]:
             torch.set_num_threads(threads)
+            if args.nonfinite:
+                report_nonfinite(device, args.rounds)
+                continue
             label = (
                 torch.cuda.get_device_name(device)
                 if device.type == "cuda"
@@ -352,6 +399,7 @@ def main() -> None:
             if device.type == "cpu" and threads == 1:
                 report_overhead(args.rounds)
             report_training(device, args.rounds)
+            report_nonfinite(device, args.rounds)
 
 
 if __name__ == "__main__":

@@ -3,38 +3,46 @@
 // Operators are pure functions of their arguments: no global random state, no
 // hidden step counter. A trailing underscore means that arguments are changed
 // in place. `device_step`, an int64 scalar on the tensors' device, is added to
-// `step`: a CUDA graph can then advance the noise without the host.
+// `step`: a CUDA graph can then advance the noise without the host. If it is
+// negative, nothing is changed (Note [Steps that are left out],
+// core/counter.h). `masters` has a float32 tensor for each parameter in
+// bfloat16 or float16, in their order, see Note [Master parameters] in
+// core/roles.h.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
   m.def(
-      "sgld_step_(Tensor(a!)[] params, Tensor[] grads, *, float lr, "
-      "float num_data, float prior_precision, float temperature, "
-      "int[] offsets, int seed, int step, Tensor? device_step=None) -> ()");
+      "sgld_step_(Tensor(a!)[] params, Tensor[] grads, "
+      "Tensor(b!)[] masters, *, float lr, float num_data, "
+      "float prior_precision, float temperature, int[] offsets, int seed, "
+      "int step, Tensor? device_step=None) -> ()");
   m.def(
       "sghmc_step_(Tensor(a!)[] params, Tensor[] grads, "
-      "Tensor(b!)[] momenta, Tensor[] grad_variances, *, float lr, "
-      "float momentum, float num_data, float prior_precision, "
-      "float temperature, float noise_estimate, "
-      "int resample_momentum_every, int[] offsets, int seed, int step, "
-      "Tensor? device_step=None) -> ()");
+      "Tensor(b!)[] momenta, Tensor[] grad_variances, "
+      "Tensor(c!)[] masters, *, float lr, float momentum, "
+      "float num_data, float prior_precision, float temperature, "
+      "float noise_estimate, int resample_momentum_every, int[] offsets, "
+      "int seed, int step, Tensor? device_step=None) -> ()");
   m.def(
       "psgld_step_(Tensor(a!)[] params, Tensor[] grads, "
       "Tensor(b!)[] square_averages, Tensor(c!)[] sensitivities, "
-      "Tensor[] curvatures, *, float lr, float num_data, "
-      "float prior_precision, float temperature, float decay, float eps, "
-      "int[] offsets, int seed, int step, Tensor? device_step=None) -> ()");
+      "Tensor[] curvatures, Tensor(d!)[] masters, *, float lr, "
+      "float num_data, float prior_precision, float temperature, "
+      "float decay, float eps, int[] offsets, int seed, int step, "
+      "Tensor? device_step=None) -> ()");
   m.def(
       "psgld_frozen_step_(Tensor(a!)[] params, Tensor[] grads, "
-      "Tensor[] roots, *, float lr, float num_data, float prior_precision, "
-      "float temperature, int[] offsets, int seed, int step, "
+      "Tensor[] roots, Tensor(b!)[] masters, *, float lr, "
+      "float num_data, float prior_precision, float temperature, "
+      "int[] offsets, int seed, int step, "
       "Tensor? device_step=None) -> ()");
   m.def(
       "sgnht_step_(Tensor(a!)[] params, Tensor[] grads, "
-      "Tensor(b!)[] momenta, Tensor(c!)[] thermostats, *, float lr, "
-      "float momentum, float num_data, float prior_precision, "
-      "float temperature, float thermostat_rate, int[] offsets, int seed, "
-      "int step, Tensor? device_step=None) -> ()");
+      "Tensor(b!)[] momenta, Tensor(c!)[] thermostats, "
+      "Tensor(d!)[] masters, *, float lr, float momentum, "
+      "float num_data, float prior_precision, float temperature, "
+      "float thermostat_rate, int[] offsets, int seed, int step, "
+      "Tensor? device_step=None) -> ()");
   m.def(
       "gradient_variance_(Tensor[] grads, Tensor(a!)[] variances, "
       "Tensor(b!)[] previous, *, float weight) -> ()");
@@ -60,8 +68,8 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "float temperature, int[] offsets, int seed, int step) -> ()");
   m.def(
       "hmc_leapfrog_(Tensor(a!)[] params, Tensor[] grads, "
-      "Tensor(b!)[] momenta, Tensor[] masses, *, float kick, float drift, "
-      "float num_data, float prior_precision) -> ()");
+      "Tensor(b!)[] momenta, Tensor[] masses, Tensor(c!)[] masters, *, "
+      "float kick, float drift, float num_data, float prior_precision) -> ()");
   m.def(
       "hmc_energy(Tensor[] params, Tensor[] momenta, Tensor[] masses, *, "
       "float prior_precision, int num_chains) -> Tensor");
@@ -112,4 +120,13 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "sbps_preconditioner_sum(Tensor[] square_averages, *, float eps) -> "
       "Tensor");
   m.def("sum_of_squares(Tensor[] tensors) -> Tensor");
+  // Whether any element is not finite: on the CPU, where the host need not
+  // wait.
+  m.def("any_nonfinite(Tensor[] tensors) -> bool");
+  // Row i of the result: how many elements of tensor i are NaN, and infinite.
+  m.def("count_nonfinite(Tensor[] tensors) -> Tensor");
+  // The device_step for an update: step + device_step if all counts are 0.
+  m.def(
+      "step_or_nothing(Tensor counts, *, int step, Tensor? device_step=None) "
+      "-> Tensor");
 }

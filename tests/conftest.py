@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,10 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != CHECKOUT]
 
 
+#: Markers of tests that take their time.
+LONG = ("slow", "cpp", "examples")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--data-root",
@@ -32,6 +36,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "default: the environment variable TORCH_SGMCMC_DATA. Tests that need data "
         "are skipped without it",
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as quick what daily work needs: no long tests, and no sampled laws."""
+    for item in items:
+        file = item.path.name
+        sampled = file.endswith("_law.py") or file == "test_mutants.py"
+        if not sampled and not any(map(item.get_closest_marker, LONG)):
+            item.add_marker("quick")
 
 
 @pytest.fixture(scope="session")
@@ -44,76 +57,97 @@ def data_root(pytestconfig: pytest.Config) -> Path:
 
 
 @pytest.fixture(scope="session")
-def cpp_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all test processes of this run have in common."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+def once(folder: Path, name: str, make: Callable[[Path], object]) -> Path:
+    """What is made once for all test processes, in a folder that may not exist yet."""
+    made, done = folder / name, folder / f"{name}-done"
+    with FileLock(folder / f"{name}-lock"):
+        if not done.exists():
+            make(made)
+            done.touch()
+    return made
+
+
+@pytest.fixture(scope="session")
+def cpp_package(shared_folder: Path) -> Path:
     """The prefix in which the C++ library is installed; skips without a compiler."""
     if not (cpp.CHECKOUT / "CMakeLists.txt").exists():
         pytest.skip("needs the sources beside the tests")
     if cpp.compiler() is None:
         pytest.skip("needs a C++ compiler")
-    # Built once for all test processes, whose folders are side by side.
-    base = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent
-    work, done = base / "package", base / "package-done"
-    with FileLock(base / "package-lock"):
-        if not done.exists():
-            work.mkdir()
-            cpp.install(work)
-            done.touch()
-    return work / "prefix"
+    return once(shared_folder, "package", cpp.install) / "prefix"
 
 
 @pytest.fixture(scope="session")
-def bare_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+def bare_path(shared_folder: Path) -> str:
     """A PATH without Python and without a CUDA toolkit."""
-    return cpp.path_without(
-        tmp_path_factory.mktemp("path") / "bin", "python", "pypy", "nvcc"
-    )
+    hidden = ("python", "pypy", "nvcc")
+    return str(once(shared_folder, "path", lambda p: cpp.path_without(p, *hidden)))
 
 
 @pytest.fixture(scope="session")
 def consumer_program(
-    cpp_package: Path, bare_path: str, tmp_path_factory: pytest.TempPathFactory
+    cpp_package: Path, bare_path: str, shared_folder: Path
 ) -> Callable[[str], Path]:
     """Programs by name, built against the installed package and the torch of pip.
 
     They are those of tests/cpp/consumer and examples/cpp.
     """
-    projects: dict[str, cpp.Project] = {}
 
     def build(name: str) -> Path:
         for folder in ("tests/cpp/consumer", "examples/cpp"):
             source = cpp.CHECKOUT / folder
             if not (source / f"{name}.cpp").exists():
                 continue
-            if folder not in projects:
-                project = cpp.Project(
-                    source, tmp_path_factory.mktemp("consumer"), bare_path
-                )
+
+            def make(build: Path, source: Path = source) -> None:
+                project = cpp.Project(source, build, bare_path)
                 project.configure(cpp_package, torch.utils.cmake_prefix_path)
-                projects[folder] = project
-            return projects[folder].program(name)
+                project.program(name)
+
+            return once(shared_folder, f"program-{name}", make) / name
         raise ValueError(f"no program is named {name}")
 
     return build
 
 
+@pytest.fixture(scope="session")
+def chain_program(
+    consumer_program: Callable[[str], Path],
+) -> Iterator[subprocess.Popen[str]]:
+    """The consumer's program of chains, which does one job after another."""
+    with subprocess.Popen(
+        [consumer_program("chain")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as program:
+        yield program
+
+
 @pytest.fixture
 def run_in_cpp(
-    consumer_program: Callable[[str], Path], tmp_path: Path
+    chain_program: subprocess.Popen[str], tmp_path: Path
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    program = consumer_program("chain")
+    """Does a job in C++; what is thrown there is a ValueError here."""
 
     def run(job: dict[str, Any]) -> dict[str, Any]:
         torch.save(job, tmp_path / "job.pt")
-        done = subprocess.run(
-            [program, tmp_path / "job.pt", tmp_path / "result.pt"],
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode != 0:
-            raise ValueError(done.stderr.strip())
-        return torch.load(tmp_path / "result.pt")
+        assert chain_program.stdin and chain_program.stdout
+        names = f"{tmp_path / 'job.pt'}\n{tmp_path / 'result.pt'}\n"
+        chain_program.stdin.write(names)
+        chain_program.stdin.flush()
+        answer = chain_program.stdout.readline()
+        assert answer == "done\n", f"the program ended: {chain_program.wait()}"
+        result = torch.load(tmp_path / "result.pt")
+        if "error" in result:
+            raise ValueError(result["error"].strip())
+        return result
 
     return run
 

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable
 
 import torch
+from operator_tensors import masters_of
 from reference import DTYPES, SIZES, arithmetic
 from torch import Tensor
 
@@ -48,15 +49,17 @@ def operators(dtype: torch.dtype) -> list[Tensor]:
     params, grads = values(like, 2.0), values(like, -0.9)
     work = [torch.empty(t.shape, dtype=arithmetic(dtype)) for t in like]
     momenta, variances = values(work, 0.3), [v.abs() for v in values(work, 0.02)]
+    masters = masters_of(params)
     noise = [torch.empty_like(t) for t in like]
     ops.gaussian_(noise, std=1.0, purpose=0, **stream)
-    ops.sgld_step_(params, grads, **target, **stream)
+    ops.sgld_step_(params, grads, masters, **target, **stream)
     for statistic in ([], variances):
         ops.sghmc_step_(
             params,
             grads,
             momenta,
             statistic,
+            masters,
             **target,
             momentum=0.8,
             noise_estimate=0.01,
@@ -65,7 +68,7 @@ def operators(dtype: torch.dtype) -> list[Tensor]:
         )
     squares, curvatures = [v.square() for v in momenta], values(like, 0.4)
     sensitivities, thermostats = values(work, 0.7), values(work, 0.05)
-    ops.psgld_frozen_step_(params, grads, squares, **target, **stream)
+    ops.psgld_frozen_step_(params, grads, squares, masters, **target, **stream)
     for w, h in (([], []), (sensitivities, curvatures)):
         ops.psgld_step_(
             params,
@@ -73,6 +76,7 @@ def operators(dtype: torch.dtype) -> list[Tensor]:
             squares,
             w,
             h,
+            masters,
             **target,
             decay=0.9,
             eps=1e-3,
@@ -83,6 +87,7 @@ def operators(dtype: torch.dtype) -> list[Tensor]:
         grads,
         momenta,
         thermostats,
+        masters,
         **target,
         momentum=0.8,
         thermostat_rate=0.03,
@@ -113,8 +118,9 @@ def operators(dtype: torch.dtype) -> list[Tensor]:
     energies = []
     for mass in ([], masses):
         ops.hmc_momenta_(drawn, mass, temperature=0.7, **stream)
-        ops.hmc_leapfrog_(params, grads, drawn, mass, drift=0.3, **trajectory)
-        ops.hmc_leapfrog_(params, grads, drawn, mass, drift=0.0, **trajectory)
+        lists = (params, grads, drawn, mass, masters)
+        ops.hmc_leapfrog_(*lists, drift=0.3, **trajectory)
+        ops.hmc_leapfrog_(*lists, drift=0.0, **trajectory)
         for prior in (0.0, 1.9):
             energies.append(
                 ops.hmc_energy(params, drawn, mass, prior_precision=prior, num_chains=1)

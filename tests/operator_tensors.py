@@ -1,17 +1,20 @@
 """Lists of tensors and hyperparameters that the tests of operators share."""
 
 import torch
-from reference import DTYPES, SIZES, arithmetic, same_bits
+from reference import DTYPES, SIZES, Exact, arithmetic, assert_rounded, same_bits
 from torch import Tensor
 
 __all__ = [
     "STREAM",
     "TARGET",
     "assert_all_same",
+    "assert_updated",
     "clones",
+    "masters_of",
     "mixed_list",
     "scattered_offsets",
     "states",
+    "values_of",
 ]
 
 # Large steps, so that no term of an update hides behind another.
@@ -35,6 +38,45 @@ def states(like: list[Tensor], seed: int) -> list[Tensor]:
         torch.randn(t.shape, generator=g, dtype=torch.float64).to(arithmetic(t.dtype))
         for t in like
     ]
+
+
+def masters_of(params: list[Tensor]) -> list[Tensor]:
+    """A master of each parameter in bf16 and fp16: rounds to it, but is another number.
+
+    Off by up to a fifth of a unit in the last place.
+    """
+    g = torch.Generator().manual_seed(6)
+    low = [p.detach() for p in params if p.dtype.itemsize == 2]
+    masters = [
+        p.float() * (1 + torch.finfo(p.dtype).eps / 5 * (2 * rand - 1))
+        for p, rand in ((p, torch.rand(p.shape, generator=g)) for p in low)
+    ]
+    for p, master in zip(low, masters, strict=True):
+        assert same_bits(p, master.to(p.dtype))
+    # In the layout of the parameter, as samplers make them.
+    return [
+        torch.empty_like(p, dtype=torch.float32).copy_(m)
+        for p, m in zip(low, masters, strict=True)
+    ]
+
+
+def values_of(params: list[Tensor], masters: list[Tensor]) -> list[Tensor]:
+    """What an update starts from: the masters where there are some."""
+    rest = iter(masters)
+    return [next(rest) if p.dtype.itemsize == 2 else p for p in params]
+
+
+def assert_updated(
+    params: list[Tensor],
+    masters: list[Tensor],
+    expected: list[Exact],
+    **roundings: int,
+) -> None:
+    """Asserts masters as exact as the arithmetic, and parameters that they round to."""
+    values = values_of(params, masters)
+    for p, value, e in zip(params, values, expected, strict=True):
+        assert_rounded(value, e, **roundings)
+        assert same_bits(p, value.to(p.dtype))
 
 
 def scattered_offsets(tensors: list[Tensor]) -> list[int]:

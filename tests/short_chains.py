@@ -33,7 +33,7 @@ KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
     "PSGLD frozen": (sg.PSGLD, {"eps": 0.1, "adapt": False}),
     "PSGLD capturable": (sg.PSGLD, {"eps": 0.1, "gamma": False, "capturable": True}),
     "SGNHT": (sg.SGNHT, {"momentum": 0.9}),
-    "SGNHT fast": (sg.SGNHT, {"momentum": 0.9, "thermostat_rate": 0.02}),
+    "SGNHT fast": (sg.SGNHT, {"momentum": 0.9, "thermostat_rate": 2e-3}),
     "SGNHT capturable": (sg.SGNHT, {"momentum": 0.9, "capturable": True}),
 }
 SIZES = (3, 128, 257, 1, 40, 1000)

@@ -39,16 +39,17 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     """All operators, with ordinary computation before, between and after them."""
     stream = {"offsets": [3], "seed": 1, "step": 2}
     g = g * 2 + 1
-    ops.sgld_step_([p], [g], **TARGET, **stream)
+    ops.sgld_step_([p], [g], [], **TARGET, **stream)
     ops.gradient_variance_([g], [s], [v], weight=0.5)
     ops.control_variate_([g], [p], [v])
     thermostat = {"momentum": 0.9, "thermostat_rate": 0.01}
-    ops.sgnht_step_([p], [g], [v], [s], **TARGET, **thermostat, **stream)
+    ops.sgnht_step_([p], [g], [v], [s], [], **TARGET, **thermostat, **stream)
     mean, square = {"decay": 0.9, "eps": 0.1}, s * s
-    ops.psgld_step_([p], [g], [square], [s], [v + g], **TARGET, **mean, **stream)
-    ops.psgld_frozen_step_([p], [g], [1 / (1 + square)], **TARGET, **stream)
+    lists = ([p], [g], [square], [s], [v + g], [])
+    ops.psgld_step_(*lists, **TARGET, **mean, **stream)
+    ops.psgld_frozen_step_([p], [g], [1 / (1 + square)], [], **TARGET, **stream)
     v = v + square
-    ops.sghmc_step_([p], [g], [v], [], **TARGET, **FRICTION, **stream)
+    ops.sghmc_step_([p], [g], [v], [], [], **TARGET, **FRICTION, **stream)
     noise = torch.zeros_like(p)
     ops.gaussian_([noise], std=0.5, purpose=1, device_step=step, **stream)
     one = {"momentum": 0.9, "surrogate": 0, "num_chains": 1}
@@ -57,7 +58,7 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     ops.select_chains_([p], [g + 1], accepted)
     ops.hmc_momenta_([noise], [1 + square], temperature=0.7, **stream)
     move = {"kick": 0.1, "drift": 0.2, "num_data": 3.0, "prior_precision": 0.4}
-    ops.hmc_leapfrog_([p], [g], [noise], [1 + square], **move)
+    ops.hmc_leapfrog_([p], [g], [noise], [1 + square], [], **move)
     energy = ops.hmc_energy([p], [noise], [], prior_precision=0.4, num_chains=1)
     ops.sbps_place_([p], [noise], [v], time=0.01)
     sums = ops.sbps_reflection_sums([p], [g], [v], [square], weight_decay=0.1)
@@ -85,6 +86,9 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     ratio = ratio + (density.sum() + place.sum() + x.sum() + r.sum()) / 1e6
     line = ops.sbps_line_sums([p], [scales])
     line = line + ops.sbps_reflect_sums_([p], [g], [v], [noise], **turn)
+    counts = ops.count_nonfinite([p / 0.0 * 0.0, g])
+    sign = ops.step_or_nothing(counts, step=0, device_step=step)
+    line = line + counts.sum() * sign
     others = [torch.zeros_like(p)], [torch.zeros_like(p)]
     line = line + ops.sbps_precondition_sums_([square], [v], *others, [p], **by)
     ratio = ratio + energy + (sums.sum() + total + line.sum()) / 100
@@ -114,7 +118,8 @@ def test_every_operator_is_there() -> None:
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("torch_sgmcmc::")
     }
-    assert registered <= Record.seen
+    # It answers the host, which a graph does not have.
+    assert registered - {"torch_sgmcmc::any_nonfinite"} <= Record.seen
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

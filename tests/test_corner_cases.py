@@ -30,11 +30,12 @@ def test_empty_groups_are_allowed() -> None:
 @each
 def test_an_error_in_a_later_group_changes_nothing(kind: type[sg.Sampler]) -> None:
     a = parameter()
-    b = nn.Parameter(torch.zeros(1).expand(5))
-    b.grad = torch.ones(5)
+    b = parameter(5)
     options = {"gamma": False} if kind is sg.PSGLD else {}
     groups = [{"params": [a]}, {"params": [b]}]
     sampler = kind(groups, 0.1, num_data=1, seed=0, **options)
+    b.data = torch.zeros(1).expand(5)
+    b.grad = torch.ones(5)
     with pytest.raises(RuntimeError, match="cannot update an expanded parameter"):
         sampler.step()
     assert a.tolist() == [0.0] * 3
@@ -88,9 +89,12 @@ def test_group_dicts_can_be_used_twice() -> None:
 
 
 def test_online_estimate_of_empty_parameters() -> None:
-    sampler = sg.SGHMC([parameter(0)], 0.1, 0.5, num_data=1, noise_estimate="online")
-    for _ in range(102):
+    p = parameter(0)
+    sampler = sg.SGHMC([p], 0.1, 0.5, num_data=1, noise_estimate="online")
+    for _ in range(102):  # more gradients than the estimate waits for
         sampler.step()
+    assert sampler.param_groups[0]["step"] == 102
+    assert sampler.state[p]["momentum"].shape == (0,)
 
 
 def test_noise_estimate_must_be_a_number() -> None:

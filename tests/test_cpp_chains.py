@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -153,7 +154,7 @@ def make_job(name: str, dtype: torch.dtype) -> dict[str, Any]:
         dtype=torch.float64,
     )
     wave = torch.linspace(0, 50, STEPS, dtype=torch.float64).sin()
-    return {
+    job = {
         "sampler": type(sampler).__name__,
         "seed": sampler.seed,
         "groups": groups,
@@ -168,6 +169,9 @@ def make_job(name: str, dtype: torch.dtype) -> dict[str, Any]:
         "per_example": isinstance(sampler, sg.SBPS),
         "gibbs_every": 100,
     }
+    # PSGLD's first gradients are 0 for some coordinates.
+    job["x"][job["batches"][0], 0] = 0
+    return job
 
 
 def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
@@ -251,6 +255,53 @@ def test_each_continues_the_others_chain(
 
     begun = run_in_cpp(first)
     assert_same(whole, run_in_python(name, {**rest, **begun}))
+
+
+def make_faulty_job(name: str, choice: str) -> dict[str, Any]:
+    """A short job with a datum that makes NaN, in a twentieth of the minibatches."""
+    job, steps = make_job(name, torch.float32), 200
+    job["x"][0, 3] = torch.nan
+    job["batches"] = job["batches"][: steps * draws(name)]
+    job["lrs"] = job["lrs"][:steps]
+    sampler = make_sampler(name, make_net(name, torch.float32))
+    for group in sampler.param_groups:
+        group["nonfinite"] = choice
+    average = sg.TimeAverage(sampler) if job["per_example"] else None
+    return {
+        **job,
+        "state": sampler.state_dict(),
+        "precision": sg.GammaPrecision(sampler).state_dict(),
+        "average": {} if average is None else average.state_dict(),
+    }
+
+
+FAULTY = (
+    *("SGLD", "SGHMC-online", "PSGLD-gamma", "SGNHT", "EWSG", "EWSG-chains"),
+    *("HMC", "HMC-naive", "SBPS"),
+)
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_steps_that_are_left_out(
+    name: str, run_in_cpp: Callable[..., dict[str, Any]]
+) -> None:
+    job = make_faulty_job(name, "skip")
+    expected = run_in_python(name, job)
+    group = expected["state"]["param_groups"][0]
+    assert 3 < group["num_skipped"] == 200 - group["step"] < 80
+    assert_same(expected, run_in_cpp(job))
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_the_same_message_of_a_gradient_that_is_not_finite(
+    name: str, run_in_cpp: Callable[..., dict[str, Any]]
+) -> None:
+    job = make_faulty_job(name, "raise")
+    with pytest.raises(RuntimeError, match="not finite") as in_python:
+        run_in_python(name, job)
+    with pytest.raises(ValueError) as in_cpp:
+        run_in_cpp(job)
+    assert str(in_cpp.value) == str(in_python.value)
 
 
 @pytest.mark.parametrize(
@@ -346,6 +397,118 @@ def test_the_same_message_of_groups_that_differ(
     with pytest.raises(ValueError) as in_cpp:
         run_in_cpp(job)
     assert str(in_cpp.value) == str(in_python.value)
+
+
+def shorten(job: dict[str, Any], name: str) -> dict[str, Any]:
+    """Three steps of it."""
+    drawn = 3 * draws(name)
+    return {**job, "batches": job["batches"][:drawn], "lrs": job["lrs"][:3]}
+
+
+def changed(state: dict[str, Any], change: Callable[[Any, Any], Any]) -> dict[str, Any]:
+    state = copy.deepcopy(state)
+    change(state["param_groups"], state["state"])
+    return state
+
+
+# A sampler and what is done to param groups and state of its state dict.
+BAD_STATES: list[tuple[str, Callable[[Any, Any], Any]]] = [
+    ("SGLD", lambda groups, _: groups[1].update(seed=3)),
+    ("SGLD", lambda groups, _: groups[1].update(step=2)),
+    ("SGLD", lambda groups, _: groups[0].update(step=-1)),
+    ("SGLD", lambda groups, _: groups[0].pop("step")),
+    ("SGLD", lambda groups, _: groups[1].update(momentum=0.5, clock=[])),
+    ("SGLD", lambda _, state: state.update({0: {"momentum": torch.zeros(33, 7)}})),
+    ("SGLD", lambda _, state: state.update({9: {}, "subsample": {}})),
+    ("SGHMC", lambda groups, _: (groups[1].pop("lr"), groups[1].pop("momentum"))),
+    ("SGHMC", lambda _, state: state[1].update(momentum=torch.zeros(2))),
+    ("SGHMC", lambda _, state: state[1].update(momentum=torch.zeros(33).long())),
+    ("SGHMC", lambda _, state: state[1].update(exp_avg=torch.zeros(33), step=1)),
+    ("SGHMC-online", lambda _, state: state[2].pop("previous_grad")),
+    ("SGHMC-online", lambda _, state: state[2].update(num_grads=-1)),
+    ("SGNHT", lambda _, state: state[3].update(thermostat=torch.zeros(()))),
+    ("EWSG", lambda groups, _: groups[1].update(num_accepted=10**6)),
+    ("EWSG", lambda groups, _: groups[1].update(num_proposals=7)),
+    ("EWSG", lambda groups, _: groups[1].update(capturable=True)),
+    ("HMC", lambda groups, _: groups[0].update(num_divergences=10**6)),
+    ("HMC", lambda groups, _: groups[1].update(num_steps=7)),
+    ("HMC", lambda groups, _: groups[1].update(dual_averaging=[1.0])),
+    ("HMC", lambda _, state: state.update({0: {"mass": torch.zeros(33, 7)}})),
+    ("SBPS", lambda groups, _: groups[1].update(line_time=-1.0)),
+    ("SBPS", lambda groups, _: groups[0].update(num_bounces=10**6)),
+    ("SBPS", lambda groups, _: groups[1].update(num_looks=10**6)),
+    ("SBPS", lambda groups, _: groups[1].update(observed_interval=0.0)),
+    ("SBPS", lambda groups, _: groups[1].update(observed_target=[1.0, 2.0])),
+    ("PSBPS", lambda groups, _: groups[1].update(capturable=True)),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), BAD_STATES)
+def test_the_same_message_of_a_state_dict(
+    name: str,
+    change: Callable[[Any, Any], Any],
+    run_in_cpp: Callable[..., dict[str, Any]],
+) -> None:
+    job = shorten(make_job(name, torch.float32), name)
+    job.update(run_in_python(name, job))
+    job["state"] = changed(job["state"], change)
+    with pytest.raises(ValueError) as in_python:
+        run_in_python(name, job)
+    with pytest.raises(ValueError) as in_cpp:
+        run_in_cpp(job)
+    assert str(in_cpp.value) == str(in_python.value)
+
+
+ONE_EACH = ("SGLD", "SGHMC", "PSGLD", "SGNHT", "EWSG", "HMC", "SBPS")
+
+
+@pytest.mark.parametrize("loads", ONE_EACH)
+def test_the_same_message_of_another_samplers_state_dict(
+    loads: str, run_in_cpp: Callable[..., dict[str, Any]]
+) -> None:
+    job = shorten(make_job(loads, torch.float32), loads)
+    job.update(run_in_python(loads, job))
+    for saved in ONE_EACH:
+        if saved == loads:
+            continue
+        net = make_net(saved, torch.float32)
+        job["state"] = make_sampler(saved, net).state_dict()
+        with pytest.raises(ValueError, match="it is not one of") as in_python:
+            run_in_python(loads, job)
+        with pytest.raises(ValueError) as in_cpp:
+            run_in_cpp(job)
+        assert str(in_cpp.value) == str(in_python.value)
+
+
+@pytest.mark.parametrize("name", [*ONE_EACH, "SGHMC-online", "HMC-kept", "PSBPS"])
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
+    [(torch.float32, torch.float64), (torch.float64, torch.bfloat16)],
+)
+def test_the_same_bits_from_a_state_of_another_precision(
+    name: str,
+    saved: torch.dtype,
+    loaded: torch.dtype,
+    run_in_cpp: Callable[..., dict[str, Any]],
+) -> None:
+    begun = run_in_python(name, shorten(make_job(name, saved), name))
+    begun["model"] = {key: value.to(loaded) for key, value in begun["model"].items()}
+    # What torch and its schedulers keep there, and users, is none of C++'s business.
+    for group in begun["state"]["param_groups"]:
+        group.update(initial_lr=0.1, differentiable=False, name="layer", my_own=None)
+        if "lr" in group:
+            group["lr"] = torch.tensor(group["lr"], dtype=torch.float64)
+    begun.pop("average")  # in the parameters' precision
+    job = {**shorten(make_job(name, loaded), name), **begun, "average": {}}
+    if name.endswith("SBPS"):
+        job["average"] = sg.TimeAverage(
+            make_sampler(name, make_net(name, loaded))  # type: ignore[arg-type]
+        ).state_dict()
+    expected = run_in_python(name, job)
+    for group in expected["state"]["param_groups"]:
+        for key in ("initial_lr", "differentiable", "name", "my_own"):
+            group.pop(key)
+    assert_same(expected, run_in_cpp(job))
 
 
 def test_the_same_message_of_a_step(

@@ -54,6 +54,13 @@ CHAINS: dict[str, tuple[str, torch.dtype, float | None, dict[str, Any]]] = {
         0.3,
         {"variant": "signed", "num_products": 9, "mass_matrix": "identity"},
     ),
+    # So many factors that a bounds them, as it does when the step size is adapted anew.
+    "signed-bound": (
+        "logistic",
+        F64,
+        None,
+        {"variant": "signed", "num_products": 20, "control_variate": 1},
+    ),
     # So few factors that signs differ.
     "signed-first": (
         "tanh",
@@ -80,7 +87,7 @@ def make_data(name: str) -> Data:
     data = Data(kind, dtype=dtype)
     if name.endswith("-wide"):
         g = torch.Generator().manual_seed(5)
-        data.x = torch.randn(60, 300, generator=g, dtype=dtype)
+        data.x = 0.1 * torch.randn(60, 300, generator=g, dtype=dtype)
         data.weight = torch.zeros(300, dtype=dtype, requires_grad=True)
     if name.endswith("-many"):
         g = torch.Generator().manual_seed(6)
@@ -288,9 +295,98 @@ def test_the_same_message_of_groups_that_differ(
     assert_same_message(job, run_in_cpp, f"Invalid {key}: .*one trajectory for all")
 
 
+@pytest.mark.parametrize("done", [10, 35])
+def test_the_same_message_of_a_warmup_that_left(done: int, run_in_cpp: InCpp) -> None:
+    """Where θ* is chosen again, and at the end."""
+    job = {**make_job("perturbed-first"), "warmup": {**WARMUP, "steps": 37}}
+    sampler, data = make_sampler(job)
+
+    def interrupted(indices: Tensor) -> Tensor:
+        if sampler.param_groups[0]["step"] == done:
+            raise KeyboardInterrupt
+        return data(indices)
+
+    with pytest.raises(KeyboardInterrupt):
+        sampler.warmup(interrupted, **job["warmup"], progress=False)
+    job["state"] = sampler.state_dict()
+    job["model"] = {"weight": data.weight.detach(), "bias": data.bias.detach()}
+    # As if θ* had been a better place.
+    job["state"]["state"]["control_variates"]["value"] += 300
+    match = r"is \d+\.?\d* below that at θ\* \(that of draws is at most 36.65 below"
+    assert_same_message(job, run_in_cpp, match)
+
+
+def test_the_same_message_of_a_chain_that_left(run_in_cpp: InCpp) -> None:
+    job = {**make_job("perturbed"), "steps": 3}
+    job["state"] = run_in_python(job)["state"]
+    job["state"]["state"]["control_variates"]["value"] += 300
+    assert_same_message({**job, "steps": 30}, run_in_cpp, "has left the posterior")
+
+
+def test_the_same_message_of_a_start_beyond_the_bound(run_in_cpp: InCpp) -> None:
+    job = {**make_job("signed-bound"), "steps": 3}
+    job["state"] = run_in_python(job)["state"]
+    job["model"] = {name: value + 30 for name, value in job["model"].items()}
+    assert_same_message(job, run_in_cpp, r"\(must be > a = -20: beyond")
+
+
 def test_the_same_message_of_other_parameters(run_in_cpp: InCpp) -> None:
     job = {**make_job("perturbed"), "steps": 2}
     job["state"] = run_in_python(job)["state"]
     kept = job["state"]["state"]["control_variates"]
     kept["anchor"] = kept["anchor"][:3]
     assert_same_message(job, run_in_cpp, "are those of 3 parameters, expected 4")
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "change"),
+    [
+        ("perturbed", "control_variates", lambda kept: kept.pop("gradient")),
+        ("perturbed", "control_variates", lambda kept: kept.pop("gate")),
+        (
+            *("perturbed", "control_variates"),
+            lambda kept: kept.update(anchor=kept["anchor"][None]),
+        ),
+        (
+            *("perturbed", "control_variates"),
+            lambda kept: kept.update(hessian=kept["hessian"][:2]),
+        ),
+        (
+            *("perturbed", "control_variates"),
+            lambda kept: kept.update(value=kept["value"].float()),
+        ),
+        ("perturbed", "control_variates", lambda kept: kept.update(num_data=0)),
+        ("perturbed", "control_variates", lambda kept: kept.update(gate=-1)),
+        (
+            *("perturbed-whole", "control_variates"),
+            lambda kept: kept.update(whitening=torch.ones(3, dtype=F64)),
+        ),
+        ("perturbed", "subsample", lambda kept: [kept.pop(k) for k in ("counts",)]),
+        ("perturbed", "subsample", lambda kept: kept["layout"].pop()),
+        ("perturbed", "subsample", lambda kept: kept["counts"].pop()),
+        ("perturbed", "subsample", lambda kept: kept["indices"].add_(60)),
+        ("perturbed", "subsample", lambda kept: kept["terms"].pop()),
+        (
+            *("signed", "subsample"),
+            lambda kept: kept["terms"].__setitem__(1, kept["terms"][1][0]),
+        ),
+        ("perturbed-first", "subsample", lambda kept: kept["counts"].append(1)),
+        ("perturbed", "state", lambda state: state.pop("control_variates")),
+        ("perturbed", "state", lambda state: state.update(momenta={})),
+        ("perturbed", "state", lambda state: state.update({0: {"momentum": 1}})),
+        ("perturbed", "groups", lambda groups: groups[1].update(sign=0)),
+        ("perturbed", "groups", lambda groups: groups[1].update(num_accepted=99)),
+        ("perturbed", "groups", lambda groups: groups[1].update(num_evaluations=7)),
+    ],
+)
+def test_the_same_message_of_a_state_dict(
+    name: str, part: str, change: Callable[[Any], Any], run_in_cpp: InCpp
+) -> None:
+    job = {**make_job(name), "steps": 2}
+    saved = run_in_python(job)["state"]
+    job["state"] = saved
+    if part == "groups":
+        change(saved["param_groups"])
+    else:
+        change(saved["state"] if part == "state" else saved["state"][part])
+    assert_same_message(job, run_in_cpp, "Invalid ")

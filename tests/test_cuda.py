@@ -1,8 +1,8 @@
 """CUDA gives the chain of the CPU: the operators, whole samplers, CUDA graphs.
 
-All of this skips without a GPU, and fails on a machine with one if the library was
-built without CUDA kernels. Environment: TORCH_SGMCMC_TEST_DEVICE=cpu runs the tests
-that need no CUDA graph on the CPU instead, to check the tests themselves.
+Without a GPU the CPU takes its place, which checks the tests themselves, in all that
+needs no CUDA graph; on a machine with one this fails if the library was built without
+CUDA kernels. TORCH_SGMCMC_TEST_DEVICE, cpu or cuda, chooses otherwise.
 """
 
 import copy
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from operator_tensors import masters_of
 from reference import DTYPES, SIZES, arithmetic, same_bits
 from short_chains import KINDS, assert_same, make, make_params, set_grads, take_step
 from torch import Tensor, nn
@@ -19,30 +20,30 @@ from torch import Tensor, nn
 import torch_sgmcmc as sg
 from torch_sgmcmc import _library as ops
 
-DEVICE = os.environ.get("TORCH_SGMCMC_TEST_DEVICE", "cuda")
 HAS_GPU = torch.cuda.is_available()
-pytestmark = pytest.mark.skipif(
-    DEVICE == "cuda" and not HAS_GPU, reason="needs a CUDA device"
-)
+DEVICE = os.environ.get("TORCH_SGMCMC_TEST_DEVICE", "cuda" if HAS_GPU else "cpu")
 needs_graphs = pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
 
 TARGET = {"lr": 0.3, "num_data": 7.0, "prior_precision": 1.9, "temperature": 0.7}
 FRICTION = {"momentum": 0.8, "noise_estimate": 0.01}
 STREAM = {"seed": -(2**40) + 77, "step": 2**33 + 4}
 OFFSETS = [0, 1, 2, 3, 126, 2**34 - 130, 2**45 + 3]
-Run = Callable[[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[int]], Any]
+Run = Callable[..., Any]
 
 
 def test_the_library_has_cuda_kernels() -> None:
     assert ops.HAS_CUDA or DEVICE == "cpu"
 
 
-def sghmc(p: Any, g: Any, v: Any, s: Any, offsets: list[int], every: int) -> None:
+def sghmc(
+    p: Any, g: Any, v: Any, s: Any, m: Any, offsets: list[int], every: int
+) -> None:
     ops.sghmc_step_(
         p,
         g,
         v,
         s,
+        m,
         **TARGET,
         **FRICTION,
         resample_momentum_every=every,
@@ -51,51 +52,58 @@ def sghmc(p: Any, g: Any, v: Any, s: Any, offsets: list[int], every: int) -> Non
     )
 
 
-def psgld(p: Any, g: Any, v: Any, w: Any, h: Any, offsets: list[int]) -> None:
+def psgld(p: Any, g: Any, v: Any, w: Any, h: Any, m: Any, offsets: list[int]) -> None:
     mean = {"decay": 0.9, "eps": 1e-3}
-    ops.psgld_step_(p, g, v, w, h, **TARGET, **mean, offsets=offsets, **STREAM)
+    lists = (p, g, v, w, h, m)
+    ops.psgld_step_(*lists, **TARGET, **mean, offsets=offsets, **STREAM)
 
 
-def leapfrog(p: Any, g: Any, v: Any, m: Any, drift: float) -> None:
+def leapfrog(p: Any, g: Any, v: Any, mass: Any, m: Any, drift: float) -> None:
     move = {"kick": 0.1, "num_data": 7.0, "prior_precision": 1.9}
-    ops.hmc_leapfrog_(p, g, v, [t + 0.5 for t in m], drift=drift, **move)
+    lists = (p, g, v, [t + 0.5 for t in mass], m)
+    ops.hmc_leapfrog_(*lists, drift=drift, **move)
 
 
 RUNS: dict[str, Run] = {
-    "sgld_step_": lambda p, g, v, s, o: ops.sgld_step_(
-        p, g, **TARGET, offsets=o, **STREAM
+    "sgld_step_": lambda p, g, v, s, m, o: ops.sgld_step_(
+        p, g, m, **TARGET, offsets=o, **STREAM
     ),
-    "sgld_step_ without noise": lambda p, g, v, s, o: ops.sgld_step_(
-        p, g, **{**TARGET, "temperature": 0.0}, offsets=o, **STREAM
+    "sgld_step_ without noise": lambda p, g, v, s, m, o: ops.sgld_step_(
+        p, g, m, **{**TARGET, "temperature": 0.0}, offsets=o, **STREAM
     ),
-    "sghmc_step_": lambda p, g, v, s, o: sghmc(p, g, v, [], o, 0),
-    "sghmc_step_ with variances": lambda p, g, v, s, o: sghmc(p, g, v, s, o, 0),
-    "sghmc_step_ that resamples": lambda p, g, v, s, o: sghmc(p, g, v, [], o, 2),
-    "sghmc_step_ that does not": lambda p, g, v, s, o: sghmc(p, g, v, [], o, 3),
-    "psgld_step_": lambda p, g, v, s, o: psgld(p, g, s, [], [], o),
-    "psgld_frozen_step_": lambda p, g, v, s, o: ops.psgld_frozen_step_(
-        p, g, s, **TARGET, offsets=o, **STREAM
+    "sghmc_step_": lambda p, g, v, s, m, o: sghmc(p, g, v, [], m, o, 0),
+    "sghmc_step_ with variances": lambda p, g, v, s, m, o: sghmc(p, g, v, s, m, o, 0),
+    "sghmc_step_ that resamples": lambda p, g, v, s, m, o: sghmc(p, g, v, [], m, o, 2),
+    "sghmc_step_ that does not": lambda p, g, v, s, m, o: sghmc(p, g, v, [], m, o, 3),
+    "psgld_step_": lambda p, g, v, s, m, o: psgld(p, g, s, [], [], m, o),
+    "psgld_frozen_step_": lambda p, g, v, s, m, o: ops.psgld_frozen_step_(
+        p, g, s, m, **TARGET, offsets=o, **STREAM
     ),
-    "psgld_step_ with gamma": lambda p, g, v, s, o: psgld(
-        p, g, s, v, [t * 0.5 for t in g], o
+    "psgld_step_ with gamma": lambda p, g, v, s, m, o: psgld(
+        p, g, s, v, [t * 0.5 for t in g], m, o
     ),
-    "sgnht_step_": lambda p, g, v, s, o: ops.sgnht_step_(
-        p, g, v, s, **TARGET, momentum=0.8, thermostat_rate=0.03, offsets=o, **STREAM
+    "sgnht_step_": lambda p, g, v, s, m, o: ops.sgnht_step_(
+        *(p, g, v, s, m),
+        **{**TARGET, "momentum": 0.8, "thermostat_rate": 0.03},
+        offsets=o,
+        **STREAM,
     ),
-    "hmc_momenta_": lambda p, g, v, s, o: ops.hmc_momenta_(
+    "hmc_momenta_": lambda p, g, v, s, m, o: ops.hmc_momenta_(
         v, s, temperature=0.7, offsets=o, **STREAM
     ),
-    "hmc_leapfrog_": lambda p, g, v, s, o: leapfrog(p, g, v, [], 0.1),
-    "hmc_leapfrog_ with masses": lambda p, g, v, s, o: leapfrog(p, g, v, s, 0.1),
-    "hmc_leapfrog_ without a drift": lambda p, g, v, s, o: leapfrog(p, g, v, s, 0.0),
-    "gradient_variance_": lambda p, g, v, s, o: ops.gradient_variance_(
+    "hmc_leapfrog_": lambda p, g, v, s, m, o: leapfrog(p, g, v, [], m, 0.1),
+    "hmc_leapfrog_ with masses": lambda p, g, v, s, m, o: leapfrog(p, g, v, s, m, 0.1),
+    "hmc_leapfrog_ without a drift": lambda p, g, v, s, m, o: leapfrog(
+        p, g, v, s, m, 0.0
+    ),
+    "gradient_variance_": lambda p, g, v, s, m, o: ops.gradient_variance_(
         g, s, v, weight=0.3
     ),
-    "control_variate_": lambda p, g, v, s, o: ops.control_variate_(p, g, v),
-    "gaussian_": lambda p, g, v, s, o: ops.gaussian_(
+    "control_variate_": lambda p, g, v, s, m, o: ops.control_variate_(p, g, v),
+    "gaussian_": lambda p, g, v, s, m, o: ops.gaussian_(
         p, std=0.7, purpose=1, offsets=o, **STREAM
     ),
-    "gaussian_ for state": lambda p, g, v, s, o: ops.gaussian_(
+    "gaussian_ for state": lambda p, g, v, s, m, o: ops.gaussian_(
         v, std=0.7, purpose=1, offsets=o, **STREAM
     ),
 }
@@ -109,7 +117,7 @@ def misaligned(t: Tensor, by: int) -> Tensor:
 
 
 def inputs(shapes: list[Any], dtypes: list[torch.dtype]) -> list[list[Tensor]]:
-    """Parameters, gradients, momenta and (small) variances on the CPU."""
+    """Parameters, gradients, momenta, (small) variances and masters on the CPU."""
     g = torch.Generator().manual_seed(0)
 
     def normal(size: float, state: bool) -> list[Tensor]:
@@ -120,7 +128,7 @@ def inputs(shapes: list[Any], dtypes: list[torch.dtype]) -> list[list[Tensor]]:
 
     p, grads = normal(1, False), normal(1, False)
     v, s = normal(0.3, True), normal(0.1, True)
-    return [p, grads, v, [t.square() for t in s]]
+    return [p, grads, v, [t.square() for t in s], masters_of(p)]
 
 
 def compare(run: Run, cpu: list[list[Tensor]], offsets: list[int], by: int) -> None:
@@ -169,9 +177,9 @@ def test_layouts(run: str) -> None:
         lambda t: t.repeat_interleave(2, dim=3)[..., ::2],
         lambda t: t.clone(),
     ]
-    cpu = inputs([shape] * 4, [torch.float32] * 4)
+    cpu = inputs([shape] * 4, [DTYPES[1], *DTYPES[1:]])
     for j, tensors in enumerate(cpu):  # every argument in another layout
-        for i in range(4):
+        for i in range(len(tensors)):
             tensors[i] = layouts[(i + j) % 4](tensors[i])
     other = [
         [layouts[(i + j) % 4](t.to(DEVICE, copy=True)) for i, t in enumerate(ts)]
@@ -193,15 +201,64 @@ def test_surrounding_memory_is_untouched(dtype: torch.dtype) -> None:
                 torch.full((numel + 40,), torch.nan, dtype=dtype, device=DEVICE)
                 for _ in range(2)
             )
-            v = torch.full_like(p, torch.nan, dtype=arithmetic(dtype))
-            for t in (p, g, v):
+            v, m = (
+                torch.full_like(p, torch.nan, dtype=kind)
+                for kind in (arithmetic(dtype), torch.float32)
+            )
+            for t in (p, g, v, m):
                 t[span] = 0.5
-            sghmc([p[span]], [g[span]], [v[span]], [], [lead], 0)
+            masters = [m[span]] if dtype.itemsize == 2 else []
+            sghmc([p[span]], [g[span]], [v[span]], [], masters, [lead], 0)
             ops.gaussian_([g[span]], std=1.0, purpose=0, offsets=[lead], **STREAM)
-            for t in (p, g, v):
+            for t in (p, g, v, m):
                 outside = torch.cat([t[:lead], t[lead + numel :]])
                 assert same_bits(outside, torch.full_like(outside, torch.nan))
                 assert bool(torch.isfinite(t[span]).all())
+
+
+def test_counts_equal_the_cpu() -> None:
+    cpu = [torch.ones(i % 7 * 1500 + i % 3).to(DTYPES[i % 4]) for i in range(200)]
+    for i, t in enumerate(cpu):
+        if t.numel() > 0 and i % 3 == 0:
+            t[-1] = torch.nan
+            t[i % t.numel()] = -torch.inf
+    other = [misaligned(t, i % 4) for i, t in enumerate(cpu)]
+    counts = ops.count_nonfinite(other)
+    assert torch.equal(counts.cpu(), ops.count_nonfinite(cpu)) and counts.any()
+    for given, step in ((counts, -1), (torch.zeros_like(counts), 12)):
+        more = torch.tensor(7, device=DEVICE)
+        assert int(ops.step_or_nothing(given, step=5, device_step=more)) == step
+        assert int(ops.step_or_nothing(given, step=12)) == step
+
+
+@pytest.mark.parametrize("choice", ["raise", "skip"])
+@pytest.mark.parametrize(
+    "kind", ["SGLD", "SGHMC", "SGHMC online", "PSGLD", "SGNHT", "SGNHT capturable"]
+)
+def test_gradients_that_are_not_finite(kind: str, choice: str) -> None:
+    params = [nn.Parameter(p.detach().to(DEVICE)) for p in make_params()]
+    others = [nn.Parameter(p.detach().to(DEVICE)) for p in make_params()]
+    sampler, unbroken = make(kind, params, nonfinite=choice), make(kind, others)
+
+    def poison() -> None:
+        index = torch.tensor([256], device=DEVICE)
+        params[2].grad = params[2].grad.index_fill(0, index, torch.nan)
+
+    skipped = 0
+    for step in range(6):
+        if step in (0, 3, 4):
+            try:
+                take_step(sampler, params, 77, poison)
+                sampler.step(lambda: pytest.fail("this belongs to the last step"))
+            except RuntimeError as error:  # at once, or at the next step
+                assert "1 NaN and 0 infinite of 257 elements" in str(error)
+            except pytest.fail.Exception:  # left out and counted
+                skipped += 1
+        take_step(sampler, params, step)
+        take_step(unbroken, others, step)
+        assert_same(params, others)
+    assert sampler.num_skipped == skipped
+    assert choice == "raise" or skipped == 3
 
 
 def test_sum_of_squares_equals_the_cpu_bit_for_bit() -> None:
@@ -274,8 +331,8 @@ def test_weights_equal_the_cpu_bit_for_bit() -> None:
         (20_000, [(20_000,), (20_000, 2)]),
     ):
         for dtype in DTYPES:
-            p, g, v, _ = cpu = inputs(shapes, [dtype] * len(shapes))
-            q, h, w, _ = ([misaligned(t, 1) for t in ts] for ts in cpu)
+            p, g, v, *_ = cpu = inputs(shapes, [dtype] * len(shapes))
+            q, h, w, *_ = ([misaligned(t, 1) for t in ts] for ts in cpu)
             for surrogate in range(4):
                 hyper = {"momentum": 0.8, "surrogate": surrogate, "num_chains": chains}
                 ratio = ops.ewsg_log_ratio(p, g, p, v, **TARGET, **hyper)
@@ -413,10 +470,10 @@ def test_capture_is_refused_before_the_first_step(kind: str, missing: str) -> No
 @needs_graphs
 def test_an_operator_refuses_to_freeze_its_noise_into_a_graph() -> None:
     p, g = torch.ones(3, device="cuda"), torch.ones(3, device="cuda")
-    ops.sgld_step_([p], [g], **TARGET, offsets=[0], **STREAM)
+    ops.sgld_step_([p], [g], [], **TARGET, offsets=[0], **STREAM)
     before = p.clone()
     with pytest.raises(RuntimeError) as error, torch.cuda.graph(torch.cuda.CUDAGraph()):
-        ops.sgld_step_([p], [g], **TARGET, offsets=[0], **STREAM)
+        ops.sgld_step_([p], [g], [], **TARGET, offsets=[0], **STREAM)
     assert str(error.value).splitlines()[0] == (
         "torch_sgmcmc::sgld_step_: noise cannot be captured in a CUDA graph with a "
         "step counter on the host: give device_step (samplers: construct with "
@@ -430,14 +487,17 @@ def test_an_operator_refuses_to_freeze_its_noise_into_a_graph() -> None:
 def test_tensors_of_several_devices_in_one_call() -> None:
     p, g = torch.ones(3, device="cuda"), torch.ones(3)
     with pytest.raises(RuntimeError) as error:
-        ops.sgld_step_([p], [g], **TARGET, offsets=[0], **STREAM)
+        ops.sgld_step_([p], [g], [], **TARGET, offsets=[0], **STREAM)
     assert str(error.value).splitlines()[0] == (
         "torch_sgmcmc::sgld_step_: grads[0] is on another device than the first "
         "tensor of params; call the operator once for each device"
     )
     with pytest.raises(RuntimeError) as error:
         ops.sgld_step_(
-            [p], [p], **TARGET, offsets=[0], **STREAM, device_step=torch.tensor(1)
+            *([p], [p], []),
+            **{**TARGET, **STREAM},
+            offsets=[0],
+            device_step=torch.tensor(1),
         )
     assert str(error.value).splitlines()[0] == (
         "torch_sgmcmc::sgld_step_: device_step is on another device than the parameters"

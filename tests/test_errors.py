@@ -105,7 +105,7 @@ COMMON = [
     *bad_numbers("num_data", "must be finite and > 0", 0, -3, 0.0, *NOT_FINITE),
     *bad_numbers("prior_precision", "must be finite and >= 0", -1, *NOT_FINITE),
     *bad_numbers("temperature", "must be finite and >= 0", -1e-9, *NOT_FINITE),
-    *bad_types("lr", None, "0.1", True, torch.tensor(0.1), [0.1]),
+    *bad_types("lr", None, "0.1", True, torch.tensor([0.1, 0.1]), [0.1]),
     *bad_types("num_data", None, "10", False),
     *bad_types("prior_precision", None, (1.0,)),
     *bad_types("temperature", None, 1j),

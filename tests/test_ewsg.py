@@ -6,6 +6,8 @@ Its law is the subject of ``test_ewsg_law.py``, its operators of
 
 import copy
 import math
+from collections.abc import Iterator
+from itertools import chain, repeat
 from typing import Any
 
 import pytest
@@ -122,6 +124,79 @@ def test_a_closure_without_gradients() -> None:
     # Old gradients do not count.
     sampler.step(Draws([p]))
     step_fails(sampler, lambda: p.sum(), RuntimeError, message)
+
+
+SAME = (
+    "EWSG got the gradient of the minibatch before from 100 calls of the closure "
+    "running, which must draw a fresh minibatch at each call (in Lightning, set "
+    "self.automatic_optimization = False, and in training_step call "
+    "self.optimizers().step(closure) with a closure that draws a minibatch and calls "
+    "self.manual_backward(loss)). If each minibatch is all data, there is nothing to "
+    "choose from: use SGHMC, or index_chain_length=0"
+)
+
+
+@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize("num_chains", [None, 3])
+def test_minibatches_that_are_always_the_same(
+    length: int, num_chains: int | None
+) -> None:
+    params = [nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.ones(3))]
+    sampler = sg.EWSG(params, **GOOD, index_chain_length=length, num_chains=num_chains)
+
+    def step(minibatch: int) -> Any:
+        def closure() -> Tensor:  # as of `for x, y in loader: sampler.step(...)`
+            loss = sum((minibatch * p).square().sum() for p in params)
+            loss.backward()
+            return loss
+
+        return closure
+
+    for i in range(99 // length):
+        sampler.step(step(1 + i % 5))
+    for _ in range(2):  # and it stays so
+        step_fails(sampler, step(2), RuntimeError, SAME)
+    for group in sampler.param_groups:
+        group["index_chain_length"] = 0
+    sampler.step(step(2))
+
+
+def test_minibatches_that_are_often_the_same() -> None:
+    p = nn.Parameter(torch.ones(4))
+
+    def closure(gradients: Iterator[float]) -> Any:
+        def call() -> None:
+            p.grad = torch.full_like(p, next(gradients))
+
+        return call
+
+    # One other gradient before the hundredth clears all doubts.
+    sampler = sg.EWSG([p], **GOOD)
+    gradients = chain([1.0] * 197, [2.0], repeat(1.0))
+    for _ in range(300):
+        sampler.step(closure(gradients))
+    # Gradients of zero are those of a loss without data.
+    sampler = sg.EWSG([p], **GOOD)
+    for _ in range(300):
+        sampler.step(closure(repeat(0.0)))
+
+
+def test_minibatches_of_one_of_two_data() -> None:
+    # Every second proposal is the minibatch before. The chain that loads the state
+    # of another is not held to what that one saw.
+    g = torch.Generator().manual_seed(0)
+    p = nn.Parameter(torch.ones(4))
+
+    def closure() -> Tensor:
+        datum = torch.tensor([-1.0, 1.0])[torch.randint(2, (), generator=g)]
+        loss = (p - datum).square().sum() / 2
+        loss.backward()
+        return loss
+
+    for seed in range(5):
+        sampler = sg.EWSG([p], **{**GOOD, "num_data": 2, "seed": seed})
+        for _ in range(100):
+            sampler.step(closure)
 
 
 def test_minibatches_with_gradients_of_other_parameters() -> None:

@@ -79,8 +79,10 @@ def test_defaults() -> None:
         "num_proposals": 0,
         "num_accepted": 0,
         "capturable": False,
+        "nonfinite": "raise",
         "seed": -3,
         "step": 0,
+        "num_skipped": 0,
         "offsets": [0],
     }
     assert sampler.target_summary().startswith("EWSG samples p(θ)")

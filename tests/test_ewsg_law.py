@@ -230,6 +230,7 @@ class Theorem2:
             [self.grads[index]],
             [v],
             [],
+            [],
             **TARGET,
             noise_estimate=0.0,
             resample_momentum_every=0,

@@ -8,10 +8,13 @@ from operator_tensors import (
     STREAM,
     TARGET,
     assert_all_same,
+    assert_updated,
     clones,
+    masters_of,
     mixed_list,
     scattered_offsets,
     states,
+    values_of,
 )
 from reference import (
     DTYPES,
@@ -38,13 +41,14 @@ def test_sgld_equals_reference(temperature: float, prior_precision: float) -> No
     offsets = scattered_offsets(params)
     hyper = {**TARGET, "temperature": temperature, "prior_precision": prior_precision}
     noise = draw(params, offsets=offsets, **STREAM)
+    masters = masters_of(params)
+    values = values_of(params, masters)
     expected = [
-        sgld(p, g, z, **hyper) for p, g, z in zip(params, grads, noise, strict=True)
+        sgld(p, g, z, **hyper) for p, g, z in zip(values, grads, noise, strict=True)
     ]
     untouched = clones(grads)
-    ops.sgld_step_(params, grads, **hyper, offsets=offsets, **STREAM)
-    for p, e in zip(params, expected, strict=True):
-        assert_rounded(p, e)
+    ops.sgld_step_(params, grads, masters, **hyper, offsets=offsets, **STREAM)
+    assert_updated(params, masters, expected)
     assert_all_same(grads, untouched)
 
 
@@ -68,10 +72,12 @@ def test_sghmc_equals_reference(
     most = (1 - hyper["momentum"]) * temperature / (hyper["lr"] * hyper["num_data"])
     variances = [most * torch.sigmoid(s) for s in states(params, 4)] if aware else []
     noise = draw(params, offsets=offsets, **STREAM)
+    masters = masters_of(params)
+    values = values_of(params, masters)
     expected = [
         sghmc(p, g, v, z, variances[i] if aware else None, **hyper)
         for i, (p, g, v, z) in enumerate(
-            zip(params, grads, momenta, noise, strict=True)
+            zip(values, grads, momenta, noise, strict=True)
         )
     ]
     untouched = clones(grads + variances)
@@ -80,15 +86,16 @@ def test_sghmc_equals_reference(
         grads,
         momenta,
         variances,
+        masters,
         **hyper,
         resample_momentum_every=0,
         offsets=offsets,
         **STREAM,
     )
-    for p, v, (new_p, new_v) in zip(params, momenta, expected, strict=True):
+    assert_updated(params, masters, [new for new, _ in expected])
+    for p, v, (_, new_v) in zip(params, momenta, expected, strict=True):
         assert v.dtype == arithmetic(p.dtype)
         assert_rounded(v, new_v)
-        assert_rounded(p, new_p)
     assert_all_same(grads + variances, untouched)
 
 
@@ -116,6 +123,8 @@ def test_psgld_equals_reference(
         "eps": 0.05,
     }
     noise = draw(params, offsets=offsets, **STREAM)
+    masters = masters_of(params)
+    values = values_of(params, masters)
     expected = [
         psgld(
             *lists,
@@ -123,7 +132,7 @@ def test_psgld_equals_reference(
             **hyper,
             adapt=True,
         )
-        for i, lists in enumerate(zip(params, grads, squares, noise, strict=True))
+        for i, lists in enumerate(zip(values, grads, squares, noise, strict=True))
     ]
     untouched = clones(grads + curvatures)
     ops.psgld_step_(
@@ -132,12 +141,14 @@ def test_psgld_equals_reference(
         squares,
         sensitivities,
         curvatures if corrected else [],
+        masters,
         **hyper,
         offsets=offsets,
         **STREAM,
     )
-    for i, (new_p, new_v, new_w) in enumerate(expected):
-        assert_rounded(params[i], new_p, PSGLD_ROUNDINGS)
+    moved = [new for new, _, _ in expected]
+    assert_updated(params, masters, moved, roundings=PSGLD_ROUNDINGS)
+    for i, (_, new_v, new_w) in enumerate(expected):
         assert_rounded(squares[i], new_v)
         if corrected:
             assert_rounded(sensitivities[i], new_w, PSGLD_ROUNDINGS)
@@ -159,15 +170,18 @@ def test_frozen_psgld_equals_reference(
     }
     noise = draw(params, offsets=offsets, **STREAM)
     mean = {"decay": 0.5, "eps": 0.05, "adapt": False}
+    masters = masters_of(params)
+    values = values_of(params, masters)
     expected = [
         psgld(*lists, **target, **mean)[0]
-        for lists in zip(params, grads, squares, noise, strict=True)
+        for lists in zip(values, grads, squares, noise, strict=True)
     ]
     roots = [(v.double().sqrt() + 0.05).rsqrt().to(v.dtype) for v in squares]
     untouched = clones(grads + roots)
-    ops.psgld_frozen_step_(params, grads, roots, **target, offsets=offsets, **STREAM)
-    for p, want in zip(params, expected, strict=True):
-        assert_rounded(p, want, PSGLD_ROUNDINGS)
+    ops.psgld_frozen_step_(
+        params, grads, roots, masters, **target, offsets=offsets, **STREAM
+    )
+    assert_updated(params, masters, expected, roundings=PSGLD_ROUNDINGS)
     assert_all_same(grads + roots, untouched)
 
 
@@ -182,7 +196,7 @@ def test_the_preconditioner_over_the_whole_range(dtype: torch.dtype) -> None:
     (noise,) = draw([params], offsets=[0], **STREAM)
     want, _, _ = psgld(params, grads, squares, noise, **hyper, adapt=True)
     ops.psgld_step_(
-        [params], [grads], [squares], [], [], **hyper, offsets=[0], **STREAM
+        [params], [grads], [squares], [], [], [], **hyper, offsets=[0], **STREAM
     )
     assert_rounded(params, want, 8)
 
@@ -196,9 +210,12 @@ def test_the_preconditioner_of_vanishing_gradients() -> None:
         hyper = {**TARGET, "decay": 0.9, "eps": 0.25}
         (noise,) = draw([p], offsets=[0], **STREAM)
         ones = torch.ones(9, dtype=state)
-        want, _, _ = psgld(p, g, 0 * ones, noise, **hyper, adapt=False)
-        ops.psgld_step_([p], [g], [v], [w], [g + 7], **hyper, offsets=[0], **STREAM)
-        assert_rounded(p, want)
+        masters = masters_of([p])
+        (value,) = values_of([p], masters)
+        want, _, _ = psgld(value, g, 0 * ones, noise, **hyper, adapt=False)
+        lists = ([p], [g], [v], [w], [g + 7], masters)
+        ops.psgld_step_(*lists, **hyper, offsets=[0], **STREAM)
+        assert_updated([p], masters, [want])
         assert not v.any() and not w.any()
 
 
@@ -219,16 +236,17 @@ def test_sgnht_equals_reference(
         "thermostat_rate": rate,
     }
     noise = draw(params, offsets=offsets, **STREAM)
+    masters = masters_of(params)
+    values = values_of(params, masters)
     expected = [
         sgnht(*lists, **hyper)
-        for lists in zip(params, grads, momenta, thermostats, noise, strict=True)
+        for lists in zip(values, grads, momenta, thermostats, noise, strict=True)
     ]
     untouched, before = clones(grads), clones(thermostats)
-    ops.sgnht_step_(
-        params, grads, momenta, thermostats, **hyper, offsets=offsets, **STREAM
-    )
-    for i, (new_p, new_v, new_a) in enumerate(expected):
-        assert_rounded(params[i], new_p)
+    lists = (params, grads, momenta, thermostats, masters)
+    ops.sgnht_step_(*lists, **hyper, offsets=offsets, **STREAM)
+    assert_updated(params, masters, [new for new, _, _ in expected])
+    for i, (_, new_v, new_a) in enumerate(expected):
         assert_rounded(momenta[i], new_v)
         assert_rounded(thermostats[i], new_a)
     if rate == 0:
@@ -242,7 +260,7 @@ def test_thermostats_rest_without_heat(changed: dict[str, float]) -> None:
     a = torch.linspace(-0.1, 0.1, 9)
     before = a.clone()
     hyper = {**TARGET, "momentum": 0.5, "thermostat_rate": 0.3, **changed}
-    ops.sgnht_step_([p], [g], [v], [a], **hyper, offsets=[0], **STREAM)
+    ops.sgnht_step_([p], [g], [v], [a], [], **hyper, offsets=[0], **STREAM)
     assert same_bits(a, before)
     pull = hyper["lr"] * (1 + hyper["prior_precision"] / hyper["num_data"])
     torch.testing.assert_close(v, 0.5 - a - pull)
@@ -255,7 +273,9 @@ def test_momentum_is_resampled_every_kth_step(step: int) -> None:
     offsets = scattered_offsets(params)
     hyper = {**TARGET, "momentum": 0.8, "noise_estimate": 0.05}
     stream = {"offsets": offsets, "seed": 5, "step": step}
+    masters = masters_of(params)
     expected_params, expected_momenta = clones(params), clones(momenta)
+    expected_masters = clones(masters)
     expected_hyper = dict(hyper)
     drawn = step % 3 == 0
     if drawn:
@@ -277,21 +297,24 @@ def test_momentum_is_resampled_every_kth_step(step: int) -> None:
         grads,
         expected_momenta,
         [],
+        expected_masters,
         **expected_hyper,
         resample_momentum_every=0,
         **stream,
     )
-    ops.sghmc_step_(
-        params, grads, momenta, [], **hyper, resample_momentum_every=3, **stream
-    )
+    lists = (params, grads, momenta, [], masters)
+    ops.sghmc_step_(*lists, **hyper, resample_momentum_every=3, **stream)
     if drawn:  # coefficients may differ in their last bit
         for got, want in zip(
-            params + momenta, expected_params + expected_momenta, strict=True
+            params + momenta + masters,
+            expected_params + expected_momenta + expected_masters,
+            strict=True,
         ):
             torch.testing.assert_close(got, want)
     else:
         assert_all_same(params, expected_params)
         assert_all_same(momenta, expected_momenta)
+        assert_all_same(masters, expected_masters)
 
 
 def test_gradient_variance_equals_reference() -> None:
@@ -375,13 +398,14 @@ def test_zero_temperature_is_sgd_exactly(sampler: str, dtype: torch.dtype) -> No
         sgd.step()
         stream = {"offsets": [5], "seed": 0, "step": step}
         if sampler == "sgld":
-            ops.sgld_step_([ours], [grad], **common, **stream)
+            ops.sgld_step_([ours], [grad], [], **common, **stream)
         elif sampler == "sgnht":
             ops.sgnht_step_(
                 [ours],
                 [grad],
                 [velocity],
                 [torch.zeros_like(velocity)],
+                [],
                 **common,
                 momentum=momentum,
                 thermostat_rate=0.01,
@@ -392,6 +416,7 @@ def test_zero_temperature_is_sgd_exactly(sampler: str, dtype: torch.dtype) -> No
                 [ours],
                 [grad],
                 [velocity],
+                [],
                 [],
                 **common,
                 momentum=momentum,

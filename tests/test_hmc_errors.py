@@ -1,6 +1,7 @@
 """What HMC refuses: hyperparameters, and what closures return."""
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -189,6 +190,45 @@ def test_losses_of_wrong_kinds() -> None:
     plain = sg.HMC(params, **GOOD, metropolis=False)
     assert plain.step(returning(None)) is None
     assert plain.step(returning("loss")) == "loss"
+
+
+CHANGED = (
+    "HMC got another loss at the start of 3 trajectories running than there was at the "
+    "end of the one before, at the same parameters: the closure must compute the loss "
+    "of all data, always the same (no minibatches, no dropout), unless what else it "
+    "depends on is sampled in between"
+)
+
+
+@pytest.mark.parametrize("num_chains", [None, 4])
+def test_losses_that_change(num_chains: int | None) -> None:
+    # θ⁴ / 4 with an offset of its own at each step, in the last chain: all that
+    # minibatches do to the loss at one point.
+    def warnings_of(change: float, moves: bool = False, **settings: Any) -> list[str]:
+        params = [nn.Parameter(torch.ones(4, 2))]
+        sampler = sg.HMC(params, **GOOD, num_chains=num_chains, **settings)
+
+        def closure(step: int) -> Tensor:
+            losses = params[0].pow(4).sum(1) / 4
+            losses.sum().backward()
+            losses = losses + step * change * torch.tensor([0.0, 0, 0, 1])
+            return losses if num_chains else losses.sum()
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(9):
+                sampler.step(lambda step=step: closure(step))
+                if moves:
+                    with torch.no_grad():
+                        params[0].add_(0.01)
+        assert all(w.filename == __file__ for w in caught)
+        return [str(w.message) for w in caught]
+
+    assert warnings_of(0.1) == [CHANGED]
+    # A change of no account, parameters that the user moves, and no test.
+    assert warnings_of(1e-3) == []
+    assert warnings_of(0.1, moves=True) == []
+    assert warnings_of(0.1, metropolis=False) == []
 
 
 def test_losses_of_chains_of_wrong_shapes() -> None:

@@ -5,10 +5,13 @@ import torch
 from operator_tensors import (
     STREAM,
     assert_all_same,
+    assert_updated,
     clones,
+    masters_of,
     mixed_list,
     scattered_offsets,
     states,
+    values_of,
 )
 from reference import (
     DTYPES,
@@ -33,18 +36,20 @@ def test_leapfrog_equals_reference(
     momenta = states(params, 3)
     masses = [0.3 + s.square() for s in states(params, 4)] if massive else []
     move = {"kick": 0.2, "num_data": 7.0, "prior_precision": prior_precision}
+    masters = masters_of(params)
+    values = values_of(params, masters)
     expected = [
         leapfrog(p, g, r, masses[i] if massive else None, drift=drift, **move)
-        for i, (p, g, r) in enumerate(zip(params, grads, momenta, strict=True))
+        for i, (p, g, r) in enumerate(zip(values, grads, momenta, strict=True))
     ]
-    untouched, before = clones(grads + masses), clones(params)
-    ops.hmc_leapfrog_(params, grads, momenta, masses, drift=drift, **move)
-    for p, r, (new_p, new_r) in zip(params, momenta, expected, strict=True):
-        assert_rounded(p, new_p)
+    untouched, before = clones(grads + masses), clones(params + masters)
+    ops.hmc_leapfrog_(params, grads, momenta, masses, masters, drift=drift, **move)
+    assert_updated(params, masters, [new for new, _ in expected])
+    for r, (_, new_r) in zip(momenta, expected, strict=True):
         assert_rounded(r, new_r)
     assert_all_same(grads + masses, untouched)
     if drift == 0:
-        assert_all_same(params, before)
+        assert_all_same(params + masters, before)
 
 
 def test_leapfrog_runs_back() -> None:
@@ -55,11 +60,12 @@ def test_leapfrog_runs_back() -> None:
     move = {"num_data": 3.0, "prior_precision": 0.4}
 
     def half() -> None:
-        ops.hmc_leapfrog_([p], [p**3], [r], [mass], kick=0.01, drift=0.0, **move)
+        ops.hmc_leapfrog_([p], [p**3], [r], [mass], [], kick=0.01, drift=0.0, **move)
 
     for _ in range(2):
         for _ in range(50):  # a trajectory of whole leapfrog steps
-            ops.hmc_leapfrog_([p], [p**3], [r], [mass], kick=0.01, drift=0.02, **move)
+            lists = ([p], [p**3], [r], [mass], [])
+            ops.hmc_leapfrog_(*lists, kick=0.01, drift=0.02, **move)
             half()
         r.neg_()
     assert not torch.equal(p, start[0])  # it did move and round

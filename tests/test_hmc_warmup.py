@@ -184,6 +184,7 @@ def test_errors_of_warmup() -> None:
     fails(lambda: warmed(two()).load_state_dict(state), ValueError, message)
 
 
+@pytest.mark.filterwarnings("ignore:HMC got another loss")
 def test_a_hopeless_warmup_ends() -> None:
     """A trajectory of given length is of 1024 steps at most, however small they get."""
     p = nn.Parameter(torch.ones(2))

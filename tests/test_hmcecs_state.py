@@ -111,6 +111,20 @@ def test_a_warmup_interrupted_while_it_chooses_the_anchor() -> None:
     assert results[0][1] == results[1][1]
 
 
+def test_a_warmup_interrupted_in_its_last_pass() -> None:
+    """When all steps are made, and it looks where the chain is."""
+    expected, books, calls = uninterrupted("perturbed")
+    data = Data()
+    sampler = make(data, num_products=9, **SHORT)
+    with pytest.raises(KeyboardInterrupt):
+        sampler.warmup(Failing(data, calls), 10, **WARMUP)
+    assert sampler.state["warmup"]["done"] == 10
+    sampler.warmup(data, 10, **WARMUP)
+    for ours, theirs in zip(chain(sampler, data, 3), expected, strict=True):
+        assert torch.equal(ours, theirs)
+    assert bookkeeping(sampler) == books
+
+
 def test_the_first_anchor_is_part_of_no_warmup() -> None:
     data = Data()
     sampler = make(data)
@@ -159,9 +173,11 @@ def tensors(value: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize("settings", [{}, {"variant": "signed", "num_products": 9}])
 def test_a_state_moves_to_the_device_of_the_parameters(
-    settings: dict[str, Any],
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The device "meta" stands for any other: nothing is computed there."""
+    for check in ("check_parameter", "check_memory"):
+        monkeypatch.setattr(f"torch_sgmcmc.sampler.{check}", lambda *_: None)
     data = Data("tanh")
     sampler = make(data, **settings)
     with pytest.raises(KeyboardInterrupt):

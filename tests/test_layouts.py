@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from operator_tensors import assert_updated, masters_of, values_of
 from reference import (
     DTYPES,
     arithmetic,
@@ -67,25 +68,31 @@ def test_every_layout_of_every_argument(layout: str, dtype: torch.dtype) -> None
         # The parameter in one layout, gradient and momentum in another one.
         p, g = LAYOUTS[layout](theta), LAYOUTS[other](gradient)
         (noise,) = draw([p], offsets=[9], **STREAM)
-        expected = sgld(p, g, noise, **TARGET)
-        ops.sgld_step_([p], [g], **TARGET, offsets=[9], **STREAM)
-        assert_rounded(p, expected)
+        masters = masters_of([p])
+        expected = sgld(*values_of([p], masters), g, noise, **TARGET)
+        masters = [LAYOUTS[other](m) for m in masters]
+        ops.sgld_step_([p], [g], masters, **TARGET, offsets=[9], **STREAM)
+        assert_updated([p], masters, [expected])
         assert torch.equal(g, gradient)
 
         q, u = LAYOUTS[layout](theta), LAYOUTS[other](velocity)
-        new_q, new_u = sghmc(q, g, u, noise, **TARGET, **FRICTION)
+        masters = masters_of([q])
+        new_q, new_u = sghmc(
+            *values_of([q], masters), g, u, noise, **TARGET, **FRICTION
+        )
         ops.sghmc_step_(
             [q],
             [g],
             [u],
             [],
+            masters,
             **TARGET,
             **FRICTION,
             resample_momentum_every=0,
             offsets=[9],
             **STREAM,
         )
-        assert_rounded(q, new_q)
+        assert_updated([q], masters, [new_q])
         assert_rounded(u, new_u)
         assert torch.equal(g, gradient)
 
@@ -98,11 +105,13 @@ def test_every_layout_of_every_argument(layout: str, dtype: torch.dtype) -> None
                 (LAYOUTS[layout], velocity / 8),
             )
         )
-        expected = sgnht(q, g, u, a, noise, **TARGET, **THERMOSTAT)
-        ops.sgnht_step_(
-            [q], [g], [u], [a], **TARGET, **THERMOSTAT, offsets=[9], **STREAM
-        )
-        for got, want in zip((q, u, a), expected, strict=True):
+        masters = masters_of([q])
+        (value,) = values_of([q], masters)
+        expected = sgnht(value, g, u, a, noise, **TARGET, **THERMOSTAT)
+        lists = ([q], [g], [u], [a], masters)
+        ops.sgnht_step_(*lists, **TARGET, **THERMOSTAT, offsets=[9], **STREAM)
+        assert_updated([q], masters, expected[:1])
+        for got, want in zip((u, a), expected[1:], strict=True):
             assert_rounded(got, want)
 
         q, v, w, h = (
@@ -114,11 +123,13 @@ def test_every_layout_of_every_argument(layout: str, dtype: torch.dtype) -> None
                 (LAYOUTS[other], gradient / 2),
             )
         )
-        expected = psgld(q, g, v, noise, w, h, **TARGET, **MEAN, adapt=True)
-        ops.psgld_step_(
-            [q], [g], [v], [w], [h], **TARGET, **MEAN, offsets=[9], **STREAM
-        )
-        for got, want in zip((q, v, w), expected, strict=True):
+        masters = masters_of([q])
+        (value,) = values_of([q], masters)
+        expected = psgld(value, g, v, noise, w, h, **TARGET, **MEAN, adapt=True)
+        lists = ([q], [g], [v], [w], [h], masters)
+        ops.psgld_step_(*lists, **TARGET, **MEAN, offsets=[9], **STREAM)
+        assert_updated([q], masters, expected[:1], roundings=24)
+        for got, want in zip((v, w), expected[1:], strict=True):
             assert_rounded(got, want, 24)
         assert torch.equal(g, gradient) and torch.equal(h, gradient / 2)
 
@@ -193,8 +204,8 @@ def test_channels_last_3d_is_worked_on_in_place() -> None:
     in_memory = p.as_strided((p.numel(),), (1,))
     g_memory = g.to(memory_format=torch.channels_last_3d).as_strided((p.numel(),), (1,))
     flat.copy_(in_memory)
-    ops.sgld_step_([flat], [g_memory], **TARGET, offsets=[0], **STREAM)
-    ops.sgld_step_([p], [g], **TARGET, offsets=[0], **STREAM)
+    ops.sgld_step_([flat], [g_memory], [], **TARGET, offsets=[0], **STREAM)
+    ops.sgld_step_([p], [g], [], **TARGET, offsets=[0], **STREAM)
     assert same_bits(in_memory, flat)
 
 
@@ -203,8 +214,8 @@ def test_size_one_dimensions_do_not_matter() -> None:
     p = torch.empty_strided((4, 1, 6), (6, 999, 1)).copy_(normal(4, 1, 6, seed=1))
     q = p.contiguous().view(24).clone()
     g = normal(4, 1, 6, seed=2)
-    ops.sgld_step_([p], [g], **TARGET, offsets=[0], **STREAM)
-    ops.sgld_step_([q], [g.view(24)], **TARGET, offsets=[0], **STREAM)
+    ops.sgld_step_([p], [g], [], **TARGET, offsets=[0], **STREAM)
+    ops.sgld_step_([q], [g.view(24)], [], **TARGET, offsets=[0], **STREAM)
     assert same_bits(p.flatten(), q)
 
 
@@ -224,6 +235,7 @@ def test_scalars_and_empty_tensors() -> None:
         grads,
         momenta,
         [],
+        [],
         **TARGET,
         **FRICTION,
         resample_momentum_every=0,
@@ -235,7 +247,7 @@ def test_scalars_and_empty_tensors() -> None:
             assert_rounded(p, new_p)
             assert_rounded(v, new_v)
     # Lists of nothing but empty tensors are no special case.
-    ops.sgld_step_(params[1:2], grads[1:2], **TARGET, offsets=[0], **STREAM)
+    ops.sgld_step_(params[1:2], grads[1:2], [], **TARGET, offsets=[0], **STREAM)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -245,33 +257,36 @@ def test_surrounding_memory_is_untouched(dtype: torch.dtype) -> None:
     for numel in (1, 2, 5, 31, 127, 128, 129, 513, 4095, 4097):
         for lead in (1, 2, 3, 16, 33):
             span = slice(lead, lead + numel)
+            state = arithmetic(dtype)
             buffers = [
                 torch.full((numel + 160,), torch.nan, dtype=t)
-                for t in (dtype, dtype, arithmetic(dtype), arithmetic(dtype))
+                for t in (dtype, dtype, state, state, torch.float32)
             ]
             for i, b in enumerate(buffers):
                 b[span] = normal(numel, seed=i, dtype=b.dtype).abs()
-            p, g, v, w = (b[span] for b in buffers)
+            p, g, v, w, master = (b[span] for b in buffers)
+            m = [master] if dtype.itemsize == 2 else []
             stream = {"offsets": [lead], **STREAM}
             ops.gradient_variance_([g], [w], [v], weight=0.5)
             ops.control_variate_([g], [p], [v])
-            ops.sgld_step_([p], [g], **TARGET, **stream)
+            ops.sgld_step_([p], [g], m, **TARGET, **stream)
             ops.sghmc_step_(
                 [p],
                 [g],
                 [v],
                 [w * 1e-3],
+                m,
                 **TARGET,
                 momentum=0.8,
                 noise_estimate=0.0,
                 resample_momentum_every=3,
                 **stream,
             )
-            ops.psgld_step_([p], [g], [w], [v], [g], **TARGET, **MEAN, **stream)
-            ops.sgnht_step_([p], [g], [v], [w], **TARGET, **THERMOSTAT, **stream)
+            ops.psgld_step_([p], [g], [w], [v], [g], m, **TARGET, **MEAN, **stream)
+            ops.sgnht_step_([p], [g], [v], [w], m, **TARGET, **THERMOSTAT, **stream)
             ops.hmc_momenta_([v], [1 + w.abs()], temperature=1.0, **stream)
             ops.hmc_leapfrog_(
-                *([p], [g], [v], [w]),
+                *([p], [g], [v], [w], m),
                 **{"kick": 0.1, "drift": 0.1, "num_data": 1.0, "prior_precision": 0.1},
             )
             ops.gaussian_([g], std=0.5, purpose=0, **stream)
@@ -295,6 +310,6 @@ def test_gradient_views_are_resolved() -> None:
     # A view that carries a pending negation (as real views of conjugates do).
     values = normal(50, seed=1)
     p, q = normal(50, seed=2), normal(50, seed=2)
-    ops.sgld_step_([p], [torch._neg_view(values)], **TARGET, offsets=[0], **STREAM)
-    ops.sgld_step_([q], [-values], **TARGET, offsets=[0], **STREAM)
+    ops.sgld_step_([p], [torch._neg_view(values)], [], **TARGET, offsets=[0], **STREAM)
+    ops.sgld_step_([q], [-values], [], **TARGET, offsets=[0], **STREAM)
     assert same_bits(p, q)

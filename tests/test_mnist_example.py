@@ -1,13 +1,11 @@
-"""The main job as a user runs it: outputs, and survival of a kill at any moment."""
+"""The main job as a user runs it: its outputs. That it survives is in tests/faults."""
 
 from __future__ import annotations
 
 import importlib
 import json
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -50,30 +48,6 @@ def test_all_methods_report_table_pictures_and_json(tmp_path: Path) -> None:
         assert run["samples"] == (3 if is_sampler else 0)
 
 
-@pytest.mark.parametrize("method", ["sgld", "sghmc"])
-def test_a_killed_run_continues_to_the_same_bits(tmp_path: Path, method: str) -> None:
-    options = ("--digits", "--method", method, "--epochs", "150", "--burn-in", "5")
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run(command(whole, *options), check=True, capture_output=True)
-
-    process = subprocess.Popen(
-        command(killed, *options), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    checkpoint = killed / f"{method}-seed0.pt"
-    while not checkpoint.exists():
-        assert process.poll() is None, "the run ended before its first checkpoint"
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (killed / "results.json").exists(), "killed too late to mean anything"
-
-    subprocess.run(command(killed, *options), check=True, capture_output=True)
-    (expected,), (resumed,) = results(whole), results(killed)
-    assert resumed["digest"] == expected["digest"]
-    assert resumed["history"] == expected["history"]
-    assert resumed["samples"] == expected["samples"]
-
-
 def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path) -> None:
     options = ("--digits", "--method", "sgld", "--epochs", "3", "--burn-in", "1")
     subprocess.run(command(tmp_path, *options), check=True, capture_output=True)
@@ -108,12 +82,6 @@ def test_mnist_figures(tmp_path: Path, data_root: Path) -> None:
     assert all(p > 0 for p in run["final"]["precisions"])
 
 
-# ---- The bouncy particle: --method sbps and psbps ------------------------------------
-
-IMAGES = 1200  # the digits' training images
-MINIBATCH = 100
-
-
 @pytest.fixture
 def example() -> Iterator[Callable[..., list[dict]]]:
     """The example's main in this process, since its imports take seconds."""
@@ -128,6 +96,27 @@ def example() -> Iterator[Callable[..., list[dict]]]:
 
         yield run
         torch.set_num_threads(threads)
+
+
+def test_the_digits_are_learnt_by_all_methods(
+    tmp_path: Path, example: Callable[..., list[dict]]
+) -> None:
+    """With the settings that are the defaults, a fifth as long.
+
+    With MNIST's minibatches SGHMC is no better than chance: nine in ten are wrong.
+    """
+    methods = ("sgd", "sgdm", "sgld", "sghmc", "sbps", "psbps")
+    sizes = ("--epochs", "40", "--burn-in", "15")
+    for run in example(tmp_path, "--method", *methods, *sizes):
+        assert run["config"]["batch_size"] == 100
+        limit = 0.3 if run["config"]["method"] in ("sbps", "psbps") else 0.1
+        assert run["final"]["error"] < limit, run["config"]["method"]
+
+
+# ---- The bouncy particle: --method sbps and psbps ------------------------------------
+
+IMAGES = 1200  # the digits' training images
+MINIBATCH = 100
 
 
 BOUNCY = ("--method", "sbps", "psbps", "--start-epochs", "1")
@@ -202,7 +191,7 @@ def test_a_resumed_bouncy_run_has_the_same_bits(
     ("options", "message"),
     [
         (("--lr", "0.1"), "--lr is not for sbps, psbps: they have no step size"),
-        (("--start-epochs", "11"), "--start-epochs 11 must be in [0, --burn-in 10]"),
+        (("--start-epochs", "51"), "--start-epochs 51 must be in [0, --burn-in 50]"),
         (
             ("--precision", "1", "--draw-precision"),
             "--precision and --draw-precision exclude each other",

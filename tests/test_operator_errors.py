@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from operator_tensors import masters_of
 from reference import same_bits
 from torch import Tensor
 
@@ -25,6 +26,8 @@ HYPER: dict[str, dict[str, Any]] = {
     "control_variate_": {},
     "gaussian_": {"std": 1.0, "purpose": 0, **STREAM},
     "sum_of_squares": {},
+    "any_nonfinite": {},
+    "count_nonfinite": {},
     "ewsg_log_ratio": {**TARGET, "momentum": 0.9, "surrogate": 0, "num_chains": 1},
     "hmc_momenta_": {"temperature": 1.0, **STREAM},
     "hmc_leapfrog_": {
@@ -60,6 +63,8 @@ ARGUMENTS = {
     "control_variate_": ["grads", "anchor_grads", "full_grads"],
     "gaussian_": ["out"],
     "sum_of_squares": ["tensors"],
+    "any_nonfinite": ["tensors"],
+    "count_nonfinite": ["tensors"],
     "ewsg_log_ratio": ["params", "grads", "proposals", "momenta"],
     "hmc_momenta_": ["momenta", "masses"],
     "hmc_leapfrog_": ["params", "grads", "momenta", "masses"],
@@ -88,7 +93,7 @@ ARGUMENTS = {
 # Operators whose arguments are no lists of equal lengths have tests of their own.
 OTHERS = {
     *("ecs_density", "ecs_estimate", "ecs_leapfrog_"),
-    *("metropolis_decide", "select_chains_"),
+    *("metropolis_decide", "select_chains_", "step_or_nothing"),
 }
 IN_ARITHMETIC_TYPE = {
     "momenta",
@@ -114,6 +119,8 @@ WRITTEN = {
     "ewsg_log_ratio": set(),
     "hmc_energy": set(),
     "sum_of_squares": set(),
+    "any_nonfinite": set(),
+    "count_nonfinite": set(),
     "control_variate_": {"grads"},
     "sbps_place_": {"params"},
     "sbps_reflect_": {"velocities"},
@@ -140,6 +147,8 @@ UPDATES = [
     "psgld_frozen_step_",
     "sgnht_step_",
 ]
+# What comes last in their arguments, for parameters in bfloat16 or float16 alone.
+WITH_MASTERS = [*UPDATES, "hmc_leapfrog_"]
 WITH_TARGET = [*UPDATES, "ewsg_log_ratio"]
 WITH_STREAM = [*UPDATES, "gaussian_", "hmc_momenta_"]
 EACH = [(op, name) for op, names in ARGUMENTS.items() for name in names]
@@ -152,7 +161,10 @@ def make_lists(op: str, dtype: torch.dtype = torch.float32) -> dict[str, list[Te
         kind = torch.float32 if name in IN_ARITHMETIC_TYPE else dtype
         return [torch.full((2, 3), 0.5, dtype=kind), torch.ones(4, dtype=kind)]
 
-    return {name: one(name) for name in ARGUMENTS[op]}
+    lists = {name: one(name) for name in ARGUMENTS[op]}
+    if op in WITH_MASTERS:
+        lists["masters"] = masters_of(lists["params"])
+    return lists
 
 
 def check(op: str, lists: dict[str, list[Tensor]], message: str, **hyper: Any) -> None:
@@ -241,6 +253,8 @@ def test_dtypes(op: str, name: str, dtype: torch.dtype, shown: str) -> None:
     first = ARGUMENTS[op][0]
     lists = make_lists(op)
     lists[name][1] = lists[name][1].to(dtype)
+    if name == first and op in WITH_MASTERS:
+        lists["masters"] = masters_of(lists[first])
     if name != first:
         want = f"expected float32 (for {first}[1] in float32)"
         check(op, lists, f"{name}[1] has {shown}, {want}")
@@ -299,6 +313,35 @@ def test_state_is_in_the_type_of_arithmetic(op: str, name: str) -> None:
         )
 
 
+@pytest.mark.parametrize("op", WITH_MASTERS)
+def test_masters(op: str) -> None:
+    low = "(one for each of params in bfloat16 or float16)"
+    lists = make_lists(op)
+    lists["masters"] = [torch.ones(2, 3)]
+    check(op, lists, f"masters has 1 tensors, expected 0 {low}")
+    lists = make_lists(op, torch.bfloat16)
+    lists["masters"] = []
+    check(op, lists, f"masters has 0 tensors, expected 2 {low}")
+    # Of the second parameter alone: the first one has none.
+    lists = make_lists(op)
+    for name in lists.keys() - IN_ARITHMETIC_TYPE - {"masters"}:
+        lists[name][1] = lists[name][1].half()
+    for bad, message in (
+        (torch.ones(3), "shape [3], expected [4] (that of params[1])"),
+        (
+            torch.ones(4, dtype=torch.float16),
+            "float16, expected float32 (for params[1] in float16)",
+        ),
+    ):
+        lists["masters"] = [bad]
+        check(op, lists, f"masters[0] has {message}")
+    lists["masters"] = [torch.ones(1).expand(4)]
+    shared = "an expanded tensor (several elements share memory) and cannot be written"
+    check(op, lists, f"masters[0] is {shared}")
+    lists["masters"] = masters_of(lists["params"])
+    getattr(ops, op)(*lists.values(), **HYPER[op])
+
+
 @each_argument
 def test_expanded_tensors_cannot_be_written(op: str, name: str) -> None:
     lists = make_lists(op)
@@ -315,7 +358,7 @@ def test_expanded_tensors_cannot_be_written(op: str, name: str) -> None:
         results = [getattr(ops, op)(*ts.values(), **HYPER[op]) for ts in (lists, other)]
         for a, b in zip(lists.values(), other.values(), strict=True):
             assert all(same_bits(x, y) for x, y in zip(a, b, strict=True))
-        assert results == [None, None] or torch.equal(*results)
+        assert results == [None, None] or torch.equal(*map(torch.as_tensor, results))
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
@@ -332,7 +375,7 @@ def test_sparse_tensors(op: str, name: str, layout: torch.layout) -> None:
     )
     fresh = make_lists(op)
     for key, tensors in lists.items():
-        assert same_bits(tensors[1], fresh[key][1])
+        assert all(map(same_bits, tensors[1:], fresh[key][1:]))
 
 
 # ---- Numbers ---------------------------------------------------------------------
@@ -462,7 +505,7 @@ def test_num_chains(op: str) -> None:
             f"{value} chains"
         )
         check(op, make_lists(op), message, num_chains=value)
-    lists = {name: [torch.ones(())] for name in ARGUMENTS[op]}
+    lists = {name: [torch.ones(())] for name in make_lists(op)}
     message = "params[0] has shape [], expected a leading dimension of 2 chains"
     check(op, lists, message, num_chains=2)
 

@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from operator_tensors import (
-    TARGET,
-)
+from operator_tensors import TARGET, masters_of
 from torch import Tensor
 
 
@@ -31,39 +29,47 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
     p, g, v, s = lists(4)
     q = [t.square() for t in s]
     b, c = lists(2, torch.bfloat16)
+    m32 = masters_of(b)
     weights = {**TARGET, "momentum": 0.9, "surrogate": 0}
     leapfrog = {"kick": 0.1, "drift": 0.2, "num_data": 7.0, "prior_precision": 1.9}
     k, m = ([torch.randn(3, 4), torch.randn(3)] for _ in range(2))
     ratios = torch.tensor([-1.0, 0.5, torch.nan], dtype=torch.float64)
     rows = {kind: ecs_arguments(kind) for kind in ("linear", "rank one", "whole")}
     return {
-        "sgld_step_": ((p, g), {**TARGET, **stream}),
-        "sgld_step_ bf16": ((b, c), {**TARGET, **on_device}),
-        "sghmc_step_": ((p, g, v, []), {**shared, **stream}),
-        "sghmc_step_ variances": ((p, g, v, s), {**shared, **on_device}),
-        "sghmc_step_ bf16": ((b, c, v, []), {**shared, **stream}),
-        "psgld_step_": ((p, g, q, [], []), {**preconditioner, **stream}),
-        "psgld_frozen_step_": ((p, g, q), {**TARGET, **on_device}),
-        "psgld_frozen_step_ bf16": ((b, c, q), {**TARGET, **stream}),
-        "psgld_step_ corrected": ((p, g, q, s, v), {**preconditioner, **stream}),
-        "psgld_step_ bf16": ((b, c, q, s, c), {**preconditioner, **stream}),
-        "sgnht_step_": ((p, g, v, s), {**thermostat, **stream}),
-        "sgnht_step_ bf16": ((b, c, v, s), {**thermostat, **on_device}),
+        "sgld_step_": ((p, g, []), {**TARGET, **stream}),
+        "sgld_step_ bf16": ((b, c, m32), {**TARGET, **on_device}),
+        "sghmc_step_": ((p, g, v, [], []), {**shared, **stream}),
+        "sghmc_step_ variances": ((p, g, v, s, []), {**shared, **on_device}),
+        "sghmc_step_ bf16": ((b, c, v, [], m32), {**shared, **stream}),
+        "psgld_step_": ((p, g, q, [], [], []), {**preconditioner, **stream}),
+        "psgld_frozen_step_": ((p, g, q, []), {**TARGET, **on_device}),
+        "psgld_frozen_step_ bf16": ((b, c, q, m32), {**TARGET, **stream}),
+        "psgld_step_ corrected": ((p, g, q, s, v, []), {**preconditioner, **stream}),
+        "psgld_step_ bf16": ((b, c, q, s, c, m32), {**preconditioner, **stream}),
+        "sgnht_step_": ((p, g, v, s, []), {**thermostat, **stream}),
+        "sgnht_step_ bf16": ((b, c, v, s, m32), {**thermostat, **on_device}),
         "gradient_variance_": ((g, s, v), {"weight": 0.25}),
         "control_variate_": ((g, p, s), {}),
         "control_variate_ bf16": ((b, c, s), {}),
         "gaussian_": ((p,), {"std": 0.5, "purpose": 0, **stream}),
         "gaussian_ on device": ((p,), {"std": 0.5, "purpose": 1, **on_device}),
         "sum_of_squares": ((p,), {}),
+        "count_nonfinite": ((p,), {}),
+        "count_nonfinite bf16": ((b,), {}),
+        "step_or_nothing": ((torch.zeros(4, 2).long(),), {"step": 3}),
+        "step_or_nothing on device": (
+            (torch.ones(4, 2).long(),),
+            {"step": 0, "device_step": torch.tensor(4)},
+        ),
         "ewsg_log_ratio": ((p, g, s, v), {**weights, "num_chains": 1}),
         "ewsg_log_ratio without momenta": ((b, c, b, []), {**weights, "num_chains": 1}),
         "ewsg_log_ratio of chains": ((k, k, m, m), {**weights, "num_chains": 3}),
         "hmc_momenta_": ((v, []), {"temperature": 0.7, **stream}),
         "hmc_momenta_ with masses": ((v, q), {"temperature": 0.7, **stream}),
-        "hmc_leapfrog_": ((p, g, v, []), leapfrog),
-        "hmc_leapfrog_ with masses": ((p, g, v, q), leapfrog),
-        "hmc_leapfrog_ last": ((p, g, v, q), {**leapfrog, "drift": 0.0}),
-        "hmc_leapfrog_ bf16": ((b, c, v, []), leapfrog),
+        "hmc_leapfrog_": ((p, g, v, [], []), leapfrog),
+        "hmc_leapfrog_ with masses": ((p, g, v, q, []), leapfrog),
+        "hmc_leapfrog_ last": ((p, g, v, q, []), {**leapfrog, "drift": 0.0}),
+        "hmc_leapfrog_ bf16": ((b, c, v, [], m32), leapfrog),
         "hmc_energy": ((p, v, []), {"prior_precision": 0.0, "num_chains": 1}),
         "hmc_energy of chains": ((k, m, m), {"prior_precision": 2.0, "num_chains": 3}),
         "metropolis_decide": (
@@ -133,4 +139,13 @@ def test_opcheck_covers_every_operator() -> None:
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("torch_sgmcmc::")
     }
-    assert registered == {case.split()[0] for case in opcheck_cases()}
+    tested = {case.split()[0] for case in opcheck_cases()}
+    assert registered == tested | {"any_nonfinite"}
+
+
+def test_opcheck_of_an_answer_to_the_host() -> None:
+    # It is no part of a graph, so there is nothing to fake.
+    op = torch.ops.torch_sgmcmc.any_nonfinite.default
+    tests = ("test_schema", "test_autograd_registration")
+    result = torch.library.opcheck(op, ([torch.ones(3)],), test_utils=tests)
+    assert set(result.values()) == {"SUCCESS"}

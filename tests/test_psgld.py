@@ -91,3 +91,143 @@ def test_it_is_made_once_and_not_saved() -> None:
     assert set(sampler.state_dict()["state"][0]) == {"square_average"}
     adapt_for_a_step(sampler)
     assert not kept
+
+
+# ---- Where Γ begins --------------------------------------------------------------
+
+
+def quadratic(p: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+    """With a diagonal Hessian, of which random signs make no estimate but itself."""
+    return 0.5 * (curvature * p * p).sum()
+
+
+def gamma_step(sampler: sg.PSGLD, curvature: torch.Tensor) -> None:
+    sampler.zero_grad()
+    (p,) = params_of(sampler)
+    graph = sampler.param_groups[0]["gamma"]
+    quadratic(p, curvature).backward(create_graph=graph)
+    sampler.step()
+    sampler.zero_grad()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_v_and_its_sensitivity_begin_with_gradient_and_curvature(
+    dtype: torch.dtype,
+) -> None:
+    """Without a gradient V has the mean of the others; lr = 0 shows it, J being 1."""
+    theta = torch.tensor([0.0, 1.0, -2.0, 3.0, -1e-3], dtype=dtype)
+    curvature = torch.tensor([2.0, 0.5, -1.0, 0.0, 4.0], dtype=dtype)
+    p = theta.clone().requires_grad_()
+    settings = {"num_data": 10, "temperature": 3.0, "decay": 0.75}
+    sampler = sg.PSGLD([p], 0.0, **settings, seed=1)
+    gamma_step(sampler, curvature)
+    state = sampler.state[p]
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    h = curvature.to(wide)
+    grad = (theta * curvature).to(wide)
+    v = grad**2 + 0.3 * h.abs()
+    assert v[3] == 0
+    v[3] = v.mean()
+    torch.testing.assert_close(
+        state["square_average"], 0.75 * v + 0.25 * grad**2, rtol=1e-6, atol=0
+    )
+    torch.testing.assert_close(
+        state["sensitivity"], 2 * grad * h, rtol=1e-6, atol=1e-12
+    )
+
+
+def test_gamma_that_begins_later() -> None:
+    """V may rest on one gradient: it gets the curvature's part, and W begins at 0."""
+    p = torch.tensor([1e-6, 2.0]).requires_grad_()
+    curvature = torch.tensor([1.0, 3.0])
+    sampler = sg.PSGLD([p], 0.0, num_data=10, decay=0.75, seed=1, gamma=False)
+    gamma_step(sampler, curvature)
+    v = sampler.state[p]["square_average"].clone()
+    grad = p.detach() * curvature
+    torch.testing.assert_close(v, grad**2)
+    sampler.param_groups[0]["gamma"] = True
+    gamma_step(sampler, curvature)
+    state = sampler.state[p]
+    expected = 0.75 * (v + 0.1 * curvature) + 0.25 * grad**2
+    torch.testing.assert_close(state["square_average"], expected)
+    torch.testing.assert_close(state["sensitivity"], 0.25 * 2 * grad * curvature)
+    # While V goes on without it, W loses its meaning.
+    sampler.param_groups[0]["gamma"] = False
+    gamma_step(sampler, curvature)
+    assert set(sampler.state[p]) == {"square_average"}
+
+
+def test_a_checkpoint_goes_on_as_it_was() -> None:
+    """V and W that are there, however small, are not begun anew."""
+    p = torch.tensor([1.0, 2.0]).requires_grad_()
+    sampler = sg.PSGLD([p], 0.0, num_data=10, decay=0.75, seed=1)
+    gamma_step(sampler, torch.ones(2))
+    state = sampler.state_dict()
+    state["state"][0]["square_average"] = torch.tensor([0.0, 1e-12])
+    state["state"][0]["sensitivity"] = torch.tensor([0.0, 1e-9])
+    sampler.load_state_dict(state)
+    gamma_step(sampler, torch.ones(2))
+    mine = sampler.state[p]
+    torch.testing.assert_close(mine["square_average"], torch.tensor([0.25, 1.0]))
+    torch.testing.assert_close(mine["sensitivity"], torch.tensor([0.5, 1.0]))
+
+
+# ---- Under a GradScaler ----------------------------------------------------------
+
+SCALED = (
+    "PSGLD with Γ cannot be used with GradScaler, which scales the loss and so its "
+    "curvature: use torch.autocast with bfloat16, which needs no scaler, or "
+    "gamma=False and adapt=False after burn-in"
+)
+
+
+@pytest.mark.parametrize("unscaled", [False, True], ids=["", "unscaled"])
+@pytest.mark.parametrize("overflow", [False, True], ids=["", "overflow"])
+@pytest.mark.parametrize("where", ["all", "a group", "no gradient"])
+def test_a_scaler_is_refused_with_gamma(
+    where: str, overflow: bool, unscaled: bool
+) -> None:
+    p, q = (torch.ones(3, requires_grad=True) for _ in range(2))
+    groups: list[dict[str, Any]] = [{"params": [p]}, {"params": [q]}]
+    if where != "all":
+        groups[0]["gamma"] = False
+    sampler = sg.PSGLD(groups, 0.1, num_data=10, seed=1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    loss = p.square().sum() + (0 if where == "no gradient" else q.square().sum())
+    scaler.scale(loss).backward(create_graph=True)
+    if overflow:
+        with torch.no_grad():
+            assert p.grad is not None
+            p.grad[1] = torch.inf
+    if unscaled:
+        scaler.unscale_(sampler)
+    with pytest.raises(RuntimeError) as error:
+        scaler.step(sampler)
+    assert str(error.value) == SCALED
+    assert p.tolist() == q.tolist() == [1.0] * 3
+    assert not sampler.state and sampler.param_groups[0]["step"] == 0
+    # There is no trace of it, and one that is switched off does nothing.
+    off = torch.amp.GradScaler("cpu", enabled=False)
+    for step in (sampler.step, lambda: off.step(sampler)):
+        sampler.zero_grad()
+        (p.square().sum() + q.square().sum()).backward(create_graph=True)
+        step()
+    assert sampler.param_groups[0]["step"] == 2
+    sampler.zero_grad()
+
+
+def test_a_scaler_is_welcome_once_v_stays() -> None:
+    runs = []
+    for scaled in (True, False):
+        p = torch.linspace(1, 2, 5).requires_grad_()
+        sampler = sg.PSGLD([p], 0.01, num_data=10, seed=1)
+        gamma_step(sampler, torch.ones(5))
+        sampler.param_groups[0]["adapt"] = False
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=scaled)
+        for _ in range(3):
+            sampler.zero_grad()
+            scaler.scale(quadratic(p, torch.ones(5))).backward()
+            scaler.step(sampler)
+            scaler.update()
+        runs.append(p.detach().clone())
+    assert torch.equal(*runs)

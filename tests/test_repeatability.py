@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from operator_tensors import masters_of
 from reference import same_bits
 from short_chains import (
     KINDS,
@@ -40,15 +41,17 @@ def all_operators(shapes: list[int], dtype: torch.dtype) -> list[Tensor]:
     p, grad, v, s = ([torch.randn(n, generator=g) for n in shapes] for _ in range(4))
     p, grad = ([t.to(dtype) for t in ts] for ts in (p, grad))
     stream = {"offsets": [131 * i for i in range(len(shapes))], "seed": 1, "step": 6}
-    ops.sgld_step_(p, grad, **TARGET, **stream)
+    masters = masters_of(p)
+    ops.sgld_step_(p, grad, masters, **TARGET, **stream)
     friction = {"momentum": 0.9, "noise_estimate": 0.01, "resample_momentum_every": 2}
-    ops.sghmc_step_(p, grad, v, [], **TARGET, **friction, **stream)
+    ops.sghmc_step_(p, grad, v, [], masters, **TARGET, **friction, **stream)
     squares, mean = [t.square() for t in v], {"decay": 0.9, "eps": 0.1}
     curvatures = [t.clone() for t in grad]
-    ops.psgld_step_(p, grad, squares, s, curvatures, **TARGET, **mean, **stream)
-    ops.psgld_frozen_step_(p, grad, squares, **TARGET, **stream)
+    lists = (p, grad, squares, s, curvatures, masters)
+    ops.psgld_step_(*lists, **TARGET, **mean, **stream)
+    ops.psgld_frozen_step_(p, grad, squares, masters, **TARGET, **stream)
     thermostat = {"momentum": 0.9, "thermostat_rate": 0.01}
-    ops.sgnht_step_(p, grad, v, s, **TARGET, **thermostat, **stream)
+    ops.sgnht_step_(p, grad, v, s, masters, **TARGET, **thermostat, **stream)
     ops.gradient_variance_(grad, s, v, weight=0.5)
     ops.control_variate_(p, grad, v)
     out = [torch.empty_like(t) for t in p]
@@ -58,7 +61,7 @@ def all_operators(shapes: list[int], dtype: torch.dtype) -> list[Tensor]:
     mass = {"masses": [0.5 + t.abs() for t in v]}
     ops.hmc_momenta_(s, **mass, temperature=0.7, **stream)
     move = {"kick": 0.1, "drift": 0.2, "num_data": 3.0, "prior_precision": 0.3}
-    ops.hmc_leapfrog_(p, grad, s, **mass, **move)
+    ops.hmc_leapfrog_(p, grad, s, **mass, masters=masters, **move)
     energy = ops.hmc_energy(p, s, **mass, prior_precision=0.3, num_chains=1)
     placed = [torch.empty_like(t) for t in p]
     ops.sbps_place_(placed, v, s, time=0.3)
@@ -76,6 +79,7 @@ def all_operators(shapes: list[int], dtype: torch.dtype) -> list[Tensor]:
     dots.append(ops.sbps_precondition_sums_(*lists, s, eps=0.1, scale=2.0))
     moved = [*placed, *turned, *again, *scales, *along, *lists[2], *lists[3]]
     moved += [sums, *dots]
+    moved += masters
     return [*p, *v, *s, *squares, *out, *moved, ops.sum_of_squares(p), ratio, energy]
 
 

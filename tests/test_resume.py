@@ -62,7 +62,7 @@ def test_a_resumed_chain_continues_bit_for_bit(
     first = 102 if kind == "SGHMC online" else 4  # the estimate in use
     params = make_params(dtype)
     sampler = make(kind, in_groups(params))
-    sampler.param_groups[1]["lr"] = 0.05
+    sampler.param_groups[1]["prior_precision"] = 0.5
     advance(sampler, params, range(first))
     resumed, other = way(params, sampler)
     assert type(other) is type(sampler)

@@ -18,13 +18,16 @@ import pytest
 import torch
 from harness.sbps import (
     MUTATIONS,
+    REFRESHMENT_MUTATIONS,
     GaussianData,
     LogisticData,
     Noisy,
     ReferenceSBPS,
+    Refreshments,
     Sight,
     check_average,
     check_noise,
+    check_refreshments,
     check_sphere,
 )
 from harness.statistics import StatisticalError
@@ -180,21 +183,66 @@ def test_a_missing_population_factor_is_seen() -> None:
 # ---- Refreshments --------------------------------------------------------------------
 
 
-def velocities(count: int, d: int) -> np.ndarray:
-    """Velocities as the sampler draws them at refreshments."""
-    params = [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(d - 1))]
-    sampler = sg.SBPS(params, num_data=2, refresh_rate=1e12, seed=5)
-    rows = []
-    for _ in range(count):
-        sampler.step(lambda: sum(p.sum() for p in params) + torch.zeros(2))
-        rows.append(torch.cat([sampler.state[p]["velocity"] for p in params]).numpy())
-    # The first look, and then nothing but refreshments.
-    assert sampler.diagnostics.refreshments == count - 1
-    return np.array(rows)
+def refreshments(steps: int, rate: float, curvature: float) -> Refreshments:
+    """Those of the library's sampler, on N(0, I / curvature) or a flat potential."""
+    params = [nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(2))]
+    sampler = sg.SBPS(params, num_data=2, refresh_rate=rate, seed=5)
+
+    def closure() -> Tensor:
+        square = params[0].square().sum() + params[1].square().sum()
+        return (curvature / 4 * square).expand(2)
+
+    def velocity() -> np.ndarray:
+        return torch.cat([sampler.state[p]["velocity"] for p in params]).numpy()
+
+    seen = Refreshments(rate)
+    sampler.step(closure)  # the first look
+    for _ in range(steps):
+        before, then, done = velocity(), sampler.trajectory_time, sampler.diagnostics
+        sampler.step(closure)
+        now = sampler.diagnostics
+        seen.add(
+            now.refreshments > done.refreshments,
+            now.bounces > done.bounces,
+            sampler.trajectory_time - then,
+            before,
+            velocity(),
+        )
+    return seen
 
 
-def test_refreshments_are_uniform_on_the_sphere() -> None:
-    check_sphere(velocities(6000, 3))
+def test_refreshments_without_bounces() -> None:
+    seen = refreshments(6000, 1e12, 0.0)
+    check_refreshments(seen)
+    assert len(seen.waits) == 6000
+
+
+def test_refreshments_with_bounces() -> None:
+    seen = refreshments(8000, 1.0, 2.0)
+    check_refreshments(seen)
+    assert len(seen.waits) > 4000 and seen.bounces > 2000
+
+
+def reference_refreshments(mutation: str | None) -> Refreshments:
+    """With nearly as many bounces as refreshments."""
+    target = Noisy(np.eye(3), np.zeros(3))
+    chain = ReferenceSBPS(target, 3, refresh_rate=0.5, mutation=mutation)
+    for _ in range(20_000):
+        chain.step()
+    return chain.refreshments
+
+
+def test_refreshments_of_the_reference() -> None:
+    seen = reference_refreshments(None)
+    check_refreshments(seen)
+    assert len(seen.waits) > 10_000 and seen.bounces > 8000
+
+
+@pytest.mark.parametrize("mutation", REFRESHMENT_MUTATIONS)
+def test_a_bug_of_refreshments_is_caught(mutation: str) -> None:
+    seen = reference_refreshments(mutation)
+    with pytest.raises(StatisticalError):
+        check_refreshments(seen)
 
 
 def test_refreshments_in_a_cube_are_seen() -> None:

@@ -25,6 +25,7 @@ from torch_sgmcmc.precision import GammaPrecision
 from torch_sgmcmc.psgld import PSGLD
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sbps import SBPS
+from torch_sgmcmc.seeds import SharedNoiseWarning, fold_in
 from torch_sgmcmc.sghmc import SGHMC
 from torch_sgmcmc.sgld import SGLD
 from torch_sgmcmc.sgnht import SGNHT
@@ -48,8 +49,10 @@ __all__ = [
     "IndependentBatchSampler",
     "LogLikelihood",
     "Sampler",
+    "SharedNoiseWarning",
     "StratifiedBatchSampler",
     "TimeAverage",
     "__version__",
+    "fold_in",
     "kmeans_strata",
 ]

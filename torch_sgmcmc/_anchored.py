@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from torch_sgmcmc import _C
 from torch_sgmcmc._closures import exchanged
+from torch_sgmcmc._distributed import CHECKPOINT, called_from
+from torch_sgmcmc._ecs_state import check_anchored_state
 from torch_sgmcmc._expansions import (
     Sums,
     Terms,
@@ -23,7 +26,7 @@ from torch_sgmcmc._expansions import (
 )
 from torch_sgmcmc._gauss_newton import Ranges
 from torch_sgmcmc._library import gaussian_
-from torch_sgmcmc._likelihood_graph import Closure, flat
+from torch_sgmcmc._likelihood_graph import Closure, flat, log_likelihoods
 from torch_sgmcmc._progress import progress_bar
 from torch_sgmcmc._subsample import Layout, Proposals, Subsample
 from torch_sgmcmc._subsampled_target import Point
@@ -39,6 +42,8 @@ _STATE = ("control_variates", "subsample", "warmup")
 class AnchoredSampler(Sampler):
     """What :class:`HMCECS` keeps besides its chain: θ*, the sums around it, and u."""
 
+    _COMMON_STATE: ClassVar[tuple[str, ...]] = _STATE
+
     # What can be computed again from the state, and is not saved.
     _present: Point | None = None
     _proposals: tuple[Tensor, Proposals] | None = None
@@ -46,14 +51,23 @@ class AnchoredSampler(Sampler):
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
         super()._check_state_dict(state_dict)
-        kept = state_dict["state"].get("control_variates")
-        if kept is not None:
-            size = sum(p.numel() for p in self._params())
-            if len(kept["anchor"]) != size:
-                raise ValueError(
-                    f"Invalid state_dict: its control variates are those of "
-                    f"{len(kept['anchor'])} parameters, expected {size}"
-                )
+        size = sum(p.numel() for p in self._params())
+        check_anchored_state(state_dict["state"], size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`Sampler.state_dict`.
+
+        Raises:
+            RuntimeError: it is for ``torch.distributed.checkpoint``'s
+                ``get_optimizer_state_dict``, which knows state of parameters alone.
+        """
+        if called_from(CHECKPOINT):
+            raise RuntimeError(
+                f"{type(self).__name__} has state that belongs to no single parameter, "
+                "which get_optimizer_state_dict cannot hold: save its state_dict() "
+                "with torch.save"
+            )
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state dict; the chain then continues bit for bit.
@@ -63,6 +77,9 @@ class AnchoredSampler(Sampler):
         See :meth:`Sampler.load_state_dict`.
         """
         super().load_state_dict(state_dict)
+
+    def _finish_loading(self, state_dict: dict[str, Any]) -> None:
+        super()._finish_loading(state_dict)
         anchor = self.state.get("control_variates", {}).get("anchor")
         if anchor is not None:
             rounded = flat(_split(anchor, self._params())).double()
@@ -91,7 +108,10 @@ class AnchoredSampler(Sampler):
             self.state.pop(key, None)
         self._present = self._proposals = None
 
-    def _anchor_at(self, closure: Closure, anchor: Tensor, progress: bool) -> None:
+    def _anchor_at(
+        self, closure: Closure, anchor: Tensor, progress: bool, *, moved: bool = False
+    ) -> None:
+        """Puts θ* there. If it is moved by draws, they must be near the last θ*."""
         group, params = self.param_groups[0], self._params()
         anchors = _split(anchor, params)
         anchor = flat(anchors).double()  # as it is rounded
@@ -105,6 +125,8 @@ class AnchoredSampler(Sampler):
                 "HMCECS got log-likelihoods or derivatives that are not finite at the "
                 "anchor of the control variates"
             )
+        if moved:
+            self._check_near(sums.value, anchor)
         precision = None
         if bent is not None:
             prior = self._prior()
@@ -132,6 +154,48 @@ class AnchoredSampler(Sampler):
         evaluations = group["num_evaluations"] + group["num_data"]
         self._set(num_evaluations=evaluations, mean_difference=0.0)
 
+    @torch.no_grad()
+    def _check_place(self, closure: Closure, progress: bool) -> None:
+        """Raises if the parameters are not near θ*, with a pass through all data."""
+        sums = []
+        for chunk in self._chunks("log posterior", progress):
+            with torch.enable_grad():
+                values = log_likelihoods(closure, chunk)
+            sums.append(values.detach().double().sum())
+        self._count(self.param_groups[0]["num_data"])
+        self._check_near(torch.stack(sums).sum(), flat(self._params()).double())
+
+    def _check_near(self, log_likelihood: Tensor, theta: Tensor) -> None:
+        """Raises if the log posterior fell from θ* to θ as it falls to no draw.
+
+        For a log-concave density in d dimensions, the fall from its mode to a draw is
+        at most d + sqrt(2 d x) + x but for a probability of exp(-x): M. Fradelizi,
+        M. Madiman and L. Wang, Optimal Concentration of Information Content for
+        Log-Concave Densities, 2016. Other posteriors are taken to be like these.
+        """
+        kept, prior = self.state["control_variates"], self._prior()
+        change = log_likelihood - kept["value"]
+        change = change - 0.5 * torch.dot(prior * theta, theta)
+        change = change + 0.5 * torch.dot(prior * kept["anchor"], kept["anchor"])
+        fall = -float(change) / self.param_groups[0]["temperature"]
+        d, x = len(theta), 20.0
+        highest = d + math.sqrt(2 * d * x) + x
+        if not fall <= highest:
+            raise RuntimeError(
+                "HMCECS has left the posterior: the log posterior of all data is "
+                f"{fall:.4g} below that at θ* (that of draws is at most {highest:.4g} "
+                "below). Start again nearer the mode (set_anchor() gives a warm-up "
+                "up), with variant='perturbed', control_variate=2, or a larger "
+                "subsample_size or num_products"
+            )
+
+    def _chunks(self, label: str, progress: bool) -> Iterable[Tensor]:
+        """The indices of all data, chunk by chunk."""
+        group, device = self.param_groups[0], self._params()[0].device
+        n, size = group["num_data"], group["chunk_size"]
+        for begin in progress_bar(range(0, n, size), label, progress):
+            yield torch.arange(begin, min(n, begin + size), device=device)
+
     def _sum_up(
         self,
         closure: Closure,
@@ -141,18 +205,11 @@ class AnchoredSampler(Sampler):
         progress: bool,
     ) -> Sums:
         group = self.param_groups[0]
-        n, size = group["num_data"], group["chunk_size"]
-        order, device = group["control_variate"], params[0].device
-        starts = range(0, n, size)
-
-        def chunks() -> Iterable[Tensor]:
-            for begin in progress_bar(starts, "control variates", progress):
-                yield torch.arange(begin, min(n, begin + size), device=device)
-
+        order = group["control_variate"]
         return sum_up(
             closure,
             params,
-            chunks,
+            partial(self._chunks, "control variates", progress),
             probes,
             control_variate=order,
             blocks=blocks,

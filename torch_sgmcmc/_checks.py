@@ -1,11 +1,22 @@
 """Hyperparameter checks with one wording for all samplers."""
 
 import math
-from numbers import Real
+import operator
+from numbers import Integral, Real
+from typing import Any
 
 import torch
+from torch import Tensor
 
-__all__ = ["check_integer", "check_real", "draw_seed"]
+__all__ = [
+    "check_capturable",
+    "check_integer",
+    "check_lr",
+    "check_real",
+    "check_seed",
+    "draw_seed",
+    "plain",
+]
 
 
 def check_real(
@@ -36,26 +47,65 @@ def check_real(
     raise ValueError(f"Invalid {name}: {value} ({wanted})")
 
 
+def check_lr(lr: object, capturable: bool) -> None:
+    """Raises unless it is a number >= 0, or a Tensor of one.
+
+    Such a Tensor is read at every step, which a CUDA graph cannot.
+    """
+    if isinstance(lr, Tensor) and lr.numel() == 1 and lr.is_floating_point():
+        if capturable:
+            raise ValueError(
+                "Invalid lr: a Tensor is read on the host at every step and excludes "
+                "capturable=True"
+            )
+        lr = float(lr)
+    check_real("lr", lr)
+
+
 def check_integer(name: str, value: object, *, low: int = 0) -> int:
-    """Returns value if it is an int that is at least low, else raises."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    """Returns value as an int if it is one that is at least low, else raises."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(
             f"Invalid {name}: {value!r} (must be an int, got {type(value).__name__})"
         )
     if value < low:
         raise ValueError(f"Invalid {name}: {value} (must be >= {low})")
-    return value
+    return operator.index(value)
 
 
-def draw_seed(seed: object) -> int:
-    """Checks a seed; None draws one from torch's default generator."""
-    if seed is None:
-        return int(torch.randint(2**63 - 1, (), dtype=torch.int64).item())
-    if isinstance(seed, bool) or not isinstance(seed, int):
+def check_capturable(value: object) -> None:
+    """Raises unless it is a bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"Invalid capturable: {value!r} (must be a bool)")
+
+
+def check_seed(seed: object) -> int:
+    """Returns a seed as an int if it is one of 64 bits, else raises."""
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
         raise TypeError(
             f"Invalid seed: {seed!r} (must be an int or None, "
             f"got {type(seed).__name__})"
         )
     if not -(2**63) <= seed < 2**63:
         raise ValueError(f"Invalid seed: {seed} (must fit in 64 bits)")
-    return seed
+    return operator.index(seed)
+
+
+def draw_seed(seed: object) -> int:
+    """Checks a seed; None draws one from torch's default generator."""
+    if seed is None:
+        return int(torch.randint(2**63 - 1, (), dtype=torch.int64).item())
+    return check_seed(seed)
+
+
+def plain(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with NumPy's numbers as Python's, which a state dict can hold."""
+    return {key: _plain(value) for key, value in values.items()}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return operator.index(value)
+    return float(value) if isinstance(value, Real) else value

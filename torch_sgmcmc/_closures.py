@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,23 +14,66 @@ if TYPE_CHECKING:
     from torch_sgmcmc.sampler import Sampler, Work
 
 __all__ = [
+    "by_lightning",
     "check_chains",
-    "check_shared",
     "exchanged",
     "fresh_gradients",
+    "lightning_module",
+    "refuse_accumulation",
     "refuse_scaler",
     "same_parameters",
 ]
 
 
-def refuse_scaler(sampler: Sampler) -> None:
+def refuse_scaler(
+    sampler: Sampler,
+    name: str | None = None,
+    scaled: str = "the gradients of the closure",
+    otherwise: str = "",
+) -> None:
     """Raises if ``torch.amp.GradScaler.step`` has called, and clears its marks."""
     if hasattr(sampler, "grad_scale"):
         del sampler.grad_scale, sampler.found_inf
         raise RuntimeError(
-            f"{type(sampler).__name__} cannot be used with GradScaler, which scales "
-            "the gradients of the closure: use torch.autocast with bfloat16, which "
-            "needs no scaler"
+            f"{name or type(sampler).__name__} cannot be used with GradScaler, which "
+            f"scales {scaled}: use torch.autocast with bfloat16, which needs no scaler"
+            f"{otherwise}"
+        )
+
+
+def by_lightning(closure: Any) -> bool:
+    """Whether Lightning's ``optimizer.step(closure)`` has put this around it."""
+    return (
+        isinstance(closure, partial)
+        and len(closure.args) == 3
+        and getattr(closure.func, "__name__", "") == "_wrap_closure"
+    )
+
+
+def lightning_module(closure: Any) -> Any:
+    """The LightningModule whose automatic optimization made the closure, or None.
+
+    Such a closure calls ``training_step`` with one and the same batch each time.
+    """
+    if by_lightning(closure):
+        module, _, made = closure.args
+        if type(made).__module__.endswith(".loops.optimization.automatic"):
+            return module
+    return None
+
+
+def refuse_accumulation(sampler: Sampler, closure: Any) -> None:
+    """Raises if Lightning accumulates gradients, which the sampler clears."""
+    module = lightning_module(closure)
+    parts = 1 if module is None else module.trainer.accumulate_grad_batches
+    if parts != 1:
+        raise RuntimeError(
+            f"{type(sampler).__name__} cannot be used with Lightning's "
+            f"accumulate_grad_batches={parts}: it has gradients cleared before each "
+            f"call of the closure, which leaves one loss of {parts}, divided by "
+            f"{parts}. Use larger batches, or manual optimization "
+            "(self.automatic_optimization = False) and a closure that accumulates "
+            "within a call"
         )
 
 
@@ -48,18 +92,6 @@ def same_parameters(first: list[Work], second: list[Work]) -> bool:
         len(a[1]) == len(b[1]) and all(map(_is, a[1], b[1]))
         for a, b in zip(first, second, strict=True)
     )
-
-
-def check_shared(sampler: Sampler, names: Sequence[str], why: str) -> None:
-    """Raises if a hyperparameter differs between param groups."""
-    if len(sampler.param_groups) == 1:
-        return
-    for name in names:
-        values = [group[name] for group in sampler.param_groups]
-        if any(value != values[0] for value in values):
-            raise ValueError(
-                f"Invalid {name}: {values} in the param groups (must be equal: {why})"
-            )
 
 
 def check_chains(p: Tensor, num_chains: int | None) -> None:

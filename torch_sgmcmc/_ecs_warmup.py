@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_sgmcmc import _C
 from torch_sgmcmc._checks import check_integer
 from torch_sgmcmc._ecs_sizes import Draw
+from torch_sgmcmc._state_dicts import dual_averaging
 
 __all__ = ["Schedule", "Warmup", "mean_of_late"]
 
@@ -59,7 +60,7 @@ class Warmup:
         return cls(
             saved["arguments"],
             saved["done"],
-            _C.DualAveraging(saved["adaptation"]),
+            dual_averaging(saved["adaptation"]),
             [Draw(*draw) for draw in saved["draws"]],
         )
 

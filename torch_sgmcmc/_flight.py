@@ -26,16 +26,18 @@ from torch_sgmcmc._library import (
     sum_of_squares,
 )
 from torch_sgmcmc._momentum import state_dtype
+from torch_sgmcmc._nonfinite import nonfinite_error
 
 if TYPE_CHECKING:
     from torch_sgmcmc.sampler import Sampler
 
-__all__ = ["Flight"]
+__all__ = ["STATE", "Flight"]
 
 # Which tensor; its version and memory if it may move.
 _Mark = tuple[int, int, int] | tuple[int]
 
-_STATE = ("origin", "velocity", "square_average", "preconditioner", "direction")
+# What is kept of a parameter.
+STATE = ("origin", "velocity", "square_average", "preconditioner", "direction")
 
 
 @dataclass
@@ -115,7 +117,7 @@ class Flight:
     def resumed(cls, sampler: Sampler, preconditioned: bool) -> Flight | None:
         """The flight that the sampler's state holds; None if it fits no longer."""
         parts = cls.moving(sampler)
-        keys = _STATE if preconditioned else _STATE[:2]
+        keys = STATE if preconditioned else STATE[:2]
         flying = {p for p, state in sampler.state.items() if "velocity" in state}
         if flying != {p for part in parts for p in part.params}:
             return None
@@ -163,11 +165,7 @@ class Flight:
             for i, p in enumerate(part.params):
                 yield (
                     p,
-                    {
-                        key: getattr(part, key)[i]
-                        for key in _STATE
-                        if getattr(part, key)
-                    },
+                    {key: getattr(part, key)[i] for key in STATE if getattr(part, key)},
                 )
 
     @property
@@ -279,10 +277,11 @@ class Flight:
         """
         product, gradient, velocity = self.sums(grads)
         if not (math.isfinite(gradient) and gradient > 0):
-            raise RuntimeError(
+            raise nonfinite_error(
+                "raise" if gradient == 0 else common["nonfinite"],
                 "SBPS got a gradient from the closure's losses that is "
                 f"{'zero' if gradient == 0 else 'not finite'}, where they grow along "
-                "the velocity"
+                "the velocity",
             )
         scale = 1 / math.sqrt(velocity)
         gain = 2 * product / gradient * scale

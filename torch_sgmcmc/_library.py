@@ -7,7 +7,9 @@ import torch
 
 __all__ = [
     "HAS_CUDA",
+    "any_nonfinite",
     "control_variate_",
+    "count_nonfinite",
     "ecs_density",
     "ecs_estimate",
     "ecs_leapfrog_",
@@ -33,6 +35,7 @@ __all__ = [
     "sghmc_step_",
     "sgld_step_",
     "sgnht_step_",
+    "step_or_nothing",
     "sum_of_squares",
 ]
 
@@ -62,7 +65,9 @@ def _load() -> bool:
 HAS_CUDA: bool = _load()
 
 # The overloads themselves: resolving them at every call would take time.
+any_nonfinite = torch.ops.torch_sgmcmc.any_nonfinite.default
 control_variate_ = torch.ops.torch_sgmcmc.control_variate_.default
+count_nonfinite = torch.ops.torch_sgmcmc.count_nonfinite.default
 ecs_density = torch.ops.torch_sgmcmc.ecs_density.default
 ecs_estimate = torch.ops.torch_sgmcmc.ecs_estimate.default
 ecs_leapfrog_ = torch.ops.torch_sgmcmc.ecs_leapfrog_.default
@@ -88,6 +93,7 @@ select_chains_ = torch.ops.torch_sgmcmc.select_chains_.default
 sghmc_step_ = torch.ops.torch_sgmcmc.sghmc_step_.default
 sgld_step_ = torch.ops.torch_sgmcmc.sgld_step_.default
 sgnht_step_ = torch.ops.torch_sgmcmc.sgnht_step_.default
+step_or_nothing = torch.ops.torch_sgmcmc.step_or_nothing.default
 sum_of_squares = torch.ops.torch_sgmcmc.sum_of_squares.default
 
 
@@ -118,6 +124,18 @@ for _name in (
 @torch.library.register_fake("torch_sgmcmc::sum_of_squares")
 def _(tensors: list[torch.Tensor]) -> torch.Tensor:
     return tensors[0].new_empty((), dtype=torch.float64)
+
+
+@torch.library.register_fake("torch_sgmcmc::count_nonfinite")
+def _(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return tensors[0].new_empty((len(tensors), 2), dtype=torch.int64)
+
+
+@torch.library.register_fake("torch_sgmcmc::step_or_nothing")
+def _(
+    counts: torch.Tensor, *, step: int, device_step: torch.Tensor | None = None
+) -> torch.Tensor:
+    return counts.new_empty(())
 
 
 @torch.library.register_fake("torch_sgmcmc::ewsg_log_ratio")

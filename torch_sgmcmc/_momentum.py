@@ -14,7 +14,7 @@ from torch_sgmcmc._library import gaussian_
 if TYPE_CHECKING:
     from torch_sgmcmc.sampler import Sampler
 
-__all__ = ["check_not_capturing", "start_momenta", "state_dtype"]
+__all__ = ["blank", "check_not_capturing", "start_momenta", "state_dtype"]
 
 
 def state_dtype(p: Tensor) -> torch.dtype:
@@ -29,6 +29,11 @@ def check_not_capturing(sampler: Sampler, p: Tensor, what: str) -> None:
             f"{type(sampler).__name__} must make one step before it is captured in a "
             f"CUDA graph: a parameter has no {what} yet"
         )
+
+
+def blank(p: Tensor, *names: str) -> dict[str, Any]:
+    """State of these names, of the type and shape that a parameter's has."""
+    return {name: torch.zeros_like(p, dtype=state_dtype(p)) for name in names}
 
 
 def start_momenta(

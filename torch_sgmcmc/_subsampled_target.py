@@ -19,6 +19,10 @@ from torch_sgmcmc._taylor import TaylorSums, TaylorTerms
 __all__ = ["Point", "SubsampledTarget", "place"]
 
 
+# From how many factors on the mean of their estimates is not below a by chance.
+_MANY_PRODUCTS = 10
+
+
 @dataclass
 class Point:
     """The estimated log density and its gradient, at θ and for one subsample."""
@@ -60,6 +64,22 @@ class SubsampledTarget:
         if theta.is_cpu and isinstance(self.sums, TaylorSums):
             return self._fused(subsample, theta, values)
         return self._composed(subsample, theta, values)
+
+    def is_overturned(self, estimate: Estimate) -> bool:
+        """Whether the signed estimate is from a mean below a, see the note.
+
+        Note [Beyond the lower bound]
+        The mean of |L̂| over u is L exp(2 E max(a - d̂, 0)): where d̂ is below a, it
+        grows as the likelihood falls, and far away it is larger than anywhere in the
+        posterior. A trajectory that gets there, as one of too large a step may, is
+        accepted and never comes back. So all this is out of bounds, of which the
+        posterior has next to nothing where the signs are worth anything. Of few
+        factors, all may be below a by chance.
+        """
+        return (
+            self.estimator.num_products >= _MANY_PRODUCTS
+            and estimate.mean < self.estimator.lower_bound
+        )
 
     def _pull(self, values: Tensor | None, weights: Tensor) -> Tensor:
         """Σ wᵢ ∇ℓᵢ, in float64."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -13,8 +14,9 @@ from torch_sgmcmc import _C
 from torch_sgmcmc._checks import check_integer, check_real
 from torch_sgmcmc._closures import (
     check_chains,
-    check_shared,
     fresh_gradients,
+    lightning_module,
+    refuse_accumulation,
     refuse_scaler,
     same_parameters,
 )
@@ -25,7 +27,10 @@ from torch_sgmcmc._library import (
     sghmc_step_,
     sgld_step_,
 )
-from torch_sgmcmc._momentum import start_momenta
+from torch_sgmcmc._master import start_masters
+from torch_sgmcmc._momentum import blank, start_momenta
+from torch_sgmcmc._nonfinite import StepLeftOut, check_finite, leave_out
+from torch_sgmcmc._state_dicts import check_part
 from torch_sgmcmc.sampler import Sampler, Work
 
 __all__ = ["EWSG"]
@@ -34,6 +39,18 @@ _SURROGATES = {"momentum": 0, "zero": 1, "one": 2, "full_momentum": 3}
 
 # What is the same in all param groups, since one decision is made for them.
 _SHARED = ("index_chain_length", "num_chains", "num_proposals", "num_accepted")
+
+# So many proposals with the gradient of the minibatch before them, from the first on,
+# are no chance: if of all pairs of minibatches a share p has equal gradients, it is
+# one of probability p^100, below 2^-40 up to p = 0.75. (Minibatches of one datum of
+# two have p = 0.5.)
+_MOST_EQUAL = 100
+
+_MANUAL = (
+    "set self.automatic_optimization = False, and in training_step call "
+    "self.optimizers().step(closure) with a closure that draws a minibatch and calls "
+    "self.manual_backward(loss)"
+)
 
 _NO_CLOSURE = """\
 EWSG.step() needs a closure, since it draws several minibatches a step:
@@ -104,19 +121,26 @@ class EWSG(Sampler):
             each chain. None is one chain. Default: None.
         seed: key of the noise and of the decisions, a 64-bit int. None draws one from
             torch's default generator, so that ``torch.manual_seed`` makes it
-            repeatable. Default: None.
+            repeatable; ranks of a process group take rank 0's (see :class:`Sampler`).
+            Default: None.
+        nonfinite: what to do about gradients that are not finite: "raise", "skip" or
+            "allow", see :class:`Sampler`, also on clipping. A step with one such
+            minibatch is left out whole. Default: "raise".
 
     State:
         ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32): v,
         drawn from its stationary law N(0, lr T / N) at first. None if ``momentum`` is
-        0. Between the minibatches of a step there are two gradients, that of the
-        current and that of the proposed minibatch.
+        0. ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, of
+        which the parameter is the rounded value, see the Note of :class:`SGLD`. Between
+        the minibatches of a step there are two gradients, that of the current and that
+        of the proposed minibatch.
 
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step.
         TypeError: a hyperparameter of the wrong type, or ``step()`` without a closure.
         RuntimeError: the closure leaves no gradients, or others than at its first
-            call, or writes over the gradients of its last call.
+            call, or writes over the gradients of its last call, or draws the same
+            minibatch each time (which is plain after the first 100 proposals).
 
     Example:
         >>> sampler = EWSG(model.parameters(), lr=0.1, momentum=0.99,
@@ -137,6 +161,8 @@ class EWSG(Sampler):
         with ``num_chains``, chain by chain. ``step`` returns the loss of the first
         minibatch, which unlike the accepted one is a fair draw. What the closure does
         besides (running statistics of batch norm, dropout) happens M + 1 times.
+        Ranks of a process group decide alike if the closure leaves the mean of their
+        gradients, as ``DistributedDataParallel`` does.
         Param groups with values of their own enter W with these; there is one
         decision for all groups. Not for ``torch.amp.GradScaler``, which scales
         gradients behind the sampler's back: use bfloat16 autocast, which needs none.
@@ -151,6 +177,14 @@ class EWSG(Sampler):
     _MANAGED: ClassVar[tuple[str, ...]] = (*Sampler._MANAGED, *_SHARED)
     # GradScaler.step() then leaves a mark on the sampler, by which step() sees it.
     _step_supports_amp_scaling = True
+    # How many proposals had the gradient of the minibatch before, and were not zero;
+    # None once a proposal had another.
+    _num_equal: int | None = 0
+    _warned = False
+
+    _CAPTURABLE: ClassVar[bool] = False
+    _WHY_EQUAL: ClassVar[str] = "there is one decision for all"
+    _STATE: ClassVar[Mapping[str, type]] = {"momentum": Tensor, "master": Tensor}
 
     def __init__(
         self,
@@ -165,6 +199,7 @@ class EWSG(Sampler):
         surrogate: str = "momentum",
         num_chains: int | None = None,
         seed: int | None = None,
+        nonfinite: str = "raise",
     ) -> None:
         defaults = {
             "lr": lr,
@@ -178,7 +213,7 @@ class EWSG(Sampler):
             "num_proposals": 0,
             "num_accepted": 0,
         }
-        super().__init__(params, defaults, seed, capturable=False)
+        super().__init__(params, defaults, seed, False, nonfinite)
 
     @property
     def acceptance_rate(self) -> float:
@@ -206,11 +241,8 @@ class EWSG(Sampler):
         if group["num_chains"] is not None:
             check_integer("num_chains", group["num_chains"], low=1)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a param group, see :meth:`Sampler.add_param_group`."""
-        super().add_param_group(param_group)
-        first, added = self.param_groups[0], self.param_groups[-1]
-        added.update({key: first[key] for key in _SHARED})
+    def _check_progress(self, group: dict[str, Any]) -> None:
+        check_part(group, "num_accepted", "num_proposals")
 
     def _check_parameter(self, p: Tensor) -> None:
         super()._check_parameter(p)
@@ -246,6 +278,15 @@ class EWSG(Sampler):
         if closure is None:
             raise TypeError(_NO_CLOSURE)
         length = self._chain_length()
+        refuse_accumulation(self, closure)
+        if length > 0 and not self._warned and lightning_module(closure) is not None:
+            self._warned = True
+            warnings.warn(
+                "EWSG draws several minibatches a step, but in Lightning's automatic "
+                "optimization training_step is given the same batch each time: "
+                + _MANUAL,
+                stacklevel=4,
+            )
 
         loss = fresh_gradients(self, closure)
         work = self._gather(checked=True)
@@ -253,22 +294,22 @@ class EWSG(Sampler):
             raise RuntimeError(
                 "EWSG got no gradients from the closure (does it call backward()?)"
             )
-        new = [
-            p
-            for group, params, _, _ in work
-            if group["momentum"] > 0
-            for p in params
-            if "momentum" not in self.state.get(p, ())
-        ]
+        known = {
+            p: set(self.state.get(p, ())) for _, params, _, _ in work for p in params
+        }
         accepted: int | Tensor = 0
         try:
+            check_finite(self, work)
             prepared = self._prepare_all(work)
             for proposal in range(length):
                 work, more = self._propose(closure, work, prepared, proposal)
                 accepted = accepted + more
-        except BaseException:
-            for p in new:
-                self.state.pop(p, None)
+        except BaseException as error:
+            for p, keys in known.items():
+                self._forget(p, self.state.get(p, {}).keys() - keys)
+            if isinstance(error, StepLeftOut):
+                leave_out(self)
+                return loss
             raise
         for _, params, grads, _ in work:
             for p, grad in zip(params, grads, strict=True):
@@ -281,20 +322,20 @@ class EWSG(Sampler):
             group["num_proposals"], group["num_accepted"] = proposals, accepted
         return loss
 
+    def _looks_later(self, work: list[Work]) -> bool:
+        """Minibatches are compared on the host."""
+        return False
+
     def _chain_length(self) -> int:
         """Checks all groups before any work is done, and returns M."""
-        for group in self.param_groups:
-            self._check_group(group)
-        check_shared(
-            self, ("index_chain_length", "num_chains"), "there is one decision for all"
-        )
+        self._check_all_groups(("index_chain_length", "num_chains"))
         return self.param_groups[0]["index_chain_length"]
 
     def _propose(
         self,
         closure: Callable[[], Any],
         work: list[Work],
-        prepared: list[list[Tensor]],
+        prepared: list[tuple[list[Tensor], list[Tensor]]],
         proposal: int,
     ) -> tuple[list[Work], int | Tensor]:
         """One step of the index chain.
@@ -306,6 +347,7 @@ class EWSG(Sampler):
         fresh_gradients(self, closure)
         proposed = self._gather(checked=True)
         _check_same_parameters(work, proposed)
+        check_finite(self, proposed)
         chains = self.param_groups[0]["num_chains"] or 1
         ratios = [
             ewsg_log_ratio(
@@ -321,10 +363,11 @@ class EWSG(Sampler):
                 surrogate=_SURROGATES[group["surrogate"]],
                 num_chains=chains,
             )
-            for (group, params, grads, _), (_, _, proposals, _), momenta in zip(
+            for (group, params, grads, _), (_, _, proposals, _), (momenta, _) in zip(
                 work, proposed, prepared, strict=True
             )
         ]
+        self._check_draws(work, proposed)
         stream = self._step_arguments(self.param_groups[0])
         if chains == 1:
             log_ratio = 0.0
@@ -344,18 +387,48 @@ class EWSG(Sampler):
             select_chains_(grads, proposals, mask.to(params[0].device))
         return work, mask.sum()
 
+    def _check_draws(self, current: list[Work], proposed: list[Work]) -> None:
+        """Raises if it is plain that the closure does not draw minibatches."""
+        if self._num_equal is None:
+            return
+        for (_, _, old, _), (_, _, new, _) in zip(current, proposed, strict=True):
+            if not all(map(torch.equal, old, new)):
+                self._num_equal = None
+                return
+        if not any(bool(grad.any()) for _, _, grads, _ in proposed for grad in grads):
+            return  # a loss without data, say
+        self._num_equal += 1
+        if self._num_equal >= _MOST_EQUAL:
+            raise RuntimeError(
+                f"EWSG got the gradient of the minibatch before from {_MOST_EQUAL} "
+                "calls of the closure running, which must draw a fresh minibatch at "
+                f"each call (in Lightning, {_MANUAL}). If each minibatch is all data, "
+                "there is nothing to choose from: use SGHMC, or index_chain_length=0"
+            )
+
+    def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
+        return blank(p, "momentum") if group["momentum"] > 0 else {}
+
     def _prepare(
         self,
         group: dict[str, Any],
         params: list[Tensor],
         grads: list[Tensor],
         offsets: list[int],
-    ) -> list[Tensor]:
-        """Returns the momenta, none for the overdamped variant."""
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Returns the momenta, none for the overdamped variant, and the masters."""
+        masters = start_masters(self, params)
         if group["momentum"] == 0:
-            return []
+            return [], masters
         start_momenta(self, group, params, offsets)
-        return [self.state[p]["momentum"] for p in params]
+        return [self.state[p]["momentum"] for p in params], masters
+
+    def _forget(self, p: Tensor, keys: Iterable[str]) -> None:
+        state = self.state.get(p, {})
+        for key in list(keys):
+            state.pop(key, None)
+        if not state:
+            self.state.pop(p, None)
 
     def _update(
         self,
@@ -363,7 +436,7 @@ class EWSG(Sampler):
         params: list[Tensor],
         grads: list[Tensor],
         offsets: list[int],
-        prepared: list[Tensor],
+        prepared: tuple[list[Tensor], list[Tensor]],
     ) -> None:
         common = {
             "lr": group["lr"],
@@ -373,21 +446,23 @@ class EWSG(Sampler):
             "offsets": offsets,
             **self._step_arguments(group),
         }
-        if prepared:
+        momenta, masters = prepared
+        if momenta:
             sghmc_step_(
                 params,
                 grads,
-                prepared,
+                momenta,
                 [],
+                masters,
                 momentum=group["momentum"],
                 noise_estimate=0.0,
                 resample_momentum_every=0,
                 **common,
             )
         else:
-            sgld_step_(params, grads, **common)
+            sgld_step_(params, grads, masters, **common)
             for p in params:  # what a schedule of the momentum left behind
-                self.state.pop(p, None)
+                self._forget(p, ["momentum"])
 
 
 def _check_same_parameters(current: list[Work], proposed: list[Work]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,11 +17,13 @@ from torch_sgmcmc import _C
 from torch_sgmcmc._checks import check_integer, check_real
 from torch_sgmcmc._closures import (
     check_chains,
-    check_shared,
     fresh_gradients,
+    lightning_module,
+    refuse_accumulation,
     refuse_scaler,
     same_parameters,
 )
+from torch_sgmcmc._distributed import BY_THE_LOSS
 from torch_sgmcmc._library import (
     hmc_energy,
     hmc_leapfrog_,
@@ -28,8 +31,17 @@ from torch_sgmcmc._library import (
     metropolis_decide,
     select_chains_,
 )
-from torch_sgmcmc._momentum import state_dtype
+from torch_sgmcmc._master import has_master
+from torch_sgmcmc._momentum import blank, state_dtype
+from torch_sgmcmc._nonfinite import (
+    StepLeftOut,
+    check_finite,
+    choice_of,
+    leave_out,
+    nonfinite_error,
+)
 from torch_sgmcmc._progress import progress_bar
+from torch_sgmcmc._state_dicts import check_part, dual_averaging
 from torch_sgmcmc.sampler import Sampler, Work
 
 __all__ = ["HMC"]
@@ -46,6 +58,9 @@ _SHARED = (*_HYPERPARAMETERS, *_COUNTERS, "dual_averaging")
 # Early in a warm-up the step size may be far too small, and a trajectory of given
 # length endless.
 _MOST_WARMUP_STEPS = 1024
+
+# After so many trajectories running at whose start the loss was not what it had been.
+_MOST_CHANGES = 3
 
 _NO_CLOSURE = """\
 HMC.step() needs a closure, since it computes several gradients a step:
@@ -64,6 +79,7 @@ class _Motion:
 
     momenta: list[Tensor]
     masses: list[Tensor]  # empty: all are 1
+    masters: list[Tensor]  # of the parameters in bf16 and fp16
 
 
 class HMC(Sampler):
@@ -125,11 +141,17 @@ class HMC(Sampler):
         seed: key of the momenta and of the decisions, a 64-bit int. None draws one
             from torch's default generator, so that ``torch.manual_seed`` makes it
             repeatable. Default: None.
+        nonfinite: what to do about a gradient (or a loss) that is not finite at the
+            start of a trajectory, and without the Metropolis test, anywhere: "raise",
+            "skip" or "allow", see :class:`Sampler`, also on clipping. A loss is always
+            an error with "allow". Default: "raise".
 
     State:
         * ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32):
           r, unless it is drawn afresh for every trajectory.
         * ``mass`` (same shape and dtype): the diagonal of M, after :meth:`set_mass`.
+        * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, of which
+          the parameter is the rounded value, see the Note of :class:`SGLD`.
 
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step; or a loss
@@ -137,7 +159,13 @@ class HMC(Sampler):
         TypeError: a hyperparameter of the wrong type, ``step()`` without a closure,
             or a closure that returns no loss where one is needed.
         RuntimeError: the closure leaves no gradients, or others than at its first
-            call, or the loss is not finite at the start of a trajectory.
+            call, or the loss is not finite at the start of a trajectory; or there are
+            other ranks in a process group, which would decide otherwise.
+
+    Warns:
+        UserWarning: three trajectories running began with another loss than the one
+            before had ended with, at the same parameters. It is an error in
+            Lightning's automatic optimization, where minibatches are the reason.
 
     Example:
         >>> sampler = HMC(model.parameters(), step_size=1e-3, trajectory_length=0.05,
@@ -159,8 +187,8 @@ class HMC(Sampler):
         ``step`` returns the loss at its start. A trajectory whose energy is not finite
         is rejected and counted in ``num_divergences``. Energies are float64 sums, but
         N times the rounding of a float32 loss enters them: return the loss in float64
-        where that matters. With parameters in bf16 or fp16 the leapfrog is reversible
-        only up to their rounding, and the target exact only up to that.
+        where that matters. With parameters in bf16 or fp16, U(θ) is that of the rounded
+        θ: its law is exact, and a rounded number has the mass of all that round to it.
         What the closure does besides (dropout, running statistics of batch norm)
         makes U another function at every call: switch it off. Not for
         ``torch.amp.GradScaler``: use bfloat16 autocast, which needs none.
@@ -173,9 +201,19 @@ class HMC(Sampler):
         Letters B 1991.
     """
 
+    _LONE_DECISIONS = BY_THE_LOSS
     _MANAGED: ClassVar[tuple[str, ...]] = (*Sampler._MANAGED, *_SHARED)
+    _CAPTURABLE: ClassVar[bool] = False
+    _WHY_EQUAL: ClassVar[str] = "there is one trajectory for all"
+    _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys(
+        ("momentum", "mass", "master"), Tensor
+    )
     # GradScaler.step() then leaves a mark on the sampler, by which step() sees it.
     _step_supports_amp_scaling = True
+    # The chains' losses at the end of the last step, the parameters then (versions and
+    # memory), and how many steps running began with another loss at the same ones.
+    _known: tuple[Tensor, list[tuple[int, int]]] | None = None
+    _num_changes = 0
 
     def __init__(
         self,
@@ -191,6 +229,7 @@ class HMC(Sampler):
         resample_momentum_every: int = 1,
         num_chains: int | None = None,
         seed: int | None = None,
+        nonfinite: str = "raise",
     ) -> None:
         defaults = {
             "step_size": step_size,
@@ -206,7 +245,7 @@ class HMC(Sampler):
             # The state of the step size's adaptation; empty when there is none.
             "dual_averaging": [],
         }
-        super().__init__(params, defaults, seed, capturable=False)
+        super().__init__(params, defaults, seed, False, nonfinite)
 
     # ---- What it has done -----------------------------------------------------
 
@@ -250,11 +289,21 @@ class HMC(Sampler):
         if group["num_chains"] is not None:
             check_integer("num_chains", group["num_chains"], low=1)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a param group, see :meth:`Sampler.add_param_group`."""
-        super().add_param_group(param_group)
-        first, added = self.param_groups[0], self.param_groups[-1]
-        added.update({key: first[key] for key in _SHARED})
+    def _check_progress(self, group: dict[str, Any]) -> None:
+        for name in ("num_accepted", "num_divergences"):
+            check_part(group, name, "num_trajectories")
+        if group["dual_averaging"]:
+            dual_averaging(group["dual_averaging"])
+
+    def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:
+        mass = state.get("mass")
+        if mass is not None:
+            mass = mass.to(state_dtype(p))
+            if not bool((mass.isfinite() & (mass > 0)).all()):
+                raise ValueError(
+                    f"Invalid state_dict: mass of parameter {index} has elements out "
+                    "of range (must be finite and > 0)"
+                )
 
     def _check_parameter(self, p: Tensor) -> None:
         super()._check_parameter(p)
@@ -267,8 +316,6 @@ class HMC(Sampler):
         ):
             for p in ours["params"]:
                 check_chains(p, theirs["num_chains"])
-            if theirs["dual_averaging"]:
-                _C.DualAveraging(theirs["dual_averaging"])
 
     # ---- Mass -----------------------------------------------------------------
 
@@ -370,7 +417,7 @@ class HMC(Sampler):
         """
         check_integer("steps", steps, low=1)
         check_real("target_acceptance", target_acceptance, high=1.0, low_open=True)
-        self._check_groups()
+        self._check_all_groups(_HYPERPARAMETERS)
         group = self.param_groups[0]
         if not group["metropolis"]:
             raise ValueError(
@@ -387,6 +434,8 @@ class HMC(Sampler):
             adaptation = _C.DualAveraging(group["step_size"], target_acceptance)
         for _ in progress_bar(range(steps), "warm-up", progress):
             _, log_ratios = self._trajectory(closure, _MOST_WARMUP_STEPS)
+            if len(log_ratios) == 0:
+                continue  # left out
             adaptation.update(_C.mean_acceptance(log_ratios.tolist()))
             self._set(
                 step_size=adaptation.step_size, dual_averaging=list(adaptation.state)
@@ -402,11 +451,6 @@ class HMC(Sampler):
         for group in self.param_groups:
             group.update(values)
 
-    def _check_groups(self) -> None:
-        for group in self.param_groups:
-            self._check_group(group)
-        check_shared(self, _HYPERPARAMETERS, "there is one trajectory for all")
-
     @torch.no_grad()
     def _trajectory(
         self, closure: Callable[[], Any] | None, most_steps: int | None = None
@@ -415,39 +459,110 @@ class HMC(Sampler):
 
         Returns:
             What the closure returned first, and the logarithms of the chains' ratios
-            in the Metropolis test (without one, an empty row).
+            in the Metropolis test (without one, or if the step was left out, an empty
+            row).
         """
         refuse_scaler(self)
         if closure is None:
             raise TypeError(_NO_CLOSURE)
-        self._check_groups()
-        group = self.param_groups[0]
+        self._check_all_groups(_HYPERPARAMETERS)
+        refuse_accumulation(self, closure)
         loss = fresh_gradients(self, closure)
         work = self._gather(checked=True)
         if not work:
             raise RuntimeError(
                 "HMC got no gradients from the closure (does it call backward()?)"
             )
+        try:
+            return loss, self._simulate(closure, loss, work, most_steps)
+        except StepLeftOut:
+            leave_out(self)
+            return loss, torch.empty(0, dtype=torch.float64)
+
+    def _simulate(
+        self,
+        closure: Callable[[], Any],
+        loss: Any,
+        work: list[Work],
+        most_steps: int | None,
+    ) -> Tensor:
+        """Goes on with a step once there are gradients; returns the log ratios."""
+        group = self.param_groups[0]
+        check_finite(self, work)
         motion = self._prepare_all(work)
-        start = self._energy(loss, work, motion) if group["metropolis"] else None
-        if start is not None and not bool(start.isfinite().all()):
-            raise RuntimeError(
-                "HMC got a loss or parameters that are not finite at the start of a "
-                "trajectory"
-            )
+        start = None
+        if group["metropolis"]:
+            losses = self._losses(loss, work)
+            start = self._energy(losses, work, motion)
+            if not bool(start.isfinite().all()):
+                raise nonfinite_error(
+                    choice_of(self),
+                    "HMC got a loss or parameters that are not finite at the start of "
+                    "a trajectory",
+                )
+            self._check_same_target(losses, closure)
         turned = []
         if group["metropolis"] and group["resample_momentum_every"] != 1:
             turned = [[-r for r in moving.momenta] for moving in motion]
+        masters = [[m.clone() for m in moving.masters] for moving in motion]
         log_ratios = torch.empty(0, dtype=torch.float64)
         with self._undone_on_error(work) as saved:
             end = self._integrate(closure, work, motion, most_steps)
             if start is not None:
-                energy = self._energy(end, work, motion)
+                end_losses = self._losses(end, work)
+                energy = self._energy(end_losses, work, motion)
                 log_ratios = (start - energy) / group["temperature"]
         if start is not None:
-            self._decide(log_ratios, work, motion, saved, turned)
+            accepted = self._decide(log_ratios, work, motion, saved, masters, turned)
+            losses = torch.where(accepted, end_losses, losses)
         self._advance(work, motion)
-        return loss, log_ratios
+        self._known = (losses, self._marks()) if start is not None else None
+        return log_ratios
+
+    def _looks_later(self, work: list[Work]) -> bool:
+        """Trajectories are decided on by the host."""
+        return False
+
+    def _marks(self) -> list[tuple[int, int]]:
+        """Differ if parameters have been written to."""
+        params = [p for group in self.param_groups for p in group["params"]]
+        return [(p._version, p.data_ptr()) for p in params]
+
+    def _check_same_target(self, losses: Tensor, closure: Callable[[], Any]) -> None:
+        """Sees losses that change where the parameters do not, as of minibatches.
+
+        Rounding may change them, and a Gibbs step what they depend on. So it raises
+        only in Lightning's automatic optimization, and otherwise warns, once.
+        """
+        if self._known is None or self._known[1] != self._marks():
+            return
+        group = self.param_groups[0]
+        change = (losses - self._known[0].to(losses.device)).abs()
+        # More than rounding, and enough to matter in the Metropolis test.
+        least = 0.1 * group["temperature"] / group["num_data"]
+        if not bool((change > (1e-3 * losses.abs()).clamp(least)).any()):
+            self._num_changes = 0
+            return
+        self._num_changes += 1
+        if self._num_changes < _MOST_CHANGES:
+            return
+        message = (
+            f"HMC got another loss at the start of {_MOST_CHANGES} trajectories "
+            "running than there was at the end of the one before, at the same "
+            "parameters: the closure must compute the loss of all data, always the "
+            "same (no minibatches, no dropout), unless what else it depends on is "
+            "sampled in between"
+        )
+        if lightning_module(closure) is not None:
+            raise RuntimeError(
+                f"{message}. In Lightning's automatic optimization a batch must be all "
+                "data. SGHMC is what minibatches need"
+            )
+        if self._num_changes == _MOST_CHANGES:
+            warnings.warn(message, stacklevel=7)
+
+    def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
+        return blank(p, "momentum") if group["resample_momentum_every"] != 1 else {}
 
     def _prepare(
         self,
@@ -456,7 +571,7 @@ class HMC(Sampler):
         grads: list[Tensor],
         offsets: list[int],
     ) -> _Motion:
-        """Returns copies of the momenta, or new ones, and the masses."""
+        """Returns copies of the momenta and masters, or new ones, and the masses."""
         states = [self.state.get(p, {}) for p in params]
         masses: list[Tensor] = []
         if any("mass" in state for state in states):
@@ -483,7 +598,12 @@ class HMC(Sampler):
                 offsets=[offsets[i] for i in new],
                 **self._step_arguments(group),
             )
-        return _Motion(momenta, masses)
+        masters = [
+            state.get("master", p.detach()).to(state_dtype(p), copy=True)
+            for p, state in zip(params, states, strict=True)
+            if has_master(p)
+        ]
+        return _Motion(momenta, masses, masters)
 
     def _update(
         self,
@@ -493,7 +613,10 @@ class HMC(Sampler):
         offsets: list[int],
         prepared: _Motion,
     ) -> None:
-        """Remembers the momenta if they are kept; the parameters have moved."""
+        """Remembers momenta that are kept, and masters; the parameters have moved."""
+        low = [p for p in params if has_master(p)]
+        for p, master in zip(low, prepared.masters, strict=True):
+            self.state[p]["master"] = master
         for p, momentum in zip(params, prepared.momenta, strict=True):
             if group["resample_momentum_every"] != 1:
                 self.state[p]["momentum"] = momentum
@@ -537,6 +660,8 @@ class HMC(Sampler):
                     "HMC got gradients of other parameters from the closure than at "
                     "its first call in this step"
                 )
+            if not group["metropolis"]:  # which would reject it
+                check_finite(self, following)
             work = following
         self._leapfrog(work, motion, step_size / 2, drift=0.0)
         return loss
@@ -550,6 +675,7 @@ class HMC(Sampler):
                 grads,
                 moving.momenta,
                 moving.masses,
+                moving.masters,
                 kick=kick,
                 drift=drift,
                 num_data=group["num_data"],
@@ -557,11 +683,17 @@ class HMC(Sampler):
             )
             increment_version(params)
 
-    def _energy(self, loss: Any, work: list[Work], motion: list[_Motion]) -> Tensor:
-        """H of each chain, in float64, on the first parameter's device."""
+    def _losses(self, loss: Any, work: list[Work]) -> Tensor:
+        """The chains' mean losses as a row of float64, on the first one's device."""
+        return _losses(loss, self.param_groups[0]["num_chains"], work[0][1][0].device)
+
+    def _energy(
+        self, losses: Tensor, work: list[Work], motion: list[_Motion]
+    ) -> Tensor:
+        """H of each chain."""
         chains = self.param_groups[0]["num_chains"]
-        device = work[0][1][0].device
-        energy = self.param_groups[0]["num_data"] * _losses(loss, chains, device)
+        device = losses.device
+        energy = self.param_groups[0]["num_data"] * losses
         for (group, params, _, _), moving in zip(work, motion, strict=True):
             part = hmc_energy(
                 params,
@@ -579,9 +711,14 @@ class HMC(Sampler):
         work: list[Work],
         motion: list[_Motion],
         saved: list[list[Tensor]],
+        masters: list[list[Tensor]],
         turned: list[list[Tensor]],
-    ) -> None:
-        """The Metropolis test: puts back the chains that are rejected."""
+    ) -> Tensor:
+        """The Metropolis test: puts back the chains that are rejected.
+
+        Returns:
+            Which are accepted.
+        """
         group = self.param_groups[0]
         finite = log_ratios.isfinite()
         accepted = finite & metropolis_decide(
@@ -596,6 +733,8 @@ class HMC(Sampler):
                 rejected = (~accepted).to(params[0].device)
                 select_chains_(params, saved[i], rejected)
                 increment_version(params)
+                if masters[i]:
+                    select_chains_(motion[i].masters, masters[i], rejected)
                 if turned:
                     select_chains_(motion[i].momenta, turned[i], rejected)
         self._set(
@@ -603,6 +742,7 @@ class HMC(Sampler):
             num_accepted=group["num_accepted"] + num_accepted,
             num_divergences=group["num_divergences"] + int((~finite).sum()),
         )
+        return accepted
 
 
 def _losses(loss: Any, chains: int | None, device: torch.device) -> Tensor:

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch_sgmcmc import _C
 from torch_sgmcmc._anchored import AnchoredSampler
 from torch_sgmcmc._checks import check_integer, check_real
-from torch_sgmcmc._closures import check_shared, refuse_scaler
+from torch_sgmcmc._closures import by_lightning, refuse_scaler
+from torch_sgmcmc._distributed import BY_THE_LOSS
 from torch_sgmcmc._ecs_sizes import Draw, mean_estimate, num_products, subsample_size
 from torch_sgmcmc._ecs_warmup import Schedule, Warmup, mean_of_late
 from torch_sgmcmc._expansions import (
@@ -25,7 +26,14 @@ from torch_sgmcmc._expansions import (
 from torch_sgmcmc._library import hmc_momenta_, metropolis_decide
 from torch_sgmcmc._likelihood import Estimator
 from torch_sgmcmc._likelihood_graph import Closure, flat
+from torch_sgmcmc._nonfinite import (
+    StepLeftOut,
+    choice_of,
+    leave_out,
+    nonfinite_error,
+)
 from torch_sgmcmc._progress import progress_bar
+from torch_sgmcmc._state_dicts import check_part
 from torch_sgmcmc._subsampled_target import Point, SubsampledTarget
 from torch_sgmcmc._whitening import kinetic, leapfrog
 from torch_sgmcmc.sampler import Sampler
@@ -47,6 +55,9 @@ _SHARED = (*_HYPERPARAMETERS, *_MANAGED_TOO)
 # Early in a warm-up the step size may be far too small, and a trajectory of given
 # length endless.
 _MOST_WARMUP_STEPS = 1024
+
+# A tenth of the evaluations are to see whether the chain is still in the posterior.
+_CHECK_EVERY = 10
 
 # Which of a step's two Metropolis tests.
 _OF_TRAJECTORY, _OF_SUBSAMPLE = 0, 1
@@ -94,6 +105,16 @@ class HMCECS(AnchoredSampler):
     the estimate of :math:`\log L` is normal with the variance that is estimated for it,
     so look at ``estimator_variance``, which should not be far above 1. Neither
     step size nor trajectory length nor mass changes the target.
+
+    **Out of bounds.** Both estimates are larger far away than anywhere in the
+    posterior: :math:`|\hat L|` of "signed" where the estimates :math:`\hat d` are below
+    a, log L̂ of "perturbed" where its variance is too large for m. So the signed
+    sampler (with 10 factors or more) rejects what leads to where the mean of its
+    :math:`\hat d` is below a; and both compute the log posterior of all data where a
+    warm-up chooses θ* anew, at its end, and between steps, for a tenth of their
+    evaluations. More than d + sqrt(40 d) + 20 below what it is at θ*, in d dimensions,
+    the chain has left, which is an error: draws of a log-concave posterior are further
+    below with a probability of at most e⁻²⁰.
 
     **Control variates.** With f the outputs of datum k, J its Jacobian, and g and H
     the derivatives of :math:`\ell_k = L(f)` at θ*, δ = θ - θ* and C outputs a datum,
@@ -189,6 +210,10 @@ class HMCECS(AnchoredSampler):
             most this. Default: 1000.
         chunk_size: number of data for which the sums over all data call the closure at
             a time, >= 1. Default: 8192.
+        nonfinite: what to do where the log density is not finite at the start of a
+            step: "raise", or "skip", which leaves the step out and returns NaN, see
+            :class:`Sampler`. Subsamples and trajectories that lead to such places are
+            rejected, as the law has it. Default: "raise".
 
     State:
         Under string keys, since it belongs to no single parameter:
@@ -203,7 +228,8 @@ class HMCECS(AnchoredSampler):
         TypeError: a hyperparameter of the wrong type, ``step()`` without a closure,
             or a closure that returns no tensor.
         RuntimeError: the log-likelihoods have no graph, or are not finite where a step
-            starts or at θ*.
+            starts or at θ*; or the chain is out of bounds: see there; or there are
+            other ranks in a process group, which would decide otherwise.
 
     Example:
         >>> theta = torch.zeros(x.shape[1], dtype=torch.float64, requires_grad=True)
@@ -261,9 +287,14 @@ class HMCECS(AnchoredSampler):
         Statistical Science 2015.
     """
 
+    _LONE_DECISIONS = BY_THE_LOSS
     _MANAGED: ClassVar[tuple[str, ...]] = (*Sampler._MANAGED, *_SHARED)
+    _CAPTURABLE: ClassVar[bool] = False
+    _WHY_EQUAL: ClassVar[str] = "there is one trajectory for all"
     # GradScaler.step() then leaves a mark on the sampler, by which step() sees it.
     _step_supports_amp_scaling = True
+    # There is no going on from a density that is not finite.
+    _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip")
 
     # What can be computed again from the state, and is not saved.
     _present_key: tuple[Any, ...] = ()
@@ -286,6 +317,7 @@ class HMCECS(AnchoredSampler):
         num_products: int = 100,
         max_variance: float = 1000.0,
         chunk_size: int = 8192,
+        nonfinite: str = "raise",
     ) -> None:
         check_real("trajectory_length", trajectory_length, low_open=True)
         defaults = {
@@ -308,7 +340,7 @@ class HMCECS(AnchoredSampler):
             # a is this less λ: the mean of the estimates of Σ d.
             "mean_difference": 0.0,
         }
-        super().__init__(params, defaults, seed, capturable=False)
+        super().__init__(params, defaults, seed, False, nonfinite)
         self._ranges()
 
     # ---- What it has done -----------------------------------------------------
@@ -377,9 +409,7 @@ class HMCECS(AnchoredSampler):
         check_integer("chunk_size", group["chunk_size"], low=1)
 
     def _check_groups(self) -> None:
-        for group in self.param_groups:
-            self._check_group(group)
-        check_shared(self, _HYPERPARAMETERS, "there is one trajectory for all")
+        self._check_all_groups(_HYPERPARAMETERS)
         self._ranges()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -388,14 +418,15 @@ class HMCECS(AnchoredSampler):
         θ* is then chosen anew.
         """
         super().add_param_group(param_group)
-        first, added = self.param_groups[0], self.param_groups[-1]
-        added.update({key: first[key] for key in _SHARED})
         self._forget_anchor()
 
-    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super()._check_state_dict(state_dict)
-        if "warmup" in state_dict["state"]:
-            Warmup.load(state_dict["state"]["warmup"])
+    def _check_progress(self, group: dict[str, Any]) -> None:
+        for name in _COUNTERS[1:]:
+            check_part(group, name, "num_trajectories")
+        check_integer("num_evaluations", group["num_evaluations"])
+        if group["sign"] not in (-1, 1):
+            raise ValueError(f"Invalid sign: {group['sign']} (must be 1 or -1)")
+        check_real("mean_difference", group["mean_difference"], low=-math.inf)
 
     @torch.no_grad()
     def set_anchor(self, closure: Closure, *, progress: bool = True) -> None:
@@ -438,10 +469,14 @@ class HMCECS(AnchoredSampler):
             TypeError: there is no closure, or it returns no tensor.
             ValueError: a hyperparameter has left its range, or the log-likelihoods are
                 of a wrong shape. No parameter has changed.
-            RuntimeError: log-likelihoods are not as they should be (see the class). No
-                parameter has changed.
+            RuntimeError: log-likelihoods are not as they should be (see the class), or
+                the chain has left. No parameter has changed.
         """
-        self._sweep(closure)
+        try:
+            self._sweep(closure)
+        except StepLeftOut:
+            leave_out(self)
+            return torch.tensor(math.nan, dtype=torch.float64)
         assert self._present is not None
         group, present = self.param_groups[0], self._present
         prior = 0.5 * torch.dot(self._prior() * present.theta, present.theta)
@@ -491,7 +526,8 @@ class HMCECS(AnchoredSampler):
         Raises:
             ValueError: an argument is out of range, or differs from that of the warm-up
                 in progress. Nothing has changed.
-            RuntimeError: see :meth:`set_anchor`.
+            RuntimeError: see :meth:`set_anchor`; or the chain has left, see the class,
+                *Out of bounds*. The warm-up is then in progress.
         """
         check_real("target_acceptance", target_acceptance, high=1.0, low_open=True)
         if target_variance is not None:
@@ -517,7 +553,10 @@ class HMCECS(AnchoredSampler):
             self.state["warmup"] = warmup.save()
         warmup = self._move_anchor(closure, warmup, schedule, progress)
         for i in progress_bar(range(warmup.done, steps), "warm-up", progress):
-            log_ratio = self._sweep(closure, _MOST_WARMUP_STEPS)
+            try:
+                log_ratio = self._sweep(closure, _MOST_WARMUP_STEPS)
+            except StepLeftOut as left_out:  # a warm-up needs all of its steps
+                raise RuntimeError(*left_out.args) from None
             warmup.adaptation.update(_C.mean_acceptance([log_ratio]))
             self._set(step_size=warmup.adaptation.step_size)
             assert self._present is not None
@@ -527,6 +566,7 @@ class HMCECS(AnchoredSampler):
             warmup = Warmup(arguments, i + 1, warmup.adaptation, draws)
             self.state["warmup"] = warmup.save()
             warmup = self._move_anchor(closure, warmup, schedule, progress)
+        self._check_place(closure, progress)
         averaged = warmup.adaptation.averaged
         self._set(step_size=averaged, **dict.fromkeys(_COUNTERS, 0))
         self.state.pop("warmup", None)
@@ -537,7 +577,7 @@ class HMCECS(AnchoredSampler):
         """Chooses θ* and begins to adapt the step size anew, where it is time to."""
         if warmup.done not in schedule.anchors or not warmup.draws:
             return warmup
-        self._anchor_at(closure, mean_of_late(warmup.draws), progress)
+        self._anchor_at(closure, mean_of_late(warmup.draws), progress, moved=True)
         averaged = warmup.adaptation.averaged
         self._set(step_size=averaged)
         adaptation = _C.DualAveraging(averaged, warmup.adaptation.target)
@@ -568,6 +608,13 @@ class HMCECS(AnchoredSampler):
         refuse_scaler(self)
         if closure is None:
             raise TypeError(_NO_CLOSURE)
+        if by_lightning(closure):
+            raise TypeError(
+                "HMCECS calls its closure with the indices of data, which Lightning "
+                "does not pass on: set self.automatic_optimization = False, and in "
+                "training_step call self.optimizers(use_pl_optimizer=False)"
+                ".step(closure)"
+            )
         self._check_groups()
         kept = self.state.get("control_variates")
         if kept is None or kept["num_data"] != self.param_groups[0]["num_data"]:
@@ -576,6 +623,8 @@ class HMCECS(AnchoredSampler):
         start = [p.detach().clone() for p in self._params()]
         try:
             present = self._start(target)
+            if most_steps is None and self._is_check_due():
+                self._check_place(closure, progress=False)
             present, renewed = self._update_subsample(target, present)
             present, log_ratio, moved = self._trajectory(target, present, most_steps)
         except BaseException:
@@ -641,9 +690,18 @@ class HMCECS(AnchoredSampler):
         ):
             last = target.at(subsample, theta)
         if not math.isfinite(last.log):
-            raise RuntimeError(
+            raise nonfinite_error(
+                choice_of(self),
                 "HMCECS got log-likelihoods or parameters that are not finite at the "
-                "start of a step"
+                "start of a step",
+            )
+        if target.is_overturned(last.estimate):
+            raise RuntimeError(
+                "HMCECS's estimate of the sum of all d at the start of a step is "
+                f"{last.estimate.mean:.4g} (must be > a = "
+                f"{target.estimator.lower_bound:.4g}: beyond, |L̂| grows as the "
+                "likelihood falls). Choose θ* nearer, by set_anchor() or warmup(), or "
+                "use control_variate=2 or a larger num_products"
             )
         return last
 
@@ -655,7 +713,7 @@ class HMCECS(AnchoredSampler):
         # If it is accepted, as nearly always, the gradient is the trajectory's first.
         proposal = target.at(subsample, present.theta)
         log_ratio = proposal.log - present.log
-        if self._is_too_uncertain(proposal, present):
+        if self._is_out_of_bounds(target, proposal, present):
             log_ratio = -math.inf
         accepted = self._decide(log_ratio, _OF_SUBSAMPLE)
         return (proposal if accepted else present), accepted
@@ -672,8 +730,7 @@ class HMCECS(AnchoredSampler):
             [r], [], temperature=1.0, offsets=[0], **self._step_arguments(group)
         )
         before = present.log - kinetic(r)
-        step_size = group["step_size"]
-        steps = max(1, math.floor(group["trajectory_length"] / step_size + 0.5))
+        step_size, steps = group["step_size"], self._num_steps()
         if most_steps is not None:
             steps = min(steps, most_steps)
         point, origin = present, present.theta
@@ -686,19 +743,35 @@ class HMCECS(AnchoredSampler):
                 return present, -math.inf, False
         leapfrog(x, r, factor, point.gradient, origin, step_size / 2, 0.0)
         log_ratio = point.log - kinetic(r) - before
-        if self._is_too_uncertain(point, present):
+        if self._is_out_of_bounds(target, point, present):
             log_ratio = -math.inf
         if self._decide(log_ratio, _OF_TRAJECTORY):
             return point, log_ratio, True
         return present, log_ratio, False
 
-    def _is_too_uncertain(self, point: Point, present: Point) -> bool:
+    def _num_steps(self) -> int:
+        group = self.param_groups[0]
+        return max(1, math.floor(group["trajectory_length"] / group["step_size"] + 0.5))
+
+    def _is_check_due(self) -> bool:
+        """Whether to look at all data, as the warm-up has done at its end."""
+        group, layout = self.param_groups[0], self._layout()
+        cost = layout.num_cells * layout.batch_size * (self._num_steps() + 1)
+        period = math.ceil(_CHECK_EVERY * group["num_data"] / cost)
+        done = group["num_trajectories"]
+        return done > 0 and done % period == 0
+
+    def _is_out_of_bounds(
+        self, target: SubsampledTarget, point: Point, present: Point
+    ) -> bool:
         """Whether the estimate's variance is above ``max_variance``, and was lower.
 
-        The same for u as for θ, so that the target is π where it is not above.
+        Or it is overturned. The same for u as for θ, so that the target is π where
+        neither is so.
         """
-        highest = self.param_groups[0]["max_variance"]
-        return point.estimate.variance > max(highest, present.estimate.variance)
+        variance = point.estimate.variance
+        highest = max(self.param_groups[0]["max_variance"], present.estimate.variance)
+        return variance > highest or target.is_overturned(point.estimate)
 
     def _decide(self, log_ratio: float, test: int) -> bool:
         """A Metropolis test; what is not finite is rejected."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
-from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -17,9 +16,36 @@ from torch.optim.optimizer import (
     _global_optimizer_pre_hooks,
 )
 
-from torch_sgmcmc import _C
-from torch_sgmcmc._checks import check_integer, check_real, draw_seed
+from torch_sgmcmc import _C, _distributed
+from torch_sgmcmc._checks import (
+    check_capturable,
+    check_lr,
+    check_real,
+    draw_seed,
+    plain,
+)
 from torch_sgmcmc._library import HAS_CUDA
+from torch_sgmcmc._master import has_master
+from torch_sgmcmc._momentum import blank, state_dtype
+from torch_sgmcmc._nonfinite import (
+    Pending,
+    Seen,
+    StepLeftOut,
+    catch_up,
+    check_choice,
+    check_finite,
+    gate_of,
+    leave_out,
+    raise_what_was_found,
+)
+from torch_sgmcmc._param_groups import FOREIGN_KEYS, check_keys, check_later_keys
+from torch_sgmcmc._parameters import check_memory, check_parameter
+from torch_sgmcmc._state_dicts import (
+    ADDED_LATER,
+    check_equal,
+    check_state_dict,
+    completed,
+)
 
 __all__ = ["Sampler"]
 
@@ -27,16 +53,18 @@ __all__ = ["Sampler"]
 # and their noise offsets.
 Work = tuple[dict[str, Any], list[Tensor], list[Tensor], list[int]]
 
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+# Counters that are equal in all groups, on the device if ``capturable``.
+_COUNTERS = ("step", "num_skipped")
 
 
 class Sampler(Optimizer):
     r"""Base class of the samplers: a :class:`torch.optim.Optimizer`.
 
     A subclass names its hyperparameters in ``defaults``, checks them in
-    :meth:`_check_group` and does one update of one list of parameters in
-    :meth:`_update`. Everything else is here: param groups, seeds and noise
-    offsets, missing gradients, closures, state dicts.
+    :meth:`_check_group`, says in ``_STATE`` what it keeps of a parameter, and does
+    one update of one list of parameters in :meth:`_update`. Everything else is
+    here: param groups, seeds and noise offsets, missing gradients, closures, state
+    dicts.
 
     All bookkeeping lives in the param groups, and so goes through
     ``state_dict``, pickle and deepcopy like any hyperparameter:
@@ -46,19 +74,94 @@ class Sampler(Optimizer):
       ``capturable`` an int64 scalar on the parameters' device;
     * ``offsets``: for each parameter, the index of its first element in the
       noise stream. Fixed when the parameter is added, so that a missing gradient
-      never shifts another parameter's noise.
+      never shifts another parameter's noise;
+    * ``nonfinite`` and ``num_skipped`` (as ``step``, an int or a scalar), equal in
+      all groups.
+
+    **Gradients that are not finite** would enter parameters, momenta and averages, and
+    stay there. ``nonfinite="raise"`` raises a RuntimeError that names the parameter
+    and counts its NaN and infinite elements, ``"skip"`` leaves the step out and counts
+    it in :attr:`num_skipped`. Either way the step is not made: parameters, state, noise
+    and step counter are as before, and the chain that goes on is the one that never saw
+    this gradient. ``"allow"`` does not look. On a GPU the host does not wait: the
+    device leaves the update out, and the error is raised at the beginning of the next
+    step; with ``capturable``, or traced by ``torch.compile``, none is raised, and such
+    steps are left out and counted also with ``"raise"``. (The first step of a parameter
+    waits, and steps of parameters on several devices.)
+
+    Clipping gradients changes the target density: where gradients are long, it is
+    another one that is followed, with heavier tails. So does leaving out steps, as far
+    as it depends on θ which are left out.
+
+    Where there is an ``lr``, it may be a Tensor of one number, as for torch's own
+    optimizers: it is read at every step (on a GPU that waits for it), and excludes
+    ``capturable``.
 
     Args:
         params: parameters, dicts that define param groups, or named parameters,
-            as for every torch optimizer.
+            as for every torch optimizer: dense, on CPU or CUDA, in float32,
+            float64, bfloat16 or float16, and no two in the same memory.
         defaults: hyperparameters of groups that do not set their own.
         seed: the seed, any 64-bit int; None draws one from torch's default
             generator.
         capturable: keep the step counter in device memory, see :class:`SGLD`.
+        nonfinite: "raise", "skip" or "allow", see above. Default: "raise".
+
+    Several processes:
+        Where the default process group of ``torch.distributed`` is initialised, a seed
+        that was not given is that of rank 0: the constructor is then a collective call
+        (and if the group is initialised later, the first step), which waits for all
+        ranks. Replicas with one seed and equal gradients, as
+        :class:`~torch.nn.parallel.DistributedDataParallel` leaves them, stay equal to
+        the bit. A seed that is given is respected, and nothing is communicated: give
+        replicas the same, and chains of their own different ones
+        (``seed=fold_in(seed, rank)``); give one, too, to a sampler that only some ranks
+        construct. Samplers that go by what a rank alone has seen (:class:`HMC`,
+        :class:`HMCECS`, :class:`SBPS`, and :class:`PSGLD` with Γ) raise a RuntimeError
+        in a group of several ranks, and so do all inside
+        ``ZeroRedundancyOptimizer`` and with parameters of
+        ``FullyShardedDataParallel``.
+
+        Several samplers in one process need different seeds, see :func:`fold_in`;
+        :class:`SharedNoiseWarning` tells of two that take turns with one.
     """
 
-    #: Keys that the sampler manages itself; a param group must not set them.
-    _MANAGED: ClassVar[tuple[str, ...]] = ("seed", "step", "offsets", "capturable")
+    #: Keys that the sampler manages itself; a param group must not set them. But for
+    #: the offsets they are equal in all groups.
+    _MANAGED: ClassVar[tuple[str, ...]] = (
+        *("seed", "step", "offsets", "capturable"),
+        *("nonfinite", "num_skipped"),
+    )
+    _WHY_EQUAL: ClassVar[str] = "there is one stream of noise for all"
+    #: Values of ``nonfinite`` that it takes.
+    _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip", "allow")
+
+    #: Whether it can be captured in a CUDA graph.
+    _CAPTURABLE: ClassVar[bool] = True
+
+    #: What it keeps of a parameter: tensors of the parameter's shape, and counts.
+    _STATE: ClassVar[Mapping[str, type]] = {}
+    #: What it keeps besides, under string keys.
+    _COMMON_STATE: ClassVar[tuple[str, ...]] = ()
+
+    #: Whether it has all the groups that it is made of.
+    _is_complete: bool = True
+    #: Lengths of the groups when their keys were last looked at.
+    _lengths: tuple[int, ...] = ()
+
+    # What the device was asked in this step, what it has yet to tell of the last one,
+    # and the error that this has turned out to be.
+    _seen: tuple[Seen, ...] | list[Seen] = ()
+    _pending: Pending | None = None
+    _error: str | None = None
+    # What a sampler goes by that other ranks of a process group do not know, and what
+    # is to be done instead; None if it goes by gradients alone.
+    _LONE_DECISIONS: ClassVar[tuple[str, str] | None] = None
+
+    # What is not saved, see _distributed.
+    _seed_is_drawn = False
+    _is_settled = False
+    _is_laid_out = False
 
     def __init__(
         self,
@@ -66,18 +169,47 @@ class Sampler(Optimizer):
         defaults: dict[str, Any],
         seed: int | None,
         capturable: bool,
+        nonfinite: str = "raise",
     ) -> None:
-        if not isinstance(capturable, bool):
-            raise TypeError(f"Invalid capturable: {capturable!r} (must be a bool)")
-        defaults = {**defaults, "capturable": capturable}
+        check_capturable(capturable)
+        check_choice(self, nonfinite)
+        defaults = {**defaults, "capturable": capturable, "nonfinite": nonfinite}
+        defaults = plain(defaults)
         self._check_group(defaults)
-        super().__init__(params, {**defaults, "seed": draw_seed(seed), "step": 0})
+        managed = {"seed": draw_seed(seed), "step": 0, "num_skipped": 0}
+        defaults = {**defaults, **managed}
+        # Not to be read off ``defaults`` later, where torch puts keys of its own.
+        self._group_keys = frozenset((*defaults, "offsets"))
+        if _distributed.is_zero():
+            _distributed.refuse_zero(type(self).__name__)
+        self._is_complete = False
+        super().__init__(params, defaults)
+        del self._is_complete
+        self._check_memory()
+        self._check_ranks()
+        self._seed_is_drawn = seed is None
+        _distributed.settle(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        catch_up(self)
+        return {**super().__getstate__(), "_group_keys": self._group_keys}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # What was pickled by an earlier version may lack some.
+        for group in (*self.param_groups, self.defaults):
+            group.setdefault("nonfinite", "raise")
+            group.setdefault("num_skipped", 0 * group["step"])
+        if "_group_keys" not in self.__dict__:
+            keys = {*self.defaults, "offsets"} - FOREIGN_KEYS
+            self._group_keys = frozenset(keys)
+        self._group_keys |= ADDED_LATER
 
     # ---- For subclasses -------------------------------------------------------
 
     def _check_group(self, group: dict[str, Any]) -> None:
         """Raises if a hyperparameter of the group is invalid."""
-        check_real("lr", group["lr"])
+        check_lr(group["lr"], group["capturable"])
         self._check_target(group)
 
     @staticmethod
@@ -86,6 +218,29 @@ class Sampler(Optimizer):
         check_real("num_data", group["num_data"], low_open=True)
         check_real("prior_precision", group["prior_precision"])
         check_real("temperature", group["temperature"])
+
+    def _check_progress(self, group: dict[str, Any]) -> None:
+        """Raises if what a saved group says of the chain's progress is invalid."""
+
+    def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:
+        """Raises if what was saved of a parameter, by its parts, is invalid."""
+
+    def _check_ranks(self) -> None:
+        """Raises if other ranks would decide otherwise."""
+        if self._LONE_DECISIONS is not None:
+            _distributed.refuse_lone_decisions(self, *self._LONE_DECISIONS)
+
+    def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
+        """State like that which the first step makes of a parameter, but blank.
+
+        Checkpoints are read into it, and it is never used: a sampler without steps
+        has no such state. (All but the master, which comes besides.)
+        """
+        return {}
+
+    def _all_blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
+        masters = ["master"] if "master" in self._STATE and has_master(p) else []
+        return {**self._blank_state(group, p), **blank(p, *masters)}
 
     def _prepare(
         self,
@@ -122,6 +277,12 @@ class Sampler(Optimizer):
         """The seed that keys all noise of this sampler."""
         return self.param_groups[0]["seed"]
 
+    @property
+    def num_skipped(self) -> int:
+        """The number of steps that were left out, their gradients not being finite."""
+        catch_up(self)
+        return int(self.param_groups[0]["num_skipped"])
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a param group; its noise follows that of the existing groups.
 
@@ -130,31 +291,50 @@ class Sampler(Optimizer):
                 out is taken from the defaults.
 
         Raises:
-            ValueError: a hyperparameter is out of range, or a parameter is of a
-                dtype that cannot be sampled. Nothing is added then.
+            ValueError: a hyperparameter is unknown or out of range, or a parameter
+                cannot be sampled (see the class). Nothing is added then.
         """
+        shared: dict[str, Any] = {}
+        if self.param_groups:
+            # A state dict may have been loaded.
+            first = self.param_groups[0]
+            each = (*_COUNTERS, "offsets")
+            shared = {key: first[key] for key in self._MANAGED if key not in each}
         if isinstance(param_group, dict):
+            if _distributed.is_zero():  # which says to groups what the constructor got
+                param_group = {
+                    key: value
+                    for key, value in param_group.items()
+                    if key not in self._MANAGED
+                }
             for key in self._MANAGED:
                 if key in param_group:
                     raise ValueError(
                         f"Invalid param group: {key!r} is managed by "
                         f"{type(self).__name__} and cannot be set for a group"
                     )
-            self._check_group({**self.defaults, **param_group})
-            param_group = dict(param_group)  # torch would write into the caller's
+            param_group = plain(param_group)  # torch would write into the caller's
+            group = {**self.defaults, **shared, **param_group}
+            self._check_group(group)
+            settable = self._group_keys.difference(self._MANAGED)
+            check_keys(type(self).__name__, settable, param_group, group["num_data"])
         before = len(self.param_groups)
         super().add_param_group(param_group)
         group = self.param_groups[before]
+        group.update(shared)
         try:
             for p in group["params"]:
                 self._check_parameter(p)
-        except ValueError:
+            if self._is_complete:  # else once for all groups
+                self._check_memory()
+        except BaseException:
             del self.param_groups[before]
             raise
-        group["step"] = int(self.param_groups[0]["step"])
-        if group["capturable"]:
-            device = group["params"][0].device if group["params"] else None
-            group["step"] = torch.tensor(group["step"], device=device)
+        for key in _COUNTERS:
+            group[key] = int(self.param_groups[0][key])
+            if group["capturable"]:
+                device = group["params"][0].device if group["params"] else None
+                group[key] = torch.tensor(group[key], device=device)
         offset = 0
         for previous in self.param_groups[:before]:
             for start, p in zip(previous["offsets"], previous["params"], strict=True):
@@ -163,14 +343,31 @@ class Sampler(Optimizer):
         for p in group["params"]:
             offsets.append(offset)
             offset = _next_offset(offset, p.numel())
+        self._lengths = tuple(map(len, self.param_groups))
+        self._is_settled = False
+
+    def _check_memory(self) -> None:
+        check_memory(group["params"] for group in self.param_groups)
 
     def _check_parameter(self, p: Tensor) -> None:
-        if p.dtype not in _DTYPES:
-            raise ValueError(
-                f"Invalid parameter: {type(self).__name__} cannot sample {p.dtype} "
-                f"(must be float32, float64, bfloat16 or float16; a complex parameter "
-                f"can be kept as torch.view_as_real of it)"
-            )
+        """Raises if the sampler cannot sample a parameter."""
+        check_parameter(type(self).__name__, p)
+
+    def _check_all_groups(self, equal: Sequence[str] = ()) -> None:
+        """Raises if a hyperparameter has left its range, or its name is misspelt.
+
+        Or if one of those that must be ``equal`` differs between groups, or other ranks
+        would decide otherwise.
+        """
+        self._check_ranks()
+        lengths = tuple(map(len, self.param_groups))
+        if lengths != self._lengths:
+            for group in self.param_groups:
+                check_later_keys(type(self).__name__, self._group_keys, group)
+            self._lengths = lengths
+        for group in self.param_groups:
+            self._check_group(group)
+        check_equal(self.param_groups, equal, self._WHY_EQUAL)
 
     @staticmethod
     def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -183,6 +380,9 @@ class Sampler(Optimizer):
 
         @wraps(func)
         def wrapper(self: Sampler, *args: Any, **kwargs: Any) -> Any:
+            compiling = torch.compiler.is_compiling()
+            if not compiling and self._before_step():
+                return None
             if (
                 self._optimizer_step_pre_hooks
                 or self._optimizer_step_post_hooks
@@ -190,7 +390,7 @@ class Sampler(Optimizer):
                 or _global_optimizer_post_hooks
             ):
                 return observed(self, *args, **kwargs)
-            if torch.compiler.is_compiling():
+            if compiling:
                 if self.defaults["capturable"]:
                     return func(self, *args, **kwargs)
                 # The step counter is a Python int: torch.compile would guard on it
@@ -201,6 +401,39 @@ class Sampler(Optimizer):
             return func(self, *args, **kwargs)
 
         return wrapper
+
+    def _before_step(self) -> bool:
+        """Checks what is around the sampler.
+
+        Returns:
+            Whether this is no step at all, but a checkpoint's call for state to fill.
+        """
+        if _distributed.is_laying_out(self):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    state = self._all_blank_state(group, p) if p.requires_grad else {}
+                    if state:
+                        self.state[p] = state
+            self._is_laid_out = True
+            return True
+        self._clear_blank_state()
+        if not self._is_settled:
+            self._check_ranks()
+            self._is_settled = _distributed.settle(self)
+        _distributed.take_turn(self)
+        return False
+
+    def _clear_blank_state(self) -> None:
+        if self._is_laid_out:
+            self.state.clear()
+            self._is_laid_out = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """The param groups, with seed and step, and the state of the parameters."""
+        catch_up(self)
+        state_dict = super().state_dict()
+        self._clear_blank_state()
+        return state_dict
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -219,24 +452,54 @@ class Sampler(Optimizer):
         Raises:
             ValueError: a hyperparameter has left its range (through a scheduler,
                 say). No parameter has changed.
-            RuntimeError: a gradient is sparse or does not fit its parameter. No
-                parameter has changed.
+            RuntimeError: a gradient is sparse, does not fit its parameter, or is not
+                finite (see :class:`Sampler`; on a GPU, the last step's). No parameter
+                has changed.
         """
+        if self._pending is not None or self._error is not None:
+            raise_what_was_found(self)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
 
         work = self._gather()
-        self._advance(work, self._prepare_all(work))
+        try:
+            check_finite(self, work)
+            prepared = self._prepare_all(work)
+        except StepLeftOut:
+            leave_out(self)
+            return loss
+        self._advance(work, prepared)
         return loss
+
+    def _looks_later(self, work: list[Work]) -> bool:
+        """Whether the host waits until the next step to see what was found."""
+        if torch.compiler.is_compiling():
+            return True
+        device = work[0][1][0].device
+        if device.type != "cuda":
+            return False
+        if torch.cuda.is_current_stream_capturing():
+            return True
+        keeps_state = (
+            type(self)._prepare is not Sampler._prepare
+            or type(self)._prepare_all is not Sampler._prepare_all
+        )
+        return all(
+            params[0].device == device
+            and not (keeps_state and any(p not in self.state for p in params))
+            for _, params, _, _ in work
+        )
 
     def _gather(self, *, checked: bool = False) -> list[Work]:
         """Checks gradients, and groups if need be, and lists what is to be updated."""
+        if not checked:
+            self._check_all_groups()
         work = []
         for group in self.param_groups:
-            if not checked:
-                self._check_group(group)
+            if isinstance(group.get("lr"), Tensor):
+                group = {**group, "lr": float(group["lr"])}
             work.extend(self._collect(group))
         if len(work) > 1:
             # An operator changes nothing if its arguments do not fit, but by then
@@ -248,12 +511,19 @@ class Sampler(Optimizer):
 
     def _advance(self, work: list[Work], prepared: list[Any]) -> None:
         """Makes the update of everything listed and counts the step."""
+        gate = gate_of(self, work)
         for (group, params, grads, offsets), state in zip(work, prepared, strict=True):
+            if gate is not None:
+                group = {**group, "step": gate}
             self._update(group, params, grads, offsets, state)
             # The operators are opaque to autograd: tell it that these changed.
             increment_version(params)
         for group in self.param_groups:
-            group["step"] += 1  # in place if it is a tensor
+            if gate is not None and torch.is_tensor(group["step"]):
+                group["step"] += gate >= 0
+                group["num_skipped"] += gate < 0
+            else:
+                group["step"] += 1  # in place if it is a tensor
 
     def _step_arguments(self, group: dict[str, Any]) -> dict[str, Any]:
         """The arguments seed, step and device_step of an operator."""
@@ -342,58 +612,73 @@ class Sampler(Optimizer):
 
         Raises:
             ValueError: it comes from another kind of optimizer or from other
-                parameters. Nothing has been loaded.
+                parameters, or has a value out of range.
+            TypeError: it has a value of a wrong type.
+
+        Whatever is raised, by a hook too, nothing has been loaded.
         """
-        self._check_state_dict(state_dict)
-        super().load_state_dict(state_dict)
-        # torch casts state to the parameter's dtype. Ours may be wider: restore.
-        saved = state_dict["state"]
-        ids = chain.from_iterable(g["params"] for g in state_dict["param_groups"])
-        ours = chain.from_iterable(g["params"] for g in self.param_groups)
-        for i, p in zip(ids, ours, strict=True):
-            for key, value in saved.get(i, {}).items():
-                state = self.state[p]
-                if torch.is_tensor(value) and state[key].dtype != value.dtype:
-                    state[key] = value.to(device=p.device, copy=True)
+        loading: dict[str, Any] = {}
+
+        def check(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+            loading.update(completed(self, given))
+            self._check_state_dict(loading)
+            return loading
+
+        def finish(_: Optimizer) -> None:
+            self._finish_loading(loading)
+
+        # So that ours is the last of torch's hooks before, and the first after.
+        before = self.register_load_state_dict_pre_hook(check)
+        after = self.register_load_state_dict_post_hook(finish, prepend=True)
+        present = {"state": self.state, "param_groups": self.param_groups}
+        try:
+            super().load_state_dict(state_dict)
+        except BaseException:
+            self.__dict__.update(present)
+            raise
+        finally:
+            before.remove()
+            after.remove()
+        self._pending = self._error = None  # of the chain that is left
+        first = self.param_groups[0]
+        kept = ("seed", "capturable", "nonfinite")
+        self.defaults.update({key: first[key] for key in kept})
+        self._seed_is_drawn = self._is_laid_out = False
+
+    def _forget_blank_state(self) -> None:
+        """Drops what :meth:`_blank_state` has put into a checkpoint."""
         for group in self.param_groups:
-            if torch.is_tensor(group["step"]) and group["params"]:
-                group["step"] = group["step"].to(group["params"][0].device)
+            for p in group["params"]:
+                state = self.state.get(p, {})
+                for key in self._all_blank_state(group, p):
+                    state.pop(key, None)
+                if not state:
+                    self.state.pop(p, None)
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        groups = state_dict["param_groups"]
-        if len(groups) != len(self.param_groups):
-            raise ValueError(
-                f"Invalid state_dict: it has {len(groups)} param groups, expected "
-                f"{len(self.param_groups)}"
-            )
-        for i, (theirs, ours) in enumerate(zip(groups, self.param_groups, strict=True)):
-            missing = [k for k in (*self.defaults, "offsets") if k not in theirs]
-            if missing:
-                raise ValueError(
-                    f"Invalid state_dict: param group {i} lacks "
-                    f"{', '.join(missing)}; it is not one of {type(self).__name__}"
-                )
-            if len(theirs["params"]) != len(ours["params"]):
-                raise ValueError(
-                    f"Invalid state_dict: param group {i} has "
-                    f"{len(theirs['params'])} parameters, expected "
-                    f"{len(ours['params'])}"
-                )
-            if list(theirs["offsets"]) != ours["offsets"]:
-                raise ValueError(
-                    f"Invalid state_dict: param group {i} was saved for parameters "
-                    f"of other sizes (noise offsets {theirs['offsets']}, expected "
-                    f"{ours['offsets']})"
-                )
-            self._check_group(theirs)
-            check_integer("step", int(theirs["step"]))
+        """Raises if it is none of this sampler, or of other parameters."""
+        check_state_dict(self, state_dict)
+
+    def _finish_loading(self, state_dict: dict[str, Any]) -> None:
+        """Does what torch leaves undone once a checked state dict is loaded."""
+        groups = zip(state_dict["param_groups"], self.param_groups, strict=True)
+        for theirs, ours in groups:
             for index, p in zip(theirs["params"], ours["params"], strict=True):
+                # torch casts to the parameter's dtype, and shares what need not be.
                 for key, value in state_dict["state"].get(index, {}).items():
-                    if torch.is_tensor(value) and value.shape != p.shape:
-                        raise ValueError(
-                            f"Invalid state_dict: {key} of parameter {index} has "
-                            f"shape {list(value.shape)}, expected {list(p.shape)}"
+                    if torch.is_tensor(value):
+                        self.state[p][key] = value.to(
+                            device=p.device, dtype=state_dtype(p), copy=True
                         )
+                if not has_master(p):  # the chain was one in lower precision
+                    self.state.get(p, {}).pop("master", None)
+            for key in _COUNTERS:
+                ours[key] = count = int(ours[key])
+                if ours["capturable"]:
+                    device = ours["params"][0].device if ours["params"] else None
+                    ours[key] = torch.tensor(count, device=device)
+        if int(self.param_groups[0]["step"]) == 0:
+            self._forget_blank_state()
 
     # ---- In words -------------------------------------------------------------
 

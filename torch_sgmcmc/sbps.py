@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from operator import is_, itemgetter
@@ -17,12 +17,16 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from torch_sgmcmc import _C
-from torch_sgmcmc._checks import check_real
-from torch_sgmcmc._closures import check_shared
+from torch_sgmcmc._checks import check_integer, check_real
+from torch_sgmcmc._closures import lightning_module, refuse_scaler
 from torch_sgmcmc._directional import Observation, check_model, moments, observe
+from torch_sgmcmc._distributed import BY_THE_LOSS
 from torch_sgmcmc._epoch_shuffle import warn_of_epoch_shuffle
-from torch_sgmcmc._flight import Flight
+from torch_sgmcmc._flight import STATE, Flight
+from torch_sgmcmc._momentum import blank
+from torch_sgmcmc._nonfinite import StepLeftOut, leave_out, nonfinite_error
 from torch_sgmcmc._slots import Slots
+from torch_sgmcmc._state_dicts import check_part
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["SBPS", "Diagnostics", "Evaluations"]
@@ -178,6 +182,9 @@ class SBPS(Sampler):
             gradients. Default: None.
         seed: key of all random draws, a 64-bit int. None draws one from torch's default
             generator, so that ``torch.manual_seed`` makes it repeatable. Default: None.
+        nonfinite: what to do about losses and derivatives that are not finite: "raise",
+            or "skip", which leaves the event out, see :class:`Sampler`. The next step
+            observes another minibatch at the same place. Default: "raise".
 
     State:
         ``origin`` and ``velocity`` (shape of the parameter; fp64 for fp64 parameters,
@@ -189,7 +196,8 @@ class SBPS(Sampler):
         ValueError: a hyperparameter out of range, here or at a later step.
         TypeError: a hyperparameter of the wrong type, or ``step()`` without a closure.
         RuntimeError: the closure returns anything but the finite losses of n >= 2
-            examples, or calls ``backward()``. Nothing has moved then.
+            examples, or calls ``backward()``; or there are other ranks in a process
+            group, which would decide otherwise. Nothing has moved then.
 
     Example:
         >>> sampler = SBPS(model.parameters(), num_data=50_000, prior_precision=1.0,
@@ -224,11 +232,20 @@ class SBPS(Sampler):
         eq. 17, which prints the weights the other way round.
     """
 
+    _LONE_DECISIONS = BY_THE_LOSS
     _MANAGED: ClassVar[tuple[str, ...]] = (
         *Sampler._MANAGED,
         *_TRAJECTORY,
         *_PROGRESS,
     )
+    # GradScaler.step() then leaves a mark on the sampler, by which step() sees it.
+    _step_supports_amp_scaling = True
+    # It cannot bounce at a rate that is not finite.
+    _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip")
+
+    _CAPTURABLE: ClassVar[bool] = False
+    _WHY_EQUAL: ClassVar[str] = "there is one particle for all"
+    _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys(STATE, Tensor)
 
     def __init__(
         self,
@@ -247,6 +264,7 @@ class SBPS(Sampler):
         replacement: bool = False,
         model: nn.Module | None = None,
         seed: int | None = None,
+        nonfinite: str = "raise",
     ) -> None:
         defaults = {
             "num_data": num_data,
@@ -262,7 +280,7 @@ class SBPS(Sampler):
             "replacement": replacement,
             **_PROGRESS,
         }
-        super().__init__(params, defaults, seed, capturable=False)
+        super().__init__(params, defaults, seed, False, nonfinite)
         self.model = model
 
     # ---- What it is ------------------------------------------------------------
@@ -296,27 +314,34 @@ class SBPS(Sampler):
             if not isinstance(group[name], bool):
                 raise TypeError(f"Invalid {name}: {group[name]!r} (must be a bool)")
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a param group, see :meth:`Sampler.add_param_group`."""
-        super().add_param_group(param_group)
-        first, added = self.param_groups[0], self.param_groups[-1]
-        added.update({key: first[key] for key in (*_TRAJECTORY, *_PROGRESS)})
+    def _check_progress(self, group: dict[str, Any]) -> None:
+        for name in ("trajectory_time", "line_time"):
+            check_real(name, group[name])
+        for name in (key for key in _PROGRESS if key.startswith("num_")):
+            check_integer(name, group[name])
+        for name in ("num_bounces", "num_violations"):
+            check_part(group, name, "num_proposals")
+        for value in group["observed_target"]:
+            check_real("observed_target", value)
+        if group["observed_interval"] is not None:
+            check_real("observed_interval", group["observed_interval"], low_open=True)
+        _C.BounceClock.load(group["clock"])
 
-    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super()._check_state_dict(state_dict)
-        for group in state_dict["param_groups"]:
-            _C.BounceClock.load(group["clock"])
+    def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
+        if p.numel() == 0:
+            return {}
+        names = STATE if group["preconditioned"] else STATE[:2]
+        return blank(p, *names)
 
     def _check_common(self) -> dict[str, Any]:
         """Checks all groups before any work is done, and returns the first."""
         first = self.param_groups[0]
         values = list(chain.from_iterable(map(_hyperparameters, self.param_groups)))
+        values += map(len, self.param_groups)
         checked = self.__dict__.get("_checked", ())
         if len(values) == len(checked) and all(map(is_, values, checked)):
             return first  # numbers and bools cannot have changed in themselves
-        for group in self.param_groups:
-            self._check_group(group)
-        check_shared(self, _TRAJECTORY, "there is one particle for all")
+        self._check_all_groups(_TRAJECTORY)
         self._checked = values
         # Compared with what the last step observed; a list of its own, never changed.
         self._target = [
@@ -411,8 +436,16 @@ class SBPS(Sampler):
             RuntimeError: the closure's losses are not as they should be (see the
                 class). Nothing has moved.
         """
+        refuse_scaler(self)
         if closure is None:
             raise TypeError(_NO_CLOSURE)
+        if lightning_module(closure) is not None:
+            raise RuntimeError(
+                "SBPS cannot be used in Lightning's automatic optimization, whose "
+                "closure calls backward(): set self.automatic_optimization = False, "
+                "and in training_step call self.optimizers().step(closure) with a "
+                "closure that returns the losses of the examples"
+            )
         common = self._check_common()
         if "_watched" not in self.__dict__:
             self._watched = warn_of_epoch_shuffle("SBPS", closure)
@@ -425,9 +458,12 @@ class SBPS(Sampler):
             losses, flight = self._event(
                 flight, params, common, progress, clock, closure
             )
-        except BaseException:
+        except BaseException as error:
             if not flight.is_at(line_time):
                 flight.place(line_time)
+            if isinstance(error, StepLeftOut):
+                leave_out(self)
+                return error.losses
             raise
         progress["clock"] = clock
         flight.leave(progress["line_time"], params)
@@ -509,7 +545,11 @@ class SBPS(Sampler):
         bounces = event == _C.PROPOSAL and clock.accepts(rate, value, **key)
         if bounces:
             grads = grads or seen.gradient()
-            ahead = flight.reflected(line_end, grads, common)
+            try:
+                ahead = flight.reflected(line_end, grads, common)
+            except StepLeftOut as left_out:
+                left_out.losses = seen.losses
+                raise
             reflected = -value
             if common["preconditioned"] and common["adapt"]:
                 scale = common["num_data"] / common["temperature"]
@@ -549,8 +589,10 @@ class SBPS(Sampler):
             )
         bad, mean, variance = moments(seen.losses, seen.derivatives)
         if bad:
-            raise RuntimeError(
-                f"SBPS got {bad} of {n} losses from the closure that are not finite"
+            raise nonfinite_error(
+                common["nonfinite"],
+                f"SBPS got {bad} of {n} losses from the closure that are not finite",
+                seen.losses,
             )
         if not common["replacement"]:
             variance *= 1 - n / num_data
@@ -558,8 +600,10 @@ class SBPS(Sampler):
         value = scale * mean + flight.prior(time) / common["temperature"]
         variance *= scale * scale / n
         if not (math.isfinite(value) and math.isfinite(variance)):
-            raise RuntimeError(
-                "SBPS got losses from the closure whose derivatives are not finite"
+            raise nonfinite_error(
+                common["nonfinite"],
+                "SBPS got losses from the closure whose derivatives are not finite",
+                seen.losses,
             )
         return value, variance
 
@@ -643,9 +687,8 @@ class SBPS(Sampler):
             group["clock"] = group["clock"].save()
         return state_dict
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state dict, see :meth:`Sampler.load_state_dict`."""
-        super().load_state_dict(state_dict)
+    def _finish_loading(self, state_dict: dict[str, Any]) -> None:
+        super()._finish_loading(state_dict)
         for group in self.param_groups:
             group["clock"] = _C.BounceClock.load(group["clock"])
         self.__dict__.pop("_flight", None)

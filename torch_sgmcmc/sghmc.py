@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from torch_sgmcmc._checks import check_integer, check_real
 from torch_sgmcmc._library import gradient_variance_, sghmc_step_
-from torch_sgmcmc._momentum import start_momenta, state_dtype
-from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc._master import start_masters
+from torch_sgmcmc._momentum import blank, start_momenta, state_dtype
+from torch_sgmcmc.sampler import Sampler, Work
 
 __all__ = ["SGHMC"]
 
@@ -20,6 +21,10 @@ __all__ = ["SGHMC"]
 # once it rests on enough gradients for its largest coordinate to mean something.
 _FORGETTING = 1e-3
 _MIN_GRADIENTS = 100
+
+
+# What is kept for it.
+_ONLINE = {"grad_variance": Tensor, "num_grads": int, "previous_grad": Tensor}
 
 
 class SGHMC(Sampler):
@@ -65,17 +70,21 @@ class SGHMC(Sampler):
             stationary law N(0, lr T / N), ``"zeros"`` starts at rest. Default:
             "stationary".
         seed: key of the noise, a 64-bit int. None draws one from torch's default
-            generator, so that ``torch.manual_seed`` makes it repeatable. Default:
-            None.
+            generator, so that ``torch.manual_seed`` makes it repeatable; ranks of a
+            process group take rank 0's (see :class:`Sampler`). Default: None.
         capturable: keep the step counter in device memory, so that ``step()`` can be
             captured in a CUDA graph after one ordinary step. Excludes
             ``noise_estimate="online"``, which needs the host. Default: False.
+        nonfinite: what to do about gradients that are not finite: "raise", "skip" or
+            "allow", see :class:`Sampler`, also on clipping. Default: "raise".
 
     State:
         * ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32):
           v.
         * ``previous_grad``, ``grad_variance`` (same shape and dtype) and
           ``num_grads`` (int), only with ``noise_estimate="online"``.
+        * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, of which
+          the parameter is the rounded value, see the Note of :class:`SGLD`.
 
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step.
@@ -102,13 +111,17 @@ class SGHMC(Sampler):
         gradient of the update itself. Drawing from N(0, lr T / N) instead, as the
         paper's pseudocode suggests, samples at about the temperature T k / (k + 1),
         however small ``lr``.
-        Parameters in bf16 or fp16 are rounded to their own precision after every
-        update; the momentum stays in fp32.
 
     Reference:
         T. Chen, E. B. Fox and C. Guestrin, Stochastic Gradient Hamiltonian Monte
         Carlo, ICML 2014, eq. 15.
     """
+
+    _STATE: ClassVar[Mapping[str, type]] = {
+        "momentum": Tensor,
+        **_ONLINE,
+        "master": Tensor,
+    }
 
     def __init__(
         self,
@@ -124,6 +137,7 @@ class SGHMC(Sampler):
         initial_momentum: str = "stationary",
         seed: int | None = None,
         capturable: bool = False,
+        nonfinite: str = "raise",
     ) -> None:
         defaults = {
             "lr": lr,
@@ -135,7 +149,7 @@ class SGHMC(Sampler):
             "resample_momentum_every": resample_momentum_every,
             "initial_momentum": initial_momentum,
         }
-        super().__init__(params, defaults, seed, capturable)
+        super().__init__(params, defaults, seed, capturable, nonfinite)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -168,14 +182,30 @@ class SGHMC(Sampler):
                 "temperature 0, where no noise is injected)"
             )
 
+    def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
+        if group["noise_estimate"] != "online":
+            return blank(p, "momentum")
+        return {
+            **blank(p, "momentum", "grad_variance", "previous_grad"),
+            "num_grads": 0,
+        }
+
+    def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:
+        missing = [key for key in _ONLINE if key not in state]
+        if 0 < len(missing) < len(_ONLINE):
+            raise ValueError(
+                f"Invalid state_dict: the state of parameter {index} lacks "
+                f"{', '.join(missing)}"
+            )
+
     def _prepare(
         self,
         group: dict[str, Any],
         params: list[Tensor],
         grads: list[Tensor],
         offsets: list[int],
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Returns the momenta, and the gradients' variances if they are used."""
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Returns momenta, the gradients' variances if they are used, and masters."""
         start_momenta(
             self,
             group,
@@ -186,7 +216,14 @@ class SGHMC(Sampler):
         variances: list[Tensor] = []
         if group["noise_estimate"] == "online":
             variances = self._observe_gradients(group, params, grads)
-        return [self.state[p]["momentum"] for p in params], variances
+        momenta = [self.state[p]["momentum"] for p in params]
+        return momenta, variances, start_masters(self, params)
+
+    def _looks_later(self, work: list[Work]) -> bool:
+        """Not with a noise estimate that is checked on the host at every step."""
+        return super()._looks_later(work) and not any(
+            lists[0]["noise_estimate"] == "online" for lists in work
+        )
 
     def _observe_gradients(
         self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
@@ -234,7 +271,7 @@ class SGHMC(Sampler):
         params: list[Tensor],
         grads: list[Tensor],
         offsets: list[int],
-        prepared: tuple[list[Tensor], list[Tensor]],
+        prepared: tuple[list[Tensor], list[Tensor], list[Tensor]],
     ) -> None:
         noise_estimate = group["noise_estimate"]
         sghmc_step_(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from torch_sgmcmc._library import sgld_step_
+from torch_sgmcmc._master import start_masters
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["SGLD"]
@@ -42,16 +43,20 @@ class SGLD(Sampler):
         temperature: T >= 0; 1 is the Bayesian posterior, 0 gives plain SGD.
             Default: 1.
         seed: key of the noise, a 64-bit int. None draws one from torch's default
-            generator, so that ``torch.manual_seed`` makes it repeatable. Default:
-            None.
+            generator, so that ``torch.manual_seed`` makes it repeatable; ranks of a
+            process group take rank 0's (see :class:`Sampler`). Default: None.
         capturable: keep the step counter in device memory, so that ``step()`` can be
             captured in a CUDA graph: every replay then injects fresh noise.
             Hyperparameters are frozen into the graph. Each param group must lie on
-            one device. Default: False.
+            one device; with parameters in bf16 or fp16, after one ordinary step.
+            Default: False.
+        nonfinite: what to do about gradients that are not finite: "raise", "skip" or
+            "allow", see :class:`Sampler`, also on clipping. Default: "raise".
 
     State:
-        None but the seed, the step counter and the noise offsets in the param
-        groups.
+        ``master`` (shape of the parameter, fp32), only of parameters in bf16 or fp16:
+        θ, see the Note. Else none but the seed, the step counter and the noise
+        offsets in the param groups.
 
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step.
@@ -65,14 +70,20 @@ class SGLD(Sampler):
         ...     sampler.step()
 
     Note:
-        Parameters in bf16 or fp16 are rounded to their own precision after every
-        update, so that moves below half a unit in the last place are lost. Keep the
-        parameters in fp32 (autocast does) unless the steps are large.
+        A parameter in bf16 or fp16 would lose all moves below half a unit in its last
+        place, and with them the law of the chain. θ is therefore kept in fp32, as
+        ``state[p]["master"]``, and the parameter is θ rounded to nearest; the gradient
+        is that at the rounded θ. That holds for every sampler of this library. Where
+        the parameter is changed between steps (clamped, loaded), θ is what it then
+        is. Samples in full precision are those of ``master``; rounding adds about
+        u²/12 to their variance, with u a unit in the last place (2^-7 for bf16 at 1).
 
     Reference:
         M. Welling and Y. W. Teh, Bayesian Learning via Stochastic Gradient Langevin
         Dynamics, ICML 2011, eq. 4.
     """
+
+    _STATE: ClassVar[Mapping[str, type]] = {"master": Tensor}
 
     def __init__(
         self,
@@ -84,6 +95,7 @@ class SGLD(Sampler):
         temperature: float = 1.0,
         seed: int | None = None,
         capturable: bool = False,
+        nonfinite: str = "raise",
     ) -> None:
         defaults = {
             "lr": lr,
@@ -91,7 +103,17 @@ class SGLD(Sampler):
             "prior_precision": prior_precision,
             "temperature": temperature,
         }
-        super().__init__(params, defaults, seed, capturable)
+        super().__init__(params, defaults, seed, capturable, nonfinite)
+
+    def _prepare(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        offsets: list[int],
+    ) -> list[Tensor]:
+        """Returns the masters."""
+        return start_masters(self, params)
 
     def _update(
         self,
@@ -99,11 +121,12 @@ class SGLD(Sampler):
         params: list[Tensor],
         grads: list[Tensor],
         offsets: list[int],
-        prepared: None,
+        prepared: list[Tensor],
     ) -> None:
         sgld_step_(
             params,
             grads,
+            prepared,
             lr=group["lr"],
             num_data=group["num_data"],
             prior_precision=group["prior_precision"],

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from torch_sgmcmc._checks import check_real
 from torch_sgmcmc._library import sgnht_step_
-from torch_sgmcmc._momentum import start_momenta, state_dtype
+from torch_sgmcmc._master import start_masters
+from torch_sgmcmc._momentum import blank, start_momenta, state_dtype
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["SGNHT"]
@@ -56,16 +57,20 @@ class SGNHT(Sampler):
         temperature: T >= 0; 1 is the Bayesian posterior, 0 gives SGD with momentum.
             Default: 1.
         seed: key of the noise, a 64-bit int. None draws one from torch's default
-            generator, so that ``torch.manual_seed`` makes it repeatable. Default:
-            None.
+            generator, so that ``torch.manual_seed`` makes it repeatable; ranks of a
+            process group take rank 0's (see :class:`Sampler`). Default: None.
         capturable: keep the step counter in device memory, so that ``step()`` can be
             captured in a CUDA graph after one ordinary step. Default: False.
+        nonfinite: what to do about gradients that are not finite: "raise", "skip" or
+            "allow", see :class:`Sampler`, also on clipping. Default: "raise".
 
     State:
         * ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32):
           v. Starts from its stationary law N(0, lr T / N).
         * ``thermostat`` (same shape and dtype): α - A, starts at 0. Its mean over time
           estimates β̂, the ``noise_estimate`` that SGHMC would need.
+        * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, of which
+          the parameter is the rounded value, see the Note of :class:`SGLD`.
 
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step.
@@ -97,15 +102,16 @@ class SGNHT(Sampler):
         once and keeps what has been learnt about the noise, and so that fp32 resolves
         steps of κ. Where lr T = 0 the thermostats rest.
 
-        Parameters in bf16 or fp16 are rounded to their own precision after every
-        update; momentum and thermostat stay in fp32.
-
     Reference:
         N. Ding, Y. Fang, R. Babbush, C. Chen, R. D. Skeel and H. Neven, Bayesian
         Sampling Using Stochastic Gradient Thermostats, NIPS 2014, algorithm 2;
         C. Li, C. Chen, K. Fan and L. Carin, High-Order Stochastic Gradient Thermostats
         for Bayesian Learning of Deep Models, AAAI 2016 (one thermostat a coordinate).
     """
+
+    _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys(
+        ("momentum", "thermostat", "master"), Tensor
+    )
 
     def __init__(
         self,
@@ -119,6 +125,7 @@ class SGNHT(Sampler):
         temperature: float = 1.0,
         seed: int | None = None,
         capturable: bool = False,
+        nonfinite: str = "raise",
     ) -> None:
         defaults = {
             "lr": lr,
@@ -128,7 +135,7 @@ class SGNHT(Sampler):
             "prior_precision": prior_precision,
             "temperature": temperature,
         }
-        super().__init__(params, defaults, seed, capturable)
+        super().__init__(params, defaults, seed, capturable, nonfinite)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -136,20 +143,25 @@ class SGNHT(Sampler):
         if group["thermostat_rate"] is not None:
             check_real("thermostat_rate", group["thermostat_rate"])
 
+    def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
+        return blank(p, "momentum", "thermostat")
+
     def _prepare(
         self,
         group: dict[str, Any],
         params: list[Tensor],
         grads: list[Tensor],
         offsets: list[int],
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Returns the momenta and thermostats."""
+    ) -> tuple[list[Tensor], ...]:
+        """Returns the momenta, thermostats and masters."""
         start_momenta(self, group, params, offsets)
         states = [self.state[p] for p in params]
         for state, p in zip(states, params, strict=True):
             if "thermostat" not in state:
                 state["thermostat"] = torch.zeros_like(p, dtype=state_dtype(p))
-        return [s["momentum"] for s in states], [s["thermostat"] for s in states]
+        momenta = [s["momentum"] for s in states]
+        thermostats = [s["thermostat"] for s in states]
+        return momenta, thermostats, start_masters(self, params)
 
     def _update(
         self,
@@ -157,7 +169,7 @@ class SGNHT(Sampler):
         params: list[Tensor],
         grads: list[Tensor],
         offsets: list[int],
-        prepared: tuple[list[Tensor], list[Tensor]],
+        prepared: tuple[list[Tensor], ...],
     ) -> None:
         rate = group["thermostat_rate"]
         if rate is None:

@@ -63,6 +63,7 @@ struct Langevin {
   static void Operator(const Lists& lists, int64_t step) {
     sgld_step_(lists.params,
                lists.grads,
+               {},
                kLr,
                kNumData,
                0,
@@ -80,6 +81,7 @@ struct Hamiltonian {
     sghmc_step_(lists.params,
                 lists.grads,
                 lists.momenta,
+                {},
                 {},
                 {.lr = kLr, .momentum = kMomentum, .num_data = kNumData},
                 {lists.offsets, /*seed=*/0, step});

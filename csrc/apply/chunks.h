@@ -40,6 +40,7 @@ SG_INLINE int64_t ChunkCount(int64_t numel, uint64_t offset) {
 // threads take consecutive quads. Empty (begin == end) past the segment's end.
 SG_INLINE QuadSpan
 SpanOf(int64_t numel, uint64_t offset, int64_t chunk, int thread, int k) {
+  // cppcheck-suppress redundantAssignment
   const int64_t index = chunk * kQuadsPerChunk + int64_t{k} * kThreads + thread;
   const int64_t origin = index * 4 - static_cast<int64_t>(offset % 4);
   QuadSpan span{offset / 4 + static_cast<uint64_t>(index), origin, 0, 0};

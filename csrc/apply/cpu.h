@@ -71,11 +71,7 @@ class CpuDriver {
   CpuDriver(const char* op,
             const Plan& plan,
             const std::optional<Tensor>& device_step)
-      : op_(op), plan_(plan) {
-    if (const int64_t* step = DeviceStep(op, plan, device_step)) {
-      added_steps_ = static_cast<uint64_t>(*step);
-    }
-  }
+      : op_(op), plan_(plan), device_step_(DeviceStep(op, plan, device_step)) {}
 
   // Constructs Update<float> and Update<double> from the coefficients and
   // applies them to every element of the plan (or of `segments`).
@@ -90,7 +86,7 @@ class CpuDriver {
              const std::vector<Segment>& segments) const {
     const Update<float> single(coefficients);
     const Update<double> twice(coefficients);
-    stream.step += added_steps_;
+    if (!AddDeviceStep(device_step_, stream)) return;
     if (stream.step > static_cast<uint64_t>(kMaxStep)) {
       Fail(op_, "step + device_step must be in [0, 2^48)");
     }
@@ -119,7 +115,7 @@ class CpuDriver {
  private:
   const char* op_;
   const Plan& plan_;
-  uint64_t added_steps_ = 0;
+  const int64_t* device_step_;
 };
 
 }  // namespace torch_sgmcmc

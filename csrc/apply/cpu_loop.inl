@@ -14,15 +14,26 @@ SG_INLINE void PrefetchBlock(const Element* array) {
   __asm__ volatile("");
 }
 
+// Of one argument, and of its masters.
+template <Role role, class T>
+SG_INLINE void PrefetchArgument(const void* array,
+                                const void* masters,
+                                int64_t begin) {
+  PrefetchBlock<IsWritten(role)>(static_cast<const Stored<role, T>*>(array) +
+                                 begin);
+  if constexpr (kHasMaster<role, T>) {
+    PrefetchBlock<IsWritten(role)>(static_cast<const float*>(masters) + begin);
+  }
+}
+
 // Asks for elements [begin, begin + kNoiseBlock) of all arrays, so that they
 // arrive while their noise is being made.
 template <class Update, class T, size_t... kIndex>
 SG_INLINE void Prefetch(void* const* data,
                         int64_t begin,
                         std::index_sequence<kIndex...>) {
-  (PrefetchBlock<IsWritten(Update::kRoles[kIndex])>(
-       static_cast<const Stored<Update::kRoles[kIndex], T>*>(data[kIndex]) +
-       begin),
+  (PrefetchArgument<Update::kRoles[kIndex], T>(
+       data[kIndex], data[kMasters], begin),
    ...);
 }
 

@@ -60,9 +60,7 @@ __global__ void __launch_bounds__(kThreads)
                  const __grid_constant__ SegmentTable table,
                  NoiseStream stream,
                  const int64_t* device_step) {
-  if (device_step != nullptr) {
-    stream.step += static_cast<uint64_t>(*device_step);
-  }
+  if (!AddDeviceStep(device_step, stream)) return;
   if (update.skips(stream.step)) return;
   UpdateThread<Update, T>(update,
                           table,

@@ -1,6 +1,30 @@
 // The innermost loop of updates, compiled once per instruction set: reads a few
 // elements of every array, updates and writes them, in one pass over memory.
 
+template <Role role, class T>
+SG_INLINE Arithmetic<T> LoadElement(const Stored<role, T>* array,
+                                    const float* masters,
+                                    int64_t i) {
+  if constexpr (kHasMaster<role, T>) {
+    return ValueOf(array[i], masters[i]);
+  } else if constexpr (IsRead(role)) {
+    return static_cast<Arithmetic<T>>(array[i]);
+  } else {
+    return 0;
+  }
+}
+
+template <Role role, class T>
+SG_INLINE void StoreElement(Stored<role, T>* array,
+                            float* masters,
+                            int64_t i,
+                            Arithmetic<T> x) {
+  if constexpr (IsWritten(role)) {
+    if constexpr (kHasMaster<role, T>) masters[i] = x;
+    array[i] = static_cast<Stored<role, T>>(x);
+  }
+}
+
 template <class Update, class T, size_t... kIndex>
 void UpdateElements(const Update& shared_update,
                     void* const* data,
@@ -13,21 +37,21 @@ void UpdateElements(const Update& shared_update,
   constexpr auto kRoles = Update::kRoles;
   const auto arrays = std::make_tuple(
       static_cast<Stored<kRoles[kIndex], T>*>(data[kIndex]) + begin...);
+  float* masters = nullptr;
+  if constexpr ((kHasMaster<kRoles[kIndex], T> || ...)) {
+    masters = static_cast<float*>(data[kMasters]) + begin;
+  }
 #if defined(__clang__)
 #pragma clang loop vectorize(assume_safety)
 #else
 #pragma GCC ivdep
 #endif
   for (int64_t i = 0; i < count; ++i) {
-    Real x[sizeof...(kIndex)] = {
-        (IsRead(kRoles[kIndex]) ? static_cast<Real>(std::get<kIndex>(arrays)[i])
-                                : Real(0))...};
+    Real x[sizeof...(kIndex)] = {LoadElement<kRoles[kIndex], T>(
+        std::get<kIndex>(arrays), masters, i)...};
     update(x, static_cast<Real>(noise[i]));
-    ((IsWritten(kRoles[kIndex])
-          ? static_cast<void>(
-                std::get<kIndex>(arrays)[i] =
-                    static_cast<Stored<kRoles[kIndex], T>>(x[kIndex]))
-          : static_cast<void>(0)),
+    (StoreElement<kRoles[kIndex], T>(
+         std::get<kIndex>(arrays), masters, i, x[kIndex]),
      ...);
   }
 }

@@ -22,7 +22,8 @@ constexpr int64_t kGrain = 4;
 // Every begin is a multiple of kStretch, whatever the number of threads.
 template <class Run>
 void ParallelOverStretches(const std::vector<Segment>& segments,
-                           const Run& run) {
+                           const Run& run,
+                           int64_t grain = kGrain) {
   std::vector<int64_t> first_stretch(segments.size() + 1, 0);
   for (size_t i = 0; i < segments.size(); ++i) {
     first_stretch[i + 1] =
@@ -42,7 +43,7 @@ void ParallelOverStretches(const std::vector<Segment>& segments,
       ++i;
     }
   };
-  torch::stable::parallel_for(0, first_stretch.back(), kGrain, work);
+  torch::stable::parallel_for(0, first_stretch.back(), grain, work);
 }
 
 }  // namespace torch_sgmcmc

@@ -122,6 +122,10 @@ std::string Where(const char* name, size_t index) {
   return std::string(name) + "[" + std::to_string(index) + "]";
 }
 
+bool NeedsMaster(const Tensor& param) {
+  return Type(param) == ScalarType::BFloat16 || Type(param) == ScalarType::Half;
+}
+
 }  // namespace
 
 void Fail(const char* op, const std::string& message) {
@@ -167,6 +171,13 @@ NoiseStream MakeStream(const char* op,
 const int64_t* DeviceStep(const char* op,
                           const Plan& plan,
                           const std::optional<Tensor>& device_step) {
+  return DeviceStep(op, plan.on_cuda(), plan.device_index(), device_step);
+}
+
+const int64_t* DeviceStep(const char* op,
+                          bool on_cuda,
+                          int32_t device_index,
+                          const std::optional<Tensor>& device_step) {
   if (!device_step.has_value()) return nullptr;
   const Tensor& t = *device_step;
   if (Type(t) != ScalarType::Long || t.numel() != 1) {
@@ -174,8 +185,7 @@ const int64_t* DeviceStep(const char* op,
          "device_step must hold a single int64, got " +
              std::to_string(t.numel()) + " elements of " + Name(Type(t)));
   }
-  if (t.is_cuda() != plan.on_cuda() ||
-      t.get_device_index() != plan.device_index()) {
+  if (t.is_cuda() != on_cuda || t.get_device_index() != device_index) {
     Fail(op, "device_step is on another device than the parameters");
   }
   return static_cast<const int64_t*>(t.data_ptr());
@@ -208,6 +218,15 @@ Plan::Plan(const char* op,
   const Argument& first = arguments[0];
   const size_t count = first.tensors.size();
   for (const Argument& a : arguments) {
+    if (a.role == Role::kMaster) {
+      const auto needed = static_cast<size_t>(std::count_if(
+          first.tensors.begin(), first.tensors.end(), NeedsMaster));
+      if (a.tensors.size() == needed) continue;
+      Fail(op,
+           std::string(a.name) + " has " + std::to_string(a.tensors.size()) +
+               " tensors, expected " + std::to_string(needed) +
+               " (one for each of " + first.name + " in bfloat16 or float16)");
+    }
     if (a.tensors.size() != count) {
       Fail(op,
            std::string(a.name) + " has " + std::to_string(a.tensors.size()) +
@@ -223,6 +242,7 @@ Plan::Plan(const char* op,
   }
 
   segments_.reserve(count);
+  size_t master = 0;  // of the next parameter that has one
   for (size_t i = 0; i < count; ++i) {
     const Tensor& lead = first.tensors[i];
     const ScalarType dtype = Type(lead);
@@ -247,14 +267,17 @@ Plan::Plan(const char* op,
       device_index_ = lead.get_device_index();
     }
     for (const Argument& a : arguments) {
-      const Tensor& t = a.tensors[i];
+      if (a.role == Role::kMaster && !NeedsMaster(lead)) continue;
+      const size_t place = a.role == Role::kMaster ? master++ : i;
+      const Tensor& t = a.tensors[place];
       if (!IsStrided(t)) {
-        Fail(op, Where(a.name, i) + " is sparse, expected a strided tensor");
+        Fail(op,
+             Where(a.name, place) + " is sparse, expected a strided tensor");
       }
       if (t.is_cuda() != on_cuda_ || (!on_cuda_ && !t.is_cpu()) ||
           t.get_device_index() != device_index_) {
         Fail(op,
-             Where(a.name, i) +
+             Where(a.name, place) +
                  " is on another device than the first tensor of " +
                  first.name + "; call the operator once for each device");
       }
@@ -262,20 +285,20 @@ Plan::Plan(const char* op,
           IsInArithmeticType(a.role) ? ArithmeticType(dtype) : dtype;
       if (Type(t) != want) {
         Fail(op,
-             Where(a.name, i) + " has " + Name(Type(t)) + ", expected " +
+             Where(a.name, place) + " has " + Name(Type(t)) + ", expected " +
                  Name(want) + " (for " + Where(first.name, i) + " in " +
                  Name(dtype) + ")");
       }
       if (!Equal(t.sizes(), lead.sizes())) {
         Fail(op,
-             Where(a.name, i) + " has shape " + Shape(t.sizes()) +
+             Where(a.name, place) + " has shape " + Shape(t.sizes()) +
                  ", expected " + Shape(lead.sizes()) + " (that of " +
                  Where(first.name, i) + ")");
       }
       if (IsWritten(a.role) && !t.is_contiguous() && t.numel() > 0 &&
           MayOverlap(t)) {
         Fail(op,
-             Where(a.name, i) +
+             Where(a.name, place) +
                  " is an expanded tensor (several elements share memory) "
                  "and cannot be written");
       }
@@ -283,13 +306,17 @@ Plan::Plan(const char* op,
   }
 
   // Everything is valid; from here on only memory is arranged.
+  master = 0;
   for (size_t i = 0; i < count; ++i) {
     const Tensor& lead = first.tensors[i];
     Segment segment{};
     segment.numel = lead.numel();
     segment.offset = static_cast<uint64_t>(offsets[i]);
     segment.dtype = Type(lead);
-    if (segment.numel == 0) continue;
+    if (segment.numel == 0) {
+      if (NeedsMaster(lead)) ++master;
+      continue;
+    }
     // A tensor with the layout to work in: the parameter itself if it is dense.
     const bool contiguous = lead.is_contiguous();
     const bool dense =
@@ -297,9 +324,12 @@ Plan::Plan(const char* op,
     const Tensor layout = dense ? lead : torch::stable::contiguous(lead);
     for (size_t j = 0; j < arguments.size(); ++j) {
       const Argument& a = arguments[j];
-      const Tensor& t = a.tensors[i];
+      const bool is_master = a.role == Role::kMaster;
+      if (is_master && !NeedsMaster(lead)) continue;
+      const Tensor& t = a.tensors[is_master ? master++ : i];
+      void*& data = segment.data[is_master ? kMasters : j];
       if (contiguous ? t.is_contiguous() : SameStrides(t, layout)) {
-        segment.data[j] = t.data_ptr();
+        data = t.data_ptr();
         continue;
       }
       Tensor work = torch::stable::empty_like(layout);
@@ -307,7 +337,7 @@ Plan::Plan(const char* op,
         work = torch::stable::to(work, Type(t));
       }
       if (IsRead(a.role)) torch::stable::copy_(work, t);
-      segment.data[j] = work.data_ptr();
+      data = work.data_ptr();
       if (IsWritten(a.role)) copy_backs_.push_back({t, work});
       keep_alive_.push_back(work);
     }

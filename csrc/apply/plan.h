@@ -25,9 +25,9 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using TensorList = std::vector<Tensor>;
 
-constexpr int kMaxArguments = 5;
-
-// One tensor-list argument of an operator.
+// One tensor-list argument of an operator. One with Role::kMaster has a tensor
+// for each of the parameters that are in bfloat16 or float16, in their order;
+// all others have one for every parameter.
 struct Argument {
   const char* name;
   Role role;
@@ -36,7 +36,7 @@ struct Argument {
 
 // The arrays that belong to one parameter.
 struct Segment {
-  void* data[kMaxArguments];
+  void* data[kMaxArguments];  // in the order of arguments, but see kMasters
   int64_t numel;
   uint64_t offset;  // element index of the first element in the noise stream
   ScalarType dtype;
@@ -90,6 +90,10 @@ NoiseStream MakeStream(const char* op,
 // unless it is a single int64 on the plan's device.
 const int64_t* DeviceStep(const char* op,
                           const Plan& plan,
+                          const std::optional<Tensor>& device_step);
+const int64_t* DeviceStep(const char* op,
+                          bool on_cuda,
+                          int32_t device_index,
                           const std::optional<Tensor>& device_step);
 
 // Throws std::runtime_error unless the value is finite and not negative (or,

@@ -23,7 +23,9 @@ namespace torch_sgmcmc {
 // Kernel arguments may take 4 KiB on every architecture.
 constexpr int kMaxSegments = 48;
 
-// The segments of one launch, all of one dtype.
+// The segments of one launch, all of one dtype: `count` of each, the rest is
+// left as it is.
+// NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
 struct SegmentTable {
   void* data[kMaxArguments][kMaxSegments];
   int64_t numel[kMaxSegments];
@@ -124,6 +126,45 @@ SG_INLINE bool IsAligned(const void* data, int64_t origin) {
          0;
 }
 
+// Of one argument, and of its masters.
+template <Role role, class T>
+SG_INLINE void LoadArgument(const void* data,
+                            const void* masters,
+                            const QuadSpan& span,
+                            bool whole,
+                            Arithmetic<T> (&out)[4]) {
+  LoadQuad<role, T>(data, span, whole, out);
+  if constexpr (kHasMaster<role, T>) {
+    float master[4] = {};
+    LoadQuad<Role::kMaster, T>(masters, span, whole, master);
+    SG_UNROLL for (int w = 0; w < 4; ++w) {
+      out[w] = ValueOf(static_cast<T>(out[w]), master[w]);
+    }
+  }
+}
+
+template <Role role, class T>
+SG_INLINE void StoreArgument(void* data,
+                             void* masters,
+                             const QuadSpan& span,
+                             bool whole,
+                             const Arithmetic<T> (&in)[4]) {
+  StoreQuad<role, T>(data, span, whole, in);
+  if constexpr (IsWritten(role) && kHasMaster<role, T>) {
+    StoreQuad<Role::kMaster, T>(masters, span, whole, in);
+  }
+}
+
+template <Role role, class T>
+SG_INLINE bool AreAligned(const void* data,
+                          const void* masters,
+                          int64_t origin) {
+  if constexpr (kHasMaster<role, T>) {
+    if (!IsAligned<Role::kMaster, T>(masters, origin)) return false;
+  }
+  return IsAligned<role, T>(data, origin);
+}
+
 template <class Update, class T, size_t... kIndex>
 SG_INLINE void UpdateQuad(const Update& update,
                           void* const* data,
@@ -132,11 +173,13 @@ SG_INLINE void UpdateQuad(const Update& update,
                           std::index_sequence<kIndex...>) {
   using Real = Arithmetic<T>;
   constexpr int kCount = sizeof...(kIndex);
-  const bool whole =
-      span.begin == 0 && span.end == 4 &&
-      (IsAligned<Update::kRoles[kIndex], T>(data[kIndex], span.origin) && ...);
+  const bool whole = span.begin == 0 && span.end == 4 &&
+                     (AreAligned<Update::kRoles[kIndex], T>(
+                          data[kIndex], data[kMasters], span.origin) &&
+                      ...);
   Real x[kCount][4] = {};
-  (LoadQuad<Update::kRoles[kIndex], T>(data[kIndex], span, whole, x[kIndex]),
+  (LoadArgument<Update::kRoles[kIndex], T>(
+       data[kIndex], data[kMasters], span, whole, x[kIndex]),
    ...);
   float noise[4] = {};
   if (update.needs_noise()) portable::QuadNormals(stream, span.quad, noise);
@@ -145,7 +188,8 @@ SG_INLINE void UpdateQuad(const Update& update,
     update(element, static_cast<Real>(noise[w]));
     ((x[kIndex][w] = element[kIndex]), ...);
   }
-  (StoreQuad<Update::kRoles[kIndex], T>(data[kIndex], span, whole, x[kIndex]),
+  (StoreArgument<Update::kRoles[kIndex], T>(
+       data[kIndex], data[kMasters], span, whole, x[kIndex]),
    ...);
 }
 

@@ -34,7 +34,8 @@ enum class Purpose : uint32_t {
   kStrata = 9,       // stratified minibatches (host side)
   kSubsample = 10,   // the data in HMC-ECS's subsamples (host side)
   kSubsampleBlock = 11,  // which block of a subsample is drawn anew (host side)
-  kPoisson = 12          // numbers of minibatches in its factors (host side)
+  kPoisson = 12,         // numbers of minibatches in its factors (host side)
+  kSeed = 13             // seeds made of seeds (host side)
 };
 
 constexpr int64_t kMaxStep = (int64_t{1} << 48) - 1;
@@ -58,5 +59,27 @@ struct NoiseStream {
     return (static_cast<uint32_t>(step >> 32) & 0xFFFF) | (purpose << 16);
   }
 };
+
+// Note [Steps that are left out]
+// A device_step is added to an operator's step. A negative one means that the
+// operator is to leave everything as it is: what an update would bring in is
+// not finite (samplers/nonfinite.h), which on a GPU the host need not know.
+constexpr int64_t kLeftOut = -1;
+
+// Adds the device's part of the step; false if the update is left out.
+SG_INLINE bool AddDeviceStep(const int64_t* device_step, NoiseStream& stream) {
+  if (device_step == nullptr) return true;
+  if (*device_step < 0) return false;
+  stream.step += static_cast<uint64_t>(*device_step);
+  return true;
+}
+
+// The device_step of an update that is left out if something is not finite.
+SG_INLINE int64_t GatedStep(bool is_nonfinite,
+                            int64_t step,
+                            const int64_t* device_step) {
+  if (is_nonfinite) return kLeftOut;
+  return device_step == nullptr ? step : step + *device_step;
+}
 
 }  // namespace torch_sgmcmc

@@ -7,22 +7,11 @@
 
 #include "optim/checks.h"
 #include "optim/python_text.h"
+#include "optim/state_checks.h"
 
 namespace torch_sgmcmc {
-namespace {
 
 using torch::optim::OptimizerParamGroup;
-
-// A hyperparameter as Python's repr shows it.
-std::string Shown(const c10::IValue& value) {
-  if (value.isNone()) return "None";
-  if (value.isBool()) return value.toBool() ? "True" : "False";
-  if (value.isInt()) return std::to_string(value.toInt());
-  if (value.isString()) return Repr(value.toStringRef());
-  return Repr(value.toDouble());
-}
-
-}  // namespace
 
 torch::Tensor FreshGradients(
     std::vector<OptimizerParamGroup>& groups,
@@ -47,24 +36,14 @@ bool SameParameters(const std::vector<Work>& first,
 }
 
 void CheckShared(const std::vector<OptimizerParamGroup>& groups,
-                 std::initializer_list<const char*> names,
-                 const char* why) {
+                 const std::vector<std::string>& names) {
   if (groups.size() == 1) return;
   std::vector<StateDict> values(groups.size());
   for (size_t i = 0; i < groups.size(); ++i) {
     static_cast<const SamplerOptions&>(groups[i].options()).write(values[i]);
   }
-  for (const char* name : names) {
-    bool equal = true;
-    std::string text;
-    for (const StateDict& group : values) {
-      equal = equal && group.at(name) == values[0].at(name);
-      text += (text.empty() ? "" : ", ") + Shown(group.at(name));
-    }
-    if (equal) continue;
-    Invalid(std::string("Invalid ") + name + ": [" + text +
-            "] in the param groups (must be equal: " + why + ")");
-  }
+  const auto& first = static_cast<const SamplerOptions&>(groups[0].options());
+  CheckEqual(values, names, first.why_equal());
 }
 
 void CheckChains(const at::Tensor& param,

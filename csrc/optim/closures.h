@@ -6,8 +6,8 @@
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "torch_sgmcmc/sampler.h"
@@ -23,11 +23,9 @@ torch::Tensor FreshGradients(
 bool SameParameters(const std::vector<Work>& first,
                     const std::vector<Work>& second);
 
-// Throws unless these hyperparameters are equal in all param groups; `why` says
-// why they must be.
+// Throws unless these hyperparameters are equal in all param groups.
 void CheckShared(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                 std::initializer_list<const char*> names,
-                 const char* why);
+                 const std::vector<std::string>& names);
 
 // Throws unless a parameter holds so many chains.
 void CheckChains(const at::Tensor& param,

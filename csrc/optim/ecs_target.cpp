@@ -13,6 +13,10 @@
 namespace torch_sgmcmc {
 namespace {
 
+// From how many factors on the mean of their estimates is not below a by
+// chance.
+constexpr int64_t kManyProducts = 10;
+
 at::Tensor Doubles(const at::Tensor& values) {
   return values.detach().to(at::kDouble).contiguous();
 }
@@ -35,6 +39,11 @@ ECSTarget::ECSTarget(DataClosure closure,
       prior_(std::move(prior)),
       temperature_(temperature),
       estimator_(estimator) {}
+
+bool ECSTarget::is_overturned(const ECSPoint& point) const {
+  return estimator_.num_products >= kManyProducts &&
+         point.mean < estimator_.lower_bound;
+}
 
 std::shared_ptr<const ECSPoint> ECSTarget::evaluate(
     const std::shared_ptr<const ExpandedSubsample>& subsample,

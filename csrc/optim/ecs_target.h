@@ -54,6 +54,12 @@ class ECSTarget {
   // Of single data, so far.
   int64_t evaluations() const { return evaluations_; }
 
+  // a, of the signed estimator.
+  double lower_bound() const { return estimator_.lower_bound; }
+  // Whether a signed estimate is from a mean below a: see the note in
+  // torch_sgmcmc/_subsampled_target.py.
+  bool is_overturned(const ECSPoint& point) const;
+
   // Moves the parameters to theta and computes all there is to know there.
   std::shared_ptr<const ECSPoint> evaluate(
       const std::shared_ptr<const ExpandedSubsample>& subsample,

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "optim/checks.h"
+#include "optim/state_checks.h"
 #include "optim/state_values.h"
 
 namespace torch_sgmcmc {
@@ -79,7 +80,9 @@ StateDict ECSWarmup::save() const {
           {"draws", ListOfValues(rows)}};
 }
 
-ECSWarmup ECSWarmup::Load(const StateDict& saved, c10::Device device) {
+ECSWarmup ECSWarmup::Load(const StateDict& saved,
+                          int64_t size,
+                          c10::Device device) {
   const StateDict arguments = saved.at("arguments");
   std::vector<double> numbers;
   detail::FromValue("adaptation", saved.at("adaptation"), numbers);
@@ -96,14 +99,18 @@ ECSWarmup ECSWarmup::Load(const StateDict& saved, c10::Device device) {
                    ValueAt<int64_t>(saved, "done"),
                    DualAveraging(state),
                    {}};
+  CheckInteger("done", warmup.done);
   for (const c10::IValue& row : ListAt(saved, "draws")) {
     const std::vector<c10::IValue> draw =
         row.isList() ? row.toList().vec() : std::vector<c10::IValue>();
     if (draw.size() != 3) {
-      Invalid("Invalid state_dict: a draw of a warm-up is not a list of three");
+      Invalid(
+          "Invalid state_dict: a draw of its warm-up is not a list of 3 "
+          "elements");
     }
     ECSDraw& read = warmup.draws.emplace_back();
-    read.theta = TensorOrNone("draws", draw[0], device);
+    CheckTensor("a draw of its warm-up", draw[0], {size}, at::kDouble);
+    read.theta = draw[0].toTensor().to(device);
     detail::FromValue("draws", draw[1], read.variance);
     detail::FromValue("draws", draw[2], read.mean);
   }

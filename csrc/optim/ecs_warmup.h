@@ -50,7 +50,10 @@ struct ECSWarmup {
   void check(int64_t now_steps, const HMCECSWarmup& settings) const;
 
   StateDict save() const;
-  static ECSWarmup Load(const StateDict& saved, c10::Device device);
+  // That of `size` elements of theta.
+  static ECSWarmup Load(const StateDict& saved,
+                        int64_t size,
+                        c10::Device device);
 };
 
 // The second half.

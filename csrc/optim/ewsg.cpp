@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "core/counter.h"
@@ -14,8 +15,10 @@
 #include "optim/closures.h"
 #include "optim/momentum.h"
 #include "optim/noise_key.h"
+#include "optim/nonfinite.h"
 #include "optim/options_of_work.h"
 #include "optim/python_text.h"
+#include "optim/state_checks.h"
 #include "torch_sgmcmc/operators.h"
 
 namespace torch_sgmcmc {
@@ -30,6 +33,12 @@ constexpr const char* kEWSGNeedsClosure =
     "      loss.backward();\n"
     "      return loss;\n"
     "    });";
+
+// So many proposals with the gradient of the minibatch before them, from the
+// first on, are no chance: if of all pairs of minibatches a share p has equal
+// gradients, it is one of probability p^100, below 2^-40 up to p = 0.75.
+// (Minibatches of one datum of two have p = 0.5.)
+constexpr int64_t kMostEqual = 100;
 
 // -1 if there is no such surrogate. The order is that of csrc/samplers/ewsg.h.
 int64_t SurrogateIndex(const std::string& name) {
@@ -46,6 +55,10 @@ c10::IValue Sum(const c10::IValue& a, const c10::IValue& b) {
     return a.toTensor() + b.toTensor().to(a.toTensor().device());
   }
   return a.isTensor() ? a.toTensor() + b.toInt() : b.toTensor() + a.toInt();
+}
+
+int64_t Count(const c10::IValue& value) {
+  return value.isTensor() ? value.toTensor().item<int64_t>() : value.toInt();
 }
 
 void CheckSameParameters(const std::vector<Work>& current,
@@ -84,9 +97,16 @@ void EWSGOptions::check() const {
   if (num_chains()) CheckInteger("num_chains", *num_chains(), 1);
   if (capturable()) {
     Invalid(
-        "Invalid capturable: true (EWSG decides on the host, which a CUDA "
+        "Invalid capturable: True (EWSG decides on the host, which a CUDA "
         "graph cannot)");
   }
+}
+
+void EWSGOptions::check_progress() const {
+  CheckPart("num_accepted",
+            Count(num_accepted_.get()),
+            "num_proposals",
+            num_proposals_.get());
 }
 
 std::vector<std::pair<const char*, bool>> EWSGOptions::shared() const {
@@ -122,11 +142,8 @@ double EWSG::acceptance_rate() const {
   const EWSGOptions& first = options_at(0);
   const int64_t proposals = first.num_proposals_.get();
   if (proposals == 0) return std::numeric_limits<double>::quiet_NaN();
-  const c10::IValue& accepted = first.num_accepted_.get();
-  const int64_t count = accepted.isTensor()
-                            ? accepted.toTensor().item<int64_t>()
-                            : accepted.toInt();
-  return static_cast<double>(count) / static_cast<double>(proposals);
+  return static_cast<double>(Count(first.num_accepted_.get())) /
+         static_cast<double>(proposals);
 }
 
 // Checks all groups before any work is done, and returns M.
@@ -134,9 +151,7 @@ int64_t EWSG::chain_length() const {
   for (size_t group = 0; group < param_groups().size(); ++group) {
     options_at(group).check();
   }
-  CheckShared(param_groups(),
-              {"index_chain_length", "num_chains"},
-              "there is one decision for all");
+  CheckShared(param_groups(), {"index_chain_length", "num_chains"});
   return options_at(0).index_chain_length();
 }
 
@@ -152,21 +167,39 @@ torch::Tensor EWSG::step(LossClosure closure) {
     throw std::runtime_error(
         "EWSG got no gradients from the closure (does it call backward()?)");
   }
-  std::vector<void*> fresh;
+  std::vector<
+      std::pair<void*, std::unique_ptr<torch::optim::OptimizerParamState>>>
+      before;
   for (const Work& lists : work) {
     for (const at::Tensor& param : lists.params) {
       void* key = param.unsafeGetTensorImpl();
-      if (state_.find(key) == state_.end()) fresh.push_back(key);
+      const auto found = state_.find(key);
+      before.emplace_back(
+          key, found == state_.end() ? nullptr : found->second->clone());
     }
   }
+  const auto put_back = [&] {
+    for (auto& [key, state] : before) {
+      if (state == nullptr) {
+        state_.erase(key);
+      } else {
+        state_[key] = std::move(state);
+      }
+    }
+  };
   c10::IValue accepted = int64_t{0};
   try {
+    check_finite(work);
     prepare_all(work);
     for (int64_t proposal = 0; proposal < length; ++proposal) {
       accepted = Sum(accepted, propose(closure, work, proposal));
     }
+  } catch (const StepLeftOut&) {
+    put_back();
+    leave_out();
+    return loss;
   } catch (...) {
-    for (void* key : fresh) state_.erase(key);
+    put_back();
     throw;
   }
   for (const Work& lists : work) {
@@ -187,6 +220,11 @@ torch::Tensor EWSG::step(LossClosure closure) {
   return loss;
 }
 
+// Minibatches are compared on the host.
+bool EWSG::looks_later(const std::vector<Work>& /*work*/) const {
+  return false;
+}
+
 // One step of the index chain: `work` gets the gradients that are then current.
 // Returns how many chains accepted the proposal, in a tensor if that would take
 // waiting for.
@@ -196,6 +234,7 @@ c10::IValue EWSG::propose(const LossClosure& closure,
   FreshGradients(param_groups_, closure);
   std::vector<Work> proposed = gather();
   CheckSameParameters(work, proposed);
+  check_finite(proposed);
   const int64_t chains = options_at(0).num_chains().value_or(1);
   std::vector<at::Tensor> ratios;
   for (size_t i = 0; i < work.size(); ++i) {
@@ -214,6 +253,7 @@ c10::IValue EWSG::propose(const LossClosure& closure,
                                     work[i].state[0],
                                     weights));
   }
+  check_draws(work, proposed);
   const EWSGOptions& first = options_at(0);
   if (chains == 1) {
     double total = 0;
@@ -247,8 +287,34 @@ c10::IValue EWSG::propose(const LossClosure& closure,
   return mask.sum();
 }
 
+// Throws if it is plain that the closure does not draw minibatches.
+void EWSG::check_draws(const std::vector<Work>& current,
+                       const std::vector<Work>& proposed) {
+  if (!num_equal_) return;
+  bool zero = true;
+  for (size_t i = 0; i < current.size(); ++i) {
+    for (size_t j = 0; j < current[i].grads.size(); ++j) {
+      const at::Tensor& grad = proposed[i].grads[j];
+      if (!at::equal(current[i].grads[j], grad)) {
+        num_equal_.reset();
+        return;
+      }
+      zero = zero && !grad.any().item<bool>();
+    }
+  }
+  if (zero) return;  // a loss without data, say
+  if (++*num_equal_ < kMostEqual) return;
+  throw std::runtime_error(
+      "EWSG got the gradient of the minibatch before from " +
+      std::to_string(kMostEqual) +
+      " calls of the closure running, which must draw a fresh minibatch at each "
+      "call. If each minibatch is all data, there is nothing to choose from: "
+      "use SGHMC, or index_chain_length=0");
+}
+
 void EWSG::prepare(Work& work) {
   work.state.resize(1);
+  start_masters(work);
   if (OptionsOfWork<EWSGOptions>(work).momentum() == 0) return;
   std::vector<at::Tensor*> momenta;
   for (const at::Tensor& param : work.params) {
@@ -265,6 +331,7 @@ void EWSG::update(const Work& work) {
   if (work.state[0].empty()) {
     sgld_step_(work.params,
                work.grads,
+               work.masters,
                options.lr(),
                options.num_data(),
                options.prior_precision(),
@@ -272,7 +339,11 @@ void EWSG::update(const Work& work) {
                KeyOf(work));
     // What a schedule of the momentum left behind.
     for (const at::Tensor& param : work.params) {
-      state_.erase(param.unsafeGetTensorImpl());
+      const auto found = state_.find(param.unsafeGetTensorImpl());
+      if (found == state_.end()) continue;
+      auto& state = static_cast<EWSGParamState&>(*found->second);
+      state.momentum = at::Tensor();
+      if (!state.master.defined()) state_.erase(found);
     }
     return;
   }
@@ -282,7 +353,13 @@ void EWSG::update(const Work& work) {
   values.num_data = options.num_data();
   values.prior_precision = options.prior_precision();
   values.temperature = options.temperature();
-  sghmc_step_(work.params, work.grads, work.state[0], {}, values, KeyOf(work));
+  sghmc_step_(work.params,
+              work.grads,
+              work.state[0],
+              {},
+              work.masters,
+              values,
+              KeyOf(work));
 }
 
 }  // namespace torch_sgmcmc

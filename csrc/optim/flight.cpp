@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/counter.h"
+#include "optim/nonfinite.h"
 #include "torch_sgmcmc/operators.h"
 
 namespace torch_sgmcmc {
@@ -191,10 +192,12 @@ std::shared_ptr<Flight> Flight::reflected(double time,
                                           const SBPSOptions& options) const {
   const FlightSums s = sums(grads);
   if (!(std::isfinite(s.gradient) && s.gradient > 0)) {
-    throw std::runtime_error(
+    const std::string text =
         std::string("SBPS got a gradient from the closure's losses that is ") +
         (s.gradient == 0 ? "zero" : "not finite") +
-        ", where they grow along the velocity");
+        ", where they grow along the velocity";
+    if (s.gradient == 0) throw std::runtime_error(text);
+    throw NonfiniteError(text);
   }
   SBPSReflection reflection;
   reflection.scale = 1 / std::sqrt(s.velocity);

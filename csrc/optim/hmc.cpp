@@ -8,6 +8,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "core/counter.h"
 #include "host/dual_averaging.h"
@@ -16,8 +17,10 @@
 #include "optim/closures.h"
 #include "optim/momentum.h"
 #include "optim/noise_key.h"
+#include "optim/nonfinite.h"
 #include "optim/options_of_work.h"
 #include "optim/python_text.h"
+#include "optim/state_checks.h"
 #include "torch_sgmcmc/operators.h"
 
 namespace torch_sgmcmc {
@@ -35,6 +38,10 @@ constexpr const char* kHMCNeedsClosure =
 // Early in a warm-up the step size may be far too small, and a trajectory of
 // given length endless.
 constexpr int64_t kMostWarmupSteps = 1024;
+
+// After so many trajectories running at whose start the loss was not what it
+// had been, there is a warning.
+constexpr int64_t kMostChanges = 3;
 
 constexpr size_t kMomenta = 0;  // places in Work::state
 constexpr size_t kMasses = 1;
@@ -75,18 +82,6 @@ at::Tensor Losses(const torch::Tensor& loss,
   return loss.detach().to(device, at::kDouble).reshape(-1);
 }
 
-std::vector<std::vector<at::Tensor>> ParamCopies(
-    const std::vector<Work>& work) {
-  std::vector<std::vector<at::Tensor>> copies;
-  for (const Work& lists : work) {
-    auto& list = copies.emplace_back();
-    for (const at::Tensor& param : lists.params) {
-      list.push_back(param.detach().clone());
-    }
-  }
-  return copies;
-}
-
 void BumpVersions(const std::vector<at::Tensor>& params) {
   for (const at::Tensor& param : params) {
     param.unsafeGetTensorImpl()->bump_version();
@@ -114,12 +109,29 @@ void HMCOptions::check() const {
   }
   CheckInteger("resample_momentum_every", resample_momentum_every());
   if (num_chains()) CheckInteger("num_chains", *num_chains(), 1);
-  if (!dual_averaging_.get().empty()) Adaptation(dual_averaging_.get());
   if (capturable()) {
     Invalid(
-        "Invalid capturable: true (HMC decides on the host, which a CUDA "
+        "Invalid capturable: True (HMC decides on the host, which a CUDA "
         "graph cannot)");
   }
+}
+
+void HMCOptions::check_progress() const {
+  const int64_t all = num_trajectories_.get();
+  CheckPart("num_accepted", num_accepted_.get(), "num_trajectories", all);
+  CheckPart("num_divergences", num_divergences_.get(), "num_trajectories", all);
+  if (!dual_averaging_.get().empty()) Adaptation(dual_averaging_.get());
+}
+
+void HMCParamState::from_dict(const StateDict& dict,
+                              const at::Tensor& param,
+                              int64_t index) {
+  ParamStateOf::from_dict(dict, param, index);
+  if (!mass.defined() || (mass.isfinite() & (mass > 0)).all().item<bool>()) {
+    return;
+  }
+  Invalid("Invalid state_dict: mass of parameter " + std::to_string(index) +
+          " has elements out of range (must be finite and > 0)");
 }
 
 std::vector<std::pair<const char*, bool>> HMCOptions::shared() const {
@@ -189,8 +201,7 @@ void HMC::check_groups() const {
                "temperature",
                "metropolis",
                "resample_momentum_every",
-               "num_chains"},
-              "there is one trajectory for all");
+               "num_chains"});
 }
 
 // ---- Mass -------------------------------------------------------------------
@@ -209,7 +220,10 @@ void HMC::forget(const at::Tensor& param, at::Tensor HMCParamState::*what) {
   if (found == state_.end()) return;
   auto& state = static_cast<HMCParamState&>(*found->second);
   state.*what = at::Tensor();
-  if (!state.momentum.defined() && !state.mass.defined()) state_.erase(found);
+  if (!state.momentum.defined() && !state.mass.defined() &&
+      !state.master.defined()) {
+    state_.erase(found);
+  }
 }
 
 void HMC::set_mass(const std::vector<at::Tensor>& masses) {
@@ -277,8 +291,9 @@ void HMC::warmup(const LossClosure& closure,
             " (the warm-up in progress has " + Repr(adaptation.target()) + ")");
   }
   for (int64_t i = 0; i < steps; ++i) {
-    const at::Tensor ratios =
-        simulate(closure, kMostWarmupSteps).log_ratios.cpu();
+    at::Tensor ratios = simulate(closure, kMostWarmupSteps).log_ratios;
+    if (!ratios.defined()) continue;  // left out
+    ratios = ratios.cpu();
     const auto* values = ratios.const_data_ptr<double>();
     adaptation.Update(MeanAcceptance({values, values + ratios.numel()}));
     for_each_group([&](HMCOptions& options) {
@@ -302,7 +317,6 @@ HMC::Trajectory HMC::simulate(const LossClosure& closure,
   if (closure == nullptr) Invalid(kHMCNeedsClosure);
   const at::NoGradGuard no_grad;
   check_groups();
-  const bool metropolis = first().metropolis();
   Trajectory result;
   result.loss = FreshGradients(param_groups_, closure);
   std::vector<Work> work = gather();
@@ -310,16 +324,40 @@ HMC::Trajectory HMC::simulate(const LossClosure& closure,
     throw std::runtime_error(
         "HMC got no gradients from the closure (does it call backward()?)");
   }
+  try {
+    result.log_ratios = go_on(closure, result.loss, work, most_steps);
+  } catch (const StepLeftOut&) {
+    leave_out();
+  }
+  return result;
+}
+
+// Goes on with a step once there are gradients; returns the log ratios of the
+// Metropolis test, if there is one.
+at::Tensor HMC::go_on(const LossClosure& closure,
+                      const torch::Tensor& loss,
+                      std::vector<Work>& work,
+                      std::optional<int64_t> most_steps) {
+  const bool metropolis = first().metropolis();
+  check_finite(work);
   prepare_all(work);
   at::Tensor start;
+  at::Tensor losses;
+  at::Tensor end_losses;
   std::vector<std::vector<at::Tensor>> turned(work.size());
+  const auto row = [&](const torch::Tensor& of) {
+    return Losses(of, first().num_chains(), work[0].params[0].device());
+  };
   if (metropolis) {
-    start = energy(result.loss, work);
+    losses = row(loss);
+    start = energy(losses, work);
     if (!start.isfinite().all().item<bool>()) {
+      if (nonfinite() == "skip") throw StepLeftOut();
       throw std::runtime_error(
           "HMC got a loss or parameters that are not finite at the start of a "
           "trajectory");
     }
+    check_same_target(losses);
     if (first().resample_momentum_every() != 1) {
       for (size_t i = 0; i < work.size(); ++i) {
         for (const at::Tensor& momentum : work[i].state[kMomenta]) {
@@ -328,26 +366,82 @@ HMC::Trajectory HMC::simulate(const LossClosure& closure,
       }
     }
   }
-  const std::vector<std::vector<at::Tensor>> saved = ParamCopies(work);
+  at::Tensor log_ratios;
+  const std::vector<Start> saved = copies(work);
   try {
     const torch::Tensor end = integrate(closure, work, most_steps);
     if (metropolis) {
-      result.log_ratios = (start - energy(end, work)) / first().temperature();
+      end_losses = row(end);
+      log_ratios = (start - energy(end_losses, work)) / first().temperature();
     }
   } catch (...) {
     for (size_t i = 0; i < work.size(); ++i) {
-      for (size_t j = 0; j < saved[i].size(); ++j) {
-        work[i].params[j].copy_(saved[i][j]);
+      for (size_t j = 0; j < saved[i].params.size(); ++j) {
+        work[i].params[j].copy_(saved[i].params[j]);
       }
     }
     throw;
   }
-  if (metropolis) decide(result.log_ratios, work, saved, turned);
+  known_ = at::Tensor();
+  if (metropolis) {
+    known_ =
+        at::where(decide(log_ratios, work, saved, turned), end_losses, losses);
+  }
   advance(work);
+  known_at_ = marks();
+  return log_ratios;
+}
+
+// Trajectories are decided on by the host.
+bool HMC::looks_later(const std::vector<Work>& /*work*/) const { return false; }
+
+// Differ if parameters have been written to.
+std::vector<std::pair<int64_t, const void*>> HMC::marks() const {
+  std::vector<std::pair<int64_t, const void*>> marks;
+  for (const at::Tensor& param : all_params()) {
+    marks.emplace_back(static_cast<int64_t>(param._version()),
+                       param.const_data_ptr());
+  }
+  return marks;
+}
+
+// Sees losses that change where the parameters do not, as of minibatches.
+// Rounding may change them, and a Gibbs step what they depend on: it warns,
+// once.
+void HMC::check_same_target(const at::Tensor& losses) {
+  if (!known_.defined() || known_at_ != marks()) return;
+  // More than rounding, and enough to matter in the Metropolis test.
+  const double least = 0.1 * first().temperature() / first().num_data();
+  const at::Tensor change = (losses - known_.to(losses.device())).abs();
+  const at::Tensor most = (1e-3 * losses.abs()).clamp_min(least);
+  if (!(change > most).any().item<bool>()) {
+    num_changes_ = 0;
+  } else if (++num_changes_ == kMostChanges) {
+    TORCH_WARN(
+        "HMC got another loss at the start of ",
+        kMostChanges,
+        " trajectories running than there was at the end of the one before, at "
+        "the same parameters: the closure must compute the loss of all data, "
+        "always the same (no minibatches, no dropout), unless what else it "
+        "depends on is sampled in between");
+  }
+}
+
+std::vector<HMC::Start> HMC::copies(const std::vector<Work>& work) {
+  std::vector<Start> result;
+  for (const Work& lists : work) {
+    Start& saved = result.emplace_back();
+    for (const at::Tensor& param : lists.params) {
+      saved.params.push_back(param.detach().clone());
+    }
+    for (const at::Tensor& master : lists.masters) {
+      saved.masters.push_back(master.clone());
+    }
+  }
   return result;
 }
 
-// Lists copies of the momenta, or new ones, and the masses.
+// Lists copies of the momenta and masters, or new ones, and the masses.
 void HMC::prepare(Work& work) {
   const auto& options = OptionsOfWork<HMCOptions>(work);
   const int64_t every = options.resample_momentum_every();
@@ -373,6 +467,11 @@ void HMC::prepare(Work& work) {
       work.state[kMasses].push_back(own ? state->mass
                                         : ZeroState(work.params[i]).fill_(1));
     }
+    if (HasMaster(work.params[i])) {
+      const bool own = state != nullptr && state->master.defined();
+      work.masters.push_back(own ? state->master.clone()
+                                 : work.params[i].detach().to(at::kFloat));
+    }
     if (!draws_all && state != nullptr && state->momentum.defined()) {
       work.state[kMomenta].push_back(state->momentum.clone());
       continue;
@@ -388,11 +487,15 @@ void HMC::prepare(Work& work) {
   hmc_momenta_(drawn, drawn_masses, options.temperature(), key);
 }
 
-// Remembers the momenta if they are kept; the parameters have moved.
+// Remembers momenta that are kept, and masters; the parameters have moved.
 void HMC::update(const Work& work) {
   const bool keeps =
       OptionsOfWork<HMCOptions>(work).resample_momentum_every() != 1;
+  size_t master = 0;
   for (size_t i = 0; i < work.params.size(); ++i) {
+    if (HasMaster(work.params[i])) {
+      state_of(work.params[i]).master = work.masters[master++];
+    }
     if (keeps) {
       static_cast<HMCParamState&>(state_of(work.params[i])).momentum =
           work.state[kMomenta][i];
@@ -429,6 +532,7 @@ torch::Tensor HMC::integrate(const LossClosure& closure,
           "HMC got gradients of other parameters from the closure than at its "
           "first call in this step");
     }
+    if (!first().metropolis()) check_finite(following);  // nothing rejects it
     for (size_t j = 0; j < work.size(); ++j) {
       work[j].grads = std::move(following[j].grads);
     }
@@ -448,17 +552,18 @@ void HMC::leapfrog(const std::vector<Work>& work, double kick, double drift) {
                   lists.grads,
                   lists.state[kMomenta],
                   lists.state[kMasses],
+                  lists.masters,
                   values);
     BumpVersions(lists.params);
   }
 }
 
 // H of each chain, in float64, on the first parameter's device.
-at::Tensor HMC::energy(const torch::Tensor& loss,
+at::Tensor HMC::energy(const at::Tensor& losses,
                        const std::vector<Work>& work) const {
   const std::optional<int64_t>& chains = first().num_chains();
-  const c10::Device device = work[0].params[0].device();
-  at::Tensor total = first().num_data() * Losses(loss, chains, device);
+  const c10::Device device = losses.device();
+  at::Tensor total = first().num_data() * losses;
   for (const Work& lists : work) {
     total = total + hmc_energy(lists.params,
                                lists.state[kMomenta],
@@ -470,13 +575,14 @@ at::Tensor HMC::energy(const torch::Tensor& loss,
   return total;
 }
 
-// The Metropolis test: puts back the chains that are rejected.
-void HMC::decide(const at::Tensor& log_ratios,
-                 std::vector<Work>& work,
-                 const std::vector<std::vector<at::Tensor>>& saved,
-                 const std::vector<std::vector<at::Tensor>>& turned) {
+// The Metropolis test: puts back the chains that are rejected. Returns which
+// are accepted.
+at::Tensor HMC::decide(const at::Tensor& log_ratios,
+                       std::vector<Work>& work,
+                       const std::vector<Start>& saved,
+                       const std::vector<std::vector<at::Tensor>>& turned) {
   const at::Tensor finite = log_ratios.isfinite();
-  const at::Tensor accepted = finite.logical_and(
+  at::Tensor accepted = finite.logical_and(
       metropolis_decide(log_ratios,
                         /*proposal=*/0,
                         static_cast<int64_t>(Purpose::kMetropolis),
@@ -488,8 +594,11 @@ void HMC::decide(const at::Tensor& log_ratios,
     for (size_t i = 0; i < work.size(); ++i) {
       const at::Tensor rejected =
           accepted.logical_not().to(work[i].params[0].device());
-      select_chains_(work[i].params, saved[i], rejected);
+      select_chains_(work[i].params, saved[i].params, rejected);
       BumpVersions(work[i].params);
+      if (!work[i].masters.empty()) {
+        select_chains_(work[i].masters, saved[i].masters, rejected);
+      }
       if (!turned[i].empty()) {
         select_chains_(work[i].state[kMomenta], turned[i], rejected);
       }
@@ -504,6 +613,7 @@ void HMC::decide(const at::Tensor& log_ratios,
     options.num_accepted_.set(total);
     options.num_divergences_.set(divergences);
   });
+  return accepted;
 }
 
 }  // namespace torch_sgmcmc

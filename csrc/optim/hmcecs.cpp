@@ -14,6 +14,8 @@
 #include "optim/checks.h"
 #include "optim/closures.h"
 #include "optim/ecs_target.h"
+#include "optim/nonfinite.h"
+#include "optim/python_text.h"
 #include "optim/whitening.h"
 #include "torch_sgmcmc/operators.h"
 
@@ -28,6 +30,10 @@ constexpr const char* kHMCECSNeedsClosure =
     "          y.index({indices}),\n"
     "          CrossEntropyFuncOptions().reduction(torch::kNone));\n"
     "    });";
+
+// A tenth of the evaluations are to see whether the chain is still in the
+// posterior.
+constexpr double kCheckEvery = 10;
 
 // Which of a step's two Metropolis tests.
 constexpr int64_t kOfTrajectory = 0;
@@ -110,8 +116,7 @@ void HMCECS::check_groups() const {
   }
   std::apply(
       [&](const auto&... field) {
-        CheckShared(
-            param_groups_, {field.first...}, "there is one trajectory for all");
+        CheckShared(param_groups_, {field.first...});
       },
       HMCECSOptions::common());
 }
@@ -186,7 +191,15 @@ std::shared_ptr<const ExpandedSubsample> HMCECS::proposed(
 torch::Tensor HMCECS::step(LossClosure) { Invalid(kHMCECSNeedsClosure); }
 
 torch::Tensor HMCECS::step(const Closure& closure) {
-  sweep(closure, std::nullopt);
+  try {
+    sweep(closure, std::nullopt);
+  } catch (const NonfiniteError&) {
+    if (nonfinite() != "skip") throw;
+    leave_out();
+    return at::full({},
+                    std::numeric_limits<double>::quiet_NaN(),
+                    at::TensorOptions(at::kDouble));
+  }
   const at::NoGradGuard no_grad;
   const at::Tensor& theta = present_->theta;
   const at::Tensor decay = at::dot(prior() * theta, theta) * 0.5;
@@ -208,7 +221,9 @@ double HMCECS::sweep(const Closure& closure,
   Move renewed{};
   Move moved{};
   try {
-    renewed = update_subsample(density, start(density));
+    const std::shared_ptr<const ECSPoint> begin = start(density);
+    if (!most_steps && is_check_due()) check_place(closure, nullptr);
+    renewed = update_subsample(density, begin);
     moved = trajectory(density, renewed.end, most_steps);
   } catch (...) {
     PutBack(params, before);
@@ -267,9 +282,18 @@ std::shared_ptr<const ECSPoint> HMCECS::start(ECSTarget& target) {
     last = target.evaluate(current, theta);
   }
   if (!std::isfinite(last->log)) {
-    throw std::runtime_error(
+    throw NonfiniteError(
         "HMCECS got log-likelihoods or parameters that are not finite at the "
         "start of a step");
+  }
+  if (target.is_overturned(*last)) {
+    throw std::runtime_error(
+        "HMCECS's estimate of the sum of all d at the start of a step is " +
+        FourDigits(last->mean) +
+        " (must be > a = " + FourDigits(target.lower_bound()) +
+        ": beyond, |L̂| grows as the likelihood falls). Choose θ* nearer, by "
+        "set_anchor() or warmup(), or use control_variate=2 or a larger "
+        "num_products");
   }
   return last;
 }
@@ -282,7 +306,7 @@ HMCECS::Move HMCECS::update_subsample(
   // first.
   const auto proposal = target.evaluate(drawn, present->theta);
   double log_ratio = proposal->log - present->log;
-  if (is_too_uncertain(*proposal, *present)) {
+  if (is_out_of_bounds(target, *proposal, *present)) {
     log_ratio = -std::numeric_limits<double>::infinity();
   }
   const bool accepted = decide(log_ratio, kOfSubsample);
@@ -302,10 +326,9 @@ HMCECS::Move HMCECS::trajectory(ECSTarget& target,
   hmc_momenta_({r}, {}, /*temperature=*/1, {offset, seed(), first().step()});
   const double before = present->log - KineticEnergy(r);
   const double step_size = first().step_size();
-  // Compared as doubles: the quotient may be beyond all integers.
-  double nearest = std::floor(first().trajectory_length() / step_size + 0.5);
-  if (most_steps) nearest = std::min(nearest, static_cast<double>(*most_steps));
-  const auto steps = static_cast<int64_t>(std::max(1.0, nearest));
+  double wanted = num_steps();
+  if (most_steps) wanted = std::min(wanted, static_cast<double>(*most_steps));
+  const auto steps = static_cast<int64_t>(wanted);
   std::shared_ptr<const ECSPoint> point = present;
   for (int64_t i = 0; i < steps; ++i) {
     const double kick = i > 0 ? step_size : step_size / 2;
@@ -324,17 +347,35 @@ HMCECS::Move HMCECS::trajectory(ECSTarget& target,
                    step_size / 2,
                    /*drift=*/0);
   double log_ratio = point->log - KineticEnergy(r) - before;
-  if (is_too_uncertain(*point, *present)) log_ratio = -kInfinity;
+  if (is_out_of_bounds(target, *point, *present)) log_ratio = -kInfinity;
   const bool accepted = decide(log_ratio, kOfTrajectory);
   return {accepted ? point : present, log_ratio, accepted};
 }
 
-// Whether the estimate's variance is above max_variance, and was lower. The
-// same for u as for theta, so that the target is the density where it is not
-// above.
-bool HMCECS::is_too_uncertain(const ECSPoint& point,
+// As a double: it may be beyond all integers.
+double HMCECS::num_steps() const {
+  const double quotient = first().trajectory_length() / first().step_size();
+  return std::max(1.0, std::floor(quotient + 0.5));
+}
+
+// Whether to look at all data, as the warm-up has done at its end.
+bool HMCECS::is_check_due() const {
+  const SubsampleLayout sizes = layout();
+  const double cost = static_cast<double>(sizes.num_cells * sizes.batch_size) *
+                      (num_steps() + 1);
+  const double period = std::ceil(kCheckEvery * first().num_data() / cost);
+  const auto done = static_cast<double>(first().num_trajectories_.get());
+  return done > 0 && std::fmod(done, period) == 0;
+}
+
+// Whether the estimate's variance is above max_variance, and was lower, or it
+// is overturned. The same for u as for theta, so that the target is the density
+// where neither is so.
+bool HMCECS::is_out_of_bounds(const ECSTarget& target,
+                              const ECSPoint& point,
                               const ECSPoint& present) const {
-  return point.variance > std::max(first().max_variance(), present.variance);
+  return point.variance > std::max(first().max_variance(), present.variance) ||
+         target.is_overturned(point);
 }
 
 // A Metropolis test; what is not finite is rejected.

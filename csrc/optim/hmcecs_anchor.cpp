@@ -3,6 +3,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -12,6 +14,7 @@
 #include "optim/closures.h"
 #include "optim/ecs_target.h"
 #include "optim/ecs_warmup.h"
+#include "optim/python_text.h"
 #include "optim/whitening.h"
 #include "torch_sgmcmc/hmcecs.h"
 #include "torch_sgmcmc/operators.h"
@@ -50,7 +53,8 @@ void HMCECS::set_anchor(const Closure& closure, const ProgressHook& progress) {
 
 void HMCECS::anchor_at(const Closure& closure,
                        const at::Tensor& theta,
-                       const ProgressHook& progress) {
+                       const ProgressHook& progress,
+                       bool moved) {
   const at::NoGradGuard no_grad;
   const HMCECSOptions& group = first();
   const std::vector<at::Tensor> params = all_params();
@@ -70,6 +74,7 @@ void HMCECS::anchor_at(const Closure& closure,
         "HMCECS got log-likelihoods or derivatives that are not finite at the "
         "anchor of the control variates");
   }
+  if (moved) check_near(sums.value, chosen.theta);
   at::Tensor curvature;
   if (sums.hessian.defined()) {
     curvature = (prior().diag() - sums.hessian) / group.temperature();
@@ -91,11 +96,68 @@ void HMCECS::anchor_at(const Closure& closure,
   subsample_ = std::move(kept);
   present_ = nullptr;
   proposals_ = nullptr;
-  const int64_t evaluations = group.num_evaluations_.get() + anchor_->num_data;
-  for_each_group([&](HMCECSOptions& options) {
-    options.num_evaluations_.set(evaluations);
-    options.mean_difference_.set(0.0);
-  });
+  count(anchor_->num_data);
+  for_each_group(
+      [](HMCECSOptions& options) { options.mean_difference_.set(0.0); });
+}
+
+// Throws if the parameters are not near theta*, with a pass through all data.
+void HMCECS::check_place(const Closure& closure, const ProgressHook& progress) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> sums;
+  const auto next = chunks("log posterior", progress);
+  for (at::Tensor chunk = next(); chunk.defined(); chunk = next()) {
+    const at::AutoGradMode enable_grad(true);
+    sums.push_back(
+        LogLikelihoods(closure, chunk).detach().to(at::kDouble).sum());
+  }
+  count(anchor_->num_data);
+  check_near(at::stack(sums).sum(), FlatRow(all_params()).to(at::kDouble));
+}
+
+// Throws if the log posterior fell from theta* to theta as it falls to no draw:
+// _check_near of torch_sgmcmc/_anchored.py.
+void HMCECS::check_near(const at::Tensor& log_likelihood,
+                        const at::Tensor& theta) const {
+  const at::Tensor precisions = prior();
+  const at::Tensor& at_anchor = anchor_->theta;
+  at::Tensor change = log_likelihood - anchor_->sums.value;
+  change = change - at::dot(precisions * theta, theta) * 0.5;
+  change = change + at::dot(precisions * at_anchor, at_anchor) * 0.5;
+  const double fall = -change.item<double>() / first().temperature();
+  const auto d = static_cast<double>(theta.numel());
+  constexpr double kRarity = 20;
+  const double highest = d + std::sqrt(2 * d * kRarity) + kRarity;
+  if (fall <= highest) return;
+  throw std::runtime_error(
+      "HMCECS has left the posterior: the log posterior of all data is " +
+      FourDigits(fall) + " below that at θ* (that of draws is at most " +
+      FourDigits(highest) +
+      " below). Start again nearer the mode (set_anchor() gives a warm-up up), "
+      "with variant='perturbed', control_variate=2, or a larger subsample_size "
+      "or num_products");
+}
+
+// The indices of all data, chunk by chunk; an undefined tensor is the end.
+std::function<at::Tensor()> HMCECS::chunks(const char* what,
+                                           const ProgressHook& progress) const {
+  const auto n = static_cast<int64_t>(first().num_data());
+  const int64_t size = first().chunk_size();
+  const auto like =
+      at::TensorOptions(at::kLong).device(all_params()[0].device());
+  return [=, done = int64_t{0}]() mutable -> at::Tensor {
+    if (done > 0 && progress) progress(what, done, n);
+    if (done == n) return {};
+    const int64_t begin = done;
+    done += std::min(size, n - begin);
+    return at::arange(begin, done, like);
+  };
+}
+
+void HMCECS::count(int64_t evaluations) {
+  const int64_t all = first().num_evaluations_.get() + evaluations;
+  for_each_group(
+      [&](HMCECSOptions& options) { options.num_evaluations_.set(all); });
 }
 
 TaylorSums HMCECS::sum_up(const Closure& closure,
@@ -103,9 +165,6 @@ TaylorSums HMCECS::sum_up(const Closure& closure,
                           const at::Tensor& probes,
                           const ProgressHook& progress) const {
   const HMCECSOptions& group = first();
-  const auto n = static_cast<int64_t>(group.num_data());
-  const int64_t size = group.chunk_size();
-  const auto like = at::TensorOptions(at::kLong).device(params[0].device());
   const bool second_order = group.control_variate() == 2;
   const bool needed = second_order || group.mass_matrix() != "identity";
   const std::vector<std::string> forms =
@@ -113,16 +172,8 @@ TaylorSums HMCECS::sum_up(const Closure& closure,
           ? std::vector<std::string>{kPredictorForm, kRankOneForm, kWholeForm}
           : std::vector<std::string>{kLinearForm};
   for (const std::string& form : forms) {
-    int64_t done = 0;
-    const auto next = [&]() -> at::Tensor {
-      if (done > 0 && progress) progress("control variates", done, n);
-      if (done == n) return {};
-      const int64_t begin = done;
-      done += std::min(size, n - begin);
-      return at::arange(begin, done, like);
-    };
-    std::optional<TaylorSums> sums =
-        TaylorSums::AtPresent(closure, params, next, form, probes);
+    std::optional<TaylorSums> sums = TaylorSums::AtPresent(
+        closure, params, chunks("control variates", progress), form, probes);
     if (!sums) continue;
     if (!second_order) sums->form = kLinearForm;
     return *std::move(sums);
@@ -152,10 +203,7 @@ TaylorTerms HMCECS::expand(const Closure& closure,
                            const ECSAnchor& anchor) {
   const std::vector<at::Tensor> params = all_params();
   const at::Tensor probe = probes(anchor.theta)[0];
-  const int64_t evaluations = first().num_evaluations_.get() + indices.numel();
-  for_each_group([&](HMCECSOptions& options) {
-    options.num_evaluations_.set(evaluations);
-  });
+  count(indices.numel());
   const Exchanged at_anchor(params, SplitLike(anchor.theta, params));
   return TaylorTerms::AtPresent(
       closure, params, indices, anchor.sums.form, probe, anchor.sums.gate);

@@ -1,9 +1,11 @@
 #include <cmath>
+#include <limits>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "optim/checks.h"
+#include "optim/state_checks.h"
 #include "torch_sgmcmc/hmcecs.h"
 
 namespace torch_sgmcmc {
@@ -53,9 +55,26 @@ void HMCECSOptions::check() const {
   CheckInteger("chunk_size", chunk_size(), 1);
   if (capturable()) {
     Invalid(
-        "Invalid capturable: true (HMCECS decides on the host, which a CUDA "
+        "Invalid capturable: True (HMCECS decides on the host, which a CUDA "
         "graph cannot)");
   }
+}
+
+void HMCECSOptions::check_progress() const {
+  const int64_t all = num_trajectories_.get();
+  const char* whole = "num_trajectories";
+  CheckPart("num_accepted", num_accepted_.get(), whole, all);
+  CheckPart("num_divergences", num_divergences_.get(), whole, all);
+  CheckPart(
+      "num_subsamples_accepted", num_subsamples_accepted_.get(), whole, all);
+  CheckInteger("num_evaluations", num_evaluations_.get());
+  if (sign_.get() != 1 && sign_.get() != -1) {
+    Invalid("Invalid sign: " + std::to_string(sign_.get()) +
+            " (must be 1 or -1)");
+  }
+  CheckReal("mean_difference",
+            mean_difference_.get(),
+            {.low = -std::numeric_limits<double>::infinity()});
 }
 
 HMCECSOptions HMCECSOptions::complete() const {

@@ -69,6 +69,7 @@ void HMCECS::warmup(const Closure& closure,
     move_anchor_in_time();
     if (settings.progress) settings.progress("warm-up", i + 1, steps);
   }
+  check_place(closure, settings.progress);
   set_step_size(warmup_->adaptation.averaged());
   for_each_group([&](HMCECSOptions& options) {
     options.num_trajectories_.set(0);
@@ -94,7 +95,7 @@ void HMCECS::move_anchor(const Closure& closure, const ProgressHook& progress) {
   for (const ECSDraw& draw : LateDraws(warmup_->draws)) {
     late.push_back(draw.theta);
   }
-  anchor_at(closure, at::stack(late).mean(0), progress);
+  anchor_at(closure, at::stack(late).mean(0), progress, /*moved=*/true);
   const double averaged = warmup_->adaptation.averaged();
   for_each_group(
       [&](HMCECSOptions& options) { options.step_size_.set(averaged); });

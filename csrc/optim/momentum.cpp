@@ -11,10 +11,17 @@
 
 namespace torch_sgmcmc {
 
+at::ScalarType StateDtype(const at::Tensor& param) {
+  return param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
 at::Tensor ZeroState(const at::Tensor& param) {
-  const auto dtype =
-      param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return at::zeros_like(param, at::TensorOptions(dtype));
+  return at::zeros_like(param, at::TensorOptions(StateDtype(param)));
+}
+
+bool HasMaster(const at::Tensor& param) {
+  return param.scalar_type() == at::kBFloat16 ||
+         param.scalar_type() == at::kHalf;
 }
 
 void StartMomenta(const Work& work,

@@ -8,6 +8,9 @@ namespace torch_sgmcmc {
 
 inline NoiseKey KeyOf(const Work& work) {
   const SamplerOptions& options = *work.options;
+  if (work.gate.defined()) {
+    return {work.offsets, *options.seed(), 0, work.gate};
+  }
   NoiseKey key{work.offsets, *options.seed(), options.step()};
   if (options.device_step().defined()) key.device_step = options.device_step();
   return key;

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "host/moments.h"
+#include "optim/nonfinite.h"
 #include "optim/python_text.h"
 
 namespace torch_sgmcmc {
@@ -128,7 +129,7 @@ Rate RateOf(Flight& flight,
     std::ostringstream text;
     text << "SBPS got " << m.bad << " of " << seen.losses.numel()
          << " losses from the closure that are not finite";
-    throw std::runtime_error(text.str());
+    throw NonfiniteError(text.str(), seen.losses);
   }
   double variance = m.variance;
   if (!options.replacement()) variance *= 1 - n / num_data;
@@ -137,8 +138,9 @@ Rate RateOf(Flight& flight,
       scale * m.mean + flight.prior(time) / options.temperature();
   variance *= scale * scale / n;
   if (!std::isfinite(value) || !std::isfinite(variance)) {
-    throw std::runtime_error(
-        "SBPS got losses from the closure whose derivatives are not finite");
+    throw NonfiniteError(
+        "SBPS got losses from the closure whose derivatives are not finite",
+        seen.losses);
   }
   return {value, variance};
 }

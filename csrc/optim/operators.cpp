@@ -49,6 +49,7 @@ Result Call(const Args&... args) {
 
 void sgld_step_(at::TensorList params,
                 at::TensorList grads,
+                at::TensorList masters,
                 double lr,
                 double num_data,
                 double prior_precision,
@@ -56,6 +57,7 @@ void sgld_step_(at::TensorList params,
                 const NoiseKey& key) {
   Call<"torch_sgmcmc::sgld_step_">(params,
                                    grads,
+                                   masters,
                                    lr,
                                    num_data,
                                    prior_precision,
@@ -70,12 +72,14 @@ void sghmc_step_(at::TensorList params,
                  at::TensorList grads,
                  at::TensorList momenta,
                  at::TensorList grad_variances,
+                 at::TensorList masters,
                  const SGHMCStep& step,
                  const NoiseKey& key) {
   Call<"torch_sgmcmc::sghmc_step_">(params,
                                     grads,
                                     momenta,
                                     grad_variances,
+                                    masters,
                                     step.lr,
                                     step.momentum,
                                     step.num_data,
@@ -94,6 +98,7 @@ void psgld_step_(at::TensorList params,
                  at::TensorList square_averages,
                  at::TensorList sensitivities,
                  at::TensorList curvatures,
+                 at::TensorList masters,
                  const PSGLDStep& step,
                  const NoiseKey& key) {
   Call<"torch_sgmcmc::psgld_step_">(params,
@@ -101,6 +106,7 @@ void psgld_step_(at::TensorList params,
                                     square_averages,
                                     sensitivities,
                                     curvatures,
+                                    masters,
                                     step.lr,
                                     step.num_data,
                                     step.prior_precision,
@@ -116,11 +122,13 @@ void psgld_step_(at::TensorList params,
 void psgld_frozen_step_(at::TensorList params,
                         at::TensorList grads,
                         at::TensorList roots,
+                        at::TensorList masters,
                         const PSGLDStep& step,
                         const NoiseKey& key) {
   Call<"torch_sgmcmc::psgld_frozen_step_">(params,
                                            grads,
                                            roots,
+                                           masters,
                                            step.lr,
                                            step.num_data,
                                            step.prior_precision,
@@ -135,12 +143,14 @@ void sgnht_step_(at::TensorList params,
                  at::TensorList grads,
                  at::TensorList momenta,
                  at::TensorList thermostats,
+                 at::TensorList masters,
                  const SGNHTStep& step,
                  const NoiseKey& key) {
   Call<"torch_sgmcmc::sgnht_step_">(params,
                                     grads,
                                     momenta,
                                     thermostats,
+                                    masters,
                                     step.lr,
                                     step.momentum,
                                     step.num_data,
@@ -199,11 +209,13 @@ void hmc_leapfrog_(at::TensorList params,
                    at::TensorList grads,
                    at::TensorList momenta,
                    at::TensorList masses,
+                   at::TensorList masters,
                    const HMCLeapfrog& step) {
   Call<"torch_sgmcmc::hmc_leapfrog_">(params,
                                       grads,
                                       momenta,
                                       masses,
+                                      masters,
                                       step.kick,
                                       step.drift,
                                       step.num_data,
@@ -394,6 +406,21 @@ bool has_cuda() {
   return c10::Dispatcher::singleton()
       .findSchemaOrThrow("torch_sgmcmc::gaussian_", "")
       .hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+}
+
+bool any_nonfinite(at::TensorList tensors) {
+  return Call<"torch_sgmcmc::any_nonfinite", bool>(tensors);
+}
+
+at::Tensor count_nonfinite(at::TensorList tensors) {
+  return Call<"torch_sgmcmc::count_nonfinite", at::Tensor>(tensors);
+}
+
+at::Tensor step_or_nothing(const at::Tensor& counts,
+                           int64_t step,
+                           const std::optional<at::Tensor>& device_step) {
+  return Call<"torch_sgmcmc::step_or_nothing", at::Tensor>(
+      counts, step, device_step);
 }
 
 }  // namespace torch_sgmcmc

@@ -1,11 +1,12 @@
 #include "torch_sgmcmc/options.h"
 
+#include <ATen/ATen.h>
 #include <ATen/core/List.h>
 
 #include <cmath>
 
 #include "optim/checks.h"
-#include "optim/python_text.h"
+#include "optim/parameters.h"
 
 namespace torch_sgmcmc {
 
@@ -33,28 +34,32 @@ void SamplerOptions::check_target() const {
 }
 
 std::vector<std::pair<const char*, bool>> SamplerOptions::shared() const {
-  return {{"seed", seed_.has_value()}, {"capturable", capturable_.has_value()}};
+  return {{"seed", seed_.has_value()},
+          {"capturable", capturable_.has_value()},
+          {"nonfinite", nonfinite_.has_value()}};
 }
 
 void SamplerOptions::share(const SamplerOptions& other) {
   seed_ = other.seed_;
   capturable_ = other.capturable_;
+  nonfinite_ = other.nonfinite_;
+}
+
+void SamplerOptions::set_counters(int64_t step,
+                                  int64_t num_skipped,
+                                  const std::vector<at::Tensor>& params) {
+  step_ = step;
+  num_skipped_ = num_skipped;
+  device_step_ = device_num_skipped_ = at::Tensor();
+  if (!capturable() || params.empty()) return;
+  const auto like = params[0].options().dtype(at::kLong);
+  device_step_ = at::full({}, step, like);
+  device_num_skipped_ = at::full({}, num_skipped, like);
+  step_ = num_skipped_ = 0;
 }
 
 void SamplerOptions::check_param(const at::Tensor& param) const {
-  switch (param.scalar_type()) {
-    case at::kFloat:
-    case at::kDouble:
-    case at::kBFloat16:
-    case at::kHalf:
-      break;
-    default:
-      Invalid(std::string("Invalid parameter: ") + sampler() +
-              " cannot sample " + DtypeName(param.scalar_type()) +
-              " (must be float32, float64, bfloat16 or float16; a complex "
-              "parameter can be kept as torch.view_as_real of it)");
-  }
-  if (!param.is_leaf()) Invalid("can't optimize a non-leaf Tensor");
+  CheckParameter(sampler(), param);
 }
 
 namespace detail {
@@ -106,6 +111,9 @@ void FromValue(const char* name, const c10::IValue& value, double& result) {
     result = static_cast<double>(value.toInt());
   } else if (value.isDouble()) {
     result = value.toDouble();
+  } else if (value.isTensor() && value.toTensor().numel() == 1 &&
+             value.toTensor().is_floating_point()) {
+    result = value.toTensor().item<double>();  // a step size may be one
   } else {
     WrongType(name, value, "a number");
   }
@@ -185,6 +193,11 @@ void FromValue(const char* name,
     FromValue(name, value, number);
     result = number;
   }
+}
+
+// torch_sgmcmc/_state_dicts.py has the same list.
+bool IsAddedLater(const std::string& name) {
+  return name == "nonfinite" || name == "num_skipped";
 }
 
 c10::IValue Find(const StateDict& group,

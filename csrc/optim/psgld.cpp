@@ -74,6 +74,22 @@ std::vector<std::vector<at::Tensor>> Curvatures(const std::vector<Work>& work) {
   return curvatures;
 }
 
+// Starts V and W so that Gamma is bounded: Note [Where Gamma begins].
+void BeginGamma(PSGLDParamState& state,
+                const at::Tensor& grad,
+                const at::Tensor& curvature,
+                double scale,
+                bool is_new) {
+  at::Tensor& square = state.square_average;
+  state.sensitivity = at::zeros_like(square);
+  const at::Tensor h = curvature.to(square.scalar_type());
+  if (is_new) state.sensitivity.copy_(grad).mul_(h).mul_(2);
+  square.add_(h.abs().mul_(scale));
+  const at::Tensor mean = (sum_of_squares({square.sqrt()}) / square.numel())
+                              .to(square.scalar_type());
+  square.copy_(at::where(square == 0, mean, square));
+}
+
 }  // namespace
 
 void PSGLDOptions::check() const {
@@ -106,8 +122,23 @@ std::unique_ptr<SamplerParamState> PSGLD::new_state() const {
   return std::make_unique<PSGLDParamState>();
 }
 
+// Not where the first h enters the state before the update.
+bool PSGLD::looks_later(const std::vector<Work>& work) const {
+  if (!Sampler::looks_later(work)) return false;
+  for (const Work& lists : work) {
+    if (!IsCorrected(lists)) continue;
+    for (const at::Tensor& param : lists.params) {
+      const auto found = state_.find(param.unsafeGetTensorImpl());
+      const auto& state = static_cast<const PSGLDParamState&>(*found->second);
+      if (!state.sensitivity.defined()) return false;
+    }
+  }
+  return true;
+}
+
 void PSGLD::prepare_all(std::vector<Work>& work) {
   auto curvatures = Curvatures(work);
+  check_finite(work, curvatures, "second derivative (for Γ)");
   for (size_t i = 0; i < work.size(); ++i) {
     Work& lists = work[i];
     const bool is_corrected = IsCorrected(lists);
@@ -115,7 +146,8 @@ void PSGLD::prepare_all(std::vector<Work>& work) {
     lists.state.resize(3);
     for (size_t j = 0; j < lists.params.size(); ++j) {
       auto& state = static_cast<PSGLDParamState&>(state_of(lists.params[j]));
-      if (!state.square_average.defined()) {
+      const bool is_new = !state.square_average.defined();
+      if (is_new) {
         state.square_average =
             ZeroState(lists.params[j]).copy_(lists.grads[j]).square_();
       }
@@ -125,13 +157,18 @@ void PSGLD::prepare_all(std::vector<Work>& work) {
       }
       state.drop_root();
       lists.state[0].push_back(state.square_average);
-      if (!is_corrected) continue;
+      if (!is_corrected) {  // V moves on without it
+        state.sensitivity = at::Tensor();
+        continue;
+      }
       if (!state.sensitivity.defined()) {
-        state.sensitivity = ZeroState(lists.params[j]);
+        const double scale = options.temperature() / options.num_data();
+        BeginGamma(state, lists.grads[j], curvatures[i][j], scale, is_new);
       }
       lists.state[1].push_back(state.sensitivity);
     }
     lists.state[2] = std::move(curvatures[i]);
+    start_masters(lists);
   }
 }
 
@@ -151,10 +188,12 @@ void PSGLD::update(const Work& work) {
                 work.state[0],
                 work.state[1],
                 work.state[2],
+                work.masters,
                 step,
                 key);
   } else {
-    psgld_frozen_step_(work.params, work.grads, work.state[0], step, key);
+    psgld_frozen_step_(
+        work.params, work.grads, work.state[0], work.masters, step, key);
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -14,7 +15,11 @@
 
 #include "core/counter.h"
 #include "optim/checks.h"
+#include "optim/momentum.h"
+#include "optim/nonfinite.h"
+#include "optim/parameters.h"
 #include "optim/python_text.h"
+#include "optim/state_checks.h"
 #include "torch_sgmcmc/operators.h"
 
 namespace torch_sgmcmc {
@@ -25,26 +30,29 @@ namespace detail {
 
 void FromState(const StateDict& dict,
                const char* name,
-               c10::Device device,
+               const at::Tensor& param,
+               int64_t index,
                at::Tensor& result) {
   result = at::Tensor();
   if (!dict.contains(name)) return;
   const c10::IValue value = dict.at(name);
-  if (!value.isTensor()) {
-    Invalid(std::string("Invalid state_dict: ") + name + " is a " +
-            value.tagKind() + " (must be a Tensor)");
-  }
+  CheckTensor(std::string(name) + " of parameter " + std::to_string(index),
+              value,
+              param.sizes());
   // A copy: the chain must not change what the caller holds.
   result = value.toTensor().to(
-      device, value.toTensor().scalar_type(), /*non_blocking=*/false, true);
+      param.device(), StateDtype(param), /*non_blocking=*/false, true);
 }
 
 void FromState(const StateDict& dict,
                const char* name,
-               c10::Device,
+               const at::Tensor&,
+               int64_t,
                int64_t& result) {
   result = 0;
-  if (dict.contains(name)) FromValue(name, dict.at(name), result);
+  if (!dict.contains(name)) return;
+  FromValue(name, dict.at(name), result);
+  CheckInteger(name, result);
 }
 
 void CheckShape(const char* name,
@@ -112,6 +120,16 @@ std::vector<int64_t> IntegersOf(const StateDict& dict, const char* key) {
   return result;
 }
 
+// A counter, which may be on a device.
+int64_t CountAt(const StateDict& group, const char* key) {
+  c10::IValue saved;
+  detail::FromValue(key, group.at(key), saved);
+  const int64_t count =
+      saved.isTensor() ? saved.toTensor().item<int64_t>() : saved.toInt();
+  CheckInteger(key, count);
+  return count;
+}
+
 c10::IValue ToList(const std::vector<int64_t>& integers) {
   c10::impl::GenericList list(c10::AnyType::get());
   for (const int64_t integer : integers) list.push_back(integer);
@@ -122,7 +140,8 @@ c10::IValue ToList(const std::vector<int64_t>& integers) {
 
 Sampler::Sampler(const std::vector<OptimizerParamGroup>& param_groups,
                  std::unique_ptr<SamplerOptions> defaults)
-    : Optimizer(std::vector<OptimizerParamGroup>{}, std::move(defaults)) {
+    : Optimizer(std::vector<OptimizerParamGroup>{}, std::move(defaults)),
+      watch_(std::make_unique<Watch>()) {
   if (param_groups.empty()) Invalid("optimizer got an empty parameter list");
   for (const OptimizerParamGroup& group : param_groups) {
     if (group.params().empty() && param_groups.size() == 1) {
@@ -131,6 +150,8 @@ Sampler::Sampler(const std::vector<OptimizerParamGroup>& param_groups,
   }
   auto& options = static_cast<SamplerOptions&>(*defaults_);
   if (!options.capturable_) options.capturable_ = false;
+  if (!options.nonfinite_) options.nonfinite_ = "raise";
+  CheckNonfinite(options);
   // Groups may bring what the defaults leave open; they are checked whole.
   for (const OptimizerParamGroup& group : param_groups) {
     add_param_group(group);
@@ -142,6 +163,10 @@ Sampler::Sampler(const std::vector<OptimizerParamGroup>& param_groups,
     }
   }
 }
+
+Sampler::Sampler(Sampler&&) noexcept = default;
+Sampler& Sampler::operator=(Sampler&&) noexcept = default;
+Sampler::~Sampler() = default;
 
 const char* Sampler::name() const {
   return static_cast<const SamplerOptions&>(*defaults_).sampler();
@@ -167,6 +192,7 @@ int64_t Sampler::num_steps() const {
 }
 
 void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
+  catch_up();  // which may put the counters back
   const auto& defaults = static_cast<const SamplerOptions&>(*defaults_);
   auto options = defaults.clone();
   if (param_group.has_options()) {
@@ -192,6 +218,7 @@ void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
 
   int64_t offset = 0;
   std::unordered_set<const void*> known;
+  std::vector<std::vector<at::Tensor>> all;
   for (const OptimizerParamGroup& previous : param_groups_) {
     const auto& offsets =
         static_cast<const SamplerOptions&>(previous.options()).offsets_;
@@ -199,28 +226,26 @@ void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
       known.insert(previous.params()[i].unsafeGetTensorImpl());
       offset = NextOffset(offsets[i], previous.params()[i].numel());
     }
+    all.push_back(previous.params());
   }
   group.offsets_.clear();
   for (const at::Tensor& param : param_group.params()) {
     group.check_param(param);
-    if (!known.insert(param.unsafeGetTensorImpl()).second) {
+    if (known.contains(param.unsafeGetTensorImpl())) {
       Invalid("some parameters appear in more than one parameter group");
     }
     group.offsets_.push_back(offset);
     offset = NextOffset(offset, param.numel());
   }
-  group.step_ = num_steps();
-  group.device_step_ = at::Tensor();
-  if (group.capturable() && !param_group.params().empty()) {
-    group.device_step_ = at::full(
-        {}, group.step_, param_group.params()[0].options().dtype(at::kLong));
-    group.step_ = 0;
-  }
+  all.push_back(param_group.params());
+  CheckMemory(all);
+  group.set_counters(num_steps(), num_skipped(), param_group.params());
   param_groups_.emplace_back(param_group.params(), std::move(options));
 }
 
 // NOLINTNEXTLINE(google-default-arguments): as torch's own.
 torch::Tensor Sampler::step(LossClosure closure) {
+  throw_what_was_found();
   torch::Tensor loss;
   if (closure != nullptr) {
     const at::AutoGradMode enable_grad(true);
@@ -228,7 +253,14 @@ torch::Tensor Sampler::step(LossClosure closure) {
   }
   const at::NoGradGuard no_grad;
   std::vector<Work> work = gather();
-  prepare_all(work);
+  try {
+    check_finite(work);
+    prepare_all(work);
+  } catch (const StepLeftOut&) {
+    leave_out();
+    return loss;
+  }
+  set_gate(work);
   advance(work);
   return loss;
 }
@@ -255,9 +287,13 @@ void Sampler::advance(const std::vector<Work>& work) {
     update(lists);
     IncrementVersion(lists.params);
   }
+  const bool is_gated = !work.empty() && work[0].gate.defined();
   for (size_t group = 0; group < param_groups_.size(); ++group) {
     SamplerOptions& options = options_of(group);
-    if (options.device_step_.defined()) {
+    if (options.device_step_.defined() && is_gated) {
+      options.device_step_.add_(work[0].gate.ge(0));
+      options.device_num_skipped_.add_(work[0].gate.lt(0));
+    } else if (options.device_step_.defined()) {
       options.device_step_.add_(1);
     } else {
       ++options.step_;
@@ -348,6 +384,15 @@ void Sampler::check_fit(const at::Tensor& param, const at::Tensor& grad) const {
 
 void Sampler::prepare(Work&) {}
 
+void Sampler::start_masters(Work& work) {
+  for (const at::Tensor& param : work.params) {
+    if (!HasMaster(param)) continue;
+    at::Tensor& master = state_of(param).master;
+    if (!master.defined()) master = param.detach().to(at::kFloat);
+    work.masters.push_back(master);
+  }
+}
+
 void Sampler::prepare_all(std::vector<Work>& work) {
   for (Work& lists : work) prepare(lists);
 }
@@ -357,6 +402,8 @@ std::unique_ptr<SamplerParamState> Sampler::new_state() const {
 }
 
 void Sampler::write_common(StateDict&) const {}
+
+std::vector<std::string> Sampler::common_keys() const { return {}; }
 
 std::function<void()> Sampler::read_common(const StateDict&) {
   return [] {};
@@ -369,6 +416,7 @@ SamplerParamState& Sampler::state_of(const at::Tensor& param) {
 }
 
 StateDict Sampler::state_dict() const {
+  const int64_t skipped = num_skipped();  // which waits for the last step's
   StateDict state;
   c10::impl::GenericList groups(c10::AnyType::get());
   int64_t index = 0;
@@ -378,10 +426,13 @@ StateDict Sampler::state_dict() const {
     options.write(group);
     group.set("capturable", options.capturable());
     group.set("seed", seed());
+    group.set("nonfinite", options.nonfinite());
     if (options.device_step_.defined()) {
       group.set("step", options.device_step_);
+      group.set("num_skipped", options.device_num_skipped_);
     } else {
       group.set("step", options.step_);
+      group.set("num_skipped", skipped);
     }
     group.set("offsets", ToList(options.offsets_));
     std::vector<int64_t> indices;
@@ -409,74 +460,51 @@ void Sampler::load_state_dict(const StateDict& dict) {
     Invalid("Invalid state_dict: it has " + std::to_string(num_groups) +
             " param groups, expected " + std::to_string(param_groups_.size()));
   }
+  for (size_t i = 0; i < num_groups; ++i) {
+    CheckGroupKeys(DictAt(groups, i, "param group"),
+                   static_cast<int64_t>(i),
+                   options_of(i));
+  }
   // All is read and checked first, and put in place when nothing can fail.
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> new_options;
   std::vector<std::pair<void*, std::unique_ptr<SamplerParamState>>> new_states;
+  std::vector<std::string> known = common_keys();
   for (size_t i = 0; i < num_groups; ++i) {
     const StateDict group = DictAt(groups, i, "param group");
-    const auto index = static_cast<int64_t>(i);
     auto& ours = param_groups_[i];
     new_options.push_back(ours.options().clone());
     auto& options = static_cast<SamplerOptions&>(*new_options.back());
-    options.read(group, index);
-    for (const char* key : {"capturable", "seed", "step", "offsets"}) {
-      detail::Find(group, index, key, name());
-    }
     const auto indices = IntegersOf(group, "params");
     if (indices.size() != ours.params().size()) {
       Invalid("Invalid state_dict: param group " + std::to_string(i) + " has " +
               std::to_string(indices.size()) + " parameters, expected " +
               std::to_string(ours.params().size()));
     }
-    const auto offsets = IntegersOf(group, "offsets");
-    if (offsets != options.offsets_) {
-      Invalid("Invalid state_dict: param group " + std::to_string(i) +
-              " was saved for parameters of other sizes (noise offsets " +
-              Shape(offsets) + ", expected " + Shape(options.offsets_) + ")");
-    }
-    if (!group.at("capturable").isBool()) {
-      Invalid("Invalid capturable in a state dict: a " +
-              group.at("capturable").tagKind() + " (must be a bool)");
-    }
-    options.capturable_ = group.at("capturable").toBool();
-    options.check();
-    for (const at::Tensor& param : ours.params()) options.check_param(param);
-    detail::FromValue("seed", group.at("seed"), options.seed_.emplace());
-
-    const c10::IValue saved = group.at("step");
-    int64_t count = 0;
-    if (saved.isTensor()) {
-      count = saved.toTensor().item<int64_t>();
-    } else {
-      detail::FromValue("step", saved, count);
-    }
-    CheckInteger("step", count);
-    options.step_ = count;
-    options.device_step_ = at::Tensor();
-    if (options.capturable() && !ours.params().empty()) {
-      options.device_step_ =
-          at::full({}, count, ours.params()[0].options().dtype(at::kLong));
-      options.step_ = 0;
-    }
-
+    read_group(group, static_cast<int64_t>(i), ours.params(), options);
     for (size_t p = 0; p < indices.size(); ++p) {
-      const at::Tensor& param = ours.params()[p];
+      known.push_back(std::to_string(indices[p]));
       if (!state.contains(indices[p])) continue;
+      const StateDict saved = state.at(indices[p]);
       auto restored = new_state();
+      CheckKnownKeys(
+          saved,
+          restored == nullptr ? std::vector<std::string>() : restored->keys(),
+          "the state of parameter " + std::to_string(indices[p]),
+          name());
       if (restored == nullptr) continue;
-      restored->from_dict(state.at(indices[p]), param.device());
-      try {
-        restored->check_shape(param, name());
-      } catch (const std::runtime_error& error) {
-        Invalid("Invalid state_dict: parameter " + std::to_string(indices[p]) +
-                ": " + error.what());
-      }
+      const at::Tensor& param = ours.params()[p];
+      restored->from_dict(saved, param, indices[p]);
+      // In lower precision the chain had one.
+      if (!HasMaster(param)) restored->master = at::Tensor();
       new_states.emplace_back(param.unsafeGetTensorImpl(), std::move(restored));
     }
   }
+  CheckKnownKeys(state, known, "its state", name());
+  check_shared(new_options);
 
   const std::function<void()> put_common_in_place = read_common(state);
 
+  *watch_ = Watch();  // that was of the chain that is left
   state_.clear();
   for (auto& [param, restored] : new_states) {
     state_[param] = std::move(restored);
@@ -488,6 +516,83 @@ void Sampler::load_state_dict(const StateDict& dict) {
   auto& defaults = static_cast<SamplerOptions&>(*defaults_);
   defaults.seed_ = options_of(0).seed_;
   defaults.capturable_ = options_of(0).capturable_;
+  defaults.nonfinite_ = options_of(0).nonfinite_;
+}
+
+// Takes a saved group into options, which are those of a group of ours.
+void Sampler::read_group(const StateDict& group,
+                         int64_t index,
+                         const std::vector<at::Tensor>& params,
+                         SamplerOptions& options) const {
+  const auto offsets = IntegersOf(group, "offsets");
+  if (offsets != options.offsets_) {
+    Invalid("Invalid state_dict: param group " + std::to_string(index) +
+            " was saved for parameters of other sizes (noise offsets " +
+            Shape(offsets) + ", expected " + Shape(options.offsets_) + ")");
+  }
+  options.read(group, index);
+  if (!group.at("capturable").isBool()) {
+    Invalid("Invalid capturable in a state dict: a " +
+            group.at("capturable").tagKind() + " (must be a bool)");
+  }
+  options.capturable_ = group.at("capturable").toBool();
+  detail::FromValue("seed", group.at("seed"), options.seed_.emplace());
+
+  const int64_t made = CountAt(group, "step");
+  // Those of versions that did not look at gradients lack these.
+  if (group.contains("nonfinite")) {
+    detail::FromValue(
+        "nonfinite", group.at("nonfinite"), options.nonfinite_.emplace());
+    CheckNonfinite(options);
+  }
+  const int64_t skipped = group.contains("num_skipped")
+                              ? CountAt(group, "num_skipped")
+                              : num_skipped();
+  options.check();
+  options.check_progress();
+  for (const at::Tensor& param : params) options.check_param(param);
+  options.set_counters(made, skipped, params);
+}
+
+// Throws unless what groups share is equal in all of them.
+void Sampler::check_shared(
+    const std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>&
+        options) {
+  const auto at = [&](size_t i) -> const SamplerOptions& {
+    return static_cast<const SamplerOptions&>(*options[i]);
+  };
+  std::vector<StateDict> groups;
+  std::set<std::string> differing;
+  for (size_t i = 0; i < options.size(); ++i) {
+    const SamplerOptions& group = at(i);
+    const auto copy = group.clone();
+    auto& shared = static_cast<SamplerOptions&>(*copy);
+    shared.share(at(0));
+    StateDict with_own;
+    StateDict with_shared;
+    group.write(with_own);
+    shared.write(with_shared);
+    for (const std::string& key : group.keys()) {
+      // What is a group's own does not change.
+      if (!Alike(with_own.at(key), with_shared.at(key))) differing.insert(key);
+    }
+    with_own.set("seed", *group.seed_);
+    with_own.set("step",
+                 group.device_step_.defined()
+                     ? group.device_step_.item<int64_t>()
+                     : group.step_);
+    with_own.set("capturable", group.capturable());
+    with_own.set("nonfinite", group.nonfinite());
+    with_own.set("num_skipped",
+                 group.device_num_skipped_.defined()
+                     ? group.device_num_skipped_.item<int64_t>()
+                     : group.num_skipped_);
+    groups.push_back(with_own);
+  }
+  std::vector<std::string> keys = {
+      "seed", "step", "capturable", "nonfinite", "num_skipped"};
+  keys.insert(keys.end(), differing.begin(), differing.end());
+  CheckEqual(groups, keys, at(0).why_equal());
 }
 
 void Sampler::save(torch::serialize::OutputArchive& archive) const {

@@ -12,6 +12,7 @@
 #include "optim/checks.h"
 #include "optim/closures.h"
 #include "optim/flight.h"
+#include "optim/nonfinite.h"
 #include "optim/observation.h"
 
 namespace torch_sgmcmc {
@@ -58,7 +59,7 @@ void SBPS::check_common() const {
       const auto one = [&](const char* name, auto member) {
         // Compared here, where it is cheap, and put in words there.
         if ((first.*member).get() != (other.*member).get()) {
-          CheckShared(param_groups_, {name}, "there is one particle for all");
+          CheckShared(param_groups_, {name});
         }
       };
       (one(field.first, field.second), ...);
@@ -80,6 +81,11 @@ torch::Tensor SBPS::step(LossClosure closure) {
   torch::Tensor losses;
   try {
     losses = event(flight, progress, clock, closure);
+  } catch (const NonfiniteError& error) {
+    if (!before->is_at(line_time)) before->place(line_time);
+    if (nonfinite() != "skip") throw;
+    leave_out();
+    return error.losses();
   } catch (...) {
     if (!before->is_at(line_time)) before->place(line_time);
     throw;
@@ -143,7 +149,11 @@ torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
   const Rate rate = RateOf(*ahead, line_time, seen, progress);
   const bool proposal = next.event == ClockEvent::kProposal;
   if (proposal && BounceClock::Accepts(next.rate, rate.value, stream)) {
-    ahead = flight->reflected(line_end, seen.grads, progress);
+    try {
+      ahead = flight->reflected(line_end, seen.grads, progress);
+    } catch (const NonfiniteError& error) {
+      throw NonfiniteError(error.what(), seen.losses);
+    }
     double reflected = -rate.value;
     if (progress.preconditioned() && progress.adapt()) {
       const double scale = progress.num_data() / progress.temperature();

@@ -3,6 +3,7 @@
 
 #include "host/bounce_clock.h"
 #include "optim/checks.h"
+#include "optim/state_checks.h"
 #include "torch_sgmcmc/sbps.h"
 
 namespace torch_sgmcmc {
@@ -25,12 +26,35 @@ void SBPSOptions::check() const {
   if (sample_interval()) {
     CheckReal("sample_interval", *sample_interval(), {.low_open = true});
   }
-  BounceClock::Load(clock_.get());
   if (capturable()) {
     Invalid(
-        "Invalid capturable: true (SBPS decides on the host, which a CUDA "
+        "Invalid capturable: True (SBPS decides on the host, which a CUDA "
         "graph cannot)");
   }
+}
+
+void SBPSOptions::check_progress() const {
+  CheckReal("trajectory_time", trajectory_time_.get());
+  CheckReal("line_time", line_time_.get());
+  CheckInteger("num_samples", num_samples_.get());
+  CheckInteger("num_looks", num_looks_.get());
+  CheckInteger("num_proposals", num_proposals_.get());
+  CheckInteger("num_bounces", num_bounces_.get());
+  CheckInteger("num_violations", num_violations_.get());
+  CheckInteger("num_refreshments", num_refreshments_.get());
+  CheckInteger("num_derivatives", num_derivatives_.get());
+  CheckInteger("num_gradients", num_gradients_.get());
+  const int64_t all = num_proposals_.get();
+  CheckPart("num_bounces", num_bounces_.get(), "num_proposals", all);
+  CheckPart("num_violations", num_violations_.get(), "num_proposals", all);
+  for (const double value : observed_target_.get()) {
+    CheckReal("observed_target", value);
+  }
+  if (observed_interval_.get()) {
+    CheckReal(
+        "observed_interval", *observed_interval_.get(), {.low_open = true});
+  }
+  BounceClock::Load(clock_.get());
 }
 
 std::vector<std::pair<const char*, bool>> SBPSOptions::shared() const {

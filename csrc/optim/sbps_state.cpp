@@ -70,7 +70,11 @@ std::shared_ptr<Flight> SBPS::resumed() {
       if (found == state_.end()) return nullptr;
       const auto& state = static_cast<const SBPSParamState&>(*found->second);
       if (!state.velocity.defined() || !state.origin.defined()) return nullptr;
-      if (preconditioned && !state.direction.defined()) return nullptr;
+      if (preconditioned &&
+          !(state.square_average.defined() && state.preconditioner.defined() &&
+            state.direction.defined())) {
+        return nullptr;
+      }
       ++flying;
       part.origin.push_back(state.origin);
       part.velocity.push_back(state.velocity);

@@ -85,6 +85,24 @@ void SGHMCOptions::check() const {
   }
 }
 
+void SGHMCParamState::from_dict(const StateDict& dict,
+                                const at::Tensor& param,
+                                int64_t index) {
+  ParamStateOf::from_dict(dict, param, index);
+  std::string missing;
+  int present = 0;
+  for (const char* key : {"grad_variance", "num_grads", "previous_grad"}) {
+    if (dict.contains(key)) {
+      ++present;
+    } else {
+      missing += (missing.empty() ? "" : ", ") + std::string(key);
+    }
+  }
+  if (present == 0 || missing.empty()) return;
+  Invalid("Invalid state_dict: the state of parameter " +
+          std::to_string(index) + " lacks " + missing);
+}
+
 std::unique_ptr<SamplerParamState> SGHMC::new_state() const {
   return std::make_unique<SGHMCParamState>();
 }
@@ -103,6 +121,15 @@ void SGHMC::prepare(Work& work) {
     work.state[0].push_back(*momentum);
   }
   if (IsOnline(options)) observe_gradients(work);
+  start_masters(work);
+}
+
+// Not with a noise estimate that is checked on the host at every step.
+bool SGHMC::looks_later(const std::vector<Work>& work) const {
+  return Sampler::looks_later(work) &&
+         std::none_of(work.begin(), work.end(), [](const Work& lists) {
+           return IsOnline(OptionsOfWork<SGHMCOptions>(lists));
+         });
 }
 
 // Updates the gradients' variances and checks them against the friction; the
@@ -167,8 +194,13 @@ void SGHMC::update(const Work& work) {
   step.noise_estimate =
       IsOnline(options) ? 0.0 : std::get<double>(options.noise_estimate());
   step.resample_momentum_every = options.resample_momentum_every();
-  sghmc_step_(
-      work.params, work.grads, work.state[0], work.state[1], step, KeyOf(work));
+  sghmc_step_(work.params,
+              work.grads,
+              work.state[0],
+              work.state[1],
+              work.masters,
+              step,
+              KeyOf(work));
 }
 
 }  // namespace torch_sgmcmc

@@ -36,6 +36,7 @@ void SGNHT::prepare(Work& work) {
     work.state[0].push_back(states[i]->momentum);
     work.state[1].push_back(states[i]->thermostat);
   }
+  start_masters(work);
 }
 
 void SGNHT::update(const Work& work) {
@@ -48,8 +49,13 @@ void SGNHT::update(const Work& work) {
   step.temperature = options.temperature();
   step.thermostat_rate = options.thermostat_rate().value_or(
       options.lr() * options.temperature() / options.num_data());
-  sgnht_step_(
-      work.params, work.grads, work.state[0], work.state[1], step, KeyOf(work));
+  sgnht_step_(work.params,
+              work.grads,
+              work.state[0],
+              work.state[1],
+              work.masters,
+              step,
+              KeyOf(work));
 }
 
 }  // namespace torch_sgmcmc

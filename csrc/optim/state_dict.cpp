@@ -7,16 +7,14 @@
 #include <torch/nn/module.h>
 #include <torch/serialize.h>
 
-#include <cstdio>
 #include <exception>
-#include <fstream>
-#include <iterator>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "optim/checks.h"
+#include "optim/files.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -116,21 +114,19 @@ void StateDict::set(int64_t key, const c10::IValue& value) {
 size_t StateDict::size() const { return entries_.size(); }
 
 void save(const StateDict& dict, const std::string& path) {
-  const std::vector<char> bytes = Pickled(dict);
-  const std::string unfinished = path + ".unfinished";
-  std::ofstream file(unfinished, std::ios::binary);
-  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  file.close();
-  if (!file || std::rename(unfinished.c_str(), path.c_str()) != 0) {
-    std::remove(unfinished.c_str());
-    throw std::runtime_error("Cannot write " + path);
-  }
+  WriteWhole(path, Pickled(dict));
 }
 
 StateDict load(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::vector<char> bytes((std::istreambuf_iterator<char>(file)), {});
-  if (!file) throw std::runtime_error("Cannot read " + path);
+  const std::vector<char> bytes = ReadWhole(path);
+  try {
+    CheckArchive(bytes);
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error("Cannot read " + path +
+                             ": cut off, damaged, or not a file of torch.save "
+                             "(" +
+                             error.what() + ")");
+  }
   c10::IValue value;
   try {
     value = torch::pickle_load(bytes);

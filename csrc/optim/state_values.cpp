@@ -21,17 +21,6 @@ at::Tensor TensorOrNone(const char* name,
   return value.toTensor().to(device);
 }
 
-at::Tensor TensorAt(const StateDict& dict,
-                    const char* name,
-                    c10::Device device) {
-  at::Tensor tensor = TensorOrNone(name, dict.at(name), device);
-  if (!tensor.defined()) {
-    Invalid(std::string("Invalid state_dict: ") + name +
-            " is a None (must be a Tensor)");
-  }
-  return tensor;
-}
-
 std::vector<c10::IValue> ListAt(const StateDict& dict, const char* name) {
   const c10::IValue value = dict.at(name);
   if (!value.isList()) {

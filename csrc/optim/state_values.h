@@ -37,9 +37,4 @@ at::Tensor TensorOrNone(const char* name,
                         const c10::IValue& value,
                         c10::Device device);
 
-// Throws unless it is a tensor.
-at::Tensor TensorAt(const StateDict& dict,
-                    const char* name,
-                    c10::Device device);
-
 }  // namespace torch_sgmcmc

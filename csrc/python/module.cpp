@@ -13,6 +13,7 @@
 #include "host/bounce_clock.h"
 #include "host/dual_averaging.h"
 #include "host/ecs_sizes.h"
+#include "host/fold_in.h"
 #include "host/gamma.h"
 #include "host/index_chain.h"
 #include "host/metropolis.h"
@@ -77,6 +78,12 @@ PYBIND11_MODULE(_C, m) {
       py::arg("counter"),
       py::arg("key"),
       "One block of Philox4x32-10 (Salmon et al. 2011).");
+
+  m.def("fold_in",
+        &torch_sgmcmc::FoldIn,
+        py::arg("seed"),
+        py::arg("stream"),
+        "The seed of a stream: 64 bits of Philox, a pure function.");
 
   m.def(
       "gamma",

@@ -23,7 +23,7 @@ template <class Real>
 class ControlVariateUpdate {
  public:
   static constexpr std::array<Role, 3> kRoles = {
-      Role::kParameter, Role::kGradient, Role::kStatistic};
+      Role::kInPlace, Role::kGradient, Role::kStatistic};
 
   explicit ControlVariateUpdate(const ControlVariateCoefficients& /*none*/) {}
 

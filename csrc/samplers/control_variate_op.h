@@ -15,7 +15,7 @@ void ControlVariate(TensorList grads,
                     TensorList full_grads) {
   constexpr const char* kOp = "control_variate_";
   Plan plan(kOp,
-            {{"grads", Role::kParameter, grads},
+            {{"grads", Role::kInPlace, grads},
              {"anchor_grads", Role::kGradient, anchor_grads},
              {"full_grads", Role::kStatistic, full_grads}},
             std::vector<int64_t>(grads.size(), 0));

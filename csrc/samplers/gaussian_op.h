@@ -20,7 +20,9 @@ void Gaussian(TensorList out,
   constexpr const char* kOp = "gaussian_";
   CheckNumber(kOp, "std", std);
   const NoiseStream stream = MakeStream(kOp, seed, step, purpose);
-  Plan plan(kOp, {{"out", Role::kOutput, out}}, offsets);
+  // The device may leave `out` as it is, which must then be known.
+  const Role role = device_step ? Role::kParameter : Role::kOutput;
+  Plan plan(kOp, {{"out", role, out}}, offsets);
   Driver driver(kOp, plan, device_step);
   driver.template Apply<GaussianFill>(GaussianCoefficients{std}, stream);
   plan.Finish();

@@ -84,12 +84,14 @@ class LeapfrogMassUpdate {
   Real drift_;
 };
 
-// theta, grad, r: the last half step, which leaves theta alone.
+// theta, grad, r: the last half step, which leaves theta alone. It pulls from
+// theta's master as the other half steps do, so that the trajectory can be
+// reversed.
 template <class Real>
 class KickUpdate {
  public:
   static constexpr std::array<Role, 3> kRoles = {
-      Role::kGradient, Role::kGradient, Role::kState};
+      Role::kPosition, Role::kGradient, Role::kState};
 
   explicit KickUpdate(const LeapfrogCoefficients& c)
       : pull_(static_cast<Real>(c.pull)), decay_(static_cast<Real>(c.decay)) {}

@@ -45,6 +45,7 @@ void HMCLeapfrog(TensorList params,
                  TensorList grads,
                  TensorList momenta,
                  TensorList masses,
+                 TensorList masters,
                  double kick,
                  double drift,
                  double num_data,
@@ -56,12 +57,13 @@ void HMCLeapfrog(TensorList params,
   CheckNumber(kOp, "prior_precision", prior_precision);
   const bool moves = drift != 0;
   std::vector<Argument> arguments = {
-      {"params", moves ? Role::kParameter : Role::kGradient, params},
+      {"params", moves ? Role::kParameter : Role::kPosition, params},
       {"grads", Role::kGradient, grads},
       {"momenta", Role::kState, momenta}};
   if (!masses.empty()) {
     arguments.push_back({"masses", Role::kStatistic, masses});
   }
+  arguments.push_back({"masters", Role::kMaster, masters});
   Plan plan(kOp, arguments, std::vector<int64_t>(params.size(), 0));
   Driver driver(kOp, plan, std::nullopt);
   const LeapfrogCoefficients c(kick, drift, num_data, prior_precision);

@@ -42,7 +42,7 @@ inline Plan ChainSelection(const TensorList& tensors,
     Fail(kOp, "chosen must be one contiguous row of bool");
   }
   Plan plan(kOp,
-            {{"tensors", Role::kParameter, tensors},
+            {{"tensors", Role::kInPlace, tensors},
              {"others", Role::kGradient, others}},
             std::vector<int64_t>(tensors.size(), 0),
             chosen.numel());

@@ -38,6 +38,20 @@ namespace torch_sgmcmc {
 // in [0, 1 / a], so that W can never grow on its own. The target is then met up
 // to O(lr), for any a.
 
+// Note [Where Gamma begins]
+// Gamma goes with V^(-3/2), and a first gradient may be as small as it likes.
+// On a Gaussian the mean of grad^2 is (T / N) h, so V starts as grad^2 + (T /
+// N) |h|: then lr G grad <= lr, and Gamma, with W = dV/dtheta = 2 grad h, moves
+// by at most 2 / sqrt(27) lr, whatever grad and h are. (Without that W the
+// variance of N(0, 1) grows for a while, to 1.15 at lr = 0.1; with it to
+// the 1.05 at which it stays.) Where V would still be 0, for lack of a gradient
+// in the first minibatch, it starts as the tensor's mean. If V is there
+// already, Gamma having been left out so far, it may rest on one gradient: it
+// gets (T / N) |h| as well, but how it came to depend on theta is not known,
+// and W starts at 0. Later on Gamma is as good as the number of gradients that
+// V rests on: their mean is near 0 only if all are. It is not with a near 0,
+// nor where a coordinate's gradients are 0 for longer than V remembers.
+
 struct PSGLDMoveCoefficients {
   PSGLDMoveCoefficients(double lr,
                         double num_data,

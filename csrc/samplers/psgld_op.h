@@ -16,6 +16,7 @@ void PSGLDStep(TensorList params,
                TensorList square_averages,
                TensorList sensitivities,
                TensorList curvatures,
+               TensorList masters,
                double lr,
                double num_data,
                double prior_precision,
@@ -45,6 +46,7 @@ void PSGLDStep(TensorList params,
     arguments.push_back({"sensitivities", Role::kState, sensitivities});
     arguments.push_back({"curvatures", Role::kGradient, curvatures});
   }
+  arguments.push_back({"masters", Role::kMaster, masters});
   Plan plan(kOp, arguments, offsets);
   Driver driver(kOp, plan, device_step);
   if (corrected) {
@@ -59,6 +61,7 @@ template <class Driver>
 void PSGLDFrozenStep(TensorList params,
                      TensorList grads,
                      TensorList roots,
+                     TensorList masters,
                      double lr,
                      double num_data,
                      double prior_precision,
@@ -75,7 +78,8 @@ void PSGLDFrozenStep(TensorList params,
   Plan plan(kOp,
             {{"params", Role::kParameter, params},
              {"grads", Role::kGradient, grads},
-             {"roots", Role::kStatistic, roots}},
+             {"roots", Role::kStatistic, roots},
+             {"masters", Role::kMaster, masters}},
             offsets);
   Driver driver(kOp, plan, device_step);
   driver.template Apply<PSGLDFrozenUpdate>(coefficients, stream);

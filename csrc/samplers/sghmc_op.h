@@ -18,6 +18,7 @@ void SGHMCStep(TensorList params,
                TensorList grads,
                TensorList momenta,
                TensorList grad_variances,
+               TensorList masters,
                double lr,
                double momentum,
                double num_data,
@@ -59,6 +60,7 @@ void SGHMCStep(TensorList params,
   if (noise_aware) {
     arguments.push_back({"grad_variances", Role::kStatistic, grad_variances});
   }
+  arguments.push_back({"masters", Role::kMaster, masters});
   Plan plan(kOp, arguments, offsets);
   Driver driver(kOp, plan, device_step);
   const auto update = [&](const SGHMCCoefficients& c) {

@@ -12,6 +12,7 @@ namespace torch_sgmcmc {
 template <class Driver>
 void SGLDStep(TensorList params,
               TensorList grads,
+              TensorList masters,
               double lr,
               double num_data,
               double prior_precision,
@@ -23,10 +24,11 @@ void SGLDStep(TensorList params,
   constexpr const char* kOp = "sgld_step_";
   CheckTarget(kOp, lr, num_data, prior_precision, temperature);
   const NoiseStream stream = MakeStream(kOp, seed, step, Purpose::kUpdate);
-  Plan plan(
-      kOp,
-      {{"params", Role::kParameter, params}, {"grads", Role::kGradient, grads}},
-      offsets);
+  Plan plan(kOp,
+            {{"params", Role::kParameter, params},
+             {"grads", Role::kGradient, grads},
+             {"masters", Role::kMaster, masters}},
+            offsets);
   Driver driver(kOp, plan, device_step);
   driver.template Apply<SGLDUpdate>(
       SGLDCoefficients(lr, num_data, prior_precision, temperature), stream);

@@ -4,6 +4,8 @@
 //   mnist_bnn --data-root DIR                        # all, 60 epochs, 2 seeds
 //   mnist_bnn --data-root DIR --method sghmc --epochs 200
 //   mnist_bnn --data-root DIR --paper                # 800 epochs, 3 seeds
+//   mnist_bnn --digits digits.csv                    # scikit-learn's, 200
+//   epochs
 //
 // Data, network, settings, random numbers and checkpoints are those of
 // examples/python/mnist_bnn.py: a seed gives the same chain in both. The parts:
@@ -13,12 +15,12 @@
 #include <torch/version.h>
 
 #include <exception>
-#include <filesystem>
 #include <iostream>
 #include <string>
 #include <vector>
 
 #include "bnn/data.h"
+#include "bnn/folder_lock.h"
 #include "bnn/methods.h"
 #include "bnn/options.h"
 #include "bnn/report.h"
@@ -55,11 +57,13 @@ torch_sgmcmc::StateDict Environment(const bnn::Options& options,
 void RunAll(const bnn::Options& options) {
   if (options.threads) at::set_num_threads(static_cast<int>(*options.threads));
   const bnn::Images images =
-      bnn::LoadImages(options.data_root).to(options.device);
-  std::filesystem::create_directories(options.out);
-  bnn::Runs runs;
+      (options.digits ? bnn::LoadDigits(*options.digits)
+                      : bnn::LoadImages(options.data_root))
+          .to(options.device);
+  const bnn::FolderLock lock(options.out);
+  std::vector<std::vector<bnn::RunConfig>> configs;
   for (const std::string& method : options.methods) {
-    auto& of_method = runs.emplace_back();
+    auto& of_method = configs.emplace_back();
     for (int64_t i = 0; i < options.seeds; ++i) {
       bnn::RunConfig config;
       config.method = method;
@@ -69,7 +73,15 @@ void RunAll(const bnn::Options& options) {
       config.burn_in = options.burn_in;
       config.batch_size = options.batch_size;
       config.dataset = images.name;
-      of_method.push_back(bnn::Run(config, images, options.out));
+      bnn::CheckCheckpoint(config, images, options.out);
+      of_method.push_back(config);
+    }
+  }
+  bnn::Runs runs;
+  for (const auto& of_method : configs) {
+    auto& done = runs.emplace_back();
+    for (const auto& config : of_method) {
+      done.push_back(bnn::Run(config, images, options.out));
     }
   }
   const auto path = options.out / "results.json";

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import checkpoint
 import torch
 from ewsg_gaussian.autocorrelation import accuracy_at_autocorrelation
 from ewsg_gaussian.chains import METHODS
@@ -157,12 +158,10 @@ def error_panels(target: Gaussian, args: argparse.Namespace) -> dict[str, Any]:
     return error_orders(target, runs)
 
 
-def main() -> None:
+def run_all(args: argparse.Namespace) -> None:
     """Runs everything and reports."""
-    args = parse_arguments()
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    args.out.mkdir(parents=True, exist_ok=True)
     target = Gaussian.draw(args.data_seed)
     settings = {k: v for k, v in vars(args).items() if k not in ("out", "threads")}
     settings["data"] = target.data.tolist()
@@ -189,6 +188,13 @@ def main() -> None:
     kl_picture(results, args.out / "kl.png")
     errors_picture(results, args.out / "errors.png")
     print(f"\n{tables(results)}\n\nPictures and results.json are in {args.out}")
+
+
+def main() -> None:
+    """Keeps other runs out of the folder meanwhile."""
+    args = parse_arguments()
+    with checkpoint.owned(args.out):
+        run_all(args)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import argparse
 
+import checkpoint
 import torch
+from bnn.loop import run_in_turn
 from bnn.options import add_options, check_options, load
 from bnn.report import environment, write_json
 from bnn.tuning import tune
@@ -109,9 +111,8 @@ def make_config(
     )
 
 
-def main() -> None:
+def run_all(args: argparse.Namespace) -> None:
     """Runs what the command line asks for and reports."""
-    args = parse_arguments()
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     images = load(args)
@@ -127,19 +128,15 @@ def main() -> None:
         folder = args.out / "tune"
         tune(search, lambda config, where: run(config, images, where), folder)
         return
-    args.out.mkdir(parents=True, exist_ok=True)
     settings = papers if args.settings == "paper" else TUNED[args.model]
-    runs = {
+    configs = {
         method: [
-            run(
-                make_config(args, images.name, method, seed, settings[method]),
-                images,
-                args.out,
-            )
+            make_config(args, images.name, method, seed, settings[method])
             for seed in range(args.first_seed, args.first_seed + args.seeds)
         ]
         for method in args.method
     }
+    runs = run_in_turn(configs, args.out, lambda c: run(c, images, args.out))
     write_json(runs, environment(images), args.out / "results.json")
     learning_curves(runs, args.out / "learning.png")
     print(
@@ -150,6 +147,13 @@ def main() -> None:
     print(table(runs))
     print(f"\n{differences(runs)}")
     print(f"\nThe picture and results.json are in {args.out}")
+
+
+def main() -> None:
+    """Keeps other runs out of the folder meanwhile."""
+    args = parse_arguments()
+    with checkpoint.owned(args.out):
+        run_all(args)
 
 
 if __name__ == "__main__":

@@ -23,9 +23,12 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 
+import checkpoint
 import torch
 from bnn.curves import learning_curves
+from bnn.loop import run_in_turn
 from bnn.methods import FIGURE_4, METHODS, SEARCH
 from bnn.options import add_options, check_options, load
 from bnn.report import (
@@ -40,15 +43,29 @@ from bnn.report import (
 from bnn.run import RunConfig, run
 from bnn.tuning import tune
 
+# Sizes of a run, short and with --paper. The 1,200 digits need smaller minibatches and
+# more epochs for as many updates.
+MNIST = {
+    "epochs": (60, 800),
+    "burn_in": (10, 50),
+    "batch_size": (500, 500),
+    "seeds": (2, 3),
+}
+DIGITS = MNIST | {"epochs": (200, 800), "burn_in": (50, 50), "batch_size": (100, 100)}
 
-def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+
+def parse_arguments(*more: str) -> argparse.Namespace:
+    """The command line, with more options behind."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add_options(parser, METHODS, batch_size=500, name="mnist_bnn", default=FIGURE_4)
-    parser.add_argument("--epochs", type=int, help="default: 60, with --paper 800")
-    parser.add_argument("--burn-in", type=int, help="default: 10, with --paper 50")
+    add_options(parser, METHODS, batch_size=None, name="mnist_bnn", default=FIGURE_4)
+    parser.add_argument(
+        "--epochs", type=int, help="default: 60, of the digits 200, with --paper 800"
+    )
+    parser.add_argument(
+        "--burn-in", type=int, help="default: 10, of the digits 50, with --paper 50"
+    )
     parser.add_argument("--lr", type=float, help="step size, instead of the tuned one")
     parser.add_argument(
         "--precision",
@@ -65,11 +82,11 @@ def parse_arguments() -> argparse.Namespace:
         type=int,
         help="epochs of SGD with momentum before sbps and psbps start (default: 5)",
     )
-    args = parser.parse_args()
+    args = parser.parse_args([*sys.argv[1:], *more])
     check_options(
         parser,
         args,
-        {"epochs": (60, 800), "burn_in": (10, 50), "seeds": (2, 3)},
+        DIGITS if args.digits else MNIST,
         ("seeds", "batch_size"),
     )
     bouncy = [method for method in args.method if "start_epochs" in METHODS[method]]
@@ -119,12 +136,13 @@ def make_config(
     )
 
 
-def main() -> None:
+def run_all(args: argparse.Namespace) -> None:
     """Runs what the command line asks for and reports."""
-    args = parse_arguments()
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     images = load(args)
+    if images.name != "MNIST" and not args.digits:  # it could not be downloaded
+        args = parse_arguments("--digits")
     if args.tune:
         search = {
             method: [
@@ -139,18 +157,14 @@ def main() -> None:
             args.out / "tune",
         )
         return
-    args.out.mkdir(parents=True, exist_ok=True)
-    runs = {
+    configs = {
         method: [
-            run(
-                make_config(args, images.name, method, seed, METHODS[method]),
-                images,
-                args.out,
-            )
+            make_config(args, images.name, method, seed, METHODS[method])
             for seed in range(args.first_seed, args.first_seed + args.seeds)
         ]
         for method in args.method
     }
+    runs = run_in_turn(configs, args.out, lambda c: run(c, images, args.out))
     write_json(runs, environment(images), args.out / "results.json")
     figure_4(runs, args.out / "figure4.png")
     uncertainty(runs, images, args.out / "uncertainty.png")
@@ -165,6 +179,13 @@ def main() -> None:
     print(f"\n{images.name}, {args.epochs} epochs, {args.burn_in} burn-in\n")
     print(table(runs))
     print(f"\nPictures and results.json are in {args.out}")
+
+
+def main() -> None:
+    """Keeps other runs out of the folder meanwhile."""
+    args = parse_arguments()
+    with checkpoint.owned(args.out):
+        run_all(args)
 
 
 if __name__ == "__main__":

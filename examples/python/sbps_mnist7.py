@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import checkpoint
 import torch
 from mnist7.chains import ChainConfig, run_chain
 from mnist7.data import load_digits4, load_mnist7
@@ -62,13 +63,11 @@ def parse_arguments() -> argparse.Namespace:
     return args
 
 
-def main() -> None:
+def run_all(args: argparse.Namespace) -> None:
     """Runs what the command line asks for and reports."""
-    args = parse_arguments()
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     images = load_digits4() if args.digits else load_mnist7(args.data_root)
-    args.out.mkdir(parents=True, exist_ok=True)
     reference = make_reference(images, 4, args.draws, args.out / "reference.pt")
     methods = [("sgld", lr) for lr in args.lr] + [
         ("sbps", rate) for rate in args.refresh_rate
@@ -99,6 +98,13 @@ def main() -> None:
     print(f"{args.epochs} epochs, {args.burn_in} burn-in; reference: {quality}\n")
     print(table(runs))
     print(f"\nThe picture and results.json are in {args.out}")
+
+
+def main() -> None:
+    """Keeps other runs out of the folder meanwhile."""
+    args = parse_arguments()
+    with checkpoint.owned(args.out):
+        run_all(args)
 
 
 if __name__ == "__main__":

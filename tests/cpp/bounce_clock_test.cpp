@@ -468,6 +468,47 @@ TEST(BounceClock, RefreshesWhereNothingElseHappens) {
   EXPECT_EQ(refreshments, 1000);
 }
 
+// Whatever the lines do between: none, looks alone, or bounces in a potential
+// that is quadratic along every line.
+TEST(BounceClock, TimesBetweenRefreshmentsAreExponential) {
+  constexpr double kRate = 0.7;
+  std::mt19937_64 random(8);
+  std::normal_distribution<double> normal;
+  for (const double curvature : {0.0, -1.0, 1.0}) {
+    BounceClock clock;
+    double start = curvature;  // G where the line begins
+    double wait = 0;
+    int bounces = 0;
+    std::vector<double> u;
+    for (uint64_t step = 0; u.size() < kDraws / 10; ++step) {
+      const NoiseStream stream = Stream(5, step);
+      const NextEvent next = clock.Next(3, kRate, stream);
+      wait += next.wait;
+      const double value = start + curvature * (clock.now() + next.wait);
+      if (next.event == ClockEvent::kRefreshment) {
+        u.push_back(-std::expm1(-kRate * wait));
+        wait = 0;
+        start = curvature * (curvature > 0 ? normal(random) : 1);
+        clock.Restart();
+        clock.Observe(0, start, 0);
+      } else if (next.event == ClockEvent::kProposal &&
+                 BounceClock::Accepts(next.rate, value, stream)) {
+        clock.Bounce(next.wait, value, 0, -value);
+        start = -value;
+        ++bounces;
+      } else {
+        clock.Observe(next.wait, value, 0);
+      }
+    }
+    EXPECT_LT(Kolmogorov(u), kMaxKolmogorov);
+    double sum = 0;
+    for (const double each : u) sum -= std::log1p(-each);
+    const double n = static_cast<double>(u.size());
+    EXPECT_LT(std::abs(sum / n - 1) * std::sqrt(n), kMaxZ);
+    EXPECT_EQ(bounces > n / 2, curvature > 0);
+  }
+}
+
 TEST(BounceClock, AcceptsWithTheRatioAsProbability) {
   for (const double p : {0.02, 0.5, 0.97}) {
     int accepted = 0;

@@ -18,6 +18,7 @@
 #include "apply/reduce.h"
 #include "apply/tables.h"
 #include "core/counter.h"
+#include "samplers/nonfinite_op.h"
 
 namespace torch_sgmcmc::cuda_on_host {
 
@@ -63,9 +64,7 @@ class Driver {
              const std::vector<Segment>& segments) const {
     const Update<float> single(coefficients);
     const Update<double> twice(coefficients);
-    if (device_step_ != nullptr) {
-      stream.step += static_cast<uint64_t>(*device_step_);
-    }
+    if (!AddDeviceStep(device_step_, stream)) return;
     LaunchAll<double>(twice, stream, segments, ScalarType::Double);
     LaunchAll<float>(single, stream, segments, ScalarType::Float);
     LaunchAll<torch::headeronly::BFloat16>(
@@ -78,6 +77,49 @@ class Driver {
   const Plan& plan_;
   const int64_t* device_step_;
 };
+
+// CountNonfinite of samplers/nonfinite_cuda.cu.
+template <class T>
+void CountAll(const Plan& plan, ScalarType dtype, int64_t* counts) {
+  ForEachTable(
+      plan.segments(), dtype, [&](const SegmentTable& table, int64_t blocks) {
+        for (int64_t block = 0; block < blocks; ++block) {
+          for (int thread = 0; thread < kThreads; ++thread) {
+            int64_t place = 0;
+            const Nonfinite found =
+                CountThread<T>(table, block, thread, &place);
+            counts[place] += found.nans;
+            counts[place + 1] += found.infinities;
+          }
+        }
+      });
+}
+
+inline std::vector<int64_t> CountNonfinite(const TensorList& tensors) {
+  const Plan plan = PlanToCount("count_nonfinite", tensors);
+  std::vector<int64_t> counts(2 * tensors.size());
+  CountAll<double>(plan, ScalarType::Double, counts.data());
+  CountAll<float>(plan, ScalarType::Float, counts.data());
+  CountAll<torch::headeronly::BFloat16>(
+      plan, ScalarType::BFloat16, counts.data());
+  CountAll<torch::headeronly::Half>(plan, ScalarType::Half, counts.data());
+  return counts;
+}
+
+// GateKernel.
+inline int64_t StepOrNothing(const std::vector<int64_t>& counts,
+                             int64_t step,
+                             const int64_t* device_step) {
+  bool any = false;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    any = AnyCount(counts.data(),
+                   static_cast<int64_t>(counts.size()),
+                   thread,
+                   kThreads) ||
+          any;
+  }
+  return GatedStep(any, step, device_step);
+}
 
 // The kernels of apply/reduce.cuh.
 template <class Map, class T>

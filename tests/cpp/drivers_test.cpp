@@ -3,8 +3,10 @@
 // threads and with every instruction set.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <random>
 #include <utility>
@@ -37,11 +39,24 @@ class Memory {
       std::memcpy(bytes.data() + i, &value, sizeof value);
     }
     bytes_.push_back(std::move(bytes));
-    make_.push_back([](std::vector<char>& b) {
-      return View(reinterpret_cast<T*>(b.data()),
-                  {static_cast<int64_t>(b.size() / sizeof(T))},
-                  {1});
-    });
+    make_.push_back(&MakeView<T>);
+  }
+
+  // A master for each element of the last tensor of parameters. Every third is
+  // not what the parameter is the rounded value of.
+  template <class T>
+  void AddMasters(const Memory& params) {
+    const std::vector<char>& visible = params.bytes_.back();
+    std::vector<char> bytes(visible.size() / sizeof(T) * sizeof(float));
+    for (size_t i = 0; i < visible.size() / sizeof(T); ++i) {
+      T value;
+      std::memcpy(&value, visible.data() + i * sizeof value, sizeof value);
+      const float master =
+          static_cast<float>(value) * (i % 3 == 0 ? 1.5f : 1 + 0x1p-13f);
+      std::memcpy(bytes.data() + i * sizeof master, &master, sizeof master);
+    }
+    bytes_.push_back(std::move(bytes));
+    make_.push_back(&MakeView<float>);
   }
 
   TensorList Tensors() {
@@ -57,13 +72,20 @@ class Memory {
   }
 
  private:
+  template <class T>
+  static Tensor MakeView(std::vector<char>& b) {
+    return View(reinterpret_cast<T*>(b.data()),
+                {static_cast<int64_t>(b.size() / sizeof(T))},
+                {1});
+  }
+
   std::vector<std::vector<char>> bytes_;
   std::vector<Tensor (*)(std::vector<char>&)> make_;
 };
 
 // The state of a sampler for a model with `count` parameters of all dtypes.
 struct State {
-  Memory params, grads, momenta, variances, previous;
+  Memory params, grads, momenta, variances, previous, masters;
   std::vector<int64_t> offsets;
 
   explicit State(int count) {
@@ -96,6 +118,9 @@ struct State {
   template <class T>
   void Add(int64_t numel, std::mt19937& random) {
     params.Add<T>(numel, random, false);
+    if constexpr (kHasMaster<Role::kParameter, T>) {
+      masters.AddMasters<T>(params);
+    }
     grads.Add<T>(numel, random, false);
     momenta.Add<Arithmetic<T>>(numel, random, false);
     variances.Add<Arithmetic<T>>(numel, random, true);
@@ -131,6 +156,7 @@ template <class Driver>
 void StepSGLD(State& s, int64_t step, std::optional<Tensor> device_step) {
   SGLDStep<Driver>(s.params.Tensors(),
                    s.grads.Tensors(),
+                   s.masters.Tensors(),
                    /*lr=*/0.1,
                    /*num_data=*/100,
                    /*prior_precision=*/2,
@@ -165,22 +191,27 @@ TEST_F(Drivers, DeviceStepAgreesAndIsAddedToStep) {
 
 // The parts of a state as an operator takes them.
 struct Lists {
-  TensorList params, grads, momenta, variances;
+  TensorList params, grads, momenta, variances, masters;
   std::vector<int64_t> offsets;
 
   explicit Lists(State& s)
       : params(s.params.Tensors()),
         grads(s.grads.Tensors()),
         momenta(s.momenta.Tensors()),
+        masters(s.masters.Tensors()),
         offsets(s.offsets) {}
 };
 
 template <class Driver>
-void StepSGHMC(const Lists& lists, int64_t resample_every, int64_t step) {
+void StepSGHMC(const Lists& lists,
+               int64_t resample_every,
+               int64_t step,
+               std::optional<Tensor> device_step = std::nullopt) {
   SGHMCStep<Driver>(lists.params,
                     lists.grads,
                     lists.momenta,
                     lists.variances,
+                    lists.masters,
                     /*lr=*/0.1,
                     /*momentum=*/0.9,
                     /*num_data=*/10,
@@ -191,7 +222,7 @@ void StepSGHMC(const Lists& lists, int64_t resample_every, int64_t step) {
                     lists.offsets,
                     /*seed=*/9,
                     step,
-                    /*device_step=*/std::nullopt);
+                    std::move(device_step));
 }
 
 template <class Driver>
@@ -233,6 +264,7 @@ void StepPSGLD(State& s, bool corrected) {
                     s.variances.Tensors(),
                     sensitivities,
                     curvatures,
+                    s.masters.Tensors(),
                     /*lr=*/0.1,
                     /*num_data=*/10,
                     /*prior_precision=*/2,
@@ -250,6 +282,7 @@ void StepFrozenPSGLD(State& s) {
   PSGLDFrozenStep<Driver>(s.params.Tensors(),
                           s.grads.Tensors(),
                           s.variances.Tensors(),
+                          s.masters.Tensors(),
                           /*lr=*/0.1,
                           /*num_data=*/10,
                           /*prior_precision=*/2,
@@ -282,6 +315,7 @@ void StepSGNHT(State& s) {
                     s.grads.Tensors(),
                     s.momenta.Tensors(),
                     s.variances.Tensors(),
+                    s.masters.Tensors(),
                     /*lr=*/0.1,
                     /*momentum=*/0.9,
                     /*num_data=*/10,
@@ -312,6 +346,7 @@ void Leapfrog(State& s, bool has_mass) {
                         s.grads.Tensors(),
                         s.momenta.Tensors(),
                         masses,
+                        s.masters.Tensors(),
                         /*kick=*/0.1,
                         drift,
                         /*num_data=*/10,
@@ -388,17 +423,106 @@ void FillGaussian(State& s) {
 
 TEST_F(Drivers, GaussianAgrees) { SG_EXPECT_DRIVERS_EQUAL(FillGaussian); }
 
+template <class Driver>
+void LeaveOut(State& s) {
+  std::vector<int64_t> left_out = {kLeftOut};
+  const Lists lists(s);
+  StepSGLD<Driver>(s, 2, View(left_out));
+  Gaussian<Driver>(lists.momenta, 0.5, lists.offsets, 1, 2, 3, View(left_out));
+  for (const int64_t every : {0, 1, 2}) {
+    StepSGHMC<Driver>(lists, every, 3, View(left_out));
+  }
+}
+
+TEST_F(Drivers, ANegativeDeviceStepLeavesEverythingAsItIs) {
+  const State before(230);
+  State cpu = before;
+  LeaveOut<CpuDriver>(cpu);
+  EXPECT_TRUE(cpu == before);
+  State cuda = before;
+  LeaveOut<cuda_on_host::Driver>(cuda);
+  EXPECT_TRUE(cuda == before);
+}
+
+// Puts a number at every stride-th place from `first` on.
+template <class T>
+void Put(const Tensor& t, int64_t first, int64_t stride, float value) {
+  T* data = static_cast<T*>(t.data_ptr());
+  for (int64_t i = first; i < t.numel(); i += stride) {
+    data[i] = static_cast<T>(value);
+  }
+}
+
+TEST(Nonfinite, ThreadsOfAGPUSeeEveryElementOnce) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  State s(230);
+  const TensorList tensors = s.grads.Tensors();
+  std::vector<int64_t> expected;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& t = tensors[i];
+    const int64_t n = t.numel();
+    int64_t nans = 0;
+    int64_t infinities = 0;
+    if (i % 3 == 0) {  // the last is NaN, and every seventh before an infinity
+      const auto put = [&](auto zero) {
+        using T = decltype(zero);
+        Put<T>(t, 0, 7, i % 2 == 0 ? kInfinity : -kInfinity);
+        Put<T>(t, n - 1, 1, std::numeric_limits<float>::quiet_NaN());
+      };
+      switch (t.scalar_type()) {
+        case ScalarType::Double:
+          put(double{});
+          break;
+        case ScalarType::BFloat16:
+          put(BFloat16{});
+          break;
+        case ScalarType::Half:
+          put(Half{});
+          break;
+        default:
+          put(float{});
+      }
+      nans = 1;
+      infinities = (n + 6) / 7 - ((n - 1) % 7 == 0 ? 1 : 0);
+    }
+    expected.push_back(nans);
+    expected.push_back(infinities);
+  }
+  EXPECT_EQ(cuda_on_host::CountNonfinite(tensors), expected);
+}
+
+TEST(Nonfinite, AnyCountClosesTheGate) {
+  const int64_t device_step = 40;
+  for (size_t size : {1, 2, 255, 256, 257, 1000}) {
+    std::vector<int64_t> counts(size);
+    EXPECT_EQ(cuda_on_host::StepOrNothing(counts, 3, nullptr), 3);
+    EXPECT_EQ(cuda_on_host::StepOrNothing(counts, 3, &device_step), 43);
+    for (const size_t at : {size_t{0}, size / 2, size - 1}) {
+      std::fill(counts.begin(), counts.end(), 0);
+      counts[at] = 1;
+      EXPECT_EQ(cuda_on_host::StepOrNothing(counts, 3, nullptr), kLeftOut);
+      EXPECT_EQ(cuda_on_host::StepOrNothing(counts, 3, &device_step), kLeftOut);
+    }
+  }
+}
+
 // One call on all tensors, or one call a tensor, in any order.
 TEST_F(Drivers, SplittingIntoCallsChangesNothing) {
   State together(9);
   StepPlainSGHMC<CpuDriver>(together);
   State apart(9);
   const Lists all(apart);
+  size_t masters = all.masters.size();
   for (size_t i = all.params.size(); i-- > 0;) {
     Lists one = all;
     one.params = {all.params[i]};
     one.grads = {all.grads[i]};
     one.momenta = {all.momenta[i]};
+    const ScalarType type = all.params[i].scalar_type();
+    one.masters.clear();
+    if (type == ScalarType::BFloat16 || type == ScalarType::Half) {
+      one.masters.push_back(all.masters[--masters]);
+    }
     one.offsets = {all.offsets[i]};
     StepSGHMC<CpuDriver>(one, 0, 3);
   }

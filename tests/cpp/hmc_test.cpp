@@ -2,6 +2,7 @@
 // (tests/test_cpp_chains.py).
 #include "torch_sgmcmc/hmc.h"
 
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -59,7 +60,7 @@ TEST(HMC, OptionsHaveNoLearningRate) {
             "Invalid num_data: not set (HMC needs the number of training "
             "examples; 1 if the loss is U itself)");
   EXPECT_EQ(refused(Options().capturable(true)),
-            "Invalid capturable: true (HMC decides on the host, which a CUDA "
+            "Invalid capturable: True (HMC decides on the host, which a CUDA "
             "graph cannot)");
   HMC sampler({Param({4})}, Options());
   // A schedule of torch's moves the step size.
@@ -264,6 +265,47 @@ TEST(HMC, WarmUpIsSavedInTheMiddle) {
                 [&] { late.warmup(Quartic(thirds), 1); }),
             "Invalid metropolis: False (warmup() adapts to the acceptance "
             "rate)");
+}
+
+// Counts warnings while it lives.
+class Warnings : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override {
+    messages.push_back(warning.msg());
+  }
+  std::vector<std::string> messages;
+
+ private:
+  c10::WarningUtils::WarningHandlerGuard guard_{this};
+};
+
+TEST(HMC, WarnsOfLossesThatChange) {
+  // θ⁴ / 4 with an offset of its own at each step: all that minibatches do to
+  // the loss at one point.
+  const auto changed = [](double change, bool moves, bool metropolis) {
+    const std::vector<torch::Tensor> params = {Param({5})};
+    HMC sampler(params, Options().metropolis(metropolis));
+    const auto closure = Quartic(params);
+    const Warnings warnings;
+    for (int step = 0; step < 9; ++step) {
+      sampler.step([&] { return closure() + step * change; });
+      const torch::NoGradGuard no_grad;
+      if (moves) params[0].add_(0.1);
+    }
+    return warnings.messages;
+  };
+  const auto messages = changed(0.1, false, true);
+  ASSERT_EQ(messages.size(), 1U);
+  EXPECT_EQ(messages[0],
+            "HMC got another loss at the start of 3 trajectories running than "
+            "there was at the end of the one before, at the same parameters: "
+            "the closure must compute the loss of all data, always the same "
+            "(no minibatches, no dropout), unless what else it depends on is "
+            "sampled in between");
+  // A change of no account, parameters that the user moved, and no test.
+  EXPECT_TRUE(changed(1e-3, false, true).empty());
+  EXPECT_TRUE(changed(0.1, true, true).empty());
+  EXPECT_TRUE(changed(0.1, false, false).empty());
 }
 
 TEST(HMC, RefusesAnAdaptationThatIsNone) {

@@ -71,7 +71,8 @@ class Operators : public testing::Test {
   template <class... T>
   auto SGLDArguments(double lr, const std::tuple<T...>& lists) const {
     return std::tuple_cat(lists,
-                          std::make_tuple(lr,
+                          std::make_tuple(TensorList{},
+                                          lr,
                                           /*num_data=*/50.0,
                                           /*prior_precision=*/2.0,
                                           /*temperature=*/0.5,
@@ -110,7 +111,8 @@ TEST_F(Operators, SGLDStep) {
 }
 
 TEST_F(Operators, SGHMCStep) {
-  const auto rest = std::make_tuple(/*lr=*/0.1,
+  const auto rest = std::make_tuple(/*masters=*/TensorList{},
+                                    /*lr=*/0.1,
                                     /*momentum=*/0.9,
                                     /*num_data=*/5.0,
                                     /*prior_precision=*/2.0,
@@ -132,7 +134,8 @@ TEST_F(Operators, SGHMCStep) {
 
 TEST_F(Operators, PSGLDStep) {
   std::vector<float> square = variance_, square2 = variance_;
-  const auto rest = std::make_tuple(/*lr=*/0.1,
+  const auto rest = std::make_tuple(/*masters=*/TensorList{},
+                                    /*lr=*/0.1,
                                     /*num_data=*/5.0,
                                     /*prior_precision=*/2.0,
                                     /*temperature=*/0.5,
@@ -155,7 +158,8 @@ TEST_F(Operators, PSGLDStep) {
 
 TEST_F(Operators, SGNHTStep) {
   std::vector<float> thermostat = Some(1e-3f), thermostat2 = thermostat;
-  const auto rest = std::make_tuple(/*lr=*/0.1,
+  const auto rest = std::make_tuple(/*masters=*/TensorList{},
+                                    /*lr=*/0.1,
                                     /*momentum=*/0.9,
                                     /*num_data=*/5.0,
                                     /*prior_precision=*/2.0,
@@ -184,7 +188,8 @@ TEST_F(Operators, HMC) {
   std::apply(HMCMomenta<CpuDriver>, std::tuple_cat(Lists(v2_, mass), draw));
   EXPECT_EQ(v_, v2_);
   EXPECT_NE(v_, Some(0.01f));
-  const auto move = std::make_tuple(/*kick=*/0.1,
+  const auto move = std::make_tuple(/*masters=*/TensorList{},
+                                    /*kick=*/0.1,
                                     /*drift=*/0.2,
                                     /*num_data=*/50.0,
                                     /*prior_precision=*/2.0);

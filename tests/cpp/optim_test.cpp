@@ -7,10 +7,13 @@
 #include <torch_sgmcmc/torch_sgmcmc.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
+#include <limits>
 #include <memory>
 #include <sstream>
 #include <stdexcept>
@@ -143,10 +146,58 @@ TEST(Sampler, RefusesParametersThatItCannotSample) {
               const auto p = Param(2);
               SGLD({p, p}, Langevin());
             }),
-            "some parameters appear in more than one parameter group");
+            "Invalid parameters: number 0 of group 0 and number 1 of group 0 "
+            "overlap in memory (each must have its own)");
+  EXPECT_EQ(
+      MessageOf<std::invalid_argument>([] {
+        const auto p = Param(2);
+        SGLD({OptimizerParamGroup({p}), OptimizerParamGroup({p})}, Langevin());
+      }),
+      "some parameters appear in more than one parameter group");
   EXPECT_EQ(MessageOf<std::invalid_argument>(
                 [] { SGLD(std::vector<torch::Tensor>{}, Langevin()); }),
             "optimizer got an empty parameter list");
+}
+
+// The cases and messages of tests/test_param_groups.py.
+TEST(Sampler, RefusesParametersByTheirMemory) {
+  const auto refused = [](const std::vector<torch::Tensor>& params) {
+    return MessageOf<std::invalid_argument>([&] {
+      SGHMC({OptimizerParamGroup({Param(3)}), OptimizerParamGroup(params)},
+            Hamiltonian());
+    });
+  };
+  const std::string cannot = "Invalid parameter: SGHMC cannot sample ";
+  EXPECT_EQ(refused({torch::ones({3}, torch::kMeta)}),
+            cannot +
+                "on the device meta (must be cpu or cuda; a module on meta has "
+                "no numbers before to_empty() and its initialisation)");
+  EXPECT_EQ(refused({at::_neg_view(torch::ones({3}))}),
+            cannot + "a negative view (take resolve_neg() of it)");
+  EXPECT_EQ(refused({torch::ones({3}).to_sparse()}),
+            cannot + "the layout torch.sparse_coo (must be torch.strided)");
+  const std::string shared =
+      "an expanded parameter (several elements share memory): shape ";
+  EXPECT_EQ(refused({torch::ones({2, 1}).expand({2, 4})}),
+            cannot + shared + "[2, 4], strides [1, 0]");
+  EXPECT_EQ(refused({torch::ones({8}).unfold(0, 3, 2)}),
+            cannot + shared + "[3, 3], strides [2, 1]");
+  EXPECT_EQ(refused({torch::Tensor()}), cannot + "an undefined Tensor");
+
+  const auto memory = torch::zeros({6, 7});
+  const std::string overlap =
+      "Invalid parameters: number 0 of group 1 and number 1 of group 1 overlap "
+      "in memory (each must have its own)";
+  EXPECT_EQ(refused({memory.slice(0, 0, 3), memory.slice(0, 2)}), overlap);
+  EXPECT_EQ(refused({memory[1], memory.select(1, 2)}), overlap);
+
+  auto side_by_side = memory.unbind(1);
+  const auto flat = torch::zeros({20});
+  for (const auto& part : flat.split_with_sizes({10, 0, 3, 7})) {
+    side_by_side.push_back(part);
+  }
+  side_by_side.push_back(torch::empty_strided({1, 3}, {0, 1}).fill_(0.5));
+  EXPECT_NO_THROW(SGHMC(side_by_side, Hamiltonian()));
 }
 
 TEST(Sampler, KnowsTheGroupsThatTorchAdded) {
@@ -261,6 +312,168 @@ TEST(Sampler, AFailedStepChangesNothing) {
   EXPECT_EQ(sampler.options().step(), 1);
 }
 
+// ---- Gradients that are not finite ------------------------------------------
+
+// A step with a gradient that is not finite, at its last element.
+template <typename Method>
+void BadStep(Method& sampler, std::vector<torch::Tensor>& params, float value) {
+  const torch::Tensor good = params[1].grad().clone();
+  params[1].mutable_grad()[-1] = value;
+  try {
+    sampler.step();
+  } catch (...) {
+    params[1].mutable_grad() = good;
+    throw;
+  }
+  params[1].mutable_grad() = good;
+}
+
+constexpr float kBad[] = {std::numeric_limits<float>::quiet_NaN(),
+                          std::numeric_limits<float>::infinity(),
+                          -std::numeric_limits<float>::infinity()};
+
+TEST(Nonfinite, AStepIsRefusedOrLeftOut) {
+  auto params = Params();
+  auto skipped = Params();
+  auto others = Params();
+  SGHMC raises(params, Hamiltonian().noise_estimate("online").momentum(0.5));
+  SGHMC skips(
+      skipped,
+      Hamiltonian().noise_estimate("online").momentum(0.5).nonfinite("skip"));
+  SGHMC unbroken(others, Hamiltonian().noise_estimate("online").momentum(0.5));
+  int64_t count = 0;
+  for (int i = 0; i < 4; ++i) {
+    for (const float value : kBad) {
+      const auto before = Copies(params);
+      EXPECT_EQ(
+          MessageOf([&] { BadStep(raises, params, value); }),
+          std::string("SGHMC got a gradient that is not finite: ") +
+              (std::isnan(value) ? "1 NaN and 0" : "0 NaN and 1") +
+              " infinite of 5 elements, for parameter 1 of group 0, of shape "
+              "[5]. The step was not made; nonfinite='skip' leaves such steps "
+              "out");
+      ExpectEqual(params, before);
+      EXPECT_EQ(raises.options().step(), i);
+      BadStep(skips, skipped, value);
+      EXPECT_EQ(skips.num_skipped(), ++count);
+    }
+    raises.step();
+    skips.step();
+    unbroken.step();
+    ExpectEqual(params, others);
+    ExpectEqual(skipped, others);
+  }
+  EXPECT_EQ(raises.num_skipped(), 0);
+}
+
+TEST(Nonfinite, AllowDoesNotLook) {
+  auto params = Params();
+  SGLD sampler(params, Langevin().nonfinite("allow"));
+  BadStep(sampler, params, kBad[0]);
+  EXPECT_TRUE(params[1][-1].isnan().item<bool>());
+  EXPECT_EQ(sampler.num_skipped(), 0);
+}
+
+// Looks later, as on a GPU.
+class Later : public SGHMC {
+ public:
+  using SGHMC::SGHMC;
+
+ protected:
+  bool looks_later(const std::vector<Work>& work) const override {
+    return state_.count(work[0].params[0].unsafeGetTensorImpl()) > 0;
+  }
+};
+
+TEST(Nonfinite, WhatTheDeviceFindsIsThrownLater) {
+  auto params = Params();
+  auto others = Params();
+  Later sampler(params, Hamiltonian());
+  SGHMC unbroken(others, Hamiltonian());
+  sampler.step();
+  unbroken.step();
+  for (const float value : kBad) {
+    for (const bool looks : {false, true}) {
+      const auto before = Copies(params);
+      BadStep(sampler, params, value);
+      ExpectEqual(params, before);
+      if (looks) {
+        EXPECT_EQ(sampler.options().step(), 2);
+        sampler.state_dict();
+        EXPECT_EQ(sampler.options().step(), 1);
+      }
+      bool called = false;
+      const std::string message = MessageOf([&] {
+        sampler.step([&] {
+          called = true;
+          return torch::Tensor();
+        });
+      });
+      EXPECT_NE(message.find("SGHMC got in its last step a gradient that is"),
+                std::string::npos)
+          << message;
+      EXPECT_FALSE(called);
+      ExpectEqual(params, before);
+      EXPECT_EQ(sampler.options().step(), 1);
+    }
+  }
+  for (int i = 0; i < 3; ++i) {
+    sampler.step();
+    unbroken.step();
+  }
+  ExpectEqual(params, others);
+}
+
+TEST(Nonfinite, WhatTheDeviceLeavesOutIsCounted) {
+  for (const bool capturable : {false, true}) {
+    auto params = Params();
+    auto others = Params();
+    Later sampler(params,
+                  Hamiltonian().nonfinite("skip").capturable(capturable));
+    SGHMC unbroken(others, Hamiltonian().capturable(capturable));
+    for (int64_t i = 0; i < 5; ++i) {
+      BadStep(sampler, params, kBad[i % 3]);
+      if (i % 2 == 0) {
+        EXPECT_EQ(sampler.num_skipped(), i + 1);
+      }
+      sampler.step();
+      unbroken.step();
+      ExpectEqual(params, others);
+    }
+    EXPECT_EQ(sampler.num_skipped(), 5);
+    const StateDict group =
+        sampler.state_dict().at("param_groups").toListRef()[0];
+    const c10::IValue steps = group.at("step");
+    EXPECT_EQ(capturable ? steps.toTensor().item<int64_t>() : steps.toInt(), 5);
+  }
+}
+
+TEST(Nonfinite, IsSavedAndMayBeMissing) {
+  auto params = Params();
+  SGLD sampler(params, Langevin().nonfinite("skip"));
+  BadStep(sampler, params, kBad[1]);
+  StateDict dict = sampler.state_dict();
+  SGLD twin(Params(), Langevin());
+  twin.load_state_dict(dict);
+  EXPECT_EQ(twin.num_skipped(), 1);
+  EXPECT_EQ(twin.options().nonfinite(), "skip");
+}
+
+TEST(Nonfinite, RefusesOtherWords) {
+  EXPECT_EQ(MessageOf([] { SGLD(Params(), Langevin().nonfinite("ignore")); }),
+            "Invalid nonfinite: 'ignore' (must be 'raise', 'skip' or 'allow')");
+  EXPECT_EQ(MessageOf([] {
+              SBPS(Params(), SBPSOptions().num_data(5).nonfinite("allow"));
+            }),
+            "Invalid nonfinite: 'allow' (must be 'raise' or 'skip')");
+  std::vector<OptimizerParamGroup> groups;
+  groups.emplace_back(
+      Params(), std::make_unique<SGLDOptions>(SGLDOptions().nonfinite("skip")));
+  EXPECT_EQ(MessageOf([&] { SGLD(groups, Langevin()); }),
+            "Invalid param group: 'nonfinite' is managed by SGLD and cannot be "
+            "set for a group");
+}
+
 TEST(Sampler, OnlineNoiseEstimateAboveTheFrictionIsAnError) {
   const auto param = Param(4);
   SGHMC sampler({param}, Hamiltonian().noise_estimate("online"));
@@ -315,6 +528,53 @@ TEST(EWSG, DrawsAndReturnsTheFirstLoss) {
   EXPECT_EQ(calls, 80);
   EXPECT_GT(sampler.acceptance_rate(), 0);
   EXPECT_LT(sampler.acceptance_rate(), 1);
+}
+
+// A closure whose n-th call makes gradients that depend on which(n) alone.
+torch::optim::Optimizer::LossClosure Which(
+    const torch::Tensor& param,
+    int& calls,
+    const std::function<double(int)>& which) {
+  return [=, &calls] {
+    param.mutable_grad() = torch::full_like(param, which(calls++));
+    return torch::zeros({});
+  };
+}
+
+TEST(EWSG, RefusesMinibatchesThatAreAlwaysTheSame) {
+  const std::string message =
+      "EWSG got the gradient of the minibatch before from 100 calls of the "
+      "closure running, which must draw a fresh minibatch at each call. If each "
+      "minibatch is all data, there is nothing to choose from: use SGHMC, or "
+      "index_chain_length=0";
+  for (const int length : {1, 3}) {
+    const auto param = torch::zeros({4}).set_requires_grad(true);
+    EWSG sampler({param}, Weighted().index_chain_length(length));
+    int calls = 0;
+    // One minibatch a step.
+    const auto closure =
+        Which(param, calls, [&](int n) { return 1 + n / (length + 1) % 5; });
+    for (int step = 0; step < 99 / length; ++step) sampler.step(closure);
+    const auto before = param.detach().clone();
+    const int64_t steps = sampler.options().step();
+    EXPECT_EQ(MessageOf<std::runtime_error>([&] { sampler.step(closure); }),
+              message);
+    EXPECT_TRUE(torch::equal(param, before));
+    EXPECT_EQ(sampler.options().step(), steps);
+  }
+}
+
+TEST(EWSG, TakesMinibatchesThatAreOftenTheSame) {
+  // One other gradient before the hundredth clears all doubts.
+  const auto param = torch::zeros({4}).set_requires_grad(true);
+  EWSG sampler({param}, Weighted());
+  int calls = 0;
+  auto closure = Which(param, calls, [](int n) { return n == 197 ? 2 : 1; });
+  for (int step = 0; step < 300; ++step) sampler.step(closure);
+  // Gradients of zero are those of a loss without data.
+  EWSG flat({param}, Weighted());
+  closure = Which(param, calls, [](int) { return 0; });
+  for (int step = 0; step < 300; ++step) flat.step(closure);
 }
 
 TEST(EWSG, MakesManyChainsThatDecideAlone) {
@@ -470,7 +730,7 @@ TEST(EWSG, RefusesWhatIsOutOfRange) {
   EXPECT_EQ(refused(Weighted().num_chains(0)),
             "Invalid num_chains: 0 (must be >= 1)");
   EXPECT_EQ(refused(Weighted().capturable(true)),
-            "Invalid capturable: true (EWSG decides on the host, which a CUDA "
+            "Invalid capturable: True (EWSG decides on the host, which a CUDA "
             "graph cannot)");
 }
 
@@ -570,15 +830,75 @@ TEST_F(Files, HoldAModule) {
 
 TEST_F(Files, ThatAreNotOnesOfTorchAreRefused) {
   EXPECT_EQ(MessageOf<std::runtime_error>([&] { load(Path("none.pt")); }),
-            "Cannot read " + Path("none.pt"));
+            "Cannot read " + Path("none.pt") + ": No such file or directory");
   std::ofstream(Path("text.pt")) << "text";
-  EXPECT_EQ(MessageOf<std::runtime_error>([&] {
-              load(Path("text.pt"));
-            }).find("Cannot read " + Path("text.pt") + ": not a file of"),
-            0U);
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { load(Path("text.pt")); }),
+            "Cannot read " + Path("text.pt") +
+                ": cut off, damaged, or not a file of torch.save (no directory "
+                "at its end)");
   EXPECT_EQ(
       MessageOf<std::runtime_error>([&] { save({}, Path("no/folder.pt")); }),
-      "Cannot write " + Path("no/folder.pt"));
+      "Cannot write " + Path("no/folder.pt") + ": No such file or directory");
+}
+
+// What a file with such bytes is refused for; empty if it holds what `whole`
+// does.
+std::string Refusal(const std::string& path,
+                    const std::vector<char>& bytes,
+                    const torch::Tensor& whole) {
+  std::ofstream(path, std::ios::binary)
+      .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  try {
+    const StateDict dict = load(path);
+    EXPECT_TRUE(torch::equal(dict.at("a").toTensor(), whole));
+    EXPECT_EQ(dict.at("b").toDouble(), 0.5);
+    EXPECT_EQ(dict.size(), 2U);
+    return "";
+  } catch (const std::runtime_error& error) {
+    const std::string text = error.what();
+    EXPECT_EQ(text.find("Cannot read " + path + ": "), 0U) << text;
+    return text.substr(path.size() + 14);
+  }
+}
+
+std::vector<char> Bytes(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST_F(Files, ThatAreCutOffAreRefused) {
+  const torch::Tensor a = torch::randn({40});
+  save({{"a", a}, {"b", 0.5}}, Path("x.pt"));
+  const auto whole = Bytes(Path("x.pt"));
+  for (size_t size = 0; size < whole.size(); ++size) {
+    EXPECT_NE(Refusal(Path("x.pt"), {whole.begin(), whole.begin() + size}, a),
+              "")
+        << size;
+  }
+  EXPECT_EQ(Refusal(Path("x.pt"), whole, a), "");
+}
+
+TEST_F(Files, WithAFlippedBitAreRefusedOrMeanTheSame) {
+  const torch::Tensor a = torch::randn({40});
+  save({{"a", a}, {"b", 0.5}}, Path("x.pt"));
+  const auto whole = Bytes(Path("x.pt"));
+  size_t noticed = 0;
+  for (size_t bit = 0; bit < 8 * whole.size(); ++bit) {
+    auto damaged = whole;
+    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ 1 << bit % 8);
+    noticed += Refusal(Path("x.pt"), damaged, a).empty() ? 0 : 1;
+    if (HasFailure()) FAIL() << "bit " << bit;
+  }
+  // All but those in what fills the space between parts.
+  EXPECT_GT(noticed, 4 * whole.size());
+
+  const auto* number = reinterpret_cast<const char*>(a.data_ptr());
+  auto damaged = whole;
+  auto at = std::search(damaged.begin(), damaged.end(), number, number + 160);
+  ASSERT_NE(at, damaged.end());
+  *at = static_cast<char>(*at ^ 1);
+  EXPECT_EQ(Refusal(Path("x.pt"), damaged, a),
+            "cut off, damaged, or not a file of torch.save (archive/data/0)");
 }
 
 TEST(StateDict, OfAnotherChainIsRefusedAndChangesNothing) {
@@ -593,8 +913,14 @@ TEST(StateDict, OfAnotherChainIsRefusedAndChangesNothing) {
 
   SGLD langevin(Params(), Langevin());
   EXPECT_EQ(refused(langevin.state_dict()),
-            "Invalid state_dict: param group 0 lacks momentum; it is not one "
+            "Invalid state_dict: param group 0 lacks initial_momentum, "
+            "momentum, noise_estimate, resample_momentum_every; it is not one "
             "of SGHMC");
+  EXPECT_EQ(
+      MessageOf<std::invalid_argument>([&] { langevin.load_state_dict(good); }),
+      "Invalid state_dict: param group 0 has initial_momentum, momentum, "
+      "noise_estimate, resample_momentum_every, which SGLD does not "
+      "know; it is not one of SGLD");
 
   SGHMC fewer({Param(300)}, Hamiltonian());
   EXPECT_EQ(refused(fewer.state_dict()),
@@ -607,10 +933,9 @@ TEST(StateDict, OfAnotherChainIsRefusedAndChangesNothing) {
 
   SGHMC reshaped({Param(300), Param(6)}, Hamiltonian());
   reshaped.step();
-  EXPECT_EQ(refused(reshaped.state_dict())
-                .find("Invalid state_dict: parameter 1: SGHMC has a momentum "
-                      "of shape [6] for a parameter of shape [5]"),
-            0U);
+  EXPECT_EQ(refused(reshaped.state_dict()),
+            "Invalid state_dict: momentum of parameter 1 has shape [6], "
+            "expected [5]");
 
   std::vector<OptimizerParamGroup> groups;
   for (const auto& param : Params()) groups.emplace_back(std::vector{param});
@@ -639,6 +964,59 @@ TEST(StateDict, OfHalfPrecisionKeepsTheMomentumWide) {
   const auto& state = dynamic_cast<const SGHMCParamState&>(
       *sampler.state().at(param.unsafeGetTensorImpl()));
   EXPECT_EQ(state.momentum.scalar_type(), torch::kFloat);
+}
+
+TEST(StateDict, TakesThePrecisionThatTheParameterAsksFor) {
+  for (const auto& [saved, loaded] :
+       {std::pair(torch::kFloat, torch::kDouble),
+        std::pair(torch::kDouble, torch::kFloat),
+        std::pair(torch::kDouble, torch::kHalf)}) {
+    SGHMC sampler({Param(40, saved)}, Hamiltonian());
+    sampler.step();
+    const auto param = Param(40, loaded);
+    SGHMC other({param}, Hamiltonian());
+    other.load_state_dict(sampler.state_dict());
+    const auto& state = dynamic_cast<const SGHMCParamState&>(
+        *other.state().at(param.unsafeGetTensorImpl()));
+    EXPECT_EQ(state.momentum.scalar_type(),
+              loaded == torch::kDouble ? torch::kDouble : torch::kFloat);
+    other.step();
+    EXPECT_EQ(other.options().step(), 2);
+  }
+}
+
+TEST(StateDict, IsLoadedAgainAndAgain) {
+  const auto params = Params();
+  const auto start = Copies(params);
+  SGHMC sampler(params, Hamiltonian());
+  sampler.step();
+  const auto saved = sampler.state_dict();
+  SGHMC other(Params(), Hamiltonian().seed(1));
+  other.load_state_dict(saved);  // which makes copies
+  std::vector<std::vector<torch::Tensor>> ends;
+  for (int i = 0; i < 3; ++i) {
+    const torch::NoGradGuard no_grad;
+    for (size_t j = 0; j < params.size(); ++j) params[j].copy_(start[j]);
+    sampler.load_state_dict(other.state_dict());
+    for (int step = 0; step < 3; ++step) sampler.step();
+    ends.push_back(Copies(params));
+    ExpectEqual(ends[0], ends.back());
+  }
+}
+
+TEST(StateDict, GivesItsSeedToGroupsThatAreAddedLater) {
+  SGLD sampler(Params(), Langevin());
+  SGLD other(Params(), Langevin().seed(1));
+  sampler.step();
+  other.load_state_dict(sampler.state_dict());
+  const auto p = Param(9);
+  const auto q = Param(9);
+  sampler.add_param_group(OptimizerParamGroup({p}));
+  other.add_param_group(OptimizerParamGroup({q}));
+  EXPECT_EQ(*other.options(1).seed(), 7);
+  sampler.step();
+  other.step();
+  ExpectEqual({p}, {q});
 }
 
 TEST(GammaPrecision, DrawsEveryGroupsPrecision) {
@@ -697,6 +1075,18 @@ TEST(Minibatch, RefusesWhatDoesNotFit) {
               draw_stratified_minibatch({3, 2}, 1, 0, 0);
             }),
             "Invalid ends: 2 (must be increasing and > 0)");
+}
+
+// The numbers that tests/test_seeds.py expects of Python.
+TEST(Seeds, AreThoseOfPython) {
+  constexpr auto kMax = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(fold_in(0, 0), -751597713854386695);
+  EXPECT_EQ(fold_in(0, 1), 8684763733977457676);
+  EXPECT_EQ(fold_in(7, 3), 3823108546702731677);
+  EXPECT_EQ(fold_in(-1, 0), -7754111745894394787);
+  EXPECT_EQ(fold_in(-kMax - 1, kMax), -4926981086998153266);
+  EXPECT_EQ(MessageOf<std::invalid_argument>([] { fold_in(0, -1); }),
+            "Invalid stream: -1 (must be >= 0)");
 }
 
 TEST(Cuda, IsTheSameChain) {

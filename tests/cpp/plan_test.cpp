@@ -30,7 +30,7 @@ Plan MakePlan(const TensorList& params,
               const std::vector<int64_t>& offsets) {
   return Plan(
       "op",
-      {{"params", Role::kParameter, params}, {"grads", Role::kGradient, grads}},
+      {{"params", Role::kInPlace, params}, {"grads", Role::kGradient, grads}},
       offsets);
 }
 
@@ -140,7 +140,7 @@ TEST(Plan, StateOfHalfPrecisionParametersIsInFloat) {
   TensorList momenta = {View(v.data(), {2, 3}, {3, 1})};
   const auto make = [&] {
     return Plan("op",
-                {{"params", Role::kParameter, params},
+                {{"params", Role::kInPlace, params},
                  {"momenta", Role::kState, momenta}},
                 {0});
   };
@@ -165,6 +165,35 @@ TEST(Plan, StateOfHalfPrecisionParametersIsInFloat) {
   ExpectError(make,
               "momenta[0] has bfloat16, expected float32 (for params[0] in "
               "bfloat16)");
+}
+
+TEST(Plan, MastersBelongToHalfPrecisionParametersAlone) {
+  std::vector<float> p = Iota(2), none = Iota(1), a = Iota(3), b = Iota(4);
+  std::vector<BFloat16> q(3);
+  std::vector<Half> r(4), empty(1);
+  const TensorList params = {
+      View(p), View(q), View(empty.data(), {0}, {1}), View(r)};
+  TensorList masters = {View(a), View(none.data(), {0}, {1}), View(b)};
+  const auto make = [&] {
+    return Plan("op",
+                {{"params", Role::kParameter, params},
+                 {"masters", Role::kMaster, masters}},
+                {0, 128, 256, 384});
+  };
+  const Plan plan = make();
+  ASSERT_EQ(plan.segments().size(), 3u);
+  EXPECT_EQ(plan.segments()[0].data[kMasters], nullptr);
+  EXPECT_EQ(plan.segments()[1].data[kMasters], a.data());
+  EXPECT_EQ(plan.segments()[2].data[kMasters], b.data());
+  EXPECT_EQ(plan.segments()[2].data[1], nullptr);
+
+  std::swap(masters[0], masters[2]);
+  ExpectError(make,
+              "masters[0] has shape [4], expected [3] (that of params[1])");
+  masters.pop_back();
+  ExpectError(make,
+              "masters has 2 tensors, expected 3 (one for each of params in "
+              "bfloat16 or float16)");
 }
 
 TEST(Plan, RejectsListsOfDifferentLengths) {

@@ -155,7 +155,7 @@ struct Products {
 
 template <class Real>
 struct Double {
-  static constexpr std::array<Role, 1> kRoles = {Role::kParameter};
+  static constexpr std::array<Role, 1> kRoles = {Role::kInPlace};
   explicit Double(int /*nothing*/) {}
   void operator()(Real (&x)[1], Real /*xi*/) const { x[0] *= 2; }
 };

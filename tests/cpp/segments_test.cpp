@@ -38,6 +38,7 @@ class Arrays {
       : numel_(numel), shift_(shift) {
     std::mt19937 random(seed);
     Fill(random, kIndices);
+    FillMasters(random);
   }
 
   Segment SegmentAt(uint64_t offset) {
@@ -46,6 +47,8 @@ class Arrays {
     s.numel = numel_;
     s.offset = offset;
     s.dtype = kScalarType<T>;
+    s.data[kMasters] =
+        reinterpret_cast<float*>(bytes_[kCount].data()) + kGuard + shift_;
     return s;
   }
 
@@ -76,6 +79,22 @@ class Arrays {
     }
   }
 
+  // Every third of them is not what the parameter is the rounded value of. (If
+  // there is one, the parameter is the first array.)
+  void FillMasters(std::mt19937& random) {
+    FillOne<float>(random, Role::kMaster, &bytes_[kCount]);
+    if constexpr (kHasMaster<Update::kRoles[0], T>) {
+      for (size_t i = 0; i < bytes_[kCount].size() / sizeof(float); ++i) {
+        T visible;
+        std::memcpy(&visible, bytes_[0].data() + i * sizeof(T), sizeof(T));
+        const float master = static_cast<float>(visible) * (1 + 0x1p-13f);
+        if (i % 3 == 0) continue;
+        std::memcpy(
+            bytes_[kCount].data() + i * sizeof master, &master, sizeof master);
+      }
+    }
+  }
+
   template <size_t... kIndex>
   void SetPointers(Segment* s, std::index_sequence<kIndex...>) {
     ((s->data[kIndex] =
@@ -86,7 +105,7 @@ class Arrays {
 
   int64_t numel_;
   int shift_;
-  std::array<std::vector<std::byte>, kCount> bytes_;
+  std::array<std::vector<std::byte>, kCount + 1> bytes_;  // masters last
 };
 
 // Element by element, by the definition of the counter layout.

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from scipy import stats
 
 from harness.double_well import double_well_law
 from harness.methods import Coordinates, Law, Method
 from harness.preconditioned import memoryless_law
 from harness.statistics import (
+    FALSE_ALARM,
     Array,
     StatisticalError,
     check_counts,
@@ -32,9 +34,11 @@ __all__ = [
     "Chains",
     "Experiment",
     "Group",
+    "assert_caught",
     "check_double_well",
     "check_extrapolated",
     "check_memoryless",
+    "check_start",
     "check_stationary",
     "check_thermostats",
     "check_transient",
@@ -123,6 +127,7 @@ class Chains:
     def __init__(self, experiment: Experiment, start: Array) -> None:
         self.target = experiment.target
         self.chooses = experiment.method.chooses
+        self.seed = experiment.seed
         # Another kind of generator than the samplers', so that gradient noise never
         # coincides with injected noise.
         self.generator = torch.Generator().manual_seed(experiment.seed)
@@ -140,6 +145,12 @@ class Chains:
         self.sampler = experiment.method.build(
             groups, seed=experiment.seed, **experiment.all_settings
         )
+
+    def scatter(self, deviation: float) -> None:
+        """Draws the present positions anew, from N(0, deviation²)."""
+        draw = np.random.default_rng(self.seed)  # the references have torch's
+        for p in self.params:
+            p.detach().copy_(torch.from_numpy(draw.normal(0, deviation, p.shape)))
 
     def closure(self) -> None:
         self.sampler.zero_grad()
@@ -173,6 +184,20 @@ class Chains:
         if not np.all(np.isfinite(state)):
             raise StatisticalError("the chains have diverged")
         return state
+
+
+def assert_caught(check: Callable[[Experiment], None], experiment: Experiment) -> None:
+    """Asserts that a check raises :class:`StatisticalError`.
+
+    Few chains show most bugs: all are run only where a tenth of them pass.
+    """
+    few = replace(experiment, chains=experiment.chains // 10)
+    try:
+        check(few)
+        check(experiment)
+    except StatisticalError:
+        return
+    raise AssertionError(f"{experiment.label('no bug')} was seen")
 
 
 def check_stationary(experiment: Experiment, *, lag: int = 5) -> None:
@@ -279,6 +304,35 @@ def check_thermostats(experiment: Experiment) -> None:
     spread = thermostats.var(axis=0) / (c["thermostat_rate"] * (1 + friction / 2))
     error = math.sqrt(2 / len(thermostats))
     check_z({"spread of the thermostats": (spread - 1) / error}, label=label)
+
+
+def check_start(experiment: Experiment) -> None:
+    """Checks the first step of pSGLD with Γ, started in a Gaussian in one dimension.
+
+    With V = ḡ² + (T/N) h, and Γ the derivative of its G, the drift lr G ḡ is at most
+    lr, Γ moves by at most 2 / √27 of lr, and G is at most that of ḡ = 0. By Stein's
+    identity drift and noise leave E[θ²] alone up to the mean square of the drift.
+    """
+    c = experiment.coordinates
+    lr, heat = float(c["lr"][0]), float((c["temperature"] / c["num_data"])[0])
+    square = heat * float(experiment.target.hessian[0, 0])
+    drift = lr * (1 + 2 / math.sqrt(27))
+    chains = Chains(experiment, np.zeros(1))
+    chains.scatter(heat / math.sqrt(square))
+    before = chains.state()
+    chains.advance(1)
+    after = chains.state()
+    reach = stats.norm.isf(FALSE_ALARM / 2 / len(after))
+    reach = drift + reach * math.sqrt(2 * lr * heat / math.sqrt(square))
+    if not np.all(np.abs(after - before) < reach):
+        raise StatisticalError(
+            f"{experiment.label('start')}: moved by {np.abs(after - before).max():.3g}"
+        )
+    change = after**2 - before**2
+    mean = change.mean()
+    beyond = max(-mean, mean - drift**2, 0.0)
+    error = change.std() / math.sqrt(len(change))
+    check_z({"growth of the variance": beyond / error}, label=experiment.label("start"))
 
 
 def check_memoryless(experiment: Experiment) -> None:

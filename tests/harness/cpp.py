@@ -55,8 +55,9 @@ def jobs() -> str:
     return os.environ.get("MAX_JOBS", str(os.cpu_count()))
 
 
-def install(work: Path) -> Path:
+def install(work: Path) -> None:
     """Installs the library, built here unless TORCH_SGMCMC_BUILD names a build."""
+    work.mkdir(exist_ok=True)
     build = os.environ.get("TORCH_SGMCMC_BUILD")
     if not build:
         build = str(work / "build")
@@ -70,20 +71,17 @@ def install(work: Path) -> Path:
             "-DTORCH_SGMCMC_TESTS=OFF",
         )
         run(tool("cmake"), "--build", build, "--parallel", jobs())
-    prefix = work / "prefix"
-    run(tool("cmake"), "--install", build, "--prefix", prefix)
-    return prefix
+    run(tool("cmake"), "--install", build, "--prefix", work / "prefix")
 
 
-def path_without(folder: Path, *names: str) -> str:
-    """A PATH with all programs but those whose names begin with the given ones."""
-    folder.mkdir()
+def path_without(folder: Path, *names: str) -> None:
+    """Makes a PATH of all programs but those whose names begin with the given ones."""
+    folder.mkdir(exist_ok=True)
     for directory in map(Path, os.environ["PATH"].split(os.pathsep)):
         for program in directory.glob("*"):
             link = folder / program.name
             if not program.name.startswith(names) and not link.is_symlink():
                 link.symlink_to(program)
-    return str(folder)
 
 
 class Project:

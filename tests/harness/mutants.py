@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 __all__ = [
     "PSGLD_MUTATIONS",
+    "PSGLD_STARTS",
     "SGHMC_MUTATIONS",
     "SGLD_MUTATIONS",
     "SGNHT_MUTATIONS",
@@ -74,6 +75,12 @@ SGHMC_MUTATIONS = (
 )
 
 
+PSGLD_STARTS = (
+    "gamma starts with the first square",
+    "gamma starts with the first square and its slope",
+    "gamma starts without a slope",
+)
+
 PSGLD_MUTATIONS = (
     *SGLD_MUTATIONS,
     "preconditioner dropped",
@@ -87,6 +94,7 @@ PSGLD_MUTATIONS = (
     "gamma without T",
     "N forgotten in gamma",
     "gamma without the Jacobians",
+    *PSGLD_STARTS,
     "frozen too late",
 )
 
@@ -319,7 +327,11 @@ class ReferencePSGLD(_Reference):
         state, bug, grad = self.state[p], self.mutation, p.grad
         assert grad is not None
         weight = 1 - c["decay"]
-        v = state.get("square_average", grad.detach() ** 2)
+        v = state.get("square_average")
+        if v is None:
+            v = grad.detach() ** 2
+            if c["adapt"] and c["gamma"]:
+                v = self.begin_gamma(p, grad, v, c)
         if c["adapt"] or bug == "frozen too late":
             v = (1 - weight) * v + weight * grad.detach() ** 2
         state["square_average"] = v
@@ -337,6 +349,18 @@ class ReferencePSGLD(_Reference):
         if c["adapt"] and c["gamma"] and bug != "gamma left out":
             moved += self.correction(p, grad, v, g, c)
         p.copy_(moved + noise)
+
+    def begin_gamma(self, p: Tensor, grad: Tensor, v: Tensor, c: Group) -> Tensor:
+        """V before the first step, and J W."""
+        (h,) = torch.autograd.grad(grad, p, torch.ones_like(p), retain_graph=True)
+        slope = 2 * grad.detach() * h
+        if self.mutation == "gamma starts with the first square":
+            return v
+        if self.mutation != "gamma starts without a slope":
+            self.state[p]["w"] = slope
+        if self.mutation == "gamma starts with the first square and its slope":
+            return v
+        return v + c["temperature"] / c["num_data"] * h.abs()
 
     def correction(
         self, p: Tensor, grad: Tensor, v: Tensor, g: Tensor, c: Group

@@ -5,12 +5,14 @@ own in C++, and nothing else. It is fast enough for many replicates: each starts
 the target and a uniform velocity, which is stationary, so that time averages are
 unbiased from the start and replicates are independent.
 
-One more bug cannot be seen in averages, since it only makes the clock more careful: a
-missing factor 1 - n / N. ``check_noise`` sees it.
+Some bugs cannot be seen in averages. A missing factor 1 - n / N only makes the clock
+more careful: ``check_noise`` sees it. Refreshments at another rate leave the target as
+it is: ``check_refreshments`` sees what they are like.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,19 +20,23 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.random import Generator
+from scipy import stats
 
-from harness.statistics import Array, check_mean, check_z
+from harness.statistics import Array, check_ks, check_mean, check_z
 from torch_sgmcmc import _C
 
 __all__ = [
     "MUTATIONS",
+    "REFRESHMENT_MUTATIONS",
     "GaussianData",
     "LogisticData",
     "Noisy",
     "ReferenceSBPS",
+    "Refreshments",
     "Sight",
     "check_average",
     "check_noise",
+    "check_refreshments",
     "check_sphere",
     "on_sphere",
 ]
@@ -44,6 +50,15 @@ MUTATIONS = (
     "wrong sign after refreshment",
     "bounce off the coordinate axis",
     "every proposal a bounce",
+)
+
+# Seen by what refreshments are like alone.
+REFRESHMENT_MUTATIONS = (
+    "rate * 0.9",
+    "rate * 1.1",
+    "their times restart at bounces",
+    "none right after a bounce",
+    "velocity correlated with the old one",
 )
 
 
@@ -223,7 +238,7 @@ class ReferenceSBPS:
         confidence: k.
         refresh_rate: of new velocities.
         scale: diagonal of A; None is the identity.
-        mutation: one of :data:`MUTATIONS`.
+        mutation: one of :data:`MUTATIONS` or :data:`REFRESHMENT_MUTATIONS`.
         start: θ and v; None draws them.
         velocity: draws the velocity of a refreshment in that step.
     """
@@ -256,6 +271,10 @@ class ReferenceSBPS:
         self.second = np.zeros((d, d))
         self.bounced = self.backwards = False
         self.bounces = self.proposals = self.violations = 0
+        self.refreshments = Refreshments(refresh_rate)
+        # For the mutation that restarts: time since a bounce or refreshment, and that
+        # of the next refreshment.
+        self._passed, self._due = 0.0, math.inf
         self._kept: Any = None
         self._epoch: list[Array] = []
 
@@ -292,11 +311,15 @@ class ReferenceSBPS:
 
     def step(self, batch: Any = None) -> None:
         key = {"seed": self.seed, "step": self.step_count}
-        event, wait, rate = self.clock.next(self.confidence, self.refresh_rate, **key)
+        event, wait, rate = self.next_event(**key)
         self.average(wait)
         self.theta = self.theta + wait * self.direction
+        before = self.v
         if event == _C.REFRESHMENT:
             self.v = self.velocity(self.step_count)
+            if self.mutation == "velocity correlated with the old one":
+                self.v = self.v + 0.2 * before
+                self.v /= np.linalg.norm(self.v)
             self.backwards = self.mutation == "wrong sign after refreshment"
         sight = self.observe(self.batch() if batch is None else batch)
         if self.backwards:  # G of the opposite direction, until the next bounce
@@ -321,7 +344,35 @@ class ReferenceSBPS:
             self.clock.observe(0.0, sight.value, sight.variance)
         else:
             self.clock.observe(wait, sight.value, sight.variance)
+        if accepted or event == _C.REFRESHMENT:
+            self._passed = 0.0
+        self.refreshments.add(event == _C.REFRESHMENT, accepted, wait, before, self.v)
         self.step_count += 1
+
+    def next_event(self, **key: int) -> tuple[int, float, float]:
+        """What happens next, when, and the rate of proposals there."""
+        rate = self.refresh_rate
+        if self.mutation == "rate * 0.9":
+            rate *= 0.9
+        elif self.mutation == "rate * 1.1":
+            rate *= 1.1
+        elif self.mutation == "none right after a bounce" and self.bounced:
+            rate = 0.0
+        elif self.mutation == "their times restart at bounces":
+            return self._next_restarting(**key)
+        return self.clock.next(self.confidence, rate, **key)
+
+    def _next_restarting(self, **key: int) -> tuple[int, float, float]:
+        """With one exponential time a refreshment, begun again at bounces."""
+        if self._due == math.inf:
+            self._due = self.random.exponential() / self.refresh_rate
+        event, wait, rate = self.clock.next(self.confidence, 0.0, **key)
+        left = self._due - self._passed
+        if left < wait:
+            self._due = math.inf
+            return _C.REFRESHMENT, left, 0.0
+        self._passed += wait
+        return event, wait, rate
 
     def average(self, wait: float) -> None:
         """Adds the integrals of θ and θ θᵀ over a piece of a line."""
@@ -375,6 +426,73 @@ def check_noise(target: Any, observe: Callable[..., Sight], *, seed: int = 1) ->
     values = np.array([s.value for s in seen])
     excess = (values - values.mean()) ** 2 - np.array([s.variance for s in seen])
     check_mean(excess, 0.0, label="noise of a minibatch")
+
+
+class Refreshments:
+    """What a trajectory's refreshments are like, event by event.
+
+    Args:
+        rate: of refreshments, as it should be.
+    """
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self.waits: list[float] = []  # trajectory times between refreshments
+        self.before: list[Array] = []  # velocities
+        self.after: list[Array] = []
+        self.bounces = 0
+        self._wait = 0.0
+        # Times on lines that a bounce began and on others, and refreshments there.
+        self._bounced = False
+        self._times, self._counts = [0.0, 0.0], [0, 0]
+
+    def add(
+        self, refreshed: bool, bounced: bool, wait: float, before: Array, after: Array
+    ) -> None:
+        """One event, the trajectory time to it, and velocities before and after."""
+        self._wait += wait
+        self._times[self._bounced] += wait
+        self._counts[self._bounced] += refreshed
+        self.bounces += bounced
+        if refreshed:
+            self.waits.append(self._wait)
+            self._wait = 0.0
+            self.before.append(before)
+            self.after.append(after)
+        if refreshed or bounced:
+            self._bounced = bounced
+
+    def excess(self) -> dict[str, float]:
+        """z-scores of the numbers of refreshments, for the times that there were."""
+        names = ("after refreshments", "after bounces")
+        expected = [self.rate * time for time in self._times]
+        return {
+            name: (count - e) / e**0.5
+            for name, count, e in zip(names, self._counts, expected, strict=True)
+            if e > 0
+        }
+
+
+def check_refreshments(seen: Refreshments) -> None:
+    """Checks that refreshments are a Poisson process, and velocities uniform.
+
+    Times between them are exponential and independent, their rate is the same on lines
+    that a bounce began as on others, and a new velocity knows nothing of the old one.
+    """
+    waits = seen.rate * np.array(seen.waits)
+    n = len(waits)
+    check_ks(waits, stats.expon, label="times between refreshments")
+    scores = {
+        "mean": (waits.mean() - 1) * n**0.5,
+        "neighbours": (waits[1:] - 1) @ (waits[:-1] - 1) / (n - 1) ** 0.5,
+        **seen.excess(),
+    }
+    check_z(scores, label="times between refreshments")
+    before, after = np.array(seen.before), np.array(seen.after)
+    check_sphere(after)
+    cosine = (before * after).sum(axis=1)
+    powers = np.stack([cosine, cosine**2], axis=1)
+    check_mean(powers, np.array([0, 1 / after.shape[1]]), label="old and new velocity")
 
 
 def check_sphere(velocities: Array) -> None:

@@ -136,6 +136,13 @@ def memoryless(method: Method, *, gamma: bool) -> Experiment:
     return Experiment(method, target, settings, chains=100_000, seed=82)
 
 
+def started(method: Method) -> Experiment:
+    """A Gaussian from which pSGLD with Γ starts."""
+    target = Quadratic(np.array([[0.8]]), np.zeros(1))
+    settings = {"lr": 0.02, "num_data": 20, "temperature": 0.6}
+    return Experiment(method, target, settings, chains=200_000, seed=85)
+
+
 def normal(method: Method, **settings: Any) -> Experiment:
     """N(0, 1) with exact gradients, for pSGLD with a memory."""
     shared = {"lr": 0.02, "num_data": 1, "decay": 0.5, "eps": 1.0, **settings}

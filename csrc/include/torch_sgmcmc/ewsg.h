@@ -63,6 +63,10 @@ class TORCH_SGMCMC_API EWSGOptions : public OptionsOf<EWSGOptions> {
 
   const char* sampler() const override { return "EWSG"; }
   void check() const override;
+  void check_progress() const override;
+  const char* why_equal() const override {
+    return "there is one decision for all";
+  }
   std::vector<std::pair<const char*, bool>> shared() const override;
   void share(const SamplerOptions& other) override;
   void check_param(const at::Tensor& param) const override;
@@ -104,7 +108,8 @@ class TORCH_SGMCMC_API EWSGParamState : public ParamStateOf<EWSGParamState> {
 
   static constexpr auto fields() {
     return std::make_tuple(
-        std::make_pair("momentum", &EWSGParamState::momentum));
+        std::make_pair("momentum", &EWSGParamState::momentum),
+        std::make_pair("master", &EWSGParamState::master));
   }
 };
 
@@ -131,7 +136,8 @@ class TORCH_SGMCMC_API EWSG : public SamplerOf<EWSGOptions> {
   /// Draws minibatches, chooses one of them and makes one update with it. The
   /// closure is called index_chain_length + 1 times and must draw a fresh
   /// minibatch each time; the gradients are cleared before. Returns the loss of
-  /// the first. After the step the parameters' gradients are those used.
+  /// the first. After the step the parameters' gradients are those used. Throws
+  /// if the first 100 proposals all had the gradient of the minibatch before.
   // NOLINTNEXTLINE(google-default-arguments): as torch's own.
   torch::Tensor step(LossClosure closure = nullptr) override;
 
@@ -141,6 +147,7 @@ class TORCH_SGMCMC_API EWSG : public SamplerOf<EWSGOptions> {
  protected:
   void prepare(Work& work) override;
   void update(const Work& work) override;
+  bool looks_later(const std::vector<Work>& work) const override;
   std::unique_ptr<SamplerParamState> new_state() const override;
 
  private:
@@ -149,6 +156,12 @@ class TORCH_SGMCMC_API EWSG : public SamplerOf<EWSGOptions> {
   c10::IValue propose(const LossClosure& closure,
                       std::vector<Work>& work,
                       int64_t proposal);
+  void check_draws(const std::vector<Work>& current,
+                   const std::vector<Work>& proposed);
+
+  // How many proposals had the gradient of the minibatch before, and were not
+  // zero; none once a proposal had another.
+  std::optional<int64_t> num_equal_ = 0;
 };
 
 }  // namespace torch_sgmcmc

@@ -88,6 +88,10 @@ class TORCH_SGMCMC_API HMCOptions : public OptionsOf<HMCOptions> {
 
   const char* sampler() const override { return "HMC"; }
   void check() const override;
+  void check_progress() const override;
+  const char* why_equal() const override {
+    return "there is one trajectory for all";
+  }
   std::vector<std::pair<const char*, bool>> shared() const override;
   void share(const SamplerOptions& other) override;
   void check_param(const at::Tensor& param) const override;
@@ -136,12 +140,17 @@ class TORCH_SGMCMC_API HMCParamState : public ParamStateOf<HMCParamState> {
   at::Tensor momentum;
   at::Tensor mass;
 
+  void from_dict(const StateDict& dict,
+                 const at::Tensor& param,
+                 int64_t index) override;
+
  private:
   friend ParamStateOf;
 
   static constexpr auto fields() {
     return std::make_tuple(std::make_pair("momentum", &HMCParamState::momentum),
-                           std::make_pair("mass", &HMCParamState::mass));
+                           std::make_pair("mass", &HMCParamState::mass),
+                           std::make_pair("master", &HMCParamState::master));
   }
 };
 
@@ -154,7 +163,8 @@ class TORCH_SGMCMC_API HMCParamState : public ParamStateOf<HMCParamState> {
 ///
 /// Samples exp(-U(θ)/T), U(θ) = N · loss + Σ λ‖θ‖²/2, exactly if the closure
 /// computes the loss of all data. Fed minibatches it is the naive stochastic
-/// gradient HMC of Chen et al. 2014, which does not; SGHMC does.
+/// gradient HMC of Chen et al. 2014, which does not; SGHMC does. It warns if
+/// the loss changes between steps while the parameters do not.
 ///
 /// Reference: S. Duane et al., Hybrid Monte Carlo, 1987; algorithm 1 of T.
 /// Chen, E. B. Fox and C. Guestrin, Stochastic Gradient Hamiltonian Monte
@@ -195,15 +205,23 @@ class TORCH_SGMCMC_API HMC : public SamplerOf<HMCOptions> {
  protected:
   void prepare(Work& work) override;
   void update(const Work& work) override;
+  bool looks_later(const std::vector<Work>& work) const override;
   std::unique_ptr<SamplerParamState> new_state() const override;
 
  private:
   struct Trajectory {
     torch::Tensor loss;     // at its start
-    at::Tensor log_ratios;  // of the Metropolis test, if there is one
+    at::Tensor log_ratios;  // of the Metropolis test, if there was one
+  };
+
+  // Where a list of parameters is at the start of a trajectory.
+  struct Start {
+    std::vector<at::Tensor> params;
+    std::vector<at::Tensor> masters;
   };
 
   const HMCOptions& first() const;
+  static std::vector<Start> copies(const std::vector<Work>& work);
   template <typename Change>
   void for_each_group(Change change);
   std::vector<at::Tensor> all_params() const;
@@ -211,18 +229,31 @@ class TORCH_SGMCMC_API HMC : public SamplerOf<HMCOptions> {
   void check_groups() const;
   Trajectory simulate(const LossClosure& closure,
                       std::optional<int64_t> most_steps);
+  at::Tensor go_on(const LossClosure& closure,
+                   const torch::Tensor& loss,
+                   std::vector<Work>& work,
+                   std::optional<int64_t> most_steps);
   torch::Tensor integrate(const LossClosure& closure,
                           std::vector<Work>& work,
                           std::optional<int64_t> most_steps);
   static void leapfrog(const std::vector<Work>& work,
                        double kick,
                        double drift);
-  at::Tensor energy(const torch::Tensor& loss,
+  at::Tensor energy(const at::Tensor& losses,
                     const std::vector<Work>& work) const;
-  void decide(const at::Tensor& log_ratios,
-              std::vector<Work>& work,
-              const std::vector<std::vector<at::Tensor>>& saved,
-              const std::vector<std::vector<at::Tensor>>& turned);
+  at::Tensor decide(const at::Tensor& log_ratios,
+                    std::vector<Work>& work,
+                    const std::vector<Start>& saved,
+                    const std::vector<std::vector<at::Tensor>>& turned);
+  std::vector<std::pair<int64_t, const void*>> marks() const;
+  void check_same_target(const at::Tensor& losses);
+
+  // The chains' losses at the end of the last step, the parameters then
+  // (versions and memory), and how many steps running began with another loss
+  // at the same ones.
+  at::Tensor known_;
+  std::vector<std::pair<int64_t, const void*>> known_at_;
+  int64_t num_changes_ = 0;
 };
 
 }  // namespace torch_sgmcmc

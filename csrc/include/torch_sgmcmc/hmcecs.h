@@ -123,8 +123,16 @@ class TORCH_SGMCMC_API HMCECSOptions : public OptionsOf<HMCECSOptions> {
 
   const char* sampler() const override { return "HMCECS"; }
   void check() const override;
+  void check_progress() const override;
+  const char* why_equal() const override {
+    return "there is one trajectory for all";
+  }
   std::vector<std::pair<const char*, bool>> shared() const override;
   void share(const SamplerOptions& other) override;
+  // There is no going on from a density that is not finite.
+  std::vector<std::string> nonfinite_choices() const override {
+    return {"raise", "skip"};
+  }
 
  private:
   friend OptionsOf;
@@ -234,13 +242,20 @@ struct HMCECSWarmup {
 /// to O(1 / (N m²)) if θ* is the mode. Look at estimator_variance(), which
 /// should not be far above 1.
 ///
+/// Both estimates are larger far away than anywhere in the posterior. So
+/// "signed" with num_products >= 10 rejects what leads to where the mean of
+/// its d̂ is below a; and where a warm-up chooses θ* anew, at its end, and
+/// between steps, for a tenth of their evaluations, both compute the log
+/// posterior of all data. More than d + sqrt(40 d) + 20 below what it is at
+/// θ*, in d dimensions, the chain has left, which is an error.
+///
 /// The mass matrix is the Hessian of U/T at θ*, so that step_size and
 /// trajectory_length are in units of the posterior's standard deviations.
 ///
 /// Use parameters in float64, and start near the mode. Errors, beside those of
 /// Sampler: std::invalid_argument for log-likelihoods of a wrong shape,
 /// std::runtime_error if they have no graph or are not finite where a step
-/// starts or at θ*.
+/// starts or at θ*, or if the chain has left: then no parameter has changed.
 ///
 /// Reference: K.-D. Dang, M. Quiroz, R. Kohn, M.-N. Tran and M. Villani,
 /// Hamiltonian Monte Carlo with Energy Conserving Subsampling, JMLR 20, 2019:
@@ -303,6 +318,7 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
  protected:
   void update(const Work& work) override;
   void write_common(StateDict& state) const override;
+  std::vector<std::string> common_keys() const override;
   std::function<void()> read_common(const StateDict& state) override;
 
  private:
@@ -326,7 +342,14 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
   void move_anchor(const Closure& closure, const ProgressHook& progress);
   void anchor_at(const Closure& closure,
                  const at::Tensor& theta,
-                 const ProgressHook& progress);
+                 const ProgressHook& progress,
+                 bool moved = false);
+  void check_place(const Closure& closure, const ProgressHook& progress);
+  void check_near(const at::Tensor& log_likelihood,
+                  const at::Tensor& theta) const;
+  std::function<at::Tensor()> chunks(const char* what,
+                                     const ProgressHook& progress) const;
+  void count(int64_t evaluations);
   TaylorSums sum_up(const Closure& closure,
                     const std::vector<at::Tensor>& params,
                     const at::Tensor& probes,
@@ -354,7 +377,11 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
   Move trajectory(ECSTarget& target,
                   const std::shared_ptr<const ECSPoint>& present,
                   std::optional<int64_t> most_steps);
-  bool is_too_uncertain(const ECSPoint& point, const ECSPoint& present) const;
+  double num_steps() const;
+  bool is_check_due() const;
+  bool is_out_of_bounds(const ECSTarget& target,
+                        const ECSPoint& point,
+                        const ECSPoint& present) const;
   bool decide(double log_ratio, int64_t test) const;
 
   std::shared_ptr<const ECSAnchor> anchor_;

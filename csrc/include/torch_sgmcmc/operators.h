@@ -2,8 +2,9 @@
 //
 // They are what torch.ops.torch_sgmcmc.* are in Python: pure functions of their
 // arguments that change the lists given first in place. csrc/library.cpp says
-// more of each argument. Lists must not be empty. Autograd is not told of the
-// change; the samplers do that.
+// more of each argument. Lists must not be empty, but `masters`, which has an
+// fp32 tensor for each of the parameters in bf16 or fp16. Autograd is not told
+// of the change; the samplers do that.
 #pragma once
 
 #include <ATen/core/ATen_fwd.h>
@@ -18,7 +19,8 @@
 namespace torch_sgmcmc {
 
 /// Where the noise of a call comes from. `device_step`, an int64 scalar on the
-/// tensors' device, is added to `step`.
+/// tensors' device, is added to `step`; negative, it leaves everything as it
+/// is.
 struct NoiseKey {
   at::IntArrayRef offsets;
   int64_t seed = 0;
@@ -29,6 +31,7 @@ struct NoiseKey {
 /// One update of SGLD.
 TORCH_SGMCMC_API void sgld_step_(at::TensorList params,
                                  at::TensorList grads,
+                                 at::TensorList masters,
                                  double lr,
                                  double num_data,
                                  double prior_precision,
@@ -52,6 +55,7 @@ TORCH_SGMCMC_API void sghmc_step_(at::TensorList params,
                                   at::TensorList grads,
                                   at::TensorList momenta,
                                   at::TensorList grad_variances,
+                                  at::TensorList masters,
                                   const SGHMCStep& step,
                                   const NoiseKey& key);
 
@@ -72,6 +76,7 @@ TORCH_SGMCMC_API void psgld_step_(at::TensorList params,
                                   at::TensorList square_averages,
                                   at::TensorList sensitivities,
                                   at::TensorList curvatures,
+                                  at::TensorList masters,
                                   const PSGLDStep& step,
                                   const NoiseKey& key);
 
@@ -80,6 +85,7 @@ TORCH_SGMCMC_API void psgld_step_(at::TensorList params,
 TORCH_SGMCMC_API void psgld_frozen_step_(at::TensorList params,
                                          at::TensorList grads,
                                          at::TensorList roots,
+                                         at::TensorList masters,
                                          const PSGLDStep& step,
                                          const NoiseKey& key);
 
@@ -98,6 +104,7 @@ TORCH_SGMCMC_API void sgnht_step_(at::TensorList params,
                                   at::TensorList grads,
                                   at::TensorList momenta,
                                   at::TensorList thermostats,
+                                  at::TensorList masters,
                                   const SGNHTStep& step,
                                   const NoiseKey& key);
 
@@ -155,6 +162,7 @@ TORCH_SGMCMC_API void hmc_leapfrog_(at::TensorList params,
                                     at::TensorList grads,
                                     at::TensorList momenta,
                                     at::TensorList masses,
+                                    at::TensorList masters,
                                     const HMCLeapfrog& step);
 
 /// λ‖θ‖² / 2 + Σ r² / (2 m) of each chain, in float64.
@@ -327,5 +335,17 @@ TORCH_SGMCMC_API at::Tensor sum_of_squares(at::TensorList tensors);
 
 /// Whether this build has CUDA kernels.
 TORCH_SGMCMC_API bool has_cuda();
+
+/// Whether any element is not finite: on the CPU, where nobody need wait.
+TORCH_SGMCMC_API bool any_nonfinite(at::TensorList tensors);
+
+/// Row i of the result: how many elements of tensor i are NaN, and infinite.
+TORCH_SGMCMC_API at::Tensor count_nonfinite(at::TensorList tensors);
+
+/// step + device_step if all counts are 0, else -1, on the counts' device.
+TORCH_SGMCMC_API at::Tensor step_or_nothing(
+    const at::Tensor& counts,
+    int64_t step,
+    const std::optional<at::Tensor>& device_step = std::nullopt);
 
 }  // namespace torch_sgmcmc

@@ -59,6 +59,7 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   double prior_precision() const { return prior_precision_.get(); }
   double temperature() const { return temperature_.get(); }
   bool capturable() const { return capturable_.value_or(false); }
+  std::string nonfinite() const { return nonfinite_.value_or("raise"); }
 
   /// Sets λ, for whoever holds a group of any sampler.
   void set_prior_precision(double value) { prior_precision_.set(value); }
@@ -71,6 +72,8 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   int64_t step() const { return step_; }
   /// The number of updates made, on the device; undefined if not capturable.
   const at::Tensor& device_step() const { return device_step_; }
+  /// The number of steps that were left out, if not capturable.
+  int64_t num_skipped() const { return num_skipped_; }
   /// For each parameter, the index of its first element in the noise stream.
   const std::vector<int64_t>& offsets() const { return offsets_; }
 
@@ -84,6 +87,12 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   virtual const char* sampler() const = 0;
   /// Throws std::invalid_argument if a value is out of range.
   virtual void check() const;
+  /// Throws if what a saved group says of the chain's progress is invalid.
+  virtual void check_progress() const {}
+  /// Why what is shared must be equal in all groups.
+  virtual const char* why_equal() const {
+    return "there is one stream of noise for all";
+  }
   /// Takes what is not set from others, which must be of the same class.
   virtual void inherit(const SamplerOptions& defaults) = 0;
   /// What is equal in all groups, and whether it was set here.
@@ -92,10 +101,17 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   virtual void share(const SamplerOptions& other);
   /// Throws std::invalid_argument if a parameter does not suit these options.
   virtual void check_param(const at::Tensor& param) const;
+  /// The keys that write() sets.
+  virtual std::vector<std::string> keys() const = 0;
   /// Appends the hyperparameters to a param group of a state dict.
   virtual void write(StateDict& group) const = 0;
-  /// Takes the hyperparameters from the state dict's param group `index`.
+  /// Takes the hyperparameters from the state dict's param group `index`, and
+  /// keeps those that came to the library later than it was saved.
   virtual void read(const StateDict& group, int64_t index) = 0;
+  /// Values of nonfinite that the sampler takes.
+  virtual std::vector<std::string> nonfinite_choices() const {
+    return {"raise", "skip", "allow"};
+  }
 
  protected:
   SamplerOptions() = default;
@@ -123,13 +139,22 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   Hyperparameter<double> prior_precision_{0.0};
   Hyperparameter<double> temperature_{1.0};
   std::optional<bool> capturable_;
+  std::optional<std::string> nonfinite_;
   std::optional<int64_t> seed_;
 
  private:
   friend class Sampler;
 
+  // The counters of a group with these parameters, on their device if
+  // capturable.
+  void set_counters(int64_t step,
+                    int64_t num_skipped,
+                    const std::vector<at::Tensor>& params);
+
   int64_t step_ = 0;
+  int64_t num_skipped_ = 0;
   at::Tensor device_step_;
+  at::Tensor device_num_skipped_;
   std::vector<int64_t> offsets_;
 };
 
@@ -183,6 +208,9 @@ TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
 TORCH_SGMCMC_API void FromValue(const char* name,
                                 const c10::IValue& value,
                                 NumberOrWord& result);
+// Whether groups of older state dicts may lack a key: the sampler then keeps
+// its value. All other keys are required.
+TORCH_SGMCMC_API bool IsAddedLater(const std::string& name);
 // group.at(name), or an error that names the sampler whose group it is not.
 TORCH_SGMCMC_API c10::IValue Find(const StateDict& group,
                                   int64_t index,
@@ -204,6 +232,7 @@ class OptionsOf : public SamplerOptions {
 
   using SamplerOptions::capturable;
   using SamplerOptions::lr;
+  using SamplerOptions::nonfinite;
   using SamplerOptions::num_data;
   using SamplerOptions::prior_precision;
   using SamplerOptions::seed;
@@ -224,7 +253,7 @@ class OptionsOf : public SamplerOptions {
   Derived& temperature(double value) { return set(temperature_, value); }
   /// Key of the noise, for the whole sampler. If it is not set, one is drawn
   /// from torch's default generator, so that torch::manual_seed makes it
-  /// repeatable.
+  /// repeatable. No two samplers should have the same, see seeds.h.
   Derived& seed(int64_t value) {
     seed_ = value;
     return self();
@@ -234,6 +263,12 @@ class OptionsOf : public SamplerOptions {
   /// sampler. Default: false.
   Derived& capturable(bool value) {
     capturable_ = value;
+    return self();
+  }
+  /// What to do about gradients that are not finite: "raise", "skip" or "allow"
+  /// (see Sampler, also on clipping). For the whole sampler. Default: "raise".
+  Derived& nonfinite(const std::string& value) {
+    nonfinite_ = value;
     return self();
   }
 
@@ -255,8 +290,15 @@ class OptionsOf : public SamplerOptions {
     });
   }
 
+  std::vector<std::string> keys() const override {
+    std::vector<std::string> names;
+    for_each([&](const char* name, auto) { names.emplace_back(name); });
+    return names;
+  }
+
   void read(const StateDict& group, int64_t index) override {
     for_each([&](const char* name, auto member) {
+      if (!group.contains(name) && detail::IsAddedLater(name)) return;
       auto value = (self().*member).get();
       detail::FromValue(
           name, detail::Find(group, index, name, sampler()), value);

@@ -75,9 +75,10 @@ class TORCH_SGMCMC_API PSGLDOptions : public OptionsOf<PSGLDOptions> {
 /// parameters and in fp32 for all others.
 class TORCH_SGMCMC_API PSGLDParamState : public ParamStateOf<PSGLDParamState> {
  public:
-  /// V. Starts as the first gradient's square.
+  /// V. Starts as the first gradient's square; as Γ begins, (T/N) |h| is
+  /// added, and where V is 0 the mean over the tensor takes its place.
   at::Tensor square_average;
-  /// J W, with Γ only.
+  /// J W, with Γ only. Starts as 2 ḡ h; as 0 if V was there before.
   at::Tensor sensitivity;
 
   /// √G for the present V and this ε. It is kept, though not in a state dict,
@@ -91,7 +92,8 @@ class TORCH_SGMCMC_API PSGLDParamState : public ParamStateOf<PSGLDParamState> {
   static constexpr auto fields() {
     return std::make_tuple(
         std::make_pair("square_average", &PSGLDParamState::square_average),
-        std::make_pair("sensitivity", &PSGLDParamState::sensitivity));
+        std::make_pair("sensitivity", &PSGLDParamState::sensitivity),
+        std::make_pair("master", &PSGLDParamState::master));
   }
 
   at::Tensor root_;
@@ -122,6 +124,7 @@ class TORCH_SGMCMC_API PSGLD : public SamplerOf<PSGLDOptions> {
  protected:
   void prepare_all(std::vector<Work>& work) override;
   void update(const Work& work) override;
+  bool looks_later(const std::vector<Work>& work) const override;
   std::unique_ptr<SamplerParamState> new_state() const override;
 };
 

@@ -26,11 +26,13 @@ inline bool IsPresent(const at::Tensor& value) { return value.defined(); }
 inline bool IsPresent(int64_t value) { return value != 0; }
 TORCH_SGMCMC_API void FromState(const StateDict& dict,
                                 const char* name,
-                                c10::Device device,
+                                const at::Tensor& param,
+                                int64_t index,
                                 at::Tensor& result);
 TORCH_SGMCMC_API void FromState(const StateDict& dict,
                                 const char* name,
-                                c10::Device device,
+                                const at::Tensor& param,
+                                int64_t index,
                                 int64_t& result);
 TORCH_SGMCMC_API void CheckShape(const char* name,
                                  const at::Tensor& value,
@@ -45,11 +47,21 @@ class TORCH_SGMCMC_API SamplerParamState
     : public torch::optim::OptimizerParamState {
  public:
   virtual StateDict to_dict() const = 0;
-  /// Takes tensors to the device, in the precision that they were saved in.
-  virtual void from_dict(const StateDict& dict, c10::Device device) = 0;
+  /// The keys that to_dict() may set.
+  virtual std::vector<std::string> keys() const = 0;
+  /// Takes what was saved of the parameter number `index`, with tensors on its
+  /// device and in the precision that it asks for. Throws std::invalid_argument
+  /// if they are not of its shape.
+  virtual void from_dict(const StateDict& dict,
+                         const at::Tensor& param,
+                         int64_t index) = 0;
   /// Throws std::runtime_error unless all tensors have the parameter's shape.
   virtual void check_shape(const at::Tensor& param,
                            const char* sampler) const = 0;
+
+  /// In fp32, only of a parameter in bf16 or fp16: θ, of which the parameter is
+  /// the rounded value, see torch_sgmcmc::SGLD.
+  at::Tensor master;
 };
 
 /// The state of the sampler that Derived belongs to: tensors and counters,
@@ -70,10 +82,18 @@ class ParamStateOf : public SamplerParamState {
     return dict;
   }
 
-  void from_dict(const StateDict& dict, c10::Device device) override {
+  std::vector<std::string> keys() const override {
+    std::vector<std::string> names;
+    for_each([&](const char* name, auto) { names.emplace_back(name); });
+    return names;
+  }
+
+  void from_dict(const StateDict& dict,
+                 const at::Tensor& param,
+                 int64_t index) override {
     for_each([&](const char* name, auto member) {
       detail::FromState(
-          dict, name, device, static_cast<Derived&>(*this).*member);
+          dict, name, param, index, static_cast<Derived&>(*this).*member);
     });
   }
 
@@ -101,7 +121,12 @@ struct Work {
   std::vector<at::Tensor> params;
   std::vector<at::Tensor> grads;
   std::vector<int64_t> offsets;
+  /// Of those of params that are in bf16 or fp16.
+  std::vector<at::Tensor> masters;
   std::vector<std::vector<at::Tensor>> state;
+  // Where the device decides whether to make the update: an int64 scalar in
+  // place of the step, negative if it does not. Undefined elsewhere.
+  at::Tensor gate;
 };
 
 /// Base class of the samplers.
@@ -110,6 +135,16 @@ struct Work {
 /// std::runtime_error (or c10::Error, from an operator) where it has a
 /// RuntimeError, with the same messages. A step that throws has changed no
 /// parameter.
+///
+/// Gradients that are not finite would enter parameters, momenta and averages,
+/// and stay there. nonfinite("raise"), the default, throws std::runtime_error,
+/// which names the parameter and counts its NaN and infinite elements; "skip"
+/// leaves the step out and counts it in num_skipped(). Either way parameters,
+/// state, noise and step counter are as before. "allow" does not look. On a GPU
+/// the host does not wait: the device leaves the update out, and the error is
+/// thrown at the beginning of the next step; with capturable none is thrown,
+/// and such steps are left out and counted also with "raise". Clipping
+/// gradients changes the target density, and so does leaving out steps.
 class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
  public:
   /// Makes one update of all parameters that have a gradient.
@@ -130,6 +165,9 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   /// The seed that keys all noise of this sampler.
   int64_t seed() const;
 
+  /// The number of steps that were left out, their gradients not being finite.
+  int64_t num_skipped() const;
+
   /// Says which distribution is sampled: data scale, prior, temperature.
   std::string target_summary() const;
 
@@ -139,12 +177,18 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
 
   /// Continues the chain of a state dict bit for bit, from Python or from C++.
   /// Throws std::invalid_argument, and loads nothing, if it is of another kind
-  /// of optimizer or of other parameters.
+  /// of optimizer or of other parameters, or has a value out of range.
   void load_state_dict(const StateDict& dict);
 
   // For torch::save and torch::load.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
+
+  Sampler(const Sampler&) = delete;
+  Sampler(Sampler&&) noexcept;
+  Sampler& operator=(const Sampler&) = delete;
+  Sampler& operator=(Sampler&&) noexcept;
+  ~Sampler() override;
 
  protected:
   Sampler(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
@@ -167,6 +211,9 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   /// of strings, to the state of a state dict.
   virtual void write_common(StateDict& state) const;
 
+  /// The keys of that.
+  virtual std::vector<std::string> common_keys() const;
+
   /// Reads and checks that; returns what puts it in place and cannot fail.
   virtual std::function<void()> read_common(const StateDict& state);
 
@@ -176,8 +223,30 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   /// Checks groups and gradients and lists what there is to update.
   std::vector<Work> gather();
 
+  /// Looks at the gradients, which comes first in a step. Throws (and with
+  /// "skip" something that step() catches) if one is not finite.
+  void check_finite(const std::vector<Work>& work);
+
+  /// Looks at what else enters an update: for each of `work`, a tensor for each
+  /// parameter, or none.
+  void check_finite(const std::vector<Work>& work,
+                    const std::vector<std::vector<at::Tensor>>& tensors,
+                    const char* what);
+
+  /// Whether the host waits until the next step to see what was found.
+  virtual bool looks_later(const std::vector<Work>& work) const;
+
+  /// Counts a step that was left out.
+  void leave_out();
+
+  /// "raise", "skip" or "allow", for all groups.
+  std::string nonfinite() const;
+
   /// Makes the update of everything listed and counts the step.
   void advance(const std::vector<Work>& work);
+
+  /// Fills work.masters, with new ones of parameters that have none yet.
+  void start_masters(Work& work);
 
   /// The state of a parameter, which is created if there is none.
   SamplerParamState& state_of(const at::Tensor& param);
@@ -188,8 +257,22 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
 
  private:
   void collect(size_t group, std::vector<Work>& work);
+  void read_group(const StateDict& group,
+                  int64_t index,
+                  const std::vector<at::Tensor>& params,
+                  SamplerOptions& options) const;
+  static void check_shared(
+      const std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>&
+          options);
   void check_fit(const at::Tensor& param, const at::Tensor& grad) const;
   int64_t num_steps() const;
+  void set_gate(std::vector<Work>& work);
+  void catch_up();
+  void throw_what_was_found();
+
+  // What was seen of gradients (optim/nonfinite.h).
+  struct Watch;
+  std::unique_ptr<Watch> watch_;
 };
 
 /// A sampler with options of the class Options: constructors and typed access.

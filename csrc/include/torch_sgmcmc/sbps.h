@@ -82,8 +82,16 @@ class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
 
   const char* sampler() const override { return "SBPS"; }
   void check() const override;
+  void check_progress() const override;
+  const char* why_equal() const override {
+    return "there is one particle for all";
+  }
   std::vector<std::pair<const char*, bool>> shared() const override;
   void share(const SamplerOptions& other) override;
+  // It cannot bounce at a rate that is not finite.
+  std::vector<std::string> nonfinite_choices() const override {
+    return {"raise", "skip"};
+  }
 
  private:
   friend OptionsOf;

@@ -14,6 +14,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "torch_sgmcmc/export.h"
 #include "torch_sgmcmc/options.h"
@@ -99,6 +100,10 @@ class TORCH_SGMCMC_API SGHMCParamState : public ParamStateOf<SGHMCParamState> {
   at::Tensor previous_grad;
   int64_t num_grads = 0;
 
+  void from_dict(const StateDict& dict,
+                 const at::Tensor& param,
+                 int64_t index) override;
+
  private:
   friend ParamStateOf;
 
@@ -107,7 +112,8 @@ class TORCH_SGMCMC_API SGHMCParamState : public ParamStateOf<SGHMCParamState> {
         std::make_pair("momentum", &SGHMCParamState::momentum),
         std::make_pair("grad_variance", &SGHMCParamState::grad_variance),
         std::make_pair("previous_grad", &SGHMCParamState::previous_grad),
-        std::make_pair("num_grads", &SGHMCParamState::num_grads));
+        std::make_pair("num_grads", &SGHMCParamState::num_grads),
+        std::make_pair("master", &SGHMCParamState::master));
   }
 };
 
@@ -119,8 +125,7 @@ class TORCH_SGMCMC_API SGHMCParamState : public ParamStateOf<SGHMCParamState> {
 ///   θ ← θ + v    (the new v).
 ///
 /// lr and momentum keep the meaning that they have for torch::optim::SGD, and
-/// neither changes the target. Parameters in bf16 or fp16 are rounded after
-/// every update; the momentum stays in fp32.
+/// neither changes the target.
 ///
 /// Reference: T. Chen, E. B. Fox and C. Guestrin, Stochastic Gradient
 /// Hamiltonian Monte Carlo, ICML 2014, eq. 15.
@@ -131,6 +136,7 @@ class TORCH_SGMCMC_API SGHMC : public SamplerOf<SGHMCOptions> {
  protected:
   void prepare(Work& work) override;
   void update(const Work& work) override;
+  bool looks_later(const std::vector<Work>& work) const override;
   std::unique_ptr<SamplerParamState> new_state() const override;
 
  private:

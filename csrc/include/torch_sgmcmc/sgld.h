@@ -29,6 +29,16 @@ class TORCH_SGMCMC_API SGLDOptions : public OptionsOf<SGLDOptions> {
   friend OptionsOf;
 };
 
+/// What SGLD remembers of one parameter: its master, if it has one.
+class TORCH_SGMCMC_API SGLDParamState : public ParamStateOf<SGLDParamState> {
+ private:
+  friend ParamStateOf;
+
+  static constexpr auto fields() {
+    return std::make_tuple(std::make_pair("master", &SGLDParamState::master));
+  }
+};
+
 /// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2. With ḡ the gradient
 /// of the mean loss of a minibatch, which backward() leaves,
 ///
@@ -38,6 +48,12 @@ class TORCH_SGMCMC_API SGLDOptions : public OptionsOf<SGLDOptions> {
 /// order of lr, plus the variance that the minibatches' noise adds. No state
 /// but the seed, the step counter and the noise offsets in the groups' options.
 ///
+/// A parameter in bf16 or fp16 would lose all moves below half a unit in its
+/// last place, and with them the law of the chain. With every sampler of this
+/// library θ is therefore kept in fp32, as SamplerParamState::master, and the
+/// parameter is θ rounded to nearest; the gradient is that at the rounded θ.
+/// Where the parameter is changed between steps, θ is what it then is.
+///
 /// Reference: M. Welling and Y. W. Teh, Bayesian Learning via Stochastic
 /// Gradient Langevin Dynamics, ICML 2011, eq. 4.
 class TORCH_SGMCMC_API SGLD : public SamplerOf<SGLDOptions> {
@@ -45,7 +61,9 @@ class TORCH_SGMCMC_API SGLD : public SamplerOf<SGLDOptions> {
   using SamplerOf::SamplerOf;
 
  protected:
+  void prepare(Work& work) override;
   void update(const Work& work) override;
+  std::unique_ptr<SamplerParamState> new_state() const override;
 };
 
 }  // namespace torch_sgmcmc

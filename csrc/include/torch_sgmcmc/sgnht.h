@@ -72,7 +72,8 @@ class TORCH_SGMCMC_API SGNHTParamState : public ParamStateOf<SGNHTParamState> {
   static constexpr auto fields() {
     return std::make_tuple(
         std::make_pair("momentum", &SGNHTParamState::momentum),
-        std::make_pair("thermostat", &SGNHTParamState::thermostat));
+        std::make_pair("thermostat", &SGNHTParamState::thermostat),
+        std::make_pair("master", &SGNHTParamState::master));
   }
 };
 

@@ -76,13 +76,16 @@ class TORCH_SGMCMC_API StateDict {
 };
 
 /// Writes a file that torch.load reads in Python (with weights_only=True, its
-/// default) and load() in C++. The file is complete or not there: it is written
-/// beside its final name and then renamed. Throws std::runtime_error if it
-/// cannot be written.
+/// default) and load() in C++. The file is complete or not there, and an older
+/// one stays until then: it is written beside its final name, synced and then
+/// renamed, and the folder is synced. Throws std::runtime_error if it cannot be
+/// written.
 TORCH_SGMCMC_API void save(const StateDict& dict, const std::string& path);
 
 /// Reads what save() or Python's torch.save wrote. Throws std::runtime_error if
-/// there is no such file, or it is not one of torch's, or holds no dict.
+/// there is no such file, or it is not one of torch's, or holds no dict, or a
+/// bit of it is another than was written: torch.load, in Python, does not check
+/// the sums in the file.
 TORCH_SGMCMC_API StateDict load(const std::string& path);
 
 /// The parameters and buffers of a module by name: model.state_dict() of

@@ -11,6 +11,7 @@
 #include "torch_sgmcmc/psgld.h"
 #include "torch_sgmcmc/sampler.h"
 #include "torch_sgmcmc/sbps.h"
+#include "torch_sgmcmc/seeds.h"
 #include "torch_sgmcmc/sghmc.h"
 #include "torch_sgmcmc/sgld.h"
 #include "torch_sgmcmc/sgnht.h"

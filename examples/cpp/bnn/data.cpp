@@ -4,7 +4,11 @@
 #include <c10/util/Exception.h>
 #include <torch/data/datasets/mnist.h>
 
+#include <charconv>
+#include <fstream>
+#include <sstream>
 #include <stdexcept>
+#include <system_error>
 
 namespace bnn {
 
@@ -17,7 +21,6 @@ namespace {
 // The split into training and validation is part of the task, not of a run. The
 // validation set is for choosing settings, which the Python example does.
 constexpr uint64_t kSplitSeed = 2014;
-constexpr int64_t kValidation = 10'000;
 
 struct IdxFile {
   const char* name;
@@ -70,6 +73,16 @@ Tensor Permutation(int64_t n, uint64_t seed) {
   return torch::randperm(n, at::make_generator<at::CPUGeneratorImpl>(seed));
 }
 
+// Takes the images that are not for validation.
+void SetTrain(Images& images,
+              const Tensor& x,
+              const Tensor& y,
+              int64_t validation) {
+  const Tensor kept = Permutation(y.size(0), kSplitSeed).slice(0, validation);
+  images.train_x = x.index_select(0, kept);
+  images.train_y = y.index_select(0, kept);
+}
+
 }  // namespace
 
 Images Images::to(c10::Device device) const {
@@ -92,21 +105,53 @@ Images LoadImages(const fs::path& data_root) {
   }
   const MNIST train = Read(folder, MNIST::Mode::kTrain);
   const MNIST test = Read(folder, MNIST::Mode::kTest);
-  const Tensor x = Rows(train.images());
-  const Tensor y = train.targets();
-  const Tensor order = Permutation(y.size(0), kSplitSeed);
-  const Tensor kept = order.slice(0, kValidation);
 
   Images images;
   images.name = "MNIST";
-  images.train_x = x.index_select(0, kept);
-  images.train_y = y.index_select(0, kept);
+  SetTrain(images, Rows(train.images()), train.targets(), 10'000);
   images.test_x = Rows(test.images());
   images.test_y = test.targets();
   const fs::path other = data_root / "FashionMNIST" / "raw";
   if (Problem(other).empty()) {
     images.other_x = Rows(Read(other, MNIST::Mode::kTest).images());
   }
+  return images;
+}
+
+Images LoadDigits(const fs::path& csv) {
+  constexpr int64_t kDigits = 1797;
+  constexpr int64_t kColumns = 8 * 8 + 1;
+  constexpr int64_t kTrain = 1400;
+  std::ifstream file(csv);
+  std::vector<float> numbers;
+  for (std::string text; std::getline(file, text);) {
+    std::istringstream line(text);
+    for (std::string number; std::getline(line, number, ',');) {
+      int value = -1;
+      const char* end = number.data() + number.size();
+      const auto [rest, error] = std::from_chars(number.data(), end, value);
+      if (error != std::errc() || rest != end || value < 0 || value > 16) break;
+      numbers.push_back(static_cast<float>(value));
+    }
+  }
+  if (static_cast<int64_t>(numbers.size()) != kDigits * kColumns) {
+    throw std::runtime_error(
+        "No digits in --digits " + csv.string() + ": it has " +
+        std::to_string(numbers.size()) + " integers in [0, 16], expected " +
+        std::to_string(kDigits * kColumns) +
+        " (unpack scikit-learn's datasets/data/digits.csv.gz)");
+  }
+  const Tensor table = torch::tensor(numbers)
+                           .reshape({kDigits, kColumns})
+                           .index_select(0, Permutation(kDigits, 0));
+  const Tensor x = table.slice(1, 0, kColumns - 1).div(17).contiguous();
+  const Tensor y = table.select(1, kColumns - 1).to(torch::kLong);
+
+  Images images;
+  images.name = "digits (8x8)";
+  SetTrain(images, x.slice(0, 0, kTrain), y.slice(0, 0, kTrain), 200);
+  images.test_x = x.slice(0, kTrain);
+  images.test_y = y.slice(0, kTrain);
   return images;
 }
 

@@ -1,4 +1,5 @@
-// MNIST as tensors: the same images, split and order as in the Python example.
+// MNIST or digits as tensors: the same images, split and order as in the Python
+// example.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,6 +30,10 @@ struct Images {
 /// MNIST from data_root/MNIST/raw, and Fashion-MNIST if it is beside it. Throws
 /// std::runtime_error that says which file is missing or of the wrong size.
 Images LoadImages(const std::filesystem::path& data_root);
+
+/// scikit-learn's 8x8 digits, from its unpacked digits.csv. Throws
+/// std::runtime_error that says what is wrong with the file.
+Images LoadDigits(const std::filesystem::path& csv);
 
 using Minibatch = std::pair<at::Tensor, at::Tensor>;
 

@@ -13,12 +13,14 @@
 namespace bnn {
 namespace {
 
-// The options as they are given: what is not given depends on --paper.
+// The options as they are given: what is not given depends on --paper and
+// --digits.
 struct Given {
   Options options;
   std::optional<int64_t> epochs;
   std::optional<int64_t> burn_in;
   std::optional<int64_t> seeds;
+  std::optional<int64_t> batch_size;
   bool paper = false;
 };
 
@@ -112,11 +114,11 @@ const std::vector<Option>& Table() {
        true},
       {"--epochs",
        "N",
-       "default: 60, with --paper 800",
+       "default: 60, of the digits 200, with --paper 800",
        [](Given& g, Text text) { g.epochs = Integer(text, 1); }},
       {"--burn-in",
        "N",
-       "default: 10, with --paper 50",
+       "default: 10, of the digits 50, with --paper 50",
        [](Given& g, Text text) { g.burn_in = Integer(text, 0); }},
       {"--seeds",
        "N",
@@ -128,8 +130,8 @@ const std::vector<Option>& Table() {
        [](Given& g, Text text) { g.options.first_seed = Integer(text, 0); }},
       {"--batch-size",
        "N",
-       "default: 500",
-       [](Given& g, Text text) { g.options.batch_size = Integer(text, 1); }},
+       "default: 500, of the digits 100",
+       [](Given& g, Text text) { g.batch_size = Integer(text, 1); }},
       {"--lr",
        "LR",
        "step size, instead of the tuned one",
@@ -142,6 +144,10 @@ const std::vector<Option>& Table() {
        "DIR",
        "folder that holds MNIST/raw (default: data)",
        [](Given& g, Text text) { g.options.data_root = text; }},
+      {"--digits",
+       "FILE",
+       "scikit-learn's 8x8 digits (digits.csv), not MNIST",
+       [](Given& g, Text text) { g.options.digits = text; }},
       {"--device",
        "DEVICE",
        "default: cpu",
@@ -233,9 +239,13 @@ Options ParseOptions(const std::vector<std::string>& arguments) {
   given.options.methods = MethodNames();
   for (size_t i = 0; i < arguments.size();) ReadOption(arguments, i, given);
   Options options = given.options;
-  options.epochs = given.epochs.value_or(given.paper ? 800 : 60);
-  options.burn_in = given.burn_in.value_or(given.paper ? 50 : 10);
+  const bool digits = options.digits.has_value();
+  options.epochs = given.epochs.value_or(given.paper ? 800 : digits ? 200 : 60);
+  options.burn_in = given.burn_in.value_or(given.paper || digits ? 50 : 10);
   options.seeds = given.seeds.value_or(given.paper ? 3 : 2);
+  // The 1,200 digits need smaller minibatches and more epochs for as many
+  // updates.
+  options.batch_size = given.batch_size.value_or(digits ? 100 : 500);
   if (!options.help) CheckTogether(options);
   return options;
 }

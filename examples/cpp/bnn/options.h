@@ -19,10 +19,12 @@ struct Options {
   int64_t burn_in = 0;
   int64_t seeds = 0;
   int64_t first_seed = 0;
-  int64_t batch_size = 500;
+  int64_t batch_size = 0;
   std::optional<double> lr;
   std::optional<double> momentum;
   std::filesystem::path data_root = "data";
+  /// A file of scikit-learn's digits, to use in place of MNIST.
+  std::optional<std::filesystem::path> digits;
   c10::Device device = c10::kCPU;
   std::optional<int64_t> threads;
   std::filesystem::path out = "runs/mnist_bnn";

@@ -1,5 +1,6 @@
 #include "bnn/run.h"
 
+#include <c10/util/Exception.h>
 #include <torch/nn/functional/loss.h>
 
 #include <chrono>
@@ -121,6 +122,20 @@ class Runner {
 
   void resume() {
     const StateDict checkpoint = torch_sgmcmc::load(path_.string());
+    const auto refuse = [this](const std::string& reason) {
+      throw std::runtime_error(path_.string() + " does not fit: " + reason +
+                               "\nDelete it or choose another --out.");
+    };
+    try {
+      take(checkpoint);
+    } catch (const std::invalid_argument& error) {
+      refuse(error.what());
+    } catch (const c10::Error& error) {  // a value of another type
+      refuse(error.what_without_backtrace());
+    }
+  }
+
+  void take(const StateDict& checkpoint) {
     RunState saved = RunState::FromDict(checkpoint, images_.train_x.device());
     if (!saved.config.continues(state_.config)) {
       throw std::runtime_error(
@@ -161,6 +176,12 @@ class Runner {
 };
 
 }  // namespace
+
+void CheckCheckpoint(const RunConfig& config,
+                     const Images& images,
+                     const fs::path& folder) {
+  const Runner runner(config, images, folder);
+}
 
 RunState Run(const RunConfig& config,
              const Images& images,

@@ -1,8 +1,9 @@
 // One run of one method with one seed: an ordinary training loop, resumable.
 //
-// A checkpoint is written after every epoch, by rename: a run that is killed at
-// any moment continues from its last epoch to the same bits. The file is the
-// Python example's, so that either program continues the other's runs.
+// A checkpoint is written after every epoch, all of it or nothing: a run that
+// is killed at any moment continues from its last epoch to the same bits. The
+// file is the Python example's, so that either program continues the other's
+// runs.
 #pragma once
 
 #include <filesystem>
@@ -13,8 +14,14 @@
 
 namespace bnn {
 
+/// Throws std::runtime_error if there is a checkpoint in folder from which the
+/// run cannot continue: damaged, or of other settings.
+void CheckCheckpoint(const RunConfig& config,
+                     const Images& images,
+                     const std::filesystem::path& folder);
+
 /// Runs to the last epoch, from the checkpoint in folder if there is one.
-/// Throws std::runtime_error if that is one of other settings.
+/// Throws as CheckCheckpoint() does.
 RunState Run(const RunConfig& config,
              const Images& images,
              const std::filesystem::path& folder);

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+import checkpoint
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from .metrics import evaluate
 
-__all__ = ["Chain", "RunConfig", "run_chain"]
+__all__ = ["Chain", "RunConfig", "run_chain", "run_in_turn"]
+
+Config = TypeVar("Config", bound="RunConfig")
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,8 @@ def run_chain(
 ) -> dict[str, Any]:
     """Runs to the last epoch, from the checkpoint in folder if there is one.
 
-    A checkpoint is written after every epoch, by rename: a run that is killed at
-    any moment continues from its last epoch to the same bits.
+    A checkpoint is written after every epoch, all of it or nothing: a run that is
+    killed at any moment continues from its last epoch to the same bits.
 
     Args:
         config: what determines the run.
@@ -93,23 +96,28 @@ def run_chain(
         predictions, seconds of training, fingerprint.
     """
     state: dict[str, Any] = {
-        "config": vars(config) | {"settings": dict(config.settings)},
+        "config": _as_dict(config),
         "epoch": 0,
         "samples": 0,
         "predictions": {},  # running means of the softmax outputs
         "history": [],
         "seconds": 0.0,
     }
-    path = folder / f"{config.name}.pt"
-    if path.exists():
-        saved = torch.load(path, map_location=labels.device, weights_only=True)
-        if _fixed(saved["config"]) != _fixed(state["config"]):
+    path = _path(config, folder)
+    saved = _saved(config, folder, labels.device)
+    if saved is not None:
+        try:
+            if saved["predictions"].keys() != inputs.keys():
+                raise ValueError(
+                    f"predictions for {' and '.join(saved['predictions'])} images, not "
+                    f"for {' and '.join(inputs)}"
+                )
+            chain.load_state_dict(saved)
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
             raise SystemExit(
-                f"{path} holds a run with other settings:\n  {saved['config']}\n"
-                f"not\n  {state['config']}\nDelete it or choose another --out."
-            )
+                f"{path} does not fit: {error}\nDelete it or choose another --out."
+            ) from error
         state = saved | {"config": state["config"]}
-        chain.load_state_dict(state)
 
     with tqdm(
         total=config.epochs,
@@ -132,11 +140,52 @@ def run_chain(
             scores |= chain.report()
             state["history"].append(scores)
             state |= chain.state_dict()
-            _save(state, path)
+            checkpoint.save(state, path)
             bar.update()
             bar.set_postfix(error=f"{scores['error']:.2%}")
     state["digest"] = _digest(chain, state)
     return state
+
+
+def run_in_turn(
+    configs: Mapping[str, Sequence[Config]],
+    folder: Path,
+    run: Callable[[Config], dict[str, Any]],
+) -> dict[str, list[dict[str, Any]]]:
+    """Runs all configs of each method, if the folder has no checkpoint against it."""
+    for of_method in configs.values():
+        for config in of_method:
+            _saved(config, folder)
+    return {method: [run(config) for config in configs[method]] for method in configs}
+
+
+def _saved(
+    config: RunConfig, folder: Path, device: torch.device | str = "cpu"
+) -> dict[str, Any] | None:
+    """The checkpoint from which a run continues, None at its start.
+
+    A file that is damaged, or another run's, ends the program.
+    """
+    path = _path(config, folder)
+    if not path.exists():
+        return None
+    saved = checkpoint.load(path, device)
+    if not isinstance(saved, dict) or not isinstance(saved.get("config"), dict):
+        raise SystemExit(f"{path} holds no run.\nDelete it or choose another --out.")
+    if _fixed(saved["config"]) != _fixed(_as_dict(config)):
+        raise SystemExit(
+            f"{path} holds a run with other settings:\n  {saved['config']}\n"
+            f"not\n  {_as_dict(config)}\nDelete it or choose another --out."
+        )
+    return saved
+
+
+def _path(config: RunConfig, folder: Path) -> Path:
+    return folder / f"{config.name}.pt"
+
+
+def _as_dict(config: RunConfig) -> dict[str, Any]:
+    return vars(config) | {"settings": dict(config.settings)}
 
 
 def _fixed(config: dict[str, Any]) -> dict[str, Any]:
@@ -159,12 +208,6 @@ def _predict(
         elif new > 0:
             mean = state["predictions"][name]
             mean += new * (chain.predict(x) - mean) / state["samples"]
-
-
-def _save(state: dict[str, Any], path: Path) -> None:
-    partial = path.with_suffix(".partial")
-    torch.save(state, partial)
-    os.replace(partial, path)
 
 
 def _digest(chain: Chain, state: dict[str, Any]) -> str:

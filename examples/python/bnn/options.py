@@ -16,7 +16,7 @@ __all__ = ["add_options", "check_options", "load"]
 def add_options(
     parser: argparse.ArgumentParser,
     methods: Iterable[str],
-    batch_size: int,
+    batch_size: int | None,
     name: str,
     default: Iterable[str] | None = None,
 ) -> None:
@@ -25,7 +25,7 @@ def add_options(
     Args:
         parser: the example's own.
         methods: the choices of --method.
-        batch_size: the default.
+        batch_size: the default; None is 500, and 100 of the digits.
         name: of the folder under runs/ that is the default of --out.
         default: the methods if none are named; None is all.
     """
@@ -41,7 +41,12 @@ def add_options(
         "--seeds", type=int, help="number of seeds (default: 2, with --paper 3)"
     )
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--batch-size", type=int, default=batch_size)
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        default=batch_size,
+        help=f"default: {batch_size or '500, of the digits 100'}",
+    )
     parser.add_argument(
         "--data-root", type=Path, help="folder that holds MNIST/raw (default: download)"
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import checkpoint
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -151,7 +151,7 @@ def run_chain(config: ChainConfig, images: SmallImages, folder: Path) -> dict[st
     fixed = asdict(config)
     del fixed["epochs"]
     if path.exists():
-        saved = torch.load(path, weights_only=True)
+        saved = checkpoint.load(path)
         if saved["config"] != fixed:
             raise SystemExit(
                 f"{path} holds a run with other settings:\n  {saved['config']}\nnot\n"
@@ -172,8 +172,7 @@ def run_chain(config: ChainConfig, images: SmallImages, folder: Path) -> dict[st
             progress.update()
             if done % part == 0 or done == config.epochs:
                 state = chain.state_dict() | {"config": fixed, "epoch": done}
-                torch.save(state, path.with_suffix(".partial"))
-                os.replace(path.with_suffix(".partial"), path)
+                checkpoint.save(state, path)
     # An epoch ends with the step that completes its evaluations.
     end = config.epochs * len(images.train_y) + 2 * config.batch_size
     count = sum(cost < end for cost in chain.costs)

@@ -7,12 +7,12 @@ Gaussian. A change of coordinates changes no target.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import arviz as az
+import checkpoint
 import numpy as np
 import torch
 from sklearn.covariance import LedoitWolf
@@ -66,7 +66,7 @@ def make_reference(
     """
     settings = [images.name, chains, draws]
     if path.exists():
-        saved = torch.load(path, weights_only=True)
+        saved = checkpoint.load(path)
         if saved.pop("settings") == settings:
             return Reference(**saved)
     x, y = images.train_x.double(), images.train_y
@@ -82,9 +82,7 @@ def make_reference(
     samples, acceptance = _sample(x, y, pilot.mean(0), scale, chains, draws, 1)
     _, directions = torch.linalg.eigh(scale @ scale.T)
     reference = _summary(samples, directions.flip(1), acceptance, images)
-    partial = path.with_suffix(".partial")
-    torch.save({"settings": settings, **vars(reference)}, partial)
-    os.replace(partial, path)
+    checkpoint.save({"settings": settings, **vars(reference)}, path)
     return reference
 
 

@@ -1,6 +1,6 @@
-// Runs the chain that a file describes and writes where it ends:
-//
-//   chain JOB RESULT
+// Runs chains that files describe and writes where they end. On its standard
+// input are the names of a job and of its result, each on a line; the answer is
+// a line too.
 //
 // The job is a dict that Python's torch.save wrote (tests/test_cpp_chains.py
 // has the same loop in Python): a small network and its data, the minibatches
@@ -128,7 +128,6 @@ sg::StateDict Messages(const c10::IValue& jobs) {
 }
 
 void Run(const std::string& job_path, const std::string& result_path) {
-  torch::set_num_threads(1);
   const sg::StateDict job = sg::load(job_path);
   if (job.contains("failing")) {
     return sg::save(Messages(job.at("failing")), result_path);
@@ -199,15 +198,18 @@ void Run(const std::string& job_path, const std::string& result_path) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc != 3) {
-    std::cerr << "usage: chain JOB RESULT\n";
-    return 2;
-  }
-  try {
-    Run(argv[1], argv[2]);
-  } catch (const std::exception& error) {
-    std::cerr << error.what() << '\n';
-    return 1;
+// Runs the jobs that are named on standard input, a job and a result a line,
+// and answers each with a line. What is thrown is a result too.
+int main() {
+  torch::set_num_threads(1);
+  std::string job;
+  std::string result;
+  while (std::getline(std::cin, job) && std::getline(std::cin, result)) {
+    try {
+      Run(job, result);
+    } catch (const std::exception& error) {
+      sg::save({{"error", std::string(error.what())}}, result);
+    }
+    std::cout << "done" << std::endl;
   }
 }

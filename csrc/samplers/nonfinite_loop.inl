@@ -1,0 +1,25 @@
+// The CPU loop over a stretch that counts what is not finite, compiled once per
+// instruction set (see core/isa.h).
+
+template <class T>
+Nonfinite CountNonfiniteIn(const void* data, int64_t begin, int64_t end) {
+  using Bits = typename BitsOf<T>::Type;
+  // Counted in the width of the elements, in which a block's count fits.
+  constexpr int64_t kBlock = 4096;
+  const Bits* x = static_cast<const Bits*>(data);
+  Nonfinite total;
+  for (; begin < end; begin += kBlock) {
+    const int64_t stop = std::min(end, begin + kBlock);
+    Bits nans = 0;
+    Bits infinities = 0;
+    for (int64_t i = begin; i < stop; ++i) {
+      const auto size = Magnitude(x[i]);
+      nans = static_cast<Bits>(nans + (size > BitsOf<T>::kInfinity));
+      infinities =
+          static_cast<Bits>(infinities + (size == BitsOf<T>::kInfinity));
+    }
+    total.nans += nans;
+    total.infinities += infinities;
+  }
+  return total;
+}

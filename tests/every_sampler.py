@@ -1,0 +1,116 @@
+"""Short chains of every sampler, HMC-ECS and SBPS included, behind one interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from ecs_data import Data
+from ecs_data import make as make_ecs
+from sbps_chains import N
+from sbps_chains import make as make_sbps
+from short_chains import make as make_short
+from short_chains import take_step
+from torch import Tensor, nn
+
+import torch_sgmcmc as sg
+
+__all__ = ["EVERY", "Chain", "bits"]
+
+EVERY = (
+    *("SGLD", "SGHMC", "SGHMC online", "SGHMC capturable", "EWSG", "PSGLD", "SGNHT"),
+    *("HMC", "HMC of given length", "SBPS", "SBPS preconditioned"),
+    *("HMCECS", "HMCECS signed"),
+)
+SIZES = (3, 130, 4)
+
+
+class Chain:
+    """A sampler of two groups of parameters; a step depends on its number alone."""
+
+    def __init__(
+        self, kind: str, dtype: torch.dtype = torch.float32, seed: int = 5
+    ) -> None:
+        self.kind = kind
+        g = torch.Generator().manual_seed(3)
+        self.params = [
+            nn.Parameter(0.5 * torch.randn(n, generator=g).to(dtype)) for n in SIZES
+        ]
+        if kind.startswith("HMCECS"):
+            self.data = Data(dtype=torch.float64)
+            self.params = self.data.params
+        self.sampler = self.sampler_of(self.params, seed)
+
+    def sampler_of(self, params: list[Any], seed: int = 99) -> sg.Sampler:
+        groups = [{"params": params[:1]}, {"params": params[1:]}]
+        if self.kind.startswith("HMCECS"):
+            signed = {"variant": "signed", "num_products": 9}
+            settings = signed if self.kind == "HMCECS signed" else {}
+            sampler = make_ecs(self.data, seed=seed, **settings)
+            return type(sampler)(
+                groups,
+                **{
+                    key: value
+                    for key, value in sampler.param_groups[0].items()
+                    if key in ("num_data", "subsample_size", "num_blocks", "seed")
+                    or key in ("prior_precision", "step_size", *settings)
+                },
+            )
+        if self.kind.startswith("SBPS"):
+            preconditioned = self.kind == "SBPS preconditioned"
+            return make_sbps(
+                groups, refresh_rate=0.5, preconditioned=preconditioned, seed=seed
+            )
+        return make_short(self.kind, groups, seed=seed)
+
+    def twin(self, dtype: torch.dtype | None = None) -> Chain:
+        """Equal parameters, but for a dtype, with a sampler of another seed."""
+        other = object.__new__(Chain)
+        other.kind = self.kind
+        if self.kind.startswith("HMCECS"):
+            other.data = Data(dtype=dtype or torch.float64)
+            other.params = other.data.params
+        else:
+            other.params = [
+                nn.Parameter(p.detach().to(dtype or p.dtype, copy=True))
+                for p in self.params
+            ]
+        other.set([p.detach() for p in self.params])
+        other.sampler = other.sampler_of(other.params)
+        return other
+
+    def set(self, values: list[Tensor]) -> None:
+        with torch.no_grad():
+            for p, value in zip(self.params, values, strict=True):
+                p.copy_(value)
+
+    def run(self, steps: range) -> list[Tensor]:
+        """Makes steps; returns where they end."""
+        for step in steps:
+            if self.kind.startswith("HMCECS"):
+                self.sampler.step(self.data)
+            elif self.kind.startswith("SBPS"):
+                self.sampler.step(lambda step=step: self.losses(step))
+            else:
+                take_step(self.sampler, self.params, step)
+        return [p.detach().clone() for p in self.params]
+
+    def losses(self, step: int) -> Tensor:
+        g = torch.Generator().manual_seed(step)
+        index = torch.randperm(N, generator=g)[:10].double()
+        total = torch.zeros(10, dtype=torch.float64)
+        for p in self.params:
+            x = torch.sin(index[:, None] + torch.arange(p.numel()))
+            total = total + 0.5 * (p.double().flatten() - x).square().sum(dim=1)
+        return total
+
+
+def bits(value: Any) -> Any:
+    """The same nest of dicts and lists with tensors as lists of numbers."""
+    if isinstance(value, Tensor):
+        return (str(value.dtype), value.double().tolist())
+    if isinstance(value, dict):
+        return {key: bits(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [bits(each) for each in value]
+    return repr(value)

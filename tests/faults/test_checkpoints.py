@@ -1,0 +1,393 @@
+"""Checkpoints of the examples: on the disk, whole, the run's own, and one run's."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from errno import ENOSPC
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from children import outcome, start
+
+pytestmark = pytest.mark.examples
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "python"
+NOBODY = 65534
+
+
+@pytest.fixture
+def checkpoint(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module("checkpoint")
+
+
+def content(seed: int, size: int = 5000) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    return {"a": torch.randn(size, generator=generator), "b": {"c": [1, 2.5, "d"]}}
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return torch.equal(one["a"], other["a"]) and one["b"] == other["b"]
+
+
+@pytest.fixture
+def path(checkpoint: ModuleType, tmp_path: Path) -> Path:
+    """A file with an older checkpoint, content(0)."""
+    path = tmp_path / "run.pt"
+    checkpoint.save(content(0), path)
+    return path
+
+
+# ---- Written -------------------------------------------------------------------------
+
+
+def test_the_file_is_synced_before_it_is_renamed_and_the_folder_after(
+    checkpoint: ModuleType, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, ...]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def syncs(file: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{file}")
+        if name.endswith(".partial"):  # all of it, none left in Python's own buffer
+            assert same(torch.load(name), content(1))
+            assert same(torch.load(path), content(0))
+        done.append(("fsync", name))
+        fsync(file)
+
+    def replaces(old: Path, new: Path) -> None:
+        done.append(("replace", str(old), str(new)))
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", syncs)
+    monkeypatch.setattr(os, "replace", replaces)
+    checkpoint.save(content(1), path)
+    partial = str(path.with_suffix(".partial"))
+    assert done == [
+        ("fsync", partial),
+        ("replace", partial, str(path)),
+        ("fsync", str(path.parent)),
+    ]
+    assert same(checkpoint.load(path), content(1))
+
+
+@pytest.mark.parametrize("name", ["fsync", "replace"])
+def test_a_failure_leaves_the_older_checkpoint(
+    checkpoint: ModuleType, path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def fails(*arguments: object) -> None:
+        raise OSError(ENOSPC, os.strerror(ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, fails)
+        with pytest.raises(SystemExit) as error:
+            checkpoint.save(content(1), path)
+    assert str(error.value) == f"Cannot write {path}: No space left on device"
+    assert same(checkpoint.load(path), content(0))
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_that_may_not_grow(checkpoint: ModuleType, path: Path) -> None:
+    def save() -> None:
+        # Python ignores the signal that would otherwise end the process.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+        checkpoint.save(content(1), path)
+
+    assert outcome(save) == f"SystemExit: Cannot write {path}: File too large"
+    assert same(checkpoint.load(path), content(0))
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB; skips where none can be mounted."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if (
+        not shutil.which("mount")
+        or subprocess.run(mount, capture_output=True).returncode
+    ):
+        pytest.skip("needs the right to mount a small file system")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk(checkpoint: ModuleType, small_disk: Path) -> None:
+    path = small_disk / "run.pt"
+    checkpoint.save(content(0), path)
+    with pytest.raises(SystemExit) as error:
+        checkpoint.save(content(1, 20_000), path)
+    assert str(error.value) == f"Cannot write {path}: No space left on device"
+    assert same(checkpoint.load(path), content(0))
+    assert list(small_disk.iterdir()) == [path]
+    checkpoint.save(content(1), path)  # there is room for as much as before
+    assert same(checkpoint.load(path), content(1))
+
+
+@pytest.fixture
+def read_only(checkpoint: ModuleType) -> Iterator[Path]:
+    """A folder with a checkpoint into which nobody but root can write."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        checkpoint.save(content(0), folder / "run.pt")
+        (folder / "run.pt").chmod(0o444)
+        folder.chmod(0o555)
+        yield folder
+        folder.chmod(0o755)
+
+
+def unprivileged(call: Callable[[], Any]) -> Callable[[], Any]:
+    """The call without the rights of root, if it has them: for a child."""
+
+    def calls() -> Any:
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+        return call()
+
+    return calls
+
+
+def test_a_read_only_folder(checkpoint: ModuleType, read_only: Path) -> None:
+    path = read_only / "run.pt"
+    saved = outcome(unprivileged(lambda: checkpoint.save(content(1), path)))
+    assert saved == f"SystemExit: Cannot write {path}: Permission denied"
+    # It is found at the start of a run, not at the end of its first epoch.
+    owned = outcome(unprivileged(lambda: checkpoint.owned(read_only).__enter__()))
+    assert owned == f"SystemExit: Cannot write {read_only}/.lock: Permission denied"
+    assert same(checkpoint.load(path), content(0))
+    assert list(read_only.iterdir()) == [path]
+
+
+# ---- Read ----------------------------------------------------------------------------
+
+
+def refusal(checkpoint: ModuleType, path: Path) -> str | None:
+    """Why a file cannot be read; None if it can."""
+    try:
+        checkpoint.load(path)
+    except SystemExit as error:
+        first, *rest = str(error).split("\n")
+        assert rest == ["Delete it or choose another --out."]
+        assert first.startswith(f"Cannot read {path}: ")
+        assert len(first) > len(f"Cannot read {path}: ")
+        return first
+    return None
+
+
+def test_a_truncated_checkpoint(checkpoint: ModuleType, path: Path) -> None:
+    whole = path.read_bytes()
+    lengths = {round(i * (len(whole) - 1) / 199) for i in range(200)}
+    assert len(lengths) == 200
+    for length in lengths:
+        path.write_bytes(whole[:length])
+        assert refusal(checkpoint, path), length
+        assert path.read_bytes() == whole[:length]
+    path.write_bytes(whole)
+    assert refusal(checkpoint, path) is None
+
+
+def test_a_flipped_bit_is_noticed_or_means_nothing(
+    checkpoint: ModuleType, path: Path
+) -> None:
+    """Every 11th bit of a small file, or with TORCH_SGMCMC_FAULTS=full every one."""
+    every = 1 if os.environ.get("TORCH_SGMCMC_FAULTS") == "full" else 11
+    checkpoint.save(content(2, 10), path)
+    whole = path.read_bytes()
+    noticed = 0
+    for bit in range(0, 8 * len(whole), every):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        if refusal(checkpoint, path) is None:
+            # In what fills the space between parts.
+            assert same(checkpoint.load(path), content(2, 10)), bit
+        else:
+            noticed += 1
+    assert noticed > 8 * len(whole) // every // 2
+
+
+def test_a_flipped_bit_of_a_number(checkpoint: ModuleType, path: Path) -> None:
+    """torch.load itself does not notice it."""
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    path.write_bytes(damaged)
+    assert not same(torch.load(path), content(0))
+    text = f"Cannot read {path}: archive/data/0 is damaged"
+    assert refusal(checkpoint, path) == text
+
+
+def test_a_checkpoint_that_is_not_there_or_no_archive(
+    checkpoint: ModuleType, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.pt"
+    assert refusal(checkpoint, path) == f"Cannot read {path}: No such file or directory"
+    path.write_text("text")
+    assert refusal(checkpoint, path) == f"Cannot read {path}: File is not a zip file"
+
+
+# ---- Of another run ------------------------------------------------------------------
+
+RUN = ("--digits", "--threads", "1", "--seeds", "1", "--epochs", "2", "--burn-in", "1")
+
+
+@pytest.fixture
+def example(
+    checkpoint: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., None]]:
+    """The MNIST example's main, in this process."""
+    threads = torch.get_num_threads()
+
+    def run(out: Path, *options: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["", *RUN, "--out", str(out), *options])
+        importlib.import_module("mnist_bnn").main()
+
+    yield run
+    torch.set_num_threads(threads)
+
+
+def test_a_checkpoint_of_another_run_or_sampler(
+    example: Callable[..., None], checkpoint: ModuleType, tmp_path: Path
+) -> None:
+    example(tmp_path, "--method", "sgld", "sghmc")
+    (tmp_path / "results.json").unlink()
+    paths = {m: tmp_path / f"{m}-seed0.pt" for m in ("sgd", "sgld", "sghmc")}
+    path, ours = paths["sghmc"], checkpoint.load(paths["sghmc"])
+    other = checkpoint.load(paths["sgld"])
+
+    def refused(state: Any) -> str:
+        checkpoint.save(state, path)
+        before = path.read_bytes()
+        with pytest.raises(SystemExit) as error:
+            example(tmp_path, "--method", "sgd", "sghmc", "--epochs", "3")
+        assert path.read_bytes() == before
+        assert not (tmp_path / "results.json").exists()
+        *text, end = str(error.value).split("\n")
+        assert end == "Delete it or choose another --out."
+        return "\n".join(text)
+
+    for state in ([1], {"a": 1}, {"config": 3}):
+        assert refused(state) == f"{path} holds no run."
+    wanted = ours["config"] | {"epochs": 3}
+    for changes in (other["config"], {"seed": 1}, {"batch_size": 7}, {"dataset": "x"}):
+        config = ours["config"] | changes
+        assert refused(ours | {"config": config}) == (
+            f"{path} holds a run with other settings:\n  {config}\nnot\n  {wanted}"
+        )
+    # All of these are found before the first run begins.
+    assert not paths["sgd"].exists()
+
+    fits = f"{path} does not fit: "
+    assert refused(ours | {"predictions": {}}) == (
+        f"{fits}predictions for  images, not for labelled"
+    )
+    for key in ("model", "optimizer", "precision", "predictions"):
+        assert refused({k: v for k, v in ours.items() if k != key}) == f"{fits}'{key}'"
+    assert "not one of SGHMC" in refused(ours | {"optimizer": other["optimizer"]})
+    narrow = copy.deepcopy(ours)
+    narrow["model"]["0.weight"] = torch.zeros(100, 3)
+    assert "size mismatch for 0.weight" in refused(narrow)
+    checkpoint.save(ours, path)
+    example(tmp_path, "--method", "sghmc", "--epochs", "3")
+
+
+# ---- One run in a folder -------------------------------------------------------------
+
+
+def test_a_folder_is_one_runs(
+    example: Callable[..., None], checkpoint: ModuleType, tmp_path: Path
+) -> None:
+    message = (
+        f"Another run writes to {tmp_path}.\n"
+        "Wait until it ends or choose another --out."
+    )
+    with checkpoint.owned(tmp_path):
+        for options in (("--method", "sgd"), ("--method", "sgd", "--tune")):
+            with pytest.raises(SystemExit) as error:
+                example(tmp_path, *options)
+            assert str(error.value) == message
+        assert [p.name for p in tmp_path.iterdir()] == [".lock"]
+        with checkpoint.owned(tmp_path / "another"):
+            pass
+    example(tmp_path, "--method", "sgd")
+    example(tmp_path, "--method", "sgd", "--epochs", "3")  # its own is continued
+
+
+def test_a_killed_run_leaves_its_folder(checkpoint: ModuleType, tmp_path: Path) -> None:
+    held = tmp_path / "held"
+
+    def hold() -> None:
+        with checkpoint.owned(tmp_path):
+            held.touch()
+            signal.pause()
+
+    child, reader = start(hold)
+    while not held.exists():
+        time.sleep(0.001)
+    with pytest.raises(SystemExit, match="Another run writes to"):
+        checkpoint.owned(tmp_path).__enter__()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(reader)
+    with checkpoint.owned(tmp_path):
+        pass
+
+
+# ---- Lengths that are left to the data set ------------------------------------------
+
+
+def test_sizes_depend_on_the_data(
+    example: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("mnist_bnn")
+
+    def sizes(*options: str) -> tuple[int, ...]:
+        monkeypatch.setattr(sys, "argv", ["", *options])
+        args = module.parse_arguments()
+        return args.epochs, args.burn_in, args.batch_size, args.seeds
+
+    assert sizes() == (60, 10, 500, 2)
+    assert sizes("--digits") == (200, 50, 100, 2)
+    assert sizes("--paper") == (800, 50, 500, 3)
+    assert sizes("--digits", "--batch-size", "50", "--epochs", "70") == (70, 50, 50, 2)
+
+
+def test_digits_in_place_of_mnist_have_their_own_sizes(
+    example: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where MNIST cannot be downloaded."""
+    module = importlib.import_module("mnist_bnn")
+    data = importlib.import_module("bnn.data")
+    configs = []
+
+    def fails(*arguments: object, **more: object) -> None:
+        raise OSError("no network")
+
+    def looks(of_methods: dict[str, list[Any]], *rest: object) -> None:
+        configs.extend(of_methods["sgd"])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(data, "_mnist", fails)
+    monkeypatch.setattr(module, "run_in_turn", looks)
+    options = ("--seeds", "1", "--out", str(tmp_path), "--method", "sgd")
+    monkeypatch.setattr(sys, "argv", ["", *options])
+    with pytest.raises(KeyboardInterrupt):
+        module.main()
+    (config,) = configs
+    assert config.dataset == "digits (8x8)"
+    assert (config.epochs, config.burn_in, config.batch_size) == (200, 50, 100)

@@ -1,0 +1,154 @@
+"""Runs on the digits, killed at random moments: resumed to the bits of unbroken ones.
+
+Twenty kills, or as many as the environment variable TORCH_SGMCMC_KILLS says (pytest -s
+shows how far it is). After each the checkpoint must be readable and one of the unbroken
+run's; a run that ends must have its parameters, predictions and scores. The moments are
+drawn uniformly over the time that the whole run takes.
+"""
+
+from __future__ import annotations
+
+import collections
+import importlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from children import outcome
+from test_cpp_checkpoints import EXAMPLES, digits
+
+__all__ = ["digits"]
+
+pytestmark = pytest.mark.examples
+
+KILLS = int(os.environ.get("TORCH_SGMCMC_KILLS", 20))
+EPOCHS, BURN_IN = 12, 3
+
+#: Begins or resumes a run in a folder. What it ends with; None if it was killed after
+#: so many seconds.
+Go = Callable[[Path, str, float | None], str | None]
+
+
+@pytest.fixture
+def bnn(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The Python example's modules."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    names = ("run", "methods", "data")
+    modules = {name: importlib.import_module(f"bnn.{name}") for name in names}
+    return SimpleNamespace(**modules, checkpoint=importlib.import_module("checkpoint"))
+
+
+def scores(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in epoch.items() if k != "seconds"} for epoch in history]
+
+
+def kill(
+    go: Go, bnn: SimpleNamespace, methods: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Kills runs until there have been enough kills; prints what there was."""
+    generator = random.Random(0)
+    ends, times, saved = {}, {}, {}
+    for method in methods:
+        for name in ("first", "whole"):  # the first has to read files
+            start = time.perf_counter()
+            ends[method] = go(tmp_path / name / method, method, None)
+            times[method] = time.perf_counter() - start
+        path = tmp_path / "whole" / method / f"{method}-seed0.pt"
+        saved[method] = bnn.checkpoint.load(path)
+        assert len(saved[method]["history"]) == EPOCHS
+    kills = runs = unfinished = 0
+    epochs: collections.Counter[int] = collections.Counter()
+    while kills < KILLS:
+        method = methods[runs % len(methods)]
+        folder = tmp_path / "killed"
+        path = folder / f"{method}-seed0.pt"
+        while True:
+            end = go(folder, method, generator.uniform(0, times[method]))
+            if end is not None:
+                break
+            kills += 1
+            unfinished += any(
+                p.suffix in (".partial", ".unfinished") for p in folder.glob("*")
+            )
+            epoch = 0
+            if path.exists():
+                now = bnn.checkpoint.load(path)
+                epoch = now["epoch"]
+                expected = saved[method]["history"][:epoch]
+                assert scores(now["history"]) == scores(expected)
+            epochs[epoch] += 1
+        assert end == ends[method]
+        now = bnn.checkpoint.load(path)
+        for name, tensor in saved[method]["model"].items():
+            assert torch.equal(now["model"][name], tensor)
+        shutil.rmtree(folder)
+        runs += 1
+        at = ", ".join(f"{n} after epoch {e}" for e, n in sorted(epochs.items()))
+        print(f"{kills} kills of {runs} runs, {unfinished} while writing; {at}")
+
+
+def test_in_python(bnn: SimpleNamespace, tmp_path: Path, one_thread: None) -> None:
+    images = bnn.data.load_digits()
+
+    def go(folder: Path, method: str, kill_after: float | None) -> str | None:
+        settings = tuple(bnn.methods.METHODS[method].items())
+        if "start_epochs" in dict(settings):
+            settings = tuple((dict(settings) | {"start_epochs": 1}).items())
+        config = bnn.run.RunConfig(
+            method, 0, settings, EPOCHS, BURN_IN, 100, images.name
+        )
+
+        def job() -> str:
+            torch.set_num_threads(1)
+            with bnn.checkpoint.owned(folder):
+                state = bnn.run.run(config, images, folder)
+            keys = ("digest", "samples", "history")
+            return json.dumps({key: state[key] for key in keys})
+
+        end = outcome(job, kill_after)
+        assert end is None or end.startswith("{"), end
+        return end
+
+    methods = ("sgdm", "sgld", "sghmc", "psbps")
+    kill(go, bnn, methods, tmp_path)
+
+
+@pytest.mark.cpp
+def test_in_cpp(
+    bnn: SimpleNamespace,
+    consumer_program: Callable[[str], Path],
+    digits: Path,
+    tmp_path: Path,
+) -> None:
+    program = consumer_program("mnist_bnn")
+
+    def go(folder: Path, method: str, kill_after: float | None) -> str | None:
+        command = [program, "--digits", digits, "--threads", 1, "--seeds", 1]
+        command += ["--method", method, "--epochs", EPOCHS, "--burn-in", BURN_IN]
+        process = subprocess.Popen(
+            list(map(str, [*command, "--out", folder])),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        if kill_after is not None:
+            time.sleep(kill_after)
+            process.kill()
+        _, errors = process.communicate()
+        if process.returncode == -9:
+            return None
+        assert process.returncode == 0, errors
+        (run,) = json.loads((folder / "results.json").read_text())["runs"]
+        return json.dumps({key: run[key] for key in ("digest", "samples", "history")})
+
+    kill(go, bnn, ("sgdm", "sgld", "sghmc"), tmp_path)

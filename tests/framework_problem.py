@@ -1,0 +1,111 @@
+"""A small regression with every sampler, for tests inside training frameworks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+import torch_sgmcmc as sg
+
+__all__ = [
+    "CLOSED",
+    "EVERY",
+    "NUM_DATA",
+    "PLAIN",
+    "closure_of",
+    "data",
+    "graphs",
+    "loader",
+    "new_model",
+    "new_sampler",
+    "takes_closure",
+]
+
+NUM_DATA, BATCH = 32, 8
+_COMMON = {"num_data": NUM_DATA, "prior_precision": 1.0, "seed": 3}
+
+# Those whose step() follows a backward() of somebody else's.
+PLAIN: dict[str, Callable[[Any], sg.Sampler]] = {
+    "SGLD": lambda p: sg.SGLD(p, 0.1, **_COMMON),
+    "SGHMC": lambda p: sg.SGHMC(p, 0.1, 0.9, **_COMMON),
+    "PSGLD without gamma": lambda p: sg.PSGLD(p, 0.01, gamma=False, **_COMMON),
+    "SGNHT": lambda p: sg.SGNHT(p, 0.1, **_COMMON),
+}
+# Those that ask for more: a graph, or a closure of their own.
+CLOSED: dict[str, Callable[[Any], sg.Sampler]] = {
+    "PSGLD": lambda p: sg.PSGLD(p, 0.01, eps=0.1, **_COMMON),
+    "EWSG": lambda p: sg.EWSG(p, 0.1, **_COMMON),
+    "HMC": lambda p: sg.HMC(p, 0.1, num_steps=3, **_COMMON),
+    "SBPS": lambda p: sg.SBPS(p, **_COMMON),
+    "HMCECS": lambda p: sg.HMCECS(p, subsample_size=10, num_blocks=5, **_COMMON),
+}
+EVERY = {**PLAIN, **CLOSED}
+
+
+def data() -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(NUM_DATA, 3, generator=g)
+    noise = 0.1 * torch.randn(NUM_DATA, generator=g)
+    return x, (x @ torch.tensor([1.0, -2.0, 0.5]) + noise)[:, None]
+
+
+def loader() -> DataLoader[Any]:
+    """Minibatches in a fixed order."""
+    return DataLoader(TensorDataset(*data()), BATCH)
+
+
+def new_model() -> nn.Module:
+    g = torch.Generator().manual_seed(1)
+    model = nn.Linear(3, 1)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=g))
+    return model
+
+
+def new_sampler(kind: str, model: nn.Module) -> sg.Sampler:
+    return EVERY[kind](model.parameters())
+
+
+def takes_closure(kind: str) -> bool:
+    return kind in CLOSED and kind != "PSGLD"
+
+
+def graphs(kind: str) -> dict[str, bool]:
+    """What backward() must be given."""
+    return {"create_graph": True} if kind == "PSGLD" else {}
+
+
+def closure_of(
+    kind: str,
+    model: nn.Module,
+    batches: sg.IndependentBatchSampler,
+    backward: Callable[[Tensor], object],
+) -> Callable[..., Tensor]:
+    """The closure that this sampler asks for."""
+    x, y = data()
+
+    def ewsg() -> Tensor:
+        (rows,) = batches.draw(1)
+        loss = mse_loss(model(x[rows]), y[rows])
+        backward(loss)
+        return loss
+
+    def hmc() -> Tensor:
+        loss = mse_loss(model(x), y)
+        backward(loss)
+        return loss
+
+    def sbps() -> Tensor:
+        (rows,) = batches.draw(1)
+        return (model(x[rows]) - y[rows]).square().sum(1)
+
+    def hmcecs(indices: Tensor) -> Tensor:
+        return -(model(x[indices]) - y[indices]).square().sum(1)
+
+    return {"EWSG": ewsg, "HMC": hmc, "SBPS": sbps, "HMCECS": hmcecs}[kind]

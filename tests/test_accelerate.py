@@ -1,0 +1,135 @@
+"""Samplers with Hugging Face's accelerate, and in its own tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from framework_problem import (
+    EVERY,
+    NUM_DATA,
+    PLAIN,
+    closure_of,
+    graphs,
+    loader,
+    new_model,
+    new_sampler,
+    takes_closure,
+)
+from short_chains import assert_same
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+import torch_sgmcmc as sg
+
+accelerate = pytest.importorskip("accelerate")
+scripts = pytest.importorskip("accelerate.test_utils.scripts.test_script")
+syncing = pytest.importorskip("accelerate.test_utils.scripts.test_sync")
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def no_state_left() -> Iterator[None]:
+    yield
+    accelerate.state.AcceleratorState._reset_state(True)
+    accelerate.state.GradientState._reset_state()
+
+
+class Run:
+    """A training loop as accelerate's documents have it."""
+
+    def __init__(self, kind: str, parts: int = 1) -> None:
+        self.accelerator = accelerate.Accelerator(
+            cpu=True, gradient_accumulation_steps=parts
+        )
+        self.kind, self.parts = kind, parts
+        self.batches = sg.IndependentBatchSampler(NUM_DATA, 8, seed=5)
+        model = new_model()
+        self.model, self.sampler, self.loader = self.accelerator.prepare(
+            model, new_sampler(kind, model), loader()
+        )
+        self.accelerator.register_for_checkpointing(self.batches)
+
+    def epochs(self, number: int) -> list[Tensor]:
+        for _ in range(number):
+            for x, y in self.loader:
+                if takes_closure(self.kind):
+                    backward = self.accelerator.backward
+                    self.sampler.step(
+                        closure_of(self.kind, self.model, self.batches, backward)
+                    )
+                    continue
+                with self.accelerator.accumulate(self.model):
+                    loss = mse_loss(self.model(x), y)
+                    self.accelerator.backward(loss, **graphs(self.kind))
+                    self.sampler.step()
+                    self.sampler.zero_grad()
+        return list(self.model.parameters())
+
+
+def by_hand(kind: str, epochs: int, parts: int = 1) -> list[Tensor]:
+    """The chain of a loop without a framework."""
+    model = new_model()
+    sampler = new_sampler(kind, model)
+    batches = sg.IndependentBatchSampler(NUM_DATA, 8, seed=5)
+    for _ in range(epochs):
+        sampler.zero_grad()
+        for i, (x, y) in enumerate(loader()):
+            if takes_closure(kind):
+                sampler.step(closure_of(kind, model, batches, Tensor.backward))
+                continue
+            (mse_loss(model(x), y) / parts).backward(**graphs(kind))
+            if i % parts == parts - 1:
+                sampler.step()
+                sampler.zero_grad()
+    return list(model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
+@pytest.mark.parametrize("kind", EVERY)
+def test_the_chain_is_that_of_a_loop_and_goes_on(kind: str, tmp_path: Path) -> None:
+    run = Run(kind)
+    run.epochs(1)
+    run.accelerator.save_state(str(tmp_path))
+    whole = run.epochs(2)
+    assert_same(whole, by_hand(kind, 3))
+    accelerate.state.AcceleratorState._reset_state(True)
+    resumed = Run(kind)
+    resumed.accelerator.load_state(str(tmp_path))
+    assert_same(resumed.epochs(2), whole)
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_accumulated_gradients(kind: str) -> None:
+    assert_same(Run(kind, parts=2).epochs(2), by_hand(kind, 2, parts=2))
+
+
+# ---- accelerate's own tests, with a sampler in the optimizer's place ---------------
+
+
+@pytest.fixture(params=PLAIN)
+def in_place(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., sg.Sampler]:
+    def make(params: Any, lr: float) -> sg.Sampler:
+        sampler = PLAIN[request.param](params)
+        for group in sampler.param_groups:
+            group["lr"] = lr / 10
+        return sampler
+
+    monkeypatch.setattr(torch.optim, "SGD", make)
+    monkeypatch.setattr(syncing, "AdamW", make)
+    return make
+
+
+def test_training_check(in_place: Any) -> None:
+    accelerate.Accelerator(cpu=True)
+    scripts.training_check(use_seedable_sampler=True)
+
+
+def test_gradient_accumulation_with_opt_and_scheduler(in_place: Any) -> None:
+    syncing.test_gradient_accumulation_with_opt_and_scheduler()

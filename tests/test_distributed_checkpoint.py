@@ -1,0 +1,245 @@
+"""torch.distributed.checkpoint saves and loads samplers, and never advances a chain."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from reference import same_bits
+from short_chains import KINDS, TARGET, make, needs_closure, set_grads, twin_of
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+
+import torch_sgmcmc as sg
+
+ALL = [*KINDS, "SBPS", "pSBPS"]
+EACH = pytest.mark.parametrize("kind", ALL)
+# No state has been made before the first step, nor is there ever any of SGLD.
+SAVED_AFTER = pytest.mark.parametrize("steps", [0, 3])
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        g = torch.Generator().manual_seed(3)
+        self.weight = nn.Parameter(torch.randn(7, 5, generator=g))
+        self.frozen = nn.Parameter(torch.randn(3, generator=g), requires_grad=False)
+        self.bias = nn.Parameter(torch.randn(5, generator=g).bfloat16())
+
+    def trained(self) -> list[nn.Parameter]:
+        return [self.weight, self.bias]
+
+
+def groups(net: Net) -> list[dict[str, Any]]:
+    return [{"params": [net.weight, net.frozen]}, {"params": [net.bias]}]
+
+
+def sampler_of(kind: str, net: Net) -> sg.Sampler:
+    if "SBPS" in kind:
+        target = {key: value for key, value in TARGET.items() if key != "lr"}
+        return sg.SBPS(groups(net), **target, preconditioned=kind == "pSBPS", seed=5)
+    return make(kind, groups(net))
+
+
+def stranger_of(sampler: sg.Sampler, net: Net) -> sg.Sampler:
+    """Of another seed and other hyperparameters, but for those that say what it has."""
+    if isinstance(sampler, sg.SBPS):
+        twin: sg.Sampler = sg.SBPS(groups(net), num_data=1, seed=99)
+    else:
+        twin = twin_of(sampler, groups(net))
+    layout = ("preconditioned", "noise_estimate", "resample_momentum_every", "adapt")
+    for ours, theirs in zip(twin.param_groups, sampler.param_groups, strict=True):
+        for key in (*layout, "gamma", "momentum", "capturable"):
+            if key in theirs:
+                ours[key] = theirs[key]
+        for key in ("step", "num_skipped"):
+            if torch.is_tensor(theirs[key]):
+                ours[key] = torch.zeros_like(theirs[key])
+    return twin
+
+
+def advance(sampler: sg.Sampler, net: Net, steps: range) -> None:
+    for step in steps:
+        calls = iter(range(100))
+
+        def closure(step: int = step, calls: Any = calls) -> torch.Tensor:
+            if isinstance(sampler, sg.SBPS):
+                total = sum(p.float().square().sum() for p in net.trained())
+                return total * torch.linspace(0.4, 0.6, 8)
+            set_grads(net.trained(), step, next(calls))
+            halves = [p.detach().double().square().sum() / 2 for p in net.trained()]
+            return torch.stack(halves).sum()
+
+        if needs_closure(sampler) or isinstance(sampler, sg.SBPS):
+            sampler.step(closure)
+        else:
+            closure()
+            sampler.step()
+    sampler.zero_grad()
+
+
+def assert_same_chain(
+    one: tuple[Net, sg.Sampler], other: tuple[Net, sg.Sampler]
+) -> None:
+    for p, q in zip(one[0].parameters(), other[0].parameters(), strict=True):
+        assert same_bits(p, q)
+    ours, theirs = (sampler.state_dict() for _, sampler in (one, other))
+    assert ours["param_groups"] == theirs["param_groups"]
+    for index in {*ours["state"], *theirs["state"]}:  # torch may add empty ones
+        state = ours["state"].get(index, {})
+        expected_state = theirs["state"].get(index, {})
+        assert state.keys() == expected_state.keys()
+        for key, value in state.items():
+            expected = expected_state[key]
+            if torch.is_tensor(value):
+                assert same_bits(value, expected)
+            else:
+                assert value == expected
+
+
+@EACH
+@SAVED_AFTER
+def test_saving_never_advances_the_chain(kind: str, steps: int) -> None:
+    nets = Net(), Net()
+    saved, untouched = (sampler_of(kind, net) for net in nets)
+    for sampler, net in zip((saved, untouched), nets, strict=True):
+        advance(sampler, net, range(steps))
+    before = copy.deepcopy(saved.state_dict())
+    for options in (None, FLAT):
+        get_optimizer_state_dict(nets[0], saved, options=options)
+        get_state_dict(nets[0], saved, options=options)
+    assert_same_chain((nets[0], saved), (nets[1], untouched))
+    assert len(saved.state) == len(untouched.state)
+    assert before["param_groups"] == saved.state_dict()["param_groups"]
+    for sampler, net in zip((saved, untouched), nets, strict=True):
+        advance(sampler, net, range(steps, steps + 4))
+    assert_same_chain((nets[0], saved), (nets[1], untouched))
+
+
+# Of whose parameters only those in bf16 and fp16 have state: torch would miss that of
+# the others.
+WITH_MASTERS_ALONE = ("SGLD", "EWSG overdamped", "HMC")
+
+
+@EACH
+@SAVED_AFTER
+@pytest.mark.parametrize("options", [None, FLAT], ids=["nested", "flat"])
+def test_a_loaded_chain_continues_bit_for_bit(
+    kind: str, steps: int, options: StateDictOptions | None, tmp_path: Path
+) -> None:
+    if options is None and kind in WITH_MASTERS_ALONE:
+        options = StateDictOptions(strict=False)
+    net = Net()
+    sampler = sampler_of(kind, net)
+    advance(sampler, net, range(steps))
+    model_state, state = get_state_dict(net, sampler, options=options)
+    dcp.save({"model": model_state, "sampler": state}, checkpoint_id=tmp_path)
+
+    loaded = Net()
+    with torch.no_grad():
+        for p in loaded.parameters():
+            p.zero_()
+    other = stranger_of(sampler, loaded)
+    model_state, state = get_state_dict(loaded, other, options=options)
+    dcp.load({"model": model_state, "sampler": state}, checkpoint_id=tmp_path)
+    set_state_dict(
+        loaded,
+        other,
+        model_state_dict=model_state,
+        optim_state_dict=state,
+        options=options,
+    )
+    assert_same_chain((loaded, other), (net, sampler))
+    for some, its in ((sampler, net), (other, loaded)):
+        advance(some, its, range(steps, steps + 4))
+    assert_same_chain((loaded, other), (net, sampler))
+
+
+@EACH
+def test_what_is_laid_out_is_as_what_the_first_step_makes(kind: str) -> None:
+    net = Net()
+    sampler = sampler_of(kind, net)
+    blank = get_optimizer_state_dict(net, sampler)["state"]
+    advance(sampler, net, range(1))
+    made = get_optimizer_state_dict(net, sampler)["state"]
+    assert blank.keys() == made.keys()
+    for name, state in made.items():
+        assert blank[name].keys() == state.keys()
+        for key, value in state.items():
+            assert type(blank[name][key]) is type(value)
+            if torch.is_tensor(value):
+                assert blank[name][key].dtype == value.dtype
+                assert blank[name][key].shape == value.shape
+
+
+def test_a_step_with_a_learning_rate_of_zero_counts() -> None:
+    # A warm-up that starts from 0, and gradients that vanish.
+    net = Net()
+    sampler = sg.SGLD(groups(net), lr=0.0, num_data=1, seed=0)
+    for p in net.trained():
+        p.grad = torch.zeros_like(p)
+    sampler.step(closure=None)
+    assert [group["step"] for group in sampler.param_groups] == [1, 1]
+
+
+def test_state_that_was_laid_out_in_vain_is_forgotten() -> None:
+    nets = Net(), Net()
+    one, other = (sampler_of("SGHMC", net) for net in nets)
+    with pytest.raises(KeyError):
+        set_optimizer_state_dict(nets[0], one, {"nothing": 0}, options=FLAT)
+    for sampler, net in zip((one, other), nets, strict=True):
+        advance(sampler, net, range(3))
+    assert_same_chain((nets[0], one), (nets[1], other))
+
+
+def test_hooks_see_no_step() -> None:
+    net = Net()
+    sampler = sampler_of("SGLD", net)
+    sampler.register_step_pre_hook(lambda *_: pytest.fail("a step"))
+    get_optimizer_state_dict(net, sampler)
+
+
+def test_a_learning_rate_that_changes_before_the_first_step(tmp_path: Path) -> None:
+    # The first momentum belongs to the learning rate of the first step.
+    nets = Net(), Net()
+    one, other = (sampler_of("SGHMC", net) for net in nets)
+    state = copy.deepcopy(get_optimizer_state_dict(nets[0], one))
+    set_optimizer_state_dict(nets[0], one, state)
+    for sampler, net in zip((one, other), nets, strict=True):
+        for group in sampler.param_groups:
+            group["lr"] = 0.01
+        advance(sampler, net, range(3))
+    assert_same_chain((nets[0], one), (nets[1], other))
+
+
+def test_masses_that_were_set_before_the_first_step_are_kept() -> None:
+    net = Net()
+    sampler = sampler_of("HMC of given length", net)
+    sampler.set_mass([2.0, 3.0, 4.0])
+    new = sampler_of("HMC of given length", Net())
+    new.load_state_dict(sampler.state_dict())
+    masses = [new.state[p]["mass"].flatten()[0].item() for p in new.state]
+    assert masses == [2.0, 3.0, 4.0]
+
+
+def test_hmcecs_is_refused() -> None:
+    model = nn.Linear(3, 1)
+    sampler = sg.HMCECS(model.parameters(), num_data=9, subsample_size=3, seed=0)
+    with pytest.raises(RuntimeError) as error:
+        get_optimizer_state_dict(model, sampler)
+    assert str(error.value) == (
+        "HMCECS has state that belongs to no single parameter, which "
+        "get_optimizer_state_dict cannot hold: save its state_dict() with torch.save"
+    )
+    assert sampler.state_dict()["param_groups"][0]["step"] == 0

@@ -1,0 +1,347 @@
+"""Samplers inside Lightning's Trainer, and what it says where one cannot work."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from framework_problem import (
+    CLOSED,
+    NUM_DATA,
+    PLAIN,
+    closure_of,
+    data,
+    graphs,
+    loader,
+    new_model,
+    new_sampler,
+    takes_closure,
+)
+from short_chains import assert_same
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+import torch_sgmcmc as sg
+
+lightning = pytest.importorskip("lightning")
+boring = pytest.importorskip("lightning.pytorch.demos.boring_classes")
+
+pytestmark = [
+    # Of what Lightning warns, all concerns speed or torch.
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("one_thread"),
+]
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+MANUAL = (
+    "set self.automatic_optimization = False, and in training_step call "
+    "self.optimizers().step(closure) with a closure that draws a minibatch and calls "
+    "self.manual_backward(loss)"
+)
+
+
+def trainer(epochs: int = 1, **settings: Any) -> Any:
+    return lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=epochs,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **settings,
+    )
+
+
+class Automatic(lightning.LightningModule):
+    """Leaves all to Lightning."""
+
+    def __init__(self, kind: str, **settings: Any) -> None:
+        super().__init__()
+        self.net, self.kind, self.settings = new_model(), kind, settings
+
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        return mse_loss(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> sg.Sampler:
+        sampler = new_sampler(self.kind, self.net)
+        for group in sampler.param_groups:
+            group.update(self.settings)
+        return sampler
+
+
+class Manual(Automatic):
+    """Makes its steps itself, as the page on frameworks shows."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.automatic_optimization = False
+        self.batches = sg.IndependentBatchSampler(NUM_DATA, 8, seed=5)
+
+    def training_step(self, batch: Any, index: int) -> None:  # type: ignore[override]
+        if not takes_closure(self.kind):
+            sampler = self.optimizers()
+            sampler.zero_grad()
+            loss = mse_loss(self.net(batch[0]), batch[1])
+            self.manual_backward(loss, **graphs(self.kind))
+            sampler.step()
+            return
+        wrapped = self.kind != "HMCECS"
+        sampler = self.optimizers(use_pl_optimizer=wrapped)
+        sampler.step(
+            closure_of(self.kind, self.net, self.batches, self.manual_backward)
+        )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["batches"] = self.batches.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.batches.load_state_dict(checkpoint["batches"])
+
+
+def by_hand(kind: str, steps: int) -> list[Tensor]:
+    """The chain of a loop without a framework."""
+    model = new_model()
+    sampler = new_sampler(kind, model)
+    batches = sg.IndependentBatchSampler(NUM_DATA, 8, seed=5)
+    rows = list(loader())
+    for step in range(steps):
+        if takes_closure(kind):
+            sampler.step(closure_of(kind, model, batches, Tensor.backward))
+            continue
+        sampler.zero_grad()
+        x, y = rows[step % len(rows)]
+        mse_loss(model(x), y).backward(**graphs(kind))
+        sampler.step()
+    return list(model.parameters())
+
+
+# ---- What works ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_automatic_optimization(kind: str) -> None:
+    module = Automatic(kind)
+    fit = trainer(2)
+    fit.fit(module, loader())
+    assert fit.global_step == fit.optimizers[0].param_groups[0]["step"] == 8
+    assert_same(list(module.net.parameters()), by_hand(kind, 8))
+
+
+@pytest.mark.parametrize("kind", CLOSED)
+def test_manual_optimization(kind: str) -> None:
+    module = Manual(kind)
+    fit = trainer(2)
+    fit.fit(module, loader())
+    assert fit.optimizers[0].param_groups[0]["step"] == 8
+    assert_same(list(module.net.parameters()), by_hand(kind, 8))
+
+
+@pytest.mark.parametrize("kind", [*PLAIN, *CLOSED])
+def test_resuming_from_lightnings_checkpoint(kind: str, tmp_path: Path) -> None:
+    make = Automatic if kind in PLAIN else Manual
+    first, second = make(kind), make(kind)
+    fit = trainer(1)
+    fit.fit(first, loader())
+    fit.save_checkpoint(tmp_path / "last.ckpt")
+    trainer(3).fit(second, loader(), ckpt_path=tmp_path / "last.ckpt")
+    assert_same(list(second.net.parameters()), by_hand(kind, 12))
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_accumulated_gradients_are_those_of_a_larger_batch(kind: str) -> None:
+    module = Automatic(kind)
+    trainer(2, accumulate_grad_batches=2).fit(module, loader())
+    model = new_model()
+    sampler = new_sampler(kind, model)
+    rows = list(loader())
+    for step in range(4):
+        sampler.zero_grad()
+        for x, y in rows[2 * step % 4 :][:2]:
+            (mse_loss(model(x), y) / 2).backward()
+        sampler.step()
+    assert_same(list(module.net.parameters()), list(model.parameters()))
+
+
+def test_gamma_in_automatic_optimization() -> None:
+    class WithGraph(Automatic):
+        def backward(self, loss: Tensor) -> None:
+            loss.backward(create_graph=True)
+
+    module = WithGraph("PSGLD")
+    trainer(2).fit(module, loader())
+    assert_same(list(module.net.parameters()), by_hand("PSGLD", 8))
+
+
+def test_hmc_in_automatic_optimization_has_all_data_in_a_batch() -> None:
+    class Repeated(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter([data()] * 12)
+
+    x, y = data()
+    for batches in (
+        DataLoader(TensorDataset(x, y), NUM_DATA),  # one an epoch
+        DataLoader(Repeated(), batch_size=None),  # many
+    ):
+        module = Automatic("HMC")
+        fit = trainer(12, max_steps=12)
+        fit.fit(module, batches)
+        sampler = fit.optimizers[0]
+        assert sampler.param_groups[0]["step"] == 12
+        assert 0 < sampler.acceptance_rate <= 1
+        assert_same(list(module.net.parameters()), by_hand("HMC", 12))
+
+
+def test_ewsg_with_one_minibatch_a_step_in_automatic_optimization() -> None:
+    # It is SGHMC then, and nothing is wrong with that.
+    module = Automatic("EWSG", index_chain_length=0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="EWSG")
+        trainer(2).fit(module, loader())
+    model = new_model()
+    sampler = new_sampler("EWSG", model)
+    sampler.param_groups[0]["index_chain_length"] = 0
+    for x, y in [*loader(), *loader()]:
+        sampler.step(lambda x=x, y=y: mse_loss(model(x), y).backward())
+    assert_same(list(module.net.parameters()), list(model.parameters()))
+
+
+def test_methods_of_a_sampler_through_lightnings_wrapper() -> None:
+    class Warmed(Manual):
+        def on_train_start(self) -> None:
+            sampler = self.optimizers()
+            assert isinstance(sampler, sg.HMC)
+            closure = closure_of("HMC", self.net, self.batches, self.manual_backward)
+            sampler.warmup(closure, 5, progress=False)
+
+    module = Warmed("HMC")
+    fit = trainer()
+    fit.fit(module, loader())
+    model = new_model()
+    sampler = new_sampler("HMC", model)
+    closure = closure_of("HMC", model, module.batches, Tensor.backward)
+    sampler.warmup(closure, 5, progress=False)
+    for _ in range(4):
+        sampler.step(closure)
+    assert_same(list(module.net.parameters()), list(model.parameters()))
+    wrapped = module.optimizers()
+    assert wrapped.acceptance_rate == sampler.acceptance_rate
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_lightnings_own_example(kind: str) -> None:
+    # Its boring model, with validation and a schedule of the learning rate.
+    class Boring(boring.BoringModel):
+        def configure_optimizers(self) -> Any:
+            sampler = PLAIN[kind](self.parameters())
+            schedule = torch.optim.lr_scheduler.StepLR(sampler, step_size=1, gamma=0.5)
+            return [sampler], [schedule]
+
+    chains = []
+    for _ in range(2):
+        lightning.seed_everything(1, verbose=False)
+        module = Boring()
+        fit = trainer(2, limit_train_batches=5)
+        fit.fit(module)
+        (sampler,) = fit.optimizers
+        assert sampler.param_groups[0]["step"] == 10
+        start = PLAIN[kind]([nn.Parameter(torch.ones(1))]).param_groups[0]["lr"]
+        assert sampler.param_groups[0]["lr"] == start / 4
+        chains.append(list(module.parameters()))
+    assert_same(*chains)
+
+
+# ---- What does not ---------------------------------------------------------------
+
+
+def fit_fails(
+    module: Automatic, kind: type[Exception], message: str, **settings: Any
+) -> int:
+    """Fits until this error; returns the number of steps made before."""
+    fit = trainer(100, **settings)
+    with pytest.raises(kind) as error:
+        fit.fit(module, loader())
+    assert str(error.value) == message
+    return fit.strategy.optimizers[0].param_groups[0]["step"]
+
+
+def test_ewsg_in_automatic_optimization_gets_one_minibatch_a_step() -> None:
+    message = (
+        "EWSG got the gradient of the minibatch before from 100 calls of the closure "
+        f"running, which must draw a fresh minibatch at each call (in Lightning, "
+        f"{MANUAL}). If each minibatch is all data, there is nothing to choose from: "
+        "use SGHMC, or index_chain_length=0"
+    )
+    with pytest.warns(UserWarning) as caught:
+        steps = fit_fails(Automatic("EWSG"), RuntimeError, message)
+    assert steps == 99
+    ours = [str(w.message) for w in caught if "EWSG" in str(w.message)]
+    assert ours == [
+        "EWSG draws several minibatches a step, but in Lightning's automatic "
+        f"optimization training_step is given the same batch each time: {MANUAL}"
+    ]
+
+
+def test_hmc_in_automatic_optimization_gets_a_minibatch_a_trajectory() -> None:
+    message = (
+        "HMC got another loss at the start of 3 trajectories running than there was at "
+        "the end of the one before, at the same parameters: the closure must compute "
+        "the loss of all data, always the same (no minibatches, no dropout), unless "
+        "what else it depends on is sampled in between. In Lightning's automatic "
+        "optimization a batch must be all data. SGHMC is what minibatches need"
+    )
+    assert fit_fails(Automatic("HMC"), RuntimeError, message) == 3
+
+
+@pytest.mark.parametrize("kind", ["EWSG", "HMC"])
+def test_samplers_that_clear_what_lightning_accumulates(kind: str) -> None:
+    message = (
+        f"{kind} cannot be used with Lightning's accumulate_grad_batches=2: it has "
+        "gradients cleared before each call of the closure, which leaves one loss of "
+        "2, divided by 2. Use larger batches, or manual optimization "
+        "(self.automatic_optimization = False) and a closure that accumulates within "
+        "a call"
+    )
+    module = Automatic(kind)
+    steps = fit_fails(module, RuntimeError, message, accumulate_grad_batches=2)
+    assert steps == 0
+    assert_same(list(module.net.parameters()), list(new_model().parameters()))
+
+
+@pytest.mark.parametrize(
+    ("module", "kind", "message"),
+    [
+        (
+            Automatic("SBPS"),
+            RuntimeError,
+            "SBPS cannot be used in Lightning's automatic optimization, whose closure "
+            "calls backward(): set self.automatic_optimization = False, and in "
+            "training_step call self.optimizers().step(closure) with a closure that "
+            "returns the losses of the examples",
+        ),
+        (
+            Automatic("HMCECS"),
+            TypeError,
+            "HMCECS calls its closure with the indices of data, which Lightning does "
+            "not pass on: set self.automatic_optimization = False, and in "
+            "training_step call self.optimizers(use_pl_optimizer=False).step(closure)",
+        ),
+        (
+            Automatic("PSGLD"),
+            RuntimeError,
+            "PSGLD got gradients without a graph, and Γ needs second derivatives: call "
+            "loss.backward(create_graph=True), or set gamma=False and stop adaptation "
+            "(adapt=False) after burn-in",
+        ),
+    ],
+    ids=["SBPS", "HMCECS", "PSGLD"],
+)
+def test_samplers_that_automatic_optimization_cannot_serve(
+    module: Automatic, kind: type[Exception], message: str
+) -> None:
+    assert fit_fails(module, kind, message) == 0
+    assert_same(list(module.net.parameters()), list(new_model().parameters()))

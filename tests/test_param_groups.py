@@ -1,0 +1,358 @@
+"""Which parameters, keys and kinds of numbers param groups may have."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from every_sampler import EVERY, Chain
+from torch import Tensor, nn
+
+import torch_sgmcmc as sg
+
+each = pytest.mark.parametrize("kind", EVERY)
+# One of each class.
+each_class = pytest.mark.parametrize(
+    "kind", ["SGLD", "SGHMC", "EWSG", "PSGLD", "SGNHT", "HMC", "SBPS", "HMCECS"]
+)
+
+
+def fails(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        call()
+    assert type(error.value) is ValueError
+    assert str(error.value) == message
+
+
+def parameter(numel: int = 3) -> nn.Parameter:
+    return nn.Parameter(torch.ones(numel, dtype=torch.float64))
+
+
+# ---- Keys ---------------------------------------------------------------------------
+
+
+@each_class
+def test_a_key_that_would_be_ignored(kind: str) -> None:
+    chain = Chain(kind)
+    name = type(chain.sampler).__name__
+    num_data = chain.sampler.param_groups[0]["num_data"]
+    for key, value, reason in (
+        ("prior_precison", 2.0, "did you mean 'prior_precision'?"),
+        ("priorprecision", 2.0, "did you mean 'prior_precision'?"),
+        (
+            *("weight_decay", 0.02),
+            f"weight_decay = 0.02 is prior_precision = weight_decay * num_data = "
+            f"{0.02 * num_data:g}",
+        ),
+    ):
+        message = (
+            f"Invalid param group: {name} has no hyperparameter {key!r} ({reason})"
+        )
+        group = {"params": [parameter()], key: value}
+        fails(lambda group=group: chain.sampler.add_param_group(group), message)
+        assert set(group) == {"params", key}
+        assert len(chain.sampler.param_groups) == 2
+        # In one that is there already.
+        chain.sampler.param_groups[1][key] = value
+        before = [p.detach().clone() for p in chain.params]
+        for _ in range(2):
+            fails(lambda: chain.run(range(1)), message)
+        assert all(map(torch.equal, before, chain.params))
+        assert int(chain.sampler.param_groups[0]["step"]) == 0
+        del chain.sampler.param_groups[1][key]
+    chain.run(range(2))
+
+
+def test_keys_without_a_near_one() -> None:
+    has = "it has lr, num_data, prior_precision, temperature"
+    for key in ("betas", "maximize", "nesterov"):
+        group = {"params": [parameter()], key: True}
+        fails(
+            lambda group=group: sg.SGLD([group], 0.1, num_data=1),
+            f"Invalid param group: SGLD has no hyperparameter {key!r} ({has})",
+        )
+    fails(
+        lambda: sg.HMC(
+            [{"params": [parameter()], "lr": 1.0}], 0.1, num_steps=1, num_data=1
+        ),
+        "Invalid param group: HMC has no hyperparameter 'lr' (it has prior_precision)",
+    )
+
+
+@pytest.mark.parametrize("num_data", [1, 50])
+def test_weight_decay_is_the_prior_precision_of_the_message(num_data: int) -> None:
+    """Without noise SGLD is SGD, with the weight decay that the message translates."""
+    p, q = parameter(), parameter()
+    p.grad = q.grad = torch.tensor([0.3, -1.0, 0.0], dtype=torch.float64)
+    sgd = torch.optim.SGD([p], 0.1, weight_decay=0.25)
+    precision = 0.25 * num_data
+    sgld = sg.SGLD(
+        [q], 0.1, num_data=num_data, prior_precision=precision, temperature=0
+    )
+    for _ in range(3):
+        sgd.step()
+        sgld.step()
+    torch.testing.assert_close(p, q, rtol=1e-15, atol=0)
+
+
+def test_what_torch_writes_is_known() -> None:
+    """Every scheduler's keys, when groups are made of such groups again."""
+    sampler = sg.SGHMC([parameter()], 0.1, 0.9, num_data=2)
+    lr = torch.optim.lr_scheduler
+    lr.OneCycleLR(sampler, 0.1, total_steps=10)
+    torch.optim.swa_utils.SWALR(sampler, 0.05)
+    sampler.load_state_dict(sampler.state_dict())
+    written = sampler.param_groups[0]
+    managed = ("params", *sampler._MANAGED)
+    given = {key: value for key, value in written.items() if key not in managed}
+    keys = "initial_lr max_lr min_lr base_momentum max_momentum swa_lr"
+    assert set(keys.split()) < set(given)
+    again = sg.SGHMC(
+        [{"params": [parameter()], **given}, {"params": [parameter()], "name": "head"}],
+        *(0.2, 0.5),
+        num_data=2,
+    )
+    assert given.items() <= again.param_groups[0].items()
+    again.param_groups[1]["initial_lr"] = 0.2
+    lr.StepLR(again, 5, last_epoch=3)
+    # As Hugging Face's Trainer makes them, with its default.
+    sg.SGLD([{"params": [parameter()], "weight_decay": 0.0}], 0.1, num_data=2)
+
+
+def test_keys_of_ones_own_may_be_set_later() -> None:
+    sampler = sg.SGLD([parameter()], 0.1, num_data=2)
+    sampler.param_groups[0].update(my_own=1, lr_scale=0.5, name="body")
+    sampler.step()
+    sampler.param_groups[0]["temperatur"] = 2.0
+    with pytest.raises(ValueError, match="did you mean 'temperature'"):
+        sampler.step()
+
+
+# ---- Parameters ---------------------------------------------------------------------
+
+
+def unusable() -> dict[str, tuple[Callable[[], Tensor], str]]:
+    dtypes = "must be float32, float64, bfloat16 or float16; a complex parameter can be"
+    dtypes = f"({dtypes} kept as torch.view_as_real of it)"
+    shared = "an expanded parameter (several elements share memory)"
+    return {
+        "meta": (
+            lambda: torch.ones(3, device="meta"),
+            "on the device meta (must be cpu or cuda; a module on meta has no numbers "
+            "before to_empty() and its initialisation)",
+        ),
+        "complex": (
+            lambda: torch.ones(3, dtype=torch.complex64),
+            f"torch.complex64 {dtypes}",
+        ),
+        "conjugate": (
+            lambda: torch.ones(3, dtype=torch.complex128).conj(),
+            f"torch.complex128 {dtypes}",
+        ),
+        "integer": (lambda: torch.ones(3).long(), f"torch.int64 {dtypes}"),
+        "float8": (
+            lambda: torch.ones(3).to(torch.float8_e4m3fn),
+            f"torch.float8_e4m3fn {dtypes}",
+        ),
+        "negative": (
+            lambda: torch._neg_view(torch.ones(3)),
+            "a negative view (take resolve_neg() of it)",
+        ),
+        "sparse": (
+            lambda: torch.ones(3).to_sparse(),
+            "the layout torch.sparse_coo (must be torch.strided)",
+        ),
+        "expanded": (
+            lambda: torch.ones(2, 1).expand(2, 4),
+            f"{shared}: shape [2, 4], strides [1, 0]",
+        ),
+        "windows": (
+            lambda: torch.ones(8).unfold(0, 3, 2),
+            f"{shared}: shape [3, 3], strides [2, 1]",
+        ),
+        "lazy": (
+            lambda: nn.LazyLinear(2).weight,
+            "an uninitialized parameter (run the lazy module once before)",
+        ),
+    }
+
+
+@each_class
+@pytest.mark.parametrize("which", unusable())
+def test_parameters_that_cannot_be_sampled(kind: str, which: str) -> None:
+    chain = Chain(kind)
+    make, reason = unusable()[which]
+    name = type(chain.sampler).__name__
+    message = f"Invalid parameter: {name} cannot sample {reason}"
+    for group in ([make()], [parameter(), make()]):
+        fails(lambda group=group: chain.sampler_of([parameter(), *group]), message)
+        added = {"params": group}
+        fails(lambda added=added: chain.sampler.add_param_group(added), message)
+    assert len(chain.sampler.param_groups) == 2
+    chain.run(range(2))
+
+
+def test_distributed_tensors_are_refused() -> None:
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor, Replicate, init_device_mesh
+
+    store = dist.HashStore()
+    dist.init_process_group("gloo", rank=0, world_size=1, store=store)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        sharded = DTensor.from_local(torch.ones(3), mesh, [Replicate()])
+        fails(
+            lambda: sg.SGHMC([nn.Parameter(sharded)], 0.1, num_data=1, seed=0),
+            "Invalid parameter: SGHMC cannot sample a DTensor yet (keep whole "
+            "parameters on every rank, as DistributedDataParallel does)",
+        )
+    finally:
+        dist.destroy_process_group()
+
+
+@each_class
+def test_parameters_in_the_same_memory(kind: str) -> None:
+    chain = Chain(kind)
+    memory = torch.zeros(6, 7)
+    twice = "(each must have its own)"
+    overlaps = [
+        (memory[:3], memory[2:]),
+        (memory[1], memory[:, 2]),
+        (memory, memory.view(torch.int16).view(torch.bfloat16)[5:, 3:5]),
+    ]
+    for a, b in overlaps:
+        fails(
+            lambda a=a, b=b: chain.sampler_of([a, b]),
+            "Invalid parameters: number 0 of group 0 and number 0 of group 1 overlap "
+            f"in memory {twice}",
+        )
+    first = chain.params[0].detach()
+    fails(
+        lambda: chain.sampler.add_param_group({"params": [parameter(), first]}),
+        "Invalid parameters: number 0 of group 0 and number 1 of group 2 overlap in "
+        f"memory {twice}",
+    )
+    assert len(chain.sampler.param_groups) == 2
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        p = parameter()
+        fails(
+            lambda: chain.sampler_of([parameter(), p, p]),
+            f"Invalid parameters: number 0 of group 1 and number 1 of group 1 overlap "
+            f"in memory {twice}",
+        )
+
+
+@each_class
+def test_parameters_side_by_side_in_memory(kind: str) -> None:
+    """As in flattened modules; interleaved; empty; with gaps; of size one."""
+    chain = Chain(kind)
+    memory = torch.linspace(-1, 1, 200, dtype=torch.float64)
+    grid = memory[:60].view(6, 10)
+    params = [
+        *grid.unbind(1),
+        *memory[60:].split([100, 0, 30, 10]),
+        torch.empty_strided((1, 3), (0, 1)).fill_(0.5),
+        torch.empty(0).expand(4, 0),
+    ]
+    sampler = chain.sampler_of(params)
+    assert sum(len(group["params"]) for group in sampler.param_groups) == 16
+
+
+def test_fake_tensors_have_no_memory_to_share() -> None:
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        params = [parameter(), parameter()]
+        assert len(sg.SGLD(params, 0.1, num_data=1, seed=0).param_groups) == 1
+
+
+# ---- Numbers ------------------------------------------------------------------------
+
+
+@each
+def test_numbers_of_numpy(kind: str) -> None:
+    """In place of Python's, in constructors, groups and later; files are as before."""
+    chain, other = Chain(kind), Chain(kind)
+
+    def numpy_s(value: Any) -> Any:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, int):
+            return np.int64(value)
+        return np.float64(value) if isinstance(value, float) else value
+
+    sampler = chain.sampler
+    managed = ("step", "offsets", "capturable")
+    given = {
+        key: numpy_s(value)
+        for key, value in sampler.param_groups[0].items()
+        if key in sampler._group_keys and key not in managed
+    }
+    counted = {
+        key for key in given if key not in type(sampler).__init__.__annotations__
+    }
+    for key in counted:
+        del given[key]
+    groups = [{"params": other.params[:1]}, {"params": other.params[1:]}]
+    groups[1]["prior_precision"] = np.float64(
+        sampler.param_groups[1]["prior_precision"]
+    )
+    if sampler.param_groups[0]["capturable"]:
+        given["capturable"] = True
+    other.sampler = type(sampler)(groups, **given)
+    expected = chain.run(range(2))
+    assert all(map(torch.equal, expected, other.run(range(2))))
+    file = io.BytesIO()
+    torch.save(other.sampler.state_dict(), file)
+    file.seek(0)
+    torch.load(file, weights_only=True)
+    for group in other.sampler.param_groups:
+        for key in given.keys() - {"seed"}:
+            group[key] = numpy_s(group[key])
+    assert all(map(torch.equal, chain.run(range(2, 4)), other.run(range(2, 4))))
+
+
+SGD_LIKE = ["SGLD", "SGHMC", "SGHMC online", "EWSG", "PSGLD", "SGNHT"]
+
+
+@pytest.mark.parametrize("kind", SGD_LIKE)
+def test_lr_as_a_tensor(kind: str) -> None:
+    """Read at every step: whoever writes into it changes the step size."""
+    chain, other = Chain(kind), Chain(kind)
+    lr = torch.tensor(0.1, dtype=torch.float64)
+    other.sampler.param_groups[0]["lr"] = lr
+    schedulers = [
+        torch.optim.lr_scheduler.ExponentialLR(c.sampler, 0.5) for c in (chain, other)
+    ]
+    for step in range(3):
+        assert all(
+            map(
+                torch.equal,
+                chain.run(range(step, step + 1)),
+                other.run(range(step, step + 1)),
+            )
+        )
+        for scheduler in schedulers:
+            scheduler.step()
+    assert other.sampler.param_groups[0]["lr"] is lr
+    assert float(lr) == chain.sampler.param_groups[0]["lr"] == 0.1 * 0.5**3
+    twin = other.twin()
+    twin.sampler.load_state_dict(other.sampler.state_dict())
+    assert all(map(torch.equal, chain.run(range(3, 5)), twin.run(range(3, 5))))
+    # In a constructor.
+    made = type(chain.sampler)([parameter()], torch.tensor([0.2]), num_data=3)
+    assert made.param_groups[0]["lr"].shape == (1,)
+    with pytest.raises(ValueError, match=r"Invalid lr: -0\.5 \(must be finite"):
+        type(chain.sampler)([parameter()], torch.tensor(-0.5), num_data=3)
+
+
+def test_lr_as_a_tensor_excludes_capturable() -> None:
+    fails(
+        lambda: sg.SGLD([parameter()], torch.tensor(0.1), num_data=1, capturable=True),
+        "Invalid lr: a Tensor is read on the host at every step and excludes "
+        "capturable=True",
+    )

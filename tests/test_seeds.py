@@ -1,0 +1,182 @@
+"""Seeds made of seeds, and the warning about samplers that share one."""
+
+import copy
+import gc
+import random
+import warnings
+from itertools import chain, product
+
+import pytest
+import torch
+from torch import nn
+
+import torch_sgmcmc as sg
+from torch_sgmcmc import _C, _distributed
+
+SEEDS = (0, 1, -1, 2**63 - 1, -(2**63), 5)
+PURPOSE_SEED = 13
+
+
+# ---- fold_in -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seed", "stream", "folded"),
+    [
+        (0, 0, -751597713854386695),
+        (0, 1, 8684763733977457676),
+        (7, 3, 3823108546702731677),
+        (-1, 0, -7754111745894394787),
+        (-(2**63), 2**63 - 1, -4926981086998153266),
+    ],
+)
+def test_known_answers(seed: int, stream: int, folded: int) -> None:
+    # tests/cpp/optim_test.cpp has the same.
+    assert sg.fold_in(seed, stream) == folded
+
+
+def test_it_is_the_first_half_of_a_philox_block() -> None:
+    # Of a purpose of its own: it is no sampler's noise.
+    rng = random.Random(0)
+    for _ in range(200):
+        seed, stream = rng.getrandbits(64), rng.getrandbits(63)
+        counter = [stream & 0xFFFFFFFF, stream >> 32, 0, PURPOSE_SEED << 16]
+        low, high, *_ = _C.philox4x32(counter, [seed & 0xFFFFFFFF, seed >> 32])
+        signed = seed - 2**64 if seed >= 2**63 else seed
+        folded = sg.fold_in(signed, stream)
+        assert folded % 2**64 == high << 32 | low
+        assert -(2**63) <= folded < 2**63
+
+
+def test_no_two_seeds_agree() -> None:
+    # Near and far seeds and streams, folded once and twice: n = 3 * 10^5 values, of
+    # which two agree with probability n^2 / 2^65 = 2.4e-9. Of 32 bits, 10 would.
+    streams = [*range(24_000), *(1 << i for i in range(15, 63))]
+    once = [sg.fold_in(s, i) for s, i in product((*SEEDS, *range(2, 5)), streams)]
+    twice = [sg.fold_in(sg.fold_in(0, i), j) for i, j in product(range(290), repeat=2)]
+    everything = [*once, *twice, *SEEDS]
+    assert len(everything) > 300_000
+    assert len(set(everything)) == len(everything)
+
+
+def test_every_bit_of_seed_and_stream_changes_half_of_the_bits() -> None:
+    # 127 flips: their mean number of changed bits is 32 +- 0.36; six deviations have a
+    # false-alarm rate of 2e-9, and each flip changes at least 8 (4e-10 each).
+    base = sg.fold_in(0, 0)
+    flips = chain(
+        (sg.fold_in(1 << i, 0) for i in range(63)),
+        (sg.fold_in(0, 1 << i) for i in range(63)),
+        [sg.fold_in(-(2**63), 0)],
+    )
+    changed = [((base ^ other) % 2**64).bit_count() for other in flips]
+    assert len(changed) == 127
+    assert abs(sum(changed) / 127 - 32) < 6 * 0.36
+    assert min(changed) >= 8
+
+
+def test_samplers_with_folded_seeds_share_no_noise() -> None:
+    def noise(seed: int) -> torch.Tensor:
+        p = nn.Parameter(torch.zeros(1000, dtype=torch.float64))
+        p.grad = torch.zeros_like(p)
+        sg.SGLD([p], lr=0.5, num_data=1, seed=seed).step()
+        return p.detach()
+
+    own, first, second = (noise(s) for s in (3, sg.fold_in(3, 0), sg.fold_in(3, 1)))
+    # Correlations of 1000 pairs have deviation 0.032; six of them: 2e-9 each.
+    for a, b in ((own, first), (own, second), (first, second)):
+        assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.19
+    assert torch.equal(own, noise(3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((None, 0), TypeError, r"Invalid seed: None \(must be an int, got NoneType\)"),
+        ((0.5, 0), TypeError, r"Invalid seed: 0\.5"),
+        ((2**63, 0), ValueError, r"Invalid seed: 9223372036854775808 \(must fit in 64"),
+        ((-(2**63) - 1, 0), ValueError, "Invalid seed: -9223372036854775809"),
+        ((0, -1), ValueError, r"Invalid stream: -1 \(must be >= 0\)"),
+        ((0, 2**63), ValueError, r"Invalid stream: 9223372036854775808 \(must fit in"),
+        ((0, True), TypeError, "Invalid stream: True"),
+    ],
+)
+def test_errors(arguments: tuple, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        sg.fold_in(*arguments)
+
+
+# ---- Samplers that share a seed ----------------------------------------------------
+
+
+def sampler(seed: int, kind: type[sg.Sampler] = sg.SGLD) -> sg.Sampler:
+    p = nn.Parameter(torch.zeros(3))
+    p.grad = torch.ones(3)
+    return kind([p], lr=0.1, num_data=10, seed=seed)
+
+
+@pytest.fixture
+def no_warnings() -> object:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def test_steps_in_turns_with_one_seed_warn_once() -> None:
+    a, b = sampler(41), sampler(41, sg.SGHMC)
+    a.step()
+    b.step()
+    with pytest.warns(sg.SharedNoiseWarning) as record:
+        a.step()
+    assert [str(warning.message) for warning in record] == [
+        "Two samplers with seed 41 make steps in turns (SGLD and SGHMC): the noise of "
+        "one is the other's. Give each a seed of its own, with torch_sgmcmc.fold_in"
+    ]
+    assert record[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            b.step()
+            a.step()
+
+
+def test_seeds_of_their_own_do_not_warn(no_warnings: object) -> None:
+    a, b = sampler(sg.fold_in(42, 0)), sampler(sg.fold_in(42, 1))
+    for _ in range(3):
+        a.step()
+        b.step()
+
+
+def test_a_sampler_that_replaces_another_does_not_warn(no_warnings: object) -> None:
+    kept = []  # the first is still alive, as in a notebook
+    for _ in range(3):
+        kept.append(sampler(43))
+        kept[-1].step()
+        kept[-1].step()
+
+
+def test_a_sampler_that_is_gone_does_not_warn(no_warnings: object) -> None:
+    a = sampler(44)
+    for _ in range(3):
+        a.step()
+        b = sampler(44)
+        b.step()
+        del b
+        gc.collect()
+    a.step()
+
+
+def test_another_seed_ends_it(no_warnings: object) -> None:
+    a, b = sampler(45), sampler(45)
+    a.step()
+    b.step()
+    b.load_state_dict(copy.deepcopy(sampler(46).state_dict()))
+    b.step()
+    c = sampler(46)
+    c.step()
+
+
+def test_nothing_is_kept_of_samplers() -> None:
+    for seed in range(1000, 1010):
+        sampler(seed).step()
+    gc.collect()
+    assert not {*range(1000, 1010)} & {*_distributed._last}

@@ -1,0 +1,502 @@
+"""State dicts of every sampler: loaded many times, by many ways, into any precision."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from every_sampler import EVERY, Chain, bits
+from torch import nn
+
+import torch_sgmcmc as sg
+
+each = pytest.mark.parametrize("kind", EVERY)
+
+
+def held(sampler: sg.Sampler) -> Any:
+    """The state dict, but for what depends on how often a chain was resumed."""
+    state = sampler.state_dict()
+    for group in state["param_groups"]:
+        group.pop("num_evaluations", None)
+    return bits(state)
+
+
+def same(ours: list[Any], theirs: list[Any]) -> bool:
+    return all(map(torch.equal, ours, theirs))
+
+
+# ---- As often as one likes ---------------------------------------------------------
+
+
+@each
+def test_a_chain_is_rolled_back_again_and_again(kind: str) -> None:
+    chain = Chain(kind)
+    chain.run(range(4))
+    params = [p.detach().clone() for p in chain.params]
+    saved = copy.deepcopy(chain.sampler.state_dict())
+    before = bits(saved)
+    expected = chain.run(range(4, 9))
+    state = held(chain.sampler)
+    for _ in range(3):
+        chain.set(params)
+        chain.sampler.load_state_dict(saved)
+        assert same(chain.run(range(4, 9)), expected)
+        assert held(chain.sampler) == state
+        assert bits(saved) == before  # the chain has copies
+
+
+def deepcopied(chain: Chain) -> Chain:
+    return copy.deepcopy(chain)
+
+
+def pickled(chain: Chain) -> Chain:
+    return pickle.loads(pickle.dumps(chain))
+
+
+def saved_whole(chain: Chain) -> Chain:
+    file = io.BytesIO()
+    torch.save(chain, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@each
+@pytest.mark.parametrize("way", [deepcopied, pickled, saved_whole])
+def test_copies_of_a_sampler_load(kind: str, way: Any) -> None:
+    chain = Chain(kind)
+    chain.run(range(3))
+    params = [p.detach().clone() for p in chain.params]
+    saved = copy.deepcopy(chain.sampler.state_dict())
+    expected = chain.run(range(3, 6))
+    other = way(chain)
+    assert other.sampler is not chain.sampler
+    for _ in range(2):
+        other.set(params)
+        other.sampler.load_state_dict(saved)
+        assert same(other.run(range(3, 6)), expected)
+
+
+@each
+def test_a_file_is_loaded_by_torch_twice(kind: str) -> None:
+    chain = Chain(kind)
+    chain.run(range(3))
+    file = io.BytesIO()
+    torch.save(chain.sampler.state_dict(), file)
+    twin = chain.twin()
+    expected = chain.run(range(3, 6))
+    for _ in range(2):
+        file.seek(0)
+        twin.sampler.load_state_dict(torch.load(file, weights_only=True))
+    assert same(twin.run(range(3, 6)), expected)
+
+
+@each
+def test_hooks_see_a_dict_to_change_and_a_loaded_sampler(kind: str) -> None:
+    chain = Chain(kind)
+    chain.run(range(3))
+    saved = copy.deepcopy(chain.sampler.state_dict())
+    twin = chain.twin()
+    expected = chain.run(range(3, 6))
+    wrapped = {"state": saved["state"], "param_groups": None}
+    seen = []
+
+    def adapt(_: Any, given: dict[str, Any]) -> dict[str, Any]:
+        assert given["param_groups"] is None
+        return saved
+
+    def look(sampler: Any) -> None:
+        seen.append(bits(sampler.state_dict()))
+
+    twin.sampler.register_load_state_dict_pre_hook(adapt)
+    twin.sampler.register_load_state_dict_post_hook(look)
+    twin.sampler.load_state_dict(wrapped)
+    assert seen == [bits(saved)]
+    assert same(twin.run(range(3, 6)), expected)
+
+
+@each
+def test_a_failing_hook_leaves_the_sampler_as_it_was(kind: str) -> None:
+    chain, other = Chain(kind), Chain(kind, seed=8)
+    chain.run(range(3))
+    other.run(range(2))
+    params = [p.detach().clone() for p in chain.params]
+    before = bits(chain.sampler.state_dict())
+
+    def fail(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = chain.sampler.register_load_state_dict_post_hook(fail)
+    with pytest.raises(KeyboardInterrupt):
+        chain.sampler.load_state_dict(other.sampler.state_dict())
+    handle.remove()
+    assert bits(chain.sampler.state_dict()) == before
+    twin = copy.deepcopy(chain)
+    twin.set(params)
+    assert same(chain.run(range(3, 6)), twin.run(range(3, 6)))
+
+
+# ---- Groups that are added ----------------------------------------------------------
+
+
+@each
+def test_a_group_added_after_loading_has_the_loaded_seed(kind: str) -> None:
+    chain, ends = Chain(kind), []
+    chain.run(range(3))
+    loaded = chain.twin()
+    loaded.sampler.load_state_dict(copy.deepcopy(chain.sampler.state_dict()))
+    for each in (chain, loaded):
+        if not kind.startswith("HMCECS"):
+            each.params.append(nn.Parameter(torch.ones(5)))
+            each.sampler.add_param_group({"params": each.params[-1:]})
+            ends.append(each.run(range(3, 6)))
+        else:
+            added = nn.Parameter(torch.ones(5, dtype=torch.float64))
+            each.sampler.add_param_group({"params": [added]})
+        groups = each.sampler.param_groups
+        assert [group["seed"] for group in groups] == [5, 5, 5]
+        assert [int(group["step"]) for group in groups] == [int(groups[0]["step"])] * 3
+    if ends:
+        assert same(*ends)
+
+
+def test_a_group_added_after_loading_is_as_capturable_as_the_others() -> None:
+    p, q = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    sampler = sg.SGLD([p], 0.1, num_data=2)
+    other = sg.SGLD([q], 0.1, num_data=2, capturable=True)
+    sampler.load_state_dict(other.state_dict())
+    sampler.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    assert all(torch.is_tensor(g["step"]) for g in sampler.param_groups)
+    p.grad = torch.ones(3)
+    sampler.step()
+    assert [int(g["step"]) for g in sampler.param_groups] == [1, 1]
+
+
+# ---- Other precisions ---------------------------------------------------------------
+
+
+def tensors(sampler: sg.Sampler, p: Any) -> dict[str, torch.Tensor]:
+    return {k: v for k, v in sampler.state[p].items() if torch.is_tensor(v)}
+
+
+@pytest.mark.parametrize("kind", [k for k in EVERY if not k.startswith("HMCECS")])
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
+    [
+        (torch.float32, torch.float64),
+        (torch.float64, torch.float32),
+        (torch.float64, torch.bfloat16),
+        (torch.float16, torch.float64),
+    ],
+)
+def test_state_takes_the_precision_that_the_parameter_asks_for(
+    kind: str, saved: torch.dtype, loaded: torch.dtype
+) -> None:
+    chain = Chain(kind, saved)
+    if kind == "HMC":  # which has masses
+        chain.sampler.set_mass([0.7, 0.9, 1.1])  # type: ignore[attr-defined]
+    chain.run(range(3))
+    twin = chain.twin(loaded)
+    twin.sampler.load_state_dict(copy.deepcopy(chain.sampler.state_dict()))
+    wanted = torch.float64 if loaded == torch.float64 else torch.float32
+    for p, q in zip(chain.params, twin.params, strict=True):
+        theirs, ours = tensors(chain.sampler, p), tensors(twin.sampler, q)
+        # Parameters in fp32 and fp64 have no master.
+        assert theirs.keys() - {"master"} == ours.keys()
+        for key, value in ours.items():
+            assert value.dtype is wanted
+            assert torch.equal(value, theirs[key].to(wanted))
+    twin.run(range(3, 6))
+    assert [int(g["step"]) for g in twin.sampler.param_groups] == [6, 6]
+    # And back, where the momentum of a bf16 model is wider than its parameters.
+    back = twin.twin(saved)
+    back.sampler.load_state_dict(twin.sampler.state_dict())
+    back.run(range(6, 8))
+
+
+# ---- What is refused ----------------------------------------------------------------
+
+
+def refused(sampler: sg.Sampler, state: dict[str, Any], kind: Any = ValueError) -> str:
+    before = bits(sampler.state_dict())
+    with pytest.raises(kind) as error:
+        sampler.load_state_dict(state)
+    assert type(error.value) is kind
+    assert bits(sampler.state_dict()) == before
+    return str(error.value)
+
+
+@pytest.mark.parametrize("loads", EVERY)
+def test_another_samplers_state_dict(loads: str) -> None:
+    chain = Chain(loads)
+    chain.run(range(2))
+    name = type(chain.sampler).__name__
+    for saved in EVERY:
+        other = Chain(saved)
+        if type(other.sampler) is type(chain.sampler):
+            continue
+        message = refused(chain.sampler, other.sampler.state_dict())
+        assert message.startswith("Invalid state_dict: param group 0 ")
+        assert message.endswith(f"; it is not one of {name}")
+
+
+def test_the_keys_by_which_samplers_are_told_apart() -> None:
+    from torch_sgmcmc._param_groups import FOREIGN_KEYS, SAMPLER_KEYS
+
+    keys = {key for kind in EVERY for key in Chain(kind).sampler._group_keys}
+    assert keys == SAMPLER_KEYS
+    assert not SAMPLER_KEYS & FOREIGN_KEYS
+
+
+BAD: list[tuple[str, str, Any, Any, str]] = [
+    ("SGLD", "seed", "0", TypeError, "seed: '0' (must be an int or None, got str)"),
+    ("SGLD", "seed", 2**63, ValueError, f"seed: {2**63} (must fit in 64 bits)"),
+    ("SGLD", "step", -1, ValueError, "step: -1 (must be >= 0)"),
+    ("SGLD", "step", 1.0, TypeError, "step: 1.0 (must be an int, got float)"),
+    (
+        *("SGHMC capturable", "step", torch.tensor(1.0), TypeError),
+        "step: tensor(1.) (must be an int, or a Tensor of one int64)",
+    ),
+    ("EWSG", "num_proposals", -1, ValueError, "num_proposals: -1 (must be >= 0)"),
+    (
+        *("EWSG", "num_accepted", 9, ValueError),
+        "num_accepted: 9 (must be at most num_proposals = 4)",
+    ),
+    *(
+        (kind, name, 3, ValueError, f"{name}: 3 (must be at most {whole} = 2)")
+        for kind, names, whole in (
+            ("HMC", ("num_accepted", "num_divergences"), "num_trajectories"),
+            (
+                "HMCECS",
+                ("num_accepted", "num_divergences", "num_subsamples_accepted"),
+                "num_trajectories",
+            ),
+        )
+        for name in names
+    ),
+    ("HMCECS", "sign", 0, ValueError, "sign: 0 (must be 1 or -1)"),
+    ("HMCECS", "num_evaluations", -7, ValueError, "num_evaluations: -7 (must be >= 0)"),
+    (
+        *("HMCECS", "mean_difference", torch.nan, ValueError),
+        "mean_difference: nan (must be finite and >= -inf)",
+    ),
+    (
+        *("SBPS", "line_time", -1.0, ValueError),
+        "line_time: -1.0 (must be finite and >= 0)",
+    ),
+    (
+        *("SBPS", "trajectory_time", "1", TypeError),
+        "trajectory_time: '1' (must be a number, got str)",
+    ),
+    ("SBPS", "num_samples", -1, ValueError, "num_samples: -1 (must be >= 0)"),
+    (
+        *("SBPS", "num_bounces", 99, ValueError),
+        "num_bounces: 99 (must be at most num_proposals = 0)",
+    ),
+    (
+        *("SBPS", "observed_interval", 0, ValueError),
+        "observed_interval: 0 (must be finite and > 0)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "key", "value", "error", "message"), BAD)
+def test_invalid_values(
+    kind: str, key: str, value: Any, error: Any, message: str
+) -> None:
+    chain = Chain(kind)
+    chain.run(range(2))
+    state = copy.deepcopy(chain.sampler.state_dict())
+    for group in state["param_groups"]:
+        group[key] = value
+    assert refused(chain.sampler, state, error) == f"Invalid {message}"
+
+
+@each
+def test_values_that_must_be_equal_in_all_groups(kind: str) -> None:
+    chain = Chain(kind)
+    chain.run(range(2))
+    why = chain.sampler._WHY_EQUAL
+    for key in chain.sampler._MANAGED:
+        state = copy.deepcopy(chain.sampler.state_dict())
+        value = state["param_groups"][1][key]
+        if key == "offsets" or isinstance(value, bool) or value is None:
+            continue
+        if isinstance(value, (int, float, torch.Tensor)):
+            state["param_groups"][1][key] = other = value + value // 2 + 1
+            if key not in ("seed", "step", "num_data", "temperature", "step_size"):
+                continue  # counts may have become too large
+            assert refused(chain.sampler, state) == (
+                f"Invalid {key}: {[value, other]} in the param groups (must be equal: "
+                f"{why})"
+            )
+
+
+@each
+def test_states_of_other_keys_types_and_shapes(kind: str) -> None:
+    chain = Chain(kind)
+    chain.run(range(2))
+    name = type(chain.sampler).__name__
+    good = chain.sampler.state_dict()
+
+    def bad(index: Any, **changes: Any) -> str:
+        state = copy.deepcopy(good)
+        state["state"].setdefault(index, {}).update(changes)
+        return refused(chain.sampler, state)
+
+    known = f"which {name} does not know; it is not one of {name}"
+    assert bad(1, exp_avg=torch.zeros(3)) == (
+        f"Invalid state_dict: the state of parameter 1 has exp_avg, {known}"
+    )
+    assert bad(7) == f"Invalid state_dict: its state has 7, {known}"
+    for key, value in good["state"].get(0, {}).items():
+        if not torch.is_tensor(value):
+            continue
+        of = f"Invalid state_dict: {key} of parameter 0"
+        assert bad(0, **{key: None}) == f"{of} is a NoneType (must be a Tensor)"
+        assert bad(0, **{key: value.long()}) == (
+            f"{of} is of torch.int64 (must be floating point)"
+        )
+        assert bad(0, **{key: value[:2]}) == f"{of} has shape [2], expected [3]"
+    for key in ("param_groups", "state"):
+        state = {k: v for k, v in good.items() if k != key}
+        message = f"Invalid state dict: it has no key {key!r}"
+        assert refused(chain.sampler, state) == message
+
+
+def test_a_noise_estimate_that_is_not_whole() -> None:
+    chain = Chain("SGHMC online")
+    chain.run(range(3))
+    for key in ("num_grads", "grad_variance", "previous_grad"):
+        state = copy.deepcopy(chain.sampler.state_dict())
+        del state["state"][1][key]
+        assert refused(chain.sampler, state) == (
+            f"Invalid state_dict: the state of parameter 1 lacks {key}"
+        )
+
+
+def test_masses_that_another_precision_cannot_hold() -> None:
+    chain = Chain("HMC", torch.float64)
+    chain.sampler.set_mass([1e-60, 1.0, 1.0])  # type: ignore[attr-defined]
+    twin = chain.twin(torch.float32)
+    assert refused(twin.sampler, chain.sampler.state_dict()) == (
+        "Invalid state_dict: mass of parameter 0 has elements out of range (must be "
+        "finite and > 0)"
+    )
+
+
+# ---- HMC-ECS ------------------------------------------------------------------------
+
+
+def without(kept: dict[str, Any], key: str) -> dict[str, Any]:
+    return {k: v for k, v in kept.items() if k != key}
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (settings, key)
+        for settings in ({}, {"control_variate": 1}, {"kind": "tanh"})
+        for key in ("control_variates", "subsample", "warmup")
+    ],
+)
+def test_hmcecs_loads_all_or_nothing(settings: dict[str, Any], key: str) -> None:
+    """Whatever part is missing, or of another shape or type."""
+    from ecs_data import Data
+    from ecs_data import make as make_ecs
+
+    kind, settings = settings.get("kind", "logistic"), without(settings, "kind")
+    data = Data(kind)
+    sampler = make_ecs(data, **settings)
+    calls = 0
+
+    def interrupted(indices: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 40:
+            raise KeyboardInterrupt
+        return data(indices)
+
+    with pytest.raises(KeyboardInterrupt):
+        sampler.warmup(interrupted, 100, anchor_every=40, progress=False)
+    good = copy.deepcopy(sampler.state_dict())
+    assert good["state"]["warmup"]["draws"]
+    sampler.load_state_dict(copy.deepcopy(good))
+    sampler.step(data)
+    fresh = make_ecs(Data(kind), **settings)
+
+    def check(kept: Any) -> None:
+        state = {**good, "state": {**good["state"], key: kept}}
+        for each in (sampler, fresh):
+            message = refused(each, state)
+            assert message.startswith("Invalid ")
+
+    whole = good["state"][key]
+    check([])
+    for name, value in whole.items():
+        check(without(whole, name))
+        if torch.is_tensor(value):
+            check({**whole, name: value.float() if value.is_floating_point() else 1})
+            check({**whole, name: value[None]})
+            check({**whole, name: value.flatten()[:-1] if value.ndim else 1.0})
+        elif isinstance(value, list) and name != "draws":
+            check({**whole, name: value[:-1]})
+        if name == "terms":
+            for i, term in enumerate(value):
+                wrong = torch.zeros(2) if term is None else term[..., :-1]
+                check({**whole, name: [*value[:i], wrong, *value[i + 1 :]]})
+        if name == "draws":
+            check({**whole, name: [value[0][:2]]})
+            check({**whole, name: [[value[0][0][:-1], *value[0][1:]]]})
+    if key == "control_variates":
+        for each in (sampler, fresh):
+            state = {**good, "state": without(good["state"], key)}
+            assert refused(each, state) == (
+                "Invalid state_dict: it has a subsample without control_variates"
+            )
+
+
+# ---- What is not refused ------------------------------------------------------------
+
+
+@each
+def test_what_torch_and_its_users_keep_in_groups_is_loaded(kind: str) -> None:
+    chain = Chain(kind)
+    extra = {"initial_lr": 0.1, "max_lr": 1.0, "swa_lr": 0.1, "max_momentum": 0.9}
+    for group in chain.sampler.param_groups:
+        group.update(extra, differentiable=False, foreach=None, my_own="note")
+    chain.run(range(2))
+    twin = chain.twin()
+    twin.sampler.load_state_dict(copy.deepcopy(chain.sampler.state_dict()))
+    for group in twin.sampler.param_groups:
+        assert group["my_own"] == "note" and extra.items() <= group.items()
+    assert same(chain.run(range(2, 4)), twin.run(range(2, 4)))
+
+
+@each
+def test_keys_that_came_later_keep_the_samplers_values(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the prior precision had been a new hyperparameter."""
+    chain = Chain(kind)
+    chain.run(range(2))
+    state = copy.deepcopy(chain.sampler.state_dict())
+    for group in state["param_groups"]:
+        del group["prior_precision"]
+    twin = chain.twin()
+    name = type(chain.sampler).__name__
+    assert refused(twin.sampler, state) == (
+        f"Invalid state_dict: param group 0 lacks prior_precision; it is not one of "
+        f"{name}"
+    )
+    later = frozenset({"prior_precision"})
+    monkeypatch.setattr("torch_sgmcmc._state_dicts.ADDED_LATER", later)
+    twin.sampler.param_groups[1]["prior_precision"] = 3.5
+    first = twin.sampler.param_groups[0]["prior_precision"]
+    twin.sampler.load_state_dict(state)
+    values = [group["prior_precision"] for group in twin.sampler.param_groups]
+    assert values == [first, 3.5]
+    twin.run(range(2, 4))

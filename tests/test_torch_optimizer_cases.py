@@ -1,0 +1,375 @@
+"""The samplers in the cases that torch tests its own optimizers in.
+
+Inputs, errors, schedules and devices come from torch's test suite (the installed
+``torch.testing._internal``); a case is one of its ``test_optim.py``, where a sampler
+differs from an optimizer with a check that is stricter: chains to the bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from short_chains import assert_same
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.optim import optimizer as torch_optimizer
+from torch.testing._internal.common_device_type import instantiate_device_type_tests
+from torch.testing._internal.common_optimizers import (
+    ErrorOptimizerInput,
+    OptimizerInfo,
+    OptimizerInput,
+    get_error_inputs_for_all_optims,
+    optim_db,
+    optim_inputs_func_sgd,
+    optims,
+)
+from torch.testing._internal.common_utils import TestCase, parametrize
+
+import torch_sgmcmc as sg
+
+# So cold that samplers go downhill as optimizers do.
+COLD = {"num_data": 10, "temperature": 1e-3, "seed": 1}
+# Where the samplers' errors are their own.
+STRICTER = {
+    "a param group cannot have duplicate parameters": (ValueError, "overlap in memory"),
+    "Tensor lr must be 1-element": (TypeError, r"Invalid lr: .* \(must be a number"),
+}
+(OF_SGD,) = (info for info in optim_db if info.optim_cls is SGD)
+
+
+def info(cls: type[sg.Sampler], *inputs: dict[str, Any], closure: bool = False) -> Any:
+    def optim_inputs(device: Any, dtype: Any = None) -> list[OptimizerInput]:
+        return [OptimizerInput(None, {**COLD, **i}, str(i)) for i in inputs]
+
+    def error_inputs(device: Any, dtype: Any) -> list[ErrorOptimizerInput]:
+        errors = []
+        for error in get_error_inputs_for_all_optims(device, dtype):
+            given = error.optimizer_error_input
+            if not has_lr and "lr" in given.kwargs:
+                continue
+            if not has_lr and isinstance(given.params, list):
+                for group in given.params:
+                    if isinstance(group, dict):
+                        group.pop("lr", None)
+            if given.desc in STRICTER:
+                error.error_type, error.error_regex = STRICTER[given.desc]
+            given.kwargs = {**COLD, **inputs[0], **given.kwargs}
+            errors.append(error)
+        return errors
+
+    has_lr = "lr" in inputs[0]
+    return OptimizerInfo(
+        cls,
+        optim_inputs_func=optim_inputs,
+        optim_error_inputs_func=error_inputs,
+        scheduler_inputs=OF_SGD.scheduler_inputs if has_lr else ([],),
+        supported_impls=(),
+        supports_complex=False,
+        step_requires_closure=closure,
+    )
+
+
+INFOS = [
+    info(sg.SGLD, {"lr": 0.01}),
+    info(
+        sg.SGHMC,
+        {"lr": 0.01},
+        {"lr": 0.01, "momentum": 0.5, "resample_momentum_every": 3},
+        {"lr": 0.01, "noise_estimate": "online"},
+    ),
+    info(
+        sg.PSGLD,
+        {"lr": 1e-3, "gamma": False},
+        {"lr": 1e-3, "gamma": False, "adapt": False},
+    ),
+    info(
+        sg.SGNHT,
+        {"lr": 0.01, "temperature": 0.1},
+        {"lr": 0.01, "temperature": 0.1, "thermostat_rate": 0.02},
+    ),
+    info(
+        sg.EWSG,
+        {"lr": 0.01},
+        {"lr": 0.01, "momentum": 0.0, "index_chain_length": 2},
+        closure=True,
+    ),
+    info(
+        sg.HMC,
+        {"step_size": 0.05, "num_steps": 3},
+        {"step_size": 0.05, "num_steps": 3, "resample_momentum_every": 0},
+        closure=True,
+    ),
+    info(sg.SBPS, {}, {"preconditioned": True}, closure=True),
+    info(
+        sg.HMCECS,
+        {"subsample_size": 4, "num_blocks": 2, "step_size": 0.05},
+        closure=True,
+    ),
+]
+PLAIN = [i for i in INFOS if not i.step_requires_closure]
+
+
+class Problem:
+    """torch's: ten linear outputs, whose squares are the loss."""
+
+    def __init__(
+        self, of: Any, dtype: torch.dtype = torch.float32, contiguous: bool = True
+    ) -> None:
+        g = torch.Generator().manual_seed(0)
+        rows = torch.randn(10, 5, 2, generator=g, dtype=dtype)
+        if contiguous:
+            self.weight = nn.Parameter(rows[..., 0].clone())
+            self.bias = nn.Parameter(rows[:, 0, 1].clone())
+        else:
+            self.weight = nn.Parameter(rows[..., 0])
+            self.bias = nn.Parameter(rows[:, 0, 1])
+        self.x = torch.randn(5, generator=g, dtype=dtype)
+        self.of, self.calls = of, 0
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        return [self.weight, self.bias]
+
+    def losses(self, rows: Tensor | slice = slice(None)) -> Tensor:
+        return (self.weight[rows].mv(self.x) + self.bias[rows]).square()
+
+    def closure(self, *indices: Tensor) -> Tensor:
+        if self.of is sg.HMCECS:
+            return -self.losses(*indices)
+        if self.of is sg.SBPS:
+            return self.losses()
+        for p in self.params:
+            p.grad = None
+        loss = self.losses().mean()
+        if self.of is sg.EWSG:  # a gradient with noise of its own at each call
+            self.calls += 1
+            loss = loss + 1e-3 * (self.calls % 7) * self.bias.sum()
+        loss.backward()
+        return loss
+
+    def steps(self, optimizer: sg.Sampler, number: int) -> None:
+        for _ in range(number):
+            optimizer.step(self.closure)
+
+
+def copied(problem: Problem) -> Problem:
+    return copy.deepcopy(problem)
+
+
+@pytest.mark.filterwarnings("ignore:HMC got another loss")
+class TestSamplers(TestCase):
+    """Each of torch's cases, over all samplers."""
+
+    @optims(INFOS)
+    def test_errors(self, device: str, dtype: Any, optim_info: Any) -> None:
+        errors = optim_info.optim_error_inputs_func(device, dtype)
+        assert len(errors) >= 5
+        for error in errors:
+            given = error.optimizer_error_input
+            expects = (
+                self.assertWarnsRegex
+                if issubclass(error.error_type, Warning)
+                else self.assertRaisesRegex
+            )
+            params = given.params or [nn.Parameter(torch.ones(2))]
+            with self.subTest(given.desc), expects(error.error_type, error.error_regex):
+                optim_info.optim_cls(params, **given.kwargs)
+
+    @parametrize("contiguous", [True, False])
+    @optims(INFOS)
+    def test_goes_in_the_right_direction(
+        self, device: str, dtype: Any, optim_info: Any, contiguous: bool
+    ) -> None:
+        for given in optim_info.optim_inputs_func(device):
+            for schedules in ([], *optim_info.scheduler_inputs):
+                problem = Problem(optim_info.optim_cls, dtype, contiguous)
+                optimizer = optim_info.optim_cls(problem.params, **given.kwargs)
+                scheduled = [make(optimizer) for make in schedules]
+                before = problem.losses().sum().item()
+                for _ in range(20):
+                    problem.steps(optimizer, 1)
+                    for schedule in scheduled:
+                        if hasattr(schedule, "num_bad_epochs"):  # ReduceLROnPlateau
+                            schedule.step(problem.losses().sum().item())
+                        else:
+                            schedule.step()
+                assert problem.losses().sum().item() < before, (given.desc, schedules)
+
+    @parametrize("named", [(False, False), (False, True), (True, False), (True, True)])
+    @optims(INFOS, dtypes=[torch.float32, torch.float64])
+    def test_a_loaded_state_goes_on(
+        self, device: str, dtype: Any, optim_info: Any, named: tuple[bool, bool]
+    ) -> None:
+        def make(problem: Problem, with_names: bool, kwargs: Any) -> sg.Sampler:
+            params: Any = problem.params
+            if with_names:
+                params = list(zip(("weight", "bias"), params, strict=True))
+            return optim_info.optim_cls(params, **kwargs)
+
+        for given in optim_info.optim_inputs_func(device):
+            problem = Problem(optim_info.optim_cls, dtype)
+            optimizer = make(problem, named[0], given.kwargs)
+            problem.steps(optimizer, 6)
+            other = copied(problem)
+            second = make(other, named[1], {**given.kwargs, "seed": 99})
+            state = optimizer.state_dict()
+            kept = copy.deepcopy(state)
+            file = io.BytesIO()
+            torch.save(state, file)
+            file.seek(0)
+            for loaded in (state, torch.load(file, weights_only=True)):
+                second.load_state_dict(loaded)  # twice, as frameworks do
+            problem.steps(optimizer, 6)
+            other.steps(second, 6)
+            assert_same(problem.params, other.params)
+            # Loading and stepping have not written into what was loaded.
+            assert str(loaded["param_groups"]) == str(kept["param_groups"])
+            # Equal for equal parameters, but for names.
+            ours, theirs = optimizer.state_dict(), second.state_dict()
+            assert str(ours["state"]) == str(theirs["state"])
+            for group in (*ours["param_groups"], *theirs["param_groups"]):
+                group.pop("param_names", None)
+                group.pop("num_evaluations", None)  # what loading has cost included
+            assert str(ours["param_groups"]) == str(theirs["param_groups"])
+
+    @optims(INFOS)
+    def test_copies(self, device: str, dtype: Any, optim_info: Any) -> None:
+        def public(optimizer: sg.Sampler) -> set[str]:
+            return {key for key in vars(optimizer) if not key.startswith("_")}
+
+        by: dict[str, Callable[[Any], Any]] = {
+            "deepcopy": copy.deepcopy,
+            "pickle": lambda both: pickle.loads(pickle.dumps(both)),
+        }
+        for given in optim_info.optim_inputs_func(device):
+            for name, duplicate in by.items():
+                problem = Problem(optim_info.optim_cls, dtype)
+                optimizer = optim_info.optim_cls(problem.params, **given.kwargs)
+                for _ in range(2):  # before and after there is a state
+                    other, second = duplicate((problem, optimizer))
+                    assert public(second) == public(optimizer), name
+                    other.steps(second, 3)
+                    problem.steps(optimizer, 3)
+                    assert_same(problem.params, other.params)
+
+    @optims(INFOS)
+    def test_hooks(self, device: str, dtype: Any, optim_info: Any) -> None:
+        problem = Problem(optim_info.optim_cls, dtype)
+        kwargs = optim_info.optim_inputs_func(device)[0].kwargs
+        optimizer = optim_info.optim_cls(problem.params, **kwargs)
+        seen: list[str] = []
+
+        def note(name: str) -> Callable[..., None]:
+            return lambda *_: seen.append(name)
+
+        register = {
+            "global pre": torch_optimizer.register_optimizer_step_pre_hook,
+            "pre": optimizer.register_step_pre_hook,
+            "post": optimizer.register_step_post_hook,
+            "global post": torch_optimizer.register_optimizer_step_post_hook,
+            "save": optimizer.register_state_dict_pre_hook,
+            "saved": optimizer.register_state_dict_post_hook,
+            "load": optimizer.register_load_state_dict_pre_hook,
+            "loaded": optimizer.register_load_state_dict_post_hook,
+        }
+        handles = [hook(note(name)) for name, hook in register.items()]
+        try:
+            problem.steps(optimizer, 1)
+            assert seen == ["global pre", "pre", "post", "global post"]
+            optimizer.load_state_dict(optimizer.state_dict())
+            assert seen[4:] == ["save", "saved", "load", "loaded"]
+        finally:
+            for handle in handles:
+                handle.remove()
+        problem.steps(optimizer, 1)
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert len(seen) == 8
+        # A hook may give another dictionary to load.
+        optimizer.register_load_state_dict_pre_hook(lambda _, d: {**d, "more": 1})
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert optimizer.param_groups[0]["step"] == 2
+
+    @optims(PLAIN)
+    def test_gradients(self, device: str, dtype: Any, optim_info: Any) -> None:
+        # Without them nothing moves, and they are not written into.
+        for given in optim_info.optim_inputs_func(device):
+            problem = Problem(optim_info.optim_cls, dtype)
+            start = [p.detach().clone() for p in problem.params]
+            optimizer = optim_info.optim_cls(problem.params, **given.kwargs)
+            optimizer.step()
+            assert_same(problem.params, start)
+            problem.closure()
+            grads = [p.grad for p in problem.params]
+            copies = [g.clone() for g in grads]
+            for _ in range(3):
+                optimizer.step()
+            assert all(g is p.grad for g, p in zip(grads, problem.params, strict=True))
+            assert_same(grads, copies)
+
+    @optims(INFOS)
+    def test_printing(self, device: str, dtype: Any, optim_info: Any) -> None:
+        for given in optim_info.optim_inputs_func(device):
+            problem = Problem(optim_info.optim_cls, dtype)
+            text = repr(optim_info.optim_cls(problem.params, **given.kwargs))
+            assert text.startswith(f"{optim_info.name} (\nParameter Group 0\n")
+            for key in given.kwargs.keys() - {"seed"}:
+                assert f"    {key}: " in text
+
+    @optims([i for i in INFOS if "lr" in i.optim_inputs_func("cpu")[0].kwargs])
+    def test_groups_with_a_schedule(
+        self, device: str, dtype: Any, optim_info: Any
+    ) -> None:
+        for given in optim_info.optim_inputs_func(device):
+            for schedules in optim_info.scheduler_inputs:
+                problem = Problem(optim_info.optim_cls, dtype)
+                groups = [
+                    {"params": [problem.weight]},
+                    {"params": [problem.bias], "lr": 0.0},
+                ]
+                optimizer = optim_info.optim_cls(groups, **given.kwargs)
+                start, bias = problem.losses().sum(), problem.bias.detach().clone()
+                scheduled = [make(optimizer) for make in schedules]
+                for _ in range(10):
+                    problem.steps(optimizer, 1)
+                    for schedule in scheduled:
+                        if hasattr(schedule, "num_bad_epochs"):
+                            schedule.step(problem.losses().sum().item())
+                        else:
+                            schedule.step()
+                assert problem.losses().sum() < start
+                if not optimizer.param_groups[1].get("momentum"):
+                    assert_same([problem.bias], [bias])
+
+    def test_sgd_is_what_a_frozen_sampler_is(self, device: str) -> None:
+        known = {"lr", "momentum", "weight_decay"}
+        cases = [i.kwargs for i in optim_inputs_func_sgd(device)]
+        cases = [kwargs for kwargs in cases if kwargs.keys() <= known]
+        assert len(cases) == 6
+        for kwargs in cases:
+            ours, theirs = Problem(SGD, torch.float64), Problem(SGD, torch.float64)
+            sgd = SGD(theirs.params, **kwargs)
+            settings = {
+                "lr": kwargs.get("lr", 1e-3),
+                "num_data": 10,
+                "prior_precision": 10 * kwargs.get("weight_decay", 0.0),
+                "temperature": 0.0,
+            }
+            sampler: sg.Sampler
+            if "momentum" in kwargs:
+                sampler = sg.SGHMC(ours.params, momentum=kwargs["momentum"], **settings)
+            else:
+                sampler = sg.SGLD(ours.params, **settings)
+            for _ in range(20):
+                ours.steps(sampler, 1)
+                theirs.steps(sgd, 1)
+                for p, q in zip(ours.params, theirs.params, strict=True):
+                    torch.testing.assert_close(p, q)
+
+
+instantiate_device_type_tests(TestSamplers, globals(), only_for="cpu")

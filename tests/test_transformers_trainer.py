@@ -1,0 +1,164 @@
+"""Samplers inside the Trainer of Hugging Face's transformers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from framework_problem import CLOSED, EVERY, PLAIN
+from short_chains import assert_same
+from torch import Tensor, nn
+
+import torch_sgmcmc as sg
+
+transformers = pytest.importorskip("transformers")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+NUM_DATA = 24
+
+
+class Sentences(torch.utils.data.Dataset[Any]):
+    """Random words and labels."""
+
+    def __init__(self) -> None:
+        g = torch.Generator().manual_seed(0)
+        self.words = torch.randint(20, (NUM_DATA, 5), generator=g)
+        self.labels = torch.randint(2, (NUM_DATA,), generator=g)
+
+    def __len__(self) -> int:
+        return NUM_DATA
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        return {"input_ids": self.words[i], "labels": self.labels[i]}
+
+
+def new_model(dropout: float = 0.1) -> nn.Module:
+    transformers.set_seed(7)
+    config = transformers.BertConfig(
+        vocab_size=20,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=8,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    return transformers.BertForSequenceClassification(config)
+
+
+def train(
+    kind: str,
+    folder: Path,
+    steps: int = 6,
+    resume: Path | None = None,
+    dropout: float = 0.1,
+    **settings: Any,
+) -> Any:
+    model = new_model(dropout)
+    # Or accumulated gradients are a sum where the model's loss is a mean.
+    model.accepts_loss_kwargs = False
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps,
+        max_grad_norm=0.0,  # would clip gradients at a norm of 1
+        lr_scheduler_type="constant",  # would let lr go to zero
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        logging_strategy="no",
+        **{"save_strategy": "no", "per_device_train_batch_size": 8, **settings},
+    )
+    trainer = transformers.Trainer(
+        model,
+        arguments,
+        train_dataset=Sentences(),
+        optimizers=(EVERY[kind](model.parameters()), None),
+    )
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    return trainer
+
+
+def parameters(trainer: Any) -> list[Tensor]:
+    return list(trainer.model.parameters())
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_the_chain_goes_on_from_a_checkpoint(kind: str, tmp_path: Path) -> None:
+    # Six steps are two epochs; the checkpoint is in the middle of the second one.
+    whole = train(kind, tmp_path / "whole", save_strategy="steps", save_steps=4)
+    resumed = train(kind, tmp_path / "rest", resume=tmp_path / "whole" / "checkpoint-4")
+    again = train(kind, tmp_path / "again")
+    sampler = resumed.optimizer.optimizer
+    assert type(sampler) is type(EVERY[kind]([nn.Parameter(torch.ones(1))]))
+    assert sampler.param_groups[0]["step"] == 6
+    assert_same(parameters(resumed), parameters(whole))
+    assert_same(parameters(again), parameters(whole))
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_the_chain_is_that_of_a_loop(parts: int, tmp_path: Path) -> None:
+    trainer = train(
+        "SGHMC",
+        tmp_path,
+        steps=4,
+        dropout=0.0,
+        per_device_train_batch_size=NUM_DATA // parts,
+        gradient_accumulation_steps=parts,
+    )
+    # A step is of all data then, in whatever order.
+    model = new_model(0.0).train()
+    sampler = EVERY["SGHMC"](model.parameters())
+    batch = torch.utils.data.default_collate(list(Sentences()))
+    for _ in range(4):
+        sampler.zero_grad()
+        model(**batch).loss.backward()
+        sampler.step()
+    for ours, theirs in zip(model.parameters(), parameters(trainer), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", CLOSED)
+def test_samplers_that_the_trainer_cannot_serve(kind: str, tmp_path: Path) -> None:
+    error, message = {
+        "PSGLD": (RuntimeError, "PSGLD got gradients without a graph"),
+        "EWSG": (TypeError, "EWSG.step() needs a closure"),
+    }.get(kind, (KeyError, "lr"))  # of the scheduler, for what has no lr
+    with pytest.raises(error, match=re.escape(message)):
+        train(kind, tmp_path)
+
+
+def test_gamma_with_a_trainer_that_keeps_the_graph(tmp_path: Path) -> None:
+    class WithGraph(transformers.Trainer):
+        def training_step(self, model: nn.Module, inputs: Any, *_: Any) -> Tensor:
+            model.train()
+            loss = self.compute_loss(model, self._prepare_inputs(inputs))
+            self.accelerator.backward(loss, create_graph=True)
+            return loss.detach()
+
+    # The fused attention has no second derivatives.
+    model = new_model()
+    model.set_attn_implementation("eager")
+    sampler = sg.PSGLD(model.parameters(), 1e-3, eps=0.1, num_data=NUM_DATA, seed=0)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=3,
+        max_grad_norm=0.0,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        save_strategy="no",
+    )
+    WithGraph(
+        model, arguments, train_dataset=Sentences(), optimizers=(sampler, None)
+    ).train()
+    assert sampler.param_groups[0]["step"] == 3
+    assert all(torch.isfinite(p).all() for p in model.parameters())

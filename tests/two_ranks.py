@@ -1,0 +1,153 @@
+"""One rank of two, over gloo: ``python two_ranks.py RANK FOLDER``.
+
+Does what test_distributed.py looks at, and saves it as FOLDER/RANK.pt.
+"""
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import torch_sgmcmc as sg
+
+STEPS = 60
+COMMON = {"lr": 0.05, "num_data": 40, "prior_precision": 1.0}
+KINDS: dict[str, Callable[..., sg.Sampler]] = {
+    "SGLD": partial(sg.SGLD, **COMMON),
+    "SGHMC": partial(sg.SGHMC, **COMMON, resample_momentum_every=20),
+    "SGHMC online": partial(sg.SGHMC, **COMMON, momentum=0.0, noise_estimate="online"),
+    "SGNHT": partial(sg.SGNHT, **COMMON),
+    "PSGLD": partial(sg.PSGLD, **COMMON, gamma=False, eps=0.1),
+    "EWSG": partial(sg.EWSG, **COMMON, index_chain_length=2),
+    "EWSG overdamped": partial(sg.EWSG, **COMMON, momentum=0.0),
+}
+ALONE: dict[str, Callable[..., sg.Sampler]] = {
+    "HMC": partial(sg.HMC, step_size=0.1, num_steps=2, num_data=40),
+    "HMCECS": partial(sg.HMCECS, num_data=40, subsample_size=5),
+    "SBPS": partial(sg.SBPS, num_data=40),
+}
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def train(model: nn.Module, sampler: sg.Sampler, rank: int, steps: int) -> None:
+    """Steps with minibatches of the rank's own."""
+    g = torch.Generator().manual_seed(100 + rank)
+
+    def closure() -> torch.Tensor:
+        x = torch.randn(4, 3, generator=g)
+        sampler.zero_grad()
+        loss = (model(x) - x[:, :2]).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        sampler.step(closure)
+
+
+def chain(model: nn.Module, sampler: sg.Sampler) -> dict[str, Any]:
+    state = sampler.state_dict()
+    return {
+        "params": [p.detach().clone() for p in model.parameters()],
+        "state": state["state"],
+        "groups": state["param_groups"],
+    }
+
+
+def refusal(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def main(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)
+    results: dict[str, Any] = {}
+
+    # Before there is a process group.
+    late_model, early_model = network(), network()
+    late = sg.SGHMC(late_model.parameters(), **COMMON)
+    early = sg.SGLD(early_model.parameters(), **COMMON)
+    results["drawn seeds"] = late.seed
+    train(early_model, early, rank, 1)
+    theta = nn.Parameter(torch.ones(3))
+    alone = {name: make([theta]) for name, make in ALONE.items()}
+    sharded_late = network()
+    before_sharding = sg.SGLD(sharded_late.parameters(), **COMMON, seed=1)
+
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=60),
+    )
+    for name, make in KINDS.items():
+        torch.manual_seed(rank)
+        model = DDP(network())
+        sampler = make(model.parameters())
+        train(model, sampler, rank, STEPS)
+        results[name] = chain(model, sampler)
+
+    model = DDP(late_model)
+    train(model, late, rank, STEPS)
+    results["late"] = chain(model, late)
+    results["seeds given"] = sg.SGLD([theta], **COMMON, seed=rank).seed
+    if rank == 0:  # a seed that is given takes no communication
+        sg.SGLD([theta], **COMMON, seed=3)
+
+    refusals = {"early": refusal(early.step)}
+    for name, sampler in alone.items():
+        refusals[name] = refusal(partial(ALONE[name], [theta], seed=rank))
+        refusals[f"{name} step"] = refusal(partial(sampler.step, theta.sum))
+    for name in ("HMC", "HMCECS"):
+        warmup = partial(alone[name].warmup, theta.sum, 1)  # type: ignore[attr-defined]
+        refusals[f"{name} warmup"] = refusal(warmup)
+    refusals["PSGLD"] = refusal(partial(sg.PSGLD, [theta], **COMMON, seed=1))
+    later = sg.PSGLD([theta], **COMMON, seed=1, gamma=False)
+    theta.grad = torch.ones(3)
+    later.step()
+    later.param_groups[0]["gamma"] = True
+    refusals["PSGLD step"] = refusal(later.step)
+    theta.grad = None
+    refusals["zero"] = refusal(
+        lambda: ZeroRedundancyOptimizer(
+            network().parameters(), optimizer_class=sg.SGLD, **COMMON, seed=0
+        )
+    )
+    cpu = torch.device("cpu")
+    for original in (False, True):
+        model = FSDP(network(), use_orig_params=original, device_id=cpu)
+        refusals[f"FSDP {original}"] = refusal(
+            partial(sg.SGLD, model.parameters(), **COMMON, seed=0)
+        )
+    FSDP(sharded_late, use_orig_params=True, device_id=cpu)
+    refusals["FSDP late"] = refusal(before_sharding.step)
+    results["refusals"] = refusals
+    results["counts"] = {name: s.param_groups[0]["step"] for name, s in alone.items()}
+
+    torch.save(results, folder / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    warnings.simplefilter("ignore")
+    main(int(sys.argv[1]), Path(sys.argv[2]))

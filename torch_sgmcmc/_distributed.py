@@ -1,0 +1,210 @@
+"""Whose noise is whose: samplers in several processes, and several in one.
+
+Note [Replicas and shards]
+Noise is a function of (seed, step, purpose, element). Replicas of a model, whose
+gradients are averaged, stay equal to the bit if they have one seed, without a word
+between them. What breaks that is refused, where a process group is initialised:
+
+* seeds that each rank draws for itself: ranks agree on rank 0's;
+* samplers that decide by what a rank alone has seen, its loss or its Hessian;
+* shards that are optimizers of their own (ZeroRedundancyOptimizer, FSDP1): each counts
+  its elements from 0, and different parameters would get the same noise.
+
+A seed that was given is respected without communication, whatever other ranks have:
+chains on different ranks have different ones on purpose.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+import weakref
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torch_sgmcmc.seeds import SharedNoiseWarning
+
+if TYPE_CHECKING:
+    from torch_sgmcmc.sampler import Sampler
+
+__all__ = [
+    "BY_THE_LOSS",
+    "CHECKPOINT",
+    "called_from",
+    "is_laying_out",
+    "is_zero",
+    "refuse_lone_decisions",
+    "refuse_shards",
+    "refuse_zero",
+    "settle",
+    "take_turn",
+    "world_size",
+]
+
+CHECKPOINT = "torch.distributed.checkpoint.state_dict"
+
+
+def world_size() -> int:
+    """The number of processes of the default group; 1 without one."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return 1
+
+
+def called_from(module: str) -> bool:
+    """Whether a function of this module is being executed."""
+    if module not in sys.modules:
+        return False
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == module:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+# ---- What cannot be replicated ---------------------------------------------------
+
+
+#: For samplers that decide by the loss.
+BY_THE_LOSS = (
+    "loss",
+    "Run chains in processes without a group (torchrun's RANK needs none), or sample "
+    "with SGLD, SGHMC, SGNHT, PSGLD or EWSG, which go by averaged gradients",
+)
+
+
+def refuse_lone_decisions(sampler: Sampler, by: str, instead: str) -> None:
+    """Raises if there are other ranks, which would decide otherwise."""
+    size = world_size()
+    if size > 1:
+        raise RuntimeError(
+            f"{type(sampler).__name__} cannot run in a process group of {size} ranks: "
+            f"each would go by its own {by}, and replicas would drift apart. {instead}"
+        )
+
+
+def is_zero() -> bool:
+    """Whether a ZeroRedundancyOptimizer constructs the sampler, or adds a group."""
+    return called_from("torch.distributed.optim.zero_redundancy_optimizer")
+
+
+def refuse_zero(name: str) -> None:
+    """Raises if other ranks have other parameters of a ZeroRedundancyOptimizer."""
+    if world_size() > 1:
+        raise RuntimeError(
+            f"{name} cannot be the optimizer_class of ZeroRedundancyOptimizer: each "
+            f"rank's part of the parameters would get the same noise. Construct {name} "
+            "itself, with all parameters of the DistributedDataParallel model"
+        )
+
+
+def refuse_shards(name: str, params: Iterable[Tensor]) -> None:
+    """Raises if these are shards, with other ranks', of a FullyShardedDataParallel."""
+    if world_size() > 1 and any(getattr(p, "_fsdp_flattened", False) for p in params):
+        raise RuntimeError(
+            f"{name} cannot sample the parameters of FullyShardedDataParallel: each "
+            "rank's shard would get the same noise. Use DistributedDataParallel"
+        )
+
+
+# ---- One seed for all replicas ---------------------------------------------------
+
+
+def settle(sampler: Sampler) -> bool:
+    """Does what is to be done where there are other ranks; returns if there are.
+
+    Raises:
+        RuntimeError: the parameters are shards, or it is too late for one seed.
+    """
+    if world_size() == 1:
+        return False
+    name = type(sampler).__name__
+    for group in sampler.param_groups:
+        refuse_shards(name, group["params"])
+    if sampler._seed_is_drawn:
+        _agree_on_seed(sampler)
+    return True
+
+
+def _agree_on_seed(sampler: Sampler) -> None:
+    groups = sampler.param_groups
+    mine = [groups[0]["seed"], int(groups[0]["step"])]
+    row = torch.tensor(mine, device=_device_of_group(sampler))
+    rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, row)
+    seeds, steps = zip(*(each.tolist() for each in rows), strict=True)
+    if any(steps) and len({*zip(seeds, steps, strict=True)}) > 1:
+        raise RuntimeError(
+            f"{type(sampler).__name__} has made steps before the process group was "
+            f"initialised, and ranks differ: seeds {[*seeds]}, steps {[*steps]}. Give "
+            "all ranks one seed"
+        )
+    sampler.defaults["seed"] = seeds[0]
+    for group in groups:
+        group["seed"] = seeds[0]
+    sampler._seed_is_drawn = False
+
+
+def _device_of_group(sampler: Sampler) -> torch.device:
+    """Where the default group communicates: on the CPU if it can."""
+    if "cpu:" in dist.get_backend_config():
+        return torch.device("cpu")
+    for group in sampler.param_groups:
+        for p in group["params"]:
+            if p.device.type != "cpu":
+                return p.device
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+# ---- Steps that are none ---------------------------------------------------------
+
+
+def is_laying_out(sampler: Sampler) -> bool:
+    """Whether torch.distributed.checkpoint calls step(), to have state to fill.
+
+    It does so with an optimizer that has no state, with learning rates of 0.
+    """
+    if sampler.state:
+        return False
+    for group in sampler.param_groups:
+        if group.get("lr", 0):
+            return False
+    return called_from(CHECKPOINT)
+
+
+# ---- Several samplers in one process ---------------------------------------------
+
+# Which sampler made the last step with a seed.
+_last: dict[int, weakref.ref[Sampler]] = {}
+
+
+def take_turn(sampler: Sampler) -> None:
+    """Warns if two samplers with one seed make steps in turns: A, B, A."""
+    seed = sampler.param_groups[0]["seed"]
+    known = sampler.__dict__
+    last = _last.get(seed)
+    if last is not None and last is known.get("_turn"):
+        return
+    other = None if last is None else last()
+    if other is not None and known.get("_turn_of") == seed and "_warned" not in known:
+        sampler._warned = other._warned = True
+        warnings.warn(
+            f"Two samplers with seed {seed} make steps in turns "
+            f"({type(sampler).__name__} and {type(other).__name__}): the noise of one "
+            "is the other's. Give each a seed of its own, with torch_sgmcmc.fold_in",
+            SharedNoiseWarning,
+            stacklevel=4,
+        )
+    sampler._turn_of = seed
+    sampler._turn = _last[seed] = weakref.ref(sampler, partial(_forget, seed))
+
+
+def _forget(seed: int, turn: weakref.ref[Sampler]) -> None:
+    if _last.get(seed) is turn:
+        del _last[seed]
