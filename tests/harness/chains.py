@@ -145,6 +145,8 @@ class Chains:
         self.sampler = experiment.method.build(
             groups, seed=experiment.seed, **experiment.all_settings
         )
+        if self.chooses:  # among equal gradients too, which EWSG refuses to users
+            self.sampler._num_equal = None
 
     def scatter(self, deviation: float) -> None:
         """Draws the present positions anew, from N(0, deviation²)."""
