@@ -119,7 +119,7 @@ def test_the_perturbed_target(proxy: str) -> None:
 
 def test_sums_and_terms_of_different_proxies_are_caught() -> None:
     # Its own check of the place may see it first.
-    with pytest.raises((StatisticalError, RuntimeError), match="z-scores|has left"):
+    with pytest.raises((StatisticalError, RuntimeError), match=r"z-scores|has left"):
         off = stretches("diagonal", 600, "sums of first order, terms of another")
         check_mean(off, 0.0, label="mutant")
 
