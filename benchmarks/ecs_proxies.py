@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._closures import exchanged
-from torch_sgmcmc._expansions import block_ranges, expand
+from torch_sgmcmc.core.closures import exchanged
+from torch_sgmcmc.ecs.expansions import block_ranges, expand
 
 # Pixels on a side, and hidden units.
 MODELS = {"softmax": (7, 0), "small": (7, 10), "network": (14, 50)}

@@ -44,10 +44,11 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from torch_sgmcmc import _C, SBPS
+import torch_sgmcmc._C as _C
+from torch_sgmcmc import SBPS
 from torch_sgmcmc import sbps as sbps_module
-from torch_sgmcmc._directional import Observation, moments, observe
-from torch_sgmcmc._library import sbps_place_, sbps_reflect_, sbps_reflect_sums_
+from torch_sgmcmc.bouncy.directional import Observation, moments, observe
+from torch_sgmcmc.core.operators import sbps_place_, sbps_reflect_, sbps_reflect_sums_
 
 
 def seconds(run: Callable[[], object]) -> float:

@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torch_sgmcmc as sg
-from torch_sgmcmc import _C, _library
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core import operators
 
 LR, NUM_DATA, MOMENTUM = 0.1, 50_000, 0.9
 NOISE = (2 * LR / NUM_DATA) ** 0.5
@@ -256,11 +257,11 @@ def report_overhead(rounds: int) -> None:
 
     def sgld_operator() -> None:
         with torch.no_grad():
-            _library.sgld_step_(params, grads, [], **shared)
+            operators.sgld_step_(params, grads, [], **shared)
 
     def sghmc_operator() -> None:
         with torch.no_grad():
-            _library.sghmc_step_(params, grads, momenta, [], [], **shared, **extra)
+            operators.sghmc_step_(params, grads, momenta, [], [], **shared, **extra)
 
     times = measure(
         {

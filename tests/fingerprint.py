@@ -13,8 +13,8 @@ from reference import DTYPES, SIZES, arithmetic
 from torch import Tensor
 
 import torch_sgmcmc as sg
-from torch_sgmcmc import _C
-from torch_sgmcmc import _library as ops
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core import operators as ops
 
 __all__ = ["digest", "fingerprints"]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torch_sgmcmc import _C
-from torch_sgmcmc import _library as ops
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core import operators as ops
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SIZES = (
@@ -56,7 +56,7 @@ def draw(
     offsets: Sequence[int],
     seed: int,
     step: int,
-    purpose: int = _C.PURPOSE_UPDATE,
+    purpose: int = _C.Purpose.UPDATE,
 ) -> list[Tensor]:
     """The standard normals, in float64, that a step uses for each tensor."""
     flat = [torch.zeros(t.numel(), dtype=torch.float64) for t in tensors]

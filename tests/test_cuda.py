@@ -18,7 +18,7 @@ from short_chains import KINDS, assert_same, make, make_params, set_grads, take_
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc import _library as ops
+from torch_sgmcmc.core import operators as ops
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = os.environ.get("TORCH_SGMCMC_TEST_DEVICE", "cuda" if HAS_GPU else "cpu")

@@ -23,7 +23,7 @@ from harness.statistics import Array, StatisticalError
 from torch.utils.data import DataLoader, TensorDataset
 
 import torch_sgmcmc as sg
-from torch_sgmcmc import _C
+import torch_sgmcmc._C as _C
 
 # ---- The law of uniform minibatches ----------------------------------------------
 
@@ -66,7 +66,7 @@ def test_draws_follow_the_counter_layout() -> None:
     """An index is a 64-bit number modulo what is left, in a partial shuffle."""
     num_data, n, seed, step = 1000, 7, -5, 3
     counters = [
-        [(i << 16) % 2**32, i >> 16, step, _C.PURPOSE_MINIBATCH << 16] for i in range(n)
+        [(i << 16) % 2**32, i >> 16, step, _C.Purpose.MINIBATCH << 16] for i in range(n)
     ]
     key = (seed % 2**32, (seed >> 32) % 2**32)
     words = philox(np.array(counters, dtype=np.uint64), key)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from two_ranks import ALONE, KINDS, STEPS
 
-from torch_sgmcmc import _distributed
+from torch_sgmcmc.core import distributed
 
 PROGRAM = Path(__file__).with_name("two_ranks.py")
 INSTEAD = (
@@ -139,7 +139,7 @@ def test_where_ranks_agree(
     on_device = [torch.zeros(1), torch.zeros(1, device="meta")]
     sampler = SimpleNamespace(param_groups=[{"params": on_device}])
     monkeypatch.setattr(dist, "get_backend_config", lambda: backends)
-    assert _distributed._device_of_group(sampler).type == device
+    assert distributed._device_of_group(sampler).type == device
 
 
 # ---- A group of one ----------------------------------------------------------------

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torch_sgmcmc._likelihood_graph import LikelihoodGraph
-from torch_sgmcmc._taylor import PREDICTOR, RANK_ONE, WHOLE, TaylorSums, TaylorTerms
+from torch_sgmcmc.ecs.likelihood_graph import LikelihoodGraph
+from torch_sgmcmc.ecs.taylor import PREDICTOR, RANK_ONE, WHOLE, TaylorSums, TaylorTerms
 
 F64 = torch.float64
 Function = Callable[[list[Tensor], Tensor, Tensor], Tensor]
@@ -170,7 +170,9 @@ def test_passes_by_single_directions_and_by_batches(form: str) -> None:
 
 
 def test_a_hessian_of_many_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_sgmcmc._likelihood_graph._MOST_ELEMENTS", 2 * (4 + 12))
+    monkeypatch.setattr(
+        "torch_sgmcmc.ecs.likelihood_graph._MOST_ELEMENTS", 2 * (4 + 12)
+    )
     fitted = Fitted(MODELS["two predictors"])
     graph = LikelihoodGraph(fitted(torch.arange(12)), fitted.params)
     h = torch.stack([fitted.derivatives(i)[2] for i in range(12)])

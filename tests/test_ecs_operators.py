@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_sgmcmc import _library as ops
+from torch_sgmcmc.core import operators as ops
 
 F64 = torch.float64
 FORMS = ("linear", "rank one", "whole")

@@ -28,7 +28,7 @@ from short_chains import (
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc import _C
+import torch_sgmcmc._C as _C
 
 NO_CLOSURE = """\
 EWSG.step() needs a closure, since it draws several minibatches a step:

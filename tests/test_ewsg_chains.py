@@ -15,7 +15,7 @@ from short_chains import (
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc import _C
+import torch_sgmcmc._C as _C
 
 
 def batched(chains: int) -> list[nn.Parameter]:
@@ -61,7 +61,7 @@ def test_weights_and_decisions_for_each_chain(chains: int) -> None:
             yes = torch.ops.torch_sgmcmc.metropolis_decide(
                 rise,
                 proposal=m,
-                purpose=_C.PURPOSE_INDEX_CHAIN,
+                purpose=_C.Purpose.INDEX_CHAIN,
                 seed=4,
                 step=step,
             )

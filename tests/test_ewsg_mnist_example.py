@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._library import ewsg_log_ratio
+from torch_sgmcmc.core.operators import ewsg_log_ratio
 
 pytestmark = pytest.mark.examples
 

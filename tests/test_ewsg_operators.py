@@ -21,8 +21,8 @@ from reference import (
 )
 from torch import Tensor
 
-from torch_sgmcmc import _C
-from torch_sgmcmc import _library as ops
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core import operators as ops
 
 SURROGATES = ("momentum", "zero", "one", "full_momentum")
 
@@ -144,7 +144,7 @@ def uniforms(
     return (bits.astype(np.float64) + 0.5) * 2.0**-52
 
 
-@pytest.mark.parametrize("purpose", [_C.PURPOSE_INDEX_CHAIN, _C.PURPOSE_METROPOLIS])
+@pytest.mark.parametrize("purpose", [_C.Purpose.INDEX_CHAIN, _C.Purpose.METROPOLIS])
 @pytest.mark.parametrize("proposal", [0, 1, 2**24 - 1])
 @pytest.mark.parametrize(("seed", "step"), [(0, 0), (-(2**40) + 77, 2**33 + 4)])
 def test_decisions(seed: int, step: int, proposal: int, purpose: int) -> None:
@@ -163,7 +163,7 @@ def test_decisions(seed: int, step: int, proposal: int, purpose: int) -> None:
         decided = ops.metropolis_decide(near, **stream)
         assert decided.all() if sign > 0 else not decided.any()
     # The function for one chain is that of chain 0.
-    if purpose == _C.PURPOSE_INDEX_CHAIN:
+    if purpose == _C.Purpose.INDEX_CHAIN:
         for offset in (-1e-9, 1e-9):
             accepts = _C.index_chain_accepts(log_u[0] + offset, **counter)
             assert accepts == (offset > 0)
@@ -174,7 +174,7 @@ def test_decisions_on_unusual_ratios() -> None:
     ratios = torch.tensor(values, dtype=torch.float64)
     for step in range(50):
         counter = {"proposal": 0, "seed": 1, "step": step}
-        stream = {**counter, "purpose": _C.PURPOSE_INDEX_CHAIN}
+        stream = {**counter, "purpose": _C.Purpose.INDEX_CHAIN}
         expected = [True, True, True, True, False, False, False]
         assert ops.metropolis_decide(ratios, **stream).tolist() == expected
         assert [_C.index_chain_accepts(x, **counter) for x in values] == expected

@@ -30,8 +30,8 @@ from reference import (
 )
 from torch import Tensor
 
-from torch_sgmcmc import _C
-from torch_sgmcmc import _library as ops
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core import operators as ops
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
@@ -286,7 +286,7 @@ def test_momentum_is_resampled_every_kth_step(step: int) -> None:
         ops.gaussian_(
             expected_momenta,
             std=(part * heat) ** 0.5,
-            purpose=_C.PURPOSE_MOMENTUM,
+            purpose=_C.Purpose.MOMENTUM,
             **stream,
         )
         expected_hyper["lr"] *= part

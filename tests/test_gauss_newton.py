@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc import _taylor
-from torch_sgmcmc._expansions import block_ranges, expand, sum_up
-from torch_sgmcmc._jacobians import jacobians
+from torch_sgmcmc.ecs import taylor
+from torch_sgmcmc.ecs.expansions import block_ranges, expand, sum_up
+from torch_sgmcmc.ecs.jacobians import jacobians
 
 F64 = torch.float64
 N, D = 40, 17
@@ -208,10 +208,10 @@ def test_first_order_in_many_parameters(monkeypatch: pytest.MonkeyPatch) -> None
     indices = torch.arange(N)
     both = []
     for many in (D - 1, D):
-        monkeypatch.setattr(_taylor, "_MANY", many)
+        monkeypatch.setattr(taylor, "_MANY", many)
         both.append(
-            _taylor.TaylorTerms.at_present(
-                model.closure, model.params, indices, _taylor.LINEAR, unused
+            taylor.TaylorTerms.at_present(
+                model.closure, model.params, indices, taylor.LINEAR, unused
             )
         )
     for ours, theirs in zip(*(terms.fields() for terms in both), strict=True):

@@ -16,8 +16,8 @@ from short_chains import assert_same, make, make_params, take_step, two
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc import _C
-from torch_sgmcmc import _library as ops
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core import operators as ops
 
 # ---- Decisions -------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ def test_every_decision(every: int) -> None:
             twins, Quartic(twins, True), momenta, masses, priors, chains, temperature
         )
         yes = ops.metropolis_decide(
-            ratios, proposal=0, purpose=_C.PURPOSE_METROPOLIS, seed=-5, step=step
+            ratios, proposal=0, purpose=_C.Purpose.METROPOLIS, seed=-5, step=step
         )
         with torch.no_grad():
             for t, old, r, back in zip(twins, start, momenta, turned, strict=True):

@@ -22,8 +22,8 @@ from reference import (
     same_bits,
 )
 
-from torch_sgmcmc import _C
-from torch_sgmcmc import _library as ops
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core import operators as ops
 
 
 @pytest.mark.parametrize("massive", [False, True])
@@ -78,7 +78,7 @@ def test_momenta_equal_reference(massive: bool) -> None:
     momenta = states(mixed_list(1), 3)
     masses = [0.3 + s.square() for s in states(mixed_list(1), 4)] if massive else []
     offsets = scattered_offsets(momenta)
-    noise = draw(momenta, offsets=offsets, purpose=_C.PURPOSE_MOMENTUM, **STREAM)
+    noise = draw(momenta, offsets=offsets, purpose=_C.Purpose.MOMENTUM, **STREAM)
     ops.hmc_momenta_(momenta, masses, temperature=0.7, offsets=offsets, **STREAM)
     for i, (r, z) in enumerate(zip(momenta, noise, strict=True)):
         mass = masses[i].double() if massive else 1.0

@@ -14,7 +14,7 @@ from short_chains import assert_same, two
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc import _C
+import torch_sgmcmc._C as _C
 
 
 def dual_averaging(step_size: float, target: float, accepted: list[float]) -> Any:

@@ -17,11 +17,11 @@ from ecs_data import F64, Data, N, chain, make
 from torch import Tensor
 
 import torch_sgmcmc as sg
-from torch_sgmcmc import _C
-from torch_sgmcmc._likelihood import block_poisson, perturbed
-from torch_sgmcmc._likelihood_graph import flat
-from torch_sgmcmc._subsampled_target import place
-from torch_sgmcmc._taylor import (
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.ecs.likelihood import block_poisson, perturbed
+from torch_sgmcmc.ecs.likelihood_graph import flat
+from torch_sgmcmc.ecs.target import place
+from torch_sgmcmc.ecs.taylor import (
     LINEAR,
     PREDICTOR,
     RANK_ONE,
@@ -29,7 +29,7 @@ from torch_sgmcmc._taylor import (
     TaylorSums,
     TaylorTerms,
 )
-from torch_sgmcmc._whitening import whitening
+from torch_sgmcmc.ecs.whitening import whitening
 
 
 def hessians(data: Data, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:

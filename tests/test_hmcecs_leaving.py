@@ -2,7 +2,7 @@
 
 Logistic regressions started at the parameters that made the data. Where |L̂| or the
 perturbed estimate is larger far away than anywhere in the posterior, one long step of a
-warm-up is enough; see the note in ``torch_sgmcmc/_subsampled_target.py``. False alarms:
+warm-up is enough; see the note in ``torch_sgmcmc/ecs/target.py``. False alarms:
 see the note in ``harness.statistics``.
 """
 
@@ -19,7 +19,8 @@ from scipy import stats
 from torch import Tensor
 
 import torch_sgmcmc as sg
-from torch_sgmcmc import _subsampled_target, hmcecs
+from torch_sgmcmc import hmcecs
+from torch_sgmcmc.ecs import target
 
 D = 2
 SEEDS = range(8)
@@ -73,7 +74,7 @@ def check_draws(heights: list[float]) -> None:
 
 def without_bound() -> mock._patch:
     """Nothing is beyond a."""
-    return mock.patch.object(_subsampled_target, "_MANY_PRODUCTS", 10**9)
+    return mock.patch.object(target, "_MANY_PRODUCTS", 10**9)
 
 
 SIGNED = {"variant": "signed", "subsample_size": 10, "control_variate": 1}

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 
-from torch_sgmcmc._linear_rows import read_rows
+from torch_sgmcmc.ecs.linear_rows import read_rows
 
 F64 = torch.float64
 Function = Callable[[Tensor, list[Tensor]], Tensor]

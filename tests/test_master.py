@@ -20,7 +20,7 @@ from short_chains import KINDS, advance, assert_same, make, make_params, needs_c
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc import _library as ops
+from torch_sgmcmc.core import operators as ops
 
 LOW = (torch.bfloat16, torch.float16)
 each_low = pytest.mark.parametrize("dtype", LOW, ids=lambda d: str(d)[6:])

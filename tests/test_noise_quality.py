@@ -10,8 +10,8 @@ from harness.philox import normals, philox
 from harness.statistics import StatisticalError
 from torch import Tensor
 
-from torch_sgmcmc import _C
-from torch_sgmcmc._library import gaussian_
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core.operators import gaussian_
 
 # Random123's kat_vectors: counter, key, output of philox4x32 10.
 KNOWN_ANSWERS = [

@@ -17,8 +17,8 @@ import torch
 from fingerprint import fingerprints
 from reference import DTYPES, SIZES, same_bits
 
-from torch_sgmcmc import _C
-from torch_sgmcmc import _library as ops
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core import operators as ops
 
 HERE = Path(__file__).parent
 WORD = 2**32
@@ -186,9 +186,10 @@ def test_results_depend_neither_on_instruction_set_nor_on_process(isa: str) -> N
 def test_unknown_instruction_set_is_an_error() -> None:
     program = """
 import torch
-from torch_sgmcmc import _C, _library
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core import operators
 out = torch.zeros(3)
-draw = lambda: _library.gaussian_([out], std=1, offsets=[0], seed=0, step=0, purpose=0)
+draw = lambda: operators.gaussian_([out], std=1, offsets=[0], seed=0, step=0, purpose=0)
 for call in (_C.isa, draw):
     try:
         call()

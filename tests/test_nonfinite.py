@@ -32,8 +32,8 @@ from test_layouts import LAYOUTS
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc import _library as ops
-from torch_sgmcmc import _nonfinite
+from torch_sgmcmc.core import nonfinite
+from torch_sgmcmc.core import operators as ops
 
 BAD = {"nan": torch.nan, "inf": torch.inf, "-inf": -torch.inf}
 EACH = pytest.mark.parametrize("value", BAD)
@@ -743,11 +743,11 @@ MUTANTS: dict[str, Callable[[Count], Count]] = {
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutants_are_caught(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = _nonfinite.count_nonfinite
+    real = nonfinite.count_nonfinite
     count = MUTANTS[mutant](real)
-    monkeypatch.setattr(_nonfinite, "count_nonfinite", count)
+    monkeypatch.setattr(nonfinite, "count_nonfinite", count)
     monkeypatch.setattr(
-        _nonfinite, "any_nonfinite", lambda tensors: bool(count(tensors).any())
+        nonfinite, "any_nonfinite", lambda tensors: bool(count(tensors).any())
     )
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         for value in BAD:

@@ -10,8 +10,8 @@ from operator_tensors import masters_of
 from reference import same_bits
 from torch import Tensor
 
-from torch_sgmcmc import _C
-from torch_sgmcmc import _library as ops
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core import operators as ops
 
 STREAM = {"offsets": [0, 128], "seed": 0, "step": 3}
 TARGET = {"lr": 0.1, "num_data": 5.0, "prior_precision": 1.0, "temperature": 1.0}

@@ -1,14 +1,11 @@
 """What SBPS says of a trajectory, and what it warns of."""
 
-import functools
 import warnings
-from typing import Any
 
 import pytest
 import torch
-from sbps_chains import Closure, Draws, N, make, run, segments, two
+from sbps_chains import Draws, make, run, segments, two
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 
 def test_diagnostics() -> None:
@@ -60,53 +57,3 @@ def test_few_violations_are_not() -> None:
         run(sampler, Draws(params), 1500)
     assert sampler.param_groups[0]["num_proposals"] > 1000
     assert sampler.diagnostics.violation_rate < 0.02
-
-
-def loader(**options: Any) -> DataLoader[Any]:
-    return DataLoader(TensorDataset(torch.arange(N)), **options)
-
-
-def draw_from(data: Any) -> Closure:
-    draws = Draws(two())
-    return lambda: (data, draws)[1]()
-
-
-class Caller:
-    def __init__(self, data: Any) -> None:
-        self.data = data
-
-    def __call__(self) -> None: ...
-
-    def method(self) -> None: ...
-
-
-def warned(closure: Any) -> list[str]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with pytest.raises((RuntimeError, TypeError)):
-            make(two()).step(closure)
-    assert all(w.filename == __file__ for w in caught)
-    return [str(w.message) for w in caught]
-
-
-def test_epoch_shuffling_is_warned_of() -> None:
-    shuffled = loader(batch_size=5, shuffle=True)
-    for data in (shuffled, loader(batch_size=5), iter(shuffled)):
-        for closure in (
-            draw_from(data),
-            Caller(data),
-            Caller(data).method,
-            functools.partial(lambda d: None, data),
-            lambda d=data: None,
-        ):
-            (message,) = warned(closure)
-            assert message.startswith("The closure of SBPS draws from a DataLoader")
-            assert "an IndependentBatchSampler as its batch_sampler" in message
-    assert "(RandomSampler)" in warned(draw_from(shuffled))[0]
-
-
-def test_independent_minibatches_are_not() -> None:
-    data = TensorDataset(torch.arange(N))
-    afresh = BatchSampler(RandomSampler(data, replacement=True), 5, drop_last=False)
-    for fine in (loader(batch_sampler=afresh), loader(batch_sampler=[[1, 2]]), data):
-        assert warned(draw_from(fine)) == []

@@ -35,9 +35,10 @@ from harness.targets import correlated
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc import _C, sbps
-from torch_sgmcmc import _library as ops
-from torch_sgmcmc._directional import Observation
+import torch_sgmcmc._C as _C
+from torch_sgmcmc import sbps
+from torch_sgmcmc.bouncy.directional import Observation
+from torch_sgmcmc.core import operators as ops
 
 
 def gaussian_data(d: int = 2, **settings: Any) -> GaussianData:
@@ -304,7 +305,7 @@ class Pair:
             offsets=[0, _C.NOISE_BLOCK],
             seed=11,
             step=step,
-            purpose=_C.PURPOSE_REFRESHMENT,
+            purpose=_C.Purpose.REFRESHMENT,
         )
         v = torch.cat(z).numpy()
         return v / np.linalg.norm(v)

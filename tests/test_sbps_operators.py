@@ -9,8 +9,8 @@ import torch
 from reference import DTYPES, SIZES, Exact, arithmetic, assert_rounded, same_bits
 from torch import Tensor
 
-from torch_sgmcmc import _library as ops
-from torch_sgmcmc._directional import moments
+from torch_sgmcmc.bouncy.directional import moments
+from torch_sgmcmc.core import operators as ops
 
 DECAY = 0.37  # λ / N
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc import _C, _distributed
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core import distributed
 
 SEEDS = (0, 1, -1, 2**63 - 1, -(2**63), 5)
-PURPOSE_SEED = 13
 
 
 # ---- fold_in -----------------------------------------------------------------------
@@ -40,7 +40,7 @@ def test_it_is_the_first_half_of_a_philox_block() -> None:
     rng = random.Random(0)
     for _ in range(200):
         seed, stream = rng.getrandbits(64), rng.getrandbits(63)
-        counter = [stream & 0xFFFFFFFF, stream >> 32, 0, PURPOSE_SEED << 16]
+        counter = [stream & 0xFFFFFFFF, stream >> 32, 0, _C.Purpose.SEED << 16]
         low, high, *_ = _C.philox4x32(counter, [seed & 0xFFFFFFFF, seed >> 32])
         signed = seed - 2**64 if seed >= 2**63 else seed
         folded = sg.fold_in(signed, stream)
@@ -179,4 +179,4 @@ def test_nothing_is_kept_of_samplers() -> None:
     for seed in range(1000, 1010):
         sampler(seed).step()
     gc.collect()
-    assert not {*range(1000, 1010)} & {*_distributed._last}
+    assert not {*range(1000, 1010)} & {*distributed._last}

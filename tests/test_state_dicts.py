@@ -244,7 +244,7 @@ def test_another_samplers_state_dict(loads: str) -> None:
 
 
 def test_the_keys_by_which_samplers_are_told_apart() -> None:
-    from torch_sgmcmc._param_groups import FOREIGN_KEYS, SAMPLER_KEYS
+    from torch_sgmcmc.core.param_groups import FOREIGN_KEYS, SAMPLER_KEYS
 
     keys = {key for kind in EVERY for key in Chain(kind).sampler._group_keys}
     assert keys == SAMPLER_KEYS
@@ -493,7 +493,7 @@ def test_keys_that_came_later_keep_the_samplers_values(
         f"{name}"
     )
     later = frozenset({"prior_precision"})
-    monkeypatch.setattr("torch_sgmcmc._state_dicts.ADDED_LATER", later)
+    monkeypatch.setattr("torch_sgmcmc.core.state_checks.ADDED_LATER", later)
     twin.sampler.param_groups[1]["prior_precision"] = 3.5
     first = twin.sampler.param_groups[0]["prior_precision"]
     twin.sampler.load_state_dict(state)

@@ -1,23 +1,27 @@
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import overload
 
 NOISE_BLOCK: int
-PURPOSE_UPDATE: int
-PURPOSE_MOMENTUM: int
-PURPOSE_PRECISION: int
-PURPOSE_INDEX_CHAIN: int
-PURPOSE_PROBE: int
-PURPOSE_METROPOLIS: int
-PURPOSE_BOUNCE_CLOCK: int
-PURPOSE_REFRESHMENT: int
-PURPOSE_MINIBATCH: int
-PURPOSE_STRATA: int
-PURPOSE_SUBSAMPLE: int
-PURPOSE_SUBSAMPLE_BLOCK: int
-PURPOSE_POISSON: int
 LOOK: int
 PROPOSAL: int
 REFRESHMENT: int
+
+class Purpose(IntEnum):
+    UPDATE = 0
+    MOMENTUM = 1
+    PRECISION = 2
+    INDEX_CHAIN = 3
+    PROBE = 4
+    METROPOLIS = 5
+    BOUNCE_CLOCK = 6
+    REFRESHMENT = 7
+    MINIBATCH = 8
+    STRATA = 9
+    SUBSAMPLE = 10
+    SUBSAMPLE_BLOCK = 11
+    POISSON = 12
+    SEED = 13
 
 def isa() -> str: ...
 def philox4x32(counter: Sequence[int], key: Sequence[int]) -> list[int]: ...

@@ -10,17 +10,17 @@ except ImportError as error:
     ) from error
 
 from torch_sgmcmc.control_variates import SVRG, ControlVariates
-from torch_sgmcmc.data import (
+from torch_sgmcmc.ecs.gathered_rows import GatheredRows
+from torch_sgmcmc.ecs.log_likelihood import LogLikelihood
+from torch_sgmcmc.ecs.report import ECSReport
+from torch_sgmcmc.ewsg import EWSG
+from torch_sgmcmc.hmc import HMC
+from torch_sgmcmc.hmcecs import HMCECS
+from torch_sgmcmc.minibatch import (
     IndependentBatchSampler,
     StratifiedBatchSampler,
     kmeans_strata,
 )
-from torch_sgmcmc.ecs_report import ECSReport
-from torch_sgmcmc.ewsg import EWSG
-from torch_sgmcmc.gathered_rows import GatheredRows
-from torch_sgmcmc.hmc import HMC
-from torch_sgmcmc.hmcecs import HMCECS
-from torch_sgmcmc.log_likelihood import LogLikelihood
 from torch_sgmcmc.precision import GammaPrecision
 from torch_sgmcmc.psgld import PSGLD
 from torch_sgmcmc.sampler import Sampler

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from torch_sgmcmc._checks import check_integer, check_real
-from torch_sgmcmc._closures import exchanged
-from torch_sgmcmc._library import control_variate_
+from torch_sgmcmc.core.checks import check_integer, check_real
+from torch_sgmcmc.core.closures import exchanged
+from torch_sgmcmc.core.operators import control_variate_
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["SVRG", "ControlVariates"]

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torch_sgmcmc import _C
-from torch_sgmcmc._checks import check_integer, check_real
-from torch_sgmcmc._closures import (
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core.checks import check_integer, check_real
+from torch_sgmcmc.core.closures import (
     check_chains,
     fresh_gradients,
     lightning_module,
@@ -20,17 +20,17 @@ from torch_sgmcmc._closures import (
     refuse_scaler,
     same_parameters,
 )
-from torch_sgmcmc._library import (
+from torch_sgmcmc.core.master import start_masters
+from torch_sgmcmc.core.momentum import blank, start_momenta
+from torch_sgmcmc.core.nonfinite import StepLeftOut, check_finite, leave_out
+from torch_sgmcmc.core.operators import (
     ewsg_log_ratio,
     metropolis_decide,
     select_chains_,
     sghmc_step_,
     sgld_step_,
 )
-from torch_sgmcmc._master import start_masters
-from torch_sgmcmc._momentum import blank, start_momenta
-from torch_sgmcmc._nonfinite import StepLeftOut, check_finite, leave_out
-from torch_sgmcmc._state_dicts import check_part
+from torch_sgmcmc.core.state_checks import check_part
 from torch_sgmcmc.sampler import Sampler, Work
 
 __all__ = ["EWSG"]
@@ -379,7 +379,7 @@ class EWSG(Sampler):
         for ratio in ratios[1:]:
             total = total + ratio.to(total.device)
         mask = metropolis_decide(
-            total, **stream, proposal=proposal, purpose=_C.PURPOSE_INDEX_CHAIN
+            total, **stream, proposal=proposal, purpose=_C.Purpose.INDEX_CHAIN
         )
         for (_, params, grads, _), (_, _, proposals, _) in zip(
             work, proposed, strict=True

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from torch_sgmcmc import _C
-from torch_sgmcmc._checks import check_integer, check_real
-from torch_sgmcmc._closures import (
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core.checks import check_integer, check_real
+from torch_sgmcmc.core.closures import (
     check_chains,
     fresh_gradients,
     lightning_module,
@@ -23,25 +23,25 @@ from torch_sgmcmc._closures import (
     refuse_scaler,
     same_parameters,
 )
-from torch_sgmcmc._distributed import BY_THE_LOSS
-from torch_sgmcmc._library import (
-    hmc_energy,
-    hmc_leapfrog_,
-    hmc_momenta_,
-    metropolis_decide,
-    select_chains_,
-)
-from torch_sgmcmc._master import has_master
-from torch_sgmcmc._momentum import blank, state_dtype
-from torch_sgmcmc._nonfinite import (
+from torch_sgmcmc.core.distributed import BY_THE_LOSS
+from torch_sgmcmc.core.master import has_master
+from torch_sgmcmc.core.momentum import blank, state_dtype
+from torch_sgmcmc.core.nonfinite import (
     StepLeftOut,
     check_finite,
     choice_of,
     leave_out,
     nonfinite_error,
 )
-from torch_sgmcmc._progress import progress_bar
-from torch_sgmcmc._state_dicts import check_part, dual_averaging
+from torch_sgmcmc.core.operators import (
+    hmc_energy,
+    hmc_leapfrog_,
+    hmc_momenta_,
+    metropolis_decide,
+    select_chains_,
+)
+from torch_sgmcmc.core.progress import progress_bar
+from torch_sgmcmc.core.state_checks import check_part, dual_averaging
 from torch_sgmcmc.sampler import Sampler, Work
 
 __all__ = ["HMC"]
@@ -724,7 +724,7 @@ class HMC(Sampler):
         accepted = finite & metropolis_decide(
             log_ratios,
             proposal=0,
-            purpose=_C.PURPOSE_METROPOLIS,
+            purpose=_C.Purpose.METROPOLIS,
             **self._step_arguments(group),
         )
         num_accepted = int(accepted.sum())

@@ -9,33 +9,33 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torch_sgmcmc import _C
-from torch_sgmcmc._anchored import AnchoredSampler
-from torch_sgmcmc._checks import check_integer, check_real
-from torch_sgmcmc._closures import by_lightning, refuse_scaler
-from torch_sgmcmc._distributed import BY_THE_LOSS
-from torch_sgmcmc._ecs_sizes import Draw, mean_estimate, num_products, subsample_size
-from torch_sgmcmc._ecs_warmup import Schedule, Warmup, mean_of_late
-from torch_sgmcmc._expansions import (
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core.checks import check_integer, check_real
+from torch_sgmcmc.core.closures import by_lightning, refuse_scaler
+from torch_sgmcmc.core.distributed import BY_THE_LOSS
+from torch_sgmcmc.core.nonfinite import (
+    StepLeftOut,
+    choice_of,
+    leave_out,
+    nonfinite_error,
+)
+from torch_sgmcmc.core.operators import hmc_momenta_, metropolis_decide
+from torch_sgmcmc.core.progress import progress_bar
+from torch_sgmcmc.core.state_checks import check_part
+from torch_sgmcmc.ecs.anchored import AnchoredSampler
+from torch_sgmcmc.ecs.expansions import (
     MASS_MATRICES,
     ControlVariate,
     check_control_variate,
     check_mass,
     sums_of,
 )
-from torch_sgmcmc._library import hmc_momenta_, metropolis_decide
-from torch_sgmcmc._likelihood import Estimator
-from torch_sgmcmc._likelihood_graph import Closure, flat
-from torch_sgmcmc._nonfinite import (
-    StepLeftOut,
-    choice_of,
-    leave_out,
-    nonfinite_error,
-)
-from torch_sgmcmc._progress import progress_bar
-from torch_sgmcmc._state_dicts import check_part
-from torch_sgmcmc._subsampled_target import Point, SubsampledTarget
-from torch_sgmcmc._whitening import kinetic, leapfrog
+from torch_sgmcmc.ecs.likelihood import Estimator
+from torch_sgmcmc.ecs.likelihood_graph import Closure, flat
+from torch_sgmcmc.ecs.sizes import Draw, mean_estimate, num_products, subsample_size
+from torch_sgmcmc.ecs.target import Point, SubsampledTarget
+from torch_sgmcmc.ecs.warmup import Schedule, Warmup, mean_of_late
+from torch_sgmcmc.ecs.whitening import kinetic, leapfrog
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["HMCECS"]
@@ -780,7 +780,7 @@ class HMCECS(AnchoredSampler):
         accepted = metropolis_decide(
             torch.tensor([log_ratio], dtype=torch.float64),
             proposal=test,
-            purpose=_C.PURPOSE_METROPOLIS,
+            purpose=_C.Purpose.METROPOLIS,
             **self._step_arguments(self.param_groups[0]),
         )
         return bool(accepted)

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc import _C
-from torch_sgmcmc._checks import check_integer, check_real
-from torch_sgmcmc._library import sum_of_squares
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core.checks import check_integer, check_real
+from torch_sgmcmc.core.operators import sum_of_squares
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["GammaPrecision"]

@@ -8,19 +8,19 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torch_sgmcmc import _C
-from torch_sgmcmc._checks import check_real
-from torch_sgmcmc._closures import refuse_scaler
-from torch_sgmcmc._distributed import refuse_lone_decisions
-from torch_sgmcmc._library import (
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core.checks import check_real
+from torch_sgmcmc.core.closures import refuse_scaler
+from torch_sgmcmc.core.distributed import refuse_lone_decisions
+from torch_sgmcmc.core.master import start_masters
+from torch_sgmcmc.core.momentum import blank, check_not_capturing, state_dtype
+from torch_sgmcmc.core.nonfinite import check_finite
+from torch_sgmcmc.core.operators import (
     gaussian_,
     psgld_frozen_step_,
     psgld_step_,
     sum_of_squares,
 )
-from torch_sgmcmc._master import start_masters
-from torch_sgmcmc._momentum import blank, check_not_capturing, state_dtype
-from torch_sgmcmc._nonfinite import check_finite
 from torch_sgmcmc.sampler import Sampler, Work
 
 __all__ = ["PSGLD"]
@@ -308,7 +308,7 @@ class PSGLD(Sampler):
                 normal,
                 std=1.0,
                 offsets=offsets,
-                purpose=_C.PURPOSE_PROBE,
+                purpose=_C.Purpose.PROBE,
                 **self._step_arguments(group),
             )
             params += some

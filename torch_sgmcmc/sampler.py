@@ -16,18 +16,18 @@ from torch.optim.optimizer import (
     _global_optimizer_pre_hooks,
 )
 
-from torch_sgmcmc import _C, _distributed
-from torch_sgmcmc._checks import (
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core import distributed
+from torch_sgmcmc.core.checks import (
     check_capturable,
     check_lr,
     check_real,
     draw_seed,
     plain,
 )
-from torch_sgmcmc._library import HAS_CUDA
-from torch_sgmcmc._master import has_master
-from torch_sgmcmc._momentum import blank, state_dtype
-from torch_sgmcmc._nonfinite import (
+from torch_sgmcmc.core.master import has_master
+from torch_sgmcmc.core.momentum import blank, state_dtype
+from torch_sgmcmc.core.nonfinite import (
     Pending,
     Seen,
     StepLeftOut,
@@ -38,9 +38,10 @@ from torch_sgmcmc._nonfinite import (
     leave_out,
     raise_what_was_found,
 )
-from torch_sgmcmc._param_groups import FOREIGN_KEYS, check_keys, check_later_keys
-from torch_sgmcmc._parameters import check_memory, check_parameter
-from torch_sgmcmc._state_dicts import (
+from torch_sgmcmc.core.operators import HAS_CUDA
+from torch_sgmcmc.core.param_groups import FOREIGN_KEYS, check_keys, check_later_keys
+from torch_sgmcmc.core.parameters import check_memory, check_parameter
+from torch_sgmcmc.core.state_checks import (
     ADDED_LATER,
     check_equal,
     check_state_dict,
@@ -180,15 +181,15 @@ class Sampler(Optimizer):
         defaults = {**defaults, **managed}
         # Not to be read off ``defaults`` later, where torch puts keys of its own.
         self._group_keys = frozenset((*defaults, "offsets"))
-        if _distributed.is_zero():
-            _distributed.refuse_zero(type(self).__name__)
+        if distributed.is_zero():
+            distributed.refuse_zero(type(self).__name__)
         self._is_complete = False
         super().__init__(params, defaults)
         del self._is_complete
         self._check_memory()
         self._check_ranks()
         self._seed_is_drawn = seed is None
-        _distributed.settle(self)
+        distributed.settle(self)
 
     def __getstate__(self) -> dict[str, Any]:
         catch_up(self)
@@ -228,7 +229,7 @@ class Sampler(Optimizer):
     def _check_ranks(self) -> None:
         """Raises if other ranks would decide otherwise."""
         if self._LONE_DECISIONS is not None:
-            _distributed.refuse_lone_decisions(self, *self._LONE_DECISIONS)
+            distributed.refuse_lone_decisions(self, *self._LONE_DECISIONS)
 
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         """State like that which the first step makes of a parameter, but blank.
@@ -301,7 +302,7 @@ class Sampler(Optimizer):
             each = (*_COUNTERS, "offsets")
             shared = {key: first[key] for key in self._MANAGED if key not in each}
         if isinstance(param_group, dict):
-            if _distributed.is_zero():  # which says to groups what the constructor got
+            if distributed.is_zero():  # which says to groups what the constructor got
                 param_group = {
                     key: value
                     for key, value in param_group.items()
@@ -408,7 +409,7 @@ class Sampler(Optimizer):
         Returns:
             Whether this is no step at all, but a checkpoint's call for state to fill.
         """
-        if _distributed.is_laying_out(self):
+        if distributed.is_laying_out(self):
             for group in self.param_groups:
                 for p in group["params"]:
                     state = self._all_blank_state(group, p) if p.requires_grad else {}
@@ -419,8 +420,8 @@ class Sampler(Optimizer):
         self._clear_blank_state()
         if not self._is_settled:
             self._check_ranks()
-            self._is_settled = _distributed.settle(self)
-        _distributed.take_turn(self)
+            self._is_settled = distributed.settle(self)
+        distributed.take_turn(self)
         return False
 
     def _clear_blank_state(self) -> None:

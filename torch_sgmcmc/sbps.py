@@ -16,17 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from torch_sgmcmc import _C
-from torch_sgmcmc._checks import check_integer, check_real
-from torch_sgmcmc._closures import lightning_module, refuse_scaler
-from torch_sgmcmc._directional import Observation, check_model, moments, observe
-from torch_sgmcmc._distributed import BY_THE_LOSS
-from torch_sgmcmc._epoch_shuffle import warn_of_epoch_shuffle
-from torch_sgmcmc._flight import STATE, Flight
-from torch_sgmcmc._momentum import blank
-from torch_sgmcmc._nonfinite import StepLeftOut, leave_out, nonfinite_error
-from torch_sgmcmc._slots import Slots
-from torch_sgmcmc._state_dicts import check_part
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.bouncy.directional import Observation, check_model, moments, observe
+from torch_sgmcmc.bouncy.flight import STATE, Flight
+from torch_sgmcmc.bouncy.slots import Slots
+from torch_sgmcmc.core.checks import check_integer, check_real
+from torch_sgmcmc.core.closures import lightning_module, refuse_scaler
+from torch_sgmcmc.core.distributed import BY_THE_LOSS
+from torch_sgmcmc.core.momentum import blank
+from torch_sgmcmc.core.nonfinite import StepLeftOut, leave_out, nonfinite_error
+from torch_sgmcmc.core.state_checks import check_part
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["SBPS", "Diagnostics", "Evaluations"]
@@ -447,8 +446,6 @@ class SBPS(Sampler):
                 "closure that returns the losses of the examples"
             )
         common = self._check_common()
-        if "_watched" not in self.__dict__:
-            self._watched = warn_of_epoch_shuffle("SBPS", closure)
         progress = {key: common[key] for key in _PROGRESS}
         clock = common["clock"].copy()
         params = self._all_params()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from torch_sgmcmc import _C
-from torch_sgmcmc._checks import check_integer, draw_seed
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core.checks import check_integer, draw_seed
 
 __all__ = ["SharedNoiseWarning", "fold_in"]
 

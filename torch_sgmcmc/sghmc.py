@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torch_sgmcmc._checks import check_integer, check_real
-from torch_sgmcmc._library import gradient_variance_, sghmc_step_
-from torch_sgmcmc._master import start_masters
-from torch_sgmcmc._momentum import blank, start_momenta, state_dtype
+from torch_sgmcmc.core.checks import check_integer, check_real
+from torch_sgmcmc.core.master import start_masters
+from torch_sgmcmc.core.momentum import blank, start_momenta, state_dtype
+from torch_sgmcmc.core.operators import gradient_variance_, sghmc_step_
 from torch_sgmcmc.sampler import Sampler, Work
 
 __all__ = ["SGHMC"]

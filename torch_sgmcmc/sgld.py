@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from torch_sgmcmc._library import sgld_step_
-from torch_sgmcmc._master import start_masters
+from torch_sgmcmc.core.master import start_masters
+from torch_sgmcmc.core.operators import sgld_step_
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["SGLD"]

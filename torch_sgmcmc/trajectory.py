@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc._checks import check_real
-from torch_sgmcmc._flight import Flight
+from torch_sgmcmc.bouncy.flight import Flight
+from torch_sgmcmc.core.checks import check_real
 from torch_sgmcmc.sbps import SBPS
 
 __all__ = ["TimeAverage"]

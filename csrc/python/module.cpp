@@ -45,20 +45,23 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "Host-side algorithms of torch_sgmcmc, in C++.";
 
   m.attr("NOISE_BLOCK") = torch_sgmcmc::kNoiseBlock;
-  m.attr("PURPOSE_UPDATE") = static_cast<int>(Purpose::kUpdate);
-  m.attr("PURPOSE_MOMENTUM") = static_cast<int>(Purpose::kMomentum);
-  m.attr("PURPOSE_PRECISION") = static_cast<int>(Purpose::kPrecision);
-  m.attr("PURPOSE_INDEX_CHAIN") = static_cast<int>(Purpose::kIndexChain);
-  m.attr("PURPOSE_PROBE") = static_cast<int>(Purpose::kProbe);
-  m.attr("PURPOSE_METROPOLIS") = static_cast<int>(Purpose::kMetropolis);
-  m.attr("PURPOSE_BOUNCE_CLOCK") = static_cast<int>(Purpose::kBounceClock);
-  m.attr("PURPOSE_REFRESHMENT") = static_cast<int>(Purpose::kRefreshment);
-  m.attr("PURPOSE_MINIBATCH") = static_cast<int>(Purpose::kMinibatch);
-  m.attr("PURPOSE_STRATA") = static_cast<int>(Purpose::kStrata);
-  m.attr("PURPOSE_SUBSAMPLE") = static_cast<int>(Purpose::kSubsample);
-  m.attr("PURPOSE_SUBSAMPLE_BLOCK") =
-      static_cast<int>(Purpose::kSubsampleBlock);
-  m.attr("PURPOSE_POISSON") = static_cast<int>(Purpose::kPoisson);
+  py::dict purposes;
+  purposes["UPDATE"] = static_cast<int>(Purpose::kUpdate);
+  purposes["MOMENTUM"] = static_cast<int>(Purpose::kMomentum);
+  purposes["PRECISION"] = static_cast<int>(Purpose::kPrecision);
+  purposes["INDEX_CHAIN"] = static_cast<int>(Purpose::kIndexChain);
+  purposes["PROBE"] = static_cast<int>(Purpose::kProbe);
+  purposes["METROPOLIS"] = static_cast<int>(Purpose::kMetropolis);
+  purposes["BOUNCE_CLOCK"] = static_cast<int>(Purpose::kBounceClock);
+  purposes["REFRESHMENT"] = static_cast<int>(Purpose::kRefreshment);
+  purposes["MINIBATCH"] = static_cast<int>(Purpose::kMinibatch);
+  purposes["STRATA"] = static_cast<int>(Purpose::kStrata);
+  purposes["SUBSAMPLE"] = static_cast<int>(Purpose::kSubsample);
+  purposes["SUBSAMPLE_BLOCK"] = static_cast<int>(Purpose::kSubsampleBlock);
+  purposes["POISSON"] = static_cast<int>(Purpose::kPoisson);
+  purposes["SEED"] = static_cast<int>(Purpose::kSeed);
+  m.attr("Purpose") = py::module_::import("enum").attr("IntEnum")(
+      "Purpose", purposes, py::arg("module") = m.attr("__name__"));
 
   m.def(
       "isa",

@@ -80,7 +80,8 @@ std::vector<double> ECSOffset(const double* theta,
   return delta;
 }
 
-// Expansions of M data: M, d, and what there is of them. See _taylor.py.
+// Expansions of M data: M, d, and what there is of them. See
+// torch_sgmcmc/ecs/taylor.py.
 struct ECSTerms {
   ECSTerms(const ECSArrays& arrays,
            const Tensor& theta,

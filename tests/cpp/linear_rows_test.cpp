@@ -1,6 +1,6 @@
 // Rows of linear functions are read off their graphs, or refused
 // (tests/test_linear_rows.py has more of them).
-#include "optim/linear_rows.h"
+#include "libtorch/ecs/linear_rows.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -19,9 +19,9 @@ from torch import Tensor
 
 import torch_sgmcmc as sg
 from harness.ecs import Experiment, Observed, State
-from torch_sgmcmc import _subsampled_target as parts
-from torch_sgmcmc._subsample import Subsample
-from torch_sgmcmc._subsampled_target import Point, SubsampledTarget
+from torch_sgmcmc.ecs import target as parts
+from torch_sgmcmc.ecs.subsample import Subsample
+from torch_sgmcmc.ecs.target import Point, SubsampledTarget
 from torch_sgmcmc.hmcecs import _OF_SUBSAMPLE
 
 __all__ = [

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.random import Generator
 from scipy import stats
 
+import torch_sgmcmc._C as _C
 from harness.statistics import Array, check_ks, check_mean, check_z
-from torch_sgmcmc import _C
 
 __all__ = [
     "MUTATIONS",

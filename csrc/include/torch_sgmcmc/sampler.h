@@ -270,7 +270,7 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   void catch_up();
   void throw_what_was_found();
 
-  // What was seen of gradients (optim/nonfinite.h).
+  // What was seen of gradients (libtorch/core/nonfinite.h).
   struct Watch;
   std::unique_ptr<Watch> watch_;
 };

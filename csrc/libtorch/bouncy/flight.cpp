@@ -1,0 +1,279 @@
+#include "libtorch/bouncy/flight.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+#include "core/counter.h"
+#include "libtorch/core/nonfinite.h"
+#include "torch_sgmcmc/operators.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+std::vector<at::Tensor> EmptyLike(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> result;
+  result.reserve(tensors.size());
+  for (const at::Tensor& t : tensors) result.push_back(at::empty_like(t));
+  return result;
+}
+
+std::vector<at::Tensor> Clones(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> result;
+  result.reserve(tensors.size());
+  for (const at::Tensor& t : tensors) result.push_back(t.clone());
+  return result;
+}
+
+// Hands out tensors, as many as each part has parameters.
+class Split {
+ public:
+  explicit Split(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {}
+  std::vector<at::Tensor> Next(const FlightPart& part) {
+    const auto begin = tensors_.begin() + static_cast<int64_t>(done_);
+    done_ += part.params.size();
+    return {begin, tensors_.begin() + static_cast<int64_t>(done_)};
+  }
+
+ private:
+  const std::vector<at::Tensor>& tensors_;
+  size_t done_ = 0;
+};
+
+// A flight of these parts whose A and Av follow from V and v. Without them it
+// has the line's sums, if they are known.
+std::shared_ptr<Flight> Steered(std::vector<FlightPart> parts,
+                                const SBPSOptions& options,
+                                std::vector<at::Tensor> line_sums = {}) {
+  if (options.preconditioned()) {
+    double total = 0;
+    int64_t count = 0;
+    for (const FlightPart& part : parts) {
+      total += sbps_preconditioner_sum(part.square_average, options.eps())
+                   .item<double>();
+      for (const at::Tensor& p : part.params) count += p.numel();
+    }
+    for (FlightPart& part : parts) {
+      part.preconditioner = EmptyLike(part.velocity);
+      part.direction = EmptyLike(part.velocity);
+      const double scale = static_cast<double>(count) / total;
+      if (part.prior_precision == 0) {
+        sbps_precondition_(part.square_average,
+                           part.velocity,
+                           part.preconditioner,
+                           part.direction,
+                           options.eps(),
+                           scale);
+      } else {
+        line_sums.push_back(sbps_precondition_sums_(part.square_average,
+                                                    part.velocity,
+                                                    part.preconditioner,
+                                                    part.direction,
+                                                    part.origin,
+                                                    options.eps(),
+                                                    scale));
+      }
+    }
+  }
+  return std::make_shared<Flight>(std::move(parts), line_sums);
+}
+
+}  // namespace
+
+Flight::Flight(std::vector<FlightPart> parts,
+               const std::vector<at::Tensor>& line_sums)
+    : parts_(std::move(parts)) {
+  for (const FlightPart& part : parts_) {
+    params_.insert(params_.end(), part.params.begin(), part.params.end());
+  }
+  if (!line_sums.empty()) set_prior(line_sums);
+}
+
+std::vector<at::Tensor> Flight::directions() const {
+  std::vector<at::Tensor> all;
+  for (const FlightPart& part : parts_) {
+    all.insert(all.end(), part.directions().begin(), part.directions().end());
+  }
+  return all;
+}
+
+void Flight::place(double time) {
+  for (const FlightPart& part : parts_) {
+    sbps_place_(part.params, part.origin, part.directions(), time);
+  }
+  for (const at::Tensor& param : params_) {
+    if (!param.is_inference()) param.unsafeGetTensorImpl()->bump_version();
+  }
+  mark(time);
+}
+
+std::vector<std::pair<uint32_t, const void*>> Flight::marks() const {
+  std::vector<std::pair<uint32_t, const void*>> result;
+  result.reserve(params_.size());
+  for (const at::Tensor& param : params_) {
+    result.emplace_back(
+        param.is_inference() ? 0 : static_cast<uint32_t>(param._version()),
+        param.const_data_ptr());
+  }
+  return result;
+}
+
+void Flight::mark(double time) {
+  marked_ = time;
+  marks_ = marks();
+}
+
+bool Flight::is_at(double time) {
+  if (time == marked_ && marks_ == marks()) return true;
+  for (const FlightPart& part : parts_) {
+    const std::vector<at::Tensor> there = EmptyLike(part.params);
+    sbps_place_(there, part.origin, part.directions(), time);
+    for (size_t i = 0; i < there.size(); ++i) {
+      if (!at::equal(there[i], part.params[i])) return false;
+    }
+  }
+  mark(time);
+  return true;
+}
+
+std::vector<std::vector<at::Tensor>> Flight::origins(double time) const {
+  std::vector<std::vector<at::Tensor>> result;
+  for (const FlightPart& part : parts_) {
+    result.push_back(EmptyLike(part.origin));
+    sbps_place_(result.back(), part.origin, part.directions(), time);
+  }
+  return result;
+}
+
+std::shared_ptr<Flight> Flight::rebased() const {
+  std::vector<FlightPart> changed = parts_;
+  for (FlightPart& part : changed) {
+    for (size_t i = 0; i < part.params.size(); ++i) {
+      part.origin[i] = part.params[i].detach().to(
+          part.origin[i].scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+    }
+  }
+  return std::make_shared<Flight>(std::move(changed));
+}
+
+std::shared_ptr<Flight> Flight::refreshed(double time,
+                                          const SBPSOptions& options,
+                                          int64_t seed) const {
+  const auto here = origins(time);
+  std::vector<FlightPart> changed = parts_;
+  for (size_t i = 0; i < changed.size(); ++i) {
+    changed[i].origin = here[i];
+    changed[i].velocity = EmptyLike(changed[i].velocity);
+  }
+  // The same normals twice: for their length, and divided by it.
+  double std = 1;
+  for (int round = 0; round < 2; ++round) {
+    double squares = 0;
+    for (const FlightPart& part : changed) {
+      gaussian_(part.velocity,
+                std,
+                static_cast<int64_t>(Purpose::kRefreshment),
+                NoiseKey{part.offsets, seed, options.step()});
+      squares += sum_of_squares(part.velocity).item<double>();
+    }
+    if (squares == 0) {  // once in 2^31 draws of a single number
+      changed[0].velocity[0].view(-1)[0] = 1.0;
+      break;
+    }
+    std /= std::sqrt(squares);
+  }
+  return Steered(std::move(changed), options);
+}
+
+std::shared_ptr<Flight> Flight::reflected(double time,
+                                          const std::vector<at::Tensor>& grads,
+                                          const SBPSOptions& options) const {
+  const FlightSums s = sums(grads);
+  if (!(std::isfinite(s.gradient) && s.gradient > 0)) {
+    const std::string text =
+        std::string("SBPS got a gradient from the closure's losses that is ") +
+        (s.gradient == 0 ? "zero" : "not finite") +
+        ", where they grow along the velocity";
+    if (s.gradient == 0) throw std::runtime_error(text);
+    throw NonfiniteError(text);
+  }
+  SBPSReflection reflection;
+  reflection.scale = 1 / std::sqrt(s.velocity);
+  reflection.gain = 2 * s.product / s.gradient * reflection.scale;
+  const auto here = origins(time);
+  std::vector<FlightPart> changed = parts_;
+  std::vector<at::Tensor> line_sums;
+  Split split(grads);
+  for (size_t i = 0; i < changed.size(); ++i) {
+    FlightPart& part = changed[i];
+    const std::vector<at::Tensor> part_grads = split.Next(part);
+    part.origin = here[i];
+    part.velocity = Clones(part.velocity);
+    reflection.weight_decay = part.weight_decay();
+    if (options.preconditioned() || part.prior_precision == 0) {
+      sbps_reflect_(part.params,
+                    part_grads,
+                    part.velocity,
+                    part.preconditioner,
+                    reflection);
+    } else {
+      line_sums.push_back(sbps_reflect_sums_(
+          part.params, part_grads, part.velocity, part.origin, reflection));
+    }
+    if (!part.square_average.empty() && options.adapt()) {
+      part.square_average = Clones(part.square_average);
+      sbps_adapt_(part.params,
+                  part_grads,
+                  part.square_average,
+                  part.weight_decay(),
+                  options.decay());
+    }
+  }
+  return Steered(std::move(changed), options, std::move(line_sums));
+}
+
+FlightSums Flight::sums(const std::vector<at::Tensor>& grads) const {
+  FlightSums total;
+  Split split(grads);
+  for (const FlightPart& part : parts_) {
+    const at::Tensor row = sbps_reflection_sums(part.params,
+                                                split.Next(part),
+                                                part.velocity,
+                                                part.preconditioner,
+                                                part.weight_decay())
+                               .cpu();
+    const auto* s = row.const_data_ptr<double>();
+    total.product += s[0];
+    total.gradient += s[1];
+    total.velocity += s[2];
+  }
+  return total;
+}
+
+double Flight::prior(double time) {
+  if (!prior_) {
+    std::vector<at::Tensor> line_sums;
+    for (const FlightPart& part : parts_) {
+      if (part.prior_precision == 0) continue;
+      line_sums.push_back(sbps_line_sums(part.origin, part.directions()));
+    }
+    set_prior(line_sums);
+  }
+  return prior_->begin + time * prior_->slope;
+}
+
+void Flight::set_prior(const std::vector<at::Tensor>& line_sums) {
+  prior_.emplace();
+  auto next = line_sums.begin();
+  for (const FlightPart& part : parts_) {
+    if (part.prior_precision == 0) continue;
+    const at::Tensor row = (next++)->cpu();
+    const auto* s = row.const_data_ptr<double>();
+    prior_->begin += part.prior_precision * s[0];
+    prior_->slope += part.prior_precision * s[1];
+  }
+}
+
+}  // namespace torch_sgmcmc

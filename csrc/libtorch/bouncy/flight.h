@@ -1,0 +1,97 @@
+// A straight line of the bouncy particle: torch_sgmcmc/bouncy/flight.py in C++.
+//
+// A flight is never changed: a bounce or a refreshment makes another one, so
+// that nothing is lost where a step fails.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "torch_sgmcmc/sbps.h"
+
+namespace torch_sgmcmc {
+
+// The moving parameters on one device with one prior, and their state.
+struct FlightPart {
+  double prior_precision;
+  double num_data;
+  std::vector<at::Tensor> params;
+  std::vector<int64_t> offsets;
+  std::vector<at::Tensor> origin;
+  std::vector<at::Tensor> velocity;
+  // Empty unless preconditioned:
+  std::vector<at::Tensor> square_average;
+  std::vector<at::Tensor> preconditioner;
+  std::vector<at::Tensor> direction;
+
+  const std::vector<at::Tensor>& directions() const {
+    return direction.empty() ? velocity : direction;
+  }
+  double weight_decay() const { return prior_precision / num_data; }
+};
+
+struct FlightSums {
+  double product = 0;   // v . Ag
+  double gradient = 0;  // |Ag|^2
+  double velocity = 0;  // |v|^2
+};
+
+// The prior's part of the directional derivative along a line.
+struct PriorLine {
+  double begin = 0;
+  double slope = 0;
+};
+
+class Flight {
+ public:
+  // `line_sums` are sbps_line_sums of the parts with a prior, if a pass over
+  // them has taken them already.
+  explicit Flight(std::vector<FlightPart> parts,
+                  const std::vector<at::Tensor>& line_sums = {});
+
+  const std::vector<FlightPart>& parts() const { return parts_; }
+  std::vector<FlightPart>& parts() { return parts_; }
+  const std::vector<at::Tensor>& params() const { return params_; }
+  std::vector<at::Tensor> directions() const;
+
+  // Moves the parameters to a time since the line began.
+  void place(double time);
+  // Remembers that the parameters are where they are at that time.
+  void mark(double time);
+  // Whether the parameters are where this flight has them at that time.
+  bool is_at(double time);
+
+  // Other lines from here.
+  std::shared_ptr<Flight> rebased() const;
+  std::shared_ptr<Flight> refreshed(double time,
+                                    const SBPSOptions& options,
+                                    int64_t seed) const;
+  std::shared_ptr<Flight> reflected(double time,
+                                    const std::vector<at::Tensor>& grads,
+                                    const SBPSOptions& options) const;
+
+  FlightSums sums(const std::vector<at::Tensor>& grads) const;
+  // The derivative of the prior's part of U along the direction, at a time
+  // since the line began: the line's own, not of the rounded parameters.
+  double prior(double time);
+
+ private:
+  std::vector<std::vector<at::Tensor>> origins(double time) const;
+  std::vector<std::pair<uint32_t, const void*>> marks() const;
+
+  void set_prior(const std::vector<at::Tensor>& line_sums);
+
+  std::vector<FlightPart> parts_;
+  std::vector<at::Tensor> params_;
+  std::optional<PriorLine> prior_;
+  std::vector<std::pair<uint32_t, const void*>> marks_;
+  double marked_ = std::numeric_limits<double>::quiet_NaN();
+};
+
+}  // namespace torch_sgmcmc

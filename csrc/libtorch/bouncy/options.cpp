@@ -1,0 +1,80 @@
+#include <cmath>
+#include <tuple>
+
+#include "host/bounce_clock.h"
+#include "libtorch/core/checks.h"
+#include "libtorch/core/state_checks.h"
+#include "torch_sgmcmc/sbps.h"
+
+namespace torch_sgmcmc {
+
+std::vector<double> SBPSOptions::FreshClock() { return BounceClock().Save(); }
+
+void SBPSOptions::check() const {
+  if (!num_data_.is_set() && std::isnan(num_data())) {
+    Invalid(
+        "Invalid num_data: not set (SBPS needs the number of training "
+        "examples; 1 if the loss is U itself)");
+  }
+  CheckReal("num_data", num_data(), {.low_open = true});
+  CheckReal("prior_precision", prior_precision());
+  CheckReal("temperature", temperature(), {.low_open = true});
+  CheckReal("confidence", confidence());
+  CheckReal("refresh_rate", refresh_rate());
+  CheckReal("decay", decay(), {.high = 1.0});
+  CheckReal("eps", eps(), {.low_open = true});
+  if (sample_interval()) {
+    CheckReal("sample_interval", *sample_interval(), {.low_open = true});
+  }
+  if (capturable()) {
+    Invalid(
+        "Invalid capturable: True (SBPS decides on the host, which a CUDA "
+        "graph cannot)");
+  }
+}
+
+void SBPSOptions::check_progress() const {
+  CheckReal("trajectory_time", trajectory_time_.get());
+  CheckReal("line_time", line_time_.get());
+  CheckInteger("num_samples", num_samples_.get());
+  CheckInteger("num_looks", num_looks_.get());
+  CheckInteger("num_proposals", num_proposals_.get());
+  CheckInteger("num_bounces", num_bounces_.get());
+  CheckInteger("num_violations", num_violations_.get());
+  CheckInteger("num_refreshments", num_refreshments_.get());
+  CheckInteger("num_derivatives", num_derivatives_.get());
+  CheckInteger("num_gradients", num_gradients_.get());
+  const int64_t all = num_proposals_.get();
+  CheckPart("num_bounces", num_bounces_.get(), "num_proposals", all);
+  CheckPart("num_violations", num_violations_.get(), "num_proposals", all);
+  for (const double value : observed_target_.get()) {
+    CheckReal("observed_target", value);
+  }
+  if (observed_interval_.get()) {
+    CheckReal(
+        "observed_interval", *observed_interval_.get(), {.low_open = true});
+  }
+  BounceClock::Load(clock_.get());
+}
+
+std::vector<std::pair<const char*, bool>> SBPSOptions::shared() const {
+  auto all = OptionsOf::shared();
+  std::apply(
+      [&](const auto&... field) {
+        (all.emplace_back(field.first, (this->*field.second).is_set()), ...);
+      },
+      trajectory());
+  return all;
+}
+
+void SBPSOptions::share(const SamplerOptions& other) {
+  OptionsOf::share(other);
+  const auto& from = dynamic_cast<const SBPSOptions&>(other);
+  const auto copy = [&](const auto&... field) {
+    ((this->*field.second = from.*field.second), ...);
+  };
+  std::apply(copy, trajectory());
+  std::apply(copy, progress());
+}
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,33 @@
+// Hyperparameter checks with the wording of torch_sgmcmc/core/checks.py.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+
+namespace torch_sgmcmc {
+
+// A number as Python's repr shows it.
+std::string Repr(double value);
+
+// A string as Python's repr shows it.
+std::string Repr(const std::string& value);
+
+// The interval that a value must lie in.
+struct Range {
+  double low = 0;
+  double high = std::numeric_limits<double>::infinity();
+  bool low_open = false;
+};
+
+// Throws std::invalid_argument unless value is in [low, high), or in (low,
+// high) if the range is open below. NaN stands for a value that was not set.
+void CheckReal(const char* name, double value, const Range& range = {});
+
+// Throws std::invalid_argument unless value >= low.
+void CheckInteger(const char* name, int64_t value, int64_t low = 0);
+
+// Throws what Python raises as ValueError.
+[[noreturn]] void Invalid(const std::string& message);
+
+}  // namespace torch_sgmcmc

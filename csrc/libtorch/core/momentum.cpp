@@ -1,0 +1,53 @@
+#include "libtorch/core/momentum.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "core/counter.h"
+#include "libtorch/core/noise_key.h"
+#include "torch_sgmcmc/operators.h"
+
+namespace torch_sgmcmc {
+
+at::ScalarType StateDtype(const at::Tensor& param) {
+  return param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+at::Tensor ZeroState(const at::Tensor& param) {
+  return at::zeros_like(param, at::TensorOptions(StateDtype(param)));
+}
+
+bool HasMaster(const at::Tensor& param) {
+  return param.scalar_type() == at::kBFloat16 ||
+         param.scalar_type() == at::kHalf;
+}
+
+void StartMomenta(const Work& work,
+                  const std::vector<at::Tensor*>& momenta,
+                  bool stationary) {
+  std::vector<at::Tensor> fresh;
+  std::vector<at::Tensor*> places;
+  std::vector<int64_t> offsets;
+  for (size_t i = 0; i < momenta.size(); ++i) {
+    if (momenta[i]->defined()) continue;
+    fresh.push_back(ZeroState(work.params[i]));
+    places.push_back(momenta[i]);
+    offsets.push_back(work.offsets[i]);
+  }
+  if (fresh.empty()) return;
+  if (stationary) {
+    const SamplerOptions& options = *work.options;
+    NoiseKey key = KeyOf(work);
+    key.offsets = offsets;
+    gaussian_(
+        fresh,
+        std::sqrt(options.lr() * options.temperature() / options.num_data()),
+        static_cast<int64_t>(Purpose::kMomentum),
+        key);
+  }
+  for (size_t i = 0; i < places.size(); ++i) *places[i] = fresh[i];
+}
+
+}  // namespace torch_sgmcmc

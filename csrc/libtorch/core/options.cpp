@@ -1,0 +1,215 @@
+#include "torch_sgmcmc/options.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/List.h>
+
+#include <cmath>
+
+#include "libtorch/core/checks.h"
+#include "libtorch/core/parameters.h"
+
+namespace torch_sgmcmc {
+
+void SamplerOptions::require(const char* name,
+                             const Hyperparameter<double>& value,
+                             const char* what) const {
+  if (value.is_set() || !std::isnan(value.get())) return;
+  Invalid(std::string("Invalid ") + name + ": not set (" + sampler() +
+          " needs " + what + ")");
+}
+
+void SamplerOptions::check() const {
+  require("lr", lr_, "a step size, on SGD's scale");
+  CheckReal("lr", lr());
+  check_target();
+}
+
+void SamplerOptions::check_target() const {
+  require("num_data",
+          num_data_,
+          "the number of training examples; 1 if the loss is U itself");
+  CheckReal("num_data", num_data(), {.low_open = true});
+  CheckReal("prior_precision", prior_precision());
+  CheckReal("temperature", temperature());
+}
+
+std::vector<std::pair<const char*, bool>> SamplerOptions::shared() const {
+  return {{"seed", seed_.has_value()},
+          {"capturable", capturable_.has_value()},
+          {"nonfinite", nonfinite_.has_value()}};
+}
+
+void SamplerOptions::share(const SamplerOptions& other) {
+  seed_ = other.seed_;
+  capturable_ = other.capturable_;
+  nonfinite_ = other.nonfinite_;
+}
+
+void SamplerOptions::set_counters(int64_t step,
+                                  int64_t num_skipped,
+                                  const std::vector<at::Tensor>& params) {
+  step_ = step;
+  num_skipped_ = num_skipped;
+  device_step_ = device_num_skipped_ = at::Tensor();
+  if (!capturable() || params.empty()) return;
+  const auto like = params[0].options().dtype(at::kLong);
+  device_step_ = at::full({}, step, like);
+  device_num_skipped_ = at::full({}, num_skipped, like);
+  step_ = num_skipped_ = 0;
+}
+
+void SamplerOptions::check_param(const at::Tensor& param) const {
+  CheckParameter(sampler(), param);
+}
+
+namespace detail {
+namespace {
+
+constexpr double kExactIntegers = 9007199254740992.0;  // 2^53
+
+[[noreturn]] void WrongType(const char* name,
+                            const c10::IValue& value,
+                            const char* wanted) {
+  Invalid(std::string("Invalid ") + name + " in a state dict: a " +
+          value.tagKind() + " (must be " + wanted + ")");
+}
+
+}  // namespace
+
+c10::IValue ToValue(const char* name, double value) {
+  // A count of data, which Python's users give as an int.
+  if (std::string(name) == "num_data" && value == std::floor(value) &&
+      std::abs(value) < kExactIntegers) {
+    return static_cast<int64_t>(value);
+  }
+  return value;
+}
+
+c10::IValue ToValue(const char*, int64_t value) { return value; }
+
+c10::IValue ToValue(const char*, const std::string& value) { return value; }
+
+c10::IValue ToValue(const char*, bool value) { return value; }
+
+c10::IValue ToValue(const char* name, const std::optional<double>& value) {
+  return value ? ToValue(name, *value) : c10::IValue();
+}
+
+c10::IValue ToValue(const char* name, const std::optional<int64_t>& value) {
+  return value ? ToValue(name, *value) : c10::IValue();
+}
+
+c10::IValue ToValue(const char*, const c10::IValue& value) { return value; }
+
+c10::IValue ToValue(const char* name, const NumberOrWord& value) {
+  return std::visit([&](const auto& held) { return ToValue(name, held); },
+                    value);
+}
+
+void FromValue(const char* name, const c10::IValue& value, double& result) {
+  if (value.isInt()) {
+    result = static_cast<double>(value.toInt());
+  } else if (value.isDouble()) {
+    result = value.toDouble();
+  } else if (value.isTensor() && value.toTensor().numel() == 1 &&
+             value.toTensor().is_floating_point()) {
+    result = value.toTensor().item<double>();  // a step size may be one
+  } else {
+    WrongType(name, value, "a number");
+  }
+}
+
+void FromValue(const char* name, const c10::IValue& value, int64_t& result) {
+  if (!value.isInt()) WrongType(name, value, "an int");
+  result = value.toInt();
+}
+
+void FromValue(const char* name,
+               const c10::IValue& value,
+               std::string& result) {
+  if (!value.isString()) WrongType(name, value, "a string");
+  result = value.toStringRef();
+}
+
+void FromValue(const char* name, const c10::IValue& value, bool& result) {
+  if (!value.isBool()) WrongType(name, value, "a bool");
+  result = value.toBool();
+}
+
+void FromValue(const char* name,
+               const c10::IValue& value,
+               std::optional<double>& result) {
+  if (value.isNone()) {
+    result.reset();
+  } else {
+    FromValue(name, value, result.emplace());
+  }
+}
+
+void FromValue(const char* name,
+               const c10::IValue& value,
+               std::optional<int64_t>& result) {
+  if (value.isNone()) {
+    result.reset();
+  } else {
+    FromValue(name, value, result.emplace());
+  }
+}
+
+void FromValue(const char* name,
+               const c10::IValue& value,
+               c10::IValue& result) {
+  const bool is_count = value.isTensor() && value.toTensor().numel() == 1 &&
+                        value.toTensor().scalar_type() == at::kLong;
+  if (!value.isInt() && !is_count) {
+    WrongType(name, value, "an int, or a Tensor of one int64");
+  }
+  result = value;
+}
+
+c10::IValue ToValue(const char*, const std::vector<double>& values) {
+  c10::impl::GenericList list(c10::AnyType::get());
+  for (const double value : values) list.push_back(value);
+  return list;
+}
+
+void FromValue(const char* name,
+               const c10::IValue& value,
+               std::vector<double>& result) {
+  if (!value.isList()) WrongType(name, value, "a list of numbers");
+  result.clear();
+  for (const c10::IValue& element : value.toList().vec()) {
+    FromValue(name, element, result.emplace_back());
+  }
+}
+
+void FromValue(const char* name,
+               const c10::IValue& value,
+               NumberOrWord& result) {
+  if (value.isString()) {
+    result = value.toStringRef();
+  } else {
+    double number = 0;
+    FromValue(name, value, number);
+    result = number;
+  }
+}
+
+// torch_sgmcmc/core/state_checks.py has the same list.
+bool IsAddedLater(const std::string& name) {
+  return name == "nonfinite" || name == "num_skipped";
+}
+
+c10::IValue Find(const StateDict& group,
+                 int64_t index,
+                 const char* name,
+                 const char* sampler) {
+  if (!group.contains(name)) {
+    Invalid("Invalid state_dict: param group " + std::to_string(index) +
+            " lacks " + name + "; it is not one of " + sampler);
+  }
+  return group.at(name);
+}
+
+}  // namespace detail
+}  // namespace torch_sgmcmc

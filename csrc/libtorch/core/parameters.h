@@ -1,0 +1,16 @@
+// What a sampler can sample: torch_sgmcmc/core/parameters.py in C++.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace torch_sgmcmc {
+
+// Throws if the sampler of this name cannot sample a parameter.
+void CheckParameter(const char* sampler, const at::Tensor& param);
+
+// Throws if parameters of the groups, each without repetitions, overlap.
+void CheckMemory(const std::vector<std::vector<at::Tensor>>& groups);
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,60 @@
+#include "libtorch/core/python_text.h"
+
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <sstream>
+
+#include "libtorch/core/checks.h"
+
+namespace torch_sgmcmc {
+
+std::string Shape(c10::IntArrayRef sizes) {
+  std::string text = "[";
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(sizes[i]);
+  }
+  return text + "]";
+}
+
+std::string DtypeName(c10::ScalarType dtype) {
+  return "torch." + std::string(c10::getDtypeNames(dtype).first);
+}
+
+std::string LayoutName(c10::Layout layout) {
+  std::ostringstream name;
+  name << layout;  // "Sparse", "SparseCsr", ...
+  return layout == c10::Layout::Sparse      ? "torch.sparse_coo"
+         : layout == c10::Layout::SparseCsr ? "torch.sparse_csr"
+                                            : name.str();
+}
+
+std::string Thousands(int64_t value) {
+  std::string digits = std::to_string(value);
+  const int64_t first = value < 0 ? 1 : 0;
+  for (auto i = static_cast<int64_t>(digits.size()) - 3; i > first; i -= 3) {
+    digits.insert(static_cast<size_t>(i), 1, ',');
+  }
+  return digits;
+}
+
+std::string Thousands(double value) {
+  constexpr double kExactIntegers = 9007199254740992.0;  // 2^53
+  if (std::abs(value) >= kExactIntegers) return Repr(value);
+  const auto whole = static_cast<int64_t>(value);
+  if (value == static_cast<double>(whole)) return Thousands(whole);
+  std::string text = Repr(value);
+  const size_t point = text.find('.');
+  if (point == std::string::npos || text.find('e') != std::string::npos) {
+    return text;
+  }
+  return Thousands(whole) + text.substr(point);
+}
+
+std::string FourDigits(double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.4g", value);
+  return text.data();
+}
+
+}  // namespace torch_sgmcmc

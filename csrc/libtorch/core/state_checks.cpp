@@ -1,0 +1,195 @@
+#include "libtorch/core/state_checks.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/List.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "libtorch/core/checks.h"
+#include "libtorch/core/python_text.h"
+#include "torch_sgmcmc/ewsg.h"
+#include "torch_sgmcmc/hmc.h"
+#include "torch_sgmcmc/hmcecs.h"
+#include "torch_sgmcmc/psgld.h"
+#include "torch_sgmcmc/sbps.h"
+#include "torch_sgmcmc/sghmc.h"
+#include "torch_sgmcmc/sgld.h"
+#include "torch_sgmcmc/sgnht.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+using Names = std::set<std::string>;  // sorted, as messages list them
+
+Names KeysOf(const SamplerOptions& options) {
+  Names keys = {
+      "seed", "step", "offsets", "capturable", "nonfinite", "num_skipped"};
+  for (std::string& key : options.keys()) keys.insert(std::move(key));
+  return keys;
+}
+
+// What groups of any sampler hold. Of keys that are none of a sampler's own
+// these tell that a state dict is another one's; others are whoever's put them
+// there.
+const Names& KeysOfAll() {
+  static const Names all = [] {
+    Names keys;
+    const auto add = [&](const SamplerOptions& options) {
+      keys.merge(KeysOf(options));
+    };
+    add(EWSGOptions());
+    add(HMCOptions());
+    add(HMCECSOptions());
+    add(PSGLDOptions());
+    add(SBPSOptions());
+    add(SGHMCOptions());
+    add(SGLDOptions());
+    add(SGNHTOptions());
+    return keys;
+  }();
+  return all;
+}
+
+std::string Row(const Names& names) {
+  std::string row;
+  for (const std::string& name : names) {
+    row += (row.empty() ? "" : ", ") + name;
+  }
+  return row;
+}
+
+[[noreturn]] void Unknown(const std::string& where,
+                          const Names& keys,
+                          const std::string& sampler) {
+  Invalid("Invalid state_dict: " + where + " has " + Row(keys) + ", which " +
+          sampler + " does not know; it is not one of " + sampler);
+}
+
+// As Python's repr shows it.
+// NOLINTNEXTLINE(misc-no-recursion): as deep as what is shown.
+std::string Shown(const c10::IValue& value) {
+  if (value.isNone()) return "None";
+  if (value.isBool()) return value.toBool() ? "True" : "False";
+  if (value.isInt()) return std::to_string(value.toInt());
+  if (value.isString()) return Repr(value.toStringRef());
+  if (value.isDouble()) return Repr(value.toDouble());
+  if (value.isTensor()) {
+    return "tensor(" + Shown(value.toTensor().item().toLong()) + ")";
+  }
+  std::string text;
+  for (const c10::IValue& element : value.toList().vec()) {
+    text += (text.empty() ? "" : ", ") + Shown(element);
+  }
+  return "[" + text + "]";
+}
+
+}  // namespace
+
+bool Alike(const c10::IValue& a, const c10::IValue& b) {
+  if (a.isList() && b.isList()) {
+    const auto x = a.toList().vec();
+    const auto y = b.toList().vec();
+    return x.size() == y.size() &&
+           std::equal(x.begin(), x.end(), y.begin(), Alike);
+  }
+  if (a.isDouble() && b.isDouble() && std::isnan(a.toDouble())) {
+    return std::isnan(b.toDouble());
+  }
+  return a == b;
+}
+
+void CheckGroupKeys(const StateDict& group,
+                    int64_t index,
+                    const SamplerOptions& ours) {
+  Names saved;
+  for (const auto& entry : group.entries()) {
+    if (entry.key().isString()) saved.insert(entry.key().toStringRef());
+  }
+  const Names known = KeysOf(ours);
+  Names missing;
+  for (const std::string& key : known) {
+    if (!saved.contains(key) && !detail::IsAddedLater(key)) {
+      missing.insert(key);
+    }
+  }
+  const std::string where = "param group " + std::to_string(index);
+  if (!missing.empty()) {
+    Invalid("Invalid state_dict: " + where + " lacks " + Row(missing) +
+            "; it is not one of " + ours.sampler());
+  }
+  Names unknown;
+  for (const std::string& key : KeysOfAll()) {
+    if (saved.contains(key) && !known.contains(key)) unknown.insert(key);
+  }
+  if (!unknown.empty()) Unknown(where, unknown, ours.sampler());
+}
+
+void CheckKnownKeys(const StateDict& dict,
+                    const std::vector<std::string>& known,
+                    const std::string& where,
+                    const char* sampler) {
+  Names unknown;
+  for (const auto& entry : dict.entries()) {
+    const std::string key = entry.key().isInt()
+                                ? std::to_string(entry.key().toInt())
+                                : entry.key().toStringRef();
+    if (std::find(known.begin(), known.end(), key) == known.end()) {
+      unknown.insert(key);
+    }
+  }
+  if (!unknown.empty()) Unknown(where, unknown, sampler);
+}
+
+void CheckEqual(const std::vector<StateDict>& groups,
+                const std::vector<std::string>& keys,
+                const char* why) {
+  if (groups.size() == 1) return;
+  for (const std::string& key : keys) {
+    bool equal = true;
+    std::string text;
+    for (const StateDict& group : groups) {
+      equal = equal && Alike(group.at(key), groups[0].at(key));
+      if (!text.empty()) text += ", ";
+      text += Shown(group.at(key));
+    }
+    if (equal) continue;
+    // NOLINTNEXTLINE(performance-inefficient-string-concatenation): it throws.
+    Invalid("Invalid " + key + ": [" + text +
+            "] in the param groups (must be equal: " + why + ")");
+  }
+}
+
+void CheckPart(const char* name,
+               int64_t count,
+               const char* whole,
+               int64_t most) {
+  CheckInteger(name, count);
+  CheckInteger(whole, most);
+  if (count <= most) return;
+  Invalid(std::string("Invalid ") + name + ": " + std::to_string(count) +
+          " (must be at most " + whole + " = " + std::to_string(most) + ")");
+}
+
+void CheckTensor(const std::string& what,
+                 const c10::IValue& value,
+                 c10::IntArrayRef shape,
+                 std::optional<at::ScalarType> dtype) {
+  const std::string invalid = "Invalid state_dict: " + what;
+  if (!value.isTensor() || !value.toTensor().defined()) {
+    Invalid(invalid + " is a " + value.tagKind() + " (must be a Tensor)");
+  }
+  const at::Tensor& tensor = value.toTensor();
+  if (dtype ? tensor.scalar_type() != *dtype : !tensor.is_floating_point()) {
+    Invalid(invalid + " is of " + DtypeName(tensor.scalar_type()) +
+            " (must be " + (dtype ? DtypeName(*dtype) : "floating point") +
+            ")");
+  }
+  if (tensor.sizes() != shape) {
+    Invalid(invalid + " has shape " + Shape(tensor.sizes()) + ", expected " +
+            Shape(shape));
+  }
+}
+
+}  // namespace torch_sgmcmc

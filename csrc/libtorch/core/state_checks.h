@@ -1,0 +1,48 @@
+// What a state dict must be for a sampler to load it:
+// torch_sgmcmc/core/state_checks.py in C++.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "torch_sgmcmc/options.h"
+#include "torch_sgmcmc/state_dict.h"
+
+namespace torch_sgmcmc {
+
+// Throws if a saved group lacks a key that must be there, or has one by which
+// it is another sampler's.
+void CheckGroupKeys(const StateDict& group,
+                    int64_t index,
+                    const SamplerOptions& ours);
+
+// Throws if a dict has a key that is none of these; `where` names the dict.
+void CheckKnownKeys(const StateDict& dict,
+                    const std::vector<std::string>& known,
+                    const std::string& where,
+                    const char* sampler);
+
+// Throws unless the values of these keys are equal in all groups.
+void CheckEqual(const std::vector<StateDict>& groups,
+                const std::vector<std::string>& keys,
+                const char* why);
+
+// Whether values are equal, where NaN is like NaN.
+bool Alike(const c10::IValue& a, const c10::IValue& b);
+
+// Throws unless one count is a part of another one.
+void CheckPart(const char* name,
+               int64_t count,
+               const char* whole,
+               int64_t most);
+
+// Throws unless it is a tensor of this shape and type, or of some float type.
+void CheckTensor(const std::string& what,
+                 const c10::IValue& value,
+                 c10::IntArrayRef shape,
+                 std::optional<at::ScalarType> dtype = std::nullopt);
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,205 @@
+#include "torch_sgmcmc/state_dict.h"
+
+#include <ATen/ATen.h>
+#include <caffe2/serialize/inline_container.h>
+#include <torch/csrc/jit/serialization/export.h>
+#include <torch/csrc/jit/serialization/pickler.h>
+#include <torch/nn/module.h>
+#include <torch/serialize.h>
+
+#include <exception>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "libtorch/core/checks.h"
+#include "libtorch/core/files.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+c10::impl::GenericDict EmptyDict() {
+  return c10::impl::GenericDict(c10::AnyType::get(), c10::AnyType::get());
+}
+
+// torch::pickle_save tags dicts and lists with the types of their contents,
+// which torch.load refuses to read unless it is told to trust the file. Plain
+// dicts and lists, as torch.save writes them, need no tags.
+std::vector<char> Pickled(const c10::IValue& value) {
+  std::vector<char> pickle;
+  torch::jit::Pickler pickler(
+      [&](const char* data, size_t size) {
+        pickle.insert(pickle.end(), data, data + size);
+      },
+      /*tensor_table=*/nullptr,
+      /*type_renamer=*/nullptr,
+      /*memoized_class_types=*/nullptr,
+      /*get_tensor_id=*/nullptr,
+      /*tag_aggregates=*/false);
+  pickler.protocol();
+  pickler.pushIValue(value);
+  pickler.stop();
+
+  std::vector<char> archive;
+  caffe2::serialize::PyTorchStreamWriter writer(
+      [&](const void* data, size_t size) {
+        const char* bytes = static_cast<const char*>(data);
+        archive.insert(archive.end(), bytes, bytes + size);
+        return size;
+      });
+  torch::jit::writeArchiveAndTensors(
+      "data", pickle.data(), pickle.size(), pickler.tensorData(), writer);
+  writer.writeEndOfFile();
+  return archive;
+}
+
+// The first line of torch's message, without its stack trace.
+std::string FirstLine(const std::exception& error) {
+  const std::string text = error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+}  // namespace
+
+StateDict::StateDict() : entries_(EmptyDict()) {}
+
+StateDict::StateDict(
+    std::initializer_list<std::pair<std::string, c10::IValue>> entries)
+    : StateDict() {
+  for (const auto& [key, value] : entries) set(key, value);
+}
+
+StateDict::StateDict(const c10::IValue& value) : entries_(EmptyDict()) {
+  if (!value.isGenericDict()) {
+    Invalid("Invalid state dict: a " + value.tagKind() +
+            " (must be a dict; from Python, save dict(model.state_dict()) in "
+            "place of an OrderedDict)");
+  }
+  entries_ = value.toGenericDict();
+}
+
+StateDict::operator c10::IValue() const { return entries_; }
+
+bool StateDict::contains(const std::string& key) const {
+  return entries_.contains(key);
+}
+
+bool StateDict::contains(int64_t key) const { return entries_.contains(key); }
+
+c10::IValue StateDict::at(const std::string& key) const {
+  const auto entry = entries_.find(key);
+  if (entry == entries_.end()) {
+    Invalid("Invalid state dict: it has no key " + Repr(key));
+  }
+  return entry->value();
+}
+
+c10::IValue StateDict::at(int64_t key) const {
+  const auto entry = entries_.find(key);
+  if (entry == entries_.end()) {
+    Invalid("Invalid state dict: it has no key " + std::to_string(key));
+  }
+  return entry->value();
+}
+
+void StateDict::set(const std::string& key, const c10::IValue& value) {
+  entries_.insert_or_assign(key, value);
+}
+
+void StateDict::set(int64_t key, const c10::IValue& value) {
+  entries_.insert_or_assign(key, value);
+}
+
+size_t StateDict::size() const { return entries_.size(); }
+
+void save(const StateDict& dict, const std::string& path) {
+  WriteWhole(path, Pickled(dict));
+}
+
+StateDict load(const std::string& path) {
+  const std::vector<char> bytes = ReadWhole(path);
+  try {
+    CheckArchive(bytes);
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error("Cannot read " + path +
+                             ": cut off, damaged, or not a file of torch.save "
+                             "(" +
+                             error.what() + ")");
+  }
+  c10::IValue value;
+  try {
+    value = torch::pickle_load(bytes);
+  } catch (const std::exception& error) {
+    throw std::runtime_error(
+        "Cannot read " + path +
+        ": not a file of torch.save with dicts, lists, tensors, numbers and "
+        "strings alone; from Python, save dict(model.state_dict()) in place of "
+        "an OrderedDict (" +
+        FirstLine(error) + ")");
+  }
+  if (!value.isGenericDict()) {
+    throw std::runtime_error("Cannot read " + path + ": it holds a " +
+                             value.tagKind() + " (must be a dict)");
+  }
+  return value;
+}
+
+namespace {
+
+torch::OrderedDict<std::string, at::Tensor> Tensors(
+    const torch::nn::Module& module) {
+  torch::OrderedDict<std::string, at::Tensor> tensors;
+  for (const auto& item : module.named_parameters()) {
+    tensors.insert(item.key(), item.value());
+  }
+  for (const auto& item : module.named_buffers()) {
+    tensors.insert(item.key(), item.value());
+  }
+  return tensors;
+}
+
+}  // namespace
+
+StateDict state_dict(const torch::nn::Module& module) {
+  StateDict dict;
+  for (const auto& item : Tensors(module)) {
+    dict.set(item.key(), item.value().detach());
+  }
+  return dict;
+}
+
+// Not const: what the module holds changes.
+// cppcheck-suppress constParameter
+void load_state_dict(torch::nn::Module& module, const StateDict& dict) {
+  auto tensors = Tensors(module);
+  for (const auto& item : tensors) {
+    const c10::IValue value = dict.at(item.key());
+    if (!value.isTensor()) {
+      Invalid("Invalid state dict: " + item.key() + " is a " + value.tagKind() +
+              " (must be a Tensor)");
+    }
+    if (value.toTensor().sizes() != item.value().sizes()) {
+      std::ostringstream message;
+      message << "Invalid state dict: " << item.key() << " has shape "
+              << value.toTensor().sizes() << ", expected "
+              << item.value().sizes();
+      Invalid(message.str());
+    }
+  }
+  for (const auto& entry : dict.entries()) {
+    if (!entry.key().isString() ||
+        !tensors.contains(entry.key().toStringRef())) {
+      std::ostringstream message;
+      message << "Invalid state dict: the module has nothing named "
+              << entry.key();
+      Invalid(message.str());
+    }
+  }
+  const at::NoGradGuard no_grad;
+  for (auto& item : tensors) {
+    item.value().copy_(dict.at(item.key()).toTensor());
+  }
+}
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,87 @@
+// The log density that HMC-ECS follows: an estimate from one subsample.
+// torch_sgmcmc/ecs/target.py in C++.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "libtorch/ecs/likelihood.h"
+#include "libtorch/ecs/subsample.h"
+#include "libtorch/ecs/taylor.h"
+
+namespace torch_sgmcmc {
+
+// The estimated log density and its gradient, at theta and for one subsample.
+struct ECSPoint {
+  at::Tensor theta;  // [d], in float64
+  std::shared_ptr<const ExpandedSubsample> subsample;
+  double log = 0;
+  at::Tensor gradient;  // [d], float64
+  bool finite = false;  // the log density and all of its gradient
+  // Of the likelihood's estimate: see csrc/libtorch/ecs/likelihood.h.
+  double variance = 0;
+  double mean = 0;
+  int64_t sign = 1;
+};
+
+// The control variates of a sampler, and the mass that goes with them.
+struct ECSAnchor {
+  at::Tensor theta;  // [d], in float64
+  int64_t num_data = 0;
+  TaylorSums sums;       // without a Hessian in expansions of first order
+  at::Tensor whitening;  // see csrc/libtorch/ecs/whitening.h
+};
+
+// log |L^(theta, u)^(1/T)| + log prior / T, for any theta and subsample u.
+//
+// The per-datum log-likelihoods are divided by T before anything is estimated
+// from them, so that the estimators do for a tempered posterior what they do
+// for T = 1.
+class ECSTarget {
+ public:
+  // `prior` has the precision of each element.
+  ECSTarget(DataClosure closure,
+            std::vector<at::Tensor> params,
+            std::shared_ptr<const ECSAnchor> anchor,
+            at::Tensor prior,
+            double temperature,
+            const LikelihoodEstimator& estimator);
+
+  const DataClosure& closure() const { return closure_; }
+  // Of single data, so far.
+  int64_t evaluations() const { return evaluations_; }
+
+  // a, of the signed estimator.
+  double lower_bound() const { return estimator_.lower_bound; }
+  // Whether a signed estimate is from a mean below a: see the note in
+  // torch_sgmcmc/ecs/target.py.
+  bool is_overturned(const ECSPoint& point) const;
+
+  // Moves the parameters to theta and computes all there is to know there.
+  std::shared_ptr<const ECSPoint> evaluate(
+      const std::shared_ptr<const ExpandedSubsample>& subsample,
+      const at::Tensor& wanted);
+
+ private:
+  at::Tensor place(const at::Tensor& theta) const;
+  at::Tensor pull(const at::Tensor& values, const at::Tensor& weights) const;
+  ECSPoint fused(const TaylorTerms& terms,
+                 const at::Tensor& theta,
+                 const at::Tensor& values) const;
+  ECSPoint composed(const TaylorTerms& terms,
+                    const at::Tensor& theta,
+                    const at::Tensor& values) const;
+
+  DataClosure closure_;
+  std::vector<at::Tensor> params_;
+  std::shared_ptr<const ECSAnchor> anchor_;
+  at::Tensor prior_;
+  double temperature_;
+  LikelihoodEstimator estimator_;
+  int64_t evaluations_ = 0;
+};
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,125 @@
+#include "libtorch/ecs/warmup.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <string>
+
+#include "libtorch/core/checks.h"
+#include "libtorch/core/state_checks.h"
+#include "libtorch/core/state_values.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+std::string Shown(int64_t value) { return std::to_string(value); }
+std::string Shown(double value) { return Repr(value); }
+std::string Shown(const std::optional<double>& value) {
+  return value ? Repr(*value) : std::string("None");
+}
+
+template <typename T>
+void CheckAsBegun(const char* name, const T& now, const T& begun) {
+  if (now == begun) return;
+  Invalid(std::string("Invalid ") + name + ": " + Shown(now) +
+          " (the warm-up in progress has " + Shown(begun) +
+          "; set_anchor() gives it up)");
+}
+
+}  // namespace
+
+ECSSchedule::ECSSchedule(int64_t steps, int64_t anchor_every)
+    : steps_(steps), anchor_every_(anchor_every) {
+  CheckInteger("steps", steps, 1);
+  CheckInteger("anchor_every", anchor_every, 1);
+  // Not so late that less than half as many steps are left.
+  const int64_t room = steps - anchor_every / 2;
+  if (room >= anchor_every) last_ = room - room % anchor_every;
+  // NOLINTNEXTLINE(cppcoreguidelines-prefer-member-initializer): by last_.
+  sizing_ = (last_ + steps) / 2;
+}
+
+void ECSSchedule::check_sizing() const {
+  if (sizing_ > last_) return;
+  Invalid("Invalid steps: " + std::to_string(steps_) +
+          " (with target_variance, 2 or more must follow the last choice of "
+          "θ*, which anchor_every=" +
+          std::to_string(anchor_every_) + " makes after " +
+          std::to_string(last_) + ")");
+}
+
+bool ECSSchedule::anchors_after(int64_t steps) const {
+  return steps > 0 && steps <= last_ && steps % anchor_every_ == 0;
+}
+
+void ECSWarmup::check(int64_t now_steps, const HMCECSWarmup& settings) const {
+  CheckAsBegun("steps", now_steps, steps);
+  CheckAsBegun(
+      "target_acceptance", settings.target_acceptance, target_acceptance);
+  CheckAsBegun("anchor_every", settings.anchor_every, anchor_every);
+  CheckAsBegun("target_variance", settings.target_variance, target_variance);
+}
+
+StateDict ECSWarmup::save() const {
+  const StateDict arguments = {
+      {"steps", steps},
+      {"target_acceptance", target_acceptance},
+      {"anchor_every", anchor_every},
+      {"target_variance",
+       target_variance ? c10::IValue(*target_variance) : c10::IValue()}};
+  std::vector<c10::IValue> rows;
+  for (const ECSDraw& draw : draws) {
+    rows.push_back(ListOfValues(
+        std::vector<c10::IValue>{draw.theta, draw.variance, draw.mean}));
+  }
+  const DualAveraging::State& state = adaptation.state();
+  return {{"arguments", arguments},
+          {"done", done},
+          {"adaptation",
+           ListOfValues(std::vector<double>(state.begin(), state.end()))},
+          {"draws", ListOfValues(rows)}};
+}
+
+ECSWarmup ECSWarmup::Load(const StateDict& saved,
+                          int64_t size,
+                          c10::Device device) {
+  const StateDict arguments = saved.at("arguments");
+  std::vector<double> numbers;
+  detail::FromValue("adaptation", saved.at("adaptation"), numbers);
+  DualAveraging::State state{};
+  if (numbers.size() != state.size()) {
+    Invalid(
+        "Invalid state of dual averaging (must be finite, with a whole count)");
+  }
+  std::copy(numbers.begin(), numbers.end(), state.begin());
+  ECSWarmup warmup{ValueAt<int64_t>(arguments, "steps"),
+                   ValueAt<double>(arguments, "target_acceptance"),
+                   ValueAt<int64_t>(arguments, "anchor_every"),
+                   ValueAt<std::optional<double>>(arguments, "target_variance"),
+                   ValueAt<int64_t>(saved, "done"),
+                   DualAveraging(state),
+                   {}};
+  CheckInteger("done", warmup.done);
+  for (const c10::IValue& row : ListAt(saved, "draws")) {
+    const std::vector<c10::IValue> draw =
+        row.isList() ? row.toList().vec() : std::vector<c10::IValue>();
+    if (draw.size() != 3) {
+      Invalid(
+          "Invalid state_dict: a draw of its warm-up is not a list of 3 "
+          "elements");
+    }
+    ECSDraw& read = warmup.draws.emplace_back();
+    CheckTensor("a draw of its warm-up", draw[0], {size}, at::kDouble);
+    read.theta = draw[0].toTensor().to(device);
+    detail::FromValue("draws", draw[1], read.variance);
+    detail::FromValue("draws", draw[2], read.mean);
+  }
+  return warmup;
+}
+
+std::vector<ECSDraw> LateDraws(const std::vector<ECSDraw>& draws) {
+  return {draws.begin() + static_cast<std::ptrdiff_t>(draws.size() / 2),
+          draws.end()};
+}
+
+}  // namespace torch_sgmcmc

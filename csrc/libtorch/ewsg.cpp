@@ -1,0 +1,365 @@
+#include "torch_sgmcmc/ewsg.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "core/counter.h"
+#include "host/index_chain.h"
+#include "libtorch/core/checks.h"
+#include "libtorch/core/closures.h"
+#include "libtorch/core/momentum.h"
+#include "libtorch/core/noise_key.h"
+#include "libtorch/core/nonfinite.h"
+#include "libtorch/core/options_of_work.h"
+#include "libtorch/core/python_text.h"
+#include "libtorch/core/state_checks.h"
+#include "torch_sgmcmc/operators.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+constexpr const char* kEWSGNeedsClosure =
+    "EWSG.step() needs a closure, since it draws several minibatches a step:\n"
+    "\n"
+    "    sampler.step([&] {\n"
+    "      auto batch = draw_minibatch();  // a fresh one at each call\n"
+    "      auto loss = cross_entropy(net->forward(batch.data), batch.target);\n"
+    "      loss.backward();\n"
+    "      return loss;\n"
+    "    });";
+
+// So many proposals with the gradient of the minibatch before them, from the
+// first on, are no chance: if of all pairs of minibatches a share p has equal
+// gradients, it is one of probability p^100, below 2^-40 up to p = 0.75.
+// (Minibatches of one datum of two have p = 0.5.)
+constexpr int64_t kMostEqual = 100;
+
+// -1 if there is no such surrogate. The order is that of csrc/samplers/ewsg.h.
+int64_t SurrogateIndex(const std::string& name) {
+  if (name == "momentum") return 0;
+  if (name == "zero") return 1;
+  if (name == "one") return 2;
+  if (name == "full_momentum") return 3;
+  return -1;
+}
+
+c10::IValue Sum(const c10::IValue& a, const c10::IValue& b) {
+  if (a.isInt() && b.isInt()) return a.toInt() + b.toInt();
+  if (a.isTensor() && b.isTensor()) {
+    return a.toTensor() + b.toTensor().to(a.toTensor().device());
+  }
+  return a.isTensor() ? a.toTensor() + b.toInt() : b.toTensor() + a.toInt();
+}
+
+int64_t Count(const c10::IValue& value) {
+  return value.isTensor() ? value.toTensor().item<int64_t>() : value.toInt();
+}
+
+void CheckSameParameters(const std::vector<Work>& current,
+                         const std::vector<Work>& proposed) {
+  if (!SameParameters(current, proposed)) {
+    throw std::runtime_error(
+        "EWSG got gradients of other parameters from the closure than at its "
+        "first call in this step: minibatches could not be compared");
+  }
+  for (size_t i = 0; i < current.size(); ++i) {
+    for (size_t j = 0; j < current[i].grads.size(); ++j) {
+      const at::Tensor& old = current[i].grads[j];
+      const at::Tensor& fresh = proposed[i].grads[j];
+      if (fresh.numel() > 0 && fresh.const_data_ptr() == old.const_data_ptr()) {
+        throw std::runtime_error(
+            "EWSG got the gradients of a minibatch in the memory of those of "
+            "the minibatch before, which it still needs: the closure must not "
+            "reuse gradients (for DistributedDataParallel, set "
+            "gradient_as_bucket_view=False)");
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void EWSGOptions::check() const {
+  SamplerOptions::check();
+  CheckReal("temperature", temperature(), {.low_open = true});
+  CheckReal("momentum", momentum(), {.high = 1.0});
+  if (SurrogateIndex(surrogate()) < 0) {
+    Invalid("Invalid surrogate: " + Repr(surrogate()) +
+            " (must be 'momentum', 'zero', 'one' or 'full_momentum')");
+  }
+  CheckInteger("index_chain_length", index_chain_length());
+  if (num_chains()) CheckInteger("num_chains", *num_chains(), 1);
+  if (capturable()) {
+    Invalid(
+        "Invalid capturable: True (EWSG decides on the host, which a CUDA "
+        "graph cannot)");
+  }
+}
+
+void EWSGOptions::check_progress() const {
+  CheckPart("num_accepted",
+            Count(num_accepted_.get()),
+            "num_proposals",
+            num_proposals_.get());
+}
+
+std::vector<std::pair<const char*, bool>> EWSGOptions::shared() const {
+  auto all = OptionsOf::shared();
+  all.emplace_back("index_chain_length", index_chain_length_.is_set());
+  all.emplace_back("num_chains", num_chains_.is_set());
+  return all;
+}
+
+void EWSGOptions::share(const SamplerOptions& other) {
+  OptionsOf::share(other);
+  const auto& from = dynamic_cast<const EWSGOptions&>(other);
+  index_chain_length_ = from.index_chain_length_;
+  num_chains_ = from.num_chains_;
+  num_proposals_ = from.num_proposals_;
+  num_accepted_ = from.num_accepted_;
+}
+
+void EWSGOptions::check_param(const at::Tensor& param) const {
+  OptionsOf::check_param(param);
+  CheckChains(param, num_chains());
+}
+
+std::unique_ptr<SamplerParamState> EWSG::new_state() const {
+  return std::make_unique<EWSGParamState>();
+}
+
+const EWSGOptions& EWSG::options_at(size_t group) const {
+  return static_cast<const EWSGOptions&>(options_of(group));
+}
+
+double EWSG::acceptance_rate() const {
+  const EWSGOptions& first = options_at(0);
+  const int64_t proposals = first.num_proposals_.get();
+  if (proposals == 0) return std::numeric_limits<double>::quiet_NaN();
+  return static_cast<double>(Count(first.num_accepted_.get())) /
+         static_cast<double>(proposals);
+}
+
+// Checks all groups before any work is done, and returns M.
+int64_t EWSG::chain_length() const {
+  for (size_t group = 0; group < param_groups().size(); ++group) {
+    options_at(group).check();
+  }
+  CheckShared(param_groups(), {"index_chain_length", "num_chains"});
+  return options_at(0).index_chain_length();
+}
+
+// NOLINTNEXTLINE(google-default-arguments): as torch's own.
+torch::Tensor EWSG::step(LossClosure closure) {
+  if (closure == nullptr) Invalid(kEWSGNeedsClosure);
+  const at::NoGradGuard no_grad;
+  const int64_t length = chain_length();
+
+  torch::Tensor loss = FreshGradients(param_groups_, closure);
+  std::vector<Work> work = gather();
+  if (work.empty()) {
+    throw std::runtime_error(
+        "EWSG got no gradients from the closure (does it call backward()?)");
+  }
+  std::vector<
+      std::pair<void*, std::unique_ptr<torch::optim::OptimizerParamState>>>
+      before;
+  for (const Work& lists : work) {
+    for (const at::Tensor& param : lists.params) {
+      void* key = param.unsafeGetTensorImpl();
+      const auto found = state_.find(key);
+      before.emplace_back(
+          key, found == state_.end() ? nullptr : found->second->clone());
+    }
+  }
+  const auto put_back = [&] {
+    for (auto& [key, state] : before) {
+      if (state == nullptr) {
+        state_.erase(key);
+      } else {
+        state_[key] = std::move(state);
+      }
+    }
+  };
+  c10::IValue accepted = int64_t{0};
+  try {
+    check_finite(work);
+    prepare_all(work);
+    for (int64_t proposal = 0; proposal < length; ++proposal) {
+      accepted = Sum(accepted, propose(closure, work, proposal));
+    }
+  } catch (const StepLeftOut&) {
+    put_back();
+    leave_out();
+    return loss;
+  } catch (...) {
+    put_back();
+    throw;
+  }
+  for (const Work& lists : work) {
+    for (size_t i = 0; i < lists.params.size(); ++i) {
+      lists.params[i].mutable_grad() = lists.grads[i];
+    }
+  }
+  advance(work);
+
+  const EWSGOptions& first = options_at(0);
+  const int64_t proposals =
+      first.num_proposals_.get() + length * first.num_chains().value_or(1);
+  accepted = Sum(first.num_accepted_.get(), accepted);
+  for (size_t group = 0; group < param_groups_.size(); ++group) {
+    options(group).num_proposals_.set(proposals);
+    options(group).num_accepted_.set(accepted);
+  }
+  return loss;
+}
+
+// Minibatches are compared on the host.
+bool EWSG::looks_later(const std::vector<Work>& /*work*/) const {
+  return false;
+}
+
+// One step of the index chain: `work` gets the gradients that are then current.
+// Returns how many chains accepted the proposal, in a tensor if that would take
+// waiting for.
+c10::IValue EWSG::propose(const LossClosure& closure,
+                          std::vector<Work>& work,
+                          int64_t proposal) {
+  FreshGradients(param_groups_, closure);
+  std::vector<Work> proposed = gather();
+  CheckSameParameters(work, proposed);
+  check_finite(proposed);
+  const int64_t chains = options_at(0).num_chains().value_or(1);
+  std::vector<at::Tensor> ratios;
+  for (size_t i = 0; i < work.size(); ++i) {
+    const auto& options = OptionsOfWork<EWSGOptions>(work[i]);
+    EWSGWeights weights;
+    weights.lr = options.lr();
+    weights.momentum = options.momentum();
+    weights.num_data = options.num_data();
+    weights.prior_precision = options.prior_precision();
+    weights.temperature = options.temperature();
+    weights.surrogate = SurrogateIndex(options.surrogate());
+    weights.num_chains = chains;
+    ratios.push_back(ewsg_log_ratio(work[i].params,
+                                    work[i].grads,
+                                    proposed[i].grads,
+                                    work[i].state[0],
+                                    weights));
+  }
+  check_draws(work, proposed);
+  const EWSGOptions& first = options_at(0);
+  if (chains == 1) {
+    double total = 0;
+    for (const at::Tensor& ratio : ratios) total += ratio.item<double>();
+    const NoiseStream stream{static_cast<uint64_t>(seed()),
+                             static_cast<uint64_t>(first.step()),
+                             static_cast<uint32_t>(Purpose::kIndexChain)};
+    const bool accepts = IndexChainAccepts(
+        total, stream, /*chain=*/0, static_cast<uint64_t>(proposal));
+    if (accepts) {
+      for (size_t i = 0; i < work.size(); ++i) {
+        work[i].grads = std::move(proposed[i].grads);
+      }
+    }
+    return static_cast<int64_t>(accepts);
+  }
+  at::Tensor total = ratios[0];
+  for (size_t i = 1; i < ratios.size(); ++i) {
+    total = total + ratios[i].to(total.device());
+  }
+  const at::Tensor mask =
+      metropolis_decide(total,
+                        proposal,
+                        static_cast<int64_t>(Purpose::kIndexChain),
+                        seed(),
+                        first.step());
+  for (size_t i = 0; i < work.size(); ++i) {
+    select_chains_(
+        work[i].grads, proposed[i].grads, mask.to(work[i].params[0].device()));
+  }
+  return mask.sum();
+}
+
+// Throws if it is plain that the closure does not draw minibatches.
+void EWSG::check_draws(const std::vector<Work>& current,
+                       const std::vector<Work>& proposed) {
+  if (!num_equal_) return;
+  bool zero = true;
+  for (size_t i = 0; i < current.size(); ++i) {
+    for (size_t j = 0; j < current[i].grads.size(); ++j) {
+      const at::Tensor& grad = proposed[i].grads[j];
+      if (!at::equal(current[i].grads[j], grad)) {
+        num_equal_.reset();
+        return;
+      }
+      zero = zero && !grad.any().item<bool>();
+    }
+  }
+  if (zero) return;  // a loss without data, say
+  if (++*num_equal_ < kMostEqual) return;
+  throw std::runtime_error(
+      "EWSG got the gradient of the minibatch before from " +
+      std::to_string(kMostEqual) +
+      " calls of the closure running, which must draw a fresh minibatch at each "
+      "call. If each minibatch is all data, there is nothing to choose from: "
+      "use SGHMC, or index_chain_length=0");
+}
+
+void EWSG::prepare(Work& work) {
+  work.state.resize(1);
+  start_masters(work);
+  if (OptionsOfWork<EWSGOptions>(work).momentum() == 0) return;
+  std::vector<at::Tensor*> momenta;
+  for (const at::Tensor& param : work.params) {
+    momenta.push_back(&static_cast<EWSGParamState&>(state_of(param)).momentum);
+  }
+  StartMomenta(work, momenta, /*stationary=*/true);
+  for (const at::Tensor* momentum : momenta) {
+    work.state[0].push_back(*momentum);
+  }
+}
+
+void EWSG::update(const Work& work) {
+  const auto& options = OptionsOfWork<EWSGOptions>(work);
+  if (work.state[0].empty()) {
+    sgld_step_(work.params,
+               work.grads,
+               work.masters,
+               options.lr(),
+               options.num_data(),
+               options.prior_precision(),
+               options.temperature(),
+               KeyOf(work));
+    // What a schedule of the momentum left behind.
+    for (const at::Tensor& param : work.params) {
+      const auto found = state_.find(param.unsafeGetTensorImpl());
+      if (found == state_.end()) continue;
+      auto& state = static_cast<EWSGParamState&>(*found->second);
+      state.momentum = at::Tensor();
+      if (!state.master.defined()) state_.erase(found);
+    }
+    return;
+  }
+  SGHMCStep values;
+  values.lr = options.lr();
+  values.momentum = options.momentum();
+  values.num_data = options.num_data();
+  values.prior_precision = options.prior_precision();
+  values.temperature = options.temperature();
+  sghmc_step_(work.params,
+              work.grads,
+              work.state[0],
+              {},
+              work.masters,
+              values,
+              KeyOf(work));
+}
+
+}  // namespace torch_sgmcmc

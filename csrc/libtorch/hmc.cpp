@@ -1,0 +1,619 @@
+#include "torch_sgmcmc/hmc.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "core/counter.h"
+#include "host/dual_averaging.h"
+#include "host/metropolis.h"
+#include "libtorch/core/checks.h"
+#include "libtorch/core/closures.h"
+#include "libtorch/core/momentum.h"
+#include "libtorch/core/noise_key.h"
+#include "libtorch/core/nonfinite.h"
+#include "libtorch/core/options_of_work.h"
+#include "libtorch/core/python_text.h"
+#include "libtorch/core/state_checks.h"
+#include "torch_sgmcmc/operators.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+constexpr const char* kHMCNeedsClosure =
+    "HMC.step() needs a closure, since it computes several gradients a step:\n"
+    "\n"
+    "    sampler.step([&] {\n"
+    "      auto loss = cross_entropy(net->forward(x), y);  // of all data\n"
+    "      loss.backward();\n"
+    "      return loss;\n"
+    "    });";
+
+// Early in a warm-up the step size may be far too small, and a trajectory of
+// given length endless.
+constexpr int64_t kMostWarmupSteps = 1024;
+
+// After so many trajectories running at whose start the loss was not what it
+// had been, there is a warning.
+constexpr int64_t kMostChanges = 3;
+
+constexpr size_t kMomenta = 0;  // places in Work::state
+constexpr size_t kMasses = 1;
+
+DualAveraging Adaptation(const std::vector<double>& saved) {
+  DualAveraging::State state = {};
+  if (saved.size() != state.size()) {
+    Invalid(
+        "Invalid state of dual averaging (must be finite, with a whole "
+        "count)");
+  }
+  std::copy(saved.begin(), saved.end(), state.begin());
+  return DualAveraging(state);
+}
+
+std::vector<double> Saved(const DualAveraging& adaptation) {
+  return {adaptation.state().begin(), adaptation.state().end()};
+}
+
+// The chains' mean losses as a row of float64.
+at::Tensor Losses(const torch::Tensor& loss,
+                  const std::optional<int64_t>& chains,
+                  c10::Device device) {
+  if (!loss.defined()) {
+    Invalid(
+        "HMC got no loss from the closure, which must return it for the "
+        "Metropolis test (metropolis=False makes none)");
+  }
+  const std::vector<int64_t> expected =
+      chains ? std::vector<int64_t>{*chains} : std::vector<int64_t>{};
+  if (loss.sizes() != c10::IntArrayRef(expected)) {
+    Invalid("Invalid loss: shape " + Shape(loss.sizes()) + " (must be " +
+            (chains ? Shape(expected) +
+                          ", the mean loss of each chain; call backward() on "
+                          "its sum)"
+                    : std::string("a scalar)")));
+  }
+  return loss.detach().to(device, at::kDouble).reshape(-1);
+}
+
+void BumpVersions(const std::vector<at::Tensor>& params) {
+  for (const at::Tensor& param : params) {
+    param.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+}  // namespace
+
+void HMCOptions::check() const {
+  require("step_size", step_size_, "the leapfrog's step");
+  CheckReal("step_size", step_size(), {.low_open = true});
+  check_target();
+  CheckReal("temperature", temperature(), {.low_open = true});
+  if (num_steps().has_value() == trajectory_length().has_value()) {
+    Invalid("Invalid num_steps and trajectory_length: " +
+            (num_steps() ? std::to_string(*num_steps()) : std::string("None")) +
+            " and " +
+            (trajectory_length() ? Repr(*trajectory_length())
+                                 : std::string("None")) +
+            " (give exactly one of them)");
+  }
+  if (num_steps()) CheckInteger("num_steps", *num_steps(), 1);
+  if (trajectory_length()) {
+    CheckReal("trajectory_length", *trajectory_length(), {.low_open = true});
+  }
+  CheckInteger("resample_momentum_every", resample_momentum_every());
+  if (num_chains()) CheckInteger("num_chains", *num_chains(), 1);
+  if (capturable()) {
+    Invalid(
+        "Invalid capturable: True (HMC decides on the host, which a CUDA "
+        "graph cannot)");
+  }
+}
+
+void HMCOptions::check_progress() const {
+  const int64_t all = num_trajectories_.get();
+  CheckPart("num_accepted", num_accepted_.get(), "num_trajectories", all);
+  CheckPart("num_divergences", num_divergences_.get(), "num_trajectories", all);
+  if (!dual_averaging_.get().empty()) Adaptation(dual_averaging_.get());
+}
+
+void HMCParamState::from_dict(const StateDict& dict,
+                              const at::Tensor& param,
+                              int64_t index) {
+  ParamStateOf::from_dict(dict, param, index);
+  if (!mass.defined() || (mass.isfinite() & (mass > 0)).all().item<bool>()) {
+    return;
+  }
+  Invalid("Invalid state_dict: mass of parameter " + std::to_string(index) +
+          " has elements out of range (must be finite and > 0)");
+}
+
+std::vector<std::pair<const char*, bool>> HMCOptions::shared() const {
+  auto all = OptionsOf::shared();
+  all.emplace_back("step_size", step_size_.is_set());
+  all.emplace_back("num_steps", num_steps_.is_set());
+  all.emplace_back("trajectory_length", trajectory_length_.is_set());
+  all.emplace_back("num_data", num_data_.is_set());
+  all.emplace_back("temperature", temperature_.is_set());
+  all.emplace_back("metropolis", metropolis_.is_set());
+  all.emplace_back("resample_momentum_every",
+                   resample_momentum_every_.is_set());
+  all.emplace_back("num_chains", num_chains_.is_set());
+  return all;
+}
+
+void HMCOptions::share(const SamplerOptions& other) {
+  OptionsOf::share(other);
+  const auto& from = dynamic_cast<const HMCOptions&>(other);
+  const Hyperparameter<double> own = prior_precision_;
+  std::apply(
+      [&](const auto&... field) {
+        ((this->*field.second = from.*field.second), ...);
+      },
+      fields());
+  prior_precision_ = own;
+}
+
+void HMCOptions::check_param(const at::Tensor& param) const {
+  OptionsOf::check_param(param);
+  CheckChains(param, num_chains());
+}
+
+std::unique_ptr<SamplerParamState> HMC::new_state() const {
+  return std::make_unique<HMCParamState>();
+}
+
+const HMCOptions& HMC::first() const {
+  return static_cast<const HMCOptions&>(options_of(0));
+}
+
+template <typename Change>
+void HMC::for_each_group(Change change) {
+  for (size_t group = 0; group < param_groups_.size(); ++group) {
+    change(options(group));
+  }
+}
+
+double HMC::acceptance_rate() const {
+  const int64_t all = first().num_trajectories_.get();
+  if (all == 0) return std::numeric_limits<double>::quiet_NaN();
+  return static_cast<double>(first().num_accepted_.get()) /
+         static_cast<double>(all);
+}
+
+int64_t HMC::num_divergences() const { return first().num_divergences_.get(); }
+
+void HMC::check_groups() const {
+  for (size_t group = 0; group < param_groups().size(); ++group) {
+    options_of(group).check();
+  }
+  CheckShared(param_groups(),
+              {"step_size",
+               "num_steps",
+               "trajectory_length",
+               "num_data",
+               "temperature",
+               "metropolis",
+               "resample_momentum_every",
+               "num_chains"});
+}
+
+// ---- Mass -------------------------------------------------------------------
+
+std::vector<at::Tensor> HMC::all_params() const {
+  std::vector<at::Tensor> params;
+  for (const auto& group : param_groups()) {
+    params.insert(params.end(), group.params().begin(), group.params().end());
+  }
+  return params;
+}
+
+// Drops a tensor of a parameter's state, and with its last one the state.
+void HMC::forget(const at::Tensor& param, at::Tensor HMCParamState::*what) {
+  const auto found = state_.find(param.unsafeGetTensorImpl());
+  if (found == state_.end()) return;
+  auto& state = static_cast<HMCParamState&>(*found->second);
+  state.*what = at::Tensor();
+  if (!state.momentum.defined() && !state.mass.defined() &&
+      !state.master.defined()) {
+    state_.erase(found);
+  }
+}
+
+void HMC::set_mass(const std::vector<at::Tensor>& masses) {
+  const at::NoGradGuard no_grad;
+  const std::vector<at::Tensor> params = all_params();
+  if (masses.size() != params.size()) {
+    Invalid("Invalid masses: " + std::to_string(masses.size()) +
+            " (must be one for each of the " + std::to_string(params.size()) +
+            " parameters)");
+  }
+  std::vector<at::Tensor> ready;
+  for (size_t i = 0; i < params.size(); ++i) {
+    ready.push_back(ZeroState(params[i]));
+    const at::Tensor given =
+        masses[i].to(ready[i].device(), ready[i].scalar_type());
+    const std::string which = "Invalid masses: number " + std::to_string(i);
+    try {
+      ready[i].copy_(given.expand(params[i].sizes()));
+    } catch (const c10::Error&) {
+      Invalid(which + " has shape " + Shape(given.sizes()) +
+              " (must broadcast to " + Shape(params[i].sizes()) + ")");
+    }
+    if (!given.isfinite().logical_and(given > 0).all().item<bool>()) {
+      Invalid(which + " has elements out of range (must be finite and > 0)");
+    }
+  }
+  for (size_t i = 0; i < params.size(); ++i) {
+    forget(params[i], &HMCParamState::momentum);
+    static_cast<HMCParamState&>(state_of(params[i])).mass = ready[i];
+  }
+}
+
+void HMC::set_mass(std::nullopt_t /*none*/) {
+  for (const at::Tensor& param : all_params()) {
+    forget(param, &HMCParamState::momentum);
+    forget(param, &HMCParamState::mass);
+  }
+}
+
+// ---- Trajectories -----------------------------------------------------------
+
+// NOLINTNEXTLINE(google-default-arguments): as torch's own.
+torch::Tensor HMC::step(LossClosure closure) {
+  return simulate(closure, std::nullopt).loss;
+}
+
+void HMC::warmup(const LossClosure& closure,
+                 int64_t steps,
+                 double target_acceptance,
+                 bool finish) {
+  CheckInteger("steps", steps, 1);
+  CheckReal(
+      "target_acceptance", target_acceptance, {.high = 1, .low_open = true});
+  check_groups();
+  if (!first().metropolis()) {
+    Invalid(
+        "Invalid metropolis: False (warmup() adapts to the acceptance rate)");
+  }
+  const std::vector<double>& saved = first().dual_averaging_.get();
+  DualAveraging adaptation =
+      saved.empty() ? DualAveraging(first().step_size(), target_acceptance)
+                    : Adaptation(saved);
+  if (adaptation.target() != target_acceptance) {
+    Invalid("Invalid target_acceptance: " + Repr(target_acceptance) +
+            " (the warm-up in progress has " + Repr(adaptation.target()) + ")");
+  }
+  for (int64_t i = 0; i < steps; ++i) {
+    at::Tensor ratios = simulate(closure, kMostWarmupSteps).log_ratios;
+    if (!ratios.defined()) continue;  // left out
+    ratios = ratios.cpu();
+    const auto* values = ratios.const_data_ptr<double>();
+    adaptation.Update(MeanAcceptance({values, values + ratios.numel()}));
+    for_each_group([&](HMCOptions& options) {
+      options.step_size_.set(adaptation.step_size());
+      options.dual_averaging_.set(Saved(adaptation));
+    });
+  }
+  if (!finish) return;
+  for_each_group([&](HMCOptions& options) {
+    options.step_size_.set(adaptation.averaged());
+    options.dual_averaging_.set({});
+    options.num_trajectories_.set(0);
+    options.num_accepted_.set(0);
+    options.num_divergences_.set(0);
+  });
+}
+
+// One step.
+HMC::Trajectory HMC::simulate(const LossClosure& closure,
+                              std::optional<int64_t> most_steps) {
+  if (closure == nullptr) Invalid(kHMCNeedsClosure);
+  const at::NoGradGuard no_grad;
+  check_groups();
+  Trajectory result;
+  result.loss = FreshGradients(param_groups_, closure);
+  std::vector<Work> work = gather();
+  if (work.empty()) {
+    throw std::runtime_error(
+        "HMC got no gradients from the closure (does it call backward()?)");
+  }
+  try {
+    result.log_ratios = go_on(closure, result.loss, work, most_steps);
+  } catch (const StepLeftOut&) {
+    leave_out();
+  }
+  return result;
+}
+
+// Goes on with a step once there are gradients; returns the log ratios of the
+// Metropolis test, if there is one.
+at::Tensor HMC::go_on(const LossClosure& closure,
+                      const torch::Tensor& loss,
+                      std::vector<Work>& work,
+                      std::optional<int64_t> most_steps) {
+  const bool metropolis = first().metropolis();
+  check_finite(work);
+  prepare_all(work);
+  at::Tensor start;
+  at::Tensor losses;
+  at::Tensor end_losses;
+  std::vector<std::vector<at::Tensor>> turned(work.size());
+  const auto row = [&](const torch::Tensor& of) {
+    return Losses(of, first().num_chains(), work[0].params[0].device());
+  };
+  if (metropolis) {
+    losses = row(loss);
+    start = energy(losses, work);
+    if (!start.isfinite().all().item<bool>()) {
+      if (nonfinite() == "skip") throw StepLeftOut();
+      throw std::runtime_error(
+          "HMC got a loss or parameters that are not finite at the start of a "
+          "trajectory");
+    }
+    check_same_target(losses);
+    if (first().resample_momentum_every() != 1) {
+      for (size_t i = 0; i < work.size(); ++i) {
+        for (const at::Tensor& momentum : work[i].state[kMomenta]) {
+          turned[i].push_back(-momentum);
+        }
+      }
+    }
+  }
+  at::Tensor log_ratios;
+  const std::vector<Start> saved = copies(work);
+  try {
+    const torch::Tensor end = integrate(closure, work, most_steps);
+    if (metropolis) {
+      end_losses = row(end);
+      log_ratios = (start - energy(end_losses, work)) / first().temperature();
+    }
+  } catch (...) {
+    for (size_t i = 0; i < work.size(); ++i) {
+      for (size_t j = 0; j < saved[i].params.size(); ++j) {
+        work[i].params[j].copy_(saved[i].params[j]);
+      }
+    }
+    throw;
+  }
+  known_ = at::Tensor();
+  if (metropolis) {
+    known_ =
+        at::where(decide(log_ratios, work, saved, turned), end_losses, losses);
+  }
+  advance(work);
+  known_at_ = marks();
+  return log_ratios;
+}
+
+// Trajectories are decided on by the host.
+bool HMC::looks_later(const std::vector<Work>& /*work*/) const { return false; }
+
+// Differ if parameters have been written to.
+std::vector<std::pair<int64_t, const void*>> HMC::marks() const {
+  std::vector<std::pair<int64_t, const void*>> marks;
+  for (const at::Tensor& param : all_params()) {
+    marks.emplace_back(static_cast<int64_t>(param._version()),
+                       param.const_data_ptr());
+  }
+  return marks;
+}
+
+// Sees losses that change where the parameters do not, as of minibatches.
+// Rounding may change them, and a Gibbs step what they depend on: it warns,
+// once.
+void HMC::check_same_target(const at::Tensor& losses) {
+  if (!known_.defined() || known_at_ != marks()) return;
+  // More than rounding, and enough to matter in the Metropolis test.
+  const double least = 0.1 * first().temperature() / first().num_data();
+  const at::Tensor change = (losses - known_.to(losses.device())).abs();
+  const at::Tensor most = (1e-3 * losses.abs()).clamp_min(least);
+  if (!(change > most).any().item<bool>()) {
+    num_changes_ = 0;
+  } else if (++num_changes_ == kMostChanges) {
+    TORCH_WARN(
+        "HMC got another loss at the start of ",
+        kMostChanges,
+        " trajectories running than there was at the end of the one before, at "
+        "the same parameters: the closure must compute the loss of all data, "
+        "always the same (no minibatches, no dropout), unless what else it "
+        "depends on is sampled in between");
+  }
+}
+
+std::vector<HMC::Start> HMC::copies(const std::vector<Work>& work) {
+  std::vector<Start> result;
+  for (const Work& lists : work) {
+    Start& saved = result.emplace_back();
+    for (const at::Tensor& param : lists.params) {
+      saved.params.push_back(param.detach().clone());
+    }
+    for (const at::Tensor& master : lists.masters) {
+      saved.masters.push_back(master.clone());
+    }
+  }
+  return result;
+}
+
+// Lists copies of the momenta and masters, or new ones, and the masses.
+void HMC::prepare(Work& work) {
+  const auto& options = OptionsOfWork<HMCOptions>(work);
+  const int64_t every = options.resample_momentum_every();
+  const bool draws_all = every > 0 && options.step() % every == 0;
+  work.state.resize(2);
+  std::vector<const HMCParamState*> states;
+  bool has_mass = false;
+  for (const at::Tensor& param : work.params) {
+    const auto found = state_.find(param.unsafeGetTensorImpl());
+    states.push_back(found == state_.end() ? nullptr
+                                           : static_cast<const HMCParamState*>(
+                                                 found->second.get()));
+    has_mass =
+        has_mass || (states.back() != nullptr && states.back()->mass.defined());
+  }
+  std::vector<at::Tensor> drawn;
+  std::vector<at::Tensor> drawn_masses;
+  std::vector<int64_t> offsets;
+  for (size_t i = 0; i < work.params.size(); ++i) {
+    const HMCParamState* state = states[i];
+    if (has_mass) {
+      const bool own = state != nullptr && state->mass.defined();
+      work.state[kMasses].push_back(own ? state->mass
+                                        : ZeroState(work.params[i]).fill_(1));
+    }
+    if (HasMaster(work.params[i])) {
+      const bool own = state != nullptr && state->master.defined();
+      work.masters.push_back(own ? state->master.clone()
+                                 : work.params[i].detach().to(at::kFloat));
+    }
+    if (!draws_all && state != nullptr && state->momentum.defined()) {
+      work.state[kMomenta].push_back(state->momentum.clone());
+      continue;
+    }
+    work.state[kMomenta].push_back(ZeroState(work.params[i]));
+    drawn.push_back(work.state[kMomenta].back());
+    if (has_mass) drawn_masses.push_back(work.state[kMasses].back());
+    offsets.push_back(work.offsets[i]);
+  }
+  if (drawn.empty()) return;
+  NoiseKey key = KeyOf(work);
+  key.offsets = offsets;
+  hmc_momenta_(drawn, drawn_masses, options.temperature(), key);
+}
+
+// Remembers momenta that are kept, and masters; the parameters have moved.
+void HMC::update(const Work& work) {
+  const bool keeps =
+      OptionsOfWork<HMCOptions>(work).resample_momentum_every() != 1;
+  size_t master = 0;
+  for (size_t i = 0; i < work.params.size(); ++i) {
+    if (HasMaster(work.params[i])) {
+      state_of(work.params[i]).master = work.masters[master++];
+    }
+    if (keeps) {
+      static_cast<HMCParamState&>(state_of(work.params[i])).momentum =
+          work.state[kMomenta][i];
+    } else {  // what a schedule left behind
+      forget(work.params[i], &HMCParamState::momentum);
+    }
+  }
+}
+
+// Makes the leapfrog steps; returns the loss at their end.
+torch::Tensor HMC::integrate(const LossClosure& closure,
+                             std::vector<Work>& work,
+                             std::optional<int64_t> most_steps) {
+  const double step_size = first().step_size();
+  int64_t steps = 0;
+  if (first().num_steps()) {
+    steps = *first().num_steps();
+    if (most_steps) steps = std::min(steps, *most_steps);
+  } else {
+    // Compared as doubles: the quotient may be beyond all integers.
+    double nearest = std::floor(*first().trajectory_length() / step_size + 0.5);
+    if (most_steps) {
+      nearest = std::min(nearest, static_cast<double>(*most_steps));
+    }
+    steps = static_cast<int64_t>(std::max(1.0, nearest));
+  }
+  torch::Tensor loss;
+  for (int64_t i = 0; i < steps; ++i) {
+    leapfrog(work, i > 0 ? step_size : step_size / 2, step_size);
+    loss = FreshGradients(param_groups_, closure);
+    std::vector<Work> following = gather();
+    if (!SameParameters(work, following)) {
+      throw std::runtime_error(
+          "HMC got gradients of other parameters from the closure than at its "
+          "first call in this step");
+    }
+    if (!first().metropolis()) check_finite(following);  // nothing rejects it
+    for (size_t j = 0; j < work.size(); ++j) {
+      work[j].grads = std::move(following[j].grads);
+    }
+  }
+  leapfrog(work, step_size / 2, /*drift=*/0);
+  return loss;
+}
+
+void HMC::leapfrog(const std::vector<Work>& work, double kick, double drift) {
+  for (const Work& lists : work) {
+    HMCLeapfrog values;
+    values.kick = kick;
+    values.drift = drift;
+    values.num_data = lists.options->num_data();
+    values.prior_precision = lists.options->prior_precision();
+    hmc_leapfrog_(lists.params,
+                  lists.grads,
+                  lists.state[kMomenta],
+                  lists.state[kMasses],
+                  lists.masters,
+                  values);
+    BumpVersions(lists.params);
+  }
+}
+
+// H of each chain, in float64, on the first parameter's device.
+at::Tensor HMC::energy(const at::Tensor& losses,
+                       const std::vector<Work>& work) const {
+  const std::optional<int64_t>& chains = first().num_chains();
+  const c10::Device device = losses.device();
+  at::Tensor total = first().num_data() * losses;
+  for (const Work& lists : work) {
+    total = total + hmc_energy(lists.params,
+                               lists.state[kMomenta],
+                               lists.state[kMasses],
+                               lists.options->prior_precision(),
+                               chains.value_or(1))
+                        .to(device);
+  }
+  return total;
+}
+
+// The Metropolis test: puts back the chains that are rejected. Returns which
+// are accepted.
+at::Tensor HMC::decide(const at::Tensor& log_ratios,
+                       std::vector<Work>& work,
+                       const std::vector<Start>& saved,
+                       const std::vector<std::vector<at::Tensor>>& turned) {
+  const at::Tensor finite = log_ratios.isfinite();
+  at::Tensor accepted = finite.logical_and(
+      metropolis_decide(log_ratios,
+                        /*proposal=*/0,
+                        static_cast<int64_t>(Purpose::kMetropolis),
+                        seed(),
+                        first().step()));
+  const int64_t all = accepted.numel();
+  const auto yes = accepted.sum().item<int64_t>();
+  if (yes < all) {
+    for (size_t i = 0; i < work.size(); ++i) {
+      const at::Tensor rejected =
+          accepted.logical_not().to(work[i].params[0].device());
+      select_chains_(work[i].params, saved[i].params, rejected);
+      BumpVersions(work[i].params);
+      if (!work[i].masters.empty()) {
+        select_chains_(work[i].masters, saved[i].masters, rejected);
+      }
+      if (!turned[i].empty()) {
+        select_chains_(work[i].state[kMomenta], turned[i], rejected);
+      }
+    }
+  }
+  const int64_t trajectories = first().num_trajectories_.get() + all;
+  const int64_t total = first().num_accepted_.get() + yes;
+  const int64_t divergences =
+      first().num_divergences_.get() + all - finite.sum().item<int64_t>();
+  for_each_group([&](HMCOptions& options) {
+    options.num_trajectories_.set(trajectories);
+    options.num_accepted_.set(total);
+    options.num_divergences_.set(divergences);
+  });
+  return accepted;
+}
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,393 @@
+#include "torch_sgmcmc/hmcecs.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "core/counter.h"
+#include "libtorch/core/checks.h"
+#include "libtorch/core/closures.h"
+#include "libtorch/core/nonfinite.h"
+#include "libtorch/core/python_text.h"
+#include "libtorch/ecs/target.h"
+#include "libtorch/ecs/whitening.h"
+#include "torch_sgmcmc/operators.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+constexpr const char* kHMCECSNeedsClosure =
+    "HMCECS.step() needs a closure, which is called several times a step:\n"
+    "\n"
+    "    sampler.step([&](const torch::Tensor& indices) {\n"
+    "      return -cross_entropy(net->forward(x.index({indices})),\n"
+    "          y.index({indices}),\n"
+    "          CrossEntropyFuncOptions().reduction(torch::kNone));\n"
+    "    });";
+
+// A tenth of the evaluations are to see whether the chain is still in the
+// posterior.
+constexpr double kCheckEvery = 10;
+
+// Which of a step's two Metropolis tests.
+constexpr int64_t kOfTrajectory = 0;
+constexpr int64_t kOfSubsample = 1;
+
+std::vector<at::Tensor> CopiesOf(const std::vector<at::Tensor>& params) {
+  std::vector<at::Tensor> copies;
+  copies.reserve(params.size());
+  for (const at::Tensor& param : params) {
+    copies.push_back(param.detach().clone());
+  }
+  return copies;
+}
+
+void PutBack(const std::vector<at::Tensor>& params,
+             const std::vector<at::Tensor>& copies) {
+  for (size_t i = 0; i < params.size(); ++i) params[i].copy_(copies[i]);
+}
+
+}  // namespace
+
+HMCECS::HMCECS(std::vector<at::Tensor> params, const HMCECSOptions& defaults)
+    : SamplerOf(std::move(params), defaults.complete()) {}
+
+HMCECS::HMCECS(
+    const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+    const HMCECSOptions& defaults)
+    : SamplerOf(param_groups, defaults.complete()) {}
+
+// A step does all by itself.
+void HMCECS::update(const Work&) {}
+
+const HMCECSOptions& HMCECS::first() const {
+  return static_cast<const HMCECSOptions&>(options_of(0));
+}
+
+void HMCECS::for_each_group(const std::function<void(HMCECSOptions&)>& change) {
+  for (size_t group = 0; group < param_groups_.size(); ++group) {
+    change(options(group));
+  }
+}
+
+// ---- What it has done -------------------------------------------------------
+
+int64_t HMCECS::sign() const { return first().sign_.get(); }
+
+double HMCECS::rate(int64_t count) const {
+  const int64_t all = first().num_trajectories_.get();
+  if (all == 0) return std::numeric_limits<double>::quiet_NaN();
+  return static_cast<double>(count) / static_cast<double>(all);
+}
+
+double HMCECS::acceptance_rate() const {
+  return rate(first().num_accepted_.get());
+}
+
+double HMCECS::subsample_acceptance_rate() const {
+  return rate(first().num_subsamples_accepted_.get());
+}
+
+int64_t HMCECS::num_divergences() const {
+  return first().num_divergences_.get();
+}
+
+int64_t HMCECS::num_evaluations() const {
+  return first().num_evaluations_.get();
+}
+
+double HMCECS::estimator_variance() const {
+  if (present_ == nullptr) return std::numeric_limits<double>::quiet_NaN();
+  return present_->variance;
+}
+
+// ---- What is common to all groups -------------------------------------------
+
+void HMCECS::check_groups() const {
+  for (size_t group = 0; group < param_groups_.size(); ++group) {
+    check_known(group);
+    options_of(group).check();
+  }
+  std::apply(
+      [&](const auto&... field) {
+        CheckShared(param_groups_, {field.first...});
+      },
+      HMCECSOptions::common());
+}
+
+std::vector<at::Tensor> HMCECS::all_params() const {
+  std::vector<at::Tensor> params;
+  for (const auto& group : param_groups_) {
+    params.insert(params.end(), group.params().begin(), group.params().end());
+  }
+  return params;
+}
+
+// The prior precision of each element.
+at::Tensor HMCECS::prior() const {
+  std::vector<at::Tensor> parts;
+  const auto like =
+      at::TensorOptions(at::kDouble).device(all_params()[0].device());
+  for (size_t group = 0; group < param_groups_.size(); ++group) {
+    const double precision = options_of(group).prior_precision();
+    for (const at::Tensor& param : param_groups_[group].params()) {
+      parts.push_back(at::full({param.numel()}, precision, like));
+    }
+  }
+  return at::cat(parts);
+}
+
+// ---- The subsample ----------------------------------------------------------
+
+SubsampleLayout HMCECS::layout() const {
+  const HMCECSOptions& group = first();
+  const bool is_signed = group.variant() == "signed";
+  const int64_t cells =
+      is_signed ? group.num_products() : group.subsample_size();
+  return {static_cast<int64_t>(group.num_data()),
+          cells,
+          std::min(group.num_blocks(), cells),
+          is_signed ? group.subsample_size() : 1,
+          is_signed,
+          seed()};
+}
+
+// That of the state, or a new one if sizes, blocks or the seed were changed.
+std::shared_ptr<const ExpandedSubsample> HMCECS::subsample(
+    const Closure& closure) {
+  const SubsampleLayout wanted = layout();
+  if (subsample_ != nullptr && subsample_->layout == wanted) return subsample_;
+  const auto expansions = [&](const at::Tensor& indices) {
+    return expand(closure, indices, *anchor_);
+  };
+  return ExpandedSubsample::Draw(
+      wanted, first().step(), expansions, anchor_->theta.device());
+}
+
+std::shared_ptr<const ExpandedSubsample> HMCECS::proposed(
+    const Closure& closure, const ExpandedSubsample& current) {
+  const SubsampleLayout wanted = layout();
+  const int64_t now = first().step();
+  if (proposals_ == nullptr || proposals_->layout() != wanted ||
+      !proposals_->covers(now)) {
+    const auto expansions = [&](const at::Tensor& indices) {
+      return expand(closure, indices, *anchor_);
+    };
+    proposals_ = std::make_shared<const BlockProposals>(
+        wanted, now, expansions, anchor_->theta.device());
+  }
+  return proposals_->apply(now, current);
+}
+
+// ---- Steps ------------------------------------------------------------------
+
+// NOLINTNEXTLINE(google-default-arguments): as torch's own.
+torch::Tensor HMCECS::step(LossClosure) { Invalid(kHMCECSNeedsClosure); }
+
+torch::Tensor HMCECS::step(const Closure& closure) {
+  try {
+    sweep(closure, std::nullopt);
+  } catch (const NonfiniteError&) {
+    if (nonfinite() != "skip") throw;
+    leave_out();
+    return at::full({},
+                    std::numeric_limits<double>::quiet_NaN(),
+                    at::TensorOptions(at::kDouble));
+  }
+  const at::NoGradGuard no_grad;
+  const at::Tensor& theta = present_->theta;
+  const at::Tensor decay = at::dot(prior() * theta, theta) * 0.5;
+  return -(decay + present_->log * first().temperature()) / first().num_data();
+}
+
+// One step; returns the log of the ratio in the trajectory's test.
+double HMCECS::sweep(const Closure& closure,
+                     std::optional<int64_t> most_steps) {
+  if (closure == nullptr) Invalid(kHMCECSNeedsClosure);
+  const at::NoGradGuard no_grad;
+  check_groups();
+  if (needs_anchor()) {
+    anchor_at(closure, FlatRow(all_params()).to(at::kDouble), nullptr);
+  }
+  ECSTarget density = target(closure);
+  const std::vector<at::Tensor> params = all_params();
+  const std::vector<at::Tensor> before = CopiesOf(params);
+  Move renewed{};
+  Move moved{};
+  try {
+    const std::shared_ptr<const ECSPoint> begin = start(density);
+    if (!most_steps && is_check_due()) check_place(closure, nullptr);
+    renewed = update_subsample(density, begin);
+    moved = trajectory(density, renewed.end, most_steps);
+  } catch (...) {
+    PutBack(params, before);
+    throw;
+  }
+  if (!moved.accepted) PutBack(params, before);
+  present_ = moved.end;
+  present_target_ = target_key();
+  subsample_ = present_->subsample;
+  HMCECSOptions counted = first();
+  const auto add = [](Hyperparameter<int64_t>& count, int64_t more) {
+    count.set(count.get() + more);
+  };
+  add(counted.num_trajectories_, 1);
+  add(counted.num_accepted_, moved.accepted ? 1 : 0);
+  add(counted.num_divergences_, std::isfinite(moved.log_ratio) ? 0 : 1);
+  add(counted.num_subsamples_accepted_, renewed.accepted ? 1 : 0);
+  add(counted.num_evaluations_, density.evaluations());
+  counted.sign_.set(present_->sign);
+  for_each_group([&](HMCECSOptions& group) { group.share(counted); });
+  advance({});
+  return moved.log_ratio;
+}
+
+ECSTarget HMCECS::target(const Closure& closure) const {
+  const HMCECSOptions& group = first();
+  LikelihoodEstimator estimator;
+  estimator.num_data = group.num_data();
+  if (group.variant() == "signed") {
+    estimator.batch_size = group.subsample_size();
+    estimator.num_products = group.num_products();
+    estimator.lower_bound = group.mean_difference_.get() -
+                            static_cast<double>(estimator.num_products);
+  }
+  return {
+      closure, all_params(), anchor_, prior(), group.temperature(), estimator};
+}
+
+// What else the estimated density depends on.
+std::vector<double> HMCECS::target_key() const {
+  std::vector<double> key = {first().temperature(),
+                             first().mean_difference_.get()};
+  for (size_t group = 0; group < param_groups_.size(); ++group) {
+    key.push_back(options_of(group).prior_precision());
+  }
+  return key;
+}
+
+// The last step's end, or where the parameters have been put since.
+std::shared_ptr<const ECSPoint> HMCECS::start(ECSTarget& target) {
+  const auto current = subsample(target.closure());
+  const at::Tensor theta = FlatRow(all_params()).to(at::kDouble);
+  std::shared_ptr<const ECSPoint> last = present_;
+  if (last == nullptr || present_target_ != target_key() ||
+      last->subsample != current || !at::equal(last->theta, theta)) {
+    last = target.evaluate(current, theta);
+  }
+  if (!std::isfinite(last->log)) {
+    throw NonfiniteError(
+        "HMCECS got log-likelihoods or parameters that are not finite at the "
+        "start of a step");
+  }
+  if (target.is_overturned(*last)) {
+    throw std::runtime_error(
+        "HMCECS's estimate of the sum of all d at the start of a step is " +
+        FourDigits(last->mean) +
+        " (must be > a = " + FourDigits(target.lower_bound()) +
+        ": beyond, |L̂| grows as the likelihood falls). Choose θ* nearer, by "
+        "set_anchor() or warmup(), or use control_variate=2 or a larger "
+        "num_products");
+  }
+  return last;
+}
+
+// The Gibbs step for u.
+HMCECS::Move HMCECS::update_subsample(
+    ECSTarget& target, const std::shared_ptr<const ECSPoint>& present) {
+  const auto drawn = proposed(target.closure(), *present->subsample);
+  // If it is accepted, as nearly always, the gradient is the trajectory's
+  // first.
+  const auto proposal = target.evaluate(drawn, present->theta);
+  double log_ratio = proposal->log - present->log;
+  if (is_out_of_bounds(target, *proposal, *present)) {
+    log_ratio = -std::numeric_limits<double>::infinity();
+  }
+  const bool accepted = decide(log_ratio, kOfSubsample);
+  return {accepted ? proposal : present, log_ratio, accepted};
+}
+
+// The step for theta.
+HMCECS::Move HMCECS::trajectory(ECSTarget& target,
+                                const std::shared_ptr<const ECSPoint>& present,
+                                std::optional<int64_t> most_steps) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const at::Tensor& factor = anchor_->whitening;
+  // Along x with theta = theta_0 + W x, W W' = M^-1, the mass is 1.
+  const at::Tensor x = at::zeros_like(present->theta);
+  const at::Tensor r = at::empty_like(present->theta);
+  const int64_t offset = 0;
+  hmc_momenta_({r}, {}, /*temperature=*/1, {offset, seed(), first().step()});
+  const double before = present->log - KineticEnergy(r);
+  const double step_size = first().step_size();
+  double wanted = num_steps();
+  if (most_steps) wanted = std::min(wanted, static_cast<double>(*most_steps));
+  const auto steps = static_cast<int64_t>(wanted);
+  std::shared_ptr<const ECSPoint> point = present;
+  for (int64_t i = 0; i < steps; ++i) {
+    const double kick = i > 0 ? step_size : step_size / 2;
+    point = target.evaluate(
+        present->subsample,
+        WhitenedLeapfrog(
+            x, r, factor, point->gradient, present->theta, kick, step_size));
+    // Its way back meets the same point, so to stop here is reversible.
+    if (!point->finite) return {present, -kInfinity, false};
+  }
+  WhitenedLeapfrog(x,
+                   r,
+                   factor,
+                   point->gradient,
+                   present->theta,
+                   step_size / 2,
+                   /*drift=*/0);
+  double log_ratio = point->log - KineticEnergy(r) - before;
+  if (is_out_of_bounds(target, *point, *present)) log_ratio = -kInfinity;
+  const bool accepted = decide(log_ratio, kOfTrajectory);
+  return {accepted ? point : present, log_ratio, accepted};
+}
+
+// As a double: it may be beyond all integers.
+double HMCECS::num_steps() const {
+  const double quotient = first().trajectory_length() / first().step_size();
+  return std::max(1.0, std::floor(quotient + 0.5));
+}
+
+// Whether to look at all data, as the warm-up has done at its end.
+bool HMCECS::is_check_due() const {
+  const SubsampleLayout sizes = layout();
+  const double cost = static_cast<double>(sizes.num_cells * sizes.batch_size) *
+                      (num_steps() + 1);
+  const double period = std::ceil(kCheckEvery * first().num_data() / cost);
+  const auto done = static_cast<double>(first().num_trajectories_.get());
+  return done > 0 && std::fmod(done, period) == 0;
+}
+
+// Whether the estimate's variance is above max_variance, and was lower, or it
+// is overturned. The same for u as for theta, so that the target is the density
+// where neither is so.
+bool HMCECS::is_out_of_bounds(const ECSTarget& target,
+                              const ECSPoint& point,
+                              const ECSPoint& present) const {
+  return point.variance > std::max(first().max_variance(), present.variance) ||
+         target.is_overturned(point);
+}
+
+// A Metropolis test; what is not finite is rejected.
+bool HMCECS::decide(double log_ratio, int64_t test) const {
+  if (!std::isfinite(log_ratio)) return false;
+  return metropolis_decide(
+             at::full({1}, log_ratio, at::TensorOptions(at::kDouble)),
+             test,
+             static_cast<int64_t>(Purpose::kMetropolis),
+             seed(),
+             first().step())
+      .item<bool>();
+}
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,91 @@
+#include "torch_sgmcmc/precision.h"
+
+#include <map>
+
+#include "core/counter.h"
+#include "host/gamma.h"
+#include "libtorch/core/checks.h"
+#include "torch_sgmcmc/operators.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+const SamplerOptions& OptionsOfGroup(
+    const torch::optim::OptimizerParamGroup& group) {
+  return static_cast<const SamplerOptions&>(group.options());
+}
+
+}  // namespace
+
+GammaPrecision::GammaPrecision(Sampler& sampler,
+                               const GammaPrecisionOptions& options)
+    : sampler_(sampler), options_(options) {
+  CheckReal("shape", options.shape(), {.low_open = true});
+  CheckReal("rate", options.rate(), {.low_open = true});
+}
+
+std::vector<double> GammaPrecision::step() {
+  auto& groups = sampler_.param_groups();
+  for (const auto& group : groups) {
+    CheckReal(
+        "temperature", OptionsOfGroup(group).temperature(), {.low_open = true});
+  }
+  std::vector<double> precisions;
+  for (size_t i = 0; i < groups.size(); ++i) precisions.push_back(draw(i));
+  for (size_t i = 0; i < groups.size(); ++i) {
+    static_cast<SamplerOptions&>(groups[i].options())
+        .set_prior_precision(precisions[i]);
+  }
+  ++num_updates_;
+  return precisions;
+}
+
+double GammaPrecision::draw(size_t index) const {
+  const auto& group = sampler_.param_groups()[index];
+  const double t = OptionsOfGroup(group).temperature();
+  int64_t dimension = 0;
+  // One sum for each device, added in the order in which devices first occur.
+  std::vector<std::pair<c10::Device, std::vector<at::Tensor>>> by_device;
+  for (const at::Tensor& param : group.params()) {
+    dimension += param.numel();
+    auto place = by_device.begin();
+    while (place != by_device.end() && place->first != param.device()) ++place;
+    if (place == by_device.end()) {
+      place = by_device.insert(place, {param.device(), {}});
+    }
+    place->second.push_back(param.detach());
+  }
+  double squares = 0;
+  for (const auto& [device, params] : by_device) {
+    squares += sum_of_squares(params).item<double>();
+  }
+  const double shape =
+      (options_.shape() + static_cast<double>(dimension) / 2 - 1) / t + 1;
+  const double rate = (options_.rate() + squares / 2) / t;
+  const NoiseStream stream{static_cast<uint64_t>(sampler_.seed()),
+                           static_cast<uint64_t>(num_updates_),
+                           static_cast<uint32_t>(Purpose::kPrecision)};
+  return DrawGamma(shape, stream, index) / rate;
+}
+
+StateDict GammaPrecision::state_dict() const {
+  return {{"shape", options_.shape()},
+          {"rate", options_.rate()},
+          {"num_updates", num_updates_}};
+}
+
+void GammaPrecision::load_state_dict(const StateDict& dict) {
+  double shape = 0;
+  double rate = 0;
+  int64_t updates = 0;
+  detail::FromValue("shape", dict.at("shape"), shape);
+  detail::FromValue("rate", dict.at("rate"), rate);
+  detail::FromValue("num_updates", dict.at("num_updates"), updates);
+  CheckReal("shape", shape, {.low_open = true});
+  CheckReal("rate", rate, {.low_open = true});
+  CheckInteger("num_updates", updates);
+  options_.shape(shape).rate(rate);
+  num_updates_ = updates;
+}
+
+}  // namespace torch_sgmcmc

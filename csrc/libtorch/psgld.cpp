@@ -1,0 +1,200 @@
+#include "torch_sgmcmc/psgld.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+#include "core/counter.h"
+#include "libtorch/core/checks.h"
+#include "libtorch/core/momentum.h"
+#include "libtorch/core/noise_key.h"
+#include "libtorch/core/options_of_work.h"
+#include "torch_sgmcmc/operators.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+bool IsCorrected(const Work& work) {
+  return OptionsOfWork<PSGLDOptions>(work).adapt() &&
+         OptionsOfWork<PSGLDOptions>(work).gamma();
+}
+
+// Estimates the diagonal of the Hessian (Hutchinson), of all groups at once: it
+// couples them, so probes for each alone would make the chain depend on how
+// parameters are grouped. The result has a list for each of `work`, empty for
+// those without a correction.
+std::vector<std::vector<at::Tensor>> Curvatures(const std::vector<Work>& work) {
+  std::vector<at::Tensor> params;
+  std::vector<at::Tensor> probes;
+  std::vector<at::Tensor> with_graph;
+  std::vector<at::Tensor> their_probes;
+  for (const Work& lists : work) {
+    if (!IsCorrected(lists)) continue;
+    std::vector<at::Tensor> normal;
+    for (const at::Tensor& param : lists.params) {
+      normal.push_back(at::empty_like(param));
+    }
+    gaussian_(normal, 1.0, static_cast<int64_t>(Purpose::kProbe), KeyOf(lists));
+    for (size_t i = 0; i < normal.size(); ++i) {
+      params.push_back(lists.params[i]);
+      probes.push_back(at::ones_like(normal[i]).copysign_(normal[i]));
+      if (lists.grads[i].requires_grad()) {
+        with_graph.push_back(lists.grads[i]);
+        their_probes.push_back(probes.back());
+      }
+    }
+  }
+  std::vector<std::vector<at::Tensor>> curvatures(work.size());
+  if (params.empty()) return curvatures;
+  if (with_graph.empty()) {
+    throw std::runtime_error(
+        "PSGLD got gradients without a graph, and Γ needs second derivatives: "
+        "call loss.backward(create_graph=True), or set gamma=False and stop "
+        "adaptation (adapt=False) after burn-in");
+  }
+  const auto products = torch::autograd::grad(with_graph,
+                                              params,
+                                              their_probes,
+                                              /*retain_graph=*/true,
+                                              /*create_graph=*/false,
+                                              /*allow_unused=*/true);
+  size_t next = 0;
+  for (size_t i = 0; i < work.size(); ++i) {
+    if (!IsCorrected(work[i])) continue;
+    for (size_t j = 0; j < work[i].params.size(); ++j, ++next) {
+      const at::Tensor& product = products[next];
+      curvatures[i].push_back(product.defined() ? product * probes[next]
+                                                : at::zeros_like(probes[next]));
+    }
+  }
+  return curvatures;
+}
+
+// Starts V and W so that Gamma is bounded: Note [Where Gamma begins].
+void BeginGamma(PSGLDParamState& state,
+                const at::Tensor& grad,
+                const at::Tensor& curvature,
+                double scale,
+                bool is_new) {
+  at::Tensor& square = state.square_average;
+  state.sensitivity = at::zeros_like(square);
+  const at::Tensor h = curvature.to(square.scalar_type());
+  if (is_new) state.sensitivity.copy_(grad).mul_(h).mul_(2);
+  square.add_(h.abs().mul_(scale));
+  const at::Tensor mean = (sum_of_squares({square.sqrt()}) / square.numel())
+                              .to(square.scalar_type());
+  square.copy_(at::where(square == 0, mean, square));
+}
+
+}  // namespace
+
+void PSGLDOptions::check() const {
+  SamplerOptions::check();
+  CheckReal("decay", decay(), {.high = 1.0});
+  CheckReal("eps", eps(), {.low_open = true});
+  if (capturable() && adapt() && gamma()) {
+    Invalid(
+        "Invalid gamma: True needs second derivatives from autograd and "
+        "excludes capturable=True (set gamma=False, or adapt=False)");
+  }
+}
+
+const at::Tensor& PSGLDParamState::root(double eps) {
+  const at::Tensor& v = square_average;
+  const uint32_t version = v.is_inference() ? 0 : v._version();
+  if (!root_.defined() || !root_of_.is_same(v) || version_ != version ||
+      eps_ != eps) {
+    // Operations that IEEE 754 rounds in one way only, so that this is the same
+    // on every processor, as all updates are.
+    root_ = v.sqrt().add_(eps).sqrt_().reciprocal_();
+    root_of_ = v;
+    version_ = version;
+    eps_ = eps;
+  }
+  return root_;
+}
+
+std::unique_ptr<SamplerParamState> PSGLD::new_state() const {
+  return std::make_unique<PSGLDParamState>();
+}
+
+// Not where the first h enters the state before the update.
+bool PSGLD::looks_later(const std::vector<Work>& work) const {
+  if (!Sampler::looks_later(work)) return false;
+  for (const Work& lists : work) {
+    if (!IsCorrected(lists)) continue;
+    for (const at::Tensor& param : lists.params) {
+      const auto found = state_.find(param.unsafeGetTensorImpl());
+      const auto& state = static_cast<const PSGLDParamState&>(*found->second);
+      if (!state.sensitivity.defined()) return false;
+    }
+  }
+  return true;
+}
+
+void PSGLD::prepare_all(std::vector<Work>& work) {
+  auto curvatures = Curvatures(work);
+  check_finite(work, curvatures, "second derivative (for Γ)");
+  for (size_t i = 0; i < work.size(); ++i) {
+    Work& lists = work[i];
+    const bool is_corrected = IsCorrected(lists);
+    const auto& options = OptionsOfWork<PSGLDOptions>(lists);
+    lists.state.resize(3);
+    for (size_t j = 0; j < lists.params.size(); ++j) {
+      auto& state = static_cast<PSGLDParamState&>(state_of(lists.params[j]));
+      const bool is_new = !state.square_average.defined();
+      if (is_new) {
+        state.square_average =
+            ZeroState(lists.params[j]).copy_(lists.grads[j]).square_();
+      }
+      if (!options.adapt()) {
+        lists.state[0].push_back(state.root(options.eps()));
+        continue;
+      }
+      state.drop_root();
+      lists.state[0].push_back(state.square_average);
+      if (!is_corrected) {  // V moves on without it
+        state.sensitivity = at::Tensor();
+        continue;
+      }
+      if (!state.sensitivity.defined()) {
+        const double scale = options.temperature() / options.num_data();
+        BeginGamma(state, lists.grads[j], curvatures[i][j], scale, is_new);
+      }
+      lists.state[1].push_back(state.sensitivity);
+    }
+    lists.state[2] = std::move(curvatures[i]);
+    start_masters(lists);
+  }
+}
+
+void PSGLD::update(const Work& work) {
+  const auto& options = OptionsOfWork<PSGLDOptions>(work);
+  PSGLDStep step;
+  step.lr = options.lr();
+  step.num_data = options.num_data();
+  step.prior_precision = options.prior_precision();
+  step.temperature = options.temperature();
+  step.decay = options.decay();
+  step.eps = options.eps();
+  const NoiseKey key = KeyOf(work);
+  if (options.adapt()) {
+    psgld_step_(work.params,
+                work.grads,
+                work.state[0],
+                work.state[1],
+                work.state[2],
+                work.masters,
+                step,
+                key);
+  } else {
+    psgld_frozen_step_(
+        work.params, work.grads, work.state[0], work.masters, step, key);
+  }
+}
+
+}  // namespace torch_sgmcmc

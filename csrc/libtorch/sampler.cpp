@@ -1,0 +1,641 @@
+#include "torch_sgmcmc/sampler.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/generated/variable_factories.h>
+#include <torch/serialize/archive.h>
+
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <typeinfo>
+#include <unordered_set>
+
+#include "core/counter.h"
+#include "libtorch/core/checks.h"
+#include "libtorch/core/momentum.h"
+#include "libtorch/core/nonfinite.h"
+#include "libtorch/core/parameters.h"
+#include "libtorch/core/python_text.h"
+#include "libtorch/core/state_checks.h"
+#include "torch_sgmcmc/operators.h"
+
+namespace torch_sgmcmc {
+
+using torch::optim::OptimizerParamGroup;
+
+namespace detail {
+
+void FromState(const StateDict& dict,
+               const char* name,
+               const at::Tensor& param,
+               int64_t index,
+               at::Tensor& result) {
+  result = at::Tensor();
+  if (!dict.contains(name)) return;
+  const c10::IValue value = dict.at(name);
+  CheckTensor(std::string(name) + " of parameter " + std::to_string(index),
+              value,
+              param.sizes());
+  // A copy: the chain must not change what the caller holds.
+  result = value.toTensor().to(
+      param.device(), StateDtype(param), /*non_blocking=*/false, true);
+}
+
+void FromState(const StateDict& dict,
+               const char* name,
+               const at::Tensor&,
+               int64_t,
+               int64_t& result) {
+  result = 0;
+  if (!dict.contains(name)) return;
+  FromValue(name, dict.at(name), result);
+  CheckInteger(name, result);
+}
+
+void CheckShape(const char* name,
+                const at::Tensor& value,
+                const at::Tensor& param,
+                const char* sampler) {
+  if (!value.defined() || value.sizes() == param.sizes()) return;
+  throw std::runtime_error(std::string(sampler) + " has a " + name +
+                           " of shape " + Shape(value.sizes()) +
+                           " for a parameter of shape " + Shape(param.sizes()) +
+                           ": was the parameter replaced?");
+}
+
+}  // namespace detail
+
+namespace {
+
+// The first multiple of the noise block at or after offset + numel.
+int64_t NextOffset(int64_t offset, int64_t numel) {
+  return (offset + numel + kNoiseBlock - 1) / kNoiseBlock * kNoiseBlock;
+}
+
+// As draw_seed of torch_sgmcmc/core/checks.py: the same seed from the same
+// state of torch's generator.
+int64_t DrawSeed() {
+  return torch::randint(std::numeric_limits<int64_t>::max(),
+                        {},
+                        at::TensorOptions(at::kLong))
+      .item<int64_t>();
+}
+
+// Tells autograd that the operators, which are opaque to it, changed these.
+void IncrementVersion(const std::vector<at::Tensor>& params) {
+  for (const at::Tensor& param : params) {
+    if (!param.is_inference()) param.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+StateDict DictAt(const c10::IValue& list, size_t index, const char* what) {
+  const c10::IValue entry = list.toListRef()[index];
+  if (!entry.isGenericDict()) {
+    Invalid(std::string("Invalid state_dict: ") + what + " " +
+            std::to_string(index) + " is a " + entry.tagKind() +
+            " (must be a dict)");
+  }
+  return entry;
+}
+
+c10::IValue ListOf(const StateDict& dict, const char* key) {
+  c10::IValue value = dict.at(key);
+  if (!value.isList()) {
+    Invalid(std::string("Invalid state_dict: ") + key + " is a " +
+            value.tagKind() + " (must be a list)");
+  }
+  return value;
+}
+
+std::vector<int64_t> IntegersOf(const StateDict& dict, const char* key) {
+  const c10::IValue list = ListOf(dict, key);
+  std::vector<int64_t> result;
+  for (const c10::IValue& item : list.toList().vec()) {
+    result.push_back(0);
+    detail::FromValue(key, item, result.back());
+  }
+  return result;
+}
+
+// A counter, which may be on a device.
+int64_t CountAt(const StateDict& group, const char* key) {
+  c10::IValue saved;
+  detail::FromValue(key, group.at(key), saved);
+  const int64_t count =
+      saved.isTensor() ? saved.toTensor().item<int64_t>() : saved.toInt();
+  CheckInteger(key, count);
+  return count;
+}
+
+c10::IValue ToList(const std::vector<int64_t>& integers) {
+  c10::impl::GenericList list(c10::AnyType::get());
+  for (const int64_t integer : integers) list.push_back(integer);
+  return list;
+}
+
+}  // namespace
+
+Sampler::Sampler(const std::vector<OptimizerParamGroup>& param_groups,
+                 std::unique_ptr<SamplerOptions> defaults)
+    : Optimizer(std::vector<OptimizerParamGroup>{}, std::move(defaults)),
+      watch_(std::make_unique<Watch>()) {
+  if (param_groups.empty()) Invalid("optimizer got an empty parameter list");
+  for (const OptimizerParamGroup& group : param_groups) {
+    if (group.params().empty() && param_groups.size() == 1) {
+      Invalid("optimizer got an empty parameter list");
+    }
+  }
+  auto& options = static_cast<SamplerOptions&>(*defaults_);
+  if (!options.capturable_) options.capturable_ = false;
+  if (!options.nonfinite_) options.nonfinite_ = "raise";
+  CheckNonfinite(options);
+  // Groups may bring what the defaults leave open; they are checked whole.
+  for (const OptimizerParamGroup& group : param_groups) {
+    add_param_group(group);
+  }
+  if (!options.seed_) {
+    options.seed_ = DrawSeed();
+    for (auto& group : param_groups_) {
+      static_cast<SamplerOptions&>(group.options()).seed_ = options.seed_;
+    }
+  }
+}
+
+Sampler::Sampler(Sampler&&) noexcept = default;
+Sampler& Sampler::operator=(Sampler&&) noexcept = default;
+Sampler::~Sampler() = default;
+
+const char* Sampler::name() const {
+  return static_cast<const SamplerOptions&>(*defaults_).sampler();
+}
+
+SamplerOptions& Sampler::options_of(size_t group) {
+  return static_cast<SamplerOptions&>(param_groups_[group].options());
+}
+
+const SamplerOptions& Sampler::options_of(size_t group) const {
+  return static_cast<const SamplerOptions&>(param_groups_[group].options());
+}
+
+int64_t Sampler::seed() const {
+  return *static_cast<const SamplerOptions&>(*defaults_).seed_;
+}
+
+int64_t Sampler::num_steps() const {
+  if (param_groups_.empty()) return 0;
+  const SamplerOptions& first = options_of(0);
+  return first.device_step_.defined() ? first.device_step_.item<int64_t>()
+                                      : first.step_;
+}
+
+void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
+  catch_up();  // which may put the counters back
+  const auto& defaults = static_cast<const SamplerOptions&>(*defaults_);
+  auto options = defaults.clone();
+  if (param_group.has_options()) {
+    const auto* own =
+        dynamic_cast<const SamplerOptions*>(&param_group.options());
+    if (own == nullptr || typeid(*own) != typeid(defaults)) {
+      Invalid(
+          std::string("Invalid param group: its options are not of class ") +
+          name() + "Options");
+    }
+    for (const auto& [key, is_set] : own->shared()) {
+      if (is_set) {
+        Invalid(std::string("Invalid param group: '") + key +
+                "' is managed by " + name() + " and cannot be set for a group");
+      }
+    }
+    options = own->clone();
+    static_cast<SamplerOptions&>(*options).inherit(defaults);
+  }
+  auto& group = static_cast<SamplerOptions&>(*options);
+  group.share(param_groups_.empty() ? defaults : options_of(0));
+  group.check();
+
+  int64_t offset = 0;
+  std::unordered_set<const void*> known;
+  std::vector<std::vector<at::Tensor>> all;
+  for (const OptimizerParamGroup& previous : param_groups_) {
+    const auto& offsets =
+        static_cast<const SamplerOptions&>(previous.options()).offsets_;
+    for (size_t i = 0; i < previous.params().size(); ++i) {
+      known.insert(previous.params()[i].unsafeGetTensorImpl());
+      offset = NextOffset(offsets[i], previous.params()[i].numel());
+    }
+    all.push_back(previous.params());
+  }
+  group.offsets_.clear();
+  for (const at::Tensor& param : param_group.params()) {
+    group.check_param(param);
+    if (known.contains(param.unsafeGetTensorImpl())) {
+      Invalid("some parameters appear in more than one parameter group");
+    }
+    group.offsets_.push_back(offset);
+    offset = NextOffset(offset, param.numel());
+  }
+  all.push_back(param_group.params());
+  CheckMemory(all);
+  group.set_counters(num_steps(), num_skipped(), param_group.params());
+  param_groups_.emplace_back(param_group.params(), std::move(options));
+}
+
+// NOLINTNEXTLINE(google-default-arguments): as torch's own.
+torch::Tensor Sampler::step(LossClosure closure) {
+  throw_what_was_found();
+  torch::Tensor loss;
+  if (closure != nullptr) {
+    const at::AutoGradMode enable_grad(true);
+    loss = closure();
+  }
+  const at::NoGradGuard no_grad;
+  std::vector<Work> work = gather();
+  try {
+    check_finite(work);
+    prepare_all(work);
+  } catch (const StepLeftOut&) {
+    leave_out();
+    return loss;
+  }
+  set_gate(work);
+  advance(work);
+  return loss;
+}
+
+std::vector<Work> Sampler::gather() {
+  std::vector<Work> work;
+  for (size_t group = 0; group < param_groups_.size(); ++group) {
+    collect(group, work);
+  }
+  if (work.size() > 1) {
+    // An operator changes nothing if its arguments do not fit, but by then
+    // another group's operator may have made its update.
+    for (const Work& lists : work) {
+      for (size_t i = 0; i < lists.params.size(); ++i) {
+        check_fit(lists.params[i], lists.grads[i]);
+      }
+    }
+  }
+  return work;
+}
+
+void Sampler::advance(const std::vector<Work>& work) {
+  for (const Work& lists : work) {
+    update(lists);
+    IncrementVersion(lists.params);
+  }
+  const bool is_gated = !work.empty() && work[0].gate.defined();
+  for (size_t group = 0; group < param_groups_.size(); ++group) {
+    SamplerOptions& options = options_of(group);
+    if (options.device_step_.defined() && is_gated) {
+      options.device_step_.add_(work[0].gate.ge(0));
+      options.device_num_skipped_.add_(work[0].gate.lt(0));
+    } else if (options.device_step_.defined()) {
+      options.device_step_.add_(1);
+    } else {
+      ++options.step_;
+    }
+  }
+}
+
+void Sampler::check_known(size_t group) const {
+  if (options_of(group).offsets_.size() ==
+      param_groups_[group].params().size()) {
+    return;
+  }
+  throw std::runtime_error(
+      std::string(name()) + " does not know the parameters of group " +
+      std::to_string(group) +
+      ": add groups with the add_param_group of torch_sgmcmc::Sampler, not "
+      "through a reference to torch::optim::Optimizer");
+}
+
+// The group's parameters that have a gradient, a list for each device.
+void Sampler::collect(size_t group, std::vector<Work>& work) {
+  SamplerOptions& options = options_of(group);
+  const std::vector<at::Tensor>& params = param_groups_[group].params();
+  check_known(group);
+  options.check();
+  const size_t begin = work.size();
+  for (size_t i = 0; i < params.size(); ++i) {
+    const at::Tensor& param = params[i];
+    const at::Tensor& grad = param.grad();
+    if (!grad.defined()) continue;
+    if (grad.layout() != at::kStrided) {
+      throw std::runtime_error(
+          std::string(name()) +
+          " does not support sparse gradients: got one of layout " +
+          LayoutName(grad.layout()) + " for a parameter of shape " +
+          Shape(param.sizes()) + " (for nn.Embedding, use sparse=False)");
+    }
+    size_t place = begin;
+    while (place < work.size() &&
+           work[place].params[0].device() != param.device()) {
+      ++place;
+    }
+    if (place == work.size()) {
+      if (param.is_cuda() && !has_cuda()) {
+        throw std::runtime_error(
+            std::string(name()) +
+            " got parameters on a CUDA device, but torch_sgmcmc was built "
+            "without CUDA kernels: rebuild it with -DTORCH_SGMCMC_CUDA=ON");
+      }
+      Work& lists = work.emplace_back();
+      lists.options = &options;
+      lists.params.reserve(params.size());
+      lists.grads.reserve(params.size());
+      lists.offsets.reserve(params.size());
+    }
+    Work& lists = work[place];
+    lists.params.push_back(param);
+    lists.grads.push_back(grad);
+    lists.offsets.push_back(options.offsets_[i]);
+  }
+}
+
+// Throws if an operator would refuse the parameter, gradient or state.
+void Sampler::check_fit(const at::Tensor& param, const at::Tensor& grad) const {
+  if (grad.scalar_type() != param.scalar_type() ||
+      grad.sizes() != param.sizes()) {
+    throw std::runtime_error(std::string(name()) + " got a gradient of " +
+                             DtypeName(grad.scalar_type()) + " and shape " +
+                             Shape(grad.sizes()) + " for a parameter of " +
+                             DtypeName(param.scalar_type()) + " and shape " +
+                             Shape(param.sizes()) + " (must be equal)");
+  }
+  for (int64_t i = 0; i < param.dim(); ++i) {
+    if (param.size(i) > 1 && param.stride(i) == 0) {
+      throw std::runtime_error(
+          std::string(name()) +
+          " cannot update an expanded parameter (several elements share "
+          "memory): shape " +
+          Shape(param.sizes()) + ", strides " + Shape(param.strides()));
+    }
+  }
+  const auto found = state_.find(param.unsafeGetTensorImpl());
+  if (found != state_.end()) {
+    static_cast<const SamplerParamState&>(*found->second)
+        .check_shape(param, name());
+  }
+}
+
+void Sampler::prepare(Work&) {}
+
+void Sampler::start_masters(Work& work) {
+  for (const at::Tensor& param : work.params) {
+    if (!HasMaster(param)) continue;
+    at::Tensor& master = state_of(param).master;
+    if (!master.defined()) master = param.detach().to(at::kFloat);
+    work.masters.push_back(master);
+  }
+}
+
+void Sampler::prepare_all(std::vector<Work>& work) {
+  for (Work& lists : work) prepare(lists);
+}
+
+std::unique_ptr<SamplerParamState> Sampler::new_state() const {
+  return nullptr;
+}
+
+void Sampler::write_common(StateDict&) const {}
+
+std::vector<std::string> Sampler::common_keys() const { return {}; }
+
+std::function<void()> Sampler::read_common(const StateDict&) {
+  return [] {};
+}
+
+SamplerParamState& Sampler::state_of(const at::Tensor& param) {
+  auto& state = state_[param.unsafeGetTensorImpl()];
+  if (state == nullptr) state = new_state();
+  return static_cast<SamplerParamState&>(*state);
+}
+
+StateDict Sampler::state_dict() const {
+  const int64_t skipped = num_skipped();  // which waits for the last step's
+  StateDict state;
+  c10::impl::GenericList groups(c10::AnyType::get());
+  int64_t index = 0;
+  for (size_t i = 0; i < param_groups_.size(); ++i) {
+    const SamplerOptions& options = options_of(i);
+    StateDict group;
+    options.write(group);
+    group.set("capturable", options.capturable());
+    group.set("seed", seed());
+    group.set("nonfinite", options.nonfinite());
+    if (options.device_step_.defined()) {
+      group.set("step", options.device_step_);
+      group.set("num_skipped", options.device_num_skipped_);
+    } else {
+      group.set("step", options.step_);
+      group.set("num_skipped", skipped);
+    }
+    group.set("offsets", ToList(options.offsets_));
+    std::vector<int64_t> indices;
+    for (const at::Tensor& param : param_groups_[i].params()) {
+      const auto found = state_.find(param.unsafeGetTensorImpl());
+      if (found != state_.end()) {
+        state.set(
+            index,
+            static_cast<const SamplerParamState&>(*found->second).to_dict());
+      }
+      indices.push_back(index++);
+    }
+    group.set("params", ToList(indices));
+    groups.push_back(group);
+  }
+  write_common(state);
+  return {{"state", state}, {"param_groups", groups}};
+}
+
+void Sampler::load_state_dict(const StateDict& dict) {
+  const c10::IValue groups = ListOf(dict, "param_groups");
+  const StateDict state = dict.at("state");
+  const size_t num_groups = groups.toListRef().size();
+  if (num_groups != param_groups_.size()) {
+    Invalid("Invalid state_dict: it has " + std::to_string(num_groups) +
+            " param groups, expected " + std::to_string(param_groups_.size()));
+  }
+  for (size_t i = 0; i < num_groups; ++i) {
+    CheckGroupKeys(DictAt(groups, i, "param group"),
+                   static_cast<int64_t>(i),
+                   options_of(i));
+  }
+  // All is read and checked first, and put in place when nothing can fail.
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> new_options;
+  std::vector<std::pair<void*, std::unique_ptr<SamplerParamState>>> new_states;
+  std::vector<std::string> known = common_keys();
+  for (size_t i = 0; i < num_groups; ++i) {
+    const StateDict group = DictAt(groups, i, "param group");
+    auto& ours = param_groups_[i];
+    new_options.push_back(ours.options().clone());
+    auto& options = static_cast<SamplerOptions&>(*new_options.back());
+    const auto indices = IntegersOf(group, "params");
+    if (indices.size() != ours.params().size()) {
+      Invalid("Invalid state_dict: param group " + std::to_string(i) + " has " +
+              std::to_string(indices.size()) + " parameters, expected " +
+              std::to_string(ours.params().size()));
+    }
+    read_group(group, static_cast<int64_t>(i), ours.params(), options);
+    for (size_t p = 0; p < indices.size(); ++p) {
+      known.push_back(std::to_string(indices[p]));
+      if (!state.contains(indices[p])) continue;
+      const StateDict saved = state.at(indices[p]);
+      auto restored = new_state();
+      CheckKnownKeys(
+          saved,
+          restored == nullptr ? std::vector<std::string>() : restored->keys(),
+          "the state of parameter " + std::to_string(indices[p]),
+          name());
+      if (restored == nullptr) continue;
+      const at::Tensor& param = ours.params()[p];
+      restored->from_dict(saved, param, indices[p]);
+      // In lower precision the chain had one.
+      if (!HasMaster(param)) restored->master = at::Tensor();
+      new_states.emplace_back(param.unsafeGetTensorImpl(), std::move(restored));
+    }
+  }
+  CheckKnownKeys(state, known, "its state", name());
+  check_shared(new_options);
+
+  const std::function<void()> put_common_in_place = read_common(state);
+
+  *watch_ = Watch();  // that was of the chain that is left
+  state_.clear();
+  for (auto& [param, restored] : new_states) {
+    state_[param] = std::move(restored);
+  }
+  put_common_in_place();
+  for (size_t i = 0; i < num_groups; ++i) {
+    param_groups_[i].set_options(std::move(new_options[i]));
+  }
+  auto& defaults = static_cast<SamplerOptions&>(*defaults_);
+  defaults.seed_ = options_of(0).seed_;
+  defaults.capturable_ = options_of(0).capturable_;
+  defaults.nonfinite_ = options_of(0).nonfinite_;
+}
+
+// Takes a saved group into options, which are those of a group of ours.
+void Sampler::read_group(const StateDict& group,
+                         int64_t index,
+                         const std::vector<at::Tensor>& params,
+                         SamplerOptions& options) const {
+  const auto offsets = IntegersOf(group, "offsets");
+  if (offsets != options.offsets_) {
+    Invalid("Invalid state_dict: param group " + std::to_string(index) +
+            " was saved for parameters of other sizes (noise offsets " +
+            Shape(offsets) + ", expected " + Shape(options.offsets_) + ")");
+  }
+  options.read(group, index);
+  if (!group.at("capturable").isBool()) {
+    Invalid("Invalid capturable in a state dict: a " +
+            group.at("capturable").tagKind() + " (must be a bool)");
+  }
+  options.capturable_ = group.at("capturable").toBool();
+  detail::FromValue("seed", group.at("seed"), options.seed_.emplace());
+
+  const int64_t made = CountAt(group, "step");
+  // Those of versions that did not look at gradients lack these.
+  if (group.contains("nonfinite")) {
+    detail::FromValue(
+        "nonfinite", group.at("nonfinite"), options.nonfinite_.emplace());
+    CheckNonfinite(options);
+  }
+  const int64_t skipped = group.contains("num_skipped")
+                              ? CountAt(group, "num_skipped")
+                              : num_skipped();
+  options.check();
+  options.check_progress();
+  for (const at::Tensor& param : params) options.check_param(param);
+  options.set_counters(made, skipped, params);
+}
+
+// Throws unless what groups share is equal in all of them.
+void Sampler::check_shared(
+    const std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>&
+        options) {
+  const auto at = [&](size_t i) -> const SamplerOptions& {
+    return static_cast<const SamplerOptions&>(*options[i]);
+  };
+  std::vector<StateDict> groups;
+  std::set<std::string> differing;
+  for (size_t i = 0; i < options.size(); ++i) {
+    const SamplerOptions& group = at(i);
+    const auto copy = group.clone();
+    auto& shared = static_cast<SamplerOptions&>(*copy);
+    shared.share(at(0));
+    StateDict with_own;
+    StateDict with_shared;
+    group.write(with_own);
+    shared.write(with_shared);
+    for (const std::string& key : group.keys()) {
+      // What is a group's own does not change.
+      if (!Alike(with_own.at(key), with_shared.at(key))) differing.insert(key);
+    }
+    with_own.set("seed", *group.seed_);
+    with_own.set("step",
+                 group.device_step_.defined()
+                     ? group.device_step_.item<int64_t>()
+                     : group.step_);
+    with_own.set("capturable", group.capturable());
+    with_own.set("nonfinite", group.nonfinite());
+    with_own.set("num_skipped",
+                 group.device_num_skipped_.defined()
+                     ? group.device_num_skipped_.item<int64_t>()
+                     : group.num_skipped_);
+    groups.push_back(with_own);
+  }
+  std::vector<std::string> keys = {
+      "seed", "step", "capturable", "nonfinite", "num_skipped"};
+  keys.insert(keys.end(), differing.begin(), differing.end());
+  CheckEqual(groups, keys, at(0).why_equal());
+}
+
+void Sampler::save(torch::serialize::OutputArchive& archive) const {
+  archive.write("state_dict", state_dict());
+}
+
+void Sampler::load(torch::serialize::InputArchive& archive) {
+  c10::IValue dict;
+  archive.read("state_dict", dict);
+  load_state_dict(dict);
+}
+
+std::string Sampler::target_summary() const {
+  std::string text = std::string(name()) +
+                     " samples p(θ) ∝ exp(−U(θ)/T), "
+                     "U(θ) = N · (mean loss) + Σ λ‖θ‖²/2.";
+  for (size_t i = 0; i < param_groups_.size(); ++i) {
+    const SamplerOptions& options = options_of(i);
+    const double n = options.num_data();
+    const double t = options.temperature();
+    const double precision = options.prior_precision();
+    int64_t count = 0;
+    for (const at::Tensor& param : param_groups_[i].params()) {
+      count += param.numel();
+    }
+    text += "\nGroup " + std::to_string(i) + ", " + Thousands(count) +
+            " parameters: ";
+    text += n == 1 ? std::string("the loss is U itself (N = 1)")
+                   : "the loss is a mean over N = " + Thousands(n) + " data";
+    text += precision == 0
+                ? std::string("; flat prior (λ = 0)")
+                : "; prior N(0, " + FourDigits(1 / precision) +
+                      ") on each (λ = " + FourDigits(precision) + ")";
+    if (t == 1) {
+      text += "; T = 1: the Bayesian posterior.";
+    } else if (t == 0) {
+      text += "; T = 0: no noise, an optimizer and not a sampler.";
+    } else {
+      text += "; T = " + FourDigits(t) + ": " + (t < 1 ? "colder" : "hotter") +
+              " than the posterior.";
+    }
+  }
+  return text;
+}
+
+}  // namespace torch_sgmcmc

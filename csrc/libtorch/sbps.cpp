@@ -1,0 +1,262 @@
+#include "torch_sgmcmc/sbps.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <string>
+
+#include "core/counter.h"
+#include "host/bounce_clock.h"
+#include "libtorch/bouncy/flight.h"
+#include "libtorch/bouncy/observation.h"
+#include "libtorch/core/checks.h"
+#include "libtorch/core/closures.h"
+#include "libtorch/core/nonfinite.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+constexpr const char* kSBPSNeedsClosure =
+    "SBPS.step() needs a closure, which returns the losses of the examples:\n"
+    "\n"
+    "    sampler.step([&] {\n"
+    "      auto batch = draw_minibatch();  // fresh, independent of all others\n"
+    "      return cross_entropy(net->forward(batch.data), batch.target,\n"
+    "          CrossEntropyFuncOptions().reduction(torch::kNone));\n"
+    "    });";
+
+NoiseStream ClockStream(int64_t seed, int64_t step) {
+  return {static_cast<uint64_t>(seed),
+          static_cast<uint64_t>(step),
+          static_cast<uint32_t>(Purpose::kBounceClock)};
+}
+
+void Increment(Hyperparameter<int64_t>& count, int64_t by = 1) {
+  count.set(count.get() + by);
+}
+
+}  // namespace
+
+std::unique_ptr<SamplerParamState> SBPS::new_state() const {
+  return std::make_unique<SBPSParamState>();
+}
+
+// A step does all by itself.
+void SBPS::update(const Work&) {}
+
+const SBPSOptions& SBPS::options_at(size_t group) const {
+  return static_cast<const SBPSOptions&>(options_of(group));
+}
+
+void SBPS::check_common() const {
+  const SBPSOptions& first = options_at(0);
+  for (size_t i = 0; i < param_groups_.size(); ++i) options_at(i).check();
+  for (size_t i = 1; i < param_groups_.size(); ++i) {
+    const SBPSOptions& other = options_at(i);
+    const auto compare = [&](const auto&... field) {
+      const auto one = [&](const char* name, auto member) {
+        // Compared here, where it is cheap, and put in words there.
+        if ((first.*member).get() != (other.*member).get()) {
+          CheckShared(param_groups_, {name});
+        }
+      };
+      (one(field.first, field.second), ...);
+    };
+    std::apply(compare, SBPSOptions::trajectory());
+  }
+}
+
+// NOLINTNEXTLINE(google-default-arguments): as torch's own.
+torch::Tensor SBPS::step(LossClosure closure) {
+  if (closure == nullptr) Invalid(kSBPSNeedsClosure);
+  const at::NoGradGuard no_grad;
+  check_common();
+  SBPSOptions progress = options_at(0);
+  BounceClock clock = BounceClock::Load(progress.clock_.get());
+  const std::shared_ptr<Flight> before = flight_now(progress, clock);
+  const double line_time = progress.line_time_.get();
+  std::shared_ptr<Flight> flight = before;
+  torch::Tensor losses;
+  try {
+    losses = event(flight, progress, clock, closure);
+  } catch (const NonfiniteError& error) {
+    if (!before->is_at(line_time)) before->place(line_time);
+    if (nonfinite() != "skip") throw;
+    leave_out();
+    return error.losses();
+  } catch (...) {
+    if (!before->is_at(line_time)) before->place(line_time);
+    throw;
+  }
+  progress.clock_.set(clock.Save());
+  if (flight != flight_) remember(*flight);
+  flight_ = flight;
+  for (size_t i = 0; i < param_groups_.size(); ++i) {
+    options(i).share(progress);
+  }
+  advance({});
+  const auto proposals = static_cast<double>(progress.num_proposals_.get());
+  const auto violations = static_cast<double>(progress.num_violations_.get());
+  const double expected = 0.5 * std::erfc(progress.confidence() / std::sqrt(2));
+  if (proposals >= 1000 && !warned_ &&
+      violations / proposals > 3 * expected + 0.01) {
+    warned_ = true;
+    char text[512];
+    std::snprintf(
+        text,
+        sizeof text,
+        "At %.0f of %.0f proposals of SBPS (%.1f%%) the observed rate was "
+        "above the proposed one; %.1f%% are expected with confidence = %g. "
+        "Bounces are lost there, which biases the posterior: use a larger "
+        "confidence or larger minibatches, and make sure that these are "
+        "independent",
+        violations,
+        proposals,
+        100 * violations / proposals,
+        100 * expected,
+        progress.confidence());
+    TORCH_WARN(text);
+  }
+  return losses;
+}
+
+// Flies to the next event; `flight` is then the one from there. Nothing else is
+// changed but the position, the clock and `progress`.
+torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
+                          SBPSOptions& progress,
+                          BounceClock& clock,
+                          const LossClosure& closure) {
+  const NoiseStream stream = ClockStream(seed(), progress.step());
+  const NextEvent next =
+      clock.Next(progress.confidence(), progress.refresh_rate(), stream);
+  const double begin = progress.trajectory_time_.get();
+  const double line_begin = progress.line_time_.get();
+  const double line_end = line_begin + next.wait;
+  if (next.wait > 0) flight->place(line_end);
+  std::shared_ptr<Flight> ahead = flight;
+  if (next.event == ClockEvent::kRefreshment) {
+    ahead = flight->refreshed(line_end, progress, seed());
+  }
+  std::vector<at::Tensor> all_params;
+  for (const auto& group : param_groups_) {
+    all_params.insert(
+        all_params.end(), group.params().begin(), group.params().end());
+  }
+  const MinibatchView seen = Observe(closure, *ahead, all_params);
+  const double line_time = ahead == flight ? line_end : 0.0;
+  const Rate rate = RateOf(*ahead, line_time, seen, progress);
+  const bool proposal = next.event == ClockEvent::kProposal;
+  if (proposal && BounceClock::Accepts(next.rate, rate.value, stream)) {
+    try {
+      ahead = flight->reflected(line_end, seen.grads, progress);
+    } catch (const NonfiniteError& error) {
+      throw NonfiniteError(error.what(), seen.losses);
+    }
+    double reflected = -rate.value;
+    if (progress.preconditioned() && progress.adapt()) {
+      const double scale = progress.num_data() / progress.temperature();
+      reflected = scale * ahead->sums(seen.grads).product;
+    }
+    clock.Bounce(next.wait, rate.value, rate.variance, reflected);
+    Increment(progress.num_bounces_);
+  } else if (next.event == ClockEvent::kRefreshment) {
+    clock.Restart();
+    clock.Observe(0, rate.value, rate.variance);
+    Increment(progress.num_refreshments_);
+  } else {
+    clock.Observe(next.wait, rate.value, rate.variance);
+  }
+  if (proposal) {
+    Increment(progress.num_proposals_);
+    if (rate.value > next.rate) Increment(progress.num_violations_);
+  }
+  if (next.event == ClockEvent::kLook) Increment(progress.num_looks_);
+  Increment(progress.num_derivatives_, seen.losses.numel());
+  Increment(progress.num_gradients_, seen.losses.numel());
+  progress.trajectory_time_.set(begin + next.wait);
+  progress.line_time_.set(ahead == flight ? line_end : 0.0);
+  if (next.wait > 0) come_by(*flight, progress, begin, line_begin, line_end);
+  if (ahead != flight) ahead->mark(0);
+  flight = ahead;
+  return seen.losses;
+}
+
+// Calls the hooks for what lies between the last event and this one.
+void SBPS::come_by(Flight& flight,
+                   SBPSOptions& progress,
+                   double begin,
+                   double line_begin,
+                   double line_end) {
+  const double end = progress.trajectory_time_.get();
+  const std::optional<double> interval = progress.sample_interval();
+  if (interval != progress.observed_interval_.get()) {
+    progress.observed_interval_.set(interval);
+    progress.num_samples_.set(
+        interval ? static_cast<int64_t>(std::floor(begin / *interval)) : 0);
+  }
+  bool moved = false;
+  while (interval) {
+    const double time =
+        static_cast<double>(progress.num_samples_.get() + 1) * *interval;
+    if (time > end) break;
+    Increment(progress.num_samples_);
+    const auto hooks = hooks_;
+    for (const auto& [key, hook] : hooks) {
+      flight.place(line_begin + (time - begin));
+      moved = true;
+      hook(*this, time);
+    }
+  }
+  if (moved) flight.place(line_end);
+  for (const auto& [key, hook] : segment_hooks_) {
+    hook(flight, line_begin, line_end);
+  }
+}
+
+int64_t SBPS::register_sample_hook(SampleHook hook) {
+  if (!options_at(0).sample_interval()) {
+    Invalid(
+        "Invalid sample_interval: None (must be a trajectory time, for there "
+        "to be samples)");
+  }
+  hooks_[next_hook_] = std::move(hook);
+  return next_hook_++;
+}
+
+void SBPS::remove_sample_hook(int64_t key) { hooks_.erase(key); }
+
+int64_t SBPS::register_segment_hook(SegmentHook hook) {
+  segment_hooks_[next_hook_] = std::move(hook);
+  return next_hook_++;
+}
+
+void SBPS::remove_segment_hook(int64_t key) { segment_hooks_.erase(key); }
+
+SBPSDiagnostics SBPS::diagnostics() const {
+  const SBPSOptions& o = options_at(0);
+  const double time = o.trajectory_time_.get();
+  const int64_t bounces = o.num_bounces_.get();
+  const int64_t proposals = o.num_proposals_.get();
+  const auto ratio = [](double a, double b) {
+    return b > 0 ? a / b : std::numeric_limits<double>::quiet_NaN();
+  };
+  const auto b = static_cast<double>(bounces);
+  const auto p = static_cast<double>(proposals);
+  const auto r = static_cast<double>(o.num_refreshments_.get());
+  return {time,
+          bounces,
+          o.num_refreshments_.get(),
+          ratio(b, time),
+          ratio(p, b),
+          ratio(static_cast<double>(o.num_violations_.get()), p),
+          ratio(time, b + r)};
+}
+
+SBPSEvaluations SBPS::evaluations() const {
+  const SBPSOptions& o = options_at(0);
+  return {o.num_derivatives_.get(), o.num_gradients_.get()};
+}
+
+}  // namespace torch_sgmcmc

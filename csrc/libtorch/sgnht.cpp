@@ -1,0 +1,61 @@
+#include "torch_sgmcmc/sgnht.h"
+
+#include <vector>
+
+#include "libtorch/core/checks.h"
+#include "libtorch/core/momentum.h"
+#include "libtorch/core/noise_key.h"
+#include "libtorch/core/options_of_work.h"
+#include "torch_sgmcmc/operators.h"
+
+namespace torch_sgmcmc {
+
+void SGNHTOptions::check() const {
+  SamplerOptions::check();
+  CheckReal("momentum", momentum(), {.high = 1.0});
+  if (thermostat_rate()) CheckReal("thermostat_rate", *thermostat_rate());
+}
+
+std::unique_ptr<SamplerParamState> SGNHT::new_state() const {
+  return std::make_unique<SGNHTParamState>();
+}
+
+void SGNHT::prepare(Work& work) {
+  std::vector<SGNHTParamState*> states;
+  std::vector<at::Tensor*> momenta;
+  for (const at::Tensor& param : work.params) {
+    states.push_back(&static_cast<SGNHTParamState&>(state_of(param)));
+    momenta.push_back(&states.back()->momentum);
+  }
+  StartMomenta(work, momenta, /*stationary=*/true);
+  work.state.resize(2);
+  for (size_t i = 0; i < states.size(); ++i) {
+    if (!states[i]->thermostat.defined()) {
+      states[i]->thermostat = ZeroState(work.params[i]);
+    }
+    work.state[0].push_back(states[i]->momentum);
+    work.state[1].push_back(states[i]->thermostat);
+  }
+  start_masters(work);
+}
+
+void SGNHT::update(const Work& work) {
+  const auto& options = OptionsOfWork<SGNHTOptions>(work);
+  SGNHTStep step;
+  step.lr = options.lr();
+  step.momentum = options.momentum();
+  step.num_data = options.num_data();
+  step.prior_precision = options.prior_precision();
+  step.temperature = options.temperature();
+  step.thermostat_rate = options.thermostat_rate().value_or(
+      options.lr() * options.temperature() / options.num_data());
+  sgnht_step_(work.params,
+              work.grads,
+              work.state[0],
+              work.state[1],
+              work.masters,
+              step,
+              KeyOf(work));
+}
+
+}  // namespace torch_sgmcmc

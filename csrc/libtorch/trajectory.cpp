@@ -1,0 +1,122 @@
+#include "torch_sgmcmc/trajectory.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <string>
+#include <utility>
+
+#include "libtorch/bouncy/flight.h"
+#include "libtorch/core/checks.h"
+#include "libtorch/core/python_text.h"
+
+namespace torch_sgmcmc {
+
+TimeAverage::TimeAverage(SBPS& sampler)
+    : sampler_(&sampler),
+      hook_(sampler.register_segment_hook(
+          [this](const Flight& flight, double begin, double end) {
+            follow(flight, begin, end);
+          })) {}
+
+TimeAverage::~TimeAverage() { remove(); }
+
+void TimeAverage::remove() {
+  if (sampler_ != nullptr) sampler_->remove_segment_hook(hook_);
+  sampler_ = nullptr;
+}
+
+// The same operations on tensors as in Python, for the same bits.
+void TimeAverage::follow(const Flight& flight, double begin, double end) {
+  const at::NoGradGuard no_grad;
+  const double length = end - begin;
+  const double middle = (begin + end) / 2;
+  const double share = length / (time_ + length);
+  for (const FlightPart& part : flight.parts()) {
+    for (size_t i = 0; i < part.params.size(); ++i) {
+      const at::Tensor u = part.directions()[i].to(at::kDouble);
+      const at::Tensor origin = part.origin[i].to(at::kDouble);
+      const at::Tensor centre = origin + u * middle;
+      const at::Tensor square =
+          centre * centre + (u * u) * (length * length / 12);
+      Moments& moments = moments_[part.params[i].unsafeGetTensorImpl()];
+      if (!moments.mean.defined()) {  // it has stood still until now
+        moments.mean = origin + u * begin;
+        moments.square = moments.mean * moments.mean;
+      }
+      moments.mean.lerp_(centre, share);
+      moments.square.lerp_(square, share);
+    }
+  }
+  time_ += length;
+}
+
+const TimeAverage::Moments& TimeAverage::of(const at::Tensor& param) const {
+  const auto found = moments_.find(param.unsafeGetTensorImpl());
+  if (found == moments_.end()) {
+    Invalid("There is no average of this parameter, of shape " +
+            Shape(param.sizes()));
+  }
+  return found->second;
+}
+
+at::Tensor TimeAverage::mean(const at::Tensor& param) const {
+  return of(param).mean.clone();
+}
+
+at::Tensor TimeAverage::mean_square(const at::Tensor& param) const {
+  return of(param).square.clone();
+}
+
+at::Tensor TimeAverage::variance(const at::Tensor& param) const {
+  const Moments& moments = of(param);
+  return moments.square - moments.mean * moments.mean;
+}
+
+std::vector<at::Tensor> TimeAverage::params() const {
+  if (sampler_ == nullptr) {
+    Invalid("The average no longer follows its sampler: it was removed");
+  }
+  std::vector<at::Tensor> all;
+  for (const auto& group : sampler_->param_groups()) {
+    all.insert(all.end(), group.params().begin(), group.params().end());
+  }
+  return all;
+}
+
+StateDict TimeAverage::state_dict() const {
+  const std::vector<at::Tensor> all = params();
+  StateDict means;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const auto found = moments_.find(all[i].unsafeGetTensorImpl());
+    if (found == moments_.end()) continue;
+    means.set(
+        static_cast<int64_t>(i),
+        c10::ivalue::Tuple::create(found->second.mean, found->second.square));
+  }
+  return {{"time", time_}, {"means", means}, {"value", c10::IValue()}};
+}
+
+void TimeAverage::load_state_dict(const StateDict& dict) {
+  const std::vector<at::Tensor> all = params();
+  const double length = dict.at("time").toDouble();
+  CheckReal("time", length);
+  const StateDict means = dict.at("means");
+  std::unordered_map<const void*, Moments> loaded;
+  for (const auto& entry : means.entries()) {
+    const int64_t i = entry.key().toInt();
+    const auto pair = entry.value().toTuple();
+    const at::Tensor first = pair->elements()[0].toTensor();
+    if (i >= static_cast<int64_t>(all.size()) ||
+        first.sizes() != all[static_cast<size_t>(i)].sizes()) {
+      Invalid("Invalid state_dict: it has an average of shape " +
+              Shape(first.sizes()) + " for parameter " + std::to_string(i));
+    }
+    loaded[all[static_cast<size_t>(i)].unsafeGetTensorImpl()] = {
+        first.clone(), pair->elements()[1].toTensor().clone()};
+  }
+  time_ = length;
+  moments_ = std::move(loaded);
+}
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,221 @@
+"""Per-example directional derivatives of a closure's losses, and their gradient.
+
+In forward mode one pass through the model carries the derivatives along (a
+Jacobian-vector product); in reverse mode the gradient of a weighted sum of the losses
+is differentiated by the weights. Both leave the gradient of the mean loss of the very
+same minibatch to be had afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.bouncy.slots import Slots
+
+__all__ = ["Observation", "check_model", "moments", "observe"]
+
+
+class Observation(NamedTuple):
+    """What a minibatch says along a direction.
+
+    Args:
+        losses: [n], of the examples.
+        derivatives: [n], of the losses along the direction.
+        gradient: returns the gradient of the mean loss, a tensor for each parameter.
+        free: whether the gradient is there already.
+    """
+
+    losses: Tensor
+    derivatives: Tensor
+    gradient: Callable[[], list[Tensor]]
+    free: bool
+
+
+def observe(
+    name: str,
+    closure: Callable[[], Any],
+    params: Sequence[Tensor],
+    along: Sequence[Tensor],
+    slots: Slots | None,
+    all_params: Sequence[Tensor],
+) -> Observation:
+    """Calls the closure once and differentiates what it returns.
+
+    Args:
+        name: of the sampler, for messages.
+        closure: returns per-example losses, [n].
+        params: the parameters that move.
+        along: where to, a tensor like each of them.
+        slots: of the module that holds them, for forward mode; None for reverse mode.
+        all_params: these and others, whose gradients the closure must leave alone.
+
+    Raises:
+        TypeError, RuntimeError: the closure returned something else, or called
+            ``backward()``.
+    """
+    for p in all_params:
+        p.grad = None
+    try:
+        if slots is None:
+            return _reverse(name, closure, params, along)
+        return _forward(name, closure, params, along, slots)
+    finally:
+        for p in all_params:
+            p.grad = None
+
+
+def moments(losses: Tensor, derivatives: Tensor) -> tuple[int, float, float]:
+    """How many losses are not finite; mean and sample variance of the derivatives.
+
+    Args:
+        losses: [n], n >= 2, of any dtype and device.
+        derivatives: likewise.
+    """
+    single = losses.dtype is derivatives.dtype is torch.float32
+    dtype = torch.float32 if single else torch.float64
+    # No operator: they are few, and to call one takes longer than to add them up.
+    if not (single and losses.is_cpu and losses.is_contiguous()):
+        losses = losses.to("cpu", dtype).contiguous()
+    if not (single and derivatives.is_cpu and derivatives.is_contiguous()):
+        derivatives = derivatives.to("cpu", dtype).contiguous()
+    return _C.moments(
+        losses.data_ptr(), derivatives.data_ptr(), losses.shape[0], not single
+    )
+
+
+def _forward(
+    name: str,
+    closure: Callable[[], Any],
+    params: Sequence[Tensor],
+    along: Sequence[Tensor],
+    slots: Slots,
+) -> Observation:
+    with torch.enable_grad(), forward_ad.dual_level():
+        duals = {
+            id(p): forward_ad.make_dual(p, u)
+            for p, u in zip(params, along, strict=True)
+        }
+        places = slots.of(duals)
+        try:
+            for holder, key, p in places:
+                holder[key] = duals[id(p)]
+            dual = closure()
+        finally:
+            for holder, key, p in places:
+                holder[key] = p
+        _check_losses(name, dual, params)
+        losses, tangent = forward_ad.unpack_dual(dual)
+    if tangent is None:
+        raise RuntimeError(
+            f"{name} got losses from the closure that do not depend on the parameters "
+            "of its model (does the closure call another model?)"
+        )
+
+    def gradient() -> list[Tensor]:
+        weights = torch.full_like(losses, 1 / losses.shape[0])
+        grads = torch.autograd.grad(losses, params, weights, allow_unused=True)
+        return _without_none(params, grads)
+
+    return Observation(losses.detach(), tangent.detach(), gradient, False)
+
+
+def _reverse(
+    name: str,
+    closure: Callable[[], Any],
+    params: Sequence[Tensor],
+    along: Sequence[Tensor],
+) -> Observation:
+    with torch.enable_grad():
+        losses = closure()
+        _check_losses(name, losses, params)
+        weights = torch.full_like(losses, 1 / losses.shape[0]).requires_grad_()
+        grads = torch.autograd.grad(
+            losses, params, weights, create_graph=True, allow_unused=True
+        )
+        used = [(g, u) for g, u in zip(grads, along, strict=True) if g is not None]
+        if not used:
+            raise RuntimeError(_unrelated(name))
+        # The gradient is linear in the weights, and so is its product with a
+        # direction, whose coefficients are the derivatives of the examples.
+        (derivatives,) = torch.autograd.grad(
+            [g for g, _ in used], weights, [u for _, u in used]
+        )
+    fixed = [None if g is None else g.detach() for g in grads]
+    return Observation(
+        losses.detach(),
+        derivatives.detach(),
+        lambda: _without_none(params, fixed),
+        True,
+    )
+
+
+def _without_none(
+    params: Sequence[Tensor], grads: Sequence[Tensor | None]
+) -> list[Tensor]:
+    """Gradients, zero for what the loss does not depend on."""
+    return [
+        torch.zeros_like(p) if g is None else g.detach()
+        for p, g in zip(params, grads, strict=True)
+    ]
+
+
+def _unrelated(name: str) -> str:
+    return (
+        f"{name} got losses from the closure that do not depend on its parameters "
+        "(were they computed under torch.no_grad()?)"
+    )
+
+
+def _check_losses(name: str, losses: object, params: Sequence[Tensor]) -> None:
+    if not isinstance(losses, Tensor):
+        raise TypeError(
+            f"{name} got a {type(losses).__name__} from the closure (must return the "
+            "losses of the examples, a Tensor of shape [n])"
+        )
+    if any(p.grad is not None for p in params):
+        raise RuntimeError(
+            f"{name} found gradients after the closure: it must return the losses of "
+            "the examples and not call backward()"
+        )
+    if losses.dim() != 1:
+        hint = ": use reduction='none'" if losses.dim() == 0 else ""
+        raise RuntimeError(
+            f"{name} got losses of shape {list(losses.shape)} from the closure (must "
+            f"be those of the examples, of shape [n]{hint})"
+        )
+    if losses.shape[0] < 2:
+        raise RuntimeError(
+            f"{name} got the loss of {losses.shape[0]} example from the closure (must "
+            "be of 2 at least, to estimate the noise of a minibatch)"
+        )
+    if not losses.requires_grad:
+        raise RuntimeError(_unrelated(name))
+    if not losses.dtype.is_floating_point:
+        raise RuntimeError(
+            f"{name} got complex losses from the closure (must be real numbers)"
+        )
+
+
+def check_model(name: str, model: object, params: Sequence[Tensor]) -> nn.Module | None:
+    """Returns the model if it is None or a module that holds all parameters."""
+    if model is None:
+        return None
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"Invalid model: got {type(model).__name__} (must be a torch.nn.Module or "
+            "None)"
+        )
+    known = {id(p) for p in model.parameters()}
+    foreign = sum(id(p) not in known for p in params)
+    if foreign:
+        raise ValueError(
+            f"Invalid model: {foreign} of the {len(params)} parameters of {name} are "
+            "not parameters of it"
+        )
+    return model

@@ -1,0 +1,405 @@
+"""A straight line of the bouncy particle: where it began, and where it goes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core.momentum import state_dtype
+from torch_sgmcmc.core.nonfinite import nonfinite_error
+from torch_sgmcmc.core.operators import (
+    gaussian_,
+    sbps_adapt_,
+    sbps_line_sums,
+    sbps_place_,
+    sbps_precondition_,
+    sbps_precondition_sums_,
+    sbps_preconditioner_sum,
+    sbps_reflect_,
+    sbps_reflect_sums_,
+    sbps_reflection_sums,
+    sum_of_squares,
+)
+
+if TYPE_CHECKING:
+    from torch_sgmcmc.sampler import Sampler
+
+__all__ = ["STATE", "Flight"]
+
+# Which tensor; its version and memory if it may move.
+_Mark = tuple[int, int, int] | tuple[int]
+
+# What is kept of a parameter.
+STATE = ("origin", "velocity", "square_average", "preconditioner", "direction")
+
+
+@dataclass
+class _Part:
+    """The moving parameters on one device with one prior, and their state.
+
+    How they are spread over param groups does not matter, not even for the order of
+    sums.
+
+    Lists of tensors, one for each parameter: where the line began, v, and, empty
+    unless preconditioned, V, A and Av.
+    """
+
+    prior_precision: float
+    num_data: float
+    params: list[Tensor] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    origin: list[Tensor] = field(default_factory=list)
+    velocity: list[Tensor] = field(default_factory=list)
+    square_average: list[Tensor] = field(default_factory=list)
+    preconditioner: list[Tensor] = field(default_factory=list)
+    direction: list[Tensor] = field(default_factory=list)
+
+    @property
+    def directions(self) -> list[Tensor]:
+        return self.direction or self.velocity
+
+    @property
+    def weight_decay(self) -> float:
+        return self.prior_precision / self.num_data
+
+
+class Flight:
+    """All moving parameters on one straight line.
+
+    A flight is never changed: a bounce or a refreshment makes another one, so that
+    nothing is lost where a step fails. Positions are origin + time * direction,
+    computed from the origin each time, so that going back leaves no trace.
+    """
+
+    def __init__(self, parts: list[_Part], line_sums: Sequence[Tensor] = ()) -> None:
+        self.parts = parts
+        self.params = [p for part in parts for p in part.params]
+        self.directions = [u for part in parts for u in part.directions]
+        self._ids = frozenset(map(id, self.params))
+        self._tangents: list[Tensor] = []
+        # The prior's derivative where the line begins, and its growth per time: of
+        # sbps_line_sums of the parts with a prior, here or once they are asked for.
+        self._prior = self._prior_of(line_sums) if line_sums else None
+        self._marks: list[_Mark] = []
+        self._marked = math.nan
+
+    # ---- Beginnings -------------------------------------------------------------
+
+    @staticmethod
+    def moving(sampler: Sampler) -> list[_Part]:
+        """The parameters that require gradients, by device and prior."""
+        parts: dict[tuple[torch.device, float], _Part] = {}
+        for group in sampler.param_groups:
+            prior = float(group["prior_precision"])
+            for p, offset in zip(group["params"], group["offsets"], strict=True):
+                if p.requires_grad and p.numel() > 0:
+                    part = parts.setdefault(
+                        (p.device, prior), _Part(prior, float(group["num_data"]))
+                    )
+                    part.params.append(p)
+                    part.offsets.append(offset)
+                    if p.is_cuda:
+                        sampler._check_cuda(group)
+        if not parts:
+            raise RuntimeError(
+                f"{type(sampler).__name__} has no parameter that requires gradients"
+            )
+        return list(parts.values())
+
+    @classmethod
+    def resumed(cls, sampler: Sampler, preconditioned: bool) -> Flight | None:
+        """The flight that the sampler's state holds; None if it fits no longer."""
+        parts = cls.moving(sampler)
+        keys = STATE if preconditioned else STATE[:2]
+        flying = {p for p, state in sampler.state.items() if "velocity" in state}
+        if flying != {p for part in parts for p in part.params}:
+            return None
+        for part in parts:
+            for p in part.params:
+                state = sampler.state[p]
+                if any(key not in state for key in keys):
+                    return None
+                for key in keys:
+                    getattr(part, key).append(state[key])
+        return cls(parts)
+
+    @classmethod
+    def started(cls, sampler: Sampler, common: dict[str, Any]) -> Flight:
+        """A line from where the parameters are, with a new velocity."""
+        parts = cls.moving(sampler)
+        for part in parts:
+            for p in part.params:
+                known = sampler.state.get(p, {})
+                part.origin.append(p.detach().to(state_dtype(p), copy=True))
+                part.velocity.append(torch.zeros_like(p, dtype=state_dtype(p)))
+                if common["preconditioned"]:
+                    v = known.get("square_average")
+                    part.square_average.append(
+                        torch.zeros_like(part.velocity[-1]) if v is None else v
+                    )
+        return cls(parts).refreshed(0.0, common)
+
+    def same_as(self, params: Iterable[Tensor], preconditioned: bool) -> bool:
+        """Whether these are still the ones that move, of a sampler's parameters."""
+        wanted = [id(p) for p in params if p.requires_grad and p.numel() > 0]
+        return (
+            len(wanted) == len(self._ids)
+            and self._ids.issuperset(wanted)
+            and preconditioned == self.preconditioned
+        )
+
+    @property
+    def preconditioned(self) -> bool:
+        return bool(self.parts[0].square_average)
+
+    def states(self) -> Iterable[tuple[Tensor, dict[str, Tensor]]]:
+        """What the sampler is to remember of each parameter."""
+        for part in self.parts:
+            for i, p in enumerate(part.params):
+                yield (
+                    p,
+                    {key: getattr(part, key)[i] for key in STATE if getattr(part, key)},
+                )
+
+    @property
+    def tangents(self) -> list[Tensor]:
+        """The directions in the types of the parameters, made once for a line."""
+        if not self._tangents:
+            self._tangents = [
+                u if u.dtype is p.dtype else u.to(p.dtype)
+                for p, u in zip(self.params, self.directions, strict=True)
+            ]
+        return self._tangents
+
+    # ---- Positions --------------------------------------------------------------
+
+    def place(self, time: float) -> None:
+        """Moves the parameters to a time since the line began."""
+        for part in self.parts:
+            sbps_place_(part.params, part.origin, part.directions, time=time)
+        increment_version(self.params)
+
+    def is_at(self, time: float) -> bool:
+        """Whether the parameters are where this flight has them at that time."""
+        for part in self.parts:
+            there = [torch.empty_like(p) for p in part.params]
+            sbps_place_(there, part.origin, part.directions, time=time)
+            if not all(map(torch.equal, there, part.params)):
+                return False
+        return True
+
+    def leave(self, time: float, params: Sequence[Tensor]) -> None:
+        """Remembers a sampler's parameters, those that move being there at that time.
+
+        So that :meth:`is_as_left` need not look at numbers.
+        """
+        self._marked = time
+        self._marks = _marks(params)
+
+    def is_as_left(self, time: float, params: Sequence[Tensor]) -> bool:
+        """Whether these are as they were left, at that time.
+
+        The same tensors, of which the same require gradients, with the same versions
+        and memory: whoever has changed one has left a trace, but through ``.data``.
+        """
+        return time == self._marked and _marks(params) == self._marks
+
+    def _origins(self, time: float) -> list[list[Tensor]]:
+        origins = []
+        for part in self.parts:
+            there = [torch.empty_like(x) for x in part.origin]
+            sbps_place_(there, part.origin, part.directions, time=time)
+            origins.append(there)
+        return origins
+
+    # ---- Other lines from here --------------------------------------------------
+
+    def rebased(self) -> Flight:
+        """The same velocity, from where the parameters are now."""
+        return Flight(
+            [
+                replace(
+                    part,
+                    origin=[
+                        p.detach().to(x.dtype, copy=True)
+                        for p, x in zip(part.params, part.origin, strict=True)
+                    ],
+                )
+                for part in self.parts
+            ]
+        )
+
+    def refreshed(self, time: float, common: dict[str, Any]) -> Flight:
+        """From where this flight is at that time, a velocity on the unit sphere."""
+        key = {
+            "seed": common["seed"],
+            "step": common["step"],
+            "purpose": _C.Purpose.REFRESHMENT,
+        }
+        parts = [
+            replace(
+                part,
+                origin=origin,
+                velocity=[torch.empty_like(v) for v in part.velocity],
+            )
+            for part, origin in zip(self.parts, self._origins(time), strict=True)
+        ]
+        # The same normals twice: for their length, and divided by it.
+        std = 1.0
+        for _ in range(2):
+            squares = 0.0
+            for part in parts:
+                gaussian_(part.velocity, std=std, offsets=part.offsets, **key)
+                squares += float(sum_of_squares(part.velocity))
+            if squares == 0:  # once in 2^31 draws of a single number
+                parts[0].velocity[0].view(-1)[0] = 1.0
+                break
+            std /= math.sqrt(squares)
+        return _steered(parts, common)
+
+    def reflected(
+        self, time: float, grads: Sequence[Tensor], common: dict[str, Any]
+    ) -> Flight:
+        """From where this flight is at that time, the velocity bounced off there.
+
+        Args:
+            time: since the line began; the parameters must be there.
+            grads: of the mean loss.
+            common: hyperparameters; with ``adapt``, the preconditioner learns from the
+                gradient after the bounce.
+        """
+        product, gradient, velocity = self.sums(grads)
+        if not (math.isfinite(gradient) and gradient > 0):
+            raise nonfinite_error(
+                "raise" if gradient == 0 else common["nonfinite"],
+                "SBPS got a gradient from the closure's losses that is "
+                f"{'zero' if gradient == 0 else 'not finite'}, where they grow along "
+                "the velocity",
+            )
+        scale = 1 / math.sqrt(velocity)
+        gain = 2 * product / gradient * scale
+        parts, line_sums = [], []
+        for part, origin, part_grads in zip(
+            self.parts, self._origins(time), self._split(grads), strict=True
+        ):
+            velocities = [v.clone() for v in part.velocity]
+            lists = part.params, part_grads, velocities
+            turn = {"weight_decay": part.weight_decay, "scale": scale, "gain": gain}
+            if common["preconditioned"] or part.prior_precision == 0:
+                sbps_reflect_(*lists, part.preconditioner, **turn)
+            else:
+                line_sums.append(sbps_reflect_sums_(*lists, origin, **turn))
+            squares = part.square_average
+            if squares and common["adapt"]:
+                squares = [v.clone() for v in squares]
+                sbps_adapt_(
+                    part.params,
+                    part_grads,
+                    squares,
+                    weight_decay=part.weight_decay,
+                    decay=common["decay"],
+                )
+            parts.append(
+                replace(
+                    part,
+                    origin=origin,
+                    velocity=velocities,
+                    square_average=squares,
+                )
+            )
+        return _steered(parts, common, line_sums)
+
+    # ---- Sums over all parameters -----------------------------------------------
+
+    def sums(self, grads: Sequence[Tensor]) -> tuple[float, float, float]:
+        """V . Ag, ‖Ag‖² and ‖v‖² with g the gradient with the prior's, by N."""
+        product = gradient = velocity = 0.0
+        for part, part_grads in zip(self.parts, self._split(grads), strict=True):
+            a, b, c = sbps_reflection_sums(
+                part.params,
+                part_grads,
+                part.velocity,
+                part.preconditioner,
+                weight_decay=part.weight_decay,
+            ).tolist()
+            product, gradient, velocity = product + a, gradient + b, velocity + c
+        return product, gradient, velocity
+
+    def prior(self, time: float) -> float:
+        """The derivative of the prior's part of U along the direction.
+
+        Args:
+            time: since the line began. The derivative is linear in it, and so it takes
+                no sum at every time; it is that of the line, not of the rounded
+                parameters.
+        """
+        if self._prior is None:
+            self._prior = self._prior_of(
+                [
+                    sbps_line_sums(part.origin, part.directions)
+                    for part in self.parts
+                    if part.prior_precision > 0
+                ]
+            )
+        begin, slope = self._prior
+        return begin + time * slope
+
+    def _prior_of(self, line_sums: Sequence[Tensor]) -> tuple[float, float]:
+        begin = slope = 0.0
+        parts = [part for part in self.parts if part.prior_precision > 0]
+        for part, sums in zip(parts, line_sums, strict=True):
+            product, square = sums.tolist()
+            begin += part.prior_precision * product
+            slope += part.prior_precision * square
+        return begin, slope
+
+    def _split(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+        each = iter(tensors)
+        return [[next(each) for _ in part.params] for part in self.parts]
+
+
+def _marks(params: Iterable[Tensor]) -> list[_Mark]:
+    return [
+        (id(p), p._version, p.data_ptr()) if p.requires_grad else (id(p),)
+        for p in params
+    ]
+
+
+def _steered(
+    parts: list[_Part], common: dict[str, Any], line_sums: Sequence[Tensor] = ()
+) -> Flight:
+    """A flight of these parts whose A and Av follow from V and v.
+
+    Without them it has the line's sums, if they are known.
+    """
+    if not common["preconditioned"]:
+        return Flight(parts, line_sums)
+    eps = common["eps"]
+    total = 0.0
+    count = 0
+    for part in parts:
+        total += float(sbps_preconditioner_sum(part.square_average, eps=eps))
+        count += sum(p.numel() for p in part.params)
+    line_sums = []
+    for part in parts:
+        part.preconditioner = [torch.empty_like(v) for v in part.velocity]
+        part.direction = [torch.empty_like(v) for v in part.velocity]
+        lists = (
+            part.square_average,
+            part.velocity,
+            part.preconditioner,
+            part.direction,
+        )
+        scale = {"eps": eps, "scale": count / total}
+        if part.prior_precision == 0:
+            sbps_precondition_(*lists, **scale)
+        else:
+            line_sums.append(sbps_precondition_sums_(*lists, part.origin, **scale))
+    return Flight(parts, line_sums)

@@ -1,0 +1,1 @@
+"""What all samplers have in common."""

@@ -1,0 +1,236 @@
+"""What samplers do about gradients that are not finite.
+
+Note [Who looks at gradients]
+What an update would bring into parameters and state is counted by its bits before
+anything is changed. On the CPU the host looks at once. On a GPU it would have to wait:
+there the device itself leaves the update out, being given a negative step (Note [Steps
+that are left out], csrc/core/counter.h), and the host reads at the beginning of the
+next step what was found in this one. It is then as if the step had not been made: the
+counter is put back, and so the same noise is drawn again, which nothing has seen. With
+``capturable`` the host never looks, since it may not be there when a graph is replayed:
+the device advances its own counters.
+
+A parameter's first step creates its state, partly from the gradient, outside of what a
+negative step leaves out; there the host waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torch_sgmcmc.core.operators import any_nonfinite, count_nonfinite, step_or_nothing
+
+if TYPE_CHECKING:
+    from torch_sgmcmc.sampler import Sampler, Work
+
+__all__ = [
+    "StepLeftOut",
+    "catch_up",
+    "check_choice",
+    "check_finite",
+    "choice_of",
+    "gate_of",
+    "leave_out",
+    "nonfinite_error",
+    "raise_what_was_found",
+]
+
+
+class StepLeftOut(Exception):
+    """The step is to be left out. It is no error, and never leaves ``step()``."""
+
+    def __init__(self, message: str = "", losses: Tensor | None = None) -> None:
+        super().__init__(message)
+        self.losses = losses
+
+
+@dataclass
+class Seen:
+    """What was counted, for each parameter, of one kind of tensor."""
+
+    what: str
+    params: list[Tensor]
+    counts: Tensor
+
+
+class Pending:
+    """What was counted in a step on a GPU, on its way to the host."""
+
+    def __init__(self, seen: list[Seen], choice: str) -> None:
+        self.choice = choice
+        self.seen = [
+            Seen(s.what, s.params, s.counts.to("cpu", non_blocking=True)) for s in seen
+        ]
+        self._event = None
+        device = seen[0].counts.device
+        if device.type == "cuda":
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(device))
+
+    def wait(self) -> list[Seen]:
+        """What was found; the device has long gone on to the next step."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self.seen
+
+
+def check_choice(sampler: type[Sampler] | Sampler, value: object) -> None:
+    """Raises unless the sampler takes this value of ``nonfinite``."""
+    choices = sampler._NONFINITE
+    if not isinstance(value, str) or value not in choices:
+        *some, last = map(repr, choices)
+        raise ValueError(
+            f"Invalid nonfinite: {value!r} (must be {', '.join(some)} or {last})"
+        )
+
+
+def choice_of(sampler: Sampler) -> str:
+    """What to do, for all groups."""
+    choices = [group["nonfinite"] for group in sampler.param_groups]
+    choice = choices[0]
+    if choice not in sampler._NONFINITE:
+        check_choice(sampler, choice)
+    if choices.count(choice) < len(choices):
+        raise ValueError(
+            f"Invalid nonfinite: {choices} in the param groups (must be equal: a step "
+            "is left out as a whole)"
+        )
+    return choice
+
+
+def nonfinite_error(
+    choice: str, message: str, losses: Tensor | None = None
+) -> Exception:
+    """What to raise where a closure has made what is not finite."""
+    if choice == "skip":
+        return StepLeftOut(message, losses)
+    return RuntimeError(message)
+
+
+def check_finite(
+    sampler: Sampler,
+    work: list[Work],
+    tensors: list[list[Tensor]] | None = None,
+    what: str = "gradient",
+) -> None:
+    """Looks at what would enter an update.
+
+    Args:
+        sampler: whose choice is followed.
+        work: the lists that would be updated.
+        tensors: for each of them, a tensor for each parameter. None: the gradients,
+            which come first in a step.
+        what: the name of such a tensor.
+
+    Raises:
+        RuntimeError: something is not finite, and the choice is "raise".
+        StepLeftOut: something is not finite, and the choice is "skip".
+    """
+    if tensors is None:
+        if sampler._seen:
+            sampler._seen = []
+        tensors = [lists[2] for lists in work]
+    choice = choice_of(sampler)
+    if choice == "allow" or not work:
+        return
+    later = sampler._looks_later(work)
+    if not later and not any(map(_is_any_nonfinite, tensors)):
+        return
+    if not later and choice == "skip":
+        raise StepLeftOut
+    seen = [
+        Seen(what, params, count_nonfinite(some))
+        for (_, params, _, _), some in zip(work, tensors, strict=True)
+    ]
+    if not later:
+        raise RuntimeError(_message(sampler, seen, "got"))
+    sampler._seen = [*sampler._seen, *seen]
+
+
+def gate_of(sampler: Sampler, work: list[Work]) -> Tensor | None:
+    """The step for operators, negative if the device found something.
+
+    None if the host has looked.
+    """
+    seen, sampler._seen = sampler._seen, []
+    if not seen:
+        return None
+    group = work[0][0]
+    counts = seen[0].counts if len(seen) == 1 else torch.cat([s.counts for s in seen])
+    step = group["step"]
+    if torch.is_tensor(step):
+        return step_or_nothing(counts, step=0, device_step=step)
+    sampler._pending = Pending(seen, group["nonfinite"])
+    return step_or_nothing(counts, step=step)
+
+
+def leave_out(sampler: Sampler) -> None:
+    """Counts a step that was left out."""
+    for group in sampler.param_groups:
+        group["num_skipped"] += 1  # in place if it is a tensor
+
+
+def catch_up(sampler: Sampler) -> None:
+    """Takes into account what the last step's device found, if it is yet to be."""
+    pending, sampler._pending = sampler._pending, None
+    if pending is None:
+        return
+    seen = pending.wait()
+    if not any(bool(s.counts.any()) for s in seen):
+        return
+    for group in sampler.param_groups:
+        group["step"] -= 1
+    if pending.choice == "skip":
+        leave_out(sampler)
+    else:
+        sampler._error = _message(sampler, seen, "got in its last step")
+
+
+def raise_what_was_found(sampler: Sampler) -> None:
+    """Raises what the last step's device found, once."""
+    catch_up(sampler)
+    error, sampler._error = sampler._error, None
+    if error is not None:
+        raise RuntimeError(error)
+
+
+def _is_any_nonfinite(tensors: list[Tensor]) -> bool:
+    if tensors[0].is_cpu:
+        return any_nonfinite(tensors)
+    return bool(count_nonfinite(tensors).any())
+
+
+def _message(sampler: Sampler, seen: list[Seen], got: str) -> str:
+    found = [
+        (s.what, p, nans, infinities)
+        for s in seen
+        for p, (nans, infinities) in zip(s.params, s.counts.tolist(), strict=True)
+        if nans or infinities
+    ]
+    what, p, nans, infinities = found[0]
+    text = (
+        f"{type(sampler).__name__} {got} a {what} that is not finite: {nans} NaN and "
+        f"{infinities} infinite of {p.numel()} elements, for parameter "
+        f"{_name(sampler, p)}"
+    )
+    if len(found) > 1:
+        text += f" (and for {len(found) - 1} more)"
+    text += ". The step was not made"
+    if "skip" in sampler._NONFINITE:
+        text += "; nonfinite='skip' leaves such steps out"
+    return text
+
+
+def _name(sampler: Sampler, p: Tensor) -> str:
+    for g, group in enumerate(sampler.param_groups):
+        for i, other in enumerate(group["params"]):
+            if other is p:
+                names: Any = group.get("param_names")
+                if names is not None:
+                    return repr(names[i])
+                return f"{i} of group {g}, of shape {list(p.shape)}"
+    return f"of shape {list(p.shape)}"

@@ -1,0 +1,202 @@
+"""What a state dict must be for a sampler to load it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core.checks import check_capturable, check_integer, check_seed
+from torch_sgmcmc.core.nonfinite import check_choice
+from torch_sgmcmc.core.param_groups import SAMPLER_KEYS
+
+if TYPE_CHECKING:
+    from torch_sgmcmc.sampler import Sampler
+
+__all__ = [
+    "ADDED_LATER",
+    "check_count",
+    "check_equal",
+    "check_part",
+    "check_state_dict",
+    "check_tensor",
+    "completed",
+    "dual_averaging",
+]
+
+#: Keys that param groups of older state dicts lack: the sampler keeps the values that
+#: it has. All other keys of its groups are required. The same list is in
+#: csrc/libtorch/core/options.cpp.
+ADDED_LATER: frozenset[str] = frozenset(["nonfinite", "num_skipped"])
+
+
+def completed(sampler: Sampler, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """The state dict with all keys that its groups may lack.
+
+    Raises:
+        ValueError: it has others, or lacks more, or has other groups.
+    """
+    for key in ("param_groups", "state"):
+        if key not in state_dict:
+            raise ValueError(f"Invalid state dict: it has no key {key!r}")
+    theirs, ours = state_dict["param_groups"], sampler.param_groups
+    if len(theirs) != len(ours):
+        raise ValueError(
+            f"Invalid state_dict: it has {len(theirs)} param groups, expected "
+            f"{len(ours)}"
+        )
+    groups = []
+    for i, (saved, present) in enumerate(zip(theirs, ours, strict=True)):
+        keys = sampler._group_keys
+        missing = keys.difference(saved, ADDED_LATER)
+        if missing:
+            raise ValueError(
+                f"Invalid state_dict: param group {i} lacks {_row(missing)}; it is not "
+                f"one of {type(sampler).__name__}"
+            )
+        unknown = SAMPLER_KEYS.intersection(saved) - keys
+        if unknown:
+            raise ValueError(_unknown(sampler, f"param group {i}", unknown))
+        added = sorted(keys.intersection(ADDED_LATER).difference(saved))
+        groups.append({**saved, **{key: present[key] for key in added}})
+    return {**state_dict, "param_groups": groups}
+
+
+def check_state_dict(sampler: Sampler, state_dict: dict[str, Any]) -> None:
+    """Raises if a completed state dict is not one for this sampler."""
+    groups, state = state_dict["param_groups"], state_dict["state"]
+    indices = set()
+    for i, (theirs, ours) in enumerate(zip(groups, sampler.param_groups, strict=True)):
+        if len(theirs["params"]) != len(ours["params"]):
+            raise ValueError(
+                f"Invalid state_dict: param group {i} has {len(theirs['params'])} "
+                f"parameters, expected {len(ours['params'])}"
+            )
+        if list(theirs["offsets"]) != ours["offsets"]:
+            raise ValueError(
+                f"Invalid state_dict: param group {i} was saved for parameters of "
+                f"other sizes (noise offsets {theirs['offsets']}, expected "
+                f"{ours['offsets']})"
+            )
+        check_seed(theirs["seed"])
+        check_count("step", theirs["step"])
+        check_capturable(theirs["capturable"])
+        check_choice(sampler, theirs["nonfinite"])
+        check_count("num_skipped", theirs["num_skipped"])
+        sampler._check_group(theirs)
+        if theirs["capturable"] and not sampler._CAPTURABLE:
+            raise ValueError(
+                f"Invalid capturable: True ({type(sampler).__name__} decides on the "
+                "host, which a CUDA graph cannot)"
+            )
+        sampler._check_progress(theirs)
+        for index, p in zip(theirs["params"], ours["params"], strict=True):
+            indices.add(index)
+            _check_state(sampler, index, p, state.get(index, {}))
+    unknown = set(state).difference(indices, sampler._COMMON_STATE)
+    if unknown:
+        raise ValueError(_unknown(sampler, "its state", unknown))
+    equal = [key for key in sampler._MANAGED if key != "offsets"]
+    check_equal(groups, equal, sampler._WHY_EQUAL)
+
+
+def check_equal(
+    groups: Sequence[dict[str, Any]], keys: Sequence[str], why: str
+) -> None:
+    """Raises if a value differs between param groups."""
+    if len(groups) == 1:
+        return
+    for key in keys:
+        values = [group[key] for group in groups]
+        if not all(_alike(value, values[0]) for value in values[1:]):
+            raise ValueError(
+                f"Invalid {key}: {values} in the param groups (must be equal: {why})"
+            )
+
+
+def check_count(name: str, value: object) -> int:
+    """Returns a count, which may be a Tensor of one int64, or raises."""
+    if isinstance(value, Tensor):
+        if value.dtype is not torch.int64 or value.numel() != 1:
+            raise TypeError(
+                f"Invalid {name}: {value!r} (must be an int, or a Tensor of one int64)"
+            )
+        value = int(value)
+    return check_integer(name, value)
+
+
+def check_part(group: dict[str, Any], name: str, whole: str) -> None:
+    """Raises unless one count of a group is a part of another one."""
+    count, most = check_count(name, group[name]), check_count(whole, group[whole])
+    if count > most:
+        raise ValueError(f"Invalid {name}: {count} (must be at most {whole} = {most})")
+
+
+def dual_averaging(state: object) -> _C.DualAveraging:
+    """The adaptation of a step size that was saved, or an error."""
+    if not (
+        isinstance(state, (list, tuple))
+        and len(state) == 6
+        and all(isinstance(value, Real) for value in state)
+    ):
+        raise ValueError(
+            "Invalid state of dual averaging (must be finite, with a whole count)"
+        )
+    return _C.DualAveraging(state)
+
+
+def check_tensor(
+    what: str,
+    value: object,
+    shape: Sequence[int],
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Raises unless it is a tensor of this shape and type, or of some float type."""
+    if not isinstance(value, Tensor):
+        raise ValueError(
+            f"Invalid state_dict: {what} is a {type(value).__name__} (must be a Tensor)"
+        )
+    if value.dtype is not dtype if dtype else not value.is_floating_point():
+        wanted = dtype or "floating point"
+        raise ValueError(
+            f"Invalid state_dict: {what} is of {value.dtype} (must be {wanted})"
+        )
+    if list(value.shape) != list(shape):
+        raise ValueError(
+            f"Invalid state_dict: {what} has shape {list(value.shape)}, expected "
+            f"{list(shape)}"
+        )
+
+
+def _check_state(sampler: Sampler, index: int, p: Tensor, state: Any) -> None:
+    unknown = set(state).difference(sampler._STATE)
+    if unknown:
+        raise ValueError(_unknown(sampler, f"the state of parameter {index}", unknown))
+    for key, value in state.items():
+        if sampler._STATE[key] is Tensor:
+            check_tensor(f"{key} of parameter {index}", value, p.shape)
+        else:
+            check_integer(key, value)
+    sampler._check_saved_state(index, p, state)
+
+
+def _alike(a: object, b: object) -> bool:
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(_alike, a, b))
+    return bool(a == b) or (a != a and b != b)  # NaN is like NaN
+
+
+def _unknown(sampler: Sampler, where: str, keys: Collection[object]) -> str:
+    name = type(sampler).__name__
+    return (
+        f"Invalid state_dict: {where} has {_row(keys)}, which {name} does not know; it "
+        f"is not one of {name}"
+    )
+
+
+def _row(keys: Collection[object]) -> str:
+    return ", ".join(sorted(map(str, keys)))

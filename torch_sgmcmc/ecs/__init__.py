@@ -1,0 +1,1 @@
+"""The parts of HMC with energy conserving subsampling."""

@@ -1,0 +1,161 @@
+"""Checks of what HMC-ECS keeps in a state dict beside its hyperparameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_sgmcmc.core.checks import check_integer, check_real
+from torch_sgmcmc.core.state_checks import check_tensor
+from torch_sgmcmc.ecs.gauss_newton import BLOCKS, DIAGONAL
+from torch_sgmcmc.ecs.taylor import LINEAR, PREDICTOR, RANK_ONE, WHOLE
+from torch_sgmcmc.ecs.warmup import Warmup
+
+__all__ = ["check_anchored_state"]
+
+_FORMS = (LINEAR, PREDICTOR, RANK_ONE, WHOLE, BLOCKS, DIAGONAL)
+_ARGUMENTS = ("steps", "target_acceptance", "anchor_every", "target_variance")
+_TERMS = {
+    BLOCKS: ("values", "slopes", "curvatures", "jacobians"),
+    DIAGONAL: ("values", "slopes", "curvatures"),
+}
+_TAYLOR_TERMS = ("values", "slopes", "scales", "hessians")
+
+
+def check_anchored_state(state: dict[str, Any], d: int) -> None:
+    """Raises if control variates, subsample or warm-up are not whole and of one size.
+
+    Args:
+        state: of a state dict.
+        d: the number of elements of θ.
+    """
+    anchored = state.get("control_variates")
+    if anchored is not None:
+        _check_anchor(anchored, d)
+    if "subsample" in state:
+        if anchored is None:
+            raise ValueError(
+                "Invalid state_dict: it has a subsample without control_variates"
+            )
+        _check_subsample(state["subsample"], anchored["form"], d)
+    if "warmup" in state:
+        _check_warmup(state["warmup"], d)
+
+
+def _check_anchor(kept: Any, d: int) -> None:
+    what = "control_variates"
+    _need(what, kept, ("anchor", "num_data", "value", "gradient", "hessian", "form"))
+    form, size = kept["form"], getattr(kept["anchor"], "shape", ())
+    if form not in _FORMS:
+        raise ValueError(f"Invalid state_dict: {what} of the form {form!r}")
+    gauss_newton = form in (BLOCKS, DIAGONAL)
+    _need(what, kept, ("blocks" if gauss_newton else "gate", "whitening"))
+    if len(size) == 1 and size[0] != d:
+        raise ValueError(
+            f"Invalid state_dict: its control variates are those of {size[0]} "
+            f"parameters, expected {d}"
+        )
+    _double("anchor", kept["anchor"], [d])
+    check_integer("num_data", kept["num_data"], low=1)
+    _double("value", kept["value"], [])
+    _double("gradient", kept["gradient"], [d])
+    hessian = kept["hessian"]
+    if form == BLOCKS:
+        sizes = [sum(end - begin for begin, end in block) for block in kept["blocks"]]
+        _check_number("hessian", hessian, len(sizes))
+        for matrix, size in zip(hessian, sizes, strict=True):
+            _double("hessian", matrix, [size, size])
+    elif form == DIAGONAL:
+        _double("hessian", hessian, [d])
+    else:
+        check_integer("gate", kept["gate"])
+        _check_optional("hessian", hessian, form != LINEAR, [d, d])
+    whitening = kept["whitening"]
+    if whitening is not None:
+        matrix = getattr(whitening, "ndim", 0) == 2
+        _double("whitening", whitening, [d, d] if matrix else [d])
+
+
+def _check_subsample(kept: Any, form: str, d: int) -> None:
+    _need("subsample", kept, ("layout", "counts", "indices", "terms"))
+    _check_number("layout", kept["layout"], 6)
+    num_data, num_cells, num_blocks, batch_size, poisson, seed = kept["layout"]
+    for name, value in (
+        ("num_data", num_data),
+        ("num_cells", num_cells),
+        ("num_blocks", num_blocks),
+        ("batch_size", batch_size),
+    ):
+        check_integer(name, value, low=1)
+    if not isinstance(poisson, bool):
+        raise TypeError(f"Invalid poisson: {poisson!r} (must be a bool)")
+    check_integer("seed", seed, low=-(2**63))
+    _check_number("counts", kept["counts"], num_cells)
+    m = batch_size * sum(check_integer("counts", n) for n in kept["counts"])
+    indices = kept["indices"]
+    check_tensor("indices", indices, [m], torch.int64)
+    if m and not 0 <= int(indices.min()) <= int(indices.max()) < num_data:
+        raise ValueError(
+            f"Invalid state_dict: indices of its subsample are not in [0, {num_data})"
+        )
+    names, terms = _TERMS.get(form, _TAYLOR_TERMS), kept["terms"]
+    _check_number("terms", terms, len(names))
+    fields = dict(zip(names, terms, strict=True))
+    _double("values", fields["values"], [m])
+    if form == DIAGONAL:
+        _double("slopes", fields["slopes"], [m, d])
+        _double("curvatures", fields["curvatures"], [m, d])
+    elif form == BLOCKS:
+        c = getattr(fields["slopes"], "shape", (0, 0))[-1]
+        _double("slopes", fields["slopes"], [m, c])
+        _double("curvatures", fields["curvatures"], [m, c, c])
+        _double("jacobians", fields["jacobians"], [m, c, d])
+    else:
+        one = form in (PREDICTOR, RANK_ONE)
+        _double("slopes", fields["slopes"], [2 if one else 1, m, d])
+        _check_optional("scales", fields["scales"], one, [m])
+        _check_optional("hessians", fields["hessians"], form == WHOLE, [m, d, d])
+
+
+def _check_warmup(saved: Any, d: int) -> None:
+    _need("warmup", saved, ("arguments", "done", "adaptation", "draws"))
+    _need("warmup", saved["arguments"], _ARGUMENTS)
+    check_integer("done", saved["done"])
+    for draw in saved["draws"]:
+        _check_number("a draw of its warm-up", draw, 3)
+        _double("a draw of its warm-up", draw[0], [d])
+        for value in draw[1:]:
+            check_real("draws", value, low=-torch.inf)
+    Warmup.load(saved)
+
+
+def _need(what: str, kept: Any, keys: Sequence[str]) -> None:
+    if not isinstance(kept, dict):
+        raise ValueError(
+            f"Invalid state_dict: {what} is a {type(kept).__name__} (must be a dict)"
+        )
+    missing = sorted(set(keys).difference(kept))
+    if missing:
+        raise ValueError(f"Invalid state_dict: its {what} lacks {', '.join(missing)}")
+
+
+def _check_number(what: str, values: Any, expected: int) -> None:
+    if not isinstance(values, (list, tuple)) or len(values) != expected:
+        raise ValueError(
+            f"Invalid state_dict: {what} is not a list of {expected} elements"
+        )
+
+
+def _check_optional(what: str, value: Any, wanted: bool, shape: Sequence[int]) -> None:
+    if wanted:
+        _double(what, value, shape)
+    elif value is not None:
+        raise ValueError(
+            f"Invalid state_dict: {what} is a {type(value).__name__} (must be None)"
+        )
+
+
+def _double(what: str, value: Any, shape: Sequence[int]) -> None:
+    check_tensor(what, value, shape, torch.float64)

@@ -1,0 +1,274 @@
+"""Taylor expansions of each datum's log-likelihood around a fixed point θ*.
+
+Everything is computed from a closure that maps indices to per-datum log-likelihoods,
+at the parameters' present values.
+
+Note [Hessians of rank one]
+In every model whose parameters enter a datum's likelihood through one linear
+predictor (regressions of all kinds), Hᵢ = cᵢ xᵢ xᵢᵀ has rank one. It is not asked for
+but found out. The predictor is looked for in the graph: cᵢ is then a second derivative
+by it, and zᵀ Hᵢ z must be cᵢ (zᵀ xᵢ)² in a random direction z. Where the graph does not
+show it, as when a closure computes it twice, Hᵢ = yᵢ yᵢᵀ / (zᵀ yᵢ) with yᵢ = Hᵢ z for
+any z that is not orthogonal to xᵢ, and z'ᵀ Hᵢ z' must be (z'ᵀ yᵢ)² / (zᵀ yᵢ) in a
+second direction z'. The directions are random, so that this fails for other models.
+Rounding in xᵢ or yᵢ does no harm to the sampler's target: what is added up over the
+data is the very expansion that is used for each datum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torch_sgmcmc.ecs.jacobians import jacobians
+from torch_sgmcmc.ecs.likelihood_graph import Closure, LikelihoodGraph, log_likelihoods
+from torch_sgmcmc.ecs.predictor import Predictor
+
+__all__ = ["LINEAR", "PREDICTOR", "RANK_ONE", "WHOLE", "TaylorSums", "TaylorTerms"]
+
+# What is kept of each datum's Hessian, and how it is computed.
+LINEAR, PREDICTOR, RANK_ONE, WHOLE = "none", "predictor", "rank one", "whole"
+
+# Parameters from which on each datum's gradient is a backward pass of its own, and not
+# each parameter's derivatives of all data: about where both cost the same (1000 data of
+# a network of two layers, one thread).
+_MANY = 256
+
+# Data of the first chunk by which it is found out whether a predictor is linear.
+_TESTED = 256
+
+
+@dataclass
+class TaylorTerms:
+    """Expansions of M data, in float64: qᵢ = vᵢ + gᵢᵀδ + δᵀHᵢδ / 2, δ = θ - θ*."""
+
+    values: Tensor  # [M]
+    slopes: Tensor  # [1, M, d], gᵢ; for Hessians of rank one [2, M, d], with yᵢ
+    scales: Tensor | None = None  # [M]: Hᵢ = scaleᵢ yᵢ yᵢᵀ
+    hessians: Tensor | None = None  # [M, d, d]
+
+    @classmethod
+    def at_present(
+        cls,
+        closure: Closure,
+        params: list[Tensor],
+        indices: Tensor,
+        form: str,
+        z: Tensor,
+        gate: int | None = None,
+    ) -> TaylorTerms:
+        """Those of the data with these indices, around the parameters as they are."""
+        if len(indices) == 0:  # the closure need not know how to compute nothing
+            return cls._of_nothing(form, z)
+        if form == LINEAR and len(z) > _MANY:
+            values, rows = jacobians(
+                lambda part: log_likelihoods(closure, part), params, indices
+            )
+            return cls(values.double(), rows.double().view(1, len(indices), -1))
+        with torch.enable_grad():
+            values = log_likelihoods(closure, indices)
+        constants = values.detach().double()
+        if form == PREDICTOR:
+            predictor = Predictor.of(values, params, gate)
+            if predictor is None:
+                raise RuntimeError(
+                    "HMCECS got log-likelihoods that are computed in another way than "
+                    "before: the closure must do the same for any data, or set_anchor "
+                    "must be called again"
+                )
+            rows = predictor.rows.double()
+            gradients = predictor.first.double()[:, None] * rows
+            return cls(
+                constants, torch.stack([gradients, rows]), predictor.second.double()
+            )
+        graph = LikelihoodGraph(values, params)
+        gradients = graph.gradients().double()
+        if form == LINEAR:
+            return cls(constants, gradients[None].contiguous())
+        if form == RANK_ONE:
+            factors = graph.hessian_products(z).double()
+            slopes = torch.stack([gradients, factors])
+            return cls(constants, slopes, _inverse(factors @ z))
+        basis = torch.eye(len(z), dtype=z.dtype, device=z.device)
+        columns = [graph.hessian_products(e) for e in basis]
+        return cls(
+            constants,
+            gradients[None].contiguous(),
+            hessians=torch.stack(columns, dim=2).double(),
+        )
+
+    @classmethod
+    def _of_nothing(cls, form: str, z: Tensor) -> TaylorTerms:
+        d, one = len(z), form in (PREDICTOR, RANK_ONE)
+        return cls(
+            z.new_empty(0),
+            z.new_empty(2 if one else 1, 0, d),
+            z.new_empty(0) if one else None,
+            z.new_empty(0, d, d) if form == WHOLE else None,
+        )
+
+    def fields(self) -> list[Tensor | None]:
+        return [self.values, self.slopes, self.scales, self.hessians]
+
+    def part(self, begin: int, end: int) -> TaylorTerms:
+        """Those of the data [begin, end), as views."""
+        return TaylorTerms(
+            self.values[begin:end],
+            self.slopes[:, begin:end],
+            None if self.scales is None else self.scales[begin:end],
+            None if self.hessians is None else self.hessians[begin:end],
+        )
+
+    @classmethod
+    def join(cls, parts: list[TaylorTerms]) -> TaylorTerms:
+        """One after the other."""
+        columns = list(zip(*(part.fields() for part in parts), strict=True))
+        joined = [
+            None if column[0] is None else torch.cat(column, dim=int(i == 1))
+            for i, column in enumerate(columns)
+        ]
+        return cls(*joined)  # type: ignore[arg-type]
+
+    def expand(self, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """The values qᵢ at θ* + δ, and what :meth:`pull` needs for that δ."""
+        kinds, size, d = self.slopes.shape
+        along = torch.mv(self.slopes.view(kinds * size, d), delta).view(kinds, size)
+        values = self.values + along[0]
+        if self.scales is not None:
+            bends = self.scales * along[1]
+            return values.addcmul_(bends, along[1], value=0.5), bends
+        if self.hessians is not None:
+            bends = self.hessians @ delta
+            return values.add_(bends @ delta, alpha=0.5), bends
+        return values, along
+
+    def pull(self, weights: Tensor, bends: Tensor) -> Tensor:
+        """Σ wᵢ ∇qᵢ at the δ of :meth:`expand`."""
+        kinds, size, d = self.slopes.shape
+        if self.scales is not None:
+            weights = torch.cat([weights, weights * bends])
+        result = torch.mv(self.slopes.view(kinds * size, d).t(), weights)
+        if self.hessians is not None:
+            result = result + weights @ bends
+        return result
+
+
+@dataclass
+class TaylorSums:
+    """The sum over all data of what :class:`TaylorTerms` has of each."""
+
+    value: Tensor
+    gradient: Tensor  # [d]
+    hessian: Tensor | None  # [d, d]; None in expansions of first order
+    form: str  # of each datum's Hessian
+    gate: int = 0  # where the predictor is in the graph, if there is one
+
+    @classmethod
+    def at_present(
+        cls,
+        closure: Closure,
+        params: list[Tensor],
+        chunks: Iterable[Tensor],
+        form: str,
+        probes: Tensor,
+    ) -> TaylorSums | None:
+        """The sums over all chunks of indices, around the parameters as they are.
+
+        Args:
+            closure: gives the log-likelihoods at the parameters.
+            params: the parameters.
+            chunks: of all indices.
+            form: of each datum's Hessian; for LINEAR they are not summed up.
+            probes: two random directions [2, d].
+
+        Returns:
+            The sums, or None if the Hessians are not of this form.
+        """
+        d = probes.shape[1]
+        like = {"dtype": torch.float64, "device": probes.device}
+        value, gradient = torch.zeros((), **like), torch.zeros(d, **like)
+        hessian = None if form == LINEAR else torch.zeros(d, d, **like)
+        fit = _Fit(params[0].dtype, probes.device)
+        gate = scaled = None
+        for indices in chunks:
+            with torch.enable_grad():
+                values = log_likelihoods(closure, indices)
+            value += values.detach().double().sum()
+            if form == PREDICTOR:
+                predictor = Predictor.of(values, params, gate)
+                if predictor is None:
+                    return None
+                if gate is None:  # the other chunks are the same functions
+                    gate, some = predictor.gate, indices[:_TESTED]
+                    guess, truth = _curvatures(closure, params, some, gate, probes[0])
+                    if not fit.adds(guess, truth):
+                        return None
+                rows = predictor.rows.double()
+                gradient += torch.mv(rows.t(), predictor.first.double())
+                scaled = _product(rows, predictor.second, scaled)
+                hessian += scaled.t() @ rows
+                continue
+            graph = LikelihoodGraph(values, params)
+            gradient += graph.slope.detach().double()
+            if form == WHOLE:
+                hessian += graph.hessian().double()
+            elif form == RANK_ONE:
+                factors = graph.hessian_products(probes[0]).double()
+                scales = _inverse(factors @ probes[0])
+                truth = graph.curvatures(probes[1])
+                if not fit.adds(scales * (factors @ probes[1]) ** 2, truth):
+                    return None
+                hessian += (factors.t() * scales) @ factors
+        return cls(value, gradient, hessian, form, gate or 0)
+
+    def at(self, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ q and its gradient at θ* + δ."""
+        if self.hessian is None:
+            return self.value + torch.dot(delta, self.gradient), self.gradient
+        bend = torch.mv(self.hessian, delta)
+        total = self.value + torch.dot(delta, self.gradient + 0.5 * bend)
+        return total, self.gradient + bend
+
+
+def _inverse(x: Tensor) -> Tensor:
+    """1 / x, and 0 where that is no number of use: for 0 and subnormal numbers."""
+    return torch.where(x.abs() < torch.finfo(x.dtype).tiny, 0.0, 1 / x)
+
+
+def _product(rows: Tensor, scales: Tensor, out: Tensor | None) -> Tensor:
+    """The scaled rows in float64; where they fit, in the memory of others."""
+    if out is None or out.shape != rows.shape:
+        out = torch.empty_like(rows, dtype=torch.float64)
+    return torch.mul(rows, scales.double()[:, None], out=out)
+
+
+def _curvatures(
+    closure: Closure, params: list[Tensor], indices: Tensor, gate: int, z: Tensor
+) -> tuple[Tensor, Tensor]:
+    """zᵀ Hᵢ z by the predictor and as it is: [M]."""
+    with torch.enable_grad():
+        values = log_likelihoods(closure, indices)
+    predictor = Predictor.of(values, params, gate)
+    truth = LikelihoodGraph(values, params).curvatures(z).double()
+    if predictor is None:
+        return torch.full_like(truth, torch.nan), truth
+    along = predictor.rows.double() @ z
+    return predictor.second.double() * along**2, truth
+
+
+class _Fit:
+    """Whether curvatures of one form are those that there are, up to rounding."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.error, self.size = torch.zeros(2, dtype=torch.float64, device=device)
+        self.tolerance = 1e-6 if dtype == torch.float64 else 1e-2
+
+    def adds(self, guess: Tensor, truth: Tensor) -> bool:
+        """Takes those of more data into account."""
+        truth = truth.double()
+        self.error += (guess - truth).abs().sum()
+        self.size += truth.abs().sum()
+        return bool(self.error <= self.tolerance * self.size)

@@ -1,0 +1,296 @@
+"""Batch samplers: independent uniform minibatches, and stratified ones."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.utils.data
+from torch import Tensor
+
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core.checks import check_integer, draw_seed
+
+__all__ = ["IndependentBatchSampler", "StratifiedBatchSampler", "kmeans_strata"]
+
+
+class _BatchSampler(torch.utils.data.Sampler[list[int]]):
+    """Keyed draws of minibatches: iteration, counters and state dicts."""
+
+    def __init__(
+        self, num_data: int, batch_size: int, num_batches: int | None, seed: int | None
+    ) -> None:
+        self.num_data = check_integer("num_data", num_data, low=1)
+        self.batch_size = check_integer("batch_size", batch_size, low=1)
+        if num_batches is None:
+            num_batches = -(-num_data // batch_size)
+        self.num_batches = check_integer("num_batches", num_batches, low=1)
+        self.seed = draw_seed(seed)
+        #: Number of minibatches drawn so far; the next one is keyed by it.
+        self.num_drawn = 0
+        self._position = 0  # in the latest iteration
+        self._resumes = False  # whether the next iteration is to start there
+
+    @abstractmethod
+    def _memory(self, count: int) -> bytearray:
+        """The memory of the next ``count`` minibatches, as int64."""
+
+    def draw(self, count: int) -> Tensor:
+        """Draws the next minibatches as one tensor of indices.
+
+        For data in memory, and for samplers of several chains (``num_chains``), each
+        of which gets a minibatch of its own.
+
+        Args:
+            count: how many minibatches, >= 1.
+
+        Returns:
+            int64 indices of shape [count, batch_size].
+        """
+        count = check_integer("count", count, low=1)
+        flat = torch.frombuffer(self._memory(count), dtype=torch.int64)
+        self.num_drawn += count
+        return flat.view(count, self.batch_size)
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        position = self._position if self._resumes else 0
+        self._resumes = False
+        while position < self.num_batches:
+            batch = self.draw(1)[0].tolist()
+            position += 1
+            self._position = position
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """The seed, the number of minibatches drawn, and the place in the iteration."""
+        return {
+            "seed": self.seed,
+            "num_drawn": self.num_drawn,
+            "position": self._position % self.num_batches,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what :meth:`state_dict` returned.
+
+        The next iteration makes the rest of the one that was going on, with the very
+        minibatches that it would have had.
+
+        Raises:
+            ValueError: an entry is out of range. Nothing has been loaded.
+        """
+        seed = draw_seed(state_dict["seed"])
+        num_drawn = check_integer("num_drawn", state_dict["num_drawn"])
+        position = check_integer("position", state_dict["position"])
+        if position >= self.num_batches:
+            raise ValueError(
+                f"Invalid position: {position} (must be below num_batches = "
+                f"{self.num_batches})"
+            )
+        self.seed, self.num_drawn = seed, num_drawn
+        self._position, self._resumes = position, True
+
+
+class IndependentBatchSampler(_BatchSampler):
+    """Minibatches that are drawn independently of each other, uniformly.
+
+    For :class:`torch.utils.data.DataLoader`, in place of ``shuffle=True``, which
+    deals all data once an epoch: minibatches then depend on each other, as what one
+    has another one cannot have, and samplers that rely on independent noise lose
+    their law. A minibatch of n data takes O(n) time and memory, however many data
+    there are.
+
+    Args:
+        num_data: N, the number of data, >= 1.
+        batch_size: n, in [1, N], or with ``replacement`` >= 1.
+        replacement: whether a datum can be in a minibatch several times. Without, the
+            noise of a minibatch's mean is smaller by the factor 1 - n/N. Default:
+            False.
+        num_batches: length of one iteration, >= 1. Default: N / n, rounded up.
+            Every iteration goes on with new draws.
+        seed: key of the draws, a 64-bit int. None draws one from torch's default
+            generator. A sampler may have the same seed: they share no random number.
+            Default: None.
+
+    Raises:
+        TypeError: a number of the wrong type.
+        ValueError: a number out of range.
+
+    Example:
+        >>> batches = IndependentBatchSampler(len(data), 500, seed=0)
+        >>> loader = torch.utils.data.DataLoader(data, batch_sampler=batches)
+        >>> for x, y in loader:  # one "epoch"
+        ...     ...
+        >>> x, y = data[batches.draw(1)[0]]  # or without a loader
+
+    Note:
+        A minibatch is a pure function of the seed and of how many were drawn before
+        it, so :meth:`state_dict` resumes to the bit, in the middle of an iteration
+        too. But a loader with ``num_workers`` > 0 draws minibatches before they are
+        used (``prefetch_factor`` for each worker), and :meth:`state_dict` counts what
+        was drawn. To resume there, save the state at the end of an iteration, or
+        subtract from ``num_drawn`` and ``position`` what was not used yet. Give each
+        data-parallel replica a seed of its own.
+    """
+
+    def __init__(
+        self,
+        num_data: int,
+        batch_size: int,
+        *,
+        replacement: bool = False,
+        num_batches: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(num_data, batch_size, num_batches, seed)
+        if not isinstance(replacement, bool):
+            raise TypeError(f"Invalid replacement: {replacement!r} (must be a bool)")
+        if not replacement:
+            _check_batch_fits(batch_size, num_data)
+        self.replacement = replacement
+
+    def _memory(self, count: int) -> bytearray:
+        return _C.minibatches(
+            self.num_data,
+            self.batch_size,
+            count=count,
+            replacement=self.replacement,
+            seed=self.seed,
+            step=self.num_drawn,
+        )
+
+
+class StratifiedBatchSampler(_BatchSampler):
+    r"""Independent minibatches that represent every stratum of the data.
+
+    Of a stratum of :math:`N_k` data a minibatch of n has
+    :math:`n_k = n N_k / N` (proportional allocation), drawn uniformly without
+    replacement. Where that is no whole number, it is rounded up or down at random,
+    with the exact mean :math:`n N_k / N` and the sum n. So each datum is in a
+    minibatch with probability n/N, and the **plain mean over a minibatch is
+    unbiased**, for strata of any sizes and more strata than data in a minibatch too:
+    no weights are needed. What differs between strata is then no longer noise.
+    With strata from :func:`kmeans_strata` and :class:`SGHMC` this is CP-SGHMC.
+
+    Args:
+        strata: the stratum of each datum: N integers, any values.
+        batch_size: n in [1, N].
+        num_batches: length of one iteration, >= 1. Default: N / n, rounded up.
+        seed: key of the draws, a 64-bit int. None draws one from torch's default
+            generator. Default: None.
+
+    Raises:
+        TypeError: a number of the wrong type, or strata that are no integers.
+        ValueError: a number out of range, or strata not in one dimension.
+
+    Example:
+        >>> strata = kmeans_strata(x, 10, seed=0)
+        >>> batches = StratifiedBatchSampler(strata, 500, seed=0)
+        >>> loader = torch.utils.data.DataLoader(data, batch_sampler=batches)
+
+    Note:
+        A minibatch lists its data stratum by stratum: a part of it is no stratified
+        minibatch. Resuming is as for :class:`IndependentBatchSampler`. Any other
+        allocation needs the weights N_k / (N n_k) in the loss; this one makes them
+        equal on average.
+
+    Reference:
+        T. Fu and Z. Zhang, CPSG-MCMC: Clustering-Based Preprocessing method for
+        Stochastic Gradient MCMC, AISTATS 2017.
+    """
+
+    def __init__(
+        self,
+        strata: Any,
+        batch_size: int,
+        *,
+        num_batches: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        labels = torch.as_tensor(strata)
+        if labels.is_floating_point() or labels.is_complex():
+            raise TypeError(f"Invalid strata: {labels.dtype} (must be integers)")
+        if labels.dim() != 1 or labels.numel() == 0:
+            raise ValueError(
+                f"Invalid strata: shape {list(labels.shape)} (must be one stratum for "
+                "each datum)"
+            )
+        super().__init__(labels.numel(), batch_size, num_batches, seed)
+        _check_batch_fits(batch_size, self.num_data)
+        labels = labels.cpu()
+        _, sizes = torch.unique(labels, return_counts=True)
+        self._order = torch.argsort(labels, stable=True)
+        self._ends = sizes.cumsum(0).tolist()
+
+    @property
+    def num_strata(self) -> int:
+        """The number of strata."""
+        return len(self._ends)
+
+    def _memory(self, count: int) -> bytearray:
+        return _C.stratified_minibatches(
+            self._ends,
+            self.batch_size,
+            count=count,
+            seed=self.seed,
+            step=self.num_drawn,
+        )
+
+    def draw(self, count: int) -> Tensor:
+        """Draws the next minibatches as one tensor of indices [count, batch_size]."""
+        return self._order[super().draw(count)]
+
+
+def kmeans_strata(x: Any, num_strata: int, *, seed: int = 0) -> Tensor:
+    """Strata of similar data, by k-means clustering.
+
+    Needs scikit-learn, which the library itself does not depend on. Up to 10,000
+    data by ``KMeans``, more by ``MiniBatchKMeans``. Scale the features as they matter
+    before.
+
+    Args:
+        x: N data in rows: a tensor or an array of shape [N, ...].
+        num_strata: number of clusters, in [1, N].
+        seed: of the clustering, in [0, 2^32). Default: 0.
+
+    Returns:
+        The stratum of each datum, int64 of shape [N], in [0, ``num_strata``). A
+        cluster can come out empty.
+
+    Raises:
+        ImportError: scikit-learn is not installed.
+        TypeError: num_strata or seed is not an int.
+        ValueError: num_strata or seed is out of range, or x has no rows.
+    """
+    num_strata = check_integer("num_strata", num_strata, low=1)
+    seed = check_integer("seed", seed)
+    if seed >= 2**32:
+        raise ValueError(f"Invalid seed: {seed} (must be < 2^32)")
+    x = torch.as_tensor(x)
+    if x.dim() == 0 or x.numel() == 0:
+        raise ValueError(f"Invalid x: shape {list(x.shape)} (must have data in rows)")
+    if num_strata > len(x):
+        raise ValueError(f"Invalid num_strata: {num_strata} (must be <= {len(x)})")
+    try:
+        from sklearn.cluster import KMeans, MiniBatchKMeans
+    except ImportError as error:
+        raise ImportError(
+            "kmeans_strata() needs scikit-learn: pip install scikit-learn"
+        ) from error
+    kind = KMeans if len(x) <= 10_000 else MiniBatchKMeans
+    clusters = kind(num_strata, n_init=3, random_state=seed)
+    rows = x.detach().cpu().flatten(1) if x.dim() > 1 else x.detach().cpu()[:, None]
+    labels = clusters.fit_predict(rows.double().numpy())
+    return torch.as_tensor(labels, dtype=torch.int64)
+
+
+def _check_batch_fits(batch_size: int, num_data: int) -> None:
+    if batch_size > num_data:
+        raise ValueError(
+            f"Invalid batch_size: {batch_size} (must be <= num_data = {num_data} "
+            "without replacement)"
+        )
