@@ -320,7 +320,7 @@ def report_nonfinite(device: torch.device, rounds: int) -> None:
                 ) -> sg.Sampler:
                     lr = LR / 1000  # whatever is trained here stays finite
                     return getattr(sg, name)(
-                        p, lr, num_data=NUM_DATA, seed=0, nonfinite=choice
+                        p, lr, num_data=NUM_DATA, nonfinite=choice
                     )
 
                 whole[choice] = training(network, x.to(device), make)
