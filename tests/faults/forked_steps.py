@@ -4,11 +4,11 @@ OpenMP's threads are not forked: in a child, operators that need several threads
 for them forever, torch's own among them. The child of a program that has used threads
 therefore begins with ``torch.set_num_threads(1)``, as DataLoader's workers do.
 
-    python forked_steps.py THREADS METHOD KIND ...
+    python forked_steps.py THREADS KIND ...
 
-Each kind of sampler makes two steps with three threads, forks by METHOD (``os`` or
-``multiprocessing``), and makes two more in parent and child; the child's number of
-threads is THREADS, or what it was before if that is 0. Prints whether they end equal.
+Each kind of sampler makes two steps with three threads, and two more in children, one
+of ``os.fork`` and one of ``multiprocessing``, and in the parent. The children's number
+of threads is THREADS, or what it was before if that is 0. Prints whether all end equal.
 ``SGD`` is torch's.
 """
 
@@ -18,6 +18,7 @@ import hashlib
 import multiprocessing
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,39 +53,44 @@ def end(chain: Any) -> bytes:
     return hashlib.sha256(repr(result).encode()).digest()
 
 
-def child(chain: Any, threads: int, writer: int) -> None:
-    if threads:
-        torch.set_num_threads(threads)
-    os.write(writer, end(chain))
-
-
-def end_in_child(chain: Any, threads: int, method: str) -> bytes:
+def end_in_child(chain: Any, threads: int, fork: Callable[..., None]) -> bytes:
     reader, writer = os.pipe()
-    if method == "os":
-        process = os.fork()
-        if process == 0:
-            child(chain, threads, writer)
-            os._exit(0)
-        os.waitpid(process, 0)
-    else:
-        context = multiprocessing.get_context("fork")
-        other = context.Process(target=child, args=(chain, threads, writer))
-        other.start()
-        other.join()
+
+    def child() -> None:
+        if threads:
+            torch.set_num_threads(threads)
+        os.write(writer, end(chain))
+
+    fork(child)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         return pipe.read()
 
 
-def main(threads: int, method: str, kinds: list[str]) -> None:
+def by_os(child: Callable[[], None]) -> None:
+    process = os.fork()
+    if process == 0:
+        child()
+        os._exit(0)
+    os.waitpid(process, 0)
+
+
+def by_multiprocessing(child: Callable[[], None]) -> None:
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+
+
+def main(threads: int, kinds: list[str]) -> None:
     for kind in kinds:
         torch.set_num_threads(3)
         chain = Descent() if kind == "SGD" else Chain(kind, sizes=SIZES)
         chain.run(range(2))
-        theirs = end_in_child(chain, threads, method)
+        ends = [end_in_child(chain, threads, f) for f in (by_os, by_multiprocessing)]
         torch.set_num_threads(threads or 3)  # sums of torch depend on it
-        print(f"{kind}: {'equal' if theirs == end(chain) else 'different'}", flush=True)
+        equal = ends == 2 * [end(chain)]
+        print(f"{kind}: {'equal' if equal else 'different'}", flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -185,12 +185,11 @@ def test_gamma_of_parameters_that_have_changed(in_backward: bool) -> None:
 # ---- Forked processes --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["os", "multiprocessing"])
-def test_a_forked_process_goes_on(method: str) -> None:
-    kinds = ["SGD", *(EVERY if method == "os" else ["SGHMC"])]
+def test_a_forked_process_goes_on() -> None:
+    kinds = ["SGD", *EVERY]
     # A child that hangs goes too.
     process = subprocess.Popen(
-        [sys.executable, FORKED_STEPS, "1", method, *kinds],
+        [sys.executable, FORKED_STEPS, "1", *kinds],
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
