@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,12 +30,16 @@ class Chain:
     """A sampler of two groups of parameters; a step depends on its number alone."""
 
     def __init__(
-        self, kind: str, dtype: torch.dtype = torch.float32, seed: int = 5
+        self,
+        kind: str,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 5,
+        sizes: Sequence[int] = SIZES,  # HMC-ECS has its own
     ) -> None:
         self.kind = kind
         g = torch.Generator().manual_seed(3)
         self.params = [
-            nn.Parameter(0.5 * torch.randn(n, generator=g).to(dtype)) for n in SIZES
+            nn.Parameter(0.5 * torch.randn(n, generator=g).to(dtype)) for n in sizes
         ]
         if kind.startswith("HMCECS"):
             self.data = Data(dtype=torch.float64)
@@ -106,9 +111,10 @@ class Chain:
 
 
 def bits(value: Any) -> Any:
-    """The same nest of dicts and lists with tensors as lists of numbers."""
+    """The same nest of dicts and lists with tensors as bytes."""
     if isinstance(value, Tensor):
-        return (str(value.dtype), value.double().tolist())
+        numbers = value.detach().double().numpy()  # exact, and NumPy has no bfloat16
+        return (str(value.dtype), numbers.shape, numbers.tobytes())
     if isinstance(value, dict):
         return {key: bits(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

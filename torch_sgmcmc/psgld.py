@@ -108,9 +108,10 @@ class PSGLD(Sampler):
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step.
         TypeError: a hyperparameter that is not a number, or not a bool.
-        RuntimeError: Γ is wanted, but no gradient carries a graph; or other ranks of a
-            process group have other graphs; or a GradScaler calls, whose scale h would
-            contain. Nothing has changed.
+        RuntimeError: Γ is wanted, but no gradient carries a graph, or a parameter in
+            the graph has changed since; or other ranks of a process group have other
+            graphs; or a GradScaler calls, whose scale h would contain. Nothing has
+            changed.
 
     Example:
         Adaptation that ends with burn-in, in an ordinary training loop:
@@ -321,13 +322,22 @@ class PSGLD(Sampler):
                 "call loss.backward(create_graph=True), or set gamma=False and stop "
                 "adaptation (adapt=False) after burn-in"
             )
-        products = torch.autograd.grad(
-            [grads[i] for i in with_graph],
-            params,
-            [probes[i] for i in with_graph],
-            retain_graph=True,
-            allow_unused=True,
-        )
+        try:
+            products = torch.autograd.grad(
+                [grads[i] for i in with_graph],
+                params,
+                [probes[i] for i in with_graph],
+                retain_graph=True,
+                allow_unused=True,
+            )
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
+            raise RuntimeError(
+                "PSGLD got gradients of parameters that have changed since, and Γ "
+                "needs second derivatives: step once for each backward pass, after "
+                "it, and sample all parameters of a loss with one sampler"
+            ) from error
         return {
             p: torch.zeros_like(z) if product is None else product * z
             for p, z, product in zip(params, probes, products, strict=True)

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "core/counter.h"
@@ -56,12 +57,24 @@ std::vector<std::vector<at::Tensor>> Curvatures(const std::vector<Work>& work) {
         "call loss.backward(create_graph=True), or set gamma=False and stop "
         "adaptation (adapt=False) after burn-in");
   }
-  const auto products = torch::autograd::grad(with_graph,
-                                              params,
-                                              their_probes,
-                                              /*retain_graph=*/true,
-                                              /*create_graph=*/false,
-                                              /*allow_unused=*/true);
+  std::vector<at::Tensor> products;
+  try {
+    products = torch::autograd::grad(with_graph,
+                                     params,
+                                     their_probes,
+                                     /*retain_graph=*/true,
+                                     /*create_graph=*/false,
+                                     /*allow_unused=*/true);
+  } catch (const std::exception& error) {
+    if (std::string(error.what()).find("modified by an inplace operation") ==
+        std::string::npos) {
+      throw;
+    }
+    throw std::runtime_error(
+        "PSGLD got gradients of parameters that have changed since, and Γ "
+        "needs second derivatives: step once for each backward pass, after it, "
+        "and sample all parameters of a loss with one sampler");
+  }
   size_t next = 0;
   for (size_t i = 0; i < work.size(); ++i) {
     if (!IsCorrected(work[i])) continue;

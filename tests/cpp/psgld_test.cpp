@@ -3,6 +3,8 @@
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 
+#include "message_of.h"
+
 namespace torch_sgmcmc {
 namespace {
 
@@ -50,6 +52,23 @@ TEST(PSGLD, AdaptationAfterRestIsNotLost) {
     return p.detach();
   };
   EXPECT_TRUE(torch::equal(run(true), run(false)));
+}
+
+TEST(PSGLD, GammaOfParametersThatHaveChanged) {
+  const at::Tensor p = torch::ones({2}).set_requires_grad(true);
+  const at::Tensor q = torch::ones({2}).set_requires_grad(true);
+  const PSGLDOptions options = PSGLDOptions(0.1).num_data(10).seed(1);
+  PSGLD first({p}, options);
+  PSGLD second({q}, options);
+  (p * q).square().sum().backward({}, /*retain_graph=*/std::nullopt, true);
+  first.step();
+  EXPECT_EQ(
+      MessageOf<std::runtime_error>([&] { second.step(); }),
+      "PSGLD got gradients of parameters that have changed since, and Γ needs "
+      "second derivatives: step once for each backward pass, after it, and "
+      "sample all parameters of a loss with one sampler");
+  EXPECT_TRUE(q.equal(torch::ones({2})));
+  for (const at::Tensor& param : {p, q}) param.mutable_grad().reset();
 }
 
 }  // namespace

@@ -207,4 +207,4 @@ def take_turn(sampler: Sampler) -> None:
 
 def _forget(seed: int, turn: weakref.ref[Sampler]) -> None:
     if _last.get(seed) is turn:
-        del _last[seed]
+        _last.pop(seed, None)  # by now another thread may have
