@@ -2,6 +2,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import overload
 
+MOST_WARMUP_STEPS: int
 NOISE_BLOCK: int
 LOOK: int
 PROPOSAL: int
@@ -45,6 +46,13 @@ def minibatches(
 def stratified_minibatches(
     ends: Sequence[int], batch_size: int, *, count: int, seed: int, step: int
 ) -> bytearray: ...
+def ratio(part: float, whole: float) -> float: ...
+def leapfrog_steps(
+    num_steps: int | None,
+    length: float | None,
+    step_size: float,
+    most: int | None = None,
+) -> int: ...
 def mean_acceptance(log_ratios: Sequence[float]) -> float: ...
 def mean_of(numbers: Sequence[float]) -> float: ...
 def choose_subsample_size(

@@ -16,9 +16,11 @@
 #include "host/fold_in.h"
 #include "host/gamma.h"
 #include "host/index_chain.h"
+#include "host/leapfrog_steps.h"
 #include "host/metropolis.h"
 #include "host/minibatch.h"
 #include "host/moments.h"
+#include "host/ratio.h"
 #include "host/subsample.h"
 
 namespace py = pybind11;
@@ -302,6 +304,15 @@ PYBIND11_MODULE(_C, m) {
       "The same of stratified minibatches, for data in the order of their "
       "strata, of which the k-th ends before ends[k].");
 
+  m.def("ratio", &torch_sgmcmc::Ratio, py::arg("part"), py::arg("whole"));
+  m.attr("MOST_WARMUP_STEPS") = torch_sgmcmc::kMostWarmupSteps;
+  m.def("leapfrog_steps",
+        &torch_sgmcmc::LeapfrogSteps,
+        py::arg("num_steps"),
+        py::arg("length"),
+        py::arg("step_size"),
+        py::arg("most") = std::nullopt,
+        "Of a trajectory (csrc/host/leapfrog_steps.h).");
   m.def("mean_acceptance",
         &torch_sgmcmc::MeanAcceptance,
         py::arg("log_ratios"),
@@ -367,7 +378,7 @@ PYBIND11_MODULE(_C, m) {
       "Adapts a step size to a target acceptance probability (Hoffman and "
       "Gelman 2014).")
       .def(py::init<double, double>(), py::arg("step_size"), py::arg("target"))
-      .def(py::init<const DualAveraging::State&>(), py::arg("state"))
+      .def(py::init<const std::vector<double>&>(), py::arg("state"))
       .def("update",
            &DualAveraging::Update,
            py::arg("acceptance"),
