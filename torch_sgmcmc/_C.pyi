@@ -2,6 +2,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import overload
 
+MOST_WARMUP_STEPS: int
 NOISE_BLOCK: int
 LOOK: int
 PROPOSAL: int
@@ -30,9 +31,17 @@ def gamma(shape: float, *, seed: int, step: int, element: int) -> float: ...
 def index_chain_accepts(
     log_ratio: float, *, seed: int, step: int, proposal: int
 ) -> bool: ...
-def moments(
-    losses: int, derivatives: int, count: int, double_precision: bool
-) -> tuple[int, float, float]: ...
+def samples_by(time: float, interval: float) -> int: ...
+def rate_of(
+    losses: int,
+    derivatives: int,
+    count: int,
+    double_precision: bool,
+    num_data: float,
+    temperature: float,
+    replacement: bool,
+    prior: float,
+) -> tuple[int, float, float, bool]: ...
 def minibatches(
     num_data: int,
     batch_size: int,
@@ -45,6 +54,13 @@ def minibatches(
 def stratified_minibatches(
     ends: Sequence[int], batch_size: int, *, count: int, seed: int, step: int
 ) -> bytearray: ...
+def ratio(part: float, whole: float) -> float: ...
+def leapfrog_steps(
+    num_steps: int | None,
+    length: float | None,
+    step_size: float,
+    most: int | None = None,
+) -> int: ...
 def mean_acceptance(log_ratios: Sequence[float]) -> float: ...
 def mean_of(numbers: Sequence[float]) -> float: ...
 def choose_subsample_size(
@@ -102,6 +118,16 @@ class BounceClock:
     def bounce(
         self, wait: float, value: float, variance: float, reflected: float
     ) -> None: ...
+    def take(
+        self,
+        event: int,
+        wait: float,
+        value: float,
+        variance: float,
+        reflected: float | None,
+    ) -> None: ...
+    @staticmethod
+    def warning(proposals: int, violations: int, confidence: float) -> str: ...
     def restart(self) -> None: ...
     def rate(self, confidence: float, times: Sequence[float]) -> list[float]: ...
     @property

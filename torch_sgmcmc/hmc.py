@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -54,10 +53,6 @@ _HYPERPARAMETERS = (
 )
 _COUNTERS = ("num_trajectories", "num_accepted", "num_divergences")
 _SHARED = (*_HYPERPARAMETERS, *_COUNTERS, "dual_averaging")
-
-# Early in a warm-up the step size may be far too small, and a trajectory of given
-# length endless.
-_MOST_WARMUP_STEPS = 1024
 
 # After so many trajectories running at whose start the loss was not what it had been.
 _MOST_CHANGES = 3
@@ -256,9 +251,7 @@ class HMC(Sampler):
         NaN before any, and with ``metropolis=False``.
         """
         group = self.param_groups[0]
-        if group["num_trajectories"] == 0:
-            return math.nan
-        return group["num_accepted"] / group["num_trajectories"]
+        return _C.ratio(group["num_accepted"], group["num_trajectories"])
 
     @property
     def num_divergences(self) -> int:
@@ -433,7 +426,7 @@ class HMC(Sampler):
         else:
             adaptation = _C.DualAveraging(group["step_size"], target_acceptance)
         for _ in progress_bar(range(steps), "warm-up", progress):
-            _, log_ratios = self._trajectory(closure, _MOST_WARMUP_STEPS)
+            _, log_ratios = self._trajectory(closure, _C.MOST_WARMUP_STEPS)
             if len(log_ratios) == 0:
                 continue  # left out
             adaptation.update(_C.mean_acceptance(log_ratios.tolist()))
@@ -644,11 +637,8 @@ class HMC(Sampler):
     ) -> Any:
         """Makes the leapfrog steps; returns the loss at their end."""
         group = self.param_groups[0]
-        step_size, steps = group["step_size"], group["num_steps"]
-        if steps is None:
-            steps = max(1, math.floor(group["trajectory_length"] / step_size + 0.5))
-        if most_steps is not None:
-            steps = min(steps, most_steps)
+        step_size, length = group["step_size"], group["trajectory_length"]
+        steps = _C.leapfrog_steps(group["num_steps"], length, step_size, most_steps)
         loss = None
         for i in range(steps):
             kick = step_size if i > 0 else step_size / 2

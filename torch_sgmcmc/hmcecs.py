@@ -751,7 +751,7 @@ class HMCECS(AnchoredSampler):
 
     def _num_steps(self) -> int:
         group = self.param_groups[0]
-        return max(1, math.floor(group["trajectory_length"] / group["step_size"] + 0.5))
+        return _C.leapfrog_steps(None, group["trajectory_length"], group["step_size"])
 
     def _is_check_due(self) -> bool:
         """Whether to look at all data, as the warm-up has done at its end."""

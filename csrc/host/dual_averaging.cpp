@@ -15,6 +15,9 @@ constexpr double kKappa = 0.75;
 // reaches drives the logarithm on for ever.
 constexpr double kLargestLog = 300;
 
+constexpr const char* kNoState =
+    "state of dual averaging (must be finite, with a whole count)";
+
 enum Place { kTarget, kMu, kCount, kError, kLog, kLogAverage };
 
 [[noreturn]] void Invalid(const std::string& what) {
@@ -24,6 +27,13 @@ enum Place { kTarget, kMu, kCount, kError, kLog, kLogAverage };
 void CheckTarget(double target) {
   if (target > 0 && target < 1) return;
   Invalid("target: " + std::to_string(target) + " (must be in (0, 1))");
+}
+
+DualAveraging::State StateOf(const std::vector<double>& numbers) {
+  DualAveraging::State state{};
+  if (numbers.size() != state.size()) Invalid(kNoState);
+  std::copy(numbers.begin(), numbers.end(), state.begin());
+  return state;
 }
 
 double FromLog(double log) {
@@ -48,9 +58,12 @@ DualAveraging::DualAveraging(const State& state) : state_(state) {
       state.begin(), state.end(), [](double x) { return std::isfinite(x); });
   if (!finite || state[kCount] < 0 ||
       state[kCount] != std::floor(state[kCount])) {
-    Invalid("state of dual averaging (must be finite, with a whole count)");
+    Invalid(kNoState);
   }
 }
+
+DualAveraging::DualAveraging(const std::vector<double>& state)
+    : DualAveraging(StateOf(state)) {}
 
 double DualAveraging::Update(double acceptance) {
   if (!(acceptance >= 0 && acceptance <= 1)) {

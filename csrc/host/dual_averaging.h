@@ -12,6 +12,7 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 namespace torch_sgmcmc {
 
@@ -26,6 +27,7 @@ class DualAveraging {
 
   // Continues from a state. Throws std::invalid_argument if it is none.
   explicit DualAveraging(const State& state);
+  explicit DualAveraging(const std::vector<double>& state);
 
   // Takes in the acceptance probability of a trajectory, in [0, 1] (throws
   // std::invalid_argument otherwise), and returns the size of the next one's

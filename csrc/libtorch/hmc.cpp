@@ -3,16 +3,15 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "core/counter.h"
 #include "host/dual_averaging.h"
+#include "host/leapfrog_steps.h"
 #include "host/metropolis.h"
+#include "host/ratio.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/closures.h"
 #include "libtorch/core/momentum.h"
@@ -35,31 +34,12 @@ constexpr const char* kHMCNeedsClosure =
     "      return loss;\n"
     "    });";
 
-// Early in a warm-up the step size may be far too small, and a trajectory of
-// given length endless.
-constexpr int64_t kMostWarmupSteps = 1024;
-
 // After so many trajectories running at whose start the loss was not what it
 // had been, there is a warning.
 constexpr int64_t kMostChanges = 3;
 
 constexpr size_t kMomenta = 0;  // places in Work::state
 constexpr size_t kMasses = 1;
-
-DualAveraging Adaptation(const std::vector<double>& saved) {
-  DualAveraging::State state = {};
-  if (saved.size() != state.size()) {
-    Invalid(
-        "Invalid state of dual averaging (must be finite, with a whole "
-        "count)");
-  }
-  std::copy(saved.begin(), saved.end(), state.begin());
-  return DualAveraging(state);
-}
-
-std::vector<double> Saved(const DualAveraging& adaptation) {
-  return {adaptation.state().begin(), adaptation.state().end()};
-}
 
 // The chains' mean losses as a row of float64.
 at::Tensor Losses(const torch::Tensor& loss,
@@ -120,7 +100,8 @@ void HMCOptions::check_progress() const {
   const int64_t all = num_trajectories_.get();
   CheckPart("num_accepted", num_accepted_.get(), "num_trajectories", all);
   CheckPart("num_divergences", num_divergences_.get(), "num_trajectories", all);
-  if (!dual_averaging_.get().empty()) Adaptation(dual_averaging_.get());
+  const std::vector<double>& adaptation = dual_averaging_.get();
+  if (!adaptation.empty()) static_cast<void>(DualAveraging(adaptation));
 }
 
 void HMCParamState::from_dict(const StateDict& dict,
@@ -181,10 +162,8 @@ void HMC::for_each_group(Change change) {
 }
 
 double HMC::acceptance_rate() const {
-  const int64_t all = first().num_trajectories_.get();
-  if (all == 0) return std::numeric_limits<double>::quiet_NaN();
-  return static_cast<double>(first().num_accepted_.get()) /
-         static_cast<double>(all);
+  return Ratio(static_cast<double>(first().num_accepted_.get()),
+               static_cast<double>(first().num_trajectories_.get()));
 }
 
 int64_t HMC::num_divergences() const { return first().num_divergences_.get(); }
@@ -285,7 +264,7 @@ void HMC::warmup(const LossClosure& closure,
   const std::vector<double>& saved = first().dual_averaging_.get();
   DualAveraging adaptation =
       saved.empty() ? DualAveraging(first().step_size(), target_acceptance)
-                    : Adaptation(saved);
+                    : DualAveraging(saved);
   if (adaptation.target() != target_acceptance) {
     Invalid("Invalid target_acceptance: " + Repr(target_acceptance) +
             " (the warm-up in progress has " + Repr(adaptation.target()) + ")");
@@ -298,7 +277,8 @@ void HMC::warmup(const LossClosure& closure,
     adaptation.Update(MeanAcceptance({values, values + ratios.numel()}));
     for_each_group([&](HMCOptions& options) {
       options.step_size_.set(adaptation.step_size());
-      options.dual_averaging_.set(Saved(adaptation));
+      const DualAveraging::State& state = adaptation.state();
+      options.dual_averaging_.set({state.begin(), state.end()});
     });
   }
   if (!finish) return;
@@ -510,18 +490,8 @@ torch::Tensor HMC::integrate(const LossClosure& closure,
                              std::vector<Work>& work,
                              std::optional<int64_t> most_steps) {
   const double step_size = first().step_size();
-  int64_t steps = 0;
-  if (first().num_steps()) {
-    steps = *first().num_steps();
-    if (most_steps) steps = std::min(steps, *most_steps);
-  } else {
-    // Compared as doubles: the quotient may be beyond all integers.
-    double nearest = std::floor(*first().trajectory_length() / step_size + 0.5);
-    if (most_steps) {
-      nearest = std::min(nearest, static_cast<double>(*most_steps));
-    }
-    steps = static_cast<int64_t>(std::max(1.0, nearest));
-  }
+  const int64_t steps = LeapfrogSteps(
+      first().num_steps(), first().trajectory_length(), step_size, most_steps);
   torch::Tensor loss;
   for (int64_t i = 0; i < steps; ++i) {
     leapfrog(work, i > 0 ? step_size : step_size / 2, step_size);

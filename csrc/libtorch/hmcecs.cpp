@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/counter.h"
+#include "host/leapfrog_steps.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/closures.h"
 #include "libtorch/core/nonfinite.h"
@@ -352,10 +353,9 @@ HMCECS::Move HMCECS::trajectory(ECSTarget& target,
   return {accepted ? point : present, log_ratio, accepted};
 }
 
-// As a double: it may be beyond all integers.
 double HMCECS::num_steps() const {
-  const double quotient = first().trajectory_length() / first().step_size();
-  return std::max(1.0, std::floor(quotient + 0.5));
+  return static_cast<double>(
+      LeapfrogSteps({}, first().trajectory_length(), first().step_size()));
 }
 
 // Whether to look at all data, as the warm-up has done at its end.

@@ -97,6 +97,13 @@ TEST(DualAveraging, RefusesWhatIsOutOfRange) {
         "Invalid state of dual averaging (must be finite, with a whole "
         "count)");
   }
+  for (const size_t size : {0, 1, 5, 7}) {
+    const std::vector<double> numbers(size, 0.5);
+    EXPECT_EQ(
+        MessageOf<std::invalid_argument>([&] { DualAveraging other(numbers); }),
+        "Invalid state of dual averaging (must be finite, with a whole "
+        "count)");
+  }
 }
 
 TEST(MeanAcceptance, CountsWhatIsNotFiniteAsRejected) {

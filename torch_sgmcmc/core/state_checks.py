@@ -140,7 +140,6 @@ def dual_averaging(state: object) -> _C.DualAveraging:
     """The adaptation of a step size that was saved, or an error."""
     if not (
         isinstance(state, (list, tuple))
-        and len(state) == 6
         and all(isinstance(value, Real) for value in state)
     ):
         raise ValueError(

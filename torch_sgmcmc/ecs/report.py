@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import torch_sgmcmc._C as _C
 from torch_sgmcmc.hmcecs import HMCECS
 
 __all__ = ["ECSReport"]
@@ -102,7 +103,7 @@ class ECSReport:
             acceptance=sampler.acceptance_rate,
             divergences=sampler.num_divergences,
             step_size=step_size,
-            num_steps=max(1, math.floor(length / step_size + 0.5)),
+            num_steps=_C.leapfrog_steps(None, length, step_size),
             inefficiency=_spread(factors)[1],
             effective_draws=_spread([ess * kept for ess in effective]),
             data_used=100 * used / group["num_data"],
