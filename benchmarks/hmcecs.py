@@ -7,8 +7,8 @@
 With 100 blocks, m = 1300, and expansions of second order.
 
 The first prints, in processor time on one thread, what building the control variates
-costs relative to N per-datum gradients by torch.func and one accumulation of the
-Hessian by a matrix product, measured in turns.
+costs, with the rows of the linear predictors, relative to N per-datum gradients by
+torch.func and one accumulation of the Hessian by a matrix product, measured in turns.
 
 The second compares with NumPyro's HMCECS(NUTS), which must be installed in the same
 environment. Both get the same data (float64 here, NumPyro's default float32 there),
@@ -77,9 +77,11 @@ def control_variates(n: int) -> None:
     x, y, mode, _ = map(torch.tensor, simulate(n))
     theta = mode.clone().requires_grad_()
 
-    def closure(indices: torch.Tensor) -> torch.Tensor:
-        eta = x[indices] @ theta
-        return y[indices] * eta - torch.nn.functional.softplus(eta)
+    closure = sg.LogLikelihood(
+        lambda indices: x[indices] @ theta,
+        lambda eta, indices: y[indices] * eta - torch.nn.functional.softplus(eta),
+        rows=lambda indices: x[indices],
+    )
 
     def one(t: torch.Tensor, row: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         eta = row @ t
@@ -161,14 +163,11 @@ def ours(data: tuple[Array, ...], arguments: argparse.Namespace) -> Any:
         theta = mode.clone().requires_grad_()
         rows = sg.GatheredRows(x)
 
-        def closure(
-            indices: torch.Tensor,
-            rows: sg.GatheredRows = rows,
-            theta: torch.Tensor = theta,
-        ) -> torch.Tensor:
-            (xs,) = rows(indices)
-            return torch.nn.functional.logsigmoid(xs @ theta)
-
+        closure = sg.LogLikelihood(
+            lambda i, rows=rows, theta=theta: rows(i)[0] @ theta,
+            lambda eta, i: torch.nn.functional.logsigmoid(eta),
+            rows=lambda i, rows=rows: rows(i)[0],
+        )
         sampler = sg.HMCECS(
             [theta],
             num_data=len(x),

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import torch_sgmcmc as sg
 
-__all__ = ["F64", "Data", "N", "chain", "make"]
+__all__ = ["F64", "Data", "N", "Regression", "chain", "make"]
 
 N = 60
 F64 = torch.float64
@@ -31,24 +31,36 @@ class Data:
         return [self.weight, self.bias]
 
     def predictor(self, x: Tensor) -> Tensor:
-        if self.kind == "layered":
-            return nn.functional.linear(x, self.weight[None], self.bias).squeeze(-1)
-        if self.kind == "summed":  # its rows cannot be read
-            return (x * self.weight).sum(1) + self.bias
         return x @ self.weight + self.bias
 
     def __call__(self, indices: Tensor) -> Tensor:
         self.seen.append(indices)
         eta, y = self.predictor(self.x[indices]), self.y[indices]
-        if self.kind in ("logistic", "layered", "summed"):
+        if self.kind == "logistic":
             return y * eta - nn.functional.softplus(eta)
-        if self.kind == "twice":  # no predictor that everything leads through
-            return y * eta - nn.functional.softplus(self.predictor(self.x[indices]))
         if self.kind == "gaussian":
             return -0.5 * (y - eta) ** 2
         if self.kind == "linear":
             return y * eta
         return -0.5 * (y - eta.tanh() * self.bias) ** 2  # Hessians of rank two
+
+
+class Regression(Data):
+    """The same that says what its rows are."""
+
+    @property
+    def closure(self) -> sg.LogLikelihood:
+        return sg.LogLikelihood(
+            lambda indices: self.predictor(self.x[indices]),
+            self.of_predictors,
+            rows=self.rows,
+        )
+
+    def of_predictors(self, eta: Tensor, indices: Tensor) -> Tensor:
+        return self.y[indices] * eta - nn.functional.softplus(eta)
+
+    def rows(self, indices: Tensor) -> Tensor:
+        return nn.functional.pad(self.x[indices], (0, 1), value=1.0)
 
 
 def make(data: Data, **settings: Any) -> sg.HMCECS:

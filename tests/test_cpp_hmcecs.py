@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from ecs_data import F64, Data
+from ecs_data import F64, Data, Regression
 from harness.exactness import assert_same
 from torch import Tensor
 
@@ -24,12 +24,17 @@ CHAINS: dict[str, tuple[str, torch.dtype, float | None, dict[str, Any]]] = {
     "perturbed": ("logistic", F64, 0.002, {"subsample_size": 12}),
     "perturbed-fp32": ("logistic", torch.float32, 0.002, {"subsample_size": 12}),
     "perturbed-whole": ("tanh", F64, 0.3, {"mass_matrix": "diagonal"}),
-    "perturbed-twice": ("twice", F64, None, {}),
-    "perturbed-layered": ("layered", F64, None, {}),
-    "perturbed-summed": ("summed", F64, None, {}),
+    "perturbed-rows": ("rows", F64, 0.002, {"subsample_size": 12}),
+    "perturbed-rows-first": (
+        "rows",
+        torch.float32,
+        None,
+        {"control_variate": 1, "subsample_size": 30},
+    ),
+    "signed-rows": ("rows", F64, 0.3, {"variant": "signed", "num_products": 9}),
     # So many data that each parameter's derivatives are passes of their own.
     "perturbed-many": (
-        "summed",
+        "logistic",
         F64,
         None,
         {"num_data": 1500, "subsample_size": 40, "chunk_size": 1100},
@@ -84,7 +89,7 @@ WARMUP = {
 
 def make_data(name: str) -> Data:
     kind, dtype, _, _ = CHAINS[name]
-    data = Data(kind, dtype=dtype)
+    data = (Regression if kind == "rows" else Data)(kind, dtype=dtype)
     if name.endswith("-wide"):
         g = torch.Generator().manual_seed(5)
         data.x = 0.1 * torch.randn(60, 300, generator=g, dtype=dtype)
@@ -130,6 +135,17 @@ def make_job(name: str) -> Job:
 
 
 def spoiled(data: Data, fault: str) -> Callable[[Tensor], Tensor]:
+    if isinstance(data, Regression):
+        rows: Callable[[Tensor], Tensor] = {
+            "columns": lambda i: data.x[i],
+            "rows": lambda i: 2 * data.rows(i),
+        }.get(fault, data.rows)
+        return sg.LogLikelihood(
+            lambda i: data.predictor(data.x[i])[slice(fault == "outputs", None)],
+            data.of_predictors,
+            rows=rows,
+        )
+
     def closure(indices: Tensor) -> Tensor:
         values = data(indices)
         if fault == "shape":
@@ -263,6 +279,31 @@ def test_the_same_message_of_a_closure(
 
 
 @pytest.mark.parametrize(
+    ("fault", "match"),
+    [
+        ("outputs", r"Invalid outputs: shape \[22\] \(must be \[23, ...\]"),
+        ("columns", r"Invalid rows: shape \[23, 3\] \(must be \[23, 4\]"),
+        ("rows", "Invalid rows: they are not the derivatives of the outputs"),
+    ],
+)
+def test_the_same_message_of_rows(fault: str, match: str, run_in_cpp: InCpp) -> None:
+    job = {**make_job("perturbed-rows"), "fault": fault}
+    assert_same_message(job, run_in_cpp, match)
+
+
+@pytest.mark.parametrize("name", ["perturbed-rows", "perturbed"])
+def test_another_closure(name: str, run_in_cpp: InCpp) -> None:
+    """Control variates that were made with rows need them, and others do not."""
+    saved = run_in_python({**make_job(name), "steps": 2})["state"]
+    other = {"perturbed": "perturbed-rows", "perturbed-rows": "perturbed"}[name]
+    job = {**make_job(other), "state": saved}
+    if name == "perturbed":
+        return assert_same(run_in_python(job), run_in_cpp(job))
+    match = "control variates are those of a LogLikelihood with rows"
+    return assert_same_message(job, run_in_cpp, match)
+
+
+@pytest.mark.parametrize(
     ("settings", "match"),
     [
         (
@@ -342,7 +383,7 @@ def test_the_same_message_of_other_parameters(run_in_cpp: InCpp) -> None:
     ("name", "part", "change"),
     [
         ("perturbed", "control_variates", lambda kept: kept.pop("gradient")),
-        ("perturbed", "control_variates", lambda kept: kept.pop("gate")),
+        ("perturbed", "control_variates", lambda kept: kept.pop("whitening")),
         (
             *("perturbed", "control_variates"),
             lambda kept: kept.update(anchor=kept["anchor"][None]),
@@ -356,7 +397,6 @@ def test_the_same_message_of_other_parameters(run_in_cpp: InCpp) -> None:
             lambda kept: kept.update(value=kept["value"].float()),
         ),
         ("perturbed", "control_variates", lambda kept: kept.update(num_data=0)),
-        ("perturbed", "control_variates", lambda kept: kept.update(gate=-1)),
         (
             *("perturbed-whole", "control_variates"),
             lambda kept: kept.update(whitening=torch.ones(3, dtype=F64)),

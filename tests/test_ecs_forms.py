@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torch_sgmcmc.ecs.likelihood_graph import LikelihoodGraph
-from torch_sgmcmc.ecs.taylor import PREDICTOR, RANK_ONE, WHOLE, TaylorSums, TaylorTerms
+from torch_sgmcmc.ecs.taylor import RANK_ONE, WHOLE, TaylorSums, TaylorTerms
 
 F64 = torch.float64
 Function = Callable[[list[Tensor], Tensor, Tensor], Tensor]
@@ -45,10 +45,6 @@ def bent(p: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
     return logistic(y, x @ p[0].exp())
 
 
-def residual(p: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
-    return -0.5 * (x @ p[0] - (x @ p[0]).detach()) ** 2 - 0 * y
-
-
 @dataclass(frozen=True)
 class Model:
     function: Function
@@ -57,17 +53,16 @@ class Model:
 
 
 MODELS = {
-    "products with a matrix": Model(lambda p, x, y: logistic(y, x @ p[0]), PREDICTOR),
+    "products with a matrix": Model(lambda p, x, y: logistic(y, x @ p[0]), RANK_ONE),
     "a weight and a bias": Model(
-        lambda p, x, y: logistic(y, x @ p[0] + p[1]), PREDICTOR, (3, 1)
+        lambda p, x, y: logistic(y, x @ p[0] + p[1]), RANK_ONE, (3, 1)
     ),
-    "a linear layer": Model(layered, PREDICTOR, (3, 1)),
-    "sums of products": Model(summed, PREDICTOR),
-    "scaled parameters": Model(scaled, PREDICTOR),
+    "a linear layer": Model(layered, RANK_ONE, (3, 1)),
+    "sums of products": Model(summed, RANK_ONE),
+    "scaled parameters": Model(scaled, RANK_ONE),
     "a part that is not used": Model(
-        lambda p, x, y: -0.5 * (y - x @ p[1]) ** 2, PREDICTOR, (2, 3)
+        lambda p, x, y: -0.5 * (y - x @ p[1]) ** 2, RANK_ONE, (2, 3)
     ),
-    "residuals of 0": Model(residual, PREDICTOR),
     "a predictor that is computed twice": Model(twice, RANK_ONE),
     "a predictor that is not linear": Model(bent, WHOLE),
     "another way to the parameters": Model(penalised, WHOLE),
@@ -107,7 +102,7 @@ class Fitted:
 
     def found(self, chunk: int = 5) -> TaylorSums:
         chunks = torch.arange(len(self.x)).split(chunk)
-        for form in (PREDICTOR, RANK_ONE, WHOLE):
+        for form in (RANK_ONE, WHOLE):
             sums = TaylorSums.at_present(self, self.params, chunks, form, self.probes)
             if sums is not None:
                 return sums
@@ -126,7 +121,6 @@ def test_sums_of_the_form_that_is_found(name: str) -> None:
     torch.testing.assert_close(sums.hessian, h, rtol=1e-9, atol=1e-11)
 
 
-# As many data as parameters, and one: then the predictor is as large as they are.
 @pytest.mark.parametrize("count", [1, 3, 7])
 @pytest.mark.parametrize("name", MODELS)
 def test_terms_of_the_form_that_is_found(name: str, count: int) -> None:
@@ -138,7 +132,6 @@ def test_terms_of_the_form_that_is_found(name: str, count: int) -> None:
         torch.arange(count),
         sums.form,
         fitted.probes[0],
-        sums.gate,
     )
     for i in range(count):
         v, g, h = fitted.derivatives(i)
@@ -154,12 +147,12 @@ def test_terms_of_the_form_that_is_found(name: str, count: int) -> None:
         torch.testing.assert_close(found, h, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("form", [PREDICTOR, RANK_ONE])
-def test_passes_by_single_directions_and_by_batches(form: str) -> None:
+def test_passes_by_single_directions_and_by_batches() -> None:
     fitted = Fitted(MODELS["sums of products"], 2500)
     few, many = (
         TaylorSums.at_present(
-            fitted, fitted.params, torch.arange(2500).split(size), form, fitted.probes
+            *(fitted, fitted.params, torch.arange(2500).split(size)),
+            *(RANK_ONE, fitted.probes),
         )
         for size in (800, 1200)
     )
@@ -181,19 +174,12 @@ def test_a_hessian_of_many_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(products, h @ fitted.probes[0], rtol=1e-9, atol=1e-11)
 
 
-def test_a_closure_that_does_another_thing_for_some_data() -> None:
-    fitted = Fitted(MODELS["sums of products"])
-    fitted.found()
-    with pytest.raises(RuntimeError, match="computed in another way than before"):
-        TaylorTerms.at_present(
-            fitted, fitted.params, torch.arange(3), PREDICTOR, fitted.probes[0], 99
-        )
-
-
 def test_parameters_that_are_their_own_log_likelihoods() -> None:
     theta = torch.randn(4, dtype=F64, requires_grad=True)
     probes = torch.randn(2, 4, dtype=F64)
     sums = TaylorSums.at_present(
-        lambda indices: theta, [theta], [torch.arange(4)], PREDICTOR, probes
+        lambda indices: theta, [theta], [torch.arange(4)], RANK_ONE, probes
     )
-    assert sums is None
+    assert sums is not None
+    assert torch.equal(sums.gradient, torch.ones(4, dtype=F64))
+    assert not sums.hessian.any()

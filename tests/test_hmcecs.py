@@ -23,7 +23,6 @@ from torch_sgmcmc.ecs.likelihood_graph import flat
 from torch_sgmcmc.ecs.target import place
 from torch_sgmcmc.ecs.taylor import (
     LINEAR,
-    PREDICTOR,
     RANK_ONE,
     WHOLE,
     TaylorSums,
@@ -65,13 +64,10 @@ PROBES = torch.tensor([[0.7, -1.1, 0.4, 0.9], [-0.2, 0.5, 1.3, -0.6]], dtype=F64
 @pytest.mark.parametrize(
     ("kind", "form"),
     [
-        ("logistic", PREDICTOR),
         ("logistic", RANK_ONE),
         ("logistic", WHOLE),
         ("logistic", LINEAR),
-        ("gaussian", PREDICTOR),
         ("gaussian", RANK_ONE),
-        ("linear", PREDICTOR),
         ("linear", RANK_ONE),
         ("tanh", WHOLE),
     ],
@@ -101,7 +97,7 @@ def sums(data: Data, form: str) -> TaylorSums | None:
 def test_sums_over_all_data(kind: str) -> None:
     data = Data(kind)
     v, g, h = (t.sum(dim=0) for t in hessians(data, torch.arange(N)))
-    for form in (PREDICTOR, RANK_ONE, WHOLE):
+    for form in (RANK_ONE, WHOLE):
         total = sums(data, form)
         if kind == "tanh" and form != WHOLE:
             assert total is None  # found out, and not assumed
@@ -127,7 +123,7 @@ def test_the_second_order_of_a_gaussian_model_has_no_variance() -> None:
 
 
 def test_the_form_is_found_out() -> None:
-    for kind, form in (("logistic", PREDICTOR), ("tanh", WHOLE)):
+    for kind, form in (("logistic", RANK_ONE), ("tanh", WHOLE)):
         data = Data(kind)
         sampler = make(data)
         sampler.set_anchor(data, progress=False)
@@ -610,7 +606,7 @@ def test_float32_parameters() -> None:
     chain(sampler, data, 30)
     assert sampler.acceptance_rate > 0.7
     assert sampler.num_divergences == 0
-    assert sampler.state["control_variates"]["form"] == PREDICTOR
+    assert sampler.state["control_variates"]["form"] == RANK_ONE
 
 
 def test_gradients_are_left_alone() -> None:

@@ -234,10 +234,12 @@ class HMCECS(AnchoredSampler):
     Example:
         >>> theta = torch.zeros(x.shape[1], dtype=torch.float64, requires_grad=True)
         >>> rows = GatheredRows(x, y)  # a step changes few of them
-        >>> def closure(indices):
-        ...     xs, ys = rows(indices)
-        ...     return -F.binary_cross_entropy_with_logits(
-        ...         xs @ theta, ys, reduction="none")
+        >>> closure = LogLikelihood(
+        ...     lambda indices: rows(indices)[0] @ theta,
+        ...     lambda eta, indices: -F.binary_cross_entropy_with_logits(
+        ...         eta, rows(indices)[1], reduction="none"),
+        ...     rows=lambda indices: rows(indices)[0],
+        ... )
         >>> sampler = HMCECS([theta], num_data=len(x), subsample_size=1000, seed=0)
         >>> sampler.warmup(closure, 1000)
         >>> draws = []
@@ -259,9 +261,8 @@ class HMCECS(AnchoredSampler):
         ``validate_args=False``.
         ``control_variate``, ``mass_matrix`` and the temperature of the mass act from
         the next :meth:`set_anchor` on; other sizes, blocks or another seed draw u anew.
-        A log-likelihood whose predictor is computed once is recognised as one of a
-        linear predictor: write ``eta = x @ theta`` (or use ``nn.Linear``) and go on
-        with ``eta``. Of such a product nothing needs to be computed to expand it.
+        For a regression give a :class:`LogLikelihood` with ``rows``: expansions then
+        take no backward pass through the model.
         Use parameters in float64: log-likelihoods enter N / m times, their rounding
         too. ``p.grad`` is neither read nor written.
         A step costs about (1 + ``trajectory_length`` / ε) m evaluations and gradients

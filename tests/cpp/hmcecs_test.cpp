@@ -171,6 +171,37 @@ TEST(HMCECS, NeedsItsOwnClosure) {
       "(must be a tensor, of one for each index)");
 }
 
+TEST(HMCECS, AClosureMayComputeAllDataAndIndexThem) {
+  const torch::Tensor param = Parameter({3});
+  HMCECS sampler({param}, Options());
+  const torch::Tensor everything = torch::arange(kNumData);
+  for (int i = 0; i < 3; ++i) {
+    sampler.step([&](const torch::Tensor& indices) {
+      return Counts{param}(everything).index({indices});
+    });
+  }
+  const torch::Tensor other = Parameter({3});
+  HMCECS twin({other}, Options());
+  for (int i = 0; i < 3; ++i) twin.step(Counts{other});
+  EXPECT_TRUE(torch::allclose(param, other, 1e-9));
+}
+
+TEST(LogLikelihood, RefusesPartsThatAreNone) {
+  const auto some = [](const torch::Tensor& indices) { return indices; };
+  const auto other = [](const torch::Tensor& f, const torch::Tensor&) {
+    return f;
+  };
+  EXPECT_EQ(MessageOf([&] { LogLikelihood(nullptr, other); }),
+            "Invalid outputs: empty (must be callable)");
+  EXPECT_EQ(MessageOf([&] { LogLikelihood(some, nullptr); }),
+            "Invalid log_likelihood: empty (must be callable)");
+  const auto none = [](const torch::Tensor&) { return torch::Tensor(); };
+  EXPECT_EQ(MessageOf([&] {
+              LogLikelihood(some, other, none).rows(torch::arange(2), 3);
+            }),
+            "Invalid rows: got an undefined Tensor (must be a tensor)");
+}
+
 TEST(HMCECS, AFailedClosureChangesNothing) {
   const torch::Tensor param = Parameter({3});
   HMCECS sampler({param}, Options());

@@ -30,6 +30,7 @@ from torch_sgmcmc.ecs.taylor import (
     WHOLE,
     TaylorSums,
     TaylorTerms,
+    has_rows,
 )
 
 __all__ = [
@@ -161,7 +162,8 @@ def sum_up(
         return GaussNewtonSums.at_present(
             _shown(closure), params, chunks(), form, blocks
         )
-    for form in (PREDICTOR, RANK_ONE, WHOLE) if with_hessian else (LINEAR,):
+    forms = (PREDICTOR,) if has_rows(closure) else (RANK_ONE, WHOLE)
+    for form in forms if with_hessian else (LINEAR,):
         sums = TaylorSums.at_present(closure, params, chunks(), form, probes)
         if sums is not None:
             sums.form = sums.form if control_variate == 2 else LINEAR
@@ -199,8 +201,7 @@ def expand(
     if form == BLOCKS:
         blocks = kept["blocks"]
         return BlockTerms.at_present(_shown(closure), params, indices, blocks)
-    gate = kept["gate"]
-    return TaylorTerms.at_present(closure, params, indices, form, probe, gate)
+    return TaylorTerms.at_present(closure, params, indices, form, probe)
 
 
 def terms_of(kept: dict[str, Any], fields: Sequence[Tensor | None]) -> Terms:

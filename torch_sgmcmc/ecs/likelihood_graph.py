@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
 __all__ = [
     "Closure",
@@ -87,11 +86,15 @@ class LikelihoodGraph:
         )
         return result
 
+    def along(self, z: Tensor) -> Tensor:
+        """The derivatives in the direction z, ∇ℓᵢᵀz, with a graph: [M]."""
+        return torch.autograd.grad(
+            self.slope, self.weights, z.to(self.slope.dtype), create_graph=True
+        )[0]
+
     def _bent(self, z: Tensor) -> tuple[Tensor | None, Tensor]:
         """Σ wᵢ Hᵢ z as a function of weights (None if it is 0), and the weights."""
-        (along,) = torch.autograd.grad(
-            self.slope, self.weights, z.to(self.slope.dtype), create_graph=True
-        )
+        along = self.along(z)
         weights = torch.ones_like(along).requires_grad_()
         if not along.requires_grad:  # ℓ is linear
             return None, weights
@@ -120,9 +123,7 @@ def log_likelihoods(closure: Closure, indices: Tensor) -> Tensor:
     return values
 
 
-def flat_gradient(
-    outputs: Tensor | GradientEdge, params: list[Tensor], weights: Tensor
-) -> Tensor:
+def flat_gradient(outputs: Tensor, params: list[Tensor], weights: Tensor) -> Tensor:
     """The gradient of the weighted outputs by all parameters, [d], with a graph."""
     with torch.enable_grad():
         return flat(

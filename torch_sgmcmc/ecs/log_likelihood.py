@@ -19,6 +19,16 @@ class LogLikelihood:
     of the outputs f alone: :math:`\ell_k` is then expanded to second order in outputs
     that are expanded to first order (Gauss-Newton).
 
+    In a regression the output is one number, linear in the parameters:
+    :math:`\eta_k = x_k^\top \theta + \text{const}`. With ``rows``, which says what
+    :math:`x_k` is,
+
+    .. math::
+        \nabla \ell_k = L_k'(\eta_k)\, x_k, \quad
+        \nabla^2 \ell_k = L_k''(\eta_k)\, x_k x_k^\top
+
+    take no backward pass through the model.
+
     Args:
         outputs: ``outputs(indices)`` returns the model's outputs f for these data as a
             tensor with a graph, of shape [len(indices), ...], those of a datum being
@@ -26,10 +36,16 @@ class LogLikelihood:
         log_likelihood: ``log_likelihood(outputs, indices)`` returns the log-likelihoods
             [len(indices)]; twice differentiable by ``outputs``, and dependent on the
             parameters through ``outputs`` alone.
+        rows: ``rows(indices)`` returns the matrix x [len(indices), d] of the data's
+            predictors, ``outputs(indices)`` [len(indices)] being x θ + const: θ is the
+            parameters, flattened, in their order. A choice of θ* compares it with the
+            derivatives of ``outputs`` in a random direction, for 256 data. None is a
+            model of any other kind. Default: None.
 
     Raises:
-        TypeError: an argument is not callable, or outputs are no tensor.
-        ValueError: outputs are not of the shape above.
+        TypeError: an argument is not callable, or outputs or rows are no tensor.
+        ValueError: outputs or rows are not of the shape above, or rows are not the
+            derivatives of outputs.
 
     Example:
         >>> closure = LogLikelihood(
@@ -40,6 +56,11 @@ class LogLikelihood:
         >>> sampler = HMCECS(model.parameters(), num_data=len(x), subsample_size=1000,
         ...                  control_variate="gauss-newton")
         >>> sampler.step(closure)
+        >>> regression = LogLikelihood(
+        ...     lambda indices: x[indices] @ weight + bias,
+        ...     lambda eta, indices: y[indices] * eta - F.softplus(eta),
+        ...     rows=lambda indices: F.pad(x[indices], (0, 1), value=1.0),
+        ... )
 
     Note:
         For Jacobians ``outputs`` is called with 8 data at a time, and each of these
@@ -55,14 +76,18 @@ class LogLikelihood:
         self,
         outputs: Callable[[Tensor], Tensor],
         log_likelihood: Callable[[Tensor, Tensor], Any],
+        rows: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        for name, value in (("outputs", outputs), ("log_likelihood", log_likelihood)):
+        parts = {"outputs": outputs, "log_likelihood": log_likelihood, "rows": rows}
+        for name, value in parts.items():
+            if name == "rows" and value is None:
+                continue
             if not callable(value):
                 raise TypeError(
                     f"Invalid {name}: {value!r} (must be callable, got "
                     f"{type(value).__name__})"
                 )
-        self._outputs, self._log_likelihood = outputs, log_likelihood
+        self._outputs, self._log_likelihood, self._rows = outputs, log_likelihood, rows
 
     def __call__(self, indices: Tensor) -> Any:
         """The log-likelihoods of the data with these indices."""
@@ -86,6 +111,26 @@ class LogLikelihood:
                 "have no graph"
             )
         return result
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the outputs are said to be linear predictors."""
+        return self._rows is not None
+
+    def rows(self, indices: Tensor, d: int) -> Tensor:
+        """The rows of the linear predictors, [M, d]: not to be written to."""
+        assert self._rows is not None
+        result = self._rows(indices)
+        if not isinstance(result, Tensor):
+            raise TypeError(
+                f"Invalid rows: got {type(result).__name__} (must be a tensor)"
+            )
+        if result.shape != (len(indices), d):
+            raise ValueError(
+                f"Invalid rows: shape {list(result.shape)} (must be "
+                f"[{len(indices)}, {d}], one row for each index)"
+            )
+        return result.detach()
 
     def of_outputs(self, outputs: Tensor, indices: Tensor) -> Any:
         """The log-likelihoods of the data with these indices that have these outputs.

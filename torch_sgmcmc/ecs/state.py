@@ -50,8 +50,8 @@ def _check_anchor(kept: Any, d: int) -> None:
     form, size = kept["form"], getattr(kept["anchor"], "shape", ())
     if form not in _FORMS:
         raise ValueError(f"Invalid state_dict: {what} of the form {form!r}")
-    gauss_newton = form in (BLOCKS, DIAGONAL)
-    _need(what, kept, ("blocks" if gauss_newton else "gate", "whitening"))
+    blocks = ("blocks",) if form in (BLOCKS, DIAGONAL) else ()
+    _need(what, kept, (*blocks, "whitening"))
     if len(size) == 1 and size[0] != d:
         raise ValueError(
             f"Invalid state_dict: its control variates are those of {size[0]} "
@@ -70,7 +70,6 @@ def _check_anchor(kept: Any, d: int) -> None:
     elif form == DIAGONAL:
         _double("hessian", hessian, [d])
     else:
-        check_integer("gate", kept["gate"])
         _check_optional("hessian", hessian, form != LINEAR, [d, d])
     whitening = kept["whitening"]
     if whitening is not None:

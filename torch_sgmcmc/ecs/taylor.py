@@ -5,14 +5,14 @@ at the parameters' present values.
 
 Note [Hessians of rank one]
 In every model whose parameters enter a datum's likelihood through one linear
-predictor (regressions of all kinds), Hᵢ = cᵢ xᵢ xᵢᵀ has rank one. It is not asked for
-but found out. The predictor is looked for in the graph: cᵢ is then a second derivative
-by it, and zᵀ Hᵢ z must be cᵢ (zᵀ xᵢ)² in a random direction z. Where the graph does not
-show it, as when a closure computes it twice, Hᵢ = yᵢ yᵢᵀ / (zᵀ yᵢ) with yᵢ = Hᵢ z for
-any z that is not orthogonal to xᵢ, and z'ᵀ Hᵢ z' must be (z'ᵀ yᵢ)² / (zᵀ yᵢ) in a
-second direction z'. The directions are random, so that this fails for other models.
-Rounding in xᵢ or yᵢ does no harm to the sampler's target: what is added up over the
-data is the very expansion that is used for each datum.
+predictor ηᵢ = xᵢᵀθ + const (regressions of all kinds), Hᵢ = cᵢ xᵢ xᵢᵀ has rank one.
+Where a :class:`LogLikelihood` says what xᵢ is, cᵢ is a second derivative by ηᵢ, and xᵢ
+is compared with the derivatives of ηᵢ in a random direction. Elsewhere it is found out:
+Hᵢ = yᵢ yᵢᵀ / (zᵀ yᵢ) with yᵢ = Hᵢ z for any z that is not orthogonal to xᵢ, and
+z'ᵀ Hᵢ z' must be (z'ᵀ yᵢ)² / (zᵀ yᵢ) in a second direction z'. The directions are
+random, so that this fails for other models. Rounding in xᵢ or yᵢ does no harm to the
+sampler's target: what is added up over the data is the very expansion that is used for
+each datum.
 """
 
 from __future__ import annotations
@@ -25,9 +25,17 @@ from torch import Tensor
 
 from torch_sgmcmc.ecs.jacobians import jacobians
 from torch_sgmcmc.ecs.likelihood_graph import Closure, LikelihoodGraph, log_likelihoods
-from torch_sgmcmc.ecs.predictor import Predictor
+from torch_sgmcmc.ecs.log_likelihood import LogLikelihood
 
-__all__ = ["LINEAR", "PREDICTOR", "RANK_ONE", "WHOLE", "TaylorSums", "TaylorTerms"]
+__all__ = [
+    "LINEAR",
+    "PREDICTOR",
+    "RANK_ONE",
+    "WHOLE",
+    "TaylorSums",
+    "TaylorTerms",
+    "has_rows",
+]
 
 # What is kept of each datum's Hessian, and how it is computed.
 LINEAR, PREDICTOR, RANK_ONE, WHOLE = "none", "predictor", "rank one", "whole"
@@ -37,7 +45,7 @@ LINEAR, PREDICTOR, RANK_ONE, WHOLE = "none", "predictor", "rank one", "whole"
 # a network of two layers, one thread).
 _MANY = 256
 
-# Data of the first chunk by which it is found out whether a predictor is linear.
+# Data of the first chunk whose rows are compared with the predictors' derivatives.
 _TESTED = 256
 
 
@@ -58,11 +66,16 @@ class TaylorTerms:
         indices: Tensor,
         form: str,
         z: Tensor,
-        gate: int | None = None,
     ) -> TaylorTerms:
         """Those of the data with these indices, around the parameters as they are."""
         if len(indices) == 0:  # the closure need not know how to compute nothing
             return cls._of_nothing(form, z)
+        if form == PREDICTOR or (form == LINEAR and has_rows(closure)):
+            value, first, second, rows = _by_predictor(closure, indices, len(z))
+            gradients = first[:, None] * rows
+            if form == LINEAR:
+                return cls(value, gradients[None])
+            return cls(value, torch.stack([gradients, rows]), second)
         if form == LINEAR and len(z) > _MANY:
             values, rows = jacobians(
                 lambda part: log_likelihoods(closure, part), params, indices
@@ -71,19 +84,6 @@ class TaylorTerms:
         with torch.enable_grad():
             values = log_likelihoods(closure, indices)
         constants = values.detach().double()
-        if form == PREDICTOR:
-            predictor = Predictor.of(values, params, gate)
-            if predictor is None:
-                raise RuntimeError(
-                    "HMCECS got log-likelihoods that are computed in another way than "
-                    "before: the closure must do the same for any data, or set_anchor "
-                    "must be called again"
-                )
-            rows = predictor.rows.double()
-            gradients = predictor.first.double()[:, None] * rows
-            return cls(
-                constants, torch.stack([gradients, rows]), predictor.second.double()
-            )
         graph = LikelihoodGraph(values, params)
         gradients = graph.gradients().double()
         if form == LINEAR:
@@ -164,7 +164,6 @@ class TaylorSums:
     gradient: Tensor  # [d]
     hessian: Tensor | None  # [d, d]; None in expansions of first order
     form: str  # of each datum's Hessian
-    gate: int = 0  # where the predictor is in the graph, if there is one
 
     @classmethod
     def at_present(
@@ -186,31 +185,30 @@ class TaylorSums:
 
         Returns:
             The sums, or None if the Hessians are not of this form.
+
+        Raises:
+            ValueError: the closure's rows are not the derivatives of its outputs.
         """
         d = probes.shape[1]
         like = {"dtype": torch.float64, "device": probes.device}
         value, gradient = torch.zeros((), **like), torch.zeros(d, **like)
         hessian = None if form == LINEAR else torch.zeros(d, d, **like)
         fit = _Fit(params[0].dtype, probes.device)
-        gate = scaled = None
+        scaled, tested = None, False
         for indices in chunks:
+            if has_rows(closure) and not tested:
+                _check_rows(closure, params, indices[:_TESTED], probes[0])
+                tested = True
+            if form == PREDICTOR:
+                values, first, second, rows = _by_predictor(closure, indices, d)
+                value += values.sum()
+                gradient += torch.mv(rows.t(), first)
+                scaled = _product(rows, second, scaled)
+                hessian += scaled.t() @ rows
+                continue
             with torch.enable_grad():
                 values = log_likelihoods(closure, indices)
             value += values.detach().double().sum()
-            if form == PREDICTOR:
-                predictor = Predictor.of(values, params, gate)
-                if predictor is None:
-                    return None
-                if gate is None:  # the other chunks are the same functions
-                    gate, some = predictor.gate, indices[:_TESTED]
-                    guess, truth = _curvatures(closure, params, some, gate, probes[0])
-                    if not fit.adds(guess, truth):
-                        return None
-                rows = predictor.rows.double()
-                gradient += torch.mv(rows.t(), predictor.first.double())
-                scaled = _product(rows, predictor.second, scaled)
-                hessian += scaled.t() @ rows
-                continue
             graph = LikelihoodGraph(values, params)
             gradient += graph.slope.detach().double()
             if form == WHOLE:
@@ -222,7 +220,7 @@ class TaylorSums:
                 if not fit.adds(scales * (factors @ probes[1]) ** 2, truth):
                     return None
                 hessian += (factors.t() * scales) @ factors
-        return cls(value, gradient, hessian, form, gate or 0)
+        return cls(value, gradient, hessian, form)
 
     def at(self, delta: Tensor) -> tuple[Tensor, Tensor]:
         """Σ q and its gradient at θ* + δ."""
@@ -239,24 +237,67 @@ def _inverse(x: Tensor) -> Tensor:
 
 
 def _product(rows: Tensor, scales: Tensor, out: Tensor | None) -> Tensor:
-    """The scaled rows in float64; where they fit, in the memory of others."""
+    """The scaled rows; where they fit, in the memory of others."""
     if out is None or out.shape != rows.shape:
-        out = torch.empty_like(rows, dtype=torch.float64)
-    return torch.mul(rows, scales.double()[:, None], out=out)
+        out = torch.empty_like(rows)
+    return torch.mul(rows, scales[:, None], out=out)
 
 
-def _curvatures(
-    closure: Closure, params: list[Tensor], indices: Tensor, gate: int, z: Tensor
-) -> tuple[Tensor, Tensor]:
-    """zᵀ Hᵢ z by the predictor and as it is: [M]."""
+def has_rows(closure: Closure) -> bool:
+    """Whether it says that its outputs are linear predictors."""
+    return isinstance(closure, LogLikelihood) and closure.has_rows
+
+
+def _by_predictor(
+    closure: Closure, indices: Tensor, d: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """ℓ, its first and second derivative by η, and the rows x, in float64."""
+    if not isinstance(closure, LogLikelihood) or not closure.has_rows:
+        raise RuntimeError(
+            "HMCECS's control variates are those of a LogLikelihood with rows: give "
+            "step() such a closure, or call set_anchor() with this one"
+        )
+    with torch.no_grad():
+        eta = closure.outputs(indices).detach().requires_grad_()
+    _check_predictors(eta, indices)
+    second = None
     with torch.enable_grad():
-        values = log_likelihoods(closure, indices)
-    predictor = Predictor.of(values, params, gate)
-    truth = LikelihoodGraph(values, params).curvatures(z).double()
-    if predictor is None:
-        return torch.full_like(truth, torch.nan), truth
-    along = predictor.rows.double() @ z
-    return predictor.second.double() * along**2, truth
+        values = log_likelihoods(lambda i: closure.of_outputs(eta, i), indices)
+        ones = torch.ones_like(values)
+        (first,) = torch.autograd.grad(values, eta, ones, create_graph=True)
+        if first.requires_grad:  # else ℓ is linear in η
+            ones = torch.ones_like(first)
+            (second,) = torch.autograd.grad(first, eta, ones, allow_unused=True)
+    if second is None:
+        second = torch.zeros_like(first)
+    parts = (values, first, second, closure.rows(indices, d))
+    return tuple(t.detach().double() for t in parts)  # type: ignore[return-value]
+
+
+def _check_predictors(eta: Tensor, indices: Tensor) -> None:
+    if eta.shape != indices.shape:
+        raise ValueError(
+            f"Invalid outputs: shape {list(eta.shape)} (must be "
+            f"{list(indices.shape)}, one linear predictor for each index)"
+        )
+
+
+def _check_rows(
+    closure: Closure, params: list[Tensor], indices: Tensor, z: Tensor
+) -> None:
+    """Raises if rows are not the derivatives of the outputs, in the direction z."""
+    assert isinstance(closure, LogLikelihood)
+    with torch.enable_grad():
+        eta = closure.outputs(indices)
+    _check_predictors(eta, indices)
+    truth = LikelihoodGraph(eta, params).along(z).detach()
+    guess = closure.rows(indices, len(z)).double() @ z
+    if not _Fit(params[0].dtype, z.device).adds(guess, truth):
+        raise ValueError(
+            "Invalid rows: they are not the derivatives of the outputs by the "
+            "parameters (must be x, where the outputs are x θ + const and θ is the "
+            "parameters, flattened, in their order)"
+        )
 
 
 class _Fit:

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "torch_sgmcmc/export.h"
+#include "torch_sgmcmc/log_likelihood.h"
 #include "torch_sgmcmc/options.h"
 #include "torch_sgmcmc/sampler.h"
 
@@ -265,7 +266,8 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
   /// Returns the log-likelihoods [M] of the data with the given indices (an
   /// int64 tensor [M] on the parameters' device) as a tensor with a graph, that
   /// of a datum being independent of the others. It is called with the same
-  /// tensor for as long as u is the same, and does not call backward().
+  /// tensor for as long as u is the same, and does not call backward(). A
+  /// LogLikelihood is such a closure, and its rows make expansions cheap.
   using Closure = std::function<torch::Tensor(const torch::Tensor& indices)>;
 
   /// Samples the parameters, in one param group.

@@ -5,6 +5,7 @@
 #include "torch_sgmcmc/ewsg.h"
 #include "torch_sgmcmc/hmc.h"
 #include "torch_sgmcmc/hmcecs.h"
+#include "torch_sgmcmc/log_likelihood.h"
 #include "torch_sgmcmc/minibatch.h"
 #include "torch_sgmcmc/operators.h"
 #include "torch_sgmcmc/precision.h"

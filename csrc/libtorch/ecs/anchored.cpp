@@ -167,10 +167,12 @@ TaylorSums HMCECS::sum_up(const Closure& closure,
   const HMCECSOptions& group = first();
   const bool second_order = group.control_variate() == 2;
   const bool needed = second_order || group.mass_matrix() != "identity";
-  const std::vector<std::string> forms =
-      needed
-          ? std::vector<std::string>{kPredictorForm, kRankOneForm, kWholeForm}
-          : std::vector<std::string>{kLinearForm};
+  std::vector<std::string> forms = {kLinearForm};
+  if (needed) {
+    forms = RowsOf(closure) != nullptr
+                ? std::vector<std::string>{kPredictorForm}
+                : std::vector<std::string>{kRankOneForm, kWholeForm};
+  }
   for (const std::string& form : forms) {
     std::optional<TaylorSums> sums = TaylorSums::AtPresent(
         closure, params, chunks("control variates", progress), form, probes);
@@ -206,7 +208,7 @@ TaylorTerms HMCECS::expand(const Closure& closure,
   count(indices.numel());
   const Exchanged at_anchor(params, SplitLike(anchor.theta, params));
   return TaylorTerms::AtPresent(
-      closure, params, indices, anchor.sums.form, probe, anchor.sums.gate);
+      closure, params, indices, anchor.sums.form, probe);
 }
 
 }  // namespace torch_sgmcmc

@@ -191,15 +191,19 @@ at::Tensor LikelihoodGraph::curvatures(const at::Tensor& z) const {
                                /*retain_graph=*/true)[0];
 }
 
+at::Tensor LikelihoodGraph::along(const at::Tensor& z) const {
+  return torch::autograd::grad({slope_},
+                               {weights_},
+                               {z.to(slope_.scalar_type())},
+                               /*retain_graph=*/std::nullopt,
+                               /*create_graph=*/true)[0];
+}
+
 LikelihoodGraph::Linear LikelihoodGraph::bent(const at::Tensor& z) const {
-  const at::Tensor along = torch::autograd::grad({slope_},
-                                                 {weights_},
-                                                 {z.to(slope_.scalar_type())},
-                                                 /*retain_graph=*/std::nullopt,
-                                                 /*create_graph=*/true)[0];
-  const at::Tensor weights = at::ones_like(along).requires_grad_();
-  if (!along.requires_grad()) return {{}, weights};  // l is linear
-  const at::Tensor pull = FlatGradient(EdgeOf(along), params_, weights);
+  const at::Tensor slopes = along(z);
+  const at::Tensor weights = at::ones_like(slopes).requires_grad_();
+  if (!slopes.requires_grad()) return {{}, weights};  // l is linear
+  const at::Tensor pull = FlatGradient(EdgeOf(slopes), params_, weights);
   return {pull.requires_grad() ? pull : at::Tensor(), weights};
 }
 

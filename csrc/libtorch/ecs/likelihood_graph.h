@@ -22,7 +22,9 @@ class LikelihoodGraph {
   at::Tensor gradients() const;                            // [M, d]
   at::Tensor hessian() const;                              // sum H_i: [d, d]
   at::Tensor hessian_products(const at::Tensor& z) const;  // H_i z: [M, d]
-  at::Tensor curvatures(const at::Tensor& z) const;        // z' H_i z: [M]
+  // grad l_i'z, with a graph: [M].
+  at::Tensor along(const at::Tensor& z) const;
+  at::Tensor curvatures(const at::Tensor& z) const;  // z' H_i z: [M]
 
  private:
   // A function of weights that is linear in them, at weights of 1.

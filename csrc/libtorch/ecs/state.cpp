@@ -24,7 +24,6 @@ StateDict Written(const ECSAnchor& anchor) {
           {"gradient", anchor.sums.gradient},
           {"hessian", OrNone(anchor.sums.hessian)},
           {"form", anchor.sums.form},
-          {"gate", anchor.sums.gate},
           {"whitening", OrNone(anchor.whitening)}};
 }
 
@@ -92,7 +91,7 @@ ECSAnchor ReadAnchor(const c10::IValue& value, int64_t d, c10::Device device) {
     Invalid("Invalid state_dict: its control variates are of the form " +
             Repr(anchor.sums.form) + " (Gauss-Newton's are Python's alone)");
   }
-  Need("control_variates", value, {"gate", "whitening"});
+  Need("control_variates", value, {"whitening"});
   const c10::IValue theta = dict.at("anchor");
   if (theta.isTensor() && theta.toTensor().dim() == 1 &&
       theta.toTensor().numel() != d) {
@@ -105,8 +104,6 @@ ECSAnchor ReadAnchor(const c10::IValue& value, int64_t d, c10::Device device) {
   CheckInteger("num_data", anchor.num_data, 1);
   anchor.sums.value = Double("value", dict.at("value"), {}, device);
   anchor.sums.gradient = Double("gradient", dict.at("gradient"), {d}, device);
-  anchor.sums.gate = ValueAt<int64_t>(dict, "gate");
-  CheckInteger("gate", anchor.sums.gate);
   const std::vector<int64_t> square = {d, d};
   anchor.sums.hessian = Optional("hessian",
                                  dict.at("hessian"),

@@ -1,14 +1,16 @@
 #include "libtorch/ecs/taylor.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <limits>
 #include <optional>
 #include <stdexcept>
 #include <utility>
 
+#include "libtorch/core/checks.h"
 #include "libtorch/ecs/likelihood_graph.h"
-#include "libtorch/ecs/predictor.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -17,8 +19,8 @@ namespace {
 // and not each parameter's derivatives of all data (as in Python).
 constexpr int64_t kManyParameters = 256;
 
-// Data of the first chunk by which it is found out whether a predictor is
-// linear.
+// Data of the first chunk whose rows are compared with the predictors'
+// derivatives.
 constexpr int64_t kTested = 256;
 
 // 1 / x, and 0 where that is no number of use: for 0 and subnormal numbers.
@@ -50,34 +52,12 @@ at::Tensor JoinColumn(const std::vector<TaylorTerms>& parts,
   return at::cat(column, dim);
 }
 
-// The scaled rows in float64; where they fit, in the memory of others.
+// The scaled rows; where they fit, in the memory of others.
 at::Tensor Product(const at::Tensor& rows,
                    const at::Tensor& scales,
                    at::Tensor out) {
-  if (!out.defined() || out.sizes() != rows.sizes()) {
-    out = at::empty_like(rows, rows.options().dtype(at::kDouble));
-  }
-  return at::mul_out(out, rows, scales.to(at::kDouble).unsqueeze(1));
-}
-
-// z' H_i z by the predictor and as it is: [M].
-std::pair<at::Tensor, at::Tensor> Curvatures(
-    const DataClosure& closure,
-    const std::vector<at::Tensor>& params,
-    const at::Tensor& indices,
-    int64_t gate,
-    const at::Tensor& z) {
-  const at::Tensor values = ValuesWithGraph(closure, indices);
-  const std::optional<Predictor> predictor =
-      Predictor::Of(values, params, gate);
-  const at::Tensor truth =
-      LikelihoodGraph(values, params).curvatures(z).to(at::kDouble);
-  if (!predictor) {
-    return {at::full_like(truth, std::numeric_limits<double>::quiet_NaN()),
-            truth};
-  }
-  const at::Tensor along = at::matmul(predictor->rows.to(at::kDouble), z);
-  return {predictor->second.to(at::kDouble) * along.pow(2), truth};
+  if (!out.defined() || out.sizes() != rows.sizes()) out = at::empty_like(rows);
+  return at::mul_out(out, rows, scales.unsqueeze(1));
 }
 
 // Whether curvatures of one form are those that there are, up to rounding.
@@ -102,11 +82,94 @@ class Fit {
   double tolerance_;
 };
 
-at::Tensor RowsOf(const at::Tensor& tensor, int64_t begin, int64_t end) {
+void CheckPredictors(const at::Tensor& eta, const at::Tensor& indices) {
+  if (eta.sizes() == indices.sizes()) return;
+  Invalid("Invalid outputs: shape " + Shape(eta.sizes()) + " (must be " +
+          Shape(indices.sizes()) + ", one linear predictor for each index)");
+}
+
+// Of some data, in float64.
+struct ByPredictor {
+  at::Tensor values;
+  at::Tensor first;   // derivatives of the values by the predictors
+  at::Tensor second;  // and second ones
+  at::Tensor rows;
+
+  static ByPredictor Of(const DataClosure& closure,
+                        const at::Tensor& indices,
+                        int64_t d) {
+    const LogLikelihood* likelihood = RowsOf(closure);
+    if (likelihood == nullptr) {
+      throw std::runtime_error(
+          "HMCECS's control variates are those of a LogLikelihood with rows: "
+          "give step() such a closure, or call set_anchor() with this one");
+    }
+    at::Tensor eta;
+    {
+      const at::NoGradGuard no_grad;
+      eta = likelihood->outputs(indices).detach().requires_grad_();
+    }
+    CheckPredictors(eta, indices);
+    const at::Tensor values = ValuesWithGraph(
+        [&](const at::Tensor& i) { return likelihood->of_outputs(eta, i); },
+        indices);
+    const at::Tensor first =
+        torch::autograd::grad({values},
+                              {eta},
+                              {at::ones_like(values.detach())},
+                              /*retain_graph=*/std::nullopt,
+                              /*create_graph=*/true)[0];
+    at::Tensor second;
+    if (first.requires_grad()) {  // else l is linear in eta
+      second = torch::autograd::grad({first},
+                                     {eta},
+                                     {at::ones_like(first.detach())},
+                                     /*retain_graph=*/std::nullopt,
+                                     /*create_graph=*/false,
+                                     /*allow_unused=*/true)[0];
+    }
+    if (!second.defined()) second = at::zeros_like(first.detach());
+    const auto in_double = [](const at::Tensor& part) {
+      return part.detach().to(at::kDouble);
+    };
+    return {in_double(values),
+            in_double(first),
+            in_double(second),
+            in_double(likelihood->rows(indices, d))};
+  }
+};
+
+// Throws if rows are not the derivatives of the outputs, in the direction z.
+void CheckRows(const LogLikelihood& likelihood,
+               const std::vector<at::Tensor>& params,
+               const at::Tensor& indices,
+               const at::Tensor& z) {
+  at::Tensor eta;
+  {
+    const at::AutoGradMode enable_grad(true);
+    eta = likelihood.outputs(indices);
+  }
+  CheckPredictors(eta, indices);
+  const at::Tensor truth = LikelihoodGraph(eta, params).along(z).detach();
+  const at::Tensor guess =
+      at::matmul(likelihood.rows(indices, z.numel()).to(at::kDouble), z);
+  if (Fit(params[0].scalar_type(), z.options()).adds(guess, truth)) return;
+  Invalid(
+      "Invalid rows: they are not the derivatives of the outputs by the "
+      "parameters (must be x, where the outputs are x θ + const and θ is the "
+      "parameters, flattened, in their order)");
+}
+
+at::Tensor Slice(const at::Tensor& tensor, int64_t begin, int64_t end) {
   return tensor.defined() ? tensor.slice(0, begin, end) : at::Tensor();
 }
 
 }  // namespace
+
+const LogLikelihood* RowsOf(const DataClosure& closure) {
+  const auto* likelihood = closure.target<LogLikelihood>();
+  return likelihood != nullptr && likelihood->has_rows() ? likelihood : nullptr;
+}
 
 std::vector<at::Tensor> SplitLike(const at::Tensor& row,
                                   const std::vector<at::Tensor>& params) {
@@ -131,9 +194,16 @@ TaylorTerms TaylorTerms::AtPresent(const DataClosure& closure,
                                    const std::vector<at::Tensor>& params,
                                    const at::Tensor& indices,
                                    const std::string& form,
-                                   const at::Tensor& z,
-                                   int64_t gate) {
+                                   const at::Tensor& z) {
   if (indices.numel() == 0) return TermsOfNothing(form, z);
+  if (form == kPredictorForm || (form == kLinearForm && RowsOf(closure))) {
+    const ByPredictor parts = ByPredictor::Of(closure, indices, z.numel());
+    const at::Tensor gradients = parts.first.unsqueeze(1) * parts.rows;
+    if (form == kLinearForm) {
+      return {parts.values, gradients.unsqueeze(0), {}, {}};
+    }
+    return {parts.values, at::stack({gradients, parts.rows}), parts.second, {}};
+  }
   if (form == kLinearForm && z.numel() > kManyParameters) {
     const LikelihoodRows data = GradientsByData(closure, params, indices);
     return {data.values.to(at::kDouble),
@@ -143,23 +213,6 @@ TaylorTerms TaylorTerms::AtPresent(const DataClosure& closure,
   }
   const at::Tensor log_likelihoods = ValuesWithGraph(closure, indices);
   const at::Tensor values = log_likelihoods.detach().to(at::kDouble);
-  if (form == kPredictorForm) {
-    const std::optional<Predictor> predictor =
-        Predictor::Of(log_likelihoods, params, gate);
-    if (!predictor) {
-      throw std::runtime_error(
-          "HMCECS got log-likelihoods that are computed in another way than "
-          "before: the closure must do the same for any data, or set_anchor must "
-          "be called again");
-    }
-    const at::Tensor rows = predictor->rows.to(at::kDouble);
-    const at::Tensor gradients =
-        predictor->first.to(at::kDouble).unsqueeze(1) * rows;
-    return {values,
-            at::stack({gradients, rows}),
-            predictor->second.to(at::kDouble),
-            {}};
-  }
   const LikelihoodGraph graph(log_likelihoods, params);
   const at::Tensor gradients = graph.gradients().to(at::kDouble);
   if (form == kLinearForm) {
@@ -194,10 +247,10 @@ std::vector<at::Tensor> TaylorTerms::fields() const {
 }
 
 TaylorTerms TaylorTerms::part(int64_t begin, int64_t end) const {
-  return {RowsOf(values, begin, end),
+  return {Slice(values, begin, end),
           slopes.slice(1, begin, end),
-          RowsOf(scales, begin, end),
-          RowsOf(hessians, begin, end)};
+          Slice(scales, begin, end),
+          Slice(hessians, begin, end)};
 }
 
 TaylorTerms::Expansion TaylorTerms::expand(const at::Tensor& delta) const {
@@ -239,28 +292,25 @@ std::optional<TaylorSums> TaylorSums::AtPresent(
   TaylorSums sums{at::zeros({}, like), at::zeros({d}, like), {}, form};
   if (form != kLinearForm) sums.hessian = at::zeros({d, d}, like);
   Fit fit(params[0].scalar_type(), like);
-  std::optional<int64_t> gate;
   at::Tensor scaled;
+  bool tested = RowsOf(closure) == nullptr;
   for (at::Tensor indices = next_chunk(); indices.defined();
        indices = next_chunk()) {
-    const at::Tensor values = ValuesWithGraph(closure, indices);
-    sums.value += values.detach().to(at::kDouble).sum();
+    if (!tested) {
+      CheckRows(
+          *RowsOf(closure), params, indices.slice(0, 0, kTested), probes[0]);
+      tested = true;
+    }
     if (form == kPredictorForm) {
-      const std::optional<Predictor> predictor =
-          Predictor::Of(values, params, gate);
-      if (!predictor) return std::nullopt;
-      if (!gate) {  // the other chunks are the same functions
-        gate = predictor->gate;
-        const auto [guess, truth] = Curvatures(
-            closure, params, indices.slice(0, 0, kTested), *gate, probes[0]);
-        if (!fit.adds(guess, truth)) return std::nullopt;
-      }
-      const at::Tensor rows = predictor->rows.to(at::kDouble);
-      sums.gradient += at::mv(rows.t(), predictor->first.to(at::kDouble));
-      scaled = Product(rows, predictor->second, scaled);
-      sums.hessian += at::matmul(scaled.t(), rows);
+      const ByPredictor parts = ByPredictor::Of(closure, indices, d);
+      sums.value += parts.values.sum();
+      sums.gradient += at::mv(parts.rows.t(), parts.first);
+      scaled = Product(parts.rows, parts.second, scaled);
+      sums.hessian += at::matmul(scaled.t(), parts.rows);
       continue;
     }
+    const at::Tensor values = ValuesWithGraph(closure, indices);
+    sums.value += values.detach().to(at::kDouble).sum();
     const LikelihoodGraph graph(values, params);
     sums.gradient += graph.slope().detach().to(at::kDouble);
     if (form == kWholeForm) {
@@ -274,7 +324,6 @@ std::optional<TaylorSums> TaylorSums::AtPresent(
       sums.hessian += at::matmul(factors.t() * scales, factors);
     }
   }
-  sums.gate = gate.value_or(0);
   return sums;
 }
 

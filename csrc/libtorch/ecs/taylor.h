@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "torch_sgmcmc/log_likelihood.h"
+
 namespace torch_sgmcmc {
 
 // Maps indices of data to their log-likelihoods.
@@ -29,6 +31,9 @@ at::Tensor FlatRow(const std::vector<at::Tensor>& tensors);
 std::vector<at::Tensor> SplitLike(const at::Tensor& row,
                                   const std::vector<at::Tensor>& params);
 
+// The closure itself if it is a LogLikelihood with rows, else null.
+const LogLikelihood* RowsOf(const DataClosure& closure);
+
 // Calls the closure and checks what it returns.
 at::Tensor LogLikelihoods(const DataClosure& closure,
                           const at::Tensor& indices);
@@ -42,14 +47,13 @@ struct TaylorTerms {
   at::Tensor hessians;  // [M, d, d], or undefined
 
   // Those of the data with these indices, around the parameters as they are:
-  // with Hessians of rank one found by their product with z, or by the
-  // predictor at the gate.
+  // with Hessians of rank one found by their product with z, or by the rows
+  // of a LogLikelihood.
   static TaylorTerms AtPresent(const DataClosure& closure,
                                const std::vector<at::Tensor>& params,
                                const at::Tensor& indices,
                                const std::string& form,
-                               const at::Tensor& z,
-                               int64_t gate);
+                               const at::Tensor& z);
   // One after the other.
   static TaylorTerms Join(const std::vector<TaylorTerms>& parts);
 
@@ -72,13 +76,13 @@ struct TaylorSums {
   at::Tensor gradient;  // [d]
   at::Tensor hessian;   // [d, d], or undefined
   std::string form;     // of each datum's Hessian
-  int64_t gate = 0;     // where the predictor is in the graph, if there is one
 
   // The indices of a chunk of data; undefined after the last.
   using Chunks = std::function<at::Tensor()>;
   // The sums over all chunks, around the parameters as they are, by two random
   // directions; none if the Hessians are not of this form. Without any form
-  // they are not summed up.
+  // they are not summed up. Throws if the closure's rows are not the
+  // derivatives of its outputs.
   static std::optional<TaylorSums> AtPresent(
       const DataClosure& closure,
       const std::vector<at::Tensor>& params,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+import torch_sgmcmc as sg
 
 __all__ = ["Laplace", "Problem"]
 
@@ -90,7 +92,7 @@ class Problem:
             self.prior_precision,
         )
 
-    def log_likelihoods(self, theta: Tensor) -> Callable[[Tensor], Tensor]:
+    def log_likelihoods(self, theta: Tensor) -> sg.LogLikelihood:
         """HMC-ECS's closure: those of the data with given indices, at ``theta`` [d]."""
 
         # As long as the subsample is the same, the very same indices come.
@@ -98,12 +100,11 @@ class Problem:
         def rows(indices: Tensor) -> tuple[Tensor, Tensor]:
             return self.x[indices].double(), self.y[indices].double()
 
-        def closure(indices: Tensor) -> Tensor:
-            x, y = rows(indices)
-            eta = x @ theta
-            return y * eta - F.softplus(eta)
-
-        return closure
+        return sg.LogLikelihood(
+            lambda indices: rows(indices)[0] @ theta,
+            lambda eta, indices: rows(indices)[1] * eta - F.softplus(eta),
+            rows=lambda indices: rows(indices)[0],
+        )
 
     def potential(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """U and its gradient with all data, for θ [K, d]: [K] and [K, d]."""

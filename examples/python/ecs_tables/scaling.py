@@ -16,7 +16,6 @@ import torch
 from sbps_toys.cache import remembered
 from sbps_toys.report import markdown, plt, save, summary
 from scipy import stats
-from torch import Tensor
 from tqdm import tqdm, trange
 
 import torch_sgmcmc as sg
@@ -104,13 +103,12 @@ def _adapt(size: Scaling, order: int, d: int, seed: int) -> dict[str, np.ndarray
     y = x @ torch.randn(d, **like) + torch.randn(size.num_data, **like)
     precision = x.T @ x + _PRIOR * torch.eye(d, dtype=torch.float64)
     theta = torch.linalg.solve(precision, x.T @ y).requires_grad_()
-    last: list[Tensor] = []
-
-    def closure(indices: Tensor) -> Tensor:
-        if not last or last[0] is not indices:
-            last[:] = [indices, x[indices], y[indices]]
-        return -0.5 * (last[2] - last[1] @ theta) ** 2
-
+    rows = sg.GatheredRows(x, y)
+    closure = sg.LogLikelihood(
+        lambda indices: rows(indices)[0] @ theta,
+        lambda eta, indices: -0.5 * (rows(indices)[1] - eta) ** 2,
+        rows=lambda indices: rows(indices)[0],
+    )
     # d_k = -(x_kᵀδ)² / 2 with Σ (x_kᵀδ)² ≈ d: their sum's estimate has d² / 2m.
     sampler = sg.HMCECS(
         [theta],

@@ -38,18 +38,32 @@ class Regression {
     if (fault_ == "shape") return eta.sum();
     if (fault_ == "graph") return eta.detach();
     if (fault_ == "infinite") return eta / 0.0;
-    if (kind_ == "twice") return y * eta - torch::softplus(predictor(x));
     if (kind_ != "tanh") return y * eta - torch::softplus(eta);
     return -0.5 * (y - eta.tanh() * bias_).pow(2);  // Hessians of rank two
   }
 
+  // One that says what its rows are, of the kind "rows"; else this.
+  sg::HMCECS::Closure closure() const {
+    if (kind_ != "rows") return *this;
+    const auto outputs = [*this](const torch::Tensor& indices) {
+      const torch::Tensor eta = predictor(x_.index({indices}));
+      return eta.slice(0, fault_ == "outputs" ? 1 : 0);
+    };
+    const auto of_outputs = [*this](const torch::Tensor& eta,
+                                    const torch::Tensor& indices) {
+      return y_.index({indices}) * eta - torch::softplus(eta);
+    };
+    const auto rows = [*this](const torch::Tensor& indices) {
+      const torch::Tensor x = x_.index({indices});
+      if (fault_ == "columns") return x;
+      const torch::Tensor padded = torch::constant_pad_nd(x, {0, 1}, 1.0);
+      return fault_ == "rows" ? 2 * padded : padded;
+    };
+    return sg::LogLikelihood(outputs, of_outputs, rows);
+  }
+
  private:
   torch::Tensor predictor(const torch::Tensor& x) const {
-    if (kind_ == "layered") {
-      return torch::linear(x, weight_.unsqueeze(0), bias_).squeeze(-1);
-    }
-    // Its rows cannot be read.
-    if (kind_ == "summed") return (x * weight_).sum(1) + bias_;
     return x.matmul(weight_) + bias_;
   }
 
@@ -75,9 +89,11 @@ inline sg::HMCECSOptions OptionsAt(const sg::StateDict& job, size_t index) {
 }
 
 inline void Run(const sg::StateDict& job, const std::string& result_path) {
-  const Regression closure(job);
+  const Regression regression(job);
+  const sg::HMCECS::Closure closure = regression.closure();
+  const std::vector<torch::Tensor> params = regression.params();
   std::vector<torch::optim::OptimizerParamGroup> groups;
-  for (const torch::Tensor& param : closure.params()) {
+  for (const torch::Tensor& param : params) {
     const double prior = OptionsAt(job, groups.size()).prior_precision();
     groups.emplace_back(std::vector<torch::Tensor>{param},
                         std::make_unique<sg::HMCECSOptions>(
@@ -102,12 +118,11 @@ inline void Run(const sg::StateDict& job, const std::string& result_path) {
         loss.reshape({1}),
         torch::full({1}, sampler.sign(), torch::kDouble),
         torch::full({1}, sampler.estimator_variance(), torch::kDouble)};
-    for (const torch::Tensor& param : closure.params()) {
+    for (const torch::Tensor& param : params) {
       draw.push_back(param.detach().reshape({-1}).to(torch::kDouble));
     }
     draws.push_back(torch::cat(draw));
   }
-  const auto params = closure.params();
   const sg::StateDict model = {{"weight", params[0].detach()},
                                {"bias", params[1].detach()}};
   sg::save({{"model", model},

@@ -1,0 +1,209 @@
+"""HMC-ECS with the rows of a linear predictor, as the user says them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from ecs_data import F64, Data, N, Regression, chain, make
+from torch import Tensor
+from torch.nn import functional as F
+
+import torch_sgmcmc as sg
+from torch_sgmcmc.ecs.taylor import LINEAR, PREDICTOR, TaylorSums, TaylorTerms
+
+PROBES = torch.tensor([[0.7, -1.1, 0.4, 0.9], [-0.2, 0.5, 1.3, -0.6]], dtype=F64)
+OfPredictors = Callable[[Tensor, Tensor], Tensor]
+
+#: Log-likelihoods as functions of predictors and labels.
+MODELS: dict[str, OfPredictors] = {
+    "logistic": lambda eta, y: y * eta - F.softplus(eta),
+    "gaussian": lambda eta, y: -0.5 * (y - eta) ** 2,
+    "linear": lambda eta, y: y * eta,
+    "poisson": lambda eta, y: y * eta - eta.exp(),
+}
+
+
+def closure_of(data: Regression, model: OfPredictors) -> sg.LogLikelihood:
+    return sg.LogLikelihood(
+        lambda i: data.predictor(data.x[i]),
+        lambda eta, i: model(eta, data.y[i]),
+        rows=data.rows,
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_expansions_and_sums(name: str) -> None:
+    data, model = Regression(), MODELS[name]
+    closure, params = closure_of(data, model), data.params
+    x, eta = data.rows(torch.arange(N)), data.predictor(data.x).detach()
+    eta.requires_grad_()
+    v = model(eta, data.y)
+    (first,) = torch.autograd.grad(v.sum(), eta, create_graph=True)
+    second = torch.zeros_like(eta)
+    if first.requires_grad:
+        (second,) = torch.autograd.grad(first.sum(), eta)
+    v, first = v.detach(), first.detach()
+
+    chunks = torch.arange(N).split(25)
+    sums = TaylorSums.at_present(closure, params, chunks, PREDICTOR, PROBES)
+    assert sums is not None
+    torch.testing.assert_close(sums.value, v.sum())
+    torch.testing.assert_close(sums.gradient, first @ x)
+    torch.testing.assert_close(sums.hessian, x.t() @ (second[:, None] * x))
+
+    indices, delta = torch.tensor([5, 0, 5, 17, 59]), PROBES[1]
+    for form in (PREDICTOR, LINEAR):
+        terms = TaylorTerms.at_present(closure, params, indices, form, PROBES[0])
+        bend = second * (x @ delta) if form == PREDICTOR else torch.zeros_like(v)
+        q = v + (first + 0.5 * bend) * (x @ delta)
+        values, bends = terms.expand(delta)
+        torch.testing.assert_close(values, q[indices])
+        weights = torch.linspace(-2, 3, 5, dtype=F64)
+        pull = (weights * (first + bend)[indices]) @ x[indices]
+        torch.testing.assert_close(terms.pull(weights, bends), pull)
+
+
+@pytest.mark.parametrize("settings", [{}, {"control_variate": 1}])
+def test_the_same_chain_as_without_them(settings: dict[str, Any]) -> None:
+    """To rounding: the expansions are the same."""
+    ends = []
+    for told in (True, False):
+        data = Regression()
+        closure = data.closure if told else data
+        sampler = make(data, **settings)
+        for _ in range(8):
+            sampler.step(closure)
+        ends.append([p.detach().clone() for p in data.params])
+        form = sampler.state["control_variates"]["form"]
+        assert form == ("none" if settings else "predictor" if told else "rank one")
+    for ours, theirs in zip(*ends, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_the_model_is_not_differentiated() -> None:
+    """But for the data by which the rows are tested, and along trajectories."""
+    data, graphs = Regression(), []
+
+    def outputs(indices: Tensor) -> Tensor:
+        eta = data.predictor(data.x[indices])
+        graphs.append(eta.requires_grad)
+        return eta
+
+    closure = sg.LogLikelihood(outputs, data.of_predictors, rows=data.rows)
+    make(data, chunk_size=25).set_anchor(closure, progress=False)
+    assert graphs == [True, False, False, False]
+
+
+@pytest.mark.parametrize("order", [2, 1])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda data, i: F.pad(data.x[i], (1, 0), value=1.0),  # the bias first
+        lambda data, i: F.pad(data.x[i], (0, 1)),
+        lambda data, i: 2 * data.rows(i),
+        lambda data, i: data.rows(i.flip(0)),
+        lambda data, i: data.rows(i) / 0.0,
+    ],
+)
+def test_rows_that_are_no_derivatives(wrong: Any, order: int) -> None:
+    data = Regression()
+    closure = sg.LogLikelihood(
+        lambda i: data.predictor(data.x[i]),
+        data.of_predictors,
+        rows=lambda i: wrong(data, i),
+    )
+    sampler = make(data, control_variate=order, mass_matrix="identity")
+    with pytest.raises(
+        ValueError,
+        match=r"Invalid rows: they are not the derivatives of the outputs by the param",
+    ):
+        sampler.set_anchor(closure, progress=False)
+    assert not sampler.state
+    sampler.step(data.closure)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        (
+            {"rows": lambda i: 3.0},
+            TypeError,
+            r"Invalid rows: got float \(must be a tensor\)",
+        ),
+        (
+            {"rows": lambda i: torch.zeros(len(i), 3)},
+            ValueError,
+            r"Invalid rows: shape \[60, 3\] \(must be \[60, 4\], one row for each ind",
+        ),
+        (
+            {"outputs": lambda data, i: data.predictor(data.x[i])[:, None]},
+            ValueError,
+            r"Invalid outputs: shape \[60, 1\] \(must be \[60\], one linear predictor",
+        ),
+        (
+            {"log_likelihood": lambda eta, i: eta.sum()},
+            ValueError,
+            r"Invalid log-likelihoods: shape \[\] \(must be \[60\], one for each ind",
+        ),
+    ],
+)
+def test_bad_parts(
+    changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    data = Regression()
+    outputs = changes.pop("outputs", lambda data, i: data.predictor(data.x[i]))
+    parts = {"log_likelihood": data.of_predictors, "rows": data.rows, **changes}
+    closure = sg.LogLikelihood(lambda i: outputs(data, i), **parts)
+    sampler = make(data)
+    with pytest.raises(error, match=message):
+        sampler.step(closure)
+    assert not sampler.state
+    with pytest.raises(TypeError, match=r"Invalid rows: 3 \(must be callable, got int"):
+        sg.LogLikelihood(data.predictor, data.of_predictors, rows=3)  # type: ignore[arg-type]
+
+
+def test_another_closure_needs_another_anchor() -> None:
+    data = Regression()
+    sampler = make(data)
+    sampler.step(data.closure)
+    sampler.param_groups[0]["subsample_size"] = 9
+    with pytest.raises(
+        RuntimeError,
+        match=r"control variates are those of a LogLikelihood with rows: give step\(\)",
+    ):
+        sampler.step(data)
+    sampler.set_anchor(data, progress=False)
+    sampler.step(data)
+
+
+def test_float32() -> None:
+    data = Regression(dtype=torch.float32)
+    sampler = make(data)
+    for _ in range(30):
+        sampler.step(data.closure)
+    assert sampler.acceptance_rate > 0.7
+    assert sampler.state["control_variates"]["form"] == "predictor"
+
+
+def test_a_closure_that_computes_all_data() -> None:
+    """What it computes has another size than what it returns."""
+    data = Data()
+
+    def all_of_them(indices: Tensor) -> Tensor:
+        eta = data.x.mv(data.weight) + data.bias
+        return (data.y * eta - F.softplus(eta))[indices]
+
+    theirs = Data()
+    other = make(theirs)
+    sampler = sg.HMCECS(
+        data.params, num_data=N, subsample_size=8, num_blocks=4, seed=3,
+        prior_precision=1.0, step_size=0.4,
+    )  # fmt: skip
+    expected = chain(other, theirs, 9)
+    for _ in range(9):
+        sampler.step(all_of_them)
+    now = torch.cat([p.detach().reshape(-1) for p in data.params])
+    torch.testing.assert_close(now, expected[-1], rtol=1e-9, atol=1e-9)
