@@ -12,7 +12,6 @@ from torch import Tensor
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.checks import check_integer, check_real
 from torch_sgmcmc.core.closures import (
-    check_chains,
     fresh_gradients,
     lightning_module,
     refuse_accumulation,
@@ -29,15 +28,13 @@ from torch_sgmcmc.core.operators import (
     sghmc_step_,
     sgld_step_,
 )
+from torch_sgmcmc.core.shared_settings import SharedSettings
 from torch_sgmcmc.core.state_checks import check_part
-from torch_sgmcmc.sampler import Sampler, Work
+from torch_sgmcmc.sampler import Work
 
 __all__ = ["EWSG"]
 
 _SURROGATES = {"momentum": 0, "zero": 1, "one": 2, "full_momentum": 3}
-
-# What is the same in all param groups, since one decision is made for them.
-_SHARED = ("index_chain_length", "num_chains", "num_proposals", "num_accepted")
 
 # So many proposals with the gradient of the minibatch before them, from the first on,
 # are no chance: if of all pairs of minibatches a share p has equal gradients, it is
@@ -63,7 +60,7 @@ EWSG.step() needs a closure, since it draws several minibatches a step:
     sampler.step(closure)"""
 
 
-class EWSG(Sampler):
+class EWSG(SharedSettings):
     r"""SGHMC with exponentially weighted stochastic gradients.
 
     The minibatch of each update is drawn with weights that let the update with a
@@ -173,15 +170,13 @@ class EWSG(Sampler):
         Non-uniform Subsampling of Gradients (2021), algorithm 1, theorem 2, eq. 5.
     """
 
-    _MANAGED: ClassVar[tuple[str, ...]] = (*Sampler._MANAGED, *_SHARED)
-    # GradScaler.step() then leaves a mark on the sampler, by which step() sees it.
-    _step_supports_amp_scaling = True
+    _SHARED: ClassVar[tuple[str, ...]] = ("index_chain_length", "num_chains")
+    _PROGRESS: ClassVar[Mapping[str, Any]] = {"num_proposals": 0, "num_accepted": 0}
     # How many proposals had the gradient of the minibatch before, and were not zero;
     # None once a proposal had another.
     _num_equal: int | None = 0
     _warned = False
 
-    _CAPTURABLE: ClassVar[bool] = False
     _WHY_EQUAL: ClassVar[str] = "there is one decision for all"
     _STATE: ClassVar[Mapping[str, type]] = {"momentum": Tensor, "master": Tensor}
 
@@ -209,10 +204,8 @@ class EWSG(Sampler):
             "surrogate": surrogate,
             "index_chain_length": index_chain_length,
             "num_chains": num_chains,
-            "num_proposals": 0,
-            "num_accepted": 0,
         }
-        super().__init__(params, defaults, seed, False, nonfinite)
+        super().__init__(params, defaults, seed, nonfinite)
 
     @property
     def acceptance_rate(self) -> float:
@@ -240,18 +233,6 @@ class EWSG(Sampler):
 
     def _check_progress(self, group: dict[str, Any]) -> None:
         check_part(group, "num_accepted", "num_proposals")
-
-    def _check_parameter(self, p: Tensor) -> None:
-        super()._check_parameter(p)
-        check_chains(p, self.param_groups[0]["num_chains"])
-
-    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super()._check_state_dict(state_dict)
-        for theirs, ours in zip(
-            state_dict["param_groups"], self.param_groups, strict=True
-        ):
-            for p in ours["params"]:
-                check_chains(p, theirs["num_chains"])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -315,8 +296,7 @@ class EWSG(Sampler):
         first = self.param_groups[0]
         proposals = first["num_proposals"] + length * (first["num_chains"] or 1)
         accepted = first["num_accepted"] + accepted
-        for group in self.param_groups:
-            group["num_proposals"], group["num_accepted"] = proposals, accepted
+        self._set(num_proposals=proposals, num_accepted=accepted)
         return loss
 
     def _looks_later(self, work: list[Work]) -> bool:
@@ -325,7 +305,7 @@ class EWSG(Sampler):
 
     def _chain_length(self) -> int:
         """Checks all groups before any work is done, and returns M."""
-        self._check_all_groups(("index_chain_length", "num_chains"))
+        self._check_all_groups()
         return self.param_groups[0]["index_chain_length"]
 
     def _propose(

@@ -15,7 +15,6 @@ from torch.autograd.graph import increment_version
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.checks import check_integer, check_real
 from torch_sgmcmc.core.closures import (
-    check_chains,
     fresh_gradients,
     lightning_module,
     refuse_accumulation,
@@ -40,19 +39,19 @@ from torch_sgmcmc.core.operators import (
     select_chains_,
 )
 from torch_sgmcmc.core.progress import progress_bar
+from torch_sgmcmc.core.shared_settings import SharedSettings
 from torch_sgmcmc.core.state_checks import check_part, dual_averaging
-from torch_sgmcmc.sampler import Sampler, Work
+from torch_sgmcmc.sampler import Work
 
 __all__ = ["HMC"]
 
 # One trajectory is simulated, and one decision made, for all parameters: only the
 # prior precision may differ between param groups.
-_HYPERPARAMETERS = (
+_SHARED = (
     *("step_size", "num_steps", "trajectory_length", "num_data", "temperature"),
     *("metropolis", "resample_momentum_every", "num_chains"),
 )
 _COUNTERS = ("num_trajectories", "num_accepted", "num_divergences")
-_SHARED = (*_HYPERPARAMETERS, *_COUNTERS, "dual_averaging")
 
 # After so many trajectories running at whose start the loss was not what it had been.
 _MOST_CHANGES = 3
@@ -77,7 +76,7 @@ class _Motion:
     masters: list[Tensor]  # of the parameters in bf16 and fp16
 
 
-class HMC(Sampler):
+class HMC(SharedSettings):
     r"""Hamiltonian Monte Carlo, with the leapfrog and a Metropolis test.
 
     One step is one trajectory. With :math:`U(\theta) = N \cdot \text{loss} +
@@ -197,14 +196,16 @@ class HMC(Sampler):
     """
 
     _LONE_DECISIONS = BY_THE_LOSS
-    _MANAGED: ClassVar[tuple[str, ...]] = (*Sampler._MANAGED, *_SHARED)
-    _CAPTURABLE: ClassVar[bool] = False
+    _SHARED: ClassVar[tuple[str, ...]] = _SHARED
+    _PROGRESS: ClassVar[Mapping[str, Any]] = {
+        **dict.fromkeys(_COUNTERS, 0),
+        # The state of the step size's adaptation; empty when there is none.
+        "dual_averaging": [],
+    }
     _WHY_EQUAL: ClassVar[str] = "there is one trajectory for all"
     _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys(
         ("momentum", "mass", "master"), Tensor
     )
-    # GradScaler.step() then leaves a mark on the sampler, by which step() sees it.
-    _step_supports_amp_scaling = True
     # The chains' losses at the end of the last step, the parameters then (versions and
     # memory), and how many steps running began with another loss at the same ones.
     _known: tuple[Tensor, list[tuple[int, int]]] | None = None
@@ -236,11 +237,8 @@ class HMC(Sampler):
             "metropolis": metropolis,
             "resample_momentum_every": resample_momentum_every,
             "num_chains": num_chains,
-            **dict.fromkeys(_COUNTERS, 0),
-            # The state of the step size's adaptation; empty when there is none.
-            "dual_averaging": [],
         }
-        super().__init__(params, defaults, seed, False, nonfinite)
+        super().__init__(params, defaults, seed, nonfinite)
 
     # ---- What it has done -----------------------------------------------------
 
@@ -298,18 +296,6 @@ class HMC(Sampler):
                     "of range (must be finite and > 0)"
                 )
 
-    def _check_parameter(self, p: Tensor) -> None:
-        super()._check_parameter(p)
-        check_chains(p, self.param_groups[0]["num_chains"])
-
-    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super()._check_state_dict(state_dict)
-        for theirs, ours in zip(
-            state_dict["param_groups"], self.param_groups, strict=True
-        ):
-            for p in ours["params"]:
-                check_chains(p, theirs["num_chains"])
-
     # ---- Mass -----------------------------------------------------------------
 
     def set_mass(self, masses: Iterable[Tensor | float] | None) -> None:
@@ -327,7 +313,7 @@ class HMC(Sampler):
             ValueError: there are not as many masses as parameters, or one of them has
                 a wrong shape or elements out of range. Nothing has changed.
         """
-        params = [p for group in self.param_groups for p in group["params"]]
+        params = self._all_params()
         new: Sequence[Tensor | None] = [None] * len(params)
         if masses is not None:
             masses = list(masses)
@@ -410,7 +396,7 @@ class HMC(Sampler):
         """
         check_integer("steps", steps, low=1)
         check_real("target_acceptance", target_acceptance, high=1.0, low_open=True)
-        self._check_all_groups(_HYPERPARAMETERS)
+        self._check_all_groups()
         group = self.param_groups[0]
         if not group["metropolis"]:
             raise ValueError(
@@ -440,10 +426,6 @@ class HMC(Sampler):
                 **dict.fromkeys(_COUNTERS, 0),
             )
 
-    def _set(self, **values: Any) -> None:
-        for group in self.param_groups:
-            group.update(values)
-
     @torch.no_grad()
     def _trajectory(
         self, closure: Callable[[], Any] | None, most_steps: int | None = None
@@ -458,7 +440,7 @@ class HMC(Sampler):
         refuse_scaler(self)
         if closure is None:
             raise TypeError(_NO_CLOSURE)
-        self._check_all_groups(_HYPERPARAMETERS)
+        self._check_all_groups()
         refuse_accumulation(self, closure)
         loss = fresh_gradients(self, closure)
         work = self._gather(checked=True)
@@ -518,8 +500,7 @@ class HMC(Sampler):
 
     def _marks(self) -> list[tuple[int, int]]:
         """Differ if parameters have been written to."""
-        params = [p for group in self.param_groups for p in group["params"]]
-        return [(p._version, p.data_ptr()) for p in params]
+        return [(p._version, p.data_ptr()) for p in self._all_params()]
 
     def _check_same_target(self, losses: Tensor, closure: Callable[[], Any]) -> None:
         """Sees losses that change where the parameters do not, as of minibatches.

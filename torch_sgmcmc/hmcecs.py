@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -36,7 +36,6 @@ from torch_sgmcmc.ecs.sizes import Draw, mean_estimate, num_products, subsample_
 from torch_sgmcmc.ecs.target import Point, SubsampledTarget
 from torch_sgmcmc.ecs.warmup import Schedule, Warmup, mean_of_late
 from torch_sgmcmc.ecs.whitening import kinetic, leapfrog
-from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["HMCECS"]
 
@@ -49,8 +48,6 @@ _COUNTERS = (
     *("num_trajectories", "num_accepted", "num_divergences"),
     "num_subsamples_accepted",
 )
-_MANAGED_TOO = (*_COUNTERS, "num_evaluations", "sign", "mean_difference")
-_SHARED = (*_HYPERPARAMETERS, *_MANAGED_TOO)
 
 # Early in a warm-up the step size may be far too small, and a trajectory of given
 # length endless.
@@ -289,11 +286,15 @@ class HMCECS(AnchoredSampler):
     """
 
     _LONE_DECISIONS = BY_THE_LOSS
-    _MANAGED: ClassVar[tuple[str, ...]] = (*Sampler._MANAGED, *_SHARED)
-    _CAPTURABLE: ClassVar[bool] = False
+    _SHARED: ClassVar[tuple[str, ...]] = _HYPERPARAMETERS
+    _PROGRESS: ClassVar[Mapping[str, Any]] = {
+        **dict.fromkeys(_COUNTERS, 0),
+        "num_evaluations": 0,
+        "sign": 1,
+        # a is this less λ: the mean of the estimates of Σ d.
+        "mean_difference": 0.0,
+    }
     _WHY_EQUAL: ClassVar[str] = "there is one trajectory for all"
-    # GradScaler.step() then leaves a mark on the sampler, by which step() sees it.
-    _step_supports_amp_scaling = True
     # There is no going on from a density that is not finite.
     _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip")
 
@@ -335,13 +336,8 @@ class HMCECS(AnchoredSampler):
             "num_products": num_products,
             "max_variance": max_variance,
             "chunk_size": chunk_size,
-            **dict.fromkeys(_COUNTERS, 0),
-            "num_evaluations": 0,
-            "sign": 1,
-            # a is this less λ: the mean of the estimates of Σ d.
-            "mean_difference": 0.0,
         }
-        super().__init__(params, defaults, seed, False, nonfinite)
+        super().__init__(params, defaults, seed, nonfinite)
         self._ranges()
 
     # ---- What it has done -----------------------------------------------------
@@ -410,7 +406,7 @@ class HMCECS(AnchoredSampler):
         check_integer("chunk_size", group["chunk_size"], low=1)
 
     def _check_groups(self) -> None:
-        self._check_all_groups(_HYPERPARAMETERS)
+        self._check_all_groups()
         self._ranges()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

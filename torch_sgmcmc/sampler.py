@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any, ClassVar
 
@@ -133,6 +133,8 @@ class Sampler(Optimizer):
         *("seed", "step", "offsets", "capturable"),
         *("nonfinite", "num_skipped"),
     )
+    #: Hyperparameters that must be equal in all groups.
+    _SHARED: ClassVar[tuple[str, ...]] = ()
     _WHY_EQUAL: ClassVar[str] = "there is one stream of noise for all"
     #: Values of ``nonfinite`` that it takes.
     _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip", "allow")
@@ -354,11 +356,11 @@ class Sampler(Optimizer):
         """Raises if the sampler cannot sample a parameter."""
         check_parameter(type(self).__name__, p)
 
-    def _check_all_groups(self, equal: Sequence[str] = ()) -> None:
+    def _check_all_groups(self) -> None:
         """Raises if a hyperparameter has left its range, or its name is misspelt.
 
-        Or if one of those that must be ``equal`` differs between groups, or other ranks
-        would decide otherwise.
+        Or if one that is shared differs between groups, or other ranks would decide
+        otherwise.
         """
         self._check_ranks()
         lengths = tuple(map(len, self.param_groups))
@@ -368,7 +370,7 @@ class Sampler(Optimizer):
             self._lengths = lengths
         for group in self.param_groups:
             self._check_group(group)
-        check_equal(self.param_groups, equal, self._WHY_EQUAL)
+        check_equal(self.param_groups, self._SHARED, self._WHY_EQUAL)
 
     @staticmethod
     def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:

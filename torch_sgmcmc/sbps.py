@@ -24,8 +24,8 @@ from torch_sgmcmc.core.closures import lightning_module, refuse_scaler
 from torch_sgmcmc.core.distributed import BY_THE_LOSS
 from torch_sgmcmc.core.momentum import blank
 from torch_sgmcmc.core.nonfinite import StepLeftOut, leave_out, nonfinite_error
+from torch_sgmcmc.core.shared_settings import SharedSettings
 from torch_sgmcmc.core.state_checks import check_part
-from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["SBPS", "Diagnostics", "Evaluations"]
 
@@ -114,7 +114,7 @@ class Diagnostics:
     mean_segment_length: float
 
 
-class SBPS(Sampler):
+class SBPS(SharedSettings):
     r"""Stochastic bouncy particle sampler; with ``preconditioned=True``, pSBPS.
 
     A particle moves at unit speed along straight lines, :math:`\theta(t) = \theta_0 +
@@ -231,17 +231,10 @@ class SBPS(Sampler):
     """
 
     _LONE_DECISIONS = BY_THE_LOSS
-    _MANAGED: ClassVar[tuple[str, ...]] = (
-        *Sampler._MANAGED,
-        *_TRAJECTORY,
-        *_PROGRESS,
-    )
-    # GradScaler.step() then leaves a mark on the sampler, by which step() sees it.
-    _step_supports_amp_scaling = True
+    _SHARED: ClassVar[tuple[str, ...]] = _TRAJECTORY
+    _PROGRESS: ClassVar[Mapping[str, Any]] = _PROGRESS
     # It cannot bounce at a rate that is not finite.
     _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip")
-
-    _CAPTURABLE: ClassVar[bool] = False
     _WHY_EQUAL: ClassVar[str] = "there is one particle for all"
     _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys(STATE, Tensor)
 
@@ -276,9 +269,8 @@ class SBPS(Sampler):
             "eps": eps,
             "sample_interval": sample_interval,
             "replacement": replacement,
-            **_PROGRESS,
         }
-        super().__init__(params, defaults, seed, False, nonfinite)
+        super().__init__(params, defaults, seed, nonfinite)
         self.model = model
 
     # ---- What it is ------------------------------------------------------------
@@ -294,9 +286,6 @@ class SBPS(Sampler):
         model = check_model("SBPS", model, self._all_params())
         self._slots = None if model is None else Slots(model)
         self._model_checked = False
-
-    def _all_params(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"]]
 
     def _check_group(self, group: dict[str, Any]) -> None:
         check_real("num_data", group["num_data"], low_open=True)
@@ -339,7 +328,7 @@ class SBPS(Sampler):
         checked = self.__dict__.get("_checked", ())
         if len(values) == len(checked) and all(map(is_, values, checked)):
             return first  # numbers and bools cannot have changed in themselves
-        self._check_all_groups(_TRAJECTORY)
+        self._check_all_groups()
         self._checked = values
         # Compared with what the last step observed; a list of its own, never changed.
         self._target = [

@@ -19,6 +19,8 @@
 #include <memory>
 #include <vector>
 
+#include "libtorch/core/operators.h"
+
 namespace torch_sgmcmc {
 namespace {
 
@@ -68,7 +70,10 @@ struct Langevin {
                kNumData,
                0,
                1,
-               {lists.offsets, /*seed=*/0, step});
+               lists.offsets,
+               /*seed=*/0,
+               step,
+               std::nullopt);
   }
 };
 
@@ -83,8 +88,17 @@ struct Hamiltonian {
                 lists.momenta,
                 {},
                 {},
-                {.lr = kLr, .momentum = kMomentum, .num_data = kNumData},
-                {lists.offsets, /*seed=*/0, step});
+                kLr,
+                kMomentum,
+                kNumData,
+                /*prior_precision=*/0,
+                /*temperature=*/1,
+                /*noise_estimate=*/0,
+                /*resample_momentum_every=*/0,
+                lists.offsets,
+                /*seed=*/0,
+                step,
+                std::nullopt);
   }
 };
 

@@ -9,9 +9,9 @@
 
 #include "libtorch/core/checks.h"
 #include "libtorch/core/closures.h"
+#include "libtorch/core/operators.h"
 #include "libtorch/core/python_text.h"
 #include "libtorch/core/state_values.h"
-#include "torch_sgmcmc/operators.h"
 
 namespace torch_sgmcmc::detail {
 namespace {

@@ -15,10 +15,10 @@
 #include "libtorch/core/momentum.h"
 #include "libtorch/core/noise_key.h"
 #include "libtorch/core/nonfinite.h"
+#include "libtorch/core/operators.h"
 #include "libtorch/core/options_of_work.h"
 #include "libtorch/core/python_text.h"
 #include "libtorch/core/state_checks.h"
-#include "torch_sgmcmc/operators.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -236,19 +236,17 @@ c10::IValue EWSG::propose(const LossClosure& closure,
   std::vector<at::Tensor> ratios;
   for (size_t i = 0; i < work.size(); ++i) {
     const auto& options = OptionsOfWork<EWSGOptions>(work[i]);
-    EWSGWeights weights;
-    weights.lr = options.lr();
-    weights.momentum = options.momentum();
-    weights.num_data = options.num_data();
-    weights.prior_precision = options.prior_precision();
-    weights.temperature = options.temperature();
-    weights.surrogate = SurrogateIndex(options.surrogate());
-    weights.num_chains = chains;
     ratios.push_back(ewsg_log_ratio(work[i].params,
                                     work[i].grads,
                                     proposed[i].grads,
                                     work[i].state[0],
-                                    weights));
+                                    options.lr(),
+                                    options.momentum(),
+                                    options.num_data(),
+                                    options.prior_precision(),
+                                    options.temperature(),
+                                    SurrogateIndex(options.surrogate()),
+                                    chains));
   }
   check_draws(work, proposed);
   const EWSGOptions& first = options_at(0);
@@ -325,6 +323,7 @@ void EWSG::prepare(Work& work) {
 
 void EWSG::update(const Work& work) {
   const auto& options = OptionsOfWork<EWSGOptions>(work);
+  const NoiseKey key = KeyOf(work);
   if (work.state[0].empty()) {
     sgld_step_(work.params,
                work.grads,
@@ -333,7 +332,10 @@ void EWSG::update(const Work& work) {
                options.num_data(),
                options.prior_precision(),
                options.temperature(),
-               KeyOf(work));
+               key.offsets,
+               key.seed,
+               key.step,
+               key.device_step);
     // What a schedule of the momentum left behind.
     for (const at::Tensor& param : work.params) {
       const auto found = state_.find(param.unsafeGetTensorImpl());
@@ -344,19 +346,22 @@ void EWSG::update(const Work& work) {
     }
     return;
   }
-  SGHMCStep values;
-  values.lr = options.lr();
-  values.momentum = options.momentum();
-  values.num_data = options.num_data();
-  values.prior_precision = options.prior_precision();
-  values.temperature = options.temperature();
   sghmc_step_(work.params,
               work.grads,
               work.state[0],
               {},
               work.masters,
-              values,
-              KeyOf(work));
+              options.lr(),
+              options.momentum(),
+              options.num_data(),
+              options.prior_precision(),
+              options.temperature(),
+              /*noise_estimate=*/0,
+              /*resample_momentum_every=*/0,
+              key.offsets,
+              key.seed,
+              key.step,
+              key.device_step);
 }
 
 }  // namespace torch_sgmcmc

@@ -15,12 +15,12 @@
 #include "libtorch/core/checks.h"
 #include "libtorch/core/closures.h"
 #include "libtorch/core/momentum.h"
-#include "libtorch/core/noise_key.h"
 #include "libtorch/core/nonfinite.h"
+#include "libtorch/core/operators.h"
 #include "libtorch/core/options_of_work.h"
 #include "libtorch/core/python_text.h"
 #include "libtorch/core/state_checks.h"
-#include "torch_sgmcmc/operators.h"
+#include "libtorch/core/versions.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -60,12 +60,6 @@ at::Tensor Losses(const torch::Tensor& loss,
                     : std::string("a scalar)")));
   }
   return loss.detach().to(device, at::kDouble).reshape(-1);
-}
-
-void BumpVersions(const std::vector<at::Tensor>& params) {
-  for (const at::Tensor& param : params) {
-    param.unsafeGetTensorImpl()->bump_version();
-  }
 }
 
 }  // namespace
@@ -379,8 +373,7 @@ bool HMC::looks_later(const std::vector<Work>& /*work*/) const { return false; }
 std::vector<std::pair<int64_t, const void*>> HMC::marks() const {
   std::vector<std::pair<int64_t, const void*>> marks;
   for (const at::Tensor& param : all_params()) {
-    marks.emplace_back(static_cast<int64_t>(param._version()),
-                       param.const_data_ptr());
+    marks.emplace_back(VersionOf(param), param.const_data_ptr());
   }
   return marks;
 }
@@ -462,9 +455,12 @@ void HMC::prepare(Work& work) {
     offsets.push_back(work.offsets[i]);
   }
   if (drawn.empty()) return;
-  NoiseKey key = KeyOf(work);
-  key.offsets = offsets;
-  hmc_momenta_(drawn, drawn_masses, options.temperature(), key);
+  hmc_momenta_(drawn,
+               drawn_masses,
+               options.temperature(),
+               offsets,
+               seed(),
+               options.step());
 }
 
 // Remembers momenta that are kept, and masters; the parameters have moved.
@@ -513,17 +509,15 @@ torch::Tensor HMC::integrate(const LossClosure& closure,
 
 void HMC::leapfrog(const std::vector<Work>& work, double kick, double drift) {
   for (const Work& lists : work) {
-    HMCLeapfrog values;
-    values.kick = kick;
-    values.drift = drift;
-    values.num_data = lists.options->num_data();
-    values.prior_precision = lists.options->prior_precision();
     hmc_leapfrog_(lists.params,
                   lists.grads,
                   lists.state[kMomenta],
                   lists.state[kMasses],
                   lists.masters,
-                  values);
+                  kick,
+                  drift,
+                  lists.options->num_data(),
+                  lists.options->prior_precision());
     BumpVersions(lists.params);
   }
 }

@@ -15,10 +15,10 @@
 #include "libtorch/core/checks.h"
 #include "libtorch/core/closures.h"
 #include "libtorch/core/nonfinite.h"
+#include "libtorch/core/operators.h"
 #include "libtorch/core/python_text.h"
 #include "libtorch/ecs/target.h"
 #include "libtorch/ecs/whitening.h"
-#include "torch_sgmcmc/operators.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -324,7 +324,7 @@ HMCECS::Move HMCECS::trajectory(ECSTarget& target,
   const at::Tensor x = at::zeros_like(present->theta);
   const at::Tensor r = at::empty_like(present->theta);
   const int64_t offset = 0;
-  hmc_momenta_({r}, {}, /*temperature=*/1, {offset, seed(), first().step()});
+  hmc_momenta_({r}, {}, /*temperature=*/1, offset, seed(), first().step());
   const double before = present->log - KineticEnergy(r);
   const double step_size = first().step_size();
   double wanted = num_steps();

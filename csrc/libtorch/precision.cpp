@@ -5,7 +5,7 @@
 #include "core/counter.h"
 #include "host/gamma.h"
 #include "libtorch/core/checks.h"
-#include "torch_sgmcmc/operators.h"
+#include "libtorch/core/operators.h"
 
 namespace torch_sgmcmc {
 namespace {

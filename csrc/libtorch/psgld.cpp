@@ -13,8 +13,9 @@
 #include "libtorch/core/checks.h"
 #include "libtorch/core/momentum.h"
 #include "libtorch/core/noise_key.h"
+#include "libtorch/core/operators.h"
 #include "libtorch/core/options_of_work.h"
-#include "torch_sgmcmc/operators.h"
+#include "libtorch/core/versions.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -39,7 +40,14 @@ std::vector<std::vector<at::Tensor>> Curvatures(const std::vector<Work>& work) {
     for (const at::Tensor& param : lists.params) {
       normal.push_back(at::empty_like(param));
     }
-    gaussian_(normal, 1.0, static_cast<int64_t>(Purpose::kProbe), KeyOf(lists));
+    const NoiseKey key = KeyOf(lists);
+    gaussian_(normal,
+              1.0,
+              key.offsets,
+              key.seed,
+              key.step,
+              static_cast<int64_t>(Purpose::kProbe),
+              key.device_step);
     for (size_t i = 0; i < normal.size(); ++i) {
       params.push_back(lists.params[i]);
       probes.push_back(at::ones_like(normal[i]).copysign_(normal[i]));
@@ -118,7 +126,7 @@ void PSGLDOptions::check() const {
 
 const at::Tensor& PSGLDParamState::root(double eps) {
   const at::Tensor& v = square_average;
-  const uint32_t version = v.is_inference() ? 0 : v._version();
+  const int64_t version = VersionOf(v);
   if (!root_.defined() || !root_of_.is_same(v) || version_ != version ||
       eps_ != eps) {
     // Operations that IEEE 754 rounds in one way only, so that this is the same
@@ -187,13 +195,6 @@ void PSGLD::prepare_all(std::vector<Work>& work) {
 
 void PSGLD::update(const Work& work) {
   const auto& options = OptionsOfWork<PSGLDOptions>(work);
-  PSGLDStep step;
-  step.lr = options.lr();
-  step.num_data = options.num_data();
-  step.prior_precision = options.prior_precision();
-  step.temperature = options.temperature();
-  step.decay = options.decay();
-  step.eps = options.eps();
   const NoiseKey key = KeyOf(work);
   if (options.adapt()) {
     psgld_step_(work.params,
@@ -202,11 +203,29 @@ void PSGLD::update(const Work& work) {
                 work.state[1],
                 work.state[2],
                 work.masters,
-                step,
-                key);
+                options.lr(),
+                options.num_data(),
+                options.prior_precision(),
+                options.temperature(),
+                options.decay(),
+                options.eps(),
+                key.offsets,
+                key.seed,
+                key.step,
+                key.device_step);
   } else {
-    psgld_frozen_step_(
-        work.params, work.grads, work.state[0], work.masters, step, key);
+    psgld_frozen_step_(work.params,
+                       work.grads,
+                       work.state[0],
+                       work.masters,
+                       options.lr(),
+                       options.num_data(),
+                       options.prior_precision(),
+                       options.temperature(),
+                       key.offsets,
+                       key.seed,
+                       key.step,
+                       key.device_step);
   }
 }
 

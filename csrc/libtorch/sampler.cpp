@@ -20,7 +20,8 @@
 #include "libtorch/core/parameters.h"
 #include "libtorch/core/python_text.h"
 #include "libtorch/core/state_checks.h"
-#include "torch_sgmcmc/operators.h"
+#include "libtorch/core/versions.h"
+#include "torch_sgmcmc/has_cuda.h"
 
 namespace torch_sgmcmc {
 
@@ -82,13 +83,6 @@ int64_t DrawSeed() {
                         {},
                         at::TensorOptions(at::kLong))
       .item<int64_t>();
-}
-
-// Tells autograd that the operators, which are opaque to it, changed these.
-void IncrementVersion(const std::vector<at::Tensor>& params) {
-  for (const at::Tensor& param : params) {
-    if (!param.is_inference()) param.unsafeGetTensorImpl()->bump_version();
-  }
 }
 
 StateDict DictAt(const c10::IValue& list, size_t index, const char* what) {
@@ -285,7 +279,7 @@ std::vector<Work> Sampler::gather() {
 void Sampler::advance(const std::vector<Work>& work) {
   for (const Work& lists : work) {
     update(lists);
-    IncrementVersion(lists.params);
+    BumpVersions(lists.params);
   }
   const bool is_gated = !work.empty() && work[0].gate.defined();
   for (size_t group = 0; group < param_groups_.size(); ++group) {

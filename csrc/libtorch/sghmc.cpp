@@ -13,8 +13,8 @@
 #include "libtorch/core/checks.h"
 #include "libtorch/core/momentum.h"
 #include "libtorch/core/noise_key.h"
+#include "libtorch/core/operators.h"
 #include "libtorch/core/options_of_work.h"
-#include "torch_sgmcmc/operators.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -185,22 +185,24 @@ void SGHMC::observe_gradients(Work& work) {
 
 void SGHMC::update(const Work& work) {
   const auto& options = OptionsOfWork<SGHMCOptions>(work);
-  SGHMCStep step;
-  step.lr = options.lr();
-  step.momentum = options.momentum();
-  step.num_data = options.num_data();
-  step.prior_precision = options.prior_precision();
-  step.temperature = options.temperature();
-  step.noise_estimate =
-      IsOnline(options) ? 0.0 : std::get<double>(options.noise_estimate());
-  step.resample_momentum_every = options.resample_momentum_every();
-  sghmc_step_(work.params,
-              work.grads,
-              work.state[0],
-              work.state[1],
-              work.masters,
-              step,
-              KeyOf(work));
+  const NoiseKey key = KeyOf(work);
+  sghmc_step_(
+      work.params,
+      work.grads,
+      work.state[0],
+      work.state[1],
+      work.masters,
+      options.lr(),
+      options.momentum(),
+      options.num_data(),
+      options.prior_precision(),
+      options.temperature(),
+      IsOnline(options) ? 0.0 : std::get<double>(options.noise_estimate()),
+      options.resample_momentum_every(),
+      key.offsets,
+      key.seed,
+      key.step,
+      key.device_step);
 }
 
 }  // namespace torch_sgmcmc

@@ -1,7 +1,7 @@
 #include "torch_sgmcmc/sgld.h"
 
 #include "libtorch/core/noise_key.h"
-#include "torch_sgmcmc/operators.h"
+#include "libtorch/core/operators.h"
 
 namespace torch_sgmcmc {
 
@@ -13,6 +13,7 @@ void SGLD::prepare(Work& work) { start_masters(work); }
 
 void SGLD::update(const Work& work) {
   const SamplerOptions& options = *work.options;
+  const NoiseKey key = KeyOf(work);
   sgld_step_(work.params,
              work.grads,
              work.masters,
@@ -20,7 +21,10 @@ void SGLD::update(const Work& work) {
              options.num_data(),
              options.prior_precision(),
              options.temperature(),
-             KeyOf(work));
+             key.offsets,
+             key.seed,
+             key.step,
+             key.device_step);
 }
 
 }  // namespace torch_sgmcmc

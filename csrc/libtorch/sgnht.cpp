@@ -5,8 +5,8 @@
 #include "libtorch/core/checks.h"
 #include "libtorch/core/momentum.h"
 #include "libtorch/core/noise_key.h"
+#include "libtorch/core/operators.h"
 #include "libtorch/core/options_of_work.h"
-#include "torch_sgmcmc/operators.h"
 
 namespace torch_sgmcmc {
 
@@ -41,21 +41,24 @@ void SGNHT::prepare(Work& work) {
 
 void SGNHT::update(const Work& work) {
   const auto& options = OptionsOfWork<SGNHTOptions>(work);
-  SGNHTStep step;
-  step.lr = options.lr();
-  step.momentum = options.momentum();
-  step.num_data = options.num_data();
-  step.prior_precision = options.prior_precision();
-  step.temperature = options.temperature();
-  step.thermostat_rate = options.thermostat_rate().value_or(
+  const double rate = options.thermostat_rate().value_or(
       options.lr() * options.temperature() / options.num_data());
+  const NoiseKey key = KeyOf(work);
   sgnht_step_(work.params,
               work.grads,
               work.state[0],
               work.state[1],
               work.masters,
-              step,
-              KeyOf(work));
+              options.lr(),
+              options.momentum(),
+              options.num_data(),
+              options.prior_precision(),
+              options.temperature(),
+              rate,
+              key.offsets,
+              key.seed,
+              key.step,
+              key.device_step);
 }
 
 }  // namespace torch_sgmcmc

@@ -308,6 +308,34 @@ TEST(HMC, WarnsOfLossesThatChange) {
   EXPECT_TRUE(changed(0.1, false, false).empty());
 }
 
+// Inference tensors count no versions: neither is there one to bump, nor can
+// what others write be told from a loss that changes.
+TEST(HMC, SamplesInferenceTensors) {
+  const auto chain = [](bool is_inference, bool in_mode, bool moves) {
+    torch::Tensor param;
+    {
+      const c10::InferenceMode mode(is_inference);
+      param = Param({4}).detach().clone();
+    }
+    const c10::InferenceMode mode(in_mode);
+    HMC sampler({param}, Options());
+    const auto closure = [&] {
+      param.mutable_grad() = param.pow(3);
+      return param.pow(4).sum() / 4;
+    };
+    for (int i = 0; i < 10; ++i) {
+      sampler.step(closure);
+      if (moves) param.mul_(1.5);
+    }
+    return param.clone();
+  };
+  const Warnings warnings;
+  const torch::NoGradGuard no_grad;
+  EXPECT_TRUE(chain(true, true, true).equal(chain(false, false, true)));
+  EXPECT_TRUE(chain(true, false, false).equal(chain(false, false, false)));
+  EXPECT_TRUE(warnings.messages.empty());
+}
+
 TEST(HMC, RefusesAnAdaptationThatIsNone) {
   HMC sampler({Param({4})}, Options());
   const auto dict = sampler.state_dict();

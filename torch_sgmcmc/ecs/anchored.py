@@ -15,6 +15,7 @@ from torch_sgmcmc.core.closures import exchanged
 from torch_sgmcmc.core.distributed import CHECKPOINT, called_from
 from torch_sgmcmc.core.operators import gaussian_
 from torch_sgmcmc.core.progress import progress_bar
+from torch_sgmcmc.core.shared_settings import SharedSettings
 from torch_sgmcmc.ecs.expansions import (
     Sums,
     Terms,
@@ -31,7 +32,6 @@ from torch_sgmcmc.ecs.state import check_anchored_state
 from torch_sgmcmc.ecs.subsample import Layout, Proposals, Subsample
 from torch_sgmcmc.ecs.target import Point
 from torch_sgmcmc.ecs.whitening import whitening
-from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["AnchoredSampler"]
 
@@ -39,7 +39,7 @@ __all__ = ["AnchoredSampler"]
 _STATE = ("control_variates", "subsample", "warmup")
 
 
-class AnchoredSampler(Sampler):
+class AnchoredSampler(SharedSettings):
     """What :class:`HMCECS` keeps besides its chain: θ*, the sums around it, and u."""
 
     _COMMON_STATE: ClassVar[tuple[str, ...]] = _STATE
@@ -96,10 +96,6 @@ class AnchoredSampler(Sampler):
 
     def _params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
-
-    def _set(self, **values: Any) -> None:
-        for group in self.param_groups:
-            group.update(values)
 
     # ---- Control variates -----------------------------------------------------
 

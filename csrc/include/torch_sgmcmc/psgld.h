@@ -99,7 +99,7 @@ class TORCH_SGMCMC_API PSGLDParamState : public ParamStateOf<PSGLDParamState> {
   at::Tensor root_;
   // What it was made of.
   at::Tensor root_of_;
-  uint32_t version_ = 0;
+  int64_t version_ = 0;
   double eps_ = 0;
 };
 

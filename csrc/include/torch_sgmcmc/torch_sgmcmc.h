@@ -3,11 +3,11 @@
 
 #include "torch_sgmcmc/control_variates.h"
 #include "torch_sgmcmc/ewsg.h"
+#include "torch_sgmcmc/has_cuda.h"
 #include "torch_sgmcmc/hmc.h"
 #include "torch_sgmcmc/hmcecs.h"
 #include "torch_sgmcmc/log_likelihood.h"
 #include "torch_sgmcmc/minibatch.h"
-#include "torch_sgmcmc/operators.h"
 #include "torch_sgmcmc/precision.h"
 #include "torch_sgmcmc/psgld.h"
 #include "torch_sgmcmc/sampler.h"

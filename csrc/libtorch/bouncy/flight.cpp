@@ -8,7 +8,8 @@
 
 #include "core/counter.h"
 #include "libtorch/core/nonfinite.h"
-#include "torch_sgmcmc/operators.h"
+#include "libtorch/core/operators.h"
+#include "libtorch/core/versions.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -103,19 +104,15 @@ void Flight::place(double time) {
   for (const FlightPart& part : parts_) {
     sbps_place_(part.params, part.origin, part.directions(), time);
   }
-  for (const at::Tensor& param : params_) {
-    if (!param.is_inference()) param.unsafeGetTensorImpl()->bump_version();
-  }
+  BumpVersions(params_);
   mark(time);
 }
 
-std::vector<std::pair<uint32_t, const void*>> Flight::marks() const {
-  std::vector<std::pair<uint32_t, const void*>> result;
+std::vector<std::pair<int64_t, const void*>> Flight::marks() const {
+  std::vector<std::pair<int64_t, const void*>> result;
   result.reserve(params_.size());
   for (const at::Tensor& param : params_) {
-    result.emplace_back(
-        param.is_inference() ? 0 : static_cast<uint32_t>(param._version()),
-        param.const_data_ptr());
+    result.emplace_back(VersionOf(param), param.const_data_ptr());
   }
   return result;
 }
@@ -174,8 +171,11 @@ std::shared_ptr<Flight> Flight::refreshed(double time,
     for (const FlightPart& part : changed) {
       gaussian_(part.velocity,
                 std,
+                part.offsets,
+                seed,
+                options.step(),
                 static_cast<int64_t>(Purpose::kRefreshment),
-                NoiseKey{part.offsets, seed, options.step()});
+                std::nullopt);
       squares += sum_of_squares(part.velocity).item<double>();
     }
     if (squares == 0) {  // once in 2^31 draws of a single number
@@ -199,9 +199,8 @@ std::shared_ptr<Flight> Flight::reflected(double time,
     if (s.gradient == 0) throw std::runtime_error(text);
     throw NonfiniteError(text);
   }
-  SBPSReflection reflection;
-  reflection.scale = 1 / std::sqrt(s.velocity);
-  reflection.gain = 2 * s.product / s.gradient * reflection.scale;
+  const double scale = 1 / std::sqrt(s.velocity);
+  const double gain = 2 * s.product / s.gradient * scale;
   const auto here = origins(time);
   std::vector<FlightPart> changed = parts_;
   std::vector<at::Tensor> line_sums;
@@ -211,16 +210,22 @@ std::shared_ptr<Flight> Flight::reflected(double time,
     const std::vector<at::Tensor> part_grads = split.Next(part);
     part.origin = here[i];
     part.velocity = Clones(part.velocity);
-    reflection.weight_decay = part.weight_decay();
     if (options.preconditioned() || part.prior_precision == 0) {
       sbps_reflect_(part.params,
                     part_grads,
                     part.velocity,
                     part.preconditioner,
-                    reflection);
+                    part.weight_decay(),
+                    scale,
+                    gain);
     } else {
-      line_sums.push_back(sbps_reflect_sums_(
-          part.params, part_grads, part.velocity, part.origin, reflection));
+      line_sums.push_back(sbps_reflect_sums_(part.params,
+                                             part_grads,
+                                             part.velocity,
+                                             part.origin,
+                                             part.weight_decay(),
+                                             scale,
+                                             gain));
     }
     if (!part.square_average.empty() && options.adapt()) {
       part.square_average = Clones(part.square_average);

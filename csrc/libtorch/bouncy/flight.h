@@ -83,14 +83,14 @@ class Flight {
 
  private:
   std::vector<std::vector<at::Tensor>> origins(double time) const;
-  std::vector<std::pair<uint32_t, const void*>> marks() const;
+  std::vector<std::pair<int64_t, const void*>> marks() const;
 
   void set_prior(const std::vector<at::Tensor>& line_sums);
 
   std::vector<FlightPart> parts_;
   std::vector<at::Tensor> params_;
   std::optional<PriorLine> prior_;
-  std::vector<std::pair<uint32_t, const void*>> marks_;
+  std::vector<std::pair<int64_t, const void*>> marks_;
   double marked_ = std::numeric_limits<double>::quiet_NaN();
 };
 

@@ -12,7 +12,7 @@
 #include "host/bounce_clock.h"
 #include "libtorch/bouncy/flight.h"
 #include "libtorch/core/momentum.h"
-#include "torch_sgmcmc/operators.h"
+#include "torch_sgmcmc/has_cuda.h"
 #include "torch_sgmcmc/sbps.h"
 
 namespace torch_sgmcmc {

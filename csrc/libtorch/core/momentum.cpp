@@ -7,7 +7,7 @@
 
 #include "core/counter.h"
 #include "libtorch/core/noise_key.h"
-#include "torch_sgmcmc/operators.h"
+#include "libtorch/core/operators.h"
 
 namespace torch_sgmcmc {
 
@@ -44,8 +44,11 @@ void StartMomenta(const Work& work,
     gaussian_(
         fresh,
         std::sqrt(options.lr() * options.temperature() / options.num_data()),
+        key.offsets,
+        key.seed,
+        key.step,
         static_cast<int64_t>(Purpose::kMomentum),
-        key);
+        key.device_step);
   }
   for (size_t i = 0; i < places.size(); ++i) *places[i] = fresh[i];
 }

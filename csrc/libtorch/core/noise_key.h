@@ -1,10 +1,23 @@
 // The noise that belongs to a piece of work.
 #pragma once
 
-#include "torch_sgmcmc/operators.h"
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
 #include "torch_sgmcmc/sampler.h"
 
 namespace torch_sgmcmc {
+
+// `device_step`, an int64 scalar on the tensors' device, is added to `step`;
+// negative, it leaves everything as it is.
+struct NoiseKey {
+  at::IntArrayRef offsets;
+  int64_t seed = 0;
+  int64_t step = 0;
+  std::optional<at::Tensor> device_step = std::nullopt;
+};
 
 inline NoiseKey KeyOf(const Work& work) {
   const SamplerOptions& options = *work.options;

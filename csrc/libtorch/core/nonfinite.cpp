@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "libtorch/core/checks.h"
+#include "libtorch/core/operators.h"
 #include "libtorch/core/python_text.h"
-#include "torch_sgmcmc/operators.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -12,12 +12,12 @@
 
 #include "core/counter.h"
 #include "libtorch/core/closures.h"
+#include "libtorch/core/operators.h"
 #include "libtorch/core/python_text.h"
 #include "libtorch/ecs/target.h"
 #include "libtorch/ecs/warmup.h"
 #include "libtorch/ecs/whitening.h"
 #include "torch_sgmcmc/hmcecs.h"
-#include "torch_sgmcmc/operators.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -190,8 +190,11 @@ at::Tensor HMCECS::probes(const at::Tensor& like) const {
   const std::vector<int64_t> offsets = {0, like.numel()};
   gaussian_(drawn,
             /*std=*/1,
+            offsets,
+            seed(),
+            /*step=*/0,
             static_cast<int64_t>(Purpose::kProbe),
-            {offsets, seed(), /*step=*/0});
+            std::nullopt);
   const std::vector<at::Tensor> params = all_params();
   const auto rounded = [&](const at::Tensor& z) {
     return FlatRow(SplitLike(z, params)).to(at::kDouble);

@@ -8,7 +8,7 @@
 #include <optional>
 #include <utility>
 
-#include "torch_sgmcmc/operators.h"
+#include "libtorch/core/operators.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -85,28 +85,36 @@ ECSPoint ECSTarget::fused(const TaylorTerms& terms,
                           const at::Tensor& theta,
                           const at::Tensor& values) const {
   const TaylorSums& of_all = anchor_->sums;
-  const ECSSums sums{
-      anchor_->theta, of_all.value, of_all.gradient, IfDefined(of_all.hessian)};
-  const ECSExpansions expansions{terms.values,
-                                 terms.slopes,
-                                 IfDefined(terms.scales),
-                                 IfDefined(terms.hessians)};
-  const ECSEstimation estimator{temperature_,
-                                estimator_.num_data,
-                                estimator_.batch_size,
-                                estimator_.num_products,
-                                estimator_.lower_bound};
-  ECSPull part;
-  std::tie(part.weights, part.bends, part.estimate) =
+  const auto scales = IfDefined(terms.scales);
+  const auto hessians = IfDefined(terms.hessians);
+  const auto [weights, bends, estimate] =
       ecs_estimate(values.defined() ? Doubles(values) : terms.values,
                    theta,
-                   sums,
-                   expansions,
-                   estimator);
-  part.gradient = pull(values, part.weights);
-  const auto [density, gradient] =
-      ecs_density(part, theta, sums, expansions, prior_, temperature_);
-  const auto* number = part.estimate.const_data_ptr<double>();
+                   anchor_->theta,
+                   terms.values,
+                   terms.slopes,
+                   scales,
+                   hessians,
+                   temperature_,
+                   estimator_.num_data,
+                   estimator_.batch_size,
+                   estimator_.num_products,
+                   estimator_.lower_bound);
+  const auto [density, gradient] = ecs_density(estimate,
+                                               pull(values, weights),
+                                               weights,
+                                               bends,
+                                               theta,
+                                               anchor_->theta,
+                                               terms.slopes,
+                                               scales,
+                                               hessians,
+                                               of_all.value,
+                                               of_all.gradient,
+                                               IfDefined(of_all.hessian),
+                                               prior_,
+                                               temperature_);
+  const auto* number = estimate.const_data_ptr<double>();
   const auto* total = density.const_data_ptr<double>();
   ECSPoint point;
   point.log = total[0];

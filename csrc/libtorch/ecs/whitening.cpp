@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "torch_sgmcmc/operators.h"
+#include "libtorch/core/operators.h"
 
 namespace torch_sgmcmc {
 namespace {

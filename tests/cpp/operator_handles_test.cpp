@@ -1,0 +1,68 @@
+// The operators as the samplers find them.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <tuple>
+
+#include "libtorch/core/operators.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+constexpr std::tuple kAll{
+    sgld_step_,
+    sghmc_step_,
+    psgld_step_,
+    psgld_frozen_step_,
+    sgnht_step_,
+    gradient_variance_,
+    control_variate_,
+    gaussian_,
+    ewsg_log_ratio,
+    metropolis_decide,
+    select_chains_,
+    hmc_momenta_,
+    hmc_leapfrog_,
+    hmc_energy,
+    ecs_estimate,
+    ecs_density,
+    ecs_leapfrog_,
+    sbps_place_,
+    sbps_reflect_,
+    sbps_adapt_,
+    sbps_precondition_,
+    sbps_reflect_sums_,
+    sbps_precondition_sums_,
+    sbps_line_sums,
+    sbps_reflection_sums,
+    sbps_preconditioner_sum,
+    sum_of_squares,
+    any_nonfinite,
+    count_nonfinite,
+    step_or_nothing,
+};
+
+TEST(OperatorHandles, EverySchemaHasOneOfItsTypes) {
+  const auto resolve = [](const auto& each) {
+    EXPECT_NO_THROW(each.handle()) << each.kText;
+  };
+  std::apply([&](const auto&... each) { (resolve(each), ...); }, kAll);
+  size_t schemas = 0;
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (name.name.starts_with("torch_sgmcmc::")) ++schemas;
+  }
+  EXPECT_EQ(schemas, std::tuple_size_v<decltype(kAll)>);
+}
+
+TEST(OperatorHandles, RefusesOtherTypesThanTheSchemas) {
+  constexpr Operator<"sum_of_squares", double(SomeTensors)> kOtherResult;
+  constexpr Operator<"sum_of_squares", at::Tensor(SomeTensors, double)>
+      kOneMore;
+  constexpr Operator<"no_such_operator", void()> kNone;
+  EXPECT_THROW(kOtherResult.handle(), c10::Error);
+  EXPECT_THROW(kOneMore({}, 1.0), c10::Error);
+  EXPECT_THROW(kNone(), c10::Error);
+}
+
+}  // namespace
+}  // namespace torch_sgmcmc

@@ -1,0 +1,60 @@
+"""Samplers whose param groups move as one: what these share, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from torch_sgmcmc.core.closures import check_chains
+from torch_sgmcmc.sampler import Sampler
+
+__all__ = ["SharedSettings"]
+
+
+class SharedSettings(Sampler):
+    """A sampler that makes one decision for all param groups, on the host.
+
+    A subclass names in ``_SHARED`` the hyperparameters that must be equal in all groups
+    (a group cannot set them), and in ``_PROGRESS`` what it counts, in every group, with
+    what that is at first.
+    """
+
+    _PROGRESS: ClassVar[Mapping[str, Any]] = {}
+
+    _CAPTURABLE: ClassVar[bool] = False
+    # GradScaler.step() then leaves a mark on the sampler, by which step() sees it.
+    _step_supports_amp_scaling = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._MANAGED = (*Sampler._MANAGED, *cls._SHARED, *cls._PROGRESS)
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        defaults: dict[str, Any],
+        seed: int | None,
+        nonfinite: str,
+    ) -> None:
+        defaults = {**defaults, **self._PROGRESS}
+        super().__init__(params, defaults, seed, False, nonfinite)
+
+    def _set(self, **values: Any) -> None:
+        """Sets what all groups share."""
+        for group in self.param_groups:
+            group.update(values)
+
+    def _all_params(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _check_parameter(self, p: Tensor) -> None:
+        super()._check_parameter(p)
+        check_chains(p, self.param_groups[0].get("num_chains"))
+
+    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super()._check_state_dict(state_dict)
+        theirs = state_dict["param_groups"][0]
+        for p in self._all_params():
+            check_chains(p, theirs.get("num_chains"))
