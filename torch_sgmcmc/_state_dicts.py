@@ -165,6 +165,11 @@ def check_tensor(
         raise ValueError(
             f"Invalid state_dict: {what} is of {value.dtype} (must be {wanted})"
         )
+    if value.layout is not torch.strided or value.is_meta:
+        raise ValueError(
+            f"Invalid state_dict: {what} has the layout {value.layout} on the device "
+            f"{value.device} (must be torch.strided, with numbers)"
+        )
     if list(value.shape) != list(shape):
         raise ValueError(
             f"Invalid state_dict: {what} has shape {list(value.shape)}, expected "

@@ -53,7 +53,7 @@ at::Tensor Double(const char* what,
                   c10::IntArrayRef shape,
                   c10::Device device) {
   CheckTensor(what, value, shape, at::kDouble);
-  return value.toTensor().to(device);
+  return value.toTensor().detach().to(device);
 }
 
 at::Tensor Optional(const char* what,

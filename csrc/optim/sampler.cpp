@@ -40,7 +40,7 @@ void FromState(const StateDict& dict,
               value,
               param.sizes());
   // A copy: the chain must not change what the caller holds.
-  result = value.toTensor().to(
+  result = value.toTensor().detach().to(
       param.device(), StateDtype(param), /*non_blocking=*/false, true);
 }
 

@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "same_values.h"
+
 namespace torch_sgmcmc {
 namespace {
 
@@ -246,43 +248,6 @@ const std::map<std::string, Maker>& Makers() {
   return makers;
 }
 
-// Equality to the bit of nests of tensors and values; NaN equals NaN.
-bool Same(const c10::IValue& a, const c10::IValue& b) {
-  if (a.isTensor() && b.isTensor()) {
-    const Tensor x = a.toTensor();
-    const Tensor y = b.toTensor();
-    return x.scalar_type() == y.scalar_type() && x.sizes() == y.sizes() &&
-           x.equal(y);
-  }
-  if (a.isGenericDict() && b.isGenericDict()) {
-    const auto x = a.toGenericDict();
-    const auto y = b.toGenericDict();
-    if (x.size() != y.size()) return false;
-    for (const auto& entry : x) {
-      const auto other = y.find(entry.key());
-      if (other == y.end() || !Same(entry.value(), other->value())) {
-        return false;
-      }
-    }
-    return true;
-  }
-  if (a.isList() && b.isList()) {
-    const auto x = a.toListRef();
-    const auto y = b.toListRef();
-    if (x.size() != y.size()) return false;
-    for (size_t i = 0; i < x.size(); ++i) {
-      if (!Same(x[i], y[i])) return false;
-    }
-    return true;
-  }
-  if (a.isDouble() && b.isDouble()) {
-    const double x = a.toDouble();
-    const double y = b.toDouble();
-    return x == y || (x != x && y != y);
-  }
-  return a.tagKind() == b.tagKind() && (a.isNone() || a == b);
-}
-
 c10::IValue Copied(const c10::IValue& value) { return value.deepcopy(); }
 
 c10::IValue Params(const Chain& chain) {
@@ -323,13 +288,13 @@ TEST(ClosureExceptions, AStepThatFailsWasNotBegun) {
         for (const bool late : {false, true}) {
           broken.calls->begin(at, late);
           EXPECT_THROW(broken.step(), Broken) << at;
-          ASSERT_TRUE(Same(Snapshot(broken), before)) << at << late;
+          ASSERT_TRUE(SameValues(Snapshot(broken), before)) << at << late;
         }
       }
       broken.calls->begin();
       broken.step();
       EXPECT_EQ(broken.calls->count(), calls);
-      ASSERT_TRUE(Same(Snapshot(broken), Snapshot(whole)));
+      ASSERT_TRUE(SameValues(Snapshot(broken), Snapshot(whole)));
       whole.calls->end_step();
       broken.calls->end_step();
       EXPECT_TRUE(calls > 1 || (name[0] != 'E' && name[0] != 'H'));
@@ -360,13 +325,15 @@ TEST(ClosureExceptions, AWarmUpThatFailsKeepsItsWholeSteps) {
         // Between two steps HMC-ECS may have chosen an anchor and a step size.
         const c10::IValue place =
             subsampled ? Params(broken) : Snapshot(broken);
-        ASSERT_TRUE(Same(place, places.try_emplace(done, place).first->second))
+        ASSERT_TRUE(
+            SameValues(place, places.try_emplace(done, place).first->second))
             << at << late;
         broken.calls->begin();
         // HMC is told how many are left, HMC-ECS knows.
         broken.warmup(subsampled ? kSteps : kSteps - done);
         broken.step();
-        ASSERT_TRUE(Same(Snapshot(broken), Snapshot(whole))) << at << late;
+        ASSERT_TRUE(SameValues(Snapshot(broken), Snapshot(whole)))
+            << at << late;
       }
     }
     // Steps without data in the subsample call no closure.
