@@ -33,7 +33,7 @@ from torch_sgmcmc._nonfinite import (
     nonfinite_error,
 )
 from torch_sgmcmc._progress import progress_bar
-from torch_sgmcmc._state_dicts import check_part
+from torch_sgmcmc._state_dicts import check_count, check_part
 from torch_sgmcmc._subsampled_target import Point, SubsampledTarget
 from torch_sgmcmc._whitening import kinetic, leapfrog
 from torch_sgmcmc.sampler import Sampler
@@ -423,7 +423,7 @@ class HMCECS(AnchoredSampler):
     def _check_progress(self, group: dict[str, Any]) -> None:
         for name in _COUNTERS[1:]:
             check_part(group, name, "num_trajectories")
-        check_integer("num_evaluations", group["num_evaluations"])
+        check_count("num_evaluations", group["num_evaluations"])
         if group["sign"] not in (-1, 1):
             raise ValueError(f"Invalid sign: {group['sign']} (must be 1 or -1)")
         check_real("mean_difference", group["mean_difference"], low=-math.inf)

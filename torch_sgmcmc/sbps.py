@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from torch_sgmcmc import _C
-from torch_sgmcmc._checks import check_integer, check_real
+from torch_sgmcmc._checks import check_real
 from torch_sgmcmc._closures import lightning_module, refuse_scaler
 from torch_sgmcmc._directional import Observation, check_model, moments, observe
 from torch_sgmcmc._distributed import BY_THE_LOSS
@@ -26,7 +26,7 @@ from torch_sgmcmc._flight import STATE, Flight
 from torch_sgmcmc._momentum import blank
 from torch_sgmcmc._nonfinite import StepLeftOut, leave_out, nonfinite_error
 from torch_sgmcmc._slots import Slots
-from torch_sgmcmc._state_dicts import check_part
+from torch_sgmcmc._state_dicts import check_count, check_part
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["SBPS", "Diagnostics", "Evaluations"]
@@ -318,7 +318,7 @@ class SBPS(Sampler):
         for name in ("trajectory_time", "line_time"):
             check_real(name, group[name])
         for name in (key for key in _PROGRESS if key.startswith("num_")):
-            check_integer(name, group[name])
+            check_count(name, group[name])
         for name in ("num_bounces", "num_violations"):
             check_part(group, name, "num_proposals")
         for value in group["observed_target"]:

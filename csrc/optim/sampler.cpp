@@ -52,7 +52,7 @@ void FromState(const StateDict& dict,
   result = 0;
   if (!dict.contains(name)) return;
   FromValue(name, dict.at(name), result);
-  CheckInteger(name, result);
+  CheckCount(name, result);
 }
 
 void CheckShape(const char* name,
@@ -126,7 +126,7 @@ int64_t CountAt(const StateDict& group, const char* key) {
   detail::FromValue(key, group.at(key), saved);
   const int64_t count =
       saved.isTensor() ? saved.toTensor().item<int64_t>() : saved.toInt();
-  CheckInteger(key, count);
+  CheckCount(key, count);
   return count;
 }
 

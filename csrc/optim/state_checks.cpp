@@ -167,8 +167,8 @@ void CheckPart(const char* name,
                int64_t count,
                const char* whole,
                int64_t most) {
-  CheckInteger(name, count);
-  CheckInteger(whole, most);
+  CheckCount(name, count);
+  CheckCount(whole, most);
   if (count <= most) return;
   Invalid(std::string("Invalid ") + name + ": " + std::to_string(count) +
           " (must be at most " + whole + " = " + std::to_string(most) + ")");
