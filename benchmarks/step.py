@@ -319,9 +319,7 @@ def report_nonfinite(device: torch.device, rounds: int) -> None:
                     p: Iterable[Tensor], name: str = name, choice: str = choice
                 ) -> sg.Sampler:
                     lr = LR / 1000  # whatever is trained here stays finite
-                    return getattr(sg, name)(
-                        p, lr, num_data=NUM_DATA, nonfinite=choice
-                    )
+                    return getattr(sg, name)(p, lr, num_data=NUM_DATA, nonfinite=choice)
 
                 whole[choice] = training(network, x.to(device), make)
                 alone[choice] = make(params).step

@@ -306,6 +306,19 @@ def test_surrounding_memory_is_untouched(dtype: torch.dtype) -> None:
                 assert same_bits(outside, torch.full_like(outside, torch.nan))
 
 
+def test_whether_autograd_follows_does_not_matter() -> None:
+    def make() -> Tensor:
+        return normal(4, 6, seed=3)[:, ::2]
+
+    with torch.inference_mode():
+        inferred = make()
+    expected, leaf = make(), make().requires_grad_()
+    for t in (expected, leaf, inferred):
+        ops.sgld_step_([t], [make()], [], **TARGET, offsets=[0], **STREAM)
+        assert same_bits(t.detach(), expected)
+    assert not same_bits(expected, make())
+
+
 def test_gradient_views_are_resolved() -> None:
     # A view that carries a pending negation (as real views of conjugates do).
     values = normal(50, seed=1)

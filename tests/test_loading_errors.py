@@ -210,6 +210,12 @@ def test_gamma_precision_state_dicts_that_do_not_fit() -> None:
         ("num_updates", -1, ValueError, "Invalid num_updates: -1 (must be >= 0)"),
         (
             "num_updates",
+            2**63 - 1,
+            ValueError,
+            f"Invalid num_updates: {2**63 - 1} (must be in [0, 2^62))",
+        ),
+        (
+            "num_updates",
             1.0,
             TypeError,
             "Invalid num_updates: 1.0 (must be an int, got float)",

@@ -166,6 +166,10 @@ def test_the_step_of_a_device() -> None:
         step = arguments[1] if len(arguments) > 1 else 0
         with pytest.raises(RuntimeError, match=message):
             ops.step_or_nothing(arguments[0], step=step)
+    for more in (2**48 - 5, 2**63 - 1):
+        message = r"step \+ device_step must be in \[0, 2\^48\)"
+        with pytest.raises(RuntimeError, match=message):
+            ops.step_or_nothing(good, step=5, device_step=torch.tensor(more))
     with pytest.raises(RuntimeError, match="device_step must hold a single int64"):
         ops.step_or_nothing(good, step=0, device_step=torch.zeros(2).long())
     with pytest.raises(RuntimeError, match=r"tensors\[1\] has int64, expected float32"):

@@ -119,9 +119,18 @@ def test_time_averages_refuse() -> None:
     with pytest.raises(ValueError) as error:
         _ = average.value
     assert str(error.value) == "There is no average of a function yet"
-    state = {"time": 1.0, "means": {0: (torch.ones(9), torch.ones(9))}, "value": None}
-    with pytest.raises(ValueError) as error:
-        average.load_state_dict(state)
-    assert str(error.value) == (
-        "Invalid state_dict: it has an average of shape [9] for parameter 0"
-    )
+    nine, good = torch.ones(9).double(), torch.ones(params[0].shape).double()
+    no_number = f"its means have a key that is no number of {len(params)} parameters"
+    for means, message in (
+        ({0: (nine, good)}, "mean of parameter 0 has shape [9], expected "),
+        ({0: (good, nine)}, "mean square of parameter 0 has shape [9], expected "),
+        ({0: (good.float(), good)}, "mean of parameter 0 is of torch.float32"),
+        ({0: (good.to("meta"), good)}, "mean of parameter 0 has the layout"),
+        ({0: (good,)}, "means of parameter 0 is no tuple of 2 Tensors"),
+        ({-1: (good, good)}, no_number),
+        ({len(params): (good, good)}, no_number),
+    ):
+        with pytest.raises(ValueError) as error:
+            average.load_state_dict({"time": 1.0, "means": means, "value": None})
+        assert str(error.value).startswith(f"Invalid state_dict: {message}")
+        assert average.time == 0

@@ -255,6 +255,7 @@ BAD: list[tuple[str, str, Any, Any, str]] = [
     ("SGLD", "seed", "0", TypeError, "seed: '0' (must be an int or None, got str)"),
     ("SGLD", "seed", 2**63, ValueError, f"seed: {2**63} (must fit in 64 bits)"),
     ("SGLD", "step", -1, ValueError, "step: -1 (must be >= 0)"),
+    ("SGLD", "step", 2**62, ValueError, f"step: {2**62} (must be in [0, 2^62))"),
     ("SGLD", "step", 1.0, TypeError, "step: 1.0 (must be an int, got float)"),
     (
         *("SGHMC capturable", "step", torch.tensor(1.0), TypeError),
@@ -361,6 +362,13 @@ def test_states_of_other_keys_types_and_shapes(kind: str) -> None:
             f"{of} is of torch.int64 (must be floating point)"
         )
         assert bad(0, **{key: value[:2]}) == f"{of} has shape [2], expected [3]"
+        for wrong, where in (
+            (value.to("meta"), "torch.strided on the device meta"),
+            (value.to_sparse(), "torch.sparse_coo on the device cpu"),
+        ):
+            assert bad(0, **{key: wrong}) == (
+                f"{of} has the layout {where} (must be torch.strided, with numbers)"
+            )
     for key in ("param_groups", "state"):
         state = {k: v for k, v in good.items() if k != key}
         message = f"Invalid state dict: it has no key {key!r}"

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch_sgmcmc.core.checks import check_integer, check_real
 from torch_sgmcmc.core.closures import exchanged
 from torch_sgmcmc.core.operators import control_variate_
+from torch_sgmcmc.core.state_checks import check_tensor
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["SVRG", "ControlVariates"]
@@ -220,11 +221,8 @@ class ControlVariates:
                     f"{len(params)}"
                 )
             for i, (t, p) in enumerate(zip(tensors, params, strict=True)):
-                if t is not None and t.shape != p.shape:
-                    raise ValueError(
-                        f"Invalid state_dict: {name} of parameter {i} has shape "
-                        f"{list(t.shape)}, expected {list(p.shape)}"
-                    )
+                if name == "anchor" or t is not None:
+                    check_tensor(f"{name} of parameter {i}", t, p.shape)
         self._anchor = [
             t.to(p.device, p.dtype, copy=True)
             for t, p in zip(anchor, params, strict=True)

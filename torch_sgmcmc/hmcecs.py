@@ -21,7 +21,7 @@ from torch_sgmcmc.core.nonfinite import (
 )
 from torch_sgmcmc.core.operators import hmc_momenta_, metropolis_decide
 from torch_sgmcmc.core.progress import progress_bar
-from torch_sgmcmc.core.state_checks import check_part
+from torch_sgmcmc.core.state_checks import check_count, check_part
 from torch_sgmcmc.ecs.anchored import AnchoredSampler
 from torch_sgmcmc.ecs.expansions import (
     MASS_MATRICES,
@@ -420,7 +420,7 @@ class HMCECS(AnchoredSampler):
     def _check_progress(self, group: dict[str, Any]) -> None:
         for name in _COUNTERS[1:]:
             check_part(group, name, "num_trajectories")
-        check_integer("num_evaluations", group["num_evaluations"])
+        check_count("num_evaluations", group["num_evaluations"])
         if group["sign"] not in (-1, 1):
             raise ValueError(f"Invalid sign: {group['sign']} (must be 1 or -1)")
         check_real("mean_difference", group["mean_difference"], low=-math.inf)

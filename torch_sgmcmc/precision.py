@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.checks import check_integer, check_real
+from torch_sgmcmc.core.checks import check_real
 from torch_sgmcmc.core.operators import sum_of_squares
+from torch_sgmcmc.core.state_checks import check_count
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["GammaPrecision"]
@@ -106,5 +107,5 @@ class GammaPrecision:
         """Loads what :meth:`state_dict` returned."""
         shape = check_real("shape", state_dict["shape"], low_open=True)
         rate = check_real("rate", state_dict["rate"], low_open=True)
-        num_updates = check_integer("num_updates", state_dict["num_updates"])
+        num_updates = check_count("num_updates", state_dict["num_updates"])
         self.shape, self.rate, self.num_updates = shape, rate, num_updates

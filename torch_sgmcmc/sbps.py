@@ -16,16 +16,21 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.bouncy.directional import Observation, check_model, observe, rate_of
+from torch_sgmcmc.bouncy.directional import (
+    Observation,
+    check_model,
+    observe,
+    rate_of,
+)
 from torch_sgmcmc.bouncy.flight import STATE, Flight
 from torch_sgmcmc.bouncy.slots import Slots
-from torch_sgmcmc.core.checks import check_integer, check_real
+from torch_sgmcmc.core.checks import check_real
 from torch_sgmcmc.core.closures import lightning_module, refuse_scaler
 from torch_sgmcmc.core.distributed import BY_THE_LOSS
 from torch_sgmcmc.core.momentum import blank
 from torch_sgmcmc.core.nonfinite import StepLeftOut, leave_out, nonfinite_error
 from torch_sgmcmc.core.shared_settings import SharedSettings
-from torch_sgmcmc.core.state_checks import check_part
+from torch_sgmcmc.core.state_checks import check_count, check_part
 
 __all__ = ["SBPS", "Diagnostics", "Evaluations"]
 
@@ -305,7 +310,7 @@ class SBPS(SharedSettings):
         for name in ("trajectory_time", "line_time"):
             check_real(name, group[name])
         for name in (key for key in _PROGRESS if key.startswith("num_")):
-            check_integer(name, group[name])
+            check_count(name, group[name])
         for name in ("num_bounces", "num_violations"):
             check_part(group, name, "num_proposals")
         for value in group["observed_target"]:

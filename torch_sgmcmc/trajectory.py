@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torch_sgmcmc.bouncy.flight import Flight
 from torch_sgmcmc.core.checks import check_real
+from torch_sgmcmc.core.state_checks import check_tensor
 from torch_sgmcmc.sbps import SBPS
 
 __all__ = ["TimeAverage"]
@@ -126,12 +127,19 @@ class TimeAverage:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues the averages of another run."""
         params = self.sampler._all_params()
-        for i, (mean, _) in state_dict["means"].items():
-            if i >= len(params) or mean.shape != params[i].shape:
+        for i, pair in state_dict["means"].items():
+            if i not in range(len(params)):
                 raise ValueError(
-                    f"Invalid state_dict: it has an average of shape "
-                    f"{list(mean.shape)} for parameter {i}"
+                    "Invalid state_dict: its means have a key that is no number of "
+                    f"{len(params)} parameters"
                 )
+            of = f"of parameter {i}"
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise ValueError(
+                    f"Invalid state_dict: means {of} is no tuple of 2 Tensors"
+                )
+            for what, saved in zip(("mean", "mean square"), pair, strict=True):
+                check_tensor(f"{what} {of}", saved, params[i].shape, torch.float64)
         self.time = check_real("time", state_dict["time"])
         self._means = {
             params[i]: (mean.clone(), square.clone())

@@ -122,6 +122,13 @@ std::string Where(const char* name, size_t index) {
   return std::string(name) + "[" + std::to_string(index) + "]";
 }
 
+// The memory of t as a tensor that autograd knows nothing of: what requires
+// gradients, or was made in inference mode, would not be copied into.
+Tensor Untracked(const Tensor& t) {
+  return torch::stable::from_blob(
+      t.data_ptr(), t.sizes(), t.strides(), t.device(), Type(t));
+}
+
 bool NeedsMaster(const Tensor& param) {
   return Type(param) == ScalarType::BFloat16 || Type(param) == ScalarType::Half;
 }
@@ -180,6 +187,7 @@ const int64_t* DeviceStep(const char* op,
                           const std::optional<Tensor>& device_step) {
   if (!device_step.has_value()) return nullptr;
   const Tensor& t = *device_step;
+  if (!t.defined()) Fail(op, "device_step is undefined");
   if (Type(t) != ScalarType::Long || t.numel() != 1) {
     Fail(op,
          "device_step must hold a single int64, got " +
@@ -217,6 +225,11 @@ Plan::Plan(const char* op,
            int64_t num_chains) {
   const Argument& first = arguments[0];
   const size_t count = first.tensors.size();
+  for (const Argument& a : arguments) {
+    for (size_t i = 0; i < a.tensors.size(); ++i) {
+      if (!a.tensors[i].defined()) Fail(op, Where(a.name, i) + " is undefined");
+    }
+  }
   for (const Argument& a : arguments) {
     if (a.role == Role::kMaster) {
       const auto needed = static_cast<size_t>(std::count_if(
@@ -336,7 +349,7 @@ Plan::Plan(const char* op,
       if (Type(t) != segment.dtype) {
         work = torch::stable::to(work, Type(t));
       }
-      if (IsRead(a.role)) torch::stable::copy_(work, t);
+      if (IsRead(a.role)) torch::stable::copy_(work, Untracked(t));
       data = work.data_ptr();
       if (IsWritten(a.role)) copy_backs_.push_back({t, work});
       keep_alive_.push_back(work);
@@ -347,7 +360,8 @@ Plan::Plan(const char* op,
 
 void Plan::Finish() {
   for (CopyBack& c : copy_backs_) {
-    torch::stable::copy_(c.destination, c.source);
+    Tensor memory = Untracked(c.destination);
+    torch::stable::copy_(memory, c.source);
   }
 }
 

@@ -11,6 +11,7 @@
 #include "libtorch/core/closures.h"
 #include "libtorch/core/operators.h"
 #include "libtorch/core/python_text.h"
+#include "libtorch/core/state_checks.h"
 #include "libtorch/core/state_values.h"
 
 namespace torch_sgmcmc::detail {
@@ -72,13 +73,12 @@ std::vector<at::Tensor> ReadTensors(const StateDict& dict,
   }
   std::vector<at::Tensor> tensors;
   for (size_t i = 0; i < values.size(); ++i) {
-    tensors.push_back(TensorOrNone(name, values[i], params[i].device()));
-    const at::Tensor& tensor = tensors.back();
-    if (tensor.defined() && tensor.sizes() != params[i].sizes()) {
-      Invalid(std::string("Invalid state_dict: ") + name + " of parameter " +
-              std::to_string(i) + " has shape " + Shape(tensor.sizes()) +
-              ", expected " + Shape(params[i].sizes()));
-    }
+    tensors.emplace_back();
+    if (values[i].isNone()) continue;
+    CheckTensor(std::string(name) + " of parameter " + std::to_string(i),
+                values[i],
+                params[i].sizes());
+    tensors.back() = values[i].toTensor().to(params[i].device());
   }
   return tensors;
 }

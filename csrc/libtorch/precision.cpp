@@ -83,7 +83,7 @@ void GammaPrecision::load_state_dict(const StateDict& dict) {
   detail::FromValue("num_updates", dict.at("num_updates"), updates);
   CheckReal("shape", shape, {.low_open = true});
   CheckReal("rate", rate, {.low_open = true});
-  CheckInteger("num_updates", updates);
+  CheckCount("num_updates", updates);
   options_.shape(shape).rate(rate);
   num_updates_ = updates;
 }

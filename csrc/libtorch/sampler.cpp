@@ -41,7 +41,7 @@ void FromState(const StateDict& dict,
               value,
               param.sizes());
   // A copy: the chain must not change what the caller holds.
-  result = value.toTensor().to(
+  result = value.toTensor().detach().to(
       param.device(), StateDtype(param), /*non_blocking=*/false, true);
 }
 
@@ -53,7 +53,7 @@ void FromState(const StateDict& dict,
   result = 0;
   if (!dict.contains(name)) return;
   FromValue(name, dict.at(name), result);
-  CheckInteger(name, result);
+  CheckCount(name, result);
 }
 
 void CheckShape(const char* name,
@@ -120,7 +120,7 @@ int64_t CountAt(const StateDict& group, const char* key) {
   detail::FromValue(key, group.at(key), saved);
   const int64_t count =
       saved.isTensor() ? saved.toTensor().item<int64_t>() : saved.toInt();
-  CheckInteger(key, count);
+  CheckCount(key, count);
   return count;
 }
 

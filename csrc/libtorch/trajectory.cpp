@@ -9,6 +9,8 @@
 #include "libtorch/bouncy/flight.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/python_text.h"
+#include "libtorch/core/state_checks.h"
+#include "libtorch/core/state_values.h"
 
 namespace torch_sgmcmc {
 
@@ -99,21 +101,27 @@ StateDict TimeAverage::state_dict() const {
 
 void TimeAverage::load_state_dict(const StateDict& dict) {
   const std::vector<at::Tensor> all = params();
-  const double length = dict.at("time").toDouble();
+  const auto length = ValueAt<double>(dict, "time");
   CheckReal("time", length);
   const StateDict means = dict.at("means");
   std::unordered_map<const void*, Moments> loaded;
   for (const auto& entry : means.entries()) {
-    const int64_t i = entry.key().toInt();
-    const auto pair = entry.value().toTuple();
-    const at::Tensor first = pair->elements()[0].toTensor();
-    if (i >= static_cast<int64_t>(all.size()) ||
-        first.sizes() != all[static_cast<size_t>(i)].sizes()) {
-      Invalid("Invalid state_dict: it has an average of shape " +
-              Shape(first.sizes()) + " for parameter " + std::to_string(i));
+    const int64_t i = entry.key().isInt() ? entry.key().toInt() : -1;
+    if (i < 0 || i >= static_cast<int64_t>(all.size())) {
+      Invalid("Invalid state_dict: its means have a key that is no number of " +
+              std::to_string(all.size()) + " parameters");
     }
-    loaded[all[static_cast<size_t>(i)].unsafeGetTensorImpl()] = {
-        first.clone(), pair->elements()[1].toTensor().clone()};
+    const at::Tensor& param = all[static_cast<size_t>(i)];
+    const std::string of = " of parameter " + std::to_string(i);
+    if (!entry.value().isTuple() ||
+        entry.value().toTupleRef().elements().size() != 2) {
+      Invalid("Invalid state_dict: means" + of + " is no tuple of 2 Tensors");
+    }
+    const auto& pair = entry.value().toTupleRef().elements();
+    CheckTensor("mean" + of, pair[0], param.sizes(), at::kDouble);
+    CheckTensor("mean square" + of, pair[1], param.sizes(), at::kDouble);
+    loaded[param.unsafeGetTensorImpl()] = {pair[0].toTensor().clone(),
+                                           pair[1].toTensor().clone()};
   }
   time_ = length;
   moments_ = std::move(loaded);

@@ -45,6 +45,7 @@ class ECSArrays {
   void Check(const char* name,
              const Tensor& tensor,
              const std::vector<int64_t>& shape) const {
+    if (!tensor.defined()) Fail(op_, std::string(name) + " is undefined");
     const auto sizes = tensor.sizes();
     if (tensor.is_cpu() && tensor.scalar_type() == ScalarType::Double &&
         tensor.is_contiguous() && sizes.size() == shape.size() &&

@@ -25,8 +25,8 @@ inline NoiseStream MetropolisDecisions(const Tensor& log_ratios,
          "Invalid proposal: " + std::to_string(proposal) +
              " (must be in [0, 2^24))");
   }
-  if (log_ratios.scalar_type() != ScalarType::Double || log_ratios.dim() != 1 ||
-      !log_ratios.is_contiguous()) {
+  if (!log_ratios.defined() || log_ratios.scalar_type() != ScalarType::Double ||
+      log_ratios.dim() != 1 || !log_ratios.is_contiguous()) {
     Fail(kOp, "log_ratios must be one contiguous row of float64");
   }
   return MakeStream(kOp, seed, step, purpose);
@@ -37,8 +37,8 @@ inline Plan ChainSelection(const TensorList& tensors,
                            const TensorList& others,
                            const Tensor& chosen) {
   constexpr const char* kOp = "select_chains_";
-  if (chosen.scalar_type() != ScalarType::Bool || chosen.dim() != 1 ||
-      !chosen.is_contiguous() || chosen.numel() == 0) {
+  if (!chosen.defined() || chosen.scalar_type() != ScalarType::Bool ||
+      chosen.dim() != 1 || !chosen.is_contiguous() || chosen.numel() == 0) {
     Fail(kOp, "chosen must be one contiguous row of bool");
   }
   Plan plan(kOp,

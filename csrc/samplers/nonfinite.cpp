@@ -79,6 +79,9 @@ Tensor StepOrNothing(Tensor counts,
                      int64_t step,
                      std::optional<Tensor> device_step) {
   const int64_t* more = CheckedDeviceStep(counts, step, device_step);
+  if (more != nullptr && *more > kMaxStep - step) {
+    Fail("step_or_nothing", "step + device_step must be in [0, 2^48)");
+  }
   Tensor result = torch::stable::new_empty(counts, {}, ScalarType::Long);
   *static_cast<int64_t*>(result.data_ptr()) =
       GatedStep(AnyCount(static_cast<const int64_t*>(counts.data_ptr()),

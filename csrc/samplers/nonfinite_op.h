@@ -35,7 +35,8 @@ inline const int64_t* CheckedDeviceStep(
     int64_t step,
     const std::optional<Tensor>& device_step) {
   constexpr const char* kOp = "step_or_nothing";
-  if (counts.scalar_type() != ScalarType::Long || !counts.is_contiguous()) {
+  if (!counts.defined() || counts.scalar_type() != ScalarType::Long ||
+      !counts.is_contiguous()) {
     Fail(kOp, "counts must be contiguous and of int64");
   }
   MakeStream(kOp, /*seed=*/0, step, /*purpose=*/int64_t{0});

@@ -220,18 +220,17 @@ Tensor SBPSSumsOfReflection(TensorList params,
       {"params", Role::kGradient, params},
       {"grads", Role::kGradient, grads},
       {"velocities", Role::kStatistic, velocities}};
-  Tensor sums = SumsLike(params[0], kSums<SBPSReflectionSums<true>>);
   const auto run = [&](const auto& map) {
     const Plan plan(kOp, arguments, NoOffsets(params));
+    Tensor sums = SumsLike(params[0], kSums<SBPSReflectionSums<true>>);
     Reducer::Reduce(plan, map, /*num_chains=*/1, sums);
+    return sums;
   };
   if (preconditioners.empty()) {
-    run(SBPSReflectionSums<false>(weight_decay));
-  } else {
-    arguments.push_back({"preconditioners", Role::kStatistic, preconditioners});
-    run(SBPSReflectionSums<true>(weight_decay));
+    return run(SBPSReflectionSums<false>(weight_decay));
   }
-  return sums;
+  arguments.push_back({"preconditioners", Role::kStatistic, preconditioners});
+  return run(SBPSReflectionSums<true>(weight_decay));
 }
 
 template <class Reducer>

@@ -35,13 +35,13 @@ TEST(ClosureExceptions, AStepThatFailsWasNotBegun) {
         for (const bool late : {false, true}) {
           broken.calls->begin(at, late);
           EXPECT_THROW(broken.step(), Broken) << at;
-          ASSERT_TRUE(Same(Snapshot(broken), before)) << at << late;
+          ASSERT_TRUE(SameValues(Snapshot(broken), before)) << at << late;
         }
       }
       broken.calls->begin();
       broken.step();
       EXPECT_EQ(broken.calls->count(), calls);
-      ASSERT_TRUE(Same(Snapshot(broken), Snapshot(whole)));
+      ASSERT_TRUE(SameValues(Snapshot(broken), Snapshot(whole)));
       whole.calls->end_step();
       broken.calls->end_step();
       EXPECT_TRUE(calls > 1 || (name[0] != 'E' && name[0] != 'H'));
@@ -72,13 +72,15 @@ TEST(ClosureExceptions, AWarmUpThatFailsKeepsItsWholeSteps) {
         // Between two steps HMC-ECS may have chosen an anchor and a step size.
         const c10::IValue place =
             subsampled ? Params(broken) : Snapshot(broken);
-        ASSERT_TRUE(Same(place, places.try_emplace(done, place).first->second))
+        ASSERT_TRUE(
+            SameValues(place, places.try_emplace(done, place).first->second))
             << at << late;
         broken.calls->begin();
         // HMC is told how many are left, HMC-ECS knows.
         broken.warmup(subsampled ? kSteps : kSteps - done);
         broken.step();
-        ASSERT_TRUE(Same(Snapshot(broken), Snapshot(whole))) << at << late;
+        ASSERT_TRUE(SameValues(Snapshot(broken), Snapshot(whole)))
+            << at << late;
       }
     }
     // Steps without data in the subsample call no closure.

@@ -214,42 +214,6 @@ const std::map<std::string, Maker>& Makers() {
   return makers;
 }
 
-bool Same(const c10::IValue& a, const c10::IValue& b) {
-  if (a.isTensor() && b.isTensor()) {
-    const Tensor x = a.toTensor();
-    const Tensor y = b.toTensor();
-    return x.scalar_type() == y.scalar_type() && x.sizes() == y.sizes() &&
-           x.equal(y);
-  }
-  if (a.isGenericDict() && b.isGenericDict()) {
-    const auto x = a.toGenericDict();
-    const auto y = b.toGenericDict();
-    if (x.size() != y.size()) return false;
-    for (const auto& entry : x) {
-      const auto other = y.find(entry.key());
-      if (other == y.end() || !Same(entry.value(), other->value())) {
-        return false;
-      }
-    }
-    return true;
-  }
-  if (a.isList() && b.isList()) {
-    const auto x = a.toListRef();
-    const auto y = b.toListRef();
-    if (x.size() != y.size()) return false;
-    for (size_t i = 0; i < x.size(); ++i) {
-      if (!Same(x[i], y[i])) return false;
-    }
-    return true;
-  }
-  if (a.isDouble() && b.isDouble()) {
-    const double x = a.toDouble();
-    const double y = b.toDouble();
-    return x == y || (x != x && y != y);
-  }
-  return a.tagKind() == b.tagKind() && (a.isNone() || a == b);
-}
-
 c10::IValue Params(const Chain& chain) {
   c10::impl::GenericList params(c10::AnyType::get());
   for (const Tensor& p : chain.params) params.push_back(p.detach());

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "same_values.h"  // IWYU pragma: export
+
 namespace torch_sgmcmc {
 
 using torch::Tensor;
@@ -56,9 +58,6 @@ struct Chain {
 // Makes a chain of parameters that are `width` times as large as the smallest.
 using Maker = std::function<Chain(int64_t width)>;
 const std::map<std::string, Maker>& Makers();
-
-// Equality to the bit of nests of tensors and values; NaN equals NaN.
-bool Same(const c10::IValue& a, const c10::IValue& b);
 
 c10::IValue Params(const Chain& chain);
 // All but the number of evaluations, which counts those in vain too.

@@ -116,14 +116,29 @@ TEST(TimeAverage, RefusesWhatIsNotItsOwn) {
   TimeAverage average(sampler);
   EXPECT_EQ(MessageOf([&] { average.mean(param); }),
             "There is no average of this parameter, of shape [2, 2]");
-  const at::Tensor other = torch::ones(9, at::kDouble);
-  StateDict means;
-  means.set(int64_t{0}, c10::ivalue::Tuple::create(other, other));
-  const StateDict wrong = {
-      {"time", 1.0}, {"means", means}, {"value", c10::IValue()}};
-  EXPECT_EQ(MessageOf([&] { average.load_state_dict(wrong); }),
-            "Invalid state_dict: it has an average of shape [9] for parameter "
-            "0");
+  const at::Tensor nine = torch::ones(9, at::kDouble);
+  const at::Tensor good = torch::ones({2, 2}, at::kDouble);
+  using c10::ivalue::Tuple;
+  const std::string no_number =
+      "its means have a key that is no number of 1 parameters";
+  const std::vector<std::tuple<int64_t, c10::IValue, std::string>> cases = {
+      {0,
+       Tuple::create(nine, good),
+       "mean of parameter 0 has shape [9], expected [2, 2]"},
+      {0,
+       Tuple::create(good, nine),
+       "mean square of parameter 0 has shape [9], expected [2, 2]"},
+      {0, Tuple::create(good), "means of parameter 0 is no tuple of 2 Tensors"},
+      {-1, Tuple::create(good, good), no_number},
+      {1, Tuple::create(good, good), no_number}};
+  for (const auto& [key, pair, message] : cases) {
+    StateDict means;
+    means.set(key, pair);
+    const StateDict wrong = {
+        {"time", 1.0}, {"means", means}, {"value", c10::IValue()}};
+    EXPECT_EQ(MessageOf([&] { average.load_state_dict(wrong); }),
+              "Invalid state_dict: " + message);
+  }
   EXPECT_EQ(average.time(), 0);
   const StateDict late = {
       {"time", -1.0}, {"means", StateDict()}, {"value", c10::IValue()}};

@@ -57,7 +57,8 @@ void ExpectSameAtOnce(const std::string& name,
   const std::vector<Maker> makers(threads, make);
   const std::vector<c10::IValue> ends = EndsAtOnce(makers, width, steps);
   const c10::IValue alone = EndOf(make, width, steps);
-  for (const c10::IValue& end : ends) EXPECT_TRUE(Same(end, alone)) << name;
+  for (const c10::IValue& end : ends)
+    EXPECT_TRUE(SameValues(end, alone)) << name;
 }
 
 // Before what is done once in a program has been done by another test.
@@ -67,7 +68,7 @@ TEST(Threads, AllKindsAtOnce) {
   const std::vector<c10::IValue> ends = EndsAtOnce(makers, 1, 4);
   size_t i = 0;
   for (const auto& [name, make] : Makers()) {
-    EXPECT_TRUE(Same(ends[i++], EndOf(make, 1, 4))) << name;
+    EXPECT_TRUE(SameValues(ends[i++], EndOf(make, 1, 4))) << name;
   }
 }
 

@@ -121,12 +121,15 @@ def check_equal(
 def check_count(name: str, value: object) -> int:
     """Returns a count, which may be a Tensor of one int64, or raises."""
     if isinstance(value, Tensor):
-        if value.dtype is not torch.int64 or value.numel() != 1:
+        if value.dtype is not torch.int64 or value.numel() != 1 or value.is_meta:
             raise TypeError(
                 f"Invalid {name}: {value!r} (must be an int, or a Tensor of one int64)"
             )
         value = int(value)
-    return check_integer(name, value)
+    count = check_integer(name, value)
+    if count >= 2**62:  # C++ has 64 bits to add to it
+        raise ValueError(f"Invalid {name}: {count} (must be in [0, 2^62))")
+    return count
 
 
 def check_part(group: dict[str, Any], name: str, whole: str) -> None:
@@ -164,6 +167,11 @@ def check_tensor(
         raise ValueError(
             f"Invalid state_dict: {what} is of {value.dtype} (must be {wanted})"
         )
+    if value.layout is not torch.strided or value.is_meta:
+        raise ValueError(
+            f"Invalid state_dict: {what} has the layout {value.layout} on the device "
+            f"{value.device} (must be torch.strided, with numbers)"
+        )
     if list(value.shape) != list(shape):
         raise ValueError(
             f"Invalid state_dict: {what} has shape {list(value.shape)}, expected "
@@ -179,7 +187,7 @@ def _check_state(sampler: Sampler, index: int, p: Tensor, state: Any) -> None:
         if sampler._STATE[key] is Tensor:
             check_tensor(f"{key} of parameter {index}", value, p.shape)
         else:
-            check_integer(key, value)
+            check_count(key, value)
     sampler._check_saved_state(index, p, state)
 
 

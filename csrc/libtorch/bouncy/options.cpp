@@ -36,14 +36,14 @@ void SBPSOptions::check() const {
 void SBPSOptions::check_progress() const {
   CheckReal("trajectory_time", trajectory_time_.get());
   CheckReal("line_time", line_time_.get());
-  CheckInteger("num_samples", num_samples_.get());
-  CheckInteger("num_looks", num_looks_.get());
-  CheckInteger("num_proposals", num_proposals_.get());
-  CheckInteger("num_bounces", num_bounces_.get());
-  CheckInteger("num_violations", num_violations_.get());
-  CheckInteger("num_refreshments", num_refreshments_.get());
-  CheckInteger("num_derivatives", num_derivatives_.get());
-  CheckInteger("num_gradients", num_gradients_.get());
+  CheckCount("num_samples", num_samples_.get());
+  CheckCount("num_looks", num_looks_.get());
+  CheckCount("num_proposals", num_proposals_.get());
+  CheckCount("num_bounces", num_bounces_.get());
+  CheckCount("num_violations", num_violations_.get());
+  CheckCount("num_refreshments", num_refreshments_.get());
+  CheckCount("num_derivatives", num_derivatives_.get());
+  CheckCount("num_gradients", num_gradients_.get());
   const int64_t all = num_proposals_.get();
   CheckPart("num_bounces", num_bounces_.get(), "num_proposals", all);
   CheckPart("num_violations", num_violations_.get(), "num_proposals", all);

@@ -65,6 +65,13 @@ void CheckInteger(const char* name, int64_t value, int64_t low) {
           " (must be >= " + std::to_string(low) + ")");
 }
 
+void CheckCount(const char* name, int64_t value) {
+  CheckInteger(name, value);
+  if (value < int64_t{1} << 62) return;
+  Invalid(std::string("Invalid ") + name + ": " + std::to_string(value) +
+          " (must be in [0, 2^62))");
+}
+
 void Invalid(const std::string& message) {
   throw std::invalid_argument(message);
 }

@@ -27,6 +27,10 @@ void CheckReal(const char* name, double value, const Range& range = {});
 // Throws std::invalid_argument unless value >= low.
 void CheckInteger(const char* name, int64_t value, int64_t low = 0);
 
+// Throws std::invalid_argument unless value is in [0, 2^62): a count that a
+// state dict may hold, to which steps can add without an overflow.
+void CheckCount(const char* name, int64_t value);
+
 // Throws what Python raises as ValueError.
 [[noreturn]] void Invalid(const std::string& message);
 

@@ -67,6 +67,14 @@ namespace {
 
 constexpr double kExactIntegers = 9007199254740992.0;  // 2^53
 
+// Whether it is a number that can be looked at.
+bool IsNumber(const c10::IValue& value) {
+  if (!value.isTensor() || !value.toTensor().defined()) return false;
+  const at::Tensor& tensor = value.toTensor();
+  return tensor.numel() == 1 && tensor.layout() == at::kStrided &&
+         !tensor.is_meta();
+}
+
 [[noreturn]] void WrongType(const char* name,
                             const c10::IValue& value,
                             const char* wanted) {
@@ -111,8 +119,7 @@ void FromValue(const char* name, const c10::IValue& value, double& result) {
     result = static_cast<double>(value.toInt());
   } else if (value.isDouble()) {
     result = value.toDouble();
-  } else if (value.isTensor() && value.toTensor().numel() == 1 &&
-             value.toTensor().is_floating_point()) {
+  } else if (IsNumber(value) && value.toTensor().is_floating_point()) {
     result = value.toTensor().item<double>();  // a step size may be one
   } else {
     WrongType(name, value, "a number");
@@ -159,8 +166,8 @@ void FromValue(const char* name,
 void FromValue(const char* name,
                const c10::IValue& value,
                c10::IValue& result) {
-  const bool is_count = value.isTensor() && value.toTensor().numel() == 1 &&
-                        value.toTensor().scalar_type() == at::kLong;
+  const bool is_count =
+      IsNumber(value) && value.toTensor().scalar_type() == at::kLong;
   if (!value.isInt() && !is_count) {
     WrongType(name, value, "an int, or a Tensor of one int64");
   }

@@ -132,9 +132,11 @@ void CheckKnownKeys(const StateDict& dict,
                     const char* sampler) {
   Names unknown;
   for (const auto& entry : dict.entries()) {
-    const std::string key = entry.key().isInt()
-                                ? std::to_string(entry.key().toInt())
-                                : entry.key().toStringRef();
+    const c10::IValue& saved = entry.key();
+    const std::string key = saved.isInt() ? std::to_string(saved.toInt())
+                            : saved.isString()
+                                ? saved.toStringRef()
+                                : "a key that is a " + saved.tagKind();
     if (std::find(known.begin(), known.end(), key) == known.end()) {
       unknown.insert(key);
     }
@@ -165,8 +167,8 @@ void CheckPart(const char* name,
                int64_t count,
                const char* whole,
                int64_t most) {
-  CheckInteger(name, count);
-  CheckInteger(whole, most);
+  CheckCount(name, count);
+  CheckCount(whole, most);
   if (count <= most) return;
   Invalid(std::string("Invalid ") + name + ": " + std::to_string(count) +
           " (must be at most " + whole + " = " + std::to_string(most) + ")");
@@ -185,6 +187,11 @@ void CheckTensor(const std::string& what,
     Invalid(invalid + " is of " + DtypeName(tensor.scalar_type()) +
             " (must be " + (dtype ? DtypeName(*dtype) : "floating point") +
             ")");
+  }
+  if (tensor.layout() != at::kStrided || tensor.is_meta()) {
+    Invalid(invalid + " has the layout " + LayoutName(tensor.layout()) +
+            " on the device " + tensor.device().str() +
+            " (must be torch.strided, with numbers)");
   }
   if (tensor.sizes() != shape) {
     Invalid(invalid + " has shape " + Shape(tensor.sizes()) + ", expected " +

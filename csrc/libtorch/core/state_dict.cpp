@@ -15,6 +15,7 @@
 
 #include "libtorch/core/checks.h"
 #include "libtorch/core/files.h"
+#include "libtorch/core/python_text.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -175,9 +176,15 @@ void load_state_dict(torch::nn::Module& module, const StateDict& dict) {
   auto tensors = Tensors(module);
   for (const auto& item : tensors) {
     const c10::IValue value = dict.at(item.key());
-    if (!value.isTensor()) {
+    if (!value.isTensor() || !value.toTensor().defined()) {
       Invalid("Invalid state dict: " + item.key() + " is a " + value.tagKind() +
               " (must be a Tensor)");
+    }
+    const at::Tensor& tensor = value.toTensor();
+    if (tensor.layout() != at::kStrided || tensor.is_meta()) {
+      Invalid("Invalid state dict: " + item.key() + " has the layout " +
+              LayoutName(tensor.layout()) + " on the device " +
+              tensor.device().str() + " (must be torch.strided, with numbers)");
     }
     if (value.toTensor().sizes() != item.value().sizes()) {
       std::ostringstream message;

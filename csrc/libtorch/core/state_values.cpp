@@ -10,17 +10,6 @@ c10::IValue OrNone(const at::Tensor& tensor) {
   return tensor.defined() ? c10::IValue(tensor) : c10::IValue();
 }
 
-at::Tensor TensorOrNone(const char* name,
-                        const c10::IValue& value,
-                        c10::Device device) {
-  if (value.isNone()) return {};
-  if (!value.isTensor()) {
-    Invalid(std::string("Invalid state_dict: ") + name + " is a " +
-            value.tagKind() + " (must be a Tensor)");
-  }
-  return value.toTensor().to(device);
-}
-
 std::vector<c10::IValue> ListAt(const StateDict& dict, const char* name) {
   const c10::IValue value = dict.at(name);
   if (!value.isList()) {

@@ -32,9 +32,4 @@ std::vector<c10::IValue> ListAt(const StateDict& dict, const char* name);
 // None for an undefined tensor.
 c10::IValue OrNone(const at::Tensor& tensor);
 
-// A tensor, or an undefined one for None, on the device.
-at::Tensor TensorOrNone(const char* name,
-                        const c10::IValue& value,
-                        c10::Device device);
-
 }  // namespace torch_sgmcmc

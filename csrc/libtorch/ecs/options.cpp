@@ -28,7 +28,7 @@ void CheckChoice(const char* name,
 
 void HMCECSOptions::check() const {
   require("num_data", num_data_, "the number of data");
-  if (num_data() != std::floor(num_data())) {
+  if (num_data() != std::floor(num_data()) || std::abs(num_data()) >= 0x1p63) {
     Invalid("Invalid num_data: " + Repr(num_data()) +
             " (must be an int, got float)");
   }
@@ -67,7 +67,7 @@ void HMCECSOptions::check_progress() const {
   CheckPart("num_divergences", num_divergences_.get(), whole, all);
   CheckPart(
       "num_subsamples_accepted", num_subsamples_accepted_.get(), whole, all);
-  CheckInteger("num_evaluations", num_evaluations_.get());
+  CheckCount("num_evaluations", num_evaluations_.get());
   if (sign_.get() != 1 && sign_.get() != -1) {
     Invalid("Invalid sign: " + std::to_string(sign_.get()) +
             " (must be 1 or -1)");

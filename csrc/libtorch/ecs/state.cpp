@@ -17,6 +17,8 @@
 namespace torch_sgmcmc {
 namespace {
 
+constexpr int64_t kMaxIndices = int64_t{1} << 62;
+
 StateDict Written(const ECSAnchor& anchor) {
   return {{"anchor", anchor.theta},
           {"num_data", anchor.num_data},
@@ -52,7 +54,7 @@ at::Tensor Double(const char* what,
                   c10::IntArrayRef shape,
                   c10::Device device) {
   CheckTensor(what, value, shape, at::kDouble);
-  return value.toTensor().to(device);
+  return value.toTensor().detach().to(device);
 }
 
 at::Tensor Optional(const char* what,
@@ -163,7 +165,10 @@ ExpandedSubsample ReadSubsample(const c10::IValue& value,
                   dict.at("counts"),
                   static_cast<size_t>(layout.num_cells))) {
     detail::FromValue("counts", count, result.counts.emplace_back());
-    CheckInteger("counts", result.counts.back());
+    CheckCount("counts", result.counts.back());
+    if (result.counts.back() > (kMaxIndices - m) / layout.batch_size) {
+      Invalid("Invalid counts: their sum times the batch size is above 2^62");
+    }
     m += layout.batch_size * result.counts.back();
   }
   CheckTensor("indices", dict.at("indices"), {m}, at::kLong);

@@ -36,7 +36,7 @@ ECSSchedule::ECSSchedule(int64_t steps, int64_t anchor_every)
   const int64_t room = steps - anchor_every / 2;
   if (room >= anchor_every) last_ = room - room % anchor_every;
   // NOLINTNEXTLINE(cppcoreguidelines-prefer-member-initializer): by last_.
-  sizing_ = (last_ + steps) / 2;
+  sizing_ = last_ + (steps - last_) / 2;
 }
 
 void ECSSchedule::check_sizing() const {
@@ -110,7 +110,7 @@ ECSWarmup ECSWarmup::Load(const StateDict& saved,
     }
     ECSDraw& read = warmup.draws.emplace_back();
     CheckTensor("a draw of its warm-up", draw[0], {size}, at::kDouble);
-    read.theta = draw[0].toTensor().to(device);
+    read.theta = draw[0].toTensor().detach().to(device);
     detail::FromValue("draws", draw[1], read.variance);
     detail::FromValue("draws", draw[2], read.mean);
   }
