@@ -31,9 +31,17 @@ def gamma(shape: float, *, seed: int, step: int, element: int) -> float: ...
 def index_chain_accepts(
     log_ratio: float, *, seed: int, step: int, proposal: int
 ) -> bool: ...
-def moments(
-    losses: int, derivatives: int, count: int, double_precision: bool
-) -> tuple[int, float, float]: ...
+def samples_by(time: float, interval: float) -> int: ...
+def rate_of(
+    losses: int,
+    derivatives: int,
+    count: int,
+    double_precision: bool,
+    num_data: float,
+    temperature: float,
+    replacement: bool,
+    prior: float,
+) -> tuple[int, float, float, bool]: ...
 def minibatches(
     num_data: int,
     batch_size: int,
@@ -110,6 +118,16 @@ class BounceClock:
     def bounce(
         self, wait: float, value: float, variance: float, reflected: float
     ) -> None: ...
+    def take(
+        self,
+        event: int,
+        wait: float,
+        value: float,
+        variance: float,
+        reflected: float | None,
+    ) -> None: ...
+    @staticmethod
+    def warning(proposals: int, violations: int, confidence: float) -> str: ...
     def restart(self) -> None: ...
     def rate(self, confidence: float, times: Sequence[float]) -> list[float]: ...
     @property

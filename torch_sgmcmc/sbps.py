@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from operator import is_, itemgetter
-from statistics import NormalDist
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.bouncy.directional import Observation, check_model, moments, observe
+from torch_sgmcmc.bouncy.directional import Observation, check_model, observe, rate_of
 from torch_sgmcmc.bouncy.flight import STATE, Flight
 from torch_sgmcmc.bouncy.slots import Slots
 from torch_sgmcmc.core.checks import check_integer, check_real
@@ -407,12 +406,10 @@ class SBPS(Sampler):
             trajectory_time=time,
             bounces=bounces,
             refreshments=group["num_refreshments"],
-            bounce_rate=bounces / time if time > 0 else math.nan,
-            proposals_per_bounce=proposals / bounces if bounces else math.nan,
-            violation_rate=(
-                group["num_violations"] / proposals if proposals else math.nan
-            ),
-            mean_segment_length=time / segments if segments else math.nan,
+            bounce_rate=_C.ratio(bounces, time),
+            proposals_per_bounce=_C.ratio(proposals, bounces),
+            violation_rate=_C.ratio(group["num_violations"], proposals),
+            mean_segment_length=_C.ratio(time, segments),
         )
 
     # ---- One event -------------------------------------------------------------
@@ -540,6 +537,7 @@ class SBPS(Sampler):
         if slots is not None and not self._model_checked:
             grads = self._check_forward_mode(ahead, seen, value, common)
         bounces = event == _C.PROPOSAL and clock.accepts(rate, value, **key)
+        reflected = None
         if bounces:
             grads = grads or seen.gradient()
             try:
@@ -551,18 +549,12 @@ class SBPS(Sampler):
             if common["preconditioned"] and common["adapt"]:
                 scale = common["num_data"] / common["temperature"]
                 reflected = scale * ahead.sums(grads)[0]
-            clock.bounce(wait, value, variance, reflected)
-            progress["num_bounces"] += 1
-        elif event == _C.REFRESHMENT:
-            clock.restart()
-            clock.observe(0.0, value, variance)
-            progress["num_refreshments"] += 1
-        else:
-            clock.observe(wait, value, variance)
-        if event == _C.PROPOSAL:
-            progress["num_proposals"] += 1
-            progress["num_violations"] += value > rate
+        clock.take(event, wait, value, variance, reflected)
         progress["num_looks"] += event == _C.LOOK
+        progress["num_proposals"] += event == _C.PROPOSAL
+        progress["num_bounces"] += bounces
+        progress["num_violations"] += event == _C.PROPOSAL and value > rate
+        progress["num_refreshments"] += event == _C.REFRESHMENT
         n = seen.losses.shape[0]
         progress["num_derivatives"] += n
         if seen.free or bounces:
@@ -584,19 +576,16 @@ class SBPS(Sampler):
                 f"{num_data} (must not be more; if examples are drawn with "
                 "replacement, set replacement=True)"
             )
-        bad, mean, variance = moments(seen.losses, seen.derivatives)
+        bad, value, variance, finite = rate_of(
+            seen.losses, seen.derivatives, flight.prior(time), common
+        )
         if bad:
             raise nonfinite_error(
                 common["nonfinite"],
                 f"SBPS got {bad} of {n} losses from the closure that are not finite",
                 seen.losses,
             )
-        if not common["replacement"]:
-            variance *= 1 - n / num_data
-        scale = num_data / common["temperature"]
-        value = scale * mean + flight.prior(time) / common["temperature"]
-        variance *= scale * scale / n
-        if not (math.isfinite(value) and math.isfinite(variance)):
+        if not finite:
             raise nonfinite_error(
                 common["nonfinite"],
                 "SBPS got losses from the closure whose derivatives are not finite",
@@ -645,16 +634,13 @@ class SBPS(Sampler):
         """
         line_begin, line_end = line
         moved = False
-        interval = common["sample_interval"]
-        if interval != progress["observed_interval"]:
-            progress["observed_interval"] = interval
-            passed = 0 if interval is None else math.floor(begin / interval)
-            progress["num_samples"] = passed
-        while interval is not None:
-            time = (progress["num_samples"] + 1) * interval
-            if time > progress["trajectory_time"]:
-                break
-            progress["num_samples"] += 1
+        interval, end = common["sample_interval"], progress["trajectory_time"]
+        first = last = 0
+        if interval is not None:
+            first, last = _C.samples_by(begin, interval), _C.samples_by(end, interval)
+        progress["observed_interval"], progress["num_samples"] = interval, last
+        for k in range(first + 1, last + 1):
+            time = k * interval
             for hook in list(self._hooks("_sample_hooks").values()):
                 flight.place(line_begin + (time - begin))
                 moved = True
@@ -692,23 +678,13 @@ class SBPS(Sampler):
 
     def _watch_violations(self, common: dict[str, Any]) -> None:
         """Warns, once, of far more violations than the band should let through."""
-        proposals, violations = common["num_proposals"], common["num_violations"]
-        if proposals < 1000 or 100 * violations <= proposals:
-            return
         if self.__dict__.get("_warned"):
             return
-        expected = NormalDist().cdf(-common["confidence"])
-        rate = violations / proposals
-        if rate > 3 * expected + 0.01:
+        counts = common["num_proposals"], common["num_violations"]
+        text = _C.BounceClock.warning(*counts, common["confidence"])
+        if text:
             self._warned = True
-            warnings.warn(
-                f"At {violations} of {proposals} proposals of SBPS ({rate:.1%}) the "
-                f"observed rate was above the proposed one; {expected:.1%} are "
-                f"expected with confidence = {common['confidence']:g}. Bounces are "
-                "lost there, which biases the posterior: use a larger confidence or "
-                "larger minibatches, and make sure that these are independent",
-                stacklevel=5,
-            )
+            warnings.warn(text, stacklevel=5)
 
 
 def _register(

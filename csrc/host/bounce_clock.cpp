@@ -1,8 +1,10 @@
 #include "host/bounce_clock.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
+#include <cstdio>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -114,9 +116,47 @@ void BounceClock::Bounce(double wait,
   regression_.Add({0, reflected, variance});
 }
 
+void BounceClock::Take(ClockEvent event,
+                       double wait,
+                       double value,
+                       double variance,
+                       const std::optional<double>& reflected) {
+  if (reflected) {
+    Bounce(wait, value, variance, *reflected);
+    return;
+  }
+  const bool refreshed = event == ClockEvent::kRefreshment;
+  if (refreshed) Restart();
+  Observe(refreshed ? 0 : wait, value, variance);
+}
+
 void BounceClock::Restart() {
   regression_.Restart();
   now_ = 0;
+}
+
+std::string BounceClock::Warning(int64_t proposals,
+                                 int64_t violations,
+                                 double confidence) {
+  constexpr int64_t kEnough = 1000;
+  const auto all = static_cast<double>(proposals);
+  const double rate = static_cast<double>(violations) / all;
+  const double expected = 0.5 * std::erfc(confidence / std::sqrt(2));
+  if (proposals < kEnough || rate <= 3 * expected + 0.01) return "";
+  std::array<char, 512> text{};
+  std::snprintf(
+      text.data(),
+      text.size(),
+      "At %.0f of %.0f proposals of SBPS (%.1f%%) the observed rate was above "
+      "the proposed one; %.1f%% are expected with confidence = %g. Bounces are "
+      "lost there, which biases the posterior: use a larger confidence or "
+      "larger minibatches, and make sure that these are independent",
+      static_cast<double>(violations),
+      all,
+      100 * rate,
+      100 * expected,
+      confidence);
+  return text.data();
 }
 
 std::vector<double> BounceClock::Save() const {

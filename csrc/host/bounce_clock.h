@@ -13,6 +13,9 @@
 // kBounceClock a step (Note [Counter layout]).
 #pragma once
 
+#include <cstdint>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "core/counter.h"
@@ -49,6 +52,14 @@ class BounceClock {
   // same minibatch gives `reflected`.
   void Bounce(double wait, double value, double variance, double reflected);
 
+  // What a step comes to at its event: it has observed there, and bounced if
+  // there is a `reflected`. At a refreshment the new line is observed.
+  void Take(ClockEvent event,
+            double wait,
+            double value,
+            double variance,
+            const std::optional<double>& reflected);
+
   // It has another velocity (or place, or target): a line without observation.
   void Restart();
 
@@ -58,6 +69,14 @@ class BounceClock {
   // Since the line began.
   double now() const { return now_; }
   const LineRegression& regression() const { return regression_; }
+
+  // What to warn of, after so many proposals of which so many observed more
+  // than the rate that was proposed: where these are far more than the band
+  // should let through, and proposals enough to tell. Empty if there is
+  // nothing.
+  static std::string Warning(int64_t proposals,
+                             int64_t violations,
+                             double confidence);
 
   // All that the clock remembers, and a clock that remembers it. Throws
   // std::invalid_argument if the numbers are not such.

@@ -1,5 +1,5 @@
 // What the examples of a minibatch say together, for SBPS: they are few, and on
-// the host.
+// the host. And the rate at which the particle bounces by that.
 #pragma once
 
 #include <cmath>
@@ -28,6 +28,31 @@ Moments MomentsOf(const T* losses, const T* derivatives, int64_t count) {
   }
   m.variance /= static_cast<double>(count - 1);
   return m;
+}
+
+struct RateEstimate {
+  double value;     // G
+  double variance;  // c^2
+
+  bool finite() const {
+    return std::isfinite(value) && std::isfinite(variance);
+  }
+};
+
+// The rate of change of U / T along a line, by the moments of `count` of
+// `num_data` examples and the prior's part of the derivative of U. What is
+// drawn without replacement varies less, and not at all if it is all data.
+inline RateEstimate RateOf(const Moments& m,
+                           int64_t count,
+                           double num_data,
+                           double temperature,
+                           bool replacement,
+                           double prior) {
+  const auto n = static_cast<double>(count);
+  const double scale = num_data / temperature;
+  const double correction = replacement ? 1 : 1 - n / num_data;
+  return {scale * m.mean + prior / temperature,
+          m.variance * correction * (scale * scale / n)};
 }
 
 }  // namespace torch_sgmcmc

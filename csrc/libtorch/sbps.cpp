@@ -2,13 +2,13 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include <cmath>
-#include <cstdio>
-#include <limits>
+#include <optional>
 #include <string>
 
 #include "core/counter.h"
 #include "host/bounce_clock.h"
+#include "host/ratio.h"
+#include "host/sample_times.h"
 #include "libtorch/bouncy/flight.h"
 #include "libtorch/bouncy/observation.h"
 #include "libtorch/core/checks.h"
@@ -33,7 +33,7 @@ NoiseStream ClockStream(int64_t seed, int64_t step) {
           static_cast<uint32_t>(Purpose::kBounceClock)};
 }
 
-void Increment(Hyperparameter<int64_t>& count, int64_t by = 1) {
+void Increment(Hyperparameter<int64_t>& count, int64_t by) {
   count.set(count.get() + by);
 }
 
@@ -97,27 +97,13 @@ torch::Tensor SBPS::step(LossClosure closure) {
     options(i).share(progress);
   }
   advance({});
-  const auto proposals = static_cast<double>(progress.num_proposals_.get());
-  const auto violations = static_cast<double>(progress.num_violations_.get());
-  const double expected = 0.5 * std::erfc(progress.confidence() / std::sqrt(2));
-  if (proposals >= 1000 && !warned_ &&
-      violations / proposals > 3 * expected + 0.01) {
-    warned_ = true;
-    char text[512];
-    std::snprintf(
-        text,
-        sizeof text,
-        "At %.0f of %.0f proposals of SBPS (%.1f%%) the observed rate was "
-        "above the proposed one; %.1f%% are expected with confidence = %g. "
-        "Bounces are lost there, which biases the posterior: use a larger "
-        "confidence or larger minibatches, and make sure that these are "
-        "independent",
-        violations,
-        proposals,
-        100 * violations / proposals,
-        100 * expected,
-        progress.confidence());
-    TORCH_WARN(text);
+  if (!warned_) {
+    const std::string text =
+        BounceClock::Warning(progress.num_proposals_.get(),
+                             progress.num_violations_.get(),
+                             progress.confidence());
+    warned_ = !text.empty();
+    if (warned_) TORCH_WARN(text);
   }
   return losses;
 }
@@ -146,33 +132,27 @@ torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
   }
   const MinibatchView seen = Observe(closure, *ahead, all_params);
   const double line_time = ahead == flight ? line_end : 0.0;
-  const Rate rate = RateOf(*ahead, line_time, seen, progress);
+  const RateEstimate rate = RateOf(*ahead, line_time, seen, progress);
   const bool proposal = next.event == ClockEvent::kProposal;
+  std::optional<double> reflected;
   if (proposal && BounceClock::Accepts(next.rate, rate.value, stream)) {
     try {
       ahead = flight->reflected(line_end, seen.grads, progress);
     } catch (const NonfiniteError& error) {
       throw NonfiniteError(error.what(), seen.losses);
     }
-    double reflected = -rate.value;
+    reflected = -rate.value;
     if (progress.preconditioned() && progress.adapt()) {
       const double scale = progress.num_data() / progress.temperature();
       reflected = scale * ahead->sums(seen.grads).product;
     }
-    clock.Bounce(next.wait, rate.value, rate.variance, reflected);
-    Increment(progress.num_bounces_);
-  } else if (next.event == ClockEvent::kRefreshment) {
-    clock.Restart();
-    clock.Observe(0, rate.value, rate.variance);
-    Increment(progress.num_refreshments_);
-  } else {
-    clock.Observe(next.wait, rate.value, rate.variance);
   }
-  if (proposal) {
-    Increment(progress.num_proposals_);
-    if (rate.value > next.rate) Increment(progress.num_violations_);
-  }
-  if (next.event == ClockEvent::kLook) Increment(progress.num_looks_);
+  clock.Take(next.event, next.wait, rate.value, rate.variance, reflected);
+  Increment(progress.num_looks_, next.event == ClockEvent::kLook);
+  Increment(progress.num_proposals_, proposal);
+  Increment(progress.num_bounces_, reflected.has_value());
+  Increment(progress.num_violations_, proposal && rate.value > next.rate);
+  Increment(progress.num_refreshments_, next.event == ClockEvent::kRefreshment);
   Increment(progress.num_derivatives_, seen.losses.numel());
   Increment(progress.num_gradients_, seen.losses.numel());
   progress.trajectory_time_.set(begin + next.wait);
@@ -191,17 +171,13 @@ void SBPS::come_by(Flight& flight,
                    double line_end) {
   const double end = progress.trajectory_time_.get();
   const std::optional<double> interval = progress.sample_interval();
-  if (interval != progress.observed_interval_.get()) {
-    progress.observed_interval_.set(interval);
-    progress.num_samples_.set(
-        interval ? static_cast<int64_t>(std::floor(begin / *interval)) : 0);
-  }
+  const int64_t first = interval ? SamplesBy(begin, *interval) : 0;
+  const int64_t last = interval ? SamplesBy(end, *interval) : 0;
+  progress.observed_interval_.set(interval);
+  progress.num_samples_.set(last);
   bool moved = false;
-  while (interval) {
-    const double time =
-        static_cast<double>(progress.num_samples_.get() + 1) * *interval;
-    if (time > end) break;
-    Increment(progress.num_samples_);
+  for (int64_t k = first + 1; k <= last; ++k) {
+    const double time = static_cast<double>(k) * *interval;
     const auto hooks = hooks_;
     for (const auto& [key, hook] : hooks) {
       flight.place(line_begin + (time - begin));
@@ -239,19 +215,16 @@ SBPSDiagnostics SBPS::diagnostics() const {
   const double time = o.trajectory_time_.get();
   const int64_t bounces = o.num_bounces_.get();
   const int64_t proposals = o.num_proposals_.get();
-  const auto ratio = [](double a, double b) {
-    return b > 0 ? a / b : std::numeric_limits<double>::quiet_NaN();
-  };
   const auto b = static_cast<double>(bounces);
   const auto p = static_cast<double>(proposals);
   const auto r = static_cast<double>(o.num_refreshments_.get());
   return {time,
           bounces,
           o.num_refreshments_.get(),
-          ratio(b, time),
-          ratio(p, b),
-          ratio(static_cast<double>(o.num_violations_.get()), p),
-          ratio(time, b + r)};
+          Ratio(b, time),
+          Ratio(p, b),
+          Ratio(static_cast<double>(o.num_violations_.get()), p),
+          Ratio(time, b + r)};
 }
 
 SBPSEvaluations SBPS::evaluations() const {

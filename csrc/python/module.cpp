@@ -21,6 +21,7 @@
 #include "host/minibatch.h"
 #include "host/moments.h"
 #include "host/ratio.h"
+#include "host/sample_times.h"
 #include "host/subsample.h"
 
 namespace py = pybind11;
@@ -198,6 +199,32 @@ PYBIND11_MODULE(_C, m) {
            py::arg("value"),
            py::arg("variance"),
            py::arg("reflected"))
+      .def(
+          "take",
+          [](BounceClock& clock,
+             int event,
+             double wait,
+             double value,
+             double variance,
+             const std::optional<double>& reflected) {
+            clock.Take(static_cast<torch_sgmcmc::ClockEvent>(event),
+                       wait,
+                       value,
+                       variance,
+                       reflected);
+          },
+          py::arg("event"),
+          py::arg("wait"),
+          py::arg("value"),
+          py::arg("variance"),
+          py::arg("reflected"),
+          "What a step comes to: observe() or bounce(), on a new line if it has "
+          "refreshed.")
+      .def_static("warning",
+                  &BounceClock::Warning,
+                  py::arg("proposals"),
+                  py::arg("violations"),
+                  py::arg("confidence"))
       .def("restart", &BounceClock::Restart)
       .def(
           "rate",
@@ -226,12 +253,22 @@ PYBIND11_MODULE(_C, m) {
         }
         return all;
       });
+  m.def("samples_by",
+        &torch_sgmcmc::SamplesBy,
+        py::arg("time"),
+        py::arg("interval"),
+        "How many multiples of the interval are not after the time.");
+
   m.def(
-      "moments",
+      "rate_of",
       [](uintptr_t losses,
          uintptr_t derivatives,
          int64_t count,
-         bool double_precision) {
+         bool double_precision,
+         double num_data,
+         double temperature,
+         bool replacement,
+         double prior) {
         const auto of = [&](auto zero) {
           using T = decltype(zero);
           // NOLINTBEGIN(performance-no-int-to-ptr): what data_ptr() gives.
@@ -243,15 +280,22 @@ PYBIND11_MODULE(_C, m) {
         };
         const torch_sgmcmc::Moments all =
             double_precision ? of(double{}) : of(float{});
-        return std::make_tuple(all.bad, all.mean, all.variance);
+        const torch_sgmcmc::RateEstimate rate = torch_sgmcmc::RateOf(
+            all, count, num_data, temperature, replacement, prior);
+        return std::make_tuple(
+            all.bad, rate.value, rate.variance, rate.finite());
       },
       py::arg("losses"),
       py::arg("derivatives"),
       py::arg("count"),
       py::arg("double_precision"),
-      "How many losses are not finite, and the mean and the sample variance of "
-      "the derivatives: two rows of count numbers at these addresses on the "
-      "host, in float64 or float32.");
+      py::arg("num_data"),
+      py::arg("temperature"),
+      py::arg("replacement"),
+      py::arg("prior"),
+      "How many losses are not finite, and by the derivatives the rate of change "
+      "of U / T, its variance, and whether these are finite: two rows of count "
+      "numbers at these addresses on the host, in float64 or float32.");
 
   m.def(
       "minibatches",

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -575,6 +576,38 @@ TEST(BounceClock, ABounceStartsALineFromItsObservation) {
   EXPECT_EQ(o.variance, 0.25);
   EXPECT_EQ(clock.regression().prior().lines, 1);
   EXPECT_GT(clock.regression().prior().mean, 1);
+}
+
+TEST(BounceClock, AStepComesToWhatItsEventIs) {
+  const auto took = [](ClockEvent event, std::optional<double> reflected) {
+    BounceClock clock;
+    clock.Observe(0, 2, 0.5);
+    clock.Take(event, 0.25, 3, 0.125, reflected);
+    return clock.Save();
+  };
+  BounceClock clock;
+  clock.Observe(0, 2, 0.5);
+  BounceClock observes = clock;
+  observes.Observe(0.25, 3, 0.125);
+  EXPECT_EQ(took(ClockEvent::kLook, {}), observes.Save());
+  EXPECT_EQ(took(ClockEvent::kProposal, {}), observes.Save());
+  BounceClock bounces = clock;
+  bounces.Bounce(0.25, 3, 0.125, -4);
+  EXPECT_EQ(took(ClockEvent::kProposal, -4), bounces.Save());
+  clock.Restart();
+  clock.Observe(0, 3, 0.125);
+  EXPECT_EQ(took(ClockEvent::kRefreshment, {}), clock.Save());
+}
+
+TEST(BounceClock, WarnsOfManyViolations) {
+  // 3 * 0.135 % + 1 % are too many.
+  EXPECT_EQ(BounceClock::Warning(0, 0, 3), "");
+  EXPECT_EQ(BounceClock::Warning(999, 999, 3), "");
+  EXPECT_EQ(BounceClock::Warning(10000, 140, 3), "");
+  EXPECT_EQ(BounceClock::Warning(10000, 141, 3).substr(0, 104),
+            "At 141 of 10000 proposals of SBPS (1.4%) the observed rate was "
+            "above the proposed one; 0.1% are expected");
+  EXPECT_EQ(BounceClock::Warning(1000, 1000, 0), "");  // half are expected
 }
 
 TEST(BounceClock, LooksFurtherAndFurtherWhereAllIsZero) {

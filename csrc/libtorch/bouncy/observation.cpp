@@ -4,12 +4,10 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <cmath>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 
-#include "host/moments.h"
 #include "libtorch/core/nonfinite.h"
 #include "libtorch/core/python_text.h"
 
@@ -103,13 +101,13 @@ MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
   return result;
 }
 
-Rate RateOf(Flight& flight,
-            double time,
-            const MinibatchView& seen,
-            const SBPSOptions& options) {
-  const auto n = static_cast<double>(seen.losses.numel());
+RateEstimate RateOf(Flight& flight,
+                    double time,
+                    const MinibatchView& seen,
+                    const SBPSOptions& options) {
   const double num_data = options.num_data();
-  if (!options.replacement() && n > num_data) {
+  if (!options.replacement() &&
+      static_cast<double>(seen.losses.numel()) > num_data) {
     std::ostringstream text;
     text << "SBPS got the losses of " << seen.losses.numel()
          << " examples from the closure, and num_data = " << num_data
@@ -131,18 +129,18 @@ Rate RateOf(Flight& flight,
          << " losses from the closure that are not finite";
     throw NonfiniteError(text.str(), seen.losses);
   }
-  double variance = m.variance;
-  if (!options.replacement()) variance *= 1 - n / num_data;
-  const double scale = num_data / options.temperature();
-  const double value =
-      scale * m.mean + flight.prior(time) / options.temperature();
-  variance *= scale * scale / n;
-  if (!std::isfinite(value) || !std::isfinite(variance)) {
+  const RateEstimate rate = RateOf(m,
+                                   losses.numel(),
+                                   num_data,
+                                   options.temperature(),
+                                   options.replacement(),
+                                   flight.prior(time));
+  if (!rate.finite()) {
     throw NonfiniteError(
         "SBPS got losses from the closure whose derivatives are not finite",
         seen.losses);
   }
-  return {value, variance};
+  return rate;
 }
 
 }  // namespace torch_sgmcmc

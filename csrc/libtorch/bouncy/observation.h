@@ -7,6 +7,7 @@
 
 #include <vector>
 
+#include "host/moments.h"
 #include "libtorch/bouncy/flight.h"
 #include "torch_sgmcmc/sbps.h"
 
@@ -26,15 +27,10 @@ MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
                       const Flight& flight,
                       const std::vector<at::Tensor>& all_params);
 
-struct Rate {
-  double value;     // G
-  double variance;  // c^2
-};
-
 // The rate of change of U / T along the flight, at a time since its line began.
-Rate RateOf(Flight& flight,
-            double time,
-            const MinibatchView& seen,
-            const SBPSOptions& options);
+RateEstimate RateOf(Flight& flight,
+                    double time,
+                    const MinibatchView& seen,
+                    const SBPSOptions& options);
 
 }  // namespace torch_sgmcmc
