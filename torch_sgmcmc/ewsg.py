@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
@@ -223,9 +222,7 @@ class EWSG(Sampler):
         EWSG hardly from SGHMC.
         """
         group = self.param_groups[0]
-        if group["num_proposals"] == 0:
-            return math.nan
-        return float(group["num_accepted"]) / group["num_proposals"]
+        return _C.ratio(group["num_accepted"], group["num_proposals"])
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)

@@ -3,14 +3,13 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include <cmath>
-#include <limits>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "core/counter.h"
 #include "host/index_chain.h"
+#include "host/ratio.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/closures.h"
 #include "libtorch/core/momentum.h"
@@ -140,10 +139,8 @@ const EWSGOptions& EWSG::options_at(size_t group) const {
 
 double EWSG::acceptance_rate() const {
   const EWSGOptions& first = options_at(0);
-  const int64_t proposals = first.num_proposals_.get();
-  if (proposals == 0) return std::numeric_limits<double>::quiet_NaN();
-  return static_cast<double>(Count(first.num_accepted_.get())) /
-         static_cast<double>(proposals);
+  return Ratio(static_cast<double>(Count(first.num_accepted_.get())),
+               static_cast<double>(first.num_proposals_.get()));
 }
 
 // Checks all groups before any work is done, and returns M.
