@@ -9,7 +9,7 @@ import torch
 from reference import DTYPES, SIZES, Exact, arithmetic, assert_rounded, same_bits
 from torch import Tensor
 
-from torch_sgmcmc.bouncy.directional import moments
+from torch_sgmcmc.bouncy.directional import rate_of
 from torch_sgmcmc.core import operators as ops
 
 DECAY = 0.37  # λ / N
@@ -157,6 +157,14 @@ def test_sums_of_a_line_in_the_pass_that_makes_its_direction() -> None:
     assert same_bits(sums, ops.sbps_line_sums(origins, along))
     assert all(map(same_bits, a + u, scales + along))
     assert all(map(same_bits, kept, squares + velocities + origins))
+
+
+def moments(losses: Tensor, derivatives: Tensor) -> tuple[int, float, float]:
+    """Bad losses; mean and sample variance of the derivatives."""
+    common = {"num_data": 1, "temperature": 1, "replacement": True}
+    bad, mean, variance, finite = rate_of(losses, derivatives, 0.0, common)
+    assert finite
+    return bad, mean, variance * len(losses)
 
 
 def test_moments() -> None:

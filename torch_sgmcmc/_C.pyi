@@ -2,6 +2,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import overload
 
+MOST_CHANGES: int
+MOST_EQUAL: int
 MOST_WARMUP_STEPS: int
 NOISE_BLOCK: int
 LOOK: int
@@ -54,6 +56,15 @@ def minibatches(
 def stratified_minibatches(
     ends: Sequence[int], batch_size: int, *, count: int, seed: int, step: int
 ) -> bytearray: ...
+def changes_running(
+    before: int,
+    known: Sequence[float],
+    now: Sequence[float],
+    temperature: float,
+    num_data: float,
+) -> int: ...
+def changed_target() -> str: ...
+def equal_minibatches(hint: str) -> str: ...
 def ratio(part: float, whole: float) -> float: ...
 def leapfrog_steps(
     num_steps: int | None,

@@ -36,11 +36,6 @@ __all__ = ["EWSG"]
 
 _SURROGATES = {"momentum": 0, "zero": 1, "one": 2, "full_momentum": 3}
 
-# So many proposals with the gradient of the minibatch before them, from the first on,
-# are no chance: if of all pairs of minibatches a share p has equal gradients, it is
-# one of probability p^100, below 2^-40 up to p = 0.75. (Minibatches of one datum of
-# two have p = 0.5.)
-_MOST_EQUAL = 100
 
 _MANUAL = (
     "set self.automatic_optimization = False, and in training_step call "
@@ -375,13 +370,8 @@ class EWSG(SharedSettings):
         if not any(bool(grad.any()) for _, _, grads, _ in proposed for grad in grads):
             return  # a loss without data, say
         self._num_equal += 1
-        if self._num_equal >= _MOST_EQUAL:
-            raise RuntimeError(
-                f"EWSG got the gradient of the minibatch before from {_MOST_EQUAL} "
-                "calls of the closure running, which must draw a fresh minibatch at "
-                f"each call (in Lightning, {_MANUAL}). If each minibatch is all data, "
-                "there is nothing to choose from: use SGHMC, or index_chain_length=0"
-            )
+        if self._num_equal >= _C.MOST_EQUAL:
+            raise RuntimeError(_C.equal_minibatches(f" (in Lightning, {_MANUAL})"))
 
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         return blank(p, "momentum") if group["momentum"] > 0 else {}

@@ -53,9 +53,6 @@ _SHARED = (
 )
 _COUNTERS = ("num_trajectories", "num_accepted", "num_divergences")
 
-# After so many trajectories running at whose start the loss was not what it had been.
-_MOST_CHANGES = 3
-
 _NO_CLOSURE = """\
 HMC.step() needs a closure, since it computes several gradients a step:
 
@@ -511,29 +508,22 @@ class HMC(SharedSettings):
         if self._known is None or self._known[1] != self._marks():
             return
         group = self.param_groups[0]
-        change = (losses - self._known[0].to(losses.device)).abs()
-        # More than rounding, and enough to matter in the Metropolis test.
-        least = 0.1 * group["temperature"] / group["num_data"]
-        if not bool((change > (1e-3 * losses.abs()).clamp(least)).any()):
-            self._num_changes = 0
-            return
-        self._num_changes += 1
-        if self._num_changes < _MOST_CHANGES:
-            return
-        message = (
-            f"HMC got another loss at the start of {_MOST_CHANGES} trajectories "
-            "running than there was at the end of the one before, at the same "
-            "parameters: the closure must compute the loss of all data, always the "
-            "same (no minibatches, no dropout), unless what else it depends on is "
-            "sampled in between"
+        self._num_changes = _C.changes_running(
+            self._num_changes,
+            self._known[0].tolist(),
+            losses.tolist(),
+            group["temperature"],
+            group["num_data"],
         )
+        if self._num_changes < _C.MOST_CHANGES:
+            return
         if lightning_module(closure) is not None:
             raise RuntimeError(
-                f"{message}. In Lightning's automatic optimization a batch must be all "
-                "data. SGHMC is what minibatches need"
+                f"{_C.changed_target()}. In Lightning's automatic optimization a batch "
+                "must be all data. SGHMC is what minibatches need"
             )
-        if self._num_changes == _MOST_CHANGES:
-            warnings.warn(message, stacklevel=7)
+        if self._num_changes == _C.MOST_CHANGES:
+            warnings.warn(_C.changed_target(), stacklevel=7)
 
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         return blank(p, "momentum") if group["resample_momentum_every"] != 1 else {}

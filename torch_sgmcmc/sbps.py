@@ -16,12 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.bouncy.directional import (
-    Observation,
-    check_model,
-    observe,
-    rate_of,
-)
+from torch_sgmcmc.bouncy.directional import Observation, check_model, observe, rate_of
 from torch_sgmcmc.bouncy.flight import STATE, Flight
 from torch_sgmcmc.bouncy.slots import Slots
 from torch_sgmcmc.core.checks import check_real

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/counter.h"
+#include "host/closure_watch.h"
 #include "host/index_chain.h"
 #include "host/ratio.h"
 #include "libtorch/core/checks.h"
@@ -32,12 +33,6 @@ constexpr const char* kEWSGNeedsClosure =
     "      loss.backward();\n"
     "      return loss;\n"
     "    });";
-
-// So many proposals with the gradient of the minibatch before them, from the
-// first on, are no chance: if of all pairs of minibatches a share p has equal
-// gradients, it is one of probability p^100, below 2^-40 up to p = 0.75.
-// (Minibatches of one datum of two have p = 0.5.)
-constexpr int64_t kMostEqual = 100;
 
 // -1 if there is no such surrogate. The order is that of csrc/samplers/ewsg.h.
 int64_t SurrogateIndex(const std::string& name) {
@@ -299,12 +294,7 @@ void EWSG::check_draws(const std::vector<Work>& current,
   }
   if (zero) return;  // a loss without data, say
   if (++*num_equal_ < kMostEqual) return;
-  throw std::runtime_error(
-      "EWSG got the gradient of the minibatch before from " +
-      std::to_string(kMostEqual) +
-      " calls of the closure running, which must draw a fresh minibatch at each "
-      "call. If each minibatch is all data, there is nothing to choose from: "
-      "use SGHMC, or index_chain_length=0");
+  throw std::runtime_error(EqualMinibatches(/*hint=*/""));
 }
 
 void EWSG::prepare(Work& work) {

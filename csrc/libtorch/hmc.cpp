@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/counter.h"
+#include "host/closure_watch.h"
 #include "host/dual_averaging.h"
 #include "host/leapfrog_steps.h"
 #include "host/metropolis.h"
@@ -34,10 +35,6 @@ constexpr const char* kHMCNeedsClosure =
     "      return loss;\n"
     "    });";
 
-// After so many trajectories running at whose start the loss was not what it
-// had been, there is a warning.
-constexpr int64_t kMostChanges = 3;
-
 constexpr size_t kMomenta = 0;  // places in Work::state
 constexpr size_t kMasses = 1;
 
@@ -60,6 +57,13 @@ at::Tensor Losses(const torch::Tensor& loss,
                     : std::string("a scalar)")));
   }
   return loss.detach().to(device, at::kDouble).reshape(-1);
+}
+
+// Those of a row of float64.
+std::vector<double> Numbers(const at::Tensor& row) {
+  const at::Tensor here = row.cpu().contiguous();
+  const auto* numbers = here.const_data_ptr<double>();
+  return {numbers, numbers + here.numel()};
 }
 
 }  // namespace
@@ -264,11 +268,9 @@ void HMC::warmup(const LossClosure& closure,
             " (the warm-up in progress has " + Repr(adaptation.target()) + ")");
   }
   for (int64_t i = 0; i < steps; ++i) {
-    at::Tensor ratios = simulate(closure, kMostWarmupSteps).log_ratios;
+    const at::Tensor ratios = simulate(closure, kMostWarmupSteps).log_ratios;
     if (!ratios.defined()) continue;  // left out
-    ratios = ratios.cpu();
-    const auto* values = ratios.const_data_ptr<double>();
-    adaptation.Update(MeanAcceptance({values, values + ratios.numel()}));
+    adaptation.Update(MeanAcceptance(Numbers(ratios)));
     for_each_group([&](HMCOptions& options) {
       options.step_size_.set(adaptation.step_size());
       const DualAveraging::State& state = adaptation.state();
@@ -383,21 +385,12 @@ std::vector<std::pair<int64_t, const void*>> HMC::marks() const {
 // once.
 void HMC::check_same_target(const at::Tensor& losses) {
   if (!known_.defined() || known_at_ != marks()) return;
-  // More than rounding, and enough to matter in the Metropolis test.
-  const double least = 0.1 * first().temperature() / first().num_data();
-  const at::Tensor change = (losses - known_.to(losses.device())).abs();
-  const at::Tensor most = (1e-3 * losses.abs()).clamp_min(least);
-  if (!(change > most).any().item<bool>()) {
-    num_changes_ = 0;
-  } else if (++num_changes_ == kMostChanges) {
-    TORCH_WARN(
-        "HMC got another loss at the start of ",
-        kMostChanges,
-        " trajectories running than there was at the end of the one before, at "
-        "the same parameters: the closure must compute the loss of all data, "
-        "always the same (no minibatches, no dropout), unless what else it "
-        "depends on is sampled in between");
-  }
+  num_changes_ = ChangesRunning(num_changes_,
+                                Numbers(known_),
+                                Numbers(losses),
+                                first().temperature(),
+                                first().num_data());
+  if (num_changes_ == kMostChanges) TORCH_WARN(ChangedTarget());
 }
 
 std::vector<HMC::Start> HMC::copies(const std::vector<Work>& work) {

@@ -11,6 +11,7 @@
 #include "core/isa.h"
 #include "core/portable_noise.h"
 #include "host/bounce_clock.h"
+#include "host/closure_watch.h"
 #include "host/dual_averaging.h"
 #include "host/ecs_sizes.h"
 #include "host/fold_in.h"
@@ -347,6 +348,19 @@ PYBIND11_MODULE(_C, m) {
       py::arg("step"),
       "The same of stratified minibatches, for data in the order of their "
       "strata, of which the k-th ends before ends[k].");
+
+  m.attr("MOST_CHANGES") = torch_sgmcmc::kMostChanges;
+  m.def("changes_running",
+        &torch_sgmcmc::ChangesRunning,
+        py::arg("before"),
+        py::arg("known"),
+        py::arg("now"),
+        py::arg("temperature"),
+        py::arg("num_data"),
+        "Of HMC's losses at the same parameters (csrc/host/closure_watch.h).");
+  m.def("changed_target", &torch_sgmcmc::ChangedTarget);
+  m.attr("MOST_EQUAL") = torch_sgmcmc::kMostEqual;
+  m.def("equal_minibatches", &torch_sgmcmc::EqualMinibatches, py::arg("hint"));
 
   m.def("ratio", &torch_sgmcmc::Ratio, py::arg("part"), py::arg("whole"));
   m.attr("MOST_WARMUP_STEPS") = torch_sgmcmc::kMostWarmupSteps;

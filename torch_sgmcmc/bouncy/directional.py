@@ -92,16 +92,9 @@ def rate_of(
         losses = losses.to("cpu", dtype).contiguous()
     if not (single and derivatives.is_cpu and derivatives.is_contiguous()):
         derivatives = derivatives.to("cpu", dtype).contiguous()
-    return _C.rate_of(
-        losses.data_ptr(),
-        derivatives.data_ptr(),
-        losses.shape[0],
-        not single,
-        common["num_data"],
-        common["temperature"],
-        common["replacement"],
-        prior,
-    )
+    rows = losses.data_ptr(), derivatives.data_ptr(), losses.shape[0], not single
+    target = common["num_data"], common["temperature"], common["replacement"]
+    return _C.rate_of(*rows, *target, prior)
 
 
 def _forward(
