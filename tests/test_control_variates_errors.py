@@ -278,6 +278,11 @@ def test_state_dicts_of_other_parameters() -> None:
     for state, text in (
         (cut, "Invalid state_dict: anchor has 2 tensors, expected 3"),
         (
+            {**good, "anchor": [None, *good["anchor"][1:]]},
+            "Invalid state_dict: anchor of parameter 0 is a NoneType (must be a "
+            "Tensor)",
+        ),
+        (
             wrong,
             "Invalid state_dict: full_grads of parameter 0 has shape [1], expected "
             "[3, 4]",

@@ -221,3 +221,11 @@ def test_a_state_of_another_dtype() -> None:
     wider = make(Data("tanh"))
     wider.load_state_dict(copy.deepcopy(twin.state_dict()))
     assert torch.equal(wider.state["control_variates"]["anchor"], anew["anchor"])
+
+
+def test_groups_that_are_empty_so_far() -> None:
+    groups: list[dict[str, list[Tensor]]] = [{"params": []}, {"params": []}]
+    sampler = sg.HMCECS(groups, num_data=50, subsample_size=4)
+    sampler.load_state_dict(sampler.state_dict())
+    with pytest.raises(RuntimeError, match=r"^HMCECS has no parameters$"):
+        sampler.step(lambda indices: indices)

@@ -407,6 +407,8 @@ class HMCECS(AnchoredSampler):
 
     def _check_groups(self) -> None:
         self._check_all_groups()
+        if not self._params():
+            raise RuntimeError("HMCECS has no parameters")
         self._ranges()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

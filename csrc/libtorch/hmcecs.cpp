@@ -120,6 +120,9 @@ void HMCECS::check_groups() const {
         CheckShared(param_groups_, {field.first...});
       },
       HMCECSOptions::common());
+  if (all_params().empty()) {
+    throw std::runtime_error("HMCECS has no parameters");
+  }
 }
 
 std::vector<at::Tensor> HMCECS::all_params() const {

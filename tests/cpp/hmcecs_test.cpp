@@ -367,5 +367,17 @@ TEST(HMCECS, RefusesStatesThatAreNone) {
   sampler.load_state_dict(dict);
 }
 
+TEST(HMCECS, GroupsMayBeEmptySoFar) {
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(std::vector<at::Tensor>());
+  groups.emplace_back(std::vector<at::Tensor>());
+  HMCECS sampler(groups, HMCECSOptions().num_data(50).subsample_size(4));
+  sampler.load_state_dict(sampler.state_dict());
+  const HMCECS::Closure same = [](const at::Tensor& indices) {
+    return indices;
+  };
+  EXPECT_EQ(MessageOf([&] { sampler.step(same); }), "HMCECS has no parameters");
+}
+
 }  // namespace
 }  // namespace torch_sgmcmc

@@ -87,7 +87,8 @@ class AnchoredSampler(SharedSettings):
                 del self.state["control_variates"]
                 self.state.pop("subsample", None)
         # torch moves what belongs to a parameter alone.
-        device = self._params()[0].device
+        params = self._params()  # all groups may be empty so far
+        device = params[0].device if params else torch.device("cpu")
         for key in _STATE:
             if key in self.state:
                 kept = self.state[key]

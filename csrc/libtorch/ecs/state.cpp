@@ -203,7 +203,8 @@ std::vector<std::string> HMCECS::common_keys() const {
 
 std::function<void()> HMCECS::read_common(const StateDict& state) {
   const std::vector<at::Tensor> params = all_params();
-  const c10::Device device = params[0].device();
+  // All groups may be empty so far.
+  const c10::Device device = params.empty() ? at::kCPU : params[0].device();
   int64_t size = 0;
   for (const at::Tensor& param : params) size += param.numel();
   std::shared_ptr<const ECSAnchor> saved_anchor;
