@@ -154,7 +154,7 @@ class Sampler(Optimizer):
 
     # What the device was asked in this step, what it has yet to tell of the last one,
     # and the error that this has turned out to be.
-    _seen: tuple[Seen, ...] | list[Seen] = ()
+    _seen: list[Seen]
     _pending: Pending | None = None
     _error: str | None = None
     # What a sampler goes by that other ranks of a process group do not know, and what
@@ -185,6 +185,7 @@ class Sampler(Optimizer):
         self._group_keys = frozenset((*defaults, "offsets"))
         if distributed.is_zero():
             distributed.refuse_zero(type(self).__name__)
+        self._seen = []
         self._is_complete = False
         super().__init__(params, defaults)
         del self._is_complete
@@ -199,6 +200,7 @@ class Sampler(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._seen = []
         # What was pickled by an earlier version may lack some.
         for group in (*self.param_groups, self.defaults):
             group.setdefault("nonfinite", "raise")

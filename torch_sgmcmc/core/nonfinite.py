@@ -131,8 +131,7 @@ def check_finite(
         StepLeftOut: something is not finite, and the choice is "skip".
     """
     if tensors is None:
-        if sampler._seen:
-            sampler._seen = []
+        sampler._seen.clear()
         tensors = [lists[2] for lists in work]
     choice = choice_of(sampler)
     if choice == "allow" or not work:
@@ -148,7 +147,8 @@ def check_finite(
     ]
     if not later:
         raise RuntimeError(_message(sampler, seen, "got"))
-    sampler._seen = [*sampler._seen, *seen]
+    # In place: dynamo of torch 2.11 cannot set an optimizer's attribute.
+    sampler._seen.extend(seen)
 
 
 def gate_of(sampler: Sampler, work: list[Work]) -> Tensor | None:
@@ -156,7 +156,8 @@ def gate_of(sampler: Sampler, work: list[Work]) -> Tensor | None:
 
     None if the host has looked.
     """
-    seen, sampler._seen = sampler._seen, []
+    seen = list(sampler._seen)
+    sampler._seen.clear()
     if not seen:
         return None
     group = work[0][0]
