@@ -390,7 +390,9 @@ void HMC::check_same_target(const at::Tensor& losses) {
                                 Numbers(losses),
                                 first().temperature(),
                                 first().num_data());
-  if (num_changes_ == kMostChanges) TORCH_WARN(ChangedTarget());
+  if (num_changes_ == kMostChanges) {
+    TORCH_WARN(ChangedTarget());
+  }
 }
 
 std::vector<HMC::Start> HMC::copies(const std::vector<Work>& work) {

@@ -33,6 +33,10 @@ NoiseStream ClockStream(int64_t seed, int64_t step) {
           static_cast<uint32_t>(Purpose::kBounceClock)};
 }
 
+void CountIf(bool happened, Hyperparameter<int64_t>& count) {
+  if (happened) count.set(count.get() + 1);
+}
+
 void Increment(Hyperparameter<int64_t>& count, int64_t by) {
   count.set(count.get() + by);
 }
@@ -102,8 +106,10 @@ torch::Tensor SBPS::step(LossClosure closure) {
         BounceClock::Warning(progress.num_proposals_.get(),
                              progress.num_violations_.get(),
                              progress.confidence());
-    warned_ = !text.empty();
-    if (warned_) TORCH_WARN(text);
+    if (!text.empty()) {
+      warned_ = true;
+      TORCH_WARN(text);
+    }
   }
   return losses;
 }
@@ -148,11 +154,11 @@ torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
     }
   }
   clock.Take(next.event, next.wait, rate.value, rate.variance, reflected);
-  Increment(progress.num_looks_, next.event == ClockEvent::kLook);
-  Increment(progress.num_proposals_, proposal);
-  Increment(progress.num_bounces_, reflected.has_value());
-  Increment(progress.num_violations_, proposal && rate.value > next.rate);
-  Increment(progress.num_refreshments_, next.event == ClockEvent::kRefreshment);
+  CountIf(next.event == ClockEvent::kLook, progress.num_looks_);
+  CountIf(proposal, progress.num_proposals_);
+  CountIf(reflected.has_value(), progress.num_bounces_);
+  CountIf(proposal && rate.value > next.rate, progress.num_violations_);
+  CountIf(next.event == ClockEvent::kRefreshment, progress.num_refreshments_);
   Increment(progress.num_derivatives_, seen.losses.numel());
   Increment(progress.num_gradients_, seen.losses.numel());
   progress.trajectory_time_.set(begin + next.wait);
