@@ -4,8 +4,7 @@
 //   mnist_bnn --data-root DIR                        # all, 60 epochs, 2 seeds
 //   mnist_bnn --data-root DIR --method sghmc --epochs 200
 //   mnist_bnn --data-root DIR --paper                # 800 epochs, 3 seeds
-//   mnist_bnn --digits digits.csv                    # scikit-learn's, 200
-//   epochs
+//   mnist_bnn --digits digits.csv                    # 200 epochs
 //
 // Data, network, settings, random numbers and checkpoints are those of
 // examples/python/mnist_bnn.py: a seed gives the same chain in both. The parts:
@@ -97,8 +96,7 @@ void RunAll(const bnn::Options& options) {
 
 int main(int argc, char** argv) {
   try {
-    const bnn::Options options =
-        bnn::ParseOptions(std::vector<std::string>(argv + 1, argv + argc));
+    const bnn::Options options = bnn::ParseOptions(argc, argv);
     if (options.help) {
       std::cout << bnn::Help();
     } else {

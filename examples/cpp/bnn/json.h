@@ -7,10 +7,10 @@
 
 namespace bnn {
 
-/// The text, laid out as Python's json.dumps(value, indent=1) does it, or on
-/// one line. Numbers are written so that reading them gives the same bits; what
-/// is not finite becomes NaN or Infinity, which Python reads. Throws
-/// std::invalid_argument for a value that JSON does not know.
-std::string ToJson(const c10::IValue& value, bool one_line = false);
+/// The text on one line, as Python's json.dumps() has it: reading a number
+/// gives the same bits, and what is not finite is NaN or Infinity. Strings are
+/// taken to have no control characters. Throws std::invalid_argument for a
+/// value that JSON does not know.
+std::string ToJson(const c10::IValue& value);
 
 }  // namespace bnn

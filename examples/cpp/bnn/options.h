@@ -37,11 +37,11 @@ class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Reads the arguments after the program's name, `--name value` or
-/// `--name=value`. Throws UsageError.
-Options ParseOptions(const std::vector<std::string>& arguments);
+/// Reads the arguments of main(), `--name value` or `--name=value`; a name may
+/// be cut short. Throws UsageError.
+Options ParseOptions(int argc, char** argv);
 
 /// What --help prints.
-std::string Help();
+const char* Help();
 
 }  // namespace bnn

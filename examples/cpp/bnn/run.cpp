@@ -1,6 +1,7 @@
 #include "bnn/run.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/hash.h>
 #include <torch/nn/functional/loss.h>
 
 #include <chrono>
@@ -11,7 +12,6 @@
 
 #include "bnn/json.h"
 #include "bnn/progress.h"
-#include "bnn/sha256.h"
 #include "bnn/trainer.h"
 
 namespace bnn {
@@ -138,11 +138,11 @@ class Runner {
   void take(const StateDict& checkpoint) {
     RunState saved = RunState::FromDict(checkpoint, images_.train_x.device());
     if (!saved.config.continues(state_.config)) {
-      throw std::runtime_error(
-          path_.string() + " holds a run with other settings:\n  " +
-          ToJson(saved.config.to_dict(), /*one_line=*/true) + "\nnot\n  " +
-          ToJson(state_.config.to_dict(), /*one_line=*/true) +
-          "\nDelete it or choose another --out.");
+      throw std::runtime_error(path_.string() +
+                               " holds a run with other settings:\n  " +
+                               ToJson(saved.config.to_dict()) + "\nnot\n  " +
+                               ToJson(state_.config.to_dict()) +
+                               "\nDelete it or choose another --out.");
     }
     if (Names(saved.predictions) != Names(inputs())) {
       throw std::runtime_error(path_.string() + " holds predictions for " +
@@ -158,14 +158,15 @@ class Runner {
   }
 
   std::string digest() const {
-    Sha256 sha;
-    const auto add = [&sha](const Tensor& tensor) {
-      const Tensor bytes = tensor.detach().cpu().contiguous();
-      sha.update(bytes.data_ptr(), bytes.nbytes());
+    std::string bytes;
+    const auto add = [&bytes](const Tensor& tensor) {
+      const Tensor here = tensor.detach().cpu().contiguous();
+      bytes.append(static_cast<const char*>(here.const_data_ptr()),
+                   here.nbytes());
     };
     for (const Tensor& p : model_->parameters()) add(p);
     for (const auto& [name, mean] : state_.predictions) add(mean);
-    return sha.hex_digest().substr(0, 16);
+    return c10::sha1(bytes).str();
   }
 
   const Images& images_;
