@@ -89,11 +89,7 @@ void EWSGOptions::check() const {
   }
   CheckInteger("index_chain_length", index_chain_length());
   if (num_chains()) CheckInteger("num_chains", *num_chains(), 1);
-  if (capturable()) {
-    Invalid(
-        "Invalid capturable: True (EWSG decides on the host, which a CUDA "
-        "graph cannot)");
-  }
+  refuse_capturable();
 }
 
 void EWSGOptions::check_progress() const {
@@ -101,22 +97,6 @@ void EWSGOptions::check_progress() const {
             Count(num_accepted_.get()),
             "num_proposals",
             num_proposals_.get());
-}
-
-std::vector<std::pair<const char*, bool>> EWSGOptions::shared() const {
-  auto all = OptionsOf::shared();
-  all.emplace_back("index_chain_length", index_chain_length_.is_set());
-  all.emplace_back("num_chains", num_chains_.is_set());
-  return all;
-}
-
-void EWSGOptions::share(const SamplerOptions& other) {
-  OptionsOf::share(other);
-  const auto& from = dynamic_cast<const EWSGOptions&>(other);
-  index_chain_length_ = from.index_chain_length_;
-  num_chains_ = from.num_chains_;
-  num_proposals_ = from.num_proposals_;
-  num_accepted_ = from.num_accepted_;
 }
 
 void EWSGOptions::check_param(const at::Tensor& param) const {
@@ -128,30 +108,17 @@ std::unique_ptr<SamplerParamState> EWSG::new_state() const {
   return std::make_unique<EWSGParamState>();
 }
 
-const EWSGOptions& EWSG::options_at(size_t group) const {
-  return static_cast<const EWSGOptions&>(options_of(group));
-}
-
 double EWSG::acceptance_rate() const {
-  const EWSGOptions& first = options_at(0);
-  return Ratio(static_cast<double>(Count(first.num_accepted_.get())),
-               static_cast<double>(first.num_proposals_.get()));
-}
-
-// Checks all groups before any work is done, and returns M.
-int64_t EWSG::chain_length() const {
-  for (size_t group = 0; group < param_groups().size(); ++group) {
-    options_at(group).check();
-  }
-  CheckShared(param_groups(), {"index_chain_length", "num_chains"});
-  return options_at(0).index_chain_length();
+  return Ratio(static_cast<double>(Count(first().num_accepted_.get())),
+               static_cast<double>(first().num_proposals_.get()));
 }
 
 // NOLINTNEXTLINE(google-default-arguments): as torch's own.
 torch::Tensor EWSG::step(LossClosure closure) {
   if (closure == nullptr) Invalid(kEWSGNeedsClosure);
   const at::NoGradGuard no_grad;
-  const int64_t length = chain_length();
+  check_groups();
+  const int64_t length = first().index_chain_length();
 
   torch::Tensor loss = FreshGradients(param_groups_, closure);
   std::vector<Work> work = gather();
@@ -201,14 +168,13 @@ torch::Tensor EWSG::step(LossClosure closure) {
   }
   advance(work);
 
-  const EWSGOptions& first = options_at(0);
   const int64_t proposals =
-      first.num_proposals_.get() + length * first.num_chains().value_or(1);
-  accepted = Sum(first.num_accepted_.get(), accepted);
-  for (size_t group = 0; group < param_groups_.size(); ++group) {
-    options(group).num_proposals_.set(proposals);
-    options(group).num_accepted_.set(accepted);
-  }
+      first().num_proposals_.get() + length * first().num_chains().value_or(1);
+  accepted = Sum(first().num_accepted_.get(), accepted);
+  for_each_group([&](EWSGOptions& options) {
+    options.num_proposals_.set(proposals);
+    options.num_accepted_.set(accepted);
+  });
   return loss;
 }
 
@@ -227,7 +193,7 @@ c10::IValue EWSG::propose(const LossClosure& closure,
   std::vector<Work> proposed = gather();
   CheckSameParameters(work, proposed);
   check_finite(proposed);
-  const int64_t chains = options_at(0).num_chains().value_or(1);
+  const int64_t chains = first().num_chains().value_or(1);
   std::vector<at::Tensor> ratios;
   for (size_t i = 0; i < work.size(); ++i) {
     const auto& options = OptionsOfWork<EWSGOptions>(work[i]);
@@ -244,12 +210,11 @@ c10::IValue EWSG::propose(const LossClosure& closure,
                                     chains));
   }
   check_draws(work, proposed);
-  const EWSGOptions& first = options_at(0);
   if (chains == 1) {
     double total = 0;
     for (const at::Tensor& ratio : ratios) total += ratio.item<double>();
     const NoiseStream stream{static_cast<uint64_t>(seed()),
-                             static_cast<uint64_t>(first.step()),
+                             static_cast<uint64_t>(first().step()),
                              static_cast<uint32_t>(Purpose::kIndexChain)};
     const bool accepts = IndexChainAccepts(
         total, stream, /*chain=*/0, static_cast<uint64_t>(proposal));
@@ -269,7 +234,7 @@ c10::IValue EWSG::propose(const LossClosure& closure,
                         proposal,
                         static_cast<int64_t>(Purpose::kIndexChain),
                         seed(),
-                        first.step());
+                        first().step());
   for (size_t i = 0; i < work.size(); ++i) {
     select_chains_(
         work[i].grads, proposed[i].grads, mask.to(work[i].params[0].device()));

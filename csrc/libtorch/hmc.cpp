@@ -87,11 +87,7 @@ void HMCOptions::check() const {
   }
   CheckInteger("resample_momentum_every", resample_momentum_every());
   if (num_chains()) CheckInteger("num_chains", *num_chains(), 1);
-  if (capturable()) {
-    Invalid(
-        "Invalid capturable: True (HMC decides on the host, which a CUDA "
-        "graph cannot)");
-  }
+  refuse_capturable();
 }
 
 void HMCOptions::check_progress() const {
@@ -113,32 +109,6 @@ void HMCParamState::from_dict(const StateDict& dict,
           " has elements out of range (must be finite and > 0)");
 }
 
-std::vector<std::pair<const char*, bool>> HMCOptions::shared() const {
-  auto all = OptionsOf::shared();
-  all.emplace_back("step_size", step_size_.is_set());
-  all.emplace_back("num_steps", num_steps_.is_set());
-  all.emplace_back("trajectory_length", trajectory_length_.is_set());
-  all.emplace_back("num_data", num_data_.is_set());
-  all.emplace_back("temperature", temperature_.is_set());
-  all.emplace_back("metropolis", metropolis_.is_set());
-  all.emplace_back("resample_momentum_every",
-                   resample_momentum_every_.is_set());
-  all.emplace_back("num_chains", num_chains_.is_set());
-  return all;
-}
-
-void HMCOptions::share(const SamplerOptions& other) {
-  OptionsOf::share(other);
-  const auto& from = dynamic_cast<const HMCOptions&>(other);
-  const Hyperparameter<double> own = prior_precision_;
-  std::apply(
-      [&](const auto&... field) {
-        ((this->*field.second = from.*field.second), ...);
-      },
-      fields());
-  prior_precision_ = own;
-}
-
 void HMCOptions::check_param(const at::Tensor& param) const {
   OptionsOf::check_param(param);
   CheckChains(param, num_chains());
@@ -148,17 +118,6 @@ std::unique_ptr<SamplerParamState> HMC::new_state() const {
   return std::make_unique<HMCParamState>();
 }
 
-const HMCOptions& HMC::first() const {
-  return static_cast<const HMCOptions&>(options_of(0));
-}
-
-template <typename Change>
-void HMC::for_each_group(Change change) {
-  for (size_t group = 0; group < param_groups_.size(); ++group) {
-    change(options(group));
-  }
-}
-
 double HMC::acceptance_rate() const {
   return Ratio(static_cast<double>(first().num_accepted_.get()),
                static_cast<double>(first().num_trajectories_.get()));
@@ -166,30 +125,7 @@ double HMC::acceptance_rate() const {
 
 int64_t HMC::num_divergences() const { return first().num_divergences_.get(); }
 
-void HMC::check_groups() const {
-  for (size_t group = 0; group < param_groups().size(); ++group) {
-    options_of(group).check();
-  }
-  CheckShared(param_groups(),
-              {"step_size",
-               "num_steps",
-               "trajectory_length",
-               "num_data",
-               "temperature",
-               "metropolis",
-               "resample_momentum_every",
-               "num_chains"});
-}
-
 // ---- Mass -------------------------------------------------------------------
-
-std::vector<at::Tensor> HMC::all_params() const {
-  std::vector<at::Tensor> params;
-  for (const auto& group : param_groups()) {
-    params.insert(params.end(), group.params().begin(), group.params().end());
-  }
-  return params;
-}
 
 // Drops a tensor of a parameter's state, and with its last one the state.
 void HMC::forget(const at::Tensor& param, at::Tensor HMCParamState::*what) {

@@ -67,16 +67,6 @@ HMCECS::HMCECS(
 // A step does all by itself.
 void HMCECS::update(const Work&) {}
 
-const HMCECSOptions& HMCECS::first() const {
-  return static_cast<const HMCECSOptions&>(options_of(0));
-}
-
-void HMCECS::for_each_group(const std::function<void(HMCECSOptions&)>& change) {
-  for (size_t group = 0; group < param_groups_.size(); ++group) {
-    change(options(group));
-  }
-}
-
 // ---- What it has done -------------------------------------------------------
 
 int64_t HMCECS::sign() const { return first().sign_.get(); }
@@ -109,29 +99,6 @@ double HMCECS::estimator_variance() const {
 }
 
 // ---- What is common to all groups -------------------------------------------
-
-void HMCECS::check_groups() const {
-  for (size_t group = 0; group < param_groups_.size(); ++group) {
-    check_known(group);
-    options_of(group).check();
-  }
-  std::apply(
-      [&](const auto&... field) {
-        CheckShared(param_groups_, {field.first...});
-      },
-      HMCECSOptions::common());
-  if (all_params().empty()) {
-    throw std::runtime_error("HMCECS has no parameters");
-  }
-}
-
-std::vector<at::Tensor> HMCECS::all_params() const {
-  std::vector<at::Tensor> params;
-  for (const auto& group : param_groups_) {
-    params.insert(params.end(), group.params().begin(), group.params().end());
-  }
-  return params;
-}
 
 // The prior precision of each element.
 at::Tensor HMCECS::prior() const {

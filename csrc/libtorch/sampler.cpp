@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -197,11 +196,10 @@ void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
           std::string("Invalid param group: its options are not of class ") +
           name() + "Options");
     }
-    for (const auto& [key, is_set] : own->shared()) {
-      if (is_set) {
-        Invalid(std::string("Invalid param group: '") + key +
-                "' is managed by " + name() + " and cannot be set for a group");
-      }
+    const auto managed = own->set_for_all();
+    if (!managed.empty()) {
+      Invalid("Invalid param group: '" + managed[0] + "' is managed by " +
+              name() + " and cannot be set for a group");
     }
     options = own->clone();
     static_cast<SamplerOptions&>(*options).inherit(defaults);
@@ -293,6 +291,25 @@ void Sampler::advance(const std::vector<Work>& work) {
       ++options.step_;
     }
   }
+}
+
+void Sampler::check_groups() const {
+  for (size_t group = 0; group < param_groups_.size(); ++group) {
+    check_known(group);
+    options_of(group).check();
+    if (options_of(group).agrees_with(options_of(0))) continue;
+    std::vector<StateDict> values(param_groups_.size());
+    for (size_t i = 0; i < values.size(); ++i) options_of(i).write(values[i]);
+    CheckEqual(values, options_of(0).common_keys(), options_of(0).why_equal());
+  }
+}
+
+std::vector<at::Tensor> Sampler::all_params() const {
+  std::vector<at::Tensor> params;
+  for (const OptimizerParamGroup& group : param_groups_) {
+    params.insert(params.end(), group.params().begin(), group.params().end());
+  }
+  return params;
 }
 
 void Sampler::check_known(size_t group) const {
@@ -556,36 +573,25 @@ void Sampler::check_shared(
     return static_cast<const SamplerOptions&>(*options[i]);
   };
   std::vector<StateDict> groups;
-  std::set<std::string> differing;
   for (size_t i = 0; i < options.size(); ++i) {
     const SamplerOptions& group = at(i);
-    const auto copy = group.clone();
-    auto& shared = static_cast<SamplerOptions&>(*copy);
-    shared.share(at(0));
-    StateDict with_own;
-    StateDict with_shared;
-    group.write(with_own);
-    shared.write(with_shared);
-    for (const std::string& key : group.keys()) {
-      // What is a group's own does not change.
-      if (!Alike(with_own.at(key), with_shared.at(key))) differing.insert(key);
-    }
-    with_own.set("seed", *group.seed_);
-    with_own.set("step",
-                 group.device_step_.defined()
-                     ? group.device_step_.item<int64_t>()
-                     : group.step_);
-    with_own.set("capturable", group.capturable());
-    with_own.set("nonfinite", group.nonfinite());
-    with_own.set("num_skipped",
-                 group.device_num_skipped_.defined()
-                     ? group.device_num_skipped_.item<int64_t>()
-                     : group.num_skipped_);
-    groups.push_back(with_own);
+    StateDict& values = groups.emplace_back();
+    group.write(values);
+    values.set("seed", *group.seed_);
+    values.set("step",
+               group.device_step_.defined() ? group.device_step_.item<int64_t>()
+                                            : group.step_);
+    values.set("capturable", group.capturable());
+    values.set("nonfinite", group.nonfinite());
+    values.set("num_skipped",
+               group.device_num_skipped_.defined()
+                   ? group.device_num_skipped_.item<int64_t>()
+                   : group.num_skipped_);
   }
   std::vector<std::string> keys = {
       "seed", "step", "capturable", "nonfinite", "num_skipped"};
-  keys.insert(keys.end(), differing.begin(), differing.end());
+  const auto common = at(0).common_keys();
+  keys.insert(keys.end(), common.begin(), common.end());
   CheckEqual(groups, keys, at(0).why_equal());
 }
 

@@ -50,33 +50,11 @@ std::unique_ptr<SamplerParamState> SBPS::new_state() const {
 // A step does all by itself.
 void SBPS::update(const Work&) {}
 
-const SBPSOptions& SBPS::options_at(size_t group) const {
-  return static_cast<const SBPSOptions&>(options_of(group));
-}
-
-void SBPS::check_common() const {
-  const SBPSOptions& first = options_at(0);
-  for (size_t i = 0; i < param_groups_.size(); ++i) options_at(i).check();
-  for (size_t i = 1; i < param_groups_.size(); ++i) {
-    const SBPSOptions& other = options_at(i);
-    const auto compare = [&](const auto&... field) {
-      const auto one = [&](const char* name, auto member) {
-        // Compared here, where it is cheap, and put in words there.
-        if ((first.*member).get() != (other.*member).get()) {
-          CheckShared(param_groups_, {name});
-        }
-      };
-      (one(field.first, field.second), ...);
-    };
-    std::apply(compare, SBPSOptions::trajectory());
-  }
-}
-
 // NOLINTNEXTLINE(google-default-arguments): as torch's own.
 torch::Tensor SBPS::step(LossClosure closure) {
   if (closure == nullptr) Invalid(kSBPSNeedsClosure);
   const at::NoGradGuard no_grad;
-  check_common();
+  check_groups();
   SBPSOptions progress = options_at(0);
   BounceClock clock = BounceClock::Load(progress.clock_.get());
   const std::shared_ptr<Flight> before = flight_now(progress, clock);
@@ -131,12 +109,7 @@ torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
   if (next.event == ClockEvent::kRefreshment) {
     ahead = flight->refreshed(line_end, progress, seed());
   }
-  std::vector<at::Tensor> all_params;
-  for (const auto& group : param_groups_) {
-    all_params.insert(
-        all_params.end(), group.params().begin(), group.params().end());
-  }
-  const MinibatchView seen = Observe(closure, *ahead, all_params);
+  const MinibatchView seen = Observe(closure, *ahead, all_params());
   const double line_time = ahead == flight ? line_end : 0.0;
   const RateEstimate rate = RateOf(*ahead, line_time, seen, progress);
   const bool proposal = next.event == ClockEvent::kProposal;

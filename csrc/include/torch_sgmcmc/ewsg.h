@@ -33,65 +33,50 @@ class TORCH_SGMCMC_API EWSGOptions : public OptionsOf<EWSGOptions> {
  public:
   using OptionsOf::OptionsOf;
 
-  double momentum() const { return momentum_.get(); }
   /// 1 - α in [0, 1); α is the friction. 0 is the overdamped variant: no
   /// momentum is kept, and the update is that of SGLD. Default: 0.9.
-  EWSGOptions& momentum(double value) { return set(momentum_, value); }
+  TORCH_SGMCMC_ARG(double, momentum) = 0.9;
 
-  const std::string& surrogate() const { return surrogate_.get(); }
   /// What stands for the new momentum in the weights: "momentum", "zero", "one"
   /// or "full_momentum", the choices of the paper's figure 1c. Default:
   /// "momentum".
-  EWSGOptions& surrogate(std::string value) {
-    return set(surrogate_, std::move(value));
-  }
+  TORCH_SGMCMC_ARG(std::string, surrogate) = std::string("momentum");
 
-  int64_t index_chain_length() const { return index_chain_length_.get(); }
   /// M >= 0, the number of further minibatches that a step draws; with 0 the
   /// chain is that of SGHMC. For the whole sampler. Default: 1.
-  EWSGOptions& index_chain_length(int64_t value) {
-    return set(index_chain_length_, value);
-  }
+  TORCH_SGMCMC_ARG(int64_t, index_chain_length) = 1;
 
-  const std::optional<int64_t>& num_chains() const { return num_chains_.get(); }
   /// K makes K independent chains at once: every parameter has a leading
   /// dimension K, and the closure returns the sum of the chains' losses. For
   /// the whole sampler. Default: none, one chain.
-  EWSGOptions& num_chains(std::optional<int64_t> value) {
-    return set(num_chains_, value);
-  }
+  TORCH_SGMCMC_ARG(std::optional<int64_t>, num_chains);
 
+ public:
   const char* sampler() const override { return "EWSG"; }
   void check() const override;
   void check_progress() const override;
   const char* why_equal() const override {
     return "there is one decision for all";
   }
-  std::vector<std::pair<const char*, bool>> shared() const override;
-  void share(const SamplerOptions& other) override;
   void check_param(const at::Tensor& param) const override;
 
  private:
   friend OptionsOf;
   friend class EWSG;
 
-  static constexpr auto fields() {
-    return std::tuple_cat(
-        SamplerOptions::fields(),
-        std::make_tuple(
-            std::make_pair("momentum", &EWSGOptions::momentum_),
-            std::make_pair("surrogate", &EWSGOptions::surrogate_),
-            std::make_pair("index_chain_length",
-                           &EWSGOptions::index_chain_length_),
-            std::make_pair("num_chains", &EWSGOptions::num_chains_),
-            std::make_pair("num_proposals", &EWSGOptions::num_proposals_),
-            std::make_pair("num_accepted", &EWSGOptions::num_accepted_)));
+  template <typename Visit>
+  static void fields(Visit visit) {
+    SamplerOptions::fields(visit);
+    visit("momentum", &EWSGOptions::momentum_);
+    visit("surrogate", &EWSGOptions::surrogate_);
+    visit("index_chain_length",
+          &EWSGOptions::index_chain_length_,
+          Scope::kShared);
+    visit("num_chains", &EWSGOptions::num_chains_, Scope::kShared);
+    visit("num_proposals", &EWSGOptions::num_proposals_, Scope::kProgress);
+    visit("num_accepted", &EWSGOptions::num_accepted_, Scope::kProgress);
   }
 
-  Hyperparameter<double> momentum_{0.9};
-  Hyperparameter<std::string> surrogate_{"momentum"};
-  Hyperparameter<int64_t> index_chain_length_{1};
-  Hyperparameter<std::optional<int64_t>> num_chains_{std::nullopt};
   // Counted by the sampler; a tensor, on their device, for several chains.
   Hyperparameter<int64_t> num_proposals_{0};
   Hyperparameter<c10::IValue> num_accepted_{c10::IValue(int64_t{0})};
@@ -151,8 +136,6 @@ class TORCH_SGMCMC_API EWSG : public SamplerOf<EWSGOptions> {
   std::unique_ptr<SamplerParamState> new_state() const override;
 
  private:
-  const EWSGOptions& options_at(size_t group) const;
-  int64_t chain_length() const;
   c10::IValue propose(const LossClosure& closure,
                       std::vector<Work>& work,
                       int64_t proposal);

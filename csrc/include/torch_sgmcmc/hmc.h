@@ -40,48 +40,31 @@ class TORCH_SGMCMC_API HMCOptions : public OptionsOf<HMCOptions> {
   // The step size is not on SGD's scale.
   HMCOptions& lr(double value) = delete;
 
-  double step_size() const { return step_size_.get(); }
   /// ε > 0, the leapfrog's step on U itself: ε² = lr / N in terms of the other
   /// samplers' lr. HMC::warmup adapts it.
-  HMCOptions& step_size(double value) { return set(step_size_, value); }
+  TORCH_SGMCMC_ARG(double, step_size) = kNotSet;
 
-  const std::optional<int64_t>& num_steps() const { return num_steps_.get(); }
   /// m >= 1, the number of leapfrog steps of a trajectory. Either it or
   /// trajectory_length must be set.
-  HMCOptions& num_steps(std::optional<int64_t> value) {
-    return set(num_steps_, value);
-  }
+  TORCH_SGMCMC_ARG(std::optional<int64_t>, num_steps);
 
-  const std::optional<double>& trajectory_length() const {
-    return trajectory_length_.get();
-  }
   /// τ > 0: the number of steps is the nearest to τ / ε, and at least 1.
-  HMCOptions& trajectory_length(std::optional<double> value) {
-    return set(trajectory_length_, value);
-  }
+  TORCH_SGMCMC_ARG(std::optional<double>, trajectory_length);
 
-  bool metropolis() const { return metropolis_.get(); }
   /// Whether to make the Metropolis test. Default: true.
-  HMCOptions& metropolis(bool value) { return set(metropolis_, value); }
+  TORCH_SGMCMC_ARG(bool, metropolis) = true;
 
-  int64_t resample_momentum_every() const {
-    return resample_momentum_every_.get();
-  }
   /// k >= 0; the momentum is drawn afresh before every k-th trajectory, and
   /// with 0 but once, at the start. A momentum that is kept is turned round
   /// when a trajectory is rejected. Default: 1.
-  HMCOptions& resample_momentum_every(int64_t value) {
-    return set(resample_momentum_every_, value);
-  }
+  TORCH_SGMCMC_ARG(int64_t, resample_momentum_every) = 1;
 
-  const std::optional<int64_t>& num_chains() const { return num_chains_.get(); }
   /// K makes K independent chains at once: every parameter has a leading
   /// dimension K, the closure returns the K chains' mean losses and calls
   /// backward() on their sum. Default: none, one chain.
-  HMCOptions& num_chains(std::optional<int64_t> value) {
-    return set(num_chains_, value);
-  }
+  TORCH_SGMCMC_ARG(std::optional<int64_t>, num_chains);
 
+ public:
   // What torch's learning-rate schedulers use.
   double get_lr() const override { return step_size(); }
   void set_lr(double value) override { step_size_.set(value); }
@@ -92,38 +75,31 @@ class TORCH_SGMCMC_API HMCOptions : public OptionsOf<HMCOptions> {
   const char* why_equal() const override {
     return "there is one trajectory for all";
   }
-  std::vector<std::pair<const char*, bool>> shared() const override;
-  void share(const SamplerOptions& other) override;
   void check_param(const at::Tensor& param) const override;
 
  private:
   friend OptionsOf;
   friend class HMC;
 
-  static constexpr auto fields() {
-    return std::make_tuple(
-        std::make_pair("step_size", &HMCOptions::step_size_),
-        std::make_pair("num_steps", &HMCOptions::num_steps_),
-        std::make_pair("trajectory_length", &HMCOptions::trajectory_length_),
-        std::make_pair("num_data", &HMCOptions::num_data_),
-        std::make_pair("prior_precision", &HMCOptions::prior_precision_),
-        std::make_pair("temperature", &HMCOptions::temperature_),
-        std::make_pair("metropolis", &HMCOptions::metropolis_),
-        std::make_pair("resample_momentum_every",
-                       &HMCOptions::resample_momentum_every_),
-        std::make_pair("num_chains", &HMCOptions::num_chains_),
-        std::make_pair("num_trajectories", &HMCOptions::num_trajectories_),
-        std::make_pair("num_accepted", &HMCOptions::num_accepted_),
-        std::make_pair("num_divergences", &HMCOptions::num_divergences_),
-        std::make_pair("dual_averaging", &HMCOptions::dual_averaging_));
+  template <typename Visit>
+  static void fields(Visit visit) {
+    visit("step_size", &HMCOptions::step_size_, Scope::kShared);
+    visit("num_steps", &HMCOptions::num_steps_, Scope::kShared);
+    visit("trajectory_length", &HMCOptions::trajectory_length_, Scope::kShared);
+    visit("num_data", &HMCOptions::num_data_, Scope::kShared);
+    visit("prior_precision", &HMCOptions::prior_precision_);
+    visit("temperature", &HMCOptions::temperature_, Scope::kShared);
+    visit("metropolis", &HMCOptions::metropolis_, Scope::kShared);
+    visit("resample_momentum_every",
+          &HMCOptions::resample_momentum_every_,
+          Scope::kShared);
+    visit("num_chains", &HMCOptions::num_chains_, Scope::kShared);
+    visit("num_trajectories", &HMCOptions::num_trajectories_, Scope::kProgress);
+    visit("num_accepted", &HMCOptions::num_accepted_, Scope::kProgress);
+    visit("num_divergences", &HMCOptions::num_divergences_, Scope::kProgress);
+    visit("dual_averaging", &HMCOptions::dual_averaging_, Scope::kProgress);
   }
 
-  Hyperparameter<double> step_size_{kNotSet};
-  Hyperparameter<std::optional<int64_t>> num_steps_{std::nullopt};
-  Hyperparameter<std::optional<double>> trajectory_length_{std::nullopt};
-  Hyperparameter<bool> metropolis_{true};
-  Hyperparameter<int64_t> resample_momentum_every_{1};
-  Hyperparameter<std::optional<int64_t>> num_chains_{std::nullopt};
   // Counted by the sampler.
   Hyperparameter<int64_t> num_trajectories_{0};
   Hyperparameter<int64_t> num_accepted_{0};
@@ -220,13 +196,8 @@ class TORCH_SGMCMC_API HMC : public SamplerOf<HMCOptions> {
     std::vector<at::Tensor> masters;
   };
 
-  const HMCOptions& first() const;
   static std::vector<Start> copies(const std::vector<Work>& work);
-  template <typename Change>
-  void for_each_group(Change change);
-  std::vector<at::Tensor> all_params() const;
   void forget(const at::Tensor& param, at::Tensor HMCParamState::*what);
-  void check_groups() const;
   Trajectory simulate(const LossClosure& closure,
                       std::optional<int64_t> most_steps);
   at::Tensor go_on(const LossClosure& closure,

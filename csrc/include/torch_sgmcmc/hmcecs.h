@@ -20,7 +20,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -53,71 +52,48 @@ class TORCH_SGMCMC_API HMCECSOptions : public OptionsOf<HMCECSOptions> {
   // The step size is not on SGD's scale.
   HMCECSOptions& lr(double value) = delete;
 
-  int64_t subsample_size() const { return subsample_size_.get(); }
   /// m, the number of data in u, >= 2, or for "signed" in each of its
   /// minibatches, >= 1 (about λ m in all). Must be set.
-  HMCECSOptions& subsample_size(int64_t value) {
-    return set(subsample_size_, value);
-  }
+  TORCH_SGMCMC_ARG(int64_t, subsample_size) = 0;
 
-  const std::string& variant() const { return variant_.get(); }
   /// "perturbed" or "signed". Default: "perturbed".
-  HMCECSOptions& variant(std::string value) {
-    return set(variant_, std::move(value));
-  }
+  TORCH_SGMCMC_ARG(std::string, variant) = std::string("perturbed");
 
-  double step_size() const { return step_size_.get(); }
   /// ε > 0, the leapfrog's step, which HMCECS::warmup adapts. Default:
   /// trajectory_length / 6.
-  HMCECSOptions& step_size(double value) { return set(step_size_, value); }
+  TORCH_SGMCMC_ARG(double, step_size) = kNotSet;
 
-  double trajectory_length() const { return trajectory_length_.get(); }
   /// > 0: the number of leapfrog steps is the nearest to trajectory_length / ε,
   /// and at least 1 (during a warm-up at most 1024). Default: 1.2.
-  HMCECSOptions& trajectory_length(double value) {
-    return set(trajectory_length_, value);
-  }
+  TORCH_SGMCMC_ARG(double, trajectory_length) = 1.2;
 
-  int64_t num_blocks() const { return num_blocks_.get(); }
   /// G >= 1, the number of blocks that u is parted into, of which one is
   /// proposed anew in a step. Default: 100.
-  HMCECSOptions& num_blocks(int64_t value) { return set(num_blocks_, value); }
+  TORCH_SGMCMC_ARG(int64_t, num_blocks) = 100;
 
-  int64_t control_variate() const { return control_variate_.get(); }
   /// 2 or 1, the order of the Taylor expansions. 2 stores a matrix [d, d] and,
   /// for each datum of u, 2 d numbers, or d² if its Hessian is not of rank one;
   /// 1 stores d for each. (Python has Gauss-Newton expansions as well.)
   /// Default: 2.
-  HMCECSOptions& control_variate(int64_t value) {
-    return set(control_variate_, value);
-  }
+  TORCH_SGMCMC_ARG(int64_t, control_variate) = 2;
 
-  const std::string& mass_matrix() const { return mass_matrix_.get(); }
   /// "dense", "diagonal" (both from the Hessian of all data at θ*) or
   /// "identity", which needs no Hessian. Default: "dense".
-  HMCECSOptions& mass_matrix(std::string value) {
-    return set(mass_matrix_, std::move(value));
-  }
+  TORCH_SGMCMC_ARG(std::string, mass_matrix) = std::string("dense");
 
-  int64_t num_products() const { return num_products_.get(); }
   /// λ >= 1, the number of factors, for "signed". Default: 100.
-  HMCECSOptions& num_products(int64_t value) {
-    return set(num_products_, value);
-  }
+  TORCH_SGMCMC_ARG(int64_t, num_products) = 100;
 
-  double max_variance() const { return max_variance_.get(); }
   /// > 0: subsamples and trajectories that lead to where the estimated variance
   /// of log|L̂| is above this are rejected, the latter counted as divergences.
   /// Default: 1000.
-  HMCECSOptions& max_variance(double value) {
-    return set(max_variance_, value);
-  }
+  TORCH_SGMCMC_ARG(double, max_variance) = 1000.0;
 
-  int64_t chunk_size() const { return chunk_size_.get(); }
   /// Number of data for which the sums over all data call the closure at a
   /// time, >= 1. Default: 8192.
-  HMCECSOptions& chunk_size(int64_t value) { return set(chunk_size_, value); }
+  TORCH_SGMCMC_ARG(int64_t, chunk_size) = 8192;
 
+ public:
   // What torch's learning-rate schedulers use.
   double get_lr() const override { return step_size(); }
   void set_lr(double value) override { step_size_.set(value); }
@@ -128,8 +104,6 @@ class TORCH_SGMCMC_API HMCECSOptions : public OptionsOf<HMCECSOptions> {
   const char* why_equal() const override {
     return "there is one trajectory for all";
   }
-  std::vector<std::pair<const char*, bool>> shared() const override;
-  void share(const SamplerOptions& other) override;
   // There is no going on from a density that is not finite.
   std::vector<std::string> nonfinite_choices() const override {
     return {"raise", "skip"};
@@ -142,53 +116,39 @@ class TORCH_SGMCMC_API HMCECSOptions : public OptionsOf<HMCECSOptions> {
   // The same with the step size that follows from the trajectory's length.
   HMCECSOptions complete() const;
 
-  // What is equal in all groups.
-  static constexpr auto common() {
-    return std::make_tuple(
-        std::make_pair("num_data", &HMCECSOptions::num_data_),
-        std::make_pair("subsample_size", &HMCECSOptions::subsample_size_),
-        std::make_pair("num_products", &HMCECSOptions::num_products_),
-        std::make_pair("variant", &HMCECSOptions::variant_),
-        std::make_pair("step_size", &HMCECSOptions::step_size_),
-        std::make_pair("trajectory_length", &HMCECSOptions::trajectory_length_),
-        std::make_pair("num_blocks", &HMCECSOptions::num_blocks_),
-        std::make_pair("control_variate", &HMCECSOptions::control_variate_),
-        std::make_pair("mass_matrix", &HMCECSOptions::mass_matrix_),
-        std::make_pair("temperature", &HMCECSOptions::temperature_),
-        std::make_pair("max_variance", &HMCECSOptions::max_variance_),
-        std::make_pair("chunk_size", &HMCECSOptions::chunk_size_));
+  template <typename Visit>
+  static void fields(Visit visit) {
+    visit("num_data", &HMCECSOptions::num_data_, Scope::kShared);
+    visit("subsample_size", &HMCECSOptions::subsample_size_, Scope::kShared);
+    visit("num_products", &HMCECSOptions::num_products_, Scope::kShared);
+    visit("variant", &HMCECSOptions::variant_, Scope::kShared);
+    visit("step_size", &HMCECSOptions::step_size_, Scope::kShared);
+    visit("trajectory_length",
+          &HMCECSOptions::trajectory_length_,
+          Scope::kShared);
+    visit("num_blocks", &HMCECSOptions::num_blocks_, Scope::kShared);
+    visit("control_variate", &HMCECSOptions::control_variate_, Scope::kShared);
+    visit("mass_matrix", &HMCECSOptions::mass_matrix_, Scope::kShared);
+    visit("temperature", &HMCECSOptions::temperature_, Scope::kShared);
+    visit("max_variance", &HMCECSOptions::max_variance_, Scope::kShared);
+    visit("chunk_size", &HMCECSOptions::chunk_size_, Scope::kShared);
+    visit("prior_precision", &HMCECSOptions::prior_precision_);
+    visit("num_trajectories",
+          &HMCECSOptions::num_trajectories_,
+          Scope::kProgress);
+    visit("num_accepted", &HMCECSOptions::num_accepted_, Scope::kProgress);
+    visit(
+        "num_divergences", &HMCECSOptions::num_divergences_, Scope::kProgress);
+    visit("num_subsamples_accepted",
+          &HMCECSOptions::num_subsamples_accepted_,
+          Scope::kProgress);
+    visit(
+        "num_evaluations", &HMCECSOptions::num_evaluations_, Scope::kProgress);
+    visit("sign", &HMCECSOptions::sign_, Scope::kProgress);
+    visit(
+        "mean_difference", &HMCECSOptions::mean_difference_, Scope::kProgress);
   }
 
-  static constexpr auto progress() {
-    return std::make_tuple(
-        std::make_pair("num_trajectories", &HMCECSOptions::num_trajectories_),
-        std::make_pair("num_accepted", &HMCECSOptions::num_accepted_),
-        std::make_pair("num_divergences", &HMCECSOptions::num_divergences_),
-        std::make_pair("num_subsamples_accepted",
-                       &HMCECSOptions::num_subsamples_accepted_),
-        std::make_pair("num_evaluations", &HMCECSOptions::num_evaluations_),
-        std::make_pair("sign", &HMCECSOptions::sign_),
-        std::make_pair("mean_difference", &HMCECSOptions::mean_difference_));
-  }
-
-  static constexpr auto fields() {
-    return std::tuple_cat(
-        common(),
-        std::make_tuple(std::make_pair("prior_precision",
-                                       &HMCECSOptions::prior_precision_)),
-        progress());
-  }
-
-  Hyperparameter<int64_t> subsample_size_{0};
-  Hyperparameter<std::string> variant_{"perturbed"};
-  Hyperparameter<double> step_size_{kNotSet};
-  Hyperparameter<double> trajectory_length_{1.2};
-  Hyperparameter<int64_t> num_blocks_{100};
-  Hyperparameter<int64_t> control_variate_{2};
-  Hyperparameter<std::string> mass_matrix_{"dense"};
-  Hyperparameter<int64_t> num_products_{100};
-  Hyperparameter<double> max_variance_{1000.0};
-  Hyperparameter<int64_t> chunk_size_{8192};
   // What the sampler keeps count of, the same in all groups.
   Hyperparameter<int64_t> num_trajectories_{0};
   Hyperparameter<int64_t> num_accepted_{0};
@@ -330,10 +290,6 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
     bool accepted;
   };
 
-  const HMCECSOptions& first() const;
-  void for_each_group(const std::function<void(HMCECSOptions&)>& change);
-  void check_groups() const;
-  std::vector<at::Tensor> all_params() const;
   at::Tensor prior() const;
   double rate(int64_t count) const;
 

@@ -20,7 +20,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -34,7 +33,9 @@ namespace torch_sgmcmc {
 template <typename T>
 class Hyperparameter {
  public:
-  explicit Hyperparameter(T fallback) : value_(std::move(fallback)) {}
+  Hyperparameter() = default;
+  // NOLINTNEXTLINE(google-explicit-constructor): for `= 0.9` after a name.
+  Hyperparameter(T fallback) : value_(std::move(fallback)) {}
 
   const T& get() const { return value_; }
   bool is_set() const { return is_set_; }
@@ -47,9 +48,29 @@ class Hyperparameter {
   }
 
  private:
-  T value_;
+  T value_{};
   bool is_set_ = false;
 };
+
+// A hyperparameter of a class of options, as torch's TORCH_ARG: what is read by
+// its name, and set by it in a chain. Then comes the default, if it is not the
+// type's.
+// NOLINTBEGIN(bugprone-macro-parentheses)
+#define TORCH_SGMCMC_ARG(T, name)                 \
+ public:                                          \
+  const T& name() const { return name##_.get(); } \
+  auto name(T value)->decltype(*this) {           \
+    name##_.set(std::move(value));                \
+    return *this;                                 \
+  }                                               \
+                                                  \
+ private:                                         \
+  ::torch_sgmcmc::Hyperparameter<T> name##_
+// NOLINTEND(bugprone-macro-parentheses)
+
+/// Whether a value is a param group's own, equal in all groups, or what the
+/// sampler keeps count of, in all groups.
+enum class Scope { kOwn, kShared, kProgress };
 
 /// What the options of all samplers have in common.
 class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
@@ -95,8 +116,12 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   }
   /// Takes what is not set from others, which must be of the same class.
   virtual void inherit(const SamplerOptions& defaults) = 0;
-  /// What is equal in all groups, and whether it was set here.
-  virtual std::vector<std::pair<const char*, bool>> shared() const;
+  /// What was set here and is for the whole sampler.
+  virtual std::vector<std::string> set_for_all() const;
+  /// The keys whose values are equal in all groups.
+  virtual std::vector<std::string> common_keys() const = 0;
+  /// Whether the hyperparameters that groups share are equal.
+  virtual bool agrees_with(const SamplerOptions& other) const = 0;
   /// Takes what is equal in all groups from another one.
   virtual void share(const SamplerOptions& other);
   /// Throws std::invalid_argument if a parameter does not suit these options.
@@ -124,20 +149,24 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   /// The part of check() that concerns the target density.
   void check_target() const;
 
-  /// Name and member of each hyperparameter, in the order of a state dict.
-  static constexpr auto fields() {
-    return std::make_tuple(
-        std::make_pair("lr", &SamplerOptions::lr_),
-        std::make_pair("num_data", &SamplerOptions::num_data_),
-        std::make_pair("prior_precision", &SamplerOptions::prior_precision_),
-        std::make_pair("temperature", &SamplerOptions::temperature_));
+  /// Throws if capturable: of samplers that decide on the host.
+  void refuse_capturable() const;
+
+  /// Calls `visit` with name, member (and Scope, if it is not a group's own)
+  /// of each hyperparameter, in the order of a state dict.
+  template <typename Visit>
+  static void fields(Visit visit) {
+    visit("lr", &SamplerOptions::lr_);
+    visit("num_data", &SamplerOptions::num_data_);
+    visit("prior_precision", &SamplerOptions::prior_precision_);
+    visit("temperature", &SamplerOptions::temperature_);
   }
 
   static constexpr double kNotSet = std::numeric_limits<double>::quiet_NaN();
-  Hyperparameter<double> lr_{kNotSet};
-  Hyperparameter<double> num_data_{kNotSet};
-  Hyperparameter<double> prior_precision_{0.0};
-  Hyperparameter<double> temperature_{1.0};
+  Hyperparameter<double> lr_ = kNotSet;
+  Hyperparameter<double> num_data_ = kNotSet;
+  Hyperparameter<double> prior_precision_ = 0.0;
+  Hyperparameter<double> temperature_ = 1.0;
   std::optional<bool> capturable_;
   std::optional<std::string> nonfinite_;
   std::optional<int64_t> seed_;
@@ -220,8 +249,7 @@ TORCH_SGMCMC_API c10::IValue Find(const StateDict& group,
 }  // namespace detail
 
 /// Options of the sampler that Derived belongs to: setters that can be chained,
-/// and, from Derived::fields(), everything that goes through all
-/// hyperparameters.
+/// and, by Derived::fields(), everything that goes through all hyperparameters.
 template <typename Derived>
 class OptionsOf : public SamplerOptions {
  public:
@@ -277,27 +305,66 @@ class OptionsOf : public SamplerOptions {
   }
 
   void inherit(const SamplerOptions& defaults) override {
-    const auto& from = dynamic_cast<const Derived&>(defaults);
-    for_each([&](const char*, auto member) {
+    const auto& from = static_cast<const Derived&>(defaults);
+    Derived::fields([&](const char*, auto member, Scope = Scope::kOwn) {
       (self().*member).inherit(from.*member);
     });
   }
 
+  std::vector<std::string> set_for_all() const override {
+    auto names = SamplerOptions::set_for_all();
+    Derived::fields(
+        [&](const char* name, auto member, Scope extent = Scope::kOwn) {
+          if (extent == Scope::kShared && (self().*member).is_set()) {
+            names.emplace_back(name);
+          }
+        });
+    return names;
+  }
+
+  std::vector<std::string> common_keys() const override {
+    std::vector<std::string> names;
+    Derived::fields([&](const char* name, auto, Scope extent = Scope::kOwn) {
+      if (extent != Scope::kOwn) names.emplace_back(name);
+    });
+    return names;
+  }
+
+  bool agrees_with(const SamplerOptions& other) const override {
+    bool equal = true;
+    const auto& theirs = static_cast<const Derived&>(other);
+    Derived::fields([&](const char*, auto member, Scope extent = Scope::kOwn) {
+      if (extent == Scope::kShared) {
+        equal = equal && (self().*member).get() == (theirs.*member).get();
+      }
+    });
+    return equal;
+  }
+
+  void share(const SamplerOptions& other) override {
+    SamplerOptions::share(other);
+    const auto& from = static_cast<const Derived&>(other);
+    Derived::fields([&](const char*, auto member, Scope extent = Scope::kOwn) {
+      if (extent != Scope::kOwn) self().*member = from.*member;
+    });
+  }
+
   void write(StateDict& group) const override {
-    const auto& from = static_cast<const Derived&>(*this);
-    for_each([&](const char* name, auto member) {
-      group.set(name, detail::ToValue(name, (from.*member).get()));
+    Derived::fields([&](const char* name, auto member, Scope = Scope::kOwn) {
+      group.set(name, detail::ToValue(name, (self().*member).get()));
     });
   }
 
   std::vector<std::string> keys() const override {
     std::vector<std::string> names;
-    for_each([&](const char* name, auto) { names.emplace_back(name); });
+    Derived::fields([&](const char* name, auto, Scope = Scope::kOwn) {
+      names.emplace_back(name);
+    });
     return names;
   }
 
   void read(const StateDict& group, int64_t index) override {
-    for_each([&](const char* name, auto member) {
+    Derived::fields([&](const char* name, auto member, Scope = Scope::kOwn) {
       if (!group.contains(name) && detail::IsAddedLater(name)) return;
       auto value = (self().*member).get();
       detail::FromValue(
@@ -315,13 +382,7 @@ class OptionsOf : public SamplerOptions {
 
  private:
   Derived& self() { return static_cast<Derived&>(*this); }
-
-  template <typename Visit>
-  static void for_each(Visit visit) {
-    std::apply(
-        [&](const auto&... field) { (visit(field.first, field.second), ...); },
-        Derived::fields());
-  }
+  const Derived& self() const { return static_cast<const Derived&>(*this); }
 };
 
 }  // namespace torch_sgmcmc

@@ -32,43 +32,35 @@ class TORCH_SGMCMC_API PSGLDOptions : public OptionsOf<PSGLDOptions> {
  public:
   using OptionsOf::OptionsOf;
 
-  double decay() const { return decay_.get(); }
   /// a in [0, 1), the memory of V. Default: 0.99.
-  PSGLDOptions& decay(double value) { return set(decay_, value); }
+  TORCH_SGMCMC_ARG(double, decay) = 0.99;
 
-  double eps() const { return eps_.get(); }
   /// ε > 0, added to the root of V; the paper's λ. Default: 1e-5.
-  PSGLDOptions& eps(double value) { return set(eps_, value); }
+  TORCH_SGMCMC_ARG(double, eps) = 1e-5;
 
-  bool adapt() const { return adapt_.get(); }
   /// Whether V follows the gradients; can be set in a group at any time.
   /// Default: true.
-  PSGLDOptions& adapt(bool value) { return set(adapt_, value); }
+  TORCH_SGMCMC_ARG(bool, adapt) = true;
 
-  bool gamma() const { return gamma_.get(); }
   /// Whether Γ is added while V adapts. It needs gradients with a graph, and
   /// every step costs about one more backward pass. Default: true.
-  PSGLDOptions& gamma(bool value) { return set(gamma_, value); }
+  TORCH_SGMCMC_ARG(bool, gamma) = true;
 
+ public:
   const char* sampler() const override { return "PSGLD"; }
   void check() const override;
 
  private:
   friend OptionsOf;
 
-  static constexpr auto fields() {
-    return std::tuple_cat(
-        SamplerOptions::fields(),
-        std::make_tuple(std::make_pair("decay", &PSGLDOptions::decay_),
-                        std::make_pair("eps", &PSGLDOptions::eps_),
-                        std::make_pair("adapt", &PSGLDOptions::adapt_),
-                        std::make_pair("gamma", &PSGLDOptions::gamma_)));
+  template <typename Visit>
+  static void fields(Visit visit) {
+    SamplerOptions::fields(visit);
+    visit("decay", &PSGLDOptions::decay_);
+    visit("eps", &PSGLDOptions::eps_);
+    visit("adapt", &PSGLDOptions::adapt_);
+    visit("gamma", &PSGLDOptions::gamma_);
   }
-
-  Hyperparameter<double> decay_{0.99};
-  Hyperparameter<double> eps_{1e-5};
-  Hyperparameter<bool> adapt_{true};
-  Hyperparameter<bool> gamma_{true};
 };
 
 /// What PSGLD remembers of a parameter: tensors of its shape, in fp64 for fp64

@@ -217,8 +217,14 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   /// Reads and checks that; returns what puts it in place and cannot fail.
   virtual std::function<void()> read_common(const StateDict& state);
 
+  /// Throws unless all groups are known, have values in their ranges, and
+  /// agree on what they share.
+  void check_groups() const;
+
   /// Throws if a group was added in a way that passes this class by.
   void check_known(size_t group) const;
+
+  std::vector<at::Tensor> all_params() const;
 
   /// Checks groups and gradients and lists what there is to update.
   std::vector<Work> gather();
@@ -294,6 +300,20 @@ class SamplerOf : public Sampler {
   /// The options of a group, which may be changed between steps.
   Options& options(size_t group = 0) {
     return static_cast<Options&>(param_groups().at(group).options());
+  }
+
+ protected:
+  /// The options of a group, for looking only.
+  const Options& options_at(size_t group) const {
+    return static_cast<const Options&>(options_of(group));
+  }
+  const Options& first() const { return options_at(0); }
+
+  template <typename Change>
+  void for_each_group(Change change) {
+    for (size_t group = 0; group < param_groups_.size(); ++group) {
+      change(options(group));
+    }
   }
 };
 

@@ -41,53 +41,38 @@ class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
  public:
   SBPSOptions() = default;
 
-  double confidence() const { return confidence_.get(); }
   /// k >= 0, half width of the band of predictions in standard deviations: more
   /// is less bias and more proposals. Default: 3.
-  SBPSOptions& confidence(double value) { return set(confidence_, value); }
+  TORCH_SGMCMC_ARG(double, confidence) = 3.0;
 
-  double refresh_rate() const { return refresh_rate_.get(); }
   /// Rate, per trajectory time, of drawing a new velocity; >= 0. Default: 0.
-  SBPSOptions& refresh_rate(double value) { return set(refresh_rate_, value); }
+  TORCH_SGMCMC_ARG(double, refresh_rate) = 0.0;
 
-  bool preconditioned() const { return preconditioned_.get(); }
   /// pSBPS. Default: false.
-  SBPSOptions& preconditioned(bool value) {
-    return set(preconditioned_, value);
-  }
+  TORCH_SGMCMC_ARG(bool, preconditioned) = false;
 
-  bool adapt() const { return adapt_.get(); }
   /// Whether the preconditioner is learned. Default: true.
-  SBPSOptions& adapt(bool value) { return set(adapt_, value); }
+  TORCH_SGMCMC_ARG(bool, adapt) = true;
 
-  double decay() const { return decay_.get(); }
   /// Of the preconditioner's running mean, in [0, 1). Default: 0.99.
-  SBPSOptions& decay(double value) { return set(decay_, value); }
+  TORCH_SGMCMC_ARG(double, decay) = 0.99;
 
-  double eps() const { return eps_.get(); }
   /// ε > 0 of the preconditioner. Default: 1e-4.
-  SBPSOptions& eps(double value) { return set(eps_, value); }
+  TORCH_SGMCMC_ARG(double, eps) = 1e-4;
 
-  const std::optional<double>& sample_interval() const {
-    return sample_interval_.get();
-  }
   /// Trajectory time between two samples, > 0. Default: none, no samples.
-  SBPSOptions& sample_interval(std::optional<double> value) {
-    return set(sample_interval_, value);
-  }
+  TORCH_SGMCMC_ARG(std::optional<double>, sample_interval);
 
-  bool replacement() const { return replacement_.get(); }
   /// Whether minibatches are drawn with replacement. Default: false.
-  SBPSOptions& replacement(bool value) { return set(replacement_, value); }
+  TORCH_SGMCMC_ARG(bool, replacement) = false;
 
+ public:
   const char* sampler() const override { return "SBPS"; }
   void check() const override;
   void check_progress() const override;
   const char* why_equal() const override {
     return "there is one particle for all";
   }
-  std::vector<std::pair<const char*, bool>> shared() const override;
-  void share(const SamplerOptions& other) override;
   // It cannot bounce at a rate that is not finite.
   std::vector<std::string> nonfinite_choices() const override {
     return {"raise", "skip"};
@@ -97,53 +82,37 @@ class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
   friend OptionsOf;
   friend class SBPS;
 
-  static constexpr auto trajectory() {
-    return std::make_tuple(
-        std::make_pair("num_data", &SBPSOptions::num_data_),
-        std::make_pair("temperature", &SBPSOptions::temperature_),
-        std::make_pair("confidence", &SBPSOptions::confidence_),
-        std::make_pair("refresh_rate", &SBPSOptions::refresh_rate_),
-        std::make_pair("preconditioned", &SBPSOptions::preconditioned_),
-        std::make_pair("adapt", &SBPSOptions::adapt_),
-        std::make_pair("decay", &SBPSOptions::decay_),
-        std::make_pair("eps", &SBPSOptions::eps_),
-        std::make_pair("sample_interval", &SBPSOptions::sample_interval_),
-        std::make_pair("replacement", &SBPSOptions::replacement_));
+  template <typename Visit>
+  static void fields(Visit visit) {
+    visit("num_data", &SBPSOptions::num_data_, Scope::kShared);
+    visit("temperature", &SBPSOptions::temperature_, Scope::kShared);
+    visit("confidence", &SBPSOptions::confidence_, Scope::kShared);
+    visit("refresh_rate", &SBPSOptions::refresh_rate_, Scope::kShared);
+    visit("preconditioned", &SBPSOptions::preconditioned_, Scope::kShared);
+    visit("adapt", &SBPSOptions::adapt_, Scope::kShared);
+    visit("decay", &SBPSOptions::decay_, Scope::kShared);
+    visit("eps", &SBPSOptions::eps_, Scope::kShared);
+    visit("sample_interval", &SBPSOptions::sample_interval_, Scope::kShared);
+    visit("replacement", &SBPSOptions::replacement_, Scope::kShared);
+    visit("prior_precision", &SBPSOptions::prior_precision_);
+    visit("trajectory_time", &SBPSOptions::trajectory_time_, Scope::kProgress);
+    visit("line_time", &SBPSOptions::line_time_, Scope::kProgress);
+    visit("clock", &SBPSOptions::clock_, Scope::kProgress);
+    visit("observed_target", &SBPSOptions::observed_target_, Scope::kProgress);
+    visit("observed_interval",
+          &SBPSOptions::observed_interval_,
+          Scope::kProgress);
+    visit("num_samples", &SBPSOptions::num_samples_, Scope::kProgress);
+    visit("num_looks", &SBPSOptions::num_looks_, Scope::kProgress);
+    visit("num_proposals", &SBPSOptions::num_proposals_, Scope::kProgress);
+    visit("num_bounces", &SBPSOptions::num_bounces_, Scope::kProgress);
+    visit("num_violations", &SBPSOptions::num_violations_, Scope::kProgress);
+    visit(
+        "num_refreshments", &SBPSOptions::num_refreshments_, Scope::kProgress);
+    visit("num_derivatives", &SBPSOptions::num_derivatives_, Scope::kProgress);
+    visit("num_gradients", &SBPSOptions::num_gradients_, Scope::kProgress);
   }
 
-  static constexpr auto progress() {
-    return std::make_tuple(
-        std::make_pair("trajectory_time", &SBPSOptions::trajectory_time_),
-        std::make_pair("line_time", &SBPSOptions::line_time_),
-        std::make_pair("clock", &SBPSOptions::clock_),
-        std::make_pair("observed_target", &SBPSOptions::observed_target_),
-        std::make_pair("observed_interval", &SBPSOptions::observed_interval_),
-        std::make_pair("num_samples", &SBPSOptions::num_samples_),
-        std::make_pair("num_looks", &SBPSOptions::num_looks_),
-        std::make_pair("num_proposals", &SBPSOptions::num_proposals_),
-        std::make_pair("num_bounces", &SBPSOptions::num_bounces_),
-        std::make_pair("num_violations", &SBPSOptions::num_violations_),
-        std::make_pair("num_refreshments", &SBPSOptions::num_refreshments_),
-        std::make_pair("num_derivatives", &SBPSOptions::num_derivatives_),
-        std::make_pair("num_gradients", &SBPSOptions::num_gradients_));
-  }
-
-  static constexpr auto fields() {
-    return std::tuple_cat(
-        trajectory(),
-        std::make_tuple(
-            std::make_pair("prior_precision", &SBPSOptions::prior_precision_)),
-        progress());
-  }
-
-  Hyperparameter<double> confidence_{3.0};
-  Hyperparameter<double> refresh_rate_{0.0};
-  Hyperparameter<bool> preconditioned_{false};
-  Hyperparameter<bool> adapt_{true};
-  Hyperparameter<double> decay_{0.99};
-  Hyperparameter<double> eps_{1e-4};
-  Hyperparameter<std::optional<double>> sample_interval_{std::nullopt};
-  Hyperparameter<bool> replacement_{false};
   // What the sampler keeps of its trajectory, the same in all groups.
   Hyperparameter<double> trajectory_time_{0.0};
   Hyperparameter<double> line_time_{0.0};
@@ -252,8 +221,6 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
   int64_t register_segment_hook(SegmentHook hook);
   void remove_segment_hook(int64_t key);
 
-  const SBPSOptions& options_at(size_t group) const;
-  void check_common() const;
   std::shared_ptr<Flight> moving() const;
   std::shared_ptr<Flight> resumed();
   std::shared_ptr<Flight> flight_now(SBPSOptions& progress, BounceClock& clock);

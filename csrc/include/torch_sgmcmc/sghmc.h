@@ -31,10 +31,10 @@ class TORCH_SGMCMC_API SGHMCOptions : public OptionsOf<SGHMCOptions> {
 
   using OptionsOf::OptionsOf;
 
-  double momentum() const { return momentum_.get(); }
   /// 1 - α in [0, 1); α is the friction. Default: 0.9.
-  SGHMCOptions& momentum(double value) { return set(momentum_, value); }
+  TORCH_SGMCMC_ARG(double, momentum) = 0.9;
 
+ public:
   const NoiseEstimate& noise_estimate() const { return noise_estimate_.get(); }
   /// β̂, the part of the friction's noise that the minibatches already bring:
   /// β̂ = lr N Var(ḡ) / (2T), in [0, α], equal for all coordinates. Default: 0.
@@ -48,46 +48,31 @@ class TORCH_SGMCMC_API SGHMCOptions : public OptionsOf<SGHMCOptions> {
     return set(noise_estimate_, NoiseEstimate(std::move(value)));
   }
 
-  int64_t resample_momentum_every() const {
-    return resample_momentum_every_.get();
-  }
   /// k >= 0; before every k-th update the momentum is drawn afresh from its
   /// stationary law given θ. 0 never does. Default: 0.
-  SGHMCOptions& resample_momentum_every(int64_t value) {
-    return set(resample_momentum_every_, value);
-  }
+  TORCH_SGMCMC_ARG(int64_t, resample_momentum_every) = 0;
 
-  const std::string& initial_momentum() const {
-    return initial_momentum_.get();
-  }
   /// "stationary" draws the first momentum from N(0, lr T / N), "zeros" starts
   /// at rest. Default: "stationary".
-  SGHMCOptions& initial_momentum(std::string value) {
-    return set(initial_momentum_, std::move(value));
-  }
+  TORCH_SGMCMC_ARG(std::string, initial_momentum) = std::string("stationary");
 
+ public:
   const char* sampler() const override { return "SGHMC"; }
   void check() const override;
 
  private:
   friend OptionsOf;
 
-  static constexpr auto fields() {
-    return std::tuple_cat(
-        SamplerOptions::fields(),
-        std::make_tuple(
-            std::make_pair("momentum", &SGHMCOptions::momentum_),
-            std::make_pair("noise_estimate", &SGHMCOptions::noise_estimate_),
-            std::make_pair("resample_momentum_every",
-                           &SGHMCOptions::resample_momentum_every_),
-            std::make_pair("initial_momentum",
-                           &SGHMCOptions::initial_momentum_)));
+  template <typename Visit>
+  static void fields(Visit visit) {
+    SamplerOptions::fields(visit);
+    visit("momentum", &SGHMCOptions::momentum_);
+    visit("noise_estimate", &SGHMCOptions::noise_estimate_);
+    visit("resample_momentum_every", &SGHMCOptions::resample_momentum_every_);
+    visit("initial_momentum", &SGHMCOptions::initial_momentum_);
   }
 
-  Hyperparameter<double> momentum_{0.9};
   Hyperparameter<NoiseEstimate> noise_estimate_{NoiseEstimate(0.0)};
-  Hyperparameter<int64_t> resample_momentum_every_{0};
-  Hyperparameter<std::string> initial_momentum_{"stationary"};
 };
 
 /// What SGHMC remembers of a parameter: tensors of its shape, in fp64 for fp64

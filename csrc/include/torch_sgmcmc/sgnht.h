@@ -25,37 +25,28 @@ class TORCH_SGMCMC_API SGNHTOptions : public OptionsOf<SGNHTOptions> {
  public:
   using OptionsOf::OptionsOf;
 
-  double momentum() const { return momentum_.get(); }
   /// 1 - A in [0, 1); A is the injected noise, and the friction without
   /// minibatch noise. Default: 0.9.
-  SGNHTOptions& momentum(double value) { return set(momentum_, value); }
+  TORCH_SGMCMC_ARG(double, momentum) = 0.9;
 
-  const std::optional<double>& thermostat_rate() const {
-    return thermostat_rate_.get();
-  }
   /// κ >= 0, how fast friction adapts: the thermostats settle within about
   /// (A + β̂) / κ steps. 0 leaves the friction at A, which is SGHMC. Default:
   /// lr T / N, the papers' unit thermostat mass.
-  SGNHTOptions& thermostat_rate(std::optional<double> value) {
-    return set(thermostat_rate_, value);
-  }
+  TORCH_SGMCMC_ARG(std::optional<double>, thermostat_rate);
 
+ public:
   const char* sampler() const override { return "SGNHT"; }
   void check() const override;
 
  private:
   friend OptionsOf;
 
-  static constexpr auto fields() {
-    return std::tuple_cat(
-        SamplerOptions::fields(),
-        std::make_tuple(std::make_pair("momentum", &SGNHTOptions::momentum_),
-                        std::make_pair("thermostat_rate",
-                                       &SGNHTOptions::thermostat_rate_)));
+  template <typename Visit>
+  static void fields(Visit visit) {
+    SamplerOptions::fields(visit);
+    visit("momentum", &SGNHTOptions::momentum_);
+    visit("thermostat_rate", &SGNHTOptions::thermostat_rate_);
   }
-
-  Hyperparameter<double> momentum_{0.9};
-  Hyperparameter<std::optional<double>> thermostat_rate_{std::nullopt};
 };
 
 /// What SGNHT remembers of a parameter: tensors of its shape, in fp64 for fp64

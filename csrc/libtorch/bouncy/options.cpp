@@ -1,5 +1,4 @@
 #include <cmath>
-#include <tuple>
 
 #include "host/bounce_clock.h"
 #include "libtorch/core/checks.h"
@@ -26,11 +25,7 @@ void SBPSOptions::check() const {
   if (sample_interval()) {
     CheckReal("sample_interval", *sample_interval(), {.low_open = true});
   }
-  if (capturable()) {
-    Invalid(
-        "Invalid capturable: True (SBPS decides on the host, which a CUDA "
-        "graph cannot)");
-  }
+  refuse_capturable();
 }
 
 void SBPSOptions::check_progress() const {
@@ -55,26 +50,6 @@ void SBPSOptions::check_progress() const {
         "observed_interval", *observed_interval_.get(), {.low_open = true});
   }
   BounceClock::Load(clock_.get());
-}
-
-std::vector<std::pair<const char*, bool>> SBPSOptions::shared() const {
-  auto all = OptionsOf::shared();
-  std::apply(
-      [&](const auto&... field) {
-        (all.emplace_back(field.first, (this->*field.second).is_set()), ...);
-      },
-      trajectory());
-  return all;
-}
-
-void SBPSOptions::share(const SamplerOptions& other) {
-  OptionsOf::share(other);
-  const auto& from = dynamic_cast<const SBPSOptions&>(other);
-  const auto copy = [&](const auto&... field) {
-    ((this->*field.second = from.*field.second), ...);
-  };
-  std::apply(copy, trajectory());
-  std::apply(copy, progress());
 }
 
 }  // namespace torch_sgmcmc

@@ -7,7 +7,6 @@
 
 #include "libtorch/core/checks.h"
 #include "libtorch/core/python_text.h"
-#include "libtorch/core/state_checks.h"
 
 namespace torch_sgmcmc {
 
@@ -33,17 +32,6 @@ bool SameParameters(const std::vector<Work>& first,
     }
   }
   return same;
-}
-
-void CheckShared(const std::vector<OptimizerParamGroup>& groups,
-                 const std::vector<std::string>& names) {
-  if (groups.size() == 1) return;
-  std::vector<StateDict> values(groups.size());
-  for (size_t i = 0; i < groups.size(); ++i) {
-    static_cast<const SamplerOptions&>(groups[i].options()).write(values[i]);
-  }
-  const auto& first = static_cast<const SamplerOptions&>(groups[0].options());
-  CheckEqual(values, names, first.why_equal());
 }
 
 void CheckChains(const at::Tensor& param,

@@ -23,10 +23,6 @@ torch::Tensor FreshGradients(
 bool SameParameters(const std::vector<Work>& first,
                     const std::vector<Work>& second);
 
-// Throws unless these hyperparameters are equal in all param groups.
-void CheckShared(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                 const std::vector<std::string>& names);
-
 // Throws unless a parameter holds so many chains.
 void CheckChains(const at::Tensor& param,
                  const std::optional<int64_t>& num_chains);

@@ -33,10 +33,18 @@ void SamplerOptions::check_target() const {
   CheckReal("temperature", temperature());
 }
 
-std::vector<std::pair<const char*, bool>> SamplerOptions::shared() const {
-  return {{"seed", seed_.has_value()},
-          {"capturable", capturable_.has_value()},
-          {"nonfinite", nonfinite_.has_value()}};
+void SamplerOptions::refuse_capturable() const {
+  if (!capturable()) return;
+  Invalid(std::string("Invalid capturable: True (") + sampler() +
+          " decides on the host, which a CUDA graph cannot)");
+}
+
+std::vector<std::string> SamplerOptions::set_for_all() const {
+  std::vector<std::string> names;
+  if (seed_) names.emplace_back("seed");
+  if (capturable_) names.emplace_back("capturable");
+  if (nonfinite_) names.emplace_back("nonfinite");
+  return names;
 }
 
 void SamplerOptions::share(const SamplerOptions& other) {

@@ -1,7 +1,6 @@
 #include <cmath>
 #include <limits>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "libtorch/core/checks.h"
@@ -53,11 +52,7 @@ void HMCECSOptions::check() const {
   CheckInteger("num_products", num_products(), 1);
   CheckReal("max_variance", max_variance(), {.low_open = true});
   CheckInteger("chunk_size", chunk_size(), 1);
-  if (capturable()) {
-    Invalid(
-        "Invalid capturable: True (HMCECS decides on the host, which a CUDA "
-        "graph cannot)");
-  }
+  refuse_capturable();
 }
 
 void HMCECSOptions::check_progress() const {
@@ -82,26 +77,6 @@ HMCECSOptions HMCECSOptions::complete() const {
   HMCECSOptions result = *this;
   if (!step_size_.is_set()) result.step_size(trajectory_length() / 6);
   return result;
-}
-
-std::vector<std::pair<const char*, bool>> HMCECSOptions::shared() const {
-  auto all = OptionsOf::shared();
-  std::apply(
-      [&](const auto&... field) {
-        (all.emplace_back(field.first, (this->*field.second).is_set()), ...);
-      },
-      common());
-  return all;
-}
-
-void HMCECSOptions::share(const SamplerOptions& other) {
-  OptionsOf::share(other);
-  const auto& from = dynamic_cast<const HMCECSOptions&>(other);
-  const auto copy = [&](const auto&... field) {
-    ((this->*field.second = from.*field.second), ...);
-  };
-  std::apply(copy, common());
-  std::apply(copy, progress());
 }
 
 }  // namespace torch_sgmcmc
