@@ -16,20 +16,17 @@ from torch_sgmcmc.core.distributed import CHECKPOINT, called_from
 from torch_sgmcmc.core.operators import gaussian_
 from torch_sgmcmc.core.progress import progress_bar
 from torch_sgmcmc.ecs.expansions import (
-    Sums,
     Terms,
-    block_ranges,
-    curvature,
     expand,
     kept_of,
     sum_up,
     terms_of,
 )
-from torch_sgmcmc.ecs.gauss_newton import Ranges
 from torch_sgmcmc.ecs.likelihood_graph import Closure, flat, log_likelihoods
 from torch_sgmcmc.ecs.state import check_anchored_state
 from torch_sgmcmc.ecs.subsample import Layout, Proposals, Subsample
 from torch_sgmcmc.ecs.target import Point
+from torch_sgmcmc.ecs.taylor import TaylorSums
 from torch_sgmcmc.ecs.whitening import whitening
 from torch_sgmcmc.sampler import Sampler
 
@@ -115,10 +112,10 @@ class AnchoredSampler(Sampler):
         group, params = self.param_groups[0], self._params()
         anchors = _split(anchor, params)
         anchor = flat(anchors).double()  # as it is rounded
-        probes, blocks = self._probes(anchor), self._ranges()
+        probes = self._probes(anchor)
         with exchanged(params, anchors):
-            sums = self._sum_up(closure, params, probes, blocks, progress)
-        bent = curvature(sums)
+            sums = self._sum_up(closure, params, probes, progress)
+        bent = sums.hessian
         finite = [sums.value, sums.gradient, *([] if bent is None else [bent])]
         if not all(bool(t.isfinite().all()) for t in finite):
             raise RuntimeError(
@@ -129,9 +126,7 @@ class AnchoredSampler(Sampler):
             self._check_near(sums.value, anchor)
         precision = None
         if bent is not None:
-            prior = self._prior()
-            prior = prior if bent.dim() == 1 else prior.diag()
-            precision = (prior - bent) / group["temperature"]
+            precision = (self._prior().diag() - bent) / group["temperature"]
         chosen = {
             "anchor": anchor,
             "num_data": group["num_data"],
@@ -201,9 +196,8 @@ class AnchoredSampler(Sampler):
         closure: Closure,
         params: list[Tensor],
         probes: Tensor,
-        blocks: Ranges,
         progress: bool,
-    ) -> Sums:
+    ) -> TaylorSums:
         group = self.param_groups[0]
         order = group["control_variate"]
         return sum_up(
@@ -212,14 +206,8 @@ class AnchoredSampler(Sampler):
             partial(self._chunks, "control variates", progress),
             probes,
             control_variate=order,
-            blocks=blocks,
             with_hessian=order == 2 or group["mass_matrix"] != "identity",
         )
-
-    def _ranges(self) -> Ranges:
-        group = self.param_groups[0]
-        sizes = [p.numel() for p in self._params()]
-        return block_ranges(group["control_variate"], sizes)
 
     def _probes(self, like: Tensor) -> Tensor:
         """Two random directions, as the parameters' type rounds them."""
@@ -272,7 +260,7 @@ class AnchoredSampler(Sampler):
         probe = self._probes(kept["anchor"])[0]
         self._count(len(indices))
         with exchanged(params, _split(kept["anchor"], params)):
-            return expand(closure, params, indices, kept, probe)
+            return expand(closure, params, indices, kept["form"], probe)
 
     def _count(self, evaluations: int) -> None:
         group = self.param_groups[0]
@@ -290,7 +278,7 @@ class AnchoredSampler(Sampler):
         """That of the state, or a new one if sizes, blocks or the seed were changed."""
         layout, kept = self._layout(), self.state.get("subsample")
         if kept is not None and kept["layout"] == list(vars(layout).values()):
-            terms = terms_of(self.state["control_variates"], kept["terms"])
+            terms = terms_of(self.state["control_variates"]["form"], kept["terms"])
             return Subsample(kept["counts"], kept["indices"], terms)
         device = self._params()[0].device
         step = self.param_groups[0]["step"]

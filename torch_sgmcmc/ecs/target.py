@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from torch_sgmcmc.core.operators import ecs_density, ecs_estimate
-from torch_sgmcmc.ecs.gauss_newton import GaussNewtonSums
 from torch_sgmcmc.ecs.likelihood import Estimate, Estimator
 from torch_sgmcmc.ecs.likelihood_graph import flat, log_likelihoods
 from torch_sgmcmc.ecs.subsample import Subsample
@@ -46,7 +45,7 @@ class SubsampledTarget:
     closure: Callable[[Tensor], Tensor]
     params: list[Tensor]
     anchor: Tensor  # [d]
-    sums: TaylorSums | GaussNewtonSums
+    sums: TaylorSums
     prior: Tensor  # [d], its precisions
     temperature: float
     estimator: Estimator
@@ -61,7 +60,7 @@ class SubsampledTarget:
         if size > 0:  # the closure need not know how to do nothing
             with torch.enable_grad():
                 values = log_likelihoods(self.closure, subsample.indices)
-        if theta.is_cpu and isinstance(self.sums, TaylorSums):
+        if theta.is_cpu and isinstance(subsample.terms, TaylorTerms):
             return self._fused(subsample, theta, values)
         return self._composed(subsample, theta, values)
 
@@ -101,7 +100,6 @@ class SubsampledTarget:
         """By two operators: what is not the closure's is then hardly seen."""
         terms, sums = subsample.terms, self.sums
         assert isinstance(terms, TaylorTerms)
-        assert isinstance(sums, TaylorSums)
         fields = (terms.slopes, terms.scales, terms.hessians)
         weights, bends, numbers = ecs_estimate(
             terms.values if values is None else _doubles(values),
