@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.checks import check_integer, check_real
 from torch_sgmcmc.core.closures import by_lightning, refuse_scaler
-from torch_sgmcmc.core.distributed import BY_THE_LOSS
+from torch_sgmcmc.core.distributed import BY_THE_LOSS, CHECKPOINT, called_from
 from torch_sgmcmc.core.nonfinite import (
     StepLeftOut,
     choice_of,
@@ -22,14 +23,15 @@ from torch_sgmcmc.core.nonfinite import (
 from torch_sgmcmc.core.operators import hmc_momenta_, metropolis_decide
 from torch_sgmcmc.core.progress import progress_bar
 from torch_sgmcmc.core.state_checks import check_part
-from torch_sgmcmc.ecs.anchored import AnchoredSampler
-from torch_sgmcmc.ecs.expansions import CONTROL_VARIATES, MASS_MATRICES, sums_of
-from torch_sgmcmc.ecs.likelihood import Estimator
+from torch_sgmcmc.ecs.anchor import AllData, Anchor, split
+from torch_sgmcmc.ecs.expansions import CONTROL_VARIATES, MASS_MATRICES, Terms
 from torch_sgmcmc.ecs.likelihood_graph import Closure, flat
-from torch_sgmcmc.ecs.sizes import Draw, mean_estimate, num_products, subsample_size
-from torch_sgmcmc.ecs.target import Point, SubsampledTarget
-from torch_sgmcmc.ecs.warmup import Schedule, Warmup, mean_of_late
-from torch_sgmcmc.ecs.whitening import kinetic, leapfrog
+from torch_sgmcmc.ecs.sizes import Draw, chosen_sizes
+from torch_sgmcmc.ecs.state import KEYS, check_anchored_state, on_device
+from torch_sgmcmc.ecs.subsample import Layout, Proposals, Subsample
+from torch_sgmcmc.ecs.target import Point, SubsampledTarget, follow
+from torch_sgmcmc.ecs.warmup import Warmup
+from torch_sgmcmc.ecs.whitening import kinetic
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["HMCECS"]
@@ -46,12 +48,7 @@ _COUNTERS = (
 _MANAGED_TOO = (*_COUNTERS, "num_evaluations", "sign", "mean_difference")
 _SHARED = (*_HYPERPARAMETERS, *_MANAGED_TOO)
 
-# Early in a warm-up the step size may be far too small, and a trajectory of given
-# length endless.
-_MOST_WARMUP_STEPS = 1024
-
-# A tenth of the evaluations are to see whether the chain is still in the posterior.
-_CHECK_EVERY = 10
+_MOST_WARMUP_STEPS = _C.MOST_WARMUP_STEPS
 
 # Which of a step's two Metropolis tests.
 _OF_TRAJECTORY, _OF_SUBSAMPLE = 0, 1
@@ -65,7 +62,7 @@ HMCECS.step() needs a closure, which is called several times a step:
     sampler.step(closure)"""
 
 
-class HMCECS(AnchoredSampler):
+class HMCECS(Sampler):
     r"""HMC with energy conserving subsampling, perturbed or signed.
 
     The likelihood is estimated from a subsample u of the data, and one and the same u
@@ -278,9 +275,12 @@ class HMCECS(AnchoredSampler):
     _step_supports_amp_scaling = True
     # There is no going on from a density that is not finite.
     _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip")
+    _COMMON_STATE: ClassVar[tuple[str, ...]] = KEYS
 
     # What can be computed again from the state, and is not saved.
+    _present: Point | None = None
     _present_key: tuple[Any, ...] = ()
+    _proposals: Proposals | None = None
 
     def __init__(
         self,
@@ -398,7 +398,9 @@ class HMCECS(AnchoredSampler):
         θ* is then chosen anew.
         """
         super().add_param_group(param_group)
-        self._forget_anchor()
+        for key in KEYS:  # all of them are of other parameters
+            self.state.pop(key, None)
+        self._present = self._proposals = None
 
     def _check_progress(self, group: dict[str, Any]) -> None:
         for name in _COUNTERS[1:]:
@@ -430,6 +432,129 @@ class HMCECS(AnchoredSampler):
         self._check_groups()
         self._anchor_at(closure, flat(self._params()).double(), progress)
         self.state.pop("warmup", None)
+
+    # ---- What it keeps --------------------------------------------------------
+
+    def _params(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _set(self, **values: Any) -> None:
+        for group in self.param_groups:
+            group.update(values)
+
+    def _count(self, evaluations: int) -> None:
+        group = self.param_groups[0]
+        self._set(num_evaluations=group["num_evaluations"] + evaluations)
+
+    def _prior(self) -> Tensor:
+        """The prior precision of each element."""
+        like = {"dtype": torch.float64, "device": self._params()[0].device}
+        rows = [
+            torch.full((p.numel(),), float(group["prior_precision"]), **like)
+            for group in self.param_groups
+            for p in group["params"]
+        ]
+        return torch.cat(rows)
+
+    def _layout(self) -> Layout:
+        return Layout.of(self.param_groups[0])
+
+    def _data(self, closure: Closure) -> AllData:
+        group = self.param_groups[0]
+        sizes = group["num_data"], group["chunk_size"], group["seed"]
+        return AllData(closure, self._params(), *sizes)
+
+    @property
+    def _anchor(self) -> Anchor:
+        return Anchor.load(self.state["control_variates"])
+
+    def _anchor_at(
+        self, closure: Closure, theta: Tensor, progress: bool, *, moved: bool = False
+    ) -> None:
+        """Puts θ* there. If it is moved by draws, they must be near the last θ*."""
+        group, prior = self.param_groups[0], self._prior()
+        chosen = Anchor.choose(self._data(closure), theta, prior, group, progress)
+        if moved:
+            total, temperature = chosen.sums.value, group["temperature"]
+            self._anchor.check_near(total, chosen.theta, prior, temperature)
+        kept = self.state.get("subsample")
+        if kept is not None and self._layout().is_of(kept):
+            # The same data, with other expansions.
+            terms = self._expand(closure, kept["indices"], chosen)
+            kept = {**kept, "terms": terms.fields()}
+        else:
+            kept = None  # of other sizes: the next step draws one
+        # Nothing fails from here on.
+        self.state["control_variates"] = chosen.save()
+        self.state.pop("subsample", None)
+        if kept is not None:
+            self.state["subsample"] = kept
+        self._present = self._proposals = None
+        self._count(group["num_data"])
+        self._set(mean_difference=0.0)
+
+    @torch.no_grad()
+    def _check_place(self, closure: Closure, progress: bool) -> None:
+        """Raises if the parameters are not near θ*, with a pass through all data."""
+        group = self.param_groups[0]
+        total = self._data(closure).log_likelihood(progress)
+        self._count(group["num_data"])
+        theta = flat(self._params()).double()
+        self._anchor.check_near(total, theta, self._prior(), group["temperature"])
+
+    def _expand(
+        self, closure: Closure, indices: Tensor, anchor: Anchor | None = None
+    ) -> Terms:
+        self._count(len(indices))
+        return (anchor or self._anchor).expand(self._data(closure), indices)
+
+    def _subsample(self, closure: Closure) -> Subsample:
+        """That of the state, or a new one if sizes, blocks or the seed were changed."""
+        layout, kept = self._layout(), self.state.get("subsample")
+        if layout.is_of(kept):
+            return Subsample.load(kept, self._anchor.sums.form)
+        expand, device = partial(self._expand, closure), self._params()[0].device
+        return Subsample.draw(layout, self.param_groups[0]["step"], expand, device)
+
+    def _proposed(self, closure: Closure, current: Subsample) -> Subsample:
+        layout, step = self._layout(), self.param_groups[0]["step"]
+        if self._proposals is None or not self._proposals.covers(layout, step):
+            expand, device = partial(self._expand, closure), current.indices.device
+            self._proposals = Proposals(layout, step, expand, device)
+        return self._proposals.apply(step, current)
+
+    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super()._check_state_dict(state_dict)
+        size = sum(p.numel() for p in self._params())
+        check_anchored_state(state_dict["state"], size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`Sampler.state_dict`.
+
+        Raises:
+            RuntimeError: it is for ``torch.distributed.checkpoint``'s
+                ``get_optimizer_state_dict``, which knows state of parameters alone.
+        """
+        if called_from(CHECKPOINT):
+            raise RuntimeError(
+                "HMCECS has state that belongs to no single parameter, which "
+                "get_optimizer_state_dict cannot hold: save its state_dict() with "
+                "torch.save"
+            )
+        return super().state_dict()
+
+    def _finish_loading(self, state_dict: dict[str, Any]) -> None:
+        super()._finish_loading(state_dict)
+        params = self._params()
+        # torch moves what belongs to a parameter alone.
+        kept = {key: self.state.pop(key) for key in KEYS if key in self.state}
+        anchor = kept.get("control_variates", {}).get("anchor")
+        # With θ* rounded, the sums would not be its.
+        if anchor is not None and torch.equal(
+            flat(split(anchor, params)).double(), anchor
+        ):
+            self.state.update(on_device(kept, params[0].device))
+        self._present = self._proposals = None
 
     # ---- Steps ----------------------------------------------------------------
 
@@ -512,7 +637,9 @@ class HMCECS(AnchoredSampler):
         check_real("target_acceptance", target_acceptance, high=1.0, low_open=True)
         if target_variance is not None:
             check_real("target_variance", target_variance, low_open=True)
-        schedule = Schedule(steps, anchor_every)
+        check_integer("steps", steps, low=1)
+        check_integer("anchor_every", anchor_every, low=1)
+        schedule = _C.ECSSchedule(steps, anchor_every)
         if target_variance is not None:
             schedule.check_sizing()
         arguments = {
@@ -527,11 +654,9 @@ class HMCECS(AnchoredSampler):
             warmup.check(arguments)
         else:
             self.set_anchor(closure, progress=progress)
-            step_size = self.param_groups[0]["step_size"]
-            adaptation = _C.DualAveraging(step_size, target_acceptance)
-            warmup = Warmup(arguments, 0, adaptation, [])
+            warmup = Warmup.begin(arguments, self.param_groups[0]["step_size"])
             self.state["warmup"] = warmup.save()
-        warmup = self._move_anchor(closure, warmup, schedule, progress)
+        warmup = self._move_anchor(closure, warmup, progress)
         for i in progress_bar(range(warmup.done, steps), "warm-up", progress):
             try:
                 log_ratio = self._sweep(closure, _MOST_WARMUP_STEPS)
@@ -541,46 +666,27 @@ class HMCECS(AnchoredSampler):
             self._set(step_size=warmup.adaptation.step_size)
             assert self._present is not None
             draws = [*warmup.draws, Draw.of(self._present)]
-            if i + 1 == schedule.sizing:
-                self._size(draws, target_variance)
+            if schedule.chooses_sizes_after(i + 1):
+                group = self.param_groups[0]
+                self._set(**chosen_sizes(draws, target_variance, group))
+                self._present = None
             warmup = Warmup(arguments, i + 1, warmup.adaptation, draws)
             self.state["warmup"] = warmup.save()
-            warmup = self._move_anchor(closure, warmup, schedule, progress)
+            warmup = self._move_anchor(closure, warmup, progress)
         self._check_place(closure, progress)
         averaged = warmup.adaptation.averaged
         self._set(step_size=averaged, **dict.fromkeys(_COUNTERS, 0))
         self.state.pop("warmup", None)
 
-    def _move_anchor(
-        self, closure: Closure, warmup: Warmup, schedule: Schedule, progress: bool
-    ) -> Warmup:
+    def _move_anchor(self, closure: Closure, warmup: Warmup, progress: bool) -> Warmup:
         """Chooses θ* and begins to adapt the step size anew, where it is time to."""
-        if warmup.done not in schedule.anchors or not warmup.draws:
+        if not warmup.moves_anchor():
             return warmup
-        self._anchor_at(closure, mean_of_late(warmup.draws), progress, moved=True)
-        averaged = warmup.adaptation.averaged
-        self._set(step_size=averaged)
-        adaptation = _C.DualAveraging(averaged, warmup.adaptation.target)
-        moved = Warmup(warmup.arguments, warmup.done, adaptation, [])
-        self.state["warmup"] = moved.save()
-        return moved
-
-    def _size(self, draws: list[Draw], target: float | None) -> None:
-        """Chooses the sizes and a by what the draws since the last θ* had."""
-        group = self.param_groups[0]
-        late = draws[len(draws) // 2 :]
-        if not late:
-            return
-        if group["variant"] == "perturbed":
-            if target is not None:
-                size, num_data = group["subsample_size"], group["num_data"]
-                self._set(subsample_size=subsample_size(late, size, target, num_data))
-        else:
-            if target is not None:
-                products = num_products(late, group["num_products"], target)
-                self._set(num_products=products)
-            self._set(mean_difference=mean_estimate(late))
-        self._present = None
+        self._anchor_at(closure, warmup.place(), progress, moved=True)
+        self._set(step_size=warmup.adaptation.averaged)
+        warmup = warmup.moved()
+        self.state["warmup"] = warmup.save()
+        return warmup
 
     @torch.no_grad()
     def _sweep(self, closure: Closure | None, most_steps: int | None = None) -> float:
@@ -615,7 +721,7 @@ class HMCECS(AnchoredSampler):
             for p, before in zip(self._params(), start, strict=True):
                 p.copy_(before)
         self._present, self._present_key = present, self._target_key()
-        self._keep(present.subsample)
+        self.state["subsample"] = present.subsample.save(self._layout())
         group = self.param_groups[0]
         self._set(
             step=group["step"] + 1,
@@ -629,15 +735,15 @@ class HMCECS(AnchoredSampler):
         return log_ratio
 
     def _target(self, closure: Closure) -> SubsampledTarget:
-        group, kept = self.param_groups[0], self.state["control_variates"]
         return SubsampledTarget(
             closure,
             self._params(),
-            kept["anchor"],
-            sums_of(kept),
+            self._anchor.theta,
+            self._anchor.sums,
             self._prior(),
-            group["temperature"],
+            self.param_groups[0]["temperature"],
             self._estimator(),
+            self.param_groups[0]["max_variance"],
         )
 
     def _target_key(self) -> tuple[Any, ...]:
@@ -646,11 +752,11 @@ class HMCECS(AnchoredSampler):
         priors = [group["prior_precision"] for group in self.param_groups]
         return (*priors, group["temperature"], group["mean_difference"])
 
-    def _estimator(self) -> Estimator:
+    def _estimator(self) -> _C.ECSEstimator:
         group = self.param_groups[0]
         if group["variant"] == "perturbed":
-            return Estimator(group["num_data"])
-        return Estimator(
+            return _C.ECSEstimator(group["num_data"])
+        return _C.ECSEstimator(
             num_data=group["num_data"],
             batch_size=group["subsample_size"],
             num_products=group["num_products"],
@@ -675,7 +781,7 @@ class HMCECS(AnchoredSampler):
                 "HMCECS got log-likelihoods or parameters that are not finite at the "
                 "start of a step",
             )
-        if target.is_overturned(last.estimate):
+        if target.estimator.is_overturned(last.estimate.mean):
             raise RuntimeError(
                 "HMCECS's estimate of the sum of all d at the start of a step is "
                 f"{last.estimate.mean:.4g} (must be > a = "
@@ -693,7 +799,7 @@ class HMCECS(AnchoredSampler):
         # If it is accepted, as nearly always, the gradient is the trajectory's first.
         proposal = target.at(subsample, present.theta)
         log_ratio = proposal.log - present.log
-        if self._is_out_of_bounds(target, proposal, present):
+        if target.is_out_of_bounds(proposal, present):
             log_ratio = -math.inf
         accepted = self._decide(log_ratio, _OF_SUBSAMPLE)
         return (proposal if accepted else present), accepted
@@ -703,55 +809,30 @@ class HMCECS(AnchoredSampler):
     ) -> tuple[Point, float, bool]:
         """The step for θ: where to go on, the log ratio, and whether it moved."""
         group = self.param_groups[0]
-        factor = self.state["control_variates"]["whitening"]
-        # Along x with θ = θ₀ + W x, W Wᵀ = M⁻¹, the mass is 1.
-        x, r = torch.zeros_like(present.theta), torch.empty_like(present.theta)
+        r = torch.empty_like(present.theta)
         hmc_momenta_(
             [r], [], temperature=1.0, offsets=[0], **self._step_arguments(group)
         )
         before = present.log - kinetic(r)
-        step_size, steps = group["step_size"], self._num_steps()
-        if most_steps is not None:
-            steps = min(steps, most_steps)
-        point, origin = present, present.theta
-        for i in range(steps):
-            kick = step_size if i > 0 else step_size / 2
-            theta = leapfrog(x, r, factor, point.gradient, origin, kick, step_size)
-            point = target.at(present.subsample, theta)
-            # Its way back meets the same point, so to stop here is reversible.
-            if not point.finite:
-                return present, -math.inf, False
-        leapfrog(x, r, factor, point.gradient, origin, step_size / 2, 0.0)
+        wanted = _C.num_leapfrog_steps(group["trajectory_length"], group["step_size"])
+        steps = int(wanted if most_steps is None else min(wanted, most_steps))
+        factor = self._anchor.whitening
+        point = follow(target, present, r, factor, group["step_size"], steps)
+        if point is None:
+            return present, -math.inf, False
         log_ratio = point.log - kinetic(r) - before
-        if self._is_out_of_bounds(target, point, present):
+        if target.is_out_of_bounds(point, present):
             log_ratio = -math.inf
         if self._decide(log_ratio, _OF_TRAJECTORY):
             return point, log_ratio, True
         return present, log_ratio, False
 
-    def _num_steps(self) -> int:
-        group = self.param_groups[0]
-        return max(1, math.floor(group["trajectory_length"] / group["step_size"] + 0.5))
-
     def _is_check_due(self) -> bool:
         """Whether to look at all data, as the warm-up has done at its end."""
         group, layout = self.param_groups[0], self._layout()
-        cost = layout.num_cells * layout.batch_size * (self._num_steps() + 1)
-        period = math.ceil(_CHECK_EVERY * group["num_data"] / cost)
-        done = group["num_trajectories"]
-        return done > 0 and done % period == 0
-
-    def _is_out_of_bounds(
-        self, target: SubsampledTarget, point: Point, present: Point
-    ) -> bool:
-        """Whether the estimate's variance is above ``max_variance``, and was lower.
-
-        Or it is overturned. The same for u as for θ, so that the target is π where
-        neither is so.
-        """
-        variance = point.estimate.variance
-        highest = max(self.param_groups[0]["max_variance"], present.estimate.variance)
-        return variance > highest or target.is_overturned(point.estimate)
+        steps = _C.num_leapfrog_steps(group["trajectory_length"], group["step_size"])
+        cost = layout.num_cells * layout.batch_size * (steps + 1)
+        return _C.is_check_due(group["num_trajectories"], group["num_data"], cost)
 
     def _decide(self, log_ratio: float, test: int) -> bool:
         """A Metropolis test; what is not finite is rejected."""

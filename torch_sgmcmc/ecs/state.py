@@ -13,7 +13,10 @@ from torch_sgmcmc.ecs.gauss_newton import GAUSS_NEWTON
 from torch_sgmcmc.ecs.taylor import LINEAR, PREDICTOR, RANK_ONE, WHOLE
 from torch_sgmcmc.ecs.warmup import Warmup
 
-__all__ = ["check_anchored_state"]
+__all__ = ["KEYS", "check_anchored_state", "on_device"]
+
+# Of what belongs to no single parameter.
+KEYS = ("control_variates", "subsample", "warmup")
 
 _FORMS = (LINEAR, PREDICTOR, RANK_ONE, WHOLE, GAUSS_NEWTON)
 _ARGUMENTS = ("steps", "target_acceptance", "anchor_every", "target_variance")
@@ -29,14 +32,24 @@ def check_anchored_state(state: dict[str, Any], d: int) -> None:
     anchored = state.get("control_variates")
     if anchored is not None:
         _check_anchor(anchored, d)
-    if "subsample" in state:
-        if anchored is None:
+    for key in ("subsample", "warmup"):
+        if key in state and anchored is None:
             raise ValueError(
-                "Invalid state_dict: it has a subsample without control_variates"
+                f"Invalid state_dict: it has a {key} without control_variates"
             )
+    if "subsample" in state:
         _check_subsample(state["subsample"], anchored["form"], d)
     if "warmup" in state:
         _check_warmup(state["warmup"], d)
+
+
+def on_device(value: Any, device: torch.device) -> Any:
+    """The same with all tensors on this device, those in lists and dicts too."""
+    if isinstance(value, dict):
+        return {key: on_device(each, device) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(on_device(each, device) for each in value)
+    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 def _check_anchor(kept: Any, d: int) -> None:

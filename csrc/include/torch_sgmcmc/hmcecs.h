@@ -276,6 +276,11 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
   HMCECS(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
          const HMCECSOptions& defaults);
 
+  /// See Sampler::add_param_group. θ* is then chosen anew, and a warm-up in
+  /// progress is given up.
+  void add_param_group(
+      const torch::optim::OptimizerParamGroup& param_group) override;
+
   /// Updates the subsample, then simulates one trajectory and decides on it.
   /// Returns the estimate of the mean loss, -log|L̂| / N, at the draw: a float64
   /// scalar.
@@ -337,8 +342,7 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
   at::Tensor prior() const;
   double rate(int64_t count) const;
 
-  // hmcecs_anchor.cpp
-  const ECSAnchor* anchor() const;
+  // ecs/anchor.cpp
   bool needs_anchor() const;
   void begin_adaptation(const ECSWarmup& progress);
   void move_anchor(const Closure& closure, const ProgressHook& progress);
@@ -361,7 +365,7 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
                      const at::Tensor& indices,
                      const ECSAnchor& anchor);
 
-  // hmcecs_warmup.cpp
+  // ecs/hmcecs_warmup.cpp
   void choose_sizes(const std::vector<ECSDraw>& draws,
                     const std::optional<double>& target);
 
