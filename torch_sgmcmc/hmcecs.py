@@ -92,63 +92,10 @@ class HMCECS(Sampler):
 
     **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)`. Signed: exactly,
     if a draw counts with its ``sign``: :math:`E f = \sum s f / \sum s`. Perturbed: of a
-    density near it, to O(1 / (N m²)) if θ* is the mode; the estimator is unbiased if
-    the estimate of :math:`\log L` is normal with the variance that is estimated for it,
-    so look at ``estimator_variance``, which should not be far above 1. Neither
-    step size nor trajectory length nor mass changes the target.
-
-    **Out of bounds.** Both estimates are larger far away than anywhere in the
-    posterior: :math:`|\hat L|` of "signed" where the estimates :math:`\hat d` are below
-    a, log L̂ of "perturbed" where its variance is too large for m. So the signed
-    sampler (with 10 factors or more) rejects what leads to where the mean of its
-    :math:`\hat d` is below a; and both compute the log posterior of all data where a
-    warm-up chooses θ* anew, at its end, and between steps, for a tenth of their
-    evaluations. More than d + sqrt(40 d) + 20 below what it is at θ*, in d dimensions,
-    the chain has left, which is an error: draws of a log-concave posterior are further
-    below with a probability of at most e⁻²⁰.
-
-    **Control variates.** With f the outputs of datum k, J its Jacobian, and g and H
-    the derivatives of :math:`\ell_k = L(f)` at θ*, δ = θ - θ* and C outputs a datum,
-
-    ===================  =======================================  =====  ===========
-    ``control_variate``  :math:`q_k - \ell_k(\theta^*)`            sums   datum of u
-    ===================  =======================================  =====  ===========
-    2                    gᵀδ + δᵀHδ / 2                           d²     2 d, or d²
-    1                    gᵀδ                                      d      d
-    "gauss-newton"       gᵀδ + (Jδ)ᵀ L''(f) Jδ / 2                d²     C d
-    ===================  =======================================  =====  ===========
-
-    numbers are stored (with 2: d² if the Hessian of a datum is not of rank one). Any of
-    them is summed up over all data as it is used for each, so that none changes what is
-    said of the target; they differ in the variance of d, and so in the m it takes.
-
-    Measured on 10,000 images of MNIST, λ = 1 (``benchmarks/ecs_proxies.py``, torch
-    2.15): m / N for a variance of 1 of log L's estimate, at θ* + t (draw - θ*), θ*
-    being the mode, and the draw that of 100 trajectories of HMC from there:
-
-    ================  ======  ======  ======  ======  ======  ======  ======
-    \                 softmax         network         network
-                      d = 500         d = 610         d = 10360
-    ----------------  --------------  --------------  ----------------------
-    t                 0.1     1       0.1     1       0.03    0.1     1
-    ================  ======  ======  ======  ======  ======  ======  ======
-    no q              11000   11700   4440    5970    6.9     378     796
-    1                 0.002   15.6    0.050   272     2.0     299     1360
-    "gauss-newton"    3e-6    2.2     0.030   420     0.72    165     629000
-    2                 3e-6    2.2     0.0004  180     0.55    141     898000
-    ================  ======  ======  ======  ======  ======  ======  ======
-
-    - Regressions of one linear predictor: 2. Of several, as a softmax regression:
-      "gauss-newton", the same expansion with C d numbers in place of d².
-    - Networks: at a draw of the posterior (t = 1) none is sound; it takes hundreds of N
-      to estimate log L, with expansions or without. Near the mode 2 is the best, and
-      "gauss-newton" between 1 and 2.
-    - d too large for d²: 1, the only one never twice as bad as no q at all; but it
-      takes many data: it leaves :math:`\delta^\top H\delta / 2`, whose sum over
-      the data is about d_N / 2 at a draw of the posterior, d_N being the number of
-      parameters that the data determine. A variance of 1 then takes m = κ d_N² / 4,
-      whatever N is, κ being the squared coefficient of variation of
-      :math:`\delta^\top H\delta` over data.
+    density near it, to O(1 / (N m²)) if θ* is the mode; look at
+    ``estimator_variance``, which should not be far above 1. Neither step size nor
+    trajectory length nor mass changes the target. A chain that leaves the posterior,
+    where both estimates can be larger than anywhere within, is found out.
 
     **Scale.** The mass matrix is the Hessian of U/T at θ* (with "dense"), so that
     ``step_size`` and ``trajectory_length`` are in units of the posterior's standard
@@ -171,9 +118,9 @@ class HMCECS(Sampler):
             proposed anew in a step, so that successive estimates correlate by about
             1 - 1/G. At most as many as there are data, or for "signed" factors.
             Default: 100.
-        control_variate: the expansions q, see *Control variates*: 2 or 1, the order of
-            a Taylor expansion; or "gauss-newton", for which closures must be
-            :class:`LogLikelihood`. Default: 2.
+        control_variate: the expansions q: 2 or 1, the order of a Taylor expansion; or
+            "gauss-newton", for which closures must be :class:`LogLikelihood`. Default:
+            2.
         mass_matrix: "dense", "diagonal" (both from the Hessian of all data at θ*, or
             what the control variates have of it) or "identity", which needs no Hessian.
             Default: "dense".
@@ -227,36 +174,21 @@ class HMCECS(Sampler):
         ...     draws.append(theta.detach().clone())
 
     Note:
-        Start near the mode (an optimizer's end, or the posterior mean of a small part
-        of the data): expansions around a far point are poor, and the first trajectories
-        are then rejected. The closure must always be the same function of parameters
+        Start near the mode. The closure must always be the same function of parameters
         and indices: switch off dropout and batch norm's statistics. It is called with
-        the same tensor object as long as u is the same, which a cache can tell:
-        :class:`GatheredRows` looks up only the block that has changed. θ* is
-        where the parameters are when the first step is made, unless
-        :meth:`set_anchor` or :meth:`warmup` chose it.
-        It may be called where a trajectory has run out of bounds: a refusal of such
-        values, as distributions of torch make it, stops the step, so give them
-        ``validate_args=False``.
-        ``control_variate``, ``mass_matrix`` and the temperature of the mass act from
-        the next :meth:`set_anchor` on; other sizes, blocks or another seed draw u anew.
+        the same tensor object as long as u is the same, by which a cache such as
+        :class:`GatheredRows` can know it; and it may be called where a trajectory has
+        run out of bounds: give torch's distributions ``validate_args=False``.
+        θ* is where the parameters are when the first step is made, unless
+        :meth:`set_anchor` or :meth:`warmup` chose it. ``control_variate``,
+        ``mass_matrix`` and the temperature of the mass act from the next
+        :meth:`set_anchor` on; other sizes, blocks or another seed draw u anew.
         For a regression give a :class:`LogLikelihood` with ``rows``: expansions then
-        take no backward pass through the model.
-        Use parameters in float64: log-likelihoods enter N / m times, their rounding
-        too. ``p.grad`` is neither read nor written.
-        A step costs about (1 + ``trajectory_length`` / ε) m evaluations and gradients
-        of single data, beside 1 / G of the subsample's expansions.
-        Where it fails, as measured: with an indicator that only a handful of data have,
-        u hardly ever holds those that decide on its coefficient, and that wanders:
-        leave such features out, or take m near N.
-        "signed" is rejected by more than the leapfrog's error: where the sign of L's
-        estimate changes, its absolute value is 0, and 1 - α falls like ε, not like ε².
-        With order 1 and a poor θ* the target follows u, of which G steps renew all:
-        effective sample sizes of runs not much longer than G are then too large.
-        "signed" from far away makes very short steps in its warm-up, and took eleven
-        times the evaluations of "perturbed": begin it where a short run of that ended.
-        Deviation from the paper: θ* is the mean of the second half of the draws since
-        it was chosen last, and the mass is from its Hessian from the start.
+        take no backward pass through the model. Use parameters in float64:
+        log-likelihoods enter N / m times, their rounding too. ``p.grad`` is neither
+        read nor written. Deviation from the paper: θ* is the mean of the second half of
+        the draws since it was chosen last, and the mass is from its Hessian from the
+        start.
 
     Reference:
         K.-D. Dang, M. Quiroz, R. Kohn, M.-N. Tran and M. Villani, Hamiltonian Monte
