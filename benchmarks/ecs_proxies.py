@@ -13,14 +13,15 @@ log L, N² Var(d) / m, is 1, as a multiple of N; Var(d) is taken over random dat
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.core.closures import exchanged
-from torch_sgmcmc.ecs.expansions import block_ranges, expand
+from torch_sgmcmc.ecs.expansions import expand
+from torch_sgmcmc.ecs.gauss_newton import GAUSS_NEWTON
+from torch_sgmcmc.ecs.taylor import LINEAR
 
 # Pixels on a side, and hidden units.
 MODELS = {"softmax": (7, 0), "small": (7, 10), "network": (14, 50)}
@@ -121,18 +122,6 @@ class Problem:
         return 0.5 * torch.func.jvp(slope, (zero,), (torch.ones_like(zero),))[1]
 
 
-def choices(hidden: int) -> dict[str, Any]:
-    """Names of the expansions, and what ``control_variate`` they are."""
-    result: dict[str, Any] = {
-        "order 1": 1,
-        "diagonal": "diagonal",
-        "a block a tensor": "block-diagonal",
-    }
-    if hidden > 0:
-        result["last layer only"] = [[2, 3]]
-    return {**result, "gauss-newton": "gauss-newton"}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-root", required=True)
@@ -171,13 +160,10 @@ def main() -> None:
             there[t] = problem.closure(indices)
     rows = {"none": [there[t] for t in times]}
     first: list[Tensor] = []
-    for name, kind in choices(hidden).items():
-        ranges = block_ranges(kind, sizes)  # none for order 1
-        form = "diagonal" if kind == "diagonal" else "blocks"
-        kept = {"form": form, "anchor": mode, "blocks": ranges}
-        terms = expand(problem.closure, problem.params, indices, kept, mode)
+    for name, form in (("order 1", LINEAR), ("gauss-newton", GAUSS_NEWTON)):
+        terms = expand(problem.closure, problem.params, indices, form, mode)
         expanded = [terms.expand(t * delta)[0] for t in times]
-        first = expanded if kind == 1 else first
+        first = expanded if form == LINEAR else first
         rows[name] = [there[t] - q for t, q in zip(times, expanded, strict=True)]
     bend = problem.second_order(indices, delta)
     rows["order 2"] = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from typing import Any
 
 import pytest
@@ -11,13 +12,15 @@ import torch
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
+from torch_sgmcmc.core.closures import exchanged
 from torch_sgmcmc.ecs import taylor
-from torch_sgmcmc.ecs.expansions import block_ranges, expand, sum_up
+from torch_sgmcmc.ecs.expansions import expand
+from torch_sgmcmc.ecs.gauss_newton import GaussNewtonTerms, gauss_newton_sums
 from torch_sgmcmc.ecs.jacobians import jacobians
+from torch_sgmcmc.ecs.target import place
 
 F64 = torch.float64
 N, D = 40, 17
-CHOICES = ("gauss-newton", "block-diagonal", [[3, 0], [1]], "diagonal")
 
 
 class Network:
@@ -53,36 +56,20 @@ class Network:
         return sg.LogLikelihood(self.outputs, self.of_outputs)
 
 
-def make(model: Network, control_variate: Any, **more: Any) -> sg.HMCECS:
+def make(model: Network, **more: Any) -> sg.HMCECS:
     common = {"num_data": N, "subsample_size": 9, "num_blocks": 4, "seed": 3}
     common.update({"prior_precision": 4.0, "step_size": 0.3, "chunk_size": 25})
-    common.update({"mass_matrix": "diagonal"})
-    return sg.HMCECS(
-        model.params,
-        control_variate=control_variate,
-        **{**common, **more},
-    )
+    common.update({"mass_matrix": "diagonal", "control_variate": "gauss-newton"})
+    return sg.HMCECS(model.params, **{**common, **more})
 
 
-def brute_force(model: Network, control_variate: Any) -> tuple[Tensor, Tensor, Tensor]:
+def brute_force(model: Network) -> tuple[Tensor, Tensor, Tensor]:
     """ℓ, its gradient, and the proxy of its Hessian, one datum after the other."""
     shapes = [p.shape for p in model.params]
     sizes = [p.numel() for p in model.params]
     theta = torch.cat([p.detach().flatten() for p in model.params])
     own = model.params
     values, gradients, matrices = [], [], []
-    blocks = [[0], [1], [2], [3]] if control_variate == "block-diagonal" else []
-    if control_variate == "gauss-newton":
-        blocks = [[0, 1, 2, 3]]
-    elif isinstance(control_variate, list):
-        blocks = control_variate
-    of_element = torch.repeat_interleave(torch.arange(4), torch.tensor(sizes))
-    mask = torch.zeros(D, D, dtype=F64)
-    for block in blocks:
-        inside = torch.isin(of_element, torch.tensor(list(block))).to(F64)
-        mask += torch.outer(inside, inside)
-    if control_variate == "diagonal":
-        mask = torch.eye(D, dtype=F64)
     for i in range(N):
         index = torch.tensor([i])
 
@@ -102,39 +89,22 @@ def brute_force(model: Network, control_variate: Any) -> tuple[Tensor, Tensor, T
         curvature = torch.autograd.functional.hessian(value, at)
         values.append(value(at))
         gradients.append(r @ j)
-        matrices.append(mask * (j.t() @ curvature @ j))
+        matrices.append(j.t() @ curvature @ j)
     model.params = own
     return torch.stack(values), torch.stack(gradients), torch.stack(matrices)
-
-
-def built(model: Network, control_variate: Any) -> tuple[Any, Any, Any]:
-    """The sums over all data, the expansions of some, and the indices of these."""
-    ranges = block_ranges(control_variate, [p.numel() for p in model.params])
-    unused = torch.zeros(2, D, dtype=F64)
-    sums = sum_up(
-        model.closure,
-        model.params,
-        lambda: torch.arange(N).split(23),
-        unused,
-        control_variate=control_variate,
-        blocks=ranges,
-        with_hessian=True,
-    )
-    indices = torch.tensor([5, 0, 5, 17, 39, 21, 1, 2, 3, 30])
-    kept = {"form": sums.form, "anchor": unused[0], "blocks": ranges}
-    terms = expand(model.closure, model.params, indices, kept, unused[0])
-    return sums, terms, indices
 
 
 # ---- Expansions --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("control_variate", CHOICES)
 @pytest.mark.parametrize("kind", ["softmax", "regression", "linear"])
-def test_expansions_and_sums(kind: str, control_variate: Any) -> None:
+def test_expansions_and_sums(kind: str) -> None:
     model = Network(kind)
-    v, g, h = brute_force(model, control_variate)
-    sums, terms, indices = built(model, control_variate)
+    v, g, h = brute_force(model)
+    chunks = torch.arange(N).split(23)
+    sums = gauss_newton_sums(model.closure, model.params, chunks)
+    indices = torch.tensor([5, 0, 5, 17, 39, 21, 1, 2, 3, 30])
+    terms = GaussNewtonTerms.at_present(model.closure, model.params, indices)
     delta = torch.linspace(-1, 0.7, D, dtype=F64)
     values, bends = terms.expand(delta)
     exact = {"rtol": 1e-11, "atol": 1e-12}
@@ -147,21 +117,11 @@ def test_expansions_and_sums(kind: str, control_variate: Any) -> None:
     total, slope = sums.at(delta)
     torch.testing.assert_close(total, q.sum(), **exact)
     torch.testing.assert_close(slope, slopes.sum(0), **exact)
-    torch.testing.assert_close(sums.diagonal(), h.sum(0).diagonal(), **exact)
+    torch.testing.assert_close(sums.hessian, h.sum(0), **exact)
     # Parts and what is joined of them.
     joined = terms.join([terms.part(7, 10), terms.part(4, 4), terms.part(0, 3)])
     again = joined.expand(delta)[0]
     torch.testing.assert_close(again, values[[7, 8, 9, 0, 1, 2]], **exact)
-
-
-def test_the_proxies_differ() -> None:
-    """Else the tests here could not tell them apart."""
-    delta = torch.linspace(-1, 0.7, D, dtype=F64)
-    totals = [
-        float(built(Network(), control_variate)[0].at(delta)[0])
-        for control_variate in CHOICES
-    ]
-    assert min(abs(a - b) for a in totals for b in totals if a is not b) > 0.05
 
 
 def test_jacobians_of_more_data_than_fit_into_one_pass() -> None:
@@ -198,8 +158,8 @@ def test_a_linear_model_has_no_other_curvature() -> None:
         ends.append((w.detach().clone(), sampler.state["control_variates"]))
     torch.testing.assert_close(ends[0][0], ends[1][0], rtol=1e-9, atol=1e-9)
     # With the memory of 3 d numbers a datum, and not d².
-    assert ends[0][1]["form"] == "blocks"
-    torch.testing.assert_close(ends[0][1]["hessian"][0], ends[1][1]["hessian"])
+    assert ends[0][1]["form"] == "gauss-newton"
+    torch.testing.assert_close(ends[0][1]["hessian"], ends[1][1]["hessian"])
 
 
 def test_first_order_in_many_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,17 +178,16 @@ def test_first_order_in_many_parameters(monkeypatch: pytest.MonkeyPatch) -> None
         assert (ours is None) == (theirs is None)
         if ours is not None:
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
-    _, g, _ = brute_force(model, "diagonal")
+    _, g, _ = brute_force(model)
     torch.testing.assert_close(both[0].slopes[0], g)
 
 
 # ---- The sampler -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("control_variate", CHOICES)
-def test_gradients_are_derivatives(control_variate: Any) -> None:
+def test_gradients_are_derivatives() -> None:
     model = Network()
-    sampler = make(model, control_variate, temperature=1.3)
+    sampler = make(model, temperature=1.3)
     sampler.step(model.closure)
     target = sampler._target(model.closure)
     subsample = sampler._subsample(model.closure)
@@ -243,46 +202,38 @@ def test_gradients_are_derivatives(control_variate: Any) -> None:
         )
 
 
-@pytest.mark.parametrize("control_variate", CHOICES)
-def test_a_subsample_of_everything_is_hmc(control_variate: Any) -> None:
+def test_a_subsample_of_everything_is_hmc() -> None:
     """Then the proxies cancel, if those of the data add up to that of the sum."""
     model = Network()
-    sampler = make(model, control_variate, subsample_size=N)
+    sampler = make(model, subsample_size=N)
     sampler.step(model.closure)
     target = sampler._target(model.closure)
     everything = torch.arange(N)
 
-    def error(kept: dict[str, Any] | None = None) -> float:
+    def error(form: str) -> float:
         subsample = sampler._subsample(model.closure)
         subsample.indices = everything
-        subsample.terms = sampler._expand(model.closure, everything, kept)
+        probe = torch.zeros(D, dtype=F64)
+        params = [torch.empty_like(p) for p in model.params]
+        place(params, target.anchor)
+        with exchanged(model.params, params):
+            subsample.terms = expand(
+                model.closure, model.params, everything, form, probe
+            )
         theta = torch.linspace(-0.5, 0.6, D, dtype=F64)
         point = target.at(subsample, theta)
         whole = model.closure(everything).sum().detach() - 2.0 * (theta @ theta)
         return abs(float(point.log + 0.5 * point.estimate.variance - whole))
 
-    assert error() < 1e-9
+    assert error("gauss-newton") < 1e-9
     # A known bug: sums of one proxy, terms of another.
-    kept = sampler.state["control_variates"]
-    other = "diagonal" if kept["form"] == "blocks" else "none"
-    assert error({**kept, "form": other}) > 0.01
+    assert error("none") > 0.01
 
 
-@pytest.mark.parametrize(
-    ("control_variate", "variant"),
-    [
-        ("gauss-newton", "perturbed"),
-        ([[3, 0], [1]], "signed"),
-        ("diagonal", "perturbed"),
-    ],
-)
-def test_resuming_is_exact(
-    control_variate: Any, variant: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Blocks leave couplings out, which lets the signed chain leave: not the point here.
-    monkeypatch.setattr("torch_sgmcmc.hmcecs._CHECK_EVERY", 1e9)
+@pytest.mark.parametrize("variant", ["perturbed", "signed"])
+def test_resuming_is_exact(variant: str) -> None:
     model = Network()
-    sampler = make(model, control_variate, variant=variant, num_products=5)
+    sampler = make(model, variant=variant, num_products=5)
     for _ in range(5):
         sampler.step(model.closure)
     buffer = io.BytesIO()
@@ -292,7 +243,9 @@ def test_resuming_is_exact(
     other = Network()
     for p, q in zip(other.params, model.params, strict=True):
         p.data.copy_(q.data)
-    twin = make(other, 1, variant=variant, mass_matrix="identity", seed=99)
+    twin = make(
+        other, variant=variant, control_variate=1, mass_matrix="identity", seed=99
+    )
     twin.load_state_dict(saved)
     for _ in range(6):
         sampler.step(model.closure)
@@ -303,123 +256,58 @@ def test_resuming_is_exact(
 
 def test_no_data_in_the_subsample() -> None:
     """Of two factors with Poisson(1) minibatches each, some have none."""
-    for control_variate in CHOICES:
-        model = Network()
-        sampler = make(
-            model, control_variate, variant="signed", num_products=2,
-            subsample_size=1, num_blocks=2,
-        )  # fmt: skip
-        sizes = set()
-        for _ in range(25):
-            sampler.step(model.closure)
-            sizes.add(len(sampler.state["subsample"]["indices"]))
-        assert 0 in sizes
-        assert len(sizes) > 2
+    model = Network()
+    sampler = make(
+        model, variant="signed", num_products=2, subsample_size=1, num_blocks=2
+    )
+    sizes = set()
+    for _ in range(25):
+        sampler.step(model.closure)
+        sizes.add(len(sampler.state["subsample"]["indices"]))
+    assert 0 in sizes
+    assert len(sizes) > 2
 
 
 def test_float32_parameters() -> None:
     model = Network(dtype=torch.float32)
-    sampler = make(model, "block-diagonal")
+    sampler = make(model)
     for _ in range(10):
         sampler.step(model.closure)
     assert sampler.num_divergences == 0
-    kept = sampler.state["control_variates"]
-    assert all(matrix.dtype == F64 for matrix in kept["hessian"])
+    assert sampler.state["control_variates"]["hessian"].dtype == F64
 
 
-def test_the_mass() -> None:
+@pytest.mark.parametrize("mass_matrix", ["diagonal", "dense"])
+def test_the_mass(mass_matrix: str) -> None:
     model = Network()
-    for control_variate in CHOICES:
-        _, _, h = brute_force(model, control_variate)
-        sampler = make(model, control_variate, temperature=2.0)
-        sampler.set_anchor(model.closure, progress=False)
-        factor = sampler.state["control_variates"]["whitening"]
-        precision = (4.0 - h.sum(0).diagonal()) / 2.0
-        torch.testing.assert_close(factor**-2, precision)
-    sampler = make(model, "gauss-newton", mass_matrix="dense")
+    sampler = make(model, mass_matrix=mass_matrix, temperature=2.0)
     sampler.set_anchor(model.closure, progress=False)
     factor = sampler.state["control_variates"]["whitening"]
-    _, _, h = brute_force(model, "gauss-newton")
-    expected = 4.0 * torch.eye(D, dtype=F64) - h.sum(0)
-    torch.testing.assert_close(torch.linalg.inv(factor @ factor.t()), expected)
+    _, _, h = brute_force(model)
+    precision = (4.0 * torch.eye(D, dtype=F64) - h.sum(0)) / 2.0
+    if mass_matrix == "diagonal":
+        torch.testing.assert_close(factor**-2, precision.diagonal())
+    else:
+        torch.testing.assert_close(torch.linalg.inv(factor @ factor.t()), precision)
 
 
 # ---- Errors ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "message"),
-    [
-        (
-            {"control_variate": "diagonal", "mass_matrix": "dense"},
-            ValueError,
-            r"Invalid mass_matrix: 'dense' \(must be 'diagonal' or 'identity' with "
-            r"control_variate='diagonal'\)",
-        ),
-        (
-            {"control_variate": "block-diagonal", "mass_matrix": "dense"},
-            ValueError,
-            r"Invalid mass_matrix: 'dense' \(must be 'diagonal' or 'identity' with",
-        ),
-        (
-            {"control_variate": [[0]], "mass_matrix": "dense"},
-            ValueError,
-            r"'identity' with control_variate=\[\[0\]\]\)",
-        ),
-        (
-            {"control_variate": "sparse"},
-            ValueError,
-            r"Invalid control_variate: 'sparse' \(must be 'gauss-newton' or 'block-",
-        ),
-        (
-            {"control_variate": [3]},
-            TypeError,
-            r"Invalid control_variate: \[3\] \(blocks must be lists of indices of para",
-        ),
-        ({"control_variate": [[True]]}, TypeError, r"Invalid .*: \[\[True\]\] \(block"),
-        (
-            {"control_variate": [[0], []]},
-            ValueError,
-            r"\[\[0\], \[\]\] \(blocks must be disjoint lists, none of them empty",
-        ),
-        ({"control_variate": [[0, 1], [1]]}, ValueError, r"\[1\]\] \(blocks must be d"),
-        ({"control_variate": [[-1]]}, ValueError, r"\[\[-1\]\] \(blocks must be disj"),
-        (
-            {"control_variate": []},
-            ValueError,
-            r"Invalid control_variate: \[\] \(blocks",
-        ),
-        (
-            {"control_variate": [[0], [4]]},
-            ValueError,
-            r"Invalid control_variate: a block \[4\] \(must be indices below 4, the n",
-        ),
-    ],
+    "value", ["block-diagonal", "diagonal", "sparse", [[3, 0], [1]], [], True, 3]
 )
-def test_bad_hyperparameters(
-    settings: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        make(Network(), **settings)
-
-
-@pytest.mark.parametrize("control_variate", ["gauss-newton", [[1, 0]]])
-def test_blocks_that_are_too_large(control_variate: Any) -> None:
-    p, q = torch.zeros(16384, requires_grad=True), torch.zeros(2, requires_grad=True)
-    settings: dict[str, Any] = {"num_data": 9, "subsample_size": 3, "seed": 0}
-    settings["mass_matrix"] = "identity"
-    sg.HMCECS([p, q], control_variate="block-diagonal", **settings)
-    with pytest.raises(
-        ValueError,
-        match=r"Invalid control_variate: a block of 16386 elements, parameters \[.*\] "
-        r"\(must be <= 16384: choose smaller blocks, or 1\)",
-    ):
-        sg.HMCECS([p, q], control_variate=control_variate, **settings)
+def test_there_are_no_others(value: Any) -> None:
+    message = re.escape(
+        f"Invalid control_variate: {value!r} (must be 2 or 1 or 'gauss-newton')"
+    )
+    with pytest.raises(ValueError, match=message):
+        make(Network(), control_variate=value)
 
 
 def test_a_closure_that_does_not_show_its_outputs() -> None:
     model = Network()
-    sampler = make(model, "diagonal")
+    sampler = make(model)
     closure = model.closure
     with pytest.raises(
         TypeError,
@@ -457,6 +345,6 @@ def test_bad_log_likelihoods() -> None:
             closure(indices)
     short = sg.LogLikelihood(model.outputs, lambda f, i: f[:1, 0])
     with pytest.raises(ValueError, match=r"shape \[1\] \(must be \[.*\], one for each"):
-        make(model, "diagonal").step(short)
+        make(model).step(short)
     right = model.of_outputs(model.outputs(indices), indices)
     torch.testing.assert_close(model.closure(indices), right)

@@ -2,8 +2,8 @@
 
 Logistic regressions started at the parameters that made the data. Where |L̂| or the
 perturbed estimate is larger far away than anywhere in the posterior, one long step of a
-warm-up is enough; see the note in ``torch_sgmcmc/ecs/target.py``. False alarms:
-see the note in ``harness.statistics``.
+warm-up is enough; see the note in ``csrc/host/ecs_estimate.h``. False
+alarms: see the note in ``harness.statistics``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 import torch_sgmcmc as sg
 from torch_sgmcmc import hmcecs
-from torch_sgmcmc.ecs import target
+from torch_sgmcmc.ecs.anchor import Anchor
 
 D = 2
 SEEDS = range(8)
@@ -74,7 +74,25 @@ def check_draws(heights: list[float]) -> None:
 
 def without_bound() -> mock._patch:
     """Nothing is beyond a."""
-    return mock.patch.object(target, "_MANY_PRODUCTS", 10**9)
+    right = sg.HMCECS._estimator
+
+    class Unbounded:
+        def __init__(self, estimator: Any) -> None:
+            self.estimator = estimator
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.estimator, name)
+
+        def is_overturned(self, mean: float) -> bool:
+            return False
+
+        def is_out_of_bounds(self, variance: float, mean: float, **more: float) -> bool:
+            return self.estimator.is_out_of_bounds(variance, math.inf, **more)
+
+    def unbounded(self: sg.HMCECS) -> Any:
+        return Unbounded(right(self))
+
+    return mock.patch.object(sg.HMCECS, "_estimator", unbounded)
 
 
 SIGNED = {"variant": "signed", "subsample_size": 10, "control_variate": 1}
@@ -109,7 +127,7 @@ def test_without_a_guard_the_draws_are_elsewhere(settings: dict[str, Any]) -> No
     regression = Regression(3, **settings)
     # Far away the steps become tiny, and trajectories would be long.
     short = mock.patch.object(hmcecs, "_MOST_WARMUP_STEPS", 16)
-    with without_bound(), short, mock.patch.object(sg.HMCECS, "_check_near"):
+    with without_bound(), short, mock.patch.object(Anchor, "check_near"):
         height = regression.run(draws=0)
     with pytest.raises(StatisticalError):
         check_draws([height])
@@ -149,6 +167,11 @@ def test_how_far_draws_may_fall(temperature: float) -> None:
         return -regression.potential(theta) - prior / 2 * theta @ theta
 
     begin = regression.theta.detach().clone()
+    precisions = torch.full((d,), prior, dtype=torch.float64)
+
+    def check_near(value: Tensor, theta: Tensor) -> None:
+        regression.sampler._anchor.check_near(value, theta, precisions, temperature)
+
     highest = d + (2 * d * 20) ** 0.5 + 20
     for factor, within in ((0.99, True), (1.01, False), (-1000.0, True)):
         # A log-likelihood that makes it so much lower there, whatever it is.
@@ -156,12 +179,12 @@ def test_how_far_draws_may_fall(temperature: float) -> None:
         fall = factor * highest * temperature
         value = log_posterior(begin) - fall + prior / 2 * theta @ theta
         if within:
-            regression.sampler._check_near(value, theta)
+            check_near(value, theta)
         else:
             with pytest.raises(RuntimeError, match=LEFT):
-                regression.sampler._check_near(value, theta)
+                check_near(value, theta)
     with pytest.raises(RuntimeError, match="data is nan below"):
-        regression.sampler._check_near(torch.tensor(torch.nan), begin)
+        check_near(torch.tensor(torch.nan), begin)
 
 
 @pytest.mark.parametrize("variant", ["perturbed", "signed"])

@@ -229,3 +229,33 @@ def test_groups_that_are_empty_so_far() -> None:
     sampler.load_state_dict(sampler.state_dict())
     with pytest.raises(RuntimeError, match=r"^HMCECS has no parameters$"):
         sampler.step(lambda indices: indices)
+
+
+def test_a_warmup_in_progress_of_another_dtype() -> None:
+    """Without its θ* there is nothing that draws could be near to."""
+    data = Data("tanh")
+    sampler = make(data)
+    anchored, calls = sampler._anchor_at, 0
+
+    def fails(*args: Any, **more: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:  # when it is time to choose θ* anew
+            raise KeyboardInterrupt
+        anchored(*args, **more)
+
+    sampler._anchor_at = fails  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        sampler.warmup(data, 10, **WARMUP)
+    state = copy.deepcopy(sampler.state_dict())
+    assert state["state"]["warmup"]["done"] == 4
+    rounded = Data("tanh", dtype=torch.float32)
+    twin = make(rounded)
+    twin.load_state_dict(copy.deepcopy(state))
+    assert not twin.state
+    twin.warmup(rounded, 12, **WARMUP)
+    assert twin.param_groups[0]["step"] == 4 + 12
+    for key in ("control_variates", "subsample"):
+        state["state"].pop(key)
+    with pytest.raises(ValueError, match="it has a warmup without control_variates"):
+        make(data).load_state_dict(state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.checks import check_integer, check_real
 from torch_sgmcmc.core.closures import by_lightning, refuse_scaler
-from torch_sgmcmc.core.distributed import BY_THE_LOSS
+from torch_sgmcmc.core.distributed import BY_THE_LOSS, CHECKPOINT, called_from
 from torch_sgmcmc.core.nonfinite import (
     StepLeftOut,
     choice_of,
@@ -21,21 +22,17 @@ from torch_sgmcmc.core.nonfinite import (
 )
 from torch_sgmcmc.core.operators import hmc_momenta_, metropolis_decide
 from torch_sgmcmc.core.progress import progress_bar
+from torch_sgmcmc.core.shared_settings import SharedSettings
 from torch_sgmcmc.core.state_checks import check_count, check_part
-from torch_sgmcmc.ecs.anchored import AnchoredSampler
-from torch_sgmcmc.ecs.expansions import (
-    MASS_MATRICES,
-    ControlVariate,
-    check_control_variate,
-    check_mass,
-    sums_of,
-)
-from torch_sgmcmc.ecs.likelihood import Estimator
+from torch_sgmcmc.ecs.anchor import AllData, Anchor, split
+from torch_sgmcmc.ecs.expansions import CONTROL_VARIATES, MASS_MATRICES, Terms
 from torch_sgmcmc.ecs.likelihood_graph import Closure, flat
-from torch_sgmcmc.ecs.sizes import Draw, mean_estimate, num_products, subsample_size
-from torch_sgmcmc.ecs.target import Point, SubsampledTarget
-from torch_sgmcmc.ecs.warmup import Schedule, Warmup, mean_of_late
-from torch_sgmcmc.ecs.whitening import kinetic, leapfrog
+from torch_sgmcmc.ecs.sizes import Draw, chosen_sizes
+from torch_sgmcmc.ecs.state import KEYS, check_anchored_state, on_device
+from torch_sgmcmc.ecs.subsample import Layout, Proposals, Subsample
+from torch_sgmcmc.ecs.target import Point, SubsampledTarget, follow
+from torch_sgmcmc.ecs.warmup import Warmup
+from torch_sgmcmc.ecs.whitening import kinetic
 
 __all__ = ["HMCECS"]
 
@@ -49,12 +46,7 @@ _COUNTERS = (
     "num_subsamples_accepted",
 )
 
-# Early in a warm-up the step size may be far too small, and a trajectory of given
-# length endless.
-_MOST_WARMUP_STEPS = 1024
-
-# A tenth of the evaluations are to see whether the chain is still in the posterior.
-_CHECK_EVERY = 10
+_MOST_WARMUP_STEPS = _C.MOST_WARMUP_STEPS
 
 # Which of a step's two Metropolis tests.
 _OF_TRAJECTORY, _OF_SUBSAMPLE = 0, 1
@@ -68,7 +60,7 @@ HMCECS.step() needs a closure, which is called several times a step:
     sampler.step(closure)"""
 
 
-class HMCECS(AnchoredSampler):
+class HMCECS(SharedSettings):
     r"""HMC with energy conserving subsampling, perturbed or signed.
 
     The likelihood is estimated from a subsample u of the data, and one and the same u
@@ -98,71 +90,10 @@ class HMCECS(AnchoredSampler):
 
     **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)`. Signed: exactly,
     if a draw counts with its ``sign``: :math:`E f = \sum s f / \sum s`. Perturbed: of a
-    density near it, to O(1 / (N m²)) if θ* is the mode; the estimator is unbiased if
-    the estimate of :math:`\log L` is normal with the variance that is estimated for it,
-    so look at ``estimator_variance``, which should not be far above 1. Neither
-    step size nor trajectory length nor mass changes the target.
-
-    **Out of bounds.** Both estimates are larger far away than anywhere in the
-    posterior: :math:`|\hat L|` of "signed" where the estimates :math:`\hat d` are below
-    a, log L̂ of "perturbed" where its variance is too large for m. So the signed
-    sampler (with 10 factors or more) rejects what leads to where the mean of its
-    :math:`\hat d` is below a; and both compute the log posterior of all data where a
-    warm-up chooses θ* anew, at its end, and between steps, for a tenth of their
-    evaluations. More than d + sqrt(40 d) + 20 below what it is at θ*, in d dimensions,
-    the chain has left, which is an error: draws of a log-concave posterior are further
-    below with a probability of at most e⁻²⁰.
-
-    **Control variates.** With f the outputs of datum k, J its Jacobian, and g and H
-    the derivatives of :math:`\ell_k = L(f)` at θ*, δ = θ - θ* and C outputs a datum,
-
-    ===================  =======================================  =====  ===========
-    ``control_variate``  :math:`q_k - \ell_k(\theta^*)`            sums   datum of u
-    ===================  =======================================  =====  ===========
-    2                    gᵀδ + δᵀHδ / 2                           d²     2 d, or d²
-    1                    gᵀδ                                      d      d
-    "gauss-newton"       gᵀδ + (Jδ)ᵀ L''(f) Jδ / 2                d²     C d
-    "block-diagonal"     gᵀδ + Σ_b (J_b δ_b)ᵀ L''(f) J_b δ_b / 2  Σ b²   C d
-    "diagonal"           the same, each element a block           d      2 d
-    ===================  =======================================  =====  ===========
-
-    numbers are stored (with 2: d² if the Hessian of a datum is not of rank one). Any of
-    them is summed up over all data as it is used for each, so that none changes what is
-    said of the target; they differ in the variance of d, and so in the m it takes.
-
-    Measured on 10,000 images of MNIST, λ = 1 (``benchmarks/ecs_proxies.py``, torch
-    2.15): m / N for a variance of 1 of log L's estimate, at θ* + t (draw - θ*), θ*
-    being the mode, and the draw that of 100 trajectories of HMC from there:
-
-    ================  ======  ======  ======  ======  ======  ======  ======
-    \                 softmax         network         network
-                      d = 500         d = 610         d = 10360
-    ----------------  --------------  --------------  ----------------------
-    t                 0.1     1       0.1     1       0.03    0.1     1
-    ================  ======  ======  ======  ======  ======  ======  ======
-    no q              11000   11700   4440    5970    6.9     378     796
-    1                 0.002   15.6    0.050   272     2.0     299     1360
-    "diagonal"        1.1     10900   15.5    158000  1.4     232     951000
-    "block-diagonal"  0.033   338     0.67    7230    0.63    156     786000
-    "gauss-newton"    3e-6    2.2     0.030   420     0.72    165     629000
-    2                 3e-6    2.2     0.0004  180     0.55    141     898000
-    ================  ======  ======  ======  ======  ======  ======  ======
-
-    - Regressions of one linear predictor: 2. Of several, as a softmax regression:
-      "gauss-newton", the same expansion with C d numbers in place of d².
-    - Networks: at a draw of the posterior (t = 1) none is sound; it takes hundreds of N
-      to estimate log L, with expansions or without. Near the mode 2 is the best, and
-      "gauss-newton" between 1 and 2.
-    - d too large for d²: 1, the only one never twice as bad as no q at all; but it
-      takes many data: it leaves :math:`\delta^\top H\delta / 2`, whose sum over
-      the data is about d_N / 2 at a draw of the posterior, d_N being the number of
-      parameters that the data determine. A variance of 1 then takes m = κ d_N² / 4,
-      whatever N is, κ being the squared coefficient of variation of
-      :math:`\delta^\top H\delta` over data.
-    - "diagonal" and "block-diagonal" are **not** sound for a posterior: its draws lie
-      where the parts of Jδ cancel, which these expansions do not see. In the two small
-      models they were far worse than 1 at every t; in the large one better, by up to 2
-      and 8 times, but only for t <= 0.1.
+    density near it, to O(1 / (N m²)) if θ* is the mode; look at
+    ``estimator_variance``, which should not be far above 1. Neither step size nor
+    trajectory length nor mass changes the target. A chain that leaves the posterior,
+    where both estimates can be larger than anywhere within, is found out.
 
     **Scale.** The mass matrix is the Hessian of U/T at θ* (with "dense"), so that
     ``step_size`` and ``trajectory_length`` are in units of the posterior's standard
@@ -185,16 +116,12 @@ class HMCECS(AnchoredSampler):
             proposed anew in a step, so that successive estimates correlate by about
             1 - 1/G. At most as many as there are data, or for "signed" factors.
             Default: 100.
-        control_variate: the expansions q, see *Control variates*: 2 or 1, the order of
-            a Taylor expansion; or "gauss-newton", "block-diagonal" or "diagonal", for
-            which closures must be :class:`LogLikelihood`. With "block-diagonal" every
-            parameter is a block; other blocks are given in its place, as disjoint lists
-            of indices of parameters, in the order of the param groups (those in none
-            are expanded to first order). A block has at most 16384 elements. Default:
+        control_variate: the expansions q: 2 or 1, the order of a Taylor expansion; or
+            "gauss-newton", for which closures must be :class:`LogLikelihood`. Default:
             2.
         mass_matrix: "dense", "diagonal" (both from the Hessian of all data at θ*, or
             what the control variates have of it) or "identity", which needs no Hessian.
-            Not "dense" with "block-diagonal" or "diagonal". Default: "dense".
+            Default: "dense".
         prior_precision: λ >= 0, precision of the Gaussian prior N(0, 1/λ) on each
             parameter; 0 is a flat prior. Default: 0.
         temperature: T > 0; 1 is the Bayesian posterior. Default: 1.
@@ -245,36 +172,21 @@ class HMCECS(AnchoredSampler):
         ...     draws.append(theta.detach().clone())
 
     Note:
-        Start near the mode (an optimizer's end, or the posterior mean of a small part
-        of the data): expansions around a far point are poor, and the first trajectories
-        are then rejected. The closure must always be the same function of parameters
+        Start near the mode. The closure must always be the same function of parameters
         and indices: switch off dropout and batch norm's statistics. It is called with
-        the same tensor object as long as u is the same, which a cache can tell:
-        :class:`GatheredRows` looks up only the block that has changed. θ* is
-        where the parameters are when the first step is made, unless
-        :meth:`set_anchor` or :meth:`warmup` chose it.
-        It may be called where a trajectory has run out of bounds: a refusal of such
-        values, as distributions of torch make it, stops the step, so give them
-        ``validate_args=False``.
-        ``control_variate``, ``mass_matrix`` and the temperature of the mass act from
-        the next :meth:`set_anchor` on; other sizes, blocks or another seed draw u anew.
+        the same tensor object as long as u is the same, by which a cache such as
+        :class:`GatheredRows` can know it; and it may be called where a trajectory has
+        run out of bounds: give torch's distributions ``validate_args=False``.
+        θ* is where the parameters are when the first step is made, unless
+        :meth:`set_anchor` or :meth:`warmup` chose it. ``control_variate``,
+        ``mass_matrix`` and the temperature of the mass act from the next
+        :meth:`set_anchor` on; other sizes, blocks or another seed draw u anew.
         For a regression give a :class:`LogLikelihood` with ``rows``: expansions then
-        take no backward pass through the model.
-        Use parameters in float64: log-likelihoods enter N / m times, their rounding
-        too. ``p.grad`` is neither read nor written.
-        A step costs about (1 + ``trajectory_length`` / ε) m evaluations and gradients
-        of single data, beside 1 / G of the subsample's expansions.
-        Where it fails, as measured: with an indicator that only a handful of data have,
-        u hardly ever holds those that decide on its coefficient, and that wanders:
-        leave such features out, or take m near N.
-        "signed" is rejected by more than the leapfrog's error: where the sign of L's
-        estimate changes, its absolute value is 0, and 1 - α falls like ε, not like ε².
-        With order 1 and a poor θ* the target follows u, of which G steps renew all:
-        effective sample sizes of runs not much longer than G are then too large.
-        "signed" from far away makes very short steps in its warm-up, and took eleven
-        times the evaluations of "perturbed": begin it where a short run of that ended.
-        Deviation from the paper: θ* is the mean of the second half of the draws since
-        it was chosen last, and the mass is from its Hessian from the start.
+        take no backward pass through the model. Use parameters in float64:
+        log-likelihoods enter N / m times, their rounding too. ``p.grad`` is neither
+        read nor written. Deviation from the paper: θ* is the mean of the second half of
+        the draws since it was chosen last, and the mass is from its Hessian from the
+        start.
 
     Reference:
         K.-D. Dang, M. Quiroz, R. Kohn, M.-N. Tran and M. Villani, Hamiltonian Monte
@@ -297,9 +209,12 @@ class HMCECS(AnchoredSampler):
     _WHY_EQUAL: ClassVar[str] = "there is one trajectory for all"
     # There is no going on from a density that is not finite.
     _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip")
+    _COMMON_STATE: ClassVar[tuple[str, ...]] = KEYS
 
     # What can be computed again from the state, and is not saved.
+    _present: Point | None = None
     _present_key: tuple[Any, ...] = ()
+    _proposals: Proposals | None = None
 
     def __init__(
         self,
@@ -311,7 +226,7 @@ class HMCECS(AnchoredSampler):
         step_size: float | None = None,
         trajectory_length: float = 1.2,
         num_blocks: int = 100,
-        control_variate: ControlVariate = 2,
+        control_variate: int | str = 2,
         mass_matrix: str = "dense",
         prior_precision: float = 0.0,
         temperature: float = 1.0,
@@ -338,7 +253,6 @@ class HMCECS(AnchoredSampler):
             "chunk_size": chunk_size,
         }
         super().__init__(params, defaults, seed, nonfinite)
-        self._ranges()
 
     # ---- What it has done -----------------------------------------------------
 
@@ -396,9 +310,8 @@ class HMCECS(AnchoredSampler):
         check_real("step_size", group["step_size"], low_open=True)
         check_real("trajectory_length", group["trajectory_length"], low_open=True)
         check_integer("num_blocks", group["num_blocks"], low=1)
-        check_control_variate(group["control_variate"])
+        _check_choice("control_variate", group["control_variate"], CONTROL_VARIATES)
         _check_choice("mass_matrix", group["mass_matrix"], MASS_MATRICES)
-        check_mass(group["mass_matrix"], group["control_variate"])
         self._check_target(group)
         check_real("temperature", group["temperature"], low_open=True)
         check_integer("num_products", group["num_products"], low=1)
@@ -407,9 +320,8 @@ class HMCECS(AnchoredSampler):
 
     def _check_groups(self) -> None:
         self._check_all_groups()
-        if not self._params():
+        if not self._all_params():
             raise RuntimeError("HMCECS has no parameters")
-        self._ranges()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a param group, see :meth:`Sampler.add_param_group`.
@@ -417,7 +329,9 @@ class HMCECS(AnchoredSampler):
         θ* is then chosen anew.
         """
         super().add_param_group(param_group)
-        self._forget_anchor()
+        for key in KEYS:  # all of them are of other parameters
+            self.state.pop(key, None)
+        self._present = self._proposals = None
 
     def _check_progress(self, group: dict[str, Any]) -> None:
         for name in _COUNTERS[1:]:
@@ -447,8 +361,124 @@ class HMCECS(AnchoredSampler):
         if closure is None:
             raise TypeError(_NO_CLOSURE)
         self._check_groups()
-        self._anchor_at(closure, flat(self._params()).double(), progress)
+        self._anchor_at(closure, flat(self._all_params()).double(), progress)
         self.state.pop("warmup", None)
+
+    # ---- What it keeps --------------------------------------------------------
+
+    def _count(self, evaluations: int) -> None:
+        group = self.param_groups[0]
+        self._set(num_evaluations=group["num_evaluations"] + evaluations)
+
+    def _prior(self) -> Tensor:
+        """The prior precision of each element."""
+        like = {"dtype": torch.float64, "device": self._all_params()[0].device}
+        rows = [
+            torch.full((p.numel(),), float(group["prior_precision"]), **like)
+            for group in self.param_groups
+            for p in group["params"]
+        ]
+        return torch.cat(rows)
+
+    def _layout(self) -> Layout:
+        return Layout.of(self.param_groups[0])
+
+    def _data(self, closure: Closure) -> AllData:
+        group = self.param_groups[0]
+        sizes = group["num_data"], group["chunk_size"], group["seed"]
+        return AllData(closure, self._all_params(), *sizes)
+
+    @property
+    def _anchor(self) -> Anchor:
+        return Anchor.load(self.state["control_variates"])
+
+    def _anchor_at(
+        self, closure: Closure, theta: Tensor, progress: bool, *, moved: bool = False
+    ) -> None:
+        """Puts θ* there. If it is moved by draws, they must be near the last θ*."""
+        group, prior = self.param_groups[0], self._prior()
+        chosen = Anchor.choose(self._data(closure), theta, prior, group, progress)
+        if moved:
+            total, temperature = chosen.sums.value, group["temperature"]
+            self._anchor.check_near(total, chosen.theta, prior, temperature)
+        kept = self.state.get("subsample")
+        if kept is not None and self._layout().is_of(kept):
+            # The same data, with other expansions.
+            terms = self._expand(closure, kept["indices"], chosen)
+            kept = {**kept, "terms": terms.fields()}
+        else:
+            kept = None  # of other sizes: the next step draws one
+        # Nothing fails from here on.
+        self.state["control_variates"] = chosen.save()
+        self.state.pop("subsample", None)
+        if kept is not None:
+            self.state["subsample"] = kept
+        self._present = self._proposals = None
+        self._count(group["num_data"])
+        self._set(mean_difference=0.0)
+
+    @torch.no_grad()
+    def _check_place(self, closure: Closure, progress: bool) -> None:
+        """Raises if the parameters are not near θ*, with a pass through all data."""
+        group = self.param_groups[0]
+        total = self._data(closure).log_likelihood(progress)
+        self._count(group["num_data"])
+        theta = flat(self._all_params()).double()
+        self._anchor.check_near(total, theta, self._prior(), group["temperature"])
+
+    def _expand(
+        self, closure: Closure, indices: Tensor, anchor: Anchor | None = None
+    ) -> Terms:
+        self._count(len(indices))
+        return (anchor or self._anchor).expand(self._data(closure), indices)
+
+    def _subsample(self, closure: Closure) -> Subsample:
+        """That of the state, or a new one if sizes, blocks or the seed were changed."""
+        layout, kept = self._layout(), self.state.get("subsample")
+        if layout.is_of(kept):
+            return Subsample.load(kept, self._anchor.sums.form)
+        expand, device = partial(self._expand, closure), self._all_params()[0].device
+        return Subsample.draw(layout, self.param_groups[0]["step"], expand, device)
+
+    def _proposed(self, closure: Closure, current: Subsample) -> Subsample:
+        layout, step = self._layout(), self.param_groups[0]["step"]
+        if self._proposals is None or not self._proposals.covers(layout, step):
+            expand, device = partial(self._expand, closure), current.indices.device
+            self._proposals = Proposals(layout, step, expand, device)
+        return self._proposals.apply(step, current)
+
+    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super()._check_state_dict(state_dict)
+        size = sum(p.numel() for p in self._all_params())
+        check_anchored_state(state_dict["state"], size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`Sampler.state_dict`.
+
+        Raises:
+            RuntimeError: it is for ``torch.distributed.checkpoint``'s
+                ``get_optimizer_state_dict``, which knows state of parameters alone.
+        """
+        if called_from(CHECKPOINT):
+            raise RuntimeError(
+                "HMCECS has state that belongs to no single parameter, which "
+                "get_optimizer_state_dict cannot hold: save its state_dict() with "
+                "torch.save"
+            )
+        return super().state_dict()
+
+    def _finish_loading(self, state_dict: dict[str, Any]) -> None:
+        super()._finish_loading(state_dict)
+        params = self._all_params()
+        # torch moves what belongs to a parameter alone.
+        kept = {key: self.state.pop(key) for key in KEYS if key in self.state}
+        anchor = kept.get("control_variates", {}).get("anchor")
+        # With θ* rounded, the sums would not be its.
+        if anchor is not None and torch.equal(
+            flat(split(anchor, params)).double(), anchor
+        ):
+            self.state.update(on_device(kept, params[0].device))
+        self._present = self._proposals = None
 
     # ---- Steps ----------------------------------------------------------------
 
@@ -531,7 +561,9 @@ class HMCECS(AnchoredSampler):
         check_real("target_acceptance", target_acceptance, high=1.0, low_open=True)
         if target_variance is not None:
             check_real("target_variance", target_variance, low_open=True)
-        schedule = Schedule(steps, anchor_every)
+        check_integer("steps", steps, low=1)
+        check_integer("anchor_every", anchor_every, low=1)
+        schedule = _C.ECSSchedule(steps, anchor_every)
         if target_variance is not None:
             schedule.check_sizing()
         arguments = {
@@ -546,11 +578,9 @@ class HMCECS(AnchoredSampler):
             warmup.check(arguments)
         else:
             self.set_anchor(closure, progress=progress)
-            step_size = self.param_groups[0]["step_size"]
-            adaptation = _C.DualAveraging(step_size, target_acceptance)
-            warmup = Warmup(arguments, 0, adaptation, [])
+            warmup = Warmup.begin(arguments, self.param_groups[0]["step_size"])
             self.state["warmup"] = warmup.save()
-        warmup = self._move_anchor(closure, warmup, schedule, progress)
+        warmup = self._move_anchor(closure, warmup, progress)
         for i in progress_bar(range(warmup.done, steps), "warm-up", progress):
             try:
                 log_ratio = self._sweep(closure, _MOST_WARMUP_STEPS)
@@ -560,46 +590,27 @@ class HMCECS(AnchoredSampler):
             self._set(step_size=warmup.adaptation.step_size)
             assert self._present is not None
             draws = [*warmup.draws, Draw.of(self._present)]
-            if i + 1 == schedule.sizing:
-                self._size(draws, target_variance)
+            if schedule.chooses_sizes_after(i + 1):
+                group = self.param_groups[0]
+                self._set(**chosen_sizes(draws, target_variance, group))
+                self._present = None
             warmup = Warmup(arguments, i + 1, warmup.adaptation, draws)
             self.state["warmup"] = warmup.save()
-            warmup = self._move_anchor(closure, warmup, schedule, progress)
+            warmup = self._move_anchor(closure, warmup, progress)
         self._check_place(closure, progress)
         averaged = warmup.adaptation.averaged
         self._set(step_size=averaged, **dict.fromkeys(_COUNTERS, 0))
         self.state.pop("warmup", None)
 
-    def _move_anchor(
-        self, closure: Closure, warmup: Warmup, schedule: Schedule, progress: bool
-    ) -> Warmup:
+    def _move_anchor(self, closure: Closure, warmup: Warmup, progress: bool) -> Warmup:
         """Chooses θ* and begins to adapt the step size anew, where it is time to."""
-        if warmup.done not in schedule.anchors or not warmup.draws:
+        if not warmup.moves_anchor():
             return warmup
-        self._anchor_at(closure, mean_of_late(warmup.draws), progress, moved=True)
-        averaged = warmup.adaptation.averaged
-        self._set(step_size=averaged)
-        adaptation = _C.DualAveraging(averaged, warmup.adaptation.target)
-        moved = Warmup(warmup.arguments, warmup.done, adaptation, [])
-        self.state["warmup"] = moved.save()
-        return moved
-
-    def _size(self, draws: list[Draw], target: float | None) -> None:
-        """Chooses the sizes and a by what the draws since the last θ* had."""
-        group = self.param_groups[0]
-        late = draws[len(draws) // 2 :]
-        if not late:
-            return
-        if group["variant"] == "perturbed":
-            if target is not None:
-                size, num_data = group["subsample_size"], group["num_data"]
-                self._set(subsample_size=subsample_size(late, size, target, num_data))
-        else:
-            if target is not None:
-                products = num_products(late, group["num_products"], target)
-                self._set(num_products=products)
-            self._set(mean_difference=mean_estimate(late))
-        self._present = None
+        self._anchor_at(closure, warmup.place(), progress, moved=True)
+        self._set(step_size=warmup.adaptation.averaged)
+        warmup = warmup.moved()
+        self.state["warmup"] = warmup.save()
+        return warmup
 
     @torch.no_grad()
     def _sweep(self, closure: Closure | None, most_steps: int | None = None) -> float:
@@ -617,9 +628,9 @@ class HMCECS(AnchoredSampler):
         self._check_groups()
         kept = self.state.get("control_variates")
         if kept is None or kept["num_data"] != self.param_groups[0]["num_data"]:
-            self._anchor_at(closure, flat(self._params()).double(), progress=False)
+            self._anchor_at(closure, flat(self._all_params()).double(), progress=False)
         target = self._target(closure)
-        start = [p.detach().clone() for p in self._params()]
+        start = [p.detach().clone() for p in self._all_params()]
         try:
             present = self._start(target)
             if most_steps is None and self._is_check_due():
@@ -627,14 +638,14 @@ class HMCECS(AnchoredSampler):
             present, renewed = self._update_subsample(target, present)
             present, log_ratio, moved = self._trajectory(target, present, most_steps)
         except BaseException:
-            for p, before in zip(self._params(), start, strict=True):
+            for p, before in zip(self._all_params(), start, strict=True):
                 p.copy_(before)
             raise
         if not moved:
-            for p, before in zip(self._params(), start, strict=True):
+            for p, before in zip(self._all_params(), start, strict=True):
                 p.copy_(before)
         self._present, self._present_key = present, self._target_key()
-        self._keep(present.subsample)
+        self.state["subsample"] = present.subsample.save(self._layout())
         group = self.param_groups[0]
         self._set(
             step=group["step"] + 1,
@@ -648,15 +659,15 @@ class HMCECS(AnchoredSampler):
         return log_ratio
 
     def _target(self, closure: Closure) -> SubsampledTarget:
-        group, kept = self.param_groups[0], self.state["control_variates"]
         return SubsampledTarget(
             closure,
-            self._params(),
-            kept["anchor"],
-            sums_of(kept),
+            self._all_params(),
+            self._anchor.theta,
+            self._anchor.sums,
             self._prior(),
-            group["temperature"],
+            self.param_groups[0]["temperature"],
             self._estimator(),
+            self.param_groups[0]["max_variance"],
         )
 
     def _target_key(self) -> tuple[Any, ...]:
@@ -665,11 +676,11 @@ class HMCECS(AnchoredSampler):
         priors = [group["prior_precision"] for group in self.param_groups]
         return (*priors, group["temperature"], group["mean_difference"])
 
-    def _estimator(self) -> Estimator:
+    def _estimator(self) -> _C.ECSEstimator:
         group = self.param_groups[0]
         if group["variant"] == "perturbed":
-            return Estimator(group["num_data"])
-        return Estimator(
+            return _C.ECSEstimator(group["num_data"])
+        return _C.ECSEstimator(
             num_data=group["num_data"],
             batch_size=group["subsample_size"],
             num_products=group["num_products"],
@@ -694,7 +705,7 @@ class HMCECS(AnchoredSampler):
                 "HMCECS got log-likelihoods or parameters that are not finite at the "
                 "start of a step",
             )
-        if target.is_overturned(last.estimate):
+        if target.estimator.is_overturned(last.estimate.mean):
             raise RuntimeError(
                 "HMCECS's estimate of the sum of all d at the start of a step is "
                 f"{last.estimate.mean:.4g} (must be > a = "
@@ -712,7 +723,7 @@ class HMCECS(AnchoredSampler):
         # If it is accepted, as nearly always, the gradient is the trajectory's first.
         proposal = target.at(subsample, present.theta)
         log_ratio = proposal.log - present.log
-        if self._is_out_of_bounds(target, proposal, present):
+        if target.is_out_of_bounds(proposal, present):
             log_ratio = -math.inf
         accepted = self._decide(log_ratio, _OF_SUBSAMPLE)
         return (proposal if accepted else present), accepted
@@ -722,55 +733,33 @@ class HMCECS(AnchoredSampler):
     ) -> tuple[Point, float, bool]:
         """The step for θ: where to go on, the log ratio, and whether it moved."""
         group = self.param_groups[0]
-        factor = self.state["control_variates"]["whitening"]
-        # Along x with θ = θ₀ + W x, W Wᵀ = M⁻¹, the mass is 1.
-        x, r = torch.zeros_like(present.theta), torch.empty_like(present.theta)
+        r = torch.empty_like(present.theta)
         hmc_momenta_(
             [r], [], temperature=1.0, offsets=[0], **self._step_arguments(group)
         )
         before = present.log - kinetic(r)
-        step_size, steps = group["step_size"], self._num_steps()
-        if most_steps is not None:
-            steps = min(steps, most_steps)
-        point, origin = present, present.theta
-        for i in range(steps):
-            kick = step_size if i > 0 else step_size / 2
-            theta = leapfrog(x, r, factor, point.gradient, origin, kick, step_size)
-            point = target.at(present.subsample, theta)
-            # Its way back meets the same point, so to stop here is reversible.
-            if not point.finite:
-                return present, -math.inf, False
-        leapfrog(x, r, factor, point.gradient, origin, step_size / 2, 0.0)
+        steps = self._num_steps(most_steps)
+        factor = self._anchor.whitening
+        point = follow(target, present, r, factor, group["step_size"], steps)
+        if point is None:
+            return present, -math.inf, False
         log_ratio = point.log - kinetic(r) - before
-        if self._is_out_of_bounds(target, point, present):
+        if target.is_out_of_bounds(point, present):
             log_ratio = -math.inf
         if self._decide(log_ratio, _OF_TRAJECTORY):
             return point, log_ratio, True
         return present, log_ratio, False
 
-    def _num_steps(self) -> int:
+    def _num_steps(self, most: int | None = None) -> int:
         group = self.param_groups[0]
-        return _C.leapfrog_steps(None, group["trajectory_length"], group["step_size"])
+        sizes = group["trajectory_length"], group["step_size"]
+        return _C.leapfrog_steps(None, *sizes, most)
 
     def _is_check_due(self) -> bool:
         """Whether to look at all data, as the warm-up has done at its end."""
         group, layout = self.param_groups[0], self._layout()
         cost = layout.num_cells * layout.batch_size * (self._num_steps() + 1)
-        period = math.ceil(_CHECK_EVERY * group["num_data"] / cost)
-        done = group["num_trajectories"]
-        return done > 0 and done % period == 0
-
-    def _is_out_of_bounds(
-        self, target: SubsampledTarget, point: Point, present: Point
-    ) -> bool:
-        """Whether the estimate's variance is above ``max_variance``, and was lower.
-
-        Or it is overturned. The same for u as for θ, so that the target is π where
-        neither is so.
-        """
-        variance = point.estimate.variance
-        highest = max(self.param_groups[0]["max_variance"], present.estimate.variance)
-        return variance > highest or target.is_overturned(point.estimate)
+        return _C.is_check_due(group["num_trajectories"], group["num_data"], cost)
 
     def _decide(self, log_ratio: float, test: int) -> bool:
         """A Metropolis test; what is not finite is rejected."""

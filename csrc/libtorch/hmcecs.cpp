@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/counter.h"
+#include "host/ecs_schedule.h"
 #include "host/leapfrog_steps.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/closures.h"
@@ -31,10 +32,6 @@ constexpr const char* kHMCECSNeedsClosure =
     "          y.index({indices}),\n"
     "          CrossEntropyFuncOptions().reduction(torch::kNone));\n"
     "    });";
-
-// A tenth of the evaluations are to see whether the chain is still in the
-// posterior.
-constexpr double kCheckEvery = 10;
 
 // Which of a step's two Metropolis tests.
 constexpr int64_t kOfTrajectory = 0;
@@ -99,6 +96,13 @@ double HMCECS::estimator_variance() const {
 }
 
 // ---- What is common to all groups -------------------------------------------
+
+void HMCECS::check_ready() const {
+  check_groups();
+  if (all_params().empty()) {
+    throw std::runtime_error("HMCECS has no parameters");
+  }
+}
 
 // The prior precision of each element.
 at::Tensor HMCECS::prior() const {
@@ -182,7 +186,7 @@ double HMCECS::sweep(const Closure& closure,
                      std::optional<int64_t> most_steps) {
   if (closure == nullptr) Invalid(kHMCECSNeedsClosure);
   const at::NoGradGuard no_grad;
-  check_groups();
+  check_ready();
   if (needs_anchor()) {
     anchor_at(closure, FlatRow(all_params()).to(at::kDouble), nullptr);
   }
@@ -221,7 +225,7 @@ double HMCECS::sweep(const Closure& closure,
 
 ECSTarget HMCECS::target(const Closure& closure) const {
   const HMCECSOptions& group = first();
-  LikelihoodEstimator estimator;
+  ECSEstimator estimator;
   estimator.num_data = group.num_data();
   if (group.variant() == "signed") {
     estimator.batch_size = group.subsample_size();
@@ -257,11 +261,11 @@ std::shared_ptr<const ECSPoint> HMCECS::start(ECSTarget& target) {
         "HMCECS got log-likelihoods or parameters that are not finite at the "
         "start of a step");
   }
-  if (target.is_overturned(*last)) {
+  if (IsOverturned(target.estimator(), last->mean)) {
     throw std::runtime_error(
         "HMCECS's estimate of the sum of all d at the start of a step is " +
         FourDigits(last->mean) +
-        " (must be > a = " + FourDigits(target.lower_bound()) +
+        " (must be > a = " + FourDigits(target.estimator().lower_bound) +
         ": beyond, |L̂| grows as the likelihood falls). Choose θ* nearer, by "
         "set_anchor() or warmup(), or use control_variate=2 or a larger "
         "num_products");
@@ -333,19 +337,17 @@ bool HMCECS::is_check_due() const {
   const SubsampleLayout sizes = layout();
   const double cost = static_cast<double>(sizes.num_cells * sizes.batch_size) *
                       (num_steps() + 1);
-  const double period = std::ceil(kCheckEvery * first().num_data() / cost);
-  const auto done = static_cast<double>(first().num_trajectories_.get());
-  return done > 0 && std::fmod(done, period) == 0;
+  return IsCheckDue(first().num_trajectories_.get(), first().num_data(), cost);
 }
 
-// Whether the estimate's variance is above max_variance, and was lower, or it
-// is overturned. The same for u as for theta, so that the target is the density
-// where neither is so.
 bool HMCECS::is_out_of_bounds(const ECSTarget& target,
                               const ECSPoint& point,
                               const ECSPoint& present) const {
-  return point.variance > std::max(first().max_variance(), present.variance) ||
-         target.is_overturned(point);
+  return IsOutOfBounds(target.estimator(),
+                       point.variance,
+                       point.mean,
+                       present.variance,
+                       first().max_variance());
 }
 
 // A Metropolis test; what is not finite is rejected.

@@ -147,7 +147,7 @@ Sampler::Sampler(const std::vector<OptimizerParamGroup>& param_groups,
   CheckNonfinite(options);
   // Groups may bring what the defaults leave open; they are checked whole.
   for (const OptimizerParamGroup& group : param_groups) {
-    add_param_group(group);
+    Sampler::add_param_group(group);
   }
   if (!options.seed_) {
     options.seed_ = DrawSeed();

@@ -1,10 +1,9 @@
 // torch_sgmcmc::ecs_*: one evaluation of HMC-ECS, but for the closure and its
 // backward pass, and one step of its leapfrog. On the CPU, in float64.
-#include "samplers/hmcecs.h"
-
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <string>
@@ -12,6 +11,8 @@
 #include <vector>
 
 #include "apply/plan.h"
+#include "apply/rows.h"
+#include "host/ecs_estimate.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -63,6 +64,9 @@ class ECSArrays {
 
   const char* op_;
 };
+
+// Numbers of an estimate, as an operator's result.
+constexpr int64_t kECSEstimate = 4;
 
 Tensor NewDoubles(const Tensor& like, const std::vector<int64_t>& shape) {
   return torch::stable::new_empty(like, shape, ScalarType::Double);
@@ -171,8 +175,8 @@ std::tuple<Tensor, Tensor, Tensor> ECSEstimateAt(Tensor values,
   for (double& difference : differences) difference /= temperature;
 
   const ECSEstimator estimator{num_data, batch_size, num_products, lower_bound};
-  const auto make = num_products == 0 ? ECSPerturbed : ECSBlockPoisson;
-  const ECSEstimate result = make(estimator, differences.data(), m, weight);
+  const ECSEstimate result =
+      EstimateLikelihood(estimator, differences.data(), m, weight);
   Tensor estimate = NewDoubles(values, {kECSEstimate});
   double* out = DoublesOf(estimate);
   out[0] = result.log;

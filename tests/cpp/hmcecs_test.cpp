@@ -300,6 +300,28 @@ TEST(HMCECS, AWarmUpThatWasInterruptedGoesOn) {
   EXPECT_FALSE(state.contains("warmup"));
 }
 
+TEST(HMCECS, AGroupGivesUpTheWarmUpInProgress) {
+  const torch::Tensor param = Parameter({3});
+  const torch::Tensor more = Parameter({2});
+  HMCECSWarmup settings;
+  settings.anchor_every = 7;
+  settings.progress = [](const char* what, int64_t done, int64_t) {
+    if (std::string(what) == "warm-up" && done == 5) {
+      throw std::runtime_error("enough");
+    }
+  };
+  HMCECS sampler({param}, Options());
+  EXPECT_EQ(MessageOf([&] { sampler.warmup(Counts{param}, 20, settings); }),
+            "enough");
+  static_cast<Sampler&>(sampler).add_param_group(OptimizerParamGroup({more}));
+  EXPECT_FALSE(
+      sampler.state_dict().at("state").toGenericDict().contains("warmup"));
+  sampler.step(Counts{param});
+  settings.progress = nullptr;
+  sampler.warmup(Counts{param}, 20, settings);  // from its beginning
+  EXPECT_EQ(sampler.options().step(), 5 + 1 + 20);
+}
+
 TEST(HMCECS, WhatIsTooUncertainIsRejected) {
   // At theta* the expansions are exact, and nowhere else.
   for (const double highest : {1e-300, 1000.0}) {

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc as sg
+import torch_sgmcmc._C as _C
 from harness.ecs import Experiment, Observed, State
 from torch_sgmcmc.ecs import target as parts
 from torch_sgmcmc.ecs.subsample import Subsample
@@ -96,7 +97,8 @@ def _put(
         u = np.concatenate([cell[:number] for cell, number in used])
     indices = torch.from_numpy(u.reshape(-1).copy())
     terms = sampler._expand(closure, indices)
-    sampler._keep(Subsample(state.counts.tolist(), indices, terms))
+    kept = Subsample(state.counts.tolist(), indices, terms)
+    sampler.state["subsample"] = kept.save(sampler._layout())
     with torch.no_grad():
         p.fill_(float(state.theta))
 
@@ -205,7 +207,8 @@ def _bound_without_products() -> Any:
     def wrong(self: Any) -> Any:
         estimator = right(self)
         bound = estimator.lower_bound + estimator.num_products
-        return replace(estimator, lower_bound=bound)
+        sizes = estimator.batch_size, estimator.num_products
+        return _C.ECSEstimator(estimator.num_data, *sizes, bound)
 
     return mock.patch.object(HMCECS, "_estimator", wrong)
 

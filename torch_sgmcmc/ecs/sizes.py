@@ -5,15 +5,15 @@ The rules are in csrc/host/ecs_sizes.h.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.ecs.target import Point
 
-__all__ = ["Draw", "mean_estimate", "num_products", "subsample_size"]
+__all__ = ["Draw", "chosen_sizes", "late"]
 
 
 @dataclass(frozen=True)
@@ -30,22 +30,24 @@ class Draw:
         return cls(point.theta, estimate.variance, estimate.mean)
 
 
-def subsample_size(
-    draws: Sequence[Draw], size: int, target: float, num_data: int
-) -> int:
-    """The m for which log L̂ has about the target's variance."""
-    return _C.choose_subsample_size(_variances(draws), size, target, num_data)
+def late(draws: list[Draw]) -> list[Draw]:
+    """Those that are used."""
+    return draws[_C.first_late(len(draws)) :]
 
 
-def num_products(draws: Sequence[Draw], size: int, target: float) -> int:
-    """The least λ for which it has, and few signs are negative."""
-    return _C.choose_num_products(_variances(draws), size, target)
-
-
-def mean_estimate(draws: Sequence[Draw]) -> float:
-    """Of Σ d."""
-    return _C.mean_of([draw.mean for draw in draws])
-
-
-def _variances(draws: Sequence[Draw]) -> list[float]:
-    return [draw.variance for draw in draws]
+def chosen_sizes(
+    draws: list[Draw], target: float | None, group: dict[str, Any]
+) -> dict[str, Any]:
+    """The sizes and a, for a param group, by what the draws had."""
+    used = late(draws)
+    variances = [draw.variance for draw in used]
+    if group["variant"] == "perturbed":
+        if target is None:
+            return {}
+        sizes = group["subsample_size"], target, group["num_data"]
+        return {"subsample_size": _C.choose_subsample_size(variances, *sizes)}
+    chosen: dict[str, Any] = {"mean_difference": _C.mean_of([d.mean for d in used])}
+    if target is not None:
+        products = _C.choose_num_products(variances, group["num_products"], target)
+        chosen["num_products"] = products
+    return chosen

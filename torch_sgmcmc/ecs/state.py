@@ -9,19 +9,17 @@ import torch
 
 from torch_sgmcmc.core.checks import check_integer, check_real
 from torch_sgmcmc.core.state_checks import check_tensor
-from torch_sgmcmc.ecs.gauss_newton import BLOCKS, DIAGONAL
+from torch_sgmcmc.ecs.gauss_newton import GAUSS_NEWTON
 from torch_sgmcmc.ecs.taylor import LINEAR, PREDICTOR, RANK_ONE, WHOLE
 from torch_sgmcmc.ecs.warmup import Warmup
 
-__all__ = ["check_anchored_state"]
+__all__ = ["KEYS", "check_anchored_state", "on_device"]
 
-_FORMS = (LINEAR, PREDICTOR, RANK_ONE, WHOLE, BLOCKS, DIAGONAL)
+# Of what belongs to no single parameter.
+KEYS = ("control_variates", "subsample", "warmup")
+
+_FORMS = (LINEAR, PREDICTOR, RANK_ONE, WHOLE, GAUSS_NEWTON)
 _ARGUMENTS = ("steps", "target_acceptance", "anchor_every", "target_variance")
-_TERMS = {
-    BLOCKS: ("values", "slopes", "curvatures", "jacobians"),
-    DIAGONAL: ("values", "slopes", "curvatures"),
-}
-_TAYLOR_TERMS = ("values", "slopes", "scales", "hessians")
 
 
 def check_anchored_state(state: dict[str, Any], d: int) -> None:
@@ -34,24 +32,33 @@ def check_anchored_state(state: dict[str, Any], d: int) -> None:
     anchored = state.get("control_variates")
     if anchored is not None:
         _check_anchor(anchored, d)
-    if "subsample" in state:
-        if anchored is None:
+    for key in ("subsample", "warmup"):
+        if key in state and anchored is None:
             raise ValueError(
-                "Invalid state_dict: it has a subsample without control_variates"
+                f"Invalid state_dict: it has a {key} without control_variates"
             )
+    if "subsample" in state:
         _check_subsample(state["subsample"], anchored["form"], d)
     if "warmup" in state:
         _check_warmup(state["warmup"], d)
 
 
+def on_device(value: Any, device: torch.device) -> Any:
+    """The same with all tensors on this device, those in lists and dicts too."""
+    if isinstance(value, dict):
+        return {key: on_device(each, device) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(on_device(each, device) for each in value)
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
 def _check_anchor(kept: Any, d: int) -> None:
     what = "control_variates"
-    _need(what, kept, ("anchor", "num_data", "value", "gradient", "hessian", "form"))
+    names = ("anchor", "num_data", "value", "gradient", "hessian", "form")
+    _need(what, kept, (*names, "whitening"))
     form, size = kept["form"], getattr(kept["anchor"], "shape", ())
     if form not in _FORMS:
         raise ValueError(f"Invalid state_dict: {what} of the form {form!r}")
-    blocks = ("blocks",) if form in (BLOCKS, DIAGONAL) else ()
-    _need(what, kept, (*blocks, "whitening"))
     if len(size) == 1 and size[0] != d:
         raise ValueError(
             f"Invalid state_dict: its control variates are those of {size[0]} "
@@ -61,16 +68,7 @@ def _check_anchor(kept: Any, d: int) -> None:
     check_integer("num_data", kept["num_data"], low=1)
     _double("value", kept["value"], [])
     _double("gradient", kept["gradient"], [d])
-    hessian = kept["hessian"]
-    if form == BLOCKS:
-        sizes = [sum(end - begin for begin, end in block) for block in kept["blocks"]]
-        _check_number("hessian", hessian, len(sizes))
-        for matrix, size in zip(hessian, sizes, strict=True):
-            _double("hessian", matrix, [size, size])
-    elif form == DIAGONAL:
-        _double("hessian", hessian, [d])
-    else:
-        _check_optional("hessian", hessian, form != LINEAR, [d, d])
+    _check_optional("hessian", kept["hessian"], form != LINEAR, [d, d])
     whitening = kept["whitening"]
     if whitening is not None:
         matrix = getattr(whitening, "ndim", 0) == 2
@@ -99,23 +97,19 @@ def _check_subsample(kept: Any, form: str, d: int) -> None:
         raise ValueError(
             f"Invalid state_dict: indices of its subsample are not in [0, {num_data})"
         )
-    names, terms = _TERMS.get(form, _TAYLOR_TERMS), kept["terms"]
-    _check_number("terms", terms, len(names))
-    fields = dict(zip(names, terms, strict=True))
-    _double("values", fields["values"], [m])
-    if form == DIAGONAL:
-        _double("slopes", fields["slopes"], [m, d])
-        _double("curvatures", fields["curvatures"], [m, d])
-    elif form == BLOCKS:
-        c = getattr(fields["slopes"], "shape", (0, 0))[-1]
-        _double("slopes", fields["slopes"], [m, c])
-        _double("curvatures", fields["curvatures"], [m, c, c])
-        _double("jacobians", fields["jacobians"], [m, c, d])
+    _check_number("terms", kept["terms"], 4)
+    values, slopes, third, fourth = kept["terms"]
+    _double("values", values, [m])
+    if form == GAUSS_NEWTON:
+        c = getattr(slopes, "shape", (0, 0))[-1]
+        _double("slopes", slopes, [m, c])
+        _double("curvatures", third, [m, c, c])
+        _double("jacobians", fourth, [m, c, d])
     else:
         one = form in (PREDICTOR, RANK_ONE)
-        _double("slopes", fields["slopes"], [2 if one else 1, m, d])
-        _check_optional("scales", fields["scales"], one, [m])
-        _check_optional("hessians", fields["hessians"], form == WHOLE, [m, d, d])
+        _double("slopes", slopes, [2 if one else 1, m, d])
+        _check_optional("scales", third, one, [m])
+        _check_optional("hessians", fourth, form == WHOLE, [m, d, d])
 
 
 def _check_warmup(saved: Any, d: int) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.ecs.expansions import Terms
+from torch_sgmcmc.ecs.expansions import Terms, terms_of
 
 __all__ = ["Layout", "Proposals", "Subsample"]
 
@@ -28,6 +29,24 @@ class Layout:
     poisson: bool
     seed: int
 
+    @classmethod
+    def of(cls, group: dict[str, Any]) -> Layout:
+        """That of a param group."""
+        signed = group["variant"] == "signed"
+        cells = group["num_products"] if signed else group["subsample_size"]
+        return cls(
+            num_data=group["num_data"],
+            num_cells=cells,
+            num_blocks=min(group["num_blocks"], cells),
+            batch_size=group["subsample_size"] if signed else 1,
+            poisson=signed,
+            seed=group["seed"],
+        )
+
+    def is_of(self, kept: dict[str, Any] | None) -> bool:
+        """Whether a subsample that was saved has it."""
+        return kept is not None and kept["layout"] == list(vars(self).values())
+
     def draws(self) -> _C.Subsample:
         return _C.Subsample(**vars(self))
 
@@ -43,6 +62,20 @@ class Subsample:
     counts: list[int]  # minibatches in each cell
     indices: Tensor
     terms: Terms
+
+    def save(self, layout: Layout) -> dict[str, Any]:
+        """For the sampler's state: tensors, numbers and lists."""
+        return {
+            "layout": list(vars(layout).values()),
+            "counts": self.counts,
+            "indices": self.indices,
+            "terms": self.terms.fields(),
+        }
+
+    @classmethod
+    def load(cls, kept: dict[str, Any], form: str) -> Subsample:
+        """What was saved, with expansions of this form."""
+        return cls(kept["counts"], kept["indices"], terms_of(form, kept["terms"]))
 
     @classmethod
     def draw(
@@ -80,9 +113,10 @@ class Proposals:
         self._indices = torch.cat([_tensor(memory) for *_, memory in drawn]).to(device)
         self._terms = expand(self._indices)
 
-    def covers(self, step: int) -> bool:
-        """Whether a step's proposal is here."""
-        return self.first <= step < self.first + self.layout.num_blocks
+    def covers(self, layout: Layout, step: int) -> bool:
+        """Whether the proposal of a step with this layout is here."""
+        here = self.first <= step < self.first + self.layout.num_blocks
+        return here and self.layout == layout
 
     def apply(self, step: int, current: Subsample) -> Subsample:
         """What a step proposes in place of the current subsample."""

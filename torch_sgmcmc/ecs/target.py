@@ -9,18 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.operators import ecs_density, ecs_estimate
-from torch_sgmcmc.ecs.gauss_newton import GaussNewtonSums
-from torch_sgmcmc.ecs.likelihood import Estimate, Estimator
+from torch_sgmcmc.ecs.likelihood import Estimate, estimate
 from torch_sgmcmc.ecs.likelihood_graph import flat, log_likelihoods
 from torch_sgmcmc.ecs.subsample import Subsample
 from torch_sgmcmc.ecs.taylor import TaylorSums, TaylorTerms
+from torch_sgmcmc.ecs.whitening import leapfrog
 
-__all__ = ["Point", "SubsampledTarget", "place"]
-
-
-# From how many factors on the mean of their estimates is not below a by chance.
-_MANY_PRODUCTS = 10
+__all__ = ["Point", "SubsampledTarget", "follow", "place"]
 
 
 @dataclass
@@ -46,10 +43,11 @@ class SubsampledTarget:
     closure: Callable[[Tensor], Tensor]
     params: list[Tensor]
     anchor: Tensor  # [d]
-    sums: TaylorSums | GaussNewtonSums
+    sums: TaylorSums
     prior: Tensor  # [d], its precisions
     temperature: float
-    estimator: Estimator
+    estimator: _C.ECSEstimator
+    max_variance: float
     evaluations: int = 0  # of single data
 
     def at(self, subsample: Subsample, theta: Tensor) -> Point:
@@ -61,24 +59,17 @@ class SubsampledTarget:
         if size > 0:  # the closure need not know how to do nothing
             with torch.enable_grad():
                 values = log_likelihoods(self.closure, subsample.indices)
-        if theta.is_cpu and isinstance(self.sums, TaylorSums):
+        if theta.is_cpu and isinstance(subsample.terms, TaylorTerms):
             return self._fused(subsample, theta, values)
         return self._composed(subsample, theta, values)
 
-    def is_overturned(self, estimate: Estimate) -> bool:
-        """Whether the signed estimate is from a mean below a, see the note.
-
-        Note [Beyond the lower bound]
-        The mean of |L̂| over u is L exp(2 E max(a - d̂, 0)): where d̂ is below a, it
-        grows as the likelihood falls, and far away it is larger than anywhere in the
-        posterior. A trajectory that gets there, as one of too large a step may, is
-        accepted and never comes back. So all this is out of bounds, of which the
-        posterior has next to nothing where the signs are worth anything. Of few
-        factors, all may be below a by chance.
-        """
-        return (
-            self.estimator.num_products >= _MANY_PRODUCTS
-            and estimate.mean < self.estimator.lower_bound
+    def is_out_of_bounds(self, point: Point, present: Point) -> bool:
+        """Whether a proposal is rejected by its estimate, whatever its density."""
+        return self.estimator.is_out_of_bounds(
+            point.estimate.variance,
+            point.estimate.mean,
+            present_variance=present.estimate.variance,
+            max_variance=self.max_variance,
         )
 
     def _pull(self, values: Tensor | None, weights: Tensor) -> Tensor:
@@ -101,7 +92,6 @@ class SubsampledTarget:
         """By two operators: what is not the closure's is then hardly seen."""
         terms, sums = subsample.terms, self.sums
         assert isinstance(terms, TaylorTerms)
-        assert isinstance(sums, TaylorSums)
         fields = (terms.slopes, terms.scales, terms.hessians)
         weights, bends, numbers = ecs_estimate(
             terms.values if values is None else _doubles(values),
@@ -110,7 +100,10 @@ class SubsampledTarget:
             terms.values,
             *fields,
             temperature=self.temperature,
-            **vars(self.estimator),
+            num_data=self.estimator.num_data,
+            batch_size=self.estimator.batch_size,
+            num_products=self.estimator.num_products,
+            lower_bound=self.estimator.lower_bound,
         )
         density, gradient = ecs_density(
             numbers,
@@ -127,9 +120,9 @@ class SubsampledTarget:
             temperature=self.temperature,
         )
         log, variance, mean, sign = numbers.tolist()
-        estimate = Estimate(log, weights, int(sign), variance, mean)
+        estimated = Estimate(log, weights, int(sign), variance, mean)
         total, finite = density.tolist()
-        return Point(theta, subsample, total, gradient, bool(finite), estimate)
+        return Point(theta, subsample, total, gradient, bool(finite), estimated)
 
     def _composed(
         self, subsample: Subsample, theta: Tensor, values: Tensor | None
@@ -138,19 +131,48 @@ class SubsampledTarget:
         delta = theta - self.anchor
         expansions, bends = subsample.terms.expand(delta)
         differences = expansions if values is None else _doubles(values) - expansions
-        estimate = self.estimator(differences / self.temperature)
-        pull = self._pull(values, estimate.weights)
-        pull = pull - subsample.terms.pull(estimate.weights, bends)
+        estimated = estimate(self.estimator, differences / self.temperature)
+        pull = self._pull(values, estimated.weights)
+        pull = pull - subsample.terms.pull(estimated.weights, bends)
         total, slope = self.sums.at(delta)
         decay = self.prior * theta
-        log = estimate.log + (total - 0.5 * torch.dot(decay, theta)) / self.temperature
+        rest = (total - 0.5 * torch.dot(decay, theta)) / self.temperature
         gradient = (pull + slope - decay) / self.temperature
-        finite = gradient.isfinite().all()
-        scalars = [log, finite.double(), estimate.log, estimate.variance, estimate.mean]
-        log, finite, *numbers = torch.stack(scalars).tolist()  # they wait only once
-        estimate.log, estimate.variance, estimate.mean = numbers
-        finite = bool(finite) and math.isfinite(log)
-        return Point(theta, subsample, log, gradient, finite, estimate)
+        scalars = [estimated.log + rest, gradient.isfinite().all().double()]
+        log, finite = torch.stack(scalars).tolist()  # they wait only once
+        whole = bool(finite) and math.isfinite(log)
+        return Point(theta, subsample, log, gradient, whole, estimated)
+
+
+def follow(
+    target: SubsampledTarget,
+    present: Point,
+    r: Tensor,
+    factor: Tensor | None,
+    step_size: float,
+    steps: int,
+) -> Point | None:
+    """The end of a trajectory of the leapfrog; None if it meets no finite density.
+
+    Args:
+        target: the density.
+        present: where it starts.
+        r: the momentum, which is changed in place.
+        factor: W with θ = θ₀ + W x, W Wᵀ = M⁻¹: along x the mass is 1.
+        step_size: ε.
+        steps: how many.
+    """
+    point, origin = present, present.theta
+    x = torch.zeros_like(origin)
+    for i in range(steps):
+        kick = step_size if i > 0 else step_size / 2
+        theta = leapfrog(x, r, factor, point.gradient, origin, kick, step_size)
+        point = target.at(present.subsample, theta)
+        # Its way back meets the same point, so to stop here is reversible.
+        if not point.finite:
+            return None
+    leapfrog(x, r, factor, point.gradient, origin, step_size / 2, 0.0)
+    return point
 
 
 def _doubles(values: Tensor) -> Tensor:

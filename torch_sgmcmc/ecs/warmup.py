@@ -1,4 +1,4 @@
-"""A warm-up of HMC-ECS: its schedule, and how far it is."""
+"""How far a warm-up of HMC-ECS is."""
 
 from __future__ import annotations
 
@@ -9,32 +9,10 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.checks import check_integer
 from torch_sgmcmc.core.state_checks import dual_averaging
-from torch_sgmcmc.ecs.sizes import Draw
+from torch_sgmcmc.ecs.sizes import Draw, late
 
-__all__ = ["Schedule", "Warmup", "mean_of_late"]
-
-
-class Schedule:
-    """After how many steps θ* is chosen anew, and the sizes are chosen."""
-
-    def __init__(self, steps: int, anchor_every: int) -> None:
-        self.steps = check_integer("steps", steps, low=1)
-        self.anchor_every = check_integer("anchor_every", anchor_every, low=1)
-        # Not so late that less than half as many steps are left.
-        self.anchors = range(anchor_every, steps - anchor_every // 2 + 1, anchor_every)
-        self.last = self.anchors[-1] if self.anchors else 0
-        self.sizing = (self.last + steps) // 2
-
-    def check_sizing(self) -> None:
-        """Raises if there are no draws by which to choose the sizes."""
-        if self.sizing <= self.last:
-            raise ValueError(
-                f"Invalid steps: {self.steps} (with target_variance, 2 or more must "
-                f"follow the last choice of θ*, which anchor_every="
-                f"{self.anchor_every} makes after {self.last})"
-            )
+__all__ = ["Warmup"]
 
 
 @dataclass
@@ -45,6 +23,29 @@ class Warmup:
     done: int
     adaptation: _C.DualAveraging
     draws: list[Draw]  # since θ* was chosen last
+
+    @classmethod
+    def begin(cls, arguments: dict[str, Any], step_size: float) -> Warmup:
+        """From its first step on."""
+        target = arguments["target_acceptance"]
+        return cls(arguments, 0, _C.DualAveraging(step_size, target), [])
+
+    def moves_anchor(self) -> bool:
+        """Whether it is time to choose θ* anew."""
+        schedule = _C.ECSSchedule(
+            self.arguments["steps"], self.arguments["anchor_every"]
+        )
+        return schedule.moves_anchor_after(self.done) and bool(self.draws)
+
+    def moved(self) -> Warmup:
+        """With another θ*: the step size is adapted anew, from what it is."""
+        target = self.adaptation.target
+        adaptation = _C.DualAveraging(self.adaptation.averaged, target)
+        return Warmup(self.arguments, self.done, adaptation, [])
+
+    def place(self) -> Tensor:
+        """Where to put θ*: amidst the late draws."""
+        return torch.stack([draw.theta for draw in late(self.draws)]).mean(0)
 
     def save(self) -> dict[str, Any]:
         """For the sampler's state: tensors, numbers, lists and dicts."""
@@ -73,9 +74,3 @@ class Warmup:
                     f"Invalid {name}: {value} (the warm-up in progress has {begun}; "
                     "set_anchor() gives it up)"
                 )
-
-
-def mean_of_late(draws: list[Draw]) -> Tensor:
-    """The mean of the second half."""
-    late = [draw.theta for draw in draws[len(draws) // 2 :]]
-    return torch.stack(late).mean(0)

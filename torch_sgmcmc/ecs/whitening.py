@@ -15,14 +15,13 @@ def whitening(kind: str, hessian: Tensor | None) -> Tensor | None:
 
     Args:
         kind: of the mass matrix M: dense, diagonal or identity.
-        hessian: of minus the log density, or its diagonal alone. Where it is not
-            positive, curvatures are taken by their absolute value, but not as 0.
+        hessian: of minus the log density. Where it is not positive, curvatures are
+            taken by their absolute value, but not as 0.
     """
     if kind == "identity" or hessian is None:
         return None
     if kind == "diagonal":
-        diagonal = hessian if hessian.dim() == 1 else hessian.diagonal()
-        return _floored(diagonal).rsqrt()
+        return _floored(hessian.diagonal()).rsqrt()
     factor, info = torch.linalg.cholesky_ex(hessian)
     if int(info) == 0:
         identity = torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)

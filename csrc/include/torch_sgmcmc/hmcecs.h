@@ -236,6 +236,11 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
   HMCECS(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
          const HMCECSOptions& defaults);
 
+  /// See Sampler::add_param_group. θ* is then chosen anew, and a warm-up in
+  /// progress is given up.
+  void add_param_group(
+      const torch::optim::OptimizerParamGroup& param_group) override;
+
   /// Updates the subsample, then simulates one trajectory and decides on it.
   /// Returns the estimate of the mean loss, -log|L̂| / N, at the draw: a float64
   /// scalar.
@@ -293,8 +298,7 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
   at::Tensor prior() const;
   double rate(int64_t count) const;
 
-  // hmcecs_anchor.cpp
-  const ECSAnchor* anchor() const;
+  // ecs/anchor.cpp
   bool needs_anchor() const;
   void begin_adaptation(const ECSWarmup& progress);
   void move_anchor(const Closure& closure, const ProgressHook& progress);
@@ -317,7 +321,7 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
                      const at::Tensor& indices,
                      const ECSAnchor& anchor);
 
-  // hmcecs_warmup.cpp
+  // ecs/hmcecs_warmup.cpp
   void choose_sizes(const std::vector<ECSDraw>& draws,
                     const std::optional<double>& target);
 
@@ -335,6 +339,7 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
   Move trajectory(ECSTarget& target,
                   const std::shared_ptr<const ECSPoint>& present,
                   std::optional<int64_t> most_steps);
+  void check_ready() const;
   double num_steps() const;
   bool is_check_due() const;
   bool is_out_of_bounds(const ECSTarget& target,

@@ -160,7 +160,8 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   /// torch's own add_param_group is not virtual, and through a reference to
   /// torch::optim::Optimizer it would drop the group's options: step() refuses
   /// a group that was added so.
-  void add_param_group(const torch::optim::OptimizerParamGroup& param_group);
+  virtual void add_param_group(
+      const torch::optim::OptimizerParamGroup& param_group);
 
   /// The seed that keys all noise of this sampler.
   int64_t seed() const;

@@ -6,7 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "host/ecs_schedule.h"
 #include "host/ecs_sizes.h"
+#include "host/leapfrog_steps.h"
 #include "host/metropolis.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/ecs/target.h"
@@ -14,13 +16,6 @@
 #include "torch_sgmcmc/hmcecs.h"
 
 namespace torch_sgmcmc {
-namespace {
-
-// Early in a warm-up the step size may be far too small, and a trajectory of
-// given length endless.
-constexpr int64_t kMostStepsOfWarmup = 1024;
-
-}  // namespace
 
 void HMCECS::warmup(const Closure& closure,
                     int64_t steps,
@@ -31,13 +26,13 @@ void HMCECS::warmup(const Closure& closure,
     CheckReal("target_variance", *settings.target_variance, {.low_open = true});
   }
   const ECSSchedule schedule(steps, settings.anchor_every);
-  if (settings.target_variance) schedule.check_sizing();
-  check_groups();
+  if (settings.target_variance) schedule.CheckSizing();
+  check_ready();
   const auto set_step_size = [&](double value) {
     for_each_group(
         [&](HMCECSOptions& options) { options.step_size_.set(value); });
   };
-  if (warmup_ != nullptr && anchor() != nullptr) {
+  if (warmup_ != nullptr) {
     warmup_->check(steps, settings);
   } else {
     set_anchor(closure, settings.progress);
@@ -50,18 +45,18 @@ void HMCECS::warmup(const Closure& closure,
                       {}});
   }
   const auto move_anchor_in_time = [&] {
-    if (schedule.anchors_after(warmup_->done) && !warmup_->draws.empty()) {
+    if (schedule.MovesAnchorAfter(warmup_->done) && !warmup_->draws.empty()) {
       move_anchor(closure, settings.progress);
     }
   };
   move_anchor_in_time();
   for (int64_t i = warmup_->done; i < steps; ++i) {
-    const double log_ratio = sweep(closure, kMostStepsOfWarmup);
+    const double log_ratio = sweep(closure, kMostWarmupSteps);
     ECSWarmup next = *warmup_;
     next.adaptation.Update(MeanAcceptance({log_ratio}));
     set_step_size(next.adaptation.step_size());
     next.draws.push_back({present_->theta, present_->variance, present_->mean});
-    if (i + 1 == schedule.sizing()) {
+    if (schedule.ChoosesSizesAfter(i + 1)) {
       choose_sizes(next.draws, settings.target_variance);
     }
     next.done = i + 1;

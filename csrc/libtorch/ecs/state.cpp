@@ -82,10 +82,15 @@ std::vector<c10::IValue> ListOfSize(const char* what,
 
 // That of d parameters.
 ECSAnchor ReadAnchor(const c10::IValue& value, int64_t d, c10::Device device) {
-  const StateDict dict =
-      Need("control_variates",
-           value,
-           {"anchor", "form", "gradient", "hessian", "num_data", "value"});
+  const StateDict dict = Need("control_variates",
+                              value,
+                              {"anchor",
+                               "form",
+                               "gradient",
+                               "hessian",
+                               "num_data",
+                               "value",
+                               "whitening"});
   ECSAnchor anchor;
   anchor.sums.form = ValueAt<std::string>(dict, "form");
   if (anchor.sums.form != kLinearForm && anchor.sums.form != kPredictorForm &&
@@ -93,7 +98,6 @@ ECSAnchor ReadAnchor(const c10::IValue& value, int64_t d, c10::Device device) {
     Invalid("Invalid state_dict: its control variates are of the form " +
             Repr(anchor.sums.form) + " (Gauss-Newton's are Python's alone)");
   }
-  Need("control_variates", value, {"whitening"});
   const c10::IValue theta = dict.at("anchor");
   if (theta.isTensor() && theta.toTensor().dim() == 1 &&
       theta.toTensor().numel() != d) {
@@ -191,8 +195,7 @@ ExpandedSubsample ReadSubsample(const c10::IValue& value,
 }  // namespace
 
 void HMCECS::write_common(StateDict& state) const {
-  if (anchor() == nullptr) return;
-  state.set("control_variates", Written(*anchor_));
+  if (anchor_ != nullptr) state.set("control_variates", Written(*anchor_));
   if (subsample_ != nullptr) state.set("subsample", Written(*subsample_));
   if (warmup_ != nullptr) state.set("warmup", warmup_->save());
 }
@@ -213,11 +216,13 @@ std::function<void()> HMCECS::read_common(const StateDict& state) {
     saved_anchor = std::make_shared<const ECSAnchor>(
         ReadAnchor(state.at("control_variates"), size, device));
   }
-  if (state.contains("subsample")) {
-    if (saved_anchor == nullptr) {
-      Invalid(
-          "Invalid state_dict: it has a subsample without control_variates");
+  for (const char* key : {"subsample", "warmup"}) {
+    if (state.contains(key) && saved_anchor == nullptr) {
+      Invalid(std::string("Invalid state_dict: it has a ") + key +
+              " without control_variates");
     }
+  }
+  if (state.contains("subsample")) {
     saved_subsample = std::make_shared<const ExpandedSubsample>(ReadSubsample(
         state.at("subsample"), saved_anchor->sums.form, size, device));
   }
@@ -237,6 +242,7 @@ std::function<void()> HMCECS::read_common(const StateDict& state) {
           saved_anchor->theta)) {
     saved_anchor = nullptr;
     saved_subsample = nullptr;
+    saved_warmup = nullptr;
   }
   return [this, saved_anchor, saved_subsample, saved_warmup] {
     anchor_ = saved_anchor;

@@ -13,10 +13,6 @@
 namespace torch_sgmcmc {
 namespace {
 
-// From how many factors on the mean of their estimates is not below a by
-// chance.
-constexpr int64_t kManyProducts = 10;
-
 at::Tensor Doubles(const at::Tensor& values) {
   return values.detach().to(at::kDouble).contiguous();
 }
@@ -32,18 +28,13 @@ ECSTarget::ECSTarget(DataClosure closure,
                      std::shared_ptr<const ECSAnchor> anchor,
                      at::Tensor prior,
                      double temperature,
-                     const LikelihoodEstimator& estimator)
+                     const ECSEstimator& estimator)
     : closure_(std::move(closure)),
       params_(std::move(params)),
       anchor_(std::move(anchor)),
       prior_(std::move(prior)),
       temperature_(temperature),
       estimator_(estimator) {}
-
-bool ECSTarget::is_overturned(const ECSPoint& point) const {
-  return estimator_.num_products >= kManyProducts &&
-         point.mean < estimator_.lower_bound;
-}
 
 std::shared_ptr<const ECSPoint> ECSTarget::evaluate(
     const std::shared_ptr<const ExpandedSubsample>& subsample,
@@ -134,10 +125,16 @@ ECSPoint ECSTarget::composed(const TaylorTerms& terms,
   const auto [expansions, bends] = terms.expand(delta);
   const at::Tensor differences =
       values.defined() ? Doubles(values) - expansions : expansions;
-  const LikelihoodEstimate estimate =
-      EstimateLikelihood(estimator_, differences / temperature_);
+  const at::Tensor on_host = (differences / temperature_).cpu().contiguous();
+  const at::Tensor weights_on_host = at::empty_like(on_host);
+  const ECSEstimate estimate =
+      EstimateLikelihood(estimator_,
+                         on_host.const_data_ptr<double>(),
+                         on_host.numel(),
+                         weights_on_host.mutable_data_ptr<double>());
+  const at::Tensor weights = weights_on_host.to(theta.device());
   const at::Tensor slope_of_subsample =
-      pull(values, estimate.weights) - terms.pull(estimate.weights, bends);
+      pull(values, weights) - terms.pull(weights, bends);
   const TaylorSums& sums = anchor_->sums;
   at::Tensor total = sums.value;
   at::Tensor slope = sums.gradient;
@@ -150,19 +147,18 @@ ECSPoint ECSTarget::composed(const TaylorTerms& terms,
   }
   const at::Tensor decay = prior_ * theta;
   const at::Tensor log =
-      estimate.log + (total - at::dot(decay, theta) * 0.5) / temperature_;
+      (total - at::dot(decay, theta) * 0.5) / temperature_ + estimate.log;
   ECSPoint point;
   point.gradient = (slope_of_subsample + slope - decay) / temperature_;
   const at::Tensor finite = point.gradient.isfinite().all();
   const at::Tensor numbers =  // one wait for the device
-      at::stack({log, finite.to(at::kDouble), estimate.variance, estimate.mean})
-          .cpu();
+      at::stack({log, finite.to(at::kDouble)}).cpu();
   const auto* number = numbers.const_data_ptr<double>();
   point.log = number[0];
   point.finite = number[1] != 0 && std::isfinite(number[0]);
-  point.variance = number[2];
-  point.mean = number[3];
-  point.sign = estimate.sign;
+  point.variance = estimate.variance;
+  point.mean = estimate.mean;
+  point.sign = estimate.sign < 0 ? -1 : 1;
   return point;
 }
 

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "libtorch/ecs/likelihood.h"
+#include "host/ecs_estimate.h"
 #include "libtorch/ecs/subsample.h"
 #include "libtorch/ecs/taylor.h"
 
@@ -21,7 +21,7 @@ struct ECSPoint {
   double log = 0;
   at::Tensor gradient;  // [d], float64
   bool finite = false;  // the log density and all of its gradient
-  // Of the likelihood's estimate: see csrc/libtorch/ecs/likelihood.h.
+  // Of the likelihood's estimate: see csrc/host/ecs_estimate.h.
   double variance = 0;
   double mean = 0;
   int64_t sign = 1;
@@ -48,17 +48,13 @@ class ECSTarget {
             std::shared_ptr<const ECSAnchor> anchor,
             at::Tensor prior,
             double temperature,
-            const LikelihoodEstimator& estimator);
+            const ECSEstimator& estimator);
 
   const DataClosure& closure() const { return closure_; }
   // Of single data, so far.
   int64_t evaluations() const { return evaluations_; }
 
-  // a, of the signed estimator.
-  double lower_bound() const { return estimator_.lower_bound; }
-  // Whether a signed estimate is from a mean below a: see the note in
-  // torch_sgmcmc/ecs/target.py.
-  bool is_overturned(const ECSPoint& point) const;
+  const ECSEstimator& estimator() const { return estimator_; }
 
   // Moves the parameters to theta and computes all there is to know there.
   std::shared_ptr<const ECSPoint> evaluate(
@@ -80,7 +76,7 @@ class ECSTarget {
   std::shared_ptr<const ECSAnchor> anchor_;
   at::Tensor prior_;
   double temperature_;
-  LikelihoodEstimator estimator_;
+  ECSEstimator estimator_;
   int64_t evaluations_ = 0;
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "host/ecs_schedule.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/state_checks.h"
 #include "libtorch/core/state_values.h"
@@ -27,30 +28,6 @@ void CheckAsBegun(const char* name, const T& now, const T& begun) {
 }
 
 }  // namespace
-
-ECSSchedule::ECSSchedule(int64_t steps, int64_t anchor_every)
-    : steps_(steps), anchor_every_(anchor_every) {
-  CheckInteger("steps", steps, 1);
-  CheckInteger("anchor_every", anchor_every, 1);
-  // Not so late that less than half as many steps are left.
-  const int64_t room = steps - anchor_every / 2;
-  if (room >= anchor_every) last_ = room - room % anchor_every;
-  // NOLINTNEXTLINE(cppcoreguidelines-prefer-member-initializer): by last_.
-  sizing_ = last_ + (steps - last_) / 2;
-}
-
-void ECSSchedule::check_sizing() const {
-  if (sizing_ > last_) return;
-  Invalid("Invalid steps: " + std::to_string(steps_) +
-          " (with target_variance, 2 or more must follow the last choice of "
-          "θ*, which anchor_every=" +
-          std::to_string(anchor_every_) + " makes after " +
-          std::to_string(last_) + ")");
-}
-
-bool ECSSchedule::anchors_after(int64_t steps) const {
-  return steps > 0 && steps <= last_ && steps % anchor_every_ == 0;
-}
 
 void ECSWarmup::check(int64_t now_steps, const HMCECSWarmup& settings) const {
   CheckAsBegun("steps", now_steps, steps);
@@ -118,8 +95,8 @@ ECSWarmup ECSWarmup::Load(const StateDict& saved,
 }
 
 std::vector<ECSDraw> LateDraws(const std::vector<ECSDraw>& draws) {
-  return {draws.begin() + static_cast<std::ptrdiff_t>(draws.size() / 2),
-          draws.end()};
+  const auto first = static_cast<std::ptrdiff_t>(FirstLate(draws.size()));
+  return {draws.begin() + first, draws.end()};
 }
 
 }  // namespace torch_sgmcmc

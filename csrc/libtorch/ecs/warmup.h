@@ -11,24 +11,6 @@
 
 namespace torch_sgmcmc {
 
-// After how many steps theta* is chosen anew, and the sizes are chosen.
-class ECSSchedule {
- public:
-  // Throws unless both are >= 1.
-  ECSSchedule(int64_t steps, int64_t anchor_every);
-
-  // Throws if there are no draws by which to choose the sizes.
-  void check_sizing() const;
-  bool anchors_after(int64_t steps) const;
-  int64_t sizing() const { return sizing_; }
-
- private:
-  int64_t steps_;
-  int64_t anchor_every_;
-  int64_t last_ = 0;
-  int64_t sizing_ = 0;
-};
-
 // What a warm-up remembers of a draw, and not its subsample.
 struct ECSDraw {
   at::Tensor theta;
@@ -56,7 +38,7 @@ struct ECSWarmup {
                         c10::Device device);
 };
 
-// The second half.
+// Those that are used.
 std::vector<ECSDraw> LateDraws(const std::vector<ECSDraw>& draws);
 
 }  // namespace torch_sgmcmc

@@ -112,6 +112,7 @@ def _chain(
 
 
 @torch.no_grad()
+@torch.no_grad()
 def zeroth_variance(
     problem: Problem, theta: Tensor, anchor: Tensor, indices: Tensor
 ) -> float:

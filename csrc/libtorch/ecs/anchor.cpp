@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/counter.h"
+#include "host/ecs_schedule.h"
 #include "libtorch/core/closures.h"
 #include "libtorch/core/operators.h"
 #include "libtorch/core/python_text.h"
@@ -28,25 +29,27 @@ bool IsFinite(const at::Tensor& tensor) {
 
 }  // namespace
 
-// None if it is of other parameters: a group was added since.
-const ECSAnchor* HMCECS::anchor() const {
-  if (anchor_ == nullptr) return nullptr;
-  int64_t size = 0;
-  for (const at::Tensor& param : all_params()) size += param.numel();
-  return anchor_->theta.numel() == size ? anchor_.get() : nullptr;
+void HMCECS::add_param_group(
+    const torch::optim::OptimizerParamGroup& param_group) {
+  Sampler::add_param_group(param_group);
+  // All of it is of other parameters.
+  anchor_ = nullptr;
+  subsample_ = nullptr;
+  warmup_ = nullptr;
+  present_ = nullptr;
+  proposals_ = nullptr;
 }
 
 // Whether there is no theta*, or the sums are those of other data.
 bool HMCECS::needs_anchor() const {
-  const ECSAnchor* kept = anchor();
-  return kept == nullptr ||
-         kept->num_data != static_cast<int64_t>(first().num_data());
+  return anchor_ == nullptr ||
+         anchor_->num_data != static_cast<int64_t>(first().num_data());
 }
 
 void HMCECS::set_anchor(const Closure& closure, const ProgressHook& progress) {
   if (closure == nullptr) step();  // says what is missing
   const at::NoGradGuard no_grad;
-  check_groups();
+  check_ready();
   anchor_at(closure, FlatRow(all_params()).to(at::kDouble), progress);
   warmup_ = nullptr;
 }
@@ -82,8 +85,7 @@ void HMCECS::anchor_at(const Closure& closure,
   chosen.whitening = Whitening(group.mass_matrix(), curvature);
   if (group.control_variate() == 1) sums.hessian = at::Tensor();
   std::shared_ptr<const ExpandedSubsample> kept;
-  if (anchor() != nullptr && subsample_ != nullptr &&
-      subsample_->layout == layout()) {
+  if (subsample_ != nullptr && subsample_->layout == layout()) {
     // The same data, with other expansions.
     kept = std::make_shared<const ExpandedSubsample>(
         ExpandedSubsample{subsample_->layout,
@@ -115,8 +117,7 @@ void HMCECS::check_place(const Closure& closure, const ProgressHook& progress) {
   check_near(at::stack(sums).sum(), FlatRow(all_params()).to(at::kDouble));
 }
 
-// Throws if the log posterior fell from theta* to theta as it falls to no draw:
-// _check_near of torch_sgmcmc/ecs/anchored.py.
+// Throws if the log posterior fell from theta* to theta as it falls to no draw.
 void HMCECS::check_near(const at::Tensor& log_likelihood,
                         const at::Tensor& theta) const {
   const at::Tensor precisions = prior();
@@ -125,9 +126,7 @@ void HMCECS::check_near(const at::Tensor& log_likelihood,
   change = change - at::dot(precisions * theta, theta) * 0.5;
   change = change + at::dot(precisions * at_anchor, at_anchor) * 0.5;
   const double fall = -change.item<double>() / first().temperature();
-  const auto d = static_cast<double>(theta.numel());
-  constexpr double kRarity = 20;
-  const double highest = d + std::sqrt(2 * d * kRarity) + kRarity;
+  const double highest = DeepestFall(theta.numel());
   if (fall <= highest) return;
   throw std::runtime_error(
       "HMCECS has left the posterior: the log posterior of all data is " +
