@@ -118,6 +118,100 @@ at::Tensor HMCECS::prior() const {
   return at::cat(parts);
 }
 
+// ---- The anchor -------------------------------------------------------------
+
+AllData HMCECS::data(const Closure& closure,
+                     const ProgressHook& progress) const {
+  const HMCECSOptions& group = first();
+  return {closure,
+          all_params(),
+          static_cast<int64_t>(group.num_data()),
+          group.chunk_size(),
+          seed(),
+          progress};
+}
+
+void HMCECS::add_param_group(
+    const torch::optim::OptimizerParamGroup& param_group) {
+  Sampler::add_param_group(param_group);
+  // All of it is of other parameters.
+  anchor_ = nullptr;
+  subsample_ = nullptr;
+  warmup_ = nullptr;
+  present_ = nullptr;
+  proposals_ = nullptr;
+}
+
+// Whether there is no theta*, or the sums are those of other data.
+bool HMCECS::needs_anchor() const {
+  return anchor_ == nullptr ||
+         anchor_->num_data != static_cast<int64_t>(first().num_data());
+}
+
+void HMCECS::set_anchor(const Closure& closure, const ProgressHook& progress) {
+  if (closure == nullptr) step();  // says what is missing
+  const at::NoGradGuard no_grad;
+  check_ready();
+  anchor_at(closure, FlatRow(all_params()).to(at::kDouble), progress);
+  warmup_ = nullptr;
+}
+
+void HMCECS::anchor_at(const Closure& closure,
+                       const at::Tensor& theta,
+                       const ProgressHook& progress,
+                       bool moved) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor precisions = prior();
+  ECSAnchor chosen =
+      ECSAnchor::Choose(data(closure, progress), theta, precisions, first());
+  if (moved) {
+    anchor_->check_near(
+        chosen.sums.value, chosen.theta, precisions, first().temperature());
+  }
+  std::shared_ptr<const ExpandedSubsample> kept;
+  if (subsample_ != nullptr && subsample_->layout == layout()) {
+    // The same data, with other expansions.
+    kept = std::make_shared<const ExpandedSubsample>(
+        ExpandedSubsample{subsample_->layout,
+                          subsample_->counts,
+                          subsample_->indices,
+                          expand(closure, subsample_->indices, chosen)});
+  }  // else of other sizes: the next step draws one
+  // Nothing fails from here on.
+  anchor_ = std::make_shared<const ECSAnchor>(std::move(chosen));
+  subsample_ = std::move(kept);
+  present_ = nullptr;
+  proposals_ = nullptr;
+  count(anchor_->num_data);
+  for_each_group(
+      [](HMCECSOptions& options) { options.mean_difference_.set(0.0); });
+}
+
+// Throws if the parameters are not near theta*, with a pass through all data.
+void HMCECS::check_place(const Closure& closure, const ProgressHook& progress) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor total = data(closure, progress).log_likelihood();
+  count(anchor_->num_data);
+  anchor_->check_near(total,
+                      FlatRow(all_params()).to(at::kDouble),
+                      prior(),
+                      first().temperature());
+}
+
+void HMCECS::count(int64_t evaluations) {
+  const int64_t all = first().num_evaluations_.get() + evaluations;
+  for_each_group(
+      [&](HMCECSOptions& options) { options.num_evaluations_.set(all); });
+}
+
+// The expansions of the data with these indices, which count as evaluations.
+TaylorTerms HMCECS::expand(const Closure& closure,
+                           const at::Tensor& indices,
+                           const ECSAnchor& anchor) {
+  count(indices.numel());
+  return anchor.expand(data(closure), indices);
+}
+
 // ---- The subsample ----------------------------------------------------------
 
 SubsampleLayout HMCECS::layout() const {

@@ -31,6 +31,7 @@
 namespace torch_sgmcmc {
 
 class ECSTarget;
+struct AllData;
 struct ECSAnchor;
 struct ECSDraw;
 struct ECSPoint;
@@ -38,7 +39,6 @@ struct ECSWarmup;
 struct ExpandedSubsample;
 class BlockProposals;
 struct SubsampleLayout;
-struct TaylorSums;
 struct TaylorTerms;
 
 /// Hyperparameters of HMCECS: num_data (whole, >= 1), prior_precision,
@@ -298,30 +298,22 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
   at::Tensor prior() const;
   double rate(int64_t count) const;
 
-  // ecs/anchor.cpp
+  AllData data(const Closure& closure,
+               const ProgressHook& progress = nullptr) const;
   bool needs_anchor() const;
-  void begin_adaptation(const ECSWarmup& progress);
-  void move_anchor(const Closure& closure, const ProgressHook& progress);
   void anchor_at(const Closure& closure,
                  const at::Tensor& theta,
                  const ProgressHook& progress,
                  bool moved = false);
   void check_place(const Closure& closure, const ProgressHook& progress);
-  void check_near(const at::Tensor& log_likelihood,
-                  const at::Tensor& theta) const;
-  std::function<at::Tensor()> chunks(const char* what,
-                                     const ProgressHook& progress) const;
   void count(int64_t evaluations);
-  TaylorSums sum_up(const Closure& closure,
-                    const std::vector<at::Tensor>& params,
-                    const at::Tensor& probes,
-                    const ProgressHook& progress) const;
-  at::Tensor probes(const at::Tensor& like) const;
   TaylorTerms expand(const Closure& closure,
                      const at::Tensor& indices,
                      const ECSAnchor& anchor);
 
   // ecs/hmcecs_warmup.cpp
+  void begin_adaptation(const ECSWarmup& progress);
+  void move_anchor(const Closure& closure, const ProgressHook& progress);
   void choose_sizes(const std::vector<ECSDraw>& draws,
                     const std::optional<double>& target);
 

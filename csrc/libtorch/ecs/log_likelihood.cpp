@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "libtorch/core/checks.h"
+#include "libtorch/core/python_text.h"
 
 namespace torch_sgmcmc {
 namespace {

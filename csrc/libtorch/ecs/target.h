@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "host/ecs_estimate.h"
+#include "libtorch/ecs/anchor.h"
 #include "libtorch/ecs/subsample.h"
 #include "libtorch/ecs/taylor.h"
 
@@ -25,14 +26,6 @@ struct ECSPoint {
   double variance = 0;
   double mean = 0;
   int64_t sign = 1;
-};
-
-// The control variates of a sampler, and the mass that goes with them.
-struct ECSAnchor {
-  at::Tensor theta;  // [d], in float64
-  int64_t num_data = 0;
-  TaylorSums sums;       // without a Hessian in expansions of first order
-  at::Tensor whitening;  // see csrc/libtorch/ecs/whitening.h
 };
 
 // log |L^(theta, u)^(1/T)| + log prior / T, for any theta and subsample u.
