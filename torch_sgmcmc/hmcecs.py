@@ -21,10 +21,10 @@ from torch_sgmcmc.core.nonfinite import (
 )
 from torch_sgmcmc.core.operators import hmc_momenta_, metropolis_decide
 from torch_sgmcmc.core.progress import progress_bar
+from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.core.state_checks import check_part
 from torch_sgmcmc.ecs.anchored import AnchoredSampler
 from torch_sgmcmc.ecs.expansions import (
-    MASS_MATRICES,
     ControlVariate,
     check_control_variate,
     check_mass,
@@ -284,6 +284,7 @@ class HMCECS(AnchoredSampler):
         Statistical Science 2015.
     """
 
+    _SETTINGS = settings("HMCECS")
     _LONE_DECISIONS = BY_THE_LOSS
     _SHARED: ClassVar[tuple[str, ...]] = _HYPERPARAMETERS
     _PROGRESS: ClassVar[Mapping[str, Any]] = {
@@ -388,21 +389,11 @@ class HMCECS(AnchoredSampler):
     # ---- Checks ---------------------------------------------------------------
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        check_integer("num_data", group["num_data"], low=1)
-        _check_choice("variant", group["variant"], ("perturbed", "signed"))
-        least = 2 if group["variant"] == "perturbed" else 1
-        check_integer("subsample_size", group["subsample_size"], low=least)
-        check_real("step_size", group["step_size"], low_open=True)
-        check_real("trajectory_length", group["trajectory_length"], low_open=True)
-        check_integer("num_blocks", group["num_blocks"], low=1)
+        super()._check_group(group)
+        if group["variant"] == "perturbed":
+            check_integer("subsample_size", group["subsample_size"], low=2)
         check_control_variate(group["control_variate"])
-        _check_choice("mass_matrix", group["mass_matrix"], MASS_MATRICES)
         check_mass(group["mass_matrix"], group["control_variate"])
-        self._check_target(group)
-        check_real("temperature", group["temperature"], low_open=True)
-        check_integer("num_products", group["num_products"], low=1)
-        check_real("max_variance", group["max_variance"], low_open=True)
-        check_integer("chunk_size", group["chunk_size"], low=1)
 
     def _check_groups(self) -> None:
         self._check_all_groups()
@@ -780,9 +771,3 @@ class HMCECS(AnchoredSampler):
             **self._step_arguments(self.param_groups[0]),
         )
         return bool(accepted)
-
-
-def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices or isinstance(value, bool):
-        wanted = " or ".join(map(repr, choices))
-        raise ValueError(f"Invalid {name}: {value!r} (must be {wanted})")

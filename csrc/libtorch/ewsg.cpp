@@ -40,13 +40,12 @@ constexpr const char* kEWSGNeedsClosure =
 // (Minibatches of one datum of two have p = 0.5.)
 constexpr int64_t kMostEqual = 100;
 
-// -1 if there is no such surrogate. The order is that of csrc/samplers/ewsg.h.
+// The order is that of csrc/samplers/ewsg.h.
 int64_t SurrogateIndex(const std::string& name) {
   if (name == "momentum") return 0;
   if (name == "zero") return 1;
   if (name == "one") return 2;
-  if (name == "full_momentum") return 3;
-  return -1;
+  return 3;  // "full_momentum"
 }
 
 c10::IValue Sum(const c10::IValue& a, const c10::IValue& b) {
@@ -76,8 +75,7 @@ void CheckSameParameters(const std::vector<Work>& current,
         throw std::runtime_error(
             "EWSG got the gradients of a minibatch in the memory of those of "
             "the minibatch before, which it still needs: the closure must not "
-            "reuse gradients (for DistributedDataParallel, set "
-            "gradient_as_bucket_view=False)");
+            "reuse gradients");
       }
     }
   }
@@ -86,15 +84,7 @@ void CheckSameParameters(const std::vector<Work>& current,
 }  // namespace
 
 void EWSGOptions::check() const {
-  SamplerOptions::check();
-  CheckReal("temperature", temperature(), {.low_open = true});
-  CheckReal("momentum", momentum(), {.high = 1.0});
-  if (SurrogateIndex(surrogate()) < 0) {
-    Invalid("Invalid surrogate: " + Repr(surrogate()) +
-            " (must be 'momentum', 'zero', 'one' or 'full_momentum')");
-  }
-  CheckInteger("index_chain_length", index_chain_length());
-  if (num_chains()) CheckInteger("num_chains", *num_chains(), 1);
+  OptionsOf::check();
   refuse_capturable();
 }
 
@@ -272,7 +262,7 @@ void EWSG::check_draws(const std::vector<Work>& current,
       std::to_string(kMostEqual) +
       " calls of the closure running, which must draw a fresh minibatch at each "
       "call. If each minibatch is all data, there is nothing to choose from: "
-      "use SGHMC, or index_chain_length=0");
+      "use SGHMC, or index_chain_length(0)");
 }
 
 void EWSG::prepare(Work& work) {

@@ -33,7 +33,6 @@ from torch_sgmcmc.ecs.taylor import (
 )
 
 __all__ = [
-    "MASS_MATRICES",
     "ControlVariate",
     "Sums",
     "Terms",
@@ -55,7 +54,6 @@ Sums = TaylorSums | GaussNewtonSums
 ControlVariate = int | str | Sequence[Sequence[int]]
 
 _GAUSS_NEWTON = ("gauss-newton", "block-diagonal", "diagonal")
-MASS_MATRICES = ("dense", "diagonal", "identity")
 
 # Elements of a block: a matrix of 2 GiB.
 _LARGEST_BLOCK = 16384
