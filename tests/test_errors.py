@@ -104,12 +104,13 @@ COMMON = [
     *bad_numbers("lr", "must be finite and >= 0", -0.1, *NOT_FINITE),
     *bad_numbers("num_data", "must be finite and > 0", 0, -3, 0.0, *NOT_FINITE),
     *bad_numbers("prior_precision", "must be finite and >= 0", -1, *NOT_FINITE),
-    *bad_numbers("temperature", "must be finite and >= 0", -1e-9, *NOT_FINITE),
     *bad_types("lr", None, "0.1", True, torch.tensor([0.1, 0.1]), [0.1]),
     *bad_types("num_data", None, "10", False),
     *bad_types("prior_precision", None, (1.0,)),
     *bad_types("temperature", None, 1j),
 ]
+COLD = bad_numbers("temperature", "must be finite and >= 0", -1e-9, *NOT_FINITE)
+HOT = bad_numbers("temperature", "must be finite and > 0", 0, 0.0, -1e-9, *NOT_FINITE)
 ONLY_SGHMC = [
     *bad_numbers("momentum", "must be in [0, 1)", -0.1, 1, 1.0, 1.5, *NOT_FINITE),
     *bad_numbers("resample_momentum_every", "must be >= 0", -1),
@@ -141,7 +142,7 @@ SURROGATES = "'momentum', 'zero', 'one' or 'full_momentum'"
 ONLY_EWSG = [
     *bad_numbers("momentum", "must be in [0, 1)", -0.1, 1, 1.0, 1.5, *NOT_FINITE),
     *bad_types("momentum", None, "0.9", True),
-    *bad_numbers("temperature", "must be finite and > 0", 0, 0.0),
+    *HOT,
     *(
         ("surrogate", v, ValueError, f"Invalid surrogate: {v!r} (must be {SURROGATES})")
         for v in ("friction", None, 0)
@@ -166,6 +167,7 @@ ONLY_SGNHT = [
 ]
 CASES = [
     *((kind, *case) for kind in KINDS for case in COMMON),
+    *((kind, *case) for kind in KINDS if kind is not sg.EWSG for case in COLD),
     *((sg.SGHMC, *case) for case in ONLY_SGHMC),
     *((sg.EWSG, *case) for case in ONLY_EWSG),
     *((sg.PSGLD, *case) for case in ONLY_PSGLD),

@@ -480,7 +480,7 @@ def test_errors_within_a_step_change_nothing() -> None:
         (
             {"mass_matrix": "sparse"},
             ValueError,
-            r"Invalid mass_matrix: 'sparse' \(must be 'dense' or 'diagonal' or 'ident",
+            r"Invalid mass_matrix: 'sparse' \(must be 'dense', 'diagonal' or 'ident",
         ),
         ({"prior_precision": -1.0}, ValueError, "Invalid prior_precision: -1.0"),
         ({"temperature": 0.0}, ValueError, "Invalid temperature: 0.0"),

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.checks import check_integer, check_real
 from torch_sgmcmc.core.closures import (
     fresh_gradients,
     lightning_module,
@@ -28,6 +27,7 @@ from torch_sgmcmc.core.operators import (
     sghmc_step_,
     sgld_step_,
 )
+from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.core.shared_settings import SharedSettings
 from torch_sgmcmc.core.state_checks import check_part
 from torch_sgmcmc.sampler import Work
@@ -173,6 +173,7 @@ class EWSG(SharedSettings):
     _warned = False
 
     _WHY_EQUAL: ClassVar[str] = "there is one decision for all"
+    _SETTINGS = settings("EWSG")
     _STATE: ClassVar[Mapping[str, type]] = {"momentum": Tensor, "master": Tensor}
 
     def __init__(
@@ -211,20 +212,6 @@ class EWSG(SharedSettings):
         """
         group = self.param_groups[0]
         return _C.ratio(group["num_accepted"], group["num_proposals"])
-
-    def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
-        check_real("temperature", group["temperature"], low_open=True)
-        check_real("momentum", group["momentum"], high=1.0)
-        if group["surrogate"] not in _SURROGATES:
-            raise ValueError(
-                f"Invalid surrogate: {group['surrogate']!r} (must be "
-                f"{', '.join(map(repr, [*_SURROGATES][:-1]))} or "
-                f"{[*_SURROGATES][-1]!r})"
-            )
-        check_integer("index_chain_length", group["index_chain_length"])
-        if group["num_chains"] is not None:
-            check_integer("num_chains", group["num_chains"], low=1)
 
     def _check_progress(self, group: dict[str, Any]) -> None:
         check_part(group, "num_accepted", "num_proposals")

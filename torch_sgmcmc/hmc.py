@@ -39,6 +39,7 @@ from torch_sgmcmc.core.operators import (
     select_chains_,
 )
 from torch_sgmcmc.core.progress import progress_bar
+from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.core.shared_settings import SharedSettings
 from torch_sgmcmc.core.state_checks import check_part, dual_averaging
 from torch_sgmcmc.sampler import Work
@@ -200,6 +201,7 @@ class HMC(SharedSettings):
         "dual_averaging": [],
     }
     _WHY_EQUAL: ClassVar[str] = "there is one trajectory for all"
+    _SETTINGS = settings("HMC")
     _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys(
         ("momentum", "mass", "master"), Tensor
     )
@@ -256,26 +258,13 @@ class HMC(SharedSettings):
     # ---- Checks ---------------------------------------------------------------
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        check_real("step_size", group["step_size"], low_open=True)
-        self._check_target(group)
-        check_real("temperature", group["temperature"], low_open=True)
+        super()._check_group(group)
         steps, length = group["num_steps"], group["trajectory_length"]
         if (steps is None) == (length is None):
             raise ValueError(
                 f"Invalid num_steps and trajectory_length: {steps} and {length} (give "
                 "exactly one of them)"
             )
-        if steps is not None:
-            check_integer("num_steps", steps, low=1)
-        else:
-            check_real("trajectory_length", length, low_open=True)
-        if not isinstance(group["metropolis"], bool):
-            raise TypeError(
-                f"Invalid metropolis: {group['metropolis']!r} (must be a bool)"
-            )
-        check_integer("resample_momentum_every", group["resample_momentum_every"])
-        if group["num_chains"] is not None:
-            check_integer("num_chains", group["num_chains"], low=1)
 
     def _check_progress(self, group: dict[str, Any]) -> None:
         for name in ("num_accepted", "num_divergences"):

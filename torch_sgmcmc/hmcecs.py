@@ -22,10 +22,11 @@ from torch_sgmcmc.core.nonfinite import (
 )
 from torch_sgmcmc.core.operators import hmc_momenta_, metropolis_decide
 from torch_sgmcmc.core.progress import progress_bar
+from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.core.shared_settings import SharedSettings
 from torch_sgmcmc.core.state_checks import check_count, check_part
 from torch_sgmcmc.ecs.anchor import AllData, Anchor, split
-from torch_sgmcmc.ecs.expansions import CONTROL_VARIATES, MASS_MATRICES, Terms
+from torch_sgmcmc.ecs.expansions import CONTROL_VARIATES, Terms
 from torch_sgmcmc.ecs.likelihood_graph import Closure, flat
 from torch_sgmcmc.ecs.sizes import Draw, chosen_sizes
 from torch_sgmcmc.ecs.state import KEYS, check_anchored_state, on_device
@@ -197,6 +198,7 @@ class HMCECS(SharedSettings):
         Statistical Science 2015.
     """
 
+    _SETTINGS = settings("HMCECS")
     _LONE_DECISIONS = BY_THE_LOSS
     _SHARED: ClassVar[tuple[str, ...]] = _HYPERPARAMETERS
     _PROGRESS: ClassVar[Mapping[str, Any]] = {
@@ -303,20 +305,15 @@ class HMCECS(SharedSettings):
     # ---- Checks ---------------------------------------------------------------
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        check_integer("num_data", group["num_data"], low=1)
-        _check_choice("variant", group["variant"], ("perturbed", "signed"))
-        least = 2 if group["variant"] == "perturbed" else 1
-        check_integer("subsample_size", group["subsample_size"], low=least)
-        check_real("step_size", group["step_size"], low_open=True)
-        check_real("trajectory_length", group["trajectory_length"], low_open=True)
-        check_integer("num_blocks", group["num_blocks"], low=1)
-        _check_choice("control_variate", group["control_variate"], CONTROL_VARIATES)
-        _check_choice("mass_matrix", group["mass_matrix"], MASS_MATRICES)
-        self._check_target(group)
-        check_real("temperature", group["temperature"], low_open=True)
-        check_integer("num_products", group["num_products"], low=1)
-        check_real("max_variance", group["max_variance"], low_open=True)
-        check_integer("chunk_size", group["chunk_size"], low=1)
+        super()._check_group(group)
+        if group["variant"] == "perturbed":
+            check_integer("subsample_size", group["subsample_size"], low=2)
+        control_variate = group["control_variate"]
+        if control_variate not in CONTROL_VARIATES or control_variate is True:
+            wanted = " or ".join(map(repr, CONTROL_VARIATES))
+            raise ValueError(
+                f"Invalid control_variate: {control_variate!r} (must be {wanted})"
+            )
 
     def _check_groups(self) -> None:
         self._check_all_groups()
@@ -772,9 +769,3 @@ class HMCECS(SharedSettings):
             **self._step_arguments(self.param_groups[0]),
         )
         return bool(accepted)
-
-
-def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices or isinstance(value, bool):
-        wanted = " or ".join(map(repr, choices))
-        raise ValueError(f"Invalid {name}: {value!r} (must be {wanted})")

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.checks import check_real
 from torch_sgmcmc.core.closures import refuse_scaler
 from torch_sgmcmc.core.distributed import refuse_lone_decisions
 from torch_sgmcmc.core.master import start_masters
@@ -21,6 +20,7 @@ from torch_sgmcmc.core.operators import (
     psgld_step_,
     sum_of_squares,
 )
+from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.sampler import Sampler, Work
 
 __all__ = ["PSGLD"]
@@ -168,6 +168,7 @@ class PSGLD(Sampler):
         Langevin Dynamics for Deep Neural Networks, AAAI 2016, algorithm 1.
     """
 
+    _SETTINGS = settings("PSGLD")
     _STATE: ClassVar[Mapping[str, type]] = {
         "square_average": Tensor,
         "sensitivity": Tensor,
@@ -204,11 +205,6 @@ class PSGLD(Sampler):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
-        check_real("decay", group["decay"], high=1.0)
-        check_real("eps", group["eps"], low_open=True)
-        for name in ("adapt", "gamma"):
-            if not isinstance(group[name], bool):
-                raise TypeError(f"Invalid {name}: {group[name]!r} (must be a bool)")
         if group["capturable"] and group["adapt"] and group["gamma"]:
             raise ValueError(
                 "Invalid gamma: True needs second derivatives from autograd and "

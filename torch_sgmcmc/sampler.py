@@ -20,9 +20,8 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc.core import distributed
 from torch_sgmcmc.core.checks import (
     check_capturable,
-    check_lr,
-    check_real,
     draw_seed,
+    number_of_lr,
     plain,
 )
 from torch_sgmcmc.core.master import has_master
@@ -41,6 +40,7 @@ from torch_sgmcmc.core.nonfinite import (
 from torch_sgmcmc.core.operators import HAS_CUDA
 from torch_sgmcmc.core.param_groups import FOREIGN_KEYS, check_keys, check_later_keys
 from torch_sgmcmc.core.parameters import check_memory, check_parameter
+from torch_sgmcmc.core.settings import Setting, check_settings
 from torch_sgmcmc.core.state_checks import (
     ADDED_LATER,
     check_equal,
@@ -133,7 +133,9 @@ class Sampler(Optimizer):
         *("seed", "step", "offsets", "capturable"),
         *("nonfinite", "num_skipped"),
     )
-    #: Hyperparameters that must be equal in all groups.
+    #: Its hyperparameters.
+    _SETTINGS: ClassVar[tuple[Setting, ...]] = ()
+    #: Those that must be equal in all groups.
     _SHARED: ClassVar[tuple[str, ...]] = ()
     _WHY_EQUAL: ClassVar[str] = "there is one stream of noise for all"
     #: Values of ``nonfinite`` that it takes.
@@ -214,15 +216,9 @@ class Sampler(Optimizer):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         """Raises if a hyperparameter of the group is invalid."""
-        check_lr(group["lr"], group["capturable"])
-        self._check_target(group)
-
-    @staticmethod
-    def _check_target(group: dict[str, Any]) -> None:
-        """Raises if what defines the target density is invalid."""
-        check_real("num_data", group["num_data"], low_open=True)
-        check_real("prior_precision", group["prior_precision"])
-        check_real("temperature", group["temperature"])
+        if isinstance(group.get("lr"), Tensor):
+            group = {**group, "lr": number_of_lr(group["lr"], group["capturable"])}
+        check_settings(self._SETTINGS, group)
 
     def _check_progress(self, group: dict[str, Any]) -> None:
         """Raises if what a saved group says of the chain's progress is invalid."""

@@ -24,6 +24,7 @@ from torch_sgmcmc.core.closures import lightning_module, refuse_scaler
 from torch_sgmcmc.core.distributed import BY_THE_LOSS
 from torch_sgmcmc.core.momentum import blank
 from torch_sgmcmc.core.nonfinite import StepLeftOut, leave_out, nonfinite_error
+from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.core.shared_settings import SharedSettings
 from torch_sgmcmc.core.state_checks import check_count, check_part
 
@@ -236,6 +237,7 @@ class SBPS(SharedSettings):
     # It cannot bounce at a rate that is not finite.
     _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip")
     _WHY_EQUAL: ClassVar[str] = "there is one particle for all"
+    _SETTINGS = settings("SBPS")
     _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys(STATE, Tensor)
 
     def __init__(
@@ -286,20 +288,6 @@ class SBPS(SharedSettings):
         model = check_model("SBPS", model, self._all_params())
         self._slots = None if model is None else Slots(model)
         self._model_checked = False
-
-    def _check_group(self, group: dict[str, Any]) -> None:
-        check_real("num_data", group["num_data"], low_open=True)
-        check_real("prior_precision", group["prior_precision"])
-        check_real("temperature", group["temperature"], low_open=True)
-        check_real("confidence", group["confidence"])
-        check_real("refresh_rate", group["refresh_rate"])
-        check_real("decay", group["decay"], high=1.0)
-        check_real("eps", group["eps"], low_open=True)
-        if group["sample_interval"] is not None:
-            check_real("sample_interval", group["sample_interval"], low_open=True)
-        for name in ("preconditioned", "adapt", "replacement"):
-            if not isinstance(group[name], bool):
-                raise TypeError(f"Invalid {name}: {group[name]!r} (must be a bool)")
 
     def _check_progress(self, group: dict[str, Any]) -> None:
         for name in ("trajectory_time", "line_time"):

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.core.checks import check_integer, check_real
 from torch_sgmcmc.core.master import start_masters
 from torch_sgmcmc.core.momentum import blank, start_momenta, state_dtype
 from torch_sgmcmc.core.operators import gradient_variance_, sghmc_step_
+from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.sampler import Sampler, Work
 
 __all__ = ["SGHMC"]
@@ -117,6 +117,7 @@ class SGHMC(Sampler):
         Carlo, ICML 2014, eq. 15.
     """
 
+    _SETTINGS = settings("SGHMC")
     _STATE: ClassVar[Mapping[str, type]] = {
         "momentum": Tensor,
         **_ONLINE,
@@ -153,26 +154,14 @@ class SGHMC(Sampler):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
-        check_real("momentum", group["momentum"], high=1.0)
-        check_integer("resample_momentum_every", group["resample_momentum_every"])
-        if group["initial_momentum"] not in ("stationary", "zeros"):
-            raise ValueError(
-                f"Invalid initial_momentum: {group['initial_momentum']!r} "
-                "(must be 'stationary' or 'zeros')"
-            )
         noise_estimate = group["noise_estimate"]
-        if isinstance(noise_estimate, str):
-            if noise_estimate != "online":
-                raise ValueError(
-                    f"Invalid noise_estimate: {noise_estimate!r} (must be a number "
-                    "or 'online')"
-                )
+        if noise_estimate == "online":
             if group["capturable"]:
                 raise ValueError(
                     "Invalid noise_estimate: 'online' is checked on the host at "
                     "every step and excludes capturable=True"
                 )
-        elif check_real("noise_estimate", noise_estimate) == 0:
+        elif noise_estimate == 0:
             return
         else:
             _check_friction(noise_estimate, group["momentum"])

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torch_sgmcmc.core.master import start_masters
 from torch_sgmcmc.core.operators import sgld_step_
+from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["SGLD"]
@@ -83,6 +84,7 @@ class SGLD(Sampler):
         Dynamics, ICML 2011, eq. 4.
     """
 
+    _SETTINGS = settings("SGLD")
     _STATE: ClassVar[Mapping[str, type]] = {"master": Tensor}
 
     def __init__(

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.core.checks import check_real
 from torch_sgmcmc.core.master import start_masters
 from torch_sgmcmc.core.momentum import blank, start_momenta, state_dtype
 from torch_sgmcmc.core.operators import sgnht_step_
+from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["SGNHT"]
@@ -109,6 +109,7 @@ class SGNHT(Sampler):
         for Bayesian Learning of Deep Models, AAAI 2016 (one thermostat a coordinate).
     """
 
+    _SETTINGS = settings("SGNHT")
     _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys(
         ("momentum", "thermostat", "master"), Tensor
     )
@@ -136,12 +137,6 @@ class SGNHT(Sampler):
             "temperature": temperature,
         }
         super().__init__(params, defaults, seed, capturable, nonfinite)
-
-    def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
-        check_real("momentum", group["momentum"], high=1.0)
-        if group["thermostat_rate"] is not None:
-            check_real("thermostat_rate", group["thermostat_rate"])
 
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         return blank(p, "momentum", "thermostat")

@@ -34,13 +34,12 @@ constexpr const char* kEWSGNeedsClosure =
     "      return loss;\n"
     "    });";
 
-// -1 if there is no such surrogate. The order is that of csrc/samplers/ewsg.h.
+// The order is that of csrc/samplers/ewsg.h.
 int64_t SurrogateIndex(const std::string& name) {
   if (name == "momentum") return 0;
   if (name == "zero") return 1;
   if (name == "one") return 2;
-  if (name == "full_momentum") return 3;
-  return -1;
+  return 3;  // "full_momentum"
 }
 
 c10::IValue Sum(const c10::IValue& a, const c10::IValue& b) {
@@ -70,8 +69,7 @@ void CheckSameParameters(const std::vector<Work>& current,
         throw std::runtime_error(
             "EWSG got the gradients of a minibatch in the memory of those of "
             "the minibatch before, which it still needs: the closure must not "
-            "reuse gradients (for DistributedDataParallel, set "
-            "gradient_as_bucket_view=False)");
+            "reuse gradients");
       }
     }
   }
@@ -80,15 +78,7 @@ void CheckSameParameters(const std::vector<Work>& current,
 }  // namespace
 
 void EWSGOptions::check() const {
-  SamplerOptions::check();
-  CheckReal("temperature", temperature(), {.low_open = true});
-  CheckReal("momentum", momentum(), {.high = 1.0});
-  if (SurrogateIndex(surrogate()) < 0) {
-    Invalid("Invalid surrogate: " + Repr(surrogate()) +
-            " (must be 'momentum', 'zero', 'one' or 'full_momentum')");
-  }
-  CheckInteger("index_chain_length", index_chain_length());
-  if (num_chains()) CheckInteger("num_chains", *num_chains(), 1);
+  OptionsOf::check();
   refuse_capturable();
 }
 

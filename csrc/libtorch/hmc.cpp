@@ -45,7 +45,7 @@ at::Tensor Losses(const torch::Tensor& loss,
   if (!loss.defined()) {
     Invalid(
         "HMC got no loss from the closure, which must return it for the "
-        "Metropolis test (metropolis=False makes none)");
+        "Metropolis test (metropolis(false) makes none)");
   }
   const std::vector<int64_t> expected =
       chains ? std::vector<int64_t>{*chains} : std::vector<int64_t>{};
@@ -69,24 +69,12 @@ std::vector<double> Numbers(const at::Tensor& row) {
 }  // namespace
 
 void HMCOptions::check() const {
-  require("step_size", step_size_, "the leapfrog's step");
-  CheckReal("step_size", step_size(), {.low_open = true});
-  check_target();
-  CheckReal("temperature", temperature(), {.low_open = true});
+  OptionsOf::check();
   if (num_steps().has_value() == trajectory_length().has_value()) {
-    Invalid("Invalid num_steps and trajectory_length: " +
-            (num_steps() ? std::to_string(*num_steps()) : std::string("None")) +
-            " and " +
-            (trajectory_length() ? Repr(*trajectory_length())
-                                 : std::string("None")) +
-            " (give exactly one of them)");
+    Invalid(std::string("Invalid num_steps and trajectory_length: ") +
+            (num_steps() ? "both" : "neither") +
+            " set (set exactly one of them)");
   }
-  if (num_steps()) CheckInteger("num_steps", *num_steps(), 1);
-  if (trajectory_length()) {
-    CheckReal("trajectory_length", *trajectory_length(), {.low_open = true});
-  }
-  CheckInteger("resample_momentum_every", resample_momentum_every());
-  if (num_chains()) CheckInteger("num_chains", *num_chains(), 1);
   refuse_capturable();
 }
 
@@ -193,15 +181,16 @@ void HMC::warmup(const LossClosure& closure,
   check_groups();
   if (!first().metropolis()) {
     Invalid(
-        "Invalid metropolis: False (warmup() adapts to the acceptance rate)");
+        "Invalid metropolis: false (warmup() adapts to the acceptance rate)");
   }
   const std::vector<double>& saved = first().dual_averaging_.get();
   DualAveraging adaptation =
       saved.empty() ? DualAveraging(first().step_size(), target_acceptance)
                     : DualAveraging(saved);
   if (adaptation.target() != target_acceptance) {
-    Invalid("Invalid target_acceptance: " + Repr(target_acceptance) +
-            " (the warm-up in progress has " + Repr(adaptation.target()) + ")");
+    Invalid("Invalid target_acceptance: " + Shown(target_acceptance) +
+            " (the warm-up in progress has " + Shown(adaptation.target()) +
+            ")");
   }
   for (int64_t i = 0; i < steps; ++i) {
     const at::Tensor ratios = simulate(closure, kMostWarmupSteps).log_ratios;

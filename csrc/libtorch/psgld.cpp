@@ -62,8 +62,8 @@ std::vector<std::vector<at::Tensor>> Curvatures(const std::vector<Work>& work) {
   if (with_graph.empty()) {
     throw std::runtime_error(
         "PSGLD got gradients without a graph, and Γ needs second derivatives: "
-        "call loss.backward(create_graph=True), or set gamma=False and stop "
-        "adaptation (adapt=False) after burn-in");
+        "call loss.backward({}, std::nullopt, /*create_graph=*/true), or set "
+        "gamma(false) and stop adaptation, by adapt(false), after burn-in");
   }
   std::vector<at::Tensor> products;
   try {
@@ -114,13 +114,11 @@ void BeginGamma(PSGLDParamState& state,
 }  // namespace
 
 void PSGLDOptions::check() const {
-  SamplerOptions::check();
-  CheckReal("decay", decay(), {.high = 1.0});
-  CheckReal("eps", eps(), {.low_open = true});
+  OptionsOf::check();
   if (capturable() && adapt() && gamma()) {
     Invalid(
-        "Invalid gamma: True needs second derivatives from autograd and "
-        "excludes capturable=True (set gamma=False, or adapt=False)");
+        "Invalid gamma: true needs second derivatives from autograd and "
+        "excludes capturable (set gamma(false), or adapt(false))");
   }
 }
 

@@ -340,7 +340,7 @@ void Sampler::collect(size_t group, std::vector<Work>& work) {
           std::string(name()) +
           " does not support sparse gradients: got one of layout " +
           LayoutName(grad.layout()) + " for a parameter of shape " +
-          Shape(param.sizes()) + " (for nn.Embedding, use sparse=False)");
+          Shape(param.sizes()) + " (for an Embedding, use sparse(false))");
     }
     size_t place = begin;
     while (place < work.size() &&

@@ -173,7 +173,7 @@ void SBPS::come_by(Flight& flight,
 int64_t SBPS::register_sample_hook(SampleHook hook) {
   if (!options_at(0).sample_interval()) {
     Invalid(
-        "Invalid sample_interval: None (must be a trajectory time, for there "
+        "Invalid sample_interval: none (must be a trajectory time, for there "
         "to be samples)");
   }
   hooks_[next_hook_] = std::move(hook);

@@ -53,31 +53,20 @@ SGHMCParamState& StateOf(SamplerParamState& state) {
 }  // namespace
 
 void SGHMCOptions::check() const {
-  SamplerOptions::check();
-  CheckReal("momentum", momentum(), {.high = 1.0});
-  CheckInteger("resample_momentum_every", resample_momentum_every());
-  if (initial_momentum() != "stationary" && initial_momentum() != "zeros") {
-    Invalid("Invalid initial_momentum: " + Repr(initial_momentum()) +
-            " (must be 'stationary' or 'zeros')");
-  }
+  OptionsOf::check();
   std::string estimate;
   if (const auto* word = std::get_if<std::string>(&noise_estimate())) {
-    estimate = Repr(*word);
-    if (*word != "online") {
-      Invalid("Invalid noise_estimate: " + estimate +
-              " (must be a number or 'online')");
-    }
+    estimate = Shown(*word);
     if (capturable()) {
       Invalid(
           "Invalid noise_estimate: 'online' is checked on the host at every "
-          "step and excludes capturable=True");
+          "step and excludes capturable");
     }
   } else {
     const double number = std::get<double>(noise_estimate());
-    CheckReal("noise_estimate", number);
     if (number == 0) return;
     CheckFriction(number, momentum());
-    estimate = Repr(number);
+    estimate = Shown(number);
   }
   if (temperature() == 0) {
     Invalid("Invalid noise_estimate: " + estimate +

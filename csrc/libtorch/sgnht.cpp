@@ -2,19 +2,12 @@
 
 #include <vector>
 
-#include "libtorch/core/checks.h"
 #include "libtorch/core/momentum.h"
 #include "libtorch/core/noise_key.h"
 #include "libtorch/core/operators.h"
 #include "libtorch/core/options_of_work.h"
 
 namespace torch_sgmcmc {
-
-void SGNHTOptions::check() const {
-  SamplerOptions::check();
-  CheckReal("momentum", momentum(), {.high = 1.0});
-  if (thermostat_rate()) CheckReal("thermostat_rate", *thermostat_rate());
-}
 
 std::unique_ptr<SamplerParamState> SGNHT::new_state() const {
   return std::make_unique<SGNHTParamState>();

@@ -25,6 +25,7 @@
 #include "host/moments.h"
 #include "host/ratio.h"
 #include "host/sample_times.h"
+#include "host/settings.h"
 #include "host/subsample.h"
 
 namespace py = pybind11;
@@ -39,6 +40,28 @@ py::bytearray Memory(const std::vector<int64_t>& numbers) {
           numbers.size() * sizeof(int64_t)};
 }
 
+// Of each hyperparameter of a sampler: name, kind, default, range, whether it
+// may be None, and words.
+py::list Settings(const std::string& sampler) {
+  constexpr const char* kKinds[] = {"real", "whole", "flag", "word"};
+  py::list rows;
+  for (const torch_sgmcmc::Setting& row : torch_sgmcmc::SettingsOf(sampler)) {
+    py::list words;
+    for (const char* word : row.words) {
+      if (word != nullptr) words.append(word);
+    }
+    rows.append(py::make_tuple(row.name,
+                               kKinds[static_cast<int>(row.kind)],
+                               row.fallback,
+                               row.low,
+                               row.high,
+                               row.low_open,
+                               row.optional,
+                               py::tuple(words)));
+  }
+  return rows;
+}
+
 torch_sgmcmc::NoiseStream ClockStream(int64_t seed, uint64_t step) {
   return {static_cast<uint64_t>(seed),
           step,
@@ -51,6 +74,7 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "Host-side algorithms of torch_sgmcmc, in C++.";
 
   m.attr("NOISE_BLOCK") = torch_sgmcmc::kNoiseBlock;
+  m.def("settings", &Settings, py::arg("sampler"));
   py::dict purposes;
   purposes["UPDATE"] = static_cast<int>(Purpose::kUpdate);
   purposes["MOMENTUM"] = static_cast<int>(Purpose::kMomentum);

@@ -60,7 +60,7 @@ TEST(HMC, OptionsHaveNoLearningRate) {
             "Invalid num_data: not set (HMC needs the number of training "
             "examples; 1 if the loss is U itself)");
   EXPECT_EQ(refused(Options().capturable(true)),
-            "Invalid capturable: True (HMC decides on the host, which a CUDA "
+            "Invalid capturable: true (HMC decides on the host, which a CUDA "
             "graph cannot)");
   HMC sampler({Param({4})}, Options());
   // A schedule of torch's moves the step size.
@@ -141,7 +141,7 @@ TEST(HMC, AFailedClosureChangesNothing) {
     for (const int at : {1, 4}) {
       EXPECT_EQ(fails(at, [] { return torch::Tensor(); }),
                 "HMC got no loss from the closure, which must return it for "
-                "the Metropolis test (metropolis=False makes none)");
+                "the Metropolis test (metropolis(false) makes none)");
       EXPECT_EQ(fails(at,
                       [] {
                         return torch::ones({1, 2});
@@ -263,7 +263,7 @@ TEST(HMC, WarmUpIsSavedInTheMiddle) {
   late.options().metropolis(false);
   EXPECT_EQ(MessageOf<std::invalid_argument>(
                 [&] { late.warmup(Quartic(thirds), 1); }),
-            "Invalid metropolis: False (warmup() adapts to the acceptance "
+            "Invalid metropolis: false (warmup() adapts to the acceptance "
             "rate)");
 }
 

@@ -63,7 +63,7 @@ TEST(HMCECS, OptionsAreComplete) {
             "Invalid subsample_size: not set (HMCECS needs the number of data "
             "in a subsample)");
   EXPECT_EQ(refused(Options().capturable(true)),
-            "Invalid capturable: True (HMCECS decides on the host, which a "
+            "Invalid capturable: true (HMCECS decides on the host, which a "
             "CUDA graph cannot)");
   HMCECS sampler({Parameter({2})}, Options().trajectory_length(3));
   EXPECT_EQ(sampler.options().step_size(), 0.5);
@@ -75,8 +75,8 @@ TEST(HMCECS, ValuesOutOfRangeAreRefused) {
   for (const auto& [options, message] : {
            std::pair(Options().num_data(0),
                      "Invalid num_data: 0 (must be >= 1)"),
-           {Options().subsample_size(0),
-            "Invalid subsample_size: 0 (must be >= 2)"},
+           {Options().subsample_size(1),
+            "Invalid subsample_size: 1 (must be >= 2)"},
            {Options().variant("signed").subsample_size(0),
             "Invalid subsample_size: 0 (must be >= 1)"},
            {Options().step_size(0),

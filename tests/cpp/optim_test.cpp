@@ -293,8 +293,8 @@ TEST(Sampler, AFailedStepChangesNothing) {
   params[1].mutable_grad() = torch::ones({5}).to_sparse();
   EXPECT_EQ(MessageOf<std::runtime_error>([&] { sampler.step(); }),
             "SGHMC does not support sparse gradients: got one of layout "
-            "torch.sparse_coo for a parameter of shape [5] (for nn.Embedding, "
-            "use sparse=False)");
+            "torch.sparse_coo for a parameter of shape [5] (for an Embedding, "
+            "use sparse(false))");
   params[1].mutable_grad() = grad;
 
   params[1].set_data(torch::zeros({6}));
@@ -546,7 +546,7 @@ TEST(EWSG, RefusesMinibatchesThatAreAlwaysTheSame) {
       "EWSG got the gradient of the minibatch before from 100 calls of the "
       "closure running, which must draw a fresh minibatch at each call. If each "
       "minibatch is all data, there is nothing to choose from: use SGHMC, or "
-      "index_chain_length=0";
+      "index_chain_length(0)";
   for (const int length : {1, 3}) {
     const auto param = torch::zeros({4}).set_requires_grad(true);
     EWSG sampler({param}, Weighted().index_chain_length(length));
@@ -679,7 +679,7 @@ TEST(EWSG, MakesOneDecisionForAllGroups) {
   sampler.options(1).index_chain_length(1).num_chains(1);
   EXPECT_EQ(MessageOf<std::invalid_argument>(
                 [&] { sampler.step([] { return torch::Tensor(); }); }),
-            "Invalid num_chains: [None, 1] in the param groups (must be equal: "
+            "Invalid num_chains: [none, 1] in the param groups (must be equal: "
             "there is one decision for all)");
 }
 
@@ -730,7 +730,7 @@ TEST(EWSG, RefusesWhatIsOutOfRange) {
   EXPECT_EQ(refused(Weighted().num_chains(0)),
             "Invalid num_chains: 0 (must be >= 1)");
   EXPECT_EQ(refused(Weighted().capturable(true)),
-            "Invalid capturable: True (EWSG decides on the host, which a CUDA "
+            "Invalid capturable: true (EWSG decides on the host, which a CUDA "
             "graph cannot)");
 }
 

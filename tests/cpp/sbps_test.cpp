@@ -49,14 +49,14 @@ TEST(SBPS, RefusesLossesThatItCannotUseAndMovesNothing) {
   };
   EXPECT_EQ(message([&] { return draws().mean(); }),
             "SBPS got losses of shape [] from the closure (must be those of "
-            "the examples, of shape [n]: use reduction='none')");
+            "the examples, of shape [n]: use reduction(torch::kNone))");
   EXPECT_EQ(message([&] { return draws().slice(0, 0, 1); }),
             "SBPS got the loss of 1 example from the closure (must be of 2 at "
             "least, to estimate the noise of a minibatch)");
   EXPECT_EQ(message([&] { return draws().repeat(6); }),
             "SBPS got the losses of 60 examples from the closure, and num_data "
             "= 50 (must not be more; if examples are drawn with replacement, "
-            "set replacement=True)");
+            "set replacement(true))");
   EXPECT_EQ(message([&] {
               const double infinity = std::numeric_limits<double>::infinity();
               at::Tensor bad = torch::zeros(10, at::kDouble);

@@ -11,10 +11,10 @@ from torch import Tensor
 __all__ = [
     "check_capturable",
     "check_integer",
-    "check_lr",
     "check_real",
     "check_seed",
     "draw_seed",
+    "number_of_lr",
     "plain",
 ]
 
@@ -47,19 +47,20 @@ def check_real(
     raise ValueError(f"Invalid {name}: {value} ({wanted})")
 
 
-def check_lr(lr: object, capturable: bool) -> None:
-    """Raises unless it is a number >= 0, or a Tensor of one.
+def number_of_lr(lr: Tensor, capturable: bool) -> float | Tensor:
+    """The number of a Tensor of one, which is read at every step, or what it is.
 
-    Such a Tensor is read at every step, which a CUDA graph cannot.
+    Raises:
+        ValueError: it is to be read in a CUDA graph, which cannot.
     """
-    if isinstance(lr, Tensor) and lr.numel() == 1 and lr.is_floating_point():
-        if capturable:
-            raise ValueError(
-                "Invalid lr: a Tensor is read on the host at every step and excludes "
-                "capturable=True"
-            )
-        lr = float(lr)
-    check_real("lr", lr)
+    if lr.numel() != 1 or not lr.is_floating_point():
+        return lr
+    if capturable:
+        raise ValueError(
+            "Invalid lr: a Tensor is read on the host at every step and excludes "
+            "capturable=True"
+        )
+    return float(lr)
 
 
 def check_integer(name: str, value: object, *, low: int = 0) -> int:

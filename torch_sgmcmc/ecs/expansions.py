@@ -30,7 +30,6 @@ from torch_sgmcmc.ecs.taylor import (
 
 __all__ = [
     "CONTROL_VARIATES",
-    "MASS_MATRICES",
     "Terms",
     "expand",
     "kept_of",
@@ -42,7 +41,6 @@ __all__ = [
 Terms = TaylorTerms | GaussNewtonTerms
 
 CONTROL_VARIATES = (2, 1, "gauss-newton")
-MASS_MATRICES = ("dense", "diagonal", "identity")
 
 
 def sum_up(

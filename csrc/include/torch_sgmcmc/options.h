@@ -29,6 +29,8 @@
 
 namespace torch_sgmcmc {
 
+struct Setting;  // csrc/host/settings.h
+
 /// A value and whether it was set.
 template <typename T>
 class Hyperparameter {
@@ -107,7 +109,7 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   /// The name of the sampler that takes these options.
   virtual const char* sampler() const = 0;
   /// Throws std::invalid_argument if a value is out of range.
-  virtual void check() const;
+  virtual void check() const = 0;
   /// Throws if what a saved group says of the chain's progress is invalid.
   virtual void check_progress() const {}
   /// Why what is shared must be equal in all groups.
@@ -140,14 +142,6 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
 
  protected:
   SamplerOptions() = default;
-
-  /// Throws if a value was left open that has no default; `what` says what the
-  /// sampler needs it for.
-  void require(const char* name,
-               const Hyperparameter<double>& value,
-               const char* what) const;
-  /// The part of check() that concerns the target density.
-  void check_target() const;
 
   /// Throws if capturable: of samplers that decide on the host.
   void refuse_capturable() const;
@@ -237,6 +231,38 @@ TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
 TORCH_SGMCMC_API void FromValue(const char* name,
                                 const c10::IValue& value,
                                 NumberOrWord& result);
+// Of each name the row in the table of hyperparameters, null if there is none.
+TORCH_SGMCMC_API std::vector<const Setting*> FindSettings(
+    const char* sampler, const std::vector<std::string>& names);
+// Throws std::invalid_argument if a value was left open that has no default, or
+// is not in the range of its row.
+TORCH_SGMCMC_API void CheckSetting(const Setting& row,
+                                   const char* sampler,
+                                   double value,
+                                   bool is_set);
+TORCH_SGMCMC_API void CheckSetting(const Setting& row,
+                                   const char* sampler,
+                                   int64_t value,
+                                   bool is_set);
+TORCH_SGMCMC_API void CheckSetting(const Setting& row,
+                                   const char* sampler,
+                                   const std::string& value,
+                                   bool is_set);
+inline void CheckSetting(const Setting&, const char*, bool, bool) {}
+template <typename T>
+void CheckSetting(const Setting& row,
+                  const char* sampler,
+                  const std::optional<T>& value,
+                  bool is_set) {
+  if (value) CheckSetting(row, sampler, *value, is_set);
+}
+inline void CheckSetting(const Setting& row,
+                         const char* sampler,
+                         const NumberOrWord& value,
+                         bool is_set) {
+  std::visit([&](const auto& v) { CheckSetting(row, sampler, v, is_set); },
+             value);
+}
 // Whether groups of older state dicts may lack a key: the sampler then keeps
 // its value. All other keys are required.
 TORCH_SGMCMC_API bool IsAddedLater(const std::string& name);
@@ -302,6 +328,27 @@ class OptionsOf : public SamplerOptions {
 
   std::unique_ptr<torch::optim::OptimizerOptions> clone() const override {
     return std::make_unique<Derived>(static_cast<const Derived&>(*this));
+  }
+
+  void check() const override {
+    static const auto rows = detail::FindSettings(sampler(), keys());
+    auto row = rows.begin();
+    Derived::fields([&](const char*, auto member, Scope = Scope::kOwn) {
+      const auto& hyperparameter = self().*member;
+      // What a sampler keeps count of, of other types, is in no row.
+      if constexpr (requires {
+                      detail::CheckSetting(**row,
+                                           sampler(),
+                                           hyperparameter.get(),
+                                           hyperparameter.is_set());
+                    }) {
+        if (*row != nullptr) {
+          detail::CheckSetting(
+              **row, sampler(), hyperparameter.get(), hyperparameter.is_set());
+        }
+      }
+      ++row;
+    });
   }
 
   void inherit(const SamplerOptions& defaults) override {

@@ -133,7 +133,7 @@ struct Work {
 ///
 /// Errors: std::invalid_argument where Python has a ValueError,
 /// std::runtime_error (or c10::Error, from an operator) where it has a
-/// RuntimeError, with the same messages. A step that throws has changed no
+/// RuntimeError, in words of its own. A step that throws has changed no
 /// parameter.
 ///
 /// Gradients that are not finite would enter parameters, momenta and averages,

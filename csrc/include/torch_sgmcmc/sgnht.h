@@ -36,7 +36,6 @@ class TORCH_SGMCMC_API SGNHTOptions : public OptionsOf<SGNHTOptions> {
 
  public:
   const char* sampler() const override { return "SGNHT"; }
-  void check() const override;
 
  private:
   friend OptionsOf;

@@ -33,7 +33,7 @@ void CheckLosses(const at::Tensor& losses, bool has_grads) {
     throw std::runtime_error(
         "SBPS got losses of shape " + Shape(losses.sizes()) +
         " from the closure (must be those of the examples, of shape [n]" +
-        (losses.dim() == 0 ? ": use reduction='none')" : ")"));
+        (losses.dim() == 0 ? ": use reduction(torch::kNone))" : ")"));
   }
   if (losses.numel() < 2) {
     throw std::runtime_error("SBPS got the loss of " +
@@ -112,7 +112,7 @@ RateEstimate RateOf(Flight& flight,
     text << "SBPS got the losses of " << seen.losses.numel()
          << " examples from the closure, and num_data = " << num_data
          << " (must not be more; if examples are drawn with replacement, set "
-            "replacement=True)";
+            "replacement(true))";
     throw std::runtime_error(text.str());
   }
   const auto row = [](const at::Tensor& t) {

@@ -10,21 +10,7 @@ namespace torch_sgmcmc {
 std::vector<double> SBPSOptions::FreshClock() { return BounceClock().Save(); }
 
 void SBPSOptions::check() const {
-  if (!num_data_.is_set() && std::isnan(num_data())) {
-    Invalid(
-        "Invalid num_data: not set (SBPS needs the number of training "
-        "examples; 1 if the loss is U itself)");
-  }
-  CheckReal("num_data", num_data(), {.low_open = true});
-  CheckReal("prior_precision", prior_precision());
-  CheckReal("temperature", temperature(), {.low_open = true});
-  CheckReal("confidence", confidence());
-  CheckReal("refresh_rate", refresh_rate());
-  CheckReal("decay", decay(), {.high = 1.0});
-  CheckReal("eps", eps(), {.low_open = true});
-  if (sample_interval()) {
-    CheckReal("sample_interval", *sample_interval(), {.low_open = true});
-  }
+  OptionsOf::check();
   refuse_capturable();
 }
 

@@ -1,4 +1,4 @@
-// Hyperparameter checks with the wording of torch_sgmcmc/core/checks.py.
+// Checks of hyperparameters and other arguments.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,10 @@
 
 namespace torch_sgmcmc {
 
-// A number as Python's repr shows it.
-std::string Repr(double value);
-
-// A string as Python's repr shows it.
-std::string Repr(const std::string& value);
+// A number with as many digits as it takes to read it back, and a string in
+// quotes.
+std::string Shown(double value);
+std::string Shown(const std::string& value);
 
 // The interval that a value must lie in.
 struct Range {

@@ -73,9 +73,9 @@ void CheckNonfinite(const SamplerOptions& options) {
   std::string wanted;
   for (size_t i = 0; i < choices.size(); ++i) {
     if (i > 0) wanted += i + 1 < choices.size() ? ", " : " or ";
-    wanted += Repr(choices[i]);
+    wanted += Shown(choices[i]);
   }
-  Invalid("Invalid nonfinite: " + Repr(value) + " (must be " + wanted + ")");
+  Invalid("Invalid nonfinite: " + Shown(value) + " (must be " + wanted + ")");
 }
 
 // What to do, for all groups.
@@ -87,7 +87,7 @@ std::string Sampler::nonfinite() const {
   for (size_t group = 0; group < param_groups_.size(); ++group) {
     const std::string own = options_of(group).nonfinite();
     equal = equal && own == choice;
-    all += (all.empty() ? "" : ", ") + Repr(own);
+    all += (all.empty() ? "" : ", ") + Shown(own);
   }
   if (!equal) {
     Invalid("Invalid nonfinite: [" + all +

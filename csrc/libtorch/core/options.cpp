@@ -5,37 +5,15 @@
 
 #include <cmath>
 
+#include "host/settings.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/parameters.h"
 
 namespace torch_sgmcmc {
 
-void SamplerOptions::require(const char* name,
-                             const Hyperparameter<double>& value,
-                             const char* what) const {
-  if (value.is_set() || !std::isnan(value.get())) return;
-  Invalid(std::string("Invalid ") + name + ": not set (" + sampler() +
-          " needs " + what + ")");
-}
-
-void SamplerOptions::check() const {
-  require("lr", lr_, "a step size, on SGD's scale");
-  CheckReal("lr", lr());
-  check_target();
-}
-
-void SamplerOptions::check_target() const {
-  require("num_data",
-          num_data_,
-          "the number of training examples; 1 if the loss is U itself");
-  CheckReal("num_data", num_data(), {.low_open = true});
-  CheckReal("prior_precision", prior_precision());
-  CheckReal("temperature", temperature());
-}
-
 void SamplerOptions::refuse_capturable() const {
   if (!capturable()) return;
-  Invalid(std::string("Invalid capturable: True (") + sampler() +
+  Invalid(std::string("Invalid capturable: true (") + sampler() +
           " decides on the host, which a CUDA graph cannot)");
 }
 
@@ -208,6 +186,65 @@ void FromValue(const char* name,
     FromValue(name, value, number);
     result = number;
   }
+}
+
+std::vector<const Setting*> FindSettings(
+    const char* sampler, const std::vector<std::string>& names) {
+  std::vector<const Setting*> rows;
+  for (const std::string& name : names) {
+    const Setting* found = nullptr;
+    for (const Setting& row : SettingsOf(sampler)) {
+      if (name == row.name) found = &row;
+    }
+    rows.push_back(found);
+  }
+  return rows;
+}
+
+void CheckSetting(const Setting& row,
+                  const char* sampler,
+                  double value,
+                  bool is_set) {
+  if (row.purpose != nullptr && !is_set && std::isnan(value)) {
+    Invalid(std::string("Invalid ") + row.name + ": not set (" + sampler +
+            " needs " + row.purpose + ")");
+  }
+  if (row.kind == SettingKind::kWhole && std::isfinite(value)) {
+    if (value != std::floor(value)) {
+      Invalid(std::string("Invalid ") + row.name + ": " + Shown(value) +
+              " (must be a whole number)");
+    }
+    CheckInteger(
+        row.name, static_cast<int64_t>(value), static_cast<int64_t>(row.low));
+  }
+  CheckReal(row.name,
+            value,
+            {.low = row.low, .high = row.high, .low_open = row.low_open});
+}
+
+void CheckSetting(const Setting& row,
+                  const char* sampler,
+                  int64_t value,
+                  bool is_set) {
+  if (row.purpose != nullptr && !is_set && value == 0) {
+    Invalid(std::string("Invalid ") + row.name + ": not set (" + sampler +
+            " needs " + row.purpose + ")");
+  }
+  CheckInteger(row.name, value, static_cast<int64_t>(row.low));
+}
+
+void CheckSetting(const Setting& row,
+                  const char* /*sampler*/,
+                  const std::string& value,
+                  bool /*is_set*/) {
+  std::string wanted = row.kind == SettingKind::kWord ? "" : "a number";
+  for (const char* word : row.words) {
+    if (word == nullptr) break;
+    if (value == word) return;
+    wanted += (wanted.empty() ? "" : " or ") + Shown(word);
+  }
+  Invalid(std::string("Invalid ") + row.name + ": " + Shown(value) +
+          " (must be " + wanted + ")");
 }
 
 // torch_sgmcmc/core/state_checks.py has the same list.

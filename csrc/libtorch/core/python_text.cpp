@@ -40,10 +40,10 @@ std::string Thousands(int64_t value) {
 
 std::string Thousands(double value) {
   constexpr double kExactIntegers = 9007199254740992.0;  // 2^53
-  if (std::abs(value) >= kExactIntegers) return Repr(value);
+  if (std::abs(value) >= kExactIntegers) return Shown(value);
   const auto whole = static_cast<int64_t>(value);
   if (value == static_cast<double>(whole)) return Thousands(whole);
-  std::string text = Repr(value);
+  std::string text = Shown(value);
   const size_t point = text.find('.');
   if (point == std::string::npos || text.find('e') != std::string::npos) {
     return text;

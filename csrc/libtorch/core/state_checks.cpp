@@ -67,20 +67,19 @@ std::string Row(const Names& names) {
           sampler + " does not know; it is not one of " + sampler);
 }
 
-// As Python's repr shows it.
 // NOLINTNEXTLINE(misc-no-recursion): as deep as what is shown.
-std::string Shown(const c10::IValue& value) {
-  if (value.isNone()) return "None";
-  if (value.isBool()) return value.toBool() ? "True" : "False";
+std::string TextOf(const c10::IValue& value) {
+  if (value.isNone()) return "none";
+  if (value.isBool()) return value.toBool() ? "true" : "false";
   if (value.isInt()) return std::to_string(value.toInt());
-  if (value.isString()) return Repr(value.toStringRef());
-  if (value.isDouble()) return Repr(value.toDouble());
+  if (value.isString()) return Shown(value.toStringRef());
+  if (value.isDouble()) return Shown(value.toDouble());
   if (value.isTensor()) {
-    return "tensor(" + Shown(value.toTensor().item().toLong()) + ")";
+    return "tensor(" + std::to_string(value.toTensor().item().toLong()) + ")";
   }
   std::string text;
   for (const c10::IValue& element : value.toList().vec()) {
-    text += (text.empty() ? "" : ", ") + Shown(element);
+    text += (text.empty() ? "" : ", ") + TextOf(element);
   }
   return "[" + text + "]";
 }
@@ -154,7 +153,7 @@ void CheckEqual(const std::vector<StateDict>& groups,
     for (const StateDict& group : groups) {
       equal = equal && Alike(group.at(key), groups[0].at(key));
       if (!text.empty()) text += ", ";
-      text += Shown(group.at(key));
+      text += TextOf(group.at(key));
     }
     if (equal) continue;
     // NOLINTNEXTLINE(performance-inefficient-string-concatenation): it throws.

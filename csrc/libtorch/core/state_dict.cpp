@@ -91,7 +91,7 @@ bool StateDict::contains(int64_t key) const { return entries_.contains(key); }
 c10::IValue StateDict::at(const std::string& key) const {
   const auto entry = entries_.find(key);
   if (entry == entries_.end()) {
-    Invalid("Invalid state dict: it has no key " + Repr(key));
+    Invalid("Invalid state dict: it has no key " + Shown(key));
   }
   return entry->value();
 }

@@ -1,57 +1,21 @@
-#include <cmath>
 #include <limits>
 #include <string>
-#include <vector>
 
 #include "libtorch/core/checks.h"
 #include "libtorch/core/state_checks.h"
 #include "torch_sgmcmc/hmcecs.h"
 
 namespace torch_sgmcmc {
-namespace {
-
-// Throws unless the value is one of the choices, as Python shows them.
-void CheckChoice(const char* name,
-                 const std::string& value,
-                 const std::vector<std::string>& choices) {
-  std::string wanted;
-  for (const std::string& choice : choices) {
-    if (value == choice) return;
-    wanted += (wanted.empty() ? "" : " or ") + choice;
-  }
-  Invalid(std::string("Invalid ") + name + ": " + value + " (must be " +
-          wanted + ")");
-}
-
-}  // namespace
 
 void HMCECSOptions::check() const {
-  require("num_data", num_data_, "the number of data");
-  if (num_data() != std::floor(num_data()) || std::abs(num_data()) >= 0x1p63) {
-    Invalid("Invalid num_data: " + Repr(num_data()) +
-            " (must be an int, got float)");
+  OptionsOf::check();
+  if (subsample_size_.is_set() && variant() == "perturbed") {
+    CheckInteger("subsample_size", subsample_size(), 2);
   }
-  CheckInteger("num_data", static_cast<int64_t>(num_data()), 1);
-  CheckChoice("variant", Repr(variant()), {"'perturbed'", "'signed'"});
-  if (!subsample_size_.is_set() && subsample_size() == 0) {
-    Invalid(
-        "Invalid subsample_size: not set (HMCECS needs the number of data in a "
-        "subsample)");
+  if (control_variate() != 1 && control_variate() != 2) {
+    Invalid("Invalid control_variate: " + std::to_string(control_variate()) +
+            " (must be 2 or 1)");
   }
-  CheckInteger(
-      "subsample_size", subsample_size(), variant() == "perturbed" ? 2 : 1);
-  CheckReal("step_size", step_size(), {.low_open = true});
-  CheckReal("trajectory_length", trajectory_length(), {.low_open = true});
-  CheckInteger("num_blocks", num_blocks(), 1);
-  CheckChoice("control_variate", std::to_string(control_variate()), {"2", "1"});
-  CheckChoice("mass_matrix",
-              Repr(mass_matrix()),
-              {"'dense'", "'diagonal'", "'identity'"});
-  check_target();
-  CheckReal("temperature", temperature(), {.low_open = true});
-  CheckInteger("num_products", num_products(), 1);
-  CheckReal("max_variance", max_variance(), {.low_open = true});
-  CheckInteger("chunk_size", chunk_size(), 1);
   refuse_capturable();
 }
 

@@ -96,7 +96,7 @@ ECSAnchor ReadAnchor(const c10::IValue& value, int64_t d, c10::Device device) {
   if (anchor.sums.form != kLinearForm && anchor.sums.form != kPredictorForm &&
       anchor.sums.form != kRankOneForm && anchor.sums.form != kWholeForm) {
     Invalid("Invalid state_dict: its control variates are of the form " +
-            Repr(anchor.sums.form) + " (Gauss-Newton's are Python's alone)");
+            Shown(anchor.sums.form) + " (Gauss-Newton's are Python's alone)");
   }
   const c10::IValue theta = dict.at("anchor");
   if (theta.isTensor() && theta.toTensor().dim() == 1 &&

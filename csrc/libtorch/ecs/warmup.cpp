@@ -13,17 +13,17 @@
 namespace torch_sgmcmc {
 namespace {
 
-std::string Shown(int64_t value) { return std::to_string(value); }
-std::string Shown(double value) { return Repr(value); }
-std::string Shown(const std::optional<double>& value) {
-  return value ? Repr(*value) : std::string("None");
+std::string TextOf(int64_t value) { return std::to_string(value); }
+std::string TextOf(double value) { return Shown(value); }
+std::string TextOf(const std::optional<double>& value) {
+  return value ? Shown(*value) : std::string("none");
 }
 
 template <typename T>
 void CheckAsBegun(const char* name, const T& now, const T& begun) {
   if (now == begun) return;
-  Invalid(std::string("Invalid ") + name + ": " + Shown(now) +
-          " (the warm-up in progress has " + Shown(begun) +
+  Invalid(std::string("Invalid ") + name + ": " + TextOf(now) +
+          " (the warm-up in progress has " + TextOf(begun) +
           "; set_anchor() gives it up)");
 }
 

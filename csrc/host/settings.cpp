@@ -1,0 +1,136 @@
+#include "host/settings.h"
+
+#include <stdexcept>
+#include <string>
+
+namespace torch_sgmcmc {
+namespace {
+
+using enum SettingKind;
+
+constexpr Setting kLr{.name = "lr", .purpose = "a step size, on SGD's scale"};
+constexpr Setting kNumData{
+    .name = "num_data",
+    .low_open = true,
+    .purpose = "the number of training examples; 1 if the loss is U itself"};
+constexpr Setting kPrior{.name = "prior_precision", .fallback = 0};
+constexpr Setting kTemperature{.name = "temperature", .fallback = 1};
+constexpr Setting kHot{.name = "temperature", .fallback = 1, .low_open = true};
+constexpr Setting kMomentum{.name = "momentum", .fallback = 0.9, .high = 1};
+constexpr Setting kDecay{.name = "decay", .fallback = 0.99, .high = 1};
+constexpr Setting kAdapt{.name = "adapt", .kind = kFlag, .fallback = 1};
+constexpr Setting kNumChains{
+    .name = "num_chains", .kind = kWhole, .low = 1, .optional = true};
+
+constexpr Setting kSGLD[] = {kLr, kNumData, kPrior, kTemperature};
+
+constexpr Setting kSGHMC[] = {
+    kLr,
+    kNumData,
+    kPrior,
+    kTemperature,
+    kMomentum,
+    {.name = "noise_estimate", .fallback = 0, .words = {"online"}},
+    {.name = "resample_momentum_every", .kind = kWhole, .fallback = 0},
+    {.name = "initial_momentum",
+     .kind = kWord,
+     .words = {"stationary", "zeros"}},
+};
+
+constexpr Setting kPSGLD[] = {
+    kLr,
+    kNumData,
+    kPrior,
+    kTemperature,
+    kDecay,
+    {.name = "eps", .fallback = 1e-5, .low_open = true},
+    kAdapt,
+    {.name = "gamma", .kind = kFlag, .fallback = 1},
+};
+
+constexpr Setting kSGNHT[] = {
+    kLr,
+    kNumData,
+    kPrior,
+    kTemperature,
+    kMomentum,
+    {.name = "thermostat_rate", .optional = true},
+};
+
+constexpr Setting kEWSG[] = {
+    kLr,
+    kNumData,
+    kPrior,
+    kHot,
+    kMomentum,
+    {.name = "surrogate",
+     .kind = kWord,
+     .words = {"momentum", "zero", "one", "full_momentum"}},
+    {.name = "index_chain_length", .kind = kWhole, .fallback = 1},
+    kNumChains,
+};
+
+constexpr Setting kHMC[] = {
+    {.name = "step_size", .low_open = true, .purpose = "the leapfrog's step"},
+    kNumData,
+    kPrior,
+    kHot,
+    {.name = "num_steps", .kind = kWhole, .low = 1, .optional = true},
+    {.name = "trajectory_length", .low_open = true, .optional = true},
+    {.name = "metropolis", .kind = kFlag, .fallback = 1},
+    {.name = "resample_momentum_every", .kind = kWhole, .fallback = 1},
+    kNumChains,
+};
+
+constexpr Setting kHMCECS[] = {
+    {.name = "num_data",
+     .kind = kWhole,
+     .low = 1,
+     .purpose = "the number of data"},
+    kPrior,
+    kHot,
+    {.name = "variant", .kind = kWord, .words = {"perturbed", "signed"}},
+    {.name = "subsample_size",
+     .kind = kWhole,
+     .low = 1,
+     .purpose = "the number of data in a subsample"},
+    {.name = "step_size", .low_open = true},
+    {.name = "trajectory_length", .fallback = 1.2, .low_open = true},
+    {.name = "num_blocks", .kind = kWhole, .fallback = 100, .low = 1},
+    {.name = "mass_matrix",
+     .kind = kWord,
+     .words = {"dense", "diagonal", "identity"}},
+    {.name = "num_products", .kind = kWhole, .fallback = 100, .low = 1},
+    {.name = "max_variance", .fallback = 1000, .low_open = true},
+    {.name = "chunk_size", .kind = kWhole, .fallback = 8192, .low = 1},
+};
+
+constexpr Setting kSBPS[] = {
+    kNumData,
+    kPrior,
+    kHot,
+    {.name = "confidence", .fallback = 3},
+    {.name = "refresh_rate", .fallback = 0},
+    {.name = "preconditioned", .kind = kFlag, .fallback = 0},
+    kAdapt,
+    kDecay,
+    {.name = "eps", .fallback = 1e-4, .low_open = true},
+    {.name = "sample_interval", .low_open = true, .optional = true},
+    {.name = "replacement", .kind = kFlag, .fallback = 0},
+};
+
+}  // namespace
+
+std::span<const Setting> SettingsOf(std::string_view sampler) {
+  if (sampler == "SGLD") return kSGLD;
+  if (sampler == "SGHMC") return kSGHMC;
+  if (sampler == "PSGLD") return kPSGLD;
+  if (sampler == "SGNHT") return kSGNHT;
+  if (sampler == "EWSG") return kEWSG;
+  if (sampler == "HMC") return kHMC;
+  if (sampler == "HMCECS") return kHMCECS;
+  if (sampler == "SBPS") return kSBPS;
+  throw std::out_of_range("no sampler " + std::string(sampler));
+}
+
+}  // namespace torch_sgmcmc

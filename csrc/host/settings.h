@@ -1,0 +1,35 @@
+// The hyperparameters of all samplers: of what kind they are, in which range,
+// and what they are where nobody says.
+#pragma once
+
+#include <array>
+#include <limits>
+#include <span>
+#include <string_view>
+
+namespace torch_sgmcmc {
+
+enum class SettingKind { kReal, kWhole, kFlag, kWord };
+
+struct Setting {
+  const char* name;
+  SettingKind kind = SettingKind::kReal;
+  // The default, of a flag 0 or 1; NaN if there is none.
+  double fallback = std::numeric_limits<double>::quiet_NaN();
+  // In [low, high), or (low, high); in [low, inf) if whole.
+  double low = 0;
+  double high = std::numeric_limits<double>::infinity();
+  bool low_open = false;
+  // Whether there may be no value, which is the default then.
+  bool optional = false;
+  // What a word may be, the default first; of a real, what it may be besides.
+  std::array<const char*, 4> words = {};
+  // What the sampler needs it for, where it must be set.
+  const char* purpose = nullptr;
+};
+
+// Those of the sampler with this name. Throws std::out_of_range if there is
+// none.
+std::span<const Setting> SettingsOf(std::string_view sampler);
+
+}  // namespace torch_sgmcmc

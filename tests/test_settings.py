@@ -1,0 +1,52 @@
+"""Signatures of the samplers say what the table of hyperparameters does."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import pytest
+
+import torch_sgmcmc as sg
+from torch_sgmcmc.core.settings import Setting
+
+SAMPLERS = (
+    *(sg.SGLD, sg.SGHMC, sg.PSGLD, sg.SGNHT),
+    *(sg.EWSG, sg.HMC, sg.HMCECS, sg.SBPS),
+)
+# What the table does not have: what is more than a number, a word or a flag.
+ELSEWHERE = {"self", "params", "seed", "capturable", "nonfinite", "model"}
+
+
+def default_of(row: Setting) -> Any:
+    if row.optional:
+        return None
+    if row.kind == "word":
+        return row.words[0]
+    if math.isnan(row.default):
+        return inspect.Parameter.empty
+    return {"real": float, "whole": int, "flag": bool}[row.kind](row.default)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_defaults(sampler: type[sg.Sampler]) -> None:
+    given = inspect.signature(sampler.__init__).parameters
+    expected = {row.name: default_of(row) for row in sampler._SETTINGS}
+    elsewhere = set(ELSEWHERE)
+    if sampler is sg.HMCECS:
+        elsewhere.add("control_variate")  # a number or an object
+        expected["step_size"] = None  # of which trajectory_length decides
+    found = {
+        name: parameter.default
+        for name, parameter in given.items()
+        if name not in elsewhere
+    }
+    assert found == expected
+    for name, default in expected.items():
+        assert type(found[name]) is type(default)
+
+
+def test_there_is_no_table_of_others() -> None:
+    with pytest.raises(IndexError, match="no sampler Adam"):
+        sg._C.settings("Adam")
