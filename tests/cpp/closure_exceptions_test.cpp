@@ -46,6 +46,9 @@ TEST(ClosureExceptions, AStepThatFailsWasNotBegun) {
       broken.calls->end_step();
       EXPECT_TRUE(calls > 1 || (name[0] != 'E' && name[0] != 'H'));
     }
+    // A gradient with a graph, of PSGLD, holds its parameter.
+    ZeroGrad(whole.params);
+    ZeroGrad(broken.params);
   }
 }
 
