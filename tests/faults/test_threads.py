@@ -214,7 +214,7 @@ class Waves(Dataset):
 
 def end_with_workers(num_workers: int) -> Any:
     chain = Chain("SGHMC", sizes=(4, 50_000))
-    batches = sg.data.IndependentBatchSampler(12, 3, seed=1)
+    batches = sg.IndependentBatchSampler(12, 3, seed=1)
     loader = DataLoader(
         Waves(),
         batch_sampler=batches,

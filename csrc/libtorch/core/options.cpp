@@ -210,9 +210,9 @@ void CheckSetting(const Setting& row,
             " needs " + row.purpose + ")");
   }
   if (row.kind == SettingKind::kWhole && std::isfinite(value)) {
-    if (value != std::floor(value)) {
+    if (value != std::floor(value) || std::abs(value) >= 0x1p63) {
       Invalid(std::string("Invalid ") + row.name + ": " + Shown(value) +
-              " (must be a whole number)");
+              " (must be a whole number below 2^63)");
     }
     CheckInteger(
         row.name, static_cast<int64_t>(value), static_cast<int64_t>(row.low));

@@ -11,9 +11,9 @@
 #include "core/counter.h"
 #include "host/ecs_schedule.h"
 #include "libtorch/core/closures.h"
+#include "libtorch/core/operators.h"
 #include "libtorch/core/python_text.h"
 #include "libtorch/ecs/whitening.h"
-#include "libtorch/core/operators.h"
 
 namespace torch_sgmcmc {
 namespace {
