@@ -34,10 +34,6 @@ Tensor LossesOfChains(const std::vector<Tensor>& params, int64_t draw) {
   return losses;
 }
 
-void ZeroGrad(const std::vector<Tensor>& params) {
-  for (const Tensor& p : params) p.mutable_grad().reset();
-}
-
 template <typename Method, typename Options>
 Chain Minibatched(int64_t width,
                   const Options& options,
@@ -212,6 +208,10 @@ const std::map<std::string, Maker>& Makers() {
       {"pSBPS", [](int64_t width) { return Bouncy(width, true); }},
   };
   return makers;
+}
+
+void ZeroGrad(const std::vector<Tensor>& params) {
+  for (const Tensor& p : params) p.mutable_grad().reset();
 }
 
 c10::IValue Params(const Chain& chain) {

@@ -59,6 +59,9 @@ struct Chain {
 using Maker = std::function<Chain(int64_t width)>;
 const std::map<std::string, Maker>& Makers();
 
+// Lets gradients go, which may have graphs that hold their parameters.
+void ZeroGrad(const std::vector<Tensor>& params);
+
 c10::IValue Params(const Chain& chain);
 // All but the number of evaluations, which counts those in vain too.
 c10::IValue Snapshot(const Chain& chain);
