@@ -358,7 +358,8 @@ class EWSG(SharedSettings):
             return  # a loss without data, say
         self._num_equal += 1
         if self._num_equal >= _C.MOST_EQUAL:
-            raise RuntimeError(_C.equal_minibatches(f" (in Lightning, {_MANUAL})"))
+            hint = f" (in Lightning, {_MANUAL})"
+            raise RuntimeError(_C.equal_minibatches(hint, "index_chain_length=0"))
 
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         return blank(p, "momentum") if group["momentum"] > 0 else {}

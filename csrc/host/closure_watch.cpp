@@ -29,14 +29,15 @@ std::string ChangedTarget() {
          "depends on is sampled in between";
 }
 
-std::string EqualMinibatches(const std::string& hint) {
+std::string EqualMinibatches(const std::string& hint, const std::string& off) {
   return "EWSG got the gradient of the minibatch before from " +
          std::to_string(kMostEqual) +
          " calls of the closure running, which must draw a fresh minibatch at "
          "each call" +
          hint +
          ". If each minibatch is all data, there is nothing to choose from: use "
-         "SGHMC, or index_chain_length=0";
+         "SGHMC, or " +
+         off;
 }
 
 }  // namespace torch_sgmcmc

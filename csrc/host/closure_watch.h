@@ -31,7 +31,8 @@ std::string ChangedTarget();
 // (Minibatches of one datum of two have p = 0.5.)
 constexpr int64_t kMostEqual = 100;
 
-// What EWSG then says; `hint` is on what to do.
-std::string EqualMinibatches(const std::string& hint);
+// What EWSG then says; `hint` is on what to do, and `off` the setting that
+// chooses from nothing.
+std::string EqualMinibatches(const std::string& hint, const std::string& off);
 
 }  // namespace torch_sgmcmc

@@ -249,7 +249,8 @@ void EWSG::check_draws(const std::vector<Work>& current,
   }
   if (zero) return;  // a loss without data, say
   if (++*num_equal_ < kMostEqual) return;
-  throw std::runtime_error(EqualMinibatches(/*hint=*/""));
+  throw std::runtime_error(
+      EqualMinibatches(/*hint=*/"", "index_chain_length(0)"));
 }
 
 void EWSG::prepare(Work& work) {

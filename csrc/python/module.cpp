@@ -386,7 +386,10 @@ PYBIND11_MODULE(_C, m) {
         "Of HMC's losses at the same parameters (csrc/host/closure_watch.h).");
   m.def("changed_target", &torch_sgmcmc::ChangedTarget);
   m.attr("MOST_EQUAL") = torch_sgmcmc::kMostEqual;
-  m.def("equal_minibatches", &torch_sgmcmc::EqualMinibatches, py::arg("hint"));
+  m.def("equal_minibatches",
+        &torch_sgmcmc::EqualMinibatches,
+        py::arg("hint"),
+        py::arg("off"));
 
   m.def("ratio", &torch_sgmcmc::Ratio, py::arg("part"), py::arg("whole"));
   m.attr("MOST_WARMUP_STEPS") = torch_sgmcmc::kMostWarmupSteps;
