@@ -11,6 +11,7 @@ namespace torch_sgmcmc {
 
 enum class SettingKind { kReal, kWhole, kFlag, kWord };
 
+// NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding): as rows read best.
 struct Setting {
   const char* name;
   SettingKind kind = SettingKind::kReal;

@@ -17,6 +17,16 @@ namespace {
 constexpr int64_t kGrainToCount = 10 * kGrain;
 
 template <class T>
+bool AnyOnIsa(const void* data, int64_t begin, int64_t end, Isa isa) {
+#if defined(SG_X86)
+  if (isa == Isa::kAvx512) return avx512::AnyNonfiniteIn<T>(data, begin, end);
+  if (isa == Isa::kAvx2) return avx2::AnyNonfiniteIn<T>(data, begin, end);
+#endif
+  static_cast<void>(isa);
+  return portable::AnyNonfiniteIn<T>(data, begin, end);
+}
+
+template <class T>
 Nonfinite CountOnIsa(const void* data, int64_t begin, int64_t end, Isa isa) {
 #if defined(SG_X86)
   if (isa == Isa::kAvx512) {
@@ -28,38 +38,34 @@ Nonfinite CountOnIsa(const void* data, int64_t begin, int64_t end, Isa isa) {
   return portable::CountNonfiniteIn<T>(data, begin, end);
 }
 
-// Calls found(segment, counts) for the stretches that are not all finite.
-template <class Found>
-void ForEachFind(const Plan& plan, const Found& found) {
-  const Isa isa = ActiveIsa();
+// Calls look(element of the segment's type, segment, begin, end) for each
+// stretch.
+template <class Look>
+void ForEachStretch(const Plan& plan, const Look& look) {
   ParallelOverStretches(
       plan.segments(),
       [&](const Segment& s, int64_t begin, int64_t end) {
-        Nonfinite counts;
         switch (s.dtype) {
           case ScalarType::Double:
-            counts = CountOnIsa<double>(s.data[0], begin, end, isa);
-            break;
+            return look(double{}, s, begin, end);
           case ScalarType::BFloat16:
-            counts = CountOnIsa<torch::headeronly::BFloat16>(
-                s.data[0], begin, end, isa);
-            break;
+            return look(torch::headeronly::BFloat16{}, s, begin, end);
           case ScalarType::Half:
-            counts =
-                CountOnIsa<torch::headeronly::Half>(s.data[0], begin, end, isa);
-            break;
+            return look(torch::headeronly::Half{}, s, begin, end);
           default:
-            counts = CountOnIsa<float>(s.data[0], begin, end, isa);
+            return look(float{}, s, begin, end);
         }
-        if (counts.nans > 0 || counts.infinities > 0) found(s, counts);
       },
       kGrainToCount);
 }
 
 bool AnyNonfinite(TensorList tensors) {
   std::atomic<bool> any = false;
-  ForEachFind(PlanToCount("any_nonfinite", tensors),
-              [&](const Segment&, const Nonfinite&) { any = true; });
+  const Isa isa = ActiveIsa();
+  ForEachStretch(PlanToCount("any_nonfinite", tensors),
+                 [&]<class T>(T, const Segment& s, int64_t begin, int64_t end) {
+                   if (AnyOnIsa<T>(s.data[0], begin, end, isa)) any = true;
+                 });
   return any;
 }
 
@@ -67,11 +73,15 @@ Tensor CountNonfinite(TensorList tensors) {
   const Plan plan = PlanToCount("count_nonfinite", tensors);
   Tensor result = NoCounts(tensors);
   auto* all = static_cast<int64_t*>(result.data_ptr());
-  ForEachFind(plan, [&](const Segment& s, const Nonfinite& counts) {
-    int64_t* mine = all + PlaceOfCounts(s.offset);
-    std::atomic_ref(mine[0]).fetch_add(counts.nans);
-    std::atomic_ref(mine[1]).fetch_add(counts.infinities);
-  });
+  const Isa isa = ActiveIsa();
+  ForEachStretch(
+      plan, [&]<class T>(T, const Segment& s, int64_t begin, int64_t end) {
+        const Nonfinite counts = CountOnIsa<T>(s.data[0], begin, end, isa);
+        if (counts.nans == 0 && counts.infinities == 0) return;
+        int64_t* mine = all + PlaceOfCounts(s.offset);
+        std::atomic_ref(mine[0]).fetch_add(counts.nans);
+        std::atomic_ref(mine[1]).fetch_add(counts.infinities);
+      });
   return result;
 }
 

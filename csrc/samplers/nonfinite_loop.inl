@@ -1,5 +1,16 @@
-// The CPU loop over a stretch that counts what is not finite, compiled once per
-// instruction set (see core/isa.h).
+// The CPU loops over a stretch that look for what is not finite and that count
+// it, compiled once per instruction set (see core/isa.h).
+
+template <class T>
+bool AnyNonfiniteIn(const void* data, int64_t begin, int64_t end) {
+  using Bits = typename BitsOf<T>::Type;
+  const Bits* x = static_cast<const Bits*>(data);
+  Bits largest = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    largest = std::max(largest, Magnitude(x[i]));
+  }
+  return largest >= BitsOf<T>::kInfinity;
+}
 
 template <class T>
 Nonfinite CountNonfiniteIn(const void* data, int64_t begin, int64_t end) {
