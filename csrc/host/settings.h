@@ -13,7 +13,7 @@ enum class SettingKind { kReal, kWhole, kFlag, kWord };
 
 // NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding): as rows read best.
 struct Setting {
-  const char* name;
+  const char* name = nullptr;
   SettingKind kind = SettingKind::kReal;
   // The default, of a flag 0 or 1; NaN if there is none.
   double fallback = std::numeric_limits<double>::quiet_NaN();
