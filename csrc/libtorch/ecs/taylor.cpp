@@ -197,7 +197,8 @@ TaylorTerms TaylorTerms::AtPresent(const DataClosure& closure,
                                    const std::string& form,
                                    const at::Tensor& z) {
   if (indices.numel() == 0) return TermsOfNothing(form, z);
-  if (form == kPredictorForm || (form == kLinearForm && RowsOf(closure))) {
+  if (form == kPredictorForm ||
+      (form == kLinearForm && RowsOf(closure) != nullptr)) {
     const ByPredictor parts = ByPredictor::Of(closure, indices, z.numel());
     const at::Tensor gradients = parts.first.unsqueeze(1) * parts.rows;
     if (form == kLinearForm) {
