@@ -112,14 +112,15 @@ void TimeAverage::load_state_dict(const StateDict& dict) {
               std::to_string(all.size()) + " parameters");
     }
     const at::Tensor& param = all[static_cast<size_t>(i)];
-    const std::string of = " of parameter " + std::to_string(i);
+    const std::string whose = " of parameter " + std::to_string(i);
     if (!entry.value().isTuple() ||
         entry.value().toTupleRef().elements().size() != 2) {
-      Invalid("Invalid state_dict: means" + of + " is no tuple of 2 Tensors");
+      Invalid("Invalid state_dict: means" + whose +
+              " is no tuple of 2 Tensors");
     }
     const auto& pair = entry.value().toTupleRef().elements();
-    CheckTensor("mean" + of, pair[0], param.sizes(), at::kDouble);
-    CheckTensor("mean square" + of, pair[1], param.sizes(), at::kDouble);
+    CheckTensor("mean" + whose, pair[0], param.sizes(), at::kDouble);
+    CheckTensor("mean square" + whose, pair[1], param.sizes(), at::kDouble);
     loaded[param.unsafeGetTensorImpl()] = {pair[0].toTensor().clone(),
                                            pair[1].toTensor().clone()};
   }

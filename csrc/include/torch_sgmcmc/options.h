@@ -36,6 +36,7 @@ template <typename T>
 class Hyperparameter {
  public:
   Hyperparameter() = default;
+  // cppcheck-suppress noExplicitConstructor
   // NOLINTNEXTLINE(google-explicit-constructor): for `= 0.9` after a name.
   Hyperparameter(T fallback) : value_(std::move(fallback)) {}
 
