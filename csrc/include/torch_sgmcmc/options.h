@@ -202,18 +202,6 @@ TORCH_SGMCMC_API c10::IValue ToValue(const char* name, bool value);
 TORCH_SGMCMC_API void FromValue(const char* name,
                                 const c10::IValue& value,
                                 bool& result);
-// A number or None.
-TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
-                                     const std::optional<double>& value);
-TORCH_SGMCMC_API void FromValue(const char* name,
-                                const c10::IValue& value,
-                                std::optional<double>& result);
-// A whole number or None.
-TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
-                                     const std::optional<int64_t>& value);
-TORCH_SGMCMC_API void FromValue(const char* name,
-                                const c10::IValue& value,
-                                std::optional<int64_t>& result);
 // A count: an int, or a tensor of int64 that nobody has waited for yet.
 TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
                                      const c10::IValue& value);
@@ -232,6 +220,18 @@ TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
 TORCH_SGMCMC_API void FromValue(const char* name,
                                 const c10::IValue& value,
                                 NumberOrWord& result);
+// Something or None.
+template <typename T>
+c10::IValue ToValue(const char* name, const std::optional<T>& value) {
+  return value ? ToValue(name, *value) : c10::IValue();
+}
+template <typename T>
+void FromValue(const char* name,
+               const c10::IValue& value,
+               std::optional<T>& result) {
+  result.reset();
+  if (!value.isNone()) FromValue(name, value, result.emplace());
+}
 // Of each name the row in the table of hyperparameters, null if there is none.
 TORCH_SGMCMC_API std::vector<const Setting*> FindSettings(
     const char* sampler, const std::vector<std::string>& names);

@@ -85,14 +85,6 @@ c10::IValue ToValue(const char*, const std::string& value) { return value; }
 
 c10::IValue ToValue(const char*, bool value) { return value; }
 
-c10::IValue ToValue(const char* name, const std::optional<double>& value) {
-  return value ? ToValue(name, *value) : c10::IValue();
-}
-
-c10::IValue ToValue(const char* name, const std::optional<int64_t>& value) {
-  return value ? ToValue(name, *value) : c10::IValue();
-}
-
 c10::IValue ToValue(const char*, const c10::IValue& value) { return value; }
 
 c10::IValue ToValue(const char* name, const NumberOrWord& value) {
@@ -127,26 +119,6 @@ void FromValue(const char* name,
 void FromValue(const char* name, const c10::IValue& value, bool& result) {
   if (!value.isBool()) WrongType(name, value, "a bool");
   result = value.toBool();
-}
-
-void FromValue(const char* name,
-               const c10::IValue& value,
-               std::optional<double>& result) {
-  if (value.isNone()) {
-    result.reset();
-  } else {
-    FromValue(name, value, result.emplace());
-  }
-}
-
-void FromValue(const char* name,
-               const c10::IValue& value,
-               std::optional<int64_t>& result) {
-  if (value.isNone()) {
-    result.reset();
-  } else {
-    FromValue(name, value, result.emplace());
-  }
 }
 
 void FromValue(const char* name,
