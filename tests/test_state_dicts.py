@@ -251,6 +251,14 @@ def test_the_keys_by_which_samplers_are_told_apart() -> None:
     assert not SAMPLER_KEYS & FOREIGN_KEYS
 
 
+@each
+def test_what_is_counted_is_no_hyperparameter(kind: str) -> None:
+    sampler = Chain(kind).sampler
+    counted = {"step", "num_skipped", "offsets", *sampler._PROGRESS}
+    assert counted.isdisjoint(sampler.defaults)
+    assert all(counted <= group.keys() for group in sampler.param_groups)
+
+
 BAD: list[tuple[str, str, Any, Any, str]] = [
     ("SGLD", "seed", "0", TypeError, "seed: '0' (must be an int or None, got str)"),
     ("SGLD", "seed", 2**63, ValueError, f"seed: {2**63} (must fit in 64 bits)"),

@@ -42,7 +42,6 @@ from torch_sgmcmc.core.param_groups import FOREIGN_KEYS, check_keys, check_later
 from torch_sgmcmc.core.parameters import check_memory, check_parameter
 from torch_sgmcmc.core.settings import Setting, check_settings
 from torch_sgmcmc.core.state_checks import (
-    ADDED_LATER,
     check_equal,
     check_state_dict,
     completed,
@@ -67,8 +66,10 @@ class Sampler(Optimizer):
     here: param groups, seeds and noise offsets, missing gradients, closures, state
     dicts.
 
-    All bookkeeping lives in the param groups, and so goes through
-    ``state_dict``, pickle and deepcopy like any hyperparameter:
+    All bookkeeping lives in the param groups, and so goes through ``state_dict``,
+    pickle and deepcopy like any hyperparameter. (``torch.distributed.checkpoint`` has
+    no place for what belongs to the sampler as a whole, and torch casts what is kept
+    of a parameter to its dtype.) It is none: ``defaults`` has but the ``seed``.
 
     * ``seed``: the key of the noise, equal in all groups;
     * ``step``: number of updates made, equal in all groups; an int, or with
@@ -137,6 +138,8 @@ class Sampler(Optimizer):
     _SETTINGS: ClassVar[tuple[Setting, ...]] = ()
     #: Those that must be equal in all groups.
     _SHARED: ClassVar[tuple[str, ...]] = ()
+    #: What it counts besides steps, equal in all groups, and what that is at first.
+    _PROGRESS: ClassVar[Mapping[str, Any]] = {}
     _WHY_EQUAL: ClassVar[str] = "there is one stream of noise for all"
     #: Values of ``nonfinite`` that it takes.
     _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip", "allow")
@@ -181,10 +184,9 @@ class Sampler(Optimizer):
         defaults = {**defaults, "capturable": capturable, "nonfinite": nonfinite}
         defaults = plain(defaults)
         self._check_group(defaults)
-        managed = {"seed": draw_seed(seed), "step": 0, "num_skipped": 0}
-        defaults = {**defaults, **managed}
+        defaults["seed"] = draw_seed(seed)
         # Not to be read off ``defaults`` later, where torch puts keys of its own.
-        self._group_keys = frozenset((*defaults, "offsets"))
+        self._group_keys = frozenset((*defaults, *self._MANAGED))
         if distributed.is_zero():
             distributed.refuse_zero(type(self).__name__)
         self._seen = []
@@ -204,13 +206,12 @@ class Sampler(Optimizer):
         super().__setstate__(state)
         self._seen = []
         # What was pickled by an earlier version may lack some.
-        for group in (*self.param_groups, self.defaults):
+        self.defaults.setdefault("nonfinite", "raise")
+        for group in self.param_groups:
             group.setdefault("nonfinite", "raise")
             group.setdefault("num_skipped", 0 * group["step"])
-        if "_group_keys" not in self.__dict__:
-            keys = {*self.defaults, "offsets"} - FOREIGN_KEYS
-            self._group_keys = frozenset(keys)
-        self._group_keys |= ADDED_LATER
+        keys = self.__dict__.get("_group_keys", {*self.defaults} - FOREIGN_KEYS)
+        self._group_keys = frozenset((*keys, *self._MANAGED))
 
     # ---- For subclasses -------------------------------------------------------
 
@@ -295,7 +296,7 @@ class Sampler(Optimizer):
             ValueError: a hyperparameter is unknown or out of range, or a parameter
                 cannot be sampled (see the class). Nothing is added then.
         """
-        shared: dict[str, Any] = {}
+        shared = dict(self._PROGRESS)
         if self.param_groups:
             # A state dict may have been loaded.
             first = self.param_groups[0]
@@ -332,7 +333,7 @@ class Sampler(Optimizer):
             del self.param_groups[before]
             raise
         for key in _COUNTERS:
-            group[key] = int(self.param_groups[0][key])
+            group[key] = int(self.param_groups[0].get(key, 0))
             if group["capturable"]:
                 device = group["params"][0].device if group["params"] else None
                 group[key] = torch.tensor(group[key], device=device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -17,11 +17,8 @@ class SharedSettings(Sampler):
     """A sampler that makes one decision for all param groups, on the host.
 
     A subclass names in ``_SHARED`` the hyperparameters that must be equal in all groups
-    (a group cannot set them), and in ``_PROGRESS`` what it counts, in every group, with
-    what that is at first.
+    (a group cannot set them), and in ``_PROGRESS`` what it counts.
     """
-
-    _PROGRESS: ClassVar[Mapping[str, Any]] = {}
 
     _CAPTURABLE: ClassVar[bool] = False
     # GradScaler.step() then leaves a mark on the sampler, by which step() sees it.
@@ -38,7 +35,6 @@ class SharedSettings(Sampler):
         seed: int | None,
         nonfinite: str,
     ) -> None:
-        defaults = {**defaults, **self._PROGRESS}
         super().__init__(params, defaults, seed, False, nonfinite)
 
     def _set(self, **values: Any) -> None:
