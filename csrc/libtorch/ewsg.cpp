@@ -42,16 +42,14 @@ int64_t SurrogateIndex(const std::string& name) {
   return 3;  // "full_momentum"
 }
 
-c10::IValue Sum(const c10::IValue& a, const c10::IValue& b) {
-  if (a.isInt() && b.isInt()) return a.toInt() + b.toInt();
-  if (a.isTensor() && b.isTensor()) {
-    return a.toTensor() + b.toTensor().to(a.toTensor().device());
+Count Sum(const Count& a, const Count& b) {
+  if (!b.is_on_device()) {
+    return a.is_on_device() ? Count(a.device() + b.host())
+                            : a.host() + b.host();
   }
-  return a.isTensor() ? a.toTensor() + b.toInt() : b.toTensor() + a.toInt();
-}
-
-int64_t Count(const c10::IValue& value) {
-  return value.isTensor() ? value.toTensor().item<int64_t>() : value.toInt();
+  return Count(a.is_on_device()
+                   ? a.device() + b.device().to(a.device().device())
+                   : b.device() + a.host());
 }
 
 void CheckSameParameters(const std::vector<Work>& current,
@@ -84,7 +82,7 @@ void EWSGOptions::check() const {
 
 void EWSGOptions::check_progress() const {
   CheckPart("num_accepted",
-            Count(num_accepted_.get()),
+            num_accepted_.get().get(),
             "num_proposals",
             num_proposals_.get());
 }
@@ -99,7 +97,7 @@ std::unique_ptr<SamplerParamState> EWSG::new_state() const {
 }
 
 double EWSG::acceptance_rate() const {
-  return Ratio(static_cast<double>(Count(first().num_accepted_.get())),
+  return Ratio(static_cast<double>(first().num_accepted_.get().get()),
                static_cast<double>(first().num_proposals_.get()));
 }
 
@@ -136,7 +134,7 @@ torch::Tensor EWSG::step(LossClosure closure) {
       }
     }
   };
-  c10::IValue accepted = int64_t{0};
+  Count accepted;
   try {
     check_finite(work);
     prepare_all(work);
@@ -176,9 +174,9 @@ bool EWSG::looks_later(const std::vector<Work>& /*work*/) const {
 // One step of the index chain: `work` gets the gradients that are then current.
 // Returns how many chains accepted the proposal, in a tensor if that would take
 // waiting for.
-c10::IValue EWSG::propose(const LossClosure& closure,
-                          std::vector<Work>& work,
-                          int64_t proposal) {
+Count EWSG::propose(const LossClosure& closure,
+                    std::vector<Work>& work,
+                    int64_t proposal) {
   FreshGradients(param_groups_, closure);
   std::vector<Work> proposed = gather();
   CheckSameParameters(work, proposed);
@@ -213,7 +211,7 @@ c10::IValue EWSG::propose(const LossClosure& closure,
         work[i].grads = std::move(proposed[i].grads);
       }
     }
-    return static_cast<int64_t>(accepts);
+    return accepts ? 1 : 0;
   }
   at::Tensor total = ratios[0];
   for (size_t i = 1; i < ratios.size(); ++i) {
@@ -229,7 +227,7 @@ c10::IValue EWSG::propose(const LossClosure& closure,
     select_chains_(
         work[i].grads, proposed[i].grads, mask.to(work[i].params[0].device()));
   }
-  return mask.sum();
+  return Count(mask.sum());
 }
 
 // Throws if it is plain that the closure does not draw minibatches.

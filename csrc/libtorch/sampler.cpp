@@ -115,12 +115,10 @@ std::vector<int64_t> IntegersOf(const StateDict& dict, const char* key) {
 
 // A counter, which may be on a device.
 int64_t CountAt(const StateDict& group, const char* key) {
-  c10::IValue saved;
-  detail::FromValue(key, group.at(key), saved);
-  const int64_t count =
-      saved.isTensor() ? saved.toTensor().item<int64_t>() : saved.toInt();
-  CheckCount(key, count);
-  return count;
+  Count count;
+  detail::FromValue(key, group.at(key), count);
+  CheckCount(key, count.get());
+  return count.get();
 }
 
 c10::IValue ToList(const std::vector<int64_t>& integers) {
@@ -178,10 +176,7 @@ int64_t Sampler::seed() const {
 }
 
 int64_t Sampler::num_steps() const {
-  if (param_groups_.empty()) return 0;
-  const SamplerOptions& first = options_of(0);
-  return first.device_step_.defined() ? first.device_step_.item<int64_t>()
-                                      : first.step_;
+  return param_groups_.empty() ? 0 : options_of(0).step_.get();
 }
 
 void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
@@ -282,13 +277,11 @@ void Sampler::advance(const std::vector<Work>& work) {
   const bool is_gated = !work.empty() && work[0].gate.defined();
   for (size_t group = 0; group < param_groups_.size(); ++group) {
     SamplerOptions& options = options_of(group);
-    if (options.device_step_.defined() && is_gated) {
-      options.device_step_.add_(work[0].gate.ge(0));
-      options.device_num_skipped_.add_(work[0].gate.lt(0));
-    } else if (options.device_step_.defined()) {
-      options.device_step_.add_(1);
+    if (options.step_.is_on_device() && is_gated) {
+      options.step_.device().add_(work[0].gate.ge(0));
+      options.num_skipped_.device().add_(work[0].gate.lt(0));
     } else {
-      ++options.step_;
+      options.step_.add(1);
     }
   }
 }
@@ -427,7 +420,7 @@ SamplerParamState& Sampler::state_of(const at::Tensor& param) {
 }
 
 StateDict Sampler::state_dict() const {
-  const int64_t skipped = num_skipped();  // which waits for the last step's
+  num_skipped();  // which waits for the last step's
   StateDict state;
   c10::impl::GenericList groups(c10::AnyType::get());
   int64_t index = 0;
@@ -438,13 +431,8 @@ StateDict Sampler::state_dict() const {
     group.set("capturable", options.capturable());
     group.set("seed", seed());
     group.set("nonfinite", options.nonfinite());
-    if (options.device_step_.defined()) {
-      group.set("step", options.device_step_);
-      group.set("num_skipped", options.device_num_skipped_);
-    } else {
-      group.set("step", options.step_);
-      group.set("num_skipped", skipped);
-    }
+    group.set("step", options.step_.saved());
+    group.set("num_skipped", options.num_skipped_.saved());
     group.set("offsets", ToList(options.offsets_));
     std::vector<int64_t> indices;
     for (const at::Tensor& param : param_groups_[i].params()) {
@@ -578,15 +566,10 @@ void Sampler::check_shared(
     StateDict& values = groups.emplace_back();
     group.write(values);
     values.set("seed", *group.seed_);
-    values.set("step",
-               group.device_step_.defined() ? group.device_step_.item<int64_t>()
-                                            : group.step_);
+    values.set("step", group.step_.get());
     values.set("capturable", group.capturable());
     values.set("nonfinite", group.nonfinite());
-    values.set("num_skipped",
-               group.device_num_skipped_.defined()
-                   ? group.device_num_skipped_.item<int64_t>()
-                   : group.num_skipped_);
+    values.set("num_skipped", group.num_skipped_.get());
   }
   std::vector<std::string> keys = {
       "seed", "step", "capturable", "nonfinite", "num_skipped"};

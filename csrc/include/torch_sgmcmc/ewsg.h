@@ -79,7 +79,7 @@ class TORCH_SGMCMC_API EWSGOptions : public OptionsOf<EWSGOptions> {
 
   // Counted by the sampler; a tensor, on their device, for several chains.
   Hyperparameter<int64_t> num_proposals_{0};
-  Hyperparameter<c10::IValue> num_accepted_{c10::IValue(int64_t{0})};
+  Hyperparameter<Count> num_accepted_{0};
 };
 
 /// What EWSG remembers of a parameter: the momentum, of its shape, in fp64 for
@@ -136,9 +136,9 @@ class TORCH_SGMCMC_API EWSG : public SamplerOf<EWSGOptions> {
   std::unique_ptr<SamplerParamState> new_state() const override;
 
  private:
-  c10::IValue propose(const LossClosure& closure,
-                      std::vector<Work>& work,
-                      int64_t proposal);
+  Count propose(const LossClosure& closure,
+                std::vector<Work>& work,
+                int64_t proposal);
   void check_draws(const std::vector<Work>& current,
                    const std::vector<Work>& proposed);
 

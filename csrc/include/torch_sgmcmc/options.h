@@ -24,6 +24,7 @@
 #include <variant>
 #include <vector>
 
+#include "torch_sgmcmc/count.h"
 #include "torch_sgmcmc/export.h"
 #include "torch_sgmcmc/state_dict.h"
 
@@ -93,11 +94,11 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   /// The seed: of a sampler's group, or as set for a sampler to be.
   std::optional<int64_t> seed() const { return seed_; }
   /// The number of updates made, if not capturable.
-  int64_t step() const { return step_; }
+  int64_t step() const { return step_.host(); }
   /// The number of updates made, on the device; undefined if not capturable.
-  const at::Tensor& device_step() const { return device_step_; }
+  const at::Tensor& device_step() const { return step_.device(); }
   /// The number of steps that were left out, if not capturable.
-  int64_t num_skipped() const { return num_skipped_; }
+  int64_t num_skipped() const { return num_skipped_.host(); }
   /// For each parameter, the index of its first element in the noise stream.
   const std::vector<int64_t>& offsets() const { return offsets_; }
 
@@ -175,10 +176,8 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
                     int64_t num_skipped,
                     const std::vector<at::Tensor>& params);
 
-  int64_t step_ = 0;
-  int64_t num_skipped_ = 0;
-  at::Tensor device_step_;
-  at::Tensor device_num_skipped_;
+  Count step_;
+  Count num_skipped_;
   std::vector<int64_t> offsets_;
 };
 
@@ -202,12 +201,10 @@ TORCH_SGMCMC_API c10::IValue ToValue(const char* name, bool value);
 TORCH_SGMCMC_API void FromValue(const char* name,
                                 const c10::IValue& value,
                                 bool& result);
-// A count: an int, or a tensor of int64 that nobody has waited for yet.
-TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
-                                     const c10::IValue& value);
+TORCH_SGMCMC_API c10::IValue ToValue(const char* name, const Count& value);
 TORCH_SGMCMC_API void FromValue(const char* name,
                                 const c10::IValue& value,
-                                c10::IValue& result);
+                                Count& result);
 TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
                                      const std::vector<double>& values);
 TORCH_SGMCMC_API void FromValue(const char* name,

@@ -153,10 +153,10 @@ void Sampler::set_gate(std::vector<Work>& work) {
   for (const Seen& s : seen) counts.push_back(s.counts);
   const SamplerOptions& options = *work[0].options;
   std::optional<at::Tensor> device_step;
-  if (options.device_step_.defined()) device_step = options.device_step_;
+  if (options.step_.is_on_device()) device_step = options.step_.device();
   const at::Tensor gate =
       step_or_nothing(counts.size() == 1 ? counts[0] : at::cat(counts),
-                      device_step ? 0 : options.step_,
+                      options.step(),
                       device_step);
   for (Work& lists : work) lists.gate = gate;
   if (device_step) return;
@@ -179,12 +179,7 @@ void Sampler::set_gate(std::vector<Work>& work) {
 // Counts a step that was left out.
 void Sampler::leave_out() {
   for (size_t group = 0; group < param_groups_.size(); ++group) {
-    SamplerOptions& options = options_of(group);
-    if (options.device_num_skipped_.defined()) {
-      options.device_num_skipped_.add_(1);
-    } else {
-      ++options.num_skipped_;
-    }
+    options_of(group).num_skipped_.add(1);
   }
 }
 
@@ -195,7 +190,7 @@ void Sampler::catch_up() {
   if (watch_->event) watch_->event->synchronize();
   if (!IsAny(seen)) return;
   for (size_t group = 0; group < param_groups_.size(); ++group) {
-    --options_of(group).step_;
+    options_of(group).step_.add(-1);
   }
   if (watch_->choice == "skip") {
     leave_out();
@@ -216,11 +211,7 @@ int64_t Sampler::num_skipped() const {
   // What is yet to come of the last step is a part of what is asked for.
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
   const_cast<Sampler*>(this)->catch_up();
-  if (param_groups_.empty()) return 0;
-  const SamplerOptions& first = options_of(0);
-  return first.device_num_skipped_.defined()
-             ? first.device_num_skipped_.item<int64_t>()
-             : first.num_skipped_;
+  return param_groups_.empty() ? 0 : options_of(0).num_skipped_.get();
 }
 
 }  // namespace torch_sgmcmc

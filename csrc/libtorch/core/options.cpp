@@ -36,12 +36,10 @@ void SamplerOptions::set_counters(int64_t step,
                                   const std::vector<at::Tensor>& params) {
   step_ = step;
   num_skipped_ = num_skipped;
-  device_step_ = device_num_skipped_ = at::Tensor();
   if (!capturable() || params.empty()) return;
   const auto like = params[0].options().dtype(at::kLong);
-  device_step_ = at::full({}, step, like);
-  device_num_skipped_ = at::full({}, num_skipped, like);
-  step_ = num_skipped_ = 0;
+  step_ = Count(at::full({}, step, like));
+  num_skipped_ = Count(at::full({}, num_skipped, like));
 }
 
 void SamplerOptions::check_param(const at::Tensor& param) const {
@@ -85,7 +83,7 @@ c10::IValue ToValue(const char*, const std::string& value) { return value; }
 
 c10::IValue ToValue(const char*, bool value) { return value; }
 
-c10::IValue ToValue(const char*, const c10::IValue& value) { return value; }
+c10::IValue ToValue(const char*, const Count& value) { return value.saved(); }
 
 c10::IValue ToValue(const char* name, const NumberOrWord& value) {
   return std::visit([&](const auto& held) { return ToValue(name, held); },
@@ -121,15 +119,14 @@ void FromValue(const char* name, const c10::IValue& value, bool& result) {
   result = value.toBool();
 }
 
-void FromValue(const char* name,
-               const c10::IValue& value,
-               c10::IValue& result) {
-  const bool is_count =
-      IsNumber(value) && value.toTensor().scalar_type() == at::kLong;
-  if (!value.isInt() && !is_count) {
+void FromValue(const char* name, const c10::IValue& value, Count& result) {
+  if (value.isInt()) {
+    result = Count(value.toInt());
+  } else if (IsNumber(value) && value.toTensor().scalar_type() == at::kLong) {
+    result = Count(value.toTensor());
+  } else {
     WrongType(name, value, "an int, or a Tensor of one int64");
   }
-  result = value;
 }
 
 c10::IValue ToValue(const char*, const std::vector<double>& values) {
