@@ -295,13 +295,18 @@ def test_the_mass(mass_matrix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["block-diagonal", "diagonal", "sparse", [[3, 0], [1]], [], True, 3]
+    ("value", "error", "wanted"),
+    [
+        ("block-diagonal", ValueError, "must be an int or 'gauss-newton'"),
+        ([[3, 0], [1]], TypeError, "must be an int, got list"),
+        ([], TypeError, "must be an int, got list"),
+        (True, TypeError, "must be an int, got bool"),
+        (3, ValueError, "must be in [1, 2]"),
+    ],
 )
-def test_there_are_no_others(value: Any) -> None:
-    message = re.escape(
-        f"Invalid control_variate: {value!r} (must be 2 or 1 or 'gauss-newton')"
-    )
-    with pytest.raises(ValueError, match=message):
+def test_there_are_no_others(value: Any, error: Any, wanted: str) -> None:
+    message = re.escape(f"Invalid control_variate: {value!r} ({wanted})")
+    with pytest.raises(error, match=message):
         make(Network(), control_variate=value)
 
 

@@ -475,7 +475,7 @@ def test_errors_within_a_step_change_nothing() -> None:
         (
             {"control_variate": 3},
             ValueError,
-            r"Invalid control_variate: 3 \(must be 2 or 1 or 'gauss-newton'\)",
+            r"Invalid control_variate: 3 \(must be in \[1, 2\]\)",
         ),
         (
             {"mass_matrix": "sparse"},

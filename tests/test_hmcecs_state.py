@@ -146,7 +146,7 @@ def test_a_warmup_in_progress_keeps_its_arguments() -> None:
         ),
         ({"target_acceptance": 0.7}, "target_acceptance: 0.7 .*in progress has 0.8"),
         ({"anchor_every": 5}, r"anchor_every: 5 \(the warm-up in progress has 4"),
-        ({"target_variance": None}, r"target_variance: None \(the warm-up in progr"),
+        ({"target_variance": None}, r"target_variance: none \(the warm-up in progr"),
     ):
         with pytest.raises(ValueError, match=message):
             sampler.warmup(data, **{"steps": 10, **WARMUP, **changes})

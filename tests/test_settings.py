@@ -35,7 +35,6 @@ def test_defaults(sampler: type[sg.Sampler]) -> None:
     expected = {row.name: default_of(row) for row in sampler._SETTINGS}
     elsewhere = set(ELSEWHERE)
     if sampler is sg.HMCECS:
-        elsewhere.add("control_variate")  # a number or an object
         expected["step_size"] = None  # of which trajectory_length decides
     found = {
         name: parameter.default

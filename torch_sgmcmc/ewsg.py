@@ -34,9 +34,6 @@ from torch_sgmcmc.sampler import Work
 
 __all__ = ["EWSG"]
 
-_SURROGATES = {"momentum": 0, "zero": 1, "one": 2, "full_momentum": 3}
-
-
 _MANUAL = (
     "set self.automatic_optimization = False, and in training_step call "
     "self.optimizers().step(closure) with a closure that draws a minibatch and calls "
@@ -319,7 +316,7 @@ class EWSG(SharedSettings):
                 num_data=group["num_data"],
                 prior_precision=group["prior_precision"],
                 temperature=group["temperature"],
-                surrogate=_SURROGATES[group["surrogate"]],
+                surrogate=_C.index_of_word("EWSG", "surrogate", group["surrogate"]),
                 num_chains=chains,
             )
             for (group, params, grads, _), (_, _, proposals, _), (momenta, _) in zip(
@@ -350,16 +347,18 @@ class EWSG(SharedSettings):
         """Raises if it is plain that the closure does not draw minibatches."""
         if self._num_equal is None:
             return
-        for (_, _, old, _), (_, _, new, _) in zip(current, proposed, strict=True):
-            if not all(map(torch.equal, old, new)):
-                self._num_equal = None
-                return
-        if not any(bool(grad.any()) for _, _, grads, _ in proposed for grad in grads):
-            return  # a loss without data, say
-        self._num_equal += 1
-        if self._num_equal >= _C.MOST_EQUAL:
-            hint = f" (in Lightning, {_MANUAL})"
-            raise RuntimeError(_C.equal_minibatches(hint, "index_chain_length=0"))
+        equal = all(
+            all(map(torch.equal, old, new))
+            for (_, _, old, _), (_, _, new, _) in zip(current, proposed, strict=True)
+        )
+        zero = equal and not any(bool(g.any()) for work in proposed for g in work[2])
+        self._num_equal = _C.equal_running(
+            self._num_equal,
+            equal,
+            zero,
+            hint=f" (in Lightning, {_MANUAL})",
+            off="index_chain_length=0",
+        )
 
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         return blank(p, "momentum") if group["momentum"] > 0 else {}

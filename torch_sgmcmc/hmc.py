@@ -390,11 +390,7 @@ class HMC(SharedSettings):
             )
         if group["dual_averaging"]:
             adaptation = _C.DualAveraging(group["dual_averaging"])
-            if adaptation.target != target_acceptance:
-                raise ValueError(
-                    f"Invalid target_acceptance: {target_acceptance} (the warm-up in "
-                    f"progress has {adaptation.target})"
-                )
+            _C.check_as_begun("target_acceptance", target_acceptance, adaptation.target)
         else:
             adaptation = _C.DualAveraging(group["step_size"], target_acceptance)
         for _ in progress_bar(range(steps), "warm-up", progress):

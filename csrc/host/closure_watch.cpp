@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <stdexcept>
 
 namespace torch_sgmcmc {
 
@@ -29,15 +30,23 @@ std::string ChangedTarget() {
          "depends on is sampled in between";
 }
 
-std::string EqualMinibatches(const std::string& hint, const std::string& off) {
-  return "EWSG got the gradient of the minibatch before from " +
-         std::to_string(kMostEqual) +
-         " calls of the closure running, which must draw a fresh minibatch at "
-         "each call" +
-         hint +
-         ". If each minibatch is all data, there is nothing to choose from: use "
-         "SGHMC, or " +
-         off;
+std::optional<int64_t> EqualRunning(std::optional<int64_t> before,
+                                    bool equal,
+                                    bool zero,
+                                    const std::string& hint,
+                                    const std::string& off) {
+  if (!before || !equal) return std::nullopt;
+  if (zero) return before;
+  if (*before + 1 < kMostEqual) return *before + 1;
+  throw std::runtime_error(
+      "EWSG got the gradient of the minibatch before from " +
+      std::to_string(kMostEqual) +
+      " calls of the closure running, which must draw a fresh minibatch at "
+      "each call" +
+      hint +
+      ". If each minibatch is all data, there is nothing to choose from: use "
+      "SGHMC, or " +
+      off);
 }
 
 }  // namespace torch_sgmcmc

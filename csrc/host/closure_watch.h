@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,8 +32,14 @@ std::string ChangedTarget();
 // (Minibatches of one datum of two have p = 0.5.)
 constexpr int64_t kMostEqual = 100;
 
-// What EWSG then says; `hint` is on what to do, and `off` the setting that
-// chooses from nothing.
-std::string EqualMinibatches(const std::string& hint, const std::string& off);
+// How many there are with a present one whose gradient is `equal` to that
+// before, after so many; none once one was not. Zero gradients do not count: of
+// a loss without data, say. Throws std::runtime_error if there are kMostEqual:
+// `hint` is on what to do, and `off` the setting that chooses from nothing.
+std::optional<int64_t> EqualRunning(std::optional<int64_t> before,
+                                    bool equal,
+                                    bool zero,
+                                    const std::string& hint,
+                                    const std::string& off);
 
 }  // namespace torch_sgmcmc

@@ -63,6 +63,7 @@ constexpr Setting kEWSG[] = {
     kPrior,
     kHot,
     kMomentum,
+    // In the order of csrc/samplers/ewsg.h.
     {.name = "surrogate",
      .kind = kWord,
      .words = {"momentum", "zero", "one", "full_momentum"}},
@@ -97,6 +98,13 @@ constexpr Setting kHMCECS[] = {
     {.name = "step_size", .low_open = true},
     {.name = "trajectory_length", .fallback = 1.2, .low_open = true},
     {.name = "num_blocks", .kind = kWhole, .fallback = 100, .low = 1},
+    // The word in Python alone.
+    {.name = "control_variate",
+     .kind = kWhole,
+     .fallback = 2,
+     .low = 1,
+     .high = 3,
+     .words = {"gauss-newton"}},
     {.name = "mass_matrix",
      .kind = kWord,
      .words = {"dense", "diagonal", "identity"}},
@@ -131,6 +139,19 @@ std::span<const Setting> SettingsOf(std::string_view sampler) {
   if (sampler == "HMCECS") return kHMCECS;
   if (sampler == "SBPS") return kSBPS;
   throw std::out_of_range("no sampler " + std::string(sampler));
+}
+
+int64_t IndexOfWord(std::string_view sampler,
+                    std::string_view setting,
+                    std::string_view word) {
+  for (const Setting& row : SettingsOf(sampler)) {
+    if (row.name != setting) continue;
+    for (size_t i = 0; i < row.words.size() && row.words[i] != nullptr; ++i) {
+      if (row.words[i] == word) return static_cast<int64_t>(i);
+    }
+  }
+  throw std::out_of_range("no " + std::string(setting) + " " +
+                          std::string(word));
 }
 
 }  // namespace torch_sgmcmc

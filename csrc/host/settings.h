@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <limits>
 #include <span>
 #include <string_view>
@@ -17,13 +18,13 @@ struct Setting {
   SettingKind kind = SettingKind::kReal;
   // The default, of a flag 0 or 1; NaN if there is none.
   double fallback = std::numeric_limits<double>::quiet_NaN();
-  // In [low, high), or (low, high); in [low, inf) if whole.
+  // In [low, high), or (low, high).
   double low = 0;
   double high = std::numeric_limits<double>::infinity();
   bool low_open = false;
   // Whether there may be no value, which is the default then.
   bool optional = false;
-  // What a word may be, the default first; of a real, what it may be besides.
+  // What a word may be, the default first; of a number, what it may be besides.
   std::array<const char*, 4> words = {};
   // What the sampler needs it for, where it must be set.
   const char* purpose = nullptr;
@@ -32,5 +33,10 @@ struct Setting {
 // Those of the sampler with this name. Throws std::out_of_range if there is
 // none.
 std::span<const Setting> SettingsOf(std::string_view sampler);
+
+// Which of its words a setting is. Throws std::out_of_range if it is none.
+int64_t IndexOfWord(std::string_view sampler,
+                    std::string_view setting,
+                    std::string_view word);
 
 }  // namespace torch_sgmcmc

@@ -11,6 +11,7 @@
 #include "host/closure_watch.h"
 #include "host/index_chain.h"
 #include "host/ratio.h"
+#include "host/settings.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/closures.h"
 #include "libtorch/core/momentum.h"
@@ -33,14 +34,6 @@ constexpr const char* kEWSGNeedsClosure =
     "      loss.backward();\n"
     "      return loss;\n"
     "    });";
-
-// The order is that of csrc/samplers/ewsg.h.
-int64_t SurrogateIndex(const std::string& name) {
-  if (name == "momentum") return 0;
-  if (name == "zero") return 1;
-  if (name == "one") return 2;
-  return 3;  // "full_momentum"
-}
 
 Count Sum(const Count& a, const Count& b) {
   if (!b.is_on_device()) {
@@ -185,17 +178,18 @@ Count EWSG::propose(const LossClosure& closure,
   std::vector<at::Tensor> ratios;
   for (size_t i = 0; i < work.size(); ++i) {
     const auto& options = OptionsOfWork<EWSGOptions>(work[i]);
-    ratios.push_back(ewsg_log_ratio(work[i].params,
-                                    work[i].grads,
-                                    proposed[i].grads,
-                                    work[i].state[0],
-                                    options.lr(),
-                                    options.momentum(),
-                                    options.num_data(),
-                                    options.prior_precision(),
-                                    options.temperature(),
-                                    SurrogateIndex(options.surrogate()),
-                                    chains));
+    ratios.push_back(
+        ewsg_log_ratio(work[i].params,
+                       work[i].grads,
+                       proposed[i].grads,
+                       work[i].state[0],
+                       options.lr(),
+                       options.momentum(),
+                       options.num_data(),
+                       options.prior_precision(),
+                       options.temperature(),
+                       IndexOfWord("EWSG", "surrogate", options.surrogate()),
+                       chains));
   }
   check_draws(work, proposed);
   if (chains == 1) {
@@ -234,21 +228,17 @@ Count EWSG::propose(const LossClosure& closure,
 void EWSG::check_draws(const std::vector<Work>& current,
                        const std::vector<Work>& proposed) {
   if (!num_equal_) return;
+  bool equal = true;
   bool zero = true;
   for (size_t i = 0; i < current.size(); ++i) {
-    for (size_t j = 0; j < current[i].grads.size(); ++j) {
+    for (size_t j = 0; equal && j < current[i].grads.size(); ++j) {
       const at::Tensor& grad = proposed[i].grads[j];
-      if (!at::equal(current[i].grads[j], grad)) {
-        num_equal_.reset();
-        return;
-      }
-      zero = zero && !grad.any().item<bool>();
+      equal = at::equal(current[i].grads[j], grad);
+      zero = zero && equal && !grad.any().item<bool>();
     }
   }
-  if (zero) return;  // a loss without data, say
-  if (++*num_equal_ < kMostEqual) return;
-  throw std::runtime_error(
-      EqualMinibatches(/*hint=*/"", "index_chain_length(0)"));
+  num_equal_ = EqualRunning(
+      num_equal_, equal, zero, /*hint=*/"", "index_chain_length(0)");
 }
 
 void EWSG::prepare(Work& work) {

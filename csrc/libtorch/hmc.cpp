@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/counter.h"
+#include "host/as_begun.h"
 #include "host/closure_watch.h"
 #include "host/dual_averaging.h"
 #include "host/leapfrog_steps.h"
@@ -187,11 +188,7 @@ void HMC::warmup(const LossClosure& closure,
   DualAveraging adaptation =
       saved.empty() ? DualAveraging(first().step_size(), target_acceptance)
                     : DualAveraging(saved);
-  if (adaptation.target() != target_acceptance) {
-    Invalid("Invalid target_acceptance: " + Shown(target_acceptance) +
-            " (the warm-up in progress has " + Shown(adaptation.target()) +
-            ")");
-  }
+  CheckAsBegun("target_acceptance", target_acceptance, adaptation.target());
   for (int64_t i = 0; i < steps; ++i) {
     const at::Tensor ratios = simulate(closure, kMostWarmupSteps).log_ratios;
     if (!ratios.defined()) continue;  // left out

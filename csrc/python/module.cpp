@@ -10,6 +10,7 @@
 #include "core/counter.h"
 #include "core/isa.h"
 #include "core/portable_noise.h"
+#include "host/as_begun.h"
 #include "host/bounce_clock.h"
 #include "host/closure_watch.h"
 #include "host/dual_averaging.h"
@@ -75,6 +76,11 @@ PYBIND11_MODULE(_C, m) {
 
   m.attr("NOISE_BLOCK") = torch_sgmcmc::kNoiseBlock;
   m.def("settings", &Settings, py::arg("sampler"));
+  m.def("index_of_word",
+        &torch_sgmcmc::IndexOfWord,
+        py::arg("sampler"),
+        py::arg("setting"),
+        py::arg("word"));
   py::dict purposes;
   purposes["UPDATE"] = static_cast<int>(Purpose::kUpdate);
   purposes["MOMENTUM"] = static_cast<int>(Purpose::kMomentum);
@@ -385,11 +391,15 @@ PYBIND11_MODULE(_C, m) {
         py::arg("num_data"),
         "Of HMC's losses at the same parameters (csrc/host/closure_watch.h).");
   m.def("changed_target", &torch_sgmcmc::ChangedTarget);
-  m.attr("MOST_EQUAL") = torch_sgmcmc::kMostEqual;
-  m.def("equal_minibatches",
-        &torch_sgmcmc::EqualMinibatches,
+  m.def("equal_running",
+        &torch_sgmcmc::EqualRunning,
+        py::arg("before"),
+        py::arg("equal"),
+        py::arg("zero"),
+        py::kw_only(),
         py::arg("hint"),
-        py::arg("off"));
+        py::arg("off"),
+        "Of EWSG's minibatches (csrc/host/closure_watch.h).");
 
   m.def("ratio", &torch_sgmcmc::Ratio, py::arg("part"), py::arg("whole"));
   m.attr("MOST_WARMUP_STEPS") = torch_sgmcmc::kMostWarmupSteps;
@@ -499,6 +509,14 @@ PYBIND11_MODULE(_C, m) {
         &torch_sgmcmc::FirstLate,
         py::arg("draws"),
         "Of so many draws of a warm-up, the first that is used.");
+
+  m.def("check_as_begun",
+        &torch_sgmcmc::CheckAsBegun,
+        py::arg("name"),
+        py::arg("now"),
+        py::arg("begun"),
+        py::arg("way_out") = "",
+        "Raises if a warm-up in progress has another value.");
 
   using torch_sgmcmc::Subsample;
   py::class_<Subsample>(m,

@@ -85,7 +85,7 @@ TEST(HMCECS, ValuesOutOfRangeAreRefused) {
             "Invalid trajectory_length: -2.0 (must be finite and > 0)"},
            {Options().num_blocks(0), "Invalid num_blocks: 0 (must be >= 1)"},
            {Options().control_variate(3),
-            "Invalid control_variate: 3 (must be 2 or 1)"},
+            "Invalid control_variate: 3 (must be in [1, 2])"},
            {Options().mass_matrix("sparse"),
             "Invalid mass_matrix: 'sparse' (must be 'dense' or 'diagonal' or "
             "'identity')"},

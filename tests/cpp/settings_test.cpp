@@ -49,8 +49,7 @@ TYPED_TEST(Settings, HaveTheTablesDefaults) {
   }
 }
 
-// Without what is counted, every hyperparameter is in the table, but for the
-// form of HMC-ECS's control variates.
+// Without what is counted, every hyperparameter is in the table.
 TYPED_TEST(Settings, AreAll) {
   const TypeParam options;
   std::vector<std::string> names;
@@ -62,7 +61,6 @@ TYPED_TEST(Settings, AreAll) {
         key.starts_with("num_") || key == "sign" || key == "dual_averaging" ||
         key == "clock" || key == "mean_difference" ||
         key.starts_with("observed_") || key.ends_with("_time");
-    if (key == "control_variate") continue;
     const bool is_in_table =
         std::find(names.begin(), names.end(), key) != names.end();
     EXPECT_TRUE(is_in_table || is_counted) << key;
@@ -71,6 +69,9 @@ TYPED_TEST(Settings, AreAll) {
 
 TEST(SettingsOf, ThereAreNoneOfOthers) {
   EXPECT_THROW(SettingsOf("Adam"), std::out_of_range);
+  EXPECT_EQ(IndexOfWord("EWSG", "surrogate", "one"), 2);
+  EXPECT_THROW(IndexOfWord("EWSG", "surrogate", "two"), std::out_of_range);
+  EXPECT_THROW(IndexOfWord("EWSG", "momentum", ""), std::out_of_range);
 }
 
 }  // namespace

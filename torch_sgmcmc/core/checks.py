@@ -63,14 +63,17 @@ def number_of_lr(lr: Tensor, capturable: bool) -> float | Tensor:
     return float(lr)
 
 
-def check_integer(name: str, value: object, *, low: int = 0) -> int:
-    """Returns value as an int if it is one that is at least low, else raises."""
+def check_integer(
+    name: str, value: object, *, low: int = 0, high: float = math.inf
+) -> int:
+    """Returns value as an int if it is one in [low, high), else raises."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(
             f"Invalid {name}: {value!r} (must be an int, got {type(value).__name__})"
         )
-    if value < low:
-        raise ValueError(f"Invalid {name}: {value} (must be >= {low})")
+    if not low <= value < high:
+        wanted = f">= {low}" if high == math.inf else f"in [{low}, {high - 1:g}]"
+        raise ValueError(f"Invalid {name}: {value} (must be {wanted})")
     return operator.index(value)
 
 

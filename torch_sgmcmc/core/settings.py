@@ -49,11 +49,11 @@ def _check(row: Setting, value: Any) -> None:
             raise TypeError(f"Invalid {row.name}: {value!r} (must be a bool)")
     elif row.kind == "word" or (isinstance(value, str) and row.words):
         if value not in row.words:
-            numbers = ["a number"] if row.kind == "real" else []
+            numbers = {"word": [], "real": ["a number"], "whole": ["an int"]}[row.kind]
             *others, last = (*numbers, *map(repr, row.words))
             wanted = f"{', '.join(others)} or {last}"
             raise ValueError(f"Invalid {row.name}: {value!r} (must be {wanted})")
     elif row.kind == "whole":
-        check_integer(row.name, value, low=int(row.low))
+        check_integer(row.name, value, low=int(row.low), high=row.high)
     else:
         check_real(row.name, value, low=row.low, high=row.high, low_open=row.low_open)

@@ -29,7 +29,6 @@ from torch_sgmcmc.ecs.taylor import (
 )
 
 __all__ = [
-    "CONTROL_VARIATES",
     "Terms",
     "expand",
     "kept_of",
@@ -39,8 +38,6 @@ __all__ = [
 ]
 
 Terms = TaylorTerms | GaussNewtonTerms
-
-CONTROL_VARIATES = (2, 1, "gauss-newton")
 
 
 def sum_up(

@@ -69,8 +69,4 @@ class Warmup:
         """Raises if it was begun with other arguments."""
         for name, value in arguments.items():
             begun = self.arguments[name]
-            if value != begun:
-                raise ValueError(
-                    f"Invalid {name}: {value} (the warm-up in progress has {begun}; "
-                    "set_anchor() gives it up)"
-                )
+            _C.check_as_begun(name, value, begun, "; set_anchor() gives it up")

@@ -1,22 +1,12 @@
 #include "libtorch/core/checks.h"
 
-#include <array>
-#include <charconv>
 #include <cmath>
 #include <stdexcept>
 #include <string>
 
+#include "host/as_begun.h"
+
 namespace torch_sgmcmc {
-namespace {
-
-// With as many digits as it takes to read it back.
-std::string Shortest(double value) {
-  std::array<char, 32> text{};
-  const auto end = std::to_chars(text.data(), text.data() + text.size(), value);
-  return {text.data(), end.ptr};
-}
-
-}  // namespace
 
 std::string Shown(double value) {
   std::string text = Shortest(value);
@@ -41,10 +31,15 @@ void CheckReal(const char* name, double value, const Range& range) {
   Invalid(message);
 }
 
-void CheckInteger(const char* name, int64_t value, int64_t low) {
-  if (value >= low) return;
+void CheckInteger(const char* name, int64_t value, int64_t low, double high) {
+  if (value >= low && static_cast<double>(value) < high) return;
+  const std::string least = std::to_string(low);
   Invalid(std::string("Invalid ") + name + ": " + std::to_string(value) +
-          " (must be >= " + std::to_string(low) + ")");
+          " (must be " +
+          (std::isinf(high)
+               ? ">= " + least
+               : "in [" + least + ", " + Shortest(high - 1) + "]") +
+          ")");
 }
 
 void CheckCount(const char* name, int64_t value) {

@@ -23,8 +23,11 @@ struct Range {
 // high) if the range is open below. NaN stands for a value that was not set.
 void CheckReal(const char* name, double value, const Range& range = {});
 
-// Throws std::invalid_argument unless value >= low.
-void CheckInteger(const char* name, int64_t value, int64_t low = 0);
+// Throws std::invalid_argument unless value is in [low, high).
+void CheckInteger(const char* name,
+                  int64_t value,
+                  int64_t low = 0,
+                  double high = std::numeric_limits<double>::infinity());
 
 // Throws std::invalid_argument unless value is in [0, 2^62): a count that a
 // state dict may hold, to which steps can add without an overflow.

@@ -199,7 +199,7 @@ void CheckSetting(const Setting& row,
     Invalid(std::string("Invalid ") + row.name + ": not set (" + sampler +
             " needs " + row.purpose + ")");
   }
-  CheckInteger(row.name, value, static_cast<int64_t>(row.low));
+  CheckInteger(row.name, value, static_cast<int64_t>(row.low), row.high);
 }
 
 void CheckSetting(const Setting& row,

@@ -12,10 +12,6 @@ void HMCECSOptions::check() const {
   if (subsample_size_.is_set() && variant() == "perturbed") {
     CheckInteger("subsample_size", subsample_size(), 2);
   }
-  if (control_variate() != 1 && control_variate() != 2) {
-    Invalid("Invalid control_variate: " + std::to_string(control_variate()) +
-            " (must be 2 or 1)");
-  }
   refuse_capturable();
 }
 

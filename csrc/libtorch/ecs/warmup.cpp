@@ -5,36 +5,23 @@
 #include <algorithm>
 #include <string>
 
+#include "host/as_begun.h"
 #include "host/ecs_schedule.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/state_checks.h"
 #include "libtorch/core/state_values.h"
 
 namespace torch_sgmcmc {
-namespace {
-
-std::string TextOf(int64_t value) { return std::to_string(value); }
-std::string TextOf(double value) { return Shown(value); }
-std::string TextOf(const std::optional<double>& value) {
-  return value ? Shown(*value) : std::string("none");
-}
-
-template <typename T>
-void CheckAsBegun(const char* name, const T& now, const T& begun) {
-  if (now == begun) return;
-  Invalid(std::string("Invalid ") + name + ": " + TextOf(now) +
-          " (the warm-up in progress has " + TextOf(begun) +
-          "; set_anchor() gives it up)");
-}
-
-}  // namespace
 
 void ECSWarmup::check(int64_t now_steps, const HMCECSWarmup& settings) const {
-  CheckAsBegun("steps", now_steps, steps);
-  CheckAsBegun(
+  const auto check_argument = [](const char* name, auto now, auto begun) {
+    CheckAsBegun(name, now, begun, "; set_anchor() gives it up");
+  };
+  check_argument("steps", now_steps, steps);
+  check_argument(
       "target_acceptance", settings.target_acceptance, target_acceptance);
-  CheckAsBegun("anchor_every", settings.anchor_every, anchor_every);
-  CheckAsBegun("target_variance", settings.target_variance, target_variance);
+  check_argument("anchor_every", settings.anchor_every, anchor_every);
+  check_argument("target_variance", settings.target_variance, target_variance);
 }
 
 StateDict ECSWarmup::save() const {
