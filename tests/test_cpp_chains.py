@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from harness.exactness import assert_same
 from torch import Tensor, nn
 from torch.nn import functional as F
+from words_of_cpp import in_words_of_cpp
 
 import torch_sgmcmc as sg
 
@@ -302,7 +302,7 @@ def test_the_same_message_of_a_gradient_that_is_not_finite(
         run_in_python(name, job)
     with pytest.raises(ValueError) as in_cpp:
         run_in_cpp(job)
-    assert str(in_cpp.value) == str(in_python.value)
+    assert str(in_cpp.value) == in_words_of_cpp(in_python.value)
 
 
 def assert_same_refused(in_cpp: BaseException, in_python: BaseException) -> None:
@@ -311,11 +311,6 @@ def assert_same_refused(in_cpp: BaseException, in_python: BaseException) -> None
     what = [text.partition(":")[0] for text in texts]
     assert what[0] == what[1]
     assert all(len(text) > len(what[0]) + 10 for text in texts)
-
-
-def in_words_of_cpp(error: BaseException) -> str:
-    words = {"None": "none", "True": "true", "False": "false"}
-    return re.sub(r"\b(None|True|False)\b", lambda m: words[m[0]], str(error))
 
 
 @pytest.mark.parametrize(
@@ -491,7 +486,7 @@ def test_the_same_message_of_another_samplers_state_dict(
             run_in_python(loads, job)
         with pytest.raises(ValueError) as in_cpp:
             run_in_cpp(job)
-        assert str(in_cpp.value) == str(in_python.value)
+        assert str(in_cpp.value) == in_words_of_cpp(in_python.value)
 
 
 @pytest.mark.parametrize("name", [*ONE_EACH, "SGHMC-online", "HMC-kept", "PSBPS"])
@@ -535,7 +530,7 @@ def test_the_same_message_of_a_step(
         run_in_python(name, job)
     with pytest.raises(ValueError) as in_cpp:
         run_in_cpp(job)
-    assert str(in_cpp.value) == str(in_python.value)
+    assert str(in_cpp.value) == in_words_of_cpp(in_python.value)
 
 
 def test_the_same_seed_from_torchs_generator(

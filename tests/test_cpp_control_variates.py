@@ -10,6 +10,7 @@ import torch
 from harness.exactness import assert_same
 from torch import Tensor, nn
 from torch.nn import functional as F
+from words_of_cpp import in_words_of_cpp
 
 import torch_sgmcmc as sg
 
@@ -274,7 +275,7 @@ def test_the_same_messages(run_in_cpp: InCpp) -> None:
     for name, job, match in failing:
         with pytest.raises((ValueError, RuntimeError), match=match) as error:
             run_in_python(name, job)
-        messages.append(str(error.value))
+        messages.append(in_words_of_cpp(error.value))
     assert run_in_cpp({"failing": [job for _, job, _ in failing]}) == {
         "messages": messages
     }

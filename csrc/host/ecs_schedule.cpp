@@ -45,7 +45,7 @@ void ECSSchedule::CheckSizing() const {
   throw std::invalid_argument(
       "Invalid steps: " + std::to_string(steps_) +
       " (with target_variance, 2 or more must follow the last choice of θ*, "
-      "which anchor_every=" +
+      "which anchor_every = " +
       std::to_string(anchor_every_) + " makes after " + std::to_string(last_) +
       ")");
 }

@@ -10,9 +10,9 @@
 #include "libtorch/core/checks.h"
 #include "libtorch/core/closures.h"
 #include "libtorch/core/operators.h"
-#include "libtorch/core/python_text.h"
 #include "libtorch/core/state_checks.h"
 #include "libtorch/core/state_values.h"
+#include "libtorch/core/text.h"
 
 namespace torch_sgmcmc::detail {
 namespace {
@@ -271,8 +271,8 @@ AnchoredGradients::Gradients AnchoredGradients::gradients(
     if (grad.defined() && grad.layout() != at::kStrided) {
       throw std::runtime_error(
           std::string(name_) +
-          " does not support sparse gradients (for nn.Embedding, use "
-          "sparse=False)");
+          " does not support sparse gradients (for an Embedding, use "
+          "sparse(false))");
     }
   }
   return result;
@@ -297,8 +297,7 @@ void AnchoredGradients::combine(const std::vector<at::Tensor>& params,
       throw std::runtime_error(
           std::string(name_) +
           " got the gradients at θ in the memory of those at the anchor, which "
-          "it still needs: gradients must not be reused (for "
-          "DistributedDataParallel, set gradient_as_bucket_view=False)");
+          "it still needs: gradients must not be reused");
     }
     grads[i] = create_graph
                    ? ((g.to(f.scalar_type()) - a) + f).to(g.scalar_type())

@@ -20,8 +20,8 @@
 #include "libtorch/core/nonfinite.h"
 #include "libtorch/core/operators.h"
 #include "libtorch/core/options_of_work.h"
-#include "libtorch/core/python_text.h"
 #include "libtorch/core/state_checks.h"
+#include "libtorch/core/text.h"
 #include "libtorch/core/versions.h"
 
 namespace torch_sgmcmc {

@@ -17,7 +17,7 @@
 #include "libtorch/core/closures.h"
 #include "libtorch/core/nonfinite.h"
 #include "libtorch/core/operators.h"
-#include "libtorch/core/python_text.h"
+#include "libtorch/core/text.h"
 #include "libtorch/ecs/target.h"
 #include "libtorch/ecs/whitening.h"
 
@@ -361,7 +361,7 @@ std::shared_ptr<const ECSPoint> HMCECS::start(ECSTarget& target) {
         FourDigits(last->mean) +
         " (must be > a = " + FourDigits(target.estimator().lower_bound) +
         ": beyond, |L̂| grows as the likelihood falls). Choose θ* nearer, by "
-        "set_anchor() or warmup(), or use control_variate=2 or a larger "
+        "set_anchor() or warmup(), or use control_variate(2) or a larger "
         "num_products");
   }
   return last;

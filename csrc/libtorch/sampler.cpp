@@ -17,8 +17,8 @@
 #include "libtorch/core/momentum.h"
 #include "libtorch/core/nonfinite.h"
 #include "libtorch/core/parameters.h"
-#include "libtorch/core/python_text.h"
 #include "libtorch/core/state_checks.h"
+#include "libtorch/core/text.h"
 #include "libtorch/core/versions.h"
 #include "torch_sgmcmc/has_cuda.h"
 

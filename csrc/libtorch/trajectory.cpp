@@ -8,9 +8,9 @@
 
 #include "libtorch/bouncy/flight.h"
 #include "libtorch/core/checks.h"
-#include "libtorch/core/python_text.h"
 #include "libtorch/core/state_checks.h"
 #include "libtorch/core/state_values.h"
+#include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
 

@@ -136,9 +136,9 @@ TEST(Options, OfAnotherKindAreRefused) {
 TEST(Sampler, RefusesParametersThatItCannotSample) {
   EXPECT_EQ(MessageOf<std::invalid_argument>(
                 [] { SGLD({torch::zeros({2}, torch::kLong)}, Langevin()); }),
-            "Invalid parameter: SGLD cannot sample torch.int64 (must be "
-            "float32, float64, bfloat16 or float16; a complex parameter can be "
-            "kept as torch.view_as_real of it)");
+            "Invalid parameter: SGLD cannot sample torch::kLong (must be "
+            "torch::kFloat, kDouble, kBFloat16 or kHalf; a complex parameter "
+            "can be kept as torch::view_as_real of it)");
   EXPECT_EQ(MessageOf<std::invalid_argument>(
                 [] { SGLD({Param(2) * 2}, Langevin()); }),
             "can't optimize a non-leaf Tensor");
@@ -175,7 +175,7 @@ TEST(Sampler, RefusesParametersByTheirMemory) {
   EXPECT_EQ(refused({at::_neg_view(torch::ones({3}))}),
             cannot + "a negative view (take resolve_neg() of it)");
   EXPECT_EQ(refused({torch::ones({3}).to_sparse()}),
-            cannot + "the layout torch.sparse_coo (must be torch.strided)");
+            cannot + "the layout torch::kSparse (must be torch::kStrided)");
   const std::string shared =
       "an expanded parameter (several elements share memory): shape ";
   EXPECT_EQ(refused({torch::ones({2, 1}).expand({2, 4})}),
@@ -293,14 +293,14 @@ TEST(Sampler, AFailedStepChangesNothing) {
   params[1].mutable_grad() = torch::ones({5}).to_sparse();
   EXPECT_EQ(MessageOf<std::runtime_error>([&] { sampler.step(); }),
             "SGHMC does not support sparse gradients: got one of layout "
-            "torch.sparse_coo for a parameter of shape [5] (for an Embedding, "
+            "torch::kSparse for a parameter of shape [5] (for an Embedding, "
             "use sparse(false))");
   params[1].mutable_grad() = grad;
 
   params[1].set_data(torch::zeros({6}));
   EXPECT_EQ(MessageOf<std::runtime_error>([&] { sampler.step(); }),
-            "SGHMC got a gradient of torch.float32 and shape [5] for a "
-            "parameter of torch.float32 and shape [6] (must be equal)");
+            "SGHMC got a gradient of torch::kFloat and shape [5] for a "
+            "parameter of torch::kFloat and shape [6] (must be equal)");
   params[1].mutable_grad() = torch::ones({6});
   EXPECT_EQ(MessageOf<std::runtime_error>([&] { sampler.step(); }),
             "SGHMC has a momentum of shape [5] for a parameter of shape [6]: "
@@ -350,7 +350,7 @@ TEST(Nonfinite, AStepIsRefusedOrLeftOut) {
           std::string("SGHMC got a gradient that is not finite: ") +
               (std::isnan(value) ? "1 NaN and 0" : "0 NaN and 1") +
               " infinite of 5 elements, for parameter 1 of group 0, of shape "
-              "[5]. The step was not made; nonfinite='skip' leaves such steps "
+              "[5]. The step was not made; nonfinite(\"skip\") leaves such steps "
               "out");
       ExpectEqual(params, before);
       EXPECT_EQ(raises.options().step(), i);

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "libtorch/core/nonfinite.h"
-#include "libtorch/core/python_text.h"
+#include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "libtorch/core/checks.h"
-#include "libtorch/core/python_text.h"
+#include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
 

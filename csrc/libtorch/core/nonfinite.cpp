@@ -8,7 +8,7 @@
 
 #include "libtorch/core/checks.h"
 #include "libtorch/core/operators.h"
-#include "libtorch/core/python_text.h"
+#include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -61,7 +61,7 @@ std::string MessageOf(
   }
   if (more > 0) text += " (and for " + std::to_string(more) + " more)";
   return text +
-         ". The step was not made; nonfinite='skip' leaves such steps out";
+         ". The step was not made; nonfinite(\"skip\") leaves such steps out";
 }
 
 }  // namespace

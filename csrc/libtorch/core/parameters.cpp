@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "libtorch/core/checks.h"
-#include "libtorch/core/python_text.h"
+#include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -117,7 +117,7 @@ void CheckParameter(const char* sampler, const at::Tensor& param) {
   if (param.layout() != at::kStrided || param.is_nested()) {
     Invalid(cannot + "the layout " +
             (param.is_nested() ? "nested" : LayoutName(param.layout())) +
-            " (must be torch.strided)");
+            " (must be torch::kStrided)");
   }
   switch (param.scalar_type()) {
     case at::kFloat:
@@ -127,8 +127,8 @@ void CheckParameter(const char* sampler, const at::Tensor& param) {
       break;
     default:
       Invalid(cannot + DtypeName(param.scalar_type()) +
-              " (must be float32, float64, bfloat16 or float16; a complex "
-              "parameter can be kept as torch.view_as_real of it)");
+              " (must be torch::kFloat, kDouble, kBFloat16 or kHalf; a complex "
+              "parameter can be kept as torch::view_as_real of it)");
   }
   if (!param.is_cpu() && !param.is_cuda()) {
     Invalid(cannot + "on the device " + param.device().str() +

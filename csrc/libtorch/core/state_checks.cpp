@@ -8,7 +8,7 @@
 #include <set>
 
 #include "libtorch/core/checks.h"
-#include "libtorch/core/python_text.h"
+#include "libtorch/core/text.h"
 #include "torch_sgmcmc/ewsg.h"
 #include "torch_sgmcmc/hmc.h"
 #include "torch_sgmcmc/hmcecs.h"
@@ -190,7 +190,7 @@ void CheckTensor(const std::string& what,
   if (tensor.layout() != at::kStrided || tensor.is_meta()) {
     Invalid(invalid + " has the layout " + LayoutName(tensor.layout()) +
             " on the device " + tensor.device().str() +
-            " (must be torch.strided, with numbers)");
+            " (must be torch::kStrided, with numbers)");
   }
   if (tensor.sizes() != shape) {
     Invalid(invalid + " has shape " + Shape(tensor.sizes()) + ", expected " +

@@ -15,7 +15,7 @@
 
 #include "libtorch/core/checks.h"
 #include "libtorch/core/files.h"
-#include "libtorch/core/python_text.h"
+#include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -184,7 +184,8 @@ void load_state_dict(torch::nn::Module& module, const StateDict& dict) {
     if (tensor.layout() != at::kStrided || tensor.is_meta()) {
       Invalid("Invalid state dict: " + item.key() + " has the layout " +
               LayoutName(tensor.layout()) + " on the device " +
-              tensor.device().str() + " (must be torch.strided, with numbers)");
+              tensor.device().str() +
+              " (must be torch::kStrided, with numbers)");
     }
     if (value.toTensor().sizes() != item.value().sizes()) {
       std::ostringstream message;

@@ -12,7 +12,7 @@
 #include "host/ecs_schedule.h"
 #include "libtorch/core/closures.h"
 #include "libtorch/core/operators.h"
-#include "libtorch/core/python_text.h"
+#include "libtorch/core/text.h"
 #include "libtorch/ecs/whitening.h"
 
 namespace torch_sgmcmc {
@@ -141,7 +141,7 @@ void ECSAnchor::check_near(const at::Tensor& log_likelihood,
       FourDigits(fall) + " below that at θ* (that of draws is at most " +
       FourDigits(highest) +
       " below). Start again nearer the mode (set_anchor() gives a warm-up up), "
-      "with variant='perturbed', control_variate=2, or a larger subsample_size "
+      "with variant(\"perturbed\"), control_variate(2), or a larger subsample_size "
       "or num_products");
 }
 

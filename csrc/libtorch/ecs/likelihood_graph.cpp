@@ -13,7 +13,7 @@
 
 #include "libtorch/core/checks.h"
 #include "libtorch/core/gradient_edges.h"
-#include "libtorch/core/python_text.h"
+#include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
 namespace {

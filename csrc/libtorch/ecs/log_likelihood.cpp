@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "libtorch/core/checks.h"
-#include "libtorch/core/python_text.h"
+#include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "libtorch/core/checks.h"
-#include "libtorch/core/python_text.h"
+#include "libtorch/core/text.h"
 #include "libtorch/ecs/likelihood_graph.h"
 
 namespace torch_sgmcmc {

@@ -1,4 +1,4 @@
-// Values in messages, as Python's format shows them.
+// Values in messages, in the words of LibTorch.
 #pragma once
 
 #include <c10/core/Layout.h>
@@ -13,10 +13,10 @@ namespace torch_sgmcmc {
 // "[2, 3]"
 std::string Shape(c10::IntArrayRef sizes);
 
-// "torch.float32"
+// "torch::kFloat"
 std::string DtypeName(c10::ScalarType dtype);
 
-// "torch.sparse_coo"
+// "torch::kSparse"
 std::string LayoutName(c10::Layout layout);
 
 // "50,000"; a number that is not whole has its decimals.

@@ -1,4 +1,4 @@
-#include "libtorch/core/python_text.h"
+#include "libtorch/core/text.h"
 
 #include <array>
 #include <cmath>
@@ -18,15 +18,13 @@ std::string Shape(c10::IntArrayRef sizes) {
 }
 
 std::string DtypeName(c10::ScalarType dtype) {
-  return "torch." + std::string(c10::getDtypeNames(dtype).first);
+  return std::string("torch::k") + c10::toString(dtype);
 }
 
 std::string LayoutName(c10::Layout layout) {
   std::ostringstream name;
-  name << layout;  // "Sparse", "SparseCsr", ...
-  return layout == c10::Layout::Sparse      ? "torch.sparse_coo"
-         : layout == c10::Layout::SparseCsr ? "torch.sparse_csr"
-                                            : name.str();
+  name << "torch::k" << layout;
+  return name.str();
 }
 
 std::string Thousands(int64_t value) {
