@@ -34,6 +34,8 @@ from torch_sgmcmc.sampler import Work
 
 __all__ = ["EWSG"]
 
+_SURROGATES = next(s.words for s in settings("EWSG") if s.name == "surrogate")
+
 _MANUAL = (
     "set self.automatic_optimization = False, and in training_step call "
     "self.optimizers().step(closure) with a closure that draws a minibatch and calls "
@@ -316,7 +318,7 @@ class EWSG(SharedSettings):
                 num_data=group["num_data"],
                 prior_precision=group["prior_precision"],
                 temperature=group["temperature"],
-                surrogate=_C.index_of_word("EWSG", "surrogate", group["surrogate"]),
+                surrogate=_SURROGATES.index(group["surrogate"]),
                 num_chains=chains,
             )
             for (group, params, grads, _), (_, _, proposals, _), (momenta, _) in zip(

@@ -1,19 +1,32 @@
 // That a warm-up goes on as it was begun.
 #pragma once
 
+#include <array>
+#include <charconv>
 #include <optional>
+#include <stdexcept>
 #include <string>
 
 namespace torch_sgmcmc {
 
 // With as many digits as it takes to read it back.
-std::string Shortest(double value);
+inline std::string Shortest(double value) {
+  std::array<char, 32> text{};
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), value);
+  return {text.data(), end.ptr};
+}
 
 // Throws std::invalid_argument unless an argument is what the warm-up in
 // progress has; `way_out` says how to give that up.
-void CheckAsBegun(const std::string& name,
-                  std::optional<double> now,
-                  std::optional<double> begun,
-                  const std::string& way_out = "");
+inline void CheckAsBegun(const std::string& name,
+                         std::optional<double> now,
+                         std::optional<double> begun,
+                         const std::string& way_out = "") {
+  if (now == begun) return;
+  throw std::invalid_argument(
+      "Invalid " + name + ": " + (now ? Shortest(*now) : "none") +
+      " (the warm-up in progress has " + (begun ? Shortest(*begun) : "none") +
+      way_out + ")");
+}
 
 }  // namespace torch_sgmcmc

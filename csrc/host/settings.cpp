@@ -1,5 +1,6 @@
 #include "host/settings.h"
 
+#include <iterator>
 #include <stdexcept>
 #include <string>
 
@@ -127,31 +128,48 @@ constexpr Setting kSBPS[] = {
     {.name = "replacement", .kind = kFlag, .fallback = 0},
 };
 
+struct Row {
+  std::string_view sampler;
+  std::span<const Setting> settings;
+};
+
+constexpr Row kSamplers[] = {{"SGLD", kSGLD},
+                             {"SGHMC", kSGHMC},
+                             {"PSGLD", kPSGLD},
+                             {"SGNHT", kSGNHT},
+                             {"EWSG", kEWSG},
+                             {"HMC", kHMC},
+                             {"HMCECS", kHMCECS},
+                             {"SBPS", kSBPS}};
+
+// What groups hold besides: of all samplers, with a Metropolis test, of HMCECS
+// and of SBPS.
+// clang-format off
+constexpr std::string_view kBesides[] = {
+    "seed", "step", "offsets", "capturable", "nonfinite", "num_skipped",
+    "num_proposals", "num_accepted", "num_trajectories", "num_divergences",
+    "dual_averaging",
+    "num_subsamples_accepted", "num_evaluations", "sign", "mean_difference",
+    "trajectory_time", "line_time", "clock", "observed_target",
+    "observed_interval", "num_samples", "num_looks", "num_bounces",
+    "num_violations", "num_refreshments", "num_derivatives", "num_gradients"};
+// clang-format on
+
 }  // namespace
 
 std::span<const Setting> SettingsOf(std::string_view sampler) {
-  if (sampler == "SGLD") return kSGLD;
-  if (sampler == "SGHMC") return kSGHMC;
-  if (sampler == "PSGLD") return kPSGLD;
-  if (sampler == "SGNHT") return kSGNHT;
-  if (sampler == "EWSG") return kEWSG;
-  if (sampler == "HMC") return kHMC;
-  if (sampler == "HMCECS") return kHMCECS;
-  if (sampler == "SBPS") return kSBPS;
+  for (const Row& row : kSamplers) {
+    if (row.sampler == sampler) return row.settings;
+  }
   throw std::out_of_range("no sampler " + std::string(sampler));
 }
 
-int64_t IndexOfWord(std::string_view sampler,
-                    std::string_view setting,
-                    std::string_view word) {
-  for (const Setting& row : SettingsOf(sampler)) {
-    if (row.name != setting) continue;
-    for (size_t i = 0; i < row.words.size() && row.words[i] != nullptr; ++i) {
-      if (row.words[i] == word) return static_cast<int64_t>(i);
-    }
+std::vector<std::string_view> SamplerKeys() {
+  std::vector<std::string_view> keys(std::begin(kBesides), std::end(kBesides));
+  for (const Row& row : kSamplers) {
+    for (const Setting& each : row.settings) keys.emplace_back(each.name);
   }
-  throw std::out_of_range("no " + std::string(setting) + " " +
-                          std::string(word));
+  return keys;
 }
 
 }  // namespace torch_sgmcmc

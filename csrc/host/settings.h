@@ -3,10 +3,10 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
 #include <limits>
 #include <span>
 #include <string_view>
+#include <vector>
 
 namespace torch_sgmcmc {
 
@@ -34,9 +34,12 @@ struct Setting {
 // none.
 std::span<const Setting> SettingsOf(std::string_view sampler);
 
-// Which of its words a setting is. Throws std::out_of_range if it is none.
-int64_t IndexOfWord(std::string_view sampler,
-                    std::string_view setting,
-                    std::string_view word);
+// Of all samplers, what their param groups hold in a state dict, in no order.
+std::vector<std::string_view> SamplerKeys();
+
+// Of these what older state dicts lack: a sampler keeps the values that it has.
+// All other keys of its groups are required.
+constexpr std::array<std::string_view, 2> kAddedLater = {"nonfinite",
+                                                         "num_skipped"};
 
 }  // namespace torch_sgmcmc

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -34,6 +35,12 @@ constexpr const char* kEWSGNeedsClosure =
     "      loss.backward();\n"
     "      return loss;\n"
     "    });";
+
+// The operator's number of a surrogate: its place in the table.
+int64_t IndexOf(const std::string& surrogate) {
+  const auto& words = detail::FindSettings("EWSG", {"surrogate"})[0]->words;
+  return std::find(words.begin(), words.end(), surrogate) - words.begin();
+}
 
 Count Sum(const Count& a, const Count& b) {
   if (!b.is_on_device()) {
@@ -178,18 +185,17 @@ Count EWSG::propose(const LossClosure& closure,
   std::vector<at::Tensor> ratios;
   for (size_t i = 0; i < work.size(); ++i) {
     const auto& options = OptionsOfWork<EWSGOptions>(work[i]);
-    ratios.push_back(
-        ewsg_log_ratio(work[i].params,
-                       work[i].grads,
-                       proposed[i].grads,
-                       work[i].state[0],
-                       options.lr(),
-                       options.momentum(),
-                       options.num_data(),
-                       options.prior_precision(),
-                       options.temperature(),
-                       IndexOfWord("EWSG", "surrogate", options.surrogate()),
-                       chains));
+    ratios.push_back(ewsg_log_ratio(work[i].params,
+                                    work[i].grads,
+                                    proposed[i].grads,
+                                    work[i].state[0],
+                                    options.lr(),
+                                    options.momentum(),
+                                    options.num_data(),
+                                    options.prior_precision(),
+                                    options.temperature(),
+                                    IndexOf(options.surrogate()),
+                                    chains));
   }
   check_draws(work, proposed);
   if (chains == 1) {

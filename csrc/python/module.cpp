@@ -76,11 +76,8 @@ PYBIND11_MODULE(_C, m) {
 
   m.attr("NOISE_BLOCK") = torch_sgmcmc::kNoiseBlock;
   m.def("settings", &Settings, py::arg("sampler"));
-  m.def("index_of_word",
-        &torch_sgmcmc::IndexOfWord,
-        py::arg("sampler"),
-        py::arg("setting"),
-        py::arg("word"));
+  m.def("sampler_keys", &torch_sgmcmc::SamplerKeys);
+  m.attr("ADDED_LATER") = torch_sgmcmc::kAddedLater;
   py::dict purposes;
   purposes["UPDATE"] = static_cast<int>(Purpose::kUpdate);
   purposes["MOMENTUM"] = static_cast<int>(Purpose::kMomentum);

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+import torch_sgmcmc._C as _C
+
 __all__ = ["FOREIGN_KEYS", "SAMPLER_KEYS", "check_keys", "check_later_keys"]
 
 #: What torch and its tools write into the groups of any optimizer.
@@ -21,24 +23,7 @@ FOREIGN_KEYS = frozenset(
 
 #: What groups of this library's samplers hold. Of keys that are none of a sampler's own
 #: these tell that a state dict is another one's; others are whoever's put them there.
-SAMPLER_KEYS = frozenset(
-    [
-        *("lr", "num_data", "prior_precision", "temperature"),
-        *("seed", "step", "offsets", "capturable", "nonfinite", "num_skipped"),
-        *("momentum", "noise_estimate", "resample_momentum_every", "initial_momentum"),
-        *("thermostat_rate", "decay", "eps", "adapt", "gamma"),
-        *("surrogate", "index_chain_length", "num_chains", "num_proposals"),
-        *("num_accepted", "step_size", "num_steps", "trajectory_length", "metropolis"),
-        *("num_trajectories", "num_divergences", "dual_averaging"),
-        *("subsample_size", "variant", "num_blocks", "control_variate", "mass_matrix"),
-        *("num_products", "max_variance", "chunk_size", "num_subsamples_accepted"),
-        *("num_evaluations", "sign", "mean_difference"),
-        *("confidence", "refresh_rate", "preconditioned", "sample_interval"),
-        *("replacement", "trajectory_time", "line_time", "clock", "observed_target"),
-        *("observed_interval", "num_samples", "num_looks", "num_bounces"),
-        *("num_violations", "num_refreshments", "num_derivatives", "num_gradients"),
-    ]
-)
+SAMPLER_KEYS = frozenset(_C.sampler_keys())
 
 # Those of the foreign ones that would change the target if they were known.
 _MEANINGFUL = ("weight_decay", "maximize", "differentiable")

@@ -28,10 +28,8 @@ __all__ = [
     "dual_averaging",
 ]
 
-#: Keys that param groups of older state dicts lack: the sampler keeps the values that
-#: it has. All other keys of its groups are required. The same list is in
-#: csrc/libtorch/core/options.cpp.
-ADDED_LATER: frozenset[str] = frozenset(["nonfinite", "num_skipped"])
+#: Keys that param groups of older state dicts lack (csrc/host/settings.h).
+ADDED_LATER = frozenset(_C.ADDED_LATER)
 
 
 def completed(sampler: Sampler, state_dict: dict[str, Any]) -> dict[str, Any]:

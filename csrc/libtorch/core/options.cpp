@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/List.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "host/settings.h"
@@ -216,9 +217,8 @@ void CheckSetting(const Setting& row,
           " (must be " + wanted + ")");
 }
 
-// torch_sgmcmc/core/state_checks.py has the same list.
 bool IsAddedLater(const std::string& name) {
-  return name == "nonfinite" || name == "num_skipped";
+  return std::ranges::find(kAddedLater, name) != kAddedLater.end();
 }
 
 c10::IValue Find(const StateDict& group,

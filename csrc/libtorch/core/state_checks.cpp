@@ -7,16 +7,9 @@
 #include <cmath>
 #include <set>
 
+#include "host/settings.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/text.h"
-#include "torch_sgmcmc/ewsg.h"
-#include "torch_sgmcmc/hmc.h"
-#include "torch_sgmcmc/hmcecs.h"
-#include "torch_sgmcmc/psgld.h"
-#include "torch_sgmcmc/sbps.h"
-#include "torch_sgmcmc/sghmc.h"
-#include "torch_sgmcmc/sgld.h"
-#include "torch_sgmcmc/sgnht.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -28,28 +21,6 @@ Names KeysOf(const SamplerOptions& options) {
       "seed", "step", "offsets", "capturable", "nonfinite", "num_skipped"};
   for (std::string& key : options.keys()) keys.insert(std::move(key));
   return keys;
-}
-
-// What groups of any sampler hold. Of keys that are none of a sampler's own
-// these tell that a state dict is another one's; others are whoever's put them
-// there.
-const Names& KeysOfAll() {
-  static const Names all = [] {
-    Names keys;
-    const auto add = [&](const SamplerOptions& options) {
-      keys.merge(KeysOf(options));
-    };
-    add(EWSGOptions());
-    add(HMCOptions());
-    add(HMCECSOptions());
-    add(PSGLDOptions());
-    add(SBPSOptions());
-    add(SGHMCOptions());
-    add(SGLDOptions());
-    add(SGNHTOptions());
-    return keys;
-  }();
-  return all;
 }
 
 std::string Row(const Names& names) {
@@ -119,7 +90,10 @@ void CheckGroupKeys(const StateDict& group,
             "; it is not one of " + ours.sampler());
   }
   Names unknown;
-  for (const std::string& key : KeysOfAll()) {
+  // Of keys that are none of the sampler's own, these tell that a state dict is
+  // another one's; others are whoever's put them there.
+  for (const std::string_view of_any : SamplerKeys()) {
+    const std::string key(of_any);
     if (saved.contains(key) && !known.contains(key)) unknown.insert(key);
   }
   if (!unknown.empty()) Unknown(where, unknown, ours.sampler());

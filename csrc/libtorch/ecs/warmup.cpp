@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
 #include <string>
 
 #include "host/as_begun.h"
@@ -50,18 +49,12 @@ ECSWarmup ECSWarmup::Load(const StateDict& saved,
   const StateDict arguments = saved.at("arguments");
   std::vector<double> numbers;
   detail::FromValue("adaptation", saved.at("adaptation"), numbers);
-  DualAveraging::State state{};
-  if (numbers.size() != state.size()) {
-    Invalid(
-        "Invalid state of dual averaging (must be finite, with a whole count)");
-  }
-  std::copy(numbers.begin(), numbers.end(), state.begin());
   ECSWarmup warmup{ValueAt<int64_t>(arguments, "steps"),
                    ValueAt<double>(arguments, "target_acceptance"),
                    ValueAt<int64_t>(arguments, "anchor_every"),
                    ValueAt<std::optional<double>>(arguments, "target_variance"),
                    ValueAt<int64_t>(saved, "done"),
-                   DualAveraging(state),
+                   DualAveraging(numbers),
                    {}};
   CheckInteger("done", warmup.done);
   for (const c10::IValue& row : ListAt(saved, "draws")) {
