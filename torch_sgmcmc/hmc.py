@@ -398,9 +398,7 @@ class HMC(SharedSettings):
             if len(log_ratios) == 0:
                 continue  # left out
             adaptation.update(_C.mean_acceptance(log_ratios.tolist()))
-            self._set(
-                step_size=adaptation.step_size, dual_averaging=list(adaptation.state)
-            )
+            self._set(step_size=adaptation.step_size, dual_averaging=adaptation.state)
         if finish:
             self._set(
                 step_size=adaptation.averaged,

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace torch_sgmcmc {
 namespace {
@@ -29,13 +30,6 @@ void CheckTarget(double target) {
   Invalid("target: " + std::to_string(target) + " (must be in (0, 1))");
 }
 
-DualAveraging::State StateOf(const std::vector<double>& numbers) {
-  DualAveraging::State state{};
-  if (numbers.size() != state.size()) Invalid(kNoState);
-  std::copy(numbers.begin(), numbers.end(), state.begin());
-  return state;
-}
-
 double FromLog(double log) {
   return std::exp(std::clamp(log, -kLargestLog, kLargestLog));
 }
@@ -52,18 +46,16 @@ DualAveraging::DualAveraging(double step_size, double target) {
   state_ = {target, std::log(10.0) + log, 0, 0, log, log};
 }
 
-DualAveraging::DualAveraging(const State& state) : state_(state) {
-  CheckTarget(state[kTarget]);
+DualAveraging::DualAveraging(State state) : state_(std::move(state)) {
+  if (state_.size() != kLogAverage + 1) Invalid(kNoState);
+  CheckTarget(state_[kTarget]);
   const bool finite = std::all_of(
-      state.begin(), state.end(), [](double x) { return std::isfinite(x); });
-  if (!finite || state[kCount] < 0 ||
-      state[kCount] != std::floor(state[kCount])) {
+      state_.begin(), state_.end(), [](double x) { return std::isfinite(x); });
+  if (!finite || state_[kCount] < 0 ||
+      state_[kCount] != std::floor(state_[kCount])) {
     Invalid(kNoState);
   }
 }
-
-DualAveraging::DualAveraging(const std::vector<double>& state)
-    : DualAveraging(StateOf(state)) {}
 
 double DualAveraging::Update(double acceptance) {
   if (!(acceptance >= 0 && acceptance <= 1)) {

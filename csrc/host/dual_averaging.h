@@ -10,7 +10,6 @@
 // trajectory has the size e_t; what is kept when adaptation ends is avg_t.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -19,15 +18,14 @@ namespace torch_sgmcmc {
 class DualAveraging {
  public:
   // All there is to know: target, mu, t, h, log e, log avg.
-  using State = std::array<double, 6>;
+  using State = std::vector<double>;
 
   // Throws std::invalid_argument unless the step size is finite and positive
   // and the target is in (0, 1).
   DualAveraging(double step_size, double target);
 
   // Continues from a state. Throws std::invalid_argument if it is none.
-  explicit DualAveraging(const State& state);
-  explicit DualAveraging(const std::vector<double>& state);
+  explicit DualAveraging(State state);
 
   // Takes in the acceptance probability of a trajectory, in [0, 1] (throws
   // std::invalid_argument otherwise), and returns the size of the next one's
@@ -42,7 +40,7 @@ class DualAveraging {
   const State& state() const { return state_; }
 
  private:
-  State state_{};
+  State state_;
 };
 
 }  // namespace torch_sgmcmc

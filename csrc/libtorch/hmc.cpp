@@ -195,8 +195,7 @@ void HMC::warmup(const LossClosure& closure,
     adaptation.Update(MeanAcceptance(Numbers(ratios)));
     for_each_group([&](HMCOptions& options) {
       options.step_size_.set(adaptation.step_size());
-      const DualAveraging::State& state = adaptation.state();
-      options.dual_averaging_.set({state.begin(), state.end()});
+      options.dual_averaging_.set(adaptation.state());
     });
   }
   if (!finish) return;

@@ -560,7 +560,7 @@ PYBIND11_MODULE(_C, m) {
       "Adapts a step size to a target acceptance probability (Hoffman and "
       "Gelman 2014).")
       .def(py::init<double, double>(), py::arg("step_size"), py::arg("target"))
-      .def(py::init<const std::vector<double>&>(), py::arg("state"))
+      .def(py::init<std::vector<double>>(), py::arg("state"))
       .def("update",
            &DualAveraging::Update,
            py::arg("acceptance"),

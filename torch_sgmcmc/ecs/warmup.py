@@ -52,7 +52,7 @@ class Warmup:
         return {
             "arguments": self.arguments,
             "done": self.done,
-            "adaptation": list(self.adaptation.state),
+            "adaptation": self.adaptation.state,
             "draws": [[draw.theta, draw.variance, draw.mean] for draw in self.draws],
         }
 

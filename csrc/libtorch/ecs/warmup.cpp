@@ -35,11 +35,9 @@ StateDict ECSWarmup::save() const {
     rows.push_back(ListOfValues(
         std::vector<c10::IValue>{draw.theta, draw.variance, draw.mean}));
   }
-  const DualAveraging::State& state = adaptation.state();
   return {{"arguments", arguments},
           {"done", done},
-          {"adaptation",
-           ListOfValues(std::vector<double>(state.begin(), state.end()))},
+          {"adaptation", ListOfValues(adaptation.state())},
           {"draws", ListOfValues(rows)}};
 }
 
