@@ -201,7 +201,7 @@ class PSGLD(Sampler):
             "prior_precision": prior_precision,
             "temperature": temperature,
         }
-        super().__init__(params, defaults, seed, capturable, nonfinite)
+        super().__init__(params, defaults, seed, nonfinite, capturable)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)

@@ -20,6 +20,7 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc.core import distributed
 from torch_sgmcmc.core.checks import (
     check_capturable,
+    check_choice,
     draw_seed,
     number_of_lr,
     plain,
@@ -31,7 +32,6 @@ from torch_sgmcmc.core.nonfinite import (
     Seen,
     StepLeftOut,
     catch_up,
-    check_choice,
     check_finite,
     gate_of,
     leave_out,
@@ -106,8 +106,8 @@ class Sampler(Optimizer):
         defaults: hyperparameters of groups that do not set their own.
         seed: the seed, any 64-bit int; None draws one from torch's default
             generator.
-        capturable: keep the step counter in device memory, see :class:`SGLD`.
         nonfinite: "raise", "skip" or "allow", see above. Default: "raise".
+        capturable: keep the step counter in device memory, see :class:`SGLD`.
 
     Several processes:
         Where the default process group of ``torch.distributed`` is initialised, a seed
@@ -176,11 +176,11 @@ class Sampler(Optimizer):
         params: Iterable[Any],
         defaults: dict[str, Any],
         seed: int | None,
-        capturable: bool,
         nonfinite: str = "raise",
+        capturable: bool = False,
     ) -> None:
         check_capturable(capturable)
-        check_choice(self, nonfinite)
+        check_choice(nonfinite, self._NONFINITE)
         defaults = {**defaults, "capturable": capturable, "nonfinite": nonfinite}
         defaults = plain(defaults)
         self._check_group(defaults)
@@ -332,11 +332,7 @@ class Sampler(Optimizer):
         except BaseException:
             del self.param_groups[before]
             raise
-        for key in _COUNTERS:
-            group[key] = int(self.param_groups[0].get(key, 0))
-            if group["capturable"]:
-                device = group["params"][0].device if group["params"] else None
-                group[key] = torch.tensor(group[key], device=device)
+        _set_counters(group, self.param_groups[0])
         offset = 0
         for previous in self.param_groups[:before]:
             for start, p in zip(previous["offsets"], previous["params"], strict=True):
@@ -674,11 +670,7 @@ class Sampler(Optimizer):
                         )
                 if not has_master(p):  # the chain was one in lower precision
                     self.state.get(p, {}).pop("master", None)
-            for key in _COUNTERS:
-                ours[key] = count = int(ours[key])
-                if ours["capturable"]:
-                    device = ours["params"][0].device if ours["params"] else None
-                    ours[key] = torch.tensor(count, device=device)
+            _set_counters(ours, ours)
         if int(self.param_groups[0]["step"]) == 0:
             self._forget_blank_state()
 
@@ -714,6 +706,15 @@ class Sampler(Optimizer):
                 )
             lines.append(f"Group {i}, {count:,} parameters: {data}; {prior}; {heat}.")
         return "\n".join(lines)
+
+
+def _set_counters(group: dict[str, Any], values: dict[str, Any]) -> None:
+    """Gives a group counters with the values of these, on its device if capturable."""
+    for key in _COUNTERS:
+        group[key] = count = int(values.get(key, 0))
+        if group["capturable"]:
+            device = group["params"][0].device if group["params"] else None
+            group[key] = torch.tensor(count, device=device)
 
 
 def _next_offset(offset: int, numel: int) -> int:

@@ -150,7 +150,7 @@ class SGHMC(Sampler):
             "resample_momentum_every": resample_momentum_every,
             "initial_momentum": initial_momentum,
         }
-        super().__init__(params, defaults, seed, capturable, nonfinite)
+        super().__init__(params, defaults, seed, nonfinite, capturable)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)

@@ -105,7 +105,7 @@ class SGLD(Sampler):
             "prior_precision": prior_precision,
             "temperature": temperature,
         }
-        super().__init__(params, defaults, seed, capturable, nonfinite)
+        super().__init__(params, defaults, seed, nonfinite, capturable)
 
     def _prepare(
         self,

@@ -136,7 +136,7 @@ class SGNHT(Sampler):
             "prior_precision": prior_precision,
             "temperature": temperature,
         }
-        super().__init__(params, defaults, seed, capturable, nonfinite)
+        super().__init__(params, defaults, seed, nonfinite, capturable)
 
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         return blank(p, "momentum", "thermostat")

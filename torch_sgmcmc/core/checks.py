@@ -2,6 +2,7 @@
 
 import math
 import operator
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 __all__ = [
     "check_capturable",
+    "check_choice",
     "check_integer",
     "check_real",
     "check_seed",
@@ -81,6 +83,15 @@ def check_capturable(value: object) -> None:
     """Raises unless it is a bool."""
     if not isinstance(value, bool):
         raise TypeError(f"Invalid capturable: {value!r} (must be a bool)")
+
+
+def check_choice(value: object, choices: Sequence[str]) -> None:
+    """Raises unless it is one of these values of ``nonfinite``."""
+    if not isinstance(value, str) or value not in choices:
+        *some, last = map(repr, choices)
+        raise ValueError(
+            f"Invalid nonfinite: {value!r} (must be {', '.join(some)} or {last})"
+        )
 
 
 def check_seed(seed: object) -> int:

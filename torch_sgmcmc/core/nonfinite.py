@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torch_sgmcmc.core.checks import check_choice
 from torch_sgmcmc.core.operators import any_nonfinite, count_nonfinite, step_or_nothing
+from torch_sgmcmc.core.state_checks import check_equal
 
 if TYPE_CHECKING:
     from torch_sgmcmc.sampler import Sampler, Work
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = [
     "StepLeftOut",
     "catch_up",
-    "check_choice",
     "check_finite",
     "choice_of",
     "gate_of",
@@ -78,28 +79,12 @@ class Pending:
         return self.seen
 
 
-def check_choice(sampler: type[Sampler] | Sampler, value: object) -> None:
-    """Raises unless the sampler takes this value of ``nonfinite``."""
-    choices = sampler._NONFINITE
-    if not isinstance(value, str) or value not in choices:
-        *some, last = map(repr, choices)
-        raise ValueError(
-            f"Invalid nonfinite: {value!r} (must be {', '.join(some)} or {last})"
-        )
-
-
 def choice_of(sampler: Sampler) -> str:
     """What to do, for all groups."""
-    choices = [group["nonfinite"] for group in sampler.param_groups]
-    choice = choices[0]
-    if choice not in sampler._NONFINITE:
-        check_choice(sampler, choice)
-    if choices.count(choice) < len(choices):
-        raise ValueError(
-            f"Invalid nonfinite: {choices} in the param groups (must be equal: a step "
-            "is left out as a whole)"
-        )
-    return choice
+    groups = sampler.param_groups
+    check_choice(groups[0]["nonfinite"], sampler._NONFINITE)
+    check_equal(groups, ["nonfinite"], "a step is left out as a whole")
+    return groups[0]["nonfinite"]
 
 
 def nonfinite_error(

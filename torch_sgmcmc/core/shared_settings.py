@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -27,15 +26,6 @@ class SharedSettings(Sampler):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._MANAGED = (*Sampler._MANAGED, *cls._SHARED, *cls._PROGRESS)
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        defaults: dict[str, Any],
-        seed: int | None,
-        nonfinite: str,
-    ) -> None:
-        super().__init__(params, defaults, seed, False, nonfinite)
 
     def _set(self, **values: Any) -> None:
         """Sets what all groups share."""

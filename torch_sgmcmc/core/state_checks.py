@@ -10,8 +10,12 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.checks import check_capturable, check_integer, check_seed
-from torch_sgmcmc.core.nonfinite import check_choice
+from torch_sgmcmc.core.checks import (
+    check_capturable,
+    check_choice,
+    check_integer,
+    check_seed,
+)
 from torch_sgmcmc.core.param_groups import SAMPLER_KEYS
 
 if TYPE_CHECKING:
@@ -83,7 +87,7 @@ def check_state_dict(sampler: Sampler, state_dict: dict[str, Any]) -> None:
         check_seed(theirs["seed"])
         check_count("step", theirs["step"])
         check_capturable(theirs["capturable"])
-        check_choice(sampler, theirs["nonfinite"])
+        check_choice(theirs["nonfinite"], sampler._NONFINITE)
         check_count("num_skipped", theirs["num_skipped"])
         sampler._check_group(theirs)
         if theirs["capturable"] and not sampler._CAPTURABLE:
