@@ -44,12 +44,11 @@ int64_t IndexOf(const std::string& surrogate) {
 
 Count Sum(const Count& a, const Count& b) {
   if (!b.is_on_device()) {
-    return a.is_on_device() ? Count(a.device() + b.host())
-                            : a.host() + b.host();
+    if (!a.is_on_device()) return {a.host + b.host};
+    return {0, a.device + b.host};
   }
-  return Count(a.is_on_device()
-                   ? a.device() + b.device().to(a.device().device())
-                   : b.device() + a.host());
+  if (!a.is_on_device()) return {0, b.device + a.host};
+  return {0, a.device + b.device.to(a.device.device())};
 }
 
 void CheckSameParameters(const std::vector<Work>& current,
@@ -211,7 +210,7 @@ Count EWSG::propose(const LossClosure& closure,
         work[i].grads = std::move(proposed[i].grads);
       }
     }
-    return accepts ? 1 : 0;
+    return {accepts ? 1 : 0};
   }
   at::Tensor total = ratios[0];
   for (size_t i = 1; i < ratios.size(); ++i) {
@@ -227,7 +226,7 @@ Count EWSG::propose(const LossClosure& closure,
     select_chains_(
         work[i].grads, proposed[i].grads, mask.to(work[i].params[0].device()));
   }
-  return Count(mask.sum());
+  return {0, mask.sum()};
 }
 
 // Throws if it is plain that the closure does not draw minibatches.

@@ -278,8 +278,8 @@ void Sampler::advance(const std::vector<Work>& work) {
   for (size_t group = 0; group < param_groups_.size(); ++group) {
     SamplerOptions& options = options_of(group);
     if (options.step_.is_on_device() && is_gated) {
-      options.step_.device().add_(work[0].gate.ge(0));
-      options.num_skipped_.device().add_(work[0].gate.lt(0));
+      options.step_.device.add_(work[0].gate.ge(0));
+      options.num_skipped_.device.add_(work[0].gate.lt(0));
     } else {
       options.step_.add(1);
     }

@@ -5,46 +5,30 @@
 #include <ATen/core/ivalue.h>
 
 #include <cstdint>
-#include <utility>
 
 namespace torch_sgmcmc {
 
 /// A count; on a device it is an int64 scalar, for which nobody has waited yet.
-class Count {
- public:
-  Count() = default;
-  // cppcheck-suppress noExplicitConstructor
-  // NOLINTNEXTLINE(google-explicit-constructor): a number is one.
-  Count(int64_t host) : host_(host) {}
-  explicit Count(at::Tensor device) : device_(std::move(device)) {}
+struct Count {
+  int64_t host = 0;        // unless it is on a device
+  at::Tensor device = {};  // undefined on the host
 
-  bool is_on_device() const { return device_.defined(); }
-  /// Of one on the host, and otherwise 0.
-  int64_t host() const { return host_; }
-  /// Undefined on the host.
-  const at::Tensor& device() const { return device_; }
+  bool is_on_device() const { return device.defined(); }
   /// Waits for the device.
-  int64_t get() const {
-    return is_on_device() ? device_.item<int64_t>() : host_;
-  }
+  int64_t get() const { return is_on_device() ? device.item<int64_t>() : host; }
   /// In place, on the device too.
   void add(int64_t more) {
     if (is_on_device()) {
-      device_.add_(more);
+      device.add_(more);
     } else {
-      host_ += more;
+      host += more;
     }
   }
   /// For a state dict, which shares the scalar.
   c10::IValue saved() const {
-    return is_on_device() ? c10::IValue(device_) : c10::IValue(host_);
+    return is_on_device() ? c10::IValue(device) : c10::IValue(host);
   }
-
   bool operator==(const Count& other) const { return get() == other.get(); }
-
- private:
-  int64_t host_ = 0;
-  at::Tensor device_;
 };
 
 }  // namespace torch_sgmcmc

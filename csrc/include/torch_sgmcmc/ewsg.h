@@ -79,7 +79,7 @@ class TORCH_SGMCMC_API EWSGOptions : public OptionsOf<EWSGOptions> {
 
   // Counted by the sampler; a tensor, on their device, for several chains.
   Hyperparameter<int64_t> num_proposals_{0};
-  Hyperparameter<Count> num_accepted_{0};
+  Hyperparameter<Count> num_accepted_{Count()};
 };
 
 /// What EWSG remembers of a parameter: the momentum, of its shape, in fp64 for

@@ -94,11 +94,11 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   /// The seed: of a sampler's group, or as set for a sampler to be.
   std::optional<int64_t> seed() const { return seed_; }
   /// The number of updates made, if not capturable.
-  int64_t step() const { return step_.host(); }
+  int64_t step() const { return step_.host; }
   /// The number of updates made, on the device; undefined if not capturable.
-  const at::Tensor& device_step() const { return step_.device(); }
+  const at::Tensor& device_step() const { return step_.device; }
   /// The number of steps that were left out, if not capturable.
-  int64_t num_skipped() const { return num_skipped_.host(); }
+  int64_t num_skipped() const { return num_skipped_.host; }
   /// For each parameter, the index of its first element in the noise stream.
   const std::vector<int64_t>& offsets() const { return offsets_; }
 

@@ -153,7 +153,7 @@ void Sampler::set_gate(std::vector<Work>& work) {
   for (const Seen& s : seen) counts.push_back(s.counts);
   const SamplerOptions& options = *work[0].options;
   std::optional<at::Tensor> device_step;
-  if (options.step_.is_on_device()) device_step = options.step_.device();
+  if (options.step_.is_on_device()) device_step = options.step_.device;
   const at::Tensor gate =
       step_or_nothing(counts.size() == 1 ? counts[0] : at::cat(counts),
                       options.step(),

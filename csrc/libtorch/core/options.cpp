@@ -35,12 +35,12 @@ void SamplerOptions::share(const SamplerOptions& other) {
 void SamplerOptions::set_counters(int64_t step,
                                   int64_t num_skipped,
                                   const std::vector<at::Tensor>& params) {
-  step_ = step;
-  num_skipped_ = num_skipped;
+  step_ = {step};
+  num_skipped_ = {num_skipped};
   if (!capturable() || params.empty()) return;
   const auto like = params[0].options().dtype(at::kLong);
-  step_ = Count(at::full({}, step, like));
-  num_skipped_ = Count(at::full({}, num_skipped, like));
+  step_ = {0, at::full({}, step, like)};
+  num_skipped_ = {0, at::full({}, num_skipped, like)};
 }
 
 void SamplerOptions::check_param(const at::Tensor& param) const {
@@ -122,9 +122,9 @@ void FromValue(const char* name, const c10::IValue& value, bool& result) {
 
 void FromValue(const char* name, const c10::IValue& value, Count& result) {
   if (value.isInt()) {
-    result = Count(value.toInt());
+    result = {value.toInt()};
   } else if (IsNumber(value) && value.toTensor().scalar_type() == at::kLong) {
-    result = Count(value.toTensor());
+    result = {0, value.toTensor()};
   } else {
     WrongType(name, value, "an int, or a Tensor of one int64");
   }
