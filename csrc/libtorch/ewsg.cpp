@@ -38,8 +38,9 @@ constexpr const char* kEWSGNeedsClosure =
 
 // The operator's number of a surrogate: its place in the table.
 int64_t IndexOf(const std::string& surrogate) {
-  const auto& words = detail::FindSettings("EWSG", {"surrogate"})[0]->words;
-  return std::find(words.begin(), words.end(), surrogate) - words.begin();
+  const Setting* row = detail::FindSettings("EWSG", {"surrogate"})[0];
+  return std::find(row->words.begin(), row->words.end(), surrogate) -
+         row->words.begin();
 }
 
 Count Sum(const Count& a, const Count& b) {
