@@ -141,6 +141,9 @@ class Sampler(Optimizer):
     #: Values of ``nonfinite`` that it takes.
     _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip", "allow")
 
+    #: How it moves, for :class:`~torch_sgmcmc.Gauges`.
+    _MOTION: ClassVar[_C.Motion] = _C.Motion.NONE
+
     #: Whether it can be captured in a CUDA graph.
     _CAPTURABLE: ClassVar[bool] = True
 
@@ -153,6 +156,9 @@ class Sampler(Optimizer):
     _is_complete: bool = True
     #: Lengths of the groups when their keys were last looked at.
     _lengths: tuple[int, ...] = ()
+
+    # The Gauges that look on.
+    _gauges: Any = None
 
     # What the device was asked in this step, what it has yet to tell of the last one,
     # and the error that this has turned out to be.
@@ -512,6 +518,8 @@ class Sampler(Optimizer):
 
     def _advance(self, work: list[Work], prepared: list[Any]) -> None:
         """Makes the update of everything listed and counts the step."""
+        if self._gauges is not None:
+            self._gauges._observe(work)
         gate = gate_of(self, work)
         for (group, params, grads, offsets), state in zip(work, prepared, strict=True):
             if gate is not None:
