@@ -174,7 +174,6 @@ class EWSG(SharedSettings):
 
     _WHY_EQUAL: ClassVar[str] = "there is one decision for all"
     _SETTINGS = settings("EWSG")
-    _MOTION = _C.Motion.MOMENTUM
     _STATE: ClassVar[Mapping[str, type]] = {"momentum": Tensor, "master": Tensor}
 
     def __init__(

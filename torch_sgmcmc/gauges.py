@@ -17,7 +17,7 @@ from torch_sgmcmc.core.momentum import state_dtype
 from torch_sgmcmc.core.operators import gauge_sums
 from torch_sgmcmc.sampler import Sampler, Work
 
-__all__ = ["Finding", "Gauges", "Reading"]
+__all__ = ["Finding", "Gauges", "Reading", "Temperatures"]
 
 # Kinds of sums (csrc/samplers/gauge.h).
 _LANGEVIN, _PRECONDITIONED, _MOMENTUM, _THERMOSTAT = range(4)
@@ -40,6 +40,18 @@ class Reading(NamedTuple):
 
     mean: float
     half_width: float
+
+
+class Temperatures(NamedTuple):
+    """Of a tensor, a group (the mean over its coordinates), or all parameters."""
+
+    kinetic: Reading
+    configurational: Reading
+    #: T_conf − T_kin: 0 in equilibrium.
+    excess: Reading
+    #: What the minibatches' noise adds, as computed from differences of gradients.
+    #: NaN where that is not known: SGNHT, redrawn momenta, an estimate "online".
+    minibatch_heating: Reading
 
 
 class Finding(NamedTuple):
@@ -129,6 +141,12 @@ class Gauges:
         if sampler._gauges is not None:
             raise ValueError("Invalid sampler: it has Gauges already (detach() them)")
         self._sampler = weakref.ref(sampler)
+        # Of a subclass too.
+        self._motion = next(
+            _C.Motion(_C.motion_of(base.__name__))
+            for base in type(sampler).__mro__
+            if base.__module__.startswith("torch_sgmcmc.")
+        )
         groups = sampler.param_groups
         self._params = [p for group in groups for p in group["params"]]
         self._group_of = [i for i, g in enumerate(groups) for _ in g["params"]]
@@ -164,24 +182,22 @@ class Gauges:
         """The number of observed steps."""
         return self._series(-1)[0].count
 
-    def kinetic(self, name: str | int | None = None) -> Reading:
-        """T_kin of a tensor (by its name), a group (by its number), or of all."""
-        return _reading(self._series(self._index(name))[0])
+    def tensor(self, name: str | int) -> Temperatures:
+        """The temperatures of a tensor, by its name or place."""
+        return _temperatures(self._series(self._index(name)))
 
-    def configurational(self, name: str | int | None = None) -> Reading:
-        """T_conf of a tensor (by its name), a group (by its number), or of all."""
-        return _reading(self._series(self._index(name))[1])
+    def group(self, index: int) -> Temperatures:
+        """The temperatures of a param group."""
+        check_integer("index", index, low=0)
+        if index >= self._host.num_groups:
+            raise ValueError(
+                f"Invalid index: {index} (there are {self._host.num_groups} groups)"
+            )
+        return _temperatures(self._series(self._host.num_tensors + index))
 
-    def excess(self, name: str | int | None = None) -> Reading:
-        """T_conf − T_kin: 0 in equilibrium. Of a tensor, a group, or all."""
-        return _reading(self._series(self._index(name))[2])
-
-    def minibatch_heating(self, name: str | int | None = None) -> Reading:
-        """What the minibatches' noise adds to T, as computed from differences of ḡ.
-
-        Of a tensor, a group, or all.
-        """
-        return _reading(self._series(self._index(name))[3])
+    def all(self) -> Temperatures:
+        """The temperatures of all parameters together."""
+        return _temperatures(self._series(-1))
 
     @property
     def names(self) -> list[str]:
@@ -305,8 +321,7 @@ class Gauges:
 
     def _observe(self, work: list[Work]) -> None:
         """What a sampler calls before each update."""
-        sampler = self._attached()
-        if not work or sampler._MOTION is _C.Motion.NONE:
+        if not work or self._motion is _C.Motion.NONE:
             return
         group = work[0][0]
         step = int(group["step"])
@@ -335,7 +350,7 @@ class Gauges:
         sampler = self._attached()
         rows = []
         for group, params, grads, _ in work:
-            motion = _C.Motion.NONE if plain else sampler._MOTION
+            motion = _C.Motion.NONE if plain else self._motion
             states = [sampler.state.get(p, {}) for p in params]
             kind, movers, statistics = _LANGEVIN, [], []
             if motion in (_C.Motion.MOMENTUM, _C.Motion.THERMOSTAT):
@@ -421,23 +436,16 @@ class Gauges:
         total = self._host.num_tensors + self._host.num_groups
         return self._host.series(total if index < 0 else index)
 
-    def _index(self, name: str | int | None) -> int:
-        if name is None:
-            return -1
-        if isinstance(name, int):
-            check_integer("group", name, low=0)
-            if name >= self._host.num_groups:
-                raise ValueError(
-                    f"Invalid group: {name} (there are {self._host.num_groups})"
-                )
-            return self._host.num_tensors + name
+    def _index(self, name: str | int) -> int:
+        if isinstance(name, int) and 0 <= name < len(self._names):
+            return name
         if name not in self._names:
             raise ValueError(f"Invalid name: {name!r} (must be one of {self._names})")
         return self._names.index(name)
 
 
-def _reading(series: Any) -> Reading:
-    return Reading(series.mean, series.half_width(0.95))
+def _temperatures(series: tuple[Any, ...]) -> Temperatures:
+    return Temperatures(*(Reading(s.mean, s.half_width(0.95)) for s in series))
 
 
 def _names(groups: Iterable[Mapping[str, Any]]) -> list[str]:

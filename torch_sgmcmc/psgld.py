@@ -169,7 +169,6 @@ class PSGLD(Sampler):
     """
 
     _SETTINGS = settings("PSGLD")
-    _MOTION = _C.Motion.LANGEVIN
     _STATE: ClassVar[Mapping[str, type]] = {
         "square_average": Tensor,
         "sensitivity": Tensor,

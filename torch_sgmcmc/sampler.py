@@ -141,9 +141,6 @@ class Sampler(Optimizer):
     #: Values of ``nonfinite`` that it takes.
     _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip", "allow")
 
-    #: How it moves, for :class:`~torch_sgmcmc.Gauges`.
-    _MOTION: ClassVar[_C.Motion] = _C.Motion.NONE
-
     #: Whether it can be captured in a CUDA graph.
     _CAPTURABLE: ClassVar[bool] = True
 

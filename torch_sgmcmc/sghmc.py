@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.master import start_masters
 from torch_sgmcmc.core.momentum import blank, start_momenta, state_dtype
 from torch_sgmcmc.core.operators import gradient_variance_, sghmc_step_
@@ -119,7 +118,6 @@ class SGHMC(Sampler):
     """
 
     _SETTINGS = settings("SGHMC")
-    _MOTION = _C.Motion.MOMENTUM
     _STATE: ClassVar[Mapping[str, type]] = {
         "momentum": Tensor,
         **_ONLINE,

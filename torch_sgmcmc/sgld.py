@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.master import start_masters
 from torch_sgmcmc.core.operators import sgld_step_
 from torch_sgmcmc.core.settings import settings
@@ -86,7 +85,6 @@ class SGLD(Sampler):
     """
 
     _SETTINGS = settings("SGLD")
-    _MOTION = _C.Motion.LANGEVIN
     _STATE: ClassVar[Mapping[str, type]] = {"master": Tensor}
 
     def __init__(

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.master import start_masters
 from torch_sgmcmc.core.momentum import blank, start_momenta, state_dtype
 from torch_sgmcmc.core.operators import sgnht_step_
@@ -111,7 +110,6 @@ class SGNHT(Sampler):
     """
 
     _SETTINGS = settings("SGNHT")
-    _MOTION = _C.Motion.THERMOSTAT
     _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys(
         ("momentum", "thermostat", "master"), Tensor
     )

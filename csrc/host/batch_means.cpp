@@ -8,7 +8,7 @@ namespace torch_sgmcmc {
 
 namespace {
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kNoMean = std::numeric_limits<double>::quiet_NaN();
 
 bool IsCount(double x) { return x >= 0 && x <= 0x1p53 && x == std::floor(x); }
 
@@ -77,12 +77,12 @@ double BatchMeans::Mean() const {
   double sum = 0;
   for (const double mean : means_) sum += mean;
   sum = sum * static_cast<double>(length_) + sum_;
-  return count_ == 0 ? kNaN : sum / static_cast<double>(count_);
+  return count_ == 0 ? kNoMean : sum / static_cast<double>(count_);
 }
 
 double BatchMeans::Error() const {
   const auto batches = static_cast<int64_t>(means_.size());
-  if (batches < kFewest) return kNaN;
+  if (batches < kFewest) return kNoMean;
   const auto b = static_cast<double>(batches);
   double mean = 0;
   for (const double x : means_) mean += x / b;

@@ -13,7 +13,7 @@ namespace torch_sgmcmc {
 
 namespace {
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 // A lack of equilibrium that is not worth a word, in units of T.
 constexpr double kLeastExcess = 0.01;
 
@@ -40,13 +40,20 @@ std::string Interval(const BatchMeans& means) {
 
 }  // namespace
 
+Motion MotionOf(std::string_view sampler) {
+  if (sampler == "SGLD" || sampler == "PSGLD") return Motion::kLangevin;
+  if (sampler == "SGHMC" || sampler == "EWSG") return Motion::kMomentum;
+  if (sampler == "SGNHT") return Motion::kThermostat;
+  return Motion::kNone;
+}
+
 GaugeValues TemperaturesOf(const GaugeSettings& s,
                            const GaugeSums& sums,
                            double numel,
                            bool has_noise) {
   const double lr = s.lr;
   const double scale = s.num_data / numel;
-  GaugeValues values{s.temperature, scale * sums.force, kNaN};
+  GaugeValues values{s.temperature, scale * sums.force, kUnknown};
   const double friction = 1 - (s.motion == Motion::kLangevin ? 0 : s.momentum);
   switch (s.motion) {
     case Motion::kNone:
@@ -91,6 +98,19 @@ int64_t ObservationInterval(int64_t every, int64_t resample_momentum_every) {
     ++every;
   }
   return every;
+}
+
+namespace host {
+
+const char* NameOf(Gauges::Fault fault) {
+  switch (fault) {
+    case Gauges::Fault::kHot:
+      return "hot";
+    case Gauges::Fault::kCold:
+      return "cold";
+    default:
+      return "not in equilibrium";
+  }
 }
 
 Gauges::Gauges(std::vector<int64_t> numels, std::vector<int64_t> groups)
@@ -337,5 +357,7 @@ void Gauges::SetState(const std::vector<std::vector<double>>& state) {
   }
   gauges_ = std::move(gauges);
 }
+
+}  // namespace host
 
 }  // namespace torch_sgmcmc

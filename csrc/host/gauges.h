@@ -44,6 +44,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "host/batch_means.h"
@@ -52,6 +53,7 @@ namespace torch_sgmcmc {
 
 // How a sampler moves; kNone: only x . g is used, and T_kin is T.
 enum class Motion { kLangevin, kMomentum, kThermostat, kNone };
+Motion MotionOf(std::string_view sampler);
 
 // What a tensor's step was made with.
 struct GaugeSettings {
@@ -96,6 +98,8 @@ struct Gauge {
   BatchMeans excess;  // T_conf - T_kin
   BatchMeans minibatch;
 };
+
+namespace host {
 
 class Gauges {
  public:
@@ -143,5 +147,10 @@ class Gauges {
   std::vector<Gauge> gauges_;
   std::vector<GaugeSettings> settings_;
 };
+
+// In words.
+const char* NameOf(Gauges::Fault fault);
+
+}  // namespace host
 
 }  // namespace torch_sgmcmc

@@ -16,8 +16,8 @@
 namespace py = pybind11;
 using torch_sgmcmc::BatchMeans;
 using torch_sgmcmc::Gauge;
-using torch_sgmcmc::Gauges;
 using torch_sgmcmc::Motion;
+using torch_sgmcmc::host::Gauges;
 
 // NOLINTNEXTLINE(misc-use-internal-linkage): csrc/python/module.cpp calls it.
 void BindGauges(py::module_& m) {
@@ -29,6 +29,13 @@ void BindGauges(py::module_& m) {
   m.attr("Motion") = py::module_::import("enum").attr("IntEnum")(
       "Motion", motions, py::arg("module") = m.attr("__name__"));
 
+  m.def(
+      "motion_of",
+      [](const std::string& sampler) {
+        return static_cast<int>(torch_sgmcmc::MotionOf(sampler));
+      },
+      py::arg("sampler"),
+      "How a sampler of this class moves: a Motion.");
   m.def(
       "observation_interval",
       &torch_sgmcmc::ObservationInterval,
@@ -97,12 +104,10 @@ void BindGauges(py::module_& m) {
       .def(
           "findings",
           [](const Gauges& gauges, double budget, double rate) {
-            constexpr const char* kNames[] = {
-                "hot", "cold", "not in equilibrium"};
             std::vector<std::tuple<int64_t, std::string, double>> result;
             for (const auto& f : gauges.Findings(budget, rate)) {
               result.emplace_back(
-                  f.tensor, kNames[static_cast<int>(f.fault)], f.size);
+                  f.tensor, torch_sgmcmc::host::NameOf(f.fault), f.size);
             }
             return result;
           },
