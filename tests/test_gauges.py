@@ -310,6 +310,54 @@ def test_groups_missing_gradients_and_steps_that_are_left_out() -> None:
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", range(6))
+def test_the_operator_sums_each_tensor_by_itself(kind: int, dtype: Any) -> None:
+    """Against the same sums in NumPy, of whole, empty, strided and large tensors."""
+    generator = torch.Generator().manual_seed(kind)
+    shapes = [(3, 5), (0, 4), (), (70_001,)]
+    state = torch.float64 if dtype is torch.float64 else torch.float32
+
+    def make(of: Any) -> list[Tensor]:
+        made = [torch.randn(s, generator=generator).to(of) for s in shapes]
+        strided = torch.randn(6, 14, generator=generator).to(of)[::2, ::3]
+        return [*made, strided]
+
+    grads, positions, centers = make(dtype), make(state), make(state)
+    movers = make(dtype if kind >= 4 else state) if kind >= 2 else []
+    statistics = [s.abs() for s in make(state)] if kind in (1, 3, 5) else []
+    decay, eps, weight_decay = 0.9, 0.1, 0.3
+    result = torch.ops.torch_sgmcmc.gauge_sums(
+        grads,
+        positions,
+        centers,
+        movers,
+        statistics,
+        kind=kind,
+        weight_decay=weight_decay,
+        decay=decay,
+        eps=eps,
+    )
+    nothing = [torch.zeros(())] * 5
+    lists = (grads, positions, centers, movers or nothing, statistics or nothing)
+    for row, tensors in zip(result, zip(*lists, strict=True), strict=True):
+        raw, x, c, v, s = (t.double().numpy() for t in tensors)
+        g, y = raw + weight_decay * x, x - c
+        w = 1 / (np.sqrt(decay * s + (1 - decay) * raw**2) + eps)
+        expected = (
+            (y * g, g * g),
+            (y * g, w * g * g),
+            (y * g, v * v, y * v),
+            (y * g, v * v, y * s * v),
+            ((raw - v) ** 2 / 2,),
+            (w * (raw - v) ** 2 / 2,),
+        )[kind]
+        sums = [float(np.sum(e)) for e in expected]
+        scale = max(float(np.sum(np.abs(e))) for e in expected)
+        assert row.tolist() == pytest.approx(sums, rel=0, abs=1e-13 * scale)
+
+
+@pytest.mark.quick
 def test_threads_and_state_do_not_change_a_bit() -> None:
     def series(threads: int, interrupted: bool) -> Any:
         before = torch.get_num_threads()

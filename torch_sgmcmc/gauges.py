@@ -159,6 +159,8 @@ class Gauges:
             )
         self._centers = _centers(center, self._params)
         self._every = every
+        redraws = groups[0].get("resample_momentum_every", 0)
+        self._interval = _C.observation_interval(every, redraws)
         self._previous: tuple[int, dict[Tensor, Tensor]] | None = None
         self._rows: list[tuple[list[tuple[list[int], list[Any], Any]], bool]] = []
         self.reset()
@@ -289,6 +291,8 @@ class Gauges:
         self._host.state = state_dict["series"]
         self._rows.clear()
         self._every = state_dict["every"]
+        redraws = self._attached().param_groups[0].get("resample_momentum_every", 0)
+        self._interval = _C.observation_interval(self._every, redraws)
 
     # ---- Observations ---------------------------------------------------------
 
@@ -323,11 +327,7 @@ class Gauges:
         """What a sampler calls before each update."""
         if not work or self._motion is _C.Motion.NONE:
             return
-        group = work[0][0]
-        step = int(group["step"])
-        interval = _C.observation_interval(
-            self._every, group.get("resample_momentum_every", 0)
-        )
+        step, interval = work[0][0]["step"], self._interval
         if step % interval == 0:
             at, previous = self._previous or (-1, {})
             has_noise = at == step - 1 and all(
@@ -335,6 +335,8 @@ class Gauges:
             )
             self._add(work, plain=False, has_noise=has_noise)
             self._previous = None
+            every = work[0][0].get("resample_momentum_every", 0)
+            self._interval = interval = _C.observation_interval(self._every, every)
         if (step + 1) % (_NOISE_EVERY * interval) == 0:
             # A clone: a later backward pass may add to the same memory.
             self._previous = (
