@@ -2,9 +2,9 @@
 
     python benchmarks/gauges.py [--threads 1] [--every 20] [--rounds 40]
 
-Updates only, gradients in place, fp32, of the MNIST network 784-100-10 and of one tensor
-of 10^7 elements. Both kinds of step are made in turns by one sampler; the median of the
-rounds' ratios is reported, with its quartiles.
+Updates only, gradients in place, fp32, of the MNIST network 784-100-10 and of one
+tensor of 10^7 elements. Both kinds of step are made in turns by one sampler; the median
+of the rounds' ratios is reported, with its quartiles.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SAMPLERS = {
 
 
 def ratios(name: str, shapes: tuple, every: int, rounds: int) -> list[float]:
-    """Of the times of as many steps as there are from one noise estimate to the next."""
+    """Of the times of as many steps as there are from one look at noise to the next."""
     params = [nn.Parameter(torch.randn(shape)) for shape in shapes]
     for p in params:
         p.grad = torch.randn_like(p)
