@@ -120,6 +120,11 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "sbps_preconditioner_sum(Tensor[] square_averages, *, float eps) -> "
       "Tensor");
   m.def("sum_of_squares(Tensor[] tensors) -> Tensor");
+  // Row i of the result: sums over tensor i, by their kind (samplers/gauge.h).
+  m.def(
+      "gauge_sums(Tensor[] grads, Tensor[] positions, Tensor[] centers, "
+      "Tensor[] movers, Tensor[] statistics, *, int kind, float weight_decay, "
+      "float decay, float eps) -> Tensor");
   // Whether any element is not finite: on the CPU, where the host need not
   // wait.
   m.def("any_nonfinite(Tensor[] tensors) -> bool");

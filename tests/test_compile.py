@@ -86,6 +86,8 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     ratio = ratio + (density.sum() + place.sum() + x.sum() + r.sum()) / 1e6
     line = ops.sbps_line_sums([p], [scales])
     line = line + ops.sbps_reflect_sums_([p], [g], [v], [noise], **turn)
+    gauged = {"kind": 3, "weight_decay": 0.1, "decay": 1.0, "eps": 0.0}
+    line = line + ops.gauge_sums([g], [p], [], [v], [noise], **gauged).sum()
     counts = ops.count_nonfinite([p / 0.0 * 0.0, g])
     sign = ops.step_or_nothing(counts, step=0, device_step=step)
     line = line + counts.sum() * sign

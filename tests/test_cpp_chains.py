@@ -180,10 +180,14 @@ def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
     net.load_state_dict(job["model"])
     sampler = make_sampler(name, net)
     precision = sg.GammaPrecision(sampler)
+    centers = [0.125 for group in sampler.param_groups for _ in group["params"]]
+    gauges = sg.Gauges(sampler, every=11, center=centers)
     average = sg.TimeAverage(sampler) if isinstance(sampler, sg.SBPS) else None
     if "state" in job:
         sampler.load_state_dict(job["state"])
         precision.load_state_dict(job["precision"])
+        if "gauges" in job:
+            gauges.load_state_dict(job["gauges"])
         if average is not None:
             average.load_state_dict(job["average"])
     # Each step has minibatches of its own; it may leave some of them.
@@ -213,6 +217,8 @@ def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
         "model": dict(net.state_dict()),
         "state": sampler.state_dict(),
         "precision": precision.state_dict(),
+        "gauges": gauges.state_dict(),
+        "temperatures": gauges.summary(),
         "average": {} if average is None else average.state_dict(),
         "summary": sampler.target_summary(),
     }

@@ -261,6 +261,20 @@ def test_gradients_that_are_not_finite(kind: str, choice: str) -> None:
     assert choice == "raise" or skipped == 3
 
 
+@pytest.mark.parametrize("kind", range(6))
+def test_gauge_sums_equal_the_cpu_bit_for_bit(kind: int) -> None:
+    generator = torch.Generator().manual_seed(kind)
+    tensors = [
+        [torch.rand(n, generator=generator) for n in (5, 0, 70_001)] for _ in range(5)
+    ]
+    used = [tensors[0], tensors[1], tensors[2], tensors[3] if kind >= 2 else []]
+    used.append(tensors[4] if kind in (1, 3, 5) else [])
+    numbers = {"kind": kind, "weight_decay": 0.3, "decay": 0.9, "eps": 0.1}
+    on_cpu = ops.gauge_sums(*used, **numbers)
+    on_device = ops.gauge_sums(*[[t.to(DEVICE) for t in u] for u in used], **numbers)
+    assert same_bits(on_device.cpu(), on_cpu)
+
+
 def test_sum_of_squares_equals_the_cpu_bit_for_bit() -> None:
     shapes = [*((n,) for n in SIZES), (2_000_003,), (0,), (65_536 * 16 + 1,), ()]
     for dtype in DTYPES:

@@ -46,6 +46,7 @@ HYPER: dict[str, dict[str, Any]] = {
     "sbps_precondition_sums_": {"eps": 0.1, "scale": 2.0},
     "sbps_preconditioner_sum": {"eps": 0.1},
     "sbps_line_sums": {},
+    "gauge_sums": {"kind": 3, "weight_decay": 0.1, "decay": 1.0, "eps": 0.0},
 }
 ARGUMENTS = {
     "sgld_step_": ["params", "grads"],
@@ -89,6 +90,7 @@ ARGUMENTS = {
     ],
     "sbps_preconditioner_sum": ["square_averages"],
     "sbps_line_sums": ["origins", "directions"],
+    "gauge_sums": ["grads", "positions", "centers", "movers", "statistics"],
 }
 # Operators whose arguments are no lists of equal lengths have tests of their own.
 OTHERS = {
@@ -96,6 +98,10 @@ OTHERS = {
     *("metropolis_decide", "select_chains_", "step_or_nothing"),
 }
 IN_ARITHMETIC_TYPE = {
+    "positions",
+    "centers",
+    "movers",
+    "statistics",
     "momenta",
     "masses",
     "grad_variances",
@@ -131,6 +137,7 @@ WRITTEN = {
     "sbps_precondition_sums_": {"preconditioners", "directions"},
     "sbps_preconditioner_sum": set(),
     "sbps_line_sums": set(),
+    "gauge_sums": set(),
 }
 
 

@@ -54,6 +54,13 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "gaussian_": ((p,), {"std": 0.5, "purpose": 0, **stream}),
         "gaussian_ on device": ((p,), {"std": 0.5, "purpose": 1, **on_device}),
         "sum_of_squares": ((p,), {}),
+        **{
+            f"gauge_sums of kind {kind}": (
+                (g, p, s if kind % 2 else [], movers, q if kind in (1, 3, 5) else []),
+                {"kind": kind, "weight_decay": 0.1, "decay": 0.9, "eps": 0.1},
+            )
+            for kind, movers in enumerate(([], [], v, v, p, p))
+        },
         "count_nonfinite": ((p,), {}),
         "count_nonfinite bf16": ((b,), {}),
         "step_or_nothing": ((torch.zeros(4, 2).long(),), {"step": 3}),

@@ -14,6 +14,7 @@ from torch_sgmcmc.ecs.gathered_rows import GatheredRows
 from torch_sgmcmc.ecs.log_likelihood import LogLikelihood
 from torch_sgmcmc.ecs.report import ECSReport
 from torch_sgmcmc.ewsg import EWSG
+from torch_sgmcmc.gauges import Gauges
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.hmcecs import HMCECS
 from torch_sgmcmc.minibatch import (
@@ -46,6 +47,7 @@ __all__ = [
     "ECSReport",
     "GammaPrecision",
     "GatheredRows",
+    "Gauges",
     "IndependentBatchSampler",
     "LogLikelihood",
     "Sampler",

@@ -157,6 +157,9 @@ class Sampler(Optimizer):
     #: Lengths of the groups when their keys were last looked at.
     _lengths: tuple[int, ...] = ()
 
+    # The Gauges that look on.
+    _gauges: Any = None
+
     # What the device was asked in this step, what it has yet to tell of the last one,
     # and the error that this has turned out to be.
     _seen: list[Seen]
@@ -509,6 +512,8 @@ class Sampler(Optimizer):
 
     def _advance(self, work: list[Work], prepared: list[Any]) -> None:
         """Makes the update of everything listed and counts the step."""
+        if self._gauges is not None:
+            self._gauges._observe(work)
         gate = gate_of(self, work)
         for (group, params, grads, offsets), state in zip(work, prepared, strict=True):
             if gate is not None:

@@ -67,14 +67,57 @@ struct CudaReducer {
                      const Map& map,
                      int64_t num_chains,
                      Tensor& out) {
-    const torch::stable::accelerator::DeviceGuard guard(plan.device_index());
-    const cudaStream_t stream = CurrentStream(plan.device_index());
-    const std::vector<Segment>& segments = plan.segments();
+    ReduceSegments(plan.device_index(),
+                   plan.segments(),
+                   map,
+                   num_chains,
+                   out,
+                   static_cast<double*>(out.data_ptr()));
+  }
+
+  template <class Map>
+  static void ReduceEach(const Plan& plan,
+                         const Map& map,
+                         const std::vector<int64_t>& rows,
+                         Tensor& out) {
+    for (size_t i = 0; i < rows.size(); ++i) {
+      ReduceSegments(plan.device_index(),
+                     {plan.segments()[i]},
+                     map,
+                     /*num_chains=*/1,
+                     out,
+                     RowOf<Map>(out, rows[i]));
+    }
+  }
+
+  // As CpuReducer's: an update, and then the sums.
+  template <template <class> class Update, class Coefficients, class Map>
+  static void UpdateAndReduce(const char* op,
+                              const Plan& plan,
+                              const Coefficients& coefficients,
+                              const Map& map,
+                              Tensor& out) {
+    CudaDriver(op, plan, std::nullopt)
+        .template Apply<Update>(coefficients, NoiseStream{0, 0, 0});
+    Reduce(plan, map, /*num_chains=*/1, out);
+  }
+
+ private:
+  // Sums of segments on a device, to memory of `like`, a float64 tensor there.
+  template <class Map>
+  static void ReduceSegments(int32_t device_index,
+                             const std::vector<Segment>& segments,
+                             const Map& map,
+                             int64_t num_chains,
+                             const Tensor& like,
+                             double* out) {
+    const torch::stable::accelerator::DeviceGuard guard(device_index);
+    const cudaStream_t stream = CurrentStream(device_index);
     const Cuts all(segments, num_chains);
     constexpr auto kCount = static_cast<int64_t>(kSums<Map>);
     const int64_t targets = num_chains * all.per_chain;
     const Tensor sums =
-        torch::stable::new_empty(out, {kCount * targets}, ScalarType::Double);
+        torch::stable::new_empty(like, {kCount * targets}, ScalarType::Double);
     const StretchSums to{
         static_cast<double*>(sums.data_ptr()), targets, all.per_chain};
     for (size_t i = 0; i < segments.size(); ++i) {
@@ -104,20 +147,8 @@ struct CudaReducer {
     }
     const auto rows = static_cast<unsigned>(kCount * num_chains);
     TreeKernel<<<rows, kBranches, 0, stream>>>(
-        map, to.sums, all.per_chain, static_cast<double*>(out.data_ptr()));
+        map, to.sums, all.per_chain, out);
     CheckCuda(cudaGetLastError(), "kernel launch failed");
-  }
-
-  // As CpuReducer's: an update, and then the sums.
-  template <template <class> class Update, class Coefficients, class Map>
-  static void UpdateAndReduce(const char* op,
-                              const Plan& plan,
-                              const Coefficients& coefficients,
-                              const Map& map,
-                              Tensor& out) {
-    CudaDriver(op, plan, std::nullopt)
-        .template Apply<Update>(coefficients, NoiseStream{0, 0, 0});
-    Reduce(plan, map, /*num_chains=*/1, out);
   }
 };
 

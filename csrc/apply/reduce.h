@@ -309,6 +309,13 @@ void ReduceOnCpu(const std::vector<Segment>& segments,
   }
 }
 
+// A row of a float64 tensor that has a column for each of a map's sums.
+template <class Map>
+double* RowOf(Tensor& out, int64_t row) {
+  return static_cast<double*>(out.data_ptr()) +
+         row * static_cast<int64_t>(kSums<Map>);
+}
+
 // Reduces plans on the CPU, for operators that are written for any device.
 struct CpuReducer {
   // Writes every chain's sums to `out`, a float64 tensor: the first of all
@@ -320,6 +327,20 @@ struct CpuReducer {
                      Tensor& out) {
     ReduceOnCpu(
         plan.segments(), map, num_chains, static_cast<double*>(out.data_ptr()));
+  }
+
+  // Writes the sums of the plan's i-th tensor alone to row rows[i] of `out`.
+  template <class Map>
+  static void ReduceEach(const Plan& plan,
+                         const Map& map,
+                         const std::vector<int64_t>& rows,
+                         Tensor& out) {
+    for (size_t i = 0; i < rows.size(); ++i) {
+      ReduceOnCpu({plan.segments()[i]},
+                  map,
+                  /*num_chains=*/1,
+                  RowOf<Map>(out, rows[i]));
+    }
   }
 
   // Makes an update that needs no noise, and writes sums of what is then there.

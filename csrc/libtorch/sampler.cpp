@@ -270,6 +270,7 @@ std::vector<Work> Sampler::gather() {
 }
 
 void Sampler::advance(const std::vector<Work>& work) {
+  if (observer_) observer_(work);
   for (const Work& lists : work) {
     update(lists);
     BumpVersions(lists.params);

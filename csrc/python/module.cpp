@@ -71,6 +71,9 @@ torch_sgmcmc::NoiseStream ClockStream(int64_t seed, uint64_t step) {
 
 }  // namespace
 
+// csrc/python/gauges.cpp
+void BindGauges(py::module_& m);
+
 PYBIND11_MODULE(_C, m) {
   m.doc() = "Host-side algorithms of torch_sgmcmc, in C++.";
 
@@ -571,4 +574,6 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("step_size", &DualAveraging::step_size)
       .def_property_readonly("averaged", &DualAveraging::averaged)
       .def_property_readonly("state", &DualAveraging::state);
+
+  BindGauges(m);
 }

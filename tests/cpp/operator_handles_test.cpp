@@ -37,6 +37,7 @@ constexpr std::tuple kAll{
     sbps_reflection_sums,
     sbps_preconditioner_sum,
     sum_of_squares,
+    gauge_sums,
     any_nonfinite,
     count_nonfinite,
     step_or_nothing,

@@ -14,6 +14,7 @@ __all__ = [
     "ecs_estimate",
     "ecs_leapfrog_",
     "ewsg_log_ratio",
+    "gauge_sums",
     "gaussian_",
     "gradient_variance_",
     "hmc_energy",
@@ -72,6 +73,7 @@ ecs_density = torch.ops.torch_sgmcmc.ecs_density.default
 ecs_estimate = torch.ops.torch_sgmcmc.ecs_estimate.default
 ecs_leapfrog_ = torch.ops.torch_sgmcmc.ecs_leapfrog_.default
 ewsg_log_ratio = torch.ops.torch_sgmcmc.ewsg_log_ratio.default
+gauge_sums = torch.ops.torch_sgmcmc.gauge_sums.default
 gaussian_ = torch.ops.torch_sgmcmc.gaussian_.default
 gradient_variance_ = torch.ops.torch_sgmcmc.gradient_variance_.default
 hmc_energy = torch.ops.torch_sgmcmc.hmc_energy.default
@@ -124,6 +126,14 @@ for _name in (
 @torch.library.register_fake("torch_sgmcmc::sum_of_squares")
 def _(tensors: list[torch.Tensor]) -> torch.Tensor:
     return tensors[0].new_empty((), dtype=torch.float64)
+
+
+@torch.library.register_fake("torch_sgmcmc::gauge_sums")
+def _(
+    grads: list[torch.Tensor], *args: object, kind: int, **numbers: object
+) -> torch.Tensor:
+    count = (2, 2, 3, 3, 1, 1)[kind]
+    return grads[0].new_empty((len(grads), count), dtype=torch.float64)
 
 
 @torch.library.register_fake("torch_sgmcmc::count_nonfinite")

@@ -263,6 +263,8 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   const SamplerOptions& options_of(size_t group) const;
 
  private:
+  friend class Gauges;
+
   void collect(size_t group, std::vector<Work>& work);
   void read_group(const StateDict& group,
                   int64_t index,
@@ -280,6 +282,8 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   // What was seen of gradients (libtorch/core/nonfinite.h).
   struct Watch;
   std::unique_ptr<Watch> watch_;
+  // Looks on before each update.
+  std::function<void(const std::vector<Work>&)> observer_;
 };
 
 /// A sampler with options of the class Options: constructors and typed access.

@@ -141,6 +141,9 @@ inline constexpr Operator<"sbps_preconditioner_sum", at::Tensor(SomeTensors,
     double)> sbps_preconditioner_sum;
 inline constexpr Operator<"sum_of_squares", at::Tensor(SomeTensors)>
     sum_of_squares;
+inline constexpr Operator<"gauge_sums", at::Tensor(SomeTensors, SomeTensors,
+    SomeTensors, SomeTensors, SomeTensors, int64_t, double, double, double)>
+    gauge_sums;
 inline constexpr Operator<"any_nonfinite", bool(SomeTensors)> any_nonfinite;
 inline constexpr Operator<"count_nonfinite", at::Tensor(SomeTensors)>
     count_nonfinite;

@@ -151,6 +151,13 @@ void Run(const std::string& job_path, const std::string& result_path) {
   nn::Sequential net = Network(job);
   const auto sampler = kSamplers.at(job.at("sampler").toStringRef())(job, *net);
   sg::GammaPrecision precision(*sampler);
+  std::vector<torch::Tensor> centers;
+  for (const auto& group : sampler->param_groups()) {
+    for (const torch::Tensor& p : group.params()) {
+      centers.push_back(torch::full_like(p, 0.125));
+    }
+  }
+  sg::Gauges gauges(*sampler, sg::GaugesOptions().every(11).centers(centers));
   std::optional<sg::TimeAverage> average;
   if (auto* sbps = dynamic_cast<sg::SBPS*>(sampler.get())) {
     average.emplace(*sbps);
@@ -158,6 +165,7 @@ void Run(const std::string& job_path, const std::string& result_path) {
   if (job.contains("state")) {
     sampler->load_state_dict(job.at("state"));
     precision.load_state_dict(job.at("precision"));
+    if (job.contains("gauges")) gauges.load_state_dict(job.at("gauges"));
     if (average) average->load_state_dict(job.at("average"));
   }
 
@@ -191,6 +199,8 @@ void Run(const std::string& job_path, const std::string& result_path) {
   sg::save({{"model", sg::state_dict(*net)},
             {"state", sampler->state_dict()},
             {"precision", precision.state_dict()},
+            {"gauges", gauges.state_dict()},
+            {"temperatures", gauges.summary()},
             {"average", average ? average->state_dict() : sg::StateDict()},
             {"summary", sampler->target_summary()}},
            result_path);

@@ -1,0 +1,363 @@
+#include "host/gauges.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdarg>
+#include <cstdio>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+#include <utility>
+
+namespace torch_sgmcmc {
+
+namespace {
+
+constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+// A lack of equilibrium that is not worth a word, in units of T.
+constexpr double kLeastExcess = 0.01;
+
+void Format(std::string& out, const char* format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+void Format(std::string& out, const char* format, ...) {
+  char text[512];
+  va_list values;
+  va_start(values, format);
+  std::vsnprintf(text, sizeof text, format, values);
+  va_end(values);
+  out += text;
+}
+
+// A mean with the half width of its 95 % interval.
+std::string Interval(const BatchMeans& means) {
+  std::string text;
+  const double width = means.HalfWidth(0.95);
+  Format(text, "%.3g", means.Mean());
+  if (std::isfinite(width)) Format(text, " ± %.2g", width);
+  return text;
+}
+
+}  // namespace
+
+Motion MotionOf(std::string_view sampler) {
+  if (sampler == "SGLD" || sampler == "PSGLD") return Motion::kLangevin;
+  if (sampler == "SGHMC" || sampler == "EWSG") return Motion::kMomentum;
+  if (sampler == "SGNHT") return Motion::kThermostat;
+  return Motion::kNone;
+}
+
+GaugeValues TemperaturesOf(const GaugeSettings& s,
+                           const GaugeSums& sums,
+                           double numel,
+                           bool has_noise) {
+  const double lr = s.lr;
+  const double scale = s.num_data / numel;
+  GaugeValues values{s.temperature, scale * sums.force, kUnknown};
+  const double friction = 1 - (s.motion == Motion::kLangevin ? 0 : s.momentum);
+  switch (s.motion) {
+    case Motion::kNone:
+      return values;
+    case Motion::kLangevin:
+      values.kinetic += lr * scale / 2 * sums.gradient_square;
+      break;
+    case Motion::kThermostat:
+      values.kinetic = scale / lr *
+                       ((1 + s.momentum) / 2 * sums.momentum_square -
+                        sums.position_momentum);
+      break;
+    case Motion::kMomentum:
+      if (s.resample_momentum_every == 0) {
+        values.kinetic =
+            scale / lr * (1 + s.momentum) / 2 * sums.momentum_square;
+        break;
+      }
+      const auto every = static_cast<double>(s.resample_momentum_every);
+      const bool is_drawn = s.step % s.resample_momentum_every == 0;
+      const double part = is_drawn ? 1 / (1 + s.momentum) : 1;
+      const double mean_part = ((every - 1) + 1 / (1 + s.momentum)) / every;
+      values.kinetic = scale / (lr * mean_part) *
+                       (sums.momentum_square / 2 +
+                        (is_drawn ? 0 : s.momentum * sums.position_momentum));
+      values.configurational *= part / mean_part;
+      break;
+  }
+  // The thermostat takes the minibatches' heat off, redrawn momenta some of it.
+  if (has_noise && s.motion != Motion::kThermostat &&
+      s.resample_momentum_every == 0) {
+    values.minibatch =
+        (lr * scale / 2 * sums.noise - s.noise_estimate * s.temperature) /
+        friction;
+  }
+  return values;
+}
+
+int64_t ObservationInterval(int64_t every, int64_t resample_momentum_every) {
+  while (resample_momentum_every > 0 &&
+         std::gcd(every, resample_momentum_every) > 1) {
+    ++every;
+  }
+  return every;
+}
+
+namespace host {
+
+const char* NameOf(Gauges::Fault fault) {
+  switch (fault) {
+    case Gauges::Fault::kHot:
+      return "hot";
+    case Gauges::Fault::kCold:
+      return "cold";
+    default:
+      return "not in equilibrium";
+  }
+}
+
+Gauges::Gauges(std::vector<int64_t> numels, std::vector<int64_t> groups)
+    : numels_(std::move(numels)), groups_(std::move(groups)) {
+  if (numels_.size() != groups_.size()) {
+    throw std::invalid_argument("as many groups as tensors are needed");
+  }
+  if (!groups_.empty()) {
+    num_groups_ = 1 + *std::max_element(groups_.begin(), groups_.end());
+  }
+  settings_.resize(numels_.size());
+  gauges_.resize(numels_.size() + static_cast<size_t>(num_groups_) + 1);
+}
+
+void Gauges::Add(const std::vector<GaugeSums>& sums,
+                 const std::vector<GaugeSettings>& settings,
+                 bool has_noise) {
+  if (sums.size() != numels_.size() || settings.size() != numels_.size()) {
+    throw std::invalid_argument("sums and settings of all tensors are needed");
+  }
+  const size_t tensors = numels_.size();
+  std::vector<GaugeValues> values(gauges_.size(), {0, 0, 0});
+  std::vector<double> sizes(gauges_.size());
+  for (size_t i = 0; i < tensors; ++i) {
+    const auto numel = static_cast<double>(numels_[i]);
+    values[i] = TemperaturesOf(settings[i], sums[i], numel, has_noise);
+    if (!std::isfinite(values[i].kinetic) ||
+        !std::isfinite(values[i].configurational)) {
+      continue;  // as of an empty tensor
+    }
+    sizes[i] = numel;
+    settings_[i] = settings[i];
+    for (const size_t sum :
+         {tensors + static_cast<size_t>(groups_[i]), gauges_.size() - 1}) {
+      values[sum].kinetic += numel * values[i].kinetic;
+      values[sum].configurational += numel * values[i].configurational;
+      values[sum].minibatch += numel * values[i].minibatch;
+      sizes[sum] += numel;
+    }
+  }
+  for (size_t i = 0; i < gauges_.size(); ++i) {
+    if (sizes[i] == 0) continue;
+    const double scale = i < tensors ? 1 : 1 / sizes[i];
+    const GaugeValues& v = values[i];
+    gauges_[i].kinetic.Add(scale * v.kinetic);
+    gauges_[i].configurational.Add(scale * v.configurational);
+    gauges_[i].excess.Add(scale * (v.configurational - v.kinetic));
+    if (std::isfinite(v.minibatch))
+      gauges_[i].minibatch.Add(scale * v.minibatch);
+  }
+}
+
+std::vector<Gauges::Finding> Gauges::Findings(double budget,
+                                              double rate) const {
+  std::vector<Finding> findings;
+  // Each tensor is looked at twice.
+  const double sure = 1 - rate / (2 * static_cast<double>(numels_.size()));
+  for (size_t i = 0; i < settings_.size(); ++i) {
+    const double t = settings_[i].temperature;
+    const Gauge& gauge = gauges_[i];
+    if (t <= 0 || gauge.kinetic.count() == 0) continue;
+    const double heating = gauge.kinetic.Mean() / t - 1;
+    const double width = gauge.kinetic.HalfWidth(sure) / t;
+    const auto tensor = static_cast<int64_t>(i);
+    if (heating - width > budget) {
+      findings.push_back({tensor, Fault::kHot, heating});
+    } else if (heating + width < -budget) {
+      findings.push_back({tensor, Fault::kCold, -heating});
+    }
+    const double excess = std::abs(gauge.excess.Mean()) / t;
+    if (excess > gauge.excess.HalfWidth(sure) / t && excess > kLeastExcess) {
+      findings.push_back({tensor, Fault::kNoEquilibrium, excess});
+    }
+  }
+  std::stable_sort(
+      findings.begin(), findings.end(), [](const Finding& a, const Finding& b) {
+        return a.size > b.size;
+      });
+  return findings;
+}
+
+namespace {
+
+void AdviseOnHeat(const GaugeSettings& s,
+                  double heating,
+                  double minibatch,
+                  double budget,
+                  bool takes_noise_estimate,
+                  std::string& text) {
+  if (s.motion == Motion::kNone) return;
+  Format(text,
+         "; heating grows with lr: within %.3g %% it takes lr <= %.2g",
+         100 * budget,
+         s.lr * budget / heating);
+  const double alpha = s.motion == Motion::kLangevin ? 1 : 1 - s.momentum;
+  if (!(minibatch > heating / 2)) {
+    text +=
+        " (little of it is the minibatches': the step is long for the "
+        "curvature)";
+    return;
+  }
+  Format(text,
+         ", or minibatches %.2g times as large",
+         std::ceil(10 * minibatch / budget) / 10);
+  const double wanted = alpha * minibatch / budget;
+  if (s.motion == Motion::kMomentum && wanted < 1) {
+    Format(text, ", or momentum <= %.3g", 1 - wanted);
+  }
+  const double estimate = minibatch * alpha + s.noise_estimate;
+  if (takes_noise_estimate && estimate <= alpha) {
+    Format(text,
+           ", or an estimate of the minibatches' noise (noise_estimate; beta "
+           "is %.2g here)",
+           estimate);
+  }
+}
+
+}  // namespace
+
+std::string Gauges::Summary(const std::vector<std::string>& names,
+                            bool takes_noise_estimate,
+                            double budget,
+                            double rate) const {
+  std::string text;
+  const Gauge& all = gauges_.back();
+  if (all.kinetic.count() == 0) return "No step was observed yet.";
+  Format(text,
+         "Temperatures over %lld observed steps (T_kin: of the motion, T_conf: "
+         "of the position; equal in equilibrium, and T if nothing heats)\n",
+         static_cast<long long>(all.kinetic.count()));
+  std::vector<size_t> order(numels_.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const auto findings = Findings(budget, rate);
+  const auto place = [&](size_t i) {
+    const auto found =
+        std::find_if(findings.begin(), findings.end(), [&](const Finding& f) {
+          return f.tensor == static_cast<int64_t>(i);
+        });
+    return found - findings.begin();
+  };
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return place(a) < place(b);
+  });
+  size_t widest = 6;
+  for (const std::string& name : names) widest = std::max(widest, name.size());
+  const auto row = [&](const std::string& name,
+                       int64_t numel,
+                       const Gauge& gauge) {
+    const std::string cells[] = {Interval(gauge.kinetic),
+                                 Interval(gauge.configurational)};
+    text +=
+        "  " + name + std::string(widest - std::min(widest, name.size()), ' ');
+    Format(text, "  %10lld", static_cast<long long>(numel));
+    for (const std::string& cell : cells) {
+      // "±" takes two bytes.
+      const size_t width = cell.size() - (cell.find(' ') == cell.npos ? 0 : 1);
+      text += "  " + cell + std::string(width < 18 ? 18 - width : 0, ' ');
+    }
+    if (gauge.minibatch.count() > 0) {
+      Format(text, "  %+.3g", gauge.minibatch.Mean());
+    }
+    text.erase(text.find_last_not_of(' ') + 1);
+    text += '\n';
+  };
+  text += "  tensor" + std::string(widest - 6, ' ') +
+          "    elements  T_kin               T_conf              minibatches\n";
+  for (const size_t i : order) {
+    if (numels_[i] > 0) row(names[i], numels_[i], gauges_[i]);
+  }
+  row("all", std::accumulate(numels_.begin(), numels_.end(), int64_t{0}), all);
+  if (!std::isfinite(all.kinetic.Error())) {
+    return text + "Too few steps for a verdict.";
+  }
+  if (findings.empty()) {
+    Format(text,
+           "Nothing is found: no tensor is heated by more than %.3g %%, and "
+           "none is seen out of equilibrium.",
+           100 * budget);
+    return text;
+  }
+  for (const Finding& finding : findings) {
+    const auto i = static_cast<size_t>(finding.tensor);
+    const GaugeSettings& s = settings_[i];
+    const Gauge& gauge = gauges_[i];
+    const double kinetic = gauge.kinetic.Mean() / s.temperature;
+    text += "- " + names[i];
+    if (finding.fault == Fault::kHot) {
+      Format(text, " is hot: %.3g times the temperature asked for", kinetic);
+      AdviseOnHeat(s,
+                   finding.size,
+                   gauge.minibatch.Mean() / s.temperature,
+                   budget,
+                   takes_noise_estimate,
+                   text);
+    } else if (finding.fault == Fault::kCold) {
+      Format(text,
+             " is cold: %.3g times the temperature asked for; noise is missing "
+             "(a noise estimate that is too large, momenta that were changed)",
+             kinetic);
+    } else {
+      const bool spreads = gauge.configurational.Mean() < gauge.kinetic.Mean();
+      Format(text,
+             " is not in equilibrium: T_conf is %.3g and T_kin %.3g; it still "
+             "%s. Time lacks, not a smaller step",
+             gauge.configurational.Mean(),
+             gauge.kinetic.Mean(),
+             spreads ? "moves outward" : "moves inward");
+      const double room = kinetic - 1;
+      if (room > 0 && room < budget / 2) {
+        Format(text,
+               ": lr could be %.2g times as large within the budget of heat",
+               budget / room);
+      }
+    }
+    text += ".\n";
+  }
+  text.pop_back();
+  return text;
+}
+
+std::vector<std::vector<double>> Gauges::State() const {
+  std::vector<std::vector<double>> state;
+  for (const Gauge& g : gauges_) {
+    for (const BatchMeans* means :
+         {&g.kinetic, &g.configurational, &g.excess, &g.minibatch}) {
+      state.push_back(means->State());
+    }
+  }
+  return state;
+}
+
+void Gauges::SetState(const std::vector<std::vector<double>>& state) {
+  if (state.size() != 4 * gauges_.size()) {
+    throw std::invalid_argument(
+        "Invalid state: " + std::to_string(state.size()) + " series (must be " +
+        std::to_string(4 * gauges_.size()) + ")");
+  }
+  std::vector<Gauge> gauges(gauges_.size());
+  for (size_t i = 0; i < gauges.size(); ++i) {
+    gauges[i] = {BatchMeans(state[4 * i]),
+                 BatchMeans(state[4 * i + 1]),
+                 BatchMeans(state[4 * i + 2]),
+                 BatchMeans(state[4 * i + 3])};
+  }
+  gauges_ = std::move(gauges);
+}
+
+}  // namespace host
+
+}  // namespace torch_sgmcmc

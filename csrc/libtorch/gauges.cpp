@@ -1,0 +1,464 @@
+#include "torch_sgmcmc/gauges.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "host/gauges.h"
+#include "libtorch/core/checks.h"
+#include "libtorch/core/momentum.h"
+#include "libtorch/core/operators.h"
+#include "libtorch/core/python_text.h"
+
+namespace torch_sgmcmc {
+
+namespace {
+
+constexpr double kUnseen = std::numeric_limits<double>::quiet_NaN();
+// As in torch_sgmcmc/gauges.py.
+constexpr int64_t kNoiseEvery = 5;
+constexpr size_t kMostRows = 64;
+
+// Kinds of sums: csrc/samplers/gauge.h.
+enum GaugeKindOf : int64_t {
+  kLangevin,
+  kPreconditioned,
+  kMomentum,
+  kThermostat,
+  kNoise,
+  kPreconditionedNoise
+};
+
+using Tensors = std::vector<at::Tensor>;
+
+// A hyperparameter of a group, or what there is in its place; NaN for a word.
+double NumberOf(const StateDict& group, const char* key, double otherwise) {
+  if (!group.contains(key)) return otherwise;
+  const c10::IValue value = group.at(key);
+  if (value.isDouble()) return value.toDouble();
+  if (value.isInt()) return static_cast<double>(value.toInt());
+  return value.isBool() ? static_cast<double>(value.toBool()) : kUnseen;
+}
+
+Gauges::Temperatures ReadGauge(const Gauge& gauge) {
+  const auto reading = [](const BatchMeans& means) -> Gauges::Reading {
+    return {means.Mean(), means.HalfWidth(0.95)};
+  };
+  return {reading(gauge.kinetic),
+          reading(gauge.configurational),
+          reading(gauge.excess),
+          reading(gauge.minibatch)};
+}
+
+}  // namespace
+
+struct Gauges::Observer {
+  // The tensors of one group on one device, at one observation.
+  struct Row {
+    std::vector<size_t> places;
+    std::vector<size_t> columns;  // of sums, among those of GaugeSums
+    at::Tensor sums;
+    at::Tensor noise;  // may be undefined
+    GaugeSettings settings;
+  };
+
+  Observer(Sampler& of, const GaugesOptions& options)
+      : sampler(&of), every(options.every()), names(options.names()) {
+    if (every < 1) {
+      Invalid("Invalid every: " + std::to_string(every) + " (must be >= 1)");
+    }
+    for (size_t g = 0; g < of.param_groups().size(); ++g) {
+      if (of.options_of(g).capturable()) {
+        Invalid(
+            "Invalid sampler: it is capturable, and gauges are read on the "
+            "host");
+      }
+      const auto& params = of.param_groups()[g].params();
+      for (size_t i = 0; i < params.size(); ++i) {
+        place[params[i].unsafeGetTensorImpl()] = all.size();
+        all.push_back(params[i]);
+        groups.push_back(static_cast<int64_t>(g));
+        numels.push_back(params[i].numel());
+        if (options.names().empty()) {
+          names.push_back(std::to_string(g) + "." + std::to_string(i) + " " +
+                          Shape(params[i].sizes()));
+        }
+      }
+    }
+    const auto as_many = [&](const char* what, size_t count) {
+      if (count == all.size()) return;
+      Invalid(std::string("Invalid ") + what + ": " + std::to_string(count) +
+              " (must be one for each of the " + std::to_string(all.size()) +
+              " parameters)");
+    };
+    as_many("names", names.size());
+    if (!options.centers().empty())
+      as_many("centers", options.centers().size());
+    for (size_t i = 0; i < options.centers().size(); ++i) {
+      const at::Tensor& center = options.centers()[i];
+      const std::string which = "Invalid centers: number " + std::to_string(i);
+      if (!center.defined() || center.sizes() != all[i].sizes()) {
+        Invalid(which + " has shape " +
+                (center.defined() ? Shape(center.sizes()) : "of no tensor") +
+                " (must be " + Shape(all[i].sizes()) + ")");
+      }
+      if (!center.isfinite().all().item<bool>()) {
+        Invalid(which + " is not finite");
+      }
+      centers.push_back(
+          at::empty_like(all[i], StateDtype(all[i])).copy_(center.detach()));
+    }
+    reset();
+  }
+
+  void reset() {
+    rows.clear();
+    host.emplace(numels, groups);
+  }
+
+  // Before an update.
+  void look(const std::vector<Work>& work) {
+    if (work.empty() || motion() == Motion::kNone) return;
+    StateDict group;
+    work[0].options->write(group);
+    const int64_t step = work[0].options->step();
+    const int64_t interval = ObservationInterval(every, redraws_every(group));
+    const at::NoGradGuard no_grad;
+    if (step % interval == 0) {
+      const bool has_noise = previous_step == step - 1 && knows(work);
+      add(work, /*plain=*/false, has_noise);
+      previous.clear();
+    }
+    if ((step + 1) % (kNoiseEvery * interval) == 0) {
+      previous_step = step;
+      previous.clear();
+      for (const Work& lists : work) {
+        for (size_t i = 0; i < lists.params.size(); ++i) {
+          // A clone: a later backward pass may add to the same memory.
+          previous[lists.params[i].unsafeGetTensorImpl()] =
+              lists.grads[i].detach().clone();
+        }
+      }
+    }
+  }
+
+  void add(const std::vector<Work>& work, bool plain, bool has_noise) {
+    std::vector<Row> added;
+    for (const Work& lists : work)
+      added.push_back(sum(lists, plain, has_noise));
+    rows.emplace_back(std::move(added), has_noise);
+    if (rows.size() >= kMostRows) read();
+  }
+
+  // Takes in what devices have summed since the last time.
+  void read() {
+    for (const auto& [added, has_noise] : rows) {
+      // A tensor that was not observed has sums that are not finite.
+      std::vector<GaugeSums> sums(
+          all.size(), {kUnseen, kUnseen, kUnseen, kUnseen, kUnseen});
+      std::vector<GaugeSettings> settings(all.size());
+      for (const Row& row : added) {
+        const at::Tensor numbers = row.sums.cpu();
+        const at::Tensor noise =
+            row.noise.defined() ? row.noise.cpu() : row.noise;
+        for (size_t i = 0; i < row.places.size(); ++i) {
+          std::array<double, 5> of_tensor = {};
+          const auto* from =
+              numbers.const_data_ptr<double>() + i * row.columns.size();
+          for (size_t k = 0; k < row.columns.size(); ++k) {
+            of_tensor[row.columns[k]] = from[k];
+          }
+          if (noise.defined()) of_tensor[4] = noise.const_data_ptr<double>()[i];
+          const auto [a, b, c, d, e] = of_tensor;
+          sums[row.places[i]] = {a, b, c, d, e};
+          settings[row.places[i]] = row.settings;
+        }
+      }
+      host->Add(sums, settings, has_noise);
+    }
+    rows.clear();
+  }
+
+  Sampler* sampler;
+  int64_t every;
+  std::vector<std::string> names;
+  Tensors all;
+  Tensors centers;
+  std::vector<int64_t> groups;
+  std::vector<int64_t> numels;
+  std::unordered_map<const void*, size_t> place;
+  // Gradients of the step before.
+  std::unordered_map<const void*, at::Tensor> previous;
+  int64_t previous_step = -1;
+  std::vector<std::pair<std::vector<Row>, bool>> rows;
+  std::optional<torch_sgmcmc::host::Gauges> host;
+
+ private:
+  Motion motion() const { return MotionOf(sampler->name()); }
+
+  static int64_t redraws_every(const StateDict& group) {
+    return static_cast<int64_t>(NumberOf(group, "resample_momentum_every", 0));
+  }
+
+  bool knows(const std::vector<Work>& work) const {
+    return std::all_of(work.begin(), work.end(), [&](const Work& lists) {
+      return std::all_of(
+          lists.params.begin(), lists.params.end(), [&](const at::Tensor& p) {
+            return previous.contains(p.unsafeGetTensorImpl());
+          });
+    });
+  }
+
+  Row sum(const Work& lists, bool plain, bool has_noise) const {
+    StateDict group;
+    lists.options->write(group);
+    std::vector<StateDict> states;
+    for (const at::Tensor& p : lists.params) {
+      // Before its first step, a parameter has no state yet.
+      const auto found = sampler->state().find(p.unsafeGetTensorImpl());
+      states.push_back(
+          found == sampler->state().end()
+              ? StateDict()
+              : static_cast<const SamplerParamState&>(*found->second)
+                    .to_dict());
+    }
+    const auto all_of = [&](const char* key) {
+      Tensors tensors;
+      for (const StateDict& state : states) {
+        tensors.push_back(state.at(key).toTensor());
+      }
+      return tensors;
+    };
+    Motion moves = plain ? Motion::kNone : motion();
+    GaugeKindOf kind = kLangevin;
+    Tensors movers;
+    Tensors statistics;
+    if (moves == Motion::kMomentum || moves == Motion::kThermostat) {
+      if (states[0].contains("momentum")) {
+        kind = kMomentum;
+        movers = all_of("momentum");
+      } else {
+        moves = Motion::kLangevin;  // overdamped EWSG
+      }
+    }
+    if (moves == Motion::kThermostat) {
+      kind = kThermostat;
+      statistics = all_of("thermostat");
+    }
+    if (moves == Motion::kLangevin && states[0].contains("square_average")) {
+      kind = kPreconditioned;
+      statistics = all_of("square_average");
+    }
+    Row row;
+    Tensors positions;
+    Tensors some_centers;
+    Tensors before;
+    for (size_t i = 0; i < lists.params.size(); ++i) {
+      const at::Tensor& p = lists.params[i];
+      const size_t at = place.at(p.unsafeGetTensorImpl());
+      row.places.push_back(at);
+      positions.push_back(HasMaster(p)
+                              ? (states[i].contains("master")
+                                     ? states[i].at("master").toTensor()
+                                     : p.detach().to(StateDtype(p)))
+                              : p.detach());
+      if (!centers.empty()) some_centers.push_back(centers[at]);
+      if (has_noise) before.push_back(previous.at(p.unsafeGetTensorImpl()));
+    }
+    const double num_data = lists.options->num_data();
+    const double weight_decay = lists.options->prior_precision() / num_data;
+    const double decay =
+        NumberOf(group, "adapt", 0) != 0 ? NumberOf(group, "decay", 1) : 1.0;
+    const double eps = NumberOf(group, "eps", 0);
+    row.sums = gauge_sums(lists.grads,
+                          positions,
+                          some_centers,
+                          movers,
+                          statistics,
+                          kind,
+                          weight_decay,
+                          decay,
+                          eps);
+    row.columns = movers.empty() ? std::vector<size_t>{0, 1}
+                                 : std::vector<size_t>{0, 2, 3};
+    if (has_noise) {
+      const bool weighted = kind == kPreconditioned;
+      row.noise = gauge_sums(lists.grads,
+                             positions,
+                             {},
+                             before,
+                             weighted ? statistics : Tensors(),
+                             weighted ? kPreconditionedNoise : kNoise,
+                             weight_decay,
+                             decay,
+                             eps);
+    }
+    row.settings = {moves,
+                    NumberOf(group, "lr", 0),
+                    num_data,
+                    lists.options->temperature(),
+                    NumberOf(group, "momentum", 0),
+                    NumberOf(group, "noise_estimate", 0),
+                    redraws_every(group),
+                    lists.options->step()};
+    return row;
+  }
+};
+
+Gauges::Gauges(Sampler& sampler, const GaugesOptions& options) {
+  if (sampler.observer_) {
+    Invalid("Invalid sampler: it has Gauges already (detach() them)");
+  }
+  observer_ = std::make_unique<Observer>(sampler, options);
+  sampler.observer_ = [observer =
+                           observer_.get()](const std::vector<Work>& work) {
+    observer->look(work);
+  };
+}
+
+Gauges::~Gauges() { detach(); }
+
+void Gauges::detach() {
+  if (observer_->sampler != nullptr) observer_->sampler->observer_ = nullptr;
+  observer_->sampler = nullptr;
+}
+
+void Gauges::reset() { observer_->reset(); }
+
+void Gauges::observe(const torch::optim::Optimizer::LossClosure& closure) {
+  if (observer_->sampler == nullptr) {
+    throw std::runtime_error("these Gauges are detached from their sampler");
+  }
+  Tensors before;
+  for (const at::Tensor& p : observer_->all) {
+    before.push_back(p.grad());
+    p.mutable_grad() = at::Tensor();
+  }
+  const auto put_back = [&] {
+    for (size_t i = 0; i < before.size(); ++i) {
+      observer_->all[i].mutable_grad() = before[i];
+    }
+  };
+  std::vector<Work> work;
+  try {
+    const at::AutoGradMode enable_grad(true);
+    closure();
+    work = observer_->sampler->gather();
+  } catch (...) {
+    put_back();
+    throw;
+  }
+  put_back();
+  const at::NoGradGuard no_grad;
+  observer_->add(work, /*plain=*/true, /*has_noise=*/false);
+}
+
+int64_t Gauges::num_observed() const {
+  observer_->read();
+  return observer_->host->gauges().back().kinetic.count();
+}
+
+Gauges::Temperatures Gauges::tensor(int64_t index) const {
+  CheckInteger("index", index);
+  observer_->read();
+  if (index >= observer_->host->num_tensors()) {
+    Invalid("Invalid index: " + std::to_string(index) + " (there are " +
+            std::to_string(observer_->host->num_tensors()) + " tensors)");
+  }
+  return ReadGauge(observer_->host->gauges()[static_cast<size_t>(index)]);
+}
+
+Gauges::Temperatures Gauges::group(int64_t index) const {
+  CheckInteger("index", index);
+  observer_->read();
+  if (index >= observer_->host->num_groups()) {
+    Invalid("Invalid index: " + std::to_string(index) + " (there are " +
+            std::to_string(observer_->host->num_groups()) + " groups)");
+  }
+  return ReadGauge(observer_->host->gauges()[static_cast<size_t>(
+      observer_->host->num_tensors() + index)]);
+}
+
+Gauges::Temperatures Gauges::all() const {
+  observer_->read();
+  return ReadGauge(observer_->host->gauges().back());
+}
+
+namespace {
+
+void CheckRates(double budget, double rate) {
+  CheckReal("budget", budget, {.low_open = true});
+  CheckReal("rate", rate, {.high = 1, .low_open = true});
+}
+
+}  // namespace
+
+std::vector<Gauges::Finding> Gauges::findings(double budget,
+                                              double rate) const {
+  CheckRates(budget, rate);
+  observer_->read();
+  std::vector<Finding> found;
+  for (const auto& f : observer_->host->Findings(budget, rate)) {
+    found.push_back({f.tensor, host::NameOf(f.fault), f.size});
+  }
+  return found;
+}
+
+std::string Gauges::summary(double budget, double rate) const {
+  CheckRates(budget, rate);
+  observer_->read();
+  bool takes_noise_estimate = false;
+  if (observer_->sampler != nullptr) {
+    const auto keys = observer_->sampler->options_of(0).keys();
+    takes_noise_estimate =
+        std::find(keys.begin(), keys.end(), "noise_estimate") != keys.end();
+  }
+  return observer_->host->Summary(
+      observer_->names, takes_noise_estimate, budget, rate);
+}
+
+StateDict Gauges::state_dict() const {
+  observer_->read();
+  c10::impl::GenericList series(c10::AnyType::get());
+  for (const std::vector<double>& numbers : observer_->host->State()) {
+    c10::impl::GenericList one(c10::AnyType::get());
+    for (const double number : numbers) one.push_back(number);
+    series.push_back(one);
+  }
+  return {{"every", observer_->every}, {"series", series}};
+}
+
+void Gauges::load_state_dict(const StateDict& dict) {
+  const c10::IValue every = dict.at("every");
+  if (!every.isInt()) Invalid("Invalid state_dict: every is no int");
+  CheckInteger("every", every.toInt(), 1);
+  const c10::IValue series = dict.at("series");
+  std::vector<std::vector<double>> state;
+  const auto check_list = [](const c10::IValue& value) {
+    if (!value.isList()) Invalid("Invalid state_dict: series is no list");
+  };
+  check_list(series);
+  for (const c10::IValue& one : series.toList().vec()) {
+    check_list(one);
+    state.emplace_back();
+    for (const c10::IValue& number : one.toList().vec()) {
+      if (!number.isDouble()) {
+        Invalid("Invalid state_dict: series has what is no number");
+      }
+      state.back().push_back(number.toDouble());
+    }
+  }
+  observer_->host->SetState(state);
+  observer_->rows.clear();
+  observer_->every = every.toInt();
+}
+
+}  // namespace torch_sgmcmc

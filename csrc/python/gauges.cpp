@@ -1,0 +1,123 @@
+// torch_sgmcmc._C.Gauges.
+#include "host/gauges.h"
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "host/batch_means.h"
+
+namespace py = pybind11;
+using torch_sgmcmc::BatchMeans;
+using torch_sgmcmc::Gauge;
+using torch_sgmcmc::Motion;
+using torch_sgmcmc::host::Gauges;
+
+// NOLINTNEXTLINE(misc-use-internal-linkage): csrc/python/module.cpp calls it.
+void BindGauges(py::module_& m) {
+  py::dict motions;
+  motions["LANGEVIN"] = static_cast<int>(Motion::kLangevin);
+  motions["MOMENTUM"] = static_cast<int>(Motion::kMomentum);
+  motions["THERMOSTAT"] = static_cast<int>(Motion::kThermostat);
+  motions["NONE"] = static_cast<int>(Motion::kNone);
+  m.attr("Motion") = py::module_::import("enum").attr("IntEnum")(
+      "Motion", motions, py::arg("module") = m.attr("__name__"));
+
+  m.def(
+      "motion_of",
+      [](const std::string& sampler) {
+        return static_cast<int>(torch_sgmcmc::MotionOf(sampler));
+      },
+      py::arg("sampler"),
+      "How a sampler of this class moves: a Motion.");
+  m.def(
+      "observation_interval",
+      &torch_sgmcmc::ObservationInterval,
+      py::arg("every"),
+      py::arg("resample_momentum_every"),
+      "Steps between observations that see all of a cycle of redrawn momenta.");
+
+  py::class_<BatchMeans>(
+      m, "BatchMeans", "A mean and its error (csrc/host/batch_means.h).")
+      .def(py::init<>())
+      .def("add", &BatchMeans::Add, py::arg("value"))
+      .def_property_readonly("count", &BatchMeans::count)
+      .def_property_readonly("mean", &BatchMeans::Mean)
+      .def_property_readonly("error", &BatchMeans::Error)
+      .def("half_width", &BatchMeans::HalfWidth, py::arg("probability"))
+      .def_property_readonly("means", &BatchMeans::means);
+
+  // lr, N, T, momentum, noise estimate; motion, resample_momentum_every, step.
+  using Numbers = std::tuple<double, double, double, double, double>;
+  using Kinds = std::tuple<int, int64_t, int64_t>;
+  py::class_<Gauges>(
+      m, "Gauges", "Temperatures of a chain (csrc/host/gauges.h).")
+      .def(py::init<std::vector<int64_t>, std::vector<int64_t>>(),
+           py::arg("numels"),
+           py::arg("groups"))
+      .def(
+          "add",
+          [](Gauges& gauges,
+             const std::vector<std::array<double, 5>>& sums,
+             const std::vector<std::pair<Numbers, Kinds>>& settings,
+             bool has_noise) {
+            std::vector<torch_sgmcmc::GaugeSums> all;
+            for (const auto& s : sums) {
+              all.push_back({s[0], s[1], s[2], s[3], s[4]});
+            }
+            std::vector<torch_sgmcmc::GaugeSettings> made_with;
+            for (const auto& [numbers, kinds] : settings) {
+              const auto [lr, num_data, temperature, momentum, noise] = numbers;
+              const auto [motion, every, step] = kinds;
+              made_with.push_back({static_cast<Motion>(motion),
+                                   lr,
+                                   num_data,
+                                   temperature,
+                                   momentum,
+                                   noise,
+                                   every,
+                                   step});
+            }
+            gauges.Add(all, made_with, has_noise);
+          },
+          py::arg("sums"),
+          py::arg("settings"),
+          py::arg("has_noise"))
+      .def_property_readonly("num_tensors", &Gauges::num_tensors)
+      .def_property_readonly("num_groups", &Gauges::num_groups)
+      .def(
+          "series",
+          [](const Gauges& gauges, size_t index) {
+            const Gauge& g = gauges.gauges().at(index);
+            return std::make_tuple(
+                g.kinetic, g.configurational, g.excess, g.minibatch);
+          },
+          py::arg("index"),
+          "T_kin, T_conf, their difference, the minibatches' heating: of a "
+          "tensor, then of the groups, then of all.")
+      .def(
+          "findings",
+          [](const Gauges& gauges, double budget, double rate) {
+            std::vector<std::tuple<int64_t, std::string, double>> result;
+            for (const auto& f : gauges.Findings(budget, rate)) {
+              result.emplace_back(
+                  f.tensor, torch_sgmcmc::host::NameOf(f.fault), f.size);
+            }
+            return result;
+          },
+          py::arg("budget"),
+          py::arg("rate"))
+      .def("summary",
+           &Gauges::Summary,
+           py::arg("names"),
+           py::arg("takes_noise_estimate"),
+           py::arg("budget"),
+           py::arg("rate"))
+      .def_property("state", &Gauges::State, &Gauges::SetState);
+}

@@ -1,0 +1,136 @@
+// Gauges from C++: what they refuse, and when they look. Their numbers are
+// compared with Python's by tests/test_cpp_chains.py.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <torch_sgmcmc/torch_sgmcmc.h>
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <string>
+
+#include "message_of.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+struct Chain {
+  explicit Chain(
+      SGHMCOptions options = SGHMCOptions(0.01).num_data(100).seed(1))
+      : params{torch::full({40}, 0.1).set_requires_grad(true),
+               torch::full({2, 3}, 0.1).set_requires_grad(true)},
+        sampler(params, options) {}
+
+  void step(int count) {
+    for (int i = 0; i < count; ++i) {
+      for (at::Tensor& p : params) p.mutable_grad() = p.detach() * 2;
+      sampler.step();
+    }
+  }
+
+  std::vector<at::Tensor> params;
+  SGHMC sampler;
+};
+
+TEST(Gauges, LookAtEveryFewStepsUntilTheyAreDetached) {
+  Chain chain;
+  auto gauges = std::make_unique<Gauges>(
+      chain.sampler, GaugesOptions().every(3).names({"a", "b"}));
+  EXPECT_EQ(gauges->summary(), "No step was observed yet.");
+  chain.step(100);
+  EXPECT_EQ(gauges->num_observed(), 34);
+  const auto all = gauges->all();
+  EXPECT_GT(all.kinetic.mean, 0);
+  EXPECT_NEAR(all.excess.mean,
+              all.configurational.mean - all.kinetic.mean,
+              1e-12 * std::abs(all.kinetic.mean));
+  EXPECT_NE(gauges->summary().find("\n  b "), std::string::npos);
+  EXPECT_GT(gauges->group(0).kinetic.mean, 0);
+  EXPECT_GT(gauges->tensor(1).kinetic.half_width, 0);
+  gauges->reset();
+  EXPECT_EQ(gauges->num_observed(), 0);
+  chain.step(3);
+  gauges->detach();
+  chain.step(10);
+  EXPECT_EQ(gauges->num_observed(), 1);
+  EXPECT_THROW(gauges->observe([] { return at::Tensor(); }),
+               std::runtime_error);
+  const Gauges others(chain.sampler);  // there is room for them now
+  chain.step(1);
+  gauges.reset();
+  chain.step(40);
+  EXPECT_EQ(others.num_observed(), 2);
+}
+
+TEST(Gauges, ObserveWhereTheChainIs) {
+  Chain chain;
+  Gauges gauges(chain.sampler);
+  const at::Tensor grad = torch::ones({40});
+  chain.params[0].mutable_grad() = grad;
+  gauges.observe([&] {
+    at::Tensor loss;
+    for (const at::Tensor& p : chain.params) {
+      loss = loss.defined() ? loss + p.square().sum() : p.square().sum();
+    }
+    loss.backward();
+    return loss;
+  });
+  // N x.g / d with x = 0.1 and g = 0.2.
+  EXPECT_NEAR(gauges.all().configurational.mean, 100 * 0.1 * 0.2, 1e-6);
+  EXPECT_EQ(gauges.all().kinetic.mean, 1.0);
+  EXPECT_TRUE(chain.params[0].grad().is_same(grad));
+  EXPECT_FALSE(chain.params[1].grad().defined());
+  EXPECT_THROW(
+      gauges.observe([]() -> at::Tensor { throw std::logic_error(""); }),
+      std::logic_error);
+  EXPECT_TRUE(chain.params[0].grad().is_same(grad));
+}
+
+TEST(Gauges, RefuseWhatIsNotAsItShouldBe) {
+  Chain chain;
+  const auto refused = [&](const GaugesOptions& options) {
+    return MessageOf([&] { const Gauges gauges(chain.sampler, options); });
+  };
+  const auto has = [](const std::string& text, const char* part) {
+    return text.find(part) != std::string::npos;
+  };
+  EXPECT_TRUE(has(refused(GaugesOptions().every(0)), "every: 0"));
+  EXPECT_TRUE(has(refused(GaugesOptions().names({"a"})), "names: 1"));
+  EXPECT_TRUE(
+      has(refused(GaugesOptions().centers({torch::zeros(40)})), "centers: 1"));
+  EXPECT_TRUE(
+      has(refused(GaugesOptions().centers({torch::zeros(40), torch::zeros(2)})),
+          "number 1 has shape [2]"));
+  EXPECT_TRUE(
+      has(refused(GaugesOptions().centers(
+              {torch::zeros(40),
+               torch::full({2, 3}, std::numeric_limits<double>::infinity())})),
+          "number 1 is not finite"));
+  Chain captured(SGHMCOptions(0.01).num_data(100).seed(1).capturable(true));
+  EXPECT_TRUE(has(MessageOf([&] { const Gauges gauges(captured.sampler); }),
+                  "capturable"));
+  Gauges gauges(chain.sampler);
+  EXPECT_TRUE(has(refused(GaugesOptions()), "Gauges already"));
+  EXPECT_THROW(gauges.tensor(2), std::invalid_argument);
+  EXPECT_THROW(gauges.tensor(-1), std::invalid_argument);
+  EXPECT_THROW(gauges.group(1), std::invalid_argument);
+  EXPECT_THROW(gauges.findings(0), std::invalid_argument);
+  EXPECT_THROW(gauges.summary(0.05, 1), std::invalid_argument);
+
+  chain.step(21);
+  const StateDict state = gauges.state_dict();
+  for (const StateDict& wrong :
+       {StateDict{{"every", 20}, {"series", 3}},
+        StateDict{{"every", 0}, {"series", state.at("series")}},
+        StateDict{{"every", 1.5}, {"series", state.at("series")}},
+        StateDict{{"every", 20},
+                  {"series", c10::impl::GenericList(c10::AnyType::get())}}}) {
+    EXPECT_THROW(gauges.load_state_dict(wrong), std::invalid_argument);
+  }
+  EXPECT_EQ(gauges.num_observed(), 2);
+  gauges.load_state_dict(state);
+  EXPECT_EQ(gauges.num_observed(), 2);
+}
+
+}  // namespace
+}  // namespace torch_sgmcmc

@@ -1,0 +1,490 @@
+"""Is it the posterior? Temperatures of a chain while it runs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core.checks import check_integer, check_real
+from torch_sgmcmc.core.closures import fresh_gradients
+from torch_sgmcmc.core.master import has_master
+from torch_sgmcmc.core.momentum import state_dtype
+from torch_sgmcmc.core.operators import gauge_sums
+from torch_sgmcmc.sampler import Sampler, Work
+
+__all__ = ["Finding", "Gauges", "Reading", "Temperatures"]
+
+# Kinds of sums (csrc/samplers/gauge.h).
+_LANGEVIN, _PRECONDITIONED, _MOMENTUM, _THERMOSTAT = range(4)
+_NOISE, _PRECONDITIONED_NOISE = range(4, 6)
+# A kind's sums among those of the host, and those of noise.
+_PLACES = {
+    _LANGEVIN: (0, 1),
+    _PRECONDITIONED: (0, 1),
+    _MOMENTUM: (0, 2, 3),
+    _THERMOSTAT: (0, 2, 3),
+}
+# Observations between two looks at the minibatches' noise, which takes a copy.
+_NOISE_EVERY = 5
+# Observations that a device keeps before the host waits for them.
+_MOST_ROWS = 64
+
+
+class Reading(NamedTuple):
+    """A mean over the observed steps and half the width of its 95 % interval."""
+
+    mean: float
+    half_width: float
+
+
+class Temperatures(NamedTuple):
+    """Of a tensor, a group (the mean over its coordinates), or all parameters."""
+
+    kinetic: Reading
+    configurational: Reading
+    #: T_conf − T_kin: 0 in equilibrium.
+    excess: Reading
+    #: What the minibatches' noise adds, as computed from differences of gradients.
+    #: NaN where that is not known: SGNHT, redrawn momenta, an estimate "online".
+    minibatch_heating: Reading
+
+
+class Finding(NamedTuple):
+    """Something that is wrong: with which tensor, what, and how much of T it is."""
+
+    name: str
+    fault: str
+    size: float
+
+
+class Gauges:
+    r"""Temperatures of a chain, by tensor: is it the posterior that is sampled?
+
+    .. code-block:: python
+
+        gauges = torch_sgmcmc.Gauges(sampler)
+        ...  # the training loop as it was
+        print(gauges.summary())
+
+    With d the elements of a tensor, N ``num_data``, m the momentum and g the gradient
+    that a step uses (prior included), the gauges are means over steps of
+
+    .. math::
+        T_\text{conf} = \frac{N}{d}\, (\theta - c) \cdot g, \qquad
+        T_\text{kin} = \frac{N (1 + m)}{2\, \mathrm{lr}\, d} \|v\|^2
+        \quad\text{or (SGLD)}\quad T + \frac{\mathrm{lr}\, N}{2 d} \|g\|^2,
+
+    c any constant. **In equilibrium both are equal**, for any potential, step size,
+    minibatch noise and noise estimate: that E‖θ − c‖² and E[θ·v] do not change says
+    it. So
+
+    * T_kin ≠ T_conf: not in equilibrium (or not the dynamics that it seems to be);
+    * T_kin / T − 1 is the **heating** by minibatches and by the step's length. On a
+      quadratic it is the relative error of the variance that is sampled;
+    * the minibatches' part of it is lr N Var(ḡ) / (2 T α), α = 1 − m (SGLD: 1), less
+      what ``noise_estimate`` takes off.
+
+    :class:`SGNHT`: T_kin = N/(lr d) Σ ((1 + m) v²/2 − (θ − c) s v), s the friction that
+    was learnt. :class:`PSGLD`: ‖g‖² and Var(ḡ) are weighted with G; while G adapts,
+    equality holds as far as it stays the same in the time that θ moves. :class:`EWSG`:
+    g is the gradient that was chosen, and Var(ḡ) that of the chosen. With
+    ``resample_momentum_every`` see ``csrc/host/gauges.h``, which derives them all.
+    Intervals are by batch means (16 to 31 batches that grow with the chain), which
+    takes account of autocorrelation, not of what a chain has never seen.
+
+    :class:`HMC`, :class:`HMCECS` and :class:`SBPS` are observed by :meth:`observe`, a
+    gradient each time: T_conf is then compared with T.
+
+    Args:
+        sampler: the sampler that is to be observed, from its next step on, until
+            :meth:`detach`. One ``Gauges`` a sampler, not ``capturable``.
+        every: steps between observations (one more or so with
+            ``resample_momentum_every``). An observation costs about as much as
+            an update. Default: 20.
+        center: c, a tensor or number for each parameter in the order of the groups, or
+            "current" for where they are now; None is 0. A good one (a mode, the prior's
+            mean) makes intervals shorter. Default: None.
+        names: of the parameters, for tables; None takes those of named parameters.
+
+    Raises:
+        TypeError, ValueError: an argument is not as it should be.
+
+    Note:
+        Gradients that are clipped, momenta that others change, batch norm in training
+        mode: what a step is made with is what is gauged. Steps without a parameter's
+        gradient, and those that were left out, are not observed.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        *,
+        every: int = 20,
+        center: Iterable[Tensor | float] | str | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        if not isinstance(sampler, Sampler):
+            raise TypeError(
+                f"Invalid sampler: a {type(sampler).__name__} (must be a sampler of "
+                "torch_sgmcmc)"
+            )
+        check_integer("every", every, low=1)
+        if sampler.defaults["capturable"]:
+            raise ValueError(
+                "Invalid sampler: it is capturable, and gauges are read on the host"
+            )
+        if sampler._gauges is not None:
+            raise ValueError("Invalid sampler: it has Gauges already (detach() them)")
+        self._sampler = weakref.ref(sampler)
+        # Of a subclass too.
+        self._motion = next(
+            _C.Motion(_C.motion_of(base.__name__))
+            for base in type(sampler).__mro__
+            if base.__module__.startswith("torch_sgmcmc.")
+        )
+        groups = sampler.param_groups
+        self._params = [p for group in groups for p in group["params"]]
+        self._group_of = [i for i, g in enumerate(groups) for _ in g["params"]]
+        self._place = {p: i for i, p in enumerate(self._params)}
+        self._names = _names(groups) if names is None else [str(n) for n in names]
+        if len(self._names) != len(self._params):
+            raise ValueError(
+                f"Invalid names: {len(self._names)} (must be one for each of the "
+                f"{len(self._params)} parameters)"
+            )
+        self._centers = _centers(center, self._params)
+        self._every = every
+        redraws = groups[0].get("resample_momentum_every", 0)
+        self._interval = _C.observation_interval(every, redraws)
+        self._previous: tuple[int, dict[Tensor, Tensor]] | None = None
+        self._rows: list[tuple[list[tuple[list[int], list[Any], Any]], bool]] = []
+        self.reset()
+        sampler._gauges = self
+
+    def reset(self) -> None:
+        """Forgets what was observed, as after a burn-in."""
+        self._rows.clear()
+        self._host = _C.Gauges([p.numel() for p in self._params], self._group_of)
+
+    def detach(self) -> None:
+        """Ends the observation; what was read stays."""
+        sampler = self._sampler()
+        if sampler is not None and sampler._gauges is self:
+            sampler._gauges = None
+
+    # ---- Readings -------------------------------------------------------------
+
+    @property
+    def num_observed(self) -> int:
+        """The number of observed steps."""
+        return self._series(-1)[0].count
+
+    def tensor(self, name: str | int) -> Temperatures:
+        """The temperatures of a tensor, by its name or place."""
+        return _temperatures(self._series(self._index(name)))
+
+    def group(self, index: int) -> Temperatures:
+        """The temperatures of a param group."""
+        check_integer("index", index, low=0)
+        if index >= self._host.num_groups:
+            raise ValueError(
+                f"Invalid index: {index} (there are {self._host.num_groups} groups)"
+            )
+        return _temperatures(self._series(self._host.num_tensors + index))
+
+    def all(self) -> Temperatures:
+        """The temperatures of all parameters together."""
+        return _temperatures(self._series(-1))
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors' names."""
+        return list(self._names)
+
+    def findings(self, budget: float = 0.05, rate: float = 0.01) -> list[Finding]:
+        """What is wrong, worst first; empty if nothing is seen.
+
+        Args:
+            budget: heating that is allowed, a part of T. Default: 0.05.
+            rate: the probability that a chain without fault is blamed for anything.
+                Default: 0.01.
+
+        Returns:
+            Tensors that are "hot", "cold" or "not in equilibrium".
+        """
+        check_real("budget", budget, low_open=True)
+        check_real("rate", rate, high=1.0, low_open=True)
+        self._read()
+        found = self._host.findings(budget, rate)
+        return [Finding(self._names[i], fault, size) for i, fault, size in found]
+
+    def summary(self, budget: float = 0.05, rate: float = 0.01) -> str:
+        """The temperatures of all tensors, what is wrong, and the way out, in words.
+
+        Args:
+            budget: heating that is allowed, a part of T. Default: 0.05.
+            rate: the probability that a chain without fault is blamed for anything.
+                Default: 0.01.
+        """
+        check_real("budget", budget, low_open=True)
+        check_real("rate", rate, high=1.0, low_open=True)
+        self._read()
+        sampler = self._sampler()
+        takes = sampler is not None and "noise_estimate" in sampler.defaults
+        return self._host.summary(self._names, takes, budget, rate)
+
+    def plot(self, names: Sequence[str] | None = None) -> Any:
+        """T_kin and T_conf of each tensor over time, by batches of observations.
+
+        Args:
+            names: the tensors to show; None shows all, 24 at most.
+
+        Returns:
+            A matplotlib figure.
+        """
+        import matplotlib.pyplot as plt
+
+        shown = self._names[:24] if names is None else list(names)
+        columns = min(3, max(1, len(shown)))
+        rows = -(-len(shown) // columns)
+        figure, axes = plt.subplots(
+            rows,
+            columns,
+            figsize=(3.6 * columns, 2.4 * rows),
+            squeeze=False,
+            layout="constrained",
+        )
+        for axis in axes.flat[len(shown) :]:
+            axis.set_axis_off()
+        for name, axis in zip(shown, axes.flat, strict=False):
+            kinetic, configurational, _, _ = self._series(self._index(name))
+            for series, label in ((kinetic, "T_kin"), (configurational, "T_conf")):
+                count = len(series.means)
+                each = series.count / count if count else 0
+                times = [(i + 0.5) * each for i in range(count)]
+                axis.plot(times, series.means, label=label)
+            axis.set_title(name, fontsize="small")
+            axis.set_xlabel("observation")
+        if len(shown) > 0:
+            axes.flat[0].legend(fontsize="small")
+        return figure
+
+    # ---- Checkpoints ----------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was observed, as lists of numbers."""
+        self._read()
+        return {"every": self._every, "series": self._host.state}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on from what :meth:`state_dict` returned, for the same parameters.
+
+        Raises:
+            ValueError: it is of other parameters. Nothing has been loaded.
+        """
+        check_integer("every", state_dict["every"], low=1)
+        self._host.state = state_dict["series"]
+        self._rows.clear()
+        self._every = state_dict["every"]
+        redraws = self._attached().param_groups[0].get("resample_momentum_every", 0)
+        self._interval = _C.observation_interval(self._every, redraws)
+
+    # ---- Observations ---------------------------------------------------------
+
+    @torch.no_grad()
+    def observe(self, closure: Callable[[], Any]) -> None:
+        """Observes where the chain is, for any sampler: T_conf beside T.
+
+        For :class:`HMC`, :class:`HMCECS` and :class:`SBPS`, at every sample or at some
+        of them. Parameters' ``grad`` are as before when it ends.
+
+        Args:
+            closure: computes the mean loss of a fresh minibatch, or of all data, and
+                calls ``backward()``.
+        """
+        sampler = self._attached()
+        before = [p.grad for p in self._params]
+        try:
+            fresh_gradients(sampler, closure)
+            work = sampler._gather()
+        finally:
+            for p, grad in zip(self._params, before, strict=True):
+                p.grad = grad
+        self._add(work, plain=True, has_noise=False)
+
+    def _attached(self) -> Sampler:
+        sampler = self._sampler()
+        if sampler is None or sampler._gauges is not self:
+            raise RuntimeError("these Gauges are detached from their sampler")
+        return sampler
+
+    def _observe(self, work: list[Work]) -> None:
+        """What a sampler calls before each update."""
+        if not work or self._motion is _C.Motion.NONE:
+            return
+        step, interval = work[0][0]["step"], self._interval
+        if step % interval == 0:
+            at, previous = self._previous or (-1, {})
+            has_noise = at == step - 1 and all(
+                p in previous for _, params, _, _ in work for p in params
+            )
+            self._add(work, plain=False, has_noise=has_noise)
+            self._previous = None
+            every = work[0][0].get("resample_momentum_every", 0)
+            self._interval = interval = _C.observation_interval(self._every, every)
+        if (step + 1) % (_NOISE_EVERY * interval) == 0:
+            # A clone: a later backward pass may add to the same memory.
+            self._previous = (
+                step,
+                {
+                    p: grad.detach().clone()
+                    for _, params, grads, _ in work
+                    for p, grad in zip(params, grads, strict=True)
+                },
+            )
+
+    def _add(self, work: list[Work], *, plain: bool, has_noise: bool) -> None:
+        sampler = self._attached()
+        rows = []
+        for group, params, grads, _ in work:
+            motion = _C.Motion.NONE if plain else self._motion
+            states = [sampler.state.get(p, {}) for p in params]
+            kind, movers, statistics = _LANGEVIN, [], []
+            if motion in (_C.Motion.MOMENTUM, _C.Motion.THERMOSTAT):
+                if "momentum" in states[0]:
+                    kind, movers = _MOMENTUM, [s["momentum"] for s in states]
+                else:
+                    motion = _C.Motion.LANGEVIN  # overdamped EWSG
+            if motion is _C.Motion.THERMOSTAT:
+                kind, statistics = _THERMOSTAT, [s["thermostat"] for s in states]
+            if motion is _C.Motion.LANGEVIN and "square_average" in states[0]:
+                kind = _PRECONDITIONED
+                statistics = [s["square_average"] for s in states]
+            adapts = group.get("adapt", False)
+            numbers = {
+                "weight_decay": group["prior_precision"] / group["num_data"],
+                "decay": group["decay"] if adapts else 1.0,
+                "eps": group.get("eps", 0.0),
+            }
+            positions = [
+                s.get("master", p).to(state_dtype(p)) if has_master(p) else p.detach()
+                for p, s in zip(params, states, strict=True)
+            ]
+            centers = []
+            if self._centers is not None:
+                centers = [self._centers[self._place[p]] for p in params]
+            sums = [
+                (
+                    _PLACES[kind],
+                    gauge_sums(
+                        grads,
+                        positions,
+                        centers,
+                        movers,
+                        statistics,
+                        kind=kind,
+                        **numbers,
+                    ),
+                )
+            ]
+            if has_noise and self._previous is not None:
+                noise = _PRECONDITIONED_NOISE if kind == _PRECONDITIONED else _NOISE
+                before = [self._previous[1][p] for p in params]
+                weights = statistics if kind == _PRECONDITIONED else []
+                of_noise = gauge_sums(
+                    grads, positions, [], before, weights, kind=noise, **numbers
+                )
+                sums.append(((4,), of_noise))
+            estimate = group.get("noise_estimate", 0.0)
+            settings = (
+                (
+                    group.get("lr", 0.0),
+                    group["num_data"],
+                    group["temperature"],
+                    group.get("momentum", 0.0),
+                    float("nan") if isinstance(estimate, str) else estimate,
+                ),
+                (int(motion), group.get("resample_momentum_every", 0), group["step"]),
+            )
+            rows.append(([self._place[p] for p in params], sums, settings))
+        self._rows.append((rows, has_noise))
+        if len(self._rows) >= _MOST_ROWS:
+            self._read()
+
+    def _read(self) -> None:
+        """Takes in what devices have summed since the last time."""
+        for rows, has_noise in self._rows:
+            # A tensor that was not observed has sums that are not finite.
+            sums = [[float("nan")] * 5 for _ in self._params]
+            settings: list[Any] = [((0.0,) * 5, (0, 0, 0))] * len(self._params)
+            for tensors, parts, made_with in rows:
+                for tensor in tensors:
+                    sums[tensor] = [0.0] * 5
+                    settings[tensor] = made_with
+                for places, part in parts:
+                    for tensor, row in zip(tensors, part.tolist(), strict=True):
+                        for place, value in zip(places, row, strict=True):
+                            sums[tensor][place] = value
+            self._host.add(sums, settings, has_noise)
+        self._rows.clear()
+
+    def _series(self, index: int) -> tuple[Any, Any, Any, Any]:
+        self._read()
+        total = self._host.num_tensors + self._host.num_groups
+        return self._host.series(total if index < 0 else index)
+
+    def _index(self, name: str | int) -> int:
+        if isinstance(name, int) and 0 <= name < len(self._names):
+            return name
+        if name not in self._names:
+            raise ValueError(f"Invalid name: {name!r} (must be one of {self._names})")
+        return self._names.index(name)
+
+
+def _temperatures(series: tuple[Any, ...]) -> Temperatures:
+    return Temperatures(*(Reading(s.mean, s.half_width(0.95)) for s in series))
+
+
+def _names(groups: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Those of named parameters, else by group, place and shape."""
+    names = []
+    for i, group in enumerate(groups):
+        known = group.get("param_names")
+        for j, p in enumerate(group["params"]):
+            names.append(known[j] if known else f"{i}.{j} {list(p.shape)}")
+    return names
+
+
+def _centers(
+    center: Iterable[Tensor | float] | str | None, params: list[Tensor]
+) -> list[Tensor] | None:
+    """A tensor for each parameter, in the type of arithmetic."""
+    if center is None:
+        return None
+    if isinstance(center, str):
+        if center != "current":
+            raise ValueError(f"Invalid center: {center!r} (must be 'current')")
+        center = [p.detach().clone() for p in params]
+    given = list(center)
+    if len(given) != len(params):
+        raise ValueError(
+            f"Invalid center: {len(given)} (must be one for each of the {len(params)} "
+            "parameters)"
+        )
+    centers = []
+    for i, (c, p) in enumerate(zip(given, params, strict=True)):
+        value = torch.as_tensor(c, dtype=state_dtype(p), device=p.device).detach()
+        if value.dim() > 0 and value.shape != p.shape:
+            raise ValueError(
+                f"Invalid center: number {i} has shape {list(value.shape)} (must be "
+                f"{list(p.shape)}, or a number)"
+            )
+        if not bool(value.isfinite().all()):
+            raise ValueError(f"Invalid center: number {i} is not finite")
+        centers.append(torch.empty_like(p, dtype=state_dtype(p)).copy_(value))
+    return centers
