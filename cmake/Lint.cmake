@@ -34,7 +34,7 @@ function(tidy file)
 endfunction()
 
 # clang-tidy spends its time on LibTorch's headers, so it reads several sources as
-# one (CMAKE_UNITY_BUILD of the preset): names are unique in a folder of csrc.
+# one (CMAKE_UNITY_BUILD): names are unique in a folder of csrc.
 foreach(target torch_sgmcmc_core torch_sgmcmc_operators torch_sgmcmc)
   get_target_property(sources ${target} SOURCES)
   list(LENGTH sources count)

@@ -51,20 +51,13 @@ template <class T>
 class Reduce : public testing::Test {
  protected:
   Segment Random(int64_t numel) {
-    std::normal_distribution<float> normal;
     Segment s{};
     for (int j = 0; j < kMaxArguments; ++j) {
       // The last array is state.
       if (j == 3 && !std::is_same_v<T, double>) {
-        std::vector<float>& x = state_.emplace_back();
-        for (int64_t i = 0; i < numel; ++i) x.push_back(normal(random_));
-        s.data[j] = x.data();
+        s.data[j] = Fill(numel, &state_.emplace_back());
       } else {
-        std::vector<T>& x = data_.emplace_back();
-        for (int64_t i = 0; i < numel; ++i) {
-          x.push_back(static_cast<T>(normal(random_)));
-        }
-        s.data[j] = x.data();
+        s.data[j] = Fill(numel, &data_.emplace_back());
       }
     }
     s.numel = numel;
@@ -73,7 +66,26 @@ class Reduce : public testing::Test {
   }
 
  private:
-  std::mt19937 random_{23};
+  // Normal draws again and again, of a prime number: to draw millions would
+  // take most of the tests' time.
+  template <class Element>
+  Element* Fill(int64_t numel, std::vector<Element>* x) {
+    constexpr size_t kDraws = 65521;
+    if (draws_.empty()) {
+      std::mt19937 random(23);
+      std::normal_distribution<float> normal;
+      for (size_t i = 0; i < kDraws; ++i) draws_.push_back(normal(random));
+    }
+    x->reserve(static_cast<size_t>(numel));
+    for (int64_t i = 0; i < numel; ++i) {
+      x->push_back(static_cast<Element>(draws_[next_]));
+      next_ = (next_ + 1) % kDraws;
+    }
+    return x->data();
+  }
+
+  std::vector<float> draws_;
+  size_t next_ = 0;
   std::vector<std::vector<T>> data_;
   std::vector<std::vector<float>> state_;
 };

@@ -5,7 +5,6 @@
 
 #include <array>
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <random>
@@ -69,7 +68,7 @@ class Arrays {
   }
 
   template <class E>
-  void FillOne(std::mt19937& random, Role role, std::vector<std::byte>* bytes) {
+  void FillOne(std::mt19937& random, Role role, std::vector<char>* bytes) {
     std::normal_distribution<float> normal;
     bytes->resize(static_cast<size_t>(numel_ + 2 * kGuard) * sizeof(E));
     for (size_t i = 0; i < bytes->size(); i += sizeof(E)) {
@@ -105,7 +104,7 @@ class Arrays {
 
   int64_t numel_;
   int shift_;
-  std::array<std::vector<std::byte>, kCount + 1> bytes_;  // masters last
+  std::array<std::vector<char>, kCount + 1> bytes_;  // masters last
 };
 
 // Element by element, by the definition of the counter layout.
