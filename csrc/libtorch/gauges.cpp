@@ -16,7 +16,7 @@
 #include "libtorch/core/checks.h"
 #include "libtorch/core/momentum.h"
 #include "libtorch/core/operators.h"
-#include "libtorch/core/python_text.h"
+#include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
 
