@@ -59,8 +59,8 @@ def sbc(
     .. math:: \#\{l : f(\theta_l) < f(\tilde\theta)\}
 
     is uniform on 0, ..., L, if the sampler, its warm-up and all of its settings are
-    right. Bias of any kind shows: of discretisation, of minibatches' noise, of too
-    short a warm-up, of a prior that is not the model's.
+    right. Bias shows, as far as the quantities see it: of discretisation, of
+    minibatches' noise, of too short a warm-up, of a prior that is not the model's.
 
     **Many simulations at once.** All functions here work on n simulations, as a leading
     dimension of all tensors. They are independent blocks of one sampler's parameters:
@@ -70,7 +70,7 @@ def sbc(
     ``num_chains=len(params[0])`` for decisions of their own;
     :class:`~torch_sgmcmc.HMCECS` and :class:`~torch_sgmcmc.SBPS` move in the product of
     all posteriors, which is right, but slow where it has many dimensions: give a small
-    ``at_once``. Minibatches are of the same data's numbers in all simulations.
+    ``at_once``. A minibatch has the same places of each simulation's data.
 
     **Independent draws.** Ranks are uniform for independent draws; correlated ones look
     like a sampler that is too narrow. With ``thin=None`` one draw is kept in as many

@@ -28,9 +28,9 @@ class RunningConvergence:
     ranks are for, heavy tails, and chains that differ in scale alone, this R̂ does not
     see. It is exactly that of the first :math:`n' = 2b \lfloor n / 2b \rfloor` draws of
     each chain, n being the draws of the shortest chain and b the length of the longest
-    batches: all draws, where n is a multiple of 2b (n even and at most ``batches``; or
-    ``batches`` times a power of two), and otherwise all but at most the part 4 /
-    ``batches`` of them.
+    batches: all draws, where n is a multiple of 2b (n even and at most ``batches``, for
+    instance, or ``batches`` times a power of two), and otherwise all but at most the
+    part 4 / ``batches`` of them, if chains are of one length.
 
     **Effective draws for the mean** are by batch means. With k batches of b draws in
     each of m chains, means :math:`\bar y`, and :math:`s^2` the variance of all draws,
@@ -149,7 +149,7 @@ class RunningConvergence:
         self._draws[chain] += 1
 
     def report(self) -> Convergence:
-        """R̂ and effective draws for the mean, up to now.
+        """R̂ and effective draws for the mean, up to now, on the CPU.
 
         Raises:
             ValueError: a chain has less than 4 draws, or so few that they fill no two
@@ -159,10 +159,10 @@ class RunningConvergence:
         rhat, constant = split_rhat(means, squares, length)
         ess, at_most = effective_draws(means, squares, length)
         return Convergence(
-            rhat=rhat,
-            ess={"mean": ess},
-            constant=constant,
-            at_most=at_most,
+            rhat=rhat.cpu(),
+            ess={"mean": ess.cpu()},
+            constant=constant.cpu(),
+            at_most=at_most.cpu(),
             num_chains=self._num_chains,
             num_draws=means.shape[1] * length,
             title="Running draws",
