@@ -111,9 +111,9 @@ def test_constants_are_counted_and_enter_no_quantile() -> None:
 
 
 def test_chains_that_stand_still_apart() -> None:
-    draws = torch.tensor([0.1, 0.3])[:, None, None].expand(2, 40, 1).clone()
-    draws = torch.cat([draws, noise(2, 40, 1)], 2)
-    running = convergence.RunningConvergence(2, 2)
+    draws = torch.arange(4.0)[:, None, None].expand(4, 40, 1)
+    draws = torch.cat([draws, noise(4, 40, 1)], 2)
+    running = convergence.RunningConvergence(4, 2)
     for step in range(40):
         running.update(draws[:, step])
     for report in (quiet(draws), running.report()):

@@ -76,6 +76,16 @@ def test_effective_draws_of_autoregressive_chains(rho: float) -> None:
     assert 0.7 < float(ratio.std()) / math.sqrt(2 / (chains * batches)) < 1.4
 
 
+def test_effective_draws_are_the_formula_s() -> None:
+    values = noise(4096, 2, 3)  # in 64 batches of 64
+    batches = values.reshape(64, 64, 2, 3).mean(1)
+    off = batches - batches.mean((0, 1))
+    long_run = 64 / (2 * 64 - 1) * off.square().sum((0, 1))
+    expected = 2 * 4096 * values.flatten(0, 1).var(0) / long_run
+    found = followed(values).report().ess_mean
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=0)
+
+
 def test_the_spread_of_many_chains_is_counted() -> None:
     """A chain each in one of two modes: all their draws are worth few."""
     values = noise(1024, 4, 1)
