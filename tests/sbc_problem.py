@@ -1,0 +1,62 @@
+"""Small regressions, and samplers of their posteriors, for calibration."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+import torch_sgmcmc as sg
+from torch_sgmcmc.calibration import Calibration, sbc
+
+N = 6
+#: A constant and a contrast.
+X = torch.tensor([[1.0, -1.0], [1.0, 1.0]] * 3, dtype=torch.float64)
+
+
+def prior(n: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(n, 2, generator=generator, dtype=torch.float64)
+
+
+def gaussian(theta: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A linear regression, of which the posterior is Gaussian."""
+    mean = theta @ X.T
+    noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
+    return X.expand(len(theta), N, 2), mean + noise
+
+
+def gaussian_loss(theta: Tensor, data: tuple[Tensor, Tensor]) -> Tensor:
+    x, y = data
+    return (y - (x @ theta[:, :, None]).squeeze(2)).square() / 2
+
+
+def logistic(theta: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    chance = (2 * theta @ X.T).sigmoid()
+    return X.expand(len(theta), N, 2), torch.bernoulli(chance, generator=generator)
+
+
+def logistic_loss(theta: Tensor, data: tuple[Tensor, Tensor]) -> Tensor:
+    x, y = data
+    logits = 2 * (x @ theta[:, :, None]).squeeze(2)
+    return binary_cross_entropy_with_logits(logits, y, reduction="none")
+
+
+MODELS = {"Gaussian": (gaussian, gaussian_loss), "logistic": (logistic, logistic_loss)}
+TARGET = {"num_data": N, "prior_precision": 1.0}
+Make = Callable[[list[Tensor], int], sg.Sampler]
+
+
+def hmc(params: list[Tensor], seed: int, **options: Any) -> sg.Sampler:
+    options = {"num_steps": 3, "num_chains": len(params[0]), **TARGET, **options}
+    return sg.HMC(params, 0.2, **options, seed=seed)
+
+
+def sgld(params: list[Tensor], seed: int) -> sg.Sampler:
+    return sg.SGLD(params, 0.1, **TARGET, seed=seed)
+
+
+def calibrate(make: Make, model: str = "Gaussian", **options: Any) -> Calibration:
+    simulate, loss = MODELS[model]
+    options = {"simulations": 300, "draws": 15, "warmup": 100, "seed": 0, **options}
+    return sbc(prior, simulate, loss, make, **options, progress=False)

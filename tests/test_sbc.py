@@ -1,0 +1,310 @@
+"""Simulation-based calibration: its laws, what it measures, says and refuses."""
+
+import itertools
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from sbc_problem import (
+    TARGET,
+    N,
+    calibrate,
+    gaussian,
+    gaussian_loss,
+    hmc,
+    prior,
+    sgld,
+)
+from torch import Tensor
+
+import torch_sgmcmc as sg
+from torch_sgmcmc.calibration import Calibration, sbc
+from torch_sgmcmc.calibration.ecdf import RankLaw
+
+# ---- The law of ranks ----------------------------------------------------------
+
+
+def test_the_law_is_exact() -> None:
+    """All 4^5 outcomes of five simulations with three draws, one by one."""
+    law = RankLaw(5, 3)
+    outcomes = [torch.tensor(r) for r in itertools.product(range(4), repeat=5)]
+    counts = torch.stack([law.counts(ranks) for ranks in outcomes])
+    tails = law.tails.gather(1, counts.T).amin(0)
+    for ranks, tail in list(zip(outcomes, tails.tolist(), strict=True))[::7]:
+        as_bad = float((tails <= tail * (1 + 1e-12)).double().mean())
+        assert law.p_value(ranks) == pytest.approx(as_bad, abs=1e-12)
+    for coverage in (0.5, 0.8, 0.95):
+        low, high = law.band(coverage)
+        inside = ((counts >= low) & (counts <= high)).all(1).double().mean()
+        assert coverage <= float(inside)
+
+
+@pytest.mark.parametrize("simulations, draws", [(60, 9), (200, 500)])
+def test_the_band_covers(simulations: int, draws: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    law = RankLaw(simulations, draws)
+    low, high = law.band(0.9)
+    ranks = torch.randint(draws + 1, (4000, 1, simulations), generator=g)
+    inside = torch.stack(
+        [
+            ((count := (ranks[i] <= law.ranks[:, None]).sum(1)) >= low).all()
+            & (count <= high).all()
+            for i in range(len(ranks))
+        ]
+    )
+    # Three standard errors, and what a band of whole numbers covers too much.
+    error = 3 * math.sqrt(0.9 * 0.1 / 4000)
+    assert 0.9 - error < float(inside.double().mean()) < 0.9 + error + 0.02
+
+
+def test_points_and_differences() -> None:
+    ranks = torch.tensor([0, 0, 1, 3, 3, 3, 2, 0, 3, 1])
+    result = Calibration({"f": ranks}, 3, 10, 1, {"f": 0.0})
+    z, off = result.ecdf_difference("f")
+    assert z.tolist() == [0.25, 0.5, 0.75]
+    expected = torch.tensor([0.3 - 0.25, 0.5 - 0.5, 0.6 - 0.75], dtype=torch.float64)
+    torch.testing.assert_close(off, expected, rtol=0, atol=1e-15)
+    low, high = result.band(0.9)
+    assert bool((low < 0).all()) and bool((high > 0).all())
+    with pytest.raises(ValueError, match=r"Invalid name: 'g' \(must be one of f\)"):
+        result.ecdf_difference("g")
+    for wrong in (0, 1):
+        with pytest.raises(ValueError, match="Invalid rate"):
+            result.passed(wrong)
+        with pytest.raises(ValueError, match="Invalid coverage"):
+            result.band(wrong)
+
+
+def test_several_quantities_are_several_chances() -> None:
+    """Of 40 that are uniform, the worst alone would often be refused."""
+    g = torch.Generator().manual_seed(1)
+    refused, alone = 0, 0
+    for _ in range(50):
+        ranks = {str(j): torch.randint(8, (20,), generator=g) for j in range(40)}
+        result = Calibration(ranks, 7, 20, 1, dict.fromkeys(ranks, 0.0))
+        refused += not result.passed(0.05)
+        alone += min(result.p_values.values()) <= 0.05
+    assert refused <= 7  # at 0.05: 1.5 % to be more
+    assert alone > 25
+
+
+# ---- Drawing --------------------------------------------------------------------
+
+
+def test_thin_is_measured() -> None:
+    """SGLD on a Gaussian is autoregressive, with ρ = 1 - lr (precision / N)."""
+    rho = 1 - 0.1 * (1 + N) / N
+    result = calibrate(sgld, simulations=100, draws=5)
+    assert 0.7 < result.thin / ((1 + rho) / (1 - rho)) < 1.6
+    result = calibrate(hmc, simulations=100, draws=5)
+    assert result.thin <= 2
+
+
+def test_autocorrelation_is_that_of_the_draws() -> None:
+    rho = 1 - 0.1 * (1 + N) / N
+    result = calibrate(sgld, draws=50, thin=4)
+    for name in ("theta[0]", "theta[1]"):
+        # Few draws' mean takes some off: a part of about τ / L.
+        assert abs(result.autocorrelation[name] - rho**4) < 0.06
+
+
+def test_one_seed_one_result() -> None:
+    options = {"simulations": 30, "thin": 2}
+    first, again = (calibrate(hmc, **options) for _ in range(2))
+    other = calibrate(hmc, **options, **{"seed": 1})
+    apart = calibrate(hmc, **options, **{"at_once": 7})
+    for name, ranks in first.ranks.items():
+        assert torch.equal(ranks, again.ranks[name])
+        assert not torch.equal(ranks, other.ranks[name])
+        assert not torch.equal(ranks, apart.ranks[name])
+    assert apart.simulations == 30
+
+
+def test_dicts_and_quantities() -> None:
+    """Two parameters by their names, and quantities of one's own."""
+
+    def two(n: int, generator: torch.Generator) -> dict[str, Tensor]:
+        theta = prior(n, generator)
+        return {"constant": theta[:, 0], "contrast": theta[:, 1:]}
+
+    def joined(theta: dict[str, Tensor]) -> Tensor:
+        return torch.cat([theta["constant"][:, None], theta["contrast"]], 1)
+
+    options: dict[str, Any] = {"simulations": 50, "draws": 7, "thin": 1, "warmup": 5}
+    results = [
+        sbc(
+            two,
+            lambda theta, g: gaussian(joined(theta), g),
+            lambda theta, data: gaussian_loss(joined(theta), data),
+            hmc,
+            quantities=quantities,
+            seed=3,
+            progress=False,
+            **options,
+        )
+        for quantities in (None, {"sum": lambda theta, data: joined(theta).sum(1)})
+    ]
+    assert list(results[0].ranks) == [
+        *("constant", "contrast[0]", "squared norm", "log likelihood")
+    ]
+    assert list(results[1].ranks) == ["sum"]
+    assert len(set(results[1].ranks["sum"].tolist())) > 4
+
+
+def test_equal_values_have_random_ranks() -> None:
+    constant = {"constant": lambda theta, data: torch.zeros(len(theta))}
+    result = calibrate(hmc, quantities=constant, simulations=1000, thin=1)
+    assert result.passed(1e-3)
+    assert len(set(result.ranks["constant"].tolist())) == 16
+
+
+def test_draws_that_alternate() -> None:
+    """HMC of nearly half a period comes out on the other side: thinned too."""
+
+    def half(params: list[Tensor], seed: int) -> sg.Sampler:
+        return hmc(params, seed, num_steps=5)
+
+    first = {"theta[0]": lambda theta, data: theta[:, 0]}
+    options: dict[str, Any] = {"draws": 15, "warmup": 20, "simulations": 4000}
+    options["quantities"] = first  # alternates, and has no slow part
+    alternating = calibrate(half, **options, thin=1)
+    assert alternating.autocorrelation["theta[0]"] < -0.6
+    assert not alternating.passed(1e-6)
+    assert "ranks crowd in the middle" in alternating.summary()
+    thinned = calibrate(half, **options)
+    assert thinned.thin > 5
+    assert thinned.passed(1e-3)
+
+
+def test_preparations() -> None:
+    seen = []
+
+    def warm(sampler: sg.Sampler, closure: Callable[..., Any]) -> None:
+        sampler.warmup(closure, 30, progress=False)
+        seen.append(sampler.param_groups[0]["step_size"])
+
+    def fixed_length(params: list[Tensor], seed: int) -> sg.Sampler:
+        return hmc(params, seed, num_steps=None, trajectory_length=0.6)
+
+    result = calibrate(fixed_length, prepare=warm, at_once=150, thin=2, warmup=5)
+    assert len(seen) == 2 and all(size != 0.2 for size in seen)
+    assert result.passed(1e-3)
+
+
+# ---- Words and pictures ---------------------------------------------------------
+
+
+def test_summary() -> None:
+    ranks = {"a": torch.arange(160) % 16, "b": torch.zeros(160, dtype=torch.int64)}
+    result = Calibration(ranks, 15, 160, 9, {"a": 0.0, "b": 0.25})
+    lines = str(result).splitlines()
+    assert lines[0] == "160 simulations, 15 draws of each posterior, one in 9 steps"
+    assert lines[2].split() == ["a", "1", "+0.000", "0.00"]
+    assert lines[3].split()[0] == "b" and lines[3].split()[2:] == ["+0.938", "0.25"]
+    assert lines[4] == "ranks are NOT uniform (at a rate of 0.01 for the 2 together)"
+    fine = Calibration({"a": ranks["a"]}, 15, 160, 9, {"a": 0.5}).summary(0.05)
+    assert "all ranks look uniform (at a rate of 0.05 for the quantity)" in fine
+    assert "draws are correlated (0.50 from one to the next)" in fine
+
+
+def test_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    result = Calibration({"a": torch.arange(160) % 16}, 15, 160, 9, {"a": 0.0})
+    figure = result.plot(0.9)
+    (axes,) = figure.axes
+    assert axes.lines[0].get_ydata() == pytest.approx([0.0] * 15)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        "90 % of uniform ranks",
+        "a",
+    ]
+    matplotlib.pyplot.close(figure)
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(ImportError, match=r"Calibration\.plot\(\) needs matplotlib"):
+        result.plot()
+
+
+# ---- Bad input --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change, error",
+    [
+        ({"simulations": 9}, r"Invalid simulations: 9 \(must be >= 10\)"),
+        ({"draws": 2}, "Invalid draws: 2"),
+        ({"thin": 0}, "Invalid thin: 0"),
+        ({"warmup": -1}, "Invalid warmup: -1"),
+        ({"at_once": 0}, "Invalid at_once: 0"),
+        ({"batch_size": 0}, "Invalid batch_size: 0"),
+        ({"batch_size": 7}, r"Invalid batch_size: 7 \(must be in \[1, 6\]\)"),
+        ({"quantities": {}}, "Invalid quantities: there are none"),
+        (
+            {"quantities": {"f": lambda theta, data: theta}},
+            r"Invalid quantity: 'f' is a Tensor of shape \[20, 2\]",
+        ),
+        (
+            {"quantities": {"f": lambda theta, data: theta[:, 0] / 0}},
+            "Invalid quantity: 'f' is not finite",
+        ),
+        (
+            {"prior": lambda n, g: torch.zeros(n + 1, 2)},
+            r"prior\(\) returned a Tensor of shape \[21, 2\].* \(must be a Tensor",
+        ),
+        (
+            {
+                "prior": lambda n, g: torch.zeros(n, 65),
+                "simulate": lambda theta, g: torch.zeros(20, 6),
+            },
+            "there are 65 coordinates",
+        ),
+        (
+            {"simulate": lambda theta, g: torch.zeros(20)},
+            r"simulate\(\) returned a Tensor of shape \[20\]",
+        ),
+        (
+            {"simulate": lambda theta, g: (torch.zeros(20, 6), torch.zeros(20, 5))},
+            r"simulate\(\) returned a Tensor of shape \[20, 5\]",
+        ),
+        (
+            {"loss": lambda theta, data: gaussian_loss(theta, data).mean(1)},
+            r"loss\(\) returned a Tensor of shape \[20\].* of shape \[20, 6\]",
+        ),
+        (
+            {"sampler": lambda p, s: sg.SGLD(p, 0.1, num_data=7)},
+            r"Invalid num_data: 7.* \(simulate\(\) makes 6 data\)",
+        ),
+        (
+            {"sampler": lambda p, s: sg.SGLD([torch.zeros(2)], 0.1, num_data=6)},
+            "its parameters are not all those that it was given",
+        ),
+        (
+            {"sampler": lambda p, s: sg.SBPS(p, num_data=6)},
+            "Invalid sample_interval: None",
+        ),
+    ],
+)
+def test_bad_arguments(change: dict[str, Any], error: str) -> None:
+    options: dict[str, Any] = {
+        **{"prior": prior, "simulate": gaussian, "loss": gaussian_loss},
+        **{"sampler": hmc, "simulations": 20, "draws": 3, "warmup": 2, "thin": 1},
+        **{"progress": False, "seed": 0},
+        **change,
+    }
+    with pytest.raises(ValueError, match=error):
+        sbc(**options)
+
+
+def test_no_sampler() -> None:
+    with pytest.raises(TypeError, match=r"sampler\(\) returned a SGD \(must be a Samp"):
+        calibrate(lambda p, s: torch.optim.SGD(p, 0.1), thin=1)
+
+
+def test_chains_too_slow_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch_sgmcmc.calibration import simulations
+
+    monkeypatch.setattr(simulations, "_LONGEST_PILOT", 512)
+    with pytest.raises(RuntimeError, match="still correlate over 512 steps"):
+        calibrate(lambda p, s: sg.SGLD(p, 1e-5, **TARGET, seed=s), simulations=20)

@@ -1,0 +1,128 @@
+"""Steps of any sampler, from per-datum losses alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_sgmcmc.ewsg import EWSG
+from torch_sgmcmc.hmc import HMC
+from torch_sgmcmc.hmcecs import HMCECS
+from torch_sgmcmc.psgld import PSGLD
+from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.sbps import SBPS
+
+__all__ = ["Chain", "all_or_some"]
+
+# Steps of an SBPS within one interval between two samples, before something is wrong.
+_MOST_EVENTS = 100_000
+
+
+class Chain:
+    """A sampler with a closure of its kind, which makes one move after another.
+
+    Args:
+        sampler: any.
+        params: its parameters, [simulations, ...] each.
+        losses: ``losses(indices)`` returns the negative log-likelihoods
+            [simulations, len(indices)] of these data.
+        num_data: of each simulation.
+        draw_indices: returns the data of a minibatch.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        params: list[Tensor],
+        losses: Callable[[Tensor], Tensor],
+        num_data: int,
+        draw_indices: Callable[[], Tensor],
+    ) -> None:
+        self.sampler, self._params = sampler, params
+        self._losses, self._draw_indices = losses, draw_indices
+        for group in sampler.param_groups:
+            if group["num_data"] != num_data:
+                raise ValueError(
+                    f"Invalid num_data: {group['num_data']} of the sampler (simulate() "
+                    f"makes {num_data} data)"
+                )
+        if {*map(id, params)} != {
+            id(p) for g in sampler.param_groups for p in g["params"]
+        }:
+            raise ValueError(
+                "Invalid sampler: its parameters are not all those that it was given"
+            )
+        closures: dict[type[Sampler], Callable[..., Any]] = {
+            **{SBPS: self._examples, HMCECS: self._log_likelihoods},
+            **{HMC: self._each_chain, EWSG: self._sum, Sampler: self._gradient},
+        }
+        #: Of the first class that it is one of.
+        self.closure = next(
+            closure for kind, closure in closures.items() if isinstance(sampler, kind)
+        )
+        self._samples: list[list[Tensor]] | None = None
+        if isinstance(sampler, SBPS):
+            sampler.register_sample_hook(self._keep)
+            self._samples = []
+
+    def move(self) -> list[Tensor]:
+        """One step, or one sample of an SBPS; returns where it ends."""
+        if self._samples is None:
+            self.sampler.step(self.closure)
+            return [p.detach() for p in self._params]
+        for _ in range(_MOST_EVENTS):
+            if self._samples:
+                return self._samples.pop(0)
+            self.sampler.step(self.closure)
+        raise RuntimeError(
+            f"There was no sample in {_MOST_EVENTS} events: sample_interval is too long"
+        )
+
+    def _keep(self, sampler: SBPS, time: float) -> None:
+        assert self._samples is not None
+        self._samples.append([p.detach().clone() for p in self._params])
+
+    # The mean loss of each simulation: what is summed is that of independent chains,
+    # each with the gradient that it would have alone.
+
+    def _gradient(self) -> Tensor:
+        sampler = self.sampler
+        sampler.zero_grad()
+        loss = self._losses(self._draw_indices()).mean(1).sum()
+        twice = isinstance(sampler, PSGLD) and any(
+            group["adapt"] and group["gamma"] for group in sampler.param_groups
+        )
+        loss.backward(create_graph=twice)
+        return loss.detach()
+
+    def _sum(self) -> Tensor:
+        loss = self._losses(self._draw_indices()).mean(1).sum()
+        loss.backward()
+        return loss.detach()
+
+    def _each_chain(self) -> Tensor:
+        rows = self._losses(self._draw_indices()).mean(1)
+        rows.sum().backward()
+        chains = self.sampler.param_groups[0]["num_chains"]
+        return rows.detach() if chains is not None else rows.sum().detach()
+
+    # One chain for all simulations, in the product of their posteriors.
+
+    def _examples(self) -> Tensor:
+        return self._losses(self._draw_indices()).sum(0)
+
+    def _log_likelihoods(self, indices: Tensor) -> Tensor:
+        return -self._losses(indices).sum(0)
+
+
+def all_or_some(
+    num_data: int, batch_size: int | None, generator: torch.Generator
+) -> Callable[[], Tensor]:
+    """Draws the indices of minibatches without replacement, or all, in order."""
+    everything = torch.arange(num_data)
+    if batch_size is None:
+        return lambda: everything
+    return lambda: torch.randperm(num_data, generator=generator)[:batch_size]
