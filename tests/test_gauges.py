@@ -391,7 +391,12 @@ def test_the_state_of_a_sampler_and_its_pickles_know_nothing_of_gauges() -> None
     gauges = sg.Gauges(sampler)
     assert sampler.state_dict() == plain
     assert copy.deepcopy(sampler)._gauges is None
+    more = parameters(1, (3,), torch.float32)
+    with pytest.raises(ValueError, match="Gauges observe the groups"):
+        sampler.add_param_group({"params": more})
+    assert len(sampler.param_groups) == 1
     gauges.detach()
+    sampler.add_param_group({"params": more})
     run(sampler, params, 21)
     assert gauges.num_observed == 0
     with pytest.raises(RuntimeError, match="detached"):

@@ -299,6 +299,11 @@ class Sampler(Optimizer):
             ValueError: a hyperparameter is unknown or out of range, or a parameter
                 cannot be sampled (see the class). Nothing is added then.
         """
+        if self._gauges is not None:
+            raise ValueError(
+                "Invalid param group: Gauges observe the groups that there are "
+                "(detach() them first, and make new ones)"
+            )
         shared = dict(self._PROGRESS)
         if self.param_groups:
             # A state dict may have been loaded.

@@ -180,6 +180,11 @@ int64_t Sampler::num_steps() const {
 }
 
 void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
+  if (observer_) {
+    Invalid(
+        "Invalid param group: Gauges observe the groups that there are "
+        "(detach() them first, and make new ones)");
+  }
   catch_up();  // which may put the counters back
   const auto& defaults = static_cast<const SamplerOptions&>(*defaults_);
   auto options = defaults.clone();

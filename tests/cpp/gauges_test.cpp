@@ -111,6 +111,11 @@ TEST(Gauges, RefuseWhatIsNotAsItShouldBe) {
                   "capturable"));
   Gauges gauges(chain.sampler);
   EXPECT_TRUE(has(refused(GaugesOptions()), "Gauges already"));
+  const torch::optim::OptimizerParamGroup more(
+      std::vector<at::Tensor>{torch::ones(3)});
+  EXPECT_TRUE(has(MessageOf([&] { chain.sampler.add_param_group(more); }),
+                  "Gauges observe the groups"));
+  EXPECT_EQ(chain.sampler.param_groups().size(), 1);
   EXPECT_THROW(gauges.tensor(2), std::invalid_argument);
   EXPECT_THROW(gauges.tensor(-1), std::invalid_argument);
   EXPECT_THROW(gauges.group(1), std::invalid_argument);
