@@ -14,17 +14,17 @@ bool IsCount(double x) { return x >= 0 && x <= 0x1p53 && x == std::floor(x); }
 
 // The p-quantile of N(0, 1): Newton's iteration on the upper tail.
 double NormalQuantile(double p) {
-  if (p < 0.5) return -NormalQuantile(1 - p);
+  const double tail_wanted = p < 0.5 ? p : 1 - p;
   double z = 0;
   for (int i = 0; i < 100; ++i) {
     const double tail = 0.5 * std::erfc(z / std::sqrt(2.0));
     const double density = std::exp(-z * z / 2) / std::sqrt(2 * M_PI);
     // The tail is convex where z > 0: from the left the iteration is monotone.
-    const double change = (tail - (1 - p)) / density;
+    const double change = (tail - tail_wanted) / density;
     z += change;
     if (change < 1e-14) break;
   }
-  return z;
+  return p < 0.5 ? -z : z;
 }
 
 }  // namespace

@@ -158,8 +158,9 @@ void Gauges::Add(const std::vector<GaugeSums>& sums,
     gauges_[i].kinetic.Add(scale * v.kinetic);
     gauges_[i].configurational.Add(scale * v.configurational);
     gauges_[i].excess.Add(scale * (v.configurational - v.kinetic));
-    if (std::isfinite(v.minibatch))
+    if (std::isfinite(v.minibatch)) {
       gauges_[i].minibatch.Add(scale * v.minibatch);
+    }
   }
 }
 
@@ -256,25 +257,25 @@ std::string Gauges::Summary(const std::vector<std::string>& names,
   });
   size_t widest = 6;
   for (const std::string& name : names) widest = std::max(widest, name.size());
-  const auto row = [&](const std::string& name,
-                       int64_t numel,
-                       const Gauge& gauge) {
-    const std::string cells[] = {Interval(gauge.kinetic),
-                                 Interval(gauge.configurational)};
-    text +=
-        "  " + name + std::string(widest - std::min(widest, name.size()), ' ');
-    Format(text, "  %10lld", static_cast<long long>(numel));
-    for (const std::string& cell : cells) {
-      // "±" takes two bytes.
-      const size_t width = cell.size() - (cell.find(' ') == cell.npos ? 0 : 1);
-      text += "  " + cell + std::string(width < 18 ? 18 - width : 0, ' ');
-    }
-    if (gauge.minibatch.count() > 0) {
-      Format(text, "  %+.3g", gauge.minibatch.Mean());
-    }
-    text.erase(text.find_last_not_of(' ') + 1);
-    text += '\n';
-  };
+  const auto row =
+      [&](const std::string& name, int64_t numel, const Gauge& gauge) {
+        const std::string cells[] = {Interval(gauge.kinetic),
+                                     Interval(gauge.configurational)};
+        text += "  " + name +
+                std::string(widest - std::min(widest, name.size()), ' ');
+        Format(text, "  %10lld", static_cast<long long>(numel));
+        for (const std::string& cell : cells) {
+          // "±" takes two bytes.
+          const size_t width =
+              cell.size() - (cell.find(' ') == std::string::npos ? 0 : 1);
+          text += "  " + cell + std::string(width < 18 ? 18 - width : 0, ' ');
+        }
+        if (gauge.minibatch.count() > 0) {
+          Format(text, "  %+.3g", gauge.minibatch.Mean());
+        }
+        text.erase(text.find_last_not_of(' ') + 1);
+        text += '\n';
+      };
   text += "  tensor" + std::string(widest - 6, ' ') +
           "    elements  T_kin               T_conf              minibatches\n";
   for (const size_t i : order) {

@@ -3,8 +3,8 @@
 
 #include "torch_sgmcmc/control_variates.h"
 #include "torch_sgmcmc/ewsg.h"
-#include "torch_sgmcmc/has_cuda.h"
 #include "torch_sgmcmc/gauges.h"
+#include "torch_sgmcmc/has_cuda.h"
 #include "torch_sgmcmc/hmc.h"
 #include "torch_sgmcmc/hmcecs.h"
 #include "torch_sgmcmc/log_likelihood.h"
