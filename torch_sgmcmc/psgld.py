@@ -347,7 +347,7 @@ def _begin_gamma(
     scale: float,
     is_new: bool,
 ) -> None:
-    """Starts V and W so that Γ is bounded: Note [Where Gamma begins], psgld.h."""
+    """Starts V and W so that Γ is bounded: docs/samplers/psgld.md."""
     square = state["square_average"]
     sensitivity = torch.zeros_like(p, dtype=square.dtype)
     h = curvature.to(square.dtype)

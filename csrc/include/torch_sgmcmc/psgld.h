@@ -104,7 +104,7 @@ class TORCH_SGMCMC_API PSGLDParamState : public ParamStateOf<PSGLDParamState> {
 /// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2, once adapt is false,
 /// and with Γ while it is true. With adapt(true).gamma(false), the literature's
 /// usual practice, it does not: the chain is too wide wherever large gradients
-/// mark the tails. What Γ is made of is in csrc/samplers/psgld.h.
+/// mark the tails. What Γ is made of is in docs/samplers/psgld.md.
 ///
 /// Reference: C. Li, C. Chen, D. Carlson and L. Carin, Preconditioned
 /// Stochastic Gradient Langevin Dynamics for Deep Neural Networks, AAAI 2016,
