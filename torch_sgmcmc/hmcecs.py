@@ -174,10 +174,7 @@ class HMCECS(SharedSettings):
     Reference:
         K.-D. Dang, M. Quiroz, R. Kohn, M.-N. Tran and M. Villani, Hamiltonian Monte
         Carlo with Energy Conserving Subsampling, JMLR 20, 2019: algorithm 1, eq. 4.1 to
-        4.7 and 5.1 to 5.3. Blocks: M.-N. Tran, R. Kohn, M. Quiroz and M. Villani, The
-        Block Pseudo-Marginal Sampler, 2016. Signs: A.-M. Lyne et al., On Russian
-        Roulette Estimates for Bayesian Inference with Doubly-Intractable Likelihoods,
-        Statistical Science 2015.
+        4.7 and 5.1 to 5.3.
     """
 
     _SETTINGS = settings("HMCECS")

@@ -92,15 +92,11 @@ class PSGLD(Sampler):
 
     State:
         * ``square_average`` (shape of the parameter; fp64 for fp64 parameters, else
-          fp32): V. Starts as the first gradient's square; as Γ begins, (T/N) \|h\| is
-          added, and where V is 0 then, the mean over the tensor takes its place.
+          fp32): V. Starts as the first gradient's square, with Γ plus (T/N) \|h\|.
         * ``sensitivity`` (same shape and dtype), with Γ only: J W. Starts as 2 ḡ h
           (as 0 if V was there before).
         * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, see
           :class:`SGLD`.
-
-        While ``adapt`` is False, :math:`\sqrt{G}` is kept as well (same shape and
-        dtype, not in the state dict), which takes less time than making it anew.
 
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step.
@@ -123,13 +119,7 @@ class PSGLD(Sampler):
         ...         F.cross_entropy(model(x), y).backward()
         ...         sampler.step()
 
-        Adaptation throughout, with Γ:
-
-        >>> sampler = PSGLD(model.parameters(), lr=1e-3, num_data=50_000)
-        >>> for x, y in loader:
-        ...     sampler.zero_grad()
-        ...     F.cross_entropy(model(x), y).backward(create_graph=True)
-        ...     sampler.step()
+        Adaptation throughout, with Γ, takes ``backward(create_graph=True)``.
 
     Note:
         Γ differs from the paper's, with which nearly all of the bias would stay. Call

@@ -67,8 +67,7 @@ class TORCH_SGMCMC_API PSGLDOptions : public OptionsOf<PSGLDOptions> {
 /// parameters and in fp32 for all others.
 class TORCH_SGMCMC_API PSGLDParamState : public ParamStateOf<PSGLDParamState> {
  public:
-  /// V. Starts as the first gradient's square; as Γ begins, (T/N) |h| is
-  /// added, and where V is 0 the mean over the tensor takes its place.
+  /// V. Starts as the first gradient's square, with Γ plus (T/N) |h|.
   at::Tensor square_average;
   /// J W, with Γ only. Starts as 2 ḡ h; as 0 if V was there before.
   at::Tensor sensitivity;
