@@ -304,7 +304,7 @@ def test_gamma_on_a_skewed_target() -> None:
     ],
 )
 def test_documented_bias(decay: float, gamma: bool, variance: float) -> None:
-    """The figures of the docstring, to their two decimals.
+    """The figures of docs/samplers/psgld.md, to their two decimals.
 
     With Γ started in the target, from which no chain is thrown away: with the variance
     1.09 one draw in 7e11 lies beyond 7.4: with 500,000 looks a false alarm in 1.5e6.

@@ -25,9 +25,7 @@ LossFunction = Callable[[Any], Tensor]
 class ControlVariates:
     r"""Gradients with a control variate at a fixed point, the anchor.
 
-    For data near a mode :math:`\theta^*` of the posterior the gradients of a
-    minibatch at θ and at :math:`\theta^*` have most of their noise in common. With
-    :math:`\bar g` the gradient of a minibatch's mean loss and
+    With :math:`\bar g` the gradient of a minibatch's mean loss and
     :math:`\nabla\bar L` that of all data,
 
     .. math::
@@ -44,8 +42,7 @@ class ControlVariates:
             with a graph, from which it does not call ``backward()`` itself. Prior and
             temperature are the sampler's affair.
         batch_size: ``batch_size(batch)`` returns the number of data of a batch, its
-            weight in the full gradient. Default: the length of the first tensor in
-            it.
+            weight in the full gradient. Default: the length of its first tensor.
         progress: whether the pass through the data shows a progress bar. It needs
             tqdm and a terminal, else there is none. Default: True.
 
@@ -71,23 +68,13 @@ class ControlVariates:
 
         >>> sampler.step(lambda: estimator.backward(next(minibatches)))
 
-        Save ``estimator.state_dict()`` along with the sampler's: the chain then goes
-        on bit for bit, without another pass through the data.
-
     Note:
-        ``loss_fn`` is called twice for a minibatch, first with the parameters at the
-        anchor, and once for each batch of the full pass. What it does besides happens
-        as often: running statistics of batch norm see the anchor too, so use
-        ``eval()`` mode for such layers. With dropout g is still unbiased, but the
-        draws at θ and at the anchor differ, and so their noise does not cancel.
-        The parameters' ``data`` are exchanged for the anchor's and back again, not
-        copied: θ is the same memory afterwards, also after an exception. A CUDA graph
-        that holds the parameters' addresses will not see the exchange. Not for
-        ``torch.amp.GradScaler``: the full gradient is not scaled.
-        For several chains in a leading dimension of the parameters, let ``loss_fn``
-        return the sum of the chains' mean losses; each chain has its own anchor.
-        The full gradient is added up in float64 and kept in float32 (for float64
-        parameters in float64).
+        ``loss_fn`` is called twice for a minibatch, first at the anchor: use ``eval()``
+        mode for batch norm. Save ``estimator.state_dict()`` along with the sampler's:
+        the chain then goes on bit for bit. For several chains in a leading dimension
+        of the parameters, let ``loss_fn`` return the sum of the chains' mean losses.
+        Not for ``torch.amp.GradScaler``: the full gradient is not scaled. More:
+        docs/samplers/control_variates.md.
 
     Reference:
         J. Baker, P. Fearnhead, E. B. Fox and C. Nemeth, Control variates for
@@ -389,11 +376,8 @@ class SVRG(ControlVariates):
         ...     sampler.step()
 
     Note:
-        The count is that of the sampler's own steps. With ``EWSG``, which makes
-        several gradients a step, the anchor moves between two steps and never between
-        gradients that are compared. :meth:`state_dict` has the anchor, the full
-        gradient and the step they were made at: with the sampler's it resumes in the
-        middle of an epoch, without another pass.
+        With the sampler's state dict :meth:`state_dict` resumes in the middle of an
+        epoch, without another pass. More: docs/samplers/control_variates.md.
 
     Reference:
         A. Dubey et al., Variance Reduction in Stochastic Gradient Langevin Dynamics,

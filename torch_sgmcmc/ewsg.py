@@ -58,12 +58,10 @@ class EWSG(SharedSettings):
     r"""SGHMC with exponentially weighted stochastic gradients.
 
     The minibatch of each update is drawn with weights that let the update with a
-    minibatch follow the law of the update with the full gradient: the noise of the
-    minibatches, which :class:`SGHMC` adds to the posterior, is largely taken out of
-    the injected noise. With :math:`\bar g` the gradient of the mean loss of a
-    minibatch, as for :class:`SGHMC`, :math:`g = \bar g + \tfrac{\lambda}{N} \theta`
-    and :math:`\alpha = 1 - \mathrm{momentum}`, a minibatch has the weight
-    :math:`e^W`,
+    minibatch follow the law of the update with the full gradient. With
+    :math:`\bar g` the gradient of the mean loss of a minibatch,
+    :math:`g = \bar g + \tfrac{\lambda}{N} \theta` and
+    :math:`\alpha = 1 - \mathrm{momentum}`, a minibatch has the weight :math:`e^W`,
 
     .. math::
         W(g) = \frac{N}{4 \alpha\, \mathrm{lr}\, T}
@@ -103,16 +101,13 @@ class EWSG(SharedSettings):
             on, in :math:`W = \|u + \mathrm{lr}\, g\|^2 / (2 \nu^2)` with
             :math:`\nu^2 = 2 \alpha\, \mathrm{lr}\, T / N`: ``"momentum"``, the old
             momentum, u = αv; ``"zero"``, u = 0; ``"one"``, u = ν;
-            ``"full_momentum"``, u = -(1 - α)v, which is a new momentum of zero. The
-            four choices of the paper's figure 1c. Default: "momentum".
+            ``"full_momentum"``, u = -(1 - α)v. Default: "momentum".
         num_chains: K makes K independent chains at once: every parameter has a
             leading dimension K, the closure returns the sum of the chains' losses,
             each on a minibatch of its own, and weights and decisions are made for
             each chain. None is one chain. Default: None.
-        seed: key of the noise and of the decisions, a 64-bit int. None draws one from
-            torch's default generator, so that ``torch.manual_seed`` makes it
-            repeatable; ranks of a process group take rank 0's (see :class:`Sampler`).
-            Default: None.
+        seed: key of the noise and of the decisions, a 64-bit int; None draws one, see
+            :class:`Sampler`. Default: None.
         nonfinite: what to do about gradients that are not finite: "raise", "skip" or
             "allow", see :class:`Sampler`, also on clipping. A step with one such
             minibatch is left out whole. Default: "raise".
@@ -120,10 +115,8 @@ class EWSG(SharedSettings):
     State:
         ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32): v,
         drawn from its stationary law N(0, lr T / N) at first. None if ``momentum`` is
-        0. ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, of
-        which the parameter is the rounded value, see the Note of :class:`SGLD`. Between
-        the minibatches of a step there are two gradients, that of the current and that
-        of the proposed minibatch.
+        0. ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, see
+        :class:`SGLD`.
 
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step.
@@ -145,19 +138,12 @@ class EWSG(SharedSettings):
         >>> sampler.acceptance_rate
 
     Note:
-        The sampler clears all gradients before each call of the closure (that the
-        closure does so too does no harm); within a call, several ``backward()``
-        accumulate. After a step ``p.grad`` is the gradient that the update used;
-        with ``num_chains``, chain by chain. ``step`` returns the loss of the first
-        minibatch, which unlike the accepted one is a fair draw. What the closure does
-        besides (running statistics of batch norm, dropout) happens M + 1 times.
-        Ranks of a process group decide alike if the closure leaves the mean of their
-        gradients, as ``DistributedDataParallel`` does.
-        Param groups with values of their own enter W with these; there is one
-        decision for all groups. Not for ``torch.amp.GradScaler``, which scales
-        gradients behind the sampler's back: use bfloat16 autocast, which needs none.
-        The derivation of the weights is Note [EWSG weights] in
-        ``csrc/samplers/ewsg.h``.
+        Gradients are cleared before each call of the closure; ``p.grad`` is then that
+        of the update, with ``num_chains`` chain by chain. Running statistics of batch
+        norm are updated M + 1 times. Ranks of a process group decide alike if the
+        closure leaves the mean of their gradients, as ``DistributedDataParallel``
+        does. Not for ``torch.amp.GradScaler``: use bfloat16 autocast. More:
+        docs/samplers/ewsg.md.
 
     Reference:
         Improving Sampling Accuracy of Stochastic Gradient MCMC Methods via

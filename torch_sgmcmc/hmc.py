@@ -96,20 +96,14 @@ class HMC(SharedSettings):
     group. Neither the step size, nor the length of the trajectory, nor the mass
     changes the target. With ``metropolis=False`` the error is of the order of ε².
 
-    **Scale.** ε is the leapfrog's step on U itself: ε² = ``lr`` / N in terms of the
-    other samplers' ``lr`` (with M = I). Stable on a Gaussian target only if ε is below
-    twice its smallest standard deviation (at T = 1).
-
-    **Minibatches.** Fed minibatches, this is the *naive* stochastic gradient HMC of
-    Chen et al. 2014, which samples another distribution: their noise heats the
-    momentum. With a Metropolis test on the loss of all data (a closure that returns
-    the exact loss but makes the gradients of a minibatch) it is nearly right and very
-    inefficient. :class:`SGHMC` is what minibatches need.
+    Fed minibatches, this is the *naive* stochastic gradient HMC of Chen et al. 2014,
+    which samples another distribution; :class:`SGHMC` is what minibatches need.
 
     Args:
         params: parameters or param groups; of the hyperparameters a group can set
             ``prior_precision`` alone.
-        step_size: ε > 0, the leapfrog's step on U. :meth:`warmup` adapts it.
+        step_size: ε > 0, the leapfrog's step on U: ε² = ``lr`` / N in terms of the
+            other samplers' ``lr`` (with M = I). :meth:`warmup` adapts it.
         num_steps: m >= 1, the number of leapfrog steps of a trajectory. Either it or
             ``trajectory_length`` must be given.
         trajectory_length: τ > 0: the number of steps is the nearest to τ / ε, and at
@@ -122,17 +116,14 @@ class HMC(SharedSettings):
         metropolis: whether to make the Metropolis test. Without it the closure need
             not return the loss. Default: True.
         resample_momentum_every: k >= 0; the momentum is drawn afresh before every k-th
-            trajectory. 1 is HMC proper. Otherwise the momentum is kept from one
-            trajectory to the next, and turned round when one is rejected, which
-            keeps the target exact; 0 never draws it but once at the start, for
-            experiments on the dynamics. Default: 1.
+            trajectory, and with 0 but once, at the start. One that is kept is turned
+            round when a trajectory is rejected, so the target stays exact. Default: 1.
         num_chains: K makes K independent chains at once: every parameter has a
             leading dimension K, the closure returns the K chains' mean losses and
             calls ``backward()`` on their sum, and decisions are made for each chain.
             None is one chain. Default: None.
-        seed: key of the momenta and of the decisions, a 64-bit int. None draws one
-            from torch's default generator, so that ``torch.manual_seed`` makes it
-            repeatable. Default: None.
+        seed: key of the momenta and of the decisions, a 64-bit int; None draws one,
+            see :class:`Sampler`. Default: None.
         nonfinite: what to do about a gradient (or a loss) that is not finite at the
             start of a trajectory, and without the Metropolis test, anywhere: "raise",
             "skip" or "allow", see :class:`Sampler`, also on clipping. A loss is always
@@ -142,8 +133,8 @@ class HMC(SharedSettings):
         * ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32):
           r, unless it is drawn afresh for every trajectory.
         * ``mass`` (same shape and dtype): the diagonal of M, after :meth:`set_mass`.
-        * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, of which
-          the parameter is the rounded value, see the Note of :class:`SGLD`.
+        * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, see
+          :class:`SGLD`.
 
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step; or a loss
@@ -172,18 +163,12 @@ class HMC(SharedSettings):
         >>> sampler.acceptance_rate, sampler.num_divergences
 
     Note:
-        A step costs m + 1 gradients: the gradient at its start is computed anew, since
-        the closure may see other data now, and parameters or λ may have been changed
-        in between. Gradients are cleared before each call of the closure; after a
-        step ``p.grad`` is the gradient at the end of the trajectory, accepted or not.
-        ``step`` returns the loss at its start. A trajectory whose energy is not finite
-        is rejected and counted in ``num_divergences``. Energies are float64 sums, but
-        N times the rounding of a float32 loss enters them: return the loss in float64
-        where that matters. With parameters in bf16 or fp16, U(θ) is that of the rounded
-        θ: its law is exact, and a rounded number has the mass of all that round to it.
-        What the closure does besides (dropout, running statistics of batch norm)
-        makes U another function at every call: switch it off. Not for
-        ``torch.amp.GradScaler``: use bfloat16 autocast, which needs none.
+        A step costs m + 1 gradients and clears them before each call of the closure;
+        ``p.grad`` is then that at the end of the trajectory, accepted or not. N times
+        the rounding of a float32 loss enters the energy: return the loss in float64
+        where that matters. Switch off dropout and running statistics of batch norm.
+        Not for ``torch.amp.GradScaler``: use bfloat16 autocast. More:
+        docs/samplers/hmc.md.
 
     Reference:
         S. Duane, A. D. Kennedy, B. J. Pendleton and D. Roweth, Hybrid Monte Carlo,

@@ -93,13 +93,7 @@ class HMCECS(SharedSettings):
     if a draw counts with its ``sign``: :math:`E f = \sum s f / \sum s`. Perturbed: of a
     density near it, to O(1 / (N m²)) if θ* is the mode; look at
     ``estimator_variance``, which should not be far above 1. Neither step size nor
-    trajectory length nor mass changes the target. A chain that leaves the posterior,
-    where both estimates can be larger than anywhere within, is found out.
-
-    **Scale.** The mass matrix is the Hessian of U/T at θ* (with "dense"), so that
-    ``step_size`` and ``trajectory_length`` are in units of the posterior's standard
-    deviations, whatever the model. π/2 is the length after which a Gaussian posterior
-    has forgotten where it was.
+    trajectory length nor mass changes the target.
 
     Args:
         params: parameters or param groups; of the hyperparameters a group can set
@@ -108,15 +102,15 @@ class HMCECS(SharedSettings):
         subsample_size: m, the number of data in u, >= 2, or for "signed" in each of its
             minibatches, >= 1 (about λ m in all).
         variant: "perturbed" or "signed". Default: "perturbed".
-        step_size: ε > 0, the leapfrog's step. None is ``trajectory_length`` / 6, to
-            begin with. :meth:`warmup` adapts it. Default: None.
+        step_size: ε > 0, the leapfrog's step; with "dense" in units of the posterior's
+            standard deviations, as ``trajectory_length``. None is ``trajectory_length``
+            / 6, to begin with. :meth:`warmup` adapts it. Default: None.
         trajectory_length: > 0: the number of leapfrog steps is the nearest to
             ``trajectory_length`` / ε, and at least 1 (during :meth:`warmup` at
             most 1024). Default: 1.2, as in the paper.
         num_blocks: G >= 1, the number of blocks that u is parted into, of which one is
-            proposed anew in a step, so that successive estimates correlate by about
-            1 - 1/G. At most as many as there are data, or for "signed" factors.
-            Default: 100.
+            proposed anew in a step. At most as many as there are data, or for "signed"
+            factors. Default: 100.
         control_variate: the expansions q: 2 or 1, the order of a Taylor expansion; or
             "gauss-newton", for which closures must be :class:`LogLikelihood`. Default:
             2.
@@ -129,16 +123,13 @@ class HMCECS(SharedSettings):
         seed: key of all randomness, a 64-bit int. None draws one from torch's default
             generator. Default: None.
         num_products: λ >= 1, the number of factors, for "signed". Default: 100.
-        max_variance: subsamples and trajectories that lead to where the estimated
-            variance of :math:`\log|\hat L|` is above this are rejected, the latter
-            counted as divergences: the target is restricted to θ and u where it is at
-            most this. Default: 1000.
+        max_variance: the target is restricted to θ and u where the estimated variance
+            of :math:`\log|\hat L|` is at most this. Default: 1000.
         chunk_size: number of data for which the sums over all data call the closure at
             a time, >= 1. Default: 8192.
         nonfinite: what to do where the log density is not finite at the start of a
             step: "raise", or "skip", which leaves the step out and returns NaN, see
-            :class:`Sampler`. Subsamples and trajectories that lead to such places are
-            rejected, as the law has it. Default: "raise".
+            :class:`Sampler`. Default: "raise".
 
     State:
         Under string keys, since it belongs to no single parameter:
@@ -153,8 +144,8 @@ class HMCECS(SharedSettings):
         TypeError: a hyperparameter of the wrong type, ``step()`` without a closure,
             or a closure that returns no tensor.
         RuntimeError: the log-likelihoods have no graph, or are not finite where a step
-            starts or at θ*; or the chain is out of bounds: see there; or there are
-            other ranks in a process group, which would decide otherwise.
+            starts or at θ*; or the chain has left the posterior; or there are other
+            ranks in a process group, which would decide otherwise.
 
     Example:
         >>> theta = torch.zeros(x.shape[1], dtype=torch.float64, requires_grad=True)
@@ -174,28 +165,16 @@ class HMCECS(SharedSettings):
 
     Note:
         Start near the mode. The closure must always be the same function of parameters
-        and indices: switch off dropout and batch norm's statistics. It is called with
-        the same tensor object as long as u is the same, by which a cache such as
-        :class:`GatheredRows` can know it; and it may be called where a trajectory has
-        run out of bounds: give torch's distributions ``validate_args=False``.
-        θ* is where the parameters are when the first step is made, unless
-        :meth:`set_anchor` or :meth:`warmup` chose it. ``control_variate``,
-        ``mass_matrix`` and the temperature of the mass act from the next
-        :meth:`set_anchor` on; other sizes, blocks or another seed draw u anew.
-        For a regression give a :class:`LogLikelihood` with ``rows``: expansions then
-        take no backward pass through the model. Use parameters in float64:
-        log-likelihoods enter N / m times, their rounding too. ``p.grad`` is neither
-        read nor written. Deviation from the paper: θ* is the mean of the second half of
-        the draws since it was chosen last, and the mass is from its Hessian from the
-        start.
+        and indices: switch off dropout and batch norm's statistics. Use parameters in
+        float64: log-likelihoods enter N / m times, their rounding too. For a regression
+        give a :class:`LogLikelihood` with ``rows``, by which expansions take no
+        backward pass. ``p.grad`` is neither read nor written. More:
+        docs/samplers/hmcecs.md.
 
     Reference:
         K.-D. Dang, M. Quiroz, R. Kohn, M.-N. Tran and M. Villani, Hamiltonian Monte
         Carlo with Energy Conserving Subsampling, JMLR 20, 2019: algorithm 1, eq. 4.1 to
-        4.7 and 5.1 to 5.3. Blocks: M.-N. Tran, R. Kohn, M. Quiroz and M. Villani, The
-        Block Pseudo-Marginal Sampler, 2016. Signs: A.-M. Lyne et al., On Russian
-        Roulette Estimates for Bayesian Inference with Doubly-Intractable Likelihoods,
-        Statistical Science 2015.
+        4.7 and 5.1 to 5.3.
     """
 
     _SETTINGS = settings("HMCECS")
@@ -515,19 +494,13 @@ class HMCECS(SharedSettings):
         """Makes steps that adapt θ*, the mass, the step size, and the subsample's size.
 
         θ* is first put where the parameters are, and after every ``anchor_every`` steps
-        to the mean of the second half of the draws since, the mass matrix with it,
-        unless less than half as many steps are left. The step size is adapted by dual
-        averaging, as in :meth:`HMC.warmup`, and ends as the average of those tried
-        since θ* was chosen last. Half-way between that and the end, a of the
-        signed estimator is set to the mean estimate of Σ d less λ, and with
-        ``target_variance`` the size of the subsample. Then all is frozen, and the
-        counts of acceptances and divergences begin afresh.
+        to the mean of the second half of the draws since, the mass matrix with it. The
+        step size is adapted by dual averaging, as in :meth:`HMC.warmup`. Then all is
+        frozen, and the counts of acceptances and divergences begin afresh.
 
-        If an exception ends it early (the closure's, or that of Ctrl-C), the sampler is
-        as after the last step that was made, and the warm-up is in progress: the next
-        call with the same arguments goes on with it, to the same end, bit for bit, also
-        in another process that has loaded the state dict. :meth:`set_anchor` gives it
-        up.
+        If an exception ends it early (the closure's, or that of Ctrl-C), the next call
+        with the same arguments goes on with it, to the same end, bit for bit, also in
+        another process that has loaded the state dict. :meth:`set_anchor` gives it up.
 
         Args:
             closure: as for :meth:`step`.
@@ -535,19 +508,16 @@ class HMCECS(SharedSettings):
             target_acceptance: in (0, 1), of trajectories. Default: 0.8.
             anchor_every: >= 1. Default: 200.
             target_variance: > 0: m ("perturbed") or λ ("signed") is chosen so that the
-                variance of log|L̂| is about this; 1 is the guideline where successive
-                estimates are independent (Pitt et al. 2012), and one that also keeps
-                the perturbation small; m does not fall below 30, or what it was if
-                that is less. λ is also chosen so large that negative signs cost less
-                than 2 % of the effective draws. None leaves the sizes as they are.
-                Default: None.
+                variance of log|L̂| is about this; 1 is the guideline. m does not fall
+                below 30, or what it was if that is less. None leaves the sizes as they
+                are. Default: None.
             progress: show progress bars, if tqdm is installed. Default: True.
 
         Raises:
             ValueError: an argument is out of range, or differs from that of the warm-up
                 in progress. Nothing has changed.
-            RuntimeError: see :meth:`set_anchor`; or the chain has left, see the class,
-                *Out of bounds*. The warm-up is then in progress.
+            RuntimeError: see :meth:`set_anchor`; or the chain has left the posterior.
+                The warm-up is then in progress.
         """
         check_real("target_acceptance", target_acceptance, high=1.0, low_open=True)
         if target_variance is not None:

@@ -98,11 +98,9 @@ class _BatchSampler(torch.utils.data.Sampler[list[int]]):
 class IndependentBatchSampler(_BatchSampler):
     """Minibatches that are drawn independently of each other, uniformly.
 
-    For :class:`torch.utils.data.DataLoader`, in place of ``shuffle=True``, which
-    deals all data once an epoch: minibatches then depend on each other, as what one
-    has another one cannot have, and samplers that rely on independent noise lose
-    their law. A minibatch of n data takes O(n) time and memory, however many data
-    there are.
+    For :class:`torch.utils.data.DataLoader`, in place of ``shuffle=True``, whose
+    minibatches depend on each other: samplers that rely on independent noise lose
+    their law with it. A minibatch of n data takes O(n) time and memory.
 
     Args:
         num_data: N, the number of data, >= 1.
@@ -113,8 +111,7 @@ class IndependentBatchSampler(_BatchSampler):
         num_batches: length of one iteration, >= 1. Default: N / n, rounded up.
             Every iteration goes on with new draws.
         seed: key of the draws, a 64-bit int. None draws one from torch's default
-            generator. A sampler may have the same seed: they share no random number.
-            Default: None.
+            generator. A sampler may have the same seed. Default: None.
 
     Raises:
         TypeError: a number of the wrong type.
@@ -128,13 +125,9 @@ class IndependentBatchSampler(_BatchSampler):
         >>> x, y = data[batches.draw(1)[0]]  # or without a loader
 
     Note:
-        A minibatch is a pure function of the seed and of how many were drawn before
-        it, so :meth:`state_dict` resumes to the bit, in the middle of an iteration
-        too. But a loader with ``num_workers`` > 0 draws minibatches before they are
-        used (``prefetch_factor`` for each worker), and :meth:`state_dict` counts what
-        was drawn. To resume there, save the state at the end of an iteration, or
-        subtract from ``num_drawn`` and ``position`` what was not used yet. Give each
-        data-parallel replica a seed of its own.
+        :meth:`state_dict` resumes to the bit, in the middle of an iteration too, but
+        counts what a loader with ``num_workers`` > 0 drew ahead as used. Give each
+        data-parallel replica a seed of its own. More: docs/samplers/minibatch.md.
     """
 
     def __init__(
@@ -169,12 +162,9 @@ class StratifiedBatchSampler(_BatchSampler):
 
     Of a stratum of :math:`N_k` data a minibatch of n has
     :math:`n_k = n N_k / N` (proportional allocation), drawn uniformly without
-    replacement. Where that is no whole number, it is rounded up or down at random,
-    with the exact mean :math:`n N_k / N` and the sum n. So each datum is in a
-    minibatch with probability n/N, and the **plain mean over a minibatch is
-    unbiased**, for strata of any sizes and more strata than data in a minibatch too:
-    no weights are needed. What differs between strata is then no longer noise.
-    With strata from :func:`kmeans_strata` and :class:`SGHMC` this is CP-SGHMC.
+    replacement, rounded up or down at random. Each datum is in a minibatch with
+    probability n/N, so the **plain mean over a minibatch is unbiased**: no weights are
+    needed. With strata from :func:`kmeans_strata` and :class:`SGHMC` this is CP-SGHMC.
 
     Args:
         strata: the stratum of each datum: N integers, any values.
@@ -194,9 +184,7 @@ class StratifiedBatchSampler(_BatchSampler):
 
     Note:
         A minibatch lists its data stratum by stratum: a part of it is no stratified
-        minibatch. Resuming is as for :class:`IndependentBatchSampler`. Any other
-        allocation needs the weights N_k / (N n_k) in the loss; this one makes them
-        equal on average.
+        minibatch. Resuming is as for :class:`IndependentBatchSampler`.
 
     Reference:
         T. Fu and Z. Zhang, CPSG-MCMC: Clustering-Based Preprocessing method for

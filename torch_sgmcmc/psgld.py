@@ -64,9 +64,7 @@ class PSGLD(Sampler):
 
     With ``adapt=True, gamma=False``, the literature's usual practice, it is **not** the
     target: V follows θ, and the chain samples :math:`e^{-U/T} / E[G | \theta]`, too
-    wide wherever large gradients mark the tails. On N(0, 1) at lr = 0.01 with exact
-    gradients the variance is 1.79, 1.34, 1.05 for a = 0.9, 0.99, 0.999 (2 in the limit
-    of small lr); minibatch noise, which makes V less dependent on θ, lessens the bias.
+    wide wherever large gradients mark the tails.
 
     Args:
         params: parameters or param groups, as for :class:`torch.optim.SGD`.
@@ -84,9 +82,8 @@ class PSGLD(Sampler):
         prior_precision: λ >= 0, precision of the Gaussian prior N(0, 1/λ) on each
             parameter; 0 is a flat prior. Default: 0.
         temperature: T >= 0; 1 is the Bayesian posterior, 0 gives RMSprop. Default: 1.
-        seed: key of the noise, a 64-bit int. None draws one from torch's default
-            generator, so that ``torch.manual_seed`` makes it repeatable; ranks of a
-            process group take rank 0's (see :class:`Sampler`). Default: None.
+        seed: key of the noise, a 64-bit int; None draws one, see :class:`Sampler`.
+            Default: None.
         capturable: keep the step counter in device memory, so that ``step()`` can be
             captured in a CUDA graph after one ordinary step. Excludes Γ, which needs
             autograd. Default: False.
@@ -95,15 +92,11 @@ class PSGLD(Sampler):
 
     State:
         * ``square_average`` (shape of the parameter; fp64 for fp64 parameters, else
-          fp32): V. Starts as the first gradient's square; as Γ begins, (T/N) \|h\| is
-          added, and where V is 0 then, the mean over the tensor takes its place.
+          fp32): V. Starts as the first gradient's square, with Γ plus (T/N) \|h\|.
         * ``sensitivity`` (same shape and dtype), with Γ only: J W. Starts as 2 ḡ h
           (as 0 if V was there before).
-        * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, of which
-          the parameter is the rounded value, see the Note of :class:`SGLD`.
-
-        While ``adapt`` is False, :math:`\sqrt{G}` is kept as well (same shape and
-        dtype, not in the state dict), which takes less time than making it anew.
+        * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, see
+          :class:`SGLD`.
 
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step.
@@ -126,42 +119,15 @@ class PSGLD(Sampler):
         ...         F.cross_entropy(model(x), y).backward()
         ...         sampler.step()
 
-        Adaptation throughout, with Γ:
-
-        >>> sampler = PSGLD(model.parameters(), lr=1e-3, num_data=50_000)
-        >>> for x, y in loader:
-        ...     sampler.zero_grad()
-        ...     F.cross_entropy(model(x), y).backward(create_graph=True)
-        ...     sampler.step()
+        Adaptation throughout, with Γ, takes ``backward(create_graph=True)``.
 
     Note:
-        Γ differs from the paper's :math:`\Gamma_i = \partial G_i / \partial \theta_i`,
-        read as the derivative of the current V by the current θ: of that only the last
-        gradient depends, W would be 2 (1 - a) ḡ h, and nearly all of the bias would
-        stay (variance 1.67, 1.33, 1.05 in the example above; with W as it is here 1.09,
-        1.05, 1.00, and 1 in the limit of small lr). All gradients that V remembers were
-        taken near θ, so their derivatives count too, each as far as θ then and θ
-        now still move together, which is what J says.
-
-        The diagonal h is estimated with random signs z as z ∘ ∂(ḡ·z)/∂θ
-        (Hutchinson), from the very minibatch and dropout mask of ḡ. It is unbiased, and
-        exact if the Hessian is diagonal; the signs are as repeatable as the noise.
-        ``create_graph=True`` keeps the graph alive as long as ``p.grad`` does: call
-        ``zero_grad()`` (which sets it to None) before every backward pass. Operations
-        on gradients in between (clipping) do not enter h. Not for
-        ``torch.amp.GradScaler`` while Γ is on: use bfloat16 autocast, which needs none.
-
-        V is made of ḡ, without the prior, as in the paper. A coordinate whose gradients
-        vanish altogether has G = 1/ε: it needs a prior, or a larger ``eps``.
-
-        Γ goes with :math:`V^{-3/2}`. The first is bounded by the start of V, to less
-        than 0.4 lr, later ones by the number of gradients that V rests on; where these
-        are few, with ``decay`` near 0 or gradients that are mostly 0, the discretised
-        chain is not to be trusted. N(0, 1) at lr = 0.01, 4,000 coordinates started in
-        it, 30,000 steps with exact gradients: the largest move by Γ was 0.07 of the
-        noise's deviation for a = 0.99, 0.5 for 0.9, 3.6 for 0.5; at a = 0 the chain is
-        lost. If each gradient is 0 in 49 of 50 steps (and 50-fold in the other), the
-        variance is 1.14 for a = 0.999, but 2.5 for 0.99, where V rests on two.
+        Γ differs from the paper's, with which nearly all of the bias would stay. Call
+        ``zero_grad()`` before every backward pass with ``create_graph=True``: the graph
+        lives as long as ``p.grad``. Not for ``torch.amp.GradScaler`` while Γ is on: use
+        bfloat16 autocast. A coordinate whose gradients vanish altogether has G = 1/ε:
+        it needs a prior, or a larger ``eps``. With ``decay`` near 0, or gradients that
+        are mostly 0, do not trust the chain with Γ. More: docs/samplers/psgld.md.
 
     Reference:
         C. Li, C. Chen, D. Carlson and L. Carin, Preconditioned Stochastic Gradient
@@ -371,7 +337,7 @@ def _begin_gamma(
     scale: float,
     is_new: bool,
 ) -> None:
-    """Starts V and W so that Γ is bounded: Note [Where Gamma begins], psgld.h."""
+    """Starts V and W so that Γ is bounded: docs/samplers/psgld.md."""
     square = state["square_average"]
     sensitivity = torch.zeros_like(p, dtype=square.dtype)
     h = curvature.to(square.dtype)

@@ -67,37 +67,22 @@ class Sampler(Optimizer):
     dicts.
 
     All bookkeeping lives in the param groups, and so goes through ``state_dict``,
-    pickle and deepcopy like any hyperparameter. (``torch.distributed.checkpoint`` has
-    no place for what belongs to the sampler as a whole, and torch casts what is kept
-    of a parameter to its dtype.) It is none: ``defaults`` has but the ``seed``.
+    pickle and deepcopy like any hyperparameter:
 
     * ``seed``: the key of the noise, equal in all groups;
     * ``step``: number of updates made, equal in all groups; an int, or with
       ``capturable`` an int64 scalar on the parameters' device;
     * ``offsets``: for each parameter, the index of its first element in the
-      noise stream. Fixed when the parameter is added, so that a missing gradient
-      never shifts another parameter's noise;
+      noise stream, fixed when the parameter is added;
     * ``nonfinite`` and ``num_skipped`` (as ``step``, an int or a scalar), equal in
       all groups.
 
-    **Gradients that are not finite** would enter parameters, momenta and averages, and
-    stay there. ``nonfinite="raise"`` raises a RuntimeError that names the parameter
-    and counts its NaN and infinite elements, ``"skip"`` leaves the step out and counts
-    it in :attr:`num_skipped`. Either way the step is not made: parameters, state, noise
-    and step counter are as before, and the chain that goes on is the one that never saw
-    this gradient. ``"allow"`` does not look. On a GPU the host does not wait: the
-    device leaves the update out, and the error is raised at the beginning of the next
-    step; with ``capturable``, or traced by ``torch.compile``, none is raised, and such
-    steps are left out and counted also with ``"raise"``. (The first step of a parameter
-    waits, and steps of parameters on several devices.)
-
-    Clipping gradients changes the target density: where gradients are long, it is
-    another one that is followed, with heavier tails. So does leaving out steps, as far
-    as it depends on θ which are left out.
-
-    Where there is an ``lr``, it may be a Tensor of one number, as for torch's own
-    optimizers: it is read at every step (on a GPU that waits for it), and excludes
-    ``capturable``.
+    **Gradients that are not finite** reach neither parameters nor state, noise and step
+    counter: ``nonfinite="raise"`` raises a RuntimeError that names the parameter (on a
+    GPU at the next step; with ``capturable`` or in ``torch.compile`` none, and the step
+    is left out), ``"skip"`` leaves the step out and counts it in :attr:`num_skipped`,
+    ``"allow"`` does not look. Clipping gradients changes the target density, and so
+    does leaving out steps. More: docs/samplers/sampler.md.
 
     Args:
         params: parameters, dicts that define param groups, or named parameters,
@@ -105,27 +90,18 @@ class Sampler(Optimizer):
             float64, bfloat16 or float16, and no two in the same memory.
         defaults: hyperparameters of groups that do not set their own.
         seed: the seed, any 64-bit int; None draws one from torch's default
-            generator.
+            generator, so that ``torch.manual_seed`` makes it repeatable; ranks of a
+            process group take rank 0's.
         nonfinite: "raise", "skip" or "allow", see above. Default: "raise".
-        capturable: keep the step counter in device memory, see :class:`SGLD`.
+        capturable: keep the step counter in device memory, see :class:`SGLD`. Excludes
+            an ``lr`` that is a Tensor.
 
     Several processes:
-        Where the default process group of ``torch.distributed`` is initialised, a seed
-        that was not given is that of rank 0: the constructor is then a collective call
-        (and if the group is initialised later, the first step), which waits for all
-        ranks. Replicas with one seed and equal gradients, as
-        :class:`~torch.nn.parallel.DistributedDataParallel` leaves them, stay equal to
-        the bit. A seed that is given is respected, and nothing is communicated: give
-        replicas the same, and chains of their own different ones
-        (``seed=fold_in(seed, rank)``); give one, too, to a sampler that only some ranks
-        construct. Samplers that go by what a rank alone has seen (:class:`HMC`,
-        :class:`HMCECS`, :class:`SBPS`, and :class:`PSGLD` with Γ) raise a RuntimeError
-        in a group of several ranks, and so do all inside
-        ``ZeroRedundancyOptimizer`` and with parameters of
-        ``FullyShardedDataParallel``.
-
-        Several samplers in one process need different seeds, see :func:`fold_in`;
-        :class:`SharedNoiseWarning` tells of two that take turns with one.
+        Where the default process group of ``torch.distributed`` is initialised, the
+        constructor without a seed is a collective call (and if the group is initialised
+        later, the first step). A seed that is given is respected: give replicas the
+        same, and chains of their own, or samplers of one process, different ones (see
+        :func:`fold_in`). More: docs/distributed.md.
     """
 
     #: Keys that the sampler manages itself; a param group must not set them. But for

@@ -78,13 +78,10 @@ class Evaluations(NamedTuple):
     """How many examples have been differentiated.
 
     Args:
-        derivatives: along the direction of flight; every step does so for all examples
-            of its minibatch. Divided by N it is the number of epochs.
+        derivatives: along the direction of flight, for all examples of each step's
+            minibatch. Divided by N it is the number of epochs.
         gradients: by all parameters. In forward mode (with ``model``) those of the
-            minibatches that the particle bounced on; in reverse mode all, since the
-            derivatives are made from the gradient. The one that forward mode is
-            compared with, at the first event of a process, is not counted: a chain
-            that is resumed counts what one that was never stopped does.
+            minibatches that the particle bounced on; in reverse mode all.
     """
 
     derivatives: int
@@ -102,7 +99,7 @@ class Diagnostics:
         bounce_rate: bounces per trajectory time.
         proposals_per_bounce: 1 / the rate of acceptance.
         violation_rate: the part of the proposals at which the observed rate was above
-            the proposed one. This is where the bias comes from; see ``confidence``.
+            the proposed one: where the bias comes from, see ``confidence``.
         mean_segment_length: trajectory time between two changes of velocity.
     """
 
@@ -137,9 +134,7 @@ class SBPS(SharedSettings):
     above the band, a **violation**, bounces are lost, and that is the only bias.
 
     One step is one event: the particle moves to where a bounce is proposed, observes a
-    minibatch there, and bounces or flies on. Where the regression cannot tell as far
-    as the next proposal, it only observes: mostly in the first steps of all, which are
-    short. With ``preconditioned=True``, θ moves
+    minibatch there, and bounces or flies on. With ``preconditioned=True``, θ moves
     along Av and bounces with Ag, where the diagonal A is learned at bounces from
     :math:`V \leftarrow b V + (1 - b) \bar g^2` with :math:`\bar g = g\,T/N`:
     :math:`A = 1 / (\sqrt{V} + \epsilon)`, divided by its mean.
@@ -160,9 +155,9 @@ class SBPS(SharedSettings):
         confidence: k >= 0, half width of the band in standard deviations. More is less
             bias and more proposals. Default: 3.
         refresh_rate: rate, per trajectory time, of drawing a new velocity, uniform on
-            the unit sphere; >= 0. The noise of minibatches turns the velocity by
-            itself; with exact gradients (n = N) choose about 1 / (the length of some
-            typical segments), or the chain may not reach all of the space. Default: 0.
+            the unit sphere; >= 0. With exact gradients (n = N) choose about 1 / (the
+            length of some typical segments), or the chain may not reach all of the
+            space. Default: 0.
         preconditioned: pSBPS. Default: False.
         adapt: whether A is learned. While it is, the target is sampled up to an error
             of the order of 1 - ``decay``; set ``group["adapt"] = False`` in all groups
@@ -172,18 +167,16 @@ class SBPS(SharedSettings):
         sample_interval: trajectory time between two samples, > 0; None if there are
             none. A multiple of the mean segment length (see :attr:`diagnostics`) is
             reasonable. Default: None.
-        replacement: whether minibatches are drawn with replacement. Their noise is
-            :math:`\frac{N^2}{n} (1 - \frac{n}{N}) \mathrm{Var}` if not, and then n <=
-            N, and without the middle factor if so. Default: False.
+        replacement: whether minibatches are drawn with replacement: if not, n <= N.
+            Default: False.
         model: the module whose parameters are sampled and that the closure calls. Then
-            derivatives are made in forward mode, in one pass, and gradients only where
-            the particle bounces. None is reverse mode, at about the cost of three
-            gradients. Default: None.
-        seed: key of all random draws, a 64-bit int. None draws one from torch's default
-            generator, so that ``torch.manual_seed`` makes it repeatable. Default: None.
+            derivatives are made in forward mode, and gradients only where the particle
+            bounces. None is reverse mode. Default: None.
+        seed: key of all random draws, a 64-bit int; None draws one, see
+            :class:`Sampler`. Default: None.
         nonfinite: what to do about losses and derivatives that are not finite: "raise",
-            or "skip", which leaves the event out, see :class:`Sampler`. The next step
-            observes another minibatch at the same place. Default: "raise".
+            or "skip", which leaves the event out, see :class:`Sampler`. Default:
+            "raise".
 
     State:
         ``origin`` and ``velocity`` (shape of the parameter; fp64 for fp64 parameters,
@@ -213,17 +206,10 @@ class SBPS(SharedSettings):
         >>> sampler.diagnostics, sampler.evaluations
 
     Note:
-        Parameters that do not require gradients stand still; all others move, also
-        where a loss does not depend on them. If a parameter is changed between two
-        steps (not through ``.data``), or a prior precision, or the set of parameters
-        that move, the particle flies on from where it is, and observes afresh. The
-        sampler clears gradients and leaves none. Where a minibatch has been observed
-        without a proposal (at the start of a line, and at the end of the time that the
-        regression can be trusted for), the particle cannot bounce. The regression is
-        that of the paper, over the last 32 observations, with two additions (see
-        ``csrc/host/line_regression.h``): observations are never trusted to more than a
-        thousandth, and :math:`\rho^2` grows with what the regression was seen to miss.
-        The prior of the slope is learned by steps on the marginal likelihood.
+        All parameters that require gradients move, also where a loss does not depend
+        on them; the sampler clears gradients and leaves none. After a change of a
+        parameter between two steps (not through ``.data``) or of a prior precision
+        the particle flies on from where it is. More: docs/samplers/sbps.md.
 
     Reference:
         A. Pakman, D. Gilboa, D. Carlson and L. Paninski, Stochastic Bouncy Particle

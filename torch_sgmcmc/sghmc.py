@@ -64,14 +64,12 @@ class SGHMC(Sampler):
             gradients, and used after the first 100 of them. β̂ > α is an error that
             names both numbers. Default: 0.
         resample_momentum_every: k >= 0; before every k-th update the momentum is
-            drawn afresh from its stationary law given θ (see the Note). 0 never
-            does. Default: 0.
+            drawn afresh from its stationary law given θ. 0 never does. Default: 0.
         initial_momentum: ``"stationary"`` draws the first momentum from its
             stationary law N(0, lr T / N), ``"zeros"`` starts at rest. Default:
             "stationary".
-        seed: key of the noise, a 64-bit int. None draws one from torch's default
-            generator, so that ``torch.manual_seed`` makes it repeatable; ranks of a
-            process group take rank 0's (see :class:`Sampler`). Default: None.
+        seed: key of the noise, a 64-bit int; None draws one, see :class:`Sampler`.
+            Default: None.
         capturable: keep the step counter in device memory, so that ``step()`` can be
             captured in a CUDA graph after one ordinary step. Excludes
             ``noise_estimate="online"``, which needs the host. Default: False.
@@ -83,8 +81,8 @@ class SGHMC(Sampler):
           v.
         * ``previous_grad``, ``grad_variance`` (same shape and dtype) and
           ``num_grads`` (int), only with ``noise_estimate="online"``.
-        * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, of which
-          the parameter is the rounded value, see the Note of :class:`SGLD`.
+        * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, see
+          :class:`SGLD`.
 
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step.
@@ -99,18 +97,10 @@ class SGHMC(Sampler):
         ...     sampler.step()
 
     Note:
-        ``momentum = 0`` carries no momentum over: that is SGLD. ``"online"`` is
-        the paper's empirical Fisher information with successive differences, which
-        the wandering of the mean gradient along the chain does not inflate (what is
-        left, its move within one step, is of the order of ``lr``). Early in
-        training gradients are noisiest: if β̂ > α stops the chain there, start with
-        0 and set ``group["noise_estimate"] = "online"`` after burn-in.
-        In this scheme v belongs to the time half a step before θ's, and its
-        stationary law given θ is N(lr g / (1 + m), 2 lr T / ((1 + m) N)) with
-        m = ``momentum``. That is what ``resample_momentum_every`` draws, with the
-        gradient of the update itself. Drawing from N(0, lr T / N) instead, as the
-        paper's pseudocode suggests, samples at about the temperature T k / (k + 1),
-        however small ``lr``.
+        ``momentum = 0`` carries no momentum over: that is SGLD. If β̂ > α stops the
+        chain early in training, where gradients are noisiest, start with 0 and set
+        ``group["noise_estimate"] = "online"`` after burn-in. More:
+        docs/samplers/sghmc.md.
 
     Reference:
         T. Chen, E. B. Fox and C. Guestrin, Stochastic Gradient Hamiltonian Monte

@@ -43,9 +43,8 @@ class SGLD(Sampler):
             parameter; 0 is a flat prior. Default: 0.
         temperature: T >= 0; 1 is the Bayesian posterior, 0 gives plain SGD.
             Default: 1.
-        seed: key of the noise, a 64-bit int. None draws one from torch's default
-            generator, so that ``torch.manual_seed`` makes it repeatable; ranks of a
-            process group take rank 0's (see :class:`Sampler`). Default: None.
+        seed: key of the noise, a 64-bit int; None draws one, see :class:`Sampler`.
+            Default: None.
         capturable: keep the step counter in device memory, so that ``step()`` can be
             captured in a CUDA graph: every replay then injects fresh noise.
             Hyperparameters are frozen into the graph. Each param group must lie on
@@ -71,13 +70,10 @@ class SGLD(Sampler):
         ...     sampler.step()
 
     Note:
-        A parameter in bf16 or fp16 would lose all moves below half a unit in its last
-        place, and with them the law of the chain. θ is therefore kept in fp32, as
-        ``state[p]["master"]``, and the parameter is θ rounded to nearest; the gradient
-        is that at the rounded θ. That holds for every sampler of this library. Where
-        the parameter is changed between steps (clamped, loaded), θ is what it then
-        is. Samples in full precision are those of ``master``; rounding adds about
-        u²/12 to their variance, with u a unit in the last place (2^-7 for bf16 at 1).
+        With every sampler of this library, of a parameter in bf16 or fp16 θ is kept in
+        fp32, as ``state[p]["master"]``; the parameter is θ rounded to nearest, and the
+        gradient is that at the rounded θ. Where the parameter is changed between steps
+        (clamped, loaded), θ is what it then is. More: docs/samplers/sgld.md.
 
     Reference:
         M. Welling and Y. W. Teh, Bayesian Learning via Stochastic Gradient Langevin

@@ -56,9 +56,8 @@ class SGNHT(Sampler):
             parameter; 0 is a flat prior. Default: 0.
         temperature: T >= 0; 1 is the Bayesian posterior, 0 gives SGD with momentum.
             Default: 1.
-        seed: key of the noise, a 64-bit int. None draws one from torch's default
-            generator, so that ``torch.manual_seed`` makes it repeatable; ranks of a
-            process group take rank 0's (see :class:`Sampler`). Default: None.
+        seed: key of the noise, a 64-bit int; None draws one, see :class:`Sampler`.
+            Default: None.
         capturable: keep the step counter in device memory, so that ``step()`` can be
             captured in a CUDA graph after one ordinary step. Default: False.
         nonfinite: what to do about gradients that are not finite: "raise", "skip" or
@@ -69,8 +68,8 @@ class SGNHT(Sampler):
           v. Starts from its stationary law N(0, lr T / N).
         * ``thermostat`` (same shape and dtype): α - A, starts at 0. Its mean over time
           estimates β̂, the ``noise_estimate`` that SGHMC would need.
-        * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, of which
-          the parameter is the rounded value, see the Note of :class:`SGLD`.
+        * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, see
+          :class:`SGLD`.
 
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step.
@@ -85,22 +84,10 @@ class SGNHT(Sampler):
         ...     sampler.step()
 
     Note:
-        The papers' thermostats watch v² instead of u². In this scheme v belongs to the
-        time half a step before θ's; its stationary variance is lr T / ((1 - α/2) N),
-        and a thermostat that holds v² at lr T / N samples at the temperature
-        T (1 - α/2), however small ``lr``: 5 % too cold for ``momentum=0.9``. (In the
-        papers α vanishes with the step size; on SGD's scale it does not.) The mean u of
-        the momenta before and after θ has the variance lr T / N for every α.
-
-        Ding et al. have one thermostat for all coordinates; here each coordinate has
-        its own, as in Li et al., since minibatch noise differs between them. With large
-        N the default κ is small and the thermostats are slow: raise
+        With large N the default κ is small and the thermostats are slow: raise
         ``thermostat_rate`` if burn-in is shorter than (A + β̂) / κ steps, but keep its
-        root, the spread of α, well below A.
-
-        The state is α - A, so that a change of ``momentum`` changes the friction at
-        once and keeps what has been learnt about the noise, and so that fp32 resolves
-        steps of κ. Where lr T = 0 the thermostats rest.
+        root, the spread of α, well below A. Where lr T = 0 the thermostats rest. More:
+        docs/samplers/sgnht.md.
 
     Reference:
         N. Ding, Y. Fang, R. Babbush, C. Chen, R. D. Skeel and H. Neven, Bayesian

@@ -95,7 +95,7 @@ std::vector<std::vector<at::Tensor>> Curvatures(const std::vector<Work>& work) {
   return curvatures;
 }
 
-// Starts V and W so that Gamma is bounded: Note [Where Gamma begins].
+// Starts V and W so that Gamma is bounded: docs/samplers/psgld.md.
 void BeginGamma(PSGLDParamState& state,
                 const at::Tensor& grad,
                 const at::Tensor& curvature,

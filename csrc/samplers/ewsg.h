@@ -1,34 +1,10 @@
 // EWSG's weights, shared by CPU and CUDA: by how much a proposed minibatch is
 // to be preferred to the current one.
 //
-// Note [EWSG weights]
-// One SGHMC update with the minibatch gradient g = grad + (lambda / N) theta is
-//   v' = (1 - alpha) v - lr g + nu xi,   nu^2 = 2 alpha lr T / N,
-// eq. 3 of the paper with v = h r, lr / N = h^2, alpha = gamma h,
-// sigma^2 = 2 gamma T. The paper's n a_i = sqrt(h) N g / sigma is lr g / nu,
-// and its x = (r' - r + h gamma r) / (sigma sqrt(h)) is u / nu with
-//   u = v' - (1 - alpha) v,
-// so that the density of v' for a minibatch is exp(-|u + lr g|^2 / (2 nu^2)).
-// Theorem 2: with weights exp(W), W(g) = |u + lr g|^2 / (2 nu^2), this density
-// times the weight does not depend on the minibatch, and relative to the weight
-// of the full gradient it is the density of the full gradient's update. A
-// larger W is favoured. At v' itself, which is not known when the minibatch is
-// chosen, stands a surrogate:
-//   momentum       r' = r, v' = v    x = sqrt(h) gamma r / sigma  u = alpha v
-//   zero                             x = 0                        u = 0
-//   one                              x = 1 in each coordinate     u = nu
-//   full_momentum  r' = 0, v' = 0    x = (-1 + h gamma) r / (sigma sqrt(h))
-//                                                          u = -(1 - alpha) v
 // The decision between two minibatches needs the difference alone,
 //   W(g') - W(g) = N / (4 alpha T) sum (g' - g) (lr (g + g') + 2 u),
 // in which theta cancels from g' - g, the large common |u|^2 never appears, and
-// lr = 0 is no special case. If nothing is carried over, alpha = 1 and v = 0,
-// W(g) = lr N |g|^2 / (4 T): the overdamped variant (the paper's section F),
-// whose update is that of SGLD.
-//
-// Parameters with hyperparameters of their own (param groups) have independent
-// noise, so densities multiply and the groups' W, each with its own lr, alpha,
-// N and T, add up to the W of the sampler's single decision.
+// lr = 0 is no special case. W is derived in docs/samplers/ewsg.md.
 #pragma once
 
 #include <array>

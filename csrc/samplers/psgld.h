@@ -19,38 +19,10 @@
 namespace torch_sgmcmc {
 
 // Note [Gamma of a running mean]
-// While V adapts, G follows theta, and a move along -G g without correction
-// samples exp(-U) / E[G | theta], where the expectation is over the chain's
-// past (integrate the Fokker-Planck equation of (theta, V) over V). What is
-// needed is a drift whose mean given theta is T d E[G | theta] / d theta. The
-// derivative of G_t by theta_t alone, which the paper's Gamma suggests, is not
-// that: the last gradient is only the part 1 - a of V, while the others, taken
-// almost at the same theta, move along with it. On N(0, 1) at lr = 0.01 and
-// a = 0.9 no Gamma gives the variance 1.79, that Gamma 1.67; nor does it help
-// to let G lag behind by a step. The chain seen backwards in time from theta_t
-// is, up to O(lr), the same Langevin chain, so theta_{t - k} depends on theta_t
-// like the k-th step of a chain on its start: through the product of the steps'
-// Jacobians, J = 1 - lr G h with h the curvature of g. Hence
 //   Gamma = dG/dV W,   W_t = a J_{t - 1} W_{t - 1} + 2 (1 - a) grad h_t,
-// with h_t = d grad / d theta of the same minibatch: diagonals only, as G is
-// diagonal. J matters where V remembers longer than the chain does: without it
-// a skewed target acquires a drift that does not vanish with 1 - a. J is kept
-// in [0, 1 / a], so that W can never grow on its own. The target is then met up
-// to O(lr), for any a.
-
-// Note [Where Gamma begins]
-// Gamma goes with V^(-3/2), and a first gradient may be as small as it likes.
-// On a Gaussian the mean of grad^2 is (T / N) h, so V starts as grad^2 + (T /
-// N) |h|: then lr G grad <= lr, and Gamma, with W = dV/dtheta = 2 grad h, moves
-// by at most 2 / sqrt(27) lr, whatever grad and h are. (Without that W the
-// variance of N(0, 1) grows for a while, to 1.15 at lr = 0.1; with it to
-// the 1.05 at which it stays.) Where V would still be 0, for lack of a gradient
-// in the first minibatch, it starts as the tensor's mean. If V is there
-// already, Gamma having been left out so far, it may rest on one gradient: it
-// gets (T / N) |h| as well, but how it came to depend on theta is not known,
-// and W starts at 0. Later on Gamma is as good as the number of gradients that
-// V rests on: their mean is near 0 only if all are. It is not with a near 0,
-// nor where a coordinate's gradients are 0 for longer than V remembers.
+// with h_t = d grad / d theta of the same minibatch and J = 1 - lr G h kept in
+// [0, 1 / a], so that W can never grow on its own; docs/samplers/psgld.md tells
+// why, and where Gamma begins.
 
 struct PSGLDMoveCoefficients {
   PSGLDMoveCoefficients(double lr,

@@ -23,14 +23,10 @@
 namespace torch_sgmcmc {
 
 // Note [Momentum drawn afresh]
-// With the momentum first, v belongs to the time half a step before theta's.
-// Its stationary law given theta, for small lr, is therefore
-//   v | theta ~ N(lr g / (1 + m), 2 lr T / ((1 + m) N)),   m = momentum,
-// and a draw from N(0, lr T / N) before every k-th update would sample at about
-// the temperature T k / (k + 1), however small lr. The mean is added within the
-// update that follows the draw, m lr g / (1 + m) - lr g = -lr g / (1 + m): that
-// update takes the part 1 / (1 + m) of its gradient, and with it of the
-// minibatch's noise. For m -> 1 this is the leapfrog's first half step.
+// The mean of v's stationary law given theta (docs/samplers/sghmc.md) is added
+// within the update that follows the draw: with m = momentum,
+// m lr g / (1 + m) - lr g = -lr g / (1 + m), the part 1 / (1 + m) of its
+// gradient, and with it of the minibatch's noise.
 
 struct SGHMCCoefficients {
   SGHMCCoefficients(double lr,

@@ -7,25 +7,9 @@
 //
 // with g = grad + (lambda / N) theta and A = 1 - momentum: Ding et al. 2014,
 // algorithm 2, with a thermostat for each coordinate as in Li et al. 2015.
-// Noise that the minibatches bring heats v, the thermostat sees it and adds
-// friction until u^2 has the mean lr T / N again: alpha settles around A +
-// beta, beta = lr N Var(grad) / (2 T), which SGHMC would have to be told.
-//
-// The state is delta = alpha - A, and not alpha. An absolute alpha would keep
-// the friction when a scheduler changes the momentum, delta keeps the noise
-// account; and near 0 a float resolves the small changes, kappa = lr T / N by
-// default, that it would round away near 0.1.
+// The state is delta = alpha - A. Why u^2 stands where the papers have v^2, and
+// why delta, is in docs/samplers/sgnht.md.
 #pragma once
-
-// Note [The thermostat's momentum]
-// The papers write v^2 where u^2 stands above. But with the momentum first, v
-// belongs to the time half a step before theta's, and for small lr its
-// stationary variance is lr T / ((1 - alpha / 2) N). A thermostat that holds
-// v^2 at lr T / N therefore samples at the temperature T (1 - alpha / 2),
-// however small lr is: 5 % too cold for momentum 0.9. The papers escape that as
-// their alpha is proportional to their step size h, here A and lr are
-// independent. The mean u of the momenta before and after the gradient is the
-// momentum at theta's own time: it has the variance lr T / N for every alpha.
 
 #include <array>
 #include <cmath>

@@ -63,9 +63,8 @@ class LogLikelihood:
         ... )
 
     Note:
-        For Jacobians ``outputs`` is called with 8 data at a time, and each of these
-        calls is followed by a batch (``torch.vmap``) of a backward pass for each of
-        their outputs: write it so that few data are cheap.
+        For Jacobians ``outputs`` is called with 8 data at a time: write it so that few
+        data are cheap. More: docs/samplers/hmcecs.md.
 
     Reference:
         N. N. Schraudolph, Fast Curvature Matrix-Vector Products for Second-Order

@@ -211,9 +211,7 @@ struct ControlVariatesOptions {
 
 /// Gradients with a control variate at a fixed point, the anchor.
 ///
-/// For data near a mode θ* of the posterior the gradients of a minibatch at θ
-/// and at θ* have most of their noise in common. With ḡ the gradient of a
-/// minibatch's mean loss and ∇L̄ that of all data,
+/// With ḡ the gradient of a minibatch's mean loss and ∇L̄ that of all data,
 ///
 ///   g = ḡ(θ) - ḡ(θ*) + ∇L̄(θ*)
 ///
@@ -222,19 +220,10 @@ struct ControlVariatesOptions {
 /// and costs two backward passes and memory for one copy of the parameters and
 /// one of their gradients.
 ///
-/// The loss function is called twice for a minibatch, first with the parameters
-/// at the anchor, and once for each batch of the full pass. What it does
-/// besides happens as often: running statistics of batch norm see the anchor
-/// too, so use eval() for such layers. With dropout g is still unbiased, but
-/// the draws at θ and at the anchor differ, and so their noise does not cancel.
-///
-/// The parameters' data are exchanged for the anchor's and back again, not
-/// copied: θ is the same memory afterwards, also after an exception. A CUDA
-/// graph that holds the parameters' addresses will not see the exchange. For
-/// several chains in a leading dimension of the parameters, let the loss
-/// function return the sum of the chains' mean losses; each chain has its own
-/// anchor. The full gradient is added up in float64 and kept in float32 (for
-/// float64 parameters in float64).
+/// The loss function is called twice for a minibatch, first at the anchor: use
+/// eval() for batch norm. For several chains in a leading dimension of the
+/// parameters, let it return the sum of the chains' mean losses. More:
+/// docs/samplers/control_variates.md.
 ///
 /// Errors: std::invalid_argument and std::runtime_error as for Sampler, with
 /// Python's messages. Parameters and gradients are as before then, and so is
@@ -295,10 +284,8 @@ class ControlVariates {
         [&] { return loss_fn_(batch); }, weight, create_graph);
   }
 
-  /// The anchor and the full gradient there, or two None before there is any:
-  /// what Python's state_dict() returns. Tensors are shared, and never changed
-  /// later. Save it along with the sampler's: the chain then goes on bit for
-  /// bit, without another pass through the data.
+  /// What Python's state_dict() returns, to be saved along with the sampler's.
+  /// Tensors are shared, and never changed later.
   StateDict state_dict() const { return gradients_->state_dict(); }
 
   /// Loads what state_dict() returned, here or in Python. Throws
@@ -360,11 +347,8 @@ ControlVariates(torch::optim::Optimizer&,
 ///   torch_sgmcmc::SVRG estimator(
 ///       sampler, loss_fn, *large_batches, /*refresh_every=*/100);
 ///
-/// The count is that of the sampler's own steps. With EWSG, which makes several
-/// gradients a step, the anchor moves between two steps and never between
-/// gradients that are compared. A state dict has the anchor, the full gradient,
-/// the step they were made at and the schedule: with the sampler's it resumes
-/// in the middle of an epoch, without another pass.
+/// With the sampler's, a state dict resumes in the middle of an epoch, without
+/// another pass.
 ///
 /// Reference: A. Dubey et al., Variance Reduction in Stochastic Gradient
 /// Langevin Dynamics, NIPS 2016 (SVRG-LD).

@@ -71,10 +71,8 @@ class TORCH_SGMCMC_API HMCECSOptions : public OptionsOf<HMCECSOptions> {
   /// proposed anew in a step. Default: 100.
   TORCH_SGMCMC_ARG(int64_t, num_blocks) = 100;
 
-  /// 2 or 1, the order of the Taylor expansions. 2 stores a matrix [d, d] and,
-  /// for each datum of u, 2 d numbers, or d² if its Hessian is not of rank one;
-  /// 1 stores d for each. (Python has Gauss-Newton expansions as well.)
-  /// Default: 2.
+  /// 2 or 1, the order of the Taylor expansions. (Python has Gauss-Newton
+  /// expansions as well.) Default: 2.
   TORCH_SGMCMC_ARG(int64_t, control_variate) = 2;
 
   /// "dense", "diagonal" (both from the Hessian of all data at θ*) or
@@ -84,9 +82,8 @@ class TORCH_SGMCMC_API HMCECSOptions : public OptionsOf<HMCECSOptions> {
   /// λ >= 1, the number of factors, for "signed". Default: 100.
   TORCH_SGMCMC_ARG(int64_t, num_products) = 100;
 
-  /// > 0: subsamples and trajectories that lead to where the estimated variance
-  /// of log|L̂| is above this are rejected, the latter counted as divergences.
-  /// Default: 1000.
+  /// > 0: the target is restricted to θ and u where the estimated variance of
+  /// log|L̂| is at most this. Default: 1000.
   TORCH_SGMCMC_ARG(double, max_variance) = 1000.0;
 
   /// Number of data for which the sums over all data call the closure at a
@@ -203,20 +200,14 @@ struct HMCECSWarmup {
 /// to O(1 / (N m²)) if θ* is the mode. Look at estimator_variance(), which
 /// should not be far above 1.
 ///
-/// Both estimates are larger far away than anywhere in the posterior. So
-/// "signed" with num_products >= 10 rejects what leads to where the mean of
-/// its d̂ is below a; and where a warm-up chooses θ* anew, at its end, and
-/// between steps, for a tenth of their evaluations, both compute the log
-/// posterior of all data. More than d + sqrt(40 d) + 20 below what it is at
-/// θ*, in d dimensions, the chain has left, which is an error.
+/// With "dense" step_size and trajectory_length are in units of the posterior's
+/// standard deviations. Use parameters in float64, and start near the mode.
+/// More: docs/samplers/hmcecs.md.
 ///
-/// The mass matrix is the Hessian of U/T at θ*, so that step_size and
-/// trajectory_length are in units of the posterior's standard deviations.
-///
-/// Use parameters in float64, and start near the mode. Errors, beside those of
-/// Sampler: std::invalid_argument for log-likelihoods of a wrong shape,
-/// std::runtime_error if they have no graph or are not finite where a step
-/// starts or at θ*, or if the chain has left: then no parameter has changed.
+/// Errors, beside those of Sampler: std::invalid_argument for log-likelihoods
+/// of a wrong shape, std::runtime_error if they have no graph or are not finite
+/// where a step starts or at θ*, or if the chain has left: then no parameter
+/// has changed.
 ///
 /// Reference: K.-D. Dang, M. Quiroz, R. Kohn, M.-N. Tran and M. Villani,
 /// Hamiltonian Monte Carlo with Energy Conserving Subsampling, JMLR 20, 2019:

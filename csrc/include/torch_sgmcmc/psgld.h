@@ -67,8 +67,7 @@ class TORCH_SGMCMC_API PSGLDOptions : public OptionsOf<PSGLDOptions> {
 /// parameters and in fp32 for all others.
 class TORCH_SGMCMC_API PSGLDParamState : public ParamStateOf<PSGLDParamState> {
  public:
-  /// V. Starts as the first gradient's square; as Γ begins, (T/N) |h| is
-  /// added, and where V is 0 the mean over the tensor takes its place.
+  /// V. Starts as the first gradient's square, with Γ plus (T/N) |h|.
   at::Tensor square_average;
   /// J W, with Γ only. Starts as 2 ḡ h; as 0 if V was there before.
   at::Tensor sensitivity;
@@ -104,7 +103,7 @@ class TORCH_SGMCMC_API PSGLDParamState : public ParamStateOf<PSGLDParamState> {
 /// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2, once adapt is false,
 /// and with Γ while it is true. With adapt(true).gamma(false), the literature's
 /// usual practice, it does not: the chain is too wide wherever large gradients
-/// mark the tails. What Γ is made of is in csrc/samplers/psgld.h.
+/// mark the tails. What Γ is made of is in docs/samplers/psgld.md.
 ///
 /// Reference: C. Li, C. Chen, D. Carlson and L. Carin, Preconditioned
 /// Stochastic Gradient Langevin Dynamics for Deep Neural Networks, AAAI 2016,

@@ -136,15 +136,13 @@ struct Work {
 /// RuntimeError, in words of its own. A step that throws has changed no
 /// parameter.
 ///
-/// Gradients that are not finite would enter parameters, momenta and averages,
-/// and stay there. nonfinite("raise"), the default, throws std::runtime_error,
-/// which names the parameter and counts its NaN and infinite elements; "skip"
-/// leaves the step out and counts it in num_skipped(). Either way parameters,
-/// state, noise and step counter are as before. "allow" does not look. On a GPU
-/// the host does not wait: the device leaves the update out, and the error is
-/// thrown at the beginning of the next step; with capturable none is thrown,
-/// and such steps are left out and counted also with "raise". Clipping
-/// gradients changes the target density, and so does leaving out steps.
+/// Gradients that are not finite reach neither parameters nor state, noise and
+/// step counter: nonfinite("raise"), the default, throws std::runtime_error,
+/// which names the parameter (on a GPU at the next step; with capturable it
+/// does not, and the step is left out), "skip" leaves the step out and counts
+/// it in num_skipped(), "allow" does not look. Clipping gradients changes the
+/// target density, and so does leaving out steps. More:
+/// docs/samplers/sampler.md.
 class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
  public:
   /// Makes one update of all parameters that have a gradient.

@@ -48,11 +48,10 @@ class TORCH_SGMCMC_API SGLDParamState : public ParamStateOf<SGLDParamState> {
 /// order of lr, plus the variance that the minibatches' noise adds. No state
 /// but the seed, the step counter and the noise offsets in the groups' options.
 ///
-/// A parameter in bf16 or fp16 would lose all moves below half a unit in its
-/// last place, and with them the law of the chain. With every sampler of this
-/// library θ is therefore kept in fp32, as SamplerParamState::master, and the
-/// parameter is θ rounded to nearest; the gradient is that at the rounded θ.
-/// Where the parameter is changed between steps, θ is what it then is.
+/// With every sampler of this library, of a parameter in bf16 or fp16 θ is kept
+/// in fp32, as SamplerParamState::master; the parameter is θ rounded to
+/// nearest, and the gradient is that at the rounded θ. Where the parameter is
+/// changed between steps, θ is what it then is.
 ///
 /// Reference: M. Welling and Y. W. Teh, Bayesian Learning via Stochastic
 /// Gradient Langevin Dynamics, ICML 2011, eq. 4.

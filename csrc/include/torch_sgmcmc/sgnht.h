@@ -78,8 +78,8 @@ class TORCH_SGMCMC_API SGNHTParamState : public ParamStateOf<SGNHTParamState> {
 ///   α ← α + κ (u² N / (lr T) - 1),    u = (old v + new v) / 2,
 ///
 /// where α starts at A. Minibatch noise is absorbed as far as it is Gaussian,
-/// independent between coordinates and the same for all θ. Why u and not v, and
-/// how the thermostats scale, is in csrc/samplers/sgnht.h.
+/// independent between coordinates and the same for all θ. More:
+/// docs/samplers/sgnht.md.
 ///
 /// Reference: N. Ding et al., Bayesian Sampling Using Stochastic Gradient
 /// Thermostats, NIPS 2014, algorithm 2; C. Li et al., High-Order Stochastic

@@ -176,7 +176,6 @@ void Sampler::set_gate(std::vector<Work>& work) {
   }
 }
 
-// Counts a step that was left out.
 void Sampler::leave_out() {
   for (size_t group = 0; group < param_groups_.size(); ++group) {
     options_of(group).num_skipped_.add(1);
