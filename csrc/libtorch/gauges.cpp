@@ -17,6 +17,7 @@
 #include "libtorch/core/momentum.h"
 #include "libtorch/core/operators.h"
 #include "libtorch/core/text.h"
+#include "samplers/gauge.h"
 
 namespace torch_sgmcmc {
 
@@ -26,16 +27,6 @@ constexpr double kUnseen = std::numeric_limits<double>::quiet_NaN();
 // As in torch_sgmcmc/gauges.py.
 constexpr int64_t kNoiseEvery = 5;
 constexpr size_t kMostRows = 64;
-
-// Kinds of sums: csrc/samplers/gauge.h.
-enum GaugeKindOf : int64_t {
-  kLangevin,
-  kPreconditioned,
-  kMomentum,
-  kThermostat,
-  kNoise,
-  kPreconditionedNoise
-};
 
 using Tensors = std::vector<at::Tensor>;
 
@@ -158,6 +149,20 @@ struct Gauges::Observer {
     if (rows.size() >= kMostRows) read();
   }
 
+  // The index-th of `count` gauges from `first` on.
+  Temperatures at(int64_t index,
+                  int64_t first,
+                  int64_t count,
+                  const char* what) {
+    CheckInteger("index", index);
+    if (index >= count) {
+      Invalid("Invalid index: " + std::to_string(index) + " (there are " +
+              std::to_string(count) + " " + what + ")");
+    }
+    read();
+    return ReadGauge(host->gauges()[static_cast<size_t>(first + index)]);
+  }
+
   // Takes in what devices have summed since the last time.
   void read() {
     for (const auto& [added, has_noise] : rows) {
@@ -238,23 +243,23 @@ struct Gauges::Observer {
       return tensors;
     };
     Motion moves = plain ? Motion::kNone : motion();
-    GaugeKindOf kind = kLangevin;
+    GaugeKind kind = GaugeKind::kLangevin;
     Tensors movers;
     Tensors statistics;
     if (moves == Motion::kMomentum || moves == Motion::kThermostat) {
       if (states[0].contains("momentum")) {
-        kind = kMomentum;
+        kind = GaugeKind::kMomentum;
         movers = all_of("momentum");
       } else {
         moves = Motion::kLangevin;  // overdamped EWSG
       }
     }
     if (moves == Motion::kThermostat) {
-      kind = kThermostat;
+      kind = GaugeKind::kThermostat;
       statistics = all_of("thermostat");
     }
     if (moves == Motion::kLangevin && states[0].contains("square_average")) {
-      kind = kPreconditioned;
+      kind = GaugeKind::kPreconditioned;
       statistics = all_of("square_average");
     }
     Row row;
@@ -283,23 +288,25 @@ struct Gauges::Observer {
                           some_centers,
                           movers,
                           statistics,
-                          kind,
+                          static_cast<int64_t>(kind),
                           weight_decay,
                           decay,
                           eps);
     row.columns = movers.empty() ? std::vector<size_t>{0, 1}
                                  : std::vector<size_t>{0, 2, 3};
     if (has_noise) {
-      const bool weighted = kind == kPreconditioned;
-      row.noise = gauge_sums(lists.grads,
-                             positions,
-                             {},
-                             before,
-                             weighted ? statistics : Tensors(),
-                             weighted ? kPreconditionedNoise : kNoise,
-                             weight_decay,
-                             decay,
-                             eps);
+      const bool weighted = kind == GaugeKind::kPreconditioned;
+      row.noise = gauge_sums(
+          lists.grads,
+          positions,
+          {},
+          before,
+          weighted ? statistics : Tensors(),
+          static_cast<int64_t>(weighted ? GaugeKind::kPreconditionedNoise
+                                        : GaugeKind::kNoise),
+          weight_decay,
+          decay,
+          eps);
     }
     row.settings = {moves,
                     NumberOf(group, "lr", 0),
@@ -367,24 +374,12 @@ int64_t Gauges::num_observed() const {
 }
 
 Gauges::Temperatures Gauges::tensor(int64_t index) const {
-  CheckInteger("index", index);
-  observer_->read();
-  if (index >= observer_->host->num_tensors()) {
-    Invalid("Invalid index: " + std::to_string(index) + " (there are " +
-            std::to_string(observer_->host->num_tensors()) + " tensors)");
-  }
-  return ReadGauge(observer_->host->gauges()[static_cast<size_t>(index)]);
+  return observer_->at(index, 0, observer_->host->num_tensors(), "tensors");
 }
 
 Gauges::Temperatures Gauges::group(int64_t index) const {
-  CheckInteger("index", index);
-  observer_->read();
-  if (index >= observer_->host->num_groups()) {
-    Invalid("Invalid index: " + std::to_string(index) + " (there are " +
-            std::to_string(observer_->host->num_groups()) + " groups)");
-  }
-  return ReadGauge(observer_->host->gauges()[static_cast<size_t>(
-      observer_->host->num_tensors() + index)]);
+  const int64_t first = observer_->host->num_tensors();
+  return observer_->at(index, first, observer_->host->num_groups(), "groups");
 }
 
 Gauges::Temperatures Gauges::all() const {

@@ -44,7 +44,7 @@ struct GaugeNumbers {
 
 // Arrays: grad, theta, center, v or the gradient before, V or s.
 template <GaugeKind kKind>
-class GaugeSums {
+class GaugeTerms {
  public:
   static constexpr bool kOfNoise = CountOf(kKind) == 1;
   static constexpr bool kWeighted = kKind == GaugeKind::kPreconditioned ||
@@ -62,7 +62,7 @@ class GaugeSums {
       CountOf(kKind) != 2,
       kWeighted || kKind == GaugeKind::kThermostat};
 
-  explicit GaugeSums(const GaugeNumbers& numbers) : n_(numbers) {}
+  explicit GaugeTerms(const GaugeNumbers& numbers) : n_(numbers) {}
 
   SG_INLINE std::array<double, CountOf(kKind)> operator()(
       const double (&x)[5]) const {

@@ -20,7 +20,7 @@ Tensor GaugeSumsOf(const TensorList& grads,
                    const TensorList& movers,
                    const TensorList& statistics,
                    const GaugeNumbers& numbers) {
-  using Map = GaugeSums<kKind>;
+  using Map = GaugeTerms<kKind>;
   constexpr const char* kOp = "gauge_sums";
   const auto or_else = [](const TensorList& list,
                           const TensorList& other) -> const TensorList& {
