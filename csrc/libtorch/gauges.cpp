@@ -58,7 +58,7 @@ struct Gauges::Observer {
     std::vector<size_t> columns;  // of sums, among those of GaugeSums
     at::Tensor sums;
     at::Tensor noise;  // may be undefined
-    GaugeSettings settings;
+    GaugeSettings settings{};
   };
 
   Observer(Sampler& of, const GaugesOptions& options)
@@ -91,8 +91,9 @@ struct Gauges::Observer {
               " parameters)");
     };
     as_many("names", names.size());
-    if (!options.centers().empty())
+    if (!options.centers().empty()) {
       as_many("centers", options.centers().size());
+    }
     for (size_t i = 0; i < options.centers().size(); ++i) {
       const at::Tensor& center = options.centers()[i];
       const std::string which = "Invalid centers: number " + std::to_string(i);
@@ -143,8 +144,10 @@ struct Gauges::Observer {
 
   void add(const std::vector<Work>& work, bool plain, bool has_noise) {
     std::vector<Row> added;
-    for (const Work& lists : work)
+    added.reserve(work.size());
+    for (const Work& lists : work) {
       added.push_back(sum(lists, plain, has_noise));
+    }
     rows.emplace_back(std::move(added), has_noise);
     if (rows.size() >= kMostRows) read();
   }

@@ -68,10 +68,12 @@ void BindGauges(py::module_& m) {
              const std::vector<std::pair<Numbers, Kinds>>& settings,
              bool has_noise) {
             std::vector<torch_sgmcmc::GaugeSums> all;
+            all.reserve(sums.size());
             for (const auto& s : sums) {
               all.push_back({s[0], s[1], s[2], s[3], s[4]});
             }
             std::vector<torch_sgmcmc::GaugeSettings> made_with;
+            made_with.reserve(settings.size());
             for (const auto& [numbers, kinds] : settings) {
               const auto [lr, num_data, temperature, momentum, noise] = numbers;
               const auto [motion, every, step] = kinds;
