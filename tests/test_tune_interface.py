@@ -187,6 +187,16 @@ def test_it_leaves_no_trace(name: str, raises: bool) -> None:
     assert calls == ["hook"] * 5 and gauges.num_observed == 5
 
 
+@pytest.mark.parametrize("lr", [1e-6, 0.3])
+def test_momenta_of_another_lr_do_not_matter(lr: float) -> None:
+    """As a scheduler leaves them: at lr = 1e-6 these are 10,000 times too hot."""
+    sampler, closure = problem()
+    expected = tune(sampler, closure).lr
+    sampler.param_groups[0]["lr"] = lr
+    sampler.param_groups[1]["lr"] = lr
+    assert tune(sampler, closure).lr == pytest.approx(expected, rel=0.1)
+
+
 def test_it_is_repeatable() -> None:
     results = []
     for _ in range(2):

@@ -314,6 +314,19 @@ def _set_lrs(sampler: Sampler, lrs: tuple[float, ...]) -> None:
             group["lr"] = lr
 
 
+def _cool(sampler: Sampler) -> None:
+    """Takes off the heat of momenta that belong to a larger lr, set since by others."""
+    for group in sampler.param_groups:
+        for p in group["params"]:
+            momentum = sampler.state.get(p, {}).get("momentum")
+            if momentum is None or p.numel() == 0:
+                continue
+            per_heat = 2 * group["lr"] * group["temperature"] / group["num_data"]
+            square = float(momentum.square().sum()) / p.numel()
+            heat = square * (1 + group["momentum"]) / per_heat
+            momentum.div_(math.sqrt(max(heat, 1.0)))
+
+
 class _Pairs:
     """Heating as pairs of gradients at the same θ tell it, a row for each pair."""
 
@@ -392,6 +405,7 @@ class _Search:
         self.temperature = groups[0]["temperature"]
         self.factor, self.used = 1.0, 0
         self.low, self.high = 0.0, math.inf  # stable, and not
+        _cool(sampler)
         self.place = Place(sampler)
         self.noise = torch.zeros(len(self.params), dtype=torch.float64)
         self.noise_at = 1.0

@@ -24,12 +24,16 @@ _STREAM = 0x74756E65
 
 
 class Place:
-    """Where a chain is: copies of its parameters and of what is kept of them."""
+    """Where a chain is: copies of its parameters and of what is kept of them.
+
+    And its lrs, which momenta belong to.
+    """
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self._params = [p for group in sampler.param_groups for p in group["params"]]
         self._values = [p.detach().clone() for p in self._params]
+        self._lrs = [group["lr"] for group in sampler.param_groups]
         self._state = {p: _copy(kept) for p, kept in sampler.state.items()}
 
     @torch.no_grad()
@@ -37,6 +41,8 @@ class Place:
         """Puts the chain back, with copies again."""
         for p, value in zip(self._params, self._values, strict=True):
             p.copy_(value)
+        for group, lr in zip(self._sampler.param_groups, self._lrs, strict=True):
+            group["lr"] = lr
         state = self._sampler.state
         state.clear()
         state.update({p: _copy(kept) for p, kept in self._state.items()})
