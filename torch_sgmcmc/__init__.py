@@ -31,6 +31,7 @@ from torch_sgmcmc.sghmc import SGHMC
 from torch_sgmcmc.sgld import SGLD
 from torch_sgmcmc.sgnht import SGNHT
 from torch_sgmcmc.trajectory import TimeAverage
+from torch_sgmcmc.tuning import Tuning, tune
 from torch_sgmcmc.version import __version__
 
 __all__ = [
@@ -54,7 +55,9 @@ __all__ = [
     "SharedNoiseWarning",
     "StratifiedBatchSampler",
     "TimeAverage",
+    "Tuning",
     "__version__",
     "fold_in",
     "kmeans_strata",
+    "tune",
 ]
