@@ -349,14 +349,14 @@ void Gauges::SetState(const std::vector<std::vector<double>>& state) {
         "Invalid state: " + std::to_string(state.size()) + " series (must be " +
         std::to_string(4 * gauges_.size()) + ")");
   }
-  std::vector<Gauge> gauges(gauges_.size());
-  for (size_t i = 0; i < gauges.size(); ++i) {
-    gauges[i] = {BatchMeans(state[4 * i]),
+  std::vector<Gauge> loaded(gauges_.size());
+  for (size_t i = 0; i < loaded.size(); ++i) {
+    loaded[i] = {BatchMeans(state[4 * i]),
                  BatchMeans(state[4 * i + 1]),
                  BatchMeans(state[4 * i + 2]),
                  BatchMeans(state[4 * i + 3])};
   }
-  gauges_ = std::move(gauges);
+  gauges_ = std::move(loaded);
 }
 
 }  // namespace host

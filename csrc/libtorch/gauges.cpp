@@ -271,14 +271,14 @@ struct Gauges::Observer {
     Tensors before;
     for (size_t i = 0; i < lists.params.size(); ++i) {
       const at::Tensor& p = lists.params[i];
-      const size_t at = place.at(p.unsafeGetTensorImpl());
-      row.places.push_back(at);
+      const size_t number = place.at(p.unsafeGetTensorImpl());
+      row.places.push_back(number);
       positions.push_back(HasMaster(p)
                               ? (states[i].contains("master")
                                      ? states[i].at("master").toTensor()
                                      : p.detach().to(StateDtype(p)))
                               : p.detach());
-      if (!centers.empty()) some_centers.push_back(centers[at]);
+      if (!centers.empty()) some_centers.push_back(centers[number]);
       if (has_noise) before.push_back(previous.at(p.unsafeGetTensorImpl()));
     }
     const double num_data = lists.options->num_data();
