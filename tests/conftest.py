@@ -38,13 +38,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks as quick what daily work needs: no long tests, and no sampled laws."""
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Marks as quick what daily work needs: no long tests, and no sampled laws.
+
+    And leaves out what takes minutes, unless it is asked for by its marker.
+    """
     for item in items:
         file = item.path.name
         sampled = file.endswith("_law.py") or file == "test_mutants.py"
         if not sampled and not any(map(item.get_closest_marker, LONG)):
             item.add_marker("quick")
+    if "exhaustive" not in config.getoption("markexpr"):
+        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

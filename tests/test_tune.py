@@ -134,11 +134,11 @@ def test_the_worst_tensor() -> None:
             noise = torch.randn(p.shape, generator=generator)
             p.grad = p.detach() + spread * noise
 
-    everyone = assert_as_promised((sampler, closure))
+    everyone = assert_as_promised((sampler, closure), 1500)
     assert 2.0 > everyone.tensors["noisy"] > 0.2 and 0.05 > everyone.tensors["calm"]
     worst = sg.tune(sampler, closure, over="worst", progress=False)
     worst.apply(sampler)
-    gauges = heating_after(sampler, closure, 60_000)
+    gauges = heating_after(sampler, closure, 20_000)
     noisy = gauges.tensor("noisy")
     # Ten elements: what the noise adds is known better than their temperature.
     assert noisy.minibatch_heating.mean == pytest.approx(0.05, rel=0.2)
@@ -239,7 +239,7 @@ def mnist(root: Path) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [100, 500])
+@pytest.mark.parametrize("n", [100, pytest.param(500, marks=pytest.mark.exhaustive)])
 def test_a_network_on_mnist(data_root: Path, n: int) -> None:
     """784-100-10, trained for a few epochs."""
     x, y = mnist(data_root)

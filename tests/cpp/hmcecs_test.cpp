@@ -55,7 +55,7 @@ struct Counts {
 
 TEST(HMCECS, OptionsAreComplete) {
   const auto refused = [](const HMCECSOptions& options) {
-    return MessageOf([&] { HMCECS({Parameter({2})}, options); });
+    return MessageOf([&o = options] { HMCECS({Parameter({2})}, o); });
   };
   EXPECT_EQ(refused(HMCECSOptions().subsample_size(8)),
             "Invalid num_data: not set (HMCECS needs the number of data)");
@@ -99,7 +99,7 @@ TEST(HMCECS, ValuesOutOfRangeAreRefused) {
             "Invalid max_variance: nan (must be finite and > 0)"},
            {Options().chunk_size(0), "Invalid chunk_size: 0 (must be >= 1)"},
        }) {
-    EXPECT_EQ(MessageOf([&] { HMCECS({Parameter({2})}, options); }), message);
+    EXPECT_EQ(MessageOf([&o = options] { HMCECS({Parameter({2})}, o); }), message);
   }
   HMCECS sampler({Parameter({2})}, Options());
   const auto refused = [&](int64_t steps, const HMCECSWarmup& settings) {
