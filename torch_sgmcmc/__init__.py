@@ -23,6 +23,7 @@ from torch_sgmcmc.minibatch import (
     kmeans_strata,
 )
 from torch_sgmcmc.precision import GammaPrecision
+from torch_sgmcmc.predictive import Prediction, Predictive, predict
 from torch_sgmcmc.psgld import PSGLD
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sbps import SBPS
@@ -51,6 +52,8 @@ __all__ = [
     "Gauges",
     "IndependentBatchSampler",
     "LogLikelihood",
+    "Prediction",
+    "Predictive",
     "Sampler",
     "SharedNoiseWarning",
     "StratifiedBatchSampler",
@@ -59,5 +62,6 @@ __all__ = [
     "__version__",
     "fold_in",
     "kmeans_strata",
+    "predict",
     "tune",
 ]

@@ -1,0 +1,7 @@
+"""What the draws of a posterior predict together."""
+
+from torch_sgmcmc.predictive.predict import predict
+from torch_sgmcmc.predictive.prediction import Prediction
+from torch_sgmcmc.predictive.streaming import Predictive
+
+__all__ = ["Prediction", "Predictive", "predict"]
