@@ -233,7 +233,11 @@ def test_functions_of_outputs() -> None:
         draws,
         x,
         link=lambda out: out[:, 0],
-        functions={"noise": lambda out: out[:, 1].exp(), "outer": lambda out: out**2},
+        functions={
+            "noise": lambda out: out[:, 1].exp(),
+            "outer": lambda out: out**2,
+            "is_2": lambda out: out.argmax(1) == 2,
+        },
     )
     out = outputs(model, draws, x)
     close(found.mean, out[..., 0].mean(0))
@@ -243,6 +247,10 @@ def test_functions_of_outputs() -> None:
     torch.testing.assert_close(
         found.averages["outer"].double(), out.square().mean(0), rtol=1e-6, atol=0
     )
+    close(found.averages["is_2"], (out.argmax(-1) == 2).double().mean(0))
+    votes = sg.predict(model, draws, x, link=lambda out: out.argmax(1))
+    close(votes.mean, out.argmax(-1).double().mean(0))
+    assert votes.mean.is_floating_point()
 
 
 def test_draws_of_some_parameters_other_dtypes_and_modules() -> None:
@@ -366,7 +374,7 @@ def test_a_failed_update_adds_nothing() -> None:
     predictive._evaluation._caller.function = lambda m, b: (
         m(b) if next(calls) != 2 else m(b)[:, :2]
     )
-    with pytest.raises(ValueError, match=r"\[5, 2\] for a batch that had \[5, 4\]"):
+    with pytest.raises(ValueError, match=r"\[5, 2\] for a batch, and \[5, 4\]"):
         predictive.update(draws[1])
     predictive.update(draws[2])
     expected = sg.predict(model, [draws[0], draws[2]], x, batch_size=5)
@@ -399,8 +407,8 @@ def test_while_a_chain_runs_and_after_a_checkpoint() -> None:
         assert torch.equal(found.averages["f"], stored.averages["f"])
     with pytest.raises(ValueError, match="other averages or quantiles"):
         sg.Predictive(model, x).load_state_dict(state)
-    with pytest.raises(ValueError, match="must have weights and batches"):
-        whole.load_state_dict({"sums": []})
+    with pytest.raises(ValueError, match="must have weights and sums"):
+        whole.load_state_dict({"other": []})
 
 
 def test_batch_norm_of_the_draw() -> None:

@@ -80,8 +80,7 @@ class BatchNorm:
             )
         together = {**tensors, **fresh}
         with self._averaging():
-            for batch in batches:
-                evaluation(together, batch)  # which writes into the fresh ones
+            evaluation.run(together, batches)  # which writes into the fresh ones
         return together
 
     @contextmanager

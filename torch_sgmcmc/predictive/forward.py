@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,30 +18,36 @@ Forward = Callable[[nn.Module, Any], Any]
 class Evaluation:
     """Calls ``forward(model, batch)`` with some of the model's tensors replaced.
 
-    Nothing is copied into the model, whose own tensors are back after each call,
-    whatever is raised.
+    Nothing is copied into the model, whose own tensors are back afterwards, whatever is
+    raised. They are replaced once for all batches: it takes as long as a layer.
     """
 
     def __init__(self, model: nn.Module, forward: Forward | None) -> None:
-        self._device = model_device(model)
         self._caller = _Caller(model, forward or _default_forward)
 
-    def __call__(self, tensors: Mapping[str, Tensor], batch: Any) -> Tensor:
-        """The outputs with these tensors; with none, those of the model as it is."""
-        batch = _moved(batch, self._device)
-        if not tensors:
-            return self._caller(batch)
-        return functional_call(self._caller, _inside(tensors), (batch,))
+    def outputs(self, tensors: Mapping[str, Tensor], batches: Iterable[Any]) -> Tensor:
+        """Those for all batches, [inputs, ...]; with no tensors, the model as it is."""
+        return functional_call(self._caller, _inside(tensors), (batches,))
 
-    def together(self, draws: Sequence[Mapping[str, Tensor]], batch: Any) -> Tensor:
-        """The outputs of several draws at once, [draws, ...]."""
-        batch = _moved(batch, self._device)
+    def together(
+        self, draws: Sequence[Mapping[str, Tensor]], batches: Iterable[Any]
+    ) -> Tensor:
+        """Those of several draws at once, [draws, inputs, ...]."""
         stacked = {
             name: torch.stack([draw[name] for draw in draws]) for name in draws[0]
         }
-        return vmap(lambda t: functional_call(self._caller, t, (batch,)))(
-            _inside(stacked)
-        )
+        tensors = _inside(stacked)
+
+        def one(tensors: Mapping[str, Tensor], batch: Any) -> Tensor:
+            return functional_call(self._caller, tensors, ([batch],))
+
+        # The loop is outside of vmap, in which loaders may not draw their seeds.
+        parts = [vmap(lambda t, b=batch: one(t, b))(tensors) for batch in batches]
+        return torch.cat(parts, 1)
+
+    def run(self, tensors: Mapping[str, Tensor], batches: Iterable[Any]) -> None:
+        """The same for what it does to buffers among the tensors."""
+        functional_call(self._caller, _inside(tensors), (batches, False))
 
 
 class _Caller(nn.Module):
@@ -51,22 +57,33 @@ class _Caller(nn.Module):
         self.model = model
         self.function = forward
 
-    def forward(self, batch: Any) -> Tensor:
-        outputs = self.function(self.model, batch)
-        if not isinstance(outputs, Tensor) or outputs.dim() == 0:
-            got = (
-                "a scalar"
-                if isinstance(outputs, Tensor)
-                else f"of type {type(outputs).__name__}"
-            )
-            raise TypeError(
-                f"Invalid outputs: {got} (must be a Tensor with a row for each input; "
-                "forward=function(model, batch) may take it from what the model "
-                "returns)"
-            )
-        # So that log and softmax have the digits that the sums keep.
-        low = outputs.dtype in (torch.float16, torch.bfloat16)
-        return outputs.float() if low else outputs
+    def forward(self, batches: Iterable[Any], keep: bool = True) -> Tensor | None:
+        device = model_device(self.model)
+        parts: list[Tensor] = []
+        for batch in batches:
+            outputs = self.function(self.model, _moved(batch, device))
+            if not keep:
+                continue
+            _check(outputs, parts)
+            # So that log and softmax have the digits that the sums keep.
+            low = outputs.dtype in (torch.float16, torch.bfloat16)
+            parts.append(outputs.float() if low else outputs)
+        return torch.cat(parts) if keep else None
+
+
+def _check(outputs: Any, parts: list[Tensor]) -> None:
+    if not isinstance(outputs, Tensor) or outputs.dim() == 0:
+        is_scalar = isinstance(outputs, Tensor)
+        got = "a scalar" if is_scalar else f"of type {type(outputs).__name__}"
+        raise TypeError(
+            f"Invalid outputs: {got} (must be a Tensor with a row for each input; "
+            "forward=function(model, batch) may take it from what the model returns)"
+        )
+    if parts and outputs.shape[1:] != parts[0].shape[1:]:
+        raise ValueError(
+            f"Invalid outputs: shape {list(outputs.shape)} for a batch, and "
+            f"{list(parts[0].shape)} for the first (but for rows, must be equal)"
+        )
 
 
 def _inside(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

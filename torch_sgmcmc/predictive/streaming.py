@@ -103,7 +103,7 @@ class Predictive:
                 "refresh_batch_norm", refresh_batch_norm, batch_size, in_order=False
             )
         self._batch_norm = BatchNorm(model, refresh)
-        self._sums: list[Sums] = []
+        self._sums: Sums | None = None
         self._weights: list[float] = []
 
     def update(self, draw: Any = None, weight: float | None = None) -> None:
@@ -140,48 +140,36 @@ class Predictive:
                 f"Invalid weight: {min(numbers)} (quantiles need weights >= 0: those "
                 "of signed draws are not defined)"
             )
+        if not numbers:
+            raise ValueError("Invalid draws: there is none")
         with evaluating(self._model):
             terms = self._terms([self._tensors(draw) for draw in draws])
-        for batch, (of_batch, sums) in enumerate(
-            zip(terms, [*self._sums, *[None] * len(terms)], strict=False)
-        ):
-            if sums is None:
-                self._sums.append(sums := Sums(of_batch[0]))
-            for term, number in zip(of_batch, numbers, strict=True):
-                sums.add(term, number, keep=bool(self._levels))
-            terms[batch] = []
+        if self._sums is None:
+            self._sums = Sums(terms[0])
+        for term in terms:
+            self._sums.check(term)
+        for term, number in zip(terms, numbers, strict=True):
+            self._sums.add(term, number, keep=bool(self._levels))
         self._weights += numbers
 
     def _tensors(self, draw: Any) -> Mapping[str, Tensor]:
         tensors = {} if draw is None else self._replacements.of(draw)
         return self._batch_norm.of(tensors, self._evaluation, live=draw is None)
 
-    def _terms(self, draws: list[Mapping[str, Tensor]]) -> list[list[Terms]]:
-        """Those of each batch and draw; nothing is added before all are there."""
-        for draw in draws[1:]:
-            if draw.keys() != draws[0].keys():
-                raise ValueError(
-                    f"Invalid draws: one has {', '.join(draws[0]) or 'no tensor'}, "
-                    f"another {', '.join(draw) or 'no tensor'} (draws that are "
-                    "evaluated together must have the same names)"
-                )
-        terms: list[list[Terms]] = []
-        for batch in self._batches:
-            if len(draws) == 1:
-                outputs: Sequence[Tensor] = [self._evaluation(draws[0], batch)]
-            else:
-                outputs = self._evaluation.together(draws, batch).unbind()
-            of_batch = [Terms(out, self._link, self._functions) for out in outputs]
-            if self._sums and len(terms) < len(self._sums):
-                for term in of_batch:
-                    self._sums[len(terms)].check(term)
-            terms.append(of_batch)
-        if self._sums and len(terms) != len(self._sums):
-            raise ValueError(
-                f"Invalid inputs: {len(terms)} batches, and {len(self._sums)} in what "
-                "was loaded"
-            )
-        return terms
+    def _terms(self, draws: list[Mapping[str, Tensor]]) -> list[Terms]:
+        outputs: Sequence[Tensor]
+        if len(draws) == 1:
+            outputs = [self._evaluation.outputs(draws[0], self._batches)]
+        else:
+            for draw in draws[1:]:
+                if draw.keys() != draws[0].keys():
+                    raise ValueError(
+                        f"Invalid draws: one has {', '.join(draws[0]) or 'no tensor'}, "
+                        f"another {', '.join(draw) or 'no tensor'} (draws that are "
+                        "evaluated together must have the same names)"
+                    )
+            outputs = self._evaluation.together(draws, self._batches).unbind()
+        return [Terms(out, self._link, self._functions) for out in outputs]
 
     def result(self) -> Prediction:
         """What has been added up.
@@ -189,32 +177,34 @@ class Predictive:
         Raises:
             ValueError: there is no draw, or weights sum to 0.
         """
-        if not self._weights:
+        if self._sums is None:
             raise ValueError("There is nothing to predict with: no draw was added")
         weights = torch.tensor(self._weights, dtype=torch.float64)
         weight = float(weights.sum())
         if weight == 0:
             raise ValueError("Invalid weights: they sum to 0")
-        dtype = self._sums[0].origin.dtype
-        mean = torch.cat([sums.mean(weight) for sums in self._sums])
-        averages = {
-            name: torch.cat([sums.means[name] for sums in self._sums]) / weight
-            for name in self._sums[0].means
-        }
+        dtype = self._sums.dtype
+        mean = self._sums.mean(weight)
+        averages = {name: sums / weight for name, sums in self._sums.means.items()}
         total = aleatoric = epistemic = None
         if self._link.has_entropy:
             aleatoric = averages.pop("")
-            total = self._link.entropy(mean)
+            # There is none of negative probabilities, as signed draws may have.
+            total = self._link.entropy(mean.where(mean >= 0, torch.nan))
             epistemic = (total - aleatoric).to(dtype)
             total, aleatoric = total.to(dtype), aleatoric.to(dtype)
-        variance = torch.cat([sums.variance(weight) for sums in self._sums])
+        quantiles = None
+        if self._levels:
+            levels = torch.tensor(self._levels, dtype=torch.float64)
+            values = torch.stack(self._sums.kept)
+            quantiles = weighted_quantiles(values, weights, levels)
         return Prediction(
             mean=mean.to(dtype),
-            variance=variance.to(dtype),
+            variance=self._sums.variance(weight).to(dtype),
             total=total,
             aleatoric=aleatoric,
             epistemic=epistemic,
-            quantiles=self._quantiles(weights) if self._levels else None,
+            quantiles=quantiles,
             levels=self._levels,
             averages={name: value.to(dtype) for name, value in averages.items()},
             num_draws=len(weights),
@@ -222,21 +212,11 @@ class Predictive:
             effective_draws=weight * weight / float(weights.square().sum()),
         )
 
-    def _quantiles(self, weights: Tensor) -> Tensor:
-        levels = torch.tensor(self._levels, dtype=torch.float64)
-        return torch.cat(
-            [
-                weighted_quantiles(torch.stack(sums.kept), weights, levels)
-                for sums in self._sums
-            ],
-            1,
-        )
-
     def state_dict(self) -> dict[str, Any]:
         """The sums so far; tensors are shared, not copied."""
         return {
             "weights": list(self._weights),
-            "batches": [sums.state_dict() for sums in self._sums],
+            "sums": None if self._sums is None else self._sums.state_dict(),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -246,23 +226,23 @@ class Predictive:
             ValueError: it is no state dict of a Predictive, or of one with other
                 options. Nothing has been loaded.
         """
-        if set(state_dict) != {"weights", "batches"}:
+        if set(state_dict) != {"weights", "sums"}:
             raise ValueError(
                 f"Invalid state_dict: it has {', '.join(map(str, state_dict))} (must "
-                "have weights and batches)"
+                "have weights and sums)"
             )
-        names = {*self._functions} | ({""} if self._link.has_entropy else set())
-        kept = len(state_dict["weights"]) if self._levels else 0
-        for state in state_dict["batches"]:
+        state, loaded = state_dict["sums"], None
+        if state is not None:
+            names = {*self._functions} | ({""} if self._link.has_entropy else set())
+            kept = len(state_dict["weights"]) if self._levels else 0
             if {*state["means"]} != names or len(state["kept"]) != kept:
                 raise ValueError(
                     "Invalid state_dict: it has other averages or quantiles (link, "
                     "functions and quantiles must be those it was made with)"
                 )
-        device = model_device(self._model)
-        sums = [Sums.from_state(state, device) for state in state_dict["batches"]]
+            loaded = Sums.from_state(state, model_device(self._model))
         self._weights = list(state_dict["weights"])
-        self._sums = sums
+        self._sums = loaded
 
 
 def _checked(functions: Any) -> dict[str, Callable[[Tensor], Tensor]]:

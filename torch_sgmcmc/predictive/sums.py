@@ -1,4 +1,4 @@
-"""Weighted sums over the draws of what the outputs for one batch give."""
+"""Weighted sums over the draws of what their outputs give."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 class Terms:
-    """What one draw adds to the sums of one batch."""
+    """What one draw adds to the sums."""
 
     def __init__(
         self, outputs: Tensor, link: Link, functions: Mapping[str, Function]
@@ -54,10 +54,12 @@ class Sums:
     """
 
     def __init__(self, terms: Terms) -> None:
-        self.origin = terms.values.detach().clone()
+        self.origin = terms.values.to(torch.float64, copy=True)
         self.distances = _zeros(terms.values)
         self.squares = _zeros(terms.values)
         self.means = {name: _zeros(term) for name, term in terms.means.items()}
+        #: Of means: the values', or if they are integers, the default.
+        self.dtype = (terms.values / 1).dtype
         #: The values of all draws, if they are kept.
         self.kept: list[Tensor] = []
 
@@ -68,13 +70,13 @@ class Sums:
         for term, sums in pairs:
             if term.shape != sums.shape:
                 raise ValueError(
-                    f"Invalid outputs: shape {list(term.shape)} for a batch that had "
+                    f"Invalid outputs: shape {list(term.shape)} for inputs that had "
                     f"{list(sums.shape)} with an earlier draw"
                 )
 
     def add(self, terms: Terms, weight: float, *, keep: bool) -> None:
         """Adds a draw's."""
-        distance = terms.values.double() - self.origin
+        distance = terms.values - self.origin
         self.distances.add_(distance, alpha=weight)
         self.squares.addcmul_(distance, distance, value=weight)
         for name, sums in self.means.items():
@@ -92,12 +94,13 @@ class Sums:
 
     def state_dict(self) -> dict[str, Any]:
         """The sums; tensors are shared, not copied."""
-        return dict(vars(self))
+        return {**vars(self), "means": dict(self.means), "kept": list(self.kept)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], device: Any) -> Sums:
         """Those of a state dict, copied."""
         sums = cls.__new__(cls)
+        sums.dtype = state["dtype"]
         for name in ("origin", "distances", "squares"):
             setattr(sums, name, state[name].to(device, copy=True))
         sums.means = {k: t.to(device, copy=True) for k, t in state["means"].items()}
