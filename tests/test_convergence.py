@@ -54,7 +54,7 @@ def test_chains_in_different_modes_are_flagged() -> None:
         steps.append(theta.detach().clone())
     draws = torch.stack(steps, 1)
     for chain in draws.numpy():  # each by itself is content
-        assert az.ess(chain, method="bulk") > 100
+        assert az.ess(chain[None], method="bulk") > 100
     assert bool((running.chain_ess() > 100).all())
     for report in (convergence.parameters(draws, progress=False), running.report()):
         assert float(report.rhat) > 1.5

@@ -27,6 +27,7 @@ from torch_sgmcmc.predictive import Prediction, Predictive, predict
 from torch_sgmcmc.psgld import PSGLD
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sbps import SBPS
+from torch_sgmcmc.schedules import CyclicalSchedule, PolynomialDecay
 from torch_sgmcmc.seeds import SharedNoiseWarning, fold_in
 from torch_sgmcmc.sghmc import SGHMC
 from torch_sgmcmc.sgld import SGLD
@@ -46,12 +47,14 @@ __all__ = [
     "SGNHT",
     "SVRG",
     "ControlVariates",
+    "CyclicalSchedule",
     "ECSReport",
     "GammaPrecision",
     "GatheredRows",
     "Gauges",
     "IndependentBatchSampler",
     "LogLikelihood",
+    "PolynomialDecay",
     "Prediction",
     "Predictive",
     "Sampler",
