@@ -23,9 +23,11 @@ from torch_sgmcmc.minibatch import (
     kmeans_strata,
 )
 from torch_sgmcmc.precision import GammaPrecision
+from torch_sgmcmc.predictive import Prediction, Predictive, predict
 from torch_sgmcmc.psgld import PSGLD
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sbps import SBPS
+from torch_sgmcmc.schedules import CyclicalSchedule, PolynomialDecay
 from torch_sgmcmc.seeds import SharedNoiseWarning, fold_in
 from torch_sgmcmc.sghmc import SGHMC
 from torch_sgmcmc.sgld import SGLD
@@ -45,12 +47,16 @@ __all__ = [
     "SGNHT",
     "SVRG",
     "ControlVariates",
+    "CyclicalSchedule",
     "ECSReport",
     "GammaPrecision",
     "GatheredRows",
     "Gauges",
     "IndependentBatchSampler",
     "LogLikelihood",
+    "PolynomialDecay",
+    "Prediction",
+    "Predictive",
     "Sampler",
     "SharedNoiseWarning",
     "StratifiedBatchSampler",
@@ -59,5 +65,6 @@ __all__ = [
     "__version__",
     "fold_in",
     "kmeans_strata",
+    "predict",
     "tune",
 ]

@@ -1,5 +1,6 @@
 """Have several chains converged, in function space and in parameters?"""
 
+from torch_sgmcmc.convergence.export import to_arviz
 from torch_sgmcmc.convergence.probes import Coordinates, Projections
 from torch_sgmcmc.convergence.report import Convergence
 from torch_sgmcmc.convergence.running import RunningConvergence
@@ -12,4 +13,5 @@ __all__ = [
     "RunningConvergence",
     "parameters",
     "predictive",
+    "to_arviz",
 ]

@@ -185,7 +185,7 @@ def _report(values: Tensor, title: str, user: str, progress: bool) -> Convergenc
             warnings.simplefilter("ignore", RuntimeWarning)
             rhat[i] = float(arviz.rhat(column, method="rank"))
             bulk[i] = float(arviz.ess(column, method="bulk"))
-            tail[i] = float(arviz.ess(column, method="tail"))
+            tail[i] = float(arviz.ess(column, method="tail", prob=(0.05, 0.95)))
     rhat[still & ~constant] = torch.inf  # which rounding hides from ArviZ
     ess = {"bulk": bulk.reshape(shape), "tail": tail.reshape(shape)}
     constant = constant.reshape(shape)

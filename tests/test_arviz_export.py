@@ -1,0 +1,145 @@
+"""Draws in ArviZ, before and after its version 1."""
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torch_sgmcmc import convergence
+
+az = pytest.importorskip("arviz")
+
+
+class Draw(dict):
+    """As of a store."""
+
+    def __init__(self, tensors: dict[str, Tensor], **about: Any) -> None:
+        super().__init__(tensors)
+        vars(self).update(about)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+
+
+def chains(count: int = 2, length: int = 5) -> list[list[dict[str, Tensor]]]:
+    g = torch.Generator().manual_seed(1)
+    return [
+        [
+            {
+                n: torch.randn(p.shape, generator=g)
+                for n, p in network().named_parameters()
+            }
+            for _ in range(length)
+        ]
+        for _ in range(count)
+    ]
+
+
+def test_all_of_a_small_model() -> None:
+    draws = chains()
+    data = convergence.to_arviz(draws)
+    posterior = data["posterior"]
+    assert set(posterior.data_vars) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    for c in range(2):
+        for d in range(5):
+            for name, tensor in draws[c][d].items():
+                found = posterior[name].sel(chain=c, draw=d).values
+                assert np.array_equal(found, tensor.numpy())
+    assert "sample_stats" not in data
+    # What ArviZ makes of it.
+    expected = convergence.parameters(
+        torch.stack([torch.stack([d["0.bias"] for d in c]) for c in draws]),
+        progress=False,
+    )
+    found = az.rhat(data, var_names=["0.bias"])
+    found = found["posterior"] if "posterior" in found else found
+    np.testing.assert_allclose(found["0.bias"].values, expected.rhat, rtol=1e-6)
+    assert len(az.summary(data, var_names=["0.bias"])) == 2
+
+
+def test_names_and_probes_of_a_network() -> None:
+    draws, model = chains(), network()
+    some = convergence.Coordinates(model, 4, seed=0)
+    sums = convergence.Projections(model, 3, seed=0)
+    data = convergence.to_arviz(
+        draws, names=["1.bias"], probes={"some": some, "sums": sums}
+    )
+    posterior = data["posterior"]
+    assert set(posterior.data_vars) == {"1.bias", "some", "sums"}
+    assert posterior["some"].coords["some_of"].values.tolist() == some.names
+    for c in range(2):
+        for d in range(5):
+            at = posterior.sel(chain=c, draw=d)
+            assert np.array_equal(at["some"].values, some(draws[c][d]).numpy())
+            assert np.array_equal(at["sums"].values, sums(draws[c][d]).numpy())
+    only = convergence.to_arviz(draws, probes={"sums": sums})["posterior"]
+    assert set(only.data_vars) == {"sums"}
+
+
+def test_draws_one_after_the_other_with_their_chains_weights_and_steps() -> None:
+    of_chains = chains()
+    rows: list[tuple[int, int]] = [(c, d) for d in range(5) for c in (1, 0)]
+    stored: Iterable[Draw] = (
+        Draw(of_chains[c][d], chain=10 * c, weight=0.5 - d, step=7 * d + c)
+        for c, d in rows
+    )
+    data = convergence.to_arviz(stored)
+    for c in range(2):
+        for d in range(5):
+            at = data["posterior"].sel(chain=c, draw=d)
+            assert np.array_equal(at["0.bias"].values, of_chains[c][d]["0.bias"])
+            stats = data["sample_stats"].sel(chain=c, draw=d)
+            assert (float(stats["weight"]), int(stats["step"])) == (0.5 - d, 7 * d + c)
+    one = convergence.to_arviz(of_chains[0])["posterior"]
+    assert one["0.bias"].shape == (1, 5, 2)
+
+
+def test_modules_and_low_precision_and_a_draw_that_is_written_again() -> None:
+    model = network().bfloat16()
+
+    def live() -> Iterable[nn.Module]:
+        for i in range(4):
+            with torch.no_grad():
+                model[1].bias.fill_(i)
+            yield model
+
+    found = convergence.to_arviz(live(), names=["1.bias"])
+    assert found["posterior"]["1.bias"].values.ravel().tolist() == [0, 1, 2, 3]
+    assert "sample_stats" not in found
+
+
+def test_wrong_arguments() -> None:
+    draws = chains()
+    for given, error, match in (
+        ([], ValueError, r"chains of \[\] draws"),
+        ([draws[0], draws[1][:3]], ValueError, r"chains of \[5, 3\] draws"),
+        ([torch.zeros(3)], TypeError, "Invalid draw: of type Tensor"),
+        (
+            [{"a": torch.zeros(3)}, {"a": torch.zeros(2)}],
+            ValueError,
+            r"\[2\] and \[3\]",
+        ),
+        (
+            [{"a": torch.zeros(10_001)}],
+            ValueError,
+            "10,001 numbers each, of which some",
+        ),
+    ):
+        with pytest.raises(error, match=match):
+            convergence.to_arviz(given)
+    with pytest.raises(ValueError, match=r"a draw has no tensor '2\.bias'"):
+        convergence.to_arviz(draws, names=["2.bias"])
+
+
+def test_without_arviz_the_error_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "arviz", None)
+    with pytest.raises(ImportError, match=r"'torch_sgmcmc\[posterior\]'"):
+        convergence.to_arviz(chains())

@@ -1,0 +1,223 @@
+"""Cyclical step sizes and temperatures, and polynomial decay."""
+
+import copy
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_sgmcmc as sg
+
+SAMPLERS: dict[str, Callable[..., sg.Sampler]] = {
+    "SGLD": sg.SGLD,
+    "SGHMC": sg.SGHMC,
+    "PSGLD": partial(sg.PSGLD, gamma=False),
+    "PSGLD with Γ": sg.PSGLD,
+    "SGNHT": sg.SGNHT,
+}
+
+
+def quadratic(p: Tensor, *, graph: bool = False) -> None:
+    p.grad = None
+    (p * p).sum().backward(create_graph=graph)
+
+
+def sampler_of(name: str, *, lr: float = 0.04, seed: int = 0) -> sg.Sampler:
+    p = torch.zeros(5, requires_grad=True)
+    return SAMPLERS[name]([p], lr, num_data=1.0, seed=seed)
+
+
+def moved(sampler: sg.Sampler, schedule: Any, steps: int) -> list[Tensor]:
+    (p,) = sampler.param_groups[0]["params"]
+    trace = []
+    for _ in range(steps):
+        quadratic(p, graph=sampler.param_groups[0].get("gamma", False))
+        sampler.step()
+        schedule.step()
+        trace.append(p.detach().clone())
+    return trace
+
+
+def test_cycles_are_the_paper_s() -> None:
+    """Equation 1, with k from 1 and K / M = 7 of 3 cycles, and algorithm 1's phases."""
+    p, q = torch.zeros(2, requires_grad=True), torch.zeros(3, requires_grad=True)
+    sampler = sg.SGLD(
+        [{"params": [p]}, {"params": [q], "lr": 0.5, "temperature": 0.25}],
+        lr=0.2,
+        num_data=10,
+        temperature=2.0,
+    )
+    schedule = sg.CyclicalSchedule(sampler, 7, exploration=0.5)
+    for k in range(1, 22):
+        r = ((k - 1) % 7) / 7
+        for group, first, temperature in zip(
+            sampler.param_groups, (0.2, 0.5), (2.0, 0.25), strict=True
+        ):
+            expected = first / 2 * (math.cos(math.pi * r) + 1)
+            assert group["lr"] == pytest.approx(expected, rel=1e-12)
+            assert group["temperature"] == (0.0 if r < 0.5 else temperature)
+        quadratic(p)
+        quadratic(q)
+        sampler.step()
+        assert schedule.collecting == (r >= 0.5)
+        assert schedule.cycle == (k - 1) // 7
+        assert schedule.place == pytest.approx(r)
+        schedule.step()
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_without_noise_while_exploring_and_with_noise_afterwards(name: str) -> None:
+    traces = []
+    for seed in (0, 1):
+        sampler = sampler_of(name, seed=seed)
+        (p,) = sampler.param_groups[0]["params"]
+        p.data.fill_(1.0)
+        schedule = sg.CyclicalSchedule(sampler, 10, exploration=0.6)
+        traces.append(torch.stack(moved(sampler, schedule, 20)))
+    assert bool(traces[0].isfinite().all())
+    # Whatever the seed, until the sixth step; and then not.
+    assert torch.equal(traces[0][:6], traces[1][:6])
+    assert not bool((traces[0][6:] == traces[1][6:]).any())
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_continued_in_the_middle_of_a_cycle_to_the_same_bits(name: str) -> None:
+    for at in (3, 8):  # exploring, sampling
+        sampler = sampler_of(name)
+        schedule = sg.CyclicalSchedule(sampler, 10, exploration=0.6)
+        moved(sampler, schedule, 10 + at)
+        (p,) = sampler.param_groups[0]["params"]
+        saved = copy.deepcopy((sampler.state_dict(), schedule.state_dict(), p.data))
+        expected = moved(sampler, schedule, 25)
+
+        other = sampler_of(name, lr=0.1, seed=5)
+        again = sg.CyclicalSchedule(other, 4, exploration=0.1)
+        other.load_state_dict(saved[0])
+        again.load_state_dict(saved[1])
+        other.param_groups[0]["params"][0].data.copy_(saved[2])
+        found = moved(other, again, 25)
+        assert torch.equal(torch.stack(found), torch.stack(expected))
+        assert again.collecting == schedule.collecting
+
+
+def visited(cyclical: bool) -> tuple[set[int], Tensor]:
+    """Modes of nine narrow Gaussians on a grid that a chain finds from one of them."""
+    centres = torch.cartesian_prod(*[torch.tensor([-3.0, 0.0, 3.0])] * 2)
+    p = torch.zeros(2, requires_grad=True)
+    sampler = sg.SGLD([p], 0.3 if cyclical else 0.01, num_data=1, seed=0)
+    schedule = sg.CyclicalSchedule(sampler, 60, exploration=0.25)
+    draws = []
+    for _ in range(60 * 60):
+        p.grad = None
+        squares = ((p - centres) ** 2).sum(1) / (2 * 0.35**2)
+        (-torch.logsumexp(-squares, 0)).backward()
+        sampler.step()
+        if schedule.collecting or not cyclical:
+            draws.append(p.detach().clone())
+        if cyclical:
+            schedule.step()
+        else:
+            sampler.param_groups[0]["temperature"] = 1.0
+    kept = torch.stack(draws)
+    distances = torch.cdist(kept, centres)
+    near = distances.amin(1) < 2 * 0.35
+    return set(distances.argmin(1)[near].tolist()), kept
+
+
+def test_cycles_find_modes_that_small_steps_do_not() -> None:
+    """As in figure 2 of the paper. All of these are fixed by seeds."""
+    alone, _ = visited(cyclical=False)
+    several, draws = visited(cyclical=True)
+    assert alone == {4}
+    assert several == set(range(9))
+    assert bool(draws.isfinite().all())
+
+
+def test_polynomial_decay_is_welling_and_teh_s() -> None:
+    p, q = torch.zeros(2, requires_grad=True), torch.zeros(3, requires_grad=True)
+    sampler = sg.SGLD(
+        [{"params": [p]}, {"params": [q], "lr": 0.5}], lr=0.2, num_data=10, seed=0
+    )
+    schedule = sg.PolynomialDecay(sampler, b=4, gamma=0.7)
+    for t in range(30):
+        for group, first in zip(sampler.param_groups, (0.2, 0.5), strict=True):
+            a = first * 4**0.7
+            assert group["lr"] == pytest.approx(a * (4 + t) ** -0.7, rel=1e-12)
+            assert group["temperature"] == 1
+        quadratic(p)
+        quadratic(q)
+        used = sampler.param_groups[0]["lr"]
+        sampler.step()
+        assert schedule.weight == pytest.approx(used, rel=1e-12)
+        schedule.step()
+
+
+def test_weighted_draws_of_a_decaying_chain_have_the_posterior_s_variance() -> None:
+    """50,000 chains of p(θ) = N(0, 1/2): the law's own bias falls with the steps.
+
+    With h = 2 in the mean loss the variance of SGLD at a fixed lr is 1 / (2 (1 - lr)).
+    Averaged with the weights that the steps were made with, it is compared with the
+    recursion of variances that the same steps have, to four standard errors.
+    """
+    p = torch.zeros(50_000, dtype=torch.float64, requires_grad=True)
+    sampler = sg.SGLD([p], 0.4, num_data=1, seed=3)
+    schedule = sg.PolynomialDecay(sampler, b=5, gamma=1.0)
+    total = weight = exact = variance = 0.0
+    for _ in range(60):
+        quadratic(p)
+        lr = sampler.param_groups[0]["lr"]
+        sampler.step()
+        variance = (1 - 2 * lr) ** 2 * variance + 2 * lr
+        total += schedule.weight * float(p.detach().square().mean())
+        exact += lr * variance
+        weight += schedule.weight
+        schedule.step()
+    # The mean square of one step has the relative error sqrt(2 / 50,000) or 0.6 %.
+    assert total / weight == pytest.approx(exact / weight, rel=4 * 0.0063)
+    assert abs(variance - 0.5) < 0.02  # nearly the posterior's by now
+
+
+def test_samplers_that_have_no_use_for_it_are_refused() -> None:
+    p = torch.zeros(3, requires_grad=True)
+    others = (
+        sg.HMC([p], 0.1, num_steps=2, num_data=1),
+        sg.EWSG([p], 0.1, num_data=10),
+        sg.SBPS([p], num_data=10),
+        torch.optim.SGD([p], 0.1),
+    )
+    for make in (sg.CyclicalSchedule, sg.PolynomialDecay):
+        for other in others:
+            before = copy.deepcopy(other.state_dict())
+            with pytest.raises(TypeError, match=f"got {type(other).__name__}"):
+                make(other, 10)
+            assert other.state_dict() == before
+        graph = sg.SGLD([p], 0.1, num_data=1, capturable=True)
+        with pytest.raises(ValueError, match="freezes lr and temperature"):
+            make(graph, 10)
+
+
+def test_wrong_arguments() -> None:
+    sampler = sampler_of("SGLD")
+    for arguments, match in (
+        ({"steps_per_cycle": 1}, "steps_per_cycle: 1"),
+        ({"steps_per_cycle": 5, "exploration": 1.0}, "exploration: 1.0"),
+        ({"steps_per_cycle": 5, "exploration": -0.1}, "exploration: -0.1"),
+    ):
+        with pytest.raises(ValueError, match=f"Invalid {match}"):
+            sg.CyclicalSchedule(sampler, **arguments)
+    for arguments, match in (
+        ({"b": 0}, "b: 0"),
+        ({"b": 1, "gamma": 0.5}, "gamma: 0.5"),
+        ({"b": 1, "gamma": 1.1}, "gamma: 1.1"),
+    ):
+        with pytest.raises(ValueError, match=f"Invalid {match}"):
+            sg.PolynomialDecay(sampler, **arguments)
+    assert sampler.param_groups[0]["lr"] == 0.04
+    assert "initial_lr" not in sampler.param_groups[0]
+    cold = sg.SGLD([torch.zeros(1, requires_grad=True)], 0.1, num_data=1, temperature=0)
+    with pytest.raises(ValueError, match="0 in a param group"):
+        sg.CyclicalSchedule(cold, 5)

@@ -1,0 +1,140 @@
+"""A model that is evaluated with tensors of a draw in place of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+__all__ = ["Evaluation", "evaluating", "model_device"]
+
+Forward = Callable[[nn.Module, Any], Any]
+
+
+class Evaluation:
+    """Calls ``forward(model, batch)`` with some of the model's tensors replaced.
+
+    Nothing is copied into the model, whose own tensors are back afterwards, whatever is
+    raised. They are replaced once for all batches: it takes as long as a layer.
+    """
+
+    def __init__(self, model: nn.Module, forward: Forward | None) -> None:
+        self._caller = _Caller(model, forward or _default_forward)
+
+    def outputs(self, tensors: Mapping[str, Tensor], batches: Iterable[Any]) -> Tensor:
+        """Those for all batches, [inputs, ...]; with no tensors, the model as it is."""
+        return functional_call(self._caller, _inside(tensors), (batches,))
+
+    def together(
+        self, draws: Sequence[Mapping[str, Tensor]], batches: Iterable[Any]
+    ) -> Tensor:
+        """Those of several draws at once, [draws, inputs, ...]."""
+        stacked = {
+            name: torch.stack([draw[name] for draw in draws]) for name in draws[0]
+        }
+        tensors = _inside(stacked)
+
+        def one(tensors: Mapping[str, Tensor], batch: Any) -> Tensor:
+            return functional_call(self._caller, tensors, ([batch],))
+
+        # The loop is outside of vmap, in which loaders may not draw their seeds.
+        parts = [vmap(lambda t, b=batch: one(t, b))(tensors) for batch in batches]
+        return torch.cat(parts, 1)
+
+    def run(self, tensors: Mapping[str, Tensor], batches: Iterable[Any]) -> None:
+        """The same for what it does to buffers among the tensors."""
+        functional_call(self._caller, _inside(tensors), (batches, False))
+
+
+class _Caller(nn.Module):
+    # functional_call replaces tensors for a call of a module: this one.
+    def __init__(self, model: nn.Module, forward: Forward) -> None:
+        super().__init__()
+        self.model = model
+        self.function = forward
+
+    def forward(self, batches: Iterable[Any], keep: bool = True) -> Tensor | None:
+        device = model_device(self.model)
+        parts: list[Tensor] = []
+        for batch in batches:
+            outputs = self.function(self.model, _moved(batch, device))
+            if not keep:
+                continue
+            _check(outputs, parts)
+            # So that log and softmax have the digits that the sums keep.
+            low = outputs.dtype in (torch.float16, torch.bfloat16)
+            parts.append(outputs.float() if low else outputs)
+        return torch.cat(parts) if keep else None
+
+
+def _check(outputs: Any, parts: list[Tensor]) -> None:
+    if not isinstance(outputs, Tensor) or outputs.dim() == 0:
+        is_scalar = isinstance(outputs, Tensor)
+        got = "a scalar" if is_scalar else f"of type {type(outputs).__name__}"
+        raise TypeError(
+            f"Invalid outputs: {got} (must be a Tensor with a row for each input; "
+            "forward=function(model, batch) may take it from what the model returns)"
+        )
+    if parts and outputs.shape[1:] != parts[0].shape[1:]:
+        raise ValueError(
+            f"Invalid outputs: shape {list(outputs.shape)} for a batch, and "
+            f"{list(parts[0].shape)} for the first (but for rows, must be equal)"
+        )
+
+
+def _inside(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"model.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _default_forward(model: nn.Module, batch: Any) -> Any:
+    """Of tensors, of tuples that begin with one, or of Hugging Face's mappings."""
+    if isinstance(batch, Mapping):
+        outputs = model(**batch)
+    elif isinstance(batch, tuple | list):
+        return _default_forward(model, batch[0])
+    else:
+        outputs = model(batch)
+    if isinstance(outputs, Mapping) and "logits" in outputs:
+        return outputs["logits"]
+    return getattr(outputs, "logits", outputs)
+
+
+def _moved(batch: Any, device: torch.device | None) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True) if device else batch
+    if isinstance(batch, Mapping):
+        return {key: _moved(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return [_moved(value, device) for value in batch]
+    return batch
+
+
+def model_device(model: nn.Module) -> torch.device | None:
+    """That of the first tensor."""
+    for tensors in (model.parameters(), model.buffers()):
+        for tensor in tensors:
+            return tensor.device
+    return None
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Dropout is off, nothing is recorded, and no random number is used up.
+
+    The flags are set one by one: a method train() may do more than that.
+    """
+    flags = [(module, module.training) for module in model.modules()]
+    device = model_device(model)
+    cuda = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(cuda), torch.no_grad():  # loaders draw seeds
+        try:
+            for module, _ in flags:
+                module.training = False
+            yield
+        finally:
+            for module, training in flags:
+                module.training = training

@@ -1,0 +1,84 @@
+"""From a model's outputs to what is averaged over draws, and its entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = ["Link"]
+
+NAMES = ("softmax", "sigmoid", "identity")
+
+
+class Link:
+    """The function from outputs to values.
+
+    Args:
+        link: "softmax", "sigmoid", "identity" or a function of outputs.
+        dim: the classes' dimension.
+
+    Raises:
+        TypeError, ValueError: neither a name nor a function; a dim that is no int.
+    """
+
+    def __init__(self, link: str | Callable[[Tensor], Tensor], dim: int) -> None:
+        if not callable(link) and link not in NAMES:
+            raise ValueError(
+                f"Invalid link: {link!r} (must be 'softmax', 'sigmoid', 'identity' or "
+                "a function of the outputs)"
+            )
+        if isinstance(dim, bool) or not isinstance(dim, int):
+            raise TypeError(f"Invalid dim: {dim!r} (must be an int)")
+        self._link = link
+        self._dim = dim
+
+    @property
+    def has_entropy(self) -> bool:
+        """Whether the values are probabilities."""
+        return self._link in ("softmax", "sigmoid")
+
+    def values(self, outputs: Tensor) -> Tensor:
+        """What is averaged."""
+        if callable(self._link):
+            return self._link(outputs)
+        if self._link == "identity":
+            return outputs
+        if not outputs.is_floating_point():
+            raise TypeError(
+                f"Invalid outputs: dtype {outputs.dtype} (must be a floating dtype for "
+                f"link={self._link!r})"
+            )
+        if self._link == "sigmoid":
+            return outputs.sigmoid()
+        dims = outputs.dim()
+        if dims < 2 or not -dims < self._dim < dims or self._dim == 0:
+            raise ValueError(
+                f"Invalid dim: {self._dim} is not the classes' in outputs of shape "
+                f"{list(outputs.shape)}"
+            )
+        if outputs.shape[self._dim] < 2:
+            raise ValueError(
+                f"Invalid outputs: shape {list(outputs.shape)} has one class (with "
+                "one number for two classes, link='sigmoid')"
+            )
+        return _softmax(outputs, self._dim)
+
+    def entropy(self, values: Tensor) -> Tensor:
+        """Of probabilities, in nats."""
+        if self._link == "sigmoid":
+            return -_logarithms(values) - _logarithms(1 - values)
+        return -_logarithms(values).sum(self._dim)
+
+
+# On a CPU torch's softmax over a few classes takes seven times as long as this, and
+# special.entr thrice as long as p log p: together a fifth of a small network.
+def _softmax(outputs: Tensor, dim: int) -> Tensor:
+    powers = (outputs - outputs.amax(dim, keepdim=True)).exp_()
+    return powers.div_(powers.sum(dim, keepdim=True))
+
+
+def _logarithms(p: Tensor) -> Tensor:
+    """Of p: p log p, and 0 where p is."""
+    return p.clamp_min(torch.finfo(p.dtype).tiny).log_().mul_(p)

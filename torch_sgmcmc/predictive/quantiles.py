@@ -1,0 +1,34 @@
+"""Quantiles of weighted draws."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["weighted_quantiles"]
+
+# Of the sum of weights: what rounding may add to a sum of many.
+_ROUNDING = 1e-12
+
+
+def weighted_quantiles(values: Tensor, weights: Tensor, levels: Tensor) -> Tensor:
+    """The least value up to which there is a part ``level`` of the weights.
+
+    Args:
+        values: [draws, ...].
+        weights: [draws], float64, >= 0.
+        levels: in [0, 1].
+
+    Returns:
+        [levels, ...], each a value of a draw.
+    """
+    some = weights > 0
+    values, order = values[some].sort(0)
+    weights = weights[some]
+    below = weights[order].cumsum(0)
+    found = []
+    for level in levels.tolist():
+        wanted = level * weights.sum() * (1 - _ROUNDING)
+        index = (below < wanted).sum(0, keepdim=True).clamp_max(len(weights) - 1)
+        found.append(values.gather(0, index)[0])
+    return torch.stack(found)

@@ -1,0 +1,204 @@
+"""Step sizes that change while a chain runs, as schedulers of torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+from torch_sgmcmc.core.checks import check_integer, check_real
+from torch_sgmcmc.psgld import PSGLD
+from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.sghmc import SGHMC
+from torch_sgmcmc.sgld import SGLD
+from torch_sgmcmc.sgnht import SGNHT
+
+__all__ = ["CyclicalSchedule", "PolynomialDecay"]
+
+_SAMPLERS = (SGLD, SGHMC, PSGLD, SGNHT)
+
+
+class _Schedule(LRScheduler):
+    """What follows of the number of steps made alone."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        if not isinstance(sampler, _SAMPLERS):
+            names = ", ".join(kind.__name__ for kind in _SAMPLERS)
+            raise TypeError(
+                f"Invalid sampler: got {type(sampler).__name__} (must be one of "
+                f"{names}: of the others the step has no lr, is tuned or tested, or "
+                "minibatches are drawn for it)"
+            )
+        if sampler.defaults["capturable"]:
+            raise ValueError(
+                "Invalid sampler: with capturable=True a CUDA graph freezes lr and "
+                "temperature, and would follow no schedule"
+            )
+        super().__init__(sampler)
+
+    def _factor(self) -> float:
+        """What the first lr is multiplied with, in the step that comes next."""
+        raise NotImplementedError
+
+    def get_lr(self) -> list[float | Tensor]:
+        """The lr of each group; called by :meth:`step`."""
+        factor = self._factor()
+        return [lr * factor for lr in self.base_lrs]
+
+
+class CyclicalSchedule(_Schedule):
+    r"""Cycles of exploration and sampling (Zhang et al. 2020).
+
+    A cycle of L steps begins with large steps that leave a mode, without noise, and
+    ends with small ones that sample the next. In step k, counted from 0,
+
+    .. math::
+        r_k = \frac{k \bmod L}{L}, \qquad
+        \mathrm{lr}_k = \frac{\mathrm{lr}_0}{2} \left( \cos(\pi r_k) + 1 \right), \qquad
+        T_k = \begin{cases} 0, & r_k < \beta \quad \text{(exploration)} \\
+            T, & \text{otherwise (sampling),} \end{cases}
+
+    with ``lr`` and ``temperature`` that each param group has when the schedule is made.
+    Momenta and other state are kept from phase to phase.
+
+    It is a :class:`torch.optim.lr_scheduler.LRScheduler`: call :meth:`step` once after
+    each step of the sampler, and collect draws before it where :attr:`collecting` is
+    True. State dicts of sampler and schedule together continue a chain in the middle of
+    a cycle to the same bits; make the schedule before they are loaded.
+
+    Args:
+        sampler: an SGLD, SGHMC, PSGLD or SGNHT, not capturable, with T > 0.
+        steps_per_cycle: L, >= 2.
+        exploration: β in [0, 1), the part of a cycle that explores. Default: 0.8, the
+            paper's for CIFAR.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above.
+
+    Example:
+        >>> schedule = sg.CyclicalSchedule(sampler, steps_per_cycle=50 * len(loader))
+        >>> for x, y in batches:
+        ...     sampler.zero_grad()
+        ...     F.cross_entropy(model(x), y).backward()
+        ...     sampler.step()
+        ...     if schedule.collecting:
+        ...         predictive.update()
+        ...     schedule.step()
+
+    Note:
+        Draws of different cycles come from modes in proportion to how often exploration
+        ends there, not to their masses: this is an approximation, unless cycles are
+        long enough to mix. Gradients are those of the full potential at T = 0 too.
+
+    Reference:
+        R. Zhang, C. Li, J. Zhang, C. Chen and A. G. Wilson, Cyclical Stochastic
+        Gradient MCMC for Bayesian Deep Learning, ICLR 2020, eq. 1 and algorithm 1.
+    """
+
+    def __init__(
+        self, sampler: Sampler, steps_per_cycle: int, *, exploration: float = 0.8
+    ) -> None:
+        self.steps_per_cycle = check_integer("steps_per_cycle", steps_per_cycle, low=2)
+        self.exploration = check_real("exploration", exploration, high=1.0)
+        self.temperatures: list[float] = []
+        super().__init__(sampler)
+
+    def _initial_step(self) -> None:
+        # Once the sampler is known to be one, and before its first step is prepared.
+        self.temperatures = [g["temperature"] for g in self.optimizer.param_groups]
+        if 0 in self.temperatures:
+            raise ValueError(
+                "Invalid temperature: 0 in a param group, which would never be sampled "
+                "(make the schedule before a state dict is loaded)"
+            )
+        super()._initial_step()
+
+    def step(self, epoch: Any = None) -> None:
+        """Sets lr and temperature for the sampler's next step."""
+        super().step(epoch)
+        groups = zip(self.optimizer.param_groups, self.temperatures, strict=True)
+        for group, temperature in groups:
+            group["temperature"] = temperature if self.collecting else 0.0
+
+    @property
+    def place(self) -> float:
+        """How far the sampler's last step was in its cycle, r in [0, 1).
+
+        After :meth:`step`, that is how far the next will be.
+        """
+        return self.last_epoch % self.steps_per_cycle / self.steps_per_cycle
+
+    @property
+    def collecting(self) -> bool:
+        """Whether the sampler's last step was one of a sampling phase."""
+        return self.place >= self.exploration
+
+    @property
+    def cycle(self) -> int:
+        """In which cycle it was, counted from 0."""
+        return self.last_epoch // self.steps_per_cycle
+
+    def _factor(self) -> float:
+        return (math.cos(math.pi * self.place) + 1) / 2
+
+
+class PolynomialDecay(_Schedule):
+    r"""Step sizes that decrease polynomially (Welling and Teh 2011).
+
+    In step t, counted from 0, and with the ``lr`` that each param group has when the
+    schedule is made,
+
+    .. math::
+        \mathrm{lr}_t = \mathrm{lr}_0 \left( 1 + \frac{t}{b} \right)^{-\gamma},
+
+    which is the paper's :math:`\epsilon_t = a (b + t)^{-\gamma}` with
+    :math:`a = \epsilon_0 b^\gamma`. With 1/2 < γ <= 1 the sum of steps is infinite and
+    that of their squares is not: averages over draws weighted with their steps converge
+    to those under the posterior,
+
+    .. math:: E f \approx \frac{\sum_t \mathrm{lr}_t f(\theta_t)}{\sum_t \mathrm{lr}_t}.
+
+    It is a :class:`torch.optim.lr_scheduler.LRScheduler`: call :meth:`step` once after
+    each step of the sampler, and weight a draw with :attr:`weight` before it.
+
+    Args:
+        sampler: an SGLD, SGHMC, PSGLD or SGNHT, not capturable.
+        b: > 0, the number of steps after which lr has fallen by the factor 2^-γ.
+        gamma: γ in (1/2, 1]. Default: 0.55.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above.
+
+    Example:
+        >>> schedule = sg.PolynomialDecay(sampler, b=1000)
+        >>> for x, y in batches:
+        ...     sampler.zero_grad()
+        ...     F.cross_entropy(model(x), y).backward()
+        ...     sampler.step()
+        ...     predictive.update(weight=schedule.weight)
+        ...     schedule.step()
+
+    Reference:
+        M. Welling and Y. W. Teh, Bayesian Learning via Stochastic Gradient Langevin
+        Dynamics, ICML 2011, eq. 2 and section 4.
+    """
+
+    def __init__(self, sampler: Sampler, b: float, *, gamma: float = 0.55) -> None:
+        self.b = check_real("b", b, low_open=True)
+        self.gamma = check_real("gamma", gamma)
+        if not 0.5 < self.gamma <= 1:
+            raise ValueError(f"Invalid gamma: {gamma} (must be in (0.5, 1])")
+        super().__init__(sampler)
+
+    @property
+    def weight(self) -> float:
+        """The lr of the sampler's last step, of the first param group.
+
+        Those of other groups are in constant proportion to it.
+        """
+        return float(self.base_lrs[0]) * self._factor()
+
+    def _factor(self) -> float:
+        return float((1 + self.last_epoch / self.b) ** -self.gamma)
