@@ -30,6 +30,14 @@ from torch_sgmcmc.seeds import SharedNoiseWarning, fold_in
 from torch_sgmcmc.sghmc import SGHMC
 from torch_sgmcmc.sgld import SGLD
 from torch_sgmcmc.sgnht import SGNHT
+from torch_sgmcmc.store import (
+    Collector,
+    DamagedDraw,
+    Draw,
+    Draws,
+    SampleStore,
+    SampleWriter,
+)
 from torch_sgmcmc.trajectory import TimeAverage
 from torch_sgmcmc.tuning import Tuning, tune
 from torch_sgmcmc.version import __version__
@@ -44,13 +52,19 @@ __all__ = [
     "SGLD",
     "SGNHT",
     "SVRG",
+    "Collector",
     "ControlVariates",
+    "DamagedDraw",
+    "Draw",
+    "Draws",
     "ECSReport",
     "GammaPrecision",
     "GatheredRows",
     "Gauges",
     "IndependentBatchSampler",
     "LogLikelihood",
+    "SampleStore",
+    "SampleWriter",
     "Sampler",
     "SharedNoiseWarning",
     "StratifiedBatchSampler",
