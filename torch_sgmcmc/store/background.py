@@ -12,8 +12,8 @@ __all__ = ["Background"]
 class Background:
     """A thread that does jobs in order, and a bounded queue of them.
 
-    A job that fails stays the first, and its error is raised by whatever is called
-    next: once, and then the job is tried again.
+    A job that fails stays the first. Its error is raised by whatever is called next,
+    and by the call after that it is tried again.
     """
 
     def __init__(self, size: int) -> None:
@@ -21,6 +21,8 @@ class Background:
         self._jobs: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._error: Exception | None = None
+        # From when a job fails until it is tried again.
+        self._pauses = False
         self._ends = False
         # A daemon, or an interpreter that exits would wait for it forever.
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -46,15 +48,17 @@ class Background:
 
     def check(self) -> None:
         """Raises the error of a job that has failed."""
-        if self._error is not None:
+        if self._pauses:
             self._wait(lambda: True)
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         with self._changed:
+            if self._pauses and self._error is None:  # it was raised
+                self._pauses = False
+                self._changed.notify_all()
             self._changed.wait_for(lambda: self._error is not None or ready())
             error, self._error = self._error, None
             if error is not None:
-                self._changed.notify_all()
                 raise error
 
     def end(self) -> None:
@@ -68,7 +72,7 @@ class Background:
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._ends or (self._jobs and self._error is None)
+                    lambda: self._ends or (self._jobs and not self._pauses)
                 )
                 if self._ends:
                     return
@@ -77,7 +81,7 @@ class Background:
                 job()
             except Exception as error:
                 with self._changed:
-                    self._error = error
+                    self._error, self._pauses = error, True
                     self._changed.notify_all()
             else:
                 with self._changed:

@@ -23,15 +23,23 @@ void Background::Put(std::function<void()> job) {
   changed_.notify_all();
 }
 
-void Background::WaitForFewer(size_t count) {
+template <typename Ready>
+void Background::Wait(Ready ready) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return error_ || jobs_.size() < count; });
-  Throw(lock);
+  if (pauses_ && !error_) {  // it was thrown
+    pauses_ = false;
+    changed_.notify_all();
+  }
+  changed_.wait(lock, [&] { return error_ || ready(); });
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+void Background::WaitForFewer(size_t count) {
+  Wait([&] { return jobs_.size() < count; });
 }
 
 void Background::Check() {
-  std::unique_lock lock(mutex_);
-  Throw(lock);
+  Wait([] { return true; });
 }
 
 size_t Background::size() const {
@@ -39,18 +47,10 @@ size_t Background::size() const {
   return jobs_.size();
 }
 
-void Background::Throw(std::unique_lock<std::mutex>& lock) {
-  if (!error_) return;
-  const std::exception_ptr error = std::exchange(error_, nullptr);
-  lock.unlock();
-  changed_.notify_all();
-  std::rethrow_exception(error);
-}
-
 void Background::Run() {
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return ends_ || (!jobs_.empty() && !error_); });
+    changed_.wait(lock, [&] { return ends_ || (!jobs_.empty() && !pauses_); });
     if (ends_) return;
     // Only this thread takes jobs away, and a deque's stay where they are.
     const std::function<void()>& job = jobs_.front();
@@ -62,8 +62,12 @@ void Background::Run() {
       error = std::current_exception();
     }
     lock.lock();
-    error_ = error;
-    if (!error) jobs_.pop_front();
+    if (error) {
+      error_ = error;
+      pauses_ = true;
+    } else {
+      jobs_.pop_front();
+    }
     changed_.notify_all();
   }
 }

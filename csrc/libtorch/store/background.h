@@ -11,9 +11,9 @@
 
 namespace torch_sgmcmc {
 
-// A thread that does jobs in order. A job that fails stays the first, and its
-// exception is thrown by whatever is called next: once, and then the job is
-// tried again.
+// A thread that does jobs in order. A job that fails stays the first. Its
+// exception is thrown by whatever is called next, and by the call after that it
+// is tried again.
 class Background {
  public:
   Background();
@@ -31,13 +31,15 @@ class Background {
   size_t size() const;
 
  private:
-  void Throw(std::unique_lock<std::mutex>& lock);
+  template <typename Ready>
+  void Wait(Ready ready);
   void Run();
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> jobs_;
   std::exception_ptr error_;
+  bool pauses_ = false;  // from when a job fails until it is tried again
   bool ends_ = false;
   std::thread thread_;
 };
