@@ -32,6 +32,14 @@ from torch_sgmcmc.seeds import SharedNoiseWarning, fold_in
 from torch_sgmcmc.sghmc import SGHMC
 from torch_sgmcmc.sgld import SGLD
 from torch_sgmcmc.sgnht import SGNHT
+from torch_sgmcmc.store import (
+    Collector,
+    DamagedDraw,
+    Draw,
+    Draws,
+    SampleStore,
+    SampleWriter,
+)
 from torch_sgmcmc.trajectory import TimeAverage
 from torch_sgmcmc.tuning import Tuning, tune
 from torch_sgmcmc.version import __version__
@@ -46,8 +54,12 @@ __all__ = [
     "SGLD",
     "SGNHT",
     "SVRG",
+    "Collector",
     "ControlVariates",
     "CyclicalSchedule",
+    "DamagedDraw",
+    "Draw",
+    "Draws",
     "ECSReport",
     "GammaPrecision",
     "GatheredRows",
@@ -57,6 +69,8 @@ __all__ = [
     "PolynomialDecay",
     "Prediction",
     "Predictive",
+    "SampleStore",
+    "SampleWriter",
     "Sampler",
     "SharedNoiseWarning",
     "StratifiedBatchSampler",

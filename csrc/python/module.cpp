@@ -73,6 +73,8 @@ torch_sgmcmc::NoiseStream ClockStream(int64_t seed, uint64_t step) {
 
 // csrc/python/gauges.cpp
 void BindGauges(py::module_& m);
+// csrc/python/store.cpp
+void BindStore(py::module_& m);
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "Host-side algorithms of torch_sgmcmc, in C++.";
@@ -576,4 +578,5 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("state", &DualAveraging::state);
 
   BindGauges(m);
+  BindStore(m);
 }

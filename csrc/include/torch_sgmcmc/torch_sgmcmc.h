@@ -18,4 +18,5 @@
 #include "torch_sgmcmc/sgld.h"
 #include "torch_sgmcmc/sgnht.h"
 #include "torch_sgmcmc/state_dict.h"
+#include "torch_sgmcmc/store.h"
 #include "torch_sgmcmc/trajectory.h"

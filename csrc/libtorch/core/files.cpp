@@ -1,70 +1,17 @@
 #include "libtorch/core/files.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <array>
 #include <cerrno>
 #include <cstdint>
-#include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <stdexcept>
 #include <system_error>
 
+#include "host/crc32.h"
+#include "store/disk.h"
+
 namespace torch_sgmcmc {
 namespace {
-
-// All of these return whether they worked; errno has the reason.
-
-bool WriteAll(int file, const std::vector<char>& bytes) {
-  for (size_t done = 0; done < bytes.size();) {
-    const ssize_t written =
-        ::write(file, bytes.data() + done, bytes.size() - done);
-    if (written < 0 && errno != EINTR) return false;
-    if (written > 0) done += static_cast<size_t>(written);
-  }
-  return true;
-}
-
-// Closes the file in any case.
-bool SyncAndClose(int file) {
-  const bool synced = ::fsync(file) == 0;
-  const int reason = errno;
-  const bool closed = ::close(file) == 0;
-  if (!synced) errno = reason;
-  return synced && closed;
-}
-
-bool WriteSynced(const std::string& path, const std::vector<char>& bytes) {
-  const int file =
-      ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (file < 0) return false;
-  if (WriteAll(file, bytes)) return SyncAndClose(file);
-  const int reason = errno;
-  ::close(file);
-  errno = reason;
-  return false;
-}
-
-bool SyncFolderOf(const std::string& path) {
-  const std::string folder = std::filesystem::path(path).parent_path();
-  const int file = ::open(folder.empty() ? "." : folder.c_str(),
-                          O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  return file >= 0 && SyncAndClose(file);
-}
-
-constexpr std::array<uint32_t, 256> Crc32Table() {
-  std::array<uint32_t, 256> table{};
-  for (uint32_t i = 0; i < 256; ++i) {
-    table[i] = i;
-    for (int bit = 0; bit < 8; ++bit) {
-      table[i] = table[i] >> 1 ^ ((table[i] & 1U) != 0 ? 0xEDB88320U : 0);
-    }
-  }
-  return table;
-}
 
 // Little-endian numbers and ranges of an archive, and the sums of the latter.
 class Archive {
@@ -89,13 +36,7 @@ class Archive {
   }
 
   uint32_t crc32(uint64_t at, uint64_t size) const {
-    static constexpr auto kTable = Crc32Table();
-    const char* begin = range(at, size);
-    uint32_t crc = 0xFFFFFFFF;
-    for (uint64_t i = 0; i < size; ++i) {
-      crc = crc >> 8 ^ kTable[(crc ^ static_cast<uint8_t>(begin[i])) & 0xFF];
-    }
-    return ~crc;
+    return Crc32(range(at, size), size);
   }
 
   // Where the record at the end is; it may be followed by a comment.
@@ -200,15 +141,7 @@ bool IsWhole(const Archive& archive, const Part& part) {
 }  // namespace
 
 void WriteWhole(const std::string& path, const std::vector<char>& bytes) {
-  const std::string unfinished = path + ".unfinished";
-  if (WriteSynced(unfinished, bytes) &&
-      std::rename(unfinished.c_str(), path.c_str()) == 0 &&
-      SyncFolderOf(path)) {
-    return;
-  }
-  const std::string reason = std::generic_category().message(errno);
-  std::remove(unfinished.c_str());
-  throw std::runtime_error("Cannot write " + path + ": " + reason);
+  disk::WriteWhole(path, {{bytes.data(), bytes.size()}});
 }
 
 std::vector<char> ReadWhole(const std::string& path) {

@@ -1,0 +1,186 @@
+// Draws of a model's parameters on disk, and what collects them from a sampler.
+//
+//   torch_sgmcmc::Collector collector(
+//       sampler, *net, "draws",
+//       torch_sgmcmc::CollectorOptions().burn_in(1000).every(20));
+//   for (...) collector.step(closure);  // in place of sampler.step(closure)
+//   collector.close();
+//
+//   for (const torch_sgmcmc::Draw& draw : torch_sgmcmc::SampleStore("draws")) {
+//     draw.at("fc.weight");
+//   }
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <torch/arg.h>
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "torch_sgmcmc/export.h"
+#include "torch_sgmcmc/sampler.h"
+#include "torch_sgmcmc/state_dict.h"
+
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
+
+namespace torch_sgmcmc {
+
+/// One draw. Its file is mapped into memory when a tensor is first asked for,
+/// and each tensor's bytes are then checked; copies share this.
+class TORCH_SGMCMC_API Draw {
+ public:
+  int64_t chain = 0;
+  /// Its place among the candidates of its chain, from 1 on.
+  int64_t number = 0;
+  /// The sampler's step that made it.
+  int64_t step = 0;
+  /// NaN if there was none.
+  double lr = 0;
+  double temperature = 1;
+  /// In averages: the sign of a signed HMCECS, or what the collector was told.
+  double weight = 1;
+  /// NaN if the collector was not told.
+  double loss = 0;
+  /// Its file, in the format of safetensors.
+  std::string path;
+
+  /// In the order of the file.
+  const std::vector<std::string>& names() const;
+  bool contains(const std::string& name) const;
+  /// The tensor, in the dtype in which it was stored; what is written into it
+  /// stays in this process. Throws std::invalid_argument if there is none of
+  /// this name, std::runtime_error, which names the file, if it is missing, cut
+  /// off or altered.
+  at::Tensor at(const std::string& name) const;
+
+ private:
+  friend class SampleStore;
+  struct Layout;
+  struct File;
+  std::shared_ptr<const Layout> layout_;
+  std::shared_ptr<File> file_;
+};
+
+/// The draws of a folder, in the order of chains and steps; the files of Python
+/// and C++ are the same, byte for byte. It can be opened while a collector
+/// writes to it, and has the draws that it had when it was opened or refreshed.
+class TORCH_SGMCMC_API SampleStore {
+ public:
+  /// The folder need not exist yet. Throws std::runtime_error if an index
+  /// cannot be read, std::invalid_argument if its chains are of different
+  /// models. Damaged lines of an index are left out and warned about.
+  explicit SampleStore(std::string path);
+  const SampleStore& refresh();
+
+  size_t size() const { return draws_.size(); }
+  const Draw& operator[](size_t index) const { return draws_.at(index); }
+  auto begin() const { return draws_.begin(); }
+  auto end() const { return draws_.end(); }
+  /// Those of one chain.
+  std::vector<Draw> chain(int64_t chain) const;
+  std::vector<int64_t> chains() const;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  std::vector<Draw> draws_;
+};
+
+struct CollectorOptions {
+  /// The number of this chain in the store, >= 0; each has one writer.
+  TORCH_ARG(int64_t, chain) = 0;
+  /// Steps (of SBPS, samples) that come first and are not stored.
+  TORCH_ARG(int64_t, burn_in) = 0;
+  /// Steps from one draw to the next, >= 1.
+  TORCH_ARG(int64_t, every) = 1;
+  /// As many draws at most; whenever there would be more, every second is
+  /// dropped, and `every` is twice what it was. 0 is no limit.
+  TORCH_ARG(int64_t, max_samples) = 0;
+  /// Names, of which * and ? stand for others; empty for all.
+  TORCH_ARG(std::vector<std::string>, parameters);
+  /// Only parameters that the sampler has.
+  TORCH_ARG(bool, sampled) = false;
+  /// Whether a module's buffers are stored as well.
+  TORCH_ARG(bool, buffers) = true;
+  /// In which floating-point tensors are stored; their own if there is none.
+  TORCH_ARG(std::optional<c10::ScalarType>, dtype);
+  /// A draw's weight; if empty, the sign of an HMCECS, and 1 of all others.
+  TORCH_ARG(std::function<double(Sampler&)>, weight);
+  /// Draws in memory, >= 1, that training does not wait for.
+  TORCH_ARG(int64_t, queue_size) = 2;
+};
+
+/// Stores draws of a model while a sampler runs: copies made after a step, or
+/// of SBPS at its samples, which a thread then writes. Steps of a warm-up and
+/// steps that were left out are not counted. More, in Python's words:
+/// docs/store.md.
+///
+/// Sampler and model must live as long as the collector, and not be moved.
+class TORCH_SGMCMC_API Collector {
+ public:
+  using Tensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+  /// Throws std::invalid_argument if an option is out of range or the store is
+  /// of another model, std::runtime_error if it cannot be written or somebody
+  /// else writes this chain.
+  Collector(Sampler& sampler,
+            const torch::nn::Module& model,
+            const std::string& store,
+            const CollectorOptions& options = {});
+  Collector(Sampler& sampler,
+            const Tensors& tensors,
+            const std::string& store,
+            const CollectorOptions& options = {});
+  /// Waits until all draws are on the disk; close() says what went wrong.
+  ~Collector();
+  Collector(const Collector&) = delete;
+  Collector(Collector&&) = delete;
+  Collector& operator=(const Collector&) = delete;
+  Collector& operator=(Collector&&) = delete;
+
+  /// Makes the sampler's step and stores the draw if it is one, with what the
+  /// closure returned, if that is a scalar, as its loss.
+  ///
+  /// Throws std::runtime_error if an earlier draw could not be written; it says
+  /// which ones are on the disk. The sampler is as before then, and the next
+  /// step tries again to write what is waiting, of which nothing is lost.
+  /// Throws std::invalid_argument if the chain has draws already: that of
+  /// load_state_dict() or restart() comes first.
+  torch::Tensor step(
+      const torch::optim::Optimizer::LossClosure& closure = nullptr);
+
+  /// The loss that is stored with the next draws if the closure returns none.
+  void set_loss(double loss);
+
+  /// The draws of this chain that are on the disk.
+  size_t num_draws() const;
+
+  /// Waits until all draws so far are on the disk.
+  void flush();
+  /// How far collecting is, for a checkpoint; flushes. Keys and values are
+  /// those of Python.
+  StateDict state_dict();
+  /// Cuts the store back to a checkpoint and goes on from there, to the bytes
+  /// of a run that was never interrupted. Throws std::invalid_argument if it is
+  /// of another store, run or options; the store is as before.
+  void load_state_dict(const StateDict& dict);
+  /// Deletes the chain's draws, for a run that begins anew.
+  void restart();
+  /// Waits until all draws are on the disk, and lets others write the chain.
+  void close();
+
+ private:
+  struct Work;
+  std::unique_ptr<Work> work_;
+};
+
+}  // namespace torch_sgmcmc

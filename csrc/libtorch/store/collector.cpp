@@ -1,0 +1,356 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "host/draw_index.h"
+#include "host/draw_layout.h"
+#include "host/draw_schedule.h"
+#include "libtorch/core/checks.h"
+#include "libtorch/store/background.h"
+#include "libtorch/store/chosen_tensors.h"
+#include "libtorch/store/stored_types.h"
+#include "store/chain_writer.h"
+#include "torch_sgmcmc/hmc.h"
+#include "torch_sgmcmc/hmcecs.h"
+#include "torch_sgmcmc/sbps.h"
+#include "torch_sgmcmc/store.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
+
+const SamplerOptions& FirstOptions(Sampler& sampler) {
+  return static_cast<const SamplerOptions&>(
+      sampler.param_groups().at(0).options());
+}
+
+int64_t StepCounter(Sampler& sampler) {
+  const SamplerOptions& options = FirstOptions(sampler);
+  return options.device_step().defined() ? options.device_step().item<int64_t>()
+                                         : options.step();
+}
+
+// That counter once a GPU has told what came of the last step.
+int64_t StepsMade(Sampler& sampler) {
+  sampler.num_skipped();  // which waits for that
+  return StepCounter(sampler);
+}
+
+double StepSize(Sampler& sampler) {
+  const SamplerOptions& options = FirstOptions(sampler);
+  if (const auto* hmc = dynamic_cast<const HMCOptions*>(&options)) {
+    return hmc->step_size();
+  }
+  if (const auto* ecs = dynamic_cast<const HMCECSOptions*>(&options)) {
+    return ecs->step_size();
+  }
+  return options.lr();  // NaN if there is none
+}
+
+double SignOf(Sampler& sampler) {
+  const auto* ecs = dynamic_cast<const HMCECS*>(&sampler);
+  return ecs == nullptr ? 1.0 : static_cast<double>(ecs->sign());
+}
+
+DrawLayout LayoutOf(const std::map<std::string, at::Tensor>& tensors,
+                    const CollectorOptions& options) {
+  std::vector<StoredTensor> stored;
+  for (const auto& [name, tensor] : tensors) {
+    const bool converts = options.dtype() && tensor.is_floating_point();
+    stored.push_back(
+        {name,
+         StoredTypeOf(converts ? *options.dtype() : tensor.scalar_type()),
+         tensor.sizes().vec()});
+  }
+  return DrawLayout(std::move(stored));
+}
+
+}  // namespace
+
+struct Collector::Work {
+  Work(Sampler& of,
+       const torch::nn::Module* model,
+       const Tensors& tensors,
+       const std::string& store,
+       const CollectorOptions& chosen_options)
+      : sampler(of),
+        sbps(dynamic_cast<SBPS*>(&of)),
+        options(Checked(chosen_options)),
+        schedule(options.burn_in(), options.every(), options.max_samples()),
+        chosen(model, tensors, of, options),
+        place("chain " + std::to_string(options.chain()) + " of " + store),
+        writer(store, options.chain(), LayoutOf(chosen.Now(), options)),
+        background(std::make_unique<Background>()) {
+    if (sbps != nullptr) {
+      hook = sbps->register_sample_hook(
+          [this](SBPS&, double time) { AtSample(time); });
+    }
+  }
+
+  static const CollectorOptions& Checked(const CollectorOptions& options) {
+    CheckInteger("queue_size", options.queue_size(), 1);
+    if (options.dtype() && !c10::isFloatingType(*options.dtype())) {
+      Invalid("Invalid dtype: " + std::string(c10::toString(*options.dtype())) +
+              " (must be a floating-point one)");
+    }
+    return options;
+  }
+
+  template <typename Wait>
+  void Raising(Wait wait) {
+    try {
+      wait();
+    } catch (const std::exception& error) {
+      throw std::runtime_error(std::string(error.what()) + ". " + Safe());
+    }
+  }
+
+  std::string Safe() const {
+    const auto last = writer.last();
+    const std::string count = std::to_string(writer.num_draws());
+    return (last ? count + " draws of " + place + ", up to step " +
+                       std::to_string(last->step) + ", are safe"
+                 : place + " has no draw yet") +
+           "; " + std::to_string(background->size()) +
+           " more wait in memory, and the next step tries again";
+  }
+
+  void CheckOpen() const {
+    if (!background)
+      throw std::runtime_error("the collector of " + place + " is closed");
+  }
+
+  void WaitForRoom() {
+    Raising([&] {
+      background->WaitForFewer(static_cast<size_t>(options.queue_size()));
+    });
+  }
+
+  // Whatever keeps a draw from being stored is an error before the update.
+  void BeforeStep() {
+    CheckOpen();
+    writer.Check();
+    if (sbps != nullptr) {
+      Raising([&] { background->Check(); });
+      return;
+    }
+    if (!mark) {
+      mark = static_cast<double>(StepsMade(sampler));
+    } else if (static_cast<double>(StepCounter(sampler)) < *mark - 1) {
+      throw std::runtime_error("the sampler went back to step " +
+                               std::to_string(StepsMade(sampler)) +
+                               ", and its collector is at " +
+                               std::to_string(static_cast<int64_t>(*mark)) +
+                               ": load the collector's state dict too");
+    }
+    if (schedule.Keeps(count + 1)) {
+      WaitForRoom();
+    } else {
+      Raising([&] { background->Check(); });
+    }
+  }
+
+  void AfterStep() {
+    int64_t step = StepCounter(sampler);
+    if (static_cast<double>(step) > *mark && schedule.Keeps(count + 1)) {
+      // A GPU tells late that it has left out the step.
+      step = StepsMade(sampler);
+    }
+    if (static_cast<double>(step) > *mark)
+      Take(step, static_cast<double>(step));
+  }
+
+  void AtSample(double time) {
+    // A step that another hook has undone comes by its samples again.
+    if (mark && time <= *mark) return;
+    if (schedule.Keeps(count + 1)) WaitForRoom();
+    Take(StepCounter(sampler) + 1, time);
+  }
+
+  // Counts a step, and stores the draw if it is one.
+  void Take(int64_t step, double at) {
+    const int64_t number = schedule.Number(count + 1);
+    if (schedule.Thins(count + 1)) {
+      const int64_t interval = schedule.Interval(number);
+      background->Put([this, interval] { writer.Thin(interval); });
+    }
+    if (schedule.Keeps(count + 1)) {
+      DrawRecord record;
+      record.number = number;
+      record.step = step;
+      record.lr = StepSize(sampler);
+      record.temperature = FirstOptions(sampler).temperature();
+      record.weight =
+          options.weight() ? options.weight()(sampler) : SignOf(sampler);
+      record.loss = loss;
+      background->Put([this, record, draw = Snapshot()] {
+        std::vector<const void*> memory;
+        memory.reserve(draw.size());
+        for (const at::Tensor& t : draw) memory.push_back(t.const_data_ptr());
+        writer.Append(record, memory);
+      });
+    }
+    ++count;
+    mark = at;
+  }
+
+  // Copies in the order, the dtypes and the memory format of the file.
+  std::vector<at::Tensor> Snapshot() const {
+    const at::NoGradGuard no_grad;
+    const auto now = chosen.Now();
+    std::vector<at::Tensor> draw;
+    for (const StoredTensor& t : writer.layout().tensors()) {
+      draw.push_back(at::empty(t.shape, ScalarTypeOf(t.dtype)));
+      draw.back().copy_(now.at(t.name));
+    }
+    return draw;
+  }
+
+  void End() {
+    if (sbps != nullptr) sbps->remove_sample_hook(hook);
+    background.reset();
+    writer.Close();
+  }
+
+  Sampler& sampler;
+  SBPS* sbps;
+  CollectorOptions options;
+  DrawSchedule schedule;
+  ChosenTensors chosen;
+  std::string place;
+  ChainWriter writer;
+  std::unique_ptr<Background> background;
+  int64_t hook = 0;
+  double loss = kNoNumber;
+  // Of the steps that were made, the number, and how far the sampler was.
+  int64_t count = 0;
+  std::optional<double> mark;
+};
+
+Collector::Collector(Sampler& sampler,
+                     const torch::nn::Module& model,
+                     const std::string& store,
+                     const CollectorOptions& options)
+    : work_(
+          std::make_unique<Work>(sampler, &model, Tensors(), store, options)) {}
+
+Collector::Collector(Sampler& sampler,
+                     const Tensors& tensors,
+                     const std::string& store,
+                     const CollectorOptions& options)
+    : work_(std::make_unique<Work>(sampler, nullptr, tensors, store, options)) {
+}
+
+Collector::~Collector() {
+  try {
+    close();
+  } catch (const std::exception& error) {
+    TORCH_WARN(error.what());
+  }
+}
+
+torch::Tensor Collector::step(
+    const torch::optim::Optimizer::LossClosure& closure) {
+  work_->BeforeStep();
+  torch::Tensor result = work_->sampler.step(closure);
+  if (work_->sbps == nullptr) {
+    const double told = work_->loss;
+    // Read only if it is stored, as a GPU may have to be waited for.
+    if (result.defined() && result.numel() == 1 &&
+        work_->schedule.Keeps(work_->count + 1)) {
+      work_->loss = result.item<double>();
+    }
+    work_->AfterStep();
+    work_->loss = told;
+  }
+  return result;
+}
+
+void Collector::set_loss(double loss) { work_->loss = loss; }
+
+size_t Collector::num_draws() const { return work_->writer.num_draws(); }
+
+void Collector::flush() {
+  work_->CheckOpen();
+  work_->Raising([&] { work_->background->Flush(); });
+}
+
+StateDict Collector::state_dict() {
+  flush();
+  const StorePosition position = work_->writer.Checkpoint();
+  c10::IValue mark;
+  if (work_->mark && work_->sbps != nullptr) {
+    mark = *work_->mark;
+  } else if (work_->mark) {
+    mark = static_cast<int64_t>(*work_->mark);
+  }
+  const StateDict at = {{"size", static_cast<int64_t>(position.size)},
+                        {"crc32", static_cast<int64_t>(position.crc32)}};
+  return {{"count", work_->count},
+          {"mark", mark},
+          {"position", at},
+          {"burn_in", work_->options.burn_in()},
+          {"every", work_->options.every()},
+          {"max_samples", work_->options.max_samples()}};
+}
+
+void Collector::load_state_dict(const StateDict& dict) {
+  const std::pair<const char*, int64_t> settings[] = {
+      {"burn_in", work_->options.burn_in()},
+      {"every", work_->options.every()},
+      {"max_samples", work_->options.max_samples()}};
+  for (const auto& [name, value] : settings) {
+    const int64_t begun = dict.at(name).toInt();
+    if (begun != value) {
+      Invalid("Invalid " + std::string(name) + ": " + std::to_string(value) +
+              " (the run in progress has " + std::to_string(begun) + ")");
+    }
+  }
+  const StateDict position = dict.at("position");
+  const c10::IValue mark = dict.at("mark");
+  const int64_t count = dict.at("count").toInt();
+  flush();
+  const auto lost = work_->writer.CutBack(
+      {static_cast<uint64_t>(position.at("size").toInt()),
+       static_cast<uint32_t>(position.at("crc32").toInt())});
+  if (!lost.empty()) {
+    TORCH_WARN("draws ",
+               lost,
+               " of ",
+               work_->place,
+               " were dropped after this checkpoint, and deleted as there were "
+               "later ones");
+  }
+  work_->count = count;
+  work_->mark.reset();
+  if (!mark.isNone()) work_->mark = mark.toScalar().toDouble();
+}
+
+void Collector::restart() {
+  flush();
+  work_->writer.Restart();
+  work_->count = 0;
+  work_->mark.reset();
+}
+
+void Collector::close() {
+  if (!work_->background) return;
+  try {
+    flush();
+  } catch (const std::exception&) {
+    work_->End();
+    throw;
+  }
+  work_->End();
+}
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,174 @@
+#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "host/crc32.h"
+#include "host/draw_index.h"
+#include "host/draw_layout.h"
+#include "libtorch/core/checks.h"
+#include "libtorch/store/stored_types.h"
+#include "store/chain_writer.h"
+#include "torch_sgmcmc/store.h"
+
+namespace torch_sgmcmc {
+
+struct Draw::Layout {
+  explicit Layout(DrawLayout of_file) : file(std::move(of_file)) {
+    for (const StoredTensor& tensor : file.tensors()) {
+      places[tensor.name] = names.size();
+      names.push_back(tensor.name);
+    }
+  }
+
+  DrawLayout file;
+  std::vector<std::string> names;
+  std::map<std::string, size_t> places;
+};
+
+struct Draw::File {
+  explicit File(uint32_t of_header) : header(of_header) {}
+
+  uint32_t header;
+  at::Tensor bytes;
+  std::vector<uint32_t> sums;
+  std::set<size_t> checked;
+};
+
+namespace {
+
+[[noreturn]] void Damaged(const Draw& draw, const std::string& reason) {
+  throw std::runtime_error("Cannot read draw " + std::to_string(draw.number) +
+                           " of chain " + std::to_string(draw.chain) + ", " +
+                           draw.path + ": " + reason);
+}
+
+// The file, mapped into memory, as bytes.
+at::Tensor Mapped(const Draw& draw, const DrawLayout& layout) {
+  std::error_code error;
+  const auto size = std::filesystem::file_size(draw.path, error);
+  if (error) {
+    Damaged(draw,
+            error.message() +
+                " (a writer deletes draws when its thinning doubles: then "
+                "refresh() the store)");
+  }
+  if (size != layout.file_size()) {
+    Damaged(draw,
+            "it has " + std::to_string(size) + " bytes of the " +
+                std::to_string(layout.file_size()) + " that were written");
+  }
+  return at::from_file(
+      draw.path, /*shared=*/false, static_cast<int64_t>(size), at::kByte);
+}
+
+}  // namespace
+
+const std::vector<std::string>& Draw::names() const { return layout_->names; }
+
+bool Draw::contains(const std::string& name) const {
+  return layout_->places.contains(name);
+}
+
+at::Tensor Draw::at(const std::string& name) const {
+  const auto found = layout_->places.find(name);
+  if (found == layout_->places.end()) {
+    Invalid("Invalid name: no draw has '" + name + "'");
+  }
+  const DrawLayout& layout = layout_->file;
+  if (!file_->bytes.defined()) {
+    const at::Tensor bytes = Mapped(*this, layout);
+    const auto* const header = bytes.const_data_ptr<uint8_t>();
+    if (Crc32(header, layout.header_size()) != file_->header) {
+      Damaged(*this, "its header is altered");
+    }
+    file_->sums = layout.Sums({// NOLINTNEXTLINE(*-reinterpret-cast)
+                               reinterpret_cast<const char*>(header),
+                               layout.header_size()});
+    file_->bytes = bytes;
+  }
+  const size_t place = found->second;
+  const uint64_t begin = layout.begins()[place];
+  const uint64_t end = layout.begins()[place + 1];
+  const auto* const data = file_->bytes.const_data_ptr<uint8_t>() + begin;
+  if (!file_->checked.contains(place)) {
+    if (Crc32(data, end - begin) != file_->sums[place]) {
+      Damaged(*this, "the numbers of '" + name + "' are altered");
+    }
+    file_->checked.insert(place);
+  }
+  const StoredTensor& tensor = layout.tensors()[place];
+  return file_->bytes
+      .slice(0, static_cast<int64_t>(begin), static_cast<int64_t>(end))
+      .view(ScalarTypeOf(tensor.dtype))
+      .view(tensor.shape);
+}
+
+SampleStore::SampleStore(std::string path) : path_(std::move(path)) {
+  refresh();
+}
+
+const SampleStore& SampleStore::refresh() {
+  std::vector<Draw> draws;
+  std::shared_ptr<const Draw::Layout> layout;
+  for (const int64_t chain : ChainsIn(path_)) {
+    const DrawIndex index = ReadIndex(path_, chain);
+    if (!layout) layout = std::make_shared<Draw::Layout>(index.layout);
+    const std::string difference =
+        Difference(layout->file.tensors(), index.layout.tensors());
+    if (!difference.empty()) {
+      Invalid("Invalid store: chain " + std::to_string(chain) + " of " + path_ +
+              " is of another model than the first: " + difference);
+    }
+    const std::string folder = ChainFolder(path_, chain);
+    if (!index.damaged.empty()) {
+      TORCH_WARN("lines ",
+                 index.damaged,
+                 " of ",
+                 folder,
+                 "/index are damaged; what they say is left out");
+    }
+    for (const DrawRecord& record : index.draws) {
+      Draw draw;
+      draw.chain = chain;
+      draw.number = record.number;
+      draw.step = record.step;
+      draw.lr = record.lr;
+      draw.temperature = record.temperature;
+      draw.weight = record.weight;
+      draw.loss = record.loss;
+      draw.path = std::filesystem::path(folder) / DrawFileName(record.number);
+      draw.layout_ = layout;
+      draw.file_ = std::make_shared<Draw::File>(record.crc32);
+      draws.push_back(std::move(draw));
+    }
+  }
+  draws_ = std::move(draws);
+  return *this;
+}
+
+std::vector<Draw> SampleStore::chain(int64_t chain) const {
+  std::vector<Draw> some;
+  std::copy_if(draws_.begin(),
+               draws_.end(),
+               std::back_inserter(some),
+               [&](const Draw& draw) { return draw.chain == chain; });
+  return some;
+}
+
+std::vector<int64_t> SampleStore::chains() const {
+  std::set<int64_t> all;
+  for (const Draw& draw : draws_) all.insert(draw.chain);
+  return {all.begin(), all.end()};
+}
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,250 @@
+#include "store/chain_writer.h"
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <set>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+
+#include "host/crc32.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+constexpr std::string_view kChainPrefix = "chain-";
+constexpr const char* kIndex = "index";
+constexpr const char* kLock = "lock";
+
+// The path of a file in a folder.
+std::string In(const std::string& folder, const std::string& name) {
+  return std::filesystem::path(folder) / name;
+}
+
+DrawIndex Parsed(const std::string& path, const std::string& text) {
+  try {
+    return ParseIndex(text);
+  } catch (const std::exception& error) {
+    throw std::runtime_error("Cannot read " + path + ": " + error.what());
+  }
+}
+
+}  // namespace
+
+std::vector<int64_t> ChainsIn(const std::string& store) {
+  std::vector<int64_t> chains;
+  if (!std::filesystem::is_directory(store)) return chains;
+  for (const std::string& name : disk::NamesIn(store)) {
+    if (!name.starts_with(kChainPrefix)) continue;
+    int64_t chain = 0;
+    const char* const begin = name.data() + kChainPrefix.size();
+    const char* const end = name.data() + name.size();
+    if (std::from_chars(begin, end, chain).ptr != end || begin == end) continue;
+    // A chain whose writer was killed before it was made is none yet.
+    if (std::filesystem::exists(In(ChainFolder(store, chain), kIndex))) {
+      chains.push_back(chain);
+    }
+  }
+  std::sort(chains.begin(), chains.end());
+  return chains;
+}
+
+std::string ChainFolder(const std::string& store, int64_t chain) {
+  return In(store, std::string(kChainPrefix) + std::to_string(chain));
+}
+
+DrawIndex ReadIndex(const std::string& store, int64_t chain) {
+  const std::string path = In(ChainFolder(store, chain), kIndex);
+  return Parsed(path, disk::Read(path));
+}
+
+ChainWriter::ChainWriter(const std::string& store,
+                         int64_t chain,
+                         DrawLayout layout)
+    : folder_(ChainFolder(store, chain)),
+      place_("chain " + std::to_string(chain) + " of " + store) {
+  if (chain < 0) {
+    throw std::invalid_argument("Invalid chain: " + std::to_string(chain) +
+                                " (must be >= 0)");
+  }
+  for (const int64_t other : ChainsIn(store)) {
+    const std::string difference =
+        Difference(layout.tensors(), ReadIndex(store, other).layout.tensors());
+    if (!difference.empty()) {
+      throw std::invalid_argument("Invalid store: " + store +
+                                  " is of another model: " + difference);
+    }
+  }
+  disk::MakeFolder(folder_);
+  lock_ = std::make_unique<disk::Lock>(In(folder_, kLock), place_);
+  const std::string path = In(folder_, kIndex);
+  if (!std::filesystem::exists(path)) {
+    text_ = IndexHead(layout);
+    disk::WriteWhole(path, {{text_.data(), text_.size()}});
+  }
+  tail_ = disk::Tail(path);
+  text_ = disk::Read(path);
+  index_ = Parsed(path, text_);
+  undecided_ = text_.size() > index_.head_size;
+  if (!undecided_) CutTo(index_.size);  // files that were not named yet
+}
+
+ChainWriter::~ChainWriter() { Close(); }
+
+void ChainWriter::Close() {
+  if (!lock_) return;
+  // A run that is resumed at the last checkpoint needs none of these.
+  DeleteDropped(checkpoint_);
+  tail_ = {};
+  lock_.reset();
+}
+
+size_t ChainWriter::num_draws() const {
+  const std::lock_guard guard(mutex_);
+  return index_.draws.size();
+}
+
+std::optional<DrawRecord> ChainWriter::last() const {
+  const std::lock_guard guard(mutex_);
+  if (index_.draws.empty()) return std::nullopt;
+  return index_.draws.back();
+}
+
+void ChainWriter::Check() const {
+  if (undecided_) {
+    throw std::invalid_argument(
+        "Invalid store: " + place_ + " has " +
+        std::to_string(index_.draws.size()) +
+        " draws of an earlier run (load a checkpoint to go on with it, or "
+        "restart() to delete them)");
+  }
+}
+
+void ChainWriter::Append(DrawRecord record,
+                         const std::vector<const void*>& tensors) {
+  Check();
+  const auto& begins = index_.layout.begins();
+  if (tensors.size() + 1 != begins.size()) {
+    throw std::invalid_argument(
+        "Invalid draw: it has " + std::to_string(tensors.size()) +
+        " tensors (must be " + std::to_string(begins.size() - 1) + ")");
+  }
+  if (!index_.draws.empty() && record.number <= index_.draws.back().number) {
+    throw std::invalid_argument(
+        "Invalid number: " + std::to_string(record.number) +
+        " (must be more than that of the last draw)");
+  }
+  std::vector<disk::Piece> pieces = {{nullptr, 0}};
+  std::vector<uint32_t> sums;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    pieces.push_back({tensors[i], begins[i + 1] - begins[i]});
+    sums.push_back(Crc32(pieces.back().bytes, pieces.back().size));
+  }
+  const std::string header = index_.layout.Header(sums);
+  pieces[0] = {header.data(), header.size()};
+  record.crc32 = Crc32(header.data(), header.size());
+  disk::WriteWhole(In(folder_, DrawFileName(record.number)), pieces);
+  const std::string line = IndexLine(record);
+  tail_.Append(index_.size, line);
+  text_ += line;
+  index_.size += line.size();
+  const std::lock_guard guard(mutex_);
+  index_.draws.push_back(record);
+}
+
+void ChainWriter::Thin(int64_t interval) {
+  Check();
+  const std::string line = IndexThinning(interval);
+  tail_.Append(index_.size, line);
+  text_ += line;
+  index_.size += line.size();
+  {
+    const std::lock_guard guard(mutex_);
+    std::erase_if(index_.draws, [&](const DrawRecord& record) {
+      const bool drops = record.number % interval != 0;
+      if (drops) dropped_.push_back({record.number, index_.size});
+      return drops;
+    });
+  }
+  if (!has_checkpoint_) DeleteDropped(index_.size);
+}
+
+StorePosition ChainWriter::Checkpoint() {
+  Check();
+  DeleteDropped(checkpoint_);
+  has_checkpoint_ = true;
+  checkpoint_ = index_.size;
+  return {index_.size, Crc32(text_.data(), index_.size)};
+}
+
+std::vector<int64_t> ChainWriter::CutBack(const StorePosition& position) {
+  if (position.size < index_.head_size || position.size > text_.size() ||
+      Crc32(text_.data(), position.size) != position.crc32) {
+    throw std::invalid_argument("Invalid checkpoint: it is not of " + place_ +
+                                ", or of an earlier run");
+  }
+  CutTo(position.size);
+  has_checkpoint_ = true;
+  checkpoint_ = position.size;
+  std::vector<int64_t> lost;
+  for (const DrawRecord& record : index_.draws) {
+    if (!std::filesystem::exists(In(folder_, DrawFileName(record.number)))) {
+      lost.push_back(record.number);
+    }
+  }
+  return lost;
+}
+
+void ChainWriter::Restart() {
+  CutTo(index_.head_size);
+  has_checkpoint_ = false;
+  checkpoint_ = 0;
+}
+
+void ChainWriter::CutTo(uint64_t size) {
+  tail_.Cut(size);
+  text_.resize(size);
+  {
+    const std::lock_guard guard(mutex_);
+    index_ = ParseIndex(text_);
+  }
+  undecided_ = false;
+  std::set<int64_t> appended;
+  for (size_t at = 0; (at = text_.find("\ndraw ", at)) != std::string::npos;) {
+    at += 6;
+    int64_t number = 0;
+    std::from_chars(text_.data() + at, text_.data() + text_.size(), number);
+    appended.insert(number);
+  }
+  std::set<int64_t> live;
+  for (const DrawRecord& record : index_.draws) live.insert(record.number);
+  dropped_.clear();
+  std::vector<std::string> unnamed;
+  for (const std::string& name : disk::NamesIn(folder_)) {
+    if (name == kIndex || name == kLock) continue;
+    const int64_t number = DrawFileNumber(name);
+    if (!appended.contains(number)) {
+      unnamed.push_back(name);
+    } else if (!live.contains(number)) {
+      // Deleted when an unbroken run would.
+      dropped_.push_back({number, size});
+    }
+  }
+  disk::Delete(folder_, unnamed);
+}
+
+void ChainWriter::DeleteDropped(uint64_t by) {
+  std::vector<std::string> names;
+  for (const Dropped& dropped : dropped_) {
+    if (dropped.by <= by) names.push_back(DrawFileName(dropped.number));
+  }
+  try {
+    disk::Delete(folder_, names);
+  } catch (const std::runtime_error&) {
+    return;  // They are no part of the store, and tried again the next time.
+  }
+  std::erase_if(dropped_, [&](const Dropped& d) { return d.by <= by; });
+}
+
+}  // namespace torch_sgmcmc

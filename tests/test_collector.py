@@ -1,0 +1,404 @@
+"""A collector: which draws it takes of which sampler, and that they are the chain's."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import torch_sgmcmc as sg
+
+State = dict[str, Tensor]
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def batch(i: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(i)
+    return torch.randn(8, 3, generator=generator), torch.arange(8) % 2
+
+
+def advance(model: nn.Module, sampler: sg.Sampler, steps: range) -> list[State]:
+    """The state dicts after each step."""
+    states = []
+    for i in steps:
+        x, y = batch(i)
+        sampler.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        sampler.step()
+        states.append(copy.deepcopy(model.state_dict()))
+    return states
+
+
+def same(one: Any, other: State) -> bool:
+    return dict(one).keys() == other.keys() and all(
+        torch.equal(one[name], other[name]) for name in other
+    )
+
+
+def sgld(model: nn.Module, **settings: Any) -> sg.SGLD:
+    return sg.SGLD(model.parameters(), 0.1, num_data=64, seed=3, **settings)
+
+
+def test_draws_are_the_model_after_the_step(tmp_path: Path) -> None:
+    """Updated parameters, copies of them, and the batch-norm buffers of that step."""
+    model = net()
+    sampler = sgld(model)
+    with sg.Collector(sampler, model, tmp_path, burn_in=4, every=3) as collector:
+        states = []
+        for i in range(20):
+            collector.loss = torch.tensor(i / 4)
+            states += advance(model, sampler, range(i, i + 1))
+    store = sg.SampleStore(tmp_path)
+    assert [one.step for one in store] == [7, 10, 13, 16, 19]
+    assert [one.number for one in store] == [1, 2, 3, 4, 5]
+    for one in store:
+        assert same(one, states[one.step - 1])
+        assert one.loss == (one.step - 1) / 4
+        assert (one.lr, one.temperature, one.weight) == (0.1, 1.0, 1.0)
+    # And all of these differ, in what batch norm keeps too.
+    for name in ("0.weight", "1.running_mean", "1.num_batches_tracked"):
+        assert len({one[name].sum().item() for one in store}) == len(store)
+
+
+def test_a_chain_is_what_it_is_without(tmp_path: Path) -> None:
+    ends = []
+    for stores in (False, True):
+        model = net()
+        sampler = sgld(model)
+        if stores:
+            collector = sg.Collector(sampler, model, tmp_path, max_samples=3)
+        states = advance(model, sampler, range(9))
+        ends.append((states[-1], sampler.state_dict()["param_groups"]))
+    collector.close()
+    assert same(ends[0][0], ends[1][0]) and ends[0][1] == ends[1][1]
+
+
+def test_what_is_stored_is_chosen(tmp_path: Path) -> None:
+    model = net()
+    last = list(model[2].parameters())
+    sampler = sg.SGLD(last, 0.1, num_data=64, seed=0)
+    buffers = [n for n, _ in model.named_buffers()]
+    for i, (choice, expected) in enumerate(
+        [
+            ({}, list(model.state_dict())),
+            ({"parameters": "sampled"}, ["2.weight", "2.bias", *buffers]),
+            ({"parameters": ["0.*", "2.bias"], "buffers": False},
+             ["0.weight", "0.bias", "2.bias"]),
+        ]
+    ):  # fmt: skip
+        folder = tmp_path / str(i)
+        with sg.Collector(sampler, model, folder, **choice):  # type: ignore[arg-type]
+            advance(model, sampler, range(1))
+        assert sorted(sg.SampleStore(folder).names) == sorted(expected)
+    with sg.Collector(sampler, model, tmp_path / "bf16", dtype=torch.bfloat16):
+        (state,) = advance(model, sampler, range(1))
+    (one,) = sg.SampleStore(tmp_path / "bf16")
+    assert torch.equal(one["2.weight"], state["2.weight"].bfloat16())
+    assert one["1.num_batches_tracked"].dtype == torch.int64
+
+
+def test_channels_last_and_shared_parameters(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Linear(2, 2), nn.Linear(2, 2))
+    model[2].weight = model[1].weight
+    model = model.to(memory_format=torch.channels_last)
+    sampler = sg.SGLD(model.parameters(), 0.1, num_data=4, seed=0)
+    with sg.Collector(sampler, model, tmp_path):
+        sum(p.square().sum() for p in model.parameters()).backward()
+        sampler.step()
+    (one,) = sg.SampleStore(tmp_path)
+    assert "2.weight" not in one
+    for name, p in model.named_parameters():
+        assert torch.equal(one[name], p)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other[1].weight.zero_()
+    other.load_state_dict(dict(one), strict=False)
+    assert torch.equal(other[2].weight, model[2].weight)
+
+
+def test_the_cap(tmp_path: Path) -> None:
+    model = net()
+    sampler = sgld(model)
+    with sg.Collector(sampler, model, tmp_path, max_samples=4) as collector:
+        states = advance(model, sampler, range(19))
+        collector.flush()
+        assert collector.num_draws == 4
+    store = sg.SampleStore(tmp_path)
+    assert [one.step for one in store] == [4, 8, 12, 16]
+    assert all(same(one, states[one.step - 1]) for one in store)
+    assert len(list((tmp_path / "chain-0").glob("*.safetensors"))) == 4
+
+
+def test_steps_that_were_left_out_are_no_draws(tmp_path: Path) -> None:
+    model = net()
+    sampler = sgld(model, nonfinite="skip")
+    with sg.Collector(sampler, model, tmp_path, every=2):
+        for i in range(9):
+            x, y = batch(i)
+            sampler.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            if i in (0, 3, 4):
+                model[0].weight.grad.fill_(math.nan)
+            sampler.step()
+    assert [one.step for one in sg.SampleStore(tmp_path)] == [2, 4, 6]
+
+
+def test_of_a_warm_up_nothing_is_stored(tmp_path: Path) -> None:
+    theta = torch.ones(3, requires_grad=True)
+    sampler = sg.HMC([theta], step_size=0.3, num_steps=3, num_data=1, seed=0)
+
+    def closure() -> Tensor:
+        sampler.zero_grad()
+        loss = theta.square().sum()
+        loss.backward()
+        return loss
+
+    with sg.Collector(sampler, {"theta": theta}, tmp_path, every=2):
+        sampler.warmup(closure, 7, progress=False)
+        for _ in range(5):
+            sampler.step(closure)
+    store = sg.SampleStore(tmp_path)
+    assert [one.number for one in store] == [1, 2]
+    assert [one.step for one in store] == [9, 11]
+    assert store[0].lr == sampler.param_groups[0]["step_size"]
+
+
+def test_sbps_stores_points_of_the_trajectory(tmp_path: Path) -> None:
+    theta = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    sampler = sg.SBPS([theta], num_data=20, sample_interval=0.3, seed=0)
+    points = []
+    sampler.register_sample_hook(lambda s, time: points.append(theta.detach().clone()))
+
+    def closure() -> Tensor:
+        return theta.square().sum() * torch.ones(8, dtype=torch.float64)
+
+    with sg.Collector(sampler, {"theta": theta}, tmp_path, burn_in=3, every=2):
+        ends = []
+        for _ in range(60):
+            sampler.step(closure)
+            ends.append(theta.detach().clone())
+    store = sg.SampleStore(tmp_path)
+    assert len(points) > 20
+    assert len(store) == (len(points) - 3) // 2
+    for i, one in enumerate(store):
+        assert torch.equal(one["theta"], points[4 + 2 * i])
+        assert not any(torch.equal(one["theta"], end) for end in ends)
+        assert math.isnan(one.lr) and 1 <= one.step <= 60
+
+
+def signed(theta: Tensor) -> tuple[sg.HMCECS, sg.LogLikelihood]:
+    """A regression of which so little is seen that estimates become negative."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 2, dtype=torch.float64, generator=generator)
+    y = (x @ torch.ones(2, dtype=torch.float64) > 0).double()
+
+    def log_likelihood(indices: Tensor) -> Tensor:
+        eta = x[indices] @ theta
+        return -F.binary_cross_entropy_with_logits(eta, y[indices], reduction="none")
+
+    sampler = sg.HMCECS(
+        *([theta],),
+        num_data=200,
+        subsample_size=1,
+        num_products=3,
+        num_blocks=1,
+        variant="signed",
+        control_variate=1,
+        mass_matrix="identity",
+        prior_precision=1.0,
+        step_size=0.05,
+        trajectory_length=0.1,
+        max_variance=1e9,
+        seed=1,
+    )
+    return sampler, log_likelihood  # type: ignore[return-value]
+
+
+def test_signs_of_hmcecs_are_weights(tmp_path: Path) -> None:
+    theta = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    sampler, closure = signed(theta)
+    signs, thetas = [], []
+    with sg.Collector(sampler, {"theta": theta}, tmp_path):
+        for _ in range(60):
+            sampler.step(closure)
+            signs.append(sampler.sign)
+            thetas.append(theta.detach().clone())
+    store = sg.SampleStore(tmp_path)
+    assert [one.weight for one in store] == signs
+    assert set(signs) == {-1, 1}
+    assert all(
+        torch.equal(one["theta"], t) for one, t in zip(store, thetas, strict=True)
+    )
+
+
+def test_a_weight_of_ones_own(tmp_path: Path) -> None:
+    model = net()
+    sampler = sgld(model)
+
+    def weight(sampler: sg.Sampler) -> float:
+        return sampler.param_groups[0]["lr"]
+
+    with sg.Collector(sampler, model, tmp_path, weight=weight):
+        for i in range(3):
+            sampler.param_groups[0]["lr"] = 0.1 / (i + 1)
+            advance(model, sampler, range(i, i + 1))
+    store = sg.SampleStore(tmp_path)
+    assert [d.weight for d in store] == [d.lr for d in store] == [0.1, 0.05, 0.1 / 3]
+
+
+def test_chains_side_by_side(tmp_path: Path) -> None:
+    models = [net() for _ in range(2)]
+    samplers = [sg.SGLD(m.parameters(), 0.1, num_data=64, seed=s) for s, m in
+                enumerate(models)]  # fmt: skip
+    collectors = [
+        sg.Collector(s, m, tmp_path, chain=c)
+        for c, (s, m) in enumerate(zip(samplers, models, strict=True))
+    ]
+    ends = [advance(m, s, range(4))[-1] for m, s in zip(models, samplers, strict=True)]
+    for collector in collectors:
+        collector.close()
+    store = sg.SampleStore(tmp_path)
+    assert [one.chain for one in store] == [0] * 4 + [1] * 4
+    assert same(store.chain(0)[-1], ends[0]) and same(store.chain(1)[-1], ends[1])
+
+
+# ---- Resuming ------------------------------------------------------------------------
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.*")} | {
+        str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("index")
+    }
+
+
+@pytest.mark.parametrize("most", [None, 4])
+@pytest.mark.parametrize("at", [3, 6, 9])
+def test_a_resumed_store_is_that_of_an_unbroken_run(
+    tmp_path: Path, at: int, most: int | None
+) -> None:
+    def run(folder: Path, upto: int, saved: Any = None) -> Any:
+        """Checkpoints after every third step; the last one."""
+        model = net()
+        sampler = sgld(model)
+        collector = sg.Collector(sampler, model, folder, max_samples=most)
+        first = 0
+        if saved is not None:
+            first = saved["step"]
+            model.load_state_dict(saved["model"])
+            sampler.load_state_dict(saved["sampler"])
+            collector.load_state_dict(saved["collector"])
+        checkpoints = {}
+        for i in range(first, upto):
+            advance(model, sampler, range(i, i + 1))
+            if i % 3 == 2:
+                parts = {"model": model, "sampler": sampler, "collector": collector}
+                checkpoints[i + 1] = copy.deepcopy(
+                    {name: part.state_dict() for name, part in parts.items()}
+                ) | {"step": i + 1}
+        collector.close()
+        return checkpoints
+
+    run(tmp_path / "whole", 14)
+    saved = run(tmp_path / "broken", min(at + 2, 11))[at]
+    run(tmp_path / "broken", 14, saved)
+    whole, broken = files(tmp_path / "whole"), files(tmp_path / "broken")
+    assert whole.keys() == broken.keys() and whole == broken
+    assert len(sg.SampleStore(tmp_path / "broken").intact()) == (3 if most else 14)
+
+
+def test_a_step_on_draws_of_an_earlier_run(tmp_path: Path) -> None:
+    model = net()
+    for i in range(2):
+        sampler = sgld(model)
+        collector = sg.Collector(sampler, model, tmp_path)
+        if i:
+            before = copy.deepcopy(model.state_dict())
+            with pytest.raises(ValueError, match="2 draws of an earlier run"):
+                advance(model, sampler, range(2))
+            assert sampler.param_groups[0]["step"] == 0
+            for name, p in model.named_parameters():
+                assert torch.equal(before[name], p)
+            collector.restart()
+        advance(model, sampler, range(2))
+        collector.close()
+    assert [one.step for one in sg.SampleStore(tmp_path)] == [1, 2]
+
+
+def test_a_checkpoint_of_another_store_or_schedule(tmp_path: Path) -> None:
+    model = net()
+    sampler = sgld(model)
+    with sg.Collector(sampler, model, tmp_path / "a", every=2) as collector:
+        advance(model, sampler, range(4))
+        saved = collector.state_dict()
+    with sg.Collector(sampler, model, tmp_path / "b", every=2) as other:
+        with pytest.raises(
+            ValueError, match="Invalid checkpoint: it is not of chain 0"
+        ):
+            other.load_state_dict(saved)
+    with sg.Collector(sampler, model, tmp_path / "a", every=3) as other:
+        with pytest.raises(ValueError, match=r"Invalid every: 3 \(the run .* has 2\)"):
+            other.load_state_dict(saved)
+    assert len(sg.SampleStore(tmp_path / "a")) == 2
+
+
+def test_a_sampler_that_went_back_alone(tmp_path: Path) -> None:
+    model = net()
+    sampler = sgld(model)
+    with sg.Collector(sampler, model, tmp_path):
+        advance(model, sampler, range(2))
+        saved = copy.deepcopy(sampler.state_dict())
+        advance(model, sampler, range(3))
+        sampler.load_state_dict(saved)
+        with pytest.raises(
+            RuntimeError, match="went back to step 2, and its collector"
+        ):
+            advance(model, sampler, range(1))
+
+
+# ---- Refusals, and the end -----------------------------------------------------------
+
+
+def test_refusals(tmp_path: Path) -> None:
+    model = net()
+    sampler = sgld(model)
+    make = sg.Collector
+    for settings, words in (
+        ({"every": 0}, "every"),
+        ({"burn_in": -1}, "burn_in"),
+        ({"max_samples": 0}, "max_samples"),
+        ({"chain": -1}, "chain"),
+        ({"queue_size": 0}, "queue_size"),
+        ({"dtype": torch.int64}, "dtype"),
+        ({"parameters": "some"}, "parameters"),
+        ({"parameters": ["no.*"]}, r"parameters: no parameter is named 'no.\*'"),
+    ):
+        with pytest.raises(ValueError, match=f"Invalid {words}"):
+            make(sampler, model, tmp_path, **settings)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Invalid sampler: SGD"):
+        make(torch.optim.SGD(model.parameters(), 0.1), model, tmp_path)  # type: ignore
+    assert list(tmp_path.iterdir()) == []
+    make(sampler, model, tmp_path).close()
+    with pytest.raises(ValueError, match=r"another model: its '0.bias' is F32 of"):
+        make(sampler, nn.Sequential(nn.Linear(3, 5)), tmp_path)
+
+
+def test_a_closed_collector_leaves_the_sampler(tmp_path: Path) -> None:
+    model = net()
+    sampler = sgld(model)
+    collector = sg.Collector(sampler, model, tmp_path)
+    advance(model, sampler, range(2))
+    collector.close()
+    collector.close()
+    advance(model, sampler, range(2))
+    assert len(sg.SampleStore(tmp_path)) == 2
+    sg.Collector(sampler, model, tmp_path).close()  # somebody else may write

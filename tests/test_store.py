@@ -1,0 +1,345 @@
+"""A store: what is written is what is read, and in which bytes."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_sgmcmc as sg
+from torch_sgmcmc import _C
+
+
+def draw(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "b.weight": torch.randn(3, 4, generator=generator).to(dtype),
+        "a.bias": torch.randn(4, generator=generator).to(dtype),
+        "count": torch.tensor(seed),
+    }
+
+
+def same(one: object, other: dict[str, Tensor]) -> bool:
+    one = dict(one)  # type: ignore[call-overload]
+    return one.keys() == other.keys() and all(
+        one[k].dtype == other[k].dtype and torch.equal(one[k], other[k]) for k in other
+    )
+
+
+def write(path: Path, count: int = 5, chain: int = 0) -> None:
+    with sg.SampleWriter(path, draw(0), chain=chain) as writer:
+        for i in range(1, count + 1):
+            writer.append(
+                draw(10 * chain + i), step=20 * i, lr=0.1 / i, loss=i / 3, weight=-1.0
+            )
+
+
+# ---- Reading -------------------------------------------------------------------------
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    write(tmp_path)
+    store = sg.SampleStore(tmp_path)
+    assert len(store) == 5 and store.chains == [0]
+    assert sorted(store.names) == ["a.bias", "b.weight", "count"]
+    for i, one in enumerate(store, start=1):
+        assert same(one, draw(i))
+        assert (one.chain, one.number, one.step) == (0, i, 20 * i)
+        # To the last bit, through the index's text.
+        assert (one.lr, one.loss, one.weight) == (0.1 / i, i / 3, -1.0)
+        assert one.temperature == 1.0
+
+
+def test_slices_by_chain_draw_and_name(tmp_path: Path) -> None:
+    write(tmp_path, 3, chain=0)
+    write(tmp_path, 4, chain=2)
+    store = sg.SampleStore(tmp_path)
+    assert store.chains == [0, 2] and len(store) == 7
+    last = store.chain(2)[-2:]["a.bias"]
+    assert [one.step for one in last] == [60, 80]
+    assert [list(one) for one in last] == [["a.bias"]] * 2
+    assert same(last[1], {"a.bias": draw(24)["a.bias"]})
+    assert same(store[["count"]][3], {"count": torch.tensor(21)})
+    assert last[0].chain == 2 and store.chain(1)[:].names == []
+    with pytest.raises(KeyError, match=r"no draw has 'c' \(they have"):
+        store["c"]
+    with pytest.raises(IndexError):
+        store[7]
+
+
+def test_no_other_tensor_is_read(tmp_path: Path) -> None:
+    """One is there, although all others of the draw are damaged."""
+    write(tmp_path, 1)
+    (one,) = sg.SampleStore(tmp_path)
+    bytes_of = bytearray(one.path.read_bytes())
+    bytes_of[-1] ^= 1
+    one.path.write_bytes(bytes_of)
+    (one,) = sg.SampleStore(tmp_path)
+    assert torch.equal(one["a.bias"], draw(1)["a.bias"])
+    with pytest.raises(sg.DamagedDraw, match=r"'b\.weight' are altered"):
+        one["b.weight"]
+
+
+def test_writing_into_what_was_read_stays_here(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    (one,) = sg.SampleStore(tmp_path)
+    before = one.path.read_bytes()
+    one["a.bias"].zero_()
+    assert one.path.read_bytes() == before
+
+
+DTYPES = (
+    *(torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    *(torch.uint16, torch.uint32, torch.uint64),
+)
+
+
+def of_all_kinds() -> dict[str, Tensor]:
+    tensors = {
+        f"{i}.{dtype}": torch.arange(i + 1).to(dtype) for i, dtype in enumerate(DTYPES)
+    }
+    odd = ("a b", "é\u4e2d\U0001f600", 'q"\\\n\t\x01\x7f/', "", "\\n")
+    tensors |= {name: torch.full((2,), float(i)) for i, name in enumerate(odd)}
+    return tensors | {"empty": torch.ones(3, 0), "scalar": torch.tensor(2.5)}
+
+
+def test_all_dtypes_shapes_and_names(tmp_path: Path) -> None:
+    tensors = of_all_kinds()
+    with sg.SampleWriter(tmp_path, tensors) as writer:
+        writer.append(tensors, step=1)
+    (one,) = sg.SampleStore(tmp_path)
+    assert same(one, tensors)
+
+
+def test_bytes_are_those_of_safetensors(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors")
+    from safetensors.torch import load_file, save
+
+    tensors = of_all_kinds()
+    with sg.SampleWriter(tmp_path, tensors) as writer:
+        writer.append(tensors, step=1)
+    (one,) = sg.SampleStore(tmp_path)
+    with safetensors.safe_open(one.path, "pt") as file:
+        metadata = file.metadata()
+    sums = metadata["crc32"]
+    assert len(sums) == 8 * len(tensors)
+    assert save(tensors, metadata) == one.path.read_bytes()
+    assert same(load_file(one.path), tensors)
+
+
+def test_crc32_is_that_of_zlib() -> None:
+    for size in (0, 1, 7, 8, 9, 1001):
+        data = os.urandom(size)
+        memory = torch.frombuffer(bytearray(data + b"-"), dtype=torch.uint8)
+        for begin in range(min(size, 9)):
+            found = _C.crc32(memory.data_ptr() + begin, size - begin)
+            assert found == zlib.crc32(data[begin:])
+
+
+def test_dtype_on_disk(tmp_path: Path) -> None:
+    with sg.SampleWriter(tmp_path, draw(0), dtype=torch.bfloat16) as writer:
+        writer.append(draw(1), step=1)
+    (one,) = sg.SampleStore(tmp_path)
+    expected = draw(1, torch.bfloat16)
+    assert same(one, expected) and expected["count"].dtype == torch.int64
+
+
+def test_a_store_that_is_being_written(tmp_path: Path) -> None:
+    store = sg.SampleStore(tmp_path / "later")
+    assert len(store) == 0 and store.chains == [] and store.names == []
+    with sg.SampleWriter(tmp_path / "later", draw(0)) as writer:
+        assert len(store.refresh()) == 0
+        for i in range(1, 4):
+            writer.append(draw(i), step=i)
+            assert len(store) == i - 1
+            assert len(store.refresh()) == i and same(store[-1], draw(i))
+        with (tmp_path / "later" / "chain-0" / "index").open("ab") as index:
+            index.write(b"draw 4 step 4 lr 0.1 tem")  # half of a line
+        assert len(store.refresh()) == 3
+
+
+def test_dropped_draws(tmp_path: Path) -> None:
+    with sg.SampleWriter(tmp_path, draw(0)) as writer:
+        for i in range(1, 6):
+            writer.append(draw(i), step=i)
+        store = sg.SampleStore(tmp_path)
+        writer.thin(2)
+        assert len(writer) == 2
+        with pytest.raises(sg.DamagedDraw, match=r"draw 1 of chain 0.*refresh\(\)"):
+            store[0]["count"]
+        assert [int(one["count"]) for one in store.refresh()] == [2, 4]
+        files = sorted(p.name for p in (tmp_path / "chain-0").glob("*.safetensors"))
+        assert files == ["0000000002.safetensors", "0000000004.safetensors"]
+
+
+# ---- Damage --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["cut off", "header", "numbers", "missing"])
+def test_a_damaged_draw_is_named_and_the_rest_readable(
+    tmp_path: Path, damage: str
+) -> None:
+    write(tmp_path)
+    path = tmp_path / "chain-0" / "0000000003.safetensors"
+    whole = bytearray(path.read_bytes())
+    if damage == "cut off":
+        path.write_bytes(whole[:-1])
+    elif damage == "missing":
+        path.unlink()
+    else:
+        whole[30 if damage == "header" else -1] ^= 1
+        path.write_bytes(whole)
+    store = sg.SampleStore(tmp_path)
+    with pytest.raises(sg.DamagedDraw, match="draw 3 of chain 0") as error:
+        dict(store[2])
+    assert str(path) in str(error.value)
+    with pytest.warns(UserWarning, match="draw 3 of chain 0"):
+        intact = store.intact()
+    assert [one.number for one in intact] == [1, 2, 4, 5]
+    for one in intact:
+        assert same(one, draw(one.number))
+
+
+def test_every_flipped_bit_of_a_draw_is_noticed(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    (one,) = sg.SampleStore(tmp_path)
+    whole = one.path.read_bytes()
+    for bit in range(0, 8 * len(whole), 7):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        one.path.write_bytes(damaged)
+        with pytest.raises(sg.DamagedDraw):
+            dict(sg.SampleStore(tmp_path)[0])
+
+
+def test_every_flipped_bit_of_an_index_is_noticed(tmp_path: Path) -> None:
+    write(tmp_path, 3)
+    index = tmp_path / "chain-0" / "index"
+    whole = index.read_bytes()
+    head = whole.index(b"\ndraw ") + 1
+    for bit in range(0, 8 * len(whole), 5):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        index.write_bytes(damaged)
+        if bit // 8 < head:
+            with pytest.raises(RuntimeError, match=r"Cannot read .*index: its line"):
+                sg.SampleStore(tmp_path)
+        elif bit // 8 == len(whole) - 1:
+            assert len(sg.SampleStore(tmp_path)) == 2  # torn, as far as can be seen
+        else:
+            with pytest.warns(UserWarning, match=r"lines \[[\d, ]+\] of .*index are"):
+                store = sg.SampleStore(tmp_path)
+            assert 1 <= len(store) <= 2
+            for one in store:
+                assert same(one, draw(one.number))
+
+
+def test_a_truncated_index_has_the_draws_before(tmp_path: Path) -> None:
+    write(tmp_path, 3)
+    index = tmp_path / "chain-0" / "index"
+    whole = index.read_bytes()
+    head = whole.index(b"\ndraw ") + 1
+    for size in range(head, len(whole) + 1):
+        index.write_bytes(whole[:size])
+        count = whole[head:size].count(b"\n")
+        assert [one.number for one in sg.SampleStore(tmp_path)] == [1, 2, 3][:count]
+
+
+# ---- Refusals ------------------------------------------------------------------------
+
+
+def test_a_store_of_another_model(tmp_path: Path) -> None:
+    write(tmp_path)
+    for other, words in (
+        ({"a.bias": torch.ones(4)}, "it has 'b.weight' besides|it has 'count' besides"),
+        (draw(0) | {"c": torch.ones(1)}, "it has no 'c'"),
+        (
+            draw(0) | {"a.bias": torch.ones(5)},
+            r"its 'a.bias' is F32 of shape \[4\], not F32 of shape \[5\]",
+        ),
+        (draw(0, torch.bfloat16), r"its 'a.bias' is F32 of shape \[4\], not BF16 of"),
+    ):
+        for chain in (0, 1):
+            with pytest.raises(ValueError, match=f"is of another model: ({words})"):
+                sg.SampleWriter(tmp_path, other, chain=chain)
+    assert sg.SampleStore(tmp_path).chains == [0]
+    assert not (tmp_path / "chain-1").exists()
+
+
+def test_draws_of_an_earlier_run_are_not_mixed_with(tmp_path: Path) -> None:
+    write(tmp_path, 2)
+    with sg.SampleWriter(tmp_path, draw(0)) as writer:
+        with pytest.raises(
+            ValueError, match=r"chain 0 of .* has 2 draws of an earlier"
+        ):
+            writer.append(draw(3), step=3)
+        writer.restart()
+        assert len(writer) == 0
+        writer.append(draw(3), step=3)
+    (one,) = sg.SampleStore(tmp_path)
+    assert same(one, draw(3)) and one.number == 1
+
+
+def test_other_refusals(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there are none to store"):
+        sg.SampleWriter(tmp_path, {})
+    with pytest.raises(ValueError, match="float8_e5m2"):
+        sg.SampleWriter(tmp_path, {"a": torch.ones(1).to(torch.float8_e5m2)})
+    with pytest.raises(ValueError, match=r"Invalid chain: -1 \(must be >= 0\)"):
+        sg.SampleWriter(tmp_path, draw(0), chain=-1)
+    with pytest.raises(ValueError, match="'__metadata__'"):
+        sg.SampleWriter(tmp_path, {"__metadata__": torch.ones(1)})
+    assert list(tmp_path.iterdir()) == []
+    with sg.SampleWriter(tmp_path, draw(0)) as writer:
+        with pytest.raises(ValueError, match=r"nothing for 'count' .*shape \[\]\)"):
+            writer.append({k: v for k, v in draw(1).items() if k != "count"}, step=1)
+        with pytest.raises(ValueError, match=r"shape \[2\] for 'a.bias'"):
+            writer.append(draw(1) | {"a.bias": torch.ones(2)}, step=1)
+        writer.append(draw(1), step=1, number=4)
+        with pytest.raises(ValueError, match="Invalid number: 4"):
+            writer.append(draw(1), step=1, number=4)
+        assert len(writer) == 1
+
+
+# ---- Thinning ------------------------------------------------------------------------
+
+
+def naive(burn_in: int, every: int, most: int, steps: int) -> tuple[list[int], int]:
+    """What is kept of steps 1, 2, ..., by dropping every second whenever it is full."""
+    kept: list[int] = []
+    interval = 1
+    for step in range(1, steps + 1):
+        if step <= burn_in or (step - burn_in) % every:
+            continue
+        number = (step - burn_in) // every
+        if number % interval:
+            continue
+        while len(kept) >= most and number % interval == 0:
+            interval *= 2
+            kept = [k for k in kept if k % interval == 0]
+        if number % interval == 0:
+            kept.append(number)
+    return kept, interval
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 8, 10])
+def test_the_thinning_doubles_when_it_is_full(most: int) -> None:
+    burn_in, every = 7, 3
+    schedule = _C.DrawSchedule(burn_in, every, most)
+    kept: list[int] = []
+    for step in range(1, 700):
+        number = schedule.number(step)
+        if schedule.thins(step):
+            kept = [k for k in kept if k % schedule.interval(number) == 0]
+        if schedule.keeps(step):
+            kept.append(number)
+        expected, interval = naive(burn_in, every, most, step)
+        assert kept == expected and len(kept) <= most, step
+        if number:
+            assert schedule.interval(number) == interval
+    assert len(kept) >= most / 2

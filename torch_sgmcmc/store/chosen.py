@@ -1,0 +1,74 @@
+"""Which tensors of a model are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor, nn
+
+__all__ = ["Chosen"]
+
+
+class Chosen:
+    """Names that are chosen once, and the tensors that have them at a time.
+
+    Args:
+        model: a module, or a mapping from names to tensors.
+        sampler: whose parameters are "sampled".
+        parameters: "all", "sampled", or patterns of names.
+        buffers: whether buffers are stored as well.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Mapping[str, Tensor],
+        sampler: Any,
+        parameters: str | Iterable[str],
+        buffers: bool,
+    ) -> None:
+        self._model = model
+        named = self._parameters()
+        if parameters == "all":
+            self._names = list(named)
+        elif parameters == "sampled":
+            sampled = {id(p) for g in sampler.param_groups for p in g["params"]}
+            self._names = [name for name, p in named.items() if id(p) in sampled]
+        elif isinstance(parameters, str):
+            raise ValueError(
+                f"Invalid parameters: {parameters!r} (must be 'all', 'sampled' or a "
+                "list of names)"
+            )
+        else:
+            self._names = self._matching(list(parameters), list(named))
+        if not self._names:
+            raise ValueError("Invalid parameters: none of the model's is chosen")
+        self._buffers: list[str] = []
+        if buffers and isinstance(model, nn.Module):
+            saved = model.state_dict()
+            self._buffers = [name for name, _ in model.named_buffers() if name in saved]
+
+    @staticmethod
+    def _matching(patterns: list[str], names: list[str]) -> list[str]:
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ValueError(
+                    f"Invalid parameters: no parameter is named {pattern!r} (there are "
+                    f"{names})"
+                )
+        return [n for n in names if any(fnmatchcase(n, p) for p in patterns)]
+
+    def _parameters(self) -> dict[str, Tensor]:
+        if isinstance(self._model, nn.Module):
+            return dict(self._model.named_parameters())
+        return dict(self._model)
+
+    def now(self) -> dict[str, Tensor]:
+        """The tensors by name, those of the model itself."""
+        named = self._parameters()
+        tensors = {name: named[name].detach() for name in self._names}
+        if self._buffers:
+            held = dict(self._model.named_buffers())  # type: ignore[union-attr]
+            tensors |= {name: held[name] for name in self._buffers}
+        return tensors
