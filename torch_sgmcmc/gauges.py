@@ -108,8 +108,8 @@ class Gauges:
             ``resample_momentum_every``). An observation costs about as much as
             an update. Default: 20.
         center: c, a tensor or number for each parameter in the order of the groups, or
-            "current" for where they are now; None is 0. A good one (a mode, the prior's
-            mean) makes intervals shorter. Default: None.
+            "current" for where they are now, or "prior_mean"; None is 0. A good one (a
+            mode, the prior's mean) makes intervals shorter. Default: None.
         names: of the parameters, for tables; None takes those of named parameters.
 
     Raises:
