@@ -85,11 +85,11 @@ class Sampler(Optimizer):
     ``"allow"`` does not look. Clipping gradients changes the target density, and so
     does leaving out steps. More: docs/samplers/sampler.md.
 
-    **The prior** of every sampler is N(μ, 1/λ) on each parameter. ``prior_mean``, of the
-    constructor or of a group, is μ: one number, or tensors, one for each parameter of
-    the group and of its shape (one that has but one parameter can be given its tensor
-    alone; of several groups each needs its own). ``prior_mean=model.parameters()``
-    localises a chain around where it begins. Tensors are copied, in the type of the
+    **The prior** of every sampler is N(μ, 1/λ) on each parameter. ``prior_mean``, of
+    the constructor or of a group, is μ: one number, or tensors, one for each parameter
+    of the group and of its shape (one that has but one parameter can be given its
+    tensor alone; of several groups each needs its own).
+    ``prior_mean=model.parameters()`` localises a chain around where it begins. Tensors are copied, in the type of the
     arithmetic, and are then state, ``state[p]["prior_mean"]``, which goes before
     ``group["prior_mean"]``, a number.
 

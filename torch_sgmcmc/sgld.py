@@ -58,8 +58,8 @@ class SGLD(Sampler):
 
     State:
         ``master`` (shape of the parameter, fp32), only of parameters in bf16 or fp16:
-        θ, see the Note. Else none but the seed, the step counter and the noise
-        offsets in the param groups.
+        θ, see the Note. Else none but a ``prior_mean`` (:class:`Sampler`), and the
+        seed, the step counter and the noise offsets in the param groups.
 
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step.

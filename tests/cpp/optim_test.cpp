@@ -145,8 +145,8 @@ TEST(PriorMean, OfOtherShapesOrOfSeveralGroupsIsRefused) {
   EXPECT_EQ(refused({torch::ones(3), torch::ones(4) / 0}),
             "Invalid prior_mean: number 1 has elements that are not finite");
   EXPECT_EQ(refused({torch::ones(3), torch::ones(4, torch::kLong)}),
-            "Invalid prior_mean: number 1 is of torch.int64 and layout "
-            "torch.strided (must be floating point, and torch::kStrided)");
+            "Invalid prior_mean: number 1 is of torch::kLong and layout "
+            "torch::kStrided (must be floating point, and torch::kStrided)");
   EXPECT_EQ(MessageOf<std::invalid_argument>(
                 [] { SGLD(Params(), Langevin().prior_mean(1.0 / 0.0)); }),
             "Invalid prior_mean: inf (must be finite)");
