@@ -7,42 +7,44 @@
 // negative, nothing is changed (Note [Steps that are left out],
 // core/counter.h). `masters` has a float32 tensor for each parameter in
 // bfloat16 or float16, in their order, see Note [Master parameters] in
-// core/roles.h.
+// core/roles.h. `prior_means`, in the type of a state, has a tensor for each
+// parameter; without it all means are `prior_mean`.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
   m.def(
-      "sgld_step_(Tensor(a!)[] params, Tensor[] grads, "
-      "Tensor(b!)[] masters, *, float lr, float num_data, "
-      "float prior_precision, float temperature, int[] offsets, int seed, "
-      "int step, Tensor? device_step=None) -> ()");
+      "sgld_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] "
+      "masters, *, float lr, float num_data, float prior_precision, float "
+      "temperature, int[] offsets, int seed, int step, Tensor? "
+      "device_step=None, float prior_mean=0.0, Tensor[]? prior_means=None) "
+      "-> ()");
   m.def(
-      "sghmc_step_(Tensor(a!)[] params, Tensor[] grads, "
-      "Tensor(b!)[] momenta, Tensor[] grad_variances, "
-      "Tensor(c!)[] masters, *, float lr, float momentum, "
-      "float num_data, float prior_precision, float temperature, "
-      "float noise_estimate, int resample_momentum_every, int[] offsets, "
-      "int seed, int step, Tensor? device_step=None) -> ()");
+      "sghmc_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] "
+      "momenta, Tensor[] grad_variances, Tensor(c!)[] masters, *, float "
+      "lr, float momentum, float num_data, float prior_precision, float "
+      "temperature, float noise_estimate, int resample_momentum_every, "
+      "int[] offsets, int seed, int step, Tensor? device_step=None, float "
+      "prior_mean=0.0, Tensor[]? prior_means=None) -> ()");
   m.def(
-      "psgld_step_(Tensor(a!)[] params, Tensor[] grads, "
-      "Tensor(b!)[] square_averages, Tensor(c!)[] sensitivities, "
-      "Tensor[] curvatures, Tensor(d!)[] masters, *, float lr, "
-      "float num_data, float prior_precision, float temperature, "
-      "float decay, float eps, int[] offsets, int seed, int step, "
-      "Tensor? device_step=None) -> ()");
+      "psgld_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] "
+      "square_averages, Tensor(c!)[] sensitivities, Tensor[] curvatures, "
+      "Tensor(d!)[] masters, *, float lr, float num_data, float "
+      "prior_precision, float temperature, float decay, float eps, int[] "
+      "offsets, int seed, int step, Tensor? device_step=None, float "
+      "prior_mean=0.0, Tensor[]? prior_means=None) -> ()");
   m.def(
-      "psgld_frozen_step_(Tensor(a!)[] params, Tensor[] grads, "
-      "Tensor[] roots, Tensor(b!)[] masters, *, float lr, "
-      "float num_data, float prior_precision, float temperature, "
-      "int[] offsets, int seed, int step, "
-      "Tensor? device_step=None) -> ()");
+      "psgld_frozen_step_(Tensor(a!)[] params, Tensor[] grads, Tensor[] "
+      "roots, Tensor(b!)[] masters, *, float lr, float num_data, float "
+      "prior_precision, float temperature, int[] offsets, int seed, int "
+      "step, Tensor? device_step=None, float prior_mean=0.0, Tensor[]? "
+      "prior_means=None) -> ()");
   m.def(
-      "sgnht_step_(Tensor(a!)[] params, Tensor[] grads, "
-      "Tensor(b!)[] momenta, Tensor(c!)[] thermostats, "
-      "Tensor(d!)[] masters, *, float lr, float momentum, "
-      "float num_data, float prior_precision, float temperature, "
-      "float thermostat_rate, int[] offsets, int seed, int step, "
-      "Tensor? device_step=None) -> ()");
+      "sgnht_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] "
+      "momenta, Tensor(c!)[] thermostats, Tensor(d!)[] masters, *, float "
+      "lr, float momentum, float num_data, float prior_precision, float "
+      "temperature, float thermostat_rate, int[] offsets, int seed, int "
+      "step, Tensor? device_step=None, float prior_mean=0.0, Tensor[]? "
+      "prior_means=None) -> ()");
   m.def(
       "gradient_variance_(Tensor[] grads, Tensor(a!)[] variances, "
       "Tensor(b!)[] previous, *, float weight) -> ()");
@@ -55,8 +57,9 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
   m.def(
       "ewsg_log_ratio(Tensor[] params, Tensor[] grads, Tensor[] proposals, "
       "Tensor[] momenta, *, float lr, float momentum, float num_data, "
-      "float prior_precision, float temperature, int surrogate, "
-      "int num_chains) -> Tensor");
+      "float prior_precision, float temperature, int surrogate, int "
+      "num_chains, float prior_mean=0.0, Tensor[]? prior_means=None) -> "
+      "Tensor");
   m.def(
       "metropolis_decide(Tensor log_ratios, *, int proposal, int purpose, "
       "int seed, int step) -> Tensor");
@@ -67,12 +70,14 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "hmc_momenta_(Tensor(a!)[] momenta, Tensor[] masses, *, "
       "float temperature, int[] offsets, int seed, int step) -> ()");
   m.def(
-      "hmc_leapfrog_(Tensor(a!)[] params, Tensor[] grads, "
-      "Tensor(b!)[] momenta, Tensor[] masses, Tensor(c!)[] masters, *, "
-      "float kick, float drift, float num_data, float prior_precision) -> ()");
+      "hmc_leapfrog_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] "
+      "momenta, Tensor[] masses, Tensor(c!)[] masters, *, float kick, "
+      "float drift, float num_data, float prior_precision, float "
+      "prior_mean=0.0, Tensor[]? prior_means=None) -> ()");
   m.def(
       "hmc_energy(Tensor[] params, Tensor[] momenta, Tensor[] masses, *, "
-      "float prior_precision, int num_chains) -> Tensor");
+      "float prior_precision, int num_chains, float prior_mean=0.0, "
+      "Tensor[]? prior_means=None) -> Tensor");
   m.def(
       "ecs_estimate(Tensor values, Tensor theta, Tensor anchor, "
       "Tensor expansions, Tensor slopes, Tensor? scales, Tensor? hessians, *, "
@@ -82,7 +87,7 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "ecs_density(Tensor estimate, Tensor pull, Tensor weights, "
       "Tensor bends, Tensor theta, Tensor anchor, Tensor slopes, "
       "Tensor? scales, Tensor? hessians, Tensor sum_value, Tensor sum_slope, "
-      "Tensor? sum_hessian, Tensor prior, *, float temperature) -> "
+      "Tensor? sum_hessian, Tensor prior, *, float temperature, Tensor? prior_mean=None) -> "
       "(Tensor, Tensor)");
   m.def(
       "ecs_leapfrog_(Tensor(a!) x, Tensor(b!) momentum, Tensor gradient, "
@@ -92,30 +97,35 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "sbps_place_(Tensor(a!)[] params, Tensor[] origins, "
       "Tensor[] directions, *, float time) -> ()");
   m.def(
-      "sbps_reflect_(Tensor[] params, Tensor[] grads, "
-      "Tensor(a!)[] velocities, Tensor[] preconditioners, *, "
-      "float weight_decay, float scale, float gain) -> ()");
+      "sbps_reflect_(Tensor[] params, Tensor[] grads, Tensor(a!)[] "
+      "velocities, Tensor[] preconditioners, *, float weight_decay, float "
+      "scale, float gain, float prior_mean=0.0, Tensor[]? "
+      "prior_means=None) -> ()");
   m.def(
-      "sbps_adapt_(Tensor[] params, Tensor[] grads, "
-      "Tensor(a!)[] square_averages, *, float weight_decay, float decay) -> "
-      "()");
+      "sbps_adapt_(Tensor[] params, Tensor[] grads, Tensor(a!)[] "
+      "square_averages, *, float weight_decay, float decay, float "
+      "prior_mean=0.0, Tensor[]? prior_means=None) -> ()");
   m.def(
       "sbps_precondition_(Tensor[] square_averages, Tensor[] velocities, "
       "Tensor(a!)[] preconditioners, Tensor(b!)[] directions, *, float eps, "
       "float scale) -> ()");
   m.def(
-      "sbps_reflect_sums_(Tensor[] params, Tensor[] grads, "
-      "Tensor(a!)[] velocities, Tensor[] origins, *, "
-      "float weight_decay, float scale, float gain) -> Tensor");
+      "sbps_reflect_sums_(Tensor[] params, Tensor[] grads, Tensor(a!)[] "
+      "velocities, Tensor[] origins, *, float weight_decay, float scale, "
+      "float gain, float prior_mean=0.0, Tensor[]? prior_means=None) -> "
+      "Tensor");
   m.def(
-      "sbps_precondition_sums_(Tensor[] square_averages, Tensor[] velocities, "
-      "Tensor(a!)[] preconditioners, Tensor(b!)[] directions, "
-      "Tensor[] origins, *, float eps, float scale) -> Tensor");
-  m.def("sbps_line_sums(Tensor[] origins, Tensor[] directions) -> Tensor");
+      "sbps_precondition_sums_(Tensor[] square_averages, Tensor[] "
+      "velocities, Tensor(a!)[] preconditioners, Tensor(b!)[] directions, "
+      "Tensor[] origins, *, float eps, float scale, float prior_mean=0.0, "
+      "Tensor[]? prior_means=None) -> Tensor");
   m.def(
-      "sbps_reflection_sums(Tensor[] params, Tensor[] grads, "
-      "Tensor[] velocities, Tensor[] preconditioners, *, "
-      "float weight_decay) -> Tensor");
+      "sbps_line_sums(Tensor[] origins, Tensor[] directions, *, float "
+      "prior_mean=0.0, Tensor[]? prior_means=None) -> Tensor");
+  m.def(
+      "sbps_reflection_sums(Tensor[] params, Tensor[] grads, Tensor[] "
+      "velocities, Tensor[] preconditioners, *, float weight_decay, float "
+      "prior_mean=0.0, Tensor[]? prior_means=None) -> Tensor");
   m.def(
       "sbps_preconditioner_sum(Tensor[] square_averages, *, float eps) -> "
       "Tensor");
@@ -123,8 +133,9 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
   // Row i of the result: sums over tensor i, by their kind (samplers/gauge.h).
   m.def(
       "gauge_sums(Tensor[] grads, Tensor[] positions, Tensor[] centers, "
-      "Tensor[] movers, Tensor[] statistics, *, int kind, float weight_decay, "
-      "float decay, float eps) -> Tensor");
+      "Tensor[] movers, Tensor[] statistics, *, int kind, float "
+      "weight_decay, float decay, float eps, float prior_mean=0.0, "
+      "Tensor[]? prior_means=None) -> Tensor");
   // Whether any element is not finite: on the CPU, where the host need not
   // wait.
   m.def("any_nonfinite(Tensor[] tensors) -> bool");

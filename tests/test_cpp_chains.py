@@ -136,19 +136,28 @@ def make_net(name: str, dtype: torch.dtype) -> nn.Sequential:
     )
 
 
-def make_sampler(name: str, net: nn.Sequential) -> sg.Sampler:
+def make_sampler(
+    name: str, net: nn.Sequential, means: list[Tensor] | None = None
+) -> sg.Sampler:
+    """With means, priors are about a number in one group and these in the other."""
     method, common, special = CHAINS[name]
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": net[0].parameters()},
         {"params": net[2].parameters(), **special},
     ]
+    if means is not None:
+        common = {**common, "prior_precision": 20.0}
+        groups[0]["prior_mean"] = -0.75
+        groups[1]["prior_mean"] = means
     return method(groups, **common, num_data=500, seed=-(2**62))
 
 
-def make_job(name: str, dtype: torch.dtype) -> dict[str, Any]:
+def make_job(
+    name: str, dtype: torch.dtype, means: list[Tensor] | None = None
+) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(2)
     net = make_net(name, dtype)
-    sampler = make_sampler(name, net)
+    sampler = make_sampler(name, net, means)
     groups = sampler.state_dict()["param_groups"]
     base = torch.tensor(
         [group.get(step_size_of(type(sampler)), 0.0) for group in groups],
@@ -170,6 +179,8 @@ def make_job(name: str, dtype: torch.dtype) -> dict[str, Any]:
         "per_example": isinstance(sampler, sg.SBPS),
         "gibbs_every": 100,
     }
+    if means is not None:
+        job["means"] = means
     # PSGLD's first gradients are 0 for some coordinates.
     job["x"][job["batches"][0], 0] = 0
     return job
@@ -178,7 +189,7 @@ def make_job(name: str, dtype: torch.dtype) -> dict[str, Any]:
 def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
     net = make_net(name, job["x"].dtype)
     net.load_state_dict(job["model"])
-    sampler = make_sampler(name, net)
+    sampler = make_sampler(name, net, job.get("means"))
     precision = sg.GammaPrecision(sampler)
     centers = [0.125 for group in sampler.param_groups for _ in group["params"]]
     gauges = sg.Gauges(sampler, every=11, center=centers)
@@ -262,6 +273,35 @@ def test_each_continues_the_others_chain(
 
     begun = run_in_cpp(first)
     assert_same(whole, run_in_python(name, {**rest, **begun}))
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_priors_about_other_places(
+    name: str, run_in_cpp: Callable[..., dict[str, Any]]
+) -> None:
+    """Means that C++ was given, and those of a state dict that it continues."""
+    dtype = torch.bfloat16 if name in ("SGHMC", "HMC") else torch.float32
+    net = make_net(name, dtype)
+    means = [0.5 + p.detach().float() for p in net[2].parameters()]
+    job, steps = make_job(name, dtype, means), 120
+    job["gibbs_every"] = 50
+    plain = {
+        **job,
+        "batches": job["batches"][: 70 * draws(name)],
+        "lrs": job["lrs"][:70],
+    }
+    rest = {
+        **job,
+        "batches": job["batches"][70 * draws(name) : steps * draws(name)],
+        "lrs": job["lrs"][70:steps],
+    }
+    begun = run_in_python(name, plain)
+    assert "Σ λ‖θ − μ‖²/2" in begun["summary"]
+    for i, mean in enumerate(means):
+        assert torch.equal(begun["state"]["state"][2 + i]["prior_mean"], mean)
+    assert_same(begun, run_in_cpp(plain))
+    del rest["means"]
+    assert_same(run_in_python(name, {**rest, **begun}), run_in_cpp({**rest, **begun}))
 
 
 def make_faulty_job(name: str, choice: str) -> dict[str, Any]:

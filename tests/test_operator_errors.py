@@ -447,6 +447,44 @@ def test_fractions(op: str, name: str, value: float, shown: str) -> None:
     check(op, make_lists(op), message, **{name: value})
 
 
+WITH_PRIOR = [
+    *(*WITH_TARGET, "hmc_leapfrog_", "hmc_energy", "gauge_sums"),
+    *("sbps_reflect_", "sbps_reflect_sums_", "sbps_reflection_sums"),
+    *("sbps_adapt_", "sbps_precondition_sums_", "sbps_line_sums"),
+]
+
+
+@pytest.mark.parametrize("op", WITH_PRIOR)
+def test_means_of_priors(op: str) -> None:
+    for mean in (torch.nan, torch.inf, -torch.inf):
+        message = f"Invalid prior_mean: {mean} (must be finite)"
+        check(op, make_lists(op), message, prior_mean=mean)
+    lists = make_lists(op)
+    first = next(iter(lists))
+    good = [torch.zeros(2, 3), torch.zeros(4)]
+    for bad, message in (
+        (good[:1], f" has 1 tensors, expected 2 (as many as {first})"),
+        (
+            [good[0], good[0]],
+            f"[1] has shape [2, 3], expected [4] (that of {first}[1])",
+        ),
+        (
+            [good[0], good[1].double()],
+            f"[1] has float64, expected float32 (for {first}[1] in float32)",
+        ),
+    ):
+        check(op, lists, f"prior_means{message}", prior_means=bad)
+    # As many numbers, a number, and nothing.
+    results = []
+    for mean in ({"prior_means": good}, {"prior_mean": 0.0}, {"prior_means": []}, {}):
+        lists = make_lists(op)
+        result = getattr(ops, op)(*lists.values(), **HYPER[op], **mean)
+        results.append([t for ts in lists.values() for t in ts])
+        results[-1] += [] if result is None else [result]
+    for other in results[1:]:
+        assert all(map(same_bits, results[0], other))
+
+
 @pytest.mark.parametrize(
     ("op", "name"),
     [

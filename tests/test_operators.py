@@ -30,6 +30,7 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
     q = [t.square() for t in s]
     b, c = lists(2, torch.bfloat16)
     m32 = masters_of(b)
+    means = {"prior_mean": 0.5, "prior_means": q}
     weights = {**TARGET, "momentum": 0.9, "surrogate": 0}
     leapfrog = {"kick": 0.1, "drift": 0.2, "num_data": 7.0, "prior_precision": 1.9}
     k, m = ([torch.randn(3, 4), torch.randn(3)] for _ in range(2))
@@ -110,6 +111,16 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         ),
         "sbps_precondition_sums_": ((q, v, s, g, p), {"eps": 0.1, "scale": 2.0}),
         "sbps_line_sums": ((v, s), {}),
+        "sgld_step_ about means": ((b, c, m32), {**TARGET, **stream, **means}),
+        "hmc_energy about means": (
+            (b, v, []),
+            {"prior_precision": 2.0, "num_chains": 1, **means},
+        ),
+        "sbps_line_sums about means": ((v, s), means),
+        "gauge_sums about means": (
+            (g, p, [], [], []),
+            {"kind": 0, "weight_decay": 0.1, "decay": 1.0, "eps": 0.1, **means},
+        ),
     }
 
 

@@ -153,6 +153,7 @@ def test_defaults() -> None:
         "lr": 0.1,
         "num_data": 2,
         "prior_precision": 0.0,
+        "prior_mean": 0.0,
         "temperature": 1.0,
         "capturable": False,
         "nonfinite": "raise",

@@ -68,7 +68,7 @@ def test_a_key_that_would_be_ignored(kind: str) -> None:
 
 
 def test_keys_without_a_near_one() -> None:
-    has = "it has lr, num_data, prior_precision, temperature"
+    has = "it has lr, num_data, prior_mean, prior_precision, temperature"
     for key in ("betas", "maximize", "nesterov"):
         group = {"params": [parameter()], key: True}
         fails(
@@ -79,7 +79,8 @@ def test_keys_without_a_near_one() -> None:
         lambda: sg.HMC(
             [{"params": [parameter()], "lr": 1.0}], 0.1, num_steps=1, num_data=1
         ),
-        "Invalid param group: HMC has no hyperparameter 'lr' (it has prior_precision)",
+        "Invalid param group: HMC has no hyperparameter 'lr' (it has prior_mean, "
+        "prior_precision)",
     )
 
 

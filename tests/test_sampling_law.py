@@ -71,6 +71,12 @@ def test_hyperparameters_of_each_group(method: Method) -> None:
 
 
 @every_method
+def test_prior_mean(method: Method) -> None:
+    check_stationary(suite.localised(method))
+    check_transient(suite.localised(method))
+
+
+@every_method
 @pytest.mark.parametrize("noisy", [False, True], ids=["exact", "noisy"])
 def test_double_well(method: Method, noisy: bool) -> None:
     if noisy and method.chooses:

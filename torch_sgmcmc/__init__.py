@@ -17,6 +17,10 @@ from torch_sgmcmc.ewsg import EWSG
 from torch_sgmcmc.gauges import Gauges
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.hmcecs import HMCECS
+from torch_sgmcmc.learning_coefficient import (
+    LearningCoefficient,
+    local_learning_coefficient,
+)
 from torch_sgmcmc.minibatch import (
     IndependentBatchSampler,
     StratifiedBatchSampler,
@@ -65,6 +69,7 @@ __all__ = [
     "GatheredRows",
     "Gauges",
     "IndependentBatchSampler",
+    "LearningCoefficient",
     "LogLikelihood",
     "PolynomialDecay",
     "Prediction",
@@ -79,6 +84,7 @@ __all__ = [
     "__version__",
     "fold_in",
     "kmeans_strata",
+    "local_learning_coefficient",
     "predict",
     "tune",
 ]

@@ -27,6 +27,7 @@ from torch_sgmcmc.core.operators import (
     sghmc_step_,
     sgld_step_,
 )
+from torch_sgmcmc.core.prior import prior_of
 from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.core.shared_settings import SharedSettings
 from torch_sgmcmc.core.state_checks import check_part
@@ -60,7 +61,7 @@ class EWSG(SharedSettings):
     The minibatch of each update is drawn with weights that let the update with a
     minibatch follow the law of the update with the full gradient. With
     :math:`\bar g` the gradient of the mean loss of a minibatch,
-    :math:`g = \bar g + \tfrac{\lambda}{N} \theta` and
+    :math:`g = \bar g + \tfrac{\lambda}{N} (\theta - \mu)` and
     :math:`\alpha = 1 - \mathrm{momentum}`, a minibatch has the weight :math:`e^W`,
 
     .. math::
@@ -77,8 +78,8 @@ class EWSG(SharedSettings):
             + \sqrt{2 \alpha\, \mathrm{lr}\, T / N}\; \xi, \qquad
         \theta \leftarrow \theta + v.
 
-    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with
-    :math:`U(\theta) = -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta\|^2 / 2`,
+    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with :math:`U =
+    -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`,
     up to an error of the order of ``lr`` and what the weights leave of the minibatch
     noise. Neither ``lr`` nor ``momentum`` changes the target.
 
@@ -91,8 +92,10 @@ class EWSG(SharedSettings):
             Default: 0.9.
         num_data: N, the number of training examples, > 0. 1 means that the loss is
             U itself.
-        prior_precision: λ >= 0, precision of the Gaussian prior N(0, 1/λ) on each
+        prior_precision: λ >= 0, precision of the Gaussian prior N(μ, 1/λ) on each
             parameter; 0 is a flat prior. Default: 0.
+        prior_mean: μ, a number, or tensors, one for each parameter and of its shape,
+            which are copied, see :class:`Sampler`. Default: 0.
         temperature: T > 0; 1 is the Bayesian posterior. Default: 1.
         index_chain_length: M >= 0, the number of further minibatches that a step
             draws; a step costs M + 1 gradients, so use minibatches of n / (M + 1) in
@@ -159,7 +162,9 @@ class EWSG(SharedSettings):
 
     _WHY_EQUAL: ClassVar[str] = "there is one decision for all"
     _SETTINGS = settings("EWSG")
-    _STATE: ClassVar[Mapping[str, type]] = {"momentum": Tensor, "master": Tensor}
+    _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys(
+        ("momentum", "master", "prior_mean"), Tensor
+    )
 
     def __init__(
         self,
@@ -169,6 +174,7 @@ class EWSG(SharedSettings):
         *,
         num_data: float,
         prior_precision: float = 0.0,
+        prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
         temperature: float = 1.0,
         index_chain_length: int = 1,
         surrogate: str = "momentum",
@@ -181,6 +187,7 @@ class EWSG(SharedSettings):
             "momentum": momentum,
             "num_data": num_data,
             "prior_precision": prior_precision,
+            "prior_mean": prior_mean,
             "temperature": temperature,
             "surrogate": surrogate,
             "index_chain_length": index_chain_length,
@@ -303,6 +310,7 @@ class EWSG(SharedSettings):
                 momentum=group["momentum"],
                 num_data=group["num_data"],
                 prior_precision=group["prior_precision"],
+                **prior_of(self, group, params),
                 temperature=group["temperature"],
                 surrogate=_SURROGATES.index(group["surrogate"]),
                 num_chains=chains,
@@ -384,6 +392,7 @@ class EWSG(SharedSettings):
             "lr": group["lr"],
             "num_data": group["num_data"],
             "prior_precision": group["prior_precision"],
+            **prior_of(self, group, params),
             "temperature": group["temperature"],
             "offsets": offsets,
             **self._step_arguments(group),

@@ -15,6 +15,7 @@ from torch_sgmcmc.core.closures import fresh_gradients
 from torch_sgmcmc.core.master import has_master
 from torch_sgmcmc.core.momentum import state_dtype
 from torch_sgmcmc.core.operators import gauge_sums
+from torch_sgmcmc.core.prior import PRIOR_MEAN, prior_of
 from torch_sgmcmc.sampler import Sampler, Work
 
 __all__ = ["Finding", "Gauges", "Reading", "Temperatures"]
@@ -107,8 +108,8 @@ class Gauges:
             ``resample_momentum_every``). An observation costs about as much as
             an update. Default: 20.
         center: c, a tensor or number for each parameter in the order of the groups, or
-            "current" for where they are now; None is 0. A good one (a mode, the prior's
-            mean) makes intervals shorter. Default: None.
+            "current" for where they are now, or "prior_mean"; None is 0. A good one (a
+            mode, the prior's mean) makes intervals shorter. Default: None.
         names: of the parameters, for tables; None takes those of named parameters.
 
     Raises:
@@ -157,7 +158,7 @@ class Gauges:
                 f"Invalid names: {len(self._names)} (must be one for each of the "
                 f"{len(self._params)} parameters)"
             )
-        self._centers = _centers(center, self._params)
+        self._centers = _centers(center, sampler, self._params)
         self._every = every
         redraws = groups[0].get("resample_momentum_every", 0)
         self._interval = _C.observation_interval(every, redraws)
@@ -370,6 +371,7 @@ class Gauges:
                 "weight_decay": group["prior_precision"] / group["num_data"],
                 "decay": group["decay"] if adapts else 1.0,
                 "eps": group.get("eps", 0.0),
+                **prior_of(sampler, group, params),
             }
             positions = [
                 s.get("master", p).to(state_dtype(p)) if has_master(p) else p.detach()
@@ -461,15 +463,26 @@ def _names(groups: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _centers(
-    center: Iterable[Tensor | float] | str | None, params: list[Tensor]
+    center: Iterable[Tensor | float] | str | None,
+    sampler: Sampler,
+    params: list[Tensor],
 ) -> list[Tensor] | None:
     """A tensor for each parameter, in the type of arithmetic."""
     if center is None:
         return None
     if isinstance(center, str):
-        if center != "current":
-            raise ValueError(f"Invalid center: {center!r} (must be 'current')")
-        center = [p.detach().clone() for p in params]
+        if center == "current":
+            center = [p.detach().clone() for p in params]
+        elif center == PRIOR_MEAN:
+            center = [
+                sampler.state.get(p, {}).get(PRIOR_MEAN, group[PRIOR_MEAN])
+                for group in sampler.param_groups
+                for p in group["params"]
+            ]
+        else:
+            raise ValueError(
+                f"Invalid center: {center!r} (must be 'current' or '{PRIOR_MEAN}')"
+            )
     given = list(center)
     if len(given) != len(params):
         raise ValueError(

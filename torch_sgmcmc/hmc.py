@@ -38,6 +38,7 @@ from torch_sgmcmc.core.operators import (
     metropolis_decide,
     select_chains_,
 )
+from torch_sgmcmc.core.prior import prior_of
 from torch_sgmcmc.core.progress import progress_bar
 from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.core.shared_settings import SharedSettings
@@ -78,7 +79,7 @@ class HMC(SharedSettings):
     r"""Hamiltonian Monte Carlo, with the leapfrog and a Metropolis test.
 
     One step is one trajectory. With :math:`U(\theta) = N \cdot \text{loss} +
-    \lambda \|\theta\|^2 / 2`, a momentum :math:`r \sim N(0, T M)` and a step size
+    \lambda \|\theta - \mu\|^2 / 2`, a momentum :math:`r \sim N(0, T M)` and a step size
     :math:`\epsilon` = ``step_size``, it makes ``num_steps`` leapfrog steps
 
     .. math::
@@ -101,7 +102,7 @@ class HMC(SharedSettings):
 
     Args:
         params: parameters or param groups; of the hyperparameters a group can set
-            ``prior_precision`` alone.
+            ``prior_precision`` and ``prior_mean`` alone.
         step_size: ε > 0, the leapfrog's step on U: ε² = ``lr`` / N in terms of the
             other samplers' ``lr`` (with M = I). :meth:`warmup` adapts it.
         num_steps: m >= 1, the number of leapfrog steps of a trajectory. Either it or
@@ -110,8 +111,10 @@ class HMC(SharedSettings):
             least 1, whatever ε becomes. (During :meth:`warmup` it is at most 1024.)
         num_data: N, the number of training examples, > 0. 1 means that the loss is
             U itself.
-        prior_precision: λ >= 0, precision of the Gaussian prior N(0, 1/λ) on each
+        prior_precision: λ >= 0, precision of the Gaussian prior N(μ, 1/λ) on each
             parameter; 0 is a flat prior. Default: 0.
+        prior_mean: μ, a number, or tensors, one for each parameter and of its shape,
+            which are copied, see :class:`Sampler`. Default: 0.
         temperature: T > 0; 1 is the Bayesian posterior. Default: 1.
         metropolis: whether to make the Metropolis test. Without it the closure need
             not return the loss. Default: True.
@@ -188,7 +191,7 @@ class HMC(SharedSettings):
     _WHY_EQUAL: ClassVar[str] = "there is one trajectory for all"
     _SETTINGS = settings("HMC")
     _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys(
-        ("momentum", "mass", "master"), Tensor
+        ("momentum", "mass", "master", "prior_mean"), Tensor
     )
     # The chains' losses at the end of the last step, the parameters then (versions and
     # memory), and how many steps running began with another loss at the same ones.
@@ -204,6 +207,7 @@ class HMC(SharedSettings):
         trajectory_length: float | None = None,
         num_data: float,
         prior_precision: float = 0.0,
+        prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
         temperature: float = 1.0,
         metropolis: bool = True,
         resample_momentum_every: int = 1,
@@ -217,6 +221,7 @@ class HMC(SharedSettings):
             "trajectory_length": trajectory_length,
             "num_data": num_data,
             "prior_precision": prior_precision,
+            "prior_mean": prior_mean,
             "temperature": temperature,
             "metropolis": metropolis,
             "resample_momentum_every": resample_momentum_every,
@@ -609,6 +614,7 @@ class HMC(SharedSettings):
                 drift=drift,
                 num_data=group["num_data"],
                 prior_precision=group["prior_precision"],
+                **prior_of(self, group, params),
             )
             increment_version(params)
 
@@ -629,6 +635,7 @@ class HMC(SharedSettings):
                 moving.momenta,
                 moving.masses,
                 prior_precision=group["prior_precision"],
+                **prior_of(self, group, params),
                 num_chains=chains or 1,
             )
             energy = energy + part.to(device)

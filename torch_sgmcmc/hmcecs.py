@@ -21,6 +21,7 @@ from torch_sgmcmc.core.nonfinite import (
     nonfinite_error,
 )
 from torch_sgmcmc.core.operators import hmc_momenta_, metropolis_decide
+from torch_sgmcmc.core.prior import PRIOR_MEAN
 from torch_sgmcmc.core.progress import progress_bar
 from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.core.shared_settings import SharedSettings
@@ -28,6 +29,7 @@ from torch_sgmcmc.core.state_checks import check_count, check_part
 from torch_sgmcmc.ecs.anchor import AllData, Anchor, split
 from torch_sgmcmc.ecs.expansions import Terms
 from torch_sgmcmc.ecs.likelihood_graph import Closure, flat
+from torch_sgmcmc.ecs.prior import Prior
 from torch_sgmcmc.ecs.sizes import Draw, chosen_sizes
 from torch_sgmcmc.ecs.state import KEYS, check_anchored_state, on_device
 from torch_sgmcmc.ecs.subsample import Layout, Proposals, Subsample
@@ -117,8 +119,10 @@ class HMCECS(SharedSettings):
         mass_matrix: "dense", "diagonal" (both from the Hessian of all data at θ*, or
             what the control variates have of it) or "identity", which needs no Hessian.
             Default: "dense".
-        prior_precision: λ >= 0, precision of the Gaussian prior N(0, 1/λ) on each
+        prior_precision: λ >= 0, precision of the Gaussian prior N(μ, 1/λ) on each
             parameter; 0 is a flat prior. Default: 0.
+        prior_mean: μ, a number, or tensors, one for each parameter and of its shape,
+            which are copied, see :class:`Sampler`. Default: 0.
         temperature: T > 0; 1 is the Bayesian posterior. Default: 1.
         seed: key of all randomness, a 64-bit int. None draws one from torch's default
             generator. Default: None.
@@ -190,6 +194,7 @@ class HMCECS(SharedSettings):
     _WHY_EQUAL: ClassVar[str] = "there is one trajectory for all"
     # There is no going on from a density that is not finite.
     _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip")
+    _STATE: ClassVar[Mapping[str, type]] = {"prior_mean": Tensor}
     _COMMON_STATE: ClassVar[tuple[str, ...]] = KEYS
 
     # What can be computed again from the state, and is not saved.
@@ -210,6 +215,7 @@ class HMCECS(SharedSettings):
         control_variate: int | str = 2,
         mass_matrix: str = "dense",
         prior_precision: float = 0.0,
+        prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
         temperature: float = 1.0,
         seed: int | None = None,
         num_products: int = 100,
@@ -228,6 +234,7 @@ class HMCECS(SharedSettings):
             "control_variate": control_variate,
             "mass_matrix": mass_matrix,
             "prior_precision": prior_precision,
+            "prior_mean": prior_mean,
             "temperature": temperature,
             "num_products": num_products,
             "max_variance": max_variance,
@@ -340,15 +347,21 @@ class HMCECS(SharedSettings):
         group = self.param_groups[0]
         self._set(num_evaluations=group["num_evaluations"] + evaluations)
 
-    def _prior(self) -> Tensor:
-        """The prior precision of each element."""
+    def _prior(self) -> Prior:
         like = {"dtype": torch.float64, "device": self._all_params()[0].device}
-        rows = [
-            torch.full((p.numel(),), float(group["prior_precision"]), **like)
-            for group in self.param_groups
-            for p in group["params"]
-        ]
-        return torch.cat(rows)
+        precisions, means = [], []
+        for group in self.param_groups:
+            for p in group["params"]:
+                size = (p.numel(),)
+                precisions.append(
+                    torch.full(size, float(group["prior_precision"]), **like)
+                )
+                mean = self.state.get(p, {}).get(PRIOR_MEAN)
+                if mean is None:
+                    means.append(torch.full(size, float(group[PRIOR_MEAN]), **like))
+                else:
+                    means.append(mean.reshape(-1).double())
+        return Prior(torch.cat(precisions), torch.cat(means))
 
     def _layout(self) -> Layout:
         return Layout.of(self.param_groups[0])
@@ -478,7 +491,7 @@ class HMCECS(SharedSettings):
             return torch.tensor(math.nan, dtype=torch.float64)
         assert self._present is not None
         group, present = self.param_groups[0], self._present
-        prior = 0.5 * torch.dot(self._prior() * present.theta, present.theta)
+        prior = self._prior().energy(present.theta)
         return -(prior + present.log * group["temperature"]) / group["num_data"]
 
     def warmup(
@@ -634,8 +647,15 @@ class HMCECS(SharedSettings):
     def _target_key(self) -> tuple[Any, ...]:
         """What else the estimated density depends on."""
         group = self.param_groups[0]
-        priors = [group["prior_precision"] for group in self.param_groups]
-        return (*priors, group["temperature"], group["mean_difference"])
+        priors = [
+            (group["prior_precision"], group[PRIOR_MEAN]) for group in self.param_groups
+        ]
+        means = [
+            (id(mean), mean._version)
+            for p in self._all_params()
+            if (mean := self.state.get(p, {}).get(PRIOR_MEAN)) is not None
+        ]
+        return (*priors, *means, group["temperature"], group["mean_difference"])
 
     def _estimator(self) -> _C.ECSEstimator:
         group = self.param_groups[0]

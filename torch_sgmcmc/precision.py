@@ -10,6 +10,7 @@ from torch import Tensor
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.checks import check_real
 from torch_sgmcmc.core.operators import sum_of_squares
+from torch_sgmcmc.core.prior import away_from_mean
 from torch_sgmcmc.core.state_checks import check_count
 from torch_sgmcmc.sampler import Sampler
 
@@ -22,14 +23,15 @@ class GammaPrecision:
     Used like a learning-rate scheduler: it belongs to a sampler, and each
     :meth:`step` draws every group's ``prior_precision`` λ from its full conditional
     given the group's d parameters θ. With λ ~ Gamma(shape a, rate b) and
-    θ | λ ~ N(0, I/λ),
+    θ | λ ~ N(μ, I/λ),
 
     .. math::
         \lambda | \theta \sim
-            \mathrm{Gamma}\bigl(a + \tfrac{d}{2},\; b + \tfrac12 \|\theta\|^2\bigr).
+            \mathrm{Gamma}\bigl(a + \tfrac{d}{2},\;
+            b + \tfrac12 \|\theta - \mu\|^2\bigr).
 
     At temperature T the joint density is raised to the power 1/T, which gives
-    Gamma((a + d/2 - 1)/T + 1, (b + ‖θ‖²/2)/T). Put each layer in a param group of
+    Gamma((a + d/2 - 1)/T + 1, (b + ‖θ - μ‖²/2)/T). Put each layer in a param group of
     its own to give each layer its own precision.
 
     Args:
@@ -86,7 +88,8 @@ class GammaPrecision:
         dimension = sum(p.numel() for p in group["params"])
         by_device: dict[torch.device, list[Tensor]] = {}
         for p in group["params"]:
-            by_device.setdefault(p.device, []).append(p.detach())
+            away = away_from_mean(self.sampler, group, p)
+            by_device.setdefault(p.device, []).append(away)
         squares = sum(float(sum_of_squares(ps)) for ps in by_device.values())
         shape = (self.shape + dimension / 2 - 1) / t + 1
         rate = (self.rate + squares / 2) / t

@@ -20,6 +20,7 @@ from torch_sgmcmc.core.operators import (
     psgld_step_,
     sum_of_squares,
 )
+from torch_sgmcmc.core.prior import prior_of
 from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.sampler import Sampler, Work
 
@@ -42,7 +43,7 @@ class PSGLD(Sampler):
     .. math::
         V &\leftarrow a V + (1 - a)\, \bar g^2, \qquad
             G = 1 / (\sqrt{V} + \epsilon), \qquad
-            g = \bar g + \tfrac{\lambda}{N} \theta, \\
+            g = \bar g + \tfrac{\lambda}{N} (\theta - \mu), \\
         \theta &\leftarrow \theta - \mathrm{lr}\, G g
             + \tfrac{\mathrm{lr}\, T}{N}\, \Gamma
             + \sqrt{2\, \mathrm{lr}\, T G / N}\; \xi, \qquad \xi \sim N(0, I), \\
@@ -53,8 +54,8 @@ class PSGLD(Sampler):
     where h is the diagonal of the minibatch loss's Hessian, and J in W that of the
     step before, kept in [0, 1/a].
 
-    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with
-    :math:`U(\theta) = -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta\|^2 / 2`,
+    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with :math:`U =
+    -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`,
     up to an error of the order of ``lr`` G and the noise of the minibatches, *if*
 
     * ``adapt`` is False: V stays as it is, and this is SGLD with a step size for each
@@ -79,8 +80,10 @@ class PSGLD(Sampler):
         gamma: whether Γ is added while V adapts. It needs second derivatives: call
             ``loss.backward(create_graph=True)``, and every step costs about one
             more backward pass. Default: True.
-        prior_precision: λ >= 0, precision of the Gaussian prior N(0, 1/λ) on each
+        prior_precision: λ >= 0, precision of the Gaussian prior N(μ, 1/λ) on each
             parameter; 0 is a flat prior. Default: 0.
+        prior_mean: μ, a number, or tensors, one for each parameter and of its shape,
+            which are copied, see :class:`Sampler`. Default: 0.
         temperature: T >= 0; 1 is the Bayesian posterior, 0 gives RMSprop. Default: 1.
         seed: key of the noise, a 64-bit int; None draws one, see :class:`Sampler`.
             Default: None.
@@ -139,6 +142,7 @@ class PSGLD(Sampler):
         "square_average": Tensor,
         "sensitivity": Tensor,
         "master": Tensor,
+        "prior_mean": Tensor,
     }
 
     def __init__(
@@ -152,6 +156,7 @@ class PSGLD(Sampler):
         adapt: bool = True,
         gamma: bool = True,
         prior_precision: float = 0.0,
+        prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
         temperature: float = 1.0,
         seed: int | None = None,
         capturable: bool = False,
@@ -165,6 +170,7 @@ class PSGLD(Sampler):
             "adapt": adapt,
             "gamma": gamma,
             "prior_precision": prior_precision,
+            "prior_mean": prior_mean,
             "temperature": temperature,
         }
         super().__init__(params, defaults, seed, nonfinite, capturable)
@@ -322,6 +328,7 @@ class PSGLD(Sampler):
             lr=group["lr"],
             num_data=group["num_data"],
             prior_precision=group["prior_precision"],
+            **prior_of(self, group, params),
             temperature=group["temperature"],
             **(adapting if group["adapt"] else {}),
             offsets=offsets,

@@ -40,6 +40,7 @@ from torch_sgmcmc.core.nonfinite import (
 from torch_sgmcmc.core.operators import HAS_CUDA
 from torch_sgmcmc.core.param_groups import FOREIGN_KEYS, check_keys, check_later_keys
 from torch_sgmcmc.core.parameters import check_memory, check_parameter
+from torch_sgmcmc.core.prior import PRIOR_MEAN, copies, has_more, number_or
 from torch_sgmcmc.core.settings import Setting, check_settings
 from torch_sgmcmc.core.state_checks import (
     check_equal,
@@ -83,6 +84,14 @@ class Sampler(Optimizer):
     is left out), ``"skip"`` leaves the step out and counts it in :attr:`num_skipped`,
     ``"allow"`` does not look. Clipping gradients changes the target density, and so
     does leaving out steps. More: docs/samplers/sampler.md.
+
+    **The prior** of every sampler is N(μ, 1/λ) on each parameter. ``prior_mean``, of
+    the constructor or of a group, is μ: one number, or tensors, one for each parameter
+    of the group and of its shape (one that has but one parameter can be given its
+    tensor alone; of several groups each needs its own).
+    ``prior_mean=model.parameters()`` localises a chain around where it begins. Tensors are copied, in the type of the
+    arithmetic, and are then state, ``state[p]["prior_mean"]``, which goes before
+    ``group["prior_mean"]``, a number.
 
     Args:
         params: parameters, dicts that define param groups, or named parameters,
@@ -133,6 +142,9 @@ class Sampler(Optimizer):
     #: Lengths of the groups when their keys were last looked at.
     _lengths: tuple[int, ...] = ()
 
+    # The tensors of prior_mean that the constructor got.
+    _first_means: list[Tensor] | None = None
+
     # The Gauges that look on.
     _gauges: Any = None
 
@@ -162,6 +174,7 @@ class Sampler(Optimizer):
         check_choice(nonfinite, self._NONFINITE)
         defaults = {**defaults, "capturable": capturable, "nonfinite": nonfinite}
         defaults = plain(defaults)
+        defaults[PRIOR_MEAN], self._first_means = number_or(defaults[PRIOR_MEAN])
         self._check_group(defaults)
         defaults["seed"] = draw_seed(seed)
         # Not to be read off ``defaults`` later, where torch puts keys of its own.
@@ -172,6 +185,7 @@ class Sampler(Optimizer):
         self._is_complete = False
         super().__init__(params, defaults)
         del self._is_complete
+        del self._first_means
         self._check_memory()
         self._check_ranks()
         self._seed_is_drawn = seed is None
@@ -186,7 +200,9 @@ class Sampler(Optimizer):
         self._seen = []
         # What was pickled by an earlier version may lack some.
         self.defaults.setdefault("nonfinite", "raise")
+        self.defaults.setdefault(PRIOR_MEAN, 0.0)
         for group in self.param_groups:
+            group.setdefault(PRIOR_MEAN, 0.0)
             group.setdefault("nonfinite", "raise")
             group.setdefault("num_skipped", 0 * group["step"])
         keys = self.__dict__.get("_group_keys", {*self.defaults} - FOREIGN_KEYS)
@@ -198,6 +214,12 @@ class Sampler(Optimizer):
         """Raises if a hyperparameter of the group is invalid."""
         if isinstance(group.get("lr"), Tensor):
             group = {**group, "lr": number_of_lr(group["lr"], group["capturable"])}
+        if isinstance(group[PRIOR_MEAN], (Tensor, list, tuple)):
+            raise TypeError(
+                "Invalid prior_mean: a sampler's group has a number (tensors are given "
+                "to the constructor or to add_param_group, and are then "
+                'state[p]["prior_mean"], which can be written to)'
+            )
         check_settings(self._SETTINGS, group)
 
     def _check_progress(self, group: dict[str, Any]) -> None:
@@ -280,6 +302,7 @@ class Sampler(Optimizer):
                 "Invalid param group: Gauges observe the groups that there are "
                 "(detach() them first, and make new ones)"
             )
+        means: list[Tensor] | None = None
         shared = dict(self._PROGRESS)
         if self.param_groups:
             # A state dict may have been loaded.
@@ -300,6 +323,10 @@ class Sampler(Optimizer):
                         f"{type(self).__name__} and cannot be set for a group"
                     )
             param_group = plain(param_group)  # torch would write into the caller's
+            if PRIOR_MEAN in param_group:
+                param_group[PRIOR_MEAN], means = number_or(param_group[PRIOR_MEAN])
+            else:
+                means = self._first_means
             group = {**self.defaults, **shared, **param_group}
             self._check_group(group)
             settable = self._group_keys.difference(self._MANAGED)
@@ -313,6 +340,15 @@ class Sampler(Optimizer):
                 self._check_parameter(p)
             if self._is_complete:  # else once for all groups
                 self._check_memory()
+            if means is not None:
+                if means is self._first_means and before > 0:
+                    raise ValueError(
+                        "Invalid prior_mean: tensors for a sampler of several param "
+                        "groups (give each group its own prior_mean)"
+                    )
+                kept = copies(means, group["params"])
+                for p, mean in zip(group["params"], kept, strict=True):
+                    self.state[p][PRIOR_MEAN] = mean
         except BaseException:
             del self.param_groups[before]
             raise
@@ -391,12 +427,7 @@ class Sampler(Optimizer):
             Whether this is no step at all, but a checkpoint's call for state to fill.
         """
         if distributed.is_laying_out(self):
-            for group in self.param_groups:
-                for p in group["params"]:
-                    state = self._all_blank_state(group, p) if p.requires_grad else {}
-                    if state:
-                        self.state[p] = state
-            self._is_laid_out = True
+            self._lay_out()
             return True
         self._clear_blank_state()
         if not self._is_settled:
@@ -405,14 +436,28 @@ class Sampler(Optimizer):
         distributed.take_turn(self)
         return False
 
+    def _lay_out(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self._all_blank_state(group, p) if p.requires_grad else {}
+                if state:
+                    self.state[p].update(state)
+        self._is_laid_out = True
+
     def _clear_blank_state(self) -> None:
         if self._is_laid_out:
-            self.state.clear()
+            for p, state in list(self.state.items()):
+                for key in [key for key in state if key != PRIOR_MEAN]:
+                    del state[key]
+                if not state:
+                    del self.state[p]
             self._is_laid_out = False
 
     def state_dict(self) -> dict[str, Any]:
         """The param groups, with seed and step, and the state of the parameters."""
         catch_up(self)
+        if distributed.is_laid_out_by_hand(self):
+            self._lay_out()
         state_dict = super().state_dict()
         self._clear_blank_state()
         return state_dict
@@ -470,7 +515,9 @@ class Sampler(Optimizer):
         )
         return all(
             params[0].device == device
-            and not (keeps_state and any(p not in self.state for p in params))
+            and not (
+                keeps_state and any(not has_more(self.state.get(p, {})) for p in params)
+            )
             for _, params, _, _ in work
         )
 
@@ -664,9 +711,11 @@ class Sampler(Optimizer):
 
     def target_summary(self) -> str:
         """Says which distribution is sampled: data scale, prior, temperature."""
+        means = [self._mean_in_words(group) for group in self.param_groups]
+        away = "θ" if set(means) == {"0"} else "θ − μ"
         lines = [
             f"{type(self).__name__} samples p(θ) ∝ exp(−U(θ)/T), "
-            "U(θ) = N · (mean loss) + Σ λ‖θ‖²/2."
+            f"U(θ) = N · (mean loss) + Σ λ‖{away}‖²/2."
         ]
         for i, group in enumerate(self.param_groups):
             n, t = group["num_data"], group["temperature"]
@@ -680,7 +729,8 @@ class Sampler(Optimizer):
             prior = (
                 "flat prior (λ = 0)"
                 if precision == 0
-                else f"prior N(0, {1 / precision:.4g}) on each (λ = {precision:.4g})"
+                else f"prior N({means[i]}, {1 / precision:.4g}) on each "
+                f"(λ = {precision:.4g})"
             )
             if t == 1:
                 heat = "T = 1: the Bayesian posterior"
@@ -692,6 +742,11 @@ class Sampler(Optimizer):
                 )
             lines.append(f"Group {i}, {count:,} parameters: {data}; {prior}; {heat}.")
         return "\n".join(lines)
+
+    def _mean_in_words(self, group: dict[str, Any]) -> str:
+        if any(PRIOR_MEAN in self.state.get(p, {}) for p in group["params"]):
+            return "μ"
+        return f"{group[PRIOR_MEAN]:.4g}"
 
 
 def _set_counters(group: dict[str, Any], values: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from torch_sgmcmc.core.closures import lightning_module, refuse_scaler
 from torch_sgmcmc.core.distributed import BY_THE_LOSS
 from torch_sgmcmc.core.momentum import blank
 from torch_sgmcmc.core.nonfinite import StepLeftOut, leave_out, nonfinite_error
+from torch_sgmcmc.core.prior import PRIOR_MEAN
 from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.core.shared_settings import SharedSettings
 from torch_sgmcmc.core.state_checks import check_count, check_part
@@ -44,7 +45,7 @@ _TRAJECTORY = (
     "replacement",
 )
 
-_hyperparameters = itemgetter(*_TRAJECTORY, "prior_precision")
+_hyperparameters = itemgetter(*_TRAJECTORY, "prior_precision", PRIOR_MEAN)
 
 # What the sampler keeps of it, the same in all param groups. The clock is never
 # changed, but replaced by another; a state dict has it as a list of numbers.
@@ -139,8 +140,8 @@ class SBPS(SharedSettings):
     :math:`V \leftarrow b V + (1 - b) \bar g^2` with :math:`\bar g = g\,T/N`:
     :math:`A = 1 / (\sqrt{V} + \epsilon)`, divided by its mean.
 
-    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with
-    :math:`U(\theta) = -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta\|^2 / 2`,
+    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with :math:`U =
+    -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`,
     of points uniform in trajectory time: of ``register_sample_hook``, not of where
     steps end.
 
@@ -149,8 +150,10 @@ class SBPS(SharedSettings):
             can have a ``prior_precision`` of its own, all else is common: one particle
             moves in the space of all parameters.
         num_data: N, the number of training examples, > 0.
-        prior_precision: λ >= 0, precision of the Gaussian prior N(0, 1/λ) on each
+        prior_precision: λ >= 0, precision of the Gaussian prior N(μ, 1/λ) on each
             parameter; 0 is a flat prior. Default: 0.
+        prior_mean: μ, a number, or tensors, one for each parameter and of its shape,
+            which are copied, see :class:`Sampler`. Default: 0.
         temperature: T > 0; 1 is the Bayesian posterior. Default: 1.
         confidence: k >= 0, half width of the band in standard deviations. More is less
             bias and more proposals. Default: 3.
@@ -224,7 +227,7 @@ class SBPS(SharedSettings):
     _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip")
     _WHY_EQUAL: ClassVar[str] = "there is one particle for all"
     _SETTINGS = settings("SBPS")
-    _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys(STATE, Tensor)
+    _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys((*STATE, "prior_mean"), Tensor)
 
     def __init__(
         self,
@@ -232,6 +235,7 @@ class SBPS(SharedSettings):
         *,
         num_data: float,
         prior_precision: float = 0.0,
+        prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
         temperature: float = 1.0,
         confidence: float = 3.0,
         refresh_rate: float = 0.0,
@@ -248,6 +252,7 @@ class SBPS(SharedSettings):
         defaults = {
             "num_data": num_data,
             "prior_precision": prior_precision,
+            "prior_mean": prior_mean,
             "temperature": temperature,
             "confidence": confidence,
             "refresh_rate": refresh_rate,
@@ -283,7 +288,7 @@ class SBPS(SharedSettings):
         for name in ("num_bounces", "num_violations"):
             check_part(group, name, "num_proposals")
         for value in group["observed_target"]:
-            check_real("observed_target", value)
+            check_real("observed_target", value, low=-math.inf, low_open=True)
         if group["observed_interval"] is not None:
             check_real("observed_interval", group["observed_interval"], low_open=True)
         _C.BounceClock.load(group["clock"])
@@ -310,6 +315,9 @@ class SBPS(SharedSettings):
             float(first["temperature"]),
             *(float(group["prior_precision"]) for group in self.param_groups),
         ]
+        means = [float(group[PRIOR_MEAN]) for group in self.param_groups]
+        if any(means):  # else as before there were any
+            self._target += means
         return first
 
     # ---- What comes out --------------------------------------------------------
@@ -621,9 +629,14 @@ class SBPS(SharedSettings):
         if flight is self.__dict__.get("_flight"):
             return
         self._flight = flight
-        states = dict(flight.states())
-        for p in [p for p in self.state if p not in states]:
-            del self.state[p]
+        states: dict[Tensor, dict[str, Any]] = {
+            p: {PRIOR_MEAN: kept[PRIOR_MEAN]}
+            for p, kept in self.state.items()
+            if PRIOR_MEAN in kept
+        }
+        for p, kept in flight.states():
+            states.setdefault(p, {}).update(kept)
+        self.state.clear()
         self.state.update(states)
 
     def state_dict(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_sgmcmc.core.master import start_masters
 from torch_sgmcmc.core.momentum import blank, start_momenta, state_dtype
 from torch_sgmcmc.core.operators import gradient_variance_, sghmc_step_
+from torch_sgmcmc.core.prior import prior_of
 from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.sampler import Sampler, Work
 
@@ -36,14 +37,14 @@ class SGHMC(Sampler):
     and :math:`\alpha = 1 - \mathrm{momentum}`,
 
     .. math::
-        g &= \bar g + \tfrac{\lambda}{N} \theta, \\
+        g &= \bar g + \tfrac{\lambda}{N} (\theta - \mu), \\
         v &\leftarrow (1 - \alpha) v - \mathrm{lr}\, g
             + \sqrt{2 (\alpha - \hat\beta)\, \mathrm{lr}\, T / N}\; \xi,
             \qquad \xi \sim N(0, I), \\
         \theta &\leftarrow \theta + v \quad \text{(the new } v).
 
-    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with
-    :math:`U(\theta) = -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta\|^2 / 2`,
+    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with :math:`U =
+    -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`,
     up to an error of the order of ``lr`` and what is left of the minibatch noise
     after ``noise_estimate``. Neither ``lr`` nor ``momentum`` changes the target.
 
@@ -53,8 +54,10 @@ class SGHMC(Sampler):
         momentum: 1 - α in [0, 1); α is the friction. Default: 0.9.
         num_data: N, the number of training examples, > 0. 1 means that the loss is
             U itself.
-        prior_precision: λ >= 0, precision of the Gaussian prior N(0, 1/λ) on each
+        prior_precision: λ >= 0, precision of the Gaussian prior N(μ, 1/λ) on each
             parameter; 0 is a flat prior. Default: 0.
+        prior_mean: μ, a number, or tensors, one for each parameter and of its shape,
+            which are copied, see :class:`Sampler`. Default: 0.
         temperature: T >= 0; 1 is the Bayesian posterior, 0 gives SGD with momentum.
             Default: 1.
         noise_estimate: β̂, the part of the friction's noise that the minibatches
@@ -112,6 +115,7 @@ class SGHMC(Sampler):
         "momentum": Tensor,
         **_ONLINE,
         "master": Tensor,
+        "prior_mean": Tensor,
     }
 
     def __init__(
@@ -122,6 +126,7 @@ class SGHMC(Sampler):
         *,
         num_data: float,
         prior_precision: float = 0.0,
+        prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
         temperature: float = 1.0,
         noise_estimate: float | str = 0.0,
         resample_momentum_every: int = 0,
@@ -135,6 +140,7 @@ class SGHMC(Sampler):
             "momentum": momentum,
             "num_data": num_data,
             "prior_precision": prior_precision,
+            "prior_mean": prior_mean,
             "temperature": temperature,
             "noise_estimate": noise_estimate,
             "resample_momentum_every": resample_momentum_every,
@@ -261,6 +267,7 @@ class SGHMC(Sampler):
             momentum=group["momentum"],
             num_data=group["num_data"],
             prior_precision=group["prior_precision"],
+            **prior_of(self, group, params),
             temperature=group["temperature"],
             noise_estimate=0.0 if noise_estimate == "online" else noise_estimate,
             resample_momentum_every=group["resample_momentum_every"],

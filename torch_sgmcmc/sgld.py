@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torch_sgmcmc.core.master import start_masters
 from torch_sgmcmc.core.operators import sgld_step_
+from torch_sgmcmc.core.prior import prior_of
 from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.sampler import Sampler
 
@@ -23,12 +24,12 @@ class SGLD(Sampler):
     gradient of the *mean* loss of a minibatch that ``loss.backward()`` leaves,
 
     .. math::
-        g = \bar g + \tfrac{\lambda}{N} \theta, \qquad
+        g = \bar g + \tfrac{\lambda}{N} (\theta - \mu), \qquad
         \theta \leftarrow \theta - \mathrm{lr}\, g
             + \sqrt{2\, \mathrm{lr}\, T / N}\; \xi, \qquad \xi \sim N(0, I).
 
-    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with
-    :math:`U(\theta) = -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta\|^2 / 2`,
+    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with :math:`U =
+    -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`,
     up to an error of the order of ``lr`` (on a quadratic with curvature h in
     the mean loss the variance is 1 / (1 - lr h / 2) times the exact one) and the
     noise of the minibatches, which adds variance: keep ``lr`` small, or lower it.
@@ -39,8 +40,10 @@ class SGLD(Sampler):
             ε = 2 lr / N.
         num_data: N, the number of training examples, > 0. 1 means that the loss is
             U itself.
-        prior_precision: λ >= 0, precision of the Gaussian prior N(0, 1/λ) on each
+        prior_precision: λ >= 0, precision of the Gaussian prior N(μ, 1/λ) on each
             parameter; 0 is a flat prior. Default: 0.
+        prior_mean: μ, a number, or tensors, one for each parameter and of its shape,
+            which are copied, see :class:`Sampler`. Default: 0.
         temperature: T >= 0; 1 is the Bayesian posterior, 0 gives plain SGD.
             Default: 1.
         seed: key of the noise, a 64-bit int; None draws one, see :class:`Sampler`.
@@ -55,8 +58,8 @@ class SGLD(Sampler):
 
     State:
         ``master`` (shape of the parameter, fp32), only of parameters in bf16 or fp16:
-        θ, see the Note. Else none but the seed, the step counter and the noise
-        offsets in the param groups.
+        θ, see the Note. Else none but a ``prior_mean`` (:class:`Sampler`), and the
+        seed, the step counter and the noise offsets in the param groups.
 
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step.
@@ -81,7 +84,9 @@ class SGLD(Sampler):
     """
 
     _SETTINGS = settings("SGLD")
-    _STATE: ClassVar[Mapping[str, type]] = {"master": Tensor}
+    _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys(
+        ("master", "prior_mean"), Tensor
+    )
 
     def __init__(
         self,
@@ -90,6 +95,7 @@ class SGLD(Sampler):
         *,
         num_data: float,
         prior_precision: float = 0.0,
+        prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
         temperature: float = 1.0,
         seed: int | None = None,
         capturable: bool = False,
@@ -99,6 +105,7 @@ class SGLD(Sampler):
             "lr": lr,
             "num_data": num_data,
             "prior_precision": prior_precision,
+            "prior_mean": prior_mean,
             "temperature": temperature,
         }
         super().__init__(params, defaults, seed, nonfinite, capturable)
@@ -128,6 +135,7 @@ class SGLD(Sampler):
             lr=group["lr"],
             num_data=group["num_data"],
             prior_precision=group["prior_precision"],
+            **prior_of(self, group, params),
             temperature=group["temperature"],
             offsets=offsets,
             **self._step_arguments(group),

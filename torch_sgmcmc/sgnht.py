@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_sgmcmc.core.master import start_masters
 from torch_sgmcmc.core.momentum import blank, start_momenta, state_dtype
 from torch_sgmcmc.core.operators import sgnht_step_
+from torch_sgmcmc.core.prior import prior_of
 from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.sampler import Sampler
 
@@ -26,7 +27,7 @@ class SGNHT(Sampler):
     the *mean* loss of a minibatch, and A = 1 - ``momentum``, elementwise
 
     .. math::
-        g &= \bar g + \tfrac{\lambda}{N} \theta, \\
+        g &= \bar g + \tfrac{\lambda}{N} (\theta - \mu), \\
         v &\leftarrow (1 - \alpha) v - \mathrm{lr}\, g
             + \sqrt{2 A\, \mathrm{lr}\, T / N}\; \xi, \qquad \xi \sim N(0, I), \\
         \theta &\leftarrow \theta + v \quad \text{(the new } v), \\
@@ -35,8 +36,8 @@ class SGNHT(Sampler):
             \qquad u = \tfrac12 (v_\text{old} + v_\text{new}),
             \qquad \alpha \text{ starts at } A.
 
-    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with
-    :math:`U(\theta) = -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta\|^2 / 2`,
+    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with :math:`U =
+    -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`,
     up to an error of the order of ``lr``, jointly with v ~ N(0, lr T / N) and
     α ~ N(A + β̂, κ), where β̂ = lr N Var(ḡ) / (2T) is the noise of the minibatches: it is
     absorbed as far as it is Gaussian, independent between coordinates, and the same for
@@ -52,8 +53,10 @@ class SGNHT(Sampler):
         thermostat_rate: κ >= 0, how fast friction adapts: the thermostats settle within
             about (A + β̂) / κ steps. None is lr T / N, the papers' unit thermostat mass;
             0 leaves the friction at A, which is SGHMC. Default: None.
-        prior_precision: λ >= 0, precision of the Gaussian prior N(0, 1/λ) on each
+        prior_precision: λ >= 0, precision of the Gaussian prior N(μ, 1/λ) on each
             parameter; 0 is a flat prior. Default: 0.
+        prior_mean: μ, a number, or tensors, one for each parameter and of its shape,
+            which are copied, see :class:`Sampler`. Default: 0.
         temperature: T >= 0; 1 is the Bayesian posterior, 0 gives SGD with momentum.
             Default: 1.
         seed: key of the noise, a 64-bit int; None draws one, see :class:`Sampler`.
@@ -98,7 +101,7 @@ class SGNHT(Sampler):
 
     _SETTINGS = settings("SGNHT")
     _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys(
-        ("momentum", "thermostat", "master"), Tensor
+        ("momentum", "thermostat", "master", "prior_mean"), Tensor
     )
 
     def __init__(
@@ -110,6 +113,7 @@ class SGNHT(Sampler):
         num_data: float,
         thermostat_rate: float | None = None,
         prior_precision: float = 0.0,
+        prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
         temperature: float = 1.0,
         seed: int | None = None,
         capturable: bool = False,
@@ -121,6 +125,7 @@ class SGNHT(Sampler):
             "num_data": num_data,
             "thermostat_rate": thermostat_rate,
             "prior_precision": prior_precision,
+            "prior_mean": prior_mean,
             "temperature": temperature,
         }
         super().__init__(params, defaults, seed, nonfinite, capturable)
@@ -164,6 +169,7 @@ class SGNHT(Sampler):
             momentum=group["momentum"],
             num_data=group["num_data"],
             prior_precision=group["prior_precision"],
+            **prior_of(self, group, params),
             temperature=group["temperature"],
             thermostat_rate=rate,
             offsets=offsets,

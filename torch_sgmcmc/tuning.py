@@ -15,6 +15,7 @@ from torch_sgmcmc.core.checks import check_integer, check_real
 from torch_sgmcmc.core.closures import fresh_gradients
 from torch_sgmcmc.core.momentum import state_dtype
 from torch_sgmcmc.core.nonfinite import raise_what_was_found
+from torch_sgmcmc.core.prior import away_from_mean
 from torch_sgmcmc.core.progress import progress_bar
 from torch_sgmcmc.core.rehearsal import Place, rehearsal
 from torch_sgmcmc.gauges import Gauges, Reading
@@ -344,7 +345,8 @@ class _Pairs:
             if a is None or b is None or p.numel() == 0:
                 parts.append(torch.full((2,), math.nan))
                 continue
-            prior = group["prior_precision"] / group["num_data"] * p.to(state_dtype(p))
+            away = away_from_mean(sampler, group, p).to(state_dtype(p))
+            prior = group["prior_precision"] / group["num_data"] * away
             a, b = a.to(prior) + prior, b.to(prior) + prior
             weighted = b - a, b
             if "square_average" in sampler.state.get(p, {}):

@@ -19,6 +19,7 @@ template <Role role, class T>
 SG_INLINE void PrefetchArgument(const void* array,
                                 const void* masters,
                                 int64_t begin) {
+  if (role == Role::kPriorMean && array == nullptr) return;
   PrefetchBlock<IsWritten(role)>(static_cast<const Stored<role, T>*>(array) +
                                  begin);
   if constexpr (kHasMaster<role, T>) {
@@ -33,7 +34,7 @@ SG_INLINE void Prefetch(void* const* data,
                         int64_t begin,
                         std::index_sequence<kIndex...>) {
   (PrefetchArgument<Update::kRoles[kIndex], T>(
-       data[kIndex], data[kMasters], begin),
+       data[SlotOf(Update::kRoles[kIndex], kIndex)], data[kMasters], begin),
    ...);
 }
 
@@ -50,12 +51,19 @@ void RunSegment(const Update& update,
   constexpr int64_t kBuffer = kBlocks * kNoiseBlock;
   constexpr uint64_t kMask = kNoiseBlock - 1;
   alignas(64) float noise[kBuffer];
+  alignas(64) Arithmetic<T> means[kHasPriorMean<Update> ? kBuffer : 1];
+  FillMeans(update, segment.data, means);
 
   if (!update.needs_noise()) {
     for (float& z : noise) z = 0.0f;
     for (int64_t i = begin; i < end; i += kBuffer) {
-      UpdateElements<Update, T>(
-          update, segment.data, i, std::min(kBuffer, end - i), noise, kIndices);
+      UpdateElements<Update, T>(update,
+                                segment.data,
+                                i,
+                                std::min(kBuffer, end - i),
+                                noise,
+                                means,
+                                kIndices);
     }
     return;
   }
@@ -70,7 +78,7 @@ void RunSegment(const Update& update,
       source.Next(noise + b);
     }
     UpdateElements<Update, T>(
-        update, segment.data, begin, count, noise + skip, kIndices);
+        update, segment.data, begin, count, noise + skip, means, kIndices);
     begin += count;
     skip = 0;
   }

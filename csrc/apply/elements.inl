@@ -25,18 +25,43 @@ SG_INLINE void StoreElement(Stored<role, T>* array,
   }
 }
 
+// Elements from `begin` on of an array, or, for the mean of a prior that has
+// none, of a block that is filled with the number.
+template <Role role, class T>
+SG_INLINE Stored<role, T>* ArrayAt(void* array,
+                                   int64_t begin,
+                                   [[maybe_unused]] Arithmetic<T>* means) {
+  if constexpr (role == Role::kPriorMean) {
+    if (array == nullptr) return means;
+  }
+  return static_cast<Stored<role, T>*>(array) + begin;
+}
+
+// That block.
+template <class Update, class Real, size_t kCount>
+SG_INLINE void FillMeans(const Update& update,
+                         void* const* data,
+                         Real (&means)[kCount]) {
+  if constexpr (kHasPriorMean<Update>) {
+    if (data[kPriorMeans] != nullptr) return;
+    const Real mean = static_cast<Real>(update.prior_mean());
+    for (Real& m : means) m = mean;
+  }
+}
+
 template <class Update, class T, size_t... kIndex>
 void UpdateElements(const Update& shared_update,
                     void* const* data,
                     int64_t begin,
                     int64_t count,
                     const float* noise,
+                    Arithmetic<T>* means,
                     std::index_sequence<kIndex...>) {
   using Real = Arithmetic<T>;
   const Update update = shared_update;  // a copy that no store can alias
   constexpr auto kRoles = Update::kRoles;
-  const auto arrays = std::make_tuple(
-      static_cast<Stored<kRoles[kIndex], T>*>(data[kIndex]) + begin...);
+  const auto arrays = std::make_tuple(ArrayAt<kRoles[kIndex], T>(
+      data[SlotOf(kRoles[kIndex], kIndex)], begin, means)...);
   float* masters = nullptr;
   if constexpr ((kHasMaster<kRoles[kIndex], T> || ...)) {
     masters = static_cast<float*>(data[kMasters]) + begin;

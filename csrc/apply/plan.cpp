@@ -133,6 +133,12 @@ bool NeedsMaster(const Tensor& param) {
   return Type(param) == ScalarType::BFloat16 || Type(param) == ScalarType::Half;
 }
 
+// Whether a parameter has no such argument.
+bool IsAbsent(const Argument& a, const Tensor& param) {
+  return (a.role == Role::kMaster && !NeedsMaster(param)) ||
+         (a.role == Role::kPriorMean && a.tensors.empty());
+}
+
 }  // namespace
 
 void Fail(const char* op, const std::string& message) {
@@ -148,6 +154,18 @@ void CheckNumber(const char* op,
   out << "Invalid " << name << ": " << value << " (must be finite and "
       << (positive ? "> 0" : ">= 0") << ")";
   Fail(op, out.str());
+}
+
+void CheckFinite(const char* op, const char* name, double value) {
+  if (std::isfinite(value)) return;
+  Fail(op,
+       std::string("Invalid ") + name + ": " + std::to_string(value) +
+           " (must be finite)");
+}
+
+Argument PriorMeans(const std::optional<TensorList>& tensors) {
+  static const TensorList kNone;
+  return {"prior_means", Role::kPriorMean, tensors ? *tensors : kNone};
 }
 
 NoiseStream MakeStream(const char* op,
@@ -203,10 +221,12 @@ void CheckTarget(const char* op,
                  double lr,
                  double num_data,
                  double prior_precision,
-                 double temperature) {
+                 double temperature,
+                 double prior_mean) {
   CheckNumber(op, "lr", lr);
   CheckNumber(op, "num_data", num_data, /*positive=*/true);
   CheckNumber(op, "prior_precision", prior_precision);
+  CheckFinite(op, "prior_mean", prior_mean);
   CheckNumber(op, "temperature", temperature);
 }
 
@@ -240,6 +260,7 @@ Plan::Plan(const char* op,
                " tensors, expected " + std::to_string(needed) +
                " (one for each of " + first.name + " in bfloat16 or float16)");
     }
+    if (a.role == Role::kPriorMean && a.tensors.empty()) continue;
     if (a.tensors.size() != count) {
       Fail(op,
            std::string(a.name) + " has " + std::to_string(a.tensors.size()) +
@@ -280,7 +301,7 @@ Plan::Plan(const char* op,
       device_index_ = lead.get_device_index();
     }
     for (const Argument& a : arguments) {
-      if (a.role == Role::kMaster && !NeedsMaster(lead)) continue;
+      if (IsAbsent(a, lead)) continue;
       const size_t place = a.role == Role::kMaster ? master++ : i;
       const Tensor& t = a.tensors[place];
       if (!IsStrided(t)) {
@@ -338,9 +359,9 @@ Plan::Plan(const char* op,
     for (size_t j = 0; j < arguments.size(); ++j) {
       const Argument& a = arguments[j];
       const bool is_master = a.role == Role::kMaster;
-      if (is_master && !NeedsMaster(lead)) continue;
+      if (IsAbsent(a, lead)) continue;
       const Tensor& t = a.tensors[is_master ? master++ : i];
-      void*& data = segment.data[is_master ? kMasters : j];
+      void*& data = segment.data[is_master ? kMasters : SlotOf(a.role, j)];
       if (contiguous ? t.is_contiguous() : SameStrides(t, layout)) {
         data = t.data_ptr();
         continue;

@@ -27,16 +27,19 @@ using TensorList = std::vector<Tensor>;
 
 // One tensor-list argument of an operator. One with Role::kMaster has a tensor
 // for each of the parameters that are in bfloat16 or float16, in their order;
-// all others have one for every parameter.
+// all others have one for every parameter, or with Role::kPriorMean none.
 struct Argument {
   const char* name;
   Role role;
   const TensorList& tensors;
 };
 
+// The means of the priors, which refers to `tensors`.
+Argument PriorMeans(const std::optional<TensorList>& tensors);
+
 // The arrays that belong to one parameter.
 struct Segment {
-  void* data[kMaxArguments];  // in the order of arguments, but see kMasters
+  void* data[kMaxArguments];  // in the order of arguments, but see SlotOf
   int64_t numel;
   uint64_t offset;  // element index of the first element in the noise stream
   ScalarType dtype;
@@ -103,12 +106,16 @@ void CheckNumber(const char* op,
                  double value,
                  bool positive = false);
 
+// Throws std::runtime_error unless the value is finite.
+void CheckFinite(const char* op, const char* name, double value);
+
 // The hyperparameters that every sampler has.
 void CheckTarget(const char* op,
                  double lr,
                  double num_data,
                  double prior_precision,
-                 double temperature);
+                 double temperature,
+                 double prior_mean);
 
 [[noreturn]] void Fail(const char* op, const std::string& message);
 

@@ -51,14 +51,26 @@ struct Square {
 };
 
 template <class Map, class T, size_t kIndex>
-SG_INLINE double LoadAsDouble(void* const* data, int64_t i) {
+SG_INLINE double ElementAsDouble(const Stored<Map::kRoles[kIndex], T>* array,
+                                 int64_t i) {
   if constexpr (Map::kReads[kIndex]) {
-    using Element = Stored<Map::kRoles[kIndex], T>;
-    return static_cast<double>(static_cast<Arithmetic<T>>(
-        static_cast<const Element*>(data[kIndex])[i]));
+    return static_cast<double>(static_cast<Arithmetic<T>>(array[i]));
   } else {
     return 0;
   }
+}
+
+template <class Map, class T, size_t kIndex>
+SG_INLINE double LoadAsDouble(const Map& map, void* const* data, int64_t i) {
+  constexpr Role kRole = Map::kRoles[kIndex];
+  const void* array = data[SlotOf(kRole, kIndex)];
+  if constexpr (kRole == Role::kPriorMean) {
+    if (array == nullptr) {
+      return static_cast<double>(static_cast<Arithmetic<T>>(map.prior_mean()));
+    }
+  }
+  return ElementAsDouble<Map, T, kIndex>(
+      static_cast<const Stored<kRole, T>*>(array), i);
 }
 
 template <class Map>
@@ -91,7 +103,7 @@ SG_INLINE Terms<Map> MapElement(const Map& map,
                                 void* const* data,
                                 int64_t i,
                                 std::index_sequence<kIndex...>) {
-  const double x[] = {LoadAsDouble<Map, T, kIndex>(data, i)...};
+  const double x[] = {LoadAsDouble<Map, T, kIndex>(map, data, i)...};
   return {map(x)};
 }
 

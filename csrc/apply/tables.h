@@ -127,12 +127,19 @@ SG_INLINE bool IsAligned(const void* data, int64_t origin) {
 }
 
 // Of one argument, and of its masters.
-template <Role role, class T>
-SG_INLINE void LoadArgument(const void* data,
+template <Role role, class T, class Update>
+SG_INLINE void LoadArgument([[maybe_unused]] const Update& update,
+                            const void* data,
                             const void* masters,
                             const QuadSpan& span,
                             bool whole,
                             Arithmetic<T> (&out)[4]) {
+  if constexpr (role == Role::kPriorMean) {
+    if (data == nullptr) {
+      SG_UNROLL for (int w = 0; w < 4; ++w) out[w] = update.prior_mean();
+      return;
+    }
+  }
   LoadQuad<role, T>(data, span, whole, out);
   if constexpr (kHasMaster<role, T>) {
     float master[4] = {};
@@ -159,6 +166,7 @@ template <Role role, class T>
 SG_INLINE bool AreAligned(const void* data,
                           const void* masters,
                           int64_t origin) {
+  if (role == Role::kPriorMean && data == nullptr) return true;
   if constexpr (kHasMaster<role, T>) {
     if (!IsAligned<Role::kMaster, T>(masters, origin)) return false;
   }
@@ -175,11 +183,18 @@ SG_INLINE void UpdateQuad(const Update& update,
   constexpr int kCount = sizeof...(kIndex);
   const bool whole = span.begin == 0 && span.end == 4 &&
                      (AreAligned<Update::kRoles[kIndex], T>(
-                          data[kIndex], data[kMasters], span.origin) &&
+                          data[SlotOf(Update::kRoles[kIndex], kIndex)],
+                          data[kMasters],
+                          span.origin) &&
                       ...);
   Real x[kCount][4] = {};
   (LoadArgument<Update::kRoles[kIndex], T>(
-       data[kIndex], data[kMasters], span, whole, x[kIndex]),
+       update,
+       data[SlotOf(Update::kRoles[kIndex], kIndex)],
+       data[kMasters],
+       span,
+       whole,
+       x[kIndex]),
    ...);
   float noise[4] = {};
   if (update.needs_noise()) portable::QuadNormals(stream, span.quad, noise);
@@ -189,7 +204,11 @@ SG_INLINE void UpdateQuad(const Update& update,
     ((x[kIndex][w] = element[kIndex]), ...);
   }
   (StoreArgument<Update::kRoles[kIndex], T>(
-       data[kIndex], data[kMasters], span, whole, x[kIndex]),
+       data[SlotOf(Update::kRoles[kIndex], kIndex)],
+       data[kMasters],
+       span,
+       whole,
+       x[kIndex]),
    ...);
 }
 

@@ -19,6 +19,7 @@
 // from it.
 #pragma once
 
+#include <cstddef>
 #include <type_traits>
 
 #include "core/macros.h"
@@ -33,7 +34,8 @@ enum class Role {
   kOutput,     // written only, in the parameter's type
   kGradient,   // read only, in the parameter's type
   kState,      // read and written, in the arithmetic type
-  kStatistic   // read only, in the arithmetic type
+  kStatistic,  // read only, in the arithmetic type
+  kPriorMean   // as kStatistic; may be absent, and is then one number
 };
 
 constexpr bool IsWritten(Role role) {
@@ -44,7 +46,7 @@ constexpr bool IsWritten(Role role) {
 constexpr bool IsRead(Role role) { return role != Role::kOutput; }
 constexpr bool IsInArithmeticType(Role role) {
   return role == Role::kMaster || role == Role::kState ||
-         role == Role::kStatistic;
+         role == Role::kStatistic || role == Role::kPriorMean;
 }
 
 // The type of arithmetic and of sampler state for parameters of type T.
@@ -62,9 +64,25 @@ constexpr bool kHasMaster = (role == Role::kParameter ||
                             !std::is_same_v<T, Arithmetic<T>>;
 
 // An operator's lists of tensors at most. Among a parameter's arrays its master
-// comes last.
-constexpr int kMaxArguments = 6;
+// comes last, and the mean of its prior before.
+constexpr int kMaxArguments = 7;
 constexpr int kMasters = kMaxArguments - 1;
+constexpr int kPriorMeans = kMaxArguments - 2;
+
+// Where the array of an update's index-th argument is.
+constexpr size_t SlotOf(Role role, size_t index) {
+  return role == Role::kPriorMean ? kPriorMeans : index;
+}
+
+// Whether an update (or a map) subtracts the prior's mean. Where there is no
+// array of it, it is update.prior_mean().
+template <class Update>
+constexpr bool kHasPriorMean = [] {
+  for (const Role role : Update::kRoles) {
+    if (role == Role::kPriorMean) return true;
+  }
+  return false;
+}();
 
 // What an update takes for a parameter.
 template <class T>

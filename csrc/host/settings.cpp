@@ -1,6 +1,7 @@
 #include "host/settings.h"
 
 #include <iterator>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -15,6 +16,10 @@ constexpr Setting kNumData{
     .low_open = true,
     .purpose = "the number of training examples; 1 if the loss is U itself"};
 constexpr Setting kPrior{.name = "prior_precision", .fallback = 0};
+constexpr Setting kPriorMean{.name = "prior_mean",
+                             .fallback = 0,
+                             .low = -std::numeric_limits<double>::infinity(),
+                             .low_open = true};
 constexpr Setting kTemperature{.name = "temperature", .fallback = 1};
 constexpr Setting kHot{.name = "temperature", .fallback = 1, .low_open = true};
 constexpr Setting kMomentum{.name = "momentum", .fallback = 0.9, .high = 1};
@@ -23,12 +28,13 @@ constexpr Setting kAdapt{.name = "adapt", .kind = kFlag, .fallback = 1};
 constexpr Setting kNumChains{
     .name = "num_chains", .kind = kWhole, .low = 1, .optional = true};
 
-constexpr Setting kSGLD[] = {kLr, kNumData, kPrior, kTemperature};
+constexpr Setting kSGLD[] = {kLr, kNumData, kPrior, kPriorMean, kTemperature};
 
 constexpr Setting kSGHMC[] = {
     kLr,
     kNumData,
     kPrior,
+    kPriorMean,
     kTemperature,
     kMomentum,
     {.name = "noise_estimate", .fallback = 0, .words = {"online"}},
@@ -42,6 +48,7 @@ constexpr Setting kPSGLD[] = {
     kLr,
     kNumData,
     kPrior,
+    kPriorMean,
     kTemperature,
     kDecay,
     {.name = "eps", .fallback = 1e-5, .low_open = true},
@@ -53,6 +60,7 @@ constexpr Setting kSGNHT[] = {
     kLr,
     kNumData,
     kPrior,
+    kPriorMean,
     kTemperature,
     kMomentum,
     {.name = "thermostat_rate", .optional = true},
@@ -62,6 +70,7 @@ constexpr Setting kEWSG[] = {
     kLr,
     kNumData,
     kPrior,
+    kPriorMean,
     kHot,
     kMomentum,
     // In the order of csrc/samplers/ewsg.h.
@@ -76,6 +85,7 @@ constexpr Setting kHMC[] = {
     {.name = "step_size", .low_open = true, .purpose = "the leapfrog's step"},
     kNumData,
     kPrior,
+    kPriorMean,
     kHot,
     {.name = "num_steps", .kind = kWhole, .low = 1, .optional = true},
     {.name = "trajectory_length", .low_open = true, .optional = true},
@@ -90,6 +100,7 @@ constexpr Setting kHMCECS[] = {
      .low = 1,
      .purpose = "the number of data"},
     kPrior,
+    kPriorMean,
     kHot,
     {.name = "variant", .kind = kWord, .words = {"perturbed", "signed"}},
     {.name = "subsample_size",
@@ -117,6 +128,7 @@ constexpr Setting kHMCECS[] = {
 constexpr Setting kSBPS[] = {
     kNumData,
     kPrior,
+    kPriorMean,
     kHot,
     {.name = "confidence", .fallback = 3},
     {.name = "refresh_rate", .fallback = 0},

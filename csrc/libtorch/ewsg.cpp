@@ -20,6 +20,7 @@
 #include "libtorch/core/nonfinite.h"
 #include "libtorch/core/operators.h"
 #include "libtorch/core/options_of_work.h"
+#include "libtorch/core/prior.h"
 #include "libtorch/core/state_checks.h"
 #include "libtorch/core/text.h"
 
@@ -195,7 +196,9 @@ Count EWSG::propose(const LossClosure& closure,
                                     options.prior_precision(),
                                     options.temperature(),
                                     IndexOf(options.surrogate()),
-                                    chains));
+                                    chains,
+                                    options.prior_mean(),
+                                    MeansOf(work[i].prior_means)));
   }
   check_draws(work, proposed);
   if (chains == 1) {
@@ -275,7 +278,9 @@ void EWSG::update(const Work& work) {
                key.offsets,
                key.seed,
                key.step,
-               key.device_step);
+               key.device_step,
+               options.prior_mean(),
+               MeansOf(work.prior_means));
     // What a schedule of the momentum left behind.
     for (const at::Tensor& param : work.params) {
       const auto found = state_.find(param.unsafeGetTensorImpl());
@@ -301,7 +306,9 @@ void EWSG::update(const Work& work) {
               key.offsets,
               key.seed,
               key.step,
-              key.device_step);
+              key.device_step,
+              options.prior_mean(),
+              MeansOf(work.prior_means));
 }
 
 }  // namespace torch_sgmcmc

@@ -16,6 +16,7 @@
 #include "libtorch/core/checks.h"
 #include "libtorch/core/momentum.h"
 #include "libtorch/core/operators.h"
+#include "libtorch/core/prior.h"
 #include "libtorch/core/text.h"
 #include "samplers/gauge.h"
 
@@ -286,6 +287,7 @@ struct Gauges::Observer {
     const double decay =
         NumberOf(group, "adapt", 0) != 0 ? NumberOf(group, "decay", 1) : 1.0;
     const double eps = NumberOf(group, "eps", 0);
+    const double mean = lists.options->prior_mean();
     row.sums = gauge_sums(lists.grads,
                           positions,
                           some_centers,
@@ -294,7 +296,9 @@ struct Gauges::Observer {
                           static_cast<int64_t>(kind),
                           weight_decay,
                           decay,
-                          eps);
+                          eps,
+                          mean,
+                          MeansOf(lists.prior_means));
     row.columns = movers.empty() ? std::vector<size_t>{0, 1}
                                  : std::vector<size_t>{0, 2, 3};
     if (has_noise) {
@@ -309,7 +313,9 @@ struct Gauges::Observer {
                                         : GaugeKind::kNoise),
           weight_decay,
           decay,
-          eps);
+          eps,
+          mean,
+          MeansOf(lists.prior_means));
     }
     row.settings = {moves,
                     NumberOf(group, "lr", 0),

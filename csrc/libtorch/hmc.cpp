@@ -20,6 +20,7 @@
 #include "libtorch/core/nonfinite.h"
 #include "libtorch/core/operators.h"
 #include "libtorch/core/options_of_work.h"
+#include "libtorch/core/prior.h"
 #include "libtorch/core/state_checks.h"
 #include "libtorch/core/text.h"
 #include "libtorch/core/versions.h"
@@ -433,7 +434,9 @@ void HMC::leapfrog(const std::vector<Work>& work, double kick, double drift) {
                   kick,
                   drift,
                   lists.options->num_data(),
-                  lists.options->prior_precision());
+                  lists.options->prior_precision(),
+                  lists.options->prior_mean(),
+                  MeansOf(lists.prior_means));
     BumpVersions(lists.params);
   }
 }
@@ -449,7 +452,9 @@ at::Tensor HMC::energy(const at::Tensor& losses,
                                lists.state[kMomenta],
                                lists.state[kMasses],
                                lists.options->prior_precision(),
-                               chains.value_or(1))
+                               chains.value_or(1),
+                               lists.options->prior_mean(),
+                               MeansOf(lists.prior_means))
                         .to(device);
   }
   return total;

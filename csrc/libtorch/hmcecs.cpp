@@ -18,6 +18,7 @@
 #include "libtorch/core/nonfinite.h"
 #include "libtorch/core/operators.h"
 #include "libtorch/core/text.h"
+#include "libtorch/ecs/prior.h"
 #include "libtorch/ecs/target.h"
 #include "libtorch/ecs/whitening.h"
 
@@ -104,18 +105,23 @@ void HMCECS::check_ready() const {
   }
 }
 
-// The prior precision of each element.
-at::Tensor HMCECS::prior() const {
-  std::vector<at::Tensor> parts;
+ECSPrior HMCECS::prior() const {
+  std::vector<at::Tensor> precisions;
+  std::vector<at::Tensor> means;
   const auto like =
       at::TensorOptions(at::kDouble).device(all_params()[0].device());
   for (size_t group = 0; group < param_groups_.size(); ++group) {
-    const double precision = options_of(group).prior_precision();
+    const SamplerOptions& options = options_of(group);
     for (const at::Tensor& param : param_groups_[group].params()) {
-      parts.push_back(at::full({param.numel()}, precision, like));
+      const int64_t size = param.numel();
+      precisions.push_back(at::full({size}, options.prior_precision(), like));
+      const at::Tensor mean = prior_mean_of(param);
+      means.push_back(mean.defined()
+                          ? mean.reshape(-1).to(at::kDouble)
+                          : at::full({size}, options.prior_mean(), like));
     }
   }
-  return at::cat(parts);
+  return {at::cat(precisions), at::cat(means)};
 }
 
 // ---- The anchor -------------------------------------------------------------
@@ -161,12 +167,12 @@ void HMCECS::anchor_at(const Closure& closure,
                        const ProgressHook& progress,
                        bool moved) {
   const at::NoGradGuard no_grad;
-  const at::Tensor precisions = prior();
+  const ECSPrior gaussian = prior();
   ECSAnchor chosen =
-      ECSAnchor::Choose(data(closure, progress), theta, precisions, first());
+      ECSAnchor::Choose(data(closure, progress), theta, gaussian, first());
   if (moved) {
     anchor_->check_near(
-        chosen.sums.value, chosen.theta, precisions, first().temperature());
+        chosen.sums.value, chosen.theta, gaussian, first().temperature());
   }
   std::shared_ptr<const ExpandedSubsample> kept;
   if (subsample_ != nullptr && subsample_->layout == layout()) {
@@ -271,7 +277,7 @@ torch::Tensor HMCECS::step(const Closure& closure) {
   }
   const at::NoGradGuard no_grad;
   const at::Tensor& theta = present_->theta;
-  const at::Tensor decay = at::dot(prior() * theta, theta) * 0.5;
+  const at::Tensor decay = prior().energy(theta);
   return -(decay + present_->log * first().temperature()) / first().num_data();
 }
 
@@ -337,6 +343,7 @@ std::vector<double> HMCECS::target_key() const {
                              first().mean_difference_.get()};
   for (size_t group = 0; group < param_groups_.size(); ++group) {
     key.push_back(options_of(group).prior_precision());
+    key.push_back(options_of(group).prior_mean());
   }
   return key;
 }

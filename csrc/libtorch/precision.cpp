@@ -1,10 +1,13 @@
 #include "torch_sgmcmc/precision.h"
 
+#include <ATen/ATen.h>
+
 #include <map>
 
 #include "core/counter.h"
 #include "host/gamma.h"
 #include "libtorch/core/checks.h"
+#include "libtorch/core/momentum.h"
 #include "libtorch/core/operators.h"
 
 namespace torch_sgmcmc {
@@ -40,6 +43,18 @@ std::vector<double> GammaPrecision::step() {
   return precisions;
 }
 
+// θ - μ of a parameter, in the type of the arithmetic where μ is not 0.
+at::Tensor GammaPrecision::away_from_mean(
+    const torch::optim::OptimizerParamGroup& group,
+    const at::Tensor& param) const {
+  const at::NoGradGuard no_grad;
+  const at::Tensor mean = sampler_.prior_mean_of(param);
+  const double number = OptionsOfGroup(group).prior_mean();
+  if (mean.defined()) return param.detach().to(StateDtype(param)) - mean;
+  if (number == 0) return param.detach();
+  return param.detach().to(StateDtype(param)) - number;
+}
+
 double GammaPrecision::draw(size_t index) const {
   const auto& group = sampler_.param_groups()[index];
   const double t = OptionsOfGroup(group).temperature();
@@ -53,7 +68,7 @@ double GammaPrecision::draw(size_t index) const {
     if (place == by_device.end()) {
       place = by_device.insert(place, {param.device(), {}});
     }
-    place->second.push_back(param.detach());
+    place->second.push_back(away_from_mean(group, param));
   }
   double squares = 0;
   for (const auto& [device, params] : by_device) {

@@ -15,6 +15,7 @@
 #include "libtorch/core/noise_key.h"
 #include "libtorch/core/operators.h"
 #include "libtorch/core/options_of_work.h"
+#include "libtorch/core/prior.h"
 #include "libtorch/core/versions.h"
 
 namespace torch_sgmcmc {
@@ -210,7 +211,9 @@ void PSGLD::update(const Work& work) {
                 key.offsets,
                 key.seed,
                 key.step,
-                key.device_step);
+                key.device_step,
+                options.prior_mean(),
+                MeansOf(work.prior_means));
   } else {
     psgld_frozen_step_(work.params,
                        work.grads,
@@ -223,7 +226,9 @@ void PSGLD::update(const Work& work) {
                        key.offsets,
                        key.seed,
                        key.step,
-                       key.device_step);
+                       key.device_step,
+                       options.prior_mean(),
+                       MeansOf(work.prior_means));
   }
 }
 

@@ -17,6 +17,7 @@
 #include "libtorch/core/momentum.h"
 #include "libtorch/core/nonfinite.h"
 #include "libtorch/core/parameters.h"
+#include "libtorch/core/prior.h"
 #include "libtorch/core/state_checks.h"
 #include "libtorch/core/text.h"
 #include "libtorch/core/versions.h"
@@ -147,6 +148,7 @@ Sampler::Sampler(const std::vector<OptimizerParamGroup>& param_groups,
   for (const OptimizerParamGroup& group : param_groups) {
     Sampler::add_param_group(group);
   }
+  options.prior_means_.clear();  // the group has them
   if (!options.seed_) {
     options.seed_ = DrawSeed();
     for (auto& group : param_groups_) {
@@ -188,6 +190,7 @@ void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
   catch_up();  // which may put the counters back
   const auto& defaults = static_cast<const SamplerOptions&>(*defaults_);
   auto options = defaults.clone();
+  bool is_default_mean = true;
   if (param_group.has_options()) {
     const auto* own =
         dynamic_cast<const SamplerOptions*>(&param_group.options());
@@ -202,7 +205,10 @@ void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
               name() + " and cannot be set for a group");
     }
     options = own->clone();
-    static_cast<SamplerOptions&>(*options).inherit(defaults);
+    is_default_mean = !own->prior_mean_.is_set();
+    auto& inheriting = static_cast<SamplerOptions&>(*options);
+    inheriting.inherit(defaults);
+    if (is_default_mean) inheriting.prior_means_ = defaults.prior_means_;
   }
   auto& group = static_cast<SamplerOptions&>(*options);
   group.share(param_groups_.empty() ? defaults : options_of(0));
@@ -231,6 +237,18 @@ void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
   }
   all.push_back(param_group.params());
   CheckMemory(all);
+  if (!group.prior_means_.empty()) {
+    if (is_default_mean && !param_groups_.empty()) {
+      Invalid(
+          "Invalid prior_mean: tensors for a sampler of several param groups "
+          "(give each group its own prior_mean)");
+    }
+    const auto means = CopiesOfMeans(group.prior_means_, param_group.params());
+    group.prior_means_.clear();
+    for (size_t i = 0; i < means.size(); ++i) {
+      prior_means_[param_group.params()[i].unsafeGetTensorImpl()] = means[i];
+    }
+  }
   group.set_counters(num_steps(), num_skipped(), param_group.params());
   param_groups_.emplace_back(param_group.params(), std::move(options));
 }
@@ -361,6 +379,8 @@ void Sampler::collect(size_t group, std::vector<Work>& work) {
     }
     Work& lists = work[place];
     lists.params.push_back(param);
+    const at::Tensor mean = prior_mean_of(param);
+    if (mean.defined()) lists.prior_means.push_back(mean);
     lists.grads.push_back(grad);
     lists.offsets.push_back(options.offsets_[i]);
   }
@@ -385,11 +405,17 @@ void Sampler::check_fit(const at::Tensor& param, const at::Tensor& grad) const {
           Shape(param.sizes()) + ", strides " + Shape(param.strides()));
     }
   }
+  detail::CheckShape("prior_mean", prior_mean_of(param), param, name());
   const auto found = state_.find(param.unsafeGetTensorImpl());
   if (found != state_.end()) {
     static_cast<const SamplerParamState&>(*found->second)
         .check_shape(param, name());
   }
+}
+
+at::Tensor Sampler::prior_mean_of(const at::Tensor& param) const {
+  const auto found = prior_means_.find(param.unsafeGetTensorImpl());
+  return found == prior_means_.end() ? at::Tensor() : found->second;
 }
 
 void Sampler::prepare(Work&) {}
@@ -443,11 +469,13 @@ StateDict Sampler::state_dict() const {
     std::vector<int64_t> indices;
     for (const at::Tensor& param : param_groups_[i].params()) {
       const auto found = state_.find(param.unsafeGetTensorImpl());
+      const at::Tensor mean = prior_mean_of(param);
+      StateDict kept;
       if (found != state_.end()) {
-        state.set(
-            index,
-            static_cast<const SamplerParamState&>(*found->second).to_dict());
+        kept = static_cast<const SamplerParamState&>(*found->second).to_dict();
       }
+      if (mean.defined()) kept.set("prior_mean", mean);
+      if (found != state_.end() || mean.defined()) state.set(index, kept);
       indices.push_back(index++);
     }
     group.set("params", ToList(indices));
@@ -473,6 +501,7 @@ void Sampler::load_state_dict(const StateDict& dict) {
   // All is read and checked first, and put in place when nothing can fail.
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> new_options;
   std::vector<std::pair<void*, std::unique_ptr<SamplerParamState>>> new_states;
+  std::unordered_map<const void*, at::Tensor> new_means;
   std::vector<std::string> known = common_keys();
   for (size_t i = 0; i < num_groups; ++i) {
     const StateDict group = DictAt(groups, i, "param group");
@@ -486,17 +515,26 @@ void Sampler::load_state_dict(const StateDict& dict) {
               std::to_string(ours.params().size()));
     }
     read_group(group, static_cast<int64_t>(i), ours.params(), options);
+    read_means(
+        state, static_cast<int64_t>(i), ours.params(), indices, new_means);
     for (size_t p = 0; p < indices.size(); ++p) {
       known.push_back(std::to_string(indices[p]));
       if (!state.contains(indices[p])) continue;
       const StateDict saved = state.at(indices[p]);
       auto restored = new_state();
-      CheckKnownKeys(
-          saved,
-          restored == nullptr ? std::vector<std::string>() : restored->keys(),
-          "the state of parameter " + std::to_string(indices[p]),
-          name());
-      if (restored == nullptr) continue;
+      std::vector<std::string> keys = {"prior_mean"};
+      if (restored != nullptr) {
+        const auto more = restored->keys();
+        keys.insert(keys.end(), more.begin(), more.end());
+      }
+      CheckKnownKeys(saved,
+                     keys,
+                     "the state of parameter " + std::to_string(indices[p]),
+                     name());
+      // Before its first step a parameter has no other state.
+      const bool is_mean_alone =
+          saved.contains("prior_mean") && saved.entries().size() == 1;
+      if (restored == nullptr || is_mean_alone) continue;
       const at::Tensor& param = ours.params()[p];
       restored->from_dict(saved, param, indices[p]);
       // In lower precision the chain had one.
@@ -514,6 +552,7 @@ void Sampler::load_state_dict(const StateDict& dict) {
   for (auto& [param, restored] : new_states) {
     state_[param] = std::move(restored);
   }
+  prior_means_ = std::move(new_means);
   put_common_in_place();
   for (size_t i = 0; i < num_groups; ++i) {
     param_groups_[i].set_options(std::move(new_options[i]));
@@ -559,6 +598,38 @@ void Sampler::read_group(const StateDict& group,
   options.set_counters(made, skipped, params);
 }
 
+// Takes the means of a saved group's priors, if it has them.
+void Sampler::read_means(
+    const StateDict& state,
+    int64_t group,
+    const std::vector<at::Tensor>& params,
+    const std::vector<int64_t>& indices,
+    std::unordered_map<const void*, at::Tensor>& means) const {
+  size_t having = 0;
+  std::string lacking;
+  for (size_t p = 0; p < indices.size(); ++p) {
+    at::Tensor mean;
+    if (state.contains(indices[p])) {
+      detail::FromState(
+          state.at(indices[p]), "prior_mean", params[p], indices[p], mean);
+    }
+    const std::string index = std::to_string(indices[p]);
+    if (!mean.defined()) {
+      if (lacking.empty()) lacking = index;
+      continue;
+    }
+    if (!mean.isfinite().all().item<bool>()) {
+      Invalid("Invalid state_dict: prior_mean of parameter " + index +
+              " has elements that are not finite");
+    }
+    means[params[p].unsafeGetTensorImpl()] = mean;
+    ++having;
+  }
+  if (having == 0 || lacking.empty()) return;
+  Invalid("Invalid state_dict: in param group " + std::to_string(group) +
+          " parameter " + lacking + " has no prior_mean, and others have");
+}
+
 // Throws unless what groups share is equal in all of them.
 void Sampler::check_shared(
     const std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>&
@@ -595,9 +666,20 @@ void Sampler::load(torch::serialize::InputArchive& archive) {
 }
 
 std::string Sampler::target_summary() const {
+  std::vector<std::string> means;
+  bool are_zero = true;
+  for (size_t i = 0; i < param_groups_.size(); ++i) {
+    const auto& params = param_groups_[i].params();
+    const bool is_tensor = std::ranges::any_of(
+        params,
+        [&](const at::Tensor& p) { return prior_mean_of(p).defined(); });
+    means.push_back(is_tensor ? "μ" : FourDigits(options_of(i).prior_mean()));
+    are_zero = are_zero && means.back() == "0";
+  }
   std::string text = std::string(name()) +
                      " samples p(θ) ∝ exp(−U(θ)/T), "
-                     "U(θ) = N · (mean loss) + Σ λ‖θ‖²/2.";
+                     "U(θ) = N · (mean loss) + Σ λ‖" +
+                     (are_zero ? "θ" : "θ − μ") + "‖²/2.";
   for (size_t i = 0; i < param_groups_.size(); ++i) {
     const SamplerOptions& options = options_of(i);
     const double n = options.num_data();
@@ -613,7 +695,7 @@ std::string Sampler::target_summary() const {
                    : "the loss is a mean over N = " + Thousands(n) + " data";
     text += precision == 0
                 ? std::string("; flat prior (λ = 0)")
-                : "; prior N(0, " + FourDigits(1 / precision) +
+                : "; prior N(" + means[i] + ", " + FourDigits(1 / precision) +
                       ") on each (λ = " + FourDigits(precision) + ")";
     if (t == 1) {
       text += "; T = 1: the Bayesian posterior.";

@@ -15,6 +15,7 @@
 #include "libtorch/core/noise_key.h"
 #include "libtorch/core/operators.h"
 #include "libtorch/core/options_of_work.h"
+#include "libtorch/core/prior.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -191,7 +192,9 @@ void SGHMC::update(const Work& work) {
       key.offsets,
       key.seed,
       key.step,
-      key.device_step);
+      key.device_step,
+      options.prior_mean(),
+      MeansOf(work.prior_means));
 }
 
 }  // namespace torch_sgmcmc

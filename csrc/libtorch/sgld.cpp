@@ -2,6 +2,7 @@
 
 #include "libtorch/core/noise_key.h"
 #include "libtorch/core/operators.h"
+#include "libtorch/core/prior.h"
 
 namespace torch_sgmcmc {
 
@@ -24,7 +25,9 @@ void SGLD::update(const Work& work) {
              key.offsets,
              key.seed,
              key.step,
-             key.device_step);
+             key.device_step,
+             options.prior_mean(),
+             MeansOf(work.prior_means));
 }
 
 }  // namespace torch_sgmcmc

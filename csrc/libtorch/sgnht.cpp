@@ -6,6 +6,7 @@
 #include "libtorch/core/noise_key.h"
 #include "libtorch/core/operators.h"
 #include "libtorch/core/options_of_work.h"
+#include "libtorch/core/prior.h"
 
 namespace torch_sgmcmc {
 
@@ -51,7 +52,9 @@ void SGNHT::update(const Work& work) {
               key.offsets,
               key.seed,
               key.step,
-              key.device_step);
+              key.device_step,
+              options.prior_mean(),
+              MeansOf(work.prior_means));
 }
 
 }  // namespace torch_sgmcmc

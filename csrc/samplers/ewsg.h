@@ -31,10 +31,12 @@ struct EWSGCoefficients {
                    double num_data,
                    double prior_precision,
                    double temperature,
-                   Surrogate surrogate)
+                   Surrogate surrogate,
+                   double prior_mean)
       : lr(lr),
         twice_decay(2 * lr * prior_precision / num_data),
-        scale(num_data / (4 * (1 - momentum) * temperature)) {
+        scale(num_data / (4 * (1 - momentum) * temperature)),
+        prior_mean(prior_mean) {
     const double alpha = 1 - momentum;
     switch (surrogate) {
       case Surrogate::kMomentum:
@@ -54,26 +56,32 @@ struct EWSGCoefficients {
   double lr;
   double twice_decay;      // 2 lr lambda / N
   double scale;            // N / (4 alpha T)
+  double prior_mean;       // mu, where there is no array of it
   double twice_share = 0;  // 2 u = twice_share v + twice_shift
   double twice_shift = 0;
 };
 
-// A term of the sum W(g') - W(g). Arrays: theta, grad, proposed grad, v; the
-// first and the last are read only if they matter.
+// A term of the sum W(g') - W(g). Arrays: theta, grad, proposed grad, v, mu;
+// all but the gradients are read only if they matter.
 template <bool has_prior, bool has_momentum>
 class EWSGLogRatio {
  public:
-  static constexpr std::array<Role, 4> kRoles = {
-      Role::kGradient, Role::kGradient, Role::kGradient, Role::kStatistic};
-  static constexpr std::array<bool, 4> kReads = {
-      has_prior, true, true, has_momentum};
+  static constexpr std::array<Role, 5> kRoles = {Role::kGradient,
+                                                 Role::kGradient,
+                                                 Role::kGradient,
+                                                 Role::kStatistic,
+                                                 Role::kPriorMean};
+  static constexpr std::array<bool, 5> kReads = {
+      has_prior, true, true, has_momentum, has_prior};
 
   explicit EWSGLogRatio(const EWSGCoefficients& c) : c_(c) {}
 
+  SG_INLINE double prior_mean() const { return c_.prior_mean; }
+
   // Not fused: all devices would have to be told to, and nothing is gained.
-  SG_INLINE double operator()(const double (&x)[4]) const {
+  SG_INLINE double operator()(const double (&x)[5]) const {
     double s = c_.lr * (x[1] + x[2]);
-    if constexpr (has_prior) s += c_.twice_decay * x[0];
+    if constexpr (has_prior) s += c_.twice_decay * (x[0] - x[4]);
     if constexpr (has_momentum) {
       s += c_.twice_share * x[3];
     }

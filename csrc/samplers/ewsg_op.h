@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,9 +25,11 @@ Tensor EWSGLogRatios(TensorList params,
                      double prior_precision,
                      double temperature,
                      int64_t surrogate,
-                     int64_t num_chains) {
+                     int64_t num_chains,
+                     double prior_mean,
+                     std::optional<TensorList> prior_means) {
   constexpr const char* kOp = "ewsg_log_ratio";
-  CheckTarget(kOp, lr, num_data, prior_precision, temperature);
+  CheckTarget(kOp, lr, num_data, prior_precision, temperature, prior_mean);
   CheckNumber(kOp, "temperature", temperature, /*positive=*/true);
   if (!(momentum >= 0 && momentum < 1)) {
     Fail(kOp,
@@ -50,6 +53,7 @@ Tensor EWSGLogRatios(TensorList params,
   if (!momenta.empty()) {
     arguments.push_back({"momenta", Role::kStatistic, momenta});
   }
+  arguments.push_back(PriorMeans(prior_means));
   const Plan plan(
       kOp, arguments, std::vector<int64_t>(params.size(), 0), num_chains);
   const EWSGCoefficients c(lr,
@@ -57,7 +61,8 @@ Tensor EWSGLogRatios(TensorList params,
                            num_data,
                            prior_precision,
                            temperature,
-                           static_cast<Surrogate>(surrogate));
+                           static_cast<Surrogate>(surrogate),
+                           prior_mean);
   const bool has_prior = c.twice_decay != 0;
   const bool has_momentum = !momenta.empty() && c.twice_share != 0;
   Tensor result =

@@ -1,7 +1,7 @@
 // What the gauges sum over a tensor before an update, shared by CPU and CUDA.
 //
-// With x = theta - center, g = grad + (lambda / N) theta, and the gradient of
-// the step before:
+// With x = theta - center, g = grad + (lambda / N) (theta - mu), and the
+// gradient of the step before:
 //   kLangevin, kPreconditioned    x . g,  sum w g^2
 //   kMomentum                     x . g,  v . v,  x . v
 //   kThermostat                   x . g,  v . v,  sum x s v
@@ -40,32 +40,37 @@ struct GaugeNumbers {
   double center_scale;  // 0 without centers
   double decay;         // of V
   double eps;
+  double prior_mean;  // mu, where there is no array of it
 };
 
-// Arrays: grad, theta, center, v or the gradient before, V or s.
+// Arrays: grad, theta, center, v or the gradient before, V or s, mu.
 template <GaugeKind kKind>
 class GaugeTerms {
  public:
   static constexpr bool kOfNoise = CountOf(kKind) == 1;
   static constexpr bool kWeighted = kKind == GaugeKind::kPreconditioned ||
                                     kKind == GaugeKind::kPreconditionedNoise;
-  static constexpr std::array<Role, 5> kRoles = {
+  static constexpr std::array<Role, 6> kRoles = {
       Role::kGradient,
       Role::kStatistic,
       Role::kStatistic,
       kOfNoise ? Role::kGradient : Role::kStatistic,
-      Role::kStatistic};
-  static constexpr std::array<bool, 5> kReads = {
+      Role::kStatistic,
+      Role::kPriorMean};
+  static constexpr std::array<bool, 6> kReads = {
       true,
       !kOfNoise,
       !kOfNoise,
       CountOf(kKind) != 2,
-      kWeighted || kKind == GaugeKind::kThermostat};
+      kWeighted || kKind == GaugeKind::kThermostat,
+      !kOfNoise};
 
   explicit GaugeTerms(const GaugeNumbers& numbers) : n_(numbers) {}
 
+  SG_INLINE double prior_mean() const { return n_.prior_mean; }
+
   SG_INLINE std::array<double, CountOf(kKind)> operator()(
-      const double (&x)[5]) const {
+      const double (&x)[6]) const {
     double weight = 1;
     if constexpr (kWeighted) {
       weight =
@@ -75,7 +80,7 @@ class GaugeTerms {
       const double change = x[0] - x[3];
       return {0.5 * weight * change * change};
     } else {
-      const double g = x[0] + n_.weight_decay * x[1];
+      const double g = x[0] + n_.weight_decay * (x[1] - x[5]);
       const double position = x[1] - n_.center_scale * x[2];
       if constexpr (CountOf(kKind) == 2) {
         return {position * g, weight * g * g};

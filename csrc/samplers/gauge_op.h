@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ Tensor GaugeSumsOf(const TensorList& grads,
                    const TensorList& centers,
                    const TensorList& movers,
                    const TensorList& statistics,
+                   const std::optional<TensorList>& prior_means,
                    const GaugeNumbers& numbers) {
   using Map = GaugeTerms<kKind>;
   constexpr const char* kOp = "gauge_sums";
@@ -37,7 +39,8 @@ Tensor GaugeSumsOf(const TensorList& grads,
         Map::kReads[3] ? movers : or_else(movers, any_mover)},
        {"statistics",
         Role::kStatistic,
-        Map::kReads[4] ? statistics : or_else(statistics, positions)}},
+        Map::kReads[4] ? statistics : or_else(statistics, positions)},
+       PriorMeans(prior_means)},
       std::vector<int64_t>(grads.size(), 0));
   // A plan leaves empty tensors out.
   std::vector<int64_t> rows;
@@ -62,19 +65,23 @@ Tensor GaugeSumsOfAnyKind(TensorList grads,
                           int64_t kind,
                           double weight_decay,
                           double decay,
-                          double eps) {
+                          double eps,
+                          double prior_mean,
+                          std::optional<TensorList> prior_means) {
   constexpr const char* kOp = "gauge_sums";
   if (grads.empty()) Fail(kOp, "grads is empty");
   CheckNumber(kOp, "weight_decay", weight_decay);
   CheckNumber(kOp, "eps", eps);
+  CheckFinite(kOp, "prior_mean", prior_mean);
   if (!(decay >= 0 && decay <= 1)) {
     Fail(kOp,
          "Invalid decay: " + std::to_string(decay) + " (must be in [0, 1])");
   }
   const GaugeNumbers numbers{
-      weight_decay, centers.empty() ? 0.0 : 1.0, decay, eps};
+      weight_decay, centers.empty() ? 0.0 : 1.0, decay, eps, prior_mean};
   const auto of = [&](auto sums) {
-    return sums(grads, positions, centers, movers, statistics, numbers);
+    return sums(
+        grads, positions, centers, movers, statistics, prior_means, numbers);
   };
   switch (static_cast<GaugeKind>(kind)) {
     case GaugeKind::kLangevin:

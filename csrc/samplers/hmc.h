@@ -24,31 +24,38 @@ struct LeapfrogCoefficients {
   LeapfrogCoefficients(double kick,
                        double drift,
                        double num_data,
-                       double prior_precision)
-      : pull(-kick * num_data), decay(-kick * prior_precision), drift(drift) {}
+                       double prior_precision,
+                       double prior_mean = 0)
+      : pull(-kick * num_data),
+        decay(-kick * prior_precision),
+        drift(drift),
+        prior_mean(prior_mean) {}
 
   double pull;   // of the mean loss's gradient
-  double decay;  // of theta
+  double decay;  // of theta - mu
   double drift;
+  double prior_mean;  // mu, where there is no array of it
 };
 
-// theta, grad, r.
+// theta, grad, r, mu.
 template <class Real>
 class LeapfrogUpdate {
  public:
-  static constexpr std::array<Role, 3> kRoles = {
-      Role::kParameter, Role::kGradient, Role::kState};
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kState, Role::kPriorMean};
 
   explicit LeapfrogUpdate(const LeapfrogCoefficients& c)
       : pull_(static_cast<Real>(c.pull)),
         decay_(static_cast<Real>(c.decay)),
-        drift_(static_cast<Real>(c.drift)) {}
+        drift_(static_cast<Real>(c.drift)),
+        prior_mean_(static_cast<Real>(c.prior_mean)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return false; }
   SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
 
-  SG_INLINE void operator()(Real (&x)[3], Real /*xi*/) const {
-    x[2] = Fma(pull_, x[1], Fma(decay_, x[0], x[2]));
+  SG_INLINE void operator()(Real (&x)[4], Real /*xi*/) const {
+    x[2] = Fma(pull_, x[1], Fma(decay_, x[0] - x[3], x[2]));
     x[0] = Fma(drift_, x[2], x[0]);
   }
 
@@ -56,25 +63,31 @@ class LeapfrogUpdate {
   Real pull_;
   Real decay_;
   Real drift_;
+  Real prior_mean_;
 };
 
-// theta, grad, r, mass.
+// theta, grad, r, mass, mu.
 template <class Real>
 class LeapfrogMassUpdate {
  public:
-  static constexpr std::array<Role, 4> kRoles = {
-      Role::kParameter, Role::kGradient, Role::kState, Role::kStatistic};
+  static constexpr std::array<Role, 5> kRoles = {Role::kParameter,
+                                                 Role::kGradient,
+                                                 Role::kState,
+                                                 Role::kStatistic,
+                                                 Role::kPriorMean};
 
   explicit LeapfrogMassUpdate(const LeapfrogCoefficients& c)
       : pull_(static_cast<Real>(c.pull)),
         decay_(static_cast<Real>(c.decay)),
-        drift_(static_cast<Real>(c.drift)) {}
+        drift_(static_cast<Real>(c.drift)),
+        prior_mean_(static_cast<Real>(c.prior_mean)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return false; }
   SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
 
-  SG_INLINE void operator()(Real (&x)[4], Real /*xi*/) const {
-    x[2] = Fma(pull_, x[1], Fma(decay_, x[0], x[2]));
+  SG_INLINE void operator()(Real (&x)[5], Real /*xi*/) const {
+    x[2] = Fma(pull_, x[1], Fma(decay_, x[0] - x[4], x[2]));
     x[0] = Fma(drift_, x[2] / x[3], x[0]);
   }
 
@@ -82,30 +95,35 @@ class LeapfrogMassUpdate {
   Real pull_;
   Real decay_;
   Real drift_;
+  Real prior_mean_;
 };
 
-// theta, grad, r: the last half step, which leaves theta alone. It pulls from
-// theta's master as the other half steps do, so that the trajectory can be
+// theta, grad, r, mu: the last half step, which leaves theta alone. It pulls
+// from theta's master as the other half steps do, so that the trajectory can be
 // reversed.
 template <class Real>
 class KickUpdate {
  public:
-  static constexpr std::array<Role, 3> kRoles = {
-      Role::kPosition, Role::kGradient, Role::kState};
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kPosition, Role::kGradient, Role::kState, Role::kPriorMean};
 
   explicit KickUpdate(const LeapfrogCoefficients& c)
-      : pull_(static_cast<Real>(c.pull)), decay_(static_cast<Real>(c.decay)) {}
+      : pull_(static_cast<Real>(c.pull)),
+        decay_(static_cast<Real>(c.decay)),
+        prior_mean_(static_cast<Real>(c.prior_mean)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return false; }
   SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
 
-  SG_INLINE void operator()(Real (&x)[3], Real /*xi*/) const {
-    x[2] = Fma(pull_, x[1], Fma(decay_, x[0], x[2]));
+  SG_INLINE void operator()(Real (&x)[4], Real /*xi*/) const {
+    x[2] = Fma(pull_, x[1], Fma(decay_, x[0] - x[3], x[2]));
   }
 
  private:
   Real pull_;
   Real decay_;
+  Real prior_mean_;
 };
 
 struct MomentumCoefficients {
@@ -133,28 +151,35 @@ class MomentumFill {
   Real std_;
 };
 
-// A term of lambda theta^2 / 2 + r^2 / (2 m). Arrays: theta, r, mass; the first
-// and the last are read only if they matter.
+// A term of lambda (theta - mu)^2 / 2 + r^2 / (2 m). Arrays: theta, r, mass,
+// mu; all but r are read only if they matter.
 template <bool has_prior, bool has_mass>
 class EnergyTerm {
  public:
-  static constexpr std::array<Role, 3> kRoles = {
-      Role::kGradient, Role::kStatistic, Role::kStatistic};
-  static constexpr std::array<bool, 3> kReads = {has_prior, true, has_mass};
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kGradient, Role::kStatistic, Role::kStatistic, Role::kPriorMean};
+  static constexpr std::array<bool, 4> kReads = {
+      has_prior, true, has_mass, has_prior};
 
-  explicit EnergyTerm(double prior_precision)
-      : prior_precision_(prior_precision) {}
+  EnergyTerm(double prior_precision, double prior_mean)
+      : prior_precision_(prior_precision), prior_mean_(prior_mean) {}
 
-  SG_INLINE double operator()(const double (&x)[3]) const {
+  SG_INLINE double prior_mean() const { return prior_mean_; }
+
+  SG_INLINE double operator()(const double (&x)[4]) const {
     double term = x[1] * x[1];
     if constexpr (has_mass) term /= x[2];
-    if constexpr (has_prior) term += prior_precision_ * (x[0] * x[0]);
+    if constexpr (has_prior) {
+      const double away = x[0] - x[3];
+      term += prior_precision_ * (away * away);
+    }
     return term;
   }
   SG_INLINE static double Finish(double sum) { return 0.5 * sum; }
 
  private:
   double prior_precision_;
+  double prior_mean_;
 };
 
 }  // namespace torch_sgmcmc

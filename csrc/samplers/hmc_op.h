@@ -49,12 +49,15 @@ void HMCLeapfrog(TensorList params,
                  double kick,
                  double drift,
                  double num_data,
-                 double prior_precision) {
+                 double prior_precision,
+                 double prior_mean,
+                 std::optional<TensorList> prior_means) {
   constexpr const char* kOp = "hmc_leapfrog_";
   CheckNumber(kOp, "kick", kick);
   CheckNumber(kOp, "drift", drift);
   CheckNumber(kOp, "num_data", num_data, /*positive=*/true);
   CheckNumber(kOp, "prior_precision", prior_precision);
+  CheckFinite(kOp, "prior_mean", prior_mean);
   const bool moves = drift != 0;
   std::vector<Argument> arguments = {
       {"params", moves ? Role::kParameter : Role::kPosition, params},
@@ -63,10 +66,12 @@ void HMCLeapfrog(TensorList params,
   if (!masses.empty()) {
     arguments.push_back({"masses", Role::kStatistic, masses});
   }
+  arguments.push_back(PriorMeans(prior_means));
   arguments.push_back({"masters", Role::kMaster, masters});
   Plan plan(kOp, arguments, std::vector<int64_t>(params.size(), 0));
   Driver driver(kOp, plan, std::nullopt);
-  const LeapfrogCoefficients c(kick, drift, num_data, prior_precision);
+  const LeapfrogCoefficients c(
+      kick, drift, num_data, prior_precision, prior_mean);
   const NoiseStream none{0, 0, 0};
   if (!moves) {
     driver.template Apply<KickUpdate>(c, none);
@@ -84,9 +89,12 @@ Tensor HMCEnergies(TensorList params,
                    TensorList momenta,
                    TensorList masses,
                    double prior_precision,
-                   int64_t num_chains) {
+                   int64_t num_chains,
+                   double prior_mean,
+                   std::optional<TensorList> prior_means) {
   constexpr const char* kOp = "hmc_energy";
   CheckNumber(kOp, "prior_precision", prior_precision);
+  CheckFinite(kOp, "prior_mean", prior_mean);
   if (num_chains < 1) {
     Fail(kOp,
          "Invalid num_chains: " + std::to_string(num_chains) +
@@ -98,6 +106,7 @@ Tensor HMCEnergies(TensorList params,
   if (!masses.empty()) {
     arguments.push_back({"masses", Role::kStatistic, masses});
   }
+  arguments.push_back(PriorMeans(prior_means));
   const Plan plan(
       kOp, arguments, std::vector<int64_t>(params.size(), 0), num_chains);
   Tensor result =
@@ -106,13 +115,13 @@ Tensor HMCEnergies(TensorList params,
     Reducer::Reduce(plan, map, num_chains, result);
   };
   if (prior_precision != 0 && !masses.empty()) {
-    reduce(EnergyTerm<true, true>(prior_precision));
+    reduce(EnergyTerm<true, true>(prior_precision, prior_mean));
   } else if (prior_precision != 0) {
-    reduce(EnergyTerm<true, false>(prior_precision));
+    reduce(EnergyTerm<true, false>(prior_precision, prior_mean));
   } else if (!masses.empty()) {
-    reduce(EnergyTerm<false, true>(prior_precision));
+    reduce(EnergyTerm<false, true>(prior_precision, prior_mean));
   } else {
-    reduce(EnergyTerm<false, false>(prior_precision));
+    reduce(EnergyTerm<false, false>(prior_precision, prior_mean));
   }
   return result;
 }

@@ -200,7 +200,8 @@ std::tuple<Tensor, Tensor> ECSDensityAt(Tensor estimate,
                                         Tensor sum_slope,
                                         ECSMaybe sum_hessian,
                                         Tensor prior,
-                                        double temperature) {
+                                        double temperature,
+                                        ECSMaybe prior_mean) {
   constexpr const char* kOp = "ecs_density";
   CheckNumber(kOp, "temperature", temperature, /*positive=*/true);
   const ECSArrays arrays(kOp);
@@ -217,6 +218,7 @@ std::tuple<Tensor, Tensor> ECSDensityAt(Tensor estimate,
   const double* slope = arrays.Read("sum_slope", sum_slope, {d});
   const double* hessian = arrays.Read("sum_hessian", sum_hessian, {d, d});
   const double* precision = arrays.Read("prior", prior, {d});
+  const double* mean = arrays.Read("prior_mean", prior_mean, {d});
 
   const std::vector<double> delta = ECSOffset(at, around, d);
   // Σ wᵢ ∇qᵢ of the subsample.
@@ -239,8 +241,9 @@ std::tuple<Tensor, Tensor> ECSDensityAt(Tensor estimate,
   bool finite = true;
   std::vector<double> energy(static_cast<size_t>(d));
   for (int64_t j = 0; j < d; ++j) {
-    const double decay = precision[j] * at[j];
-    energy[j] = delta[j] * (slope[j] + 0.5 * turn[j]) - 0.5 * decay * at[j];
+    const double away = mean == nullptr ? at[j] : at[j] - mean[j];
+    const double decay = precision[j] * away;
+    energy[j] = delta[j] * (slope[j] + 0.5 * turn[j]) - 0.5 * decay * away;
     out[j] = (((towards[j] - expanded[j]) + (slope[j] + turn[j])) - decay) /
              temperature;
     finite = finite && std::isfinite(out[j]);

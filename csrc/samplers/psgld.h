@@ -3,9 +3,10 @@
 //   V     <- a V + (1 - a) grad^2,   G = 1 / (sqrt(V) + eps)   (elementwise)
 //   theta <- theta - lr G g + (lr T / N) Gamma + sqrt(2 lr T G / N) xi
 //
-// with g = grad + (lambda / N) theta and a = decay: Li, Chen, Carlson and Carin
-// 2016, algorithm 1. With V frozen it is SGLD with a step size for each
-// coordinate, which leaves the target alone; while V adapts, Gamma is needed.
+// with g = grad + (lambda / N) (theta - mu) and a = decay: Li, Chen, Carlson
+// and Carin 2016, algorithm 1. With V frozen it is SGLD with a step size for
+// each coordinate, which leaves the target alone; while V adapts, Gamma is
+// needed.
 #pragma once
 
 #include <array>
@@ -28,14 +29,17 @@ struct PSGLDMoveCoefficients {
   PSGLDMoveCoefficients(double lr,
                         double num_data,
                         double prior_precision,
-                        double temperature)
+                        double temperature,
+                        double prior_mean = 0)
       : lr(lr),
         weight_decay(prior_precision / num_data),
-        heat(lr * temperature / num_data) {}
+        heat(lr * temperature / num_data),
+        prior_mean(prior_mean) {}
 
   double lr;
   double weight_decay;
-  double heat;  // lr T / N
+  double heat;        // lr T / N
+  double prior_mean;  // mu, where there is no array of it
 };
 
 struct PSGLDCoefficients : PSGLDMoveCoefficients {
@@ -44,8 +48,10 @@ struct PSGLDCoefficients : PSGLDMoveCoefficients {
                     double prior_precision,
                     double temperature,
                     double decay,
-                    double eps)
-      : PSGLDMoveCoefficients(lr, num_data, prior_precision, temperature),
+                    double eps,
+                    double prior_mean = 0)
+      : PSGLDMoveCoefficients(
+            lr, num_data, prior_precision, temperature, prior_mean),
         decay(decay),
         eps(eps) {}
 
@@ -60,13 +66,16 @@ class PSGLDMove {
   explicit PSGLDMove(const PSGLDMoveCoefficients& c)
       : minus_lr_(static_cast<Real>(-c.lr)),
         weight_decay_(static_cast<Real>(c.weight_decay)),
-        noise_scale_(static_cast<Real>(std::sqrt(2 * c.heat))) {}
+        noise_scale_(static_cast<Real>(std::sqrt(2 * c.heat))),
+        prior_mean_(static_cast<Real>(c.prior_mean)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
+  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
 
   // theta after the move, without Gamma.
-  SG_INLINE Real Theta(Real theta, Real grad, Real root_of_g, Real xi) const {
-    const Real g = Fma(weight_decay_, theta, grad);
+  SG_INLINE Real
+  Theta(Real theta, Real mean, Real grad, Real root_of_g, Real xi) const {
+    const Real g = Fma(weight_decay_, theta - mean, grad);
     const Real step =
         root_of_g * Fma(minus_lr_ * root_of_g, g, noise_scale_ * xi);
     return theta + step;
@@ -81,6 +90,7 @@ class PSGLDMove {
   Real minus_lr_;
   Real weight_decay_;
   Real noise_scale_;
+  Real prior_mean_;
 };
 
 // G is given as its root and stays: two roots an element less, which cost more
@@ -88,16 +98,17 @@ class PSGLDMove {
 template <class Real>
 class PSGLDFrozenUpdate {
  public:
-  static constexpr std::array<Role, 3> kRoles = {
-      Role::kParameter, Role::kGradient, Role::kStatistic};
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kStatistic, Role::kPriorMean};
 
   explicit PSGLDFrozenUpdate(const PSGLDMoveCoefficients& c) : move_(c) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return move_.needs_noise(); }
+  SG_HOST_DEVICE Real prior_mean() const { return move_.prior_mean(); }
   SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
 
-  SG_INLINE void operator()(Real (&x)[3], Real xi) const {
-    x[0] = move_.Theta(x[0], x[1], x[2], xi);
+  SG_INLINE void operator()(Real (&x)[4], Real xi) const {
+    x[0] = move_.Theta(x[0], x[3], x[1], x[2], xi);
   }
 
  private:
@@ -108,8 +119,8 @@ class PSGLDFrozenUpdate {
 template <class Real>
 class PSGLDAdaptingUpdate {
  public:
-  static constexpr std::array<Role, 3> kRoles = {
-      Role::kParameter, Role::kGradient, Role::kState};
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kState, Role::kPriorMean};
 
   explicit PSGLDAdaptingUpdate(const PSGLDCoefficients& c)
       : move_(c),
@@ -118,12 +129,13 @@ class PSGLDAdaptingUpdate {
         weight_(static_cast<Real>(1 - c.decay)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return move_.needs_noise(); }
+  SG_HOST_DEVICE Real prior_mean() const { return move_.prior_mean(); }
   SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
 
-  SG_INLINE void operator()(Real (&x)[3], Real xi) const {
+  SG_INLINE void operator()(Real (&x)[4], Real xi) const {
     x[2] = Fma(weight_ * x[1], x[1], decay_ * x[2]);
     const Real root_of_g = ReciprocalRoot(SquareRoot(x[2]) + eps_);
-    x[0] = move_.Theta(x[0], x[1], root_of_g, xi);
+    x[0] = move_.Theta(x[0], x[3], x[1], root_of_g, xi);
   }
 
  private:
@@ -134,16 +146,17 @@ class PSGLDAdaptingUpdate {
 };
 
 // V adapts, and so does its sensitivity to theta, of which Gamma is made: see
-// Note [Gamma of a running mean]. The state holds J W. The last argument is the
-// diagonal of the minibatch's Hessian.
+// Note [Gamma of a running mean]. The state holds J W. The second gradient is
+// the diagonal of the minibatch's Hessian.
 template <class Real>
 class PSGLDCorrectedUpdate {
  public:
-  static constexpr std::array<Role, 5> kRoles = {Role::kParameter,
+  static constexpr std::array<Role, 6> kRoles = {Role::kParameter,
                                                  Role::kGradient,
                                                  Role::kState,
                                                  Role::kState,
-                                                 Role::kGradient};
+                                                 Role::kGradient,
+                                                 Role::kPriorMean};
 
   explicit PSGLDCorrectedUpdate(const PSGLDCoefficients& c)
       : move_(c),
@@ -154,9 +167,10 @@ class PSGLDCorrectedUpdate {
         largest_jacobian_(static_cast<Real>(c.decay > 0 ? 1 / c.decay : 1)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return move_.needs_noise(); }
+  SG_HOST_DEVICE Real prior_mean() const { return move_.prior_mean(); }
   SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
 
-  SG_INLINE void operator()(Real (&x)[5], Real xi) const {
+  SG_INLINE void operator()(Real (&x)[6], Real xi) const {
     const Real weighted = weight_ * x[1];
     x[2] = Fma(weighted, x[1], decay_ * x[2]);
     const Real w = Fma(weighted + weighted, x[4], decay_ * x[3]);
@@ -167,7 +181,7 @@ class PSGLDCorrectedUpdate {
     // small to be squared, and then W is 0 or as small.
     const Real slope = w / (root + Real(0x1p-63));
     const Real gamma = minus_half_heat_ * (g * g) * slope;
-    x[0] = move_.Theta(x[0], x[1], root_of_g, xi) + gamma;
+    x[0] = move_.Theta(x[0], x[5], x[1], root_of_g, xi) + gamma;
     Real jacobian = move_.Jacobian(g, x[4]);
     jacobian = jacobian > 0 ? jacobian : Real(0);
     jacobian = jacobian < largest_jacobian_ ? jacobian : largest_jacobian_;

@@ -26,9 +26,11 @@ void PSGLDStep(TensorList params,
                std::vector<int64_t> offsets,
                int64_t seed,
                int64_t step,
-               std::optional<Tensor> device_step) {
+               std::optional<Tensor> device_step,
+               double prior_mean,
+               std::optional<TensorList> prior_means) {
   constexpr const char* kOp = "psgld_step_";
-  CheckTarget(kOp, lr, num_data, prior_precision, temperature);
+  CheckTarget(kOp, lr, num_data, prior_precision, temperature, prior_mean);
   if (!(decay >= 0 && decay < 1)) {
     Fail(kOp,
          "Invalid decay: " + std::to_string(decay) + " (must be in [0, 1))");
@@ -36,7 +38,7 @@ void PSGLDStep(TensorList params,
   CheckNumber(kOp, "eps", eps, /*positive=*/true);
   const bool corrected = !sensitivities.empty() || !curvatures.empty();
   const PSGLDCoefficients coefficients(
-      lr, num_data, prior_precision, temperature, decay, eps);
+      lr, num_data, prior_precision, temperature, decay, eps, prior_mean);
   const NoiseStream stream = MakeStream(kOp, seed, step, Purpose::kUpdate);
   std::vector<Argument> arguments = {
       {"params", Role::kParameter, params},
@@ -46,6 +48,7 @@ void PSGLDStep(TensorList params,
     arguments.push_back({"sensitivities", Role::kState, sensitivities});
     arguments.push_back({"curvatures", Role::kGradient, curvatures});
   }
+  arguments.push_back(PriorMeans(prior_means));
   arguments.push_back({"masters", Role::kMaster, masters});
   Plan plan(kOp, arguments, offsets);
   Driver driver(kOp, plan, device_step);
@@ -69,16 +72,19 @@ void PSGLDFrozenStep(TensorList params,
                      std::vector<int64_t> offsets,
                      int64_t seed,
                      int64_t step,
-                     std::optional<Tensor> device_step) {
+                     std::optional<Tensor> device_step,
+                     double prior_mean,
+                     std::optional<TensorList> prior_means) {
   constexpr const char* kOp = "psgld_frozen_step_";
-  CheckTarget(kOp, lr, num_data, prior_precision, temperature);
+  CheckTarget(kOp, lr, num_data, prior_precision, temperature, prior_mean);
   const PSGLDMoveCoefficients coefficients(
-      lr, num_data, prior_precision, temperature);
+      lr, num_data, prior_precision, temperature, prior_mean);
   const NoiseStream stream = MakeStream(kOp, seed, step, Purpose::kUpdate);
   Plan plan(kOp,
             {{"params", Role::kParameter, params},
              {"grads", Role::kGradient, grads},
              {"roots", Role::kStatistic, roots},
+             PriorMeans(prior_means),
              {"masters", Role::kMaster, masters}},
             offsets);
   Driver driver(kOp, plan, device_step);

@@ -7,9 +7,9 @@
 //                                        16)
 //   V <- b V + (1 - b) g^2,  A = 1 / (sqrt(V) + eps) / (mean of the same)
 //
-// with g = grad + (lambda / N) theta. Positions are computed from the line's
-// origin, so that going back and forth leaves no trace, and the reflection
-// normalises v, so that its length stays 1 to rounding for ever.
+// with g = grad + (lambda / N) (theta - mu). Positions are computed from the
+// line's origin, so that going back and forth leaves no trace, and the
+// reflection normalises v, so that its length stays 1 to rounding for ever.
 #pragma once
 
 #include <math.h>
@@ -53,23 +53,27 @@ struct SBPSReflectCoefficients {
   double weight_decay;  // lambda / N
   double scale;         // 1 / |v|
   double gain;          // 2 (v . A g) / (|A g|^2 |v|)
+  double prior_mean;    // mu, where there is no array of it
 };
 
-// v <- scale v - gain A g. Arrays: theta, grad, v, and A if preconditioned.
+// v <- scale v - gain A g. Arrays: theta, grad, v, A if preconditioned, and mu.
 template <class Real, bool preconditioned>
 class SBPSReflection {
  public:
   explicit SBPSReflection(const SBPSReflectCoefficients& c)
       : weight_decay_(static_cast<Real>(c.weight_decay)),
         scale_(static_cast<Real>(c.scale)),
-        minus_gain_(static_cast<Real>(-c.gain)) {}
+        minus_gain_(static_cast<Real>(-c.gain)),
+        prior_mean_(static_cast<Real>(c.prior_mean)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return false; }
   SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
 
-  SG_INLINE void operator()(Real (&x)[preconditioned ? 4 : 3],
+  SG_INLINE void operator()(Real (&x)[preconditioned ? 5 : 4],
                             Real /*xi*/) const {
-    Real g = Fma(weight_decay_, x[0], x[1]);
+    constexpr int kMean = preconditioned ? 4 : 3;
+    Real g = Fma(weight_decay_, x[0] - x[kMean], x[1]);
     if constexpr (preconditioned) g *= x[3];
     x[2] = Fma(minus_gain_, g, scale_ * x[2]);
   }
@@ -78,46 +82,53 @@ class SBPSReflection {
   Real weight_decay_;
   Real scale_;
   Real minus_gain_;
+  Real prior_mean_;
 };
 
 template <class Real>
 class SBPSReflectUpdate : public SBPSReflection<Real, false> {
  public:
   using SBPSReflection<Real, false>::SBPSReflection;
-  static constexpr std::array<Role, 3> kRoles = {
-      Role::kGradient, Role::kGradient, Role::kState};
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kGradient, Role::kGradient, Role::kState, Role::kPriorMean};
 };
 
 template <class Real>
 class SBPSPreconditionedReflectUpdate : public SBPSReflection<Real, true> {
  public:
   using SBPSReflection<Real, true>::SBPSReflection;
-  static constexpr std::array<Role, 4> kRoles = {
-      Role::kGradient, Role::kGradient, Role::kState, Role::kStatistic};
+  static constexpr std::array<Role, 5> kRoles = {Role::kGradient,
+                                                 Role::kGradient,
+                                                 Role::kState,
+                                                 Role::kStatistic,
+                                                 Role::kPriorMean};
 };
 
 struct SBPSAdaptCoefficients {
   double weight_decay;
   double decay;
+  double prior_mean;  // mu, where there is no array of it
 };
 
-// V <- b V + (1 - b) g^2. Arrays: theta, grad, V.
+// V <- b V + (1 - b) g^2. Arrays: theta, grad, V, mu.
 template <class Real>
 class SBPSAdaptUpdate {
  public:
-  static constexpr std::array<Role, 3> kRoles = {
-      Role::kGradient, Role::kGradient, Role::kState};
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kGradient, Role::kGradient, Role::kState, Role::kPriorMean};
 
   explicit SBPSAdaptUpdate(const SBPSAdaptCoefficients& c)
       : weight_decay_(static_cast<Real>(c.weight_decay)),
         decay_(static_cast<Real>(c.decay)),
-        weight_(static_cast<Real>(1 - c.decay)) {}
+        weight_(static_cast<Real>(1 - c.decay)),
+        prior_mean_(static_cast<Real>(c.prior_mean)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return false; }
   SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
 
-  SG_INLINE void operator()(Real (&x)[3], Real /*xi*/) const {
-    const Real g = Fma(weight_decay_, x[0], x[1]);
+  SG_INLINE void operator()(Real (&x)[4], Real /*xi*/) const {
+    const Real g = Fma(weight_decay_, x[0] - x[3], x[1]);
     x[2] = Fma(weight_ * g, g, decay_ * x[2]);
   }
 
@@ -125,6 +136,7 @@ class SBPSAdaptUpdate {
   Real weight_decay_;
   Real decay_;
   Real weight_;
+  Real prior_mean_;
 };
 
 struct SBPSPreconditionCoefficients {
@@ -155,40 +167,55 @@ class SBPSPreconditionUpdate {
   Real scale_;
 };
 
-// origin . A v and |A v|^2 of a line, of which two of a plan's arrays are the
-// origin and A v.
+// (origin - mu) . A v and |A v|^2 of a line, of which two of a plan's arrays
+// are the origin and A v.
 template <size_t kArrays, size_t kOrigin, size_t kDirection>
-struct SBPSLineSums {
-  static constexpr std::array<Role, kArrays> kRoles = [] {
-    std::array<Role, kArrays> roles = {};
+class SBPSLineSums {
+ public:
+  static constexpr std::array<Role, kArrays + 1> kRoles = [] {
+    std::array<Role, kArrays + 1> roles = {};
     for (Role& role : roles) role = Role::kStatistic;
+    roles[kArrays] = Role::kPriorMean;
     return roles;
   }();
-  static constexpr std::array<bool, kArrays> kReads = [] {
-    std::array<bool, kArrays> reads = {};
-    reads[kOrigin] = reads[kDirection] = true;
+  static constexpr std::array<bool, kArrays + 1> kReads = [] {
+    std::array<bool, kArrays + 1> reads = {};
+    reads[kOrigin] = reads[kDirection] = reads[kArrays] = true;
     return reads;
   }();
-  SG_INLINE std::array<double, 2> operator()(const double (&x)[kArrays]) const {
-    return {x[kOrigin] * x[kDirection], x[kDirection] * x[kDirection]};
+
+  explicit SBPSLineSums(double prior_mean) : prior_mean_(prior_mean) {}
+
+  SG_INLINE double prior_mean() const { return prior_mean_; }
+  SG_INLINE std::array<double, 2> operator()(
+      const double (&x)[kArrays + 1]) const {
+    return {(x[kOrigin] - x[kArrays]) * x[kDirection],
+            x[kDirection] * x[kDirection]};
   }
   SG_INLINE static double Finish(double sum) { return sum; }
+
+ private:
+  double prior_mean_;
 };
 
-// v . A g, |A g|^2 and |v|^2. Arrays: theta, grad, v, A.
+// v . A g, |A g|^2 and |v|^2. Arrays: theta, grad, v, A, mu.
 template <bool preconditioned>
 class SBPSReflectionSums {
  public:
-  static constexpr std::array<Role, 4> kRoles = {
-      Role::kGradient, Role::kGradient, Role::kStatistic, Role::kStatistic};
-  static constexpr std::array<bool, 4> kReads = {
-      true, true, true, preconditioned};
+  static constexpr std::array<Role, 5> kRoles = {Role::kGradient,
+                                                 Role::kGradient,
+                                                 Role::kStatistic,
+                                                 Role::kStatistic,
+                                                 Role::kPriorMean};
+  static constexpr std::array<bool, 5> kReads = {
+      true, true, true, preconditioned, true};
 
-  explicit SBPSReflectionSums(double weight_decay)
-      : weight_decay_(weight_decay) {}
+  SBPSReflectionSums(double weight_decay, double prior_mean)
+      : weight_decay_(weight_decay), prior_mean_(prior_mean) {}
 
-  SG_INLINE std::array<double, 3> operator()(const double (&x)[4]) const {
-    double g = x[1] + weight_decay_ * x[0];
+  SG_INLINE double prior_mean() const { return prior_mean_; }
+  SG_INLINE std::array<double, 3> operator()(const double (&x)[5]) const {
+    double g = x[1] + weight_decay_ * (x[0] - x[4]);
     if constexpr (preconditioned) g *= x[3];
     return {g * x[2], g * g, x[2] * x[2]};
   }
@@ -196,6 +223,7 @@ class SBPSReflectionSums {
 
  private:
   double weight_decay_;
+  double prior_mean_;
 };
 
 // Sum of 1 / (sqrt(V) + eps).

@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <cmath>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,13 +18,6 @@ namespace torch_sgmcmc {
 inline std::vector<int64_t> NoOffsets(const TensorList& tensors) {
   std::vector<int64_t> zeros(tensors.size(), 0);
   return zeros;
-}
-
-inline void CheckFinite(const char* op, const char* name, double value) {
-  if (std::isfinite(value)) return;
-  Fail(op,
-       std::string("Invalid ") + name + ": " + std::to_string(value) +
-           " (must be finite)");
 }
 
 inline void CheckNotEmpty(const char* op,
@@ -60,23 +54,30 @@ inline Tensor SumsLike(const Tensor& like, int64_t count) {
 }
 
 template <class Reducer>
-Tensor SBPSSumsOfLine(TensorList origins, TensorList directions) {
+Tensor SBPSSumsOfLine(TensorList origins,
+                      TensorList directions,
+                      double prior_mean,
+                      std::optional<TensorList> prior_means) {
   constexpr const char* kOp = "sbps_line_sums";
   CheckNotEmpty(kOp, "origins", origins);
+  CheckFinite(kOp, "prior_mean", prior_mean);
   const Plan plan(kOp,
                   {{"origins", Role::kStatistic, origins},
-                   {"directions", Role::kStatistic, directions}},
+                   {"directions", Role::kStatistic, directions},
+                   PriorMeans(prior_means)},
                   NoOffsets(origins));
   using Sums = SBPSLineSums</*kArrays=*/2, /*kOrigin=*/0, /*kDirection=*/1>;
   Tensor sums = SumsLike(origins[0], kSums<Sums>);
-  Reducer::Reduce(plan, Sums(), /*num_chains=*/1, sums);
+  Reducer::Reduce(plan, Sums(prior_mean), /*num_chains=*/1, sums);
   return sums;
 }
 
 inline void CheckReflection(const char* op,
                             double weight_decay,
                             double scale,
-                            double gain) {
+                            double gain,
+                            double prior_mean) {
+  CheckFinite(op, "prior_mean", prior_mean);
   CheckNumber(op, "weight_decay", weight_decay);
   CheckNumber(op, "scale", scale, /*positive=*/true);
   CheckFinite(op, "gain", gain);
@@ -89,18 +90,22 @@ void SBPSReflect(TensorList params,
                  TensorList preconditioners,
                  double weight_decay,
                  double scale,
-                 double gain) {
+                 double gain,
+                 double prior_mean,
+                 std::optional<TensorList> prior_means) {
   constexpr const char* kOp = "sbps_reflect_";
-  CheckReflection(kOp, weight_decay, scale, gain);
+  CheckReflection(kOp, weight_decay, scale, gain, prior_mean);
   std::vector<Argument> arguments = {{"params", Role::kGradient, params},
                                      {"grads", Role::kGradient, grads},
                                      {"velocities", Role::kState, velocities}};
-  const SBPSReflectCoefficients c{weight_decay, scale, gain};
+  const SBPSReflectCoefficients c{weight_decay, scale, gain, prior_mean};
   if (preconditioners.empty()) {
+    arguments.push_back(PriorMeans(prior_means));
     Plan plan(kOp, arguments, NoOffsets(params));
     SBPSApply<SBPSReflectUpdate, Driver>(kOp, plan, c);
   } else {
     arguments.push_back({"preconditioners", Role::kStatistic, preconditioners});
+    arguments.push_back(PriorMeans(prior_means));
     Plan plan(kOp, arguments, NoOffsets(params));
     SBPSApply<SBPSPreconditionedReflectUpdate, Driver>(kOp, plan, c);
   }
@@ -115,23 +120,26 @@ Tensor SBPSReflectSums(TensorList params,
                        TensorList origins,
                        double weight_decay,
                        double scale,
-                       double gain) {
+                       double gain,
+                       double prior_mean,
+                       std::optional<TensorList> prior_means) {
   constexpr const char* kOp = "sbps_reflect_sums_";
-  CheckReflection(kOp, weight_decay, scale, gain);
+  CheckReflection(kOp, weight_decay, scale, gain, prior_mean);
   CheckNotEmpty(kOp, "params", params);
   Plan plan(kOp,
             {{"params", Role::kGradient, params},
              {"grads", Role::kGradient, grads},
              {"velocities", Role::kState, velocities},
-             {"origins", Role::kStatistic, origins}},
+             {"origins", Role::kStatistic, origins},
+             PriorMeans(prior_means)},
             NoOffsets(params));
   using Sums = SBPSLineSums</*kArrays=*/4, /*kOrigin=*/3, /*kDirection=*/2>;
   Tensor sums = SumsLike(params[0], kSums<Sums>);
   Reducer::template UpdateAndReduce<SBPSReflectUpdate>(
       kOp,
       plan,
-      SBPSReflectCoefficients{weight_decay, scale, gain},
-      Sums(),
+      SBPSReflectCoefficients{weight_decay, scale, gain, prior_mean},
+      Sums(prior_mean),
       sums);
   plan.Finish();
   return sums;
@@ -142,9 +150,12 @@ void SBPSAdapt(TensorList params,
                TensorList grads,
                TensorList square_averages,
                double weight_decay,
-               double decay) {
+               double decay,
+               double prior_mean,
+               std::optional<TensorList> prior_means) {
   constexpr const char* kOp = "sbps_adapt_";
   CheckNumber(kOp, "weight_decay", weight_decay);
+  CheckFinite(kOp, "prior_mean", prior_mean);
   if (!(decay >= 0 && decay < 1)) {
     Fail(kOp,
          "Invalid decay: " + std::to_string(decay) + " (must be in [0, 1))");
@@ -152,10 +163,11 @@ void SBPSAdapt(TensorList params,
   Plan plan(kOp,
             {{"params", Role::kGradient, params},
              {"grads", Role::kGradient, grads},
-             {"square_averages", Role::kState, square_averages}},
+             {"square_averages", Role::kState, square_averages},
+             PriorMeans(prior_means)},
             NoOffsets(params));
   SBPSApply<SBPSAdaptUpdate, Driver>(
-      kOp, plan, SBPSAdaptCoefficients{weight_decay, decay});
+      kOp, plan, SBPSAdaptCoefficients{weight_decay, decay, prior_mean});
 }
 
 template <class Driver>
@@ -187,22 +199,30 @@ Tensor SBPSPreconditionSums(TensorList square_averages,
                             TensorList directions,
                             TensorList origins,
                             double eps,
-                            double scale) {
+                            double scale,
+                            double prior_mean,
+                            std::optional<TensorList> prior_means) {
   constexpr const char* kOp = "sbps_precondition_sums_";
   CheckNumber(kOp, "eps", eps, /*positive=*/true);
   CheckNumber(kOp, "scale", scale, /*positive=*/true);
+  CheckFinite(kOp, "prior_mean", prior_mean);
   CheckNotEmpty(kOp, "square_averages", square_averages);
   Plan plan(kOp,
             {{"square_averages", Role::kStatistic, square_averages},
              {"velocities", Role::kStatistic, velocities},
              {"preconditioners", Role::kState, preconditioners},
              {"directions", Role::kState, directions},
-             {"origins", Role::kStatistic, origins}},
+             {"origins", Role::kStatistic, origins},
+             PriorMeans(prior_means)},
             NoOffsets(square_averages));
   using Sums = SBPSLineSums</*kArrays=*/5, /*kOrigin=*/4, /*kDirection=*/3>;
   Tensor sums = SumsLike(square_averages[0], kSums<Sums>);
   Reducer::template UpdateAndReduce<SBPSPreconditionUpdate>(
-      kOp, plan, SBPSPreconditionCoefficients{eps, scale}, Sums(), sums);
+      kOp,
+      plan,
+      SBPSPreconditionCoefficients{eps, scale},
+      Sums(prior_mean),
+      sums);
   plan.Finish();
   return sums;
 }
@@ -212,25 +232,29 @@ Tensor SBPSSumsOfReflection(TensorList params,
                             TensorList grads,
                             TensorList velocities,
                             TensorList preconditioners,
-                            double weight_decay) {
+                            double weight_decay,
+                            double prior_mean,
+                            std::optional<TensorList> prior_means) {
   constexpr const char* kOp = "sbps_reflection_sums";
   CheckNumber(kOp, "weight_decay", weight_decay);
+  CheckFinite(kOp, "prior_mean", prior_mean);
   CheckNotEmpty(kOp, "params", params);
   std::vector<Argument> arguments = {
       {"params", Role::kGradient, params},
       {"grads", Role::kGradient, grads},
       {"velocities", Role::kStatistic, velocities}};
   const auto run = [&](const auto& map) {
+    arguments.push_back(PriorMeans(prior_means));
     const Plan plan(kOp, arguments, NoOffsets(params));
     Tensor sums = SumsLike(params[0], kSums<SBPSReflectionSums<true>>);
     Reducer::Reduce(plan, map, /*num_chains=*/1, sums);
     return sums;
   };
   if (preconditioners.empty()) {
-    return run(SBPSReflectionSums<false>(weight_decay));
+    return run(SBPSReflectionSums<false>(weight_decay, prior_mean));
   }
   arguments.push_back({"preconditioners", Role::kStatistic, preconditioners});
-  return run(SBPSReflectionSums<true>(weight_decay));
+  return run(SBPSReflectionSums<true>(weight_decay, prior_mean));
 }
 
 template <class Reducer>

@@ -3,11 +3,11 @@
 //   v     <- (1 - alpha) v - lr g + sqrt(2 (alpha - beta) lr T / N) xi
 //   theta <- theta + v     (the new v)
 //
-// with g = grad + (lambda / N) theta and alpha = 1 - momentum: eq. 15 of Chen,
-// Fox and Guestrin 2014 with eta = lr / N. beta accounts for the noise that the
-// minibatch itself brings: beta = lr N Var(grad) / (2 T). If Var(grad) is given
-// for each coordinate, 2 (alpha - beta) lr T / N becomes
-// 2 alpha lr T / N - lr^2 Var(grad).
+// with g = grad + (lambda / N) (theta - mu) and alpha = 1 - momentum: eq. 15 of
+// Chen, Fox and Guestrin 2014 with eta = lr / N. beta accounts for the noise
+// that the minibatch itself brings: beta = lr N Var(grad) / (2 T). If Var(grad)
+// is given for each coordinate, 2 (alpha - beta) lr T / N becomes 2 alpha lr T
+// / N - lr^2 Var(grad).
 #pragma once
 
 #include <algorithm>
@@ -34,12 +34,14 @@ struct SGHMCCoefficients {
                     double num_data,
                     double prior_precision,
                     double temperature,
-                    double noise_estimate)
+                    double noise_estimate,
+                    double prior_mean = 0)
       : lr(lr),
         momentum(momentum),
         weight_decay(prior_precision / num_data),
         heat(2 * lr * temperature / num_data),
-        noise_estimate(noise_estimate) {}
+        noise_estimate(noise_estimate),
+        prior_mean(prior_mean) {}
 
   // The update that follows a draw of the momentum, and its standard deviation.
   SGHMCCoefficients AfterDraw(int64_t every) const {
@@ -66,27 +68,30 @@ struct SGHMCCoefficients {
   double weight_decay;
   double heat;  // 2 lr T / N
   double noise_estimate;
+  double prior_mean;  // mu, where there is no array of it
   StepFilter filter;
 };
 
 template <class Real>
 class SGHMCUpdate {
  public:
-  static constexpr std::array<Role, 3> kRoles = {
-      Role::kParameter, Role::kGradient, Role::kState};
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kState, Role::kPriorMean};
 
   explicit SGHMCUpdate(const SGHMCCoefficients& c)
       : minus_lr_(static_cast<Real>(-c.lr)),
         momentum_(static_cast<Real>(c.momentum)),
         weight_decay_(static_cast<Real>(c.weight_decay)),
         noise_scale_(static_cast<Real>(std::sqrt(c.NoiseVariance()))),
+        prior_mean_(static_cast<Real>(c.prior_mean)),
         filter_(c.filter) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
   SG_HOST_DEVICE bool skips(uint64_t step) const { return filter_.Skips(step); }
+  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
 
-  SG_INLINE void operator()(Real (&x)[3], Real xi) const {
-    const Real g = Fma(weight_decay_, x[0], x[1]);
+  SG_INLINE void operator()(Real (&x)[4], Real xi) const {
+    const Real g = Fma(weight_decay_, x[0] - x[3], x[1]);
     x[2] = Fma(momentum_, x[2], Fma(minus_lr_, g, noise_scale_ * xi));
     x[0] = x[0] + x[2];
   }
@@ -96,6 +101,7 @@ class SGHMCUpdate {
   Real momentum_;
   Real weight_decay_;
   Real noise_scale_;
+  Real prior_mean_;
   StepFilter filter_;
 };
 
@@ -103,8 +109,11 @@ class SGHMCUpdate {
 template <class Real>
 class SGHMCNoiseAwareUpdate {
  public:
-  static constexpr std::array<Role, 4> kRoles = {
-      Role::kParameter, Role::kGradient, Role::kState, Role::kStatistic};
+  static constexpr std::array<Role, 5> kRoles = {Role::kParameter,
+                                                 Role::kGradient,
+                                                 Role::kState,
+                                                 Role::kStatistic,
+                                                 Role::kPriorMean};
 
   explicit SGHMCNoiseAwareUpdate(const SGHMCCoefficients& c)
       : minus_lr_(static_cast<Real>(-c.lr)),
@@ -112,13 +121,15 @@ class SGHMCNoiseAwareUpdate {
         weight_decay_(static_cast<Real>(c.weight_decay)),
         noise_variance_(static_cast<Real>(c.NoiseVariance())),
         minus_lr_squared_(static_cast<Real>(-c.lr * c.lr)),
+        prior_mean_(static_cast<Real>(c.prior_mean)),
         filter_(c.filter) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_variance_ != 0; }
   SG_HOST_DEVICE bool skips(uint64_t step) const { return filter_.Skips(step); }
+  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
 
-  SG_INLINE void operator()(Real (&x)[4], Real xi) const {
-    const Real g = Fma(weight_decay_, x[0], x[1]);
+  SG_INLINE void operator()(Real (&x)[5], Real xi) const {
+    const Real g = Fma(weight_decay_, x[0] - x[4], x[1]);
     // The caller has checked that this is not negative but for rounding.
     const Real variance = Fma(minus_lr_squared_, x[3], noise_variance_);
     const Real noise = sqrt(variance > 0 ? variance : Real(0)) * xi;
@@ -132,6 +143,7 @@ class SGHMCNoiseAwareUpdate {
   Real weight_decay_;
   Real noise_variance_;
   Real minus_lr_squared_;
+  Real prior_mean_;
   StepFilter filter_;
 };
 

@@ -29,9 +29,11 @@ void SGHMCStep(TensorList params,
                std::vector<int64_t> offsets,
                int64_t seed,
                int64_t step,
-               std::optional<Tensor> device_step) {
+               std::optional<Tensor> device_step,
+               double prior_mean,
+               std::optional<TensorList> prior_means) {
   constexpr const char* kOp = "sghmc_step_";
-  CheckTarget(kOp, lr, num_data, prior_precision, temperature);
+  CheckTarget(kOp, lr, num_data, prior_precision, temperature, prior_mean);
   if (!(momentum >= 0 && momentum < 1)) {
     Fail(kOp,
          "Invalid momentum: " + std::to_string(momentum) +
@@ -50,8 +52,13 @@ void SGHMCStep(TensorList params,
          "Invalid resample_momentum_every: " +
              std::to_string(resample_momentum_every) + " (must be >= 0)");
   }
-  const SGHMCCoefficients coefficients(
-      lr, momentum, num_data, prior_precision, temperature, noise_estimate);
+  const SGHMCCoefficients coefficients(lr,
+                                       momentum,
+                                       num_data,
+                                       prior_precision,
+                                       temperature,
+                                       noise_estimate,
+                                       prior_mean);
   const NoiseStream stream = MakeStream(kOp, seed, step, Purpose::kUpdate);
   std::vector<Argument> arguments = {{"params", Role::kParameter, params},
                                      {"grads", Role::kGradient, grads},
@@ -60,6 +67,7 @@ void SGHMCStep(TensorList params,
   if (noise_aware) {
     arguments.push_back({"grad_variances", Role::kStatistic, grad_variances});
   }
+  arguments.push_back(PriorMeans(prior_means));
   arguments.push_back({"masters", Role::kMaster, masters});
   Plan plan(kOp, arguments, offsets);
   Driver driver(kOp, plan, device_step);

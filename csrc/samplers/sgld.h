@@ -2,8 +2,8 @@
 //
 //   theta <- theta - lr g + sqrt(2 lr T / N) xi
 //
-// with g = grad + (lambda / N) theta: Welling and Teh 2011, eq. 4, with their
-// step size 2 lr / N.
+// with g = grad + (lambda / N) (theta - mu): Welling and Teh 2011, eq. 4, with
+// their step size 2 lr / N.
 #pragma once
 
 #include <array>
@@ -20,32 +20,37 @@ struct SGLDCoefficients {
   SGLDCoefficients(double lr,
                    double num_data,
                    double prior_precision,
-                   double temperature)
+                   double temperature,
+                   double prior_mean = 0)
       : lr(lr),
         weight_decay(prior_precision / num_data),
-        noise_scale(std::sqrt(2 * lr * temperature / num_data)) {}
+        noise_scale(std::sqrt(2 * lr * temperature / num_data)),
+        prior_mean(prior_mean) {}
 
   double lr;
   double weight_decay;
   double noise_scale;
+  double prior_mean;  // mu, where there is no array of it
 };
 
 template <class Real>
 class SGLDUpdate {
  public:
-  static constexpr std::array<Role, 2> kRoles = {Role::kParameter,
-                                                 Role::kGradient};
+  static constexpr std::array<Role, 3> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kPriorMean};
 
   explicit SGLDUpdate(const SGLDCoefficients& c)
       : minus_lr_(static_cast<Real>(-c.lr)),
         weight_decay_(static_cast<Real>(c.weight_decay)),
-        noise_scale_(static_cast<Real>(c.noise_scale)) {}
+        noise_scale_(static_cast<Real>(c.noise_scale)),
+        prior_mean_(static_cast<Real>(c.prior_mean)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
   SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
 
-  SG_INLINE void operator()(Real (&x)[2], Real xi) const {
-    const Real g = Fma(weight_decay_, x[0], x[1]);
+  SG_INLINE void operator()(Real (&x)[3], Real xi) const {
+    const Real g = Fma(weight_decay_, x[0] - x[2], x[1]);
     x[0] = Fma(noise_scale_, xi, Fma(minus_lr_, g, x[0]));
   }
 
@@ -53,6 +58,7 @@ class SGLDUpdate {
   Real minus_lr_;
   Real weight_decay_;
   Real noise_scale_;
+  Real prior_mean_;
 };
 
 }  // namespace torch_sgmcmc

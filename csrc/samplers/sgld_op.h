@@ -20,18 +20,22 @@ void SGLDStep(TensorList params,
               std::vector<int64_t> offsets,
               int64_t seed,
               int64_t step,
-              std::optional<Tensor> device_step) {
+              std::optional<Tensor> device_step,
+              double prior_mean,
+              std::optional<TensorList> prior_means) {
   constexpr const char* kOp = "sgld_step_";
-  CheckTarget(kOp, lr, num_data, prior_precision, temperature);
+  CheckTarget(kOp, lr, num_data, prior_precision, temperature, prior_mean);
   const NoiseStream stream = MakeStream(kOp, seed, step, Purpose::kUpdate);
   Plan plan(kOp,
             {{"params", Role::kParameter, params},
              {"grads", Role::kGradient, grads},
+             PriorMeans(prior_means),
              {"masters", Role::kMaster, masters}},
             offsets);
   Driver driver(kOp, plan, device_step);
   driver.template Apply<SGLDUpdate>(
-      SGLDCoefficients(lr, num_data, prior_precision, temperature), stream);
+      SGLDCoefficients(lr, num_data, prior_precision, temperature, prior_mean),
+      stream);
   plan.Finish();
 }
 

@@ -5,10 +5,10 @@
 //   theta <- theta + v     (the new v)
 //   alpha <- alpha + kappa (u^2 N / (lr T) - 1),   u = (old v + new v) / 2,
 //
-// with g = grad + (lambda / N) theta and A = 1 - momentum: Ding et al. 2014,
-// algorithm 2, with a thermostat for each coordinate as in Li et al. 2015.
-// The state is delta = alpha - A. Why u^2 stands where the papers have v^2, and
-// why delta, is in docs/samplers/sgnht.md.
+// with g = grad + (lambda / N) (theta - mu) and A = 1 - momentum: Ding et al.
+// 2014, algorithm 2, with a thermostat for each coordinate as in Li et al.
+// 2015. The state is delta = alpha - A. Why u^2 stands where the papers have
+// v^2, and why delta, is in docs/samplers/sgnht.md.
 #pragma once
 
 #include <array>
@@ -27,26 +27,32 @@ struct SGNHTCoefficients {
                     double num_data,
                     double prior_precision,
                     double temperature,
-                    double thermostat_rate)
+                    double thermostat_rate,
+                    double prior_mean = 0)
       : lr(lr),
         momentum(momentum),
         weight_decay(prior_precision / num_data),
         heat(lr * temperature / num_data),
         // Where no momentum is to be had in equilibrium, the thermostat rests.
-        rate(heat > 0 ? thermostat_rate : 0) {}
+        rate(heat > 0 ? thermostat_rate : 0),
+        prior_mean(prior_mean) {}
 
   double lr;
   double momentum;
   double weight_decay;
-  double heat;  // lr T / N
-  double rate;  // kappa
+  double heat;        // lr T / N
+  double rate;        // kappa
+  double prior_mean;  // mu, where there is no array of it
 };
 
 template <class Real>
 class SGNHTUpdate {
  public:
-  static constexpr std::array<Role, 4> kRoles = {
-      Role::kParameter, Role::kGradient, Role::kState, Role::kState};
+  static constexpr std::array<Role, 5> kRoles = {Role::kParameter,
+                                                 Role::kGradient,
+                                                 Role::kState,
+                                                 Role::kState,
+                                                 Role::kPriorMean};
 
   explicit SGNHTUpdate(const SGNHTCoefficients& c)
       : minus_lr_(static_cast<Real>(-c.lr)),
@@ -55,13 +61,15 @@ class SGNHTUpdate {
         noise_scale_(
             static_cast<Real>(std::sqrt(2 * (1 - c.momentum) * c.heat))),
         rate_(static_cast<Real>(c.rate)),
-        gain_(static_cast<Real>(c.rate > 0 ? c.rate / (4 * c.heat) : 0)) {}
+        gain_(static_cast<Real>(c.rate > 0 ? c.rate / (4 * c.heat) : 0)),
+        prior_mean_(static_cast<Real>(c.prior_mean)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
   SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
 
-  SG_INLINE void operator()(Real (&x)[4], Real xi) const {
-    const Real g = Fma(weight_decay_, x[0], x[1]);
+  SG_INLINE void operator()(Real (&x)[5], Real xi) const {
+    const Real g = Fma(weight_decay_, x[0] - x[4], x[1]);
     const Real carry = momentum_ - x[3];  // 1 - alpha
     const Real v = Fma(carry, x[2], Fma(minus_lr_, g, noise_scale_ * xi));
     const Real u = x[2] + v;  // twice the mean: the gain has the quarter
@@ -77,6 +85,7 @@ class SGNHTUpdate {
   Real noise_scale_;
   Real rate_;
   Real gain_;  // kappa N / (4 lr T)
+  Real prior_mean_;
 };
 
 }  // namespace torch_sgmcmc

@@ -25,9 +25,11 @@ void SGNHTStep(TensorList params,
                std::vector<int64_t> offsets,
                int64_t seed,
                int64_t step,
-               std::optional<Tensor> device_step) {
+               std::optional<Tensor> device_step,
+               double prior_mean,
+               std::optional<TensorList> prior_means) {
   constexpr const char* kOp = "sgnht_step_";
-  CheckTarget(kOp, lr, num_data, prior_precision, temperature);
+  CheckTarget(kOp, lr, num_data, prior_precision, temperature, prior_mean);
   if (!(momentum >= 0 && momentum < 1)) {
     Fail(kOp,
          "Invalid momentum: " + std::to_string(momentum) +
@@ -40,6 +42,7 @@ void SGNHTStep(TensorList params,
              {"grads", Role::kGradient, grads},
              {"momenta", Role::kState, momenta},
              {"thermostats", Role::kState, thermostats},
+             PriorMeans(prior_means),
              {"masters", Role::kMaster, masters}},
             offsets);
   Driver driver(kOp, plan, device_step);
@@ -48,7 +51,8 @@ void SGNHTStep(TensorList params,
                                                        num_data,
                                                        prior_precision,
                                                        temperature,
-                                                       thermostat_rate),
+                                                       thermostat_rate,
+                                                       prior_mean),
                                      stream);
   plan.Finish();
 }

@@ -85,7 +85,7 @@ class Memory {
 
 // The state of a sampler for a model with `count` parameters of all dtypes.
 struct State {
-  Memory params, grads, momenta, variances, previous, masters;
+  Memory params, grads, momenta, variances, previous, masters, means;
   std::vector<int64_t> offsets;
 
   explicit State(int count) {
@@ -126,6 +126,7 @@ struct State {
     momenta.Add<Arithmetic<T>>(numel, random, false);
     variances.Add<Arithmetic<T>>(numel, random, true);
     previous.Add<Arithmetic<T>>(numel, random, false);
+    means.Add<Arithmetic<T>>(numel, random, false);
   }
 
   friend bool operator==(const State&, const State&) = default;
@@ -165,7 +166,9 @@ void StepSGLD(State& s, int64_t step, std::optional<Tensor> device_step) {
                    s.offsets,
                    /*seed=*/-5,
                    step,
-                   std::move(device_step));
+                   std::move(device_step),
+                   /*prior_mean=*/0.7,
+                   /*prior_means=*/std::nullopt);
 }
 
 template <class Driver>
@@ -192,7 +195,7 @@ TEST_F(Drivers, DeviceStepAgreesAndIsAddedToStep) {
 
 // The parts of a state as an operator takes them.
 struct Lists {
-  TensorList params, grads, momenta, variances, masters;
+  TensorList params, grads, momenta, variances, masters, means;
   std::vector<int64_t> offsets;
 
   explicit Lists(State& s)
@@ -200,6 +203,7 @@ struct Lists {
         grads(s.grads.Tensors()),
         momenta(s.momenta.Tensors()),
         masters(s.masters.Tensors()),
+        means(s.means.Tensors()),
         offsets(s.offsets) {}
 };
 
@@ -223,7 +227,9 @@ void StepSGHMC(const Lists& lists,
                     lists.offsets,
                     /*seed=*/9,
                     step,
-                    std::move(device_step));
+                    std::move(device_step),
+                    /*prior_mean=*/0,
+                    lists.means);
 }
 
 template <class Driver>
@@ -260,22 +266,25 @@ void StepPSGLD(State& s, bool corrected) {
     sensitivities = s.momenta.Tensors();
     curvatures = s.grads.Tensors();
   }
-  PSGLDStep<Driver>(s.params.Tensors(),
-                    s.grads.Tensors(),
-                    s.variances.Tensors(),
-                    sensitivities,
-                    curvatures,
-                    s.masters.Tensors(),
-                    /*lr=*/0.1,
-                    /*num_data=*/10,
-                    /*prior_precision=*/2,
-                    /*temperature=*/1,
-                    /*decay=*/0.9,
-                    /*eps=*/1e-3,
-                    s.offsets,
-                    /*seed=*/9,
-                    /*step=*/3,
-                    /*device_step=*/std::nullopt);
+  PSGLDStep<Driver>(
+      s.params.Tensors(),
+      s.grads.Tensors(),
+      s.variances.Tensors(),
+      sensitivities,
+      curvatures,
+      s.masters.Tensors(),
+      /*lr=*/0.1,
+      /*num_data=*/10,
+      /*prior_precision=*/2,
+      /*temperature=*/1,
+      /*decay=*/0.9,
+      /*eps=*/1e-3,
+      s.offsets,
+      /*seed=*/9,
+      /*step=*/3,
+      /*device_step=*/std::nullopt,
+      /*prior_mean=*/0.7,
+      corrected ? std::optional(s.means.Tensors()) : std::nullopt);
 }
 
 template <class Driver>
@@ -291,7 +300,9 @@ void StepFrozenPSGLD(State& s) {
                           s.offsets,
                           /*seed=*/9,
                           /*step=*/3,
-                          /*device_step=*/std::nullopt);
+                          /*device_step=*/std::nullopt,
+                          /*prior_mean=*/0,
+                          s.means.Tensors());
 }
 template <class Driver>
 void StepAdaptingPSGLD(State& s) {
@@ -326,7 +337,9 @@ void StepSGNHT(State& s) {
                     s.offsets,
                     /*seed=*/9,
                     /*step=*/3,
-                    /*device_step=*/std::nullopt);
+                    /*device_step=*/std::nullopt,
+                    /*prior_mean=*/0,
+                    s.means.Tensors());
 }
 
 TEST_F(Drivers, SGNHTAgrees) { SG_EXPECT_DRIVERS_EQUAL(StepSGNHT); }
@@ -343,15 +356,18 @@ void Leapfrog(State& s, bool has_mass) {
                      /*seed=*/9,
                      /*step=*/3);
   for (const double drift : {0.2, 0.0}) {
-    HMCLeapfrog<Driver>(s.params.Tensors(),
-                        s.grads.Tensors(),
-                        s.momenta.Tensors(),
-                        masses,
-                        s.masters.Tensors(),
-                        /*kick=*/0.1,
-                        drift,
-                        /*num_data=*/10,
-                        /*prior_precision=*/2);
+    HMCLeapfrog<Driver>(
+        s.params.Tensors(),
+        s.grads.Tensors(),
+        s.momenta.Tensors(),
+        masses,
+        s.masters.Tensors(),
+        /*kick=*/0.1,
+        drift,
+        /*num_data=*/10,
+        /*prior_precision=*/2,
+        /*prior_mean=*/0.7,
+        has_mass ? std::optional(s.means.Tensors()) : std::nullopt);
   }
 }
 template <class Driver>

@@ -79,7 +79,9 @@ class Operators : public testing::Test {
                                           offsets_,
                                           /*seed=*/int64_t{3},
                                           /*step=*/int64_t{4},
-                                          no_step_));
+                                          no_step_,
+                                          /*prior_mean=*/0.25,
+                                          no_means_));
   }
 
   auto GaussianArguments(std::vector<float>& out,
@@ -101,6 +103,9 @@ class Operators : public testing::Test {
   const std::vector<float> before_ = theta_;
   const std::vector<int64_t> offsets_ = {128};
   const std::optional<Tensor> no_step_ = std::nullopt;
+  std::vector<float> mean_ = Some(0.4f);
+  const std::optional<TensorList> means_ = TensorList{View(mean_)};
+  const std::optional<TensorList> no_means_ = std::nullopt;
 };
 
 TEST_F(Operators, SGLDStep) {
@@ -122,7 +127,9 @@ TEST_F(Operators, SGHMCStep) {
                                     offsets_,
                                     /*seed=*/int64_t{3},
                                     /*step=*/int64_t{4},
-                                    no_step_);
+                                    no_step_,
+                                    /*prior_mean=*/0.0,
+                                    means_);
   Call("torch_sgmcmc::sghmc_step_",
        std::tuple_cat(Lists(theta_, grad_, v_, variance_), rest));
   std::apply(SGHMCStep<CpuDriver>,
@@ -144,7 +151,9 @@ TEST_F(Operators, PSGLDStep) {
                                     offsets_,
                                     /*seed=*/int64_t{3},
                                     /*step=*/int64_t{4},
-                                    no_step_);
+                                    no_step_,
+                                    /*prior_mean=*/0.0,
+                                    means_);
   Call("torch_sgmcmc::psgld_step_",
        std::tuple_cat(Lists(theta_, grad_, square, v_, grad_), rest));
   std::apply(PSGLDStep<CpuDriver>,
@@ -168,7 +177,9 @@ TEST_F(Operators, SGNHTStep) {
                                     offsets_,
                                     /*seed=*/int64_t{3},
                                     /*step=*/int64_t{4},
-                                    no_step_);
+                                    no_step_,
+                                    /*prior_mean=*/0.0,
+                                    means_);
   Call("torch_sgmcmc::sgnht_step_",
        std::tuple_cat(Lists(theta_, grad_, v_, thermostat), rest));
   std::apply(SGNHTStep<CpuDriver>,
@@ -192,7 +203,9 @@ TEST_F(Operators, HMC) {
                                     /*kick=*/0.1,
                                     /*drift=*/0.2,
                                     /*num_data=*/50.0,
-                                    /*prior_precision=*/2.0);
+                                    /*prior_precision=*/2.0,
+                                    /*prior_mean=*/0.0,
+                                    means_);
   Call("torch_sgmcmc::hmc_leapfrog_",
        std::tuple_cat(Lists(theta_, grad_, v_, mass), move));
   std::apply(HMCLeapfrog<CpuDriver>,
@@ -205,14 +218,16 @@ TEST_F(Operators, HMC) {
       Call("torch_sgmcmc::hmc_energy",
            std::tuple_cat(Rows(theta_, v_, mass),
                           std::make_tuple(/*prior_precision=*/2.0,
-                                          /*num_chains=*/int64_t{7})));
+                                          /*num_chains=*/int64_t{7},
+                                          /*prior_mean=*/0.25,
+                                          no_means_)));
   const Tensor result = torch::stable::detail::to<Tensor>(stack[0]);
   ASSERT_EQ(result.scalar_type(), ScalarType::Double);
   ASSERT_EQ(result.numel(), 7);
   for (size_t k = 0; k < 7; ++k) {
     double exact = 0;
     for (size_t i = k * 143; i < (k + 1) * 143; ++i) {
-      const double x = theta_[i];
+      const double x = theta_[i] - 0.25;
       const double r = v_[i];
       exact += x * x + r * r / 5;
     }
@@ -282,7 +297,9 @@ TEST_F(Operators, EWSGLogRatio) {
                                     /*prior_precision=*/2.0,
                                     /*temperature=*/0.5,
                                     /*surrogate=*/int64_t{3},
-                                    /*num_chains=*/int64_t{7});
+                                    /*num_chains=*/int64_t{7},
+                                    /*prior_mean=*/0.25,
+                                    no_means_);
   std::vector<float> proposal = Some(0.2f);
   const std::vector<StableIValue> stack =
       Call("torch_sgmcmc::ewsg_log_ratio",
@@ -299,7 +316,7 @@ TEST_F(Operators, EWSGLogRatio) {
   double expected[7];
   ReduceOnCpu(plan.segments(),
               torch_sgmcmc::EWSGLogRatio<true, true>(EWSGCoefficients(
-                  0.1, 0.9, 5, 2, 0.5, Surrogate::kFullMomentum)),
+                  0.1, 0.9, 5, 2, 0.5, Surrogate::kFullMomentum, 0.25)),
               7,
               expected);
   for (int k = 0; k < 7; ++k) {

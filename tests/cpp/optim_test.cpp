@@ -111,6 +111,84 @@ TEST(Options, MustBeComplete) {
   EXPECT_EQ(SGLD(groups, SGLDOptions()).options().num_data(), 2);
 }
 
+TEST(PriorMean, IsCopiedAndKeptInTheState) {
+  const std::vector<torch::Tensor> params = Params();
+  std::vector<torch::Tensor> means;
+  for (const torch::Tensor& p : params) {
+    means.push_back(torch::full_like(p.detach(), 2, torch::kDouble));
+  }
+  SGLD sampler(params, Langevin().prior_precision(3).prior_mean(means));
+  for (const torch::Tensor& mean : means) mean.fill_(-1);
+  const StateDict state = sampler.state_dict().at("state");
+  for (size_t i = 0; i < params.size(); ++i) {
+    const StateDict kept = state.at(static_cast<int64_t>(i));
+    EXPECT_TRUE(torch::equal(kept.at("prior_mean").toTensor(),
+                             torch::full_like(params[i].detach(), 2)));
+  }
+  SGLD other(Params(), Langevin());
+  other.load_state_dict(sampler.state_dict());
+  EXPECT_NE(other.target_summary().find("N(μ, 0.3333)"), std::string::npos);
+}
+
+TEST(PriorMean, OfOtherShapesOrOfSeveralGroupsIsRefused) {
+  const auto refused = [](const std::vector<torch::Tensor>& means) {
+    return MessageOf<std::invalid_argument>([&] {
+      SGLD(std::vector{Param(3), Param(4)}, Langevin().prior_mean(means));
+    });
+  };
+  EXPECT_EQ(refused({torch::ones(3)}),
+            "Invalid prior_mean: 1 tensors for a group of 2 parameters (must "
+            "be one for each; of several groups each needs its own)");
+  EXPECT_EQ(refused({torch::ones(3), torch::ones(5)}),
+            "Invalid prior_mean: number 1 has shape [5] (must be [4], that of "
+            "its parameter)");
+  EXPECT_EQ(refused({torch::ones(3), torch::ones(4) / 0}),
+            "Invalid prior_mean: number 1 has elements that are not finite");
+  EXPECT_EQ(refused({torch::ones(3), torch::ones(4, torch::kLong)}),
+            "Invalid prior_mean: number 1 is of torch::kLong and layout "
+            "torch::kStrided (must be floating point, and torch::kStrided)");
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [] { SGLD(Params(), Langevin().prior_mean(1.0 / 0.0)); }),
+            "Invalid prior_mean: inf (must be finite)");
+  std::vector<OptimizerParamGroup> groups;
+  groups.emplace_back(std::vector{Param(3)});
+  groups.emplace_back(std::vector{Param(3)});
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { SGLD(groups, Langevin().prior_mean({torch::ones(3)})); }),
+            "Invalid prior_mean: tensors for a sampler of several param groups "
+            "(give each group its own prior_mean)");
+}
+
+// Those that a group sets go before the sampler's, and 0 is a mean as any.
+TEST(PriorMean, IsInherited) {
+  std::vector<OptimizerParamGroup> groups;
+  groups.emplace_back(std::vector{Param(3)});
+  groups.emplace_back(
+      std::vector{Param(4)},
+      std::make_unique<SGLDOptions>(SGLDOptions().prior_mean(0)));
+  SGLD sampler(groups, Langevin().prior_mean(1.5));
+  EXPECT_EQ(sampler.options(0).prior_mean(), 1.5);
+  EXPECT_EQ(sampler.options(1).prior_mean(), 0);
+}
+
+// State dicts of before there were any.
+TEST(PriorMean, WasZero) {
+  SGLD sampler(std::vector{Param(3)}, Langevin());
+  const StateDict saved = sampler.state_dict();
+  const StateDict group = saved.at("param_groups").toListRef()[0];
+  StateDict old;
+  for (const auto& entry : group.entries()) {
+    const std::string& key = entry.key().toStringRef();
+    if (key != "prior_mean") old.set(key.c_str(), entry.value());
+  }
+  c10::impl::GenericList groups(c10::AnyType::get());
+  groups.push_back(old);
+  SGLD other(std::vector{Param(3)}, Langevin().prior_mean(4));
+  other.load_state_dict(
+      {{"state", saved.at("state")}, {"param_groups", groups}});
+  EXPECT_EQ(other.options().prior_mean(), 0);
+}
+
 TEST(Options, OfAnotherKindAreRefused) {
   SGLD sampler(Params(), Langevin());
   const auto add = [&](std::unique_ptr<torch::optim::OptimizerOptions> o) {

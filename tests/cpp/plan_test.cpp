@@ -196,6 +196,38 @@ TEST(Plan, MastersBelongToHalfPrecisionParametersAlone) {
               "bfloat16 or float16)");
 }
 
+TEST(Plan, MeansOfPriorsMayBeAbsent) {
+  std::vector<float> p = Iota(3), mean = Iota(3);
+  std::vector<BFloat16> q(3);
+  const TensorList params = {View(p), View(q)};
+  std::optional<TensorList> means;
+  const auto make = [&] {
+    return Plan("op",
+                {{"params", Role::kParameter, params},
+                 PriorMeans(means),
+                 {"grads", Role::kGradient, params}},
+                {0, 128});
+  };
+  for (int round = 0; round < 2; ++round) {
+    const Plan plan = make();
+    EXPECT_EQ(plan.segments()[0].data[kPriorMeans], nullptr);
+    EXPECT_EQ(plan.segments()[0].data[2], p.data());
+    means = TensorList();
+  }
+  means = TensorList{View(mean), View(mean)};
+  const Plan plan = make();
+  EXPECT_EQ(plan.segments()[0].data[kPriorMeans], mean.data());
+  EXPECT_EQ(plan.segments()[1].data[kPriorMeans], mean.data());
+  EXPECT_EQ(plan.segments()[0].data[1], nullptr);
+  means = TensorList{View(mean), View(q)};
+  ExpectError(make,
+              "prior_means[1] has bfloat16, expected float32 (for params[1] in "
+              "bfloat16)");
+  means->pop_back();
+  ExpectError(make,
+              "prior_means has 1 tensors, expected 2 (as many as params)");
+}
+
 TEST(Plan, RejectsListsOfDifferentLengths) {
   std::vector<float> x = Iota(3);
   ExpectError(
@@ -263,15 +295,17 @@ TEST(DeviceStep, ChecksItsArguments) {
 
 TEST(CheckTarget, NamesTheHyperparameter) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  EXPECT_NO_THROW(CheckTarget("op", 0, 1, 0, 0));
-  ExpectError([] { CheckTarget("op", -0.5, 1, 0, 1); },
+  EXPECT_NO_THROW(CheckTarget("op", 0, 1, 0, 0, -1));
+  ExpectError([] { CheckTarget("op", -0.5, 1, 0, 1, 0); },
               "Invalid lr: -0.5 (must be finite and >= 0)");
-  ExpectError([] { CheckTarget("op", 1, 0, 0, 1); },
+  ExpectError([] { CheckTarget("op", 1, 0, 0, 1, 0); },
               "Invalid num_data: 0 (must be finite and > 0)");
-  ExpectError([] { CheckTarget("op", 1, 1, -2, 1); },
+  ExpectError([] { CheckTarget("op", 1, 1, -2, 1, 0); },
               "Invalid prior_precision: -2 (must be finite and >= 0)");
-  ExpectError([] { CheckTarget("op", 1, 1, 0, kInfinity); },
+  ExpectError([] { CheckTarget("op", 1, 1, 0, kInfinity, 0); },
               "Invalid temperature: inf (must be finite and >= 0)");
+  ExpectError([] { CheckTarget("op", 1, 1, 0, 1, -kInfinity); },
+              "Invalid prior_mean: -inf (must be finite)");
 }
 
 }  // namespace

@@ -53,8 +53,8 @@ class Reduce : public testing::Test {
   Segment Random(int64_t numel) {
     Segment s{};
     for (int j = 0; j < kMaxArguments; ++j) {
-      // The last array is state.
-      if (j == 3 && !std::is_same_v<T, double>) {
+      // These are in the type of the arithmetic.
+      if ((j == 3 || j == kPriorMeans) && !std::is_same_v<T, double>) {
         s.data[j] = Fill(numel, &state_.emplace_back());
       } else {
         s.data[j] = Fill(numel, &data_.emplace_back());
@@ -62,6 +62,12 @@ class Reduce : public testing::Test {
     }
     s.numel = numel;
     s.dtype = kScalarType<T>;
+    return s;
+  }
+
+  Segment WithoutMeans(int64_t numel) {
+    Segment s = Random(numel);
+    s.data[kPriorMeans] = nullptr;
     return s;
   }
 
@@ -202,6 +208,10 @@ TYPED_TEST(Reduce, UpdatesFirst) {
   }
 }
 
+// Where there is no array of means, and not exactly a float.
+template <class T>
+constexpr Arithmetic<T> kMean = static_cast<Arithmetic<T>>(0.7);
+
 // W(g') - W(g) by its definition, from the hyperparameters, in long double.
 template <class T>
 long double LogRatio(const Segment& s,
@@ -227,7 +237,9 @@ long double LogRatio(const Segment& s,
     if (surrogate == Surrogate::kMomentum) u = alpha * v;
     if (surrogate == Surrogate::kOne) u = std::sqrt(variance);
     if (surrogate == Surrogate::kFullMomentum) u = -(1 - alpha) * v;
-    const long double prior = decay / n * at(0);
+    const auto* means = static_cast<const Arithmetic<T>*>(s.data[kPriorMeans]);
+    const long double mean = means == nullptr ? kMean<T> : means[i];
+    const long double prior = decay / n * (at(0) - mean);
     const long double before = u + lr * (at(1) + prior);
     const long double after = u + lr * (at(2) + prior);
     sum += (after * after - before * before) / (2 * variance);
@@ -238,13 +250,13 @@ long double LogRatio(const Segment& s,
 
 TYPED_TEST(Reduce, EWSGLogRatio) {
   const std::vector<Segment> segments = {this->Random(1000),
-                                         this->Random(kStretch + 7)};
+                                         this->WithoutMeans(kStretch + 7)};
   for (const auto surrogate : {Surrogate::kMomentum,
                                Surrogate::kZero,
                                Surrogate::kOne,
                                Surrogate::kFullMomentum}) {
     for (const double decay : {0.0, 3.0}) {
-      const EWSGCoefficients c(0.1, 0.8, 20, decay, 0.7, surrogate);
+      const EWSGCoefficients c(0.1, 0.8, 20, decay, 0.7, surrogate, 0.7);
       const auto expect = [&](const auto& map, bool has_momentum) {
         long double want = 0;
         long double size = 0;
@@ -274,6 +286,7 @@ TYPED_TEST(Reduce, EnergyTerm) {
     Segment& s = segments.emplace_back(this->Random(numel));
     s.data[1] = s.data[3];  // momenta and masses are state
     s.data[2] = this->Random(numel).data[3];
+    if (numel == 1000) s.data[kPriorMeans] = nullptr;
   }
   for (const double prior : {0.0, 3.0}) {
     const auto expect = [&](const auto& map, bool has_mass) {
@@ -287,8 +300,12 @@ TYPED_TEST(Reduce, EnergyTerm) {
           const long double r = static_cast<State*>(s.data[1])[i];
           const long double m =
               has_mass ? static_cast<State*>(s.data[2])[i] : 1;
-          want += prior * x * x / 2 + r * r / (2 * m);
-          size += prior * x * x / 2 + std::abs(r * r / (2 * m));
+          const auto* means = static_cast<State*>(s.data[kPriorMeans]);
+          const long double mean =
+              means == nullptr ? kMean<TypeParam> : means[i];
+          const long double away = x - mean;
+          want += prior * away * away / 2 + r * r / (2 * m);
+          size += prior * (x * x + mean * mean) + std::abs(r * r / (2 * m));
         }
       }
       EXPECT_NEAR(Everywhere(segments, map, 1)[0],
@@ -296,11 +313,11 @@ TYPED_TEST(Reduce, EnergyTerm) {
                   1e-13 * static_cast<double>(size));
     };
     if (prior == 0) {
-      expect(EnergyTerm<false, true>(prior), true);
-      expect(EnergyTerm<false, false>(prior), false);
+      expect(EnergyTerm<false, true>(prior, 0.7), true);
+      expect(EnergyTerm<false, false>(prior, 0.7), false);
     }
-    expect(EnergyTerm<true, true>(prior), true);
-    expect(EnergyTerm<true, false>(prior), false);
+    expect(EnergyTerm<true, true>(prior, 0.7), true);
+    expect(EnergyTerm<true, false>(prior, 0.7), false);
   }
 }
 

@@ -41,9 +41,11 @@ class Arrays {
     FillMasters(random);
   }
 
-  Segment SegmentAt(uint64_t offset) {
+  // Without means, the update's number stands for them.
+  Segment SegmentAt(uint64_t offset, bool has_means = true) {
     Segment s{};
     SetPointers(&s, kIndices);
+    if (!has_means) s.data[kPriorMeans] = nullptr;
     s.numel = numel_;
     s.offset = offset;
     s.dtype = kScalarType<T>;
@@ -97,7 +99,7 @@ class Arrays {
 
   template <size_t... kIndex>
   void SetPointers(Segment* s, std::index_sequence<kIndex...>) {
-    ((s->data[kIndex] =
+    ((s->data[SlotOf(Update::kRoles[kIndex], kIndex)] =
           reinterpret_cast<Element<kIndex>*>(bytes_[kIndex].data()) + kGuard +
           shift_),
      ...);
@@ -143,22 +145,24 @@ void ExpectAllAgree(const Update& update,
                     int64_t numel,
                     uint64_t offset,
                     int shift,
-                    const NoiseStream& stream) {
+                    const NoiseStream& stream,
+                    bool has_means) {
   SCOPED_TRACE("numel " + std::to_string(numel) + ", offset " +
-               std::to_string(offset) + ", shift " + std::to_string(shift));
+               std::to_string(offset) + ", shift " + std::to_string(shift) +
+               (has_means ? "" : ", without means"));
   const Arrays<Update, T> before(numel, shift, 5);
   Arrays<Update, T> want = before;
-  RunByDefinition<Update, T>(update, want.SegmentAt(offset), stream);
+  RunByDefinition<Update, T>(update, want.SegmentAt(offset, has_means), stream);
 
   Arrays<Update, T> cuda = before;
   cuda_on_host::LaunchAll<T>(
-      update, stream, {cuda.SegmentAt(offset)}, kScalarType<T>);
+      update, stream, {cuda.SegmentAt(offset, has_means)}, kScalarType<T>);
   ASSERT_TRUE(cuda == want) << "CUDA";
 
   for (const Isa isa : AvailableIsas()) {
     Arrays<Update, T> whole = before;
     RunSegmentOnIsa<Update, T>(
-        update, whole.SegmentAt(offset), 0, numel, stream, isa);
+        update, whole.SegmentAt(offset, has_means), 0, numel, stream, isa);
     ASSERT_TRUE(whole == want) << IsaName(isa);
 
     // In two parts, cut at an odd place.
@@ -166,7 +170,7 @@ void ExpectAllAgree(const Update& update,
     const int64_t cut = numel * 5 / 8;
     for (const auto& [begin, end] : {std::pair(cut, numel), {0, cut}}) {
       RunSegmentOnIsa<Update, T>(
-          update, parts.SegmentAt(offset), begin, end, stream, isa);
+          update, parts.SegmentAt(offset, has_means), begin, end, stream, isa);
     }
     ASSERT_TRUE(parts == want) << IsaName(isa) << ", cut at " << cut;
   }
@@ -197,8 +201,15 @@ void ExpectAllAgreeEverywhere(const Update& update) {
     for (size_t j = is_long ? i % 3 : 0; j < std::size(kOffsets);
          j += is_long ? 3 : 1) {
       const uint64_t offset = kOffsets[j];
-      ExpectAllAgree<Update, T>(
-          update, kSizes[i], offset, static_cast<int>(offset % 3), stream);
+      ExpectAllAgree<Update, T>(update,
+                                kSizes[i],
+                                offset,
+                                static_cast<int>(offset % 3),
+                                stream,
+                                true);
+    }
+    if constexpr (kHasPriorMean<Update>) {
+      ExpectAllAgree<Update, T>(update, kSizes[i], 3, 1, stream, false);
     }
   }
 }
@@ -211,31 +222,31 @@ TYPED_TEST_SUITE(Segments, Types);
 TYPED_TEST(Segments, SGLD) {
   using Update = SGLDUpdate<Arithmetic<TypeParam>>;
   ExpectAllAgreeEverywhere<Update, TypeParam>(
-      Update(SGLDCoefficients(0.1, 50, 2, 1)));
+      Update(SGLDCoefficients(0.1, 50, 2, 1, 0.7)));
 }
 
 TYPED_TEST(Segments, SGLDWithoutNoise) {
   using Update = SGLDUpdate<Arithmetic<TypeParam>>;
   ExpectAllAgreeEverywhere<Update, TypeParam>(
-      Update(SGLDCoefficients(0.1, 50, 2, 0)));
+      Update(SGLDCoefficients(0.1, 50, 2, 0, 0.7)));
 }
 
 TYPED_TEST(Segments, SGHMC) {
   using Update = SGHMCUpdate<Arithmetic<TypeParam>>;
   ExpectAllAgreeEverywhere<Update, TypeParam>(
-      Update(SGHMCCoefficients(0.1, 0.9, 50, 2, 1, 0.01)));
+      Update(SGHMCCoefficients(0.1, 0.9, 50, 2, 1, 0.01, 0.7)));
 }
 
 TYPED_TEST(Segments, SGHMCNoiseAware) {
   using Update = SGHMCNoiseAwareUpdate<Arithmetic<TypeParam>>;
   ExpectAllAgreeEverywhere<Update, TypeParam>(
-      Update(SGHMCCoefficients(0.1, 0.5, 10, 2, 1, 0)));
+      Update(SGHMCCoefficients(0.1, 0.5, 10, 2, 1, 0, 0.7)));
 }
 
 TYPED_TEST(Segments, PSGLDFrozen) {
   using Update = PSGLDFrozenUpdate<Arithmetic<TypeParam>>;
   ExpectAllAgreeEverywhere<Update, TypeParam>(
-      Update(PSGLDCoefficients(0.1, 50, 2, 1, 0.99, 1e-5)));
+      Update(PSGLDCoefficients(0.1, 50, 2, 1, 0.99, 1e-5, 0.7)));
 }
 
 // State is filled with numbers of both signs here: without memory V, a square,
@@ -243,19 +254,19 @@ TYPED_TEST(Segments, PSGLDFrozen) {
 TYPED_TEST(Segments, PSGLDAdapting) {
   using Update = PSGLDAdaptingUpdate<Arithmetic<TypeParam>>;
   ExpectAllAgreeEverywhere<Update, TypeParam>(
-      Update(PSGLDCoefficients(0.1, 50, 2, 1, 0, 1e-5)));
+      Update(PSGLDCoefficients(0.1, 50, 2, 1, 0, 1e-5, 0.7)));
 }
 
 TYPED_TEST(Segments, PSGLDCorrected) {
   using Update = PSGLDCorrectedUpdate<Arithmetic<TypeParam>>;
   ExpectAllAgreeEverywhere<Update, TypeParam>(
-      Update(PSGLDCoefficients(0.1, 50, 2, 1, 0, 1e-5)));
+      Update(PSGLDCoefficients(0.1, 50, 2, 1, 0, 1e-5, 0.7)));
 }
 
 TYPED_TEST(Segments, SGNHT) {
   using Update = SGNHTUpdate<Arithmetic<TypeParam>>;
   ExpectAllAgreeEverywhere<Update, TypeParam>(
-      Update(SGNHTCoefficients(0.1, 0.9, 50, 2, 1, 0.01)));
+      Update(SGNHTCoefficients(0.1, 0.9, 50, 2, 1, 0.01, 0.7)));
 }
 
 TYPED_TEST(Segments, GradientVariance) {

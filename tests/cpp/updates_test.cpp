@@ -39,7 +39,7 @@ const Hyperparameters kHyperparameters[] = {
 };
 
 struct Inputs {
-  double theta, grad, v, statistic, xi;
+  double theta, grad, v, statistic, xi, mean;
 };
 
 // Inputs that are exact in float, so that both types see the same numbers.
@@ -52,8 +52,12 @@ std::vector<Inputs> RandomInputs() {
   std::vector<Inputs> result;
   for (int i = 0; i < 2000; ++i) {
     const float scale = std::exp2(static_cast<float>(i % 21 - 10));
-    result.push_back(
-        {draw(scale), draw(1), draw(0.1f), std::abs(draw(scale)), draw(1)});
+    result.push_back({draw(scale),
+                      draw(1),
+                      draw(0.1f),
+                      std::abs(draw(scale)),
+                      draw(1),
+                      draw(scale)});
   }
   return result;
 }
@@ -70,7 +74,7 @@ TYPED_TEST_SUITE(Updates, RealTypes);
 
 TYPED_TEST(Updates, SGLD) {
   using Real = TypeParam;
-  constexpr int kRoundings = 5;
+  constexpr int kRoundings = 6;
   for (const Hyperparameters& h : kHyperparameters) {
     const SGLDUpdate<Real> update(
         SGLDCoefficients(h.lr, h.num_data, h.prior_precision, h.temperature));
@@ -79,13 +83,17 @@ TYPED_TEST(Updates, SGLD) {
     const long double decay = h.prior_precision / n;
     const long double noise = std::sqrt(2 * lr * h.temperature / n);
     for (const Inputs& in : RandomInputs()) {
-      Real x[2] = {static_cast<Real>(in.theta), static_cast<Real>(in.grad)};
+      Real x[3] = {static_cast<Real>(in.theta),
+                   static_cast<Real>(in.grad),
+                   static_cast<Real>(in.mean)};
       update(x, static_cast<Real>(in.xi));
-      const long double want =
-          in.theta - lr * (in.grad + decay * in.theta) + noise * in.xi;
+      const long double want = in.theta -
+                               lr * (in.grad + decay * (in.theta - in.mean)) +
+                               noise * in.xi;
       const long double terms =
           std::abs(in.theta) +
-          lr * (std::abs(in.grad) + decay * std::abs(in.theta)) +
+          lr * (std::abs(in.grad) +
+                decay * (std::abs(in.theta) + std::abs(in.mean))) +
           noise * std::abs(in.xi);
       ASSERT_LE(std::abs(x[0] - want),
                 kRoundings * UnitRoundoff<Real>() * terms);
@@ -117,7 +125,7 @@ TYPED_TEST(Updates, ReciprocalRoot) {
 // G^2 four times and 1 / sqrt(V) the first.
 TYPED_TEST(Updates, PSGLD) {
   using Real = TypeParam;
-  constexpr int kRoundings = 24;
+  constexpr int kRoundings = 25;
   constexpr double kDecay = 0.9;
   constexpr double kEps = 0.01;
   for (const Hyperparameters& h : kHyperparameters) {
@@ -137,7 +145,7 @@ TYPED_TEST(Updates, PSGLD) {
       const long double grad = in.grad;
       const auto move = [&](long double v) {
         const long double g = 1 / (std::sqrt(v) + kEps);
-        return lr * g * (grad + decay * in.theta);
+        return lr * g * (grad + decay * (in.theta - in.mean));
       };
       const auto noise = [&](long double v) {
         const long double g = 1 / (std::sqrt(v) + kEps);
@@ -146,12 +154,14 @@ TYPED_TEST(Updates, PSGLD) {
       const auto terms = [&](long double v) {
         const long double g = 1 / (std::sqrt(v) + kEps);
         return std::abs(in.theta) +
-               lr * g * (std::abs(grad) + decay * std::abs(in.theta)) +
+               lr * g *
+                   (std::abs(grad) +
+                    decay * (std::abs(in.theta) + std::abs(in.mean))) +
                std::abs(noise(v));
       };
       const long double old = in.statistic;
       const Real root = real(1 / std::sqrt(std::sqrt(old) + kEps));
-      Real x[3] = {real(in.theta), real(in.grad), root};
+      Real x[4] = {real(in.theta), real(in.grad), root, real(in.mean)};
       frozen(x, xi);
       ASSERT_LE(std::abs(x[0] - (in.theta - move(old) + noise(old))),
                 u * terms(old));
@@ -159,7 +169,7 @@ TYPED_TEST(Updates, PSGLD) {
       ASSERT_EQ(x[2], root);
 
       const long double v = a * old + (1 - a) * grad * grad;
-      Real y[3] = {real(in.theta), real(in.grad), real(old)};
+      Real y[4] = {real(in.theta), real(in.grad), real(old), real(in.mean)};
       adapting(y, xi);
       ASSERT_LE(std::abs(y[0] - (in.theta - move(v) + noise(v))), u * terms(v));
       ASSERT_LE(std::abs(y[2] - v), 4 * UnitRoundoff<Real>() * v);
@@ -174,8 +184,12 @@ TYPED_TEST(Updates, PSGLD) {
           lr * h.temperature / n * g * g / (2 * std::sqrt(v));
       const long double jacobian =
           std::min(std::max(1 - lr * g * (curvature + decay), 0.0L), 1 / a);
-      Real z[5] = {
-          real(in.theta), real(in.grad), real(old), real(0.25), real(in.v)};
+      Real z[6] = {real(in.theta),
+                   real(in.grad),
+                   real(old),
+                   real(0.25),
+                   real(in.v),
+                   real(in.mean)};
       corrected(z, xi);
       ASSERT_LE(std::abs(z[0] - (in.theta - move(v) + noise(v) - slope * w)),
                 u * (terms(v) + slope * w_size));
@@ -194,7 +208,7 @@ TYPED_TEST(Updates, PSGLD) {
 
 TYPED_TEST(Updates, Leapfrog) {
   using Real = TypeParam;
-  constexpr int kRoundings = 8;
+  constexpr int kRoundings = 9;
   constexpr double kKick = 0.03;
   for (const double drift : {0.05, 0.0}) {
     for (const Hyperparameters& h : kHyperparameters) {
@@ -206,10 +220,14 @@ TYPED_TEST(Updates, Leapfrog) {
       for (const Inputs& in : RandomInputs()) {
         const auto expect = [&](const Real* x, double mass) {
           const long double pull = kKick * h.num_data * in.grad;
-          const long double decay = kKick * h.prior_precision * in.theta;
+          const long double decay =
+              kKick * h.prior_precision * (in.theta - in.mean);
+          const long double decay_size =
+              kKick * h.prior_precision *
+              (std::abs(in.theta) + std::abs(in.mean));
           const long double r = in.v - pull - decay;
           const long double terms =
-              std::abs(in.v) + std::abs(pull) + std::abs(decay);
+              std::abs(in.v) + std::abs(pull) + decay_size;
           ASSERT_LE(std::abs(x[2] - r), kRoundings * u * terms);
           ASSERT_LE(
               std::abs(x[0] - (in.theta + drift * r / mass)),
@@ -221,15 +239,16 @@ TYPED_TEST(Updates, Leapfrog) {
                               static_cast<Real>(in.grad),
                               static_cast<Real>(in.v),
                               static_cast<Real>(mass)};
-        Real x[3] = {from[0], from[1], from[2]};
+        const Real mu = static_cast<Real>(in.mean);
+        Real x[4] = {from[0], from[1], from[2], mu};
         update(x, 0);
         expect(x, 1);
-        Real y[4] = {from[0], from[1], from[2], from[3]};
+        Real y[5] = {from[0], from[1], from[2], from[3], mu};
         massive(y, 0);
         expect(y, static_cast<double>(from[3]));
         ASSERT_EQ(y[3], from[3]);
         if (drift != 0) continue;
-        Real z[3] = {from[0], from[1], from[2]};
+        Real z[4] = {from[0], from[1], from[2], mu};
         kick(z, 0);
         expect(z, 1);
         ASSERT_EQ(z[0], from[0]);
@@ -240,7 +259,7 @@ TYPED_TEST(Updates, Leapfrog) {
 
 TYPED_TEST(Updates, SGNHT) {
   using Real = TypeParam;
-  constexpr int kRoundings = 8;
+  constexpr int kRoundings = 9;
   constexpr double kRate = 0.02;
   for (const Hyperparameters& h : kHyperparameters) {
     const SGNHTUpdate<Real> update(SGNHTCoefficients(
@@ -254,16 +273,19 @@ TYPED_TEST(Updates, SGNHT) {
     const long double u = UnitRoundoff<Real>();
     for (const Inputs& in : RandomInputs()) {
       const double delta = in.statistic / 1024;
-      Real x[4] = {static_cast<Real>(in.theta),
+      Real x[5] = {static_cast<Real>(in.theta),
                    static_cast<Real>(in.grad),
                    static_cast<Real>(in.v),
-                   static_cast<Real>(delta)};
+                   static_cast<Real>(delta),
+                   static_cast<Real>(in.mean)};
       update(x, static_cast<Real>(in.xi));
       const long double v = (carry_0 - delta) * in.v -
-                            lr * (in.grad + decay * in.theta) + noise * in.xi;
+                            lr * (in.grad + decay * (in.theta - in.mean)) +
+                            noise * in.xi;
       const long double terms =
           (carry_0 + delta) * std::abs(in.v) +
-          lr * (std::abs(in.grad) + decay * std::abs(in.theta)) +
+          lr * (std::abs(in.grad) +
+                decay * (std::abs(in.theta) + std::abs(in.mean))) +
           noise * std::abs(in.xi);
       ASSERT_LE(std::abs(x[2] - v), kRoundings * u * terms);
       ASSERT_LE(std::abs(x[0] - (in.theta + v)),
@@ -287,7 +309,7 @@ TYPED_TEST(Updates, SGNHT) {
 
 TYPED_TEST(Updates, SGHMC) {
   using Real = TypeParam;
-  constexpr int kRoundings = 6;
+  constexpr int kRoundings = 7;
   for (const Hyperparameters& h : kHyperparameters) {
     const SGHMCUpdate<Real> update(SGHMCCoefficients(h.lr,
                                                      h.momentum,
@@ -302,15 +324,18 @@ TYPED_TEST(Updates, SGHMC) {
     const long double noise =
         std::sqrt(2 * (alpha - h.noise_estimate) * lr * h.temperature / n);
     for (const Inputs& in : RandomInputs()) {
-      Real x[3] = {static_cast<Real>(in.theta),
+      Real x[4] = {static_cast<Real>(in.theta),
                    static_cast<Real>(in.grad),
-                   static_cast<Real>(in.v)};
+                   static_cast<Real>(in.v),
+                   static_cast<Real>(in.mean)};
       update(x, static_cast<Real>(in.xi));
       const long double v = (1 - alpha) * in.v -
-                            lr * (in.grad + decay * in.theta) + noise * in.xi;
+                            lr * (in.grad + decay * (in.theta - in.mean)) +
+                            noise * in.xi;
       const long double terms =
           (1 - alpha) * std::abs(in.v) +
-          lr * (std::abs(in.grad) + decay * std::abs(in.theta)) +
+          lr * (std::abs(in.grad) +
+                decay * (std::abs(in.theta) + std::abs(in.mean))) +
           noise * std::abs(in.xi);
       const long double u = UnitRoundoff<Real>();
       ASSERT_LE(std::abs(x[2] - v), kRoundings * u * terms);
@@ -328,7 +353,7 @@ TYPED_TEST(Updates, SGHMC) {
 
 TYPED_TEST(Updates, SGHMCNoiseAware) {
   using Real = TypeParam;
-  constexpr int kRoundings = 6;
+  constexpr int kRoundings = 7;
   int clamped = 0;
   for (const Hyperparameters& h : kHyperparameters) {
     const SGHMCNoiseAwareUpdate<Real> update(
@@ -345,10 +370,11 @@ TYPED_TEST(Updates, SGHMCNoiseAware) {
     const long double all =
         2 * (alpha - h.noise_estimate) * lr * h.temperature / n;
     for (const Inputs& in : RandomInputs()) {
-      Real x[4] = {static_cast<Real>(in.theta),
+      Real x[5] = {static_cast<Real>(in.theta),
                    static_cast<Real>(in.grad),
                    static_cast<Real>(in.v),
-                   static_cast<Real>(in.statistic)};
+                   static_cast<Real>(in.statistic),
+                   static_cast<Real>(in.mean)};
       update(x, static_cast<Real>(in.xi));
       const long double taken = lr * lr * in.statistic;
       const long double variance = all - taken;
@@ -359,10 +385,12 @@ TYPED_TEST(Updates, SGHMCNoiseAware) {
       const long double noise = variance > 0 ? std::sqrt(variance) : 0;
       const long double noise_error = variance > 0 ? variance_error / noise : 0;
       const long double v = (1 - alpha) * in.v -
-                            lr * (in.grad + decay * in.theta) + noise * in.xi;
+                            lr * (in.grad + decay * (in.theta - in.mean)) +
+                            noise * in.xi;
       const long double terms =
           (1 - alpha) * std::abs(in.v) +
-          lr * (std::abs(in.grad) + decay * std::abs(in.theta)) +
+          lr * (std::abs(in.grad) +
+                decay * (std::abs(in.theta) + std::abs(in.mean))) +
           noise * std::abs(in.xi);
       const long double bound =
           kRoundings * u * terms + noise_error * std::abs(in.xi);
@@ -386,8 +414,8 @@ TYPED_TEST(Updates, KnownVarianceEqualsItsNoiseEstimate) {
       SGHMCCoefficients(kLr, kMomentum, kN, 2, kT, beta));
   const SGHMCNoiseAwareUpdate<Real> aware(
       SGHMCCoefficients(kLr, kMomentum, kN, 2, kT, 0));
-  Real x[3] = {Real(0.7), Real(-0.2), Real(0.01)};
-  Real y[4] = {x[0], x[1], x[2], Real(kV)};
+  Real x[4] = {Real(0.7), Real(-0.2), Real(0.01), Real(0.3)};
+  Real y[5] = {x[0], x[1], x[2], Real(kV), x[3]};
   plain(x, Real(1.25));
   aware(y, Real(1.25));
   const double tolerance = 20 * static_cast<double>(UnitRoundoff<Real>());
@@ -411,10 +439,10 @@ TYPED_TEST(Updates, SGHMCAfterADraw) {
   }
   const double part = 1 / (1 + kMomentum);
   const double noise = std::sqrt((1 - kMomentum - part * part * kBeta) * kHeat);
-  Real x[3] = {Real(0.75), Real(-0.25), Real(0.5)};
+  Real x[4] = {Real(0.75), Real(-0.25), Real(0.5), Real(0.25)};
   update(x, Real(1.25));
   const double v =
-      kMomentum * 0.5 - part * kLr * (-0.25 + 2 / kN * 0.75) + noise * 1.25;
+      kMomentum * 0.5 - part * kLr * (-0.25 + 2 / kN * 0.5) + noise * 1.25;
   const double tolerance = 20 * static_cast<double>(UnitRoundoff<Real>());
   EXPECT_NEAR(x[2], v, tolerance);
   EXPECT_NEAR(x[0], 0.75 + v, tolerance);

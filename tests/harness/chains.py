@@ -50,6 +50,7 @@ _FORGOTTEN = 1e-5
 _DEFAULTS = {
     "num_data": 1.0,
     "prior_precision": 0.0,
+    "prior_mean": 0.0,
     "temperature": 1.0,
     "noise_estimate": 0.0,
     "resample_momentum_every": 0,
@@ -58,10 +59,13 @@ _DEFAULTS = {
 
 @dataclass(frozen=True)
 class Group:
-    """A param group: parameters of so many coordinates, and settings of its own."""
+    """A param group: parameters of so many coordinates, and settings of its own.
+
+    A ``prior_mean`` with a number for each coordinate is given as tensors.
+    """
 
     widths: tuple[int, ...]
-    settings: Mapping[str, float] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ class Experiment:
         return {
             name: np.concatenate(
                 [
-                    np.full(sum(g.widths), float(g.settings.get(name, value)))
+                    np.full(sum(g.widths), g.settings.get(name, value), dtype=float)
                     for g in self.all_groups
                 ]
             )
@@ -140,7 +144,12 @@ class Chains:
                 row, rest = rest[:width], rest[width:]
                 members.append(row.repeat(experiment.chains, 1).requires_grad_())
             self.params += members
-            groups.append({"params": members, **group.settings})
+            settings = dict(group.settings)
+            if isinstance(settings.get("prior_mean"), tuple):
+                row = torch.tensor(settings["prior_mean"], dtype=experiment.dtype)
+                parts = row.repeat(experiment.chains, 1).split(group.widths, dim=1)
+                settings["prior_mean"] = parts
+            groups.append({"params": members, **settings})
         assert len(rest) == 0, "the groups do not cover the target's coordinates"
         self.sampler = experiment.method.build(
             groups, seed=experiment.seed, **experiment.all_settings

@@ -179,8 +179,7 @@ def _energy_of_all_data() -> Any:
             parts.place(target.params, point.theta)
             everything = torch.arange(self.param_groups[0]["num_data"])
             log = float(target.closure(everything).sum())
-            prior = float(target.prior @ point.theta**2)
-            return replace(point, log=log - prior / 2)
+            return replace(point, log=log - float(target.prior.energy(point.theta)))
 
         def at(subsample: Subsample, theta: Tensor) -> Point:
             return exact(target.at(subsample, theta))
@@ -215,9 +214,12 @@ def _bound_without_products() -> Any:
 
 def _no_prior() -> Any:
     right = HMCECS._prior
-    return mock.patch.object(
-        HMCECS, "_prior", lambda self: torch.zeros_like(right(self))
-    )
+
+    def wrong(self: Any) -> Any:
+        prior = right(self)
+        return replace(prior, precision=torch.zeros_like(prior.precision))
+
+    return mock.patch.object(HMCECS, "_prior", wrong)
 
 
 _OF_EITHER: dict[str, Patch] = {

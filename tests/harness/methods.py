@@ -80,10 +80,11 @@ def _injected(c: Coordinates, friction: Array | float) -> Array:
 def _drift(
     target: Quadratic | GaussianMean, c: Coordinates
 ) -> tuple[Array, Array, Array]:
-    """lr K, lr H c and the variance of lr g, with g = K θ - H c + noise."""
+    """lr K, lr b and the variance of lr g, with g = K θ - b + noise."""
     lr = c["lr"][:, None]
-    curvature = target.hessian + np.diag(c["prior_precision"] / c["num_data"])
-    pull = target.hessian @ target.centre
+    decay = c["prior_precision"] / c["num_data"]
+    curvature = target.hessian + np.diag(decay)
+    pull = target.hessian @ target.centre + decay * c["prior_mean"]
     return lr * curvature, c["lr"] * pull, lr * target.noise * lr.T
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ __all__ = [
     "all_at_once",
     "double_well",
     "gaussian",
+    "localised",
     "memoryless",
     "minibatches",
     "normal",
@@ -75,6 +77,15 @@ def all_at_once(method: Method, **settings: Any) -> Experiment:
         **settings,
     }
     return Experiment(method, target, shared, chains=_CHAINS[4], seed=42)
+
+
+def localised(method: Method) -> Experiment:
+    """Priors about other places than 0: a number in one group, tensors in another."""
+    groups = (
+        Group((1, 1), {"prior_mean": -1.5}),
+        Group((1, 1), {"prior_mean": (2.0, 0.5)}),
+    )
+    return replace(all_at_once(method), groups=groups, seed=46)
 
 
 def accounted(method: Method) -> Experiment:

@@ -27,6 +27,7 @@ from torch_sgmcmc.core.operators import (
     sbps_reflection_sums,
     sum_of_squares,
 )
+from torch_sgmcmc.core.prior import PRIOR_MEAN
 
 if TYPE_CHECKING:
     from torch_sgmcmc.sampler import Sampler
@@ -53,6 +54,9 @@ class _Part:
 
     prior_precision: float
     num_data: float
+    prior_mean: float
+    # Empty if that is the mean of all.
+    prior_means: list[Tensor] = field(default_factory=list)
     params: list[Tensor] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     origin: list[Tensor] = field(default_factory=list)
@@ -68,6 +72,10 @@ class _Part:
     @property
     def weight_decay(self) -> float:
         return self.prior_precision / self.num_data
+
+    @property
+    def mean(self) -> dict[str, Any]:
+        return {"prior_mean": self.prior_mean, "prior_means": self.prior_means or None}
 
 
 class Flight:
@@ -95,14 +103,18 @@ class Flight:
     @staticmethod
     def moving(sampler: Sampler) -> list[_Part]:
         """The parameters that require gradients, by device and prior."""
-        parts: dict[tuple[torch.device, float], _Part] = {}
+        parts: dict[tuple[torch.device, float, float | None], _Part] = {}
         for group in sampler.param_groups:
-            prior = float(group["prior_precision"])
+            prior, number = float(group["prior_precision"]), float(group[PRIOR_MEAN])
             for p, offset in zip(group["params"], group["offsets"], strict=True):
                 if p.requires_grad and p.numel() > 0:
-                    part = parts.setdefault(
-                        (p.device, prior), _Part(prior, float(group["num_data"]))
-                    )
+                    mean = sampler.state.get(p, {}).get(PRIOR_MEAN)
+                    key = p.device, prior, number if mean is None else None
+                    if key not in parts:
+                        parts[key] = _Part(prior, float(group["num_data"]), number)
+                    part = parts[key]
+                    if mean is not None:
+                        part.prior_means.append(mean)
                     part.params.append(p)
                     part.offsets.append(offset)
                     if p.is_cuda:
@@ -291,7 +303,12 @@ class Flight:
         ):
             velocities = [v.clone() for v in part.velocity]
             lists = part.params, part_grads, velocities
-            turn = {"weight_decay": part.weight_decay, "scale": scale, "gain": gain}
+            turn = {
+                "weight_decay": part.weight_decay,
+                "scale": scale,
+                "gain": gain,
+                **part.mean,
+            }
             if common["preconditioned"] or part.prior_precision == 0:
                 sbps_reflect_(*lists, part.preconditioner, **turn)
             else:
@@ -305,6 +322,7 @@ class Flight:
                     squares,
                     weight_decay=part.weight_decay,
                     decay=common["decay"],
+                    **part.mean,
                 )
             parts.append(
                 replace(
@@ -328,6 +346,7 @@ class Flight:
                 part.velocity,
                 part.preconditioner,
                 weight_decay=part.weight_decay,
+                **part.mean,
             ).tolist()
             product, gradient, velocity = product + a, gradient + b, velocity + c
         return product, gradient, velocity
@@ -343,7 +362,7 @@ class Flight:
         if self._prior is None:
             self._prior = self._prior_of(
                 [
-                    sbps_line_sums(part.origin, part.directions)
+                    sbps_line_sums(part.origin, part.directions, **part.mean)
                     for part in self.parts
                     if part.prior_precision > 0
                 ]
@@ -401,5 +420,6 @@ def _steered(
         if part.prior_precision == 0:
             sbps_precondition_(*lists, **scale)
         else:
-            line_sums.append(sbps_precondition_sums_(*lists, part.origin, **scale))
+            sums = sbps_precondition_sums_(*lists, part.origin, **scale, **part.mean)
+            line_sums.append(sums)
     return Flight(parts, line_sums)

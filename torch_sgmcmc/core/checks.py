@@ -43,7 +43,9 @@ def check_real(
     if (number > low if low_open else number >= low) and number < high:
         return number
     if high == math.inf:
-        wanted = f"must be finite and {'>' if low_open else '>='} {low:g}"
+        wanted = "must be finite"
+        if low > -math.inf:
+            wanted += f" and {'>' if low_open else '>='} {low:g}"
     else:
         wanted = f"must be in {'(' if low_open else '['}{low:g}, {high:g})"
     raise ValueError(f"Invalid {name}: {value} ({wanted})")

@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from torch_sgmcmc.core.prior import PRIOR_MEAN, has_more
 from torch_sgmcmc.seeds import SharedNoiseWarning
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ __all__ = [
     "BY_THE_LOSS",
     "CHECKPOINT",
     "called_from",
+    "is_laid_out_by_hand",
     "is_laying_out",
     "is_zero",
     "refuse_lone_decisions",
@@ -176,6 +178,19 @@ def is_laying_out(sampler: Sampler) -> bool:
         if group.get("lr", 0):
             return False
     return called_from(CHECKPOINT)
+
+
+def is_laid_out_by_hand(sampler: Sampler) -> bool:
+    """Whether it then asks for the state at once, since there is some.
+
+    Means of priors are there before the first step, and would be all that is filled.
+    """
+    return (
+        any(PRIOR_MEAN in state for state in sampler.state.values())
+        and not any(has_more(state) for state in sampler.state.values())
+        and int(sampler.param_groups[0]["step"]) == 0
+        and called_from(CHECKPOINT)
+    )
 
 
 # ---- Several samplers in one process ---------------------------------------------

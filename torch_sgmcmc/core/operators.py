@@ -172,8 +172,8 @@ def _(
     momenta: list[torch.Tensor],
     masses: list[torch.Tensor],
     *,
-    prior_precision: float,
     num_chains: int,
+    **prior: object,
 ) -> torch.Tensor:
     return params[0].new_empty((num_chains,), dtype=torch.float64)
 
@@ -195,7 +195,9 @@ def _(
 
 
 @torch.library.register_fake("torch_sgmcmc::sbps_line_sums")
-def _(origins: list[torch.Tensor], directions: list[torch.Tensor]) -> torch.Tensor:
+def _(
+    origins: list[torch.Tensor], directions: list[torch.Tensor], **prior: object
+) -> torch.Tensor:
     return _sums(origins, 2)
 
 

@@ -17,6 +17,7 @@ from torch_sgmcmc.core.checks import (
     check_seed,
 )
 from torch_sgmcmc.core.param_groups import SAMPLER_KEYS
+from torch_sgmcmc.core.prior import PRIOR_MEAN
 
 if TYPE_CHECKING:
     from torch_sgmcmc.sampler import Sampler
@@ -64,7 +65,8 @@ def completed(sampler: Sampler, state_dict: dict[str, Any]) -> dict[str, Any]:
         if unknown:
             raise ValueError(_unknown(sampler, f"param group {i}", unknown))
         added = sorted(keys.intersection(ADDED_LATER).difference(saved))
-        groups.append({**saved, **{key: present[key] for key in added}})
+        values = {**present, PRIOR_MEAN: 0.0}  # which it then was
+        groups.append({**saved, **{key: values[key] for key in added}})
     return {**state_dict, "param_groups": groups}
 
 
@@ -99,6 +101,13 @@ def check_state_dict(sampler: Sampler, state_dict: dict[str, Any]) -> None:
         for index, p in zip(theirs["params"], ours["params"], strict=True):
             indices.add(index)
             _check_state(sampler, index, p, state.get(index, {}))
+        having = [PRIOR_MEAN in state.get(index, {}) for index in theirs["params"]]
+        if any(having) and not all(having):
+            raise ValueError(
+                f"Invalid state_dict: in param group {i} parameter "
+                f"{theirs['params'][having.index(False)]} has no {PRIOR_MEAN}, and "
+                "others have"
+            )
     unknown = set(state).difference(indices, sampler._COMMON_STATE)
     if unknown:
         raise ValueError(_unknown(sampler, "its state", unknown))
@@ -190,6 +199,12 @@ def _check_state(sampler: Sampler, index: int, p: Tensor, state: Any) -> None:
             check_tensor(f"{key} of parameter {index}", value, p.shape)
         else:
             check_count(key, value)
+    mean = state.get(PRIOR_MEAN)
+    if mean is not None and not bool(mean.isfinite().all()):
+        raise ValueError(
+            f"Invalid state_dict: {PRIOR_MEAN} of parameter {index} has elements that "
+            "are not finite"
+        )
     sampler._check_saved_state(index, p, state)
 
 

@@ -16,6 +16,7 @@ from torch_sgmcmc.core.operators import gaussian_
 from torch_sgmcmc.core.progress import progress_bar
 from torch_sgmcmc.ecs.expansions import Terms, expand, kept_of, sum_up, sums_of
 from torch_sgmcmc.ecs.likelihood_graph import Closure, flat, log_likelihoods
+from torch_sgmcmc.ecs.prior import Prior
 from torch_sgmcmc.ecs.taylor import TaylorSums
 from torch_sgmcmc.ecs.whitening import whitening
 
@@ -77,7 +78,7 @@ class Anchor:
         cls,
         data: AllData,
         theta: Tensor,
-        prior: Tensor,
+        prior: Prior,
         group: dict[str, Any],
         progress: bool,
     ) -> Anchor:
@@ -86,7 +87,7 @@ class Anchor:
         Args:
             data: all data.
             theta: [d].
-            prior: [d], its precisions.
+            prior: that of the parameters.
             group: says which expansions, which mass, and the temperature.
             progress: show a progress bar.
         """
@@ -110,7 +111,7 @@ class Anchor:
             )
         bent = sums.hessian
         if bent is not None:
-            bent = (prior.diag() - bent) / group["temperature"]
+            bent = (prior.precision.diag() - bent) / group["temperature"]
         mass = whitening(group["mass_matrix"], bent)
         return cls(theta, data.num_data, sums, mass)
 
@@ -121,12 +122,12 @@ class Anchor:
             return expand(data.closure, params, indices, self.sums.form, probe)
 
     def check_near(
-        self, log_likelihood: Tensor, theta: Tensor, prior: Tensor, temperature: float
+        self, log_likelihood: Tensor, theta: Tensor, prior: Prior, temperature: float
     ) -> None:
         """Raises if the log posterior fell from θ* to θ as it falls to no draw."""
         change = log_likelihood - self.sums.value
-        change = change - 0.5 * torch.dot(prior * theta, theta)
-        change = change + 0.5 * torch.dot(prior * self.theta, self.theta)
+        change = change - prior.energy(theta)
+        change = change + prior.energy(self.theta)
         fall, highest = -float(change) / temperature, _C.deepest_fall(len(theta))
         if not fall <= highest:
             raise RuntimeError(

@@ -13,6 +13,7 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.operators import ecs_density, ecs_estimate
 from torch_sgmcmc.ecs.likelihood import Estimate, estimate
 from torch_sgmcmc.ecs.likelihood_graph import flat, log_likelihoods
+from torch_sgmcmc.ecs.prior import Prior
 from torch_sgmcmc.ecs.subsample import Subsample
 from torch_sgmcmc.ecs.taylor import TaylorSums, TaylorTerms
 from torch_sgmcmc.ecs.whitening import leapfrog
@@ -44,7 +45,7 @@ class SubsampledTarget:
     params: list[Tensor]
     anchor: Tensor  # [d]
     sums: TaylorSums
-    prior: Tensor  # [d], its precisions
+    prior: Prior
     temperature: float
     estimator: _C.ECSEstimator
     max_variance: float
@@ -116,8 +117,9 @@ class SubsampledTarget:
             sums.value,
             sums.gradient,
             sums.hessian,
-            self.prior,
+            self.prior.precision,
             temperature=self.temperature,
+            prior_mean=self.prior.mean,
         )
         log, variance, mean, sign = numbers.tolist()
         estimated = Estimate(log, weights, int(sign), variance, mean)
@@ -135,9 +137,8 @@ class SubsampledTarget:
         pull = self._pull(values, estimated.weights)
         pull = pull - subsample.terms.pull(estimated.weights, bends)
         total, slope = self.sums.at(delta)
-        decay = self.prior * theta
-        rest = (total - 0.5 * torch.dot(decay, theta)) / self.temperature
-        gradient = (pull + slope - decay) / self.temperature
+        rest = (total - self.prior.energy(theta)) / self.temperature
+        gradient = (pull + slope - self.prior.slope(theta)) / self.temperature
         scalars = [estimated.log + rest, gradient.isfinite().all().double()]
         log, finite = torch.stack(scalars).tolist()  # they wait only once
         whole = bool(finite) and math.isfinite(log)

@@ -29,7 +29,8 @@
 namespace torch_sgmcmc {
 
 /// Hyperparameters of HMC: those of OptionsOf (no lr, temperature > 0, not
-/// capturable), and the following. A param group can set prior_precision alone.
+/// capturable), and the following. A param group can set prior_precision and
+/// prior_mean alone.
 class TORCH_SGMCMC_API HMCOptions : public OptionsOf<HMCOptions> {
  public:
   /// Options of a param group.
@@ -88,6 +89,7 @@ class TORCH_SGMCMC_API HMCOptions : public OptionsOf<HMCOptions> {
     visit("trajectory_length", &HMCOptions::trajectory_length_, Scope::kShared);
     visit("num_data", &HMCOptions::num_data_, Scope::kShared);
     visit("prior_precision", &HMCOptions::prior_precision_);
+    visit("prior_mean", &HMCOptions::prior_mean_);
     visit("temperature", &HMCOptions::temperature_, Scope::kShared);
     visit("metropolis", &HMCOptions::metropolis_, Scope::kShared);
     visit("resample_momentum_every",

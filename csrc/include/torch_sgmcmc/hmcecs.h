@@ -35,6 +35,7 @@ struct AllData;
 struct ECSAnchor;
 struct ECSDraw;
 struct ECSPoint;
+struct ECSPrior;
 struct ECSWarmup;
 struct ExpandedSubsample;
 class BlockProposals;
@@ -42,9 +43,9 @@ struct SubsampleLayout;
 struct TaylorTerms;
 
 /// Hyperparameters of HMCECS: num_data (whole, >= 1), prior_precision,
-/// temperature > 0 and seed of OptionsOf, and the following. There is no lr. A
-/// param group can have a prior_precision of its own, all else is for the whole
-/// sampler.
+/// prior_mean, temperature > 0 and seed of OptionsOf, and the following. There
+/// is no lr. A param group can have a prior of its own, all else is for the
+/// whole sampler.
 class TORCH_SGMCMC_API HMCECSOptions : public OptionsOf<HMCECSOptions> {
  public:
   HMCECSOptions() = default;
@@ -130,6 +131,7 @@ class TORCH_SGMCMC_API HMCECSOptions : public OptionsOf<HMCECSOptions> {
     visit("max_variance", &HMCECSOptions::max_variance_, Scope::kShared);
     visit("chunk_size", &HMCECSOptions::chunk_size_, Scope::kShared);
     visit("prior_precision", &HMCECSOptions::prior_precision_);
+    visit("prior_mean", &HMCECSOptions::prior_mean_);
     visit("num_trajectories",
           &HMCECSOptions::num_trajectories_,
           Scope::kProgress);
@@ -286,7 +288,7 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
     bool accepted;
   };
 
-  at::Tensor prior() const;
+  ECSPrior prior() const;
   double rate(int64_t count) const;
 
   AllData data(const Closure& closure,

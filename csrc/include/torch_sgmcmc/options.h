@@ -82,6 +82,7 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   double lr() const { return lr_.get(); }
   double num_data() const { return num_data_.get(); }
   double prior_precision() const { return prior_precision_.get(); }
+  double prior_mean() const { return prior_mean_.get(); }
   double temperature() const { return temperature_.get(); }
   bool capturable() const { return capturable_.value_or(false); }
   std::string nonfinite() const { return nonfinite_.value_or("raise"); }
@@ -155,6 +156,7 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
     visit("lr", &SamplerOptions::lr_);
     visit("num_data", &SamplerOptions::num_data_);
     visit("prior_precision", &SamplerOptions::prior_precision_);
+    visit("prior_mean", &SamplerOptions::prior_mean_);
     visit("temperature", &SamplerOptions::temperature_);
   }
 
@@ -162,6 +164,9 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   Hyperparameter<double> lr_ = kNotSet;
   Hyperparameter<double> num_data_ = kNotSet;
   Hyperparameter<double> prior_precision_ = 0.0;
+  Hyperparameter<double> prior_mean_ = 0.0;
+  // Until a sampler has the group, which keeps copies itself.
+  std::vector<at::Tensor> prior_means_;
   Hyperparameter<double> temperature_ = 1.0;
   std::optional<bool> capturable_;
   std::optional<std::string> nonfinite_;
@@ -286,6 +291,7 @@ class OptionsOf : public SamplerOptions {
   using SamplerOptions::lr;
   using SamplerOptions::nonfinite;
   using SamplerOptions::num_data;
+  using SamplerOptions::prior_mean;
   using SamplerOptions::prior_precision;
   using SamplerOptions::seed;
   using SamplerOptions::temperature;
@@ -295,10 +301,22 @@ class OptionsOf : public SamplerOptions {
   /// N, the number of training examples, > 0; 1 means that the loss is U
   /// itself. Must be set, here or for the sampler.
   Derived& num_data(double value) { return set(num_data_, value); }
-  /// λ >= 0, precision of the Gaussian prior N(0, 1/λ) on each parameter; 0 is
+  /// λ >= 0, precision of the Gaussian prior N(μ, 1/λ) on each parameter; 0 is
   /// a flat prior. Default: 0.
   Derived& prior_precision(double value) {
     return set(prior_precision_, value);
+  }
+  /// μ, one number for all parameters. Default: 0.
+  Derived& prior_mean(double value) {
+    prior_means_.clear();
+    return set(prior_mean_, value);
+  }
+  /// μ, a tensor for each of a group's parameters, of its shape. The sampler
+  /// takes copies of what they are when it is made, or the group is added;
+  /// they are then its state. Of several groups each needs its own.
+  Derived& prior_mean(std::vector<at::Tensor> values) {
+    prior_means_ = std::move(values);
+    return set(prior_mean_, 0.0);
   }
   /// T >= 0; 1 is the Bayesian posterior, 0 an optimizer without noise.
   /// Default: 1.
@@ -410,7 +428,10 @@ class OptionsOf : public SamplerOptions {
 
   void read(const StateDict& group, int64_t index) override {
     Derived::fields([&](const char* name, auto member, Scope = Scope::kOwn) {
-      if (!group.contains(name) && detail::IsAddedLater(name)) return;
+      if (!group.contains(name) && detail::IsAddedLater(name)) {
+        self().*member = {};  // the prior's mean, which then was 0
+        return;
+      }
       auto value = (self().*member).get();
       detail::FromValue(
           name, detail::Find(group, index, name, sampler()), value);

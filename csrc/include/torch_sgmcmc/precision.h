@@ -65,6 +65,8 @@ class TORCH_SGMCMC_API GammaPrecision {
   void load_state_dict(const StateDict& dict);
 
  private:
+  at::Tensor away_from_mean(const torch::optim::OptimizerParamGroup& group,
+                            const at::Tensor& param) const;
   double draw(size_t index) const;
 
   Sampler& sampler_;

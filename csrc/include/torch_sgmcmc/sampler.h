@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -121,6 +122,8 @@ struct Work {
   std::vector<at::Tensor> params;
   std::vector<at::Tensor> grads;
   std::vector<int64_t> offsets;
+  /// The means of their priors; empty if they are options->prior_mean().
+  std::vector<at::Tensor> prior_means;
   /// Of those of params that are in bf16 or fp16.
   std::vector<at::Tensor> masters;
   std::vector<std::vector<at::Tensor>> state;
@@ -253,6 +256,9 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   /// Fills work.masters, with new ones of parameters that have none yet.
   void start_masters(Work& work);
 
+  /// The mean of a parameter's prior, undefined if that is its group's number.
+  at::Tensor prior_mean_of(const at::Tensor& param) const;
+
   /// The state of a parameter, which is created if there is none.
   SamplerParamState& state_of(const at::Tensor& param);
 
@@ -261,6 +267,7 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   const SamplerOptions& options_of(size_t group) const;
 
  private:
+  friend class GammaPrecision;
   friend class Gauges;
 
   void collect(size_t group, std::vector<Work>& work);
@@ -268,6 +275,11 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
                   int64_t index,
                   const std::vector<at::Tensor>& params,
                   SamplerOptions& options) const;
+  void read_means(const StateDict& state,
+                  int64_t group,
+                  const std::vector<at::Tensor>& params,
+                  const std::vector<int64_t>& indices,
+                  std::unordered_map<const void*, at::Tensor>& means) const;
   static void check_shared(
       const std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>&
           options);
@@ -280,6 +292,8 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   // What was seen of gradients (libtorch/core/nonfinite.h).
   struct Watch;
   std::unique_ptr<Watch> watch_;
+  // What was given as tensors, of parameters by their TensorImpl.
+  std::unordered_map<const void*, at::Tensor> prior_means_;
   // Looks on before each update.
   std::function<void(const std::vector<Work>&)> observer_;
 };

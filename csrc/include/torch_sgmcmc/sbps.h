@@ -34,9 +34,9 @@ class BounceClock;
 class Flight;
 class TimeAverage;
 
-/// Hyperparameters of SBPS: num_data, prior_precision, temperature > 0 and seed
-/// of OptionsOf, and the following. There is no lr. A param group can have a
-/// prior_precision of its own, all else is for the whole sampler.
+/// Hyperparameters of SBPS: num_data, prior_precision, prior_mean, temperature
+/// > 0 and seed of OptionsOf, and the following. There is no lr. A param group
+/// can have a prior of its own, all else is for the whole sampler.
 class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
  public:
   SBPSOptions() = default;
@@ -95,6 +95,7 @@ class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
     visit("sample_interval", &SBPSOptions::sample_interval_, Scope::kShared);
     visit("replacement", &SBPSOptions::replacement_, Scope::kShared);
     visit("prior_precision", &SBPSOptions::prior_precision_);
+    visit("prior_mean", &SBPSOptions::prior_mean_);
     visit("trajectory_time", &SBPSOptions::trajectory_time_, Scope::kProgress);
     visit("line_time", &SBPSOptions::line_time_, Scope::kProgress);
     visit("clock", &SBPSOptions::clock_, Scope::kProgress);

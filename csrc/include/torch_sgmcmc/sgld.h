@@ -17,8 +17,8 @@
 
 namespace torch_sgmcmc {
 
-/// Hyperparameters of SGLD: lr, num_data, prior_precision, temperature, seed
-/// and capturable (see OptionsOf).
+/// Hyperparameters of SGLD: lr, num_data, prior_precision, prior_mean,
+/// temperature, seed and capturable (see OptionsOf).
 class TORCH_SGMCMC_API SGLDOptions : public OptionsOf<SGLDOptions> {
  public:
   using OptionsOf::OptionsOf;

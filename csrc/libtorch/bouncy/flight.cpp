@@ -9,6 +9,7 @@
 #include "core/counter.h"
 #include "libtorch/core/nonfinite.h"
 #include "libtorch/core/operators.h"
+#include "libtorch/core/prior.h"
 #include "libtorch/core/versions.h"
 
 namespace torch_sgmcmc {
@@ -74,7 +75,9 @@ std::shared_ptr<Flight> Steered(std::vector<FlightPart> parts,
                                                     part.direction,
                                                     part.origin,
                                                     options.eps(),
-                                                    scale));
+                                                    scale,
+                                                    part.prior_mean,
+                                                    MeansOf(part.prior_means)));
       }
     }
   }
@@ -217,7 +220,9 @@ std::shared_ptr<Flight> Flight::reflected(double time,
                     part.preconditioner,
                     part.weight_decay(),
                     scale,
-                    gain);
+                    gain,
+                    part.prior_mean,
+                    MeansOf(part.prior_means));
     } else {
       line_sums.push_back(sbps_reflect_sums_(part.params,
                                              part_grads,
@@ -225,7 +230,9 @@ std::shared_ptr<Flight> Flight::reflected(double time,
                                              part.origin,
                                              part.weight_decay(),
                                              scale,
-                                             gain));
+                                             gain,
+                                             part.prior_mean,
+                                             MeansOf(part.prior_means)));
     }
     if (!part.square_average.empty() && options.adapt()) {
       part.square_average = Clones(part.square_average);
@@ -233,7 +240,9 @@ std::shared_ptr<Flight> Flight::reflected(double time,
                   part_grads,
                   part.square_average,
                   part.weight_decay(),
-                  options.decay());
+                  options.decay(),
+                  part.prior_mean,
+                  MeansOf(part.prior_means));
     }
   }
   return Steered(std::move(changed), options, std::move(line_sums));
@@ -247,7 +256,9 @@ FlightSums Flight::sums(const std::vector<at::Tensor>& grads) const {
                                                 split.Next(part),
                                                 part.velocity,
                                                 part.preconditioner,
-                                                part.weight_decay())
+                                                part.weight_decay(),
+                                                part.prior_mean,
+                                                MeansOf(part.prior_means))
                                .cpu();
     const auto* s = row.const_data_ptr<double>();
     total.product += s[0];
@@ -262,7 +273,10 @@ double Flight::prior(double time) {
     std::vector<at::Tensor> line_sums;
     for (const FlightPart& part : parts_) {
       if (part.prior_precision == 0) continue;
-      line_sums.push_back(sbps_line_sums(part.origin, part.directions()));
+      line_sums.push_back(sbps_line_sums(part.origin,
+                                         part.directions(),
+                                         part.prior_mean,
+                                         MeansOf(part.prior_means)));
     }
     set_prior(line_sums);
   }

@@ -21,6 +21,9 @@ namespace torch_sgmcmc {
 struct FlightPart {
   double prior_precision;
   double num_data;
+  double prior_mean;
+  // Empty if that is the mean of all.
+  std::vector<at::Tensor> prior_means;
   std::vector<at::Tensor> params;
   std::vector<int64_t> offsets;
   std::vector<at::Tensor> origin;

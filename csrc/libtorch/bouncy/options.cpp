@@ -1,4 +1,5 @@
 #include <cmath>
+#include <limits>
 
 #include "host/bounce_clock.h"
 #include "libtorch/core/checks.h"
@@ -29,7 +30,10 @@ void SBPSOptions::check_progress() const {
   CheckPart("num_bounces", num_bounces_.get(), "num_proposals", all);
   CheckPart("num_violations", num_violations_.get(), "num_proposals", all);
   for (const double value : observed_target_.get()) {
-    CheckReal("observed_target", value);
+    CheckReal(
+        "observed_target",
+        value,
+        {.low = -std::numeric_limits<double>::infinity(), .low_open = true});
   }
   if (observed_interval_.get()) {
     CheckReal(

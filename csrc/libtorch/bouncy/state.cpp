@@ -32,14 +32,19 @@ std::shared_ptr<Flight> SBPS::moving() const {
             "SBPS got parameters on a CUDA device, but torch_sgmcmc was built "
             "without CUDA kernels: rebuild it with -DTORCH_SGMCMC_CUDA=ON");
       }
+      const at::Tensor mean = prior_mean_of(p);
       auto part =
           std::find_if(parts.begin(), parts.end(), [&](const FlightPart& x) {
             return x.params[0].device() == p.device() &&
-                   x.prior_precision == options.prior_precision();
+                   x.prior_precision == options.prior_precision() &&
+                   x.prior_means.empty() != mean.defined() &&
+                   (mean.defined() || x.prior_mean == options.prior_mean());
           });
       if (part == parts.end()) {
         parts.push_back({options.prior_precision(),
                          options.num_data(),
+                         options.prior_mean(),
+                         {},
                          {},
                          {},
                          {},
@@ -50,6 +55,7 @@ std::shared_ptr<Flight> SBPS::moving() const {
         part = parts.end() - 1;
       }
       part->params.push_back(p);
+      if (mean.defined()) part->prior_means.push_back(mean);
       part->offsets.push_back(options.offsets()[j]);
     }
   }
@@ -119,6 +125,14 @@ std::shared_ptr<Flight> SBPS::flight_now(SBPSOptions& progress,
   std::vector<double> target = {progress.num_data(), progress.temperature()};
   for (size_t i = 0; i < param_groups_.size(); ++i) {
     target.push_back(options_at(i).prior_precision());
+  }
+  std::vector<double> means;
+  for (size_t i = 0; i < param_groups_.size(); ++i) {
+    means.push_back(options_at(i).prior_mean());
+  }
+  // Else as before there were any.
+  if (std::ranges::any_of(means, [](double mean) { return mean != 0; })) {
+    target.insert(target.end(), means.begin(), means.end());
   }
   const bool same_target = target == progress.observed_target_.get();
   std::shared_ptr<Flight> flight = flight_;

@@ -22,8 +22,12 @@ void CheckReal(const char* name, double value, const Range& range) {
   if (above && value < range.high) return;
   std::string message = std::string("Invalid ") + name + ": " + Shown(value);
   if (std::isinf(range.high)) {
-    message += std::string(" (must be finite and ") +
-               (range.low_open ? "> " : ">= ") + Shortest(range.low) + ")";
+    message += " (must be finite";
+    if (std::isfinite(range.low)) {
+      message += std::string(" and ") + (range.low_open ? "> " : ">= ") +
+                 Shortest(range.low);
+    }
+    message += ")";
   } else {
     message += std::string(" (must be in ") + (range.low_open ? "(" : "[") +
                Shortest(range.low) + ", " + Shortest(range.high) + "))";

@@ -68,27 +68,29 @@ struct Operator<kName, Result(Args...)> {
 using SomeTensors = at::TensorList;
 using OneTensor = const at::Tensor&;
 using MaybeTensor = const std::optional<at::Tensor>&;
+using MaybeTensors = std::optional<at::TensorList>;
 using Integers = at::IntArrayRef;
 
 // A table:
 // clang-format off
 inline constexpr Operator<"sgld_step_", void(SomeTensors, SomeTensors,
     SomeTensors, double, double, double, double, Integers, int64_t, int64_t,
-    MaybeTensor)> sgld_step_;
+    MaybeTensor, double, MaybeTensors)> sgld_step_;
 inline constexpr Operator<"sghmc_step_", void(SomeTensors, SomeTensors,
     SomeTensors, SomeTensors, SomeTensors, double, double, double, double,
-    double, double, int64_t, Integers, int64_t, int64_t, MaybeTensor)>
-    sghmc_step_;
+    double, double, int64_t, Integers, int64_t, int64_t, MaybeTensor, double,
+    MaybeTensors)> sghmc_step_;
 inline constexpr Operator<"psgld_step_", void(SomeTensors, SomeTensors,
     SomeTensors, SomeTensors, SomeTensors, SomeTensors, double, double, double,
-    double, double, double, Integers, int64_t, int64_t, MaybeTensor)>
-    psgld_step_;
+    double, double, double, Integers, int64_t, int64_t, MaybeTensor, double,
+    MaybeTensors)> psgld_step_;
 inline constexpr Operator<"psgld_frozen_step_", void(SomeTensors, SomeTensors,
     SomeTensors, SomeTensors, double, double, double, double, Integers, int64_t,
-    int64_t, MaybeTensor)> psgld_frozen_step_;
+    int64_t, MaybeTensor, double, MaybeTensors)> psgld_frozen_step_;
 inline constexpr Operator<"sgnht_step_", void(SomeTensors, SomeTensors,
     SomeTensors, SomeTensors, SomeTensors, double, double, double, double,
-    double, double, Integers, int64_t, int64_t, MaybeTensor)> sgnht_step_;
+    double, double, Integers, int64_t, int64_t, MaybeTensor, double,
+    MaybeTensors)> sgnht_step_;
 inline constexpr Operator<"gradient_variance_", void(SomeTensors, SomeTensors,
     SomeTensors, double)> gradient_variance_;
 inline constexpr Operator<"control_variate_", void(SomeTensors, SomeTensors,
@@ -97,7 +99,7 @@ inline constexpr Operator<"gaussian_", void(SomeTensors, double, Integers,
     int64_t, int64_t, int64_t, MaybeTensor)> gaussian_;
 inline constexpr Operator<"ewsg_log_ratio", at::Tensor(SomeTensors, SomeTensors,
     SomeTensors, SomeTensors, double, double, double, double, double, int64_t,
-    int64_t)> ewsg_log_ratio;
+    int64_t, double, MaybeTensors)> ewsg_log_ratio;
 inline constexpr Operator<"metropolis_decide", at::Tensor(OneTensor, int64_t,
     int64_t, int64_t, int64_t)> metropolis_decide;
 inline constexpr Operator<"select_chains_", void(SomeTensors, SomeTensors,
@@ -105,10 +107,10 @@ inline constexpr Operator<"select_chains_", void(SomeTensors, SomeTensors,
 inline constexpr Operator<"hmc_momenta_", void(SomeTensors, SomeTensors, double,
     Integers, int64_t, int64_t)> hmc_momenta_;
 inline constexpr Operator<"hmc_leapfrog_", void(SomeTensors, SomeTensors,
-    SomeTensors, SomeTensors, SomeTensors, double, double, double, double)>
-    hmc_leapfrog_;
+    SomeTensors, SomeTensors, SomeTensors, double, double, double, double,
+    double, MaybeTensors)> hmc_leapfrog_;
 inline constexpr Operator<"hmc_energy", at::Tensor(SomeTensors, SomeTensors,
-    SomeTensors, double, int64_t)> hmc_energy;
+    SomeTensors, double, int64_t, double, MaybeTensors)> hmc_energy;
 inline constexpr Operator<"ecs_estimate", std::tuple<at::Tensor, at::Tensor,
     at::Tensor>(OneTensor, OneTensor, OneTensor, OneTensor, OneTensor,
     MaybeTensor, MaybeTensor, double, double, int64_t, int64_t, double)>
@@ -116,34 +118,36 @@ inline constexpr Operator<"ecs_estimate", std::tuple<at::Tensor, at::Tensor,
 inline constexpr Operator<"ecs_density", std::tuple<at::Tensor,
     at::Tensor>(OneTensor, OneTensor, OneTensor, OneTensor, OneTensor,
     OneTensor, OneTensor, MaybeTensor, MaybeTensor, OneTensor, OneTensor,
-    MaybeTensor, OneTensor, double)> ecs_density;
+    MaybeTensor, OneTensor, double, MaybeTensor)> ecs_density;
 inline constexpr Operator<"ecs_leapfrog_", at::Tensor(OneTensor, OneTensor,
     OneTensor, MaybeTensor, OneTensor, double, double)> ecs_leapfrog_;
 inline constexpr Operator<"sbps_place_", void(SomeTensors, SomeTensors,
     SomeTensors, double)> sbps_place_;
 inline constexpr Operator<"sbps_reflect_", void(SomeTensors, SomeTensors,
-    SomeTensors, SomeTensors, double, double, double)> sbps_reflect_;
+    SomeTensors, SomeTensors, double, double, double, double, MaybeTensors)>
+    sbps_reflect_;
 inline constexpr Operator<"sbps_adapt_", void(SomeTensors, SomeTensors,
-    SomeTensors, double, double)> sbps_adapt_;
+    SomeTensors, double, double, double, MaybeTensors)> sbps_adapt_;
 inline constexpr Operator<"sbps_precondition_", void(SomeTensors, SomeTensors,
     SomeTensors, SomeTensors, double, double)> sbps_precondition_;
 inline constexpr Operator<"sbps_reflect_sums_", at::Tensor(SomeTensors,
-    SomeTensors, SomeTensors, SomeTensors, double, double, double)>
-    sbps_reflect_sums_;
+    SomeTensors, SomeTensors, SomeTensors, double, double, double, double,
+    MaybeTensors)> sbps_reflect_sums_;
 inline constexpr Operator<"sbps_precondition_sums_", at::Tensor(SomeTensors,
-    SomeTensors, SomeTensors, SomeTensors, SomeTensors, double, double)>
-    sbps_precondition_sums_;
-inline constexpr Operator<"sbps_line_sums", at::Tensor(SomeTensors,
-    SomeTensors)> sbps_line_sums;
+    SomeTensors, SomeTensors, SomeTensors, SomeTensors, double, double, double,
+    MaybeTensors)> sbps_precondition_sums_;
+inline constexpr Operator<"sbps_line_sums", at::Tensor(SomeTensors, SomeTensors,
+    double, MaybeTensors)> sbps_line_sums;
 inline constexpr Operator<"sbps_reflection_sums", at::Tensor(SomeTensors,
-    SomeTensors, SomeTensors, SomeTensors, double)> sbps_reflection_sums;
+    SomeTensors, SomeTensors, SomeTensors, double, double, MaybeTensors)>
+    sbps_reflection_sums;
 inline constexpr Operator<"sbps_preconditioner_sum", at::Tensor(SomeTensors,
     double)> sbps_preconditioner_sum;
 inline constexpr Operator<"sum_of_squares", at::Tensor(SomeTensors)>
     sum_of_squares;
 inline constexpr Operator<"gauge_sums", at::Tensor(SomeTensors, SomeTensors,
-    SomeTensors, SomeTensors, SomeTensors, int64_t, double, double, double)>
-    gauge_sums;
+    SomeTensors, SomeTensors, SomeTensors, int64_t, double, double, double,
+    double, MaybeTensors)> gauge_sums;
 inline constexpr Operator<"any_nonfinite", bool(SomeTensors)> any_nonfinite;
 inline constexpr Operator<"count_nonfinite", at::Tensor(SomeTensors)>
     count_nonfinite;

@@ -91,7 +91,7 @@ at::Tensor AllData::probes(const at::Tensor& like) const {
 
 ECSAnchor ECSAnchor::Choose(const AllData& data,
                             const at::Tensor& theta,
-                            const at::Tensor& prior,
+                            const ECSPrior& prior,
                             const HMCECSOptions& options) {
   const std::vector<at::Tensor> there = SplitLike(theta, data.params);
   ECSAnchor chosen;
@@ -111,7 +111,7 @@ ECSAnchor ECSAnchor::Choose(const AllData& data,
   }
   at::Tensor curvature;
   if (sums.hessian.defined()) {
-    curvature = (prior.diag() - sums.hessian) / options.temperature();
+    curvature = (prior.precision.diag() - sums.hessian) / options.temperature();
   }
   chosen.whitening = Whitening(options.mass_matrix(), curvature);
   if (options.control_variate() == 1) sums.hessian = at::Tensor();
@@ -128,11 +128,11 @@ TaylorTerms ECSAnchor::expand(const AllData& data,
 
 void ECSAnchor::check_near(const at::Tensor& log_likelihood,
                            const at::Tensor& there,
-                           const at::Tensor& prior,
+                           const ECSPrior& prior,
                            double temperature) const {
   at::Tensor change = log_likelihood - sums.value;
-  change = change - at::dot(prior * there, there) * 0.5;
-  change = change + at::dot(prior * theta, theta) * 0.5;
+  change = change - prior.energy(there);
+  change = change + prior.energy(theta);
   const double fall = -change.item<double>() / temperature;
   const double highest = DeepestFall(theta.numel());
   if (fall <= highest) return;

@@ -8,6 +8,7 @@
 #include <functional>
 #include <vector>
 
+#include "libtorch/ecs/prior.h"
 #include "libtorch/ecs/taylor.h"
 #include "torch_sgmcmc/hmcecs.h"
 
@@ -41,7 +42,7 @@ struct ECSAnchor {
   // expansions, which mass, and the temperature.
   static ECSAnchor Choose(const AllData& data,
                           const at::Tensor& theta,
-                          const at::Tensor& prior,
+                          const ECSPrior& prior,
                           const HMCECSOptions& options);
   // The expansions of the data with these indices.
   TaylorTerms expand(const AllData& data, const at::Tensor& indices) const;
@@ -49,7 +50,7 @@ struct ECSAnchor {
   // draw.
   void check_near(const at::Tensor& log_likelihood,
                   const at::Tensor& there,
-                  const at::Tensor& prior,
+                  const ECSPrior& prior,
                   double temperature) const;
 };
 

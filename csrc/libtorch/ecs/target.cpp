@@ -26,7 +26,7 @@ std::optional<at::Tensor> IfDefined(const at::Tensor& tensor) {
 ECSTarget::ECSTarget(DataClosure closure,
                      std::vector<at::Tensor> params,
                      std::shared_ptr<const ECSAnchor> anchor,
-                     at::Tensor prior,
+                     ECSPrior prior,
                      double temperature,
                      const ECSEstimator& estimator)
     : closure_(std::move(closure)),
@@ -103,8 +103,9 @@ ECSPoint ECSTarget::fused(const TaylorTerms& terms,
                                                of_all.value,
                                                of_all.gradient,
                                                IfDefined(of_all.hessian),
-                                               prior_,
-                                               temperature_);
+                                               prior_.precision,
+                                               temperature_,
+                                               prior_.mean);
   const auto* number = estimate.const_data_ptr<double>();
   const auto* total = density.const_data_ptr<double>();
   ECSPoint point;
@@ -145,11 +146,11 @@ ECSPoint ECSTarget::composed(const TaylorTerms& terms,
   } else {
     total = total + at::dot(delta, slope);
   }
-  const at::Tensor decay = prior_ * theta;
   const at::Tensor log =
-      (total - at::dot(decay, theta) * 0.5) / temperature_ + estimate.log;
+      (total - prior_.energy(theta)) / temperature_ + estimate.log;
   ECSPoint point;
-  point.gradient = (slope_of_subsample + slope - decay) / temperature_;
+  point.gradient =
+      (slope_of_subsample + slope - prior_.slope(theta)) / temperature_;
   const at::Tensor finite = point.gradient.isfinite().all();
   const at::Tensor numbers =  // one wait for the device
       at::stack({log, finite.to(at::kDouble)}).cpu();

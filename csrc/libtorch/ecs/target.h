@@ -10,6 +10,7 @@
 
 #include "host/ecs_estimate.h"
 #include "libtorch/ecs/anchor.h"
+#include "libtorch/ecs/prior.h"
 #include "libtorch/ecs/subsample.h"
 #include "libtorch/ecs/taylor.h"
 
@@ -35,11 +36,10 @@ struct ECSPoint {
 // for T = 1.
 class ECSTarget {
  public:
-  // `prior` has the precision of each element.
   ECSTarget(DataClosure closure,
             std::vector<at::Tensor> params,
             std::shared_ptr<const ECSAnchor> anchor,
-            at::Tensor prior,
+            ECSPrior prior,
             double temperature,
             const ECSEstimator& estimator);
 
@@ -67,7 +67,7 @@ class ECSTarget {
   DataClosure closure_;
   std::vector<at::Tensor> params_;
   std::shared_ptr<const ECSAnchor> anchor_;
-  at::Tensor prior_;
+  ECSPrior prior_;
   double temperature_;
   ECSEstimator estimator_;
   int64_t evaluations_ = 0;

@@ -53,17 +53,22 @@ sg::EWSGOptions OfGroup(const sg::EWSGOptions& all) {
   return sg::EWSGOptions(all.lr())
       .num_data(all.num_data())
       .prior_precision(all.prior_precision())
+      .prior_mean(all.prior_mean())
       .temperature(all.temperature())
       .momentum(all.momentum())
       .surrogate(all.surrogate());
 }
 
 sg::HMCOptions OfGroup(const sg::HMCOptions& all) {
-  return sg::HMCOptions().prior_precision(all.prior_precision());
+  return sg::HMCOptions()
+      .prior_precision(all.prior_precision())
+      .prior_mean(all.prior_mean());
 }
 
 sg::SBPSOptions OfGroup(const sg::SBPSOptions& all) {
-  return sg::SBPSOptions().prior_precision(all.prior_precision());
+  return sg::SBPSOptions()
+      .prior_precision(all.prior_precision())
+      .prior_mean(all.prior_mean());
 }
 
 // One group for each linear layer.
@@ -72,9 +77,16 @@ std::unique_ptr<sg::Sampler> Make(const sg::StateDict& job,
                                   nn::SequentialImpl& net) {
   std::vector<torch::optim::OptimizerParamGroup> groups;
   for (const size_t layer : {0, 2}) {
-    groups.emplace_back(
-        net[layer]->parameters(),
-        std::make_unique<Options>(OfGroup(Read<Options>(job, groups.size()))));
+    auto options = OfGroup(Read<Options>(job, groups.size()));
+    if (layer == 2 && job.contains("means")) {
+      std::vector<torch::Tensor> means;
+      for (const c10::IValue& mean : job.at("means").toListRef()) {
+        means.push_back(mean.toTensor());
+      }
+      options.prior_mean(std::move(means));
+    }
+    groups.emplace_back(net[layer]->parameters(),
+                        std::make_unique<Options>(options));
   }
   auto defaults = Read<Options>(job, 0);
   torch::manual_seed(0);  // for a seed that is None, to be drawn

@@ -1,0 +1,455 @@
+"""prior_mean: priors about other places than 0, in every sampler."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from ecs_data import Data
+from every_sampler import EVERY, Chain, bits
+from torch import Tensor, nn
+
+import torch_sgmcmc as sg
+
+N = 50
+SIZES = (3, 37, 2)
+SHARED = {"num_data": N, "prior_precision": 2.0, "temperature": 0.9, "seed": 5}
+HMC = {"step_size": 0.05, "num_steps": 3, **SHARED}
+ECS = {**SHARED, "subsample_size": 8, "num_blocks": 4, "step_size": 0.4}
+
+#: With how many steps. Samplers of param groups.
+SAMPLERS: dict[str, tuple[int, Callable[[Any], sg.Sampler]]] = {
+    "SGLD": (9, lambda p: sg.SGLD(p, lr=0.1, **SHARED)),
+    "SGHMC": (9, lambda p: sg.SGHMC(p, lr=0.1, noise_estimate=0.02, **SHARED)),
+    "SGHMC resampling": (
+        9,
+        lambda p: sg.SGHMC(p, lr=0.1, resample_momentum_every=3, **SHARED),
+    ),
+    "SGHMC online": (
+        104,
+        lambda p: sg.SGHMC(p, lr=1e-3, momentum=0.5, noise_estimate="online", **SHARED),
+    ),
+    "PSGLD": (9, lambda p: sg.PSGLD(p, lr=0.02, eps=0.1, **SHARED)),
+    "PSGLD without gamma": (
+        9,
+        lambda p: sg.PSGLD(p, lr=0.02, eps=0.1, gamma=False, **SHARED),
+    ),
+    "PSGLD frozen": (9, lambda p: sg.PSGLD(p, lr=0.02, eps=0.1, adapt=False, **SHARED)),
+    "SGNHT": (9, lambda p: sg.SGNHT(p, lr=0.1, thermostat_rate=2e-3, **SHARED)),
+    # lr so large that the prior's part of the weights decides now and then.
+    "EWSG": (30, lambda p: sg.EWSG(p, lr=0.4, index_chain_length=3, **SHARED)),
+    "EWSG overdamped": (
+        30,
+        lambda p: sg.EWSG(
+            p, lr=0.4, momentum=0.0, surrogate="zero", index_chain_length=3, **SHARED
+        ),
+    ),
+    "HMC": (20, lambda p: sg.HMC(p, **HMC)),
+    "HMC kept": (20, lambda p: sg.HMC(p, **HMC, resample_momentum_every=3)),
+    "SBPS": (40, lambda p: sg.SBPS(p, refresh_rate=0.5, **SHARED)),
+    "SBPS preconditioned": (
+        40,
+        lambda p: sg.SBPS(p, refresh_rate=0.5, preconditioned=True, **SHARED),
+    ),
+    "HMCECS": (20, lambda p: sg.HMCECS(p, **ECS)),
+    "HMCECS signed": (
+        20,
+        lambda p: sg.HMCECS(p, variant="signed", num_products=9, **ECS),
+    ),
+}
+
+
+class Problem:
+    """A loss of θ - c, at θ₀ + c."""
+
+    def __init__(self, shifts: list[Tensor]) -> None:
+        g = torch.Generator().manual_seed(3)
+        self.shifts = shifts
+        self.params = [
+            nn.Parameter(0.5 * torch.randn(c.shape, generator=g).double() + c)
+            for c in shifts
+        ]
+        self.draw = torch.Generator().manual_seed(4)
+
+    def losses(self, index: Tensor) -> Tensor:
+        total = torch.zeros(len(index), dtype=torch.float64)
+        for p, c in zip(self.params, self.shifts, strict=True):
+            x = torch.sin(index.double()[:, None] + torch.arange(p.numel()))
+            away = (p - c).flatten() - x
+            total = total + (0.5 * away**2 + 0.05 * away**4).sum(dim=1)
+        return total
+
+    def minibatch(self) -> Tensor:
+        return torch.randperm(N, generator=self.draw)[:10]
+
+    def step(self, sampler: sg.Sampler) -> None:
+        if isinstance(sampler, sg.HMCECS):
+            sampler.step(lambda index: -self.losses(index))
+            return
+        if isinstance(sampler, sg.SBPS):
+            sampler.step(lambda: self.losses(self.minibatch()))
+            return
+
+        def closure() -> Tensor:
+            sampler.zero_grad()
+            is_all = isinstance(sampler, sg.HMC)
+            loss = self.losses(torch.arange(N) if is_all else self.minibatch()).mean()
+            loss.backward(create_graph=sampler.param_groups[0].get("gamma", False))
+            return loss
+
+        sampler.step(closure)
+        sampler.zero_grad()
+
+    def run(self, kind: str, groups: list[dict[str, Any]]) -> list[Tensor]:
+        steps, make = SAMPLERS[kind]
+        sampler = make(groups)
+        path = []
+        for _ in range(steps):
+            self.step(sampler)
+            there = zip(self.params, self.shifts, strict=True)
+            path.append(torch.cat([(p.detach() - c).flatten() for p, c in there]))
+        return path
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_it_is_the_model_with_the_origin_elsewhere(kind: str) -> None:
+    """A number in one group, tensors in another: the same path about them."""
+    origin = Problem([torch.zeros(n, dtype=torch.float64) for n in SIZES])
+    first, second = origin.params[:1], origin.params[1:]
+    expected = origin.run(kind, [{"params": first}, {"params": second}])
+
+    g = torch.Generator().manual_seed(8)
+    means = [torch.randn(n, generator=g).double() for n in SIZES]
+    means[0].fill_(1.375)
+    moved = Problem(means)
+    first, second = moved.params[:1], moved.params[1:]
+    found = moved.run(
+        kind,
+        [
+            {"params": first, "prior_mean": 1.375},
+            {"params": second, "prior_mean": means[1:]},
+        ],
+    )
+    assert len({*map(bytes, (p.numpy() for p in expected))}) > 3  # it has moved
+    for a, b in zip(expected, found, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-12, atol=1e-11)
+
+
+@pytest.mark.parametrize("chains", [1, 3])
+def test_hmc_of_chains_accepts_by_the_right_energy(chains: int) -> None:
+    """A prior alone, far from 0: trajectories keep its energy, and are accepted."""
+    p = nn.Parameter(torch.full((chains, 40), 30.0, dtype=torch.float64))
+    mean = torch.full((chains, 40), 30.0)
+    settings = {"num_steps": 4, "num_data": 1, "prior_precision": 4.0}
+    sampler = sg.HMC([p], 0.05, num_chains=chains, prior_mean=mean, seed=1, **settings)
+
+    def closure() -> Tensor:
+        p.grad = torch.zeros_like(p)
+        return torch.zeros(chains)
+
+    for _ in range(20):
+        sampler.step(closure)
+    assert sampler.acceptance_rate > 0.95
+    assert float((p.detach() - 30).abs().mean()) > 0.1
+
+
+# ---- What it is given, and keeps --------------------------------------------------
+
+
+def two() -> list[nn.Parameter]:
+    g = torch.Generator().manual_seed(1)
+    return [
+        nn.Parameter(torch.randn(3, 2, generator=g)),
+        nn.Parameter(torch.randn(5, generator=g).double()),
+    ]
+
+
+def sgld(params: Any, **settings: Any) -> sg.SGLD:
+    return sg.SGLD(params, 0.1, num_data=N, prior_precision=3.0, seed=2, **settings)
+
+
+def follow(sampler: sg.Sampler, params: list[Any], steps: int = 3) -> list[Tensor]:
+    for _ in range(steps):
+        for p in params:
+            p.grad = p.detach().sin()
+        sampler.step()
+    return [p.detach().clone() for p in params]
+
+
+def same(a: Any, b: Any) -> bool:
+    return bits(a) == bits(b)
+
+
+def test_a_number_is_a_tensor_of_equal_numbers() -> None:
+    ends = []
+    for mean in (0.7, torch.tensor(0.7), [torch.full_like(p, 0.7) for p in two()]):
+        params = two()
+        ends.append(follow(sgld(params, prior_mean=mean), params))
+    # As fp32 has it: a number in fp64 is another one where the parameter is in fp64.
+    assert same(ends[0][0], ends[1][0])
+    assert same(ends[0][0], ends[2][0])
+    assert same(ends[0][1], ends[2][1])
+
+
+def test_parameters_themselves_localise_around_where_they_are() -> None:
+    params = two()
+    start = [p.detach().clone() for p in params]
+    sampler = sgld(params, prior_mean=iter(params), temperature=0.0)
+    kept = [sampler.state[p]["prior_mean"] for p in params]
+    for mean, p, value in zip(kept, params, start, strict=True):
+        assert mean.data_ptr() != p.data_ptr()
+        assert not mean.requires_grad
+        assert mean.dtype == p.dtype
+        assert same(mean, value)
+    with torch.no_grad():
+        for p in params:
+            p.add_(1.0)
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    sampler.step()
+    for p, value in zip(params, start, strict=True):
+        expected = value + 1 - 0.1 * 3.0 / N
+        torch.testing.assert_close(p.detach(), expected)
+    for mean, value in zip(kept, start, strict=True):
+        assert same(mean, value)  # and are left alone
+
+
+def test_a_lone_tensor_for_a_lone_parameter() -> None:
+    p = two()[0]
+    mean = torch.ones(3, 2)
+    sampler = sgld([p], prior_mean=mean)
+    mean.zero_()  # it is a copy
+    assert same(sampler.state[p]["prior_mean"], torch.ones(3, 2))
+    assert sampler.param_groups[0]["prior_mean"] == 0.0
+    assert sampler.defaults["prior_mean"] == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_means_of_low_precision_parameters_are_not_rounded(dtype: torch.dtype) -> None:
+    mean = torch.linspace(1, 2, 9) / 3
+    ends = []
+    for kind in (dtype, torch.float32):
+        p = nn.Parameter(torch.ones(9, dtype=kind))
+        sampler = sgld([p], prior_mean=mean)
+        for _ in range(3):
+            p.grad = torch.full_like(p, 0.25)
+            sampler.step()
+        assert same(sampler.state[p]["prior_mean"], mean)
+        loaded = sgld([p])
+        loaded.load_state_dict(sampler.state_dict())
+        assert same(loaded.state[p]["prior_mean"], mean)
+        ends.append(sampler.state[p].get("master", p.detach()))
+    assert same(ends[0], ends[1])
+
+
+def test_other_layouts() -> None:
+    """Where a parameter is not in the order of its memory, as where it is."""
+    g = torch.Generator().manual_seed(6)
+    value, mean = torch.randn(2, 4, 6, generator=g)
+    ends = []
+    for p in (value.clone(), value.t().contiguous().t(), value.repeat(1, 2)[:, :6]):
+        param = nn.Parameter(p)
+        sampler = sgld([param], prior_mean=[mean], temperature=0.0)
+        ends.append(follow(sampler, [param])[0].contiguous())
+    assert same(ends[0], ends[1])
+    assert same(ends[0], ends[2])
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_a_chain_resumes_with_its_means(kind: str) -> None:
+    """State dicts, before the first step and later, pickles and copies."""
+    chain = Chain(kind)
+    means = [p.detach() * 0.5 + 1 for p in chain.params]
+    settings = {
+        key: value
+        for key, value in chain.sampler.param_groups[0].items()
+        if key in chain.sampler._group_keys - {*type(chain.sampler)._MANAGED}
+        or key in chain.sampler._SHARED
+    }
+    settings.pop("prior_mean")
+
+    def make(means: list[Tensor] | None, seed: int) -> sg.Sampler:
+        params = chain.params
+        first: dict[str, Any] = {"params": params[:1]}
+        second: dict[str, Any] = {"params": params[1:]}
+        if means is not None:
+            first["prior_mean"], second["prior_mean"] = means[:1], means[1:]
+        capturable = "capturable" in kind
+        extra = {"capturable": True} if capturable else {}
+        return type(chain.sampler)([first, second], **settings, **extra, seed=seed)
+
+    chain.sampler = make(means, 5)
+    before = copy.deepcopy(chain.sampler.state_dict())
+    start = [p.detach().clone() for p in chain.params]
+    middle = chain.run(range(3))
+    saved = io.BytesIO()
+    torch.save(chain.sampler.state_dict(), saved)
+    end = chain.run(range(3, 6))
+    kept = chain.sampler.state_dict()["state"]
+    for i, mean in enumerate(means):
+        assert same(kept[i]["prior_mean"], mean)
+
+    saved.seek(0)
+    chain.set(middle)
+    chain.sampler = make(None, 99)
+    chain.sampler.load_state_dict(torch.load(saved))
+    assert same(chain.run(range(3, 6)), end)
+
+    chain.set(start)
+    chain.sampler = make([torch.zeros_like(m) for m in means], 99)
+    chain.sampler.load_state_dict(before)
+    assert same(chain.run(range(6)), end)
+
+
+def test_copies_and_pickles() -> None:
+    params = two()
+    sampler = sgld(params, prior_mean=params)
+    params_too, too = copy.deepcopy((params, sampler))
+    assert same(follow(sampler, params), follow(too, params_too))
+
+
+def test_state_dicts_of_before_mean_zero() -> None:
+    params = two()
+    start = [p.detach().clone() for p in params]
+    saved = sgld(params).state_dict()
+    expected = follow(sgld(params), params)
+    for group in saved["param_groups"]:
+        del group["prior_mean"]
+    for mean in (3.0, [p.detach() for p in params]):
+        sampler = sgld(params, prior_mean=mean)
+        sampler.load_state_dict(saved)
+        with torch.no_grad():
+            for p, value in zip(params, start, strict=True):
+                p.copy_(value)
+        assert same(follow(sampler, params), expected)
+
+
+def test_a_number_can_be_changed() -> None:
+    params = two()
+    start = [p.detach().clone() for p in params]
+    sampler = sgld(params, prior_mean=-1.0)
+    sampler.param_groups[0]["prior_mean"] = 2
+    after = follow(sampler, params)
+    with torch.no_grad():
+        for p, value in zip(params, start, strict=True):
+            p.copy_(value)
+    assert same(after, follow(sgld(params, prior_mean=2), params))
+
+
+def test_in_words() -> None:
+    params = two()
+    group = {"params": params[1:], "prior_mean": 0.25}
+    sampler = sgld([{"params": params[:1], "prior_mean": [params[0]]}, group])
+    text = sampler.target_summary()
+    assert "Σ λ‖θ − μ‖²/2" in text
+    assert "prior N(μ, 0.3333) on each" in text
+    assert "prior N(0.25, 0.3333) on each" in text
+    assert "Σ λ‖θ‖²/2" in sgld(two()).target_summary()
+
+
+# ---- What looks at the prior besides ----------------------------------------------
+
+
+@pytest.mark.parametrize("mean", [10.0, None], ids=["number", "tensors"])
+def test_gamma_precision_looks_at_the_distance(mean: float | None) -> None:
+    drawn = []
+    for shift in (0.0, 10.0):
+        params = [nn.Parameter(p.detach().double() + shift) for p in two()]
+        given = [torch.full_like(p, shift) for p in params] if mean is None else shift
+        precision = sg.GammaPrecision(sgld(params, prior_mean=given))
+        drawn.append(precision.step()[0])
+    assert drawn[1] == pytest.approx(drawn[0], rel=1e-12)
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+def test_gauges_look_at_the_whole_gradient(tensors: bool) -> None:
+    readings = []
+    for shift in (0.0, 4.0):
+        p = nn.Parameter(torch.full((200,), shift, dtype=torch.float64))
+        mean = torch.full_like(p, shift) if tensors else shift
+        sampler = sg.SGLD(
+            [p], 0.5, num_data=10, prior_precision=5, seed=1, prior_mean=mean
+        )
+        gauges = sg.Gauges(sampler, every=1, center="prior_mean")
+        for _ in range(200):
+            p.grad = torch.zeros_like(p)
+            sampler.step()
+        readings.append(gauges.read().configurational)
+    assert readings[0].mean == pytest.approx(readings[1].mean, rel=1e-9)
+    assert readings[1].mean == pytest.approx(1.0, abs=0.3)
+
+
+# ---- Errors -----------------------------------------------------------------------
+
+
+def test_errors() -> None:
+    params = two()
+
+    def refused(mean: Any, error: type[Exception], words: str) -> None:
+        with pytest.raises(error) as info:
+            sgld(params, prior_mean=mean)
+        assert words in str(info.value)
+
+    good = [p.detach() for p in params]
+    refused(good[:1], ValueError, "prior_mean: 1 tensors for a group of 2 parameters")
+    refused(good[::-1], ValueError, "number 0 has shape [5] (must be [3, 2], that of")
+    refused([good[0], good[1].long()], ValueError, "number 1 is of torch.int64")
+    refused([good[0], good[1] / 0], ValueError, "number 1 has elements that are not")
+    refused([good[0], 1.0], TypeError, "number 1 is a float (must be a Tensor)")
+    refused(math.nan, ValueError, "Invalid prior_mean: nan (must be finite)")
+    refused(-math.inf, ValueError, "Invalid prior_mean: -inf (must be finite)")
+    refused("zero", TypeError, "Invalid prior_mean: 'zero' (must be a number, got str)")
+    refused(torch.tensor(math.inf), ValueError, "Invalid prior_mean: inf")
+    with pytest.raises(ValueError, match="give each group its own prior_mean"):
+        sgld([{"params": [p]} for p in params], prior_mean=[good[0]])
+
+
+def test_errors_change_nothing() -> None:
+    params = two()
+    sampler = sgld(params[:1], prior_mean=[torch.ones(3, 2)])
+    with pytest.raises(ValueError, match="has shape"):
+        sampler.add_param_group({"params": params[1:], "prior_mean": [torch.ones(2)]})
+    assert len(sampler.param_groups) == 1
+    assert list(sampler.state) == params[:1]
+
+    group = sampler.param_groups[0]
+    group["prior_mean"] = torch.ones(3, 2)
+    params[0].grad = torch.ones(3, 2)
+    with pytest.raises(TypeError, match=r'state\[p\]\["prior_mean"\]'):
+        sampler.step()
+    group["prior_mean"] = 0.0
+
+    saved = sampler.state_dict()
+    saved["state"][0]["prior_mean"] = torch.full((3, 2), math.nan)
+    with pytest.raises(ValueError, match="prior_mean of parameter 0 has elements"):
+        sampler.load_state_dict(saved)
+    both = sgld(params, prior_mean=params)
+    saved = both.state_dict()
+    saved["state"] = {0: dict(saved["state"][0])}
+    with pytest.raises(ValueError, match="parameter 1 has no prior_mean"):
+        both.load_state_dict(saved)
+    assert same(both.state[params[1]]["prior_mean"], params[1].detach())
+
+
+def test_ecs_sees_a_mean_that_was_written_to() -> None:
+    """The density at the last draw is then another one."""
+    ends = []
+    for written in (False, True):
+        data = Data()
+        sampler = sg.HMCECS(
+            data.params, prior_mean=data.params, **{**ECS, "num_data": 60}
+        )
+        sampler.step(data)
+        if written:
+            sampler.state[data.params[0]]["prior_mean"].add_(5.0)
+        target = sampler._target(data)
+        fresh = target.at(sampler._subsample(data), sampler._present.theta)
+        assert sampler._start(target).log == pytest.approx(fresh.log, rel=1e-12)
+        ends.append(fresh.log)
+    assert ends[0] - ends[1] > 5
