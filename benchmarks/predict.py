@@ -88,7 +88,7 @@ def report(task: str, rounds: int, folder: Path) -> None:
     model, x = build(task)
     many, few, n = MANY[task], FEW[task], BATCH[task]
     write(model, folder, many)
-    part = max(1, many // 50)  # of the draws, in each round
+    part = max(1, many // 20)  # of the draws, in each round
     bare(model, stored(folder, few), x, n)  # threads, allocator, page cache
     for chunk_size in (1, 10) if task == "mnist" else (1,):
         ratios, times = [], []

@@ -39,8 +39,8 @@ class Link:
         """Whether the values are probabilities."""
         return self._link in ("softmax", "sigmoid")
 
-    def values(self, outputs: Tensor) -> Tensor:
-        """What is averaged."""
+    def values(self, outputs: Tensor, *, overwrite: bool = False) -> Tensor:
+        """What is averaged, perhaps in the memory of the outputs."""
         if callable(self._link):
             return self._link(outputs)
         if self._link == "identity":
@@ -63,7 +63,7 @@ class Link:
                 f"Invalid outputs: shape {list(outputs.shape)} has one class (with "
                 "one number for two classes, link='sigmoid')"
             )
-        return _softmax(outputs, self._dim)
+        return _softmax(outputs, self._dim, overwrite)
 
     def entropy(self, values: Tensor) -> Tensor:
         """Of probabilities, in nats."""
@@ -74,8 +74,10 @@ class Link:
 
 # On a CPU torch's softmax over a few classes takes seven times as long as this, and
 # special.entr thrice as long as p log p: together a fifth of a small network.
-def _softmax(outputs: Tensor, dim: int) -> Tensor:
-    powers = (outputs - outputs.amax(dim, keepdim=True)).exp_()
+# So do pages of memory that is asked for at each draw: hence the overwriting.
+def _softmax(outputs: Tensor, dim: int, overwrite: bool) -> Tensor:
+    powers = outputs if overwrite else outputs.clone()
+    powers.sub_(powers.amax(dim, keepdim=True)).exp_()
     return powers.div_(powers.sum(dim, keepdim=True))
 
 

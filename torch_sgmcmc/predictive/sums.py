@@ -16,12 +16,13 @@ Function = Callable[[Tensor], Tensor]
 
 
 class Terms:
-    """What one draw adds to the sums."""
+    """What one draw adds to the sums; outputs may be overwritten."""
 
     def __init__(
         self, outputs: Tensor, link: Link, functions: Mapping[str, Function]
     ) -> None:
-        self.values = link.values(outputs)
+        # Functions may return the outputs, or a part of them.
+        self.values = link.values(outputs, overwrite=not functions)
         self.means: dict[str, Tensor] = {}
         if link.has_entropy:
             self.means[""] = link.entropy(self.values)
@@ -58,6 +59,7 @@ class Sums:
         self.distances = _zeros(terms.values)
         self.squares = _zeros(terms.values)
         self.means = {name: _zeros(term) for name, term in terms.means.items()}
+        self._distance = _zeros(terms.values)
         #: Of means: the values', or if they are integers, the default.
         self.dtype = (terms.values / 1).dtype
         #: The values of all draws, if they are kept.
@@ -76,7 +78,7 @@ class Sums:
 
     def add(self, terms: Terms, weight: float, *, keep: bool) -> None:
         """Adds a draw's."""
-        distance = terms.values - self.origin
+        distance = torch.sub(terms.values, self.origin, out=self._distance)
         self.distances.add_(distance, alpha=weight)
         self.squares.addcmul_(distance, distance, value=weight)
         for name, sums in self.means.items():
@@ -94,7 +96,9 @@ class Sums:
 
     def state_dict(self) -> dict[str, Any]:
         """The sums; tensors are shared, not copied."""
-        return {**vars(self), "means": dict(self.means), "kept": list(self.kept)}
+        state = {**vars(self), "means": dict(self.means), "kept": list(self.kept)}
+        del state["_distance"]
+        return state
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], device: Any) -> Sums:
@@ -103,6 +107,7 @@ class Sums:
         sums.dtype = state["dtype"]
         for name in ("origin", "distances", "squares"):
             setattr(sums, name, state[name].to(device, copy=True))
+        sums._distance = torch.empty_like(sums.origin)
         sums.means = {k: t.to(device, copy=True) for k, t in state["means"].items()}
         sums.kept = [t.clone() for t in state["kept"]]
         return sums
