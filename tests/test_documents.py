@@ -69,8 +69,10 @@ def test_python(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
     if file.name == "README.md":
-        assert names["draws"] == 40
-        torch.testing.assert_close(names["probabilities"].sum(1), torch.ones(7))
+        posterior = names["posterior"]
+        assert posterior.num_draws == 3
+        torch.testing.assert_close(posterior.mean.sum(1), torch.ones(7))
+        assert posterior.epistemic.shape == (7,) and (posterior.epistemic > 0).all()
 
 
 PROGRAM = """

@@ -10,6 +10,7 @@ except ImportError as error:
     ) from error
 
 from torch_sgmcmc.control_variates import SVRG, ControlVariates
+from torch_sgmcmc.driver import ChainState, sample
 from torch_sgmcmc.ecs.gathered_rows import GatheredRows
 from torch_sgmcmc.ecs.log_likelihood import LogLikelihood
 from torch_sgmcmc.ecs.report import ECSReport
@@ -58,6 +59,7 @@ __all__ = [
     "SGLD",
     "SGNHT",
     "SVRG",
+    "ChainState",
     "Collector",
     "ControlVariates",
     "CyclicalSchedule",
@@ -86,5 +88,6 @@ __all__ = [
     "kmeans_strata",
     "local_learning_coefficient",
     "predict",
+    "sample",
     "tune",
 ]

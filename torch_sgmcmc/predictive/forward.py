@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-__all__ = ["Evaluation", "evaluating", "model_device"]
+__all__ = ["Evaluation", "evaluating", "model_device", "moved"]
 
 Forward = Callable[[nn.Module, Any], Any]
 
@@ -61,7 +61,7 @@ class _Caller(nn.Module):
         device = model_device(self.model)
         parts: list[Tensor] = []
         for batch in batches:
-            outputs = self.function(self.model, _moved(batch, device))
+            outputs = self.function(self.model, moved(batch, device))
             if not keep:
                 continue
             _check(outputs, parts)
@@ -103,13 +103,14 @@ def _default_forward(model: nn.Module, batch: Any) -> Any:
     return getattr(outputs, "logits", outputs)
 
 
-def _moved(batch: Any, device: torch.device | None) -> Any:
+def moved(batch: Any, device: torch.device | None) -> Any:
+    """A batch of tensors, mappings, lists and tuples with its tensors on a device."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True) if device else batch
     if isinstance(batch, Mapping):
-        return {key: _moved(value, device) for key, value in batch.items()}
+        return {key: moved(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        return [_moved(value, device) for value in batch]
+        return [moved(value, device) for value in batch]
     return batch
 
 

@@ -65,6 +65,9 @@ class Collector:
             is their own. Default: None.
         weight: ``weight(sampler)`` is a draw's weight. None is the sign of an
             :class:`HMCECS`, and 1 of all others. Default: None.
+        when: ``when()`` tells after a step whether it counts: ``lambda:
+            schedule.collecting`` of a :class:`CyclicalSchedule`. None is all. Default:
+            None.
         queue_size: draws in memory, >= 1, that training does not wait for. Default: 2.
 
     Attributes:
@@ -95,6 +98,7 @@ class Collector:
         buffers: bool = True,
         dtype: torch.dtype | None = None,
         weight: Callable[[Any], float] | None = None,
+        when: Callable[[], bool] | None = None,
         queue_size: int = 2,
     ) -> None:
         if not isinstance(sampler, Sampler):
@@ -119,6 +123,7 @@ class Collector:
         path = store.path if isinstance(store, SampleStore) else os.fspath(store)
         self._writer = SampleWriter(path, self._chosen.now(), chain=chain, dtype=dtype)
         self._weight = weight or _sign
+        self._when = when
         self._free: deque[dict[str, Tensor]] = deque()
         self._background = Background(queue_size)
         self.loss: float | Tensor = math.nan
@@ -179,6 +184,9 @@ class Collector:
 
     def _take(self, step: int, mark: float) -> None:
         """Counts a step, and stores the draw if it is one."""
+        if self._when is not None and not self._when():
+            self._mark = mark
+            return
         count = self._count + 1
         number = self._schedule.number(count)
         if self._schedule.thins(count):

@@ -1,0 +1,163 @@
+"""Runs chains of a model from start to end."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_sgmcmc.core.checks import check_integer, draw_seed
+from torch_sgmcmc.driver import checkpoint
+from torch_sgmcmc.driver.chain import ChainState, Settings, run_chain
+from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.store import SampleStore
+
+__all__ = ["sample"]
+
+
+def sample(
+    model: nn.Module | Callable[[], nn.Module],
+    sampler: Callable[..., Sampler],
+    loader: Iterable[Any],
+    loss: Callable[[nn.Module, Any], Tensor],
+    store: str | os.PathLike[str] | SampleStore,
+    *,
+    steps: int | None = None,
+    epochs: int | None = None,
+    burn_in: int = 0,
+    every: int = 1,
+    max_samples: int | None = None,
+    chains: int = 1,
+    processes: int = 1,
+    seed: int | None = None,
+    schedule: Callable[[Sampler], Any] | None = None,
+    callbacks: Iterable[Callable[[ChainState], Any]] = (),
+    checkpoint_every: int | None = None,
+    restart: bool = False,
+    progress: bool = True,
+    **collecting: Any,
+) -> SampleStore:
+    """Runs chains of a model, and stores their draws.
+
+    For those who have no training loop of their own; with one, a :class:`Collector` is
+    three lines. A chain is killed at any moment and goes on when this is called again
+    with the same arguments, to the same draws to the last byte; with more ``steps`` or
+    ``epochs``, a finished one goes on as well.
+
+    Args:
+        model: a function that returns a module on its device, called for each chain:
+            chains begin at different points; or a module, of which each chain has a
+            copy and begins there, and which is not changed.
+        sampler: ``sampler(params, seed=seed)`` returns a sampler of named parameters:
+            ``partial(SGHMC, lr=0.1, momentum=0.99, num_data=N, prior_precision=1)``.
+            Not an HMCECS.
+        loader: minibatches, an iterable that can be read again: a DataLoader.
+        loss: ``loss(model, batch)`` returns the mean loss of a minibatch, which has
+            been moved to the model's device; for SBPS, the loss of each example.
+        store: a folder or a :class:`SampleStore`. There are also the checkpoints,
+            ``checkpoint-<chain>.pt``.
+        steps: of each chain, >= 1; or
+        epochs: passes over the loader, >= 1, a step each minibatch. One of the two.
+        burn_in: steps of each chain that come first and are not stored. Default: 0.
+        every: steps from one draw to the next. Default: 1.
+        max_samples: draws of each chain at most, see :class:`Collector`. Default: None.
+        chains: how many, >= 1. Default: 1.
+        processes: how many chains run at a time, each in a process of its own; what is
+            given must then be importable, and the script guarded by
+            ``if __name__ == "__main__"``. Default: 1, one after another.
+        seed: of all that is random, a 64-bit int; chains have seeds of their own. None
+            is that of the run that goes on, or draws one from torch's default
+            generator. Default: None.
+        schedule: ``schedule(sampler)`` returns a scheduler, stepped after each step. Of
+            a :class:`CyclicalSchedule` only sampling phases are stored, and of a
+            :class:`PolynomialDecay` draws are weighted with their step size.
+        callbacks: called with a :class:`ChainState` after each step.
+        checkpoint_every: steps from one checkpoint to the next. None is one at the end.
+            Default: None.
+        restart: delete what the chains have stored and begin anew. Default: False.
+        progress: show a progress bar a chain, if tqdm is installed. Default: True.
+        **collecting: others of :class:`Collector`: ``parameters``, ``buffers``,
+            ``dtype``, ``weight``, ``queue_size``.
+
+    Returns:
+        The store with the draws of all chains.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above, or not that of the run that
+            goes on.
+        RuntimeError: of a step or of the store; the chain goes on from its last
+            checkpoint when this is called again.
+
+    Example:
+        >>> def loss(model, batch):
+        ...     x, y = batch
+        ...     return F.cross_entropy(model(x), y)
+        >>> store = sg.sample(
+        ...     make_model, partial(sg.SGHMC, lr=0.1, momentum=0.99, num_data=60_000),
+        ...     loader, loss, "draws", epochs=100, burn_in=20 * len(loader),
+        ...     every=100, chains=4, seed=0, checkpoint_every=1000)
+        >>> prediction = sg.predict(make_model(), store, x_test)
+
+    Note:
+        Torch's own operations may round differently with another number of threads:
+        the same bits need the same number. In processes, each has its part of those
+        that this one has.
+    """
+    if (steps is None) == (epochs is None):
+        raise ValueError("Invalid steps: give steps or epochs, one of the two")
+    given = {"steps": steps, "epochs": epochs, "checkpoint_every": checkpoint_every}
+    for name, value in given.items():
+        if value is not None:
+            check_integer(name, value, low=1)
+    chains = check_integer("chains", chains, low=1)
+    processes = check_integer("processes", processes, low=1)
+    if epochs is not None and not hasattr(loader, "__len__"):
+        raise TypeError("Invalid loader: it has no length (give steps, not epochs)")
+    for name, function in {"sampler": sampler, "loss": loss}.items():
+        if not callable(function):
+            raise TypeError(
+                f"Invalid {name}: {type(function).__name__} (must be a function)"
+            )
+    folder = Path(store.path if isinstance(store, SampleStore) else store)
+    begun = folder / "checkpoint-0.pt"
+    if seed is None and begun.exists() and not restart:
+        seed = checkpoint.load(begun)["seed"]
+    settings = Settings(
+        *(model, sampler, loader, loss, folder, steps, epochs, draw_seed(seed)),
+        *(schedule, tuple(callbacks), checkpoint_every, restart, progress, chains),
+        {
+            **{"burn_in": burn_in, "every": every, "max_samples": max_samples},
+            **collecting,
+        },
+    )
+    if processes == 1 or chains == 1:
+        for chain in range(chains):
+            run_chain(settings, chain)
+    else:
+        _side_by_side(settings, min(processes, chains))
+    return SampleStore(folder)
+
+
+def _side_by_side(settings: Settings, processes: int) -> None:
+    try:
+        pickle.dumps(settings)
+    except Exception as error:
+        raise TypeError(
+            f"Invalid processes: {processes}, and what is given cannot be sent to them "
+            f"({error}): give functions that can be imported, or processes=1"
+        ) from error
+    threads = max(1, torch.get_num_threads() // processes)
+    with ProcessPoolExecutor(
+        processes, get_context("spawn"), torch.set_num_threads, (threads,)
+    ) as pool:
+        done = pool.map(partial(run_chain, settings), range(settings.chains))
+        for _ in done:  # raises what a chain has raised
+            pass
