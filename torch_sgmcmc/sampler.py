@@ -89,9 +89,9 @@ class Sampler(Optimizer):
     the constructor or of a group, is μ: one number, or tensors, one for each parameter
     of the group and of its shape (one that has but one parameter can be given its
     tensor alone; of several groups each needs its own).
-    ``prior_mean=model.parameters()`` localises a chain around where it begins. Tensors are copied, in the type of the
-    arithmetic, and are then state, ``state[p]["prior_mean"]``, which goes before
-    ``group["prior_mean"]``, a number.
+    ``prior_mean=model.parameters()`` localises a chain around where it begins. Tensors
+    are copied, in the type of the arithmetic, and are then state,
+    ``state[p]["prior_mean"]``, which goes before ``group["prior_mean"]``, a number.
 
     Args:
         params: parameters, dicts that define param groups, or named parameters,
