@@ -60,6 +60,9 @@ CHAINS: dict[str, tuple[str, torch.dtype, float | None, dict[str, Any]]] = {
         0.3,
         {"variant": "signed", "num_products": 9, "mass_matrix": "identity"},
     ),
+    # Priors about other places than 0.
+    "perturbed-mean": ("logistic", F64, None, {"temperature": 1.5}),
+    "signed-mean": ("logistic", F64, 0.3, {"variant": "signed", "num_products": 9}),
     # So many factors that a bounds them, as it does when the step size is adapted anew.
     "signed-bound": (
         "logistic",
@@ -111,6 +114,9 @@ def make_sampler(job: Job) -> tuple[sg.HMCECS, Data]:
         {"params": [data.weight], "prior_precision": 1.0},
         {"params": [data.bias], "prior_precision": 3.0},
     ]
+    if "mean" in job:
+        groups[0]["prior_mean"] = job["mean"]
+        groups[1]["prior_mean"] = -0.25
     common = {"num_data": 60, "subsample_size": 8, "num_blocks": 4, "chunk_size": 23}
     return sg.HMCECS(groups, seed=2**61, **{**common, **settings}), data
 
@@ -127,6 +133,8 @@ def make_job(name: str) -> Job:
         "model": {"weight": data.weight.detach(), "bias": data.bias.detach()},
         "steps": 30,
     }
+    if name.endswith("-mean"):
+        job["mean"] = torch.tensor([0.5, -1.0, 2.0])
     sampler, _ = make_sampler(job)
     return {
         **job,

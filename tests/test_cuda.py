@@ -68,6 +68,12 @@ RUNS: dict[str, Run] = {
     "sgld_step_": lambda p, g, v, s, m, o: ops.sgld_step_(
         p, g, m, **TARGET, offsets=o, **STREAM
     ),
+    "sgld_step_ about a number": lambda p, g, v, s, m, o: ops.sgld_step_(
+        p, g, m, **TARGET, prior_mean=0.7, offsets=o, **STREAM
+    ),
+    "sgld_step_ about means": lambda p, g, v, s, m, o: ops.sgld_step_(
+        p, g, m, **TARGET, prior_means=v, offsets=o, **STREAM
+    ),
     "sgld_step_ without noise": lambda p, g, v, s, m, o: ops.sgld_step_(
         p, g, m, **{**TARGET, "temperature": 0.0}, offsets=o, **STREAM
     ),

@@ -233,6 +233,52 @@ def test_masses_that_were_set_before_the_first_step_are_kept() -> None:
     assert masses == [2.0, 3.0, 4.0]
 
 
+@pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "PSGLD without gamma", "pSBPS"])
+@SAVED_AFTER
+def test_means_of_priors_do_not_hide_other_state(
+    kind: str, steps: int, tmp_path: Path
+) -> None:
+    """They are there before the first step, and torch would make no other state."""
+
+    def begun(mean: float) -> tuple[Net, sg.Sampler]:
+        net = Net()
+        made = sampler_of(kind, net)
+        common = {
+            key: value
+            for key, value in made.param_groups[0].items()
+            if key in made._group_keys
+            and (key in made._SHARED or key not in made._MANAGED)
+        }
+        del common["prior_mean"]
+        some = groups(net)
+        for group in some:
+            group["prior_mean"] = [torch.full_like(p, mean) for p in group["params"]]
+        return net, type(made)(some, **common, seed=int(10 * mean))
+
+    net, sampler = begun(0.5)
+    advance(sampler, net, range(steps))
+    model_state, state = get_state_dict(net, sampler, options=FLAT)
+    assert sampler.state_dict()["state"].keys() == {0, 1, 2}
+    dcp.save({"model": model_state, "sampler": state}, checkpoint_id=tmp_path)
+    loaded, other = begun(-1.0)
+    model_state, state = get_state_dict(loaded, other, options=FLAT)
+    dcp.load({"model": model_state, "sampler": state}, checkpoint_id=tmp_path)
+    set_state_dict(
+        loaded,
+        other,
+        model_state_dict=model_state,
+        optim_state_dict=state,
+        options=FLAT,
+    )
+    for p in loaded.trained():
+        assert torch.all(other.state[p]["prior_mean"] == 0.5)
+    # torch saves nothing of what requires no gradients.
+    other.state[loaded.frozen]["prior_mean"].fill_(0.5)
+    for some, its in ((sampler, net), (other, loaded)):
+        advance(some, its, range(steps, steps + 4))
+    assert_same_chain((loaded, other), (net, sampler))
+
+
 def test_hmcecs_is_refused() -> None:
     model = nn.Linear(3, 1)
     sampler = sg.HMCECS(model.parameters(), num_data=9, subsample_size=3, seed=0)

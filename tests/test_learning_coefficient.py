@@ -105,7 +105,7 @@ def test_of_every_sampler(kind: str) -> None:
     assert result.half_width < 1
     assert result.traces.shape == (4, 400)
     assert result.chains == pytest.approx(result.traces.mean(1))
-    loss = float(problem.loss(torch.arange(problem.n)))
+    loss = float(problem.loss(torch.arange(problem.n)).detach())
     assert result.initial_loss == pytest.approx(loss, rel=0.02)
     assert bits(problem.weight.detach()) == bits(start)
     assert problem.weight.grad is grad

@@ -40,7 +40,13 @@ from torch_sgmcmc.core.nonfinite import (
 from torch_sgmcmc.core.operators import HAS_CUDA
 from torch_sgmcmc.core.param_groups import FOREIGN_KEYS, check_keys, check_later_keys
 from torch_sgmcmc.core.parameters import check_memory, check_parameter
-from torch_sgmcmc.core.prior import PRIOR_MEAN, copies, has_more, number_or
+from torch_sgmcmc.core.prior import (
+    PRIOR_MEAN,
+    complete_means,
+    copies,
+    has_more,
+    number_or,
+)
 from torch_sgmcmc.core.settings import Setting, check_settings
 from torch_sgmcmc.core.state_checks import (
     check_equal,
@@ -89,9 +95,9 @@ class Sampler(Optimizer):
     the constructor or of a group, is μ: one number, or tensors, one for each parameter
     of the group and of its shape (one that has but one parameter can be given its
     tensor alone; of several groups each needs its own).
-    ``prior_mean=model.parameters()`` localises a chain around where it begins. Tensors are copied, in the type of the
-    arithmetic, and are then state, ``state[p]["prior_mean"]``, which goes before
-    ``group["prior_mean"]``, a number.
+    ``prior_mean=model.parameters()`` localises a chain around where it begins. Tensors
+    are copied, in the type of the arithmetic, and are then state,
+    ``state[p]["prior_mean"]``, which goes before ``group["prior_mean"]``, a number.
 
     Args:
         params: parameters, dicts that define param groups, or named parameters,
@@ -193,6 +199,7 @@ class Sampler(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         catch_up(self)
+        self._clear_blank_state()
         return {**super().__getstate__(), "_group_keys": self._group_keys}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -446,20 +453,28 @@ class Sampler(Optimizer):
 
     def _clear_blank_state(self) -> None:
         if self._is_laid_out:
-            for p, state in list(self.state.items()):
-                for key in [key for key in state if key != PRIOR_MEAN]:
-                    del state[key]
-                if not state:
-                    del self.state[p]
+            # Dicts of their own: those laid out may be in a state dict.
+            means = {
+                p: {PRIOR_MEAN: state[PRIOR_MEAN]}
+                for p, state in self.state.items()
+                if PRIOR_MEAN in state
+            }
+            self.state.clear()
+            self.state.update(means)
             self._is_laid_out = False
 
     def state_dict(self) -> dict[str, Any]:
         """The param groups, with seed and step, and the state of the parameters."""
         catch_up(self)
-        if distributed.is_laid_out_by_hand(self):
+        # Where there are means, torch does not ask for state by a step.
+        by_hand = distributed.is_laid_out_by_hand(self)
+        if by_hand:
             self._lay_out()
+        elif not distributed.called_from(distributed.CHECKPOINT):
+            self._clear_blank_state()
         state_dict = super().state_dict()
-        self._clear_blank_state()
+        if not by_hand:  # else torch looks at it until it has loaded
+            self._clear_blank_state()
         return state_dict
 
     @torch.no_grad()
@@ -657,11 +672,12 @@ class Sampler(Optimizer):
 
         def finish(_: Optimizer) -> None:
             self._finish_loading(loading)
+            complete_means(self, present["state"])
 
+        present = {"state": self.state, "param_groups": self.param_groups}
         # So that ours is the last of torch's hooks before, and the first after.
         before = self.register_load_state_dict_pre_hook(check)
         after = self.register_load_state_dict_post_hook(finish, prepend=True)
-        present = {"state": self.state, "param_groups": self.param_groups}
         try:
             super().load_state_dict(state_dict)
         except BaseException:

@@ -17,6 +17,7 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -53,6 +54,19 @@ inline void RefuseCapture(const char* op, int32_t device) {
          "host: give device_step (samplers: make them capturable)");
   }
 }
+
+// The type for which a functor is compiled for parameters of type T: where it
+// works on nothing in their type, that of the arithmetic does.
+template <class Functor>
+constexpr bool kIsArithmeticAlone = [] {
+  for (const Role role : Functor::kRoles) {
+    if (!IsInArithmeticType(role)) return false;
+  }
+  return true;
+}();
+template <class Functor, class T>
+using CompiledFor =
+    std::conditional_t<kIsArithmeticAlone<Functor>, Arithmetic<T>, T>;
 
 template <class Update, class T>
 __global__ void __launch_bounds__(kThreads)
@@ -120,11 +134,12 @@ class CudaDriver {
               const NoiseStream& stream,
               const SegmentTable& table,
               int64_t blocks) const {
-    UpdateKernel<Update, T><<<static_cast<unsigned>(blocks),
-                              kThreads,
-                              0,
-                              CurrentStream(plan_.device_index())>>>(
-        update, table, stream, device_step_);
+    UpdateKernel<Update, CompiledFor<Update, T>>
+        <<<static_cast<unsigned>(blocks),
+           kThreads,
+           0,
+           CurrentStream(plan_.device_index())>>>(
+            update, table, stream, device_step_);
     CheckCuda(cudaGetLastError(), "kernel launch failed");
   }
 

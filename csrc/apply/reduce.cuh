@@ -127,7 +127,7 @@ struct CudaReducer {
       const auto blocks = static_cast<unsigned>(
           (cut.units + kUnitsPerBlock - 1) / kUnitsPerBlock);
       const auto run = [&](auto zero) {
-        ReduceKernel<Map, decltype(zero)>
+        ReduceKernel<Map, CompiledFor<Map, decltype(zero)>>
             <<<blocks, kThreads, 0, stream>>>(map, arrays, cut, to);
       };
       switch (segments[i].dtype) {

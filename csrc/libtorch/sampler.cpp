@@ -607,6 +607,7 @@ void Sampler::read_means(
     std::unordered_map<const void*, at::Tensor>& means) const {
   size_t having = 0;
   std::string lacking;
+  std::vector<at::Tensor> still;
   for (size_t p = 0; p < indices.size(); ++p) {
     at::Tensor mean;
     if (state.contains(indices[p])) {
@@ -615,7 +616,12 @@ void Sampler::read_means(
     }
     const std::string index = std::to_string(indices[p]);
     if (!mean.defined()) {
-      if (lacking.empty()) lacking = index;
+      // torch.distributed.checkpoint leaves out what requires no gradients.
+      if (!params[p].requires_grad()) {
+        still.push_back(params[p]);
+      } else if (lacking.empty()) {
+        lacking = index;
+      }
       continue;
     }
     if (!mean.isfinite().all().item<bool>()) {
@@ -625,7 +631,14 @@ void Sampler::read_means(
     means[params[p].unsafeGetTensorImpl()] = mean;
     ++having;
   }
-  if (having == 0 || lacking.empty()) return;
+  if (having == 0) return;
+  for (const at::Tensor& param : still) {
+    const at::Tensor own = prior_mean_of(param);
+    means[param.unsafeGetTensorImpl()] =
+        own.defined() ? own
+                      : ZeroState(param).fill_(options_of(group).prior_mean());
+  }
+  if (lacking.empty()) return;
   Invalid("Invalid state_dict: in param group " + std::to_string(group) +
           " parameter " + lacking + " has no prior_mean, and others have");
 }

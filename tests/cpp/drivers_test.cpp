@@ -535,6 +535,7 @@ TEST_F(Drivers, SplittingIntoCallsChangesNothing) {
     one.params = {all.params[i]};
     one.grads = {all.grads[i]};
     one.momenta = {all.momenta[i]};
+    one.means = {all.means[i]};
     const ScalarType type = all.params[i].scalar_type();
     one.masters.clear();
     if (type == ScalarType::BFloat16 || type == ScalarType::Half) {

@@ -187,7 +187,10 @@ def is_laid_out_by_hand(sampler: Sampler) -> bool:
     """
     return (
         any(PRIOR_MEAN in state for state in sampler.state.values())
-        and not any(has_more(state) for state in sampler.state.values())
+        and (
+            sampler._is_laid_out
+            or not any(has_more(state) for state in sampler.state.values())
+        )
         and int(sampler.param_groups[0]["step"]) == 0
         and called_from(CHECKPOINT)
     )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PRIOR_MEAN",
     "away_from_mean",
+    "complete_means",
     "copies",
     "has_more",
     "number_or",
@@ -80,6 +81,22 @@ def copies(means: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
                 f"Invalid prior_mean: number {i} has elements that are not finite"
             )
     return result
+
+
+def complete_means(sampler: Sampler, before: Mapping[Any, Any]) -> None:
+    """Gives a loaded state the means that it may lack where others of a group have one.
+
+    They are those that there were, or the number.
+    """
+    for group in sampler.param_groups:
+        having = [PRIOR_MEAN in sampler.state.get(p, {}) for p in group["params"]]
+        if not any(having):
+            continue
+        for p, has in zip(group["params"], having, strict=True):
+            if not has:
+                number = torch.full_like(p, group[PRIOR_MEAN], dtype=state_dtype(p))
+                mean = before.get(p, {}).get(PRIOR_MEAN, number.detach())
+                sampler.state[p][PRIOR_MEAN] = mean
 
 
 def has_more(state: Mapping[str, Any]) -> bool:

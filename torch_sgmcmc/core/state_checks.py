@@ -101,12 +101,16 @@ def check_state_dict(sampler: Sampler, state_dict: dict[str, Any]) -> None:
         for index, p in zip(theirs["params"], ours["params"], strict=True):
             indices.add(index)
             _check_state(sampler, index, p, state.get(index, {}))
-        having = [PRIOR_MEAN in state.get(index, {}) for index in theirs["params"]]
-        if any(having) and not all(having):
+        pairs = zip(theirs["params"], ours["params"], strict=True)
+        # torch.distributed.checkpoint leaves out what does not require gradients.
+        having = {
+            j: PRIOR_MEAN in state.get(j, {}) for j, p in pairs if p.requires_grad
+        }
+        if any(having.values()) and not all(having.values()):
+            lacking = next(index for index, has in having.items() if not has)
             raise ValueError(
-                f"Invalid state_dict: in param group {i} parameter "
-                f"{theirs['params'][having.index(False)]} has no {PRIOR_MEAN}, and "
-                "others have"
+                f"Invalid state_dict: in param group {i} parameter {lacking} has no "
+                f"{PRIOR_MEAN}, and others have"
             )
     unknown = set(state).difference(indices, sampler._COMMON_STATE)
     if unknown:

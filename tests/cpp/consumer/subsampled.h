@@ -94,10 +94,15 @@ inline void Run(const sg::StateDict& job, const std::string& result_path) {
   const std::vector<torch::Tensor> params = regression.params();
   std::vector<torch::optim::OptimizerParamGroup> groups;
   for (const torch::Tensor& param : params) {
-    const double prior = OptionsAt(job, groups.size()).prior_precision();
+    const sg::HMCECSOptions read = OptionsAt(job, groups.size());
+    auto prior = sg::HMCECSOptions()
+                     .prior_precision(read.prior_precision())
+                     .prior_mean(read.prior_mean());
+    if (groups.empty() && job.contains("mean")) {
+      prior.prior_mean({job.at("mean").toTensor()});
+    }
     groups.emplace_back(std::vector<torch::Tensor>{param},
-                        std::make_unique<sg::HMCECSOptions>(
-                            sg::HMCECSOptions().prior_precision(prior)));
+                        std::make_unique<sg::HMCECSOptions>(prior));
   }
   sg::HMCECS sampler(groups, OptionsAt(job, 0).seed(job.at("seed").toInt()));
   if (job.contains("state")) sampler.load_state_dict(job.at("state"));
