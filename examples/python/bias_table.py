@@ -30,7 +30,7 @@ from software import versions
 
 #: Sizes of minibatches, and gradients in passes through the rows, for each chain.
 BATCHES = {"logistic": (100, 1000), "network": (50, 250)}
-PASSES = {"logistic": 100.0, "network": 1000.0}
+PASSES = {"logistic": 100.0, "network": 400.0}
 #: Times the step at which minibatches heat by a fifth of T.
 FACTORS = (0.25, 1.0, 4.0)
 

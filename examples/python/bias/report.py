@@ -28,8 +28,9 @@ def _with(value: Sequence[float], digits: int) -> str:
 def table(lines: Lines) -> str:
     """In markdown, in the order of the lines."""
     rows = [
-        "| sampler | step | n | means (sd) | sds (%) | NLL (10⁻³) | T_kin | T_conf |",
-        "| --- " * 8 + "|",
+        "| sampler | step | n | means (sd) | sds (%) | NLL (10⁻³) | T_kin | T_conf | "
+        "variance |",
+        "| --- " * 9 + "|",
     ]
     for at in lines:
         label = METHODS[at["method"]].label
@@ -37,43 +38,51 @@ def table(lines: Lines) -> str:
         size = "all" if at["batch_size"] is None else f"{at['batch_size']:,}"
         if at["notes"]:
             words = at["notes"][0].split(". ")[0]
-            rows.append(f"| {label} | {step} | {size} | {words} | | | | |")
+            rows.append(f"| {label} | {step} | {size} | {words} | | | | | |")
             continue
         rows.append(
             f"| {label} | {step} | {size} | {_with(at['mean_error'], 2)} | "
             f"{_with(at['sd_error'], 1)} | {_with(at['nll'], 2)} | "
-            f"{_with(at['kinetic'], 3)} | {_with(at['configurational'], 2)} |"
+            f"{_with(at['kinetic'], 3)} | {_with(at['configurational'], 2)} | "
+            + (f"{at['variance']:.2f} |" if "variance" in at else "– |")
         )
     return "\n".join(rows)
 
 
 def draw(lines: Lines, path: Path) -> None:
-    """The error of the sds against what the two temperatures predict."""
-    figure, axes = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
+    """Errors of standard deviations against what the two temperatures predict."""
+    lines = [at for at in lines if not at["notes"]]
+    sds, all_directions = "error of the sds (%)", "√variance − 1 (%)"
+    panels = [("kinetic", sds), ("configurational", sds)]
+    if all("variance" in at for at in lines):
+        panels.append(("configurational", all_directions))
+    size = (3.3 * len(panels) + 2, 3.6)
+    figure, axes = plt.subplots(1, len(panels), figsize=size, layout="constrained")
     colors = plt.get_cmap("tab20").colors
+    labels = {"kinetic": "√T_kin − 1 (%)", "configurational": "√T_conf − 1 (%)"}
     shown: list[float] = []
-    for name, axis in zip(("kinetic", "configurational"), axes, strict=True):
+    drawn: dict[str, Any] = {}
+    for (name, measure), axis in zip(panels, axes, strict=True):
         for color, (key, method) in zip(colors, METHODS.items(), strict=False):
-            points = [
-                (100 * (math.sqrt(at[name][0]) - 1), *at["sd_error"])
-                for at in lines
-                if at["method"] == key and at[name][0] > 0 and not at["notes"]
-            ]
-            if not points:
+            own = [at for at in lines if at["method"] == key and at[name][0] > 0]
+            if not own:
                 continue
-            x, y, error = zip(*points, strict=True)
+            x = [100 * (math.sqrt(at[name][0]) - 1) for at in own]
+            y, error = zip(*(at["sd_error"] for at in own), strict=True)
+            if measure == all_directions:
+                y = [100 * (math.sqrt(at["variance"]) - 1) for at in own]
+                error = None
             shown += [*x, *y]
-            label = method.label if name == "configurational" else None
             style = {"fmt": "o", "markersize": 4, "elinewidth": 0.8}
-            axis.errorbar(x, y, error, color=color, label=label, **style)
-        axis.set_xlabel(f"√T_{name[:4].rstrip('ef')} − 1 (%)")
-        axis.set_ylabel("error of the sds (%)")
+            drawn[method.label] = axis.errorbar(x, y, error, color=color, **style)
+        axis.set_xlabel(labels[name])
+        axis.set_ylabel(measure)
         axis.grid(alpha=0.3)
     low, high = max(min(shown), -60), min(max(shown), 120)
     for axis in axes:
         axis.plot([low, high], [low, high], color="0.6", linewidth=1, zorder=0)
         axis.set_xlim(low - 5, high + 5)
         axis.set_ylim(low - 5, high + 5)
-    figure.legend(loc="outside right center", fontsize="x-small")
-    figure.savefig(path, dpi=110)
+    figure.legend(drawn.values(), drawn, loc="outside right center", fontsize="x-small")
+    figure.savefig(path, dpi=100)
     plt.close(figure)
