@@ -1,0 +1,88 @@
+"""The table and the picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+from .methods import METHODS
+
+__all__ = ["draw", "table"]
+
+Lines = Sequence[dict[str, Any]]
+
+
+def _with(value: Sequence[float], digits: int) -> str:
+    if not math.isfinite(value[0]):
+        return "–"
+    return f"{value[0]:.{digits}f} ± {value[1]:.{digits}f}"
+
+
+def table(lines: Lines) -> str:
+    """In markdown, in the order of the lines."""
+    rows = [
+        "| sampler | step | n | means (sd) | sds (%) | NLL (10⁻³) | T_kin | T_conf | "
+        "variance |",
+        "| --- " * 9 + "|",
+    ]
+    for at in lines:
+        label = METHODS[at["method"]].label
+        step = "–" if at["step"] is None else f"{at['step']:.3g}"
+        size = "all" if at["batch_size"] is None else f"{at['batch_size']:,}"
+        if at["notes"]:
+            words = at["notes"][0].split(". ")[0]
+            rows.append(f"| {label} | {step} | {size} | {words} | | | | | |")
+            continue
+        rows.append(
+            f"| {label} | {step} | {size} | {_with(at['mean_error'], 2)} | "
+            f"{_with(at['sd_error'], 1)} | {_with(at['nll'], 2)} | "
+            f"{_with(at['kinetic'], 3)} | {_with(at['configurational'], 2)} | "
+            + (f"{at['variance']:.2f} |" if "variance" in at else "– |")
+        )
+    return "\n".join(rows)
+
+
+def draw(lines: Lines, path: Path) -> None:
+    """Errors of standard deviations against what the two temperatures predict."""
+    lines = [at for at in lines if not at["notes"]]
+    sds, all_directions = "error of the sds (%)", "√variance − 1 (%)"
+    panels = [("kinetic", sds), ("configurational", sds)]
+    if all("variance" in at for at in lines):
+        panels.append(("configurational", all_directions))
+    size = (3.3 * len(panels) + 2, 3.6)
+    figure, axes = plt.subplots(1, len(panels), figsize=size, layout="constrained")
+    colors = plt.get_cmap("tab20").colors
+    labels = {"kinetic": "√T_kin − 1 (%)", "configurational": "√T_conf − 1 (%)"}
+    shown: list[float] = []
+    drawn: dict[str, Any] = {}
+    for (name, measure), axis in zip(panels, axes, strict=True):
+        for color, (key, method) in zip(colors, METHODS.items(), strict=False):
+            own = [at for at in lines if at["method"] == key and at[name][0] > 0]
+            if not own:
+                continue
+            x = [100 * (math.sqrt(at[name][0]) - 1) for at in own]
+            y, error = zip(*(at["sd_error"] for at in own), strict=True)
+            if measure == all_directions:
+                y = [100 * (math.sqrt(at["variance"]) - 1) for at in own]
+                error = None
+            shown += [*x, *y]
+            style = {"fmt": "o", "markersize": 4, "elinewidth": 0.8}
+            drawn[method.label] = axis.errorbar(x, y, error, color=color, **style)
+        axis.set_xlabel(labels[name])
+        axis.set_ylabel(measure)
+        axis.grid(alpha=0.3)
+    low, high = max(min(shown), -60), min(max(shown), 120)
+    for axis in axes:
+        axis.plot([low, high], [low, high], color="0.6", linewidth=1, zorder=0)
+        axis.set_xlim(low - 5, high + 5)
+        axis.set_ylim(low - 5, high + 5)
+    figure.legend(drawn.values(), drawn, loc="outside right center", fontsize="x-small")
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
