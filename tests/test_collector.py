@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def test_draws_are_the_model_after_the_step(tmp_path: Path) -> None:
     with sg.Collector(sampler, model, tmp_path, burn_in=4, every=3) as collector:
         states = []
         for i in range(20):
-            collector.loss = torch.tensor(i / 4)
+            collector.loss = torch.tensor(i / 4, requires_grad=True)
             states += advance(model, sampler, range(i, i + 1))
     store = sg.SampleStore(tmp_path)
     assert [one.step for one in store] == [7, 10, 13, 16, 19]
@@ -68,6 +69,21 @@ def test_draws_are_the_model_after_the_step(tmp_path: Path) -> None:
     # And all of these differ, in what batch norm keeps too.
     for name in ("0.weight", "1.running_mean", "1.num_batches_tracked"):
         assert len({one[name].sum().item() for one in store}) == len(store)
+
+
+def test_a_draw_is_a_copy(tmp_path: Path) -> None:
+    """It is written when the chain has long gone on."""
+    model = net()
+    sampler = sgld(model)
+    collector = sg.Collector(sampler, model, tmp_path, queue_size=11)
+    go = threading.Event()
+    collector._background.put(go.wait)
+    states = advance(model, sampler, range(10))
+    assert collector.num_draws == 0
+    go.set()
+    collector.close()
+    for one, state in zip(sg.SampleStore(tmp_path), states, strict=True):
+        assert same(one, state)
 
 
 def test_a_chain_is_what_it_is_without(tmp_path: Path) -> None:

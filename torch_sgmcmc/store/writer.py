@@ -160,11 +160,13 @@ class SampleWriter:
 
 def record(values: Mapping[str, Any], number: int) -> _C.DrawRecord:
     """What the index says of a draw."""
-    return _C.DrawRecord(
-        number=number,
-        step=values["step"],
-        **{key: float(values[key]) for key in ("lr", "temperature", "weight", "loss")},
-    )
+    numbers = {
+        key: float(values[key].detach())
+        if isinstance(values[key], Tensor)
+        else float(values[key])
+        for key in ("lr", "temperature", "weight", "loss")
+    }
+    return _C.DrawRecord(number=number, step=values["step"], **numbers)
 
 
 def stored_in(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:

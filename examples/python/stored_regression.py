@@ -1,0 +1,126 @@
+"""A regression whose draws are stored, read back, and shown.
+
+    python examples/python/stored_regression.py [--out runs/regression] [--steps 20000]
+
+A network 1-32-32-1 on 40 noisy points of a curve with a gap, SGHMC. The run stores at
+most 200 draws and makes a checkpoint every 2,000 steps; killed and started again, it
+goes on to the same bytes. The picture has the predictions of the stored draws, and how
+two of them come along the chain.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from checkpoint import load, owned, save
+from torch import Tensor, nn
+from torch.func import functional_call
+
+import torch_sgmcmc as sg
+
+NOISE = 0.1
+
+
+def data() -> tuple[Tensor, Tensor]:
+    """Points on both sides of a gap."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.cat([torch.linspace(-2, -0.6, 20), torch.linspace(0.6, 2, 20)])[:, None]
+    return x, torch.sin(3 * x) + NOISE * torch.randn(x.shape, generator=generator)
+
+
+def network() -> nn.Sequential:
+    """The model, from one start."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
+    )
+
+
+def run(folder: Path, steps: int) -> None:
+    """Begins or resumes the chain."""
+    x, y = data()
+    model = network()
+    sampler = sg.SGHMC(
+        *(model.parameters(), 2e-4, 0.99),
+        num_data=len(x),
+        prior_precision=1.0,
+        seed=0,
+    )
+    order = torch.Generator().manual_seed(0)
+    first, path = 0, folder / "run.pt"
+    with sg.Collector(
+        *(sampler, model, folder / "draws"),
+        burn_in=steps // 5,
+        every=10,
+        max_samples=200,
+    ) as collector:
+        if path.exists():
+            saved = load(path)
+            model.load_state_dict(saved["model"])
+            sampler.load_state_dict(saved["sampler"])
+            collector.load_state_dict(saved["collector"])
+            order.set_state(saved["order"])
+            first = saved["step"]
+        else:
+            collector.restart()
+        for step in range(first, steps):
+            rows = torch.randperm(len(x), generator=order)[:20]
+            sampler.zero_grad()
+            error = (model(x[rows]) - y[rows]) / NOISE
+            loss = error.square().mean() / 2
+            loss.backward()
+            collector.loss = loss
+            sampler.step()
+            if (step + 1) % 2000 == 0:
+                saved = {
+                    "model": model.state_dict(),
+                    "sampler": sampler.state_dict(),
+                    "collector": collector.state_dict(),
+                    "order": order.get_state(),
+                    "step": step + 1,
+                }
+                save(saved, path)
+
+
+@torch.no_grad()
+def picture(store: sg.SampleStore, path: Path) -> None:
+    """Predictions of the stored draws, and two of them along the chain."""
+    import matplotlib.pyplot as plt
+
+    x, y = data()
+    grid = torch.linspace(-3, 3, 301)[:, None]
+    model = network()
+    curves = torch.stack([functional_call(model, dict(d), grid)[:, 0] for d in store])
+    low, middle, high = curves.quantile(torch.tensor([0.05, 0.5, 0.95]), dim=0)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    left.fill_between(grid[:, 0], low, high, alpha=0.3, label="90 % of the draws")
+    left.plot(grid[:, 0], middle, label="their median")
+    left.plot(x[:, 0], y[:, 0], "k.", markersize=4, label="data")
+    left.set(xlabel="x", ylabel="f(x)", ylim=(-3, 3))
+    left.legend(fontsize="small")
+    for at in (0.0, -1.0):
+        place = int((grid[:, 0] - at).abs().argmin())
+        steps = [d.step / 1000 for d in store]
+        right.plot(steps, curves[:, place], label=f"f({at:g})")
+    right.set(xlabel="step of the draw, thousands")
+    right.legend(fontsize="small")
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """Runs, reads and draws."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/regression"))
+    parser.add_argument("--steps", type=int, default=20_000)
+    arguments = parser.parse_args()
+    with owned(arguments.out):
+        run(arguments.out, arguments.steps)
+    store = sg.SampleStore(arguments.out / "draws")
+    print(f"{store}, one in {store[1].step - store[0].step} steps")
+    picture(store, arguments.out / "store.png")
+
+
+if __name__ == "__main__":
+    main()

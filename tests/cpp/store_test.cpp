@@ -1,0 +1,272 @@
+// The store in C++: what is read, refused and named. Bytes and resuming are
+// tested beside Python's (tests/faults/test_killed_stores.py).
+#include "torch_sgmcmc/store.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <torch_sgmcmc/torch_sgmcmc.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "message_of.h"
+
+namespace {
+
+using torch_sgmcmc::Collector;
+using torch_sgmcmc::CollectorOptions;
+using torch_sgmcmc::Draw;
+using torch_sgmcmc::MessageOf;
+using torch_sgmcmc::SampleStore;
+using torch_sgmcmc::SGLD;
+using torch_sgmcmc::SGLDOptions;
+namespace fs = std::filesystem;
+
+class Store : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder = fs::temp_directory_path() /
+             (std::string("torch_sgmcmc_store_") +
+              testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::remove_all(folder);
+  }
+  void TearDown() override { fs::remove_all(folder); }
+
+  fs::path file(int number) const {
+    return folder / "chain-0" /
+           ("000000000" + std::to_string(number) + ".safetensors");
+  }
+
+  fs::path folder;
+};
+
+// A network with batch norm, so with buffers that each step changes.
+struct Chain {
+  explicit Chain(const std::string& nonfinite = "raise")
+      : net(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4)),
+        sampler(net->parameters(),
+                SGLDOptions(0.1).num_data(10).seed(1).nonfinite(nonfinite)) {}
+
+  void Gradients() {
+    net->forward(torch::arange(15, torch::kFloat).view({5, 3})).sum();
+    for (torch::Tensor& p : net->parameters()) {
+      p.mutable_grad() = p.detach().clone();
+    }
+  }
+
+  // The state after each step.
+  std::vector<torch::OrderedDict<std::string, torch::Tensor>> Run(
+      Collector& collector, int steps) {
+    std::vector<torch::OrderedDict<std::string, torch::Tensor>> states;
+    for (int i = 0; i < steps; ++i) {
+      Gradients();
+      collector.step();
+      states.emplace_back();
+      for (const auto& item : net->named_parameters()) {
+        states.back().insert(item.key(), item.value().detach().clone());
+      }
+      for (const auto& item : net->named_buffers()) {
+        states.back().insert(item.key(), item.value().clone());
+      }
+    }
+    return states;
+  }
+
+  torch::nn::Sequential net;
+  SGLD sampler;
+};
+
+TEST_F(Store, HasTheModelAfterEachStep) {
+  Chain chain;
+  Collector collector(chain.sampler,
+                      *chain.net,
+                      folder,
+                      CollectorOptions().burn_in(2).every(3));
+  const auto states = chain.Run(collector, 12);
+  collector.close();
+  const SampleStore store(folder);
+  ASSERT_EQ(store.size(), 3);
+  for (const Draw& draw : store) {
+    EXPECT_EQ(draw.step, 2 + 3 * draw.number);
+    EXPECT_EQ(draw.lr, 0.1);
+    EXPECT_EQ(draw.weight, 1);
+    EXPECT_TRUE(std::isnan(draw.loss));
+    const auto& state = states[draw.step - 1];
+    EXPECT_EQ(draw.names().size(), state.size());
+    for (const auto& item : state) {
+      EXPECT_TRUE(torch::equal(draw.at(item.key()), item.value()));
+    }
+  }
+}
+
+TEST_F(Store, TakesSubsetsAndDtypes) {
+  Chain chain;
+  Collector collector(chain.sampler,
+                      *chain.net,
+                      folder,
+                      CollectorOptions()
+                          .parameters({"0.*"})
+                          .buffers(false)
+                          .dtype(torch::kBFloat16)
+                          .max_samples(4)
+                          .chain(2));
+  const auto states = chain.Run(collector, 11);
+  collector.close();
+  const SampleStore store(folder);
+  EXPECT_EQ(store.chains(), std::vector<int64_t>{2});
+  EXPECT_EQ(store.chain(0).size(), 0);
+  ASSERT_EQ(store.chain(2).size(), 2);  // 4 and 8
+  for (const Draw& draw : store) {
+    EXPECT_EQ(draw.names(), (std::vector<std::string>{"0.bias", "0.weight"}));
+    EXPECT_TRUE(
+        torch::equal(draw.at("0.bias"),
+                     states[draw.step - 1]["0.bias"].to(torch::kBFloat16)));
+  }
+}
+
+TEST_F(Store, HasNoStepThatWasLeftOut) {
+  Chain chain("skip");
+  Collector collector(chain.sampler, *chain.net, folder);
+  for (int i = 0; i < 6; ++i) {
+    chain.Gradients();
+    if (i % 2 == 0) {
+      chain.net->parameters()[0].mutable_grad().fill_(
+          std::numeric_limits<float>::quiet_NaN());
+    }
+    collector.step();
+  }
+  collector.close();
+  const SampleStore store(folder);
+  ASSERT_EQ(store.size(), 3);
+  EXPECT_EQ(store[2].step, 3);
+}
+
+TEST_F(Store, HasPointsOfATrajectoryAndLosses) {
+  const auto options = torch::dtype(torch::kDouble);
+  auto theta = torch::ones({3}, options).requires_grad_();
+  torch_sgmcmc::SBPS sampler(
+      {theta},
+      torch_sgmcmc::SBPSOptions().num_data(20).sample_interval(0.3).seed(0));
+  std::vector<torch::Tensor> points;
+  sampler.register_sample_hook([&](torch_sgmcmc::SBPS&, double) {
+    points.push_back(theta.detach().clone());
+  });
+  {
+    Collector collector(sampler, {{"theta", theta}}, folder);
+    collector.set_loss(0.5);
+    for (int i = 0; i < 40; ++i) {
+      collector.step(
+          [&] { return theta.square().sum() * torch::ones({8}, options); });
+    }
+  }
+  const SampleStore store(folder);
+  ASSERT_GT(points.size(), 10);
+  ASSERT_EQ(store.size(), points.size());
+  for (size_t i = 0; i < points.size(); ++i) {
+    EXPECT_TRUE(torch::equal(store[i].at("theta"), points[i]));
+    EXPECT_EQ(store[i].loss, 0.5);
+    EXPECT_TRUE(std::isnan(store[i].lr));
+  }
+}
+
+TEST_F(Store, GoesOnFromACheckpoint) {
+  const auto run = [&](const fs::path& to, bool breaks) {
+    torch_sgmcmc::StateDict saved;
+    Chain chain;
+    {
+      Collector collector(
+          chain.sampler, *chain.net, to, CollectorOptions().max_samples(4));
+      chain.Run(collector, 5);
+      saved = torch_sgmcmc::StateDict(
+          {{"model", torch_sgmcmc::state_dict(*chain.net)},
+           {"sampler", chain.sampler.state_dict()},
+           {"collector", collector.state_dict()}});
+      torch_sgmcmc::save(saved, to / "run.pt");
+      chain.Run(collector, breaks ? 6 : 9);
+      if (!breaks) return;
+    }
+    Chain again;
+    Collector collector(
+        again.sampler, *again.net, to, CollectorOptions().max_samples(4));
+    EXPECT_NE(MessageOf([&] {
+                again.Run(collector, 1);
+              }).find("draws of an earlier run"),
+              std::string::npos);
+    const auto loaded = torch_sgmcmc::load(to / "run.pt");
+    torch_sgmcmc::load_state_dict(*again.net, loaded.at("model"));
+    again.sampler.load_state_dict(loaded.at("sampler"));
+    collector.load_state_dict(loaded.at("collector"));
+    again.Run(collector, 9);
+  };
+  run(folder / "whole", false);
+  run(folder / "broken", true);
+  int files = 0;
+  for (const auto& entry : fs::directory_iterator(folder / "whole/chain-0")) {
+    ++files;
+    const auto bytes = [](const fs::path& path) {
+      std::ifstream file(path, std::ios::binary);
+      return std::string(std::istreambuf_iterator<char>(file), {});
+    };
+    const fs::path other = folder / "broken/chain-0" / entry.path().filename();
+    EXPECT_TRUE(bytes(entry.path()) == bytes(other)) << other;
+  }
+  EXPECT_EQ(files,
+            std::distance(fs::directory_iterator(folder / "broken/chain-0"),
+                          fs::directory_iterator()));
+}
+
+TEST_F(Store, NamesWhatIsDamaged) {
+  Chain chain;
+  {
+    Collector collector(chain.sampler, *chain.net, folder);
+    chain.Run(collector, 3);
+  }
+  {
+    std::fstream flipped(file(2), std::ios::in | std::ios::out);
+    flipped.seekp(-1, std::ios::end);
+    flipped.put('\x55');
+  }
+  fs::resize_file(file(3), fs::file_size(file(3)) - 1);
+  const SampleStore store(folder);
+  ASSERT_EQ(store.size(), 3);
+  const auto read = [&](size_t i) {
+    return MessageOf([&] {
+      for (const std::string& name : store[i].names()) store[i].at(name);
+    });
+  };
+  EXPECT_EQ(read(0), "no error");
+  const std::string damaged = "Cannot read draw 2 of chain 0, " +
+                              file(2).string() + ": the numbers of '1.weight'";
+  EXPECT_EQ(read(1).substr(0, damaged.size()), damaged);
+  EXPECT_NE(read(2).find(file(3).string() + ": it has "), std::string::npos);
+  EXPECT_EQ(MessageOf([&] { store[0].at("2"); }),
+            "Invalid name: no draw has '2'");
+}
+
+TEST_F(Store, RefusesOthers) {
+  Chain chain;
+  Collector collector(chain.sampler, *chain.net, folder);
+  const auto refusal = [&](const CollectorOptions& options) {
+    return MessageOf([&] {
+      const Collector second(chain.sampler, *chain.net, folder, options);
+    });
+  };
+  EXPECT_EQ(refusal({}),
+            "Cannot write to chain 0 of " + folder.string() +
+                ": this process writes to it already");
+  EXPECT_EQ(refusal(CollectorOptions().chain(1).buffers(false)),
+            "Invalid store: " + folder.string() +
+                " is of another model: it has '1.num_batches_tracked' besides");
+  EXPECT_EQ(refusal(CollectorOptions().chain(1).parameters({"2.*"})),
+            "Invalid parameters: no parameter is named '2.*'");
+  EXPECT_EQ(refusal(CollectorOptions().every(0)),
+            "Invalid every: 0 (must be >= 1)");
+  EXPECT_EQ(SampleStore(folder / "none").size(), 0);
+}
+
+}  // namespace
