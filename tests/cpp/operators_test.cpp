@@ -26,6 +26,10 @@
 #include "samplers/sgnht_op.h"
 #include "tensors.h"
 
+#if !defined(STABLE_TORCH_ERROR_CODE_CHECK)  // torch 2.11
+#define STABLE_TORCH_ERROR_CODE_CHECK TORCH_ERROR_CODE_CHECK
+#endif
+
 namespace torch_sgmcmc {
 namespace {
 
