@@ -99,7 +99,8 @@ TEST(HMCECS, ValuesOutOfRangeAreRefused) {
             "Invalid max_variance: nan (must be finite and > 0)"},
            {Options().chunk_size(0), "Invalid chunk_size: 0 (must be >= 1)"},
        }) {
-    EXPECT_EQ(MessageOf([&o = options] { HMCECS({Parameter({2})}, o); }), message);
+    EXPECT_EQ(MessageOf([&o = options] { HMCECS({Parameter({2})}, o); }),
+              message);
   }
   HMCECS sampler({Parameter({2})}, Options());
   const auto refused = [&](int64_t steps, const HMCECSWarmup& settings) {
