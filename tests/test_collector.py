@@ -408,6 +408,16 @@ def test_refusals(tmp_path: Path) -> None:
         make(sampler, nn.Sequential(nn.Linear(3, 5)), tmp_path)
 
 
+def test_capturable_samplers(tmp_path: Path) -> None:
+    model = net()
+    sampler = sgld(model, capturable=True)
+    with sg.Collector(sampler, model, tmp_path, every=2):
+        states = advance(model, sampler, range(4))
+    store = sg.SampleStore(tmp_path)
+    assert [one.step for one in store] == [2, 4]
+    assert all(same(one, states[one.step - 1]) for one in store)
+
+
 def test_a_closed_collector_leaves_the_sampler(tmp_path: Path) -> None:
     model = net()
     sampler = sgld(model)

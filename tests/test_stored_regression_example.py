@@ -16,7 +16,10 @@ FOLDER = Path(__file__).parents[1] / "examples" / "python"
 
 
 def test_it_stores_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    one_thread: None,
 ) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(str(FOLDER))

@@ -148,7 +148,7 @@ void BindStore(py::module_& m) {
 
   py::class_<ChainWriter>(
       m, "ChainWriter", "Writes a chain's draws (csrc/store/chain_writer.h).")
-      .def(py::init<const std::string&, int64_t, DrawLayout>(),
+      .def(py::init<const std::string&, int64_t, const DrawLayout&>(),
            py::arg("store"),
            py::arg("chain"),
            py::arg("layout"))

@@ -61,7 +61,7 @@ DrawIndex ReadIndex(const std::string& store, int64_t chain) {
 
 ChainWriter::ChainWriter(const std::string& store,
                          int64_t chain,
-                         DrawLayout layout)
+                         const DrawLayout& layout)
     : folder_(ChainFolder(store, chain)),
       place_("chain " + std::to_string(chain) + " of " + store) {
   if (chain < 0) {

@@ -38,7 +38,9 @@ class ChainWriter {
   // Locks the chain, which is made if it is not there. Throws
   // std::invalid_argument if the store is of another model, std::runtime_error
   // if it cannot be written or somebody else writes.
-  ChainWriter(const std::string& store, int64_t chain, DrawLayout layout);
+  ChainWriter(const std::string& store,
+              int64_t chain,
+              const DrawLayout& layout);
   ~ChainWriter();
   ChainWriter(const ChainWriter&) = delete;
   ChainWriter& operator=(const ChainWriter&) = delete;

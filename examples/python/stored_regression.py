@@ -115,6 +115,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/regression"))
     parser.add_argument("--steps", type=int, default=20_000)
     arguments = parser.parse_args()
+    torch.set_num_threads(1)  # of such a network, others would be in the way
     with owned(arguments.out):
         run(arguments.out, arguments.steps)
     store = sg.SampleStore(arguments.out / "draws")

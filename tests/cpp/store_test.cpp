@@ -48,9 +48,15 @@ class Store : public testing::Test {
 // A network with batch norm, so with buffers that each step changes.
 struct Chain {
   explicit Chain(const std::string& nonfinite = "raise")
-      : net(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4)),
+      : net(Net()),
         sampler(net->parameters(),
                 SGLDOptions(0.1).num_data(10).seed(1).nonfinite(nonfinite)) {}
+
+  static torch::nn::Sequential Net() {
+    torch::manual_seed(0);
+    return torch::nn::Sequential(torch::nn::Linear(3, 4),
+                                 torch::nn::BatchNorm1d(4));
+  }
 
   void Gradients() {
     net->forward(torch::arange(15, torch::kFloat).view({5, 3})).sum();

@@ -116,8 +116,8 @@ struct Collector::Work {
 
   std::string Safe() const {
     const auto last = writer.last();
-    const std::string count = std::to_string(writer.num_draws());
-    return (last ? count + " draws of " + place + ", up to step " +
+    const std::string stored = std::to_string(writer.num_draws());
+    return (last ? stored + " draws of " + place + ", up to step " +
                        std::to_string(last->step) + ", are safe"
                  : place + " has no draw yet") +
            "; " + std::to_string(background->size()) +

@@ -120,16 +120,16 @@ SampleStore::SampleStore(std::string path) : path_(std::move(path)) {
 const SampleStore& SampleStore::refresh() {
   std::vector<Draw> draws;
   std::shared_ptr<const Draw::Layout> layout;
-  for (const int64_t chain : ChainsIn(path_)) {
-    const DrawIndex index = ReadIndex(path_, chain);
+  for (const int64_t number : ChainsIn(path_)) {
+    const DrawIndex index = ReadIndex(path_, number);
     if (!layout) layout = std::make_shared<Draw::Layout>(index.layout);
     const std::string difference =
         Difference(layout->file.tensors(), index.layout.tensors());
     if (!difference.empty()) {
-      Invalid("Invalid store: chain " + std::to_string(chain) + " of " + path_ +
-              " is of another model than the first: " + difference);
+      Invalid("Invalid store: chain " + std::to_string(number) + " of " +
+              path_ + " is of another model than the first: " + difference);
     }
-    const std::string folder = ChainFolder(path_, chain);
+    const std::string folder = ChainFolder(path_, number);
     if (!index.damaged.empty()) {
       TORCH_WARN("lines ",
                  index.damaged,
@@ -139,7 +139,7 @@ const SampleStore& SampleStore::refresh() {
     }
     for (const DrawRecord& record : index.draws) {
       Draw draw;
-      draw.chain = chain;
+      draw.chain = number;
       draw.number = record.number;
       draw.step = record.step;
       draw.lr = record.lr;
