@@ -72,6 +72,7 @@ def test_defaults() -> None:
         "momentum": 0.9,
         "num_data": 2,
         "prior_precision": 0.0,
+        "prior_mean": 0.0,
         "temperature": 1.0,
         "surrogate": "momentum",
         "index_chain_length": 1,

@@ -584,10 +584,11 @@ def test_param_groups_and_priors() -> None:
     data = Data()
     groups = [
         {"params": [data.weight], "prior_precision": 2.0},
-        {"params": [data.bias], "prior_precision": 5.0},
+        {"params": [data.bias], "prior_precision": 5.0, "prior_mean": -1.0},
     ]
     sampler = sg.HMCECS(groups, num_data=N, subsample_size=8, seed=0)
-    assert sampler._prior().tolist() == [2.0, 2.0, 2.0, 5.0]
+    assert sampler._prior().precision.tolist() == [2.0, 2.0, 2.0, 5.0]
+    assert sampler._prior().mean.tolist() == [0.0, 0.0, 0.0, -1.0]
     sampler.step(data)
     with pytest.raises(ValueError, match="'num_accepted' is managed by HMCECS"):
         sampler.add_param_group({"params": [torch.zeros(1)], "num_accepted": 0})

@@ -21,6 +21,7 @@ from torch import Tensor
 import torch_sgmcmc as sg
 from torch_sgmcmc import hmcecs
 from torch_sgmcmc.ecs.anchor import Anchor
+from torch_sgmcmc.ecs.prior import Prior
 
 D = 2
 SEEDS = range(8)
@@ -164,20 +165,21 @@ def test_how_far_draws_may_fall(temperature: float) -> None:
     regression.sampler.set_anchor(regression, progress=False)
 
     def log_posterior(theta: Tensor) -> Tensor:
-        return -regression.potential(theta) - prior / 2 * theta @ theta
+        return -regression.potential(theta) - prior / 2 * (theta - mean).square().sum()
 
     begin = regression.theta.detach().clone()
-    precisions = torch.full((d,), prior, dtype=torch.float64)
+    mean = torch.full((d,), 0.2, dtype=torch.float64)
+    about = Prior(torch.full((d,), prior, dtype=torch.float64), mean)
 
     def check_near(value: Tensor, theta: Tensor) -> None:
-        regression.sampler._anchor.check_near(value, theta, precisions, temperature)
+        regression.sampler._anchor.check_near(value, theta, about, temperature)
 
     highest = d + (2 * d * 20) ** 0.5 + 20
     for factor, within in ((0.99, True), (1.01, False), (-1000.0, True)):
         # A log-likelihood that makes it so much lower there, whatever it is.
         theta = begin + 0.3
         fall = factor * highest * temperature
-        value = log_posterior(begin) - fall + prior / 2 * theta @ theta
+        value = log_posterior(begin) - fall + prior / 2 * (theta - mean).square().sum()
         if within:
             check_near(value, theta)
         else:
