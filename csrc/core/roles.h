@@ -78,6 +78,7 @@ constexpr size_t SlotOf(Role role, size_t index) {
 // array of it, it is update.prior_mean().
 template <class Update>
 constexpr bool kHasPriorMean = [] {
+  // NOLINTNEXTLINE(readability-use-anyofallof): nvcc compiles this too.
   for (const Role role : Update::kRoles) {
     if (role == Role::kPriorMean) return true;
   }

@@ -144,7 +144,8 @@ std::string IndexHead(const DrawLayout& layout) {
   for (const StoredTensor& t : layout.tensors()) {
     std::string shape;
     for (const int64_t size : t.shape) {
-      shape += (shape.empty() ? "" : ",") + std::to_string(size);
+      if (!shape.empty()) shape += ',';
+      shape += std::to_string(size);
     }
     head += Sealed("tensor " + t.dtype + " " + (shape.empty() ? "-" : shape) +
                    " " + Escaped(t.name));
@@ -195,7 +196,7 @@ DrawIndex ParseIndex(std::string_view text) {
       tensor.name = Unescaped(words.rest());
       tensors.push_back(std::move(tensor));
       if (tensors.size() == expected) {
-        index.layout = DrawLayout(std::move(tensors));
+        index.layout = DrawLayout(std::exchange(tensors, {}));
         index.head_size = begin;
       }
     } else if (kind == "thin") {
@@ -220,8 +221,9 @@ DrawIndex ParseIndex(std::string_view text) {
 
 std::string DrawFileName(int64_t number) {
   std::string digits = std::to_string(number);
-  if (digits.size() < kDrawDigits)
+  if (digits.size() < kDrawDigits) {
     digits.insert(0, kDrawDigits - digits.size(), '0');
+  }
   return digits + std::string(kDrawSuffix);
 }
 

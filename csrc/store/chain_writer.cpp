@@ -72,8 +72,9 @@ ChainWriter::ChainWriter(const std::string& store,
     const std::string difference =
         Difference(layout.tensors(), ReadIndex(store, other).layout.tensors());
     if (!difference.empty()) {
-      throw std::invalid_argument("Invalid store: " + store +
-                                  " is of another model: " + difference);
+      std::string message = "Invalid store: ";
+      message.append(store).append(" is of another model: ").append(difference);
+      throw std::invalid_argument(message);
     }
   }
   disk::MakeFolder(folder_);

@@ -43,7 +43,9 @@ class ChainWriter {
               const DrawLayout& layout);
   ~ChainWriter();
   ChainWriter(const ChainWriter&) = delete;
+  ChainWriter(ChainWriter&&) = delete;
   ChainWriter& operator=(const ChainWriter&) = delete;
+  ChainWriter& operator=(ChainWriter&&) = delete;
 
   // Throws std::invalid_argument if it has draws of an earlier run: CutBack()
   // or Restart() comes first.

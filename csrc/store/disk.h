@@ -63,7 +63,9 @@ class Lock {
   Lock(const std::string& path, const std::string& place);
   ~Lock();
   Lock(const Lock&) = delete;
+  Lock(Lock&&) = delete;
   Lock& operator=(const Lock&) = delete;
+  Lock& operator=(Lock&&) = delete;
 
  private:
   int file_ = -1;

@@ -314,8 +314,8 @@ class OptionsOf : public SamplerOptions {
   /// μ, a tensor for each of a group's parameters, of its shape. The sampler
   /// takes copies of what they are when it is made, or the group is added;
   /// they are then its state. Of several groups each needs its own.
-  Derived& prior_mean(std::vector<at::Tensor> values) {
-    prior_means_ = std::move(values);
+  Derived& prior_mean(const std::vector<at::Tensor>& values) {
+    prior_means_ = values;
     return set(prior_mean_, 0.0);
   }
   /// T >= 0; 1 is the Bayesian posterior, 0 an optimizer without noise.

@@ -20,7 +20,9 @@ class Background {
   // Once the job that it is at is done; gives up the others.
   ~Background();
   Background(const Background&) = delete;
+  Background(Background&&) = delete;
   Background& operator=(const Background&) = delete;
+  Background& operator=(Background&&) = delete;
 
   void Put(std::function<void()> job);
   // Waits until there are fewer jobs.

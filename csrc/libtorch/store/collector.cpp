@@ -125,8 +125,9 @@ struct Collector::Work {
   }
 
   void CheckOpen() const {
-    if (!background)
+    if (!background) {
       throw std::runtime_error("the collector of " + place + " is closed");
+    }
   }
 
   void WaitForRoom() {
@@ -165,8 +166,9 @@ struct Collector::Work {
       // A GPU tells late that it has left out the step.
       step = StepsMade(sampler);
     }
-    if (static_cast<double>(step) > *mark)
+    if (static_cast<double>(step) > *mark) {
       Take(step, static_cast<double>(step));
+    }
   }
 
   void AtSample(double time) {
