@@ -95,7 +95,7 @@ def test_cpp(
 ) -> None:
     readme = blocks(cpp.CHECKOUT / "README.md", "cpp")
     page = blocks(cpp.CHECKOUT / "docs" / "cpp.md", "cpp")
-    assert len(readme) == 1 and len(page) == 3
+    assert len(readme) == 1 and len(page) == 4
     scopes = "".join(f"{{\n{text}\n}}\n" for text in (*readme, "".join(page)))
     includes = set(re.findall(r"^#include .*$", scopes, re.MULTILINE))
     body = re.sub(r"^#include .*$", "", scopes, flags=re.MULTILINE)
@@ -115,3 +115,4 @@ def test_cpp(
     project.configure(cpp_package, torch.utils.cmake_prefix_path)
     cpp.run("env", "-C", tmp_path, project.program("app"))
     assert (tmp_path / "chain.pt").exists()
+    assert len(sg.SampleStore(tmp_path / "draws")) == 2

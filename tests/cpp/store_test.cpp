@@ -180,6 +180,35 @@ TEST_F(Store, HasPointsOfATrajectoryAndLosses) {
   }
 }
 
+TEST_F(Store, CopiesADrawIntoAModule) {
+  Chain chain;
+  {
+    Collector collector(chain.sampler, *chain.net, folder);
+    chain.Run(collector, 2);
+  }
+  auto other = Chain::Net();
+  const SampleStore store(folder);
+  store[1].copy_to(*other);
+  const auto wanted = chain.net->named_parameters();
+  for (const auto& item : other->named_parameters()) {
+    EXPECT_TRUE(torch::equal(item.value(), wanted[item.key()]));
+  }
+  const auto buffers = chain.net->named_buffers();
+  for (const auto& item : other->named_buffers()) {
+    EXPECT_TRUE(torch::equal(item.value(), buffers[item.key()]));
+  }
+  torch::nn::Sequential wide(torch::nn::Linear(3, 5),
+                             torch::nn::BatchNorm1d(4));
+  const torch::Tensor before = wide->named_parameters()["1.weight"].clone();
+  EXPECT_NE(
+      MessageOf([&] { store[1].copy_to(*wide); }).find("the module's [5]"),
+      std::string::npos);
+  torch::nn::Sequential small(torch::nn::Linear(3, 4));
+  EXPECT_NE(MessageOf([&] { store[1].copy_to(*small); }).find("is missing"),
+            std::string::npos);
+  EXPECT_TRUE(torch::equal(wide->named_parameters()["1.weight"], before));
+}
+
 TEST_F(Store, GoesOnFromACheckpoint) {
   const auto run = [&](const fs::path& to, bool breaks) {
     torch_sgmcmc::StateDict saved;

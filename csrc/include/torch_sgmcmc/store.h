@@ -61,6 +61,11 @@ class TORCH_SGMCMC_API Draw {
   /// this name, std::runtime_error, which names the file, if it is missing, cut
   /// off or altered.
   at::Tensor at(const std::string& name) const;
+  /// Copies the tensors into the module's parameters and buffers of the same
+  /// names; others are left alone. Throws as at(), and std::invalid_argument,
+  /// and changes nothing, if the module has none of a name, or of another
+  /// shape.
+  void copy_to(torch::nn::Module& module) const;
 
  private:
   friend class SampleStore;

@@ -10,6 +10,7 @@
 #include "torch_sgmcmc/log_likelihood.h"
 #include "torch_sgmcmc/minibatch.h"
 #include "torch_sgmcmc/precision.h"
+#include "torch_sgmcmc/predictive.h"
 #include "torch_sgmcmc/psgld.h"
 #include "torch_sgmcmc/sampler.h"
 #include "torch_sgmcmc/sbps.h"

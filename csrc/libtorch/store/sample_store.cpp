@@ -1,10 +1,12 @@
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <map>
 #include <set>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -111,6 +113,35 @@ at::Tensor Draw::at(const std::string& name) const {
       .slice(0, static_cast<int64_t>(begin), static_cast<int64_t>(end))
       .view(ScalarTypeOf(tensor.dtype))
       .view(tensor.shape);
+}
+
+void Draw::copy_to(torch::nn::Module& module) const {
+  std::map<std::string, at::Tensor> own;
+  for (const auto& item : module.named_parameters()) {
+    own[item.key()] = item.value();
+  }
+  for (const auto& item : module.named_buffers()) {
+    own[item.key()] = item.value();
+  }
+  std::vector<std::pair<at::Tensor, at::Tensor>> pairs;
+  for (const std::string& name : names()) {
+    const at::Tensor tensor = at(name);
+    const auto found = own.find(name);
+    if (found == own.end() || found->second.sizes() != tensor.sizes()) {
+      std::ostringstream message;
+      message << "Invalid module: '" << name << "' of the draw has the shape "
+              << tensor.sizes() << ", the module's ";
+      if (found == own.end()) {
+        message << "is missing";
+      } else {
+        message << found->second.sizes();
+      }
+      Invalid(message.str());
+    }
+    pairs.emplace_back(found->second, tensor);
+  }
+  const at::NoGradGuard no_graph;
+  for (auto& [into, tensor] : pairs) into.copy_(tensor);
 }
 
 SampleStore::SampleStore(std::string path) : path_(std::move(path)) {
