@@ -94,7 +94,13 @@ def run(sampler: Any, estimator: Any, batches: Iterator[Tensor], steps: int) -> 
 
 # ---- A conjugate posterior: the exact law -----------------------------------------
 
-SETTINGS = {"lr": 0.4, "num_data": 60, "prior_precision": 12.0, "temperature": 0.8}
+SETTINGS = {
+    "lr": 0.4,
+    "num_data": 60,
+    "prior_precision": 12.0,
+    "prior_mean": 0.0,
+    "temperature": 0.8,
+}
 
 
 def theory(kind: type[sg.Sampler], centre: np.ndarray) -> Law:

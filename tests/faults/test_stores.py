@@ -204,5 +204,6 @@ for _ in range(30):
 
 
 def test_a_program_that_forgets_to_close(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", FORGETFUL, tmp_path / "store"], check=True)
+    command = [sys.executable, "-c", FORGETFUL, "store"]
+    subprocess.run(command, check=True, cwd=tmp_path)  # there are no sources
     assert len(sg.SampleStore(tmp_path / "store").intact()) == 30
