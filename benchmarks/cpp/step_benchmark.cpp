@@ -73,7 +73,9 @@ struct Langevin {
                lists.offsets,
                /*seed=*/0,
                step,
-               std::nullopt);
+               /*device_step=*/std::nullopt,
+               /*prior_mean=*/0,
+               /*prior_means=*/std::nullopt);
   }
 };
 
@@ -98,7 +100,9 @@ struct Hamiltonian {
                 lists.offsets,
                 /*seed=*/0,
                 step,
-                std::nullopt);
+                /*device_step=*/std::nullopt,
+                /*prior_mean=*/0,
+                /*prior_means=*/std::nullopt);
   }
 };
 
