@@ -55,6 +55,13 @@ bool IsLow(at::ScalarType dtype) {
   return dtype == at::kHalf || dtype == at::kBFloat16;
 }
 
+// Whether it is a list of tensors, or one that may be left out.
+bool HasTensors(const c10::Type& type) {
+  const auto* optional = type.castRaw<c10::OptionalType>();
+  const c10::Type& list = optional ? *optional->getElementType() : type;
+  return list.isSubtypeOf(*c10::ListType::ofTensors());
+}
+
 // The arguments of one call, first right as far as a schema tells, then some of
 // them spoiled.
 class Arguments {
@@ -78,7 +85,7 @@ class Arguments {
       for (int64_t i = random_.below(3); i >= 0; --i) {
         const auto place = static_cast<size_t>(
             random_.below(static_cast<int64_t>(values_.size())));
-        spoil(values_[place]);
+        spoil(values_[place], *schema.arguments()[place].type());
       }
     }
   }
@@ -110,6 +117,7 @@ class Arguments {
       const bool given = name == "scales"     ? kind_ == 1
                          : name == "hessians" ? kind_ == 2
                                               : random_.one_in(2);
+      if (given && HasTensors(*type)) return list(name);
       return given ? c10::IValue(single(name)) : c10::IValue();
     }
     if (type->kind() == c10::TypeKind::FloatType) return random_.fraction();
@@ -178,7 +186,7 @@ class Arguments {
     return tensors;
   }
 
-  void spoil(c10::IValue& value) {
+  void spoil(c10::IValue& value, const c10::Type& type) {
     if (value.isTensorList()) {
       value = spoiled(value.toTensorVector());
     } else if (value.isTensor()) {
@@ -195,7 +203,9 @@ class Arguments {
         integers.back() = random_.bad_integer();
       }
       value = integers;
-    } else {  // an optional tensor that was left out
+    } else if (HasTensors(type)) {  // a list that was left out, as the next
+      value = spoiled(std::vector<Tensor>());
+    } else {
       value =
           random_.tensor(random_.shape(), random_.of({at::kDouble, at::kLong}));
     }
