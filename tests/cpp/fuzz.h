@@ -135,7 +135,7 @@ class Choices {
       case 2:
         return tensor.to(at::kMeta);
       case 3:
-        return tensor.to_sparse();
+        return tensor.detach().to_sparse();
       case 4:
         return tensor.dim() == 0 || tensor.size(0) == 0
                    ? at::Tensor()
