@@ -263,3 +263,41 @@ def test_the_kill_is_once(tmp_path: Path) -> None:
     kill = KilledAt(tmp_path, 0, 1)
     kill.done.touch()
     assert len(run(tmp_path / "run", steps=5, callbacks=[kill])) > 0
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """Of the checkpoint: the one before is there, and the chain goes on from it."""
+    whole = run(tmp_path / "whole", steps=20)
+    code = (
+        "import resource, signal, driver_problem as problem; from pathlib import Path;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "fill = lambda s: s.step == 10 and resource.setrlimit("
+        "resource.RLIMIT_FSIZE, (5000, 5000));"
+        f"problem.run(Path({str(tmp_path / 'full')!r}), steps=20, callbacks=[fill])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(driver_problem.__file__).parent,
+        capture_output=True,
+        text=True,
+    )
+    path = tmp_path / "full" / "checkpoint-0.pt"
+    assert f"RuntimeError: Cannot write {path}: File too large" in done.stderr
+    assert sg.load(path)["step"] == 7
+    assert [file.suffix for file in path.parent.glob("checkpoint*")] == [".pt"]
+    assert len(run(tmp_path / "full", steps=20)) == len(whole)
+    assert files(tmp_path / "full") == files(tmp_path / "whole")
+
+
+def test_an_altered_checkpoint(tmp_path: Path) -> None:
+    run(tmp_path, steps=5)
+    path = tmp_path / "checkpoint-0.pt"
+    content = bytearray(path.read_bytes())
+    model = sg.load(path)["model"]["0.weight"]
+    at = content.find(model.numpy().tobytes())
+    assert at > 0
+    content[at] ^= 1
+    path.write_bytes(content)
+    torch.load(path)  # which does not notice
+    with pytest.raises(RuntimeError, match=r"Cannot read .*checkpoint-0.pt: .*damaged"):
+        run(tmp_path, steps=6)

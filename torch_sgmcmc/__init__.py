@@ -10,6 +10,7 @@ except ImportError as error:
     ) from error
 
 from torch_sgmcmc.control_variates import SVRG, ControlVariates
+from torch_sgmcmc.core.files import load, save
 from torch_sgmcmc.driver import ChainState, sample
 from torch_sgmcmc.ecs.gathered_rows import GatheredRows
 from torch_sgmcmc.ecs.log_likelihood import LogLikelihood
@@ -86,8 +87,10 @@ __all__ = [
     "__version__",
     "fold_in",
     "kmeans_strata",
+    "load",
     "local_learning_coefficient",
     "predict",
     "sample",
+    "save",
     "tune",
 ]

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_sgmcmc.core.files import load, save
 from torch_sgmcmc.core.progress import progress_bar
-from torch_sgmcmc.driver import checkpoint
 from torch_sgmcmc.driver.batches import Minibatches
 from torch_sgmcmc.driver.closures import closure_of, one_gradient_a_step
 from torch_sgmcmc.predictive.forward import model_device, moved
@@ -125,7 +125,7 @@ class _Run:
                 path.unlink(missing_ok=True)
                 collector.restart()
             elif path.exists():
-                self._load(checkpoint.load(path), collector)
+                self._load(load(path), collector)
             if not path.exists():  # for a kill before the next
                 self._save(collector, path)
             self._go(collector, path)
@@ -201,7 +201,7 @@ class _Run:
             "random": torch.get_rng_state(),
             "random_cuda": _cuda_state(),
         }
-        checkpoint.save(content, path)
+        save(content, path)
 
     def _load(self, content: dict[str, Any], collector: Collector) -> None:
         folder, steps = self._settings.store, self._steps
