@@ -36,6 +36,10 @@ _NOISE_EVERY = 5
 _MOST_ROWS = 64
 
 
+# Of tensors by place: which sums, and the step's settings.
+_Row = tuple[list[int], list[tuple[tuple[int, ...], Tensor]], Any]
+
+
 class Reading(NamedTuple):
     """A mean over the observed steps and half the width of its 95 % interval."""
 
@@ -53,6 +57,9 @@ class Temperatures(NamedTuple):
     #: What the minibatches' noise adds, as computed from differences of gradients.
     #: NaN where that is not known: SGNHT, redrawn momenta, an estimate "online".
     minibatch_heating: Reading
+    #: T_conf by the gradients that were used, less T_conf by those of
+    #: :meth:`Gauges.observe`: 0 if the former are unbiased.
+    gradient_bias: Reading
 
 
 class Finding(NamedTuple):
@@ -98,8 +105,9 @@ class Gauges:
     Intervals are by batch means (16 to 31 batches that grow with the chain), which
     takes account of autocorrelation, not of what a chain has never seen.
 
-    :class:`HMC`, :class:`HMCECS` and :class:`SBPS` are observed by :meth:`observe`, a
-    gradient each time: T_conf is then compared with T.
+    Equality holds for whatever g is used. That it is the loss's, which clipped, stale
+    or summed gradients are not, is seen by :meth:`observe`, by which alone
+    :class:`HMC`, :class:`HMCECS` and :class:`SBPS` are observed: T_conf beside T.
 
     Args:
         sampler: the sampler that is to be observed, from its next step on, until
@@ -116,9 +124,8 @@ class Gauges:
         TypeError, ValueError: an argument is not as it should be.
 
     Note:
-        Gradients that are clipped, momenta that others change, batch norm in training
-        mode: what a step is made with is what is gauged. Steps without a parameter's
-        gradient, and those that were left out, are not observed.
+        Steps without a parameter's gradient, and those that were left out, are not
+        observed.
     """
 
     def __init__(
@@ -143,11 +150,13 @@ class Gauges:
             raise ValueError("Invalid sampler: it has Gauges already (detach() them)")
         self._sampler = weakref.ref(sampler)
         # Of a subclass too.
-        self._motion = next(
-            _C.Motion(_C.motion_of(base.__name__))
+        kind = next(
+            base.__name__
             for base in type(sampler).__mro__
             if base.__module__.startswith("torch_sgmcmc.")
         )
+        self._motion = _C.Motion(_C.motion_of(kind))
+        self._compares = _C.has_unbiased_gradients(kind)
         groups = sampler.param_groups
         self._params = [p for group in groups for p in group["params"]]
         self._group_of = [i for i, g in enumerate(groups) for _ in g["params"]]
@@ -163,13 +172,18 @@ class Gauges:
         redraws = groups[0].get("resample_momentum_every", 0)
         self._interval = _C.observation_interval(every, redraws)
         self._previous: tuple[int, dict[Tensor, Tensor]] | None = None
-        self._rows: list[tuple[list[tuple[list[int], list[Any], Any]], bool]] = []
+        self._rows: list[tuple[list[_Row], bool]] = []
+        # Forces of observe() where the chain still is, and beside those of the step.
+        self._others: list[_Row] = []
+        self._forces: list[tuple[list[_Row], list[_Row]]] = []
         self.reset()
         sampler._gauges = self
 
     def reset(self) -> None:
         """Forgets what was observed, as after a burn-in."""
         self._rows.clear()
+        self._others = []
+        self._forces.clear()
         self._host = _C.Gauges([p.numel() for p in self._params], self._group_of)
 
     def detach(self) -> None:
@@ -216,7 +230,8 @@ class Gauges:
                 Default: 0.01.
 
         Returns:
-            Tensors that are "hot", "cold" or "not in equilibrium".
+            Tensors that are "hot", "cold", "not in equilibrium" or have a "biased
+            gradient".
         """
         check_real("budget", budget, low_open=True)
         check_real("rate", rate, high=1.0, low_open=True)
@@ -263,7 +278,7 @@ class Gauges:
         for axis in axes.flat[len(shown) :]:
             axis.set_axis_off()
         for name, axis in zip(shown, axes.flat, strict=False):
-            kinetic, configurational, _, _ = self._series(self._index(name))
+            kinetic, configurational, *_ = self._series(self._index(name))
             for series, label in ((kinetic, "T_kin"), (configurational, "T_conf")):
                 count = len(series.means)
                 each = series.count / count if count else 0
@@ -291,6 +306,8 @@ class Gauges:
         check_integer("every", state_dict["every"], low=1)
         self._host.state = state_dict["series"]
         self._rows.clear()
+        self._others = []
+        self._forces.clear()
         self._every = state_dict["every"]
         redraws = self._attached().param_groups[0].get("resample_momentum_every", 0)
         self._interval = _C.observation_interval(self._every, redraws)
@@ -299,14 +316,26 @@ class Gauges:
 
     @torch.no_grad()
     def observe(self, closure: Callable[[], Any]) -> None:
-        """Observes where the chain is, for any sampler: T_conf beside T.
+        r"""Observes where the chain is, by a gradient that is right.
 
-        For :class:`HMC`, :class:`HMCECS` and :class:`SBPS`, at every sample or at some
-        of them. Parameters' ``grad`` are as before when it ends.
+        For :class:`HMC`, :class:`HMCECS`, :class:`SBPS` and :class:`EWSG`, at every
+        sample or at some of them: T_conf beside T.
+
+        For the others, before a step: are the gradients that it uses those of the loss?
+        With h the closure's gradient and g that of the next step, at one θ,
+
+        .. math::
+            \text{gradient\_bias} = \frac{N}{d}\, \overline{(\theta - c) \cdot (g - h)},
+
+        which is 0 but for chance if g is unbiased. It is not if gradients are clipped,
+        stale, summed in place of averaged, of minibatches that depend on θ, or of batch
+        norm in training mode while evaluation mode predicts. (A difference that is the
+        same everywhere shows where c is not the mean: with c = 0.) Parameters' ``grad``
+        are as before when it ends.
 
         Args:
-            closure: computes the mean loss of a fresh minibatch, or of all data, and
-                calls ``backward()``.
+            closure: computes the mean loss, without the prior, of a fresh minibatch
+                that is drawn uniformly, or of all data, and calls ``backward()``.
         """
         sampler = self._attached()
         before = [p.grad for p in self._params]
@@ -316,7 +345,10 @@ class Gauges:
         finally:
             for p, grad in zip(self._params, before, strict=True):
                 p.grad = grad
-        self._add(work, plain=True, has_noise=False)
+        if self._compares:
+            self._others = self._forces_of(work)
+        else:
+            self._add(work, plain=True, has_noise=False)
 
     def _attached(self) -> Sampler:
         sampler = self._sampler()
@@ -328,6 +360,11 @@ class Gauges:
         """What a sampler calls before each update."""
         if not work or self._motion is _C.Motion.NONE:
             return
+        if self._others:
+            self._forces.append((self._others, self._forces_of(work)))
+            self._others = []
+            if len(self._forces) >= _MOST_ROWS:
+                self._read()
         step, interval = work[0][0]["step"], self._interval
         if step % interval == 0:
             at, previous = self._previous or (-1, {})
@@ -366,76 +403,89 @@ class Gauges:
             if motion is _C.Motion.LANGEVIN and "square_average" in states[0]:
                 kind = _PRECONDITIONED
                 statistics = [s["square_average"] for s in states]
-            adapts = group.get("adapt", False)
-            numbers = {
-                "weight_decay": group["prior_precision"] / group["num_data"],
-                "decay": group["decay"] if adapts else 1.0,
-                "eps": group.get("eps", 0.0),
-                **prior_of(sampler, group, params),
-            }
-            positions = [
-                s.get("master", p).to(state_dtype(p)) if has_master(p) else p.detach()
-                for p, s in zip(params, states, strict=True)
-            ]
-            centers = []
-            if self._centers is not None:
-                centers = [self._centers[self._place[p]] for p in params]
-            sums = [
-                (
-                    _PLACES[kind],
-                    gauge_sums(
-                        grads,
-                        positions,
-                        centers,
-                        movers,
-                        statistics,
-                        kind=kind,
-                        **numbers,
-                    ),
-                )
-            ]
+            numbers = self._numbers(group, params)
+            positions, centers = self._positions(params)
+            of_step = gauge_sums(
+                *(grads, positions, centers, movers, statistics), kind=kind, **numbers
+            )
+            sums = [(_PLACES[kind], of_step)]
             if has_noise and self._previous is not None:
                 noise = _PRECONDITIONED_NOISE if kind == _PRECONDITIONED else _NOISE
                 before = [self._previous[1][p] for p in params]
                 weights = statistics if kind == _PRECONDITIONED else []
                 of_noise = gauge_sums(
-                    grads, positions, [], before, weights, kind=noise, **numbers
+                    *(grads, positions, [], before, weights), kind=noise, **numbers
                 )
                 sums.append(((4,), of_noise))
-            estimate = group.get("noise_estimate", 0.0)
-            settings = (
-                (
-                    group.get("lr", 0.0),
-                    group["num_data"],
-                    group["temperature"],
-                    group.get("momentum", 0.0),
-                    float("nan") if isinstance(estimate, str) else estimate,
-                ),
-                (int(motion), group.get("resample_momentum_every", 0), group["step"]),
-            )
-            rows.append(([self._place[p] for p in params], sums, settings))
+            places = [self._place[p] for p in params]
+            rows.append((places, sums, _settings(group, motion)))
         self._rows.append((rows, has_noise))
         if len(self._rows) >= _MOST_ROWS:
             self._read()
 
+    def _forces_of(self, work: list[Work]) -> list[_Row]:
+        """Of each tensor, x · g."""
+        rows: list[_Row] = []
+        for group, params, grads, _ in work:
+            sums = gauge_sums(
+                *(grads, *self._positions(params), [], []),
+                kind=_LANGEVIN,
+                **self._numbers(group, params),
+            )
+            places = [self._place[p] for p in params]
+            settings = _settings(group, self._motion)
+            rows.append((places, [(_PLACES[_LANGEVIN], sums)], settings))
+        return rows
+
+    def _numbers(self, group: dict[str, Any], params: list[Tensor]) -> dict[str, Any]:
+        return {
+            "weight_decay": group["prior_precision"] / group["num_data"],
+            "decay": group["decay"] if group.get("adapt", False) else 1.0,
+            "eps": group.get("eps", 0.0),
+            **prior_of(self._attached(), group, params),
+        }
+
+    def _positions(self, params: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Where they are, and the centers, in the type of arithmetic."""
+        state = self._attached().state
+        positions = [
+            state.get(p, {}).get("master", p).to(state_dtype(p))
+            if has_master(p)
+            else p.detach()
+            for p in params
+        ]
+        if self._centers is None:
+            return positions, []
+        return positions, [self._centers[self._place[p]] for p in params]
+
     def _read(self) -> None:
         """Takes in what devices have summed since the last time."""
         for rows, has_noise in self._rows:
-            # A tensor that was not observed has sums that are not finite.
-            sums = [[float("nan")] * 5 for _ in self._params]
-            settings: list[Any] = [((0.0,) * 5, (0, 0, 0))] * len(self._params)
-            for tensors, parts, made_with in rows:
-                for tensor in tensors:
-                    sums[tensor] = [0.0] * 5
-                    settings[tensor] = made_with
-                for places, part in parts:
-                    for tensor, row in zip(tensors, part.tolist(), strict=True):
-                        for place, value in zip(places, row, strict=True):
-                            sums[tensor][place] = value
-            self._host.add(sums, settings, has_noise)
+            self._host.add(*self._tables(rows), has_noise)
         self._rows.clear()
+        for others, used in self._forces:
+            by_step, settings = self._tables(used)
+            by_closure, _ = self._tables(others)
+            forces = ([row[0] for row in sums] for sums in (by_step, by_closure))
+            self._host.add_forces(*forces, settings)
+        self._forces.clear()
 
-    def _series(self, index: int) -> tuple[Any, Any, Any, Any]:
+    def _tables(self, rows: list[_Row]) -> tuple[list[list[float]], list[Any]]:
+        """Sums and settings of all tensors."""
+        # A tensor that was not observed has sums that are not finite.
+        sums = [[float("nan")] * 5 for _ in self._params]
+        settings: list[Any] = [((0.0,) * 5, (0, 0, 0))] * len(self._params)
+        for tensors, parts, made_with in rows:
+            for tensor in tensors:
+                sums[tensor] = [0.0] * 5
+                settings[tensor] = made_with
+            for places, part in parts:
+                for tensor, row in zip(tensors, part.tolist(), strict=True):
+                    for place, value in zip(places, row, strict=True):
+                        sums[tensor][place] = value
+        return sums, settings
+
+    def _series(self, index: int) -> tuple[Any, ...]:
         self._read()
         total = self._host.num_tensors + self._host.num_groups
         return self._host.series(total if index < 0 else index)
@@ -446,6 +496,21 @@ class Gauges:
         if name not in self._names:
             raise ValueError(f"Invalid name: {name!r} (must be one of {self._names})")
         return self._names.index(name)
+
+
+def _settings(group: Mapping[str, Any], motion: Any) -> Any:
+    """What a step is made with, for the host."""
+    estimate = group.get("noise_estimate", 0.0)
+    return (
+        (
+            group.get("lr", 0.0),
+            group["num_data"],
+            group["temperature"],
+            group.get("momentum", 0.0),
+            float("nan") if isinstance(estimate, str) else estimate,
+        ),
+        (int(motion), group.get("resample_momentum_every", 0), group["step"]),
+    )
 
 
 def _temperatures(series: tuple[Any, ...]) -> Temperatures:

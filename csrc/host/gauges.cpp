@@ -14,7 +14,7 @@ namespace torch_sgmcmc {
 namespace {
 
 constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
-// A lack of equilibrium that is not worth a word, in units of T.
+// A lack of equilibrium or a bias that is not worth a word, in units of T.
 constexpr double kLeastExcess = 0.01;
 
 void Format(std::string& out, const char* format, ...)
@@ -45,6 +45,10 @@ Motion MotionOf(std::string_view sampler) {
   if (sampler == "SGHMC" || sampler == "EWSG") return Motion::kMomentum;
   if (sampler == "SGNHT") return Motion::kThermostat;
   return Motion::kNone;
+}
+
+bool HasUnbiasedGradients(std::string_view sampler) {
+  return sampler != "EWSG" && MotionOf(sampler) != Motion::kNone;
 }
 
 GaugeValues TemperaturesOf(const GaugeSettings& s,
@@ -108,6 +112,8 @@ const char* NameOf(Gauges::Fault fault) {
       return "hot";
     case Gauges::Fault::kCold:
       return "cold";
+    case Gauges::Fault::kBiasedGradient:
+      return "biased gradient";
     default:
       return "not in equilibrium";
   }
@@ -164,27 +170,60 @@ void Gauges::Add(const std::vector<GaugeSums>& sums,
   }
 }
 
+void Gauges::AddForces(const std::vector<double>& used,
+                       const std::vector<double>& others,
+                       const std::vector<GaugeSettings>& settings) {
+  const size_t tensors = numels_.size();
+  if (used.size() != tensors || others.size() != tensors ||
+      settings.size() != tensors) {
+    throw std::invalid_argument(
+        "forces and settings of all tensors are needed");
+  }
+  std::vector<double> biases(gauges_.size());
+  std::vector<double> sizes(gauges_.size());
+  for (size_t i = 0; i < tensors; ++i) {
+    const double bias = settings[i].num_data * (used[i] - others[i]);
+    if (numels_[i] == 0 || !std::isfinite(bias)) continue;
+    settings_[i].temperature = settings[i].temperature;
+    for (const size_t sum :
+         {i, tensors + static_cast<size_t>(groups_[i]), gauges_.size() - 1}) {
+      biases[sum] += bias;
+      sizes[sum] += static_cast<double>(numels_[i]);
+    }
+  }
+  for (size_t i = 0; i < gauges_.size(); ++i) {
+    if (sizes[i] > 0) gauges_[i].gradient_bias.Add(biases[i] / sizes[i]);
+  }
+}
+
 std::vector<Gauges::Finding> Gauges::Findings(double budget,
                                               double rate) const {
   std::vector<Finding> findings;
-  // Each tensor is looked at twice.
-  const double sure = 1 - rate / (2 * static_cast<double>(numels_.size()));
+  // Each tensor is looked at twice, or thrice.
+  const double looks = gauges_.back().gradient_bias.count() > 0 ? 3 : 2;
+  const double sure = 1 - rate / (looks * static_cast<double>(numels_.size()));
   for (size_t i = 0; i < settings_.size(); ++i) {
     const double t = settings_[i].temperature;
     const Gauge& gauge = gauges_[i];
-    if (t <= 0 || gauge.kinetic.count() == 0) continue;
+    if (t <= 0) continue;
+    const auto tensor = static_cast<int64_t>(i);
+    // Whether a mean is beyond doubt not 0.
+    const auto look = [&](const BatchMeans& means, Fault fault) {
+      const double size = std::abs(means.Mean()) / t;
+      if (size > means.HalfWidth(sure) / t && size > kLeastExcess) {
+        findings.push_back({tensor, fault, size});
+      }
+    };
+    look(gauge.gradient_bias, Fault::kBiasedGradient);
+    if (gauge.kinetic.count() == 0) continue;
     const double heating = gauge.kinetic.Mean() / t - 1;
     const double width = gauge.kinetic.HalfWidth(sure) / t;
-    const auto tensor = static_cast<int64_t>(i);
     if (heating - width > budget) {
       findings.push_back({tensor, Fault::kHot, heating});
     } else if (heating + width < -budget) {
       findings.push_back({tensor, Fault::kCold, -heating});
     }
-    const double excess = std::abs(gauge.excess.Mean()) / t;
-    if (excess > gauge.excess.HalfWidth(sure) / t && excess > kLeastExcess) {
-      findings.push_back({tensor, Fault::kNoEquilibrium, excess});
-    }
+    look(gauge.excess, Fault::kNoEquilibrium);
   }
   std::stable_sort(
       findings.begin(), findings.end(), [](const Finding& a, const Finding& b) {
@@ -311,6 +350,13 @@ std::string Gauges::Summary(const std::vector<std::string>& names,
              " is cold: %.3g times the temperature asked for; noise is missing "
              "(a noise estimate that is too large, momenta that were changed)",
              kinetic);
+    } else if (finding.fault == Fault::kBiasedGradient) {
+      Format(text,
+             " has gradients that are not those of the closure that was "
+             "observed: T_conf by them, less T_conf by those, is %s (clipped, "
+             "stale or summed ones, a penalty in the loss, minibatches that "
+             "depend on the parameters, batch norm in training mode)",
+             Interval(gauge.gradient_bias).c_str());
     } else {
       const bool spreads = gauge.configurational.Mean() < gauge.kinetic.Mean();
       Format(text,
@@ -335,8 +381,11 @@ std::string Gauges::Summary(const std::vector<std::string>& names,
 std::vector<std::vector<double>> Gauges::State() const {
   std::vector<std::vector<double>> state;
   for (const Gauge& g : gauges_) {
-    for (const BatchMeans* means :
-         {&g.kinetic, &g.configurational, &g.excess, &g.minibatch}) {
+    for (const BatchMeans* means : {&g.kinetic,
+                                    &g.configurational,
+                                    &g.excess,
+                                    &g.minibatch,
+                                    &g.gradient_bias}) {
       state.push_back(means->State());
     }
   }
@@ -344,17 +393,21 @@ std::vector<std::vector<double>> Gauges::State() const {
 }
 
 void Gauges::SetState(const std::vector<std::vector<double>>& state) {
-  if (state.size() != 4 * gauges_.size()) {
+  constexpr size_t kEach = 5;
+  const size_t expected = kEach * gauges_.size();
+  if (state.size() != expected) {
     throw std::invalid_argument(
         "Invalid state: " + std::to_string(state.size()) + " series (must be " +
-        std::to_string(4 * gauges_.size()) + ")");
+        std::to_string(expected) + ")");
   }
   std::vector<Gauge> loaded(gauges_.size());
   for (size_t i = 0; i < loaded.size(); ++i) {
-    loaded[i] = {BatchMeans(state[4 * i]),
-                 BatchMeans(state[4 * i + 1]),
-                 BatchMeans(state[4 * i + 2]),
-                 BatchMeans(state[4 * i + 3])};
+    const auto* of_one = &state[kEach * i];
+    loaded[i] = {BatchMeans(of_one[0]),
+                 BatchMeans(of_one[1]),
+                 BatchMeans(of_one[2]),
+                 BatchMeans(of_one[3]),
+                 BatchMeans(of_one[4])};
   }
   gauges_ = std::move(loaded);
 }

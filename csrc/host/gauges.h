@@ -40,6 +40,14 @@
 // pSGLD multiplies by G: in the sums of g, and for |g|^2 and Var(grad), each
 // coordinate is weighed with it. While G adapts, this holds as far as G stays
 // the same in the time that theta moves.
+//
+// Note [Another gradient at the same place]
+// The identities hold for whatever g a step uses, so they do not see that it is
+// not the loss's: clipped, stale, of a minibatch that depends on theta. An
+// unbiased one h, computed at the same theta by other minibatches, does:
+//   gradient bias = N E[x . (g - h)] / d,
+// T_conf by the gradients in use less T_conf by unbiased ones, 0 if g is
+// unbiased. (EWSG's is not by itself, on purpose, so it is not asked there.)
 #pragma once
 
 #include <cstdint>
@@ -54,6 +62,8 @@ namespace torch_sgmcmc {
 // How a sampler moves; kNone: only x . g is used, and T_kin is T.
 enum class Motion { kLangevin, kMomentum, kThermostat, kNone };
 Motion MotionOf(std::string_view sampler);
+// Whether it is observed while it steps, and steps by unbiased gradients.
+bool HasUnbiasedGradients(std::string_view sampler);
 
 // What a tensor's step was made with.
 struct GaugeSettings {
@@ -97,6 +107,7 @@ struct Gauge {
   BatchMeans configurational;
   BatchMeans excess;  // T_conf - T_kin
   BatchMeans minibatch;
+  BatchMeans gradient_bias;
 };
 
 namespace host {
@@ -112,6 +123,12 @@ class Gauges {
            const std::vector<GaugeSettings>& settings,
            bool has_noise);
 
+  // x . g of the gradient that a step uses, and of another one, at one place. A
+  // tensor that was not compared has what is not finite.
+  void AddForces(const std::vector<double>& used,
+                 const std::vector<double>& others,
+                 const std::vector<GaugeSettings>& settings);
+
   int64_t num_tensors() const { return static_cast<int64_t>(numels_.size()); }
   int64_t num_groups() const { return num_groups_; }
   // Those of tensors, then of groups, then of all. A group's temperature is the
@@ -122,14 +139,15 @@ class Gauges {
   const std::vector<GaugeSettings>& settings() const { return settings_; }
 
   // A tensor that is blamed, and how far it is off in units of T.
-  enum class Fault { kHot, kCold, kNoEquilibrium };
+  enum class Fault { kHot, kCold, kNoEquilibrium, kBiasedGradient };
   struct Finding {
     int64_t tensor;
     Fault fault;
     double size;
   };
-  // What is wrong, worst first: heating beyond `budget`, and what is not in
-  // equilibrium. A chain without faults is blamed with probability `rate`.
+  // What is wrong, worst first: heating beyond `budget`, what is not in
+  // equilibrium, and gradients that are not those of the loss. A chain without
+  // faults is blamed with probability `rate`.
   std::vector<Finding> Findings(double budget, double rate) const;
   // That in words, with the way out, behind a table of all tensors.
   std::string Summary(const std::vector<std::string>& names,

@@ -47,7 +47,8 @@ Gauges::Temperatures ReadGauge(const Gauge& gauge) {
   return {reading(gauge.kinetic),
           reading(gauge.configurational),
           reading(gauge.excess),
-          reading(gauge.minibatch)};
+          reading(gauge.minibatch),
+          reading(gauge.gradient_bias)};
 }
 
 }  // namespace
@@ -113,18 +114,22 @@ struct Gauges::Observer {
   }
 
   void reset() {
-    rows.clear();
+    forget();
     host.emplace(numels, groups);
   }
 
   // Before an update.
   void look(const std::vector<Work>& work) {
     if (work.empty() || motion() == Motion::kNone) return;
+    const at::NoGradGuard no_grad;
+    if (!others.empty()) {
+      forces.emplace_back(std::exchange(others, {}), forces_of(work));
+      if (forces.size() >= kMostRows) read();
+    }
     StateDict group;
     work[0].options->write(group);
     const int64_t step = work[0].options->step();
     const int64_t interval = ObservationInterval(every, redraws_every(group));
-    const at::NoGradGuard no_grad;
     if (step % interval == 0) {
       const bool has_noise = previous_step == step - 1 && knows(work);
       add(work, /*plain=*/false, has_noise);
@@ -153,6 +158,16 @@ struct Gauges::Observer {
     if (rows.size() >= kMostRows) read();
   }
 
+  // Where the chain is, by a closure's gradients.
+  void observe(const std::vector<Work>& work) {
+    const at::NoGradGuard no_grad;
+    if (HasUnbiasedGradients(sampler->name())) {
+      others = forces_of(work);
+    } else {
+      add(work, /*plain=*/true, /*has_noise=*/false);
+    }
+  }
+
   // The index-th of `count` gauges from `first` on.
   Temperatures at(int64_t index,
                   int64_t first,
@@ -170,30 +185,23 @@ struct Gauges::Observer {
   // Takes in what devices have summed since the last time.
   void read() {
     for (const auto& [added, has_noise] : rows) {
-      // A tensor that was not observed has sums that are not finite.
-      std::vector<GaugeSums> sums(
-          all.size(), {kUnseen, kUnseen, kUnseen, kUnseen, kUnseen});
-      std::vector<GaugeSettings> settings(all.size());
-      for (const Row& row : added) {
-        const at::Tensor numbers = row.sums.cpu();
-        const at::Tensor noise =
-            row.noise.defined() ? row.noise.cpu() : row.noise;
-        for (size_t i = 0; i < row.places.size(); ++i) {
-          std::array<double, 5> of_tensor = {};
-          const auto* from =
-              numbers.const_data_ptr<double>() + i * row.columns.size();
-          for (size_t k = 0; k < row.columns.size(); ++k) {
-            of_tensor[row.columns[k]] = from[k];
-          }
-          if (noise.defined()) of_tensor[4] = noise.const_data_ptr<double>()[i];
-          const auto [a, b, c, d, e] = of_tensor;
-          sums[row.places[i]] = {a, b, c, d, e};
-          settings[row.places[i]] = row.settings;
-        }
-      }
+      const auto [sums, settings] = tables(added);
       host->Add(sums, settings, has_noise);
     }
+    for (const auto& [by_closure, by_step] : forces) {
+      const auto [used, settings] = tables(by_step);
+      host->AddForces(
+          forces_in(used), forces_in(tables(by_closure).first), settings);
+    }
     rows.clear();
+    forces.clear();
+  }
+
+  // Forgets what has not been read.
+  void forget() {
+    rows.clear();
+    others.clear();
+    forces.clear();
   }
 
   Sampler* sampler;
@@ -208,6 +216,9 @@ struct Gauges::Observer {
   std::unordered_map<const void*, at::Tensor> previous;
   int64_t previous_step = -1;
   std::vector<std::pair<std::vector<Row>, bool>> rows;
+  // Forces of observe() where the chain still is, and beside those of the step.
+  std::vector<Row> others;
+  std::vector<std::pair<std::vector<Row>, std::vector<Row>>> forces;
   std::optional<torch_sgmcmc::host::Gauges> host;
 
  private:
@@ -224,6 +235,50 @@ struct Gauges::Observer {
             return previous.contains(p.unsafeGetTensorImpl());
           });
     });
+  }
+
+  // Sums and settings of all tensors.
+  std::pair<std::vector<GaugeSums>, std::vector<GaugeSettings>> tables(
+      const std::vector<Row>& added) const {
+    // A tensor that was not observed has sums that are not finite.
+    std::vector<GaugeSums> sums(all.size(),
+                                {kUnseen, kUnseen, kUnseen, kUnseen, kUnseen});
+    std::vector<GaugeSettings> settings(all.size());
+    for (const Row& row : added) {
+      const at::Tensor numbers = row.sums.cpu();
+      const at::Tensor noise =
+          row.noise.defined() ? row.noise.cpu() : row.noise;
+      for (size_t i = 0; i < row.places.size(); ++i) {
+        std::array<double, 5> of_tensor = {};
+        const auto* from =
+            numbers.const_data_ptr<double>() + i * row.columns.size();
+        for (size_t k = 0; k < row.columns.size(); ++k) {
+          of_tensor[row.columns[k]] = from[k];
+        }
+        if (noise.defined()) of_tensor[4] = noise.const_data_ptr<double>()[i];
+        const auto [a, b, c, d, e] = of_tensor;
+        sums[row.places[i]] = {a, b, c, d, e};
+        settings[row.places[i]] = row.settings;
+      }
+    }
+    return {std::move(sums), std::move(settings)};
+  }
+
+  static std::vector<double> forces_in(const std::vector<GaugeSums>& sums) {
+    std::vector<double> forces;
+    forces.reserve(sums.size());
+    for (const GaugeSums& s : sums) forces.push_back(s.force);
+    return forces;
+  }
+
+  // Of each tensor, x . g.
+  std::vector<Row> forces_of(const std::vector<Work>& work) const {
+    std::vector<Row> forces;
+    forces.reserve(work.size());
+    for (const Work& lists : work) {
+      forces.push_back(sum(lists, /*plain=*/true, /*has_noise=*/false));
+    }
+    return forces;
   }
 
   Row sum(const Work& lists, bool plain, bool has_noise) const {
@@ -373,8 +428,7 @@ void Gauges::observe(const torch::optim::Optimizer::LossClosure& closure) {
     throw;
   }
   put_back();
-  const at::NoGradGuard no_grad;
-  observer_->add(work, /*plain=*/true, /*has_noise=*/false);
+  observer_->observe(work);
 }
 
 int64_t Gauges::num_observed() const {
@@ -461,7 +515,7 @@ void Gauges::load_state_dict(const StateDict& dict) {
     }
   }
   observer_->host->SetState(state);
-  observer_->rows.clear();
+  observer_->forget();
   observer_->every = every.toInt();
 }
 

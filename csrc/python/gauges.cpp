@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "host/batch_means.h"
@@ -18,6 +19,34 @@ using torch_sgmcmc::BatchMeans;
 using torch_sgmcmc::Gauge;
 using torch_sgmcmc::Motion;
 using torch_sgmcmc::host::Gauges;
+
+namespace {
+
+// lr, N, T, momentum, noise estimate; motion, resample_momentum_every, step.
+using Numbers = std::tuple<double, double, double, double, double>;
+using Kinds = std::tuple<int, int64_t, int64_t>;
+using SettingsTuples = std::vector<std::pair<Numbers, Kinds>>;
+
+std::vector<torch_sgmcmc::GaugeSettings> SettingsOf(
+    const SettingsTuples& tuples) {
+  std::vector<torch_sgmcmc::GaugeSettings> settings;
+  settings.reserve(tuples.size());
+  for (const auto& [numbers, kinds] : tuples) {
+    const auto [lr, num_data, temperature, momentum, noise] = numbers;
+    const auto [motion, every, step] = kinds;
+    settings.push_back({static_cast<Motion>(motion),
+                        lr,
+                        num_data,
+                        temperature,
+                        momentum,
+                        noise,
+                        every,
+                        step});
+  }
+  return settings;
+}
+
+}  // namespace
 
 // NOLINTNEXTLINE(misc-use-internal-linkage): csrc/python/module.cpp calls it.
 void BindGauges(py::module_& m) {
@@ -37,6 +66,13 @@ void BindGauges(py::module_& m) {
       py::arg("sampler"),
       "How a sampler of this class moves: a Motion.");
   m.def(
+      "has_unbiased_gradients",
+      [](const std::string& sampler) {
+        return torch_sgmcmc::HasUnbiasedGradients(sampler);
+      },
+      py::arg("sampler"),
+      "Whether it is observed while it steps, and steps by unbiased gradients.");
+  m.def(
       "observation_interval",
       &torch_sgmcmc::ObservationInterval,
       py::arg("every"),
@@ -53,9 +89,6 @@ void BindGauges(py::module_& m) {
       .def("half_width", &BatchMeans::HalfWidth, py::arg("probability"))
       .def_property_readonly("means", &BatchMeans::means);
 
-  // lr, N, T, momentum, noise estimate; motion, resample_momentum_every, step.
-  using Numbers = std::tuple<double, double, double, double, double>;
-  using Kinds = std::tuple<int, int64_t, int64_t>;
   py::class_<Gauges>(
       m, "Gauges", "Temperatures of a chain (csrc/host/gauges.h).")
       .def(py::init<std::vector<int64_t>, std::vector<int64_t>>(),
@@ -65,44 +98,44 @@ void BindGauges(py::module_& m) {
           "add",
           [](Gauges& gauges,
              const std::vector<std::array<double, 5>>& sums,
-             const std::vector<std::pair<Numbers, Kinds>>& settings,
+             const SettingsTuples& settings,
              bool has_noise) {
             std::vector<torch_sgmcmc::GaugeSums> all;
             all.reserve(sums.size());
             for (const auto& s : sums) {
               all.push_back({s[0], s[1], s[2], s[3], s[4]});
             }
-            std::vector<torch_sgmcmc::GaugeSettings> made_with;
-            made_with.reserve(settings.size());
-            for (const auto& [numbers, kinds] : settings) {
-              const auto [lr, num_data, temperature, momentum, noise] = numbers;
-              const auto [motion, every, step] = kinds;
-              made_with.push_back({static_cast<Motion>(motion),
-                                   lr,
-                                   num_data,
-                                   temperature,
-                                   momentum,
-                                   noise,
-                                   every,
-                                   step});
-            }
-            gauges.Add(all, made_with, has_noise);
+            gauges.Add(all, SettingsOf(settings), has_noise);
           },
           py::arg("sums"),
           py::arg("settings"),
           py::arg("has_noise"))
+      .def(
+          "add_forces",
+          [](Gauges& gauges,
+             const std::vector<double>& used,
+             const std::vector<double>& others,
+             const SettingsTuples& settings) {
+            gauges.AddForces(used, others, SettingsOf(settings));
+          },
+          py::arg("used"),
+          py::arg("others"),
+          py::arg("settings"))
       .def_property_readonly("num_tensors", &Gauges::num_tensors)
       .def_property_readonly("num_groups", &Gauges::num_groups)
       .def(
           "series",
           [](const Gauges& gauges, size_t index) {
             const Gauge& g = gauges.gauges().at(index);
-            return std::make_tuple(
-                g.kinetic, g.configurational, g.excess, g.minibatch);
+            return std::make_tuple(g.kinetic,
+                                   g.configurational,
+                                   g.excess,
+                                   g.minibatch,
+                                   g.gradient_bias);
           },
           py::arg("index"),
-          "T_kin, T_conf, their difference, the minibatches' heating: of a "
-          "tensor, then of the groups, then of all.")
+          "T_kin, T_conf, their difference, the minibatches' heating, the "
+          "gradients' bias: of a tensor, then of the groups, then of all.")
       .def(
           "findings",
           [](const Gauges& gauges, double budget, double rate) {

@@ -62,14 +62,38 @@ TEST(Gauges, LookAtEveryFewStepsUntilTheyAreDetached) {
   EXPECT_EQ(others.num_observed(), 2);
 }
 
-TEST(Gauges, ObserveWhereTheChainIs) {
+TEST(Gauges, CompareTheNextStepsGradients) {
   Chain chain;
   Gauges gauges(chain.sampler);
+  gauges.observe([&] {
+    const auto loss = 3 * chain.params[0].sum() + 2 * chain.params[1].sum();
+    loss.backward();
+    return loss;
+  });
+  EXPECT_TRUE(std::isnan(gauges.all().gradient_bias.mean));
+  chain.step(1);  // with 0.2
+  EXPECT_NEAR(gauges.tensor(0).gradient_bias.mean, 100 * 0.1 * (0.2 - 3), 1e-4);
+  EXPECT_NEAR(gauges.group(0).gradient_bias.mean,
+              100 * 0.1 * (0.2 - (40 * 3 + 6 * 2) / 46.),
+              1e-4);
+  const double mean = gauges.all().gradient_bias.mean;
+  chain.step(1);
+  EXPECT_EQ(gauges.all().gradient_bias.mean, mean);
+  gauges.reset();
+  EXPECT_TRUE(std::isnan(gauges.all().gradient_bias.mean));
+}
+
+TEST(Gauges, ObserveWhereTheChainIs) {
+  std::vector<at::Tensor> params = {
+      torch::full({40}, 0.1).set_requires_grad(true),
+      torch::full({2, 3}, 0.1).set_requires_grad(true)};
+  HMC sampler(params, HMCOptions(0.01).num_steps(5).num_data(100).seed(1));
+  Gauges gauges(sampler);
   const at::Tensor grad = torch::ones({40});
-  chain.params[0].mutable_grad() = grad;
+  params[0].mutable_grad() = grad;
   gauges.observe([&] {
     at::Tensor loss;
-    for (const at::Tensor& p : chain.params) {
+    for (const at::Tensor& p : params) {
       loss = loss.defined() ? loss + p.square().sum() : p.square().sum();
     }
     loss.backward();
@@ -78,12 +102,12 @@ TEST(Gauges, ObserveWhereTheChainIs) {
   // N x.g / d with x = 0.1 and g = 0.2.
   EXPECT_NEAR(gauges.all().configurational.mean, 100 * 0.1 * 0.2, 1e-6);
   EXPECT_EQ(gauges.all().kinetic.mean, 1.0);
-  EXPECT_TRUE(chain.params[0].grad().is_same(grad));
-  EXPECT_FALSE(chain.params[1].grad().defined());
+  EXPECT_TRUE(params[0].grad().is_same(grad));
+  EXPECT_FALSE(params[1].grad().defined());
   EXPECT_THROW(
       gauges.observe([]() -> at::Tensor { throw std::logic_error(""); }),
       std::logic_error);
-  EXPECT_TRUE(chain.params[0].grad().is_same(grad));
+  EXPECT_TRUE(params[0].grad().is_same(grad));
 }
 
 TEST(Gauges, RefuseWhatIsNotAsItShouldBe) {

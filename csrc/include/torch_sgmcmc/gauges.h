@@ -40,9 +40,9 @@ struct GaugesOptions {
 ///
 /// In equilibrium both are equal, for any potential, step size and minibatch
 /// noise; T_kin / T - 1 is the heating by minibatches and by the step's length.
-/// Others than SGLD, PSGLD, SGHMC, EWSG and SGNHT are observed by observe():
-/// T_conf beside T. Numbers, words and state dict are those of Python's Gauges,
-/// where more is said.
+/// Others than SGLD, PSGLD, SGHMC, EWSG and SGNHT are observed by observe()
+/// alone: T_conf beside T. Numbers, words and state dict are those of Python's
+/// Gauges, where more is said.
 ///
 /// The sampler must live until detach() or longer than the gauges, and must not
 /// be moved.
@@ -60,10 +60,13 @@ class TORCH_SGMCMC_API Gauges {
     Reading excess;
     /// What the minibatches' noise adds; NaN where that is not known.
     Reading minibatch_heating;
+    /// T_conf by the gradients that were used, less T_conf by those of
+    /// observe(): 0 if the former are unbiased.
+    Reading gradient_bias;
   };
   struct Finding {
     int64_t tensor;
-    /// "hot", "cold" or "not in equilibrium".
+    /// "hot", "cold", "not in equilibrium" or "biased gradient".
     std::string fault;
     /// A part of T.
     double size;
@@ -83,9 +86,11 @@ class TORCH_SGMCMC_API Gauges {
   /// Forgets what was observed, as after a burn-in.
   void reset();
 
-  /// Observes where the chain is, for any sampler: T_conf beside T. The closure
-  /// computes the mean loss of a minibatch, or of all data, and calls
-  /// backward(). Gradients are as before when it ends.
+  /// Observes where the chain is, by a gradient that is right: the closure
+  /// computes the mean loss of a minibatch drawn uniformly, or of all data, and
+  /// calls backward(). For HMC, HMCECS, SBPS and EWSG: T_conf beside T. For the
+  /// others, before a step: whether its gradients are those of the loss, see
+  /// gradient_bias. Gradients are as before when it ends.
   void observe(const torch::optim::Optimizer::LossClosure& closure);
 
   int64_t num_observed() const;
@@ -94,9 +99,9 @@ class TORCH_SGMCMC_API Gauges {
   Temperatures group(int64_t index) const;
   Temperatures all() const;
 
-  /// What is wrong, worst first: heating beyond `budget`, a part of T, and what
-  /// is not in equilibrium. `rate` is the probability that a chain without
-  /// fault is blamed for anything.
+  /// What is wrong, worst first: heating beyond `budget`, a part of T, what is
+  /// not in equilibrium, and biased gradients. `rate` is the probability that a
+  /// chain without fault is blamed for anything.
   std::vector<Finding> findings(double budget = 0.05, double rate = 0.01) const;
   /// That in words, with the way out.
   std::string summary(double budget = 0.05, double rate = 0.01) const;
