@@ -137,9 +137,10 @@ def test_where_ranks_agree(
 ) -> None:
     # On the CPU if the group can, and otherwise where the parameters are.
     on_device = [torch.zeros(1), torch.zeros(1, device="meta")]
-    sampler = SimpleNamespace(param_groups=[{"params": on_device}])
-    monkeypatch.setattr(dist, "get_backend_config", lambda: backends)
-    assert distributed._device_of_group(sampler).type == device
+    groups = [{"params": on_device}]
+    sampler = SimpleNamespace(param_groups=groups, process_group=None)
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: backends)
+    assert distributed.device_of_group(sampler).type == device
 
 
 # ---- A group of one ----------------------------------------------------------------
