@@ -20,8 +20,8 @@ from torch_sgmcmc.core import distributed
 
 PROGRAM = Path(__file__).with_name("two_ranks.py")
 INSTEAD = (
-    "Run chains in processes without a group (torchrun's RANK needs none), or sample "
-    "with SGLD, SGHMC, SGNHT, PSGLD or EWSG, which go by averaged gradients"
+    "Run a chain on each rank, with a process_group of its own, or sample with SGLD, "
+    "SGHMC, SGNHT, PSGLD or EWSG, which go by averaged gradients"
 )
 
 

@@ -61,7 +61,7 @@ def check_replicas(sampler: Sampler) -> None:
         if row != most
     ]
     raise RuntimeError(
-        f"{type(sampler).__name__} has replicas that differ from that of rank "
+        f"{type(sampler).__name__}'s replicas differ from that of rank "
         f"{number[rows.index(most)]}: {'; '.join(differ)}"
     )
 

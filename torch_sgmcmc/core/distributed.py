@@ -95,8 +95,8 @@ def called_from(module: str) -> bool:
 #: For samplers that decide by the loss.
 BY_THE_LOSS = (
     "loss",
-    "Run chains in processes without a group (torchrun's RANK needs none), or sample "
-    "with SGLD, SGHMC, SGNHT, PSGLD or EWSG, which go by averaged gradients",
+    "Run a chain on each rank, with a process_group of its own, or sample with SGLD, "
+    "SGHMC, SGNHT, PSGLD or EWSG, which go by averaged gradients",
 )
 
 
