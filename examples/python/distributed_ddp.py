@@ -26,7 +26,9 @@ def data() -> TensorDataset:
     """Points of a noisy curve."""
     x = torch.linspace(-2, 2, 600)[:, None]
     g = torch.Generator().manual_seed(0)
-    return TensorDataset(x, torch.sin(3 * x) + NOISE * torch.randn(x.shape, generator=g))
+    return TensorDataset(
+        x, torch.sin(3 * x) + NOISE * torch.randn(x.shape, generator=g)
+    )
 
 
 def network() -> nn.Module:
@@ -63,6 +65,7 @@ def main() -> None:
     collector = sg.Collector(
         *(sampler, model.module, f"{arguments.out}/draws"), burn_in=500, every=10
     )
+    collector.restart()  # over what an earlier run has left
     for _ in range(arguments.epochs):
         for x, y in DataLoader(train, batch_sampler=batches):
             sampler.zero_grad()
