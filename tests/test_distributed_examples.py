@@ -80,6 +80,9 @@ def test_a_rank_that_dies_is_named_and_a_restart_continues_all_chains(
     assert whole.returncode == 0, whole.stderr
     assert "2 chains of 16 draws, 600 quantities" in whole.stdout
     assert "32 draws of chains [0, 1]" in whole.stdout
+    store = sg.SampleStore(tmp_path / "whole" / "draws")
+    for mine, theirs in zip(store.chain(0), store.chain(1), strict=True):
+        assert not any((mine[name] == theirs[name]).any() for name in mine)
 
     out = ("--out", tmp_path / "killed", "--steps", "200")
     killed = torchrun(DYING, program, *out)
