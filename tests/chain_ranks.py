@@ -78,8 +78,8 @@ def side_by_side(chains: int, folder: Path) -> dict[str, Any]:
     )
     index, replica = mesh.get_coordinate()
     group = mesh.get_group("replica")
-    torch.manual_seed(100 + dist.get_rank())
-    model = DDP(network(dist.get_rank()), process_group=group)
+    model = DDP(network(), process_group=group)
+    torch.manual_seed(replica)  # as all chains do
     sampler = sg.SGHMC(model.parameters(), **COMMON, process_group=group)
     batches = sg.IndependentBatchSampler(
         *(NUM_DATA, 12), seed=sampler.seed, num_replicas=replicas, rank=replica
@@ -100,6 +100,17 @@ def side_by_side(chains: int, folder: Path) -> dict[str, Any]:
         collector.load_state_dict(state)
         found = {"draws": collector.num_draws, "position": state["position"]}
     theta = nn.Parameter(torch.ones(3))
+
+    def potential() -> torch.Tensor:
+        theta.grad = None
+        loss = theta.square().sum()
+        loss.backward()
+        return loss
+
+    if replicas == 1:
+        alone = ALONE["HMC"]([theta], seed=1, process_group=group)
+        alone.step(potential)
+        assert alone.param_groups[0]["step"] == 1
     found |= {
         "chain": (index, replica),
         "sampler": chain(model, sampler),

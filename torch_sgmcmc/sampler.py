@@ -107,7 +107,7 @@ class Sampler(Optimizer):
         defaults: hyperparameters of groups that do not set their own.
         seed: the seed, any 64-bit int; None draws one from torch's default
             generator, so that ``torch.manual_seed`` makes it repeatable; ranks of
-            ``process_group`` take its first rank's.
+            ``process_group`` make theirs of its first rank's.
         nonfinite: "raise", "skip" or "allow", see above. Default: "raise".
         capturable: keep the step counter in device memory, see :class:`SGLD`. Excludes
             an ``lr`` that is a Tensor.

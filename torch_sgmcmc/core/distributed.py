@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from torch_sgmcmc.core.prior import PRIOR_MEAN, has_more
-from torch_sgmcmc.seeds import SharedNoiseWarning
+from torch_sgmcmc.seeds import SharedNoiseWarning, fold_in
 
 if TYPE_CHECKING:
     from torch_sgmcmc.sampler import Sampler
@@ -166,9 +166,14 @@ def _agree_on_seed(sampler: Sampler) -> None:
             f"initialised, and ranks differ: seeds {[*seeds]}, steps {[*steps]}. Give "
             "all ranks one seed"
         )
-    sampler.defaults["seed"] = seeds[0]
+    seed = seeds[0]
+    ranks = dist.get_process_group_ranks(sampler.process_group)
+    if len(ranks) < world_size():
+        # Chains would have one noise if all ranks had called torch.manual_seed(0).
+        seed = fold_in(seed, ranks[0])
+    sampler.defaults["seed"] = seed
     for group in groups:
-        group["seed"] = seeds[0]
+        group["seed"] = seed
     sampler._seed_is_drawn = False
 
 
