@@ -227,6 +227,46 @@ def test_in_a_data_loader() -> None:
             assert torch.equal(torch.stack(seen), other.draw(14))
 
 
+# ---- Ranks that share minibatches ------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 6])
+def test_ranks_have_the_minibatches_of_one_process(ranks: int) -> None:
+    parts = [both(seed=3, num_replicas=ranks, rank=rank) for rank in range(ranks)]
+    for whole, *of_ranks in zip(both(seed=3), *parts, strict=True):
+        for _ in range(2):
+            drawn = [part.draw(5) for part in of_ranks]
+            assert {part.shape for part in drawn} == {(5, 6 // ranks)}
+            assert torch.equal(torch.stack(drawn, 2).flatten(1), whole.draw(5))
+    with_replacement = [
+        sg.IndependentBatchSampler(3, 6, replacement=True, seed=3, **rank).draw(2)
+        for rank in ({}, *({"num_replicas": 2, "rank": rank} for rank in range(2)))
+    ]
+    whole, *drawn = with_replacement
+    assert torch.equal(torch.stack(drawn, 2).flatten(1), whole)
+
+
+def test_a_rank_has_its_part_of_each_stratum() -> None:
+    for rank in range(2):
+        part = sg.StratifiedBatchSampler(
+            [0] * 20 + [1] * 20, 8, seed=0, num_replicas=2, rank=rank
+        )
+        assert ((part.draw(50) < 20).sum(1) == 2).all()
+
+
+def test_a_state_dict_is_that_of_any_number_of_ranks() -> None:
+    for whole, part in zip(
+        both(seed=3), both(seed=9, num_replicas=2, rank=1), strict=True
+    ):
+        iteration = iter(whole)
+        for _ in range(3):
+            next(iteration)
+        part.load_state_dict(whole.state_dict())
+        assert part.state_dict() == whole.state_dict()
+        assert list(part) == [batch[1::2] for batch in iteration]
+        assert part.state_dict() == whole.state_dict()
+
+
 # ---- k-means ---------------------------------------------------------------------
 
 
@@ -309,6 +349,28 @@ def test_kmeans_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
             lambda: sg.IndependentBatchSampler(3, 1).draw(0),
             ValueError,
             "Invalid count: 0 (must be >= 1)",
+        ),
+        (
+            lambda: sg.IndependentBatchSampler(30, 10, seed=0, num_replicas=4),
+            ValueError,
+            "Invalid batch_size: 10 (must be a multiple of num_replicas = 4: gradients "
+            "of ranks enter their mean alike)",
+        ),
+        (
+            lambda: sg.IndependentBatchSampler(30, 9, seed=0, num_replicas=3, rank=3),
+            ValueError,
+            "Invalid rank: 3 (must be below num_replicas = 3)",
+        ),
+        (
+            lambda: sg.IndependentBatchSampler(30, 9, seed=0, num_replicas=0),
+            ValueError,
+            "Invalid num_replicas: 0 (must be >= 1)",
+        ),
+        (
+            lambda: sg.StratifiedBatchSampler([0, 1], 2, num_replicas=2),
+            ValueError,
+            "Invalid seed: None (the ranks of one minibatch need one seed, the "
+            "sampler's for instance: seed=sampler.seed)",
         ),
         (
             lambda: sg.StratifiedBatchSampler([0, 1], 3),

@@ -20,8 +20,8 @@ from torch_sgmcmc.core import distributed
 
 PROGRAM = Path(__file__).with_name("two_ranks.py")
 INSTEAD = (
-    "Run chains in processes without a group (torchrun's RANK needs none), or sample "
-    "with SGLD, SGHMC, SGNHT, PSGLD or EWSG, which go by averaged gradients"
+    "Run a chain on each rank, with a process_group of its own, or sample with SGLD, "
+    "SGHMC, SGNHT, PSGLD or EWSG, which go by averaged gradients"
 )
 
 
@@ -137,9 +137,10 @@ def test_where_ranks_agree(
 ) -> None:
     # On the CPU if the group can, and otherwise where the parameters are.
     on_device = [torch.zeros(1), torch.zeros(1, device="meta")]
-    sampler = SimpleNamespace(param_groups=[{"params": on_device}])
-    monkeypatch.setattr(dist, "get_backend_config", lambda: backends)
-    assert distributed._device_of_group(sampler).type == device
+    groups = [{"params": on_device}]
+    sampler = SimpleNamespace(param_groups=groups, process_group=None)
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: backends)
+    assert distributed.device_of_group(sampler).type == device
 
 
 # ---- A group of one ----------------------------------------------------------------

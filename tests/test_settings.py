@@ -17,6 +17,7 @@ SAMPLERS = (
 )
 # What the table does not have: what is more than a number, a word or a flag.
 ELSEWHERE = {"self", "params", "seed", "capturable", "nonfinite", "model"}
+ELSEWHERE.add("process_group")
 
 
 def default_of(row: Setting) -> Any:

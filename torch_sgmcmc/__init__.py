@@ -31,6 +31,7 @@ from torch_sgmcmc.minibatch import (
 from torch_sgmcmc.precision import GammaPrecision
 from torch_sgmcmc.predictive import Prediction, Predictive, predict
 from torch_sgmcmc.psgld import PSGLD
+from torch_sgmcmc.replicas import check_replicas, check_replicas_every
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sbps import SBPS
 from torch_sgmcmc.schedules import CyclicalSchedule, PolynomialDecay
@@ -85,6 +86,8 @@ __all__ = [
     "TimeAverage",
     "Tuning",
     "__version__",
+    "check_replicas",
+    "check_replicas_every",
     "fold_in",
     "kmeans_strata",
     "load",

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.closures import (
@@ -114,6 +115,8 @@ class EWSG(SharedSettings):
         nonfinite: what to do about gradients that are not finite: "raise", "skip" or
             "allow", see :class:`Sampler`, also on clipping. A step with one such
             minibatch is left out whole. Default: "raise".
+        process_group: the ranks that sample this chain together, see :class:`Sampler`.
+            Default: all.
 
     State:
         ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32): v,
@@ -181,6 +184,7 @@ class EWSG(SharedSettings):
         num_chains: int | None = None,
         seed: int | None = None,
         nonfinite: str = "raise",
+        process_group: ProcessGroup | None = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -193,7 +197,9 @@ class EWSG(SharedSettings):
             "index_chain_length": index_chain_length,
             "num_chains": num_chains,
         }
-        super().__init__(params, defaults, seed, nonfinite)
+        super().__init__(
+            *(params, defaults, seed, nonfinite), process_group=process_group
+        )
 
     @property
     def acceptance_rate(self) -> float:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
+from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.checks import check_integer, check_real
@@ -131,6 +132,8 @@ class HMC(SharedSettings):
             start of a trajectory, and without the Metropolis test, anywhere: "raise",
             "skip" or "allow", see :class:`Sampler`, also on clipping. A loss is always
             an error with "allow". Default: "raise".
+        process_group: the ranks that sample this chain together, see :class:`Sampler`.
+            Default: all.
 
     State:
         * ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32):
@@ -214,6 +217,7 @@ class HMC(SharedSettings):
         num_chains: int | None = None,
         seed: int | None = None,
         nonfinite: str = "raise",
+        process_group: ProcessGroup | None = None,
     ) -> None:
         defaults = {
             "step_size": step_size,
@@ -227,7 +231,9 @@ class HMC(SharedSettings):
             "resample_momentum_every": resample_momentum_every,
             "num_chains": num_chains,
         }
-        super().__init__(params, defaults, seed, nonfinite)
+        super().__init__(
+            *(params, defaults, seed, nonfinite), process_group=process_group
+        )
 
     # ---- What it has done -----------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.checks import check_integer, check_real
@@ -134,6 +135,8 @@ class HMCECS(SharedSettings):
         nonfinite: what to do where the log density is not finite at the start of a
             step: "raise", or "skip", which leaves the step out and returns NaN, see
             :class:`Sampler`. Default: "raise".
+        process_group: the ranks that sample this chain together, see :class:`Sampler`.
+            Default: all.
 
     State:
         Under string keys, since it belongs to no single parameter:
@@ -222,6 +225,7 @@ class HMCECS(SharedSettings):
         max_variance: float = 1000.0,
         chunk_size: int = 8192,
         nonfinite: str = "raise",
+        process_group: ProcessGroup | None = None,
     ) -> None:
         check_real("trajectory_length", trajectory_length, low_open=True)
         defaults = {
@@ -240,7 +244,9 @@ class HMCECS(SharedSettings):
             "max_variance": max_variance,
             "chunk_size": chunk_size,
         }
-        super().__init__(params, defaults, seed, nonfinite)
+        super().__init__(
+            *(params, defaults, seed, nonfinite), process_group=process_group
+        )
 
     # ---- What it has done -----------------------------------------------------
 

@@ -20,13 +20,35 @@ class _BatchSampler(torch.utils.data.Sampler[list[int]]):
     """Keyed draws of minibatches: iteration, counters and state dicts."""
 
     def __init__(
-        self, num_data: int, batch_size: int, num_batches: int | None, seed: int | None
+        self,
+        num_data: int,
+        batch_size: int,
+        num_batches: int | None,
+        seed: int | None,
+        num_replicas: int,
+        rank: int,
     ) -> None:
         self.num_data = check_integer("num_data", num_data, low=1)
         self.batch_size = check_integer("batch_size", batch_size, low=1)
         if num_batches is None:
             num_batches = -(-num_data // batch_size)
         self.num_batches = check_integer("num_batches", num_batches, low=1)
+        self.num_replicas = check_integer("num_replicas", num_replicas, low=1)
+        self.rank = check_integer("rank", rank)
+        if rank >= num_replicas:
+            raise ValueError(
+                f"Invalid rank: {rank} (must be below num_replicas = {num_replicas})"
+            )
+        if batch_size % num_replicas:
+            raise ValueError(
+                f"Invalid batch_size: {batch_size} (must be a multiple of num_replicas "
+                f"= {num_replicas}: gradients of ranks enter their mean alike)"
+            )
+        if seed is None and num_replicas > 1:
+            raise ValueError(
+                "Invalid seed: None (the ranks of one minibatch need one seed, the "
+                "sampler's for instance: seed=sampler.seed)"
+            )
         self.seed = draw_seed(seed)
         #: Number of minibatches drawn so far; the next one is keyed by it.
         self.num_drawn = 0
@@ -35,7 +57,7 @@ class _BatchSampler(torch.utils.data.Sampler[list[int]]):
 
     @abstractmethod
     def _memory(self, count: int) -> bytearray:
-        """The memory of the next ``count`` minibatches, as int64."""
+        """The memory of the next ``count`` minibatches, all ranks', as int64."""
 
     def draw(self, count: int) -> Tensor:
         """Draws the next minibatches as one tensor of indices.
@@ -47,12 +69,13 @@ class _BatchSampler(torch.utils.data.Sampler[list[int]]):
             count: how many minibatches, >= 1.
 
         Returns:
-            int64 indices of shape [count, batch_size].
+            int64 indices of shape [count, batch_size], or of replicas
+            [count, batch_size / num_replicas].
         """
         count = check_integer("count", count, low=1)
         flat = torch.frombuffer(self._memory(count), dtype=torch.int64)
         self.num_drawn += count
-        return flat.view(count, self.batch_size)
+        return flat.view(count, self.batch_size)[:, self.rank :: self.num_replicas]
 
     def __len__(self) -> int:
         return self.num_batches
@@ -112,6 +135,11 @@ class IndependentBatchSampler(_BatchSampler):
             Every iteration goes on with new draws.
         seed: key of the draws, a 64-bit int. None draws one from torch's default
             generator. A sampler may have the same seed. Default: None.
+        num_replicas: D >= 1 data-parallel ranks that share each minibatch, n / D data
+            each, n a multiple of D. They have one seed. Default: 1.
+        rank: which of them, in [0, D): it gets the data at the places rank, rank + D,
+            ... of the minibatch, so that all ranks together have those of one process.
+            Default: 0.
 
     Raises:
         TypeError: a number of the wrong type.
@@ -126,8 +154,9 @@ class IndependentBatchSampler(_BatchSampler):
 
     Note:
         :meth:`state_dict` resumes to the bit, in the middle of an iteration too, but
-        counts what a loader with ``num_workers`` > 0 drew ahead as used. Give each
-        data-parallel replica a seed of its own. More: docs/samplers/minibatch.md.
+        counts what a loader with ``num_workers`` > 0 drew ahead as used. It does not
+        depend on the rank: any number of ranks goes on with it. More:
+        docs/samplers/minibatch.md.
     """
 
     def __init__(
@@ -138,8 +167,10 @@ class IndependentBatchSampler(_BatchSampler):
         replacement: bool = False,
         num_batches: int | None = None,
         seed: int | None = None,
+        num_replicas: int = 1,
+        rank: int = 0,
     ) -> None:
-        super().__init__(num_data, batch_size, num_batches, seed)
+        super().__init__(num_data, batch_size, num_batches, seed, num_replicas, rank)
         if not isinstance(replacement, bool):
             raise TypeError(f"Invalid replacement: {replacement!r} (must be a bool)")
         if not replacement:
@@ -172,6 +203,9 @@ class StratifiedBatchSampler(_BatchSampler):
         num_batches: length of one iteration, >= 1. Default: N / n, rounded up.
         seed: key of the draws, a 64-bit int. None draws one from torch's default
             generator. Default: None.
+        num_replicas: D >= 1 data-parallel ranks that share each minibatch, see
+            :class:`IndependentBatchSampler`. Default: 1.
+        rank: which of them, in [0, D). Default: 0.
 
     Raises:
         TypeError: a number of the wrong type, or strata that are no integers.
@@ -198,6 +232,8 @@ class StratifiedBatchSampler(_BatchSampler):
         *,
         num_batches: int | None = None,
         seed: int | None = None,
+        num_replicas: int = 1,
+        rank: int = 0,
     ) -> None:
         labels = torch.as_tensor(strata)
         if labels.is_floating_point() or labels.is_complex():
@@ -207,7 +243,9 @@ class StratifiedBatchSampler(_BatchSampler):
                 f"Invalid strata: shape {list(labels.shape)} (must be one stratum for "
                 "each datum)"
             )
-        super().__init__(labels.numel(), batch_size, num_batches, seed)
+        super().__init__(
+            *(labels.numel(), batch_size, num_batches, seed, num_replicas, rank)
+        )
         _check_batch_fits(batch_size, self.num_data)
         labels = labels.cpu()
         _, sizes = torch.unique(labels, return_counts=True)
@@ -229,7 +267,7 @@ class StratifiedBatchSampler(_BatchSampler):
         )
 
     def draw(self, count: int) -> Tensor:
-        """Draws the next minibatches as one tensor of indices [count, batch_size]."""
+        """Draws the next minibatches as one tensor of indices, a row for each."""
         return self._order[super().draw(count)]
 
 

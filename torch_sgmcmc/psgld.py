@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.closures import refuse_scaler
@@ -92,6 +93,8 @@ class PSGLD(Sampler):
             autograd. Default: False.
         nonfinite: what to do about gradients that are not finite: "raise", "skip" or
             "allow", see :class:`Sampler`, also on clipping. Default: "raise".
+        process_group: the ranks that sample this chain together, see :class:`Sampler`.
+            Default: all.
 
     State:
         * ``square_average`` (shape of the parameter; fp64 for fp64 parameters, else
@@ -161,6 +164,7 @@ class PSGLD(Sampler):
         seed: int | None = None,
         capturable: bool = False,
         nonfinite: str = "raise",
+        process_group: ProcessGroup | None = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -173,7 +177,10 @@ class PSGLD(Sampler):
             "prior_mean": prior_mean,
             "temperature": temperature,
         }
-        super().__init__(params, defaults, seed, nonfinite, capturable)
+        super().__init__(
+            *(params, defaults, seed, nonfinite, capturable),
+            process_group=process_group,
+        )
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)

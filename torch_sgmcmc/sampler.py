@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import _profiler_enabled
 from torch.autograd.graph import increment_version
+from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     _global_optimizer_post_hooks,
@@ -105,18 +106,21 @@ class Sampler(Optimizer):
             float64, bfloat16 or float16, and no two in the same memory.
         defaults: hyperparameters of groups that do not set their own.
         seed: the seed, any 64-bit int; None draws one from torch's default
-            generator, so that ``torch.manual_seed`` makes it repeatable; ranks of a
-            process group take rank 0's.
+            generator, so that ``torch.manual_seed`` makes it repeatable; ranks of
+            ``process_group`` make theirs of its first rank's.
         nonfinite: "raise", "skip" or "allow", see above. Default: "raise".
         capturable: keep the step counter in device memory, see :class:`SGLD`. Excludes
             an ``lr`` that is a Tensor.
+        process_group: the ranks that sample this chain together, if other ranks sample
+            other chains: ``mesh.get_group("replica")``. It is not saved and not copied.
+            Default: all ranks.
 
     Several processes:
         Where the default process group of ``torch.distributed`` is initialised, the
-        constructor without a seed is a collective call (and if the group is initialised
-        later, the first step). A seed that is given is respected: give replicas the
-        same, and chains of their own, or samplers of one process, different ones (see
-        :func:`fold_in`). More: docs/distributed.md.
+        constructor without a seed is a collective call of ``process_group`` (and if the
+        default group is initialised later, the first step). A seed that is given is
+        respected: give replicas the same, and chains of their own, or samplers of one
+        process, different ones (see :func:`fold_in`). More: docs/distributed.md.
     """
 
     #: Keys that the sampler manages itself; a param group must not set them. But for
@@ -163,7 +167,9 @@ class Sampler(Optimizer):
     # is to be done instead; None if it goes by gradients alone.
     _LONE_DECISIONS: ClassVar[tuple[str, str] | None] = None
 
-    # What is not saved, see _distributed.
+    #: The ranks that sample this chain together; None is all. Not saved.
+    process_group: ProcessGroup | None = None
+    # What is not saved either, see core/distributed.py.
     _seed_is_drawn = False
     _is_settled = False
     _is_laid_out = False
@@ -175,8 +181,11 @@ class Sampler(Optimizer):
         seed: int | None,
         nonfinite: str = "raise",
         capturable: bool = False,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         check_capturable(capturable)
+        distributed.check_group(process_group)
+        self.process_group = process_group
         check_choice(nonfinite, self._NONFINITE)
         defaults = {**defaults, "capturable": capturable, "nonfinite": nonfinite}
         defaults = plain(defaults)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.utils.hooks import RemovableHandle
 
 import torch_sgmcmc._C as _C
@@ -180,6 +181,8 @@ class SBPS(SharedSettings):
         nonfinite: what to do about losses and derivatives that are not finite: "raise",
             or "skip", which leaves the event out, see :class:`Sampler`. Default:
             "raise".
+        process_group: the ranks that sample this chain together, see :class:`Sampler`.
+            Default: all.
 
     State:
         ``origin`` and ``velocity`` (shape of the parameter; fp64 for fp64 parameters,
@@ -248,6 +251,7 @@ class SBPS(SharedSettings):
         model: nn.Module | None = None,
         seed: int | None = None,
         nonfinite: str = "raise",
+        process_group: ProcessGroup | None = None,
     ) -> None:
         defaults = {
             "num_data": num_data,
@@ -263,7 +267,9 @@ class SBPS(SharedSettings):
             "sample_interval": sample_interval,
             "replacement": replacement,
         }
-        super().__init__(params, defaults, seed, nonfinite)
+        super().__init__(
+            *(params, defaults, seed, nonfinite), process_group=process_group
+        )
         self.model = model
 
     # ---- What it is ------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from torch_sgmcmc.core.master import start_masters
 from torch_sgmcmc.core.momentum import blank, start_momenta, state_dtype
@@ -78,6 +79,8 @@ class SGHMC(Sampler):
             ``noise_estimate="online"``, which needs the host. Default: False.
         nonfinite: what to do about gradients that are not finite: "raise", "skip" or
             "allow", see :class:`Sampler`, also on clipping. Default: "raise".
+        process_group: the ranks that sample this chain together, see :class:`Sampler`.
+            Default: all.
 
     State:
         * ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32):
@@ -134,6 +137,7 @@ class SGHMC(Sampler):
         seed: int | None = None,
         capturable: bool = False,
         nonfinite: str = "raise",
+        process_group: ProcessGroup | None = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -146,7 +150,10 @@ class SGHMC(Sampler):
             "resample_momentum_every": resample_momentum_every,
             "initial_momentum": initial_momentum,
         }
-        super().__init__(params, defaults, seed, nonfinite, capturable)
+        super().__init__(
+            *(params, defaults, seed, nonfinite, capturable),
+            process_group=process_group,
+        )
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from torch_sgmcmc.core.master import start_masters
 from torch_sgmcmc.core.operators import sgld_step_
@@ -55,6 +56,8 @@ class SGLD(Sampler):
             Default: False.
         nonfinite: what to do about gradients that are not finite: "raise", "skip" or
             "allow", see :class:`Sampler`, also on clipping. Default: "raise".
+        process_group: the ranks that sample this chain together, see :class:`Sampler`.
+            Default: all.
 
     State:
         ``master`` (shape of the parameter, fp32), only of parameters in bf16 or fp16:
@@ -100,6 +103,7 @@ class SGLD(Sampler):
         seed: int | None = None,
         capturable: bool = False,
         nonfinite: str = "raise",
+        process_group: ProcessGroup | None = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -108,7 +112,10 @@ class SGLD(Sampler):
             "prior_mean": prior_mean,
             "temperature": temperature,
         }
-        super().__init__(params, defaults, seed, nonfinite, capturable)
+        super().__init__(
+            *(params, defaults, seed, nonfinite, capturable),
+            process_group=process_group,
+        )
 
     def _prepare(
         self,

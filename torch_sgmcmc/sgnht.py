@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from torch_sgmcmc.core.master import start_masters
 from torch_sgmcmc.core.momentum import blank, start_momenta, state_dtype
@@ -65,6 +66,8 @@ class SGNHT(Sampler):
             captured in a CUDA graph after one ordinary step. Default: False.
         nonfinite: what to do about gradients that are not finite: "raise", "skip" or
             "allow", see :class:`Sampler`, also on clipping. Default: "raise".
+        process_group: the ranks that sample this chain together, see :class:`Sampler`.
+            Default: all.
 
     State:
         * ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32):
@@ -118,6 +121,7 @@ class SGNHT(Sampler):
         seed: int | None = None,
         capturable: bool = False,
         nonfinite: str = "raise",
+        process_group: ProcessGroup | None = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -128,7 +132,10 @@ class SGNHT(Sampler):
             "prior_mean": prior_mean,
             "temperature": temperature,
         }
-        super().__init__(params, defaults, seed, nonfinite, capturable)
+        super().__init__(
+            *(params, defaults, seed, nonfinite, capturable),
+            process_group=process_group,
+        )
 
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         return blank(p, "momentum", "thermostat")

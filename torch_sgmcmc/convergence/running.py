@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from torch_sgmcmc.convergence.batch_means import effective_draws, split_rhat
 from torch_sgmcmc.convergence.report import Convergence
 from torch_sgmcmc.core.checks import check_integer
+from torch_sgmcmc.core.distributed import world_size
 from torch_sgmcmc.core.state_checks import check_tensor
 
 __all__ = ["RunningConvergence"]
@@ -147,6 +149,60 @@ class RunningConvergence:
         mean += before / (filled + 1)
         square += before * (values - mean)
         self._draws[chain] += 1
+
+    def gathered(
+        self, process_group: dist.ProcessGroup | None = None
+    ) -> RunningConvergence:
+        """One of all chains, of which each rank of a process group follows some.
+
+        A collective call: every rank has all ``num_chains`` chains' numbers then, and
+        its own are as before. Draws are not sent, but the batches, and the result is to
+        the bit that of one process that followed all chains.
+
+        Args:
+            process_group: the ranks; of ranks that sample one chain together, it may
+                have but one: ``mesh.get_group("chain")``. Default: all.
+
+        Raises:
+            ValueError: on every rank. They differ in ``num_chains``, ``shape`` or
+                ``batches``, or two of them follow one chain.
+        """
+        kept = {
+            chain: (
+                *(self._draws[chain], self._lengths[chain]),
+                *(t[chain].to("cpu", copy=True) for t in (self._means, self._squares)),
+            )
+            for chain in range(self._num_chains)
+            if self._draws[chain]
+        }
+        of_this = (self._num_chains, self._shape, self._batches)
+        ranks: list[Any] = [(of_this, kept)] * world_size(process_group)
+        if len(ranks) > 1:
+            dist.all_gather_object(ranks, (of_this, kept), process_group)
+        of_all = [of_one for of_one, _ in ranks]
+        if any(of_one != of_all[0] for of_one in of_all):
+            raise ValueError(
+                "Invalid process_group: its ranks have (num_chains, shape, batches) = "
+                f"{of_all} (must be equal)"
+            )
+        for chain in range(self._num_chains):
+            holders = [rank for rank, (_, kept) in enumerate(ranks) if chain in kept]
+            if len(holders) > 1:
+                raise ValueError(
+                    f"Invalid process_group: its ranks {holders} all follow chain "
+                    f"{chain} (must be one for each chain)"
+                )
+        result = RunningConvergence(
+            *(self._num_chains, self._shape),
+            batches=self._batches,
+            device=self._means.device,
+        )
+        for chain, (draws, length, means, squares) in (
+            item for _, kept in ranks for item in kept.items()
+        ):
+            result._draws[chain], result._lengths[chain] = draws, length
+            result._means[chain], result._squares[chain] = means, squares
+        return result
 
     def report(self) -> Convergence:
         """R̂ and effective draws for the mean, up to now, on the CPU.

@@ -5,13 +5,14 @@ Noise is a function of (seed, step, purpose, element). Replicas of a model, whos
 gradients are averaged, stay equal to the bit if they have one seed, without a word
 between them. What breaks that is refused, where a process group is initialised:
 
-* seeds that each rank draws for itself: ranks agree on rank 0's;
+* seeds that each rank draws for itself: ranks agree on the first one's;
 * samplers that decide by what a rank alone has seen, its loss or its Hessian;
 * shards that are optimizers of their own (ZeroRedundancyOptimizer, FSDP1): each counts
   its elements from 0, and different parameters would get the same noise.
 
 A seed that was given is respected without communication, whatever other ranks have:
-chains on different ranks have different ones on purpose.
+chains on different ranks have different ones on purpose. Where chains of several ranks
+lie side by side, a sampler's process_group has the replicas of its own.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ import warnings
 import weakref
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from torch_sgmcmc.core.prior import PRIOR_MEAN, has_more
-from torch_sgmcmc.seeds import SharedNoiseWarning
+from torch_sgmcmc.seeds import SharedNoiseWarning, fold_in
 
 if TYPE_CHECKING:
     from torch_sgmcmc.sampler import Sampler
@@ -37,6 +39,8 @@ __all__ = [
     "BY_THE_LOSS",
     "CHECKPOINT",
     "called_from",
+    "check_group",
+    "device_of_group",
     "is_laid_out_by_hand",
     "is_laying_out",
     "is_zero",
@@ -51,11 +55,26 @@ __all__ = [
 CHECKPOINT = "torch.distributed.checkpoint.state_dict"
 
 
-def world_size() -> int:
-    """The number of processes of the default group; 1 without one."""
+def world_size(group: ProcessGroup | None = None) -> int:
+    """The number of processes of a group, or of the default one; 1 without one."""
     if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size()
+        return dist.get_world_size(group)
     return 1
+
+
+def check_group(group: Any) -> None:
+    """Raises if it is neither None nor a group that this rank is in."""
+    if group is None or isinstance(group, ProcessGroup):
+        return
+    if dist.is_available() and group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(
+            f"Invalid process_group: rank {dist.get_rank()} is not in it (each rank "
+            "gives the group that it is in)"
+        )
+    raise TypeError(
+        f"Invalid process_group: {type(group).__name__} (must be a ProcessGroup, such "
+        "as get_group() of a DeviceMesh returns)"
+    )
 
 
 def called_from(module: str) -> bool:
@@ -76,14 +95,14 @@ def called_from(module: str) -> bool:
 #: For samplers that decide by the loss.
 BY_THE_LOSS = (
     "loss",
-    "Run chains in processes without a group (torchrun's RANK needs none), or sample "
-    "with SGLD, SGHMC, SGNHT, PSGLD or EWSG, which go by averaged gradients",
+    "Run a chain on each rank, with a process_group of its own, or sample with SGLD, "
+    "SGHMC, SGNHT, PSGLD or EWSG, which go by averaged gradients",
 )
 
 
 def refuse_lone_decisions(sampler: Sampler, by: str, instead: str) -> None:
     """Raises if there are other ranks, which would decide otherwise."""
-    size = world_size()
+    size = world_size(sampler.process_group)
     if size > 1:
         raise RuntimeError(
             f"{type(sampler).__name__} cannot run in a process group of {size} ranks: "
@@ -137,9 +156,9 @@ def settle(sampler: Sampler) -> bool:
 def _agree_on_seed(sampler: Sampler) -> None:
     groups = sampler.param_groups
     mine = [groups[0]["seed"], int(groups[0]["step"])]
-    row = torch.tensor(mine, device=_device_of_group(sampler))
-    rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, row)
+    row = torch.tensor(mine, device=device_of_group(sampler))
+    rows = [torch.empty_like(row) for _ in range(world_size(sampler.process_group))]
+    dist.all_gather(rows, row, sampler.process_group)
     seeds, steps = zip(*(each.tolist() for each in rows), strict=True)
     if any(steps) and len({*zip(seeds, steps, strict=True)}) > 1:
         raise RuntimeError(
@@ -147,15 +166,20 @@ def _agree_on_seed(sampler: Sampler) -> None:
             f"initialised, and ranks differ: seeds {[*seeds]}, steps {[*steps]}. Give "
             "all ranks one seed"
         )
-    sampler.defaults["seed"] = seeds[0]
+    seed = seeds[0]
+    ranks = dist.get_process_group_ranks(sampler.process_group)
+    if len(ranks) < world_size():
+        # Chains would have one noise if all ranks had called torch.manual_seed(0).
+        seed = fold_in(seed, ranks[0])
+    sampler.defaults["seed"] = seed
     for group in groups:
-        group["seed"] = seeds[0]
+        group["seed"] = seed
     sampler._seed_is_drawn = False
 
 
-def _device_of_group(sampler: Sampler) -> torch.device:
-    """Where the default group communicates: on the CPU if it can."""
-    if "cpu:" in dist.get_backend_config():
+def device_of_group(sampler: Sampler) -> torch.device:
+    """Where the sampler's ranks communicate: on the CPU if they can."""
+    if "cpu:" in dist.get_backend_config(sampler.process_group):
         return torch.device("cpu")
     for group in sampler.param_groups:
         for p in group["params"]:

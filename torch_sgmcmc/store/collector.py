@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import torch_sgmcmc._C as _C
@@ -20,7 +21,7 @@ from torch_sgmcmc.sbps import SBPS
 from torch_sgmcmc.store.background import Background
 from torch_sgmcmc.store.chosen import Chosen
 from torch_sgmcmc.store.sample_store import SampleStore
-from torch_sgmcmc.store.writer import SampleWriter, copied, record
+from torch_sgmcmc.store.writer import NoWriter, SampleWriter, copied, record
 
 __all__ = ["Collector"]
 
@@ -44,6 +45,10 @@ class Collector:
     the model's. Loaded, it cuts the store back to what it had then, and the chain goes
     on to the same bytes as one that was never interrupted. A run that begins anew over
     what a killed one has left says :meth:`restart`. More: docs/store.md.
+
+    **Several ranks.** If the sampler has a ``process_group``, the first rank of it
+    stores the chain. On the others a collector can be used alike and does nothing; what
+    they load may be the first rank's state dict.
 
     Args:
         sampler: a :class:`Sampler`.
@@ -121,7 +126,13 @@ class Collector:
         self._schedule = _C.DrawSchedule(**self._settings)
         self._chosen = Chosen(model, sampler, parameters, buffers)
         path = store.path if isinstance(store, SampleStore) else os.fspath(store)
-        self._writer = SampleWriter(path, self._chosen.now(), chain=chain, dtype=dtype)
+        group = sampler.process_group
+        self._stores = group is None or dist.get_rank(group) == 0
+        self._writer = (
+            SampleWriter(path, self._chosen.now(), chain=chain, dtype=dtype)
+            if self._stores
+            else NoWriter()
+        )
         self._weight = weight or _sign
         self._when = when
         self._free: deque[dict[str, Tensor]] = deque()
@@ -131,11 +142,13 @@ class Collector:
         # Of the steps that were made, the number, and how far the sampler was.
         self._count = 0
         self._mark: float | None = None
-        handles = [sampler.register_step_pre_hook(self._before_step)]
-        if isinstance(sampler, SBPS):
-            handles.append(sampler.register_sample_hook(self._at_sample))
-        else:
-            handles.append(sampler.register_step_post_hook(self._after_step))
+        handles = []
+        if self._stores:
+            handles.append(sampler.register_step_pre_hook(self._before_step))
+            if isinstance(sampler, SBPS):
+                handles.append(sampler.register_sample_hook(self._at_sample))
+            else:
+                handles.append(sampler.register_step_post_hook(self._after_step))
         self._handles = handles
         self._finish = weakref.finalize(
             self, _finish, handles, self._background, self._writer, os.getpid()
@@ -262,6 +275,11 @@ class Collector:
                     f"Invalid {name}: {value or None} (the run in progress has "
                     f"{state_dict[name] or None})"
                 )
+        if self._stores and state_dict["position"] is None:
+            raise ValueError(
+                "Invalid state_dict: of a rank that stores nothing (must be that of "
+                "the first rank of the sampler's process_group)"
+            )
         self.flush()
         self._writer.cut_back(state_dict["position"])
         self._count, self._mark = state_dict["count"], state_dict["mark"]

@@ -14,7 +14,7 @@ from torch import Tensor
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.store.dtypes import DTYPES, name_of
 
-__all__ = ["SampleWriter"]
+__all__ = ["NoWriter", "SampleWriter"]
 
 
 class SampleWriter:
@@ -156,6 +156,28 @@ class SampleWriter:
             return number
         last = self._writer.last
         return 1 if last is None else last.number + 1
+
+
+class NoWriter:
+    """That of a chain which another rank stores."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return 0
+
+    def checkpoint(self) -> None:
+        """There is nothing to cut back."""
+
+    def cut_back(self, position: object) -> None:
+        """Does nothing."""
+
+    def restart(self) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
 
 
 def record(values: Mapping[str, Any], number: int) -> _C.DrawRecord:
