@@ -28,6 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_sgmcmc.core.prior import PRIOR_MEAN, has_more
+from torch_sgmcmc.core.shards import is_dtensor
 from torch_sgmcmc.seeds import SharedNoiseWarning
 
 if TYPE_CHECKING:
@@ -131,6 +132,8 @@ def settle(sampler: Sampler) -> bool:
         refuse_shards(name, group["params"])
     if sampler._seed_is_drawn:
         _agree_on_seed(sampler)
+    elif sampler._is_sharded:
+        _check_seeds(sampler)
     return True
 
 
@@ -151,6 +154,28 @@ def _agree_on_seed(sampler: Sampler) -> None:
     for group in groups:
         group["seed"] = seeds[0]
     sampler._seed_is_drawn = False
+
+
+def _check_seeds(sampler: Sampler) -> None:
+    """Raises if ranks that have parts of one chain differ in their seeds or steps."""
+    params = [p for group in sampler.param_groups for p in group["params"]]
+    meshes = {p.device_mesh: None for p in params if is_dtensor(p)}
+    for mesh in meshes:
+        if mesh.get_coordinate() is None:
+            continue
+        first = sampler.param_groups[0]
+        mine = [first["seed"], int(first["step"])]
+        row = torch.tensor(mine, device=mesh.device_type)
+        for group in (mesh.get_group(dim) for dim in range(mesh.ndim)):
+            rows = [torch.empty_like(row) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(rows, row, group=group)
+            seeds, steps = zip(*(each.tolist() for each in rows), strict=True)
+            if len({*zip(seeds, steps, strict=True)}) > 1:
+                raise RuntimeError(
+                    f"{type(sampler).__name__} has DTensors, which are parts of one "
+                    f"chain, and ranks differ: seeds {[*seeds]}, steps {[*steps]}. "
+                    "Give all ranks one seed, or none"
+                )
 
 
 def _device_of_group(sampler: Sampler) -> torch.device:
