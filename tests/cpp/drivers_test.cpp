@@ -560,6 +560,7 @@ TEST_F(Drivers, SplittingIntoCallsChangesNothing) {
       one.masters.push_back(all.masters[--masters]);
     }
     one.offsets = {all.offsets[i]};
+    one.rows = {all.rows[2 * i], all.rows[2 * i + 1]};
     StepSGHMC<CpuDriver>(one, 0, 3);
   }
   EXPECT_TRUE(together == apart);

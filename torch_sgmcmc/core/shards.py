@@ -16,7 +16,7 @@ are they taken apart.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -47,15 +47,13 @@ __all__ = [
 
 def is_dtensor(tensor: Tensor) -> bool:
     """Whether it is a DTensor (without importing what defines it)."""
-    return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
+    return hasattr(type(tensor), "placements")
 
 
 def local(tensor: Tensor) -> Tensor:
     """What this process has of a tensor, in the same memory."""
-    if not is_dtensor(tensor):
-        return tensor
-    with torch.no_grad():
-        return tensor.to_local()  # type: ignore[attr-defined]
+    # What to_local() returns, for autograd or as a view, in ten times the time.
+    return tensor._local_tensor if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def locals_of(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -91,6 +89,7 @@ class Layout(NamedTuple):
     shape: tuple[int, ...]
     order: tuple[int, ...]  # dimensions as they are in memory, the outermost first
     pieces: tuple[Piece, ...]
+    is_one: bool  # piece, in that order
 
 
 def layout_of(tensor: Any) -> Layout:
@@ -98,7 +97,7 @@ def layout_of(tensor: Any) -> Layout:
     mesh = tensor.device_mesh
     here = mesh.get_coordinate()
     if here is None:  # a rank that is not of the mesh
-        return Layout((0,), (0,), ())
+        return Layout((0,), (0,), (), False)
     shape = tuple(tensor.shape)
     return _layout(mesh, tuple(here), tensor.placements, shape, tensor.stride())
 
@@ -122,7 +121,8 @@ def _layout(
         pieces += _pieces(box, sizes)
     if len(pieces) == 1:
         pieces[0] = pieces[0]._replace(index=None)
-    return Layout(tuple(local_shape), order, tuple(pieces))
+    is_one = len(pieces) == 1 and order == tuple(range(len(shape)))
+    return Layout(tuple(local_shape), order, tuple(pieces), is_one)
 
 
 def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
@@ -197,18 +197,9 @@ def on_shards(operator: Callable[..., None]) -> Callable[..., None]:
         **arguments: Any,
     ) -> None:
         layouts = [layout_of(p) if is_dtensor(p) else None for p in params]
-
-        def cut(tensors: Sequence[Tensor]) -> list[Tensor]:
-            owners = layouts
-            if len(tensors) < len(params):  # masters, or none
-                pairs = zip(params, layouts, strict=True)
-                owners = [owner for p, owner in pairs if has_master(p)] * bool(tensors)
-            return [
-                piece
-                for tensor, owner in zip(tensors, owners, strict=True)
-                for piece in _cut(local(tensor), owner)
-            ]
-
+        cut = locals_of
+        if not all(layout is None or layout.is_one for layout in layouts):
+            cut = partial(_pieces_of, params, layouts)
         places, rows = [], []
         for offset, layout in zip(offsets, layouts, strict=True):
             if layout is None:
@@ -225,6 +216,22 @@ def on_shards(operator: Callable[..., None]) -> Callable[..., None]:
         operator(cut(params), *map(cut, lists), offsets=places, rows=rows, **arguments)
 
     return call
+
+
+def _pieces_of(
+    params: Sequence[Tensor],
+    layouts: Sequence[Layout | None],
+    tensors: Sequence[Tensor],
+) -> list[Tensor]:
+    """What an operator gets of tensors that belong to the parameters."""
+    if len(tensors) < len(params):  # masters, or none
+        pairs = zip(params, layouts, strict=True)
+        layouts = [layout for p, layout in pairs if has_master(p)] * bool(tensors)
+    return [
+        piece
+        for tensor, layout in zip(tensors, layouts, strict=True)
+        for piece in _cut(local(tensor), layout)
+    ]
 
 
 def _cut(tensor: Tensor, layout: Layout | None) -> Iterator[Tensor]:
