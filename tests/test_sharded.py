@@ -18,6 +18,8 @@ from torch.distributed.tensor import (
     distribute_tensor,
     init_device_mesh,
 )
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.core import shards
@@ -186,6 +188,38 @@ def test_pieces_are_all_of_a_box_in_its_order(sizes: tuple[int, ...]) -> None:
 
 def _runs_in(n: int) -> list[tuple[int, int]]:
     return [(i, j - i) for i in range(n) for j in range(i + 1, n + 1)]
+
+
+WAYS = (Replicate(), Shard(0), Shard(1), Shard(2), _StridedShard(0, split_factor=2))
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_where_the_elements_of_shards_are(rank: int) -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
+    try:
+        mesh = init_device_mesh("cpu", (2, 2))
+        for shape, placements in product(
+            ((5, 3, 4), (1, 2, 7), (8, 8, 2), (2, 0, 3)), product(WAYS, WAYS)
+        ):
+            indices = torch.arange(torch.Size(shape).numel()).view(shape)
+            for order in ((0, 1, 2), (2, 0, 1)):  # in memory
+                back = sorted(range(3), key=order.__getitem__)
+                memory = indices.view([shape[d] for d in order]).permute(back)
+                whole = distribute_tensor(memory, mesh, placements, src_data_rank=None)
+                layout = shards.layout_of(whole)
+                here = whole.to_local()
+                assert layout.shape == here.shape
+                found = []
+                for piece, part in zip(
+                    layout.pieces, shards._cut(here, layout), strict=True
+                ):
+                    k = torch.arange(part.numel())
+                    at = piece.begin + k // piece.row * piece.pitch + k % piece.row
+                    assert torch.equal(part.flatten(), at)
+                    found.append(at)
+                assert sum(map(len, found)) == here.numel()
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.fixture

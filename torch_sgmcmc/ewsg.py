@@ -378,14 +378,13 @@ class EWSG(SharedSettings):
             all(map(torch.equal, shards.locals_of(old), shards.locals_of(new)))
             for (_, _, old, _), (_, _, new, _) in zip(current, proposed, strict=True)
         )
-        some = any(
+        zero = equal and not any(
             bool(g.any()) for work in proposed for g in shards.locals_of(work[2])
         )
-        if self._is_sharded:  # 0: all are equal and zero, 1: all are equal
+        if self._is_sharded:  # whoever sees most of a difference
             params = [p for work in proposed for p in work[1]]
-            found = shards.max_over_ranks(params, (1 if some else 0) if equal else 2)
-            equal, some = found < 2, found > 0
-        zero = equal and not some
+            found = shards.max_over_ranks(params, 2.0 - equal - zero)
+            equal, zero = found < 2, found == 0
         self._num_equal = _C.equal_running(
             self._num_equal,
             equal,

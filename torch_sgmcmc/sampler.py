@@ -102,7 +102,8 @@ class Sampler(Optimizer):
     Args:
         params: parameters, dicts that define param groups, or named parameters,
             as for every torch optimizer: dense, on CPU or CUDA, in float32,
-            float64, bfloat16 or float16, and no two in the same memory.
+            float64, bfloat16 or float16, and no two in the same memory. Samplers that
+            go by gradients alone also take DTensors, as ``fully_shard`` makes them.
         defaults: hyperparameters of groups that do not set their own.
         seed: the seed, any 64-bit int; None draws one from torch's default
             generator, so that ``torch.manual_seed`` makes it repeatable; ranks of a
@@ -116,7 +117,8 @@ class Sampler(Optimizer):
         constructor without a seed is a collective call (and if the group is initialised
         later, the first step). A seed that is given is respected: give replicas the
         same, and chains of their own, or samplers of one process, different ones (see
-        :func:`fold_in`). More: docs/distributed.md.
+        :func:`fold_in`). With DTensors, whose ranks need one seed, the constructor is a
+        collective call in any case. More: docs/distributed.md.
     """
 
     #: Keys that the sampler manages itself; a param group must not set them. But for

@@ -8,7 +8,8 @@ between them. What breaks that is refused, where a process group is initialised:
 * seeds that each rank draws for itself: ranks agree on rank 0's;
 * samplers that decide by what a rank alone has seen, its loss or its Hessian;
 * shards that are optimizers of their own (ZeroRedundancyOptimizer, FSDP1): each counts
-  its elements from 0, and different parameters would get the same noise.
+  its elements from 0, and different parameters would get the same noise. DTensors say
+  which elements they have, see Note [Shards] in shards.py.
 
 A seed that was given is respected without communication, whatever other ranks have:
 chains on different ranks have different ones on purpose.
@@ -112,7 +113,8 @@ def refuse_shards(name: str, params: Iterable[Tensor]) -> None:
     if world_size() > 1 and any(getattr(p, "_fsdp_flattened", False) for p in params):
         raise RuntimeError(
             f"{name} cannot sample the parameters of FullyShardedDataParallel: each "
-            "rank's shard would get the same noise. Use DistributedDataParallel"
+            "rank's shard would get the same noise. Use fully_shard, or "
+            "DistributedDataParallel"
         )
 
 

@@ -145,7 +145,7 @@ def _runs(mesh: Any, placements: Any, dim: int, size: int) -> list[Run]:
     from torch.distributed.tensor import Replicate, distribute_tensor
 
     def along(placement: Any) -> Any:
-        if not placement.is_shard(dim):
+        if getattr(placement, "dim", None) != dim:  # strided shards say they are none
             return Replicate()
         if not hasattr(placement, "split_factor"):
             return type(placement)(0)
@@ -325,7 +325,7 @@ def groups_of(tensor: Any) -> tuple[Any, ...]:
     return tuple(
         mesh.get_group(dim)
         for dim, placement in enumerate(tensor.placements)
-        if placement.is_shard() and mesh.size(dim) > 1
+        if not placement.is_replicate() and mesh.size(dim) > 1
     )
 
 
