@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -259,10 +260,23 @@ def test_psgld_with_gamma_refuses(group_of_one: Any) -> None:
     )
 
 
-def test_samples_of_dtensors_are_not_stored(group_of_one: Any, tmp_path: Path) -> None:
+def test_what_takes_no_dtensors(group_of_one: Any, tmp_path: Path) -> None:
     model = nn.Linear(3, 2)
     placed = distribute_tensor(model.weight.detach(), group_of_one, [Shard(0)])
     model.weight = nn.Parameter(placed)
-    sampler = sg.SGLD(model.parameters(), 0.1, num_data=4, seed=1)
-    with pytest.raises(ValueError, match="some are DTensors, which only steps and"):
-        sg.Collector(sampler, model, tmp_path / "draws")
+    params = list(model.parameters())
+    sampler = sg.SGLD(params, 0.1, num_data=4, seed=1)
+    run = {"num_data": 4, "localization": 1.0, "burn_in": 1, "draws": 2}
+    chain = partial(sg.SGLD, lr=0.1)
+    for call in (
+        lambda: sg.Collector(sampler, model, tmp_path / "draws"),
+        lambda: sg.tune(sampler, placed.sum),
+        lambda: sg.local_learning_coefficient(params, len, chain, **run),
+    ):
+        with pytest.raises(ValueError) as error:
+            call()
+        _, _, message = str(error.value).partition(": ")
+        assert message == (
+            "some are DTensors, which only steps and checkpoints of samplers take "
+            "(keep whole parameters on every rank, as DistributedDataParallel does)"
+        )
