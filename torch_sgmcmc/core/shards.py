@@ -105,16 +105,15 @@ def layout_of(tensor: Any) -> Layout:
 @lru_cache(maxsize=65536)
 def _layout(
     mesh: Any,
-    _here: tuple[int, ...],  # for the cache
+    here: tuple[int, ...],
     placements: Any,
     shape: tuple[int, ...],
     strides: tuple[int, ...],
 ) -> Layout:
     order = _order(shape, strides)
-    runs = [_runs(mesh, placements, d, shape[d]) for d in order]
-    local_shape = [0] * len(shape)
-    for d, each in zip(order, runs, strict=True):
-        local_shape[d] = sum(length for _, _, length in each)
+    indices = [_indices(mesh, here, placements, d, n) for d, n in enumerate(shape)]
+    local_shape = tuple(map(len, indices))
+    runs = [_runs(indices[d]) for d in order]
     sizes = [shape[d] for d in order]
     pieces: list[Piece] = []
     for box in product(*runs):
@@ -122,13 +121,15 @@ def _layout(
     if len(pieces) == 1:
         pieces[0] = pieces[0]._replace(index=None)
     is_one = len(pieces) == 1 and order == tuple(range(len(shape)))
-    return Layout(tuple(local_shape), order, tuple(pieces), is_one)
+    return Layout(local_shape, order, tuple(pieces), is_one)
 
 
 def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     """Dimensions in the order that element indices follow, as operators have it."""
     rows = tuple(range(len(shape)))
     by_stride = sorted((d for d in rows if shape[d] > 1), key=lambda d: -strides[d])
+    if by_stride == sorted(by_stride):
+        return rows
     expected = 1
     for d in reversed(by_stride):
         if strides[d] != expected:
@@ -140,25 +141,30 @@ def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
 Run = tuple[int, int, int]
 
 
-def _runs(mesh: Any, placements: Any, dim: int, size: int) -> list[Run]:
-    """Which part of a dimension is here: begins in the shard and the whole, length."""
-    from torch.distributed.tensor import Replicate, distribute_tensor
+def _indices(
+    mesh: Any, here: Sequence[int], placements: Any, dim: int, size: int
+) -> Tensor:
+    """Which of a dimension's indices are here."""
+    indices = torch.arange(size)
+    for axis, placement in enumerate(placements):
+        if getattr(placement, "dim", None) != dim:
+            continue
+        # As DTensor does it: a rank has a chunk, or with strides one of each chunk.
+        factor = getattr(placement, "split_factor", 1)
+        outer = [_chunk(indices, k, factor) for k in range(factor)]
+        inner = [_chunk(each, here[axis], mesh.size(axis)) for each in outer]
+        indices = torch.cat(inner)
+    return indices
 
-    def along(placement: Any) -> Any:
-        if getattr(placement, "dim", None) != dim:  # strided shards say they are none
-            return Replicate()
-        if not hasattr(placement, "split_factor"):
-            return type(placement)(0)
-        return type(placement)(0, split_factor=placement.split_factor)
 
-    # torch says itself how it cuts.
-    indices = distribute_tensor(
-        torch.arange(size, device=mesh.device_type),
-        mesh,
-        [along(placement) for placement in placements],
-        src_data_rank=None,
-    )
-    here = indices.to_local().tolist()
+def _chunk(indices: Tensor, k: int, count: int) -> Tensor:
+    length = -(-len(indices) // count)
+    return indices[k * length : (k + 1) * length]
+
+
+def _runs(indices: Tensor) -> list[Run]:
+    """Indices that follow each other: begins in the shard and in the whole, lengths."""
+    here = indices.tolist()
     begins = [i for i, x in enumerate(here) if i == 0 or x != here[i - 1] + 1]
     ends = [*begins[1:], len(here)]
     return [(i, here[i], end - i) for i, end in zip(begins, ends, strict=False)]
@@ -301,10 +307,18 @@ def like(p: Any, tensor: Tensor, what: str) -> Tensor:
             f"Invalid {what} is {_words(tensor)}, for {_words(p)} (must be cut alike, "
             "or whole: full_tensor())"
         )
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor import DTensor
 
-    return distribute_tensor(
-        tensor.to(p.device), p.device_mesh, p.placements, src_data_rank=None
+    # Not distribute_tensor(), which on a GPU has ranks agree on torch's generators.
+    mesh, placements = p.device_mesh, p.placements
+    here, part = mesh.get_coordinate(), tensor.to(p.device)
+    for dim, size in enumerate(p.shape if here else ()):
+        indices = _indices(mesh, here, placements, dim, size)
+        part = part.index_select(dim, indices.to(p.device))
+    if not here:  # a rank that is not of the mesh
+        part = part.new_empty(0)
+    return DTensor.from_local(
+        part, mesh, placements, run_check=False, shape=p.shape, stride=p.stride()
     )
 
 
