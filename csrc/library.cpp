@@ -8,43 +8,45 @@
 // core/counter.h). `masters` has a float32 tensor for each parameter in
 // bfloat16 or float16, in their order, see Note [Master parameters] in
 // core/roles.h. `prior_means`, in the type of a state, has a tensor for each
-// parameter; without it all means are `prior_mean`.
+// parameter; without it all means are `prior_mean`. `rows` has two numbers for
+// each parameter: shards' elements are numbered in rows of the first, which
+// begin the second apart (Note [Rows of shards], apply/plan.h); 0 and 0 for
+// what is whole.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
   m.def(
-      "sgld_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] "
-      "masters, *, float lr, float num_data, float prior_precision, float "
-      "temperature, int[] offsets, int seed, int step, Tensor? "
-      "device_step=None, float prior_mean=0.0, Tensor[]? prior_means=None) "
-      "-> ()");
-  m.def(
-      "sghmc_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] "
-      "momenta, Tensor[] grad_variances, Tensor(c!)[] masters, *, float "
-      "lr, float momentum, float num_data, float prior_precision, float "
-      "temperature, float noise_estimate, int resample_momentum_every, "
+      "sgld_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] masters, "
+      "*, float lr, float num_data, float prior_precision, float temperature, "
       "int[] offsets, int seed, int step, Tensor? device_step=None, float "
-      "prior_mean=0.0, Tensor[]? prior_means=None) -> ()");
+      "prior_mean=0.0, Tensor[]? prior_means=None, int[]? rows=None) -> ()");
+  m.def(
+      "sghmc_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] momenta, "
+      "Tensor[] grad_variances, Tensor(c!)[] masters, *, float lr, float "
+      "momentum, float num_data, float prior_precision, float temperature, "
+      "float noise_estimate, int resample_momentum_every, int[] offsets, int "
+      "seed, int step, Tensor? device_step=None, float prior_mean=0.0, "
+      "Tensor[]? prior_means=None, int[]? rows=None) -> ()");
   m.def(
       "psgld_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] "
       "square_averages, Tensor(c!)[] sensitivities, Tensor[] curvatures, "
       "Tensor(d!)[] masters, *, float lr, float num_data, float "
       "prior_precision, float temperature, float decay, float eps, int[] "
       "offsets, int seed, int step, Tensor? device_step=None, float "
-      "prior_mean=0.0, Tensor[]? prior_means=None) -> ()");
+      "prior_mean=0.0, Tensor[]? prior_means=None, int[]? rows=None) -> ()");
   m.def(
       "psgld_frozen_step_(Tensor(a!)[] params, Tensor[] grads, Tensor[] "
       "roots, Tensor(b!)[] masters, *, float lr, float num_data, float "
-      "prior_precision, float temperature, int[] offsets, int seed, int "
-      "step, Tensor? device_step=None, float prior_mean=0.0, Tensor[]? "
-      "prior_means=None) -> ()");
+      "prior_precision, float temperature, int[] offsets, int seed, int step, "
+      "Tensor? device_step=None, float prior_mean=0.0, Tensor[]? "
+      "prior_means=None, int[]? rows=None) -> ()");
   m.def(
-      "sgnht_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] "
-      "momenta, Tensor(c!)[] thermostats, Tensor(d!)[] masters, *, float "
-      "lr, float momentum, float num_data, float prior_precision, float "
-      "temperature, float thermostat_rate, int[] offsets, int seed, int "
-      "step, Tensor? device_step=None, float prior_mean=0.0, Tensor[]? "
-      "prior_means=None) -> ()");
+      "sgnht_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] momenta, "
+      "Tensor(c!)[] thermostats, Tensor(d!)[] masters, *, float lr, float "
+      "momentum, float num_data, float prior_precision, float temperature, "
+      "float thermostat_rate, int[] offsets, int seed, int step, Tensor? "
+      "device_step=None, float prior_mean=0.0, Tensor[]? prior_means=None, "
+      "int[]? rows=None) -> ()");
   m.def(
       "gradient_variance_(Tensor[] grads, Tensor(a!)[] variances, "
       "Tensor(b!)[] previous, *, float weight) -> ()");
@@ -52,8 +54,8 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "control_variate_(Tensor(a!)[] grads, Tensor[] anchor_grads, "
       "Tensor[] full_grads) -> ()");
   m.def(
-      "gaussian_(Tensor(a!)[] out, *, float std, int[] offsets, int seed, "
-      "int step, int purpose, Tensor? device_step=None) -> ()");
+      "gaussian_(Tensor(a!)[] out, *, float std, int[] offsets, int seed, int "
+      "step, int purpose, Tensor? device_step=None, int[]? rows=None) -> ()");
   m.def(
       "ewsg_log_ratio(Tensor[] params, Tensor[] grads, Tensor[] proposals, "
       "Tensor[] momenta, *, float lr, float momentum, float num_data, "

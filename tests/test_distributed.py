@@ -120,7 +120,8 @@ def test_shards_that_are_optimizers_are_refused(ranks: Any) -> None:
         for shards in ("FSDP False", "FSDP True", "FSDP late"):
             assert refusals[shards] == (
                 "SGLD cannot sample the parameters of FullyShardedDataParallel: each "
-                "rank's shard would get the same noise. Use DistributedDataParallel"
+                "rank's shard would get the same noise. Use fully_shard, or "
+                "DistributedDataParallel"
             )
 
 

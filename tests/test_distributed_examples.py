@@ -66,6 +66,29 @@ def test_ranks_sample_the_posterior_of_one_process(
         torch.testing.assert_close(dict(mine), dict(theirs), rtol=1e-9, atol=1e-11)
 
 
+def test_shards_and_another_number_of_ranks_go_on_with_the_chain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_rank: None
+) -> None:
+    program = importlib.import_module("distributed_fsdp")
+
+    def here(out: str, epochs: int) -> None:
+        arguments = ["", "--out", str(tmp_path / out), "--epochs", str(epochs)]
+        monkeypatch.setattr(sys, "argv", arguments)
+        program.main()
+
+    arguments = ["--out", tmp_path / "parts", "--epochs", "54"]
+    result = torchrun(FOLDER / "distributed_fsdp.py", *arguments)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("4 draws; error of their mean ")
+    here("parts", 60)
+    here("whole", 60)
+    parts, whole = (
+        sg.load(tmp_path / name / "predictive.pt") for name in ("parts", "whole")
+    )
+    assert len(whole["weights"]) == 10
+    torch.testing.assert_close(parts, whole, rtol=1e-9, atol=1e-11)
+
+
 def stored(folder: Path) -> dict[str, bytes]:
     """What a job's store has in its files."""
     files = [*folder.glob("draws/*/*.safetensors"), *folder.glob("draws/*/index")]

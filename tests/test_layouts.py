@@ -209,6 +209,42 @@ def test_channels_last_3d_is_worked_on_in_place() -> None:
     assert same_bits(in_memory, flat)
 
 
+# Columns of a matrix: (rows, columns, first, end), from single ones to many blocks.
+COLUMNS = [
+    *((5, 3, 0, 2), (5, 3, 2, 3), (1, 7, 2, 6), (300, 50, 10, 31), (3, 256, 128, 256)),
+    *((7, 1000, 3, 900), (4, 9000, 1000, 8999), (200, 300, 1, 300)),
+]
+# The latter cross a multiple of 2^34 elements, 2^32 quads.
+OFFSETS = [0, 128, 5, 2**34 - 512, 2**34 - 2048]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_rows_of_a_shard_are_numbered_as_in_the_whole(
+    offset: int, dtype: torch.dtype
+) -> None:
+    stream = {**STREAM, "offsets": [offset]}
+    for n, m, first, end in COLUMNS:
+        whole = [normal(n, m, seed=i, dtype=dtype) for i in range(2)]
+        whole += [normal(n, m, seed=i, dtype=arithmetic(dtype)) for i in range(2, 4)]
+        whole += masters_of(whole[:1])
+        parts = [t[:, first:end].clone() for t in whole]
+        # A transposed one goes through a copy, but is numbered in row-major order.
+        parts[0] = parts[0].t().contiguous().t()
+        at = {"offsets": [offset + first], "rows": [end - first, m]}
+        for lists, more in ((whole, {}), (parts, at)):
+            p, g, v, mean, *masters = lists
+            ops.sghmc_step_(
+                *([p], [g], [v], [], masters),
+                **(TARGET | FRICTION | {"resample_momentum_every": 3}),
+                prior_means=[mean],
+                **(stream | more),
+            )
+            ops.sgld_step_([p], [v.to(p.dtype)], masters, **TARGET, **(stream | more))
+        for t, part in zip(whole, parts, strict=True):
+            assert same_bits(t[:, first:end], part)
+
+
 def test_size_one_dimensions_do_not_matter() -> None:
     # torch gives such dimensions arbitrary strides.
     p = torch.empty_strided((4, 1, 6), (6, 999, 1)).copy_(normal(4, 1, 6, seed=1))

@@ -675,6 +675,34 @@ def test_offsets(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", [*UPDATES, "gaussian_"])
+def test_rows(op: str) -> None:
+    first = ARGUMENTS[op][0]
+    for rows in ([], [0, 0], [0, 0, 0, 0, 0, 0]):
+        check(
+            op,
+            make_lists(op),
+            f"rows has {len(rows)} entries, expected 4 (two for each tensor of "
+            f"{first})",
+            rows=rows,
+        )
+    numel = make_lists(op)[first][1].numel()
+    for row, pitch in (
+        (0, 1),
+        (-1, 2),
+        (numel, numel - 1),
+        (numel + 1, 99),
+        (1, 2**41),
+    ):
+        check(
+            op,
+            make_lists(op),
+            f"Invalid rows[1]: ({row}, {pitch}) for {numel} elements (must be (0, 0), "
+            "or a length that divides their number, and a pitch from it to 2^40)",
+            rows=[0, 0, row, pitch],
+        )
+
+
+@pytest.mark.parametrize("op", [*UPDATES, "gaussian_"])
 def test_device_step(op: str) -> None:
     for value, shown in (
         (torch.tensor([1, 2]), "2 elements of int64"),

@@ -197,24 +197,6 @@ def test_parameters_that_cannot_be_sampled(kind: str, which: str) -> None:
     chain.run(range(2))
 
 
-def test_distributed_tensors_are_refused() -> None:
-    import torch.distributed as dist
-    from torch.distributed.tensor import DTensor, Replicate, init_device_mesh
-
-    store = dist.HashStore()
-    dist.init_process_group("gloo", rank=0, world_size=1, store=store)
-    try:
-        mesh = init_device_mesh("cpu", (1,))
-        sharded = DTensor.from_local(torch.ones(3), mesh, [Replicate()])
-        fails(
-            lambda: sg.SGHMC([nn.Parameter(sharded)], 0.1, num_data=1, seed=0),
-            "Invalid parameter: SGHMC cannot sample a DTensor yet (keep whole "
-            "parameters on every rank, as DistributedDataParallel does)",
-        )
-    finally:
-        dist.destroy_process_group()
-
-
 @each_class
 def test_parameters_in_the_same_memory(kind: str) -> None:
     chain = Chain(kind)

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch_sgmcmc.core.checks import check_integer, check_real
 from torch_sgmcmc.core.closures import exchanged
 from torch_sgmcmc.core.operators import control_variate_
+from torch_sgmcmc.core.shards import refuse
 from torch_sgmcmc.core.state_checks import check_tensor
 from torch_sgmcmc.sampler import Sampler
 
@@ -99,6 +100,7 @@ class ControlVariates:
             _check_callable("batch_size", batch_size)
         if not isinstance(progress, bool):
             raise TypeError(f"Invalid progress: {progress!r} (must be a bool)")
+        refuse("parameters", (p for g in sampler.param_groups for p in g["params"]))
         self.sampler = sampler
         self.loss_fn = loss_fn
         self.batch_size = batch_size or _first_length

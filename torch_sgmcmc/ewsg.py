@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc.core import shards
 from torch_sgmcmc.core.closures import (
     fresh_gradients,
     lightning_module,
@@ -307,23 +308,11 @@ class EWSG(SharedSettings):
         check_finite(self, proposed)
         chains = self.param_groups[0]["num_chains"] or 1
         ratios = [
-            ewsg_log_ratio(
-                params,
-                grads,
-                proposals,
-                momenta,
-                lr=group["lr"],
-                momentum=group["momentum"],
-                num_data=group["num_data"],
-                prior_precision=group["prior_precision"],
-                **prior_of(self, group, params),
-                temperature=group["temperature"],
-                surrogate=_SURROGATES.index(group["surrogate"]),
-                num_chains=chains,
-            )
+            ratio
             for (group, params, grads, _), (_, _, proposals, _), (momenta, _) in zip(
                 work, proposed, prepared, strict=True
             )
+            for ratio in self._log_ratios(group, params, grads, proposals, momenta)
         ]
         self._check_draws(work, proposed)
         stream = self._step_arguments(self.param_groups[0])
@@ -345,15 +334,63 @@ class EWSG(SharedSettings):
             select_chains_(grads, proposals, mask.to(params[0].device))
         return work, mask.sum()
 
+    def _log_ratios(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        *lists: list[Tensor],
+    ) -> list[Tensor]:
+        """Of one list of parameters; in parts, if those are spread over ranks."""
+
+        def ratio(params: list[Tensor], *lists: list[Tensor], means: Any) -> Tensor:
+            return ewsg_log_ratio(
+                params,
+                *lists,
+                lr=group["lr"],
+                momentum=group["momentum"],
+                num_data=group["num_data"],
+                prior_precision=group["prior_precision"],
+                prior_mean=group["prior_mean"],
+                prior_means=means,
+                temperature=group["temperature"],
+                surrogate=_SURROGATES.index(group["surrogate"]),
+                num_chains=group["num_chains"] or 1,
+            )
+
+        means = prior_of(self, group, params)["prior_means"]
+        if not self._is_sharded:
+            return [ratio(params, *lists, means=means)]
+
+        def part(tensors: list[Tensor] | None, indices: list[int]) -> Any:
+            return tensors and shards.locals_of(tensors[i] for i in indices)
+
+        return [
+            shards.sum_over_ranks(
+                groups,
+                ratio(
+                    part(params, indices),
+                    *(part(tensors, indices) for tensors in lists),
+                    means=part(means, indices),
+                ),
+            )
+            for groups, indices in shards.by_groups(params).items()
+        ]
+
     def _check_draws(self, current: list[Work], proposed: list[Work]) -> None:
         """Raises if it is plain that the closure does not draw minibatches."""
         if self._num_equal is None:
             return
         equal = all(
-            all(map(torch.equal, old, new))
+            all(map(torch.equal, shards.locals_of(old), shards.locals_of(new)))
             for (_, _, old, _), (_, _, new, _) in zip(current, proposed, strict=True)
         )
-        zero = equal and not any(bool(g.any()) for work in proposed for g in work[2])
+        zero = equal and not any(
+            bool(g.any()) for work in proposed for g in shards.locals_of(work[2])
+        )
+        if self._is_sharded:  # whoever sees most of a difference
+            params = [p for work in proposed for p in work[1]]
+            found = shards.max_over_ranks(params, 2.0 - equal - zero)
+            equal, zero = found < 2, found == 0
         self._num_equal = _C.equal_running(
             self._num_equal,
             equal,
@@ -405,7 +442,7 @@ class EWSG(SharedSettings):
         }
         momenta, masters = prepared
         if momenta:
-            sghmc_step_(
+            self._local(sghmc_step_)(
                 params,
                 grads,
                 momenta,
@@ -417,7 +454,7 @@ class EWSG(SharedSettings):
                 **common,
             )
         else:
-            sgld_step_(params, grads, masters, **common)
+            self._local(sgld_step_)(params, grads, masters, **common)
             for p in params:  # what a schedule of the momentum left behind
                 self._forget(p, ["momentum"])
 
@@ -429,7 +466,7 @@ def _check_same_parameters(current: list[Work], proposed: list[Work]) -> None:
             "first call in this step: minibatches could not be compared"
         )
     for a, b in zip(current, proposed, strict=True):
-        for old, new in zip(a[2], b[2], strict=True):
+        for old, new in zip(*map(shards.locals_of, (a[2], b[2])), strict=True):
             if new.data_ptr() == old.data_ptr() and new.numel() > 0:
                 raise RuntimeError(
                     "EWSG got the gradients of a minibatch in the memory of those of "

@@ -15,6 +15,7 @@ from torch_sgmcmc.core.checks import check_integer, check_real, draw_seed
 from torch_sgmcmc.core.closures import exchanged
 from torch_sgmcmc.core.prior import PRIOR_MEAN
 from torch_sgmcmc.core.progress import progress_bar
+from torch_sgmcmc.core.shards import refuse
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.hmcecs import HMCECS
 from torch_sgmcmc.psgld import PSGLD
@@ -158,6 +159,7 @@ def local_learning_coefficient(
     moving = [p for p in params if p.requires_grad]
     if not moving:
         raise ValueError("Invalid params: none requires gradients")
+    refuse("params", moving)
     best = [p.detach().clone() for p in moving]
     grads = [p.grad for p in moving]
     steps = range(chains * (burn_in + draws))

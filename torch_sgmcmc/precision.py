@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc.core import shards
 from torch_sgmcmc.core.checks import check_real
 from torch_sgmcmc.core.operators import sum_of_squares
 from torch_sgmcmc.core.prior import away_from_mean
@@ -86,11 +86,15 @@ class GammaPrecision:
     def _draw(self, group: dict[str, Any], index: int) -> float:
         t = group["temperature"]
         dimension = sum(p.numel() for p in group["params"])
-        by_device: dict[torch.device, list[Tensor]] = {}
+        # Those that are on one device, and spread over the same ranks.
+        together: dict[Any, list[Tensor]] = {}
         for p in group["params"]:
-            away = away_from_mean(self.sampler, group, p)
-            by_device.setdefault(p.device, []).append(away)
-        squares = sum(float(sum_of_squares(ps)) for ps in by_device.values())
+            away = shards.local(away_from_mean(self.sampler, group, p))
+            together.setdefault((p.device, shards.groups_of(p)), []).append(away)
+        squares = sum(
+            float(shards.sum_over_ranks(groups, sum_of_squares(ps)))
+            for (_, groups), ps in together.items()
+        )
         shape = (self.shape + dimension / 2 - 1) / t + 1
         rate = (self.rate + squares / 2) / t
         unit = _C.gamma(

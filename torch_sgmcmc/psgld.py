@@ -211,6 +211,11 @@ class PSGLD(Sampler):
     def _check_ranks(self) -> None:
         if any(group["adapt"] and group["gamma"] for group in self.param_groups):
             refuse_lone_decisions(self, *_BY_THE_HESSIAN)
+            if self._is_sharded:
+                raise ValueError(
+                    "Invalid gamma: True needs second derivatives, which are not taken "
+                    f"of DTensors ({_BY_THE_HESSIAN[1]})"
+                )
 
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         corrected = group["adapt"] and group["gamma"]
@@ -328,7 +333,7 @@ class PSGLD(Sampler):
     ) -> None:
         adapting = {"decay": group["decay"], "eps": group["eps"]}
         step_ = psgld_step_ if group["adapt"] else psgld_frozen_step_
-        step_(
+        self._local(step_)(
             params,
             grads,
             *prepared,

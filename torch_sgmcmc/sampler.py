@@ -18,7 +18,7 @@ from torch.optim.optimizer import (
 )
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core import distributed
+from torch_sgmcmc.core import distributed, shards
 from torch_sgmcmc.core.checks import (
     check_capturable,
     check_choice,
@@ -103,7 +103,8 @@ class Sampler(Optimizer):
     Args:
         params: parameters, dicts that define param groups, or named parameters,
             as for every torch optimizer: dense, on CPU or CUDA, in float32,
-            float64, bfloat16 or float16, and no two in the same memory.
+            float64, bfloat16 or float16, and no two in the same memory. Samplers that
+            go by gradients alone also take DTensors, as ``fully_shard`` makes them.
         defaults: hyperparameters of groups that do not set their own.
         seed: the seed, any 64-bit int; None draws one from torch's default
             generator, so that ``torch.manual_seed`` makes it repeatable; ranks of
@@ -120,7 +121,9 @@ class Sampler(Optimizer):
         constructor without a seed is a collective call of ``process_group`` (and if the
         default group is initialised later, the first step). A seed that is given is
         respected: give replicas the same, and chains of their own, or samplers of one
-        process, different ones (see :func:`fold_in`). More: docs/distributed.md.
+        process, different ones (see :func:`fold_in`). With DTensors, whose ranks need
+        one seed, the constructor is a collective call in any case. More:
+        docs/distributed.md.
     """
 
     #: Keys that the sampler manages itself; a param group must not set them. But for
@@ -167,6 +170,8 @@ class Sampler(Optimizer):
     # is to be done instead; None if it goes by gradients alone.
     _LONE_DECISIONS: ClassVar[tuple[str, str] | None] = None
 
+    #: Whether there are DTensors among its parameters.
+    _is_sharded = False
     #: The ranks that sample this chain together; None is all. Not saved.
     process_group: ProcessGroup | None = None
     # What is not saved either, see core/distributed.py.
@@ -214,6 +219,7 @@ class Sampler(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._seen = []
+        self._look_for_shards()
         # What was pickled by an earlier version may lack some.
         self.defaults.setdefault("nonfinite", "raise")
         self.defaults.setdefault(PRIOR_MEAN, 0.0)
@@ -379,13 +385,23 @@ class Sampler(Optimizer):
             offset = _next_offset(offset, p.numel())
         self._lengths = tuple(map(len, self.param_groups))
         self._is_settled = False
+        self._look_for_shards()
+
+    def _look_for_shards(self) -> None:
+        self._is_sharded = any(
+            shards.is_dtensor(p) for group in self.param_groups for p in group["params"]
+        )
+
+    def _local(self, operator: Callable[..., None]) -> Callable[..., None]:
+        """An operator that updates lists of tensors, for these parameters."""
+        return shards.on_shards(operator) if self._is_sharded else operator
 
     def _check_memory(self) -> None:
         check_memory(group["params"] for group in self.param_groups)
 
     def _check_parameter(self, p: Tensor) -> None:
         """Raises if the sampler cannot sample a parameter."""
-        check_parameter(type(self).__name__, p)
+        check_parameter(type(self).__name__, p, self._LONE_DECISIONS is None)
 
     def _check_all_groups(self) -> None:
         """Raises if a hyperparameter has left its range, or its name is misspelt.
@@ -425,7 +441,7 @@ class Sampler(Optimizer):
             ):
                 return observed(self, *args, **kwargs)
             if compiling:
-                if self.defaults["capturable"]:
+                if self.defaults["capturable"] and not self._is_sharded:
                     return func(self, *args, **kwargs)
                 # The step counter is a Python int: torch.compile would guard on it
                 # and compile every step anew.
@@ -573,6 +589,8 @@ class Sampler(Optimizer):
             self._update(group, params, grads, offsets, state)
             # The operators are opaque to autograd: tell it that these changed.
             increment_version(params)
+            if self._is_sharded:
+                increment_version(shards.locals_of(params))
         for group in self.param_groups:
             if gate is not None and torch.is_tensor(group["step"]):
                 group["step"] += gate >= 0
@@ -603,6 +621,8 @@ class Sampler(Optimizer):
                     f"one of layout {grad.layout} for a parameter of shape "
                     f"{list(p.shape)} (for nn.Embedding, use sparse=False)"
                 )
+            if self._is_sharded:
+                shards.check_same(type(self).__name__, p, grad)
             params.append(p)
             grads.append(grad)
             offsets.append(offset)
@@ -723,7 +743,7 @@ class Sampler(Optimizer):
                 # torch casts to the parameter's dtype, and shares what need not be.
                 for key, value in state_dict["state"].get(index, {}).items():
                     if torch.is_tensor(value):
-                        self.state[p][key] = value.to(
+                        self.state[p][key] = shards.like(p, value, key).to(
                             device=p.device, dtype=state_dtype(p), copy=True
                         )
                 if not has_master(p):  # the chain was one in lower precision

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from torch_sgmcmc.core import shards
 from torch_sgmcmc.core.master import start_masters
 from torch_sgmcmc.core.momentum import blank, start_momenta, state_dtype
 from torch_sgmcmc.core.operators import gradient_variance_, sghmc_step_
@@ -238,16 +239,18 @@ class SGHMC(Sampler):
             state["num_grads"] = count + 1
         for count, members in by_count.items():
             gradient_variance_(
-                [grad for _, grad in members],
-                [state["grad_variance"] for state, _ in members],
-                [state["previous_grad"] for state, _ in members],
+                shards.locals_of(grad for _, grad in members),
+                shards.locals_of(state["grad_variance"] for state, _ in members),
+                shards.locals_of(state["previous_grad"] for state, _ in members),
                 weight=max(1.0 / count, _FORGETTING),
             )
         states = [self.state[p] for p in params]
         if min(state["num_grads"] for state in states) <= _MIN_GRADIENTS:
             return []
         variances = [state["grad_variance"] for state in states]
-        largest = max((float(v.max()) for v in variances if v.numel()), default=0.0)
+        here = [v for v in shards.locals_of(variances) if v.numel()]
+        largest = max((float(v.max()) for v in here), default=0.0)
+        largest = shards.max_over_ranks(params, largest)
         scale = group["lr"] * group["num_data"] / (2 * group["temperature"])
         _check_friction(
             scale * largest,
@@ -266,7 +269,7 @@ class SGHMC(Sampler):
         prepared: tuple[list[Tensor], list[Tensor], list[Tensor]],
     ) -> None:
         noise_estimate = group["noise_estimate"]
-        sghmc_step_(
+        self._local(sghmc_step_)(
             params,
             grads,
             *prepared,

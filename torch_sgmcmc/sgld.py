@@ -135,7 +135,7 @@ class SGLD(Sampler):
         offsets: list[int],
         prepared: list[Tensor],
     ) -> None:
-        sgld_step_(
+        self._local(sgld_step_)(
             params,
             grads,
             prepared,

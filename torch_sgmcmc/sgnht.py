@@ -168,7 +168,7 @@ class SGNHT(Sampler):
         rate = group["thermostat_rate"]
         if rate is None:
             rate = group["lr"] * group["temperature"] / group["num_data"]
-        sgnht_step_(
+        self._local(sgnht_step_)(
             params,
             grads,
             *prepared,

@@ -18,6 +18,7 @@ from torch_sgmcmc.core.nonfinite import raise_what_was_found
 from torch_sgmcmc.core.prior import away_from_mean
 from torch_sgmcmc.core.progress import progress_bar
 from torch_sgmcmc.core.rehearsal import Place, rehearsal
+from torch_sgmcmc.core.shards import refuse
 from torch_sgmcmc.gauges import Gauges, Reading
 from torch_sgmcmc.psgld import PSGLD
 from torch_sgmcmc.sampler import Sampler
@@ -275,6 +276,7 @@ def _check(sampler: Sampler, closure: object) -> None:
         )
     sampler._check_all_groups()
     for group in sampler.param_groups:
+        refuse("parameters", group["params"])
         for key in ("lr", "temperature"):
             if float(group[key]) == 0:
                 raise ValueError(f"Invalid {key}: 0 (must be > 0 to be tuned)")

@@ -49,7 +49,6 @@ void RunSegment(const Update& update,
       std::make_index_sequence<std::tuple_size_v<decltype(Update::kRoles)>>();
   constexpr int64_t kBlocks = 4;  // noise blocks held in the first-level cache
   constexpr int64_t kBuffer = kBlocks * kNoiseBlock;
-  constexpr uint64_t kMask = kNoiseBlock - 1;
   alignas(64) float noise[kBuffer];
   alignas(64) Arithmetic<T> means[kHasPriorMean<Update> ? kBuffer : 1];
   FillMeans(update, segment.data, means);
@@ -67,19 +66,31 @@ void RunSegment(const Update& update,
     }
     return;
   }
-  const uint64_t first = segment.offset + static_cast<uint64_t>(begin);
-  auto skip = static_cast<int64_t>(first & kMask);
-  NormalSource source(stream, (first & ~kMask) / 4);
+  // Blocks begin where they do in the numbering, or those of a row at its first
+  // quad, so that little of them is left over.
+  const uint64_t mask = StartsAtQuads(segment) ? 3 : kNoiseBlock - 1;
+  const uint64_t first = IndexOf(segment, begin);
+  int64_t row_end = RowEnd(segment, begin);
+  auto skip = static_cast<int64_t>(first & mask);
+  NormalSource source(stream, (first & ~mask) / 4);
   while (begin < end) {
-    const int64_t count = std::min(kBuffer - skip, end - begin);
+    const int64_t stop = std::min(end, row_end);
+    const int64_t count = std::min(kBuffer - skip, stop - begin);
+    const int64_t done = begin + count;
+    const uint64_t next = IndexOf(segment, done);
     for (int64_t b = 0; b < skip + count; b += kNoiseBlock) {
       Prefetch<Update, T>(
           segment.data, std::max(begin, begin - skip + b), kIndices);
-      source.Next(noise + b);
+      const bool jumps = done == row_end && b + kNoiseBlock >= skip + count;
+      source.Next(noise + b, jumps ? (next & ~mask) / 4 : source.following());
     }
     UpdateElements<Update, T>(
         update, segment.data, begin, count, noise + skip, means, kIndices);
-    begin += count;
     skip = 0;
+    if (done == row_end) {
+      skip = static_cast<int64_t>(next & mask);
+      row_end += segment.row;
+    }
+    begin = done;
   }
 }

@@ -133,6 +133,30 @@ bool NeedsMaster(const Tensor& param) {
   return Type(param) == ScalarType::BFloat16 || Type(param) == ScalarType::Half;
 }
 
+uint8_t Bytes(ScalarType type) {
+  switch (type) {
+    case ScalarType::Double:
+      return 8;
+    case ScalarType::Float:
+      return 4;
+    default:
+      return 2;
+  }
+}
+
+// Element indices must be different, and fit.
+void CheckRow(
+    const char* op, size_t i, int64_t row, int64_t pitch, int64_t numel) {
+  if (row == 0 && pitch == 0) return;
+  constexpr int64_t kMaxPitch = int64_t{1} << 40;
+  if (row > 0 && row <= pitch && pitch <= kMaxPitch && numel % row == 0) return;
+  Fail(op,
+       "Invalid " + Where("rows", i) + ": (" + std::to_string(row) + ", " +
+           std::to_string(pitch) + ") for " + std::to_string(numel) +
+           " elements (must be (0, 0), or a length that divides their number, "
+           "and a pitch from it to 2^40)");
+}
+
 // Whether a parameter has no such argument.
 bool IsAbsent(const Argument& a, const Tensor& param) {
   return (a.role == Role::kMaster && !NeedsMaster(param)) ||
@@ -234,6 +258,7 @@ std::vector<Segment> Plan::ArithmeticArgument(int j) const {
   std::vector<Segment> result = segments_;
   for (Segment& s : result) {
     s.data[0] = s.data[j];
+    s.bytes[0] = s.bytes[j];
     s.dtype = ArithmeticType(s.dtype);
   }
   return result;
@@ -242,7 +267,8 @@ std::vector<Segment> Plan::ArithmeticArgument(int j) const {
 Plan::Plan(const char* op,
            const std::vector<Argument>& arguments,
            const std::vector<int64_t>& offsets,
-           int64_t num_chains) {
+           int64_t num_chains,
+           const Rows& rows) {
   const Argument& first = arguments[0];
   const size_t count = first.tensors.size();
   for (const Argument& a : arguments) {
@@ -275,6 +301,13 @@ Plan::Plan(const char* op,
              " (one for each tensor of " + first.name + ")");
   }
 
+  if (rows && rows->size() != 2 * count) {
+    Fail(op,
+         "rows has " + std::to_string(rows->size()) + " entries, expected " +
+             std::to_string(2 * count) + " (two for each tensor of " +
+             first.name + ")");
+  }
+
   segments_.reserve(count);
   size_t master = 0;  // of the next parameter that has one
   for (size_t i = 0; i < count; ++i) {
@@ -296,6 +329,7 @@ Plan::Plan(const char* op,
            "Invalid " + Where("offsets", i) + ": " +
                std::to_string(offsets[i]) + " (must be >= 0)");
     }
+    if (rows) CheckRow(op, i, (*rows)[2 * i], (*rows)[2 * i + 1], lead.numel());
     if (i == 0) {
       on_cuda_ = lead.is_cuda();
       device_index_ = lead.get_device_index();
@@ -347,21 +381,28 @@ Plan::Plan(const char* op,
     segment.numel = lead.numel();
     segment.offset = static_cast<uint64_t>(offsets[i]);
     segment.dtype = Type(lead);
+    const bool in_rows = rows && (*rows)[2 * i] > 0;
+    if (in_rows && (*rows)[2 * i] < segment.numel) {
+      segment.row = (*rows)[2 * i];
+      segment.pitch = (*rows)[2 * i + 1];
+    }
     if (segment.numel == 0) {
       if (NeedsMaster(lead)) ++master;
       continue;
     }
     // A tensor with the layout to work in: the parameter itself if it is dense.
     const bool contiguous = lead.is_contiguous();
-    const bool dense =
-        contiguous || (IsDense(lead) && IsChainByChain(lead, num_chains));
+    const bool dense = contiguous || (!in_rows && IsDense(lead) &&
+                                      IsChainByChain(lead, num_chains));
     const Tensor layout = dense ? lead : torch::stable::contiguous(lead);
     for (size_t j = 0; j < arguments.size(); ++j) {
       const Argument& a = arguments[j];
       const bool is_master = a.role == Role::kMaster;
       if (IsAbsent(a, lead)) continue;
       const Tensor& t = a.tensors[is_master ? master++ : i];
-      void*& data = segment.data[is_master ? kMasters : SlotOf(a.role, j)];
+      const auto slot = is_master ? kMasters : SlotOf(a.role, j);
+      segment.bytes[slot] = Bytes(Type(t));
+      void*& data = segment.data[slot];
       if (contiguous ? t.is_contiguous() : SameStrides(t, layout)) {
         data = t.data_ptr();
         continue;

@@ -25,6 +25,8 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using TensorList = std::vector<Tensor>;
 
+using Rows = std::optional<std::vector<int64_t>>;
+
 // One tensor-list argument of an operator. One with Role::kMaster has a tensor
 // for each of the parameters that are in bfloat16 or float16, in their order;
 // all others have one for every parameter, or with Role::kPriorMean none.
@@ -38,23 +40,54 @@ struct Argument {
 Argument PriorMeans(const std::optional<TensorList>& tensors);
 
 // The arrays that belong to one parameter.
+//
+// Note [Rows of shards]
+// A shard of a parameter has the element indices that the whole one gives it.
+// If it is cut along another dimension than the first, these come in rows: the
+// index of element k is offset + k / row * pitch + k % row.
 struct Segment {
-  void* data[kMaxArguments];  // in the order of arguments, but see SlotOf
+  void* data[kMaxArguments];     // in the order of arguments, but see SlotOf
+  uint8_t bytes[kMaxArguments];  // of an element of each
   int64_t numel;
   uint64_t offset;  // element index of the first element in the noise stream
+  int64_t row;      // 0: all of its elements are one
+  int64_t pitch;
   ScalarType dtype;
 };
+
+// The element index of a segment's element.
+inline uint64_t IndexOf(const Segment& s, int64_t position) {
+  if (s.row == 0) return s.offset + static_cast<uint64_t>(position);
+  const int64_t k = position / s.row;
+  return s.offset + static_cast<uint64_t>(k * (s.pitch - s.row) + position);
+}
+
+// Where the row of an element ends.
+inline int64_t RowEnd(const Segment& s, int64_t position) {
+  return s.row == 0 ? s.numel : (position / s.row + 1) * s.row;
+}
+
+// Whether blocks of noise that begin at any of its quads are all within 2^32
+// quads, as NormalSource has it (core/noise.inl); in rows only, since others
+// begin where blocks do.
+inline bool StartsAtQuads(const Segment& s) {
+  constexpr int kBits = 34;  // of an element index
+  return s.row > 0 && s.offset >> kBits ==
+                          (IndexOf(s, s.numel - 1) + 2 * kNoiseBlock) >> kBits;
+}
 
 class Plan {
  public:
   // Throws std::runtime_error naming the operator, the argument, its index,
   // what was expected and what was got. With num_chains > 1 every tensor must
   // have a leading dimension of that size, and each chain's elements follow
-  // each other in the arrays.
+  // each other in the arrays. `rows` has two numbers for each tensor, row and
+  // pitch; elements of one that has rows are in row-major order.
   Plan(const char* op,
        const std::vector<Argument>& arguments,
        const std::vector<int64_t>& offsets,
-       int64_t num_chains = 1);
+       int64_t num_chains = 1,
+       const Rows& rows = std::nullopt);
 
   const std::vector<Segment>& segments() const { return segments_; }
   // The j-th argument alone, as arrays of the arithmetic type.

@@ -35,6 +35,23 @@ struct SegmentTable {
 };
 static_assert(sizeof(SegmentTable) < 3900);
 
+// Calls use(row) for each row of a segment, as segments of their own.
+template <class Use>
+void ForEachRow(const Segment& s, const Use& use) {
+  if (s.row == 0) return use(s);
+  Segment row = s;
+  row.numel = s.row;
+  row.row = 0;
+  for (int64_t begin = 0; begin < s.numel; begin += s.row) {
+    row.offset = IndexOf(s, begin);
+    for (int j = 0; j < kMaxArguments; ++j) {
+      if (s.data[j] == nullptr) continue;
+      row.data[j] = static_cast<char*>(s.data[j]) + begin * s.bytes[j];
+    }
+    use(row);
+  }
+}
+
 // Calls launch(table, blocks) for all segments of one dtype, with as few tables
 // as they fit in.
 template <class Launch>
@@ -44,8 +61,7 @@ void ForEachTable(const std::vector<Segment>& segments,
   constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
   SegmentTable table;
   int64_t blocks = 0;
-  for (const Segment& s : segments) {
-    if (s.dtype != dtype) continue;
+  const auto add = [&](const Segment& s) {
     const int64_t more = ChunkCount(s.numel, s.offset);
     if (table.count == kMaxSegments ||
         (table.count > 0 && blocks + more > kMaxBlocks)) {
@@ -61,6 +77,9 @@ void ForEachTable(const std::vector<Segment>& segments,
     table.first_chunk[table.count] = blocks;
     ++table.count;
     blocks += more;
+  };
+  for (const Segment& s : segments) {
+    if (s.dtype == dtype) ForEachRow(s, add);
   }
   if (table.count > 0) launch(table, blocks);
 }

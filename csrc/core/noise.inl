@@ -129,7 +129,7 @@ class BoxMuller {
 // of dependent instructions, mixed round by step, fill each other's gaps.
 class NormalSource {
  public:
-  // first_quad must be a multiple of kQuadBlock.
+  // No block may reach beyond a multiple of 2^32 quads.
   // Take() does the rest.
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
   SG_INLINE NormalSource(const NoiseStream& stream, uint64_t first_quad)
@@ -140,8 +140,15 @@ class NormalSource {
   }
 
   // Writes the next kNoiseBlock normals.
-  SG_INLINE void Next(float* out) {
+  SG_INLINE void Next(float* out) { Next(out, following()); }
+
+  // The quad after the next kNoiseBlock.
+  SG_INLINE uint64_t following() const { return quad_ + kQuadBlock - kQuads; }
+
+  // As Next(), and goes on with the normals of this quad.
+  SG_INLINE void Next(float* out, uint64_t then) {
     for (int64_t n = kQuadBlock / kQuads; n > 0; --n) {
+      quad_ = n == 1 ? then : quad_;
       Words next = Start();
       Mix(next, std::make_integer_sequence<int, 10>());
       SG_UNROLL for (int i = 0; i < kVectors; ++i) {

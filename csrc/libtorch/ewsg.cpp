@@ -280,7 +280,8 @@ void EWSG::update(const Work& work) {
                key.step,
                key.device_step,
                options.prior_mean(),
-               MeansOf(work.prior_means));
+               MeansOf(work.prior_means),
+               std::nullopt);
     // What a schedule of the momentum left behind.
     for (const at::Tensor& param : work.params) {
       const auto found = state_.find(param.unsafeGetTensorImpl());
@@ -308,7 +309,8 @@ void EWSG::update(const Work& work) {
               key.step,
               key.device_step,
               options.prior_mean(),
-              MeansOf(work.prior_means));
+              MeansOf(work.prior_means),
+              std::nullopt);
 }
 
 }  // namespace torch_sgmcmc

@@ -48,7 +48,8 @@ std::vector<std::vector<at::Tensor>> Curvatures(const std::vector<Work>& work) {
               key.seed,
               key.step,
               static_cast<int64_t>(Purpose::kProbe),
-              key.device_step);
+              key.device_step,
+              std::nullopt);
     for (size_t i = 0; i < normal.size(); ++i) {
       params.push_back(lists.params[i]);
       probes.push_back(at::ones_like(normal[i]).copysign_(normal[i]));
@@ -213,7 +214,8 @@ void PSGLD::update(const Work& work) {
                 key.step,
                 key.device_step,
                 options.prior_mean(),
-                MeansOf(work.prior_means));
+                MeansOf(work.prior_means),
+                std::nullopt);
   } else {
     psgld_frozen_step_(work.params,
                        work.grads,
@@ -228,7 +230,8 @@ void PSGLD::update(const Work& work) {
                        key.step,
                        key.device_step,
                        options.prior_mean(),
-                       MeansOf(work.prior_means));
+                       MeansOf(work.prior_means),
+                       std::nullopt);
   }
 }
 

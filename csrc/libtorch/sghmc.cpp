@@ -194,7 +194,8 @@ void SGHMC::update(const Work& work) {
       key.step,
       key.device_step,
       options.prior_mean(),
-      MeansOf(work.prior_means));
+      MeansOf(work.prior_means),
+      std::nullopt);
 }
 
 }  // namespace torch_sgmcmc

@@ -27,7 +27,8 @@ void SGLD::update(const Work& work) {
              key.step,
              key.device_step,
              options.prior_mean(),
-             MeansOf(work.prior_means));
+             MeansOf(work.prior_means),
+             std::nullopt);
 }
 
 }  // namespace torch_sgmcmc

@@ -16,13 +16,14 @@ void Gaussian(TensorList out,
               int64_t seed,
               int64_t step,
               int64_t purpose,
-              std::optional<Tensor> device_step) {
+              std::optional<Tensor> device_step,
+              Rows rows) {
   constexpr const char* kOp = "gaussian_";
   CheckNumber(kOp, "std", std);
   const NoiseStream stream = MakeStream(kOp, seed, step, purpose);
   // The device may leave `out` as it is, which must then be known.
   const Role role = device_step ? Role::kParameter : Role::kOutput;
-  Plan plan(kOp, {{"out", role, out}}, offsets);
+  Plan plan(kOp, {{"out", role, out}}, offsets, /*num_chains=*/1, rows);
   Driver driver(kOp, plan, device_step);
   driver.template Apply<GaussianFill>(GaussianCoefficients{std}, stream);
   plan.Finish();

@@ -28,7 +28,8 @@ void PSGLDStep(TensorList params,
                int64_t step,
                std::optional<Tensor> device_step,
                double prior_mean,
-               std::optional<TensorList> prior_means) {
+               std::optional<TensorList> prior_means,
+               Rows rows) {
   constexpr const char* kOp = "psgld_step_";
   CheckTarget(kOp, lr, num_data, prior_precision, temperature, prior_mean);
   if (!(decay >= 0 && decay < 1)) {
@@ -50,7 +51,7 @@ void PSGLDStep(TensorList params,
   }
   arguments.push_back(PriorMeans(prior_means));
   arguments.push_back({"masters", Role::kMaster, masters});
-  Plan plan(kOp, arguments, offsets);
+  Plan plan(kOp, arguments, offsets, /*num_chains=*/1, rows);
   Driver driver(kOp, plan, device_step);
   if (corrected) {
     driver.template Apply<PSGLDCorrectedUpdate>(coefficients, stream);
@@ -74,7 +75,8 @@ void PSGLDFrozenStep(TensorList params,
                      int64_t step,
                      std::optional<Tensor> device_step,
                      double prior_mean,
-                     std::optional<TensorList> prior_means) {
+                     std::optional<TensorList> prior_means,
+                     Rows rows) {
   constexpr const char* kOp = "psgld_frozen_step_";
   CheckTarget(kOp, lr, num_data, prior_precision, temperature, prior_mean);
   const PSGLDMoveCoefficients coefficients(
@@ -86,7 +88,9 @@ void PSGLDFrozenStep(TensorList params,
              {"roots", Role::kStatistic, roots},
              PriorMeans(prior_means),
              {"masters", Role::kMaster, masters}},
-            offsets);
+            offsets,
+            /*num_chains=*/1,
+            rows);
   Driver driver(kOp, plan, device_step);
   driver.template Apply<PSGLDFrozenUpdate>(coefficients, stream);
   plan.Finish();

@@ -22,7 +22,8 @@ void SGLDStep(TensorList params,
               int64_t step,
               std::optional<Tensor> device_step,
               double prior_mean,
-              std::optional<TensorList> prior_means) {
+              std::optional<TensorList> prior_means,
+              Rows rows) {
   constexpr const char* kOp = "sgld_step_";
   CheckTarget(kOp, lr, num_data, prior_precision, temperature, prior_mean);
   const NoiseStream stream = MakeStream(kOp, seed, step, Purpose::kUpdate);
@@ -31,7 +32,9 @@ void SGLDStep(TensorList params,
              {"grads", Role::kGradient, grads},
              PriorMeans(prior_means),
              {"masters", Role::kMaster, masters}},
-            offsets);
+            offsets,
+            /*num_chains=*/1,
+            rows);
   Driver driver(kOp, plan, device_step);
   driver.template Apply<SGLDUpdate>(
       SGLDCoefficients(lr, num_data, prior_precision, temperature, prior_mean),

@@ -27,7 +27,8 @@ void SGNHTStep(TensorList params,
                int64_t step,
                std::optional<Tensor> device_step,
                double prior_mean,
-               std::optional<TensorList> prior_means) {
+               std::optional<TensorList> prior_means,
+               Rows rows) {
   constexpr const char* kOp = "sgnht_step_";
   CheckTarget(kOp, lr, num_data, prior_precision, temperature, prior_mean);
   if (!(momentum >= 0 && momentum < 1)) {
@@ -44,7 +45,9 @@ void SGNHTStep(TensorList params,
              {"thermostats", Role::kState, thermostats},
              PriorMeans(prior_means),
              {"masters", Role::kMaster, masters}},
-            offsets);
+            offsets,
+            /*num_chains=*/1,
+            rows);
   Driver driver(kOp, plan, device_step);
   driver.template Apply<SGNHTUpdate>(SGNHTCoefficients(lr,
                                                        momentum,

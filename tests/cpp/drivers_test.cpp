@@ -87,6 +87,7 @@ class Memory {
 struct State {
   Memory params, grads, momenta, variances, previous, masters, means;
   std::vector<int64_t> offsets;
+  std::vector<int64_t> rows;  // of a third of them
 
   explicit State(int count) {
     std::mt19937 random(17);
@@ -109,11 +110,20 @@ struct State {
           Add<Half>(numel, random);
       }
       offsets.push_back(offset);
+      const auto row = i % 3 == 1 ? RowOf(numel) : 0;
+      rows.insert(rows.end(), {row, row == 0 ? 0 : row + i});
       // Mostly aligned to the noise block, as samplers do it; not always.
       offset += i % 5 == 4
                     ? numel
                     : (numel + kNoiseBlock - 1) / kNoiseBlock * kNoiseBlock;
     }
+  }
+
+  static int64_t RowOf(int64_t numel) {
+    for (const int64_t row : {1000, 100, 64, 11}) {
+      if (numel % row == 0) return row;
+    }
+    return numel;
   }
 
   template <class T>
@@ -168,7 +178,8 @@ void StepSGLD(State& s, int64_t step, std::optional<Tensor> device_step) {
                    step,
                    std::move(device_step),
                    /*prior_mean=*/0.7,
-                   /*prior_means=*/std::nullopt);
+                   /*prior_means=*/std::nullopt,
+                   s.rows);
 }
 
 template <class Driver>
@@ -196,7 +207,7 @@ TEST_F(Drivers, DeviceStepAgreesAndIsAddedToStep) {
 // The parts of a state as an operator takes them.
 struct Lists {
   TensorList params, grads, momenta, variances, masters, means;
-  std::vector<int64_t> offsets;
+  std::vector<int64_t> offsets, rows;
 
   explicit Lists(State& s)
       : params(s.params.Tensors()),
@@ -204,7 +215,8 @@ struct Lists {
         momenta(s.momenta.Tensors()),
         masters(s.masters.Tensors()),
         means(s.means.Tensors()),
-        offsets(s.offsets) {}
+        offsets(s.offsets),
+        rows(s.rows) {}
 };
 
 template <class Driver>
@@ -229,7 +241,8 @@ void StepSGHMC(const Lists& lists,
                     step,
                     std::move(device_step),
                     /*prior_mean=*/0,
-                    lists.means);
+                    lists.means,
+                    lists.rows);
 }
 
 template <class Driver>
@@ -266,25 +279,25 @@ void StepPSGLD(State& s, bool corrected) {
     sensitivities = s.momenta.Tensors();
     curvatures = s.grads.Tensors();
   }
-  PSGLDStep<Driver>(
-      s.params.Tensors(),
-      s.grads.Tensors(),
-      s.variances.Tensors(),
-      sensitivities,
-      curvatures,
-      s.masters.Tensors(),
-      /*lr=*/0.1,
-      /*num_data=*/10,
-      /*prior_precision=*/2,
-      /*temperature=*/1,
-      /*decay=*/0.9,
-      /*eps=*/1e-3,
-      s.offsets,
-      /*seed=*/9,
-      /*step=*/3,
-      /*device_step=*/std::nullopt,
-      /*prior_mean=*/0.7,
-      corrected ? std::optional(s.means.Tensors()) : std::nullopt);
+  PSGLDStep<Driver>(s.params.Tensors(),
+                    s.grads.Tensors(),
+                    s.variances.Tensors(),
+                    sensitivities,
+                    curvatures,
+                    s.masters.Tensors(),
+                    /*lr=*/0.1,
+                    /*num_data=*/10,
+                    /*prior_precision=*/2,
+                    /*temperature=*/1,
+                    /*decay=*/0.9,
+                    /*eps=*/1e-3,
+                    s.offsets,
+                    /*seed=*/9,
+                    /*step=*/3,
+                    /*device_step=*/std::nullopt,
+                    /*prior_mean=*/0.7,
+                    corrected ? std::optional(s.means.Tensors()) : std::nullopt,
+                    s.rows);
 }
 
 template <class Driver>
@@ -302,7 +315,8 @@ void StepFrozenPSGLD(State& s) {
                           /*step=*/3,
                           /*device_step=*/std::nullopt,
                           /*prior_mean=*/0,
-                          s.means.Tensors());
+                          s.means.Tensors(),
+                          s.rows);
 }
 template <class Driver>
 void StepAdaptingPSGLD(State& s) {
@@ -339,7 +353,8 @@ void StepSGNHT(State& s) {
                     /*step=*/3,
                     /*device_step=*/std::nullopt,
                     /*prior_mean=*/0,
-                    s.means.Tensors());
+                    s.means.Tensors(),
+                    s.rows);
 }
 
 TEST_F(Drivers, SGNHTAgrees) { SG_EXPECT_DRIVERS_EQUAL(StepSGNHT); }
@@ -396,7 +411,8 @@ TEST_F(Drivers, MomentumIsResampledOnMultiplesOfTheInterval) {
                         /*seed=*/1,
                         step,
                         /*purpose=*/5,
-                        /*device_step=*/std::nullopt);
+                        /*device_step=*/std::nullopt,
+                        /*rows=*/std::nullopt);
     StepSGHMC<CpuDriver>(Lists(plain), 0, step);
     StepSGHMC<CpuDriver>(Lists(resampling), 5, step);
     StepSGHMC<CpuDriver>(Lists(other_momentum), 5, step);
@@ -435,7 +451,8 @@ void FillGaussian(State& s) {
                    /*seed=*/1,
                    /*step=*/2,
                    /*purpose=*/3,
-                   std::nullopt);
+                   std::nullopt,
+                   s.rows);
 }
 
 TEST_F(Drivers, GaussianAgrees) { SG_EXPECT_DRIVERS_EQUAL(FillGaussian); }
@@ -445,7 +462,8 @@ void LeaveOut(State& s) {
   std::vector<int64_t> left_out = {kLeftOut};
   const Lists lists(s);
   StepSGLD<Driver>(s, 2, View(left_out));
-  Gaussian<Driver>(lists.momenta, 0.5, lists.offsets, 1, 2, 3, View(left_out));
+  Gaussian<Driver>(
+      lists.momenta, 0.5, lists.offsets, 1, 2, 3, View(left_out), s.rows);
   for (const int64_t every : {0, 1, 2}) {
     StepSGHMC<Driver>(lists, every, 3, View(left_out));
   }
@@ -542,6 +560,7 @@ TEST_F(Drivers, SplittingIntoCallsChangesNothing) {
       one.masters.push_back(all.masters[--masters]);
     }
     one.offsets = {all.offsets[i]};
+    one.rows = {all.rows[2 * i], all.rows[2 * i + 1]};
     StepSGHMC<CpuDriver>(one, 0, 3);
   }
   EXPECT_TRUE(together == apart);

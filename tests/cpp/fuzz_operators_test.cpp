@@ -55,11 +55,19 @@ bool IsLow(at::ScalarType dtype) {
   return dtype == at::kHalf || dtype == at::kBFloat16;
 }
 
-// Whether it is a list of tensors, or one that may be left out.
-bool HasTensors(const c10::Type& type) {
+// Whether it is such a list, or one that may be left out.
+bool IsListOf(const c10::ListTypePtr& elements, const c10::Type& type) {
   const auto* optional = type.castRaw<c10::OptionalType>();
   const c10::Type& list = optional ? *optional->getElementType() : type;
-  return list.isSubtypeOf(*c10::ListType::ofTensors());
+  return list.isSubtypeOf(*elements);
+}
+
+bool HasTensors(const c10::Type& type) {
+  return IsListOf(c10::ListType::ofTensors(), type);
+}
+
+bool HasIntegers(const c10::Type& type) {
+  return IsListOf(c10::ListType::ofInts(), type);
 }
 
 // The arguments of one call, first right as far as a schema tells, then some of
@@ -118,6 +126,7 @@ class Arguments {
                          : name == "hessians" ? kind_ == 2
                                               : random_.one_in(2);
       if (given && HasTensors(*type)) return list(name);
+      if (given && HasIntegers(*type)) return rows();
       return given ? c10::IValue(single(name)) : c10::IValue();
     }
     if (type->kind() == c10::TypeKind::FloatType) return random_.fraction();
@@ -171,6 +180,18 @@ class Arguments {
                               : at::kDouble);
   }
 
+  // A row and a pitch for each tensor.
+  std::vector<int64_t> rows() {
+    std::vector<int64_t> result;
+    for (const std::vector<int64_t>& shape : shapes_) {
+      const int64_t row = shape.empty() ? 1 : shape.back();
+      const bool in_rows = row > 0 && random_.one_in(2);
+      result.push_back(in_rows ? row : 0);
+      result.push_back(in_rows ? row + random_.below(200) : 0);
+    }
+    return result;
+  }
+
   std::vector<Tensor> list(const std::string& name) {
     std::vector<Tensor> tensors;
     const bool is_first = values_.empty();
@@ -205,6 +226,9 @@ class Arguments {
       value = integers;
     } else if (HasTensors(type)) {  // a list that was left out, as the next
       value = spoiled(std::vector<Tensor>());
+    } else if (HasIntegers(type)) {
+      value = std::vector<int64_t>(static_cast<size_t>(random_.below(7)),
+                                   random_.bad_integer());
     } else {
       value =
           random_.tensor(random_.shape(), random_.of({at::kDouble, at::kLong}));

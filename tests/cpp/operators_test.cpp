@@ -85,7 +85,8 @@ class Operators : public testing::Test {
                                           /*step=*/int64_t{4},
                                           no_step_,
                                           /*prior_mean=*/0.25,
-                                          no_means_));
+                                          no_means_,
+                                          rows_));
   }
 
   auto GaussianArguments(std::vector<float>& out,
@@ -97,7 +98,8 @@ class Operators : public testing::Test {
                                           /*seed=*/int64_t{3},
                                           step,
                                           /*purpose=*/int64_t{1},
-                                          std::move(device_step)));
+                                          std::move(device_step),
+                                          rows_));
   }
 
   std::vector<float> theta_ = Some(0.1f), theta2_ = theta_;
@@ -110,6 +112,9 @@ class Operators : public testing::Test {
   std::vector<float> mean_ = Some(0.4f);
   const std::optional<TensorList> means_ = TensorList{View(mean_)};
   const std::optional<TensorList> no_means_ = std::nullopt;
+  // As if the parameter were columns of a larger one.
+  const std::optional<std::vector<int64_t>> rows_ =
+      std::vector<int64_t>{143, 150};
 };
 
 TEST_F(Operators, SGLDStep) {
@@ -133,7 +138,8 @@ TEST_F(Operators, SGHMCStep) {
                                     /*step=*/int64_t{4},
                                     no_step_,
                                     /*prior_mean=*/0.0,
-                                    means_);
+                                    means_,
+                                    rows_);
   Call("torch_sgmcmc::sghmc_step_",
        std::tuple_cat(Lists(theta_, grad_, v_, variance_), rest));
   std::apply(SGHMCStep<CpuDriver>,
@@ -157,7 +163,8 @@ TEST_F(Operators, PSGLDStep) {
                                     /*step=*/int64_t{4},
                                     no_step_,
                                     /*prior_mean=*/0.0,
-                                    means_);
+                                    means_,
+                                    rows_);
   Call("torch_sgmcmc::psgld_step_",
        std::tuple_cat(Lists(theta_, grad_, square, v_, grad_), rest));
   std::apply(PSGLDStep<CpuDriver>,
@@ -183,7 +190,8 @@ TEST_F(Operators, SGNHTStep) {
                                     /*step=*/int64_t{4},
                                     no_step_,
                                     /*prior_mean=*/0.0,
-                                    means_);
+                                    means_,
+                                    rows_);
   Call("torch_sgmcmc::sgnht_step_",
        std::tuple_cat(Lists(theta_, grad_, v_, thermostat), rest));
   std::apply(SGNHTStep<CpuDriver>,

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torch_sgmcmc.core.shards import is_dtensor
+
 if TYPE_CHECKING:
     from torch_sgmcmc.sampler import Sampler, Work
 
@@ -96,6 +98,10 @@ def same_parameters(first: list[Work], second: list[Work]) -> bool:
 
 def check_chains(p: Tensor, num_chains: int | None) -> None:
     """Raises if a parameter does not hold so many chains."""
+    if num_chains is not None and is_dtensor(p):
+        raise ValueError(
+            f"Invalid num_chains: {num_chains} (a DTensor belongs to one chain)"
+        )
     if num_chains is not None and (p.dim() == 0 or p.shape[0] != num_chains):
         raise ValueError(
             f"Invalid parameter: shape {list(p.shape)} (must have a leading dimension "

@@ -8,7 +8,8 @@ between them. What breaks that is refused, where a process group is initialised:
 * seeds that each rank draws for itself: ranks agree on the first one's;
 * samplers that decide by what a rank alone has seen, its loss or its Hessian;
 * shards that are optimizers of their own (ZeroRedundancyOptimizer, FSDP1): each counts
-  its elements from 0, and different parameters would get the same noise.
+  its elements from 0, and different parameters would get the same noise. DTensors say
+  which elements they have, see Note [Shards] in shards.py.
 
 A seed that was given is respected without communication, whatever other ranks have:
 chains on different ranks have different ones on purpose. Where chains of several ranks
@@ -30,6 +31,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from torch_sgmcmc.core.prior import PRIOR_MEAN, has_more
+from torch_sgmcmc.core.shards import is_dtensor
 from torch_sgmcmc.seeds import SharedNoiseWarning, fold_in
 
 if TYPE_CHECKING:
@@ -130,7 +132,8 @@ def refuse_shards(name: str, params: Iterable[Tensor]) -> None:
     if world_size() > 1 and any(getattr(p, "_fsdp_flattened", False) for p in params):
         raise RuntimeError(
             f"{name} cannot sample the parameters of FullyShardedDataParallel: each "
-            "rank's shard would get the same noise. Use DistributedDataParallel"
+            "rank's shard would get the same noise. Use fully_shard, or "
+            "DistributedDataParallel"
         )
 
 
@@ -150,6 +153,8 @@ def settle(sampler: Sampler) -> bool:
         refuse_shards(name, group["params"])
     if sampler._seed_is_drawn:
         _agree_on_seed(sampler)
+    if sampler._is_sharded:
+        _check_seeds(sampler)
     return True
 
 
@@ -175,6 +180,28 @@ def _agree_on_seed(sampler: Sampler) -> None:
     for group in groups:
         group["seed"] = seed
     sampler._seed_is_drawn = False
+
+
+def _check_seeds(sampler: Sampler) -> None:
+    """Raises if ranks that have parts of one chain differ in their seeds or steps."""
+    params = [p for group in sampler.param_groups for p in group["params"]]
+    meshes = {p.device_mesh: None for p in params if is_dtensor(p)}
+    for mesh in meshes:
+        if mesh.get_coordinate() is None:
+            continue
+        first = sampler.param_groups[0]
+        mine = [first["seed"], int(first["step"])]
+        row = torch.tensor(mine, device=mesh.device_type)
+        for group in (mesh.get_group(dim) for dim in range(mesh.ndim)):
+            rows = [torch.empty_like(row) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(rows, row, group=group)
+            seeds, steps = zip(*(each.tolist() for each in rows), strict=True)
+            if len({*zip(seeds, steps, strict=True)}) > 1:
+                raise RuntimeError(
+                    f"{type(sampler).__name__} has DTensors, which are parts of one "
+                    f"chain, and ranks differ: seeds {[*seeds]}, steps {[*steps]}. "
+                    "Give all ranks one seed, or none"
+                )
 
 
 def device_of_group(sampler: Sampler) -> torch.device:

@@ -10,6 +10,9 @@ counter is put back, and so the same noise is drawn again, which nothing has see
 ``capturable`` the host never looks, since it may not be there when a graph is replayed:
 the device advances its own counters.
 
+Of shards (Note [Shards], shards.py) the counts of all ranks are added up, and so all
+do the same.
+
 A parameter's first step creates its state, partly from the gradient, outside of what a
 negative step leaves out; there the host waits.
 """
@@ -22,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torch_sgmcmc.core import shards
 from torch_sgmcmc.core.checks import check_choice
 from torch_sgmcmc.core.operators import any_nonfinite, count_nonfinite, step_or_nothing
 from torch_sgmcmc.core.state_checks import check_equal
@@ -122,18 +126,20 @@ def check_finite(
     if choice == "allow" or not work:
         return
     later = sampler._looks_later(work)
-    if not later and not any(map(_is_any_nonfinite, tensors)):
-        return
-    if not later and choice == "skip":
-        raise StepLeftOut
+    if not later and not sampler._is_sharded:
+        if not any(map(_is_any_nonfinite, tensors)):
+            return
     seen = [
-        Seen(what, params, count_nonfinite(some))
+        Seen(what, params, _counts(sampler, params, some))
         for (_, params, _, _), some in zip(work, tensors, strict=True)
     ]
-    if not later:
+    if later:
+        # In place: dynamo of torch 2.11 cannot set an optimizer's attribute.
+        sampler._seen.extend(seen)
+    elif any(bool(s.counts.any()) for s in seen):
+        if choice == "skip":
+            raise StepLeftOut
         raise RuntimeError(_message(sampler, seen, "got"))
-    # In place: dynamo of torch 2.11 cannot set an optimizer's attribute.
-    sampler._seen.extend(seen)
 
 
 def gate_of(sampler: Sampler, work: list[Work]) -> Tensor | None:
@@ -182,6 +188,15 @@ def raise_what_was_found(sampler: Sampler) -> None:
     error, sampler._error = sampler._error, None
     if error is not None:
         raise RuntimeError(error)
+
+
+def _counts(sampler: Sampler, params: list[Tensor], tensors: list[Tensor]) -> Tensor:
+    """How many elements of each tensor are NaN, and infinite, on all ranks."""
+    if not sampler._is_sharded:
+        return count_nonfinite(tensors)
+    counts = count_nonfinite(shards.locals_of(tensors))
+    shards.count_over_ranks(params, counts)
+    return counts
 
 
 def _is_any_nonfinite(tensors: list[Tensor]) -> bool:

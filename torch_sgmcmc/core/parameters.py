@@ -10,19 +10,23 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.nn.parameter import is_lazy
 
+from torch_sgmcmc.core import shards
+
 __all__ = ["check_memory", "check_parameter"]
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def check_parameter(sampler: str, p: Tensor) -> None:
+def check_parameter(sampler: str, p: Tensor, takes_shards: bool = True) -> None:
     """Raises if the sampler of this name cannot sample a parameter."""
     cannot = f"Invalid parameter: {sampler} cannot sample"
-    if hasattr(p, "device_mesh") and hasattr(p, "placements"):
-        raise ValueError(
-            f"{cannot} a DTensor yet (keep whole parameters on every rank, as "
-            "DistributedDataParallel does)"
-        )
+    if shards.is_dtensor(p):
+        if not takes_shards:
+            raise ValueError(
+                f"{cannot} a DTensor (it decides by all parameters together: sample "
+                "with SGLD, SGHMC, SGNHT, PSGLD or EWSG)"
+            )
+        p = shards.check_shard(cannot, p)
     if is_lazy(p):
         raise ValueError(
             f"{cannot} an uninitialized parameter (run the lazy module once before)"
@@ -53,7 +57,7 @@ def check_memory(groups: Iterable[Iterable[Tensor]]) -> None:
     """Raises if parameters, each without repetitions, overlap each other."""
     spans = []
     for i, params in enumerate(groups):
-        for j, p in enumerate(params):
+        for j, p in enumerate(shards.locals_of(params)):
             if p.numel() > 0 and not isinstance(p, FakeTensor):
                 begin = p.data_ptr()
                 end = begin + _extent(p) * p.element_size()

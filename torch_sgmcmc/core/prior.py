@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torch_sgmcmc.core import shards
 from torch_sgmcmc.core.momentum import state_dtype
 
 if TYPE_CHECKING:
@@ -75,8 +76,9 @@ def copies(means: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
                 f"Invalid prior_mean: number {i} has shape {list(mean.shape)} (must be "
                 f"{list(p.shape)}, that of its parameter)"
             )
+        mean = shards.like(p, mean, f"prior_mean: number {i}")
         result.append(torch.empty_like(p, dtype=state_dtype(p)).copy_(mean))
-        if not bool(result[-1].isfinite().all()):
+        if not shards.is_finite(result[-1]):
             raise ValueError(
                 f"Invalid prior_mean: number {i} has elements that are not finite"
             )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc.core import shards
 from torch_sgmcmc.core.checks import (
     check_capturable,
     check_choice,
@@ -201,10 +202,11 @@ def _check_state(sampler: Sampler, index: int, p: Tensor, state: Any) -> None:
     for key, value in state.items():
         if sampler._STATE[key] is Tensor:
             check_tensor(f"{key} of parameter {index}", value, p.shape)
+            shards.like(p, value, f"state_dict: {key} of parameter {index}")
         else:
             check_count(key, value)
     mean = state.get(PRIOR_MEAN)
-    if mean is not None and not bool(mean.isfinite().all()):
+    if mean is not None and not shards.is_finite(mean):
         raise ValueError(
             f"Invalid state_dict: {PRIOR_MEAN} of parameter {index} has elements that "
             "are not finite"

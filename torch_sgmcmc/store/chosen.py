@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from torch_sgmcmc.core.shards import refuse
+
 __all__ = ["Chosen"]
 
 
@@ -44,6 +46,7 @@ class Chosen:
             self._names = self._matching(list(parameters), list(named))
         if not self._names:
             raise ValueError("Invalid parameters: none of the model's is chosen")
+        refuse("parameters", (named[name] for name in self._names))
         self._buffers: list[str] = []
         if buffers and isinstance(model, nn.Module):
             saved = model.state_dict()

@@ -178,6 +178,7 @@ std::shared_ptr<Flight> Flight::refreshed(double time,
                 seed,
                 options.step(),
                 static_cast<int64_t>(Purpose::kRefreshment),
+                std::nullopt,
                 std::nullopt);
       squares += sum_of_squares(part.velocity).item<double>();
     }

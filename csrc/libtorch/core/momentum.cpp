@@ -48,7 +48,8 @@ void StartMomenta(const Work& work,
         key.seed,
         key.step,
         static_cast<int64_t>(Purpose::kMomentum),
-        key.device_step);
+        key.device_step,
+        std::nullopt);
   }
   for (size_t i = 0; i < places.size(); ++i) *places[i] = fresh[i];
 }

@@ -82,6 +82,7 @@ at::Tensor AllData::probes(const at::Tensor& like) const {
             seed,
             /*step=*/0,
             static_cast<int64_t>(Purpose::kProbe),
+            std::nullopt,
             std::nullopt);
   const auto rounded = [&](const at::Tensor& z) {
     return FlatRow(SplitLike(z, params)).to(at::kDouble);
