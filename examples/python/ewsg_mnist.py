@@ -19,13 +19,15 @@ checkpoint for each run, from which an interrupted run continues.
 from __future__ import annotations
 
 import argparse
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import checkpoint
 import torch
-from bnn.loop import run_in_turn
+from bnn.experiment import run_in_turn, tune
 from bnn.options import add_options, check_options, load
 from bnn.report import environment, write_json
-from bnn.tuning import tune
 from ewsg_bnn.methods import INDEX_CHAIN_LENGTH, LABELS, PAPER, SEARCH, TUNED
 from ewsg_bnn.models import MODELS
 from ewsg_bnn.report import differences, learning_curves, table
@@ -117,26 +119,16 @@ def run_all(args: argparse.Namespace) -> None:
         torch.set_num_threads(args.threads)
     images = load(args)
     papers = PAPER[args.model]
+
+    def go(config: EnsembleConfig, folder: Path) -> dict[str, Any]:
+        return run(config, images, folder)
+
+    configure = partial(make_config, args, images.name)
     if args.tune:
-        search = {
-            method: [
-                make_config(args, images.name, method, 0, settings, validate=True)
-                for settings in [papers[method], *SEARCH[args.model][method]]
-            ]
-            for method in args.method
-        }
-        folder = args.out / "tune"
-        tune(search, lambda config, where: run(config, images, where), folder)
-        return
+        search = {m: [papers[m], *SEARCH[args.model][m]] for m in args.method}
+        return tune(args, search, configure, go)
     settings = papers if args.settings == "paper" else TUNED[args.model]
-    configs = {
-        method: [
-            make_config(args, images.name, method, seed, settings[method])
-            for seed in range(args.first_seed, args.first_seed + args.seeds)
-        ]
-        for method in args.method
-    }
-    runs = run_in_turn(configs, args.out, lambda c: run(c, images, args.out))
+    runs = run_in_turn(args, settings, configure, go)
     write_json(runs, environment(images), args.out / "results.json")
     learning_curves(runs, args.out / "learning.png")
     print(

@@ -24,11 +24,14 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import checkpoint
 import torch
 from bnn.curves import learning_curves
-from bnn.loop import run_in_turn
+from bnn.experiment import run_in_turn, tune
 from bnn.methods import FIGURE_4, METHODS, SEARCH
 from bnn.options import add_options, check_options, load
 from bnn.report import (
@@ -41,7 +44,6 @@ from bnn.report import (
     write_json,
 )
 from bnn.run import RunConfig, run
-from bnn.tuning import tune
 
 # Sizes of a run, short and with --paper. The 1,200 digits need smaller minibatches and
 # more epochs for as many updates.
@@ -143,28 +145,14 @@ def run_all(args: argparse.Namespace) -> None:
     images = load(args)
     if images.name != "MNIST" and not args.digits:  # it could not be downloaded
         args = parse_arguments("--digits")
+
+    def go(config: RunConfig, folder: Path) -> dict[str, Any]:
+        return run(config, images, folder)
+
+    configure = partial(make_config, args, images.name)
     if args.tune:
-        search = {
-            method: [
-                make_config(args, images.name, method, 0, settings, validate=True)
-                for settings in SEARCH[method]
-            ]
-            for method in args.method
-        }
-        tune(
-            search,
-            lambda config, folder: run(config, images, folder),
-            args.out / "tune",
-        )
-        return
-    configs = {
-        method: [
-            make_config(args, images.name, method, seed, METHODS[method])
-            for seed in range(args.first_seed, args.first_seed + args.seeds)
-        ]
-        for method in args.method
-    }
-    runs = run_in_turn(configs, args.out, lambda c: run(c, images, args.out))
+        return tune(args, SEARCH, configure, go)
+    runs = run_in_turn(args, METHODS, configure, go)
     write_json(runs, environment(images), args.out / "results.json")
     figure_4(runs, args.out / "figure4.png")
     uncertainty(runs, images, args.out / "uncertainty.png")
