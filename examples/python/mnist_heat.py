@@ -127,7 +127,7 @@ def run(
     model.load_state_dict(saved["model"])
     sampler, hyperprior = build(model, num_data, seed + 500, SETTINGS[name])
     set_precisions(sampler, saved["precisions"])
-    gauges, mean, samples = None, torch.zeros(()), 0
+    gauges, predictive = None, sg.Predictive(model, images.test_x)
     precisions: list[list[float]] = []
     title = f"{name}, seed {seed}"
     for epoch in trange(start + 1, epochs + 1, desc=title, unit="epoch"):
@@ -136,16 +136,14 @@ def run(
         batches = minibatches(images.train_x, images.train_y, batch_size, seed, epoch)
         train_epoch(model, sampler, hyperprior, batches)
         if epoch > epochs - observe:
-            with torch.no_grad():
-                p = model(images.test_x).softmax(1)
-            samples += 1
-            mean = mean + (p - mean) / samples
+            predictive.update()
             precisions.append([g["prior_precision"] for g in sampler.param_groups[::2]])
     assert gauges is not None
     print(gauges.summary())
+    mean = predictive.result().mean
+    alone = sg.predict(model, [model], images.test_x).mean
     scores = evaluate(mean, images.test_y)
     scores["confidence"] = mean.max(1).values.double().mean().item()
-    single = evaluate(p, images.test_y)
     return {
         "settings": name,
         "seed": seed,
@@ -154,7 +152,7 @@ def run(
         "observe": observe,
         "batch_size": batch_size,
         **scores,
-        "single": single,
+        "single": evaluate(alone, images.test_y),
         "precisions": torch.tensor(precisions).mean(0).tolist(),
         "temperatures": {
             tensor: {

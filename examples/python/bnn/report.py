@@ -11,10 +11,12 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
 from software import versions
 
+from torch_sgmcmc import predictive
+
 from .data import Images
-from .metrics import entropy
 
 __all__ = [
     "COLORS",
@@ -144,7 +146,16 @@ def uncertainty(runs: Runs, images: Images, path: Path) -> None:
     figure, axes = plt.subplots(
         1, columns, figsize=(3.6 * columns, 3.6), layout="constrained"
     )
-    _reliability(axes[0], runs, images)
+    predictive.plot_reliability(
+        {LABELS[m]: s[0]["predictions"]["labelled"] for m, s in runs.items()},
+        images.test_y,
+        bins=10,
+        axes=axes[0],
+    )
+    for line, method in zip(axes[0].lines[1:], runs, strict=True):
+        line.set_color(COLORS[method])
+    axes[0].legend(fontsize="small")
+    axes[0].set_title(f"Calibration on {images.name}")
     bins = np.linspace(0, np.log(10), 41)
     for i, (method, states) in enumerate(runs.items()):
         ax = axes[1 + i] if has_other else axes[1]
@@ -154,7 +165,8 @@ def uncertainty(runs: Runs, images: Images, path: Path) -> None:
         ):
             if name not in states[0]["predictions"]:
                 continue
-            values = entropy(states[0]["predictions"][name].cpu()).numpy()
+            probabilities = states[0]["predictions"][name].cpu()
+            values = torch.special.entr(probabilities).sum(1).numpy()
             ax.hist(
                 values,
                 bins,
@@ -174,28 +186,3 @@ def uncertainty(runs: Runs, images: Images, path: Path) -> None:
     axes[1].set_ylabel("density")
     figure.savefig(path, dpi=150)
     plt.close(figure)
-
-
-def _reliability(ax: Any, runs: Runs, images: Images) -> None:
-    labels = images.test_y.cpu().numpy()
-    edges = np.linspace(0, 1, 11)
-    ax.plot([0, 1], [0, 1], color="0.6", linewidth=1)
-    for method, states in runs.items():
-        probabilities = states[0]["predictions"]["labelled"].cpu().numpy()
-        confidence = probabilities.max(1)
-        correct = probabilities.argmax(1) == labels
-        which = np.clip(np.digitize(confidence, edges) - 1, 0, len(edges) - 2)
-        # Bins with a handful of images say nothing about calibration.
-        used = [b for b in range(len(edges) - 1) if (which == b).sum() >= 20]
-        ax.plot(
-            [confidence[which == b].mean() for b in used],
-            [correct[which == b].mean() for b in used],
-            "o-",
-            markersize=3,
-            color=COLORS[method],
-            label=LABELS[method],
-        )
-    ax.set_xlabel("confidence")
-    ax.set_ylabel("accuracy")
-    ax.set_title(f"Calibration on {images.name}")
-    ax.legend(fontsize="small")
