@@ -26,20 +26,19 @@ from typing import Any
 import checkpoint
 import torch
 from bnn.experiment import run_in_turn, tune
-from bnn.options import add_options, check_options, load
-from bnn.report import environment, write_json
+from bnn.options import add_options, load
+from bnn.report import environment, write_results
 from ewsg_bnn.methods import INDEX_CHAIN_LENGTH, LABELS, PAPER, SEARCH, TUNED
 from ewsg_bnn.models import MODELS
 from ewsg_bnn.report import differences, learning_curves, table
 from ewsg_bnn.run import EnsembleConfig, run
+from program import Parser
 
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_options(parser, LABELS, batch_size=100, name="ewsg_mnist")
+    parser = Parser(__doc__, "ewsg_mnist")
+    add_options(parser, LABELS, batch_size=100)
     parser.add_argument("--model", choices=list(MODELS), default="mlp")
     parser.add_argument(
         "--settings",
@@ -70,11 +69,12 @@ def parse_arguments() -> argparse.Namespace:
         help="independent chains that predict together (default: 1, with --paper 100)",
     )
     args = parser.parse_args()
-    check_options(
-        parser,
+    parser.fill_in(
         args,
         {"passes": (10, 200), "burn_in": (5, 200), "chains": (1, 100), "seeds": (2, 3)},
-        ("passes", "samples_per_pass", "chains", "seeds", "batch_size"),
+    )
+    parser.check_at_least(
+        args, passes=1, samples_per_pass=1, chains=1, seeds=1, batch_size=1
     )
     if not 0 <= args.burn_in <= args.passes:
         parser.error(f"--burn-in {args.burn_in} must be in [0, --passes {args.passes}]")
@@ -129,7 +129,7 @@ def run_all(args: argparse.Namespace) -> None:
         return tune(args, search, configure, go)
     settings = papers if args.settings == "paper" else TUNED[args.model]
     runs = run_in_turn(args, settings, configure, go)
-    write_json(runs, environment(images), args.out / "results.json")
+    write_results(runs, environment(images), args.out / "results.json")
     learning_curves(runs, args.out / "learning.png")
     print(
         f"\n{images.name}, {args.model}, {args.settings} settings, {args.passes} "

@@ -33,7 +33,7 @@ import torch
 from bnn.curves import learning_curves
 from bnn.experiment import run_in_turn, tune
 from bnn.methods import FIGURE_4, METHODS, SEARCH
-from bnn.options import add_options, check_options, load
+from bnn.options import add_options, load
 from bnn.report import (
     COLORS,
     LABELS,
@@ -41,9 +41,10 @@ from bnn.report import (
     figure_4,
     table,
     uncertainty,
-    write_json,
+    write_results,
 )
 from bnn.run import RunConfig, run
+from program import Parser
 
 # Sizes of a run, short and with --paper. The 1,200 digits need smaller minibatches and
 # more epochs for as many updates.
@@ -58,10 +59,8 @@ DIGITS = MNIST | {"epochs": (200, 800), "burn_in": (50, 50), "batch_size": (100,
 
 def parse_arguments(*more: str) -> argparse.Namespace:
     """The command line, with more options behind."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_options(parser, METHODS, batch_size=None, name="mnist_bnn", default=FIGURE_4)
+    parser = Parser(__doc__, "mnist_bnn")
+    add_options(parser, METHODS, batch_size=None, default=FIGURE_4)
     parser.add_argument(
         "--epochs", type=int, help="default: 60, of the digits 200, with --paper 800"
     )
@@ -85,12 +84,8 @@ def parse_arguments(*more: str) -> argparse.Namespace:
         help="epochs of SGD with momentum before sbps and psbps start (default: 5)",
     )
     args = parser.parse_args([*sys.argv[1:], *more])
-    check_options(
-        parser,
-        args,
-        DIGITS if args.digits else MNIST,
-        ("seeds", "batch_size"),
-    )
+    parser.fill_in(args, DIGITS if args.digits else MNIST)
+    parser.check_at_least(args, seeds=1, batch_size=1)
     bouncy = [method for method in args.method if "start_epochs" in METHODS[method]]
     if args.lr is not None and bouncy:
         parser.error(f"--lr is not for {', '.join(bouncy)}: they have no step size")
@@ -153,7 +148,7 @@ def run_all(args: argparse.Namespace) -> None:
     if args.tune:
         return tune(args, SEARCH, configure, go)
     runs = run_in_turn(args, METHODS, configure, go)
-    write_json(runs, environment(images), args.out / "results.json")
+    write_results(runs, environment(images), args.out / "results.json")
     figure_4(runs, args.out / "figure4.png")
     uncertainty(runs, images, args.out / "uncertainty.png")
     learning_curves(

@@ -22,7 +22,7 @@ import torch
 from bnn.data import Images, load_images, minibatches
 from bnn.methods import build_model
 from bnn.metrics import evaluate
-from software import versions
+from program import versions, write_json
 from torch import nn
 from torch.nn import functional as F
 from tqdm import trange
@@ -206,7 +206,7 @@ def main() -> None:
             if not path.exists():
                 result = run(name, images, seed, *size, args.out)
                 result["environment"] = versions()
-                path.write_text(json.dumps(result, indent=1) + "\n")
+                write_json(result, path)
             runs.append(json.loads(path.read_text()))
     print(table(runs))
 

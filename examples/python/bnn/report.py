@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from software import versions
+from program import versions, write_json
 
 from torch_sgmcmc import predictive
 
@@ -26,7 +25,7 @@ __all__ = [
     "settings_in_words",
     "table",
     "uncertainty",
-    "write_json",
+    "write_results",
 ]
 
 LABELS = {
@@ -91,7 +90,7 @@ def environment(images: Images) -> dict[str, Any]:
     }
 
 
-def write_json(runs: Runs, environment: dict[str, Any], path: Path) -> None:
+def write_results(runs: Runs, environment: dict[str, Any], path: Path) -> None:
     """All figures behind the table and the pictures."""
     document = {
         "environment": environment,
@@ -109,7 +108,7 @@ def write_json(runs: Runs, environment: dict[str, Any], path: Path) -> None:
             for s in states
         ],
     }
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    write_json(document, path)
 
 
 def figure_4(runs: Runs, path: Path) -> None:

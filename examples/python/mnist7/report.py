@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,15 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from program import versions, write_json
 from scipy import stats
-from software import versions
 from torch import Tensor
 
 from .chains import ChainConfig
 from .data import SmallImages
 from .reference import Reference, mean_prediction
 
-__all__ = ["PARTS", "Run", "figure_6", "name_of", "score", "table", "write_json"]
+__all__ = ["PARTS", "Run", "figure_6", "name_of", "score", "table", "write_results"]
 
 #: The principal directions in four equal parts, from wide to narrow.
 PARTS = ("widest", "wide", "narrow", "narrowest")
@@ -105,14 +104,14 @@ def _interval(values: list[float], digits: int = 2) -> str:
     return f"{mean} ± {half_width:.{digits}f}"
 
 
-def write_json(runs: dict[str, list[Run]], reference: Reference, path: Path) -> None:
+def write_results(runs: dict[str, list[Run]], reference: Reference, path: Path) -> None:
     """All figures behind the table."""
     document = {
         "environment": versions(),
         "reference": reference.quality | {"deviations": reference.deviations.tolist()},
         "runs": [run for some in runs.values() for run in some],
     }
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    write_json(document, path)
 
 
 def figure_6(
