@@ -19,8 +19,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import checkpoint
-import torch
 from ewsg_gaussian.autocorrelation import accuracy_at_autocorrelation
 from ewsg_gaussian.chains import METHODS
 from ewsg_gaussian.errors import error_orders, run_pairs
@@ -28,7 +26,7 @@ from ewsg_gaussian.keep import kept
 from ewsg_gaussian.learning import learning_curves, other_data, stationary_kl
 from ewsg_gaussian.report import errors_picture, kl_picture, tables, write_json
 from ewsg_gaussian.target import Gaussian, floor
-from program import Parser, versions
+from program import Parser, alone, versions
 
 SURROGATES = ("momentum", "zero", "one", "full_momentum")
 LENGTHS = (0, 1, 2, 3, 4, 6, 9, 19)
@@ -145,8 +143,6 @@ def error_panels(target: Gaussian, args: argparse.Namespace) -> dict[str, Any]:
 
 def run_all(args: argparse.Namespace) -> None:
     """Runs everything and reports."""
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
     target = Gaussian.draw(args.data_seed)
     settings = {k: v for k, v in vars(args).items() if k not in ("out", "threads")}
     settings["data"] = target.data.tolist()
@@ -176,10 +172,8 @@ def run_all(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Keeps other runs out of the folder meanwhile."""
-    args = parse_arguments()
-    with checkpoint.owned(args.out):
-        run_all(args)
+    """The program."""
+    alone(run_all, parse_arguments())
 
 
 if __name__ == "__main__":

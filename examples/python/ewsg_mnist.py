@@ -23,8 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import checkpoint
-import torch
 from bnn.experiment import run_in_turn, tune
 from bnn.options import add_options, load
 from bnn.report import environment, write_results
@@ -32,7 +30,7 @@ from ewsg_bnn.methods import INDEX_CHAIN_LENGTH, LABELS, PAPER, SEARCH, TUNED
 from ewsg_bnn.models import MODELS
 from ewsg_bnn.report import differences, learning_curves, table
 from ewsg_bnn.run import EnsembleConfig, run
-from program import Parser
+from program import Parser, alone
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -115,8 +113,6 @@ def make_config(
 
 def run_all(args: argparse.Namespace) -> None:
     """Runs what the command line asks for and reports."""
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
     images = load(args)
     papers = PAPER[args.model]
 
@@ -142,10 +138,8 @@ def run_all(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Keeps other runs out of the folder meanwhile."""
-    args = parse_arguments()
-    with checkpoint.owned(args.out):
-        run_all(args)
+    """The program."""
+    alone(run_all, parse_arguments())
 
 
 if __name__ == "__main__":

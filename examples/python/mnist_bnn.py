@@ -15,6 +15,9 @@ sample an epoch after burn-in.
 The bouncy particle samplers, sbps and psbps, run if they are named. They start where
 some epochs of SGD with momentum end, and keep the prior precision at 1.
 
+The network and its settings are in bnn/methods.py, the data in bnn/data.py, the loop in
+bnn/loop.py, and what it trains in bnn/run.py and bnn/bouncy.py.
+
 Results go to --out: results.json, figure4.png, uncertainty.png, learning.png and one
 checkpoint for each run, from which an interrupted run continues.
 """
@@ -28,8 +31,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import checkpoint
-import torch
 from bnn.curves import learning_curves
 from bnn.experiment import run_in_turn, tune
 from bnn.methods import FIGURE_4, METHODS, SEARCH
@@ -44,7 +45,7 @@ from bnn.report import (
     write_results,
 )
 from bnn.run import RunConfig, run
-from program import Parser
+from program import Parser, alone
 
 # Sizes of a run, short and with --paper. The 1,200 digits need smaller minibatches and
 # more epochs for as many updates.
@@ -135,8 +136,6 @@ def make_config(
 
 def run_all(args: argparse.Namespace) -> None:
     """Runs what the command line asks for and reports."""
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
     images = load(args)
     if images.name != "MNIST" and not args.digits:  # it could not be downloaded
         args = parse_arguments("--digits")
@@ -165,10 +164,8 @@ def run_all(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Keeps other runs out of the folder meanwhile."""
-    args = parse_arguments()
-    with checkpoint.owned(args.out):
-        run_all(args)
+    """The program."""
+    alone(run_all, parse_arguments())
 
 
 if __name__ == "__main__":

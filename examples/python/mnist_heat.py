@@ -18,6 +18,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import checkpoint
 import torch
 from bnn.data import Images, load_images, minibatches
 from bnn.methods import build_model
@@ -105,8 +106,8 @@ def start_of(
             )
             train_epoch(model, sampler, hyperprior, batches)
         precisions = [g["prior_precision"] for g in sampler.param_groups[::2]]
-        torch.save({"model": model.state_dict(), "precisions": precisions}, path)
-    return torch.load(path)
+        checkpoint.save({"model": model.state_dict(), "precisions": precisions}, path)
+    return checkpoint.load(path)
 
 
 def run(

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import checkpoint
 import torch
 
 import torch_sgmcmc as sg
 
-__all__ = ["Parser", "versions", "write_json"]
+__all__ = ["Parser", "alone", "versions", "write_json"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -59,6 +60,16 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"--{name.replace('_', '-')} must be at least {low}")
 
 
+def alone(
+    run_all: Callable[[argparse.Namespace], None], args: argparse.Namespace
+) -> None:
+    """Runs with so many threads, and keeps other runs out of the folder meanwhile."""
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    with checkpoint.owned(args.out):
+        run_all(args)
+
+
 def versions() -> dict[str, Any]:
     """Versions of what numbers depend on, and the number of threads."""
     return {
@@ -70,5 +81,7 @@ def versions() -> dict[str, Any]:
 
 
 def write_json(document: Any, path: Path) -> None:
-    """Writes the figures behind tables and pictures."""
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    """Writes figures, all of them or nothing: programs go on from such files, too."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(document, indent=1) + "\n")
+    partial.replace(path)

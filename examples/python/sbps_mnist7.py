@@ -18,13 +18,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import checkpoint
-import torch
 from mnist7.chains import ChainConfig, run_chain
 from mnist7.data import load_digits4, load_mnist7
 from mnist7.reference import make_reference
 from mnist7.report import Run, figure_6, name_of, score, table, write_results
-from program import Parser
+from program import Parser, alone
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -54,8 +52,6 @@ def parse_arguments() -> argparse.Namespace:
 
 def run_all(args: argparse.Namespace) -> None:
     """Runs what the command line asks for and reports."""
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
     images = load_digits4() if args.digits else load_mnist7(args.data_root)
     reference = make_reference(images, 4, args.draws, args.out / "reference.pt")
     methods = [("sgld", lr) for lr in args.lr] + [
@@ -90,10 +86,8 @@ def run_all(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Keeps other runs out of the folder meanwhile."""
-    args = parse_arguments()
-    with checkpoint.owned(args.out):
-        run_all(args)
+    """The program."""
+    alone(run_all, parse_arguments())
 
 
 if __name__ == "__main__":
