@@ -307,7 +307,7 @@ def test_log_weight_difference_is_that_of_the_index_chain() -> None:
 
 
 def test_interval() -> None:
-    from ewsg_bnn.report import interval
+    from cells import interval
 
     # Student's t with two degrees of freedom: 4.3027 / √3 = 2.4841
     assert interval([1.0, 2.0, 3.0], 2) == "2.00 ± 2.48"

@@ -11,6 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from cells import spread
 from program import versions, write_json
 
 from torch_sgmcmc import predictive
@@ -61,10 +62,10 @@ def table(runs: Runs) -> str:
             f"| {LABELS[method]} "
             f"| {settings_in_words(settings)} "
             f"| {len(states)} "
-            f"| {_spread([100 * r['error'] for r in last], 2)} % "
-            f"| {_spread([r['nll'] for r in last], 4)} "
-            f"| {_spread([r['ece'] for r in last], 4)} "
-            f"| {_spread([s['seconds'] / s['epoch'] for s in states], 2)} |"
+            f"| {spread([100 * r['error'] for r in last], 2)} % "
+            f"| {spread([r['nll'] for r in last], 4)} "
+            f"| {spread([r['ece'] for r in last], 4)} "
+            f"| {spread([s['seconds'] / s['epoch'] for s in states], 2)} |"
         )
     return "\n".join(rows)
 
@@ -72,13 +73,6 @@ def table(runs: Runs) -> str:
 def settings_in_words(settings: dict[str, float]) -> str:
     """As in "lr 0.1, momentum 0.99"."""
     return ", ".join(f"{key} {value:g}" for key, value in settings.items())
-
-
-def _spread(values: list[float], digits: int) -> str:
-    mean = f"{np.mean(values):.{digits}f}"
-    if len(values) == 1:
-        return mean
-    return f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
 
 
 def environment(images: Images) -> dict[str, Any]:

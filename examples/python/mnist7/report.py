@@ -11,8 +11,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from cells import interval
 from program import versions, write_json
-from scipy import stats
 from torch import Tensor
 
 from .chains import ChainConfig
@@ -87,21 +87,13 @@ def table(runs: dict[str, list[Run]]) -> str:
     rows = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for name, some in runs.items():
         cells = [
-            *(_interval([r["variance"][i] for r in some]) for i in range(len(PARTS))),
-            _interval([r["narrowest_direction"] for r in some]),
-            *(_interval([r["offset"][i] for r in some]) for i in (0, -1)),
-            _interval([r["prediction"] for r in some], 4),
+            *(interval([r["variance"][i] for r in some], 2) for i in range(len(PARTS))),
+            interval([r["narrowest_direction"] for r in some], 2),
+            *(interval([r["offset"][i] for r in some], 2) for i in (0, -1)),
+            interval([r["prediction"] for r in some], 4),
         ]
         rows.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(rows)
-
-
-def _interval(values: list[float], digits: int = 2) -> str:
-    mean = f"{np.mean(values):.{digits}f}"
-    if len(values) == 1:
-        return mean
-    half_width = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
-    return f"{mean} ± {half_width:.{digits}f}"
 
 
 def write_results(runs: dict[str, list[Run]], reference: Reference, path: Path) -> None:
