@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ __all__ = [
     "NUM_DATA",
     "PLAIN",
     "closure_of",
+    "collector_of",
     "data",
+    "files",
     "graphs",
     "loader",
     "new_model",
@@ -41,7 +44,7 @@ CLOSED: dict[str, Callable[[Any], sg.Sampler]] = {
     "PSGLD": lambda p: sg.PSGLD(p, 0.01, eps=0.1, **_COMMON),
     "EWSG": lambda p: sg.EWSG(p, 0.1, **_COMMON),
     "HMC": lambda p: sg.HMC(p, 0.1, num_steps=3, **_COMMON),
-    "SBPS": lambda p: sg.SBPS(p, **_COMMON),
+    "SBPS": lambda p: sg.SBPS(p, sample_interval=0.005, **_COMMON),
     "HMCECS": lambda p: sg.HMCECS(p, subsample_size=10, num_blocks=5, **_COMMON),
 }
 EVERY = {**PLAIN, **CLOSED}
@@ -70,6 +73,18 @@ def new_model() -> nn.Module:
 
 def new_sampler(kind: str, model: nn.Module) -> sg.Sampler:
     return EVERY[kind](model.parameters())
+
+
+def collector_of(sampler: sg.Sampler, model: nn.Module, folder: Path) -> sg.Collector:
+    """Every third draw after the second step, or of SBPS its second sample."""
+    return sg.Collector(sampler, model, folder, burn_in=2, every=3)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What a store has on the disk, of draws and of their index."""
+    found = {p.name: p for p in (folder / "chain-0").iterdir() if p.name != "lock"}
+    assert len(found) > 2
+    return {name: path.read_bytes() for name, path in sorted(found.items())}
 
 
 def takes_closure(kind: str) -> bool:

@@ -13,6 +13,8 @@ from framework_problem import (
     NUM_DATA,
     PLAIN,
     closure_of,
+    collector_of,
+    files,
     graphs,
     loader,
     new_model,
@@ -42,17 +44,21 @@ def no_state_left() -> Iterator[None]:
 class Run:
     """A training loop as accelerate's documents have it."""
 
-    def __init__(self, kind: str, parts: int = 1) -> None:
+    def __init__(self, kind: str, parts: int = 1, store: Path | None = None) -> None:
         self.accelerator = accelerate.Accelerator(
             cpu=True, gradient_accumulation_steps=parts
         )
         self.kind, self.parts = kind, parts
         self.batches = sg.IndependentBatchSampler(NUM_DATA, 8, seed=5)
         model = new_model()
+        sampler = new_sampler(kind, model)
         self.model, self.sampler, self.loader = self.accelerator.prepare(
-            model, new_sampler(kind, model), loader()
+            model, sampler, loader()
         )
         self.accelerator.register_for_checkpointing(self.batches)
+        if store is not None:
+            self.collector = collector_of(sampler, model, store)
+            self.accelerator.register_for_checkpointing(self.collector)
 
     def epochs(self, number: int) -> list[Tensor]:
         for _ in range(number):
@@ -71,10 +77,13 @@ class Run:
         return list(self.model.parameters())
 
 
-def by_hand(kind: str, epochs: int, parts: int = 1) -> list[Tensor]:
+def by_hand(
+    kind: str, epochs: int, parts: int = 1, store: Path | None = None
+) -> list[Tensor]:
     """The chain of a loop without a framework."""
     model = new_model()
     sampler = new_sampler(kind, model)
+    collector = None if store is None else collector_of(sampler, model, store)
     batches = sg.IndependentBatchSampler(NUM_DATA, 8, seed=5)
     for _ in range(epochs):
         sampler.zero_grad()
@@ -86,6 +95,8 @@ def by_hand(kind: str, epochs: int, parts: int = 1) -> list[Tensor]:
             if i % parts == parts - 1:
                 sampler.step()
                 sampler.zero_grad()
+    if collector is not None:
+        collector.close()
     return list(model.parameters())
 
 
@@ -106,6 +117,24 @@ def test_the_chain_is_that_of_a_loop_and_goes_on(kind: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("kind", PLAIN)
 def test_accumulated_gradients(kind: str) -> None:
     assert_same(Run(kind, parts=2).epochs(2), by_hand(kind, 2, parts=2))
+
+
+@pytest.mark.parametrize(("kind", "parts"), [("SGHMC", 2), ("SBPS", 1)])
+def test_draws_are_those_of_a_loop_and_go_on(
+    kind: str, parts: int, tmp_path: Path
+) -> None:
+    by_hand(kind, 6, parts, tmp_path / "loop")
+    run = Run(kind, parts, tmp_path / "run")
+    run.epochs(3)
+    run.accelerator.save_state(str(tmp_path / "state"))
+    run.epochs(2)  # of which nothing is left
+    run.collector.close()
+    accelerate.state.AcceleratorState._reset_state(True)
+    resumed = Run(kind, parts, tmp_path / "run")
+    resumed.accelerator.load_state(str(tmp_path / "state"))
+    resumed.epochs(3)
+    resumed.collector.close()
+    assert files(tmp_path / "run") == files(tmp_path / "loop")
 
 
 # ---- accelerate's own tests, with a sampler in the optimizer's place ---------------

@@ -189,7 +189,7 @@ def test_psgld_stops_adapting_with_burn_in(tmp_path: Path) -> None:
     for passes in ("1", "2"):  # the second continues the first
         run(tmp_path, *options, "--passes", passes)
         state = torch.load(tmp_path / "mlp-psgld-seed0.pt", weights_only=True)
-        (chain,) = state["chains"]
+        (chain,) = state["chains"].values()
         squares.append(chain["sampler"]["state"][0]["square_average"])
         weights.append(chain["model"]["0.weight"])
     assert torch.equal(squares[0], squares[1])
@@ -307,7 +307,7 @@ def test_log_weight_difference_is_that_of_the_index_chain() -> None:
 
 
 def test_interval() -> None:
-    from ewsg_bnn.report import interval
+    from cells import interval
 
     # Student's t with two degrees of freedom: 4.3027 / √3 = 2.4841
     assert interval([1.0, 2.0, 3.0], 2) == "2.00 ± 2.48"

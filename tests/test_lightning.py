@@ -14,7 +14,9 @@ from framework_problem import (
     NUM_DATA,
     PLAIN,
     closure_of,
+    collector_of,
     data,
+    files,
     graphs,
     loader,
     new_model,
@@ -103,10 +105,41 @@ class Manual(Automatic):
         self.batches.load_state_dict(checkpoint["batches"])
 
 
-def by_hand(kind: str, steps: int) -> list[Tensor]:
+def collecting(kind: str, store: Path) -> Any:
+    """The same with a collector, which Lightning's checkpoints have as well."""
+    base: Any = Automatic if kind in PLAIN else Manual
+
+    class Collecting(base):
+        saved = None
+
+        def configure_optimizers(self) -> sg.Sampler:
+            sampler = super().configure_optimizers()
+            self.collector = collector_of(sampler, self.net, store)
+            return sampler
+
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            super().on_save_checkpoint(checkpoint)
+            checkpoint["collector"] = self.collector.state_dict()
+
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            super().on_load_checkpoint(checkpoint)
+            self.saved = checkpoint["collector"]  # there is no sampler yet
+
+        def on_train_start(self) -> None:
+            if self.saved is not None:
+                self.collector.load_state_dict(self.saved)
+
+        def on_train_end(self) -> None:
+            self.collector.close()
+
+    return Collecting(kind)
+
+
+def by_hand(kind: str, steps: int, store: Path | None = None) -> list[Tensor]:
     """The chain of a loop without a framework."""
     model = new_model()
     sampler = new_sampler(kind, model)
+    collector = None if store is None else collector_of(sampler, model, store)
     batches = sg.IndependentBatchSampler(NUM_DATA, 8, seed=5)
     rows = list(loader())
     for step in range(steps):
@@ -117,6 +150,8 @@ def by_hand(kind: str, steps: int) -> list[Tensor]:
         x, y = rows[step % len(rows)]
         mse_loss(model(x), y).backward(**graphs(kind))
         sampler.step()
+    if collector is not None:
+        collector.close()
     return list(model.parameters())
 
 
@@ -150,6 +185,17 @@ def test_resuming_from_lightnings_checkpoint(kind: str, tmp_path: Path) -> None:
     fit.save_checkpoint(tmp_path / "last.ckpt")
     trainer(3).fit(second, loader(), ckpt_path=tmp_path / "last.ckpt")
     assert_same(list(second.net.parameters()), by_hand(kind, 12))
+
+
+@pytest.mark.parametrize("kind", ["SGHMC", "EWSG", "SBPS"])
+def test_draws_are_those_of_a_loop_and_go_on(kind: str, tmp_path: Path) -> None:
+    by_hand(kind, 24, tmp_path / "loop")
+    run = tmp_path / "run"
+    fit = trainer(3)
+    fit.fit(collecting(kind, run), loader())
+    fit.save_checkpoint(tmp_path / "last.ckpt")
+    trainer(6).fit(collecting(kind, run), loader(), ckpt_path=tmp_path / "last.ckpt")
+    assert files(run) == files(tmp_path / "loop")
 
 
 @pytest.mark.parametrize("kind", PLAIN)

@@ -126,6 +126,7 @@ def test_an_interrupted_run_continues_to_the_same_bits(
     ("options", "message"),
     [
         (("--epochs", "0"), "--epochs must be at least 1"),
+        (("--threads", "0"), "--threads must be at least 1"),
         (("--epochs", "5", "--burn-in", "5"), "--burn-in 5 must be in [0, --epochs 5)"),
         (("--batch-size", "1"), "--batch-size must be at least 2"),
     ],

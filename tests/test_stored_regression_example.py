@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import torch_sgmcmc as sg
 
@@ -23,18 +24,36 @@ def test_it_stores_and_goes_on(
 ) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.setattr(
-        sys, "argv", ["stored_regression.py", "--out", str(tmp_path), "--steps", "2500"]
-    )
     example = importlib.import_module("stored_regression")
-    example.main()
-    index = tmp_path / "draws" / "chain-0" / "index"
-    before = index.read_bytes()
-    store = sg.SampleStore(tmp_path / "draws")
+    loss, calls = example.loss, []
+
+    def main(out: Path) -> None:
+        options = ["--out", str(out), "--steps", "2500"]
+        monkeypatch.setattr(sys, "argv", ["stored_regression.py", *options])
+        example.main()
+
+    def interrupted(*arguments: object) -> torch.Tensor:
+        calls.append(arguments)
+        if len(calls) == 2300:
+            raise KeyboardInterrupt
+        return loss(*arguments)
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    main(whole)
+    with monkeypatch.context() as patch:
+        patch.setattr(example, "loss", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            main(parts)
+    assert not (parts / "store.png").exists()
+    main(parts)  # from its checkpoint at 2,000
+    store = sg.SampleStore(whole / "draws")
     assert [draw.step for draw in store] == list(range(510, 2501, 10))
     assert all(0 < draw.loss < 100 for draw in store)
-    (tmp_path / "store.png").unlink()
-    example.main()  # from its checkpoint at 2,000
-    assert index.read_bytes() == before
-    assert (tmp_path / "store.png").stat().st_size > 10_000
+    files = sorted((whole / "draws" / "chain-0").iterdir())
+    assert len(files) == 202  # with the index and the lock
+    for file in files:
+        assert (parts / "draws" / "chain-0" / file.name).read_bytes() == (
+            file.read_bytes()
+        )
+    assert (parts / "store.png").stat().st_size > 10_000
     assert capsys.readouterr().out.count("200 draws of chains [0], one in 10") == 2

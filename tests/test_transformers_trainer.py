@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from framework_problem import CLOSED, EVERY, PLAIN
+from framework_problem import CLOSED, EVERY, PLAIN, collector_of, files
 from short_chains import assert_same
 from torch import Tensor, nn
 
@@ -124,6 +124,62 @@ def test_the_chain_is_that_of_a_loop(parts: int, tmp_path: Path) -> None:
         sampler.step()
     for ours, theirs in zip(model.parameters(), parameters(trainer), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_draws_are_those_of_a_loop_and_go_on(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def collate(rows: list[Any]) -> Any:
+        seen.append(torch.utils.data.default_collate(rows))
+        return seen[-1]
+
+    class Saved(transformers.TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            folder = tmp_path / f"checkpoint-{state.global_step}"
+            sg.save(collector.state_dict(), folder / "collector.pt")
+
+    def run(steps: int, resume: Path | None = None) -> None:
+        nonlocal collector
+        model = new_model(0.0)
+        sampler = EVERY["SGHMC"](model.parameters())
+        collector = collector_of(sampler, model, tmp_path / "run")
+        if resume is not None:
+            collector.load_state_dict(sg.load(resume / "collector.pt"))
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path),
+            max_steps=steps,
+            max_grad_norm=0.0,
+            lr_scheduler_type="constant",
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=True,
+            save_steps=9,
+            per_device_train_batch_size=8,
+        )
+        transformers.Trainer(
+            model,
+            arguments,
+            train_dataset=Sentences(),
+            data_collator=collate,
+            optimizers=(sampler, None),
+            callbacks=[Saved()],
+        ).train(resume_from_checkpoint=str(resume) if resume else None)
+        collector.close()
+
+    collector: Any = None
+    run(18)
+    batches = seen[:18]
+    model = new_model(0.0).train()
+    sampler = EVERY["SGHMC"](model.parameters())
+    with collector_of(sampler, model, tmp_path / "loop"):
+        for batch in batches:
+            sampler.zero_grad()
+            model(**batch).loss.backward()
+            sampler.step()
+    whole = files(tmp_path / "loop")
+    assert files(tmp_path / "run") == whole
+    run(18, resume=tmp_path / "checkpoint-9")
+    assert files(tmp_path / "run") == whole
 
 
 @pytest.mark.parametrize("kind", CLOSED)

@@ -26,7 +26,7 @@ from bias.methods import METHODS
 from bias.problems import PROBLEMS, load
 from bias.report import draw, table
 from bias.run import Truth, line, modes, step_unit
-from software import versions
+from program import Parser, versions, write_json
 
 #: Sizes of minibatches, and gradients in passes through the rows, for each chain.
 BATCHES = {"logistic": (100, 1000), "network": (50, 250)}
@@ -37,9 +37,7 @@ FACTORS = (0.25, 1.0, 4.0)
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(__doc__, "bias")
     parser.add_argument("--data-root", type=Path, required=True)
     parser.add_argument(
         "--problem", nargs="+", choices=PROBLEMS, default=list(PROBLEMS)
@@ -53,10 +51,10 @@ def parse_arguments() -> argparse.Namespace:
         "--truth", type=Path, help="default: PROBLEM-truth.npz in --out"
     )
     parser.add_argument("--write-data", action="store_true", help="for bias_truth.py")
-    parser.add_argument("--out", type=Path, default=Path("runs/bias"))
     args = parser.parse_args()
     if args.truth is not None and len(args.problem) > 1:
         parser.error("--truth is of one --problem")
+    parser.check_at_least(args)
     if args.passes is not None and not args.passes > 0:
         parser.error(f"--passes {args.passes:g} must be > 0")
     return args
@@ -84,6 +82,8 @@ def cells(name: str, keys: list[str], unit: float) -> list[dict[str, Any]]:
 def main() -> None:
     """Makes the lines that are missing, the tables and the pictures."""
     args = parse_arguments()
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
     args.out.mkdir(parents=True, exist_ok=True)
     for name in args.problem:
         problem = load(name, args.data_root, args.rows or PROBLEMS[name])
@@ -123,7 +123,7 @@ def main() -> None:
                     "environment": versions(),
                     "lines": list(known.values()),
                 }
-                path.write_text(json.dumps(document, indent=1) + "\n")
+                write_json(document, path)
             lines.append(found)
             print(table([found]).splitlines()[-1], flush=True)
         draw(lines, args.out / f"{name}.png")

@@ -27,9 +27,9 @@ import torch
 from blr.data import FULL_SIZE, Split, load
 from blr.methods import METHODS
 from blr.reference import reference
-from blr.report import curves, search_picture, search_table, table, write_json
+from blr.report import curves, search_picture, search_table, table
 from blr.run import RunConfig, run
-from software import versions
+from program import Parser, versions, write_json
 
 # Times the paper's step size; of these --tune chooses.
 FACTORS = (0.03, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 4.0)
@@ -37,9 +37,7 @@ FACTORS = (0.03, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 4.0)
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(__doc__, "covertype")
     parser.add_argument(
         "--data-root", type=Path, required=True, help="folder that holds covertype/"
     )
@@ -52,8 +50,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--strata", type=int, default=10, help="k-means clusters")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--reference-steps", type=int, default=200)
-    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
-    parser.add_argument("--out", type=Path, default=Path("runs/covertype"))
     parser.add_argument(
         "--paper", action="store_true", help="as many steps as the paper's one pass"
     )
@@ -63,12 +59,9 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if not args.passes > 0:
         parser.error(f"--passes {args.passes} must be > 0")
-    for name, low in (
-        *(("batch_size", 2), ("chains", 2), ("strata", 1)),
-        *(("seed", 0), ("reference_steps", 1)),
-    ):
-        if getattr(args, name) < low:
-            parser.error(f"--{name.replace('_', '-')} must be at least {low}")
+    parser.check_at_least(
+        args, batch_size=2, chains=2, strata=1, seed=0, reference_steps=1
+    )
     return args
 
 

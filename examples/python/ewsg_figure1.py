@@ -17,11 +17,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import checkpoint
-import torch
 from ewsg_gaussian.autocorrelation import accuracy_at_autocorrelation
 from ewsg_gaussian.chains import METHODS
 from ewsg_gaussian.errors import error_orders, run_pairs
@@ -29,7 +26,7 @@ from ewsg_gaussian.keep import kept
 from ewsg_gaussian.learning import learning_curves, other_data, stationary_kl
 from ewsg_gaussian.report import errors_picture, kl_picture, tables, write_json
 from ewsg_gaussian.target import Gaussian, floor
-from software import versions
+from program import Parser, alone, versions
 
 SURROGATES = ("momentum", "zero", "one", "full_momentum")
 LENGTHS = (0, 1, 2, 3, 4, 6, 9, 19)
@@ -48,9 +45,7 @@ SIZES = {
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(__doc__, "ewsg_figure1")
     parser.add_argument("--chains", type=int, default=10_000, help="of panels a to e")
     parser.add_argument("--passes", type=float, default=30.0, help="over the data")
     parser.add_argument("--data-seed", type=int, default=0, help="of the n data")
@@ -67,24 +62,12 @@ def parse_arguments() -> argparse.Namespace:
             type=int,
             help=f"{words} (default: {short}, with --paper {full})",
         )
-    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
-    parser.add_argument("--out", type=Path, default=Path("runs/ewsg_figure1"))
     parser.add_argument("--paper", action="store_true", help="everything at full size")
     args = parser.parse_args()
-    for name, sizes in SIZES.items():
-        if getattr(args, name) is None:
-            setattr(args, name, sizes[args.paper])
-    for name, low in (
-        ("seeds", 1),
-        ("other_data", 1),
-        ("error_chains", 100),
-        ("smallest_step", 9),
-        ("longest_time", 3),
-        ("threads", 1),
-    ):
-        value = getattr(args, name)
-        if value is not None and value < low:
-            parser.error(f"--{name.replace('_', '-')} must be at least {low}")
+    parser.fill_in(args, SIZES)
+    parser.check_at_least(
+        args, seeds=1, other_data=1, error_chains=100, smallest_step=9, longest_time=3
+    )
     if args.chains < 20 or args.chains % 20:
         parser.error("--chains must be a multiple of 20")
     if args.passes < 2:
@@ -160,8 +143,6 @@ def error_panels(target: Gaussian, args: argparse.Namespace) -> dict[str, Any]:
 
 def run_all(args: argparse.Namespace) -> None:
     """Runs everything and reports."""
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
     target = Gaussian.draw(args.data_seed)
     settings = {k: v for k, v in vars(args).items() if k not in ("out", "threads")}
     settings["data"] = target.data.tolist()
@@ -191,10 +172,8 @@ def run_all(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Keeps other runs out of the folder meanwhile."""
-    args = parse_arguments()
-    with checkpoint.owned(args.out):
-        run_all(args)
+    """The program."""
+    alone(run_all, parse_arguments())
 
 
 if __name__ == "__main__":

@@ -19,25 +19,24 @@ checkpoint for each run, from which an interrupted run continues.
 from __future__ import annotations
 
 import argparse
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-import checkpoint
-import torch
-from bnn.loop import run_in_turn
-from bnn.options import add_options, check_options, load
-from bnn.report import environment, write_json
-from bnn.tuning import tune
+from bnn.experiment import run_in_turn, tune
+from bnn.options import add_options, load
+from bnn.report import environment, write_results
 from ewsg_bnn.methods import INDEX_CHAIN_LENGTH, LABELS, PAPER, SEARCH, TUNED
 from ewsg_bnn.models import MODELS
 from ewsg_bnn.report import differences, learning_curves, table
 from ewsg_bnn.run import EnsembleConfig, run
+from program import Parser, alone
 
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_options(parser, LABELS, batch_size=100, name="ewsg_mnist")
+    parser = Parser(__doc__, "ewsg_mnist")
+    add_options(parser, LABELS, batch_size=100)
     parser.add_argument("--model", choices=list(MODELS), default="mlp")
     parser.add_argument(
         "--settings",
@@ -68,11 +67,12 @@ def parse_arguments() -> argparse.Namespace:
         help="independent chains that predict together (default: 1, with --paper 100)",
     )
     args = parser.parse_args()
-    check_options(
-        parser,
+    parser.fill_in(
         args,
         {"passes": (10, 200), "burn_in": (5, 200), "chains": (1, 100), "seeds": (2, 3)},
-        ("passes", "samples_per_pass", "chains", "seeds", "batch_size"),
+    )
+    parser.check_at_least(
+        args, passes=1, samples_per_pass=1, chains=1, seeds=1, batch_size=1
     )
     if not 0 <= args.burn_in <= args.passes:
         parser.error(f"--burn-in {args.burn_in} must be in [0, --passes {args.passes}]")
@@ -113,31 +113,19 @@ def make_config(
 
 def run_all(args: argparse.Namespace) -> None:
     """Runs what the command line asks for and reports."""
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
     images = load(args)
     papers = PAPER[args.model]
+
+    def go(config: EnsembleConfig, folder: Path) -> dict[str, Any]:
+        return run(config, images, folder)
+
+    configure = partial(make_config, args, images.name)
     if args.tune:
-        search = {
-            method: [
-                make_config(args, images.name, method, 0, settings, validate=True)
-                for settings in [papers[method], *SEARCH[args.model][method]]
-            ]
-            for method in args.method
-        }
-        folder = args.out / "tune"
-        tune(search, lambda config, where: run(config, images, where), folder)
-        return
+        search = {m: [papers[m], *SEARCH[args.model][m]] for m in args.method}
+        return tune(args, search, configure, go)
     settings = papers if args.settings == "paper" else TUNED[args.model]
-    configs = {
-        method: [
-            make_config(args, images.name, method, seed, settings[method])
-            for seed in range(args.first_seed, args.first_seed + args.seeds)
-        ]
-        for method in args.method
-    }
-    runs = run_in_turn(configs, args.out, lambda c: run(c, images, args.out))
-    write_json(runs, environment(images), args.out / "results.json")
+    runs = run_in_turn(args, settings, configure, go)
+    write_results(runs, environment(images), args.out / "results.json")
     learning_curves(runs, args.out / "learning.png")
     print(
         f"\n{images.name}, {args.model}, {args.settings} settings, {args.passes} "
@@ -150,10 +138,8 @@ def run_all(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Keeps other runs out of the folder meanwhile."""
-    args = parse_arguments()
-    with checkpoint.owned(args.out):
-        run_all(args)
+    """The program."""
+    alone(run_all, parse_arguments())
 
 
 if __name__ == "__main__":

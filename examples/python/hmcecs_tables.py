@@ -20,7 +20,6 @@ those of full HMC in pieces, so that a killed program goes on where it was.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +35,7 @@ from ecs_tables.samplers import Size
 from ecs_tables.scaling import Scaling
 from ecs_tables.simulated import simulate
 from ecs_tables.variances import Variances
-from software import versions
+from program import Parser, versions, write_json
 
 PARTS = ("simulated", "covertype", "higgs", "figure7", "figure8")
 
@@ -88,9 +87,7 @@ SIZES = {
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(__doc__, "hmcecs_tables")
     parser.add_argument(
         "--part",
         nargs="+",
@@ -115,23 +112,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     )
     parser.add_argument("--num-data", type=int, help="simulated data for training")
     parser.add_argument("--seeds", type=int, help="of each method and of figure 7")
-    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
-    parser.add_argument("--out", type=Path, default=Path("runs/hmcecs_tables"))
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument(
-        "--paper",
-        dest="size",
-        action="store_const",
-        const="paper",
-        help="what the results page shows",
-    )
-    size.add_argument(
-        "--tiny",
-        dest="size",
-        action="store_const",
-        const="tiny",
-        help="seconds, to try it out",
-    )
+    parser.add_sizes()
     args = parser.parse_args(arguments)
     given = {"covertype": args.data_root, "higgs": args.higgs}
     if args.part is None:
@@ -141,16 +122,13 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
             parser.error(f"--part {part} needs {option}")
     if not 0 <= args.rare < 1:
         parser.error(f"--rare {args.rare:g} must be in [0, 1)")
-    for name, low in (("num_data", 1000), ("seeds", 1), ("threads", 1)):
-        value = getattr(args, name)
-        if value is not None and value < low:
-            parser.error(f"--{name.replace('_', '-')} must be at least {low}")
+    parser.check_at_least(args, num_data=1000, seeds=1)
     return args
 
 
 def sizes(args: argparse.Namespace) -> Sizes:
     """Those of the command line."""
-    chosen = SIZES[args.size or "short"]
+    chosen = SIZES[args.size]
     if args.num_data is not None:
         chosen = replace(chosen, num_data=args.num_data)
     if args.seeds is not None:
@@ -214,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         del result["curves"]
         document[part] = result
         # Also if a later part fails.
-        (args.out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+        write_json(document, args.out / "results.json")
     print(f"\nPictures and results.json are in {args.out}")
 
 

@@ -15,6 +15,9 @@ sample an epoch after burn-in.
 The bouncy particle samplers, sbps and psbps, run if they are named. They start where
 some epochs of SGD with momentum end, and keep the prior precision at 1.
 
+The network and its settings are in bnn/methods.py, the data in bnn/data.py, the loop in
+bnn/loop.py, and what it trains in bnn/run.py and bnn/bouncy.py.
+
 Results go to --out: results.json, figure4.png, uncertainty.png, learning.png and one
 checkpoint for each run, from which an interrupted run continues.
 """
@@ -24,13 +27,14 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-import checkpoint
-import torch
 from bnn.curves import learning_curves
-from bnn.loop import run_in_turn
+from bnn.experiment import run_in_turn, tune
 from bnn.methods import FIGURE_4, METHODS, SEARCH
-from bnn.options import add_options, check_options, load
+from bnn.options import add_options, load
 from bnn.report import (
     COLORS,
     LABELS,
@@ -38,10 +42,10 @@ from bnn.report import (
     figure_4,
     table,
     uncertainty,
-    write_json,
+    write_results,
 )
 from bnn.run import RunConfig, run
-from bnn.tuning import tune
+from program import Parser, alone
 
 # Sizes of a run, short and with --paper. The 1,200 digits need smaller minibatches and
 # more epochs for as many updates.
@@ -56,10 +60,8 @@ DIGITS = MNIST | {"epochs": (200, 800), "burn_in": (50, 50), "batch_size": (100,
 
 def parse_arguments(*more: str) -> argparse.Namespace:
     """The command line, with more options behind."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_options(parser, METHODS, batch_size=None, name="mnist_bnn", default=FIGURE_4)
+    parser = Parser(__doc__, "mnist_bnn")
+    add_options(parser, METHODS, batch_size=None, default=FIGURE_4)
     parser.add_argument(
         "--epochs", type=int, help="default: 60, of the digits 200, with --paper 800"
     )
@@ -83,12 +85,8 @@ def parse_arguments(*more: str) -> argparse.Namespace:
         help="epochs of SGD with momentum before sbps and psbps start (default: 5)",
     )
     args = parser.parse_args([*sys.argv[1:], *more])
-    check_options(
-        parser,
-        args,
-        DIGITS if args.digits else MNIST,
-        ("seeds", "batch_size"),
-    )
+    parser.fill_in(args, DIGITS if args.digits else MNIST)
+    parser.check_at_least(args, seeds=1, batch_size=1)
     bouncy = [method for method in args.method if "start_epochs" in METHODS[method]]
     if args.lr is not None and bouncy:
         parser.error(f"--lr is not for {', '.join(bouncy)}: they have no step size")
@@ -138,34 +136,18 @@ def make_config(
 
 def run_all(args: argparse.Namespace) -> None:
     """Runs what the command line asks for and reports."""
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
     images = load(args)
     if images.name != "MNIST" and not args.digits:  # it could not be downloaded
         args = parse_arguments("--digits")
+
+    def go(config: RunConfig, folder: Path) -> dict[str, Any]:
+        return run(config, images, folder)
+
+    configure = partial(make_config, args, images.name)
     if args.tune:
-        search = {
-            method: [
-                make_config(args, images.name, method, 0, settings, validate=True)
-                for settings in SEARCH[method]
-            ]
-            for method in args.method
-        }
-        tune(
-            search,
-            lambda config, folder: run(config, images, folder),
-            args.out / "tune",
-        )
-        return
-    configs = {
-        method: [
-            make_config(args, images.name, method, seed, METHODS[method])
-            for seed in range(args.first_seed, args.first_seed + args.seeds)
-        ]
-        for method in args.method
-    }
-    runs = run_in_turn(configs, args.out, lambda c: run(c, images, args.out))
-    write_json(runs, environment(images), args.out / "results.json")
+        return tune(args, SEARCH, configure, go)
+    runs = run_in_turn(args, METHODS, configure, go)
+    write_results(runs, environment(images), args.out / "results.json")
     figure_4(runs, args.out / "figure4.png")
     uncertainty(runs, images, args.out / "uncertainty.png")
     learning_curves(
@@ -182,10 +164,8 @@ def run_all(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Keeps other runs out of the folder meanwhile."""
-    args = parse_arguments()
-    with checkpoint.owned(args.out):
-        run_all(args)
+    """The program."""
+    alone(run_all, parse_arguments())
 
 
 if __name__ == "__main__":

@@ -18,11 +18,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import checkpoint
 import torch
 from bnn.data import Images, load_images, minibatches
 from bnn.methods import build_model
 from bnn.metrics import evaluate
-from software import versions
+from program import versions, write_json
 from torch import nn
 from torch.nn import functional as F
 from tqdm import trange
@@ -105,8 +106,8 @@ def start_of(
             )
             train_epoch(model, sampler, hyperprior, batches)
         precisions = [g["prior_precision"] for g in sampler.param_groups[::2]]
-        torch.save({"model": model.state_dict(), "precisions": precisions}, path)
-    return torch.load(path)
+        checkpoint.save({"model": model.state_dict(), "precisions": precisions}, path)
+    return checkpoint.load(path)
 
 
 def run(
@@ -127,7 +128,7 @@ def run(
     model.load_state_dict(saved["model"])
     sampler, hyperprior = build(model, num_data, seed + 500, SETTINGS[name])
     set_precisions(sampler, saved["precisions"])
-    gauges, mean, samples = None, torch.zeros(()), 0
+    gauges, predictive = None, sg.Predictive(model, images.test_x)
     precisions: list[list[float]] = []
     title = f"{name}, seed {seed}"
     for epoch in trange(start + 1, epochs + 1, desc=title, unit="epoch"):
@@ -136,16 +137,14 @@ def run(
         batches = minibatches(images.train_x, images.train_y, batch_size, seed, epoch)
         train_epoch(model, sampler, hyperprior, batches)
         if epoch > epochs - observe:
-            with torch.no_grad():
-                p = model(images.test_x).softmax(1)
-            samples += 1
-            mean = mean + (p - mean) / samples
+            predictive.update()
             precisions.append([g["prior_precision"] for g in sampler.param_groups[::2]])
     assert gauges is not None
     print(gauges.summary())
+    mean = predictive.result().mean
+    alone = sg.predict(model, [model], images.test_x).mean
     scores = evaluate(mean, images.test_y)
     scores["confidence"] = mean.max(1).values.double().mean().item()
-    single = evaluate(p, images.test_y)
     return {
         "settings": name,
         "seed": seed,
@@ -154,7 +153,7 @@ def run(
         "observe": observe,
         "batch_size": batch_size,
         **scores,
-        "single": single,
+        "single": evaluate(alone, images.test_y),
         "precisions": torch.tensor(precisions).mean(0).tolist(),
         "temperatures": {
             tensor: {
@@ -208,7 +207,7 @@ def main() -> None:
             if not path.exists():
                 result = run(name, images, seed, *size, args.out)
                 result["environment"] = versions()
-                path.write_text(json.dumps(result, indent=1) + "\n")
+                write_json(result, path)
             runs.append(json.loads(path.read_text()))
     print(table(runs))
 

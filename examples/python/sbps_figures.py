@@ -16,15 +16,13 @@ in --out too, so that a killed program goes on where it was.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
+from program import Parser, versions, write_json
 from sbps_toys import figure1, figure2, figure3, figure4, figure5
-from software import versions
 
 FIGURES = {1: figure1, 2: figure2, 3: figure3, 4: figure4, 5: figure5}
 
@@ -59,9 +57,7 @@ SIZES: dict[int, dict[str, Any]] = {
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(__doc__, "sbps_figures")
     parser.add_argument(
         "--figure",
         type=int,
@@ -70,27 +66,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         default=sorted(FIGURES),
         help="one or several figures (default: all)",
     )
-    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
-    parser.add_argument("--out", type=Path, default=Path("runs/sbps_figures"))
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument(
-        "--paper",
-        dest="size",
-        action="store_const",
-        const="paper",
-        help="what the results page shows",
-    )
-    size.add_argument(
-        "--tiny",
-        dest="size",
-        action="store_const",
-        const="tiny",
-        help="seconds, to try it out",
-    )
+    parser.add_sizes()
     parser.add_argument("--seeds", type=int, help="of each figure (default: its own)")
     args = parser.parse_args(arguments)
-    if args.seeds is not None and args.seeds < 1:
-        parser.error("--seeds must be at least 1")
+    parser.check_at_least(args, seeds=1)
     return args
 
 
@@ -105,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     for number in sorted(set(args.figure)):
         figure = FIGURES[number]
-        size = SIZES[number][args.size or "short"]
+        size = SIZES[number][args.size]
         if args.seeds is not None:
             size = replace(size, seeds=args.seeds)
         result = figure.run(size, args.out / "runs")
@@ -114,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # What only the picture shows.
         del result["curves"]
         document[f"figure_{number}"] = result
-    (args.out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+    write_json(document, args.out / "results.json")
     print(f"\nPictures and results.json are in {args.out}")
 
 

@@ -18,19 +18,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import checkpoint
-import torch
 from mnist7.chains import ChainConfig, run_chain
 from mnist7.data import load_digits4, load_mnist7
 from mnist7.reference import make_reference
-from mnist7.report import Run, figure_6, name_of, score, table, write_json
+from mnist7.report import Run, figure_6, name_of, score, table, write_results
+from program import Parser, alone
 
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(__doc__, "sbps_mnist7")
     add = parser.add_argument
     add("--epochs", type=int, help="of N evaluations (default: 1500, --paper 10000)")
     add("--burn-in", type=int, help="epochs (default: a half of --epochs)")
@@ -41,32 +38,20 @@ def parse_arguments() -> argparse.Namespace:
     add("--draws", type=int, help="of the reference's 4 chains (default: 250, 1000)")
     add("--data-root", type=Path, help="folder with MNIST/raw (default: download)")
     add("--digits", action="store_true", help="scikit-learn's digits at 4x4, not MNIST")
-    add("--threads", type=int, help="CPU threads (default: torch's)")
-    add("--out", type=Path, default=Path("runs/sbps_mnist7"))
     add("--paper", action="store_true", help="the paper's length")
     args = parser.parse_args()
-    for name, short, full in (
-        ("epochs", 1500, 10_000),
-        ("seeds", 2, 3),
-        ("draws", 250, 1000),
-    ):
-        if getattr(args, name) is None:
-            setattr(args, name, full if args.paper else short)
-        if getattr(args, name) < 1:
-            parser.error(f"--{name} must be at least 1")
+    sizes = {"epochs": (1500, 10_000), "seeds": (2, 3), "draws": (250, 1000)}
+    parser.fill_in(args, sizes)
+    parser.check_at_least(args, epochs=1, seeds=1, draws=1, batch_size=2)
     if args.burn_in is None:
         args.burn_in = args.epochs // 2
     if not 0 <= args.burn_in < args.epochs:
         parser.error(f"--burn-in {args.burn_in} must be in [0, --epochs {args.epochs})")
-    if args.batch_size < 2:
-        parser.error("--batch-size must be at least 2")
     return args
 
 
 def run_all(args: argparse.Namespace) -> None:
     """Runs what the command line asks for and reports."""
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
     images = load_digits4() if args.digits else load_mnist7(args.data_root)
     reference = make_reference(images, 4, args.draws, args.out / "reference.pt")
     methods = [("sgld", lr) for lr in args.lr] + [
@@ -83,7 +68,7 @@ def run_all(args: argparse.Namespace) -> None:
             run = score(config, result, reference, images, args.burn_in)
             runs.setdefault(name_of(run), []).append(run)
             first_results.setdefault(name_of(run), result)
-    write_json(runs, reference, args.out / "results.json")
+    write_results(runs, reference, args.out / "results.json")
     figure_6(
         first_results,
         reference,
@@ -101,10 +86,8 @@ def run_all(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Keeps other runs out of the folder meanwhile."""
-    args = parse_arguments()
-    with checkpoint.owned(args.out):
-        run_all(args)
+    """The program."""
+    alone(run_all, parse_arguments())
 
 
 if __name__ == "__main__":

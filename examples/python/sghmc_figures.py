@@ -15,20 +15,16 @@ Results go to --out: results.json and figure1.png, figure2.png, figure3.png.
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 from typing import Any
 
 import torch
+from program import Parser, versions, write_json
 from sghmc_toys import correlated, double_well, phase_space, report
-from software import versions
 
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(__doc__, "sghmc_figures")
     parser.add_argument(
         "--figure",
         type=int,
@@ -38,22 +34,17 @@ def parse_arguments() -> argparse.Namespace:
         help="one or several figures (default: all)",
     )
     parser.add_argument("--seeds", type=int, help="default: 1, with --paper 3")
-    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
-    parser.add_argument("--out", type=Path, default=Path("runs/sghmc_figures"))
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--paper", action="store_true", help="the paper's full size")
-    size.add_argument("--tiny", action="store_true", help="seconds, to try it out")
+    parser.add_sizes()
     args = parser.parse_args()
     if args.seeds is None:
-        args.seeds = 3 if args.paper else 1
-    if args.seeds < 1:
-        parser.error("--seeds must be at least 1")
+        args.seeds = 3 if args.size == "paper" else 1
+    parser.check_at_least(args, seeds=1)
     return args
 
 
 def sized(args: argparse.Namespace, tiny: Any, short: Any, full: Any) -> Any:
     """What the command line asks for."""
-    return full if args.paper else tiny if args.tiny else short
+    return {"tiny": tiny, "short": short, "paper": full}[args.size]
 
 
 def run_1(args: argparse.Namespace) -> dict[str, Any]:
@@ -124,7 +115,7 @@ def main() -> None:
     runs = {1: run_1, 2: run_2, 3: run_3}
     for figure in sorted(set(args.figure)):
         document[f"figure_{figure}"] = runs[figure](args)
-    (args.out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+    write_json(document, args.out / "results.json")
     print(f"\nPictures and results.json are in {args.out}")
 
 

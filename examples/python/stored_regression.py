@@ -11,10 +11,11 @@ two of them come along the chain.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
-from checkpoint import load, owned, save
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -38,50 +39,29 @@ def network() -> nn.Sequential:
     )
 
 
-def run(folder: Path, steps: int) -> None:
-    """Begins or resumes the chain."""
-    x, y = data()
-    model = network()
-    sampler = sg.SGHMC(
-        *(model.parameters(), 2e-4, 0.99),
-        num_data=len(x),
-        prior_precision=1.0,
-        seed=0,
-    )
-    order = torch.Generator().manual_seed(0)
-    first, path = 0, folder / "run.pt"
-    with sg.Collector(
-        *(sampler, model, folder / "draws"),
-        burn_in=steps // 5,
-        every=10,
-        max_samples=200,
-    ) as collector:
-        if path.exists():
-            saved = load(path)
-            model.load_state_dict(saved["model"])
-            sampler.load_state_dict(saved["sampler"])
-            collector.load_state_dict(saved["collector"])
-            order.set_state(saved["order"])
-            first = saved["step"]
-        else:
-            collector.restart()
-        for step in range(first, steps):
+class Minibatches:
+    """Half of the points at a time, without end, always the same ones in turn."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """From the first."""
+        x, y = data()
+        order = torch.Generator().manual_seed(0)
+        while True:
             rows = torch.randperm(len(x), generator=order)[:20]
-            sampler.zero_grad()
-            error = (model(x[rows]) - y[rows]) / NOISE
-            loss = error.square().mean() / 2
-            loss.backward()
-            collector.loss = loss
-            sampler.step()
-            if (step + 1) % 2000 == 0:
-                saved = {
-                    "model": model.state_dict(),
-                    "sampler": sampler.state_dict(),
-                    "collector": collector.state_dict(),
-                    "order": order.get_state(),
-                    "step": step + 1,
-                }
-                save(saved, path)
+            yield x[rows], y[rows]
+
+
+def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The mean negative log-likelihood, but for a constant."""
+    x, y = batch
+    return ((model(x) - y) / NOISE).square().mean() / 2
+
+
+def sampler(parameters: Any, seed: int) -> sg.Sampler:
+    """Whatever the chain's seed, since the picture shows this one."""
+    return sg.SGHMC(
+        *(parameters, 2e-4, 0.99), num_data=len(data()[0]), prior_precision=1.0, seed=0
+    )
 
 
 @torch.no_grad()
@@ -110,15 +90,21 @@ def picture(store: sg.SampleStore, path: Path) -> None:
 
 
 def main() -> None:
-    """Runs, reads and draws."""
+    """Runs or resumes the chain, and shows its draws."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("runs/regression"))
     parser.add_argument("--steps", type=int, default=20_000)
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # of such a network, others would be in the way
-    with owned(arguments.out):
-        run(arguments.out, arguments.steps)
-    store = sg.SampleStore(arguments.out / "draws")
+    store = sg.sample(
+        *(network(), sampler, Minibatches(), loss, arguments.out / "draws"),
+        steps=arguments.steps,
+        burn_in=arguments.steps // 5,
+        every=10,
+        max_samples=200,
+        seed=0,
+        checkpoint_every=2000,
+    )
     print(f"{store}, one in {store[1].step - store[0].step} steps")
     picture(store, arguments.out / "store.png")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -26,6 +27,9 @@ def start(call: Callable[[], str | None]) -> tuple[int, int]:
         os.close(reader)
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 2)  # progress bars
+        if "tqdm" in sys.modules:
+            # All forks share its lock, and one that is killed may have it for ever.
+            sys.modules["tqdm"].tqdm.set_lock(threading.RLock())
         try:
             text = call()
         except BaseException as error:

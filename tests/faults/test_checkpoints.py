@@ -378,8 +378,10 @@ def test_digits_in_place_of_mnist_have_their_own_sizes(
     def fails(*arguments: object, **more: object) -> None:
         raise OSError("no network")
 
-    def looks(of_methods: dict[str, list[Any]], *rest: object) -> None:
-        configs.extend(of_methods["sgd"])
+    def looks(
+        args: object, settings: Any, configure: Callable[..., Any], run: object
+    ) -> None:
+        configs.append(configure("sgd", 0, settings["sgd"]))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(data, "_mnist", fails)

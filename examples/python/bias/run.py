@@ -120,10 +120,8 @@ def _run(
     thermal = chain.cost is not None and not isinstance(sampler, sg.HMC)
     gauges = sg.Gauges(sampler, every=20, center="current")
     kept: list[Tensor] = []
-    total, count = torch.zeros(chains, len(problem.test_y)), 0
 
     def keep(*_: Any) -> None:
-        nonlocal total, count
         kept.append(
             torch.cat([p.detach().flatten(1) for p in model.parameters()], 1).float()
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from .methods import METHODS
 
-__all__ = ["curves", "search_picture", "search_table", "table", "write_json"]
+__all__ = ["curves", "search_picture", "search_table", "table"]
 
 COLORS = {
     "sgld": "C2",
@@ -87,11 +86,6 @@ def search_table(search: list[dict[str, Any]]) -> str:
             f"| {'' if rate is None else f'{rate:.3f}'} |"
         )
     return "\n".join(lines)
-
-
-def write_json(document: dict[str, Any], path: Path) -> None:
-    """All figures behind the table and the pictures."""
-    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def curves(runs: Runs, reference: dict[str, Any], path: Path) -> None:

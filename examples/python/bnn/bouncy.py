@@ -5,20 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from checkpoint import Parts
 from torch import Tensor
+from torch.func import functional_call
 from torch.nn import functional as F
 
 import torch_sgmcmc as sg
 
 from .data import Images
-from .epoch import train_epoch
-from .loop import RunConfig
+from .loop import Chain, RunConfig, train_epoch
 from .methods import METHODS, build_model, build_optimizer, build_sbps
 
 __all__ = ["BouncyChain"]
 
 
-class BouncyChain:
+class BouncyChain(Chain):
     """A network whose parameters are a bouncy particle's position.
 
     An epoch is N evaluations as in every other method, N the number of training
@@ -40,11 +41,9 @@ class BouncyChain:
     def __init__(self, config: RunConfig, images: Images) -> None:
         self._config, self._images = config, images
         settings = dict(config.settings)
-        num_data = len(images.train_y)
+        num_data, pixels = images.train_x.shape
         self._start_epochs = int(settings["start_epochs"])
-        self._model = build_model(
-            images.train_x.shape[1], config.seed, images.train_x.device
-        )
+        self._model = build_model(pixels, config.seed, images.train_x.device)
         self._sgd, _ = build_optimizer(
             "sgdm", METHODS["sgdm"], self._model, num_data, config.seed
         )
@@ -55,8 +54,15 @@ class BouncyChain:
         self._batches = sg.IndependentBatchSampler(
             num_data, int(settings["minibatch"]), seed=config.seed
         )
-        # The epoch's samples: their parameters in the order of state_dict.
-        self._samples: list[list[Tensor]] = []
+        self._samples: list[dict[str, Tensor]] = []  # the epoch's
+        self.parts = Parts(
+            model=self._model,
+            sgd=self._sgd,
+            optimizer=self._sampler,
+            batches=self._batches,
+        )
+        if self._precision is not None:
+            self.parts["precision"] = self._precision
 
     @property
     def evaluations(self) -> int:
@@ -82,19 +88,14 @@ class BouncyChain:
         return F.cross_entropy(self._model(x), y, reduction="none")
 
     def _keep(self, sampler: sg.SBPS, time: float) -> None:
-        self._samples.append([p.detach().clone() for p in self._model.parameters()])
+        state = self._model.state_dict()
+        self._samples.append({name: t.clone() for name, t in state.items()})
 
     def predict(self, x: Tensor) -> Tensor:
         """Class probabilities: the mean over the epoch's samples."""
         self._model.eval()
-        names = [name for name, _ in self._model.named_parameters()]
-        samples = self._samples or [list(self._model.parameters())]
-        predictions = [
-            torch.func.functional_call(
-                self._model, dict(zip(names, sample, strict=True)), (x,)
-            ).softmax(1)
-            for sample in samples
-        ]
+        samples = self._samples or [self._model.state_dict()]
+        predictions = [functional_call(self._model, s, x).softmax(1) for s in samples]
         return torch.stack(predictions).mean(0)
 
     def num_samples(self) -> int:
@@ -109,26 +110,3 @@ class BouncyChain:
             # JSON has no NaN, which is what nothing has happened for yet.
             **{k: v for k, v in vars(self._sampler.diagnostics).items() if v == v},
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the chain needs to continue to the same bits."""
-        return {
-            "model": dict(self._model.state_dict()),
-            "sgd": self._sgd.state_dict(),
-            "optimizer": self._sampler.state_dict(),
-            "batches": self._batches.state_dict(),
-            **({"precision": self._precision.state_dict()} if self._precision else {}),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a checkpoint."""
-        self._model.load_state_dict(state["model"])
-        self._sgd.load_state_dict(state["sgd"])
-        self._sampler.load_state_dict(state["optimizer"])
-        if self._precision is not None:
-            self._precision.load_state_dict(state["precision"])
-        self._batches.load_state_dict(state["batches"])
-
-    def parameters(self) -> list[Tensor]:
-        """The particle's position."""
-        return list(self._model.state_dict().values())

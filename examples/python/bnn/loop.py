@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import checkpoint
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
 from tqdm import tqdm
 
+from .data import Images, minibatches
 from .metrics import evaluate
 
-__all__ = ["Chain", "RunConfig", "run_chain", "run_in_turn"]
-
-Config = TypeVar("Config", bound="RunConfig")
+__all__ = ["Chain", "RunConfig", "run_chain", "train_epoch"]
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,20 @@ class RunConfig:
         """Whether predictions are averaged over the posterior."""
         return self.method not in ("sgd", "sgdm")
 
+    def as_dict(self) -> dict[str, Any]:
+        """As checkpoints have it."""
+        return vars(self) | {"settings": dict(self.settings)}
+
+    def checkpoint(self, folder: Path) -> Path:
+        """The run's file."""
+        return folder / f"{self.name}.pt"
+
 
 class Chain(Protocol):
     """What the loop trains."""
+
+    #: What a checkpoint needs beyond what the loop keeps itself.
+    parts: checkpoint.Parts
 
     def train(self, epoch: int) -> None:
         """Makes the updates of one epoch, which is counted from 1."""
@@ -56,18 +67,32 @@ class Chain(Protocol):
 
     def num_samples(self) -> int:
         """How many samples the epoch has; without any, predict() is for the present."""
+        return 1
 
     def report(self) -> dict[str, Any]:
         """What goes into the history besides the scores."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs beyond what the loop keeps itself."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads a checkpoint, which has the loop's own entries too."""
+        return {}
 
     def parameters(self) -> list[Tensor]:
         """The current sample, for the fingerprint."""
+        return list(self.parts["model"].state_dict().values())
+
+
+def train_epoch(
+    model: nn.Module,
+    optimizer: Optimizer,
+    images: Images,
+    config: RunConfig,
+    epoch: int,
+) -> None:
+    """Makes an update for each minibatch of the epoch."""
+    model.train()
+    for x, y in minibatches(
+        images.train_x, images.train_y, config.batch_size, config.seed, epoch
+    ):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
 
 
 def run_chain(
@@ -76,7 +101,6 @@ def run_chain(
     inputs: dict[str, Tensor],
     labels: Tensor,
     folder: Path,
-    position: int = 0,
 ) -> dict[str, Any]:
     """Runs to the last epoch, from the checkpoint in folder if there is one.
 
@@ -89,42 +113,18 @@ def run_chain(
         inputs: what to predict; ``"labelled"`` is what labels belong to.
         labels: the true classes.
         folder: where the checkpoint is.
-        position: the line of the progress bar.
 
     Returns:
         The state at the end: config, history of the scores, running means of the
         predictions, seconds of training, fingerprint.
     """
-    state: dict[str, Any] = {
-        "config": _as_dict(config),
-        "epoch": 0,
-        "samples": 0,
-        "predictions": {},  # running means of the softmax outputs
-        "history": [],
-        "seconds": 0.0,
-    }
-    path = _path(config, folder)
-    saved = _saved(config, folder, labels.device)
-    if saved is not None:
-        try:
-            if saved["predictions"].keys() != inputs.keys():
-                raise ValueError(
-                    f"predictions for {' and '.join(saved['predictions'])} images, not "
-                    f"for {' and '.join(inputs)}"
-                )
-            chain.load_state_dict(saved)
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise SystemExit(
-                f"{path} does not fit: {error}\nDelete it or choose another --out."
-            ) from error
-        state = saved | {"config": state["config"]}
-
+    path = config.checkpoint(folder)
+    state = _begin(config, chain, inputs, path, labels.device)
     with tqdm(
         total=config.epochs,
         initial=min(state["epoch"], config.epochs),
         desc=config.name,
         unit="epoch",
-        position=position,
     ) as bar:
         if state["history"]:
             bar.set_postfix(error=f"{state['history'][-1]['error']:.2%}")
@@ -136,68 +136,57 @@ def run_chain(
 
             _predict(state, chain, inputs, config)
             scores = evaluate(state["predictions"]["labelled"], labels)
-            scores["epoch"] = state["epoch"]
-            scores |= chain.report()
+            scores |= {"epoch": state["epoch"]} | chain.report()
             state["history"].append(scores)
-            state |= chain.state_dict()
-            checkpoint.save(state, path)
+            checkpoint.save(state | chain.parts.state_dict(), path)
             bar.update()
             bar.set_postfix(error=f"{scores['error']:.2%}")
     state["digest"] = _digest(chain, state)
     return state
 
 
-def run_in_turn(
-    configs: Mapping[str, Sequence[Config]],
-    folder: Path,
-    run: Callable[[Config], dict[str, Any]],
-) -> dict[str, list[dict[str, Any]]]:
-    """Runs all configs of each method, if the folder has no checkpoint against it."""
-    for of_method in configs.values():
-        for config in of_method:
-            _saved(config, folder)
-    return {method: [run(config) for config in configs[method]] for method in configs}
-
-
-def _saved(
-    config: RunConfig, folder: Path, device: torch.device | str = "cpu"
-) -> dict[str, Any] | None:
-    """The checkpoint from which a run continues, None at its start.
-
-    A file that is damaged, or another run's, ends the program.
-    """
-    path = _path(config, folder)
-    if not path.exists():
-        return None
-    saved = checkpoint.load(path, device)
-    if not isinstance(saved, dict) or not isinstance(saved.get("config"), dict):
-        raise SystemExit(f"{path} holds no run.\nDelete it or choose another --out.")
-    if _fixed(saved["config"]) != _fixed(_as_dict(config)):
+def _begin(
+    config: RunConfig,
+    chain: Chain,
+    inputs: dict[str, Tensor],
+    path: Path,
+    device: torch.device,
+) -> dict[str, Any]:
+    """The state of the last checkpoint, loaded into the chain, or that of a start."""
+    state: dict[str, Any] = {
+        "config": config.as_dict(),
+        "epoch": 0,
+        "samples": 0,
+        "predictions": {},  # running means of the softmax outputs
+        "history": [],
+        "seconds": 0.0,
+    }
+    saved = checkpoint.of_run(path, state["config"], device)
+    if saved is None:
+        return state
+    try:
+        if saved["predictions"].keys() != inputs.keys():
+            raise ValueError(
+                f"predictions for {' and '.join(saved['predictions'])} images, not "
+                f"for {' and '.join(inputs)}"
+            )
+        chain.parts.load_state_dict(saved)
+        return {key: saved[key] for key in state} | {"config": state["config"]}
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise SystemExit(
-            f"{path} holds a run with other settings:\n  {saved['config']}\n"
-            f"not\n  {_as_dict(config)}\nDelete it or choose another --out."
-        )
-    return saved
-
-
-def _path(config: RunConfig, folder: Path) -> Path:
-    return folder / f"{config.name}.pt"
-
-
-def _as_dict(config: RunConfig) -> dict[str, Any]:
-    return vars(config) | {"settings": dict(config.settings)}
-
-
-def _fixed(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a config that a chain cannot change: all but its length."""
-    return {key: value for key, value in config.items() if key != "epochs"}
+            f"{path} does not fit: {error}\nDelete it or choose another --out."
+        ) from error
 
 
 @torch.no_grad()
 def _predict(
     state: dict[str, Any], chain: Chain, inputs: dict[str, Tensor], config: RunConfig
 ) -> None:
-    """Updates the predictions: a running mean over the samples after burn-in."""
+    """Updates the predictions: a running mean over the samples after burn-in.
+
+    By hand and in float32 since the C++ program has it so, to the last bit, and goes on
+    from the same checkpoints; :class:`torch_sgmcmc.Predictive` has sums in float64.
+    """
     averaging = config.samples and state["epoch"] > config.burn_in
     before = state["samples"] if averaging else 0
     new = chain.num_samples() if averaging else 0

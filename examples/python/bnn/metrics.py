@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-__all__ = ["entropy", "evaluate"]
+__all__ = ["evaluate"]
 
 
 def evaluate(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
@@ -19,8 +18,3 @@ def evaluate(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
             probabilities, labels, num_classes=probabilities.shape[1], n_bins=15
         ).item(),
     }
-
-
-def entropy(probabilities: Tensor) -> Tensor:
-    """Entropy of each row, in nats."""
-    return torch.special.entr(probabilities).sum(1)

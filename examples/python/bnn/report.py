@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,13 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from software import versions
+import torch
+from cells import spread
+from program import versions, write_json
+
+from torch_sgmcmc import predictive
 
 from .data import Images
-from .metrics import entropy
 
 __all__ = [
     "COLORS",
@@ -24,7 +26,7 @@ __all__ = [
     "settings_in_words",
     "table",
     "uncertainty",
-    "write_json",
+    "write_results",
 ]
 
 LABELS = {
@@ -60,10 +62,10 @@ def table(runs: Runs) -> str:
             f"| {LABELS[method]} "
             f"| {settings_in_words(settings)} "
             f"| {len(states)} "
-            f"| {_spread([100 * r['error'] for r in last], 2)} % "
-            f"| {_spread([r['nll'] for r in last], 4)} "
-            f"| {_spread([r['ece'] for r in last], 4)} "
-            f"| {_spread([s['seconds'] / s['epoch'] for s in states], 2)} |"
+            f"| {spread([100 * r['error'] for r in last], 2)} % "
+            f"| {spread([r['nll'] for r in last], 4)} "
+            f"| {spread([r['ece'] for r in last], 4)} "
+            f"| {spread([s['seconds'] / s['epoch'] for s in states], 2)} |"
         )
     return "\n".join(rows)
 
@@ -71,13 +73,6 @@ def table(runs: Runs) -> str:
 def settings_in_words(settings: dict[str, float]) -> str:
     """As in "lr 0.1, momentum 0.99"."""
     return ", ".join(f"{key} {value:g}" for key, value in settings.items())
-
-
-def _spread(values: list[float], digits: int) -> str:
-    mean = f"{np.mean(values):.{digits}f}"
-    if len(values) == 1:
-        return mean
-    return f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
 
 
 def environment(images: Images) -> dict[str, Any]:
@@ -89,7 +84,7 @@ def environment(images: Images) -> dict[str, Any]:
     }
 
 
-def write_json(runs: Runs, environment: dict[str, Any], path: Path) -> None:
+def write_results(runs: Runs, environment: dict[str, Any], path: Path) -> None:
     """All figures behind the table and the pictures."""
     document = {
         "environment": environment,
@@ -107,7 +102,7 @@ def write_json(runs: Runs, environment: dict[str, Any], path: Path) -> None:
             for s in states
         ],
     }
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    write_json(document, path)
 
 
 def figure_4(runs: Runs, path: Path) -> None:
@@ -144,7 +139,16 @@ def uncertainty(runs: Runs, images: Images, path: Path) -> None:
     figure, axes = plt.subplots(
         1, columns, figsize=(3.6 * columns, 3.6), layout="constrained"
     )
-    _reliability(axes[0], runs, images)
+    predictive.plot_reliability(
+        {LABELS[m]: s[0]["predictions"]["labelled"] for m, s in runs.items()},
+        images.test_y,
+        bins=10,
+        axes=axes[0],
+    )
+    for line, method in zip(axes[0].lines[1:], runs, strict=True):
+        line.set_color(COLORS[method])
+    axes[0].legend(fontsize="small")
+    axes[0].set_title(f"Calibration on {images.name}")
     bins = np.linspace(0, np.log(10), 41)
     for i, (method, states) in enumerate(runs.items()):
         ax = axes[1 + i] if has_other else axes[1]
@@ -154,7 +158,8 @@ def uncertainty(runs: Runs, images: Images, path: Path) -> None:
         ):
             if name not in states[0]["predictions"]:
                 continue
-            values = entropy(states[0]["predictions"][name].cpu()).numpy()
+            probabilities = states[0]["predictions"][name].cpu()
+            values = torch.special.entr(probabilities).sum(1).numpy()
             ax.hist(
                 values,
                 bins,
@@ -174,28 +179,3 @@ def uncertainty(runs: Runs, images: Images, path: Path) -> None:
     axes[1].set_ylabel("density")
     figure.savefig(path, dpi=150)
     plt.close(figure)
-
-
-def _reliability(ax: Any, runs: Runs, images: Images) -> None:
-    labels = images.test_y.cpu().numpy()
-    edges = np.linspace(0, 1, 11)
-    ax.plot([0, 1], [0, 1], color="0.6", linewidth=1)
-    for method, states in runs.items():
-        probabilities = states[0]["predictions"]["labelled"].cpu().numpy()
-        confidence = probabilities.max(1)
-        correct = probabilities.argmax(1) == labels
-        which = np.clip(np.digitize(confidence, edges) - 1, 0, len(edges) - 2)
-        # Bins with a handful of images say nothing about calibration.
-        used = [b for b in range(len(edges) - 1) if (which == b).sum() >= 20]
-        ax.plot(
-            [confidence[which == b].mean() for b in used],
-            [correct[which == b].mean() for b in used],
-            "o-",
-            markersize=3,
-            color=COLORS[method],
-            label=LABELS[method],
-        )
-    ax.set_xlabel("confidence")
-    ax.set_ylabel("accuracy")
-    ax.set_title(f"Calibration on {images.name}")
-    ax.legend(fontsize="small")

@@ -1,84 +1,61 @@
-"""One run of one method with one seed: an ordinary training loop."""
+"""One run of one method with one seed: which chain, and what it predicts."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from checkpoint import Parts
 from torch import Tensor
 
 from .bouncy import BouncyChain
 from .data import Images
-from .epoch import train_epoch
-from .loop import RunConfig, run_chain
+from .loop import Chain, RunConfig, run_chain, train_epoch
 from .methods import build_model, build_optimizer
 
 __all__ = ["RunConfig", "run"]
 
 
-def run(
-    config: RunConfig, images: Images, folder: Path, position: int = 0
-) -> dict[str, Any]:
+def run(config: RunConfig, images: Images, folder: Path) -> dict[str, Any]:
     """Runs to the last epoch, see :func:`bnn.loop.run_chain`."""
     inputs, labels = {"labelled": images.test_x}, images.test_y
     if config.validate:
         inputs, labels = {"labelled": images.validation_x}, images.validation_y
     elif images.other_x is not None:
         inputs["other"] = images.other_x
-    build = BouncyChain if config.method in ("sbps", "psbps") else _Chain
-    return run_chain(config, build(config, images), inputs, labels, folder, position)
+    build = BouncyChain if config.method in ("sbps", "psbps") else NetworkChain
+    return run_chain(config, build(config, images), inputs, labels, folder)
 
 
-class _Chain:
+class NetworkChain(Chain):
     """A network and its optimizer, and the hyperprior where there is one."""
 
     def __init__(self, config: RunConfig, images: Images) -> None:
-        self._config = config
-        self._images = images
-        self._model = build_model(
-            images.train_x.shape[1], config.seed, images.train_x.device
-        )
+        self._config, self._images = config, images
+        num_data, pixels = images.train_x.shape
+        self._model = build_model(pixels, config.seed, images.train_x.device)
         self._optimizer, self._precision = build_optimizer(
-            config.method,
-            dict(config.settings),
-            self._model,
-            len(images.train_y),
-            config.seed,
+            config.method, dict(config.settings), self._model, num_data, config.seed
         )
+        self.parts = Parts(model=self._model, optimizer=self._optimizer)
+        if self._precision is not None:
+            self.parts["precision"] = self._precision
 
     def train(self, epoch: int) -> None:
+        """One pass over the images; then the precisions are drawn."""
         train_epoch(self._model, self._optimizer, self._images, self._config, epoch)
         if self._precision is not None:
             self._precision.step()
 
     def predict(self, x: Tensor) -> Tensor:
+        """Class probabilities of the present network."""
         self._model.eval()
         return self._model(x).softmax(1)
 
-    def num_samples(self) -> int:
-        return 1
-
     def report(self) -> dict[str, Any]:
+        """The precisions, where they are drawn."""
         if self._precision is None:
             return {}
         return {
             "precisions": [g["prior_precision"] for g in self._optimizer.param_groups]
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {
-            "model": dict(self._model.state_dict()),
-            "optimizer": self._optimizer.state_dict(),
-        }
-        if self._precision is not None:
-            state["precision"] = self._precision.state_dict()
-        return state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        if self._precision is not None:
-            self._precision.load_state_dict(state["precision"])
-
-    def parameters(self) -> list[Tensor]:
-        return list(self._model.state_dict().values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from checkpoint import Parts
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -46,6 +47,9 @@ class NetworkChain:
             config.method, dict(config.settings), self.model, len(y), seed
         )
         self._batches = self._make_batches(seed)
+        self._parts = Parts(
+            model=self.model, sampler=self.sampler, batches=self._batches
+        )
 
     def _make_batches(
         self, seed: int
@@ -97,16 +101,9 @@ class NetworkChain:
 
     def state_dict(self) -> dict[str, Any]:
         """What the chain needs to continue to the same bits."""
-        return {
-            "model": dict(self.model.state_dict()),
-            "sampler": self.sampler.state_dict(),
-            "batches": self._batches.state_dict(),
-            "gradients": self.gradients,
-        }
+        return {**self._parts.state_dict(), "gradients": self.gradients}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a checkpoint."""
-        self.model.load_state_dict(state["model"])
-        self.sampler.load_state_dict(state["sampler"])
-        self._batches.load_state_dict(state["batches"])
+        self._parts.load_state_dict(state)
         self.gradients = state["gradients"]

@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 from bnn import curves
 from bnn.report import Runs, settings_in_words
+from cells import interval
 from scipy import stats
 
 from .methods import LABELS
 
-__all__ = ["differences", "interval", "learning_curves", "table"]
+__all__ = ["differences", "learning_curves", "table"]
 
 COLORS = {"ewsg": "C3", "sghmc": "C0", "cp_sghmc": "C1", "sgld": "C2", "psgld": "C4"}
 
@@ -69,16 +70,6 @@ def differences(runs: Runs) -> str:
             cells.append(f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]")
         rows.append(f"| {LABELS[method]} | {' | '.join(cells)} |")
     return "\n".join(rows)
-
-
-def interval(values: list[float], digits: int) -> str:
-    """The mean and, of several values, its 95 % t interval."""
-    mean = f"{np.mean(values):.{digits}f}"
-    if len(values) == 1:
-        return mean
-    quantile = stats.t.ppf(0.975, len(values) - 1)
-    half_width = quantile * np.std(values, ddof=1) / np.sqrt(len(values))
-    return f"{mean} ± {half_width:.{digits}f}"
 
 
 def learning_curves(runs: Runs, path: Path) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from bnn.data import Images
-from bnn.loop import run_chain
+from bnn.loop import Chain, run_chain
+from checkpoint import Parts
 from torch import Tensor
 
 import torch_sgmcmc as sg
@@ -41,7 +42,7 @@ def run(config: EnsembleConfig, images: Images, folder: Path) -> dict[str, Any]:
     return state | {"diagnostics": diagnose(ensemble.chains[0])}
 
 
-class _Ensemble:
+class _Ensemble(Chain):
     def __init__(self, config: EnsembleConfig, x: Tensor, y: Tensor) -> None:
         self._config = config
         self._updates = len(y) // (config.batch_size * config.samples_per_pass)
@@ -50,10 +51,10 @@ class _Ensemble:
             strata = sg.kmeans_strata(x, _CLUSTERS, seed=0)
         # Chains of all seeds have starts, noise and minibatches of their own.
         first = config.seed * config.chains
-        self.chains = [
-            NetworkChain(config, seed, x, y, strata)
-            for seed in range(first, first + config.chains)
-        ]
+        seeds = range(first, first + config.chains)
+        chains = {str(s): NetworkChain(config, s, x, y, strata) for s in seeds}
+        self.chains = list(chains.values())
+        self.parts = Parts(chains=Parts(chains))
 
     def train(self, epoch: int) -> None:
         for chain in self.chains:
@@ -69,22 +70,12 @@ class _Ensemble:
             total += chain.predict(x)
         return total / len(self.chains)
 
-    def num_samples(self) -> int:
-        return 1
-
     def report(self) -> dict[str, Any]:
         report: dict[str, Any] = {"gradients": sum(c.gradients for c in self.chains)}
         if self._config.method == "ewsg":
             rates = [c.sampler.acceptance_rate for c in self.chains]
             report["acceptance_rate"] = sum(rates) / len(rates)
         return report
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"chains": [chain.state_dict() for chain in self.chains]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for chain, saved in zip(self.chains, state["chains"], strict=True):
-            chain.load_state_dict(saved)
 
     def parameters(self) -> list[Tensor]:
         return [p for c in self.chains for p in c.model.parameters()]

@@ -8,6 +8,7 @@ from typing import Any
 
 import checkpoint
 import torch
+from checkpoint import Parts
 from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -82,6 +83,9 @@ class _Chain:
                 **common,
             )
             self.sampler.register_sample_hook(lambda sampler, time: self._keep())
+        self._parts = Parts(
+            model=self.model, sampler=self.sampler, batches=self.batches
+        )
 
     @property
     def evaluations(self) -> int:
@@ -115,18 +119,14 @@ class _Chain:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "model": dict(self.model.state_dict()),
-            "sampler": self.sampler.state_dict(),
-            "batches": self.batches.state_dict(),
+            **self._parts.state_dict(),
             "gradients": self._gradients,
             "samples": torch.stack(self.samples) if self.samples else torch.empty(0),
             "costs": self.costs,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.sampler.load_state_dict(state["sampler"])
-        self.batches.load_state_dict(state["batches"])
+        self._parts.load_state_dict(state)
         self._gradients = state["gradients"]
         self.samples = list(state["samples"])
         self.costs = list(state["costs"])
@@ -150,13 +150,8 @@ def run_chain(config: ChainConfig, images: SmallImages, folder: Path) -> dict[st
     chain, done = _Chain(config, images), 0
     fixed = asdict(config)
     del fixed["epochs"]
-    if path.exists():
-        saved = checkpoint.load(path)
-        if saved["config"] != fixed:
-            raise SystemExit(
-                f"{path} holds a run with other settings:\n  {saved['config']}\nnot\n"
-                f"  {fixed}\nDelete it or choose another --out."
-            )
+    saved = checkpoint.of_run(path, fixed)
+    if saved is not None:
         done = saved["epoch"]
         chain.load_state_dict(saved)
     part = -(-config.epochs // _PARTS)

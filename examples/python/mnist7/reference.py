@@ -22,7 +22,7 @@ from tqdm import tqdm
 import torch_sgmcmc as sg
 
 from .data import SmallImages
-from .model import most_probable, potential
+from .model import Softmax, most_probable, potential
 
 __all__ = ["Reference", "make_reference", "mean_prediction"]
 
@@ -145,8 +145,6 @@ def _quality(values: Any) -> dict[str, float]:
 
 def mean_prediction(weights: Tensor, x: Tensor) -> Tensor:
     """Mean class probabilities over rows of weights."""
-    x = x.to(weights.dtype)
-    total = torch.zeros(len(x), weights.shape[1] // x.shape[1], dtype=weights.dtype)
-    for w in weights:
-        total += (x @ w.view(x.shape[1], -1)).softmax(1)
-    return total / len(weights)
+    model = Softmax(x.shape[1]).to(weights.dtype)
+    draws = ({"weight": w.view_as(model.weight)} for w in weights)
+    return sg.predict(model, draws, x.to(weights.dtype)).mean

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,15 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from scipy import stats
-from software import versions
+from cells import interval
+from program import versions, write_json
 from torch import Tensor
 
 from .chains import ChainConfig
 from .data import SmallImages
 from .reference import Reference, mean_prediction
 
-__all__ = ["PARTS", "Run", "figure_6", "name_of", "score", "table", "write_json"]
+__all__ = ["PARTS", "Run", "figure_6", "name_of", "score", "table", "write_results"]
 
 #: The principal directions in four equal parts, from wide to narrow.
 PARTS = ("widest", "wide", "narrow", "narrowest")
@@ -88,31 +87,23 @@ def table(runs: dict[str, list[Run]]) -> str:
     rows = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for name, some in runs.items():
         cells = [
-            *(_interval([r["variance"][i] for r in some]) for i in range(len(PARTS))),
-            _interval([r["narrowest_direction"] for r in some]),
-            *(_interval([r["offset"][i] for r in some]) for i in (0, -1)),
-            _interval([r["prediction"] for r in some], 4),
+            *(interval([r["variance"][i] for r in some], 2) for i in range(len(PARTS))),
+            interval([r["narrowest_direction"] for r in some], 2),
+            *(interval([r["offset"][i] for r in some], 2) for i in (0, -1)),
+            interval([r["prediction"] for r in some], 4),
         ]
         rows.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
-def _interval(values: list[float], digits: int = 2) -> str:
-    mean = f"{np.mean(values):.{digits}f}"
-    if len(values) == 1:
-        return mean
-    half_width = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
-    return f"{mean} ± {half_width:.{digits}f}"
-
-
-def write_json(runs: dict[str, list[Run]], reference: Reference, path: Path) -> None:
+def write_results(runs: dict[str, list[Run]], reference: Reference, path: Path) -> None:
     """All figures behind the table."""
     document = {
         "environment": versions(),
         "reference": reference.quality | {"deviations": reference.deviations.tolist()},
         "runs": [run for some in runs.values() for run in some],
     }
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    write_json(document, path)
 
 
 def figure_6(

@@ -11,6 +11,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from cells import spread
 from numpy.typing import NDArray
 
 from . import correlated, double_well
@@ -26,14 +27,6 @@ COLORS = {
     "naive SGHMC, no MH": "C1",
     "SGHMC": "C3",
 }
-
-
-def spread(values: list[float], digits: int) -> str:
-    """Mean ± standard deviation over seeds."""
-    mean = f"{np.mean(values):.{digits}f}"
-    if len(values) == 1:
-        return mean
-    return f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
 
 
 def scientific(values: list[float]) -> str:
