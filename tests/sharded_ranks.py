@@ -357,6 +357,7 @@ def refusals(rank: int, meshes: dict[str, Any]) -> dict[str, str]:
         "chains": error_of(partial(sg.EWSG, [p], **TARGET, num_chains=5, seed=1)),
         "gauges": error_of(partial(sg.Gauges, sampler)),
         "variates": error_of(partial(sg.ControlVariates, sampler, p.sum)),
+        "replicas": error_of(partial(sg.check_replicas, sampler)),
     }
     found["size"] = str(p.to_local().shape[0])
     return found

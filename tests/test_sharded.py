@@ -148,6 +148,9 @@ def test_refusals(ranks: Any) -> None:
             "variates": "ValueError: Invalid parameters: some are DTensors, which only "
             "steps and checkpoints of samplers take (keep whole parameters on every "
             "rank, as DistributedDataParallel does)",
+            "replicas": "ValueError: Invalid parameters: some are DTensors, which only "
+            "steps and checkpoints of samplers take (keep whole parameters on every "
+            "rank, as DistributedDataParallel does)",
         }
 
 

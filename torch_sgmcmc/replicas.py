@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.checks import check_integer
 from torch_sgmcmc.core.distributed import device_of_group, world_size
+from torch_sgmcmc.core.shards import refuse
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["check_replicas", "check_replicas_every"]
@@ -38,11 +39,14 @@ def check_replicas(sampler: Sampler) -> None:
         RuntimeError: on every rank. The ranks that differ from most of the others (if
             there are as many, from those with the lowest rank) are named, by their
             numbers in the default group, with what differs. Nothing has changed.
+        ValueError: there are DTensors among the parameters.
 
     Example:
         >>> check_replicas(sampler)                     # now
         >>> check_replicas_every(sampler, 100)          # and after every 100 steps
     """
+    params = (p for group in sampler.param_groups for p in group["params"])
+    refuse("parameters", params)  # ranks' shards differ on purpose
     group = sampler.process_group
     size = world_size(group)
     if size == 1:

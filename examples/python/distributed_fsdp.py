@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node 2 examples/python/distributed_fsdp.py [--out runs/fsdp]
 
-Every rank keeps its shard of parameters, gradients and momenta, and draws its part of the
-noise: the chain is that of distributed_ddp.py, up to rounding, on any number of ranks.
+Every rank keeps its shard of parameters, gradients and momenta, and draws its part of
+the noise: the chain is that of distributed_ddp.py, up to rounding, on any number of
+ranks.
 Started again with more --epochs it goes on, also on another number of ranks.
 """
 
@@ -53,7 +54,7 @@ def main() -> None:
     # Every rank predicts, with layers that are gathered one after the other.
     predictive = sg.Predictive(model, train.tensors[0], link="identity")
 
-    epoch, path = 0, arguments.out / "checkpoint"
+    done, path = 0, arguments.out / "checkpoint"
     if path.exists():
         model_state, state = get_state_dict(model, sampler)
         rest: dict[str, Any] = {"epoch": 0, "batches": batches.state_dict()}
@@ -62,10 +63,10 @@ def main() -> None:
         set_state_dict(
             *(model, sampler), model_state_dict=model_state, optim_state_dict=state
         )
-        epoch = rest["epoch"]
+        done = rest["epoch"]
         batches.load_state_dict(rest["batches"])
         predictive.load_state_dict(sg.load(arguments.out / "predictive.pt"))
-    for epoch in range(epoch + 1, arguments.epochs + 1):
+    for epoch in range(done + 1, arguments.epochs + 1):
         for x, y in DataLoader(train, batch_sampler=batches):
             sampler.zero_grad()
             (((model(x) - y) / NOISE).square().mean() / 2).backward()
