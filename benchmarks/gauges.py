@@ -2,9 +2,10 @@
 
     python benchmarks/gauges.py [--threads 1] [--every 20] [--rounds 40]
 
-Updates only, gradients in place, fp32, of the MNIST network 784-100-10 and of one
-tensor of 10^7 elements. Both kinds of step are made in turns by one sampler; the median
-of the rounds' ratios is reported, with its quartiles.
+fp32: updates only, gradients in place, of the MNIST network 784-100-10 and of one
+tensor of 10^7 elements; and training steps of the network, with minibatches of 500.
+Both kinds of step are made in turns by one sampler; the median of the rounds' ratios of
+processor time is reported, with its quartiles.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 import torch_sgmcmc as sg
 
-MNIST = ((100, 784), (100,), (10, 100), (10,))
 SAMPLERS = {
     "SGLD": lambda p: sg.SGLD(p, 1e-6, num_data=6e4),
     "SGHMC": lambda p: sg.SGHMC(p, 1e-6, 0.9, num_data=6e4),
@@ -27,26 +29,55 @@ SAMPLERS = {
 }
 
 
-def ratios(name: str, shapes: tuple, every: int, rounds: int) -> list[float]:
-    """Of the times of as many steps as there are from one look at noise to the next."""
-    params = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+def network() -> nn.Module:
+    """The MNIST network."""
+    return nn.Sequential(nn.Linear(784, 100), nn.Sigmoid(), nn.Linear(100, 10))
+
+
+def updates(name: str, params: list[nn.Parameter]) -> tuple[sg.Sampler, Callable]:
+    """Steps with gradients that are there."""
     for p in params:
         p.grad = torch.randn_like(p)
     sampler = SAMPLERS[name](params)
+    return sampler, sampler.step
+
+
+def training(name: str) -> tuple[sg.Sampler, Callable]:
+    """Steps of a training loop."""
+    model, x, y = network(), torch.rand(500, 784), torch.randint(10, (500,))
+    sampler = SAMPLERS[name](model.parameters())
+
+    def step() -> None:
+        sampler.zero_grad()
+        cross_entropy(model(x), y).backward()
+        sampler.step()
+
+    return sampler, step
+
+
+CASES: dict[str, Callable[[str], tuple[sg.Sampler, Callable]]] = {
+    "MNIST network": lambda name: updates(name, list(network().parameters())),
+    "10^7 elements": lambda name: updates(name, [nn.Parameter(torch.randn(10**7))]),
+    "training step": training,
+}
+
+
+def ratios(sampler: sg.Sampler, step: Callable, every: int, rounds: int) -> list[float]:
+    """Of the times of as many steps as there are from one look at noise to the next."""
     gauges = sg.Gauges(sampler, every=every)
     times: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(rounds):
         for observed in (False, True):
             sampler._gauges = gauges if observed else None
-            started = time.perf_counter()
+            started = time.process_time()
             for _ in range(5 * every):
-                sampler.step()
-            times[observed].append(time.perf_counter() - started)
+                step()
+            times[observed].append(time.process_time() - started)
     return [b / a for a, b in zip(times[False], times[True], strict=True)]
 
 
 def main() -> None:
-    """Prints a line for each sampler."""
+    """Prints three lines for each sampler."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--every", type=int, default=20)
@@ -54,11 +85,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     for name in SAMPLERS:
-        for where, shapes, rounds in (
-            ("MNIST network", MNIST, arguments.rounds),
-            ("10^7 elements", ((10**7,),), max(2, arguments.rounds // 10)),
-        ):
-            measured = ratios(name, shapes, arguments.every, rounds)
+        for where, make in CASES.items():
+            large = where == "10^7 elements"
+            rounds = max(2, arguments.rounds // 10) if large else arguments.rounds
+            measured = ratios(*make(name), arguments.every, rounds)
             low, middle, high = statistics.quantiles(measured, n=4)
             print(f"{name:16} {where}: {middle:.3f} ({low:.3f} to {high:.3f})")
 

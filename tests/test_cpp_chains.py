@@ -221,7 +221,7 @@ def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
                 net[2].bias.grad = None
             return loss.detach().expand(job["rows"]) if job["rows"] else loss
 
-        if i % 50 == 7 and not job["create_graph"]:
+        if i % 60 == 7 and not job["create_graph"]:
             gauges.observe(
                 lambda: F.cross_entropy(net(job["x"][:10]), job["y"][:10]).backward()
             )
@@ -265,7 +265,8 @@ def test_each_continues_the_others_chain(
     name: str, run_in_cpp: Callable[..., dict[str, Any]]
 ) -> None:
     job = {**make_job(name, torch.float32), "gibbs_every": 20}
-    # Missing gradients and Gibbs updates fall on the same steps as in the whole.
+    # Missing gradients, comparisons and Gibbs updates fall on the same steps as in
+    # the whole.
     split = 7 * 20 * 3
     drawn = split * draws(name)
     first = {**job, "batches": job["batches"][:drawn], "lrs": job["lrs"][:split]}

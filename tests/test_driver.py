@@ -301,3 +301,13 @@ def test_an_altered_checkpoint(tmp_path: Path) -> None:
     torch.load(path)  # which does not notice
     with pytest.raises(RuntimeError, match=r"Cannot read .*checkpoint-0.pt: .*damaged"):
         run(tmp_path, steps=6)
+
+
+def test_files_that_differ_in_their_suffix(tmp_path: Path) -> None:
+    """Those of two ranks, say: neither is written by way of another's name."""
+    other = tmp_path / "run.partial"
+    other.write_text("kept")
+    sg.save({"rank": 0}, tmp_path / "run.rank0")
+    assert other.read_text() == "kept"
+    assert sg.load(tmp_path / "run.rank0") == {"rank": 0}
+    assert len([*tmp_path.iterdir()]) == 2

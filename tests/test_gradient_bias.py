@@ -207,6 +207,53 @@ def test_it_is_the_next_step_that_is_compared() -> None:
 
 
 @pytest.mark.quick
+def test_gradients_in_memory_that_every_backward_pass_writes_to() -> None:
+    """As DistributedDataParallel's are with gradient_as_bucket_view=True."""
+    p = nn.Parameter(torch.ones(4))
+    sampler = sg.SGLD([p], 1e-9, num_data=10, seed=0)
+    gauges = sg.Gauges(sampler)
+    bucket = torch.zeros(4)
+
+    def backward(value: float) -> None:
+        bucket.fill_(value)
+        p.grad = bucket.view(4)
+
+    backward(2.0)
+    gauges.observe(lambda: backward(5.0))
+    assert p.grad is not None and bool((p.grad == 2.0).all())
+    sampler.step()
+    assert gauges.all().gradient_bias.mean == pytest.approx(10 * (2 - 5), rel=1e-5)
+
+
+@pytest.mark.quick
+def test_parameters_that_were_moved_are_not_compared() -> None:
+    p = nn.Parameter(torch.ones(4))
+    sampler = sg.SGLD([p], 1e-9, num_data=10, seed=0)
+    gauges = sg.Gauges(sampler)
+    gauges.observe(lambda: p.sum().backward())
+    with torch.no_grad():
+        p.fill_(100.0)
+    p.grad = torch.ones(4)
+    sampler.step()
+    assert math.isnan(gauges.all().gradient_bias.mean)
+
+
+@pytest.mark.quick
+def test_a_summary_of_comparisons_alone() -> None:
+    p = nn.Parameter(torch.ones(4))
+    sampler = sg.SGLD([p], 1e-9, num_data=10, seed=0)
+    gauges = sg.Gauges(sampler, every=1000)
+    for i in range(40):
+        if i == 1:
+            gauges.reset()
+        gauges.observe(lambda: p.sum().backward())
+        p.grad = 2 * torch.ones(4)
+        sampler.step()
+    assert [found.fault for found in gauges.findings()] == ["biased gradient"]
+    assert "has gradients that are not those of the closure" in gauges.summary()
+
+
+@pytest.mark.quick
 def test_ewsg_chooses_its_gradients_on_purpose() -> None:
     p = nn.Parameter(torch.ones(4))
     sampler = sg.EWSG([p], 1e-3, num_data=10, seed=0)

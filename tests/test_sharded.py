@@ -139,7 +139,7 @@ def test_refusals(ranks: Any) -> None:
             "(must be Shard and Replicate: redistribute it)",
             "seeds": "RuntimeError: SGLD has DTensors, which are parts of one chain, "
             "and ranks differ: seeds [0, 1], steps [0, 0]. Give all ranks one seed, or "
-            "none",
+            "none and a process_group that has all ranks of the mesh",
             "chains": "ValueError: Invalid num_chains: 5 (a DTensor belongs to one "
             "chain)",
             "gauges": "ValueError: Invalid sampler: it has DTensors, and gauges take "
@@ -283,3 +283,35 @@ def test_what_takes_no_dtensors(group_of_one: Any, tmp_path: Path) -> None:
             "some are DTensors, which only steps and checkpoints of samplers take "
             "(keep whole parameters on every rank, as DistributedDataParallel does)"
         )
+
+
+FOUR_RANKS = """
+import threading, torch, torch.distributed as dist, torch_sgmcmc as sg
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.multi_threaded_pg import _install_threaded_pg
+
+torch._C._distributed_c10d._set_thread_isolation_mode(True)
+_install_threaded_pg()
+store, said = dist.HashStore(), {}
+
+def work(rank):
+    dist.init_process_group("threaded", rank=rank, world_size=4, store=store)
+    mesh = init_device_mesh("cpu", (2, 2))
+    placements = [Replicate(), Shard(0)]
+    p = DTensor.from_local(torch.zeros(2, 3), mesh, placements, run_check=False)
+    try:
+        sg.SGLD([torch.nn.Parameter(p)], 0.1, num_data=2, seed=7 if rank == 0 else 8)
+    except RuntimeError as error:
+        said[rank] = "seeds [7, 8]" in str(error)
+
+ranks = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(4)]
+[rank.start() for rank in ranks]
+[rank.join(60) for rank in ranks]
+assert said == dict.fromkeys(range(4), True), said
+"""
+
+
+def test_all_ranks_of_a_mesh_hear_of_one_that_differs() -> None:
+    """Those too that share no group with it: they would wait for the others."""
+    subprocess.run([sys.executable, "-c", FOUR_RANKS], check=True)

@@ -180,6 +180,7 @@ class Gauges:
         self._rows: list[tuple[list[_Row], bool]] = []
         # Forces of observe() where the chain still is, and beside those of the step.
         self._others: list[_Row] = []
+        self._others_at: list[int] = []
         self._forces: list[tuple[list[_Row], list[_Row]]] = []
         self.reset()
         sampler._gauges = self
@@ -344,16 +345,22 @@ class Gauges:
         """
         sampler = self._attached()
         before = [p.grad for p in self._params]
+        values = [None if grad is None else grad.clone() for grad in before]
         try:
             fresh_gradients(sampler, closure)
             work = sampler._gather()
+            if self._compares:
+                self._others, self._others_at = self._forces_of(work), self._versions()
+            else:
+                self._add(work, plain=True, has_noise=False)
         finally:
-            for p, grad in zip(self._params, before, strict=True):
+            for p, grad, value in zip(self._params, before, values, strict=True):
+                # Gradients may be views of memory that each backward pass writes to,
+                # such as DistributedDataParallel's. Others are not touched: autograd
+                # may have saved them.
+                if _share_memory(p.grad, grad):
+                    grad.copy_(value)
                 p.grad = grad
-        if self._compares:
-            self._others = self._forces_of(work)
-        else:
-            self._add(work, plain=True, has_noise=False)
 
     def _attached(self) -> Sampler:
         sampler = self._sampler()
@@ -366,7 +373,9 @@ class Gauges:
         if not work or self._motion is _C.Motion.NONE:
             return
         if self._others:
-            self._forces.append((self._others, self._forces_of(work)))
+            # Somebody else, a checkpoint, may have moved the parameters.
+            if self._versions() == self._others_at:
+                self._forces.append((self._others, self._forces_of(work)))
             self._others = []
             if len(self._forces) >= _MOST_ROWS:
                 self._read()
@@ -427,6 +436,9 @@ class Gauges:
         self._rows.append((rows, has_noise))
         if len(self._rows) >= _MOST_ROWS:
             self._read()
+
+    def _versions(self) -> list[int]:
+        return [0 if p.is_inference() else p._version for p in self._params]
 
     def _forces_of(self, work: list[Work]) -> list[_Row]:
         """Of each tensor, x · g."""
@@ -501,6 +513,16 @@ class Gauges:
         if name not in self._names:
             raise ValueError(f"Invalid name: {name!r} (must be one of {self._names})")
         return self._names.index(name)
+
+
+def _share_memory(a: Tensor | None, b: Tensor | None) -> bool:
+    return (
+        a is not None
+        and b is not None
+        and a is not b
+        and a.numel() > 0
+        and a.data_ptr() == b.data_ptr()
+    )
 
 
 def _settings(group: Mapping[str, Any], motion: Any) -> Any:

@@ -7,14 +7,13 @@ from collections.abc import Iterable
 from typing import Any
 from zlib import crc32
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.checks import check_integer
-from torch_sgmcmc.core.distributed import device_of_group, world_size
+from torch_sgmcmc.core.distributed import device_of_group, gathered, world_size
 from torch_sgmcmc.core.shards import refuse
 from torch_sgmcmc.sampler import Sampler
 
@@ -51,10 +50,7 @@ def check_replicas(sampler: Sampler) -> None:
     size = world_size(group)
     if size == 1:
         return
-    row = torch.tensor(_row(sampler), device=device_of_group(sampler))
-    gathered = [torch.empty_like(row) for _ in range(size)]
-    dist.all_gather(gathered, row, group)
-    rows = [tuple(each.tolist()) for each in gathered]
+    rows = gathered(_row(sampler), device_of_group(sampler), group)
     most, count = Counter(rows).most_common(1)[0]  # of equals, the first
     if count == size:
         return
@@ -96,7 +92,7 @@ def check_replicas_every(sampler: Sampler, steps: int) -> RemovableHandle:
     return sampler.register_step_post_hook(check)
 
 
-def _row(sampler: Sampler) -> tuple[int, ...]:
+def _row(sampler: Sampler) -> list[int]:
     _ = sampler.num_skipped  # a GPU may have yet to tell what came of the last step
     groups = sampler.param_groups
     params = [p for group in groups for p in group["params"]]
@@ -105,13 +101,13 @@ def _row(sampler: Sampler) -> tuple[int, ...]:
     kept = [sorted(sampler.state.get(p, {}).items()) for p in params]
     tensors = [v for each in kept for _, v in each if isinstance(v, Tensor)]
     rest = [[k if isinstance(v, Tensor) else (k, v) for k, v in each] for each in kept]
-    return (
+    return [
         int(groups[0]["step"]),
         groups[0]["seed"],
         crc32(repr(settings).encode()),
         _digest(params),
         crc32(repr(rest).encode(), _digest(tensors)),
-    )
+    ]
 
 
 def _plain(value: Any) -> Any:

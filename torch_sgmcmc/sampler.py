@@ -218,6 +218,7 @@ class Sampler(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self.__dict__.setdefault("process_group", None)
         self._seen = []
         self._look_for_shards()
         # What was pickled by an earlier version may lack some.

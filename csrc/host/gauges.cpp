@@ -32,6 +32,7 @@ void Format(std::string& out, const char* format, ...) {
 // A mean with the half width of its 95 % interval.
 std::string Interval(const BatchMeans& means) {
   std::string text;
+  if (means.count() == 0) return "-";
   const double width = means.HalfWidth(0.95);
   Format(text, "%.3g", means.Mean());
   if (std::isfinite(width)) Format(text, " ± %.2g", width);
@@ -276,7 +277,8 @@ std::string Gauges::Summary(const std::vector<std::string>& names,
                             double rate) const {
   std::string text;
   const Gauge& all = gauges_.back();
-  if (all.kinetic.count() == 0) return "No step was observed yet.";
+  const bool compared = all.gradient_bias.count() > 0;
+  if (all.kinetic.count() == 0 && !compared) return "No step was observed yet.";
   Format(text,
          "Temperatures over %lld observed steps (T_kin: of the motion, T_conf: "
          "of the position; equal in equilibrium, and T if nothing heats)\n",
@@ -321,14 +323,15 @@ std::string Gauges::Summary(const std::vector<std::string>& names,
     if (numels_[i] > 0) row(names[i], numels_[i], gauges_[i]);
   }
   row("all", std::accumulate(numels_.begin(), numels_.end(), int64_t{0}), all);
-  if (!std::isfinite(all.kinetic.Error())) {
+  if (findings.empty() && !std::isfinite(all.kinetic.Error())) {
     return text + "Too few steps for a verdict.";
   }
   if (findings.empty()) {
     Format(text,
            "Nothing is found: no tensor is heated by more than %.3g %%, and "
-           "none is seen out of equilibrium.",
-           100 * budget);
+           "none is seen out of equilibrium%s.",
+           100 * budget,
+           compared ? " or with gradients that are not the closure's" : "");
     return text;
   }
   for (const Finding& finding : findings) {

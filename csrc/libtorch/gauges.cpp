@@ -123,7 +123,11 @@ struct Gauges::Observer {
     if (work.empty() || motion() == Motion::kNone) return;
     const at::NoGradGuard no_grad;
     if (!others.empty()) {
-      forces.emplace_back(std::exchange(others, {}), forces_of(work));
+      // Somebody else, a checkpoint, may have moved the parameters.
+      if (versions() == others_at) {
+        forces.emplace_back(std::move(others), forces_of(work));
+      }
+      others.clear();
       if (forces.size() >= kMostRows) read();
     }
     StateDict group;
@@ -163,6 +167,7 @@ struct Gauges::Observer {
     const at::NoGradGuard no_grad;
     if (HasUnbiasedGradients(sampler->name())) {
       others = forces_of(work);
+      others_at = versions();
     } else {
       add(work, /*plain=*/true, /*has_noise=*/false);
     }
@@ -218,6 +223,7 @@ struct Gauges::Observer {
   std::vector<std::pair<std::vector<Row>, bool>> rows;
   // Forces of observe() where the chain still is, and beside those of the step.
   std::vector<Row> others;
+  std::vector<uint32_t> others_at;  // versions of the parameters
   std::vector<std::pair<std::vector<Row>, std::vector<Row>>> forces;
   std::optional<torch_sgmcmc::host::Gauges> host;
 
@@ -262,6 +268,16 @@ struct Gauges::Observer {
       }
     }
     return {std::move(sums), std::move(settings)};
+  }
+
+  std::vector<uint32_t> versions() const {
+    std::vector<uint32_t> of_all;
+    of_all.reserve(all.size());
+    for (const at::Tensor& p : all) {
+      of_all.push_back(p.is_inference() ? 0
+                                        : static_cast<uint32_t>(p._version()));
+    }
+    return of_all;
   }
 
   static std::vector<double> forces_in(const std::vector<GaugeSums>& sums) {
@@ -409,26 +425,37 @@ void Gauges::observe(const torch::optim::Optimizer::LossClosure& closure) {
     throw std::runtime_error("these Gauges are detached from their sampler");
   }
   Tensors before;
+  Tensors values;
   for (const at::Tensor& p : observer_->all) {
     before.push_back(p.grad());
+    values.push_back(p.grad().defined() ? p.grad().detach().clone()
+                                        : at::Tensor());
     p.mutable_grad() = at::Tensor();
   }
   const auto put_back = [&] {
+    const at::NoGradGuard no_grad;
     for (size_t i = 0; i < before.size(); ++i) {
-      observer_->all[i].mutable_grad() = before[i];
+      at::Tensor& grad = observer_->all[i].mutable_grad();
+      // A backward pass may write to the same memory each time. Other gradients
+      // are not touched: autograd may have saved them.
+      if (grad.defined() && before[i].defined() && grad.numel() > 0 &&
+          !grad.is_same(before[i]) && grad.data_ptr() == before[i].data_ptr()) {
+        before[i].copy_(values[i]);
+      }
+      grad = before[i];
     }
   };
-  std::vector<Work> work;
   try {
-    const at::AutoGradMode enable_grad(true);
-    closure();
-    work = observer_->sampler->gather();
+    {
+      const at::AutoGradMode enable_grad(true);
+      closure();
+    }
+    observer_->observe(observer_->sampler->gather());
   } catch (...) {
     put_back();
     throw;
   }
   put_back();
-  observer_->observe(work);
 }
 
 int64_t Gauges::num_observed() const {

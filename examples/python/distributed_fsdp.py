@@ -64,6 +64,7 @@ def main() -> None:
             *(model, sampler), model_state_dict=model_state, optim_state_dict=state
         )
         done = rest["epoch"]
+        arguments.epochs = max(done, arguments.epochs)
         batches.load_state_dict(rest["batches"])
         predictive.load_state_dict(sg.load(arguments.out / "predictive.pt"))
     for epoch in range(done + 1, arguments.epochs + 1):

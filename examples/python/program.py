@@ -82,6 +82,6 @@ def versions() -> dict[str, Any]:
 
 def write_json(document: Any, path: Path) -> None:
     """Writes figures, all of them or nothing: programs go on from such files, too."""
-    partial = path.with_suffix(".partial")
+    partial = path.with_name(path.name + ".partial")
     partial.write_text(json.dumps(document, indent=1) + "\n")
     partial.replace(path)

@@ -75,7 +75,7 @@ def test_the_file_is_synced_before_it_is_renamed_and_the_folder_after(
     monkeypatch.setattr(os, "fsync", syncs)
     monkeypatch.setattr(os, "replace", replaces)
     checkpoint.save(content(1), path)
-    partial = str(path.with_suffix(".partial"))
+    partial = f"{path}.partial"
     assert done == [
         ("fsync", partial),
         ("replace", partial, str(path)),

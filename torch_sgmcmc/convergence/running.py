@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_sgmcmc.convergence.batch_means import effective_draws, split_rhat
 from torch_sgmcmc.convergence.report import Convergence
 from torch_sgmcmc.core.checks import check_integer
-from torch_sgmcmc.core.distributed import world_size
+from torch_sgmcmc.core.distributed import check_group, world_size
 from torch_sgmcmc.core.state_checks import check_tensor
 
 __all__ = ["RunningConvergence"]
@@ -175,6 +175,7 @@ class RunningConvergence:
             for chain in range(self._num_chains)
             if self._draws[chain]
         }
+        check_group(process_group)
         of_this = (self._num_chains, self._shape, self._batches)
         ranks: list[Any] = [(of_this, kept)] * world_size(process_group)
         if len(ranks) > 1:

@@ -43,6 +43,7 @@ __all__ = [
     "called_from",
     "check_group",
     "device_of_group",
+    "gathered",
     "is_laid_out_by_hand",
     "is_laying_out",
     "is_zero",
@@ -161,10 +162,8 @@ def settle(sampler: Sampler) -> bool:
 def _agree_on_seed(sampler: Sampler) -> None:
     groups = sampler.param_groups
     mine = [groups[0]["seed"], int(groups[0]["step"])]
-    row = torch.tensor(mine, device=device_of_group(sampler))
-    rows = [torch.empty_like(row) for _ in range(world_size(sampler.process_group))]
-    dist.all_gather(rows, row, sampler.process_group)
-    seeds, steps = zip(*(each.tolist() for each in rows), strict=True)
+    rows = gathered(mine, device_of_group(sampler), sampler.process_group)
+    seeds, steps = zip(*rows, strict=True)
     if any(steps) and len({*zip(seeds, steps, strict=True)}) > 1:
         raise RuntimeError(
             f"{type(sampler).__name__} has made steps before the process group was "
@@ -186,22 +185,35 @@ def _check_seeds(sampler: Sampler) -> None:
     """Raises if ranks that have parts of one chain differ in their seeds or steps."""
     params = [p for group in sampler.param_groups for p in group["params"]]
     meshes = {p.device_mesh: None for p in params if is_dtensor(p)}
+    first = sampler.param_groups[0]
+    least = most = (first["seed"], int(first["step"]))
     for mesh in meshes:
         if mesh.get_coordinate() is None:
             continue
-        first = sampler.param_groups[0]
-        mine = [first["seed"], int(first["step"])]
-        row = torch.tensor(mine, device=mesh.device_type)
+        # What one dimension has shown is handed on along the next: either all ranks
+        # raise, after all is said, or none.
         for group in (mesh.get_group(dim) for dim in range(mesh.ndim)):
-            rows = [torch.empty_like(row) for _ in range(dist.get_world_size(group))]
-            dist.all_gather(rows, row, group=group)
-            seeds, steps = zip(*(each.tolist() for each in rows), strict=True)
-            if len({*zip(seeds, steps, strict=True)}) > 1:
-                raise RuntimeError(
-                    f"{type(sampler).__name__} has DTensors, which are parts of one "
-                    f"chain, and ranks differ: seeds {[*seeds]}, steps {[*steps]}. "
-                    "Give all ranks one seed, or none"
-                )
+            device = torch.device(mesh.device_type)
+            rows = gathered([*least, *most], device, group)
+            least = min(row[:2] for row in rows)
+            most = max(row[2:] for row in rows)
+    if least != most:
+        seeds, steps = zip(least, most, strict=True)
+        raise RuntimeError(
+            f"{type(sampler).__name__} has DTensors, which are parts of one chain, and "
+            f"ranks differ: seeds {[*seeds]}, steps {[*steps]}. Give all ranks one "
+            "seed, or none and a process_group that has all ranks of the mesh"
+        )
+
+
+def gathered(
+    row: list[int], device: torch.device, group: ProcessGroup | None
+) -> list[tuple[int, ...]]:
+    """The rows of all ranks of a group."""
+    mine = torch.tensor(row, device=device)
+    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(rows, mine, group)
+    return [tuple(each.tolist()) for each in rows]
 
 
 def device_of_group(sampler: Sampler) -> torch.device:

@@ -31,7 +31,7 @@ def save(content: Any, path: str | os.PathLike[str]) -> None:
     # Not into the file: what torch raises of a full disk does not say so.
     buffer = io.BytesIO()
     torch.save(content, buffer)
-    partial = path.with_suffix(".partial")
+    partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("wb") as file:
             file.write(buffer.getbuffer())

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_sgmcmc.core.distributed import world_size
 from torch_sgmcmc.core.files import load, save
 from torch_sgmcmc.core.progress import progress_bar
 from torch_sgmcmc.driver.batches import Minibatches
@@ -81,6 +82,14 @@ def run_chain(settings: Settings, chain: int) -> None:
         _Run(settings, chain, seed).run()
 
 
+def checkpoint(path: Path) -> dict[str, Any]:
+    """What a chain has saved."""
+    try:
+        return load(path)
+    except RuntimeError as error:
+        raise RuntimeError(f"{error} (restart=True begins anew)") from error
+
+
 class _Run:
     def __init__(self, settings: Settings, chain: int, seed: int) -> None:
         self._settings, self._chain = settings, chain
@@ -99,6 +108,12 @@ class _Run:
             raise TypeError(
                 "Invalid sampler: the function returned "
                 f"{type(self._sampler).__name__} (must return a sampler)"
+            )
+        group = self._sampler.process_group
+        if group is not None and world_size(group) > 1:
+            raise ValueError(
+                "Invalid sampler: its process_group has other ranks, and sample() runs "
+                "a chain in one process (write the loop, with a Collector)"
             )
         self._closure = closure_of(self._sampler, self._loss_of_next)
         schedule = settings.schedule
@@ -125,7 +140,7 @@ class _Run:
                 path.unlink(missing_ok=True)
                 collector.restart()
             elif path.exists():
-                self._load(load(path), collector)
+                self._load(checkpoint(path), collector)
             if not path.exists():  # for a kill before the next
                 self._save(collector, path)
             self._go(collector, path)

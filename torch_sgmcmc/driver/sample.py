@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_sgmcmc.core.checks import check_integer, draw_seed
-from torch_sgmcmc.core.files import load
-from torch_sgmcmc.driver.chain import ChainState, Settings, run_chain
+from torch_sgmcmc.driver.chain import ChainState, Settings, checkpoint, run_chain
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.store import SampleStore
 
@@ -129,7 +128,7 @@ def sample(
     folder = Path(store.path if isinstance(store, SampleStore) else store)
     begun = folder / "checkpoint-0.pt"
     if seed is None and begun.exists() and not restart:
-        seed = load(begun)["seed"]
+        seed = checkpoint(begun)["seed"]
     settings = Settings(
         *(model, sampler, loader, loss, folder, steps, epochs, draw_seed(seed)),
         *(schedule, tuple(callbacks), checkpoint_every, restart, progress, chains),

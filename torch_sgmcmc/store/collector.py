@@ -86,7 +86,8 @@ class Collector:
         RuntimeError: the store cannot be written, or another writer has the chain. At a
             step: a draw could not be written; the message says which ones are on the
             disk. The sampler is as before; the next step goes on, and tries again to
-            write the draws that are waiting, of which none is lost.
+            write the draws that are waiting, of which none is lost. (Where several
+            ranks sample a chain, only the first one raises: let it end the job.)
     """
 
     def __init__(
