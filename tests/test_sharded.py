@@ -314,4 +314,6 @@ assert said == dict.fromkeys(range(4), True), said
 
 def test_all_ranks_of_a_mesh_hear_of_one_that_differs() -> None:
     """Those too that share no group with it: they would wait for the others."""
-    subprocess.run([sys.executable, "-c", FOUR_RANKS], check=True)
+    # Not where the sources are, which would hide what is installed.
+    command = [sys.executable, "-c", FOUR_RANKS]
+    subprocess.run(command, cwd=PROGRAM.parent, check=True)
