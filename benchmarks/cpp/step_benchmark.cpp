@@ -75,7 +75,8 @@ struct Langevin {
                step,
                /*device_step=*/std::nullopt,
                /*prior_mean=*/0,
-               /*prior_means=*/std::nullopt);
+               /*prior_means=*/std::nullopt,
+               /*rows=*/std::nullopt);
   }
 };
 
@@ -102,7 +103,8 @@ struct Hamiltonian {
                 step,
                 /*device_step=*/std::nullopt,
                 /*prior_mean=*/0,
-                /*prior_means=*/std::nullopt);
+                /*prior_means=*/std::nullopt,
+                /*rows=*/std::nullopt);
   }
 };
 
