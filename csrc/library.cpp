@@ -11,7 +11,9 @@
 // parameter; without it all means are `prior_mean`. `rows` has two numbers for
 // each parameter: shards' elements are numbered in rows of the first, which
 // begin the second apart (Note [Rows of shards], apply/plan.h); 0 and 0 for
-// what is whole.
+// what is whole. With `num_chains` > 0, tensors have a leading dimension of so
+// many chains, each of which is the one that would run alone with a seed of its
+// own (Note [Chains side by side], apply/plan.h).
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
@@ -19,34 +21,37 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "sgld_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] masters, "
       "*, float lr, float num_data, float prior_precision, float temperature, "
       "int[] offsets, int seed, int step, Tensor? device_step=None, float "
-      "prior_mean=0.0, Tensor[]? prior_means=None, int[]? rows=None) -> ()");
+      "prior_mean=0.0, Tensor[]? prior_means=None, int[]? rows=None, int "
+      "num_chains=0) -> ()");
   m.def(
       "sghmc_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] momenta, "
       "Tensor[] grad_variances, Tensor(c!)[] masters, *, float lr, float "
       "momentum, float num_data, float prior_precision, float temperature, "
       "float noise_estimate, int resample_momentum_every, int[] offsets, int "
       "seed, int step, Tensor? device_step=None, float prior_mean=0.0, "
-      "Tensor[]? prior_means=None, int[]? rows=None) -> ()");
+      "Tensor[]? prior_means=None, int[]? rows=None, int "
+      "num_chains=0) -> ()");
   m.def(
       "psgld_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] "
       "square_averages, Tensor(c!)[] sensitivities, Tensor[] curvatures, "
       "Tensor(d!)[] masters, *, float lr, float num_data, float "
       "prior_precision, float temperature, float decay, float eps, int[] "
       "offsets, int seed, int step, Tensor? device_step=None, float "
-      "prior_mean=0.0, Tensor[]? prior_means=None, int[]? rows=None) -> ()");
+      "prior_mean=0.0, Tensor[]? prior_means=None, int[]? rows=None, int "
+      "num_chains=0) -> ()");
   m.def(
       "psgld_frozen_step_(Tensor(a!)[] params, Tensor[] grads, Tensor[] "
       "roots, Tensor(b!)[] masters, *, float lr, float num_data, float "
       "prior_precision, float temperature, int[] offsets, int seed, int step, "
       "Tensor? device_step=None, float prior_mean=0.0, Tensor[]? "
-      "prior_means=None, int[]? rows=None) -> ()");
+      "prior_means=None, int[]? rows=None, int num_chains=0) -> ()");
   m.def(
       "sgnht_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] momenta, "
       "Tensor(c!)[] thermostats, Tensor(d!)[] masters, *, float lr, float "
       "momentum, float num_data, float prior_precision, float temperature, "
       "float thermostat_rate, int[] offsets, int seed, int step, Tensor? "
       "device_step=None, float prior_mean=0.0, Tensor[]? prior_means=None, "
-      "int[]? rows=None) -> ()");
+      "int[]? rows=None, int num_chains=0) -> ()");
   m.def(
       "gradient_variance_(Tensor[] grads, Tensor(a!)[] variances, "
       "Tensor(b!)[] previous, *, float weight) -> ()");
@@ -55,7 +60,8 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "Tensor[] full_grads) -> ()");
   m.def(
       "gaussian_(Tensor(a!)[] out, *, float std, int[] offsets, int seed, int "
-      "step, int purpose, Tensor? device_step=None, int[]? rows=None) -> ()");
+      "step, int purpose, Tensor? device_step=None, int[]? rows=None, int "
+      "num_chains=0) -> ()");
   m.def(
       "ewsg_log_ratio(Tensor[] params, Tensor[] grads, Tensor[] proposals, "
       "Tensor[] momenta, *, float lr, float momentum, float num_data, "

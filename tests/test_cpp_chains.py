@@ -83,6 +83,16 @@ CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
         {"lr": 0.02, "index_chain_length": 2, "num_chains": 5},
         {"momentum": 0.8},
     ),
+    "SGHMC-chains": (
+        sg.SGHMC,
+        {"lr": 0.02, "num_chains": 5, "prior_precision": 2.0},
+        {"resample_momentum_every": 10},
+    ),
+    "PSGLD-chains": (
+        sg.PSGLD,
+        {"lr": 1e-3, "decay": 0.9, "eps": 1e-2, "num_chains": 5},
+        {"gamma": False},
+    ),
     "HMC": (
         sg.HMC,
         {"step_size": 0.006, "num_steps": 2, "temperature": 1.5},
@@ -111,13 +121,25 @@ CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
 }
 
 
+#: What adds to those only how an operator is called.
+SHORT: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
+    "SGLD-chains": (sg.SGLD, {"lr": 0.1, "num_chains": 5}, {"temperature": 0.5}),
+    "SGNHT-chains": (sg.SGNHT, {"lr": 0.02, "num_chains": 5}, {"momentum": 0.8}),
+    "PSGLD-chains-frozen": (
+        sg.PSGLD,
+        {"lr": 1e-3, "adapt": False, "num_chains": 5},
+        {"adapt": True, "gamma": False},
+    ),
+}
+
+
 def width(name: str) -> int:
-    return 5 if name.endswith("-chains") else 33
+    return 5 if "-chains" in name else 33
 
 
 def draws(name: str) -> int:
     """The number of minibatches that a step draws, at most."""
-    method, common, _ = CHAINS[name]
+    method, common, _ = {**CHAINS, **SHORT}[name]
     if method is sg.HMC:
         return 1 + common.get("num_steps", 5)
     return 1 + common.get("index_chain_length", 1) if method is sg.EWSG else 1
@@ -140,7 +162,7 @@ def make_sampler(
     name: str, net: nn.Sequential, means: list[Tensor] | None = None
 ) -> sg.Sampler:
     """With means, priors are about a number in one group and these in the other."""
-    method, common, special = CHAINS[name]
+    method, common, special = {**CHAINS, **SHORT}[name]
     groups: list[dict[str, Any]] = [
         {"params": net[0].parameters()},
         {"params": net[2].parameters(), **special},
@@ -173,11 +195,12 @@ def make_job(
         "y": torch.randint(5, (200,), generator=generator),
         "batches": torch.randint(200, (STEPS * draws(name), 10), generator=generator),
         "lrs": torch.outer(1 + 0.5 * wave, base),
-        "create_graph": name == "PSGLD-gamma",
+        "create_graph": name in ("PSGLD-gamma", "PSGLD-chains"),
         # HMC is given a loss for each chain; here all are equal.
         "rows": 5 if name == "HMC-chains" else 0,
         "per_example": isinstance(sampler, sg.SBPS),
-        "gibbs_every": 100,
+        # A precision would be that of all chains.
+        "gibbs_every": 0 if "-chains" in name else 100,
     }
     if means is not None:
         job["means"] = means
@@ -190,13 +213,14 @@ def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
     net = make_net(name, job["x"].dtype)
     net.load_state_dict(job["model"])
     sampler = make_sampler(name, net, job.get("means"))
-    precision = sg.GammaPrecision(sampler)
+    precision = sg.GammaPrecision(sampler) if job["gibbs_every"] else None
     centers = [0.125 for group in sampler.param_groups for _ in group["params"]]
     gauges = sg.Gauges(sampler, every=11, center=centers)
     average = sg.TimeAverage(sampler) if isinstance(sampler, sg.SBPS) else None
     if "state" in job:
         sampler.load_state_dict(job["state"])
-        precision.load_state_dict(job["precision"])
+        if precision is not None:
+            precision.load_state_dict(job["precision"])
         if "gauges" in job:
             gauges.load_state_dict(job["gauges"])
         if average is not None:
@@ -226,12 +250,12 @@ def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
                 lambda: F.cross_entropy(net(job["x"][:10]), job["y"][:10]).backward()
             )
         sampler.step(closure)
-        if (i + 1) % job["gibbs_every"] == 0:
+        if precision is not None and (i + 1) % job["gibbs_every"] == 0:
             precision.step()
     return {
         "model": dict(net.state_dict()),
         "state": sampler.state_dict(),
-        "precision": precision.state_dict(),
+        "precision": {} if precision is None else precision.state_dict(),
         "gauges": gauges.state_dict(),
         "temperatures": gauges.summary(),
         "average": {} if average is None else average.state_dict(),
@@ -260,11 +284,21 @@ def test_the_same_bits(
     assert_same(expected, run_in_cpp(job))
 
 
+@pytest.mark.parametrize("name", SHORT)
+def test_the_same_bits_of_a_few_steps(
+    name: str, run_in_cpp: Callable[..., dict[str, Any]]
+) -> None:
+    job = make_job(name, torch.float32)
+    job["batches"], job["lrs"] = job["batches"][:40], job["lrs"][:40]
+    assert_same(run_in_python(name, job), run_in_cpp(job))
+
+
 @pytest.mark.parametrize("name", CHAINS)
 def test_each_continues_the_others_chain(
     name: str, run_in_cpp: Callable[..., dict[str, Any]]
 ) -> None:
-    job = {**make_job(name, torch.float32), "gibbs_every": 20}
+    job = make_job(name, torch.float32)
+    job["gibbs_every"] //= 5
     # Missing gradients, comparisons and Gibbs updates fall on the same steps as in
     # the whole.
     split = 7 * 20 * 3
@@ -289,7 +323,7 @@ def test_priors_about_other_places(
     net = make_net(name, dtype)
     means = [0.5 + p.detach().float() for p in net[2].parameters()]
     job, steps = make_job(name, dtype, means), 120
-    job["gibbs_every"] = 50
+    job["gibbs_every"] //= 2
     plain = {
         **job,
         "batches": job["batches"][: 70 * draws(name)],
@@ -322,7 +356,9 @@ def make_faulty_job(name: str, choice: str) -> dict[str, Any]:
     return {
         **job,
         "state": sampler.state_dict(),
-        "precision": sg.GammaPrecision(sampler).state_dict(),
+        "precision": (
+            sg.GammaPrecision(sampler).state_dict() if job["gibbs_every"] else {}
+        ),
         "average": {} if average is None else average.state_dict(),
     }
 
@@ -396,7 +432,7 @@ def test_the_same_is_refused(
 ) -> None:
     job = make_job(name, torch.float32)
     net = make_net(name, torch.float32)
-    method, common, special = CHAINS[name]
+    method, common, special = {**CHAINS, **SHORT}[name]
     bad = {"params": net[2].parameters(), **special, key: value}
     with pytest.raises(ValueError) as in_python:
         method([{"params": net[0].parameters()}, bad], **common, num_data=500)
@@ -425,7 +461,7 @@ def test_the_same_is_refused_of_what_groups_share(
 ) -> None:
     job = make_job(name, torch.float32)
     net = make_net(name, torch.float32)
-    method, common, _ = CHAINS[name]
+    method, common, _ = {**CHAINS, **SHORT}[name]
     with pytest.raises(ValueError) as in_python:
         method(net.parameters(), **{**common, **changes}, num_data=500)
     for group in job["groups"]:

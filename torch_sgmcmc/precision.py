@@ -43,7 +43,8 @@ class GammaPrecision:
     chain restored through both ``state_dict`` s continues bit for bit.
 
     Raises:
-        ValueError: shape or rate out of range, or, in :meth:`step`, T = 0.
+        ValueError: shape or rate out of range, a sampler of several chains, or, in
+            :meth:`step`, T = 0.
 
     Example:
         >>> groups = [{"params": layer.parameters()} for layer in layers]
@@ -66,6 +67,11 @@ class GammaPrecision:
             raise TypeError(
                 f"Invalid sampler: got {type(sampler).__name__} "
                 "(must be a torch_sgmcmc sampler)"
+            )
+        if sampler.param_groups[0].get("num_chains") is not None:
+            raise ValueError(
+                "Invalid sampler: it has num_chains, and a group's prior_precision "
+                "would be drawn for all of them (use a sampler for each chain)"
             )
         self.sampler = sampler
         self.shape = check_real("shape", shape, low_open=True)

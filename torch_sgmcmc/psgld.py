@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.closures import refuse_scaler
 from torch_sgmcmc.core.distributed import refuse_lone_decisions
+from torch_sgmcmc.core.many_chains import ManyChains
 from torch_sgmcmc.core.master import start_masters
 from torch_sgmcmc.core.momentum import blank, check_not_capturing, state_dtype
 from torch_sgmcmc.core.nonfinite import check_finite
@@ -23,7 +24,7 @@ from torch_sgmcmc.core.operators import (
 )
 from torch_sgmcmc.core.prior import prior_of
 from torch_sgmcmc.core.settings import settings
-from torch_sgmcmc.sampler import Sampler, Work
+from torch_sgmcmc.sampler import Work
 
 __all__ = ["PSGLD"]
 
@@ -34,7 +35,7 @@ _BY_THE_HESSIAN = (
 )
 
 
-class PSGLD(Sampler):
+class PSGLD(ManyChains):
     r"""Preconditioned SGLD (Li, Chen, Carlson and Carin 2016): SGLD with RMSprop.
 
     A step size for each coordinate, from a running mean of squared gradients. With
@@ -86,6 +87,11 @@ class PSGLD(Sampler):
         prior_mean: μ, a number, or tensors, one for each parameter and of its shape,
             which are copied, see :class:`Sampler`. Default: 0.
         temperature: T >= 0; 1 is the Bayesian posterior, 0 gives RMSprop. Default: 1.
+        num_chains: K makes K independent chains at once: every parameter has a leading
+            dimension K, as :func:`torch.func.stack_module_state` makes them, and the
+            loss is the sum of the chains' mean losses. Chain k is the chain of a
+            sampler with the seed ``fold_in(seed, k)``, bit for bit. Default: None, one
+            chain.
         seed: key of the noise, a 64-bit int; None draws one, see :class:`Sampler`.
             Default: None.
         capturable: keep the step counter in device memory, so that ``step()`` can be
@@ -161,6 +167,7 @@ class PSGLD(Sampler):
         prior_precision: float = 0.0,
         prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
         temperature: float = 1.0,
+        num_chains: int | None = None,
         seed: int | None = None,
         capturable: bool = False,
         nonfinite: str = "raise",
@@ -176,6 +183,7 @@ class PSGLD(Sampler):
             "prior_precision": prior_precision,
             "prior_mean": prior_mean,
             "temperature": temperature,
+            "num_chains": num_chains,
         }
         super().__init__(
             *(params, defaults, seed, nonfinite, capturable),
@@ -240,7 +248,8 @@ class PSGLD(Sampler):
                     state["square_average"] = start.copy_(grad).square_()
                 if corrected and "sensitivity" not in state:
                     scale = group["temperature"] / group["num_data"]
-                    _begin_gamma(state, p, grad, curvatures[p], scale, is_new)
+                    chains = group["num_chains"]
+                    _begin_gamma(state, p, grad, curvatures[p], scale, is_new, chains)
                 elif group["adapt"] and not corrected:  # V moves on without it
                     state.pop("sensitivity", None)
             squares = [state["square_average"] for state in states]
@@ -355,6 +364,7 @@ def _begin_gamma(
     curvature: Tensor,
     scale: float,
     is_new: bool,
+    num_chains: int | None,
 ) -> None:
     """Starts V and W so that Γ is bounded: docs/samplers/psgld.md."""
     square = state["square_average"]
@@ -363,8 +373,10 @@ def _begin_gamma(
     if is_new:
         sensitivity.copy_(grad).mul_(h).mul_(2)
     square.add_(h.abs().mul_(scale))
-    mean = sum_of_squares([square.sqrt()]).div_(square.numel()).to(square.dtype)
-    square.copy_(torch.where(square == 0, mean, square))
+    # Where V is 0, the mean of what is one chain's.
+    for own in [square] if num_chains is None else square:
+        mean = sum_of_squares([own.sqrt()]).div_(own.numel()).to(own.dtype)
+        own.copy_(torch.where(own == 0, mean, own))
     state["sensitivity"] = sensitivity
 
 

@@ -40,7 +40,11 @@ from torch_sgmcmc.core.nonfinite import (
 )
 from torch_sgmcmc.core.operators import HAS_CUDA
 from torch_sgmcmc.core.param_groups import FOREIGN_KEYS, check_keys, check_later_keys
-from torch_sgmcmc.core.parameters import check_memory, check_parameter
+from torch_sgmcmc.core.parameters import (
+    check_chains,
+    check_memory,
+    check_parameter,
+)
 from torch_sgmcmc.core.prior import (
     PRIOR_MEAN,
     complete_means,
@@ -379,11 +383,11 @@ class Sampler(Optimizer):
         offset = 0
         for previous in self.param_groups[:before]:
             for start, p in zip(previous["offsets"], previous["params"], strict=True):
-                offset = _next_offset(start, p.numel())
+                offset = _next_offset(start, self._numel_of_chain(p))
         group["offsets"] = offsets = []
         for p in group["params"]:
             offsets.append(offset)
-            offset = _next_offset(offset, p.numel())
+            offset = _next_offset(offset, self._numel_of_chain(p))
         self._lengths = tuple(map(len, self.param_groups))
         self._is_settled = False
         self._look_for_shards()
@@ -403,6 +407,11 @@ class Sampler(Optimizer):
     def _check_parameter(self, p: Tensor) -> None:
         """Raises if the sampler cannot sample a parameter."""
         check_parameter(type(self).__name__, p, self._LONE_DECISIONS is None)
+        check_chains(p, self.param_groups[0].get("num_chains"))
+
+    def _numel_of_chain(self, p: Tensor) -> int:
+        """The elements that a parameter has in the noise stream."""
+        return p.numel()
 
     def _check_all_groups(self) -> None:
         """Raises if a hyperparameter has left its range, or its name is misspelt.
@@ -735,6 +744,10 @@ class Sampler(Optimizer):
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raises if it is none of this sampler, or of other parameters."""
         check_state_dict(self, state_dict)
+        num_chains = state_dict["param_groups"][0].get("num_chains")
+        for group in self.param_groups:
+            for p in group["params"]:
+                check_chains(p, num_chains)
 
     def _finish_loading(self, state_dict: dict[str, Any]) -> None:
         """Does what torch leaves undone once a checked state dict is loaded."""

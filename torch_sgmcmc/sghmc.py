@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from torch_sgmcmc.core import shards
+from torch_sgmcmc.core.many_chains import ManyChains
 from torch_sgmcmc.core.master import start_masters
 from torch_sgmcmc.core.momentum import blank, start_momenta, state_dtype
 from torch_sgmcmc.core.operators import gradient_variance_, sghmc_step_
 from torch_sgmcmc.core.prior import prior_of
 from torch_sgmcmc.core.settings import settings
-from torch_sgmcmc.sampler import Sampler, Work
+from torch_sgmcmc.sampler import Work
 
 __all__ = ["SGHMC"]
 
@@ -30,7 +31,7 @@ _MIN_GRADIENTS = 100
 _ONLINE = {"grad_variance": Tensor, "num_grads": int, "previous_grad": Tensor}
 
 
-class SGHMC(Sampler):
+class SGHMC(ManyChains):
     r"""Stochastic gradient Hamiltonian Monte Carlo (Chen, Fox and Guestrin 2014).
 
     Swap it in for ``torch.optim.SGD(params, lr, momentum)``: both numbers keep their
@@ -73,6 +74,11 @@ class SGHMC(Sampler):
         initial_momentum: ``"stationary"`` draws the first momentum from its
             stationary law N(0, lr T / N), ``"zeros"`` starts at rest. Default:
             "stationary".
+        num_chains: K makes K independent chains at once: every parameter has a leading
+            dimension K, as :func:`torch.func.stack_module_state` makes them, and the
+            loss is the sum of the chains' mean losses. Chain k is the chain of a
+            sampler with the seed ``fold_in(seed, k)``, bit for bit. Default: None, one
+            chain.
         seed: key of the noise, a 64-bit int; None draws one, see :class:`Sampler`.
             Default: None.
         capturable: keep the step counter in device memory, so that ``step()`` can be
@@ -135,6 +141,7 @@ class SGHMC(Sampler):
         noise_estimate: float | str = 0.0,
         resample_momentum_every: int = 0,
         initial_momentum: str = "stationary",
+        num_chains: int | None = None,
         seed: int | None = None,
         capturable: bool = False,
         nonfinite: str = "raise",
@@ -150,6 +157,7 @@ class SGHMC(Sampler):
             "noise_estimate": noise_estimate,
             "resample_momentum_every": resample_momentum_every,
             "initial_momentum": initial_momentum,
+            "num_chains": num_chains,
         }
         super().__init__(
             *(params, defaults, seed, nonfinite, capturable),

@@ -8,16 +8,16 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from torch_sgmcmc.core.many_chains import ManyChains
 from torch_sgmcmc.core.master import start_masters
 from torch_sgmcmc.core.operators import sgld_step_
 from torch_sgmcmc.core.prior import prior_of
 from torch_sgmcmc.core.settings import settings
-from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["SGLD"]
 
 
-class SGLD(Sampler):
+class SGLD(ManyChains):
     r"""Stochastic gradient Langevin dynamics (Welling and Teh 2011).
 
     Swap it in for :class:`torch.optim.SGD`: ``lr`` keeps its meaning, and the
@@ -47,6 +47,11 @@ class SGLD(Sampler):
             which are copied, see :class:`Sampler`. Default: 0.
         temperature: T >= 0; 1 is the Bayesian posterior, 0 gives plain SGD.
             Default: 1.
+        num_chains: K makes K independent chains at once: every parameter has a leading
+            dimension K, as :func:`torch.func.stack_module_state` makes them, and the
+            loss is the sum of the chains' mean losses. Chain k is the chain of a
+            sampler with the seed ``fold_in(seed, k)``, bit for bit. Default: None, one
+            chain.
         seed: key of the noise, a 64-bit int; None draws one, see :class:`Sampler`.
             Default: None.
         capturable: keep the step counter in device memory, so that ``step()`` can be
@@ -100,6 +105,7 @@ class SGLD(Sampler):
         prior_precision: float = 0.0,
         prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
         temperature: float = 1.0,
+        num_chains: int | None = None,
         seed: int | None = None,
         capturable: bool = False,
         nonfinite: str = "raise",
@@ -111,6 +117,7 @@ class SGLD(Sampler):
             "prior_precision": prior_precision,
             "prior_mean": prior_mean,
             "temperature": temperature,
+            "num_chains": num_chains,
         }
         super().__init__(
             *(params, defaults, seed, nonfinite, capturable),

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from torch_sgmcmc.core.many_chains import ManyChains
 from torch_sgmcmc.core.master import start_masters
 from torch_sgmcmc.core.momentum import blank, start_momenta, state_dtype
 from torch_sgmcmc.core.operators import sgnht_step_
 from torch_sgmcmc.core.prior import prior_of
 from torch_sgmcmc.core.settings import settings
-from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["SGNHT"]
 
 
-class SGNHT(Sampler):
+class SGNHT(ManyChains):
     r"""Stochastic gradient Nosé-Hoover thermostats (Ding et al. 2014), multivariate.
 
     :class:`SGHMC` whose friction regulates itself: one thermostat for each coordinate
@@ -60,6 +60,11 @@ class SGNHT(Sampler):
             which are copied, see :class:`Sampler`. Default: 0.
         temperature: T >= 0; 1 is the Bayesian posterior, 0 gives SGD with momentum.
             Default: 1.
+        num_chains: K makes K independent chains at once: every parameter has a leading
+            dimension K, as :func:`torch.func.stack_module_state` makes them, and the
+            loss is the sum of the chains' mean losses. Chain k is the chain of a
+            sampler with the seed ``fold_in(seed, k)``, bit for bit. Default: None, one
+            chain.
         seed: key of the noise, a 64-bit int; None draws one, see :class:`Sampler`.
             Default: None.
         capturable: keep the step counter in device memory, so that ``step()`` can be
@@ -118,6 +123,7 @@ class SGNHT(Sampler):
         prior_precision: float = 0.0,
         prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
         temperature: float = 1.0,
+        num_chains: int | None = None,
         seed: int | None = None,
         capturable: bool = False,
         nonfinite: str = "raise",
@@ -131,6 +137,7 @@ class SGNHT(Sampler):
             "prior_precision": prior_precision,
             "prior_mean": prior_mean,
             "temperature": temperature,
+            "num_chains": num_chains,
         }
         super().__init__(
             *(params, defaults, seed, nonfinite, capturable),

@@ -76,7 +76,8 @@ struct Langevin {
                /*device_step=*/std::nullopt,
                /*prior_mean=*/0,
                /*prior_means=*/std::nullopt,
-               /*rows=*/std::nullopt);
+               /*rows=*/std::nullopt,
+               /*num_chains=*/0);
   }
 };
 
@@ -104,7 +105,8 @@ struct Hamiltonian {
                 /*device_step=*/std::nullopt,
                 /*prior_mean=*/0,
                 /*prior_means=*/std::nullopt,
-                /*rows=*/std::nullopt);
+                /*rows=*/std::nullopt,
+                /*num_chains=*/0);
   }
 };
 

@@ -65,6 +65,15 @@ void RunSegmentOnIsa(const Update& update,
   portable::RunSegment<Update, T>(update, segment, begin, end, stream);
 }
 
+// The noise of a segment, which may be one of several chains.
+inline NoiseStream StreamOf(const Segment& s, NoiseStream stream) {
+  if (s.num_chains > 0) {
+    stream.seed =
+        portable::ChainSeed(stream.seed, static_cast<uint64_t>(s.chain));
+  }
+  return stream;
+}
+
 // Applies update functors to a plan on the CPU.
 class CpuDriver {
  public:
@@ -92,22 +101,25 @@ class CpuDriver {
     }
     if (single.skips(stream.step)) return;
     const Isa isa = ActiveIsa();
+    std::vector<Segment> storage;
     ParallelOverStretches(
-        segments, [&](const Segment& s, int64_t begin, int64_t end) {
+        Apart(segments, storage),
+        [&](const Segment& s, int64_t begin, int64_t end) {
+          const NoiseStream own = StreamOf(s, stream);
           switch (s.dtype) {
             case ScalarType::Double:
               return RunSegmentOnIsa<Update<double>, double>(
-                  twice, s, begin, end, stream, isa);
+                  twice, s, begin, end, own, isa);
             case ScalarType::BFloat16:
               return RunSegmentOnIsa<Update<float>,
                                      torch::headeronly::BFloat16>(
-                  single, s, begin, end, stream, isa);
+                  single, s, begin, end, own, isa);
             case ScalarType::Half:
               return RunSegmentOnIsa<Update<float>, torch::headeronly::Half>(
-                  single, s, begin, end, stream, isa);
+                  single, s, begin, end, own, isa);
             default:
               return RunSegmentOnIsa<Update<float>, float>(
-                  single, s, begin, end, stream, isa);
+                  single, s, begin, end, own, isa);
           }
         });
   }

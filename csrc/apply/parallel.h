@@ -18,6 +18,19 @@ constexpr int64_t kStretch = 4096;
 // costs more than it brings.
 constexpr int64_t kGrain = 4;
 
+// Segments, of which each has one chain; `storage` is for them if they had
+// more.
+inline const std::vector<Segment>& Apart(const std::vector<Segment>& segments,
+                                         std::vector<Segment>& storage) {
+  if (segments.empty() || segments[0].num_chains == 0) return segments;
+  for (const Segment& s : segments) {
+    for (int64_t k = 0; k < s.num_chains; ++k) {
+      storage.push_back(OfChain(s, k));
+    }
+  }
+  return storage;
+}
+
 // Calls run(segment, begin, end) on ranges of elements that cover all segments.
 // Every begin is a multiple of kStretch, whatever the number of threads.
 template <class Run>

@@ -268,8 +268,16 @@ Plan::Plan(const char* op,
            const std::vector<Argument>& arguments,
            const std::vector<int64_t>& offsets,
            int64_t num_chains,
-           const Rows& rows) {
+           const Numbering& numbering) {
   const Argument& first = arguments[0];
+  const Rows& rows = numbering.rows;
+  const int64_t with_seeds = numbering.num_chains;
+  if (with_seeds < 0 || (with_seeds > 0 && rows)) {
+    Fail(op,
+         "Invalid num_chains: " + std::to_string(with_seeds) +
+             " (must be >= 0, and 0 with rows)");
+  }
+  if (with_seeds > 0) num_chains = with_seeds;
   const size_t count = first.tensors.size();
   for (const Argument& a : arguments) {
     for (size_t i = 0; i < a.tensors.size(); ++i) {
@@ -318,7 +326,8 @@ Plan::Plan(const char* op,
            Where(first.name, i) + " has " + Name(dtype) +
                ", expected float32, float64, bfloat16 or float16");
     }
-    if (num_chains > 1 && (lead.dim() == 0 || lead.sizes()[0] != num_chains)) {
+    if ((num_chains > 1 || with_seeds > 0) &&
+        (lead.dim() == 0 || lead.sizes()[0] != num_chains)) {
       Fail(op,
            Where(first.name, i) + " has shape " + Shape(lead.sizes()) +
                ", expected a leading dimension of " +
@@ -380,6 +389,7 @@ Plan::Plan(const char* op,
     Segment segment{};
     segment.numel = lead.numel();
     segment.offset = static_cast<uint64_t>(offsets[i]);
+    segment.num_chains = with_seeds;
     segment.dtype = Type(lead);
     const bool in_rows = rows && (*rows)[2 * i] > 0;
     if (in_rows && (*rows)[2 * i] < segment.numel) {

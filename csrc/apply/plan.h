@@ -27,6 +27,14 @@ using TensorList = std::vector<Tensor>;
 
 using Rows = std::optional<std::vector<int64_t>>;
 
+// How the elements of tensors are numbered, where not as those of one
+// parameter: those of shards, or of chains that have seeds of their own (the
+// Notes below).
+struct Numbering {
+  Rows rows = std::nullopt;
+  int64_t num_chains = 0;
+};
+
 // One tensor-list argument of an operator. One with Role::kMaster has a tensor
 // for each of the parameters that are in bfloat16 or float16, in their order;
 // all others have one for every parameter, or with Role::kPriorMean none.
@@ -45,6 +53,12 @@ Argument PriorMeans(const std::optional<TensorList>& tensors);
 // A shard of a parameter has the element indices that the whole one gives it.
 // If it is cut along another dimension than the first, these come in rows: the
 // index of element k is offset + k / row * pitch + k % row.
+//
+// Note [Chains side by side]
+// Tensors may hold several chains, of which each is the one that would run
+// alone with a seed of its own: chain k draws with ChainSeed(seed, k), and its
+// elements are numbered as if there were no others. A segment then has the
+// elements of all chains, one after the other, until a driver takes them apart.
 struct Segment {
   void* data[kMaxArguments];     // in the order of arguments, but see SlotOf
   uint8_t bytes[kMaxArguments];  // of an element of each
@@ -53,7 +67,22 @@ struct Segment {
   int64_t row;      // 0: all of its elements are one
   int64_t pitch;
   ScalarType dtype;
+  int64_t num_chains;  // 0: there is but one, with the operator's seed
+  int64_t chain;       // which of them, if they are apart
 };
+
+// A chain's part of a segment, whose number of elements is then that of one.
+inline Segment OfChain(const Segment& s, int64_t chain) {
+  Segment own = s;
+  own.numel = s.numel / s.num_chains;
+  own.chain = chain;
+  for (int j = 0; j < kMaxArguments; ++j) {
+    if (s.data[j] == nullptr) continue;
+    own.data[j] =
+        static_cast<char*>(s.data[j]) + chain * own.numel * s.bytes[j];
+  }
+  return own;
+}
 
 // The element index of a segment's element.
 inline uint64_t IndexOf(const Segment& s, int64_t position) {
@@ -82,12 +111,13 @@ class Plan {
   // what was expected and what was got. With num_chains > 1 every tensor must
   // have a leading dimension of that size, and each chain's elements follow
   // each other in the arrays. `rows` has two numbers for each tensor, row and
-  // pitch; elements of one that has rows are in row-major order.
+  // pitch; elements of one that has rows are in row-major order. Chains with
+  // seeds of their own are such chains, too.
   Plan(const char* op,
        const std::vector<Argument>& arguments,
        const std::vector<int64_t>& offsets,
        int64_t num_chains = 1,
-       const Rows& rows = std::nullopt);
+       const Numbering& numbering = {});
 
   const std::vector<Segment>& segments() const { return segments_; }
   // The j-th argument alone, as arrays of the arithmetic type.

@@ -5,6 +5,7 @@
 // threads.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -32,6 +33,7 @@ struct SegmentTable {
   uint64_t offset[kMaxSegments];
   int64_t first_chunk[kMaxSegments];
   int count = 0;
+  int num_chains = 0;  // each of numel elements, Note [Chains side by side]
 };
 static_assert(sizeof(SegmentTable) < 3900);
 
@@ -62,7 +64,9 @@ void ForEachTable(const std::vector<Segment>& segments,
   SegmentTable table;
   int64_t blocks = 0;
   const auto add = [&](const Segment& s) {
-    const int64_t more = ChunkCount(s.numel, s.offset);
+    const int64_t chains = std::max<int64_t>(1, s.num_chains);
+    const int64_t numel = s.numel / chains;
+    const int64_t more = chains * ChunkCount(numel, s.offset);
     if (table.count == kMaxSegments ||
         (table.count > 0 && blocks + more > kMaxBlocks)) {
       launch(table, blocks);
@@ -72,7 +76,8 @@ void ForEachTable(const std::vector<Segment>& segments,
     for (int j = 0; j < kMaxArguments; ++j) {
       table.data[j][table.count] = s.data[j];
     }
-    table.numel[table.count] = s.numel;
+    table.numel[table.count] = numel;
+    table.num_chains = static_cast<int>(s.num_chains);
     table.offset[table.count] = s.offset;
     table.first_chunk[table.count] = blocks;
     ++table.count;
@@ -249,14 +254,21 @@ SG_INLINE void UpdateThread(const Update& update,
   SG_UNROLL for (int j = 0; j < kMaxArguments; ++j) {
     data[j] = table.data[j][s];
   }
+  int64_t chunk = block - table.first_chunk[s];
+  int64_t first = 0;  // element of the chain
+  NoiseStream own = stream;
+  if (table.num_chains > 0) {
+    const int64_t each = ChunkCount(table.numel[s], table.offset[s]);
+    const int64_t chain = chunk / each;
+    chunk -= chain * each;
+    first = chain * table.numel[s];
+    own.seed = portable::ChainSeed(own.seed, static_cast<uint64_t>(chain));
+  }
   SG_UNROLL for (int k = 0; k < kQuadsPerThread; ++k) {
-    const QuadSpan span = SpanOf(table.numel[s],
-                                 table.offset[s],
-                                 block - table.first_chunk[s],
-                                 thread,
-                                 k);
+    QuadSpan span = SpanOf(table.numel[s], table.offset[s], chunk, thread, k);
+    span.origin += first;
     if (span.begin < span.end) {
-      UpdateQuad<Update, T>(update, data, span, stream, kIndices);
+      UpdateQuad<Update, T>(update, data, span, own, kIndices);
     }
   }
 }

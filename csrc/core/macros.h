@@ -9,6 +9,13 @@
 
 #define SG_INLINE inline SG_HOST_DEVICE __attribute__((always_inline))
 
+// A loop that stays one.
+#if defined(__CUDACC__)
+#define SG_NO_UNROLL _Pragma("unroll 1")
+#else
+#define SG_NO_UNROLL
+#endif
+
 // Full unrolling of a loop with a constant trip count.
 #if defined(__CUDACC__)
 #define SG_UNROLL _Pragma("unroll")

@@ -42,6 +42,21 @@ SG_INLINE void QuadWords(const NoiseStream& stream,
               out);
 }
 
+// The seed that one makes for a stream of its own: 64 bits of Philox.
+SG_INLINE uint64_t ChainSeed(uint64_t seed, uint64_t chain) {
+  const NoiseStream stream{seed, 0, static_cast<uint32_t>(Purpose::kSeed)};
+  Philox<1> p{{{static_cast<uint32_t>(chain),
+                static_cast<uint32_t>(chain >> 32),
+                stream.counter2(),
+                stream.counter3()}},
+              static_cast<uint32_t>(seed),
+              static_cast<uint32_t>(seed >> 32)};
+  // Once a thread: a loop keeps kernels small.
+  SG_NO_UNROLL for (int round = 0; round < 10; ++round) p.Round();
+  return uint64_t{static_cast<uint32_t>(p.c[0].w1)} << 32 |
+         static_cast<uint32_t>(p.c[0].w0);
+}
+
 // The four standard normals of one quad of a stream.
 SG_INLINE void QuadNormals(const NoiseStream& stream,
                            uint64_t quad,

@@ -28,7 +28,8 @@ constexpr Setting kAdapt{.name = "adapt", .kind = kFlag, .fallback = 1};
 constexpr Setting kNumChains{
     .name = "num_chains", .kind = kWhole, .low = 1, .optional = true};
 
-constexpr Setting kSGLD[] = {kLr, kNumData, kPrior, kPriorMean, kTemperature};
+constexpr Setting kSGLD[] = {
+    kLr, kNumData, kPrior, kPriorMean, kTemperature, kNumChains};
 
 constexpr Setting kSGHMC[] = {
     kLr,
@@ -36,6 +37,7 @@ constexpr Setting kSGHMC[] = {
     kPrior,
     kPriorMean,
     kTemperature,
+    kNumChains,
     kMomentum,
     {.name = "noise_estimate", .fallback = 0, .words = {"online"}},
     {.name = "resample_momentum_every", .kind = kWhole, .fallback = 0},
@@ -50,6 +52,7 @@ constexpr Setting kPSGLD[] = {
     kPrior,
     kPriorMean,
     kTemperature,
+    kNumChains,
     kDecay,
     {.name = "eps", .fallback = 1e-5, .low_open = true},
     kAdapt,
@@ -62,6 +65,7 @@ constexpr Setting kSGNHT[] = {
     kPrior,
     kPriorMean,
     kTemperature,
+    kNumChains,
     kMomentum,
     {.name = "thermostat_rate", .optional = true},
 };

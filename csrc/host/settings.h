@@ -38,8 +38,9 @@ std::span<const Setting> SettingsOf(std::string_view sampler);
 std::vector<std::string_view> SamplerKeys();
 
 // Of these what older state dicts lack: a sampler keeps the values that it has,
-// but the prior's mean was 0. All other keys of its groups are required.
-constexpr std::array<std::string_view, 3> kAddedLater = {
-    "nonfinite", "num_skipped", "prior_mean"};
+// but the prior's mean was 0, and there was one chain. All other keys of its
+// groups are required.
+constexpr std::array<std::string_view, 4> kAddedLater = {
+    "nonfinite", "num_skipped", "prior_mean", "num_chains"};
 
 }  // namespace torch_sgmcmc

@@ -88,11 +88,6 @@ void EWSGOptions::check_progress() const {
             num_proposals_.get());
 }
 
-void EWSGOptions::check_param(const at::Tensor& param) const {
-  OptionsOf::check_param(param);
-  CheckChains(param, num_chains());
-}
-
 std::unique_ptr<SamplerParamState> EWSG::new_state() const {
   return std::make_unique<EWSGParamState>();
 }
@@ -281,7 +276,8 @@ void EWSG::update(const Work& work) {
                key.device_step,
                options.prior_mean(),
                MeansOf(work.prior_means),
-               std::nullopt);
+               /*rows=*/std::nullopt,
+               key.num_chains);
     // What a schedule of the momentum left behind.
     for (const at::Tensor& param : work.params) {
       const auto found = state_.find(param.unsafeGetTensorImpl());
@@ -310,7 +306,8 @@ void EWSG::update(const Work& work) {
               key.device_step,
               options.prior_mean(),
               MeansOf(work.prior_means),
-              std::nullopt);
+              /*rows=*/std::nullopt,
+              key.num_chains);
 }
 
 }  // namespace torch_sgmcmc

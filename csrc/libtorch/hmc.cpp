@@ -99,11 +99,6 @@ void HMCParamState::from_dict(const StateDict& dict,
           " has elements out of range (must be finite and > 0)");
 }
 
-void HMCOptions::check_param(const at::Tensor& param) const {
-  OptionsOf::check_param(param);
-  CheckChains(param, num_chains());
-}
-
 std::unique_ptr<SamplerParamState> HMC::new_state() const {
   return std::make_unique<HMCParamState>();
 }

@@ -23,6 +23,11 @@ const SamplerOptions& OptionsOfGroup(
 GammaPrecision::GammaPrecision(Sampler& sampler,
                                const GammaPrecisionOptions& options)
     : sampler_(sampler), options_(options) {
+  if (OptionsOfGroup(sampler.param_groups()[0]).chains()) {
+    Invalid(
+        "Invalid sampler: it has num_chains, and a group's prior_precision "
+        "would be drawn for all of them (use a sampler for each chain)");
+  }
   CheckReal("shape", options.shape(), {.low_open = true});
   CheckReal("rate", options.rate(), {.low_open = true});
 }

@@ -49,7 +49,8 @@ std::vector<std::vector<at::Tensor>> Curvatures(const std::vector<Work>& work) {
               key.step,
               static_cast<int64_t>(Purpose::kProbe),
               key.device_step,
-              std::nullopt);
+              /*rows=*/std::nullopt,
+              key.num_chains);
     for (size_t i = 0; i < normal.size(); ++i) {
       params.push_back(lists.params[i]);
       probes.push_back(at::ones_like(normal[i]).copysign_(normal[i]));
@@ -102,15 +103,21 @@ void BeginGamma(PSGLDParamState& state,
                 const at::Tensor& grad,
                 const at::Tensor& curvature,
                 double scale,
-                bool is_new) {
+                bool is_new,
+                int64_t num_chains) {
   at::Tensor& square = state.square_average;
   state.sensitivity = at::zeros_like(square);
   const at::Tensor h = curvature.to(square.scalar_type());
   if (is_new) state.sensitivity.copy_(grad).mul_(h).mul_(2);
   square.add_(h.abs().mul_(scale));
-  const at::Tensor mean = (sum_of_squares({square.sqrt()}) / square.numel())
-                              .to(square.scalar_type());
-  square.copy_(at::where(square == 0, mean, square));
+  // Where V is 0, the mean of what is one chain's.
+  const auto fill = [](const at::Tensor& own) {
+    const at::Tensor mean =
+        (sum_of_squares({own.sqrt()}) / own.numel()).to(own.scalar_type());
+    own.copy_(at::where(own == 0, mean, own));
+  };
+  if (num_chains == 0) return fill(square);
+  for (const at::Tensor& own : square.unbind()) fill(own);
 }
 
 }  // namespace
@@ -184,7 +191,12 @@ void PSGLD::prepare_all(std::vector<Work>& work) {
       }
       if (!state.sensitivity.defined()) {
         const double scale = options.temperature() / options.num_data();
-        BeginGamma(state, lists.grads[j], curvatures[i][j], scale, is_new);
+        BeginGamma(state,
+                   lists.grads[j],
+                   curvatures[i][j],
+                   scale,
+                   is_new,
+                   lists.options->chains_with_seeds());
       }
       lists.state[1].push_back(state.sensitivity);
     }
@@ -215,7 +227,8 @@ void PSGLD::update(const Work& work) {
                 key.device_step,
                 options.prior_mean(),
                 MeansOf(work.prior_means),
-                std::nullopt);
+                /*rows=*/std::nullopt,
+                key.num_chains);
   } else {
     psgld_frozen_step_(work.params,
                        work.grads,
@@ -231,7 +244,8 @@ void PSGLD::update(const Work& work) {
                        key.device_step,
                        options.prior_mean(),
                        MeansOf(work.prior_means),
-                       std::nullopt);
+                       /*rows=*/std::nullopt,
+                       key.num_chains);
   }
 }
 

@@ -215,6 +215,7 @@ void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
   group.check();
 
   int64_t offset = 0;
+  const int64_t chains = std::max<int64_t>(1, group.chains_with_seeds());
   std::unordered_set<const void*> known;
   std::vector<std::vector<at::Tensor>> all;
   for (const OptimizerParamGroup& previous : param_groups_) {
@@ -222,7 +223,7 @@ void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
         static_cast<const SamplerOptions&>(previous.options()).offsets_;
     for (size_t i = 0; i < previous.params().size(); ++i) {
       known.insert(previous.params()[i].unsafeGetTensorImpl());
-      offset = NextOffset(offsets[i], previous.params()[i].numel());
+      offset = NextOffset(offsets[i], previous.params()[i].numel() / chains);
     }
     all.push_back(previous.params());
   }
@@ -233,7 +234,7 @@ void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
       Invalid("some parameters appear in more than one parameter group");
     }
     group.offsets_.push_back(offset);
-    offset = NextOffset(offset, param.numel());
+    offset = NextOffset(offset, param.numel() / chains);
   }
   all.push_back(param_group.params());
   CheckMemory(all);

@@ -28,7 +28,8 @@ void SGLD::update(const Work& work) {
              key.device_step,
              options.prior_mean(),
              MeansOf(work.prior_means),
-             std::nullopt);
+             /*rows=*/std::nullopt,
+             key.num_chains);
 }
 
 }  // namespace torch_sgmcmc

@@ -55,7 +55,8 @@ void SGNHT::update(const Work& work) {
               key.device_step,
               options.prior_mean(),
               MeansOf(work.prior_means),
-              std::nullopt);
+              /*rows=*/std::nullopt,
+              key.num_chains);
 }
 
 }  // namespace torch_sgmcmc

@@ -17,13 +17,15 @@ void Gaussian(TensorList out,
               int64_t step,
               int64_t purpose,
               std::optional<Tensor> device_step,
-              Rows rows) {
+              Rows rows,
+              int64_t num_chains) {
   constexpr const char* kOp = "gaussian_";
   CheckNumber(kOp, "std", std);
   const NoiseStream stream = MakeStream(kOp, seed, step, purpose);
   // The device may leave `out` as it is, which must then be known.
   const Role role = device_step ? Role::kParameter : Role::kOutput;
-  Plan plan(kOp, {{"out", role, out}}, offsets, /*num_chains=*/1, rows);
+  Plan plan(
+      kOp, {{"out", role, out}}, offsets, /*num_chains=*/1, {rows, num_chains});
   Driver driver(kOp, plan, device_step);
   driver.template Apply<GaussianFill>(GaussianCoefficients{std}, stream);
   plan.Finish();

@@ -29,7 +29,8 @@ void PSGLDStep(TensorList params,
                std::optional<Tensor> device_step,
                double prior_mean,
                std::optional<TensorList> prior_means,
-               Rows rows) {
+               Rows rows,
+               int64_t num_chains) {
   constexpr const char* kOp = "psgld_step_";
   CheckTarget(kOp, lr, num_data, prior_precision, temperature, prior_mean);
   if (!(decay >= 0 && decay < 1)) {
@@ -51,7 +52,7 @@ void PSGLDStep(TensorList params,
   }
   arguments.push_back(PriorMeans(prior_means));
   arguments.push_back({"masters", Role::kMaster, masters});
-  Plan plan(kOp, arguments, offsets, /*num_chains=*/1, rows);
+  Plan plan(kOp, arguments, offsets, /*num_chains=*/1, {rows, num_chains});
   Driver driver(kOp, plan, device_step);
   if (corrected) {
     driver.template Apply<PSGLDCorrectedUpdate>(coefficients, stream);
@@ -76,7 +77,8 @@ void PSGLDFrozenStep(TensorList params,
                      std::optional<Tensor> device_step,
                      double prior_mean,
                      std::optional<TensorList> prior_means,
-                     Rows rows) {
+                     Rows rows,
+                     int64_t num_chains) {
   constexpr const char* kOp = "psgld_frozen_step_";
   CheckTarget(kOp, lr, num_data, prior_precision, temperature, prior_mean);
   const PSGLDMoveCoefficients coefficients(
@@ -90,7 +92,7 @@ void PSGLDFrozenStep(TensorList params,
              {"masters", Role::kMaster, masters}},
             offsets,
             /*num_chains=*/1,
-            rows);
+            {rows, num_chains});
   Driver driver(kOp, plan, device_step);
   driver.template Apply<PSGLDFrozenUpdate>(coefficients, stream);
   plan.Finish();

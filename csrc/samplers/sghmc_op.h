@@ -32,7 +32,8 @@ void SGHMCStep(TensorList params,
                std::optional<Tensor> device_step,
                double prior_mean,
                std::optional<TensorList> prior_means,
-               Rows rows) {
+               Rows rows,
+               int64_t num_chains) {
   constexpr const char* kOp = "sghmc_step_";
   CheckTarget(kOp, lr, num_data, prior_precision, temperature, prior_mean);
   if (!(momentum >= 0 && momentum < 1)) {
@@ -70,7 +71,7 @@ void SGHMCStep(TensorList params,
   }
   arguments.push_back(PriorMeans(prior_means));
   arguments.push_back({"masters", Role::kMaster, masters});
-  Plan plan(kOp, arguments, offsets, /*num_chains=*/1, rows);
+  Plan plan(kOp, arguments, offsets, /*num_chains=*/1, {rows, num_chains});
   Driver driver(kOp, plan, device_step);
   const auto update = [&](const SGHMCCoefficients& c) {
     if (noise_aware) {

@@ -23,7 +23,8 @@ void SGLDStep(TensorList params,
               std::optional<Tensor> device_step,
               double prior_mean,
               std::optional<TensorList> prior_means,
-              Rows rows) {
+              Rows rows,
+              int64_t num_chains) {
   constexpr const char* kOp = "sgld_step_";
   CheckTarget(kOp, lr, num_data, prior_precision, temperature, prior_mean);
   const NoiseStream stream = MakeStream(kOp, seed, step, Purpose::kUpdate);
@@ -34,7 +35,7 @@ void SGLDStep(TensorList params,
              {"masters", Role::kMaster, masters}},
             offsets,
             /*num_chains=*/1,
-            rows);
+            {rows, num_chains});
   Driver driver(kOp, plan, device_step);
   driver.template Apply<SGLDUpdate>(
       SGLDCoefficients(lr, num_data, prior_precision, temperature, prior_mean),

@@ -28,7 +28,8 @@ void SGNHTStep(TensorList params,
                std::optional<Tensor> device_step,
                double prior_mean,
                std::optional<TensorList> prior_means,
-               Rows rows) {
+               Rows rows,
+               int64_t num_chains) {
   constexpr const char* kOp = "sgnht_step_";
   CheckTarget(kOp, lr, num_data, prior_precision, temperature, prior_mean);
   if (!(momentum >= 0 && momentum < 1)) {
@@ -47,7 +48,7 @@ void SGNHTStep(TensorList params,
              {"masters", Role::kMaster, masters}},
             offsets,
             /*num_chains=*/1,
-            rows);
+            {rows, num_chains});
   Driver driver(kOp, plan, device_step);
   driver.template Apply<SGNHTUpdate>(SGNHTCoefficients(lr,
                                                        momentum,

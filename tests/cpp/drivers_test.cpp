@@ -29,6 +29,9 @@ namespace {
 // A list of tensors that owns its memory; a copy has memory of its own.
 class Memory {
  public:
+  // With chains, the tensors have a leading dimension of so many.
+  explicit Memory(int64_t num_chains) : num_chains_(num_chains) {}
+
   template <class T>
   void Add(int64_t numel, std::mt19937& random, bool positive) {
     std::normal_distribution<float> normal;
@@ -62,7 +65,7 @@ class Memory {
   TensorList Tensors() {
     TensorList result;
     for (size_t i = 0; i < bytes_.size(); ++i) {
-      result.push_back(make_[i](bytes_[i]));
+      result.push_back(make_[i](bytes_[i], num_chains_));
     }
     return result;
   }
@@ -73,45 +76,62 @@ class Memory {
 
  private:
   template <class T>
-  static Tensor MakeView(std::vector<char>& b) {
-    return View(reinterpret_cast<T*>(b.data()),
-                {static_cast<int64_t>(b.size() / sizeof(T))},
-                {1});
+  static Tensor MakeView(std::vector<char>& b, int64_t num_chains) {
+    T* data = reinterpret_cast<T*>(b.data());
+    const auto numel = static_cast<int64_t>(b.size() / sizeof(T));
+    if (num_chains == 0) return View(data, {numel}, {1});
+    const int64_t each = numel / num_chains;
+    return View(data, {num_chains, each}, {each, 1});
   }
 
+  int64_t num_chains_;
   std::vector<std::vector<char>> bytes_;
-  std::vector<Tensor (*)(std::vector<char>&)> make_;
+  std::vector<Tensor (*)(std::vector<char>&, int64_t)> make_;
 };
 
 // The state of a sampler for a model with `count` parameters of all dtypes.
 struct State {
   Memory params, grads, momenta, variances, previous, masters, means;
   std::vector<int64_t> offsets;
-  std::vector<int64_t> rows;  // of a third of them
+  Rows rows;  // of a third of them; without chains alone
+  int64_t num_chains;
 
-  explicit State(int count) {
+  explicit State(int count, int64_t chains = 0)
+      : params(chains),
+        grads(chains),
+        momenta(chains),
+        variances(chains),
+        previous(chains),
+        masters(chains),
+        means(chains),
+        num_chains(chains) {
+    if (chains == 0) rows.emplace();
+    const int64_t times = chains == 0 ? 1 : chains;
     std::mt19937 random(17);
     int64_t offset = 0;
     for (int i = 0; i < count; ++i) {
       constexpr int64_t kSizes[] = {1, 4100, 33, 257, 200, 5, 128};
       // A large one of each dtype: more would take most of the test's time.
-      const int64_t numel = i < 28 && i % 7 == 4 ? 20000 : kSizes[i % 7];
+      const bool is_large = chains == 0 && i < 28 && i % 7 == 4;
+      const int64_t numel = is_large ? 20000 : kSizes[i % 7];
       switch (i % 4) {
         case 0:
-          Add<float>(numel, random);
+          Add<float>(times * numel, random);
           break;
         case 1:
-          Add<double>(numel, random);
+          Add<double>(times * numel, random);
           break;
         case 2:
-          Add<BFloat16>(numel, random);
+          Add<BFloat16>(times * numel, random);
           break;
         default:
-          Add<Half>(numel, random);
+          Add<Half>(times * numel, random);
       }
       offsets.push_back(offset);
-      const auto row = i % 3 == 1 ? RowOf(numel) : 0;
-      rows.insert(rows.end(), {row, row == 0 ? 0 : row + i});
+      if (rows) {
+        const auto row = i % 3 == 1 ? RowOf(numel) : 0;
+        rows->insert(rows->end(), {row, row == 0 ? 0 : row + i});
+      }
       // Mostly aligned to the noise block, as samplers do it; not always.
       offset += i % 5 == 4
                     ? numel
@@ -149,14 +169,23 @@ class Drivers : public testing::Test {
   template <class OnCpu, class OnCuda>
   void ExpectEqual(const OnCpu& on_cpu, const OnCuda& on_cuda) {
     for (const int count : {1, 7, 230}) {
-      const State before(count);
-      State cpu = before;
-      State cuda = before;
-      on_cpu(cpu);
-      on_cuda(cuda);
-      EXPECT_TRUE(cpu == cuda) << count << " tensors";
-      EXPECT_FALSE(cpu == before) << count << " tensors";
+      ExpectEqual(State(count), on_cpu, on_cuda);
     }
+    ExpectEqual(State(8, /*chains=*/3), on_cpu, on_cuda);
+  }
+
+ private:
+  template <class OnCpu, class OnCuda>
+  void ExpectEqual(const State& before,
+                   const OnCpu& on_cpu,
+                   const OnCuda& on_cuda) {
+    State cpu = before;
+    State cuda = before;
+    on_cpu(cpu);
+    on_cuda(cuda);
+    const size_t count = before.offsets.size();
+    EXPECT_TRUE(cpu == cuda) << count << " tensors, " << before.num_chains;
+    EXPECT_FALSE(cpu == before) << count << " tensors, " << before.num_chains;
   }
 };
 
@@ -179,7 +208,8 @@ void StepSGLD(State& s, int64_t step, std::optional<Tensor> device_step) {
                    std::move(device_step),
                    /*prior_mean=*/0.7,
                    /*prior_means=*/std::nullopt,
-                   s.rows);
+                   s.rows,
+                   s.num_chains);
 }
 
 template <class Driver>
@@ -207,7 +237,9 @@ TEST_F(Drivers, DeviceStepAgreesAndIsAddedToStep) {
 // The parts of a state as an operator takes them.
 struct Lists {
   TensorList params, grads, momenta, variances, masters, means;
-  std::vector<int64_t> offsets, rows;
+  std::vector<int64_t> offsets;
+  Rows rows;
+  int64_t num_chains;
 
   explicit Lists(State& s)
       : params(s.params.Tensors()),
@@ -216,7 +248,8 @@ struct Lists {
         masters(s.masters.Tensors()),
         means(s.means.Tensors()),
         offsets(s.offsets),
-        rows(s.rows) {}
+        rows(s.rows),
+        num_chains(s.num_chains) {}
 };
 
 template <class Driver>
@@ -242,7 +275,8 @@ void StepSGHMC(const Lists& lists,
                     std::move(device_step),
                     /*prior_mean=*/0,
                     lists.means,
-                    lists.rows);
+                    lists.rows,
+                    lists.num_chains);
 }
 
 template <class Driver>
@@ -297,7 +331,8 @@ void StepPSGLD(State& s, bool corrected) {
                     /*device_step=*/std::nullopt,
                     /*prior_mean=*/0.7,
                     corrected ? std::optional(s.means.Tensors()) : std::nullopt,
-                    s.rows);
+                    s.rows,
+                    s.num_chains);
 }
 
 template <class Driver>
@@ -316,7 +351,8 @@ void StepFrozenPSGLD(State& s) {
                           /*device_step=*/std::nullopt,
                           /*prior_mean=*/0,
                           s.means.Tensors(),
-                          s.rows);
+                          s.rows,
+                          s.num_chains);
 }
 template <class Driver>
 void StepAdaptingPSGLD(State& s) {
@@ -354,7 +390,8 @@ void StepSGNHT(State& s) {
                     /*device_step=*/std::nullopt,
                     /*prior_mean=*/0,
                     s.means.Tensors(),
-                    s.rows);
+                    s.rows,
+                    s.num_chains);
 }
 
 TEST_F(Drivers, SGNHTAgrees) { SG_EXPECT_DRIVERS_EQUAL(StepSGNHT); }
@@ -412,7 +449,8 @@ TEST_F(Drivers, MomentumIsResampledOnMultiplesOfTheInterval) {
                         step,
                         /*purpose=*/5,
                         /*device_step=*/std::nullopt,
-                        /*rows=*/std::nullopt);
+                        /*rows=*/std::nullopt,
+                        /*num_chains=*/0);
     StepSGHMC<CpuDriver>(Lists(plain), 0, step);
     StepSGHMC<CpuDriver>(Lists(resampling), 5, step);
     StepSGHMC<CpuDriver>(Lists(other_momentum), 5, step);
@@ -452,7 +490,8 @@ void FillGaussian(State& s) {
                    /*step=*/2,
                    /*purpose=*/3,
                    std::nullopt,
-                   s.rows);
+                   s.rows,
+                   s.num_chains);
 }
 
 TEST_F(Drivers, GaussianAgrees) { SG_EXPECT_DRIVERS_EQUAL(FillGaussian); }
@@ -462,8 +501,15 @@ void LeaveOut(State& s) {
   std::vector<int64_t> left_out = {kLeftOut};
   const Lists lists(s);
   StepSGLD<Driver>(s, 2, View(left_out));
-  Gaussian<Driver>(
-      lists.momenta, 0.5, lists.offsets, 1, 2, 3, View(left_out), s.rows);
+  Gaussian<Driver>(lists.momenta,
+                   0.5,
+                   lists.offsets,
+                   1,
+                   2,
+                   3,
+                   View(left_out),
+                   s.rows,
+                   s.num_chains);
   for (const int64_t every : {0, 1, 2}) {
     StepSGHMC<Driver>(lists, every, 3, View(left_out));
   }
@@ -560,7 +606,8 @@ TEST_F(Drivers, SplittingIntoCallsChangesNothing) {
       one.masters.push_back(all.masters[--masters]);
     }
     one.offsets = {all.offsets[i]};
-    one.rows = {all.rows[2 * i], all.rows[2 * i + 1]};
+    const std::vector<int64_t>& rows = *all.rows;
+    one.rows = std::vector<int64_t>{rows[2 * i], rows[2 * i + 1]};
     StepSGHMC<CpuDriver>(one, 0, 3);
   }
   EXPECT_TRUE(together == apart);

@@ -132,6 +132,8 @@ class Arguments {
     if (type->kind() == c10::TypeKind::FloatType) return random_.fraction();
     if (type->kind() == c10::TypeKind::IntType) {
       if (name == "seed") return random_.any();
+      // Not of shards.
+      if (name == "num_chains" && values_.back().isIntList()) return 0;
       return random_.of({int64_t{0}, int64_t{1}, int64_t{2}, chains_});
     }
     if (type->isSubtypeOf(*c10::ListType::ofInts())) {

@@ -86,7 +86,8 @@ class Operators : public testing::Test {
                                           no_step_,
                                           /*prior_mean=*/0.25,
                                           no_means_,
-                                          rows_));
+                                          rows_,
+                                          no_chains_));
   }
 
   auto GaussianArguments(std::vector<float>& out,
@@ -99,7 +100,8 @@ class Operators : public testing::Test {
                                           step,
                                           /*purpose=*/int64_t{1},
                                           std::move(device_step),
-                                          rows_));
+                                          rows_,
+                                          no_chains_));
   }
 
   std::vector<float> theta_ = Some(0.1f), theta2_ = theta_;
@@ -115,6 +117,7 @@ class Operators : public testing::Test {
   // As if the parameter were columns of a larger one.
   const std::optional<std::vector<int64_t>> rows_ =
       std::vector<int64_t>{143, 150};
+  const int64_t no_chains_ = 0;
 };
 
 TEST_F(Operators, SGLDStep) {
@@ -139,7 +142,8 @@ TEST_F(Operators, SGHMCStep) {
                                     no_step_,
                                     /*prior_mean=*/0.0,
                                     means_,
-                                    rows_);
+                                    rows_,
+                                    no_chains_);
   Call("torch_sgmcmc::sghmc_step_",
        std::tuple_cat(Lists(theta_, grad_, v_, variance_), rest));
   std::apply(SGHMCStep<CpuDriver>,
@@ -164,7 +168,8 @@ TEST_F(Operators, PSGLDStep) {
                                     no_step_,
                                     /*prior_mean=*/0.0,
                                     means_,
-                                    rows_);
+                                    rows_,
+                                    no_chains_);
   Call("torch_sgmcmc::psgld_step_",
        std::tuple_cat(Lists(theta_, grad_, square, v_, grad_), rest));
   std::apply(PSGLDStep<CpuDriver>,
@@ -191,7 +196,8 @@ TEST_F(Operators, SGNHTStep) {
                                     no_step_,
                                     /*prior_mean=*/0.0,
                                     means_,
-                                    rows_);
+                                    rows_,
+                                    no_chains_);
   Call("torch_sgmcmc::sgnht_step_",
        std::tuple_cat(Lists(theta_, grad_, v_, thermostat), rest));
   std::apply(SGNHTStep<CpuDriver>,

@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.core.shards import is_dtensor
-
 if TYPE_CHECKING:
     from torch_sgmcmc.sampler import Sampler, Work
 
 __all__ = [
     "by_lightning",
-    "check_chains",
     "exchanged",
     "fresh_gradients",
     "lightning_module",
@@ -94,19 +91,6 @@ def same_parameters(first: list[Work], second: list[Work]) -> bool:
         len(a[1]) == len(b[1]) and all(map(_is, a[1], b[1]))
         for a, b in zip(first, second, strict=True)
     )
-
-
-def check_chains(p: Tensor, num_chains: int | None) -> None:
-    """Raises if a parameter does not hold so many chains."""
-    if num_chains is not None and is_dtensor(p):
-        raise ValueError(
-            f"Invalid num_chains: {num_chains} (a DTensor belongs to one chain)"
-        )
-    if num_chains is not None and (p.dim() == 0 or p.shape[0] != num_chains):
-        raise ValueError(
-            f"Invalid parameter: shape {list(p.shape)} (must have a leading dimension "
-            f"of num_chains = {num_chains})"
-        )
 
 
 @contextmanager

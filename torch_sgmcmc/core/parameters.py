@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from torch_sgmcmc.core import shards
 
-__all__ = ["check_memory", "check_parameter"]
+__all__ = ["check_chains", "check_memory", "check_parameter"]
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -50,6 +50,19 @@ def check_parameter(sampler: str, p: Tensor, takes_shards: bool = True) -> None:
         raise ValueError(
             f"{cannot} an expanded parameter (several elements share memory): shape "
             f"{list(p.shape)}, strides {list(p.stride())}"
+        )
+
+
+def check_chains(p: Tensor, num_chains: int | None) -> None:
+    """Raises if a parameter does not hold so many chains."""
+    if num_chains is not None and shards.is_dtensor(p):
+        raise ValueError(
+            f"Invalid num_chains: {num_chains} (a DTensor belongs to one chain)"
+        )
+    if num_chains is not None and (p.dim() == 0 or p.shape[0] != num_chains):
+        raise ValueError(
+            f"Invalid parameter: shape {list(p.shape)} (must have a leading dimension "
+            f"of num_chains = {num_chains})"
         )
 
 

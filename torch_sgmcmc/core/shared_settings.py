@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from torch_sgmcmc.core.closures import check_chains
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["SharedSettings"]
@@ -34,13 +33,3 @@ class SharedSettings(Sampler):
 
     def _all_params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
-
-    def _check_parameter(self, p: Tensor) -> None:
-        super()._check_parameter(p)
-        check_chains(p, self.param_groups[0].get("num_chains"))
-
-    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super()._check_state_dict(state_dict)
-        theirs = state_dict["param_groups"][0]
-        for p in self._all_params():
-            check_chains(p, theirs.get("num_chains"))

@@ -58,7 +58,7 @@ class TORCH_SGMCMC_API EWSGOptions : public OptionsOf<EWSGOptions> {
   const char* why_equal() const override {
     return "there is one decision for all";
   }
-  void check_param(const at::Tensor& param) const override;
+  std::optional<int64_t> chains() const override { return num_chains(); }
 
  private:
   friend OptionsOf;

@@ -76,7 +76,7 @@ class TORCH_SGMCMC_API HMCOptions : public OptionsOf<HMCOptions> {
   const char* why_equal() const override {
     return "there is one trajectory for all";
   }
-  void check_param(const at::Tensor& param) const override;
+  std::optional<int64_t> chains() const override { return num_chains(); }
 
  private:
   friend OptionsOf;

@@ -129,6 +129,10 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   virtual bool agrees_with(const SamplerOptions& other) const = 0;
   /// Takes what is equal in all groups from another one.
   virtual void share(const SamplerOptions& other);
+  /// K if parameters hold K chains.
+  virtual std::optional<int64_t> chains() const { return std::nullopt; }
+  /// K if each of them has a seed of its own, else 0.
+  virtual int64_t chains_with_seeds() const { return 0; }
   /// Throws std::invalid_argument if a parameter does not suit these options.
   virtual void check_param(const at::Tensor& param) const;
   /// The keys that write() sets.
@@ -429,7 +433,8 @@ class OptionsOf : public SamplerOptions {
   void read(const StateDict& group, int64_t index) override {
     Derived::fields([&](const char* name, auto member, Scope = Scope::kOwn) {
       if (!group.contains(name) && detail::IsAddedLater(name)) {
-        self().*member = {};  // the prior's mean, which then was 0
+        self().*
+            member = {};  // the prior's mean, which then was 0, or no chains
         return;
       }
       auto value = (self().*member).get();
@@ -449,6 +454,40 @@ class OptionsOf : public SamplerOptions {
  private:
   Derived& self() { return static_cast<Derived&>(*this); }
   const Derived& self() const { return static_cast<const Derived&>(*this); }
+};
+
+/// Options of a sampler that goes by gradients alone, of which many chains can
+/// run at once.
+template <typename Derived>
+class ManyChainsOf : public OptionsOf<Derived> {
+ public:
+  using OptionsOf<Derived>::OptionsOf;
+
+  const std::optional<int64_t>& num_chains() const { return num_chains_.get(); }
+  /// K makes K independent chains at once, one for each index of the
+  /// parameters' leading dimension, whose loss is the sum of the chains' mean
+  /// losses. Chain k is the chain of a sampler with the seed fold_in(seed, k),
+  /// bit for bit. For the whole sampler. Default: none, one chain.
+  Derived& num_chains(std::optional<int64_t> value) {
+    return this->set(num_chains_, value);
+  }
+
+  std::optional<int64_t> chains() const override { return num_chains(); }
+  int64_t chains_with_seeds() const override {
+    return num_chains().value_or(0);
+  }
+
+ protected:
+  friend OptionsOf<Derived>;
+
+  template <typename Visit>
+  static void fields(Visit visit) {
+    SamplerOptions::fields(visit);
+    visit("num_chains", &ManyChainsOf::num_chains_, Scope::kShared);
+  }
+
+ private:
+  Hyperparameter<std::optional<int64_t>> num_chains_;
 };
 
 }  // namespace torch_sgmcmc

@@ -27,10 +27,10 @@
 
 namespace torch_sgmcmc {
 
-/// Hyperparameters of PSGLD: those of OptionsOf, and the following.
-class TORCH_SGMCMC_API PSGLDOptions : public OptionsOf<PSGLDOptions> {
+/// Hyperparameters of PSGLD: those of ManyChainsOf, and the following.
+class TORCH_SGMCMC_API PSGLDOptions : public ManyChainsOf<PSGLDOptions> {
  public:
-  using OptionsOf::OptionsOf;
+  using ManyChainsOf::ManyChainsOf;
 
   /// a in [0, 1), the memory of V. Default: 0.99.
   TORCH_SGMCMC_ARG(double, decay) = 0.99;
@@ -55,7 +55,7 @@ class TORCH_SGMCMC_API PSGLDOptions : public OptionsOf<PSGLDOptions> {
 
   template <typename Visit>
   static void fields(Visit visit) {
-    SamplerOptions::fields(visit);
+    ManyChainsOf::fields(visit);
     visit("decay", &PSGLDOptions::decay_);
     visit("eps", &PSGLDOptions::eps_);
     visit("adapt", &PSGLDOptions::adapt_);

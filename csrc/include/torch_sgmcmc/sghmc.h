@@ -23,13 +23,13 @@
 
 namespace torch_sgmcmc {
 
-/// Hyperparameters of SGHMC: those of OptionsOf, and the following.
-class TORCH_SGMCMC_API SGHMCOptions : public OptionsOf<SGHMCOptions> {
+/// Hyperparameters of SGHMC: those of ManyChainsOf, and the following.
+class TORCH_SGMCMC_API SGHMCOptions : public ManyChainsOf<SGHMCOptions> {
  public:
   /// A number, or "online".
   using NoiseEstimate = detail::NumberOrWord;
 
-  using OptionsOf::OptionsOf;
+  using ManyChainsOf::ManyChainsOf;
 
   /// 1 - α in [0, 1); α is the friction. Default: 0.9.
   TORCH_SGMCMC_ARG(double, momentum) = 0.9;
@@ -65,7 +65,7 @@ class TORCH_SGMCMC_API SGHMCOptions : public OptionsOf<SGHMCOptions> {
 
   template <typename Visit>
   static void fields(Visit visit) {
-    SamplerOptions::fields(visit);
+    ManyChainsOf::fields(visit);
     visit("momentum", &SGHMCOptions::momentum_);
     visit("noise_estimate", &SGHMCOptions::noise_estimate_);
     visit("resample_momentum_every", &SGHMCOptions::resample_momentum_every_);

@@ -18,10 +18,10 @@
 namespace torch_sgmcmc {
 
 /// Hyperparameters of SGLD: lr, num_data, prior_precision, prior_mean,
-/// temperature, seed and capturable (see OptionsOf).
-class TORCH_SGMCMC_API SGLDOptions : public OptionsOf<SGLDOptions> {
+/// temperature, num_chains, seed and capturable (see ManyChainsOf).
+class TORCH_SGMCMC_API SGLDOptions : public ManyChainsOf<SGLDOptions> {
  public:
-  using OptionsOf::OptionsOf;
+  using ManyChainsOf::ManyChainsOf;
 
   const char* sampler() const override { return "SGLD"; }
 

@@ -20,10 +20,10 @@
 
 namespace torch_sgmcmc {
 
-/// Hyperparameters of SGNHT: those of OptionsOf, and the following.
-class TORCH_SGMCMC_API SGNHTOptions : public OptionsOf<SGNHTOptions> {
+/// Hyperparameters of SGNHT: those of ManyChainsOf, and the following.
+class TORCH_SGMCMC_API SGNHTOptions : public ManyChainsOf<SGNHTOptions> {
  public:
-  using OptionsOf::OptionsOf;
+  using ManyChainsOf::ManyChainsOf;
 
   /// 1 - A in [0, 1); A is the injected noise, and the friction without
   /// minibatch noise. Default: 0.9.
@@ -42,7 +42,7 @@ class TORCH_SGMCMC_API SGNHTOptions : public OptionsOf<SGNHTOptions> {
 
   template <typename Visit>
   static void fields(Visit visit) {
-    SamplerOptions::fields(visit);
+    ManyChainsOf::fields(visit);
     visit("momentum", &SGNHTOptions::momentum_);
     visit("thermostat_rate", &SGNHTOptions::thermostat_rate_);
   }

@@ -179,7 +179,8 @@ std::shared_ptr<Flight> Flight::refreshed(double time,
                 options.step(),
                 static_cast<int64_t>(Purpose::kRefreshment),
                 std::nullopt,
-                std::nullopt);
+                std::nullopt,
+                /*num_chains=*/0);
       squares += sum_of_squares(part.velocity).item<double>();
     }
     if (squares == 0) {  // once in 2^31 draws of a single number

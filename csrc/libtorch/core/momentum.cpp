@@ -49,7 +49,8 @@ void StartMomenta(const Work& work,
         key.step,
         static_cast<int64_t>(Purpose::kMomentum),
         key.device_step,
-        std::nullopt);
+        /*rows=*/std::nullopt,
+        key.num_chains);
   }
   for (size_t i = 0; i < places.size(); ++i) *places[i] = fresh[i];
 }

@@ -17,14 +17,19 @@ struct NoiseKey {
   int64_t seed = 0;
   int64_t step = 0;
   std::optional<at::Tensor> device_step = std::nullopt;
+  // Of tensors that hold several, of which each has a seed of its own; or 0.
+  int64_t num_chains = 0;
 };
 
 inline NoiseKey KeyOf(const Work& work) {
   const SamplerOptions& options = *work.options;
+  NoiseKey key{work.offsets, *options.seed()};
+  key.num_chains = options.chains_with_seeds();
   if (work.gate.defined()) {
-    return {work.offsets, *options.seed(), 0, work.gate};
+    key.device_step = work.gate;
+    return key;
   }
-  NoiseKey key{work.offsets, *options.seed(), options.step()};
+  key.step = options.step();
   if (options.device_step().defined()) key.device_step = options.device_step();
   return key;
 }

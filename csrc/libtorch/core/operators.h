@@ -76,28 +76,28 @@ using MaybeIntegers = at::OptionalIntArrayRef;
 // clang-format off
 inline constexpr Operator<"sgld_step_", void(SomeTensors, SomeTensors,
     SomeTensors, double, double, double, double, Integers, int64_t, int64_t,
-    MaybeTensor, double, MaybeTensors, MaybeIntegers)> sgld_step_;
+    MaybeTensor, double, MaybeTensors, MaybeIntegers, int64_t)> sgld_step_;
 inline constexpr Operator<"sghmc_step_", void(SomeTensors, SomeTensors,
     SomeTensors, SomeTensors, SomeTensors, double, double, double, double,
     double, double, int64_t, Integers, int64_t, int64_t, MaybeTensor, double,
-    MaybeTensors, MaybeIntegers)> sghmc_step_;
+    MaybeTensors, MaybeIntegers, int64_t)> sghmc_step_;
 inline constexpr Operator<"psgld_step_", void(SomeTensors, SomeTensors,
     SomeTensors, SomeTensors, SomeTensors, SomeTensors, double, double, double,
     double, double, double, Integers, int64_t, int64_t, MaybeTensor, double,
-    MaybeTensors, MaybeIntegers)> psgld_step_;
+    MaybeTensors, MaybeIntegers, int64_t)> psgld_step_;
 inline constexpr Operator<"psgld_frozen_step_", void(SomeTensors, SomeTensors,
     SomeTensors, SomeTensors, double, double, double, double, Integers, int64_t,
-    int64_t, MaybeTensor, double, MaybeTensors, MaybeIntegers)> psgld_frozen_step_;
+    int64_t, MaybeTensor, double, MaybeTensors, MaybeIntegers, int64_t)> psgld_frozen_step_;
 inline constexpr Operator<"sgnht_step_", void(SomeTensors, SomeTensors,
     SomeTensors, SomeTensors, SomeTensors, double, double, double, double,
     double, double, Integers, int64_t, int64_t, MaybeTensor, double,
-    MaybeTensors, MaybeIntegers)> sgnht_step_;
+    MaybeTensors, MaybeIntegers, int64_t)> sgnht_step_;
 inline constexpr Operator<"gradient_variance_", void(SomeTensors, SomeTensors,
     SomeTensors, double)> gradient_variance_;
 inline constexpr Operator<"control_variate_", void(SomeTensors, SomeTensors,
     SomeTensors)> control_variate_;
 inline constexpr Operator<"gaussian_", void(SomeTensors, double, Integers,
-    int64_t, int64_t, int64_t, MaybeTensor, MaybeIntegers)> gaussian_;
+    int64_t, int64_t, int64_t, MaybeTensor, MaybeIntegers, int64_t)> gaussian_;
 inline constexpr Operator<"ewsg_log_ratio", at::Tensor(SomeTensors, SomeTensors,
     SomeTensors, SomeTensors, double, double, double, double, double, int64_t,
     int64_t, double, MaybeTensors)> ewsg_log_ratio;

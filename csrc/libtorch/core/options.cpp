@@ -8,6 +8,7 @@
 
 #include "host/settings.h"
 #include "libtorch/core/checks.h"
+#include "libtorch/core/closures.h"
 #include "libtorch/core/parameters.h"
 
 namespace torch_sgmcmc {
@@ -45,6 +46,7 @@ void SamplerOptions::set_counters(int64_t step,
 
 void SamplerOptions::check_param(const at::Tensor& param) const {
   CheckParameter(sampler(), param);
+  CheckChains(param, chains());
 }
 
 namespace detail {

@@ -83,7 +83,8 @@ at::Tensor AllData::probes(const at::Tensor& like) const {
             /*step=*/0,
             static_cast<int64_t>(Purpose::kProbe),
             std::nullopt,
-            std::nullopt);
+            std::nullopt,
+            /*num_chains=*/0);
   const auto rounded = [&](const at::Tensor& z) {
     return FlatRow(SplitLike(z, params)).to(at::kDouble);
   };

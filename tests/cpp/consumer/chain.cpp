@@ -35,11 +35,21 @@ sg::StateDict GroupAt(const sg::StateDict& job, size_t index) {
   return job.at("groups").toListRef()[index];
 }
 
+// The same without what only the sampler sets.
+sg::StateDict OwnOfGroupAt(const sg::StateDict& job, size_t index) {
+  sg::StateDict own;
+  for (const auto& entry : GroupAt(job, index).entries()) {
+    const std::string& key = entry.key().toStringRef();
+    if (key != "num_chains") own.set(key, entry.value());
+  }
+  return own;
+}
+
 // A group's options, from the dict that they are in a state dict.
 template <typename Options>
-Options Read(const sg::StateDict& job, size_t index) {
+Options Read(const sg::StateDict& group, size_t index) {
   Options options;
-  options.read(GroupAt(job, index), static_cast<int64_t>(index));
+  options.read(group, static_cast<int64_t>(index));
   return options;
 }
 
@@ -77,7 +87,8 @@ std::unique_ptr<sg::Sampler> Make(const sg::StateDict& job,
                                   nn::SequentialImpl& net) {
   std::vector<torch::optim::OptimizerParamGroup> groups;
   for (const size_t layer : {0, 2}) {
-    auto options = OfGroup(Read<Options>(job, groups.size()));
+    const size_t index = groups.size();
+    auto options = OfGroup(Read<Options>(OwnOfGroupAt(job, index), index));
     if (layer == 2 && job.contains("means")) {
       std::vector<torch::Tensor> means;
       for (const c10::IValue& mean : job.at("means").toListRef()) {
@@ -88,7 +99,7 @@ std::unique_ptr<sg::Sampler> Make(const sg::StateDict& job,
     groups.emplace_back(net[layer]->parameters(),
                         std::make_unique<Options>(options));
   }
-  auto defaults = Read<Options>(job, 0);
+  auto defaults = Read<Options>(GroupAt(job, 0), 0);
   torch::manual_seed(0);  // for a seed that is None, to be drawn
   if (!job.at("seed").isNone()) defaults.seed(job.at("seed").toInt());
   return std::make_unique<Method>(std::move(groups), defaults);
@@ -162,7 +173,8 @@ void Run(const std::string& job_path, const std::string& result_path) {
 
   nn::Sequential net = Network(job);
   const auto sampler = kSamplers.at(job.at("sampler").toStringRef())(job, *net);
-  sg::GammaPrecision precision(*sampler);
+  std::optional<sg::GammaPrecision> precision;
+  if (gibbs_every > 0) precision.emplace(*sampler);
   std::vector<torch::Tensor> centers;
   for (const auto& group : sampler->param_groups()) {
     for (const torch::Tensor& p : group.params()) {
@@ -176,7 +188,7 @@ void Run(const std::string& job_path, const std::string& result_path) {
   }
   if (job.contains("state")) {
     sampler->load_state_dict(job.at("state"));
-    precision.load_state_dict(job.at("precision"));
+    if (precision) precision->load_state_dict(job.at("precision"));
     if (job.contains("gauges")) gauges.load_state_dict(job.at("gauges"));
     if (average) average->load_state_dict(job.at("average"));
   }
@@ -215,16 +227,17 @@ void Run(const std::string& job_path, const std::string& result_path) {
       if (i % 7 == 3) net[2]->named_parameters()["bias"].mutable_grad().reset();
       return rows > 0 ? loss.detach().expand({rows}) : loss;
     });
-    if (gibbs_every > 0 && (i + 1) % gibbs_every == 0) precision.step();
+    if (precision && (i + 1) % gibbs_every == 0) precision->step();
   }
-  sg::save({{"model", sg::state_dict(*net)},
-            {"state", sampler->state_dict()},
-            {"precision", precision.state_dict()},
-            {"gauges", gauges.state_dict()},
-            {"temperatures", gauges.summary()},
-            {"average", average ? average->state_dict() : sg::StateDict()},
-            {"summary", sampler->target_summary()}},
-           result_path);
+  sg::save(
+      {{"model", sg::state_dict(*net)},
+       {"state", sampler->state_dict()},
+       {"precision", precision ? precision->state_dict() : sg::StateDict()},
+       {"gauges", gauges.state_dict()},
+       {"temperatures", gauges.summary()},
+       {"average", average ? average->state_dict() : sg::StateDict()},
+       {"summary", sampler->target_summary()}},
+      result_path);
 }
 
 }  // namespace
