@@ -170,6 +170,9 @@ class Sampler(Optimizer):
     # is to be done instead; None if it goes by gradients alone.
     _LONE_DECISIONS: ClassVar[tuple[str, str] | None] = None
 
+    #: Whether it can sample DTensors, if it goes by gradients alone.
+    _TAKES_SHARDS: ClassVar[bool] = True
+
     #: Whether there are DTensors among its parameters.
     _is_sharded = False
     #: The ranks that sample this chain together; None is all. Not saved.
@@ -402,7 +405,8 @@ class Sampler(Optimizer):
 
     def _check_parameter(self, p: Tensor) -> None:
         """Raises if the sampler cannot sample a parameter."""
-        check_parameter(type(self).__name__, p, self._LONE_DECISIONS is None)
+        takes_shards = self._TAKES_SHARDS and self._LONE_DECISIONS is None
+        check_parameter(type(self).__name__, p, takes_shards)
 
     def _check_all_groups(self) -> None:
         """Raises if a hyperparameter has left its range, or its name is misspelt.
@@ -463,11 +467,15 @@ class Sampler(Optimizer):
             self._lay_out()
             return True
         self._clear_blank_state()
+        self._settle()
+        distributed.take_turn(self)
+        return False
+
+    def _settle(self) -> None:
+        """Does what is to be done where there are other ranks, once there are."""
         if not self._is_settled:
             self._check_ranks()
             self._is_settled = distributed.settle(self)
-        distributed.take_turn(self)
-        return False
 
     def _lay_out(self) -> None:
         for group in self.param_groups:
