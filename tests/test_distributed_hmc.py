@@ -1,15 +1,13 @@
 """HMC in several processes, each with its share of the data."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import hmc_ranks
 import pytest
 import torch
-import torch.distributed as dist
 from hmc_ranks import KINDS, STEPS
+from launch import launch
 from reference import same_bits
 
 PROGRAM = Path(hmc_ranks.__file__)
@@ -24,23 +22,8 @@ def ranks(
     request: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, Any]]:
     """What hmc_ranks.py has found on each rank."""
-    if not dist.is_gloo_available():
-        pytest.skip("needs gloo")
-    folder = tmp_path_factory.mktemp("ranks")
     size = request.param
-    processes = [
-        subprocess.Popen(
-            [sys.executable, PROGRAM, str(rank), str(size), folder],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    errors = [process.communicate()[1] for process in processes]
-    assert all(process.returncode == 0 for process in processes), "\n".join(errors)
-    return [
-        torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)
-    ]
+    return launch(PROGRAM, size, tmp_path_factory.mktemp("ranks"), size)
 
 
 def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
