@@ -1,7 +1,5 @@
 """Replicas of one chain on two ranks, and what is refused there."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from launch import launch
 from reference import same_bits
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -28,20 +27,7 @@ INSTEAD = (
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What two_ranks.py has found on each rank."""
-    if not dist.is_gloo_available():
-        pytest.skip("needs gloo")
-    folder = tmp_path_factory.mktemp("ranks")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, PROGRAM, str(rank), folder],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    errors = [process.communicate()[1] for process in processes]
-    assert all(process.returncode == 0 for process in processes), "\n".join(errors)
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
+    return launch(PROGRAM, 2, tmp_path_factory.mktemp("ranks"))
 
 
 def assert_replicas(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -158,14 +144,8 @@ def test_all_samplers_run_in_a_group_of_one(group_of_one: None) -> None:
     theta = nn.Parameter(torch.ones(3))
     for make in (*KINDS.values(), *ALONE.values()):
         make([theta])
-
-    def closure() -> torch.Tensor:
-        loss = theta.square().sum()
-        loss.backward()
-        return loss
-
-    sampler = ALONE["HMC"]([theta])
-    sampler.step(closure)
+    sampler = ALONE["SBPS"]([theta])
+    sampler.step(lambda: theta.square().expand(5, 3).sum(1))
     assert sampler.param_groups[0]["step"] == 1
 
 

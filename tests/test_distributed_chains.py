@@ -1,14 +1,12 @@
 """Chains side by side on several ranks, and whether replicas are still one chain."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from chain_ranks import network, one_chain
+from launch import launch
 from reference import same_bits
 from test_distributed import INSTEAD
 from torch import nn
@@ -27,24 +25,8 @@ def job(
     request: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[list[dict[str, Any]], Path]:
     """What chain_ranks.py has found on each rank, and its folder."""
-    if not dist.is_gloo_available():
-        pytest.skip("needs gloo")
     folder = tmp_path_factory.mktemp("ranks")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, PROGRAM, str(rank), str(request.param), folder],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(request.param)
-    ]
-    errors = [process.communicate()[1] for process in processes]
-    assert all(process.returncode == 0 for process in processes), "\n".join(errors)
-    found = [
-        torch.load(folder / f"{rank}.pt", weights_only=False)
-        for rank in range(request.param)
-    ]
-    return found, folder
+    return launch(PROGRAM, request.param, folder, request.param), folder
 
 
 def layouts(ranks: list[dict[str, Any]]) -> list[tuple[int, list[dict[str, Any]]]]:

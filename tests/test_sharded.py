@@ -11,6 +11,7 @@ import pytest
 import sharded_ranks
 import torch
 import torch.distributed as dist
+from launch import launch
 from sharded_ranks import KINDS, Net, advance, differences, load, placements_of, save
 from torch import nn
 from torch.distributed.tensor import (
@@ -32,33 +33,19 @@ EITHER = ("Shard(0)", "Shard(1)")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a chain begins in one process and goes on in two."""
-    if not dist.is_gloo_available():
-        pytest.skip("needs gloo")
+    """Where a chain begins in one process, to go on in two."""
     folder = tmp_path_factory.mktemp("ranks")
     net = Net()
     sampler = KINDS["SGHMC"](net.groups(), seed=5)
     advance(net, sampler, range(5), missing=False)
     save(net, sampler, folder / "begun")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, PROGRAM, str(rank), str(RANKS), folder],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    errors = [process.communicate()[1] for process in processes]
-    assert all(process.returncode == 0 for process in processes), "\n".join(errors)
     return folder
 
 
 @pytest.fixture(scope="module")
 def ranks(folder: Path) -> list[dict[str, Any]]:
     """What sharded_ranks.py has found on each rank."""
-    return [
-        torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(RANKS)
-    ]
+    return launch(PROGRAM, RANKS, folder, RANKS)
 
 
 @pytest.mark.parametrize(

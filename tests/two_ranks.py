@@ -33,7 +33,6 @@ KINDS: dict[str, Callable[..., sg.Sampler]] = {
     "EWSG overdamped": partial(sg.EWSG, **COMMON, momentum=0.0),
 }
 ALONE: dict[str, Callable[..., sg.Sampler]] = {
-    "HMC": partial(sg.HMC, step_size=0.1, num_steps=2, num_data=40),
     "HMCECS": partial(sg.HMCECS, num_data=40, subsample_size=5),
     "SBPS": partial(sg.SBPS, num_data=40),
 }
@@ -116,9 +115,8 @@ def main(rank: int, folder: Path) -> None:
     for name, sampler in alone.items():
         refusals[name] = refusal(partial(ALONE[name], [theta], seed=rank))
         refusals[f"{name} step"] = refusal(partial(sampler.step, theta.sum))
-    for name in ("HMC", "HMCECS"):
-        warmup = partial(alone[name].warmup, theta.sum, 1)  # type: ignore[attr-defined]
-        refusals[f"{name} warmup"] = refusal(warmup)
+    warmup = partial(alone["HMCECS"].warmup, theta.sum, 1)  # type: ignore[attr-defined]
+    refusals["HMCECS warmup"] = refusal(warmup)
     refusals["PSGLD"] = refusal(partial(sg.PSGLD, [theta], **COMMON, seed=1))
     later = sg.PSGLD([theta], **COMMON, seed=1, gamma=False)
     theta.grad = torch.ones(3)

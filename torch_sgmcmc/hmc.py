@@ -22,7 +22,7 @@ from torch_sgmcmc.core.closures import (
     refuse_scaler,
     same_parameters,
 )
-from torch_sgmcmc.core.distributed import BY_THE_LOSS
+from torch_sgmcmc.core.distributed import mean_over_ranks
 from torch_sgmcmc.core.master import has_master
 from torch_sgmcmc.core.momentum import blank, state_dtype
 from torch_sgmcmc.core.nonfinite import (
@@ -133,7 +133,8 @@ class HMC(SharedSettings):
             "skip" or "allow", see :class:`Sampler`, also on clipping. A loss is always
             an error with "allow". Default: "raise".
         process_group: the ranks that sample this chain together, see :class:`Sampler`.
-            Default: all.
+            Each returns the mean loss of an equal share of the data; the Metropolis
+            test goes by the mean over ranks, as the gradients have to. Default: all.
 
     State:
         * ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32):
@@ -148,8 +149,9 @@ class HMC(SharedSettings):
         TypeError: a hyperparameter of the wrong type, ``step()`` without a closure,
             or a closure that returns no loss where one is needed.
         RuntimeError: the closure leaves no gradients, or others than at its first
-            call, or the loss is not finite at the start of a trajectory; or there are
-            other ranks in a process group, which would decide otherwise.
+            call, or the loss is not finite at the start of a trajectory; or other
+            ranks differ in parameters or momenta, or do not come to the Metropolis
+            test within the process group's timeout.
 
     Warns:
         UserWarning: three trajectories running began with another loss than the one
@@ -184,7 +186,8 @@ class HMC(SharedSettings):
         Letters B 1991.
     """
 
-    _LONE_DECISIONS = BY_THE_LOSS
+    # Its momenta are drawn for whole tensors.
+    _TAKES_SHARDS = False
     _SHARED: ClassVar[tuple[str, ...]] = _SHARED
     _PROGRESS: ClassVar[Mapping[str, Any]] = {
         **dict.fromkeys(_COUNTERS, 0),
@@ -332,7 +335,8 @@ class HMC(SharedSettings):
                 returns it. Called ``num_steps`` + 1 times.
 
         Returns:
-            What the closure returned at its first call, at the trajectory's start.
+            What the closure returned at its first call, at the trajectory's start
+            (on several ranks, to this one).
 
         Raises:
             TypeError: there is no closure, or it returned no loss.
@@ -379,6 +383,7 @@ class HMC(SharedSettings):
         check_integer("steps", steps, low=1)
         check_real("target_acceptance", target_acceptance, high=1.0, low_open=True)
         self._check_all_groups()
+        self._settle()
         group = self.param_groups[0]
         if not group["metropolis"]:
             raise ValueError(
@@ -443,8 +448,7 @@ class HMC(SharedSettings):
         motion = self._prepare_all(work)
         start = None
         if group["metropolis"]:
-            losses = self._losses(loss, work)
-            start = self._energy(losses, work, motion)
+            losses, start = self._energies(loss, work, motion)
             if not bool(start.isfinite().all()):
                 raise nonfinite_error(
                     choice_of(self),
@@ -460,8 +464,7 @@ class HMC(SharedSettings):
         with self._undone_on_error(work) as saved:
             end = self._integrate(closure, work, motion, most_steps)
             if start is not None:
-                end_losses = self._losses(end, work)
-                energy = self._energy(end_losses, work, motion)
+                end_losses, energy = self._energies(end, work, motion)
                 log_ratios = (start - energy) / group["temperature"]
         if start is not None:
             accepted = self._decide(log_ratios, work, motion, saved, masters, turned)
@@ -624,28 +627,29 @@ class HMC(SharedSettings):
             )
             increment_version(params)
 
-    def _losses(self, loss: Any, work: list[Work]) -> Tensor:
-        """The chains' mean losses as a row of float64, on the first one's device."""
-        return _losses(loss, self.param_groups[0]["num_chains"], work[0][1][0].device)
-
-    def _energy(
-        self, losses: Tensor, work: list[Work], motion: list[_Motion]
-    ) -> Tensor:
-        """H of each chain."""
+    def _energies(
+        self, loss: Any, work: list[Work], motion: list[_Motion]
+    ) -> tuple[Tensor, Tensor]:
+        """The chains' mean losses, over all ranks, and H of each chain."""
         chains = self.param_groups[0]["num_chains"]
-        device = losses.device
-        energy = self.param_groups[0]["num_data"] * losses
-        for (group, params, _, _), moving in zip(work, motion, strict=True):
-            part = hmc_energy(
+        device = work[0][1][0].device
+        losses = _losses(loss, chains, device)
+        parts = [
+            hmc_energy(
                 params,
                 moving.momenta,
                 moving.masses,
                 prior_precision=group["prior_precision"],
                 **prior_of(self, group, params),
                 num_chains=chains or 1,
-            )
-            energy = energy + part.to(device)
-        return energy
+            ).to(device)
+            for (group, params, _, _), moving in zip(work, motion, strict=True)
+        ]
+        losses = mean_over_ranks(self, losses, alike=parts)
+        energy = self.param_groups[0]["num_data"] * losses
+        for part in parts:
+            energy = energy + part
+        return losses, energy
 
     def _decide(
         self,

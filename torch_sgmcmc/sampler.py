@@ -174,6 +174,9 @@ class Sampler(Optimizer):
     # is to be done instead; None if it goes by gradients alone.
     _LONE_DECISIONS: ClassVar[tuple[str, str] | None] = None
 
+    #: Whether it can sample DTensors, if it goes by gradients alone.
+    _TAKES_SHARDS: ClassVar[bool] = True
+
     #: Whether there are DTensors among its parameters.
     _is_sharded = False
     #: The ranks that sample this chain together; None is all. Not saved.
@@ -406,7 +409,8 @@ class Sampler(Optimizer):
 
     def _check_parameter(self, p: Tensor) -> None:
         """Raises if the sampler cannot sample a parameter."""
-        check_parameter(type(self).__name__, p, self._LONE_DECISIONS is None)
+        takes_shards = self._TAKES_SHARDS and self._LONE_DECISIONS is None
+        check_parameter(type(self).__name__, p, takes_shards)
         check_chains(p, self.param_groups[0].get("num_chains"))
 
     def _numel_of_chain(self, p: Tensor) -> int:
@@ -472,11 +476,15 @@ class Sampler(Optimizer):
             self._lay_out()
             return True
         self._clear_blank_state()
+        self._settle()
+        distributed.take_turn(self)
+        return False
+
+    def _settle(self) -> None:
+        """Does what is to be done where there are other ranks, once there are."""
         if not self._is_settled:
             self._check_ranks()
             self._is_settled = distributed.settle(self)
-        distributed.take_turn(self)
-        return False
 
     def _lay_out(self) -> None:
         for group in self.param_groups:

@@ -6,7 +6,8 @@ gradients are averaged, stay equal to the bit if they have one seed, without a w
 between them. What breaks that is refused, where a process group is initialised:
 
 * seeds that each rank draws for itself: ranks agree on the first one's;
-* samplers that decide by what a rank alone has seen, its loss or its Hessian;
+* samplers that decide by what a rank alone has seen, its loss or its Hessian
+  (HMC's ranks average their losses);
 * shards that are optimizers of their own (ZeroRedundancyOptimizer, FSDP1): each counts
   its elements from 0, and different parameters would get the same noise. DTensors say
   which elements they have, see Note [Shards] in shards.py.
@@ -47,6 +48,7 @@ __all__ = [
     "is_laid_out_by_hand",
     "is_laying_out",
     "is_zero",
+    "mean_over_ranks",
     "refuse_lone_decisions",
     "refuse_shards",
     "refuse_zero",
@@ -225,6 +227,39 @@ def device_of_group(sampler: Sampler) -> torch.device:
             if p.device.type != "cpu":
                 return p.device
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def mean_over_ranks(sampler: Sampler, value: Tensor, alike: list[Tensor]) -> Tensor:
+    """The mean of what the sampler's ranks have, added up in their order.
+
+    Args:
+        sampler: what is to decide by it.
+        value: a row of float64.
+        alike: more such rows, there, of what replicas have alike.
+
+    Raises:
+        RuntimeError: on all ranks, if they differ in these.
+    """
+    group = sampler.process_group
+    size = world_size(group)
+    if size == 1:
+        return value
+    both = torch.stack([value, sum(alike, torch.zeros_like(value))])
+    mine = both.to(device_of_group(sampler))
+    rows = [torch.empty_like(mine) for _ in range(size)]
+    dist.all_gather(rows, mine, group)
+    total, first = rows[0]
+    for theirs, other in rows[1:]:
+        # NaN, which is not equal to itself, is what a divergence leaves on all.
+        if not torch.equal(first.nan_to_num(torch.inf), other.nan_to_num(torch.inf)):
+            raise RuntimeError(
+                f"{type(sampler).__name__} cannot decide for the {size} ranks of its "
+                "process group: they differ in parameters or momenta. Give them one "
+                "seed and averaged gradients (check_replicas() says which differ), or "
+                "each chain a process_group of its own"
+            )
+        total = total + theirs
+    return (total / size).to(value.device)
 
 
 # ---- Steps that are none ---------------------------------------------------------
