@@ -12,6 +12,7 @@
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <stdexcept>
@@ -76,10 +77,13 @@ __global__ void __launch_bounds__(kThreads)
                  const int64_t* device_step) {
   if (!AddDeviceStep(device_step, stream)) return;
   if (update.skips(stream.step)) return;
+  const int64_t chain = int64_t{blockIdx.z} * gridDim.y + blockIdx.y;
+  if (chain > 0 && chain >= table.num_chains) return;
   UpdateThread<Update, T>(update,
                           table,
                           stream,
                           int64_t{blockIdx.x},
+                          chain,
                           static_cast<int>(threadIdx.x));
 }
 
@@ -134,8 +138,14 @@ class CudaDriver {
               const NoiseStream& stream,
               const SegmentTable& table,
               int64_t blocks) const {
+    // What a grid takes in its second dimension, and further chains in its
+    // third.
+    constexpr int64_t kMost = 65535;
+    const int64_t chains = std::max<int64_t>(1, table.num_chains);
+    const auto row = static_cast<unsigned>(std::min(kMost, chains));
+    const auto rows = static_cast<unsigned>((chains + kMost - 1) / kMost);
     UpdateKernel<Update, CompiledFor<Update, T>>
-        <<<static_cast<unsigned>(blocks),
+        <<<dim3(static_cast<unsigned>(blocks), row, rows),
            kThreads,
            0,
            CurrentStream(plan_.device_index())>>>(

@@ -33,7 +33,7 @@ struct SegmentTable {
   uint64_t offset[kMaxSegments];
   int64_t first_chunk[kMaxSegments];
   int count = 0;
-  int num_chains = 0;  // each of numel elements, Note [Chains side by side]
+  int64_t num_chains = 0;  // each of numel elements, Note [Chains side by side]
 };
 static_assert(sizeof(SegmentTable) < 3900);
 
@@ -64,9 +64,8 @@ void ForEachTable(const std::vector<Segment>& segments,
   SegmentTable table;
   int64_t blocks = 0;
   const auto add = [&](const Segment& s) {
-    const int64_t chains = std::max<int64_t>(1, s.num_chains);
-    const int64_t numel = s.numel / chains;
-    const int64_t more = chains * ChunkCount(numel, s.offset);
+    const int64_t numel = s.numel / std::max<int64_t>(1, s.num_chains);
+    const int64_t more = ChunkCount(numel, s.offset);
     if (table.count == kMaxSegments ||
         (table.count > 0 && blocks + more > kMaxBlocks)) {
       launch(table, blocks);
@@ -77,7 +76,7 @@ void ForEachTable(const std::vector<Segment>& segments,
       table.data[j][table.count] = s.data[j];
     }
     table.numel[table.count] = numel;
-    table.num_chains = static_cast<int>(s.num_chains);
+    table.num_chains = s.num_chains;
     table.offset[table.count] = s.offset;
     table.first_chunk[table.count] = blocks;
     ++table.count;
@@ -240,12 +239,14 @@ SG_INLINE void UpdateQuad(const Update& update,
    ...);
 }
 
-// What one thread of one block does.
+// What one thread of one block does, for one of the chains if there are
+// several.
 template <class Update, class T>
 SG_INLINE void UpdateThread(const Update& update,
                             const SegmentTable& table,
                             const NoiseStream& stream,
                             int64_t block,
+                            int64_t chain,
                             int thread) {
   constexpr auto kIndices =
       std::make_index_sequence<std::tuple_size_v<decltype(Update::kRoles)>>();
@@ -254,19 +255,17 @@ SG_INLINE void UpdateThread(const Update& update,
   SG_UNROLL for (int j = 0; j < kMaxArguments; ++j) {
     data[j] = table.data[j][s];
   }
-  int64_t chunk = block - table.first_chunk[s];
-  int64_t first = 0;  // element of the chain
   NoiseStream own = stream;
   if (table.num_chains > 0) {
-    const int64_t each = ChunkCount(table.numel[s], table.offset[s]);
-    const int64_t chain = chunk / each;
-    chunk -= chain * each;
-    first = chain * table.numel[s];
     own.seed = portable::ChainSeed(own.seed, static_cast<uint64_t>(chain));
   }
   SG_UNROLL for (int k = 0; k < kQuadsPerThread; ++k) {
-    QuadSpan span = SpanOf(table.numel[s], table.offset[s], chunk, thread, k);
-    span.origin += first;
+    QuadSpan span = SpanOf(table.numel[s],
+                           table.offset[s],
+                           block - table.first_chunk[s],
+                           thread,
+                           k);
+    span.origin += chain * table.numel[s];
     if (span.begin < span.end) {
       UpdateQuad<Update, T>(update, data, span, own, kIndices);
     }

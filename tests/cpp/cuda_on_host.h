@@ -28,9 +28,12 @@ void Launch(const Update& update,
             const NoiseStream& stream,
             int64_t blocks) {
   if (update.skips(stream.step)) return;
-  for (int64_t block = 0; block < blocks; ++block) {
-    for (int thread = 0; thread < kThreads; ++thread) {
-      UpdateThread<Update, T>(update, table, stream, block, thread);
+  const int64_t chains = std::max<int64_t>(1, table.num_chains);
+  for (int64_t chain = 0; chain < chains; ++chain) {
+    for (int64_t block = 0; block < blocks; ++block) {
+      for (int thread = 0; thread < kThreads; ++thread) {
+        UpdateThread<Update, T>(update, table, stream, block, chain, thread);
+      }
     }
   }
 }
