@@ -281,20 +281,20 @@ struct Gauges::Observer {
   }
 
   static std::vector<double> forces_in(const std::vector<GaugeSums>& sums) {
-    std::vector<double> forces;
-    forces.reserve(sums.size());
-    for (const GaugeSums& s : sums) forces.push_back(s.force);
-    return forces;
+    std::vector<double> result;
+    result.reserve(sums.size());
+    for (const GaugeSums& s : sums) result.push_back(s.force);
+    return result;
   }
 
   // Of each tensor, x . g.
   std::vector<Row> forces_of(const std::vector<Work>& work) const {
-    std::vector<Row> forces;
-    forces.reserve(work.size());
+    std::vector<Row> result;
+    result.reserve(work.size());
     for (const Work& lists : work) {
-      forces.push_back(sum(lists, /*plain=*/true, /*has_noise=*/false));
+      result.push_back(sum(lists, /*plain=*/true, /*has_noise=*/false));
     }
-    return forces;
+    return result;
   }
 
   Row sum(const Work& lists, bool plain, bool has_noise) const {
