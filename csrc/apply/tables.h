@@ -256,7 +256,7 @@ SG_INLINE void UpdateThread(const Update& update,
     data[j] = table.data[j][s];
   }
   NoiseStream own = stream;
-  if (table.num_chains > 0) {
+  if (update.needs_noise() && table.num_chains > 0) {
     own.seed = portable::ChainSeed(own.seed, static_cast<uint64_t>(chain));
   }
   SG_UNROLL for (int k = 0; k < kQuadsPerThread; ++k) {
