@@ -1,4 +1,4 @@
-"""The five methods: from the paper's step sizes to the library's hyperparameters.
+"""The methods: from the paper's step sizes to the library's hyperparameters.
 
 The paper's h is a step on U itself, U = -Σ log p(yᵢ | xᵢ, θ) - log p(θ), a sum and not
 a mean; the library's ``lr`` multiplies the gradient of the mean loss:
@@ -9,6 +9,8 @@ a mean; the library's ``lr`` multiplies the gradient of the mean loss:
 * pSGLD: θ' = θ - h G ∇U + √(2hG) ξ. G = 1 / √V with V a mean of squares of ∇U, and
   not of the mean loss's gradient, is 1/N of the library's: lr = h. (The other
   reading would make steps 74,000 times longer.)
+* FlyMC: θ' = θ + h ξ is proposed. (The paper names no proposals; these are those of
+  FlyMC's authors for logistic regression.)
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import torch_sgmcmc as sg
 
 from .model import PRIOR_PRECISION
 
-__all__ = ["FRICTION", "METHODS", "Method"]
+__all__ = ["FRICTION", "METHODS", "Firefly", "Method"]
 
 #: γ of the paper, for all methods with momentum.
 FRICTION = 50.0
@@ -52,6 +54,26 @@ class Method:
     build: Build
     gradients: int = 1
     stratified: bool = False
+
+
+@dataclass(frozen=True)
+class Firefly:
+    """FlyMC with bounds that are tight at the mode.
+
+    Args:
+        label: its name.
+        step_size: h with the paper's step sizes, if the method is among these.
+        tuned: h with step sizes tuned here, if it is among these.
+        from_mode: whether chains start at the mode and not at θ = 0.
+        adapted: whether proposals are N(θ, h² H⁻¹) and not N(θ, h² I), H the Hessian
+            at the mode, and h is adapted in the first half of the budget.
+    """
+
+    label: str
+    step_size: float | None
+    tuned: float | None
+    from_mode: bool = False
+    adapted: bool = False
 
 
 def _underdamped(
@@ -83,7 +105,7 @@ def _sampler(
     )
 
 
-METHODS: dict[str, Method] = {
+METHODS: dict[str, Method | Firefly] = {
     "sgld": Method("SGLD", 2e-5, 1e-5, _sgld),
     "psgld": Method("pSGLD", 5e-3, 1e-2, _psgld),
     "sghmc": Method("SGHMC", 1e-3, 5e-4, partial(_underdamped, sg.SGHMC)),
@@ -91,4 +113,10 @@ METHODS: dict[str, Method] = {
         "CP-SGHMC", 1e-3, 5e-4, partial(_underdamped, sg.SGHMC), stratified=True
     ),
     "ewsg": Method("EWSG", 3e-3, 6e-4, partial(_underdamped, sg.EWSG), gradients=2),
+    "flymc": Firefly("FlyMC", 5e-3, 4e-2),
+    "flymc_mode": Firefly("FlyMC from the mode", 5e-3, None, from_mode=True),
+    # At first 2.38 / √54, at which random walks on a Gaussian are at their best.
+    "flymc_adapted": Firefly(
+        "FlyMC from the mode, adapted", None, 0.32, from_mode=True, adapted=True
+    ),
 }

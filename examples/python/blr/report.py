@@ -11,7 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from .methods import METHODS
+from .methods import METHODS, Firefly
 
 __all__ = ["curves", "search_picture", "search_table", "table"]
 
@@ -21,6 +21,9 @@ COLORS = {
     "sghmc": "C3",
     "cp_sghmc": "C1",
     "ewsg": "C0",
+    "flymc": "C5",
+    "flymc_mode": "C6",
+    "flymc_adapted": "C7",
 }
 SETTINGS = {"paper": "the paper's step sizes", "tuned": "step sizes tuned here"}
 SCORES = {"log_likelihood": "test log-likelihood", "accuracy": "test accuracy (%)"}
@@ -62,7 +65,7 @@ def table(runs: Runs, reference: dict[str, Any]) -> str:
     for which, results in runs.items():
         lines.append(f"| *{SETTINGS[which]}* | | | | | |")
         for name, result in results.items():
-            h = f"{result['config']['step_size']:.2g}"
+            h = f"{result.get('adapted_step_size', result['config']['step_size']):.2g}"
             lines.append(_row(METHODS[name].label, h, result, "final"))
     lines.append("| *reference* | | | | | |")
     for name in ("posterior", "mode"):
@@ -93,7 +96,7 @@ def curves(runs: Runs, reference: dict[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(
         2,
         len(runs),
-        figsize=(4.6 * len(runs) + 0.4, 6.4),
+        figsize=(4.6 * len(runs) + 0.4, 6.8),
         layout="constrained",
         squeeze=False,
         sharex="col",
@@ -121,16 +124,29 @@ def curves(runs: Runs, reference: dict[str, Any], path: Path) -> None:
                 )
             ax.grid(alpha=0.3)
         row[0].set_ylabel(label)
-        # Of the first points, from θ = 0 on, the picture would show little else.
-        late = [m["curve"][4:] or m["curve"] for r in runs.values() for m in r.values()]
+        # Of the first points, from θ = 0 on, the picture would show little else, nor
+        # of FlyMC from there, which is far below.
+        shown = [(name, r) for results in runs.values() for name, r in results.items()]
+        above = [r for name, r in shown if not isinstance(METHODS[name], Firefly)]
+        late = [r["curve"][4:] or r["curve"] for r in above or [r for _, r in shown]]
         low = min(p[score] for points in late for p in points)
         row[0].set_ylim(low - 0.15 * (best - low), best + 0.15 * (best - low))
     for ax, which in zip(axes[0], runs, strict=True):
         ax.set_title(SETTINGS[which])
     for ax in axes[-1]:
         ax.set_xlabel("passes through the training data")
-    axes[-1][-1].plot([], [], "--", color="0.5", linewidth=1, label="all together")
-    axes[-1][-1].legend(loc="lower right", fontsize="small", ncols=2)
+    axes[0][-1].plot([], [], "--", color="0.5", linewidth=1, label="all together")
+    entries = {}
+    for ax in axes[0]:
+        handles, labels = ax.get_legend_handles_labels()
+        entries |= dict(zip(labels, handles, strict=True))
+    figure.legend(
+        entries.values(),
+        entries,
+        loc="outside lower center",
+        fontsize="small",
+        ncols=5,
+    )
     figure.savefig(path, dpi=84, pil_kwargs={"optimize": True})
     plt.close(figure)
 
