@@ -10,24 +10,26 @@ paper's: --paper makes as many steps as one pass through all data.
     python examples/python/covertype.py --data-root ../shared/data
     python examples/python/covertype.py --data-root ... --paper   # 6.25 passes
     python examples/python/covertype.py --data-root ... --tune    # choose step sizes
+    python examples/python/covertype.py --data-root ... --noise   # that of all data
 
 Results go to --out: results.json, curves.png, and a JSON of each method, from which an
-interrupted run continues; with --tune search.json and search.png.
+interrupted run continues; with --tune search.json and search.png, and with --noise
+noise.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from blr.data import FULL_SIZE, Split, load
-from blr.methods import METHODS
+from blr.methods import METHODS, Firefly
 from blr.reference import reference
-from blr.report import curves, search_picture, search_table, table
+from blr.report import curves, noise_table, search_picture, search_table, table
 from blr.run import RunConfig, run
 from program import Parser, versions, write_json
 
@@ -58,11 +60,17 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--tune", action="store_true", help="try step sizes on a part of training"
     )
+    parser.add_argument(
+        "--noise",
+        action="store_true",
+        help="the paper's h beside that which has the noise of h on all data",
+    )
+    parser.add_argument("--splits", type=int, default=3, help="for --noise")
     args = parser.parse_args()
     if not args.passes > 0:
         parser.error(f"--passes {args.passes} must be > 0")
     parser.check_at_least(
-        args, batch_size=2, chains=2, strata=1, seed=0, reference_steps=1
+        args, batch_size=2, chains=2, strata=1, seed=0, reference_steps=1, splits=2
     )
     return args
 
@@ -111,6 +119,28 @@ def tune(args: argparse.Namespace, split: Split) -> None:
     print(search_table(search))
 
 
+def noise(args: argparse.Namespace) -> None:
+    """Prints scores with h as in the paper and with its noise, over several splits."""
+    runs: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for seed in range(args.seed, args.seed + args.splits):
+        args.seed = seed
+        split = load(args.data_root, seed=seed)
+        ratio = FULL_SIZE / (len(split.train_x) + len(split.test_x))
+        for name in args.method:
+            method = METHODS[name]
+            if isinstance(method, Firefly):
+                continue  # without minibatches
+            h, friction = method.like_all_data(ratio)
+            config = configuration(args, name, method.step_size, args.passes)
+            like_all = replace(config, step_size=h, friction=friction)
+            for which, setting in (("h", config), ("noise", like_all)):
+                path = args.out / f"noise_{which}_{name}_{seed}.json"
+                results = runs.setdefault(name, {}).setdefault(which, [])
+                results.append(cached(setting, split, path))
+    write_json({"noise": runs}, args.out / "noise.json")
+    print(noise_table(runs))
+
+
 def main() -> None:
     """Runs what the command line asks for and reports."""
     args = parse_arguments()
@@ -121,6 +151,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     if args.tune:
         return tune(args, split)
+    if args.noise:
+        return noise(args)
     passes = args.passes * FULL_SIZE / rows if args.paper else args.passes
     runs: dict[str, dict[str, Any]] = {"paper": {}, "tuned": {}}
     for which, results in runs.items():

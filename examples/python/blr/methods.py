@@ -31,7 +31,7 @@ __all__ = ["FRICTION", "METHODS", "Firefly", "Method"]
 #: γ of the paper, for all methods with momentum.
 FRICTION = 50.0
 
-Build = Callable[[Tensor, int, float, int], sg.Sampler]
+Build = Callable[[Tensor, int, float, int, float], sg.Sampler]
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,10 @@ class Method:
         step_size: the paper's h.
         tuned: the h of the best validation log-likelihood after one pass
             (``covertype.py --tune``).
-        build: ``build(theta, num_data, h, seed)`` makes the sampler.
+        build: ``build(theta, num_data, h, seed, friction)`` makes the sampler.
         gradients: minibatches a step, among which the gradients are divided.
         stratified: whether minibatches are stratified by k-means clusters.
+        power: of N, by which h goes down to keep :meth:`like_all_data`'s noise.
     """
 
     label: str
@@ -54,6 +55,19 @@ class Method:
     build: Build
     gradients: int = 1
     stratified: bool = False
+    power: int = 1
+
+    def like_all_data(self, ratio: float) -> tuple[float, float]:
+        """The h and γ with which a part of the data has the noise of the whole.
+
+        Minibatches of n add lr N Var / 2 (1 - momentum) n of the noise that the
+        dynamics inject. Of this, N and h of the data's part and momentum enter
+        lr N = (N h)², and N² h for SGLD; pSGLD has N h.
+
+        Args:
+            ratio: size of all data, by that of the part.
+        """
+        return self.step_size * ratio**self.power, FRICTION / ratio
 
 
 @dataclass(frozen=True)
@@ -77,19 +91,28 @@ class Firefly:
 
 
 def _underdamped(
-    cls: type[sg.Sampler], theta: Tensor, num_data: int, h: float, seed: int
+    cls: type[sg.Sampler],
+    theta: Tensor,
+    num_data: int,
+    h: float,
+    seed: int,
+    friction: float = FRICTION,
 ) -> sg.Sampler:
-    settings: dict[str, Any] = {"momentum": 1 - FRICTION * h}
+    settings: dict[str, Any] = {"momentum": 1 - friction * h}
     if cls is sg.EWSG:
         settings |= {"num_chains": len(theta), "index_chain_length": 1}
     return _sampler(cls, theta, num_data, seed, lr=num_data * h**2, **settings)
 
 
-def _sgld(theta: Tensor, num_data: int, h: float, seed: int) -> sg.Sampler:
+def _sgld(
+    theta: Tensor, num_data: int, h: float, seed: int, friction: float = FRICTION
+) -> sg.Sampler:
     return _sampler(sg.SGLD, theta, num_data, seed, lr=num_data * h)
 
 
-def _psgld(theta: Tensor, num_data: int, h: float, seed: int) -> sg.Sampler:
+def _psgld(
+    theta: Tensor, num_data: int, h: float, seed: int, friction: float = FRICTION
+) -> sg.Sampler:
     return _sampler(sg.PSGLD, theta, num_data, seed, lr=h, gamma=False)
 
 
@@ -106,7 +129,7 @@ def _sampler(
 
 
 METHODS: dict[str, Method | Firefly] = {
-    "sgld": Method("SGLD", 2e-5, 1e-5, _sgld),
+    "sgld": Method("SGLD", 2e-5, 1e-5, _sgld, power=2),
     "psgld": Method("pSGLD", 5e-3, 1e-2, _psgld),
     "sghmc": Method("SGHMC", 1e-3, 5e-4, partial(_underdamped, sg.SGHMC)),
     "cp_sghmc": Method(

@@ -10,10 +10,11 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from cells import spread
 
 from .methods import METHODS, Firefly
 
-__all__ = ["curves", "search_picture", "search_table", "table"]
+__all__ = ["curves", "noise_table", "search_picture", "search_table", "table"]
 
 COLORS = {
     "sgld": "C2",
@@ -91,6 +92,25 @@ def search_table(search: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def noise_table(runs: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
+    """Means over chains, and their means and deviations over splits."""
+    lines = [
+        "| method | h | accuracy (%) | log-likelihood "
+        "| together: accuracy (%) | log-likelihood |",
+        "| --- " * 6 + "|",
+    ]
+    for name, settings in runs.items():
+        for results in settings.values():
+            cells = [METHODS[name].label, f"{results[0]['config']['step_size']:.2g}"]
+            for score, digits in (("accuracy", 2), ("log_likelihood", 4)):
+                means = [float(np.mean(r["final"][score])) for r in results]
+                cells.append(spread(means, digits))
+            for score, digits in (("accuracy", 2), ("log_likelihood", 4)):
+                cells.append(spread([r["mixture"][score] for r in results], digits))
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def curves(runs: Runs, reference: dict[str, Any], path: Path) -> None:
     """Both scores against passes, mean and deviation over chains."""
     figure, axes = plt.subplots(
@@ -154,14 +174,14 @@ def curves(runs: Runs, reference: dict[str, Any], path: Path) -> None:
 def search_picture(search: list[dict[str, Any]], path: Path) -> None:
     """Validation log-likelihood against the step size in units of the paper's."""
     figure, ax = plt.subplots(figsize=(6.2, 4.2), layout="constrained")
-    best = -np.inf
+    best = []
     for name, method in METHODS.items():
         results = [r for r in search if r["config"]["method"] == name]
         if not results:
             continue
         x = [r["config"]["step_size"] / method.step_size for r in results]
         y = [np.mean(r["final"]["log_likelihood"]) for r in results]
-        best = max(best, *y)
+        best.append(max(y))
         spread = [np.std(r["final"]["log_likelihood"], ddof=1) for r in results]
         ax.errorbar(
             x, y, spread, fmt="o-", markersize=3, color=COLORS[name], label=method.label
@@ -169,7 +189,8 @@ def search_picture(search: list[dict[str, Any]], path: Path) -> None:
     ax.set_xscale("log")
     ax.set_xlabel("step size h / the paper's h")
     ax.set_ylabel("validation log-likelihood")
-    ax.set_ylim(best - 0.12, best + 0.01)  # further down all is lost anyway
+    # Further down all is lost anyway.
+    ax.set_ylim(min(max(best) - 0.12, min(best) - 0.01), max(best) + 0.01)
     ax.grid(alpha=0.3)
     ax.legend()
     figure.savefig(path, dpi=84, pil_kwargs={"optimize": True})

@@ -14,7 +14,7 @@ from tqdm import tqdm
 import torch_sgmcmc as sg
 
 from .data import Split
-from .methods import METHODS, Firefly, Method
+from .methods import FRICTION, METHODS, Firefly, Method
 from .model import (
     RESAMPLES,
     SCORES_A_PASS,
@@ -41,6 +41,7 @@ class RunConfig:
         chains: number of independent chains.
         num_strata: k-means clusters, for the method that has any.
         seed: of chains, minibatches and clusters.
+        friction: γ, of methods with momentum.
     """
 
     method: str
@@ -50,6 +51,7 @@ class RunConfig:
     chains: int
     num_strata: int
     seed: int
+    friction: float = FRICTION
 
 
 def run(config: RunConfig, split: Split) -> dict[str, Any]:
@@ -67,7 +69,9 @@ def run(config: RunConfig, split: Split) -> dict[str, Any]:
         return {"config": asdict(config), **result}
     num_data = len(split.train_x)
     theta = nn.Parameter(torch.zeros(config.chains, split.train_x.shape[1]))
-    sampler = method.build(theta, num_data, config.step_size, config.seed)
+    sampler = method.build(
+        theta, num_data, config.step_size, config.seed, config.friction
+    )
     minibatches = _minibatches(config, split)
 
     def closure() -> Tensor:
