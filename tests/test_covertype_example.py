@@ -113,19 +113,21 @@ def test_all_methods_report_table_picture_and_json(
     assert again["paper"]["sgld"]["final"] == document["runs"]["paper"]["sgld"]["final"]
 
 
-def test_the_noise_of_all_data(example: Callable[..., str], tmp_path: Path) -> None:
+def test_the_noise_of_all_data(
+    example: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """lr N and the momentum are those that the paper's h has on all rows."""
+    monkeypatch.setattr("covertype.FULL_SIZE", 4 * 1500)
     options = ("--noise", "--passes", "0.1", "--splits", "2", "--strata", "4")
     output = example(*options)
     assert output.count("| SGHMC |") == 2 and "FlyMC" not in output
     runs = json.loads((tmp_path / "noise.json").read_text())["noise"]
     assert tuple(runs) == GRADIENTS
-    ratio = 581_012 / 1500
     for name, settings in runs.items():
         paper, noise = settings["h"][0]["settings"], settings["noise"][0]["settings"]
         # On all data, with the paper's h, lr is N h, N h² or, pSGLD's, h.
-        lr = paper["lr"] * (1 if name == "psgld" else ratio)
-        assert noise["lr"] == pytest.approx(lr * ratio)
+        lr = paper["lr"] * (1 if name == "psgld" else 4)
+        assert noise["lr"] == pytest.approx(4 * lr)
         assert noise.get("momentum") == pytest.approx(paper.get("momentum"))
         scores = [r["final"]["log_likelihood"] for r in settings["h"]]
         assert len(scores) == 2 and scores[0] != scores[1]

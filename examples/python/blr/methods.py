@@ -46,7 +46,7 @@ class Method:
         build: ``build(theta, num_data, h, seed, friction)`` makes the sampler.
         gradients: minibatches a step, among which the gradients are divided.
         stratified: whether minibatches are stratified by k-means clusters.
-        power: of N, by which h goes down to keep :meth:`like_all_data`'s noise.
+        power: of the data's size in :meth:`like_all_data`.
     """
 
     label: str
@@ -60,12 +60,12 @@ class Method:
     def like_all_data(self, ratio: float) -> tuple[float, float]:
         """The h and γ with which a part of the data has the noise of the whole.
 
-        Minibatches of n add lr N Var / 2 (1 - momentum) n of the noise that the
-        dynamics inject. Of this, N and h of the data's part and momentum enter
-        lr N = (N h)², and N² h for SGLD; pSGLD has N h.
+        The noise of minibatches of n is lr N Var / 2 (1 - momentum) n times as large
+        as that which is injected. It is the same for all data and for a part, and so
+        is momentum, if N h is, for SGLD if N² h is.
 
         Args:
-            ratio: size of all data, by that of the part.
+            ratio: the size of all data over that of the part.
         """
         return self.step_size * ratio**self.power, FRICTION / ratio
 
