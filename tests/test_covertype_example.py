@@ -15,7 +15,11 @@ import torch
 pytestmark = pytest.mark.examples
 
 FOLDER = Path(__file__).parents[1] / "examples" / "python"
-METHODS = ("sgld", "psgld", "sghmc", "cp_sghmc", "ewsg")
+GRADIENTS = ("sgld", "psgld", "sghmc", "cp_sghmc", "ewsg")
+METHODS = {
+    "paper": (*GRADIENTS, "flymc", "flymc_mode"),
+    "tuned": (*GRADIENTS, "flymc", "flymc_adapted"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +50,7 @@ def blr(monkeypatch: pytest.MonkeyPatch) -> Any:
     import blr.methods
     import blr.reference
     import blr.run
+    import blr.run_flymc
 
     return blr
 
@@ -78,19 +83,22 @@ def test_all_methods_report_table_picture_and_json(
     output = example(*options)
     for label in ("SGLD", "pSGLD", "SGHMC", "CP-SGHMC", "EWSG", "posterior", "mode"):
         assert f"| {label} |" in output
+    assert output.count("| FlyMC |") == 2
+    assert output.count("| FlyMC from the mode") == 2
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     document = json.loads((tmp_path / "results.json").read_text())
     assert document["environment"]["training rows"] == 1200
     finals = set()
-    for results in document["runs"].values():
-        assert tuple(results) == METHODS
-        for result in results.values():
-            assert result["steps"] == 1200 / 50
+    for which, results in document["runs"].items():
+        assert tuple(results) == METHODS[which]
+        for name, result in results.items():
+            if name in GRADIENTS:
+                assert result["steps"] == 1200 / 50
             assert result["curve"][-1]["passes"] == 1
             assert len(result["final"]["accuracy"]) == 6
             finals.add(str(result["final"]))
     # Chains differ, and so do methods; where a step size was not changed runs repeat.
-    assert len(finals) >= len(METHODS)
+    assert len(finals) >= len(METHODS["paper"])
     # A second run takes what is there, and makes what is of other settings anew.
     (tmp_path / "results.json").unlink()
     kept, other = tmp_path / "paper_sghmc.json", tmp_path / "paper_sgld.json"
@@ -103,6 +111,36 @@ def test_all_methods_report_table_picture_and_json(
     assert kept.stat().st_mtime_ns == written
     again = json.loads((tmp_path / "results.json").read_text())["runs"]
     assert again["paper"]["sgld"]["final"] == document["runs"]["paper"]["sgld"]["final"]
+
+
+def test_the_noise_of_all_data(
+    example: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """lr N and the momentum are those that the paper's h has on all rows."""
+    monkeypatch.setattr("covertype.FULL_SIZE", 4 * 1500)
+    options = ("--noise", "--passes", "0.1", "--splits", "2", "--strata", "4")
+    output = example(*options)
+    assert output.count("| SGHMC |") == 2 and "FlyMC" not in output
+    runs = json.loads((tmp_path / "noise.json").read_text())["noise"]
+    assert tuple(runs) == GRADIENTS
+    for name, settings in runs.items():
+        paper, noise = settings["h"][0]["settings"], settings["noise"][0]["settings"]
+        # On all data, with the paper's h, lr is N h, N h² or, pSGLD's, h.
+        lr = paper["lr"] * (1 if name == "psgld" else 4)
+        assert noise["lr"] == pytest.approx(4 * lr)
+        assert noise.get("momentum") == pytest.approx(paper.get("momentum"))
+        scores = [r["final"]["log_likelihood"] for r in settings["h"]]
+        assert len(scores) == 2 and scores[0] != scores[1]
+
+
+def test_a_method_without_tuned_step_size(
+    example: Callable[..., str], tmp_path: Path
+) -> None:
+    example("--method", "flymc_mode", "--passes", "0.2", "--reference-steps", "3")
+    runs = json.loads((tmp_path / "results.json").read_text())["runs"]
+    assert list(runs["paper"]) == ["flymc_mode"] and runs["tuned"] == {}
+    assert 0.2 <= runs["paper"]["flymc_mode"]["passes_made"] < 0.25
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_search_for_step_sizes(example: Callable[..., str], tmp_path: Path) -> None:
@@ -173,7 +211,7 @@ def test_every_method_spends_the_same(
         return right(theta, x, s)
 
     monkeypatch.setattr(blr.run, "minibatch_loss", counting)
-    for name in METHODS:
+    for name in GRADIENTS:
         seen.clear()
         config = blr.run.RunConfig(name, 1e-5, 1.0, 50, 4, 5, 0)
         result = blr.run.run(config, split)
@@ -181,6 +219,42 @@ def test_every_method_spends_the_same(
         assert set(seen) == ({25} if name == "ewsg" else {50})
         chains = result["final"]["log_likelihood"]
         assert len(set(chains)) == 4  # each its own noise and minibatches
+
+
+def test_flymc_spends_as_much(
+    blr: Any, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Likelihoods, by a count of those that the bound is asked for."""
+    split = blr.data.load(data_root)
+    right, asked = blr.flymc.LogisticBound.log_ratio, []
+
+    def counting(target: Any, theta: torch.Tensor, *places: torch.Tensor) -> Any:
+        asked.append((len(places[0]), theta))
+        return right(target, theta, *places)
+
+    monkeypatch.setattr(blr.flymc.LogisticBound, "log_ratio", counting)
+    centre, hessian, passes = blr.reference.newton(split)
+    for name in ("flymc", "flymc_mode", "flymc_adapted"):
+        asked.clear()
+        method = blr.methods.METHODS[name]
+        h = method.step_size or method.tuned
+        config = blr.run.RunConfig(name, h, 1.5, 50, 4, 5, 0)
+        result = blr.run.run(config, split)
+        made = sum(count for count, _ in asked) / (4 * 1200)
+        assert result["passes_made"] == pytest.approx(made)
+        assert 1.5 <= made < 1.55
+        assert result["setup_passes"] == passes + 1
+        assert [point["passes"] for point in result["curve"][::6]] == [0, 0.5, 1, 1.5]
+        assert len(set(result["final"]["log_likelihood"])) == 4
+        if method.adapted:
+            assert 0 < abs(result["adapted_step_size"] - h)
+        # Of the first proposals, those of the four chains.
+        away = asked[0][1] - (centre if method.from_mode else 0)
+        if method.adapted:
+            away = away @ torch.linalg.cholesky(hessian)
+        size = away.square().mean().sqrt() / h
+        assert float(size) == pytest.approx(1, abs=0.2)  # 4 deviations
+    assert 3 * 2 <= passes - 1 <= 3 * 20  # two energies at least for each gradient
 
 
 def test_the_mode_is_that_of_scikit_learn(blr: Any, data_root: Path) -> None:

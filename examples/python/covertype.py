@@ -1,4 +1,4 @@
-"""Bayesian logistic regression on Covertype: five methods, 200 chains each.
+"""Bayesian logistic regression on Covertype: 200 chains of each method.
 
 The experiment of table 1 and figure 2 of "Improving Sampling Accuracy of Stochastic
 Gradient MCMC Methods via Non-uniform Subsampling of Gradients" (EWSG, 2021): class 2
@@ -10,29 +10,33 @@ paper's: --paper makes as many steps as one pass through all data.
     python examples/python/covertype.py --data-root ../shared/data
     python examples/python/covertype.py --data-root ... --paper   # 6.25 passes
     python examples/python/covertype.py --data-root ... --tune    # choose step sizes
+    python examples/python/covertype.py --data-root ... --noise   # that of all data
 
 Results go to --out: results.json, curves.png, and a JSON of each method, from which an
-interrupted run continues; with --tune search.json and search.png.
+interrupted run continues; with --tune search.json and search.png, and with --noise
+noise.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from blr.data import FULL_SIZE, Split, load
-from blr.methods import METHODS
+from blr.methods import METHODS, Firefly
 from blr.reference import reference
-from blr.report import curves, search_picture, search_table, table
+from blr.report import curves, noise_table, search_picture, search_table, table
 from blr.run import RunConfig, run
 from program import Parser, versions, write_json
 
 # Times the paper's step size; of these --tune chooses.
 FACTORS = (0.03, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 4.0)
+# And those with which FlyMC gets far from θ = 0.
+FURTHER = {"flymc": (8.0, 16.0, 32.0)}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -56,11 +60,17 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--tune", action="store_true", help="try step sizes on a part of training"
     )
+    parser.add_argument(
+        "--noise",
+        action="store_true",
+        help="the paper's h beside that which has the noise of h on all data",
+    )
+    parser.add_argument("--splits", type=int, default=3, help="for --noise")
     args = parser.parse_args()
     if not args.passes > 0:
         parser.error(f"--passes {args.passes} must be > 0")
     parser.check_at_least(
-        args, batch_size=2, chains=2, strata=1, seed=0, reference_steps=1
+        args, batch_size=2, chains=2, strata=1, seed=0, reference_steps=1, splits=2
     )
     return args
 
@@ -96,14 +106,39 @@ def tune(args: argparse.Namespace, split: Split) -> None:
     validation = split.for_validation()
     search = []
     for name in args.method:
-        for factor in FACTORS:
-            h = factor * METHODS[name].step_size
+        method = METHODS[name]
+        if method.step_size is None or method.tuned is None:
+            continue  # nothing to choose
+        for factor in FACTORS + FURTHER.get(name, ()):
+            h = factor * method.step_size
             config = configuration(args, name, h, args.passes)
             path = args.out / f"search_{name}_{factor:g}.json"
             search.append(cached(config, validation, path))
     write_json({"search": search}, args.out / "search.json")
     search_picture(search, args.out / "search.png")
     print(search_table(search))
+
+
+def noise(args: argparse.Namespace) -> None:
+    """Prints scores with h as in the paper and with its noise, over several splits."""
+    runs: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for seed in range(args.seed, args.seed + args.splits):
+        args.seed = seed
+        split = load(args.data_root, seed=seed)
+        ratio = FULL_SIZE / (len(split.train_x) + len(split.test_x))
+        for name in args.method:
+            method = METHODS[name]
+            if isinstance(method, Firefly):
+                continue  # without minibatches
+            h, friction = method.like_all_data(ratio)
+            config = configuration(args, name, method.step_size, args.passes)
+            like_all = replace(config, step_size=h, friction=friction)
+            for which, setting in (("h", config), ("noise", like_all)):
+                path = args.out / f"noise_{which}_{name}_{seed}.json"
+                results = runs.setdefault(name, {}).setdefault(which, [])
+                results.append(cached(setting, split, path))
+    write_json({"noise": runs}, args.out / "noise.json")
+    print(noise_table(runs))
 
 
 def main() -> None:
@@ -116,12 +151,16 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     if args.tune:
         return tune(args, split)
+    if args.noise:
+        return noise(args)
     passes = args.passes * FULL_SIZE / rows if args.paper else args.passes
     runs: dict[str, dict[str, Any]] = {"paper": {}, "tuned": {}}
     for which, results in runs.items():
         for name in args.method:
             method = METHODS[name]
             h = method.step_size if which == "paper" else method.tuned
+            if h is None:
+                continue
             config = configuration(args, name, h, passes)
             results[name] = cached(config, split, args.out / f"{which}_{name}.json")
     truth = reference(

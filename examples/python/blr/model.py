@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -11,16 +12,20 @@ from .data import Split
 __all__ = [
     "PRIOR_PRECISION",
     "RESAMPLES",
+    "SCORES_A_PASS",
     "minibatch_loss",
     "mixture_scores",
     "potential",
     "scores",
+    "summary",
 ]
 
 #: The prior N(0, 10 I).
 PRIOR_PRECISION = 0.1
 #: Bootstrap samples of the chains, for the final scores.
 RESAMPLES = 200
+#: Points of the curves for each pass.
+SCORES_A_PASS = 12
 
 
 def minibatch_loss(theta: Tensor, x: Tensor, s: Tensor) -> Tensor:
@@ -79,4 +84,15 @@ def mixture_scores(theta: Tensor, split: Split, resamples: int = 0) -> dict[str,
     if resamples > 1:
         result["accuracy_std"] = float(accuracy[1:].std())
         result["log_likelihood_std"] = float(likelihood[1:].std())
+    return result
+
+
+def summary(passes: float, theta: Tensor, split: Split) -> dict[str, float]:
+    """Mean and deviation over chains of both scores, and those of all together."""
+    result = {"passes": passes}
+    for name, values in scores(theta.detach(), split).items():
+        result[name] = float(np.mean(values))
+        result[f"{name}_std"] = float(np.std(values, ddof=1))
+    for name, value in mixture_scores(theta.detach(), split).items():
+        result[f"mixture_{name}"] = value
     return result

@@ -13,27 +13,41 @@ import torch_sgmcmc as sg
 from .data import Split
 from .model import PRIOR_PRECISION, RESAMPLES, mixture_scores, potential, scores
 
-__all__ = ["mode", "posterior_draws", "reference"]
+__all__ = ["mode", "newton", "posterior_draws", "reference"]
 
 
 def mode(split: Split) -> tuple[Tensor, Tensor]:
     """The mode θ* of the posterior and the Hessian of U there, by Newton's method."""
+    theta, hessian, _ = newton(split)
+    return theta, hessian
+
+
+def newton(split: Split) -> tuple[Tensor, Tensor, int]:
+    """The same, and how many times all data were evaluated for it."""
     x, s = split.train_x.double(), split.train_s.double()
     theta = torch.zeros(x.shape[1], dtype=torch.float64)
     prior = PRIOR_PRECISION * torch.eye(len(theta), dtype=torch.float64)
+    passes = 0
+
+    def energy(theta: Tensor) -> float:
+        nonlocal passes
+        passes += 1
+        return float(potential(theta[None], split))
+
     for _ in range(100):
         p = torch.sigmoid(-s * (x @ theta))  # of the wrong label
         gradient = PRIOR_PRECISION * theta - x.T @ (s * p)
         hessian = prior + (x * (p * (1 - p))[:, None]).T @ x
+        passes += 1
         move = torch.linalg.solve(hessian, gradient)
-        before, size = float(potential(theta[None], split)), 1.0
-        while size > 1e-6 and float(potential((theta - size * move)[None], split)) > (
+        before, size = energy(theta), 1.0
+        while size > 1e-6 and energy(theta - size * move) > (
             before - 0.25 * size * float(move @ gradient)
         ):
             size /= 2
         theta = theta - size * move
         if float(move @ gradient) < 1e-14:
-            return theta, hessian
+            return theta, hessian, passes
     raise RuntimeError("Newton's method did not converge")
 
 

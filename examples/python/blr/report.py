@@ -10,10 +10,11 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from cells import spread
 
-from .methods import METHODS
+from .methods import METHODS, Firefly
 
-__all__ = ["curves", "search_picture", "search_table", "table"]
+__all__ = ["curves", "noise_table", "search_picture", "search_table", "table"]
 
 COLORS = {
     "sgld": "C2",
@@ -21,6 +22,9 @@ COLORS = {
     "sghmc": "C3",
     "cp_sghmc": "C1",
     "ewsg": "C0",
+    "flymc": "C5",
+    "flymc_mode": "C6",
+    "flymc_adapted": "C7",
 }
 SETTINGS = {"paper": "the paper's step sizes", "tuned": "step sizes tuned here"}
 SCORES = {"log_likelihood": "test log-likelihood", "accuracy": "test accuracy (%)"}
@@ -62,7 +66,7 @@ def table(runs: Runs, reference: dict[str, Any]) -> str:
     for which, results in runs.items():
         lines.append(f"| *{SETTINGS[which]}* | | | | | |")
         for name, result in results.items():
-            h = f"{result['config']['step_size']:.2g}"
+            h = f"{result.get('adapted_step_size', result['config']['step_size']):.2g}"
             lines.append(_row(METHODS[name].label, h, result, "final"))
     lines.append("| *reference* | | | | | |")
     for name in ("posterior", "mode"):
@@ -88,12 +92,31 @@ def search_table(search: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def noise_table(runs: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
+    """Means over chains, and their means and deviations over splits."""
+    lines = [
+        "| method | h | accuracy (%) | log-likelihood "
+        "| together: accuracy (%) | log-likelihood |",
+        "| --- " * 6 + "|",
+    ]
+    for name, settings in runs.items():
+        for results in settings.values():
+            cells = [METHODS[name].label, f"{results[0]['config']['step_size']:.2g}"]
+            for score, digits in (("accuracy", 2), ("log_likelihood", 4)):
+                means = [float(np.mean(r["final"][score])) for r in results]
+                cells.append(spread(means, digits))
+            for score, digits in (("accuracy", 2), ("log_likelihood", 4)):
+                cells.append(spread([r["mixture"][score] for r in results], digits))
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def curves(runs: Runs, reference: dict[str, Any], path: Path) -> None:
     """Both scores against passes, mean and deviation over chains."""
     figure, axes = plt.subplots(
         2,
         len(runs),
-        figsize=(4.6 * len(runs) + 0.4, 6.4),
+        figsize=(4.6 * len(runs) + 0.4, 6.8),
         layout="constrained",
         squeeze=False,
         sharex="col",
@@ -121,16 +144,29 @@ def curves(runs: Runs, reference: dict[str, Any], path: Path) -> None:
                 )
             ax.grid(alpha=0.3)
         row[0].set_ylabel(label)
-        # Of the first points, from θ = 0 on, the picture would show little else.
-        late = [m["curve"][4:] or m["curve"] for r in runs.values() for m in r.values()]
+        # Of the first points, from θ = 0 on, the picture would show little else, nor
+        # of FlyMC from there, which is far below.
+        shown = [(name, r) for results in runs.values() for name, r in results.items()]
+        above = [r for name, r in shown if not isinstance(METHODS[name], Firefly)]
+        late = [r["curve"][4:] or r["curve"] for r in above or [r for _, r in shown]]
         low = min(p[score] for points in late for p in points)
         row[0].set_ylim(low - 0.15 * (best - low), best + 0.15 * (best - low))
     for ax, which in zip(axes[0], runs, strict=True):
         ax.set_title(SETTINGS[which])
     for ax in axes[-1]:
         ax.set_xlabel("passes through the training data")
-    axes[-1][-1].plot([], [], "--", color="0.5", linewidth=1, label="all together")
-    axes[-1][-1].legend(loc="lower right", fontsize="small", ncols=2)
+    axes[0][-1].plot([], [], "--", color="0.5", linewidth=1, label="all together")
+    entries = {}
+    for ax in axes[0]:
+        handles, labels = ax.get_legend_handles_labels()
+        entries |= dict(zip(labels, handles, strict=True))
+    figure.legend(
+        entries.values(),
+        entries,
+        loc="outside lower center",
+        fontsize="small",
+        ncols=5,
+    )
     figure.savefig(path, dpi=84, pil_kwargs={"optimize": True})
     plt.close(figure)
 
@@ -138,14 +174,14 @@ def curves(runs: Runs, reference: dict[str, Any], path: Path) -> None:
 def search_picture(search: list[dict[str, Any]], path: Path) -> None:
     """Validation log-likelihood against the step size in units of the paper's."""
     figure, ax = plt.subplots(figsize=(6.2, 4.2), layout="constrained")
-    best = -np.inf
+    best = []
     for name, method in METHODS.items():
         results = [r for r in search if r["config"]["method"] == name]
         if not results:
             continue
         x = [r["config"]["step_size"] / method.step_size for r in results]
         y = [np.mean(r["final"]["log_likelihood"]) for r in results]
-        best = max(best, *y)
+        best.append(max(y))
         spread = [np.std(r["final"]["log_likelihood"], ddof=1) for r in results]
         ax.errorbar(
             x, y, spread, fmt="o-", markersize=3, color=COLORS[name], label=method.label
@@ -153,7 +189,8 @@ def search_picture(search: list[dict[str, Any]], path: Path) -> None:
     ax.set_xscale("log")
     ax.set_xlabel("step size h / the paper's h")
     ax.set_ylabel("validation log-likelihood")
-    ax.set_ylim(best - 0.12, best + 0.01)  # further down all is lost anyway
+    # Further down all is lost anyway.
+    ax.set_ylim(min(max(best) - 0.12, min(best) - 0.01), max(best) + 0.01)
     ax.grid(alpha=0.3)
     ax.legend()
     figure.savefig(path, dpi=84, pil_kwargs={"optimize": True})

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -15,13 +14,18 @@ from tqdm import tqdm
 import torch_sgmcmc as sg
 
 from .data import Split
-from .methods import METHODS
-from .model import RESAMPLES, minibatch_loss, mixture_scores, scores
+from .methods import FRICTION, METHODS, Firefly, Method
+from .model import (
+    RESAMPLES,
+    SCORES_A_PASS,
+    minibatch_loss,
+    mixture_scores,
+    scores,
+    summary,
+)
+from .run_flymc import run_flymc
 
 __all__ = ["RunConfig", "run"]
-
-# Points of the curves for each pass.
-_SCORES_A_PASS = 12
 
 
 @dataclass(frozen=True)
@@ -31,12 +35,13 @@ class RunConfig:
     Args:
         method: a key of ``METHODS``.
         step_size: h.
-        passes: passes through the training data: their number of gradients is what
-            every method may spend.
+        passes: passes through the training data: their number of gradients, or of
+            likelihoods, is what every method may spend.
         batch_size: n, of methods that take one minibatch a step.
         chains: number of independent chains.
         num_strata: k-means clusters, for the method that has any.
         seed: of chains, minibatches and clusters.
+        friction: γ, of methods with momentum.
     """
 
     method: str
@@ -46,14 +51,27 @@ class RunConfig:
     chains: int
     num_strata: int
     seed: int
+    friction: float = FRICTION
 
 
 def run(config: RunConfig, split: Split) -> dict[str, Any]:
-    """Runs the chains from θ = 0 and returns their scores."""
+    """Runs the chains and returns their scores."""
     method = METHODS[config.method]
+    if isinstance(method, Firefly):
+        result = run_flymc(
+            method,
+            split,
+            step_size=config.step_size,
+            passes=config.passes,
+            chains=config.chains,
+            seed=config.seed,
+        )
+        return {"config": asdict(config), **result}
     num_data = len(split.train_x)
     theta = nn.Parameter(torch.zeros(config.chains, split.train_x.shape[1]))
-    sampler = method.build(theta, num_data, config.step_size, config.seed)
+    sampler = method.build(
+        theta, num_data, config.step_size, config.seed, config.friction
+    )
     minibatches = _minibatches(config, split)
 
     def closure() -> Tensor:
@@ -63,9 +81,9 @@ def run(config: RunConfig, split: Split) -> dict[str, Any]:
         return loss
 
     steps = max(1, round(config.passes * num_data / config.batch_size))
-    every = num_data / config.batch_size / _SCORES_A_PASS
+    every = num_data / config.batch_size / SCORES_A_PASS
     scored = {round(every * k) for k in range(1, int(steps / every) + 1)} | {steps}
-    curve = [_summary(0.0, theta, split)]
+    curve = [summary(0.0, theta, split)]
     seconds = 0.0
     for step in tqdm(range(1, steps + 1), desc=method.label, leave=False):
         start = time.perf_counter()
@@ -73,7 +91,7 @@ def run(config: RunConfig, split: Split) -> dict[str, Any]:
         seconds += time.perf_counter() - start
         if step in scored:
             passes = step * config.batch_size / num_data
-            curve.append(_summary(passes, theta, split))
+            curve.append(summary(passes, theta, split))
     rates = {}
     if isinstance(sampler, sg.EWSG):
         rates["acceptance_rate"] = sampler.acceptance_rate
@@ -92,6 +110,7 @@ def run(config: RunConfig, split: Split) -> dict[str, Any]:
 def _minibatches(config: RunConfig, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
     """A minibatch for each chain: x [K, n, d] and s [K, n]."""
     method = METHODS[config.method]
+    assert isinstance(method, Method)
     size = config.batch_size // method.gradients
     batches: sg.IndependentBatchSampler | sg.StratifiedBatchSampler
     if method.stratified:
@@ -102,17 +121,6 @@ def _minibatches(config: RunConfig, split: Split) -> Iterator[tuple[Tensor, Tens
     while True:
         index = batches.draw(config.chains)
         yield split.train_x[index], split.train_s[index]
-
-
-def _summary(passes: float, theta: Tensor, split: Split) -> dict[str, float]:
-    """Mean and deviation over chains of both scores, and those of all together."""
-    result = {"passes": passes}
-    for name, values in scores(theta.detach(), split).items():
-        result[name] = float(np.mean(values))
-        result[f"{name}_std"] = float(np.std(values, ddof=1))
-    for name, value in mixture_scores(theta.detach(), split).items():
-        result[f"mixture_{name}"] = value
-    return result
 
 
 def _settings(sampler: sg.Sampler) -> dict[str, float]:
