@@ -116,6 +116,7 @@ class Network:
             self.params,
             num_data=50_000,
             prior_precision=1.0,
+            confidence=3.0,
             model=self.net if forward else None,
             seed=0,
         )

@@ -42,7 +42,7 @@ class Draws:
 
 
 def make(params: Any, **settings: Any) -> sg.SBPS:
-    shared = {"num_data": N, "prior_precision": 20.0, "seed": 5}
+    shared = {"num_data": N, "prior_precision": 20.0, "confidence": 3.0, "seed": 5}
     return sg.SBPS(params, **{**shared, **settings})
 
 

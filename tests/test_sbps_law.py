@@ -187,7 +187,7 @@ def test_a_missing_population_factor_is_seen() -> None:
 def refreshments(steps: int, rate: float, curvature: float) -> Refreshments:
     """Those of the library's sampler, on N(0, I / curvature) or a flat potential."""
     params = [nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(2))]
-    sampler = sg.SBPS(params, num_data=2, refresh_rate=rate, seed=5)
+    sampler = sg.SBPS(params, num_data=2, confidence=3.0, refresh_rate=rate, seed=5)
 
     def closure() -> Tensor:
         square = params[0].square().sum() + params[1].square().sum()
@@ -272,6 +272,7 @@ class Pair:
             num_data=200,
             prior_precision=60.0,
             temperature=1.7,
+            confidence=3.0,
             seed=11,
             model=self.net if model else None,
             **settings,
@@ -366,7 +367,10 @@ class MeanOfData:
         self.centre = self.x.mean(axis=0)
         start = self.centre + random.standard_normal(self.D) / self.SIZE**0.5
         self.sampler = sg.SBPS(
-            [nn.Parameter(torch.tensor(start))], num_data=self.SIZE, seed=seed
+            [nn.Parameter(torch.tensor(start))],
+            num_data=self.SIZE,
+            confidence=3.0,
+            seed=seed,
         )
         draw = self.epochs if shuffled else self.independent
         self.minibatches = draw(random)

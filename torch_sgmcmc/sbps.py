@@ -157,7 +157,7 @@ class SBPS(SharedSettings):
             which are copied, see :class:`Sampler`. Default: 0.
         temperature: T > 0; 1 is the Bayesian posterior. Default: 1.
         confidence: k >= 0, half width of the band in standard deviations. More is less
-            bias and more proposals. Default: 3.
+            bias and more proposals; the paper has 3. Default: 5.
         refresh_rate: rate, per trajectory time, of drawing a new velocity, uniform on
             the unit sphere; >= 0. With exact gradients (n = N) choose about 1 / (the
             length of some typical segments), or the chain may not reach all of the
@@ -240,7 +240,7 @@ class SBPS(SharedSettings):
         prior_precision: float = 0.0,
         prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
         temperature: float = 1.0,
-        confidence: float = 3.0,
+        confidence: float = 5.0,
         refresh_rate: float = 0.0,
         preconditioned: bool = False,
         adapt: bool = True,

@@ -93,8 +93,10 @@ struct StoredLosses : Function<StoredLosses> {
 class Chain {
  public:
   explicit Chain(const std::vector<std::vector<int64_t>>& shapes)
-      : sampler_(MakeParams(shapes),
-                 SBPSOptions().num_data(50000).prior_precision(1).seed(0)) {
+      : sampler_(
+            MakeParams(shapes),
+            SBPSOptions().num_data(50000).prior_precision(1).confidence(3).seed(
+                0)) {
     for (Stored& stored : stored_) {
       stored.losses = torch::rand({kBatch});
       stored.derivatives = 0.01 * torch::randn({kBatch});

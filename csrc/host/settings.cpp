@@ -134,7 +134,7 @@ constexpr Setting kSBPS[] = {
     kPrior,
     kPriorMean,
     kHot,
-    {.name = "confidence", .fallback = 3},
+    {.name = "confidence", .fallback = 5},
     {.name = "refresh_rate", .fallback = 0},
     {.name = "preconditioned", .kind = kFlag, .fallback = 0},
     kAdapt,

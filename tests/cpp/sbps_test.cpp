@@ -14,7 +14,7 @@ namespace torch_sgmcmc {
 namespace {
 
 SBPSOptions Options() {
-  return SBPSOptions().num_data(50).prior_precision(20).seed(5);
+  return SBPSOptions().num_data(50).prior_precision(20).confidence(3).seed(5);
 }
 
 at::Tensor Parameter(at::IntArrayRef shape) {

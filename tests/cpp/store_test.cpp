@@ -155,9 +155,12 @@ TEST_F(Store, HasNoStepThatWasLeftOut) {
 TEST_F(Store, HasPointsOfATrajectoryAndLosses) {
   const auto options = torch::dtype(torch::kDouble);
   auto theta = torch::ones({3}, options).requires_grad_();
-  torch_sgmcmc::SBPS sampler(
-      {theta},
-      torch_sgmcmc::SBPSOptions().num_data(20).sample_interval(0.3).seed(0));
+  torch_sgmcmc::SBPS sampler({theta},
+                             torch_sgmcmc::SBPSOptions()
+                                 .num_data(20)
+                                 .confidence(3)
+                                 .sample_interval(0.3)
+                                 .seed(0));
   std::vector<torch::Tensor> points;
   sampler.register_sample_hook([&](torch_sgmcmc::SBPS&, double) {
     points.push_back(theta.detach().clone());

@@ -42,8 +42,8 @@ class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
   SBPSOptions() = default;
 
   /// k >= 0, half width of the band of predictions in standard deviations: more
-  /// is less bias and more proposals. Default: 3.
-  TORCH_SGMCMC_ARG(double, confidence) = 3.0;
+  /// is less bias and more proposals; the paper has 3. Default: 5.
+  TORCH_SGMCMC_ARG(double, confidence) = 5.0;
 
   /// Rate, per trajectory time, of drawing a new velocity; >= 0. Default: 0.
   TORCH_SGMCMC_ARG(double, refresh_rate) = 0.0;

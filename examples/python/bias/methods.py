@@ -283,6 +283,7 @@ def _sbps(preconditioned: bool) -> Any:
         draw = _minibatches(problem, model, size, seed)
         sampler = sg.SBPS(
             model.named_parameters(),
+            confidence=3.0,
             preconditioned=preconditioned,
             sample_interval=0.02 if problem.name == "logistic" else 0.1,
             model=model,

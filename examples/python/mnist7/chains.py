@@ -77,6 +77,7 @@ class _Chain:
         else:
             self.sampler = sg.SBPS(
                 self.model.parameters(),
+                confidence=3.0,  # the paper's
                 refresh_rate=config.setting,
                 sample_interval=config.sample_interval,
                 model=self.model,

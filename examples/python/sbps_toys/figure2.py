@@ -19,12 +19,11 @@ import torch_sgmcmc as sg
 
 from .exact import LipschitzBPS, ZigZag
 from .logistic import NUM_DATA, Array, Problem, simulate
-from .paths import EPOCH, minibatches
+from .paths import CONFIDENCE, EPOCH, minibatches
 from .report import markdown, plt, save, summary
 
-__all__ = ["CONFIDENCE", "Line", "Look", "Size", "draw", "follow", "run", "table"]
+__all__ = ["Line", "Look", "Size", "draw", "follow", "run", "table"]
 
-CONFIDENCE = 3.0
 DATA_SEED = 0
 PROPOSALS = range(6, 10)  # on the line that is shown
 

@@ -19,6 +19,7 @@ from .exact import ExactSampler
 from .logistic import BATCH_SIZE, NUM_DATA, Array, Problem
 
 __all__ = [
+    "CONFIDENCE",
     "EPOCH",
     "Path",
     "autocorrelation",
@@ -28,6 +29,7 @@ __all__ = [
     "run_gradient",
 ]
 
+CONFIDENCE = 3.0  # of SBPS
 EPOCH = NUM_DATA // BATCH_SIZE  # minibatches
 
 _DRAWN_AT_ONCE = 200
@@ -91,6 +93,7 @@ def bounce(
         options: of the sampler.
     """
     w = nn.Parameter(torch.from_numpy(start.copy()))
+    options = {"confidence": CONFIDENCE, **options}
     sampler = sg.SBPS([w], num_data=NUM_DATA, seed=seed, **options)
     batches = minibatches(problem, 1, seed)
 
