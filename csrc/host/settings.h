@@ -37,9 +37,15 @@ std::span<const Setting> SettingsOf(std::string_view sampler);
 // Of all samplers, what their param groups hold in a state dict, in no order.
 std::vector<std::string_view> SamplerKeys();
 
-// Of these what older state dicts lack: a sampler keeps the values that it has,
-// but the prior's mean was 0. All other keys of its groups are required.
-constexpr std::array<std::string_view, 3> kAddedLater = {
-    "nonfinite", "num_skipped", "prior_mean"};
+// Of these what older state dicts lack: a sampler keeps its nonfinite and
+// num_skipped, all else was 0, false or empty. All other keys of its groups are
+// required.
+constexpr std::array<std::string_view, 6> kAddedLater = {
+    "nonfinite",
+    "num_skipped",
+    "prior_mean",
+    "persistent_index_chain",
+    "num_drawn",
+    "minibatches"};
 
 }  // namespace torch_sgmcmc
