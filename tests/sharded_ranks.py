@@ -46,6 +46,7 @@ KINDS: dict[str, Callable[..., sg.Sampler]] = {
     "PSGLD frozen": partial(sg.PSGLD, **TARGET, adapt=False, eps=0.1),
     "EWSG": partial(sg.EWSG, **TARGET, index_chain_length=2),
     "EWSG overdamped": partial(sg.EWSG, **TARGET, momentum=0.0, surrogate="zero"),
+    "EWSG persistent": partial(sg.EWSG, **TARGET, persistent_index_chain=True),
 }
 ONLINE = partial(sg.SGHMC, **TARGET | {"lr": 0.01}, momentum=0.0)
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -148,7 +149,10 @@ def advance(
         calls = count()
 
         def closure(step: int = step, calls: Any = calls) -> Tensor:
-            grads = gradients(net.place, 1000 * step + next(calls), size)
+            seed = 1000 * step + next(calls)
+            if sampler.param_groups[0].get("persistent_index_chain", False):
+                seed = int(sampler.minibatches)
+            grads = gradients(net.place, seed, size)
             for name, grad in grads.items():
                 if not (missing and name == "column" and step % 3 == 1):
                     net.get_parameter(name).grad = grad

@@ -19,6 +19,7 @@ KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
     "SGHMC capturable": (sg.SGHMC, {"momentum": 0.9, "capturable": True}),
     "EWSG": (sg.EWSG, {"momentum": 0.9, "index_chain_length": 2}),
     "EWSG overdamped": (sg.EWSG, {"momentum": 0.0, "surrogate": "zero"}),
+    "EWSG persistent": (sg.EWSG, {"persistent_index_chain": True}),
     "HMC": (sg.HMC, {"num_steps": 3}),
     "HMC of given length": (
         sg.HMC,
@@ -77,6 +78,14 @@ def set_grads(params: list[nn.Parameter], step: int, draw: int = 0) -> None:
         p.grad = (p.float() + noise).to(p.dtype)
 
 
+def minibatch_of(sampler: sg.Sampler, step: int, call: int) -> tuple[int, int]:
+    """Step and draw that the gradients of a call of the closure depend on."""
+    if sampler.param_groups[0].get("persistent_index_chain", False):
+        (number,) = sampler.minibatches.tolist()
+        return 0, number
+    return step, call
+
+
 def take_step(
     sampler: sg.Sampler,
     params: list[nn.Parameter],
@@ -87,7 +96,7 @@ def take_step(
     draws = count()
 
     def closure() -> torch.Tensor:
-        set_grads(params, step, next(draws))
+        set_grads(params, *minibatch_of(sampler, step, next(draws)))
         edit()
         halves = [p.detach().double().square().sum() / 2 for p in params]
         return torch.stack(halves).sum()

@@ -63,7 +63,10 @@ CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
     ),
     "EWSG-overdamped": (
         sg.EWSG,
-        {"lr": 0.02, "momentum": 0.0, "surrogate": "zero"},
+        {
+            **{"lr": 0.02, "momentum": 0.0, "surrogate": "zero"},
+            "persistent_index_chain": True,
+        },
         {"surrogate": "one", "prior_precision": 2.0},
     ),
     "SBPS": (
@@ -80,7 +83,10 @@ CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
     # them is no concern of its arithmetic.
     "EWSG-chains": (
         sg.EWSG,
-        {"lr": 0.02, "index_chain_length": 2, "num_chains": 5},
+        {
+            **{"lr": 0.02, "index_chain_length": 2, "num_chains": 5},
+            "persistent_index_chain": True,
+        },
         {"momentum": 0.8},
     ),
     "SGHMC-chains": (
@@ -236,6 +242,10 @@ def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
         def closure(i: int = i, batches: Any = batches) -> Tensor:
             sampler.zero_grad()
             batch = next(batches)
+            if sampler.param_groups[0].get("persistent_index_chain", False):
+                numbers = sampler.minibatches
+                batch = numbers.sum() + numbers.max() + torch.arange(10)
+                batch %= len(job["x"])
             logits, y = net(job["x"][batch]), job["y"][batch]
             if job["per_example"]:
                 return F.cross_entropy(logits, y, reduction="none")
@@ -364,8 +374,8 @@ def make_faulty_job(name: str, choice: str) -> dict[str, Any]:
 
 
 FAULTY = (
-    *("SGLD", "SGHMC-online", "PSGLD-gamma", "SGNHT", "EWSG", "EWSG-chains"),
-    *("HMC", "HMC-naive", "SBPS"),
+    *("SGLD", "SGHMC-online", "PSGLD-gamma", "SGNHT"),
+    *("EWSG", "EWSG-overdamped", "EWSG-chains", "HMC", "HMC-naive", "SBPS"),
 )
 
 
@@ -526,6 +536,10 @@ BAD_STATES: list[tuple[str, Callable[[Any, Any], Any]]] = [
     ("EWSG", lambda groups, _: groups[1].update(num_accepted=10**6)),
     ("EWSG", lambda groups, _: groups[1].update(num_proposals=7)),
     ("EWSG", lambda groups, _: groups[1].update(capturable=True)),
+    ("EWSG-overdamped", lambda groups, _: groups[0].update(minibatches=[10**6])),
+    ("EWSG-overdamped", lambda groups, _: groups[1].update(minibatches=[])),
+    ("EWSG-overdamped", lambda groups, _: groups[1].update(num_drawn=-1)),
+    ("EWSG-overdamped", lambda groups, _: groups[0].update(index_chain_length=0)),
     ("HMC", lambda groups, _: groups[0].update(num_divergences=10**6)),
     ("HMC", lambda groups, _: groups[1].update(num_steps=7)),
     ("HMC", lambda groups, _: groups[1].update(dual_averaging=[1.0])),

@@ -227,6 +227,17 @@ def test_in_a_data_loader() -> None:
             assert torch.equal(torch.stack(seen), other.draw(14))
 
 
+def test_minibatches_by_their_numbers() -> None:
+    parts = {"num_replicas": 2, "rank": 1}
+    for options in ({}, parts):
+        for sampler in both(seed=3, **options):
+            drawn = sampler.draw(9)
+            before = sampler.state_dict()
+            for numbers in ([0], [8, 0, 1, 2, 2, 7, 6], torch.arange(3, 8)):
+                assert torch.equal(sampler.at(numbers), drawn[numbers])
+            assert sampler.state_dict() == before
+
+
 # ---- Ranks that share minibatches ------------------------------------------------
 
 
@@ -349,6 +360,21 @@ def test_kmeans_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
             lambda: sg.IndependentBatchSampler(3, 1).draw(0),
             ValueError,
             "Invalid count: 0 (must be >= 1)",
+        ),
+        (
+            lambda: sg.IndependentBatchSampler(3, 1).at([]),
+            ValueError,
+            "Invalid numbers: shape [0] (must be one row, not empty)",
+        ),
+        (
+            lambda: sg.StratifiedBatchSampler([0, 1], 1).at([2, -1]),
+            ValueError,
+            "Invalid number: -1 (must be >= 0)",
+        ),
+        (
+            lambda: sg.IndependentBatchSampler(3, 1).at([0.5]),
+            TypeError,
+            "Invalid number: 0.5 (must be an int, got float)",
         ),
         (
             lambda: sg.IndependentBatchSampler(30, 10, seed=0, num_replicas=4),

@@ -8,7 +8,15 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from reference import same_bits
-from short_chains import KINDS, TARGET, make, needs_closure, set_grads, twin_of
+from short_chains import (
+    KINDS,
+    TARGET,
+    make,
+    minibatch_of,
+    needs_closure,
+    set_grads,
+    twin_of,
+)
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -77,7 +85,7 @@ def advance(sampler: sg.Sampler, net: Net, steps: range) -> None:
             if isinstance(sampler, sg.SBPS):
                 total = sum(p.float().square().sum() for p in net.trained())
                 return total * torch.linspace(0.4, 0.6, 8)
-            set_grads(net.trained(), step, next(calls))
+            set_grads(net.trained(), *minibatch_of(sampler, step, next(calls)))
             halves = [p.detach().double().square().sum() / 2 for p in net.trained()]
             return torch.stack(halves).sum()
 

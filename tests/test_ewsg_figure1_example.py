@@ -118,6 +118,28 @@ def test_gradients_are_counted(method: Method, steps: int, used: int) -> None:
     assert run.gradients == used
 
 
+def test_a_persistent_index_chain_is_asked_for_the_same_minibatch() -> None:
+    method = replace(METHODS["EWSG"], persistent=True)
+    run = Chains(TARGET, method, torch.zeros(50, 2, dtype=torch.float64), seed=0)
+    seen: dict[int, int] = {}
+    again = 0
+    right = run._differentiate
+
+    def watching() -> None:
+        numbers = run.sampler.minibatches.tolist()
+        nonlocal again
+        right()
+        for number, index in zip(numbers, run.index.tolist(), strict=True):
+            again += number in seen
+            assert seen.setdefault(number, index) == index
+
+    run._differentiate = watching
+    for _ in range(20):
+        run.step()
+    assert run.gradients == 40 and again == 19 * 50
+    assert len(set(seen.values())) == TARGET.num_data
+
+
 def test_svrg_gradients_are_exact_here() -> None:
     run = Chains(TARGET, METHODS["SVRG-LD"], torch.ones(5, 2).double(), seed=0)
     run.step()
@@ -267,13 +289,16 @@ def test_everything_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = "--chains 100 --passes 3 --seeds 2 --other-data 2 --error-chains 100"
-    options += " --smallest-step 9 --longest-time 3"
+    options += " --smallest-step 9 --longest-time 3 --length-seeds 2"
     monkeypatch.setattr(
         sys, "argv", ["ewsg_figure1.py", *options.split(), "--out", str(tmp_path)]
     )
     monkeypatch.setattr(ewsg_figure1, "STEPS", (0.02, 0.08))
     monkeypatch.setattr(ewsg_figure1, "LENGTHS", (0, 1, 4))
     monkeypatch.setattr(ewsg_figure1, "LENGTHS_ELSEWHERE", (4,))
+    monkeypatch.setattr(ewsg_figure1, "DATA_SIZES", (20, 25))
+    monkeypatch.setattr(ewsg_figure1, "LONGER", (0, 1, 4))
+    monkeypatch.setattr(ewsg_figure1, "STEPS_BY_KIND", (0.02, 0.05))
     ewsg_figure1.main()
     printed = capsys.readouterr().out
     first = (tmp_path / "results.json").read_bytes()
@@ -281,9 +306,22 @@ def test_everything_is_reported(
     (tmp_path / "pairs-h0.0625-seed4.pt").unlink()
     ewsg_figure1.main()  # finds the rest, and comes to the same results
     assert (tmp_path / "results.json").read_bytes() == first
-    for panel in ("Panel a", "Panel b", "Panel c", "Panels d, e", "Panels j, k, l"):
+    panels = (
+        "Panel a",
+        "Panel b",
+        "Panel c",
+        "Panels d, e",
+        "Panels f to h",
+        "Panel i",
+    )
+    for panel in (*panels, "Panels j, k, l"):
         assert panel in printed
-    for picture in ("kl.png", "errors.png"):
+    lengths = json.loads((tmp_path / "lengths.json").read_text())
+    names = ["fresh 0", "fresh 1", "fresh 4", "persistent 1", "persistent 4"]
+    for n in ("20", "25"):
+        assert list(lengths["fgh"][n]) == list(lengths["i"][n]) == names
+    assert len(lengths["steps"]) == 4
+    for picture in ("kl.png", "errors.png", "lengths.png"):
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
     results = json.loads((tmp_path / "results.json").read_text())
     assert {"environment", "settings", "other_data", *"abcdejkl"} <= results.keys()

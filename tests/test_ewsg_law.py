@@ -14,10 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness.ewsg_mutants import EWSG_MUTATIONS, WEIGHT_MUTATIONS, ReferenceEWSG
+from harness.ewsg_mutants import (
+    EWSG_MUTATIONS,
+    PERSISTENT_MUTATIONS,
+    WEIGHT_MUTATIONS,
+    ReferenceEWSG,
+)
 from harness.index_chain import (
     Problem,
     Run,
+    StationaryLaw,
     check_consecutive,
     check_posterior,
     check_transition,
@@ -159,6 +165,52 @@ def test_the_posterior_sees_bugs(mutation: str) -> None:
     build = partial(ReferenceEWSG, mutation=mutation)
     with pytest.raises(StatisticalError):
         check_posterior(posterior(build), reach=6.5, steps=60)
+
+
+# ---- A persistent index chain ----------------------------------------------------
+
+
+def persistent(build: Build = ewsg, **settings: Any) -> Problem:
+    problem = posterior(build, persistent_index_chain=True, **settings)
+    return replace(problem, chains=30_000)
+
+
+@pytest.fixture(scope="module")
+def persistent_law() -> StationaryLaw:
+    """Of ``persistent()``."""
+    return stationary_law(persistent(), reach=6.5)
+
+
+@pytest.mark.parametrize("build", [ewsg, ReferenceEWSG])
+def test_posterior_by_a_persistent_index_chain(
+    build: Build, persistent_law: StationaryLaw
+) -> None:
+    check_posterior(persistent(build), reach=6.5, steps=60, law=persistent_law)
+
+
+def test_overdamped_posterior_by_a_persistent_index_chain() -> None:
+    settings = {"momentum": 0.0, "surrogate": "zero", "lr": 0.2}
+    check_posterior(persistent(**settings), reach=5.0, steps=60)
+
+
+@pytest.mark.parametrize("build", [ewsg, ReferenceEWSG])
+@pytest.mark.parametrize("length", [1, 3])
+def test_indices_of_consecutive_steps_of_a_persistent_index_chain(
+    build: Build, length: int
+) -> None:
+    check_consecutive(build, length, persistent=True)
+
+
+@pytest.mark.parametrize("mutation", PERSISTENT_MUTATIONS)
+def test_a_bug_of_a_persistent_index_chain_is_caught(
+    mutation: str, persistent_law: StationaryLaw
+) -> None:
+    build = partial(ReferenceEWSG, mutation=mutation)
+    with pytest.raises(StatisticalError):
+        check_posterior(persistent(build), reach=6.5, steps=60, law=persistent_law)
+    if mutation != "former minibatch not evaluated again":  # where θ is still
+        with pytest.raises(StatisticalError):
+            check_consecutive(build, 1, persistent=True)
 
 
 # ---- Theorem 2 -------------------------------------------------------------------

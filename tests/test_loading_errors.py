@@ -127,8 +127,9 @@ FOREIGN: list[tuple[type[sg.Sampler], Callable[[list[Any]], Any], str]] = [
     (
         sg.SGLD,
         lambda groups: sg.EWSG(groups, lr=0.1, num_data=10),
-        "has index_chain_length, momentum, num_accepted, num_chains, num_proposals, "
-        "surrogate, which SGLD does not know",
+        "has index_chain_length, minibatches, momentum, num_accepted, num_chains, "
+        "num_drawn, num_proposals, persistent_index_chain, surrogate, which SGLD does "
+        "not know",
     ),
 ]
 

@@ -31,6 +31,7 @@ KINDS: dict[str, Callable[..., sg.Sampler]] = {
     "PSGLD": partial(sg.PSGLD, **COMMON, gamma=False, eps=0.1),
     "EWSG": partial(sg.EWSG, **COMMON, index_chain_length=2),
     "EWSG overdamped": partial(sg.EWSG, **COMMON, momentum=0.0),
+    "EWSG persistent": partial(sg.EWSG, **COMMON, persistent_index_chain=True),
 }
 ALONE: dict[str, Callable[..., sg.Sampler]] = {
     "HMCECS": partial(sg.HMCECS, num_data=40, subsample_size=5),
@@ -47,6 +48,8 @@ def train(model: nn.Module, sampler: sg.Sampler, rank: int, steps: int) -> None:
     g = torch.Generator().manual_seed(100 + rank)
 
     def closure() -> torch.Tensor:
+        if sampler.param_groups[0].get("persistent_index_chain", False):
+            g.manual_seed(100 + rank + 2 * int(sampler.minibatches))
         x = torch.randn(4, 3, generator=g)
         sampler.zero_grad()
         loss = (model(x) - x[:, :2]).square().mean()

@@ -32,7 +32,7 @@ from torch_sgmcmc.core.operators import (
 from torch_sgmcmc.core.prior import prior_of
 from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.core.shared_settings import SharedSettings
-from torch_sgmcmc.core.state_checks import check_part
+from torch_sgmcmc.core.state_checks import check_count, check_part
 from torch_sgmcmc.sampler import Work
 
 __all__ = ["EWSG"]
@@ -55,6 +55,13 @@ EWSG.step() needs a closure, since it draws several minibatches a step:
         return loss
 
     sampler.step(closure)"""
+
+_NOT_ASKED = (
+    "EWSG got gradients from a closure that did not ask which minibatch they are to be "
+    "of: with persistent_index_chain=True a step begins with the minibatch that the "
+    "last one ended with, and the closure must evaluate the minibatches of the numbers "
+    "minibatches"
+)
 
 
 class EWSG(SharedSettings):
@@ -83,7 +90,12 @@ class EWSG(SharedSettings):
     **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with :math:`U =
     -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`,
     up to an error of the order of ``lr`` and what the weights leave of the minibatch
-    noise. Neither ``lr`` nor ``momentum`` changes the target.
+    noise. Neither ``lr`` nor ``momentum`` changes the target. With
+    ``persistent_index_chain`` it is (θ, v, minibatch) that is Markov. Where θ and v
+    hardly move, its minibatches follow the weights for any M, those after fresh starts
+    as M → ∞ only. At large ``lr`` it lags behind: an update moves v against the
+    gradient of its minibatch, which so loses weight, and with M = 1 a step comes near
+    to one of :class:`SGHMC`.
 
     Args:
         params: parameters or param groups, as for :class:`torch.optim.SGD`.
@@ -102,6 +114,11 @@ class EWSG(SharedSettings):
         index_chain_length: M >= 0, the number of further minibatches that a step
             draws; a step costs M + 1 gradients, so use minibatches of n / (M + 1) in
             place of n. With 0 the chain is that of :class:`SGHMC`. Default: 1.
+        persistent_index_chain: whether the chain over minibatches goes on from step to
+            step: a step then begins with the minibatch that the last one ended with,
+            evaluated again at the new θ, in place of a fresh one; see
+            :attr:`minibatches`. M must be >= 1, and a step still costs M + 1 gradients.
+            Default: False.
         surrogate: what stands for the new momentum, which the exact weights depend
             on, in :math:`W = \|u + \mathrm{lr}\, g\|^2 / (2 \nu^2)` with
             :math:`\nu^2 = 2 \alpha\, \mathrm{lr}\, T / N`: ``"momentum"``, the old
@@ -130,7 +147,8 @@ class EWSG(SharedSettings):
         TypeError: a hyperparameter of the wrong type, or ``step()`` without a closure.
         RuntimeError: the closure leaves no gradients, or others than at its first
             call, or writes over the gradients of its last call, or draws the same
-            minibatch each time (which is plain after the first 100 proposals).
+            minibatch each time (which is plain after the first 100 proposals), or with
+            ``persistent_index_chain`` does not look at :attr:`minibatches`.
 
     Example:
         >>> sampler = EWSG(model.parameters(), lr=0.1, momentum=0.99,
@@ -157,12 +175,24 @@ class EWSG(SharedSettings):
         Non-uniform Subsampling of Gradients (2021), algorithm 1, theorem 2, eq. 5.
     """
 
-    _SHARED: ClassVar[tuple[str, ...]] = ("index_chain_length", "num_chains")
-    _PROGRESS: ClassVar[Mapping[str, Any]] = {"num_proposals": 0, "num_accepted": 0}
+    _SHARED: ClassVar[tuple[str, ...]] = (
+        *("index_chain_length", "persistent_index_chain", "num_chains"),
+    )
+    # The last two: how many minibatches got numbers so far, and the numbers of those
+    # that a persistent index chain goes on from.
+    _PROGRESS: ClassVar[Mapping[str, Any]] = {
+        **{"num_proposals": 0, "num_accepted": 0},
+        **{"num_drawn": 0, "minibatches": []},
+    }
     # How many proposals had the gradient of the minibatch before, and were not zero;
     # None once a proposal had another.
     _num_equal: int | None = 0
     _warned = False
+    # While the closure is called, what it is to evaluate, and whether it asked.
+    _asked: Tensor | None = None
+    _has_asked = False
+    # The group's, with those of the step that is being made.
+    _num_drawn = 0
 
     _WHY_EQUAL: ClassVar[str] = "there is one decision for all"
     _SETTINGS = settings("EWSG")
@@ -181,6 +211,7 @@ class EWSG(SharedSettings):
         prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
         temperature: float = 1.0,
         index_chain_length: int = 1,
+        persistent_index_chain: bool = False,
         surrogate: str = "momentum",
         num_chains: int | None = None,
         seed: int | None = None,
@@ -196,11 +227,48 @@ class EWSG(SharedSettings):
             "temperature": temperature,
             "surrogate": surrogate,
             "index_chain_length": index_chain_length,
+            "persistent_index_chain": persistent_index_chain,
             "num_chains": num_chains,
         }
         super().__init__(
             *(params, defaults, seed, nonfinite), process_group=process_group
         )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # What was pickled by an earlier version lacks these.
+        for group in (self.defaults, *self.param_groups):
+            group.setdefault("persistent_index_chain", False)
+        for group in self.param_groups:
+            for key, value in self._PROGRESS.items():
+                group.setdefault(key, value)
+
+    @property
+    def minibatches(self) -> Tensor:
+        """Which minibatches the closure is to evaluate, for the closure only.
+
+        Numbers, int64 of shape [``num_chains`` or 1] on the CPU: 0, 1, ... for fresh
+        minibatches, one for each chain, and the number of a former one for the very
+        same minibatch again. They are independent of ``seed``, and go on with state
+        dicts. Batch samplers have the minibatch of a number:
+
+        >>> batches = IndependentBatchSampler(len(x), 50, seed=0)
+        >>> def closure():
+        ...     (index,) = batches.at(sampler.minibatches)
+        ...     loss = F.cross_entropy(model(x[index]), y[index])
+        ...     loss.backward()
+        ...     return loss
+
+        A closure may draw fresh minibatches in any other way, unless
+        ``persistent_index_chain`` is set.
+
+        Raises:
+            RuntimeError: no step is calling its closure.
+        """
+        if self._asked is None:
+            raise RuntimeError("EWSG.minibatches is for the closure that step() calls")
+        self._has_asked = True
+        return self._asked.clone()
 
     @property
     def acceptance_rate(self) -> float:
@@ -212,17 +280,38 @@ class EWSG(SharedSettings):
         group = self.param_groups[0]
         return _C.ratio(group["num_accepted"], group["num_proposals"])
 
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        if group["persistent_index_chain"] and group["index_chain_length"] == 0:
+            raise ValueError(
+                "Invalid index_chain_length: 0 (must be >= 1 with "
+                "persistent_index_chain=True: the first minibatch would stay for ever)"
+            )
+
     def _check_progress(self, group: dict[str, Any]) -> None:
         check_part(group, "num_accepted", "num_proposals")
+        drawn = check_count("num_drawn", group["num_drawn"])
+        numbers = group["minibatches"]
+        if not isinstance(numbers, list) or any(type(n) is not int for n in numbers):
+            raise TypeError(
+                "Invalid minibatches in a state dict (must be a list of ints)"
+            )
+        chains = group["num_chains"] or 1
+        are_drawn = all(0 <= n < drawn for n in numbers)
+        if not are_drawn or len(numbers) not in (0, chains):
+            raise ValueError(
+                f"Invalid minibatches: {len(numbers)} numbers (must be {chains} in [0, "
+                f"num_drawn = {drawn}), or none)"
+            )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Draws minibatches, chooses one of them and makes one update with it.
 
         Args:
-            closure: draws a fresh minibatch, uniformly, computes its mean loss, calls
-                ``backward()`` and returns the loss. Called ``index_chain_length`` + 1
-                times.
+            closure: draws a fresh minibatch, uniformly, or takes that of
+                :attr:`minibatches`, computes its mean loss, calls ``backward()`` and
+                returns the loss. Called ``index_chain_length`` + 1 times.
 
         Returns:
             What the closure returned at its first call.
@@ -247,7 +336,12 @@ class EWSG(SharedSettings):
                 stacklevel=4,
             )
 
-        loss = fresh_gradients(self, closure)
+        first = self.param_groups[0]
+        persistent = first["persistent_index_chain"]
+        former = first["minibatches"] if persistent else []
+        self._num_drawn = first["num_drawn"]
+        numbers = torch.tensor(former, device="cpu") if former else self._fresh()
+        loss = self._evaluate(closure, numbers)
         work = self._gather(checked=True)
         if not work:
             raise RuntimeError(
@@ -261,23 +355,45 @@ class EWSG(SharedSettings):
             check_finite(self, work)
             prepared = self._prepare_all(work)
             for proposal in range(length):
-                work, more = self._propose(closure, work, prepared, proposal)
+                work, numbers, more = self._propose(
+                    closure, work, numbers, prepared, proposal
+                )
                 accepted = accepted + more
         except BaseException as error:
             for p, keys in known.items():
                 self._forget(p, self.state.get(p, {}).keys() - keys)
             if isinstance(error, StepLeftOut):
                 leave_out(self)
+                # What was drawn is not drawn again, nor is it gone on from.
+                self._set(num_drawn=self._num_drawn, minibatches=[])
                 return loss
             raise
         for _, params, grads, _ in work:
             for p, grad in zip(params, grads, strict=True):
                 p.grad = grad
         self._advance(work, prepared)
-        first = self.param_groups[0]
         proposals = first["num_proposals"] + length * (first["num_chains"] or 1)
         accepted = first["num_accepted"] + accepted
         self._set(num_proposals=proposals, num_accepted=accepted)
+        current = numbers.tolist() if persistent else []
+        self._set(num_drawn=self._num_drawn, minibatches=current)
+        return loss
+
+    def _fresh(self) -> Tensor:
+        """Numbers of minibatches that are yet to be drawn, one for each chain."""
+        begin = self._num_drawn
+        self._num_drawn += self.param_groups[0]["num_chains"] or 1
+        return torch.arange(begin, self._num_drawn, device="cpu")
+
+    def _evaluate(self, closure: Callable[[], Any], numbers: Tensor) -> Any:
+        """Has the closure make the gradients of these minibatches."""
+        self._asked, self._has_asked = numbers, False
+        try:
+            loss = fresh_gradients(self, closure)
+        finally:
+            self._asked = None
+        if self.param_groups[0]["persistent_index_chain"] and not self._has_asked:
+            raise RuntimeError(_NOT_ASKED)
         return loss
 
     def _looks_later(self, work: list[Work]) -> bool:
@@ -293,16 +409,19 @@ class EWSG(SharedSettings):
         self,
         closure: Callable[[], Any],
         work: list[Work],
+        numbers: Tensor,
         prepared: list[tuple[list[Tensor], list[Tensor]]],
         proposal: int,
-    ) -> tuple[list[Work], int | Tensor]:
+    ) -> tuple[list[Work], Tensor, int | Tensor]:
         """One step of the index chain.
 
         Returns:
-            The work with the gradients that are now current, and how many chains
-            accepted the proposal (a tensor, if that would take waiting for).
+            The work with the gradients that are now current, the numbers of their
+            minibatches, if anyone will ask, and how many chains accepted the proposal
+            (a tensor, if that would take waiting for).
         """
-        fresh_gradients(self, closure)
+        fresh = self._fresh()
+        self._evaluate(closure, fresh)
         proposed = self._gather(checked=True)
         _check_same_parameters(work, proposed)
         check_finite(self, proposed)
@@ -321,7 +440,7 @@ class EWSG(SharedSettings):
             for ratio in ratios:  # sum() does not round alike in all versions
                 log_ratio += float(ratio)
             accepted = _C.index_chain_accepts(log_ratio, **stream, proposal=proposal)
-            return proposed if accepted else work, int(accepted)
+            return (proposed, fresh, 1) if accepted else (work, numbers, 0)
         total = ratios[0]
         for ratio in ratios[1:]:
             total = total + ratio.to(total.device)
@@ -332,7 +451,9 @@ class EWSG(SharedSettings):
             work, proposed, strict=True
         ):
             select_chains_(grads, proposals, mask.to(params[0].device))
-        return work, mask.sum()
+        if self.param_groups[0]["persistent_index_chain"]:
+            numbers = torch.where(mask.cpu(), fresh, numbers)
+        return work, numbers, mask.sum()
 
     def _log_ratios(
         self,

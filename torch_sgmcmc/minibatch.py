@@ -56,8 +56,35 @@ class _BatchSampler(torch.utils.data.Sampler[list[int]]):
         self._resumes = False  # whether the next iteration is to start there
 
     @abstractmethod
-    def _memory(self, count: int) -> bytearray:
-        """The memory of the next ``count`` minibatches, all ranks', as int64."""
+    def _memory(self, step: int, count: int) -> bytearray:
+        """The memory of ``count`` minibatches from number step on, all ranks'."""
+
+    def _rows(self, step: int, count: int) -> Tensor:
+        flat = torch.frombuffer(self._memory(step, count), dtype=torch.int64)
+        return flat.view(count, self.batch_size)[:, self.rank :: self.num_replicas]
+
+    def at(self, numbers: Any) -> Tensor:
+        """The minibatches of these numbers, in any order and as often as one likes.
+
+        Number k is the one that :meth:`draw` draws as its k-th, from 0; nothing counts
+        as drawn. For :attr:`EWSG.minibatches`.
+
+        Args:
+            numbers: whole numbers in [0, 2^48), at least one: a tensor, or a list.
+
+        Returns:
+            As of :meth:`draw`, a row for each.
+        """
+        numbers = torch.as_tensor(numbers).cpu()
+        if numbers.dim() != 1 or len(numbers) == 0:
+            raise ValueError(
+                f"Invalid numbers: shape {list(numbers.shape)} (must be one row, not "
+                "empty)"
+            )
+        check_integer("number", numbers.min().item())
+        ends = (numbers.diff() != 1).nonzero().flatten() + 1
+        runs = numbers.tensor_split(ends)
+        return torch.cat([self._rows(int(run[0]), len(run)) for run in runs])
 
     def draw(self, count: int) -> Tensor:
         """Draws the next minibatches as one tensor of indices.
@@ -73,9 +100,9 @@ class _BatchSampler(torch.utils.data.Sampler[list[int]]):
             [count, batch_size / num_replicas].
         """
         count = check_integer("count", count, low=1)
-        flat = torch.frombuffer(self._memory(count), dtype=torch.int64)
+        rows = self._rows(self.num_drawn, count)
         self.num_drawn += count
-        return flat.view(count, self.batch_size)[:, self.rank :: self.num_replicas]
+        return rows
 
     def __len__(self) -> int:
         return self.num_batches
@@ -177,14 +204,14 @@ class IndependentBatchSampler(_BatchSampler):
             _check_batch_fits(batch_size, num_data)
         self.replacement = replacement
 
-    def _memory(self, count: int) -> bytearray:
+    def _memory(self, step: int, count: int) -> bytearray:
         return _C.minibatches(
             self.num_data,
             self.batch_size,
             count=count,
             replacement=self.replacement,
             seed=self.seed,
-            step=self.num_drawn,
+            step=step,
         )
 
 
@@ -257,18 +284,17 @@ class StratifiedBatchSampler(_BatchSampler):
         """The number of strata."""
         return len(self._ends)
 
-    def _memory(self, count: int) -> bytearray:
+    def _memory(self, step: int, count: int) -> bytearray:
         return _C.stratified_minibatches(
             self._ends,
             self.batch_size,
             count=count,
             seed=self.seed,
-            step=self.num_drawn,
+            step=step,
         )
 
-    def draw(self, count: int) -> Tensor:
-        """Draws the next minibatches as one tensor of indices, a row for each."""
-        return self._order[super().draw(count)]
+    def _rows(self, step: int, count: int) -> Tensor:
+        return self._order[super()._rows(step, count)]
 
 
 def kmeans_strata(x: Any, num_strata: int, *, seed: int = 0) -> Tensor:

@@ -82,6 +82,7 @@ constexpr Setting kEWSG[] = {
      .kind = kWord,
      .words = {"momentum", "zero", "one", "full_momentum"}},
     {.name = "index_chain_length", .kind = kWhole, .fallback = 1},
+    {.name = "persistent_index_chain", .kind = kFlag, .fallback = 0},
     kNumChains,
 };
 
@@ -158,13 +159,13 @@ constexpr Row kSamplers[] = {{"SGLD", kSGLD},
                              {"HMCECS", kHMCECS},
                              {"SBPS", kSBPS}};
 
-// What groups hold besides: of all samplers, with a Metropolis test, of HMCECS
-// and of SBPS.
+// What groups hold besides: of all samplers, with a Metropolis test, of EWSG,
+// of HMCECS and of SBPS.
 // clang-format off
 constexpr std::string_view kBesides[] = {
     "seed", "step", "offsets", "capturable", "nonfinite", "num_skipped",
     "num_proposals", "num_accepted", "num_trajectories", "num_divergences",
-    "dual_averaging",
+    "dual_averaging", "num_drawn", "minibatches",
     "num_subsamples_accepted", "num_evaluations", "sign", "mean_difference",
     "trajectory_time", "line_time", "clock", "observed_target",
     "observed_interval", "num_samples", "num_looks", "num_bounces",

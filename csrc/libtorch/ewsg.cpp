@@ -37,6 +37,12 @@ constexpr const char* kEWSGNeedsClosure =
     "      return loss;\n"
     "    });";
 
+constexpr const char* kEWSGNotAsked =
+    "EWSG got gradients from a closure that did not ask which minibatch they "
+    "are to be of: with persistent_index_chain(true) a step begins with the "
+    "minibatch that the last one ended with, and the closure must evaluate the "
+    "minibatches of the numbers minibatches()";
+
 // The operator's number of a surrogate: its place in the table.
 int64_t IndexOf(const std::string& surrogate) {
   const Setting* row = detail::FindSettings("EWSG", {"surrogate"})[0];
@@ -79,6 +85,12 @@ void CheckSameParameters(const std::vector<Work>& current,
 void EWSGOptions::check() const {
   OptionsOf::check();
   refuse_capturable();
+  if (persistent_index_chain() && index_chain_length() == 0) {
+    Invalid(
+        "Invalid index_chain_length: 0 (must be >= 1 with "
+        "persistent_index_chain(true): the first minibatch would stay for "
+        "ever)");
+  }
 }
 
 void EWSGOptions::check_progress() const {
@@ -86,6 +98,16 @@ void EWSGOptions::check_progress() const {
             num_accepted_.get().get(),
             "num_proposals",
             num_proposals_.get());
+  const int64_t drawn = num_drawn_.get();
+  CheckCount("num_drawn", drawn);
+  const std::vector<int64_t>& numbers = minibatches_.get();
+  const auto chains = static_cast<size_t>(num_chains().value_or(1));
+  const bool are_drawn = std::ranges::all_of(
+      numbers, [&](int64_t number) { return number >= 0 && number < drawn; });
+  if (are_drawn && (numbers.empty() || numbers.size() == chains)) return;
+  Invalid("Invalid minibatches: " + std::to_string(numbers.size()) +
+          " numbers (must be " + std::to_string(chains) +
+          " in [0, num_drawn = " + std::to_string(drawn) + "), or none)");
 }
 
 std::unique_ptr<SamplerParamState> EWSG::new_state() const {
@@ -97,14 +119,54 @@ double EWSG::acceptance_rate() const {
                static_cast<double>(first().num_proposals_.get()));
 }
 
+at::Tensor EWSG::minibatches() const {
+  if (!asked_.defined()) {
+    throw std::logic_error(
+        "EWSG.minibatches is for the closure that step() calls");
+  }
+  has_asked_ = true;
+  return asked_.clone();
+}
+
+// Numbers of minibatches that are yet to be drawn, one for each chain.
+at::Tensor EWSG::fresh_minibatches() {
+  const int64_t begin = num_drawn_;
+  num_drawn_ += first().num_chains().value_or(1);
+  return at::arange(begin, num_drawn_, at::kLong);
+}
+
+torch::Tensor EWSG::evaluate(const LossClosure& closure,
+                             const at::Tensor& numbers) {
+  asked_ = numbers;
+  has_asked_ = false;
+  torch::Tensor loss;
+  try {
+    loss = FreshGradients(param_groups_, closure);
+  } catch (...) {
+    asked_.reset();
+    throw;
+  }
+  asked_.reset();
+  if (first().persistent_index_chain() && !has_asked_) {
+    throw std::runtime_error(kEWSGNotAsked);
+  }
+  return loss;
+}
+
 // NOLINTNEXTLINE(google-default-arguments): as torch's own.
 torch::Tensor EWSG::step(LossClosure closure) {
   if (closure == nullptr) Invalid(kEWSGNeedsClosure);
   const at::NoGradGuard no_grad;
   check_groups();
   const int64_t length = first().index_chain_length();
+  const bool is_persistent = first().persistent_index_chain();
+  const std::vector<int64_t>& former = first().minibatches_.get();
+  num_drawn_ = first().num_drawn_.get();
+  at::Tensor numbers = is_persistent && !former.empty()
+                           ? at::tensor(former, at::kLong)
+                           : fresh_minibatches();
 
-  torch::Tensor loss = FreshGradients(param_groups_, closure);
+  torch::Tensor loss = evaluate(closure, numbers);
   std::vector<Work> work = gather();
   if (work.empty()) {
     throw std::runtime_error(
@@ -135,11 +197,16 @@ torch::Tensor EWSG::step(LossClosure closure) {
     check_finite(work);
     prepare_all(work);
     for (int64_t proposal = 0; proposal < length; ++proposal) {
-      accepted = Sum(accepted, propose(closure, work, proposal));
+      accepted = Sum(accepted, propose(closure, work, numbers, proposal));
     }
   } catch (const StepLeftOut&) {
     put_back();
     leave_out();
+    // What was drawn is not drawn again, nor is it gone on from.
+    for_each_group([&](EWSGOptions& options) {
+      options.num_drawn_.set(num_drawn_);
+      options.minibatches_.set({});
+    });
     return loss;
   } catch (...) {
     put_back();
@@ -155,9 +222,16 @@ torch::Tensor EWSG::step(LossClosure closure) {
   const int64_t proposals =
       first().num_proposals_.get() + length * first().num_chains().value_or(1);
   accepted = Sum(first().num_accepted_.get(), accepted);
+  std::vector<int64_t> current;
+  if (is_persistent) {
+    const auto* data = numbers.const_data_ptr<int64_t>();
+    current.assign(data, data + numbers.numel());
+  }
   for_each_group([&](EWSGOptions& options) {
     options.num_proposals_.set(proposals);
     options.num_accepted_.set(accepted);
+    options.num_drawn_.set(num_drawn_);
+    options.minibatches_.set(current);
   });
   return loss;
 }
@@ -167,13 +241,15 @@ bool EWSG::looks_later(const std::vector<Work>& /*work*/) const {
   return false;
 }
 
-// One step of the index chain: `work` gets the gradients that are then current.
-// Returns how many chains accepted the proposal, in a tensor if that would take
-// waiting for.
+// One step of the index chain: `work` gets the gradients that are then current,
+// and `numbers` their minibatches, if anyone will ask. Returns how many chains
+// accepted the proposal, in a tensor if that would take waiting for.
 Count EWSG::propose(const LossClosure& closure,
                     std::vector<Work>& work,
+                    at::Tensor& numbers,
                     int64_t proposal) {
-  FreshGradients(param_groups_, closure);
+  const at::Tensor fresh = fresh_minibatches();
+  evaluate(closure, fresh);
   std::vector<Work> proposed = gather();
   CheckSameParameters(work, proposed);
   check_finite(proposed);
@@ -208,6 +284,7 @@ Count EWSG::propose(const LossClosure& closure,
       for (size_t i = 0; i < work.size(); ++i) {
         work[i].grads = std::move(proposed[i].grads);
       }
+      numbers = fresh;
     }
     return {accepts ? 1 : 0};
   }
@@ -224,6 +301,9 @@ Count EWSG::propose(const LossClosure& closure,
   for (size_t i = 0; i < work.size(); ++i) {
     select_chains_(
         work[i].grads, proposed[i].grads, mask.to(work[i].params[0].device()));
+  }
+  if (first().persistent_index_chain()) {  // else there is nothing to wait for
+    numbers = at::where(mask.cpu(), fresh, numbers);
   }
   return {0, mask.sum()};
 }

@@ -1,15 +1,17 @@
-"""Figure 1 of the EWSG paper: a Gaussian posterior, panels a to e and j to l.
+"""Figure 1 of the EWSG paper: a Gaussian posterior.
 
 n = 20 data, minibatches of one, 30 data passes, 10,000 chains: the KL to the target
 of EWSG, SGHMC, SGLD, pSGLD and SVRG-LD at equal numbers of gradients, the KL at equal
 autocorrelation time, the surrogates of the new momentum, the length of the index
-chain; and how the error of time averages scales with T and with h.
+chain, also for more data (panels f to i); and how the error of time averages scales
+with T and with h.
 
     python examples/python/ewsg_figure1.py                # a few minutes
     python examples/python/ewsg_figure1.py --paper        # more seeds, smaller steps
+    python examples/python/ewsg_figure1.py --lengths      # panels f to i alone
 
-Results go to --out: results.json, kl.png, errors.png and what each panel has found,
-from which an interrupted run continues.
+Results go to --out: results.json, kl.png, errors.png, of panels f to i lengths.json and
+lengths.png, and what each panel has found, from which an interrupted run continues.
 """
 
 from __future__ import annotations
@@ -24,19 +26,25 @@ from ewsg_gaussian.chains import METHODS
 from ewsg_gaussian.errors import error_orders, run_pairs
 from ewsg_gaussian.keep import kept
 from ewsg_gaussian.learning import learning_curves, other_data, stationary_kl
+from ewsg_gaussian.lengths import by_step, lengths_elsewhere, lengths_of
 from ewsg_gaussian.report import errors_picture, kl_picture, tables, write_json
+from ewsg_gaussian.report_lengths import lengths_picture, lengths_table
 from ewsg_gaussian.target import Gaussian, floor
 from program import Parser, alone, versions
 
 SURROGATES = ("momentum", "zero", "one", "full_momentum")
 LENGTHS = (0, 1, 2, 3, 4, 6, 9, 19)
 LENGTHS_ELSEWHERE = (2, 4, 9)  # for other data
+DATA_SIZES = (20, 50, 100)  # of panels f to i
+LONGER = (0, 1, 2, 4, 9, 14, 19, 29, 49)
+STEPS_BY_KIND = (0.005, 0.01, 0.02, 0.03, 0.05)  # with M = 1, of both index chains
 STEPS = (0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08)  # of panel b
 
 #: Option: its default, and its value with --paper.
 SIZES = {
     "seeds": (5, 20),
     "other_data": (10, 30),
+    "length_seeds": (3, 10),
     "error_chains": (2500, 10_000),
     "smallest_step": (12, 13),
     "longest_time": (5, 6),
@@ -52,6 +60,7 @@ def parse_arguments() -> argparse.Namespace:
     for name, words in (
         ("seeds", "number of seeds of panels a, c, d, e"),
         ("other_data", "number of other draws of the data"),
+        ("length_seeds", "number of seeds of panels f to h"),
         ("error_chains", "chains of panels j to l (fewer where h < 2^-9)"),
         ("smallest_step", "of panels j to l: E for h = 2^-E, at least 9"),
         ("longest_time", "of panel j: E for T = 2^E, at least 3"),
@@ -63,10 +72,17 @@ def parse_arguments() -> argparse.Namespace:
             help=f"{words} (default: {short}, with --paper {full})",
         )
     parser.add_argument("--paper", action="store_true", help="everything at full size")
+    parser.add_argument("--lengths", action="store_true", help="panels f to i alone")
     args = parser.parse_args()
     parser.fill_in(args, SIZES)
     parser.check_at_least(
-        args, seeds=1, other_data=1, error_chains=100, smallest_step=9, longest_time=3
+        args,
+        seeds=1,
+        other_data=1,
+        length_seeds=1,
+        error_chains=100,
+        smallest_step=9,
+        longest_time=3,
     )
     if args.chains < 20 or args.chains % 20:
         parser.error("--chains must be a multiple of 20")
@@ -141,10 +157,60 @@ def error_panels(target: Gaussian, args: argparse.Namespace) -> dict[str, Any]:
     return error_orders(target, runs)
 
 
+def run_lengths(args: argparse.Namespace) -> None:
+    """Runs panels f to i and reports."""
+    chains, passes = args.chains, args.passes
+    results: dict[str, Any] = {
+        "environment": versions(),
+        "settings": {
+            "chains": chains,
+            "passes": passes,
+            "data_seed": args.data_seed,
+            "seeds": args.length_seeds,
+            "other_data": args.other_data,
+            "other_chains": chains // 4,
+            "sizes": list(DATA_SIZES),
+            "lengths": list(LONGER),
+        },
+    }
+    target, seeds = Gaussian.draw(args.data_seed), range(args.length_seeds)
+    panels: dict[str, Callable[[], dict[str, Any]]] = {
+        "fgh": lambda: lengths_of(
+            *(DATA_SIZES, LONGER),
+            data_seed=args.data_seed,
+            chains=chains,
+            passes=passes,
+            seeds=seeds,
+        ),
+        "steps": lambda: by_step(
+            *(target, STEPS_BY_KIND), chains=chains, time=12.0, seeds=seeds
+        ),
+        "i": lambda: lengths_elsewhere(
+            *(DATA_SIZES, LONGER),
+            chains=chains // 4,
+            passes=passes,
+            seeds=range(1000, 1000 + args.other_data),
+        ),
+    }
+    for name, compute in panels.items():
+        settings = dict(results["settings"])
+        if name == "steps":
+            settings["steps"] = list(STEPS_BY_KIND)
+        results[name] = kept(args.out / f"panel-{name}.pt", settings, compute)
+    write_json(results, args.out / "lengths.json")
+    lengths_picture(results, args.out / "lengths.png")
+    print(f"\n{lengths_table(results)}")
+
+
 def run_all(args: argparse.Namespace) -> None:
     """Runs everything and reports."""
+    run_lengths(args)
+    if args.lengths:
+        print(f"\nlengths.png and lengths.json are in {args.out}")
+        return
     target = Gaussian.draw(args.data_seed)
-    settings = {k: v for k, v in vars(args).items() if k not in ("out", "threads")}
+    other = ("out", "threads", "lengths", "length_seeds")
+    settings = {k: v for k, v in vars(args).items() if k not in other}
     settings["data"] = target.data.tolist()
     panels = {
         **learning_panels(target, args),

@@ -684,6 +684,53 @@ TEST(EWSG, MakesManyChainsThatDecideAlone) {
             "num_chains = 300)");
 }
 
+TEST(EWSG, APersistentIndexChainGoesOnFromItsMinibatch) {
+  const auto param = torch::zeros({4}).set_requires_grad(true);
+  EWSG sampler({param}, Weighted().persistent_index_chain(true));
+  int64_t used = 0;
+  int kept = 0;
+  for (int64_t step = 0; step < 50; ++step) {
+    std::vector<int64_t> asked;
+    sampler.step([&] {
+      asked.push_back(sampler.minibatches().item<int64_t>());
+      const auto angle = static_cast<double>(asked.back());
+      param.mutable_grad() = torch::full({4}, 5 * std::sin(angle));
+      return torch::zeros({});
+    });
+    EXPECT_EQ(asked, (std::vector<int64_t>{used, step + 1}));
+    const auto angle = static_cast<double>(step + 1);
+    const auto fresh = torch::full({4}, 5 * std::sin(angle));
+    if (torch::equal(param.grad(), fresh)) {
+      used = step + 1;
+    } else {
+      ++kept;
+    }
+  }
+  EXPECT_GT(kept, 5);
+  EXPECT_LT(kept, 45);
+}
+
+TEST(EWSG, SaysWhatAPersistentIndexChainNeeds) {
+  const auto params = Params();
+  const auto persistent = Weighted().persistent_index_chain(true);
+  EWSG sampler(params, persistent);
+  int calls = 0;
+  EXPECT_EQ(
+      MessageOf<std::runtime_error>([&] { sampler.step(Draws(params, calls)); })
+          .find("EWSG got gradients from a closure that did not ask which "
+                "minibatch they are to be of"),
+      0U);
+  EXPECT_EQ(sampler.options().step(), 0);
+  EXPECT_EQ(MessageOf<std::logic_error>([&] { sampler.minibatches(); }),
+            "EWSG.minibatches is for the closure that step() calls");
+  EXPECT_EQ(MessageOf<std::invalid_argument>([&] {
+              EWSG(Params(), EWSGOptions(persistent).index_chain_length(0));
+            }),
+            "Invalid index_chain_length: 0 (must be >= 1 with "
+            "persistent_index_chain(true): the first minibatch would stay for "
+            "ever)");
+}
+
 TEST(EWSG, AFailedClosureChangesNothing) {
   const auto params = Params();
   EWSG sampler(params, Weighted().index_chain_length(2));

@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["EWSG_MUTATIONS", "WEIGHT_MUTATIONS", "ReferenceEWSG"]
+__all__ = [
+    "EWSG_MUTATIONS",
+    "PERSISTENT_MUTATIONS",
+    "WEIGHT_MUTATIONS",
+    "ReferenceEWSG",
+]
 
 # Bugs in W, by which the wrong W differs from the right one.
 WEIGHT_MUTATIONS: dict[str, Callable[[dict[str, Any]], float]] = {
@@ -37,6 +42,14 @@ EWSG_MUTATIONS = (
     "proposals compared with the first minibatch",
 )
 
+# Bugs of a persistent index chain.
+PERSISTENT_MUTATIONS = (
+    "former minibatch not evaluated again",
+    "chain restarted",
+    "last proposal kept",
+    "first minibatch kept",
+)
+
 
 class ReferenceEWSG(Optimizer):
     """Many chains along the leading dimension of every parameter, in float64."""
@@ -51,6 +64,7 @@ class ReferenceEWSG(Optimizer):
         prior_precision: float = 0.0,
         temperature: float = 1.0,
         index_chain_length: int = 1,
+        persistent_index_chain: bool = False,
         surrogate: str = "momentum",
         seed: int = 0,
         mutation: str | None = None,
@@ -69,7 +83,10 @@ class ReferenceEWSG(Optimizer):
             mutation,
         )
         self.generator = torch.Generator().manual_seed(seed + 2**32)
+        self.persistent = persistent_index_chain
         self.kept: list[Tensor] | None = None
+        self.numbers: Tensor | None = None  # of the minibatches used last
+        self.num_drawn = 0
         self.uniforms: Tensor | None = None
 
     @property
@@ -82,12 +99,17 @@ class ReferenceEWSG(Optimizer):
             if "momentum" not in self.state[p]:
                 heat = c["lr"] * c["temperature"] / c["num_data"]
                 self.state[p]["momentum"] = heat**0.5 * self.normal(p)
-        current = self.draw(closure)
-        if self.mutation == "chain not restarted" and self.kept is not None:
+        numbers = self.numbers
+        if numbers is None or not self.persistent:
+            numbers = self.fresh()
+        current = self.draw(closure, numbers)
+        stale = ("chain not restarted", "former minibatch not evaluated again")
+        if self.mutation in stale and self.kept is not None:
             current = self.kept
         first = current
         for proposal in range(self.length):
-            proposed = self.draw(closure)
+            fresh = self.fresh()
+            proposed = self.draw(closure, fresh)
             base = current
             if self.mutation == "proposals compared with the first minibatch":
                 base = first
@@ -104,7 +126,13 @@ class ReferenceEWSG(Optimizer):
                 torch.where(self.accepts(uniform, r)[:, None], b, a)
                 for r, a, b in zip(rises, current, proposed, strict=True)
             ]
+            accepted = self.accepts(uniform, rises[0])
+            if self.mutation == "last proposal kept":
+                accepted = accepted | True
+            if self.mutation != "first minibatch kept":
+                numbers = torch.where(accepted, fresh, numbers)
         self.kept = current
+        self.numbers = None if self.mutation == "chain restarted" else numbers
         for (p, c), grad in zip(self.members, current, strict=True):
             heat = c["lr"] * c["temperature"] / c["num_data"]
             noise = (2 * (1 - c["momentum"]) * heat) ** 0.5 * self.normal(p)
@@ -117,7 +145,13 @@ class ReferenceEWSG(Optimizer):
     def normal(self, p: Tensor) -> Tensor:
         return torch.randn(p.shape, generator=self.generator, dtype=p.dtype)
 
-    def draw(self, closure: Callable[[], Any]) -> list[Tensor]:
+    def fresh(self) -> Tensor:
+        chains = len(self.members[0][0])
+        self.num_drawn += chains
+        return torch.arange(self.num_drawn - chains, self.num_drawn)
+
+    def draw(self, closure: Callable[[], Any], numbers: Tensor) -> list[Tensor]:
+        self.minibatches = numbers
         with torch.enable_grad():
             closure()
         return [p.grad for p, _ in self.members]

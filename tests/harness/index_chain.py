@@ -27,6 +27,7 @@ __all__ = [
     "check_transition",
     "exact_weights",
     "index_law",
+    "index_moves",
     "stationary_law",
     "with_settings",
 ]
@@ -38,16 +39,19 @@ def exact_weights(log_weights: Array) -> Array:
     return w / w.sum(axis=-1, keepdims=True)
 
 
-def index_law(log_weights: Array, length: int) -> Array:
-    """Law of the index after ``length`` steps: uniform start, uniform proposals."""
+def index_moves(log_weights: Array, length: int) -> Array:
+    """Law of the index after ``length`` steps from each index: [..., from, to]."""
     count = log_weights.shape[-1]
     rise = log_weights[..., None, :] - log_weights[..., :, None]
     move = np.exp(np.minimum(rise, 0)) / count  # [from, to]
     stay = 1 - move.sum(axis=-1)
-    law = np.full(log_weights.shape, 1 / count)
-    for _ in range(length):
-        law = np.einsum("...i,...ij->...j", law, move) + law * stay
-    return law
+    one = move + stay[..., None] * np.eye(count)
+    return np.linalg.matrix_power(one, length)
+
+
+def index_law(log_weights: Array, length: int) -> Array:
+    """Law of the index after ``length`` steps: uniform start, uniform proposals."""
+    return index_moves(log_weights, length).mean(axis=-2)
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,15 @@ class Problem:
         length = self.settings["index_chain_length"]
         return index_law(self.log_weights(theta, v), length)
 
+    def moves(self, theta: Array, v: Array) -> Array:
+        length = self.settings["index_chain_length"]
+        return index_moves(self.log_weights(theta, v), length)
+
+    @property
+    def persistent(self) -> bool:
+        """Whether the index chain goes on from step to step."""
+        return self.settings.get("persistent_index_chain", False)
+
     def means(self, theta: Array, v: Array) -> Array:
         """E[v'] for each minibatch: [..., N, d]."""
         carried = self.each("momentum") * v
@@ -138,14 +151,24 @@ class Run:
             momentum = torch.full_like(p, float(start)).detach()
             self.sampler.state[p]["momentum"] = momentum
         self.data = torch.as_tensor(problem.data)
+        self.drawn = torch.empty(0, dtype=torch.int64)  # by their numbers
+
+    def indices(self) -> torch.Tensor:
+        """The datum of each chain's minibatch."""
+        chains = self.problem.chains
+        fresh = torch.randint(len(self.data), (chains,), generator=self.generator)
+        if not self.problem.persistent:
+            return fresh
+        numbers = self.sampler.minibatches
+        if int(numbers.max()) >= len(self.drawn):
+            self.drawn = torch.cat([self.drawn, fresh])
+        return self.drawn[numbers]
 
     def closure(self) -> torch.Tensor:
         for p in self.params:
             p.grad = None
-        index = torch.randint(
-            len(self.data), (self.problem.chains,), generator=self.generator
-        )
-        loss = 0.5 * (torch.cat(self.params, dim=1) - self.data[index]).square().sum()
+        data = self.data[self.indices()]
+        loss = 0.5 * (torch.cat(self.params, dim=1) - data).square().sum()
         loss.backward()
         return loss
 
@@ -222,6 +245,7 @@ def stationary_law(
 
     The Gaussian kernels are integrated exactly (see ``harness.double_well``), the
     weights' kinks where two minibatches weigh the same to second order in the grid.
+    With a persistent index chain the minibatch is a third part of the state.
     """
     nu = float(np.sqrt(problem.noise_variance[0]))
     centre = float(problem.data.mean())
@@ -229,16 +253,31 @@ def stationary_law(
     grid = centre + np.linspace(-reach, reach, 2 * half + 1)
     before, now = np.meshgrid(grid, grid, indexing="ij")
     theta, v = now[..., None], (now - before)[..., None]
-    law = problem.probabilities(theta, v)
     centres = theta + problem.means(theta, v)[..., 0]  # [before, now, minibatch]
+    cell = (grid[1] - grid[0]) / (nu * np.sqrt(2 * np.pi))
+    pair = np.exp(-((now - centre) ** 2) - (now - before) ** 2 / (2 * nu**2))
+    pair /= pair.sum()
+    change = 1.0
+    if problem.persistent:
+        moves = problem.moves(theta, v)
+        count = len(problem.data)
+        parts = cell * np.exp(-0.5 * ((grid - centres[..., None]) / nu) ** 2)
+        parts = np.ascontiguousarray(np.moveaxis(parts, 0, 2))  # [now, i, before, to]
+        state = np.repeat(pair[..., None] / count, count, axis=2)
+        while change > 1e-10:
+            used = np.einsum("abi,abij->abj", state, moves)
+            after = (used.transpose(1, 2, 0)[:, :, None] @ parts)[:, :, 0]
+            after = after.transpose(0, 2, 1) / after.sum()
+            change = float(np.abs(after - state).sum())
+            state = after
+        used = np.einsum("abi,abij->abj", state, moves)
+        return StationaryLaw(centres.ravel(), used.ravel(), nu)
+    law = problem.probabilities(theta, v)
     kernel = np.zeros((*now.shape, len(grid)))
     for i in range(len(problem.data)):
         z = (grid - centres[..., i, None]) / nu
         kernel += law[..., i, None] * np.exp(-0.5 * z * z)
-    kernel *= (grid[1] - grid[0]) / (nu * np.sqrt(2 * np.pi))
-    pair = np.exp(-((now - centre) ** 2) - (now - before) ** 2 / (2 * nu**2))
-    pair /= pair.sum()
-    change = 1.0
+    kernel *= cell
     while change > 1e-10:
         after = np.einsum("abc,ab->bc", kernel, pair)
         after /= after.sum()
@@ -247,9 +286,11 @@ def stationary_law(
     return StationaryLaw(centres.ravel(), (pair[..., None] * law).ravel(), nu)
 
 
-def check_posterior(problem: Problem, *, reach: float, steps: int) -> None:
+def check_posterior(
+    problem: Problem, *, reach: float, steps: int, law: StationaryLaw | None = None
+) -> None:
     """Checks the law of θ after ``steps`` steps against the stationary law."""
-    law = stationary_law(problem, reach=reach)
+    law = law or stationary_law(problem, reach=reach)
     run = Run(problem, np.array([problem.data.mean()]))
     run.advance(steps)
     theta = run.theta[:, 0]
@@ -267,8 +308,11 @@ def check_posterior(problem: Problem, *, reach: float, steps: int) -> None:
     check_counts(counts, law.probabilities(edges), label=label)
 
 
-def check_consecutive(build: Callable[..., Optimizer], length: int) -> None:
-    """Checks which minibatches consecutive steps use: independently, by the weights.
+def check_consecutive(
+    build: Callable[..., Optimizer], length: int, *, persistent: bool = False
+) -> None:
+    """Checks which minibatches consecutive steps use: by the weights, independently
+    or from where the last step's index chain has ended.
 
     lr = 1e-12 and N = 1e12 hold θ still, so that all steps have the same weights;
     ``p.grad`` tells which minibatch the update used. Two parameters, in two groups,
@@ -278,9 +322,12 @@ def check_consecutive(build: Callable[..., Optimizer], length: int) -> None:
     data = torch.tensor([-0.6, 0.2, 0.5, 1.1], dtype=torch.float64)
     a, b = (torch.zeros(chains, 1, dtype=torch.float64) for _ in range(2))
     generator = torch.Generator().manual_seed(1)
+    drawn = torch.randint(
+        len(data), (3 * (length + 1) * chains, 1), generator=generator
+    )
 
     def closure() -> None:
-        index = torch.randint(len(data), (chains, 1), generator=generator)
+        index = drawn[sampler.minibatches]
         a.grad, b.grad = data[index].clone(), 2 * data[index]
 
     sampler = build(
@@ -289,11 +336,13 @@ def check_consecutive(build: Callable[..., Optimizer], length: int) -> None:
         momentum=0.5,
         num_data=1e12,
         index_chain_length=length,
+        persistent_index_chain=persistent,
         surrogate="zero",
         seed=2,
     )
     log_weights = data.numpy() ** 2 * (1 + 4) / (4 * 0.5)
-    law = index_law(log_weights, length)
+    moves = index_moves(log_weights, length)
+    law = moves.mean(axis=0)
     steps = []
     for _ in range(3):
         sampler.step(closure)
@@ -302,7 +351,8 @@ def check_consecutive(build: Callable[..., Optimizer], length: int) -> None:
         steps.append(used.numpy())
     for one, two in ((0, 1), (0, 2)):
         counts = np.bincount(4 * steps[one] + steps[two], minlength=16)
-        pairs = np.outer(law, law).ravel()
+        later = np.linalg.matrix_power(moves, two - one) if persistent else law
+        pairs = (law[:, None] * later).ravel()
         check_counts(counts, pairs, label=f"indices of two steps, M = {length}")
 
 

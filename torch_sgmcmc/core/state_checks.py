@@ -36,6 +36,13 @@ __all__ = [
 
 #: Keys that param groups of older state dicts lack (csrc/host/settings.h).
 ADDED_LATER = frozenset(_C.ADDED_LATER)
+#: What some of them then were; of the others a sampler keeps its own.
+_THEN = {
+    PRIOR_MEAN: 0.0,
+    "persistent_index_chain": False,
+    "num_drawn": 0,
+    "minibatches": [],
+}
 
 
 def completed(sampler: Sampler, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +73,7 @@ def completed(sampler: Sampler, state_dict: dict[str, Any]) -> dict[str, Any]:
         if unknown:
             raise ValueError(_unknown(sampler, f"param group {i}", unknown))
         added = sorted(keys.intersection(ADDED_LATER).difference(saved))
-        values = {**present, PRIOR_MEAN: 0.0}  # which it then was
+        values = {**present, **_THEN}
         groups.append({**saved, **{key: values[key] for key in added}})
     return {**state_dict, "param_groups": groups}
 

@@ -219,6 +219,11 @@ TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
 TORCH_SGMCMC_API void FromValue(const char* name,
                                 const c10::IValue& value,
                                 std::vector<double>& result);
+TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
+                                     const std::vector<int64_t>& values);
+TORCH_SGMCMC_API void FromValue(const char* name,
+                                const c10::IValue& value,
+                                std::vector<int64_t>& result);
 // A number or a word.
 using NumberOrWord = std::variant<double, std::string>;
 TORCH_SGMCMC_API c10::IValue ToValue(const char* name,
@@ -433,8 +438,7 @@ class OptionsOf : public SamplerOptions {
   void read(const StateDict& group, int64_t index) override {
     Derived::fields([&](const char* name, auto member, Scope = Scope::kOwn) {
       if (!group.contains(name) && detail::IsAddedLater(name)) {
-        self().*
-            member = {};  // the prior's mean, which then was 0, or no chains
+        self().*member = {};  // which it then was
         return;
       }
       auto value = (self().*member).get();

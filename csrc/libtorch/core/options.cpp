@@ -1,7 +1,6 @@
 #include "torch_sgmcmc/options.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/List.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,6 +9,7 @@
 #include "libtorch/core/checks.h"
 #include "libtorch/core/closures.h"
 #include "libtorch/core/parameters.h"
+#include "libtorch/core/state_values.h"
 
 namespace torch_sgmcmc {
 
@@ -133,15 +133,27 @@ void FromValue(const char* name, const c10::IValue& value, Count& result) {
 }
 
 c10::IValue ToValue(const char*, const std::vector<double>& values) {
-  c10::impl::GenericList list(c10::AnyType::get());
-  for (const double value : values) list.push_back(value);
-  return list;
+  return ListOfValues(values);
 }
 
 void FromValue(const char* name,
                const c10::IValue& value,
                std::vector<double>& result) {
   if (!value.isList()) WrongType(name, value, "a list of numbers");
+  result.clear();
+  for (const c10::IValue& element : value.toList().vec()) {
+    FromValue(name, element, result.emplace_back());
+  }
+}
+
+c10::IValue ToValue(const char*, const std::vector<int64_t>& values) {
+  return ListOfValues(values);
+}
+
+void FromValue(const char* name,
+               const c10::IValue& value,
+               std::vector<int64_t>& result) {
+  if (!value.isList()) WrongType(name, value, "a list of ints");
   result.clear();
   for (const c10::IValue& element : value.toList().vec()) {
     FromValue(name, element, result.emplace_back());

@@ -24,6 +24,7 @@ class Method:
         friction: γ of EWSG and SGHMC; momentum = 1 - γ h.
         length: M, the length of EWSG's index chain.
         surrogate: EWSG's surrogate of the new momentum.
+        persistent: whether EWSG's index chain goes on from step to step.
     """
 
     sampler: str
@@ -31,6 +32,7 @@ class Method:
     friction: float = 10.0
     length: int = 1
     surrogate: str = "momentum"
+    persistent: bool = False
 
     @property
     def underdamped(self) -> bool:
@@ -72,6 +74,7 @@ class Chains:
         self.steps = 0
         self.anchor: Tensor | None = None
         self.index: Tensor | None = None  # of the minibatch drawn last
+        self.drawn = torch.empty(0, dtype=torch.int16)  # by their numbers
         n, h = target.num_data, method.step
         # By the groups' shared arguments all samplers have e^-V as target.
         common = {"num_data": n, "seed": seed}
@@ -86,6 +89,7 @@ class Chains:
                     lr,
                     momentum,
                     index_chain_length=method.length,
+                    persistent_index_chain=method.persistent,
                     surrogate=method.surrogate,
                     num_chains=len(start),
                     **common,
@@ -105,9 +109,25 @@ class Chains:
         """The chains' states, [chains, d]."""
         return self.parameter.detach()
 
+    def _minibatches(self) -> Tensor:
+        """Fresh ones, or for a persistent index chain those that it asks for."""
+        size = (len(self.theta),)
+        if not self.method.persistent:
+            return torch.randint(self.target.num_data, size, generator=self.generator)
+        numbers = self.sampler.minibatches
+        while int(numbers.max()) >= len(self.drawn):
+            more = torch.randint(
+                self.target.num_data,
+                (max(*size, len(self.drawn)),),
+                generator=self.generator,
+                dtype=self.drawn.dtype,
+            )
+            self.drawn = torch.cat([self.drawn, more])
+        return self.drawn[numbers].long()
+
     def _differentiate(self) -> None:
         theta, data = self.theta, self.target.data
-        self.index = torch.randint(len(data), (len(theta),), generator=self.generator)
+        self.index = self._minibatches()
         self.gradients += 1
         chosen = data[self.index]
         grad = theta - chosen

@@ -109,12 +109,17 @@ def _summary(
 
 
 def other_data(
-    methods: dict[str, Method], *, chains: int, passes: float, seeds: range
+    methods: dict[str, Method],
+    *,
+    chains: int,
+    passes: float,
+    seeds: range,
+    num_data: int = 20,
 ) -> dict[str, list[float]]:
     """The KL when the budget is used up, for data drawn with each of the seeds."""
     results: dict[str, list[float]] = {name: [] for name in methods}
     for seed in tqdm(seeds, desc="other data"):
-        target = Gaussian.draw(seed)
+        target = Gaussian.draw(seed, num_data)
         for name, method in methods.items():
             results[name].append(_curve(target, method, chains, passes, seed)[1][-1])
     return results

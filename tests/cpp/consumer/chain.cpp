@@ -193,6 +193,7 @@ void Run(const std::string& job_path, const std::string& result_path) {
     if (average) average->load_state_dict(job.at("average"));
   }
 
+  auto* const ewsg = dynamic_cast<sg::EWSG*>(sampler.get());
   const int64_t most_draws = batches.size(0) / lrs.size(0);
   for (int64_t i = 0; i < lrs.size(0); ++i) {
     // Each step has minibatches of its own; it may leave some of them.
@@ -213,7 +214,12 @@ void Run(const std::string& job_path, const std::string& result_path) {
     }
     sampler->step([&] {
       sampler->zero_grad();
-      const torch::Tensor batch = batches[draws++];
+      torch::Tensor batch = batches[draws++];
+      if (ewsg != nullptr && ewsg->options().persistent_index_chain()) {
+        const torch::Tensor numbers = ewsg->minibatches();
+        batch = numbers.sum() + numbers.max() + torch::arange(batch.size(0));
+        batch.remainder_(x.size(0));
+      }
       const torch::Tensor logits = net->forward(x.index({batch}));
       if (per_example) {
         return nn::functional::cross_entropy(
