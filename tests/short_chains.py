@@ -37,6 +37,8 @@ KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
     "SGNHT fast": (sg.SGNHT, {"momentum": 0.9, "thermostat_rate": 2e-3}),
     "SGNHT capturable": (sg.SGNHT, {"momentum": 0.9, "capturable": True}),
 }
+#: Those that do not ask their closure for minibatches by number.
+ANY_DRAWS = [kind for kind in KINDS if kind != "EWSG persistent"]
 SIZES = (3, 128, 257, 1, 40, 1000)
 
 

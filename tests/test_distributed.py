@@ -13,7 +13,7 @@ from launch import launch
 from reference import same_bits
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from two_ranks import ALONE, KINDS, STEPS
+from two_ranks import ALONE, KINDS, PERSISTENT, STEPS
 
 from torch_sgmcmc.core import distributed
 
@@ -44,7 +44,7 @@ def assert_replicas(one: dict[str, Any], other: dict[str, Any]) -> None:
             )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *PERSISTENT])
 def test_replicas_without_a_seed_stay_equal(ranks: Any, kind: str) -> None:
     assert_replicas(ranks[0][kind], ranks[1][kind])
     # The ranks' minibatches differ, and something has been decided on them.

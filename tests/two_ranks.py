@@ -31,6 +31,9 @@ KINDS: dict[str, Callable[..., sg.Sampler]] = {
     "PSGLD": partial(sg.PSGLD, **COMMON, gamma=False, eps=0.1),
     "EWSG": partial(sg.EWSG, **COMMON, index_chain_length=2),
     "EWSG overdamped": partial(sg.EWSG, **COMMON, momentum=0.0),
+}
+# Whose closure is asked for minibatches by number.
+PERSISTENT = {
     "EWSG persistent": partial(sg.EWSG, **COMMON, persistent_index_chain=True),
 }
 ALONE: dict[str, Callable[..., sg.Sampler]] = {
@@ -100,7 +103,7 @@ def main(rank: int, folder: Path) -> None:
         world_size=2,
         timeout=timedelta(seconds=60),
     )
-    for name, make in KINDS.items():
+    for name, make in {**KINDS, **PERSISTENT}.items():
         torch.manual_seed(rank)
         model = DDP(network())
         sampler = make(model.parameters())
