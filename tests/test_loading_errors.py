@@ -106,7 +106,7 @@ FOREIGN: list[tuple[type[sg.Sampler], Callable[[list[Any]], Any], str]] = [
     (
         sg.EWSG,
         lambda groups: sg.SGHMC(groups, lr=0.1, num_data=10),
-        "lacks index_chain_length, num_accepted, num_chains, num_proposals, surrogate",
+        "lacks index_chain_length, num_accepted, num_proposals, surrogate",
     ),
     (
         sg.SGLD,
@@ -127,7 +127,7 @@ FOREIGN: list[tuple[type[sg.Sampler], Callable[[list[Any]], Any], str]] = [
     (
         sg.SGLD,
         lambda groups: sg.EWSG(groups, lr=0.1, num_data=10),
-        "has index_chain_length, minibatches, momentum, num_accepted, num_chains, "
+        "has index_chain_length, minibatches, momentum, num_accepted, "
         "num_drawn, num_proposals, persistent_index_chain, surrogate, which SGLD does "
         "not know",
     ),

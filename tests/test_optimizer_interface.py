@@ -155,6 +155,7 @@ def test_defaults() -> None:
         "prior_precision": 0.0,
         "prior_mean": 0.0,
         "temperature": 1.0,
+        "num_chains": None,
         "capturable": False,
         "nonfinite": "raise",
         "seed": -3,
