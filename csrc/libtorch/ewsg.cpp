@@ -101,12 +101,12 @@ void EWSGOptions::check_progress() const {
   const int64_t drawn = num_drawn_.get();
   CheckCount("num_drawn", drawn);
   const std::vector<int64_t>& numbers = minibatches_.get();
-  const auto chains = static_cast<size_t>(num_chains().value_or(1));
+  const auto expected = static_cast<size_t>(num_chains().value_or(1));
   const bool are_drawn = std::ranges::all_of(
       numbers, [&](int64_t number) { return number >= 0 && number < drawn; });
-  if (are_drawn && (numbers.empty() || numbers.size() == chains)) return;
+  if (are_drawn && (numbers.empty() || numbers.size() == expected)) return;
   Invalid("Invalid minibatches: " + std::to_string(numbers.size()) +
-          " numbers (must be " + std::to_string(chains) +
+          " numbers (must be " + std::to_string(expected) +
           " in [0, num_drawn = " + std::to_string(drawn) + "), or none)");
 }
 
