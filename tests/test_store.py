@@ -132,8 +132,26 @@ def test_bytes_are_those_of_safetensors(tmp_path: Path) -> None:
     assert same(load_file(one.path), tensors)
 
 
+def test_draws_of_several_blocks(tmp_path: Path) -> None:
+    """Blocks of 1 MiB go by the page cache, and what is left does not."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    header = 184
+    for size in (1 << 20, 3 << 20, (1 << 20) - 8, (2 << 20) + 8, (2 << 20) + 4096):
+        data = os.urandom(size - header)
+        of_draw = {
+            "a": torch.frombuffer(bytearray(data[:-8]), dtype=torch.uint8),
+            "b": torch.frombuffer(bytearray(data[-8:]), dtype=torch.uint8),
+        }
+        with sg.SampleWriter(tmp_path / str(size), of_draw) as writer:
+            writer.append(of_draw, step=1)
+        (one,) = sg.SampleStore(tmp_path / str(size))
+        assert one.path.stat().st_size == size
+        sums = "".join(f"{zlib.crc32(part):08x}" for part in (data[:-8], data[-8:]))
+        assert safetensors.save(of_draw, {"crc32": sums}) == one.path.read_bytes()
+
+
 def test_crc32_is_that_of_zlib() -> None:
-    for size in (0, 1, 7, 8, 9, 1001):
+    for size in (0, 1, 7, 8, 9, 63, 64, 65, 127, 128, 191, 192, 1001):
         data = os.urandom(size)
         memory = torch.frombuffer(bytearray(data + b"-"), dtype=torch.uint8)
         for begin in range(min(size, 9)):

@@ -4,11 +4,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <stdexcept>
@@ -48,12 +52,73 @@ bool SyncAndClose(int file) {
   return synced && closed;
 }
 
+// Whether a file's writes go by the page cache, where the file system can:
+// copies into its pages take most of a large draw's time, and drive out what
+// others read again.
+bool SetDirect(int file, bool direct) {
+  const int flags = ::fcntl(file, F_GETFL);
+  return flags >= 0 &&
+         ::fcntl(
+             file, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
+}
+
+// Of these many bytes, and from memory at such multiples, direct writes are.
+constexpr size_t kBlock = size_t{1} << 20;
+constexpr size_t kAlignment = 4096;
+
+// Pieces as blocks in memory of its own, as direct writes need them; what is
+// left goes the usual way, as all does where they are not possible.
+bool WriteBlocks(int file, const std::vector<Piece>& pieces) {
+  const std::unique_ptr<char, decltype(&std::free)> block(
+      static_cast<char*>(std::aligned_alloc(kAlignment, kBlock)), &std::free);
+  if (!block) {
+    errno = ENOMEM;
+    return false;
+  }
+  bool direct = SetDirect(file, true);
+  size_t filled = 0;
+  for (const Piece& piece : pieces) {
+    const auto* bytes = static_cast<const char*>(piece.bytes);
+    for (size_t done = 0; done < piece.size;) {
+      const size_t count = std::min(piece.size - done, kBlock - filled);
+      std::memcpy(block.get() + filled, bytes + done, count);
+      done += count;
+      filled += count;
+      if (filled < kBlock) continue;
+      size_t written = 0;
+      if (direct) {
+        const ssize_t now = ::write(file, block.get(), kBlock);
+        if (now < 0 && errno != EINVAL && errno != EINTR) return false;
+        written = now > 0 ? static_cast<size_t>(now) : 0;
+        // The rest of a block that was not written whole has another alignment.
+        if (written < kBlock) {
+          direct = false;
+          if (!SetDirect(file, false)) return false;
+        }
+      }
+      if (!WriteAll(file, {block.get() + written, kBlock - written})) {
+        return false;
+      }
+      filled = 0;
+    }
+  }
+  return (!direct || SetDirect(file, false)) &&
+         WriteAll(file, {block.get(), filled});
+}
+
+bool WritePieces(int file, const std::vector<Piece>& pieces) {
+  size_t size = 0;
+  for (const Piece& piece : pieces) size += piece.size;
+  if (size >= kBlock) return WriteBlocks(file, pieces);
+  return std::ranges::all_of(
+      pieces, [&](const Piece& piece) { return WriteAll(file, piece); });
+}
+
 bool WriteSynced(const std::string& path, const std::vector<Piece>& pieces) {
   const int file =
       ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (file < 0) return false;
-  for (const Piece& piece : pieces) {
-    if (WriteAll(file, piece)) continue;
+  if (!WritePieces(file, pieces)) {
     const int reason = errno;
     ::close(file);
     errno = reason;

@@ -118,6 +118,27 @@ def test_an_index_that_may_not_grow(tmp_path: Path, unbroken: dict[str, bytes]) 
     assert files(tmp_path / "store") == unbroken
 
 
+@pytest.mark.parametrize("limit", [0, 1, 4096, 1 << 20, (1 << 20) + 1, 2_000_000])
+def test_a_large_draw_that_does_not_fit(tmp_path: Path, limit: int) -> None:
+    """However much of a block was written, the next try is the whole draw."""
+    one = {"weights": torch.randn(1 << 19)}
+
+    def run() -> str:
+        writer = sg.SampleWriter(tmp_path, one)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        with pytest.raises(RuntimeError, match=r"^Cannot write .*: File too large$"):
+            writer.append(one, step=1)
+        assert not [*tmp_path.rglob("*.safetensors*")]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+        writer.append(one, step=1)
+        writer.close()
+        (stored,) = sg.SampleStore(tmp_path).intact()
+        return str(torch.equal(stored["weights"], one["weights"]))
+
+    assert outcome(run) == "True"
+
+
 def test_a_close_that_fails_says_what_is_safe(
     small_disk: Path,
 ) -> None:
