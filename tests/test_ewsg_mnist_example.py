@@ -82,7 +82,7 @@ def test_every_method_takes_the_same_number_of_gradients(
     for r in runs:
         taken = [entry["gradients"] for entry in r["history"]]
         assert taken == [2 * IMAGES * half // 2 for half in range(1, 5)]
-        assert r["samples"] == 2  # of each chain, after burn-in
+        assert r["samples"] == 4  # two of each chain, after burn-in
 
 
 def test_runs_are_independent_and_documented(everything: tuple[Path, str]) -> None:

@@ -216,21 +216,19 @@ class ThreeEpochs:
 
     counts = (7, 2, 0, 3)
 
-    def __init__(self, predictions: torch.Tensor) -> None:
+    def __init__(self, outputs: list[torch.Tensor]) -> None:
         from checkpoint import Parts
 
-        self.parts = Parts()
-        self.predictions = predictions
+        self.model = torch.nn.Linear(1, 2)
+        self.parts = Parts(model=self.model)
+        self.outputs = iter(outputs)
         self.epoch = 0
 
     def train(self, epoch: int) -> None:
         self.epoch = epoch
 
-    def predict(self, x: torch.Tensor) -> torch.Tensor:
-        return self.predictions[self.epoch - 1].clone()
-
-    def num_samples(self) -> int:
-        return self.counts[self.epoch - 1]
+    def draws(self) -> list[dict[str, torch.Tensor]]:
+        return [{"bias": next(self.outputs)} for _ in range(self.counts[self.epoch - 1])]
 
     def report(self) -> dict:
         return {}
@@ -245,19 +243,20 @@ def test_epochs_count_by_their_samples(
     from bnn.loop import RunConfig, run_chain
 
     generator = torch.Generator().manual_seed(0)
-    p = torch.rand(4, 5, 2, generator=generator)
-    p = p / p.sum(2, keepdim=True)
+    outputs = [*torch.randn(12, 2, generator=generator)]
     config = RunConfig("sbps", 0, (), 4, 1, 5, "none")
     labels = torch.zeros(5, dtype=torch.long)
-    state = run_chain(
-        config, ThreeEpochs(p), {"labelled": torch.zeros(5, 1)}, labels, tmp_path
-    )
-    assert state["samples"] == 5
-    expected = (2 * p[1] + 3 * p[3]) / 5
-    assert torch.allclose(state["predictions"]["labelled"], expected, atol=1e-6)
+    for again in range(2):  # the second time there is only the checkpoint
+        chain = ThreeEpochs([] if again else outputs)
+        state = run_chain(
+            config, chain, {"labelled": torch.zeros(5, 1)}, labels, tmp_path
+        )
+        assert state["samples"] == 5
+        expected = torch.stack(outputs[-5:]).softmax(1).mean(0).expand(5, 2)
+        assert torch.allclose(state["predictions"]["labelled"], expected, atol=1e-6)
 
 
-def test_a_prediction_is_the_mean_over_the_epochs_samples(
+def test_draws_are_the_networks_at_the_epochs_sample_times(
     example: Callable[..., list[dict]],
 ) -> None:
     from bnn.bouncy import BouncyChain
@@ -271,13 +270,13 @@ def test_a_prediction_is_the_mean_over_the_epochs_samples(
     chain = BouncyChain(config, images)
     kept = []
     chain._sampler.register_sample_hook(
-        lambda sampler, time: kept.append(chain._model(images.test_x).softmax(1))
+        lambda sampler, time: kept.append([p.clone() for p in chain.parameters()])
     )
     chain.train(1)
     chain.train(2)
     now = [p.clone() for p in chain.parameters()]
-    assert 1 < chain.num_samples() < len(kept)
-    expected = torch.stack(kept[-chain.num_samples() :]).mean(0)
-    with torch.no_grad():
-        assert torch.allclose(chain.predict(images.test_x), expected, atol=1e-6)
+    draws = [[*draw.values()] for draw in chain.draws()]
+    assert 1 < len(draws) < len(kept)
+    for draw, expected in zip(draws, kept[-len(draws) :], strict=True):
+        assert all(map(torch.equal, draw, expected))
     assert all(map(torch.equal, now, chain.parameters()))

@@ -135,6 +135,36 @@ TEST(PredictiveTest, RefusesAndChangesNothing) {
             "Invalid weights: they sum to 0");
 }
 
+TEST(PredictiveTest, GoesOnFromAStateDict) {
+  for (const Link link : {Link::kSoftmax, Link::kSigmoid, Link::kIdentity}) {
+    const Draws draws({1, 2, -0.5, 3});
+    Predictive one(link);
+    for (int64_t i = 0; i < 4; ++i) {
+      Predictive next(link);
+      next.load_state_dict(one.state_dict());
+      EXPECT_EQ(next.num_draws(), i);
+      next.update(draws.outputs[i], draws.weights[static_cast<size_t>(i)]);
+      EXPECT_EQ(one.num_draws(), i);
+      one = next;
+    }
+    const Prediction found = one.result();
+    const Prediction wanted = draws.Predicted(link);
+    EXPECT_TRUE(torch::equal(found.mean, wanted.mean));
+    EXPECT_TRUE(torch::equal(found.variance, wanted.variance));
+    if (link != Link::kIdentity) {
+      EXPECT_TRUE(torch::equal(found.aleatoric, wanted.aleatoric));
+    }
+    EXPECT_EQ(found.effective_draws, wanted.effective_draws);
+    Predictive other(link == Link::kIdentity ? Link::kSoftmax
+                                             : Link::kIdentity);
+    EXPECT_EQ(
+        MessageOf([&] { other.load_state_dict(one.state_dict()); }),
+        "Invalid state_dict: it has other averages, or quantiles (must be "
+        "of a Predictive with the same link, and no functions)");
+    EXPECT_EQ(other.num_draws(), 0);
+  }
+}
+
 TEST(PredictiveTest, KeepsNoGraphAndNoAlias) {
   Predictive predictive(Link::kIdentity);
   torch::Tensor outputs = torch::ones({2}, torch::kDouble).requires_grad_();

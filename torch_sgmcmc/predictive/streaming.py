@@ -106,6 +106,11 @@ class Predictive:
         self._sums: Sums | None = None
         self._weights: list[float] = []
 
+    @property
+    def num_draws(self) -> int:
+        """The draws that have been added."""
+        return len(self._weights)
+
     def update(self, draw: Any = None, weight: float | None = None) -> None:
         """Adds a draw.
 
@@ -226,6 +231,11 @@ class Predictive:
             ValueError: it is no state dict of a Predictive, or of one with other
                 options. Nothing has been loaded.
         """
+        if not isinstance(state_dict, Mapping):
+            raise ValueError(
+                f"Invalid state_dict: of type {type(state_dict).__name__} (must be a "
+                "mapping)"
+            )
         if set(state_dict) != {"weights", "sums"}:
             raise ValueError(
                 f"Invalid state_dict: it has {', '.join(map(str, state_dict))} (must "

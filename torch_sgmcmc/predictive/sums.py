@@ -95,16 +95,21 @@ class Sums:
         return self.squares / weight - (self.distances / weight).square()
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums; tensors are shared, not copied."""
-        state = {**vars(self), "means": dict(self.means), "kept": list(self.kept)}
-        del state["_distance"]
-        return state
+        """The sums; tensors are shared, not copied. C++ has the same."""
+        return {
+            "origin": self.origin,
+            "distances": self.distances,
+            "squares": self.squares,
+            "means": dict(self.means),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "kept": list(self.kept),
+        }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], device: Any) -> Sums:
         """Those of a state dict, copied."""
         sums = cls.__new__(cls)
-        sums.dtype = state["dtype"]
+        sums.dtype = getattr(torch, str(state["dtype"]).removeprefix("torch."))
         for name in ("origin", "distances", "squares"):
             setattr(sums, name, state[name].to(device, copy=True))
         sums._distance = torch.empty_like(sums.origin)

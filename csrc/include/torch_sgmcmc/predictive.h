@@ -9,10 +9,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "torch_sgmcmc/export.h"
+#include "torch_sgmcmc/state_dict.h"
 
 namespace torch_sgmcmc {
 
@@ -56,6 +59,17 @@ class TORCH_SGMCMC_API Predictive {
   void update(const at::Tensor& outputs, double weight = 1);
   /// Throws std::invalid_argument if there is no draw, or weights sum to 0.
   Prediction result() const;
+  /// The draws that have been added.
+  int64_t num_draws() const { return static_cast<int64_t>(weights_.size()); }
+
+  /// The sums so far, under the keys of Python's Predictive: either goes on
+  /// with the other's. Tensors are shared, not copied.
+  StateDict state_dict() const;
+  /// Goes on with the sums of another run, on a device. Throws
+  /// std::invalid_argument if they are not those of a Predictive with this
+  /// link, or have averages of functions or quantiles, which are Python's;
+  /// nothing has been loaded.
+  void load_state_dict(const StateDict& state, c10::Device device = c10::kCPU);
 
  private:
   at::Tensor Values(const at::Tensor& outputs) const;
@@ -69,9 +83,7 @@ class TORCH_SGMCMC_API Predictive {
   at::Tensor squares_;
   at::Tensor entropies_;
   c10::ScalarType dtype_ = c10::ScalarType::Float;
-  int64_t count_ = 0;
-  double weights_ = 0;
-  double square_weights_ = 0;
+  std::vector<double> weights_;
 };
 
 }  // namespace torch_sgmcmc

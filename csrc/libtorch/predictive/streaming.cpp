@@ -5,6 +5,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "torch_sgmcmc/predictive.h"
 
@@ -63,13 +64,13 @@ void Predictive::update(const at::Tensor& outputs, double weight) {
   // So that log and softmax have the digits that the sums keep.
   const at::Tensor values =
       Values(is_low ? outputs.to(at::kFloat) : outputs.detach());
-  if (count_ > 0 && values.sizes() != origin_.sizes()) {
+  if (!weights_.empty() && values.sizes() != origin_.sizes()) {
     std::ostringstream wanted;
     wanted << "earlier draws gave " << origin_.sizes();
     Refuse(outputs, wanted.str());
   }
   const bool has_entropy = link_ != Link::kIdentity;
-  if (count_ == 0) {
+  if (weights_.empty()) {
     origin_ = values.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
     distances_ = at::zeros_like(origin_);
     squares_ = at::zeros_like(origin_);
@@ -80,42 +81,95 @@ void Predictive::update(const at::Tensor& outputs, double weight) {
   squares_.addcmul_(distance, distance, weight);
   if (has_entropy) {
     const at::Tensor entropy = Entropy(values);
-    if (count_ == 0) {
+    if (weights_.empty()) {
       entropies_ =
           at::zeros_like(entropy, entropy.options().dtype(at::kDouble));
     }
     entropies_.add_(entropy, weight);
   }
-  ++count_;
-  weights_ += weight;
-  square_weights_ += weight * weight;
+  weights_.push_back(weight);
 }
 
 Prediction Predictive::result() const {
-  if (count_ == 0) {
+  if (weights_.empty()) {
     throw std::invalid_argument(
         "There is nothing to predict with: no draw was added");
   }
-  if (weights_ == 0) {
+  double sum = 0;
+  double squares = 0;
+  for (const double weight : weights_) {
+    sum += weight;
+    squares += weight * weight;
+  }
+  if (sum == 0) {
     throw std::invalid_argument("Invalid weights: they sum to 0");
   }
   Prediction result;
-  const at::Tensor shift = distances_ / weights_;
+  const at::Tensor shift = distances_ / sum;
   const at::Tensor mean = origin_ + shift;
   result.mean = mean.to(dtype_);
-  result.variance = (squares_ / weights_ - shift.square()).to(dtype_);
+  result.variance = (squares_ / sum - shift.square()).to(dtype_);
   if (link_ != Link::kIdentity) {
-    const at::Tensor aleatoric = entropies_ / weights_;
+    const at::Tensor aleatoric = entropies_ / sum;
     // There is none of negative probabilities, as signed draws may have.
     const at::Tensor total = Entropy(mean.masked_fill(mean < 0, std::nan("")));
     result.total = total.to(dtype_);
     result.aleatoric = aleatoric.to(dtype_);
     result.epistemic = (total - aleatoric).to(dtype_);
   }
-  result.num_draws = count_;
-  result.weight = weights_;
-  result.effective_draws = weights_ * weights_ / square_weights_;
+  result.num_draws = num_draws();
+  result.weight = sum;
+  result.effective_draws = sum * sum / squares;
   return result;
+}
+
+StateDict Predictive::state_dict() const {
+  c10::impl::GenericList weights(c10::AnyType::get());
+  for (const double weight : weights_) weights.push_back(weight);
+  if (weights_.empty()) return {{"weights", weights}, {"sums", c10::IValue()}};
+  StateDict means;
+  if (link_ != Link::kIdentity) means.set("", entropies_);
+  const StateDict sums = {
+      {"origin", origin_},
+      {"distances", distances_},
+      {"squares", squares_},
+      {"means", means},
+      {"dtype", dtype_ == at::kDouble ? "float64" : "float32"},
+      {"kept", c10::impl::GenericList(c10::AnyType::get())}};
+  return {{"weights", weights}, {"sums", sums}};
+}
+
+void Predictive::load_state_dict(const StateDict& state, c10::Device device) {
+  Predictive loaded(link_);
+  const c10::IValue weights = state.at("weights");
+  for (const c10::IValue& weight : weights.toListRef()) {
+    loaded.weights_.push_back(weight.toDouble());
+  }
+  const bool has_entropy = link_ != Link::kIdentity;
+  if (const c10::IValue value = state.at("sums"); !value.isNone()) {
+    const StateDict sums(value);
+    const StateDict means = sums.at("means");
+    if (means.contains("") != has_entropy || means.size() != has_entropy ||
+        !sums.at("kept").toListRef().empty()) {
+      throw std::invalid_argument(
+          "Invalid state_dict: it has other averages, or quantiles (must be of "
+          "a Predictive with the same link, and no functions)");
+    }
+    const auto taken = [device](const c10::IValue& tensor) {
+      return tensor.toTensor().to(device,
+                                  /*non_blocking=*/false,
+                                  /*copy=*/true);
+    };
+    loaded.origin_ = taken(sums.at("origin"));
+    loaded.distances_ = taken(sums.at("distances"));
+    loaded.squares_ = taken(sums.at("squares"));
+    if (has_entropy) loaded.entropies_ = taken(means.at(""));
+    const std::string dtype = sums.at("dtype").toStringRef();
+    loaded.dtype_ = dtype == "float64" ? at::kDouble : at::kFloat;
+  } else {
+    loaded.weights_.clear();
+  }
+  *this = std::move(loaded);
 }
 
 }  // namespace torch_sgmcmc

@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "bnn/json.h"
 #include "bnn/progress.h"
@@ -23,9 +24,12 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-std::string Names(const NamedTensors& tensors) {
+using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
+
+template <typename Named>
+std::string Names(const Named& all) {
   std::string names;
-  for (const auto& [name, tensor] : tensors) {
+  for (const auto& [name, value] : all) {
     names += (names.empty() ? "" : " and ") + name;
   }
   return names;
@@ -60,8 +64,8 @@ class Runner {
           std::chrono::duration<double>(Clock::now() - start).count();
 
       predict();
-      epoch.scores =
-          Evaluate(state_.predictions.front().second, images_.test_y);
+      epoch.scores = Evaluate(state_.predictions.front().second.result().mean,
+                              images_.test_y);
       state_.history.push_back(epoch);
       save();
       progress.show(state_.epoch, epoch.scores.error);
@@ -85,24 +89,34 @@ class Runner {
     }
   }
 
-  // Updates the predictions: a running mean over the samples after burn-in.
+  // Before burn-in ends, and of point estimates, predictions are the present
+  // network's.
   void predict() {
     const torch::NoGradGuard no_grad;
     model_->eval();
     const bool averaging =
         state_.config.samples() && state_.epoch > state_.config.burn_in;
-    state_.samples = averaging ? state_.samples + 1 : 0;
-    if (state_.samples <= 1) state_.predictions.clear();
-    size_t i = 0;
-    for (const auto& [name, x] : inputs()) {
-      const Tensor now = model_->forward(x).softmax(1);
-      if (state_.samples <= 1) {
-        state_.predictions.emplace_back(name, now);
-      } else {
-        Tensor& mean = state_.predictions.at(i++).second;
-        mean += (now - mean) / state_.samples;
+    if (!averaging || state_.samples == 0) {
+      state_.predictions.clear();
+      for (const auto& [name, x] : inputs()) {
+        state_.predictions.emplace_back(name, torch_sgmcmc::Predictive());
       }
     }
+    size_t i = 0;
+    for (const auto& [name, x] : inputs()) {
+      state_.predictions.at(i++).second.update(outputs(x));
+    }
+    state_.samples += averaging ? 1 : 0;
+  }
+
+  // As many at once as Python's Predictive takes: products of matrices of
+  // other sizes may have other bits.
+  Tensor outputs(const Tensor& x) {
+    std::vector<Tensor> parts;
+    for (const Tensor& part : x.split(1000)) {
+      parts.push_back(model_->forward(part));
+    }
+    return torch::cat(parts);
   }
 
   NamedTensors inputs() const {
@@ -165,7 +179,9 @@ class Runner {
                    here.nbytes());
     };
     for (const Tensor& p : model_->parameters()) add(p);
-    for (const auto& [name, mean] : state_.predictions) add(mean);
+    for (const auto& [name, predictive] : state_.predictions) {
+      add(predictive.result().mean);
+    }
     return c10::sha1(bytes).str();
   }
 

@@ -39,12 +39,14 @@ c10::IValue HistoryToList(const std::vector<Epoch>& history) {
 }
 
 StateDict RunState::to_dict() const {
-  StateDict means;
-  for (const auto& [name, mean] : predictions) means.set(name, mean);
+  StateDict sums;
+  for (const auto& [name, predictive] : predictions) {
+    sums.set(name, predictive.state_dict());
+  }
   return {{"config", config.to_dict()},
           {"epoch", epoch},
           {"samples", samples},
-          {"predictions", means},
+          {"predictions", sums},
           {"history", HistoryToList(history)},
           {"seconds", seconds}};
 }
@@ -54,10 +56,11 @@ RunState RunState::FromDict(const StateDict& dict, c10::Device device) {
   state.config = RunConfig::FromDict(dict.at("config"));
   state.epoch = dict.at("epoch").toInt();
   state.samples = dict.at("samples").toInt();
-  const StateDict means = dict.at("predictions");
-  for (const auto& entry : means.entries()) {
+  const StateDict sums = dict.at("predictions");
+  for (const auto& entry : sums.entries()) {
     state.predictions.emplace_back(entry.key().toStringRef(),
-                                   entry.value().toTensor().to(device));
+                                   torch_sgmcmc::Predictive());
+    state.predictions.back().second.load_state_dict(entry.value(), device);
   }
   const c10::IValue history = dict.at("history");
   for (const auto& epoch : history.toListRef()) {

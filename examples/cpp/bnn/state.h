@@ -2,8 +2,8 @@
 // under the Python example's keys.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <torch_sgmcmc/predictive.h>
 #include <torch_sgmcmc/state_dict.h>
 
 #include <cstdint>
@@ -16,8 +16,9 @@
 
 namespace bnn {
 
-/// Tensors by name, in order.
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+/// What is predicted for images, by their name, in order.
+using NamedPredictives =
+    std::vector<std::pair<std::string, torch_sgmcmc::Predictive>>;
 
 /// What is reported of an epoch.
 struct Epoch {
@@ -34,9 +35,9 @@ struct Epoch {
 struct RunState {
   RunConfig config;
   int64_t epoch = 0;
+  /// That predictions are the mean over, after burn-in.
   int64_t samples = 0;
-  /// Running means of the softmax outputs, by the name of the images.
-  NamedTensors predictions;
+  NamedPredictives predictions;
   std::vector<Epoch> history;
   double seconds = 0;
   /// A fingerprint of the final parameters and predictions.

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from checkpoint import Parts
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn import functional as F
 
 import torch_sgmcmc as sg
@@ -43,12 +41,12 @@ class BouncyChain(Chain):
         settings = dict(config.settings)
         num_data, pixels = images.train_x.shape
         self._start_epochs = int(settings["start_epochs"])
-        self._model = build_model(pixels, config.seed, images.train_x.device)
+        self.model = build_model(pixels, config.seed, images.train_x.device)
         self._sgd, _ = build_optimizer(
-            "sgdm", METHODS["sgdm"], self._model, num_data, config.seed
+            "sgdm", METHODS["sgdm"], self.model, num_data, config.seed
         )
         self._sampler, self._precision = build_sbps(
-            config.method, settings, self._model, num_data, config.seed
+            config.method, settings, self.model, num_data, config.seed
         )
         self._sampler.register_sample_hook(self._keep)
         self._batches = sg.IndependentBatchSampler(
@@ -56,7 +54,7 @@ class BouncyChain(Chain):
         )
         self._samples: list[dict[str, Tensor]] = []  # the epoch's
         self.parts = Parts(
-            model=self._model,
+            model=self.model,
             sgd=self._sgd,
             optimizer=self._sampler,
             batches=self._batches,
@@ -73,9 +71,9 @@ class BouncyChain(Chain):
         """SGD with momentum at first, then events to the epoch's evaluations."""
         self._samples = []
         if epoch <= self._start_epochs:
-            train_epoch(self._model, self._sgd, self._images, self._config, epoch)
+            train_epoch(self.model, self._sgd, self._images, self._config, epoch)
             return
-        self._model.train()
+        self.model.train()
         budget = (epoch - self._start_epochs) * len(self._images.train_y)
         while self.evaluations < budget:
             self._sampler.step(self._losses)
@@ -85,22 +83,15 @@ class BouncyChain(Chain):
     def _losses(self) -> Tensor:
         rows = self._batches.draw(1)[0].to(self._images.train_x.device)
         x, y = self._images.train_x[rows], self._images.train_y[rows]
-        return F.cross_entropy(self._model(x), y, reduction="none")
+        return F.cross_entropy(self.model(x), y, reduction="none")
 
     def _keep(self, sampler: sg.SBPS, time: float) -> None:
-        state = self._model.state_dict()
+        state = self.model.state_dict()
         self._samples.append({name: t.clone() for name, t in state.items()})
 
-    def predict(self, x: Tensor) -> Tensor:
-        """Class probabilities: the mean over the epoch's samples."""
-        self._model.eval()
-        samples = self._samples or [self._model.state_dict()]
-        predictions = [functional_call(self._model, s, x).softmax(1) for s in samples]
-        return torch.stack(predictions).mean(0)
-
-    def num_samples(self) -> int:
-        """How many sample times the epoch has passed."""
-        return len(self._samples)
+    def draws(self) -> list[dict[str, Tensor]]:
+        """The network at the sample times that the epoch has passed."""
+        return self._samples
 
     def report(self) -> dict[str, Any]:
         """Precisions, evaluations and the sampler's diagnostics."""

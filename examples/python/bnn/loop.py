@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 from tqdm import tqdm
+
+import torch_sgmcmc as sg
 
 from .data import Images, minibatches
 from .metrics import evaluate
@@ -58,16 +61,15 @@ class Chain(Protocol):
 
     #: What a checkpoint needs beyond what the loop keeps itself.
     parts: checkpoint.Parts
+    #: The network that predicts.
+    model: nn.Module
 
     def train(self, epoch: int) -> None:
         """Makes the updates of one epoch, which is counted from 1."""
 
-    def predict(self, x: Tensor) -> Tensor:
-        """Class probabilities: the mean over the epoch's samples."""
-
-    def num_samples(self) -> int:
-        """How many samples the epoch has; without any, predict() is for the present."""
-        return 1
+    def draws(self) -> Sequence[Any]:
+        """The epoch's samples: what :meth:`torch_sgmcmc.Predictive.update` takes."""
+        return [None]
 
     def report(self) -> dict[str, Any]:
         """What goes into the history besides the scores."""
@@ -115,11 +117,12 @@ def run_chain(
         folder: where the checkpoint is.
 
     Returns:
-        The state at the end: config, history of the scores, running means of the
-        predictions, seconds of training, fingerprint.
+        The state at the end: config, history of the scores, mean predictions, seconds
+        of training, fingerprint.
     """
     path = config.checkpoint(folder)
-    state = _begin(config, chain, inputs, path, labels.device)
+    predictions = _predictions(chain, inputs)
+    state = _begin(config, chain, predictions, path, labels.device)
     with tqdm(
         total=config.epochs,
         initial=min(state["epoch"], config.epochs),
@@ -134,21 +137,38 @@ def run_chain(
             chain.train(state["epoch"])
             state["seconds"] += time.perf_counter() - started
 
-            _predict(state, chain, inputs, config)
-            scores = evaluate(state["predictions"]["labelled"], labels)
+            draws = samples = chain.draws()
+            averaging = config.samples and state["epoch"] > config.burn_in
+            if not averaging or state["samples"] == 0:
+                predictions = _predictions(chain, inputs)  # without those before
+                draws = samples or [None]  # the network as it is
+            for predictive in predictions.values():
+                for draw in draws:
+                    predictive.update(draw)
+            state["samples"] += len(samples) if averaging else 0
+
+            scores = evaluate(predictions["labelled"].result().mean, labels)
             scores |= {"epoch": state["epoch"]} | chain.report()
             state["history"].append(scores)
-            checkpoint.save(state | chain.parts.state_dict(), path)
+            saved = {"predictions": predictions.state_dict()}
+            checkpoint.save(state | saved | chain.parts.state_dict(), path)
             bar.update()
             bar.set_postfix(error=f"{scores['error']:.2%}")
+    state["predictions"] = {k: p.result().mean for k, p in predictions.items()}
     state["digest"] = _digest(chain, state)
     return state
+
+
+def _predictions(chain: Chain, inputs: dict[str, Tensor]) -> checkpoint.Parts:
+    return checkpoint.Parts(
+        {name: sg.Predictive(chain.model, x) for name, x in inputs.items()}
+    )
 
 
 def _begin(
     config: RunConfig,
     chain: Chain,
-    inputs: dict[str, Tensor],
+    predictions: checkpoint.Parts,
     path: Path,
     device: torch.device,
 ) -> dict[str, Any]:
@@ -156,8 +176,7 @@ def _begin(
     state: dict[str, Any] = {
         "config": config.as_dict(),
         "epoch": 0,
-        "samples": 0,
-        "predictions": {},  # running means of the softmax outputs
+        "samples": 0,  # that predictions are the mean over, after burn-in
         "history": [],
         "seconds": 0.0,
     }
@@ -165,38 +184,18 @@ def _begin(
     if saved is None:
         return state
     try:
-        if saved["predictions"].keys() != inputs.keys():
+        if saved["predictions"].keys() != predictions.keys():
             raise ValueError(
                 f"predictions for {' and '.join(saved['predictions'])} images, not "
-                f"for {' and '.join(inputs)}"
+                f"for {' and '.join(predictions)}"
             )
+        predictions.load_state_dict(saved["predictions"])
         chain.parts.load_state_dict(saved)
         return {key: saved[key] for key in state} | {"config": state["config"]}
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise SystemExit(
             f"{path} does not fit: {error}\nDelete it or choose another --out."
         ) from error
-
-
-@torch.no_grad()
-def _predict(
-    state: dict[str, Any], chain: Chain, inputs: dict[str, Tensor], config: RunConfig
-) -> None:
-    """Updates the predictions: a running mean over the samples after burn-in.
-
-    By hand and in float32 since the C++ program has it so, to the last bit, and goes on
-    from the same checkpoints; :class:`torch_sgmcmc.Predictive` has sums in float64.
-    """
-    averaging = config.samples and state["epoch"] > config.burn_in
-    before = state["samples"] if averaging else 0
-    new = chain.num_samples() if averaging else 0
-    state["samples"] = before + new
-    for name, x in inputs.items():
-        if before == 0:
-            state["predictions"][name] = chain.predict(x)
-        elif new > 0:
-            mean = state["predictions"][name]
-            mean += new * (chain.predict(x) - mean) / state["samples"]
 
 
 def _digest(chain: Chain, state: dict[str, Any]) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint import Parts
-from torch import Tensor
 
 from .bouncy import BouncyChain
 from .data import Images
@@ -33,24 +32,19 @@ class NetworkChain(Chain):
     def __init__(self, config: RunConfig, images: Images) -> None:
         self._config, self._images = config, images
         num_data, pixels = images.train_x.shape
-        self._model = build_model(pixels, config.seed, images.train_x.device)
+        self.model = build_model(pixels, config.seed, images.train_x.device)
         self._optimizer, self._precision = build_optimizer(
-            config.method, dict(config.settings), self._model, num_data, config.seed
+            config.method, dict(config.settings), self.model, num_data, config.seed
         )
-        self.parts = Parts(model=self._model, optimizer=self._optimizer)
+        self.parts = Parts(model=self.model, optimizer=self._optimizer)
         if self._precision is not None:
             self.parts["precision"] = self._precision
 
     def train(self, epoch: int) -> None:
         """One pass over the images; then the precisions are drawn."""
-        train_epoch(self._model, self._optimizer, self._images, self._config, epoch)
+        train_epoch(self.model, self._optimizer, self._images, self._config, epoch)
         if self._precision is not None:
             self._precision.step()
-
-    def predict(self, x: Tensor) -> Tensor:
-        """Class probabilities of the present network."""
-        self._model.eval()
-        return self._model(x).softmax(1)
 
     def report(self) -> dict[str, Any]:
         """The precisions, where they are drawn."""

@@ -79,13 +79,6 @@ class NetworkChain:
     def _loss(self, rows: Tensor) -> Tensor:
         return F.cross_entropy(self.model(self._x[rows]), self._y[rows])
 
-    @torch.no_grad()
-    def predict(self, x: Tensor) -> Tensor:
-        """Class probabilities of the current sample."""
-        self.model.eval()
-        # In parts: the activations of all test images at once take 1 GB.
-        return torch.cat([self.model(part).softmax(1) for part in x.split(1000)])
-
     def minibatch_gradients(self, count: int) -> Tensor:
         """Gradients of the mean loss at the current sample, [count, parameters].
 

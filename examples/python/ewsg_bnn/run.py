@@ -9,7 +9,7 @@ import torch
 from bnn.data import Images
 from bnn.loop import Chain, run_chain
 from checkpoint import Parts
-from torch import Tensor
+from torch import Tensor, nn
 
 import torch_sgmcmc as sg
 
@@ -54,6 +54,7 @@ class _Ensemble(Chain):
         seeds = range(first, first + config.chains)
         chains = {str(s): NetworkChain(config, s, x, y, strata) for s in seeds}
         self.chains = list(chains.values())
+        self.model = self.chains[0].model
         self.parts = Parts(chains=Parts(chains))
 
     def train(self, epoch: int) -> None:
@@ -64,11 +65,9 @@ class _Ensemble(Chain):
                     group["adapt"] = False
             chain.train(self._updates)
 
-    def predict(self, x: Tensor) -> Tensor:
-        total = self.chains[0].predict(x)
-        for chain in self.chains[1:]:
-            total += chain.predict(x)
-        return total / len(self.chains)
+    def draws(self) -> list[nn.Module]:
+        """The network of each chain."""
+        return [chain.model for chain in self.chains]
 
     def report(self) -> dict[str, Any]:
         report: dict[str, Any] = {"gradients": sum(c.gradients for c in self.chains)}
