@@ -1,0 +1,131 @@
+"""The tests of stores and predictions, tested: known bugs that they must catch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_collector
+import test_predict
+
+from torch_sgmcmc.predictive import streaming
+from torch_sgmcmc.predictive.batch_norm import BatchNorm
+from torch_sgmcmc.predictive.sums import Sums
+from torch_sgmcmc.store import collector
+from torch_sgmcmc.store.chosen import Chosen
+
+Patch = pytest.MonkeyPatch
+
+
+def stored_before_the_update(patch: Patch) -> None:
+    before: dict[int, Any] = {}
+    now, before_step = Chosen.now, collector.Collector._before_step
+
+    def remember(self: Any, *arguments: Any) -> None:
+        before_step(self, *arguments)
+        before[id(self._chosen)] = {k: t.clone() for k, t in now(self._chosen).items()}
+
+    patch.setattr(collector.Collector, "_before_step", remember)
+    patch.setattr(Chosen, "now", lambda self: before.get(id(self)) or now(self))
+
+
+def alias_of_the_parameter(patch: Patch) -> None:
+    writes = collector.SampleWriter.write
+
+    def write(self: Any, tensors: Any, record: Any) -> None:
+        own = dict(zip(self.names, self.blank().values(), strict=True))
+        for name, memory in own.items():
+            memory.copy_(tensors[name])
+        writes(self, own, record)
+
+    patch.setattr(
+        collector, "copied", lambda draw, into: {name: draw[name] for name in into}
+    )
+    patch.setattr(collector.SampleWriter, "write", write)
+
+
+def no_sign_stored(patch: Patch) -> None:
+    patch.setattr(collector, "_sign", lambda sampler: 1.0)
+
+
+def no_sign_in_averages(patch: Patch) -> None:
+    weight_of = streaming.weight_of
+    patch.setattr(streaming, "weight_of", lambda *draw: abs(weight_of(*draw)))
+
+
+def no_weight_in_sums(patch: Patch) -> None:
+    add = Sums.add
+    patch.setattr(
+        Sums, "add", lambda self, terms, _, keep: add(self, terms, 1, keep=keep)
+    )
+
+
+def one_draw_too_many_in_the_mean(patch: Patch) -> None:
+    mean = Sums.mean
+    patch.setattr(Sums, "mean", lambda self, weight: mean(self, weight + 1))
+
+
+def buffers_of_the_draw_before(patch: Patch) -> None:
+    of = BatchNorm.of
+    last: dict[int, Any] = {}
+
+    def stale(self: Any, tensors: Any, *arguments: Any, **live: Any) -> Any:
+        own = {k: t for k, t in tensors.items() if "running" in k}
+        former = last.get(id(self), own)
+        last[id(self)] = own
+        return of(self, {**tensors, **former}, *arguments, **live)
+
+    patch.setattr(BatchNorm, "of", stale)
+
+
+def statistics_of_the_model(patch: Patch) -> None:
+    of = BatchNorm.of
+
+    def own(self: Any, tensors: Any, *arguments: Any, **live: Any) -> Any:
+        kept = {k: t for k, t in tensors.items() if "running" not in k}
+        return of(self, kept, *arguments, **live)
+
+    patch.setattr(BatchNorm, "of", own)
+
+
+STORES = [
+    (stored_before_the_update, test_collector.test_draws_are_the_model_after_the_step),
+    (alias_of_the_parameter, test_collector.test_a_draw_is_a_copy),
+    (no_sign_stored, test_collector.test_signs_of_hmcecs_are_weights),
+]
+PREDICTIONS = [
+    (no_sign_in_averages, test_predict.test_signed_draws_give_ratios),
+    (
+        no_weight_in_sums,
+        test_predict.test_mean_variance_and_quantiles_of_outputs_with_weights,
+    ),
+    (one_draw_too_many_in_the_mean, test_predict.test_mean_and_entropies_of_classes),
+    (buffers_of_the_draw_before, test_predict.test_batch_norm_of_the_draw),
+    (statistics_of_the_model, test_predict.test_batch_norm_of_the_draw),
+]
+
+
+@pytest.mark.parametrize(("mutant", "test"), STORES)
+def test_stores(
+    mutant: Callable[[Patch], None],
+    test: Callable[[Path], None],
+    tmp_path: Path,
+    monkeypatch: Patch,
+) -> None:
+    test(tmp_path / "right")
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError):
+        test(tmp_path / "wrong")
+
+
+@pytest.mark.filterwarnings("ignore:The model has batch norm")
+@pytest.mark.parametrize(("mutant", "test"), PREDICTIONS)
+def test_predictions(
+    mutant: Callable[[Patch], None], test: Callable[[], None], monkeypatch: Patch
+) -> None:
+    test()
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError):
+        test()
