@@ -100,10 +100,6 @@ def side_by_side(chains: int, folder: Path) -> dict[str, Any]:
         collector.load_state_dict(state)
         found = {"draws": collector.num_draws, "position": state["position"]}
     theta = nn.Parameter(torch.ones(3))
-    if replicas == 1:
-        alone = ALONE["SBPS"]([theta], seed=1, process_group=group)
-        alone.step(lambda: theta.square().expand(5, 3).sum(1))
-        assert alone.param_groups[0]["step"] == 1
     found |= {
         "chain": (index, replica),
         "sampler": chain(model, sampler),

@@ -76,13 +76,11 @@ def test_ranks_that_made_steps_with_seeds_of_their_own(ranks: Any) -> None:
 @pytest.mark.parametrize("name", ALONE)
 def test_samplers_that_decide_alone_are_refused(ranks: Any, name: str) -> None:
     for rank in ranks:
-        messages = [rank["refusals"][name], rank["refusals"][f"{name} step"]]
-        if name != "SBPS":
-            messages.append(rank["refusals"][f"{name} warmup"])
-        assert messages == [
-            f"{name} cannot run in a process group of 2 ranks: each would go by its "
-            f"own loss, and replicas would drift apart. {INSTEAD}"
-        ] * len(messages)
+        for call in (name, f"{name} step", f"{name} warmup"):
+            assert rank["refusals"][call] == (
+                f"{name} cannot run in a process group of 2 ranks: each would go by "
+                f"its own loss, and replicas would drift apart. {INSTEAD}"
+            )
         assert rank["counts"][name] == 0
 
 
@@ -144,9 +142,6 @@ def test_all_samplers_run_in_a_group_of_one(group_of_one: None) -> None:
     theta = nn.Parameter(torch.ones(3))
     for make in (*KINDS.values(), *ALONE.values()):
         make([theta])
-    sampler = ALONE["SBPS"]([theta])
-    sampler.step(lambda: theta.square().expand(5, 3).sum(1))
-    assert sampler.param_groups[0]["step"] == 1
 
 
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "EWSG"])

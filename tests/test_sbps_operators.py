@@ -9,7 +9,7 @@ import torch
 from reference import DTYPES, SIZES, Exact, arithmetic, assert_rounded, same_bits
 from torch import Tensor
 
-from torch_sgmcmc.bouncy.directional import rate_of
+from torch_sgmcmc.bouncy.directional import moments_of
 from torch_sgmcmc.core import operators as ops
 
 DECAY = 0.37  # λ / N
@@ -161,10 +161,10 @@ def test_sums_of_a_line_in_the_pass_that_makes_its_direction() -> None:
 
 def moments(losses: Tensor, derivatives: Tensor) -> tuple[int, float, float]:
     """Bad losses; mean and sample variance of the derivatives."""
-    common = {"num_data": 1, "temperature": 1, "replacement": True}
-    bad, mean, variance, finite = rate_of(losses, derivatives, 0.0, common)
-    assert finite
-    return bad, mean, variance * len(losses)
+    found = moments_of(losses, derivatives)
+    n = len(losses)
+    assert found.count == n
+    return found.bad, found.mean, found.squares / (n - 1)
 
 
 def test_moments() -> None:

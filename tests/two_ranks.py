@@ -38,7 +38,6 @@ PERSISTENT = {
 }
 ALONE: dict[str, Callable[..., sg.Sampler]] = {
     "HMCECS": partial(sg.HMCECS, num_data=40, subsample_size=5),
-    "SBPS": partial(sg.SBPS, num_data=40),
 }
 
 

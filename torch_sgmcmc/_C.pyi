@@ -38,16 +38,31 @@ def index_chain_accepts(
     log_ratio: float, *, seed: int, step: int, proposal: int
 ) -> bool: ...
 def samples_by(time: float, interval: float) -> int: ...
+
+class Moments:
+    def __init__(self, bad: int, count: int, mean: float, squares: float) -> None: ...
+    @staticmethod
+    def of(
+        losses: int, derivatives: int, count: int, double_precision: bool
+    ) -> Moments: ...
+    @staticmethod
+    def together(parts: Sequence[Moments]) -> Moments: ...
+    @property
+    def bad(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def mean(self) -> float: ...
+    @property
+    def squares(self) -> float: ...
+
 def rate_of(
-    losses: int,
-    derivatives: int,
-    count: int,
-    double_precision: bool,
+    moments: Moments,
     num_data: float,
     temperature: float,
     replacement: bool,
     prior: float,
-) -> tuple[int, float, float, bool]: ...
+) -> tuple[float, float, bool]: ...
 def minibatches(
     num_data: int,
     batch_size: int,

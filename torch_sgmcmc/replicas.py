@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 from zlib import crc32
 
@@ -11,9 +10,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.checks import check_integer
-from torch_sgmcmc.core.distributed import device_of_group, gathered, world_size
+from torch_sgmcmc.core.distributed import (
+    device_of_group,
+    digest,
+    gathered,
+    world_size,
+)
 from torch_sgmcmc.core.shards import refuse
 from torch_sgmcmc.sampler import Sampler
 
@@ -105,23 +108,13 @@ def _row(sampler: Sampler) -> list[int]:
         int(groups[0]["step"]),
         groups[0]["seed"],
         crc32(repr(settings).encode()),
-        _digest(params),
-        crc32(repr(rest).encode(), _digest(tensors)),
+        digest(params),
+        crc32(repr(rest).encode(), digest(tensors)),
     ]
 
 
 def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, Tensor) else value
-
-
-def _digest(tensors: Iterable[Tensor]) -> int:
-    """The CRC-32 of the tensors' CRC-32s, which their order enters."""
-    digest = 0
-    for tensor in tensors:
-        on_host = tensor.detach().cpu().contiguous()
-        of_one = _C.crc32(on_host.data_ptr(), on_host.nbytes)
-        digest = crc32(of_one.to_bytes(4, "little"), digest)
-    return digest
 
 
 def _difference(row: tuple[int, ...], most: tuple[int, ...]) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from operator import is_, itemgetter
 from typing import Any, ClassVar, NamedTuple
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +18,18 @@ from torch.distributed import ProcessGroup
 from torch.utils.hooks import RemovableHandle
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.bouncy.directional import Observation, check_model, observe, rate_of
+from torch_sgmcmc.bouncy.directional import (
+    Observation,
+    check_model,
+    moments_of,
+    observe,
+)
 from torch_sgmcmc.bouncy.flight import STATE, Flight
+from torch_sgmcmc.bouncy.ranks import over_ranks
 from torch_sgmcmc.bouncy.slots import Slots
 from torch_sgmcmc.core.checks import check_real
 from torch_sgmcmc.core.closures import lightning_module, refuse_scaler
-from torch_sgmcmc.core.distributed import BY_THE_LOSS
+from torch_sgmcmc.core.distributed import world_size
 from torch_sgmcmc.core.momentum import blank
 from torch_sgmcmc.core.nonfinite import StepLeftOut, leave_out, nonfinite_error
 from torch_sgmcmc.core.prior import PRIOR_MEAN
@@ -81,7 +88,7 @@ class Evaluations(NamedTuple):
 
     Args:
         derivatives: along the direction of flight, for all examples of each step's
-            minibatch. Divided by N it is the number of epochs.
+            minibatch, of all ranks. Divided by N it is the number of epochs.
         gradients: by all parameters. In forward mode (with ``model``) those of the
             minibatches that the particle bounced on; in reverse mode all.
     """
@@ -182,7 +189,8 @@ class SBPS(SharedSettings):
             or "skip", which leaves the event out, see :class:`Sampler`. Default:
             "raise".
         process_group: the ranks that sample this chain together, see :class:`Sampler`.
-            Default: all.
+            Each returns the losses of its part of the minibatch, n >= 2; ``model``
+            is the module itself. Default: all.
 
     State:
         ``origin`` and ``velocity`` (shape of the parameter; fp64 for fp64 parameters,
@@ -194,8 +202,9 @@ class SBPS(SharedSettings):
         ValueError: a hyperparameter out of range, here or at a later step.
         TypeError: a hyperparameter of the wrong type, or ``step()`` without a closure.
         RuntimeError: the closure returns anything but the finite losses of n >= 2
-            examples, or calls ``backward()``; or there are other ranks in a process
-            group, which would decide otherwise. Nothing has moved then.
+            examples, or calls ``backward()``; or other ranks differ in parameters,
+            velocity or settings, or do not come to the event within the process
+            group's timeout. Nothing has moved then.
 
     Example:
         >>> sampler = SBPS(model.parameters(), num_data=50_000, prior_precision=1.0,
@@ -223,7 +232,8 @@ class SBPS(SharedSettings):
         eq. 17, which prints the weights the other way round.
     """
 
-    _LONE_DECISIONS = BY_THE_LOSS
+    # Its velocities are drawn for whole tensors.
+    _TAKES_SHARDS = False
     _SHARED: ClassVar[tuple[str, ...]] = _TRAJECTORY
     _PROGRESS: ClassVar[Mapping[str, Any]] = _PROGRESS
     # It cannot bounce at a rate that is not finite.
@@ -401,7 +411,7 @@ class SBPS(SharedSettings):
                 ``backward()``. Called once.
 
         Returns:
-            The losses, without a graph.
+            The losses, without a graph (on several ranks, of this one's examples).
 
         Raises:
             TypeError: there is no closure, or it returned no Tensor.
@@ -507,11 +517,19 @@ class SBPS(SharedSettings):
         if event == _C.REFRESHMENT:
             ahead = flight.refreshed(line_end, common)
         slots = self.__dict__.get("_slots")
+        checks = slots is not None and not self._model_checked
         seen = observe("SBPS", closure, ahead.params, ahead.tangents, slots, params)
-        line_time = line_end if ahead is flight else 0.0
-        value, variance = self._rate(ahead, line_time, seen, common)
+        moments = moments_of(seen.losses, seen.derivatives)
+        prior = ahead.prior(line_end if ahead is flight else 0.0)
+        if world_size(self.process_group) > 1:
+            # All that decides, and that says whether a gradient is asked for.
+            settings = crc32(repr(self._checked).encode())
+            alike = (*key.values(), settings, ahead.digest, slots is None, checks)
+            alike += event, wait, rate, prior
+            moments, seen = over_ranks(self, seen, moments, alike)
+        value, variance = self._rate(seen, moments, prior, common)
         grads = None
-        if slots is not None and not self._model_checked:
+        if checks:
             grads = self._check_forward_mode(ahead, seen, value, common)
         bounces = event == _C.PROPOSAL and clock.accepts(rate, value, **key)
         reflected = None
@@ -532,10 +550,9 @@ class SBPS(SharedSettings):
         progress["num_bounces"] += bounces
         progress["num_violations"] += event == _C.PROPOSAL and value > rate
         progress["num_refreshments"] += event == _C.REFRESHMENT
-        n = seen.losses.shape[0]
-        progress["num_derivatives"] += n
+        progress["num_derivatives"] += moments.count
         if seen.free or bounces:
-            progress["num_gradients"] += n
+            progress["num_gradients"] += moments.count
         progress["trajectory_time"] = end
         progress["line_time"] = line_end if ahead is flight else 0.0
         if wait > 0:
@@ -543,25 +560,30 @@ class SBPS(SharedSettings):
         return seen.losses, ahead
 
     def _rate(
-        self, flight: Flight, time: float, seen: Observation, common: dict[str, Any]
+        self,
+        seen: Observation,
+        moments: _C.Moments,
+        prior: float,
+        common: dict[str, Any],
     ) -> tuple[float, float]:
         """G and the variance c² of its estimate, of the whole U / T."""
-        n, num_data = seen.losses.shape[0], common["num_data"]
+        n, num_data = moments.count, common["num_data"]
         if not common["replacement"] and n > num_data:
             raise RuntimeError(
                 f"SBPS got the losses of {n} examples from the closure, and num_data = "
                 f"{num_data} (must not be more; if examples are drawn with "
                 "replacement, set replacement=True)"
             )
-        bad, value, variance, finite = rate_of(
-            seen.losses, seen.derivatives, flight.prior(time), common
-        )
-        if bad:
+        if moments.bad:
             raise nonfinite_error(
                 common["nonfinite"],
-                f"SBPS got {bad} of {n} losses from the closure that are not finite",
+                f"SBPS got {moments.bad} of {n} losses from the closure that are not "
+                "finite",
                 seen.losses,
             )
+        value, variance, finite = _C.rate_of(
+            moments, num_data, common["temperature"], common["replacement"], prior
+        )
         if not finite:
             raise nonfinite_error(
                 common["nonfinite"],

@@ -4,19 +4,21 @@
 
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 namespace torch_sgmcmc {
 
 struct Moments {
-  int64_t bad;      // losses that are not finite
-  double mean;      // of the derivatives
-  double variance;  // their sample variance
+  int64_t bad;     // losses that are not finite
+  int64_t count;   // of examples
+  double mean;     // of the derivatives
+  double squares;  // the sum of the squares of their distances from it
 };
 
 // Of `count` losses and as many derivatives, 2 at least, one after the other.
 template <class T>
 Moments MomentsOf(const T* losses, const T* derivatives, int64_t count) {
-  Moments m{0, 0, 0};
+  Moments m{0, count, 0, 0};
   for (int64_t i = 0; i < count; ++i) {
     if (!std::isfinite(losses[i])) ++m.bad;
     m.mean += static_cast<double>(derivatives[i]);
@@ -24,10 +26,28 @@ Moments MomentsOf(const T* losses, const T* derivatives, int64_t count) {
   m.mean /= static_cast<double>(count);
   for (int64_t i = 0; i < count; ++i) {
     const double from_mean = static_cast<double>(derivatives[i]) - m.mean;
-    m.variance += from_mean * from_mean;
+    m.squares += from_mean * from_mean;
   }
-  m.variance /= static_cast<double>(count - 1);
   return m;
+}
+
+// Of all examples of a minibatch by those of its parts, one at least, each of
+// one example at least. Added up in the order of the parts, so that whoever has
+// these has the same bits.
+inline Moments Together(const std::vector<Moments>& parts) {
+  Moments all{0, 0, 0, 0};
+  for (const Moments& part : parts) {
+    all.bad += part.bad;
+    all.count += part.count;
+    all.mean += static_cast<double>(part.count) * part.mean;
+  }
+  all.mean /= static_cast<double>(all.count);
+  for (const Moments& part : parts) {
+    const double from_mean = part.mean - all.mean;
+    all.squares +=
+        part.squares + static_cast<double>(part.count) * from_mean * from_mean;
+  }
+  return all;
 }
 
 struct RateEstimate {
@@ -39,20 +59,20 @@ struct RateEstimate {
   }
 };
 
-// The rate of change of U / T along a line, by the moments of `count` of
-// `num_data` examples and the prior's part of the derivative of U. What is
+// The rate of change of U / T along a line, by the moments of 2 examples at
+// least of `num_data`, and the prior's part of the derivative of U. What is
 // drawn without replacement varies less, and not at all if it is all data.
 inline RateEstimate RateOf(const Moments& m,
-                           int64_t count,
                            double num_data,
                            double temperature,
                            bool replacement,
                            double prior) {
-  const auto n = static_cast<double>(count);
+  const auto n = static_cast<double>(m.count);
+  const double variance = m.squares / static_cast<double>(m.count - 1);
   const double scale = num_data / temperature;
   const double correction = replacement ? 1 : 1 - n / num_data;
   return {scale * m.mean + prior / temperature,
-          m.variance * correction * (scale * scale / n)};
+          variance * correction * (scale * scale / n)};
 }
 
 }  // namespace torch_sgmcmc

@@ -294,43 +294,62 @@ PYBIND11_MODULE(_C, m) {
         py::arg("interval"),
         "How many multiples of the interval are not after the time.");
 
+  py::class_<torch_sgmcmc::Moments>(
+      m, "Moments", "What examples of a minibatch say together, for SBPS.")
+      .def(py::init<int64_t, int64_t, double, double>(),
+           py::arg("bad"),
+           py::arg("count"),
+           py::arg("mean"),
+           py::arg("squares"))
+      .def_static(
+          "of",
+          [](uintptr_t losses,
+             uintptr_t derivatives,
+             int64_t count,
+             bool double_precision) {
+            const auto of = [&](auto zero) {
+              using T = decltype(zero);
+              // NOLINTBEGIN(performance-no-int-to-ptr): what data_ptr() gives.
+              return torch_sgmcmc::MomentsOf(
+                  reinterpret_cast<const T*>(losses),
+                  reinterpret_cast<const T*>(derivatives),
+                  count);
+              // NOLINTEND(performance-no-int-to-ptr)
+            };
+            return double_precision ? of(double{}) : of(float{});
+          },
+          py::arg("losses"),
+          py::arg("derivatives"),
+          py::arg("count"),
+          py::arg("double_precision"),
+          "Of two rows of count numbers at these addresses on the host, in "
+          "float64 or float32.")
+      .def_static("together",
+                  &torch_sgmcmc::Together,
+                  py::arg("parts"),
+                  "Of all examples by those of the parts, in their order.")
+      .def_readonly("bad", &torch_sgmcmc::Moments::bad)
+      .def_readonly("count", &torch_sgmcmc::Moments::count)
+      .def_readonly("mean", &torch_sgmcmc::Moments::mean)
+      .def_readonly("squares", &torch_sgmcmc::Moments::squares);
   m.def(
       "rate_of",
-      [](uintptr_t losses,
-         uintptr_t derivatives,
-         int64_t count,
-         bool double_precision,
+      [](const torch_sgmcmc::Moments& moments,
          double num_data,
          double temperature,
          bool replacement,
          double prior) {
-        const auto of = [&](auto zero) {
-          using T = decltype(zero);
-          // NOLINTBEGIN(performance-no-int-to-ptr): what data_ptr() gives.
-          return torch_sgmcmc::MomentsOf(
-              reinterpret_cast<const T*>(losses),
-              reinterpret_cast<const T*>(derivatives),
-              count);
-          // NOLINTEND(performance-no-int-to-ptr)
-        };
-        const torch_sgmcmc::Moments all =
-            double_precision ? of(double{}) : of(float{});
         const torch_sgmcmc::RateEstimate rate = torch_sgmcmc::RateOf(
-            all, count, num_data, temperature, replacement, prior);
-        return std::make_tuple(
-            all.bad, rate.value, rate.variance, rate.finite());
+            moments, num_data, temperature, replacement, prior);
+        return std::make_tuple(rate.value, rate.variance, rate.finite());
       },
-      py::arg("losses"),
-      py::arg("derivatives"),
-      py::arg("count"),
-      py::arg("double_precision"),
+      py::arg("moments"),
       py::arg("num_data"),
       py::arg("temperature"),
       py::arg("replacement"),
       py::arg("prior"),
-      "How many losses are not finite, and by the derivatives the rate of change "
-      "of U / T, its variance, and whether these are finite: two rows of count "
-      "numbers at these addresses on the host, in float64 or float32.");
+      "The rate of change of U / T along a line, its variance, and whether "
+      "these are finite.");
 
   m.def(
       "minibatches",

@@ -17,7 +17,7 @@ Moments Of(const std::vector<double>& losses) {
 }
 
 TEST(RateOf, IsOfTheWholeEnergy) {
-  const RateEstimate rate = RateOf(Of(kLosses), 4, 100, 2, true, 6);
+  const RateEstimate rate = RateOf(Of(kLosses), 100, 2, true, 6);
   EXPECT_EQ(rate.value, 100 * 4 / 2.0 + 6 / 2.0);
   // Of a mean of 4, and 50 of these.
   EXPECT_DOUBLE_EQ(rate.variance, 20 / 3.0 / 4 * 50 * 50);
@@ -25,17 +25,42 @@ TEST(RateOf, IsOfTheWholeEnergy) {
 }
 
 TEST(RateOf, VariesLessWithoutReplacement) {
-  const double with = RateOf(Of(kLosses), 4, 16, 1, true, 0).variance;
-  EXPECT_DOUBLE_EQ(RateOf(Of(kLosses), 4, 16, 1, false, 0).variance,
+  const double with = RateOf(Of(kLosses), 16, 1, true, 0).variance;
+  EXPECT_DOUBLE_EQ(RateOf(Of(kLosses), 16, 1, false, 0).variance,
                    with * 12 / 16);
-  EXPECT_EQ(RateOf(Of(kLosses), 4, 4, 1, false, 0).variance, 0);
+  EXPECT_EQ(RateOf(Of(kLosses), 4, 1, false, 0).variance, 0);
 }
 
 TEST(RateOf, SaysWhatIsNotFinite) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  EXPECT_FALSE(RateOf(Of(kLosses), 4, 16, 1, true, kInfinity).finite());
-  EXPECT_FALSE(RateOf({0, 1, kInfinity}, 4, 16, 1, true, 0).finite());
+  EXPECT_FALSE(RateOf(Of(kLosses), 16, 1, true, kInfinity).finite());
+  EXPECT_FALSE(RateOf({0, 4, 1, kInfinity}, 16, 1, true, 0).finite());
   EXPECT_EQ(Of({1, kInfinity, 3, -kInfinity}).bad, 2);
+}
+
+TEST(Together, IsOfAllExamplesHoweverTheyWereShared) {
+  const Moments all = Of(kLosses);
+  const auto part = [](int64_t begin, int64_t end) {
+    return MomentsOf(&kLosses[begin], &kDerivatives[begin], end - begin);
+  };
+  for (const auto& parts : {std::vector{part(0, 1), part(1, 4)},
+                            std::vector{part(0, 3), part(3, 4)},
+                            std::vector{part(0, 1), part(1, 2), part(2, 4)},
+                            std::vector{part(0, 4)}}) {
+    const Moments together = Together(parts);
+    EXPECT_EQ(together.bad, 0);
+    EXPECT_EQ(together.count, 4);
+    EXPECT_DOUBLE_EQ(together.mean, all.mean);
+    EXPECT_DOUBLE_EQ(together.squares, all.squares);
+  }
+}
+
+TEST(Together, KnowsWhatIsNotFinite) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const Moments together =
+      Together({{2, 3, 1, 1}, {1, 2, kInfinity, kInfinity}});
+  EXPECT_EQ(together.bad, 3);
+  EXPECT_FALSE(RateOf(together, 16, 1, true, 0).finite());
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.bouncy.slots import Slots
 
-__all__ = ["Observation", "check_model", "observe", "rate_of"]
+__all__ = ["Observation", "check_model", "moments_of", "observe"]
 
 
 class Observation(NamedTuple):
@@ -70,20 +70,12 @@ def observe(
             p.grad = None
 
 
-def rate_of(
-    losses: Tensor, derivatives: Tensor, prior: float, common: dict[str, Any]
-) -> tuple[int, float, float, bool]:
-    """The rate of change of U / T along a line (csrc/host/moments.h).
+def moments_of(losses: Tensor, derivatives: Tensor) -> _C.Moments:
+    """What examples say together (csrc/host/moments.h).
 
     Args:
         losses: [n], n >= 2, of any dtype and device.
         derivatives: likewise.
-        prior: its part of the derivative of U.
-        common: hyperparameters.
-
-    Returns:
-        How many losses are not finite; G, the variance c² of its estimate, and whether
-        both are finite.
     """
     single = losses.dtype is derivatives.dtype is torch.float32
     dtype = torch.float32 if single else torch.float64
@@ -92,9 +84,8 @@ def rate_of(
         losses = losses.to("cpu", dtype).contiguous()
     if not (single and derivatives.is_cpu and derivatives.is_contiguous()):
         derivatives = derivatives.to("cpu", dtype).contiguous()
-    rows = losses.data_ptr(), derivatives.data_ptr(), losses.shape[0], not single
-    target = common["num_data"], common["temperature"], common["replacement"]
-    return _C.rate_of(*rows, *target, prior)
+    rows = losses.data_ptr(), derivatives.data_ptr()
+    return _C.Moments.of(*rows, losses.shape[0], not single)
 
 
 def _forward(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc.core.distributed import digest
 from torch_sgmcmc.core.momentum import state_dtype
 from torch_sgmcmc.core.nonfinite import nonfinite_error
 from torch_sgmcmc.core.operators import (
@@ -97,6 +99,7 @@ class Flight:
         self._prior = self._prior_of(line_sums) if line_sums else None
         self._marks: list[_Mark] = []
         self._marked = math.nan
+        self._digest: int | None = None
 
     # ---- Beginnings -------------------------------------------------------------
 
@@ -179,6 +182,17 @@ class Flight:
                     p,
                     {key: getattr(part, key)[i] for key in STATE if getattr(part, key)},
                 )
+
+    @property
+    def digest(self) -> int:
+        """Of where the line began and where it goes, made once for a line."""
+        if self._digest is None:
+            self._digest = digest(
+                tensor
+                for part in self.parts
+                for tensor in chain(part.origin, part.velocity, part.direction)
+            )
+        return self._digest
 
     @property
     def tangents(self) -> list[Tensor]:

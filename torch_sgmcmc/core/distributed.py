@@ -7,7 +7,7 @@ between them. What breaks that is refused, where a process group is initialised:
 
 * seeds that each rank draws for itself: ranks agree on the first one's;
 * samplers that decide by what a rank alone has seen, its loss or its Hessian
-  (HMC's ranks average their losses);
+  (HMC's ranks average their losses, SBPS's put their minibatches together);
 * shards that are optimizers of their own (ZeroRedundancyOptimizer, FSDP1): each counts
   its elements from 0, and different parameters would get the same noise. DTensors say
   which elements they have, see Note [Shards] in shards.py.
@@ -25,12 +25,14 @@ import weakref
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.prior import PRIOR_MEAN, has_more
 from torch_sgmcmc.core.shards import is_dtensor
 from torch_sgmcmc.seeds import SharedNoiseWarning, fold_in
@@ -44,6 +46,7 @@ __all__ = [
     "called_from",
     "check_group",
     "device_of_group",
+    "digest",
     "gathered",
     "is_laid_out_by_hand",
     "is_laying_out",
@@ -54,6 +57,7 @@ __all__ = [
     "refuse_zero",
     "settle",
     "take_turn",
+    "unlike",
     "world_size",
 ]
 
@@ -252,14 +256,31 @@ def mean_over_ranks(sampler: Sampler, value: Tensor, alike: list[Tensor]) -> Ten
     for theirs, other in rows[1:]:
         # NaN, which is not equal to itself, is what a divergence leaves on all.
         if not torch.equal(first.nan_to_num(torch.inf), other.nan_to_num(torch.inf)):
-            raise RuntimeError(
-                f"{type(sampler).__name__} cannot decide for the {size} ranks of its "
-                "process group: they differ in parameters or momenta. Give them one "
-                "seed and averaged gradients (check_replicas() says which differ), or "
-                "each chain a process_group of its own"
+            raise unlike(
+                sampler, "parameters or momenta", "one seed and averaged gradients"
             )
         total = total + theirs
     return (total / size).to(value.device)
+
+
+def unlike(sampler: Sampler, parts: str, needs: str) -> RuntimeError:
+    """The error of ranks that are to decide together, and differ."""
+    return RuntimeError(
+        f"{type(sampler).__name__} cannot decide for the "
+        f"{world_size(sampler.process_group)} ranks of its process group: they differ "
+        f"in {parts}. Give them {needs} (check_replicas() says which differ), or each "
+        "chain a process_group of its own"
+    )
+
+
+def digest(tensors: Iterable[Tensor]) -> int:
+    """The CRC-32 of the tensors' CRC-32s, which their order enters."""
+    result = 0
+    for tensor in tensors:
+        on_host = tensor.detach().cpu().contiguous()
+        of_one = _C.crc32(on_host.data_ptr(), on_host.nbytes)
+        result = crc32(of_one.to_bytes(4, "little"), result)
+    return result
 
 
 # ---- Steps that are none ---------------------------------------------------------

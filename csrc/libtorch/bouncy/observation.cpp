@@ -130,7 +130,6 @@ RateEstimate RateOf(Flight& flight,
     throw NonfiniteError(text.str(), seen.losses);
   }
   const RateEstimate rate = RateOf(m,
-                                   losses.numel(),
                                    num_data,
                                    options.temperature(),
                                    options.replacement(),
