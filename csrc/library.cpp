@@ -76,7 +76,8 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "-> ()");
   m.def(
       "hmc_momenta_(Tensor(a!)[] momenta, Tensor[] masses, *, "
-      "float temperature, int[] offsets, int seed, int step) -> ()");
+      "float temperature, int[] offsets, int seed, int step, int[]? "
+      "rows=None) -> ()");
   m.def(
       "hmc_leapfrog_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] "
       "momenta, Tensor[] masses, Tensor(c!)[] masters, *, float kick, "

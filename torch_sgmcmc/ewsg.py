@@ -431,7 +431,21 @@ class EWSG(SharedSettings):
             for (group, params, grads, _), (_, _, proposals, _), (momenta, _) in zip(
                 work, proposed, prepared, strict=True
             )
-            for ratio in self._log_ratios(group, params, grads, proposals, momenta)
+            for ratio in self._sums(
+                ewsg_log_ratio,
+                params,
+                grads,
+                proposals,
+                momenta,
+                lr=group["lr"],
+                momentum=group["momentum"],
+                num_data=group["num_data"],
+                prior_precision=group["prior_precision"],
+                **prior_of(self, group, params),
+                temperature=group["temperature"],
+                surrogate=_SURROGATES.index(group["surrogate"]),
+                num_chains=chains,
+            )
         ]
         self._check_draws(work, proposed)
         stream = self._step_arguments(self.param_groups[0])
@@ -454,48 +468,6 @@ class EWSG(SharedSettings):
         if self.param_groups[0]["persistent_index_chain"]:
             numbers = torch.where(mask.cpu(), fresh, numbers)
         return work, numbers, mask.sum()
-
-    def _log_ratios(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        *lists: list[Tensor],
-    ) -> list[Tensor]:
-        """Of one list of parameters; in parts, if those are spread over ranks."""
-
-        def ratio(params: list[Tensor], *lists: list[Tensor], means: Any) -> Tensor:
-            return ewsg_log_ratio(
-                params,
-                *lists,
-                lr=group["lr"],
-                momentum=group["momentum"],
-                num_data=group["num_data"],
-                prior_precision=group["prior_precision"],
-                prior_mean=group["prior_mean"],
-                prior_means=means,
-                temperature=group["temperature"],
-                surrogate=_SURROGATES.index(group["surrogate"]),
-                num_chains=group["num_chains"] or 1,
-            )
-
-        means = prior_of(self, group, params)["prior_means"]
-        if not self._is_sharded:
-            return [ratio(params, *lists, means=means)]
-
-        def part(tensors: list[Tensor] | None, indices: list[int]) -> Any:
-            return tensors and shards.locals_of(tensors[i] for i in indices)
-
-        return [
-            shards.sum_over_ranks(
-                groups,
-                ratio(
-                    part(params, indices),
-                    *(part(tensors, indices) for tensors in lists),
-                    means=part(means, indices),
-                ),
-            )
-            for groups, indices in shards.by_groups(params).items()
-        ]
 
     def _check_draws(self, current: list[Work], proposed: list[Work]) -> None:
         """Raises if it is plain that the closure does not draw minibatches."""

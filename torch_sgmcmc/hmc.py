@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc.core import shards
 from torch_sgmcmc.core.checks import check_integer, check_real
 from torch_sgmcmc.core.closures import (
     fresh_gradients,
@@ -22,7 +22,7 @@ from torch_sgmcmc.core.closures import (
     refuse_scaler,
     same_parameters,
 )
-from torch_sgmcmc.core.distributed import mean_over_ranks
+from torch_sgmcmc.core.distributed import mean_over_ranks, refuse_other_meshes
 from torch_sgmcmc.core.master import has_master
 from torch_sgmcmc.core.momentum import blank, state_dtype
 from torch_sgmcmc.core.nonfinite import (
@@ -186,8 +186,6 @@ class HMC(SharedSettings):
         Letters B 1991.
     """
 
-    # Its momenta are drawn for whole tensors.
-    _TAKES_SHARDS = False
     _SHARED: ClassVar[tuple[str, ...]] = _SHARED
     _PROGRESS: ClassVar[Mapping[str, Any]] = {
         **dict.fromkeys(_COUNTERS, 0),
@@ -256,6 +254,11 @@ class HMC(SharedSettings):
 
     # ---- Checks ---------------------------------------------------------------
 
+    def _check_ranks(self) -> None:
+        super()._check_ranks()
+        if self._is_sharded:
+            refuse_other_meshes(self)
+
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
         steps, length = group["num_steps"], group["trajectory_length"]
@@ -273,13 +276,11 @@ class HMC(SharedSettings):
 
     def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:
         mass = state.get("mass")
-        if mass is not None:
-            mass = mass.to(state_dtype(p))
-            if not bool((mass.isfinite() & (mass > 0)).all()):
-                raise ValueError(
-                    f"Invalid state_dict: mass of parameter {index} has elements out "
-                    "of range (must be finite and > 0)"
-                )
+        if mass is not None and not _are_masses(mass.to(state_dtype(p))):
+            raise ValueError(
+                f"Invalid state_dict: mass of parameter {index} has elements out of "
+                "range (must be finite and > 0)"
+            )
 
     # ---- Mass -----------------------------------------------------------------
 
@@ -479,7 +480,8 @@ class HMC(SharedSettings):
 
     def _marks(self) -> list[tuple[int, int]]:
         """Differ if parameters have been written to."""
-        return [(p._version, p.data_ptr()) for p in self._all_params()]
+        params = shards.locals_of(self._all_params())
+        return [(p._version, p.data_ptr()) for p in params]
 
     def _check_same_target(self, losses: Tensor, closure: Callable[[], Any]) -> None:
         """Sees losses that change where the parameters do not, as of minibatches.
@@ -537,7 +539,7 @@ class HMC(SharedSettings):
         ]
         new = [i for i, s in enumerate(states) if draws_all or "momentum" not in s]
         if new:
-            hmc_momenta_(
+            self._local(hmc_momenta_)(
                 [momenta[i] for i in new],
                 [masses[i] for i in new] if masses else [],
                 temperature=group["temperature"],
@@ -612,8 +614,11 @@ class HMC(SharedSettings):
     def _leapfrog(
         self, work: list[Work], motion: list[_Motion], kick: float, drift: float
     ) -> None:
+        leapfrog_ = hmc_leapfrog_
+        if self._is_sharded:
+            leapfrog_ = shards.on_locals(hmc_leapfrog_)
         for (group, params, grads, _), moving in zip(work, motion, strict=True):
-            hmc_leapfrog_(
+            leapfrog_(
                 params,
                 grads,
                 moving.momenta,
@@ -625,7 +630,7 @@ class HMC(SharedSettings):
                 prior_precision=group["prior_precision"],
                 **prior_of(self, group, params),
             )
-            increment_version(params)
+            self._have_changed(params)
 
     def _energies(
         self, loss: Any, work: list[Work], motion: list[_Motion]
@@ -635,15 +640,17 @@ class HMC(SharedSettings):
         device = work[0][1][0].device
         losses = _losses(loss, chains, device)
         parts = [
-            hmc_energy(
+            part.to(device)
+            for (group, params, _, _), moving in zip(work, motion, strict=True)
+            for part in self._sums(
+                hmc_energy,
                 params,
                 moving.momenta,
                 moving.masses,
                 prior_precision=group["prior_precision"],
                 **prior_of(self, group, params),
                 num_chains=chains or 1,
-            ).to(device)
-            for (group, params, _, _), moving in zip(work, motion, strict=True)
+            )
         ]
         losses = mean_over_ranks(self, losses, alike=parts)
         energy = self.param_groups[0]["num_data"] * losses
@@ -674,15 +681,19 @@ class HMC(SharedSettings):
             **self._step_arguments(group),
         )
         num_accepted = int(accepted.sum())
+
+        def put_back(tensors: list[Tensor], before: list[Tensor], mask: Tensor) -> None:
+            select_chains_(*map(shards.locals_of, (tensors, before)), mask)
+
         if num_accepted < len(accepted):
             for i, (_, params, _, _) in enumerate(work):
                 rejected = (~accepted).to(params[0].device)
-                select_chains_(params, saved[i], rejected)
-                increment_version(params)
+                put_back(params, saved[i], rejected)
+                self._have_changed(params)
                 if masters[i]:
-                    select_chains_(motion[i].masters, masters[i], rejected)
+                    put_back(motion[i].masters, masters[i], rejected)
                 if turned:
-                    select_chains_(motion[i].momenta, turned[i], rejected)
+                    put_back(motion[i].momenta, turned[i], rejected)
         self._set(
             num_trajectories=group["num_trajectories"] + len(accepted),
             num_accepted=group["num_accepted"] + num_accepted,
@@ -713,17 +724,28 @@ def _losses(loss: Any, chains: int | None, device: torch.device) -> Tensor:
 
 def _mass(index: int, mass: Tensor | float, p: Tensor) -> Tensor:
     """A parameter's mass, in its shape and memory format."""
-    given = torch.as_tensor(mass, dtype=state_dtype(p), device=p.device)
+    name = f"masses: number {index}"
+    if isinstance(mass, Tensor) and shards.is_dtensor(mass):
+        given = shards.like(p, mass, name).to(state_dtype(p))
+    else:
+        given = torch.as_tensor(mass, dtype=state_dtype(p), device=p.device)
     try:
         expanded = given.expand(p.shape)
     except RuntimeError:
         raise ValueError(
-            f"Invalid masses: number {index} has shape {list(given.shape)} (must "
-            f"broadcast to {list(p.shape)})"
+            f"Invalid {name} has shape {list(given.shape)} (must broadcast to "
+            f"{list(p.shape)})"
         ) from None
-    if not bool((given.isfinite() & (given > 0)).all()):
+    if not _are_masses(given):
         raise ValueError(
-            f"Invalid masses: number {index} has elements out of range (must be finite "
-            "and > 0)"
+            f"Invalid {name} has elements out of range (must be finite and > 0)"
         )
+    expanded = shards.like(p, expanded, name)
     return torch.empty_like(p, dtype=state_dtype(p)).copy_(expanded)
+
+
+def _are_masses(tensor: Tensor) -> bool:
+    """Whether all elements are finite and > 0, wherever they are."""
+    here = shards.local(tensor)
+    is_wrong = not bool((here.isfinite() & (here > 0)).all())
+    return shards.max_over_ranks([tensor], float(is_wrong)) == 0

@@ -399,10 +399,31 @@ class Sampler(Optimizer):
         self._is_sharded = any(
             shards.is_dtensor(p) for group in self.param_groups for p in group["params"]
         )
+        self._layouts = shards.Layouts()
 
     def _local(self, operator: Callable[..., None]) -> Callable[..., None]:
         """An operator that updates lists of tensors, for these parameters."""
-        return shards.on_shards(operator) if self._is_sharded else operator
+        if not self._is_sharded:
+            return operator
+        return shards.on_shards(operator, self._layouts)
+
+    def _sums(
+        self,
+        operator: Callable[..., Tensor],
+        params: list[Tensor],
+        *lists: list[Tensor],
+        **arguments: Any,
+    ) -> list[Tensor]:
+        """What an operator adds up; in parts, if parameters are spread over ranks."""
+        if not self._is_sharded:
+            return [operator(params, *lists, **arguments)]
+        return shards.sums(operator, params, *lists, **arguments)
+
+    def _have_changed(self, params: list[Tensor]) -> None:
+        """Tells autograd, to which operators are opaque."""
+        if self._is_sharded:
+            params = [*params, *shards.locals_of(params)]
+        increment_version(params)
 
     def _check_memory(self) -> None:
         check_memory(group["params"] for group in self.param_groups)
@@ -605,10 +626,7 @@ class Sampler(Optimizer):
             if gate is not None:
                 group = {**group, "step": gate}
             self._update(group, params, grads, offsets, state)
-            # The operators are opaque to autograd: tell it that these changed.
-            increment_version(params)
-            if self._is_sharded:
-                increment_version(shards.locals_of(params))
+            self._have_changed(params)
         for group in self.param_groups:
             if gate is not None and torch.is_tensor(group["step"]):
                 group["step"] += gate >= 0

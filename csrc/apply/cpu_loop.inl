@@ -69,26 +69,30 @@ void RunSegment(const Update& update,
   // Blocks begin where they do in the numbering, or those of a row at its first
   // quad, so that little of them is left over.
   const uint64_t mask = StartsAtQuads(segment) ? 3 : kNoiseBlock - 1;
-  const uint64_t first = IndexOf(segment, begin);
+  // Counted on: a division for each row would take its time.
+  uint64_t index = IndexOf(segment, begin);
   int64_t row_end = RowEnd(segment, begin);
-  auto skip = static_cast<int64_t>(first & mask);
-  NormalSource source(stream, (first & ~mask) / 4);
+  auto skip = static_cast<int64_t>(index & mask);
+  NormalSource source(stream, (index & ~mask) / 4);
   while (begin < end) {
     const int64_t stop = std::min(end, row_end);
     const int64_t count = std::min(kBuffer - skip, stop - begin);
     const int64_t done = begin + count;
-    const uint64_t next = IndexOf(segment, done);
+    index += static_cast<uint64_t>(count);
+    if (done == row_end) {
+      index += static_cast<uint64_t>(segment.pitch - segment.row);
+    }
     for (int64_t b = 0; b < skip + count; b += kNoiseBlock) {
       Prefetch<Update, T>(
           segment.data, std::max(begin, begin - skip + b), kIndices);
       const bool jumps = done == row_end && b + kNoiseBlock >= skip + count;
-      source.Next(noise + b, jumps ? (next & ~mask) / 4 : source.following());
+      source.Next(noise + b, jumps ? (index & ~mask) / 4 : source.following());
     }
     UpdateElements<Update, T>(
         update, segment.data, begin, count, noise + skip, means, kIndices);
     skip = 0;
     if (done == row_end) {
-      skip = static_cast<int64_t>(next & mask);
+      skip = static_cast<int64_t>(index & mask);
       row_end += segment.row;
     }
     begin = done;

@@ -372,7 +372,8 @@ void HMC::prepare(Work& work) {
                options.temperature(),
                offsets,
                seed(),
-               options.step());
+               options.step(),
+               /*rows=*/std::nullopt);
 }
 
 // Remembers momenta that are kept, and masters; the parameters have moved.

@@ -399,7 +399,8 @@ HMCECS::Move HMCECS::trajectory(ECSTarget& target,
   const at::Tensor x = at::zeros_like(present->theta);
   const at::Tensor r = at::empty_like(present->theta);
   const int64_t offset = 0;
-  hmc_momenta_({r}, {}, /*temperature=*/1, offset, seed(), first().step());
+  hmc_momenta_(
+      {r}, {}, /*temperature=*/1, offset, seed(), first().step(), std::nullopt);
   const double before = present->log - KineticEnergy(r);
   const double step_size = first().step_size();
   double wanted = num_steps();

@@ -21,7 +21,8 @@ void HMCMomenta(TensorList momenta,
                 double temperature,
                 std::vector<int64_t> offsets,
                 int64_t seed,
-                int64_t step) {
+                int64_t step,
+                Rows rows) {
   constexpr const char* kOp = "hmc_momenta_";
   CheckNumber(kOp, "temperature", temperature, /*positive=*/true);
   const NoiseStream stream = MakeStream(kOp, seed, step, Purpose::kMomentum);
@@ -29,7 +30,7 @@ void HMCMomenta(TensorList momenta,
   if (!masses.empty()) {
     arguments.push_back({"masses", Role::kStatistic, masses});
   }
-  Plan plan(kOp, arguments, offsets);
+  Plan plan(kOp, arguments, offsets, /*num_chains=*/1, {rows});
   Driver driver(kOp, plan, std::nullopt);
   const double std = std::sqrt(temperature);
   if (masses.empty()) {

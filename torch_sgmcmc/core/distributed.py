@@ -53,6 +53,7 @@ __all__ = [
     "is_zero",
     "mean_over_ranks",
     "refuse_lone_decisions",
+    "refuse_other_meshes",
     "refuse_shards",
     "refuse_zero",
     "settle",
@@ -142,6 +143,21 @@ def refuse_shards(name: str, params: Iterable[Tensor]) -> None:
             "rank's shard would get the same noise. Use fully_shard, or "
             "DistributedDataParallel"
         )
+
+
+def refuse_other_meshes(sampler: Sampler) -> None:
+    """Raises if parts of DTensors are with ranks that do not decide with this one."""
+    params = [p for group in sampler.param_groups for p in group["params"]]
+    together = dist.get_process_group_ranks(sampler.process_group)
+    for mesh in {p.device_mesh: None for p in params if is_dtensor(p)}:
+        ranks = mesh.mesh.flatten().tolist()
+        if dist.get_rank() not in ranks or not set(ranks) <= {*together}:
+            raise ValueError(
+                f"Invalid process_group: ranks {together}, of which {dist.get_rank()} "
+                f"has DTensors on ranks {ranks} (it must be one of these, and the "
+                f"group of {type(sampler).__name__}, which decides by the loss, must "
+                "have them all)"
+            )
 
 
 # ---- One seed for all replicas ---------------------------------------------------

@@ -16,7 +16,7 @@ are they taken apart.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ from torch import Tensor
 from torch_sgmcmc.core.master import has_master
 
 __all__ = [
+    "Layouts",
     "by_groups",
     "check_same",
     "check_shard",
@@ -39,9 +40,11 @@ __all__ = [
     "local",
     "locals_of",
     "max_over_ranks",
+    "on_locals",
     "on_shards",
     "refuse",
     "sum_over_ranks",
+    "sums",
 ]
 
 
@@ -53,12 +56,12 @@ def is_dtensor(tensor: Tensor) -> bool:
 def local(tensor: Tensor) -> Tensor:
     """What this process has of a tensor, in the same memory."""
     # What to_local() returns, for autograd or as a view, in ten times the time.
-    return tensor._local_tensor if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    return getattr(tensor, "_local_tensor", tensor)
 
 
 def locals_of(tensors: Iterable[Tensor]) -> list[Tensor]:
     """The same for each of them."""
-    return [local(tensor) for tensor in tensors]
+    return [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]
 
 
 def refuse(what: str, tensors: Iterable[Tensor]) -> None:
@@ -99,19 +102,10 @@ def layout_of(tensor: Any) -> Layout:
     if here is None:  # a rank that is not of the mesh
         return Layout((0,), (0,), (), False)
     shape = tuple(tensor.shape)
-    return _layout(mesh, tuple(here), tensor.placements, shape, tensor.stride())
-
-
-@lru_cache(maxsize=65536)
-def _layout(
-    mesh: Any,
-    here: tuple[int, ...],
-    placements: Any,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-) -> Layout:
-    order = _order(shape, strides)
-    indices = [_indices(mesh, here, placements, d, n) for d, n in enumerate(shape)]
+    order = _order(shape, tensor.stride())
+    indices = [
+        _indices(mesh, here, tensor.placements, d, n) for d, n in enumerate(shape)
+    ]
     local_shape = tuple(map(len, indices))
     runs = [_runs(indices[d]) for d in order]
     sizes = [shape[d] for d in order]
@@ -192,7 +186,33 @@ def _pieces(box: Sequence[Run], sizes: Sequence[int]) -> Iterator[Piece]:
 # ---- Operators -------------------------------------------------------------------
 
 
-def on_shards(operator: Callable[..., None]) -> Callable[..., None]:
+class Layouts:
+    """The layouts that a sampler has asked for, each worked out once."""
+
+    def __init__(self) -> None:
+        # By the spec that DTensors have in common with what is made of them: as it
+        # is kept here, no other can have its id.
+        self._known: dict[int, tuple[Any, Layout]] = {}
+
+    def of(self, tensor: Tensor) -> Layout | None:
+        """That of a DTensor, or None."""
+        spec = getattr(tensor, "_spec", None)
+        if spec is None:
+            return None
+        known = self._known.get(id(spec))
+        if known is None:
+            if len(self._known) >= _MOST_LAYOUTS:
+                self._known.clear()
+            known = self._known[id(spec)] = (spec, layout_of(tensor))
+        return known[1]
+
+
+_MOST_LAYOUTS = 65536
+
+
+def on_shards(
+    operator: Callable[..., None], layouts_of: Layouts
+) -> Callable[..., None]:
     """An operator that updates lists of tensors, for lists that may have DTensors."""
 
     def call(
@@ -202,19 +222,19 @@ def on_shards(operator: Callable[..., None]) -> Callable[..., None]:
         prior_means: Sequence[Tensor] | None = None,
         **arguments: Any,
     ) -> None:
-        layouts = [layout_of(p) if is_dtensor(p) else None for p in params]
-        cut = locals_of
-        if not all(layout is None or layout.is_one for layout in layouts):
-            cut = partial(_pieces_of, params, layouts)
+        layouts = list(map(layouts_of.of, params))
+        cut: Callable[[Sequence[Tensor]], list[Tensor]] = locals_of
         places, rows = [], []
         for offset, layout in zip(offsets, layouts, strict=True):
             if layout is None:
                 places.append(offset)
-                rows += [0, 0]
+                rows += (0, 0)
                 continue
+            if not layout.is_one:
+                cut = partial(_pieces_of, params, layouts)
             for piece in layout.pieces:
                 places.append(offset + piece.begin)
-                rows += [piece.row, piece.pitch]
+                rows += (piece.row, piece.pitch)
         if not places:
             return
         if prior_means is not None:
@@ -222,6 +242,51 @@ def on_shards(operator: Callable[..., None]) -> Callable[..., None]:
         operator(cut(params), *map(cut, lists), offsets=places, rows=rows, **arguments)
 
     return call
+
+
+def on_locals(operator: Callable[..., None]) -> Callable[..., None]:
+    """The same of an operator without noise, to which places are nothing."""
+
+    def call(
+        *lists: Sequence[Tensor],
+        prior_means: Sequence[Tensor] | None = None,
+        **arguments: Any,
+    ) -> None:
+        if prior_means is not None:
+            arguments["prior_means"] = locals_of(prior_means)
+        operator(*map(locals_of, lists), **arguments)
+
+    return call
+
+
+def sums(
+    operator: Callable[..., Tensor],
+    params: Sequence[Tensor],
+    *lists: Sequence[Tensor],
+    prior_means: Sequence[Tensor] | None = None,
+    **arguments: Any,
+) -> list[Tensor]:
+    """What an operator adds up, of all ranks' parts of these parameters.
+
+    Returns:
+        A sum for each set of ranks that some of them are spread over: of what replicas
+        have alike, and of whole tensors, nothing is counted twice.
+    """
+
+    def part(tensors: Sequence[Tensor] | None, indices: list[int]) -> Any:
+        return tensors and locals_of(tensors[i] for i in indices)
+
+    return [
+        sum_over_ranks(
+            groups,
+            operator(
+                *(part(tensors, indices) for tensors in (params, *lists)),
+                prior_means=part(prior_means, indices),
+                **arguments,
+            ),
+        )
+        for groups, indices in by_groups(params).items()
+    ]
 
 
 def _pieces_of(
@@ -274,12 +339,12 @@ def check_shard(cannot: str, p: Any) -> Tensor:
 
 def same_shards(p: Any, tensor: Any) -> bool:
     """Whether both are whole, or both are cut alike."""
-    if not is_dtensor(p):
-        return not is_dtensor(tensor)
-    return (
-        is_dtensor(tensor)
-        and tensor.placements == p.placements
-        and tensor.device_mesh == p.device_mesh
+    ours, theirs = getattr(p, "_spec", None), getattr(tensor, "_spec", None)
+    if ours is None or theirs is None:
+        return ours is theirs
+    return ours.placements == theirs.placements and (
+        # Usually the very same one: == would take its time.
+        ours.mesh is theirs.mesh or ours.mesh == theirs.mesh
     )
 
 

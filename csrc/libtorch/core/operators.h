@@ -106,7 +106,7 @@ inline constexpr Operator<"metropolis_decide", at::Tensor(OneTensor, int64_t,
 inline constexpr Operator<"select_chains_", void(SomeTensors, SomeTensors,
     OneTensor)> select_chains_;
 inline constexpr Operator<"hmc_momenta_", void(SomeTensors, SomeTensors, double,
-    Integers, int64_t, int64_t)> hmc_momenta_;
+    Integers, int64_t, int64_t, MaybeIntegers)> hmc_momenta_;
 inline constexpr Operator<"hmc_leapfrog_", void(SomeTensors, SomeTensors,
     SomeTensors, SomeTensors, SomeTensors, double, double, double, double,
     double, MaybeTensors)> hmc_leapfrog_;

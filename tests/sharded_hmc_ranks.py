@@ -1,0 +1,233 @@
+"""One rank of HMC's, with DTensors: ``python sharded_hmc_ranks.py RANK RANKS FOLDER``.
+
+Runs chains of shards beside the same chains of whole tensors, over gloo, and saves what
+it found as FOLDER/RANK.pt.
+"""
+
+import copy
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from hmc_ranks import COARSE, Loss
+from sharded_ranks import Net, cut, differences, error_of, placements_of, shard, whole
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+import torch_sgmcmc as sg
+
+STEPS = 8
+TARGET: dict[str, Any] = {
+    **{"num_data": 4, "prior_precision": 1.0, "temperature": 0.5},
+    **{"step_size": 0.17, "num_steps": 3},
+}
+FINER = {**COARSE, "step_size": 0.25}
+KINDS: dict[str, Callable[..., sg.HMC]] = {
+    "drawn": partial(sg.HMC, **TARGET),
+    "kept": partial(sg.HMC, **TARGET, resample_momentum_every=3),
+    "untested": partial(sg.HMC, **TARGET, metropolis=False),
+    "masses": partial(sg.HMC, **TARGET),
+}
+
+
+def is_run(kind: str, placement: str) -> bool:
+    """Which are run."""
+    return kind == "kept" or placement == "Shard(1)"
+
+
+class Pull:
+    """A closure whose gradients are those of one process, to the bit."""
+
+    def __init__(self, net: Net) -> None:
+        self.net = net
+
+    def __call__(self) -> Tensor:
+        terms = [
+            (whole(p) - 0.1).double().square().sum() / 2
+            for p in self.net.parameters()
+            if p.requires_grad
+        ]
+        loss = torch.stack(terms).sum()
+        loss.backward()
+        return loss.detach()
+
+
+def begun(kind: str, net: Net) -> sg.HMC:
+    sampler = KINDS[kind](net.groups(prior_precision=3.0), seed=5)
+    if kind == "masses":
+        g = torch.Generator().manual_seed(6)
+        masses: list[Any] = [
+            torch.rand(p.shape, generator=g) + 0.7 for p in Net().parameters()
+        ]
+        # In the order of the groups.
+        *first, a, b, frozen = masses
+        masses = [*first, frozen, a, b]
+        ps = [p for group in sampler.param_groups for p in group["params"]]
+        if isinstance(ps[0], DTensor):  # one of them in shards
+            masses[0] = cut(masses[0], ps[0].device_mesh, list(ps[0].placements))
+        sampler.set_mass([*masses[:1], 1.3, *masses[2:]])
+    return sampler
+
+
+def advance(net: Net, sampler: sg.HMC, steps: int) -> None:
+    for _ in range(steps):
+        sampler.step(Pull(net))
+
+
+def every_kind(results: dict[str, Any], meshes: dict[str, Any]) -> None:
+    for kind in KINDS:
+        one = Net()
+        sampler = begun(kind, one)
+        advance(one, sampler, STEPS)
+        for name, place in meshes.items():
+            if not is_run(kind, name):
+                continue
+            net = shard(Net(), *place)
+            other = begun(kind, net)
+            advance(net, other, STEPS)
+            results[f"{kind}, {name}"] = differences((one, sampler), (net, other))
+        group = sampler.param_groups[0]
+        results[f"{kind} accepted"] = group["num_accepted"]
+
+
+def with_means(results: dict[str, Any], meshes: dict[str, Any]) -> None:
+    """Means of priors, and a chain that goes on from a state dict."""
+    chains = []
+    for place in (None, meshes["Shard(1)"]):
+        net = Net()
+        means = [torch.full_like(p, 0.5 + i) for i, p in enumerate(net.parameters())]
+        if place is not None:
+            shard(net, *place)
+        settings = {**TARGET, "resample_momentum_every": 0, "seed": 1}
+        sampler = sg.HMC(net.parameters(), **settings, prior_mean=means)
+        advance(net, sampler, 4)
+        if place is not None:
+            state = sampler.state_dict()
+            sampler = sg.HMC(net.parameters(), **{**settings, "seed": 2})
+            sampler.load_state_dict(state)
+        advance(net, sampler, 4)
+        chains.append((net, sampler))
+    results["means"] = differences(*chains)
+
+
+def warmed_up(results: dict[str, Any], meshes: dict[str, Any]) -> None:
+    for name, place in (("one", None), ("shards", meshes["Shard(0)"])):
+        net = Net() if place is None else shard(Net(), *place)
+        sampler = KINDS["drawn"](net.groups(), seed=3)
+        sampler.warmup(Pull(net), 10, progress=False)
+        results[f"warm-up, {name}"] = sampler.param_groups[0]["step_size"]
+
+
+def by_fully_shard(results: dict[str, Any], rank: int, ranks: int) -> None:
+    """Ranks have shares of the data, and parts of the parameters."""
+    for name, shape in (("fully_shard", (ranks,)), ("replicas", (2, ranks // 2))):
+        names = ("replica", "shard")[-len(shape) :]
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+        results["model"] = copy.deepcopy(model)
+        for layer in (model[0], model[2], model):
+            fully_shard(layer, mesh=mesh)
+        torch.manual_seed(10 + rank)
+        sampler = sg.HMC(model.parameters(), **FINER)
+        loss = Loss(model, rank, ranks)
+        draws = []
+        for _ in range(20):
+            sampler.step(loss)
+            now = [whole(p.detach()).flatten() for p in model.parameters()]
+            draws.append(torch.cat(now))
+        group = sampler.param_groups[0]
+        results[name] = {
+            "seed": sampler.seed,
+            "accepted": group["num_accepted"],
+            "draws": torch.stack(draws),
+        }
+
+
+def decisions(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> None:
+    """What is seen on one rank alone: in an element of a parameter, or the loss."""
+    for where in ("start", "end", "gradient"):
+        net = shard(Net(), *meshes["Shard(0)"])
+        sampler = begun("kept", net)
+        calls = 0
+
+        def closure(where: str = where, net: Net = net) -> Tensor:
+            nonlocal calls
+            calls += 1
+            loss = Pull(net)()
+            if rank == 0 and where == "start":
+                loss = loss * torch.nan
+            if rank == 0 and where == "gradient":
+                net.small.grad.to_local()[0, 0] = torch.inf
+            if rank == 0 and where == "end" and calls == 4:
+                net.small.detach().to_local()[0, 0] = torch.inf
+            return loss
+
+        before = [whole(p.detach()).clone() for p in net.parameters()]
+        said = error_of(partial(sampler.step, closure))
+        after = [whole(p.detach()) for p in net.parameters()]
+        group = sampler.param_groups[0]
+        stands = all(map(torch.equal, before, after))
+        results[f"not finite, {where}"] = (said, stands, group["num_divergences"])
+
+
+def refusals(rank: int, meshes: dict[str, Any], groups: list[Any]) -> dict[str, str]:
+    p = shard(Net(), *meshes["Shard(0)"]).small
+    sampler = sg.HMC([p], **TARGET, seed=1)
+    spoiled = cut(torch.ones(5, 3), p.device_mesh, [Shard(0)])
+    if rank == 0:
+        spoiled.to_local()[0, 0] = -1
+    columns = cut(torch.ones(5, 3), p.device_mesh, [Shard(1)])
+    alone = {"process_group": groups[rank]}
+    return {
+        "group": error_of(partial(sg.HMC, [p], **TARGET, seed=1, **alone)),
+        "chains": error_of(partial(sg.HMC, [p], **TARGET, seed=1, num_chains=5)),
+        "masses on one rank": error_of(partial(sampler.set_mass, [spoiled])),
+        "other masses": error_of(partial(sampler.set_mass, [columns])),
+        "loaded": error_of(partial(sampler.load_state_dict, _with(sampler, spoiled))),
+    }
+
+
+def _with(sampler: sg.HMC, mass: Tensor) -> dict[str, Any]:
+    return {**sampler.state_dict(), "state": {0: {"mass": mass}}}
+
+
+def main(rank: int, ranks: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=60),
+    )
+    meshes: dict[str, Any] = {
+        name: (init_device_mesh("cpu", shape), placements)
+        for name, (shape, placements) in placements_of(ranks).items()
+    }
+    results: dict[str, Any] = {}
+    every_kind(results, meshes)
+    with_means(results, meshes)
+    warmed_up(results, meshes)
+    by_fully_shard(results, rank, ranks)
+    decisions(results, rank, meshes)
+    groups = [dist.new_group([i]) for i in range(ranks)]
+    results["refusals"] = refusals(rank, meshes, groups)
+    torch.save(results, folder / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    warnings.simplefilter("ignore")
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
