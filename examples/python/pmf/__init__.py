@@ -1,0 +1,1 @@
+"""Bayesian probabilistic matrix factorisation: ratings, model, chains and report."""
