@@ -37,7 +37,7 @@ from torch.distributed.tensor import (
 
 import torch_sgmcmc as sg
 
-STEPS = 25
+STEPS = 50
 KINDS: dict[str, Callable[..., sg.Sampler]] = {
     "SGLD": partial(sg.SGLD, **TARGET),
     "SGHMC": partial(sg.SGHMC, **TARGET, resample_momentum_every=20),

@@ -228,7 +228,8 @@ class ThreeEpochs:
         self.epoch = epoch
 
     def draws(self) -> list[dict[str, torch.Tensor]]:
-        return [{"bias": next(self.outputs)} for _ in range(self.counts[self.epoch - 1])]
+        count = self.counts[self.epoch - 1]
+        return [{"bias": next(self.outputs)} for _ in range(count)]
 
     def report(self) -> dict:
         return {}

@@ -64,6 +64,20 @@ def test_shards_are_parts_of_one_chain(ranks: Any, kind: str, placement: str) ->
         assert 0 < accepted < proposals
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [4, pytest.param(3, marks=pytest.mark.exhaustive)])
+def test_so_they_are_on_more_ranks(folder: Path, tmp_path: Path, number: int) -> None:
+    (tmp_path / "begun").symlink_to(folder / "begun")
+    ways = placements_of(number)
+    chains = [
+        *(f"{k}, {p}" for k, p in product(KINDS, ways) if sharded_ranks.is_run(k, p)),
+        *map(", ".join, product(("online", "drawn", "means", "loaded"), EITHER)),
+        "fully_shard",
+    ]
+    for rank in launch(PROGRAM, number, tmp_path, number):
+        assert {chain: rank[chain] for chain in chains if rank[chain]} == {}
+
+
 @pytest.mark.parametrize(
     "chain", [*product(("online", "drawn", "means", "loaded"), EITHER)]
 )

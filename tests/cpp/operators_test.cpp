@@ -211,8 +211,11 @@ TEST_F(Operators, SGNHTStep) {
 
 TEST_F(Operators, HMC) {
   std::vector<float> mass(1001, 2.5f);
-  const auto draw = std::make_tuple(
-      /*temperature=*/0.5, offsets_, /*seed=*/int64_t{3}, /*step=*/int64_t{4});
+  const auto draw = std::make_tuple(/*temperature=*/0.5,
+                                    offsets_,
+                                    /*seed=*/int64_t{3},
+                                    /*step=*/int64_t{4},
+                                    rows_);
   Call("torch_sgmcmc::hmc_momenta_", std::tuple_cat(Lists(v_, mass), draw));
   std::apply(HMCMomenta<CpuDriver>, std::tuple_cat(Lists(v2_, mass), draw));
   EXPECT_EQ(v_, v2_);
