@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as DDP
-from two_ranks import ALONE, COMMON, KINDS, chain, refusal
+from two_ranks import COMMON, KINDS, chain, refusal
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.convergence import RunningConvergence
@@ -103,10 +103,9 @@ def side_by_side(chains: int, folder: Path) -> dict[str, Any]:
     found |= {
         "chain": (index, replica),
         "sampler": chain(model, sampler),
-        "refused": {
-            name: refusal(partial(make, [theta], seed=1, process_group=group))
-            for name, make in ALONE.items()
-        },
+        "refused": refusal(
+            partial(sg.PSGLD, [theta], **COMMON, seed=1, process_group=group)
+        ),
     }
     if running is not None:
         all_chains = running.gathered(mesh.get_group("chain"))

@@ -13,15 +13,11 @@ from launch import launch
 from reference import same_bits
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from two_ranks import ALONE, KINDS, PERSISTENT, STEPS
+from two_ranks import KINDS, PERSISTENT, STEPS
 
 from torch_sgmcmc.core import distributed
 
 PROGRAM = Path(__file__).with_name("two_ranks.py")
-INSTEAD = (
-    "Run a chain on each rank, with a process_group of its own, or sample with SGLD, "
-    "SGHMC, SGNHT, PSGLD or EWSG, which go by averaged gradients"
-)
 
 
 @pytest.fixture(scope="module")
@@ -71,17 +67,6 @@ def test_ranks_that_made_steps_with_seeds_of_their_own(ranks: Any) -> None:
             "differ: seeds ["
         )
         assert message.endswith("], steps [1, 1]. Give all ranks one seed")
-
-
-@pytest.mark.parametrize("name", ALONE)
-def test_samplers_that_decide_alone_are_refused(ranks: Any, name: str) -> None:
-    for rank in ranks:
-        for call in (name, f"{name} step", f"{name} warmup"):
-            assert rank["refusals"][call] == (
-                f"{name} cannot run in a process group of 2 ranks: each would go by "
-                f"its own loss, and replicas would drift apart. {INSTEAD}"
-            )
-        assert rank["counts"][name] == 0
 
 
 def test_psgld_with_gamma_is_refused(ranks: Any) -> None:
@@ -140,7 +125,7 @@ def group_of_one() -> Iterator[None]:
 
 def test_all_samplers_run_in_a_group_of_one(group_of_one: None) -> None:
     theta = nn.Parameter(torch.ones(3))
-    for make in (*KINDS.values(), *ALONE.values()):
+    for make in KINDS.values():
         make([theta])
 
 

@@ -361,7 +361,7 @@ def test_operators_equal_what_other_devices_do(
     target, subsample = sampler._target(data), sampler._subsample(data)
     theta = place(data.params, torch.tensor([0.5, -0.4, 0.3, 0.6], dtype=F64))
     ours, theirs = (
-        way(subsample, theta, data(subsample.indices))
+        way(subsample, theta, *target._look(subsample))
         for way in (target._fused, target._composed)
     )
     for point in (ours, theirs):

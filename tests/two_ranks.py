@@ -36,9 +36,6 @@ KINDS: dict[str, Callable[..., sg.Sampler]] = {
 PERSISTENT = {
     "EWSG persistent": partial(sg.EWSG, **COMMON, persistent_index_chain=True),
 }
-ALONE: dict[str, Callable[..., sg.Sampler]] = {
-    "HMCECS": partial(sg.HMCECS, num_data=40, subsample_size=5),
-}
 
 
 def network() -> nn.Module:
@@ -91,7 +88,6 @@ def main(rank: int, folder: Path) -> None:
     results["drawn seeds"] = late.seed
     train(early_model, early, rank, 1)
     theta = nn.Parameter(torch.ones(3))
-    alone = {name: make([theta]) for name, make in ALONE.items()}
     sharded_late = network()
     before_sharding = sg.SGLD(sharded_late.parameters(), **COMMON, seed=1)
 
@@ -117,11 +113,6 @@ def main(rank: int, folder: Path) -> None:
         sg.SGLD([theta], **COMMON, seed=3)
 
     refusals = {"early": refusal(early.step)}
-    for name, sampler in alone.items():
-        refusals[name] = refusal(partial(ALONE[name], [theta], seed=rank))
-        refusals[f"{name} step"] = refusal(partial(sampler.step, theta.sum))
-    warmup = partial(alone["HMCECS"].warmup, theta.sum, 1)  # type: ignore[attr-defined]
-    refusals["HMCECS warmup"] = refusal(warmup)
     refusals["PSGLD"] = refusal(partial(sg.PSGLD, [theta], **COMMON, seed=1))
     later = sg.PSGLD([theta], **COMMON, seed=1, gamma=False)
     theta.grad = torch.ones(3)
@@ -143,7 +134,6 @@ def main(rank: int, folder: Path) -> None:
     FSDP(sharded_late, use_orig_params=True, device_id=cpu)
     refusals["FSDP late"] = refusal(before_sharding.step)
     results["refusals"] = refusals
-    results["counts"] = {name: s.param_groups[0]["step"] for name, s in alone.items()}
 
     torch.save(results, folder / f"{rank}.pt")
     dist.barrier()

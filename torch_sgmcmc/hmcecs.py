@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch.distributed import ProcessGroup
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.checks import check_integer, check_real
 from torch_sgmcmc.core.closures import by_lightning, refuse_scaler
-from torch_sgmcmc.core.distributed import BY_THE_LOSS, CHECKPOINT, called_from
+from torch_sgmcmc.core.distributed import CHECKPOINT, called_from, world_size
 from torch_sgmcmc.core.nonfinite import (
     StepLeftOut,
     choice_of,
@@ -31,6 +32,7 @@ from torch_sgmcmc.ecs.anchor import AllData, Anchor, split
 from torch_sgmcmc.ecs.expansions import Terms
 from torch_sgmcmc.ecs.likelihood_graph import Closure, flat
 from torch_sgmcmc.ecs.prior import Prior
+from torch_sgmcmc.ecs.ranks import values_over_ranks
 from torch_sgmcmc.ecs.sizes import Draw, chosen_sizes
 from torch_sgmcmc.ecs.state import KEYS, check_anchored_state, on_device
 from torch_sgmcmc.ecs.subsample import Layout, Proposals, Subsample
@@ -136,7 +138,8 @@ class HMCECS(SharedSettings):
             step: "raise", or "skip", which leaves the step out and returns NaN, see
             :class:`Sampler`. Default: "raise".
         process_group: the ranks that sample this chain together, see :class:`Sampler`.
-            Default: all.
+            All data are at hand on each, and its closure gets a part of a subsample's
+            indices. Default: all.
 
     State:
         Under string keys, since it belongs to no single parameter:
@@ -151,8 +154,9 @@ class HMCECS(SharedSettings):
         TypeError: a hyperparameter of the wrong type, ``step()`` without a closure,
             or a closure that returns no tensor.
         RuntimeError: the log-likelihoods have no graph, or are not finite where a step
-            starts or at θ*; or the chain has left the posterior; or there are other
-            ranks in a process group, which would decide otherwise.
+            starts or at θ*; or the chain has left the posterior; or other ranks differ
+            in parameters, subsample or settings, or do not come to an evaluation within
+            the process group's timeout.
 
     Example:
         >>> theta = torch.zeros(x.shape[1], dtype=torch.float64, requires_grad=True)
@@ -185,7 +189,8 @@ class HMCECS(SharedSettings):
     """
 
     _SETTINGS = settings("HMCECS")
-    _LONE_DECISIONS = BY_THE_LOSS
+    # Its momenta are drawn for all parameters together.
+    _TAKES_SHARDS = False
     _SHARED: ClassVar[tuple[str, ...]] = _HYPERPARAMETERS
     _PROGRESS: ClassVar[Mapping[str, Any]] = {
         **dict.fromkeys(_COUNTERS, 0),
@@ -648,6 +653,16 @@ class HMCECS(SharedSettings):
             self.param_groups[0]["temperature"],
             self._estimator(),
             self.param_groups[0]["max_variance"],
+            self._over_ranks(closure) if world_size(self.process_group) > 1 else None,
+        )
+
+    def _over_ranks(self, closure: Closure) -> Any:
+        first, names = self.param_groups[0], ("prior_precision", PRIOR_MEAN)
+        settings = [first[name] for name in _HYPERPARAMETERS]
+        settings += [group[name] for group in self.param_groups for name in names]
+        alike = (first["seed"], first["step"], crc32(repr(settings).encode()))
+        return partial(
+            *(values_over_ranks, self, closure, self._all_params()), alike=alike
         )
 
     def _target_key(self) -> tuple[Any, ...]:

@@ -170,11 +170,8 @@ class Sampler(Optimizer):
     _seen: list[Seen]
     _pending: Pending | None = None
     _error: str | None = None
-    # What a sampler goes by that other ranks of a process group do not know, and what
-    # is to be done instead; None if it goes by gradients alone.
-    _LONE_DECISIONS: ClassVar[tuple[str, str] | None] = None
 
-    #: Whether it can sample DTensors, if it goes by gradients alone.
+    #: Whether it can sample DTensors.
     _TAKES_SHARDS: ClassVar[bool] = True
 
     #: Whether there are DTensors among its parameters.
@@ -260,8 +257,6 @@ class Sampler(Optimizer):
 
     def _check_ranks(self) -> None:
         """Raises if other ranks would decide otherwise."""
-        if self._LONE_DECISIONS is not None:
-            distributed.refuse_lone_decisions(self, *self._LONE_DECISIONS)
 
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         """State like that which the first step makes of a parameter, but blank.
@@ -430,8 +425,7 @@ class Sampler(Optimizer):
 
     def _check_parameter(self, p: Tensor) -> None:
         """Raises if the sampler cannot sample a parameter."""
-        takes_shards = self._TAKES_SHARDS and self._LONE_DECISIONS is None
-        check_parameter(type(self).__name__, p, takes_shards)
+        check_parameter(type(self).__name__, p, self._TAKES_SHARDS)
         check_chains(p, self.param_groups[0].get("num_chains"))
 
     def _numel_of_chain(self, p: Tensor) -> int:

@@ -12,18 +12,16 @@ would wait for each other.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.bouncy.directional import Observation
-from torch_sgmcmc.core.distributed import device_of_group, gathered, unlike
-from torch_sgmcmc.core.momentum import state_dtype
+from torch_sgmcmc.core.distributed import device_of_group, float64, gathered_alike
+from torch_sgmcmc.core.shards import sum_over_ranks
 
 if TYPE_CHECKING:
     from torch_sgmcmc.sampler import Sampler
@@ -52,42 +50,25 @@ def over_ranks(
     Raises:
         RuntimeError: on all ranks, if they differ in these numbers.
     """
-    mine = [moments.bad, moments.count, moments.mean, moments.squares, *alike]
-    place = device_of_group(sampler)
-    rows = gathered([_int64(number) for number in mine], place, sampler.process_group)
-    if any(row[4:] != rows[0][4:] for row in rows):
-        raise unlike(
-            sampler, "parameters, velocities or settings", "one seed and one state"
-        )
+    row = (moments.bad, moments.count, moments.mean, moments.squares)
+    rows = gathered_alike(sampler, row, alike, "parameters, velocities or settings")
     parts = [
-        _C.Moments(bad, count, _float64(mean), _float64(squares))
-        for bad, count, mean, squares, *_ in rows
+        _C.Moments(bad, count, float64(mean), float64(squares))
+        for bad, count, mean, squares in rows
     ]
-    counts = [part.count for part in parts]
+    together = _C.Moments.together(parts)
 
     def gradient() -> list[Tensor]:
-        return [_mean(sampler, grad, counts) for grad in seen.gradient()]
+        return [
+            _mean(sampler, grad, moments.count, together.count)
+            for grad in seen.gradient()
+        ]
 
-    return _C.Moments.together(parts), seen._replace(gradient=gradient)
-
-
-def _mean(sampler: Sampler, grad: Tensor, counts: list[int]) -> Tensor:
-    """The mean of the ranks' gradients, weighted by their numbers of examples."""
-    mine = grad.to(device_of_group(sampler), state_dtype(grad)).contiguous()
-    rows = [torch.empty_like(mine) for _ in counts]
-    dist.all_gather(rows, mine, sampler.process_group)
-    total = torch.zeros_like(mine, dtype=torch.float64)
-    for row, count in zip(rows, counts, strict=True):
-        total += row.double() * count
-    return torch.empty_like(grad).copy_(total / sum(counts))
+    return together, seen._replace(gradient=gradient)
 
 
-def _int64(number: float) -> int:
-    """An integer, or the bits of a float64."""
-    if isinstance(number, int):
-        return number
-    return struct.unpack("<q", struct.pack("<d", number))[0]
-
-
-def _float64(bits: int) -> float:
-    return struct.unpack("<d", struct.pack("<q", bits))[0]
+def _mean(sampler: Sampler, grad: Tensor, mine: int, count: int) -> Tensor:
+    """The mean of all ranks' examples, by the mean of this rank's gradients."""
+    total = (grad.to(device_of_group(sampler), torch.float64) * mine).contiguous()
+    total = sum_over_ranks([sampler.process_group], total)
+    return torch.empty_like(grad).copy_(total / count)

@@ -6,8 +6,8 @@ gradients are averaged, stay equal to the bit if they have one seed, without a w
 between them. What breaks that is refused, where a process group is initialised:
 
 * seeds that each rank draws for itself: ranks agree on the first one's;
-* samplers that decide by what a rank alone has seen, its loss or its Hessian
-  (HMC's ranks average their losses, SBPS's put their minibatches together);
+* pSGLD's Γ, for which a rank would go by its own Hessian. (HMC's ranks average their
+  losses, SBPS's put their minibatches together, HMCECS's share a subsample.)
 * shards that are optimizers of their own (ZeroRedundancyOptimizer, FSDP1): each counts
   its elements from 0, and different parameters would get the same noise. DTensors say
   which elements they have, see Note [Shards] in shards.py.
@@ -19,10 +19,11 @@ lie side by side, a sampler's process_group has the replicas of its own.
 
 from __future__ import annotations
 
+import struct
 import sys
 import warnings
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -41,13 +42,14 @@ if TYPE_CHECKING:
     from torch_sgmcmc.sampler import Sampler
 
 __all__ = [
-    "BY_THE_LOSS",
     "CHECKPOINT",
     "called_from",
     "check_group",
     "device_of_group",
     "digest",
+    "float64",
     "gathered",
+    "gathered_alike",
     "is_laid_out_by_hand",
     "is_laying_out",
     "is_zero",
@@ -100,14 +102,6 @@ def called_from(module: str) -> bool:
 
 
 # ---- What cannot be replicated ---------------------------------------------------
-
-
-#: For samplers that decide by the loss.
-BY_THE_LOSS = (
-    "loss",
-    "Run a chain on each rank, with a process_group of its own, or sample with SGLD, "
-    "SGHMC, SGNHT, PSGLD or EWSG, which go by averaged gradients",
-)
 
 
 def refuse_lone_decisions(sampler: Sampler, by: str, instead: str) -> None:
@@ -277,6 +271,39 @@ def mean_over_ranks(sampler: Sampler, value: Tensor, alike: list[Tensor]) -> Ten
             )
         total = total + theirs
     return (total / size).to(value.device)
+
+
+def gathered_alike(
+    sampler: Sampler, row: Sequence[float], alike: Sequence[float], parts: str
+) -> list[tuple[int, ...]]:
+    """The rows of the sampler's ranks, floats being the bits of a float64.
+
+    Args:
+        sampler: what is to decide by them.
+        row: of this rank, integers and floats.
+        alike: more of these, which have to be equal on all ranks, to the bit.
+        parts: what differs where they do.
+
+    Raises:
+        RuntimeError: on all ranks, if they differ in these.
+    """
+    mine = [_int64(number) for number in (*row, *alike)]
+    rows = gathered(mine, device_of_group(sampler), sampler.process_group)
+    if any(each[len(row) :] != rows[0][len(row) :] for each in rows):
+        raise unlike(sampler, parts, "one seed and one state")
+    return [each[: len(row)] for each in rows]
+
+
+def _int64(number: float) -> int:
+    """An integer, or the bits of a float64."""
+    if isinstance(number, int):
+        return number
+    return struct.unpack("<q", struct.pack("<d", number))[0]
+
+
+def float64(bits: int) -> float:
+    """The number with these bits."""
+    return struct.unpack("<d", struct.pack("<q", bits))[0]
 
 
 def unlike(sampler: Sampler, parts: str, needs: str) -> RuntimeError:

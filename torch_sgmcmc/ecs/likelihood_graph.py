@@ -19,6 +19,7 @@ __all__ = [
     "flat",
     "flat_gradient",
     "log_likelihoods",
+    "weighted_sum",
 ]
 
 Closure = Callable[[Tensor], Tensor]
@@ -121,6 +122,19 @@ def log_likelihoods(closure: Closure, indices: Tensor) -> Tensor:
             "parameters, or have no graph"
         )
     return values
+
+
+def weighted_sum(values: Tensor, params: list[Tensor], weights: Tensor) -> Tensor:
+    """Σ wᵢ ∇ℓᵢ, in float64: [d]."""
+    grads = torch.autograd.grad(
+        values,
+        params,
+        weights.to(values.dtype),
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    row = grads[0].reshape(-1) if len(grads) == 1 else flat(grads)
+    return row.double().contiguous()  # a single gradient may be an expanded one
 
 
 def flat_gradient(outputs: Tensor, params: list[Tensor], weights: Tensor) -> Tensor:

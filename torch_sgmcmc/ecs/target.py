@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,13 +13,18 @@ from torch import Tensor
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.operators import ecs_density, ecs_estimate
 from torch_sgmcmc.ecs.likelihood import Estimate, estimate
-from torch_sgmcmc.ecs.likelihood_graph import flat, log_likelihoods
+from torch_sgmcmc.ecs.likelihood_graph import flat, log_likelihoods, weighted_sum
 from torch_sgmcmc.ecs.prior import Prior
 from torch_sgmcmc.ecs.subsample import Subsample
 from torch_sgmcmc.ecs.taylor import TaylorSums, TaylorTerms
 from torch_sgmcmc.ecs.whitening import leapfrog
 
 __all__ = ["Point", "SubsampledTarget", "follow", "place"]
+
+# Makes Σ wᵢ ∇ℓᵢ [d] of weights [M], in float64.
+_Pull = Callable[[Tensor], Tensor]
+# Log-likelihoods [M], in float64 and without a graph, and their gradients.
+_Look = tuple[Tensor, _Pull]
 
 
 @dataclass
@@ -49,6 +55,8 @@ class SubsampledTarget:
     temperature: float
     estimator: _C.ECSEstimator
     max_variance: float
+    # What looks at a subsample instead, if several ranks share it.
+    over_ranks: Callable[[Subsample], _Look] | None = None
     evaluations: int = 0  # of single data
 
     def at(self, subsample: Subsample, theta: Tensor) -> Point:
@@ -56,13 +64,12 @@ class SubsampledTarget:
         theta = place(self.params, theta)
         size = subsample.indices.shape[0]
         self.evaluations += size
-        values = None
-        if size > 0:  # the closure need not know how to do nothing
-            with torch.enable_grad():
-                values = log_likelihoods(self.closure, subsample.indices)
+        look = self._look if self.over_ranks is None else self.over_ranks
+        # The closure need not know how to do nothing.
+        seen = look(subsample) if size > 0 else (None, self._pull_of_none)
         if theta.is_cpu and isinstance(subsample.terms, TaylorTerms):
-            return self._fused(subsample, theta, values)
-        return self._composed(subsample, theta, values)
+            return self._fused(subsample, theta, *seen)
+        return self._composed(subsample, theta, *seen)
 
     def is_out_of_bounds(self, point: Point, present: Point) -> bool:
         """Whether a proposal is rejected by its estimate, whatever its density."""
@@ -73,29 +80,24 @@ class SubsampledTarget:
             max_variance=self.max_variance,
         )
 
-    def _pull(self, values: Tensor | None, weights: Tensor) -> Tensor:
-        """Σ wᵢ ∇ℓᵢ, in float64."""
-        if values is None:
-            return torch.zeros_like(self.anchor)
-        grads = torch.autograd.grad(
-            values,
-            self.params,
-            weights.to(values.dtype),
-            allow_unused=True,
-            materialize_grads=True,
-        )
-        row = grads[0].reshape(-1) if len(grads) == 1 else flat(grads)
-        return row.double().contiguous()  # a single gradient may be an expanded one
+    def _look(self, subsample: Subsample) -> _Look:
+        with torch.enable_grad():
+            values = log_likelihoods(self.closure, subsample.indices)
+        pull = partial(weighted_sum, values, self.params)
+        return values.detach().double().contiguous(), pull
+
+    def _pull_of_none(self, weights: Tensor) -> Tensor:
+        return torch.zeros_like(self.anchor)
 
     def _fused(
-        self, subsample: Subsample, theta: Tensor, values: Tensor | None
+        self, subsample: Subsample, theta: Tensor, values: Tensor | None, pull: _Pull
     ) -> Point:
         """By two operators: what is not the closure's is then hardly seen."""
         terms, sums = subsample.terms, self.sums
         assert isinstance(terms, TaylorTerms)
         fields = (terms.slopes, terms.scales, terms.hessians)
         weights, bends, numbers = ecs_estimate(
-            terms.values if values is None else _doubles(values),
+            terms.values if values is None else values,
             theta,
             self.anchor,
             terms.values,
@@ -108,7 +110,7 @@ class SubsampledTarget:
         )
         density, gradient = ecs_density(
             numbers,
-            self._pull(values, weights),
+            pull(weights),
             weights,
             bends,
             theta,
@@ -127,18 +129,18 @@ class SubsampledTarget:
         return Point(theta, subsample, total, gradient, bool(finite), estimated)
 
     def _composed(
-        self, subsample: Subsample, theta: Tensor, values: Tensor | None
+        self, subsample: Subsample, theta: Tensor, values: Tensor | None, pull: _Pull
     ) -> Point:
         """In torch's own operations, for other devices and other expansions."""
         delta = theta - self.anchor
         expansions, bends = subsample.terms.expand(delta)
-        differences = expansions if values is None else _doubles(values) - expansions
+        differences = expansions if values is None else values - expansions
         estimated = estimate(self.estimator, differences / self.temperature)
-        pull = self._pull(values, estimated.weights)
-        pull = pull - subsample.terms.pull(estimated.weights, bends)
+        pulled = pull(estimated.weights)
+        pulled = pulled - subsample.terms.pull(estimated.weights, bends)
         total, slope = self.sums.at(delta)
         rest = (total - self.prior.energy(theta)) / self.temperature
-        gradient = (pull + slope - self.prior.slope(theta)) / self.temperature
+        gradient = (pulled + slope - self.prior.slope(theta)) / self.temperature
         scalars = [estimated.log + rest, gradient.isfinite().all().double()]
         log, finite = torch.stack(scalars).tolist()  # they wait only once
         whole = bool(finite) and math.isfinite(log)
@@ -174,10 +176,6 @@ def follow(
             return None
     leapfrog(x, r, factor, point.gradient, origin, step_size / 2, 0.0)
     return point
-
-
-def _doubles(values: Tensor) -> Tensor:
-    return values.detach().double().contiguous()
 
 
 def place(params: list[Tensor], theta: Tensor) -> Tensor:
