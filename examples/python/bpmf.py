@@ -34,7 +34,7 @@ from program import Parser, alone, versions, write_json
 # to the next. The paper has one a round.
 SIZES = {
     "tiny": (400, 200, 50, 10),
-    "short": (40_000, 20_000, 2000, 250),
+    "short": (60_000, 20_000, 2000, 250),
     "paper": (2_000_000, 100_000, 2000, 2000),
 }
 

@@ -38,6 +38,10 @@ def table(ratings: Ratings, dimensions: int, batch_size: int) -> str:
         still = SETTINGS[method] | {"lr": 1e-6}
         optimizer = build(method, still, model.parameters(), len(ratings), 0)
         parts[f"update: {label}"] = optimizer.step
+    test = ratings.fold(0)[1]
+    parts[f"prediction of {len(test)} test ratings"] = lambda: model.predict(
+        test.users, test.items
+    )
     lines = ["| part | µs |", "| --- | --- |"]
     for name, part in parts.items():
         lines.append(f"| {name} | {1e6 * median_time(part):.0f} |")
