@@ -140,9 +140,9 @@ def unlike(rank: int, size: int) -> Any:
             for _ in range(3):
                 sampler.step(closure)
         group = sampler.param_groups[0]
-        if last and what == "parameters":
+        if what == "parameters":  # all ranks look afresh
             with torch.no_grad():
-                data.weight[0] += 1e-9
+                data.weight[0] += 0.01 + 1e-9 * last
         elif what == "subsamples":
             state = copy.deepcopy(sampler.state_dict())
             if last:
