@@ -406,7 +406,8 @@ void Leapfrog(State& s, bool has_mass) {
                      /*temperature=*/0.7,
                      s.offsets,
                      /*seed=*/9,
-                     /*step=*/3);
+                     /*step=*/3,
+                     /*rows=*/std::nullopt);
   for (const double drift : {0.2, 0.0}) {
     HMCLeapfrog<Driver>(
         s.params.Tensors(),
