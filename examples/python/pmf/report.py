@@ -111,6 +111,6 @@ def curves(runs: Runs, path: Path) -> None:
     axes.set_xlabel("steps, thousands")
     axes.set_ylabel("RMSE on test ratings (stars)")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc="upper right")
     figure.savefig(path, dpi=100)
     plt.close(figure)
