@@ -74,7 +74,7 @@ def search_table(runs: list[dict[str, Any]]) -> str:
 
 def curves(runs: Runs, path: Path) -> None:
     """RMSE against steps: of running means in full, of single points dashed."""
-    figure, axes = plt.subplots(figsize=(6.6, 4.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8.4, 4.2), layout="constrained")
     finals = []
     for method, states in runs.items():
         steps = [point["step"] / 1000 for point in states[0]["history"]]
@@ -111,6 +111,6 @@ def curves(runs: Runs, path: Path) -> None:
     axes.set_xlabel("steps, thousands")
     axes.set_ylabel("RMSE on test ratings (stars)")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    figure.legend(loc="outside right center", fontsize="small")
     figure.savefig(path, dpi=100)
     plt.close(figure)
