@@ -21,7 +21,7 @@ from sharded_ranks import Net, cut, differences, error_of, placements_of, shard,
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import torch_sgmcmc as sg
 
@@ -58,7 +58,11 @@ class Pull:
         ]
         loss = torch.stack(terms).sum()
         loss.backward()
-        return loss.detach()
+        if self.net.place is None:
+            return loss.detach()
+        # As a model with tensor parallelism has it.
+        mesh, placements = self.net.place
+        return DTensor.from_local(loss.detach(), mesh, [Replicate()] * len(placements))
 
 
 def begun(kind: str, net: Net) -> sg.HMC:
@@ -123,7 +127,7 @@ def warmed_up(results: dict[str, Any], meshes: dict[str, Any]) -> None:
     for name, place in (("one", None), ("shards", meshes["Shard(0)"])):
         net = Net() if place is None else shard(Net(), *place)
         sampler = KINDS["drawn"](net.groups(), seed=3)
-        sampler.warmup(Pull(net), 10, progress=False)
+        sampler.warmup(Pull(net), 4, progress=False)
         results[f"warm-up, {name}"] = sampler.param_groups[0]["step_size"]
 
 

@@ -86,6 +86,13 @@ def test_draws_never_change() -> None:
     assert repeated.draw(3)[2].tolist() == [6, 3, 0, 5]
     strata = sg.StratifiedBatchSampler([0] * 3 + [1] * 7, 4, seed=-1)
     assert strata.draw(3)[2].tolist() == [2, 7, 4, 9]
+    second = {"seed": -1, "num_replicas": 2, "rank": 1}
+    uniform = sg.IndependentBatchSampler(10, 4, **second)
+    assert uniform.draw(3)[2].tolist() == [0, 5]
+    repeated = sg.IndependentBatchSampler(10, 4, replacement=True, **second)
+    assert repeated.draw(3)[2].tolist() == [3, 5]
+    strata = sg.StratifiedBatchSampler([0] * 3 + [1] * 7, 4, **second)
+    assert strata.draw(3)[2].tolist() == [7, 9]
 
 
 # ---- The law of stratified minibatches -------------------------------------------

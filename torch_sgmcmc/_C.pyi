@@ -71,10 +71,20 @@ def minibatches(
     replacement: bool,
     seed: int,
     step: int,
+    num_replicas: int,
+    rank: int,
 ) -> bytearray: ...
 def stratified_minibatches(
-    ends: Sequence[int], batch_size: int, *, count: int, seed: int, step: int
+    ends: Sequence[int],
+    batch_size: int,
+    *,
+    count: int,
+    seed: int,
+    step: int,
+    num_replicas: int,
+    rank: int,
 ) -> bytearray: ...
+def check_share(batch_size: int, num_replicas: int, rank: int) -> None: ...
 def changes_running(
     before: int,
     known: Sequence[float],

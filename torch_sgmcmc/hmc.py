@@ -134,7 +134,8 @@ class HMC(SharedSettings):
             an error with "allow". Default: "raise".
         process_group: the ranks that sample this chain together, see :class:`Sampler`.
             Each returns the mean loss of an equal share of the data; the Metropolis
-            test goes by the mean over ranks, as the gradients have to. Default: all.
+            test goes by the mean over ranks, as the gradients have to. With DTensors it
+            has all ranks of their mesh. Default: all.
 
     State:
         * ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32):
@@ -292,8 +293,8 @@ class HMC(SharedSettings):
 
         Args:
             masses: a tensor (or number) for each parameter, in the order of the param
-                groups, finite and > 0, that broadcasts to the parameter's shape. None
-                sets all masses to 1.
+                groups, finite and > 0, that broadcasts to the parameter's shape, or for
+                a DTensor is cut as it is. None sets all masses to 1.
 
         Raises:
             ValueError: there are not as many masses as parameters, or one of them has
@@ -710,6 +711,8 @@ def _losses(loss: Any, chains: int | None, device: torch.device) -> Tensor:
             "Metropolis test (metropolis=False makes none)"
         )
     loss = torch.as_tensor(loss).detach()
+    if shards.is_dtensor(loss):
+        loss = loss.full_tensor()  # type: ignore[attr-defined]
     expected = [] if chains is None else [chains]
     if list(loss.shape) != expected:
         wanted = (

@@ -35,15 +35,7 @@ class _BatchSampler(torch.utils.data.Sampler[list[int]]):
         self.num_batches = check_integer("num_batches", num_batches, low=1)
         self.num_replicas = check_integer("num_replicas", num_replicas, low=1)
         self.rank = check_integer("rank", rank)
-        if rank >= num_replicas:
-            raise ValueError(
-                f"Invalid rank: {rank} (must be below num_replicas = {num_replicas})"
-            )
-        if batch_size % num_replicas:
-            raise ValueError(
-                f"Invalid batch_size: {batch_size} (must be a multiple of num_replicas "
-                f"= {num_replicas}: gradients of ranks enter their mean alike)"
-            )
+        _C.check_share(batch_size, num_replicas, rank)
         if seed is None and num_replicas > 1:
             raise ValueError(
                 "Invalid seed: None (the ranks of one minibatch need one seed, the "
@@ -57,11 +49,11 @@ class _BatchSampler(torch.utils.data.Sampler[list[int]]):
 
     @abstractmethod
     def _memory(self, step: int, count: int) -> bytearray:
-        """The memory of ``count`` minibatches from number step on, all ranks'."""
+        """The memory of ``count`` minibatches from number step on, of this rank."""
 
     def _rows(self, step: int, count: int) -> Tensor:
         flat = torch.frombuffer(self._memory(step, count), dtype=torch.int64)
-        return flat.view(count, self.batch_size)[:, self.rank :: self.num_replicas]
+        return flat.view(count, self.batch_size // self.num_replicas)
 
     def at(self, numbers: Any) -> Tensor:
         """The minibatches of these numbers, in any order and as often as one likes.
@@ -212,6 +204,8 @@ class IndependentBatchSampler(_BatchSampler):
             replacement=self.replacement,
             seed=self.seed,
             step=step,
+            num_replicas=self.num_replicas,
+            rank=self.rank,
         )
 
 
@@ -291,6 +285,8 @@ class StratifiedBatchSampler(_BatchSampler):
             count=count,
             seed=self.seed,
             step=step,
+            num_replicas=self.num_replicas,
+            rank=self.rank,
         )
 
     def _rows(self, step: int, count: int) -> Tensor:

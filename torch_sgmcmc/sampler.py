@@ -108,7 +108,8 @@ class Sampler(Optimizer):
         params: parameters, dicts that define param groups, or named parameters,
             as for every torch optimizer: dense, on CPU or CUDA, in float32,
             float64, bfloat16 or float16, and no two in the same memory. Samplers that
-            go by gradients alone also take DTensors, as ``fully_shard`` makes them.
+            go by gradients alone, and HMC, also take DTensors, as ``fully_shard`` makes
+            them.
         defaults: hyperparameters of groups that do not set their own.
         seed: the seed, any 64-bit int; None draws one from torch's default
             generator, so that ``torch.manual_seed`` makes it repeatable; ranks of

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "core/portable_noise.h"
 
@@ -66,7 +67,38 @@ class PartialShuffle {
   std::unordered_map<int64_t, int64_t> moved_;
 };
 
+// The places of a rank, of minibatches one after the other: as their size is a
+// multiple of the number of ranks, so are the places from one to the next.
+std::vector<int64_t> PlacesOf(const Share& share, std::vector<int64_t> all) {
+  if (share.num_replicas == 1) return all;
+  const auto distance = static_cast<size_t>(share.num_replicas);
+  size_t kept = 0;
+  for (auto i = static_cast<size_t>(share.rank); i < all.size();
+       i += distance) {
+    all[kept++] = all[i];
+  }
+  all.resize(kept);
+  return all;
+}
+
 }  // namespace
+
+void CheckShare(int64_t batch_size, const Share& share) {
+  const std::string replicas =
+      "num_replicas = " + std::to_string(share.num_replicas);
+  if (share.num_replicas < 1)
+    Invalid("num_replicas", share.num_replicas, ">= 1");
+  if (share.rank < 0) Invalid("rank", share.rank, ">= 0");
+  if (share.rank >= share.num_replicas) {
+    Invalid("rank", share.rank, "below " + replicas);
+  }
+  if (batch_size % share.num_replicas != 0) {
+    Invalid("batch_size",
+            batch_size,
+            "a multiple of " + replicas +
+                ": gradients of ranks enter their mean alike");
+  }
+}
 
 uint64_t DrawBelow(uint64_t bound,
                    const NoiseStream& stream,
@@ -86,8 +118,10 @@ std::vector<int64_t> DrawMinibatches(int64_t num_data,
                                      int64_t batch_size,
                                      int64_t count,
                                      bool replacement,
-                                     NoiseStream stream) {
+                                     NoiseStream stream,
+                                     const Share& share) {
   CheckSizes(num_data, batch_size, count, replacement, stream);
+  CheckShare(batch_size, share);
   std::vector<int64_t> result;
   result.reserve(static_cast<size_t>(count * batch_size));
   for (int64_t k = 0; k < count; ++k, ++stream.step) {
@@ -100,13 +134,14 @@ std::vector<int64_t> DrawMinibatches(int64_t num_data,
                       : shuffle.Next(stream, element));
     }
   }
-  return result;
+  return PlacesOf(share, std::move(result));
 }
 
 std::vector<int64_t> DrawStratifiedMinibatches(const std::vector<int64_t>& ends,
                                                int64_t batch_size,
                                                int64_t count,
-                                               NoiseStream stream) {
+                                               NoiseStream stream,
+                                               const Share& share) {
   int64_t before = 0;
   for (const int64_t end : ends) {
     if (end <= before) Invalid("ends", end, "increasing and > 0");
@@ -114,6 +149,7 @@ std::vector<int64_t> DrawStratifiedMinibatches(const std::vector<int64_t>& ends,
   }
   const int64_t num_data = before;
   CheckSizes(num_data, batch_size, count, /*replacement=*/false, stream);
+  CheckShare(batch_size, share);
   if (num_data > std::numeric_limits<int64_t>::max() / (batch_size + 1)) {
     Invalid("num_data", num_data, "below 2^63 / (batch_size + 1)");
   }
@@ -137,7 +173,7 @@ std::vector<int64_t> DrawStratifiedMinibatches(const std::vector<int64_t>& ends,
       begin = end;
     }
   }
-  return result;
+  return PlacesOf(share, std::move(result));
 }
 
 }  // namespace torch_sgmcmc

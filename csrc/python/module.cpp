@@ -358,7 +358,9 @@ PYBIND11_MODULE(_C, m) {
          int64_t count,
          bool replacement,
          int64_t seed,
-         uint64_t step) {
+         uint64_t step,
+         int64_t num_replicas,
+         int64_t rank) {
         return Memory(torch_sgmcmc::DrawMinibatches(
             num_data,
             batch_size,
@@ -366,7 +368,8 @@ PYBIND11_MODULE(_C, m) {
             replacement,
             {static_cast<uint64_t>(seed),
              step,
-             static_cast<uint32_t>(Purpose::kMinibatch)}));
+             static_cast<uint32_t>(Purpose::kMinibatch)},
+            {num_replicas, rank}));
       },
       py::arg("num_data"),
       py::arg("batch_size"),
@@ -375,8 +378,11 @@ PYBIND11_MODULE(_C, m) {
       py::arg("replacement"),
       py::arg("seed"),
       py::arg("step"),
-      "The memory of int64[count, batch_size]: uniform minibatches of the "
-      "steps from the given one on, each a pure function of the arguments.");
+      py::arg("num_replicas"),
+      py::arg("rank"),
+      "The memory of int64[count, batch_size / num_replicas]: a rank's share of "
+      "uniform minibatches of the steps from the given one on, each a pure "
+      "function of the arguments.");
 
   m.def(
       "stratified_minibatches",
@@ -384,14 +390,17 @@ PYBIND11_MODULE(_C, m) {
          int64_t batch_size,
          int64_t count,
          int64_t seed,
-         uint64_t step) {
+         uint64_t step,
+         int64_t num_replicas,
+         int64_t rank) {
         return Memory(torch_sgmcmc::DrawStratifiedMinibatches(
             ends,
             batch_size,
             count,
             {static_cast<uint64_t>(seed),
              step,
-             static_cast<uint32_t>(Purpose::kStrata)}));
+             static_cast<uint32_t>(Purpose::kStrata)},
+            {num_replicas, rank}));
       },
       py::arg("ends"),
       py::arg("batch_size"),
@@ -399,8 +408,20 @@ PYBIND11_MODULE(_C, m) {
       py::arg("count"),
       py::arg("seed"),
       py::arg("step"),
+      py::arg("num_replicas"),
+      py::arg("rank"),
       "The same of stratified minibatches, for data in the order of their "
       "strata, of which the k-th ends before ends[k].");
+
+  m.def(
+      "check_share",
+      [](int64_t batch_size, int64_t num_replicas, int64_t rank) {
+        torch_sgmcmc::CheckShare(batch_size, {num_replicas, rank});
+      },
+      py::arg("batch_size"),
+      py::arg("num_replicas"),
+      py::arg("rank"),
+      "Raises unless ranks can share minibatches (csrc/host/minibatch.h).");
 
   m.attr("MOST_CHANGES") = torch_sgmcmc::kMostChanges;
   m.def("changes_running",

@@ -165,6 +165,35 @@ TEST(Minibatches, ArePureFunctionsOfTheStep) {
 }
 
 // Sizes that divide: exact numbers, and all choices equally likely.
+// Of several minibatches, each rank has its places of every one.
+TEST(Minibatches, SharesAreTheirPlaces) {
+  constexpr int64_t kSize = 6;
+  constexpr int64_t kCount = 5;
+  const Indices ends = {10, 11, 40};
+  for (const int64_t ranks : {1, 2, 3, 6}) {
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      const Share share{ranks, rank};
+      const auto check = [&](const Indices& whole, const Indices& part) {
+        Indices expected;
+        for (int64_t k = 0; k < kCount; ++k) {
+          for (int64_t i = rank; i < kSize; i += ranks) {
+            expected.push_back(whole[static_cast<size_t>(k * kSize + i)]);
+          }
+        }
+        EXPECT_EQ(part, expected);
+      };
+      for (const bool replacement : {false, true}) {
+        check(DrawMinibatches(40, kSize, kCount, replacement, Stream(1, 2)),
+              DrawMinibatches(
+                  40, kSize, kCount, replacement, Stream(1, 2), share));
+      }
+      check(
+          DrawStratifiedMinibatches(ends, kSize, kCount, Stream(1, 2)),
+          DrawStratifiedMinibatches(ends, kSize, kCount, Stream(1, 2), share));
+    }
+  }
+}
+
 TEST(StratifiedMinibatches, ProportionalAllocation) {
   std::map<Indices, size_t> numbers;
   std::vector<double> counts(3 * 15);
