@@ -1,5 +1,6 @@
 """DTensors on two ranks: chains of shards are those of whole tensors, to the bit."""
 
+import copy
 import subprocess
 import sys
 from functools import partial
@@ -15,6 +16,7 @@ from launch import launch
 from sharded_ranks import KINDS, Net, advance, differences, load, placements_of, save
 from torch import nn
 from torch.distributed.tensor import (
+    DTensor,
     Replicate,
     Shard,
     distribute_tensor,
@@ -242,6 +244,31 @@ def test_layouts_that_are_kept_are_those_of_the_placements_there_are() -> None:
             assert kept.of(p) is kept.of(p)
             torch.utils.swap_tensors(p, other)
         assert kept.of(p) == shards.layout_of(p)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_another_order_of_cuts_is_refused() -> None:
+    """It has the local shape of the usual one, and other elements."""
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    try:
+        mesh = init_device_mesh("cpu", (2, 2))
+        ways = [Shard(0), Shard(0)]
+        p = distribute_tensor(torch.ones(8, 2), mesh, ways, src_data_rank=None)
+        (entry,) = p._spec.shard_order
+        back = (entry._replace(mesh_dims=(1, 0)),)
+        other = copy.copy(p._spec)
+        other.shard_order = back
+        turned = DTensor(p.to_local(), other, requires_grad=False)
+        assert turned.placements == p.placements
+        assert not shards.same_shards(p, turned) and shards.same_shards(p, p.clone())
+        with pytest.raises(ValueError) as error:
+            sg.SGLD([turned.requires_grad_()], 0.1, num_data=5, seed=0)
+        assert str(error.value) == (
+            "Invalid parameter: SGLD cannot sample a DTensor whose dimension 0 is cut "
+            "along dimensions [1, 0] of the mesh, in this order (must be ascending: "
+            "redistribute it)"
+        )
     finally:
         dist.destroy_process_group()
 

@@ -326,6 +326,13 @@ def check_shard(cannot: str, p: Any) -> Tensor:
             f"{cannot} a DTensor with placements {p.placements} (must be Shard and "
             "Replicate: redistribute it)"
         )
+    for entry in _cuts(p._spec) or ():
+        if [*entry.mesh_dims] != sorted(entry.mesh_dims):
+            raise ValueError(
+                f"{cannot} a DTensor whose dimension {entry.tensor_dim} is cut along "
+                f"dimensions {[*entry.mesh_dims]} of the mesh, in this order (must be "
+                "ascending: redistribute it)"
+            )
     tensor = local(p)
     expected = layout_of(p).shape
     if tuple(tensor.shape) != expected and prod(expected) + tensor.numel() > 0:
@@ -337,12 +344,19 @@ def check_shard(cannot: str, p: Any) -> Tensor:
     return tensor
 
 
+def _cuts(spec: Any) -> Any:
+    """In which a dimension's cuts are made, if it is no strided one that says so."""
+    return getattr(spec, "shard_order", None)
+
+
 def same_shards(p: Any, tensor: Any) -> bool:
     """Whether both are whole, or both are cut alike."""
     ours, theirs = getattr(p, "_spec", None), getattr(tensor, "_spec", None)
     if ours is None or theirs is None:
         return ours is theirs
-    return ours.placements == theirs.placements and (
+    ours_in, theirs_in = _cuts(ours), _cuts(theirs)
+    in_order = ours_in is None or theirs_in is None or ours_in == theirs_in
+    return (ours.placements == theirs.placements and in_order) and (
         # Usually the very same one: == would take its time.
         ours.mesh is theirs.mesh or ours.mesh == theirs.mesh
     )
