@@ -71,6 +71,17 @@ def test_draws_are_the_model_after_the_step(tmp_path: Path) -> None:
         assert len({one[name].sum().item() for one in store}) == len(store)
 
 
+def test_a_loss_is_of_one_step(tmp_path: Path) -> None:
+    model = net()
+    sampler = sgld(model)
+    with sg.Collector(sampler, model, tmp_path) as collector:
+        advance(model, sampler, range(1))
+        collector.loss = 0.5
+        advance(model, sampler, range(1, 3))
+    losses = [one.loss for one in sg.SampleStore(tmp_path)]
+    assert losses[1] == 0.5 and math.isnan(losses[0]) and math.isnan(losses[2])
+
+
 def test_a_draw_is_a_copy(tmp_path: Path) -> None:
     """It is written when the chain has long gone on."""
     model = net()

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,21 @@ def test_chains_in_different_modes_are_flagged() -> None:
     assert float(running.report().ess_mean) < 0.1 * float(running.chain_ess().sum())
     # And what is the same in both modes has converged.
     assert float(quiet(draws.square()).rhat) < 1.02
+
+
+def test_a_store_is_its_chains(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    draws = [
+        [{"a": torch.randn(3, generator=generator)} for _ in range(8)] for _ in "01"
+    ]
+    for chain, of_chain in enumerate(draws):
+        with sg.SampleWriter(tmp_path, of_chain[0], chain=chain) as writer:
+            for step, draw in enumerate(of_chain):
+                writer.append(draw, step=step)
+    store = sg.SampleStore(tmp_path)
+    found = convergence.parameters(store, progress=False)
+    expected = convergence.parameters(draws, progress=False)
+    assert torch.equal(found.rhat, expected.rhat)
 
 
 def test_predictions_converge_where_weights_do_not() -> None:

@@ -122,6 +122,40 @@ def test_more_steps(tmp_path: Path) -> None:
     assert len(anew) == 23 and files(tmp_path / "twice") != files(tmp_path / "once")
 
 
+def faster(params: Any, seed: int) -> sg.Sampler:
+    return sg.SGHMC(params, 0.06, 0.9, num_data=ROWS, prior_precision=1.0, seed=seed)
+
+
+def test_another_samplers_chain_does_not_go_on(tmp_path: Path) -> None:
+    run(tmp_path, steps=20)
+    before = files(tmp_path)
+    with pytest.raises(
+        ValueError,
+        match=r"^Invalid sampler: group 0 has lr 0.06 \(the chain in .* was begun with "
+        r"0.05; restart=True begins anew\)$",
+    ):
+        run(tmp_path, steps=20, sampler=faster)
+    assert files(tmp_path) == before
+    # Neither a schedule nor a callback makes it another one.
+    for _ in range(2):
+        run(tmp_path / "cycles", schedule=cycles)
+
+
+def test_to_begin_anew(tmp_path: Path) -> None:
+    run(tmp_path / "fresh", steps=10, seed=6)
+    run(tmp_path / "store", steps=10, chains=3)
+    before = files(tmp_path / "store")
+    for bad in ({"every": 0}, {"parameters": ["none"]}, {"sampler": lambda p, seed: p}):
+        with pytest.raises((TypeError, ValueError)):
+            run(tmp_path / "store", steps=10, restart=True, **bad)
+    assert files(tmp_path / "store") == before
+    run(tmp_path / "store", steps=10, seed=6, restart=True)
+    assert files(tmp_path / "store") == files(tmp_path / "fresh")
+    assert not (tmp_path / "store" / "checkpoint-2.pt").exists()
+    halves = run(tmp_path / "store", steps=10, restart=True, dtype=torch.bfloat16)
+    assert halves[0]["0.weight"].dtype == torch.bfloat16
+
+
 def test_epochs(tmp_path: Path) -> None:
     store = run(tmp_path, steps=None, epochs=3, burn_in=0, every=1, max_samples=None)
     assert [draw.step for draw in store] == list(range(1, 19))
@@ -133,6 +167,17 @@ def test_cycles_are_collected_where_they_sample(tmp_path: Path) -> None:
     wanted = [step for step in range(1, 51) if (step - 1) % 8 >= 4]
     assert [draw.step for draw in store] == wanted
     assert {draw.temperature for draw in store} == {1.0}
+
+
+def test_some_of_a_cycles_samples(tmp_path: Path) -> None:
+    steps = iter(range(1, 51))
+    store = run(
+        tmp_path,
+        **{"schedule": cycles, "burn_in": 0, "every": 1, "max_samples": None},
+        when=lambda: next(steps) % 2 == 0,  # asked in sampling phases alone
+    )
+    wanted = [step for step in range(1, 51) if (step - 1) % 8 >= 4]
+    assert [draw.step for draw in store] == wanted[1::2]
 
 
 def test_decaying_steps_are_weights(tmp_path: Path) -> None:
@@ -203,12 +248,16 @@ def test_a_module_is_copied(tmp_path: Path) -> None:
     assert all(torch.equal(after[name], t) for name, t in before.items())
 
 
-@pytest.mark.parametrize("kind", ["independent", "generator", "frozen"])
+@pytest.mark.parametrize("kind", ["independent", "generator", "frozen", "workers"])
 def test_what_a_loader_remembers(tmp_path: Path, kind: str) -> None:
     """The same chain from a fresh loader and from one that was used."""
     if kind == "independent":
         batches = sg.IndependentBatchSampler(ROWS, 10, seed=1)
         used = torch.utils.data.DataLoader(data(), batch_sampler=batches)
+    elif kind == "workers":
+        used = torch.utils.data.DataLoader(
+            data(), 10, shuffle=True, num_workers=1, persistent_workers=True
+        )
     else:
         used = torch.utils.data.DataLoader(
             data(), 10, shuffle=True, generator=torch.Generator().manual_seed(2)
@@ -247,6 +296,8 @@ def test_errors(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="no length"):
         batches = (batch for batch in loader())
         sg.sample(model, sghmc, batches, loss, tmp_path, epochs=1)
+    with pytest.raises(TypeError, match="numbers its chains from 0 on"):
+        run(tmp_path, chain=3)
     with pytest.raises(TypeError, match="unexpected keyword"):
         run(tmp_path, bufers=False)
 

@@ -2,10 +2,11 @@
 
 import copy
 import gc
+import math
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -289,6 +290,43 @@ def test_tied_weights_with_both_names() -> None:
     assert "outer.weight" in draws[0] and "inner.weight" in draws[0]
     expected = outputs(model, draws, x).softmax(-1).mean(0)
     close(sg.predict(model, draws, x).mean, expected)
+
+
+class Batch(NamedTuple):
+    x: Tensor
+    rest: tuple[Tensor, ...]
+
+
+def test_named_tuples_and_extra_state() -> None:
+    class Counts(nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"calls": 3}
+
+        def set_extra_state(self, state: object) -> None:
+            pass
+
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Counts(3, 2)), torch.randn(6, 3)
+    draws = [model.state_dict() for _ in range(2)]
+    assert "0._extra_state" in draws[0]
+    batches = [Batch(part, (part,)) for part in x.split(4)]
+
+    def forward(model: nn.Module, batch: Batch) -> Tensor:
+        assert isinstance(batch, Batch) and isinstance(batch.rest, tuple)
+        return model(batch.x)
+
+    found = sg.predict(model, draws, batches, forward=forward)
+    close(found.mean, model(x).softmax(-1).detach().double())
+
+
+def test_a_draw_that_is_not_a_number_shows() -> None:
+    model, x = nn.Linear(1, 1, bias=False), torch.tensor([[0.0], [1.0]])
+    draws = [{"weight": torch.tensor([[w]])} for w in (1.0, math.inf, 2.0, 3.0)]
+    found = sg.predict(model, draws, x, link="identity", quantiles=[0.0, 0.5])
+    assert found.quantiles is not None
+    # 0 times infinity.
+    assert bool(found.mean[0].isnan()) and bool(found.quantiles[:, 0].isnan().all())
+    assert found.quantiles[:, 1, 0].tolist() == [1.0, 2.0]
 
 
 def test_mappings_as_hugging_face_models_take_them() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import zlib
 from pathlib import Path
 
@@ -69,6 +71,24 @@ def test_slices_by_chain_draw_and_name(tmp_path: Path) -> None:
         store["c"]
     with pytest.raises(IndexError):
         store[7]
+
+
+def test_draws_can_be_compared_and_sent(tmp_path: Path) -> None:
+    write(tmp_path, 3)
+    store, again = sg.SampleStore(tmp_path), sg.SampleStore(tmp_path)
+    assert store[1] in again and again.index(store[2]) == 2
+    assert len({*store, *again}) == 3 and store[0] != store[1]
+    assert store["count"][0] != store[0] and store[0] != dict(store[0])
+    _ = store[0]["count"]
+    for copied in (
+        pickle.loads(pickle.dumps(store)),
+        copy.deepcopy(store),
+        pickle.loads(pickle.dumps([*store])),
+    ):
+        assert [*copied] == [*store]
+        assert all(same(one, draw(i)) for i, one in enumerate(copied, start=1))
+    one = pickle.loads(pickle.dumps(store[-1:]["count"]))[0]
+    assert [*one] == ["count"] and (one.lr, one.loss) == (0.1 / 3, 1.0)
 
 
 def test_no_other_tensor_is_read(tmp_path: Path) -> None:
@@ -301,6 +321,12 @@ def test_draws_of_an_earlier_run_are_not_mixed_with(tmp_path: Path) -> None:
         writer.append(draw(3), step=3)
     (one,) = sg.SampleStore(tmp_path)
     assert same(one, draw(3)) and one.number == 1
+
+
+def test_a_file_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "one").touch()
+    with pytest.raises(ValueError, match=r"^Invalid path: .*one is a file \(must be"):
+        sg.SampleStore(tmp_path / "one")
 
 
 def test_other_refusals(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def to_arviz(
     posterior = {name: _stacked(ordered, name) for name in [*chosen, *probes]}
     told = [statistics[chain] for chain in sorted(chains)]
     stats = {
-        key: torch.tensor([[of[key] for of in chain] for chain in told]).numpy()
+        key: _numbers([[of[key] for of in chain] for chain in told])
         for key in _STATISTICS
         if all(key in of for chain in told for of in chain)
     }
@@ -104,6 +104,11 @@ def to_arviz(
     if int(arviz.__version__.partition(".")[0]) >= 1:
         return arviz.from_dict(groups, coords=coords, dims=dims)
     return arviz.from_dict(**groups, coords=coords, dims=dims)
+
+
+def _numbers(rows: list[list[float]]) -> Any:
+    exact = torch.float64 if isinstance(rows[0][0], float) else torch.int64
+    return torch.tensor(rows, dtype=exact).numpy()
 
 
 def _numbered(draws: Iterable[Any]) -> Iterator[tuple[int, Any]]:

@@ -13,6 +13,7 @@ from torch_sgmcmc.convergence.probes import Coordinates
 from torch_sgmcmc.convergence.report import Convergence
 from torch_sgmcmc.core.optional import optional
 from torch_sgmcmc.core.progress import progress_bar
+from torch_sgmcmc.store import Draws
 
 __all__ = ["parameters", "predictive"]
 
@@ -80,8 +81,9 @@ def parameters(
 
     Args:
         draws: ``draws[chain][draw]``, state dicts or other mappings from names to
-            tensors, as many of each chain; or a Tensor [chains, draws, ...] of values
-            that a probe has made, draw by draw. At least 2 chains and 4 draws.
+            tensors, as many of each chain; a :class:`SampleStore`; or a Tensor
+            [chains, draws, ...] of values that a probe has made, draw by draw. At least
+            2 chains and 4 draws.
         probe: what is looked at: :class:`Coordinates`, :class:`Projections`, or any
             function of a mapping that returns a tensor. None is 1000 random coordinates
             (or all, if there are fewer). Not with a Tensor. Default: None.
@@ -105,6 +107,8 @@ def parameters(
             raise TypeError("Invalid probe: draws are a Tensor, which takes none")
         values = draws
     else:
+        if isinstance(draws, Draws):
+            draws = [draws.chain(chain) for chain in draws.chains]
         values = _probed(draws, probe)
     _check("draws", values)
     return _report(values, "Parameters", "convergence.parameters()", progress)

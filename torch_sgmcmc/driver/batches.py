@@ -17,7 +17,8 @@ class Minibatches:
 
     torch's default generator is seeded at the start of every epoch, from which loaders
     shuffle; so are generators that a loader was given, and this library's batch
-    samplers. A place is thus found again by reading an epoch up to it.
+    samplers. A place is thus found again by reading an epoch up to it. A DataLoader's
+    workers begin anew with each epoch, ``persistent_workers`` or not.
 
     Args:
         loader: an iterable of minibatches that can be read again.
@@ -56,6 +57,10 @@ class Minibatches:
         return batch
 
     def _begin(self) -> Iterator[Any]:
+        if getattr(self._loader, "persistent_workers", False):
+            # Such workers have the random numbers of the epochs before, and an iterator
+            # that is used again draws others than a new one.
+            self._loader._iterator = None
         seed = fold_in(self._seed, self.epoch)
         torch.manual_seed(seed)
         for owner in (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.distributed import world_size
 from torch_sgmcmc.core.files import load, save
 from torch_sgmcmc.core.progress import progress_bar
@@ -115,6 +118,7 @@ class _Run:
                 "Invalid sampler: its process_group has other ranks, and sample() runs "
                 "a chain in one process (write the loop, with a Collector)"
             )
+        self._begun = _hyperparameters(self._sampler)
         self._closure = closure_of(self._sampler, self._loss_of_next)
         schedule = settings.schedule
         self._schedule = None if schedule is None else schedule(self._sampler)
@@ -129,17 +133,19 @@ class _Run:
             decay = self._schedule
             options.setdefault("weight", lambda sampler: decay.weight)
         if hasattr(self._schedule, "collecting"):
-            options["when"] = lambda: self._schedule.collecting
-        path = settings.store / f"checkpoint-{self._chain}.pt"
+            given = options.get("when") or (lambda: True)
+            options["when"] = lambda: self._schedule.collecting and given()
+        path = _checkpoint_path(settings.store, self._chain)
+        if settings.restart:
+            with tempfile.TemporaryDirectory() as folder:  # raises what the next would
+                Collector(self._sampler, self._model, folder, **options).close()
+            _delete(settings.store, self._chain, settings.chains)
         with Collector(
             *(self._sampler, self._model, settings.store),
             chain=self._chain,
             **options,
         ) as collector:
-            if settings.restart:
-                path.unlink(missing_ok=True)
-                collector.restart()
-            elif path.exists():
+            if path.exists():
                 self._load(checkpoint(path), collector)
             if not path.exists():  # for a kill before the next
                 self._save(collector, path)
@@ -206,6 +212,7 @@ class _Run:
     def _save(self, collector: Collector, path: Path) -> None:
         content = {
             "seed": self._settings.seed,
+            "begun": self._begun,
             "step": self._done,
             "epoch": self._batches.epoch,
             "position": self._batches.position,
@@ -225,10 +232,20 @@ class _Run:
                 f"Invalid seed: {self._settings.seed} (the chain in {folder} has "
                 f"{content['seed']}; restart=True begins anew)"
             )
+        begun = content.get("begun", self._begun)
+        for i, (former, group) in enumerate(zip(begun, self._begun, strict=False)):
+            for name, value in former.items():
+                if name in group and group[name] != value:
+                    raise ValueError(
+                        f"Invalid sampler: group {i} has {name} {group[name]} (the "
+                        f"chain in {folder} was begun with {value}; restart=True "
+                        "begins anew)"
+                    )
         if content["step"] > steps:
+            name = "steps" if self._settings.epochs is None else "epochs"
             raise ValueError(
-                f"Invalid steps: {steps} (chain {self._chain} in {folder} has made "
-                f"{content['step']}; restart=True begins anew)"
+                f"Invalid {name}: {steps} steps (chain {self._chain} in {folder} has "
+                f"made {content['step']}; restart=True begins anew)"
             )
         self._model.load_state_dict(content["model"])
         self._sampler.load_state_dict(content["sampler"])
@@ -240,6 +257,38 @@ class _Run:
         torch.set_rng_state(content["random"])
         if content["random_cuda"]:
             torch.cuda.set_rng_state_all(content["random_cuda"])
+
+
+def _checkpoint_path(store: Path, chain: int) -> Path:
+    return store / f"checkpoint-{chain}.pt"
+
+
+def _hyperparameters(sampler: Sampler) -> list[dict[str, Any]]:
+    """What says which chain it is, but for the seed, before a step is made."""
+    return [
+        {
+            name: value.item() if isinstance(value, Tensor) else value
+            for name, value in group.items()
+            if name not in ("seed", "step", "num_skipped")
+            and (isinstance(value, bool | int | float | str) or _is_number(value))
+        }
+        for group in sampler.param_groups
+    ]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.numel() == 1
+
+
+def _delete(store: Path, chain: int, chains: int) -> None:
+    """Deletes what a chain has stored; the first one does so for those beyond."""
+    for other in _C.chains_in(str(store)):
+        if other == chain or (chain == 0 and other >= chains):
+            layout = _C.read_index(str(store), other).layout
+            writer = _C.ChainWriter(str(store), other, layout)  # the only one
+            _checkpoint_path(store, other).unlink(missing_ok=True)
+            shutil.rmtree(_C.chain_folder(str(store), other))
+            writer.close()
 
 
 def _state(schedule: Any) -> Any:

@@ -65,7 +65,9 @@ def sample(
             ``checkpoint-<chain>.pt``.
         steps: of each chain, >= 1; or
         epochs: passes over the loader, >= 1, a step each minibatch. One of the two.
-        burn_in: steps of each chain that come first and are not stored. Default: 0.
+        burn_in: steps of each chain that come first and are not stored. With a
+            :class:`CyclicalSchedule`, this and ``every`` count steps of sampling
+            phases. Default: 0.
         every: steps from one draw to the next. Default: 1.
         max_samples: draws of each chain at most, see :class:`Collector`. Default: None.
         chains: how many, >= 1. Default: 1.
@@ -81,17 +83,17 @@ def sample(
         callbacks: called with a :class:`ChainState` after each step.
         checkpoint_every: steps from one checkpoint to the next. None is one at the end.
             Default: None.
-        restart: delete what the chains have stored and begin anew. Default: False.
+        restart: delete all that the store has and begin anew. Default: False.
         progress: show a progress bar a chain, if tqdm is installed. Default: True.
         **collecting: others of :class:`Collector`: ``parameters``, ``buffers``,
-            ``dtype``, ``weight``, ``queue_size``.
+            ``dtype``, ``weight``, ``when``, ``queue_size``.
 
     Returns:
         The store with the draws of all chains.
 
     Raises:
         TypeError, ValueError: an argument is not as above, or not that of the run that
-            goes on.
+            goes on: the seed, the collector's, the sampler's hyperparameters.
         RuntimeError: of a step or of the store; the chain goes on from its last
             checkpoint when this is called again.
 
@@ -125,6 +127,8 @@ def sample(
             raise TypeError(
                 f"Invalid {name}: {type(function).__name__} (must be a function)"
             )
+    if "chain" in collecting:
+        raise TypeError("Invalid chain: sample() numbers its chains from 0 on")
     folder = Path(store.path if isinstance(store, SampleStore) else store)
     begun = folder / "checkpoint-0.pt"
     if seed is None and begun.exists() and not restart:

@@ -110,7 +110,10 @@ def moved(batch: Any, device: torch.device | None) -> Any:
     if isinstance(batch, Mapping):
         return {key: moved(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        return [moved(value, device) for value in batch]
+        values = [moved(value, device) for value in batch]
+        if hasattr(batch, "_fields"):
+            return type(batch)(*values)
+        return tuple(values) if isinstance(batch, tuple) else values
     return batch
 
 

@@ -20,9 +20,10 @@ def weighted_quantiles(values: Tensor, weights: Tensor, levels: Tensor) -> Tenso
         levels: in [0, 1].
 
     Returns:
-        [levels, ...], each a value of a draw.
+        [levels, ...], each a value of a draw; NaN where a draw has that.
     """
     some = weights > 0
+    unknown = values[some].isnan().any(0)
     values, order = values[some].sort(0)
     weights = weights[some]
     below = weights[order].cumsum(0)
@@ -31,4 +32,7 @@ def weighted_quantiles(values: Tensor, weights: Tensor, levels: Tensor) -> Tenso
         wanted = level * weights.sum() * (1 - _ROUNDING)
         index = (below < wanted).sum(0, keepdim=True).clamp_max(len(weights) - 1)
         found.append(values.gather(0, index)[0])
-    return torch.stack(found)
+    quantiles = torch.stack(found)
+    if values.is_floating_point():
+        quantiles = quantiles.masked_fill(unknown, torch.nan)
+    return quantiles

@@ -41,6 +41,8 @@ class Replacements:
             )
         found: dict[str, Tensor] = {}
         for name in draw:
+            if name.rpartition(".")[2] == "_extra_state":
+                continue  # of a state dict, and no tensor of the model
             value = draw[name]
             if name not in self._own:
                 raise ValueError(

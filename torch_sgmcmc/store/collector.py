@@ -77,7 +77,7 @@ class Collector:
 
     Attributes:
         loss: set it before a step, to a number or a scalar tensor, and it is stored
-            with that step's draw. Default: NaN.
+            with that step's draw. Then it is NaN again.
 
     Raises:
         ValueError: an argument is out of range, no parameter has a name, or the store
@@ -150,6 +150,7 @@ class Collector:
                 handles.append(sampler.register_sample_hook(self._at_sample))
             else:
                 handles.append(sampler.register_step_post_hook(self._after_step))
+            handles.append(sampler.register_step_post_hook(self._forget_loss))
         self._handles = handles
         self._finish = weakref.finalize(
             self, _finish, handles, self._background, self._writer, os.getpid()
@@ -187,6 +188,9 @@ class Collector:
             step = _steps_made(sampler)
         if step > self._mark:
             self._take(step, step)
+
+    def _forget_loss(self, *_: Any) -> None:
+        self.loss = math.nan  # it was this step's
 
     def _at_sample(self, sampler: SBPS, time: float) -> None:
         # A step that another hook has undone comes by its samples again.

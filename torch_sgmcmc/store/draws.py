@@ -27,6 +27,24 @@ class StoredTensor(NamedTuple):
     shape: list[int]
 
 
+class Record(NamedTuple):
+    """What an index says of a draw."""
+
+    number: int
+    step: int
+    lr: float
+    temperature: float
+    weight: float
+    loss: float
+    file: str
+    crc32: int
+
+    @classmethod
+    def of(cls, record: _C.DrawRecord) -> Record:
+        """The same, as it can be sent to another process."""
+        return cls(*(getattr(record, name) for name in cls._fields))
+
+
 class Layout:
     """A draw's file, of which all draws of a model have the same."""
 
@@ -39,6 +57,13 @@ class Layout:
             for i, (name, dtype, shape) in enumerate(host.tensors)
         }
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _layout_of, (self.host.tensors,)
+
+
+def _layout_of(tensors: list[tuple[str, str, list[int]]]) -> Layout:
+    return Layout(_C.DrawLayout(tensors))
+
 
 class DamagedDraw(RuntimeError):
     """A draw's file is not as it was written; the message names it."""
@@ -49,7 +74,8 @@ class Draw(Mapping[str, Tensor]):
 
     A tensor is mapped into memory, in the dtype that it was stored in. What is written
     into it stays in this process. That its bytes are those that were stored is checked
-    when it is first asked for.
+    when it is first asked for. Draws are equal if they are one draw of one store, with
+    the same tensors, and can be sent to other processes.
 
     Args:
         chain: its chain.
@@ -70,7 +96,7 @@ class Draw(Mapping[str, Tensor]):
         self,
         folder: str,
         chain: int,
-        record: _C.DrawRecord,
+        record: Record,
         layout: Layout,
         names: Mapping[str, StoredTensor],
     ) -> None:
@@ -89,6 +115,22 @@ class Draw(Mapping[str, Tensor]):
 
     def __repr__(self) -> str:
         return f"Draw(chain={self.chain}, step={self.step}, {len(self)} tensors)"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Draw):
+            return NotImplemented
+        return self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[Any, ...]:
+        return self.path, self.number, self._crc32, tuple(sorted(self._names))
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {key: v for key, v in self.__dict__.items() if key != "_mapped"}
+        return {**kept, "_checked": set()}
 
     def __len__(self) -> int:
         return len(self._names)

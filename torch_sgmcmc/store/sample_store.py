@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.store.draws import Draws, Layout
+from torch_sgmcmc.store.draws import Draws, Layout, Record
 
 __all__ = ["SampleStore"]
 
@@ -33,11 +33,13 @@ class SampleStore(Draws):
     Raises:
         RuntimeError: an index cannot be read, or its first lines are damaged. Where
             others are, a UserWarning names them, and the rest is there.
-        ValueError: its chains are of different models.
+        ValueError: its chains are of different models, or it is a file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
+        if os.path.isfile(self.path):
+            raise ValueError(f"Invalid path: {self.path} is a file (must be a folder)")
         super().__init__(())
         self.refresh()
 
@@ -64,6 +66,6 @@ class SampleStore(Draws):
                     "say is left out",
                     stacklevel=2,
                 )
-            draws += [(folder, chain, record, layout) for record in index.draws]
+            draws += [(folder, chain, Record.of(r), layout) for r in index.draws]
         self._draws = tuple(draws)
         return self
