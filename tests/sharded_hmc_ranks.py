@@ -51,18 +51,19 @@ class Pull:
         self.net = net
 
     def __call__(self) -> Tensor:
-        terms = [
-            (whole(p) - 0.1).double().square().sum() / 2
-            for p in self.net.parameters()
-            if p.requires_grad
-        ]
+        terms = []
+        for p in self.net.parameters():
+            if p.requires_grad:
+                # Not by autograd: torch 2.11 leaves gradients of tensors that are
+                # channels last whole.
+                p.grad = p.detach() - 0.1
+                terms.append((whole(p.detach()) - 0.1).double().square().sum() / 2)
         loss = torch.stack(terms).sum()
-        loss.backward()
         if self.net.place is None:
-            return loss.detach()
+            return loss
         # As a model with tensor parallelism has it.
         mesh, placements = self.net.place
-        return DTensor.from_local(loss.detach(), mesh, [Replicate()] * len(placements))
+        return DTensor.from_local(loss, mesh, [Replicate()] * len(placements))
 
 
 def begun(kind: str, net: Net) -> sg.HMC:
