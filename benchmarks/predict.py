@@ -3,10 +3,10 @@
     python benchmarks/predict.py [--rounds 30] [--only mnist|resnet]
 
 The MNIST network 784-100-10 with 1,000 draws and 10,000 inputs, and ResNet-18 with 30
-draws and 100 inputs of 3×64×64, from files of safetensors. Both are made in turns in
-one process: predict(), and a loop that reads a draw, puts it into the model and throws
-the outputs away. The median of the rounds' ratios of processor time is reported, with
-its quartiles. Peak memory is that of processes of their own.
+draws and 100 inputs of 3×64×64, from a SampleStore. Both are made in turns in one
+process: predict(), and a loop that reads a draw's file by safetensors, puts it into the
+model and throws the outputs away. The median of the rounds' ratios of processor time is
+reported, with its quartiles. Peak memory is that of processes of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
@@ -42,19 +42,24 @@ def build(task: str) -> tuple[nn.Module, Tensor]:
 
 
 def write(model: nn.Module, folder: Path, count: int) -> None:
-    for i in range(count):
-        draw = {
-            name: tensor + 0.05 * torch.randn_like(tensor)
-            if name.endswith(("weight", "bias"))
-            else tensor.clone()
-            for name, tensor in model.state_dict().items()
-        }
-        save_file(draw, folder / f"{i}.safetensors")
+    with sg.SampleWriter(folder, model.state_dict()) as writer:
+        for i in range(count):
+            draw = {
+                name: tensor + 0.05 * torch.randn_like(tensor)
+                if name.endswith(("weight", "bias"))
+                else tensor.clone()
+                for name, tensor in model.state_dict().items()
+            }
+            writer.append(draw, step=i)
 
 
-def stored(folder: Path, count: int) -> Iterator[dict[str, Tensor]]:
-    for i in range(count):
-        yield load_file(folder / f"{i}.safetensors")
+def stored(folder: Path, count: int) -> sg.store.Draws:
+    return sg.SampleStore(folder)[:count]
+
+
+def read(folder: Path, count: int) -> Iterator[dict[str, Tensor]]:
+    for draw in stored(folder, count):
+        yield load_file(draw.path)
 
 
 @torch.no_grad()
@@ -71,7 +76,7 @@ def in_memory(model: nn.Module, folder: Path, count: int, x: Tensor) -> Tensor:
     """The average of what is all kept."""
     model.eval()
     kept = []
-    for draw in stored(folder, count):
+    for draw in read(folder, count):
         model.load_state_dict(draw)
         kept.append(model(x).softmax(1).double())
     return torch.stack(kept).mean(0)
@@ -89,11 +94,11 @@ def report(task: str, rounds: int, folder: Path) -> None:
     many, few, n = MANY[task], FEW[task], BATCH[task]
     write(model, folder, many)
     part = max(1, many // 20)  # of the draws, in each round
-    bare(model, stored(folder, few), x, n)  # threads, allocator, page cache
+    bare(model, read(folder, few), x, n)  # threads, allocator, page cache
     for chunk_size in (1, 10) if task == "mnist" else (1,):
         ratios, times = [], []
         for _ in range(rounds):
-            without = seconds(lambda: bare(model, stored(folder, part), x, n))
+            without = seconds(lambda: bare(model, read(folder, part), x, n))
             ours = seconds(
                 lambda c=chunk_size: sg.predict(
                     model, stored(folder, part), x, batch_size=n, chunk_size=c

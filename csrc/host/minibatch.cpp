@@ -86,8 +86,9 @@ std::vector<int64_t> PlacesOf(const Share& share, std::vector<int64_t> all) {
 void CheckShare(int64_t batch_size, const Share& share) {
   const std::string replicas =
       "num_replicas = " + std::to_string(share.num_replicas);
-  if (share.num_replicas < 1)
+  if (share.num_replicas < 1) {
     Invalid("num_replicas", share.num_replicas, ">= 1");
+  }
   if (share.rank < 0) Invalid("rank", share.rank, ">= 0");
   if (share.rank >= share.num_replicas) {
     Invalid("rank", share.rank, "below " + replicas);
