@@ -149,7 +149,8 @@ void Predictive::load_state_dict(const StateDict& state, c10::Device device) {
   if (const c10::IValue value = state.at("sums"); !value.isNone()) {
     const StateDict sums(value);
     const StateDict means = sums.at("means");
-    if (means.contains("") != has_entropy || means.size() != has_entropy ||
+    if (means.contains("") != has_entropy ||
+        means.size() != (has_entropy ? 1U : 0U) ||
         !sums.at("kept").toListRef().empty()) {
       throw std::invalid_argument(
           "Invalid state_dict: it has other averages, or quantiles (must be of "
