@@ -3,9 +3,6 @@
 Does what test_distributed_chains.py looks at, and saves it as FOLDER/RANK.pt.
 """
 
-import os
-import sys
-import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -14,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from one_rank import join, run
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -215,15 +213,8 @@ def raising(rank: int) -> str:
     return f"step {sampler.param_groups[0]['step']}: {found}"
 
 
-def main(rank: int, size: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=60),
-    )
+def main(rank: int, size: int, folder: Path) -> dict[str, Any]:
+    join(rank, size, folder)
     results: dict[str, Any] = {
         "one chain": {kind: one_chain(kind, rank, size) for kind in KINDS},
         "differences": differences(rank),
@@ -232,12 +223,8 @@ def main(rank: int, size: int, folder: Path) -> None:
     for chains in (n for n in range(1, size + 1) if size % n == 0):
         results[f"{chains} chains"] = side_by_side(chains, folder)
     results["raising"] = raising(rank)
-    torch.save(results, folder / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return results
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    warnings.simplefilter("ignore")
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    run(main)

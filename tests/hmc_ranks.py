@@ -3,9 +3,6 @@
 Does what test_distributed_hmc.py looks at, and saves it as FOLDER/RANK.pt.
 """
 
-import os
-import sys
-import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -14,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from one_rank import join, run
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -219,19 +217,12 @@ def raising(rank: int, size: int) -> Any:
     return message, calls, stands, sampler.param_groups[0]["step"]
 
 
-def main(rank: int, size: int, folder: Path) -> None:
-    torch.set_num_threads(1)
+def main(rank: int, size: int, folder: Path) -> dict[str, Any]:
     torch.manual_seed(20 + rank)
     late_model = network(1)
     torch.manual_seed(20 + rank)
     late = KINDS["drawn"](late_model.parameters())
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=60),
-    )
+    join(rank, size, folder)
     results = {
         "drawn seed": late.seed,
         "warm-up": warmed_up(rank, size, DDP(late_model), late),
@@ -247,12 +238,8 @@ def main(rank: int, size: int, folder: Path) -> None:
     groups = [dist.new_group([i]) for i in range(size)]
     results["alone"] = alone(rank, groups[rank])
     results["raising"] = raising(rank, size)
-    torch.save(results, folder / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return results
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    warnings.simplefilter("ignore")
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    run(main)

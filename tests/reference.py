@@ -7,6 +7,7 @@ differ by rounding alone, and :func:`assert_rounded` allows no more than that.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -292,3 +293,19 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
         t.detach().cpu().contiguous().flatten().view(torch.uint8) for t in (a, b)
     )
     return torch.equal(raw_a, raw_b)
+
+
+def assert_same_bits(one: Any, other: Any) -> None:
+    """To the bit, whatever it is made of."""
+    if isinstance(one, Tensor):
+        assert same_bits(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            assert_same_bits(value, other[key])
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other)
+        for pair in zip(one, other, strict=True):
+            assert_same_bits(*pair)
+    else:
+        assert one == other

@@ -4,9 +4,6 @@ Does what test_distributed_sbps.py looks at, and saves it as FOLDER/RANK.pt.
 """
 
 import copy
-import os
-import sys
-import warnings
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from one_rank import join, run
 from torch import Tensor, nn
 from torch.nn import functional as F
 from two_ranks import chain, refusal
@@ -216,15 +214,8 @@ def raising(rank: int, size: int) -> Any:
     return outcome(model, sampler, closure)
 
 
-def main(rank: int, size: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=60),
-    )
+def main(rank: int, size: int, folder: Path) -> dict[str, Any]:
+    join(rank, size, folder)
     torch.manual_seed(20 + rank)
     results = {
         "seed": make("reverse mode", network(), seed=None).seed,
@@ -237,12 +228,8 @@ def main(rank: int, size: int, folder: Path) -> None:
     groups = [dist.new_group([i]) for i in range(size)]
     results["alone"] = alone(rank, groups[rank])
     results["raising"] = raising(rank, size)
-    torch.save(results, folder / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return results
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    warnings.simplefilter("ignore")
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    run(main)

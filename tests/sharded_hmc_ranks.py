@@ -5,11 +5,7 @@ it found as FOLDER/RANK.pt.
 """
 
 import copy
-import os
-import sys
-import warnings
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from hmc_ranks import COARSE, Loss
+from one_rank import join, run
 from sharded_ranks import Net, cut, differences, error_of, placements_of, shard, whole
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -206,15 +203,8 @@ def _with(sampler: sg.HMC, mass: Tensor) -> dict[str, Any]:
     return {**sampler.state_dict(), "state": {0: {"mass": mass}}}
 
 
-def main(rank: int, ranks: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=ranks,
-        timeout=timedelta(seconds=60),
-    )
+def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
+    join(rank, ranks, folder)
     meshes: dict[str, Any] = {
         name: (init_device_mesh("cpu", shape), placements)
         for name, (shape, placements) in placements_of(ranks).items()
@@ -227,12 +217,8 @@ def main(rank: int, ranks: int, folder: Path) -> None:
     decisions(results, rank, meshes)
     groups = [dist.new_group([i]) for i in range(ranks)]
     results["refusals"] = refusals(rank, meshes, groups)
-    torch.save(results, folder / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return results
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    warnings.simplefilter("ignore")
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    run(main)

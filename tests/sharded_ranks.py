@@ -4,19 +4,15 @@ Runs chains of shards beside the same chains of whole tensors, and saves what it
 as FOLDER/RANK.pt. Goes on with the chain in FOLDER/begun, to FOLDER/saved.
 """
 
-import os
-import sys
-import warnings
 from collections.abc import Callable
-from datetime import timedelta
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from one_rank import join, run
 from reference import same_bits
 from short_chains import TARGET
 from torch import Tensor, nn
@@ -419,15 +415,8 @@ def load(net: Net, sampler: sg.Sampler, folder: Path) -> None:
     )
 
 
-def main(rank: int, ranks: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=ranks,
-        timeout=timedelta(seconds=60),
-    )
+def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
+    join(rank, ranks, folder)
     meshes: dict[str, Any] = {
         name: (init_device_mesh("cpu", shape), placements)
         for name, (shape, placements) in placements_of(ranks).items()
@@ -439,12 +428,8 @@ def main(rank: int, ranks: int, folder: Path) -> None:
     results["refusals"] = refusals(rank, meshes)
     by_fully_shard(results, rank, ranks)
     checkpointed(results, folder, meshes)
-    torch.save(results, folder / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return results
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    warnings.simplefilter("ignore")
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    run(main)

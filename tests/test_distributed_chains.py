@@ -25,7 +25,7 @@ def job(
 ) -> tuple[list[dict[str, Any]], Path]:
     """What chain_ranks.py has found on each rank, and its folder."""
     folder = tmp_path_factory.mktemp("ranks")
-    return launch(PROGRAM, request.param, folder, request.param), folder
+    return launch(PROGRAM, request.param, folder), folder
 
 
 def layouts(ranks: list[dict[str, Any]]) -> list[tuple[int, list[dict[str, Any]]]]:

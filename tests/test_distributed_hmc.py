@@ -7,34 +7,19 @@ import hmc_ranks
 import pytest
 import torch
 from hmc_ranks import KINDS, STEPS
-from launch import launch
-from reference import same_bits
+from launch import on_ranks
+from reference import assert_same_bits
 
-PROGRAM = Path(hmc_ranks.__file__)
+#: What the program has found on each rank.
+ranks = on_ranks(Path(hmc_ranks.__file__))
 # Up to the rounding of the mean over ranks, and what chains make of it.
 ROUNDED = {"rtol": 1e-9, "atol": 1e-11}
 
 
-@pytest.fixture(
-    scope="module", params=[2, pytest.param(4, marks=pytest.mark.exhaustive)]
-)
-def ranks(
-    request: Any, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, Any]]:
-    """What hmc_ranks.py has found on each rank."""
-    size = request.param
-    return launch(PROGRAM, size, tmp_path_factory.mktemp("ranks"), size)
-
-
 def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
     """To the bit."""
-    assert one["groups"] == other["groups"]
-    for key in ("draws", "params"):
-        assert all(map(same_bits, one[key], other[key]))
-    assert one["state"].keys() == other["state"].keys()
-    for index, state in one["state"].items():
-        assert state.keys() == other["state"][index].keys()
-        assert all(map(same_bits, state.values(), other["state"][index].values()))
+    for key in ("groups", "draws", "params", "state"):
+        assert_same_bits(one[key], other[key])
 
 
 def assert_close(found: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -7,39 +7,13 @@ import hmcecs_ranks
 import pytest
 import torch
 from hmcecs_ranks import KINDS, STEPS
-from launch import launch
-from reference import same_bits
+from launch import on_ranks
+from reference import assert_same_bits, same_bits
 
-PROGRAM = Path(hmcecs_ranks.__file__)
+#: What the program has found on each rank.
+ranks = on_ranks(Path(hmcecs_ranks.__file__))
 # Up to the rounding of sums over ranks, and what chains make of it.
 ROUNDED = {"rtol": 1e-10, "atol": 1e-11}
-
-
-@pytest.fixture(
-    scope="module", params=[2, pytest.param(4, marks=pytest.mark.exhaustive)]
-)
-def ranks(
-    request: Any, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, Any]]:
-    """What hmcecs_ranks.py has found on each rank."""
-    size = request.param
-    return launch(PROGRAM, size, tmp_path_factory.mktemp("ranks"), size)
-
-
-def assert_same_values(one: Any, other: Any) -> None:
-    """To the bit, whatever it is made of."""
-    if isinstance(one, torch.Tensor):
-        assert same_bits(one, other)
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for key, value in one.items():
-            assert_same_values(value, other[key])
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other)
-        for pair in zip(one, other, strict=True):
-            assert_same_values(*pair)
-    else:
-        assert one == other
 
 
 def counts(found: dict[str, Any]) -> dict[str, int]:
@@ -49,7 +23,7 @@ def counts(found: dict[str, Any]) -> dict[str, int]:
 @pytest.mark.parametrize("kind", [*KINDS, "warmed up", "gone on"])
 def test_ranks_stay_equal(ranks: Any, kind: str) -> None:
     for rank in ranks[1:]:
-        assert_same_values(rank[kind], ranks[0][kind])
+        assert_same_bits(rank[kind], ranks[0][kind])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,7 +74,7 @@ def test_a_chain_goes_on_from_a_state_dict(ranks: Any) -> None:
 
 def test_a_group_of_one(ranks: Any, one_thread: None) -> None:
     for number, rank in enumerate(ranks):
-        assert_same_values(rank["alone"], hmcecs_ranks.alone(number))
+        assert_same_bits(rank["alone"], hmcecs_ranks.alone(number))
 
 
 def test_what_is_not_finite_on_one_rank_all_ranks_go_by(ranks: Any) -> None:

@@ -6,36 +6,21 @@ from typing import Any
 import pytest
 import sbps_ranks
 import torch
-from launch import launch
-from reference import same_bits
+from launch import on_ranks
+from reference import assert_same_bits
 from sbps_ranks import BATCH_SIZE, EVENTS, KINDS
 
-PROGRAM = Path(sbps_ranks.__file__)
+#: What the program has found on each rank.
+ranks = on_ranks(Path(sbps_ranks.__file__))
 # Up to the rounding of the sums over ranks, and what 300 events make of it: 2e-14.
 ROUNDED = {"rtol": 1e-11, "atol": 1e-12}
 RUNS = ("times", "places", "samples", "means")
 
 
-@pytest.fixture(
-    scope="module", params=[2, pytest.param(4, marks=pytest.mark.exhaustive)]
-)
-def ranks(
-    request: Any, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, Any]]:
-    """What sbps_ranks.py has found on each rank."""
-    size = request.param
-    return launch(PROGRAM, size, tmp_path_factory.mktemp("ranks"), size)
-
-
 def assert_same(one: dict[str, Any], other: dict[str, Any], *runs: str) -> None:
     """To the bit."""
-    assert one["groups"] == other["groups"]
-    for key in (*runs, "params"):
-        assert all(map(same_bits, one[key], other[key]))
-    assert one["state"].keys() == other["state"].keys()
-    for index, state in one["state"].items():
-        assert state.keys() == other["state"][index].keys()
-        assert all(map(same_bits, state.values(), other["state"][index].values()))
+    for key in (*runs, "groups", "params", "state"):
+        assert_same_bits(one[key], other[key])
 
 
 def counts(found: dict[str, Any]) -> dict[str, int]:

@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ranks(folder: Path) -> list[dict[str, Any]]:
     """What sharded_ranks.py has found on each rank."""
-    return launch(PROGRAM, RANKS, folder, RANKS)
+    return launch(PROGRAM, RANKS, folder)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_so_they_are_on_more_ranks(folder: Path, tmp_path: Path, number: int) ->
         *map(", ".join, product(("online", "drawn", "means", "loaded"), EITHER)),
         "fully_shard",
     ]
-    for rank in launch(PROGRAM, number, tmp_path, number):
+    for rank in launch(PROGRAM, number, tmp_path):
         assert {chain: rank[chain] for chain in chains if rank[chain]} == {}
 
 

@@ -22,7 +22,7 @@ RANKS = 2
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What sharded_hmc_ranks.py has found on each rank."""
-    return launch(PROGRAM, RANKS, tmp_path_factory.mktemp("ranks"), RANKS)
+    return launch(PROGRAM, RANKS, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,13 @@
 Does what test_distributed.py looks at, and saves it as FOLDER/RANK.pt.
 """
 
-import os
-import sys
-import warnings
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from one_rank import join, run
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -76,8 +72,7 @@ def refusal(call: Callable[[], object]) -> str:
     return "nothing was raised"
 
 
-def main(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
+def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
     torch.manual_seed(rank)
     results: dict[str, Any] = {}
 
@@ -91,13 +86,7 @@ def main(rank: int, folder: Path) -> None:
     sharded_late = network()
     before_sharding = sg.SGLD(sharded_late.parameters(), **COMMON, seed=1)
 
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=60),
-    )
+    join(rank, ranks, folder)
     for name, make in {**KINDS, **PERSISTENT}.items():
         torch.manual_seed(rank)
         model = DDP(network())
@@ -135,12 +124,8 @@ def main(rank: int, folder: Path) -> None:
     refusals["FSDP late"] = refusal(before_sharding.step)
     results["refusals"] = refusals
 
-    torch.save(results, folder / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return results
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    warnings.simplefilter("ignore")
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    run(main)
