@@ -21,7 +21,6 @@ __all__ = [
     "closure_of",
     "collector_of",
     "data",
-    "files",
     "graphs",
     "loader",
     "new_model",
@@ -78,13 +77,6 @@ def new_sampler(kind: str, model: nn.Module) -> sg.Sampler:
 def collector_of(sampler: sg.Sampler, model: nn.Module, folder: Path) -> sg.Collector:
     """Every third draw after the second step, or of SBPS its second sample."""
     return sg.Collector(sampler, model, folder, burn_in=2, every=3)
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    """What a store has on the disk, of draws and of their index."""
-    found = {p.name: p for p in (folder / "chain-0").iterdir() if p.name != "lock"}
-    assert len(found) > 2
-    return {name: path.read_bytes() for name, path in sorted(found.items())}
 
 
 def takes_closure(kind: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from stored_files import files
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -300,12 +301,6 @@ def test_chains_side_by_side(tmp_path: Path) -> None:
 
 
 # ---- Resuming ------------------------------------------------------------------------
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.*")} | {
-        str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("index")
-    }
 
 
 @pytest.mark.parametrize("most", [None, 4])

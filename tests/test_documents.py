@@ -58,6 +58,10 @@ def test_python(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     model, sampler = names["model"], names["sampler"]
     begun = {"model": model.state_dict(), "sampler": sampler.state_dict()}
     torch.save(begun, "chain.pt")
+    if file.name == "mnist.md":  # as the example's run stores draws
+        with sg.Collector(sampler, model, "runs/mnist_bnn/sghmc-seed0"):
+            model(names["x_test"]).sum().backward()
+            sampler.step()
     if file.name == "distributed.md":  # as torchrun does, for one process
         for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": 0}.items():
             monkeypatch.setenv(name, str(value))

@@ -13,20 +13,12 @@ import driver_problem
 import pytest
 import torch
 from driver_problem import ROWS, KilledAt, cycles, data, loader, loss, model, run, sghmc
+from stored_files import files
 from torch import nn
 from torch.nn import functional as F
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.seeds import fold_in
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    """All bytes of a store; checkpoints have bytes of their own."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.suffix != ".pt" and "lock" not in path.name
-    }
 
 
 def test_a_loop_of_ones_own(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from harness.exactness import assert_same
+from stored_files import files
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
@@ -306,11 +307,6 @@ def test_a_gradient_that_is_not_finite_stops_all() -> None:
     sampler.step()
     assert sampler.num_skipped == 1
     assert not p.any()
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 def test_each_chain_has_its_draws(tmp_path: Path) -> None:

@@ -7,10 +7,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+
+import torch_sgmcmc as sg
 
 pytestmark = pytest.mark.examples
 
@@ -211,25 +214,25 @@ def test_what_a_particle_cannot_have_is_refused(
     assert message in capsys.readouterr().err
 
 
-class ThreeEpochs:
-    """A chain whose epochs have 2, no and 3 samples after one of burn-in."""
+class FourEpochs:
+    """A chain of SGLD whose epochs have 7, 2, no and 3 samples, the first 7 burn-in."""
 
     counts = (7, 2, 0, 3)
 
-    def __init__(self, outputs: list[torch.Tensor]) -> None:
+    def __init__(self, outputs: list[torch.Tensor], store: Path) -> None:
         from checkpoint import Parts
 
         self.model = torch.nn.Linear(1, 2)
-        self.parts = Parts(model=self.model)
-        self.outputs = iter(outputs)
-        self.epoch = 0
+        self.sampler = sg.SGLD([self.model.bias], 0.1, num_data=1, seed=0)
+        self.collectors = [sg.Collector(self.sampler, self.model, store, burn_in=7)]
+        self.parts = Parts(model=self.model, sampler=self.sampler)
+        self.outputs = outputs
 
     def train(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def draws(self) -> list[dict[str, torch.Tensor]]:
-        count = self.counts[self.epoch - 1]
-        return [{"bias": next(self.outputs)} for _ in range(count)]
+        for _ in range(self.counts[epoch - 1]):
+            self.model.bias.grad = torch.ones(2)
+            self.sampler.step()
+            self.outputs.append(self.model.bias.detach().clone())
 
     def report(self) -> dict:
         return {}
@@ -241,43 +244,66 @@ class ThreeEpochs:
 def test_epochs_count_by_their_samples(
     tmp_path: Path, example: Callable[..., list[dict]]
 ) -> None:
-    from bnn.loop import RunConfig, run_chain
+    from bnn.config import RunConfig
+    from bnn.loop import run_chain
 
-    generator = torch.Generator().manual_seed(0)
-    outputs = [*torch.randn(12, 2, generator=generator)]
     config = RunConfig("sbps", 0, (), 4, 1, 5, "none")
     labels = torch.zeros(5, dtype=torch.long)
-    for again in range(2):  # the second time there is only the checkpoint
-        chain = ThreeEpochs([] if again else outputs)
-        state = run_chain(
-            config, chain, {"labelled": torch.zeros(5, 1)}, labels, tmp_path
-        )
+    inputs = {"labelled": torch.zeros(5, 1)}
+    outputs: list[torch.Tensor] = []
+    for _ in range(2):  # the second time there is only the checkpoint
+        begin = partial(FourEpochs, outputs)
+        _, state = run_chain(config, begin, inputs, labels, tmp_path)
+        assert len(outputs) == 12
         assert state["samples"] == 5
         expected = torch.stack(outputs[-5:]).softmax(1).mean(0).expand(5, 2)
         assert torch.allclose(state["predictions"]["labelled"], expected, atol=1e-6)
 
 
-def test_draws_are_the_networks_at_the_epochs_sample_times(
-    example: Callable[..., list[dict]],
+def test_the_table_is_that_of_the_stored_draws(
+    tmp_path: Path, example: Callable[..., list[dict]]
+) -> None:
+    from bnn.data import load_digits
+    from bnn.methods import build_model
+
+    methods = ("sghmc", "psbps")
+    options = (*BOUNCY[3:], "--epochs", "6", "--burn-in", "3")
+    runs = example(tmp_path, "--method", *methods, *options)
+    images = load_digits()
+    model = build_model(64, 1, torch.device("cpu"))
+    for r in runs:
+        draws = sg.SampleStore(tmp_path / f"{r['config']['method']}-seed0")
+        mean = sg.predict(model, draws, images.test_x).mean
+        right = mean.gather(1, images.test_y[:, None]).double()
+        assert len(draws) == r["samples"] >= 3
+        assert -right.log().mean().item() == pytest.approx(r["final"]["nll"], abs=1e-6)
+
+
+def test_draws_are_the_networks_at_the_sample_times_after_burn_in(
+    tmp_path: Path, example: Callable[..., list[dict]]
 ) -> None:
     from bnn.bouncy import BouncyChain
+    from bnn.config import RunConfig
     from bnn.data import load_digits
-    from bnn.loop import RunConfig
     from bnn.methods import METHODS
 
     images = load_digits()
     settings = METHODS["sbps"] | {"start_epochs": 0, "sample_interval": 0.01}
     config = RunConfig("sbps", 0, tuple(settings.items()), 2, 1, 500, images.name)
-    chain = BouncyChain(config, images)
-    kept = []
+    chain = BouncyChain(config, images, tmp_path / "store")
+    kept: list[list[torch.Tensor]] = []
     chain._sampler.register_sample_hook(
         lambda sampler, time: kept.append([p.clone() for p in chain.parameters()])
     )
     chain.train(1)
+    of_burn_in = len(kept)
     chain.train(2)
-    now = [p.clone() for p in chain.parameters()]
-    draws = [[*draw.values()] for draw in chain.draws()]
-    assert 1 < len(draws) < len(kept)
-    for draw, expected in zip(draws, kept[-len(draws) :], strict=True):
-        assert all(map(torch.equal, draw, expected))
-    assert all(map(torch.equal, now, chain.parameters()))
+    (collector,) = chain.collectors
+    collector.close()
+    draws = sg.SampleStore(tmp_path / "store")
+    assert 1 < len(draws) == len(kept) - of_burn_in < len(kept)
+    names = list(chain.model.state_dict())
+    for draw, expected in zip(draws, kept[of_burn_in:], strict=True):
+        assert all(
+            torch.equal(draw[n], t) for n, t in zip(names, expected, strict=True)
+        )

@@ -18,8 +18,9 @@ some epochs of SGD with momentum end, and keep the prior precision at 1.
 The network and its settings are in bnn/methods.py, the data in bnn/data.py, the loop in
 bnn/loop.py, and what it trains in bnn/run.py and bnn/bouncy.py.
 
-Results go to --out: results.json, figure4.png, uncertainty.png, learning.png and one
-checkpoint for each run, from which an interrupted run continues.
+Results go to --out: results.json, figure4.png, uncertainty.png, learning.png; for each
+run a checkpoint, from which it continues if it was interrupted, and a folder of draws,
+from which ``torch_sgmcmc.predict`` predicts whatever else is wanted.
 """
 
 from __future__ import annotations

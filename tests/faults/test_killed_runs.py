@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 import torch
 from children import outcome
+from stored_files import files
 from test_cpp_checkpoints import EXAMPLES, digits
 
 __all__ = ["digits"]
@@ -56,13 +57,14 @@ def kill(
 ) -> None:
     """Kills runs until there have been enough kills; prints what there was."""
     generator = random.Random(0)
-    ends, times, saved = {}, {}, {}
+    ends, times, saved, whole = {}, {}, {}, {}
     for method in methods:
         for name in ("first", "whole"):  # the first has to read files
             start = time.perf_counter()
             ends[method] = go(tmp_path / name / method, method, None)
             times[method] = time.perf_counter() - start
         path = tmp_path / "whole" / method / f"{method}-seed0.pt"
+        whole[method] = path.with_suffix("")
         saved[method] = bnn.checkpoint.load(path)
         assert len(saved[method]["history"]) == EPOCHS
     kills = runs = unfinished = 0
@@ -87,6 +89,7 @@ def kill(
                 assert scores(now["history"]) == scores(expected)
             epochs[epoch] += 1
         assert end == ends[method]
+        assert files(path.with_suffix("")) == files(whole[method])
         now = bnn.checkpoint.load(path)
         for name, tensor in saved[method]["model"].items():
             assert torch.equal(now["model"][name], tensor)

@@ -35,17 +35,28 @@ std::string Names(const Named& all) {
   return names;
 }
 
+// The folder of the draws. What there is if the run has no checkpoint, is of
+// one that was killed in its first epoch.
+fs::path Store(fs::path folder, bool begun) {
+  if (!begun) fs::remove_all(folder);
+  return folder;
+}
+
 // Everything of a run that changes.
 class Runner {
  public:
   Runner(const RunConfig& config, const Images& images, const fs::path& folder)
       : images_(images),
         path_(folder / (config.name() + ".pt")),
+        begun_(fs::exists(path_)),
         model_(BuildModel(
             images.train_x.size(1), config.seed, images.train_x.device())),
-        trainer_(BuildTrainer(config, model_, images.train_y.size(0))) {
+        trainer_(BuildTrainer(config,
+                              model_,
+                              images.train_y.size(0),
+                              Store(folder / config.name(), begun_))) {
     state_.config = config;
-    if (fs::exists(path_)) resume();
+    if (begun_) resume();
   }
 
   RunState run() {
@@ -85,7 +96,7 @@ class Runner {
                                           state_.epoch)) {
       trainer_->optimizer().zero_grad();
       torch::nn::functional::cross_entropy(model_->forward(x), y).backward();
-      trainer_->optimizer().step();
+      trainer_->step();
     }
   }
 
@@ -187,6 +198,7 @@ class Runner {
 
   const Images& images_;
   fs::path path_;
+  bool begun_;
   torch::nn::Sequential model_;
   std::unique_ptr<Trainer> trainer_;
   RunState state_;

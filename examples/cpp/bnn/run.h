@@ -1,9 +1,9 @@
 // One run of one method with one seed: an ordinary training loop, resumable.
 //
 // A checkpoint is written after every epoch, all of it or nothing: a run that
-// is killed at any moment continues from its last epoch to the same bits. The
-// file is the Python example's, so that either program continues the other's
-// runs.
+// is killed at any moment continues from its last epoch to the same bits, its
+// stored draws among them. The files are the Python example's, so that either
+// program continues the other's runs.
 #pragma once
 
 #include <filesystem>

@@ -25,9 +25,11 @@ class PointEstimate : public Trainer {
       : sgd_(groups, options) {}
 
   torch::optim::Optimizer& optimizer() override { return sgd_; }
+  void step() override { sgd_.step(); }
   std::vector<double> end_epoch() override { return {}; }
   void save(StateDict& checkpoint) override {
     checkpoint.set("optimizer", SGDStateDict(sgd_));
+    checkpoint.set("collectors", StateDict());
   }
   void load(const StateDict& checkpoint) override {
     LoadSGDStateDict(sgd_, checkpoint.at("optimizer"));
@@ -37,26 +39,38 @@ class PointEstimate : public Trainer {
   torch::optim::SGD sgd_;
 };
 
-// A sampler, with a hyperprior on each layer's precision.
+// A sampler, with a hyperprior on each layer's precision, and its draws.
 class Posterior : public Trainer {
  public:
-  explicit Posterior(std::unique_ptr<torch_sgmcmc::Sampler> sampler)
-      : sampler_(std::move(sampler)), precision_(*sampler_) {}
+  Posterior(std::unique_ptr<torch_sgmcmc::Sampler> sampler,
+            const torch::nn::Sequential& model,
+            const std::filesystem::path& store,
+            const torch_sgmcmc::CollectorOptions& options)
+      : sampler_(std::move(sampler)),
+        precision_(*sampler_),
+        collector_(*sampler_, *model, store.string(), options) {}
 
   torch::optim::Optimizer& optimizer() override { return *sampler_; }
+  void step() override { collector_.step(); }
   std::vector<double> end_epoch() override { return precision_.step(); }
   void save(StateDict& checkpoint) override {
     checkpoint.set("optimizer", sampler_->state_dict());
     checkpoint.set("precision", precision_.state_dict());
+    StateDict collectors;  // the Python example's chains may be several
+    collectors.set("0", collector_.state_dict());
+    checkpoint.set("collectors", std::move(collectors));
   }
   void load(const StateDict& checkpoint) override {
     sampler_->load_state_dict(checkpoint.at("optimizer"));
     precision_.load_state_dict(checkpoint.at("precision"));
+    const StateDict collectors(checkpoint.at("collectors"));
+    collector_.load_state_dict(collectors.at("0"));
   }
 
  private:
   std::unique_ptr<torch_sgmcmc::Sampler> sampler_;
   torch_sgmcmc::GammaPrecision precision_;
+  torch_sgmcmc::Collector collector_;
 };
 
 }  // namespace
@@ -82,7 +96,8 @@ torch::nn::Sequential BuildModel(int64_t inputs,
 
 std::unique_ptr<Trainer> BuildTrainer(const RunConfig& config,
                                       const torch::nn::Sequential& model,
-                                      int64_t num_data) {
+                                      int64_t num_data,
+                                      const std::filesystem::path& store) {
   // A group for each layer: each has a prior precision of its own.
   std::vector<OptimizerParamGroup> groups;
   for (const auto& layer : model->children()) {
@@ -91,14 +106,24 @@ std::unique_ptr<Trainer> BuildTrainer(const RunConfig& config,
   }
   const auto n = static_cast<double>(num_data);
   const double lr = Get(config.settings, "lr");
+  const auto posterior = [&](std::unique_ptr<torch_sgmcmc::Sampler> sampler) {
+    const int64_t epoch =
+        (num_data + config.batch_size - 1) / config.batch_size;
+    return std::make_unique<Posterior>(std::move(sampler),
+                                       model,
+                                       store,
+                                       torch_sgmcmc::CollectorOptions()
+                                           .burn_in(config.burn_in * epoch)
+                                           .every(epoch));
+  };
   if (config.method == "sgld") {
-    return std::make_unique<Posterior>(std::make_unique<torch_sgmcmc::SGLD>(
+    return posterior(std::make_unique<torch_sgmcmc::SGLD>(
         std::move(groups),
         torch_sgmcmc::SGLDOptions(lr).num_data(n).prior_precision(1).seed(
             config.seed)));
   }
   if (config.method == "sghmc") {
-    return std::make_unique<Posterior>(std::make_unique<torch_sgmcmc::SGHMC>(
+    return posterior(std::make_unique<torch_sgmcmc::SGHMC>(
         std::move(groups),
         torch_sgmcmc::SGHMCOptions(lr)
             .momentum(Get(config.settings, "momentum"))

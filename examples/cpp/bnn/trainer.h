@@ -8,6 +8,7 @@
 #include <torch_sgmcmc/state_dict.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <vector>
 
@@ -26,6 +27,8 @@ class Trainer {
   virtual ~Trainer() = default;
 
   virtual torch::optim::Optimizer& optimizer() = 0;
+  /// The optimizer's step; of samplers it may store a draw.
+  virtual void step() = 0;
   /// Ends an epoch. Returns the new prior precisions, where they are drawn.
   virtual std::vector<double> end_epoch() = 0;
   /// Writes all state to a checkpoint, under the Python example's keys.
@@ -33,9 +36,11 @@ class Trainer {
   virtual void load(const torch_sgmcmc::StateDict& checkpoint) = 0;
 };
 
-/// The optimizer or sampler of a run, with the hyperprior where there is one.
+/// The optimizer or sampler of a run, with the hyperprior where there is one,
+/// and what stores the network after each epoch that is not burn-in.
 std::unique_ptr<Trainer> BuildTrainer(const RunConfig& config,
                                       const torch::nn::Sequential& model,
-                                      int64_t num_data);
+                                      int64_t num_data,
+                                      const std::filesystem::path& store);
 
 }  // namespace bnn

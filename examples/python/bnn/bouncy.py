@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from checkpoint import Parts
@@ -10,8 +11,9 @@ from torch.nn import functional as F
 
 import torch_sgmcmc as sg
 
+from .config import RunConfig
 from .data import Images
-from .loop import Chain, RunConfig, train_epoch
+from .loop import Chain, train_epoch
 from .methods import METHODS, build_model, build_optimizer, build_sbps
 
 __all__ = ["BouncyChain"]
@@ -34,10 +36,11 @@ class BouncyChain(Chain):
     Args:
         config: the run, of method ``sbps`` or ``psbps``.
         images: training images; others are not looked at.
+        store: where the samples after burn-in go.
     """
 
-    def __init__(self, config: RunConfig, images: Images) -> None:
-        self._config, self._images = config, images
+    def __init__(self, config: RunConfig, images: Images, store: Path) -> None:
+        self._config, self._images, self._epoch = config, images, 0
         settings = dict(config.settings)
         num_data, pixels = images.train_x.shape
         self._start_epochs = int(settings["start_epochs"])
@@ -48,11 +51,12 @@ class BouncyChain(Chain):
         self._sampler, self._precision = build_sbps(
             config.method, settings, self.model, num_data, config.seed
         )
-        self._sampler.register_sample_hook(self._keep)
+        self.collectors = [
+            sg.Collector(self._sampler, self.model, store, when=self._averaging)
+        ]
         self._batches = sg.IndependentBatchSampler(
             num_data, int(settings["minibatch"]), seed=config.seed
         )
-        self._samples: list[dict[str, Tensor]] = []  # the epoch's
         self.parts = Parts(
             model=self.model,
             sgd=self._sgd,
@@ -69,7 +73,7 @@ class BouncyChain(Chain):
 
     def train(self, epoch: int) -> None:
         """SGD with momentum at first, then events to the epoch's evaluations."""
-        self._samples = []
+        self._epoch = epoch
         if epoch <= self._start_epochs:
             train_epoch(self.model, self._sgd, self._images, self._config, epoch)
             return
@@ -80,18 +84,13 @@ class BouncyChain(Chain):
         if self._precision is not None:
             self._precision.step()
 
+    def _averaging(self) -> bool:
+        return self._epoch > self._config.burn_in
+
     def _losses(self) -> Tensor:
         rows = self._batches.draw(1)[0].to(self._images.train_x.device)
         x, y = self._images.train_x[rows], self._images.train_y[rows]
         return F.cross_entropy(self.model(x), y, reduction="none")
-
-    def _keep(self, sampler: sg.SBPS, time: float) -> None:
-        state = self.model.state_dict()
-        self._samples.append({name: t.clone() for name, t in state.items()})
-
-    def draws(self) -> list[dict[str, Tensor]]:
-        """The network at the sample times that the epoch has passed."""
-        return self._samples
 
     def report(self) -> dict[str, Any]:
         """Precisions, evaluations and the sampler's diagnostics."""

@@ -1,16 +1,18 @@
-"""The loop of a run: train, predict, score, save; resumable after every epoch."""
+"""The loop of a run: train, store, predict, score, save; resumable every epoch."""
 
 from __future__ import annotations
 
 import hashlib
+import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import checkpoint
-import torch
+from checkpoint import Parts
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
@@ -18,58 +20,25 @@ from tqdm import tqdm
 
 import torch_sgmcmc as sg
 
+from .config import RunConfig
 from .data import Images, minibatches
 from .metrics import evaluate
 
-__all__ = ["Chain", "RunConfig", "run_chain", "train_epoch"]
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """What determines a run. Two runs with equal configs are the same chain."""
-
-    method: str
-    seed: int
-    settings: tuple[tuple[str, float], ...]
-    epochs: int
-    burn_in: int
-    batch_size: int
-    dataset: str
-    validate: bool = False  # report the validation set instead of the test set
-
-    @property
-    def name(self) -> str:
-        """A file name."""
-        return f"{self.method}-seed{self.seed}"
-
-    @property
-    def samples(self) -> bool:
-        """Whether predictions are averaged over the posterior."""
-        return self.method not in ("sgd", "sgdm")
-
-    def as_dict(self) -> dict[str, Any]:
-        """As checkpoints have it."""
-        return vars(self) | {"settings": dict(self.settings)}
-
-    def checkpoint(self, folder: Path) -> Path:
-        """The run's file."""
-        return folder / f"{self.name}.pt"
+__all__ = ["Chain", "run_chain", "train_epoch"]
 
 
 class Chain(Protocol):
     """What the loop trains."""
 
     #: What a checkpoint needs beyond what the loop keeps itself.
-    parts: checkpoint.Parts
+    parts: Parts
     #: The network that predicts.
     model: nn.Module
+    #: They store the draws after burn-in; none of point estimates.
+    collectors: Sequence[sg.Collector] = ()
 
     def train(self, epoch: int) -> None:
         """Makes the updates of one epoch, which is counted from 1."""
-
-    def draws(self) -> Sequence[Any]:
-        """The epoch's samples: what :meth:`torch_sgmcmc.Predictive.update` takes."""
-        return [None]
 
     def report(self) -> dict[str, Any]:
         """What goes into the history besides the scores."""
@@ -78,6 +47,9 @@ class Chain(Protocol):
     def parameters(self) -> list[Tensor]:
         """The current sample, for the fingerprint."""
         return list(self.parts["model"].state_dict().values())
+
+
+ChainT = TypeVar("ChainT", bound=Chain)
 
 
 def train_epoch(
@@ -99,78 +71,97 @@ def train_epoch(
 
 def run_chain(
     config: RunConfig,
-    chain: Chain,
+    begin: Callable[[Path], ChainT],
     inputs: dict[str, Tensor],
     labels: Tensor,
     folder: Path,
-) -> dict[str, Any]:
+) -> tuple[ChainT, dict[str, Any]]:
     """Runs to the last epoch, from the checkpoint in folder if there is one.
 
     A checkpoint is written after every epoch, all of it or nothing: a run that is
-    killed at any moment continues from its last epoch to the same bits.
+    killed at any moment continues from its last epoch to the same bits, its draws
+    among them.
 
     Args:
         config: what determines the run.
-        chain: the chain at its start.
+        begin: ``begin(store)`` returns the chain at its start; it stores draws there.
         inputs: what to predict; ``"labelled"`` is what labels belong to.
         labels: the true classes.
-        folder: where the checkpoint is.
+        folder: where checkpoint and store are.
 
     Returns:
-        The state at the end: config, history of the scores, mean predictions, seconds
-        of training, fingerprint.
+        The chain at its end, and the state: config, history of the scores, mean
+        predictions, seconds of training, fingerprint.
     """
-    path = config.checkpoint(folder)
-    predictions = _predictions(chain, inputs)
-    state = _begin(config, chain, predictions, path, labels.device)
-    with tqdm(
-        total=config.epochs,
-        initial=min(state["epoch"], config.epochs),
-        desc=config.name,
-        unit="epoch",
-    ) as bar:
-        if state["history"]:
-            bar.set_postfix(error=f"{state['history'][-1]['error']:.2%}")
-        while state["epoch"] < config.epochs:
-            started = time.perf_counter()
-            state["epoch"] += 1
-            chain.train(state["epoch"])
-            state["seconds"] += time.perf_counter() - started
+    path, store = config.checkpoint(folder), config.store(folder)
+    saved = checkpoint.of_run(path, config.as_dict(), labels.device)
+    if saved is None:  # what there is, is of a run that was killed in its first epoch
+        shutil.rmtree(store, ignore_errors=True)
+    with ExitStack() as stack:
+        chain = begin(store)
+        for collector in chain.collectors:
+            stack.enter_context(collector)
+        predictions = _predictions(chain, inputs)
+        state = _begin(config, chain, predictions, saved, path)
+        with tqdm(
+            total=config.epochs,
+            initial=min(state["epoch"], config.epochs),
+            desc=config.name,
+            unit="epoch",
+        ) as bar:
+            if state["history"]:
+                bar.set_postfix(error=f"{state['history'][-1]['error']:.2%}")
+            while state["epoch"] < config.epochs:
+                started = time.perf_counter()
+                state["epoch"] += 1
+                chain.train(state["epoch"])
+                state["seconds"] += time.perf_counter() - started
 
-            draws = samples = chain.draws()
-            averaging = config.samples and state["epoch"] > config.burn_in
-            if not averaging or state["samples"] == 0:
-                predictions = _predictions(chain, inputs)  # without those before
-                draws = samples or [None]  # the network as it is
-            for predictive in predictions.values():
-                for draw in draws:
-                    predictive.update(draw)
-            state["samples"] += len(samples) if averaging else 0
+                draws = new = _draws(chain, store)[state["samples"] :]
+                if state["samples"] == 0:
+                    predictions = _predictions(chain, inputs)
+                    draws = new or [None]  # without draws, the network as it is
+                for predictive in predictions.values():
+                    for draw in draws:
+                        predictive.update(draw)
+                state["samples"] += len(new)
 
-            scores = evaluate(predictions["labelled"].result().mean, labels)
-            scores |= {"epoch": state["epoch"]} | chain.report()
-            state["history"].append(scores)
-            saved = {"predictions": predictions.state_dict()}
-            checkpoint.save(state | saved | chain.parts.state_dict(), path)
-            bar.update()
-            bar.set_postfix(error=f"{scores['error']:.2%}")
+                scores = evaluate(predictions["labelled"].result().mean, labels)
+                scores |= {"epoch": state["epoch"]} | chain.report()
+                state["history"].append(scores)
+                parts = _parts(chain, predictions)
+                checkpoint.save(state | parts.state_dict(), path)
+                bar.update()
+                bar.set_postfix(error=f"{scores['error']:.2%}")
     state["predictions"] = {k: p.result().mean for k, p in predictions.items()}
     state["digest"] = _digest(chain, state)
-    return state
+    return chain, state
 
 
-def _predictions(chain: Chain, inputs: dict[str, Tensor]) -> checkpoint.Parts:
-    return checkpoint.Parts(
-        {name: sg.Predictive(chain.model, x) for name, x in inputs.items()}
+def _draws(chain: Chain, store: Path) -> list[Any]:
+    """Those of all chains, in the order in which they were made."""
+    for collector in chain.collectors:
+        collector.flush()
+    return sorted(sg.SampleStore(store), key=attrgetter("step"))
+
+
+def _predictions(chain: Chain, inputs: dict[str, Tensor]) -> Parts:
+    return Parts({name: sg.Predictive(chain.model, x) for name, x in inputs.items()})
+
+
+def _parts(chain: Chain, predictions: Parts) -> Parts:
+    collectors = {str(i): c for i, c in enumerate(chain.collectors)}
+    return Parts(
+        chain.parts | {"predictions": predictions, "collectors": Parts(collectors)}
     )
 
 
 def _begin(
     config: RunConfig,
     chain: Chain,
-    predictions: checkpoint.Parts,
+    predictions: Parts,
+    saved: dict[str, Any] | None,
     path: Path,
-    device: torch.device,
 ) -> dict[str, Any]:
     """The state of the last checkpoint, loaded into the chain, or that of a start."""
     state: dict[str, Any] = {
@@ -180,7 +171,6 @@ def _begin(
         "history": [],
         "seconds": 0.0,
     }
-    saved = checkpoint.of_run(path, state["config"], device)
     if saved is None:
         return state
     try:
@@ -189,8 +179,7 @@ def _begin(
                 f"predictions for {' and '.join(saved['predictions'])} images, not "
                 f"for {' and '.join(predictions)}"
             )
-        predictions.load_state_dict(saved["predictions"])
-        chain.parts.load_state_dict(saved)
+        _parts(chain, predictions).load_state_dict(saved)
         return {key: saved[key] for key in state} | {"config": state["config"]}
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise SystemExit(

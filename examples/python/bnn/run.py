@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from checkpoint import Parts
 
+import torch_sgmcmc as sg
+
 from .bouncy import BouncyChain
+from .config import RunConfig
 from .data import Images
-from .loop import Chain, RunConfig, run_chain, train_epoch
+from .loop import Chain, run_chain, train_epoch
 from .methods import build_model, build_optimizer
 
 __all__ = ["RunConfig", "run"]
@@ -23,13 +27,15 @@ def run(config: RunConfig, images: Images, folder: Path) -> dict[str, Any]:
     elif images.other_x is not None:
         inputs["other"] = images.other_x
     build = BouncyChain if config.method in ("sbps", "psbps") else NetworkChain
-    return run_chain(config, build(config, images), inputs, labels, folder)
+    begin = partial(build, config, images)
+    _, state = run_chain(config, begin, inputs, labels, folder)
+    return state
 
 
 class NetworkChain(Chain):
     """A network and its optimizer, and the hyperprior where there is one."""
 
-    def __init__(self, config: RunConfig, images: Images) -> None:
+    def __init__(self, config: RunConfig, images: Images, store: Path) -> None:
         self._config, self._images = config, images
         num_data, pixels = images.train_x.shape
         self.model = build_model(pixels, config.seed, images.train_x.device)
@@ -39,6 +45,17 @@ class NetworkChain(Chain):
         self.parts = Parts(model=self.model, optimizer=self._optimizer)
         if self._precision is not None:
             self.parts["precision"] = self._precision
+        if isinstance(self._optimizer, sg.Sampler):
+            epoch = -(-num_data // config.batch_size)
+            self.collectors = [
+                sg.Collector(
+                    self._optimizer,
+                    self.model,
+                    store,
+                    burn_in=config.burn_in * epoch,
+                    every=epoch,
+                )
+            ]
 
     def train(self, epoch: int) -> None:
         """One pass over the images; then the precisions are drawn."""

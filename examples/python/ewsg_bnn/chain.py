@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ class NetworkChain:
         y: their labels.
         strata: the stratum of each image for stratified minibatches, or None for
             uniform ones.
+        store: where draws go.
+        number: of the chain, there.
+        updates: from one draw to the next.
     """
 
     def __init__(
@@ -37,8 +41,11 @@ class NetworkChain:
         x: Tensor,
         y: Tensor,
         strata: Tensor | None,
+        store: Path,
+        number: int,
+        updates: int,
     ) -> None:
-        self._config, self._seed = config, seed
+        self._config, self._seed, self._updates = config, seed, updates
         self._x, self._y, self._strata = x, y, strata
         #: Gradients of single examples taken so far.
         self.gradients = 0
@@ -47,6 +54,14 @@ class NetworkChain:
             config.method, dict(config.settings), self.model, len(y), seed
         )
         self._batches = self._make_batches(seed)
+        self.collector = sg.Collector(
+            self.sampler,
+            self.model,
+            store,
+            chain=number,
+            burn_in=config.burn_in * updates,
+            every=updates,
+        )
         self._parts = Parts(
             model=self.model, sampler=self.sampler, batches=self._batches
         )
@@ -59,11 +74,11 @@ class NetworkChain:
             return sg.IndependentBatchSampler(len(self._y), size, seed=seed)
         return sg.StratifiedBatchSampler(self._strata, size, seed=seed)
 
-    def train(self, updates: int) -> None:
-        """Makes updates of ``batch_size`` gradients each."""
+    def train(self) -> None:
+        """Makes the updates to the next draw, of ``batch_size`` gradients each."""
         self.model.train()
         draws = self._config.batch_size // self._batches.batch_size
-        minibatches = iter(self._batches.draw(draws * updates))
+        minibatches = iter(self._batches.draw(draws * self._updates))
 
         def closure() -> Tensor:
             self.sampler.zero_grad()
@@ -73,7 +88,7 @@ class NetworkChain:
             loss.backward()
             return loss
 
-        for _ in range(updates):
+        for _ in range(self._updates):
             self.sampler.step(closure)
 
     def _loss(self, rows: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bnn.loop import RunConfig
+from bnn.config import RunConfig
 
 __all__ = ["EnsembleConfig"]
 

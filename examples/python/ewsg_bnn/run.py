@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from bnn.data import Images
 from bnn.loop import Chain, run_chain
 from checkpoint import Parts
-from torch import Tensor, nn
+from torch import Tensor
 
 import torch_sgmcmc as sg
 
@@ -37,25 +38,31 @@ def run(config: EnsembleConfig, images: Images, folder: Path) -> dict[str, Any]:
     if not config.validate:  # all 60,000, as in the paper
         x, y = torch.cat([x, images.validation_x]), torch.cat([y, images.validation_y])
         inputs, labels = {"labelled": images.test_x}, images.test_y
-    ensemble = _Ensemble(config, x, y)
-    state = run_chain(config, ensemble, inputs, labels, folder)
+    begin = partial(_Ensemble, config, x, y)
+    ensemble, state = run_chain(config, begin, inputs, labels, folder)
     return state | {"diagnostics": diagnose(ensemble.chains[0])}
 
 
 class _Ensemble(Chain):
-    def __init__(self, config: EnsembleConfig, x: Tensor, y: Tensor) -> None:
+    def __init__(
+        self, config: EnsembleConfig, x: Tensor, y: Tensor, store: Path
+    ) -> None:
         self._config = config
-        self._updates = len(y) // (config.batch_size * config.samples_per_pass)
         strata = None
         if config.method == "cp_sghmc":
             strata = sg.kmeans_strata(x, _CLUSTERS, seed=0)
         # Chains of all seeds have starts, noise and minibatches of their own.
         first = config.seed * config.chains
         seeds = range(first, first + config.chains)
-        chains = {str(s): NetworkChain(config, s, x, y, strata) for s in seeds}
-        self.chains = list(chains.values())
+        updates = len(y) // (config.batch_size * config.samples_per_pass)
+        self.chains = [
+            NetworkChain(config, seed, x, y, strata, store, number, updates)
+            for number, seed in enumerate(seeds)
+        ]
+        self.collectors = [chain.collector for chain in self.chains]
         self.model = self.chains[0].model
-        self.parts = Parts(chains=Parts(chains))
+        by_seed = {str(s): c for s, c in zip(seeds, self.chains, strict=True)}
+        self.parts = Parts(chains=Parts(by_seed))
 
     def train(self, epoch: int) -> None:
         for chain in self.chains:
@@ -63,11 +70,7 @@ class _Ensemble(Chain):
                 # The preconditioner stays as burn-in has made it: no Γ is needed.
                 for group in chain.sampler.param_groups:
                     group["adapt"] = False
-            chain.train(self._updates)
-
-    def draws(self) -> list[nn.Module]:
-        """The network of each chain."""
-        return [chain.model for chain in self.chains]
+            chain.train()
 
     def report(self) -> dict[str, Any]:
         report: dict[str, Any] = {"gradients": sum(c.gradients for c in self.chains)}
