@@ -1,0 +1,110 @@
+"""Which steps of a chain become draws, with what weight: four ways to collect.
+
+    python examples/python/collected_steps.py [--out runs/collected] [--steps 1000]
+
+Four chains of the regression in ``stored_regression.py``, and a picture of each: the
+step size, and the draws that its store has in the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from stored_regression import Minibatches, loss, network, sampler
+
+import torch_sgmcmc as sg
+
+Line = tuple[str, list[float], sg.SampleStore]
+
+
+def ways(steps: int) -> dict[str, dict[str, Any]]:
+    """By title, what ``sample`` is told besides model, data and sampler."""
+    tenth = steps // 10
+    cycle, every = 3 * tenth, max(1, steps // 50)
+    return {
+        f"burn_in={2 * tenth}, every={every}": {"burn_in": 2 * tenth, "every": every},
+        f"every={max(1, every // 4)}, max_samples=20": {
+            "every": max(1, every // 4),
+            "max_samples": 20,
+        },
+        f"CyclicalSchedule({cycle}), draws of sampling phases alone": {
+            "schedule": lambda s: sg.CyclicalSchedule(s, cycle, exploration=0.6),
+            "every": every // 2,
+        },
+        f"PolynomialDecay(b={tenth}), weighted with the step size": {
+            "schedule": lambda s: sg.PolynomialDecay(s, tenth),
+            "every": every,
+        },
+    }
+
+
+def collect(out: Path, steps: int) -> list[Line]:
+    """Runs the chains; of each its title, the lr of each step and its store."""
+    lines = []
+    for i, (title, options) in enumerate(ways(steps).items()):
+        sizes: list[float] = []
+
+        def recorded(
+            parameters: Any, seed: int, sizes: list[float] = sizes
+        ) -> sg.Sampler:
+            made = sampler(parameters, seed)
+            made.register_step_post_hook(
+                lambda made, *_: sizes.append(made.param_groups[0]["lr"])
+            )
+            return made
+
+        store = sg.sample(
+            *(network(), recorded, Minibatches(), loss, out / f"draws-{i}"),
+            steps=steps,
+            seed=0,
+            restart=True,
+            progress=False,
+            **options,
+        )
+        lines.append((title, sizes, store))
+    return lines
+
+
+def picture(lines: list[Line], path: Path) -> None:
+    """A panel for each way."""
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(
+        *(len(lines), 1), figsize=(8, 6), sharex=True, layout="constrained"
+    )
+    for axes, (title, sizes, store) in zip(panels, lines, strict=True):
+        axes.plot(range(1, len(sizes) + 1), sizes, color="0.6")
+        heaviest = max(draw.weight for draw in store)
+        axes.scatter(
+            [draw.step for draw in store],
+            [draw.lr for draw in store],
+            [40 * draw.weight / heaviest for draw in store],
+            color="C3",
+            zorder=3,
+        )
+        title = f"{title}: {len(store)} draws"
+        axes.set_title(title, fontsize="medium", loc="left")
+        axes.set(ylabel="lr", ylim=(0, 1.15 * max(sizes)))
+    panels[-1].set_xlabel("step")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """Runs the chains and shows their draws."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/collected"))
+    parser.add_argument("--steps", type=int, default=1000)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)  # of such a network, others would be in the way
+    lines = collect(arguments.out, arguments.steps)
+    for title, _, store in lines:
+        print(f"{len(store)} draws of {title}")
+    picture(lines, arguments.out / "collected.png")
+
+
+if __name__ == "__main__":
+    main()
