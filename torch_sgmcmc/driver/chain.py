@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.distributed import world_size
 from torch_sgmcmc.core.files import load, save
 from torch_sgmcmc.core.progress import progress_bar
@@ -24,6 +22,7 @@ from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.schedules import PolynomialDecay
 from torch_sgmcmc.seeds import fold_in
 from torch_sgmcmc.store import Collector
+from torch_sgmcmc.store.deletion import chains_of, delete_chain
 
 __all__ = ["ChainState", "Settings", "run_chain"]
 
@@ -282,13 +281,9 @@ def _is_number(value: Any) -> bool:
 
 def _delete(store: Path, chain: int, chains: int) -> None:
     """Deletes what a chain has stored; the first one does so for those beyond."""
-    for other in _C.chains_in(str(store)):
+    for other in chains_of(store):
         if other == chain or (chain == 0 and other >= chains):
-            layout = _C.read_index(str(store), other).layout
-            writer = _C.ChainWriter(str(store), other, layout)  # the only one
-            _checkpoint_path(store, other).unlink(missing_ok=True)
-            shutil.rmtree(_C.chain_folder(str(store), other))
-            writer.close()
+            delete_chain(store, other, _checkpoint_path(store, other))
 
 
 def _state(schedule: Any) -> Any:
