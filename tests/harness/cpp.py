@@ -93,13 +93,19 @@ class Project:
         self.path = path
 
     def configure(self, *prefixes: str | Path, options: tuple[str, ...] = ()) -> str:
-        """Configures with linkers that drop libraries that are not referred to."""
+        """Configures with linkers that drop libraries that are not referred to.
+
+        Programs are not optimised, of which nothing is asked and which takes as long
+        again: what they do is the library's. Users' defaults are in preset gcc.
+        """
         return run(
             tool("cmake"),
             *("-S", self.source, "-B", self.build, "-G", "Ninja"),
             f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
             f"-DCMAKE_PREFIX_PATH={';'.join(map(str, prefixes))}",
             "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--as-needed",
+            "-DCMAKE_BUILD_TYPE=Debug",
+            "-DCMAKE_CXX_FLAGS_DEBUG=-O0",
             *options,
             path=self.path,
         )
