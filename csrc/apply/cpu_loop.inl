@@ -38,6 +38,10 @@ SG_INLINE void Prefetch(void* const* data,
    ...);
 }
 
+// Rows from this length on leave little of their last block of noise over, and
+// are spared the tables of RowNormals.
+constexpr int64_t kWideRow = 8 * kNoiseBlock;
+
 // Updates elements [begin, end) of a segment.
 template <class Update, class T>
 void RunSegment(const Update& update,
@@ -45,24 +49,34 @@ void RunSegment(const Update& update,
                 int64_t begin,
                 int64_t end,
                 const NoiseStream& stream) {
-  constexpr auto kIndices =
+  static constexpr auto kIndices =
       std::make_index_sequence<std::tuple_size_v<decltype(Update::kRoles)>>();
-  constexpr int64_t kBlocks = 4;  // noise blocks held in the first-level cache
+  constexpr int64_t kBlocks = RowNormals::kBlocks;
   constexpr int64_t kBuffer = kBlocks * kNoiseBlock;
-  alignas(64) float noise[kBuffer];
+  alignas(64) float noise[kBuffer + RowNormals::kBeyond];
   alignas(64) Arithmetic<T> means[kHasPriorMean<Update> ? kBuffer : 1];
   FillMeans(update, segment.data, means);
+  // The code of it but once.
+  const auto run = [&](int64_t count, const float* z)
+      __attribute__((noinline)) {
+    UpdateElements<Update, T>(
+        update, segment.data, begin, count, z, means, kIndices);
+    begin += count;
+  };
 
   if (!update.needs_noise()) {
     for (float& z : noise) z = 0.0f;
-    for (int64_t i = begin; i < end; i += kBuffer) {
-      UpdateElements<Update, T>(update,
-                                segment.data,
-                                i,
-                                std::min(kBuffer, end - i),
-                                noise,
-                                means,
-                                kIndices);
+    while (begin < end) run(std::min(kBuffer, end - begin), noise);
+    return;
+  }
+  if (segment.row > 0 && segment.row < kWideRow) {
+    RowNormals normals(segment, begin, stream);
+    while (begin < end) {
+      const int64_t count =
+          normals.Next(noise, [](void* const* data, int64_t at) {
+            Prefetch<Update, T>(data, at, kIndices);
+          });
+      run(std::min(count, end - begin), noise);
     }
     return;
   }
@@ -73,7 +87,8 @@ void RunSegment(const Update& update,
   uint64_t index = IndexOf(segment, begin);
   int64_t row_end = RowEnd(segment, begin);
   auto skip = static_cast<int64_t>(index & mask);
-  NormalSource source(stream, (index & ~mask) / 4);
+  uint64_t quad = (index & ~mask) / 4;
+  NormalSource source(stream, quad);
   while (begin < end) {
     const int64_t stop = std::min(end, row_end);
     const int64_t count = std::min(kBuffer - skip, stop - begin);
@@ -86,15 +101,15 @@ void RunSegment(const Update& update,
       Prefetch<Update, T>(
           segment.data, std::max(begin, begin - skip + b), kIndices);
       const bool jumps = done == row_end && b + kNoiseBlock >= skip + count;
-      source.Next(noise + b, jumps ? (index & ~mask) / 4 : source.following());
+      const uint64_t then = jumps ? (index & ~mask) / 4 : quad + kQuadBlock;
+      source.Next(noise + b, quad, then);
+      quad = then;
     }
-    UpdateElements<Update, T>(
-        update, segment.data, begin, count, noise + skip, means, kIndices);
+    run(count, noise + skip);
     skip = 0;
     if (done == row_end) {
       skip = static_cast<int64_t>(index & mask);
       row_end += segment.row;
     }
-    begin = done;
   }
 }
