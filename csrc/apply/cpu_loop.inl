@@ -38,10 +38,6 @@ SG_INLINE void Prefetch(void* const* data,
    ...);
 }
 
-// Rows from this length on leave little of their last block of noise over, and
-// are spared the tables of RowNormals.
-constexpr int64_t kWideRow = 8 * kNoiseBlock;
-
 // Updates elements [begin, end) of a segment.
 template <class Update, class T>
 void RunSegment(const Update& update,
@@ -51,32 +47,39 @@ void RunSegment(const Update& update,
                 const NoiseStream& stream) {
   static constexpr auto kIndices =
       std::make_index_sequence<std::tuple_size_v<decltype(Update::kRoles)>>();
+  constexpr int64_t kLine = 16;  // floats of a line of the cache
   constexpr int64_t kBlocks = RowNormals::kBlocks;
   constexpr int64_t kBuffer = kBlocks * kNoiseBlock;
-  alignas(64) float noise[kBuffer + RowNormals::kBeyond];
-  alignas(64) Arithmetic<T> means[kHasPriorMean<Update> ? kBuffer : 1];
+  alignas(64) float noise[kLine + kBuffer + RowNormals::kBeyond];
+  alignas(64) Arithmetic<T> means[kHasPriorMean<Update> ? kLine + kBuffer : 1];
   FillMeans(update, segment.data, means);
   // The code of it but once.
-  const auto run = [&](int64_t count, const float* z)
+  const auto run = [&](int64_t at, int64_t count, const float* z)
       __attribute__((noinline)) {
     UpdateElements<Update, T>(
-        update, segment.data, begin, count, z, means, kIndices);
-    begin += count;
+        update, segment.data, at, count, z, means, kIndices);
   };
 
   if (!update.needs_noise()) {
     for (float& z : noise) z = 0.0f;
-    while (begin < end) run(std::min(kBuffer, end - begin), noise);
+    for (int64_t i = begin; i < end; i += kBuffer) {
+      run(i, std::min(kBuffer, end - i), noise);
+    }
     return;
   }
-  if (segment.row > 0 && segment.row < kWideRow) {
+  if (segment.row > 0 && !FillsBlocks(segment)) {
     RowNormals normals(segment, begin, stream);
+    int64_t kept = 0;  // normals, so that lines of the cache stay whole
     while (begin < end) {
-      const int64_t count =
-          normals.Next(noise, [](void* const* data, int64_t at) {
-            Prefetch<Update, T>(data, at, kIndices);
-          });
-      run(std::min(count, end - begin), noise);
+      kept += normals.Next(noise + kept, [](void* const* data, int64_t at) {
+        Prefetch<Update, T>(data, at, kIndices);
+      });
+      if (kept >= end - begin) return run(begin, end - begin, noise);
+      const int64_t count = kept / kLine * kLine;
+      run(begin, count, noise);
+      memcpy(noise, noise + count, kLine * sizeof *noise);
+      kept -= count;
+      begin += count;
     }
     return;
   }
@@ -105,11 +108,12 @@ void RunSegment(const Update& update,
       source.Next(noise + b, quad, then);
       quad = then;
     }
-    run(count, noise + skip);
+    run(begin, count, noise + skip);
     skip = 0;
     if (done == row_end) {
       skip = static_cast<int64_t>(index & mask);
       row_end += segment.row;
     }
+    begin = done;
   }
 }

@@ -7,10 +7,12 @@ class RowNormals {
  public:
   static constexpr int64_t kBlocks = 4;  // of a batch
   // Next() writes up to so many floats more than it says.
-  static constexpr int64_t kBeyond = 2 * sizeof(Lanes::F32) / sizeof(float);
+  static constexpr int64_t kBeyond = int64_t{2} * Lanes::kQuads;
 
   using Ahead = void (*)(void* const* data, int64_t begin);
 
+  // Number() does the rest.
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
   __attribute__((noinline))
   RowNormals(const Segment& s, int64_t begin, const NoiseStream& stream)
       : segment_(s),
@@ -51,7 +53,7 @@ class RowNormals {
  private:
   static constexpr int64_t kNormals = kBlocks * kNoiseBlock;
   static constexpr int64_t kBatchQuads = kBlocks * kQuadBlock;
-  static constexpr int64_t kTogether = sizeof(Lanes::U64) / sizeof(uint64_t);
+  static constexpr int64_t kTogether = Lanes::kQuads / Lanes::kStates;
 
   // The normals [begin, begin + count) of a batch, which are of one row.
   struct Part {

@@ -133,8 +133,8 @@ class BoxMuller {
 class NormalSource {
  public:
   // Take() does the rest.
-  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
   template <class Quads>
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
   SG_INLINE NormalSource(const NoiseStream& stream, Quads first)
       : stream_(stream) {
     Words next = Start(first);
@@ -173,32 +173,33 @@ class NormalSource {
   using Words = Philox<kVectors * kStates>;
   using Normals = BoxMuller<2 * kVectors>;
 
-  SG_INLINE Words Start(uint64_t quad) {
+  SG_INLINE Words Start(uint64_t quad) const {
     const Lanes::U64 c1 = Lanes::Set64(static_cast<uint32_t>(quad >> 32));
     Words w = Keyed();
     SG_UNROLL for (int i = 0; i < kVectors * kStates; ++i) {
-      w.c[i].w0 = Lanes::Quads(static_cast<uint32_t>(quad), i);
-      w.c[i].w1 = c1;
+      w.c[i] = Counter(Lanes::Quads(static_cast<uint32_t>(quad), i), c1);
     }
     return w;
   }
 
-  SG_INLINE Words Start(const uint64_t* quads) {
+  SG_INLINE Words Start(const uint64_t* quads) const {
     Words w = Keyed();
     SG_UNROLL for (int i = 0; i < kVectors * kStates; ++i) {
-      w.c[i].w0 = Lanes::Quads(quads, i);
-      w.c[i].w1 = Lanes::High(w.c[i].w0);
+      const Lanes::U64 both = Lanes::Quads(quads, i);
+      w.c[i] = Counter(both, Lanes::High(both));
     }
     return w;
   }
 
-  // All but the quads.
+  SG_INLINE PhiloxWords Counter(Lanes::U64 c0, Lanes::U64 c1) const {
+    return {c0,
+            c1,
+            Lanes::Set64(stream_.counter2()),
+            Lanes::Set64(stream_.counter3())};
+  }
+
   SG_INLINE Words Keyed() const {
     Words w;
-    SG_UNROLL for (int i = 0; i < kVectors * kStates; ++i) {
-      w.c[i].w2 = Lanes::Set64(stream_.counter2());
-      w.c[i].w3 = Lanes::Set64(stream_.counter3());
-    }
     w.k0 = static_cast<uint32_t>(stream_.seed);
     w.k1 = static_cast<uint32_t>(stream_.seed >> 32);
     return w;
