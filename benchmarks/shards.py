@@ -2,11 +2,12 @@
 
     python benchmarks/shards.py [--threads 1] [--ranks 4] [--rounds 40]
 
-Updates only, gradients in place, fp32, of one rank's part of a square matrix: as rows
-of it (Shard(0)), and as columns, short ones too (Shard(1)). There is one process, whose
-process group only says that there are others; steps of the two kinds are made in turns;
-the median of the rounds' ratios is reported, with its quartiles. Memory is allocated
-anew for every few rounds: where it lies makes several percent.
+Updates only, gradients in place, fp32, of one rank's part of a matrix: as rows of it
+(Shard(0)), and as columns, few ones too (Shard(1)), of which there are many rows or so
+few that Python takes most of the time. There is one process, whose process group only
+says that there are others; steps of the two kinds are made in turns; the median of the
+rounds' ratios is reported, with its quartiles. Memory is allocated anew for every few
+rounds: where it lies makes several percent.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ import torch_sgmcmc as sg
 # their network does: not a part of the update.
 COMMON = {"num_data": 6e4, "seed": 1, "nonfinite": "allow"}
 ROUNDS = 4  # with the same memory
+CASES = (
+    *((n, n, dim) for n in (4096, 1024) for dim in (0, 1)),
+    *((20_000, n, 1) for n in (400, 200, 100, 68)),
+    (200, 200, 1),
+)
 SAMPLERS = {
     "SGLD": lambda p: sg.SGLD(p, 1e-6, **COMMON),
     "SGHMC": lambda p: sg.SGHMC(p, 1e-6, 0.9, **COMMON),
@@ -43,9 +49,9 @@ def with_gradient(tensor: Tensor) -> nn.Parameter:
     return p
 
 
-def ratios(make: object, size: int, dim: int, mesh: object) -> list[float]:
+def ratios(make: object, shape: tuple[int, int], dim: int, mesh: object) -> list[float]:
     """Of the times of a step with a shard and with a plain tensor."""
-    whole = torch.randn(size, size)
+    whole = torch.randn(shape)
     shard = distribute_tensor(whole, mesh, [Shard(dim)], src_data_rank=None)
     plain = with_gradient(shard.to_local().clone())
     samplers = [make([p]) for p in (plain, with_gradient(shard))]
@@ -73,12 +79,12 @@ def main() -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=ranks)
     mesh = init_device_mesh("cpu", (ranks,))
     for name, make in SAMPLERS.items():
-        for size, dim in ((4096, 0), (4096, 1), (1024, 0), (1024, 1), (200, 1)):
+        for rows, columns, dim in CASES:
             measured: list[float] = []
             while len(measured) < arguments.rounds:
-                measured += ratios(make, size, dim, mesh)
+                measured += ratios(make, (rows, columns), dim, mesh)
             low, middle, high = statistics.quantiles(measured, n=4)
-            what = f"{size} x {size}, Shard({dim}) on {ranks} ranks"
+            what = f"{rows} x {columns}, Shard({dim}) on {ranks} ranks"
             print(f"{name:16} {what}: {middle:.3f} ({low:.3f} to {high:.3f})")
 
 

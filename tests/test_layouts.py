@@ -212,7 +212,9 @@ def test_channels_last_3d_is_worked_on_in_place() -> None:
 # Columns of a matrix: (rows, columns, first, end), from single ones to many blocks.
 COLUMNS = [
     *((5, 3, 0, 2), (5, 3, 2, 3), (1, 7, 2, 6), (300, 50, 10, 31), (3, 256, 128, 256)),
-    *((7, 1000, 3, 900), (4, 9000, 1000, 8999), (200, 300, 1, 300)),
+    *((7, 1000, 3, 900), (4, 9000, 1000, 8999), (200, 300, 1, 300), (0, 9, 2, 5)),
+    *((150, 23, first, first + 5) for first in (0, 1, 18)),
+    *((40, 4 * n + 1, n, 2 * n) for n in (17, 33, 100, 127, 129)),
 ]
 # The latter cross a multiple of 2^34 elements, 2^32 quads.
 OFFSETS = [0, 128, 5, 2**34 - 512, 2**34 - 2048]

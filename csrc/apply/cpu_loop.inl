@@ -45,24 +45,41 @@ void RunSegment(const Update& update,
                 int64_t begin,
                 int64_t end,
                 const NoiseStream& stream) {
-  constexpr auto kIndices =
+  static constexpr auto kIndices =
       std::make_index_sequence<std::tuple_size_v<decltype(Update::kRoles)>>();
-  constexpr int64_t kBlocks = 4;  // noise blocks held in the first-level cache
+  constexpr int64_t kLine = 16;  // floats of a line of the cache
+  constexpr int64_t kBlocks = RowNormals::kBlocks;
   constexpr int64_t kBuffer = kBlocks * kNoiseBlock;
-  alignas(64) float noise[kBuffer];
-  alignas(64) Arithmetic<T> means[kHasPriorMean<Update> ? kBuffer : 1];
+  alignas(64) float noise[kLine + kBuffer + RowNormals::kBeyond];
+  alignas(64) Arithmetic<T> means[kHasPriorMean<Update> ? kLine + kBuffer : 1];
   FillMeans(update, segment.data, means);
+  // The code of it but once.
+  const auto run = [&](int64_t at, int64_t count, const float* z)
+      __attribute__((noinline)) {
+    UpdateElements<Update, T>(
+        update, segment.data, at, count, z, means, kIndices);
+  };
 
   if (!update.needs_noise()) {
     for (float& z : noise) z = 0.0f;
     for (int64_t i = begin; i < end; i += kBuffer) {
-      UpdateElements<Update, T>(update,
-                                segment.data,
-                                i,
-                                std::min(kBuffer, end - i),
-                                noise,
-                                means,
-                                kIndices);
+      run(i, std::min(kBuffer, end - i), noise);
+    }
+    return;
+  }
+  if (segment.row > 0 && !FillsBlocks(segment)) {
+    RowNormals normals(segment, begin, stream);
+    int64_t kept = 0;  // normals, so that lines of the cache stay whole
+    while (begin < end) {
+      kept += normals.Next(noise + kept, [](void* const* data, int64_t at) {
+        Prefetch<Update, T>(data, at, kIndices);
+      });
+      if (kept >= end - begin) return run(begin, end - begin, noise);
+      const int64_t count = kept / kLine * kLine;
+      run(begin, count, noise);
+      memcpy(noise, noise + count, kLine * sizeof *noise);
+      kept -= count;
+      begin += count;
     }
     return;
   }
@@ -73,7 +90,8 @@ void RunSegment(const Update& update,
   uint64_t index = IndexOf(segment, begin);
   int64_t row_end = RowEnd(segment, begin);
   auto skip = static_cast<int64_t>(index & mask);
-  NormalSource source(stream, (index & ~mask) / 4);
+  uint64_t quad = (index & ~mask) / 4;
+  NormalSource source(stream, quad);
   while (begin < end) {
     const int64_t stop = std::min(end, row_end);
     const int64_t count = std::min(kBuffer - skip, stop - begin);
@@ -86,10 +104,11 @@ void RunSegment(const Update& update,
       Prefetch<Update, T>(
           segment.data, std::max(begin, begin - skip + b), kIndices);
       const bool jumps = done == row_end && b + kNoiseBlock >= skip + count;
-      source.Next(noise + b, jumps ? (index & ~mask) / 4 : source.following());
+      const uint64_t then = jumps ? (index & ~mask) / 4 : quad + kQuadBlock;
+      source.Next(noise + b, quad, then);
+      quad = then;
     }
-    UpdateElements<Update, T>(
-        update, segment.data, begin, count, noise + skip, means, kIndices);
+    run(begin, count, noise + skip);
     skip = 0;
     if (done == row_end) {
       skip = static_cast<int64_t>(index & mask);

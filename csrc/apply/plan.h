@@ -105,6 +105,15 @@ inline bool StartsAtQuads(const Segment& s) {
                           (IndexOf(s, s.numel - 1) + 2 * kNoiseBlock) >> kBits;
 }
 
+// Whether rows leave little of their last block of noise over, if their blocks
+// begin at their first quad.
+inline bool FillsBlocks(const Segment& s) {
+  const auto skip =
+      s.pitch % 4 == 0 ? static_cast<int64_t>(s.offset % 4) : int64_t{3};
+  const int64_t last = (skip + s.row - 1) % kNoiseBlock + 1;
+  return 8 * (kNoiseBlock - last) <= s.row;
+}
+
 class Plan {
  public:
   // Throws std::runtime_error naming the operator, the argument, its index,

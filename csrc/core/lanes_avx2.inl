@@ -16,6 +16,19 @@ struct Lanes {
     return _mm256_add_epi64(_mm256_set_epi64x(5, 1, 4, 0),
                             _mm256_set1_epi64x(quad));
   }
+  static SG_INLINE U64 Quads(const uint64_t* quads, int state) {
+    const auto* q = reinterpret_cast<const __m256i*>(quads);
+    const U64 a = _mm256_loadu_si256(q);
+    const U64 b = _mm256_loadu_si256(q + 1);
+    const U64 even = _mm256_unpacklo_epi64(a, b);
+    const U64 odd = _mm256_unpackhi_epi64(a, b);
+    return state == 0 ? _mm256_permute2x128_si256(even, odd, 0x20)
+                      : _mm256_permute2x128_si256(even, odd, 0x31);
+  }
+  static SG_INLINE U64 From(uint64_t first) {
+    return _mm256_add_epi64(_mm256_set_epi64x(3, 2, 1, 0),
+                            _mm256_set1_epi64x(static_cast<int64_t>(first)));
+  }
   static SG_INLINE U64 Multiply(U64 x, uint32_t m) {
     return _mm256_mul_epu32(x, _mm256_set1_epi64x(m));
   }

@@ -20,6 +20,18 @@ struct Lanes {
     return _mm512_add_epi64(_mm512_set_epi64(11, 3, 10, 2, 9, 1, 8, 0),
                             _mm512_set1_epi64(quad));
   }
+  static SG_INLINE U64 Quads(const uint64_t* quads, int state) {
+    quads += state / 2 * kQuads;
+    return _mm512_permutex2var_epi64(
+        _mm512_loadu_si512(quads),
+        state % 2 == 0 ? _mm512_set_epi64(11, 3, 10, 2, 9, 1, 8, 0)
+                       : _mm512_set_epi64(15, 7, 14, 6, 13, 5, 12, 4),
+        _mm512_loadu_si512(quads + 8));
+  }
+  static SG_INLINE U64 From(uint64_t first) {
+    return _mm512_add_epi64(_mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0),
+                            _mm512_set1_epi64(static_cast<int64_t>(first)));
+  }
   static SG_INLINE U64 Multiply(U64 x, uint32_t m) {
     return _mm512_mul_epu32(x, _mm512_set1_epi64(m));
   }

@@ -13,6 +13,12 @@ struct Lanes {
 
   static SG_INLINE U64 Set64(uint32_t x) { return x; }
   static SG_INLINE U64 Quads(uint32_t quad, int /*state*/) { return quad; }
+  // Those of a table, with their high words.
+  static SG_INLINE U64 Quads(const uint64_t* quads, int /*state*/) {
+    return *quads;
+  }
+  // Numbers that follow each other.
+  static SG_INLINE U64 From(uint64_t first) { return first; }
   static SG_INLINE U64 Multiply(U64 x, uint32_t m) {
     return static_cast<U64>(static_cast<uint32_t>(x)) * m;
   }

@@ -124,38 +124,41 @@ class BoxMuller {
   L::F32 t_[kPairs], q_[kPairs], r_[kPairs], y_[kPairs];
 };
 
-// Standard normals of consecutive elements, a block at a time. While one
-// block's words become normals, the next block's words are made: the two chains
-// of dependent instructions, mixed round by step, fill each other's gaps.
+// Standard normals of quads, a block of them at a time. While one block's words
+// become normals, the next block's words are made: the two chains of dependent
+// instructions, mixed round by step, fill each other's gaps.
+//
+// Quads are the number of the first, if they follow each other and do not reach
+// beyond a multiple of 2^32, or a table of kQuadBlock numbers.
 class NormalSource {
  public:
-  // No block may reach beyond a multiple of 2^32 quads.
   // Take() does the rest.
+  template <class Quads>
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
-  SG_INLINE NormalSource(const NoiseStream& stream, uint64_t first_quad)
-      : stream_(stream), quad_(first_quad) {
-    Words next = Start();
+  SG_INLINE NormalSource(const NoiseStream& stream, Quads first)
+      : stream_(stream) {
+    Words next = Start(first);
     next.AllRounds();
     Take(next);
   }
 
-  // Writes the next kNoiseBlock normals.
-  SG_INLINE void Next(float* out) { Next(out, following()); }
-
-  // The quad after the next kNoiseBlock.
-  SG_INLINE uint64_t following() const { return quad_ + kQuadBlock - kQuads; }
-
-  // As Next(), and goes on with the normals of this quad.
-  SG_INLINE void Next(float* out, uint64_t then) {
-    for (int64_t n = kQuadBlock / kQuads; n > 0; --n) {
-      quad_ = n == 1 ? then : quad_;
-      Words next = Start();
-      Mix(next, std::make_integer_sequence<int, 10>());
+  // Writes the normals of these quads, which are those it began or goes on
+  // with, and goes on with others.
+  template <class Quads>
+  SG_INLINE void Next(float* out, Quads quads, Quads then) {
+    for (int64_t n = kQuads; n <= kQuadBlock; n += kQuads) {
+      Words next = Start(n < kQuadBlock ? quads + n : then);
+      Normals normals;
+      SG_UNROLL for (int i = 0; i < 2 * kVectors; ++i) {
+        normals.w0[i] = w0_[i];
+        normals.w1[i] = w1_[i];
+      }
+      Mix(next, normals, std::make_integer_sequence<int, 10>());
       SG_UNROLL for (int i = 0; i < kVectors; ++i) {
-        const Lanes::F32 z[4] = {normals_.z0[2 * i],
-                                 normals_.z1[2 * i],
-                                 normals_.z0[2 * i + 1],
-                                 normals_.z1[2 * i + 1]};
+        const Lanes::F32 z[4] = {normals.z0[2 * i],
+                                 normals.z1[2 * i],
+                                 normals.z0[2 * i + 1],
+                                 normals.z1[2 * i + 1]};
         Lanes::StoreQuads(out + 4 * Lanes::kQuads * i, z);
       }
       out += 4 * kQuads;
@@ -168,39 +171,58 @@ class NormalSource {
   static constexpr int kStates = Lanes::kStates;
   static constexpr int kQuads = kVectors * Lanes::kQuads;
   using Words = Philox<kVectors * kStates>;
+  using Normals = BoxMuller<2 * kVectors>;
 
-  SG_INLINE Words Start() {
-    Words w;
-    const auto low = static_cast<uint32_t>(quad_);
-    const Lanes::U64 c1 = Lanes::Set64(static_cast<uint32_t>(quad_ >> 32));
-    const Lanes::U64 c2 = Lanes::Set64(stream_.counter2());
-    const Lanes::U64 c3 = Lanes::Set64(stream_.counter3());
+  SG_INLINE Words Start(uint64_t quad) const {
+    const Lanes::U64 c1 = Lanes::Set64(static_cast<uint32_t>(quad >> 32));
+    Words w = Keyed();
     SG_UNROLL for (int i = 0; i < kVectors * kStates; ++i) {
-      w.c[i] = {Lanes::Quads(low, i), c1, c2, c3};
+      w.c[i] = Counter(Lanes::Quads(static_cast<uint32_t>(quad), i), c1);
     }
+    return w;
+  }
+
+  SG_INLINE Words Start(const uint64_t* quads) const {
+    Words w = Keyed();
+    SG_UNROLL for (int i = 0; i < kVectors * kStates; ++i) {
+      const Lanes::U64 both = Lanes::Quads(quads, i);
+      w.c[i] = Counter(both, Lanes::High(both));
+    }
+    return w;
+  }
+
+  SG_INLINE PhiloxWords Counter(Lanes::U64 c0, Lanes::U64 c1) const {
+    return {c0,
+            c1,
+            Lanes::Set64(stream_.counter2()),
+            Lanes::Set64(stream_.counter3())};
+  }
+
+  SG_INLINE Words Keyed() const {
+    Words w;
     w.k0 = static_cast<uint32_t>(stream_.seed);
     w.k1 = static_cast<uint32_t>(stream_.seed >> 32);
-    quad_ += kQuads;
     return w;
   }
 
   template <int... kStep>
-  SG_INLINE void Mix(Words& next, std::integer_sequence<int, kStep...>) {
-    ((next.Round(), normals_.template Step<kStep>()), ...);
+  SG_INLINE static void Mix(Words& next,
+                            Normals& normals,
+                            std::integer_sequence<int, kStep...>) {
+    ((next.Round(), normals.template Step<kStep>()), ...);
   }
 
   SG_INLINE void Take(const Words& words) {
     SG_UNROLL for (int i = 0; i < kVectors; ++i) {
       const PhiloxWords& a = words.c[i * kStates];
       const PhiloxWords& b = words.c[i * kStates + kStates - 1];
-      normals_.w0[2 * i] = Lanes::Merge(a.w0, b.w0);
-      normals_.w1[2 * i] = Lanes::Merge(a.w1, b.w1);
-      normals_.w0[2 * i + 1] = Lanes::Merge(a.w2, b.w2);
-      normals_.w1[2 * i + 1] = Lanes::Merge(a.w3, b.w3);
+      w0_[2 * i] = Lanes::Merge(a.w0, b.w0);
+      w1_[2 * i] = Lanes::Merge(a.w1, b.w1);
+      w0_[2 * i + 1] = Lanes::Merge(a.w2, b.w2);
+      w1_[2 * i + 1] = Lanes::Merge(a.w3, b.w3);
     }
   }
 
   NoiseStream stream_;
-  uint64_t quad_;
-  BoxMuller<2 * kVectors> normals_;
+  Lanes::U32 w0_[2 * kVectors], w1_[2 * kVectors];
 };

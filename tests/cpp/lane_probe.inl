@@ -11,7 +11,10 @@ void ProbeFill(float* out,
                int64_t blocks,
                const NoiseStream& stream) {
   NormalSource source(stream, first_quad);
-  for (int64_t b = 0; b < blocks; ++b) source.Next(out + b * kNoiseBlock);
+  for (int64_t b = 0; b < blocks; ++b) {
+    const uint64_t quad = first_quad + static_cast<uint64_t>(b * kQuadBlock);
+    source.Next(out + b * kNoiseBlock, quad, quad + kQuadBlock);
+  }
 }
 
 // Philox of the same counter in every lane; out[i] is what lane i made.

@@ -110,15 +110,17 @@ class Arrays {
   std::array<std::vector<char>, kCount + 1> bytes_;  // masters last
 };
 
-// Element by element, by the definition of the counter layout.
+// Element by element, by the definition of the counter layout and of rows.
 template <class Update, class T>
 void RunByDefinition(const Update& update,
                      const Segment& s,
                      const NoiseStream& stream) {
   constexpr auto kIndices =
       std::make_index_sequence<std::tuple_size_v<decltype(Update::kRoles)>>();
+  const int64_t row = s.row == 0 ? s.numel : s.row;
   for (int64_t i = 0; i < s.numel; ++i) {
-    const uint64_t element = s.offset + static_cast<uint64_t>(i);
+    const uint64_t element =
+        s.offset + static_cast<uint64_t>(i / row * s.pitch + i % row);
     const int word = static_cast<int>(element % 4);
     UpdateQuad<Update, T>(update,
                           s.data,
@@ -173,6 +175,41 @@ void ExpectAllAgree(const Update& update,
           update, parts.SegmentAt(offset, has_means), begin, end, stream, isa);
     }
     ASSERT_TRUE(parts == want) << IsaName(isa) << ", cut at " << cut;
+  }
+}
+
+// Rows of these, whole, and in parts that are cut at odd places.
+template <class Update, class T>
+void ExpectRowsAgree(const Update& update,
+                     int64_t row,
+                     int64_t pitch,
+                     int64_t count,
+                     uint64_t offset) {
+  SCOPED_TRACE(std::to_string(count) + " rows of " + std::to_string(row) +
+               ", " + std::to_string(pitch) + " apart, offset " +
+               std::to_string(offset));
+  const NoiseStream stream{0x9e3779b97f4a7c15, 0x123456789a, 1};
+  const int64_t numel = row * count;
+  const auto in_rows = [&](Arrays<Update, T>& arrays) {
+    Segment s = arrays.SegmentAt(offset);
+    s.row = row;
+    s.pitch = pitch;
+    return s;
+  };
+  const Arrays<Update, T> before(numel, static_cast<int>(offset % 3), 5);
+  Arrays<Update, T> want = before;
+  RunByDefinition<Update, T>(update, in_rows(want), stream);
+  const int64_t cuts[] = {0, numel / 7, numel * 5 / 8, numel};
+  for (const Isa isa : AvailableIsas()) {
+    Arrays<Update, T> whole = before;
+    RunSegmentOnIsa<Update, T>(update, in_rows(whole), 0, numel, stream, isa);
+    ASSERT_TRUE(whole == want) << IsaName(isa);
+    Arrays<Update, T> parts = before;
+    for (const int part : {1, 2, 0}) {
+      RunSegmentOnIsa<Update, T>(
+          update, in_rows(parts), cuts[part], cuts[part + 1], stream, isa);
+    }
+    ASSERT_TRUE(parts == want) << IsaName(isa) << ", in parts";
   }
 }
 
@@ -285,6 +322,46 @@ TYPED_TEST(Segments, GaussianFill) {
   using Update = GaussianFill<Arithmetic<TypeParam>>;
   ExpectAllAgreeEverywhere<Update, TypeParam>(
       Update(GaussianCoefficients{0.7}));
+}
+
+// Rows that a block of noise has many of, or a part, and wide ones; at each
+// length some of the offsets and distances, at others others.
+TYPED_TEST(Segments, InRows) {
+  using Update = SGHMCUpdate<Arithmetic<TypeParam>>;
+  const Update update(SGHMCCoefficients(0.1, 0.9, 50, 2, 1, 0.01, 0.7));
+  const int64_t rows[] = {1, 4, 5, 17, 33, 50, 100, 127, 128, 129, 1023, 1500};
+  size_t turn = 0;
+  for (const int64_t row : rows) {
+    // One row, fewer elements than a batch has, and several batches.
+    for (const int64_t count : {int64_t{1}, 260 / row + 1, 1700 / row + 2}) {
+      const int64_t gaps[] = {0, 1, 3 * row, 5000 - row};
+      ExpectRowsAgree<Update, TypeParam>(update,
+                                         row,
+                                         row + gaps[turn % std::size(gaps)],
+                                         count,
+                                         kOffsets[turn % std::size(kOffsets)]);
+      ++turn;
+    }
+  }
+}
+
+// Rows around multiples of 2^32 quads, and so far apart that each is between
+// others of them.
+TEST(Segments, InRowsAcrossMultiplesOfTwoToThe32Quads) {
+  using Update = GaussianFill<float>;
+  const Update update(GaussianCoefficients{0.7});
+  constexpr int64_t kPeriod = int64_t{1} << 34;
+  for (const int64_t row : {5, 50, 129, 1024, 1501}) {
+    for (const int64_t pitch : {row + 7, kPeriod - 3}) {
+      for (const int64_t before : {1, 700}) {
+        ExpectRowsAgree<Update, float>(update,
+                                       row,
+                                       pitch,
+                                       1400 / row + 3,
+                                       static_cast<uint64_t>(kPeriod - before));
+      }
+    }
+  }
 }
 
 // The noise must depend on every part of the stream.
