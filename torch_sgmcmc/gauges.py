@@ -56,7 +56,7 @@ class Temperatures(NamedTuple):
     #: T_conf − T_kin: 0 in equilibrium.
     excess: Reading
     #: What the minibatches' noise adds, as computed from differences of gradients.
-    #: NaN where that is not known: SGNHT, HMC, redrawn momenta, an estimate "online".
+    #: NaN where that is not known: SGNHT, trajectories, redrawn momenta, "online".
     minibatch_heating: Reading
     #: T_conf by the gradients that were used, less T_conf by those of
     #: :meth:`Gauges.observe`: 0 if the former are unbiased.
@@ -114,20 +114,25 @@ class Gauges:
     gradients, and T_kin / T − 1 is what the step's length and minibatches add
     (``csrc/host/trajectory_heat.h``). An observation is of a whole trajectory.
 
+    :class:`HMCECS`: as HMC with the test, by the estimate of U and its gradient, signed
+    draws like all others; T_kin = T ‖r‖² / d, r the momentum of whitened coordinates in
+    a tensor's places. That is of the density that is sampled; how near it is to the
+    posterior :meth:`observe` tells.
+
     Intervals are by batch means (16 to 31 batches that grow with the chain), which
     takes account of autocorrelation, not of what a chain has never seen.
 
     Equality holds for whatever g is used. That it is the loss's, which clipped, stale
     or summed gradients are not, is seen by :meth:`observe`, by which alone
-    :class:`HMCECS` and :class:`SBPS` are observed: T_conf beside T.
+    :class:`SBPS` is observed: T_conf beside T.
 
     Args:
         sampler: the sampler that is to be observed, from its next step on, until
             :meth:`detach`. One ``Gauges`` a sampler, not ``capturable``.
         every: steps between observations (one more or so with
             ``resample_momentum_every``). An observation costs about as much as
-            an update, without HMC's test as its leapfrog steps. 1 suits HMC, whose
-            steps are trajectories. Default: 20.
+            an update, without HMC's test as its leapfrog steps. 1 suits HMC and
+            HMCECS, whose steps are trajectories. Default: 20.
         center: c, a tensor or number for each parameter in the order of the groups, or
             "current" for where they are now, or "prior_mean"; None is 0. A good one (a
             mode, the prior's mean) makes intervals shorter. Default: None.

@@ -45,12 +45,13 @@ Motion MotionOf(std::string_view sampler) {
   if (sampler == "SGLD" || sampler == "PSGLD") return Motion::kLangevin;
   if (sampler == "SGHMC" || sampler == "EWSG") return Motion::kMomentum;
   if (sampler == "SGNHT") return Motion::kThermostat;
-  if (sampler == "HMC") return Motion::kTrajectory;
+  if (sampler == "HMC" || sampler == "HMCECS") return Motion::kTrajectory;
   return Motion::kNone;
 }
 
 bool HasUnbiasedGradients(std::string_view sampler) {
-  return sampler != "EWSG" && MotionOf(sampler) != Motion::kNone;
+  return sampler != "EWSG" && sampler != "HMCECS" &&
+         MotionOf(sampler) != Motion::kNone;
 }
 
 GaugeValues TemperaturesOf(const GaugeSettings& s,

@@ -6,10 +6,10 @@
 // at the start has mean T d, and r M^-1 r of the momentum that is kept, at the
 // end or turned round, too.
 //
-// Without it nothing is exact, and as for the other samplers it is E|x|^2_M
-// that does not change. Let x_j, g_j = grad U there, and r_j be at the start of
-// leapfrog step j of m, h_j its momentum between the kicks, and c_j = x_j .
-// r_j. A step makes
+// Without the test nothing is exact, and as for the other samplers it is
+// E|x|^2_M that does not change. Let x_j, g_j = grad U there, and r_j be at the
+// start of leapfrog step j of m, h_j its momentum between the kicks, and c_j =
+// x_j . r_j. A step makes
 //   c_{j+1} = c_j - eps/2 x_j.g_j + eps h_j M^-1 h_j - eps/2 x_{j+1}.g_{j+1},
 //   |x_{j+1}|^2_M = |x_j|^2_M + 2 eps c_j - eps^2 x_j.g_j + eps^2 h_j M^-1 h_j.
 // Summed over the trajectory, E|x_m|^2_M = E|x_0|^2_M says
@@ -19,6 +19,11 @@
 // E[c_0] = 0 if the momentum is drawn afresh. Again neither the potential, nor
 // eps, nor minibatches' noise matter, as long as the two half kicks between
 // two steps have one gradient.
+//
+// HMC-ECS is as HMC with the test, with the estimate of U for its subsample u:
+// the joint density of theta and u is sampled, and for each u its conditional
+// has the identity, without signs as with them as weights. Its momenta are
+// standard normal along whitened coordinates, so T |r|^2 stands for them.
 #pragma once
 
 #include <cstdint>

@@ -47,14 +47,20 @@ class TrajectoryHeat:
     ) -> None:
         """Adds force x · g to one sum, and heat r · M⁻¹ r + turn x · r to the other."""
         for i, lists in enumerate(moving):
+            # HMC-ECS's rows are flat and in float64, whatever the parameters are.
+            centers = [
+                c.reshape(x.shape).to(x.dtype)
+                for c, x in zip(
+                    self._centers_of(lists.params), lists.positions, strict=False
+                )
+            ]
             momenta = lists.momenta
             if heat != 0 and lists.masses:
                 momenta = [
                     r * m.rsqrt() for r, m in zip(momenta, lists.masses, strict=True)
                 ]
             sums = gauge_sums(
-                *(lists.grads, lists.positions, self._centers_of(lists.params)),
-                *(momenta, []),
+                *(lists.grads, lists.positions, centers, momenta, []),
                 kind=_MOMENTUM,
                 decay=1.0,
                 eps=0.0,

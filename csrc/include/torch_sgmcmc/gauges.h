@@ -40,9 +40,9 @@ struct GaugesOptions {
 ///
 /// In equilibrium both are equal, for any potential, step size and minibatch
 /// noise; T_kin / T - 1 is the heating by minibatches and by the step's length.
-/// HMC is observed by whole trajectories (host/trajectory_heat.h). SBPS and
-/// HMCECS are by observe() alone: T_conf beside T. Numbers, words and state
-/// dict are those of Python's Gauges, where more is said.
+/// HMC and HMCECS are observed by whole trajectories (host/trajectory_heat.h),
+/// SBPS by observe() alone: T_conf beside T. Numbers, words and state dict are
+/// those of Python's Gauges, where more is said.
 ///
 /// The sampler must live until detach() or longer than the gauges, and must not
 /// be moved.
