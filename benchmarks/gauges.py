@@ -3,7 +3,8 @@
     python benchmarks/gauges.py [--threads 1] [--every 20] [--rounds 40]
 
 fp32: updates only, gradients in place, of the MNIST network 784-100-10 and of one
-tensor of 10^7 elements; and training steps of the network, with minibatches of 500.
+tensor of 10^7 elements; and training steps of the network, with minibatches of 500 (of
+HMC these alone, trajectories of ten leapfrog steps, with and without the test).
 Both kinds of step are made in turns by one sampler; the median of the rounds' ratios of
 processor time is reported, with its quartiles.
 """
@@ -26,6 +27,10 @@ SAMPLERS = {
     "SGHMC": lambda p: sg.SGHMC(p, 1e-6, 0.9, num_data=6e4),
     "PSGLD without Γ": lambda p: sg.PSGLD(p, 1e-6, num_data=6e4, gamma=False),
     "SGNHT": lambda p: sg.SGNHT(p, 1e-6, 0.9, num_data=6e4),
+    "HMC": lambda p: sg.HMC(p, 1e-4, num_steps=10, num_data=500),
+    "HMC without test": lambda p: sg.HMC(
+        p, 1e-4, num_steps=10, num_data=500, metropolis=False
+    ),
 }
 
 
@@ -47,10 +52,14 @@ def training(name: str) -> tuple[sg.Sampler, Callable]:
     model, x, y = network(), torch.rand(500, 784), torch.randint(10, (500,))
     sampler = SAMPLERS[name](model.parameters())
 
-    def step() -> None:
+    def closure() -> torch.Tensor:
         sampler.zero_grad()
-        cross_entropy(model(x), y).backward()
-        sampler.step()
+        loss = cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    def step() -> None:
+        sampler.step(closure)
 
     return sampler, step
 
@@ -86,6 +95,8 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     for name in SAMPLERS:
         for where, make in CASES.items():
+            if name.startswith("HMC") and where != "training step":
+                continue
             large = where == "10^7 elements"
             rounds = max(2, arguments.rounds // 10) if large else arguments.rounds
             measured = ratios(*make(name), arguments.every, rounds)

@@ -119,6 +119,14 @@ CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
         {"step_size": 0.002, "num_steps": 1, "metropolis": False},
         {"prior_precision": 2.0},
     ),
+    "HMC-naive-kept": (
+        sg.HMC,
+        {
+            **{"step_size": 0.002, "num_steps": 3, "metropolis": False},
+            "resample_momentum_every": 4,
+        },
+        {},
+    ),
     "HMC-chains": (
         sg.HMC,
         {"step_size": 0.006, "num_steps": 2, "num_chains": 5},

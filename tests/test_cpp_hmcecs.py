@@ -169,6 +169,7 @@ def spoiled(data: Data, fault: str) -> Callable[[Tensor], Tensor]:
 def run_in_python(job: Job) -> Job:
     sampler, data = make_sampler(job)
     closure = spoiled(data, job["fault"])
+    gauges = sg.Gauges(sampler, every=3, center=[0.125, 0.125])
     if "state" in job:
         sampler.load_state_dict(job["state"])
     if "warmup" in job:
@@ -188,6 +189,8 @@ def run_in_python(job: Job) -> Job:
         ),
         "counts": torch.tensor([sampler.num_divergences, sampler.num_evaluations]),
         "summary": sampler.target_summary(),
+        "gauges": gauges.state_dict(),
+        "temperatures": gauges.summary(),
     }
 
 

@@ -277,25 +277,32 @@ def test_advice_that_is_followed_helps() -> None:
 
 @pytest.mark.quick
 def test_what_is_asked_for_a_sample_at_a_time() -> None:
-    """HMC and SBPS: T_conf, by gradients of their own, beside T."""
+    """SBPS: T_conf, by gradients of their own, beside T."""
     k, temperature = 4.0, 0.5
     p = nn.Parameter(torch.zeros(6, 5))
-    p.grad = torch.full_like(p, 7.0)
-    hmc = sg.HMC([p], 0.3, num_steps=5, num_data=1.0, temperature=temperature, seed=0)
-    gauges = sg.Gauges(hmc)
+    sbps = sg.SBPS(
+        [p],
+        num_data=2.0,
+        temperature=temperature,
+        refresh_rate=0.3,
+        sample_interval=2.0,
+        seed=0,
+    )
+    gauges = sg.Gauges(sbps)
 
-    def closure() -> Tensor:
-        loss = k / 2 * (p * p).sum()
-        loss.backward()
-        return loss
+    def losses() -> Tensor:  # of two examples: N times their mean is k/2 |p|²
+        return (k / 4 * (p * p).sum()).repeat(2)
 
-    for _ in range(600):
-        hmc.step(closure)
+    def look(_: sg.SBPS, time: float) -> None:
         p.grad = torch.full_like(p, 7.0)
-        gauges.observe(closure)
+        gauges.observe(lambda: losses().mean().backward())
         assert bool((p.grad == 7.0).all())
+
+    sbps.register_sample_hook(look)
+    while gauges.num_observed < 600:
+        sbps.step(losses)
     kinetic, configurational, excess, *_ = gauges.all()
-    assert kinetic.mean == temperature and gauges.num_observed == 600
+    assert kinetic.mean == temperature
     assert_near(excess.mean, 0.0, excess.half_width)
     assert_near(configurational.mean, temperature, configurational.half_width)
 

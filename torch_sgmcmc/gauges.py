@@ -16,6 +16,7 @@ from torch_sgmcmc.core.master import has_master
 from torch_sgmcmc.core.momentum import state_dtype
 from torch_sgmcmc.core.operators import gauge_sums
 from torch_sgmcmc.core.prior import PRIOR_MEAN, prior_of
+from torch_sgmcmc.core.trajectory_heat import TrajectoryHeat
 from torch_sgmcmc.sampler import Sampler, Work
 
 __all__ = ["Finding", "Gauges", "Reading", "Temperatures"]
@@ -55,7 +56,7 @@ class Temperatures(NamedTuple):
     #: T_conf − T_kin: 0 in equilibrium.
     excess: Reading
     #: What the minibatches' noise adds, as computed from differences of gradients.
-    #: NaN where that is not known: SGNHT, redrawn momenta, an estimate "online".
+    #: NaN where that is not known: SGNHT, trajectories, redrawn momenta, "online".
     minibatch_heating: Reading
     #: T_conf by the gradients that were used, less T_conf by those of
     #: :meth:`Gauges.observe`: 0 if the former are unbiased.
@@ -102,19 +103,36 @@ class Gauges:
     equality holds as far as it stays the same in the time that θ moves. :class:`EWSG`:
     g is the gradient that was chosen, and Var(ḡ) that of the chosen. With
     ``resample_momentum_every`` see ``csrc/host/gauges.h``, which derives them all.
+
+    :class:`HMC`: with the Metropolis test both are T in equilibrium, T_conf by the
+    gradient where a trajectory starts, and :math:`T_\text{kin} = r^\top M^{-1} r / d`
+    of the momentum that is kept, at the accepted end or turned round. With
+    ``metropolis=False`` they are weighted means over the leapfrog steps, :math:`\sum_j
+    w_j\, \theta_j \cdot \nabla U_j / d` and :math:`\sum_j w'_j\, h_j^\top M^{-1} h_j /
+    d`, h the momentum between two kicks, :math:`w_j = 2(m - j)/m^2` (half of it for j =
+    0) and :math:`w'_j = (2(m - j) - 1)/m^2`: they are equal in equilibrium for any
+    gradients, and T_kin / T − 1 is what the step's length and minibatches add
+    (``csrc/host/trajectory_heat.h``). An observation is of a whole trajectory.
+
+    :class:`HMCECS`: as HMC with the test, by the estimate of U and its gradient, signed
+    draws like all others; T_kin = T ‖r‖² / d, r the momentum of whitened coordinates in
+    a tensor's places. That is of the density that is sampled; how near it is to the
+    posterior :meth:`observe` tells.
+
     Intervals are by batch means (16 to 31 batches that grow with the chain), which
     takes account of autocorrelation, not of what a chain has never seen.
 
     Equality holds for whatever g is used. That it is the loss's, which clipped, stale
     or summed gradients are not, is seen by :meth:`observe`, by which alone
-    :class:`HMC`, :class:`HMCECS` and :class:`SBPS` are observed: T_conf beside T.
+    :class:`SBPS` is observed: T_conf beside T.
 
     Args:
         sampler: the sampler that is to be observed, from its next step on, until
             :meth:`detach`. One ``Gauges`` a sampler, not ``capturable``.
         every: steps between observations (one more or so with
             ``resample_momentum_every``). An observation costs about as much as
-            an update. Default: 20.
+            an update, without HMC's test as its leapfrog steps. 1 suits HMC and
+            HMCECS, whose steps are trajectories. Default: 20.
         center: c, a tensor or number for each parameter in the order of the groups, or
             "current" for where they are now, or "prior_mean"; None is 0. A good one (a
             mode, the prior's mean) makes intervals shorter. Default: None.
@@ -324,11 +342,12 @@ class Gauges:
     def observe(self, closure: Callable[[], Any]) -> None:
         r"""Observes where the chain is, by a gradient that is right.
 
-        For :class:`HMC`, :class:`HMCECS`, :class:`SBPS` and :class:`EWSG`, at every
-        sample or at some of them: T_conf beside T.
+        For :class:`HMCECS`, :class:`SBPS` and :class:`EWSG`, at every sample or at some
+        of them: T_conf beside T.
 
         For the others, before a step: are the gradients that it uses those of the loss?
-        With h the closure's gradient and g that of the next step, at one θ,
+        With h the closure's gradient and g that of the next step, at one θ (that where
+        HMC's trajectory starts),
 
         .. math::
             \text{gradient\_bias} = \frac{N}{d}\, \overline{(\theta - c) \cdot (g - h)},
@@ -370,15 +389,9 @@ class Gauges:
 
     def _observe(self, work: list[Work]) -> None:
         """What a sampler calls before each update."""
-        if not work or self._motion is _C.Motion.NONE:
+        if not work or self._motion in (_C.Motion.NONE, _C.Motion.TRAJECTORY):
             return
-        if self._others:
-            # Somebody else, a checkpoint, may have moved the parameters.
-            if self._versions() == self._others_at:
-                self._forces.append((self._others, self._forces_of(work)))
-            self._others = []
-            if len(self._forces) >= _MOST_ROWS:
-                self._read()
+        self._compare(work)
         step, interval = work[0][0]["step"], self._interval
         if step % interval == 0:
             at, previous = self._previous or (-1, {})
@@ -399,6 +412,40 @@ class Gauges:
                     for p, grad in zip(params, grads, strict=True)
                 },
             )
+
+    def _compare(self, work: list[Work]) -> None:
+        """Sets the step's gradients beside those of observe()."""
+        if not self._others:
+            return
+        # Somebody else, a checkpoint, may have moved the parameters.
+        if self._versions() == self._others_at:
+            self._forces.append((self._others, self._forces_of(work)))
+        self._others = []
+        if len(self._forces) >= _MOST_ROWS:
+            self._read()
+
+    def _trajectory(self, step: int, work: list[Work]) -> TrajectoryHeat | None:
+        """What sums along the trajectory that begins, if it is to be observed."""
+        self._compare(work)
+        if self._motion is not _C.Motion.TRAJECTORY or step % self._interval != 0:
+            return None
+        return TrajectoryHeat(self._centers_of)
+
+    def _add_trajectory(
+        self, heat: TrajectoryHeat, lists: list[tuple[dict[str, Any], list[Tensor]]]
+    ) -> None:
+        """Takes in one that has ended, of params of these groups."""
+        rows: list[_Row] = [
+            (
+                [self._place[p] for p in params],
+                heat.sums(i),
+                _settings(group, self._motion),
+            )
+            for i, (group, params) in enumerate(lists)
+        ]
+        self._rows.append((rows, False))
+        if len(self._rows) >= _MOST_ROWS:
+            self._read()
 
     def _add(self, work: list[Work], *, plain: bool, has_noise: bool) -> None:
         sampler = self._attached()
@@ -471,9 +518,12 @@ class Gauges:
             else p.detach()
             for p in params
         ]
+        return positions, self._centers_of(params)
+
+    def _centers_of(self, params: list[Tensor]) -> list[Tensor]:
         if self._centers is None:
-            return positions, []
-        return positions, [self._centers[self._place[p]] for p in params]
+            return []
+        return [self._centers[self._place[p]] for p in params]
 
     def _read(self) -> None:
         """Takes in what devices have summed since the last time."""

@@ -44,6 +44,7 @@ from torch_sgmcmc.core.progress import progress_bar
 from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.core.shared_settings import SharedSettings
 from torch_sgmcmc.core.state_checks import check_part, dual_averaging
+from torch_sgmcmc.core.trajectory_heat import Moving, TrajectoryHeat
 from torch_sgmcmc.sampler import Work
 
 __all__ = ["HMC"]
@@ -458,19 +459,30 @@ class HMC(SharedSettings):
                     "a trajectory",
                 )
             self._check_same_target(losses, closure)
+        gauges = self._gauges
+        heat = None if gauges is None else gauges._trajectory(group["step"], work)
+        if heat is not None and start is not None:
+            heat.look(self._moving(work, motion), force=1.0)
         turned = []
-        if group["metropolis"] and group["resample_momentum_every"] != 1:
+        keeps = heat is not None or group["resample_momentum_every"] != 1
+        if group["metropolis"] and keeps:
             turned = [[-r for r in moving.momenta] for moving in motion]
         masters = [[m.clone() for m in moving.masters] for moving in motion]
         log_ratios = torch.empty(0, dtype=torch.float64)
         with self._undone_on_error(work) as saved:
-            end = self._integrate(closure, work, motion, most_steps)
+            along = heat if start is None else None
+            end = self._integrate(closure, work, motion, most_steps, along)
             if start is not None:
                 end_losses, energy = self._energies(end, work, motion)
                 log_ratios = (start - energy) / group["temperature"]
         if start is not None:
             accepted = self._decide(log_ratios, work, motion, saved, masters, turned)
             losses = torch.where(accepted, end_losses, losses)
+        if heat is not None:
+            if start is not None:
+                heat.look(self._moving(work, motion), heat=1.0)
+            lists = [(of, params) for of, params, _, _ in work]
+            gauges._add_trajectory(heat, lists)
         self._advance(work, motion)
         self._known = (losses, self._marks()) if start is not None else None
         return log_ratios
@@ -590,15 +602,26 @@ class HMC(SharedSettings):
         work: list[Work],
         motion: list[_Motion],
         most_steps: int | None,
+        heat: TrajectoryHeat | None,
     ) -> Any:
-        """Makes the leapfrog steps; returns the loss at their end."""
+        """Makes the leapfrog steps; returns the loss at their end.
+
+        What looks on at every one is None with the Metropolis test.
+        """
         group = self.param_groups[0]
         step_size, length = group["step_size"], group["trajectory_length"]
         steps = _C.leapfrog_steps(group["num_steps"], length, step_size, most_steps)
+        every = group["resample_momentum_every"]
+        redrawn = every > 0 and group["step"] % every == 0
         loss = None
         for i in range(steps):
             kick = step_size if i > 0 else step_size / 2
+            if heat is not None:
+                force, warmth, turn = _C.heat_weights(i, steps, step_size, redrawn)
+                heat.look(self._moving(work, motion), force=force, turn=turn)
             self._leapfrog(work, motion, kick, drift=step_size)
+            if heat is not None:
+                heat.look(self._moving(work, motion), heat=warmth)
             loss = fresh_gradients(self, closure)
             following = self._gather(checked=True)
             if not same_parameters(work, following):
@@ -611,6 +634,21 @@ class HMC(SharedSettings):
             work = following
         self._leapfrog(work, motion, step_size / 2, drift=0.0)
         return loss
+
+    def _moving(self, work: list[Work], motion: list[_Motion]) -> list[Moving]:
+        """Where the parameters are on a trajectory, for gauges."""
+        moving = []
+        for (group, params, grads, _), of in zip(work, motion, strict=True):
+            masters = iter(of.masters)
+            positions = [next(masters) if has_master(p) else p.detach() for p in params]
+            prior = {
+                "weight_decay": group["prior_precision"] / group["num_data"],
+                **prior_of(self, group, params),
+            }
+            moving.append(
+                Moving(params, grads, positions, of.momenta, of.masses, prior)
+            )
+        return moving
 
     def _leapfrog(
         self, work: list[Work], motion: list[_Motion], kick: float, drift: float

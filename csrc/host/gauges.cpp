@@ -45,11 +45,13 @@ Motion MotionOf(std::string_view sampler) {
   if (sampler == "SGLD" || sampler == "PSGLD") return Motion::kLangevin;
   if (sampler == "SGHMC" || sampler == "EWSG") return Motion::kMomentum;
   if (sampler == "SGNHT") return Motion::kThermostat;
+  if (sampler == "HMC" || sampler == "HMCECS") return Motion::kTrajectory;
   return Motion::kNone;
 }
 
 bool HasUnbiasedGradients(std::string_view sampler) {
-  return sampler != "EWSG" && MotionOf(sampler) != Motion::kNone;
+  return sampler != "EWSG" && sampler != "HMCECS" &&
+         MotionOf(sampler) != Motion::kNone;
 }
 
 GaugeValues TemperaturesOf(const GaugeSettings& s,
@@ -62,6 +64,9 @@ GaugeValues TemperaturesOf(const GaugeSettings& s,
   const double friction = 1 - (s.motion == Motion::kLangevin ? 0 : s.momentum);
   switch (s.motion) {
     case Motion::kNone:
+      return values;
+    case Motion::kTrajectory:
+      values.kinetic = sums.momentum_square / numel;
       return values;
     case Motion::kLangevin:
       values.kinetic += lr * scale / 2 * sums.gradient_square;
@@ -242,6 +247,13 @@ void AdviseOnHeat(const GaugeSettings& s,
                   bool takes_noise_estimate,
                   std::string& text) {
   if (s.motion == Motion::kNone) return;
+  if (s.motion == Motion::kTrajectory) {
+    text +=
+        "; with the Metropolis test that is a fault of momenta or energies, "
+        "without it the step is long for the curvature (a smaller step_size or "
+        "the test) or minibatches heat it (SGHMC is what they need)";
+    return;
+  }
   Format(text,
          "; heating grows with lr: within %.3g %% it takes lr <= %.2g",
          100 * budget,
@@ -368,7 +380,10 @@ std::string Gauges::Summary(const std::vector<std::string>& names,
              gauge.configurational.Mean(),
              gauge.kinetic.Mean(),
              spreads ? "moves outward" : "moves inward");
-      const double room = kinetic - 1;
+      if (s.motion == Motion::kTrajectory) {
+        text += ", unless the gradients are not those of the loss";
+      }
+      const double room = s.lr > 0 ? kinetic - 1 : 0;
       if (room > 0 && room < budget / 2) {
         Format(text,
                ": lr could be %.2g times as large within the budget of heat",

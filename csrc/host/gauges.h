@@ -37,6 +37,8 @@
 // SGNHT's momentum is 1 - A - s with A its constant and s its learnt friction:
 // lr E[x . g] = (2 - A) E|v|^2 / 2 - E[x . (s v)], by coordinate.
 //
+// HMC: Note [Heat of a trajectory] in host/trajectory_heat.h.
+//
 // pSGLD multiplies by G: in the sums of g, and for |g|^2 and Var(grad), each
 // coordinate is weighed with it. While G adapts, this holds as far as G stays
 // the same in the time that theta moves.
@@ -59,8 +61,10 @@
 
 namespace torch_sgmcmc {
 
-// How a sampler moves; kNone: only x . g is used, and T_kin is T.
-enum class Motion { kLangevin, kMomentum, kThermostat, kNone };
+// How a sampler moves; kTrajectory: sums are made along whole trajectories,
+// with momenta on U (Note [Heat of a trajectory]); kNone: only x . g is used,
+// and T_kin is T.
+enum class Motion { kLangevin, kMomentum, kThermostat, kTrajectory, kNone };
 Motion MotionOf(std::string_view sampler);
 // Whether it is observed while it steps, and steps by unbiased gradients.
 bool HasUnbiasedGradients(std::string_view sampler);

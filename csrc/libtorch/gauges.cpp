@@ -17,7 +17,9 @@
 #include "libtorch/core/momentum.h"
 #include "libtorch/core/operators.h"
 #include "libtorch/core/prior.h"
+#include "libtorch/core/step_observer.h"
 #include "libtorch/core/text.h"
+#include "libtorch/core/trajectory_heat.h"
 #include "samplers/gauge.h"
 
 namespace torch_sgmcmc {
@@ -53,7 +55,7 @@ Gauges::Temperatures ReadGauge(const Gauge& gauge) {
 
 }  // namespace
 
-struct Gauges::Observer {
+struct Gauges::Observer : StepObserver {
   // The tensors of one group on one device, at one observation.
   struct Row {
     std::vector<size_t> places;
@@ -118,18 +120,13 @@ struct Gauges::Observer {
     host.emplace(numels, groups);
   }
 
-  // Before an update.
-  void look(const std::vector<Work>& work) {
-    if (work.empty() || motion() == Motion::kNone) return;
-    const at::NoGradGuard no_grad;
-    if (!others.empty()) {
-      // Somebody else, a checkpoint, may have moved the parameters.
-      if (versions() == others_at) {
-        forces.emplace_back(std::move(others), forces_of(work));
-      }
-      others.clear();
-      if (forces.size() >= kMostRows) read();
+  void look(const std::vector<Work>& work) override {
+    if (work.empty() || motion() == Motion::kNone ||
+        motion() == Motion::kTrajectory) {
+      return;
     }
+    const at::NoGradGuard no_grad;
+    compare(work);
     StateDict group;
     work[0].options->write(group);
     const int64_t step = work[0].options->step();
@@ -150,6 +147,50 @@ struct Gauges::Observer {
         }
       }
     }
+  }
+
+  // Sets the step's gradients beside those of observe().
+  void compare(const std::vector<Work>& work) {
+    if (others.empty()) return;
+    // Somebody else, a checkpoint, may have moved the parameters.
+    if (versions() == others_at) {
+      forces.emplace_back(std::move(others), forces_of(work));
+    }
+    others.clear();
+    if (forces.size() >= kMostRows) read();
+  }
+
+  std::unique_ptr<TrajectoryHeat> trajectory(
+      const std::vector<Work>& work) override {
+    compare(work);
+    if (motion() != Motion::kTrajectory) return nullptr;
+    StateDict group;
+    work[0].options->write(group);
+    if (work[0].options->step() %
+            ObservationInterval(every, redraws_every(group)) !=
+        0) {
+      return nullptr;
+    }
+    return std::make_unique<TrajectoryHeat>(
+        [this](const Tensors& params) { return centers_of(params); });
+  }
+
+  void take(const TrajectoryHeat& heat,
+            const std::vector<Work>& work) override {
+    std::vector<Row> ended;
+    for (size_t i = 0; i < work.size(); ++i) {
+      StateDict group;
+      work[i].options->write(group);
+      Row& row = ended.emplace_back();
+      for (const at::Tensor& p : work[i].params) {
+        row.places.push_back(place.at(p.unsafeGetTensorImpl()));
+      }
+      row.columns = {0, 2};
+      row.sums = heat.sums(i);
+      row.settings = settings_of(*work[i].options, group, motion());
+    }
+    rows.emplace_back(std::move(ended), /*has_noise=*/false);
+    if (rows.size() >= kMostRows) read();
   }
 
   void add(const std::vector<Work>& work, bool plain, bool has_noise) {
@@ -232,6 +273,30 @@ struct Gauges::Observer {
 
   static int64_t redraws_every(const StateDict& group) {
     return static_cast<int64_t>(NumberOf(group, "resample_momentum_every", 0));
+  }
+
+  static GaugeSettings settings_of(const SamplerOptions& options,
+                                   const StateDict& group,
+                                   Motion moves) {
+    return {moves,
+            NumberOf(group, "lr", 0),
+            options.num_data(),
+            options.temperature(),
+            NumberOf(group, "momentum", 0),
+            NumberOf(group, "noise_estimate", 0),
+            redraws_every(group),
+            options.step()};
+  }
+
+  // Those of parameters; empty if there are none.
+  Tensors centers_of(const Tensors& params) const {
+    Tensors some;
+    for (const at::Tensor& p : params) {
+      if (!centers.empty()) {
+        some.push_back(centers[place.at(p.unsafeGetTensorImpl())]);
+      }
+    }
+    return some;
   }
 
   bool knows(const std::vector<Work>& work) const {
@@ -339,7 +404,7 @@ struct Gauges::Observer {
     }
     Row row;
     Tensors positions;
-    Tensors some_centers;
+    const Tensors some_centers = centers_of(lists.params);
     Tensors before;
     for (size_t i = 0; i < lists.params.size(); ++i) {
       const at::Tensor& p = lists.params[i];
@@ -350,7 +415,6 @@ struct Gauges::Observer {
                                      ? states[i].at("master").toTensor()
                                      : p.detach().to(StateDtype(p)))
                               : p.detach());
-      if (!centers.empty()) some_centers.push_back(centers[number]);
       if (has_noise) before.push_back(previous.at(p.unsafeGetTensorImpl()));
     }
     const double num_data = lists.options->num_data();
@@ -388,27 +452,17 @@ struct Gauges::Observer {
           mean,
           MeansOf(lists.prior_means));
     }
-    row.settings = {moves,
-                    NumberOf(group, "lr", 0),
-                    num_data,
-                    lists.options->temperature(),
-                    NumberOf(group, "momentum", 0),
-                    NumberOf(group, "noise_estimate", 0),
-                    redraws_every(group),
-                    lists.options->step()};
+    row.settings = settings_of(*lists.options, group, moves);
     return row;
   }
 };
 
 Gauges::Gauges(Sampler& sampler, const GaugesOptions& options) {
-  if (sampler.observer_) {
+  if (sampler.observer_ != nullptr) {
     Invalid("Invalid sampler: it has Gauges already (detach() them)");
   }
   observer_ = std::make_unique<Observer>(sampler, options);
-  sampler.observer_ = [observer =
-                           observer_.get()](const std::vector<Work>& work) {
-    observer->look(work);
-  };
+  sampler.observer_ = observer_.get();
 }
 
 Gauges::~Gauges() { detach(); }

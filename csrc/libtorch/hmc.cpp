@@ -14,6 +14,7 @@
 #include "host/leapfrog_steps.h"
 #include "host/metropolis.h"
 #include "host/ratio.h"
+#include "host/trajectory_heat.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/closures.h"
 #include "libtorch/core/momentum.h"
@@ -22,7 +23,9 @@
 #include "libtorch/core/options_of_work.h"
 #include "libtorch/core/prior.h"
 #include "libtorch/core/state_checks.h"
+#include "libtorch/core/step_observer.h"
 #include "libtorch/core/text.h"
+#include "libtorch/core/trajectory_heat.h"
 #include "libtorch/core/versions.h"
 
 namespace torch_sgmcmc {
@@ -59,6 +62,29 @@ at::Tensor Losses(const torch::Tensor& loss,
                     : std::string("a scalar)")));
   }
   return loss.detach().to(device, at::kDouble).reshape(-1);
+}
+
+// Where the parameters are on a trajectory, for gauges.
+std::vector<Moving> MovingOf(const std::vector<Work>& work) {
+  std::vector<Moving> moving;
+  moving.reserve(work.size());
+  for (const Work& lists : work) {
+    std::vector<at::Tensor> positions;
+    size_t master = 0;
+    for (const at::Tensor& p : lists.params) {
+      positions.push_back(HasMaster(p) ? lists.masters[master++] : p.detach());
+    }
+    moving.push_back(
+        {lists.params,
+         lists.grads,
+         std::move(positions),
+         lists.state[kMomenta],
+         lists.state[kMasses],
+         lists.options->prior_precision() / lists.options->num_data(),
+         lists.options->prior_mean(),
+         lists.prior_means});
+  }
+  return moving;
 }
 
 // Those of a row of float64.
@@ -251,7 +277,12 @@ at::Tensor HMC::go_on(const LossClosure& closure,
           "trajectory");
     }
     check_same_target(losses);
-    if (first().resample_momentum_every() != 1) {
+  }
+  std::unique_ptr<TrajectoryHeat> heat;
+  if (observer() != nullptr) heat = observer()->trajectory(work);
+  if (metropolis) {
+    if (heat != nullptr) heat->look(MovingOf(work), {1, 0, 0});
+    if (heat != nullptr || first().resample_momentum_every() != 1) {
       for (size_t i = 0; i < work.size(); ++i) {
         for (const at::Tensor& momentum : work[i].state[kMomenta]) {
           turned[i].push_back(-momentum);
@@ -262,7 +293,8 @@ at::Tensor HMC::go_on(const LossClosure& closure,
   at::Tensor log_ratios;
   const std::vector<Start> saved = copies(work);
   try {
-    const torch::Tensor end = integrate(closure, work, most_steps);
+    const torch::Tensor end =
+        integrate(closure, work, most_steps, metropolis ? nullptr : heat.get());
     if (metropolis) {
       end_losses = row(end);
       log_ratios = (start - energy(end_losses, work)) / first().temperature();
@@ -279,6 +311,10 @@ at::Tensor HMC::go_on(const LossClosure& closure,
   if (metropolis) {
     known_ =
         at::where(decide(log_ratios, work, saved, turned), end_losses, losses);
+  }
+  if (heat != nullptr && observer() != nullptr) {
+    if (metropolis) heat->look(MovingOf(work), {0, 1, 0});
+    observer()->take(*heat, work);
   }
   advance(work);
   known_at_ = marks();
@@ -394,16 +430,24 @@ void HMC::update(const Work& work) {
   }
 }
 
-// Makes the leapfrog steps; returns the loss at their end.
+// Makes the leapfrog steps; returns the loss at their end. What looks on at
+// every one is null with the Metropolis test.
 torch::Tensor HMC::integrate(const LossClosure& closure,
                              std::vector<Work>& work,
-                             std::optional<int64_t> most_steps) {
+                             std::optional<int64_t> most_steps,
+                             TrajectoryHeat* heat) {
   const double step_size = first().step_size();
   const int64_t steps = LeapfrogSteps(
       first().num_steps(), first().trajectory_length(), step_size, most_steps);
+  const int64_t every = first().resample_momentum_every();
+  const bool redrawn = every > 0 && first().step() % every == 0;
   torch::Tensor loss;
   for (int64_t i = 0; i < steps; ++i) {
+    const auto [force, warmth, turn] =
+        HeatWeightsOf(i, steps, step_size, redrawn);
+    if (heat != nullptr) heat->look(MovingOf(work), {force, 0, turn});
     leapfrog(work, i > 0 ? step_size : step_size / 2, step_size);
+    if (heat != nullptr) heat->look(MovingOf(work), {0, warmth, 0});
     loss = FreshGradients(param_groups_, closure);
     std::vector<Work> following = gather();
     if (!SameParameters(work, following)) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -17,7 +18,9 @@
 #include "libtorch/core/closures.h"
 #include "libtorch/core/nonfinite.h"
 #include "libtorch/core/operators.h"
+#include "libtorch/core/step_observer.h"
 #include "libtorch/core/text.h"
+#include "libtorch/core/trajectory_heat.h"
 #include "libtorch/ecs/prior.h"
 #include "libtorch/ecs/target.h"
 #include "libtorch/ecs/whitening.h"
@@ -50,6 +53,21 @@ std::vector<at::Tensor> CopiesOf(const std::vector<at::Tensor>& params) {
 void PutBack(const std::vector<at::Tensor>& params,
              const std::vector<at::Tensor>& copies) {
   for (size_t i = 0; i < params.size(); ++i) params[i].copy_(copies[i]);
+}
+
+// Where the parameters are, for gauges: flat, as they move.
+std::vector<Moving> MovingOf(const std::vector<at::Tensor>& params,
+                             const ECSPoint& point,
+                             const at::Tensor& r) {
+  std::vector<int64_t> sizes;
+  sizes.reserve(params.size());
+  for (const at::Tensor& p : params) sizes.push_back(p.numel());
+  Moving moving;
+  moving.params = params;
+  moving.grads = point.gradient.split_with_sizes(sizes);
+  moving.positions = point.theta.split_with_sizes(sizes);
+  moving.momenta = r.split_with_sizes(sizes);
+  return {std::move(moving)};  // the gradient has the prior's
 }
 
 }  // namespace
@@ -393,14 +411,37 @@ HMCECS::Move HMCECS::update_subsample(
 HMCECS::Move HMCECS::trajectory(ECSTarget& target,
                                 const std::shared_ptr<const ECSPoint>& present,
                                 std::optional<int64_t> most_steps) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  const at::Tensor& factor = anchor_->whitening;
-  // Along x with theta = theta_0 + W x, W W' = M^-1, the mass is 1.
-  const at::Tensor x = at::zeros_like(present->theta);
   const at::Tensor r = at::empty_like(present->theta);
   const int64_t offset = 0;
   hmc_momenta_(
       {r}, {}, /*temperature=*/1, offset, seed(), first().step(), std::nullopt);
+  if (observer() == nullptr) return travel(target, present, r, most_steps);
+  std::vector<Work> work(1);
+  work[0].options = &options_of(0);
+  work[0].params = all_params();
+  const std::unique_ptr<TrajectoryHeat> heat = observer()->trajectory(work);
+  if (heat == nullptr) return travel(target, present, r, most_steps);
+  const double temperature = first().temperature();
+  const at::Tensor turned = -r;
+  // The gradient is that of -U / T.
+  heat->look(MovingOf(work[0].params, *present, r),
+             {-temperature / first().num_data(), 0, 0});
+  Move moved = travel(target, present, r, most_steps);
+  heat->look(MovingOf(work[0].params, *present, moved.accepted ? r : turned),
+             {0, temperature, 0});
+  if (observer() != nullptr) observer()->take(*heat, work);
+  return moved;
+}
+
+// The trajectory with a momentum, which is changed in place, and its test.
+HMCECS::Move HMCECS::travel(ECSTarget& target,
+                            const std::shared_ptr<const ECSPoint>& present,
+                            const at::Tensor& r,
+                            std::optional<int64_t> most_steps) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const at::Tensor& factor = anchor_->whitening;
+  // Along x with theta = theta_0 + W x, W W' = M^-1, the mass is 1.
+  const at::Tensor x = at::zeros_like(present->theta);
   const double before = present->log - KineticEnergy(r);
   const double step_size = first().step_size();
   double wanted = num_steps();

@@ -19,6 +19,7 @@
 #include "libtorch/core/parameters.h"
 #include "libtorch/core/prior.h"
 #include "libtorch/core/state_checks.h"
+#include "libtorch/core/step_observer.h"
 #include "libtorch/core/text.h"
 #include "libtorch/core/versions.h"
 #include "torch_sgmcmc/has_cuda.h"
@@ -182,7 +183,7 @@ int64_t Sampler::num_steps() const {
 }
 
 void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
-  if (observer_) {
+  if (observer_ != nullptr) {
     Invalid(
         "Invalid param group: Gauges observe the groups that there are "
         "(detach() them first, and make new ones)");
@@ -294,7 +295,7 @@ std::vector<Work> Sampler::gather() {
 }
 
 void Sampler::advance(const std::vector<Work>& work) {
-  if (observer_) observer_(work);
+  if (observer_ != nullptr) observer_->look(work);
   for (const Work& lists : work) {
     update(lists);
     BumpVersions(lists.params);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "host/batch_means.h"
+#include "host/trajectory_heat.h"
 
 namespace py = pybind11;
 using torch_sgmcmc::BatchMeans;
@@ -54,6 +55,7 @@ void BindGauges(py::module_& m) {
   motions["LANGEVIN"] = static_cast<int>(Motion::kLangevin);
   motions["MOMENTUM"] = static_cast<int>(Motion::kMomentum);
   motions["THERMOSTAT"] = static_cast<int>(Motion::kThermostat);
+  motions["TRAJECTORY"] = static_cast<int>(Motion::kTrajectory);
   motions["NONE"] = static_cast<int>(Motion::kNone);
   m.attr("Motion") = py::module_::import("enum").attr("IntEnum")(
       "Motion", motions, py::arg("module") = m.attr("__name__"));
@@ -78,6 +80,19 @@ void BindGauges(py::module_& m) {
       py::arg("every"),
       py::arg("resample_momentum_every"),
       "Steps between observations that see all of a cycle of redrawn momenta.");
+
+  m.def(
+      "heat_weights",
+      [](int64_t index, int64_t count, double step_size, bool redrawn) {
+        const auto [force, heat, turn] =
+            torch_sgmcmc::HeatWeightsOf(index, count, step_size, redrawn);
+        return std::make_tuple(force, heat, turn);
+      },
+      py::arg("index"),
+      py::arg("count"),
+      py::arg("step_size"),
+      py::arg("redrawn"),
+      "Of a leapfrog step (csrc/host/trajectory_heat.h).");
 
   py::class_<BatchMeans>(
       m, "BatchMeans", "A mean and its error (csrc/host/batch_means.h).")

@@ -87,7 +87,7 @@ TEST(Gauges, ObserveWhereTheChainIs) {
   std::vector<at::Tensor> params = {
       torch::full({40}, 0.1).set_requires_grad(true),
       torch::full({2, 3}, 0.1).set_requires_grad(true)};
-  HMC sampler(params, HMCOptions(0.01).num_steps(5).num_data(100).seed(1));
+  SBPS sampler(params, SBPSOptions().num_data(100).seed(1));
   Gauges gauges(sampler);
   const at::Tensor grad = torch::ones({40});
   params[0].mutable_grad() = grad;
@@ -108,6 +108,34 @@ TEST(Gauges, ObserveWhereTheChainIs) {
       gauges.observe([]() -> at::Tensor { throw std::logic_error(""); }),
       std::logic_error);
   EXPECT_TRUE(params[0].grad().is_same(grad));
+}
+
+TEST(Gauges, SeeTheTrajectoriesOfHMC) {
+  std::vector<at::Tensor> params = {
+      torch::full({40}, 0.1).set_requires_grad(true)};
+  HMC sampler(
+      params,
+      HMCOptions(0.5).num_steps(1).num_data(1).metropolis(false).seed(1));
+  const at::Tensor mass = torch::full({40}, 4.0);
+  sampler.set_mass({mass});
+  Gauges gauges(sampler, GaugesOptions().every(2));
+  const auto closure = [&] {
+    auto loss = params[0].square().sum();
+    loss.backward();
+    return loss;
+  };
+  const at::Tensor start = params[0].detach().clone();
+  sampler.step(closure);
+  EXPECT_EQ(gauges.num_observed(), 1);
+  // By one step theta' = theta + eps / M h, h the momentum between the kicks.
+  const at::Tensor h = (params[0].detach() - start) * mass / 0.5;
+  EXPECT_NEAR(
+      gauges.all().kinetic.mean, (h * h / mass).mean().item<double>(), 1e-5);
+  EXPECT_NEAR(gauges.all().configurational.mean, 0.1 * 0.2, 1e-6);
+  sampler.step(closure);  // in between
+  EXPECT_EQ(gauges.num_observed(), 1);
+  sampler.step(closure);
+  EXPECT_EQ(gauges.num_observed(), 2);
 }
 
 TEST(Gauges, RefuseWhatIsNotAsItShouldBe) {

@@ -132,6 +132,8 @@ class TORCH_SGMCMC_API HMCParamState : public ParamStateOf<HMCParamState> {
   }
 };
 
+class TrajectoryHeat;
+
 /// One step is one trajectory: with r ~ N(0, T M), num_steps times
 ///
 ///   r <- r - ε/2 ∇U(θ),   θ <- θ + ε M⁻¹ r,   r <- r - ε/2 ∇U(θ),
@@ -208,7 +210,8 @@ class TORCH_SGMCMC_API HMC : public SamplerOf<HMCOptions> {
                    std::optional<int64_t> most_steps);
   torch::Tensor integrate(const LossClosure& closure,
                           std::vector<Work>& work,
-                          std::optional<int64_t> most_steps);
+                          std::optional<int64_t> most_steps,
+                          TrajectoryHeat* heat);
   static void leapfrog(const std::vector<Work>& work,
                        double kick,
                        double drift);

@@ -324,6 +324,10 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
   Move trajectory(ECSTarget& target,
                   const std::shared_ptr<const ECSPoint>& present,
                   std::optional<int64_t> most_steps);
+  Move travel(ECSTarget& target,
+              const std::shared_ptr<const ECSPoint>& present,
+              const at::Tensor& r,
+              std::optional<int64_t> most_steps);
   void check_ready() const;
   double num_steps() const;
   bool is_check_due() const;

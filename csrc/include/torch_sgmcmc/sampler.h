@@ -132,6 +132,8 @@ struct Work {
   at::Tensor gate;
 };
 
+class StepObserver;
+
 /// Base class of the samplers.
 ///
 /// Errors: std::invalid_argument where Python has a ValueError,
@@ -262,6 +264,9 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   /// The state of a parameter, which is created if there is none.
   SamplerParamState& state_of(const at::Tensor& param);
 
+  /// What looks on while it steps, or null.
+  StepObserver* observer() const { return observer_; }
+
   const char* name() const;
   SamplerOptions& options_of(size_t group);
   const SamplerOptions& options_of(size_t group) const;
@@ -294,8 +299,8 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   std::unique_ptr<Watch> watch_;
   // What was given as tensors, of parameters by their TensorImpl.
   std::unordered_map<const void*, at::Tensor> prior_means_;
-  // Looks on before each update.
-  std::function<void(const std::vector<Work>&)> observer_;
+  // Looks on while it steps; null if nobody does.
+  StepObserver* observer_ = nullptr;
 };
 
 /// A sampler with options of the class Options: constructors and typed access.

@@ -105,6 +105,10 @@ inline void Run(const sg::StateDict& job, const std::string& result_path) {
                         std::make_unique<sg::HMCECSOptions>(prior));
   }
   sg::HMCECS sampler(groups, OptionsAt(job, 0).seed(job.at("seed").toInt()));
+  const std::vector<torch::Tensor> centers = {
+      torch::full_like(params[0], 0.125), torch::full_like(params[1], 0.125)};
+  const sg::Gauges gauges(sampler,
+                          sg::GaugesOptions().every(3).centers(centers));
   if (job.contains("state")) sampler.load_state_dict(job.at("state"));
   if (job.contains("warmup")) {
     const sg::StateDict dict = job.at("warmup");
@@ -140,7 +144,9 @@ inline void Run(const sg::StateDict& job, const std::string& result_path) {
             {"counts",
              torch::tensor(std::vector<int64_t>{sampler.num_divergences(),
                                                 sampler.num_evaluations()})},
-            {"summary", sampler.target_summary()}},
+            {"summary", sampler.target_summary()},
+            {"gauges", gauges.state_dict()},
+            {"temperatures", gauges.summary()}},
            result_path);
 }
 

@@ -1,0 +1,34 @@
+// What looks on while a sampler steps.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "libtorch/core/trajectory_heat.h"
+#include "torch_sgmcmc/sampler.h"
+
+namespace torch_sgmcmc {
+
+class StepObserver {
+ public:
+  StepObserver() = default;
+  StepObserver(const StepObserver&) = delete;
+  StepObserver(StepObserver&&) = delete;
+  StepObserver& operator=(const StepObserver&) = delete;
+  StepObserver& operator=(StepObserver&&) = delete;
+  virtual ~StepObserver() = default;
+
+  // Before an update.
+  virtual void look(const std::vector<Work>& work) = 0;
+
+  // What sums along the trajectory that begins with this work; null if it is
+  // not to be observed.
+  virtual std::unique_ptr<TrajectoryHeat> trajectory(
+      const std::vector<Work>& work) = 0;
+
+  // It has ended.
+  virtual void take(const TrajectoryHeat& heat,
+                    const std::vector<Work>& work) = 0;
+};
+
+}  // namespace torch_sgmcmc
