@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stored_files import files
 
 pytestmark = [pytest.mark.cpp, pytest.mark.examples]
 
@@ -269,6 +270,10 @@ def test_the_python_examples_figures(
     in_python = run_python(*options(images, tmp_path, 3))
     assert in_python.returncode == 0, in_python.stderr
     assert_same_runs(results(out), results(tmp_path))
+    for method in ("sgld", "sghmc"):
+        ours = files(tmp_path / f"{method}-seed0")
+        assert files(out / f"{method}-seed0") == ours
+        assert len(ours) == 3  # two draws and the index
 
     def table(text: str) -> list[str]:
         # All but the time.
@@ -297,6 +302,7 @@ def test_each_continues_the_others_runs(
             done = go(*options(images, out, epochs, "--method", *methods))
             assert done.returncode == 0, done.stderr
         assert_same_runs(expected, results(out))
+        assert files(out / "sghmc-seed0") == files(whole[0] / "sghmc-seed0")
 
 
 @pytest.mark.slow
@@ -307,6 +313,9 @@ def test_a_killed_run_continues_to_the_same_bits(
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run_cpp(*options(images, whole, 8, "--method", method)).returncode == 0
 
+    store = f"{method}-seed0"
+    if method == "sghmc":  # draws of a run that was killed before its first checkpoint
+        shutil.copytree(whole / store, killed / store)
     again = options(images, killed, 8, "--method", method)
     process = subprocess.Popen(
         [program, *map(str, again)],
@@ -327,6 +336,7 @@ def test_a_killed_run_continues_to_the_same_bits(
     first = done.stderr.splitlines()[0]
     assert re.fullmatch(rf"{method}-seed0: epoch \d of 8, error \d+\.\d\d %", first)
     assert_same_runs(results(whole), results(killed))
+    assert files(killed / store) == files(whole / store)
 
 
 def test_a_checkpoint_that_does_not_fit(

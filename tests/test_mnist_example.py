@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from stored_files import files
 
 import torch_sgmcmc as sg
 
@@ -188,6 +189,34 @@ def test_a_resumed_bouncy_run_has_the_same_bits(
     for one, other in zip(whole, resumed, strict=True):
         for key in ("digest", "history", "samples"):
             assert one[key] == other[key]
+
+
+def test_draws_without_a_checkpoint_are_of_a_run_that_begins_anew(
+    tmp_path: Path, example: Callable[..., list[dict]]
+) -> None:
+    """As a kill leaves them between the first draw and the first checkpoint."""
+    options = ("--method", "sgld", "--epochs", "2", "--burn-in", "0")
+    (whole,) = example(tmp_path, *options)
+    before = files(tmp_path / "sgld-seed0")
+    (tmp_path / "sgld-seed0.pt").unlink()
+    (again,) = example(tmp_path, *options)
+    assert again["digest"] == whole["digest"]
+    assert files(tmp_path / "sgld-seed0") == before
+    assert len(before) == 3  # two draws and the index
+
+
+def test_a_resumed_run_goes_on_with_its_draws(
+    tmp_path: Path, example: Callable[..., list[dict]]
+) -> None:
+    options = ("--method", "sghmc", "--burn-in", "1", "--epochs")
+    (whole,) = example(tmp_path / "whole", *options, "5")
+    example(tmp_path / "parts", *options, "3")
+    (resumed,) = example(tmp_path / "parts", *options, "5")
+    for key in ("digest", "history", "samples"):
+        assert whole[key] == resumed[key]
+    assert files(tmp_path / "parts" / "sghmc-seed0") == (
+        files(tmp_path / "whole" / "sghmc-seed0")
+    )
 
 
 @pytest.mark.parametrize(
