@@ -148,6 +148,25 @@ def test_to_begin_anew(tmp_path: Path) -> None:
     assert halves[0]["0.weight"].dtype == torch.bfloat16
 
 
+def test_a_chain_that_somebody_writes_is_not_deleted(tmp_path: Path) -> None:
+    run(tmp_path, steps=10, chains=2)
+    before = files(tmp_path)
+    writing = model()
+    sampler = sghmc(writing.named_parameters(), seed=0)
+    with sg.Collector(sampler, writing, tmp_path, chain=1):
+        with pytest.raises(RuntimeError, match="Cannot write to chain 1 of"):
+            run(tmp_path, steps=10, chains=2, seed=6, restart=True)
+        of_chain = {name: b for name, b in before.items() if "chain-1" in name}
+        assert of_chain.items() <= files(tmp_path).items() and of_chain
+        assert (tmp_path / "checkpoint-1.pt").exists()
+    with (
+        pytest.raises(RuntimeError, match="Cannot write to chain 1 of"),
+        sg.Collector(sampler, writing, tmp_path, chain=1),
+    ):  # nor is the first one's, of chains beyond
+        run(tmp_path, steps=10, seed=6, restart=True)
+    assert (tmp_path / "checkpoint-1.pt").exists()
+
+
 def test_epochs(tmp_path: Path) -> None:
     store = run(tmp_path, steps=None, epochs=3, burn_in=0, every=1, max_samples=None)
     assert [draw.step for draw in store] == list(range(1, 19))
