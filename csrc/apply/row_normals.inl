@@ -11,8 +11,6 @@ class RowNormals {
 
   using Ahead = void (*)(void* const* data, int64_t begin);
 
-  // Number() does the rest.
-  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
   __attribute__((noinline))
   RowNormals(const Segment& s, int64_t begin, const NoiseStream& stream)
       : segment_(s),
@@ -117,6 +115,6 @@ class RowNormals {
   uint64_t index_;  // of the first element that has no number yet
   int64_t left_;    // elements of its row from there on
   int now_ = 0;
-  Batch batches_[2];  // the one that is being made, and the next
+  Batch batches_[2] = {};  // the one that is being made, and the next
   NormalSource source_;
 };

@@ -27,7 +27,7 @@ void TrajectoryHeat::look(const std::vector<Moving>& moving,
         momenta[j] = momenta[j] * lists.masses[j].rsqrt();
       }
     }
-    const at::Tensor sums =
+    const at::Tensor found =
         gauge_sums(lists.grads,
                    lists.positions,
                    centers,
@@ -41,7 +41,7 @@ void TrajectoryHeat::look(const std::vector<Moving>& moving,
                    MeansOf(lists.prior_means));
     const auto add = [&](at::Tensor& total, double weight, int64_t column) {
       if (weight == 0) return;
-      const at::Tensor part = sums.select(1, column) * weight;
+      const at::Tensor part = found.select(1, column) * weight;
       total = total.defined() ? total + part : part;
     };
     add(forces_[i], weights.force, 0);
