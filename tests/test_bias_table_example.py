@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from harness.examples import run_example
 
 pytestmark = pytest.mark.examples
-
-FOLDER = Path(__file__).parents[1] / "examples" / "python"
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
-    monkeypatch.syspath_prepend(str(FOLDER))
 
 
 def laplace(x: torch.Tensor, y: torch.Tensor, draws: int) -> torch.Tensor:
@@ -62,12 +54,7 @@ def test_errors_of_known_draws(data_root: Path, tmp_path: Path) -> None:
     assert abs(errors["nll"][0]) < 0.5
 
 
-def test_a_table_that_goes_on(
-    data_root: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_table_that_goes_on(data_root: Path, tmp_path: Path) -> None:
     problems = importlib.import_module("bias.problems")
     write_truth(
         tmp_path / "logistic-truth.npz", problems.load("logistic", data_root, 1000)
@@ -75,9 +62,10 @@ def test_a_table_that_goes_on(
     options = ["--data-root", str(data_root), "--problem", "logistic"]
     options += ["--rows", "1000", "--passes", "100", "--out", str(tmp_path)]
 
+    printed = []
+
     def main(*more: str) -> list[dict[str, Any]]:
-        monkeypatch.setattr(sys, "argv", ["bias_table.py", *options, *more])
-        importlib.import_module("bias_table").main()
+        printed.append(run_example("bias_table", *options, *more))
         return json.loads((tmp_path / "logistic.json").read_text())["lines"]
 
     first = main("--method", "hmcecs")
@@ -94,19 +82,16 @@ def test_a_table_that_goes_on(
     assert (hottest["method"], hottest["batch_size"]) == ("sgld", 100)
     mean, half = hottest["kinetic"]
     assert mean - half > both[6]["kinetic"][0] > 1
-    assert capsys.readouterr().out.count("| SGLD |") == 6
+    assert "".join(printed).count("| SGLD |") == 6
     assert (tmp_path / "logistic.md").read_text().count("\n| ") == 14
     assert (tmp_path / "logistic.png").stat().st_size > 10_000
 
 
-def test_data_for_the_truth(
-    data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_for_the_truth(data_root: Path, tmp_path: Path) -> None:
     import numpy as np
 
     options = ["--data-root", str(data_root), "--out", str(tmp_path), "--write-data"]
-    monkeypatch.setattr(sys, "argv", ["bias_table.py", *options, "--rows", "500"])
-    importlib.import_module("bias_table").main()
+    run_example("bias_table", *options, "--rows", "500")
     for name, columns in (("logistic", None), ("network", 10)):
         data = np.load(tmp_path / f"{name}-data.npz")
         assert data["x"].shape[0] == len(data["y"]) == 500

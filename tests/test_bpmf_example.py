@@ -5,29 +5,31 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from harness.examples import run_example
 from scipy import stats
 
 import torch_sgmcmc as sg
 
 pytestmark = pytest.mark.examples
 
-FOLDER = Path(__file__).parents[1] / "examples" / "python"
 METHODS = ("sgd", "sgdm", "sgld", "sghmc")
 # User 30 rates two items, item 7 has two ratings.
 ML_1M = "30::7::5::978300760\n30::9::3::978302109\n12::7::1::978301968\n"
 
 
+main = partial(run_example, "bpmf", "--threads", 1)
+
+
 @pytest.fixture
-def pmf(monkeypatch: pytest.MonkeyPatch) -> Any:
+def pmf() -> Any:
     """The example's modules."""
-    monkeypatch.syspath_prepend(str(FOLDER))
     for name in ("cost", "data", "gibbs", "methods", "model", "run"):
         importlib.import_module(f"pmf.{name}")
     return sys.modules["pmf"]
@@ -47,19 +49,6 @@ def config(pmf: Any) -> Any:
         return replace(run, **changes)
 
     return make
-
-
-@pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """The program, as from a command line."""
-    pytest.importorskip("matplotlib")
-    monkeypatch.syspath_prepend(str(FOLDER))
-
-    def call(*options: str) -> None:
-        monkeypatch.setattr(sys, "argv", ["bpmf.py", "--threads", "1", *options])
-        importlib.import_module("bpmf").main()
-
-    return call
 
 
 @pytest.mark.parametrize("separator", ["::", "\t"])
@@ -290,12 +279,9 @@ def test_the_reference_draws_rows_from_their_conditionals(pmf: Any) -> None:
         assert (torch.corrcoef(white) - torch.eye(4)).abs().max() < 0.2
 
 
-def test_every_method_reports(
-    main: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_method_reports(tmp_path: Path) -> None:
     options = ("--tiny", "--batch-size", "100", "--dimensions", "3")
-    main(*options, "--fold", "0", "3", "--out", str(tmp_path))
-    output = capsys.readouterr().out
+    output = main(*options, "--fold", "0", "3", "--out", str(tmp_path))
     for label in ("SGD", "SGD with momentum", "SGLD", "SGHMC", "*the true means*"):
         assert f"| {label} |" in output
     assert (tmp_path / "bpmf.png").read_bytes().startswith(b"\x89PNG")
@@ -309,8 +295,8 @@ def test_every_method_reports(
             # Of all ratings alike it would be 1.1.
             assert 0.6 < state["oracle"] < last["rmse"] < 1.05
     reference = ("--reference", "--fold", "0", "--sweeps", "60")
-    main(*options, *reference, "--out", str(tmp_path))
-    assert "Fold 0, 40 sweeps: RMSE 0." in capsys.readouterr().out
+    output = main(*options, *reference, "--out", str(tmp_path))
+    assert "Fold 0, 40 sweeps: RMSE 0." in output
     history = json.loads((tmp_path / "reference-fold0.json").read_text())["history"]
     oracle = document["runs"]["sghmc"][0]["oracle"]
     assert len(history) == 60
@@ -318,10 +304,8 @@ def test_every_method_reports(
 
 
 def test_a_file_is_factorised(
-    main: Callable[..., None],
     pmf: Any,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     ratings = pmf.data.simulate(pmf.data.TINY)
     values = ratings.values.round().clamp(1, 5).int()
@@ -330,8 +314,7 @@ def test_a_file_is_factorised(
     path.write_text("".join(f"{u + 1}\t{i + 1}\t{r}\t88\n" for u, i, r in rows))
     options = ("--tiny", "--method", "sgld", "--fold", "1", "--batch-size", "100")
     out = ("--out", str(tmp_path / "out"))
-    main("--ratings", str(path), *options, *out)
-    output = capsys.readouterr().out
+    output = main("--ratings", str(path), *options, *out)
     assert "u.data (1000 ratings, " in output and "true means" not in output
     with path.open("a") as file:
         file.write("1\t2\n")
@@ -348,7 +331,6 @@ def test_a_file_is_factorised(
     ],
 )
 def test_a_wrong_command_line(
-    main: Callable[..., None],
     capsys: pytest.CaptureFixture[str],
     options: tuple[str, ...],
     message: str,
@@ -359,16 +341,16 @@ def test_a_wrong_command_line(
 
 
 def test_tuning_and_the_table_of_times(
-    main: Callable[..., None],
     pmf: Any,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     small = ("--tiny", "--batch-size", "100", "--dimensions", "3", "--fold", "0")
-    main(*small, "--tune", "--method", "sghmc", "--out", str(tmp_path / "tune"))
-    assert capsys.readouterr().out.count("| SGHMC |") == 5
+    output = main(
+        *small, "--tune", "--method", "sghmc", "--out", str(tmp_path / "tune")
+    )
+    assert output.count("| SGHMC |") == 5
     median = pmf.cost.median_time
     monkeypatch.setattr(pmf.cost, "median_time", lambda part: median(part, 3))
-    main(*small, "--cost", "--out", str(tmp_path / "cost"))
-    assert capsys.readouterr().out.count("| update: ") == 4
+    output = main(*small, "--cost", "--out", str(tmp_path / "cost"))
+    assert output.count("| update: ") == 4

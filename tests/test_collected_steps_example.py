@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 
+import collected_steps
 import pytest
+from harness.examples import run_example
 
 pytestmark = pytest.mark.examples
 
-FOLDER = Path(__file__).parents[1] / "examples" / "python"
 
-
-def test_what_is_collected(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    one_thread: None,
-) -> None:
-    pytest.importorskip("matplotlib")
-    monkeypatch.syspath_prepend(str(FOLDER))
-    example = importlib.import_module("collected_steps")
-    lines = example.collect(tmp_path, 200)
+def test_what_is_collected(tmp_path: Path, one_thread: None) -> None:
+    lines = collected_steps.collect(tmp_path, 200)
     burn_in, capped, cyclical, decaying = (
         [draw.step for draw in store] for _, _, store in lines
     )
@@ -36,8 +26,6 @@ def test_what_is_collected(
         for draw in store:
             assert draw.lr == pytest.approx(sizes[draw.step - 1])
     assert all(draw.weight == pytest.approx(draw.lr) for draw in lines[-1][2])
-    options = ["--out", str(tmp_path), "--steps", "200"]
-    monkeypatch.setattr(sys, "argv", ["collected_steps.py", *options])
-    example.main()
-    assert "40 draws of burn_in=40, every=4" in capsys.readouterr().out
+    printed = run_example("collected_steps", "--out", tmp_path, "--steps", 200)
+    assert "40 draws of burn_in=40, every=4" in printed
     assert (tmp_path / "collected.png").stat().st_size > 10_000

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import blr.data
+import blr.flymc
+import blr.methods
+import blr.model
+import blr.reference
+import blr.run
+import blr.run_flymc
 import numpy as np
 import pytest
 import torch
+from harness.examples import run_example
 
 pytestmark = pytest.mark.examples
 
-FOLDER = Path(__file__).parents[1] / "examples" / "python"
 GRADIENTS = ("sgld", "psgld", "sghmc", "cp_sghmc", "ewsg")
 METHODS = {
     "paper": (*GRADIENTS, "flymc", "flymc_mode"),
@@ -43,37 +50,10 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def blr(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The example's modules."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    import blr.data
-    import blr.methods
-    import blr.reference
-    import blr.run
-    import blr.run_flymc
-
-    return blr
-
-
-@pytest.fixture
-def example(
-    data_root: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Callable[..., str]:
+def example(data_root: Path, tmp_path: Path) -> Callable[..., str]:
     """Runs the example as from the command line and returns what it prints."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    import covertype
-
-    def call(*options: str) -> str:
-        command = ["covertype.py", "--data-root", str(data_root), "--chains", "6"]
-        command += ["--out", str(tmp_path), *options]
-        monkeypatch.setattr(sys, "argv", command)
-        covertype.main()
-        return capsys.readouterr().out
-
-    return call
+    options = ("--data-root", data_root, "--chains", 6, "--out", tmp_path)
+    return partial(run_example, "covertype", *options)
 
 
 def test_all_methods_report_table_picture_and_json(
@@ -152,7 +132,7 @@ def test_the_search_for_step_sizes(example: Callable[..., str], tmp_path: Path) 
     assert all(0 < r["acceptance_rate"] <= 1 for r in search)
 
 
-def test_the_data(blr: Any, data_root: Path) -> None:
+def test_the_data(data_root: Path) -> None:
     split = blr.data.load(data_root)
     assert split.train_x.shape == (1200, 54) and split.test_x.shape == (300, 54)
     numeric = split.train_x[:, :10]
@@ -167,7 +147,7 @@ def test_the_data(blr: Any, data_root: Path) -> None:
     assert torch.equal(validation.test_x, split.train_x[960:])
 
 
-def test_the_papers_step_sizes(blr: Any, data_root: Path) -> None:
+def test_the_papers_step_sizes(data_root: Path) -> None:
     """One step written out in the paper's notation, from θ = r = 0, without noise."""
     split = blr.data.load(data_root)
     x, s = split.train_x[:50], split.train_s[:50]
@@ -200,7 +180,7 @@ def test_the_papers_step_sizes(blr: Any, data_root: Path) -> None:
 
 
 def test_every_method_spends_the_same(
-    blr: Any, data_root: Path, monkeypatch: pytest.MonkeyPatch
+    data_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     split = blr.data.load(data_root)
     right, seen = blr.run.minibatch_loss, []
@@ -221,9 +201,7 @@ def test_every_method_spends_the_same(
         assert len(set(chains)) == 4  # each its own noise and minibatches
 
 
-def test_flymc_spends_as_much(
-    blr: Any, data_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flymc_spends_as_much(data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Likelihoods, by a count of those that the bound is asked for."""
     split = blr.data.load(data_root)
     right, asked = blr.flymc.LogisticBound.log_ratio, []
@@ -257,7 +235,7 @@ def test_flymc_spends_as_much(
     assert 3 * 2 <= passes - 1 <= 3 * 20  # two energies at least for each gradient
 
 
-def test_the_mode_is_that_of_scikit_learn(blr: Any, data_root: Path) -> None:
+def test_the_mode_is_that_of_scikit_learn(data_root: Path) -> None:
     from sklearn.linear_model import LogisticRegression
 
     split = blr.data.load(data_root)
@@ -280,7 +258,7 @@ def test_the_mode_is_that_of_scikit_learn(blr: Any, data_root: Path) -> None:
         assert value == pytest.approx(np.log(probabilities).mean(), abs=1e-4)
 
 
-def test_the_score_of_chains_together(blr: Any, data_root: Path) -> None:
+def test_the_score_of_chains_together(data_root: Path) -> None:
     split = blr.data.load(data_root)
     g = torch.Generator().manual_seed(0)
     theta = torch.randn(5, 54, generator=g)
@@ -297,7 +275,7 @@ def test_the_score_of_chains_together(blr: Any, data_root: Path) -> None:
     assert same["log_likelihood_std"] < 1e-5 and same["accuracy_std"] < 1e-5
 
 
-def test_the_reference_draws_from_the_posterior(blr: Any, data_root: Path) -> None:
+def test_the_reference_draws_from_the_posterior(data_root: Path) -> None:
     """Against importance sampling with the Gaussian at the mode, in U itself."""
     split = blr.data.load(data_root)
     centre, hessian = blr.reference.mode(split)

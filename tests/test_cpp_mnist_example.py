@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness.examples import FOLDER
 from stored_files import files
 
 pytestmark = [pytest.mark.cpp, pytest.mark.examples]
 
-PYTHON_EXAMPLE = Path(__file__).parents[1] / "examples" / "python" / "mnist_bnn.py"
 METHODS = ["sgd", "sgdm", "sgld", "sghmc"]
 FILES = {
     "train-images-idx3-ubyte": 16 + 60_000 * 784,
@@ -87,7 +87,7 @@ def run_cpp(program: Path) -> Run:
 
 
 def run_python(*options: object) -> subprocess.CompletedProcess:
-    return run([sys.executable, PYTHON_EXAMPLE], *options)
+    return run([sys.executable, FOLDER / "mnist_bnn.py"], *options)
 
 
 def options(root: Path, out: Path, epochs: int, *more: object) -> list[object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
@@ -12,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from harness.examples import FOLDER, run_example
 from stored_files import files
 
 import torch_sgmcmc as sg
 
 pytestmark = pytest.mark.examples
 
-FOLDER = Path(__file__).parents[1] / "examples" / "python"
 DYING = Path(__file__).with_name("dying_rank.py")
 
 
@@ -38,7 +37,6 @@ def torchrun(*command: object) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def one_rank(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Iterator[None]:
     """What torchrun gives a job of one rank."""
-    monkeypatch.syspath_prepend(str(FOLDER))
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": 0}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
@@ -55,11 +53,7 @@ def test_ranks_sample_the_posterior_of_one_process(
     result = torchrun(FOLDER / "distributed_ddp.py", *arguments)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("10 draws; error of their mean ")
-    program = importlib.import_module("distributed_ddp")
-    monkeypatch.setattr(
-        sys, "argv", ["", "--out", str(tmp_path / "one"), *arguments[2:]]
-    )
-    program.main()
+    run_example("distributed_ddp", "--out", tmp_path / "one", *arguments[2:])
     one, two = (sg.SampleStore(tmp_path / name / "draws") for name in ("one", "two"))
     assert [draw.step for draw in one] == [draw.step for draw in two]
     assert one[0].step == 510 and one[-1].step == 600
@@ -70,19 +64,12 @@ def test_ranks_sample_the_posterior_of_one_process(
 def test_shards_and_another_number_of_ranks_go_on_with_the_chain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_rank: None
 ) -> None:
-    program = importlib.import_module("distributed_fsdp")
-
-    def here(out: str, epochs: int) -> None:
-        arguments = ["", "--out", str(tmp_path / out), "--epochs", str(epochs)]
-        monkeypatch.setattr(sys, "argv", arguments)
-        program.main()
-
     arguments = ["--out", tmp_path / "parts", "--epochs", "54"]
     result = torchrun(FOLDER / "distributed_fsdp.py", *arguments)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("4 draws; error of their mean ")
-    here("parts", 60)
-    here("whole", 60)
+    for out in ("parts", "whole"):
+        run_example("distributed_fsdp", "--out", tmp_path / out, "--epochs", 60)
     parts, whole = (
         sg.load(tmp_path / name / "predictive.pt") for name in ("parts", "whole")
     )

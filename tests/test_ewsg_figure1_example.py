@@ -12,21 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ewsg_figure1
 import numpy as np
 import pytest
 import torch
-from harness.statistics import StatisticalError, check_mean, check_z
-
-import torch_sgmcmc.ewsg
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "python"))
-
-import ewsg_figure1
 from ewsg_gaussian.chains import METHODS, Chains, Method
 from ewsg_gaussian.errors import error_orders, run_pairs
 from ewsg_gaussian.exact import continuous_mse, linear_errors
 from ewsg_gaussian.learning import learning_curves
 from ewsg_gaussian.target import Gaussian, fitted_kl, floor, kl_of_moments, negentropy
+from harness.statistics import StatisticalError, check_mean, check_z
+
+import torch_sgmcmc.ewsg
 
 pytestmark = pytest.mark.examples
 

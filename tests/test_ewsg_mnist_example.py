@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
-import io
 import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 import torch
+from harness.examples import FOLDER, run_example
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.core.operators import ewsg_log_ratio
 
 pytestmark = pytest.mark.examples
 
-SCRIPT = Path(__file__).parents[1] / "examples" / "python" / "ewsg_mnist.py"
 METHODS = ["ewsg", "sghmc", "cp_sghmc", "sgld", "psgld"]
 IMAGES = 1400  # training images of the digits, with the validation images
 
@@ -42,32 +38,15 @@ def options_of(out: Path, *options: str) -> list[str]:
 
 
 def run(out: Path, *options: str) -> str:
-    """The example's main in this process, since its imports take seconds."""
-    threads = torch.get_num_threads()
-    printed = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
-        patch.setattr(sys, "argv", [str(SCRIPT), *options_of(out, *options)])
-        importlib.import_module(SCRIPT.stem).main()
-    torch.set_num_threads(threads)
-    return printed.getvalue()
+    return run_example("ewsg_mnist", *options_of(out, *options))
 
 
 def results(out: Path) -> dict:
     return json.loads((out / "results.json").read_text())
 
 
-@pytest.fixture(scope="module", autouse=True)
-def packages() -> Iterator[None]:
-    """Makes the example and its packages importable."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPT.parent)
-        yield
-
-
 @pytest.fixture(scope="module")
-def everything(
-    packages: None, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, str]:
+def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """All methods with two seeds and two chains, and what was printed."""
     out = tmp_path_factory.mktemp("everything")
     options = ("--passes", "2", "--burn-in", "1", "--chains", "2", "--seeds", "2")
@@ -181,7 +160,7 @@ def test_a_killed_run_continues_to_the_same_bits(tmp_path: Path) -> None:
     options = ("--method", "ewsg", "--passes", "25", "--burn-in", "5")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), *options_of(killed, *options)],
+        [sys.executable, str(FOLDER / "ewsg_mnist.py"), *options_of(killed, *options)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -7,13 +7,12 @@ brightnesses their law given θ, after many steps. False alarms: ``harness.stati
 from __future__ import annotations
 
 import math
-import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from blr.flymc import FlyMC, LogisticBound
 from harness.statistics import (
     Array,
     StatisticalError,
@@ -23,10 +22,6 @@ from harness.statistics import (
 )
 from torch import Tensor
 from torch.nn.functional import logsigmoid
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "python"))
-
-from blr.flymc import FlyMC, LogisticBound
 
 pytestmark = pytest.mark.examples
 

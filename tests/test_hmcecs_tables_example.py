@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hmcecs_tables
 import numpy as np
 import pytest
 import torch
-from harness.statistics import check_mean
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "python"))
-
-import hmcecs_tables
 from ecs_tables import comparison, measures, report, samplers, scaling, variances
 from ecs_tables.higgs import higgs
 from ecs_tables.problem import Laplace, Problem
 from ecs_tables.samplers import Run, Size
 from ecs_tables.simulated import BLOCK, DIMENSION, rows, simulate
+from harness.statistics import check_mean
 
 pytestmark = pytest.mark.examples
 

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from harness.examples import FOLDER, run_example
 from stored_files import files
 
 import torch_sgmcmc as sg
 
 pytestmark = pytest.mark.examples
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "python" / "mnist_bnn.py"
+
+def common_options(out: Path) -> list[str]:
+    return ["--threads", "1", "--seeds", "1", "--out", str(out)]
 
 
 def command(out: Path, *options: str) -> list[str]:
-    common = ("--threads", "1", "--seeds", "1", "--out", str(out))
-    return [sys.executable, str(EXAMPLE), *common, *options]
+    program = str(FOLDER / "mnist_bnn.py")
+    return [sys.executable, program, *common_options(out), *options]
 
 
 def results(out: Path) -> list[dict]:
@@ -86,25 +87,13 @@ def test_mnist_figures(tmp_path: Path, data_root: Path) -> None:
     assert all(p > 0 for p in run["final"]["precisions"])
 
 
-@pytest.fixture
-def example() -> Iterator[Callable[..., list[dict]]]:
-    """The example's main in this process, since its imports take seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(EXAMPLE.parent)
-        threads = torch.get_num_threads()
-
-        def run(out: Path, *options: str) -> list[dict]:
-            patch.setattr(sys, "argv", command(out, "--digits", *options)[1:])
-            importlib.import_module(EXAMPLE.stem).main()
-            return results(out)
-
-        yield run
-        torch.set_num_threads(threads)
+def example(out: Path, *options: str) -> list[dict]:
+    """What runs report whose program is called in this process."""
+    run_example("mnist_bnn", *common_options(out), "--digits", *options)
+    return results(out)
 
 
-def test_the_digits_are_learnt_by_all_methods(
-    tmp_path: Path, example: Callable[..., list[dict]]
-) -> None:
+def test_the_digits_are_learnt_by_all_methods(tmp_path: Path) -> None:
     """With the settings that are the defaults, a fifth as long.
 
     With MNIST's minibatches SGHMC is no better than chance: nine in ten are wrong.
@@ -126,9 +115,7 @@ MINIBATCH = 100
 BOUNCY = ("--method", "sbps", "psbps", "--start-epochs", "1")
 
 
-def test_a_bouncy_epoch_is_n_evaluations(
-    tmp_path: Path, example: Callable[..., list[dict]]
-) -> None:
+def test_a_bouncy_epoch_is_n_evaluations(tmp_path: Path) -> None:
     runs = example(tmp_path, *BOUNCY, "--epochs", "40", "--burn-in", "20")
     assert [r["config"]["method"] for r in runs] == ["sbps", "psbps"]
     for r in runs:
@@ -144,9 +131,7 @@ def test_a_bouncy_epoch_is_n_evaluations(
         assert r["final"]["bounces"] > 0
 
 
-def test_the_particle_starts_where_sgd_with_momentum_ends(
-    tmp_path: Path, example: Callable[..., list[dict]]
-) -> None:
+def test_the_particle_starts_where_sgd_with_momentum_ends(tmp_path: Path) -> None:
     common = ("--epochs", "3", "--burn-in", "2")
     (sgdm,) = example(tmp_path, "--method", "sgdm", *common)
     options = ("--method", "sbps", *common, "--start-epochs")
@@ -159,9 +144,7 @@ def test_the_particle_starts_where_sgd_with_momentum_ends(
     assert none["history"][0]["nll"] != sgdm["history"][0]["nll"]
 
 
-def test_the_precision_is_drawn_or_fixed(
-    tmp_path: Path, example: Callable[..., list[dict]]
-) -> None:
+def test_the_precision_is_drawn_or_fixed(tmp_path: Path) -> None:
     common = ("--epochs", "2", "--burn-in", "1")
     (drawn,) = example(
         tmp_path / "a", *common, "--method", "sbps", *BOUNCY[3:], "--draw-precision"
@@ -179,9 +162,7 @@ def test_the_precision_is_drawn_or_fixed(
     assert [group["prior_precision"] for group in groups] == [2.5, 2.5]
 
 
-def test_a_resumed_bouncy_run_has_the_same_bits(
-    tmp_path: Path, example: Callable[..., list[dict]]
-) -> None:
+def test_a_resumed_bouncy_run_has_the_same_bits(tmp_path: Path) -> None:
     options = (*BOUNCY, "--burn-in", "2", "--draw-precision", "--epochs")
     whole = example(tmp_path / "whole", *options, "9")
     example(tmp_path / "parts", *options, "3")
@@ -192,7 +173,7 @@ def test_a_resumed_bouncy_run_has_the_same_bits(
 
 
 def test_draws_without_a_checkpoint_are_of_a_run_that_begins_anew(
-    tmp_path: Path, example: Callable[..., list[dict]]
+    tmp_path: Path,
 ) -> None:
     """As a kill leaves them between the first draw and the first checkpoint."""
     options = ("--method", "sgld", "--epochs", "2", "--burn-in", "0")
@@ -205,9 +186,7 @@ def test_draws_without_a_checkpoint_are_of_a_run_that_begins_anew(
     assert len(before) == 3  # two draws and the index
 
 
-def test_a_resumed_run_goes_on_with_its_draws(
-    tmp_path: Path, example: Callable[..., list[dict]]
-) -> None:
+def test_a_resumed_run_goes_on_with_its_draws(tmp_path: Path) -> None:
     options = ("--method", "sghmc", "--burn-in", "1", "--epochs")
     (whole,) = example(tmp_path / "whole", *options, "5")
     example(tmp_path / "parts", *options, "3")
@@ -233,7 +212,6 @@ def test_a_resumed_run_goes_on_with_its_draws(
 )
 def test_what_a_particle_cannot_have_is_refused(
     tmp_path: Path,
-    example: Callable[..., list[dict]],
     options: tuple[str, ...],
     message: str,
     capsys: pytest.CaptureFixture[str],
@@ -270,9 +248,7 @@ class FourEpochs:
         return []
 
 
-def test_epochs_count_by_their_samples(
-    tmp_path: Path, example: Callable[..., list[dict]]
-) -> None:
+def test_epochs_count_by_their_samples(tmp_path: Path) -> None:
     from bnn.config import RunConfig
     from bnn.loop import run_chain
 
@@ -289,9 +265,7 @@ def test_epochs_count_by_their_samples(
         assert torch.allclose(state["predictions"]["labelled"], expected, atol=1e-6)
 
 
-def test_the_table_is_that_of_the_stored_draws(
-    tmp_path: Path, example: Callable[..., list[dict]]
-) -> None:
+def test_the_table_is_that_of_the_stored_draws(tmp_path: Path) -> None:
     from bnn.data import load_digits
     from bnn.methods import build_model
 
@@ -309,7 +283,7 @@ def test_the_table_is_that_of_the_stored_draws(
 
 
 def test_draws_are_the_networks_at_the_sample_times_after_burn_in(
-    tmp_path: Path, example: Callable[..., list[dict]]
+    tmp_path: Path,
 ) -> None:
     from bnn.bouncy import BouncyChain
     from bnn.config import RunConfig

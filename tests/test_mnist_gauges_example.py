@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 
 import pytest
+from harness.examples import run_example
 
 pytestmark = pytest.mark.examples
 
-FOLDER = Path(__file__).parents[1] / "examples" / "python"
 
-
-def test_a_table_and_a_picture(
-    data_root: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    pytest.importorskip("matplotlib")
-    monkeypatch.syspath_prepend(str(FOLDER))
-    options = ["--data-root", str(data_root), "--output", str(tmp_path / "out")]
+def test_a_table_and_a_picture(data_root: Path, tmp_path: Path) -> None:
+    options = ["--data-root", data_root, "--output", tmp_path / "out"]
     options += ["--epochs", "5", "--burn-in", "1", "--batch-size", "600"]
-    monkeypatch.setattr(sys, "argv", ["mnist_gauges.py", *options])
-    importlib.import_module("mnist_gauges").main()
-    printed = capsys.readouterr().out
+    printed = run_example("mnist_gauges", *options)
     assert printed.startswith("Temperatures over 40 observed steps")
     # A network that has hardly begun.
     assert "- 0.weight is not in equilibrium" in printed

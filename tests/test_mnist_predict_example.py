@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
 from pathlib import Path
 
 import pytest
+from harness.examples import run_example
 
 pytestmark = pytest.mark.examples
 
-FOLDER = Path(__file__).parents[1] / "examples" / "python"
 
-
-def test_scores_and_a_picture(
-    data_root: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for package in ("matplotlib", "torchmetrics", "torchvision"):
-        pytest.importorskip(package)
-    monkeypatch.syspath_prepend(str(FOLDER))
-    options = ["--data-root", str(data_root), "--output", str(tmp_path / "out")]
+def test_scores_and_a_picture(data_root: Path, tmp_path: Path) -> None:
+    options = ["--data-root", data_root, "--output", tmp_path / "out"]
     options += ["--epochs", "5", "--burn-in", "2"]
-    monkeypatch.setattr(sys, "argv", ["mnist_predict.py", *options])
-    importlib.import_module("mnist_predict").main()
-    printed = capsys.readouterr().out
+    printed = run_example("mnist_predict", *options)
     assert "posterior, 3 draws:\n" in printed and "last draw, 1 draws:\n" in printed
     errors = [float(e) for e in re.findall(r"error ([\d.]+)%", printed)]
     assert len(errors) == 2 and errors[0] < 12  # far from converged, but learning

@@ -6,17 +6,12 @@ must still have its law after many proposals. False alarms: ``harness.statistics
 
 from __future__ import annotations
 
-import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from harness.statistics import Array, StatisticalError, check_mean
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "python"))
-
 from sbps_toys.exact import ExactSampler, LipschitzBPS, ZigZag
 from sbps_toys.logistic import Problem, simulate
 

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import sbps_figures
 import torch
 from harness.statistics import check_mean, check_z
-from scipy import integrate
-from torch.nn import functional as F
-
-import torch_sgmcmc as sg
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "python"))
-
-import itertools
-
-import sbps_figures
 from sbps_toys import comparison, figure1, figure2, figure5, paths
 from sbps_toys.exact import LipschitzBPS
 from sbps_toys.figure4 import METHODS
 from sbps_toys.logistic import Array, Problem, simulate
 from sbps_toys.methods import chains
+from scipy import integrate
+from torch.nn import functional as F
+
+import torch_sgmcmc as sg
 
 pytestmark = pytest.mark.examples
 

@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
-import io
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 import torch
+from harness.examples import run_example
 
 pytestmark = pytest.mark.examples
 
-SCRIPT = Path(__file__).parents[1] / "examples" / "python" / "sbps_mnist7.py"
 IMAGES = 563  # training images of scikit-learn's digits 0 to 3
 BATCH = 50
 
 
-@pytest.fixture(scope="module", autouse=True)
-def packages() -> Iterator[None]:
-    """Makes the example and its package importable."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPT.parent)
-        yield
-
-
 def run(out: Path, *options: str) -> str:
-    """The example's main in this process, since its imports take seconds."""
-    common = ("--digits", "--threads", "1", "--draws", "10", "--batch-size", str(BATCH))
-    threads = torch.get_num_threads()
-    printed = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
-        argv = [str(SCRIPT), *common, "--out", str(out), *options]
-        patch.setattr(sys, "argv", argv)
-        importlib.import_module(SCRIPT.stem).main()
-    torch.set_num_threads(threads)
-    return printed.getvalue()
+    common = ("--digits", "--threads", 1, "--draws", 10, "--batch-size", BATCH)
+    return run_example("sbps_mnist7", *common, "--out", out, *options)
 
 
 def runs_of(out: Path) -> list[dict]:
@@ -46,9 +25,7 @@ def runs_of(out: Path) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def everything(
-    packages: None, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, str]:
+def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Two step sizes and SBPS with two seeds, and what was printed."""
     out = tmp_path_factory.mktemp("everything")
     return out, run(out, "--epochs", "40", "--seeds", "2", "--lr", "0.1", "1")

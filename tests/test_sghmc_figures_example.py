@@ -9,12 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness.examples import FOLDER
 from scipy import linalg
-
-EXAMPLES = Path(__file__).parents[1] / "examples" / "python"
-sys.path.insert(0, str(EXAMPLES))
-
-from sghmc_toys import correlated, double_well, phase_space  # noqa: E402
+from sghmc_toys import correlated, double_well, phase_space
 
 pytestmark = pytest.mark.examples
 
@@ -24,7 +21,7 @@ SIGMAS = 4.0
 
 @pytest.mark.slow
 def test_the_example_reports_numbers_and_pictures(tmp_path: Path) -> None:
-    script = EXAMPLES / "sghmc_figures.py"
+    script = FOLDER / "sghmc_figures.py"
     command = [sys.executable, str(script), "--threads", "1", "--out", str(tmp_path)]
     output = subprocess.run(
         [*command, "--tiny"], check=True, capture_output=True, text=True

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from errno import ENOSPC
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,16 +22,15 @@ from typing import Any
 import pytest
 import torch
 from children import outcome, start
+from harness.examples import run_example
 
 pytestmark = pytest.mark.examples
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "python"
 NOBODY = 65534
 
 
 @pytest.fixture
-def checkpoint(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(EXAMPLES)
+def checkpoint() -> ModuleType:
     return importlib.import_module("checkpoint")
 
 
@@ -246,23 +246,11 @@ def test_a_checkpoint_that_is_not_there_or_no_archive(
 RUN = ("--digits", "--threads", "1", "--seeds", "1", "--epochs", "2", "--burn-in", "1")
 
 
-@pytest.fixture
-def example(
-    checkpoint: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., None]]:
-    """The MNIST example's main, in this process."""
-    threads = torch.get_num_threads()
-
-    def run(out: Path, *options: str) -> None:
-        monkeypatch.setattr(sys, "argv", ["", *RUN, "--out", str(out), *options])
-        importlib.import_module("mnist_bnn").main()
-
-    yield run
-    torch.set_num_threads(threads)
+example = partial(run_example, "mnist_bnn", *RUN, "--out")
 
 
 def test_a_checkpoint_of_another_run_or_sampler(
-    example: Callable[..., None], checkpoint: ModuleType, tmp_path: Path
+    checkpoint: ModuleType, tmp_path: Path
 ) -> None:
     example(tmp_path, "--method", "sgld", "sghmc")
     (tmp_path / "results.json").unlink()
@@ -309,9 +297,7 @@ def test_a_checkpoint_of_another_run_or_sampler(
 # ---- One run in a folder -------------------------------------------------------------
 
 
-def test_a_folder_is_one_runs(
-    example: Callable[..., None], checkpoint: ModuleType, tmp_path: Path
-) -> None:
+def test_a_folder_is_one_runs(checkpoint: ModuleType, tmp_path: Path) -> None:
     message = (
         f"Another run writes to {tmp_path}.\n"
         "Wait until it ends or choose another --out."
@@ -351,9 +337,7 @@ def test_a_killed_run_leaves_its_folder(checkpoint: ModuleType, tmp_path: Path) 
 # ---- Lengths that are left to the data set ------------------------------------------
 
 
-def test_sizes_depend_on_the_data(
-    example: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sizes_depend_on_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("mnist_bnn")
 
     def sizes(*options: str) -> tuple[int, ...]:
@@ -368,7 +352,7 @@ def test_sizes_depend_on_the_data(
 
 
 def test_digits_in_place_of_mnist_have_their_own_sizes(
-    example: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Where MNIST cannot be downloaded."""
     module = importlib.import_module("mnist_bnn")

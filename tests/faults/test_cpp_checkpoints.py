@@ -13,17 +13,16 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from harness import cpp
+from harness.examples import run_example
 
 pytestmark = [pytest.mark.cpp, pytest.mark.examples]
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "python"
 METHODS = ("sgd", "sgdm", "sgld", "sghmc")
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -61,18 +60,13 @@ def results(out: Path) -> list[dict]:
     return json.loads((out / "results.json").read_text())["runs"]
 
 
-def test_the_digits_are_pythons(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
-) -> None:
+def test_the_digits_are_pythons(run: Run, tmp_path: Path, one_thread: None) -> None:
     """Four methods, half of them begun in C++ and continued in Python."""
     cpp, python = tmp_path / "cpp", tmp_path / "python"
     assert run(cpp, "--epochs", 3).returncode == 0
     assert run(python, "--epochs", 2, "--method", "sgdm", "sghmc").returncode == 0
-    monkeypatch.syspath_prepend(EXAMPLES)
-    options = ["--digits", "--threads", "1", "--seeds", "1", "--burn-in", "1"]
-    options += ["--epochs", "3", "--out", str(python)]
-    monkeypatch.setattr(sys, "argv", ["", *options])
-    importlib.import_module("mnist_bnn").main()
+    options = ["--digits", "--threads", 1, "--seeds", 1, "--burn-in", 1]
+    run_example("mnist_bnn", *options, "--epochs", 3, "--out", python)
     ours, theirs = results(cpp), results(python)
     assert [r["config"]["method"] for r in ours] == list(METHODS)
     for one, other in zip(ours, theirs, strict=True):
@@ -176,10 +170,7 @@ def test_a_file_that_may_not_grow(run: Run, tmp_path: Path) -> None:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_folder_that_is_another_runs(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(EXAMPLES)
+def test_a_folder_that_is_another_runs(run: Run, tmp_path: Path) -> None:
     checkpoint = importlib.import_module("checkpoint")
     with checkpoint.owned(tmp_path):  # a run in Python
         done = run(tmp_path, "--method", "sgd", "--epochs", 2)

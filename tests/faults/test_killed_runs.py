@@ -25,7 +25,7 @@ import pytest
 import torch
 from children import outcome
 from stored_files import files
-from test_cpp_checkpoints import EXAMPLES, digits
+from test_cpp_checkpoints import digits
 
 __all__ = ["digits"]
 
@@ -40,9 +40,8 @@ Go = Callable[[Path, str, float | None], str | None]
 
 
 @pytest.fixture
-def bnn(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def bnn() -> SimpleNamespace:
     """The Python example's modules."""
-    monkeypatch.syspath_prepend(EXAMPLES)
     names = ("run", "methods", "data")
     modules = {name: importlib.import_module(f"bnn.{name}") for name in names}
     return SimpleNamespace(**modules, checkpoint=importlib.import_module("checkpoint"))

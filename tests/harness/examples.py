@@ -1,0 +1,30 @@
+"""The examples' programs, run in this process: their imports take seconds.
+
+pyproject.toml puts their folder on pytest's path.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+
+FOLDER = Path(__file__).parents[2] / "examples" / "python"
+
+
+def run_example(name: str, *options: object) -> str:
+    """What a program prints that is called with these options."""
+    threads = torch.get_num_threads()
+    argv = [str(FOLDER / f"{name}.py"), *map(str, options)]
+    printed = io.StringIO()
+    with patch.object(sys, "argv", argv), redirect_stdout(printed):
+        try:
+            importlib.import_module(name).main()
+        finally:
+            torch.set_num_threads(threads)
+    return printed.getvalue()
