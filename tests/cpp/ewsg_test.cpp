@@ -1,0 +1,315 @@
+// EWSG as a LibTorch program uses it: its closure, its index chain, its chains.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <torch_sgmcmc/torch_sgmcmc.h>
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "message_of.h"
+#include "small_chains.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+using torch::optim::OptimizerParamGroup;
+
+// (EWSG compares them by their memory, so they are fresh ones.)
+torch::optim::Optimizer::LossClosure Draws(
+    const std::vector<torch::Tensor>& params, int& calls) {
+  return [params, &calls] {
+    for (const auto& param : params) {
+      const auto where = torch::linspace(0, 1, param.numel());
+      param.mutable_grad() =
+          torch::sin(where * static_cast<double>(7 + calls)).view_as(param);
+    }
+    ++calls;
+    return torch::full({}, static_cast<double>(calls));
+  };
+}
+
+EWSGOptions Weighted() { return EWSGOptions(0.1).num_data(5).seed(7); }
+
+TEST(EWSG, NeedsAClosure) {
+  EWSG sampler(Params(), Weighted());
+  EXPECT_EQ(MessageOf<std::invalid_argument>([&] { sampler.step(); })
+                .find("EWSG.step() needs a closure, since it draws several "
+                      "minibatches a step:"),
+            0U);
+  EXPECT_EQ(sampler.options().step(), 0);
+}
+
+TEST(EWSG, DrawsAndReturnsTheFirstLoss) {
+  const auto params = Params();
+  EWSG sampler(params, Weighted().index_chain_length(3));
+  EXPECT_TRUE(std::isnan(sampler.acceptance_rate()));
+  int calls = 0;
+  const auto closure = Draws(params, calls);
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(sampler.step(closure).item<double>(), 4 * i + 1);
+  }
+  EXPECT_EQ(calls, 80);
+  EXPECT_GT(sampler.acceptance_rate(), 0);
+  EXPECT_LT(sampler.acceptance_rate(), 1);
+}
+
+// A closure whose n-th call makes gradients that depend on which(n) alone.
+torch::optim::Optimizer::LossClosure Which(
+    const torch::Tensor& param,
+    int& calls,
+    const std::function<double(int)>& which) {
+  return [=, &calls] {
+    param.mutable_grad() = torch::full_like(param, which(calls++));
+    return torch::zeros({});
+  };
+}
+
+TEST(EWSG, RefusesMinibatchesThatAreAlwaysTheSame) {
+  const std::string message =
+      "EWSG got the gradient of the minibatch before from 100 calls of the "
+      "closure running, which must draw a fresh minibatch at each call. If each "
+      "minibatch is all data, there is nothing to choose from: use SGHMC, or "
+      "index_chain_length(0)";
+  for (const int length : {1, 3}) {
+    const auto param = torch::zeros({4}).set_requires_grad(true);
+    EWSG sampler({param}, Weighted().index_chain_length(length));
+    int calls = 0;
+    // One minibatch a step.
+    const auto closure =
+        Which(param, calls, [&](int n) { return 1 + n / (length + 1) % 5; });
+    for (int step = 0; step < 99 / length; ++step) sampler.step(closure);
+    const auto before = param.detach().clone();
+    const int64_t steps = sampler.options().step();
+    EXPECT_EQ(MessageOf<std::runtime_error>([&] { sampler.step(closure); }),
+              message);
+    EXPECT_TRUE(torch::equal(param, before));
+    EXPECT_EQ(sampler.options().step(), steps);
+  }
+}
+
+TEST(EWSG, TakesMinibatchesThatAreOftenTheSame) {
+  // One other gradient before the hundredth clears all doubts.
+  const auto param = torch::zeros({4}).set_requires_grad(true);
+  EWSG sampler({param}, Weighted());
+  int calls = 0;
+  auto closure = Which(param, calls, [](int n) { return n == 197 ? 2 : 1; });
+  for (int step = 0; step < 300; ++step) sampler.step(closure);
+  // Gradients of zero are those of a loss without data.
+  EWSG flat({param}, Weighted());
+  closure = Which(param, calls, [](int) { return 0; });
+  for (int step = 0; step < 300; ++step) flat.step(closure);
+}
+
+TEST(EWSG, MakesManyChainsThatDecideAlone) {
+  const auto param = torch::zeros({4, 6}).set_requires_grad(true);
+  EWSG sampler({param}, Weighted().num_chains(4));
+  int calls = 0;
+  const auto closure = Draws({param}, calls);
+  bool differed = false;
+  for (int i = 0; i < 20; ++i) {
+    sampler.step(closure);
+    const auto where = torch::linspace(0, 1, 24);
+    const auto first = torch::sin(where * (7.0 + 2 * i)).view({4, 6});
+    const auto second = torch::sin(where * (8.0 + 2 * i)).view({4, 6});
+    int accepted = 0;
+    for (int64_t chain = 0; chain < 4; ++chain) {
+      const bool is_first = torch::equal(param.grad()[chain], first[chain]);
+      EXPECT_NE(is_first, torch::equal(param.grad()[chain], second[chain]));
+      accepted += is_first ? 0 : 1;
+    }
+    differed = differed || (accepted > 0 && accepted < 4);
+  }
+  EXPECT_TRUE(differed);
+  EXPECT_GT(sampler.acceptance_rate(), 0);
+  EXPECT_LT(sampler.acceptance_rate(), 1);
+
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [] { EWSG(Params(), Weighted().num_chains(300)); }),
+            "Invalid parameter: shape [5] (must have a leading dimension of "
+            "num_chains = 300)");
+}
+
+TEST(EWSG, APersistentIndexChainGoesOnFromItsMinibatch) {
+  const auto param = torch::zeros({4}).set_requires_grad(true);
+  EWSG sampler({param}, Weighted().persistent_index_chain(true));
+  int64_t used = 0;
+  int kept = 0;
+  for (int64_t step = 0; step < 50; ++step) {
+    std::vector<int64_t> asked;
+    sampler.step([&] {
+      asked.push_back(sampler.minibatches().item<int64_t>());
+      const auto angle = static_cast<double>(asked.back());
+      param.mutable_grad() = torch::full({4}, 5 * std::sin(angle));
+      return torch::zeros({});
+    });
+    EXPECT_EQ(asked, (std::vector<int64_t>{used, step + 1}));
+    const auto angle = static_cast<double>(step + 1);
+    const auto fresh = torch::full({4}, 5 * std::sin(angle));
+    if (torch::equal(param.grad(), fresh)) {
+      used = step + 1;
+    } else {
+      ++kept;
+    }
+  }
+  EXPECT_GT(kept, 5);
+  EXPECT_LT(kept, 45);
+}
+
+TEST(EWSG, SaysWhatAPersistentIndexChainNeeds) {
+  const auto params = Params();
+  const auto persistent = Weighted().persistent_index_chain(true);
+  EWSG sampler(params, persistent);
+  int calls = 0;
+  EXPECT_EQ(
+      MessageOf<std::runtime_error>([&] { sampler.step(Draws(params, calls)); })
+          .find("EWSG got gradients from a closure that did not ask which "
+                "minibatch they are to be of"),
+      0U);
+  EXPECT_EQ(sampler.options().step(), 0);
+  EXPECT_EQ(MessageOf<std::logic_error>([&] { sampler.minibatches(); }),
+            "EWSG.minibatches is for the closure that step() calls");
+  EXPECT_EQ(MessageOf<std::invalid_argument>([&] {
+              EWSG(Params(), EWSGOptions(persistent).index_chain_length(0));
+            }),
+            "Invalid index_chain_length: 0 (must be >= 1 with "
+            "persistent_index_chain(true): the first minibatch would stay for "
+            "ever)");
+}
+
+TEST(EWSG, AFailedClosureChangesNothing) {
+  const auto params = Params();
+  EWSG sampler(params, Weighted().index_chain_length(2));
+  int calls = 0;
+  const auto closure = Draws(params, calls);
+  const auto fails = [&](int at, const std::function<void()>& spoil) {
+    const int start = calls;
+    const auto before = Copies(params);
+    const auto message = MessageOf<std::runtime_error>([&] {
+      sampler.step([&] {
+        const auto loss = closure();
+        if (calls - start == at) spoil();
+        return loss;
+      });
+    });
+    EXPECT_EQ(calls - start, at);
+    ExpectEqual(params, before);
+    EXPECT_TRUE(sampler.state().empty());
+    EXPECT_EQ(sampler.options().step(), 0);
+    EXPECT_TRUE(std::isnan(sampler.acceptance_rate()));
+    return message;
+  };
+  for (const int at : {1, 2, 3}) {
+    EXPECT_EQ(fails(at, [] { throw std::runtime_error("no data"); }),
+              "no data");
+  }
+  EXPECT_EQ(fails(1,
+                  [&] {
+                    for (const auto& param : params) {
+                      param.mutable_grad().reset();
+                    }
+                  }),
+            "EWSG got no gradients from the closure (does it call "
+            "backward()?)");
+  EXPECT_EQ(fails(2, [&] { params[0].mutable_grad().reset(); }),
+            "EWSG got gradients of other parameters from the closure than at "
+            "its first call in this step: minibatches could not be compared");
+  const auto reused = torch::ones({5});
+  const auto reuse = [&] {
+    params[1].mutable_grad() = reused;
+    return torch::Tensor();
+  };
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { sampler.step(reuse); })
+                .find("EWSG got the gradients of a minibatch in the memory of "
+                      "those of the minibatch before"),
+            0U);
+  EXPECT_TRUE(sampler.state().empty());
+}
+
+TEST(EWSG, MakesOneDecisionForAllGroups) {
+  const auto group = [](const EWSGOptions& options) {
+    return OptimizerParamGroup({Param(4)},
+                               std::make_unique<EWSGOptions>(options));
+  };
+  EWSG sampler(Params(), Weighted());
+  for (const auto& bad :
+       {std::pair("index_chain_length", EWSGOptions().index_chain_length(1)),
+        std::pair("num_chains", EWSGOptions().num_chains(4))}) {
+    EXPECT_EQ(MessageOf<std::invalid_argument>(
+                  [&] { sampler.add_param_group(group(bad.second)); }),
+              "Invalid param group: '" + std::string(bad.first) +
+                  "' is managed by EWSG and cannot be set for a group");
+  }
+  sampler.add_param_group(group(EWSGOptions(0.2).surrogate("zero")));
+  EXPECT_EQ(sampler.options(1).momentum(), 0.9);
+  sampler.options(1).index_chain_length(3);
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { sampler.step([] { return torch::Tensor(); }); }),
+            "Invalid index_chain_length: [1, 3] in the param groups (must be "
+            "equal: there is one decision for all)");
+  sampler.options(1).index_chain_length(1).num_chains(1);
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { sampler.step([] { return torch::Tensor(); }); }),
+            "Invalid num_chains: [none, 1] in the param groups (must be equal: "
+            "there is one decision for all)");
+}
+
+TEST(EWSG, IsSavedAndLoadedByTorch) {
+  const auto param = torch::zeros({4, 6}).set_requires_grad(true);
+  const auto other_param = torch::zeros({4, 6}).set_requires_grad(true);
+  EWSG sampler({param}, Weighted().num_chains(4));
+  EWSG other({other_param}, EWSGOptions(0.3).num_data(1));
+  int calls = 0;
+  int other_calls = 20;
+  for (int i = 0; i < 10; ++i) sampler.step(Draws({param}, calls));
+  {
+    const torch::NoGradGuard no_grad;
+    other_param.copy_(param);
+  }
+  std::stringstream stream;
+  torch::save(sampler, stream);
+  torch::load(other, stream);
+  EXPECT_EQ(other.acceptance_rate(), sampler.acceptance_rate());
+  for (int i = 0; i < 10; ++i) {
+    sampler.step(Draws({param}, calls));
+    other.step(Draws({other_param}, other_calls));
+  }
+  ExpectEqual({param}, {other_param});
+  EXPECT_EQ(other.acceptance_rate(), sampler.acceptance_rate());
+
+  const auto dict = sampler.state_dict();
+  StateDict group = dict.at("param_groups").toListRef()[0];
+  group.set("num_accepted", torch::zeros({2}));
+  EXPECT_EQ(
+      MessageOf<std::invalid_argument>([&] { other.load_state_dict(dict); }),
+      "Invalid num_accepted in a state dict: a Tensor (must be an int, "
+      "or a Tensor of one int64)");
+  group.set("num_accepted", 3);
+  group.set("num_chains", 5);
+  EXPECT_EQ(
+      MessageOf<std::invalid_argument>([&] { other.load_state_dict(dict); }),
+      "Invalid parameter: shape [4, 6] (must have a leading dimension of "
+      "num_chains = 5)");
+}
+
+TEST(EWSG, RefusesWhatIsOutOfRange) {
+  const auto refused = [](const EWSGOptions& options) {
+    return MessageOf<std::invalid_argument>([&] { EWSG(Params(), options); });
+  };
+  EXPECT_EQ(refused(Weighted().index_chain_length(-1)),
+            "Invalid index_chain_length: -1 (must be >= 0)");
+  EXPECT_EQ(refused(Weighted().num_chains(0)),
+            "Invalid num_chains: 0 (must be >= 1)");
+  EXPECT_EQ(refused(Weighted().capturable(true)),
+            "Invalid capturable: true (EWSG decides on the host, which a CUDA "
+            "graph cannot)");
+}
+
+}  // namespace
+}  // namespace torch_sgmcmc

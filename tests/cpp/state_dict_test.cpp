@@ -1,0 +1,310 @@
+// State dicts of samplers: torch's serialization, files, what is refused.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <torch_sgmcmc/torch_sgmcmc.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "message_of.h"
+#include "small_chains.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+using torch::optim::OptimizerParamGroup;
+
+// Two samplers of different parameters, one of which has run.
+template <typename Method, typename Options>
+struct Pair {
+  explicit Pair(const Options& options)
+      : params(Params()),
+        others(Params()),
+        sampler(params, options),
+        other(others, Options(0.3).num_data(1)) {
+    for (int i = 0; i < 3; ++i) sampler.step();
+    const torch::NoGradGuard no_grad;
+    for (size_t i = 0; i < params.size(); ++i) others[i].copy_(params[i]);
+  }
+
+  void ExpectSameChain() {
+    for (int i = 0; i < 3; ++i) {
+      sampler.step();
+      other.step();
+    }
+    ExpectEqual(params, others);
+    EXPECT_EQ(sampler.target_summary(), other.target_summary());
+  }
+
+  std::vector<torch::Tensor> params;
+  std::vector<torch::Tensor> others;
+  Method sampler;
+  Method other;
+};
+
+template <typename Method, typename Options>
+void ExpectTorchSaves(const Options& options) {
+  Pair<Method, Options> pair(options);
+  std::stringstream stream;
+  torch::save(pair.sampler, stream);
+  torch::load(pair.other, stream);
+  pair.ExpectSameChain();
+}
+
+TEST(Serialization, TorchSavesAndLoads) {
+  ExpectTorchSaves<SGLD>(Langevin());
+  ExpectTorchSaves<SGHMC>(Hamiltonian());
+  ExpectTorchSaves<SGHMC>(Hamiltonian().noise_estimate("online"));
+  ExpectTorchSaves<SGHMC>(Hamiltonian().capturable(true));
+}
+
+class Files : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::temp_directory_path() /
+              ("torch_sgmcmc_" + std::to_string(::getpid()));
+    std::filesystem::create_directory(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::string Path(const char* name) const { return folder_ / name; }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+TEST_F(Files, HoldAStateDict) {
+  Pair<SGHMC, SGHMCOptions> pair(Hamiltonian());
+  save(pair.sampler.state_dict(), Path("sampler.pt"));
+  pair.other.load_state_dict(load(Path("sampler.pt")));
+  pair.ExpectSameChain();
+  EXPECT_FALSE(std::filesystem::exists(Path("sampler.pt.unfinished")));
+}
+
+TEST_F(Files, HoldAModule) {
+  torch::nn::Sequential net(torch::nn::Linear(3, 2), torch::nn::BatchNorm1d(2));
+  torch::nn::Sequential other(torch::nn::Linear(3, 2),
+                              torch::nn::BatchNorm1d(2));
+  net->forward(torch::randn({5, 3}));
+  save(state_dict(*net), Path("net.pt"));
+  load_state_dict(*other, load(Path("net.pt")));
+  net->eval();
+  other->eval();
+  const auto x = torch::randn({4, 3});
+  EXPECT_TRUE(torch::equal(net->forward(x), other->forward(x)));
+
+  torch::nn::Sequential wide(torch::nn::Linear(3, 4),
+                             torch::nn::BatchNorm1d(4));
+  const auto before = wide[0]->parameters()[0].detach().clone();
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { load_state_dict(*wide, load(Path("net.pt"))); }),
+            "Invalid state dict: 0.weight has shape [2, 3], expected [4, 3]");
+  EXPECT_TRUE(torch::equal(wide[0]->parameters()[0], before));
+  torch::nn::Sequential small(torch::nn::Linear(3, 2));
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { load_state_dict(*small, load(Path("net.pt"))); }),
+            "Invalid state dict: the module has nothing named 1.weight");
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { load_state_dict(*net, state_dict(*small)); }),
+            "Invalid state dict: it has no key '1.weight'");
+}
+
+TEST_F(Files, ThatAreNotOnesOfTorchAreRefused) {
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { load(Path("none.pt")); }),
+            "Cannot read " + Path("none.pt") + ": No such file or directory");
+  std::ofstream(Path("text.pt")) << "text";
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { load(Path("text.pt")); }),
+            "Cannot read " + Path("text.pt") +
+                ": cut off, damaged, or not a file of torch.save (no directory "
+                "at its end)");
+  EXPECT_EQ(
+      MessageOf<std::runtime_error>([&] { save({}, Path("no/folder.pt")); }),
+      "Cannot write " + Path("no/folder.pt") + ": No such file or directory");
+}
+
+// What a file with such bytes is refused for; empty if it holds what `whole`
+// does.
+std::string Refusal(const std::string& path,
+                    const std::vector<char>& bytes,
+                    const torch::Tensor& whole) {
+  std::ofstream(path, std::ios::binary)
+      .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  try {
+    const StateDict dict = load(path);
+    EXPECT_TRUE(torch::equal(dict.at("a").toTensor(), whole));
+    EXPECT_EQ(dict.at("b").toDouble(), 0.5);
+    EXPECT_EQ(dict.size(), 2U);
+    return "";
+  } catch (const std::runtime_error& error) {
+    const std::string text = error.what();
+    EXPECT_EQ(text.find("Cannot read " + path + ": "), 0U) << text;
+    return text.substr(path.size() + 14);
+  }
+}
+
+std::vector<char> Bytes(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST_F(Files, ThatAreCutOffAreRefused) {
+  const torch::Tensor a = torch::randn({40});
+  save({{"a", a}, {"b", 0.5}}, Path("x.pt"));
+  const auto whole = Bytes(Path("x.pt"));
+  for (size_t size = 0; size < whole.size(); ++size) {
+    EXPECT_NE(Refusal(Path("x.pt"), {whole.begin(), whole.begin() + size}, a),
+              "")
+        << size;
+  }
+  EXPECT_EQ(Refusal(Path("x.pt"), whole, a), "");
+}
+
+TEST_F(Files, WithAFlippedBitAreRefusedOrMeanTheSame) {
+  const torch::Tensor a = torch::randn({40});
+  save({{"a", a}, {"b", 0.5}}, Path("x.pt"));
+  const auto whole = Bytes(Path("x.pt"));
+  size_t noticed = 0;
+  for (size_t bit = 0; bit < 8 * whole.size(); ++bit) {
+    auto damaged = whole;
+    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ 1 << bit % 8);
+    noticed += Refusal(Path("x.pt"), damaged, a).empty() ? 0 : 1;
+    if (HasFailure()) FAIL() << "bit " << bit;
+  }
+  // All but those in what fills the space between parts.
+  EXPECT_GT(noticed, 4 * whole.size());
+
+  const auto* number = reinterpret_cast<const char*>(a.data_ptr());
+  auto damaged = whole;
+  auto at = std::search(damaged.begin(), damaged.end(), number, number + 160);
+  ASSERT_NE(at, damaged.end());
+  *at = static_cast<char>(*at ^ 1);
+  EXPECT_EQ(Refusal(Path("x.pt"), damaged, a),
+            "cut off, damaged, or not a file of torch.save (archive/data/0)");
+}
+
+TEST(StateDict, OfAnotherChainIsRefusedAndChangesNothing) {
+  Pair<SGHMC, SGHMCOptions> pair(Hamiltonian());
+  const auto good = pair.sampler.state_dict();
+  const auto refused = [&](const StateDict& dict) {
+    return MessageOf<std::invalid_argument>(
+        [&] { pair.other.load_state_dict(dict); });
+  };
+  EXPECT_EQ(refused(StateDict()),
+            "Invalid state dict: it has no key 'param_groups'");
+
+  SGLD langevin(Params(), Langevin());
+  EXPECT_EQ(refused(langevin.state_dict()),
+            "Invalid state_dict: param group 0 lacks initial_momentum, "
+            "momentum, noise_estimate, resample_momentum_every; it is not one "
+            "of SGHMC");
+  EXPECT_EQ(
+      MessageOf<std::invalid_argument>([&] { langevin.load_state_dict(good); }),
+      "Invalid state_dict: param group 0 has initial_momentum, momentum, "
+      "noise_estimate, resample_momentum_every, which SGLD does not "
+      "know; it is not one of SGLD");
+
+  SGHMC fewer({Param(300)}, Hamiltonian());
+  EXPECT_EQ(refused(fewer.state_dict()),
+            "Invalid state_dict: param group 0 has 1 parameters, expected 2");
+
+  SGHMC larger({Param(700), Param(5)}, Hamiltonian());
+  EXPECT_EQ(refused(larger.state_dict()),
+            "Invalid state_dict: param group 0 was saved for parameters of "
+            "other sizes (noise offsets [0, 768], expected [0, 384])");
+
+  SGHMC reshaped({Param(300), Param(6)}, Hamiltonian());
+  reshaped.step();
+  EXPECT_EQ(refused(reshaped.state_dict()),
+            "Invalid state_dict: momentum of parameter 1 has shape [6], "
+            "expected [5]");
+
+  std::vector<OptimizerParamGroup> groups;
+  for (const auto& param : Params()) groups.emplace_back(std::vector{param});
+  EXPECT_EQ(refused(SGHMC(groups, Hamiltonian()).state_dict()),
+            "Invalid state_dict: it has 2 param groups, expected 1");
+
+  StateDict group = good.at("param_groups").toListRef()[0];
+  group.set("momentum", 2.0);
+  EXPECT_EQ(refused(good), "Invalid momentum: 2.0 (must be in [0, 1))");
+  group.set("momentum", true);
+  EXPECT_EQ(refused(good),
+            "Invalid momentum in a state dict: a Bool (must be a number)");
+  group.set("momentum", 0.9);
+
+  EXPECT_EQ(pair.other.options().lr(), 0.3);
+  EXPECT_TRUE(pair.other.state().empty());
+  pair.other.load_state_dict(good);
+  pair.ExpectSameChain();
+}
+
+TEST(StateDict, OfHalfPrecisionKeepsTheMomentumWide) {
+  const auto param = Param(40, torch::kBFloat16);
+  SGHMC sampler({param}, Hamiltonian());
+  sampler.step();
+  sampler.load_state_dict(sampler.state_dict());
+  const auto& state = dynamic_cast<const SGHMCParamState&>(
+      *sampler.state().at(param.unsafeGetTensorImpl()));
+  EXPECT_EQ(state.momentum.scalar_type(), torch::kFloat);
+}
+
+TEST(StateDict, TakesThePrecisionThatTheParameterAsksFor) {
+  for (const auto& [saved, loaded] :
+       {std::pair(torch::kFloat, torch::kDouble),
+        std::pair(torch::kDouble, torch::kFloat),
+        std::pair(torch::kDouble, torch::kHalf)}) {
+    SGHMC sampler({Param(40, saved)}, Hamiltonian());
+    sampler.step();
+    const auto param = Param(40, loaded);
+    SGHMC other({param}, Hamiltonian());
+    other.load_state_dict(sampler.state_dict());
+    const auto& state = dynamic_cast<const SGHMCParamState&>(
+        *other.state().at(param.unsafeGetTensorImpl()));
+    EXPECT_EQ(state.momentum.scalar_type(),
+              loaded == torch::kDouble ? torch::kDouble : torch::kFloat);
+    other.step();
+    EXPECT_EQ(other.options().step(), 2);
+  }
+}
+
+TEST(StateDict, IsLoadedAgainAndAgain) {
+  const auto params = Params();
+  const auto start = Copies(params);
+  SGHMC sampler(params, Hamiltonian());
+  sampler.step();
+  const auto saved = sampler.state_dict();
+  SGHMC other(Params(), Hamiltonian().seed(1));
+  other.load_state_dict(saved);  // which makes copies
+  std::vector<std::vector<torch::Tensor>> ends;
+  for (int i = 0; i < 3; ++i) {
+    const torch::NoGradGuard no_grad;
+    for (size_t j = 0; j < params.size(); ++j) params[j].copy_(start[j]);
+    sampler.load_state_dict(other.state_dict());
+    for (int step = 0; step < 3; ++step) sampler.step();
+    ends.push_back(Copies(params));
+    ExpectEqual(ends[0], ends.back());
+  }
+}
+
+TEST(StateDict, GivesItsSeedToGroupsThatAreAddedLater) {
+  SGLD sampler(Params(), Langevin());
+  SGLD other(Params(), Langevin().seed(1));
+  sampler.step();
+  other.load_state_dict(sampler.state_dict());
+  const auto p = Param(9);
+  const auto q = Param(9);
+  sampler.add_param_group(OptimizerParamGroup({p}));
+  other.add_param_group(OptimizerParamGroup({q}));
+  EXPECT_EQ(*other.options(1).seed(), 7);
+  sampler.step();
+  other.step();
+  ExpectEqual({p}, {q});
+}
+
+}  // namespace
+}  // namespace torch_sgmcmc
