@@ -4,7 +4,8 @@
 
 fp32: updates only, gradients in place, of the MNIST network 784-100-10 and of one
 tensor of 10^7 elements; and training steps of the network, with minibatches of 500 (of
-HMC these alone, trajectories of ten leapfrog steps, with and without the test).
+HMC these alone, trajectories of ten leapfrog steps, with and without the test, and of
+SBPS, whose gauges look at every step).
 Both kinds of step are made in turns by one sampler; the median of the rounds' ratios of
 processor time is reported, with its quartiles.
 """
@@ -31,7 +32,10 @@ SAMPLERS = {
     "HMC without test": lambda p: sg.HMC(
         p, 1e-4, num_steps=10, num_data=500, metropolis=False
     ),
+    "SBPS": lambda p: sg.SBPS(p, num_data=6e4, prior_precision=1.0),
 }
+#: Whose steps are made of gradients that they ask for.
+OF_TRAINING = ("HMC", "HMC without test", "SBPS")
 
 
 def network() -> nn.Module:
@@ -53,6 +57,8 @@ def training(name: str) -> tuple[sg.Sampler, Callable]:
     sampler = SAMPLERS[name](model.parameters())
 
     def closure() -> torch.Tensor:
+        if name == "SBPS":
+            return cross_entropy(model(x), y, reduction="none")
         sampler.zero_grad()
         loss = cross_entropy(model(x), y)
         loss.backward()
@@ -95,7 +101,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     for name in SAMPLERS:
         for where, make in CASES.items():
-            if name.startswith("HMC") and where != "training step":
+            if name in OF_TRAINING and where != "training step":
                 continue
             large = where == "10^7 elements"
             rounds = max(2, arguments.rounds // 10) if large else arguments.rounds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from torch_sgmcmc.core.operators import gauge_sums
 from torch_sgmcmc.core.prior import PRIOR_MEAN, prior_of
 from torch_sgmcmc.core.trajectory_heat import TrajectoryHeat
 from torch_sgmcmc.sampler import Sampler, Work
+
+if TYPE_CHECKING:
+    from torch_sgmcmc.bouncy.flight import Flight, Piece
 
 __all__ = ["Finding", "Gauges", "Reading", "Temperatures"]
 
@@ -119,12 +122,18 @@ class Gauges:
     a tensor's places. That is of the density that is sampled; how near it is to the
     posterior :meth:`observe` tells.
 
+    :class:`SBPS`, by windows of trajectory time t: :math:`T_\text{kin} = (T D / d) \int
+    \|v_k\|^2 / t` with D all parameters and :math:`v_k` the tensor's part of the
+    velocity (its speed is one, so T_kin of all is T), and :math:`T_\text{conf} = (2 T D
+    / d) \sum ([G]_+ / \text{rate})\, A^{-1} (\theta_k - c) \cdot v_k / t` over the
+    proposals of bounces. Both are T in equilibrium, for any minibatches; where bounces
+    are lost, T_conf is above T (``csrc/host/flight_heat.h``).
+
     Intervals are by batch means (16 to 31 batches that grow with the chain), which
     takes account of autocorrelation, not of what a chain has never seen.
 
     Equality holds for whatever g is used. That it is the loss's, which clipped, stale
-    or summed gradients are not, is seen by :meth:`observe`, by which alone
-    :class:`SBPS` is observed: T_conf beside T.
+    or summed gradients are not, is seen by :meth:`observe`.
 
     Args:
         sampler: the sampler that is to be observed, from its next step on, until
@@ -132,7 +141,8 @@ class Gauges:
         every: steps between observations (one more or so with
             ``resample_momentum_every``). An observation costs about as much as
             an update, without HMC's test as its leapfrog steps. 1 suits HMC and
-            HMCECS, whose steps are trajectories. Default: 20.
+            HMCECS, whose steps are trajectories. Of SBPS all steps are observed, about
+            so many in one window. Default: 20.
         center: c, a tensor or number for each parameter in the order of the groups, or
             "current" for where they are now, or "prior_mean"; None is 0. A good one (a
             mode, the prior's mean) makes intervals shorter. Default: None.
@@ -196,6 +206,8 @@ class Gauges:
         self._interval = _C.observation_interval(every, redraws)
         self._previous: tuple[int, dict[Tensor, Tensor]] | None = None
         self._rows: list[tuple[list[_Row], bool]] = []
+        # What is summed once for a line of SBPS.
+        self._line: tuple[Flight, list[float], list[float]] | None = None
         # Forces of observe() where the chain still is, and beside those of the step.
         self._others: list[_Row] = []
         self._others_at: list[int] = []
@@ -343,7 +355,8 @@ class Gauges:
         r"""Observes where the chain is, by a gradient that is right.
 
         For :class:`HMCECS`, :class:`SBPS` and :class:`EWSG`, at every sample or at some
-        of them: T_conf beside T.
+        of them: T_conf beside T, among their own observations (a large ``every`` leaves
+        those out).
 
         For the others, before a step: are the gradients that it uses those of the loss?
         With h the closure's gradient and g that of the next step, at one θ (that where
@@ -389,7 +402,7 @@ class Gauges:
 
     def _observe(self, work: list[Work]) -> None:
         """What a sampler calls before each update."""
-        if not work or self._motion in (_C.Motion.NONE, _C.Motion.TRAJECTORY):
+        if not work or self._motion is _C.Motion.TRAJECTORY:
             return
         self._compare(work)
         step, interval = work[0][0]["step"], self._interval
@@ -430,6 +443,40 @@ class Gauges:
         if self._motion is not _C.Motion.TRAJECTORY or step % self._interval != 0:
             return None
         return TrajectoryHeat(self._centers_of)
+
+    def _fly(self, line: Flight, piece: Piece) -> None:
+        """Takes in a piece of a line that was flown."""
+        sampler = self._attached()
+        if self._line is None or self._line[0] is not line:
+            self._line = line, *self._sums_of_line(line)
+        settings = [
+            _settings(group, self._motion)
+            for group in sampler.param_groups
+            for _ in group["params"]
+        ]
+        self._read()  # first what observe() has seen
+        self._host.add_flight(piece, *self._line[1:], settings, self._every)
+
+    def _sums_of_line(self, line: Flight) -> tuple[list[float], list[float]]:
+        """Of each tensor, ‖v‖² and, where the line begins, A⁻¹(θ − c) · v."""
+        squares, products = ([float("nan")] * len(self._params) for _ in range(2))
+        for part in line.parts:
+            velocity = whitened = part.velocity
+            if part.preconditioner:
+                whitened = torch._foreach_div(velocity, part.preconditioner)
+            centers = self._centers_of(part.params)
+            sums = gauge_sums(
+                *(whitened, part.origin, centers, velocity, []),
+                kind=_MOMENTUM,
+                weight_decay=0.0,
+                decay=1.0,
+                eps=0.0,
+                prior_mean=0.0,
+                prior_means=None,
+            )
+            for p, row in zip(part.params, sums.tolist(), strict=True):
+                products[self._place[p]], squares[self._place[p]], _ = row
+        return squares, products
 
     def _add_trajectory(
         self, heat: TrajectoryHeat, lists: list[tuple[dict[str, Any], list[Tensor]]]

@@ -24,7 +24,7 @@ from torch_sgmcmc.bouncy.directional import (
     moments_of,
     observe,
 )
-from torch_sgmcmc.bouncy.flight import STATE, Flight
+from torch_sgmcmc.bouncy.flight import STATE, Flight, Piece
 from torch_sgmcmc.bouncy.ranks import over_ranks
 from torch_sgmcmc.bouncy.slots import Slots
 from torch_sgmcmc.core.checks import check_real
@@ -435,8 +435,9 @@ class SBPS(SharedSettings):
         params = self._all_params()
         flight = self._flight_now(params, common, progress, clock)
         line_time = progress["line_time"]
+        before = flight
         try:
-            losses, flight = self._event(
+            losses, flight, piece = self._event(
                 flight, params, common, progress, clock, closure
             )
         except BaseException as error:
@@ -452,6 +453,8 @@ class SBPS(SharedSettings):
         for group in self.param_groups:
             group.update(progress)
             group["step"] += 1
+        if self._gauges is not None:
+            self._gauges._fly(before, piece)
         self._watch_violations(common)
         return losses
 
@@ -500,7 +503,7 @@ class SBPS(SharedSettings):
         progress: dict[str, Any],
         clock: _C.BounceClock,
         closure: Callable[[], Any],
-    ) -> tuple[Tensor, Flight]:
+    ) -> tuple[Tensor, Flight, Piece]:
         """Flies to the next event; returns the losses there and the flight from there.
 
         Nothing is changed but the position, the clock and ``progress``.
@@ -557,7 +560,7 @@ class SBPS(SharedSettings):
         progress["line_time"] = line_end if ahead is flight else 0.0
         if wait > 0:
             self._come_by(flight, common, progress, begin, (line_begin, line_end))
-        return seen.losses, ahead
+        return seen.losses, ahead, Piece(line_end, wait, rate, value)
 
     def _rate(
         self,

@@ -46,12 +46,14 @@ Motion MotionOf(std::string_view sampler) {
   if (sampler == "SGHMC" || sampler == "EWSG") return Motion::kMomentum;
   if (sampler == "SGNHT") return Motion::kThermostat;
   if (sampler == "HMC" || sampler == "HMCECS") return Motion::kTrajectory;
+  if (sampler == "SBPS") return Motion::kFlight;
   return Motion::kNone;
 }
 
 bool HasUnbiasedGradients(std::string_view sampler) {
+  const Motion motion = MotionOf(sampler);
   return sampler != "EWSG" && sampler != "HMCECS" &&
-         MotionOf(sampler) != Motion::kNone;
+         motion != Motion::kFlight && motion != Motion::kNone;
 }
 
 GaugeValues TemperaturesOf(const GaugeSettings& s,
@@ -67,6 +69,10 @@ GaugeValues TemperaturesOf(const GaugeSettings& s,
       return values;
     case Motion::kTrajectory:
       values.kinetic = sums.momentum_square / numel;
+      return values;
+    case Motion::kFlight:
+      values.kinetic *= sums.momentum_square / numel;
+      values.configurational = s.temperature * sums.force / numel;
       return values;
     case Motion::kLangevin:
       values.kinetic += lr * scale / 2 * sums.gradient_square;
@@ -176,6 +182,22 @@ void Gauges::Add(const std::vector<GaugeSums>& sums,
   }
 }
 
+void Gauges::AddFlight(const FlightPiece& piece,
+                       const std::vector<double>& squares,
+                       const std::vector<double>& products,
+                       const std::vector<GaugeSettings>& settings,
+                       int64_t steps) {
+  for (const FlightWindow& window :
+       flight_.Fly(piece, squares, products, numels_, steps)) {
+    std::vector<GaugeSums> sums;
+    sums.reserve(numels_.size());
+    for (size_t i = 0; i < numels_.size(); ++i) {
+      sums.push_back({window.force[i], 0, window.heat[i], 0, 0});
+    }
+    Add(sums, settings, /*has_noise=*/false);
+  }
+}
+
 void Gauges::AddForces(const std::vector<double>& used,
                        const std::vector<double>& others,
                        const std::vector<GaugeSettings>& settings) {
@@ -247,6 +269,12 @@ void AdviseOnHeat(const GaugeSettings& s,
                   bool takes_noise_estimate,
                   std::string& text) {
   if (s.motion == Motion::kNone) return;
+  if (s.motion == Motion::kFlight) {
+    text +=
+        "; that is the velocity's part in this tensor, which bounces and "
+        "refreshments share out (a refresh_rate, or more time)";
+    return;
+  }
   if (s.motion == Motion::kTrajectory) {
     text +=
         "; with the Metropolis test that is a fault of momenta or energies, "
@@ -361,10 +389,15 @@ std::string Gauges::Summary(const std::vector<std::string>& names,
                    takes_noise_estimate,
                    text);
     } else if (finding.fault == Fault::kCold) {
-      Format(text,
-             " is cold: %.3g times the temperature asked for; noise is missing "
-             "(a noise estimate that is too large, momenta that were changed)",
-             kinetic);
+      Format(
+          text,
+          " is cold: %.3g times the temperature asked for; %s",
+          kinetic,
+          s.motion == Motion::kFlight
+              ? "the velocity lies in other tensors (a refresh_rate, or more "
+                "time, shares it out)"
+              : "noise is missing (a noise estimate that is too large, "
+                "momenta that were changed)");
     } else if (finding.fault == Fault::kBiasedGradient) {
       Format(text,
              " has gradients that are not those of the closure that was "
@@ -382,6 +415,11 @@ std::string Gauges::Summary(const std::vector<std::string>& names,
              spreads ? "moves outward" : "moves inward");
       if (s.motion == Motion::kTrajectory) {
         text += ", unless the gradients are not those of the loss";
+      }
+      if (s.motion == Motion::kFlight && !spreads) {
+        text +=
+            ", unless bounces are lost (a violation_rate of diagnostics that "
+            "is not small asks for more confidence)";
       }
       const double room = s.lr > 0 ? kinetic - 1 : 0;
       if (room > 0 && room < budget / 2) {
@@ -407,13 +445,17 @@ std::vector<std::vector<double>> Gauges::State() const {
       state.push_back(means->State());
     }
   }
+  if (std::vector<double> flight = flight_.State(); !flight.empty()) {
+    state.push_back(std::move(flight));
+  }
   return state;
 }
 
 void Gauges::SetState(const std::vector<std::vector<double>>& state) {
   constexpr size_t kEach = 5;
   const size_t expected = kEach * gauges_.size();
-  if (state.size() != expected) {
+  const bool has_flight = state.size() == expected + 1;
+  if (state.size() != expected && !has_flight) {
     throw std::invalid_argument(
         "Invalid state: " + std::to_string(state.size()) + " series (must be " +
         std::to_string(expected) + ")");
@@ -427,6 +469,8 @@ void Gauges::SetState(const std::vector<std::vector<double>>& state) {
                  BatchMeans(of_one[3]),
                  BatchMeans(of_one[4])};
   }
+  flight_.SetState(has_flight ? state.back() : std::vector<double>(),
+                   numels_.size());
   gauges_ = std::move(loaded);
 }
 

@@ -37,7 +37,8 @@
 // SGNHT's momentum is 1 - A - s with A its constant and s its learnt friction:
 // lr E[x . g] = (2 - A) E|v|^2 / 2 - E[x . (s v)], by coordinate.
 //
-// HMC: Note [Heat of a trajectory] in host/trajectory_heat.h.
+// HMC: Note [Heat of a trajectory] in host/trajectory_heat.h; SBPS: Note [Heat
+// of a flight] in host/flight_heat.h.
 //
 // pSGLD multiplies by G: in the sums of g, and for |g|^2 and Var(grad), each
 // coordinate is weighed with it. While G adapts, this holds as far as G stays
@@ -58,13 +59,21 @@
 #include <vector>
 
 #include "host/batch_means.h"
+#include "host/flight_heat.h"
 
 namespace torch_sgmcmc {
 
 // How a sampler moves; kTrajectory: sums are made along whole trajectories,
-// with momenta on U (Note [Heat of a trajectory]); kNone: only x . g is used,
-// and T_kin is T.
-enum class Motion { kLangevin, kMomentum, kThermostat, kTrajectory, kNone };
+// with momenta on U (Note [Heat of a trajectory]); kFlight: over windows of a
+// flight (Note [Heat of a flight]); kNone: only x . g is used, and T_kin is T.
+enum class Motion {
+  kLangevin,
+  kMomentum,
+  kThermostat,
+  kTrajectory,
+  kFlight,
+  kNone
+};
 Motion MotionOf(std::string_view sampler);
 // Whether it is observed while it steps, and steps by unbiased gradients.
 bool HasUnbiasedGradients(std::string_view sampler);
@@ -127,6 +136,15 @@ class Gauges {
            const std::vector<GaugeSettings>& settings,
            bool has_noise);
 
+  // A piece of a line with |v_k|^2 and, where the line begins, y_k . v_k by
+  // tensor (NaN for those that do not move): an observation for each window
+  // that ends, windows of about so many pieces.
+  void AddFlight(const FlightPiece& piece,
+                 const std::vector<double>& squares,
+                 const std::vector<double>& products,
+                 const std::vector<GaugeSettings>& settings,
+                 int64_t steps);
+
   // x . g of the gradient that a step uses, and of another one, at one place. A
   // tensor that was not compared has what is not finite.
   void AddForces(const std::vector<double>& used,
@@ -168,6 +186,7 @@ class Gauges {
   int64_t num_groups_ = 0;
   std::vector<Gauge> gauges_;
   std::vector<GaugeSettings> settings_;
+  FlightHeat flight_;
 };
 
 // In words.

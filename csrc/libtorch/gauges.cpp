@@ -7,12 +7,15 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
 
+#include "host/flight_heat.h"
 #include "host/gauges.h"
+#include "libtorch/bouncy/flight.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/momentum.h"
 #include "libtorch/core/operators.h"
@@ -121,10 +124,7 @@ struct Gauges::Observer : StepObserver {
   }
 
   void look(const std::vector<Work>& work) override {
-    if (work.empty() || motion() == Motion::kNone ||
-        motion() == Motion::kTrajectory) {
-      return;
-    }
+    if (work.empty() || motion() == Motion::kTrajectory) return;
     const at::NoGradGuard no_grad;
     compare(work);
     StateDict group;
@@ -191,6 +191,25 @@ struct Gauges::Observer : StepObserver {
     }
     rows.emplace_back(std::move(ended), /*has_noise=*/false);
     if (rows.size() >= kMostRows) read();
+  }
+
+  void fly(const std::shared_ptr<const Flight>& flown,
+           const FlightPiece& piece) override {
+    if (line != flown) {
+      line = flown;
+      sum_line();
+    }
+    std::vector<GaugeSettings> settings;
+    for (size_t g = 0; g < sampler->param_groups().size(); ++g) {
+      StateDict group;
+      sampler->options_of(g).write(group);
+      const GaugeSettings each =
+          settings_of(sampler->options_of(g), group, motion());
+      const size_t count = sampler->param_groups()[g].params().size();
+      settings.insert(settings.end(), count, each);
+    }
+    read();  // first what observe() has seen
+    host->AddFlight(piece, squares, products, settings, every);
   }
 
   void add(const std::vector<Work>& work, bool plain, bool has_noise) {
@@ -266,6 +285,10 @@ struct Gauges::Observer : StepObserver {
   std::vector<Row> others;
   std::vector<uint32_t> others_at;  // versions of the parameters
   std::vector<std::pair<std::vector<Row>, std::vector<Row>>> forces;
+  // What is summed once for a line of SBPS.
+  std::shared_ptr<const Flight> line;
+  std::vector<double> squares;
+  std::vector<double> products;
   std::optional<torch_sgmcmc::host::Gauges> host;
 
  private:
@@ -286,6 +309,38 @@ struct Gauges::Observer : StepObserver {
             NumberOf(group, "noise_estimate", 0),
             redraws_every(group),
             options.step()};
+  }
+
+  // Of each tensor, |v|^2 and, where the line begins, (theta - c) . v / A.
+  void sum_line() {
+    squares.assign(all.size(), kUnseen);
+    products.assign(all.size(), kUnseen);
+    for (const FlightPart& part : line->parts()) {
+      const Tensors whitened =
+          part.preconditioner.empty()
+              ? part.velocity
+              : at::_foreach_div(part.velocity, part.preconditioner);
+      const at::Tensor sums =
+          gauge_sums(whitened,
+                     part.origin,
+                     centers_of(part.params),
+                     part.velocity,
+                     {},
+                     static_cast<int64_t>(GaugeKind::kMomentum),
+                     /*weight_decay=*/0,
+                     /*decay=*/1,
+                     /*eps=*/0,
+                     /*prior_mean=*/0,
+                     MeansOf({}))
+              .cpu();
+      const auto* row = sums.const_data_ptr<double>();
+      for (const at::Tensor& p : part.params) {
+        const size_t number = place.at(p.unsafeGetTensorImpl());
+        products[number] = row[0];
+        squares[number] = row[1];
+        row += CountOf(GaugeKind::kMomentum);
+      }
+    }
   }
 
   // Those of parameters; empty if there are none.

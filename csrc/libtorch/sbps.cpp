@@ -7,6 +7,7 @@
 
 #include "core/counter.h"
 #include "host/bounce_clock.h"
+#include "host/flight_heat.h"
 #include "host/ratio.h"
 #include "host/sample_times.h"
 #include "libtorch/bouncy/flight.h"
@@ -14,6 +15,7 @@
 #include "libtorch/core/checks.h"
 #include "libtorch/core/closures.h"
 #include "libtorch/core/nonfinite.h"
+#include "libtorch/core/step_observer.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -60,9 +62,10 @@ torch::Tensor SBPS::step(LossClosure closure) {
   const std::shared_ptr<Flight> before = flight_now(progress, clock);
   const double line_time = progress.line_time_.get();
   std::shared_ptr<Flight> flight = before;
+  FlightPiece piece{};
   torch::Tensor losses;
   try {
-    losses = event(flight, progress, clock, closure);
+    losses = event(flight, progress, clock, piece, closure);
   } catch (const NonfiniteError& error) {
     if (!before->is_at(line_time)) before->place(line_time);
     if (nonfinite() != "skip") throw;
@@ -79,6 +82,7 @@ torch::Tensor SBPS::step(LossClosure closure) {
     options(i).share(progress);
   }
   advance({});
+  if (observer() != nullptr) observer()->fly(before, piece);
   if (!warned_) {
     const std::string text =
         BounceClock::Warning(progress.num_proposals_.get(),
@@ -92,11 +96,13 @@ torch::Tensor SBPS::step(LossClosure closure) {
   return losses;
 }
 
-// Flies to the next event; `flight` is then the one from there. Nothing else is
-// changed but the position, the clock and `progress`.
+// Flies to the next event; `flight` is then the one from there, and `piece`
+// what it came to. Nothing else is changed but the position, the clock and
+// `progress`.
 torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
                           SBPSOptions& progress,
                           BounceClock& clock,
+                          FlightPiece& piece,
                           const LossClosure& closure) {
   const NoiseStream stream = ClockStream(seed(), progress.step());
   const NextEvent next =
@@ -139,6 +145,7 @@ torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
   if (next.wait > 0) come_by(*flight, progress, begin, line_begin, line_end);
   if (ahead != flight) ahead->mark(0);
   flight = ahead;
+  piece = {line_end, next.wait, next.rate, rate.value};
   return seen.losses;
 }
 

@@ -56,6 +56,7 @@ void BindGauges(py::module_& m) {
   motions["MOMENTUM"] = static_cast<int>(Motion::kMomentum);
   motions["THERMOSTAT"] = static_cast<int>(Motion::kThermostat);
   motions["TRAJECTORY"] = static_cast<int>(Motion::kTrajectory);
+  motions["FLIGHT"] = static_cast<int>(Motion::kFlight);
   motions["NONE"] = static_cast<int>(Motion::kNone);
   m.attr("Motion") = py::module_::import("enum").attr("IntEnum")(
       "Motion", motions, py::arg("module") = m.attr("__name__"));
@@ -125,6 +126,26 @@ void BindGauges(py::module_& m) {
           py::arg("sums"),
           py::arg("settings"),
           py::arg("has_noise"))
+      .def(
+          "add_flight",
+          [](Gauges& gauges,
+             const std::tuple<double, double, double, double>& piece,
+             const std::vector<double>& squares,
+             const std::vector<double>& products,
+             const SettingsTuples& settings,
+             int64_t steps) {
+            const auto [until, wait, rate, value] = piece;
+            gauges.AddFlight({until, wait, rate, value},
+                             squares,
+                             products,
+                             SettingsOf(settings),
+                             steps);
+          },
+          py::arg("piece"),
+          py::arg("squares"),
+          py::arg("products"),
+          py::arg("settings"),
+          py::arg("steps"))
       .def(
           "add_forces",
           [](Gauges& gauges,

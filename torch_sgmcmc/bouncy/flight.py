@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from torch_sgmcmc.core.prior import PRIOR_MEAN
 if TYPE_CHECKING:
     from torch_sgmcmc.sampler import Sampler
 
-__all__ = ["STATE", "Flight"]
+__all__ = ["STATE", "Flight", "Piece"]
 
 # Which tensor; its version and memory if it may move.
 _Mark = tuple[int, int, int] | tuple[int]
@@ -78,6 +78,15 @@ class _Part:
     @property
     def mean(self) -> dict[str, Any]:
         return {"prior_mean": self.prior_mean, "prior_means": self.prior_means or None}
+
+
+class Piece(NamedTuple):
+    """What a step came to."""
+
+    until: float  # its end, since the line began
+    wait: float  # trajectory time that was flown
+    rate: float  # of proposals at the end, 0 if none was made
+    value: float  # G there
 
 
 class Flight:

@@ -21,7 +21,7 @@ namespace torch_sgmcmc {
 
 struct GaugesOptions {
   /// Steps between observations, each of which costs about as much as an
-  /// update.
+  /// update; of SBPS, steps of about one window.
   TORCH_ARG(int64_t, every) = 20;
   /// c, a tensor for each parameter in the order of the groups, in their
   /// shapes; empty for 0.
@@ -41,8 +41,8 @@ struct GaugesOptions {
 /// In equilibrium both are equal, for any potential, step size and minibatch
 /// noise; T_kin / T - 1 is the heating by minibatches and by the step's length.
 /// HMC and HMCECS are observed by whole trajectories (host/trajectory_heat.h),
-/// SBPS by observe() alone: T_conf beside T. Numbers, words and state dict are
-/// those of Python's Gauges, where more is said.
+/// SBPS by windows of trajectory time (host/flight_heat.h). Numbers, words and
+/// state dict are those of Python's Gauges, where more is said.
 ///
 /// The sampler must live until detach() or longer than the gauges, and must not
 /// be moved.

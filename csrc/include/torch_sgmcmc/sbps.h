@@ -32,6 +32,7 @@ namespace torch_sgmcmc {
 
 class BounceClock;
 class Flight;
+struct FlightPiece;
 class TimeAverage;
 
 /// Hyperparameters of SBPS: num_data, prior_precision, prior_mean, temperature
@@ -229,6 +230,7 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
   torch::Tensor event(std::shared_ptr<Flight>& flight,
                       SBPSOptions& progress,
                       BounceClock& clock,
+                      FlightPiece& piece,
                       const LossClosure& closure);
   void come_by(Flight& flight,
                SBPSOptions& progress,

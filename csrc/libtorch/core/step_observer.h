@@ -4,10 +4,13 @@
 #include <memory>
 #include <vector>
 
+#include "host/flight_heat.h"
 #include "libtorch/core/trajectory_heat.h"
 #include "torch_sgmcmc/sampler.h"
 
 namespace torch_sgmcmc {
+
+class Flight;
 
 class StepObserver {
  public:
@@ -29,6 +32,10 @@ class StepObserver {
   // It has ended.
   virtual void take(const TrajectoryHeat& heat,
                     const std::vector<Work>& work) = 0;
+
+  // A piece of a line that was flown.
+  virtual void fly(const std::shared_ptr<const Flight>& line,
+                   const FlightPiece& piece) = 0;
 };
 
 }  // namespace torch_sgmcmc
