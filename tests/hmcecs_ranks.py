@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ecs_data import Data, Regression, make
+from ecs_data import Data, N, Regression, make
 from one_rank import join, run
 from torch import Tensor
 from two_ranks import refusal
@@ -26,6 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "first order": {"subsample_size": 7, "control_variate": 1},
     "rows": {"subsample_size": 7},
     "gauss-newton": {"subsample_size": 7, "control_variate": "gauss-newton"},
+    "weighted": {"subsample_size": 7},
 }
 
 
@@ -34,7 +35,10 @@ def problem(kind: str, **settings: Any) -> tuple[Data, Any, sg.HMCECS]:
     data = Regression() if with_rows else Data()
     closure = data.closure if isinstance(data, Regression) else data
     settings = {"step_size": 1.1, "trajectory_length": 2.4, **KINDS[kind], **settings}
-    return data, closure, make(data, **settings)
+    sampler = make(data, **settings)
+    if kind == "weighted":
+        sampler.set_sampling_weights(torch.linspace(1.0, 3.0, N))
+    return data, closure, sampler
 
 
 def theta(data: Data) -> Tensor:
@@ -130,10 +134,11 @@ def not_finite(rank: int, size: int) -> dict[str, Any]:
 def unlike(rank: int, size: int) -> Any:
     """Ranks that do not sample one chain: the last one has something of its own."""
     found = {}
-    for what in ("seeds", "steps", "parameters", "settings", "subsamples"):
+    for what in ("seeds", "steps", "parameters", "settings", "subsamples", "weights"):
         last = rank == size - 1
         seed = 4 if last and what == "seeds" else 3
-        data, closure, sampler = problem("perturbed", seed=seed)
+        kind = "weighted" if what == "weights" else "perturbed"
+        data, closure, sampler = problem(kind, seed=seed)
         if what != "seeds":
             for _ in range(3):
                 sampler.step(closure)
@@ -141,9 +146,11 @@ def unlike(rank: int, size: int) -> Any:
         if what == "parameters":  # all ranks look afresh
             with torch.no_grad():
                 data.weight[0] += 0.01 + 1e-9 * last
-        elif what == "subsamples":
+        elif what in ("subsamples", "weights"):
             state = copy.deepcopy(sampler.state_dict())
-            if last:
+            if last and what == "weights":
+                state["state"]["sampling"]["weights"][0] *= 1 + 1e-9
+            elif last:
                 state["state"]["subsample"]["indices"][0] ^= 1
             sampler.load_state_dict(state)
         elif last and what == "settings":

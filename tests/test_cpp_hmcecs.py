@@ -70,6 +70,27 @@ CHAINS: dict[str, tuple[str, torch.dtype, float | None, dict[str, Any]]] = {
         None,
         {"variant": "signed", "num_products": 20, "control_variate": 1},
     ),
+    # The Hessian is for the mass alone, or there is none.
+    "perturbed-constant": (
+        "rows",
+        F64,
+        None,
+        {"control_variate": 0, "subsample_size": 60},
+    ),
+    "signed-constant": (
+        "logistic",
+        F64,
+        None,
+        {
+            "variant": "signed",
+            "num_products": 30,
+            "control_variate": 0,
+            "mass_matrix": "identity",
+            "step_size": 0.05,
+        },
+    ),
+    "perturbed-weighted": ("logistic", F64, 0.002, {"subsample_size": 12}),
+    "signed-weighted": ("rows", F64, 0.3, {"variant": "signed", "num_products": 9}),
     # So few factors that signs differ.
     "signed-first": (
         "tanh",
@@ -135,6 +156,8 @@ def make_job(name: str) -> Job:
     }
     if name.endswith("-mean"):
         job["mean"] = torch.tensor([0.5, -1.0, 2.0])
+    if "-weighted" in name:
+        job["weights"] = torch.linspace(1.0, 3.0, 60)
     sampler, _ = make_sampler(job)
     return {
         **job,
@@ -170,6 +193,8 @@ def run_in_python(job: Job) -> Job:
     sampler, data = make_sampler(job)
     closure = spoiled(data, job["fault"])
     gauges = sg.Gauges(sampler, every=3, center=[0.125, 0.125])
+    if "weights" in job:
+        sampler.set_sampling_weights(job["weights"])
     if "state" in job:
         sampler.load_state_dict(job["state"])
     if "warmup" in job:
@@ -208,7 +233,9 @@ def test_the_same_bits(name: str, run_in_cpp: InCpp) -> None:
     assert_same(expected, run_in_cpp(job))
 
 
-@pytest.mark.parametrize("name", ["perturbed-whole", "signed"])
+@pytest.mark.parametrize(
+    "name", ["perturbed-whole", "signed", "perturbed-constant", "signed-weighted"]
+)
 def test_each_continues_the_others_chain(name: str, run_in_cpp: InCpp) -> None:
     job = {**make_job(name), "warmup": WARMUP}
     whole = run_in_python(job)
@@ -217,6 +244,7 @@ def test_each_continues_the_others_chain(name: str, run_in_cpp: InCpp) -> None:
     assert_same(begun["python"], begun["cpp"])
     rest = {**job, "steps": job["steps"] - first["steps"]}
     del rest["warmup"]
+    rest.pop("weights", None)  # the state dict has them
     resumed = [
         run({**rest, "model": start["model"], "state": start["state"]})
         for start, run in ((begun["python"], run_in_cpp), (begun["cpp"], run_in_python))
@@ -313,6 +341,22 @@ def test_another_closure(name: str, run_in_cpp: InCpp) -> None:
         return assert_same(run_in_python(job), run_in_cpp(job))
     match = "control variates are those of a LogLikelihood with rows"
     return assert_same_message(job, run_in_cpp, match)
+
+
+@pytest.mark.parametrize(
+    ("weights", "match"),
+    [
+        (torch.ones(59), r"shape \[59\] \(must be \[60\], one for each datum\)"),
+        (torch.arange(60.0), r"0 at 0 \(must be > 0 and finite, as their sum\)"),
+        (torch.full((60,), 1e308, dtype=F64), "1e[+]308 at 1 .*finite, as their sum"),
+        (torch.arange(60.0).exp(), r"1 at 0 \(must be at least 2\^-40 of their sum\)"),
+    ],
+)
+def test_the_same_message_of_weights(
+    weights: Tensor, match: str, run_in_cpp: InCpp
+) -> None:
+    job = {**make_job("perturbed"), "weights": weights}
+    assert_same_message(job, run_in_cpp, match)
 
 
 @pytest.mark.parametrize(
@@ -423,6 +467,20 @@ def test_the_same_message_of_other_parameters(run_in_cpp: InCpp) -> None:
             lambda kept: kept["terms"].__setitem__(1, kept["terms"][1][0]),
         ),
         ("perturbed-first", "subsample", lambda kept: kept["counts"].append(1)),
+        (
+            *("signed-constant", "subsample"),
+            lambda kept: kept["terms"].__setitem__(1, kept["terms"][1].new_ones(1, 5)),
+        ),
+        (
+            *("signed-constant", "control_variates"),
+            lambda kept: kept.update(hessian=torch.ones(4, 4, dtype=F64)),
+        ),
+        ("perturbed-weighted", "sampling", lambda kept: kept.pop("weights")),
+        ("perturbed-weighted", "sampling", lambda kept: kept["weights"].neg_()),
+        (
+            *("perturbed-weighted", "sampling"),
+            lambda kept: kept.update(weights=kept["weights"].float()),
+        ),
         ("perturbed", "state", lambda state: state.pop("control_variates")),
         ("perturbed", "state", lambda state: state.update(momenta={})),
         ("perturbed", "state", lambda state: state.update({0: {"momentum": 1}})),

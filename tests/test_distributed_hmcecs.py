@@ -91,7 +91,7 @@ def test_what_is_not_finite_on_one_rank_all_ranks_go_by(ranks: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["seeds", "steps", "parameters", "settings", "subsamples"]
+    "what", ["seeds", "steps", "parameters", "settings", "subsamples", "weights"]
 )
 def test_ranks_that_do_not_sample_one_chain(ranks: Any, what: str) -> None:
     """They are told so, and have not moved."""

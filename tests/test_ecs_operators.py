@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_sgmcmc.core import operators as ops
 
 F64 = torch.float64
-FORMS = ("linear", "rank one", "whole")
+FORMS = ("constant", "linear", "rank one", "whole")
 PERTURBED = {"num_data": 700.0, "batch_size": 1, "num_products": 0, "lower_bound": 0.0}
 SIGNED = {"num_data": 20.0, "batch_size": 3, "num_products": 4, "lower_bound": -4.5}
 T = 1.7
@@ -29,18 +29,20 @@ class Case:
         torch.manual_seed(m + d)
         self.theta, self.anchor, self.prior = randn(d), randn(d), randn(d).exp()
         self.values, self.expansions = randn(m), randn(m)
-        self.slopes = randn(2 if form == "rank one" else 1, m, d) / d**0.5
+        kinds = {"constant": 0, "rank one": 2}.get(form, 1)
+        self.slopes = randn(kinds, m, d) / d**0.5
         self.scales = randn(m) if form == "rank one" else None
         root = randn(m, d, d) / d if form == "whole" else None
         self.hessians = None if root is None else root + root.mT
         self.sum_value, self.sum_slope = randn(), randn(d)
         root = randn(d, d)
-        self.sum_hessian = None if form == "linear" else root + root.t()
+        second = form in ("rank one", "whole")
+        self.sum_hessian = root + root.t() if second else None
         self.fields = (self.slopes, self.scales, self.hessians)
 
     def differences(self, theta: Tensor) -> Tensor:
         delta = theta - self.anchor
-        q = self.expansions + self.slopes[0] @ delta
+        q = self.expansions + (self.slopes[:1] @ delta).sum(dim=0)
         if self.scales is not None:
             q = q + self.scales * (self.slopes[1] @ delta) ** 2 / 2
         if self.hessians is not None:
@@ -54,11 +56,14 @@ class Case:
             total = total + delta @ self.sum_hessian @ delta / 2
         return (total - (self.prior * theta**2).sum() / 2) / T
 
-    def estimate(self, sizes: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    def estimate(
+        self, sizes: dict[str, Any], importance: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         return ops.ecs_estimate(
             *(self.values, self.theta, self.anchor, self.expansions, *self.fields),
             temperature=T,
             **sizes,
+            importance=importance,
         )
 
     def density(
@@ -89,13 +94,19 @@ def plain(d: Tensor, sizes: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, flo
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("d", [1, 7, 8, 9, 29, 263])
 @pytest.mark.parametrize("sizes", [PERTURBED, SIGNED], ids=["perturbed", "signed"])
-def test_equal_plain_formulas(form: str, d: int, sizes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+def test_equal_plain_formulas(
+    form: str, d: int, sizes: dict[str, Any], weighted: bool
+) -> None:
+    """By weights, d / (N π) takes the place of d, in the variance too."""
     case = Case(form, 21, d)
+    importance = torch.linspace(0.4, 3.0, 21, dtype=F64) if weighted else None
     theta = case.theta.clone().requires_grad_()
     differences = case.differences(theta)
-    log, variance, mean, sign = plain(differences, sizes)
+    worth = differences if importance is None else differences * importance
+    log, variance, mean, sign = plain(worth, sizes)
     expected = torch.stack([log, variance, mean, torch.tensor(sign, dtype=F64)])
-    weights, _, numbers = estimated = case.estimate(sizes)
+    weights, _, numbers = estimated = case.estimate(sizes, importance)
     torch.testing.assert_close(numbers, expected.detach())
     (by_difference,) = torch.autograd.grad(log, differences, retain_graph=True)
     torch.testing.assert_close(weights, by_difference)
@@ -214,6 +225,11 @@ def test_wrong_arrays(fault: str) -> None:
                 *("ecs_density", name, shape),
                 lambda bad=bad: bad.density(estimated, case.prior),
             )
+    factors = WRONG[fault](case.values)
+    refused(
+        *("ecs_estimate", "importance", "[6]"),
+        lambda: case.estimate(PERTURBED, factors),
+    )
     bad = spoilt(whole, "hessians")
     refused(*("ecs_estimate", "hessians", "[6, 3, 3]"), lambda: bad.estimate(PERTURBED))
     for name, shape in (

@@ -301,7 +301,7 @@ def test_the_mass(mass_matrix: str) -> None:
         ([[3, 0], [1]], TypeError, "must be an int, got list"),
         ([], TypeError, "must be an int, got list"),
         (True, TypeError, "must be an int, got bool"),
-        (3, ValueError, "must be in [1, 2]"),
+        (3, ValueError, "must be in [0, 2]"),
     ],
 )
 def test_there_are_no_others(value: Any, error: Any, wanted: str) -> None:

@@ -23,6 +23,7 @@ from torch_sgmcmc.ecs.likelihood import Estimate, estimate
 from torch_sgmcmc.ecs.likelihood_graph import flat
 from torch_sgmcmc.ecs.target import place
 from torch_sgmcmc.ecs.taylor import (
+    CONSTANT,
     LINEAR,
     RANK_ONE,
     WHOLE,
@@ -68,6 +69,7 @@ PROBES = torch.tensor([[0.7, -1.1, 0.4, 0.9], [-0.2, 0.5, 1.3, -0.6]], dtype=F64
         ("logistic", RANK_ONE),
         ("logistic", WHOLE),
         ("logistic", LINEAR),
+        ("logistic", CONSTANT),
         ("gaussian", RANK_ONE),
         ("linear", RANK_ONE),
         ("tanh", WHOLE),
@@ -76,8 +78,10 @@ PROBES = torch.tensor([[0.7, -1.1, 0.4, 0.9], [-0.2, 0.5, 1.3, -0.6]], dtype=F64
 def test_expansions_of_single_data(kind: str, form: str) -> None:
     data, indices = Data(kind), torch.tensor([5, 0, 5, 17, 59])
     v, g, h = hessians(data, indices)
-    if form == LINEAR:
+    if form in (CONSTANT, LINEAR):
         h = torch.zeros_like(h)
+    if form == CONSTANT:
+        g = torch.zeros_like(g)
     terms = TaylorTerms.at_present(data, data.params, indices, form, PROBES[0])
     delta = torch.tensor([0.3, -0.2, 0.8, 0.5], dtype=F64)
     values, bends = terms.expand(delta)
@@ -121,6 +125,19 @@ def test_the_second_order_of_a_gaussian_model_has_no_variance() -> None:
     for _ in range(5):
         sampler.step(first)
     assert sampler.estimator_variance > 1e-4
+
+
+@pytest.mark.parametrize("mass", ["dense", "diagonal", "identity"])
+def test_order_0_keeps_values_alone(mass: str) -> None:
+    """Whatever derivatives the mass takes."""
+    data = Data("tanh")
+    sampler = make(data, control_variate=0, mass_matrix=mass)
+    sampler.set_anchor(data, progress=False)
+    kept = sampler.state["control_variates"]
+    torch.testing.assert_close(kept["value"], data(torch.arange(N)).sum().detach())
+    assert torch.equal(kept["gradient"], torch.zeros(4, dtype=F64))
+    assert kept["hessian"] is None
+    assert (kept["whitening"] is None) == (mass == "identity")
 
 
 def test_the_form_is_found_out() -> None:
@@ -351,17 +368,21 @@ def test_a_subsample_of_everything_is_hmc() -> None:
 
 @pytest.mark.parametrize("kind", ["logistic", "tanh"])
 @pytest.mark.parametrize("variant", ["perturbed", "signed"])
-@pytest.mark.parametrize("order", [2, 1])
+@pytest.mark.parametrize("order", [2, 1, 0])
+@pytest.mark.parametrize("weighted", [False, True])
 def test_operators_equal_what_other_devices_do(
-    kind: str, variant: str, order: int
+    kind: str, variant: str, order: int, weighted: bool
 ) -> None:
     data = Data(kind)
     sampler = make(data, variant=variant, control_variate=order, temperature=1.7)
+    if weighted:
+        sampler.set_sampling_weights(torch.linspace(1.0, 3.0, N))
     sampler.set_anchor(data, progress=False)
     target, subsample = sampler._target(data), sampler._subsample(data)
     theta = place(data.params, torch.tensor([0.5, -0.4, 0.3, 0.6], dtype=F64))
+    factors = target.importance[subsample.indices] if weighted else None
     ours, theirs = (
-        way(subsample, theta, *target._look(subsample))
+        way(subsample, factors, theta, *target._look(subsample))
         for way in (target._fused, target._composed)
     )
     for point in (ours, theirs):
@@ -475,7 +496,7 @@ def test_errors_within_a_step_change_nothing() -> None:
         (
             {"control_variate": 3},
             ValueError,
-            r"Invalid control_variate: 3 \(must be in \[1, 2\]\)",
+            r"Invalid control_variate: 3 \(must be in \[0, 2\]\)",
         ),
         (
             {"mass_matrix": "sparse"},
@@ -516,10 +537,13 @@ def test_bad_warmups() -> None:
 
 
 @pytest.mark.parametrize("variant", ["perturbed", "signed"])
-def test_resuming_is_exact(variant: str) -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+def test_resuming_is_exact(variant: str, weighted: bool) -> None:
     data = Data("tanh")
     settings = {"variant": variant, "num_products": 9, "subsample_size": 7}
     sampler = make(data, **settings)
+    if weighted:
+        sampler.set_sampling_weights(torch.linspace(1.0, 2.0, N))
     sampler.warmup(data, 30, anchor_every=10, target_variance=0.5, progress=False)
     chain(sampler, data, 7)  # to the middle of the proposals that are looked up ahead
     buffer = io.BytesIO()

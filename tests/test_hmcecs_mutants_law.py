@@ -14,21 +14,36 @@ import numpy as np
 import pytest
 import torch
 from harness.ecs import (
+    CONSTANT,
     PERTURBED,
     SIGNED,
+    WEIGHTED,
+    WEIGHTED_SIGNED,
     Experiment,
     Observed,
     check_moments,
     check_rates,
 )
-from harness.ecs_broken import BUGS, FORCE_BUGS, SIGNED_BUGS, Patch, run_sampler
+from harness.ecs_broken import (
+    BUGS,
+    FORCE_BUGS,
+    ORDER_BUGS,
+    SIGNED_BUGS,
+    WEIGHTED_BUGS,
+    WEIGHTED_FORCE_BUGS,
+    Patch,
+    run_sampler,
+)
 from harness.ecs_mutants import (
     FORCE_MUTATIONS,
     MIXING_MUTATIONS,
     MUTATIONS,
+    ORDER_MUTATIONS,
     SIGNED_FORCE_MUTATIONS,
     SIGNED_MIXING_MUTATIONS,
     SIGNED_MUTATIONS,
+    WEIGHTED_FORCE_MUTATIONS,
+    WEIGHTED_MUTATIONS,
     ReferenceECS,
     run_reference,
 )
@@ -37,7 +52,20 @@ from torch import Tensor
 
 import torch_sgmcmc as sg
 
-EXPERIMENTS = {"perturbed": PERTURBED, "signed": SIGNED}
+EXPERIMENTS = {
+    "perturbed": PERTURBED,
+    "signed": SIGNED,
+    "order 0": CONSTANT,
+    "weighted": WEIGHTED,
+    "weighted signed": WEIGHTED_SIGNED,
+}
+_BUGS = {
+    "perturbed": BUGS,
+    "signed": SIGNED_BUGS,
+    "order 0": ORDER_BUGS,
+    "weighted": WEIGHTED_BUGS,
+    "weighted signed": WEIGHTED_BUGS,
+}
 
 
 def check(experiment: Experiment, seen: Observed, label: str) -> None:
@@ -45,10 +73,14 @@ def check(experiment: Experiment, seen: Observed, label: str) -> None:
     check_rates(experiment, seen, label=label)
 
 
-def pairs(perturbed: Iterable[str], signed: Iterable[str]) -> list[tuple[str, str]]:
-    """Of a variant and each of its bugs."""
-    names = {"perturbed": perturbed, "signed": signed}
-    return [(variant, bug) for variant, bugs in names.items() for bug in bugs]
+def pairs(*names: Iterable[str]) -> list[tuple[str, str]]:
+    """Of an experiment and each of its bugs, in the order of EXPERIMENTS."""
+    each = zip(EXPERIMENTS, names, strict=False)
+    return [(variant, bug) for variant, bugs in each for bug in bugs]
+
+
+def is_signed(variant: str) -> bool:
+    return EXPERIMENTS[variant].num_products > 0
 
 
 # ---- The reference and its mutants ------------------------------------------------
@@ -56,14 +88,15 @@ def pairs(perturbed: Iterable[str], signed: Iterable[str]) -> list[tuple[str, st
 
 def in_law(variant: str, mutation: str | None) -> Observed:
     """Chains of the reference that start in their law and must keep it."""
-    chains, steps = (3000, 20) if variant == "perturbed" else (1000, 10)
+    chains, steps = (1000, 10) if is_signed(variant) else (3000, 20)
     return run_reference(EXPERIMENTS[variant], mutation, chains=chains, steps=steps)
 
 
 def from_afar(variant: str, mutation: str | None) -> Observed:
     """Chains that start all in the same bad place and must come to their law."""
-    settings = {"chains": 1500, "steps": 10, "far": 40}
-    if variant == "signed":
+    far = 40 if EXPERIMENTS[variant].model.order == 1 else 100
+    settings = {"chains": 1500, "steps": 10, "far": far}
+    if is_signed(variant):
         settings = {"chains": 500, "steps": 10, "far": 60}
     return run_reference(EXPERIMENTS[variant], mutation, **settings)
 
@@ -76,7 +109,7 @@ def fine(variant: str) -> Experiment:
 
 
 def in_fine_steps(variant: str, mutation: str | None) -> Observed:
-    chains, steps = (1500, 4) if variant == "perturbed" else (800, 3)
+    chains, steps = (800, 3) if is_signed(variant) else (1500, 4)
     return run_reference(fine(variant), mutation, chains=chains, steps=steps)
 
 
@@ -86,7 +119,13 @@ def test_the_reference_is_right(variant: str) -> None:
         check(EXPERIMENTS[variant], run(variant, None), "reference")
 
 
-@pytest.mark.parametrize(("variant", "mutation"), pairs(MUTATIONS, SIGNED_MUTATIONS))
+@pytest.mark.parametrize(
+    ("variant", "mutation"),
+    pairs(
+        *(MUTATIONS, SIGNED_MUTATIONS, ORDER_MUTATIONS),
+        *(WEIGHTED_MUTATIONS, WEIGHTED_MUTATIONS),
+    ),
+)
 def test_a_bug_is_caught(variant: str, mutation: str) -> None:
     with pytest.raises(StatisticalError):
         check_moments(EXPERIMENTS[variant], in_law(variant, mutation), label=mutation)
@@ -118,7 +157,11 @@ def test_a_right_force_is_accepted(variant: str, order: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "mutation"), pairs(FORCE_MUTATIONS, SIGNED_FORCE_MUTATIONS)
+    ("variant", "mutation"),
+    pairs(
+        *(FORCE_MUTATIONS, SIGNED_FORCE_MUTATIONS, ()),
+        *(WEIGHTED_FORCE_MUTATIONS, WEIGHTED_FORCE_MUTATIONS),
+    ),
 )
 def test_a_wrong_force_keeps_the_law_and_is_rejected(
     variant: str, mutation: str
@@ -155,13 +198,19 @@ def test_energy_is_conserved_by_the_reference_alone() -> None:
 # ---- The sampler, right and broken ------------------------------------------------
 
 
+def length(variant: str) -> dict[str, int]:
+    if variant in ("perturbed", "signed"):
+        return {"replicates": 150, "steps": 5}
+    return {"replicates": 300, "steps": 10}  # their bugs show later and less
+
+
 @pytest.mark.parametrize("variant", EXPERIMENTS)
 def test_the_sampler_keeps_its_law(variant: str) -> None:
     experiment = EXPERIMENTS[variant]
-    check(experiment, run_sampler(experiment, replicates=150, steps=5), variant)
+    check(experiment, run_sampler(experiment, **length(variant)), variant)
 
 
-@pytest.mark.parametrize("variant", EXPERIMENTS)
+@pytest.mark.parametrize("variant", ["perturbed", "signed"])
 def test_a_long_chain_of_the_sampler(variant: str) -> None:
     """Stretches of one chain, each far longer than the chain remembers.
 
@@ -178,19 +227,18 @@ def test_a_long_chain_of_the_sampler(variant: str) -> None:
         assert abs(chain.theta.mean() - mean) > 0.15
 
 
-@pytest.mark.parametrize(("variant", "bug"), pairs(BUGS, SIGNED_BUGS))
+@pytest.mark.parametrize(("variant", "bug"), pairs(*_BUGS.values()))
 def test_a_bug_put_into_the_sampler_is_caught(variant: str, bug: str) -> None:
     experiment = EXPERIMENTS[variant]
-    bugs, replicates = (BUGS, 150) if variant == "perturbed" else (SIGNED_BUGS, 100)
-    with bugs[bug]():
-        seen = run_sampler(experiment, replicates=replicates, steps=5)
+    with _BUGS[variant][bug]():
+        seen = run_sampler(experiment, **length(variant))
     with pytest.raises(StatisticalError):
         check(experiment, seen, bug)
 
 
 def energy_errors(variant: str, patch: Patch = nullcontext) -> list[float]:
     """|ΔH| of trajectories of one length from one place, in 20, 40 and 80 steps."""
-    model, errors = PERTURBED.model, []
+    model, errors = EXPERIMENTS[variant].model, []
     x, y = torch.tensor(model.x), torch.tensor(model.y)
     for steps in (20, 40, 80):
         p = torch.tensor([1.9, -0.4], dtype=torch.float64, requires_grad=True)
@@ -198,8 +246,9 @@ def energy_errors(variant: str, patch: Patch = nullcontext) -> list[float]:
             [p],
             num_data=model.n,
             subsample_size=model.m,
-            variant=variant,
+            variant="signed" if is_signed(variant) else "perturbed",
             num_products=5,
+            control_variate=0 if model.order == 0 else 2,
             mass_matrix="diagonal",
             prior_precision=0.7,
             temperature=1.7,
@@ -211,6 +260,8 @@ def energy_errors(variant: str, patch: Patch = nullcontext) -> list[float]:
             eta = x[i] * p[0] + (x[i] ** 2).sin() * p[1] ** 3
             return y[i] * eta - torch.nn.functional.softplus(eta)
 
+        if model.weights is not None:
+            sampler.set_sampling_weights(torch.tensor(model.weights))
         sampler.set_anchor(closure, progress=False)
         with torch.no_grad():
             p.copy_(torch.tensor([0.4, -0.9]))
@@ -228,10 +279,14 @@ def test_energy_is_conserved_by_the_sampler(variant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "bug"), pairs(FORCE_BUGS, ["fresh u in the forces"])
+    ("variant", "bug"),
+    pairs(
+        *(FORCE_BUGS, ["fresh u in the forces"], ()),
+        *(WEIGHTED_FORCE_BUGS, WEIGHTED_FORCE_BUGS),
+    ),
 )
 def test_a_wrong_force_put_into_the_sampler_is_seen(variant: str, bug: str) -> None:
     """Of the things that the sampler shows, energy alone, as above."""
-    errors = energy_errors(variant, FORCE_BUGS[bug])
+    errors = energy_errors(variant, {**FORCE_BUGS, **WEIGHTED_FORCE_BUGS}[bug])
     assert errors[1] / errors[2] < 2
     assert errors[2] > 30 * energy_errors(variant)[2]

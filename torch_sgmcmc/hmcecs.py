@@ -34,6 +34,7 @@ from torch_sgmcmc.ecs.expansions import Terms
 from torch_sgmcmc.ecs.likelihood_graph import Closure, flat
 from torch_sgmcmc.ecs.prior import Prior
 from torch_sgmcmc.ecs.ranks import values_over_ranks
+from torch_sgmcmc.ecs.sampling import SAMPLING, Sampling
 from torch_sgmcmc.ecs.sizes import Draw, chosen_sizes
 from torch_sgmcmc.ecs.state import KEYS, check_anchored_state, on_device
 from torch_sgmcmc.ecs.subsample import Layout, Proposals, Subsample
@@ -81,7 +82,8 @@ class HMCECS(SharedSettings):
     The estimators are made from :math:`d_k = \ell_k - q_k`, where :math:`\ell_k` is the
     log-likelihood of datum k and :math:`q_k` its Taylor expansion around a fixed point
     :math:`\theta^*`; :math:`\sum_k q_k` is a quadratic form, A and B being summed up
-    once. With m data, drawn uniformly with replacement, ``variant="perturbed"`` has
+    once. With m data, drawn uniformly with replacement (or by weights, see
+    :meth:`set_sampling_weights`), ``variant="perturbed"`` has
 
     .. math::
         \log\hat L = \sum_k q_k + \hat d - \tfrac12\hat\sigma^2,\quad
@@ -117,9 +119,9 @@ class HMCECS(SharedSettings):
         num_blocks: G >= 1, the number of blocks that u is parted into, of which one is
             proposed anew in a step. At most as many as there are data, or for "signed"
             factors. Default: 100.
-        control_variate: the expansions q: 2 or 1, the order of a Taylor expansion; or
-            "gauss-newton", for which closures must be :class:`LogLikelihood`. Default:
-            2.
+        control_variate: the expansions q: 2, 1 or 0, the order of a Taylor expansion;
+            or "gauss-newton", for which closures must be :class:`LogLikelihood`.
+            Default: 2.
         mass_matrix: "dense", "diagonal" (both from the Hessian of all data at θ*, or
             what the control variates have of it) or "identity", which needs no Hessian.
             Default: "dense".
@@ -147,6 +149,7 @@ class HMCECS(SharedSettings):
 
         * ``control_variates``: θ*, the sums, and the factor of the mass matrix;
         * ``subsample``: u, in blocks, and the expansions of its data;
+        * ``sampling``: the weights, where :meth:`set_sampling_weights` gave any;
         * ``warmup``: while one is in progress, how far it is.
 
     Raises:
@@ -204,12 +207,13 @@ class HMCECS(SharedSettings):
     # There is no going on from a density that is not finite.
     _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip")
     _STATE: ClassVar[Mapping[str, type]] = {"prior_mean": Tensor}
-    _COMMON_STATE: ClassVar[tuple[str, ...]] = KEYS
+    _COMMON_STATE: ClassVar[tuple[str, ...]] = (*KEYS, SAMPLING)
 
     # What can be computed again from the state, and is not saved.
     _present: Point | None = None
     _present_key: tuple[Any, ...] = ()
     _proposals: Proposals | None = None
+    _sampling: Sampling | None = None
 
     def __init__(
         self,
@@ -311,6 +315,8 @@ class HMCECS(SharedSettings):
         self._check_all_groups()
         if not self._all_params():
             raise RuntimeError("HMCECS has no parameters")
+        if SAMPLING in self.state:
+            self._layout().draws()  # which needs as many weights as data
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a param group, see :meth:`Sampler.add_param_group`.
@@ -329,6 +335,39 @@ class HMCECS(SharedSettings):
         if group["sign"] not in (-1, 1):
             raise ValueError(f"Invalid sign: {group['sign']} (must be 1 or -1)")
         check_real("mean_difference", group["mean_difference"], low=-math.inf)
+
+    @torch.no_grad()
+    def set_sampling_weights(self, weights: Tensor | None) -> None:
+        r"""Sets the probabilities π with which data are drawn; u is then drawn anew.
+
+        In all estimates :math:`d_k / (N \pi_k)` takes the place of :math:`d_k`
+        (eq. 4.2), which keeps them unbiased: the variance is least where π is
+        proportional to :math:`|d_k|`, and large where data of large
+        :math:`|d_k|` are rare.
+
+        Args:
+            weights: w [N], real numbers > 0, on any device, none below 2⁻⁴⁰ of their
+                sum; :math:`\pi_k = w_k / \sum w`. They are copied, and are part of
+                the state dict. None draws data uniformly, as at first.
+
+        Raises:
+            TypeError: the weights are no tensor of real numbers.
+            ValueError: there are not as many as data, or one of them is out of range.
+            RuntimeError: there are no parameters. In all cases nothing has changed.
+        """
+        params, sampling = self._all_params(), None
+        if not params:
+            raise RuntimeError("HMCECS has no parameters")
+        if weights is not None:
+            num_data = self.param_groups[0]["num_data"]
+            sampling = Sampling.given(weights, num_data, params[0].device)
+        elif SAMPLING not in self.state:
+            return
+        for key in ("subsample", SAMPLING):
+            self.state.pop(key, None)
+        if sampling is not None:
+            self.state[SAMPLING] = sampling.save()
+        self._sampling, self._present, self._proposals = sampling, None, None
 
     @torch.no_grad()
     def set_anchor(self, closure: Closure, *, progress: bool = True) -> None:
@@ -375,8 +414,18 @@ class HMCECS(SharedSettings):
                     means.append(mean.reshape(-1).double())
         return Prior(torch.cat(precisions), torch.cat(means))
 
+    def _drawn_by(self) -> Sampling | None:
+        """How data are drawn; None if uniformly."""
+        if SAMPLING not in self.state:
+            return None
+        weights = self.state[SAMPLING]["weights"]
+        if self._sampling is None or self._sampling.weights is not weights:
+            self._sampling = Sampling.of(weights)
+        return self._sampling
+
     def _layout(self) -> Layout:
-        return Layout.of(self.param_groups[0])
+        sampling = self._drawn_by()
+        return Layout.of(self.param_groups[0], sampling and sampling.law)
 
     def _data(self, closure: Closure) -> AllData:
         group = self.param_groups[0]
@@ -468,6 +517,8 @@ class HMCECS(SharedSettings):
         # torch moves what belongs to a parameter alone.
         kept = {key: self.state.pop(key) for key in KEYS if key in self.state}
         anchor = kept.get("control_variates", {}).get("anchor")
+        if SAMPLING in self.state:
+            self.state[SAMPLING] = on_device(self.state[SAMPLING], params[0].device)
         # With θ* rounded, the sums would not be its.
         if anchor is not None and torch.equal(
             flat(split(anchor, params)).double(), anchor
@@ -645,6 +696,7 @@ class HMCECS(SharedSettings):
         return log_ratio
 
     def _target(self, closure: Closure) -> SubsampledTarget:
+        sampling = self._drawn_by()
         return SubsampledTarget(
             closure,
             self._all_params(),
@@ -655,12 +707,15 @@ class HMCECS(SharedSettings):
             self._estimator(),
             self.param_groups[0]["max_variance"],
             self._over_ranks(closure) if world_size(self.process_group) > 1 else None,
+            None if sampling is None else sampling.importance,
         )
 
     def _over_ranks(self, closure: Closure) -> Any:
         first, names = self.param_groups[0], ("prior_precision", PRIOR_MEAN)
         settings = [first[name] for name in _HYPERPARAMETERS]
         settings += [group[name] for group in self.param_groups for name in names]
+        sampling = self._drawn_by()
+        settings.append(None if sampling is None else sampling.digest)
         alike = (first["seed"], first["step"], crc32(repr(settings).encode()))
         return partial(
             *(values_over_ranks, self, closure, self._all_params()), alike=alike

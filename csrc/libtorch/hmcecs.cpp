@@ -22,6 +22,7 @@
 #include "libtorch/core/text.h"
 #include "libtorch/core/trajectory_heat.h"
 #include "libtorch/ecs/prior.h"
+#include "libtorch/ecs/sampling.h"
 #include "libtorch/ecs/target.h"
 #include "libtorch/ecs/whitening.h"
 
@@ -121,6 +122,8 @@ void HMCECS::check_ready() const {
   if (all_params().empty()) {
     throw std::runtime_error("HMCECS has no parameters");
   }
+  // Which needs as many weights as data.
+  if (sampling_ != nullptr) layout().draws();
 }
 
 ECSPrior HMCECS::prior() const {
@@ -160,10 +163,8 @@ void HMCECS::add_param_group(
   Sampler::add_param_group(param_group);
   // All of it is of other parameters.
   anchor_ = nullptr;
-  subsample_ = nullptr;
   warmup_ = nullptr;
-  present_ = nullptr;
-  proposals_ = nullptr;
+  forget_subsample();
 }
 
 // Whether there is no theta*, or the sums are those of other data.
@@ -248,7 +249,30 @@ SubsampleLayout HMCECS::layout() const {
           std::min(group.num_blocks(), cells),
           is_signed ? group.subsample_size() : 1,
           is_signed,
-          seed()};
+          seed(),
+          sampling_ == nullptr ? nullptr : sampling_->law};
+}
+
+void HMCECS::set_sampling_weights(const at::Tensor& weights) {
+  const at::NoGradGuard no_grad;
+  const std::vector<at::Tensor> params = all_params();
+  if (params.empty()) throw std::runtime_error("HMCECS has no parameters");
+  sampling_ = ECSSampling::Given(
+      weights, static_cast<int64_t>(first().num_data()), params[0].device());
+  forget_subsample();
+}
+
+void HMCECS::set_sampling_weights(std::nullopt_t /*none*/) {
+  if (sampling_ == nullptr) return;
+  sampling_ = nullptr;
+  forget_subsample();
+}
+
+// The next step draws one.
+void HMCECS::forget_subsample() {
+  subsample_ = nullptr;
+  present_ = nullptr;
+  proposals_ = nullptr;
 }
 
 // That of the state, or a new one if sizes, blocks or the seed were changed.
@@ -351,8 +375,13 @@ ECSTarget HMCECS::target(const Closure& closure) const {
     estimator.lower_bound = group.mean_difference_.get() -
                             static_cast<double>(estimator.num_products);
   }
-  return {
-      closure, all_params(), anchor_, prior(), group.temperature(), estimator};
+  return {closure,
+          all_params(),
+          anchor_,
+          prior(),
+          group.temperature(),
+          estimator,
+          sampling_ == nullptr ? at::Tensor() : sampling_->importance};
 }
 
 // What else the estimated density depends on.

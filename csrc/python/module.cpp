@@ -26,6 +26,7 @@
 #include "host/moments.h"
 #include "host/ratio.h"
 #include "host/sample_times.h"
+#include "host/sampling_weights.h"
 #include "host/settings.h"
 #include "host/subsample.h"
 
@@ -492,11 +493,13 @@ PYBIND11_MODULE(_C, m) {
           [](const ECSEstimator& estimator,
              uintptr_t differences,
              int64_t count,
-             uintptr_t weights) {
+             uintptr_t weights,
+             uintptr_t importance) {
             // NOLINTBEGIN(performance-no-int-to-ptr): what data_ptr() gives.
             const auto result = torch_sgmcmc::EstimateLikelihood(
                 estimator,
-                reinterpret_cast<const double*>(differences),
+                reinterpret_cast<double*>(differences),
+                reinterpret_cast<const double*>(importance),
                 count,
                 reinterpret_cast<double*>(weights));
             // NOLINTEND(performance-no-int-to-ptr)
@@ -506,8 +509,10 @@ PYBIND11_MODULE(_C, m) {
           py::arg("differences"),
           py::arg("count"),
           py::arg("weights"),
+          py::arg("importance") = 0,
           "Log, variance, mean and sign, from count float64 numbers at an "
-          "address on the host; the derivatives are written to another.")
+          "address on the host; the derivatives are written to another. With "
+          "an address of factors the numbers are multiplied by them in place.")
       .def("is_overturned",
            &torch_sgmcmc::IsOverturned,
            py::arg("mean"),
@@ -560,19 +565,40 @@ PYBIND11_MODULE(_C, m) {
         py::arg("way_out") = "",
         "Raises if a warm-up in progress has another value.");
 
+  using torch_sgmcmc::SamplingWeights;
+  py::class_<SamplingWeights, std::shared_ptr<SamplingWeights>>(
+      m,
+      "SamplingWeights",
+      "Draws data by weights (csrc/host/sampling_weights.h).")
+      .def(py::init([](uintptr_t weights, int64_t size) {
+             // NOLINTNEXTLINE(performance-no-int-to-ptr): of data_ptr().
+             const auto* numbers = reinterpret_cast<const double*>(weights);
+             return std::make_shared<SamplingWeights>(numbers, size);
+           }),
+           py::arg("weights"),
+           py::arg("size"))
+      .def_property_readonly("mean", &SamplingWeights::mean);
+
   using torch_sgmcmc::Subsample;
   py::class_<Subsample>(m,
                         "Subsample",
                         "Which data HMC-ECS estimates from, and what it "
                         "proposes instead (csrc/host/subsample.h).")
-      .def(py::init<int64_t, int64_t, int64_t, int64_t, bool, int64_t>(),
+      .def(py::init<int64_t,
+                    int64_t,
+                    int64_t,
+                    int64_t,
+                    bool,
+                    int64_t,
+                    std::shared_ptr<const SamplingWeights>>(),
            py::kw_only(),
            py::arg("num_data"),
            py::arg("num_cells"),
            py::arg("num_blocks"),
            py::arg("batch_size"),
            py::arg("poisson"),
-           py::arg("seed"))
+           py::arg("seed"),
+           py::arg("weights") = nullptr)
       .def("begin",
            &Subsample::Begin,
            py::arg("block"),

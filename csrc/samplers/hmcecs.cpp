@@ -85,6 +85,12 @@ std::vector<double> ECSOffset(const double* theta,
   return delta;
 }
 
+// Whether expansions have no gradients: slopes are of shape [0, M, d].
+bool IsConstant(const Tensor& slopes, const ECSMaybe& hessians) {
+  return !hessians && slopes.defined() && slopes.dim() == 3 &&
+         slopes.size(0) == 0;
+}
+
 // Expansions of M data: M, d, and what there is of them. See
 // torch_sgmcmc/ecs/taylor.py.
 struct ECSTerms {
@@ -96,7 +102,7 @@ struct ECSTerms {
            int64_t count)
       : m(count),
         d(theta.numel()),
-        kinds(scales_of ? 2 : 1),
+        kinds(scales_of ? 2 : (IsConstant(slopes_of, hessians_of) ? 0 : 1)),
         slopes(arrays.Read("slopes", slopes_of, {kinds, m, d})),
         scales(arrays.Read("scales", scales_of, {m})),
         hessians(arrays.Read("hessians", hessians_of, {m, d, d})) {}
@@ -127,7 +133,8 @@ std::tuple<Tensor, Tensor, Tensor> ECSEstimateAt(Tensor values,
                                                  double num_data,
                                                  int64_t batch_size,
                                                  int64_t num_products,
-                                                 double lower_bound) {
+                                                 double lower_bound,
+                                                 ECSMaybe importance) {
   constexpr const char* kOp = "ecs_estimate";
   CheckNumber(kOp, "temperature", temperature, /*positive=*/true);
   CheckNumber(kOp, "num_data", num_data, /*positive=*/true);
@@ -148,6 +155,7 @@ std::tuple<Tensor, Tensor, Tensor> ECSEstimateAt(Tensor values,
   const double* at = arrays.Read("theta", theta, {d});
   const double* around = arrays.Read("anchor", anchor, {d});
   const double* expansion = arrays.Read("expansions", expansions, {m});
+  const double* factors = arrays.Read("importance", importance, {m});
   const ECSTerms terms(arrays, theta, slopes, scales, hessians, m);
 
   const std::vector<double> delta = ECSOffset(at, around, d);
@@ -157,7 +165,11 @@ std::tuple<Tensor, Tensor, Tensor> ECSEstimateAt(Tensor values,
   double* bend = DoublesOf(bends);
   // The differences, one term after the other.
   std::vector<double> differences(static_cast<size_t>(m));
-  RowProducts(terms.slopes, m, d, delta.data(), weight);
+  if (terms.kinds > 0) {
+    RowProducts(terms.slopes, m, d, delta.data(), weight);
+  } else {
+    std::fill_n(weight, m, 0.0);
+  }
   for (int64_t i = 0; i < m; ++i) {
     differences[i] = value[i] - (expansion[i] + weight[i]);
   }
@@ -176,7 +188,7 @@ std::tuple<Tensor, Tensor, Tensor> ECSEstimateAt(Tensor values,
 
   const ECSEstimator estimator{num_data, batch_size, num_products, lower_bound};
   const ECSEstimate result =
-      EstimateLikelihood(estimator, differences.data(), m, weight);
+      EstimateLikelihood(estimator, differences.data(), factors, m, weight);
   Tensor estimate = NewDoubles(values, {kECSEstimate});
   double* out = DoublesOf(estimate);
   out[0] = result.log;
@@ -223,7 +235,7 @@ std::tuple<Tensor, Tensor> ECSDensityAt(Tensor estimate,
   const std::vector<double> delta = ECSOffset(at, around, d);
   // Σ wᵢ ∇qᵢ of the subsample.
   std::vector<double> expanded(static_cast<size_t>(d));
-  AddRows(terms.slopes, m, d, weight, expanded.data());
+  if (terms.kinds > 0) AddRows(terms.slopes, m, d, weight, expanded.data());
   if (terms.scales != nullptr) {
     std::vector<double> bent(static_cast<size_t>(m));
     for (int64_t i = 0; i < m; ++i) bent[i] = weight[i] * bend[i];

@@ -85,7 +85,7 @@ TEST(HMCECS, ValuesOutOfRangeAreRefused) {
             "Invalid trajectory_length: -2.0 (must be finite and > 0)"},
            {Options().num_blocks(0), "Invalid num_blocks: 0 (must be >= 1)"},
            {Options().control_variate(3),
-            "Invalid control_variate: 3 (must be in [1, 2])"},
+            "Invalid control_variate: 3 (must be in [0, 2])"},
            {Options().mass_matrix("sparse"),
             "Invalid mass_matrix: 'sparse' (must be 'dense' or 'diagonal' or "
             "'identity')"},
@@ -114,6 +114,37 @@ TEST(HMCECS, ValuesOutOfRangeAreRefused) {
   EXPECT_EQ(refused(9, {.target_variance = -1.0}),
             "Invalid target_variance: -1.0 (must be finite and > 0)");
   EXPECT_EQ(refused(9, {}).find("HMCECS.step() needs a closure"), 0U);
+}
+
+TEST(HMCECS, WeightsStayUntilTheyAreTakenBack) {
+  const torch::Tensor param = Parameter({2});
+  HMCECS sampler({param}, Options());
+  const auto number = static_cast<int64_t>(sampler.options().num_data());
+  const auto has = [&](const char* key) {
+    const StateDict state = sampler.state_dict().at("state");
+    return state.contains(key);
+  };
+  sampler.step(Counts{param});
+  sampler.set_sampling_weights(std::nullopt);
+  EXPECT_TRUE(has("subsample"));  // there were none
+  const torch::Tensor weights = torch::arange(1, number + 1);
+  sampler.set_sampling_weights(weights);
+  EXPECT_FALSE(has("subsample"));
+  sampler.step(Counts{param});
+  const auto refused = [&](const torch::Tensor& bad) {
+    return MessageOf([&] { sampler.set_sampling_weights(bad); });
+  };
+  EXPECT_EQ(refused(weights - 1),
+            "Invalid sampling_weights: 0 at 0 (must be > 0 and finite, as "
+            "their sum)");
+  EXPECT_EQ(refused({}),
+            "Invalid sampling_weights: got an undefined tensor (must be a "
+            "tensor of real numbers, or std::nullopt)");
+  EXPECT_TRUE(has("subsample"));  // nothing has changed
+  sampler.add_param_group(OptimizerParamGroup({Parameter({3})}));
+  EXPECT_TRUE(has("sampling"));
+  sampler.set_sampling_weights(std::nullopt);
+  EXPECT_FALSE(has("sampling"));
 }
 
 TEST(HMCECS, GroupsShareAllButThePrior) {

@@ -21,7 +21,7 @@ part of any of this: to leave it out is no bug.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
@@ -37,9 +37,12 @@ from torch import Tensor
 from harness.statistics import Array, check_z
 
 __all__ = [
+    "CONSTANT",
     "MOST",
     "PERTURBED",
     "SIGNED",
+    "WEIGHTED",
+    "WEIGHTED_SIGNED",
     "Experiment",
     "Logistic",
     "Observed",
@@ -79,17 +82,31 @@ class Observed(NamedTuple):
 
 @dataclass(frozen=True)
 class Logistic:
-    """y = 1 with probability σ(x θ), θ ~ N(0, 1 / prior), expanded to first order."""
+    """y = 1 with probability σ(x θ), θ ~ N(0, 1 / prior), expanded to order 1 or 0.
+
+    Data are drawn with probabilities proportional to ``weights``, or uniformly.
+    """
 
     x: Array = field(default_factory=lambda: np.array([1.5, -1.0, 0.5, 2.0, -2.5, 1.0]))
     y: Array = field(default_factory=lambda: np.array([1.0, 1, 0, 1, 0, 0]))
     prior: float = 1.0
     anchor: float = 1.2
     m: int = 2
+    order: int = 1
+    weights: tuple[float, ...] | None = None
 
     @property
     def n(self) -> int:
         return len(self.x)
+
+    @property
+    def chances(self) -> Array:
+        """πₖ of all data."""
+        weights = np.ones(self.n) if self.weights is None else np.array(self.weights)
+        return weights / weights.sum()
+
+    def importance(self, u: NDArray[np.int64]) -> Array:
+        return 1 / (self.n * self.chances[u])
 
     def log_likelihood(self, theta: Array, u: NDArray[np.int64]) -> Array:
         eta = self.x[u] * theta
@@ -99,16 +116,16 @@ class Logistic:
         return self.x[u] * (self.y[u] - expit(self.x[u] * theta))
 
     def differences(self, theta: Array, u: NDArray[np.int64]) -> tuple[Array, Array]:
-        """d and d', for θ of shape [..., 1] and u of shape [..., k]."""
-        at = np.float64(self.anchor)
-        base, slope = self.log_likelihood(at, u), self.slope(at, u)
+        """d / (n π) and its derivative, for θ [..., 1] and u [..., k]."""
+        at, worth = np.float64(self.anchor), self.importance(u)
+        base, slope = self.log_likelihood(at, u), self.order * self.slope(at, u)
         d = self.log_likelihood(theta, u) - base - slope * (theta - at)
-        return d, self.slope(theta, u) - slope
+        return worth * d, worth * (self.slope(theta, u) - slope)
 
     def smooth(self, theta: Array) -> tuple[Array, Array]:
         """Σ qₖ + log prior and its derivative, for θ of any shape."""
         all_data, at = np.arange(self.n), np.float64(self.anchor)
-        slope = self.slope(at, all_data).sum()
+        slope = self.order * self.slope(at, all_data).sum()
         value = self.log_likelihood(at, all_data).sum() + slope * (theta - at)
         value = value - 0.5 * self.prior * theta**2
         return value, slope - self.prior * theta
@@ -185,14 +202,19 @@ class Experiment:
         )
 
     def fresh(self, rng: Generator, theta: Array) -> State:
-        """A whole u, uniform and with replacement, as it is proposed."""
-        chains, n, m = len(theta), self.model.n, self.model.m
+        """A whole u, with replacement, as it is proposed."""
+        chains, m = len(theta), self.model.m
         if self.num_products == 0:
-            u = rng.integers(n, size=(chains, m))
+            u = self._data(rng, (chains, m))
             return State(theta, u, np.ones((chains, m), dtype=int))
         counts = rng.poisson(1.0, (chains, self.num_products))
-        u = rng.integers(n, size=(chains, self.num_products, MOST, m))
+        u = self._data(rng, (chains, self.num_products, MOST, m))
         return State(theta, u, np.minimum(counts, MOST))
+
+    def _data(self, rng: Generator, shape: tuple[int, ...]) -> Indices:
+        if self.model.weights is None:
+            return rng.integers(self.model.n, size=shape)
+        return rng.choice(self.model.n, size=shape, p=self.model.chances)
 
     # ---- The exact law ---------------------------------------------------------
 
@@ -202,13 +224,18 @@ class Experiment:
         return np.array(list(product(range(self.model.n), repeat=self.model.m)))
 
     @cached_property
+    def _chances(self) -> Array:
+        """Of these minibatches to be drawn."""
+        return self.model.chances[self._subsamples].prod(axis=1)
+
+    @cached_property
     def _table(self) -> Array:
         """Perturbed: the probabilities of (θ, u), [grid, n^m]."""
         theta = np.broadcast_to(
             self.model.grid()[:, None], (len(self.model.grid()), len(self._subsamples))
         )
         logs, _, _ = self.log_density(State(theta, self._subsamples, self._subsamples))
-        weights = np.exp(logs - logs.max())
+        weights = np.exp(logs - logs.max()) * self._chances
         return weights / weights.sum()
 
     @cached_property
@@ -231,8 +258,9 @@ class Experiment:
     def _signed_logs(self, factors: Array) -> Array:
         """log E Π f with these f, at the grid's points, less the highest of |f|."""
         smooth, _ = self.model.smooth(self.model.grid())
-        highest = smooth + self.num_products * np.abs(self._signed_table).mean(axis=1)
-        return smooth + self.num_products * factors.mean(axis=1) - highest.max()
+        size = np.abs(self._signed_table) @ self._chances
+        highest = smooth + self.num_products * size
+        return smooth + self.num_products * (factors @ self._chances) - highest.max()
 
     @cached_property
     def mean_sign(self) -> float:
@@ -250,7 +278,7 @@ class Experiment:
             theta = np.broadcast_to(self.model.grid()[:, None], self._table.shape)
             state = State(theta, self._subsamples, self._subsamples)
             return float((self._table * self.log_density(state)[2]).sum())
-        rates = self.num_products * np.abs(self._signed_table).mean(axis=1)
+        rates = self.num_products * (np.abs(self._signed_table) @ self._chances)
         return float(self.law @ rates)
 
     def draw(self, rng: Generator, chains: int) -> State:
@@ -266,10 +294,10 @@ class Experiment:
                 np.ones((chains, self.model.m), dtype=int),
             )
         row = rng.choice(len(grid), size=chains, p=self.law)
-        factors = np.abs(self._signed_table)
-        rates = factors.mean(axis=1)[row, None]
+        factors = np.abs(self._signed_table) * self._chances
+        rates = factors.sum(axis=1)[row, None]
         counts = rng.poisson(rates, (chains, self.num_products))
-        # Each minibatch has the probability |f| / Σ |f|: all rows' sums at once.
+        # A minibatch of probability p has now p |f| / Σ p |f|: all rows' sums at once.
         steps = factors.cumsum(axis=1) / factors.sum(axis=1, keepdims=True)
         steps += np.arange(len(grid))[:, None]
         shape = (chains, self.num_products, MOST)
@@ -328,6 +356,14 @@ SIGNED = Experiment(
     num_blocks=3,
     num_products=3,
     lower_bound=-2.0,
+)
+# Of order 0, uniformly drawn and by weights.
+CONSTANT = replace(PERTURBED, model=Logistic(anchor=0.2, prior=2.0, order=0, m=3))
+WEIGHTED = replace(
+    CONSTANT, model=replace(CONSTANT.model, weights=(1.0, 3.0, 4.0, 2.0, 1.0, 3.0))
+)
+WEIGHTED_SIGNED = replace(
+    SIGNED, model=replace(SIGNED.model, weights=(1.0, 1.0, 1.0, 6.0, 6.0, 1.0))
 )
 
 

@@ -6,18 +6,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from harness.ecs import MOST, Experiment, Observed, State
+from harness.ecs import MOST, Experiment, Indices, Observed, State
 from harness.statistics import Array
 
 __all__ = [
     "FORCE_MUTATIONS",
     "MIXING_MUTATIONS",
     "MUTATIONS",
+    "ORDER_MUTATIONS",
     "SIGNED_FORCE_MUTATIONS",
     "SIGNED_MIXING_MUTATIONS",
     "SIGNED_MUTATIONS",
+    "WEIGHTED_FORCE_MUTATIONS",
+    "WEIGHTED_MUTATIONS",
     "ReferenceECS",
     "run_reference",
 ]
@@ -52,6 +57,10 @@ SIGNED_MUTATIONS = (
     "a without λ",
     "a of the present minibatches",
 )
+# Of expansions of order 0.
+ORDER_MUTATIONS = ("gradient left in the sum of q",)
+# Of data that are drawn by weights.
+WEIGHTED_MUTATIONS = ("weights ignored", "blocks drawn uniformly")
 
 # Bugs that show in acceptance alone: see Note [What shows a bug of HMC-ECS].
 _OF_EITHER_FORCE = (
@@ -60,6 +69,7 @@ _OF_EITHER_FORCE = (
     "forces of the control variates alone",
 )
 FORCE_MUTATIONS = ("correction without its gradient", *_OF_EITHER_FORCE)
+WEIGHTED_FORCE_MUTATIONS = ("weights missing in the forces",)
 SIGNED_FORCE_MUTATIONS = ("forces of the absolute factors", *_OF_EITHER_FORCE)
 
 # Bugs that keep the law, but never reach it from elsewhere.
@@ -90,7 +100,10 @@ class ReferenceECS:
     def estimate(self, state: State, *, test: str = "") -> tuple[Array, Array, Array]:
         """log |L̂| + log prior, its derivative, and the sign."""
         bug, prior = self.mutation, self.model.prior
-        log, slope = self.model.smooth(state.theta)
+        model = self.model
+        if bug == "gradient left in the sum of q":
+            model = replace(model, order=1)
+        log, slope = model.smooth(state.theta)
         if bug == "prior missing in the energy":
             log = log + 0.5 * prior * state.theta**2
         if bug == "prior missing in the forces":
@@ -107,9 +120,18 @@ class ReferenceECS:
         missing = self.mutation == "N missing in the estimate"
         return (1 if missing else self.model.n) / self.model.m
 
+    def _differences(self, theta: Array, u: Indices) -> tuple[Array, Array]:
+        d, slopes = self.model.differences(theta, u)
+        worth = self.model.importance(u)
+        if self.mutation == "weights ignored":
+            return d / worth, slopes / worth
+        if self.mutation == "weights missing in the forces":
+            return d, slopes / worth
+        return d, slopes
+
     def _perturbed(self, state: State, test: str) -> tuple[Array, Array, Array]:
         bug, scale = self.mutation, self._scale()
-        d, slopes = self.model.differences(state.theta[:, None], state.u)
+        d, slopes = self._differences(state.theta[:, None], state.u)
         centred = d - d.mean(axis=1, keepdims=True)
         if bug == "correction not centred":
             centred = d
@@ -131,7 +153,7 @@ class ReferenceECS:
     def _signed(self, state: State) -> tuple[Array, Array, Array]:
         bug, scale = self.mutation, self._scale()
         a, products = self.experiment.lower_bound, self.experiment.num_products
-        d, slopes = self.model.differences(state.theta[:, None, None, None], state.u)
+        d, slopes = self._differences(state.theta[:, None, None, None], state.u)
         there = np.arange(MOST) < state.counts[:, :, None]
         estimates, drifts = scale * d.sum(axis=-1), scale * slopes.sum(axis=-1)
         if bug == "λ one too large in the factors":
@@ -183,7 +205,10 @@ class ReferenceECS:
             new = old._replace(u=old.u.copy(), counts=old.counts.copy())
             new.u[:, 0], new.counts[:, 0] = fresh.u[:, 0], fresh.counts[:, 0]
         else:
-            new = self.experiment.propose(self.rng, old)
+            proposing = self.experiment
+            if self.mutation == "blocks drawn uniformly":
+                proposing = replace(proposing, model=replace(self.model, weights=None))
+            new = proposing.propose(self.rng, old)
         if self.mutation == "counts not drawn anew":
             new = new._replace(counts=old.counts)
         rise = self.estimate(new, test="u")[0] - self.estimate(old, test="u")[0]

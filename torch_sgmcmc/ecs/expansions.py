@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torch_sgmcmc.ecs.gauss_newton import (
@@ -19,12 +20,14 @@ from torch_sgmcmc.ecs.gauss_newton import (
 )
 from torch_sgmcmc.ecs.likelihood_graph import Closure
 from torch_sgmcmc.ecs.taylor import (
+    CONSTANT,
     LINEAR,
     PREDICTOR,
     RANK_ONE,
     WHOLE,
     TaylorSums,
     TaylorTerms,
+    has_hessian,
     has_rows,
 )
 
@@ -56,11 +59,14 @@ def sum_up(
     """
     if control_variate == "gauss-newton":
         return gauss_newton_sums(closure, params, chunks())
+    low = CONSTANT if control_variate == 0 else LINEAR
     forms = (PREDICTOR,) if has_rows(closure) else (RANK_ONE, WHOLE)
-    for form in forms if with_hessian else (LINEAR,):
+    for form in forms if with_hessian else (low,):
         sums = TaylorSums.at_present(closure, params, chunks(), form, probes)
         if sums is not None:
-            sums.form = sums.form if control_variate == 2 else LINEAR
+            sums.form = sums.form if control_variate == 2 else low
+            if sums.form == CONSTANT:  # the Hessian is the mass matrix's alone
+                sums.gradient = torch.zeros_like(sums.gradient)
             return sums
     raise AssertionError("whole Hessians fit any model")
 
@@ -91,7 +97,7 @@ def terms_of(form: str, fields: Sequence[Tensor | None]) -> Terms:
 def kept_of(sums: TaylorSums) -> dict[str, Any]:
     """What is kept of the sums over all data."""
     kept = vars(sums).copy()
-    if sums.form == LINEAR:
+    if not has_hessian(sums.form):
         kept["hessian"] = None
     return kept
 

@@ -23,11 +23,21 @@ class Estimate:
     mean: float  # the estimate of Σ dₖ
 
 
-def estimate(estimator: _C.ECSEstimator, differences: Tensor) -> Estimate:
-    """From the differences dᵢ = ℓᵢ - qᵢ [M], in float64, on any device."""
+def estimate(
+    estimator: _C.ECSEstimator, differences: Tensor, importance: Tensor | None = None
+) -> Estimate:
+    """From the differences dᵢ = ℓᵢ - qᵢ [M], in float64, on any device.
+
+    Those of data that were drawn with probabilities π count by their importance
+    1 / (N π), [M].
+    """
     on_host = differences.detach().cpu().contiguous()
     weights = torch.empty_like(on_host)
+    address = 0
+    if importance is not None:
+        on_host, factors = on_host.clone(), importance.cpu().contiguous()
+        address = factors.data_ptr()
     log, variance, mean, sign = estimator.estimate(
-        on_host.data_ptr(), len(on_host), weights.data_ptr()
+        on_host.data_ptr(), len(on_host), weights.data_ptr(), address
     )
     return Estimate(log, weights.to(differences.device), int(sign), variance, mean)

@@ -10,15 +10,24 @@ import torch
 from torch_sgmcmc.core.checks import check_integer, check_real
 from torch_sgmcmc.core.state_checks import check_tensor
 from torch_sgmcmc.ecs.gauss_newton import GAUSS_NEWTON
-from torch_sgmcmc.ecs.taylor import LINEAR, PREDICTOR, RANK_ONE, WHOLE
+from torch_sgmcmc.ecs.sampling import SAMPLING, Sampling
+from torch_sgmcmc.ecs.taylor import (
+    CONSTANT,
+    LINEAR,
+    PREDICTOR,
+    RANK_ONE,
+    WHOLE,
+    has_hessian,
+    kinds_of,
+)
 from torch_sgmcmc.ecs.warmup import Warmup
 
 __all__ = ["KEYS", "check_anchored_state", "on_device"]
 
-# Of what belongs to no single parameter.
+# Of what belongs to no single parameter, but goes with θ*.
 KEYS = ("control_variates", "subsample", "warmup")
 
-_FORMS = (LINEAR, PREDICTOR, RANK_ONE, WHOLE, GAUSS_NEWTON)
+_FORMS = (CONSTANT, LINEAR, PREDICTOR, RANK_ONE, WHOLE, GAUSS_NEWTON)
 _ARGUMENTS = ("steps", "target_acceptance", "anchor_every", "target_variance")
 
 
@@ -29,6 +38,11 @@ def check_anchored_state(state: dict[str, Any], d: int) -> None:
         state: of a state dict.
         d: the number of elements of θ.
     """
+    if SAMPLING in state:
+        _need(SAMPLING, state[SAMPLING], ("weights",))
+        weights = state[SAMPLING]["weights"]
+        _double("weights", weights, [getattr(weights, "numel", int)()])
+        Sampling.of(weights)
     anchored = state.get("control_variates")
     if anchored is not None:
         _check_anchor(anchored, d)
@@ -68,7 +82,7 @@ def _check_anchor(kept: Any, d: int) -> None:
     check_integer("num_data", kept["num_data"], low=1)
     _double("value", kept["value"], [])
     _double("gradient", kept["gradient"], [d])
-    _check_optional("hessian", kept["hessian"], form != LINEAR, [d, d])
+    _check_optional("hessian", kept["hessian"], has_hessian(form), [d, d])
     whitening = kept["whitening"]
     if whitening is not None:
         matrix = getattr(whitening, "ndim", 0) == 2
@@ -106,9 +120,9 @@ def _check_subsample(kept: Any, form: str, d: int) -> None:
         _double("curvatures", third, [m, c, c])
         _double("jacobians", fourth, [m, c, d])
     else:
-        one = form in (PREDICTOR, RANK_ONE)
-        _double("slopes", slopes, [2 if one else 1, m, d])
-        _check_optional("scales", third, one, [m])
+        kinds = kinds_of(form)
+        _double("slopes", slopes, [kinds, m, d])
+        _check_optional("scales", third, kinds == 2, [m])
         _check_optional("hessians", fourth, form == WHOLE, [m, d, d])
 
 

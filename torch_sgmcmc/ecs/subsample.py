@@ -28,9 +28,12 @@ class Layout:
     batch_size: int
     poisson: bool
     seed: int
+    weights: _C.SamplingWeights | None = None  # by which data are drawn
 
     @classmethod
-    def of(cls, group: dict[str, Any]) -> Layout:
+    def of(
+        cls, group: dict[str, Any], weights: _C.SamplingWeights | None = None
+    ) -> Layout:
         """That of a param group."""
         signed = group["variant"] == "signed"
         cells = group["num_products"] if signed else group["subsample_size"]
@@ -41,11 +44,16 @@ class Layout:
             batch_size=group["subsample_size"] if signed else 1,
             poisson=signed,
             seed=group["seed"],
+            weights=weights,
         )
+
+    def sizes(self) -> list[int]:
+        """What is kept of it: all but the weights."""
+        return list(vars(self).values())[:-1]
 
     def is_of(self, kept: dict[str, Any] | None) -> bool:
         """Whether a subsample that was saved has it."""
-        return kept is not None and kept["layout"] == list(vars(self).values())
+        return kept is not None and kept["layout"] == self.sizes()
 
     def draws(self) -> _C.Subsample:
         return _C.Subsample(**vars(self))
@@ -74,7 +82,7 @@ class Subsample:
     def save(self, layout: Layout) -> dict[str, Any]:
         """For the sampler's state: tensors, numbers and lists."""
         return {
-            "layout": list(vars(layout).values()),
+            "layout": layout.sizes(),
             "counts": self.counts,
             "indices": self.indices,
             "terms": self.terms.fields(),

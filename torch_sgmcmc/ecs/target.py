@@ -57,6 +57,8 @@ class SubsampledTarget:
     max_variance: float
     # What looks at a subsample instead, if several ranks share it.
     over_ranks: Callable[[Subsample], _Look] | None = None
+    # [N], of data that are drawn by weights.
+    importance: Tensor | None = None
     evaluations: int = 0  # of single data
 
     def at(self, subsample: Subsample, theta: Tensor) -> Point:
@@ -67,9 +69,12 @@ class SubsampledTarget:
         look = self._look if self.over_ranks is None else self.over_ranks
         # The closure need not know how to do nothing.
         seen = look(subsample) if size > 0 else (None, self._pull_of_none)
+        factors = self.importance
+        if factors is not None:
+            factors = factors[subsample.indices]
         if theta.is_cpu and isinstance(subsample.terms, TaylorTerms):
-            return self._fused(subsample, theta, *seen)
-        return self._composed(subsample, theta, *seen)
+            return self._fused(subsample, factors, theta, *seen)
+        return self._composed(subsample, factors, theta, *seen)
 
     def is_out_of_bounds(self, point: Point, present: Point) -> bool:
         """Whether a proposal is rejected by its estimate, whatever its density."""
@@ -90,7 +95,12 @@ class SubsampledTarget:
         return torch.zeros_like(self.anchor)
 
     def _fused(
-        self, subsample: Subsample, theta: Tensor, values: Tensor | None, pull: _Pull
+        self,
+        subsample: Subsample,
+        factors: Tensor | None,
+        theta: Tensor,
+        values: Tensor | None,
+        pull: _Pull,
     ) -> Point:
         """By two operators: what is not the closure's is then hardly seen."""
         terms, sums = subsample.terms, self.sums
@@ -107,6 +117,7 @@ class SubsampledTarget:
             batch_size=self.estimator.batch_size,
             num_products=self.estimator.num_products,
             lower_bound=self.estimator.lower_bound,
+            importance=factors,
         )
         density, gradient = ecs_density(
             numbers,
@@ -129,13 +140,18 @@ class SubsampledTarget:
         return Point(theta, subsample, total, gradient, bool(finite), estimated)
 
     def _composed(
-        self, subsample: Subsample, theta: Tensor, values: Tensor | None, pull: _Pull
+        self,
+        subsample: Subsample,
+        factors: Tensor | None,
+        theta: Tensor,
+        values: Tensor | None,
+        pull: _Pull,
     ) -> Point:
         """In torch's own operations, for other devices and other expansions."""
         delta = theta - self.anchor
         expansions, bends = subsample.terms.expand(delta)
         differences = expansions if values is None else values - expansions
-        estimated = estimate(self.estimator, differences / self.temperature)
+        estimated = estimate(self.estimator, differences / self.temperature, factors)
         pulled = pull(estimated.weights)
         pulled = pulled - subsample.terms.pull(estimated.weights, bends)
         total, slope = self.sums.at(delta)

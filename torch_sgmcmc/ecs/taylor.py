@@ -28,17 +28,22 @@ from torch_sgmcmc.ecs.likelihood_graph import Closure, LikelihoodGraph, log_like
 from torch_sgmcmc.ecs.log_likelihood import LogLikelihood
 
 __all__ = [
+    "CONSTANT",
     "LINEAR",
     "PREDICTOR",
     "RANK_ONE",
     "WHOLE",
     "TaylorSums",
     "TaylorTerms",
+    "has_hessian",
     "has_rows",
+    "kinds_of",
 ]
 
-# What is kept of each datum's Hessian, and how it is computed.
-LINEAR, PREDICTOR, RANK_ONE, WHOLE = "none", "predictor", "rank one", "whole"
+# What is kept of each datum's Hessian, and how it is computed; CONSTANT is without
+# gradients too.
+CONSTANT, LINEAR = "constant", "none"
+PREDICTOR, RANK_ONE, WHOLE = "predictor", "rank one", "whole"
 
 # Parameters from which on each datum's gradient is a backward pass of its own, and not
 # each parameter's derivatives of all data: about where both cost the same (1000 data of
@@ -54,7 +59,8 @@ class TaylorTerms:
     """Expansions of M data, in float64: qᵢ = vᵢ + gᵢᵀδ + δᵀHᵢδ / 2, δ = θ - θ*."""
 
     values: Tensor  # [M]
-    slopes: Tensor  # [1, M, d], gᵢ; for Hessians of rank one [2, M, d], with yᵢ
+    # [1, M, d], gᵢ; for Hessians of rank one [2, M, d], with yᵢ; constant [0, M, d]
+    slopes: Tensor
     scales: Tensor | None = None  # [M]: Hᵢ = scaleᵢ yᵢ yᵢᵀ
     hessians: Tensor | None = None  # [M, d, d]
 
@@ -70,6 +76,9 @@ class TaylorTerms:
         """Those of the data with these indices, around the parameters as they are."""
         if len(indices) == 0:  # the closure need not know how to compute nothing
             return cls._of_nothing(form, z)
+        if form == CONSTANT:
+            none = z.new_empty(0, len(indices), len(z))
+            return cls(_without_graph(closure, indices), none)
         if form == PREDICTOR or (form == LINEAR and has_rows(closure)):
             value, first, second, rows = _by_predictor(closure, indices, len(z))
             gradients = first[:, None] * rows
@@ -102,11 +111,11 @@ class TaylorTerms:
 
     @classmethod
     def _of_nothing(cls, form: str, z: Tensor) -> TaylorTerms:
-        d, one = len(z), form in (PREDICTOR, RANK_ONE)
+        d, kinds = len(z), kinds_of(form)
         return cls(
             z.new_empty(0),
-            z.new_empty(2 if one else 1, 0, d),
-            z.new_empty(0) if one else None,
+            z.new_empty(kinds, 0, d),
+            z.new_empty(0) if kinds == 2 else None,
             z.new_empty(0, d, d) if form == WHOLE else None,
         )
 
@@ -135,6 +144,8 @@ class TaylorTerms:
     def expand(self, delta: Tensor) -> tuple[Tensor, Tensor]:
         """The values qᵢ at θ* + δ, and what :meth:`pull` needs for that δ."""
         kinds, size, d = self.slopes.shape
+        if kinds == 0:
+            return self.values, self.slopes
         along = torch.mv(self.slopes.view(kinds * size, d), delta).view(kinds, size)
         values = self.values + along[0]
         if self.scales is not None:
@@ -148,6 +159,8 @@ class TaylorTerms:
     def pull(self, weights: Tensor, bends: Tensor) -> Tensor:
         """Σ wᵢ ∇qᵢ at the δ of :meth:`expand`."""
         kinds, size, d = self.slopes.shape
+        if kinds == 0:
+            return self.slopes.new_zeros(d)
         if self.scales is not None:
             weights = torch.cat([weights, weights * bends])
         result = torch.mv(self.slopes.view(kinds * size, d).t(), weights)
@@ -162,7 +175,7 @@ class TaylorSums:
 
     value: Tensor
     gradient: Tensor  # [d]
-    hessian: Tensor | None  # [d, d]; None in expansions of first order
+    hessian: Tensor | None  # [d, d]; None in expansions of order 0 and 1
     form: str  # of each datum's Hessian
 
     @classmethod
@@ -180,7 +193,8 @@ class TaylorSums:
             closure: gives the log-likelihoods at the parameters.
             params: the parameters.
             chunks: of all indices.
-            form: of each datum's Hessian; for LINEAR they are not summed up.
+            form: of each datum's Hessian; for LINEAR they are not summed up, for
+                CONSTANT gradients neither.
             probes: two random directions [2, d].
 
         Returns:
@@ -192,13 +206,16 @@ class TaylorSums:
         d = probes.shape[1]
         like = {"dtype": torch.float64, "device": probes.device}
         value, gradient = torch.zeros((), **like), torch.zeros(d, **like)
-        hessian = None if form == LINEAR else torch.zeros(d, d, **like)
+        hessian = torch.zeros(d, d, **like) if has_hessian(form) else None
         fit = _Fit(params[0].dtype, probes.device)
         scaled, tested = None, False
         for indices in chunks:
             if has_rows(closure) and not tested:
                 _check_rows(closure, params, indices[:_TESTED], probes[0])
                 tested = True
+            if form == CONSTANT:
+                value += _without_graph(closure, indices).sum()
+                continue
             if form == PREDICTOR:
                 values, first, second, rows = _by_predictor(closure, indices, d)
                 value += values.sum()
@@ -229,6 +246,21 @@ class TaylorSums:
         bend = torch.mv(self.hessian, delta)
         total = self.value + torch.dot(delta, self.gradient + 0.5 * bend)
         return total, self.gradient + bend
+
+
+def kinds_of(form: str) -> int:
+    """How many rows [d] are kept of each datum."""
+    return {CONSTANT: 0, PREDICTOR: 2, RANK_ONE: 2}.get(form, 1)
+
+
+def has_hessian(form: str) -> bool:
+    """Whether the expansions are of second order."""
+    return form not in (CONSTANT, LINEAR)
+
+
+def _without_graph(closure: Closure, indices: Tensor) -> Tensor:
+    with torch.no_grad():
+        return log_likelihoods(closure, indices).double()
 
 
 def _inverse(x: Tensor) -> Tensor:

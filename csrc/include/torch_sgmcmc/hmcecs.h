@@ -36,6 +36,7 @@ struct ECSAnchor;
 struct ECSDraw;
 struct ECSPoint;
 struct ECSPrior;
+struct ECSSampling;
 struct ECSWarmup;
 struct ExpandedSubsample;
 class BlockProposals;
@@ -72,7 +73,7 @@ class TORCH_SGMCMC_API HMCECSOptions : public OptionsOf<HMCECSOptions> {
   /// proposed anew in a step. Default: 100.
   TORCH_SGMCMC_ARG(int64_t, num_blocks) = 100;
 
-  /// 2 or 1, the order of the Taylor expansions. (Python has Gauss-Newton
+  /// 2, 1 or 0, the order of the Taylor expansions. (Python has Gauss-Newton
   /// expansions as well.) Default: 2.
   TORCH_SGMCMC_ARG(int64_t, control_variate) = 2;
 
@@ -188,7 +189,8 @@ struct HMCECSWarmup {
 ///
 /// The estimators are made from d_k = l_k - q_k, where l_k is the
 /// log-likelihood of datum k and q_k its Taylor expansion around a fixed θ*.
-/// With m data, drawn uniformly with replacement, "perturbed" has
+/// With m data, drawn uniformly with replacement (or by weights, see
+/// set_sampling_weights), "perturbed" has
 ///
 ///   log L̂ = Σ q_k + d̂ - σ̂²/2,  d̂ = N/m Σ d_u,  σ̂² = N²/m² Σ (d_u - d̄)²,
 ///
@@ -259,6 +261,15 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
   void set_anchor(const Closure& closure,
                   const ProgressHook& progress = nullptr);
 
+  /// Sets the probabilities π = w / Σ w with which data are drawn, by weights w
+  /// [num_data]: real numbers > 0, none below 2^-40 of their sum, which are
+  /// copied and are part of the state dict. In all estimates d / (N π) takes
+  /// the place of d (eq. 4.2), and u is drawn anew. If it throws, nothing has
+  /// changed.
+  void set_sampling_weights(const at::Tensor& weights);
+  /// Draws data uniformly, as at first.
+  void set_sampling_weights(std::nullopt_t none);
+
   /// The sign of the likelihood's estimate at the last draw: 1 or -1.
   int64_t sign() const;
   /// The part of all trajectories that was accepted since the warm-up; NaN
@@ -312,6 +323,7 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
 
   // hmcecs.cpp
   SubsampleLayout layout() const;
+  void forget_subsample();
   std::shared_ptr<const ExpandedSubsample> subsample(const Closure& closure);
   std::shared_ptr<const ExpandedSubsample> proposed(
       const Closure& closure, const ExpandedSubsample& current);
@@ -336,6 +348,7 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
                         const ECSPoint& present) const;
   bool decide(double log_ratio, int64_t test) const;
 
+  std::shared_ptr<const ECSSampling> sampling_;  // uniform without
   std::shared_ptr<const ECSAnchor> anchor_;
   std::shared_ptr<const ExpandedSubsample> subsample_;
   std::shared_ptr<const ECSWarmup> warmup_;  // in progress

@@ -114,8 +114,8 @@ inline constexpr Operator<"hmc_energy", at::Tensor(SomeTensors, SomeTensors,
     SomeTensors, double, int64_t, double, MaybeTensors)> hmc_energy;
 inline constexpr Operator<"ecs_estimate", std::tuple<at::Tensor, at::Tensor,
     at::Tensor>(OneTensor, OneTensor, OneTensor, OneTensor, OneTensor,
-    MaybeTensor, MaybeTensor, double, double, int64_t, int64_t, double)>
-    ecs_estimate;
+    MaybeTensor, MaybeTensor, double, double, int64_t, int64_t, double,
+    MaybeTensor)> ecs_estimate;
 inline constexpr Operator<"ecs_density", std::tuple<at::Tensor,
     at::Tensor>(OneTensor, OneTensor, OneTensor, OneTensor, OneTensor,
     OneTensor, OneTensor, MaybeTensor, MaybeTensor, OneTensor, OneTensor,

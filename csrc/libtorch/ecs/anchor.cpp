@@ -26,7 +26,9 @@ TaylorSums SumUp(const AllData& data,
                  const at::Tensor& probes,
                  const HMCECSOptions& options) {
   const bool second_order = options.control_variate() == 2;
-  std::vector<std::string> forms = {kLinearForm};
+  const char* low =
+      options.control_variate() == 0 ? kConstantForm : kLinearForm;
+  std::vector<std::string> forms = {low};
   if (second_order || options.mass_matrix() != "identity") {
     forms = RowsOf(data.closure) != nullptr
                 ? std::vector<std::string>{kPredictorForm}
@@ -40,7 +42,8 @@ TaylorSums SumUp(const AllData& data,
                               form,
                               probes);
     if (!sums) continue;
-    if (!second_order) sums->form = kLinearForm;
+    if (!second_order) sums->form = low;
+    if (sums->form == kConstantForm) sums->gradient.zero_();
     return *std::move(sums);
   }
   throw std::logic_error("whole Hessians fit any model");
@@ -116,7 +119,7 @@ ECSAnchor ECSAnchor::Choose(const AllData& data,
     curvature = (prior.precision.diag() - sums.hessian) / options.temperature();
   }
   chosen.whitening = Whitening(options.mass_matrix(), curvature);
-  if (options.control_variate() == 1) sums.hessian = at::Tensor();
+  if (!HasHessian(sums.form)) sums.hessian = at::Tensor();
   return chosen;
 }
 

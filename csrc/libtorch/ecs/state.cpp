@@ -10,6 +10,7 @@
 #include "libtorch/core/checks.h"
 #include "libtorch/core/state_checks.h"
 #include "libtorch/core/state_values.h"
+#include "libtorch/ecs/sampling.h"
 #include "libtorch/ecs/target.h"
 #include "libtorch/ecs/warmup.h"
 #include "torch_sgmcmc/hmcecs.h"
@@ -65,7 +66,7 @@ at::Tensor Optional(const char* what,
   if (wanted) return Double(what, value, shape, device);
   if (!value.isNone()) {
     Invalid(std::string("Invalid state_dict: ") + what + " is a " +
-            value.tagKind() + " (must be None)");
+            value.tagKind() + " (must be none)");
   }
   return {};
 }
@@ -93,10 +94,11 @@ ECSAnchor ReadAnchor(const c10::IValue& value, int64_t d, c10::Device device) {
                                "whitening"});
   ECSAnchor anchor;
   anchor.sums.form = ValueAt<std::string>(dict, "form");
-  if (anchor.sums.form != kLinearForm && anchor.sums.form != kPredictorForm &&
-      anchor.sums.form != kRankOneForm && anchor.sums.form != kWholeForm) {
+  const std::string& form = anchor.sums.form;
+  if (form != kConstantForm && form != kLinearForm && form != kPredictorForm &&
+      form != kRankOneForm && form != kWholeForm) {
     Invalid("Invalid state_dict: its control variates are of the form " +
-            Shown(anchor.sums.form) + " (Gauss-Newton's are Python's alone)");
+            Shown(form) + " (Gauss-Newton's are Python's alone)");
   }
   const c10::IValue theta = dict.at("anchor");
   if (theta.isTensor() && theta.toTensor().dim() == 1 &&
@@ -111,11 +113,8 @@ ECSAnchor ReadAnchor(const c10::IValue& value, int64_t d, c10::Device device) {
   anchor.sums.value = Double("value", dict.at("value"), {}, device);
   anchor.sums.gradient = Double("gradient", dict.at("gradient"), {d}, device);
   const std::vector<int64_t> square = {d, d};
-  anchor.sums.hessian = Optional("hessian",
-                                 dict.at("hessian"),
-                                 anchor.sums.form != kLinearForm,
-                                 square,
-                                 device);
+  anchor.sums.hessian =
+      Optional("hessian", dict.at("hessian"), HasHessian(form), square, device);
   const c10::IValue whitening = dict.at("whitening");
   const bool matrix = whitening.isTensor() && whitening.toTensor().dim() == 2;
   anchor.whitening = Optional("whitening",
@@ -183,11 +182,11 @@ ExpandedSubsample ReadSubsample(const c10::IValue& value,
             std::to_string(layout.num_data) + ")");
   }
   const auto terms = ListOfSize("terms", dict.at("terms"), 4);
-  const bool one = form == kPredictorForm || form == kRankOneForm;
+  const int64_t kinds = KindsOf(form);
   result.terms = {
       Double("values", terms[0], {m}, device),
-      Double("slopes", terms[1], {one ? 2 : 1, m, d}, device),
-      Optional("scales", terms[2], one, {m}, device),
+      Double("slopes", terms[1], {kinds, m, d}, device),
+      Optional("scales", terms[2], kinds == 2, {m}, device),
       Optional("hessians", terms[3], form == kWholeForm, {m, d, d}, device)};
   return result;
 }
@@ -198,10 +197,13 @@ void HMCECS::write_common(StateDict& state) const {
   if (anchor_ != nullptr) state.set("control_variates", Written(*anchor_));
   if (subsample_ != nullptr) state.set("subsample", Written(*subsample_));
   if (warmup_ != nullptr) state.set("warmup", warmup_->save());
+  if (sampling_ != nullptr) {
+    state.set("sampling", StateDict{{"weights", sampling_->weights}});
+  }
 }
 
 std::vector<std::string> HMCECS::common_keys() const {
-  return {"control_variates", "subsample", "warmup"};
+  return {"control_variates", "subsample", "warmup", "sampling"};
 }
 
 std::function<void()> HMCECS::read_common(const StateDict& state) {
@@ -210,6 +212,14 @@ std::function<void()> HMCECS::read_common(const StateDict& state) {
   const c10::Device device = params.empty() ? at::kCPU : params[0].device();
   int64_t size = 0;
   for (const at::Tensor& param : params) size += param.numel();
+  std::shared_ptr<const ECSSampling> saved_sampling;
+  if (state.contains("sampling")) {
+    const c10::IValue weights =
+        Need("sampling", state.at("sampling"), {"weights"}).at("weights");
+    const int64_t number = weights.isTensor() ? weights.toTensor().numel() : 0;
+    saved_sampling =
+        ECSSampling::Of(Double("weights", weights, {number}, device));
+  }
   std::shared_ptr<const ECSAnchor> saved_anchor;
   std::shared_ptr<const ExpandedSubsample> saved_subsample;
   if (state.contains("control_variates")) {
@@ -223,8 +233,11 @@ std::function<void()> HMCECS::read_common(const StateDict& state) {
     }
   }
   if (state.contains("subsample")) {
-    saved_subsample = std::make_shared<const ExpandedSubsample>(ReadSubsample(
-        state.at("subsample"), saved_anchor->sums.form, size, device));
+    ExpandedSubsample read = ReadSubsample(
+        state.at("subsample"), saved_anchor->sums.form, size, device);
+    if (saved_sampling != nullptr) read.layout.weights = saved_sampling->law;
+    saved_subsample =
+        std::make_shared<const ExpandedSubsample>(std::move(read));
   }
   std::shared_ptr<const ECSWarmup> saved_warmup;
   if (state.contains("warmup")) {
@@ -244,7 +257,8 @@ std::function<void()> HMCECS::read_common(const StateDict& state) {
     saved_subsample = nullptr;
     saved_warmup = nullptr;
   }
-  return [this, saved_anchor, saved_subsample, saved_warmup] {
+  return [this, saved_sampling, saved_anchor, saved_subsample, saved_warmup] {
+    sampling_ = saved_sampling;
     anchor_ = saved_anchor;
     subsample_ = saved_subsample;
     warmup_ = saved_warmup;

@@ -24,7 +24,7 @@ int64_t SizeOfCells(const SubsampleLayout& layout,
 }  // namespace
 
 Subsample SubsampleLayout::draws() const {
-  return {num_data, num_cells, num_blocks, batch_size, poisson, seed};
+  return {num_data, num_cells, num_blocks, batch_size, poisson, seed, weights};
 }
 
 std::shared_ptr<const ExpandedSubsample> ExpandedSubsample::Draw(

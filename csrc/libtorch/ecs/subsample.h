@@ -22,6 +22,7 @@ struct SubsampleLayout {
   int64_t batch_size = 0;
   bool poisson = false;
   int64_t seed = 0;
+  std::shared_ptr<const SamplingWeights> weights;  // by which data are drawn
 
   Subsample draws() const;
   bool operator==(const SubsampleLayout&) const = default;

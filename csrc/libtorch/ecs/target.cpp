@@ -28,13 +28,15 @@ ECSTarget::ECSTarget(DataClosure closure,
                      std::shared_ptr<const ECSAnchor> anchor,
                      ECSPrior prior,
                      double temperature,
-                     const ECSEstimator& estimator)
+                     const ECSEstimator& estimator,
+                     at::Tensor importance)
     : closure_(std::move(closure)),
       params_(std::move(params)),
       anchor_(std::move(anchor)),
       prior_(std::move(prior)),
       temperature_(temperature),
-      estimator_(estimator) {}
+      estimator_(estimator),
+      importance_(std::move(importance)) {}
 
 std::shared_ptr<const ECSPoint> ECSTarget::evaluate(
     const std::shared_ptr<const ExpandedSubsample>& subsample,
@@ -47,8 +49,13 @@ std::shared_ptr<const ECSPoint> ECSTarget::evaluate(
     const at::AutoGradMode enable_grad(true);
     values = LogLikelihoods(closure_, subsample->indices);
   }
-  ECSPoint point = theta.is_cpu() ? fused(subsample->terms, theta, values)
-                                  : composed(subsample->terms, theta, values);
+  at::Tensor factors;
+  if (importance_.defined()) {
+    factors = importance_.index_select(0, subsample->indices);
+  }
+  ECSPoint point = theta.is_cpu()
+                       ? fused(subsample->terms, factors, theta, values)
+                       : composed(subsample->terms, factors, theta, values);
   point.theta = theta;
   point.subsample = subsample;
   return std::make_shared<const ECSPoint>(std::move(point));
@@ -73,6 +80,7 @@ at::Tensor ECSTarget::pull(const at::Tensor& values,
 
 // By two operators: what is not the closure's is then hardly seen.
 ECSPoint ECSTarget::fused(const TaylorTerms& terms,
+                          const at::Tensor& factors,
                           const at::Tensor& theta,
                           const at::Tensor& values) const {
   const TaylorSums& of_all = anchor_->sums;
@@ -90,7 +98,8 @@ ECSPoint ECSTarget::fused(const TaylorTerms& terms,
                    estimator_.num_data,
                    estimator_.batch_size,
                    estimator_.num_products,
-                   estimator_.lower_bound);
+                   estimator_.lower_bound,
+                   IfDefined(factors));
   const auto [density, gradient] = ecs_density(estimate,
                                                pull(values, weights),
                                                weights,
@@ -120,6 +129,7 @@ ECSPoint ECSTarget::fused(const TaylorTerms& terms,
 
 // The same in torch's own operations, for other devices.
 ECSPoint ECSTarget::composed(const TaylorTerms& terms,
+                             const at::Tensor& factors,
                              const at::Tensor& theta,
                              const at::Tensor& values) const {
   const at::Tensor delta = theta - anchor_->theta;
@@ -128,11 +138,14 @@ ECSPoint ECSTarget::composed(const TaylorTerms& terms,
       values.defined() ? Doubles(values) - expansions : expansions;
   const at::Tensor on_host = (differences / temperature_).cpu().contiguous();
   const at::Tensor weights_on_host = at::empty_like(on_host);
-  const ECSEstimate estimate =
-      EstimateLikelihood(estimator_,
-                         on_host.const_data_ptr<double>(),
-                         on_host.numel(),
-                         weights_on_host.mutable_data_ptr<double>());
+  at::Tensor factors_on_host;
+  if (factors.defined()) factors_on_host = factors.cpu().contiguous();
+  const ECSEstimate estimate = EstimateLikelihood(
+      estimator_,
+      on_host.mutable_data_ptr<double>(),
+      factors.defined() ? factors_on_host.const_data_ptr<double>() : nullptr,
+      on_host.numel(),
+      weights_on_host.mutable_data_ptr<double>());
   const at::Tensor weights = weights_on_host.to(theta.device());
   const at::Tensor slope_of_subsample =
       pull(values, weights) - terms.pull(weights, bends);

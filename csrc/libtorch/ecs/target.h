@@ -41,7 +41,8 @@ class ECSTarget {
             std::shared_ptr<const ECSAnchor> anchor,
             ECSPrior prior,
             double temperature,
-            const ECSEstimator& estimator);
+            const ECSEstimator& estimator,
+            at::Tensor importance = {});
 
   const DataClosure& closure() const { return closure_; }
   // Of single data, so far.
@@ -58,9 +59,11 @@ class ECSTarget {
   at::Tensor place(const at::Tensor& theta) const;
   at::Tensor pull(const at::Tensor& values, const at::Tensor& weights) const;
   ECSPoint fused(const TaylorTerms& terms,
+                 const at::Tensor& factors,
                  const at::Tensor& theta,
                  const at::Tensor& values) const;
   ECSPoint composed(const TaylorTerms& terms,
+                    const at::Tensor& factors,
                     const at::Tensor& theta,
                     const at::Tensor& values) const;
 
@@ -70,6 +73,7 @@ class ECSTarget {
   ECSPrior prior_;
   double temperature_;
   ECSEstimator estimator_;
+  at::Tensor importance_;  // [N], of data that are drawn by weights
   int64_t evaluations_ = 0;
 };
 

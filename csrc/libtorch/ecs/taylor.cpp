@@ -33,13 +33,13 @@ at::Tensor Inverse(const at::Tensor& x) {
 // The closure need not know how to compute nothing.
 TaylorTerms TermsOfNothing(const std::string& form, const at::Tensor& z) {
   const int64_t d = z.numel();
-  const bool rank_one = form == kRankOneForm || form == kPredictorForm;
+  const int64_t kinds = KindsOf(form);
   const auto empty = [&](at::IntArrayRef shape) {
     return at::empty(shape, z.options());
   };
   return {empty({0}),
-          empty({rank_one ? 2 : 1, 0, d}),
-          rank_one ? empty({0}) : at::Tensor(),
+          empty({kinds, 0, d}),
+          kinds == 2 ? empty({0}) : at::Tensor(),
           form == kWholeForm ? empty({0, d, d}) : at::Tensor()};
 }
 
@@ -165,7 +165,22 @@ at::Tensor Slice(const at::Tensor& tensor, int64_t begin, int64_t end) {
   return tensor.defined() ? tensor.slice(0, begin, end) : at::Tensor();
 }
 
+at::Tensor ValuesWithoutGraph(const DataClosure& closure,
+                              const at::Tensor& indices) {
+  const at::NoGradGuard no_grad;
+  return LogLikelihoods(closure, indices).to(at::kDouble);
+}
+
 }  // namespace
+
+int64_t KindsOf(const std::string& form) {
+  if (form == kConstantForm) return 0;
+  return form == kPredictorForm || form == kRankOneForm ? 2 : 1;
+}
+
+bool HasHessian(const std::string& form) {
+  return form != kConstantForm && form != kLinearForm;
+}
 
 const LogLikelihood* RowsOf(const DataClosure& closure) {
   const auto* likelihood = closure.target<LogLikelihood>();
@@ -197,6 +212,12 @@ TaylorTerms TaylorTerms::AtPresent(const DataClosure& closure,
                                    const std::string& form,
                                    const at::Tensor& z) {
   if (indices.numel() == 0) return TermsOfNothing(form, z);
+  if (form == kConstantForm) {
+    return {ValuesWithoutGraph(closure, indices),
+            at::empty({0, indices.numel(), z.numel()}, z.options()),
+            {},
+            {}};
+  }
   if (form == kPredictorForm ||
       (form == kLinearForm && RowsOf(closure) != nullptr)) {
     const ByPredictor parts = ByPredictor::Of(closure, indices, z.numel());
@@ -258,6 +279,7 @@ TaylorTerms TaylorTerms::part(int64_t begin, int64_t end) const {
 TaylorTerms::Expansion TaylorTerms::expand(const at::Tensor& delta) const {
   const int64_t kinds = slopes.size(0);
   const int64_t size = slopes.size(1);
+  if (kinds == 0) return {values, slopes};
   const at::Tensor along =
       at::mv(slopes.view({kinds * size, slopes.size(2)}), delta)
           .view({kinds, size});
@@ -275,6 +297,7 @@ TaylorTerms::Expansion TaylorTerms::expand(const at::Tensor& delta) const {
 
 at::Tensor TaylorTerms::pull(const at::Tensor& weights,
                              const at::Tensor& bends) const {
+  if (slopes.size(0) == 0) return at::zeros({slopes.size(2)}, slopes.options());
   const at::Tensor matrix =
       slopes.view({slopes.size(0) * slopes.size(1), slopes.size(2)});
   const at::Tensor both =
@@ -292,7 +315,7 @@ std::optional<TaylorSums> TaylorSums::AtPresent(
   const int64_t d = probes.size(1);
   const auto like = probes.options().dtype(at::kDouble);
   TaylorSums sums{at::zeros({}, like), at::zeros({d}, like), {}, form};
-  if (form != kLinearForm) sums.hessian = at::zeros({d, d}, like);
+  if (HasHessian(form)) sums.hessian = at::zeros({d, d}, like);
   Fit fit(params[0].scalar_type(), like);
   at::Tensor scaled;
   bool tested = RowsOf(closure) == nullptr;
@@ -302,6 +325,10 @@ std::optional<TaylorSums> TaylorSums::AtPresent(
       CheckRows(
           *RowsOf(closure), params, indices.slice(0, 0, kTested), probes[0]);
       tested = true;
+    }
+    if (form == kConstantForm) {
+      sums.value += ValuesWithoutGraph(closure, indices).sum();
+      continue;
     }
     if (form == kPredictorForm) {
       const ByPredictor parts = ByPredictor::Of(closure, indices, d);

@@ -19,10 +19,16 @@ using DataClosure = std::function<at::Tensor(const at::Tensor&)>;
 
 // What is kept of each datum's Hessian and how it is computed, by its name in a
 // state dict.
+inline constexpr const char* kConstantForm = "constant";  // no gradient either
 inline constexpr const char* kLinearForm = "none";
 inline constexpr const char* kPredictorForm = "predictor";
 inline constexpr const char* kRankOneForm = "rank one";
 inline constexpr const char* kWholeForm = "whole";
+
+// How many rows [d] are kept of each datum.
+int64_t KindsOf(const std::string& form);
+// Whether the expansions are of second order.
+bool HasHessian(const std::string& form);
 
 // All elements in one row.
 at::Tensor FlatRow(const std::vector<at::Tensor>& tensors);
@@ -41,8 +47,9 @@ at::Tensor LogLikelihoods(const DataClosure& closure,
 // Expansions of M data, in float64: q_i = v_i + g_i'δ + δ'H_i δ / 2 with
 // δ = theta - theta*.
 struct TaylorTerms {
-  at::Tensor values;    // [M]
-  at::Tensor slopes;    // [1, M, d], g_i; with Hessians of rank one [2, M, d]
+  at::Tensor values;  // [M]
+  // [1, M, d], g_i; with Hessians of rank one [2, M, d]; constant [0, M, d]
+  at::Tensor slopes;
   at::Tensor scales;    // [M], H_i = scale_i y_i y_i', or undefined
   at::Tensor hessians;  // [M, d, d], or undefined
 
@@ -80,9 +87,9 @@ struct TaylorSums {
   // The indices of a chunk of data; undefined after the last.
   using Chunks = std::function<at::Tensor()>;
   // The sums over all chunks, around the parameters as they are, by two random
-  // directions; none if the Hessians are not of this form. Without any form
-  // they are not summed up. Throws if the closure's rows are not the
-  // derivatives of its outputs.
+  // directions; none if the Hessians are not of this form. Of the linear form
+  // they are not summed up, of the constant one gradients neither. Throws if
+  // the closure's rows are not the derivatives of its outputs.
   static std::optional<TaylorSums> AtPresent(
       const DataClosure& closure,
       const std::vector<at::Tensor>& params,

@@ -109,6 +109,9 @@ inline void Run(const sg::StateDict& job, const std::string& result_path) {
       torch::full_like(params[0], 0.125), torch::full_like(params[1], 0.125)};
   const sg::Gauges gauges(sampler,
                           sg::GaugesOptions().every(3).centers(centers));
+  if (job.contains("weights")) {
+    sampler.set_sampling_weights(job.at("weights").toTensor());
+  }
   if (job.contains("state")) sampler.load_state_dict(job.at("state"));
   if (job.contains("warmup")) {
     const sg::StateDict dict = job.at("warmup");
