@@ -240,7 +240,9 @@ class Layouts:
 
     def on_shards(self, operator: Callable[..., None]) -> Callable[..., None]:
         """An operator on lists of tensors, for lists that may have DTensors."""
-        return partial(_C.on_shards, self._places, self._call, operator)
+        # Without what torch's overloads do around it, which is to pass arguments on.
+        plain = getattr(operator, "_op", operator)
+        return partial(_C.on_shards, self._places, self._call, plain)
 
     def _call(
         self,
