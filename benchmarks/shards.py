@@ -30,9 +30,8 @@ import torch_sgmcmc as sg
 COMMON = {"num_data": 6e4, "seed": 1, "nonfinite": "allow"}
 ROUNDS = 4  # with the same memory
 CASES = (
-    *((n, n, dim) for n in (4096, 1024) for dim in (0, 1)),
+    *((n, n, dim) for n in (4096, 1024, 200) for dim in (0, 1)),
     *((20_000, n, 1) for n in (400, 200, 100, 68)),
-    (200, 200, 1),
 )
 SAMPLERS = {
     "SGLD": lambda p: sg.SGLD(p, 1e-6, **COMMON),

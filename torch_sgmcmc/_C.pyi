@@ -1,6 +1,6 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import overload
+from typing import Any, overload
 
 ADDED_LATER: list[str]
 MOST_CHANGES: int
@@ -37,6 +37,13 @@ def gamma(shape: float, *, seed: int, step: int, element: int) -> float: ...
 def index_chain_accepts(
     log_ratio: float, *, seed: int, step: int, proposal: int
 ) -> bool: ...
+def on_shards(
+    known: dict[int, Any],
+    otherwise: Callable[..., None],
+    operator: Callable[..., None],
+    *lists: list[Any],
+    **arguments: Any,
+) -> None: ...
 def samples_by(time: float, interval: float) -> int: ...
 
 class Moments:

@@ -401,7 +401,7 @@ class Sampler(Optimizer):
         """An operator that updates lists of tensors, for these parameters."""
         if not self._is_sharded:
             return operator
-        return shards.on_shards(operator, self._layouts)
+        return self._layouts.on_shards(operator)
 
     def _sums(
         self,
@@ -653,7 +653,7 @@ class Sampler(Optimizer):
                     f"{list(p.shape)} (for nn.Embedding, use sparse=False)"
                 )
             if self._is_sharded:
-                shards.check_same(type(self).__name__, p, grad)
+                self._layouts.check_same(type(self).__name__, p, grad)
             params.append(p)
             grads.append(grad)
             offsets.append(offset)

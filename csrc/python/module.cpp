@@ -74,6 +74,8 @@ torch_sgmcmc::NoiseStream ClockStream(int64_t seed, uint64_t step) {
 
 // csrc/python/gauges.cpp
 void BindGauges(py::module_& m);
+// csrc/python/shards.cpp
+void BindShards(py::module_& m);
 // csrc/python/store.cpp
 void BindStore(py::module_& m);
 
@@ -644,5 +646,6 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("state", &DualAveraging::state);
 
   BindGauges(m);
+  BindShards(m);
   BindStore(m);
 }

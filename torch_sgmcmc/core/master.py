@@ -20,7 +20,8 @@ def has_master(p: Tensor) -> bool:
 
     See Note [Master parameters] in ``csrc/core/roles.h``.
     """
-    return p.dtype is torch.bfloat16 or p.dtype is torch.float16
+    dtype = p.dtype
+    return dtype is torch.bfloat16 or dtype is torch.float16
 
 
 def start_masters(sampler: Sampler, params: list[Tensor]) -> list[Tensor]:

@@ -25,12 +25,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.master import has_master
 
 __all__ = [
     "Layouts",
     "by_groups",
-    "check_same",
     "check_shard",
     "count_over_ranks",
     "groups_of",
@@ -41,7 +41,6 @@ __all__ = [
     "locals_of",
     "max_over_ranks",
     "on_locals",
-    "on_shards",
     "refuse",
     "sum_over_ranks",
     "sums",
@@ -84,6 +83,9 @@ class Piece(NamedTuple):
     row: int
     pitch: int
     index: tuple[slice, ...] | None  # in the shard; None: all of it
+
+
+_WHOLE = Piece(0, 0, 0, None)  # of a plain tensor
 
 
 class Layout(NamedTuple):
@@ -186,62 +188,103 @@ def _pieces(box: Sequence[Run], sizes: Sequence[int]) -> Iterator[Piece]:
 # ---- Operators -------------------------------------------------------------------
 
 
+class Places(NamedTuple):
+    """Where parameters are whose local tensors operators take as they are."""
+
+    specs: list[Any]  # of the parameters; the types of plain ones
+    given: list[int]  # the offsets of the parameters
+    offsets: list[int]
+    rows: list[int]
+    follow: bool  # elements of each, if its local tensor is contiguous
+
+
 class Layouts:
-    """The layouts that a sampler has asked for, each worked out once."""
+    """What a sampler has asked of its shards, each worked out once.
+
+    It is known by the specs that DTensors have in common with what is made of them,
+    and nothing is kept of tensors: if parameters, gradients or their memory are
+    replaced, nobody has to say so. As a spec is kept, no other can have its id.
+    """
 
     def __init__(self) -> None:
-        # By the spec that DTensors have in common with what is made of them: as it
-        # is kept here, no other can have its id.
         self._known: dict[int, tuple[Any, Layout]] = {}
+        self._alike: dict[int, tuple[Any, Any]] = {}
+        self._places: dict[int, Places] = {}  # by the first offset
 
     def of(self, tensor: Tensor) -> Layout | None:
-        """That of a DTensor, or None."""
+        """The layout of a DTensor, or None."""
         spec = getattr(tensor, "_spec", None)
         if spec is None:
             return None
         known = self._known.get(id(spec))
         if known is None:
-            if len(self._known) >= _MOST_LAYOUTS:
-                self._known.clear()
+            _make_room(self._known)
             known = self._known[id(spec)] = (spec, layout_of(tensor))
         return known[1]
 
+    def check_same(self, name: str, p: Any, grad: Any) -> None:
+        """Raises unless a gradient is cut as its parameter is."""
+        ours, theirs = getattr(p, "_spec", None), getattr(grad, "_spec", None)
+        if ours is theirs:
+            return
+        known = self._alike.get(id(ours))
+        if known is not None and known[1] is theirs:
+            return
+        if not same_shards(p, grad):
+            raise RuntimeError(
+                f"{name} got {_words(grad)} as the gradient of {_words(p)} of shape "
+                f"{list(p.shape)} (must be cut alike: see DTensor.redistribute)"
+            )
+        _make_room(self._alike)
+        self._alike[id(ours)] = (ours, theirs)
 
-_MOST_LAYOUTS = 65536
+    def on_shards(self, operator: Callable[..., None]) -> Callable[..., None]:
+        """An operator on lists of tensors, for lists that may have DTensors."""
+        # Without what torch's overloads do around it, which is to pass arguments on.
+        plain = getattr(operator, "_op", operator)
+        return partial(_C.on_shards, self._places, self._call, plain)
 
-
-def on_shards(
-    operator: Callable[..., None], layouts_of: Layouts
-) -> Callable[..., None]:
-    """An operator that updates lists of tensors, for lists that may have DTensors."""
-
-    def call(
+    def _call(
+        self,
+        operator: Callable[..., None],
         params: Sequence[Tensor],
         *lists: Sequence[Tensor],
         offsets: Sequence[int],
         prior_means: Sequence[Tensor] | None = None,
         **arguments: Any,
     ) -> None:
-        layouts = list(map(layouts_of.of, params))
-        cut: Callable[[Sequence[Tensor]], list[Tensor]] = locals_of
+        """Calls an operator for parameters whose places are not known."""
+        layouts = list(map(self.of, params))
+        cut = partial(_pieces_of, params, layouts)
         places, rows = [], []
         for offset, layout in zip(offsets, layouts, strict=True):
-            if layout is None:
-                places.append(offset)
-                rows += (0, 0)
-                continue
-            if not layout.is_one:
-                cut = partial(_pieces_of, params, layouts)
-            for piece in layout.pieces:
+            for piece in (_WHOLE,) if layout is None else layout.pieces:
                 places.append(offset + piece.begin)
                 rows += (piece.row, piece.pitch)
         if not places:
             return
+        if all(layout is None or layout.is_one for layout in layouts):
+            self._places[offsets[0]] = Places(
+                [getattr(p, "_spec", type(p)) for p in params],
+                list(offsets),
+                places,
+                rows,
+                all(
+                    layout is None or layout.pieces[0].row == prod(layout.shape)
+                    for layout in layouts
+                ),
+            )
         if prior_means is not None:
             arguments["prior_means"] = cut(prior_means)
         operator(cut(params), *map(cut, lists), offsets=places, rows=rows, **arguments)
 
-    return call
+
+_MOST_KNOWN = 65536
+
+
+def _make_room(known: dict[int, Any]) -> None:
+    if len(known) >= _MOST_KNOWN:
+        known.clear()
 
 
 def on_locals(operator: Callable[..., None]) -> Callable[..., None]:
@@ -360,15 +403,6 @@ def same_shards(p: Any, tensor: Any) -> bool:
         # Usually the very same one: == would take its time.
         ours.mesh is theirs.mesh or ours.mesh == theirs.mesh
     )
-
-
-def check_same(name: str, p: Any, grad: Any) -> None:
-    """Raises unless a gradient is cut as its parameter is."""
-    if not same_shards(p, grad):
-        raise RuntimeError(
-            f"{name} got {_words(grad)} as the gradient of {_words(p)} of shape "
-            f"{list(p.shape)} (must be cut alike: see DTensor.redistribute)"
-        )
 
 
 def like(p: Any, tensor: Tensor, what: str) -> Tensor:

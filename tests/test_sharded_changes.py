@@ -1,0 +1,184 @@
+"""Between steps of shards anything may change: what a sampler keeps of them fits still.
+
+Each change is made to a chain of whole parameters too, whose elements are the same.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import torch_sgmcmc as sg
+from torch_sgmcmc.core import shards
+
+COMMON = {"num_data": 10.0, "seed": 3, "nonfinite": "allow"}
+
+
+def random(seed: int) -> Tensor:
+    return torch.randn(6, 10, generator=torch.Generator().manual_seed(seed))
+
+
+KINDS: dict[str, Callable[[Any], sg.Sampler]] = {
+    "SGLD": lambda p: sg.SGLD(p, 0.1, **COMMON),
+    "SGLD with means": lambda p: sg.SGLD(
+        p, 0.1, prior_mean=[random(7 + i) for i in range(3)], **COMMON
+    ),
+    "SGHMC": lambda p: sg.SGHMC(p, 0.1, 0.9, **COMMON),
+    "PSGLD": lambda p: sg.PSGLD(p, 0.1, gamma=False, **COMMON),
+    "SGNHT": lambda p: sg.SGNHT(p, 0.1, 0.9, **COMMON),
+}
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Any]:
+    """That of the second of two ranks, which never hears of the first."""
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    dist.destroy_process_group()
+
+
+class Chain:
+    """Of three parameters that are whole, or cut and with the same spec."""
+
+    def __init__(self, kind: str, mesh: Any, dim: int | None) -> None:
+        self.mesh, self.dim = mesh, dim
+        self.specs: dict[Any, Any] = {}
+        self.params = [nn.Parameter(self.cut(random(i))) for i in range(3)]
+        self.sampler = KINDS[kind](self.params)
+
+    def cut(self, whole: Tensor) -> Tensor:
+        if self.dim is None:
+            return whole.clone()
+        key = self.dim, whole.dtype
+        local = whole.chunk(2, self.dim)[1].contiguous()
+        if key not in self.specs:
+            first = DTensor.from_local(local, self.mesh, [Shard(self.dim)])
+            self.specs[key] = first._spec
+        return DTensor(local, self.specs[key], requires_grad=False)
+
+    def step(self, seed: int, without: int | None = None) -> None:
+        for i, p in enumerate(self.params):
+            grad = random(10 * seed + i).to(p.dtype)
+            p.grad = self.cut(grad) if shards.is_dtensor(p) else grad
+            if i == without:
+                p.grad = None
+        self.sampler.step()
+
+    def replace(self, i: int, whole: Tensor) -> None:
+        group = self.sampler.param_groups[0]
+        state = self.sampler.state.pop(self.params[i], {})
+        self.params[i] = group["params"][i] = nn.Parameter(self.cut(whole))
+        self.sampler.state[self.params[i]] = {
+            key: self.cut(random(30)).abs() for key in state
+        }
+
+
+def _other_gradients_are_missing(chain: Chain) -> None:
+    chain.step(2, without=1)
+    chain.step(3, without=2)
+
+
+def _a_parameter_is_replaced(chain: Chain) -> None:
+    chain.replace(1, random(20))
+
+
+def _parameters_are_cut_otherwise(chain: Chain) -> None:
+    if chain.dim is not None:
+        chain.dim = 1 - chain.dim
+    for i in range(3):
+        chain.replace(i, random(20 + i))
+
+
+def _a_parameter_is_of_another_dtype(chain: Chain) -> None:
+    """It has a master then, and the others have none."""
+    chain.replace(1, random(20).bfloat16())
+
+
+def _one_is_whole(chain: Chain) -> None:
+    dim, chain.dim = chain.dim, None
+    chain.replace(0, random(20))
+    chain.dim = dim
+
+
+def _one_is_whole_for_a_step(chain: Chain) -> None:
+    _one_is_whole(chain)
+    chain.step(2)
+    chain.replace(0, random(21))
+
+
+def _one_is_whole_and_one_has_a_master(chain: Chain) -> None:
+    _one_is_whole(chain)
+    _a_parameter_is_of_another_dtype(chain)
+
+
+def _memory_is_in_another_order(chain: Chain) -> None:
+    for i, p in enumerate(chain.params):
+        other = shards.local(chain.cut(random(20 + i)))
+        if chain.dim is not None:  # a whole one would be numbered otherwise, too
+            other = other.t().contiguous().t()
+        with torch.no_grad():
+            shards.local(p).set_(other)
+
+
+def _a_state_dict_is_loaded(chain: Chain) -> None:
+    saved = chain.sampler.state_dict()
+    chain.step(2)
+    chain.sampler.load_state_dict(saved)
+
+
+def _a_group_is_added(chain: Chain) -> None:
+    chain.params.append(nn.Parameter(chain.cut(random(20))))
+    chain.sampler.add_param_group({"params": chain.params[3:], "lr": 0.2})
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "change",
+    [
+        _other_gradients_are_missing,
+        _a_parameter_is_replaced,
+        _parameters_are_cut_otherwise,
+        _a_parameter_is_of_another_dtype,
+        _one_is_whole_for_a_step,
+        _one_is_whole_and_one_has_a_master,
+        _memory_is_in_another_order,
+        _a_state_dict_is_loaded,
+        _a_group_is_added,
+    ],
+)
+def test_shards_go_on_as_the_whole(
+    mesh: Any, kind: str, dim: int, change: Callable[[Chain], None]
+) -> None:
+    whole, cut = (Chain(kind, mesh, d) for d in (None, dim))
+    for chain in (whole, cut):
+        chain.step(0)
+        chain.step(1)
+        change(chain)
+        chain.step(4)
+        chain.step(5)
+    for p, part in zip(whole.params, cut.params, strict=True):
+        expected = p.detach()
+        if shards.is_dtensor(part):
+            expected = expected.chunk(2, part.placements[0].dim)[1]
+        assert torch.equal(shards.local(part), expected)
+
+
+def test_each_gradient_must_be_cut_as_its_parameter(mesh: Any) -> None:
+    chain = Chain("SGLD", mesh, 0)
+
+    def step(shape: tuple[int, int], dim: int) -> None:
+        grad = DTensor.from_local(torch.ones(shape), mesh, [Shard(dim)])
+        assert grad._spec is not chain.params[0]._spec
+        chain.params[0].grad = grad
+        chain.sampler.step()
+
+    for _ in range(2):
+        step((3, 10), 0)
+        with pytest.raises(RuntimeError, match="must be cut alike"):
+            step((6, 5), 1)
