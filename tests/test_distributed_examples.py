@@ -1,4 +1,4 @@
-"""examples/python/distributed_*.py under torchrun, and after a rank was killed."""
+"""examples/python/distributed_*.py on ranks, and when torchrun sees one killed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
+from launch import run_ranks
 from stored_files import files
 
 import torch_sgmcmc as sg
@@ -22,17 +22,12 @@ FOLDER = Path(__file__).parents[1] / "examples" / "python"
 DYING = Path(__file__).with_name("dying_rank.py")
 
 
-def torchrun(*command: object) -> subprocess.CompletedProcess[str]:
-    """Runs a program on two ranks."""
-    if not dist.is_gloo_available():
-        pytest.skip("needs gloo")
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return subprocess.run(
-        [*run, "--nproc-per-node", "2", *map(str, command)],
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+def two_ranks(program: Path, output: Path, *arguments: object) -> str:
+    """What rank 0 of a program prints; the other prints nothing."""
+    output.mkdir()
+    rank_0, rank_1 = run_ranks(program, [list(map(str, arguments))] * 2, output)
+    assert rank_1 == ""
+    return rank_0
 
 
 @pytest.fixture
@@ -52,9 +47,8 @@ def test_ranks_sample_the_posterior_of_one_process(
     # The steps compare what ranks do, not how long: num_data or a minibatch divided by
     # the number of ranks, and gradients that are summed, make another chain at once.
     arguments = ["--out", tmp_path / "two", "--epochs", "60"]
-    result = torchrun(FOLDER / "distributed_ddp.py", *arguments)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("10 draws; error of their mean ")
+    said = two_ranks(FOLDER / "distributed_ddp.py", tmp_path / "said", *arguments)
+    assert said.startswith("10 draws; error of their mean ")
     program = importlib.import_module("distributed_ddp")
     monkeypatch.setattr(
         sys, "argv", ["", "--out", str(tmp_path / "one"), *arguments[2:]]
@@ -78,9 +72,8 @@ def test_shards_and_another_number_of_ranks_go_on_with_the_chain(
         program.main()
 
     arguments = ["--out", tmp_path / "parts", "--epochs", "54"]
-    result = torchrun(FOLDER / "distributed_fsdp.py", *arguments)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("4 draws; error of their mean ")
+    said = two_ranks(FOLDER / "distributed_fsdp.py", tmp_path / "said", *arguments)
+    assert said.startswith("4 draws; error of their mean ")
     here("parts", 60)
     here("whole", 60)
     parts, whole = (
@@ -96,24 +89,29 @@ def test_a_rank_that_dies_is_named_and_a_restart_continues_all_chains(
     tmp_path: Path,
 ) -> None:
     program = FOLDER / "distributed_chains.py"
-    whole = torchrun(program, "--out", tmp_path / "whole", "--steps", "200")
-    assert whole.returncode == 0, whole.stderr
-    assert "2 chains of 16 draws, 600 quantities" in whole.stdout
-    assert "32 draws of chains [0, 1]" in whole.stdout
+    arguments = ("--out", tmp_path / "whole", "--steps", "200")
+    whole = two_ranks(program, tmp_path / "said", *arguments)
+    assert "2 chains of 16 draws, 600 quantities" in whole
+    assert "32 draws of chains [0, 1]" in whole
     store = sg.SampleStore(tmp_path / "whole" / "draws")
     for mine, theirs in zip(store.chain(0), store.chain(1), strict=True):
         assert not any((mine[name] == theirs[name]).any() for name in mine)
 
     out = ("--out", tmp_path / "killed", "--steps", "200")
-    killed = torchrun(DYING, program, *out)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    killed = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", DYING, program, *out],
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
     assert killed.returncode != 0
     cause = killed.stderr.partition("Root Cause")[2]
     assert "rank      : 1 (local_rank: 1)" in cause and "(SIGKILL)" in cause
     begun = sg.load(tmp_path / "killed" / "chain-1.pt")["batches"]["num_drawn"]
     assert begun == 40  # two checkpoints
 
-    resumed = torchrun(program, *out)
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = two_ranks(program, tmp_path / "said again", *out)
     assert files(tmp_path / "killed" / "draws") == files(tmp_path / "whole" / "draws")
     assert len(files(tmp_path / "whole" / "draws")) == 34
-    assert resumed.stdout.replace("killed", "whole") == whole.stdout
+    assert resumed.replace("killed", "whole") == whole
