@@ -18,8 +18,9 @@ import torch.distributed as dist
 __all__ = ["launch", "on_ranks", "run_ranks"]
 
 fresh = multiprocessing.get_context("forkserver")
-# The last is what DistributedDataParallel imports when there is one.
-fresh.set_forkserver_preload(["torch_sgmcmc", "torch._dynamo.convert_frame"])
+# What DistributedDataParallel imports when there is one, and so torch. Not this
+# library: from the folder of the sources, it would be theirs, without binaries.
+fresh.set_forkserver_preload(["torch._dynamo.convert_frame"])
 
 
 def become(program: Path, arguments: list[str], environment: Any, output: Path) -> None:
