@@ -1,6 +1,12 @@
-"""Runs a program on several ranks: one_rank.py is what such programs are made of."""
+"""Runs a program on several ranks: one_rank.py is what such programs are made of.
 
-import subprocess
+Each rank is a process of its own, forked from one that has imported torch and nothing
+else: to import it takes longer than most of what ranks do.
+"""
+
+import multiprocessing
+import os
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,23 +15,70 @@ import pytest
 import torch
 import torch.distributed as dist
 
-__all__ = ["launch", "on_ranks"]
+__all__ = ["launch", "on_ranks", "run_ranks"]
+
+fresh = multiprocessing.get_context("forkserver")
+# What DistributedDataParallel imports when there is one, and so torch. Not this
+# library: from the folder of the sources, it would be theirs, without binaries.
+fresh.set_forkserver_preload(["torch._dynamo.convert_frame"])
+
+
+def become(program: Path, arguments: list[str], environment: Any, output: Path) -> None:
+    """What ``python PROGRAM ARGUMENTS`` does in an environment with one thread.
+
+    It prints to OUTPUT.out and OUTPUT.err.
+    """
+    for descriptor, suffix in (1, ".out"), (2, ".err"):
+        with open(output.with_suffix(suffix), "w") as file:
+            os.dup2(file.fileno(), descriptor)
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    sys.argv = [str(program), *arguments]
+    sys.path.insert(0, str(program.parent))
+    runpy.run_path(str(program), run_name="__main__")
+
+
+def run_ranks(program: Path, ranks: list[list[str]], output: Path) -> list[str]:
+    """What each rank prints, in processes as torchrun would begin them.
+
+    An AssertionError with their last words if one fails.
+
+    Args:
+        program: The script.
+        ranks: The arguments of each rank.
+        output: A folder for what they print.
+    """
+    if not dist.is_gloo_available():
+        pytest.skip("needs gloo")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environment = {
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 need not have one
+        "WORLD_SIZE": str(len(ranks)),
+    }
+    processes = []
+    for rank, arguments in enumerate(ranks):
+        own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        rest = (arguments, own, output / f"rank-{rank}")
+        processes.append(fresh.Process(target=become, args=(program, *rest)))
+        processes[-1].start()
+    for process in processes:
+        process.join()
+    codes = [process.exitcode for process in processes]
+    errors = [output / f"rank-{rank}.err" for rank in range(len(ranks))]
+    said = "\n".join(path.read_text() for path in errors)
+    assert not any(codes), f"ranks exited with {codes}\n{said}"
+    return [path.with_suffix(".out").read_text() for path in errors]
 
 
 def launch(program: Path, ranks: int, folder: Path) -> list[dict[str, Any]]:
     """What each rank has found and saved as FOLDER/RANK.pt."""
-    if not dist.is_gloo_available():
-        pytest.skip("needs gloo")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, program, str(rank), str(ranks), folder],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    errors = [process.communicate()[1] for process in processes]
-    assert all(process.returncode == 0 for process in processes), "\n".join(errors)
+    arguments = [[str(rank), str(ranks), str(folder)] for rank in range(ranks)]
+    run_ranks(program, arguments, folder)
     return [
         torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(ranks)
     ]

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness.examples import FOLDER, run_example
+from launch import run_ranks
 from stored_files import files
 
 import torch_sgmcmc as sg
@@ -83,24 +84,29 @@ def test_a_rank_that_dies_is_named_and_a_restart_continues_all_chains(
     tmp_path: Path,
 ) -> None:
     program = FOLDER / "distributed_chains.py"
-    whole = torchrun(program, "--out", tmp_path / "whole", "--steps", "200")
-    assert whole.returncode == 0, whole.stderr
-    assert "2 chains of 16 draws, 600 quantities" in whole.stdout
-    assert "32 draws of chains [0, 1]" in whole.stdout
+
+    def run(out: str) -> str:
+        """What the first of two ranks prints; the other prints nothing."""
+        arguments = ["--out", str(tmp_path / out), "--steps", "200"]
+        first, second = run_ranks(program, [arguments] * 2, tmp_path)
+        assert second == ""
+        return first
+
+    whole = run("whole")
+    assert "2 chains of 16 draws, 600 quantities" in whole
+    assert "32 draws of chains [0, 1]" in whole
     store = sg.SampleStore(tmp_path / "whole" / "draws")
     for mine, theirs in zip(store.chain(0), store.chain(1), strict=True):
         assert not any((mine[name] == theirs[name]).any() for name in mine)
 
-    out = ("--out", tmp_path / "killed", "--steps", "200")
-    killed = torchrun(DYING, program, *out)
+    killed = torchrun(DYING, program, "--out", tmp_path / "killed", "--steps", "200")
     assert killed.returncode != 0
     cause = killed.stderr.partition("Root Cause")[2]
     assert "rank      : 1 (local_rank: 1)" in cause and "(SIGKILL)" in cause
     begun = sg.load(tmp_path / "killed" / "chain-1.pt")["batches"]["num_drawn"]
     assert begun == 40  # two checkpoints
 
-    resumed = torchrun(program, *out)
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = run("killed")
     assert files(tmp_path / "killed" / "draws") == files(tmp_path / "whole" / "draws")
     assert len(files(tmp_path / "whole" / "draws")) == 34
-    assert resumed.stdout.replace("killed", "whole") == whole.stdout
+    assert resumed.replace("killed", "whole") == whole

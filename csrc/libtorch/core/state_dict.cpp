@@ -148,7 +148,7 @@ StateDict load(const std::string& path) {
 
 namespace {
 
-torch::OrderedDict<std::string, at::Tensor> Tensors(
+torch::OrderedDict<std::string, at::Tensor> TensorsOf(
     const torch::nn::Module& module) {
   torch::OrderedDict<std::string, at::Tensor> tensors;
   for (const auto& item : module.named_parameters()) {
@@ -164,7 +164,7 @@ torch::OrderedDict<std::string, at::Tensor> Tensors(
 
 StateDict state_dict(const torch::nn::Module& module) {
   StateDict dict;
-  for (const auto& item : Tensors(module)) {
+  for (const auto& item : TensorsOf(module)) {
     dict.set(item.key(), item.value().detach());
   }
   return dict;
@@ -173,7 +173,7 @@ StateDict state_dict(const torch::nn::Module& module) {
 // Not const: what the module holds changes.
 // cppcheck-suppress constParameter
 void load_state_dict(torch::nn::Module& module, const StateDict& dict) {
-  auto tensors = Tensors(module);
+  auto tensors = TensorsOf(module);
   for (const auto& item : tensors) {
     const c10::IValue value = dict.at(item.key());
     if (!value.isTensor() || !value.toTensor().defined()) {
