@@ -24,7 +24,12 @@ InCpp = Callable[[Job], Job]
 CHAINS: dict[str, tuple[str, torch.dtype, float | None, dict[str, Any]]] = {
     "perturbed": ("logistic", F64, 0.002, {"subsample_size": 12}),
     "perturbed-fp32": ("logistic", torch.float32, 0.002, {"subsample_size": 12}),
-    "perturbed-whole": ("tanh", F64, 0.3, {"mass_matrix": "diagonal"}),
+    "perturbed-whole": (
+        "tanh",
+        F64,
+        0.3,
+        {"mass_matrix": "diagonal", "subsample_size": 20},
+    ),
     "perturbed-rows": ("rows", F64, 0.002, {"subsample_size": 12}),
     "perturbed-rows-first": (
         "rows",
