@@ -49,13 +49,12 @@ TEST(Nonfinite, AStepIsRefusedOrLeftOut) {
   for (int i = 0; i < 4; ++i) {
     for (const float value : kBad) {
       const auto before = Copies(params);
-      EXPECT_EQ(
-          MessageOf([&] { BadStep(raises, params, value); }),
-          std::string("SGHMC got a gradient that is not finite: ") +
-              (std::isnan(value) ? "1 NaN and 0" : "0 NaN and 1") +
-              " infinite of 5 elements, for parameter 1 of group 0, of shape "
-              "[5]. The step was not made; nonfinite(\"skip\") leaves such steps "
-              "out");
+      std::string message = "SGHMC got a gradient that is not finite: ";
+      message += std::isnan(value) ? "1 NaN and 0" : "0 NaN and 1";
+      message +=
+          " infinite of 5 elements, for parameter 1 of group 0, of shape [5]. "
+          "The step was not made; nonfinite(\"skip\") leaves such steps out";
+      EXPECT_EQ(MessageOf([&] { BadStep(raises, params, value); }), message);
       ExpectEqual(params, before);
       EXPECT_EQ(raises.options().step(), i);
       BadStep(skips, skipped, value);
