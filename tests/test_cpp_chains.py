@@ -185,7 +185,7 @@ def make_sampler(
         common = {**common, "prior_precision": 20.0}
         groups[0]["prior_mean"] = -0.75
         groups[1]["prior_mean"] = means
-    return method(groups, **common, num_data=500, seed=-(2**62))
+    return method(groups, **common, num_data=500, seed=-(2**38))
 
 
 def make_job(

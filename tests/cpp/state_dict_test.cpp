@@ -1,12 +1,16 @@
 // State dicts of samplers: torch's serialization, files, what is refused.
+#include <caffe2/serialize/inline_container.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -151,6 +155,66 @@ std::string Refusal(const std::string& path,
 std::vector<char> Bytes(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// A pickle as a file of torch.save.
+std::vector<char> Archived(const std::string& pickle) {
+  std::vector<char> archive;
+  caffe2::serialize::PyTorchStreamWriter writer(
+      [&](const void* data, size_t size) {
+        const auto* bytes = static_cast<const char*>(data);
+        archive.insert(archive.end(), bytes, bytes + size);
+        return size;
+      });
+  writer.writeRecord("data.pkl", pickle.data(), pickle.size());
+  writer.writeEndOfFile();
+  return archive;
+}
+
+// An int as Python writes one that 32 bits do not hold.
+std::string AsPythonPickles(int64_t value) {
+  std::string digits;
+  for (int64_t rest = value;; rest >>= 8) {
+    digits += static_cast<char>(rest & 0xFF);
+    const bool negative = (digits.back() & 0x80) != 0;
+    if (rest >> 7 == (negative ? -1 : 0)) break;
+  }
+  return "\x8a" + std::string(1, static_cast<char>(digits.size())) + digits;
+}
+
+TEST_F(Files, OfPythonHoldIntsOfAnyWidth) {
+  std::vector<int64_t> values;
+  for (int bits = 31; bits < 63; ++bits) {
+    const int64_t power = int64_t{1} << bits;
+    values.insert(values.end(), {power, power - 1, -power, -power - 1});
+  }
+  values.push_back(std::numeric_limits<int64_t>::max());
+  values.push_back(std::numeric_limits<int64_t>::min());
+  for (const int64_t value : values) {
+    // {"a": [value, value]}, where what is around holds the opcode itself.
+    const std::string text = "\x8a\x05";
+    const std::string pickle = "\x80\x02}X\x02" + std::string(3, '\0') + text +
+                               "](" + AsPythonPickles(value) +
+                               AsPythonPickles(value) + "es.";
+    const auto bytes = Archived(pickle);
+    std::ofstream(Path("ints.pt"), std::ios::binary)
+        .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    const auto ints = load(Path("ints.pt")).at(text).toListRef().vec();
+    ASSERT_EQ(ints.size(), 2U);
+    EXPECT_EQ(ints[0].toInt(), value);
+    EXPECT_EQ(ints[1].toInt(), value);
+  }
+}
+
+TEST_F(Files, WithAnIntThat64BitsDoNotHoldAreRefused) {
+  const std::string nine("\x8a\x09\0\0\0\0\0\0\0\x80\0", 11);
+  const auto bytes = Archived("\x80\x02}K\x01" + nine + "s.");
+  std::ofstream(Path("large.pt"), std::ios::binary)
+      .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  EXPECT_NE(MessageOf<std::runtime_error>([&] {
+              load(Path("large.pt"));
+            }).find("Expected length to be 8, got 9"),
+            std::string::npos);
 }
 
 TEST_F(Files, ThatAreCutOffAreRefused) {

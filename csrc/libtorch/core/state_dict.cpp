@@ -15,6 +15,7 @@
 
 #include "libtorch/core/checks.h"
 #include "libtorch/core/files.h"
+#include "libtorch/core/pickles.h"
 #include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
@@ -130,7 +131,7 @@ StateDict load(const std::string& path) {
   }
   c10::IValue value;
   try {
-    value = torch::pickle_load(bytes);
+    value = Unpickled(bytes);
   } catch (const std::exception& error) {
     throw std::runtime_error(
         "Cannot read " + path +
