@@ -114,6 +114,11 @@ inline bool FillsBlocks(const Segment& s) {
   return 8 * (kNoiseBlock - last) <= s.row;
 }
 
+// Whether rows are whole quads of noise.
+inline bool IsOfQuads(const Segment& s) {
+  return s.offset % 4 == 0 && s.row % 4 == 0 && s.pitch % 4 == 0;
+}
+
 class Plan {
  public:
   // Throws std::runtime_error naming the operator, the argument, its index,

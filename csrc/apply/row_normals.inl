@@ -17,8 +17,9 @@ class RowNormals {
         begin_(begin),
         index_(IndexOf(s, begin)),
         left_(RowEnd(s, begin) - begin),
-        source_(stream, Number(&batches_[0])) {
-    Number(&batches_[1]);
+        are_quads_(IsOfQuads(s) && begin % 4 == 0),
+        source_(stream, NumberNext(&batches_[0])) {
+    NumberNext(&batches_[1]);
   }
 
   // Writes the next normals, kNormals at most, and returns how many. Before
@@ -26,7 +27,9 @@ class RowNormals {
   __attribute__((noinline)) int64_t Next(float* out, Ahead prefetch) {
     Batch& batch = batches_[now_];
     const Batch& then = batches_[1 - now_];
-    alignas(64) float normals[kNormals + kBeyond];
+    alignas(64) float apart[kNormals + kBeyond];
+    // Normals of whole quads follow each other as the elements do.
+    float* const normals = are_quads_ ? out : apart;
     for (int64_t i = 0; i < kBlocks; ++i) {
       prefetch(segment_.data, begin_ + i * kNoiseBlock);
       const uint64_t* quads = batch.quads + i * kQuadBlock;
@@ -34,15 +37,10 @@ class RowNormals {
                    quads,
                    i + 1 < kBlocks ? quads + kQuadBlock : then.quads);
     }
-    int64_t count = 0;
-    for (int64_t i = 0; i < batch.num_parts; ++i) {
-      const Part part = batch.parts[i];
-      Copy(normals + part.begin, part.count, out + count);
-      count += part.count;
-    }
+    const int64_t count = are_quads_ ? kNormals : Gather(batch, normals, out);
     // Long before it is read: what has only just been stored must be waited
     // for.
-    Number(&batch);
+    NumberNext(&batch);
     now_ = 1 - now_;
     begin_ += count;
     return count;
@@ -66,6 +64,11 @@ class RowNormals {
   };
 
   // Finds the quads of the next elements, which it returns, and their parts.
+  const uint64_t* NumberNext(Batch* batch) {
+    return are_quads_ ? Number<true>(batch) : Number<false>(batch);
+  }
+
+  template <bool kAreQuads>
   SG_INLINE const uint64_t* Number(Batch* batch) {
     uint64_t index = index_;
     int64_t left = left_;
@@ -73,11 +76,13 @@ class RowNormals {
     for (int64_t begin = 0; begin < kNormals;) {
       uint64_t quad = index / 4;
       uint64_t* quads = batch->quads + begin / 4;
-      begin += static_cast<int64_t>(index % 4);
+      if (!kAreQuads) begin += static_cast<int64_t>(index % 4);
       const int64_t count = std::min(left, kNormals - begin);
-      batch->parts[num_parts++] = {static_cast<int32_t>(begin),
-                                   static_cast<int32_t>(count)};
-      begin = (begin + count + 3) / 4 * 4;
+      if (!kAreQuads) {
+        batch->parts[num_parts++] = {static_cast<int32_t>(begin),
+                                     static_cast<int32_t>(count)};
+      }
+      begin = (begin + count + (kAreQuads ? 0 : 3)) / 4 * 4;
       for (const uint64_t* end = batch->quads + begin / 4; quads < end;
            quads += kTogether) {
         const Lanes::U64 some = Lanes::From(quad);
@@ -97,6 +102,19 @@ class RowNormals {
     return batch->quads;
   }
 
+  // Puts the parts of a batch behind each other, and says how many there are.
+  SG_INLINE static int64_t Gather(const Batch& batch,
+                                  const float* normals,
+                                  float* out) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < batch.num_parts; ++i) {
+      const Part part = batch.parts[i];
+      Copy(normals + part.begin, part.count, out + count);
+      count += part.count;
+    }
+    return count;
+  }
+
   // Two vectors at a time: a call of memcpy would take longer.
   SG_INLINE static void Copy(const float* from, int64_t count, float* to) {
     for (int64_t i = 0; i < count; i += kBeyond) {
@@ -114,6 +132,7 @@ class RowNormals {
   int64_t begin_;   // the first element of the next batch
   uint64_t index_;  // of the first element that has no number yet
   int64_t left_;    // elements of its row from there on
+  const bool are_quads_;
   int now_ = 0;
   Batch batches_[2] = {};  // the one that is being made, and the next
   NormalSource source_;

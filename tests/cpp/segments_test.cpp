@@ -345,6 +345,21 @@ TYPED_TEST(Segments, InRows) {
   }
 }
 
+// Of these nothing is put together but where a part begins within a quad.
+TYPED_TEST(Segments, InRowsOfWholeQuads) {
+  using Update = SGHMCUpdate<Arithmetic<TypeParam>>;
+  const Update update(SGHMCCoefficients(0.1, 0.9, 50, 2, 1, 0.01, 0.7));
+  for (const int64_t row : {4, 20, 48, 100, 260}) {
+    for (const int64_t gap : {int64_t{4}, 3 * row}) {
+      for (const uint64_t offset :
+           {uint64_t{0}, uint64_t{44}, (uint64_t{1} << 34) - 500}) {
+        ExpectRowsAgree<Update, TypeParam>(
+            update, row, row + gap, 1700 / row + 2, offset);
+      }
+    }
+  }
+}
+
 // Rows around multiples of 2^32 quads, and so far apart that each is between
 // others of them.
 TEST(Segments, InRowsAcrossMultiplesOfTwoToThe32Quads) {
