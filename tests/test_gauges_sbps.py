@@ -115,13 +115,13 @@ def test_both_temperatures_are_that_of_the_target(name: str, dtype: Any) -> None
 
 @pytest.mark.slow
 def test_intervals_cover() -> None:
-    """Of 32 tensors, 95 %: 26 to 32 but for one time in 1,000."""
-    chain = Chain({"refresh_rate": 1.0}, 0.15, sizes=(1,) * 32)
+    """At least 92 %: of 32 tensors 24 or more but for one time in 1,000."""
+    chain = Chain({"refresh_rate": 1.0}, 0.15, sizes=(8,) * 32)
     chain.run(3000)
     for which in ("kinetic", "configurational"):
         readings = [getattr(chain.gauges.tensor(i), which) for i in range(32)]
         covered = sum(abs(r.mean - 1) < r.half_width for r in readings)
-        assert covered >= 26
+        assert covered >= 24
 
 
 # ---- What is wrong -----------------------------------------------------------------
