@@ -10,7 +10,7 @@ fail. The mutations are the switches below, nothing else knows of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -120,12 +120,33 @@ SGNHT_MUTATIONS = (
 
 
 class _Reference(Optimizer):
-    """What both references share: gradients with prior, and noise."""
+    """What references share: gradients with prior, and noise."""
+
+    #: Hyperparameters that not all of them have; a type is of one that must be given.
+    OWN: ClassVar[Group] = {}
 
     def __init__(
-        self, params: Iterable[Any], seed: int, mutation: str | None, **defaults: Any
+        self,
+        params: Iterable[Any],
+        lr: float,
+        *,
+        num_data: float,
+        prior_precision: float = 0.0,
+        temperature: float = 1.0,
+        seed: int = 0,
+        mutation: str | None = None,
+        **own: Any,
     ) -> None:
-        super().__init__(params, defaults)
+        assert own.keys() <= self.OWN.keys()
+        own = self.OWN | own
+        assert not any(isinstance(value, type) for value in own.values())
+        common = {
+            "lr": lr,
+            "num_data": num_data,
+            "prior_precision": prior_precision,
+            "temperature": temperature,
+        }
+        super().__init__(params, common | own)
         self.seed, self.mutation = seed, mutation
         self.step_count = 0
         self.generator = torch.Generator().manual_seed(seed + 2**32)
@@ -181,27 +202,6 @@ class _Reference(Optimizer):
 class ReferenceSGLD(_Reference):
     """θ <- θ - lr g + N(0, 2 lr T / N)."""
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        *,
-        num_data: float,
-        prior_precision: float = 0.0,
-        temperature: float = 1.0,
-        seed: int = 0,
-        mutation: str | None = None,
-    ) -> None:
-        super().__init__(
-            params,
-            seed,
-            mutation,
-            lr=lr,
-            num_data=num_data,
-            prior_precision=prior_precision,
-            temperature=temperature,
-        )
-
     def update(self, p: Tensor, c: Group) -> None:
         variance = 2 * c["lr"] * c["temperature"] / c["num_data"]
         p += -c["lr"] * self.gradient(p, c) + self.noise(p, variance, c)
@@ -210,32 +210,11 @@ class ReferenceSGLD(_Reference):
 class ReferenceSGHMC(_Reference):
     """v <- m v - lr g + N(0, 2 (1 - m - β̂) lr T / N), then θ <- θ + v."""
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        momentum: float = 0.9,
-        *,
-        num_data: float,
-        prior_precision: float = 0.0,
-        temperature: float = 1.0,
-        noise_estimate: float = 0.0,
-        resample_momentum_every: int = 0,
-        seed: int = 0,
-        mutation: str | None = None,
-    ) -> None:
-        super().__init__(
-            params,
-            seed,
-            mutation,
-            lr=lr,
-            momentum=momentum,
-            num_data=num_data,
-            prior_precision=prior_precision,
-            temperature=temperature,
-            noise_estimate=noise_estimate,
-            resample_momentum_every=resample_momentum_every,
-        )
+    OWN: ClassVar[Group] = {
+        "momentum": 0.9,
+        "noise_estimate": 0.0,
+        "resample_momentum_every": 0,
+    }
 
     def update(self, p: Tensor, c: Group) -> None:
         scale = c["lr"] * c["temperature"] / c["num_data"]
@@ -294,34 +273,7 @@ class ReferenceSGHMC(_Reference):
 class ReferencePSGLD(_Reference):
     """θ <- θ - lr G g + (lr T / N) Γ + N(0, 2 lr T G / N), G = 1 / (√V + ε)."""
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        *,
-        num_data: float,
-        decay: float = 0.99,
-        eps: float = 1e-5,
-        adapt: bool = True,
-        gamma: bool = True,
-        prior_precision: float = 0.0,
-        temperature: float = 1.0,
-        seed: int = 0,
-        mutation: str | None = None,
-    ) -> None:
-        super().__init__(
-            params,
-            seed,
-            mutation,
-            lr=lr,
-            num_data=num_data,
-            decay=decay,
-            eps=eps,
-            adapt=adapt,
-            gamma=gamma,
-            prior_precision=prior_precision,
-            temperature=temperature,
-        )
+    OWN: ClassVar[Group] = {"decay": 0.99, "eps": 1e-5, "adapt": True, "gamma": True}
 
     def update(self, p: Tensor, c: Group) -> None:
         state, bug, grad = self.state[p], self.mutation, p.grad
@@ -394,30 +346,7 @@ class ReferencePSGLD(_Reference):
 class ReferenceSGNHT(_Reference):
     """SGHMC with the friction α <- α + κ (u² N / (lr T) - 1), u the mean of v, v'."""
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        momentum: float = 0.9,
-        *,
-        num_data: float,
-        thermostat_rate: float,
-        prior_precision: float = 0.0,
-        temperature: float = 1.0,
-        seed: int = 0,
-        mutation: str | None = None,
-    ) -> None:
-        super().__init__(
-            params,
-            seed,
-            mutation,
-            lr=lr,
-            momentum=momentum,
-            num_data=num_data,
-            thermostat_rate=thermostat_rate,
-            prior_precision=prior_precision,
-            temperature=temperature,
-        )
+    OWN: ClassVar[Group] = {"momentum": 0.9, "thermostat_rate": float}
 
     def update(self, p: Tensor, c: Group) -> None:
         state, bug = self.state[p], self.mutation
