@@ -259,7 +259,9 @@ def test_refreshments_in_a_cube_are_seen() -> None:
 class Pair:
     """The library's sampler and the reference on the same minibatches."""
 
-    def __init__(self, *, model: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, *, model: bool = False, scale: list[float] | None = None, **settings: Any
+    ) -> None:
         self.target = gaussian_data(d=5)
         self.random = np.random.default_rng(7)
         start = self.target.draw(self.random)
@@ -277,6 +279,9 @@ class Pair:
             model=self.net if model else None,
             **settings,
         )
+        if scale is not None:
+            a = torch.tensor(scale, dtype=torch.float64)
+            self.sampler.set_preconditioner([a[:2], a[2:]])
         self.x = torch.tensor(self.target.data)
         self.p = torch.tensor(self.target.precision)
         self.index: np.ndarray = np.zeros(0)
@@ -315,16 +320,22 @@ class Pair:
 @pytest.mark.parametrize("model", [False, True])
 @pytest.mark.parametrize(
     "settings",
-    [{"refresh_rate": 2.0}, {"preconditioned": True, "decay": 0.9, "eps": 0.01}],
-    ids=["plain", "preconditioned"],
+    [
+        {"refresh_rate": 2.0},
+        {"preconditioned": True, "decay": 0.9, "eps": 0.01},
+        {"preconditioned": True, "scale": [1.0, 0.2, 0.5, 2.0, 0.7]},
+    ],
+    ids=["plain", "learned", "given"],
 )
 def test_it_follows_the_reference(settings: dict[str, Any], model: bool) -> None:
     pair = Pair(model=model, **settings)
+    scale = settings.get("scale")
     start = pair.theta.detach().numpy().copy()
     reference = ReferenceSBPS(
         pair.target,
         11,
         refresh_rate=settings.get("refresh_rate", 0.0),
+        scale=None if scale is None else np.array(scale),
         start=(start, pair.velocity(0)),
         velocity=pair.velocity,
     )
@@ -333,7 +344,7 @@ def test_it_follows_the_reference(settings: dict[str, Any], model: bool) -> None
         theta, bounces = pair.step(), reference.bounces
         reference.step(pair.index)
         np.testing.assert_allclose(theta, reference.theta, rtol=1e-7)
-        if "preconditioned" in settings and reference.bounces > bounces:
+        if "decay" in settings and reference.bounces > bounces:
             # It learns after the bounce, and observes the minibatch once more.
             sight = pair.target.observe(reference.theta, reference.v, pair.index)
             g = sight.gradient * 1.7 / 200

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from reference import DTYPES, same_bits
-from sbps_chains import Draws, make, run, two
+from sbps_chains import Draws, make, run, two, uneven
 from short_chains import assert_same, make_params
 from torch import Tensor, nn
 
@@ -18,6 +18,7 @@ import torch_sgmcmc as sg
 KINDS: dict[str, dict[str, Any]] = {
     "SBPS": {"refresh_rate": 2.0},
     "pSBPS": {"preconditioned": True, "decay": 0.8, "eps": 0.1},
+    "given": {"preconditioned": True, "given": uneven},
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
 

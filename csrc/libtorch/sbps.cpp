@@ -127,7 +127,7 @@ torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
       throw NonfiniteError(error.what(), seen.losses);
     }
     reflected = -rate.value;
-    if (progress.preconditioned() && progress.adapt()) {
+    if (ahead->learns() && progress.adapt()) {
       const double scale = progress.num_data() / progress.temperature();
       reflected = scale * ahead->sums(seen.grads).product;
     }

@@ -259,7 +259,7 @@ class ReferenceSBPS:
         self.confidence, self.refresh_rate = confidence, refresh_rate
         self.random = np.random.default_rng(seed)
         d = target.dimension
-        self.scale = np.ones(d) if scale is None else scale / scale.mean()
+        self.scale = np.ones(d) if scale is None else scale
         if start is None:
             start = target.draw(self.random), on_sphere(self.random, d)
         self.theta, self.v = start
