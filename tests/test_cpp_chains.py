@@ -81,7 +81,10 @@ CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
     ),
     "PSBPS-given": (
         sg.SBPS,
-        {"preconditioned": True, "refresh_rate": 1.0, "confidence": 2.0},
+        {
+            **{"preconditioned": True, "refresh_rate": 1.0, "confidence": 2.0},
+            "forgetting": 1.5,
+        },
         {"prior_precision": 2.0},
     ),
     # For the sampler the rows of all parameters are chains; that the network couples

@@ -46,6 +46,7 @@ _TRAJECTORY = (
     "num_data",
     "temperature",
     "confidence",
+    "forgetting",
     "refresh_rate",
     "preconditioned",
     "adapt",
@@ -168,6 +169,10 @@ class SBPS(SharedSettings):
         temperature: T > 0; 1 is the Bayesian posterior. Default: 1.
         confidence: k >= 0, half width of the band in standard deviations. More is less
             bias and more proposals; the paper has 3. Default: 5.
+        forgetting: f >= 0, decay of the weights of observations in the regression, per
+            :math:`1 / \sqrt{b}` that was flown since, b being the scale of slopes:
+            local, for targets whose slope changes along a line; 1 is reasonable.
+            Default: 0, all of a line.
         refresh_rate: rate, per trajectory time, of drawing a new velocity, uniform on
             the unit sphere; >= 0. With exact gradients (n = N) choose about 1 / (the
             length of some typical segments), or the chain may not reach all of the
@@ -231,7 +236,8 @@ class SBPS(SharedSettings):
 
     Reference:
         A. Pakman, D. Gilboa, D. Carlson and L. Paninski, Stochastic Bouncy Particle
-        Sampler, ICML 2017, algorithm 1, eq. 8 to 13, 16; V as in the text around
+        Sampler, ICML 2017, algorithm 1, eq. 8 to 13, 16; the local regression of
+        section 4; V as in the text around
         eq. 17, which prints the weights the other way round.
     """
 
@@ -254,6 +260,7 @@ class SBPS(SharedSettings):
         prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
         temperature: float = 1.0,
         confidence: float = 5.0,
+        forgetting: float = 0.0,
         refresh_rate: float = 0.0,
         preconditioned: bool = False,
         adapt: bool = True,
@@ -272,6 +279,7 @@ class SBPS(SharedSettings):
             "prior_mean": prior_mean,
             "temperature": temperature,
             "confidence": confidence,
+            "forgetting": forgetting,
             "refresh_rate": refresh_rate,
             "preconditioned": preconditioned,
             "adapt": adapt,
@@ -284,6 +292,12 @@ class SBPS(SharedSettings):
             *(params, defaults, seed, nonfinite), process_group=process_group
         )
         self.model = model
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # What was pickled by an earlier version lacks it.
+        for group in (self.defaults, *self.param_groups):
+            group.setdefault("forgetting", 0.0)
 
     # ---- What it is ------------------------------------------------------------
 
@@ -484,6 +498,7 @@ class SBPS(SharedSettings):
         common = self._check_common()
         progress = {key: common[key] for key in _PROGRESS}
         clock = common["clock"].copy()
+        clock.forgetting = common["forgetting"]
         params = self._all_params()
         flight = self._flight_now(params, common, progress, clock)
         line_time = progress["line_time"]

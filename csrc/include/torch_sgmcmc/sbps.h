@@ -46,6 +46,11 @@ class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
   /// is less bias and more proposals; the paper has 3. Default: 5.
   TORCH_SGMCMC_ARG(double, confidence) = 5.0;
 
+  /// Decay, >= 0, of the weights of observations in the regression, per 1 / √b
+  /// that was flown since, b the scale of slopes: local, for targets whose
+  /// slope changes along a line. Default: 0.
+  TORCH_SGMCMC_ARG(double, forgetting) = 0.0;
+
   /// Rate, per trajectory time, of drawing a new velocity; >= 0. Default: 0.
   TORCH_SGMCMC_ARG(double, refresh_rate) = 0.0;
 
@@ -88,6 +93,7 @@ class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
     visit("num_data", &SBPSOptions::num_data_, Scope::kShared);
     visit("temperature", &SBPSOptions::temperature_, Scope::kShared);
     visit("confidence", &SBPSOptions::confidence_, Scope::kShared);
+    visit("forgetting", &SBPSOptions::forgetting_, Scope::kShared);
     visit("refresh_rate", &SBPSOptions::refresh_rate_, Scope::kShared);
     visit("preconditioned", &SBPSOptions::preconditioned_, Scope::kShared);
     visit("adapt", &SBPSOptions::adapt_, Scope::kShared);
