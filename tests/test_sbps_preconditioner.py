@@ -29,7 +29,7 @@ def places(sampler: sg.SBPS, params: Any, steps: int = 150) -> Any:
 
 def test_it_is_copied_and_used_as_it_is() -> None:
     params = make_params(torch.bfloat16)
-    tensors = [uneven(p).double().requires_grad_() for p in params]
+    tensors = [uneven(p).requires_grad_() for p in params]
     sampler = make(params, preconditioned=True)
     sampler.set_preconditioner(tensors)
     with torch.no_grad():
