@@ -1,6 +1,7 @@
 #include "libtorch/core/diagonal.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <string>
 
