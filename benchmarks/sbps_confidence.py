@@ -1,4 +1,4 @@
-"""What the confidence k of SBPS buys, and what it costs.
+"""What the confidence k of SBPS buys, and what it costs; and what forgetting f does.
 
     python benchmarks/sbps_confidence.py
 
@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from harness.sbps import ReferenceSBPS
 from harness.statistics import Array
-from sbps_targets import TARGETS, Posterior
+from sbps_targets import TARGETS, Posterior, QuarticEnergy
 
 
 @dataclass
@@ -45,8 +46,10 @@ class Run:
     violations: int
 
 
-def run(target: Posterior, k: float, seed: int, events: int) -> Run:
-    chain = ReferenceSBPS(target, seed, confidence=k)
+def run(
+    target: Posterior | QuarticEnergy, seed: int, events: int, **settings: float
+) -> Run:
+    chain = ReferenceSBPS(target, seed, **settings)
     for _ in range(events // 10):
         chain.step()
     begin = chain.time
@@ -74,9 +77,12 @@ def weighted(values: Array, weights: Array) -> tuple[float, float]:
     return mean, float(errors.std(ddof=1) / len(values) ** 0.5)
 
 
-def measure(target: Posterior, k: float, chains: int, events: int) -> str:
+def measure(
+    target: Posterior | QuarticEnergy, k: float, f: float, chains: int, events: int
+) -> str:
     """A row of the table."""
-    runs = [run(target, k, seed, events) for seed in range(chains)]
+    settings = {"confidence": k, "forgetting": f}
+    runs = [run(target, seed, events, **settings) for seed in range(chains)]
     truth = target.truth
     time = np.array([r.time for r in runs])
     centred = [(r.energies - truth.mean) / truth.sd for r in runs]
@@ -92,7 +98,7 @@ def measure(target: Posterior, k: float, chains: int, events: int) -> str:
     both = (error**2 + (truth.error / truth.sd) ** 2) ** 0.5
     even = f"{1 / bias**2:.0f}" if abs(bias) > 2 * both else "not seen"
     return (
-        f"| {k:g} | {violations / proposals:.2%} | {violations / bounces:.2%} "
+        f"| {k:g} | {f:g} | {violations / proposals:.2%} | {violations / bounces:.2%} "
         f"| {proposals / bounces:.1f} | {bias:+.3f} ± {both:.3f} "
         f"| {variance:.3f} ± {variance_error:.3f} | {epochs / ess:.2f} | {even} |"
     )
@@ -103,6 +109,7 @@ def main() -> None:
     parser.add_argument("--chains", type=int, default=60)
     parser.add_argument("--events", type=int, default=10_000)
     parser.add_argument("--confidences", type=float, nargs="+", default=[3, 4, 5, 6, 8])
+    parser.add_argument("--forgettings", type=float, nargs="+", default=[0])
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -110,13 +117,14 @@ def main() -> None:
         target = TARGETS[name].make()
         print(f"\n{TARGETS[name].title}\n")
         print(
-            "| k | violations, of proposals | of bounces | proposals a bounce "
+            "| k | f | violations, of proposals | of bounces | proposals a bounce "
             "| bias of E[U] / sd | variance of U / posterior's "
             "| epochs an effective sample | samples until bias shows |"
         )
-        print("|" + " --- |" * 8)
-        for k in arguments.confidences:
-            print(measure(target, k, arguments.chains, arguments.events), flush=True)
+        print("|" + " --- |" * 9)
+        for k, f in product(arguments.confidences, arguments.forgettings):
+            row = measure(target, k, f, arguments.chains, arguments.events)
+            print(row, flush=True)
 
 
 if __name__ == "__main__":

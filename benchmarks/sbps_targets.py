@@ -23,11 +23,11 @@ import torch_sgmcmc as sg
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "python"))
 
-from harness.sbps import Sight
+from harness.sbps import Quartic, Sight
 from harness.statistics import Array
 from sbps_toys.logistic import Problem, simulate
 
-__all__ = ["TARGETS", "Energy", "Posterior", "Target"]
+__all__ = ["TARGETS", "Energy", "Posterior", "QuarticEnergy", "Target"]
 
 
 class Energy(NamedTuple):
@@ -240,11 +240,29 @@ def network(n: int) -> Network:
     return Network(n, 1.0, data.numpy(), np.concatenate(draws), truth)
 
 
+class QuarticEnergy(Quartic):
+    """U = Σ θᵢ⁴ / 4 with noise of its gradient, which counts as one datum.
+
+    U is a sum of gamma variables.
+    """
+
+    n = size = 1
+
+    @property
+    def truth(self) -> Energy:
+        """What U is like."""
+        return Energy(self.dimension / 4, self.dimension**0.5 / 2, 0.0)
+
+    def energy(self, thetas: Array) -> Array:
+        """U of rows [count, d]."""
+        return (thetas**4).sum(axis=-1) / 4
+
+
 class Target(NamedTuple):
     """A posterior's name in tables, and how it is made."""
 
     title: str
-    make: Callable[[], Posterior]
+    make: Callable[[], Posterior | QuarticEnergy]
 
 
 TARGETS = {
@@ -266,5 +284,9 @@ TARGETS = {
         "The same regression, the first covariate's variance 0.001 instead of 6",
         lambda: logistic(100, 0.001),
     ),
+    "quartic": Target(
+        "A quartic, d = 3, gradients with noise of 0.2", lambda: QuarticEnergy(0.2)
+    ),
+    "noisy quartic": Target("The same with noise of 3", lambda: QuarticEnergy(3.0)),
     "network": Target("A network, 2-6-1, d = 24, N = 200, n = 20", lambda: network(20)),
 }

@@ -17,6 +17,7 @@ __all__ = [
     "run",
     "segments",
     "two",
+    "uneven",
 ]
 
 Closure = Callable[[], Any]
@@ -41,9 +42,20 @@ class Draws:
         return total
 
 
-def make(params: Any, **settings: Any) -> sg.SBPS:
+def make(
+    params: Any, *, given: Callable[[Tensor], Any] | None = None, **settings: Any
+) -> sg.SBPS:
+    """A sampler; the A of each parameter may be given."""
     shared = {"num_data": N, "prior_precision": 20.0, "confidence": 3.0, "seed": 5}
-    return sg.SBPS(params, **{**shared, **settings})
+    sampler = sg.SBPS(params, **{**shared, **settings})
+    if given is not None:
+        sampler.set_preconditioner(map(given, sampler._all_params()))
+    return sampler
+
+
+def uneven(p: Tensor) -> Tensor:
+    """A preconditioner of a parameter."""
+    return torch.linspace(0.3, 2.0, p.numel()).view(p.shape)
 
 
 def run(

@@ -79,6 +79,14 @@ CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
         {"preconditioned": True, "decay": 0.9, "confidence": 2.0},
         {"prior_precision": 2.0},
     ),
+    "PSBPS-given": (
+        sg.SBPS,
+        {
+            **{"preconditioned": True, "refresh_rate": 1.0, "confidence": 2.0},
+            "forgetting": 1.5,
+        },
+        {"prior_precision": 2.0},
+    ),
     # For the sampler the rows of all parameters are chains; that the network couples
     # them is no concern of its arithmetic.
     "EWSG-chains": (
@@ -185,7 +193,18 @@ def make_sampler(
         common = {**common, "prior_precision": 20.0}
         groups[0]["prior_mean"] = -0.75
         groups[1]["prior_mean"] = means
-    return method(groups, **common, num_data=500, seed=-(2**38))
+    sampler = method(groups, **common, num_data=500, seed=-(2**38))
+    if isinstance(sampler, sg.SBPS) and "-given" in name:
+        sampler.set_preconditioner(preconditioner(net))
+    return sampler
+
+
+def preconditioner(net: nn.Module) -> list[Tensor]:
+    """One for each parameter, in a precision of their own, some to be broadcast."""
+    return [
+        torch.linspace(0.2, 2.0, p.shape[-1], dtype=torch.float64)
+        for p in net.parameters()
+    ]
 
 
 def make_job(
@@ -218,6 +237,8 @@ def make_job(
     }
     if means is not None:
         job["means"] = means
+    if "-given" in name:
+        job["preconditioner"] = preconditioner(net)
     # PSGLD's first gradients are 0 for some coordinates.
     job["x"][job["batches"][0], 0] = 0
     return job

@@ -27,8 +27,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import torch_sgmcmc as sg
+from torch_sgmcmc.core.given import given
 
-ALL = [*KINDS, "SBPS", "pSBPS"]
+ALL = [*KINDS, "SBPS", "pSBPS", "pSBPS given"]
 EACH = pytest.mark.parametrize("kind", ALL)
 # No state has been made before the first step, nor is there ever any of SGLD.
 SAVED_AFTER = pytest.mark.parametrize("steps", [0, 3])
@@ -56,7 +57,11 @@ def groups(net: Net) -> list[dict[str, Any]]:
 def sampler_of(kind: str, net: Net) -> sg.Sampler:
     if "SBPS" in kind:
         target = {key: value for key, value in TARGET.items() if key != "lr"}
-        return sg.SBPS(groups(net), **target, preconditioned=kind == "pSBPS", seed=5)
+        target = {**target, "preconditioned": "pSBPS" in kind}
+        sampler = sg.SBPS(groups(net), **target, seed=5)
+        if "given" in kind:
+            sampler.set_preconditioner([0.5, 1.0, torch.linspace(1, 2, 5)])
+        return sampler
     return make(kind, groups(net))
 
 
@@ -74,6 +79,9 @@ def stranger_of(sampler: sg.Sampler, net: Net) -> sg.Sampler:
         for key in ("step", "num_skipped"):
             if torch.is_tensor(theirs[key]):
                 ours[key] = torch.zeros_like(theirs[key])
+    if any("preconditioner" in given(state) for state in sampler.state.values()):
+        assert isinstance(twin, sg.SBPS)
+        twin.set_preconditioner([9.0, 1.0, 9.0])
     return twin
 
 

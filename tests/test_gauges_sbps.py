@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.bouncy.flight import Flight, Piece
+from torch_sgmcmc.bouncy.flight import Flight, Piece, _steered
 
 N, EXAMPLES = 100.0, 4
 SIZES = (24, 8)
@@ -30,6 +30,11 @@ RIGHT: dict[str, tuple[Settings, float]] = {
     "noisy": ({"refresh_rate": 1.0}, 0.15),
     "exact": ({"refresh_rate": 5.0, "temperature": 0.5}, 0.0),
     "preconditioned": ({"preconditioned": True, "refresh_rate": 1.0}, 0.05),
+    # About the standard deviations, unevenly.
+    "given": (
+        {"preconditioned": True, "given": (0.15, 0.04), "refresh_rate": 1.0},
+        0.05,
+    ),
 }
 
 
@@ -61,9 +66,10 @@ class Chain:
             {"params": [p], "prior_precision": prior}
             for p, prior in zip(self.params, priors, strict=True)
         ]
-        self.sampler = sg.SBPS(
-            groups, num_data=N, replacement=True, seed=seed, **settings
-        )
+        own = {key: value for key, value in settings.items() if key != "given"}
+        self.sampler = sg.SBPS(groups, num_data=N, replacement=True, seed=seed, **own)
+        if "given" in settings:
+            self.sampler.set_preconditioner(settings["given"])
         self.run(200)
         for group in self.sampler.param_groups:
             group["adapt"] = False
@@ -210,10 +216,37 @@ def stale_reflections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Flight, "reflected", reflected)
 
 
+def off_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off g, and not off Ag."""
+    right = Flight.reflected
+
+    def reflected(flight: Flight, time: float, grads: Any, common: Any) -> Flight:
+        scales = [part.preconditioner for part in flight.parts]
+        plain = [
+            replace(part, preconditioner=[torch.ones_like(a) for a in scale])
+            for part, scale in zip(flight.parts, scales, strict=True)
+        ]
+        turned = right(Flight(plain), time, grads, common).parts
+        for part, scale in zip(turned, scales, strict=True):
+            part.preconditioner = scale
+        return _steered(turned, common)
+
+    monkeypatch.setattr(Flight, "reflected", reflected)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("break_it", [accepts_all, stale_reflections])
-def test_wrong_bounces_are_seen(monkeypatch: pytest.MonkeyPatch, break_it: Any) -> None:
-    chain = Chain(*RIGHT["noisy"])
+@pytest.mark.parametrize(
+    ("name", "break_it"),
+    [
+        ("noisy", accepts_all),
+        ("noisy", stale_reflections),
+        ("given", off_the_gradient),
+    ],
+)
+def test_wrong_bounces_are_seen(
+    monkeypatch: pytest.MonkeyPatch, name: str, break_it: Any
+) -> None:
+    chain = Chain(*RIGHT[name])
     break_it(monkeypatch)
     chain.run(4000)
     assert "not in equilibrium" in chain.faults

@@ -27,6 +27,7 @@ SBPS.step() needs a closure, which returns the losses of the examples:
         ("temperature", 0, "must be finite and > 0"),
         ("confidence", -0.5, "must be finite and >= 0"),
         ("confidence", float("nan"), "must be finite and >= 0"),
+        ("forgetting", -1.0, "must be finite and >= 0"),
         ("refresh_rate", float("inf"), "must be finite and >= 0"),
         ("decay", 1.0, "must be in [0, 1)"),
         ("eps", 0, "must be finite and > 0"),

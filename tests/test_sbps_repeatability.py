@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from reference import DTYPES, same_bits
-from sbps_chains import Draws, make, run, two
+from sbps_chains import Draws, make, run, two, uneven
 from short_chains import assert_same, make_params
 from torch import Tensor, nn
 
@@ -18,6 +18,8 @@ import torch_sgmcmc as sg
 KINDS: dict[str, dict[str, Any]] = {
     "SBPS": {"refresh_rate": 2.0},
     "pSBPS": {"preconditioned": True, "decay": 0.8, "eps": 0.1},
+    "given": {"preconditioned": True, "given": uneven},
+    "local": {"refresh_rate": 2.0, "forgetting": 0.5, "confidence": 2.0},
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -55,6 +57,21 @@ def test_a_restored_chain_continues_bit_for_bit(kind: str, dtype: torch.dtype) -
         assert_same(params, others)
         assert twin.diagnostics == sampler.diagnostics
         assert twin.param_groups[0]["clock"] == sampler.param_groups[0]["clock"]
+
+
+def test_what_an_earlier_version_saved_forgets_nothing() -> None:
+    params, others = two(), two()
+    sampler, twin = make(params), make(others, forgetting=2.0)
+    saved = saved_by_torch(sampler)
+    del saved["param_groups"][0]["forgetting"]
+    twin.load_state_dict(saved)
+    assert twin.param_groups[0]["forgetting"] == 0
+    del sampler.param_groups[0]["forgetting"]
+    thawed = pickle.loads(pickle.dumps(sampler))
+    thirds = thawed.param_groups[0]["params"]
+    run(twin, Draws(others), 20)
+    run(thawed, Draws(thirds), 20)
+    assert_same(others, thirds)
 
 
 @each_kind

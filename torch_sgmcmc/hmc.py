@@ -22,6 +22,7 @@ from torch_sgmcmc.core.closures import (
     refuse_scaler,
     same_parameters,
 )
+from torch_sgmcmc.core.diagonal import check_saved_diagonal, diagonals
 from torch_sgmcmc.core.distributed import mean_over_ranks, refuse_other_meshes
 from torch_sgmcmc.core.master import has_master
 from torch_sgmcmc.core.momentum import blank, state_dtype
@@ -277,12 +278,8 @@ class HMC(SharedSettings):
             dual_averaging(group["dual_averaging"])
 
     def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:
-        mass = state.get("mass")
-        if mass is not None and not _are_masses(mass.to(state_dtype(p))):
-            raise ValueError(
-                f"Invalid state_dict: mass of parameter {index} has elements out of "
-                "range (must be finite and > 0)"
-            )
+        if "mass" in state:
+            check_saved_diagonal("mass", index, state["mass"], p)
 
     # ---- Mass -----------------------------------------------------------------
 
@@ -304,16 +301,7 @@ class HMC(SharedSettings):
         params = self._all_params()
         new: Sequence[Tensor | None] = [None] * len(params)
         if masses is not None:
-            masses = list(masses)
-            if len(masses) != len(params):
-                raise ValueError(
-                    f"Invalid masses: {len(masses)} (must be one for each of the "
-                    f"{len(params)} parameters)"
-                )
-            new = [
-                _mass(i, m, p)
-                for i, (m, p) in enumerate(zip(masses, params, strict=True))
-            ]
+            new = diagonals("masses", masses, params)
         for p, mass in zip(params, new, strict=True):
             self._forget(p, "momentum")
             if mass is None:
@@ -761,32 +749,3 @@ def _losses(loss: Any, chains: int | None, device: torch.device) -> Tensor:
         )
         raise ValueError(f"Invalid loss: shape {list(loss.shape)} ({wanted})")
     return loss.to(device, torch.float64).reshape(-1)
-
-
-def _mass(index: int, mass: Tensor | float, p: Tensor) -> Tensor:
-    """A parameter's mass, in its shape and memory format."""
-    name = f"masses: number {index}"
-    if isinstance(mass, Tensor) and shards.is_dtensor(mass):
-        given = shards.like(p, mass, name).to(state_dtype(p))
-    else:
-        given = torch.as_tensor(mass, dtype=state_dtype(p), device=p.device)
-    try:
-        expanded = given.expand(p.shape)
-    except RuntimeError:
-        raise ValueError(
-            f"Invalid {name} has shape {list(given.shape)} (must broadcast to "
-            f"{list(p.shape)})"
-        ) from None
-    if not _are_masses(given):
-        raise ValueError(
-            f"Invalid {name} has elements out of range (must be finite and > 0)"
-        )
-    expanded = shards.like(p, expanded, name)
-    return torch.empty_like(p, dtype=state_dtype(p)).copy_(expanded)
-
-
-def _are_masses(tensor: Tensor) -> bool:
-    """Whether all elements are finite and > 0, wherever they are."""
-    here = shards.local(tensor)
-    is_wrong = not bool((here.isfinite() & (here > 0)).all())
-    return shards.max_over_ranks([tensor], float(is_wrong)) == 0

@@ -26,6 +26,7 @@ from torch_sgmcmc.core.checks import (
     number_of_lr,
     plain,
 )
+from torch_sgmcmc.core.given import complete_given, given, has_more
 from torch_sgmcmc.core.master import has_master
 from torch_sgmcmc.core.momentum import blank, state_dtype
 from torch_sgmcmc.core.nonfinite import (
@@ -47,9 +48,7 @@ from torch_sgmcmc.core.parameters import (
 )
 from torch_sgmcmc.core.prior import (
     PRIOR_MEAN,
-    complete_means,
     copies,
-    has_more,
     number_or,
 )
 from torch_sgmcmc.core.settings import Setting, check_settings
@@ -513,19 +512,17 @@ class Sampler(Optimizer):
     def _clear_blank_state(self) -> None:
         if self._is_laid_out:
             # Dicts of their own: those laid out may be in a state dict.
-            means = {
-                p: {PRIOR_MEAN: state[PRIOR_MEAN]}
-                for p, state in self.state.items()
-                if PRIOR_MEAN in state
+            kept = {
+                p: known for p, state in self.state.items() if (known := given(state))
             }
             self.state.clear()
-            self.state.update(means)
+            self.state.update(kept)
             self._is_laid_out = False
 
     def state_dict(self) -> dict[str, Any]:
         """The param groups, with seed and step, and the state of the parameters."""
         catch_up(self)
-        # Where there are means, torch does not ask for state by a step.
+        # Where users gave any, torch does not ask for state by a step.
         by_hand = distributed.is_laid_out_by_hand(self)
         if by_hand:
             self._lay_out()
@@ -732,7 +729,7 @@ class Sampler(Optimizer):
 
         def finish(_: Optimizer) -> None:
             self._finish_loading(loading)
-            complete_means(self, present["state"])
+            complete_given(self, present["state"])
 
         present = {"state": self.state, "param_groups": self.param_groups}
         # So that ours is the last of torch's hooks before, and the first after.

@@ -24,12 +24,14 @@ from torch_sgmcmc.bouncy.directional import (
     moments_of,
     observe,
 )
-from torch_sgmcmc.bouncy.flight import STATE, Flight, Piece
+from torch_sgmcmc.bouncy.flight import STATE, Flight, Piece, kept_of
 from torch_sgmcmc.bouncy.ranks import over_ranks
 from torch_sgmcmc.bouncy.slots import Slots
 from torch_sgmcmc.core.checks import check_real
 from torch_sgmcmc.core.closures import lightning_module, refuse_scaler
+from torch_sgmcmc.core.diagonal import check_saved_diagonal, diagonals
 from torch_sgmcmc.core.distributed import world_size
+from torch_sgmcmc.core.given import PRECONDITIONER, given
 from torch_sgmcmc.core.momentum import blank
 from torch_sgmcmc.core.nonfinite import StepLeftOut, leave_out, nonfinite_error
 from torch_sgmcmc.core.prior import PRIOR_MEAN
@@ -44,6 +46,7 @@ _TRAJECTORY = (
     "num_data",
     "temperature",
     "confidence",
+    "forgetting",
     "refresh_rate",
     "preconditioned",
     "adapt",
@@ -144,9 +147,10 @@ class SBPS(SharedSettings):
 
     One step is one event: the particle moves to where a bounce is proposed, observes a
     minibatch there, and bounces or flies on. With ``preconditioned=True``, θ moves
-    along Av and bounces with Ag, where the diagonal A is learned at bounces from
-    :math:`V \leftarrow b V + (1 - b) \bar g^2` with :math:`\bar g = g\,T/N`:
-    :math:`A = 1 / (\sqrt{V} + \epsilon)`, divided by its mean.
+    along Av and bounces with Ag, where the diagonal A is given by
+    :meth:`set_preconditioner`, or learned at bounces from :math:`V \leftarrow b V +
+    (1 - b) \bar g^2` with :math:`\bar g = g\,T/N`: :math:`A = 1 / (\sqrt{V} +
+    \epsilon)`, divided by its mean.
 
     **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with :math:`U =
     -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`,
@@ -165,6 +169,10 @@ class SBPS(SharedSettings):
         temperature: T > 0; 1 is the Bayesian posterior. Default: 1.
         confidence: k >= 0, half width of the band in standard deviations. More is less
             bias and more proposals; the paper has 3. Default: 5.
+        forgetting: f >= 0, decay of the weights of observations in the regression, per
+            :math:`1 / \sqrt{b}` that was flown since, b being the scale of slopes:
+            local, for targets whose slope changes along a line; 1 is reasonable.
+            Default: 0, all of a line.
         refresh_rate: rate, per trajectory time, of drawing a new velocity, uniform on
             the unit sphere; >= 0. With exact gradients (n = N) choose about 1 / (the
             length of some typical segments), or the chain may not reach all of the
@@ -195,8 +203,8 @@ class SBPS(SharedSettings):
     State:
         ``origin`` and ``velocity`` (shape of the parameter; fp64 for fp64 parameters,
         else fp32): where the straight line began, and v. Preconditioned, in addition
-        ``square_average`` (V), ``preconditioner`` (A) and ``direction`` (Av). The clock
-        and what is counted are in the param groups.
+        ``square_average`` (V, unless A was given), ``preconditioner`` (A) and
+        ``direction`` (Av). The clock and what is counted are in the param groups.
 
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step.
@@ -228,7 +236,8 @@ class SBPS(SharedSettings):
 
     Reference:
         A. Pakman, D. Gilboa, D. Carlson and L. Paninski, Stochastic Bouncy Particle
-        Sampler, ICML 2017, algorithm 1, eq. 8 to 13, 16; V as in the text around
+        Sampler, ICML 2017, algorithm 1, eq. 8 to 13, 16; the local regression of
+        section 4; V as in the text around
         eq. 17, which prints the weights the other way round.
     """
 
@@ -251,6 +260,7 @@ class SBPS(SharedSettings):
         prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
         temperature: float = 1.0,
         confidence: float = 5.0,
+        forgetting: float = 0.0,
         refresh_rate: float = 0.0,
         preconditioned: bool = False,
         adapt: bool = True,
@@ -269,6 +279,7 @@ class SBPS(SharedSettings):
             "prior_mean": prior_mean,
             "temperature": temperature,
             "confidence": confidence,
+            "forgetting": forgetting,
             "refresh_rate": refresh_rate,
             "preconditioned": preconditioned,
             "adapt": adapt,
@@ -281,6 +292,12 @@ class SBPS(SharedSettings):
             *(params, defaults, seed, nonfinite), process_group=process_group
         )
         self.model = model
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # What was pickled by an earlier version lacks it.
+        for group in (self.defaults, *self.param_groups):
+            group.setdefault("forgetting", 0.0)
 
     # ---- What it is ------------------------------------------------------------
 
@@ -312,8 +329,57 @@ class SBPS(SharedSettings):
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         if p.numel() == 0:
             return {}
-        names = STATE if group["preconditioned"] else STATE[:2]
-        return blank(p, *names)
+        known = given(self.state.get(p, {}))
+        names = kept_of(group["preconditioned"], PRECONDITIONER in known)
+        return blank(p, *(name for name in names if name not in known))
+
+    def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:
+        if PRECONDITIONER in given(state):
+            check_saved_diagonal(PRECONDITIONER, index, state[PRECONDITIONER], p)
+
+    def _has_given(self, p: Tensor) -> bool:
+        return PRECONDITIONER in given(self.state.get(p, {}))
+
+    @torch.no_grad()
+    def set_preconditioner(
+        self, preconditioner: Iterable[Tensor | float] | None
+    ) -> None:
+        r"""Sets the diagonal A, which is then not learned; the velocity is drawn anew.
+
+        The best A of a coordinate is about its posterior standard deviation. It is used
+        as it is: trajectory time is in units of :math:`A^{-1} \theta`, and ``adapt``,
+        ``decay`` and ``eps`` have no effect.
+
+        Args:
+            preconditioner: a tensor (or number) for each parameter, in the order of the
+                param groups, finite and > 0, that broadcasts to the parameter's shape.
+                They are copied, and are part of the state dict. None learns A again,
+                from the beginning.
+
+        Raises:
+            ValueError: ``preconditioned`` is False, or there are not as many tensors as
+                parameters, or one of them has a wrong shape or elements out of range.
+                Nothing has changed.
+        """
+        if not self.param_groups[0]["preconditioned"]:
+            raise ValueError(
+                "Invalid preconditioned: False (must be True to set a preconditioner)"
+            )
+        params = self._all_params()
+        new: list[Tensor] | None = None
+        if preconditioner is not None:
+            new = diagonals(PRECONDITIONER, preconditioner, params)
+        elif not any(map(self._has_given, params)):
+            return
+        self.__dict__.pop("_flight", None)
+        for i, p in enumerate(params):
+            # Another dict: the one that is left may be in a state dict.
+            known = self.state.pop(p, {}).items()
+            state = {key: value for key, value in known if key not in STATE}
+            if new is not None:
+                state[PRECONDITIONER] = new[i]
+            if state:
+                self.state[p] = state
 
     def _check_common(self) -> dict[str, Any]:
         """Checks all groups before any work is done, and returns the first."""
@@ -432,6 +498,7 @@ class SBPS(SharedSettings):
         common = self._check_common()
         progress = {key: common[key] for key in _PROGRESS}
         clock = common["clock"].copy()
+        clock.forgetting = common["forgetting"]
         params = self._all_params()
         flight = self._flight_now(params, common, progress, clock)
         line_time = progress["line_time"]
@@ -544,7 +611,7 @@ class SBPS(SharedSettings):
                 left_out.losses = seen.losses
                 raise
             reflected = -value
-            if common["preconditioned"] and common["adapt"]:
+            if ahead.learns and common["adapt"]:
                 scale = common["num_data"] / common["temperature"]
                 reflected = scale * ahead.sums(grads)[0]
         clock.take(event, wait, value, variance, reflected)
@@ -660,11 +727,7 @@ class SBPS(SharedSettings):
         if flight is self.__dict__.get("_flight"):
             return
         self._flight = flight
-        states: dict[Tensor, dict[str, Any]] = {
-            p: {PRIOR_MEAN: kept[PRIOR_MEAN]}
-            for p, kept in self.state.items()
-            if PRIOR_MEAN in kept
-        }
+        states = {p: known for p, kept in self.state.items() if (known := given(kept))}
         for p, kept in flight.states():
             states.setdefault(p, {}).update(kept)
         self.state.clear()

@@ -78,6 +78,13 @@ class BounceClock {
                              int64_t violations,
                              double confidence);
 
+  // How fast observations of a line are forgotten: a setting, which the clock
+  // does not remember (host/line_regression.h).
+  double forgetting() const { return regression_.forgetting(); }
+  void set_forgetting(double forgetting) {
+    regression_.set_forgetting(forgetting);
+  }
+
   // All that the clock remembers, and a clock that remembers it. Throws
   // std::invalid_argument if the numbers are not such.
   std::vector<double> Save() const;

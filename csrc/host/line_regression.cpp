@@ -12,6 +12,7 @@ namespace {
 // exact gradients are rounded, too, and need finite weights.
 constexpr double kFloor = 1e-3;
 constexpr double kSmallest = std::numeric_limits<double>::min();
+constexpr double kLargest = std::numeric_limits<double>::max();
 
 }  // namespace
 
@@ -51,9 +52,17 @@ LineRegression::Sums LineRegression::Weigh() const {
     curvature = std::max(curvature, o.value * o.value + o.variance);
   }
   const double floor = std::max(kSmallest, kFloor * kFloor * largest * largest);
+  const bool is_first = prior_.lines == 0;
+  const double slope =
+      is_first ? curvature : std::abs(prior_.mean) + std::sqrt(prior_.variance);
+  // Never infinite, for the last observation to have a weight.
+  const double decay = std::min(kLargest, forgetting_ * std::sqrt(slope));
+  const auto weight = [&](const Observation& o) {
+    return std::exp(-decay * (last_time() - o.time)) / (o.variance + floor);
+  };
   Sums s;
   for (const Observation& o : history_) {
-    const double w = 1 / (o.variance + floor);
+    const double w = weight(o);
     s.weight += w;
     s.centre += w * o.time;
     s.mean += w * o.value;
@@ -61,13 +70,12 @@ LineRegression::Sums LineRegression::Weigh() const {
   s.centre /= s.weight;
   s.mean /= s.weight;
   for (const Observation& o : history_) {
-    const double w = 1 / (o.variance + floor);
+    const double w = weight(o);
     s.square += w * (o.time - s.centre) * (o.time - s.centre);
     s.product += w * (o.time - s.centre) * (o.value - s.mean);
   }
   s.last_variance = history_.back().variance + floor;
-  const double variance =
-      prior_.lines > 0 ? prior_.variance : curvature * curvature;
+  const double variance = is_first ? curvature * curvature : prior_.variance;
   s.prior_mean = prior_.mean;
   s.prior_precision = 1 / std::max(kSmallest, variance);
   return s;

@@ -11,6 +11,12 @@
 // The last term is ours. It is 0 where G is linear, and where it is not, keeps
 // the band open when the regression is sure of a slope that soon is another
 // (see Note [Prior of the slope]).
+//
+// The regression is local, if it is to be, by weights that decay: 1 / c^2 is
+// multiplied by exp(-forgetting sqrt(b) (t_last - t)). The paper leaves open
+// how they do. Here it is by the time that was flown since, and forgetting has
+// no unit: b is the scale of slopes that were seen, |m| + s, and 1 / sqrt(b)
+// the standard deviation of a Gaussian of such a slope.
 #pragma once
 
 #include <cstddef>
@@ -72,6 +78,10 @@ class LineRegression {
   // where the particle is now.
   static constexpr size_t kHistory = 32;
 
+  // Of the weights, >= 0; with 0 they do not decay.
+  double forgetting() const { return forgetting_; }
+  void set_forgetting(double forgetting) { forgetting_ = forgetting; }
+
   bool empty() const { return history_.empty(); }
   double last_time() const { return history_.back().time; }
   const std::vector<Observation>& history() const { return history_; }
@@ -96,6 +106,7 @@ class LineRegression {
 
   std::vector<Observation> history_;
   SlopePrior prior_;
+  double forgetting_ = 0;
 };
 
 }  // namespace torch_sgmcmc

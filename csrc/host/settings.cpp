@@ -136,6 +136,7 @@ constexpr Setting kSBPS[] = {
     kPriorMean,
     kHot,
     {.name = "confidence", .fallback = 5},
+    {.name = "forgetting", .fallback = 0},
     {.name = "refresh_rate", .fallback = 0},
     {.name = "preconditioned", .kind = kFlag, .fallback = 0},
     kAdapt,

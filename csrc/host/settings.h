@@ -40,13 +40,14 @@ std::vector<std::string_view> SamplerKeys();
 // Of these what older state dicts lack: a sampler keeps its nonfinite and
 // num_skipped, all else was 0, false, empty or None. All other keys of its
 // groups are required.
-constexpr std::array<std::string_view, 7> kAddedLater = {
+constexpr std::array<std::string_view, 8> kAddedLater = {
     "nonfinite",
     "num_skipped",
     "prior_mean",
     "num_chains",
     "persistent_index_chain",
     "num_drawn",
-    "minibatches"};
+    "minibatches",
+    "forgetting"};
 
 }  // namespace torch_sgmcmc

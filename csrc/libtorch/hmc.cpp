@@ -17,6 +17,7 @@
 #include "host/trajectory_heat.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/closures.h"
+#include "libtorch/core/diagonal.h"
 #include "libtorch/core/momentum.h"
 #include "libtorch/core/nonfinite.h"
 #include "libtorch/core/operators.h"
@@ -118,11 +119,7 @@ void HMCParamState::from_dict(const StateDict& dict,
                               const at::Tensor& param,
                               int64_t index) {
   ParamStateOf::from_dict(dict, param, index);
-  if (!mass.defined() || (mass.isfinite() & (mass > 0)).all().item<bool>()) {
-    return;
-  }
-  Invalid("Invalid state_dict: mass of parameter " + std::to_string(index) +
-          " has elements out of range (must be finite and > 0)");
+  if (mass.defined()) CheckSavedDiagonal("mass", index, mass);
 }
 
 std::unique_ptr<SamplerParamState> HMC::new_state() const {
@@ -151,29 +148,8 @@ void HMC::forget(const at::Tensor& param, at::Tensor HMCParamState::*what) {
 }
 
 void HMC::set_mass(const std::vector<at::Tensor>& masses) {
-  const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> params = all_params();
-  if (masses.size() != params.size()) {
-    Invalid("Invalid masses: " + std::to_string(masses.size()) +
-            " (must be one for each of the " + std::to_string(params.size()) +
-            " parameters)");
-  }
-  std::vector<at::Tensor> ready;
-  for (size_t i = 0; i < params.size(); ++i) {
-    ready.push_back(ZeroState(params[i]));
-    const at::Tensor given =
-        masses[i].to(ready[i].device(), ready[i].scalar_type());
-    const std::string which = "Invalid masses: number " + std::to_string(i);
-    try {
-      ready[i].copy_(given.expand(params[i].sizes()));
-    } catch (const c10::Error&) {
-      Invalid(which + " has shape " + Shape(given.sizes()) +
-              " (must broadcast to " + Shape(params[i].sizes()) + ")");
-    }
-    if (!given.isfinite().logical_and(given > 0).all().item<bool>()) {
-      Invalid(which + " has elements out of range (must be finite and > 0)");
-    }
-  }
+  const std::vector<at::Tensor> ready = Diagonals("masses", masses, params);
   for (size_t i = 0; i < params.size(); ++i) {
     forget(params[i], &HMCParamState::momentum);
     static_cast<HMCParamState&>(state_of(params[i])).mass = ready[i];

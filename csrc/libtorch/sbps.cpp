@@ -59,6 +59,7 @@ torch::Tensor SBPS::step(LossClosure closure) {
   check_groups();
   SBPSOptions progress = options_at(0);
   BounceClock clock = BounceClock::Load(progress.clock_.get());
+  clock.set_forgetting(progress.forgetting());
   const std::shared_ptr<Flight> before = flight_now(progress, clock);
   const double line_time = progress.line_time_.get();
   std::shared_ptr<Flight> flight = before;
@@ -127,7 +128,7 @@ torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
       throw NonfiniteError(error.what(), seen.losses);
     }
     reflected = -rate.value;
-    if (progress.preconditioned() && progress.adapt()) {
+    if (ahead->learns() && progress.adapt()) {
       const double scale = progress.num_data() / progress.temperature();
       reflected = scale * ahead->sums(seen.grads).product;
     }

@@ -258,6 +258,8 @@ PYBIND11_MODULE(_C, m) {
           py::arg("reflected"),
           "What a step comes to: observe() or bounce(), on a new line if it has "
           "refreshed.")
+      .def_property(
+          "forgetting", &BounceClock::forgetting, &BounceClock::set_forgetting)
       .def_static("warning",
                   &BounceClock::Warning,
                   py::arg("proposals"),

@@ -192,6 +192,42 @@ TEST(LineRegression, IsThePosteriorOfTheNormalEquations) {
   }
 }
 
+TEST(LineRegression, ALocalOneForgets) {
+  constexpr double kForgetting = 0.8;
+  for (const double lines : {0, 3}) {
+    for (int count = 1; count < 12; ++count) {
+      std::vector<Observation> data = SomeData(7, count);
+      const SlopePrior prior = {-1.5, 0.7, lines, 0, 0};
+      LineRegression regression(data, prior);
+      regression.set_forgetting(kForgetting);
+      const LineFit fit = regression.Fit();
+      double square = 0;
+      for (const auto& o : data) {
+        square = std::max(square, o.value * o.value + o.variance);
+      }
+      // Weights that are e times smaller are of variances e times larger.
+      const double slope = lines > 0 ? 1.5 + std::sqrt(0.7) : square;
+      const double floor = FloorOf(data);
+      const double last = data.back().variance + floor;
+      for (auto& o : data) {
+        const double past = data.back().time - o.time;
+        o.variance = (o.variance + floor) *
+                         std::exp(kForgetting * std::sqrt(slope) * past) -
+                     floor;
+      }
+      const Posterior p = lines > 0 ? Solve(data, -1.5, 0.7)
+                                    : Solve(data, -1.5, square * square);
+      for (const double t : {0.0, 0.3, 1.0, 40.0}) {
+        const double mean = p.mean[0] + p.mean[1] * t;
+        const double rho2 =
+            p.cov[0][0] + 2 * t * p.cov[0][1] + t * t * p.cov[1][1] + last;
+        EXPECT_NEAR(fit.Mean(t), mean, 1e-11 * (1 + std::abs(mean)));
+        EXPECT_NEAR(fit.Variance(t), rho2, 1e-11 * rho2);
+      }
+    }
+  }
+}
+
 TEST(LineRegression, ExactObservationsHaveFiniteWeights) {
   LineRegression regression;
   regression.Add({0, -2, 0});
@@ -200,6 +236,15 @@ TEST(LineRegression, ExactObservationsHaveFiniteWeights) {
   EXPECT_NEAR(fit.slope, 3, 1e-4);
   EXPECT_NEAR(fit.Mean(1), 1, 1e-4);
   EXPECT_NEAR(std::sqrt(fit.Variance(1)), kFloor * 2 * std::sqrt(2), 1e-4);
+}
+
+TEST(LineRegression, TheLastObservationIsNeverForgotten) {
+  for (const double forgetting : {1e10, 1e300}) {
+    LineRegression regression;
+    regression.set_forgetting(forgetting);
+    for (const double time : {0, 1, 2}) regression.Add({time, 3 * time, 0});
+    EXPECT_EQ(regression.Fit().Mean(2), 6);
+  }
 }
 
 TEST(LineRegression, HistoryIsBounded) {
@@ -419,9 +464,12 @@ TEST_P(ClockCases, HasNoUnits) {
   prior.variance *= std::pow(kUnit, 4);
   prior.error_excess *= kUnit * kUnit;
   prior.error_time /= kUnit * kUnit;
-  const BounceClock here = ClockWith(c.data, c.prior);
-  const BounceClock there = ClockWith(scaled, prior);
+  BounceClock here = ClockWith(c.data, c.prior);
+  BounceClock there = ClockWith(scaled, prior);
   for (int i = 0; i < 100; ++i) {
+    for (BounceClock* clock : {&here, &there}) {
+      clock->set_forgetting(i % 2 == 0 ? 0 : 0.7);
+    }
     const NextEvent a = here.Next(3, 0.5, Stream(1, i));
     const NextEvent b = there.Next(3, 0.5 * kUnit, Stream(1, i));
     EXPECT_EQ(a.event, b.event);

@@ -5,8 +5,10 @@
 
 #include <functional>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "message_of.h"
 
@@ -79,6 +81,79 @@ TEST(SBPS, RefusesLossesThatItCannotUseAndMovesNothing) {
             "SBPS got complex losses from the closure (must be real numbers)");
   sampler.step(draws);
   EXPECT_FALSE(torch::equal(param, place));
+}
+
+TEST(SBPS, TakesAPreconditioner) {
+  const std::vector<at::Tensor> params = {Parameter({3}), Parameter({2, 2})};
+  SBPS plain(params, Options());
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { plain.set_preconditioner(std::nullopt); }),
+            "Invalid preconditioned: false (must be true to set a "
+            "preconditioner)");
+  SBPS sampler(params, Options().preconditioned(true));
+  const at::Tensor row = torch::tensor({0.5, 3.0});
+  sampler.set_preconditioner({torch::full({}, 2), row});
+  const auto refused = [&](const at::Tensor& second) {
+    return MessageOf<std::invalid_argument>([&] {
+      sampler.set_preconditioner({torch::ones({}), second});
+    });
+  };
+  EXPECT_EQ(refused(at::Tensor()),
+            "Invalid preconditioner: number 1 is undefined");
+  EXPECT_EQ(refused(torch::ones({3})),
+            "Invalid preconditioner: number 1 has shape [3] (must broadcast to "
+            "[2, 2])");
+  EXPECT_EQ(refused(torch::zeros({})),
+            "Invalid preconditioner: number 1 has elements out of range (must "
+            "be finite and > 0)");
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { sampler.set_preconditioner({row}); }),
+            "Invalid preconditioner: 1 (must be one for each of the 2 "
+            "parameters)");
+  const auto kept = [&](int64_t index) -> StateDict {
+    const StateDict state = sampler.state_dict().at("state");
+    return state.at(index);
+  };
+  const auto is_given = [&] {
+    return torch::equal(kept(1).at("preconditioner").toTensor(),
+                        row.to(at::kDouble).expand({2, 2})) &&
+           !kept(1).contains("square_average");
+  };
+  EXPECT_TRUE(is_given());
+  Draws first{params[0]};
+  Draws second{params[1]};
+  const auto losses = [&] { return first() + second(); };
+  // A parameter that stands still keeps its own.
+  params[1].set_requires_grad(false);
+  for (int i = 0; i < 5; ++i) sampler.step(losses);
+  EXPECT_TRUE(is_given());
+  EXPECT_FALSE(kept(1).contains("velocity"));
+  params[1].set_requires_grad(true);
+  for (int i = 0; i < 5; ++i) sampler.step(losses);
+  EXPECT_TRUE(is_given());
+  EXPECT_TRUE(
+      torch::equal(kept(1).at("direction").toTensor(),
+                   row.to(at::kDouble) * kept(1).at("velocity").toTensor()));
+
+  kept(1).at("preconditioner").toTensor().view(-1)[0] = -1;
+  SBPS other(params, Options().preconditioned(true));
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { other.load_state_dict(sampler.state_dict()); }),
+            "Invalid state_dict: preconditioner of parameter 1 has elements "
+            "out of range (must be finite and > 0)");
+
+  const at::Tensor late = Parameter({2});
+  sampler.add_param_group(torch::optim::OptimizerParamGroup({late}));
+  EXPECT_EQ(MessageOf([&] { sampler.step(losses); }),
+            "SBPS has no preconditioner for a parameter of shape [2], and was "
+            "given those of others: call set_preconditioner() for all");
+  // Learned again, from the beginning.
+  sampler.set_preconditioner(std::nullopt);
+  EXPECT_TRUE(sampler.state().empty());
+  sampler.step([&] { return losses() + late.sum(); });
+  EXPECT_TRUE(kept(1).contains("square_average"));
+  sampler.set_preconditioner(std::nullopt);
+  EXPECT_FALSE(sampler.state().empty());
 }
 
 TEST(TimeAverage, IsTheIntegralAlongTheLines) {

@@ -31,6 +31,7 @@ __all__ = [
     "GaussianData",
     "LogisticData",
     "Noisy",
+    "Quartic",
     "ReferenceSBPS",
     "Refreshments",
     "Sight",
@@ -120,6 +121,30 @@ class Noisy:
         return Sight(
             float(direction @ gradient), variance / self.temperature**2, gradient
         )
+
+
+@dataclass(frozen=True)
+class Quartic:
+    """exp(-Σ θᵢ⁴ / 4), the gradient of U with noise: slopes change along a line."""
+
+    noise: float
+    dimension: int = 3
+
+    @property
+    def covariance(self) -> Array:
+        return 2 * math.gamma(0.75) / math.gamma(0.25) * np.eye(self.dimension)
+
+    def draw(self, random: Generator) -> Array:
+        signs = random.choice([-1.0, 1.0], self.dimension)
+        return signs * (4 * random.gamma(0.25, size=self.dimension)) ** 0.25
+
+    def batch(self, random: Generator) -> Array:
+        return self.noise * random.standard_normal(self.dimension)
+
+    def observe(self, theta: Array, direction: Array, batch: Array) -> Sight:
+        gradient = theta**3 + batch
+        variance = self.noise**2 * float(direction @ direction)
+        return Sight(float(direction @ gradient), variance, gradient)
 
 
 @dataclass(frozen=True)
@@ -236,6 +261,7 @@ class ReferenceSBPS:
         target: what to sample, with ``draw``, ``batch`` and ``observe``.
         seed: of the clock and of the rest.
         confidence: k.
+        forgetting: of the regression.
         refresh_rate: of new velocities.
         scale: diagonal of A; None is the identity.
         mutation: one of :data:`MUTATIONS` or :data:`REFRESHMENT_MUTATIONS`.
@@ -249,6 +275,7 @@ class ReferenceSBPS:
         seed: int,
         *,
         confidence: float = 3.0,
+        forgetting: float = 0.0,
         refresh_rate: float = 0.0,
         scale: Array | None = None,
         mutation: str | None = None,
@@ -259,12 +286,13 @@ class ReferenceSBPS:
         self.confidence, self.refresh_rate = confidence, refresh_rate
         self.random = np.random.default_rng(seed)
         d = target.dimension
-        self.scale = np.ones(d) if scale is None else scale / scale.mean()
+        self.scale = np.ones(d) if scale is None else scale
         if start is None:
             start = target.draw(self.random), on_sphere(self.random, d)
         self.theta, self.v = start
         self.velocity = velocity or (lambda step: on_sphere(self.random, d))
         self.clock = _C.BounceClock()
+        self.clock.forgetting = forgetting
         self.step_count = 0
         self.time = 0.0
         self.first = np.zeros(d)

@@ -14,6 +14,7 @@ from torch.autograd.graph import increment_version
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.distributed import digest
+from torch_sgmcmc.core.given import PRECONDITIONER, given
 from torch_sgmcmc.core.momentum import state_dtype
 from torch_sgmcmc.core.nonfinite import nonfinite_error
 from torch_sgmcmc.core.operators import (
@@ -34,7 +35,7 @@ from torch_sgmcmc.core.prior import PRIOR_MEAN
 if TYPE_CHECKING:
     from torch_sgmcmc.sampler import Sampler
 
-__all__ = ["STATE", "Flight", "Piece"]
+__all__ = ["STATE", "Flight", "Piece", "kept_of"]
 
 # Which tensor; its version and memory if it may move.
 _Mark = tuple[int, int, int] | tuple[int]
@@ -51,7 +52,7 @@ class _Part:
     sums.
 
     Lists of tensors, one for each parameter: where the line began, v, and, empty
-    unless preconditioned, V, A and Av.
+    unless preconditioned, V (empty if a user gave A), A and Av.
     """
 
     prior_precision: float
@@ -141,10 +142,10 @@ class Flight:
     def resumed(cls, sampler: Sampler, preconditioned: bool) -> Flight | None:
         """The flight that the sampler's state holds; None if it fits no longer."""
         parts = cls.moving(sampler)
-        keys = STATE if preconditioned else STATE[:2]
         flying = {p for p, state in sampler.state.items() if "velocity" in state}
         if flying != {p for part in parts for p in part.params}:
             return None
+        keys = kept_of(preconditioned, preconditioned and _is_given(sampler, parts))
         for part in parts:
             for p in part.params:
                 state = sampler.state[p]
@@ -158,12 +159,15 @@ class Flight:
     def started(cls, sampler: Sampler, common: dict[str, Any]) -> Flight:
         """A line from where the parameters are, with a new velocity."""
         parts = cls.moving(sampler)
+        is_given = common["preconditioned"] and _is_given(sampler, parts)
         for part in parts:
             for p in part.params:
                 known = sampler.state.get(p, {})
                 part.origin.append(p.detach().to(state_dtype(p), copy=True))
                 part.velocity.append(torch.zeros_like(p, dtype=state_dtype(p)))
-                if common["preconditioned"]:
+                if is_given:
+                    part.preconditioner.append(known[PRECONDITIONER])
+                elif common["preconditioned"]:
                     v = known.get("square_average")
                     part.square_average.append(
                         torch.zeros_like(part.velocity[-1]) if v is None else v
@@ -181,6 +185,11 @@ class Flight:
 
     @property
     def preconditioned(self) -> bool:
+        return bool(self.parts[0].preconditioner)
+
+    @property
+    def learns(self) -> bool:
+        """Whether A follows from V, which learns if it may (``adapt``)."""
         return bool(self.parts[0].square_average)
 
     def states(self) -> Iterable[tuple[Tensor, dict[str, Tensor]]]:
@@ -414,15 +423,44 @@ def _marks(params: Iterable[Tensor]) -> list[_Mark]:
     ]
 
 
+def kept_of(preconditioned: bool, is_given: bool) -> list[str]:
+    """What is kept of a parameter that moves; of one whose A a user gave, no V."""
+    keys = STATE if preconditioned else STATE[:2]
+    return [key for key in keys if not (is_given and key == "square_average")]
+
+
+def _is_given(sampler: Sampler, parts: list[_Part]) -> bool:
+    """Whether users gave the A of what moves.
+
+    Raises:
+        RuntimeError: of a part of it.
+    """
+    params = [p for part in parts for p in part.params]
+    lacking = [
+        p for p in params if PRECONDITIONER not in given(sampler.state.get(p, {}))
+    ]
+    if lacking and len(lacking) < len(params):
+        raise RuntimeError(
+            f"{type(sampler).__name__} has no preconditioner for a parameter of shape "
+            f"{list(lacking[0].shape)}, and was given those of others: call "
+            "set_preconditioner() for all"
+        )
+    return not lacking
+
+
 def _steered(
     parts: list[_Part], common: dict[str, Any], line_sums: Sequence[Tensor] = ()
 ) -> Flight:
-    """A flight of these parts whose A and Av follow from V and v.
+    """A flight of these parts whose A and Av follow from V and v, or Av from A and v.
 
     Without them it has the line's sums, if they are known.
     """
     if not common["preconditioned"]:
         return Flight(parts, line_sums)
+    if not parts[0].square_average:
+        for part in parts:
+            part.direction = torch._foreach_mul(part.preconditioner, part.velocity)
+        return Flight(parts)
     eps = common["eps"]
     total = 0.0
     count = 0

@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.prior import PRIOR_MEAN, has_more
+from torch_sgmcmc.core.given import given, has_more
 from torch_sgmcmc.core.shards import is_dtensor
 from torch_sgmcmc.seeds import SharedNoiseWarning, fold_in
 
@@ -345,10 +345,10 @@ def is_laying_out(sampler: Sampler) -> bool:
 def is_laid_out_by_hand(sampler: Sampler) -> bool:
     """Whether it then asks for the state at once, since there is some.
 
-    Means of priors are there before the first step, and would be all that is filled.
+    What users gave is there before the first step, and would be all that is filled.
     """
     return (
-        any(PRIOR_MEAN in state for state in sampler.state.values())
+        any(given(state) for state in sampler.state.values())
         and (
             sampler._is_laid_out
             or not any(has_more(state) for state in sampler.state.values())

@@ -23,7 +23,6 @@ __all__ = [
     "away_from_mean",
     "complete_means",
     "copies",
-    "has_more",
     "number_or",
     "prior_of",
 ]
@@ -99,11 +98,6 @@ def complete_means(sampler: Sampler, before: Mapping[Any, Any]) -> None:
                 number = torch.full_like(p, group[PRIOR_MEAN], dtype=state_dtype(p))
                 mean = before.get(p, {}).get(PRIOR_MEAN, number.detach())
                 sampler.state[p][PRIOR_MEAN] = mean
-
-
-def has_more(state: Mapping[str, Any]) -> bool:
-    """Whether a parameter has state but for the mean of its prior."""
-    return len(state) > (PRIOR_MEAN in state)
 
 
 def prior_of(

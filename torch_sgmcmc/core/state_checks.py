@@ -42,6 +42,7 @@ _THEN = {
     "persistent_index_chain": False,
     "num_drawn": 0,
     "minibatches": [],
+    "forgetting": 0.0,
 }
 
 

@@ -46,6 +46,11 @@ class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
   /// is less bias and more proposals; the paper has 3. Default: 5.
   TORCH_SGMCMC_ARG(double, confidence) = 5.0;
 
+  /// Decay, >= 0, of the weights of observations in the regression, per 1 / √b
+  /// that was flown since, b the scale of slopes: local, for targets whose
+  /// slope changes along a line. Default: 0.
+  TORCH_SGMCMC_ARG(double, forgetting) = 0.0;
+
   /// Rate, per trajectory time, of drawing a new velocity; >= 0. Default: 0.
   TORCH_SGMCMC_ARG(double, refresh_rate) = 0.0;
 
@@ -88,6 +93,7 @@ class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
     visit("num_data", &SBPSOptions::num_data_, Scope::kShared);
     visit("temperature", &SBPSOptions::temperature_, Scope::kShared);
     visit("confidence", &SBPSOptions::confidence_, Scope::kShared);
+    visit("forgetting", &SBPSOptions::forgetting_, Scope::kShared);
     visit("refresh_rate", &SBPSOptions::refresh_rate_, Scope::kShared);
     visit("preconditioned", &SBPSOptions::preconditioned_, Scope::kShared);
     visit("adapt", &SBPSOptions::adapt_, Scope::kShared);
@@ -140,9 +146,17 @@ class TORCH_SGMCMC_API SBPSParamState : public ParamStateOf<SBPSParamState> {
   at::Tensor origin;
   at::Tensor velocity;
   // Only if preconditioned:
-  at::Tensor square_average;
+  at::Tensor square_average;  // unless the preconditioner was given
   at::Tensor preconditioner;
   at::Tensor direction;
+
+  void from_dict(const StateDict& dict,
+                 const at::Tensor& param,
+                 int64_t index) override;
+  /// Whether a user gave the preconditioner.
+  bool is_given() const {
+    return preconditioner.defined() && !square_average.defined();
+  }
 
  private:
   friend ParamStateOf;
@@ -183,7 +197,7 @@ struct SBPSEvaluations {
 ///
 /// by thinning of proposals at the rate of the upper end of the band in which a
 /// regression predicts the next v·g. Preconditioned, θ moves along Av and
-/// bounces with Ag, A diagonal.
+/// bounces with Ag, A diagonal and learned or given.
 ///
 /// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2: points uniform in
 /// trajectory time, see register_sample_hook. Derivatives are made in reverse
@@ -202,6 +216,15 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
   /// graph. A step that throws has moved nothing.
   // NOLINTNEXTLINE(google-default-arguments): as torch's own.
   torch::Tensor step(LossClosure closure = nullptr) override;
+
+  /// Sets the diagonal A, which is then not learned; the velocity is drawn
+  /// anew. A tensor for each parameter, in the order of the param groups,
+  /// finite and > 0, that broadcasts to its shape; about the posterior standard
+  /// deviations are best. They are copied and used as they are: trajectory time
+  /// is in units of A⁻¹θ, and adapt, decay and eps have no effect.
+  void set_preconditioner(const std::vector<at::Tensor>& preconditioner);
+  /// Has A learned again, from the beginning.
+  void set_preconditioner(std::nullopt_t none);
 
   /// Calls the hook, at every multiple of sample_interval of trajectory time
   /// that a step passes, with the parameters standing where the particle is at
@@ -238,6 +261,10 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
                double line_begin,
                double line_end);
   void remember(const Flight& flight);
+  SBPSParamState& state_at(const at::Tensor& param);
+  void check_preconditioned() const;
+  at::Tensor given_preconditioner(const at::Tensor& param) const;
+  bool is_given(const std::vector<at::Tensor>& params) const;
 
   std::shared_ptr<Flight> flight_;
   std::map<int64_t, SampleHook> hooks_;

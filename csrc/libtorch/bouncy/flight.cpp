@@ -44,12 +44,16 @@ class Split {
   size_t done_ = 0;
 };
 
-// A flight of these parts whose A and Av follow from V and v. Without them it
-// has the line's sums, if they are known.
+// A flight of these parts whose A and Av follow from V and v, or Av from A and
+// v. Without them it has the line's sums, if they are known.
 std::shared_ptr<Flight> Steered(std::vector<FlightPart> parts,
                                 const SBPSOptions& options,
                                 std::vector<at::Tensor> line_sums = {}) {
-  if (options.preconditioned()) {
+  if (options.preconditioned() && parts[0].square_average.empty()) {
+    for (FlightPart& part : parts) {
+      part.direction = at::_foreach_mul(part.preconditioner, part.velocity);
+    }
+  } else if (options.preconditioned()) {
     double total = 0;
     int64_t count = 0;
     for (const FlightPart& part : parts) {

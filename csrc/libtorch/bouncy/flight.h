@@ -29,7 +29,7 @@ struct FlightPart {
   std::vector<at::Tensor> origin;
   std::vector<at::Tensor> velocity;
   // Empty unless preconditioned:
-  std::vector<at::Tensor> square_average;
+  std::vector<at::Tensor> square_average;  // and if a user gave A
   std::vector<at::Tensor> preconditioner;
   std::vector<at::Tensor> direction;
 
@@ -62,6 +62,9 @@ class Flight {
   std::vector<FlightPart>& parts() { return parts_; }
   const std::vector<at::Tensor>& params() const { return params_; }
   std::vector<at::Tensor> directions() const;
+  bool preconditioned() const { return !parts_[0].preconditioner.empty(); }
+  // Whether A follows from V, which learns if it may (adapt).
+  bool learns() const { return !parts_[0].square_average.empty(); }
 
   // Moves the parameters to a time since the line began.
   void place(double time);

@@ -11,7 +11,10 @@
 
 #include "host/bounce_clock.h"
 #include "libtorch/bouncy/flight.h"
+#include "libtorch/core/checks.h"
+#include "libtorch/core/diagonal.h"
 #include "libtorch/core/momentum.h"
+#include "libtorch/core/text.h"
 #include "torch_sgmcmc/has_cuda.h"
 #include "torch_sgmcmc/sbps.h"
 
@@ -67,30 +70,32 @@ std::shared_ptr<Flight> SBPS::moving() const {
 
 // The flight that the state holds; null if it fits no longer.
 std::shared_ptr<Flight> SBPS::resumed() {
-  std::vector<FlightPart> parts = moving()->parts();
+  const std::shared_ptr<Flight> still = moving();
+  const auto flying = std::ranges::count_if(state_, [](const auto& known) {
+    return static_cast<const SBPSParamState&>(*known.second).velocity.defined();
+  });
+  if (static_cast<size_t>(flying) != still->params().size()) return nullptr;
   const bool preconditioned = options_at(0).preconditioned();
-  size_t flying = 0;
+  const bool learns = preconditioned && !is_given(still->params());
+  std::vector<FlightPart> parts = still->parts();
   for (FlightPart& part : parts) {
     for (const at::Tensor& p : part.params) {
       const auto found = state_.find(p.unsafeGetTensorImpl());
       if (found == state_.end()) return nullptr;
       const auto& state = static_cast<const SBPSParamState&>(*found->second);
       if (!state.velocity.defined() || !state.origin.defined()) return nullptr;
-      if (preconditioned &&
-          !(state.square_average.defined() && state.preconditioner.defined() &&
-            state.direction.defined())) {
-        return nullptr;
-      }
-      ++flying;
       part.origin.push_back(state.origin);
       part.velocity.push_back(state.velocity);
       if (!preconditioned) continue;
-      part.square_average.push_back(state.square_average);
+      if (!state.preconditioner.defined() || !state.direction.defined() ||
+          state.square_average.defined() != learns) {
+        return nullptr;
+      }
       part.preconditioner.push_back(state.preconditioner);
       part.direction.push_back(state.direction);
+      if (learns) part.square_average.push_back(state.square_average);
     }
   }
-  if (flying != state_.size()) return nullptr;
   return std::make_shared<Flight>(std::move(parts));
 }
 
@@ -103,10 +108,8 @@ bool SBPS::is_current(const Flight& flight) {
     }
   }
   if (wanted != flight.params().size()) return false;
+  if (flight.preconditioned() != options_at(0).preconditioned()) return false;
   for (const FlightPart& part : flight.parts()) {
-    if (part.square_average.empty() == options_at(0).preconditioned()) {
-      return false;
-    }
     for (size_t i = 0; i < part.params.size(); ++i) {
       const auto found = state_.find(part.params[i].unsafeGetTensorImpl());
       if (found == state_.end() || !part.params[i].requires_grad()) {
@@ -145,13 +148,19 @@ std::shared_ptr<Flight> SBPS::flight_now(SBPSOptions& progress,
     if (flight != nullptr) {
       flight = flight->rebased();
     } else {
-      std::vector<FlightPart> parts = moving()->parts();
-      for (FlightPart& part : parts) {
+      const std::shared_ptr<Flight> still = moving();
+      const bool are_given =
+          progress.preconditioned() && is_given(still->params());
+      for (FlightPart& part : still->parts()) {
         for (const at::Tensor& p : part.params) {
           part.velocity.push_back(ZeroState(p));
           part.origin.push_back(p.detach().to(
               part.velocity.back().scalar_type(), false, /*copy=*/true));
           if (!progress.preconditioned()) continue;
+          if (are_given) {
+            part.preconditioner.push_back(given_preconditioner(p));
+            continue;
+          }
           const auto found = state_.find(p.unsafeGetTensorImpl());
           const auto* known =
               found == state_.end()
@@ -163,8 +172,7 @@ std::shared_ptr<Flight> SBPS::flight_now(SBPSOptions& progress,
                                             : ZeroState(p));
         }
       }
-      const Flight still(std::move(parts));
-      flight = still.refreshed(0, progress, seed());
+      flight = still->refreshed(0, progress, seed());
     }
     flight->mark(0);
     progress.line_time_.set(0.0);
@@ -176,18 +184,86 @@ std::shared_ptr<Flight> SBPS::flight_now(SBPSOptions& progress,
 
 // Takes a flight into the state of the parameters.
 void SBPS::remember(const Flight& flight) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> given;
+  for (const at::Tensor& p : all_params()) {
+    given.emplace_back(p, given_preconditioner(p));
+  }
   state_.clear();
+  for (const auto& [p, preconditioner] : given) {
+    if (preconditioner.defined()) state_at(p).preconditioner = preconditioner;
+  }
   for (const FlightPart& part : flight.parts()) {
     for (size_t i = 0; i < part.params.size(); ++i) {
-      auto& state = static_cast<SBPSParamState&>(state_of(part.params[i]));
+      SBPSParamState& state = state_at(part.params[i]);
       state.origin = part.origin[i];
       state.velocity = part.velocity[i];
-      if (part.square_average.empty()) continue;
-      state.square_average = part.square_average[i];
+      if (!flight.preconditioned()) continue;
       state.preconditioner = part.preconditioner[i];
       state.direction = part.direction[i];
+      if (flight.learns()) state.square_average = part.square_average[i];
     }
   }
+}
+
+// ---- The preconditioner that a user gave ------------------------------------
+
+void SBPSParamState::from_dict(const StateDict& dict,
+                               const at::Tensor& param,
+                               int64_t index) {
+  ParamStateOf::from_dict(dict, param, index);
+  if (is_given()) CheckSavedDiagonal("preconditioner", index, preconditioner);
+}
+
+SBPSParamState& SBPS::state_at(const at::Tensor& param) {
+  return static_cast<SBPSParamState&>(state_of(param));
+}
+
+// Undefined if there is none.
+at::Tensor SBPS::given_preconditioner(const at::Tensor& param) const {
+  const auto found = state_.find(param.unsafeGetTensorImpl());
+  if (found == state_.end()) return {};
+  const auto& state = static_cast<const SBPSParamState&>(*found->second);
+  return state.is_given() ? state.preconditioner : at::Tensor();
+}
+
+// Whether users gave the preconditioners of these; throws if of a part of them.
+bool SBPS::is_given(const std::vector<at::Tensor>& params) const {
+  const auto lacks = [&](const at::Tensor& p) {
+    return !given_preconditioner(p).defined();
+  };
+  const auto lacking = std::ranges::find_if(params, lacks);
+  if (lacking != params.end() && !std::ranges::all_of(params, lacks)) {
+    throw std::runtime_error(
+        "SBPS has no preconditioner for a parameter of shape " +
+        Shape(lacking->sizes()) +
+        ", and was given those of others: call set_preconditioner() for all");
+  }
+  return lacking == params.end();
+}
+
+void SBPS::set_preconditioner(const std::vector<at::Tensor>& preconditioner) {
+  check_preconditioned();
+  const std::vector<at::Tensor> params = all_params();
+  const std::vector<at::Tensor> kept =
+      Diagonals("preconditioner", preconditioner, params);
+  state_.clear();
+  for (size_t i = 0; i < params.size(); ++i) {
+    state_at(params[i]).preconditioner = kept[i];
+  }
+}
+
+void SBPS::set_preconditioner(std::nullopt_t /*none*/) {
+  check_preconditioned();
+  const bool are_given = std::ranges::any_of(
+      all_params(),
+      [&](const at::Tensor& p) { return given_preconditioner(p).defined(); });
+  if (are_given) state_.clear();
+}
+
+void SBPS::check_preconditioned() const {
+  if (options_at(0).preconditioned()) return;
+  Invalid(
+      "Invalid preconditioned: false (must be true to set a preconditioner)");
 }
 
 }  // namespace torch_sgmcmc

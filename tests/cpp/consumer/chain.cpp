@@ -20,6 +20,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -81,6 +82,15 @@ sg::SBPSOptions OfGroup(const sg::SBPSOptions& all) {
       .prior_mean(all.prior_mean());
 }
 
+std::vector<torch::Tensor> TensorsAt(const sg::StateDict& job,
+                                     const char* key) {
+  std::vector<torch::Tensor> tensors;
+  for (const c10::IValue& value : job.at(key).toListRef()) {
+    tensors.push_back(value.toTensor());
+  }
+  return tensors;
+}
+
 // One group for each linear layer.
 template <typename Method, typename Options>
 std::unique_ptr<sg::Sampler> Make(const sg::StateDict& job,
@@ -90,11 +100,7 @@ std::unique_ptr<sg::Sampler> Make(const sg::StateDict& job,
     const size_t index = groups.size();
     auto options = OfGroup(Read<Options>(OwnOfGroupAt(job, index), index));
     if (layer == 2 && job.contains("means")) {
-      std::vector<torch::Tensor> means;
-      for (const c10::IValue& mean : job.at("means").toListRef()) {
-        means.push_back(mean.toTensor());
-      }
-      options.prior_mean(std::move(means));
+      options.prior_mean(TensorsAt(job, "means"));
     }
     groups.emplace_back(net[layer]->parameters(),
                         std::make_unique<Options>(options));
@@ -102,7 +108,13 @@ std::unique_ptr<sg::Sampler> Make(const sg::StateDict& job,
   auto defaults = Read<Options>(GroupAt(job, 0), 0);
   torch::manual_seed(0);  // for a seed that is None, to be drawn
   if (!job.at("seed").isNone()) defaults.seed(job.at("seed").toInt());
-  return std::make_unique<Method>(std::move(groups), defaults);
+  auto sampler = std::make_unique<Method>(std::move(groups), defaults);
+  if constexpr (std::is_same_v<Method, sg::SBPS>) {
+    if (job.contains("preconditioner")) {
+      sampler->set_preconditioner(TensorsAt(job, "preconditioner"));
+    }
+  }
+  return sampler;
 }
 
 const std::map<std::string,

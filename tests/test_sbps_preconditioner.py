@@ -1,0 +1,246 @@
+"""The preconditioner that users give SBPS.
+
+Its law is in ``test_sbps_law.py`` and ``test_gauges_sbps.py``, and that its chains go
+on from any checkpoint, in both languages, in ``test_sbps_repeatability.py``,
+``test_distributed_checkpoint.py`` and ``test_cpp_chains.py``.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from sbps_chains import Draws, make, run, two, uneven
+from short_chains import assert_same, make_params
+
+import torch_sgmcmc as sg
+
+
+def given(params: Any, **settings: Any) -> sg.SBPS:
+    return make(params, preconditioned=True, given=uneven, **settings)
+
+
+def places(sampler: sg.SBPS, params: Any, steps: int = 150) -> Any:
+    return run(sampler, Draws(params), steps)
+
+
+def test_it_is_copied_and_used_as_it_is() -> None:
+    params = make_params(torch.bfloat16)
+    tensors = [uneven(p).requires_grad_() for p in params]
+    sampler = make(params, preconditioned=True)
+    sampler.set_preconditioner(tensors)
+    with torch.no_grad():
+        for tensor in tensors:
+            tensor.zero_()
+    for p in params:
+        kept = sampler.state[p]["preconditioner"]
+        assert kept.dtype == torch.float32 and not kept.requires_grad
+        assert torch.equal(kept, uneven(p))
+    places(sampler, params)
+    assert sampler.diagnostics.bounces > 5
+    for p in params:
+        state = sampler.state[p]
+        assert state.keys() == {"origin", "velocity", "preconditioner", "direction"}
+        assert torch.equal(state["preconditioner"], uneven(p))
+        assert torch.equal(state["direction"], uneven(p) * state["velocity"])
+
+
+def test_numbers_broadcast() -> None:
+    params = two()
+    sampler = make(params, preconditioned=True)
+    sampler.set_preconditioner([2, torch.tensor([0.5, 3.0])])
+    kept = [sampler.state[p]["preconditioner"].tolist() for p in params]
+    assert kept == [[2.0] * 3, [[0.5, 3.0]] * 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_twice_the_preconditioner_is_half_the_time(dtype: torch.dtype) -> None:
+    """To the bit, the paths being those of a chain without one."""
+    params, others = two(dtype), two(dtype)
+    times, expected = places(make(params), params)
+    sampler = make(others, preconditioned=True, given=lambda _: 2.0)
+    halves, found = places(sampler, others)
+    assert sampler.diagnostics.bounces > 5
+    assert halves == [time / 2 for time in times]
+    assert_same(found, expected)
+
+
+def test_it_is_the_learned_one_that_is_frozen() -> None:
+    """To the bit: a chain whose V is taken away goes on as if A had been given."""
+    params = two()
+    closure = Draws(params)
+    sampler = make(params, preconditioned=True, decay=0.8, eps=0.1, adapt=False)
+    run(sampler, closure, 1)
+    for p, square in zip(params, (0.3, 2.0), strict=True):
+        sampler.state[p]["square_average"].fill_(square)
+    run(sampler, closure, 60)
+    state = copy.deepcopy(sampler.state_dict())
+    for kept in state["state"].values():
+        assert len(set(kept["preconditioner"].flatten().tolist())) == 1
+        del kept["square_average"]
+    for group in state["param_groups"]:
+        group["adapt"] = True  # which there is nothing of
+    others = [p.detach().clone().requires_grad_() for p in params]
+    twin = make(others)
+    twin.load_state_dict(state)
+    same = Draws(others)  # type: ignore[arg-type]
+    same.generator.set_state(closure.generator.get_state())
+    bounces = sampler.diagnostics.bounces
+    run(sampler, closure, 100)
+    run(twin, same, 100)
+    assert twin.diagnostics.bounces > bounces + 3
+    assert_same(params, others)
+
+
+def test_another_one_begins_a_line_where_the_particle_is() -> None:
+    params = two()
+    closure = Draws(params)
+    sampler = make(params, preconditioned=True, decay=0.8)
+    run(sampler, closure, 30)
+    saved = sampler.state_dict()["state"][0]
+    before = dict(saved)
+    looks = sampler.param_groups[0]["num_looks"]
+    for value in ([0.5, 2.0], None, None):
+        here = [p.detach().clone() for p in params]
+        sampler.set_preconditioner(value)
+        run(sampler, closure, 1)
+        assert_same([p.detach() for p in params], here)
+        looks += 1
+        assert sampler.param_groups[0]["num_looks"] == looks
+        velocity = [sampler.state[p]["velocity"].flatten() for p in params]
+        assert torch.cat(velocity).norm() == pytest.approx(1)
+        for p, a in zip(params, value or [1.0, 1.0], strict=True):
+            state = sampler.state[p]
+            # Without one A is learned from the beginning.
+            assert ("square_average" in state) == (value is None)
+            assert (state["preconditioner"] == a).all()
+        run(sampler, closure, 20)
+        looks = sampler.param_groups[0]["num_looks"]
+        if value is None:
+            break
+    # What was saved is what it was.
+    assert saved.keys() == before.keys()
+    assert all(saved[key] is before[key] for key in before)
+
+
+def test_none_where_there_is_none_changes_nothing() -> None:
+    params, others = two(), two()
+    sampler, twin = (make(q, preconditioned=True, decay=0.8) for q in (params, others))
+    closures = Draws(params), Draws(others)
+    for chain, closure in zip((sampler, twin), closures, strict=True):
+        run(chain, closure, 30)
+    sampler.set_preconditioner(None)
+    for chain, closure in zip((sampler, twin), closures, strict=True):
+        run(chain, closure, 30)
+    assert_same(params, others)
+
+
+def test_it_is_loaded_before_the_first_step() -> None:
+    params, others = two(), two()
+    sampler, twin = given(params), make(others, preconditioned=True)
+    twin.load_state_dict(copy.deepcopy(sampler.state_dict()))
+    assert_same(places(twin, others)[1], places(sampler, params)[1])
+    # And by one that has another.
+    thirds = two()
+    third = make(thirds, preconditioned=True, given=lambda _: 3.0)
+    third.load_state_dict(given(two()).state_dict())
+    places(third, thirds)
+    assert_same(params, thirds)
+
+
+def test_parameters_that_stand_still_keep_theirs() -> None:
+    params = two()
+    params[1].requires_grad_(False)
+    sampler = given(params)
+    closure = Draws(params)
+    run(sampler, closure, 10)
+    assert sampler.state[params[1]].keys() == {"preconditioner"}
+    params[1].requires_grad_(True)
+    run(sampler, closure, 10)
+    for p in params:
+        state = sampler.state[p]
+        assert torch.equal(state["direction"], uneven(p) * state["velocity"])
+    for group in sampler.param_groups:
+        group["preconditioned"] = False
+    run(sampler, closure, 10)
+    assert "direction" not in sampler.state[params[0]]
+    for group in sampler.param_groups:
+        group["preconditioned"] = True
+    run(sampler, closure, 10)
+    for p in params:
+        assert torch.equal(sampler.state[p]["preconditioner"], uneven(p).double())
+
+
+@pytest.mark.parametrize("steps", [0, 10])
+def test_a_group_added_later_needs_one(steps: int) -> None:
+    p, q = two()
+    sampler = given([p])
+    run(sampler, Draws([p]), steps)
+    sampler.add_param_group({"params": [q]})
+    here = p.detach().clone()
+    with pytest.raises(RuntimeError) as error:
+        sampler.step(Draws([p, q]))
+    assert str(error.value) == (
+        "SBPS has no preconditioner for a parameter of shape [2, 2], and was given "
+        "those of others: call set_preconditioner() for all"
+    )
+    assert torch.equal(p, here) and (q == 1).all()
+    sampler.set_preconditioner([1.0, 2.0])
+    run(sampler, Draws([p, q]), 10)
+    assert (q != 1).all()
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ([1.0], r"1 \(must be one for each of the 2 parameters\)"),
+        (
+            [1.0, torch.ones(3)],
+            r"number 1 has shape \[3\] \(must broadcast to \[2, 2\]\)",
+        ),
+        *(
+            ([torch.tensor([1.0, value, 1.0]), 1.0], "number 0 has elements out of ran")
+            for value in (0.0, -1.0, math.nan, math.inf)
+        ),
+    ],
+)
+@pytest.mark.parametrize("steps", [0, 10])
+def test_bad_ones(bad: Any, message: str, steps: int) -> None:
+    """They change nothing."""
+    params, others = two(), two()
+    sampler, twin = given(params), given(others)
+    closures = Draws(params), Draws(others)
+    for chain, closure in zip((sampler, twin), closures, strict=True):
+        run(chain, closure, steps)
+    with pytest.raises(ValueError, match=f"^Invalid preconditioner: {message}"):
+        sampler.set_preconditioner(bad)
+    for chain, closure in zip((sampler, twin), closures, strict=True):
+        run(chain, closure, 20)
+    assert_same(params, others)
+
+
+def test_only_where_there_is_preconditioning() -> None:
+    sampler = make(two())
+    for value in ([1.0, 1.0], None):
+        with pytest.raises(ValueError) as error:
+            sampler.set_preconditioner(value)
+        assert str(error.value) == (
+            "Invalid preconditioned: False (must be True to set a preconditioner)"
+        )
+    assert not sampler.state
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_a_state_dict_with_a_bad_one(value: float) -> None:
+    sampler = given(two())
+    state = copy.deepcopy(sampler.state_dict())
+    state["state"][1]["preconditioner"][0, 1] = value
+    with pytest.raises(ValueError) as error:
+        make(two()).load_state_dict(state)
+    assert str(error.value) == (
+        "Invalid state_dict: preconditioner of parameter 1 has elements out of range "
+        "(must be finite and > 0)"
+    )

@@ -1,0 +1,42 @@
+"""What users gave of a parameter, and so is in its state before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch_sgmcmc.core.prior import PRIOR_MEAN, complete_means
+
+if TYPE_CHECKING:
+    from torch_sgmcmc.sampler import Sampler
+
+__all__ = ["PRECONDITIONER", "complete_given", "given", "has_more"]
+
+#: The key of SBPS's A.
+PRECONDITIONER = "preconditioner"
+
+
+def given(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a parameter's state that a user gave."""
+    keys = [PRIOR_MEAN]
+    if "square_average" not in state:  # which A is made of where it is learned
+        keys.append(PRECONDITIONER)
+    return {key: state[key] for key in keys if key in state}
+
+
+def complete_given(sampler: Sampler, before: Mapping[Any, Any]) -> None:
+    """Gives a loaded state what it may lack of parameters that do not move.
+
+    torch.distributed.checkpoint leaves these out.
+    """
+    complete_means(sampler, before)
+    if not any(PRECONDITIONER in given(state) for state in sampler.state.values()):
+        return
+    for p, state in before.items():
+        if not p.requires_grad and PRECONDITIONER in given(state):
+            sampler.state[p].setdefault(PRECONDITIONER, state[PRECONDITIONER])
+
+
+def has_more(state: Mapping[str, Any]) -> bool:
+    """Whether a parameter has other state."""
+    return len(state) > len(given(state))
