@@ -34,6 +34,8 @@ CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], Job]] = {
     ),
     "EWSG": (sg.EWSG, {"lr": 0.05, "index_chain_length": 2}, {"refresh_every": 7}),
     "EWSG-fixed": (sg.EWSG, {"lr": 0.05, "momentum": 0.0}, {}),
+    "SGLD-second": (sg.SGLD, {"lr": 0.1}, {"order": 2, "frozen": True}),
+    "EWSG-second": (sg.EWSG, {"lr": 0.05}, {"order": 2}),
 }
 
 
@@ -68,6 +70,7 @@ def make_job(name: str, dtype: torch.dtype, **changes: Any) -> Job:
         "y": torch.randint(3, (DATA,), generator=g),
         "estimator": "SVRG" if "refresh_every" in special else "ControlVariates",
         "refresh_every": 0,
+        "order": 1,
         "loader": list(torch.randperm(DATA, generator=g).split([17, 17, 6])),
         "batches": torch.randint(DATA, (STEPS * draws(name), BATCH), generator=g),
         "steps": STEPS,
@@ -112,12 +115,13 @@ def run_in_python(name: str, job: Job) -> Job:
         net[0].bias.requires_grad_(False)
     loss_fn = Loss(job, net)
     loader = job["loader"]
-    options = {"batch_size": lambda batch: 0} if job["fault"] == "size" else {}
+    options: Job = {"batch_size": lambda batch: 0} if job["fault"] == "size" else {}
     estimator: sg.ControlVariates
     if job["estimator"] == "SVRG":
         options = {**options, "refresh_every": job["refresh_every"]}
         estimator = sg.SVRG(sampler, loss_fn, loader, **options)
     else:
+        options["order"] = job["order"]
         estimator = sg.ControlVariates(sampler, loss_fn, **options)
     if "estimated" in job:
         sampler.load_state_dict(job["state"])
@@ -165,7 +169,9 @@ def evaluations(name: str, passes: int, steps: int = STEPS) -> int:
     [
         (name, dtype)
         for name in CHAINS
-        for dtype in (DTYPES if name in ("SGHMC", "EWSG") else DTYPES[:1])
+        for dtype in (
+            DTYPES if name in ("SGHMC", "EWSG", "SGLD-second") else DTYPES[:1]
+        )
     ],
     ids=lambda value: str(value).removeprefix("torch."),
 )
@@ -189,6 +195,8 @@ def test_the_same_bits(name: str, dtype: torch.dtype, run_in_cpp: InCpp) -> None
         ("SGLD", torch.float32),
         ("SGHMC", torch.bfloat16),
         ("EWSG", torch.float32),
+        ("SGLD-second", torch.float64),
+        ("SGLD-second", torch.bfloat16),
     ],
     ids=lambda value: str(value).removeprefix("torch."),
 )
@@ -230,6 +238,11 @@ FAULTS: dict[str, tuple[Job, str]] = {
     "backward": ({}, "loss_fn has made gradients: it must return the loss"),
     "infinite": ({}, "the full gradient is not finite: there can be no anchor"),
     "no data": ({"loader": []}, "Invalid loader: it has no data"),
+    "order": ({"order": 3}, r"Invalid order: 3 \(must be in \[1, 2\]\)"),
+    "graph of order 2": (
+        {"order": 2, "create_graph": True},
+        r"Invalid create_graph: True \(must be False with order=2, whose",
+    ),
     "weight": ({"weights": [-0.5]}, r"Invalid weight: -0\.5 \(must be finite and >="),
     "refresh_every": (
         {"estimator": "SVRG"},
@@ -242,26 +255,48 @@ FAULTS: dict[str, tuple[Job, str]] = {
 }
 
 
-def bad_states() -> list[tuple[Job, str]]:
-    """Jobs with states that are refused, and the messages."""
-    job = make_job("SGHMC", torch.float32)
-    done = run_in_python("SGHMC", {**job, "steps": 1})
-    good = done["estimated"]
+def bad_states() -> list[tuple[str, Job, str]]:
+    """Chains and jobs with states that are refused, and the messages."""
+    done = {}
+    for name in ("SGHMC", "SGLD-second"):
+        job = make_job(name, torch.float32)
+        done[name] = {**job, **run_in_python(name, {**job, "steps": 1})}
+    good, second = (done[name]["estimated"] for name in done)
     wrong = [torch.zeros(2), *good["full_grads"][1:]]
     return [
-        (
-            {**job, "state": done["state"], "estimated": {**good, key: value}},
-            message,
-        )
-        for key, value, message in (
-            ("anchor", good["anchor"][:2], r"anchor has 2 tensors, expected 4"),
+        (name, {**done[name], "estimated": estimated}, message)
+        for name, estimated, message in (
             (
-                "full_grads",
-                wrong,
+                "SGHMC",
+                {**good, "anchor": good["anchor"][:2]},
+                r"anchor has 2 tensors, expected 4",
+            ),
+            (
+                "SGHMC",
+                {**good, "full_grads": wrong},
                 r"full_grads of parameter 0 has shape \[2\], expected \[9, 5\]",
             ),
-            ("anchor_step", -1, r"Invalid anchor_step: -1 \(must be >= 0\)"),
-            ("refresh_every", 0, r"Invalid refresh_every: 0 \(must be >= 1\)"),
+            (
+                "SGHMC",
+                {**good, "anchor_step": -1},
+                r"Invalid anchor_step: -1 \(must be >= 0\)",
+            ),
+            (
+                "SGHMC",
+                {**good, "refresh_every": 0},
+                r"Invalid refresh_every: 0 \(must be >= 1\)",
+            ),
+            ("SGHMC", {**good, **second}, "it is of order 2, expected 1"),
+            (
+                "SGLD-second",
+                {key: second[key] for key in ("anchor", "full_grads")},
+                "it is of order 1, expected 2",
+            ),
+            (
+                "SGLD-second",
+                {**second, "full_hessian": torch.zeros(3, 4)},
+                r"full_hessian has shape \[3, 4\], expected \[75, 75\]",
+            ),
         )
     ]
 
@@ -270,7 +305,7 @@ def test_the_same_messages(run_in_cpp: InCpp) -> None:
     failing = [
         ("EWSG-fixed", make_job("EWSG-fixed", torch.float32, fault=fault, **changes), m)
         for fault, (changes, m) in FAULTS.items()
-    ] + [("SGHMC", job, match) for job, match in bad_states()]
+    ] + bad_states()
     messages = []
     for name, job, match in failing:
         with pytest.raises((ValueError, RuntimeError), match=match) as error:

@@ -255,10 +255,10 @@ def test_all_methods_sample_the_posterior(
         "HMC": samplers.hmc(*common, 320, 0, tmp_path),
         "perturbed": samplers.hmc_ecs(problem, start, size, 0, tmp_path),
         "SGHMC": samplers.gradient_method(
-            *common, "SGHMC", True, 0.24, 300, 500, 0, tmp_path
+            *common, "SGHMC", 2, 0.24, 300, 500, 0, tmp_path
         ),
         "SGLD": samplers.gradient_method(
-            *common, "SGLD", True, 0.3, 300, 500, 0, tmp_path
+            *common, "SGLD", 1, 0.3, 300, 500, 0, tmp_path
         ),
     }
     for name, run in runs.items():
@@ -266,7 +266,7 @@ def test_all_methods_sample_the_posterior(
         assert found["mean"][0] < 4 * found["expected"], name
         assert 0.85 < found["deviation"][1] < 1.15, name
     # Without control variates the minibatches' noise heats.
-    hot = samplers.gradient_method(*common, "SGHMC", False, 0.24, 100, 50, 0, tmp_path)
+    hot = samplers.gradient_method(*common, "SGHMC", 0, 0.24, 100, 50, 0, tmp_path)
     assert measures.errors(hot, truth)["deviation"][1] > 1.3
 
 

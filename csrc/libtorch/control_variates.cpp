@@ -3,12 +3,16 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Type.h>
+#include <torch/csrc/autograd/autograd.h>
 
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
+#include "host/hessian_size.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/closures.h"
+#include "libtorch/core/jacobians.h"
 #include "libtorch/core/operators.h"
 #include "libtorch/core/state_checks.h"
 #include "libtorch/core/state_values.h"
@@ -83,6 +87,70 @@ std::vector<at::Tensor> ReadTensors(const StateDict& dict,
   return tensors;
 }
 
+int64_t NumElements(const std::vector<at::Tensor>& tensors) {
+  return std::accumulate(
+      tensors.begin(),
+      tensors.end(),
+      int64_t{0},
+      [](int64_t sum, const at::Tensor& t) { return sum + t.numel(); });
+}
+
+// The type that arithmetic with all parameters takes.
+c10::ScalarType Widest(const std::vector<at::Tensor>& params) {
+  for (const at::Tensor& param : params) {
+    if (param.scalar_type() == at::kDouble) return at::kDouble;
+  }
+  return at::kFloat;
+}
+
+// Of no data: [d, d].
+at::Tensor NoHessian(const std::vector<at::Tensor>& params) {
+  const int64_t d = NumElements(params);
+  const auto device =
+      params.empty() ? c10::Device(at::kCPU) : params[0].device();
+  return at::zeros({d, d}, at::device(device).dtype(at::kDouble));
+}
+
+// Of the mean loss of some data, with the gradients `slopes`: [d, d].
+at::Tensor HessianOf(const std::vector<at::Tensor>& slopes,
+                     const std::vector<at::Tensor>& params,
+                     int64_t num_data) {
+  std::vector<at::Tensor> parts;
+  for (size_t i = 0; i < params.size(); ++i) {
+    parts.push_back(slopes[i].defined()
+                        ? slopes[i].flatten()
+                        : at::zeros_like(params[i].detach()).flatten());
+  }
+  const at::Tensor row = at::cat(parts);
+  const int64_t d = row.numel();
+  if (!row.requires_grad()) {  // the loss is linear
+    return at::zeros({d, d}, row.options());
+  }
+  // A network's activations of a datum are about as many as its parameters at
+  // most.
+  return Jacobian(row, params, d * num_data);
+}
+
+// The full gradients with the Hessian's term, H δ.
+std::vector<at::Tensor> Bent(std::vector<at::Tensor> full_grads,
+                             const at::Tensor& hessian,
+                             const std::vector<at::Tensor>& moves) {
+  std::vector<at::Tensor> rows;
+  std::vector<int64_t> sizes;
+  for (const at::Tensor& move : moves) {
+    rows.push_back(move.flatten());
+    sizes.push_back(move.numel());
+  }
+  const at::Tensor row = at::cat(rows).to(hessian.scalar_type());
+  const std::vector<at::Tensor> parts =
+      at::mv(hessian, row).split_with_sizes(sizes);
+  for (size_t i = 0; i < moves.size(); ++i) {
+    at::Tensor& f = full_grads[i];
+    if (f.defined()) f = f + parts[i].view(f.sizes()).to(f.scalar_type());
+  }
+  return full_grads;
+}
+
 at::Tensor CopyAs(const at::Tensor& tensor, c10::ScalarType dtype) {
   return tensor.detach().to(dtype, /*non_blocking=*/false, /*copy=*/true);
 }
@@ -100,11 +168,22 @@ void ThrowUnknownSize(const std::type_info& type) {
                            "returns it");
 }
 
+AnchoredGradients::AnchoredGradients(torch::optim::Optimizer& sampler,
+                                     const char* name,
+                                     int64_t order)
+    : sampler_(sampler), name_(name), order_(order) {
+  CheckInteger("order", order, 1, 3);
+  check_order(trained());
+}
+
 double AnchoredGradients::set_anchor(const FullPass& pass) {
   const std::vector<at::Tensor> params = trained();
+  check_order(params);
   double total_loss = 0;
   int64_t count = 0;
   std::vector<at::Tensor> sums(params.size());
+  at::Tensor hessian;
+  if (order_ == 2) hessian = NoHessian(params);
   {
     const KeptGradients kept(params);
     pass([&](int64_t size, const BatchLoss& loss_fn) {
@@ -112,7 +191,15 @@ double AnchoredGradients::set_anchor(const FullPass& pass) {
         throw std::runtime_error("batch_size returned " + std::to_string(size) +
                                  " for a batch (must be an int >= 1)");
       }
-      const Gradients batch = gradients(params, loss_fn);
+      const auto add_hessian = [&](const at::Tensor& loss) -> Roots {
+        hessian.add_(HessianOf(slopes(params, loss), params, size), size);
+        return {};
+      };
+      const Gradients batch =
+          gradients(params,
+                    loss_fn,
+                    /*create_graph=*/false,
+                    order_ == 2 ? Look(add_hessian) : Look());
       total_loss += batch.loss.item<double>() * static_cast<double>(size);
       count += size;
       for (size_t i = 0; i < sums.size(); ++i) {
@@ -132,6 +219,13 @@ double AnchoredGradients::set_anchor(const FullPass& pass) {
           "the full gradient is not finite: there can be no anchor here");
     }
   }
+  if (hessian.defined()) {
+    hessian = (hessian / count).to(Widest(params));
+    if (!hessian.isfinite().all().item<bool>()) {
+      throw std::runtime_error(
+          "the full Hessian is not finite: there can be no anchor here");
+    }
+  }
   std::vector<at::Tensor> anchor;
   anchor.reserve(params.size());
   for (const at::Tensor& param : params) {
@@ -139,6 +233,7 @@ double AnchoredGradients::set_anchor(const FullPass& pass) {
   }
   anchor_ = std::move(anchor);
   full_grads_ = std::move(sums);
+  full_hessian_ = std::move(hessian);
   return total_loss / static_cast<double>(count);
 }
 
@@ -146,18 +241,36 @@ at::Tensor AnchoredGradients::backward(const BatchLoss& loss,
                                        double weight,
                                        bool create_graph) {
   CheckReal("weight", weight);
+  if (create_graph && order_ == 2) {
+    Invalid(
+        "Invalid create_graph: true (must be false with order(2), whose "
+        "expansion has no graph: use order(1), or PSGLD's gamma(false))");
+  }
   const std::vector<at::Tensor> params = trained();
   const std::vector<at::Tensor>& anchor = fitting_anchor(params);
+  std::vector<at::Tensor> full = full_grads_;
+  Look look;
+  if (full_hessian_.defined()) {
+    // In the parameters' type: the same for the minibatch and for all data.
+    std::vector<at::Tensor> moves;
+    for (size_t i = 0; i < params.size(); ++i) {
+      moves.push_back(params[i].detach() - anchor[i]);
+    }
+    full = Bent(std::move(full), full_hessian_, moves);
+    look = [&params, moves, this](const at::Tensor& at_anchor) {
+      return hessian_product(params, moves, at_anchor);
+    };
+  }
   Gradients result;
   {
     const KeptGradients kept(params);
     Gradients at_anchor;
     {
       const Exchanged exchanged(params, anchor);
-      at_anchor = gradients(params, loss);
+      at_anchor = gradients(params, loss, /*create_graph=*/false, look);
     }
     result = gradients(params, loss, create_graph);
-    combine(params, at_anchor.grads, create_graph, result.grads);
+    combine(params, at_anchor.grads, full, create_graph, result.grads);
   }
   for (size_t i = 0; i < params.size(); ++i) {
     at::Tensor grad = result.grads[i];
@@ -175,15 +288,23 @@ StateDict AnchoredGradients::state_dict() const {
   }
   std::vector<c10::IValue> full;
   for (const at::Tensor& grad : full_grads_) full.push_back(OrNone(grad));
-  return {{"anchor", ListOfValues(*anchor_)},
-          {"full_grads", ListOfValues(full)}};
+  StateDict dict{{"anchor", ListOfValues(*anchor_)},
+                 {"full_grads", ListOfValues(full)}};
+  if (full_hessian_.defined()) dict.set("full_hessian", full_hessian_);
+  return dict;
 }
 
 void AnchoredGradients::load_state_dict(const StateDict& dict) {
   if (dict.at("anchor").isNone()) {
     anchor_ = std::nullopt;
     full_grads_.clear();
+    full_hessian_.reset();
     return;
+  }
+  const int64_t order = dict.contains("full_hessian") ? 2 : 1;
+  if (order != order_) {
+    Invalid("Invalid state_dict: it is of order " + std::to_string(order) +
+            ", expected " + std::to_string(order_));
   }
   const std::vector<at::Tensor> params = trained();
   std::vector<at::Tensor> anchor = ReadTensors(dict, "anchor", params);
@@ -197,8 +318,16 @@ void AnchoredGradients::load_state_dict(const StateDict& dict) {
     anchor[i] = CopyAs(anchor[i], params[i].scalar_type());
     if (full[i].defined()) full[i] = CopyAs(full[i], Arithmetic(params[i]));
   }
+  at::Tensor hessian;
+  if (order == 2) {
+    const int64_t d = NumElements(params);
+    const c10::IValue& value = dict.at("full_hessian");
+    CheckTensor("full_hessian", value, {d, d});
+    hessian = CopyAs(value.toTensor().to(params[0].device()), Widest(params));
+  }
   anchor_ = std::move(anchor);
   full_grads_ = std::move(full);
+  full_hessian_ = std::move(hessian);
 }
 
 // The sampler's parameters that are not frozen.
@@ -210,6 +339,17 @@ std::vector<at::Tensor> AnchoredGradients::trained() const {
     }
   }
   return params;
+}
+
+// Throws if there can be no Hessian of all data.
+void AnchoredGradients::check_order(
+    const std::vector<at::Tensor>& params) const {
+  if (order_ == 1) return;
+  CheckHessianSize(NumElements(params));
+  for (const at::Tensor& param : params) {
+    if (param.device() == params[0].device()) continue;
+    Invalid("Invalid order: 2 (must be 1 for parameters on several devices)");
+  }
 }
 
 const std::vector<at::Tensor>& AnchoredGradients::fitting_anchor(
@@ -236,11 +376,13 @@ const std::vector<at::Tensor>& AnchoredGradients::fitting_anchor(
 
 // The loss of a batch and its gradients, taken out of the parameters' grad. By
 // backward(), and not by torch::autograd::grad, so that hooks run, for instance
-// those that average over data-parallel replicas.
+// those that average over data-parallel replicas. What `look` makes of the loss
+// is differentiated along with it.
 AnchoredGradients::Gradients AnchoredGradients::gradients(
     const std::vector<at::Tensor>& params,
     const BatchLoss& loss_fn,
-    bool create_graph) const {
+    bool create_graph,
+    const Look& look) const {
   for (const at::Tensor& param : params) param.mutable_grad().reset();
   const at::AutoGradMode enable_grad(true);
   Gradients result{loss_fn(), {}};
@@ -264,10 +406,51 @@ AnchoredGradients::Gradients AnchoredGradients::gradients(
         "loss_fn returned a loss without a graph: it must compute it from the "
         "sampler's parameters, with gradients enabled");
   }
-  loss.backward({}, /*retain_graph=*/std::nullopt, create_graph);
-  for (const at::Tensor& param : params) {
-    result.grads.push_back(param.grad());
-    const at::Tensor& grad = result.grads.back();
+  Roots roots;
+  if (look) roots = look(loss);
+  roots.tensors.insert(roots.tensors.begin(), loss);
+  roots.weights.insert(roots.weights.begin(), at::Tensor());
+  torch::autograd::backward(roots.tensors,
+                            roots.weights,
+                            /*retain_graph=*/std::nullopt,
+                            create_graph);
+  for (const at::Tensor& param : params) result.grads.push_back(param.grad());
+  check_dense(result.grads);
+  return result;
+}
+
+// The gradients of a loss, with a graph.
+std::vector<at::Tensor> AnchoredGradients::slopes(
+    const std::vector<at::Tensor>& params, const at::Tensor& loss) const {
+  std::vector<at::Tensor> result =
+      torch::autograd::grad({loss},
+                            params,
+                            /*grad_outputs=*/{},
+                            /*retain_graph=*/std::nullopt,
+                            /*create_graph=*/true,
+                            /*allow_unused=*/true);
+  check_dense(result);
+  return result;
+}
+
+// What has the gradient h δ.
+AnchoredGradients::Roots AnchoredGradients::hessian_product(
+    const std::vector<at::Tensor>& params,
+    const std::vector<at::Tensor>& moves,
+    const at::Tensor& loss) const {
+  Roots roots;
+  const std::vector<at::Tensor> at_anchor = slopes(params, loss);
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (!at_anchor[i].defined() || !at_anchor[i].requires_grad()) continue;
+    roots.tensors.push_back(at_anchor[i]);
+    roots.weights.push_back(moves[i]);
+  }
+  return roots;
+}
+
+void AnchoredGradients::check_dense(
+    const std::vector<at::Tensor>& grads) const {
+  for (const at::Tensor& grad : grads) {
     if (grad.defined() && grad.layout() != at::kStrided) {
       throw std::runtime_error(
           std::string(name_) +
@@ -275,19 +458,19 @@ AnchoredGradients::Gradients AnchoredGradients::gradients(
           "sparse(false))");
     }
   }
-  return result;
 }
 
 // Makes (g - a) + f of grads; one that is missing counts as zero.
 void AnchoredGradients::combine(const std::vector<at::Tensor>& params,
                                 const std::vector<at::Tensor>& anchor_grads,
+                                const std::vector<at::Tensor>& full_grads,
                                 bool create_graph,
                                 std::vector<at::Tensor>& grads) const {
   std::vector<VariateLists> by_device;
   for (size_t i = 0; i < params.size(); ++i) {
     at::Tensor g = grads[i];
     at::Tensor a = anchor_grads[i];
-    at::Tensor f = full_grads_[i];
+    at::Tensor f = full_grads[i];
     if (!g.defined() && !a.defined() && !f.defined()) continue;
     // No graph can miss its gradient: only values are made up here.
     if (!g.defined()) g = at::zeros_like(params[i].detach());
@@ -315,12 +498,15 @@ void AnchoredGradients::combine(const std::vector<at::Tensor>& params,
 
 RefreshedGradients::RefreshedGradients(Sampler& sampler,
                                        FullPass pass,
-                                       int64_t refresh_every)
-    : AnchoredGradients(sampler, "SVRG"),
+                                       int64_t refresh_every,
+                                       int64_t order)
+    : AnchoredGradients(sampler, "SVRG", order),
       sampler_(sampler),
       pass_(std::move(pass)),
       refresh_every_(refresh_every) {
   CheckInteger("refresh_every", refresh_every, 1);
+  if (order == 1) return;
+  Invalid("Invalid order: 2 (must be 1 for SVRG, whose anchor moves)");
 }
 
 double RefreshedGradients::set_anchor(const FullPass& pass) {

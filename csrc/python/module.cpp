@@ -19,6 +19,7 @@
 #include "host/ecs_sizes.h"
 #include "host/fold_in.h"
 #include "host/gamma.h"
+#include "host/hessian_size.h"
 #include "host/index_chain.h"
 #include "host/leapfrog_steps.h"
 #include "host/metropolis.h"
@@ -449,6 +450,10 @@ PYBIND11_MODULE(_C, m) {
         "Of EWSG's minibatches (csrc/host/closure_watch.h).");
 
   m.def("ratio", &torch_sgmcmc::Ratio, py::arg("part"), py::arg("whole"));
+  m.def("check_hessian_size",
+        &torch_sgmcmc::CheckHessianSize,
+        py::arg("num_parameters"),
+        "Of control variates (csrc/host/hessian_size.h).");
   m.attr("MOST_WARMUP_STEPS") = torch_sgmcmc::kMostWarmupSteps;
   m.def("leapfrog_steps",
         &torch_sgmcmc::LeapfrogSteps,

@@ -319,23 +319,61 @@ TEST(ControlVariates, AFailureChangesNothing) {
 TEST(ControlVariates, NoVarianceAtTheAnchor) {
   for (const auto dtype :
        {torch::kDouble, torch::kFloat, torch::kBFloat16, torch::kHalf}) {
-    Problem problem(dtype);
-    SGLD sampler(problem.params, Langevin());
-    ControlVariates estimator(sampler, problem.loss());
-    estimator.set_anchor(problem.loader());
-    Tensors full = Kept(estimator.state_dict(), "full_grads");
-    for (auto& f : full) {
-      EXPECT_EQ(f.scalar_type(),
-                dtype == torch::kDouble ? torch::kDouble : torch::kFloat);
-      EXPECT_GT(f.abs().max().item<double>(), 0.01);
-      f = f.to(dtype);
-    }
-    for (int64_t i = 0; i < kNumData; ++i) {
-      sampler.zero_grad();
-      estimator.backward(problem.batch({i}));
-      ExpectSame(problem.grads(), full);
+    for (const int64_t order : {1, 2}) {
+      Problem problem(dtype);
+      SGLD sampler(problem.params, Langevin());
+      ControlVariates estimator(sampler, problem.loss(), {.order = order});
+      estimator.set_anchor(problem.loader());
+      Tensors full = Kept(estimator.state_dict(), "full_grads");
+      for (auto& f : full) {
+        EXPECT_EQ(f.scalar_type(),
+                  dtype == torch::kDouble ? torch::kDouble : torch::kFloat);
+        EXPECT_GT(f.abs().max().item<double>(), 0.01);
+        f = f.to(dtype);
+      }
+      for (int64_t i = 0; i < kNumData; ++i) {
+        sampler.zero_grad();
+        estimator.backward(problem.batch({i}));
+        ExpectSame(problem.grads(), full);
+      }
     }
   }
+}
+
+TEST(ControlVariates, OfSecondOrderAreExactWhereLossesAreQuadratic) {
+  Problem problem;
+  SGLD sampler(problem.params, Langevin());
+  const auto loss = [&](const Example& batch) {
+    const auto out = batch.data.mv(problem.params[0]) + problem.params[1];
+    return (out - batch.target).square().mean();
+  };
+  ControlVariates estimator(sampler, loss, {.order = 2});
+  estimator.set_anchor(problem.loader());
+  problem.move(5);
+  const Tensors full =
+      torch::autograd::grad({loss({problem.x, problem.y})}, problem.params);
+  for (int64_t i = 0; i < kNumData; ++i) {
+    sampler.zero_grad();
+    estimator.backward(problem.batch({i}));
+    ExpectClose(problem.grads(), full);
+  }
+}
+
+TEST(ControlVariates, RefuseHessiansThatThereCannotBe) {
+  Problem problem;
+  SGLD sampler(problem.params, Langevin());
+  std::vector<Example> loader = problem.loader();
+  EXPECT_EQ(MessageOf([&] {
+              SVRG(sampler, problem.loss(), loader, 1, {.order = 2});
+            }),
+            "Invalid order: 2 (must be 1 for SVRG, whose anchor moves)");
+  const auto many = torch::zeros({11'586}).set_requires_grad(true);
+  torch::optim::SGD sgd({many}, 0.1);
+  ControlVariates<> first(sgd, problem.loss());
+  EXPECT_EQ(
+      MessageOf([&] { ControlVariates<>(sgd, problem.loss(), {.order = 2}); }),
+      "Invalid order: 2 (the Hessian of 11586 parameters takes 1.073883 GB, "
+      "must be at most that of 11585: use order 1)");
 }
 
 TEST(ControlVariates, GradientsAddUpAndHaveAGraph) {

@@ -141,7 +141,7 @@ Subject Warming() {
 }
 
 template <bool is_svrg>
-Subject Estimator(const char* name) {
+Subject Estimator(const char* name, int64_t order = 1) {
   const Tensors params = TwoParams();
   const auto sampler =
       std::make_shared<SGLD>(params, SGLDOptions(0.1).num_data(6).seed(1));
@@ -153,7 +153,7 @@ Subject Estimator(const char* name) {
       [&]() -> Variates* {
         if constexpr (is_svrg)
           return new SVRG<Tensor>(*sampler, loss, *loader, 2);
-        return new Variates(*sampler, loss);
+        return new Variates(*sampler, loss, {.order = order});
       }(),
       // What it refers to lives as long.
       [sampler, loader](const Variates* it) { delete it; });
@@ -220,6 +220,7 @@ std::vector<Subject> Subjects() {
       Subsampled("HMCECS, warming up", HMCECSOptions(), true),
       Warming(),
       Estimator<false>("ControlVariates"),
+      Estimator<false>("ControlVariates of second order", 2),
       Estimator<true>("SVRG"),
       Precision(),
       Average(),
@@ -344,7 +345,8 @@ bool LoadSpoiled(Subject& subject, Choices& random) {
                                     "num_blocks",
                                     "batch_size",
                                     "poisson",
-                                    "seed"};
+                                    "seed",
+                                    "target"};
   if (!random.one_in(4)) {
     for (int64_t i = random.below(2); i >= 0; --i) {
       Spoiler spoiler(random);

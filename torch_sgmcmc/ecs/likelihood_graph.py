@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from torch_sgmcmc.core.jacobians import bases, jacobian
+
 __all__ = [
     "Closure",
     "LikelihoodGraph",
@@ -27,9 +29,6 @@ Closure = Callable[[Tensor], Tensor]
 # Data from which on single backward passes are quicker than a batch of them, in which
 # the products of matrices with vectors become slow batches of products of matrices.
 _SINGLY = 1024
-
-# Elements of what is computed at once for a batch of directions.
-_MOST_ELEMENTS = 2**25
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
@@ -51,24 +50,8 @@ class LikelihoodGraph:
 
     def hessian(self) -> Tensor:
         """Σ Hᵢ: [d, d]."""
-        d = len(self.slope)
-        columns = []
-        for basis in _bases(d, self.slope, d + len(self.values)):
-            parts = torch.autograd.grad(
-                self.slope,
-                self.params,
-                basis,
-                retain_graph=True,
-                is_grads_batched=True,
-                allow_unused=True,
-            )
-            count = len(basis)
-            rows = [
-                p.new_zeros(count, p.numel()) if g is None else g.reshape(count, -1)
-                for p, g in zip(self.params, parts, strict=True)
-            ]
-            columns.append(torch.cat(rows, 1))
-        return torch.cat(columns)
+        width = len(self.slope) + len(self.values)
+        return jacobian(self.slope, self.params, width)
 
     def hessian_products(self, z: Tensor) -> Tensor:
         """Hᵢ z: [M, d]."""
@@ -157,7 +140,7 @@ def columns_of_linear(pull: Tensor, weights: Tensor) -> Tensor:
     d, size = len(pull), weights.numel()
     out = pull.new_empty(d, size)
     begin = 0
-    for basis in _bases(d, pull, d + size):
+    for basis in bases(d, pull, d + size):
         end = begin + len(basis)
         if size < _SINGLY:
             (rows,) = torch.autograd.grad(
@@ -172,13 +155,3 @@ def columns_of_linear(pull: Tensor, weights: Tensor) -> Tensor:
                 row.copy_(part.reshape(size))
         begin = end
     return out
-
-
-def _bases(d: int, like: Tensor, width: int) -> Iterable[Tensor]:
-    """The rows of the identity, in pieces that keep memory bounded."""
-    rows = max(1, _MOST_ELEMENTS // width)
-    for begin in range(0, d, rows):
-        count = min(rows, d - begin)
-        basis = torch.zeros(count, d, dtype=like.dtype, device=like.device)
-        basis[:, begin : begin + count].fill_diagonal_(1)
-        yield basis

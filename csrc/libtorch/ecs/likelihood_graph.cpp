@@ -1,11 +1,9 @@
 #include "libtorch/ecs/likelihood_graph.h"
 
 #include <ATen/ATen.h>
-#include <ATen/LegacyVmapMode.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <algorithm>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -13,6 +11,7 @@
 
 #include "libtorch/core/checks.h"
 #include "libtorch/core/gradient_edges.h"
+#include "libtorch/core/jacobians.h"
 #include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
@@ -26,79 +25,6 @@ constexpr int64_t kTogether = 8;
 // in which the products of matrices with vectors become slow batches of
 // products of matrices (as in Python).
 constexpr int64_t kSingly = 1024;
-
-// Elements of what is computed at once for a batch of directions.
-constexpr int64_t kMostElements = int64_t{1} << 25;
-
-// While it lives, the first dimension of batched tensors is hidden.
-class VmapLevel {
- public:
-  VmapLevel() : level_(at::impl::VmapMode::increment_nesting()) {}
-  ~VmapLevel() { at::impl::VmapMode::decrement_nesting(); }
-  VmapLevel(const VmapLevel&) = delete;
-  VmapLevel& operator=(const VmapLevel&) = delete;
-  VmapLevel(VmapLevel&&) = delete;
-  VmapLevel& operator=(VmapLevel&&) = delete;
-
-  int64_t level() const { return level_; }
-
- private:
-  int64_t level_;
-};
-
-// The gradients for each row of the output's gradients in one pass, as
-// torch.autograd.grad(..., is_grads_batched=True) has them.
-std::vector<at::Tensor> BatchedGradients(const at::Tensor& output,
-                                         const std::vector<at::Tensor>& inputs,
-                                         const at::Tensor& rows,
-                                         bool allow_unused) {
-  const VmapLevel vmap;
-  std::vector<at::Tensor> grads =
-      torch::autograd::grad({output},
-                            inputs,
-                            {at::_add_batch_dim(rows, 0, vmap.level())},
-                            /*retain_graph=*/true,
-                            /*create_graph=*/false,
-                            allow_unused);
-  for (at::Tensor& grad : grads) {
-    if (!grad.defined()) continue;
-    grad = at::_remove_batch_dim(grad, vmap.level(), rows.size(0), 0);
-  }
-  return grads;
-}
-
-// The rows of the identity, in pieces that keep memory bounded.
-std::vector<at::Tensor> Bases(int64_t d,
-                              const at::Tensor& like,
-                              int64_t width) {
-  const int64_t rows =
-      std::max<int64_t>(1, kMostElements / std::max<int64_t>(1, width));
-  std::vector<at::Tensor> pieces;
-  for (int64_t begin = 0; begin < d; begin += rows) {
-    const int64_t count = std::min(rows, d - begin);
-    at::Tensor basis =
-        at::zeros({count, d}, like.options().requires_grad(false));
-    basis.slice(1, begin, begin + count).fill_diagonal_(1);
-    pieces.push_back(std::move(basis));
-  }
-  return pieces;
-}
-
-// The same of all parameters, [rows, d], 0 where one has no part in the output.
-at::Tensor BatchedRows(const at::Tensor& output,
-                       const std::vector<at::Tensor>& params,
-                       const at::Tensor& basis) {
-  const int64_t count = basis.size(0);
-  std::vector<at::Tensor> rows =
-      BatchedGradients(output, params, basis, /*allow_unused=*/true);
-  for (size_t i = 0; i < rows.size(); ++i) {
-    rows[i] = rows[i].defined()
-                  ? rows[i].reshape({count, -1})
-                  : at::zeros({count, params[i].numel()},
-                              params[i].options().requires_grad(false));
-  }
-  return at::cat(rows, 1);
-}
 
 }  // namespace
 
@@ -165,12 +91,7 @@ at::Tensor LikelihoodGraph::gradients() const {
 }
 
 at::Tensor LikelihoodGraph::hessian() const {
-  const int64_t d = slope_.numel();
-  std::vector<at::Tensor> columns;
-  for (const at::Tensor& basis : Bases(d, slope_, d + values_.numel())) {
-    columns.push_back(BatchedRows(slope_, params_, basis));
-  }
-  return at::cat(columns);
+  return Jacobian(slope_, params_, slope_.numel() + values_.numel());
 }
 
 at::Tensor LikelihoodGraph::hessian_products(const at::Tensor& z) const {

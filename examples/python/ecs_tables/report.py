@@ -19,8 +19,10 @@ _COLORS = {
     "perturbed, order 1": "C6",
     "SGHMC, CV, ε = 0.06": "C0",
     "SGHMC, CV": "C9",
+    "SGHMC, CV of order 1": "navy",
     "SGHMC": "C4",
     "SGLD, CV": "C2",
+    "SGLD, CV of order 1": "lightgreen",
     "SGLD": "C8",
 }
 

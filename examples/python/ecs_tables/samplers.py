@@ -231,7 +231,7 @@ def gradient_method(
     problem: Problem,
     laplace: Laplace,
     kind: str,
-    control_variates: bool,
+    order: int,
     step: float,
     draws: int,
     subsample: int,
@@ -252,21 +252,21 @@ def gradient_method(
         problem: the data.
         laplace: where it starts, and where control variates have their anchor.
         kind: "SGLD" or "SGHMC".
-        control_variates: whether it uses the library's :class:`ControlVariates`.
+        order: of the library's :class:`ControlVariates`; 0 is without.
         step: see above.
         draws: R, after the first tenth.
         subsample: m, data of a minibatch, drawn with replacement.
         seed: of noise and minibatches.
         cache: folder for the finished run.
     """
-    settings = [problem.identity, kind, control_variates, step, draws, subsample, seed]
+    settings = [problem.identity, kind, order, step, draws, subsample, seed]
 
     def make() -> dict[str, Any]:
         return _gradient_run(
-            problem, laplace, kind, control_variates, step, draws, subsample, seed
+            problem, laplace, kind, order, step, draws, subsample, seed
         )
 
-    name = f"{problem.name}-{kind}-{'cv' if control_variates else 'plain'}-{seed}"
+    name = f"{problem.name}-{kind}-{order}-{seed}"
     return Run.of(remembered(cache, name, settings, make))
 
 
@@ -274,7 +274,7 @@ def _gradient_run(
     problem: Problem,
     laplace: Laplace,
     kind: str,
-    control_variates: bool,
+    order: int,
     step: float,
     draws: int,
     subsample: int,
@@ -311,8 +311,8 @@ def _gradient_run(
     def estimate(batch: tuple[Tensor, Tensor]) -> None:
         loss_fn(batch).backward()
 
-    if control_variates:
-        estimator = sg.ControlVariates(sampler, loss_fn, progress=False)
+    if order > 0:
+        estimator = sg.ControlVariates(sampler, loss_fn, progress=False, order=order)
         estimator.set_anchor(
             (x.double(), y.double())
             for x, y in zip(problem.x.split(8192), problem.y.split(8192), strict=True)
@@ -328,7 +328,7 @@ def _gradient_run(
             sampler.step()
         if i >= burn_in:
             kept.append((laplace.mode + inner.detach() @ root.T).numpy())
-    a_step = subsample * (2 if control_variates else 1)
+    a_step = subsample * (2 if order > 0 else 1)
     return {
         "draws": np.stack(kept)[None],
         "signs": np.ones((1, draws)),

@@ -73,6 +73,7 @@ inline sg::StateDict Run(const sg::StateDict& job,
   int64_t calls = 0;
   const Loss loss_fn(job, net, calls);
   sg::ControlVariatesOptions<Batch> options;
+  options.order = job.at("order").toInt();
   if (fault == "size") options.batch_size = [](const Batch&) { return 0; };
   const int64_t refresh_every = job.at("refresh_every").toInt();
   std::unique_ptr<sg::ControlVariates<Batch>> estimator;
