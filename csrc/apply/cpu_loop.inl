@@ -67,7 +67,7 @@ void RunSegment(const Update& update,
     }
     return;
   }
-  if (segment.row > 0 && !FillsBlocks(segment)) {
+  if (SpansLittle(segment) && !FillsBlocks(segment)) {
     RowNormals normals(segment, begin, stream);
     int64_t kept = 0;  // normals, so that lines of the cache stay whole
     while (begin < end) {

@@ -105,6 +105,11 @@ inline bool StartsAtQuads(const Segment& s) {
                           (IndexOf(s, s.numel - 1) + 2 * kNoiseBlock) >> kBits;
 }
 
+// Whether, besides, its elements are less than 2^32 apart.
+inline bool SpansLittle(const Segment& s) {
+  return StartsAtQuads(s) && (IndexOf(s, s.numel - 1) - s.offset) >> 32 == 0;
+}
+
 // Whether rows leave little of their last block of noise over, if their blocks
 // begin at their first quad.
 inline bool FillsBlocks(const Segment& s) {

@@ -1,8 +1,74 @@
 // The noise of rows (Note [Rows of shards] in apply/plan.h) on the CPU,
 // compiled once per instruction set (see core/isa.h).
 
-// Normals of a segment's elements, in their order. A batch has as many rows as
-// it takes, so that narrow ones leave none of its blocks half empty.
+// Numbers the quads of a segment's rows, in their order. All rows are given as
+// many, so that they are counted without a branch; a row's last may be of none
+// of its elements. It takes SpansLittle().
+class RowQuads {
+ public:
+  // Begins with the quad of an element.
+  SG_INLINE RowQuads(const Segment& s, int64_t begin)
+      : base_(s.offset / 4), row_quads_(CountIn(s)) {
+    const int64_t row = begin / s.row;
+    // Elements are numbered from that quad's first on, in 32 bits.
+    const int64_t skip = static_cast<int64_t>(s.offset % 4) + row * s.pitch;
+    const int64_t first = (skip % 4 + begin % s.row) / 4;
+    uint32_t index[Lanes::kQuads];
+    uint32_t column[Lanes::kQuads];
+    for (int64_t i = 0; i < Lanes::kQuads; ++i) {
+      const int64_t quad = first + i % 4 * (Lanes::kQuads / 4) + i / 4;
+      const int64_t j = quad % row_quads_;
+      index[i] =
+          static_cast<uint32_t>(skip + quad / row_quads_ * s.pitch + 4 * j);
+      column[i] = static_cast<uint32_t>(j - row_quads_);
+    }
+    memcpy(&index_, index, sizeof index_);
+    memcpy(&column_, column, sizeof column_);
+    const int64_t columns = Lanes::kQuads % row_quads_;
+    const int64_t rows = Lanes::kQuads / row_quads_;
+    columns_ = static_cast<uint32_t>(columns);
+    elements_ = static_cast<uint32_t>(rows * s.pitch + 4 * columns);
+    to_next_row_ = static_cast<uint32_t>(s.pitch - 4 * row_quads_);
+  }
+
+  // As many as any row has elements in.
+  static int64_t CountIn(const Segment& s) {
+    const int64_t step = s.pitch % 4 == 0 ? 4 : s.pitch % 2 == 0 ? 2 : 1;
+    const int64_t skip = static_cast<int64_t>(s.offset) % step + 4 - step;
+    return (skip + s.row + 3) / 4;
+  }
+
+  int64_t in_row() const { return row_quads_; }
+  uint32_t high() const { return static_cast<uint32_t>(base_ >> 32); }
+
+  SG_INLINE Lanes::U32 Next() {
+    const auto low = static_cast<uint32_t>(base_);
+    const auto in_row = static_cast<uint32_t>(row_quads_);
+    const Lanes::U32 quads =
+        Lanes::Subtract(Lanes::ShiftRight(index_, 2), -low);
+    const Lanes::U32 column = Lanes::Subtract(column_, -columns_);
+    index_ = Lanes::AddUnlessNegative(
+        Lanes::Subtract(index_, -elements_), to_next_row_, column);
+    column_ = Lanes::AddUnlessNegative(column, -in_row, column);
+    return quads;
+  }
+
+ private:
+  const uint64_t base_;
+  const int64_t row_quads_;
+  // Of the next quads: an element in each, and how far they are from the row's
+  // end (-1: its last quad).
+  Lanes::U32 index_;
+  Lanes::U32 column_;
+  // How far on those that follow are, the latter if no row ends between.
+  uint32_t columns_;
+  uint32_t elements_;
+  uint32_t to_next_row_;
+};
+
+// Normals of a segment's elements, in their order. Blocks of noise go on from
+// row to row, so that narrow rows leave none half empty; normals of elements
+// that quads have outside of their row are taken out.
 class RowNormals {
  public:
   static constexpr int64_t kBlocks = 4;  // of a batch
@@ -15,103 +81,53 @@ class RowNormals {
   RowNormals(const Segment& s, int64_t begin, const NoiseStream& stream)
       : segment_(s),
         begin_(begin),
-        index_(IndexOf(s, begin)),
         left_(RowEnd(s, begin) - begin),
+        skip_(SkipAt(IndexOf(s, begin / s.row * s.row))),
+        at_(SkipAt(IndexOf(s, begin))),
         are_quads_(IsOfQuads(s) && begin % 4 == 0),
-        source_(stream, NumberNext(&batches_[0])) {
-    NumberNext(&batches_[1]);
-  }
+        quads_(s, begin),
+        source_(stream, quads_) {}
 
   // Writes the next normals, kNormals at most, and returns how many. Before
   // each block, calls prefetch(data, the first element that may be of it).
   __attribute__((noinline)) int64_t Next(float* out, Ahead prefetch) {
-    Batch& batch = batches_[now_];
-    const Batch& then = batches_[1 - now_];
     alignas(64) float apart[kNormals + kBeyond];
     // Normals of whole quads follow each other as the elements do.
     float* const normals = are_quads_ ? out : apart;
-    for (int64_t i = 0; i < kBlocks; ++i) {
-      prefetch(segment_.data, begin_ + i * kNoiseBlock);
-      const uint64_t* quads = batch.quads + i * kQuadBlock;
-      source_.Next(normals + i * kNoiseBlock,
-                   quads,
-                   i + 1 < kBlocks ? quads + kQuadBlock : then.quads);
+    for (int64_t i = 0; i < kNormals; i += kNoiseBlock) {
+      prefetch(segment_.data, begin_ + i);
+      source_.Next(normals + i, quads_);
     }
-    const int64_t count = are_quads_ ? kNormals : Gather(batch, normals, out);
-    // Long before it is read: what has only just been stored must be waited
-    // for.
-    NumberNext(&batch);
-    now_ = 1 - now_;
+    const int64_t count = are_quads_ ? kNormals : Gather(normals, out);
     begin_ += count;
     return count;
   }
 
  private:
   static constexpr int64_t kNormals = kBlocks * kNoiseBlock;
-  static constexpr int64_t kBatchQuads = kBlocks * kQuadBlock;
-  static constexpr int64_t kTogether = Lanes::kQuads / Lanes::kStates;
 
-  // The normals [begin, begin + count) of a batch, which are of one row.
-  struct Part {
-    int32_t begin;
-    int32_t count;
-  };
-
-  struct Batch {
-    alignas(64) uint64_t quads[kBatchQuads + kTogether];
-    Part parts[kBatchQuads];
-    int64_t num_parts;
-  };
-
-  // Finds the quads of the next elements, which it returns, and their parts.
-  const uint64_t* NumberNext(Batch* batch) {
-    return are_quads_ ? Number<true>(batch) : Number<false>(batch);
+  // Elements that a quad has before this one.
+  static int64_t SkipAt(uint64_t index) {
+    return static_cast<int64_t>(index % 4);
   }
 
-  template <bool kAreQuads>
-  SG_INLINE const uint64_t* Number(Batch* batch) {
-    uint64_t index = index_;
-    int64_t left = left_;
-    int64_t num_parts = 0;
-    for (int64_t begin = 0; begin < kNormals;) {
-      uint64_t quad = index / 4;
-      uint64_t* quads = batch->quads + begin / 4;
-      if (!kAreQuads) begin += static_cast<int64_t>(index % 4);
-      const int64_t count = std::min(left, kNormals - begin);
-      if (!kAreQuads) {
-        batch->parts[num_parts++] = {static_cast<int32_t>(begin),
-                                     static_cast<int32_t>(count)};
-      }
-      begin = (begin + count + (kAreQuads ? 0 : 3)) / 4 * 4;
-      for (const uint64_t* end = batch->quads + begin / 4; quads < end;
-           quads += kTogether) {
-        const Lanes::U64 some = Lanes::From(quad);
-        memcpy(quads, &some, sizeof some);
-        quad += kTogether;
-      }
-      index += static_cast<uint64_t>(count);
-      left -= count;
-      if (left == 0) {
-        index += static_cast<uint64_t>(segment_.pitch - segment_.row);
-        left = segment_.row;
-      }
-    }
-    batch->num_parts = num_parts;
-    index_ = index;
-    left_ = left;
-    return batch->quads;
-  }
-
-  // Puts the parts of a batch behind each other, and says how many there are.
-  SG_INLINE static int64_t Gather(const Batch& batch,
-                                  const float* normals,
-                                  float* out) {
+  // Puts the normals of elements behind each other, and says how many there
+  // are.
+  SG_INLINE int64_t Gather(const float* normals, float* out) {
     int64_t count = 0;
-    for (int64_t i = 0; i < batch.num_parts; ++i) {
-      const Part part = batch.parts[i];
-      Copy(normals + part.begin, part.count, out + count);
-      count += part.count;
+    while (at_ < kNormals) {
+      const int64_t some = std::min(left_, kNormals - at_);
+      Copy(normals + at_, some, out + count);
+      count += some;
+      at_ += some;
+      left_ -= some;
+      if (left_ > 0) break;
+      left_ = segment_.row;
+      const int64_t skip = (skip_ + segment_.pitch) % 4;
+      at_ += 4 * quads_.in_row() - segment_.row - skip_ + skip;
+      skip_ = skip;
     }
+    at_ -= kNormals;
     return count;
   }
 
@@ -129,11 +145,11 @@ class RowNormals {
   }
 
   const Segment& segment_;
-  int64_t begin_;   // the first element of the next batch
-  uint64_t index_;  // of the first element that has no number yet
-  int64_t left_;    // elements of its row from there on
+  int64_t begin_;  // the first element of the next batch
+  int64_t left_;   // elements of its row from there on
+  int64_t skip_;   // those that its row's first quad has before it
+  int64_t at_;     // where its normal is among those of the batch
   const bool are_quads_;
-  int now_ = 0;
-  Batch batches_[2] = {};  // the one that is being made, and the next
+  RowQuads quads_;
   NormalSource source_;
 };

@@ -16,18 +16,8 @@ struct Lanes {
     return _mm256_add_epi64(_mm256_set_epi64x(5, 1, 4, 0),
                             _mm256_set1_epi64x(quad));
   }
-  static SG_INLINE U64 Quads(const uint64_t* quads, int state) {
-    const auto* q = reinterpret_cast<const __m256i*>(quads);
-    const U64 a = _mm256_loadu_si256(q);
-    const U64 b = _mm256_loadu_si256(q + 1);
-    const U64 even = _mm256_unpacklo_epi64(a, b);
-    const U64 odd = _mm256_unpackhi_epi64(a, b);
-    return state == 0 ? _mm256_permute2x128_si256(even, odd, 0x20)
-                      : _mm256_permute2x128_si256(even, odd, 0x31);
-  }
-  static SG_INLINE U64 From(uint64_t first) {
-    return _mm256_add_epi64(_mm256_set_epi64x(3, 2, 1, 0),
-                            _mm256_set1_epi64x(static_cast<int64_t>(first)));
+  static SG_INLINE U64 OfState(U32 quads, int state) {
+    return state == 0 ? quads : High(quads);
   }
   static SG_INLINE U64 Multiply(U64 x, uint32_t m) {
     return _mm256_mul_epu32(x, _mm256_set1_epi64x(m));
@@ -57,6 +47,12 @@ struct Lanes {
     return _mm256_sub_epi32(x, _mm256_set1_epi32(static_cast<int>(y)));
   }
   static SG_INLINE U32 Subtract(U32 x, U32 y) { return _mm256_sub_epi32(x, y); }
+  static SG_INLINE U32 AddUnlessNegative(U32 x, uint32_t y, U32 sign) {
+    return _mm256_add_epi32(
+        x,
+        _mm256_andnot_si256(_mm256_srai_epi32(sign, 31),
+                            _mm256_set1_epi32(static_cast<int>(y))));
+  }
   static SG_INLINE F32 Subtract(F32 x, F32 y) { return _mm256_sub_ps(x, y); }
   static SG_INLINE F32 Multiply(F32 x, F32 y) { return _mm256_mul_ps(x, y); }
   static SG_INLINE F32 Fma(F32 x, F32 y, F32 z) {

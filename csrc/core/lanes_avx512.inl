@@ -20,17 +20,8 @@ struct Lanes {
     return _mm512_add_epi64(_mm512_set_epi64(11, 3, 10, 2, 9, 1, 8, 0),
                             _mm512_set1_epi64(quad));
   }
-  static SG_INLINE U64 Quads(const uint64_t* quads, int state) {
-    quads += state / 2 * kQuads;
-    return _mm512_permutex2var_epi64(
-        _mm512_loadu_si512(quads),
-        state % 2 == 0 ? _mm512_set_epi64(11, 3, 10, 2, 9, 1, 8, 0)
-                       : _mm512_set_epi64(15, 7, 14, 6, 13, 5, 12, 4),
-        _mm512_loadu_si512(quads + 8));
-  }
-  static SG_INLINE U64 From(uint64_t first) {
-    return _mm512_add_epi64(_mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0),
-                            _mm512_set1_epi64(static_cast<int64_t>(first)));
+  static SG_INLINE U64 OfState(U32 quads, int state) {
+    return state == 0 ? quads : High(quads);
   }
   static SG_INLINE U64 Multiply(U64 x, uint32_t m) {
     return _mm512_mul_epu32(x, _mm512_set1_epi64(m));
@@ -60,6 +51,12 @@ struct Lanes {
     return _mm512_sub_epi32(x, _mm512_set1_epi32(static_cast<int>(y)));
   }
   static SG_INLINE U32 Subtract(U32 x, U32 y) { return _mm512_sub_epi32(x, y); }
+  static SG_INLINE U32 AddUnlessNegative(U32 x, uint32_t y, U32 sign) {
+    return _mm512_mask_add_epi32(x,
+                                 _knot_mask16(_mm512_movepi32_mask(sign)),
+                                 x,
+                                 _mm512_set1_epi32(static_cast<int>(y)));
+  }
   static SG_INLINE F32 Subtract(F32 x, F32 y) { return _mm512_sub_ps(x, y); }
   static SG_INLINE F32 Multiply(F32 x, F32 y) { return _mm512_mul_ps(x, y); }
   static SG_INLINE F32 Fma(F32 x, F32 y, F32 z) {

@@ -13,12 +13,9 @@ struct Lanes {
 
   static SG_INLINE U64 Set64(uint32_t x) { return x; }
   static SG_INLINE U64 Quads(uint32_t quad, int /*state*/) { return quad; }
-  // Those of a table, with their high words.
-  static SG_INLINE U64 Quads(const uint64_t* quads, int /*state*/) {
-    return *quads;
-  }
-  // Numbers that follow each other.
-  static SG_INLINE U64 From(uint64_t first) { return first; }
+  // Those of one state of a vector of quads, of which lane i is number
+  // i % 4 * (kQuads / 4) + i / 4.
+  static SG_INLINE U64 OfState(U32 quads, int /*state*/) { return quads; }
   static SG_INLINE U64 Multiply(U64 x, uint32_t m) {
     return static_cast<U64>(static_cast<uint32_t>(x)) * m;
   }
@@ -48,6 +45,10 @@ struct Lanes {
   }
   static SG_INLINE U32 ShiftLeft(U32 x, int n) { return x << n; }
   static SG_INLINE U32 Subtract(U32 x, U32 y) { return x - y; }
+  // x + y where the signed `sign` is not negative, x elsewhere.
+  static SG_INLINE U32 AddUnlessNegative(U32 x, uint32_t y, U32 sign) {
+    return static_cast<int32_t>(sign) < 0 ? x : x + y;
+  }
   static SG_INLINE F32 Subtract(F32 x, F32 y) { return x - y; }
   static SG_INLINE F32 Multiply(F32 x, F32 y) { return x * y; }
   static SG_INLINE F32 Fma(F32 x, F32 y, F32 z) { return fmaf(x, y, z); }

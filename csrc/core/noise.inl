@@ -129,40 +129,34 @@ class BoxMuller {
 // instructions, mixed round by step, fill each other's gaps.
 //
 // Quads are the number of the first, if they follow each other and do not reach
-// beyond a multiple of 2^32, or a table of kQuadBlock numbers.
+// beyond a multiple of 2^32, or something that numbers them: Next() returns a
+// vector of their low words (its lanes as Lanes::OfState has them), high() the
+// word above, which all of them have.
 class NormalSource {
  public:
   // Take() does the rest.
   template <class Quads>
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
-  SG_INLINE NormalSource(const NoiseStream& stream, Quads first)
+  SG_INLINE NormalSource(const NoiseStream& stream, Quads&& first)
       : stream_(stream) {
     Words next = Start(first);
     next.AllRounds();
     Take(next);
   }
 
-  // Writes the normals of these quads, which are those it began or goes on
-  // with, and goes on with others.
-  template <class Quads>
-  SG_INLINE void Next(float* out, Quads quads, Quads then) {
+  // Writes the normals of quads that follow each other, which are those it
+  // began or goes on with, and goes on with others.
+  SG_INLINE void Next(float* out, uint64_t quad, uint64_t then) {
     for (int64_t n = kQuads; n <= kQuadBlock; n += kQuads) {
-      Words next = Start(n < kQuadBlock ? quads + n : then);
-      Normals normals;
-      SG_UNROLL for (int i = 0; i < 2 * kVectors; ++i) {
-        normals.w0[i] = w0_[i];
-        normals.w1[i] = w1_[i];
-      }
-      Mix(next, normals, std::make_integer_sequence<int, 10>());
-      SG_UNROLL for (int i = 0; i < kVectors; ++i) {
-        const Lanes::F32 z[4] = {normals.z0[2 * i],
-                                 normals.z1[2 * i],
-                                 normals.z0[2 * i + 1],
-                                 normals.z1[2 * i + 1]};
-        Lanes::StoreQuads(out + 4 * Lanes::kQuads * i, z);
-      }
-      out += 4 * kQuads;
-      Take(next);
+      Finish(&out, Start(n < kQuadBlock ? quad + n : then));
+    }
+  }
+
+  // Those of a block of quads, and goes on with the next.
+  template <class Quads>
+  SG_INLINE void Next(float* out, Quads& quads) {
+    for (int64_t n = 0; n < kQuadBlock; n += kQuads) {
+      Finish(&out, Start(quads));
     }
   }
 
@@ -173,6 +167,25 @@ class NormalSource {
   using Words = Philox<kVectors * kStates>;
   using Normals = BoxMuller<2 * kVectors>;
 
+  // Writes the normals that are next, while those after them begin.
+  SG_INLINE void Finish(float** out, Words next) {
+    Normals normals;
+    SG_UNROLL for (int i = 0; i < 2 * kVectors; ++i) {
+      normals.w0[i] = w0_[i];
+      normals.w1[i] = w1_[i];
+    }
+    Mix(next, normals, std::make_integer_sequence<int, 10>());
+    SG_UNROLL for (int i = 0; i < kVectors; ++i) {
+      const Lanes::F32 z[4] = {normals.z0[2 * i],
+                               normals.z1[2 * i],
+                               normals.z0[2 * i + 1],
+                               normals.z1[2 * i + 1]};
+      Lanes::StoreQuads(*out + 4 * Lanes::kQuads * i, z);
+    }
+    *out += 4 * kQuads;
+    Take(next);
+  }
+
   SG_INLINE Words Start(uint64_t quad) const {
     const Lanes::U64 c1 = Lanes::Set64(static_cast<uint32_t>(quad >> 32));
     Words w = Keyed();
@@ -182,11 +195,15 @@ class NormalSource {
     return w;
   }
 
-  SG_INLINE Words Start(const uint64_t* quads) const {
+  template <class Quads>
+  SG_INLINE Words Start(Quads& quads) const {
+    const Lanes::U64 c1 = Lanes::Set64(quads.high());
     Words w = Keyed();
-    SG_UNROLL for (int i = 0; i < kVectors * kStates; ++i) {
-      const Lanes::U64 both = Lanes::Quads(quads, i);
-      w.c[i] = Counter(both, Lanes::High(both));
+    SG_UNROLL for (int i = 0; i < kVectors; ++i) {
+      const Lanes::U32 some = quads.Next();
+      SG_UNROLL for (int j = 0; j < kStates; ++j) {
+        w.c[i * kStates + j] = Counter(Lanes::OfState(some, j), c1);
+      }
     }
     return w;
   }

@@ -360,20 +360,20 @@ TYPED_TEST(Segments, InRowsOfWholeQuads) {
   }
 }
 
-// Rows around multiples of 2^32 quads, and so far apart that each is between
-// others of them.
+// Rows around multiples of 2^32 quads and behind one, and so far apart that
+// each is between others of them, or that all span 2^32 elements or just less.
 TEST(Segments, InRowsAcrossMultiplesOfTwoToThe32Quads) {
   using Update = GaussianFill<float>;
   const Update update(GaussianCoefficients{0.7});
   constexpr int64_t kPeriod = int64_t{1} << 34;
   for (const int64_t row : {5, 50, 129, 1024, 1501}) {
-    for (const int64_t pitch : {row + 7, kPeriod - 3}) {
-      for (const int64_t before : {1, 700}) {
-        ExpectRowsAgree<Update, float>(update,
-                                       row,
-                                       pitch,
-                                       1400 / row + 3,
-                                       static_cast<uint64_t>(kPeriod - before));
+    const int64_t count = 1400 / row + 3;
+    const int64_t all = kPeriod / 4;
+    for (const int64_t pitch :
+         {row + 7, kPeriod - 3, all / count, all / (count - 1) + 1}) {
+      for (const int64_t offset : {kPeriod - 1, kPeriod - 700, kPeriod + 1}) {
+        ExpectRowsAgree<Update, float>(
+            update, row, pitch, count, static_cast<uint64_t>(offset));
       }
     }
   }
