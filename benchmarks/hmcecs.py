@@ -17,11 +17,11 @@ start at the mode, and run in turns, each run in a process of its own that is bo
 For ours there is a grid of trajectory lengths. The smaller of two ratios to theirs, ESS
 a second of means and of squares, says which is the best by the first seed, and is then
 looked at on the others. Printed are, for each, wall and processor time of a draw;
-ArviZ's ESS, bulk and of the squares (``sd``), a draw and a second, medians over the
-parameters; the largest errors of means and sds; and peak memory: the highest
-resident size while it was built, warmed up and run, less that with libraries and data
-loaded. Means and sds are those of the posterior of all data by importance sampling
-from its Laplace approximation.
+ArviZ's ESS, bulk and of the squares (``sd``), a draw and a second of the processor,
+medians over the parameters; the largest errors of means and sds; and peak memory: the
+highest resident size while it was built, warmed up and run, less that with libraries
+and data loaded. Means and sds are those of the posterior of all data by importance
+sampling from its Laplace approximation.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ class Results:
         self.rows.append(
             (
                 *(1e3 * wall / count, 1e3 * processor / count),
-                *(bulk / count, sd / count, bulk / wall, sd / wall, memory),
+                *(bulk / count, sd / count, bulk / processor, sd / processor, memory),
             )
         )
 
