@@ -31,7 +31,8 @@ COMMON = {"num_data": 6e4, "seed": 1, "nonfinite": "allow"}
 ROUNDS = 4  # with the same memory
 CASES = (
     *((n, n, dim) for n in (4096, 1024, 200) for dim in (0, 1)),
-    *((20_000, n, 1) for n in (400, 200, 100, 68)),
+    # Rows of whole quads of noise on 4 ranks, and others.
+    *((20_000, n, 1) for n in (400, 256, 80, 200, 100, 68)),
 )
 SAMPLERS = {
     "SGLD": lambda p: sg.SGLD(p, 1e-6, **COMMON),

@@ -7,6 +7,7 @@
 class RowQuads {
  public:
   // Begins with the quad of an element.
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
   SG_INLINE RowQuads(const Segment& s, int64_t begin)
       : base_(s.offset / 4), row_quads_(CountIn(s)) {
     const int64_t row = begin / s.row;
@@ -43,23 +44,23 @@ class RowQuads {
 
   SG_INLINE Lanes::U32 Next() {
     const auto low = static_cast<uint32_t>(base_);
-    const auto in_row = static_cast<uint32_t>(row_quads_);
+    const auto count = static_cast<uint32_t>(row_quads_);
     const Lanes::U32 quads =
         Lanes::Subtract(Lanes::ShiftRight(index_, 2), -low);
     const Lanes::U32 column = Lanes::Subtract(column_, -columns_);
     index_ = Lanes::AddUnlessNegative(
         Lanes::Subtract(index_, -elements_), to_next_row_, column);
-    column_ = Lanes::AddUnlessNegative(column, -in_row, column);
+    column_ = Lanes::AddUnlessNegative(column, -count, column);
     return quads;
   }
 
  private:
-  const uint64_t base_;
-  const int64_t row_quads_;
   // Of the next quads: an element in each, and how far they are from the row's
   // end (-1: its last quad).
   Lanes::U32 index_;
   Lanes::U32 column_;
+  const uint64_t base_;
+  const int64_t row_quads_;
   // How far on those that follow are, the latter if no row ends between.
   uint32_t columns_;
   uint32_t elements_;
