@@ -8,8 +8,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from bnn.pairs import difference
 from harness.examples import FOLDER, run_example
 from stored_files import files
 
@@ -42,6 +44,7 @@ def test_all_methods_report_table_pictures_and_json(tmp_path: Path) -> None:
     ).stdout
     for label in ("SGD", "SGD with momentum", "SGLD", "SGHMC"):
         assert f"| {label} |" in output
+    assert output.count(" points | ") == 6, "each two methods"
     for picture in ("figure4.png", "uncertainty.png", "learning.png"):
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
     runs = results(tmp_path)
@@ -51,6 +54,21 @@ def test_all_methods_report_table_pictures_and_json(tmp_path: Path) -> None:
         assert len(run["history"]) == 4
         is_sampler = run["config"]["method"] in ("sgld", "sghmc")
         assert run["samples"] == (3 if is_sampler else 0)
+
+
+def test_images_are_compared_in_pairs() -> None:
+    hard = np.arange(100) % 10 == 0  # for both methods
+    assert difference(hard[None], hard[None]) == (0, 0, 0)
+    mean, low, high = difference(hard[None] | (np.arange(100) < 50), hard[None])
+    assert mean == pytest.approx(0.45)
+    assert 0.3 < low < 0.4 and 0.5 < high < 0.6  # of binomial(100, 0.45)
+
+
+def test_seeds_of_each_method_are_drawn_by_themselves() -> None:
+    varies = np.array([[True] * 100, [False] * 100])
+    assert difference(varies, ~varies) == (0, -1, 1)
+    assert difference(varies, varies[1:]) == (0.5, 0, 1)
+    assert difference(varies[1:], varies) == (-0.5, -1, 0)
 
 
 def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path) -> None:

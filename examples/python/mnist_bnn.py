@@ -36,6 +36,7 @@ from bnn.curves import learning_curves
 from bnn.experiment import run_in_turn, tune
 from bnn.methods import FIGURE_4, METHODS, SEARCH
 from bnn.options import add_options, load
+from bnn.pairs import pairs_table
 from bnn.report import (
     COLORS,
     LABELS,
@@ -161,6 +162,8 @@ def run_all(args: argparse.Namespace) -> None:
     )
     print(f"\n{images.name}, {args.epochs} epochs, {args.burn_in} burn-in\n")
     print(table(runs))
+    if len(runs) > 1:
+        print(f"\n{pairs_table(runs, images.test_y)}")
     print(f"\nPictures and results.json are in {args.out}")
 
 

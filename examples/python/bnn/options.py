@@ -36,7 +36,7 @@ def add_options(
         help=f"one or several methods (default: {' '.join(default or ['all'])})",
     )
     parser.add_argument(
-        "--seeds", type=int, help="number of seeds (default: 2, with --paper 3)"
+        "--seeds", type=int, help="number of seeds (default: 2; more with --paper)"
     )
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument(
