@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,24 @@ def run(folder: Path, **options: Any) -> sg.SampleStore:
     }
     sampler = given.pop("sampler", sghmc)
     return sg.sample(model, sampler, loader(), loss, folder, **given)
+
+
+def run_until_full(folder: Path) -> None:
+    """A run in FOLDER/full, for which there is no disk from step 10 on.
+
+    In a process of its own, which cannot write longer files again. FOLDER/said is how
+    it ended.
+    """
+
+    def fill(state: sg.ChainState) -> None:
+        if state.step == 10:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+
+    try:
+        run(folder / "full", steps=20, callbacks=[fill])
+    except Exception:
+        (folder / "said").write_text(traceback.format_exc(limit=1))
 
 
 class KilledAt:

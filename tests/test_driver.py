@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import driver_problem
 import pytest
 import torch
-from driver_problem import ROWS, KilledAt, cycles, data, loader, loss, model, run, sghmc
+from driver_problem import (
+    ROWS,
+    KilledAt,
+    cycles,
+    data,
+    loader,
+    loss,
+    model,
+    run,
+    run_until_full,
+    sghmc,
+)
+from launch import fresh
 from stored_files import files
 from torch import nn
 from torch.nn import functional as F
@@ -58,17 +67,12 @@ def test_a_kill_leaves_no_trace(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     run(whole, chains=2, schedule=cycles)
     for chain, step in ((0, 1), (0, 20), (1, 3), (1, 50)):
-        code = (
-            "from pathlib import Path; import driver_problem as problem;"
-            f"folder = Path({str(tmp_path)!r});"
-            f"kill = problem.KilledAt(folder, {chain}, {step});"
-            "problem.run(folder / 'killed', chains=2, schedule=problem.cycles,"
-            "callbacks=[kill])"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=Path(driver_problem.__file__).parent
-        )
-        assert done.returncode == -9
+        options = {"chains": 2, "schedule": cycles}
+        options["callbacks"] = [KilledAt(tmp_path, chain, step)]
+        process = fresh.Process(target=run, args=(tmp_path / "killed",), kwargs=options)
+        process.start()
+        process.join()
+        assert process.exitcode == -9
     run(tmp_path / "killed", chains=2, schedule=cycles)
     assert files(tmp_path / "killed") == files(whole)
 
@@ -330,21 +334,12 @@ def test_the_kill_is_once(tmp_path: Path) -> None:
 def test_a_full_disk(tmp_path: Path) -> None:
     """Of the checkpoint: the one before is there, and the chain goes on from it."""
     whole = run(tmp_path / "whole", steps=20)
-    code = (
-        "import resource, signal, driver_problem as problem; from pathlib import Path;"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        "fill = lambda s: s.step == 10 and resource.setrlimit("
-        "resource.RLIMIT_FSIZE, (5000, 5000));"
-        f"problem.run(Path({str(tmp_path / 'full')!r}), steps=20, callbacks=[fill])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(driver_problem.__file__).parent,
-        capture_output=True,
-        text=True,
-    )
+    process = fresh.Process(target=run_until_full, args=(tmp_path,))
+    process.start()
+    process.join()
     path = tmp_path / "full" / "checkpoint-0.pt"
-    assert f"RuntimeError: Cannot write {path}: File too large" in done.stderr
+    said = (tmp_path / "said").read_text()
+    assert f"RuntimeError: Cannot write {path}: File too large" in said
     assert sg.load(path)["step"] == 7
     assert [file.suffix for file in path.parent.glob("checkpoint*")] == [".pt"]
     assert len(run(tmp_path / "full", steps=20)) == len(whole)
