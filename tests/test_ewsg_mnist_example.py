@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
+import os
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from harness.examples import FOLDER, run_example
+from launch import become, fresh
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.core.operators import ewsg_log_ratio
@@ -159,17 +158,16 @@ def test_an_interrupted_run_continues_to_the_same_bits(
 def test_a_killed_run_continues_to_the_same_bits(tmp_path: Path) -> None:
     options = ("--method", "ewsg", "--passes", "25", "--burn-in", "5")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    process = subprocess.Popen(
-        [sys.executable, str(FOLDER / "ewsg_mnist.py"), *options_of(killed, *options)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    program = (FOLDER / "ewsg_mnist.py", options_of(killed, *options))
+    rest = (dict(os.environ), tmp_path / "printed")
+    process = fresh.Process(target=become, args=(*program, *rest))
+    process.start()
     checkpoint = killed / "mlp-ewsg-seed0.pt"
     while not checkpoint.exists():
-        assert process.poll() is None, "the run ended before its first checkpoint"
+        assert process.is_alive(), "the run ended before its first checkpoint"
         time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     assert not (killed / "results.json").exists(), "killed too late to mean anything"
 
     run(killed, *options)

@@ -73,7 +73,7 @@ def test_seeds_of_each_method_are_drawn_by_themselves() -> None:
 
 def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path) -> None:
     options = ("--digits", "--method", "sgld", "--epochs", "3", "--burn-in", "1")
-    subprocess.run(command(tmp_path, *options), check=True, capture_output=True)
+    example(tmp_path, *options[1:])
     again = subprocess.run(
         command(tmp_path, *options, "--lr", "0.01"), capture_output=True, text=True
     )
@@ -83,21 +83,9 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path) -> None:
 
 def test_mnist_figures(tmp_path: Path, data_root: Path) -> None:
     """Five epochs of real MNIST: far from converged, but learning and calibrated."""
-    subprocess.run(
-        command(
-            tmp_path,
-            "--data-root",
-            str(data_root),
-            "--method",
-            "sghmc",
-            "--epochs",
-            "5",
-            "--burn-in",
-            "2",
-        ),
-        check=True,
-        capture_output=True,
-    )
+    sizes = ("--method", "sghmc", "--epochs", "5", "--burn-in", "2")
+    data = ("--data-root", str(data_root))
+    run_example("mnist_bnn", *common_options(tmp_path), *data, *sizes)
     (run,) = results(tmp_path)
     assert run["config"]["dataset"] == "MNIST"
     assert run["final"]["error"] < 0.09

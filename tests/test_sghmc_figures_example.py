@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness.examples import FOLDER
+from harness.examples import FOLDER, run_example
 from scipy import linalg
 from sghmc_toys import correlated, double_well, phase_space
 
@@ -42,11 +42,8 @@ def test_the_example_reports_numbers_and_pictures(tmp_path: Path) -> None:
     assert scores["HMC, no MH"]["acceptance"] is None
     # One seed, one result.
     again = tmp_path / "again"
-    subprocess.run(
-        [*command[:-1], str(again), "--tiny", "--figure", "2"],
-        check=True,
-        capture_output=True,
-    )
+    options = ("--threads", 1, "--out", again, "--tiny", "--figure", 2)
+    run_example("sghmc_figures", *options)
     repeated = json.loads((again / "results.json").read_text())
     assert repeated["figure_2"] == numbers["figure_2"]
 
