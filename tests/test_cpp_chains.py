@@ -87,6 +87,11 @@ CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
         },
         {"prior_precision": 2.0},
     ),
+    "PSBPS-matrix": (
+        sg.SBPS,
+        {"preconditioned": True, "refresh_rate": 1.0, "confidence": 2.0},
+        {"prior_precision": 2.0},
+    ),
     # For the sampler the rows of all parameters are chains; that the network couples
     # them is no concern of its arithmetic.
     "EWSG-chains": (
@@ -196,6 +201,8 @@ def make_sampler(
     sampler = method(groups, **common, num_data=500, seed=-(2**38))
     if isinstance(sampler, sg.SBPS) and "-given" in name:
         sampler.set_preconditioner(preconditioner(net))
+    if isinstance(sampler, sg.SBPS) and "-matrix" in name:
+        sampler.set_preconditioner_matrix(matrix(net))
     return sampler
 
 
@@ -205,6 +212,14 @@ def preconditioner(net: nn.Module) -> list[Tensor]:
         torch.linspace(0.2, 2.0, p.shape[-1], dtype=torch.float64)
         for p in net.parameters()
     ]
+
+
+def matrix(net: nn.Module) -> Tensor:
+    """One of all parameters that is not symmetric."""
+    d = sum(p.numel() for p in net.parameters())
+    generator = torch.Generator().manual_seed(7)
+    noise = torch.randn(d, d, generator=generator, dtype=torch.float64)
+    return torch.eye(d, dtype=torch.float64) + 0.3 * noise / d**0.5
 
 
 def make_job(
@@ -239,6 +254,8 @@ def make_job(
         job["means"] = means
     if "-given" in name:
         job["preconditioner"] = preconditioner(net)
+    if "-matrix" in name:
+        job["matrix"] = matrix(net)
     # PSGLD's first gradients are 0 for some coordinates.
     job["x"][job["batches"][0], 0] = 0
     return job

@@ -60,6 +60,7 @@ def test_table_and_picture(everything: tuple[Path, str]) -> None:
     out, printed = everything
     for name in ("SGLD, lr 0.1", "SGLD, lr 1", "SBPS, refresh rate 0"):
         assert printed.count(f"| {name} |") == 1
+        assert printed.count(f"| {name}, widest |") == 1
     assert "digits 4x4, N 563, d 64, 40 epochs, 20 burn-in" in printed
     assert (out / "figure6.png").read_bytes().startswith(b"\x89PNG")
 
@@ -213,6 +214,9 @@ def test_scores() -> None:
         return score(config, result, reference, images, burn_in=3)
 
     right = scored(exact)
+    # Epochs 3.0 and 3.1 of 4 are in the last tenths but two, of 0.4 epochs each.
+    assert right["squares"][:7] == [None] * 7 and right["squares"][8:] == [None] * 2
+    assert right["squares"][7][0] > 1e6  # rubbish is seen here
     assert right["samples"] == draws
     assert right["variance"] == pytest.approx([1] * 4, abs=0.1)
     assert max(right["offset"]) < 0.06
@@ -222,6 +226,10 @@ def test_scores() -> None:
     shifted = scored(mean + (2 * z + 3) * deviations @ directions.T)
     assert shifted["variance"] == pytest.approx([4] * 4, rel=0.1)
     assert shifted["offset"] == pytest.approx([3] * 4, rel=0.05)
+    only = {"costs": [31] * draws, "diagnostics": {}, "samples": exact}
+    config = ChainConfig("sbps", 0.0, 0, 4, 2, "none")
+    squares = score(config, only, reference, images, burn_in=3)["squares"][7]
+    assert squares == pytest.approx([1] * 4, abs=0.1)
     assert shifted["prediction"] > 0.01
     # Only the narrowest quarter of the directions is too wide.
     z[:, 6:] *= 3

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from sbps_chains import Draws, make, run, two, uneven
+from sbps_chains import Draws, make, run, slanted, two, uneven
 from short_chains import assert_same, make_params
+from torch import nn
 
 import torch_sgmcmc as sg
 
@@ -244,3 +245,225 @@ def test_a_state_dict_with_a_bad_one(value: float) -> None:
         "Invalid state_dict: preconditioner of parameter 1 has elements out of range "
         "(must be finite and > 0)"
     )
+
+
+# ---- A matrix ----------------------------------------------------------------------
+
+
+def test_a_matrix_is_copied_and_used_as_it_is() -> None:
+    params = make_params(torch.bfloat16)
+    d = sum(p.numel() for p in params)
+    a = slanted(d).float().requires_grad_()
+    expected = a.detach().double()
+    sampler = make(params, preconditioned=True)
+    sampler.set_preconditioner_matrix(a)
+    with torch.no_grad():
+        a.zero_()
+    places(sampler, params)
+    assert sampler.diagnostics.bounces > 5
+    assert torch.equal(sampler.state["preconditioner"]["matrix"], expected)
+    keys = ("origin", "velocity", "direction")
+    whole = {}
+    for key in keys:
+        whole[key] = torch.cat([sampler.state[p][key].flatten() for p in params])
+    for p in params:
+        assert sampler.state[p].keys() == set(keys)
+    assert whole["velocity"].norm() == pytest.approx(1)
+    velocity = whole["velocity"].double()
+    assert torch.allclose(whole["direction"].double(), expected @ velocity, atol=1e-6)
+
+
+def test_a_matrix_is_of_parameters_in_the_order_of_groups() -> None:
+    """Where priors differ, and so what moves is not in one list."""
+    chains = []
+    for priors in ((20.0, 5.0, 20.0), (20.0, 20.0, 5.0)):
+        params = [*two(), nn.Parameter(torch.ones(2, dtype=torch.float64))]
+        groups = [
+            {"params": [p], "prior_precision": prior}
+            for p, prior in zip(params, priors, strict=True)
+        ]
+        a = slanted(9)
+        sampler = make(groups, preconditioned=True, prior_precision=1.0)
+        sampler.set_preconditioner_matrix(a)
+        run(sampler, Draws(params), 200)
+        assert sampler.diagnostics.bounces > 3
+        whole = [
+            torch.cat([sampler.state[p][key].flatten() for p in params])
+            for key in ("velocity", "direction")
+        ]
+        assert torch.allclose(whole[1], a @ whole[0])
+        chains.append(whole[0])
+    assert not torch.equal(*chains)
+
+
+def test_a_matrix_is_replaced_and_replaces() -> None:
+    params = two()
+    sampler = given(params)
+    closure = Draws(params)
+    a = slanted(7)
+    changes: list[tuple[Any, str]] = [
+        (lambda: sampler.set_preconditioner_matrix(a), "matrix"),
+        (lambda: sampler.set_preconditioner_matrix(2 * a), "matrix"),
+        (lambda: sampler.set_preconditioner([1.0, 2.0]), "diagonal"),
+        (lambda: sampler.set_preconditioner_matrix(a), "matrix"),
+        (lambda: sampler.set_preconditioner(None), "learned"),
+    ]
+    for change, now in changes:
+        run(sampler, closure, 20)
+        saved = sampler.state_dict()["state"]
+        before = dict(saved)
+        here = [p.detach().clone() for p in params]
+        change()
+        run(sampler, closure, 1)  # which only looks
+        assert_same([p.detach() for p in params], here)
+        assert ("preconditioner" in sampler.state) == (now == "matrix")
+        for p in params:
+            state = sampler.state[p]
+            assert ("preconditioner" in state) == (now != "matrix")
+            assert ("square_average" in state) == (now == "learned")
+        assert saved == before
+
+
+def test_a_matrix_is_loaded_before_the_first_step() -> None:
+    params, others = two(), two()
+    sampler = make(params, preconditioned=True, matrix=slanted)
+    twin = given(others)
+    twin.load_state_dict(copy.deepcopy(sampler.state_dict()))
+    assert_same(places(twin, others)[1], places(sampler, params)[1])
+    thirds = two()
+    third = make(thirds, preconditioned=True, matrix=slanted)
+    third.load_state_dict(given(two()).state_dict())
+    assert "preconditioner" not in third.state
+    fourths = two()
+    assert_same(places(third, thirds)[1], places(given(fourths), fourths)[1])
+
+
+def nearly_singular() -> torch.Tensor:
+    a = slanted(7)
+    a[0] = a[1] * (1 + 1e-16)
+    a[0, 0] += 1e-16
+    return a
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (torch.eye(6), "shape [6, 6] (must be [7, 7])"),
+        (torch.ones(7, 6), "shape [7, 6] (must be [7, 7])"),
+        (torch.ones(7), "shape [7] (must be [7, 7])"),
+        *(
+            (
+                torch.eye(7).index_fill(0, torch.tensor(2), value),
+                "elements that are not finite (must be finite)",
+            )
+            for value in (math.nan, -math.inf)
+        ),
+        *(
+            (bad, "no inverse in float64 (must be invertible)")
+            for bad in (torch.zeros(7, 7), torch.ones(7, 7), nearly_singular())
+        ),
+    ],
+)
+@pytest.mark.parametrize("steps", [0, 10])
+def test_bad_matrices(bad: torch.Tensor, message: str, steps: int) -> None:
+    """They change nothing."""
+    params, others = two(), two()
+    chains = [
+        make(q, preconditioned=True, matrix=slanted, prior_precision=5.0)
+        for q in (params, others)
+    ]
+    closures = Draws(params), Draws(others)
+    for chain, closure in zip(chains, closures, strict=True):
+        run(chain, closure, steps)
+    with pytest.raises(ValueError) as error:
+        chains[0].set_preconditioner_matrix(bad)
+    assert str(error.value) == f"Invalid preconditioner matrix: {message}"
+    for chain, closure in zip(chains, closures, strict=True):
+        run(chain, closure, 20)
+    assert_same(params, others)
+
+
+def test_a_matrix_only_where_all_moves() -> None:
+    params = two()
+    sampler = make(params)
+    with pytest.raises(ValueError, match=r"^Invalid preconditioned: False"):
+        sampler.set_preconditioner_matrix(slanted(7))
+    assert not sampler.state
+    sampler = make(params, preconditioned=True, matrix=slanted)
+    closure = Draws(params)
+    run(sampler, closure, 10)
+    params[1].requires_grad_(False)
+    with pytest.raises(ValueError) as error:
+        sampler.set_preconditioner_matrix(slanted(7))
+    assert str(error.value) == (
+        "Invalid preconditioner matrix: 3 of 7 parameters require gradients (must be "
+        "all)"
+    )
+    here = params[0].detach().clone()
+    with pytest.raises(RuntimeError) as stopped:
+        sampler.step(closure)
+    assert str(stopped.value) == (
+        "SBPS has a preconditioner that is a matrix [7, 7], and of its 7 parameters 3 "
+        "require gradients (must be all, of the matrix's size and on its device): call "
+        "set_preconditioner_matrix() or set_preconditioner()"
+    )
+    assert torch.equal(params[0], here)
+    params[1].requires_grad_(True)
+    run(sampler, closure, 5)
+    sampler.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    with pytest.raises(RuntimeError, match=r"of its 9 parameters 9 require gradients"):
+        sampler.step(closure)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda kept: kept.clear(), " is not a dict of a matrix alone"),
+        (
+            lambda kept: kept.update(matrix=torch.zeros(7, 7).double()),
+            "'s matrix has no inverse in float64 (must be invertible)",
+        ),
+        (
+            lambda kept: kept["matrix"].fill_(math.nan),
+            "'s matrix has elements that are not finite (must be finite)",
+        ),
+    ],
+)
+def test_a_state_dict_with_a_bad_matrix(change: Any, message: str) -> None:
+    sampler = make(two(), preconditioned=True, matrix=slanted)
+    state = copy.deepcopy(sampler.state_dict())
+    change(state["state"]["preconditioner"])
+    with pytest.raises(ValueError) as error:
+        make(two()).load_state_dict(state)
+    assert str(error.value) == f"Invalid state_dict: its preconditioner{message}"
+
+
+def test_a_state_dict_with_both() -> None:
+    state = copy.deepcopy(given(two()).state_dict())
+    state["state"]["preconditioner"] = {"matrix": slanted(7)}
+    with pytest.raises(ValueError) as error:
+        make(two()).load_state_dict(state)
+    assert str(error.value) == (
+        "Invalid state_dict: its preconditioner is both a matrix and a diagonal"
+    )
+    state["state"] = {"preconditioner": {"matrix": slanted(7).float()}}
+    with pytest.raises(ValueError, match=r"matrix is of torch.float32 \(must be torch"):
+        make(two()).load_state_dict(state)
+    state["state"] = {"preconditioner": {"matrix": slanted(6)}}
+    with pytest.raises(ValueError, match=r"has shape \[6, 6\], expected \[7, 7\]"):
+        make(two()).load_state_dict(state)
+
+
+def test_forward_mode_agrees_where_a_matrix_cancels() -> None:
+    """‖Aᵀg‖ may be far smaller than what v · Aᵀg is rounded from."""
+    model = nn.Linear(4, 1)
+    a = torch.eye(5, dtype=torch.float64)
+    a[:4, :4] += 1e5  # of one direction, along which the losses hardly change
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(1))
+    x -= x.mean(1, keepdim=True)
+    sampler = sg.SBPS(
+        model.parameters(), num_data=40, preconditioned=True, model=model, seed=1
+    )
+    sampler.set_preconditioner_matrix(a)
+    for _ in range(20):
+        sampler.step(lambda: model(x).squeeze(1).square())

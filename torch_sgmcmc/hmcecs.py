@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.checks import check_integer, check_real
 from torch_sgmcmc.core.closures import by_lightning, refuse_scaler
-from torch_sgmcmc.core.distributed import CHECKPOINT, called_from, world_size
+from torch_sgmcmc.core.distributed import refuse_common_state, world_size
 from torch_sgmcmc.core.nonfinite import (
     StepLeftOut,
     choice_of,
@@ -503,12 +503,7 @@ class HMCECS(SharedSettings):
             RuntimeError: it is for ``torch.distributed.checkpoint``'s
                 ``get_optimizer_state_dict``, which knows state of parameters alone.
         """
-        if called_from(CHECKPOINT):
-            raise RuntimeError(
-                "HMCECS has state that belongs to no single parameter, which "
-                "get_optimizer_state_dict cannot hold: save its state_dict() with "
-                "torch.save"
-            )
+        refuse_common_state(self)
         return super().state_dict()
 
     def _finish_loading(self, state_dict: dict[str, Any]) -> None:

@@ -315,15 +315,23 @@ struct Gauges::Observer : StepObserver {
   void sum_line() {
     squares.assign(all.size(), kUnseen);
     products.assign(all.size(), kUnseen);
+    const Tensors whitened = whitened_by_matrix();
+    auto next = whitened.begin();
     for (const FlightPart& part : line->parts()) {
-      const Tensors whitened =
+      const Tensors factors =
           part.preconditioner.empty()
               ? part.velocity
               : at::_foreach_div(part.velocity, part.preconditioner);
+      Tensors places = part.origin;
+      if (!whitened.empty()) {
+        const auto begin = next;
+        next += static_cast<int64_t>(places.size());
+        places.assign(begin, next);
+      }
       const at::Tensor sums =
-          gauge_sums(whitened,
-                     part.origin,
-                     centers_of(part.params),
+          gauge_sums(factors,
+                     places,
+                     whitened.empty() ? centers_of(part.params) : Tensors(),
                      part.velocity,
                      {},
                      static_cast<int64_t>(GaugeKind::kMomentum),
@@ -341,6 +349,21 @@ struct Gauges::Observer : StepObserver {
         row += CountOf(GaugeKind::kMomentum);
       }
     }
+  }
+
+  // Where the line begins, (theta - c) times the inverse of A; empty unless A
+  // is a matrix.
+  Tensors whitened_by_matrix() const {
+    if (line->matrix() == nullptr) return {};
+    Tensors places;
+    for (const FlightPart& part : line->parts()) {
+      const Tensors some = centers_of(part.params);
+      for (size_t i = 0; i < part.origin.size(); ++i) {
+        const at::Tensor origin = part.origin[i].to(at::kDouble);
+        places.push_back(some.empty() ? origin : origin - some[i]);
+      }
+    }
+    return line->matrix()->solved(places);
   }
 
   // Those of parameters; empty if there are none.

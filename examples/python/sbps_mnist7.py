@@ -7,6 +7,7 @@ with all data and a Metropolis test.
 
     python examples/python/sbps_mnist7.py                  # 1500 epochs, 2 seeds
     python examples/python/sbps_mnist7.py --paper          # 10,000 epochs, 3 seeds
+    python examples/python/sbps_mnist7.py --paper --refresh-rate 0 0.003
     python examples/python/sbps_mnist7.py --digits         # no data needed
 
 Results go to --out: results.json, figure6.png, the reference and a checkpoint for each
@@ -21,7 +22,15 @@ from pathlib import Path
 from mnist7.chains import ChainConfig, run_chain
 from mnist7.data import load_digits4, load_mnist7
 from mnist7.reference import make_reference
-from mnist7.report import Run, figure_6, name_of, score, table, write_results
+from mnist7.report import (
+    Run,
+    figure_6,
+    name_of,
+    score,
+    squares_table,
+    table,
+    write_results,
+)
 from program import Parser, alone
 
 
@@ -82,6 +91,8 @@ def run_all(args: argparse.Namespace) -> None:
     )
     print(f"{args.epochs} epochs, {args.burn_in} burn-in; reference: {quality}\n")
     print(table(runs))
+    print("\nMean squares by tenths of the runs, 1 in equilibrium\n")
+    print(squares_table(runs))
     print(f"\nThe picture and results.json are in {args.out}")
 
 

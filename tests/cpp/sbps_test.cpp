@@ -156,6 +156,84 @@ TEST(SBPS, TakesAPreconditioner) {
   EXPECT_FALSE(sampler.state().empty());
 }
 
+TEST(SBPS, TakesAMatrix) {
+  const std::vector<at::Tensor> params = {Parameter({3}), Parameter({2, 2})};
+  SBPS plain(params, Options());
+  const at::Tensor a = torch::eye(7, at::kDouble) + torch::ones({7, 7}).triu();
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { plain.set_preconditioner_matrix(a); }),
+            "Invalid preconditioned: false (must be true to set a "
+            "preconditioner)");
+  SBPS sampler(params, Options().preconditioned(true));
+  sampler.set_preconditioner_matrix(a);
+  const auto refused = [&](const at::Tensor& matrix) {
+    return MessageOf<std::invalid_argument>(
+        [&] { sampler.set_preconditioner_matrix(matrix); });
+  };
+  const std::string invalid = "Invalid preconditioner matrix: ";
+  EXPECT_EQ(refused(at::Tensor()), invalid + "it is undefined");
+  EXPECT_EQ(refused(torch::eye(6)), invalid + "shape [6, 6] (must be [7, 7])");
+  EXPECT_EQ(refused(a / 0.0),
+            invalid + "elements that are not finite (must be finite)");
+  EXPECT_EQ(refused(torch::ones({7, 7})),
+            invalid + "no inverse in float64 (must be invertible)");
+  Draws first{params[0]};
+  Draws second{params[1]};
+  const auto losses = [&] { return first() + second(); };
+  for (int i = 0; i < 100; ++i) sampler.step(losses);
+  EXPECT_GT(sampler.diagnostics().bounces, 2);
+  const auto whole = [&](const char* key) {
+    const StateDict state = sampler.state_dict().at("state");
+    std::vector<at::Tensor> flat;
+    for (const int64_t index : {0, 1}) {
+      const StateDict kept = state.at(index);
+      EXPECT_FALSE(kept.contains("preconditioner"));
+      flat.push_back(kept.at(key).toTensor().flatten());
+    }
+    return torch::cat(flat);
+  };
+  EXPECT_TRUE(torch::allclose(whole("direction"), a.matmul(whole("velocity"))));
+
+  const auto loaded = [&](const c10::IValue& preconditioner) {
+    const StateDict dict = sampler.state_dict();
+    StateDict(dict.at("state")).set("preconditioner", preconditioner);
+    SBPS other(params, Options().preconditioned(true));
+    return MessageOf<std::invalid_argument>(
+        [&] { other.load_state_dict(dict); });
+  };
+  const std::string saved = "Invalid state_dict: its preconditioner";
+  EXPECT_EQ(loaded(StateDict()), saved + " is not a dict of a matrix alone");
+  EXPECT_EQ(loaded(StateDict{{"matrix", at::zeros({7, 7}, at::kDouble)}}),
+            saved + "'s matrix has no inverse in float64 (must be invertible)");
+  EXPECT_EQ(loaded(StateDict{{"matrix", a.narrow(0, 0, 6)}}),
+            "Invalid state_dict: the preconditioner's matrix has shape [6, 7], "
+            "expected [7, 7]");
+
+  // All must move.
+  params[1].set_requires_grad(false);
+  EXPECT_EQ(refused(a),
+            invalid + "3 of 7 parameters require gradients (must be all)");
+  EXPECT_EQ(MessageOf([&] { sampler.step(losses); }),
+            "SBPS has a preconditioner that is a matrix [7, 7], and of its 7 "
+            "parameters 3 require gradients (must be all, of the matrix's size "
+            "and on its device): call set_preconditioner_matrix() or "
+            "set_preconditioner()");
+  params[1].set_requires_grad(true);
+  sampler.step(losses);
+
+  // A diagonal takes its place, and with it a state dict has both.
+  const c10::IValue matrix = StateDict{{"matrix", a}};
+  sampler.set_preconditioner({torch::ones({}), torch::ones({})});
+  EXPECT_EQ(loaded(matrix), saved + " is both a matrix and a diagonal");
+  sampler.step(losses);
+  sampler.set_preconditioner_matrix(a);
+  EXPECT_TRUE(sampler.state().empty());
+  sampler.set_preconditioner(std::nullopt);
+  sampler.step(losses);
+  const StateDict state = sampler.state_dict().at("state");
+  EXPECT_FALSE(state.contains("preconditioner"));
+}
+
 TEST(TimeAverage, IsTheIntegralAlongTheLines) {
   const at::Tensor param = Parameter({2, 2});
   SBPS sampler({param}, Options());

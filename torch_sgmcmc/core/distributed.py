@@ -54,6 +54,7 @@ __all__ = [
     "is_laying_out",
     "is_zero",
     "mean_over_ranks",
+    "refuse_common_state",
     "refuse_lone_decisions",
     "refuse_other_meshes",
     "refuse_shards",
@@ -356,6 +357,16 @@ def is_laid_out_by_hand(sampler: Sampler) -> bool:
         and int(sampler.param_groups[0]["step"]) == 0
         and called_from(CHECKPOINT)
     )
+
+
+def refuse_common_state(sampler: Sampler) -> None:
+    """Raises where torch.distributed.checkpoint asks for state that is common."""
+    if called_from(CHECKPOINT):
+        raise RuntimeError(
+            f"{type(sampler).__name__} has state that belongs to no single parameter, "
+            "which get_optimizer_state_dict cannot hold: save its state_dict() with "
+            "torch.save"
+        )
 
 
 # ---- Several samplers in one process ---------------------------------------------

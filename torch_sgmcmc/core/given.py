@@ -33,7 +33,7 @@ def complete_given(sampler: Sampler, before: Mapping[Any, Any]) -> None:
     if not any(PRECONDITIONER in given(state) for state in sampler.state.values()):
         return
     for p, state in before.items():
-        if not p.requires_grad and PRECONDITIONER in given(state):
+        if PRECONDITIONER in given(state) and not p.requires_grad:
             sampler.state[p].setdefault(PRECONDITIONER, state[PRECONDITIONER])
 
 

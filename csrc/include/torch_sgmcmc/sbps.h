@@ -20,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -32,6 +33,7 @@ namespace torch_sgmcmc {
 
 class BounceClock;
 class Flight;
+struct FlightPart;
 struct FlightPiece;
 class TimeAverage;
 
@@ -197,7 +199,7 @@ struct SBPSEvaluations {
 ///
 /// by thinning of proposals at the rate of the upper end of the band in which a
 /// regression predicts the next v·g. Preconditioned, θ moves along Av and
-/// bounces with Ag, A diagonal and learned or given.
+/// bounces with Aᵀg, A diagonal and learned or given, or a given matrix.
 ///
 /// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2: points uniform in
 /// trajectory time, see register_sample_hook. Derivatives are made in reverse
@@ -225,6 +227,12 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
   void set_preconditioner(const std::vector<at::Tensor>& preconditioner);
   /// Has A learned again, from the beginning.
   void set_preconditioner(std::nullopt_t none);
+  /// Sets a matrix A, in the place of that, for small d: [d, d], finite and
+  /// invertible, for the d elements of all parameters in the order of the param
+  /// groups, each flattened. All must require gradients and be on one device.
+  /// The best A is about a factor of the posterior covariance A Aᵀ. It is
+  /// copied in float64.
+  void set_preconditioner_matrix(const at::Tensor& matrix);
 
   /// Calls the hook, at every multiple of sample_interval of trajectory time
   /// that a step passes, with the parameters standing where the particle is at
@@ -238,6 +246,9 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
  protected:
   void update(const Work& work) override;
   std::unique_ptr<SamplerParamState> new_state() const override;
+  void write_common(StateDict& state) const override;
+  std::vector<std::string> common_keys() const override;
+  std::function<void()> read_common(const StateDict& state) override;
 
  private:
   friend class TimeAverage;
@@ -248,6 +259,7 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
 
   std::shared_ptr<Flight> moving() const;
   std::shared_ptr<Flight> resumed();
+  std::shared_ptr<Flight> with_matrix(std::vector<FlightPart> parts) const;
   std::shared_ptr<Flight> flight_now(SBPSOptions& progress, BounceClock& clock);
   bool is_current(const Flight& flight);
   torch::Tensor event(std::shared_ptr<Flight>& flight,
@@ -267,6 +279,7 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
   bool is_given(const std::vector<at::Tensor>& params) const;
 
   std::shared_ptr<Flight> flight_;
+  at::Tensor matrix_;  // undefined without one
   std::map<int64_t, SampleHook> hooks_;
   std::map<int64_t, SegmentHook> segment_hooks_;
   int64_t next_hook_ = 0;

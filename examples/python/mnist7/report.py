@@ -19,10 +19,22 @@ from .chains import ChainConfig
 from .data import SmallImages
 from .reference import Reference, mean_prediction
 
-__all__ = ["PARTS", "Run", "figure_6", "name_of", "score", "table", "write_results"]
+__all__ = [
+    "PARTS",
+    "Run",
+    "figure_6",
+    "name_of",
+    "score",
+    "squares_table",
+    "table",
+    "write_results",
+]
 
 #: The principal directions in four equal parts, from wide to narrow.
 PARTS = ("widest", "wide", "narrow", "narrowest")
+
+#: Of a run, for its way into equilibrium.
+_WINDOWS = 10
 
 Run = dict[str, Any]
 
@@ -43,6 +55,11 @@ def score(
     is the root mean square over its directions of the distance between the means, in
     the reference's standard deviations. ``prediction`` is the mean over test images of
     the total variation distance between the mean predictions.
+
+    ``squares`` are of tenths of the run, burn-in among them: the mean, over the samples
+    and the directions of each of :data:`PARTS`, of the square of the distance from the
+    reference's mean in its standard deviations. In equilibrium it is 1 but for chance,
+    however slowly a direction is crossed. None in a tenth without samples.
     """
     used = torch.tensor(result["costs"]) > burn_in * len(images.train_y)
     samples: Tensor = result["samples"][used]
@@ -54,6 +71,9 @@ def score(
     variance = z.var(0).tensor_split(len(PARTS))
     mean = z.mean(0).tensor_split(len(PARTS))
     predicted = mean_prediction(samples.double(), images.test_x)
+    epochs = torch.tensor(result["costs"]) / len(images.train_y)
+    windows = (epochs / config.epochs * _WINDOWS).long().clamp(max=_WINDOWS - 1)
+    square = reference.standardised(result["samples"]).square()
     return {
         "config": vars(config),
         "samples": len(samples),
@@ -63,6 +83,15 @@ def score(
         "offset": [part.square().mean().sqrt().item() for part in mean],
         "prediction": (predicted - reference.predictions).abs().sum(1).mean().item()
         / 2,
+        "squares": [
+            [
+                part.mean().item()
+                for part in square[windows == i].tensor_split(len(PARTS), 1)
+            ]
+            if (windows == i).any()
+            else None
+            for i in range(_WINDOWS)
+        ],
         "diagnostics": result["diagnostics"],
     }
 
@@ -93,6 +122,20 @@ def table(runs: dict[str, list[Run]]) -> str:
             interval([r["prediction"] for r in some], 4),
         ]
         rows.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def squares_table(runs: dict[str, list[Run]]) -> str:
+    """A markdown table of ``squares``, means over seeds."""
+    head = ["method, directions", *(f"{i + 1}/{_WINDOWS}" for i in range(_WINDOWS))]
+    rows = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
+    for name, some in runs.items():
+        for i, part in enumerate(PARTS):
+            cells = []
+            for window in zip(*(run["squares"] for run in some), strict=True):
+                seen = [values[i] for values in window if values is not None]
+                cells.append(f"{np.mean(seen):.2f}" if seen else "–")
+            rows.append(f"| {name}, {part} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 

@@ -113,6 +113,9 @@ std::unique_ptr<sg::Sampler> Make(const sg::StateDict& job,
     if (job.contains("preconditioner")) {
       sampler->set_preconditioner(TensorsAt(job, "preconditioner"));
     }
+    if (job.contains("matrix")) {
+      sampler->set_preconditioner_matrix(job.at("matrix").toTensor());
+    }
   }
   return sampler;
 }
