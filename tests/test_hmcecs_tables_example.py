@@ -12,9 +12,18 @@ import hmcecs_tables
 import numpy as np
 import pytest
 import torch
-from ecs_tables import comparison, measures, report, samplers, scaling, variances
+from ecs_tables import (
+    comparison,
+    measures,
+    realised,
+    report,
+    samplers,
+    scaling,
+    splines,
+    variances,
+)
 from ecs_tables.higgs import higgs
-from ecs_tables.problem import Laplace, Problem
+from ecs_tables.problem import Covariate, Laplace, Problem
 from ecs_tables.samplers import Run, Size
 from ecs_tables.simulated import BLOCK, DIMENSION, rows, simulate
 from harness.statistics import check_mean
@@ -79,9 +88,28 @@ def test_the_example_reports_numbers_and_pictures(
         assert file.stat().st_mtime_ns == made[file]
 
 
+@pytest.mark.slow
+def test_parts_of_their_own_report_theirs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_covertype(tmp_path, covertype_table(5000))
+    arguments = ["--data-root", str(tmp_path), "--part", "splines", "figure9"]
+    found = run_tiny(tmp_path / "out", *arguments, "--methods", "HMC", "perturbed")
+    printed = capsys.readouterr().out
+    assert "n = 4,000, d = 81" in printed and "width of bands" in printed
+    assert len(found["splines"]["realised"]["perturbed"]["difference"]) == 2
+    assert list(found["figure9"]["methods"]) == [
+        *("HMC", "perturbed", "perturbed, order 1", "perturbed, order 0")
+    ]
+    for name in ("figure6", "figure9", "splines_moments"):
+        picture = tmp_path / "out" / f"{name}.png"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
         (["--part", "covertype"], "--part covertype needs --data-root"),
+        (["--part", "splines"], "--part splines needs --data-root"),
         (["--part", "higgs"], "--part higgs needs --higgs"),
         (["--num-data", "999"], "--num-data must be at least 1000"),
         (["--seeds", "0"], "--seeds must be at least 1"),
@@ -125,15 +153,24 @@ def test_the_law_of_simulated_features() -> None:
     assert set(np.unique(y)) == {0.0, 1.0}
 
 
-def test_covertype_without_rare_indicators(tmp_path: Path) -> None:
-    table = np.zeros((1000, 55), dtype=int)
-    table[:, :10] = np.random.default_rng(0).integers(0, 99, (1000, 10))
+def covertype_table(count: int) -> np.ndarray:
+    table = np.zeros((count, 55), dtype=int)
+    table[:, :10] = np.random.default_rng(0).integers(0, 99, (count, 10))
     table[::2, 10], table[1::2, 11] = 1, 1
     table[::4, 20], table[0, 30] = 1, 1
-    table[:, 54] = 1 + np.arange(1000) % 3
-    (tmp_path / "covertype").mkdir()
-    path = tmp_path / "covertype" / "covtype_subset.data.gz"
+    table[:, 54] = 1 + np.arange(count) % 3
+    return table
+
+
+def write_covertype(root: Path, table: np.ndarray) -> None:
+    (root / "covertype").mkdir()
+    path = root / "covertype" / "covtype_subset.data.gz"
     np.savetxt(path, table, fmt="%d", delimiter=",")
+
+
+def test_covertype_without_rare_indicators(tmp_path: Path) -> None:
+    table = covertype_table(1000)
+    write_covertype(tmp_path, table)
     problem = hmcecs_tables.covertype(tmp_path, 0.01)
     assert problem.x.shape == (800, 13) and problem.test_x.shape == (200, 13)
     np.testing.assert_allclose(problem.x[:, 12].mean(), 0.25, atol=0.03)
@@ -141,6 +178,47 @@ def test_covertype_without_rare_indicators(tmp_path: Path) -> None:
     second = torch.cat([problem.y, problem.test_y]).sum()
     assert second == np.sum(table[:, 54] == 2)
     assert hmcecs_tables.covertype(tmp_path, 0.0).dimension == 54
+
+
+def test_splines_are_those_of_the_knots() -> None:
+    values = np.random.default_rng(0).gamma(2.0, size=2000)
+    places = splines.knots(values)
+    assert len(places) == splines.FUNCTIONS + 1
+    np.testing.assert_allclose(np.mean(values < places[0]), 0.02, atol=1e-3)
+    at_knots = splines.basis(places, places)
+    np.testing.assert_allclose(at_knots, np.delete(np.eye(11), 5, axis=1), atol=1e-12)
+    # With the intercept they make every line, on both sides of the knots too.
+    inside = np.linspace(places[0], places[-1], 301)
+    x = np.concatenate([[-3.0], inside, [20.0]])
+    columns = splines.basis(x, places)
+    line = columns @ np.delete(places - places[5], 5) + places[5]
+    np.testing.assert_allclose(line, x, atol=1e-9)
+    # And a curve, to what its second derivative at the ends leaves.
+    heights = np.cos(places / 3)
+    curve = columns[1:-1] @ np.delete(heights - heights[5], 5) + heights[5]
+    np.testing.assert_allclose(curve, np.cos(inside / 3), atol=0.03)
+    # Beyond the knots all are lines: the cubic's continuation would be in thousands.
+    far = splines.basis(places[-1] + np.array([1e-9, 5.0, 10.0, 15.0]), places)
+    assert np.abs(np.diff(far, n=2, axis=0)[1]).max() < 1e-6
+    np.testing.assert_allclose(far[0], at_knots[-1], atol=1e-6)
+
+
+def test_the_spline_problem(tmp_path: Path) -> None:
+    table = covertype_table(2000)
+    write_covertype(tmp_path, table)
+    problem = splines.spline_problem(tmp_path)
+    assert problem.x.shape == (1600, 81) and problem.test_x.shape == (400, 81)
+    assert torch.all(problem.x[:, 0] == 1) and torch.all(problem.test_x[:, 0] == 1)
+    # The test rows' functions are of the training rows' knots.
+    plain = hmcecs_tables.covertype(tmp_path, 0.0)
+    places = splines.knots(plain.x[:, 9].double().numpy())
+    expected = splines.basis(plain.test_x[:, 9].double().numpy(), places)
+    np.testing.assert_allclose(problem.test_x[:, 71:], expected, atol=1e-5)
+    assert torch.equal(problem.y, plain.y)
+    assert problem.covariate is not None
+    assert torch.equal(problem.covariate.values, plain.x[:, 0])
+    with pytest.raises(ValueError, match=r"has the knots .* \(must increase"):
+        splines.knots(np.repeat([0.0, 1.0, 2.0], 100))
 
 
 def higgs_lines(count: int) -> list[str]:
@@ -270,6 +348,17 @@ def test_all_methods_sample_the_posterior(
     assert measures.errors(hot, truth)["deviation"][1] > 1.3
 
 
+def test_order_0_does_not_stay_where_the_posterior_is(
+    problem: Problem, laplace: Laplace, tmp_path: Path
+) -> None:
+    """Given u, its law is elsewhere; order 2's, without the settings' order, is not."""
+    size = Size(1, 300, 300, 60, 50, 1)
+    common = (problem, laplace.mode, size, 0, tmp_path)
+    samplers.hmc_ecs(*common, **comparison.ECS["perturbed"])
+    with pytest.raises(RuntimeError, match="has left the posterior"):
+        samplers.hmc_ecs(*common, **comparison.ECS["perturbed, order 0"])
+
+
 def test_hmc_goes_on_from_its_last_piece(
     problem: Problem, laplace: Laplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,6 +470,52 @@ def test_a_density_with_signs() -> None:
     assert np.trapezoid(y, x) == pytest.approx(1, abs=0.02)
     expected = np.exp(-(x**2) / 2) / (2 * np.pi) ** 0.5
     np.testing.assert_allclose(y, expected, atol=0.03)
+
+
+@pytest.mark.parametrize("bug", [None, "other labels", "other theta", "one draw"])
+def test_realised_frequencies(bug: str | None) -> None:
+    """Rows of the model's own law: misfit 1, of 100 groups, to 4 standard errors.
+
+    Each known bug is caught by one of the three numbers or more.
+    """
+    generator = torch.Generator().manual_seed(0)
+    like = {"generator": generator, "dtype": torch.float64}
+    x = torch.column_stack([torch.ones(20_000), torch.randn(20_000, **like)])
+    theta = torch.tensor([-1.0, 2.0], dtype=torch.float64)
+    y = (torch.rand(20_000, **like) < torch.sigmoid(x @ theta)).float()
+    if bug == "other labels":
+        y = y.flip(0)
+    problem = Problem(
+        *("known", x.float(), y, x[:0], y[:0]), covariate=Covariate("x", x[:, 1])
+    )
+    spread = 0.05 * torch.randn(300, 2, **like)
+    draws = (theta + spread).numpy()[None]
+    hmc = Run(draws, np.ones((1, 300)), 1.0, {})
+    ecs = draws.copy()
+    if bug == "other theta":
+        ecs += [0.3, 0.0]
+    if bug == "one draw":
+        ecs[:] = ecs[:, :1]
+    runs = {"HMC": [hmc], "perturbed": [replace(hmc, draws=ecs)], "SGLD": [hmc]}
+    found = realised.curves(problem, runs)
+    assert list(found["probability"]) == ["perturbed", "HMC"]
+    assert np.all(found["rows"] == 200)
+    numbers = realised.numbers(found)
+    close = 1 - 4 / 200**0.5 < numbers["perturbed"]["misfit"][0] < 1 + 4 / 200**0.5
+    same = numbers["perturbed"]["difference"][0] < 1e-6
+    wide = numbers["perturbed"]["width"][0] == pytest.approx(1)
+    if bug is None:
+        assert np.all(np.diff(found["place"]) > 0)
+        mean, low, high = found["probability"]["HMC"][0]
+        assert np.all((low < mean) & (mean < high))
+        first = x[:, 1].argsort()[:200]
+        p = torch.sigmoid(x[first] @ torch.from_numpy(draws[0]).T).mean(0).numpy()
+        assert mean[0] == pytest.approx(p.mean(), rel=1e-6)
+        assert low[0] == pytest.approx(np.quantile(p, 0.05), rel=1e-6)
+    # Each bug is seen where it should be.
+    assert close == (bug in (None, "one draw"))
+    assert same == (bug in (None, "other labels"))
+    assert wide == (bug in (None, "other labels"))
 
 
 def test_the_variance_that_order_0_leaves(problem: Problem) -> None:

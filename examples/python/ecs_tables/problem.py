@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import torch_sgmcmc as sg
 
-__all__ = ["Laplace", "Problem"]
+__all__ = ["Covariate", "Laplace", "Problem"]
 
 # Rows whose features in float64 stay in a core's cache.
 _CHUNK = 8192
@@ -47,6 +47,19 @@ class Laplace:
 
 
 @dataclass(frozen=True)
+class Covariate:
+    """What probabilities are shown against.
+
+    Args:
+        name: for an axis.
+        values: [n], of the data.
+    """
+
+    name: str
+    values: Tensor
+
+
+@dataclass(frozen=True)
 class Problem:
     """Features and labels; the prior is N(0, 1 / ``prior_precision``).
 
@@ -57,6 +70,7 @@ class Problem:
         test_x: rows to predict.
         test_y: and their labels.
         prior_precision: of each coefficient.
+        covariate: of figure 6; None has no such figure.
     """
 
     name: str
@@ -65,6 +79,7 @@ class Problem:
     test_x: Tensor
     test_y: Tensor
     prior_precision: float = 1.0
+    covariate: Covariate | None = None
 
     @cached_property
     def identity(self) -> list[str | int | float]:

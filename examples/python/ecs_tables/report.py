@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 from sbps_toys.report import markdown, plt, save, summary
 
-__all__ = ["accuracy_table", "cost_table", "costs", "densities", "moments", "tables"]
+__all__ = [
+    *("accuracy_table", "cost_table", "costs", "densities", "moments", "orders"),
+    "tables",
+]
 
 _COLORS = {
     "HMC": "k",
@@ -17,6 +20,7 @@ _COLORS = {
     "signed": "C1",
     "perturbed, ε adapted": "C5",
     "perturbed, order 1": "C6",
+    "perturbed, order 0": "C7",
     "SGHMC, CV, ε = 0.06": "C0",
     "SGHMC, CV": "C9",
     "SGHMC, CV of order 1": "navy",
@@ -116,7 +120,7 @@ def tables(document: dict[str, Any]) -> str:
 
 
 def moments(document: dict[str, Any], path: Path) -> None:
-    """Figures 2, 5 and 9: each parameter's mean and deviation against the truth."""
+    """Figures 2 and 5: each parameter's mean and deviation against the truth."""
     curves = document["curves"]
     figure, axes = plt.subplots(
         2, 1, figsize=(10, 6.4), layout="constrained", sharex=True
@@ -147,6 +151,24 @@ def moments(document: dict[str, Any], path: Path) -> None:
     axes[1].set_xticks(range(len(curves)), curves, rotation=25, ha="right")
     for panel in axes:
         panel.grid(alpha=0.3, axis="y")
+    save(figure, path)
+
+
+def orders(document: dict[str, Any], path: Path) -> None:
+    """Figure 9: the moments of orders 0 and 1 against those of full HMC."""
+    curves = document["curves"]
+    figure, axes = plt.subplots(2, 2, figsize=(8, 7), layout="constrained")
+    for row, order in zip(axes, (0, 1), strict=True):
+        name = f"perturbed, order {order}"
+        for panel, key in zip(row, ("mean", "deviation"), strict=True):
+            true, found = curves["HMC"][key], curves[name][key]
+            panel.scatter(true, found, s=14, color=_COLORS[name])
+            ends = [float(true.min()), float(true.max())]
+            panel.plot(ends, ends, color="k", linewidth=0.8)
+            panel.set(xlabel=f"{key}, full HMC", ylabel=f"order {order}")
+            panel.grid(alpha=0.3)
+        row[1].set(xscale="log", yscale="log")
+    figure.suptitle(f"{_title(document)}: posterior means and deviations", fontsize=11)
     save(figure, path)
 
 

@@ -151,8 +151,8 @@ def table(document: dict[str, Any]) -> str:
             str(d),
             summary(cell["step_size"], 3),
             f"{np.mean(cell['num_steps']):.1f}",
-            f"{np.mean(cell['acceptance']):.3f}",
-            f"{np.mean(cell['inefficiency']):.2f}",
+            summary(cell["acceptance"], 3),
+            summary(cell["inefficiency"], 2),
             f"{np.mean(cell['subsample_size']):.0f}",
             f"{np.mean(cell['variance']):.2f}",
         ]

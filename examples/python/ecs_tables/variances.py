@@ -45,8 +45,8 @@ def run(problem: Problem, size: Variances, cache: Path) -> dict[str, Any]:
 
     As the paper's, the chains start at the posterior mean given one per cent of the
     data, θ* is the mean of the second half of the draws since the last choice, and
-    ε = 0.2. For order 0 there is no chain: its variance is computed where the chain of
-    order 2 goes, with the same θ*.
+    ε = 0.2, with which a chain of order 0 accepts no trajectory (figure 9 adapts ε):
+    for order 0 the variance is computed where the chain of order 2 goes, with its θ*.
     """
     start = starting_point(problem, cache)
     curves: dict[str, np.ndarray] = {}
@@ -111,7 +111,6 @@ def _chain(
     return {"variance": np.array(found), "zeroth": np.array(zeroth)}
 
 
-@torch.no_grad()
 @torch.no_grad()
 def zeroth_variance(
     problem: Problem, theta: Tensor, anchor: Tensor, indices: Tensor
