@@ -152,6 +152,16 @@ CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
 SHORT: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
     "SGLD-chains": (sg.SGLD, {"lr": 0.1, "num_chains": 5}, {"temperature": 0.5}),
     "SGNHT-chains": (sg.SGNHT, {"lr": 0.02, "num_chains": 5}, {"momentum": 0.8}),
+    "SGHMC-variance": (
+        sg.SGHMC,
+        {"lr": 0.02, "noise_estimate": "given", "prior_precision": 2.0},
+        {"momentum": 0.8, "resample_momentum_every": 5},
+    ),
+    "SGHMC-covariance": (
+        sg.SGHMC,
+        {"lr": 0.02, "noise_estimate": "given", "prior_precision": 2.0},
+        {"momentum": 0.8, "resample_momentum_every": 5, "prior_mean": 0.25},
+    ),
     "PSGLD-chains-frozen": (
         sg.PSGLD,
         {"lr": 1e-3, "adapt": False, "num_chains": 5},
@@ -203,7 +213,20 @@ def make_sampler(
         sampler.set_preconditioner(preconditioner(net))
     if isinstance(sampler, sg.SBPS) and "-matrix" in name:
         sampler.set_preconditioner_matrix(matrix(net))
+    if name == "SGHMC-variance":
+        sampler.set_gradient_variance(sg.minibatch_variance(examples(net), 500))
+    if name == "SGHMC-covariance":
+        sampler.set_gradient_covariance(sg.minibatch_covariance(examples(net), None))
     return sampler
+
+
+def examples(net: nn.Module) -> list[Tensor]:
+    """Gradients of 20 examples."""
+    generator = torch.Generator().manual_seed(3)
+    return [
+        0.05 * torch.randn((20, *p.shape), generator=generator).to(p.dtype)
+        for p in net.parameters()
+    ]
 
 
 def preconditioner(net: nn.Module) -> list[Tensor]:
@@ -256,6 +279,9 @@ def make_job(
         job["preconditioner"] = preconditioner(net)
     if "-matrix" in name:
         job["matrix"] = matrix(net)
+    if name.endswith("variance"):
+        job["examples"] = examples(net)
+        job["is_whole"] = name == "SGHMC-covariance"
     # PSGLD's first gradients are 0 for some coordinates.
     job["x"][job["batches"][0], 0] = 0
     return job
@@ -340,13 +366,18 @@ def test_the_same_bits(
     assert_same(expected, run_in_cpp(job))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", SHORT)
 def test_the_same_bits_of_a_few_steps(
-    name: str, run_in_cpp: Callable[..., dict[str, Any]]
+    name: str, dtype: torch.dtype, run_in_cpp: Callable[..., dict[str, Any]]
 ) -> None:
-    job = make_job(name, torch.float32)
+    job = make_job(name, dtype)
     job["batches"], job["lrs"] = job["batches"][:40], job["lrs"][:40]
-    assert_same(run_in_python(name, job), run_in_cpp(job))
+    begun = run_in_python(name, job)
+    assert_same(begun, run_in_cpp(job))
+    if "examples" in job:
+        rest = {key: value for key, value in job.items() if key != "examples"} | begun
+        assert_same(run_in_python(name, {**job, **begun}), run_in_cpp(rest))
 
 
 @pytest.mark.parametrize("name", CHAINS)

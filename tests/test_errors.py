@@ -122,7 +122,7 @@ ONLY_SGHMC = [
         "noise_estimate",
         "offline",
         ValueError,
-        "Invalid noise_estimate: 'offline' (must be a number or 'online')",
+        "Invalid noise_estimate: 'offline' (must be a number, 'online' or 'given')",
     ),
     (
         "initial_momentum",
@@ -261,7 +261,7 @@ def test_managed_keys(kind: type[sg.Sampler]) -> None:
 
 
 def test_noise_estimate_needs_noise() -> None:
-    for estimate in (0.1, "online"):
+    for estimate in (0.1, "online", "given"):
         fails(
             lambda e=estimate: sg.SGHMC(
                 [parameter()], **GOOD, temperature=0, noise_estimate=e
@@ -272,14 +272,15 @@ def test_noise_estimate_needs_noise() -> None:
         )
 
 
-def test_online_excludes_capturable() -> None:
+@pytest.mark.parametrize("estimate", ["online", "given"])
+def test_estimates_that_exclude_capturable(estimate: str) -> None:
     fails(
         lambda: sg.SGHMC(
-            [parameter()], **GOOD, noise_estimate="online", capturable=True
+            [parameter()], **GOOD, noise_estimate=estimate, capturable=True
         ),
         ValueError,
-        "Invalid noise_estimate: 'online' is checked on the host at every step and "
-        "excludes capturable=True",
+        f"Invalid noise_estimate: '{estimate}' is checked on the host at every step "
+        "and excludes capturable=True",
     )
 
 

@@ -27,6 +27,8 @@ from torch_sgmcmc.minibatch import (
     IndependentBatchSampler,
     StratifiedBatchSampler,
     kmeans_strata,
+    minibatch_covariance,
+    minibatch_variance,
 )
 from torch_sgmcmc.precision import GammaPrecision
 from torch_sgmcmc.predictive import Prediction, Predictive, predict
@@ -92,6 +94,8 @@ __all__ = [
     "kmeans_strata",
     "load",
     "local_learning_coefficient",
+    "minibatch_covariance",
+    "minibatch_variance",
     "predict",
     "sample",
     "save",

@@ -513,7 +513,9 @@ class Sampler(Optimizer):
         if self._is_laid_out:
             # Dicts of their own: those laid out may be in a state dict.
             kept = {
-                p: known for p, state in self.state.items() if (known := given(state))
+                p: known
+                for p, state in self.state.items()
+                if (known := given(state) if isinstance(p, Tensor) else state)
             }
             self.state.clear()
             self.state.update(kept)

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from torch_sgmcmc.core import shards
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core import distributed, shards
+from torch_sgmcmc.core.correlated_noise import checked_covariance, noise_factor
+from torch_sgmcmc.core.diagonal import check_saved_diagonal, diagonals
+from torch_sgmcmc.core.given import GIVEN_VARIANCE
 from torch_sgmcmc.core.many_chains import ManyChains
-from torch_sgmcmc.core.master import start_masters
+from torch_sgmcmc.core.master import has_master, start_masters
 from torch_sgmcmc.core.momentum import blank, start_momenta, state_dtype
-from torch_sgmcmc.core.operators import gradient_variance_, sghmc_step_
+from torch_sgmcmc.core.operators import (
+    gaussian_,
+    gradient_variance_,
+    sghmc_step_,
+)
 from torch_sgmcmc.core.prior import prior_of
 from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.sampler import Work
@@ -26,8 +36,12 @@ __all__ = ["SGHMC"]
 _FORGETTING = 1e-3
 _MIN_GRADIENTS = 100
 
+# Estimates that are compared with the friction at every step.
+_CHECKED = ("online", "given")
+# The key of a covariance over all coordinates.
+_NOISE = "gradient_noise"
 
-# What is kept for it.
+# What is kept for "online".
 _ONLINE = {"grad_variance": Tensor, "num_grads": int, "previous_grad": Tensor}
 
 
@@ -65,10 +79,12 @@ class SGHMC(ManyChains):
             Default: 1.
         noise_estimate: β̂, the part of the friction's noise that the minibatches
             already bring: β̂ = lr N Var(ḡ) / (2T). A float in [0, α], equal for
-            all coordinates, or ``"online"``: estimated for each coordinate from the
+            all coordinates, ``"online"``: estimated for each coordinate from the
             gradients seen, as half the mean squared difference of consecutive
-            gradients, and used after the first 100 of them. β̂ > α is an error that
-            names both numbers. Default: 0.
+            gradients, and used after the first 100 of them, or ``"given"``: of the
+            Var(ḡ) that :meth:`set_gradient_variance` got for each coordinate, or
+            :meth:`set_gradient_covariance` as a matrix over all. β̂ > α is an error
+            that names both numbers. Default: 0.
         resample_momentum_every: k >= 0; before every k-th update the momentum is
             drawn afresh from its stationary law given θ. 0 never does. Default: 0.
         initial_momentum: ``"stationary"`` draws the first momentum from its
@@ -82,8 +98,8 @@ class SGHMC(ManyChains):
         seed: key of the noise, a 64-bit int; None draws one, see :class:`Sampler`.
             Default: None.
         capturable: keep the step counter in device memory, so that ``step()`` can be
-            captured in a CUDA graph after one ordinary step. Excludes
-            ``noise_estimate="online"``, which needs the host. Default: False.
+            captured in a CUDA graph after one ordinary step. Excludes the noise
+            estimates that need the host, "online" and "given". Default: False.
         nonfinite: what to do about gradients that are not finite: "raise", "skip" or
             "allow", see :class:`Sampler`, also on clipping. Default: "raise".
         process_group: the ranks that sample this chain together, see :class:`Sampler`.
@@ -94,6 +110,8 @@ class SGHMC(ManyChains):
           v.
         * ``previous_grad``, ``grad_variance`` (same shape and dtype) and
           ``num_grads`` (int), only with ``noise_estimate="online"``.
+        * ``given_variance`` (same shape and dtype), or for all parameters
+          ``state["gradient_noise"]["covariance"]`` (fp64), as they were given.
         * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, see
           :class:`SGLD`.
 
@@ -124,9 +142,15 @@ class SGHMC(ManyChains):
     _STATE: ClassVar[Mapping[str, type]] = {
         "momentum": Tensor,
         **_ONLINE,
+        GIVEN_VARIANCE: Tensor,
         "master": Tensor,
         "prior_mean": Tensor,
     }
+    _COMMON_STATE: ClassVar[tuple[str, ...]] = (_NOISE,)
+
+    # The factors of the injected noise, by which groups draw momenta afresh, and what
+    # they were made of.
+    _factors: Mapping[tuple[bool, ...], tuple[Any, Tensor]] = MappingProxyType({})
 
     def __init__(
         self,
@@ -167,11 +191,11 @@ class SGHMC(ManyChains):
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
         noise_estimate = group["noise_estimate"]
-        if noise_estimate == "online":
+        if noise_estimate in _CHECKED:
             if group["capturable"]:
                 raise ValueError(
-                    "Invalid noise_estimate: 'online' is checked on the host at "
-                    "every step and excludes capturable=True"
+                    f"Invalid noise_estimate: {noise_estimate!r} is checked on the "
+                    "host at every step and excludes capturable=True"
                 )
         elif noise_estimate == 0:
             return
@@ -198,6 +222,143 @@ class SGHMC(ManyChains):
                 f"Invalid state_dict: the state of parameter {index} lacks "
                 f"{', '.join(missing)}"
             )
+        if GIVEN_VARIANCE in state:
+            check_saved_diagonal(
+                GIVEN_VARIANCE, index, state[GIVEN_VARIANCE], p, or_zero=True
+            )
+
+    # ---- Var(ḡ) that users give -----------------------------------------------
+
+    @torch.no_grad()
+    def set_gradient_variance(self, variance: Iterable[Tensor | float] | None) -> None:
+        """Sets Var(ḡ), of which ``noise_estimate="given"`` takes β̂ from now on.
+
+        :func:`minibatch_variance` makes it of the gradients of a minibatch's examples.
+        It may be another one before every step.
+
+        Args:
+            variance: tensors (or numbers) >= 0, one for each parameter in the order of
+                the param groups, that broadcast to its shape. They are copied and are
+                part of the state dict. None forgets what was given, matrix or not.
+
+        Raises:
+            ValueError: there are not as many as parameters, or one of them has a wrong
+                shape or elements out of range. Nothing has changed.
+        """
+        new = None
+        if variance is not None:
+            params = self._all_params()
+            new = diagonals("gradient variance", variance, params, or_zero=True)
+        self._set_given(new, None)
+
+    @torch.no_grad()
+    def set_gradient_covariance(self, covariance: Tensor) -> None:
+        r"""Sets Var(ḡ) as one matrix V, for ``noise_estimate="given"``.
+
+        With all d coordinates in a row and B̂ = lr N V / (2T), the noise of an update is
+        drawn from N(0, 2 lr T / N (α - B̂)). Its Cholesky factor is computed where V or
+        a hyperparameter has changed; a step takes d² work. Coordinates without a
+        gradient are left out. :func:`minibatch_covariance` makes V.
+
+        Args:
+            covariance: symmetric, ``[d, d]``, coordinates in the order of the
+                parameters. It is copied and is part of the state dict.
+
+        Raises:
+            ValueError: it is not of this shape, finite and symmetric, or the sampler
+                has ``num_chains``, DTensors or parameters on several devices. Nothing
+                has changed. Whether α - B̂ has a negative eigenvalue is seen by the next
+                step, which then raises one that names it.
+        """
+        params = self._all_params()
+        self._check_takes_matrix(params)
+        self._set_given(
+            None,
+            checked_covariance(
+                *("Invalid gradient covariance: it", covariance),
+                *(_size(params), _device(params)),
+            ),
+        )
+
+    def _set_given(self, new: list[Tensor] | None, matrix: Tensor | None) -> None:
+        self._clear_blank_state()
+        self._factors = {}
+        self.state.pop(_NOISE, None)
+        if matrix is not None:
+            self.state[_NOISE] = {"covariance": matrix}
+        for i, p in enumerate(self._all_params()):
+            # Another dict: the one that is left may be in a state dict.
+            state = {**self.state.pop(p, {})}
+            state.pop(GIVEN_VARIANCE, None)
+            if new is not None:
+                state[GIVEN_VARIANCE] = new[i]
+            if state:
+                self.state[p] = state
+
+    def _all_params(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _check_takes_matrix(self, params: list[Tensor]) -> None:
+        wrong = None
+        if self._is_sharded:
+            wrong = "parameters that are DTensors"
+        elif self.param_groups[0]["num_chains"] is not None:
+            wrong = "num_chains"
+        elif len({p.device for p in params}) > 1:
+            wrong = "parameters on several devices"
+        if wrong is not None:
+            raise ValueError(
+                f"Invalid gradient covariance: a matrix excludes {wrong} (give the "
+                "variance of each coordinate)"
+            )
+
+    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super()._check_state_dict(state_dict)
+        kept = state_dict["state"].get(_NOISE)
+        if kept is None:
+            return
+        matrix = kept.get("covariance") if isinstance(kept, Mapping) else None
+        if not isinstance(matrix, Tensor) or len(kept) > 1:
+            raise ValueError(
+                f"Invalid state_dict: {_NOISE} (must be a dict of covariance, a Tensor)"
+            )
+        params = self._all_params()
+        self._check_takes_matrix(params)
+        checked_covariance(
+            f"Invalid state_dict: {_NOISE}", matrix, _size(params), _device(params)
+        )
+
+    def _finish_loading(self, state_dict: dict[str, Any]) -> None:
+        super()._finish_loading(state_dict)
+        self._factors = {}
+        if _NOISE in self.state:
+            matrix = self.state[_NOISE]["covariance"]
+            device = _device(self._all_params())
+            copy = matrix.to(device=device, dtype=torch.float64, copy=True)
+            self.state[_NOISE] = {"covariance": copy}
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`Sampler.state_dict`.
+
+        Raises:
+            RuntimeError: it is for ``torch.distributed.checkpoint``'s
+                ``get_optimizer_state_dict``, which knows state of parameters alone, and
+                there is a matrix.
+        """
+        if _NOISE in self.state and distributed.called_from(distributed.CHECKPOINT):
+            raise RuntimeError(
+                "SGHMC has a gradient covariance over all parameters, which "
+                "get_optimizer_state_dict cannot hold: save its state_dict() with "
+                "torch.save"
+            )
+        return super().state_dict()
+
+    # ---- A step ---------------------------------------------------------------
+
+    def _prepare_all(self, work: list[Work]) -> list[Any]:
+        prepared = super()._prepare_all(work)
+        noises = self._correlated_noise(work)
+        return [(*lists, noise) for lists, noise in zip(prepared, noises, strict=True)]
 
     def _prepare(
         self,
@@ -217,14 +378,30 @@ class SGHMC(ManyChains):
         variances: list[Tensor] = []
         if group["noise_estimate"] == "online":
             variances = self._observe_gradients(group, params, grads)
+        elif group["noise_estimate"] == "given" and _NOISE not in self.state:
+            variances = self._given_variances(group, params)
         momenta = [self.state[p]["momentum"] for p in params]
         return momenta, variances, start_masters(self, params)
 
     def _looks_later(self, work: list[Work]) -> bool:
         """Not with a noise estimate that is checked on the host at every step."""
         return super()._looks_later(work) and not any(
-            lists[0]["noise_estimate"] == "online" for lists in work
+            lists[0]["noise_estimate"] in _CHECKED for lists in work
         )
+
+    def _given_variances(
+        self, group: dict[str, Any], params: list[Tensor]
+    ) -> list[Tensor]:
+        for p in params:
+            if GIVEN_VARIANCE not in self.state[p]:
+                raise RuntimeError(
+                    "SGHMC has no gradient variance for a parameter of shape "
+                    f"{list(p.shape)}: call set_gradient_variance() before step(), "
+                    "with that of all parameters"
+                )
+        variances = [self.state[p][GIVEN_VARIANCE] for p in params]
+        self._check_variances(group, params, variances, ". No parameter has changed")
+        return variances
 
     def _observe_gradients(
         self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
@@ -256,6 +433,19 @@ class SGHMC(ManyChains):
         if min(state["num_grads"] for state in states) <= _MIN_GRADIENTS:
             return []
         variances = [state["grad_variance"] for state in states]
+        self._check_variances(
+            *(group, params, variances),
+            ". No parameter has changed; the gradients have entered the estimate",
+        )
+        return variances
+
+    def _check_variances(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        variances: list[Tensor],
+        state_of_things: str,
+    ) -> None:
         here = [v for v in shards.locals_of(variances) if v.numel()]
         largest = max((float(v.max()) for v in here), default=0.0)
         largest = shards.max_over_ranks(params, largest)
@@ -263,10 +453,79 @@ class SGHMC(ManyChains):
         _check_friction(
             scale * largest,
             group["momentum"],
-            " in the noisiest coordinate. No parameter has changed; the gradients "
-            "have entered the estimate",
+            f" in the noisiest coordinate{state_of_things}",
         )
-        return variances
+
+    # ---- Noise that is correlated ---------------------------------------------
+
+    def _correlated_noise(self, work: list[Work]) -> list[list[Tensor]]:
+        """The noise of a step beside a matrix, for each list; without one, nothing."""
+        if _NOISE not in self.state or not work:
+            return [[] for _ in work]
+        for group, *_ in work:
+            if group["noise_estimate"] != "given":
+                raise ValueError(
+                    f"Invalid noise_estimate: {group['noise_estimate']!r} (must be "
+                    "'given' in all groups beside a matrix over all coordinates; "
+                    "set_gradient_variance(None) removes it)"
+                )
+        factor = self._factor(work)
+        noises = [self._white(lists, _C.Purpose.UPDATE) for lists in work]
+        all_noises = list(chain(*noises))
+        white = torch.cat([w.to(torch.float64).flatten() for w in all_noises])
+        parts = (factor @ white).split([w.numel() for w in all_noises])
+        for noise, part in zip(all_noises, parts, strict=True):
+            noise.copy_(part.view(noise.shape))
+        return noises
+
+    def _white(self, lists: Work, purpose: int) -> list[Tensor]:
+        """Standard normals for the parameters of a list."""
+        group, params, _, offsets = lists
+        out = [torch.zeros_like(p, dtype=state_dtype(p)) for p in params]
+        arguments = self._step_arguments(group)
+        gaussian_(out, std=1.0, offsets=offsets, purpose=purpose, **arguments)
+        return out
+
+    def _factor(self, work: list[Work]) -> Tensor:
+        """The noise's factor, of those coordinates that have a gradient."""
+        covariance = self.state[_NOISE]["covariance"]
+        params = self._all_params()
+        if len(covariance) != _size(params):
+            raise RuntimeError(
+                f"SGHMC has a gradient covariance over {len(covariance)} coordinates, "
+                f"and its parameters have {_size(params)}: call "
+                "set_gradient_covariance() anew"
+            )
+        here = [(group, p) for group, of_group, _, _ in work for p in of_group]
+        drawn = tuple(_is_drawn(group) for group, *_ in work)
+        version = 0 if covariance.is_inference() else covariance._version
+        made_of = version, [(id(p), _numbers(group)) for group, p in here]
+        known = self._factors.get(drawn)
+        if known is not None and known[0] == made_of:
+            return known[1]
+        begins, begin = {}, 0
+        for p in params:
+            begins[p] = begin
+            begin += p.numel()
+        index = torch.cat(
+            [torch.arange(begins[p], begins[p] + p.numel()) for _, p in here]
+        ).to(covariance.device)
+        frictions, scales, heats = [], [], []
+        for group, p in here:
+            friction, lr = (rate.flatten() for rate in _rates(group, p, torch.float64))
+            heat = group["temperature"] / group["num_data"]
+            scale = (lr / (2 * heat)).sqrt()
+            if _is_drawn(group):
+                scale *= (2 - friction).reciprocal()
+            frictions.append(friction)
+            scales.append(scale)
+            heats.append(lr * (2 * heat))
+        factor = noise_factor(
+            torch.cat(frictions), torch.cat(scales), covariance[index][:, index]
+        )
+        factor = torch.cat(heats).sqrt()[:, None] * factor
+        self._factors = {**self._factors, drawn: (made_of, factor)}
+        return factor
 
     def _update(
         self,
@@ -274,8 +533,14 @@ class SGHMC(ManyChains):
         params: list[Tensor],
         grads: list[Tensor],
         offsets: list[int],
-        prepared: tuple[list[Tensor], list[Tensor], list[Tensor]],
+        prepared: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]],
     ) -> None:
+        *prepared, noises = prepared
+        if noises:
+            self._update_by_coordinate(
+                (group, params, grads, offsets), prepared, noises
+            )
+            return
         noise_estimate = group["noise_estimate"]
         self._local(sghmc_step_)(
             params,
@@ -287,11 +552,64 @@ class SGHMC(ManyChains):
             prior_precision=group["prior_precision"],
             **prior_of(self, group, params),
             temperature=group["temperature"],
-            noise_estimate=0.0 if noise_estimate == "online" else noise_estimate,
+            noise_estimate=0.0 if noise_estimate in _CHECKED else noise_estimate,
             resample_momentum_every=group["resample_momentum_every"],
             offsets=offsets,
             **self._step_arguments(group),
         )
+
+    def _update_by_coordinate(
+        self, lists: Work, prepared: list[list[Tensor]], noises: list[Tensor]
+    ) -> None:
+        """The update of csrc/samplers/sghmc.h with rates and noise of each coordinate.
+
+        It is made of torch's own operators: it is for few coordinates.
+        """
+        group, params, grads, _ = lists
+        momenta, _, masters = prepared
+        is_drawn = _is_drawn(group)
+        drawn = self._white(lists, _C.Purpose.MOMENTUM) if is_drawn else []
+        places = iter(masters)
+        for i, p in enumerate(params):
+            theta = next(places) if has_master(p) else p
+            mean = self.state[p].get("prior_mean", group["prior_mean"])
+            friction, lr = _rates(group, p, theta.dtype)
+            g = (theta - mean) * (group["prior_precision"] / group["num_data"])
+            g += grads[i]
+            v = momenta[i]
+            if is_drawn:
+                lr *= (2 - friction).reciprocal()
+                heat = 2 * group["temperature"] / group["num_data"]
+                v.copy_(drawn[i] * (lr * heat).sqrt())
+            v.mul_(1 - friction).sub_(g * lr).add_(noises[i])
+            theta.add_(v)
+            if theta is not p:
+                p.copy_(theta)
+
+
+def _is_drawn(group: dict[str, Any]) -> bool:
+    """Whether the step begins with a momentum drawn afresh."""
+    every = group["resample_momentum_every"]
+    return every > 0 and group["step"] % every == 0
+
+
+def _numbers(group: dict[str, Any]) -> list[float]:
+    """What the noise of a group's coordinates depends on."""
+    return [group[name] for name in ("lr", "momentum", "num_data", "temperature")]
+
+
+def _rates(group: dict[str, Any], p: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """Of each coordinate α and lr."""
+    values = (1.0 - group["momentum"], group["lr"])
+    return [torch.full_like(p, value, dtype=dtype) for value in values]
+
+
+def _size(params: Iterable[Tensor]) -> int:
+    return sum(p.numel() for p in params)
+
+
+def _device(params: list[Tensor]) -> torch.device:
+    return params[0].device if params else torch.device("cpu")
 
 
 def _check_friction(noise_estimate: float, momentum: float, where: str = "") -> None:

@@ -39,7 +39,7 @@ constexpr Setting kSGHMC[] = {
     kTemperature,
     kNumChains,
     kMomentum,
-    {.name = "noise_estimate", .fallback = 0, .words = {"online"}},
+    {.name = "noise_estimate", .fallback = 0, .words = {"online", "given"}},
     {.name = "resample_momentum_every", .kind = kWhole, .fallback = 0},
     {.name = "initial_momentum",
      .kind = kWord,

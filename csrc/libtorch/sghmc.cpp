@@ -3,19 +3,25 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
+#include <functional>
 #include <limits>
 #include <map>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "core/counter.h"
 #include "libtorch/core/checks.h"
+#include "libtorch/core/correlated_noise.h"
+#include "libtorch/core/diagonal.h"
 #include "libtorch/core/momentum.h"
 #include "libtorch/core/noise_key.h"
 #include "libtorch/core/operators.h"
 #include "libtorch/core/options_of_work.h"
 #include "libtorch/core/prior.h"
+#include "libtorch/core/state_checks.h"
+#include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -23,12 +29,6 @@ namespace {
 // As in torch_sgmcmc/sghmc.py, which says why.
 constexpr double kForgetting = 1e-3;
 constexpr int64_t kMinGradients = 100;
-
-std::string SixDigits(double value) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.6g", value);
-  return text.data();
-}
 
 void CheckFriction(double noise_estimate,
                    double momentum,
@@ -43,8 +43,59 @@ void CheckFriction(double noise_estimate,
   }
 }
 
-bool IsOnline(const SGHMCOptions& options) {
+// Of everything that is not a number.
+bool IsWord(const SGHMCOptions& options) {
   return std::holds_alternative<std::string>(options.noise_estimate());
+}
+
+bool IsOnline(const SGHMCOptions& options) {
+  return IsWord(options) &&
+         std::get<std::string>(options.noise_estimate()) == "online";
+}
+
+// Whether the step begins with a momentum drawn afresh.
+bool IsDrawn(const Work& work) {
+  const auto& options = OptionsOfWork<SGHMCOptions>(work);
+  const int64_t every = options.resample_momentum_every();
+  return every > 0 && options.step() % every == 0;
+}
+
+// Of each coordinate of a parameter α and lr.
+std::pair<at::Tensor, at::Tensor> RatesOf(const SGHMCOptions& options,
+                                          const at::Tensor& param,
+                                          at::ScalarType dtype) {
+  const auto all = [&](double value) {
+    return at::full_like(param, value, at::TensorOptions(dtype));
+  };
+  return {all(1.0 - options.momentum()), all(options.lr())};
+}
+
+// Standard normals for the parameters of a list.
+std::vector<at::Tensor> White(const Work& work, Purpose purpose) {
+  std::vector<at::Tensor> out;
+  out.reserve(work.params.size());
+  for (const at::Tensor& param : work.params) out.push_back(ZeroState(param));
+  const NoiseKey key = KeyOf(work);
+  gaussian_(out,
+            /*std=*/1.0,
+            key.offsets,
+            key.seed,
+            key.step,
+            static_cast<int64_t>(purpose),
+            key.device_step,
+            /*rows=*/std::nullopt,
+            key.num_chains);
+  return out;
+}
+
+int64_t SizeOf(const std::vector<at::Tensor>& params) {
+  int64_t size = 0;
+  for (const at::Tensor& param : params) size += param.numel();
+  return size;
+}
+
+c10::Device DeviceOf(const std::vector<at::Tensor>& params) {
+  return params.empty() ? at::kCPU : params[0].device();
 }
 
 SGHMCParamState& StateOf(SamplerParamState& state) {
@@ -59,9 +110,8 @@ void SGHMCOptions::check() const {
   if (const auto* word = std::get_if<std::string>(&noise_estimate())) {
     estimate = Shown(*word);
     if (capturable()) {
-      Invalid(
-          "Invalid noise_estimate: 'online' is checked on the host at every "
-          "step and excludes capturable");
+      Invalid("Invalid noise_estimate: " + estimate +
+              " is checked on the host at every step and excludes capturable");
     }
   } else {
     const double number = std::get<double>(noise_estimate());
@@ -88,9 +138,13 @@ void SGHMCParamState::from_dict(const StateDict& dict,
       missing += (missing.empty() ? "" : ", ") + std::string(key);
     }
   }
-  if (present == 0 || missing.empty()) return;
-  Invalid("Invalid state_dict: the state of parameter " +
-          std::to_string(index) + " lacks " + missing);
+  if (present > 0 && !missing.empty()) {
+    Invalid("Invalid state_dict: the state of parameter " +
+            std::to_string(index) + " lacks " + missing);
+  }
+  if (given_variance.defined()) {
+    CheckSavedDiagonal("given_variance", index, given_variance, true);
+  }
 }
 
 std::unique_ptr<SamplerParamState> SGHMC::new_state() const {
@@ -105,21 +159,45 @@ void SGHMC::prepare(Work& work) {
   }
   const auto& options = OptionsOfWork<SGHMCOptions>(work);
   StartMomenta(work, momenta, options.initial_momentum() == "stationary");
-  work.state.resize(2);
+  work.state.resize(3);
   work.state[0].reserve(momenta.size());
   for (const at::Tensor* momentum : momenta) {
     work.state[0].push_back(*momentum);
   }
-  if (IsOnline(options)) observe_gradients(work);
+  if (IsOnline(options)) {
+    observe_gradients(work);
+  } else if (IsWord(options) && !covariance_.defined()) {
+    take_given(work);
+  }
   start_masters(work);
+}
+
+void SGHMC::prepare_all(std::vector<Work>& work) {
+  Sampler::prepare_all(work);
+  if (covariance_.defined() && !work.empty()) draw_correlated(work);
 }
 
 // Not with a noise estimate that is checked on the host at every step.
 bool SGHMC::looks_later(const std::vector<Work>& work) const {
   return Sampler::looks_later(work) &&
          std::none_of(work.begin(), work.end(), [](const Work& lists) {
-           return IsOnline(OptionsOfWork<SGHMCOptions>(lists));
+           return IsWord(OptionsOfWork<SGHMCOptions>(lists));
          });
+}
+
+void SGHMC::take_given(Work& work) {
+  for (const at::Tensor& param : work.params) {
+    const at::Tensor& variance = StateOf(state_of(param)).given_variance;
+    if (!variance.defined()) {
+      throw std::runtime_error(
+          "SGHMC has no gradient variance for a parameter of shape " +
+          Shape(param.sizes()) +
+          ": call set_gradient_variance() before step(), with that of all "
+          "parameters");
+    }
+    work.state[1].push_back(variance);
+  }
+  check_variances(work, ". No parameter has changed");
 }
 
 // Updates the gradients' variances and checks them against the friction; the
@@ -154,13 +232,21 @@ void SGHMC::observe_gradients(Work& work) {
   }
   if (fewest <= kMinGradients) return;
 
+  for (const at::Tensor& param : work.params) {
+    work.state[1].push_back(StateOf(state_of(param)).grad_variance);
+  }
+  check_variances(
+      work,
+      ". No parameter has changed; the gradients have entered the estimate");
+}
+
+// Compares the gradients' variances with the friction.
+void SGHMC::check_variances(const Work& work, const char* state_of_things) {
   double largest = 0;
   bool first = true;
-  for (const at::Tensor& param : work.params) {
-    const SGHMCParamState& state = StateOf(state_of(param));
-    work.state[1].push_back(state.grad_variance);
-    if (state.grad_variance.numel() == 0) continue;
-    const auto value = state.grad_variance.max().item<double>();
+  for (const at::Tensor& variance : work.state[1]) {
+    if (variance.numel() == 0) continue;
+    const auto value = variance.max().item<double>();
     if (first || value > largest) largest = value;
     first = false;
   }
@@ -169,11 +255,229 @@ void SGHMC::observe_gradients(Work& work) {
       options.lr() * options.num_data() / (2 * options.temperature());
   CheckFriction(scale * largest,
                 options.momentum(),
-                " in the noisiest coordinate. No parameter has changed; the "
-                "gradients have entered the estimate");
+                std::string(" in the noisiest coordinate") + state_of_things);
+}
+
+// ---- Var(ḡ) that users give -------------------------------------------------
+
+void SGHMC::set_gradient_variance(const std::vector<at::Tensor>& variance) {
+  set_given(
+      Diagonals("gradient variance", variance, all_params(), /*or_zero=*/true),
+      {});
+}
+
+void SGHMC::set_gradient_variance(std::nullopt_t /*none*/) {
+  set_given({}, {});
+}
+
+void SGHMC::set_gradient_covariance(const at::Tensor& covariance) {
+  check_takes_matrix();
+  const std::vector<at::Tensor> params = all_params();
+  set_given({},
+            CheckedCovariance("Invalid gradient covariance: it",
+                              covariance,
+                              SizeOf(params),
+                              DeviceOf(params)));
+}
+
+void SGHMC::set_given(const std::vector<at::Tensor>& variances,
+                      const at::Tensor& covariance) {
+  covariance_ = covariance;
+  factors_.clear();
+  const std::vector<at::Tensor> params = all_params();
+  for (size_t i = 0; i < params.size(); ++i) {
+    const auto found = state_.find(params[i].unsafeGetTensorImpl());
+    if (!variances.empty()) {
+      StateOf(state_of(params[i])).given_variance = variances[i];
+    } else if (found != state_.end()) {
+      auto& state = static_cast<SGHMCParamState&>(*found->second);
+      state.given_variance = at::Tensor();
+      if (state.to_dict().entries().empty()) state_.erase(found);
+    }
+  }
+}
+
+void SGHMC::check_takes_matrix() const {
+  std::set<std::string> devices;
+  for (const at::Tensor& param : all_params()) {
+    devices.insert(param.device().str());
+  }
+  const char* wrong = nullptr;
+  if (first().num_chains()) {
+    wrong = "num_chains";
+  } else if (devices.size() > 1) {
+    wrong = "parameters on several devices";
+  }
+  if (wrong == nullptr) return;
+  Invalid(std::string("Invalid gradient covariance: a matrix excludes ") +
+          wrong + " (give the variance of each coordinate)");
+}
+
+void SGHMC::write_common(StateDict& state) const {
+  if (!covariance_.defined()) return;
+  state.set("gradient_noise", StateDict{{"covariance", covariance_}});
+}
+
+std::vector<std::string> SGHMC::common_keys() const {
+  return {"gradient_noise"};
+}
+
+std::function<void()> SGHMC::read_common(const StateDict& state) {
+  at::Tensor saved;
+  if (state.contains("gradient_noise")) {
+    const c10::IValue kept = state.at("gradient_noise");
+    const bool is_dict = kept.isGenericDict();
+    const StateDict dict = is_dict ? StateDict(kept) : StateDict();
+    if (dict.entries().size() != 1 || !dict.contains("covariance") ||
+        !dict.at("covariance").isTensor()) {
+      Invalid(
+          "Invalid state_dict: gradient_noise (must be a dict of covariance, a "
+          "Tensor)");
+    }
+    check_takes_matrix();
+    const std::vector<at::Tensor> params = all_params();
+    saved = CheckedCovariance("Invalid state_dict: gradient_noise",
+                              dict.at("covariance").toTensor(),
+                              SizeOf(params),
+                              DeviceOf(params));
+  }
+  return [this, saved] {
+    covariance_ = saved;
+    factors_.clear();
+  };
+}
+
+// ---- Noise that is correlated -----------------------------------------------
+
+// Fills the third list of each work's state with the noise of the step.
+void SGHMC::draw_correlated(std::vector<Work>& work) {
+  for (const Work& lists : work) {
+    const auto& options = OptionsOfWork<SGHMCOptions>(lists);
+    if (IsWord(options) && !IsOnline(options)) continue;
+    Invalid("Invalid noise_estimate: " +
+            std::visit([](const auto& value) { return Shown(value); },
+                       options.noise_estimate()) +
+            " (must be 'given' in all groups beside a matrix over all "
+            "coordinates; set_gradient_variance(std::nullopt) removes it)");
+  }
+  const at::Tensor factor = factor_of(work);
+  std::vector<at::Tensor> white;
+  for (Work& lists : work) {
+    lists.state[2] = White(lists, Purpose::kUpdate);
+    for (const at::Tensor& noise : lists.state[2]) {
+      white.push_back(noise.to(at::kDouble).flatten());
+    }
+  }
+  const at::Tensor noise = at::matmul(factor, at::cat(white));
+  int64_t begin = 0;
+  for (const Work& lists : work) {
+    for (const at::Tensor& place : lists.state[2]) {
+      place.copy_(noise.narrow(0, begin, place.numel()).view(place.sizes()));
+      begin += place.numel();
+    }
+  }
+}
+
+// The noise's factor, of those coordinates that have a gradient.
+at::Tensor SGHMC::factor_of(const std::vector<Work>& work) {
+  const std::vector<at::Tensor> params = all_params();
+  if (covariance_.size(0) != SizeOf(params)) {
+    throw std::runtime_error("SGHMC has a gradient covariance over " +
+                             std::to_string(covariance_.size(0)) +
+                             " coordinates, and its parameters have " +
+                             std::to_string(SizeOf(params)) +
+                             ": call set_gradient_covariance() anew");
+  }
+  std::vector<bool> drawn;
+  Factor made{{},
+              {covariance_.is_inference()
+                   ? 0.0
+                   : static_cast<double>(covariance_._version())},
+              {}};
+  for (const Work& lists : work) {
+    const auto& options = OptionsOfWork<SGHMCOptions>(lists);
+    drawn.push_back(IsDrawn(lists));
+    for (const at::Tensor& param : lists.params) {
+      made.params.push_back(param.unsafeGetTensorImpl());
+      for (const double number : {options.lr(),
+                                  options.momentum(),
+                                  options.num_data(),
+                                  options.temperature()}) {
+        made.numbers.push_back(number);
+      }
+    }
+  }
+  Factor& known = factors_[drawn];
+  if (known.factor.defined() && known.params == made.params &&
+      known.numbers == made.numbers) {
+    return known.factor;
+  }
+  std::map<const void*, int64_t> begins;
+  int64_t begin = 0;
+  for (const at::Tensor& param : params) {
+    begins[param.unsafeGetTensorImpl()] = begin;
+    begin += param.numel();
+  }
+  std::vector<at::Tensor> index;
+  std::vector<at::Tensor> frictions;
+  std::vector<at::Tensor> scales;
+  std::vector<at::Tensor> heats;
+  for (const Work& lists : work) {
+    const auto& options = OptionsOfWork<SGHMCOptions>(lists);
+    const double heat = options.temperature() / options.num_data();
+    for (const at::Tensor& param : lists.params) {
+      const int64_t first = begins.at(param.unsafeGetTensorImpl());
+      index.push_back(at::arange(first,
+                                 first + param.numel(),
+                                 covariance_.options().dtype(at::kLong)));
+      const auto [friction, lr] = RatesOf(options, param, at::kDouble);
+      at::Tensor scale = (lr.flatten() / (2 * heat)).sqrt();
+      if (IsDrawn(lists)) scale *= (2 - friction.flatten()).reciprocal();
+      frictions.push_back(friction.flatten());
+      scales.push_back(scale);
+      heats.push_back(lr.flatten() * (2 * heat));
+    }
+  }
+  const at::Tensor all = at::cat(index);
+  made.factor =
+      NoiseFactor(at::cat(frictions),
+                  at::cat(scales),
+                  covariance_.index_select(0, all).index_select(1, all));
+  made.factor = at::cat(heats).sqrt().unsqueeze(1) * made.factor;
+  known = std::move(made);
+  return known.factor;
+}
+
+// The update of csrc/samplers/sghmc.h with rates and noise of each coordinate,
+// made of torch's own operators.
+void SGHMC::update_by_coordinate(const Work& work) {
+  const auto& options = OptionsOfWork<SGHMCOptions>(work);
+  const bool is_drawn = IsDrawn(work);
+  const std::vector<at::Tensor> drawn =
+      is_drawn ? White(work, Purpose::kMomentum) : std::vector<at::Tensor>();
+  auto master = work.masters.begin();
+  for (size_t i = 0; i < work.params.size(); ++i) {
+    const at::Tensor param = work.params[i].detach();
+    const at::Tensor theta = HasMaster(param) ? *master++ : param;
+    auto [friction, lr] = RatesOf(options, param, theta.scalar_type());
+    at::Tensor g = work.prior_means.empty() ? theta - options.prior_mean()
+                                            : theta - work.prior_means[i];
+    g = g * (options.prior_precision() / options.num_data());
+    g += work.grads[i];
+    const at::Tensor& v = work.state[0][i];
+    if (is_drawn) {
+      lr *= (2 - friction).reciprocal();
+      const double heat = 2 * options.temperature() / options.num_data();
+      v.copy_(drawn[i] * (lr * heat).sqrt());
+    }
+    v.mul_(1 - friction).sub_(g * lr).add_(work.state[2][i]);
+    theta.add_(v);
+    if (HasMaster(param)) param.copy_(theta);
+  }
 }
 
 void SGHMC::update(const Work& work) {
+  if (!work.state[2].empty()) return update_by_coordinate(work);
   const auto& options = OptionsOfWork<SGHMCOptions>(work);
   const NoiseKey key = KeyOf(work);
   sghmc_step_(
@@ -187,7 +491,7 @@ void SGHMC::update(const Work& work) {
       options.num_data(),
       options.prior_precision(),
       options.temperature(),
-      IsOnline(options) ? 0.0 : std::get<double>(options.noise_estimate()),
+      IsWord(options) ? 0.0 : std::get<double>(options.noise_estimate()),
       options.resample_momentum_every(),
       key.offsets,
       key.seed,

@@ -10,15 +10,17 @@ from torch_sgmcmc.core.prior import PRIOR_MEAN, complete_means
 if TYPE_CHECKING:
     from torch_sgmcmc.sampler import Sampler
 
-__all__ = ["PRECONDITIONER", "complete_given", "given", "has_more"]
+__all__ = ["GIVEN_VARIANCE", "PRECONDITIONER", "complete_given", "given", "has_more"]
 
 #: The key of SBPS's A.
 PRECONDITIONER = "preconditioner"
+#: The key of SGHMC's Var(ḡ).
+GIVEN_VARIANCE = "given_variance"
 
 
 def given(state: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a parameter's state that a user gave."""
-    keys = [PRIOR_MEAN]
+    keys = [PRIOR_MEAN, GIVEN_VARIANCE]
     if "square_average" not in state:  # which A is made of where it is learned
         keys.append(PRECONDITIONER)
     return {key: state[key] for key in keys if key in state}
@@ -30,11 +32,12 @@ def complete_given(sampler: Sampler, before: Mapping[Any, Any]) -> None:
     torch.distributed.checkpoint leaves these out.
     """
     complete_means(sampler, before)
-    if not any(PRECONDITIONER in given(state) for state in sampler.state.values()):
-        return
-    for p, state in before.items():
-        if PRECONDITIONER in given(state) and not p.requires_grad:
-            sampler.state[p].setdefault(PRECONDITIONER, state[PRECONDITIONER])
+    for key in (PRECONDITIONER, GIVEN_VARIANCE):
+        if not any(key in given(state) for state in sampler.state.values()):
+            continue
+        for p, state in before.items():
+            if key in given(state) and not p.requires_grad:
+                sampler.state[p].setdefault(key, state[key])
 
 
 def has_more(state: Mapping[str, Any]) -> bool:

@@ -55,4 +55,10 @@ std::string FourDigits(double value) {
   return text.data();
 }
 
+std::string SixDigits(double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.6g", value);
+  return text.data();
+}
+
 }  // namespace torch_sgmcmc

@@ -23,7 +23,8 @@ std::string LayoutName(c10::Layout layout);
 std::string Thousands(int64_t value);
 std::string Thousands(double value);
 
-// "%.4g"
+// "%.4g", "%.6g"
 std::string FourDigits(double value);
+std::string SixDigits(double value);
 
 }  // namespace torch_sgmcmc

@@ -117,6 +117,17 @@ std::unique_ptr<sg::Sampler> Make(const sg::StateDict& job,
       sampler->set_preconditioner_matrix(job.at("matrix").toTensor());
     }
   }
+  if constexpr (std::is_same_v<Method, sg::SGHMC>) {
+    if (job.contains("examples")) {
+      const auto gradients = TensorsAt(job, "examples");
+      if (job.at("is_whole").toBool()) {
+        sampler->set_gradient_covariance(
+            sg::minibatch_covariance(gradients, std::nullopt));
+      } else {
+        sampler->set_gradient_variance(sg::minibatch_variance(gradients, 500));
+      }
+    }
+  }
   return sampler;
 }
 

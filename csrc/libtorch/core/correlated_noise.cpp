@@ -1,0 +1,65 @@
+#include "libtorch/core/correlated_noise.h"
+
+#include <ATen/ATen.h>
+
+#include <limits>
+
+#include "libtorch/core/checks.h"
+#include "libtorch/core/text.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+// As in torch_sgmcmc/core/correlated_noise.py, which says why.
+constexpr double kRounding = 1e-12;
+constexpr double kAsymmetry = 1e-5;
+
+double LargestOf(const at::Tensor& value) {
+  return value.numel() == 0 ? 0 : value.abs().max().item<double>();
+}
+
+}  // namespace
+
+at::Tensor CheckedCovariance(const std::string& what,
+                             const at::Tensor& value,
+                             int64_t size,
+                             c10::Device device) {
+  if (!value.defined()) Invalid(what + " is undefined");
+  if (!value.is_floating_point() ||
+      value.sizes() != at::IntArrayRef({size, size})) {
+    Invalid(what + " is of " + DtypeName(value.scalar_type()) + " and shape " +
+            Shape(value.sizes()) + " (must be floating point, and " +
+            Shape({size, size}) +
+            ": all coordinates, in the order of the parameters)");
+  }
+  const at::Tensor copy = value.detach().to(
+      device, at::kDouble, /*non_blocking=*/false, /*copy=*/true);
+  const double largest = LargestOf(copy);
+  const double off = LargestOf(copy - copy.t());
+  if (!(largest < std::numeric_limits<double>::infinity()) ||
+      off > kAsymmetry * largest) {
+    Invalid(what +
+            " has elements out of range (must be finite, and symmetric)");
+  }
+  return (copy + copy.t()) / 2;
+}
+
+at::Tensor NoiseFactor(const at::Tensor& friction,
+                       const at::Tensor& scale,
+                       const at::Tensor& covariance) {
+  const at::Tensor rest =
+      friction.diag() - scale.unsqueeze(1) * covariance * scale;
+  const auto [factor, failed] = at::linalg_cholesky_ex(rest);
+  if (failed.item<int64_t>() == 0) return factor;
+  const auto [values, vectors] = at::linalg_eigh(rest);
+  const auto least = values[0].item<double>();
+  if (least < -kRounding * friction.max().item<double>()) {
+    Invalid("Invalid noise_estimate: " + SixDigits(least) +
+            " is the least eigenvalue of α - B, α = 1 - momentum and B = lr N "
+            "Var / (2 T) (must be >= 0: lower momentum or lr, or take larger "
+            "minibatches)");
+  }
+  return vectors * values.clamp_min(0).sqrt();
+}
+
+}  // namespace torch_sgmcmc

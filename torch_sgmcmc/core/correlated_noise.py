@@ -1,0 +1,55 @@
+"""SGHMC's noise where that of minibatches is correlated between coordinates."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["checked_covariance", "noise_factor"]
+
+# Of the largest eigenvalue: below 0 by less is 0 but for rounding.
+_ROUNDING = 1e-12
+# Of the largest element: what rounding may do where a covariance is computed.
+_ASYMMETRY = 1e-5
+
+
+def checked_covariance(what: str, value: Tensor, size: int, device: object) -> Tensor:
+    """A copy in fp64 of a covariance over so many coordinates.
+
+    Raises:
+        ValueError: it is not of their shape, finite and symmetric.
+    """
+    if not value.is_floating_point() or list(value.shape) != [size, size]:
+        raise ValueError(
+            f"{what} is of {value.dtype} and shape {list(value.shape)} (must be "
+            f"floating point, and [{size}, {size}]: all coordinates, in the order of "
+            "the parameters)"
+        )
+    copy = value.detach().to(device=device, dtype=torch.float64, copy=True)
+    largest = float(copy.abs().max()) if size else 0.0
+    off = float((copy - copy.T).abs().max()) if size else 0.0
+    if not largest < float("inf") or off > _ASYMMETRY * largest:
+        raise ValueError(
+            f"{what} has elements out of range (must be finite, and symmetric)"
+        )
+    return (copy + copy.T) / 2
+
+
+def noise_factor(friction: Tensor, scale: Tensor, covariance: Tensor) -> Tensor:
+    """L with L Lᵀ = diag(friction) - diag(scale) V diag(scale), in fp64.
+
+    Raises:
+        ValueError: there is none, as an eigenvalue is negative.
+    """
+    rest = friction.diag() - scale[:, None] * covariance * scale
+    factor, failed = torch.linalg.cholesky_ex(rest)
+    if int(failed) == 0:
+        return factor
+    values, vectors = torch.linalg.eigh(rest)
+    if float(values[0]) < -_ROUNDING * float(friction.max()):
+        raise ValueError(
+            f"Invalid noise_estimate: {float(values[0]):.6g} is the least eigenvalue "
+            "of α - B, α = 1 - momentum and B = lr N Var / (2 T) (must be >= 0: lower "
+            "momentum or lr, or take larger minibatches)"
+        )
+    return vectors * values.clamp_min(0).sqrt()
