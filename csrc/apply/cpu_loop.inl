@@ -71,9 +71,10 @@ void RunSegment(const Update& update,
     RowNormals normals(segment, begin, stream);
     int64_t kept = 0;  // normals, so that lines of the cache stay whole
     while (begin < end) {
-      kept += normals.Next(noise + kept, [](void* const* data, int64_t at) {
-        Prefetch<Update, T>(data, at, kIndices);
-      });
+      kept += normals.Next(
+          noise + kept, end - begin - kept, [](void* const* data, int64_t at) {
+            Prefetch<Update, T>(data, at, kIndices);
+          });
       if (kept >= end - begin) return run(begin, end - begin, noise);
       const int64_t count = kept / kLine * kLine;
       run(begin, count, noise);

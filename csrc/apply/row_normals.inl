@@ -21,15 +21,15 @@ class RowQuads {
       const int64_t j = quad % row_quads_;
       index[i] =
           static_cast<uint32_t>(skip + quad / row_quads_ * s.pitch + 4 * j);
-      column[i] = static_cast<uint32_t>(j - row_quads_);
+      column[i] = static_cast<uint32_t>(j);
     }
     memcpy(&index_, index, sizeof index_);
     memcpy(&column_, column, sizeof column_);
     const int64_t columns = Lanes::kQuads % row_quads_;
     const int64_t rows = Lanes::kQuads / row_quads_;
     columns_ = static_cast<uint32_t>(columns);
-    elements_ = static_cast<uint32_t>(rows * s.pitch + 4 * columns);
-    to_next_row_ = static_cast<uint32_t>(s.pitch - 4 * row_quads_);
+    gap_ = static_cast<uint32_t>(s.pitch - 4 * row_quads_);
+    elements_ = static_cast<uint32_t>(rows * s.pitch + 4 * columns) + gap_;
   }
 
   // As many as any row has elements in.
@@ -47,110 +47,140 @@ class RowQuads {
     const auto count = static_cast<uint32_t>(row_quads_);
     const Lanes::U32 quads =
         Lanes::Subtract(Lanes::ShiftRight(index_, 2), -low);
-    const Lanes::U32 column = Lanes::Subtract(column_, -columns_);
-    index_ = Lanes::AddUnlessNegative(
-        Lanes::Subtract(index_, -elements_), to_next_row_, column);
-    column_ = Lanes::AddUnlessNegative(column, -count, column);
+    // Negative where no other row ends.
+    const Lanes::U32 column = Lanes::Subtract(column_, count - columns_);
+    index_ = Lanes::AddIfNegative(
+        Lanes::Subtract(index_, -elements_), -gap_, column);
+    column_ = Lanes::AddIfNegative(column, count, column);
     return quads;
   }
 
  private:
-  // Of the next quads: an element in each, and how far they are from the row's
-  // end (-1: its last quad).
+  // Of the next quads: an element in each, and which of its row's quads it is.
   Lanes::U32 index_;
   Lanes::U32 column_;
-  const uint64_t base_;
-  const int64_t row_quads_;
-  // How far on those that follow are, the latter if no row ends between.
+  uint64_t base_;
+  int64_t row_quads_;
+  // How far on those that follow are, the latter if a row ends besides those
+  // that always do.
   uint32_t columns_;
   uint32_t elements_;
-  uint32_t to_next_row_;
+  uint32_t gap_;  // from the end of a row's quads to the next row's
+};
+
+// Which normals of the quads of rows are of elements, as bits. They come again
+// after four rows, which are whole bytes of them however long a row is.
+class KeptNormals {
+ public:
+  // Begins with the quad of an element, of which it leaves out what is before
+  // that. All rows have as many quads, `row_quads`.
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
+  KeptNormals(const Segment& s, int64_t begin, int64_t row_quads)
+      : period_(static_cast<uint64_t>(row_quads) * (row_quads < 4 ? 64 : 16)) {
+    memset(kept_, 0xff, sizeof kept_);
+    const int64_t column = begin % s.row;
+    const auto skip = static_cast<int64_t>(IndexOf(s, begin - column) % 4);
+    const int64_t first = (skip + column) / 4 * 4;
+    const int64_t bits = 4 * row_quads;
+    for (int64_t i = 0; i < 4; ++i) {
+      const int64_t row = bits * i - first;
+      const int64_t element = row + (skip + i * s.pitch) % 4;
+      Drop(row, element, 4 * bits);
+      Drop(element + s.row, row + bits, 4 * bits);
+    }
+    const int64_t bytes = bits / 2;
+    const auto read = static_cast<int64_t>((period_ + 2 * kWordBits) / 8);
+    for (int64_t i = bytes; i < read; ++i) {
+      kept_[i] = kept_[i - bytes];
+    }
+    kept_[0] &= static_cast<uint8_t>(0xffU << (skip + column) % 4);
+  }
+
+  // Those of Lanes::kQuads quads, from the lowest bit on.
+  SG_INLINE uint64_t Next() {
+    uint64_t word;
+    memcpy(&word, kept_ + at_ / 8, sizeof word);
+    word >>= at_ % 8;
+    at_ += uint64_t{4} * Lanes::kQuads;
+    // To no place in the first word: something is left out there but once.
+    if (at_ >= kWordBits + period_) at_ -= period_;
+    return word;
+  }
+
+ private:
+  static constexpr uint64_t kWordBits = 64;
+  // FillsBlocks() has all rows of 8 * kNoiseBlock elements.
+  static constexpr int64_t kMostQuads = 2 * kNoiseBlock + 2;
+
+  // Bits [begin, end), modulo the period.
+  void Drop(int64_t begin, int64_t end, int64_t period) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t bit = (i + period) % period;
+      kept_[bit / 8] &= static_cast<uint8_t>(~(1U << bit % 8));
+    }
+  }
+
+  const uint64_t period_;  // a word at least
+  uint64_t at_ = 0;
+  uint8_t kept_[2 * kMostQuads + 2 * kWordBits / 8];
 };
 
 // Normals of a segment's elements, in their order. Blocks of noise go on from
 // row to row, so that narrow rows leave none half empty; normals of elements
-// that quads have outside of their row are taken out.
+// that quads have outside of their row are left out. It takes what
+// SpansLittle() and not FillsBlocks().
 class RowNormals {
  public:
-  static constexpr int64_t kBlocks = 4;  // of a batch
+  static constexpr int64_t kBlocks = 8;  // of a batch
   // Next() writes up to so many floats more than it says.
-  static constexpr int64_t kBeyond = int64_t{2} * Lanes::kQuads;
+  static constexpr int64_t kBeyond = Lanes::kQuads;
 
   using Ahead = void (*)(void* const* data, int64_t begin);
 
   __attribute__((noinline))
   RowNormals(const Segment& s, int64_t begin, const NoiseStream& stream)
-      : segment_(s),
+      : data_(s.data),
         begin_(begin),
-        left_(RowEnd(s, begin) - begin),
-        skip_(SkipAt(IndexOf(s, begin / s.row * s.row))),
-        at_(SkipAt(IndexOf(s, begin))),
         are_quads_(IsOfQuads(s) && begin % 4 == 0),
         quads_(s, begin),
+        kept_(s, begin, quads_.in_row()),
         source_(stream, quads_) {}
 
-  // Writes the next normals, kNormals at most, and returns how many. Before
-  // each block, calls prefetch(data, the first element that may be of it).
-  __attribute__((noinline)) int64_t Next(float* out, Ahead prefetch) {
-    alignas(64) float apart[kNormals + kBeyond];
-    // Normals of whole quads follow each other as the elements do.
-    float* const normals = are_quads_ ? out : apart;
-    for (int64_t i = 0; i < kNormals; i += kNoiseBlock) {
-      prefetch(segment_.data, begin_ + i);
-      source_.Next(normals + i, quads_);
+  // Writes the next normals, of as many blocks as `wanted` ones take at least,
+  // but of kBlocks at most, and returns how many. Before each block, calls
+  // prefetch(data, its first element).
+  __attribute__((noinline)) int64_t Next(float* out,
+                                         int64_t wanted,
+                                         Ahead prefetch) {
+    float* to = out;
+    // Copies: what is written to `out` could be them, for all the compiler
+    // knows.
+    RowQuads quads = quads_;
+    NormalSource source = source_;
+    const int64_t blocks =
+        std::min(kBlocks, (wanted + kNoiseBlock - 1) / kNoiseBlock);
+    for (int64_t i = 0; i < blocks; ++i) {
+      prefetch(data_, begin_ + (to - out));
+      if (are_quads_) {
+        source.Next(quads,
+                    [&](const Lanes::F32* z) { to = StoreQuads(to, z); });
+      } else {
+        source.Next(quads, [&](const Lanes::F32* z) {
+          to = Lanes::StoreKept(to, z, kept_.Next());
+        });
+      }
     }
-    const int64_t count = are_quads_ ? kNormals : Gather(normals, out);
-    begin_ += count;
-    return count;
+    quads_ = quads;
+    source_ = source;
+    begin_ += to - out;
+    return to - out;
   }
 
  private:
-  static constexpr int64_t kNormals = kBlocks * kNoiseBlock;
-
-  // Elements that a quad has before this one.
-  static int64_t SkipAt(uint64_t index) {
-    return static_cast<int64_t>(index % 4);
-  }
-
-  // Puts the normals of elements behind each other, and says how many there
-  // are.
-  SG_INLINE int64_t Gather(const float* normals, float* out) {
-    int64_t count = 0;
-    while (at_ < kNormals) {
-      const int64_t some = std::min(left_, kNormals - at_);
-      Copy(normals + at_, some, out + count);
-      count += some;
-      at_ += some;
-      left_ -= some;
-      if (left_ > 0) break;
-      left_ = segment_.row;
-      const int64_t skip = (skip_ + segment_.pitch) % 4;
-      at_ += 4 * quads_.in_row() - segment_.row - skip_ + skip;
-      skip_ = skip;
-    }
-    at_ -= kNormals;
-    return count;
-  }
-
-  // Two vectors at a time: a call of memcpy would take longer.
-  SG_INLINE static void Copy(const float* from, int64_t count, float* to) {
-    for (int64_t i = 0; i < count; i += kBeyond) {
-      Lanes::F32 a;
-      Lanes::F32 b;
-      memcpy(&a, from + i, sizeof a);
-      memcpy(&b, from + i + kBeyond / 2, sizeof b);
-      memcpy(to + i, &a, sizeof a);
-      memcpy(to + i + kBeyond / 2, &b, sizeof b);
-      __asm__ volatile("");  // else gcc makes that call of the loop
-    }
-  }
-
-  const Segment& segment_;
+  void* const* data_;
   int64_t begin_;  // the first element of the next batch
-  int64_t left_;   // elements of its row from there on
-  int64_t skip_;   // those that its row's first quad has before it
-  int64_t at_;     // where its normal is among those of the batch
   const bool are_quads_;
   RowQuads quads_;
+  KeptNormals kept_;
   NormalSource source_;
 };

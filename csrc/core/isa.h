@@ -23,7 +23,7 @@
       clang attribute push(__attribute__((target(isa))), apply_to = function))
 #define SG_REGION_END SG_PRAGMA(clang attribute pop)
 #define SG_REGION_AVX512 \
-  SG_REGION_BEGIN("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,f16c")
+  SG_REGION_BEGIN("popcnt,avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,f16c")
 #else
 #define SG_REGION_BEGIN(isa)  \
   SG_PRAGMA(GCC push_options) \
@@ -31,9 +31,9 @@
 #define SG_REGION_END SG_PRAGMA(GCC pop_options)
 #define SG_REGION_AVX512 \
   SG_REGION_BEGIN(       \
-      "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,f16c,prefer-vector-width=512")
+      "popcnt,avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,f16c,prefer-vector-width=512")
 #endif
-#define SG_REGION_AVX2 SG_REGION_BEGIN("avx2,fma,f16c")
+#define SG_REGION_AVX2 SG_REGION_BEGIN("popcnt,avx2,fma,f16c")
 
 namespace torch_sgmcmc {
 

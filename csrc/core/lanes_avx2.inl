@@ -1,6 +1,21 @@
 // Eight 32-bit lanes (AVX2 and FMA) for core/noise.inl; the layout follows
 // core/lanes_avx512.inl.
 
+// For each choice of lanes their numbers, as bytes.
+constexpr std::array<uint64_t, 256> ChosenLanes() {
+  std::array<uint64_t, 256> chosen{};
+  for (uint32_t mask = 0; mask < 256; ++mask) {
+    int count = 0;
+    for (uint32_t lane = 0; lane < 8; ++lane) {
+      if ((mask >> lane & 1U) != 0) {
+        chosen[mask] |= uint64_t{lane} << 8 * count++;
+      }
+    }
+  }
+  return chosen;
+}
+inline constexpr std::array<uint64_t, 256> kChosenLanes = ChosenLanes();
+
 struct Lanes {
   using U64 = __m256i;
   using U32 = __m256i;
@@ -47,11 +62,11 @@ struct Lanes {
     return _mm256_sub_epi32(x, _mm256_set1_epi32(static_cast<int>(y)));
   }
   static SG_INLINE U32 Subtract(U32 x, U32 y) { return _mm256_sub_epi32(x, y); }
-  static SG_INLINE U32 AddUnlessNegative(U32 x, uint32_t y, U32 sign) {
+  static SG_INLINE U32 AddIfNegative(U32 x, uint32_t y, U32 sign) {
     return _mm256_add_epi32(
         x,
-        _mm256_andnot_si256(_mm256_srai_epi32(sign, 31),
-                            _mm256_set1_epi32(static_cast<int>(y))));
+        _mm256_and_si256(_mm256_srai_epi32(sign, 31),
+                         _mm256_set1_epi32(static_cast<int>(y))));
   }
   static SG_INLINE F32 Subtract(F32 x, F32 y) { return _mm256_sub_ps(x, y); }
   static SG_INLINE F32 Multiply(F32 x, F32 y) { return _mm256_mul_ps(x, y); }
@@ -69,14 +84,27 @@ struct Lanes {
   static SG_INLINE F32 Select(Mask m, F32 yes, F32 no) {
     return _mm256_blendv_ps(no, yes, m);
   }
-  static SG_INLINE void StoreQuads(float* out, const F32 z[4]) {
+  static SG_INLINE void ToQuads(const F32 z[4], F32 quads[4]) {
     const __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(z[0], z[1]));
     const __m256d b = _mm256_castps_pd(_mm256_unpackhi_ps(z[0], z[1]));
     const __m256d c = _mm256_castps_pd(_mm256_unpacklo_ps(z[2], z[3]));
     const __m256d d = _mm256_castps_pd(_mm256_unpackhi_ps(z[2], z[3]));
-    _mm256_storeu_ps(out, _mm256_castpd_ps(_mm256_unpacklo_pd(a, c)));
-    _mm256_storeu_ps(out + 8, _mm256_castpd_ps(_mm256_unpackhi_pd(a, c)));
-    _mm256_storeu_ps(out + 16, _mm256_castpd_ps(_mm256_unpacklo_pd(b, d)));
-    _mm256_storeu_ps(out + 24, _mm256_castpd_ps(_mm256_unpackhi_pd(b, d)));
+    quads[0] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, c));
+    quads[1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, c));
+    quads[2] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d));
+    quads[3] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
+  }
+  static SG_INLINE float* StoreKept(float* out,
+                                    const F32 quads[4],
+                                    uint64_t kept) {
+    SG_UNROLL for (int i = 0; i < 4; ++i) {
+      const auto mask = static_cast<uint8_t>(kept >> 8 * i);
+      const __m128i lanes =
+          _mm_cvtsi64_si128(static_cast<int64_t>(kChosenLanes[mask]));
+      _mm256_storeu_ps(
+          out, _mm256_permutevar8x32_ps(quads[i], _mm256_cvtepu8_epi32(lanes)));
+      out += _mm_popcnt_u32(mask);
+    }
+    return out;
   }
 };

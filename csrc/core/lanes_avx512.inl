@@ -51,9 +51,9 @@ struct Lanes {
     return _mm512_sub_epi32(x, _mm512_set1_epi32(static_cast<int>(y)));
   }
   static SG_INLINE U32 Subtract(U32 x, U32 y) { return _mm512_sub_epi32(x, y); }
-  static SG_INLINE U32 AddUnlessNegative(U32 x, uint32_t y, U32 sign) {
+  static SG_INLINE U32 AddIfNegative(U32 x, uint32_t y, U32 sign) {
     return _mm512_mask_add_epi32(x,
-                                 _knot_mask16(_mm512_movepi32_mask(sign)),
+                                 _mm512_movepi32_mask(sign),
                                  x,
                                  _mm512_set1_epi32(static_cast<int>(y)));
   }
@@ -72,14 +72,27 @@ struct Lanes {
   static SG_INLINE F32 Select(Mask m, F32 yes, F32 no) {
     return _mm512_mask_blend_ps(m, no, yes);
   }
-  static SG_INLINE void StoreQuads(float* out, const F32 z[4]) {
+  // The floats of quads, of which each vector has a word, in memory's order.
+  static SG_INLINE void ToQuads(const F32 z[4], F32 quads[4]) {
     const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(z[0], z[1]));
     const __m512d b = _mm512_castps_pd(_mm512_unpackhi_ps(z[0], z[1]));
     const __m512d c = _mm512_castps_pd(_mm512_unpacklo_ps(z[2], z[3]));
     const __m512d d = _mm512_castps_pd(_mm512_unpackhi_ps(z[2], z[3]));
-    _mm512_storeu_pd(out, _mm512_unpacklo_pd(a, c));
-    _mm512_storeu_pd(out + 16, _mm512_unpackhi_pd(a, c));
-    _mm512_storeu_pd(out + 32, _mm512_unpacklo_pd(b, d));
-    _mm512_storeu_pd(out + 48, _mm512_unpackhi_pd(b, d));
+    quads[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+    quads[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+    quads[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+    quads[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+  }
+  // Writes those of the floats whose bits are set, and returns where they end.
+  // Up to a vector behind that is overwritten.
+  static SG_INLINE float* StoreKept(float* out,
+                                    const F32 quads[4],
+                                    uint64_t kept) {
+    SG_UNROLL for (int i = 0; i < 4; ++i) {
+      const auto mask = static_cast<__mmask16>(kept >> 16 * i);
+      _mm512_storeu_ps(out, _mm512_maskz_compress_ps(mask, quads[i]));
+      out += _mm_popcnt_u32(mask);
+    }
+    return out;
   }
 };

@@ -45,9 +45,9 @@ struct Lanes {
   }
   static SG_INLINE U32 ShiftLeft(U32 x, int n) { return x << n; }
   static SG_INLINE U32 Subtract(U32 x, U32 y) { return x - y; }
-  // x + y where the signed `sign` is not negative, x elsewhere.
-  static SG_INLINE U32 AddUnlessNegative(U32 x, uint32_t y, U32 sign) {
-    return static_cast<int32_t>(sign) < 0 ? x : x + y;
+  // x + y where the signed `sign` is negative, x elsewhere.
+  static SG_INLINE U32 AddIfNegative(U32 x, uint32_t y, U32 sign) {
+    return static_cast<int32_t>(sign) < 0 ? x + y : x;
   }
   static SG_INLINE F32 Subtract(F32 x, F32 y) { return x - y; }
   static SG_INLINE F32 Multiply(F32 x, F32 y) { return x * y; }
@@ -58,7 +58,16 @@ struct Lanes {
   }
   static SG_INLINE Mask TestBit(U32 x, uint32_t bit) { return (x & bit) != 0; }
   static SG_INLINE F32 Select(Mask m, F32 yes, F32 no) { return m ? yes : no; }
-  static SG_INLINE void StoreQuads(float* out, const F32 z[4]) {
-    for (int i = 0; i < 4; ++i) out[i] = z[i];
+  static SG_INLINE void ToQuads(const F32 z[4], F32 quads[4]) {
+    for (int i = 0; i < 4; ++i) quads[i] = z[i];
+  }
+  static SG_INLINE float* StoreKept(float* out,
+                                    const F32 quads[4],
+                                    uint64_t kept) {
+    for (int i = 0; i < 4; ++i) {
+      *out = quads[i];
+      out += kept >> i & 1U;
+    }
+    return out;
   }
 };

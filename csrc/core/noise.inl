@@ -124,6 +124,14 @@ class BoxMuller {
   L::F32 t_[kPairs], q_[kPairs], r_[kPairs], y_[kPairs];
 };
 
+// Writes the floats of Lanes::kQuads quads, and returns where they end.
+SG_INLINE float* StoreQuads(float* out, const Lanes::F32 z[4]) {
+  SG_UNROLL for (int i = 0; i < 4; ++i) {
+    memcpy(out + Lanes::kQuads * i, &z[i], sizeof z[i]);
+  }
+  return out + int64_t{4} * Lanes::kQuads;
+}
+
 // Standard normals of quads, a block of them at a time. While one block's words
 // become normals, the next block's words are made: the two chains of dependent
 // instructions, mixed round by step, fill each other's gaps.
@@ -147,16 +155,18 @@ class NormalSource {
   // Writes the normals of quads that follow each other, which are those it
   // began or goes on with, and goes on with others.
   SG_INLINE void Next(float* out, uint64_t quad, uint64_t then) {
+    const auto write = [&](const Lanes::F32* z) { out = StoreQuads(out, z); };
     for (int64_t n = kQuads; n <= kQuadBlock; n += kQuads) {
-      Finish(&out, Start(n < kQuadBlock ? quad + n : then));
+      Finish(write, Start(n < kQuadBlock ? quad + n : then));
     }
   }
 
-  // Those of a block of quads, and goes on with the next.
-  template <class Quads>
-  SG_INLINE void Next(float* out, Quads& quads) {
+  // Gives those of a block of quads to write(z), Lanes::kQuads quads at a time,
+  // and goes on with the next.
+  template <class Quads, class Write>
+  SG_INLINE void Next(Quads& quads, const Write& write) {
     for (int64_t n = 0; n < kQuadBlock; n += kQuads) {
-      Finish(&out, Start(quads));
+      Finish(write, Start(quads));
     }
   }
 
@@ -168,7 +178,8 @@ class NormalSource {
   using Normals = BoxMuller<2 * kVectors>;
 
   // Writes the normals that are next, while those after them begin.
-  SG_INLINE void Finish(float** out, Words next) {
+  template <class Write>
+  SG_INLINE void Finish(Write& write, Words next) {
     Normals normals;
     SG_UNROLL for (int i = 0; i < 2 * kVectors; ++i) {
       normals.w0[i] = w0_[i];
@@ -180,9 +191,10 @@ class NormalSource {
                                normals.z1[2 * i],
                                normals.z0[2 * i + 1],
                                normals.z1[2 * i + 1]};
-      Lanes::StoreQuads(*out + 4 * Lanes::kQuads * i, z);
+      Lanes::F32 quads[4];
+      Lanes::ToQuads(z, quads);
+      write(quads);
     }
-    *out += 4 * kQuads;
     Take(next);
   }
 
