@@ -5,10 +5,13 @@ as FOLDER/RANK.pt. Goes on with the chain in FOLDER/begun, to FOLDER/saved.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache, partial
-from itertools import count
+from itertools import count, product
+from math import prod
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -32,8 +35,10 @@ from torch.distributed.tensor import (
 )
 
 import torch_sgmcmc as sg
+from torch_sgmcmc.core import distributed, shards
 
 STEPS = 50
+EITHER = ("Shard(0)", "Shard(1)")
 KINDS: dict[str, Callable[..., sg.Sampler]] = {
     "SGLD": partial(sg.SGLD, **TARGET),
     "SGHMC": partial(sg.SGHMC, **TARGET, resample_momentum_every=20),
@@ -230,7 +235,7 @@ def every_kind(results: dict[str, Any], meshes: dict[str, Any]) -> None:
 
 
 def more_chains(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> None:
-    for name in ("Shard(0)", "Shard(1)"):
+    for name in EITHER:
         place = meshes[name]
         # Estimated from enough gradients to be used.
         one, other = pair_of(partial(ONLINE, noise_estimate="online"), place)
@@ -288,9 +293,53 @@ def more_chains(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> N
         results[f"precisions, {name}"] = draws
 
 
+def _local_offsets(tensor: Any, layout_of: Any = shards.layout_of) -> shards.Layout:
+    """Elements numbered as if the shard were all there is."""
+    layout = layout_of(tensor)
+    pieces = tuple(piece._replace(begin=0) for piece in layout.pieces)
+    return layout._replace(pieces=pieces)
+
+
+def _padded(p: DTensor) -> int:
+    """Elements, those among them that make all shards as large as the largest."""
+    ranks = p.device_mesh.size()
+    cuts = {x.dim for x in p.placements if isinstance(x, Shard)}
+    sizes = (-(-n // ranks) * ranks if d in cuts else n for d, n in enumerate(p.shape))
+    return prod(sizes)
+
+
+#: What is put in the place of what, where shards might go wrong.
+MUTANTS: dict[str, Any] = {
+    "none": nullcontext(),
+    "local offsets": patch.object(shards, "layout_of", _local_offsets),
+    "local sums": patch.object(shards, "sum_over_ranks", lambda groups, value: value),
+    "padding counted": patch.object(DTensor, "numel", _padded),
+    # Without the check that refuses such seeds.
+    "seeds by rank": patch.object(distributed, "_check_seeds", lambda *_: None),
+}
+
+
+def mutants(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> None:
+    """Of what the comparisons of this file must see, whether they do."""
+    for kind, name, mutant in product(("SGLD", "EWSG"), EITHER, MUTANTS):
+        one = Net()
+        sampler = KINDS[kind](one.groups(), seed=5)
+        advance(one, sampler, range(5))
+        with MUTANTS[mutant]:
+            net = shard(Net(), *meshes[name])
+            other = KINDS[kind](net.groups(), seed=5)
+            if mutant == "seeds by rank":
+                for group in other.param_groups:
+                    group["seed"] += rank
+            advance(net, other, range(5))
+        found = differences((one, sampler), (net, other))
+        parts = {key for key, _ in net.named_parameters()}.intersection(found)
+        results[f"{mutant}: {kind}, {name}"] = parts
+
+
 def decisions(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> None:
     """What is seen on one rank alone."""
-    for name in ("Shard(0)", "Shard(1)"):
+    for name in EITHER:
         for choice in ("raise", "skip"):
             net = shard(Net(), *meshes[name])
             sampler = sg.SGHMC(net.groups(), **TARGET, seed=1, nonfinite=choice)
@@ -424,6 +473,7 @@ def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
     results: dict[str, Any] = {}
     every_kind(results, meshes)
     more_chains(results, rank, meshes)
+    mutants(results, rank, meshes)
     decisions(results, rank, meshes)
     results["refusals"] = refusals(rank, meshes)
     by_fully_shard(results, rank, ranks)

@@ -13,7 +13,17 @@ import sharded_ranks
 import torch
 import torch.distributed as dist
 from launch import launch
-from sharded_ranks import KINDS, Net, advance, differences, load, placements_of, save
+from sharded_ranks import (
+    EITHER,
+    KINDS,
+    MUTANTS,
+    Net,
+    advance,
+    differences,
+    load,
+    placements_of,
+    save,
+)
 from torch import nn
 from torch.distributed.tensor import (
     DTensor,
@@ -30,7 +40,6 @@ from torch_sgmcmc.core import shards
 
 PROGRAM = Path(sharded_ranks.__file__)
 RANKS = 2
-EITHER = ("Shard(0)", "Shard(1)")
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +95,18 @@ def test_so_they_are_on_more_ranks(folder: Path, tmp_path: Path, number: int) ->
 def test_more_chains(ranks: Any, chain: tuple[str, str]) -> None:
     for rank in ranks:
         assert rank[", ".join(chain)] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "placement", "mutant"), [*product(("SGLD", "EWSG"), EITHER, MUTANTS)]
+)
+def test_known_bugs_of_shards_are_seen(
+    ranks: Any, kind: str, placement: str, mutant: str
+) -> None:
+    # SGLD takes no sums.
+    is_right = mutant == "none" or (mutant, kind) == ("local sums", "SGLD")
+    for rank in ranks:
+        assert (rank[f"{mutant}: {kind}, {placement}"] == set()) == is_right
 
 
 def test_fully_shard(ranks: Any) -> None:
