@@ -106,6 +106,7 @@ def test_wrong_weights_are_not(monkeypatch: pytest.MonkeyPatch, factor: float) -
         (METHODS["SGHMC"], 10, 10),
         (METHODS["pSGLD"], 10, 10),
         (METHODS["SVRG-LD"], 25, 25 + 2 * 20),
+        (METHODS["EWSG, SVRG"], 25, 2 * 25 + 2 * 20),
     ],
 )
 def test_gradients_are_counted(method: Method, steps: int, used: int) -> None:
@@ -137,8 +138,9 @@ def test_a_persistent_index_chain_is_asked_for_the_same_minibatch() -> None:
     assert len(set(seen.values())) == TARGET.num_data
 
 
-def test_svrg_gradients_are_exact_here() -> None:
-    run = Chains(TARGET, METHODS["SVRG-LD"], torch.ones(5, 2).double(), seed=0)
+@pytest.mark.parametrize("name", ["SVRG-LD", "EWSG, SVRG"])
+def test_svrg_gradients_are_exact_here(name: str) -> None:
+    run = Chains(TARGET, METHODS[name], torch.ones(5, 2).double(), seed=0)
     run.step()
     theta = run.theta.clone()
     run.step()

@@ -1,10 +1,10 @@
 """Figure 1 of the EWSG paper: a Gaussian posterior.
 
 n = 20 data, minibatches of one, 30 data passes, 10,000 chains: the KL to the target
-of EWSG, SGHMC, SGLD, pSGLD and SVRG-LD at equal numbers of gradients, the KL at equal
-autocorrelation time, the surrogates of the new momentum, the length of the index
-chain, also for more data (panels f to i); and how the error of time averages scales
-with T and with h.
+of EWSG, SGHMC, SGLD, pSGLD, SVRG-LD and EWSG with SVRG's gradients at equal numbers of
+gradients, the KL at equal autocorrelation time, the surrogates of the new momentum, the
+length of the index chain, also for more data (panels f to i); and how the error of time
+averages scales with T and with h.
 
     python examples/python/ewsg_figure1.py                # a few minutes
     python examples/python/ewsg_figure1.py --paper        # more seeds, smaller steps

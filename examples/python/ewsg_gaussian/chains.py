@@ -19,12 +19,13 @@ class Method:
     """A sampler with its settings.
 
     Args:
-        sampler: "ewsg", "sghmc", "sgld", "psgld" or "svrg-ld".
+        sampler: "ewsg", "sghmc", "sgld" or "psgld".
         step: h of the paper. lr = n h² for EWSG and SGHMC, lr = n h for the others.
         friction: γ of EWSG and SGHMC; momentum = 1 - γ h.
         length: M, the length of EWSG's index chain.
         surrogate: EWSG's surrogate of the new momentum.
         persistent: whether EWSG's index chain goes on from step to step.
+        anchored: whether gradients have SVRG's control variate.
     """
 
     sampler: str
@@ -33,6 +34,7 @@ class Method:
     length: int = 1
     surrogate: str = "momentum"
     persistent: bool = False
+    anchored: bool = False
 
     @property
     def underdamped(self) -> bool:
@@ -40,13 +42,14 @@ class Method:
         return self.sampler in ("ewsg", "sghmc")
 
 
-#: The paper's figure 1a and its step sizes.
+#: The paper's figure 1a and its step sizes; and EWSG with SVRG's gradients.
 METHODS = {
     "EWSG": Method("ewsg", 5e-2),
     "SGHMC": Method("sghmc", 5e-2),
     "SGLD": Method("sgld", 5e-3),
     "pSGLD": Method("psgld", 5e-3),
-    "SVRG-LD": Method("svrg-ld", 5e-4),
+    "SVRG-LD": Method("sgld", 5e-4, anchored=True),
+    "EWSG, SVRG": Method("ewsg", 5e-2, anchored=True),
 }
 
 
@@ -96,7 +99,7 @@ class Chains:
                 )
             case "sghmc":
                 self.sampler = sg.SGHMC(params, lr, momentum, **common)
-            case "sgld" | "svrg-ld":
+            case "sgld":
                 self.sampler = sg.SGLD(params, n * h, **common)
             case "psgld":
                 # As the literature has it: V adapts throughout, without Γ.
@@ -138,14 +141,12 @@ class Chains:
 
     def step(self) -> None:
         """Makes one step of all chains."""
+        if self.method.anchored and self.steps % self.target.num_data == 0:
+            self.anchor = self.theta.clone()
+            self.gradients += self.target.num_data
         if self.method.sampler == "ewsg":
             self.sampler.step(self._differentiate)
         else:
-            if self.method.sampler == "svrg-ld" and (
-                self.steps % self.target.num_data == 0
-            ):
-                self.anchor = self.theta.clone()
-                self.gradients += self.target.num_data
             self._differentiate()
             self.sampler.step()
         self.steps += 1

@@ -21,6 +21,7 @@ COLORS = {
     "SGLD": "C2",
     "pSGLD": "C1",
     "SVRG-LD": "C7",
+    "EWSG, SVRG": "C9",
     "EWSG, x = 0": "C4",
 }
 SURROGATE_LABELS = {
