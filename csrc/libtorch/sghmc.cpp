@@ -88,7 +88,7 @@ std::vector<at::Tensor> White(const Work& work, Purpose purpose) {
   return out;
 }
 
-int64_t SizeOf(const std::vector<at::Tensor>& params) {
+int64_t NumelOf(const std::vector<at::Tensor>& params) {
   int64_t size = 0;
   for (const at::Tensor& param : params) size += param.numel();
   return size;
@@ -276,7 +276,7 @@ void SGHMC::set_gradient_covariance(const at::Tensor& covariance) {
   set_given({},
             CheckedCovariance("Invalid gradient covariance: it",
                               covariance,
-                              SizeOf(params),
+                              NumelOf(params),
                               DeviceOf(params)));
 }
 
@@ -338,7 +338,7 @@ std::function<void()> SGHMC::read_common(const StateDict& state) {
     const std::vector<at::Tensor> params = all_params();
     saved = CheckedCovariance("Invalid state_dict: gradient_noise",
                               dict.at("covariance").toTensor(),
-                              SizeOf(params),
+                              NumelOf(params),
                               DeviceOf(params));
   }
   return [this, saved] {
@@ -381,11 +381,11 @@ void SGHMC::draw_correlated(std::vector<Work>& work) {
 // The noise's factor, of those coordinates that have a gradient.
 at::Tensor SGHMC::factor_of(const std::vector<Work>& work) {
   const std::vector<at::Tensor> params = all_params();
-  if (covariance_.size(0) != SizeOf(params)) {
+  if (covariance_.size(0) != NumelOf(params)) {
     throw std::runtime_error("SGHMC has a gradient covariance over " +
                              std::to_string(covariance_.size(0)) +
                              " coordinates, and its parameters have " +
-                             std::to_string(SizeOf(params)) +
+                             std::to_string(NumelOf(params)) +
                              ": call set_gradient_covariance() anew");
   }
   std::vector<bool> drawn;
