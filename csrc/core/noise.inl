@@ -127,9 +127,10 @@ class BoxMuller {
 // Writes the floats of Lanes::kQuads quads, and returns where they end.
 SG_INLINE float* StoreQuads(float* out, const Lanes::F32 z[4]) {
   SG_UNROLL for (int i = 0; i < 4; ++i) {
-    memcpy(out + Lanes::kQuads * i, &z[i], sizeof z[i]);
+    memcpy(out, &z[i], sizeof z[i]);
+    out += Lanes::kQuads;
   }
-  return out + int64_t{4} * Lanes::kQuads;
+  return out;
 }
 
 // Standard normals of quads, a block of them at a time. While one block's words
