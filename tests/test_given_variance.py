@@ -72,7 +72,8 @@ def test_a_diagonal_matrix_is_the_variance_of_each_coordinate(
     ends = []
     for is_whole in (False, True):
         params = parameters(dtype)
-        sampler = make(params, resample_momentum_every=every, prior_mean=0.25)
+        settings = {"prior_mean": 0.25, "temperature": 0.7}
+        sampler = make(params, resample_momentum_every=every, **settings)
         if is_whole:
             sampler.set_gradient_covariance(matrix_of(variances()))
         else:
