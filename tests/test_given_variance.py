@@ -493,7 +493,8 @@ def test_a_momentum_drawn_afresh_with_all_of_the_noise_is_caught(
     right = sghmc.noise_factor
 
     def wrong(friction: Tensor, scale: Tensor, covariance: Tensor) -> Tensor:
-        return right(friction, torch.full_like(scale, 0.5), covariance)  # √(lr N / 2T)
+        full = (0.01 * 50 / (2 * 0.7)) ** 0.5  # √(lr N / 2T)
+        return right(friction, torch.full_like(scale, full), covariance)
 
     monkeypatch.setattr(sghmc, "noise_factor", wrong)
     test_a_diagonal_matrix_is_the_variance_of_each_coordinate(torch.float64, 1e-14, 0)
