@@ -128,6 +128,24 @@ def test_algorithm_2_written_out() -> None:
         torch.testing.assert_close(ours, theta, rtol=1e-12, atol=1e-13)
 
 
+def test_threads_change_nothing() -> None:
+    """LAPACK's factor of 300 coordinates has other bits with two threads."""
+    rows = torch.randn(400, 300, generator=torch.Generator().manual_seed(4))
+    covariance = sg.minibatch_covariance([rows.double()], None)
+    threads, ends = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            p = nn.Parameter(torch.ones(300, dtype=torch.float64))
+            sampler = sg.SGHMC([p], 0.01, **COMMON)
+            sampler.set_gradient_covariance(covariance)
+            advance(sampler, [p], 5)
+            ends.append(p)
+    finally:
+        torch.set_num_threads(threads)
+    assert same_bits(ends[0], ends[1]) and same_bits(ends[0], ends[2])
+
+
 # ---- What examples say -----------------------------------------------------------
 
 

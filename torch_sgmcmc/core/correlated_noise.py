@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import sqrt
+
 import torch
 from torch import Tensor
 
-__all__ = ["checked_covariance", "noise_factor"]
+__all__ = ["checked_covariance", "noise_factor", "times"]
 
 # Of the largest eigenvalue: below 0 by less is 0 but for rounding.
 _ROUNDING = 1e-12
@@ -42,9 +44,9 @@ def noise_factor(friction: Tensor, scale: Tensor, covariance: Tensor) -> Tensor:
         ValueError: there is none, as an eigenvalue is negative.
     """
     rest = friction.diag() - scale[:, None] * covariance * scale
-    factor, failed = torch.linalg.cholesky_ex(rest)
-    if int(failed) == 0:
-        return factor
+    factor = _cholesky(rest.to("cpu", copy=True))
+    if factor is not None:
+        return factor.to(rest.device)
     values, vectors = torch.linalg.eigh(rest)
     if float(values[0]) < -_ROUNDING * float(friction.max()):
         raise ValueError(
@@ -53,3 +55,24 @@ def noise_factor(friction: Tensor, scale: Tensor, covariance: Tensor) -> Tensor:
             "momentum or lr, or take larger minibatches)"
         )
     return vectors * values.clamp_min(0).sqrt()
+
+
+def times(factor: Tensor, noise: Tensor) -> Tensor:
+    """A product that does not depend on threads, as those of a BLAS may."""
+    return (factor * noise).sum(1)
+
+
+def _cholesky(rest: Tensor) -> Tensor | None:
+    """L with L Lᵀ = `rest`, or None if a pivot is not positive. `rest` is lost.
+
+    By columns, each taken off what is left: LAPACK's bits depend on threads.
+    """
+    factor = torch.zeros_like(rest)
+    for j in range(len(rest)):
+        pivot = float(rest[j, j])
+        if not pivot > 0:
+            return None
+        column = rest[j:, j] / sqrt(pivot)
+        factor[j:, j] = column
+        rest[j + 1 :, j + 1 :] -= column[1:, None] * column[1:]
+    return factor

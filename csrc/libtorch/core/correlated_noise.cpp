@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <cmath>
 #include <limits>
 
 #include "libtorch/core/checks.h"
@@ -16,6 +17,26 @@ constexpr double kAsymmetry = 1e-5;
 
 double LargestOf(const at::Tensor& value) {
   return value.numel() == 0 ? 0 : value.abs().max().item<double>();
+}
+
+// L with L L^T = `rest`, or undefined if a pivot is not positive. `rest` is
+// lost.
+at::Tensor Cholesky(const at::Tensor& rest) {
+  const at::Tensor factor = at::zeros_like(rest);
+  const int64_t size = rest.size(0);
+  for (int64_t j = 0; j < size; ++j) {
+    const auto pivot = rest[j][j].item<double>();
+    if (!(pivot > 0)) return {};
+    const at::Tensor column =
+        rest.select(1, j).narrow(0, j, size - j) / std::sqrt(pivot);
+    factor.select(1, j).narrow(0, j, size - j).copy_(column);
+    const int64_t left = size - j - 1;
+    const at::Tensor below = column.narrow(0, 1, left);
+    rest.narrow(0, j + 1, left)
+        .narrow(1, j + 1, left)
+        .sub_(below.unsqueeze(1) * below);
+  }
+  return factor;
 }
 
 }  // namespace
@@ -49,8 +70,9 @@ at::Tensor NoiseFactor(const at::Tensor& friction,
                        const at::Tensor& covariance) {
   const at::Tensor rest =
       friction.diag() - scale.unsqueeze(1) * covariance * scale;
-  const auto [factor, failed] = at::linalg_cholesky_ex(rest);
-  if (failed.item<int64_t>() == 0) return factor;
+  const at::Tensor factor = Cholesky(
+      rest.to(at::kCPU, at::kDouble, /*non_blocking=*/false, /*copy=*/true));
+  if (factor.defined()) return factor.to(rest.device());
   const auto [values, vectors] = at::linalg_eigh(rest);
   const auto least = values[0].item<double>();
   if (least < -kRounding * friction.max().item<double>()) {
@@ -60,6 +82,10 @@ at::Tensor NoiseFactor(const at::Tensor& friction,
             "minibatches)");
   }
   return vectors * values.clamp_min(0).sqrt();
+}
+
+at::Tensor Times(const at::Tensor& factor, const at::Tensor& noise) {
+  return (factor * noise).sum(1);
 }
 
 }  // namespace torch_sgmcmc
