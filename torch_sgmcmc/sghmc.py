@@ -13,7 +13,11 @@ from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core import distributed, shards
-from torch_sgmcmc.core.correlated_noise import checked_covariance, noise_factor, times
+from torch_sgmcmc.core.correlated_noise import (
+    checked_covariance,
+    correlated,
+    noise_factor,
+)
 from torch_sgmcmc.core.diagonal import check_saved_diagonal, diagonals
 from torch_sgmcmc.core.given import GIVEN_VARIANCE
 from torch_sgmcmc.core.many_chains import ManyChains
@@ -473,7 +477,7 @@ class SGHMC(ManyChains):
         noises = [self._white(lists, _C.Purpose.UPDATE) for lists in work]
         all_noises = list(chain(*noises))
         white = torch.cat([w.to(torch.float64).flatten() for w in all_noises])
-        parts = times(factor, white).split([w.numel() for w in all_noises])
+        parts = correlated(factor, white).split([w.numel() for w in all_noises])
         for noise, part in zip(all_noises, parts, strict=True):
             noise.copy_(part.view(noise.shape))
         return noises

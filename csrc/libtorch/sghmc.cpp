@@ -368,7 +368,7 @@ void SGHMC::draw_correlated(std::vector<Work>& work) {
       white.push_back(noise.to(at::kDouble).flatten());
     }
   }
-  const at::Tensor noise = Times(factor, at::cat(white));
+  const at::Tensor noise = Correlated(factor, at::cat(white));
   int64_t begin = 0;
   for (const Work& lists : work) {
     for (const at::Tensor& place : lists.state[2]) {

@@ -7,7 +7,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-__all__ = ["checked_covariance", "noise_factor", "times"]
+__all__ = ["checked_covariance", "correlated", "noise_factor"]
 
 # Of the largest eigenvalue: below 0 by less is 0 but for rounding.
 _ROUNDING = 1e-12
@@ -57,8 +57,8 @@ def noise_factor(friction: Tensor, scale: Tensor, covariance: Tensor) -> Tensor:
     return vectors * values.clamp_min(0).sqrt()
 
 
-def times(factor: Tensor, noise: Tensor) -> Tensor:
-    """A product that does not depend on threads, as those of a BLAS may."""
+def correlated(factor: Tensor, noise: Tensor) -> Tensor:
+    """L ξ, to bits that do not depend on threads as those of a BLAS may."""
     return (factor * noise).sum(1)
 
 

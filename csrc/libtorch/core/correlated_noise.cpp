@@ -22,7 +22,7 @@ double LargestOf(const at::Tensor& value) {
 // L with L L^T = `rest`, or undefined if a pivot is not positive. `rest` is
 // lost.
 at::Tensor Cholesky(const at::Tensor& rest) {
-  const at::Tensor factor = at::zeros_like(rest);
+  at::Tensor factor = at::zeros_like(rest);
   const int64_t size = rest.size(0);
   for (int64_t j = 0; j < size; ++j) {
     const auto pivot = rest[j][j].item<double>();
@@ -84,7 +84,7 @@ at::Tensor NoiseFactor(const at::Tensor& friction,
   return vectors * values.clamp_min(0).sqrt();
 }
 
-at::Tensor Times(const at::Tensor& factor, const at::Tensor& noise) {
+at::Tensor Correlated(const at::Tensor& factor, const at::Tensor& noise) {
   return (factor * noise).sum(1);
 }
 

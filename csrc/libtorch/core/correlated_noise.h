@@ -24,7 +24,8 @@ at::Tensor NoiseFactor(const at::Tensor& friction,
                        const at::Tensor& scale,
                        const at::Tensor& covariance);
 
-// Their product, which does not depend on threads as those of a BLAS may.
-at::Tensor Times(const at::Tensor& factor, const at::Tensor& noise);
+// Noise by a factor: their product, which does not depend on threads as those of
+// a BLAS may.
+at::Tensor Correlated(const at::Tensor& factor, const at::Tensor& noise);
 
 }  // namespace torch_sgmcmc
