@@ -24,8 +24,8 @@ at::Tensor NoiseFactor(const at::Tensor& friction,
                        const at::Tensor& scale,
                        const at::Tensor& covariance);
 
-// Noise by a factor: their product, which does not depend on threads as those of
-// a BLAS may.
+// Noise by a factor: their product, which does not depend on threads as those
+// of a BLAS may.
 at::Tensor Correlated(const at::Tensor& factor, const at::Tensor& noise);
 
 }  // namespace torch_sgmcmc
