@@ -100,6 +100,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(report)
         print(sg.SampleStore(arguments.out / "draws"))
+    dist.barrier()  # a rank that ends while gloo still has its tensors may be aborted
     dist.destroy_process_group()
 
 

@@ -84,6 +84,7 @@ def main() -> None:
         posterior = predictive.result()
         error = (posterior.mean - train.tensors[1]).square().mean().sqrt()
         print(f"{posterior.num_draws} draws; error of their mean {float(error):.3f}")
+    dist.barrier()  # a rank that ends while gloo still has its tensors may be aborted
     dist.destroy_process_group()
 
 
