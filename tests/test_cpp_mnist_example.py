@@ -248,7 +248,7 @@ def test_table_json_and_progress(
         assert len(run["history"]) == 3
         assert run["history"][-1] == final
         # It has learnt: nine errors in ten would be chance.
-        assert final["error"] < 0.5
+        assert final["error"] < 0.6
         for epoch, scores in enumerate(run["history"], 1):
             line = lines.pop(0)
             assert line.startswith(
@@ -356,10 +356,10 @@ def test_a_checkpoint_that_does_not_fit(
     assert done.stderr == (
         f"mnist_bnn: error: {checkpoint} holds a run with other settings:\n"
         '  {"method": "sgdm", "seed": 0, "settings": {"lr": 0.3, "momentum": 0.9, '
-        '"precision": 1.0}, "epochs": 3, "burn_in": 1, "batch_size": 500, '
+        '"precision": 3.0}, "epochs": 3, "burn_in": 1, "batch_size": 500, '
         '"dataset": "MNIST", "validate": false}\nnot\n'
         '  {"method": "sgdm", "seed": 0, "settings": {"lr": 0.3, "momentum": 0.5, '
-        '"precision": 1.0}, "epochs": 3, "burn_in": 1, "batch_size": 500, '
+        '"precision": 3.0}, "epochs": 3, "burn_in": 1, "batch_size": 500, '
         '"dataset": "MNIST", "validate": false}\n'
         "Delete it or choose another --out.\n"
     )

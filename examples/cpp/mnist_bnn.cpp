@@ -3,7 +3,7 @@
 //
 //   mnist_bnn --data-root DIR                        # all, 60 epochs, 2 seeds
 //   mnist_bnn --data-root DIR --method sghmc --epochs 200
-//   mnist_bnn --data-root DIR --paper                # 800 epochs, 3 seeds
+//   mnist_bnn --data-root DIR --paper                # 800 epochs, 5 seeds
 //   mnist_bnn --digits digits.csv                    # 200 epochs
 //
 // Data, network, settings, random numbers and checkpoints are those of

@@ -8,7 +8,7 @@ sample an epoch after burn-in.
 
     python examples/python/mnist_bnn.py                     # all, 60 epochs, 2 seeds
     python examples/python/mnist_bnn.py --method sghmc --epochs 200
-    python examples/python/mnist_bnn.py --paper             # 800 epochs, 3 seeds
+    python examples/python/mnist_bnn.py --paper             # 800 epochs, 5 seeds
     python examples/python/mnist_bnn.py --tune              # choose step sizes
     python examples/python/mnist_bnn.py --method sghmc psbps --precision 1
 
@@ -55,7 +55,7 @@ MNIST = {
     "epochs": (60, 800),
     "burn_in": (10, 50),
     "batch_size": (500, 500),
-    "seeds": (2, 3),
+    "seeds": (2, 5),
 }
 DIGITS = MNIST | {"epochs": (200, 800), "burn_in": (50, 50), "batch_size": (100, 100)}
 

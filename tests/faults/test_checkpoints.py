@@ -347,7 +347,7 @@ def test_sizes_depend_on_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert sizes() == (60, 10, 500, 2)
     assert sizes("--digits") == (200, 50, 100, 2)
-    assert sizes("--paper") == (800, 50, 500, 3)
+    assert sizes("--paper") == (800, 50, 500, 5)
     assert sizes("--digits", "--batch-size", "50", "--epochs", "70") == (70, 50, 50, 2)
 
 

@@ -6,11 +6,11 @@ namespace bnn {
 
 const std::vector<Method>& Methods() {
   static const std::vector<Method> methods = {
-      {"sgd", "SGD", {{"lr", 2.0}, {"precision", 1.0}}},
+      {"sgd", "SGD", {{"lr", 1.0}, {"precision", 3.0}}},
       {"sgdm",
        "SGD with momentum",
-       {{"lr", 0.3}, {"momentum", 0.9}, {"precision", 1.0}}},
-      {"sgld", "SGLD", {{"lr", 3.0}}},
+       {{"lr", 0.3}, {"momentum", 0.9}, {"precision", 3.0}}},
+      {"sgld", "SGLD", {{"lr", 4.0}}},
       {"sghmc", "SGHMC", {{"lr", 0.1}, {"momentum", 0.99}}},
   };
   return methods;

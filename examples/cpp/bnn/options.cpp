@@ -25,7 +25,7 @@ options:
   --method NAME ...   one or several of sgd, sgdm, sgld, sghmc (default: all)
   --epochs N          default: 60, of the digits 200, with --paper 800
   --burn-in N         default: 10, of the digits 50, with --paper 50
-  --seeds N           number of seeds (default: 2, with --paper 3)
+  --seeds N           number of seeds (default: 2, with --paper 5)
   --first-seed N      default: 0
   --batch-size N      default: 500, of the digits 100
   --lr LR             step size, instead of the tuned one
@@ -198,7 +198,7 @@ Options ParseOptions(int argc, char** argv) {
                                           : 60);
   options.burn_in =
       Integer(given, "burn-in", 0).value_or(paper || digits ? 50 : 10);
-  options.seeds = Integer(given, "seeds", 1).value_or(paper ? 3 : 2);
+  options.seeds = Integer(given, "seeds", 1).value_or(paper ? 5 : 2);
   options.first_seed = Integer(given, "first-seed", 0).value_or(0);
   // The 1,200 digits need smaller minibatches and more epochs for as many
   // updates.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def table(runs: Runs) -> str:
     return "\n".join(rows)
 
 
-def settings_in_words(settings: dict[str, float]) -> str:
+def settings_in_words(settings: Mapping[str, float]) -> str:
     """As in "lr 0.1, momentum 0.99"."""
     return ", ".join(f"{key} {value:g}" for key, value in settings.items())
 
