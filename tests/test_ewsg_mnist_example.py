@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -182,7 +183,7 @@ def check_same_run(resumed_in: Path, whole_in: Path) -> None:
 
 
 def test_psgld_stops_adapting_with_burn_in(tmp_path: Path) -> None:
-    options = ("--method", "psgld", "--burn-in", "1", "--samples-per-pass", "2")
+    options = ("--method", "psgld", "--burn-in", "0.5", "--samples-per-pass", "2")
     squares, weights = [], []
     for passes in ("1", "2"):  # the second continues the first
         run(tmp_path, *options, "--passes", passes)
@@ -195,20 +196,48 @@ def test_psgld_stops_adapting_with_burn_in(tmp_path: Path) -> None:
     assert not torch.equal(weights[0], weights[1])
 
 
-def test_tune_tries_the_papers_setting_and_six_others(tmp_path: Path) -> None:
-    printed = run(
-        tmp_path, "--tune", "--method", "sgld", "--passes", "1", "--burn-in", "0"
-    )
-    rows = [line for line in printed.splitlines() if line.startswith("| sgld |")]
-    assert len(rows) == 7
-    assert "| h 1e-07 |" in rows[0]
-    assert len(set(rows)) == 7
+def rows_of_tune(printed: str) -> list[tuple[str, int, list[float]]]:
+    """Of each row: its settings, its seeds and their NLLs, where there are several."""
+    rows = []
+    for line in printed.splitlines():
+        if line.startswith("| sgld |"):
+            _, _, words, seeds, _, nll, _ = line.split("|")
+            values = [float(v) for v in re.findall(r"[0-9.]+", nll)]
+            rows.append((words.strip(), int(seeds), values))
+    return rows
+
+
+def test_tune_chooses_among_finalists_with_all_seeds(tmp_path: Path) -> None:
+    options = ("--tune", "--method", "sgld", "--passes", "1", "--burn-in", "0")
+    printed = run(tmp_path, *options, "--seeds", "2")
+    rows = rows_of_tune(printed)
+    first, finalists = rows[:13], rows[13:]
+    assert first[0][0] == "h 1e-07"
+    assert len({words for words, _, _ in first}) == 13
+    assert {seeds for _, seeds, _ in first} == {1}
+    best = sorted(first, key=lambda row: row[2][0])[:3]
+    assert [words for words, _, _ in finalists] == [words for words, _, _ in best]
+    for (_, seeds, (mean, *both)), (_, _, (alone,)) in zip(
+        finalists, best, strict=True
+    ):
+        assert seeds == 2 and both[0] == alone != both[1]
+        assert mean == pytest.approx(sum(both) / 2, abs=2e-4)
+    chosen, _, _ = min(finalists, key=lambda row: row[2][0])
+    assert printed.endswith(f"The lowest NLL:\nsgld: {chosen}\n")
+
+
+def test_a_setting_that_diverges_is_no_error(tmp_path: Path) -> None:
+    options = ("--tune", "--method", "sgld", "--passes", "1", "--burn-in", "0")
+    printed = run(tmp_path, *options, "--h", "1e30")
+    assert printed.count("| sgld | h 1e+30 | 1 | diverges with 1 | |") == 13
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--burn-in", "11"), "--burn-in 11 must be in [0, --passes 10]"),
+        (("--burn-in", "0.5"), "--burn-in 0.5 must be a multiple of 1 / 1"),
+        (("--burn-in", "0"), "--burn-in 0 leaves pSGLD no time to adapt"),
         (("--batch-size", "25"), "--batch-size 25 must be a multiple of 2"),
         (("--chains", "0"), "--chains must be at least 1"),
     ],

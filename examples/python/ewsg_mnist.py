@@ -7,7 +7,8 @@ log-likelihood of the mean prediction against passes over the data.
 
     python examples/python/ewsg_mnist.py                    # 10 passes, 2 seeds
     python examples/python/ewsg_mnist.py --settings paper   # the paper's step sizes
-    python examples/python/ewsg_mnist.py --model cnn --passes 2 --burn-in 1
+    python examples/python/ewsg_mnist.py --model cnn --passes 1 --burn-in 0.5 \
+        --samples-per-pass 4
     python examples/python/ewsg_mnist.py --paper            # 200 passes, 100 chains
     python examples/python/ewsg_mnist.py --tune             # choose step sizes
 
@@ -26,7 +27,14 @@ from typing import Any
 from bnn.experiment import run_in_turn, tune
 from bnn.options import add_options, load
 from bnn.report import environment, write_results
-from ewsg_bnn.methods import INDEX_CHAIN_LENGTH, LABELS, PAPER, SEARCH, TUNED
+from ewsg_bnn.methods import (
+    FINALISTS,
+    INDEX_CHAIN_LENGTH,
+    LABELS,
+    PAPER,
+    SEARCH,
+    TUNED,
+)
 from ewsg_bnn.models import MODELS
 from ewsg_bnn.report import differences, learning_curves, table
 from ewsg_bnn.run import EnsembleConfig, run
@@ -51,9 +59,9 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--burn-in",
-        type=int,
-        help="passes before a chain's samples are averaged; as many as --passes: only "
-        "chains are (default: 5, with --paper 200)",
+        type=float,
+        help="passes before a chain's samples are averaged, during which pSGLD adapts; "
+        "as many as --passes: only chains are (default: 5, with --paper 200)",
     )
     parser.add_argument(
         "--samples-per-pass",
@@ -69,13 +77,30 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     parser.fill_in(
         args,
-        {"passes": (10, 200), "burn_in": (5, 200), "chains": (1, 100), "seeds": (2, 3)},
+        {
+            "passes": (10, 200),
+            "burn_in": (5.0, 200.0),
+            "chains": (1, 100),
+            "seeds": (2, 3),
+        },
     )
     parser.check_at_least(
         args, passes=1, samples_per_pass=1, chains=1, seeds=1, batch_size=1
     )
     if not 0 <= args.burn_in <= args.passes:
-        parser.error(f"--burn-in {args.burn_in} must be in [0, --passes {args.passes}]")
+        parser.error(
+            f"--burn-in {args.burn_in:g} must be in [0, --passes {args.passes}]"
+        )
+    if not (args.burn_in * args.samples_per_pass).is_integer():
+        parser.error(
+            f"--burn-in {args.burn_in:g} must be a multiple of 1 / "
+            f"{args.samples_per_pass}, after which a sample is taken"
+        )
+    if args.burn_in == 0 and "psgld" in args.method:
+        parser.error(
+            "--burn-in 0 leaves pSGLD no time to adapt: have one, or choose other "
+            "methods with --method"
+        )
     if args.batch_size % (INDEX_CHAIN_LENGTH + 1):
         parser.error(
             f"--batch-size {args.batch_size} must be a multiple of "
@@ -101,7 +126,7 @@ def make_config(
         seed,
         tuple(settings.items()),
         args.passes * args.samples_per_pass,
-        args.burn_in * args.samples_per_pass,
+        round(args.burn_in * args.samples_per_pass),
         args.batch_size,
         dataset,
         validate,
@@ -122,14 +147,14 @@ def run_all(args: argparse.Namespace) -> None:
     configure = partial(make_config, args, images.name)
     if args.tune:
         search = {m: [papers[m], *SEARCH[args.model][m]] for m in args.method}
-        return tune(args, search, configure, go)
+        return tune(args, search, configure, go, FINALISTS)
     settings = papers if args.settings == "paper" else TUNED[args.model]
     runs = run_in_turn(args, settings, configure, go)
     write_results(runs, environment(images), args.out / "results.json")
     learning_curves(runs, args.out / "learning.png")
     print(
         f"\n{images.name}, {args.model}, {args.settings} settings, {args.passes} "
-        f"passes, {args.burn_in} burn-in, {args.chains} chains, "
+        f"passes, {args.burn_in:g} burn-in, {args.chains} chains, "
         f"{args.samples_per_pass} samples a pass\n"
     )
     print(table(runs))

@@ -13,6 +13,8 @@ U(θ) = −Σᵢ log p(xᵢ|θ) + ‖θ‖²/2 (a sum over all N examples). The 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -20,6 +22,7 @@ from torch import nn
 import torch_sgmcmc as sg
 
 __all__ = [
+    "FINALISTS",
     "INDEX_CHAIN_LENGTH",
     "LABELS",
     "PAPER",
@@ -60,48 +63,62 @@ PAPER: dict[str, dict[str, Settings]] = {
     },
 }
 
-_UNDERDAMPED = [
-    {"h": h, "gamma": gamma} for h in (5e-4, 1e-3, 2e-3) for gamma in (50.0, 200.0)
-]
-_UNDERDAMPED_CNN = [
-    {"h": h, "gamma": gamma}
-    for h, gamma in ((5e-4, 50.0), (1e-3, 200.0), (2e-3, 200.0))
-]
 
-#: What --tune tries besides the paper's settings: as many for each method, but for
-#: pSGLD on the CNN, where three of five diverge.
+def _at(step: float, friction: float) -> Settings:
+    """Returns h and γ by h / γ, which is SGLD's h, and α = γh, 1 for SGLD itself."""
+    h = math.sqrt(friction * step)
+    return {"h": h, "gamma": friction / h}
+
+
+def _underdamped(steps: Sequence[float], frictions: Sequence[float]) -> list[Settings]:
+    return [_at(step, friction) for friction in frictions for step in steps]
+
+
+def _overdamped(lowest: float, highest: float, count: int) -> list[Settings]:
+    """Step sizes at equal ratios, to two digits."""
+    ratio = (highest / lowest) ** (1 / (count - 1))
+    return [{"h": float(f"{lowest * ratio**i:.1e}")} for i in range(count)]
+
+
+_MLP = _underdamped((5e-6, 1e-5, 2e-5), (0.025, 0.1, 0.4, 1.0))
+_CNN = _underdamped((2.5e-6, 5e-6, 1e-5, 2e-5), (0.025, 0.1, 0.4, 1.0))
+
+#: What --tune tries besides the paper's settings: as many for each method.
 SEARCH: dict[str, dict[str, list[Settings]]] = {
     "mlp": {
-        "ewsg": _UNDERDAMPED,
-        "sghmc": _UNDERDAMPED,
-        "cp_sghmc": _UNDERDAMPED,
-        "sgld": [{"h": h} for h in (1e-6, 3e-6, 1e-5, 2e-5, 3e-5, 1e-4)],
-        "psgld": [{"h": h} for h in (3e-5, 3e-4, 1e-3, 2e-3, 5e-3, 1e-2)],
+        "ewsg": _MLP,
+        "sghmc": _MLP,
+        "cp_sghmc": _MLP,
+        "sgld": _overdamped(1e-6, 5e-5, 12),
+        "psgld": _overdamped(3e-4, 1e-2, 12),
     },
     "cnn": {
-        "ewsg": _UNDERDAMPED_CNN,
-        "sghmc": _UNDERDAMPED_CNN,
-        "cp_sghmc": _UNDERDAMPED_CNN,
-        "sgld": [{"h": h} for h in (1e-6, 3e-6, 1e-5)],
-        "psgld": [{"h": h} for h in (2e-5, 5e-5, 1e-4, 3e-4, 1e-3)],
+        "ewsg": _CNN,
+        "sghmc": _CNN,
+        "cp_sghmc": _CNN,
+        "sgld": [*_overdamped(1e-6, 3e-5, 12), *_overdamped(4e-6, 1e-5, 4)],
+        "psgld": [*_overdamped(3e-5, 5e-3, 12), *_overdamped(6e-4, 2.5e-3, 4)],
     },
 }
 
-#: What --tune chose: the lowest validation NLL of what does not diverge.
+#: Of each method, how many settings --tune runs with all seeds.
+FINALISTS = 3
+
+#: What --tune chose.
 TUNED: dict[str, dict[str, Settings]] = {
     "mlp": {
-        "ewsg": {"h": 2e-3, "gamma": 200.0},
-        "sghmc": {"h": 2e-3, "gamma": 200.0},
-        "cp_sghmc": {"h": 1e-3, "gamma": 50.0},
-        "sgld": {"h": 1e-5},
-        "psgld": {"h": 2e-3},
+        "ewsg": _at(1e-5, 1.0),
+        "sghmc": _at(1e-5, 1.0),
+        "cp_sghmc": _at(1e-5, 1.0),
+        "sgld": {"h": 1.2e-5},
+        "psgld": {"h": 3.8e-3},
     },
     "cnn": {
-        "ewsg": {"h": 1e-3, "gamma": 200.0},
-        "sghmc": {"h": 2e-3, "gamma": 200.0},
-        "cp_sghmc": {"h": 2e-3, "gamma": 200.0},
-        "sgld": {"h": 3e-6},  # with 1e-5 one seed of three diverges
-        "psgld": {"h": 8e-6},
+        "ewsg": _at(5e-6, 0.4),
+        "sghmc": _at(5e-6, 0.1),
+        "cp_sghmc": _at(1e-5, 0.4),
+        "sgld": {"h": 6.4e-6},
+        "psgld": {"h": 6e-4},
     },
 }
 
