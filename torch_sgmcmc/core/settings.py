@@ -27,6 +27,10 @@ class Setting(NamedTuple):
     words: tuple[str, ...]
 
 
+# Types of which a value is compared with its range and needs no other check.
+_PLAIN = {"real": (float,), "whole": (int,), "word": (str,), "flag": ()}
+
+
 def settings(sampler: str) -> tuple[Setting, ...]:
     """Those of the sampler of this name."""
     return tuple(Setting(*row) for row in _C.settings(sampler))
@@ -36,8 +40,12 @@ def check_settings(rows: Sequence[Setting], group: Mapping[str, Any]) -> None:
     """Raises if a hyperparameter of a group is of another type or out of range."""
     for row in rows:
         value = group[row.name]
-        if type(value) is float and row.kind == "real" and row.low < value < row.high:
-            continue  # the common case first: samplers check at every step
+        if type(value) in _PLAIN[row.kind]:  # the common case first: at every step
+            if row.kind == "word":
+                if value in row.words:
+                    continue
+            elif row.low < value < row.high or (value == row.low and not row.low_open):
+                continue
         if value is None and row.optional:
             continue
         _check(row, value)
