@@ -78,17 +78,20 @@ class Case:
         )
 
 
-def plain(d: Tensor, sizes: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Log, variance, mean and sign of the estimate."""
+def plain(d: Tensor, sizes: dict[str, Any]) -> tuple[Tensor | float, ...]:
+    """Log, variance, mean, sign and the lowest of the estimate."""
     n, m = sizes["num_data"], sizes["batch_size"]
     if sizes["num_products"] == 0:
         variance = n**2 / len(d) * d.var(correction=0)
-        return n * d.mean() - variance / 2, variance, n * d.mean(), 1.0
+        mean = n * d.mean()
+        return mean - variance / 2, variance, mean, 1.0, mean
     factors = n * d.view(-1, m).mean(1)
     x = (factors - sizes["lower_bound"]) / sizes["num_products"]
     log = x.abs().log().sum() + sizes["lower_bound"] + sizes["num_products"]
-    mean = factors.mean() if len(d) else torch.zeros((), dtype=F64)
-    return log, (x.abs().log() ** 2).sum(), mean, float(x.detach().sign().prod())
+    zero = torch.zeros((), dtype=F64)
+    mean, lowest = (factors.mean(), factors.min()) if len(d) else (zero, zero)
+    sign = float(x.detach().sign().prod())
+    return log, (x.abs().log() ** 2).sum(), mean, sign, lowest
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -104,8 +107,9 @@ def test_equal_plain_formulas(
     theta = case.theta.clone().requires_grad_()
     differences = case.differences(theta)
     worth = differences if importance is None else differences * importance
-    log, variance, mean, sign = plain(worth, sizes)
-    expected = torch.stack([log, variance, mean, torch.tensor(sign, dtype=F64)])
+    log, variance, mean, sign, lowest = plain(worth, sizes)
+    sign = torch.tensor(sign, dtype=F64)
+    expected = torch.stack([log, variance, mean, sign, lowest])
     weights, _, numbers = estimated = case.estimate(sizes, importance)
     torch.testing.assert_close(numbers, expected.detach())
     (by_difference,) = torch.autograd.grad(log, differences, retain_graph=True)
@@ -130,7 +134,7 @@ def test_no_data(form: str) -> None:
     case = Case(form, 0, 5)
     weights, _, numbers = estimated = case.estimate(SIGNED)
     assert len(weights) == 0
-    assert numbers.tolist() == [-0.5, 0.0, 0.0, 1.0]
+    assert numbers.tolist() == [-0.5, 0.0, 0.0, 1.0, 0.0]
     density, gradient = case.density(estimated, torch.zeros(5, dtype=F64))
     theta = case.theta.clone().requires_grad_()
     total = case.log_prior_and_sums(theta)
@@ -242,7 +246,7 @@ def test_wrong_arrays(fault: str) -> None:
             *("ecs_density", name, shape),
             lambda bad=bad_sums: bad.density(estimated, case.theta),
         )
-    for i, (name, shape) in enumerate((("bends", "[6]"), ("estimate", "[4]"))):
+    for i, (name, shape) in enumerate((("bends", "[6]"), ("estimate", "[5]"))):
         parts = list(estimated)
         parts[i + 1] = WRONG[fault](parts[i + 1])
         refused(

@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Callable
 from itertools import product
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,7 +19,9 @@ from torch import Tensor
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
+from torch_sgmcmc import hmcecs
 from torch_sgmcmc.core.operators import ecs_estimate
+from torch_sgmcmc.ecs import sizes as ecs_sizes
 from torch_sgmcmc.ecs.likelihood import Estimate, estimate
 from torch_sgmcmc.ecs.likelihood_graph import flat
 from torch_sgmcmc.ecs.target import place
@@ -215,7 +218,7 @@ def test_the_operator_makes_the_same_estimates() -> None:
             )
             ours = estimate(_C.ECSEstimator(**sizes), d)
             assert torch.equal(ours.weights, weights)
-            found = [ours.log, ours.variance, ours.mean, ours.sign]
+            found = [ours.log, ours.variance, ours.mean, ours.sign, ours.lowest]
             assert found == numbers.tolist()
 
 
@@ -662,6 +665,30 @@ def test_warmup_of_the_signed_sampler() -> None:
     group = sampler.param_groups[0]
     assert group["num_products"] != 100
     assert 0 < abs(group["mean_difference"]) < 20
+
+
+def test_warmup_of_the_signed_sampler_to_the_least_time() -> None:
+    """λ is three times a factor's deepest fall, or that of a variance of 1."""
+    plan = {"anchor_every": 30, "target_variance": math.inf, "progress": False}
+    right = ecs_sizes.chosen_sizes
+    deciding = set()
+    for subsample_size in (1, 5):
+        data = Data("tanh")
+        sampler = make(data, variant="signed", subsample_size=subsample_size)
+        with mock.patch.object(hmcecs, "chosen_sizes", wraps=right) as watched:
+            sampler.warmup(data, 60, **plan)
+        (seen,) = [ecs_sizes.late(call.args[0]) for call in watched.call_args_list]
+        assert len(seen) > 3
+        mean = np.mean([draw.mean for draw in seen])
+        fall = mean - min(draw.lowest for draw in seen)
+        bounded = _C.choose_num_products([draw.variance for draw in seen], 100, 1.0)
+        group = sampler.param_groups[0]
+        assert group["num_products"] == min(math.ceil(3 * fall), bounded)
+        assert math.isclose(group["mean_difference"], mean)
+        deciding.add(bounded < 3 * fall)
+    assert deciding == {True, False}
+    with pytest.raises(ValueError, match="Invalid target_variance: inf"):
+        make(data).warmup(data, 60, **plan)
 
 
 def test_float32_parameters() -> None:

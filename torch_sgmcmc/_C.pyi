@@ -119,6 +119,12 @@ def choose_subsample_size(
 def choose_num_products(
     variances: Sequence[float], size: int, target: float
 ) -> int: ...
+def choose_num_products_by_lowest(
+    variances: Sequence[float],
+    size: int,
+    means: Sequence[float],
+    lowest: Sequence[float],
+) -> int: ...
 
 class ECSEstimator:
     def __init__(

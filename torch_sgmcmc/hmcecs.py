@@ -579,9 +579,11 @@ class HMCECS(SharedSettings):
             target_acceptance: in (0, 1), of trajectories. Default: 0.8.
             anchor_every: >= 1. Default: 200.
             target_variance: > 0: m ("perturbed") or λ ("signed") is chosen so that the
-                variance of log|L̂| is about this; 1 is the guideline. m does not fall
-                below 30, or what it was if that is less. None leaves the sizes as they
-                are. Default: None.
+                variance of log|L̂| is about this, or with "signed" less, as a adds to
+                the estimate where it was far from its place; 1 is the guideline. m does
+                not fall below 30, or what it was if that is less. ``math.inf``
+                ("signed" alone): as few factors as are safely positive, to save
+                computing time. None leaves the sizes as they are. Default: None.
             progress: show progress bars, if tqdm is installed. Default: True.
 
         Raises:
@@ -591,7 +593,8 @@ class HMCECS(SharedSettings):
                 The warm-up is then in progress.
         """
         check_real("target_acceptance", target_acceptance, high=1.0, low_open=True)
-        if target_variance is not None:
+        signed = self.param_groups[0]["variant"] == "signed"
+        if target_variance is not None and not (signed and target_variance == math.inf):
             check_real("target_variance", target_variance, low_open=True)
         check_integer("steps", steps, low=1)
         check_integer("anchor_every", anchor_every, low=1)

@@ -20,12 +20,13 @@ struct ECSEstimator {
 };
 
 // The estimate's logarithm (of its absolute value), the estimated variance of
-// that, the estimate of Σ d, and the sign.
+// that, the estimate of Σ d, the sign, and the least that a batch has for Σ d.
 struct ECSEstimate {
   double log = 0;
   double variance = 0;
   double mean = 0;
   double sign = 1;
+  double lowest = 0;
 };
 
 namespace detail {
@@ -84,6 +85,7 @@ inline ECSEstimate ECSPerturbed(const ECSEstimator& e,
   ECSEstimate result;
   result.mean = scale * sum;
   result.variance = square * detail::ProductOf(weights, weights, count);
+  result.lowest = result.mean;
   result.log = result.mean - result.variance / 2;
   // d(σ̂² / 2) / d dᵢ is scale² (dᵢ - d̄): the mean's part adds up to 0.
   for (int64_t i = 0; i < count; ++i) weights[i] = scale - square * weights[i];
@@ -106,6 +108,7 @@ inline ECSEstimate ECSBlockPoisson(const ECSEstimator& e,
     const double excess = estimate - e.lower_bound;
     const double log = std::log(std::abs(excess / products));
     sum += estimate;
+    result.lowest = b == 0 ? estimate : std::min(result.lowest, estimate);
     result.log += log;
     // log|L̂| is a sum over Poisson(λ) minibatches: its variance is λ E[log²].
     result.variance += log * log;

@@ -49,4 +49,14 @@ int64_t ChooseNumProducts(const std::vector<double>& variances,
   }
 }
 
+int64_t ChooseNumProductsByLowest(const std::vector<double>& variances,
+                                  int64_t size,
+                                  const std::vector<double>& means,
+                                  const std::vector<double>& lowest) {
+  const double fall =
+      MeanOf(means) - *std::min_element(lowest.begin(), lowest.end());
+  const int64_t positive = std::max(int64_t{1}, Ceiling(3 * fall));
+  return std::min(positive, ChooseNumProducts(variances, size, 1));
+}
+
 }  // namespace torch_sgmcmc

@@ -481,6 +481,13 @@ PYBIND11_MODULE(_C, m) {
         py::arg("size"),
         py::arg("target"),
         "The number of HMC-ECS's factors (csrc/host/ecs_sizes.h).");
+  m.def("choose_num_products_by_lowest",
+        &torch_sgmcmc::ChooseNumProductsByLowest,
+        py::arg("variances"),
+        py::arg("size"),
+        py::arg("means"),
+        py::arg("lowest"),
+        "The same, to save computing time.");
 
   using torch_sgmcmc::ECSEstimator;
   py::class_<ECSEstimator>(
@@ -512,15 +519,18 @@ PYBIND11_MODULE(_C, m) {
                 count,
                 reinterpret_cast<double*>(weights));
             // NOLINTEND(performance-no-int-to-ptr)
-            return std::make_tuple(
-                result.log, result.variance, result.mean, result.sign);
+            return std::make_tuple(result.log,
+                                   result.variance,
+                                   result.mean,
+                                   result.sign,
+                                   result.lowest);
           },
           py::arg("differences"),
           py::arg("count"),
           py::arg("weights"),
           py::arg("importance") = 0,
-          "Log, variance, mean and sign, from count float64 numbers at an "
-          "address on the host; the derivatives are written to another. With "
+          "Log, variance, mean, sign and lowest, from count float64 numbers at "
+          "an address on the host; the derivatives are written to another. With "
           "an address of factors the numbers are multiplied by them in place.")
       .def("is_overturned",
            &torch_sgmcmc::IsOverturned,

@@ -66,7 +66,7 @@ class ECSArrays {
 };
 
 // Numbers of an estimate, as an operator's result.
-constexpr int64_t kECSEstimate = 4;
+constexpr int64_t kECSEstimate = 5;
 
 Tensor NewDoubles(const Tensor& like, const std::vector<int64_t>& shape) {
   return torch::stable::new_empty(like, shape, ScalarType::Double);
@@ -195,6 +195,7 @@ std::tuple<Tensor, Tensor, Tensor> ECSEstimateAt(Tensor values,
   out[1] = result.variance;
   out[2] = result.mean;
   out[3] = result.sign;
+  out[4] = result.lowest;
   return {weights, bends, estimate};
 }
 

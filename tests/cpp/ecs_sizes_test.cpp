@@ -43,5 +43,12 @@ TEST(ECSSizes, ProductsKeepTheSignsPositive) {
   EXPECT_EQ(ChooseNumProducts({0.0}, 100, 0.5), 1);
 }
 
+TEST(ECSSizes, LeastTimeIsThreeTimesTheDeepestFallOrAVarianceOfOne) {
+  const std::vector<double> means = {-4, -6};
+  EXPECT_EQ(ChooseNumProductsByLowest({2, 4}, 50, means, {-9.5, -11.5}), 20);
+  EXPECT_EQ(ChooseNumProductsByLowest({2, 4}, 50, means, {-9.5, -999}), 150);
+  EXPECT_EQ(ChooseNumProductsByLowest({0.0}, 50, {0.0}, {0.0}), 1);
+}
+
 }  // namespace
 }  // namespace torch_sgmcmc

@@ -41,7 +41,7 @@ const std::map<std::string, std::string>& Shapes() {
   static const std::map<std::string, std::string> shapes = {
       {"values", "m"},     {"theta", "d"},        {"anchor", "d"},
       {"expansions", "m"}, {"slopes", "kmd"},     {"scales", "m"},
-      {"hessians", "mdd"}, {"estimate", "4"},     {"pull", "d"},
+      {"hessians", "mdd"}, {"estimate", "5"},     {"pull", "d"},
       {"weights", "m"},    {"bends", "b"},        {"sum_value", ""},
       {"sum_slope", "d"},  {"sum_hessian", "dd"}, {"prior", "d"},
       {"x", "d"},          {"momentum", "d"},     {"gradient", "d"},

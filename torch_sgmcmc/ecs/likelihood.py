@@ -21,6 +21,7 @@ class Estimate:
     sign: int
     variance: float  # the estimated variance of ``log``
     mean: float  # the estimate of Σ dₖ
+    lowest: float  # the least that a batch has for that
 
 
 def estimate(
@@ -37,7 +38,8 @@ def estimate(
     if importance is not None:
         on_host, factors = on_host.clone(), importance.cpu().contiguous()
         address = factors.data_ptr()
-    log, variance, mean, sign = estimator.estimate(
+    log, variance, mean, sign, lowest = estimator.estimate(
         on_host.data_ptr(), len(on_host), weights.data_ptr(), address
     )
-    return Estimate(log, weights.to(differences.device), int(sign), variance, mean)
+    weights = weights.to(differences.device)
+    return Estimate(log, weights, int(sign), variance, mean, lowest)

@@ -5,6 +5,7 @@ The rules are in csrc/host/ecs_sizes.h.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +24,12 @@ class Draw:
     theta: Tensor
     variance: float
     mean: float
+    lowest: float
 
     @classmethod
     def of(cls, point: Point) -> Draw:
         estimate = point.estimate
-        return cls(point.theta, estimate.variance, estimate.mean)
+        return cls(point.theta, estimate.variance, estimate.mean, estimate.lowest)
 
 
 def late(draws: list[Draw]) -> list[Draw]:
@@ -46,8 +48,11 @@ def chosen_sizes(
             return {}
         sizes = group["subsample_size"], target, group["num_data"]
         return {"subsample_size": _C.choose_subsample_size(variances, *sizes)}
-    chosen: dict[str, Any] = {"mean_difference": _C.mean_of([d.mean for d in used])}
-    if target is not None:
-        products = _C.choose_num_products(variances, group["num_products"], target)
-        chosen["num_products"] = products
-    return chosen
+    means, products = [draw.mean for draw in used], group["num_products"]
+    chosen: dict[str, Any] = {"mean_difference": _C.mean_of(means)}
+    if target == math.inf:
+        lowest = [draw.lowest for draw in used]
+        products = _C.choose_num_products_by_lowest(variances, products, means, lowest)
+    elif target is not None:
+        products = _C.choose_num_products(variances, products, target)
+    return {**chosen, "num_products": products}

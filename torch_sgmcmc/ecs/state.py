@@ -131,7 +131,7 @@ def _check_warmup(saved: Any, d: int) -> None:
     _need("warmup", saved["arguments"], _ARGUMENTS)
     check_integer("done", saved["done"])
     for draw in saved["draws"]:
-        _check_number("a draw of its warm-up", draw, 3)
+        _check_number("a draw of its warm-up", draw, 4)
         _double("a draw of its warm-up", draw[0], [d])
         for value in draw[1:]:
             check_real("draws", value, low=-torch.inf)

@@ -134,8 +134,8 @@ class SubsampledTarget:
             temperature=self.temperature,
             prior_mean=self.prior.mean,
         )
-        log, variance, mean, sign = numbers.tolist()
-        estimated = Estimate(log, weights, int(sign), variance, mean)
+        log, variance, mean, sign, lowest = numbers.tolist()
+        estimated = Estimate(log, weights, int(sign), variance, mean, lowest)
         total, finite = density.tolist()
         return Point(theta, subsample, total, gradient, bool(finite), estimated)
 

@@ -53,7 +53,7 @@ class Warmup:
             "arguments": self.arguments,
             "done": self.done,
             "adaptation": self.adaptation.state,
-            "draws": [[draw.theta, draw.variance, draw.mean] for draw in self.draws],
+            "draws": [list(vars(draw).values()) for draw in self.draws],
         }
 
     @classmethod

@@ -174,8 +174,10 @@ struct HMCECSWarmup {
   /// than half as many steps are left.
   int64_t anchor_every = 200;
   /// > 0: m ("perturbed") or λ ("signed") is chosen so that the variance of
-  /// log|L̂| is about this; m does not fall below 30, or what it was if that is
-  /// less. None leaves the sizes as they are.
+  /// log|L̂| is about this, or with "signed" less, as a adds to the estimate
+  /// where it was far from its place; m does not fall below 30, or what it was
+  /// if that is less. Infinity ("signed" alone): as few factors as are safely
+  /// positive, to save computing time. None leaves the sizes as they are.
   std::optional<double> target_variance = std::nullopt;
   /// Called after every step and every chunk of data.
   ProgressHook progress = nullptr;

@@ -23,7 +23,10 @@ void HMCECS::warmup(const Closure& closure,
   const double acceptance = settings.target_acceptance;
   CheckReal("target_acceptance", acceptance, {.high = 1, .low_open = true});
   if (settings.target_variance) {
-    CheckReal("target_variance", *settings.target_variance, {.low_open = true});
+    const double variance = *settings.target_variance;
+    if (variance != kLeastTime || first().variant() != "signed") {
+      CheckReal("target_variance", variance, {.low_open = true});
+    }
   }
   const ECSSchedule schedule(steps, settings.anchor_every);
   if (settings.target_variance) schedule.CheckSizing();
@@ -55,7 +58,10 @@ void HMCECS::warmup(const Closure& closure,
     ECSWarmup next = *warmup_;
     next.adaptation.Update(MeanAcceptance({log_ratio}));
     set_step_size(next.adaptation.step_size());
-    next.draws.push_back({present_->theta, present_->variance, present_->mean});
+    next.draws.push_back({present_->theta,
+                          present_->variance,
+                          present_->mean,
+                          present_->lowest});
     if (schedule.ChoosesSizesAfter(i + 1)) {
       choose_sizes(next.draws, settings.target_variance);
     }
@@ -104,9 +110,11 @@ void HMCECS::choose_sizes(const std::vector<ECSDraw>& draws,
   if (late.empty()) return;
   std::vector<double> variances;
   std::vector<double> means;
+  std::vector<double> lowest;
   for (const ECSDraw& draw : late) {
     variances.push_back(draw.variance);
     means.push_back(draw.mean);
+    lowest.push_back(draw.lowest);
   }
   HMCECSOptions chosen = first();
   if (chosen.variant() == "perturbed") {
@@ -120,7 +128,10 @@ void HMCECS::choose_sizes(const std::vector<ECSDraw>& draws,
   } else {
     if (target) {
       chosen.num_products(
-          ChooseNumProducts(variances, chosen.num_products(), *target));
+          *target == kLeastTime
+              ? ChooseNumProductsByLowest(
+                    variances, chosen.num_products(), means, lowest)
+              : ChooseNumProducts(variances, chosen.num_products(), *target));
     }
     chosen.mean_difference_.set(MeanOf(means));
   }

@@ -124,6 +124,7 @@ ECSPoint ECSTarget::fused(const TaylorTerms& terms,
   point.variance = number[1];
   point.mean = number[2];
   point.sign = number[3] < 0 ? -1 : 1;
+  point.lowest = number[4];
   return point;
 }
 
@@ -173,6 +174,7 @@ ECSPoint ECSTarget::composed(const TaylorTerms& terms,
   point.variance = estimate.variance;
   point.mean = estimate.mean;
   point.sign = estimate.sign < 0 ? -1 : 1;
+  point.lowest = estimate.lowest;
   return point;
 }
 

@@ -27,6 +27,7 @@ struct ECSPoint {
   double variance = 0;
   double mean = 0;
   int64_t sign = 1;
+  double lowest = 0;
 };
 
 // log |L^(theta, u)^(1/T)| + log prior / T, for any theta and subsample u.

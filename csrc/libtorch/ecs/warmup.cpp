@@ -32,8 +32,8 @@ StateDict ECSWarmup::save() const {
        target_variance ? c10::IValue(*target_variance) : c10::IValue()}};
   std::vector<c10::IValue> rows;
   for (const ECSDraw& draw : draws) {
-    rows.push_back(ListOfValues(
-        std::vector<c10::IValue>{draw.theta, draw.variance, draw.mean}));
+    rows.push_back(ListOfValues(std::vector<c10::IValue>{
+        draw.theta, draw.variance, draw.mean, draw.lowest}));
   }
   return {{"arguments", arguments},
           {"done", done},
@@ -58,9 +58,9 @@ ECSWarmup ECSWarmup::Load(const StateDict& saved,
   for (const c10::IValue& row : ListAt(saved, "draws")) {
     const std::vector<c10::IValue> draw =
         row.isList() ? row.toList().vec() : std::vector<c10::IValue>();
-    if (draw.size() != 3) {
+    if (draw.size() != 4) {
       Invalid(
-          "Invalid state_dict: a draw of its warm-up is not a list of 3 "
+          "Invalid state_dict: a draw of its warm-up is not a list of 4 "
           "elements");
     }
     ECSDraw& read = warmup.draws.emplace_back();
@@ -68,6 +68,7 @@ ECSWarmup ECSWarmup::Load(const StateDict& saved,
     read.theta = draw[0].toTensor().detach().to(device);
     detail::FromValue("draws", draw[1], read.variance);
     detail::FromValue("draws", draw[2], read.mean);
+    detail::FromValue("draws", draw[3], read.lowest);
   }
   return warmup;
 }

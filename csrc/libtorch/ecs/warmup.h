@@ -16,6 +16,7 @@ struct ECSDraw {
   at::Tensor theta;
   double variance = 0;
   double mean = 0;
+  double lowest = 0;
 };
 
 // Whole steps alone.
