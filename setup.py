@@ -31,8 +31,10 @@ from torch.utils.cpp_extension import (
 # Architectures that nvcc 12 and 13 both know, and PTX for what comes later. Code for
 # 8.0 runs on 8.6 and 8.9.
 DEFAULT_ARCHITECTURES = "7.5;8.0;9.0+PTX"
-# A unit of compilation for each of two processors: headers take much of the time.
-UNITS = 2
+# Units of compilation: two processors have one each, but where headers, pybind11's,
+# take most of the time.
+UNITS = {"torch_sgmcmc._C": 1}
+MOST_UNITS = 2
 CSRC = Path("csrc")
 INCLUDE_DIRS = [str(CSRC.resolve())]
 
@@ -60,13 +62,15 @@ class Build(BuildExtension):
         folder = Path(self.build_temp).resolve() / "units" / extension.name
         folder.mkdir(parents=True, exist_ok=True)
         units = []
+        most = UNITS.get(extension.name, MOST_UNITS)
         for suffix in sorted({Path(source).suffix for source in extension.sources}):
             alike = [s for s in extension.sources if Path(s).suffix == suffix]
-            for i in range(min(UNITS, len(alike))):
+            count = min(most, len(alike))
+            for i in range(count):
                 unit = folder / f"unit_{i}_{suffix[1:]}{suffix}"
                 text = "".join(
                     f'#include "{Path(source).resolve()}"\n'
-                    for source in alike[i::UNITS]
+                    for source in alike[i::count]
                 )
                 if not unit.exists() or unit.read_text() != text:
                     unit.write_text(text)
@@ -98,12 +102,17 @@ def cuda_obstacle() -> str:
         return "no CUDA toolkit was found"
     if torch.version.cuda is None:
         return "this torch was built without CUDA"
-    output = subprocess.check_output([f"{CUDA_HOME}/bin/nvcc", "--version"], text=True)
-    match = re.search(r"release (\d+)\.", output)
-    major = match.group(1) if match else "unknown"
+    major = nvcc_major()
     if major != torch.version.cuda.split(".")[0]:
         return f"nvcc is of CUDA {major} and torch of CUDA {torch.version.cuda}"
     return ""
+
+
+def nvcc_major() -> str:
+    """The first number of nvcc's release."""
+    output = subprocess.check_output([f"{CUDA_HOME}/bin/nvcc", "--version"], text=True)
+    match = re.search(r"release (\d+)\.", output)
+    return match.group(1) if match else "unknown"
 
 
 # Symbols for a debugger would be 90 % of the binaries.
@@ -128,6 +137,8 @@ extensions = [
 ]
 if wants_cuda():
     os.environ.setdefault("TORCH_CUDA_ARCH_LIST", DEFAULT_ARCHITECTURES)
+    if nvcc_major() != "12":  # whose oldest drivers could not read it
+        NVCC_FLAGS.append("--compress-mode=size")
     extensions.append(
         CUDAExtension(
             "torch_sgmcmc._operators_cuda",

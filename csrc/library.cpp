@@ -32,6 +32,14 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "Tensor[]? prior_means=None, int[]? rows=None, int "
       "num_chains=0) -> ()");
   m.def(
+      "sghmc_by_coordinate_step_(Tensor(a!)[] params, Tensor[] grads, "
+      "Tensor(b!)[] momenta, Tensor[] grad_variances, Tensor[] masses, "
+      "Tensor[] frictions, Tensor(c!)[] masters, *, float lr, float momentum, "
+      "float num_data, float prior_precision, float temperature, float "
+      "noise_estimate, int resample_momentum_every, int[] offsets, int seed, "
+      "int step, Tensor? device_step=None, float prior_mean=0.0, Tensor[]? "
+      "prior_means=None, int[]? rows=None, int num_chains=0) -> ()");
+  m.def(
       "psgld_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] "
       "square_averages, Tensor(c!)[] sensitivities, Tensor[] curvatures, "
       "Tensor(d!)[] masters, *, float lr, float num_data, float "

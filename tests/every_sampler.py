@@ -19,7 +19,16 @@ import torch_sgmcmc as sg
 __all__ = ["EVERY", "Chain", "bits"]
 
 EVERY = (
-    *("SGLD", "SGHMC", "SGHMC online", "SGHMC capturable", "EWSG", "PSGLD", "SGNHT"),
+    *(
+        "SGLD",
+        "SGHMC",
+        "SGHMC online",
+        "SGHMC with masses",
+        "SGHMC capturable",
+        "EWSG",
+        "PSGLD",
+        "SGNHT",
+    ),
     *("HMC", "HMC of given length", "SBPS", "SBPS preconditioned"),
     *("HMCECS", "HMCECS signed"),
 )

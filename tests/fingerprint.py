@@ -66,6 +66,16 @@ def operators(dtype: torch.dtype) -> list[Tensor]:
             resample_momentum_every=0,
             **stream,
         )
+    masses = [1 + 10 * v for v in variances]
+    for statistic, frictions in (([], []), (variances, variances)):
+        ops.sghmc_by_coordinate_step_(
+            *(params, grads, momenta, statistic, masses, frictions, masters),
+            **target,
+            momentum=0.8,
+            noise_estimate=0.01,
+            resample_momentum_every=1 if frictions else 0,
+            **stream,
+        )
     squares, curvatures = [v.square() for v in momenta], values(like, 0.4)
     sensitivities, thermostats = values(work, 0.7), values(work, 0.05)
     ops.psgld_frozen_step_(params, grads, squares, masters, **target, **stream)

@@ -50,6 +50,9 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     ops.psgld_frozen_step_([p], [g], [1 / (1 + square)], [], **TARGET, **stream)
     v = v + square
     ops.sghmc_step_([p], [g], [v], [], [], **TARGET, **FRICTION, **stream)
+    ops.sghmc_by_coordinate_step_(
+        *([p], [g], [v], [], [1 + s.abs()], [], []), **TARGET, **FRICTION, **stream
+    )
     noise = torch.zeros_like(p)
     ops.gaussian_([noise], std=0.5, purpose=1, device_step=step, **stream)
     one = {"momentum": 0.9, "surrogate": 0, "num_chains": 1}
@@ -151,6 +154,7 @@ KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
     "SGLD capturable": (sg.SGLD, {"capturable": True}),
     "SGHMC": (sg.SGHMC, {"resample_momentum_every": 3}),
     "SGHMC capturable": (sg.SGHMC, {"capturable": True}),
+    "SGHMC with masses": (sg.SGHMC, {"resample_momentum_every": 3}),
     "PSGLD": (sg.PSGLD, {"gamma": False, "eps": 0.1}),
     "PSGLD frozen": (sg.PSGLD, {"adapt": False, "eps": 0.1}),
     "PSGLD capturable": (sg.PSGLD, {"gamma": False, "eps": 0.1, "capturable": True}),
@@ -169,6 +173,8 @@ class Training:
         self.sampler = cls(
             self.net.parameters(), lr=0.1, num_data=10, seed=1, **options
         )
+        if kind == "SGHMC with masses":
+            self.sampler.set_mass([torch.arange(1.0, 5.0), 2.0])
 
     def step(self, x: Tensor) -> Tensor:
         self.sampler.zero_grad()

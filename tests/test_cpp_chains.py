@@ -162,6 +162,21 @@ SHORT: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
         {"lr": 0.02, "noise_estimate": "given", "prior_precision": 2.0},
         {"momentum": 0.8, "resample_momentum_every": 5, "prior_mean": 0.25},
     ),
+    "SGHMC-mass": (
+        sg.SGHMC,
+        {"lr": 0.02, "noise_estimate": 0.02, "prior_precision": 2.0},
+        {"momentum": 0.8, "resample_momentum_every": 5, "prior_mean": 0.25},
+    ),
+    "SGHMC-mass-variance": (
+        sg.SGHMC,
+        {"lr": 0.02, "noise_estimate": "given", "prior_precision": 2.0},
+        {"momentum": 0.8},
+    ),
+    "SGHMC-mass-covariance": (
+        sg.SGHMC,
+        {"lr": 0.02, "noise_estimate": "given"},
+        {"momentum": 0.8, "resample_momentum_every": 5},
+    ),
     "PSGLD-chains-frozen": (
         sg.PSGLD,
         {"lr": 1e-3, "adapt": False, "num_chains": 5},
@@ -213,11 +228,20 @@ def make_sampler(
         sampler.set_preconditioner(preconditioner(net))
     if isinstance(sampler, sg.SBPS) and "-matrix" in name:
         sampler.set_preconditioner_matrix(matrix(net))
-    if name == "SGHMC-variance":
+    if isinstance(sampler, sg.SGHMC) and "-mass" in name:
+        masses, frictions = masses_of(name, net)
+        sampler.set_mass(masses, frictions)
+    if isinstance(sampler, sg.SGHMC) and "-variance" in name:
         sampler.set_gradient_variance(sg.minibatch_variance(examples(net), 500))
-    if name == "SGHMC-covariance":
+    if isinstance(sampler, sg.SGHMC) and "-covariance" in name:
         sampler.set_gradient_covariance(sg.minibatch_covariance(examples(net), None))
     return sampler
+
+
+def masses_of(name: str, net: nn.Module) -> tuple[list[Tensor], list[Tensor] | None]:
+    """M, and but for one chain C, some to be broadcast."""
+    masses = [torch.linspace(0.7, 2.0, p.shape[-1]) for p in net.parameters()]
+    return masses, None if "-variance" in name else [1.5 - m / 4 for m in masses]
 
 
 def examples(net: nn.Module) -> list[Tensor]:
@@ -279,9 +303,12 @@ def make_job(
         job["preconditioner"] = preconditioner(net)
     if "-matrix" in name:
         job["matrix"] = matrix(net)
+    if "-mass" in name:
+        job["mass"], frictions = masses_of(name, net)
+        job["friction"] = frictions or []
     if name.endswith("variance"):
         job["examples"] = examples(net)
-        job["is_whole"] = name == "SGHMC-covariance"
+        job["is_whole"] = name.endswith("covariance")
     # PSGLD's first gradients are 0 for some coordinates.
     job["x"][job["batches"][0], 0] = 0
     return job

@@ -79,6 +79,10 @@ def stranger_of(sampler: sg.Sampler, net: Net) -> sg.Sampler:
         for key in ("step", "num_skipped"):
             if torch.is_tensor(theirs[key]):
                 ours[key] = torch.zeros_like(theirs[key])
+    # torch loads what is there to be filled.
+    if any("given_mass" in given(state) for state in sampler.state.values()):
+        assert isinstance(twin, sg.SGHMC)
+        twin.set_mass([9.0, 1.0, 9.0], [1.0, 1.0, 2.0])
     if any("preconditioner" in given(state) for state in sampler.state.values()):
         assert isinstance(twin, sg.SBPS)
         twin.set_preconditioner([9.0, 1.0, 9.0])

@@ -36,12 +36,30 @@ STEPPING: dict[str, Callable[[list[nn.Parameter]], sg.Sampler]] = {
     "SGHMC-resampled": lambda p: sg.SGHMC(
         p, 0.02, 0.9, resample_momentum_every=4, **TARGET
     ),
+    "SGHMC-masses": lambda p: with_masses(
+        sg.SGHMC(p, 0.02, 0.8, noise_estimate=0.03, **TARGET), friction=False
+    ),
+    "SGHMC-friction": lambda p: with_masses(
+        sg.SGHMC(p, 0.02, 0.8, noise_estimate=0.03, **TARGET), friction=True
+    ),
+    "SGHMC-friction-resampled": lambda p: with_masses(
+        sg.SGHMC(p, 0.02, 0.7, resample_momentum_every=4, **TARGET), friction=True
+    ),
     "SGNHT": lambda p: sg.SGNHT(p, 0.02, 0.9, thermostat_rate=1e-3, **TARGET),
     "PSGLD": lambda p: sg.PSGLD(p, 0.01, decay=0.999, gamma=False, **TARGET),
     "EWSG": lambda p: sg.EWSG(p, 0.02, 0.9, **TARGET),
     "EWSG-overdamped": lambda p: sg.EWSG(p, 0.02, 0.0, **TARGET),
 }
 TARGET: dict[str, Any] = {"num_data": N, "prior_precision": PRIOR, "seed": 3}
+
+
+def with_masses(sampler: sg.SGHMC, *, friction: bool) -> sg.SGHMC:
+    """M as large as curvatures are, and C that does not follow it."""
+    params = sampler.param_groups[0]["params"]
+    masses = [curvatures(p.numel()).view(p.shape) for p in params]
+    frictions = [0.3 + 0.5 * m.flip(0) for m in masses] if friction else None
+    sampler.set_mass(masses, frictions)
+    return sampler
 
 
 def curvatures(d: int) -> Tensor:
@@ -118,7 +136,7 @@ def test_both_temperatures_are_those_of_the_samples(name: str, dtype: Any) -> No
     if name == "SGHMC-online":
         assert_near(kinetic.mean, temperature, kinetic.half_width)
         assert math.isnan(minibatch.mean)
-    elif name in ("SGNHT", "SGHMC-resampled"):
+    elif name == "SGNHT" or "resampled" in name:
         assert math.isnan(minibatch.mean)
     elif "EWSG" not in name:  # which chooses its noise
         assert minibatch.mean > -0.01

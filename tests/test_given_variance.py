@@ -1,17 +1,25 @@
 """Var(ḡ) that SGHMC is given: of each coordinate, or as one matrix."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import sghmc_problem
 import torch
 from harness.chains import Experiment, Group, assert_caught, check_stationary
 from harness.methods import Coordinates, Law, Method, sghmc_law
 from harness.targets import Quadratic, correlated
 from reference import same_bits
+from sghmc_problem import (
+    COMMON,
+    advance,
+    check_algorithm_2,
+    fails,
+    parameters,
+    some,
+)
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
@@ -21,39 +29,19 @@ from torch.distributed.checkpoint.state_dict import (
 import torch_sgmcmc as sg
 from torch_sgmcmc import sghmc
 
-COMMON = {"num_data": 50, "prior_precision": 2.0, "noise_estimate": "given", "seed": 3}
-SHAPES = ((3, 4), (), (5,), (0,))
-
-
-def parameters(dtype: torch.dtype = torch.float64) -> list[nn.Parameter]:
-    generator = torch.Generator().manual_seed(1)
-    return [nn.Parameter(torch.randn(s, generator=generator).to(dtype)) for s in SHAPES]
+GIVEN = {**COMMON, "noise_estimate": "given"}
 
 
 def make(params: list[nn.Parameter], **settings: Any) -> sg.SGHMC:
-    groups = [{"params": params[:1]}, {"params": params[1:], "momentum": 0.8}]
-    return sg.SGHMC(groups, **{"lr": 0.01, **COMMON, **settings})
+    return sghmc_problem.make(params, **{"noise_estimate": "given", **settings})
 
 
 def variances() -> list[Tensor]:
-    generator = torch.Generator().manual_seed(2)
-    return [
-        torch.rand(s, generator=generator, dtype=torch.float64) / 10 for s in SHAPES
-    ]
+    return some(2, 0.0, 0.1)
 
 
 def matrix_of(tensors: list[Tensor]) -> Tensor:
     return torch.cat([v.flatten() for v in tensors]).diag()
-
-
-def advance(sampler: sg.SGHMC, params: list[nn.Parameter], steps: int = 20) -> None:
-    begin = sampler.param_groups[0]["step"]
-    for step in range(begin, begin + steps):
-        for p in params:
-            p.grad = p.detach() ** 3 + 0.1
-        if step % 4 == 2:
-            params[0].grad = None
-        sampler.step()
 
 
 # ---- One step --------------------------------------------------------------------
@@ -84,48 +72,9 @@ def test_a_diagonal_matrix_is_the_variance_of_each_coordinate(
         assert (one - other).abs().sum() <= tolerance * max(1, one.numel())
 
 
-def test_algorithm_2_written_out() -> None:
-    """Chen et al. 2014: θ += ε M⁻¹ r; r += -ε ∇Ũ - ε C M⁻¹ r + N(0, 2 (C - B̂) ε).
-
-    Here η = lr / N = ε² / M, α = ε C / M, v = ε r / M, B̂ = ε V̂ / 2, in each group. The
-    paper moves θ first; the chain is the same, looked at half a step later.
-    """
-    params = parameters()[:3]
-    sampler = make(params)
-    rows = 0.3 * torch.randn(6, 18, dtype=torch.float64).cumsum(1)
-    covariance = sg.minibatch_covariance(
-        [rows[:, :12].view(6, 3, 4), rows[:, 12], rows[:, 13:]], 50
-    ).mul(0.02)
-    sampler.set_gradient_covariance(covariance)
-
-    eps, lr, n = 0.02, 0.01, 50
-    mass = torch.full((18,), eps**2 * n / lr, dtype=torch.float64)
-    alpha = torch.tensor([0.1] * 12 + [0.2] * 6, dtype=torch.float64)
-    friction = alpha * mass / eps
-    b_hat = eps * n**2 * covariance / 2
-    theta = torch.cat([p.detach().flatten() for p in params]).clone()
-    r: Tensor | None = None
-    for step in range(5):
-        white = [torch.zeros_like(p) for p in params]
-        offsets = [o for g in sampler.param_groups for o in g["offsets"]]
-        for purpose, out in ((0, white), (1, [torch.zeros_like(p) for p in params])):
-            torch.ops.torch_sgmcmc.gaussian_(
-                *(out,), std=1.0, offsets=offsets, seed=3, step=step, purpose=purpose
-            )
-            if purpose == 1 and r is None:  # v ~ N(0, lr T / N)
-                r = torch.cat([w.flatten() for w in out]) * (lr / n) ** 0.5 * mass / eps
-        assert r is not None
-        gradient = n * (theta**3 + 0.1) + 2.0 * theta
-        factor = torch.linalg.cholesky(2 * eps * (friction.diag() - b_hat))
-        noise = factor @ torch.cat([w.flatten() for w in white])
-        r = r - eps * gradient - eps * friction / mass * r + noise
-        theta = theta + eps * r / mass
-
-        for p in params:
-            p.grad = p.detach() ** 3 + 0.1
-        sampler.step()
-        ours = torch.cat([p.detach().flatten() for p in params])
-        torch.testing.assert_close(ours, theta, rtol=1e-12, atol=1e-13)
+@pytest.mark.parametrize("estimate", ["given", "matrix"])
+def test_algorithm_2_written_out(estimate: str) -> None:
+    check_algorithm_2(estimate)
 
 
 def test_threads_change_nothing() -> None:
@@ -137,7 +86,7 @@ def test_threads_change_nothing() -> None:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
             p = nn.Parameter(torch.ones(300, dtype=torch.float64))
-            sampler = sg.SGHMC([p], 0.01, **COMMON)
+            sampler = sg.SGHMC([p], 0.01, **GIVEN)
             sampler.set_gradient_covariance(covariance)
             advance(sampler, [p], 5)
             ends.append(p)
@@ -254,12 +203,6 @@ def test_one_kind_replaces_the_other() -> None:
 
 
 # ---- Errors ----------------------------------------------------------------------
-
-
-def fails(call: Callable[[], Any], kind: type[Exception], text: str) -> None:
-    with pytest.raises(kind) as error:
-        call()
-    assert str(error.value) == text
 
 
 def test_a_step_without_variances() -> None:
@@ -381,7 +324,7 @@ def test_invalid_variances() -> None:
 
 def test_what_excludes_a_matrix() -> None:
     params = [nn.Parameter(torch.ones(2, 3))]
-    sampler = sg.SGHMC(params, 0.1, num_chains=2, **COMMON)
+    sampler = sg.SGHMC(params, 0.1, num_chains=2, **GIVEN)
     fails(
         lambda: sampler.set_gradient_covariance(torch.eye(6)),
         ValueError,
@@ -499,7 +442,7 @@ def test_mutants_of_the_factor_are_caught(
 
     monkeypatch.setattr(sghmc, "noise_factor", wrong)
     with pytest.raises(AssertionError):
-        test_algorithm_2_written_out()
+        check_algorithm_2("matrix")
     if mutant == "scale squared":
         assert_caught(check_stationary, experiment(method("whole")))
 
@@ -531,7 +474,7 @@ def test_checkpoints_of_variances_and_not_of_a_matrix() -> None:
         torch.manual_seed(5)
         net = nn.Linear(3, 2)
         net.bias.requires_grad_(False)
-        sampler = sg.SGHMC(net.parameters(), 0.01, **COMMON)
+        sampler = sg.SGHMC(net.parameters(), 0.01, **GIVEN)
         sampler.set_gradient_variance([0.3, 0.2])
         if is_read:
             sampler.set_gradient_variance([0.9, 0.2])

@@ -19,6 +19,7 @@ FRICTION = {"momentum": 0.9, "noise_estimate": 0.05, "resample_momentum_every": 
 HYPER: dict[str, dict[str, Any]] = {
     "sgld_step_": {**TARGET, **STREAM},
     "sghmc_step_": {**TARGET, **FRICTION, **STREAM},
+    "sghmc_by_coordinate_step_": {**TARGET, **FRICTION, **STREAM},
     "psgld_step_": {**TARGET, "decay": 0.9, "eps": 0.1, **STREAM},
     "psgld_frozen_step_": {**TARGET, **STREAM},
     "sgnht_step_": {**TARGET, "momentum": 0.9, "thermostat_rate": 0.01, **STREAM},
@@ -51,6 +52,9 @@ HYPER: dict[str, dict[str, Any]] = {
 ARGUMENTS = {
     "sgld_step_": ["params", "grads"],
     "sghmc_step_": ["params", "grads", "momenta", "grad_variances"],
+    "sghmc_by_coordinate_step_": [
+        *("params", "grads", "momenta", "grad_variances", "masses", "frictions")
+    ],
     "psgld_step_": [
         "params",
         "grads",
@@ -104,6 +108,7 @@ IN_ARITHMETIC_TYPE = {
     "statistics",
     "momenta",
     "masses",
+    "frictions",
     "grad_variances",
     "square_averages",
     "sensitivities",
@@ -117,7 +122,7 @@ IN_ARITHMETIC_TYPE = {
     "directions",
     "roots",
 }
-READ = {"full_grads", "grad_variances", "masses", "roots"}
+READ = {"frictions", "full_grads", "grad_variances", "masses", "roots"}
 
 
 #: Of the operators that do not write all their state.
@@ -150,6 +155,7 @@ def is_written(op: str, name: str) -> bool:
 UPDATES = [
     "sgld_step_",
     "sghmc_step_",
+    "sghmc_by_coordinate_step_",
     "psgld_step_",
     "psgld_frozen_step_",
     "sgnht_step_",
@@ -280,6 +286,10 @@ def test_dtypes(op: str, name: str, dtype: torch.dtype, shown: str) -> None:
     [
         ("sghmc_step_", "momenta"),
         ("sghmc_step_", "grad_variances"),
+        ("sghmc_by_coordinate_step_", "momenta"),
+        ("sghmc_by_coordinate_step_", "grad_variances"),
+        ("sghmc_by_coordinate_step_", "masses"),
+        ("sghmc_by_coordinate_step_", "frictions"),
         ("psgld_step_", "square_averages"),
         ("psgld_step_", "sensitivities"),
         ("psgld_frozen_step_", "roots"),
@@ -391,6 +401,7 @@ NUMBERS = [(op, k) for op in WITH_TARGET for k in TARGET] + [
     ("gaussian_", "std"),
     ("gradient_variance_", "weight"),
     ("sghmc_step_", "noise_estimate"),
+    ("sghmc_by_coordinate_step_", "noise_estimate"),
     ("psgld_step_", "eps"),
     ("sgnht_step_", "thermostat_rate"),
     ("hmc_momenta_", "temperature"),
@@ -432,6 +443,7 @@ def test_numbers(op: str, name: str) -> None:
     ("op", "name"),
     [
         ("sghmc_step_", "momentum"),
+        ("sghmc_by_coordinate_step_", "momentum"),
         ("sgnht_step_", "momentum"),
         ("ewsg_log_ratio", "momentum"),
         ("psgld_step_", "decay"),

@@ -42,6 +42,11 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "sghmc_step_": ((p, g, v, [], []), {**shared, **stream}),
         "sghmc_step_ variances": ((p, g, v, s, []), {**shared, **on_device}),
         "sghmc_step_ bf16": ((b, c, v, [], m32), {**shared, **stream}),
+        "sghmc_by_coordinate_step_": ((p, g, v, s, q, q, []), {**shared, **stream}),
+        "sghmc_by_coordinate_step_ bf16": (
+            (b, c, v, [], q, [], m32),
+            {**shared, **on_device},
+        ),
         "psgld_step_": ((p, g, q, [], [], []), {**preconditioner, **stream}),
         "psgld_frozen_step_": ((p, g, q, []), {**TARGET, **on_device}),
         "psgld_frozen_step_ bf16": ((b, c, q, m32), {**TARGET, **stream}),
@@ -136,7 +141,7 @@ def ecs_arguments(kind: str) -> tuple[Any, Any]:
     bends = ones(6, 3) if whole else ones(6 if one else 0)
     sizes = {"num_data": 9.0, "batch_size": 2, "num_products": 4, "lower_bound": -3.0}
     estimate = (ones(6), ones(3), ones(3), ones(6), *terms)
-    density = (ones(4), ones(3), ones(6), bends, ones(3), ones(3), *terms)
+    density = (ones(5), ones(3), ones(6), bends, ones(3), ones(3), *terms)
     sums = (ones(), ones(3), None if kind == "linear" else ones(3, 3), ones(3))
     heat = {"temperature": 1.5}
     return (estimate, {**heat, **sizes}), ((*density, *sums), heat)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from every_sampler import EVERY, Chain
+from short_chains import WITH_MASSES, set_masses
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
@@ -287,6 +288,8 @@ def test_numbers_of_numpy(kind: str) -> None:
     if sampler.param_groups[0]["capturable"]:
         given["capturable"] = True
     other.sampler = type(sampler)(groups, **given)
+    if kind == WITH_MASSES:
+        set_masses(other.sampler)
     expected = chain.run(range(2))
     assert all(map(torch.equal, expected, other.run(range(2))))
     file = io.BytesIO()

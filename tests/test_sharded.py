@@ -40,6 +40,7 @@ from torch_sgmcmc.core import shards
 
 PROGRAM = Path(sharded_ranks.__file__)
 RANKS = 2
+MORE = ("online", "drawn", "masses", "means", "loaded")
 
 
 @pytest.fixture(scope="module")
@@ -82,16 +83,14 @@ def test_so_they_are_on_more_ranks(folder: Path, tmp_path: Path, number: int) ->
     ways = placements_of(number)
     chains = [
         *(f"{k}, {p}" for k, p in product(KINDS, ways) if sharded_ranks.is_run(k, p)),
-        *map(", ".join, product(("online", "drawn", "means", "loaded"), EITHER)),
+        *map(", ".join, product(MORE, EITHER)),
         "fully_shard",
     ]
     for rank in launch(PROGRAM, number, tmp_path):
         assert {chain: rank[chain] for chain in chains if rank[chain]} == {}
 
 
-@pytest.mark.parametrize(
-    "chain", [*product(("online", "drawn", "means", "loaded"), EITHER)]
-)
+@pytest.mark.parametrize("chain", [*product(MORE, EITHER)])
 def test_more_chains(ranks: Any, chain: tuple[str, str]) -> None:
     for rank in ranks:
         assert rank[", ".join(chain)] == []

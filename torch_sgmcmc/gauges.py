@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc.core.by_coordinate import gauge_sums_of
 from torch_sgmcmc.core.checks import check_integer, check_real
 from torch_sgmcmc.core.closures import fresh_gradients
+from torch_sgmcmc.core.given import GIVEN_MASS
 from torch_sgmcmc.core.master import has_master
 from torch_sgmcmc.core.momentum import state_dtype
 from torch_sgmcmc.core.operators import gauge_sums
@@ -515,6 +517,9 @@ class Gauges:
         for group, params, grads, _ in work:
             motion = _C.Motion.NONE if plain else self._motion
             states = [sampler.state.get(p, {}) for p in params]
+            if motion is _C.Motion.MOMENTUM and GIVEN_MASS in states[0]:
+                rows += self._by_coordinate(group, params, grads, has_noise)
+                continue
             kind, movers, statistics = _LANGEVIN, [], []
             if motion in (_C.Motion.MOMENTUM, _C.Motion.THERMOSTAT):
                 if "momentum" in states[0]:
@@ -545,6 +550,32 @@ class Gauges:
         self._rows.append((rows, has_noise))
         if len(self._rows) >= _MOST_ROWS:
             self._read()
+
+    def _by_coordinate(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        has_noise: bool,
+    ) -> list[_Row]:
+        """Of each tensor, sums over coordinates with masses of their own."""
+        rows: list[_Row] = []
+        positions, centers = self._positions(params)
+        before = self._previous[1] if has_noise and self._previous else {}
+        for i, p in enumerate(params):
+            found = gauge_sums_of(
+                *(group, self._attached().state[p], p, positions[i]),
+                *(centers[i] if centers else 0.0, grads[i], before.get(p)),
+            )
+            parts = [((0, 1, 2), found.sums)]
+            if found.noise is not None:
+                parts.append(((4,), found.noise))
+            made_with = group
+            if not isinstance(group["noise_estimate"], str):
+                estimate = group["noise_estimate"] * found.mean_share
+                made_with = {**group, "noise_estimate": estimate}
+            rows.append(([self._place[p]], parts, _settings(made_with, self._motion)))
+        return rows
 
     def _versions(self) -> list[int]:
         return [0 if p.is_inference() else p._version for p in self._params]

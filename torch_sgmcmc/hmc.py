@@ -24,6 +24,7 @@ from torch_sgmcmc.core.closures import (
 )
 from torch_sgmcmc.core.diagonal import check_saved_diagonal, diagonals
 from torch_sgmcmc.core.distributed import mean_over_ranks, refuse_other_meshes
+from torch_sgmcmc.core.given import MASS
 from torch_sgmcmc.core.master import has_master
 from torch_sgmcmc.core.momentum import blank, state_dtype
 from torch_sgmcmc.core.nonfinite import (
@@ -198,7 +199,7 @@ class HMC(SharedSettings):
     _WHY_EQUAL: ClassVar[str] = "there is one trajectory for all"
     _SETTINGS = settings("HMC")
     _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys(
-        ("momentum", "mass", "master", "prior_mean"), Tensor
+        ("momentum", MASS, "master", "prior_mean"), Tensor
     )
     # The chains' losses at the end of the last step, the parameters then (versions and
     # memory), and how many steps running began with another loss at the same ones.
@@ -278,8 +279,8 @@ class HMC(SharedSettings):
             dual_averaging(group["dual_averaging"])
 
     def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:
-        if "mass" in state:
-            check_saved_diagonal("mass", index, state["mass"], p)
+        if MASS in state:
+            check_saved_diagonal(MASS, index, state[MASS], p)
 
     # ---- Mass -----------------------------------------------------------------
 
@@ -302,12 +303,13 @@ class HMC(SharedSettings):
         new: Sequence[Tensor | None] = [None] * len(params)
         if masses is not None:
             new = diagonals("masses", masses, params)
+        self._clear_blank_state()
         for p, mass in zip(params, new, strict=True):
             self._forget(p, "momentum")
             if mass is None:
-                self._forget(p, "mass")
+                self._forget(p, MASS)
             else:
-                self.state[p]["mass"] = mass
+                self.state[p][MASS] = mass
 
     def _forget(self, p: Tensor, name: str) -> None:
         state = self.state.get(p, {})
@@ -523,10 +525,10 @@ class HMC(SharedSettings):
         """Returns copies of the momenta and masters, or new ones, and the masses."""
         states = [self.state.get(p, {}) for p in params]
         masses: list[Tensor] = []
-        if any("mass" in state for state in states):
+        if any(MASS in state for state in states):
             masses = [
-                state["mass"]
-                if "mass" in state
+                state[MASS]
+                if MASS in state
                 else torch.ones_like(p, dtype=state_dtype(p))
                 for p, state in zip(params, states, strict=True)
             ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -13,19 +13,29 @@ from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core import distributed, shards
+from torch_sgmcmc.core.by_coordinate import (
+    Limits,
+    check_rates,
+    is_drawn,
+    limits_of,
+    masses_and_frictions,
+    rates_of,
+    update_,
+)
 from torch_sgmcmc.core.correlated_noise import (
     checked_covariance,
     correlated,
     noise_factor,
 )
 from torch_sgmcmc.core.diagonal import check_saved_diagonal, diagonals
-from torch_sgmcmc.core.given import GIVEN_VARIANCE
+from torch_sgmcmc.core.given import GIVEN_FRICTION, GIVEN_MASS, GIVEN_VARIANCE
 from torch_sgmcmc.core.many_chains import ManyChains
 from torch_sgmcmc.core.master import has_master, start_masters
 from torch_sgmcmc.core.momentum import blank, start_momenta, state_dtype
 from torch_sgmcmc.core.operators import (
     gaussian_,
     gradient_variance_,
+    sghmc_by_coordinate_step_,
     sghmc_step_,
 )
 from torch_sgmcmc.core.prior import prior_of
@@ -42,6 +52,7 @@ _MIN_GRADIENTS = 100
 
 # Estimates that are compared with the friction at every step.
 _CHECKED = ("online", "given")
+_UNCHANGED = ". No parameter has changed"
 # The key of a covariance over all coordinates.
 _NOISE = "gradient_noise"
 
@@ -116,6 +127,8 @@ class SGHMC(ManyChains):
           ``num_grads`` (int), only with ``noise_estimate="online"``.
         * ``given_variance`` (same shape and dtype), or for all parameters
           ``state["gradient_noise"]["covariance"]`` (fp64), as they were given.
+        * ``given_mass`` and ``given_friction`` (same shape and dtype), after
+          :meth:`set_mass`.
         * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, see
           :class:`SGLD`.
 
@@ -147,6 +160,8 @@ class SGHMC(ManyChains):
         "momentum": Tensor,
         **_ONLINE,
         GIVEN_VARIANCE: Tensor,
+        GIVEN_MASS: Tensor,
+        GIVEN_FRICTION: Tensor,
         "master": Tensor,
         "prior_mean": Tensor,
     }
@@ -155,6 +170,9 @@ class SGHMC(ManyChains):
     # The factors of the injected noise, by which groups draw momenta afresh, and what
     # they were made of.
     _factors: Mapping[tuple[bool, ...], tuple[Any, Tensor]] = MappingProxyType({})
+    # Of the masses that were given; and whether any were.
+    _limits: Mapping[Tensor, Limits] = MappingProxyType({})
+    _has_masses = False
 
     def __init__(
         self,
@@ -191,6 +209,10 @@ class SGHMC(ManyChains):
             *(params, defaults, seed, nonfinite, capturable),
             process_group=process_group,
         )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._has_masses = any(GIVEN_MASS in state for state in self.state.values())
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -230,6 +252,79 @@ class SGHMC(ManyChains):
             check_saved_diagonal(
                 GIVEN_VARIANCE, index, state[GIVEN_VARIANCE], p, or_zero=True
             )
+        for key in (GIVEN_MASS, GIVEN_FRICTION):
+            if key in state:
+                check_saved_diagonal(key, index, state[key], p)
+        if GIVEN_FRICTION in state and GIVEN_MASS not in state:
+            raise ValueError(
+                f"Invalid state_dict: the state of parameter {index} lacks {GIVEN_MASS}"
+            )
+
+    # ---- Mass and friction ----------------------------------------------------
+
+    @torch.no_grad()
+    def set_mass(
+        self,
+        mass: Iterable[Tensor | float] | None,
+        friction: Iterable[Tensor | float] | None = None,
+    ) -> None:
+        """Sets algorithm 2's M and C for each coordinate: a diagonal preconditioner.
+
+        lr / M takes the place of ``lr``, (1 - ``momentum``) C / M that of
+        1 - ``momentum``, and ``noise_estimate`` / M that of a ``noise_estimate`` that
+        is a number. Neither changes the target. A mass of about 1 / the posterior
+        variance (up to a factor, which ``lr`` can have) makes all coordinates equally
+        fast. Momenta that are there are multiplied by √(old mass / new mass), so that
+        their law is the new one. ``load_state_dict`` brings them back;
+        ``torch.distributed.checkpoint`` does where some were set before.
+
+        Args:
+            mass: M, tensors (or numbers), one for each parameter in the order of the
+                param groups, finite and > 0, that broadcast to its shape, or of a
+                DTensor are whole or cut as it is. They are copied and are part of the
+                state dict. None forgets M and C.
+            friction: C, the same. None: C = M, ``momentum`` is that of all coordinates.
+
+        Raises:
+            ValueError: there are not as many as parameters, or one of them has a wrong
+                shape or elements out of range. Nothing has changed. Whether a friction
+                exceeds 1 is seen by the next step.
+        """
+        params = self._all_params()
+        new: dict[str, Sequence[Tensor | None]] = {}
+        if mass is not None:
+            new[GIVEN_MASS] = diagonals("mass", mass, params)
+        if friction is not None:
+            if mass is None:
+                raise ValueError("Invalid friction: it needs a mass")
+            new[GIVEN_FRICTION] = diagonals("friction", friction, params)
+        old = [self.state.get(p, {}).get(GIVEN_MASS) for p in params]
+        self._replace_given((GIVEN_MASS, GIVEN_FRICTION), new)
+        self._limits, self._has_masses = {}, mass is not None
+        for p, was in zip(params, old, strict=True):
+            state = self.state.get(p, {})
+            if "momentum" not in state:
+                continue
+            # Not in place: the one that is left may be in a state dict.
+            if was is not None:
+                state["momentum"] = state["momentum"] * was.sqrt()
+            if GIVEN_MASS in state:
+                state["momentum"] = state["momentum"] / state[GIVEN_MASS].sqrt()
+
+    def _replace_given(
+        self, keys: Iterable[str], new: Mapping[str, Sequence[Tensor | None]]
+    ) -> None:
+        """Puts what is given in the place of what was given, for all parameters."""
+        self._clear_blank_state()
+        self._factors = {}
+        for i, p in enumerate(self._all_params()):
+            # Another dict: the one that is left may be in a state dict.
+            state = {**self.state.pop(p, {})}
+            for key in keys:
+                state.pop(key, None)
+            state.update({key: tensors[i] for key, tensors in new.items()})
+            if state:
+                self.state[p] = state
 
     # ---- Var(ḡ) that users give -----------------------------------------------
 
@@ -285,19 +380,12 @@ class SGHMC(ManyChains):
         )
 
     def _set_given(self, new: list[Tensor] | None, matrix: Tensor | None) -> None:
-        self._clear_blank_state()
-        self._factors = {}
+        self._replace_given(
+            (GIVEN_VARIANCE,), {} if new is None else {GIVEN_VARIANCE: new}
+        )
         self.state.pop(_NOISE, None)
         if matrix is not None:
             self.state[_NOISE] = {"covariance": matrix}
-        for i, p in enumerate(self._all_params()):
-            # Another dict: the one that is left may be in a state dict.
-            state = {**self.state.pop(p, {})}
-            state.pop(GIVEN_VARIANCE, None)
-            if new is not None:
-                state[GIVEN_VARIANCE] = new[i]
-            if state:
-                self.state[p] = state
 
     def _all_params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -334,7 +422,7 @@ class SGHMC(ManyChains):
 
     def _finish_loading(self, state_dict: dict[str, Any]) -> None:
         super()._finish_loading(state_dict)
-        self._factors = {}
+        self._factors, self._limits = {}, {}
         if _NOISE in self.state:
             matrix = self.state[_NOISE]["covariance"]
             device = _device(self._all_params())
@@ -360,7 +448,12 @@ class SGHMC(ManyChains):
     # ---- A step ---------------------------------------------------------------
 
     def _prepare_all(self, work: list[Work]) -> list[Any]:
+        if self._has_masses:
+            for group, params, _, _ in work:
+                self._check_rates(group, params, [], _UNCHANGED)
         prepared = super()._prepare_all(work)
+        if _NOISE not in self.state:
+            return [(*lists, ()) for lists in prepared]
         noises = self._correlated_noise(work)
         return [(*lists, noise) for lists, noise in zip(prepared, noises, strict=True)]
 
@@ -372,13 +465,16 @@ class SGHMC(ManyChains):
         offsets: list[int],
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Returns momenta, the gradients' variances if they are used, and masters."""
-        start_momenta(
+        new = start_momenta(
             self,
             group,
             params,
             offsets,
             stationary=group["initial_momentum"] == "stationary",
         )
+        for p in new:
+            if GIVEN_MASS in self.state[p]:
+                self.state[p]["momentum"] /= self.state[p][GIVEN_MASS].sqrt()
         variances: list[Tensor] = []
         if group["noise_estimate"] == "online":
             variances = self._observe_gradients(group, params, grads)
@@ -393,6 +489,20 @@ class SGHMC(ManyChains):
             lists[0]["noise_estimate"] in _CHECKED for lists in work
         )
 
+    def _check_rates(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        variances: list[Tensor],
+        state_of_things: str,
+    ) -> None:
+        states = [self.state[p] for p in params]
+        if any(p not in self._limits for p in params):
+            new = {p: limits_of(p, self.state[p]) for p in params}
+            self._limits = {**self._limits, **new}
+        limits = [self._limits[p] for p in params]
+        check_rates(group, params, states, limits, variances, state_of_things)
+
     def _given_variances(
         self, group: dict[str, Any], params: list[Tensor]
     ) -> list[Tensor]:
@@ -404,7 +514,7 @@ class SGHMC(ManyChains):
                     "with that of all parameters"
                 )
         variances = [self.state[p][GIVEN_VARIANCE] for p in params]
-        self._check_variances(group, params, variances, ". No parameter has changed")
+        self._check_variances(group, params, variances, _UNCHANGED)
         return variances
 
     def _observe_gradients(
@@ -439,7 +549,7 @@ class SGHMC(ManyChains):
         variances = [state["grad_variance"] for state in states]
         self._check_variances(
             *(group, params, variances),
-            ". No parameter has changed; the gradients have entered the estimate",
+            f"{_UNCHANGED}; the gradients have entered the estimate",
         )
         return variances
 
@@ -450,6 +560,9 @@ class SGHMC(ManyChains):
         variances: list[Tensor],
         state_of_things: str,
     ) -> None:
+        if self._has_masses:
+            self._check_rates(group, params, variances, state_of_things)
+            return
         here = [v for v in shards.locals_of(variances) if v.numel()]
         largest = max((float(v.max()) for v in here), default=0.0)
         largest = shards.max_over_ranks(params, largest)
@@ -463,9 +576,9 @@ class SGHMC(ManyChains):
     # ---- Noise that is correlated ---------------------------------------------
 
     def _correlated_noise(self, work: list[Work]) -> list[list[Tensor]]:
-        """The noise of a step beside a matrix, for each list; without one, nothing."""
-        if _NOISE not in self.state or not work:
-            return [[] for _ in work]
+        """The noise of a step beside a matrix, for each list."""
+        if not work:
+            return []
         for group, *_ in work:
             if group["noise_estimate"] != "given":
                 raise ValueError(
@@ -501,7 +614,7 @@ class SGHMC(ManyChains):
                 "set_gradient_covariance() anew"
             )
         here = [(group, p) for group, of_group, _, _ in work for p in of_group]
-        drawn = tuple(_is_drawn(group) for group, *_ in work)
+        drawn = tuple(is_drawn(group) for group, *_ in work)
         version = 0 if covariance.is_inference() else covariance._version
         made_of = version, [(id(p), _numbers(group)) for group, p in here]
         known = self._factors.get(drawn)
@@ -516,10 +629,11 @@ class SGHMC(ManyChains):
         ).to(covariance.device)
         frictions, scales, heats = [], [], []
         for group, p in here:
-            friction, lr = (rate.flatten() for rate in _rates(group, p, torch.float64))
+            rates = rates_of(group, self.state[p], p, torch.float64)
+            friction, lr = (rate.flatten() for rate in rates)
             heat = group["temperature"] / group["num_data"]
             scale = (lr / (2 * heat)).sqrt()
-            if _is_drawn(group):
+            if is_drawn(group):
                 scale *= (2 - friction).reciprocal()
             frictions.append(friction)
             scales.append(scale)
@@ -541,15 +655,21 @@ class SGHMC(ManyChains):
     ) -> None:
         *prepared, noises = prepared
         if noises:
-            self._update_by_coordinate(
-                (group, params, grads, offsets), prepared, noises
-            )
+            work = group, params, grads, offsets
+            self._update_with_noise(work, prepared, noises)
             return
         noise_estimate = group["noise_estimate"]
-        self._local(sghmc_step_)(
+        momenta, variances, masters = prepared
+        lists, operator = [momenta, variances], sghmc_step_
+        if self._has_masses:
+            states = [self.state[p] for p in params]
+            lists += masses_and_frictions(params, states)
+            operator = sghmc_by_coordinate_step_
+        self._local(operator)(
             params,
             grads,
-            *prepared,
+            *lists,
+            masters,
             lr=group["lr"],
             momentum=group["momentum"],
             num_data=group["num_data"],
@@ -562,50 +682,31 @@ class SGHMC(ManyChains):
             **self._step_arguments(group),
         )
 
-    def _update_by_coordinate(
+    def _update_with_noise(
         self, lists: Work, prepared: list[list[Tensor]], noises: list[Tensor]
     ) -> None:
-        """The update of csrc/samplers/sghmc.h with rates and noise of each coordinate.
-
-        It is made of torch's own operators: it is for few coordinates.
-        """
         group, params, grads, _ = lists
         momenta, _, masters = prepared
-        is_drawn = _is_drawn(group)
-        drawn = self._white(lists, _C.Purpose.MOMENTUM) if is_drawn else []
+        drawn: list[Any] = [None] * len(params)
+        if is_drawn(group):
+            drawn = self._white(lists, _C.Purpose.MOMENTUM)
         places = iter(masters)
         for i, p in enumerate(params):
+            state = self.state[p]
             theta = next(places) if has_master(p) else p
-            mean = self.state[p].get("prior_mean", group["prior_mean"])
-            friction, lr = _rates(group, p, theta.dtype)
-            g = (theta - mean) * (group["prior_precision"] / group["num_data"])
-            g += grads[i]
-            v = momenta[i]
-            if is_drawn:
-                lr *= (2 - friction).reciprocal()
-                heat = 2 * group["temperature"] / group["num_data"]
-                v.copy_(drawn[i] * (lr * heat).sqrt())
-            v.mul_(1 - friction).sub_(g * lr).add_(noises[i])
-            theta.add_(v)
+            mean = state.get("prior_mean", group["prior_mean"])
+            rates = rates_of(group, state, p, theta.dtype)
+            update_(
+                *(group, rates, theta, mean),
+                *(grads[i], momenta[i], noises[i], drawn[i]),
+            )
             if theta is not p:
                 p.copy_(theta)
-
-
-def _is_drawn(group: dict[str, Any]) -> bool:
-    """Whether the step begins with a momentum drawn afresh."""
-    every = group["resample_momentum_every"]
-    return every > 0 and group["step"] % every == 0
 
 
 def _numbers(group: dict[str, Any]) -> list[float]:
     """What the noise of a group's coordinates depends on."""
     return [group[name] for name in ("lr", "momentum", "num_data", "temperature")]
-
-
-def _rates(group: dict[str, Any], p: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """Of each coordinate α and lr."""
-    values = (1.0 - group["momentum"], group["lr"])
-    return [torch.full_like(p, value, dtype=dtype) for value in values]
 
 
 def _size(params: Iterable[Tensor]) -> int:

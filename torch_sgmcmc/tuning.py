@@ -13,6 +13,7 @@ from torch import Tensor
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.checks import check_integer, check_real
 from torch_sgmcmc.core.closures import fresh_gradients
+from torch_sgmcmc.core.given import GIVEN_MASS
 from torch_sgmcmc.core.momentum import state_dtype
 from torch_sgmcmc.core.nonfinite import raise_what_was_found
 from torch_sgmcmc.core.prior import away_from_mean
@@ -297,6 +298,11 @@ def _check(sampler: Sampler, closure: object) -> None:
             "square_average" not in sampler.state.get(p, {}) for p in group["params"]
         ):
             raise ValueError("Invalid sampler: a PSGLD that has not adapted yet")
+        if any(GIVEN_MASS in sampler.state.get(p, {}) for p in group["params"]):
+            raise ValueError(
+                "Invalid sampler: it has masses, by which heat differs between "
+                "coordinates (tune lr without, then set_mass())"
+            )
 
 
 def _friction(group: Mapping[str, Any]) -> float:

@@ -38,29 +38,39 @@ SG_INLINE void Prefetch(void* const* data,
    ...);
 }
 
-// Updates elements [begin, end) of a segment.
-template <class Update, class T>
-void RunSegment(const Update& update,
-                const Segment& segment,
-                int64_t begin,
-                int64_t end,
-                const NoiseStream& stream) {
-  static constexpr auto kIndices =
-      std::make_index_sequence<std::tuple_size_v<decltype(Update::kRoles)>>();
-  constexpr int64_t kLine = 16;  // floats of a line of the cache
-  constexpr int64_t kBlocks = RowNormals::kBlocks;
-  constexpr int64_t kBuffer = kBlocks * kNoiseBlock;
-  alignas(64) float noise[kLine + kBuffer + RowNormals::kBeyond];
-  alignas(64) Arithmetic<T> means[kHasPriorMean<Update> ? kLine + kBuffer : 1];
-  FillMeans(update, segment.data, means);
-  // The code of it but once.
-  const auto run = [&](int64_t at, int64_t count, const float* z)
-      __attribute__((noinline)) {
-    UpdateElements<Update, T>(
-        update, segment.data, at, count, z, means, kIndices);
+// What a segment's loop needs of an update. The loop, with the noise in it, is
+// long: it is compiled but once, and not for each update and type.
+struct ElementsOfUpdate {
+  const void* context;
+  bool needs_noise;
+  // Updates `count` elements from `begin` on.
+  void (*run)(const void* context,
+              void* const* data,
+              int64_t begin,
+              int64_t count,
+              const float* noise);
+  // Asks for a block of them.
+  void (*prefetch)(void* const* data, int64_t begin);
+};
+
+// So many floats of noise are left over at most, that lines of the cache stay
+// whole; and elements that are updated at a time.
+constexpr int64_t kFloatsOfLine = 16;
+constexpr int64_t kMostElements =
+    kFloatsOfLine + RowNormals::kBlocks * kNoiseBlock;
+
+__attribute__((noinline)) inline void RunElements(const ElementsOfUpdate& of,
+                                                  const Segment& segment,
+                                                  int64_t begin,
+                                                  int64_t end,
+                                                  const NoiseStream& stream) {
+  constexpr int64_t kBuffer = RowNormals::kBlocks * kNoiseBlock;
+  alignas(64) float noise[kMostElements + RowNormals::kBeyond];
+  const auto run = [&](int64_t at, int64_t count, const float* z) {
+    of.run(of.context, segment.data, at, count, z);
   };
 
-  if (!update.needs_noise()) {
+  if (!of.needs_noise) {
     for (float& z : noise) z = 0.0f;
     for (int64_t i = begin; i < end; i += kBuffer) {
       run(i, std::min(kBuffer, end - i), noise);
@@ -69,16 +79,13 @@ void RunSegment(const Update& update,
   }
   if (SpansLittle(segment) && !FillsBlocks(segment)) {
     RowNormals normals(segment, begin, stream);
-    int64_t kept = 0;  // normals, so that lines of the cache stay whole
+    int64_t kept = 0;
     while (begin < end) {
-      kept += normals.Next(
-          noise + kept, end - begin - kept, [](void* const* data, int64_t at) {
-            Prefetch<Update, T>(data, at, kIndices);
-          });
+      kept += normals.Next(noise + kept, end - begin - kept, of.prefetch);
       if (kept >= end - begin) return run(begin, end - begin, noise);
-      const int64_t count = kept / kLine * kLine;
+      const int64_t count = kept / kFloatsOfLine * kFloatsOfLine;
       run(begin, count, noise);
-      memcpy(noise, noise + count, kLine * sizeof *noise);
+      memcpy(noise, noise + count, kFloatsOfLine * sizeof *noise);
       kept -= count;
       begin += count;
     }
@@ -102,8 +109,7 @@ void RunSegment(const Update& update,
       index += static_cast<uint64_t>(segment.pitch - segment.row);
     }
     for (int64_t b = 0; b < skip + count; b += kNoiseBlock) {
-      Prefetch<Update, T>(
-          segment.data, std::max(begin, begin - skip + b), kIndices);
+      of.prefetch(segment.data, std::max(begin, begin - skip + b));
       const bool jumps = done == row_end && b + kNoiseBlock >= skip + count;
       const uint64_t then = jumps ? (index & ~mask) / 4 : quad + kQuadBlock;
       source.Next(noise + b, quad, then);
@@ -117,4 +123,40 @@ void RunSegment(const Update& update,
     }
     begin = done;
   }
+}
+
+// Updates elements [begin, end) of a segment.
+template <class Update, class T>
+void RunSegment(const Update& update,
+                const Segment& segment,
+                int64_t begin,
+                int64_t end,
+                const NoiseStream& stream) {
+  static constexpr auto kIndices =
+      std::make_index_sequence<std::tuple_size_v<decltype(Update::kRoles)>>();
+  struct Context {
+    const Update& update;
+    Arithmetic<T>* means;
+  };
+  alignas(64) Arithmetic<T> means[kHasPriorMean<Update> ? kMostElements : 1];
+  FillMeans(update, segment.data, means);
+  const Context context{update, means};
+  RunElements({&context,
+               update.needs_noise(),
+               [](const void* of,
+                  void* const* data,
+                  int64_t at,
+                  int64_t count,
+                  const float* z) {
+                 const auto& c = *static_cast<const Context*>(of);
+                 UpdateElements<Update, T>(
+                     c.update, data, at, count, z, c.means, kIndices);
+               },
+               [](void* const* data, int64_t at) {
+                 Prefetch<Update, T>(data, at, kIndices);
+               }},
+              segment,
+              begin,
+              end,
+              stream);
 }

@@ -22,7 +22,7 @@
 namespace torch_sgmcmc {
 
 // Kernel arguments may take 4 KiB on every architecture.
-constexpr int kMaxSegments = 48;
+constexpr int kMaxSegments = 44;
 
 // The segments of one launch, all of one dtype: `count` of each, the rest is
 // left as it is.

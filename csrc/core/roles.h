@@ -65,7 +65,7 @@ constexpr bool kHasMaster = (role == Role::kParameter ||
 
 // An operator's lists of tensors at most. Among a parameter's arrays its master
 // comes last, and the mean of its prior before.
-constexpr int kMaxArguments = 7;
+constexpr int kMaxArguments = 8;
 constexpr int kMasters = kMaxArguments - 1;
 constexpr int kPriorMeans = kMaxArguments - 2;
 

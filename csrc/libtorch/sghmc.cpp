@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/counter.h"
+#include "libtorch/core/by_coordinate.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/correlated_noise.h"
 #include "libtorch/core/diagonal.h"
@@ -53,23 +54,6 @@ bool IsOnline(const SGHMCOptions& options) {
          std::get<std::string>(options.noise_estimate()) == "online";
 }
 
-// Whether the step begins with a momentum drawn afresh.
-bool IsDrawn(const Work& work) {
-  const auto& options = OptionsOfWork<SGHMCOptions>(work);
-  const int64_t every = options.resample_momentum_every();
-  return every > 0 && options.step() % every == 0;
-}
-
-// Of each coordinate of a parameter α and lr.
-std::pair<at::Tensor, at::Tensor> RatesOf(const SGHMCOptions& options,
-                                          const at::Tensor& param,
-                                          at::ScalarType dtype) {
-  const auto all = [&](double value) {
-    return at::full_like(param, value, at::TensorOptions(dtype));
-  };
-  return {all(1.0 - options.momentum()), all(options.lr())};
-}
-
 // Standard normals for the parameters of a list.
 std::vector<at::Tensor> White(const Work& work, Purpose purpose) {
   std::vector<at::Tensor> out;
@@ -101,6 +85,8 @@ c10::Device DeviceOf(const std::vector<at::Tensor>& params) {
 SGHMCParamState& StateOf(SamplerParamState& state) {
   return static_cast<SGHMCParamState&>(state);
 }
+
+constexpr const char* kUnchanged = ". No parameter has changed";
 
 }  // namespace
 
@@ -145,6 +131,13 @@ void SGHMCParamState::from_dict(const StateDict& dict,
   if (given_variance.defined()) {
     CheckSavedDiagonal("given_variance", index, given_variance, true);
   }
+  if (given_mass.defined()) CheckSavedDiagonal("given_mass", index, given_mass);
+  if (!given_friction.defined()) return;
+  CheckSavedDiagonal("given_friction", index, given_friction);
+  if (!given_mass.defined()) {
+    Invalid("Invalid state_dict: the state of parameter " +
+            std::to_string(index) + " lacks given_mass");
+  }
 }
 
 std::unique_ptr<SamplerParamState> SGHMC::new_state() const {
@@ -158,7 +151,11 @@ void SGHMC::prepare(Work& work) {
     momenta.push_back(&StateOf(state_of(param)).momentum);
   }
   const auto& options = OptionsOfWork<SGHMCOptions>(work);
-  StartMomenta(work, momenta, options.initial_momentum() == "stationary");
+  for (const size_t i : StartMomenta(
+           work, momenta, options.initial_momentum() == "stationary")) {
+    const at::Tensor& mass = StateOf(state_of(work.params[i])).given_mass;
+    if (mass.defined()) momenta[i]->div_(mass.sqrt());
+  }
   work.state.resize(3);
   work.state[0].reserve(momenta.size());
   for (const at::Tensor* momentum : momenta) {
@@ -173,6 +170,9 @@ void SGHMC::prepare(Work& work) {
 }
 
 void SGHMC::prepare_all(std::vector<Work>& work) {
+  if (has_mass()) {
+    for (const Work& lists : work) check_rates(lists, {}, kUnchanged);
+  }
   Sampler::prepare_all(work);
   if (covariance_.defined() && !work.empty()) draw_correlated(work);
 }
@@ -183,6 +183,48 @@ bool SGHMC::looks_later(const std::vector<Work>& work) const {
          std::none_of(work.begin(), work.end(), [](const Work& lists) {
            return IsWord(OptionsOfWork<SGHMCOptions>(lists));
          });
+}
+
+bool SGHMC::has_mass() {
+  if (!has_masses_) {
+    has_masses_ =
+        std::any_of(state_.begin(), state_.end(), [](const auto& each) {
+          return static_cast<const SGHMCParamState&>(*each.second)
+              .given_mass.defined();
+        });
+  }
+  return *has_masses_;
+}
+
+std::vector<MassAndFriction> SGHMC::masses_of(const Work& work) {
+  std::vector<MassAndFriction> given;
+  given.reserve(work.params.size());
+  for (const at::Tensor& param : work.params) {
+    const SGHMCParamState& state = StateOf(state_of(param));
+    given.push_back({state.given_mass, state.given_friction});
+  }
+  return given;
+}
+
+void SGHMC::check_rates(const Work& work,
+                        const std::vector<at::Tensor>& variances,
+                        const char* state_of_things) {
+  const std::vector<MassAndFriction> given = masses_of(work);
+  std::vector<RateLimits> limits;
+  for (size_t i = 0; i < given.size(); ++i) {
+    const void* key = work.params[i].unsafeGetTensorImpl();
+    if (!limits_.contains(key)) {
+      const RateLimits made = LimitsOf(given[i]);
+      limits_[key] = {made.most_friction, made.most_share};
+    }
+    const auto [most_friction, most_share] = limits_[key];
+    limits.push_back({most_friction, most_share});
+  }
+  CheckRates(OptionsOfWork<SGHMCOptions>(work),
+             given,
+             limits,
+             variances,
+             state_of_things);
 }
 
 void SGHMC::take_given(Work& work) {
@@ -197,7 +239,7 @@ void SGHMC::take_given(Work& work) {
     }
     work.state[1].push_back(variance);
   }
-  check_variances(work, ". No parameter has changed");
+  check_variances(work, kUnchanged);
 }
 
 // Updates the gradients' variances and checks them against the friction; the
@@ -242,6 +284,7 @@ void SGHMC::observe_gradients(Work& work) {
 
 // Compares the gradients' variances with the friction.
 void SGHMC::check_variances(const Work& work, const char* state_of_things) {
+  if (has_mass()) return check_rates(work, work.state[1], state_of_things);
   double largest = 0;
   bool first = true;
   for (const at::Tensor& variance : work.state[1]) {
@@ -256,6 +299,46 @@ void SGHMC::check_variances(const Work& work, const char* state_of_things) {
   CheckFriction(scale * largest,
                 options.momentum(),
                 std::string(" in the noisiest coordinate") + state_of_things);
+}
+
+// ---- Mass and friction ------------------------------------------------------
+
+void SGHMC::set_mass(const std::vector<at::Tensor>& mass,
+                     const std::vector<at::Tensor>& friction) {
+  const std::vector<at::Tensor> params = all_params();
+  const std::vector<at::Tensor> masses = Diagonals("mass", mass, params);
+  std::vector<at::Tensor> frictions(params.size());
+  if (!friction.empty()) frictions = Diagonals("friction", friction, params);
+  for (size_t i = 0; i < params.size(); ++i) {
+    replace_mass(StateOf(state_of(params[i])), masses[i], frictions[i]);
+  }
+}
+
+void SGHMC::set_mass(std::nullopt_t /*none*/) {
+  for (const at::Tensor& param : all_params()) {
+    const auto found = state_.find(param.unsafeGetTensorImpl());
+    if (found == state_.end()) continue;
+    auto& state = static_cast<SGHMCParamState&>(*found->second);
+    replace_mass(state, {}, {});
+    if (state.to_dict().entries().empty()) state_.erase(found);
+  }
+}
+
+// Momenta are scaled, so that their law is that of the new mass.
+void SGHMC::replace_mass(SGHMCParamState& state,
+                         const at::Tensor& mass,
+                         const at::Tensor& friction) {
+  factors_.clear();
+  limits_.clear();
+  has_masses_.reset();
+  if (state.momentum.defined()) {
+    if (state.given_mass.defined()) {
+      state.momentum = state.momentum * state.given_mass.sqrt();
+    }
+    if (mass.defined()) state.momentum = state.momentum / mass.sqrt();
+  }
+  state.given_mass = mass;
+  state.given_friction = friction;
 }
 
 // ---- Var(ḡ) that users give -------------------------------------------------
@@ -344,6 +427,8 @@ std::function<void()> SGHMC::read_common(const StateDict& state) {
   return [this, saved] {
     covariance_ = saved;
     factors_.clear();
+    limits_.clear();
+    has_masses_.reset();
   };
 }
 
@@ -396,7 +481,7 @@ at::Tensor SGHMC::factor_of(const std::vector<Work>& work) {
               {}};
   for (const Work& lists : work) {
     const auto& options = OptionsOfWork<SGHMCOptions>(lists);
-    drawn.push_back(IsDrawn(lists));
+    drawn.push_back(IsDrawn(options));
     for (const at::Tensor& param : lists.params) {
       made.params.push_back(param.unsafeGetTensorImpl());
       for (const double number : {options.lr(),
@@ -430,12 +515,18 @@ at::Tensor SGHMC::factor_of(const std::vector<Work>& work) {
       index.push_back(at::arange(first,
                                  first + param.numel(),
                                  covariance_.options().dtype(at::kLong)));
-      const auto [friction, lr] = RatesOf(options, param, at::kDouble);
-      at::Tensor scale = (lr.flatten() / (2 * heat)).sqrt();
-      if (IsDrawn(lists)) scale *= (2 - friction.flatten()).reciprocal();
-      frictions.push_back(friction.flatten());
+      const SGHMCParamState& state = StateOf(state_of(param));
+      const Rates rates = RatesOf(options,
+                                  param,
+                                  {state.given_mass, state.given_friction},
+                                  at::kDouble);
+      const at::Tensor friction = rates.friction.flatten();
+      const at::Tensor lr = rates.lr.flatten();
+      at::Tensor scale = (lr / (2 * heat)).sqrt();
+      if (IsDrawn(options)) scale *= (2 - friction).reciprocal();
+      frictions.push_back(friction);
       scales.push_back(scale);
-      heats.push_back(lr.flatten() * (2 * heat));
+      heats.push_back(lr * (2 * heat));
     }
   }
   const at::Tensor all = at::cat(index);
@@ -448,59 +539,62 @@ at::Tensor SGHMC::factor_of(const std::vector<Work>& work) {
   return known.factor;
 }
 
-// The update of csrc/samplers/sghmc.h with rates and noise of each coordinate,
-// made of torch's own operators.
-void SGHMC::update_by_coordinate(const Work& work) {
+void SGHMC::update_with_noise(const Work& work) {
   const auto& options = OptionsOfWork<SGHMCOptions>(work);
-  const bool is_drawn = IsDrawn(work);
-  const std::vector<at::Tensor> drawn =
-      is_drawn ? White(work, Purpose::kMomentum) : std::vector<at::Tensor>();
+  std::vector<at::Tensor> drawn(work.params.size());
+  if (IsDrawn(options)) drawn = White(work, Purpose::kMomentum);
   auto master = work.masters.begin();
   for (size_t i = 0; i < work.params.size(); ++i) {
     const at::Tensor param = work.params[i].detach();
     const at::Tensor theta = HasMaster(param) ? *master++ : param;
-    auto [friction, lr] = RatesOf(options, param, theta.scalar_type());
-    at::Tensor g = work.prior_means.empty() ? theta - options.prior_mean()
-                                            : theta - work.prior_means[i];
-    g = g * (options.prior_precision() / options.num_data());
-    g += work.grads[i];
-    const at::Tensor& v = work.state[0][i];
-    if (is_drawn) {
-      lr *= (2 - friction).reciprocal();
-      const double heat = 2 * options.temperature() / options.num_data();
-      v.copy_(drawn[i] * (lr * heat).sqrt());
-    }
-    v.mul_(1 - friction).sub_(g * lr).add_(work.state[2][i]);
-    theta.add_(v);
+    const SGHMCParamState& state = StateOf(state_of(work.params[i]));
+    UpdateWithNoise(
+        options,
+        RatesOf(options,
+                param,
+                {state.given_mass, state.given_friction},
+                theta.scalar_type()),
+        {theta,
+         work.prior_means.empty() ? at::Tensor() : work.prior_means[i],
+         work.grads[i],
+         work.state[0][i],
+         work.state[2][i],
+         drawn[i]});
     if (HasMaster(param)) param.copy_(theta);
   }
 }
 
 void SGHMC::update(const Work& work) {
-  if (!work.state[2].empty()) return update_by_coordinate(work);
+  if (!work.state[2].empty()) return update_with_noise(work);
   const auto& options = OptionsOfWork<SGHMCOptions>(work);
   const NoiseKey key = KeyOf(work);
-  sghmc_step_(
-      work.params,
-      work.grads,
-      work.state[0],
-      work.state[1],
-      work.masters,
-      options.lr(),
-      options.momentum(),
-      options.num_data(),
-      options.prior_precision(),
-      options.temperature(),
-      IsWord(options) ? 0.0 : std::get<double>(options.noise_estimate()),
-      options.resample_momentum_every(),
-      key.offsets,
-      key.seed,
-      key.step,
-      key.device_step,
-      options.prior_mean(),
-      MeansOf(work.prior_means),
-      /*rows=*/std::nullopt,
-      key.num_chains);
+  const auto of_group = [&](const auto& step, const auto&... lists) {
+    step(work.params,
+         work.grads,
+         work.state[0],
+         work.state[1],
+         lists...,
+         work.masters,
+         options.lr(),
+         options.momentum(),
+         options.num_data(),
+         options.prior_precision(),
+         options.temperature(),
+         IsWord(options) ? 0.0 : std::get<double>(options.noise_estimate()),
+         options.resample_momentum_every(),
+         key.offsets,
+         key.seed,
+         key.step,
+         key.device_step,
+         options.prior_mean(),
+         MeansOf(work.prior_means),
+         /*rows=*/std::nullopt,
+         key.num_chains);
+  };
+  if (!has_mass()) return of_group(sghmc_step_);
+  const auto [masses, frictions] =
+      MassesAndFrictions(work.params, masses_of(work));
+  of_group(sghmc_by_coordinate_step_, masses, frictions);
 }
 
 }  // namespace torch_sgmcmc

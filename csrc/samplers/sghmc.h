@@ -7,7 +7,9 @@
 // Chen, Fox and Guestrin 2014 with eta = lr / N. beta accounts for the noise
 // that the minibatch itself brings: beta = lr N Var(grad) / (2 T). If Var(grad)
 // is given for each coordinate, 2 (alpha - beta) lr T / N becomes 2 alpha lr T
-// / N - lr^2 Var(grad).
+// / N - lr^2 Var(grad). With a mass M and a friction C of each coordinate
+// (algorithm 2), lr / M, alpha C / M and beta / M take the places of lr, alpha
+// and beta.
 #pragma once
 
 #include <algorithm>
@@ -144,6 +146,84 @@ class SGHMCNoiseAwareUpdate {
   Real noise_variance_;
   Real minus_lr_squared_;
   Real prior_mean_;
+  StepFilter filter_;
+};
+
+struct SGHMCByCoordinateCoefficients {
+  SGHMCByCoordinateCoefficients AfterDraw(int64_t every) const {
+    return {WithFilter({every, true}), has_variance, /*is_drawn=*/true};
+  }
+  SGHMCByCoordinateCoefficients WithoutDraw(int64_t every) const {
+    return {WithFilter({every, false}), has_variance, /*is_drawn=*/false};
+  }
+  SGHMCCoefficients WithFilter(StepFilter filter) const {
+    SGHMCCoefficients c = group;
+    c.filter = filter;
+    return c;
+  }
+
+  SGHMCCoefficients group;
+  bool has_variance = false;
+  bool is_drawn = false;  // the momentum is a standard normal yet
+};
+
+// Arrays: theta, grad, v, Var(grad), M, C, mu. Without a variance or a C there
+// is another array in its place: no part is taken of the former, and M for C
+// makes a friction of alpha.
+template <class Real>
+class SGHMCByCoordinateUpdate {
+ public:
+  static constexpr std::array<Role, 7> kRoles = {Role::kParameter,
+                                                 Role::kGradient,
+                                                 Role::kState,
+                                                 Role::kStatistic,
+                                                 Role::kStatistic,
+                                                 Role::kStatistic,
+                                                 Role::kPriorMean};
+
+  explicit SGHMCByCoordinateUpdate(const SGHMCByCoordinateCoefficients& c)
+      : lr_(static_cast<Real>(c.group.lr)),
+        friction_(static_cast<Real>(1 - c.group.momentum)),
+        weight_decay_(static_cast<Real>(c.group.weight_decay)),
+        heat_(static_cast<Real>(c.group.heat)),
+        estimate_(
+            static_cast<Real>(c.has_variance ? 0 : c.group.noise_estimate)),
+        minus_variance_(static_cast<Real>(c.has_variance ? -1 : 0)),
+        prior_mean_(static_cast<Real>(c.group.prior_mean)),
+        is_drawn_(c.is_drawn),
+        filter_(c.group.filter) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return heat_ != 0; }
+  SG_HOST_DEVICE bool skips(uint64_t step) const { return filter_.Skips(step); }
+  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
+
+  SG_INLINE void operator()(Real (&x)[7], Real xi) const {
+    const Real g = Fma(weight_decay_, x[0] - x[6], x[1]);
+    const Real inverse = Real(1) / x[4];
+    const Real friction = friction_ * (x[5] * inverse);
+    const Real heat = heat_ * inverse;
+    // Note [Momentum drawn afresh]: 1 / (1 + m), m = 1 - friction.
+    const Real part = is_drawn_ ? Real(1) / (Real(2) - friction) : Real(1);
+    const Real lr = lr_ * inverse * part;
+    const Real estimate = estimate_ * inverse * part * part;
+    // The caller has checked that this is not negative but for rounding.
+    const Real variance =
+        Fma(minus_variance_ * lr * lr, x[3], (friction - estimate) * heat);
+    const Real noise = SquareRoot(variance > 0 ? variance : Real(0)) * xi;
+    const Real v = is_drawn_ ? SquareRoot(heat * part) * x[2] : x[2];
+    x[2] = Fma(Real(1) - friction, v, Fma(-lr, g, noise));
+    x[0] = x[0] + x[2];
+  }
+
+ private:
+  Real lr_;
+  Real friction_;
+  Real weight_decay_;
+  Real heat_;
+  Real estimate_;
+  Real minus_variance_;
+  Real prior_mean_;
+  bool is_drawn_;
   StepFilter filter_;
 };
 

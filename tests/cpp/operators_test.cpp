@@ -153,6 +153,36 @@ TEST_F(Operators, SGHMCStep) {
   EXPECT_NE(theta_, before_);
 }
 
+TEST_F(Operators, SGHMCByCoordinateStep) {
+  const auto rest = std::make_tuple(/*masters=*/TensorList{},
+                                    /*lr=*/0.1,
+                                    /*momentum=*/0.9,
+                                    /*num_data=*/5.0,
+                                    /*prior_precision=*/2.0,
+                                    /*temperature=*/0.5,
+                                    /*noise_estimate=*/0.01,
+                                    /*resample_momentum_every=*/int64_t{2},
+                                    offsets_,
+                                    /*seed=*/int64_t{3},
+                                    /*step=*/int64_t{4},
+                                    no_step_,
+                                    /*prior_mean=*/0.0,
+                                    means_,
+                                    rows_,
+                                    no_chains_);
+  std::vector<float> mass(theta_.size(), 1.5F);
+  std::vector<float> friction(theta_.size(), 2.5F);
+  Call("torch_sgmcmc::sghmc_by_coordinate_step_",
+       std::tuple_cat(Lists(theta_, grad_, v_, variance_, mass, friction),
+                      rest));
+  std::apply(SGHMCByCoordinateStep<CpuDriver>,
+             std::tuple_cat(
+                 Lists(theta2_, grad_, v2_, variance_, mass, friction), rest));
+  EXPECT_EQ(theta_, theta2_);
+  EXPECT_EQ(v_, v2_);
+  EXPECT_NE(theta_, before_);
+}
+
 TEST_F(Operators, PSGLDStep) {
   std::vector<float> square = variance_, square2 = variance_;
   const auto rest = std::make_tuple(/*masters=*/TensorList{},

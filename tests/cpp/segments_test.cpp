@@ -280,6 +280,12 @@ TYPED_TEST(Segments, SGHMCNoiseAware) {
       Update(SGHMCCoefficients(0.1, 0.5, 10, 2, 1, 0, 0.7)));
 }
 
+TYPED_TEST(Segments, SGHMCByCoordinate) {
+  using Update = SGHMCByCoordinateUpdate<Arithmetic<TypeParam>>;
+  const SGHMCCoefficients group(0.1, 0.5, 10, 2, 1, 0, 0.7);
+  ExpectAllAgreeEverywhere<Update, TypeParam>(Update({group, true}));
+}
+
 TYPED_TEST(Segments, PSGLDFrozen) {
   using Update = PSGLDFrozenUpdate<Arithmetic<TypeParam>>;
   ExpectAllAgreeEverywhere<Update, TypeParam>(

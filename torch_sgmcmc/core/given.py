@@ -10,17 +10,34 @@ from torch_sgmcmc.core.prior import PRIOR_MEAN, complete_means
 if TYPE_CHECKING:
     from torch_sgmcmc.sampler import Sampler
 
-__all__ = ["GIVEN_VARIANCE", "PRECONDITIONER", "complete_given", "given", "has_more"]
+__all__ = [
+    "GIVEN_FRICTION",
+    "GIVEN_MASS",
+    "GIVEN_VARIANCE",
+    "MASS",
+    "PRECONDITIONER",
+    "complete_given",
+    "given",
+    "has_more",
+]
 
 #: The key of SBPS's A.
 PRECONDITIONER = "preconditioner"
 #: The key of SGHMC's Var(ḡ).
 GIVEN_VARIANCE = "given_variance"
+#: Those of SGHMC's M and C.
+GIVEN_MASS = "given_mass"
+GIVEN_FRICTION = "given_friction"
+#: That of HMC's M.
+MASS = "mass"
+
+# Of which no sampler makes any itself.
+_NEVER_MADE = (GIVEN_VARIANCE, GIVEN_MASS, GIVEN_FRICTION, MASS)
 
 
 def given(state: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a parameter's state that a user gave."""
-    keys = [PRIOR_MEAN, GIVEN_VARIANCE]
+    keys = [PRIOR_MEAN, *_NEVER_MADE]
     if "square_average" not in state:  # which A is made of where it is learned
         keys.append(PRECONDITIONER)
     return {key: state[key] for key in keys if key in state}
@@ -32,7 +49,7 @@ def complete_given(sampler: Sampler, before: Mapping[Any, Any]) -> None:
     torch.distributed.checkpoint leaves these out.
     """
     complete_means(sampler, before)
-    for key in (PRECONDITIONER, GIVEN_VARIANCE):
+    for key in (PRECONDITIONER, *_NEVER_MADE):
         if not any(key in given(state) for state in sampler.state.values()):
             continue
         for p, state in before.items():

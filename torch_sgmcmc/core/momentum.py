@@ -43,14 +43,17 @@ def start_momenta(
     offsets: list[int],
     *,
     stationary: bool = True,
-) -> None:
+) -> list[Tensor]:
     """Gives a momentum to those parameters that have none yet.
 
     It is drawn from its stationary law N(0, lr T / N), or zero.
+
+    Returns:
+        Those parameters.
     """
     new = [i for i, p in enumerate(params) if "momentum" not in sampler.state[p]]
     if not new:
-        return
+        return []
     params = [params[i] for i in new]
     check_not_capturing(sampler, params[0], "momentum")
     momenta = [torch.zeros_like(p, dtype=state_dtype(p)) for p in params]
@@ -64,3 +67,4 @@ def start_momenta(
         )
     for p, momentum in zip(params, momenta, strict=True):
         sampler.state[p]["momentum"] = momentum
+    return params

@@ -33,6 +33,7 @@ __all__ = [
     "sbps_reflect_sums_",
     "sbps_reflection_sums",
     "select_chains_",
+    "sghmc_by_coordinate_step_",
     "sghmc_step_",
     "sgld_step_",
     "sgnht_step_",
@@ -92,6 +93,7 @@ sbps_reflect_ = torch.ops.torch_sgmcmc.sbps_reflect_.default
 sbps_reflect_sums_ = torch.ops.torch_sgmcmc.sbps_reflect_sums_.default
 sbps_reflection_sums = torch.ops.torch_sgmcmc.sbps_reflection_sums.default
 select_chains_ = torch.ops.torch_sgmcmc.select_chains_.default
+sghmc_by_coordinate_step_ = torch.ops.torch_sgmcmc.sghmc_by_coordinate_step_.default
 sghmc_step_ = torch.ops.torch_sgmcmc.sghmc_step_.default
 sgld_step_ = torch.ops.torch_sgmcmc.sgld_step_.default
 sgnht_step_ = torch.ops.torch_sgmcmc.sgnht_step_.default
@@ -116,6 +118,7 @@ for _name in (
     "sbps_precondition_",
     "sbps_reflect_",
     "select_chains_",
+    "sghmc_by_coordinate_step_",
     "sghmc_step_",
     "sgld_step_",
     "sgnht_step_",
@@ -227,7 +230,7 @@ def _(
         bends = torch.empty_like(scales)
     elif hessians is not None:
         bends = values.new_empty(len(values), len(theta))
-    return torch.empty_like(values), bends, values.new_empty(4)
+    return torch.empty_like(values), bends, values.new_empty(5)
 
 
 @torch.library.register_fake("torch_sgmcmc::ecs_density")

@@ -26,6 +26,8 @@
 
 namespace torch_sgmcmc {
 
+struct MassAndFriction;
+
 /// Hyperparameters of SGHMC: those of ManyChainsOf, and the following.
 class TORCH_SGMCMC_API SGHMCOptions : public ManyChainsOf<SGHMCOptions> {
  public:
@@ -90,6 +92,9 @@ class TORCH_SGMCMC_API SGHMCParamState : public ParamStateOf<SGHMCParamState> {
   int64_t num_grads = 0;
   // Only with SGHMC::set_gradient_variance:
   at::Tensor given_variance;
+  // Only with SGHMC::set_mass:
+  at::Tensor given_mass;
+  at::Tensor given_friction;
 
   void from_dict(const StateDict& dict,
                  const at::Tensor& param,
@@ -105,6 +110,8 @@ class TORCH_SGMCMC_API SGHMCParamState : public ParamStateOf<SGHMCParamState> {
         std::make_pair("previous_grad", &SGHMCParamState::previous_grad),
         std::make_pair("num_grads", &SGHMCParamState::num_grads),
         std::make_pair("given_variance", &SGHMCParamState::given_variance),
+        std::make_pair("given_mass", &SGHMCParamState::given_mass),
+        std::make_pair("given_friction", &SGHMCParamState::given_friction),
         std::make_pair("master", &SGHMCParamState::master));
   }
 };
@@ -125,6 +132,20 @@ class TORCH_SGMCMC_API SGHMC : public SamplerOf<SGHMCOptions> {
  public:
   using SamplerOf::SamplerOf;
 
+  /// Sets algorithm 2's M and C for each coordinate, a diagonal preconditioner:
+  /// lr / M takes the place of lr, (1 - momentum) C / M that of 1 - momentum,
+  /// and noise_estimate / M that of a noise_estimate that is a number. Neither
+  /// changes the target. Tensors > 0, one for each parameter in the order of
+  /// the groups, that broadcast to its shape; without C it is M, and momentum
+  /// is that of all coordinates. They are copied and are part of the state
+  /// dict; momenta that are there are multiplied by √(old mass / new mass).
+  /// Throws std::invalid_argument, and changes nothing, if they are not as they
+  /// should be. Whether a friction exceeds 1 is seen by the next step, which
+  /// then throws std::invalid_argument.
+  void set_mass(const std::vector<at::Tensor>& mass,
+                const std::vector<at::Tensor>& friction = {});
+  /// Forgets M and C.
+  void set_mass(std::nullopt_t none);
   /// Sets Var(ḡ), of which noise_estimate("given") takes β̂ from now on: tensors
   /// >= 0, one for each parameter in the order of the groups, that broadcast to
   /// its shape. minibatch_variance makes them of the gradients of a minibatch's
@@ -162,17 +183,28 @@ class TORCH_SGMCMC_API SGHMC : public SamplerOf<SGHMCOptions> {
 
   void observe_gradients(Work& work);
   void take_given(Work& work);
-  static void check_variances(const Work& work, const char* state_of_things);
+  void check_variances(const Work& work, const char* state_of_things);
+  bool has_mass();
+  std::vector<MassAndFriction> masses_of(const Work& work);
+  void check_rates(const Work& work,
+                   const std::vector<at::Tensor>& variances,
+                   const char* state_of_things);
+  void replace_mass(SGHMCParamState& state,
+                    const at::Tensor& mass,
+                    const at::Tensor& friction);
   void set_given(const std::vector<at::Tensor>& variances,
                  const at::Tensor& covariance);
   void check_takes_matrix() const;
   void draw_correlated(std::vector<Work>& work);
   at::Tensor factor_of(const std::vector<Work>& work);
-  static void update_by_coordinate(const Work& work);
+  void update_with_noise(const Work& work);
 
   at::Tensor covariance_;  // undefined if there is none
   // By which lists of work draw momenta afresh.
   std::map<std::vector<bool>, Factor> factors_;
+  std::optional<bool> has_masses_;  // nullopt: not known
+  // Of masses that were given: max C / M and max 1 / C.
+  std::map<const void*, std::pair<double, double>> limits_;
 };
 
 }  // namespace torch_sgmcmc

@@ -24,19 +24,19 @@ bool HasMaster(const at::Tensor& param) {
          param.scalar_type() == at::kHalf;
 }
 
-void StartMomenta(const Work& work,
-                  const std::vector<at::Tensor*>& momenta,
-                  bool stationary) {
+std::vector<size_t> StartMomenta(const Work& work,
+                                 const std::vector<at::Tensor*>& momenta,
+                                 bool stationary) {
   std::vector<at::Tensor> fresh;
-  std::vector<at::Tensor*> places;
+  std::vector<size_t> places;
   std::vector<int64_t> offsets;
   for (size_t i = 0; i < momenta.size(); ++i) {
     if (momenta[i]->defined()) continue;
     fresh.push_back(ZeroState(work.params[i]));
-    places.push_back(momenta[i]);
+    places.push_back(i);
     offsets.push_back(work.offsets[i]);
   }
-  if (fresh.empty()) return;
+  if (fresh.empty()) return places;
   if (stationary) {
     const SamplerOptions& options = *work.options;
     NoiseKey key = KeyOf(work);
@@ -52,7 +52,8 @@ void StartMomenta(const Work& work,
         /*rows=*/std::nullopt,
         key.num_chains);
   }
-  for (size_t i = 0; i < places.size(); ++i) *places[i] = fresh[i];
+  for (size_t i = 0; i < places.size(); ++i) *momenta[places[i]] = fresh[i];
+  return places;
 }
 
 }  // namespace torch_sgmcmc

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <vector>
 
 #include "torch_sgmcmc/sampler.h"
@@ -21,9 +22,10 @@ at::Tensor ZeroState(const at::Tensor& param);
 bool HasMaster(const at::Tensor& param);
 
 // Gives a first momentum to the parameters that have none: `momenta` points to
-// that of each of work.params. Drawn from N(0, lr T / N), or zeros.
-void StartMomenta(const Work& work,
-                  const std::vector<at::Tensor*>& momenta,
-                  bool stationary);
+// that of each of work.params. Drawn from N(0, lr T / N), or zeros. Returns
+// which they were.
+std::vector<size_t> StartMomenta(const Work& work,
+                                 const std::vector<at::Tensor*>& momenta,
+                                 bool stationary);
 
 }  // namespace torch_sgmcmc

@@ -81,6 +81,11 @@ inline constexpr Operator<"sghmc_step_", void(SomeTensors, SomeTensors,
     SomeTensors, SomeTensors, SomeTensors, double, double, double, double,
     double, double, int64_t, Integers, int64_t, int64_t, MaybeTensor, double,
     MaybeTensors, MaybeIntegers, int64_t)> sghmc_step_;
+inline constexpr Operator<"sghmc_by_coordinate_step_", void(SomeTensors,
+    SomeTensors, SomeTensors, SomeTensors, SomeTensors, SomeTensors,
+    SomeTensors, double, double, double, double, double, double, int64_t,
+    Integers, int64_t, int64_t, MaybeTensor, double, MaybeTensors,
+    MaybeIntegers, int64_t)> sghmc_by_coordinate_step_;
 inline constexpr Operator<"psgld_step_", void(SomeTensors, SomeTensors,
     SomeTensors, SomeTensors, SomeTensors, SomeTensors, double, double, double,
     double, double, double, Integers, int64_t, int64_t, MaybeTensor, double,

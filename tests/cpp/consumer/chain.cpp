@@ -118,6 +118,9 @@ std::unique_ptr<sg::Sampler> Make(const sg::StateDict& job,
     }
   }
   if constexpr (std::is_same_v<Method, sg::SGHMC>) {
+    if (job.contains("mass")) {
+      sampler->set_mass(TensorsAt(job, "mass"), TensorsAt(job, "friction"));
+    }
     if (job.contains("examples")) {
       const auto gradients = TensorsAt(job, "examples");
       if (job.at("is_whole").toBool()) {

@@ -1,0 +1,227 @@
+#include "libtorch/core/by_coordinate.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <string>
+#include <variant>
+
+#include "libtorch/core/checks.h"
+#include "libtorch/core/momentum.h"
+#include "libtorch/core/operators.h"
+#include "libtorch/core/text.h"
+#include "samplers/gauge.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+// C / M is rounded as masses are, to fp32 for most.
+constexpr double kRatesRounding = 1e-6;
+
+// The gradient with the prior's.
+at::Tensor ForceOf(const SGHMCOptions& options, const Operands& operands) {
+  const at::Tensor& theta = operands.theta;
+  at::Tensor g = operands.mean.defined() ? theta - operands.mean
+                                         : theta - options.prior_mean();
+  g = g * (options.prior_precision() / options.num_data());
+  return g += operands.grad;
+}
+
+// What a coordinate adds to x . g and v . v.
+std::pair<at::Tensor, at::Tensor> TermsByCoordinate(
+    const SGHMCOptions& options,
+    const at::Tensor& mass,
+    const at::Tensor& friction,
+    const at::Tensor& position,
+    const at::Tensor& force,
+    const at::Tensor& momentum) {
+  const at::Tensor carried = 1 - friction;
+  const int64_t every = options.resample_momentum_every();
+  if (every == 0) {
+    const at::Tensor weight = mass * (1 + carried) / (1 + options.momentum());
+    return {position * force, weight * momentum.square()};
+  }
+  // What of a gradient enters after a draw, and in the mean over all steps.
+  const at::Tensor part = (1 + carried).reciprocal();
+  const auto others = static_cast<double>(every - 1);
+  const double of_group = others + 1 / (1 + options.momentum());
+  const at::Tensor weight = (part + others).reciprocal() * of_group;
+  at::Tensor square = momentum.square();
+  at::Tensor of_force = weight;
+  if (IsDrawn(options)) {
+    of_force = weight * part * (1 + options.momentum());
+  } else {
+    square = square + 2 * carried * position * momentum;
+  }
+  return {of_force * position * force, weight * mass * square};
+}
+
+}  // namespace
+
+RateLimits LimitsOf(const MassAndFriction& given) {
+  if (!given.mass.defined() || given.mass.numel() == 0) return {};
+  const at::Tensor mass = given.mass.to(at::kDouble);
+  const at::Tensor friction =
+      given.friction.defined() ? given.friction.to(at::kDouble) : mass;
+  return {(friction / mass).max().item<double>(),
+          friction.reciprocal().max().item<double>()};
+}
+
+std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>> MassesAndFrictions(
+    const std::vector<at::Tensor>& params,
+    const std::vector<MassAndFriction>& given) {
+  std::vector<at::Tensor> masses;
+  bool has_friction = false;
+  for (size_t i = 0; i < params.size(); ++i) {
+    masses.push_back(given[i].mass.defined() ? given[i].mass
+                                             : ZeroState(params[i]).fill_(1));
+    has_friction |= given[i].friction.defined();
+  }
+  std::vector<at::Tensor> frictions;
+  for (size_t i = 0; has_friction && i < params.size(); ++i) {
+    frictions.push_back(given[i].friction.defined() ? given[i].friction
+                                                    : masses[i]);
+  }
+  return {std::move(masses), std::move(frictions)};
+}
+
+bool IsDrawn(const SGHMCOptions& options) {
+  const int64_t every = options.resample_momentum_every();
+  return every > 0 && options.step() % every == 0;
+}
+
+void CheckRates(const SGHMCOptions& options,
+                const std::vector<MassAndFriction>& given,
+                const std::vector<RateLimits>& limits,
+                const std::vector<at::Tensor>& variances,
+                const char* state_of_things) {
+  const double alpha = 1.0 - options.momentum();
+  double largest = 0;
+  double most_share = 0;
+  for (const RateLimits& limit : limits) {
+    largest = std::max(largest, alpha * limit.most_friction);
+    most_share = std::max(most_share, limit.most_share);
+  }
+  if (largest > 1 + kRatesRounding) {
+    Invalid("Invalid momentum: " + SixDigits(options.momentum()) +
+            ", with which the largest friction (1 - momentum) C / M is " +
+            SixDigits(largest) + state_of_things +
+            " (must not exceed 1: raise momentum, or give more mass or less "
+            "friction)");
+  }
+  double worst = 0;
+  double friction_there = alpha;
+  if (variances.empty()) {
+    const auto* number = std::get_if<double>(&options.noise_estimate());
+    const double share = number != nullptr ? *number / alpha : 0;
+    worst = share * most_share;
+    if (worst > 0) friction_there = *number / worst;
+  }
+  for (size_t i = 0; i < variances.size(); ++i) {
+    if (variances[i].numel() == 0) continue;
+    const at::Tensor& c =
+        given[i].friction.defined() ? given[i].friction : given[i].mass;
+    const at::Tensor friction = c.defined()
+                                    ? c.to(at::kDouble)
+                                    : at::ones_like(variances[i], at::kDouble);
+    const at::Tensor ratios = (variances[i] / friction).flatten();
+    const auto at = ratios.argmax().item<int64_t>();
+    const double ratio = options.lr() * options.num_data() /
+                         (2 * options.temperature()) *
+                         ratios[at].item<double>() / alpha;
+    if (ratio > worst) {
+      worst = ratio;
+      friction_there = alpha * friction.flatten()[at].item<double>();
+    }
+  }
+  if (worst > 1 + kRatesRounding) {
+    Invalid("Invalid noise_estimate: " + SixDigits(worst * friction_there) +
+            " in the noisiest coordinate" + state_of_things +
+            " (must not exceed its friction (1 - momentum) C = " +
+            SixDigits(friction_there) +
+            ": lower momentum or lr, or take larger minibatches)");
+  }
+}
+
+Rates RatesOf(const SGHMCOptions& options,
+              const at::Tensor& param,
+              const MassAndFriction& given,
+              at::ScalarType dtype) {
+  const auto all = [&](double value) {
+    return at::full_like(param, value, at::TensorOptions(dtype));
+  };
+  Rates rates{all(1.0 - options.momentum()), all(options.lr())};
+  if (given.mass.defined()) {
+    const at::Tensor mass = given.mass.to(dtype);
+    rates.lr.div_(mass);
+    if (given.friction.defined()) {
+      rates.friction.mul_(given.friction.to(dtype) / mass);
+    }
+  }
+  return rates;
+}
+
+void UpdateWithNoise(const SGHMCOptions& options,
+                     const Rates& rates,
+                     const Operands& operands) {
+  const at::Tensor g = ForceOf(options, operands);
+  const at::Tensor& momentum = operands.momentum;
+  at::Tensor lr = rates.lr;
+  if (operands.drawn.defined()) {
+    lr = lr * (2 - rates.friction).reciprocal();
+    const double heat = 2 * options.temperature() / options.num_data();
+    momentum.copy_(operands.drawn * (lr * heat).sqrt());
+  }
+  momentum.mul_(1 - rates.friction).sub_(g * lr).add_(operands.noise);
+  operands.theta.add_(momentum);
+}
+
+CoordinateSums SumByCoordinate(const SGHMCOptions& options,
+                               const MassAndFriction& given,
+                               const Operands& operands,
+                               const at::Tensor& center,
+                               const at::Tensor& before) {
+  const at::Tensor& theta = operands.theta;
+  const auto [masses, frictions] = MassesAndFrictions({theta}, {given});
+  const at::Tensor& mass = masses[0];
+  const auto sum = [](const at::Tensor& grad,
+                      const at::Tensor& position,
+                      const at::Tensor& mover,
+                      GaugeKind kind) {
+    return gauge_sums({grad},
+                      {position},
+                      {},
+                      {mover},
+                      {},
+                      static_cast<int64_t>(kind),
+                      /*weight_decay=*/0.0,
+                      /*decay=*/1.0,
+                      /*eps=*/0.0,
+                      /*prior_mean=*/0.0,
+                      std::nullopt);
+  };
+  const auto [of_force, of_square] = TermsByCoordinate(
+      options,
+      mass,
+      RatesOf(options, theta, given, mass.scalar_type()).friction,
+      center.defined() ? theta - center : theta - 0.0,
+      ForceOf(options, operands),
+      operands.momentum);
+  const at::Tensor inverse =
+      (frictions.empty() ? mass : frictions[0]).reciprocal();
+  // Beside ones, x . g and x . v are plain sums.
+  const at::Tensor ones = at::ones_like(theta);
+  CoordinateSums result{sum(of_force, ones, of_square, GaugeKind::kMomentum),
+                        {},
+                        inverse.mean().item<double>()};
+  if (before.defined()) {
+    const auto weighted = [&](const at::Tensor& grad) {
+      return grad.to(mass.scalar_type()) * inverse.sqrt();
+    };
+    result.noise =
+        sum(weighted(operands.grad), ones, weighted(before), GaugeKind::kNoise);
+  }
+  return result;
+}
+
+}  // namespace torch_sgmcmc
