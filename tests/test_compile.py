@@ -155,6 +155,10 @@ KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
     "SGHMC": (sg.SGHMC, {"resample_momentum_every": 3}),
     "SGHMC capturable": (sg.SGHMC, {"capturable": True}),
     "SGHMC with masses": (sg.SGHMC, {"resample_momentum_every": 3}),
+    "SGHMC with masses capturable": (
+        sg.SGHMC,
+        {"resample_momentum_every": 3, "noise_estimate": 0.02, "capturable": True},
+    ),
     "PSGLD": (sg.PSGLD, {"gamma": False, "eps": 0.1}),
     "PSGLD frozen": (sg.PSGLD, {"adapt": False, "eps": 0.1}),
     "PSGLD capturable": (sg.PSGLD, {"gamma": False, "eps": 0.1, "capturable": True}),
@@ -173,7 +177,7 @@ class Training:
         self.sampler = cls(
             self.net.parameters(), lr=0.1, num_data=10, seed=1, **options
         )
-        if kind == "SGHMC with masses":
+        if "with masses" in kind:
             self.sampler.set_mass([torch.arange(1.0, 5.0), 2.0])
 
     def step(self, x: Tensor) -> Tensor:
@@ -227,6 +231,18 @@ def test_a_counter_in_a_tensor_needs_no_recompilation(kind: str) -> None:
     for _ in range(5):
         step(x)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs > 0
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k.endswith("capturable")])
+def test_a_step_of_a_capturable_sampler_is_one_graph(kind: str) -> None:
+    eager, compiled = Training(kind), Training(kind)
+    step = torch.compile(compiled.sampler.step, backend="aot_eager", fullgraph=True)
+    for training, advance in ((eager, eager.sampler.step), (compiled, step)):
+        for i in range(4):
+            for p in training.net.parameters():
+                p.grad = torch.full_like(p, 0.1 * i)
+            advance()
+    assert_same(list(compiled.net.parameters()), list(eager.net.parameters()))
 
 
 @pytest.mark.parametrize("forward", [False, True], ids=["reverse", "forward"])

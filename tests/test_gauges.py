@@ -422,6 +422,23 @@ def test_threads_and_state_do_not_change_a_bit() -> None:
     assert series(2, True) == whole
 
 
+def test_what_has_no_mass_beside_others_has_one_of_1() -> None:
+    """As a state dict may leave it; the update takes it so."""
+    series = []
+    for whole in (True, False):
+        params = [nn.Parameter(torch.linspace(-1, 1, 40) * s) for s in (1.0, 0.5)]
+        sampler = sg.SGHMC(params, 0.01, 0.8, **TARGET)
+        sampler.set_mass([1.0, torch.linspace(0.5, 2.0, 40)])
+        saved = sampler.state_dict()
+        if not whole:
+            del saved["state"][0]["given_mass"]
+        sampler.load_state_dict(saved)
+        gauges = sg.Gauges(sampler, every=2)
+        run(sampler, params, 24)
+        series.append(gauges.state_dict())
+    assert series[0] == series[1]
+
+
 @pytest.mark.quick
 def test_the_state_of_a_sampler_and_its_pickles_know_nothing_of_gauges() -> None:
     params = parameters(1, (4,), torch.float32)

@@ -123,6 +123,27 @@ def test_a_state_dict_continues_the_chain(has_friction: bool, before: int) -> No
         assert same_bits(p, q) and same_bits(p, r)
 
 
+@pytest.mark.parametrize("has_mass", [False, True])
+def test_what_fails_to_load_changes_no_mass(has_mass: bool) -> None:
+    params = parameters(torch.float32)
+    sampler, other = make(params), make(parameters(torch.float32))
+    (sampler if has_mass else other).set_mass([2.0] * 4, [1.5] * 4)
+    advance(sampler, params, 2)
+    theirs, twin = copy.deepcopy((params, sampler))
+
+    def fail(_: Any) -> None:
+        raise KeyError("a hook")
+
+    handle = sampler.register_load_state_dict_post_hook(fail)
+    with pytest.raises(KeyError, match="a hook"):
+        sampler.load_state_dict(other.state_dict())
+    handle.remove()
+    advance(sampler, params)
+    advance(twin, theirs)
+    for p, q in zip(params, theirs, strict=True):
+        assert same_bits(p, q)
+
+
 def test_another_mass_scales_momenta() -> None:
     """v = ε r / M with the energy r² / 2M kept: √(old mass / new mass)."""
     params = parameters()

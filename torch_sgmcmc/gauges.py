@@ -517,7 +517,7 @@ class Gauges:
         for group, params, grads, _ in work:
             motion = _C.Motion.NONE if plain else self._motion
             states = [sampler.state.get(p, {}) for p in params]
-            if motion is _C.Motion.MOMENTUM and GIVEN_MASS in states[0]:
+            if motion is _C.Motion.MOMENTUM and any(GIVEN_MASS in s for s in states):
                 rows += self._by_coordinate(group, params, grads, has_noise)
                 continue
             kind, movers, statistics = _LANGEVIN, [], []

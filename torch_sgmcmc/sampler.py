@@ -730,10 +730,10 @@ class Sampler(Optimizer):
             return loading
 
         def finish(_: Optimizer) -> None:
-            self._finish_loading(loading)
             complete_given(self, present["state"])
+            self._finish_loading(loading)
 
-        present = {"state": self.state, "param_groups": self.param_groups}
+        present = {**self.__dict__}  # what it says of the state, too
         # So that ours is the last of torch's hooks before, and the first after.
         before = self.register_load_state_dict_pre_hook(check)
         after = self.register_load_state_dict_post_hook(finish, prepend=True)

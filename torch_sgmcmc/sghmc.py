@@ -135,6 +135,7 @@ class SGHMC(ManyChains):
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step.
         TypeError: a hyperparameter that is not a number.
+        RuntimeError: at a step, with "given": no Var(ḡ), or one of other parameters.
 
     Example:
         >>> sampler = SGHMC(model.parameters(), lr=0.1, momentum=0.99,
@@ -170,7 +171,8 @@ class SGHMC(ManyChains):
     # The factors of the injected noise, by which groups draw momenta afresh, and what
     # they were made of.
     _factors: Mapping[tuple[bool, ...], tuple[Any, Tensor]] = MappingProxyType({})
-    # Of the masses that were given; and whether any were.
+    # Of the masses that were given. Known before a step, which may not read tensors
+    # where it is captured or traced; unless they are cut, which takes all ranks.
     _limits: Mapping[Tensor, Limits] = MappingProxyType({})
     _has_masses = False
 
@@ -212,7 +214,7 @@ class SGHMC(ManyChains):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._has_masses = any(GIVEN_MASS in state for state in self.state.values())
+        self._note_masses(measure=not self._is_sharded)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -275,8 +277,9 @@ class SGHMC(ManyChains):
         is a number. Neither changes the target. A mass of about 1 / the posterior
         variance (up to a factor, which ``lr`` can have) makes all coordinates equally
         fast. Momenta that are there are multiplied by √(old mass / new mass), so that
-        their law is the new one. ``load_state_dict`` brings them back;
-        ``torch.distributed.checkpoint`` does where some were set before.
+        their law is the new one. ``load_state_dict`` brings M and C back;
+        ``torch.distributed.checkpoint`` brings back of the two what had been set
+        before. They are new tensors: a CUDA graph has to be captured anew.
 
         Args:
             mass: M, tensors (or numbers), one for each parameter in the order of the
@@ -287,8 +290,9 @@ class SGHMC(ManyChains):
 
         Raises:
             ValueError: there are not as many as parameters, or one of them has a wrong
-                shape or elements out of range. Nothing has changed. Whether a friction
-                exceeds 1 is seen by the next step.
+                shape or elements out of range, or there is a friction and no mass.
+                Nothing has changed. Whether a friction exceeds 1 is seen by the next
+                step.
         """
         params = self._all_params()
         new: dict[str, Sequence[Tensor | None]] = {}
@@ -300,7 +304,7 @@ class SGHMC(ManyChains):
             new[GIVEN_FRICTION] = diagonals("friction", friction, params)
         old = [self.state.get(p, {}).get(GIVEN_MASS) for p in params]
         self._replace_given((GIVEN_MASS, GIVEN_FRICTION), new)
-        self._limits, self._has_masses = {}, mass is not None
+        self._note_masses()
         for p, was in zip(params, old, strict=True):
             state = self.state.get(p, {})
             if "momentum" not in state:
@@ -310,6 +314,14 @@ class SGHMC(ManyChains):
                 state["momentum"] = state["momentum"] * was.sqrt()
             if GIVEN_MASS in state:
                 state["momentum"] = state["momentum"] / state[GIVEN_MASS].sqrt()
+
+    def _note_masses(self, *, measure: bool = True) -> None:
+        """Keeps what a step needs to know of all masses."""
+        having = [p for p in self._all_params() if GIVEN_MASS in self.state.get(p, {})]
+        self._has_masses = bool(having)
+        self._limits = {}
+        if measure:
+            self._limits = {p: limits_of(p, self.state[p]) for p in having}
 
     def _replace_given(
         self, keys: Iterable[str], new: Mapping[str, Sequence[Tensor | None]]
@@ -357,7 +369,8 @@ class SGHMC(ManyChains):
         With all d coordinates in a row and B̂ = lr N V / (2T), the noise of an update is
         drawn from N(0, 2 lr T / N (α - B̂)). Its Cholesky factor is computed where V or
         a hyperparameter has changed; a step takes d² work. Coordinates without a
-        gradient are left out. :func:`minibatch_covariance` makes V.
+        gradient are left out. All groups must have ``noise_estimate="given"``, which
+        the next step sees. :func:`minibatch_covariance` makes V.
 
         Args:
             covariance: symmetric, ``[d, d]``, coordinates in the order of the
@@ -422,7 +435,8 @@ class SGHMC(ManyChains):
 
     def _finish_loading(self, state_dict: dict[str, Any]) -> None:
         super()._finish_loading(state_dict)
-        self._factors, self._limits = {}, {}
+        self._factors = {}
+        self._note_masses()
         if _NOISE in self.state:
             matrix = self.state[_NOISE]["covariance"]
             device = _device(self._all_params())
@@ -497,10 +511,9 @@ class SGHMC(ManyChains):
         state_of_things: str,
     ) -> None:
         states = [self.state[p] for p in params]
-        if any(p not in self._limits for p in params):
-            new = {p: limits_of(p, self.state[p]) for p in params}
-            self._limits = {**self._limits, **new}
-        limits = [self._limits[p] for p in params]
+        if not self._limits:
+            self._note_masses()
+        limits = [self._limits.get(p, Limits()) for p in params]
         check_rates(group, params, states, limits, variances, state_of_things)
 
     def _given_variances(

@@ -454,7 +454,11 @@ struct Gauges::Observer : StepObserver {
       return static_cast<const SGHMCParamState&>(
           *sampler->state().at(p.unsafeGetTensorImpl()));
     };
-    if (!state_of(lists.params[0]).given_mass.defined()) return false;
+    const bool has_masses = std::any_of(
+        lists.params.begin(), lists.params.end(), [&](const at::Tensor& p) {
+          return state_of(p).given_mass.defined();
+        });
+    if (!has_masses) return false;
     StateDict group;
     options->write(group);
     const Tensors some_centers = centers_of(lists.params);

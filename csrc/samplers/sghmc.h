@@ -186,8 +186,7 @@ class SGHMCByCoordinateUpdate {
         friction_(static_cast<Real>(1 - c.group.momentum)),
         weight_decay_(static_cast<Real>(c.group.weight_decay)),
         heat_(static_cast<Real>(c.group.heat)),
-        estimate_(
-            static_cast<Real>(c.has_variance ? 0 : c.group.noise_estimate)),
+        estimate_(static_cast<Real>(c.group.noise_estimate)),
         minus_variance_(static_cast<Real>(c.has_variance ? -1 : 0)),
         prior_mean_(static_cast<Real>(c.group.prior_mean)),
         is_drawn_(c.is_drawn),

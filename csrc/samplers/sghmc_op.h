@@ -166,21 +166,23 @@ void SGHMCByCoordinateStep(TensorList params,
                                                prior_mean);
   const NoiseStream stream = MakeStream(kOp, seed, step, Purpose::kUpdate);
   const bool has_variance = !grad_variances.empty();
-  Plan plan(
-      kOp,
-      {{"params", Role::kParameter, params},
-       {"grads", Role::kGradient, grads},
-       {"momenta", Role::kState, momenta},
-       {"grad_variances",
-        Role::kStatistic,
-        has_variance ? grad_variances : masses},
-       {"masses", Role::kStatistic, masses},
-       {"frictions", Role::kStatistic, frictions.empty() ? masses : frictions},
-       PriorMeans(prior_means),
-       {"masters", Role::kMaster, masters}},
-      offsets,
-      /*num_chains=*/1,
-      {rows, num_chains});
+  // In the places of lists that there are not, and by their own name in errors.
+  const Argument given{"masses", Role::kStatistic, masses};
+  const auto if_any = [&](const char* name, const TensorList& tensors) {
+    return tensors.empty() ? given : Argument{name, Role::kStatistic, tensors};
+  };
+  Plan plan(kOp,
+            {{"params", Role::kParameter, params},
+             {"grads", Role::kGradient, grads},
+             {"momenta", Role::kState, momenta},
+             if_any("grad_variances", grad_variances),
+             given,
+             if_any("frictions", frictions),
+             PriorMeans(prior_means),
+             {"masters", Role::kMaster, masters}},
+            offsets,
+            /*num_chains=*/1,
+            {rows, num_chains});
   Driver driver(kOp, plan, device_step);
   UpdateMomenta<SGHMCByCoordinateUpdate>(
       driver,

@@ -7,7 +7,7 @@ against the rest, 80 % of the rows for training, prior N(0, 10 I), minibatches o
 chains on the test rows. The data are a subset of 16 %, so one pass is shorter than the
 paper's: --paper makes as many steps as one pass through all data.
 
-    python examples/python/covertype.py --data-root ../shared/data
+    python examples/python/covertype.py --data-root DIR
     python examples/python/covertype.py --data-root ... --paper   # 6.25 passes
     python examples/python/covertype.py --data-root ... --tune    # choose step sizes
     python examples/python/covertype.py --data-root ... --noise   # that of all data

@@ -20,6 +20,7 @@ checkpoint for each run, from which an interrupted run continues.
 from __future__ import annotations
 
 import argparse
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(
             f"--burn-in {args.burn_in:g} must be in [0, --passes {args.passes}]"
         )
-    if not (args.burn_in * args.samples_per_pass).is_integer():
+    samples = args.burn_in * args.samples_per_pass
+    if not math.isclose(samples, round(samples), abs_tol=1e-9):
         parser.error(
             f"--burn-in {args.burn_in:g} must be a multiple of 1 / "
             f"{args.samples_per_pass}, after which a sample is taken"

@@ -9,7 +9,7 @@ the step size against the dimension. Figures 8 and 9: the variance of the estima
 what the chains find, by the order of the expansions.
 
     python examples/python/hmcecs_tables.py              # some minutes
-    python examples/python/hmcecs_tables.py --paper --data-root ../shared/data
+    python examples/python/hmcecs_tables.py --paper --data-root DIR
     python examples/python/hmcecs_tables.py --higgs HIGGS.csv.gz --paper
     python examples/python/hmcecs_tables.py --part simulated --num-data 10000000 \
         --methods perturbed signed       # streamed; the Laplace approximation as truth

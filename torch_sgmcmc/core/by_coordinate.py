@@ -121,14 +121,17 @@ def check_rates(
             if scale * float(ratios[at]) / alpha > ratio:
                 ratio = scale * float(ratios[at]) / alpha
                 friction = alpha * float(given.flatten()[at])
+        worst = shards.max_over_ranks(params, ratio)
+        if worst > 1 + _ROUNDING:
+            here = friction if ratio == worst else 0.0
+            friction = shards.max_over_ranks(params, here)
     else:
         estimate = group["noise_estimate"]
         share = 0.0 if isinstance(estimate, str) else estimate / alpha
-        ratio = share * max((limit.most_share for limit in limits), default=0.0)
-        friction = estimate / ratio if ratio else alpha
-    worst = shards.max_over_ranks(params, ratio)
+        # Limits are those of all ranks.
+        worst = share * max((limit.most_share for limit in limits), default=0.0)
+        friction = estimate / worst if worst else alpha
     if worst > 1 + _ROUNDING:
-        friction = shards.max_over_ranks(params, friction if ratio == worst else 0.0)
         raise ValueError(
             f"Invalid noise_estimate: {worst * friction:.6g} in the noisiest "
             f"coordinate{state_of_things} (must not exceed its friction (1 - momentum) "

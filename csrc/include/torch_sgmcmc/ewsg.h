@@ -120,9 +120,9 @@ class TORCH_SGMCMC_API EWSGParamState : public ParamStateOf<EWSGParamState> {
 ///   W(g) = N / (4 α lr T) ‖α v + lr g‖²,    summed over all parameters.
 ///
 /// One step draws a minibatch, then index_chain_length times another one, with
-/// gradient g', which replaces the current one with probability min(1,
-/// exp(W(g')
-/// - W(g))), and makes one update of SGHMC with the gradient that is left. With
+/// gradient g', which replaces the current one with probability
+/// min(1, exp(W(g') - W(g))), and makes one update of SGHMC with the gradient
+/// that is left. With
 /// persistent_index_chain it begins with the minibatch that the last step ended
 /// with, at whose gradient it looks again.
 ///
@@ -137,7 +137,8 @@ class TORCH_SGMCMC_API EWSG : public SamplerOf<EWSGOptions> {
 
   /// Draws minibatches, chooses one of them and makes one update with it. The
   /// closure is called index_chain_length + 1 times and must draw a fresh
-  /// minibatch each time; the gradients are cleared before. Returns the loss of
+  /// minibatch each time, or with persistent_index_chain take the one that
+  /// minibatches() says; the gradients are cleared before. Returns the loss of
   /// the first. After the step the parameters' gradients are those used. Throws
   /// if the first 100 proposals all had the gradient of the minibatch before,
   /// and if the index chain is persistent and the closure did not call

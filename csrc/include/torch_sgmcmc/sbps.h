@@ -223,7 +223,9 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
   /// anew. A tensor for each parameter, in the order of the param groups,
   /// finite and > 0, that broadcasts to its shape; about the posterior standard
   /// deviations are best. They are copied and used as they are: trajectory time
-  /// is in units of A⁻¹θ, and adapt, decay and eps have no effect.
+  /// is in units of A⁻¹θ, and adapt, decay and eps have no effect. This and
+  /// what follows throw std::invalid_argument, and change nothing, if they are
+  /// not as they should be, or the sampler is not preconditioned.
   void set_preconditioner(const std::vector<at::Tensor>& preconditioner);
   /// Has A learned again, from the beginning.
   void set_preconditioner(std::nullopt_t none);

@@ -70,6 +70,7 @@ SEARCH: dict[str, list[dict[str, float]]] = {
             (0.3, 3.0),
             (0.3, 10.0),
             (0.6, 3.0),
+            (1.0, 3.0),
         )
     ],
     "sgld": [{"lr": lr} for lr in (2.0, 3.0, 4.0, 6.0)],

@@ -20,7 +20,8 @@ class Method:
 
     Args:
         sampler: "ewsg", "sghmc", "sgld" or "psgld".
-        step: h of the paper. lr = n h² for EWSG and SGHMC, lr = n h for the others.
+        step: h of the paper. lr = n h² for EWSG and SGHMC, n h for SGLD, h for pSGLD,
+            whose preconditioner, made of gradients of V, has an n in it.
         friction: γ of EWSG and SGHMC; momentum = 1 - γ h.
         length: M, the length of EWSG's index chain.
         surrogate: EWSG's surrogate of the new momentum.
@@ -42,12 +43,14 @@ class Method:
         return self.sampler in ("ewsg", "sghmc")
 
 
-#: The paper's figure 1a and its step sizes; and EWSG with SVRG's gradients.
+#: The paper's figure 1a and its step sizes; pSGLD also with the other reading of its h,
+#: by a preconditioner of mean gradients; and EWSG with SVRG's gradients.
 METHODS = {
     "EWSG": Method("ewsg", 5e-2),
     "SGHMC": Method("sghmc", 5e-2),
     "SGLD": Method("sgld", 5e-3),
     "pSGLD": Method("psgld", 5e-3),
+    "pSGLD, n h": Method("psgld", 20 * 5e-3),
     "SVRG-LD": Method("sgld", 5e-4, anchored=True),
     "EWSG, SVRG": Method("ewsg", 5e-2, anchored=True),
 }
@@ -103,7 +106,7 @@ class Chains:
                 self.sampler = sg.SGLD(params, n * h, **common)
             case "psgld":
                 # As the literature has it: V adapts throughout, without Γ.
-                self.sampler = sg.PSGLD(params, n * h, gamma=False, **common)
+                self.sampler = sg.PSGLD(params, h, gamma=False, **common)
             case other:
                 raise ValueError(f"Invalid sampler: {other!r}")
 

@@ -20,6 +20,7 @@ COLORS = {
     "SGHMC": "C0",
     "SGLD": "C2",
     "pSGLD": "C1",
+    "pSGLD, n h": "C8",
     "SVRG-LD": "C7",
     "EWSG, SVRG": "C9",
     "EWSG, x = 0": "C4",
