@@ -1,6 +1,7 @@
-"""What HMC-ECS's number of factors λ costs, and where it is too small.
+"""What HMC-ECS's number of factors λ costs, and where it is too small; and its m.
 
     python benchmarks/ecs_sizes.py [--seeds 3] [--draws 1000] [--data-root DIR]
+    python benchmarks/ecs_sizes.py --perturbed [...]
 
 Logistic regressions with 10,000 data, their features normal or of a multivariate
 Student's law with 4 degrees of freedom, and Covertype if there is its folder; signed
@@ -9,7 +10,9 @@ a variance of 1, what it chooses for the least computing time (``target_variance
 and parts of that. Printed are means over seeds: of λ, of the sign, and of the computing
 time (paper, eq. 5.4), which is evaluations of single data for one effective draw: of
 means and of squares of the coordinates in which the posterior is round, the median, and
-the worst of both.
+the worst of both. With ``--perturbed`` the same of its m, chosen for a variance of 1
+and of more, and of these coordinates the median deviation, which is 1 in the Laplace
+approximation.
 """
 
 from __future__ import annotations
@@ -32,15 +35,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "pytho
 from hmcecs_tables import covertype
 
 NUM_DATA, BATCH, LENGTH, WARMUP = 10_000, 30, math.pi / 2, 500
+FIRST_SIZE = 1000  # of "perturbed", before its warm-up
 PROBLEMS = {"normal, d = 16": (16, 0), "normal, d = 64": (64, 0), "t, d = 16": (16, 4)}
-#: The variance, and the part of the λ that is chosen for it.
-RULES = {
+#: The variance, and the part of the λ that is chosen for it; of "perturbed" all of m.
+SIGNED = {
     "variance 1": (1.0, 1.0),
     "least time": (math.inf, 1.0),
     "2/3 of that": (math.inf, 2 / 3),
     "1/2 of that": (math.inf, 1 / 2),
     "1/4 of that": (math.inf, 1 / 4),
 }
+PERTURBED = {f"variance {v:g}": (v, 1.0) for v in (1.0, 4.0, 16.0)}
 
 
 def simulated(dimension: int, freedom: int) -> tuple[Tensor, Tensor]:
@@ -68,9 +73,11 @@ class Regression:
             self.mode = self.mode + torch.linalg.solve(hessian, slope)
         self.whitening = torch.linalg.cholesky(hessian).t()
 
-    def run(self, rule: str, seed: int, draws: int) -> dict[str, float]:
+    def run(
+        self, rule: tuple[float, float], signed: bool, seed: int, draws: int
+    ) -> dict[str, float]:
         """Makes a chain and measures it."""
-        variance, part = RULES[rule]
+        variance, part = rule
         theta = self.mode.clone().requires_grad_()
 
         def closure(indices: Tensor) -> Tensor:
@@ -81,8 +88,8 @@ class Regression:
             [theta],
             num_data=len(self.x),
             prior_precision=1.0,
-            variant="signed",
-            subsample_size=BATCH,
+            variant="signed" if signed else "perturbed",
+            subsample_size=BATCH if signed else FIRST_SIZE,
             control_variate=1,
             trajectory_length=LENGTH,
             seed=seed,
@@ -90,7 +97,8 @@ class Regression:
         arguments: dict[str, Any] = {"anchor_every": WARMUP, "progress": False}
         sampler.warmup(closure, WARMUP, target_variance=variance, **arguments)
         (group,) = sampler.param_groups
-        group["num_products"] = max(1, round(part * group["num_products"]))
+        if signed:
+            group["num_products"] = max(1, round(part * group["num_products"]))
         found, signs = [], []
         for _ in range(draws):
             sampler.step(closure)
@@ -98,14 +106,16 @@ class Regression:
             signs.append(float(sampler.sign))
         white = ((torch.stack(found) - self.mode) @ self.whitening.t()).numpy()
         steps = max(1, round(LENGTH / group["step_size"]))
-        cost = group["num_products"] * BATCH * (1 + steps)
+        size = group["num_products"] if signed else group["subsample_size"]
+        cost = size * (BATCH if signed else 1) * (1 + steps)
         times = [
             cost * _inefficiency(values, np.array(signs))
             for values in (*white.T, *np.square(white).T)
         ]
         return {
-            "products": group["num_products"],
+            "size": size,
             "sign": float(np.mean(signs)),
+            "deviation": float(np.median(white.std(0))),
             "means": float(np.median(times[: len(times) // 2])),
             "squares": float(np.median(times[len(times) // 2 :])),
             "worst": max(times),
@@ -128,9 +138,14 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--data-root", type=Path, help="folder that holds covertype/")
+    parser.add_argument("--perturbed", action="store_true", help="m and not λ")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    print("| data | λ for | λ | mean sign | means | squares | worst | left |")
+    signed = not arguments.perturbed
+    rules, third = (SIGNED, "sign") if signed else (PERTURBED, "deviation")
+    size = "λ" if signed else "m"
+    columns = f"data | {size} for | {size} | mean {third} | means | squares | worst"
+    print(f"| {columns} | left |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     problems = {name: simulated(*sizes) for name, sizes in PROBLEMS.items()}
     if arguments.data_root is not None:
@@ -138,11 +153,11 @@ def main() -> None:
         problems["Covertype, d = 33"] = real.x.double(), real.y.double()
     for name, data in problems.items():
         regression = Regression(*data)
-        for rule in RULES:
+        for name_of_rule, rule in rules.items():
             runs, left = [], 0
             for seed in range(arguments.seeds):
                 try:
-                    runs.append(regression.run(rule, seed, arguments.draws))
+                    runs.append(regression.run(rule, signed, seed, arguments.draws))
                 except RuntimeError as error:
                     if "has left the posterior" not in str(error):
                         raise
@@ -150,9 +165,10 @@ def main() -> None:
             cells = ["–"] * 5
             if runs:
                 mean = {k: np.mean([r[k] for r in runs]) for k in runs[0]}
-                cells = [f"{mean['products']:.0f}", f"{mean['sign']:.3f}"]
+                cells = [f"{mean['size']:.0f}", f"{mean[third]:.3f}"]
                 cells += [f"{mean[k]:.2e}" for k in ("means", "squares", "worst")]
-            print(f"| {name} | {rule} | {' | '.join(cells)} | {left} |", flush=True)
+            row = [name, name_of_rule, *cells, str(left)]
+            print(f"| {' | '.join(row)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ void SGHMC::prepare(Work& work) {
 }
 
 void SGHMC::prepare_all(std::vector<Work>& work) {
-  if (has_mass()) {
+  if (has_masses()) {
     for (const Work& lists : work) check_rates(lists, {}, kUnchanged);
   }
   Sampler::prepare_all(work);
@@ -185,15 +185,15 @@ bool SGHMC::looks_later(const std::vector<Work>& work) const {
          });
 }
 
-bool SGHMC::has_mass() {
-  if (!has_masses_) {
-    has_masses_ =
-        std::any_of(state_.begin(), state_.end(), [](const auto& each) {
-          return static_cast<const SGHMCParamState&>(*each.second)
-              .given_mass.defined();
-        });
+// Not in a step, which may not read tensors where it is captured.
+void SGHMC::note_masses() {
+  limits_.clear();
+  for (const auto& [key, kept] : state_) {
+    const auto& state = static_cast<const SGHMCParamState&>(*kept);
+    if (!state.given_mass.defined()) continue;
+    const RateLimits made = LimitsOf({state.given_mass, state.given_friction});
+    limits_[key] = {made.most_friction, made.most_share};
   }
-  return *has_masses_;
 }
 
 std::vector<MassAndFriction> SGHMC::masses_of(const Work& work) {
@@ -212,13 +212,12 @@ void SGHMC::check_rates(const Work& work,
   const std::vector<MassAndFriction> given = masses_of(work);
   std::vector<RateLimits> limits;
   for (size_t i = 0; i < given.size(); ++i) {
-    const void* key = work.params[i].unsafeGetTensorImpl();
-    if (!limits_.contains(key)) {
-      const RateLimits made = LimitsOf(given[i]);
-      limits_[key] = {made.most_friction, made.most_share};
+    const auto found = limits_.find(work.params[i].unsafeGetTensorImpl());
+    if (found == limits_.end()) {
+      limits.emplace_back();
+    } else {
+      limits.push_back({found->second.first, found->second.second});
     }
-    const auto [most_friction, most_share] = limits_[key];
-    limits.push_back({most_friction, most_share});
   }
   CheckRates(OptionsOfWork<SGHMCOptions>(work),
              given,
@@ -284,7 +283,7 @@ void SGHMC::observe_gradients(Work& work) {
 
 // Compares the gradients' variances with the friction.
 void SGHMC::check_variances(const Work& work, const char* state_of_things) {
-  if (has_mass()) return check_rates(work, work.state[1], state_of_things);
+  if (has_masses()) return check_rates(work, work.state[1], state_of_things);
   double largest = 0;
   bool first = true;
   for (const at::Tensor& variance : work.state[1]) {
@@ -312,6 +311,7 @@ void SGHMC::set_mass(const std::vector<at::Tensor>& mass,
   for (size_t i = 0; i < params.size(); ++i) {
     replace_mass(StateOf(state_of(params[i])), masses[i], frictions[i]);
   }
+  note_masses();
 }
 
 void SGHMC::set_mass(std::nullopt_t /*none*/) {
@@ -322,6 +322,7 @@ void SGHMC::set_mass(std::nullopt_t /*none*/) {
     replace_mass(state, {}, {});
     if (state.to_dict().entries().empty()) state_.erase(found);
   }
+  note_masses();
 }
 
 // Momenta are scaled, so that their law is that of the new mass.
@@ -329,8 +330,6 @@ void SGHMC::replace_mass(SGHMCParamState& state,
                          const at::Tensor& mass,
                          const at::Tensor& friction) {
   factors_.clear();
-  limits_.clear();
-  has_masses_.reset();
   if (state.momentum.defined()) {
     if (state.given_mass.defined()) {
       state.momentum = state.momentum * state.given_mass.sqrt();
@@ -427,8 +426,7 @@ std::function<void()> SGHMC::read_common(const StateDict& state) {
   return [this, saved] {
     covariance_ = saved;
     factors_.clear();
-    limits_.clear();
-    has_masses_.reset();
+    note_masses();
   };
 }
 
@@ -591,7 +589,7 @@ void SGHMC::update(const Work& work) {
          /*rows=*/std::nullopt,
          key.num_chains);
   };
-  if (!has_mass()) return of_group(sghmc_step_);
+  if (!has_masses()) return of_group(sghmc_step_);
   const auto [masses, frictions] =
       MassesAndFrictions(work.params, masses_of(work));
   of_group(sghmc_by_coordinate_step_, masses, frictions);

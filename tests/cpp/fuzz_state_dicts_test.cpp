@@ -86,12 +86,15 @@ Subject SubjectOf(const char* name,
 }
 
 template <typename Method, typename Options>
-Subject SamplerOf(const char* name, Options options) {
+Subject SamplerOf(const char* name,
+                  Options options,
+                  const std::function<void(Method&)>& set_up = {}) {
   const Tensors params = TwoParams();
   options.num_data(50).seed(5);
   Groups groups;
   for (const Tensor& p : params) groups.emplace_back(Tensors{p});
   const auto sampler = std::make_shared<Method>(groups, options);
+  if (set_up) set_up(*sampler);
   return SubjectOf(name, sampler, params, StepOf(sampler, params));
 }
 
@@ -205,10 +208,25 @@ std::vector<Subject> Subjects() {
   bouncy.prior_precision(20).preconditioned(true).sample_interval(0.1);
   HMCECSOptions is_signed;
   is_signed.variant("signed").num_products(9);
+  const auto given = SGHMCOptions(0.1).noise_estimate("given");
+  const Tensor two = torch::full({1}, 2.0);
+  const Tensor little = torch::full({1}, 1e-6);
   std::vector<Subject> all = {
       SamplerOf<SGLD>("SGLD", SGLDOptions(0.1)),
       SamplerOf<SGLD>("SGLD, capturable", SGLDOptions(0.1).capturable(true)),
       SamplerOf<SGHMC>("SGHMC", SGHMCOptions(0.1).noise_estimate("online")),
+      SamplerOf<SGHMC>("SGHMC with masses",
+                       given,
+                       [&](SGHMC& sampler) {
+                         sampler.set_mass({two, two}, {two, two / 2});
+                         sampler.set_gradient_variance({little, little});
+                       }),
+      SamplerOf<SGHMC>("SGHMC with a matrix",
+                       given,
+                       [&](SGHMC& sampler) {
+                         sampler.set_gradient_covariance(
+                             1e-6 * torch::eye(10, torch::kDouble));
+                       }),
       SamplerOf<PSGLD>("PSGLD", PSGLDOptions(0.1)),
       SamplerOf<SGNHT>("SGNHT", SGNHTOptions(0.1)),
       SamplerOf<EWSG>("EWSG", EWSGOptions(0.1).index_chain_length(2)),

@@ -184,7 +184,8 @@ class TORCH_SGMCMC_API SGHMC : public SamplerOf<SGHMCOptions> {
   void observe_gradients(Work& work);
   void take_given(Work& work);
   void check_variances(const Work& work, const char* state_of_things);
-  bool has_mass();
+  bool has_masses() const { return !limits_.empty(); }
+  void note_masses();
   std::vector<MassAndFriction> masses_of(const Work& work);
   void check_rates(const Work& work,
                    const std::vector<at::Tensor>& variances,
@@ -202,7 +203,6 @@ class TORCH_SGMCMC_API SGHMC : public SamplerOf<SGHMCOptions> {
   at::Tensor covariance_;  // undefined if there is none
   // By which lists of work draw momenta afresh.
   std::map<std::vector<bool>, Factor> factors_;
-  std::optional<bool> has_masses_;  // nullopt: not known
   // Of masses that were given: max C / M and max 1 / C.
   std::map<const void*, std::pair<double, double>> limits_;
 };

@@ -243,7 +243,7 @@ def kl_picture(results: dict[str, Any], path: Path) -> None:
         _band(ax, row["passes"], row["kl"], COLORS[name], name)
     _floor(ax, floor)
     ax.set_yscale("log")
-    ax.set_ylim(bottom=bottom)
+    ax.set_ylim(bottom=bottom, top=3e4)
     _finish(ax, "a  methods", passes, kl, "upper right")
 
     ax = axes[1]
