@@ -268,6 +268,10 @@ def test_more_noise_than_friction() -> None:
          "symmetric)"),
         (torch.full((18, 18), torch.nan), "has elements out of range (must be finite, "
          "and symmetric)"),
+        (torch.eye(18).to_sparse(), "has the layout torch.sparse_coo on the device cpu "
+         "(must be torch.strided, with numbers)"),
+        (torch.eye(18, device="meta"), "has the layout torch.strided on the device "
+         "meta (must be torch.strided, with numbers)"),
     ],
 )  # fmt: skip
 def test_invalid_matrices(value: Tensor, text: str) -> None:

@@ -233,6 +233,12 @@ std::vector<Subject> Subjects() {
       SamplerOf<HMC>("HMC",
                      HMCOptions(0.05).num_steps(3).resample_momentum_every(2)),
       SamplerOf<SBPS>("SBPS", bouncy),
+      SamplerOf<SBPS>("SBPS with a matrix",
+                      bouncy,
+                      [](SBPS& sampler) {
+                        sampler.set_preconditioner_matrix(
+                            0.1 * torch::eye(10, torch::kDouble));
+                      }),
       Subsampled("HMCECS", HMCECSOptions(), false),
       Subsampled("HMCECS, signed", is_signed, false),
       Subsampled("HMCECS, warming up", HMCECSOptions(), true),
@@ -362,6 +368,7 @@ bool LoadSpoiled(Subject& subject, Choices& random) {
                                     "num_cells",
                                     "num_blocks",
                                     "batch_size",
+                                    "counts",
                                     "poisson",
                                     "seed",
                                     "target"};

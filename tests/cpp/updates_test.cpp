@@ -493,10 +493,8 @@ TYPED_TEST(Updates, SGHMCByCoordinate) {
       for (int i = 3; i < 7; ++i) ASSERT_EQ(z[i], x[i]);
 
       // The same with a variance.
-      SGHMCCoefficients without = to_own;
-      without.noise_estimate = 0;
       Real w[5] = {x[0], x[1], Real(v), x[3], x[6]};
-      SGHMCNoiseAwareUpdate<Real>{without}(w, Real(in.xi));
+      SGHMCNoiseAwareUpdate<Real>{to_own}(w, Real(in.xi));
       all.has_variance = true;
       SGHMCByCoordinateUpdate<Real>{all}(x, Real(in.xi));
       ASSERT_NEAR(x[2], w[2], bound);

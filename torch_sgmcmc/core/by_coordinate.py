@@ -109,22 +109,22 @@ def check_rates(
             "not exceed 1: raise momentum, or give more mass or less friction)"
         )
     if variances:
+        # The largest Var(ḡ) / C of each parameter.
+        highest = [
+            float(ratios.max()) if ratios.numel() else 0.0
+            for ratios in map(_over_friction, states, variances)
+        ]
         scale = group["lr"] * group["num_data"] / (2 * group["temperature"])
-        ratio, friction = 0.0, alpha
-        for p, state, variance in zip(params, states, variances, strict=True):
-            (mass,), frictions = masses_and_frictions([p], [state])
-            given = shards.local(frictions[0] if frictions else mass).double()
-            ratios = (shards.local(variance) / given).flatten()
-            if ratios.numel() == 0:
-                continue
-            at = int(ratios.argmax())
-            if scale * float(ratios[at]) / alpha > ratio:
-                ratio = scale * float(ratios[at]) / alpha
-                friction = alpha * float(given.flatten()[at])
+        ratio = scale * max(highest, default=0.0) / alpha
         worst = shards.max_over_ranks(params, ratio)
         if worst > 1 + _ROUNDING:
-            here = friction if ratio == worst else 0.0
-            friction = shards.max_over_ranks(params, here)
+            here = 0.0
+            if ratio == worst:
+                i = highest.index(max(highest))
+                at = int(_over_friction(states[i], variances[i]).argmax())
+                given = _given_friction(states[i])
+                here = 1.0 if given is None else float(given.flatten()[at])
+            friction = alpha * shards.max_over_ranks(params, here)
     else:
         estimate = group["noise_estimate"]
         share = 0.0 if isinstance(estimate, str) else estimate / alpha
@@ -137,6 +137,18 @@ def check_rates(
             f"coordinate{state_of_things} (must not exceed its friction (1 - momentum) "
             f"C = {friction:.6g}: lower momentum or lr, or take larger minibatches)"
         )
+
+
+def _given_friction(state: Mapping[str, Any]) -> Tensor | None:
+    """The part of C that is here, if it was given."""
+    given = state.get(GIVEN_FRICTION, state.get(GIVEN_MASS))
+    return None if given is None else shards.local(given)
+
+
+def _over_friction(state: Mapping[str, Any], variance: Tensor) -> Tensor:
+    """Var(ḡ) / C of what is here."""
+    here, given = shards.local(variance), _given_friction(state)
+    return here if given is None else here / given
 
 
 def rates_of(

@@ -21,6 +21,11 @@ def checked_covariance(what: str, value: Tensor, size: int, device: object) -> T
     Raises:
         ValueError: it is not of their shape, finite and symmetric.
     """
+    if value.layout is not torch.strided or value.is_meta:
+        raise ValueError(
+            f"{what} has the layout {value.layout} on the device {value.device} (must "
+            "be torch.strided, with numbers)"
+        )
     if not value.is_floating_point() or list(value.shape) != [size, size]:
         raise ValueError(
             f"{what} is of {value.dtype} and shape {list(value.shape)} (must be "

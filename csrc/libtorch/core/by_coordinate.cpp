@@ -18,6 +18,17 @@ namespace {
 // C / M is rounded as masses are, to fp32 for most.
 constexpr double kRatesRounding = 1e-6;
 
+// Undefined where it was not given.
+at::Tensor FrictionOf(const MassAndFriction& given) {
+  return given.friction.defined() ? given.friction : given.mass;
+}
+
+at::Tensor OverFriction(const MassAndFriction& given,
+                        const at::Tensor& variance) {
+  const at::Tensor c = FrictionOf(given);
+  return c.defined() ? variance / c : variance;
+}
+
 // The gradient with the prior's.
 at::Tensor ForceOf(const SGHMCOptions& options, const Operands& operands) {
   const at::Tensor& theta = operands.theta;
@@ -117,22 +128,27 @@ void CheckRates(const SGHMCOptions& options,
     worst = share * most_share;
     if (worst > 0) friction_there = *number / worst;
   }
+  double most = 0;  // Var(grad) / C
+  size_t where = 0;
   for (size_t i = 0; i < variances.size(); ++i) {
     if (variances[i].numel() == 0) continue;
-    const at::Tensor& c =
-        given[i].friction.defined() ? given[i].friction : given[i].mass;
-    const at::Tensor friction = c.defined()
-                                    ? c.to(at::kDouble)
-                                    : at::ones_like(variances[i], at::kDouble);
-    const at::Tensor ratios = (variances[i] / friction).flatten();
-    const auto at = ratios.argmax().item<int64_t>();
-    const double ratio = options.lr() * options.num_data() /
-                         (2 * options.temperature()) *
-                         ratios[at].item<double>() / alpha;
-    if (ratio > worst) {
-      worst = ratio;
-      friction_there = alpha * friction.flatten()[at].item<double>();
+    const double largest =
+        OverFriction(given[i], variances[i]).max().item<double>();
+    if (largest > most) {
+      most = largest;
+      where = i;
     }
+  }
+  if (!variances.empty()) {
+    const double scale =
+        options.lr() * options.num_data() / (2 * options.temperature());
+    worst = scale * most / alpha;
+  }
+  if (worst > 1 + kRatesRounding && !variances.empty()) {
+    const at::Tensor c = FrictionOf(given[where]);
+    const auto at =
+        OverFriction(given[where], variances[where]).argmax().item<int64_t>();
+    friction_there = alpha * (c.defined() ? c.flatten()[at].item<double>() : 1);
   }
   if (worst > 1 + kRatesRounding) {
     Invalid("Invalid noise_estimate: " + SixDigits(worst * friction_there) +

@@ -46,6 +46,11 @@ at::Tensor CheckedCovariance(const std::string& what,
                              int64_t size,
                              c10::Device device) {
   if (!value.defined()) Invalid(what + " is undefined");
+  if (value.layout() != at::kStrided || value.is_meta()) {
+    Invalid(what + " has the layout " + LayoutName(value.layout()) +
+            " on the device " + value.device().str() +
+            " (must be torch::kStrided, with numbers)");
+  }
   if (!value.is_floating_point() ||
       value.sizes() != at::IntArrayRef({size, size})) {
     Invalid(what + " is of " + DtypeName(value.scalar_type()) + " and shape " +
