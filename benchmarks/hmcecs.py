@@ -18,10 +18,11 @@ For ours there is a grid of trajectory lengths. The smaller of two ratios to the
 a second of means and of squares, says which is the best by the first seed, and is then
 looked at on the others. Printed are, for each, wall and processor time of a draw;
 ArviZ's ESS, bulk and of the squares (``sd``), a draw and a second of the processor,
-medians over the parameters; the largest errors of means and sds; and peak memory: the
+medians over the parameters; the largest errors of means and sds; peak memory: the
 highest resident size while it was built, warmed up and run, less that with libraries
-and data loaded. Means and sds are those of the posterior of all data by importance
-sampling from its Laplace approximation.
+and data loaded; and the ratios to theirs, seed by seed, with an interval. Means and sds
+are those of the posterior of all data by importance sampling from its Laplace
+approximation.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 D, M, BLOCKS, PRIOR = 29, 1300, 100, 1.0
 WARMUP = 500
@@ -317,6 +319,17 @@ class Results:
         )
 
 
+def ratios(ours: Results, theirs: Results, column: int) -> str:
+    """The geometric mean of the ratio over seeds, and its 95 % t interval."""
+    rows = zip(ours.rows[1:], theirs.rows[1:], strict=True)
+    logs = np.log([a[column] / b[column] for a, b in rows])
+    if len(logs) == 1:
+        return f"{np.exp(logs[0]):.2f}"
+    half = stats.t.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / len(logs) ** 0.5
+    low, mean, high = np.exp(logs.mean() + half * np.array([-1, 0, 1]))
+    return f"{mean:.2f} ({low:.2f} to {high:.2f})"
+
+
 def compare(n: int, arguments: argparse.Namespace) -> None:
     """Prints a table for one size of data."""
     found: dict[str, Results] = {}
@@ -353,6 +366,9 @@ def compare(n: int, arguments: argparse.Namespace) -> None:
     for name, results in found.items():
         print(results.line(name, mean, sd))
     base = found.pop("NumPyro")
+    print("\n| ESS/s over NumPyro's | of means | of squares |\n|---|---|---|")
+    for name, results in found.items():
+        print(f"| {name} | {ratios(results, base, 4)} | {ratios(results, base, 5)} |")
     first = base.rows[0]
     best = max(found, key=lambda n: min(found[n].rows[0][k] / first[k] for k in (4, 5)))
     means, squares, memory = (found[best].median(k) / base.median(k) for k in (4, 5, 6))

@@ -19,7 +19,7 @@ from step import measure, parameters
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 
-COMMON = {"num_data": 50_000, "prior_precision": 1.0, "seed": 0}
+COMMON = {"num_data": 50_000, "prior_precision": 1.0}
 CPU = torch.device("cpu")
 
 

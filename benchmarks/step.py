@@ -99,7 +99,7 @@ def eager_sghmc(params: list[Tensor]) -> Step:
 def candidates(params: list[nn.Parameter]) -> dict[str, Step]:
     """All updates of one set of parameters."""
     sgd = torch.optim.SGD
-    common = {"num_data": NUM_DATA, "prior_precision": 1.0, "seed": 0}
+    common = {"num_data": NUM_DATA, "prior_precision": 1.0}
     return {
         "SGD foreach": sgd(params, LR, foreach=True).step,
         "SGD fused": sgd(params, LR, fused=True).step,
@@ -141,7 +141,6 @@ def ewsg_step(
         LR,
         MOMENTUM,
         num_data=NUM_DATA,
-        seed=0,
         num_chains=num_chains,
         **settings,
     )
@@ -154,7 +153,7 @@ def ewsg_step(
 
 def report_ewsg(title: str, params: list[nn.Parameter], rounds: int) -> None:
     """EWSG's step with one proposal, gradients not counted, relative to SGHMC's."""
-    common = {"num_data": NUM_DATA, "seed": 0}
+    common = {"num_data": NUM_DATA}
     chains = params[0].shape[0]
     batched = all(p.dim() > 1 and p.shape[0] == chains for p in params)
     times = measure(
@@ -235,7 +234,7 @@ def report_overhead(rounds: int) -> None:
     """Python's share of a step on the MNIST network."""
     params = parameters(shapes_of("a", 0), torch.device("cpu"))
     grads = [p.grad for p in params]
-    common = {"num_data": NUM_DATA, "prior_precision": 1.0, "seed": 0}
+    common = {"num_data": NUM_DATA, "prior_precision": 1.0}
     sgld = sg.SGLD(params, LR, **common)
     sghmc = sg.SGHMC(params, LR, MOMENTUM, **common)
     sghmc.step()
@@ -319,7 +318,7 @@ def report_nonfinite(device: torch.device, rounds: int) -> None:
             y = torch.randint(10, (len(x),), device=device)
             # Small: whatever is trained here stays finite.
             sampler = getattr(sg, name)(
-                model.parameters(), LR / 1000, num_data=NUM_DATA, seed=0
+                model.parameters(), LR / 1000, num_data=NUM_DATA
             )
             whole: dict[str, list[float]] = {"raise": [], "allow": []}
             alone: dict[str, list[float]] = {"raise": [], "allow": []}
@@ -355,8 +354,8 @@ def report_training(device: torch.device, rounds: int) -> None:
     times = measure(
         {
             "SGD with momentum": of(lambda p: torch.optim.SGD(p, LR, MOMENTUM)),
-            "SGLD": of(lambda p: sg.SGLD(p, LR, num_data=NUM_DATA)),
-            "SGHMC": of(lambda p: sg.SGHMC(p, LR, MOMENTUM, num_data=NUM_DATA)),
+            "SGLD": of(lambda p: sg.SGLD(p, LR, num_data=NUM_DATA, seed=1)),
+            "SGHMC": of(lambda p: sg.SGHMC(p, LR, MOMENTUM, num_data=NUM_DATA, seed=2)),
         },
         device,
         rounds,

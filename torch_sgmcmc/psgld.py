@@ -189,6 +189,11 @@ class PSGLD(ManyChains):
             *(params, defaults, seed, nonfinite, capturable),
             process_group=process_group,
         )
+        self._roots: dict[Tensor, _Root] = {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._roots = {}
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -235,7 +240,7 @@ class PSGLD(ManyChains):
         curvatures = self._curvatures(probed) if probed else {}
         second = [[curvatures[p] for p in lists[1]] for lists in probed]
         check_finite(self, probed, second, "second derivative (for Γ)")
-        roots = self.__dict__.setdefault("_roots", {})
+        roots = self._roots
         prepared: list[tuple[list[Tensor], ...]] = []
         for group, params, grads, _ in work:
             states = [self.state[p] for p in params]

@@ -101,7 +101,8 @@ def check_rates(
 ) -> None:
     """Raises if a friction exceeds 1, or a coordinate's β̂ its friction."""
     alpha = 1.0 - group["momentum"]
-    largest = alpha * max((limit.most_friction for limit in limits), default=0.0)
+    # Lists, as torch.compile of older versions wants.
+    largest = alpha * max([0.0, *[limit.most_friction for limit in limits]])
     if largest > 1 + _ROUNDING:
         raise ValueError(
             f"Invalid momentum: {group['momentum']:.6g}, with which the largest "
@@ -129,7 +130,7 @@ def check_rates(
         estimate = group["noise_estimate"]
         share = 0.0 if isinstance(estimate, str) else estimate / alpha
         # Limits are those of all ranks.
-        worst = share * max((limit.most_share for limit in limits), default=0.0)
+        worst = share * max([0.0, *[limit.most_share for limit in limits]])
         friction = estimate / worst if worst else alpha
     if worst > 1 + _ROUNDING:
         raise ValueError(
