@@ -132,10 +132,10 @@ void CheckRates(const SGHMCOptions& options,
   size_t where = 0;
   for (size_t i = 0; i < variances.size(); ++i) {
     if (variances[i].numel() == 0) continue;
-    const double largest =
+    const auto of_this =
         OverFriction(given[i], variances[i]).max().item<double>();
-    if (largest > most) {
-      most = largest;
+    if (of_this > most) {
+      most = of_this;
       where = i;
     }
   }
