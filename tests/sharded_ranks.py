@@ -340,6 +340,7 @@ def mutants(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> None:
             if mutant == "seeds by rank":
                 for group in other.param_groups:
                     group["seed"] += rank
+                other._note()
             advance(net, other, range(5))
         found = differences((one, sampler), (net, other))
         parts = {key for key, _ in net.named_parameters()}.intersection(found)

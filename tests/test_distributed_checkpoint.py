@@ -79,6 +79,7 @@ def stranger_of(sampler: sg.Sampler, net: Net) -> sg.Sampler:
         for key in ("step", "num_skipped"):
             if torch.is_tensor(theirs[key]):
                 ours[key] = torch.zeros_like(theirs[key])
+    twin._note()  # so that counters are where the other has them
     # torch loads what is there to be filled.
     if any("given_mass" in given(state) for state in sampler.state.values()):
         assert isinstance(twin, sg.SGHMC)

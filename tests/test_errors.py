@@ -430,15 +430,23 @@ def test_gradients_that_do_not_fit(kind: type[sg.Sampler]) -> None:
     step_fails(
         sampler,
         RuntimeError,
-        f"{kind.__name__} got a gradient of torch.float32 and shape [4, 3] for a "
-        "parameter of torch.float32 and shape [5] (must be equal)",
+        f"{kind.__name__} got a parameter of 5 elements, number 0 of group 1, whose "
+        "noise is numbered for 12: call renumber() after parameters have grown, shrunk "
+        "or been replaced (further ones come with add_param_group)",
+    )
+    second.data = torch.zeros(3, 4)
+    step_fails(
+        sampler,
+        RuntimeError,
+        f"{kind.__name__} got a gradient of torch.float32 and shape [4, 3] on cpu for "
+        "a parameter of torch.float32 and shape [3, 4] on cpu (must be equal)",
     )
     second.data = torch.zeros(4, 3, dtype=torch.bfloat16)
     step_fails(
         sampler,
         RuntimeError,
-        f"{kind.__name__} got a gradient of torch.float32 and shape [4, 3] for a "
-        "parameter of torch.bfloat16 and shape [4, 3] (must be equal)",
+        f"{kind.__name__} got a gradient of torch.float32 and shape [4, 3] on cpu for "
+        "a parameter of torch.bfloat16 and shape [4, 3] on cpu (must be equal)",
     )
 
 

@@ -240,21 +240,6 @@ def test_a_chain_goes_on(copied: Callable[[Any], Any]) -> None:
     assert torch.equal(p, t)
 
 
-def test_what_was_saved_before_there_were_several() -> None:
-    _, sampler = make(seed=1)
-    saved = sampler.state_dict()
-    del saved["param_groups"][0]["num_chains"]
-    _, other = make(seed=2)
-    other.load_state_dict(saved)
-    assert other.param_groups[0]["num_chains"] is None
-    pickled = sampler.__getstate__()
-    del pickled["param_groups"][0]["num_chains"], pickled["defaults"]["num_chains"]
-    old = sg.SGHMC.__new__(sg.SGHMC)
-    old.__setstate__(pickled)
-    old.step()
-    assert old.param_groups[0]["num_chains"] is None
-
-
 def test_a_group_added_later_follows() -> None:
     _, sampler = make(num_chains=CHAINS, seed=5)
     q = torch.zeros(CHAINS, 300, requires_grad=True)

@@ -269,7 +269,7 @@ def test_raise_and_skip(value: str, kind: str, done: int) -> None:
             bad_step(skips, skipping, 77, value, call)
             assert skips.num_skipped == n
         for group in before[1]["param_groups"]:
-            group["num_skipped"] = group["num_skipped"] + 2
+            group["num_skipped"] += 2
             if "num_drawn" in group:  # what was drawn is not drawn again
                 now = skips.param_groups[0]["num_drawn"]
                 assert now > group["num_drawn"]

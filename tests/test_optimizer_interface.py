@@ -162,6 +162,8 @@ def test_defaults() -> None:
         "step": 0,
         "num_skipped": 0,
         "offsets": [0],
+        "sizes": [5],
+        "next_offset": 128,
     }
     sghmc = sg.SGHMC([one_parameter()], 0.1, num_data=2, seed=-3)
     assert sghmc.param_groups[0] | {"params": None} == {

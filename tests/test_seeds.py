@@ -4,6 +4,7 @@ import copy
 import gc
 import random
 import warnings
+import weakref
 from itertools import chain, product
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core import distributed
+from torch_sgmcmc.core import turns
 
 SEEDS = (0, 1, -1, 2**63 - 1, -(2**63), 5)
 
@@ -175,8 +176,18 @@ def test_another_seed_ends_it(no_warnings: object) -> None:
     c.step()
 
 
-def test_nothing_is_kept_of_samplers() -> None:
-    for seed in range(1000, 1010):
-        sampler(seed).step()
+def test_nothing_is_kept_of_samplers(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = [weakref.ref(p) for p in kept_by(range(1000, 1010))]
     gc.collect()
-    assert not {*range(1000, 1010)} & {*distributed._last}
+    assert not any(p() for p in gone)
+    monkeypatch.setattr(turns, "_limit", 0)
+    sampler(1010).step()
+    assert not {*range(1000, 1010)} & {*turns._last}
+
+
+def kept_by(seeds: range) -> list[torch.Tensor]:
+    """Parameters of samplers that have made a step."""
+    samplers = [sampler(seed) for seed in seeds]
+    for each in samplers:
+        each.step()
+    return [each.param_groups[0]["params"][0] for each in samplers]

@@ -347,9 +347,6 @@ class EWSG(SharedSettings):
             raise RuntimeError(
                 "EWSG got no gradients from the closure (does it call backward()?)"
             )
-        known = {
-            p: set(self.state.get(p, ())) for _, params, _, _ in work for p in params
-        }
         accepted: int | Tensor = 0
         try:
             check_finite(self, work)
@@ -359,19 +356,18 @@ class EWSG(SharedSettings):
                     closure, work, numbers, prepared, proposal
                 )
                 accepted = accepted + more
+            for _, params, grads, _ in work:
+                for p, grad in zip(params, grads, strict=True):
+                    p.grad = grad
+            self._advance(work, prepared)
         except BaseException as error:
-            for p, keys in known.items():
-                self._forget(p, self.state.get(p, {}).keys() - keys)
+            self._undo_created()
             if isinstance(error, StepLeftOut):
                 leave_out(self)
                 # What was drawn is not drawn again, nor is it gone on from.
                 self._set(num_drawn=self._num_drawn, minibatches=[])
                 return loss
             raise
-        for _, params, grads, _ in work:
-            for p, grad in zip(params, grads, strict=True):
-                p.grad = grad
-        self._advance(work, prepared)
         proposals = first["num_proposals"] + length * (first["num_chains"] or 1)
         accepted = first["num_accepted"] + accepted
         self._set(num_proposals=proposals, num_accepted=accepted)
@@ -509,13 +505,6 @@ class EWSG(SharedSettings):
         start_momenta(self, group, params, offsets)
         return [self.state[p]["momentum"] for p in params], masters
 
-    def _forget(self, p: Tensor, keys: Iterable[str]) -> None:
-        state = self.state.get(p, {})
-        for key in list(keys):
-            state.pop(key, None)
-        if not state:
-            self.state.pop(p, None)
-
     def _update(
         self,
         group: dict[str, Any],
@@ -549,7 +538,7 @@ class EWSG(SharedSettings):
         else:
             self._local(sgld_step_)(params, grads, masters, **common)
             for p in params:  # what a schedule of the momentum left behind
-                self._forget(p, ["momentum"])
+                self._forget(p, "momentum")
 
 
 def _check_same_parameters(current: list[Work], proposed: list[Work]) -> None:

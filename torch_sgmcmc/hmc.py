@@ -311,12 +311,6 @@ class HMC(SharedSettings):
             else:
                 self.state[p][MASS] = mass
 
-    def _forget(self, p: Tensor, name: str) -> None:
-        state = self.state.get(p, {})
-        state.pop(name, None)
-        if not state:
-            self.state.pop(p, None)
-
     # ---- Trajectories ---------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]

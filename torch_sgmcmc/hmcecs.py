@@ -313,8 +313,12 @@ class HMCECS(SharedSettings):
 
     def _check_groups(self) -> None:
         self._check_all_groups()
-        if not self._all_params():
-            raise RuntimeError("HMCECS has no parameters")
+        params = self._all_params()
+        if not params:
+            raise RuntimeError("HMCECS has no parameters that require gradients")
+        kept = self.state.get("control_variates")
+        if kept is not None and len(kept["anchor"]) != sum(p.numel() for p in params):
+            self._parameters_changed()  # some were frozen
         if SAMPLING in self.state:
             self._layout().draws()  # which needs as many weights as data
 
@@ -324,6 +328,9 @@ class HMCECS(SharedSettings):
         θ* is then chosen anew.
         """
         super().add_param_group(param_group)
+        self._parameters_changed()
+
+    def _parameters_changed(self) -> None:
         for key in KEYS:  # all of them are of other parameters
             self.state.pop(key, None)
         self._present = self._proposals = None
@@ -394,6 +401,9 @@ class HMCECS(SharedSettings):
 
     # ---- What it keeps --------------------------------------------------------
 
+    def _all_params(self) -> list[Tensor]:
+        return [*filter(_moves, super()._all_params())]
+
     def _count(self, evaluations: int) -> None:
         group = self.param_groups[0]
         self._set(num_evaluations=group["num_evaluations"] + evaluations)
@@ -402,7 +412,7 @@ class HMCECS(SharedSettings):
         like = {"dtype": torch.float64, "device": self._all_params()[0].device}
         precisions, means = [], []
         for group in self.param_groups:
-            for p in group["params"]:
+            for p in filter(_moves, group["params"]):
                 size = (p.numel(),)
                 precisions.append(
                     torch.full(size, float(group["prior_precision"]), **like)
@@ -852,3 +862,8 @@ class HMCECS(SharedSettings):
             **self._step_arguments(self.param_groups[0]),
         )
         return bool(accepted)
+
+
+def _moves(p: Tensor) -> bool:
+    """Whether a parameter is sampled."""
+    return p.requires_grad

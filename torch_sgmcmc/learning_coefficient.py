@@ -16,6 +16,7 @@ from torch_sgmcmc.core.closures import exchanged
 from torch_sgmcmc.core.prior import PRIOR_MEAN
 from torch_sgmcmc.core.progress import progress_bar
 from torch_sgmcmc.core.shards import refuse
+from torch_sgmcmc.gauges import Gauges
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.hmcecs import HMCECS
 from torch_sgmcmc.psgld import PSGLD
@@ -27,8 +28,11 @@ __all__ = ["LearningCoefficient", "local_learning_coefficient"]
 
 # Of the interval.
 _CONFIDENCE = 0.95
-# A change between the halves of the chains that is worth a word, in parts of λ̂.
-_DRIFT = 0.1
+# A change between the halves of the chains that is worth a word, in parts of λ̂, and
+# heat and a distance from equilibrium that are, in parts of T.
+_DRIFT, _HEAT, _EXCESS = 0.1, 0.05, 0.1
+# Observations of a chain's temperatures.
+_OBSERVATIONS = 200
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,9 @@ class LearningCoefficient:
     initial_loss: float
     #: nβ.
     inverse_temperature: float
+    #: T_kin and T_conf of each chain in parts of T, [chains, 2], see :class:`Gauges`:
+    #: both 1 if it samples the target. NaN where they are not known (capturable).
+    temperatures: Tensor
     #: What speaks against the estimate.
     warnings: tuple[str, ...]
 
@@ -128,7 +135,8 @@ def local_learning_coefficient(
     Warns:
         UserWarning: λ̂ is negative (w* is no minimum, or there are too few draws), a
             chain has diverged, or the second halves of the chains differ from the
-            first.
+            first; chains are hotter or colder than their target by their
+            :class:`Gauges`, as by the noise of minibatches, or not in equilibrium.
 
     Example:
         >>> def loss(indices):
@@ -171,21 +179,24 @@ def local_learning_coefficient(
         "prior_precision": localization * temperature,
     }
     base = _Losses(loss, moving, best, num_data, batch_size)
-    rows = []
+    rows, heats = [], []
     try:
         for k in range(chains):
             _put(moving, best)
             key = fold_in(seed, k)
             chain = sampler(moving, **target, prior_mean=best, seed=key)
             _check(chain, moving, target, batch_size)
-            rows.append(base.along(chain, burn_in + draws, fold_in(key, 1), bar))
+            row, heat = base.along(chain, burn_in, draws, fold_in(key, 1), bar)
+            rows.append(row)
+            heats.append(heat)
     finally:
         _put(moving, best)
         for p, grad in zip(moving, grads, strict=True):
             p.grad = grad
         getattr(bar, "close", lambda: None)()
     traces = inverse_temperature * torch.tensor(rows, dtype=torch.float64)[:, burn_in:]
-    result = _estimate(traces, base.initial(), inverse_temperature)
+    temperatures = torch.tensor(heats, dtype=torch.float64) / temperature
+    result = _estimate(traces, base.initial(), inverse_temperature, temperatures)
     for text in result.warnings:
         warnings.warn(text, stacklevel=2)
     return result
@@ -223,8 +234,13 @@ class _Losses:
         self._seen[1] += 1
         return value
 
-    def along(self, sampler: Sampler, steps: int, seed: int, bar: Any) -> list[float]:
-        """L(w) − L(w*) where each step begins; infinite once the chain has left."""
+    def along(
+        self, sampler: Sampler, burn_in: int, draws: int, seed: int, bar: Any
+    ) -> tuple[list[float], tuple[float, float]]:
+        """L(w) − L(w*) where each step begins; infinite once the chain has left.
+
+        And T_kin and T_conf after burn-in.
+        """
         generator = torch.Generator().manual_seed(seed)
         twice = isinstance(sampler, PSGLD) and any(
             group["adapt"] and group["gamma"] for group in sampler.param_groups
@@ -248,16 +264,23 @@ class _Losses:
                     raise _LeftError
             return value.detach()
 
-        row = []
-        for _ in range(steps):
+        row: list[float] = []
+        steps, gauges = burn_in + draws, None
+        for i in range(steps):
+            if i == burn_in and not sampler.defaults["capturable"]:
+                every = 1 + draws // _OBSERVATIONS
+                gauges = Gauges(sampler, every=every, center=PRIOR_MEAN)
             next(bar, None)
             first.clear()
             try:
                 sampler.step(closure)
             except _LeftError:
-                return row + [math.inf] * (steps - len(row))
+                return row + [math.inf] * (steps - len(row)), (math.nan, math.nan)
             row.append(first[0])
-        return row
+        if gauges is None:
+            return row, (math.nan, math.nan)
+        heat = gauges.all()
+        return row, (heat.kinetic.mean, heat.configurational.mean)
 
 
 class _LeftError(Exception):
@@ -311,7 +334,7 @@ def _check(
 
 
 def _estimate(
-    traces: Tensor, initial: float, inverse_temperature: float
+    traces: Tensor, initial: float, inverse_temperature: float, temperatures: Tensor
 ) -> LearningCoefficient:
     means = traces.mean(1)
     value, half_width = _interval(means)
@@ -330,6 +353,7 @@ def _estimate(
                 f"The chains' second halves differ from the first by {change:.2g} ± "
                 f"{error:.2g}: they have not settled (a longer burn_in, or a larger lr)"
             )
+        found += _of_temperatures(temperatures)
     if value < 0:
         found.append(
             f"The estimate is negative ({value:.3g} ± {half_width:.2g}): chains find "
@@ -337,8 +361,34 @@ def _estimate(
             "there are too few draws"
         )
     return LearningCoefficient(
-        value, half_width, means, traces, initial, inverse_temperature, tuple(found)
+        *(value, half_width, means, traces, initial, inverse_temperature),
+        *(temperatures, tuple(found)),
     )
+
+
+def _of_temperatures(temperatures: Tensor) -> list[str]:
+    """What gauges have against the chains: another temperature, no equilibrium."""
+    found = []
+    heat, error = _interval(temperatures[:, 0])
+    if abs(heat - 1) > max(error, _HEAT):
+        hot = heat > 1
+        found.append(
+            f"Chains are {'hotter' if hot else 'colder'} than their target: T_kin is "
+            f"{heat:.3g} ± {error:.2g} T, and the estimate is too "
+            f"{'large' if hot else 'small'} by about this factor"
+            + (
+                " (lower lr, a larger batch_size, or SGNHT with thermostat_rate=1e-2)"
+                if hot
+                else ""
+            )
+        )
+    excess, error = _interval(temperatures[:, 1] - temperatures[:, 0])
+    if abs(excess) > max(2 * error, _EXCESS):
+        found.append(
+            f"Chains are not in equilibrium: T_conf is {heat + excess:.3g} T, T_kin "
+            f"{heat:.3g} T (a longer burn_in, a larger lr)"
+        )
+    return found
 
 
 def _interval(means: Tensor) -> tuple[float, float]:

@@ -22,8 +22,8 @@ class GammaPrecision:
 
     Used like a learning-rate scheduler: it belongs to a sampler, and each
     :meth:`step` draws every group's ``prior_precision`` λ from its full conditional
-    given the group's d parameters θ. With λ ~ Gamma(shape a, rate b) and
-    θ | λ ~ N(μ, I/λ),
+    given the group's d parameters θ that are sampled (that require a gradient). With
+    λ ~ Gamma(shape a, rate b) and θ | λ ~ N(μ, I/λ),
 
     .. math::
         \lambda | \theta \sim
@@ -91,10 +91,11 @@ class GammaPrecision:
 
     def _draw(self, group: dict[str, Any], index: int) -> float:
         t = group["temperature"]
-        dimension = sum(p.numel() for p in group["params"])
+        params = [p for p in group["params"] if p.requires_grad]
+        dimension = sum(p.numel() for p in params)
         # Those that are on one device, and spread over the same ranks.
         together: dict[Any, list[Tensor]] = {}
-        for p in group["params"]:
+        for p in params:
             away = shards.local(away_from_mean(self.sampler, group, p))
             together.setdefault((p.device, shards.groups_of(p)), []).append(away)
         squares = sum(

@@ -250,11 +250,14 @@ class PSGLD(ManyChains):
                 if is_new:
                     check_not_capturing(self, p, "square_average")
                     start = torch.zeros_like(p, dtype=state_dtype(p))
-                    state["square_average"] = start.copy_(grad).square_()
+                    self._create(p, "square_average", start.copy_(grad).square_())
                 if corrected and "sensitivity" not in state:
                     scale = group["temperature"] / group["num_data"]
                     chains = group["num_chains"]
-                    _begin_gamma(state, p, grad, curvatures[p], scale, is_new, chains)
+                    sensitivity = _begin_gamma(
+                        state, p, grad, curvatures[p], scale, is_new, chains
+                    )
+                    self._create(p, "sensitivity", sensitivity)
                 elif group["adapt"] and not corrected:  # V moves on without it
                     state.pop("sensitivity", None)
             squares = [state["square_average"] for state in states]
@@ -370,8 +373,8 @@ def _begin_gamma(
     scale: float,
     is_new: bool,
     num_chains: int | None,
-) -> None:
-    """Starts V and W so that Γ is bounded: docs/samplers/psgld.md."""
+) -> Tensor:
+    """Starts V so that Γ is bounded, and returns W: docs/samplers/psgld.md."""
     square = state["square_average"]
     sensitivity = torch.zeros_like(p, dtype=square.dtype)
     h = curvature.to(square.dtype)
@@ -382,7 +385,7 @@ def _begin_gamma(
     for own in [square] if num_chains is None else square:
         mean = sum_of_squares([own.sqrt()]).div_(own.numel()).to(own.dtype)
         own.copy_(torch.where(own == 0, mean, own))
-    state["sensitivity"] = sensitivity
+    return sensitivity
 
 
 class _Root:

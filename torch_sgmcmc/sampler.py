@@ -17,8 +17,8 @@ from torch.optim.optimizer import (
     _global_optimizer_pre_hooks,
 )
 
-import torch_sgmcmc._C as _C
-from torch_sgmcmc.core import distributed, shards
+from torch_sgmcmc.core import distributed, numbering, shards
+from torch_sgmcmc.core.absence import Absences
 from torch_sgmcmc.core.checks import (
     check_capturable,
     check_choice,
@@ -26,6 +26,7 @@ from torch_sgmcmc.core.checks import (
     number_of_lr,
     plain,
 )
+from torch_sgmcmc.core.fit import check_fit
 from torch_sgmcmc.core.given import complete_given, given, has_more
 from torch_sgmcmc.core.master import has_master
 from torch_sgmcmc.core.momentum import blank, state_dtype
@@ -40,7 +41,7 @@ from torch_sgmcmc.core.nonfinite import (
     raise_what_was_found,
 )
 from torch_sgmcmc.core.operators import HAS_CUDA
-from torch_sgmcmc.core.param_groups import FOREIGN_KEYS, check_keys, check_later_keys
+from torch_sgmcmc.core.param_groups import check_keys, check_later_keys
 from torch_sgmcmc.core.parameters import (
     check_chains,
     check_memory,
@@ -57,6 +58,7 @@ from torch_sgmcmc.core.state_checks import (
     check_state_dict,
     completed,
 )
+from torch_sgmcmc.core.turns import take_turn
 
 __all__ = ["Sampler"]
 
@@ -66,6 +68,8 @@ Work = tuple[dict[str, Any], list[Tensor], list[Tensor], list[int]]
 
 # Counters that are equal in all groups, on the device if ``capturable``.
 _COUNTERS = ("step", "num_skipped")
+# What a group has of its own.
+_OF_GROUP = (numbering.OFFSETS, numbering.SIZES)
 
 
 class Sampler(Optimizer):
@@ -77,14 +81,16 @@ class Sampler(Optimizer):
     here: param groups, seeds and noise offsets, missing gradients, closures, state
     dicts.
 
-    All bookkeeping lives in the param groups, and so goes through ``state_dict``,
-    pickle and deepcopy like any hyperparameter:
+    All bookkeeping is shown in the param groups, and so goes through ``state_dict``,
+    pickle and deepcopy. It is the sampler's: what is written there by hand, or put back
+    with hyperparameters that were saved, is what it was again at the next step.
 
     * ``seed``: the key of the noise, equal in all groups;
     * ``step``: number of updates made, equal in all groups; an int, or with
       ``capturable`` an int64 scalar on the parameters' device;
-    * ``offsets``: for each parameter, the index of its first element in the
-      noise stream, fixed when the parameter is added;
+    * ``offsets`` and ``sizes``: for each parameter, the index of its first element in
+      the noise stream, and how many it has; ``next_offset``, equal in all groups,
+      where nothing has been numbered yet (:meth:`renumber`);
     * ``nonfinite`` and ``num_skipped`` (as ``step``, an int or a scalar), equal in
       all groups.
 
@@ -94,6 +100,10 @@ class Sampler(Optimizer):
     is left out), ``"skip"`` leaves the step out and counts it in :attr:`num_skipped`,
     ``"allow"`` does not look. Clipping gradients changes the target density, and so
     does leaving out steps. More: docs/samplers/sampler.md.
+
+    **What is sampled** are the parameters that require a gradient. A parameter without
+    one (None) is left out of a step, as torch does; one that has a gradient in some
+    steps only has another target, which is heard once.
 
     **The prior** of every sampler is N(μ, 1/λ) on each parameter. ``prior_mean``, of
     the constructor or of a group, is μ: one number, or tensors, one for each parameter
@@ -131,9 +141,9 @@ class Sampler(Optimizer):
     """
 
     #: Keys that the sampler manages itself; a param group must not set them. But for
-    #: the offsets they are equal in all groups.
+    #: offsets and sizes they are equal in all groups.
     _MANAGED: ClassVar[tuple[str, ...]] = (
-        *("seed", "step", "offsets", "capturable"),
+        *("seed", "step", "offsets", "sizes", "next_offset", "capturable"),
         *("nonfinite", "num_skipped"),
     )
     #: Its hyperparameters.
@@ -171,6 +181,13 @@ class Sampler(Optimizer):
     _pending: Pending | None = None
     _error: str | None = None
 
+    # Each group with what is the sampler's own in it: no hyperparameters, that a user
+    # may put back.
+    _own: list[tuple[dict[str, Any], dict[str, Any]]]
+    # Parameters without a gradient, and state that a step has created so far.
+    _absences: Absences
+    _created: list[tuple[dict[str, Any], str]]
+
     #: Whether it can sample DTensors.
     _TAKES_SHARDS: ClassVar[bool] = True
 
@@ -205,7 +222,7 @@ class Sampler(Optimizer):
         self._group_keys = frozenset((*defaults, *self._MANAGED))
         if distributed.is_zero():
             distributed.refuse_zero(type(self).__name__)
-        self._seen = []
+        self._begin()
         self._is_complete = False
         super().__init__(params, defaults)
         del self._is_complete
@@ -214,26 +231,44 @@ class Sampler(Optimizer):
         self._check_ranks()
         self._seed_is_drawn = seed is None
         distributed.settle(self)
+        self._note()
+
+    def _begin(self) -> None:
+        self._seen, self._own, self._created = [], [], []
+        self._absences = Absences()
+
+    def _note(self) -> None:
+        """Keeps what is the sampler's own in its groups, as it is now."""
+        keys = ("seed", *_COUNTERS, numbering.NEXT, *_OF_GROUP, *self._PROGRESS)
+        self._own = [
+            (group, {key: group[key] for key in keys}) for group in self.param_groups
+        ]
+
+    def _put_back(self) -> None:
+        """Puts it back where users have written over it."""
+        groups, own = self.param_groups, self._own
+        if len(groups) != len(own) or any(
+            group is not known for group, (known, _) in zip(groups, own, strict=True)
+        ):
+            kept = {id(group): values for group, values in own}
+            # Of a dict that is new, what all groups have alike.
+            alike = {k: v for k, v in own[0][1].items() if k not in _OF_GROUP}
+            self._own = own = [(g, kept.get(id(g), alike)) for g in groups]
+        for group, values in own:
+            group.update(values)
 
     def __getstate__(self) -> dict[str, Any]:
         catch_up(self)
+        self._put_back()
         self._clear_blank_state()
         return {**super().__getstate__(), "_group_keys": self._group_keys}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("process_group", None)
-        self._seen = []
+        self._begin()
         self._look_for_shards()
-        # What was pickled by an earlier version may lack some.
-        self.defaults.setdefault("nonfinite", "raise")
-        self.defaults.setdefault(PRIOR_MEAN, 0.0)
-        for group in self.param_groups:
-            group.setdefault(PRIOR_MEAN, 0.0)
-            group.setdefault("nonfinite", "raise")
-            group.setdefault("num_skipped", 0 * group["step"])
-        keys = self.__dict__.get("_group_keys", {*self.defaults} - FOREIGN_KEYS)
-        self._group_keys = frozenset((*keys, *self._MANAGED))
+        self._note()
 
     # ---- For subclasses -------------------------------------------------------
 
@@ -322,17 +357,14 @@ class Sampler(Optimizer):
             ValueError: a hyperparameter is unknown or out of range, or a parameter
                 cannot be sampled (see the class). Nothing is added then.
         """
-        if self._gauges is not None:
-            raise ValueError(
-                "Invalid param group: Gauges observe the groups that there are "
-                "(detach() them first, and make new ones)"
-            )
+        self._refuse_gauges("param group")
         means: list[Tensor] | None = None
         shared = dict(self._PROGRESS)
         if self.param_groups:
             # A state dict may have been loaded.
+            self._put_back()
             first = self.param_groups[0]
-            each = (*_COUNTERS, "offsets")
+            each = (*_COUNTERS, *_OF_GROUP)
             shared = {key: first[key] for key in self._MANAGED if key not in each}
         if isinstance(param_group, dict):
             if distributed.is_zero():  # which says to groups what the constructor got
@@ -378,17 +410,51 @@ class Sampler(Optimizer):
             del self.param_groups[before]
             raise
         _set_counters(group, self.param_groups[0])
-        offset = 0
-        for previous in self.param_groups[:before]:
-            for start, p in zip(previous["offsets"], previous["params"], strict=True):
-                offset = _next_offset(start, self._numel_of_chain(p))
-        group["offsets"] = offsets = []
-        for p in group["params"]:
-            offsets.append(offset)
-            offset = _next_offset(offset, self._numel_of_chain(p))
+        begin = shared.get(numbering.NEXT, 0)
+        end = numbering.number(self, group, begin)
+        for each_group in self.param_groups:
+            each_group[numbering.NEXT] = end
         self._lengths = tuple(map(len, self.param_groups))
         self._is_settled = False
         self._look_for_shards()
+        self._note()
+
+    def renumber(self) -> None:
+        """Numbers the noise of parameters that have grown, shrunk or been replaced.
+
+        After ``p.data = longer``, or where a parameter in a group's ``params`` was
+        replaced or the list has changed, :meth:`step` refuses to go on: the noise of a
+        parameter that grew would be its neighbour's. This gives parameters whose size
+        has changed elements of their own in the noise stream, behind all that were ever
+        used; the others keep theirs. (In a group with another number of parameters, all
+        get new ones.) State stays with its parameter; what belongs to none any more is
+        dropped. State dicts hold the numbers, and a sampler that is built with
+        parameters of the new sizes loads them.
+
+        Momenta and other state have to be of the new shape before, as for any
+        optimizer: rows of parameters and of ``state[p]`` are chosen and added alike.
+
+        Raises:
+            ValueError: a tensor of the state has not its parameter's shape, a parameter
+                cannot be sampled or is listed twice, or :class:`Gauges` observe the
+                sampler. Nothing has changed.
+        """
+        self._refuse_gauges("parameters")
+        self._put_back()
+        if numbering.renumber(self):
+            self._look_for_shards()
+            self._parameters_changed()
+            self._note()
+
+    def _parameters_changed(self) -> None:
+        """Forgets what was computed of parameters that may be others now."""
+
+    def _refuse_gauges(self, what: str) -> None:
+        if self._gauges is not None:
+            raise ValueError(
+                f"Invalid {what}: Gauges observe the groups that there are "
+                "(detach() them first, and make new ones)"
+            )
 
     def _look_for_shards(self) -> None:
         self._is_sharded = any(
@@ -432,6 +498,10 @@ class Sampler(Optimizer):
         """The elements that a parameter has in the noise stream."""
         return p.numel()
 
+    def _sizes(self, params: list[Tensor]) -> list[int]:
+        """Those of several."""
+        return [p.numel() for p in params]
+
     def _check_all_groups(self) -> None:
         """Raises if a hyperparameter has left its range, or its name is misspelt.
 
@@ -446,7 +516,14 @@ class Sampler(Optimizer):
             self._lengths = lengths
         for group in self.param_groups:
             self._check_group(group)
+        self._check_sizes()
         check_equal(self.param_groups, self._SHARED, self._WHY_EQUAL)
+
+    def _check_sizes(self) -> None:
+        """Raises if parameters are not as their noise is numbered."""
+        for group in self.param_groups:
+            if self._sizes(group["params"]) != group["sizes"]:
+                raise numbering.unlike(self, group)
 
     @staticmethod
     def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -462,22 +539,28 @@ class Sampler(Optimizer):
             compiling = torch.compiler.is_compiling()
             if not compiling and self._before_step():
                 return None
-            if (
+            hooked = (
                 self._optimizer_step_pre_hooks
                 or self._optimizer_step_post_hooks
                 or _global_optimizer_pre_hooks
                 or _global_optimizer_post_hooks
-            ):
-                return observed(self, *args, **kwargs)
-            if compiling:
+            )
+            if compiling and not hooked:
                 if self.defaults["capturable"] and not self._is_sharded:
                     return func(self, *args, **kwargs)
                 # The step counter is a Python int: torch.compile would guard on it
                 # and compile every step anew.
                 return torch.compiler.disable(func)(self, *args, **kwargs)
-            if _profiler_enabled():
-                return observed(self, *args, **kwargs)
-            return func(self, *args, **kwargs)
+            if hooked or _profiler_enabled():
+                result = observed(self, *args, **kwargs)
+            else:
+                result = func(self, *args, **kwargs)
+            if not compiling:
+                absences = self._absences
+                absences.steps += 1
+                if absences.any:
+                    absences.look(self)
+            return result
 
         return wrapper
 
@@ -490,9 +573,10 @@ class Sampler(Optimizer):
         if distributed.is_laying_out(self):
             self._lay_out()
             return True
+        self._put_back()
         self._clear_blank_state()
         self._settle()
-        distributed.take_turn(self)
+        take_turn(self)
         return False
 
     def _settle(self) -> None:
@@ -524,6 +608,7 @@ class Sampler(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The param groups, with seed and step, and the state of the parameters."""
         catch_up(self)
+        self._put_back()
         # Where users gave any, torch does not ask for state by a step.
         by_hand = distributed.is_laid_out_by_hand(self)
         if by_hand:
@@ -567,11 +652,30 @@ class Sampler(Optimizer):
         try:
             check_finite(self, work)
             prepared = self._prepare_all(work)
+            self._advance(work, prepared)
         except StepLeftOut:
+            self._undo_created()
             leave_out(self)
-            return loss
-        self._advance(work, prepared)
+        except Exception:
+            self._undo_created()
+            raise
         return loss
+
+    def _create(self, p: Tensor, key: str, value: Any) -> None:
+        """Puts what is new into a parameter's state, until the step has failed."""
+        state = self.state[p]
+        state[key] = value
+        if not torch.compiler.is_compiling():
+            self._created.append((state, key))
+
+    def _undo_created(self) -> None:
+        """Takes out of the state what a failed step has put there."""
+        for state, key in self._created:
+            state.pop(key, None)
+        self._created.clear()
+        for p, state in [*self.state.items()]:
+            if isinstance(p, Tensor) and not state:
+                del self.state[p]
 
     def _looks_later(self, work: list[Work]) -> bool:
         """Whether the host waits until the next step to see what was found."""
@@ -598,17 +702,20 @@ class Sampler(Optimizer):
         """Checks gradients, and groups if need be, and lists what is to be updated."""
         if not checked:
             self._check_all_groups()
+        self._absences.begin()
         work = []
         for group in self.param_groups:
             if isinstance(group.get("lr"), Tensor):
                 group = {**group, "lr": float(group["lr"])}
             work.extend(self._collect(group))
+        if not work:
+            self._absences.nothing_moves()
         if len(work) > 1:
             # An operator changes nothing if its arguments do not fit, but by then
             # another group's operator may have made its update.
-            for _, params, grads, _ in work:
+            for group, params, grads, _ in work:
                 for p, grad in zip(params, grads, strict=True):
-                    self._check_fit(p, grad)
+                    check_fit(self, group, p, grad)
         return work
 
     def _advance(self, work: list[Work], prepared: list[Any]) -> None:
@@ -627,6 +734,15 @@ class Sampler(Optimizer):
                 group["num_skipped"] += gate < 0
             else:
                 group["step"] += 1  # in place if it is a tensor
+        if self._created:
+            self._created.clear()
+        self._note_steps()
+
+    def _note_steps(self) -> None:
+        """As :meth:`_note`, where only steps can have changed."""
+        for group, own in self._own:
+            if isinstance(group["step"], int):
+                own["step"], own["num_skipped"] = group["step"], group["num_skipped"]
 
     def _step_arguments(self, group: dict[str, Any]) -> dict[str, Any]:
         """The arguments seed, step and device_step of an operator."""
@@ -643,7 +759,10 @@ class Sampler(Optimizer):
         devices = set()
         for p, offset in zip(group["params"], group["offsets"], strict=True):
             grad = p.grad
+            if not p.requires_grad:
+                continue
             if grad is None:
+                self._absences.add(p)
                 continue
             if grad.layout is not torch.strided:
                 raise RuntimeError(
@@ -670,28 +789,6 @@ class Sampler(Optimizer):
             lists[2].append(grad)
             lists[3].append(offset)
         return list(work.values())
-
-    def _check_fit(self, p: Tensor, grad: Tensor) -> None:
-        """Raises if an operator would refuse the parameter, gradient or state."""
-        if grad.dtype != p.dtype or grad.shape != p.shape:
-            raise RuntimeError(
-                f"{type(self).__name__} got a gradient of {grad.dtype} and shape "
-                f"{list(grad.shape)} for a parameter of {p.dtype} and shape "
-                f"{list(p.shape)} (must be equal)"
-            )
-        if any(n > 1 and s == 0 for n, s in zip(p.shape, p.stride(), strict=True)):
-            raise RuntimeError(
-                f"{type(self).__name__} cannot update an expanded parameter (several "
-                f"elements share memory): shape {list(p.shape)}, strides "
-                f"{list(p.stride())}"
-            )
-        for key, value in self.state.get(p, {}).items():
-            if torch.is_tensor(value) and value.shape != p.shape:
-                raise RuntimeError(
-                    f"{type(self).__name__} has a {key} of shape {list(value.shape)} "
-                    f"for a parameter of shape {list(p.shape)}: was the parameter "
-                    f"replaced?"
-                )
 
     def _check_cuda(self, group: dict[str, Any]) -> None:
         if not HAS_CUDA:
@@ -732,6 +829,7 @@ class Sampler(Optimizer):
         def finish(_: Optimizer) -> None:
             complete_given(self, present["state"])
             self._finish_loading(loading)
+            self._note()
 
         present = {**self.__dict__}  # what it says of the state, too
         # So that ours is the last of torch's hooks before, and the first after.
@@ -750,6 +848,7 @@ class Sampler(Optimizer):
         kept = ("seed", "capturable", "nonfinite")
         self.defaults.update({key: first[key] for key in kept})
         self._seed_is_drawn = self._is_laid_out = False
+        self._absences = Absences()
 
     def _forget_blank_state(self) -> None:
         """Drops what :meth:`_blank_state` has put into a checkpoint."""
@@ -799,7 +898,7 @@ class Sampler(Optimizer):
         for i, group in enumerate(self.param_groups):
             n, t = group["num_data"], group["temperature"]
             precision = group["prior_precision"]
-            count = sum(p.numel() for p in group["params"])
+            count = sum(p.numel() for p in group["params"] if p.requires_grad)
             data = (
                 "the loss is U itself (N = 1)"
                 if n == 1
@@ -835,9 +934,3 @@ def _set_counters(group: dict[str, Any], values: dict[str, Any]) -> None:
         if group["capturable"]:
             device = group["params"][0].device if group["params"] else None
             group[key] = torch.tensor(count, device=device)
-
-
-def _next_offset(offset: int, numel: int) -> int:
-    """The first multiple of the noise block at or after offset + numel."""
-    block = _C.NOISE_BLOCK
-    return (offset + numel + block - 1) // block * block

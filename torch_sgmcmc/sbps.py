@@ -421,8 +421,12 @@ class SBPS(SharedSettings):
         if matrix is not None:
             self.state[PRECONDITIONER] = {"matrix": matrix}
 
+    def _parameters_changed(self) -> None:
+        self.__dict__.pop("_flight", None)
+
     def _check_common(self) -> dict[str, Any]:
         """Checks all groups before any work is done, and returns the first."""
+        self._check_sizes()
         first = self.param_groups[0]
         values = list(chain.from_iterable(map(_hyperparameters, self.param_groups)))
         values += map(len, self.param_groups)
@@ -560,6 +564,7 @@ class SBPS(SharedSettings):
         for group in self.param_groups:
             group.update(progress)
             group["step"] += 1
+        self._note()
         if self._gauges is not None:
             self._gauges._fly(before, piece)
         self._watch_violations(common)

@@ -400,6 +400,10 @@ class SGHMC(ManyChains):
         if matrix is not None:
             self.state[_NOISE] = {"covariance": matrix}
 
+    def _parameters_changed(self) -> None:
+        self._factors = {}
+        self._note_masses()
+
     def _all_params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
@@ -544,8 +548,11 @@ class SGHMC(ManyChains):
             count = state.get("num_grads", 0)
             if count == 0:
                 like = {"dtype": state_dtype(p)}
-                state["grad_variance"] = torch.zeros_like(p, **like)
-                state["previous_grad"] = torch.zeros_like(p, **like).copy_(grad)
+                self._create(p, "grad_variance", torch.zeros_like(p, **like))
+                self._create(
+                    p, "previous_grad", torch.zeros_like(p, **like).copy_(grad)
+                )
+                self._create(p, "num_grads", 0)
             else:
                 by_count.setdefault(count, []).append((state, grad))
             state["num_grads"] = count + 1

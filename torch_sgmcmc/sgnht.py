@@ -159,7 +159,8 @@ class SGNHT(ManyChains):
         states = [self.state[p] for p in params]
         for state, p in zip(states, params, strict=True):
             if "thermostat" not in state:
-                state["thermostat"] = torch.zeros_like(p, dtype=state_dtype(p))
+                thermostat = torch.zeros_like(p, dtype=state_dtype(p))
+                self._create(p, "thermostat", thermostat)
         momenta = [s["momentum"] for s in states]
         thermostats = [s["thermostat"] for s in states]
         return momenta, thermostats, start_masters(self, params)

@@ -295,7 +295,8 @@ def _check(sampler: Sampler, closure: object) -> None:
                 "change)"
             )
         if isinstance(sampler, PSGLD) and any(
-            "square_average" not in sampler.state.get(p, {}) for p in group["params"]
+            p.requires_grad and "square_average" not in sampler.state.get(p, {})
+            for p in group["params"]
         ):
             raise ValueError("Invalid sampler: a PSGLD that has not adapted yet")
         if any(GIVEN_MASS in sampler.state.get(p, {}) for p in group["params"]):

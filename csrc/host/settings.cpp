@@ -164,7 +164,8 @@ constexpr Row kSamplers[] = {{"SGLD", kSGLD},
 // of HMCECS and of SBPS.
 // clang-format off
 constexpr std::string_view kBesides[] = {
-    "seed", "step", "offsets", "capturable", "nonfinite", "num_skipped",
+    "seed", "step", "offsets", "sizes", "next_offset", "capturable",
+    "nonfinite", "num_skipped",
     "num_proposals", "num_accepted", "num_trajectories", "num_divergences",
     "dual_averaging", "num_drawn", "minibatches",
     "num_subsamples_accepted", "num_evaluations", "sign", "mean_difference",

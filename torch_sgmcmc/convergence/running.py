@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_sgmcmc.convergence.batch_means import effective_draws, split_rhat
+from torch_sgmcmc.convergence.identical import check_different
 from torch_sgmcmc.convergence.report import Convergence
 from torch_sgmcmc.core.checks import check_integer
 from torch_sgmcmc.core.distributed import check_group, world_size
@@ -210,7 +211,8 @@ class RunningConvergence:
 
         Raises:
             ValueError: a chain has less than 4 draws, or so few that they fill no two
-                batches of the length of the longest chain's.
+                batches of the length of the longest chain's; or two chains are
+                identical.
         """
         means, squares, length = self._common()
         rhat, constant = split_rhat(means, squares, length)
@@ -258,8 +260,10 @@ class RunningConvergence:
                 means, squares = _merged(means, squares, own)
                 own *= 2
             pairs.append((means[:count], squares[:count]))
+        batches = torch.stack([means for means, _ in pairs])
+        check_different("values", batches)
         return (
-            torch.stack([means for means, _ in pairs]),
+            batches,
             torch.stack([squares for _, squares in pairs]),
             length,
         )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_sgmcmc.convergence.identical import check_different
 from torch_sgmcmc.convergence.probes import Coordinates
 from torch_sgmcmc.convergence.report import Convergence
 from torch_sgmcmc.core.optional import optional
@@ -160,6 +161,7 @@ def _check(name: str, values: Tensor) -> None:
             f"Invalid {name}: {int(wrong.sum())} of {values.numel()} numbers are not "
             f"finite, the first in chain {chain}, draw {draw}, at {place}"
         )
+    check_different(name, values.detach())
 
 
 def _report(values: Tensor, title: str, user: str, progress: bool) -> Convergence:

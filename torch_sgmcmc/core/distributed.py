@@ -1,4 +1,4 @@
-"""Whose noise is whose: samplers in several processes, and several in one.
+"""Whose noise is whose: samplers in several processes.
 
 Note [Replicas and shards]
 Noise is a function of (seed, step, purpose, element). Replicas of a model, whose
@@ -21,10 +21,7 @@ from __future__ import annotations
 
 import struct
 import sys
-import warnings
-import weakref
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -36,7 +33,7 @@ from torch.distributed import ProcessGroup
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.given import given, has_more
 from torch_sgmcmc.core.shards import is_dtensor
-from torch_sgmcmc.seeds import SharedNoiseWarning, fold_in
+from torch_sgmcmc.seeds import fold_in
 
 if TYPE_CHECKING:
     from torch_sgmcmc.sampler import Sampler
@@ -60,7 +57,6 @@ __all__ = [
     "refuse_shards",
     "refuse_zero",
     "settle",
-    "take_turn",
     "unlike",
     "world_size",
 ]
@@ -195,6 +191,7 @@ def _agree_on_seed(sampler: Sampler) -> None:
     sampler.defaults["seed"] = seed
     for group in groups:
         group["seed"] = seed
+    sampler._note()
     sampler._seed_is_drawn = False
 
 
@@ -367,35 +364,3 @@ def refuse_common_state(sampler: Sampler) -> None:
             "which get_optimizer_state_dict cannot hold: save its state_dict() with "
             "torch.save"
         )
-
-
-# ---- Several samplers in one process ---------------------------------------------
-
-# Which sampler made the last step with a seed.
-_last: dict[int, weakref.ref[Sampler]] = {}
-
-
-def take_turn(sampler: Sampler) -> None:
-    """Warns if two samplers with one seed make steps in turns: A, B, A."""
-    seed = sampler.param_groups[0]["seed"]
-    known = sampler.__dict__
-    last = _last.get(seed)
-    if last is not None and last is known.get("_turn"):
-        return
-    other = None if last is None else last()
-    if other is not None and known.get("_turn_of") == seed and "_warned" not in known:
-        sampler._warned = other._warned = True
-        warnings.warn(
-            f"Two samplers with seed {seed} make steps in turns "
-            f"({type(sampler).__name__} and {type(other).__name__}): the noise of one "
-            "is the other's. Give each a seed of its own, with torch_sgmcmc.fold_in",
-            SharedNoiseWarning,
-            stacklevel=4,
-        )
-    sampler._turn_of = seed
-    sampler._turn = _last[seed] = weakref.ref(sampler, partial(_forget, seed))
-
-
-def _forget(seed: int, turn: weakref.ref[Sampler]) -> None:
-    if _last.get(seed) is turn:
-        _last.pop(seed, None)  # by now another thread may have

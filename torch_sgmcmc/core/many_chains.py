@@ -26,15 +26,13 @@ class ManyChains(Sampler):
     _SHARED: ClassVar[tuple[str, ...]] = ("num_chains",)
     _MANAGED: ClassVar[tuple[str, ...]] = (*Sampler._MANAGED, "num_chains")
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        # What was pickled by an earlier version.
-        self.defaults.setdefault("num_chains", None)
-        for group in self.param_groups:
-            group.setdefault("num_chains", None)
-
     def _numel_of_chain(self, p: Tensor) -> int:
         return p.numel() // (self.param_groups[0]["num_chains"] or 1)
+
+    def _sizes(self, params: list[Tensor]) -> list[int]:
+        if self.param_groups[0]["num_chains"] is None:
+            return super()._sizes(params)
+        return [*map(self._numel_of_chain, params)]
 
     def _step_arguments(self, group: dict[str, Any]) -> dict[str, Any]:
         arguments = super()._step_arguments(group)

@@ -36,6 +36,6 @@ def start_masters(sampler: Sampler, params: list[Tensor]) -> list[Tensor]:
             state = sampler.state[p]
             if "master" not in state:
                 check_not_capturing(sampler, p, "master")
-                state["master"] = p.detach().to(state_dtype(p))
+                sampler._create(p, "master", p.detach().to(state_dtype(p)))
             masters.append(state["master"])
     return masters

@@ -66,5 +66,5 @@ def start_momenta(
             **sampler._step_arguments(group),
         )
     for p, momentum in zip(params, momenta, strict=True):
-        sampler.state[p]["momentum"] = momentum
+        sampler._create(p, "momentum", momentum)
     return params

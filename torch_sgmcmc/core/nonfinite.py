@@ -20,7 +20,7 @@ negative step leaves out; there the host waits.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from torch import Tensor
 from torch_sgmcmc.core import shards
 from torch_sgmcmc.core.checks import check_choice
 from torch_sgmcmc.core.operators import any_nonfinite, count_nonfinite, step_or_nothing
+from torch_sgmcmc.core.parameters import name_of
 from torch_sgmcmc.core.state_checks import check_equal
 
 if TYPE_CHECKING:
@@ -164,6 +165,7 @@ def leave_out(sampler: Sampler) -> None:
     """Counts a step that was left out."""
     for group in sampler.param_groups:
         group["num_skipped"] += 1  # in place if it is a tensor
+    sampler._note_steps()
 
 
 def catch_up(sampler: Sampler) -> None:
@@ -176,6 +178,7 @@ def catch_up(sampler: Sampler) -> None:
         return
     for group in sampler.param_groups:
         group["step"] -= 1
+    sampler._note_steps()
     if pending.choice == "skip":
         leave_out(sampler)
     else:
@@ -216,7 +219,7 @@ def _message(sampler: Sampler, seen: list[Seen], got: str) -> str:
     text = (
         f"{type(sampler).__name__} {got} a {what} that is not finite: {nans} NaN and "
         f"{infinities} infinite of {p.numel()} elements, for parameter "
-        f"{_name(sampler, p)}"
+        f"{name_of(sampler, p)}"
     )
     if len(found) > 1:
         text += f" (and for {len(found) - 1} more)"
@@ -224,14 +227,3 @@ def _message(sampler: Sampler, seen: list[Seen], got: str) -> str:
     if "skip" in sampler._NONFINITE:
         text += "; nonfinite='skip' leaves such steps out"
     return text
-
-
-def _name(sampler: Sampler, p: Tensor) -> str:
-    for g, group in enumerate(sampler.param_groups):
-        for i, other in enumerate(group["params"]):
-            if other is p:
-                names: Any = group.get("param_names")
-                if names is not None:
-                    return repr(names[i])
-                return f"{i} of group {g}, of shape {list(p.shape)}"
-    return f"of shape {list(p.shape)}"

@@ -8,7 +8,13 @@ from typing import Any
 
 import torch_sgmcmc._C as _C
 
-__all__ = ["FOREIGN_KEYS", "SAMPLER_KEYS", "check_keys", "check_later_keys"]
+__all__ = [
+    "FOREIGN_KEYS",
+    "SAMPLER_KEYS",
+    "check_keys",
+    "check_later_keys",
+    "plain_name",
+]
 
 #: What torch and its tools write into the groups of any optimizer.
 FOREIGN_KEYS = frozenset(
@@ -27,6 +33,12 @@ SAMPLER_KEYS = frozenset(_C.sampler_keys())
 
 # Those of the foreign ones that would change the target if they were known.
 _MEANINGFUL = ("weight_decay", "maximize", "differentiable")
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what wrappers of its model put into it."""
+    parts = name.split(".")
+    return ".".join(p for p in parts if p not in ("_orig_mod", "module"))
 
 
 def check_keys(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,9 +13,19 @@ from torch.nn.parameter import is_lazy
 
 from torch_sgmcmc.core import shards
 
-__all__ = ["check_chains", "check_memory", "check_parameter"]
+if TYPE_CHECKING:
+    from torch_sgmcmc.sampler import Sampler
 
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+__all__ = [
+    "DTYPES",
+    "check_chains",
+    "check_memory",
+    "check_parameter",
+    "name_of",
+]
+
+#: What parameters can be in.
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def check_parameter(sampler: str, p: Tensor, takes_shards: bool = True) -> None:
@@ -34,7 +45,7 @@ def check_parameter(sampler: str, p: Tensor, takes_shards: bool = True) -> None:
     if p.layout is not torch.strided or p.is_nested:
         layout = "nested" if p.is_nested else p.layout
         raise ValueError(f"{cannot} the layout {layout} (must be torch.strided)")
-    if p.dtype not in _DTYPES:
+    if p.dtype not in DTYPES:
         raise ValueError(
             f"{cannot} {p.dtype} (must be float32, float64, bfloat16 or float16; a "
             "complex parameter can be kept as torch.view_as_real of it)"
@@ -88,6 +99,18 @@ def check_memory(groups: Iterable[Iterable[Tensor]]) -> None:
                 f"Invalid parameters: {first} and {second} overlap in memory (each "
                 "must have its own)"
             )
+
+
+def name_of(sampler: Sampler, p: Tensor) -> str:
+    """A sampler's parameter as errors and warnings name it."""
+    for g, group in enumerate(sampler.param_groups):
+        for i, other in enumerate(group["params"]):
+            if other is p:
+                names: Any = group.get("param_names")
+                if names is not None:
+                    return repr(names[i])
+                return f"{i} of group {g}, of shape {list(p.shape)}"
+    return f"of shape {list(p.shape)}"
 
 
 _Span = tuple[str, int, int, tuple[int, int], Tensor]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_sgmcmc.core import distributed
+from torch_sgmcmc.core.absence import Absences
 from torch_sgmcmc.core.nonfinite import catch_up
 from torch_sgmcmc.seeds import fold_in
 
@@ -67,18 +68,20 @@ def rehearsal(sampler: Sampler) -> Iterator[None]:
     place = Place(sampler)
     known = sampler.__dict__
     names = ("_gauges", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    names = (*names, "_turn", "_turn_of", "_warned")
+    names = (*names, "_turn", "_turn_of", "_warned", "_absences")
     attributes = {name: known[name] for name in names if name in known}
     devices = sorted({p.device.index for p in params if p.device.type == "cuda"})
     with torch.random.fork_rng(devices):
         try:
             place.restore()  # what is in the state is a copy from here on
             sampler._gauges = None
+            sampler._absences = Absences(says=False)
             sampler._optimizer_step_pre_hooks = OrderedDict()
             sampler._optimizer_step_post_hooks = OrderedDict()
             seed = fold_in(groups[0]["seed"], _STREAM)
             for group in groups:
                 group.update(seed=seed, nonfinite="skip")
+            sampler._note()
             yield
         finally:
             catch_up(sampler)
@@ -89,6 +92,7 @@ def rehearsal(sampler: Sampler) -> Iterator[None]:
             for group, kept in zip(groups, saved, strict=True):
                 group.clear()
                 group.update(kept)
+            sampler._note()
             for p, grad in zip(params, grads, strict=True):
                 p.grad = grad
             for name in names:

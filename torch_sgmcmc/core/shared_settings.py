@@ -30,6 +30,14 @@ class SharedSettings(Sampler):
         """Sets what all groups share."""
         for group in self.param_groups:
             group.update(values)
+        self._note()
+
+    def _forget(self, p: Tensor, name: str) -> None:
+        """Takes something out of a parameter's state."""
+        state = self.state.get(p, {})
+        state.pop(name, None)
+        if not state:
+            self.state.pop(p, None)
 
     def _all_params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,8 @@ from torch_sgmcmc.core.checks import (
     check_integer,
     check_seed,
 )
-from torch_sgmcmc.core.param_groups import SAMPLER_KEYS
+from torch_sgmcmc.core.numbering import OFFSETS, SIZES, check_numbers
+from torch_sgmcmc.core.param_groups import SAMPLER_KEYS, plain_name
 from torch_sgmcmc.core.prior import PRIOR_MEAN
 
 if TYPE_CHECKING:
@@ -73,28 +74,60 @@ def completed(sampler: Sampler, state_dict: dict[str, Any]) -> dict[str, Any]:
         unknown = SAMPLER_KEYS.intersection(saved) - keys
         if unknown:
             raise ValueError(_unknown(sampler, f"param group {i}", unknown))
+        saved = _in_our_order(sampler, i, saved, present, state_dict["state"])
         added = sorted(keys.intersection(ADDED_LATER).difference(saved))
         values = {**present, **_THEN}
         groups.append({**saved, **{key: values[key] for key in added}})
     return {**state_dict, "param_groups": groups}
 
 
+def _in_our_order(
+    sampler: Sampler,
+    index: int,
+    saved: dict[str, Any],
+    present: dict[str, Any],
+    state: Mapping[Any, Any],
+) -> dict[str, Any]:
+    """The saved group with its parameters where those of the same names are.
+
+    Raises:
+        ValueError: both sides have names, and they are others.
+    """
+    theirs, ours = saved.get("param_names"), present.get("param_names")
+    if theirs is None or ours is None or list(theirs) == list(ours):
+        return saved
+    places = {plain_name(name): place for place, name in enumerate(theirs)}
+    names = [*map(plain_name, ours)]
+    if len(places) < len(theirs) or len({*names}) < len(names):  # wrappers tell apart
+        places = {name: place for place, name in enumerate(theirs)}
+        names = [*ours]
+    if set(places) != set(names) or len(theirs) != len(ours):
+        lacking = _row(set(names) - set(places)) or "none"
+        others = _row(set(places) - set(names)) or "none"
+        raise ValueError(
+            f"Invalid state_dict: param group {index} was saved for parameters of "
+            f"other names (it lacks {lacking}, and has {others} besides)"
+        )
+    order = [places[name] for name in names]
+    if order == [*range(len(order))]:
+        return {**saved, "param_names": ours}
+    together = set(state).intersection(sampler._COMMON_STATE)
+    if together:
+        raise ValueError(
+            f"Invalid state_dict: param group {index} was saved for parameters in "
+            f"another order ({_row(theirs)}), and {_row(together)} is of all of them "
+            "together (build the sampler with the saved order)"
+        )
+    lists = {key: [saved[key][j] for j in order] for key in ("params", OFFSETS, SIZES)}
+    return {**saved, **lists, "param_names": ours}
+
+
 def check_state_dict(sampler: Sampler, state_dict: dict[str, Any]) -> None:
     """Raises if a completed state dict is not one for this sampler."""
     groups, state = state_dict["param_groups"], state_dict["state"]
+    check_numbers(sampler, groups)
     indices = set()
     for i, (theirs, ours) in enumerate(zip(groups, sampler.param_groups, strict=True)):
-        if len(theirs["params"]) != len(ours["params"]):
-            raise ValueError(
-                f"Invalid state_dict: param group {i} has {len(theirs['params'])} "
-                f"parameters, expected {len(ours['params'])}"
-            )
-        if list(theirs["offsets"]) != ours["offsets"]:
-            raise ValueError(
-                f"Invalid state_dict: param group {i} was saved for parameters of "
-                f"other sizes (noise offsets {theirs['offsets']}, expected "
-                f"{ours['offsets']})"
-            )
         check_seed(theirs["seed"])
         check_count("step", theirs["step"])
         check_capturable(theirs["capturable"])
@@ -124,7 +157,7 @@ def check_state_dict(sampler: Sampler, state_dict: dict[str, Any]) -> None:
     unknown = set(state).difference(indices, sampler._COMMON_STATE)
     if unknown:
         raise ValueError(_unknown(sampler, "its state", unknown))
-    equal = [key for key in sampler._MANAGED if key != "offsets"]
+    equal = [key for key in sampler._MANAGED if key not in (OFFSETS, SIZES)]
     check_equal(groups, equal, sampler._WHY_EQUAL)
 
 

@@ -1,0 +1,293 @@
+"""Parameters that grow, shrink, are replaced or reordered, and whose noise is whose."""
+
+import copy
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from every_sampler import EVERY, Chain, bits
+from torch import nn
+
+import torch_sgmcmc as sg
+
+# HMC-ECS draws a momentum over all parameters together.
+BY_PARAMETER = [kind for kind in EVERY if not kind.startswith("HMCECS")]
+each = pytest.mark.parametrize("kind", EVERY)
+
+
+def ranges(sampler: sg.Sampler) -> list[range]:
+    return [
+        range(offset, offset + size)
+        for group in sampler.param_groups
+        for offset, size in zip(group["offsets"], group["sizes"], strict=True)
+    ]
+
+
+def are_apart(sampler: sg.Sampler) -> bool:
+    found = sorted(ranges(sampler), key=lambda r: r.start)
+    return all(a.stop <= b.start for a, b in pairwise(found))
+
+
+def numbers(sampler: sg.Sampler) -> set[int]:
+    return {i for r in ranges(sampler) for i in r}
+
+
+def forget_state(sampler: sg.Sampler, p: Any) -> None:
+    """Has its state begin anew."""
+    mean = sampler.state.pop(p, {})
+    assert "prior_mean" not in mean
+
+
+# ---- What is heard ---------------------------------------------------------------
+
+
+@each
+def test_a_parameter_that_grew_is_heard_before_anything_moves(kind: str) -> None:
+    chain = Chain(kind)
+    chain.run(range(2))
+    p = chain.params[0]
+    p.data = torch.cat([p.data, p.data])
+    before = bits([chain.params, chain.sampler.state_dict()])
+    name = type(chain.sampler).__name__
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"call renumber\(\) after") as error:
+            chain.run(range(2, 3))
+        assert str(error.value).startswith(
+            f"{name} got a parameter of {p.numel()} elements, number 0 of group 0, "
+            f"whose noise is numbered for {p.numel() // 2}: "
+        )
+    assert bits([chain.params, chain.sampler.state_dict()]) == before
+
+
+@each
+@pytest.mark.parametrize("change", ["replaced", "appended", "removed"])
+def test_so_are_other_lists(kind: str, change: str) -> None:
+    chain = Chain(kind)
+    chain.run(range(1))
+    params = chain.sampler.param_groups[1]["params"]
+    if change == "replaced":
+        params[0] = nn.Parameter(torch.zeros(300, dtype=params[0].dtype))
+    elif change == "appended":
+        params.append(nn.Parameter(torch.zeros(3, dtype=params[0].dtype)))
+    else:
+        params.pop()
+    with pytest.raises(RuntimeError, match=r"renumber\(\) after parameters have"):
+        chain.run(range(1, 2))
+
+
+# ---- What renumber() does ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", BY_PARAMETER)
+def test_grown_parameters_get_numbers_behind_all_others(kind: str) -> None:
+    chain = Chain(kind)
+    chain.run(range(2))
+    sampler, p = chain.sampler, chain.params[0]
+    used, others = numbers(sampler), ranges(sampler)[1:]
+    end = sampler.param_groups[0]["next_offset"]
+    for numel in (140, 2, 300):  # it never comes back to what it had
+        p.data = torch.linspace(-1, 1, numel, dtype=p.dtype)
+        p.grad = None
+        forget_state(sampler, p)
+        sampler.renumber()
+        mine, *rest = ranges(sampler)
+        assert rest == others and are_apart(sampler)
+        assert mine.start >= end and not used.intersection(mine)
+        assert {g["next_offset"] for g in sampler.param_groups} != {end}
+        used.update(mine)
+        end = sampler.param_groups[0]["next_offset"]
+        assert end >= mine.stop
+        chain.run(range(2, 4))
+
+
+@pytest.mark.parametrize("kind", [k for k in BY_PARAMETER if "masses" not in k])
+def test_a_sampler_built_with_the_new_sizes_goes_on(kind: str) -> None:
+    chain = Chain(kind)
+    chain.run(range(2))
+    p = chain.params[1]
+    p.data = torch.linspace(-1, 1, 200, dtype=p.dtype)
+    p.grad = None
+    forget_state(chain.sampler, p)
+    chain.sampler.renumber()
+    chain.run(range(2, 4))
+    saved = copy.deepcopy(chain.sampler.state_dict())
+    twin = chain.twin()
+    assert (
+        twin.sampler.param_groups[1]["offsets"] != saved["param_groups"][1]["offsets"]
+    )
+    twin.sampler.load_state_dict(saved)
+    assert bits(twin.run(range(4, 7))) == bits(chain.run(range(4, 7)))
+    assert bits(twin.sampler.state_dict()) == bits(chain.sampler.state_dict())
+
+
+@each
+def test_nothing_changes_where_nothing_has(kind: str) -> None:
+    chain, same = Chain(kind), Chain(kind)
+    for step in range(3):
+        chain.run(range(step, step + 1))
+        chain.sampler.renumber()
+    assert bits(same.run(range(3))) == bits([p.detach() for p in chain.params])
+    assert bits(same.sampler.state_dict()) == bits(chain.sampler.state_dict())
+
+
+def noise(params: list[nn.Parameter], sampler: sg.Sampler) -> list[torch.Tensor]:
+    before = [p.detach().clone() for p in params]
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    sampler.step()
+    return [p.detach() - b for p, b in zip(params, before, strict=True)]
+
+
+def test_the_noise_of_grown_neighbours_is_independent() -> None:
+    # As offsets would be without renumber(): correlation 1 (the mutant), else below 0.2
+    # (of 1,000 pairs, six deviations of 0.032).
+    for mutant in (False, True):
+        params = [nn.Parameter(torch.zeros(100)), nn.Parameter(torch.zeros(2000))]
+        sampler = sg.SGLD(params, lr=0.5, num_data=1, seed=0)
+        noise(params, sampler)
+        params[0].data = torch.zeros(2000)
+        sampler.renumber()
+        if mutant:
+            sampler.param_groups[0]["offsets"] = [0, 128]
+            sampler._note()
+        first, second = noise(params, sampler)
+        rows = torch.stack([first[128:1128], second[:1000]])
+        assert (float(torch.corrcoef(rows)[0, 1].abs()) > 0.2) is mutant
+
+
+def test_a_group_added_after_groups_were_reordered_is_behind_all() -> None:
+    params = [nn.Parameter(torch.zeros(n)) for n in (5, 900, 7)]
+    groups = [{"params": [p]} for p in params[:2]]
+    sampler = sg.SGHMC(groups, lr=0.1, num_data=10, seed=0)
+    sampler.param_groups.reverse()  # the first one is listed last
+    sampler.add_param_group({"params": [params[2]]})
+    assert are_apart(sampler)
+    noise(params, sampler)
+    sampler.param_groups.pop(0)
+    sampler.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+    assert are_apart(sampler)
+    assert sampler.param_groups[-1]["offsets"] == [1280]
+
+
+def test_a_program_that_prunes_and_grows_points() -> None:
+    """As gaussian splatting does with any optimizer, and one line more."""
+    torch.manual_seed(0)
+    points = nn.Parameter(torch.randn(50, 3))
+    colors = nn.Parameter(torch.randn(50, 4))
+    sampler = sg.SGHMC(
+        [{"params": [points], "name": "xyz"}, {"params": [colors], "name": "rgb"}],
+        lr=0.01,
+        num_data=100,
+        seed=0,
+    )
+
+    def step() -> None:
+        sampler.zero_grad()
+        sum(g["params"][0].square().mean() for g in sampler.param_groups).backward()
+        sampler.step()
+
+    def rebuild(rows: Any) -> None:
+        for group in sampler.param_groups:
+            old = group["params"][0]
+            stored = sampler.state.pop(old)
+            for key, value in stored.items():
+                stored[key] = rows(value)
+            group["params"][0] = nn.Parameter(rows(old.detach()))
+            sampler.state[group["params"][0]] = stored
+
+    step()
+    keep = torch.arange(50) % 3 != 0
+    rebuild(lambda x: torch.cat([x[keep], x[keep][:20], x[keep][:20]]))
+    with pytest.raises(RuntimeError, match=r"call renumber\(\)"):
+        step()
+    sampler.renumber()
+    assert are_apart(sampler)
+    for _ in range(3):
+        step()
+    saved = sampler.state_dict()
+    copies = [
+        nn.Parameter(g["params"][0].detach().clone()) for g in sampler.param_groups
+    ]
+    other = sg.SGHMC([{"params": [p]} for p in copies], lr=1, num_data=1)
+    other.load_state_dict(copy.deepcopy(saved))
+    step()
+    sum(p.square().mean() for p in copies).backward()
+    other.step()
+    for group, p in zip(sampler.param_groups, copies, strict=True):
+        assert torch.equal(group["params"][0], p)
+
+
+# ---- Errors ------------------------------------------------------------------------
+
+
+def test_state_of_another_shape_is_refused_and_nothing_changes() -> None:
+    chain = Chain("SGHMC")
+    chain.run(range(2))
+    p = chain.params[0]
+    p.data = torch.zeros(9)
+    before = copy.deepcopy(chain.sampler.param_groups[0]["offsets"])
+    with pytest.raises(ValueError) as error:
+        chain.sampler.renumber()
+    assert str(error.value) == (
+        "Invalid state: momentum of shape [3] for a parameter of shape [9] (put one of "
+        "its shape into state[p]['momentum'], or delete it to begin anew)"
+    )
+    assert chain.sampler.param_groups[0]["offsets"] == before
+    gauges = sg.Gauges(chain.sampler)
+    with pytest.raises(ValueError, match=r"Gauges observe .* \(detach\(\) them first"):
+        chain.sampler.renumber()
+    gauges.detach()
+    chain.sampler.param_groups[1]["params"].append(p)
+    with pytest.raises(ValueError, match="one is listed twice"):
+        chain.sampler.renumber()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sizes": [4]}, r"parameters of other sizes \(\[4\], expected \[3\]\)"),
+        ({"sizes": [3, 1]}, "param group 0 has 2 parameters, expected 1"),
+        ({"offsets": []}, "param group 0 has 0 offsets, expected 1"),
+        ({"offsets": [64]}, "offsets: 64 in param group 0 .must be a multiple of 128"),
+        ({"offsets": [-128]}, r"Invalid offsets: -128 \(must be in \[0, "),
+        ({"offsets": [256]}, r"elements \[\d+, \d+\) reach beyond \d+"),
+        ({"offsets": [2**40]}, r"reach beyond 512 .* before next_offset = 512"),
+        ({"next_offset": 2**62}, r"Invalid next_offset: 4611686018427387904"),
+        ({"next_offset": "1"}, r"Invalid next_offset: '1' \(must be an int"),
+    ],
+)
+def test_saved_numbers_that_cannot_be(change: dict[str, Any], message: str) -> None:
+    sampler = Chain("SGLD").sampler
+    saved = copy.deepcopy(sampler.state_dict())
+    before = bits(saved)
+    saved["param_groups"][0].update(change)
+    with pytest.raises((ValueError, TypeError), match=message):
+        sampler.load_state_dict(saved)
+    assert bits(sampler.state_dict()) == before
+
+
+# ---- What is the sampler's own -------------------------------------------------------
+
+
+@each
+def test_settings_that_are_put_back_rewind_nothing(kind: str) -> None:
+    chain, same = Chain(kind), Chain(kind)
+    saved = [copy.deepcopy({**g, "params": None}) for g in chain.sampler.param_groups]
+    for group in saved:
+        del group["params"]
+    for step in range(4):
+        chain.run(range(step, step + 1))
+        same.run(range(step, step + 1))
+        for group, values in zip(chain.sampler.param_groups, saved, strict=True):
+            group.update(values)
+    assert bits(chain.sampler.state_dict()) == bits(same.sampler.state_dict())
+    other = Chain(kind, seed=6)
+    other.run(range(2))
+    for group, theirs in zip(
+        other.sampler.param_groups, chain.sampler.param_groups, strict=True
+    ):
+        group.update({k: v for k, v in theirs.items() if k != "params"})
+    other.sampler.renumber()
+    assert other.sampler.seed == 6
+    assert int(other.sampler.param_groups[0]["step"]) == 2
