@@ -300,3 +300,37 @@ def test_bad_probes() -> None:
         probe({"0.weight": torch.zeros(3)})
     with pytest.raises(ValueError, match=r"'0\.weight' is of shape none, expected"):
         probe({})
+
+
+# ---- Chains that are one -------------------------------------------------------------
+
+
+def test_identical_chains_are_called_so() -> None:
+    draws = noise(3, 50, 4)
+    draws[2] = draws[0]
+    message = (
+        "chains 0 and 2 are identical, number for number (were they run with one seed? "
+        "R-hat and effective draws need independent chains: give each a seed of its "
+        "own, with torch_sgmcmc.fold_in)"
+    )
+    for given, function in (
+        (draws, convergence.parameters),
+        (draws.sigmoid(), convergence.predictive),
+    ):
+        with pytest.raises(ValueError) as error:
+            function(given, progress=False)
+        assert message in str(error.value)
+    running = convergence.RunningConvergence(3, 4)
+    for values in draws.unbind(1):
+        running.update(values)
+    for ask in (running.report, running.chain_ess):
+        with pytest.raises(ValueError) as error:
+            ask()
+        assert message in str(error.value)
+
+
+def test_a_draw_in_common_and_chains_at_rest_are_none() -> None:
+    draws = noise(2, 50, 4)
+    draws[:, -1] = 0
+    quiet(draws)
+    quiet(torch.ones(2, 50, 4))

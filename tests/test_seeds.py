@@ -191,3 +191,60 @@ def kept_by(seeds: range) -> list[torch.Tensor]:
     for each in samplers:
         each.step()
     return [each.param_groups[0]["params"][0] for each in samplers]
+
+
+# ---- A seed that was used here -------------------------------------------------------
+
+
+def steps_of(p: nn.Parameter, seed: int, steps: int = 2, **options: object) -> None:
+    made = sg.SGHMC([p], lr=0.1, num_data=10, seed=seed, **options)
+    for _ in range(steps):
+        p.grad = torch.ones_like(p)
+        made.step()
+
+
+def test_a_sampler_made_anew_with_its_seed_is_heard() -> None:
+    p = nn.Parameter(torch.zeros(3))
+    steps_of(p, 51)
+    with pytest.warns(sg.SharedNoiseWarning) as record:
+        steps_of(p, 51)
+    assert [str(warning.message) for warning in record] == [
+        "A new SGHMC begins with seed 51, with which another sampler has made steps on "
+        "these parameters: it draws the same noise again. Go on with that sampler (or "
+        "its state dict), or give each a seed of its own, with torch_sgmcmc.fold_in"
+    ]
+    assert record[0].filename == __file__
+    with pytest.warns(sg.SharedNoiseWarning):  # and so is the next
+        steps_of(p, 51)
+
+
+def test_the_noise_of_such_samplers_is_periodic() -> None:
+    p = nn.Parameter(torch.zeros(1000))
+    moves = []
+    for _ in range(2):
+        before = p.detach().clone()
+        sampler = sg.SGLD([p], lr=0.1, num_data=10, seed=52)
+        p.grad = torch.zeros_like(p)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            sampler.step()
+        moves.append(p.detach() - before)
+    torch.testing.assert_close(*moves)
+
+
+def test_what_repeats_a_run_or_goes_on_is_not_heard(no_warnings: object) -> None:
+    p = nn.Parameter(torch.zeros(3))
+    steps_of(p, 53)
+    with torch.no_grad():
+        p.zero_()
+    steps_of(p, 53)  # from the same start: the same chain again
+    steps_of(p, 54)
+    steps_of(nn.Parameter(torch.ones(3)), 54)  # another model
+    first = sg.SGHMC([p], lr=0.1, num_data=10, seed=55)
+    p.grad = torch.ones_like(p)
+    first.step()
+    saved = first.state_dict()
+    del first
+    other = sg.SGHMC([p], lr=0.1, num_data=10)
+    other.load_state_dict(saved)
+    other.step()

@@ -516,3 +516,73 @@ def test_keys_that_came_later_keep_the_samplers_values(
     values = [group["prior_precision"] for group in twin.sampler.param_groups]
     assert values == [first, 3.5]
     twin.run(range(2, 4))
+
+
+# ---- Names ---------------------------------------------------------------------------
+
+
+def named_sampler(
+    kind: str, names: str, group_by: int = 2, prefix: str = "", seed: int = 1
+) -> tuple[dict[str, nn.Parameter], sg.Sampler]:
+    params = {n: nn.Parameter(torch.full((4,), float(ord(n)))) for n in names}
+    pairs = [(prefix + n, p) for n, p in params.items()]
+    groups = [{"params": pairs[:group_by]}, {"params": pairs[group_by:]}]
+    sampler = getattr(sg, kind)(groups, lr=0.1, num_data=10, seed=seed)
+    if kind == "SGHMC":
+        sampler.set_mass([float(ord(n)) for n in names])
+    return params, sampler
+
+
+def take_named_steps(
+    params: dict[str, nn.Parameter], sampler: sg.Sampler, steps: int = 2
+) -> dict[str, torch.Tensor]:
+    for step in range(steps):
+        for name, p in params.items():
+            p.grad = torch.full_like(p, float(ord(name) % 7 + step))
+        sampler.step()
+    return {name: p.detach().clone() for name, p in params.items()}
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod."])
+@pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "SGNHT"])
+def test_parameters_are_matched_by_name(kind: str, prefix: str) -> None:
+    params, sampler = named_sampler(kind, "abcde", group_by=3)
+    take_named_steps(params, sampler)
+    saved = copy.deepcopy(sampler.state_dict())
+    others, other = named_sampler(kind, "cabed", group_by=3, prefix=prefix, seed=2)
+    with torch.no_grad():
+        for name, p in others.items():
+            p.copy_(params[name])
+    other.load_state_dict(saved)
+    expected = take_named_steps(params, sampler)
+    found = take_named_steps(others, other)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert other.param_groups[0]["param_names"] == [prefix + n for n in "cab"]
+
+
+def test_other_names_are_refused() -> None:
+    _, sampler = named_sampler("SGHMC", "abc")
+    others, other = named_sampler("SGHMC", "adc")
+    before = bits(other.state_dict())
+    with pytest.raises(ValueError) as error:
+        other.load_state_dict(sampler.state_dict())
+    assert str(error.value) == (
+        "Invalid state_dict: param group 0 was saved for parameters of other names (it "
+        "lacks d, and has b besides)"
+    )
+    assert bits(other.state_dict()) == before
+    # Where one side has no names, order is all there is.
+    plain = sg.SGHMC(
+        [{"params": [*others.values()][:2]}, {"params": [*others.values()][2:]}],
+        lr=0.1,
+        num_data=10,
+    )
+    plain.load_state_dict(sampler.state_dict())
+
+
+def test_what_is_of_all_parameters_together_keeps_their_order() -> None:
+    _, sampler = named_sampler("SGHMC", "abc")
+    sampler.set_gradient_covariance(torch.eye(12))
+    _, other = named_sampler("SGHMC", "bac")
+    with pytest.raises(ValueError, match=r"in another order .* together"):
+        other.load_state_dict(sampler.state_dict())

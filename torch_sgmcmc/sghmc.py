@@ -28,6 +28,7 @@ from torch_sgmcmc.core.correlated_noise import (
     noise_factor,
 )
 from torch_sgmcmc.core.diagonal import check_saved_diagonal, diagonals
+from torch_sgmcmc.core.fit import check_fit
 from torch_sgmcmc.core.given import GIVEN_FRICTION, GIVEN_MASS, GIVEN_VARIANCE
 from torch_sgmcmc.core.many_chains import ManyChains
 from torch_sgmcmc.core.master import has_master, start_masters
@@ -542,6 +543,11 @@ class SGHMC(ManyChains):
         Returns:
             The variances once all rest on enough gradients, until then nothing.
         """
+        # An operator that refuses the momenta would do so when this has been changed.
+        for p, grad in zip(params, grads, strict=True):
+            momentum = self.state[p]["momentum"]
+            if momentum.dtype is not state_dtype(p) or momentum.shape != p.shape:
+                check_fit(self, group, p, grad)
         by_count: dict[int, list[tuple[dict[str, Any], Tensor]]] = {}
         for p, grad in zip(params, grads, strict=True):
             state = self.state[p]

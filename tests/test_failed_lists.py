@@ -1,0 +1,168 @@
+"""A step that throws has moved none of several groups, whatever is wrong with one."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from every_sampler import EVERY, Chain, bits
+from torch import Tensor, nn
+
+# Samplers that update list by list. (SBPS and HMC-ECS move all parameters as one.)
+LISTS = [kind for kind in EVERY if not kind.startswith(("HMCECS", "SBPS"))]
+GRADIENTS = [kind for kind in LISTS if not kind.startswith(("EWSG", "HMC"))]
+
+
+def second(chain: Chain) -> nn.Parameter:
+    return chain.params[1]
+
+
+def to_double(chain: Chain) -> None:
+    p = second(chain)
+    p.data = p.data.double()
+
+
+def to_expanded(chain: Chain) -> None:
+    second(chain).data = torch.zeros(1).expand(second(chain).numel())
+
+
+def to_other_shape(chain: Chain) -> None:
+    p = second(chain)
+    p.data = p.data[:, None].clone()
+
+
+def state_of(chain: Chain, change: Callable[[Tensor], Tensor]) -> None:
+    """Changes all tensors of the second parameter's state."""
+    state = chain.sampler.state[second(chain)]
+    changed = False
+    for key, value in state.items():
+        if torch.is_tensor(value):
+            state[key], changed = change(value), True
+    if not changed:
+        pytest.skip("has no state")
+
+
+PARAMETERS = {f.__name__: f for f in (to_double, to_expanded, to_other_shape)}
+STATE: dict[str, Callable[[Tensor], Tensor]] = {
+    "dtype": lambda t: t.double(),
+    "shape": lambda t: t[:, None].clone(),
+    "shorter": lambda t: t[:-1].clone(),
+    "device": lambda t: t.to("meta"),
+    "layout": lambda t: t.to_sparse(),
+}
+RANGES = {
+    "lr": float("nan"),
+    "num_data": 0.0,
+    "temperature": -1.0,
+    "prior_precision": float("inf"),
+    "prior_mean": float("nan"),
+    "momentum": 1.0,
+}
+
+
+def others(chain: Chain) -> object:
+    """All but the parameter that something is wrong with, to the bit."""
+    params = (chain.params[0], chain.params[2])
+    settings = [dict(group, params=None) for group in chain.sampler.param_groups]
+    state = [chain.sampler.state.get(p, {}) for p in params]
+    return bits([[p.detach() for p in params], state, settings])
+
+
+def fails(chain: Chain) -> None:
+    """The step fails, twice, and nothing has changed."""
+    before = others(chain)
+    for _ in range(2):
+        with pytest.raises((RuntimeError, ValueError, TypeError)):
+            chain.run(range(2, 3))
+        assert others(chain) == before
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("change", PARAMETERS)
+@pytest.mark.parametrize("kind", LISTS)
+def test_parameters(kind: str, change: str, steps: int) -> None:
+    chain = Chain(kind)
+    chain.run(range(steps))
+    PARAMETERS[change](chain)
+    if change != "to_expanded" and not any(
+        map(torch.is_tensor, chain.sampler.state.get(second(chain), {}).values())
+    ):
+        chain.run(range(2, 3))  # nothing holds it to what it was
+        return
+    fails(chain)
+
+
+@pytest.mark.parametrize("change", STATE)
+@pytest.mark.parametrize("kind", LISTS)
+def test_state(kind: str, change: str) -> None:
+    chain = Chain(kind)
+    chain.run(range(2))
+    state_of(chain, STATE[change])
+    fails(chain)
+
+
+@pytest.mark.parametrize("name", RANGES)
+@pytest.mark.parametrize("kind", LISTS)
+def test_ranges(kind: str, name: str) -> None:
+    chain = Chain(kind)
+    chain.run(range(2))
+    group = chain.sampler.param_groups[1]
+    if name not in group:
+        pytest.skip("has no such hyperparameter")
+    group[name] = RANGES[name]
+    fails(chain)
+
+
+@pytest.mark.parametrize("what", ["dtype", "layout", "shape"])
+@pytest.mark.parametrize("kind", GRADIENTS)
+def test_gradients(kind: str, what: str) -> None:
+    """Those that a program puts there itself, past autograd's own checks."""
+    chain = Chain(kind)
+    chain.run(range(2))
+    sampler, p = chain.sampler, second(chain)
+    for q in chain.params:
+        q.grad = torch.ones_like(q)
+    if what == "layout":
+        p.grad = torch.ones_like(p).to_sparse()
+    else:
+        kept = p.data
+        p.data = kept.double() if what == "dtype" else kept[:, None].clone()
+        p.grad = None
+        p.grad = torch.ones_like(p)
+        p.data = kept
+    before = bits([[q.detach() for q in chain.params], sampler.state_dict()])
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            sampler.step()
+        assert (
+            bits([[q.detach() for q in chain.params], sampler.state_dict()]) == before
+        )
+
+
+def test_the_first_step_of_one_list_leaves_no_state_behind() -> None:
+    """An operator refuses the only list, when momenta have been drawn."""
+    chain = Chain("SGHMC")
+    sampler = chain.sampler_of(chain.params)
+    sampler.param_groups.pop()
+    p = chain.params[0]
+    p.grad = torch.ones_like(p)
+    kept = p.data
+    p.data = kept.double()
+    with pytest.raises(RuntimeError):
+        sampler.step()
+    assert sampler.state == {} and sampler.param_groups[0]["step"] == 0
+    p.data = kept
+    sampler.step()
+
+
+def test_gradients_do_not_enter_an_estimate_in_a_step_that_is_refused() -> None:
+    chain = Chain("SGHMC online")
+    sampler, p = chain.sampler_of(chain.params), chain.params[0]
+    sampler.param_groups.pop()
+    for _ in range(2):
+        p.grad = torch.ones_like(p)
+        sampler.step()
+    sampler.state[p]["momentum"] = sampler.state[p]["momentum"].double()
+    before = bits(sampler.state_dict())
+    with pytest.raises(RuntimeError, match=r"SGHMC has a momentum of torch\.float64"):
+        sampler.step()
+    assert bits(sampler.state_dict()) == before

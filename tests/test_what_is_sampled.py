@@ -1,0 +1,252 @@
+"""What requires no gradient is not sampled; what has none in some steps is heard."""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from every_sampler import EVERY, Chain, bits
+from torch import nn
+
+import torch_sgmcmc as sg
+
+each = pytest.mark.parametrize("kind", EVERY)
+
+
+# ---- Frozen parameters ---------------------------------------------------------------
+
+
+@each
+def test_a_frozen_parameter_does_not_move(kind: str) -> None:
+    chain = Chain(kind)
+    chain.run(range(2))
+    frozen = chain.params[0]
+    frozen.requires_grad_(False)
+    # As zero_grad(set_to_none=False) leaves it.
+    frozen.grad = torch.zeros_like(frozen)
+    before = frozen.detach().clone()
+    others = [p.detach().clone() for p in chain.params[1:]]
+    chain.run(range(2, 12))
+    assert torch.equal(frozen, before)
+    moved = [torch.equal(p, q) for p, q in zip(chain.params[1:], others, strict=True)]
+    assert not all(moved)
+
+
+def test_its_neighbours_are_as_without_it() -> None:
+    def run(kind: type[sg.Sampler], freezes: bool) -> torch.Tensor:
+        a, b = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.ones(200))
+        a.requires_grad_(not freezes)
+        sampler = kind([a, b], lr=0.1, num_data=10, seed=0)
+        for _ in range(5):
+            a.grad, b.grad = (
+                torch.zeros_like(p) if p is b or freezes else None for p in (a, b)
+            )
+            sampler.step()
+        return b.detach()
+
+    for kind in (sg.SGLD, sg.SGHMC, sg.SGNHT):
+        assert torch.equal(run(kind, True), run(kind, False))
+
+
+def test_precisions_are_of_what_is_sampled() -> None:
+    # λ ~ Gamma(501, 1 + 500): about 1.0; with the frozen 10⁵ zeros about 100.
+    p = nn.Parameter(torch.randn(1000, generator=torch.Generator().manual_seed(0)))
+    frozen = nn.Parameter(torch.zeros(100_000), requires_grad=False)
+    sampler = sg.SGLD([frozen, p], lr=0.1, num_data=10, prior_precision=1.0, seed=0)
+    (drawn,) = sg.GammaPrecision(sampler).step()
+    expected = 501 / (1 + float(p.detach().square().sum()) / 2)
+    assert abs(drawn / expected - 1) < 6 / math.sqrt(501)
+    assert "Group 0, 1,000 parameters" in sampler.target_summary()
+
+
+def test_gauges_are_of_what_is_sampled() -> None:
+    def read(frozen: bool) -> Any:
+        p = nn.Parameter(torch.ones(50))
+        other = nn.Parameter(torch.full((70,), 9.0), requires_grad=False)
+        params = [p, other] if frozen else [p]
+        sampler = sg.SGHMC(params, lr=0.1, num_data=10, seed=0)
+        gauges = sg.Gauges(sampler, every=1)
+        for _ in range(60):
+            p.grad, other.grad = p.detach().clone(), torch.zeros(70)
+            sampler.step()
+        return gauges.all(), gauges.group(0)
+
+    assert repr(read(True)) == repr(read(False))
+
+
+def tuned(kind: str) -> sg.Sampler:
+    torch.manual_seed(0)
+    body, head = nn.Linear(4, 5), nn.Linear(5, 1)
+    body.requires_grad_(False)
+    x = torch.randn(200, 4)
+    y = head(body(x)).detach() + torch.randn(200, 1)
+    params = [*body.parameters(), *head.parameters()]
+    options = {"gamma": False} if kind == "PSGLD" else {}
+    sampler = getattr(sg, kind)(
+        params, lr=1e-2, num_data=200, prior_precision=1.0, seed=0, **options
+    )
+
+    def closure() -> torch.Tensor:
+        sampler.zero_grad()
+        index = torch.randint(200, (20,))
+        loss = (head(body(x[index])) - y[index]).square().mean() / 2
+        loss.backward()
+        return loss
+
+    for _ in range(50):
+        sampler.step(closure)
+    for group in sampler.param_groups:
+        if "adapt" in group:
+            group["adapt"] = False
+    return sg.tune(sampler, closure, gradients=1500, progress=False)
+
+
+@pytest.mark.parametrize("kind", ["SGLD", "PSGLD"])
+def test_a_network_with_a_frozen_layer_is_tuned(kind: str) -> None:
+    assert all(lr > 0 for lr in tuned(kind).lrs)
+
+
+# ---- Gradients that are missing ------------------------------------------------------
+
+
+def heads(**options: Any) -> tuple[list[nn.Parameter], sg.Sampler]:
+    named = [("a", nn.Parameter(torch.zeros(2))), ("b", nn.Parameter(torch.zeros(3)))]
+    sampler = sg.SGHMC(named, lr=0.1, num_data=10, seed=0, **options)
+    return [p for _, p in named], sampler
+
+
+def turns(params: list[nn.Parameter], sampler: sg.Sampler, which: str) -> None:
+    """A step for each letter, in which the parameters it names have a gradient."""
+    for letter in which:
+        for p, name in zip(params, "ab", strict=True):
+            has_one = letter in (name, "+")
+            p.grad = torch.ones_like(p) if has_one else None
+        sampler.step()
+
+
+@pytest.mark.parametrize(
+    ("steps", "who", "how_often"),
+    [
+        ("aba", "parameter 'a'", "in 1 of 3 steps"),
+        ("++b+b", "parameter 'a'", "in 1 of 4 steps"),
+        ("a" + 20 * "b", "parameter 'a'", "in 20 of 21 steps"),
+        ("bbb+a+", "parameter 'b'", "in 1 of 6 steps"),
+        ("+.+", "parameter 'a' (and 1 more)", "in 1 of 3 steps"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:SGHMC has counted a step in which no")
+def test_gradients_in_some_steps_are_heard_once(
+    steps: str, who: str, how_often: str
+) -> None:
+    params, sampler = heads()
+    with pytest.warns(UserWarning, match="got no gradient") as record:
+        turns(params, sampler, steps)
+        turns(params, sampler, "abab" + 30 * "a" + "b")
+    (found,) = [r for r in record if "got no gradient" in str(r.message)]
+    text = str(found.message)
+    assert (
+        text.startswith(
+            f"SGHMC got no gradient (None) for {who} {how_often}, and left it out "
+            "there. That samples another target"
+        )
+        and "zero_grad(set_to_none=False)" in text
+    )
+    assert found.filename == __file__
+
+
+@pytest.mark.parametrize("steps", ["+++", "aaaa", "aaa+++", "+" + 19 * "a"])
+def test_what_is_no_fault_is_not_heard(steps: str) -> None:
+    params, sampler = heads()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        turns(params, sampler, steps)
+
+
+def test_layers_that_are_unfrozen_are_not_heard() -> None:
+    params, sampler = heads()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for on in (False, True, False, True):
+            params[1].requires_grad_(on)
+            for _ in range(25):
+                params[0].grad = torch.ones(2)
+                params[1].grad = torch.ones(3) if on else None
+                sampler.step()
+
+
+def posterior_variance(train: Callable[[sg.Sampler, list[Any], int], None]) -> float:
+    """Of the first of two heads, whose data are 50 N(θ, 1) each."""
+    a, b = (nn.Parameter(torch.zeros(400)) for _ in range(2))
+    sampler = sg.SGLD([{"params": [a]}, {"params": [b]}], lr=0.05, num_data=100, seed=0)
+    total = 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(4000):
+            train(sampler, [a, b], step)
+            sampler.step()
+            if step >= 400:
+                total += float(a.detach().square().mean())
+    return total / 3600
+
+
+def test_in_turns_the_variance_is_half_and_the_ways_out_are_right() -> None:
+    # Exactly 1/50 (1 + lr/4 and the like: 3 %), or half of it.
+    def in_turns(sampler: sg.Sampler, params: list[Any], step: int) -> None:
+        for i, p in enumerate(params):
+            p.grad = p.detach().clone() if step % 2 == i else None
+
+    def zeros(sampler: sg.Sampler, params: list[Any], step: int) -> None:
+        for i, p in enumerate(params):
+            p.grad = p.detach() * float(step % 2 == i)
+
+    def of_its_own_data(sampler: sg.Sampler, params: list[Any], step: int) -> None:
+        for group in sampler.param_groups:
+            group["num_data"] = 50
+        in_turns(sampler, params, step)
+
+    def summed(sampler: sg.Sampler, params: list[Any], step: int) -> None:
+        for p in params:
+            p.grad = p.detach() / 2
+
+    assert abs(50 * posterior_variance(in_turns) - 0.5) < 0.04
+    for way_out in (zeros, of_its_own_data, summed):
+        assert abs(50 * posterior_variance(way_out) - 1) < 0.08
+
+
+# ---- No gradient at all --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "PSGLD", "SGNHT"])
+def test_a_forgotten_backward_is_heard_once(kind: str) -> None:
+    p = nn.Parameter(torch.ones(3))
+    sampler = getattr(sg, kind)([p], lr=0.1, num_data=10, seed=0)
+    with pytest.warns(UserWarning) as record:
+        for _ in range(3):
+            sampler.step()
+    assert [str(r.message) for r in record] == [
+        f"{kind} has counted a step in which no parameter had a gradient (of those "
+        "that require one): nothing has moved. Was backward() forgotten, or "
+        "zero_grad() called after it?"
+    ]
+    assert record[0].filename == __file__
+    assert torch.equal(p, torch.ones(3)) and sampler.param_groups[0]["step"] == 3
+
+
+def test_so_is_a_frozen_model() -> None:
+    p = nn.Parameter(torch.ones(3), requires_grad=False)
+    p.grad = torch.zeros(3)
+    with pytest.warns(UserWarning, match="no parameter had a gradient"):
+        sg.SGLD([p], lr=0.1, num_data=10).step()
+
+
+def test_a_chain_that_is_saved_goes_on_in_silence() -> None:
+    chain = Chain("SGHMC")
+    chain.run(range(2))
+    twin = chain.twin()
+    twin.sampler.load_state_dict(chain.sampler.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        went_on = twin.run(range(2, 5))
+    assert bits(went_on) == bits(Chain("SGHMC").run(range(5)))
