@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -148,6 +149,38 @@ def test_it_says_what_is_wrong() -> None:
     assert result.value < 0
     with pytest.warns(UserWarning, match="have not settled"):
         problem.estimate(lambda p, **t: sg.SGLD(p, lr=1e-3, **t), burn_in=0)
+
+
+def test_heat_is_said() -> None:
+    """λ = 5: where minibatches heat, the interval misses it, and that is said."""
+    problem = Regression()
+    options = {"batch_size": 50, "draws": 1500}
+    with pytest.warns(UserWarning, match="Chains are hotter than their target: T_kin"):
+        hot = problem.estimate(lambda p, **t: sg.SGLD(p, lr=0.1, **t), **options)
+    assert hot.value - hot.half_width > 5
+    heat = float(hot.temperatures[:, 0].mean())
+    assert abs(hot.value / (5 * heat) - 1) < 0.15
+    assert "thermostat_rate=1e-2" in hot.summary()
+    with pytest.warns(UserWarning, match="Chains are hotter than their target"):
+        problem.estimate(lambda p, **t: sg.SGNHT(p, lr=0.02, **t), **options)
+    right = {
+        "SGNHT": lambda p, **t: sg.SGNHT(p, lr=0.02, thermostat_rate=1e-2, **t),
+        "all data": lambda p, **t: sg.SGHMC(p, lr=0.01, **t),
+    }
+    for name, sampler in right.items():
+        if name == "all data":
+            options["batch_size"] = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            result = problem.estimate(sampler, **options)
+        assert abs(result.value - 5) < result.half_width + 0.15
+        assert result.temperatures.shape == (4, 2)
+
+
+def test_chains_out_of_equilibrium_are_said() -> None:
+    problem = Regression()
+    with pytest.warns(UserWarning, match="not in equilibrium: T_conf is"):
+        problem.estimate(lambda p, **t: sg.SGLD(p, lr=1e-4, **t), burn_in=0)
 
 
 def test_errors() -> None:

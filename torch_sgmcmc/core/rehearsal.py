@@ -13,6 +13,7 @@ from torch import Tensor
 from torch_sgmcmc.core import distributed
 from torch_sgmcmc.core.absence import Absences
 from torch_sgmcmc.core.nonfinite import catch_up
+from torch_sgmcmc.core.turns import repeats_on_purpose
 from torch_sgmcmc.seeds import fold_in
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def rehearsal(sampler: Sampler) -> Iterator[None]:
     place = Place(sampler)
     known = sampler.__dict__
     names = ("_gauges", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    names = (*names, "_turn", "_turn_of", "_warned", "_absences")
+    names = (*names, "_turn", "_turn_of", "_warned", "_absences", "_shared_noise_said")
     attributes = {name: known[name] for name in names if name in known}
     devices = sorted({p.device.index for p in params if p.device.type == "cuda"})
     with torch.random.fork_rng(devices):
@@ -76,6 +77,7 @@ def rehearsal(sampler: Sampler) -> Iterator[None]:
             place.restore()  # what is in the state is a copy from here on
             sampler._gauges = None
             sampler._absences = Absences(says=False)
+            repeats_on_purpose(sampler)
             sampler._optimizer_step_pre_hooks = OrderedDict()
             sampler._optimizer_step_post_hooks = OrderedDict()
             seed = fold_in(groups[0]["seed"], _STREAM)

@@ -20,7 +20,7 @@ from torch_sgmcmc.seeds import SharedNoiseWarning
 if TYPE_CHECKING:
     from torch_sgmcmc.sampler import Sampler
 
-__all__ = ["take_turn"]
+__all__ = ["repeats_on_purpose", "take_turn"]
 
 # So many elements of a parameter tell whether it is where it was.
 _SAMPLE = 64
@@ -57,10 +57,10 @@ def take_turn(sampler: Sampler) -> None:
         return
     is_new = known.get("_turn_of") != seed
     begins = is_new and _begins(group["step"])
-    if last is not None and "_warned" not in known:
+    if last is not None and "_shared_noise_said" not in known:
         other = last.sampler()
         if not is_new and other is not None:
-            sampler._warned = other._warned = True
+            sampler._shared_noise_said = other._shared_noise_said = True
             _warn(
                 f"Two samplers with seed {seed} make steps in turns "
                 f"({type(sampler).__name__} and {type(other).__name__}): the noise of "
@@ -68,7 +68,7 @@ def take_turn(sampler: Sampler) -> None:
                 "torch_sgmcmc.fold_in"
             )
         elif begins and _has_moved(last, sampler):
-            sampler._warned = True
+            sampler._shared_noise_said = True
             _warn(
                 f"A new {type(sampler).__name__} begins with seed {seed}, with which "
                 "another sampler has made steps on these parameters: it draws the same "
@@ -79,6 +79,11 @@ def take_turn(sampler: Sampler) -> None:
     first = next((p for g in sampler.param_groups for p in g["params"]), None)
     sampler._turn = _last[seed] = _Turn(sampler, first if begins else None)
     _forget_gone()
+
+
+def repeats_on_purpose(sampler: Sampler) -> None:
+    """Has nothing be said of a sampler whose seed is used again by design."""
+    sampler._shared_noise_said = True
 
 
 def _begins(step: int | Tensor) -> bool:
