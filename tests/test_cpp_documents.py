@@ -45,9 +45,10 @@ def test_snippets_compile_and_run(
         assert "#include <torch_sgmcmc/torch_sgmcmc.h>" in own
         includes |= dict.fromkeys(own)
         rest = "\n".join(line for line in lines if line not in own)
+        rest = rest.replace("int main()", "void program()")  # without a return
         body += f"namespace block{number} {{\n{rest}\n}}\n"
     mains = [n for n, block in enumerate(blocks) if "int main()" in block]
-    calls = " ".join(f"block{n}::main();" for n in mains)
+    calls = " ".join(f"block{n}::program();" for n in mains)
     assert mains
     source = "\n".join([*includes, body, f"int main() {{ {calls} }}\n"])
     (tmp_path / "documents.cpp").write_text(source)
