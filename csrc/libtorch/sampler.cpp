@@ -9,6 +9,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <typeinfo>
 #include <unordered_set>
 #include <utility>
@@ -47,9 +48,15 @@ void FromState(const StateDict& dict,
   // A copy: the chain must not change what the caller holds.
   result = value.toTensor().detach().to(
       param.device(), StateDtype(param), /*non_blocking=*/false, true);
-  if (result.isfinite().all().item<bool>()) return;
-  Invalid("Invalid state_dict: " + std::string(name) + " of parameter " +
-          std::to_string(index) + " has elements that are not finite");
+  // These have ranges, see CheckSavedDiagonal.
+  for (const char* diagonal : {"mass",
+                               "given_mass",
+                               "given_friction",
+                               "given_variance",
+                               "preconditioner"}) {
+    if (std::string_view(name) == diagonal) return;
+  }
+  CheckFiniteState(name, index, result);
 }
 
 void FromState(const StateDict& dict,
@@ -739,10 +746,6 @@ void Sampler::read_means(
         lacking = index;
       }
       continue;
-    }
-    if (!mean.isfinite().all().item<bool>()) {
-      Invalid("Invalid state_dict: prior_mean of parameter " + index +
-              " has elements that are not finite");
     }
     means[params[p].unsafeGetTensorImpl()] = mean;
     ++having;

@@ -158,9 +158,8 @@ class StepObserver;
 /// (a gradient, a closure's loss, state, parameters that have changed) is not,
 /// or, rarely, c10::Error, from an operator; std::logic_error if the object may
 /// not be used so, as after it was moved from. All name what was expected and
-/// what there is. A call that throws has changed nothing: no parameter, no
-/// state, no counter, and a step of a minibatch, a closure called, is as if it
-/// had not been.
+/// what there is. A call that throws has changed no parameter, no state and no
+/// counter. (SGHMC's online noise estimate keeps gradients that it objects to.)
 ///
 /// Threads: an object is for one thread at a time, as are its parameters.
 /// Different samplers, of different parameters, may step in different threads;

@@ -15,6 +15,7 @@
 #include "libtorch/core/checks.h"
 #include "libtorch/core/diagonal.h"
 #include "libtorch/core/momentum.h"
+#include "libtorch/core/state_checks.h"
 #include "libtorch/core/text.h"
 #include "torch_sgmcmc/has_cuda.h"
 #include "torch_sgmcmc/sbps.h"
@@ -246,7 +247,11 @@ void SBPSParamState::from_dict(const StateDict& dict,
                                const at::Tensor& param,
                                int64_t index) {
   ParamStateOf::from_dict(dict, param, index);
-  if (is_given()) CheckSavedDiagonal("preconditioner", index, preconditioner);
+  if (is_given()) {
+    CheckSavedDiagonal("preconditioner", index, preconditioner);
+  } else if (preconditioner.defined()) {
+    CheckFiniteState("preconditioner", index, preconditioner);
+  }
 }
 
 SBPSParamState& SBPS::state_at(const at::Tensor& param) {

@@ -153,6 +153,14 @@ void CheckPart(const char* name,
           " (must be at most " + whole + " = " + std::to_string(most) + ")");
 }
 
+void CheckFiniteState(const char* name,
+                      int64_t index,
+                      const at::Tensor& value) {
+  if (value.isfinite().all().item<bool>()) return;
+  Invalid("Invalid state_dict: " + std::string(name) + " of parameter " +
+          std::to_string(index) + " has elements that are not finite");
+}
+
 void CheckTensor(const std::string& what,
                  const c10::IValue& value,
                  c10::IntArrayRef shape,
