@@ -312,7 +312,7 @@ void AnchoredGradients::load_state_dict(const StateDict& dict) {
   for (size_t i = 0; i < params.size(); ++i) {
     if (!anchor[i].defined()) {
       Invalid("Invalid state_dict: anchor of parameter " + std::to_string(i) +
-              " is a None (must be a Tensor)");
+              " is a none (must be a Tensor)");
     }
     // Copies: the caller may change what it holds.
     anchor[i] = CopyAs(anchor[i], params[i].scalar_type());
@@ -543,11 +543,6 @@ void RefreshedGradients::load_state_dict(const StateDict& dict) {
 }
 
 // The number of steps that the sampler has made.
-int64_t RefreshedGradients::step() const {
-  const auto& options =
-      static_cast<const SamplerOptions&>(sampler_.param_groups()[0].options());
-  const at::Tensor& on_device = options.device_step();
-  return on_device.defined() ? on_device.item<int64_t>() : options.step();
-}
+int64_t RefreshedGradients::step() const { return sampler_.num_steps(); }
 
 }  // namespace torch_sgmcmc::detail

@@ -28,7 +28,7 @@ namespace torch_sgmcmc {
 namespace {
 
 constexpr const char* kEWSGNeedsClosure =
-    "EWSG.step() needs a closure, since it draws several minibatches a step:\n"
+    "EWSG::step() needs a closure, since it draws several minibatches a step:\n"
     "\n"
     "    sampler.step([&] {\n"
     "      auto batch = draw_minibatch();  // a fresh one at each call\n"
@@ -115,14 +115,14 @@ std::unique_ptr<SamplerParamState> EWSG::new_state() const {
 }
 
 double EWSG::acceptance_rate() const {
-  return Ratio(static_cast<double>(first().num_accepted_.get().get()),
-               static_cast<double>(first().num_proposals_.get()));
+  return Ratio(static_cast<double>(progress().num_accepted_.get().get()),
+               static_cast<double>(progress().num_proposals_.get()));
 }
 
 at::Tensor EWSG::minibatches() const {
   if (!asked_.defined()) {
     throw std::logic_error(
-        "EWSG.minibatches is for the closure that step() calls");
+        "EWSG::minibatches() is for the closure that step() calls");
   }
   has_asked_ = true;
   return asked_.clone();
@@ -156,12 +156,13 @@ torch::Tensor EWSG::evaluate(const LossClosure& closure,
 // NOLINTNEXTLINE(google-default-arguments): as torch's own.
 torch::Tensor EWSG::step(LossClosure closure) {
   if (closure == nullptr) Invalid(kEWSGNeedsClosure);
+  begin_step();
   const at::NoGradGuard no_grad;
   check_groups();
   const int64_t length = first().index_chain_length();
   const bool is_persistent = first().persistent_index_chain();
-  const std::vector<int64_t>& former = first().minibatches_.get();
-  num_drawn_ = first().num_drawn_.get();
+  const std::vector<int64_t>& former = progress().minibatches_.get();
+  num_drawn_ = progress().num_drawn_.get();
   at::Tensor numbers = is_persistent && !former.empty()
                            ? at::tensor(former, at::kLong)
                            : fresh_minibatches();
@@ -203,10 +204,8 @@ torch::Tensor EWSG::step(LossClosure closure) {
     put_back();
     leave_out();
     // What was drawn is not drawn again, nor is it gone on from.
-    for_each_group([&](EWSGOptions& options) {
-      options.num_drawn_.set(num_drawn_);
-      options.minibatches_.set({});
-    });
+    progress().num_drawn_.set(num_drawn_);
+    progress().minibatches_.set({});
     return loss;
   } catch (...) {
     put_back();
@@ -219,20 +218,18 @@ torch::Tensor EWSG::step(LossClosure closure) {
   }
   advance(work);
 
-  const int64_t proposals =
-      first().num_proposals_.get() + length * first().num_chains().value_or(1);
-  accepted = Sum(first().num_accepted_.get(), accepted);
+  const int64_t proposals = progress().num_proposals_.get() +
+                            length * first().num_chains().value_or(1);
+  accepted = Sum(progress().num_accepted_.get(), accepted);
   std::vector<int64_t> current;
   if (is_persistent) {
     const auto* data = numbers.const_data_ptr<int64_t>();
     current.assign(data, data + numbers.numel());
   }
-  for_each_group([&](EWSGOptions& options) {
-    options.num_proposals_.set(proposals);
-    options.num_accepted_.set(accepted);
-    options.num_drawn_.set(num_drawn_);
-    options.minibatches_.set(current);
-  });
+  progress().num_proposals_.set(proposals);
+  progress().num_accepted_.set(accepted);
+  progress().num_drawn_.set(num_drawn_);
+  progress().minibatches_.set(std::move(current));
   return loss;
 }
 
@@ -276,7 +273,7 @@ Count EWSG::propose(const LossClosure& closure,
     double total = 0;
     for (const at::Tensor& ratio : ratios) total += ratio.item<double>();
     const NoiseStream stream{static_cast<uint64_t>(seed()),
-                             static_cast<uint64_t>(first().step()),
+                             static_cast<uint64_t>(work[0].step.host),
                              static_cast<uint32_t>(Purpose::kIndexChain)};
     const bool accepts = IndexChainAccepts(
         total, stream, /*chain=*/0, static_cast<uint64_t>(proposal));
@@ -297,7 +294,7 @@ Count EWSG::propose(const LossClosure& closure,
                         proposal,
                         static_cast<int64_t>(Purpose::kIndexChain),
                         seed(),
-                        first().step());
+                        work[0].step.host);
   for (size_t i = 0; i < work.size(); ++i) {
     select_chains_(
         work[i].grads, proposed[i].grads, mask.to(work[i].params[0].device()));

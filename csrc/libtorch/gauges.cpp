@@ -21,6 +21,7 @@
 #include "libtorch/core/momentum.h"
 #include "libtorch/core/operators.h"
 #include "libtorch/core/prior.h"
+#include "libtorch/core/state_checks.h"
 #include "libtorch/core/step_observer.h"
 #include "libtorch/core/text.h"
 #include "libtorch/core/trajectory_heat.h"
@@ -124,13 +125,15 @@ struct Gauges::Observer : StepObserver {
     host.emplace(numels, groups);
   }
 
+  void follow(Sampler* of) noexcept override { sampler = of; }
+
   void look(const std::vector<Work>& work) override {
     if (work.empty() || motion() == Motion::kTrajectory) return;
     const at::NoGradGuard no_grad;
     compare(work);
     StateDict group;
     work[0].options->write(group);
-    const int64_t step = work[0].options->step();
+    const int64_t step = work[0].step.host;
     const int64_t interval = ObservationInterval(every, redraws_every(group));
     if (step % interval == 0) {
       const bool has_noise = previous_step == step - 1 && knows(work);
@@ -167,8 +170,7 @@ struct Gauges::Observer : StepObserver {
     if (motion() != Motion::kTrajectory) return nullptr;
     StateDict group;
     work[0].options->write(group);
-    if (work[0].options->step() %
-            ObservationInterval(every, redraws_every(group)) !=
+    if (work[0].step.host % ObservationInterval(every, redraws_every(group)) !=
         0) {
       return nullptr;
     }
@@ -188,7 +190,8 @@ struct Gauges::Observer : StepObserver {
       }
       row.columns = {0, 2};
       row.sums = heat.sums(i);
-      row.settings = settings_of(*work[i].options, group, motion());
+      row.settings =
+          settings_of(*work[i].options, group, motion(), work[i].step.host);
     }
     rows.emplace_back(std::move(ended), /*has_noise=*/false);
     if (rows.size() >= kMostRows) read();
@@ -204,8 +207,8 @@ struct Gauges::Observer : StepObserver {
     for (size_t g = 0; g < sampler->param_groups().size(); ++g) {
       StateDict group;
       sampler->options_of(g).write(group);
-      const GaugeSettings each =
-          settings_of(sampler->options_of(g), group, motion());
+      const GaugeSettings each = settings_of(
+          sampler->options_of(g), group, motion(), sampler->num_steps());
       const size_t count = sampler->param_groups()[g].params().size();
       settings.insert(settings.end(), count, each);
     }
@@ -265,6 +268,38 @@ struct Gauges::Observer : StepObserver {
     forces.clear();
   }
 
+  // The step and the gradients before the observation that is to come, if a
+  // state dict has them.
+  std::pair<int64_t, std::unordered_map<const void*, at::Tensor>> read_previous(
+      const StateDict& dict) const {
+    if (!dict.contains("previous_gradients")) return {-1, {}};
+    const StateDict saved = dict.at("previous_gradients");
+    const StateDict gradients = saved.at("gradients");
+    int64_t step = 0;
+    detail::FromValue("step", saved.at("step"), step);
+    CheckCount("step", step);
+    std::unordered_map<const void*, at::Tensor> read;
+    for (const auto& entry : gradients.entries()) {
+      const int64_t number = entry.key().isInt() ? entry.key().toInt() : -1;
+      if (number < 0 || number >= static_cast<int64_t>(all.size())) {
+        Invalid("Invalid state_dict: previous_gradients (must be of the " +
+                std::to_string(all.size()) + " parameters, by their numbers)");
+      }
+      const at::Tensor& param = all[static_cast<size_t>(number)];
+      const std::string what =
+          "previous gradient of parameter " + std::to_string(number);
+      CheckTensor(what, entry.value(), param.sizes());
+      const at::Tensor gradient =
+          entry.value().toTensor().detach().to(param.options(), false, true);
+      if (!gradient.isfinite().all().item<bool>()) {
+        Invalid("Invalid state_dict: " + what +
+                " has elements that are not finite");
+      }
+      read[param.unsafeGetTensorImpl()] = gradient;
+    }
+    return {step, std::move(read)};
+  }
+
   // Forgets what has not been read.
   void forget() {
     rows.clear();
@@ -303,7 +338,8 @@ struct Gauges::Observer : StepObserver {
 
   static GaugeSettings settings_of(const SamplerOptions& options,
                                    const StateDict& group,
-                                   Motion moves) {
+                                   Motion moves,
+                                   int64_t step) {
     return {moves,
             NumberOf(group, "lr", 0),
             options.num_data(),
@@ -311,7 +347,7 @@ struct Gauges::Observer : StepObserver {
             NumberOf(group, "momentum", 0),
             NumberOf(group, "noise_estimate", 0),
             redraws_every(group),
-            options.step()};
+            step};
   }
 
   // Of each tensor, |v|^2 and, where the line begins, (theta - c) . v / A.
@@ -473,13 +509,15 @@ struct Gauges::Observer : StepObserver {
            lists.grads[i],
            state.momentum},
           some_centers.empty() ? at::Tensor() : some_centers[i],
-          has_noise ? previous.at(p.unsafeGetTensorImpl()) : at::Tensor());
+          has_noise ? previous.at(p.unsafeGetTensorImpl()) : at::Tensor(),
+          IsDrawn(lists));
       Row row;
       row.places = {place.at(p.unsafeGetTensorImpl())};
       row.columns = {0, 1, 2};
       row.sums = found.sums;
       row.noise = found.noise;
-      row.settings = settings_of(*options, group, Motion::kMomentum);
+      row.settings =
+          settings_of(*options, group, Motion::kMomentum, lists.step.host);
       row.settings.noise_estimate *= found.mean_share;
       added.push_back(std::move(row));
     }
@@ -576,12 +614,13 @@ struct Gauges::Observer : StepObserver {
           mean,
           MeansOf(lists.prior_means));
     }
-    row.settings = settings_of(*lists.options, group, moves);
+    row.settings = settings_of(*lists.options, group, moves, lists.step.host);
     return row;
   }
 };
 
 Gauges::Gauges(Sampler& sampler, const GaugesOptions& options) {
+  sampler.ledger();  // throws if it was moved from
   if (sampler.observer_ != nullptr) {
     Invalid("Invalid sampler: it has Gauges already (detach() them)");
   }
@@ -601,6 +640,9 @@ void Gauges::reset() { observer_->reset(); }
 void Gauges::observe(const torch::optim::Optimizer::LossClosure& closure) {
   if (observer_->sampler == nullptr) {
     throw std::runtime_error("these Gauges are detached from their sampler");
+  }
+  if (closure == nullptr) {
+    Invalid("Invalid closure: none (must compute a loss and call backward())");
   }
   Tensors before;
   Tensors values;
@@ -696,7 +738,17 @@ StateDict Gauges::state_dict() const {
     for (const double number : numbers) one.push_back(number);
     series.push_back(one);
   }
-  return {{"every", observer_->every}, {"series", series}};
+  StateDict dict = {{"every", observer_->every}, {"series", series}};
+  if (!observer_->previous.empty()) {
+    StateDict gradients;
+    for (const auto& [param, gradient] : observer_->previous) {
+      gradients.set(static_cast<int64_t>(observer_->place.at(param)), gradient);
+    }
+    dict.set("previous_gradients",
+             StateDict{{"step", observer_->previous_step},
+                       {"gradients", gradients}});
+  }
+  return dict;
 }
 
 void Gauges::load_state_dict(const StateDict& dict) {
@@ -719,9 +771,12 @@ void Gauges::load_state_dict(const StateDict& dict) {
       state.back().push_back(number.toDouble());
     }
   }
+  auto [step, previous] = observer_->read_previous(dict);
   observer_->host->SetState(state);
   observer_->forget();
   observer_->every = every.toInt();
+  observer_->previous_step = step;
+  observer_->previous = std::move(previous);
 }
 
 }  // namespace torch_sgmcmc

@@ -33,7 +33,7 @@ namespace torch_sgmcmc {
 namespace {
 
 constexpr const char* kHMCNeedsClosure =
-    "HMC.step() needs a closure, since it computes several gradients a step:\n"
+    "HMC::step() needs a closure, since it computes several gradients a step:\n"
     "\n"
     "    sampler.step([&] {\n"
     "      auto loss = cross_entropy(net->forward(x), y);  // of all data\n"
@@ -127,11 +127,13 @@ std::unique_ptr<SamplerParamState> HMC::new_state() const {
 }
 
 double HMC::acceptance_rate() const {
-  return Ratio(static_cast<double>(first().num_accepted_.get()),
-               static_cast<double>(first().num_trajectories_.get()));
+  return Ratio(static_cast<double>(progress().num_accepted_.get()),
+               static_cast<double>(progress().num_trajectories_.get()));
 }
 
-int64_t HMC::num_divergences() const { return first().num_divergences_.get(); }
+int64_t HMC::num_divergences() const {
+  return progress().num_divergences_.get();
+}
 
 // ---- Mass -------------------------------------------------------------------
 
@@ -177,12 +179,13 @@ void HMC::warmup(const LossClosure& closure,
   CheckInteger("steps", steps, 1);
   CheckReal(
       "target_acceptance", target_acceptance, {.high = 1, .low_open = true});
+  begin_step();
   check_groups();
   if (!first().metropolis()) {
     Invalid(
         "Invalid metropolis: false (warmup() adapts to the acceptance rate)");
   }
-  const std::vector<double>& saved = first().dual_averaging_.get();
+  const std::vector<double>& saved = progress().dual_averaging_.get();
   DualAveraging adaptation =
       saved.empty() ? DualAveraging(first().step_size(), target_acceptance)
                     : DualAveraging(saved);
@@ -191,25 +194,28 @@ void HMC::warmup(const LossClosure& closure,
     const at::Tensor ratios = simulate(closure, kMostWarmupSteps).log_ratios;
     if (!ratios.defined()) continue;  // left out
     adaptation.Update(MeanAcceptance(Numbers(ratios)));
-    for_each_group([&](HMCOptions& options) {
-      options.step_size_.set(adaptation.step_size());
-      options.dual_averaging_.set(adaptation.state());
-    });
+    progress().dual_averaging_.set(adaptation.state());
+    set_step_size(adaptation.step_size());
   }
   if (!finish) return;
-  for_each_group([&](HMCOptions& options) {
-    options.step_size_.set(adaptation.averaged());
-    options.dual_averaging_.set({});
-    options.num_trajectories_.set(0);
-    options.num_accepted_.set(0);
-    options.num_divergences_.set(0);
-  });
+  set_step_size(adaptation.averaged());
+  progress().dual_averaging_.set({});
+  progress().num_trajectories_.set(0);
+  progress().num_accepted_.set(0);
+  progress().num_divergences_.set(0);
+}
+
+// Of all groups, and of those that leave it open later.
+void HMC::set_step_size(double value) {
+  static_cast<HMCOptions&>(*defaults_).step_size_.set(value);
+  for_each_group([&](HMCOptions& options) { options.step_size_.set(value); });
 }
 
 // One step.
 HMC::Trajectory HMC::simulate(const LossClosure& closure,
                               std::optional<int64_t> most_steps) {
   if (closure == nullptr) Invalid(kHMCNeedsClosure);
+  begin_step();
   const at::NoGradGuard no_grad;
   check_groups();
   Trajectory result;
@@ -342,7 +348,7 @@ std::vector<HMC::Start> HMC::copies(const std::vector<Work>& work) {
 void HMC::prepare(Work& work) {
   const auto& options = OptionsOfWork<HMCOptions>(work);
   const int64_t every = options.resample_momentum_every();
-  const bool draws_all = every > 0 && options.step() % every == 0;
+  const bool draws_all = every > 0 && work.step.host % every == 0;
   work.state.resize(2);
   std::vector<const HMCParamState*> states;
   bool has_mass = false;
@@ -384,7 +390,7 @@ void HMC::prepare(Work& work) {
                options.temperature(),
                offsets,
                seed(),
-               options.step(),
+               work.step.host,
                /*rows=*/std::nullopt);
 }
 
@@ -416,7 +422,7 @@ torch::Tensor HMC::integrate(const LossClosure& closure,
   const int64_t steps = LeapfrogSteps(
       first().num_steps(), first().trajectory_length(), step_size, most_steps);
   const int64_t every = first().resample_momentum_every();
-  const bool redrawn = every > 0 && first().step() % every == 0;
+  const bool redrawn = every > 0 && work[0].step.host % every == 0;
   torch::Tensor loss;
   for (int64_t i = 0; i < steps; ++i) {
     const auto [force, warmth, turn] =
@@ -488,7 +494,7 @@ at::Tensor HMC::decide(const at::Tensor& log_ratios,
                         /*proposal=*/0,
                         static_cast<int64_t>(Purpose::kMetropolis),
                         seed(),
-                        first().step()));
+                        work[0].step.host));
   const int64_t all = accepted.numel();
   const auto yes = accepted.sum().item<int64_t>();
   if (yes < all) {
@@ -505,15 +511,13 @@ at::Tensor HMC::decide(const at::Tensor& log_ratios,
       }
     }
   }
-  const int64_t trajectories = first().num_trajectories_.get() + all;
-  const int64_t total = first().num_accepted_.get() + yes;
+  const int64_t trajectories = progress().num_trajectories_.get() + all;
+  const int64_t total = progress().num_accepted_.get() + yes;
   const int64_t divergences =
-      first().num_divergences_.get() + all - finite.sum().item<int64_t>();
-  for_each_group([&](HMCOptions& options) {
-    options.num_trajectories_.set(trajectories);
-    options.num_accepted_.set(total);
-    options.num_divergences_.set(divergences);
-  });
+      progress().num_divergences_.get() + all - finite.sum().item<int64_t>();
+  progress().num_trajectories_.set(trajectories);
+  progress().num_accepted_.set(total);
+  progress().num_divergences_.set(divergences);
   return accepted;
 }
 

@@ -86,28 +86,28 @@ void HMCECS::update(const Work&) {}
 
 // ---- What it has done -------------------------------------------------------
 
-int64_t HMCECS::sign() const { return first().sign_.get(); }
+int64_t HMCECS::sign() const { return progress().sign_.get(); }
 
 double HMCECS::rate(int64_t count) const {
-  const int64_t all = first().num_trajectories_.get();
+  const int64_t all = progress().num_trajectories_.get();
   if (all == 0) return std::numeric_limits<double>::quiet_NaN();
   return static_cast<double>(count) / static_cast<double>(all);
 }
 
 double HMCECS::acceptance_rate() const {
-  return rate(first().num_accepted_.get());
+  return rate(progress().num_accepted_.get());
 }
 
 double HMCECS::subsample_acceptance_rate() const {
-  return rate(first().num_subsamples_accepted_.get());
+  return rate(progress().num_subsamples_accepted_.get());
 }
 
 int64_t HMCECS::num_divergences() const {
-  return first().num_divergences_.get();
+  return progress().num_divergences_.get();
 }
 
 int64_t HMCECS::num_evaluations() const {
-  return first().num_evaluations_.get();
+  return progress().num_evaluations_.get();
 }
 
 double HMCECS::estimator_variance() const {
@@ -208,8 +208,7 @@ void HMCECS::anchor_at(const Closure& closure,
   present_ = nullptr;
   proposals_ = nullptr;
   count(anchor_->num_data);
-  for_each_group(
-      [](HMCECSOptions& options) { options.mean_difference_.set(0.0); });
+  this->progress().mean_difference_.set(0.0);
 }
 
 // Throws if the parameters are not near theta*, with a pass through all data.
@@ -224,9 +223,8 @@ void HMCECS::check_place(const Closure& closure, const ProgressHook& progress) {
 }
 
 void HMCECS::count(int64_t evaluations) {
-  const int64_t all = first().num_evaluations_.get() + evaluations;
-  for_each_group(
-      [&](HMCECSOptions& options) { options.num_evaluations_.set(all); });
+  Hyperparameter<int64_t>& all = progress().num_evaluations_;
+  all.set(all.get() + evaluations);
 }
 
 // The expansions of the data with these indices, which count as evaluations.
@@ -284,13 +282,13 @@ std::shared_ptr<const ExpandedSubsample> HMCECS::subsample(
     return expand(closure, indices, *anchor_);
   };
   return ExpandedSubsample::Draw(
-      wanted, first().step(), expansions, anchor_->theta.device());
+      wanted, num_steps(), expansions, anchor_->theta.device());
 }
 
 std::shared_ptr<const ExpandedSubsample> HMCECS::proposed(
     const Closure& closure, const ExpandedSubsample& current) {
   const SubsampleLayout wanted = layout();
-  const int64_t now = first().step();
+  const int64_t now = num_steps();
   if (proposals_ == nullptr || proposals_->layout() != wanted ||
       !proposals_->covers(now)) {
     const auto expansions = [&](const at::Tensor& indices) {
@@ -327,6 +325,7 @@ torch::Tensor HMCECS::step(const Closure& closure) {
 double HMCECS::sweep(const Closure& closure,
                      std::optional<int64_t> most_steps) {
   if (closure == nullptr) Invalid(kHMCECSNeedsClosure);
+  begin_step();
   const at::NoGradGuard no_grad;
   check_ready();
   if (needs_anchor()) {
@@ -350,7 +349,7 @@ double HMCECS::sweep(const Closure& closure,
   present_ = moved.end;
   present_target_ = target_key();
   subsample_ = present_->subsample;
-  HMCECSOptions counted = first();
+  HMCECSOptions& counted = progress();
   const auto add = [](Hyperparameter<int64_t>& count, int64_t more) {
     count.set(count.get() + more);
   };
@@ -360,7 +359,6 @@ double HMCECS::sweep(const Closure& closure,
   add(counted.num_subsamples_accepted_, renewed.accepted ? 1 : 0);
   add(counted.num_evaluations_, density.evaluations());
   counted.sign_.set(present_->sign);
-  for_each_group([&](HMCECSOptions& group) { group.share(counted); });
   advance({});
   return moved.log_ratio;
 }
@@ -372,7 +370,7 @@ ECSTarget HMCECS::target(const Closure& closure) const {
   if (group.variant() == "signed") {
     estimator.batch_size = group.subsample_size();
     estimator.num_products = group.num_products();
-    estimator.lower_bound = group.mean_difference_.get() -
+    estimator.lower_bound = progress().mean_difference_.get() -
                             static_cast<double>(estimator.num_products);
   }
   return {closure,
@@ -387,7 +385,7 @@ ECSTarget HMCECS::target(const Closure& closure) const {
 // What else the estimated density depends on.
 std::vector<double> HMCECS::target_key() const {
   std::vector<double> key = {first().temperature(),
-                             first().mean_difference_.get()};
+                             progress().mean_difference_.get()};
   for (size_t group = 0; group < param_groups_.size(); ++group) {
     key.push_back(options_of(group).prior_precision());
     key.push_back(options_of(group).prior_mean());
@@ -443,7 +441,7 @@ HMCECS::Move HMCECS::trajectory(ECSTarget& target,
   const at::Tensor r = at::empty_like(present->theta);
   const int64_t offset = 0;
   hmc_momenta_(
-      {r}, {}, /*temperature=*/1, offset, seed(), first().step(), std::nullopt);
+      {r}, {}, /*temperature=*/1, offset, seed(), num_steps(), std::nullopt);
   if (observer() == nullptr) return travel(target, present, r, most_steps);
   std::vector<Work> work(1);
   work[0].options = &options_of(0);
@@ -473,7 +471,7 @@ HMCECS::Move HMCECS::travel(ECSTarget& target,
   const at::Tensor x = at::zeros_like(present->theta);
   const double before = present->log - KineticEnergy(r);
   const double step_size = first().step_size();
-  double wanted = num_steps();
+  double wanted = leapfrog_steps();
   if (most_steps) wanted = std::min(wanted, static_cast<double>(*most_steps));
   const auto steps = static_cast<int64_t>(wanted);
   std::shared_ptr<const ECSPoint> point = present;
@@ -499,7 +497,7 @@ HMCECS::Move HMCECS::travel(ECSTarget& target,
   return {accepted ? point : present, log_ratio, accepted};
 }
 
-double HMCECS::num_steps() const {
+double HMCECS::leapfrog_steps() const {
   return static_cast<double>(
       LeapfrogSteps({}, first().trajectory_length(), first().step_size()));
 }
@@ -508,8 +506,9 @@ double HMCECS::num_steps() const {
 bool HMCECS::is_check_due() const {
   const SubsampleLayout sizes = layout();
   const double cost = static_cast<double>(sizes.num_cells * sizes.batch_size) *
-                      (num_steps() + 1);
-  return IsCheckDue(first().num_trajectories_.get(), first().num_data(), cost);
+                      (leapfrog_steps() + 1);
+  return IsCheckDue(
+      progress().num_trajectories_.get(), first().num_data(), cost);
 }
 
 bool HMCECS::is_out_of_bounds(const ECSTarget& target,
@@ -530,7 +529,7 @@ bool HMCECS::decide(double log_ratio, int64_t test) const {
              test,
              static_cast<int64_t>(Purpose::kMetropolis),
              seed(),
-             first().step())
+             num_steps())
       .item<bool>();
 }
 

@@ -23,7 +23,7 @@ const SamplerOptions& OptionsOfGroup(
 GammaPrecision::GammaPrecision(Sampler& sampler,
                                const GammaPrecisionOptions& options)
     : sampler_(sampler), options_(options) {
-  if (OptionsOfGroup(sampler.param_groups()[0]).chains()) {
+  if (sampler.options_of(0).chains()) {
     Invalid(
         "Invalid sampler: it has num_chains, and a group's prior_precision "
         "would be drawn for all of them (use a sampler for each chain)");
@@ -33,7 +33,7 @@ GammaPrecision::GammaPrecision(Sampler& sampler,
 }
 
 std::vector<double> GammaPrecision::step() {
-  auto& groups = sampler_.param_groups();
+  auto& groups = sampler_.get().param_groups();
   for (const auto& group : groups) {
     CheckReal(
         "temperature", OptionsOfGroup(group).temperature(), {.low_open = true});
@@ -53,7 +53,7 @@ at::Tensor GammaPrecision::away_from_mean(
     const torch::optim::OptimizerParamGroup& group,
     const at::Tensor& param) const {
   const at::NoGradGuard no_grad;
-  const at::Tensor mean = sampler_.prior_mean_of(param);
+  const at::Tensor mean = sampler_.get().prior_mean_of(param);
   const double number = OptionsOfGroup(group).prior_mean();
   if (mean.defined()) return param.detach().to(StateDtype(param)) - mean;
   if (number == 0) return param.detach();
@@ -61,12 +61,13 @@ at::Tensor GammaPrecision::away_from_mean(
 }
 
 double GammaPrecision::draw(size_t index) const {
-  const auto& group = sampler_.param_groups()[index];
+  const auto& group = sampler_.get().param_groups()[index];
   const double t = OptionsOfGroup(group).temperature();
   int64_t dimension = 0;
   // One sum for each device, added in the order in which devices first occur.
   std::vector<std::pair<c10::Device, std::vector<at::Tensor>>> by_device;
   for (const at::Tensor& param : group.params()) {
+    if (!param.requires_grad()) continue;  // it is not sampled
     dimension += param.numel();
     auto place = by_device.begin();
     while (place != by_device.end() && place->first != param.device()) ++place;
@@ -82,7 +83,7 @@ double GammaPrecision::draw(size_t index) const {
   const double shape =
       (options_.shape() + static_cast<double>(dimension) / 2 - 1) / t + 1;
   const double rate = (options_.rate() + squares / 2) / t;
-  const NoiseStream stream{static_cast<uint64_t>(sampler_.seed()),
+  const NoiseStream stream{static_cast<uint64_t>(sampler_.get().seed()),
                            static_cast<uint64_t>(num_updates_),
                            static_cast<uint32_t>(Purpose::kPrecision)};
   return DrawGamma(shape, stream, index) / rate;

@@ -166,6 +166,8 @@ bool PSGLD::looks_later(const std::vector<Work>& work) const {
 
 void PSGLD::prepare_all(std::vector<Work>& work) {
   auto curvatures = Curvatures(work);
+  // V may change before the update.
+  if (std::ranges::any_of(work, IsCorrected)) check_fit(work);
   check_finite(work, curvatures, "second derivative (for Γ)");
   for (size_t i = 0; i < work.size(); ++i) {
     Work& lists = work[i];

@@ -9,11 +9,15 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <typeinfo>
 #include <unordered_set>
+#include <utility>
 
 #include "core/counter.h"
 #include "libtorch/core/checks.h"
+#include "libtorch/core/closures.h"
+#include "libtorch/core/ledger.h"
 #include "libtorch/core/momentum.h"
 #include "libtorch/core/nonfinite.h"
 #include "libtorch/core/parameters.h"
@@ -44,6 +48,15 @@ void FromState(const StateDict& dict,
   // A copy: the chain must not change what the caller holds.
   result = value.toTensor().detach().to(
       param.device(), StateDtype(param), /*non_blocking=*/false, true);
+  // These have ranges, see CheckSavedDiagonal.
+  for (const char* diagonal : {"mass",
+                               "given_mass",
+                               "given_friction",
+                               "given_variance",
+                               "preconditioner"}) {
+    if (std::string_view(name) == diagonal) return;
+  }
+  CheckFiniteState(name, index, result);
 }
 
 void FromState(const StateDict& dict,
@@ -57,25 +70,40 @@ void FromState(const StateDict& dict,
   CheckCount(name, result);
 }
 
+void CheckFit(const char* name,
+              const at::Tensor& value,
+              const at::Tensor& param,
+              const char* sampler) {
+  if (!value.defined()) return;
+  const at::ScalarType wanted = StateDtype(param);
+  if (value.sizes() == param.sizes() && value.scalar_type() == wanted &&
+      value.device() == param.device() && value.layout() == at::kStrided &&
+      (value.is_contiguous() || !MayRepeat(value))) {
+    return;
+  }
+  throw std::runtime_error(
+      std::string(sampler) + " has a " + name + " of " +
+      DtypeName(value.scalar_type()) + " and shape " + Shape(value.sizes()) +
+      " on " + value.device().str() + " for a parameter of shape " +
+      Shape(param.sizes()) + " (must be of " + DtypeName(wanted) +
+      ", torch::kStrided and of its shape on " + param.device().str() +
+      ", each element with memory of its own): was the parameter replaced?");
+}
+
 void CheckShape(const char* name,
                 const at::Tensor& value,
-                const at::Tensor& param,
-                const char* sampler) {
+                const at::Tensor& param) {
   if (!value.defined() || value.sizes() == param.sizes()) return;
-  throw std::runtime_error(std::string(sampler) + " has a " + name +
-                           " of shape " + Shape(value.sizes()) +
-                           " for a parameter of shape " + Shape(param.sizes()) +
-                           ": was the parameter replaced?");
+  Invalid(std::string("Invalid state: ") + name + " of shape " +
+          Shape(value.sizes()) + " for a parameter of shape " +
+          Shape(param.sizes()) +
+          " (put one of its shape in its place, or erase the parameter's from "
+          "state() to begin anew)");
 }
 
 }  // namespace detail
 
 namespace {
-
-// The first multiple of the noise block at or after offset + numel.
-int64_t NextOffset(int64_t offset, int64_t numel) {
-  return (offset + numel + kNoiseBlock - 1) / kNoiseBlock * kNoiseBlock;
-}
 
 // As draw_seed of torch_sgmcmc/core/checks.py: the same seed from the same
 // state of torch's generator.
@@ -90,7 +118,7 @@ StateDict DictAt(const c10::IValue& list, size_t index, const char* what) {
   const c10::IValue entry = list.toListRef()[index];
   if (!entry.isGenericDict()) {
     Invalid(std::string("Invalid state_dict: ") + what + " " +
-            std::to_string(index) + " is a " + entry.tagKind() +
+            std::to_string(index) + " is a " + KindOf(entry) +
             " (must be a dict)");
   }
   return entry;
@@ -100,7 +128,7 @@ c10::IValue ListOf(const StateDict& dict, const char* key) {
   c10::IValue value = dict.at(key);
   if (!value.isList()) {
     Invalid(std::string("Invalid state_dict: ") + key + " is a " +
-            value.tagKind() + " (must be a list)");
+            KindOf(value) + " (must be a list)");
   }
   return value;
 }
@@ -134,7 +162,9 @@ c10::IValue ToList(const std::vector<int64_t>& integers) {
 Sampler::Sampler(const std::vector<OptimizerParamGroup>& param_groups,
                  std::unique_ptr<SamplerOptions> defaults)
     : Optimizer(std::vector<OptimizerParamGroup>{}, std::move(defaults)),
-      watch_(std::make_unique<Watch>()) {
+      watch_(std::make_unique<Watch>()),
+      ledger_(std::make_unique<Ledger>()),
+      place_(std::make_shared<Sampler*>(this)) {
   if (param_groups.empty()) Invalid("optimizer got an empty parameter list");
   for (const OptimizerParamGroup& group : param_groups) {
     if (group.params().empty() && param_groups.size() == 1) {
@@ -145,41 +175,49 @@ Sampler::Sampler(const std::vector<OptimizerParamGroup>& param_groups,
   if (!options.capturable_) options.capturable_ = false;
   if (!options.nonfinite_) options.nonfinite_ = "raise";
   CheckNonfinite(options);
+  const std::optional<int64_t> given = std::exchange(options.seed_, {});
+  ledger_->capturable = options.capturable();
+  ledger_->progress = options.copy();
   // Groups may bring what the defaults leave open; they are checked whole.
   for (const OptimizerParamGroup& group : param_groups) {
     Sampler::add_param_group(group);
   }
   options.prior_means_.clear();  // the group has them
-  if (!options.seed_) {
-    options.seed_ = DrawSeed();
-    for (auto& group : param_groups_) {
-      static_cast<SamplerOptions&>(group.options()).seed_ = options.seed_;
-    }
-  }
+  ledger_->seed = given ? *given : DrawSeed();
 }
 
-Sampler::Sampler(Sampler&&) noexcept = default;
-Sampler& Sampler::operator=(Sampler&&) noexcept = default;
-Sampler::~Sampler() = default;
-
 const char* Sampler::name() const {
+  ledger();  // throws if there is none
   return static_cast<const SamplerOptions&>(*defaults_).sampler();
 }
 
 SamplerOptions& Sampler::options_of(size_t group) {
+  ledger();
   return static_cast<SamplerOptions&>(param_groups_[group].options());
 }
 
 const SamplerOptions& Sampler::options_of(size_t group) const {
+  ledger();
   return static_cast<const SamplerOptions&>(param_groups_[group].options());
 }
 
-int64_t Sampler::seed() const {
-  return *static_cast<const SamplerOptions&>(*defaults_).seed_;
+SamplerOptions& Sampler::progress_of() const { return *ledger().progress; }
+
+const std::vector<int64_t>& Sampler::offsets_of(size_t group) const {
+  return ledger_->groups[group].offsets;
 }
 
+int64_t Sampler::seed() const { return ledger().seed; }
+
 int64_t Sampler::num_steps() const {
-  return param_groups_.empty() ? 0 : options_of(0).step_.get();
+  num_skipped();  // which waits for the last step
+  return steps_counted();
+}
+
+// That before a device has told what came of the last step.
+int64_t Sampler::steps_counted() const {
+  const Ledger& own = ledger();
+  return own.groups.empty() ? 0 : own.groups[0].step.get();
 }
 
 void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
@@ -189,6 +227,8 @@ void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
         "(detach() them first, and make new ones)");
   }
   catch_up();  // which may put the counters back
+  complete_all();
+  follow_groups();
   const auto& defaults = static_cast<const SamplerOptions&>(*defaults_);
   auto options = defaults.clone();
   bool is_default_mean = true;
@@ -200,12 +240,19 @@ void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
           std::string("Invalid param group: its options are not of class ") +
           name() + "Options");
     }
-    const auto managed = own->set_for_all();
+    const auto managed =
+        own->set_for_all(param_groups_.empty() ? defaults : options_of(0));
     if (!managed.empty()) {
       Invalid("Invalid param group: '" + managed[0] + "' is managed by " +
               name() + " and cannot be set for a group");
     }
     options = own->clone();
+    if (own->means_are_kept_) {
+      Invalid(
+          "Invalid prior_mean: the param group's options are of a group with "
+          "tensors, which are its sampler's (give this group its own, or a "
+          "number)");
+    }
     is_default_mean = !own->prior_mean_.is_set();
     auto& inheriting = static_cast<SamplerOptions&>(*options);
     inheriting.inherit(defaults);
@@ -215,30 +262,23 @@ void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
   group.share(param_groups_.empty() ? defaults : options_of(0));
   group.check();
 
-  int64_t offset = 0;
-  const int64_t chains = std::max<int64_t>(1, group.chains_with_seeds());
   std::unordered_set<const void*> known;
   std::vector<std::vector<at::Tensor>> all;
   for (const OptimizerParamGroup& previous : param_groups_) {
-    const auto& offsets =
-        static_cast<const SamplerOptions&>(previous.options()).offsets_;
-    for (size_t i = 0; i < previous.params().size(); ++i) {
-      known.insert(previous.params()[i].unsafeGetTensorImpl());
-      offset = NextOffset(offsets[i], previous.params()[i].numel() / chains);
+    for (const at::Tensor& param : previous.params()) {
+      known.insert(param.unsafeGetTensorImpl());
     }
     all.push_back(previous.params());
   }
-  group.offsets_.clear();
   for (const at::Tensor& param : param_group.params()) {
     group.check_param(param);
     if (known.contains(param.unsafeGetTensorImpl())) {
       Invalid("some parameters appear in more than one parameter group");
     }
-    group.offsets_.push_back(offset);
-    offset = NextOffset(offset, param.numel() / chains);
   }
   all.push_back(param_group.params());
   CheckMemory(all);
+  Ledger::Group numbers;
   if (!group.prior_means_.empty()) {
     if (is_default_mean && !param_groups_.empty()) {
       Invalid(
@@ -250,14 +290,23 @@ void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
     for (size_t i = 0; i < means.size(); ++i) {
       prior_means_[param_group.params()[i].unsafeGetTensorImpl()] = means[i];
     }
+    numbers.has_means = group.means_are_kept_ = true;
   }
-  group.set_counters(num_steps(), num_skipped(), param_group.params());
+  group.is_complete_ = true;
+  // It begins where nothing has ever been numbered.
+  ledger_->next_offset = numbers.number(
+      param_group.params(), group.chains_with_seeds(), ledger_->next_offset);
+  numbers.set_counters(
+      num_steps(), num_skipped(), ledger_->capturable, param_group.params());
   param_groups_.emplace_back(param_group.params(), std::move(options));
+  ledger_->groups.push_back(std::move(numbers));
+  ledger_->moved.clear();
+  ledger_->absences = {0, {}, {}, false, ledger_->absences.said};
 }
 
 // NOLINTNEXTLINE(google-default-arguments): as torch's own.
 torch::Tensor Sampler::step(LossClosure closure) {
-  throw_what_was_found();
+  begin_step();
   torch::Tensor loss;
   if (closure != nullptr) {
     const at::AutoGradMode enable_grad(true);
@@ -265,6 +314,12 @@ torch::Tensor Sampler::step(LossClosure closure) {
   }
   const at::NoGradGuard no_grad;
   std::vector<Work> work = gather();
+  if (work.empty() && !std::exchange(ledger_->said_nothing_moves, true)) {
+    TORCH_WARN(name(),
+               " has counted a step in which no parameter had a gradient (of "
+               "those that require one): nothing has moved. Was backward() "
+               "forgotten, or zero_grad() called after it?");
+  }
   try {
     check_finite(work);
     prepare_all(work);
@@ -278,20 +333,22 @@ torch::Tensor Sampler::step(LossClosure closure) {
 }
 
 std::vector<Work> Sampler::gather() {
+  check_numbers();
   std::vector<Work> work;
   for (size_t group = 0; group < param_groups_.size(); ++group) {
     collect(group, work);
   }
-  if (work.size() > 1) {
-    // An operator changes nothing if its arguments do not fit, but by then
-    // another group's operator may have made its update.
-    for (const Work& lists : work) {
-      for (size_t i = 0; i < lists.params.size(); ++i) {
-        check_fit(lists.params[i], lists.grads[i]);
-      }
-    }
-  }
+  // An operator changes nothing if its arguments do not fit, but by then
+  // another group's operator may have made its update, or a parameter been
+  // given its first state.
+  if (work.size() > 1 || !has_moved(work)) check_fit(work);
   return work;
+}
+
+void Sampler::check_fit(const std::vector<Work>& work) const {
+  for (const Work& lists : work) {
+    for (size_t i = 0; i < lists.params.size(); ++i) check_fit(lists, i);
+  }
 }
 
 void Sampler::advance(const std::vector<Work>& work) {
@@ -301,18 +358,19 @@ void Sampler::advance(const std::vector<Work>& work) {
     BumpVersions(lists.params);
   }
   const bool is_gated = !work.empty() && work[0].gate.defined();
-  for (size_t group = 0; group < param_groups_.size(); ++group) {
-    SamplerOptions& options = options_of(group);
-    if (options.step_.is_on_device() && is_gated) {
-      options.step_.device.add_(work[0].gate.ge(0));
-      options.num_skipped_.device.add_(work[0].gate.lt(0));
+  for (Ledger::Group& group : ledger_->groups) {
+    if (group.step.is_on_device() && is_gated) {
+      group.step.device.add_(work[0].gate.ge(0));
+      group.num_skipped.device.add_(work[0].gate.lt(0));
     } else {
-      options.step_.add(1);
+      group.step.add(1);
     }
   }
+  if (!work.empty()) look_for_absences(work);
 }
 
 void Sampler::check_groups() const {
+  ledger();
   for (size_t group = 0; group < param_groups_.size(); ++group) {
     check_known(group);
     options_of(group).check();
@@ -332,10 +390,7 @@ std::vector<at::Tensor> Sampler::all_params() const {
 }
 
 void Sampler::check_known(size_t group) const {
-  if (options_of(group).offsets_.size() ==
-      param_groups_[group].params().size()) {
-    return;
-  }
+  if (group < ledger_->groups.size()) return;
   throw std::runtime_error(
       std::string(name()) + " does not know the parameters of group " +
       std::to_string(group) +
@@ -349,11 +404,13 @@ void Sampler::collect(size_t group, std::vector<Work>& work) {
   const std::vector<at::Tensor>& params = param_groups_[group].params();
   check_known(group);
   options.check();
+  const Ledger::Group& own = ledger_->groups[group];
   const size_t begin = work.size();
   for (size_t i = 0; i < params.size(); ++i) {
     const at::Tensor& param = params[i];
     const at::Tensor& grad = param.grad();
-    if (!grad.defined()) continue;
+    // What requires no gradient is not sampled, even if it has one.
+    if (!grad.defined() || !param.requires_grad()) continue;
     if (grad.layout() != at::kStrided) {
       throw std::runtime_error(
           std::string(name()) +
@@ -375,6 +432,8 @@ void Sampler::collect(size_t group, std::vector<Work>& work) {
       }
       Work& lists = work.emplace_back();
       lists.options = &options;
+      lists.seed = ledger_->seed;
+      lists.step = own.step;
       lists.params.reserve(params.size());
       lists.grads.reserve(params.size());
       lists.offsets.reserve(params.size());
@@ -383,23 +442,26 @@ void Sampler::collect(size_t group, std::vector<Work>& work) {
     lists.params.push_back(param);
     const at::Tensor mean = prior_mean_of(param);
     if (mean.defined()) lists.prior_means.push_back(mean);
+    if (own.has_means && !mean.defined()) {
+      throw std::runtime_error(
+          std::string(name()) + " has no prior_mean for parameter " +
+          NameOf(param_groups_, param) +
+          ", and tensors for its group: was it replaced? Give one for each by "
+          "prior_mean()");
+    }
     lists.grads.push_back(grad);
-    lists.offsets.push_back(options.offsets_[i]);
+    lists.offsets.push_back(own.offsets[i]);
   }
 }
 
 // Throws if an operator would refuse the parameter, gradient or state.
-void Sampler::check_fit(const at::Tensor& param, const at::Tensor& grad) const {
-  if (grad.scalar_type() != param.scalar_type() ||
-      grad.sizes() != param.sizes()) {
-    throw std::runtime_error(std::string(name()) + " got a gradient of " +
-                             DtypeName(grad.scalar_type()) + " and shape " +
-                             Shape(grad.sizes()) + " for a parameter of " +
-                             DtypeName(param.scalar_type()) + " and shape " +
-                             Shape(param.sizes()) + " (must be equal)");
-  }
-  for (int64_t i = 0; i < param.dim(); ++i) {
-    if (param.size(i) > 1 && param.stride(i) == 0) {
+void Sampler::check_fit(const Work& work, size_t index) const {
+  const at::Tensor& param = work.params[index];
+  const at::Tensor& grad = work.grads[index];
+  if (!param.is_contiguous() || param.layout() != at::kStrided ||
+      !param.is_floating_point() || !(param.is_cpu() || param.is_cuda())) {
+    CheckParameter(name(), param);
+    if (MayRepeat(param)) {
       throw std::runtime_error(
           std::string(name()) +
           " cannot update an expanded parameter (several elements share "
@@ -407,11 +469,33 @@ void Sampler::check_fit(const at::Tensor& param, const at::Tensor& grad) const {
           Shape(param.sizes()) + ", strides " + Shape(param.strides()));
     }
   }
-  detail::CheckShape("prior_mean", prior_mean_of(param), param, name());
+  CheckChains(param, work.options->chains());
+  if (grad.scalar_type() != param.scalar_type() ||
+      grad.sizes() != param.sizes() || grad.device() != param.device()) {
+    throw std::runtime_error(
+        std::string(name()) + " got a gradient of " +
+        DtypeName(grad.scalar_type()) + " and shape " + Shape(grad.sizes()) +
+        " on " + grad.device().str() + " for a parameter of " +
+        DtypeName(param.scalar_type()) + " and shape " + Shape(param.sizes()) +
+        " on " + param.device().str() + " (must be equal)");
+  }
+  if (work.step.is_on_device() && work.step.device.device() != param.device()) {
+    throw std::runtime_error(
+        std::string(name()) + " counts the steps of a group on " +
+        work.step.device.device().str() + ", and has a parameter on " +
+        param.device().str() +
+        " (with capturable each group must lie on one device)");
+  }
+  if (!work.step.is_on_device() && work.step.host > kMaxStep) {
+    throw std::runtime_error(std::string(name()) + " has made " +
+                             std::to_string(work.step.host) +
+                             " steps (must be below 2^48)");
+  }
+  detail::CheckFit("prior_mean", prior_mean_of(param), param, name());
   const auto found = state_.find(param.unsafeGetTensorImpl());
   if (found != state_.end()) {
     static_cast<const SamplerParamState&>(*found->second)
-        .check_shape(param, name());
+        .check_fit(param, name());
   }
 }
 
@@ -455,19 +539,25 @@ SamplerParamState& Sampler::state_of(const at::Tensor& param) {
 
 StateDict Sampler::state_dict() const {
   num_skipped();  // which waits for the last step's
+  complete_all();
   StateDict state;
   c10::impl::GenericList groups(c10::AnyType::get());
   int64_t index = 0;
   for (size_t i = 0; i < param_groups_.size(); ++i) {
-    const SamplerOptions& options = options_of(i);
+    check_known(i);
+    const auto options = options_of(i).copy();
+    options->take_progress(*ledger_->progress);
+    const Ledger::Group& own = ledger_->groups[i];
     StateDict group;
-    options.write(group);
-    group.set("capturable", options.capturable());
+    options->write(group);
+    group.set("capturable", options->capturable());
     group.set("seed", seed());
-    group.set("nonfinite", options.nonfinite());
-    group.set("step", options.step_.saved());
-    group.set("num_skipped", options.num_skipped_.saved());
-    group.set("offsets", ToList(options.offsets_));
+    group.set("nonfinite", options->nonfinite());
+    group.set("step", own.step.saved());
+    group.set("num_skipped", own.num_skipped.saved());
+    group.set("offsets", ToList(own.offsets));
+    group.set("sizes", ToList(own.sizes));
+    group.set("next_offset", ledger_->next_offset);
     std::vector<int64_t> indices;
     for (const at::Tensor& param : param_groups_[i].params()) {
       const auto found = state_.find(param.unsafeGetTensorImpl());
@@ -488,6 +578,10 @@ StateDict Sampler::state_dict() const {
 }
 
 void Sampler::load_state_dict(const StateDict& dict) {
+  catch_up();
+  follow_groups();
+  for (size_t i = 0; i < param_groups_.size(); ++i) check_known(i);
+  complete_all();
   const c10::IValue groups = ListOf(dict, "param_groups");
   const StateDict state = dict.at("state");
   const size_t num_groups = groups.toListRef().size();
@@ -505,6 +599,8 @@ void Sampler::load_state_dict(const StateDict& dict) {
   std::vector<std::pair<void*, std::unique_ptr<SamplerParamState>>> new_states;
   std::unordered_map<const void*, at::Tensor> new_means;
   std::vector<std::string> known = common_keys();
+  Ledger saved;
+  saved.capturable = ledger_->capturable;
   for (size_t i = 0; i < num_groups; ++i) {
     const StateDict group = DictAt(groups, i, "param group");
     auto& ours = param_groups_[i];
@@ -516,7 +612,7 @@ void Sampler::load_state_dict(const StateDict& dict) {
               std::to_string(indices.size()) + " parameters, expected " +
               std::to_string(ours.params().size()));
     }
-    read_group(group, static_cast<int64_t>(i), ours.params(), options);
+    read_group(group, static_cast<int64_t>(i), ours.params(), options, saved);
     read_means(
         state, static_cast<int64_t>(i), ours.params(), indices, new_means);
     for (size_t p = 0; p < indices.size(); ++p) {
@@ -545,7 +641,8 @@ void Sampler::load_state_dict(const StateDict& dict) {
     }
   }
   CheckKnownKeys(state, known, "its state", name());
-  check_shared(new_options);
+  check_shared(new_options, saved, groups);
+  check_saved(saved);
 
   const std::function<void()> put_common_in_place = read_common(state);
 
@@ -556,11 +653,23 @@ void Sampler::load_state_dict(const StateDict& dict) {
   }
   prior_means_ = std::move(new_means);
   put_common_in_place();
+  ledger_->progress->share(static_cast<SamplerOptions&>(*new_options[0]));
   for (size_t i = 0; i < num_groups; ++i) {
+    Ledger::Group& own = saved.groups[i];
+    own.has_means = false;
+    for (const at::Tensor& param : param_groups_[i].params()) {
+      own.has_means = own.has_means || prior_mean_of(param).defined();
+    }
+    static_cast<SamplerOptions&>(*new_options[i]).means_are_kept_ =
+        own.has_means;
     param_groups_[i].set_options(std::move(new_options[i]));
   }
+  ledger_->groups = std::move(saved.groups);
+  ledger_->next_offset = saved.next_offset;
+  ledger_->seed = saved.seed;
+  ledger_->capturable = options_of(0).capturable();
+  ledger_->moved.clear();
   auto& defaults = static_cast<SamplerOptions&>(*defaults_);
-  defaults.seed_ = options_of(0).seed_;
   defaults.capturable_ = options_of(0).capturable_;
   defaults.nonfinite_ = options_of(0).nonfinite_;
 }
@@ -569,21 +678,33 @@ void Sampler::load_state_dict(const StateDict& dict) {
 void Sampler::read_group(const StateDict& group,
                          int64_t index,
                          const std::vector<at::Tensor>& params,
-                         SamplerOptions& options) const {
-  const auto offsets = IntegersOf(group, "offsets");
-  if (offsets != options.offsets_) {
+                         SamplerOptions& options,
+                         Ledger& own) const {
+  Ledger::Group& numbers = own.groups.emplace_back();
+  numbers.offsets = IntegersOf(group, "offsets");
+  numbers.sizes = IntegersOf(group, "sizes");
+  Ledger::Group now;
+  now.number(params, ledger_->progress->chains_with_seeds(), /*begin=*/0);
+  numbers.params = std::move(now.params);
+  if (numbers.sizes != now.sizes) {
     Invalid("Invalid state_dict: param group " + std::to_string(index) +
-            " was saved for parameters of other sizes (noise offsets " +
-            Shape(offsets) + ", expected " + Shape(options.offsets_) + ")");
+            " was saved for parameters of other sizes (" +
+            Shape(numbers.sizes) + ", expected " + Shape(now.sizes) + ")");
+  }
+  int64_t next = 0;
+  detail::FromValue("next_offset", group.at("next_offset"), next);
+  int64_t key = 0;
+  detail::FromValue("seed", group.at("seed"), key);
+  if (index == 0) {
+    own.next_offset = next;
+    own.seed = key;
   }
   options.read(group, index);
   if (!group.at("capturable").isBool()) {
     Invalid("Invalid capturable in a state dict: a " +
-            group.at("capturable").tagKind() + " (must be a bool)");
+            KindOf(group.at("capturable")) + " (must be a bool)");
   }
   options.capturable_ = group.at("capturable").toBool();
-  detail::FromValue("seed", group.at("seed"), options.seed_.emplace());
-
   const int64_t made = CountAt(group, "step");
   // Those of versions that did not look at gradients lack these.
   if (group.contains("nonfinite")) {
@@ -597,7 +718,7 @@ void Sampler::read_group(const StateDict& group,
   options.check();
   options.check_progress();
   for (const at::Tensor& param : params) options.check_param(param);
-  options.set_counters(made, skipped, params);
+  numbers.set_counters(made, skipped, options.capturable(), params);
 }
 
 // Takes the means of a saved group's priors, if it has them.
@@ -626,10 +747,6 @@ void Sampler::read_means(
       }
       continue;
     }
-    if (!mean.isfinite().all().item<bool>()) {
-      Invalid("Invalid state_dict: prior_mean of parameter " + index +
-              " has elements that are not finite");
-    }
     means[params[p].unsafeGetTensorImpl()] = mean;
     ++having;
   }
@@ -647,8 +764,9 @@ void Sampler::read_means(
 
 // Throws unless what groups share is equal in all of them.
 void Sampler::check_shared(
-    const std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>&
-        options) {
+    const std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>& options,
+    const Ledger& own,
+    const c10::IValue& saved) {
   const auto at = [&](size_t i) -> const SamplerOptions& {
     return static_cast<const SamplerOptions&>(*options[i]);
   };
@@ -657,14 +775,16 @@ void Sampler::check_shared(
     const SamplerOptions& group = at(i);
     StateDict& values = groups.emplace_back();
     group.write(values);
-    values.set("seed", *group.seed_);
-    values.set("step", group.step_.get());
+    for (const char* key : {"seed", "next_offset"}) {
+      values.set(key, DictAt(saved, i, "param group").at(key));
+    }
+    values.set("step", own.groups[i].step.get());
     values.set("capturable", group.capturable());
     values.set("nonfinite", group.nonfinite());
-    values.set("num_skipped", group.num_skipped_.get());
+    values.set("num_skipped", own.groups[i].num_skipped.get());
   }
   std::vector<std::string> keys = {
-      "seed", "step", "capturable", "nonfinite", "num_skipped"};
+      "seed", "step", "next_offset", "capturable", "nonfinite", "num_skipped"};
   const auto common = at(0).common_keys();
   keys.insert(keys.end(), common.begin(), common.end());
   CheckEqual(groups, keys, at(0).why_equal());
@@ -681,6 +801,7 @@ void Sampler::load(torch::serialize::InputArchive& archive) {
 }
 
 std::string Sampler::target_summary() const {
+  complete_all();
   std::vector<std::string> means;
   bool are_zero = true;
   for (size_t i = 0; i < param_groups_.size(); ++i) {
@@ -702,7 +823,7 @@ std::string Sampler::target_summary() const {
     const double precision = options.prior_precision();
     int64_t count = 0;
     for (const at::Tensor& param : param_groups_[i].params()) {
-      count += param.numel();
+      if (param.requires_grad()) count += param.numel();
     }
     text += "\nGroup " + std::to_string(i) + ", " + Thousands(count) +
             " parameters: ";

@@ -21,7 +21,7 @@ namespace torch_sgmcmc {
 namespace {
 
 constexpr const char* kSBPSNeedsClosure =
-    "SBPS.step() needs a closure, which returns the losses of the examples:\n"
+    "SBPS::step() needs a closure, which returns the losses of the examples:\n"
     "\n"
     "    sampler.step([&] {\n"
     "      auto batch = draw_minibatch();  // fresh, independent of all others\n"
@@ -55,9 +55,12 @@ void SBPS::update(const Work&) {}
 // NOLINTNEXTLINE(google-default-arguments): as torch's own.
 torch::Tensor SBPS::step(LossClosure closure) {
   if (closure == nullptr) Invalid(kSBPSNeedsClosure);
+  begin_step();
   const at::NoGradGuard no_grad;
   check_groups();
+  check_particle();
   SBPSOptions progress = options_at(0);
+  progress.take_progress(this->progress());
   BounceClock clock = BounceClock::Load(progress.clock_.get());
   clock.set_forgetting(progress.forgetting());
   const std::shared_ptr<Flight> before = flight_now(progress, clock);
@@ -79,9 +82,7 @@ torch::Tensor SBPS::step(LossClosure closure) {
   progress.clock_.set(clock.Save());
   if (flight != flight_) remember(*flight);
   flight_ = flight;
-  for (size_t i = 0; i < param_groups_.size(); ++i) {
-    options(i).share(progress);
-  }
+  this->progress().take_progress(progress);
   advance({});
   if (observer() != nullptr) observer()->fly(before, piece);
   if (!warned_) {
@@ -105,7 +106,7 @@ torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
                           BounceClock& clock,
                           FlightPiece& piece,
                           const LossClosure& closure) {
-  const NoiseStream stream = ClockStream(seed(), progress.step());
+  const NoiseStream stream = ClockStream(seed(), num_steps());
   const NextEvent next =
       clock.Next(progress.confidence(), progress.refresh_rate(), stream);
   const double begin = progress.trajectory_time_.get();
@@ -114,7 +115,7 @@ torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
   if (next.wait > 0) flight->place(line_end);
   std::shared_ptr<Flight> ahead = flight;
   if (next.event == ClockEvent::kRefreshment) {
-    ahead = flight->refreshed(line_end, progress, seed());
+    ahead = flight->refreshed(line_end, progress, seed(), num_steps());
   }
   const MinibatchView seen = Observe(closure, *ahead, all_params());
   const double line_time = ahead == flight ? line_end : 0.0;
@@ -179,6 +180,9 @@ void SBPS::come_by(Flight& flight,
 }
 
 int64_t SBPS::register_sample_hook(SampleHook hook) {
+  if (hook == nullptr) {
+    Invalid("Invalid hook: none (must be something to call at each sample)");
+  }
   if (!options_at(0).sample_interval()) {
     Invalid(
         "Invalid sample_interval: none (must be a trajectory time, for there "
@@ -198,7 +202,7 @@ int64_t SBPS::register_segment_hook(SegmentHook hook) {
 void SBPS::remove_segment_hook(int64_t key) { segment_hooks_.erase(key); }
 
 SBPSDiagnostics SBPS::diagnostics() const {
-  const SBPSOptions& o = options_at(0);
+  const SBPSOptions& o = progress();
   const double time = o.trajectory_time_.get();
   const int64_t bounces = o.num_bounces_.get();
   const int64_t proposals = o.num_proposals_.get();
@@ -215,7 +219,7 @@ SBPSDiagnostics SBPS::diagnostics() const {
 }
 
 SBPSEvaluations SBPS::evaluations() const {
-  const SBPSOptions& o = options_at(0);
+  const SBPSOptions& o = progress();
   return {o.num_derivatives_.get(), o.num_gradients_.get()};
 }
 

@@ -173,6 +173,12 @@ void SGHMC::prepare_all(std::vector<Work>& work) {
   if (has_masses()) {
     for (const Work& lists : work) check_rates(lists, {}, kUnchanged);
   }
+  // An estimate takes gradients in before the update.
+  if (std::ranges::any_of(work, [](const Work& lists) {
+        return IsOnline(OptionsOfWork<SGHMCOptions>(lists));
+      })) {
+    check_fit(work);
+  }
   Sampler::prepare_all(work);
   if (covariance_.defined() && !work.empty()) draw_correlated(work);
 }
@@ -322,6 +328,11 @@ void SGHMC::set_mass(std::nullopt_t /*none*/) {
     replace_mass(state, {}, {});
     if (state.to_dict().entries().empty()) state_.erase(found);
   }
+  note_masses();
+}
+
+void SGHMC::parameters_changed() {
+  factors_.clear();
   note_masses();
 }
 
@@ -479,7 +490,7 @@ at::Tensor SGHMC::factor_of(const std::vector<Work>& work) {
               {}};
   for (const Work& lists : work) {
     const auto& options = OptionsOfWork<SGHMCOptions>(lists);
-    drawn.push_back(IsDrawn(options));
+    drawn.push_back(IsDrawn(lists));
     for (const at::Tensor& param : lists.params) {
       made.params.push_back(param.unsafeGetTensorImpl());
       for (const double number : {options.lr(),
@@ -521,7 +532,7 @@ at::Tensor SGHMC::factor_of(const std::vector<Work>& work) {
       const at::Tensor friction = rates.friction.flatten();
       const at::Tensor lr = rates.lr.flatten();
       at::Tensor scale = (lr / (2 * heat)).sqrt();
-      if (IsDrawn(options)) scale *= (2 - friction).reciprocal();
+      if (IsDrawn(lists)) scale *= (2 - friction).reciprocal();
       frictions.push_back(friction);
       scales.push_back(scale);
       heats.push_back(lr * (2 * heat));
@@ -540,7 +551,7 @@ at::Tensor SGHMC::factor_of(const std::vector<Work>& work) {
 void SGHMC::update_with_noise(const Work& work) {
   const auto& options = OptionsOfWork<SGHMCOptions>(work);
   std::vector<at::Tensor> drawn(work.params.size());
-  if (IsDrawn(options)) drawn = White(work, Purpose::kMomentum);
+  if (IsDrawn(work)) drawn = White(work, Purpose::kMomentum);
   auto master = work.masters.begin();
   for (size_t i = 0; i < work.params.size(); ++i) {
     const at::Tensor param = work.params[i].detach();

@@ -15,7 +15,7 @@
 namespace torch_sgmcmc {
 
 TimeAverage::TimeAverage(SBPS& sampler)
-    : sampler_(&sampler),
+    : sampler_(sampler),
       hook_(sampler.register_segment_hook(
           [this](const Flight& flight, double begin, double end) {
             follow(flight, begin, end);
@@ -24,8 +24,10 @@ TimeAverage::TimeAverage(SBPS& sampler)
 TimeAverage::~TimeAverage() { remove(); }
 
 void TimeAverage::remove() {
-  if (sampler_ != nullptr) sampler_->remove_segment_hook(hook_);
-  sampler_ = nullptr;
+  Sampler* const sampler = sampler_.find();
+  if (std::exchange(follows_, false) && sampler != nullptr) {
+    static_cast<SBPS&>(*sampler).remove_segment_hook(hook_);
+  }
 }
 
 // The same operations on tensors as in Python, for the same bits.
@@ -76,11 +78,11 @@ at::Tensor TimeAverage::variance(const at::Tensor& param) const {
 }
 
 std::vector<at::Tensor> TimeAverage::params() const {
-  if (sampler_ == nullptr) {
+  if (!follows_) {
     Invalid("The average no longer follows its sampler: it was removed");
   }
   std::vector<at::Tensor> all;
-  for (const auto& group : sampler_->param_groups()) {
+  for (const auto& group : sampler_.get().param_groups()) {
     all.insert(all.end(), group.params().begin(), group.params().end());
   }
   return all;

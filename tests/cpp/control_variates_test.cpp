@@ -588,14 +588,14 @@ TEST(SVRG, RefusesStatesThatAreNone) {
             "Invalid state_dict: anchor has 1 tensors, expected 2");
   some.push_back(c10::IValue());
   EXPECT_EQ(loading("anchor", some),
-            "Invalid state_dict: anchor of parameter 1 is a None (must be a "
+            "Invalid state_dict: anchor of parameter 1 is a none (must be a "
             "Tensor)");
   some.set(1, torch::zeros({4}));
   EXPECT_EQ(loading("full_grads", some),
             "Invalid state_dict: full_grads of parameter 1 has shape [4], "
             "expected []");
   EXPECT_EQ(loading("full_grads", c10::IValue()),
-            "Invalid state_dict: full_grads is a None (must be a list)");
+            "Invalid state_dict: full_grads is a none (must be a list)");
   EXPECT_EQ(loading("anchor_step", -1),
             "Invalid anchor_step: -1 (must be >= 0)");
   EXPECT_EQ(loading("refresh_every", 0),

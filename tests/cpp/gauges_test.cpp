@@ -10,6 +10,7 @@
 #include <string>
 
 #include "message_of.h"
+#include "same_values.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -81,6 +82,64 @@ TEST(Gauges, CompareTheNextStepsGradients) {
   EXPECT_EQ(gauges.all().gradient_bias.mean, mean);
   gauges.reset();
   EXPECT_TRUE(std::isnan(gauges.all().gradient_bias.mean));
+}
+
+// Among them the reading of the minibatches' noise, which compares two steps.
+TEST(Gauges, AreTheSameWhereverTheyAreInterrupted) {
+  const auto run = [](int interrupted) {
+    auto chain = std::make_unique<Chain>();
+    auto gauges =
+        std::make_unique<Gauges>(chain->sampler, GaugesOptions().every(1));
+    for (int i = 0; i < 24; ++i) {
+      if (i == interrupted) {
+        const c10::IValue sampler = chain->sampler.state_dict();
+        const c10::IValue observed = c10::IValue(gauges->state_dict());
+        auto other = std::make_unique<Chain>();
+        for (size_t p = 0; p < 2; ++p) {
+          other->params[p].set_data(chain->params[p].detach().clone());
+        }
+        other->sampler.load_state_dict(sampler.deepcopy());
+        auto anew = std::make_unique<Gauges>(other->sampler);
+        anew->load_state_dict(observed.deepcopy());
+        gauges = std::move(anew);
+        chain = std::move(other);
+      }
+      for (at::Tensor& p : chain->params) {
+        p.mutable_grad() = p.detach() * 2 + std::sin(i);
+      }
+      chain->sampler.step();
+    }
+    EXPECT_TRUE(std::isfinite(gauges->all().minibatch_heating.mean));
+    return c10::IValue(gauges->state_dict());
+  };
+  const c10::IValue whole = run(-1);
+  for (int i = 0; i < 24; ++i) EXPECT_TRUE(SameValues(run(i), whole)) << i;
+}
+
+TEST(Gauges, RefusePreviousGradientsThatAreNone) {
+  Chain chain;
+  Gauges gauges(chain.sampler, GaugesOptions().every(1));
+  chain.step(5);
+  const c10::IValue saved = c10::IValue(gauges.state_dict());
+  const auto refused = [&](int64_t number, const at::Tensor& gradient) {
+    const StateDict dict(saved.deepcopy());
+    const StateDict previous = dict.at("previous_gradients");
+    EXPECT_EQ(previous.at("step").toInt(), 4);
+    StateDict gradients = previous.at("gradients");
+    gradients.set(number, gradient);
+    return MessageOf<std::invalid_argument>(
+        [&] { gauges.load_state_dict(dict); });
+  };
+  EXPECT_EQ(refused(2, torch::zeros({3})),
+            "Invalid state_dict: previous_gradients (must be of the 2 "
+            "parameters, by their numbers)");
+  EXPECT_EQ(refused(1, torch::zeros({3})),
+            "Invalid state_dict: previous gradient of parameter 1 has shape "
+            "[3], expected [2, 3]");
+  EXPECT_EQ(refused(0, torch::zeros({40}) / 0),
+            "Invalid state_dict: previous gradient of parameter 0 has elements "
+            "that are not finite");
+  EXPECT_TRUE(SameValues(gauges.state_dict(), saved));
 }
 
 TEST(Gauges, ObserveWhereTheChainIs) {

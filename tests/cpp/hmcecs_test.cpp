@@ -156,9 +156,9 @@ TEST(HMCECS, GroupsShareAllButThePrior) {
         {Parameter({3})}, std::make_unique<HMCECSOptions>(options)));
   };
   for (const auto& bad : {std::pair("variant", HMCECSOptions().variant("x")),
-                          {"num_data", HMCECSOptions().num_data(10)},
-                          {"num_blocks", HMCECSOptions().num_blocks(1)},
-                          {"temperature", HMCECSOptions().temperature(1)}}) {
+                          {"num_data", HMCECSOptions().num_data(11)},
+                          {"num_blocks", HMCECSOptions().num_blocks(2)},
+                          {"temperature", HMCECSOptions().temperature(2)}}) {
     EXPECT_EQ(MessageOf([&] { add(bad.second); }),
               "Invalid param group: '" + std::string(bad.first) +
                   "' is managed by HMCECS and cannot be set for a group");
@@ -257,7 +257,7 @@ TEST(HMCECS, AFailedClosureChangesNothing) {
     EXPECT_TRUE(torch::equal(param, place));
     EXPECT_TRUE(kept().first.is_same(before.first));
     EXPECT_TRUE(kept().second.is_same(before.second));
-    EXPECT_EQ(sampler.options().step(), 5);
+    EXPECT_EQ(sampler.num_steps(), 5);
   }
   counts.fails_at = 0;
   {
@@ -351,7 +351,7 @@ TEST(HMCECS, AGroupGivesUpTheWarmUpInProgress) {
   sampler.step(Counts{param});
   settings.progress = nullptr;
   sampler.warmup(Counts{param}, 20, settings);  // from its beginning
-  EXPECT_EQ(sampler.options().step(), 5 + 1 + 20);
+  EXPECT_EQ(sampler.num_steps(), 5 + 1 + 20);
 }
 
 TEST(HMCECS, WhatIsTooUncertainIsRejected) {
@@ -407,7 +407,7 @@ TEST(HMCECS, RefusesStatesThatAreNone) {
   EXPECT_EQ(set("control_variates", "gradient", 3),
             "Invalid state_dict: gradient is a Int (must be a Tensor)");
   EXPECT_EQ(set("control_variates", "value", c10::IValue()),
-            "Invalid state_dict: value is a None (must be a Tensor)");
+            "Invalid state_dict: value is a none (must be a Tensor)");
   EXPECT_EQ(set("control_variates", "form", 1.5),
             "Invalid form in a state dict: a Double (must be a string)");
   EXPECT_EQ(set("control_variates", "anchor", torch::zeros(2)),

@@ -53,10 +53,13 @@ TEST(Options, OfAGroupAddedLaterAreKept) {
   EXPECT_EQ(sampler.options(1).lr(), 0.7);
   EXPECT_EQ(sampler.options(1).momentum(), 0.3);
   EXPECT_EQ(sampler.options(1).num_data(), 50);
-  EXPECT_EQ(sampler.options(1).step(), 1);
-  EXPECT_EQ(sampler.options(1).offsets(), std::vector<int64_t>{512});
+  EXPECT_EQ(sampler.num_steps(), 1);
+  const StateDict saved = sampler.state_dict();
+  const StateDict group = saved.at("param_groups").toListRef()[1];
+  EXPECT_EQ(group.at("offsets").toListRef()[0].toInt(), 512);
+  EXPECT_EQ(group.at("next_offset").toInt(), 640);
   sampler.step();
-  EXPECT_EQ(sampler.options(1).step(), 2);
+  EXPECT_EQ(sampler.num_steps(), 2);
 }
 
 TEST(Options, MustBeComplete) {
@@ -338,19 +341,22 @@ TEST(Sampler, AFailedStepChangesNothing) {
             "use sparse(false))");
   params[1].mutable_grad() = grad;
 
-  params[1].set_data(torch::zeros({6}));
+  params[1].set_data(torch::zeros({5, 1}));
   EXPECT_EQ(MessageOf<std::runtime_error>([&] { sampler.step(); }),
-            "SGHMC got a gradient of torch::kFloat and shape [5] for a "
-            "parameter of torch::kFloat and shape [6] (must be equal)");
-  params[1].mutable_grad() = torch::ones({6});
+            "SGHMC got a gradient of torch::kFloat and shape [5] on cpu for a "
+            "parameter of torch::kFloat and shape [5, 1] on cpu (must be "
+            "equal)");
+  params[1].mutable_grad() = torch::ones({5, 1});
   EXPECT_EQ(MessageOf<std::runtime_error>([&] { sampler.step(); }),
-            "SGHMC has a momentum of shape [5] for a parameter of shape [6]: "
-            "was the parameter replaced?");
+            "SGHMC has a momentum of torch::kFloat and shape [5] on cpu for a "
+            "parameter of shape [5, 1] (must be of torch::kFloat, "
+            "torch::kStrided and of its shape on cpu, each element with memory "
+            "of its own): was the parameter replaced?");
   params[1].set_data(before[1]);
   params[1].mutable_grad() = grad;
 
   ExpectEqual(params, before);
-  EXPECT_EQ(sampler.options().step(), 1);
+  EXPECT_EQ(sampler.num_steps(), 1);
 }
 
 TEST(Sampler, OnlineNoiseEstimateAboveTheFrictionIsAnError) {

@@ -76,7 +76,7 @@ TEST(SBPS, RefusesLossesThatItCannotUseAndMovesNothing) {
             "of the examples and not call backward()");
   EXPECT_EQ(message([&] { return draws().detach(); }),
             "SBPS got losses from the closure that do not depend on its "
-            "parameters (were they computed under torch.no_grad()?)");
+            "parameters (were they computed under a torch::NoGradGuard?)");
   EXPECT_EQ(message([&] { return draws().to(torch::kComplexFloat); }),
             "SBPS got complex losses from the closure (must be real numbers)");
   sampler.step(draws);

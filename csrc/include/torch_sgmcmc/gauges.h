@@ -44,8 +44,8 @@ struct GaugesOptions {
 /// SBPS by windows of trajectory time (host/flight_heat.h). Numbers, words and
 /// state dict are those of Python's Gauges, where more is said.
 ///
-/// The sampler must live until detach() or longer than the gauges, and must not
-/// be moved.
+/// They follow a sampler that is moved. When it is destroyed they are detached;
+/// what was read stays.
 class TORCH_SGMCMC_API Gauges {
  public:
   /// A mean over the observed steps and half the width of its 95 % interval.

@@ -202,6 +202,7 @@ class TORCH_SGMCMC_API HMC : public SamplerOf<HMCOptions> {
 
   static std::vector<Start> copies(const std::vector<Work>& work);
   void forget(const at::Tensor& param, at::Tensor HMCParamState::*what);
+  void set_step_size(double value);
   Trajectory simulate(const LossClosure& closure,
                       std::optional<int64_t> most_steps);
   at::Tensor go_on(const LossClosure& closure,

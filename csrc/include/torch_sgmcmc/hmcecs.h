@@ -343,7 +343,7 @@ class TORCH_SGMCMC_API HMCECS : public SamplerOf<HMCECSOptions> {
               const at::Tensor& r,
               std::optional<int64_t> most_steps);
   void check_ready() const;
-  double num_steps() const;
+  double leapfrog_steps() const;
   bool is_check_due() const;
   bool is_out_of_bounds(const ECSTarget& target,
                         const ECSPoint& point,

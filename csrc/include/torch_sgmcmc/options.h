@@ -90,18 +90,8 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   /// Sets λ, for whoever holds a group of any sampler.
   void set_prior_precision(double value) { prior_precision_.set(value); }
 
-  // What the sampler manages itself, for each of its groups.
-
-  /// The seed: of a sampler's group, or as set for a sampler to be.
+  /// As set for a sampler to be, which then has it (Sampler::seed()).
   std::optional<int64_t> seed() const { return seed_; }
-  /// The number of updates made, if not capturable.
-  int64_t step() const { return step_.host; }
-  /// The number of updates made, on the device; undefined if not capturable.
-  const at::Tensor& device_step() const { return step_.device; }
-  /// The number of steps that were left out, if not capturable.
-  int64_t num_skipped() const { return num_skipped_.host; }
-  /// For each parameter, the index of its first element in the noise stream.
-  const std::vector<int64_t>& offsets() const { return offsets_; }
 
   // What torch's learning-rate schedulers use.
   double get_lr() const override { return lr(); }
@@ -121,14 +111,18 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   }
   /// Takes what is not set from others, which must be of the same class.
   virtual void inherit(const SamplerOptions& defaults) = 0;
-  /// What was set here and is for the whole sampler.
-  virtual std::vector<std::string> set_for_all() const;
+  /// What was set here, is for the whole sampler, and is not as in its options.
+  virtual std::vector<std::string> set_for_all(
+      const SamplerOptions& ours) const;
   /// The keys whose values are equal in all groups.
   virtual std::vector<std::string> common_keys() const = 0;
   /// Whether the hyperparameters that groups share are equal.
   virtual bool agrees_with(const SamplerOptions& other) const = 0;
   /// Takes what is equal in all groups from another one.
   virtual void share(const SamplerOptions& other);
+  std::unique_ptr<SamplerOptions> copy() const;
+  /// Takes what the sampler keeps count of.
+  virtual void take_progress(const SamplerOptions& other) = 0;
   /// K if parameters hold K chains.
   virtual std::optional<int64_t> chains() const { return std::nullopt; }
   /// K if each of them has a seed of its own, else 0.
@@ -169,8 +163,9 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   Hyperparameter<double> num_data_ = kNotSet;
   Hyperparameter<double> prior_precision_ = 0.0;
   Hyperparameter<double> prior_mean_ = 0.0;
-  // Until a sampler has the group, which keeps copies itself.
+  // Until a sampler has them, which keeps copies itself.
   std::vector<at::Tensor> prior_means_;
+  bool means_are_kept_ = false;
   Hyperparameter<double> temperature_ = 1.0;
   std::optional<bool> capturable_;
   std::optional<std::string> nonfinite_;
@@ -179,15 +174,8 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
  private:
   friend class Sampler;
 
-  // The counters of a group with these parameters, on their device if
-  // capturable.
-  void set_counters(int64_t step,
-                    int64_t num_skipped,
-                    const std::vector<at::Tensor>& params);
-
-  Count step_;
-  Count num_skipped_;
-  std::vector<int64_t> offsets_;
+  // Whether a sampler has looked at what they leave open.
+  bool is_complete_ = false;
 };
 
 namespace detail {
@@ -318,28 +306,32 @@ class OptionsOf : public SamplerOptions {
   /// μ, one number for all parameters. Default: 0.
   Derived& prior_mean(double value) {
     prior_means_.clear();
+    means_are_kept_ = false;
     return set(prior_mean_, value);
   }
   /// μ, a tensor for each of a group's parameters, of its shape. The sampler
-  /// takes copies of what they are when it is made, or the group is added;
-  /// they are then its state. Of several groups each needs its own.
+  /// takes copies of what they are when it is made, the group is added, or at
+  /// the next step; they are then its state. Of several groups each needs its
+  /// own.
   Derived& prior_mean(const std::vector<at::Tensor>& values) {
     prior_means_ = values;
+    means_are_kept_ = false;
     return set(prior_mean_, 0.0);
   }
   /// T >= 0; 1 is the Bayesian posterior, 0 an optimizer without noise.
   /// Default: 1.
   Derived& temperature(double value) { return set(temperature_, value); }
-  /// Key of the noise, for the whole sampler. If it is not set, one is drawn
-  /// from torch's default generator, so that torch::manual_seed makes it
-  /// repeatable. No two samplers should have the same, see seeds.h.
+  /// Key of the noise, for a sampler to be: set later, it is refused. If it is
+  /// not set, one is drawn from torch's default generator, so that
+  /// torch::manual_seed makes it repeatable. No two samplers should have the
+  /// same, see seeds.h.
   Derived& seed(int64_t value) {
     seed_ = value;
     return self();
   }
   /// Keep the step counter in device memory, so that step() can be captured in
-  /// a CUDA graph: every replay then injects fresh noise. For the whole
-  /// sampler. Default: false.
+  /// a CUDA graph: every replay then injects fresh noise. For a sampler to be.
+  /// Default: false.
   Derived& capturable(bool value) {
     capturable_ = value;
     return self();
@@ -383,11 +375,14 @@ class OptionsOf : public SamplerOptions {
     });
   }
 
-  std::vector<std::string> set_for_all() const override {
-    auto names = SamplerOptions::set_for_all();
+  std::vector<std::string> set_for_all(
+      const SamplerOptions& ours) const override {
+    auto names = SamplerOptions::set_for_all(ours);
+    const auto& known = static_cast<const Derived&>(ours);
     Derived::fields(
         [&](const char* name, auto member, Scope extent = Scope::kOwn) {
-          if (extent == Scope::kShared && (self().*member).is_set()) {
+          if (extent == Scope::kShared && (self().*member).is_set() &&
+              (self().*member).get() != (known.*member).get()) {
             names.emplace_back(name);
           }
         });
@@ -418,6 +413,13 @@ class OptionsOf : public SamplerOptions {
     const auto& from = static_cast<const Derived&>(other);
     Derived::fields([&](const char*, auto member, Scope extent = Scope::kOwn) {
       if (extent != Scope::kOwn) self().*member = from.*member;
+    });
+  }
+
+  void take_progress(const SamplerOptions& other) override {
+    const auto& from = static_cast<const Derived&>(other);
+    Derived::fields([&](const char*, auto member, Scope extent = Scope::kOwn) {
+      if (extent == Scope::kProgress) self().*member = from.*member;
     });
   }
 

@@ -49,13 +49,22 @@ struct GammaPrecisionOptions {
 /// Hamiltonian Monte Carlo, ICML 2014, section 4.2.
 class TORCH_SGMCMC_API GammaPrecision {
  public:
-  /// The sampler must outlive this object. Throws std::invalid_argument if
-  /// shape or rate is out of range.
+  /// Follows a sampler that is moved. Throws std::invalid_argument if shape or
+  /// rate is out of range.
   explicit GammaPrecision(Sampler& sampler,
                           const GammaPrecisionOptions& options = {});
 
-  /// Draws every group's prior_precision and returns the new values. Throws
-  /// std::invalid_argument, and changes nothing, at temperature 0.
+  // A copy would draw the same numbers again.
+  GammaPrecision(const GammaPrecision&) = delete;
+  GammaPrecision(GammaPrecision&&) = default;
+  GammaPrecision& operator=(const GammaPrecision&) = delete;
+  GammaPrecision& operator=(GammaPrecision&&) = default;
+  ~GammaPrecision() = default;
+
+  /// Draws every group's prior_precision, given its parameters that require a
+  /// gradient, and returns the new values. Throws std::invalid_argument, and
+  /// changes nothing, at temperature 0; std::logic_error if the sampler has
+  /// been destroyed.
   std::vector<double> step();
 
   int64_t num_updates() const { return num_updates_; }
@@ -69,7 +78,7 @@ class TORCH_SGMCMC_API GammaPrecision {
                             const at::Tensor& param) const;
   double draw(size_t index) const;
 
-  Sampler& sampler_;
+  SamplerRef sampler_;
   GammaPrecisionOptions options_;
   int64_t num_updates_ = 0;
 };

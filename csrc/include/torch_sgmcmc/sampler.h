@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "torch_sgmcmc/count.h"
 #include "torch_sgmcmc/export.h"
 #include "torch_sgmcmc/options.h"
 #include "torch_sgmcmc/state_dict.h"
@@ -35,11 +36,15 @@ TORCH_SGMCMC_API void FromState(const StateDict& dict,
                                 const at::Tensor& param,
                                 int64_t index,
                                 int64_t& result);
+TORCH_SGMCMC_API void CheckFit(const char* name,
+                               const at::Tensor& value,
+                               const at::Tensor& param,
+                               const char* sampler);
+inline void CheckFit(const char*, int64_t, const at::Tensor&, const char*) {}
 TORCH_SGMCMC_API void CheckShape(const char* name,
                                  const at::Tensor& value,
-                                 const at::Tensor& param,
-                                 const char* sampler);
-inline void CheckShape(const char*, int64_t, const at::Tensor&, const char*) {}
+                                 const at::Tensor& param);
+inline void CheckShape(const char*, int64_t, const at::Tensor&) {}
 
 }  // namespace detail
 
@@ -56,9 +61,13 @@ class TORCH_SGMCMC_API SamplerParamState
   virtual void from_dict(const StateDict& dict,
                          const at::Tensor& param,
                          int64_t index) = 0;
-  /// Throws std::runtime_error unless all tensors have the parameter's shape.
-  virtual void check_shape(const at::Tensor& param,
-                           const char* sampler) const = 0;
+  /// Throws std::runtime_error unless all tensors have the parameter's shape
+  /// and device, and the type of its state.
+  virtual void check_fit(const at::Tensor& param,
+                         const char* sampler) const = 0;
+  /// Throws std::invalid_argument unless all tensors have the parameter's
+  /// shape.
+  virtual void check_shape(const at::Tensor& param) const = 0;
 
   /// In fp32, only of a parameter in bf16 or fp16: θ, of which the parameter is
   /// the rounded value, see torch_sgmcmc::SGLD.
@@ -98,11 +107,17 @@ class ParamStateOf : public SamplerParamState {
     });
   }
 
-  void check_shape(const at::Tensor& param,
-                   const char* sampler) const override {
+  void check_fit(const at::Tensor& param, const char* sampler) const override {
     const auto& from = static_cast<const Derived&>(*this);
     for_each([&](const char* name, auto member) {
-      detail::CheckShape(name, from.*member, param, sampler);
+      detail::CheckFit(name, from.*member, param, sampler);
+    });
+  }
+
+  void check_shape(const at::Tensor& param) const override {
+    const auto& from = static_cast<const Derived&>(*this);
+    for_each([&](const char* name, auto member) {
+      detail::CheckShape(name, from.*member, param);
     });
   }
 
@@ -119,6 +134,8 @@ class ParamStateOf : public SamplerParamState {
 /// sampler remembers of them, and the lists that its operator takes besides.
 struct Work {
   SamplerOptions* options = nullptr;
+  int64_t seed = 0;
+  Count step;  // the number of updates made before
   std::vector<at::Tensor> params;
   std::vector<at::Tensor> grads;
   std::vector<int64_t> offsets;
@@ -136,10 +153,21 @@ class StepObserver;
 
 /// Base class of the samplers.
 ///
-/// Errors: std::invalid_argument where Python has a ValueError,
-/// std::runtime_error (or c10::Error, from an operator) where it has a
-/// RuntimeError, in words of its own. A step that throws has changed no
-/// parameter.
+/// Errors: std::invalid_argument if what was given (an option, a parameter, a
+/// state dict) is not as it should be; std::runtime_error if what a step finds
+/// (a gradient, a closure's loss, state, parameters that have changed) is not,
+/// or, rarely, c10::Error, from an operator; std::logic_error if the object may
+/// not be used so, as after it was moved from. All name what was expected and
+/// what there is. A call that throws has changed no parameter, no state and no
+/// counter. (SGHMC's online noise estimate keeps gradients that it objects to.)
+///
+/// Threads: an object is for one thread at a time, as are its parameters.
+/// Different samplers, of different parameters, may step in different threads;
+/// their chains do not depend on it.
+///
+/// What is sampled are the parameters that require a gradient. A parameter that
+/// has none in a step is left out of it, as by torch's optimizers; one that has
+/// a gradient in some steps only has another target, which is warned of, once.
 ///
 /// Gradients that are not finite reach neither parameters nor state, noise and
 /// step counter: nonfinite("raise"), the default, throws std::runtime_error,
@@ -166,8 +194,27 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   virtual void add_param_group(
       const torch::optim::OptimizerParamGroup& param_group);
 
+  /// Numbers the noise of parameters that have grown, shrunk or been replaced.
+  ///
+  /// After set_data(longer), torch::load() of a net of other sizes, or another
+  /// list of parameters in a group, step() refuses to go on: the noise of a
+  /// parameter that grew would be its neighbour's. This gives parameters whose
+  /// size has changed elements of their own in the noise stream, behind all
+  /// that were ever used; the others keep theirs. (In a group with another
+  /// number of parameters all get new ones.) State of parameters that are in no
+  /// group any more is dropped.
+  ///
+  /// State has to be of the new shapes before, or be erased from state() to
+  /// begin anew. Throws std::invalid_argument, and changes nothing, if it is
+  /// not, if a parameter cannot be sampled, or if Gauges observe the sampler.
+  void renumber();
+
   /// The seed that keys all noise of this sampler.
   int64_t seed() const;
+
+  /// The number of updates made; steps that were left out are none. On a GPU it
+  /// waits for the last one.
+  int64_t num_steps() const;
 
   /// The number of steps that were left out, their gradients not being finite.
   int64_t num_skipped() const;
@@ -230,8 +277,18 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
 
   std::vector<at::Tensor> all_params() const;
 
+  /// Comes first in a step. Throws unless the parameters are those whose noise
+  /// is numbered, and options are as they may be.
+  void begin_step();
+
   /// Checks groups and gradients and lists what there is to update.
   std::vector<Work> gather();
+
+  /// Throws if an operator would refuse parameters, gradients or state.
+  void check_fit(const std::vector<Work>& work) const;
+
+  /// Called when parameters may have been exchanged for others.
+  virtual void parameters_changed() {}
 
   /// Looks at the gradients, which comes first in a step. Throws (and with
   /// "skip" something that step() catches) if one is not finite.
@@ -271,15 +328,27 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   SamplerOptions& options_of(size_t group);
   const SamplerOptions& options_of(size_t group) const;
 
+  /// Options of which only what the sampler counts means anything.
+  SamplerOptions& progress_of() const;
+
+  /// For each parameter of a group the index of its first element in the noise
+  /// stream.
+  const std::vector<int64_t>& offsets_of(size_t group) const;
+
  private:
+  friend class Collector;
   friend class GammaPrecision;
   friend class Gauges;
+  friend class SamplerRef;
 
   void collect(size_t group, std::vector<Work>& work);
+  struct Ledger;  // libtorch/core/ledger.h
+  Ledger& ledger() const;
   void read_group(const StateDict& group,
                   int64_t index,
                   const std::vector<at::Tensor>& params,
-                  SamplerOptions& options) const;
+                  SamplerOptions& options,
+                  Ledger& own) const;
   void read_means(const StateDict& state,
                   int64_t group,
                   const std::vector<at::Tensor>& params,
@@ -287,9 +356,20 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
                   std::unordered_map<const void*, at::Tensor>& means) const;
   static void check_shared(
       const std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>&
-          options);
-  void check_fit(const at::Tensor& param, const at::Tensor& grad) const;
-  int64_t num_steps() const;
+          options,
+      const Ledger& own,
+      const c10::IValue& saved);
+  static void check_saved(const Ledger& saved);
+  void check_fit(const Work& work, size_t index) const;
+  void check_numbers();
+  void follow_groups();
+  void complete(size_t group);
+  void complete_means(size_t group, SamplerOptions& options);
+  void complete_all() const;
+  void leave() noexcept;
+  bool has_moved(const std::vector<Work>& work) const;
+  void look_for_absences(const std::vector<Work>& work);
+  int64_t steps_counted() const;
   void set_gate(std::vector<Work>& work);
   void catch_up();
   void throw_what_was_found();
@@ -301,6 +381,23 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   std::unordered_map<const void*, at::Tensor> prior_means_;
   // Looks on while it steps; null if nobody does.
   StepObserver* observer_ = nullptr;
+  std::unique_ptr<Ledger> ledger_;
+  // Where it is, for those that refer to it.
+  std::shared_ptr<Sampler*> place_;
+};
+
+/// Refers to a sampler, and follows it when it is moved.
+class TORCH_SGMCMC_API SamplerRef {
+ public:
+  explicit SamplerRef(Sampler& sampler) : place_(sampler.place_) {}
+
+  /// The sampler; throws std::logic_error if there is none any more.
+  Sampler& get() const;
+  /// Or null then.
+  Sampler* find() const { return *place_; }
+
+ private:
+  std::shared_ptr<Sampler*> place_;
 };
 
 /// A sampler with options of the class Options: constructors and typed access.
@@ -319,9 +416,11 @@ class SamplerOf : public Sampler {
             const Options& defaults)
       : Sampler(param_groups, std::make_unique<Options>(defaults)) {}
 
-  /// The options of a group, which may be changed between steps.
+  /// The options of a group, which may be changed or exchanged between steps.
+  /// What new ones leave open is taken from the sampler's. Seed, counters and
+  /// what else the sampler keeps are none of them.
   Options& options(size_t group = 0) {
-    return static_cast<Options&>(param_groups().at(group).options());
+    return dynamic_cast<Options&>(param_groups().at(group).options());
   }
 
  protected:
@@ -330,6 +429,12 @@ class SamplerOf : public Sampler {
     return static_cast<const Options&>(options_of(group));
   }
   const Options& first() const { return options_at(0); }
+
+  /// What the sampler counts.
+  Options& progress() { return static_cast<Options&>(progress_of()); }
+  const Options& progress() const {
+    return static_cast<const Options&>(progress_of());
+  }
 
   template <typename Change>
   void for_each_group(Change change) {

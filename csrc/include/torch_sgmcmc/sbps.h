@@ -44,6 +44,9 @@ class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
  public:
   SBPSOptions() = default;
 
+  // The particle has unit speed.
+  SBPSOptions& lr(double value) = delete;
+
   /// k >= 0, half width of the band of predictions in standard deviations: more
   /// is less bias and more proposals; the paper has 3. Default: 5.
   TORCH_SGMCMC_ARG(double, confidence) = 5.0;
@@ -75,6 +78,10 @@ class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
   TORCH_SGMCMC_ARG(bool, replacement) = false;
 
  public:
+  // What torch's learning-rate schedulers use: they throw std::logic_error.
+  double get_lr() const override;
+  void set_lr(double value) override;
+
   const char* sampler() const override { return "SBPS"; }
   void check() const override;
   void check_progress() const override;
@@ -248,6 +255,7 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
  protected:
   void update(const Work& work) override;
   std::unique_ptr<SamplerParamState> new_state() const override;
+  void parameters_changed() override { flight_ = nullptr; }
   void write_common(StateDict& state) const override;
   std::vector<std::string> common_keys() const override;
   std::function<void()> read_common(const StateDict& state) override;
@@ -277,6 +285,7 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
   void remember(const Flight& flight);
   SBPSParamState& state_at(const at::Tensor& param);
   void check_preconditioned() const;
+  void check_particle() const;
   at::Tensor given_preconditioner(const at::Tensor& param) const;
   bool is_given(const std::vector<at::Tensor>& params) const;
 

@@ -172,6 +172,7 @@ class TORCH_SGMCMC_API SGHMC : public SamplerOf<SGHMCOptions> {
   void write_common(StateDict& state) const override;
   std::vector<std::string> common_keys() const override;
   std::function<void()> read_common(const StateDict& state) override;
+  void parameters_changed() override;
 
  private:
   // A factor of the noise, and what it was made of.

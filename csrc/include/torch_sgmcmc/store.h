@@ -112,7 +112,7 @@ struct CollectorOptions {
   TORCH_ARG(int64_t, max_samples) = 0;
   /// Names, of which * and ? stand for others; empty for all.
   TORCH_ARG(std::vector<std::string>, parameters);
-  /// Only parameters that the sampler has.
+  /// Only parameters that the sampler has and that require a gradient.
   TORCH_ARG(bool, sampled) = false;
   /// Whether a module's buffers are stored as well.
   TORCH_ARG(bool, buffers) = true;
@@ -129,7 +129,8 @@ struct CollectorOptions {
 /// steps that were left out are not counted. More, in Python's words:
 /// docs/store.md.
 ///
-/// Sampler and model must live as long as the collector, and not be moved.
+/// The model must live as long as the collector, and not be moved; a sampler
+/// that is moved is followed.
 class TORCH_SGMCMC_API Collector {
  public:
   using Tensors = std::vector<std::pair<std::string, at::Tensor>>;

@@ -21,8 +21,8 @@ namespace torch_sgmcmc {
 ///
 ///   (1/τ) ∫ θ(t) dt,  (1/τ) ∫ θ(t)² dt,
 ///
-/// over every step of an SBPS from its construction on. The sampler must live
-/// until remove() or longer than the average. Numbers and state dict are those
+/// over every step of an SBPS from its construction on, also if it is moved.
+/// Numbers and state dict are those
 /// of Python's TimeAverage without a function.
 ///
 /// Reference: A. Pakman, D. Gilboa, D. Carlson and L. Paninski, Stochastic
@@ -64,7 +64,8 @@ class TORCH_SGMCMC_API TimeAverage {
   const Moments& of(const at::Tensor& param) const;
   std::vector<at::Tensor> params() const;
 
-  SBPS* sampler_;
+  SamplerRef sampler_;
+  bool follows_ = true;
   int64_t hook_;
   double time_ = 0;
   std::unordered_map<const void*, Moments> moments_;

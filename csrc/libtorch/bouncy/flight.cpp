@@ -185,7 +185,8 @@ std::shared_ptr<Flight> Flight::rebased() const {
 
 std::shared_ptr<Flight> Flight::refreshed(double time,
                                           const SBPSOptions& options,
-                                          int64_t seed) const {
+                                          int64_t seed,
+                                          int64_t step) const {
   const auto here = origins(time);
   std::vector<FlightPart> changed = parts_;
   for (size_t i = 0; i < changed.size(); ++i) {
@@ -201,7 +202,7 @@ std::shared_ptr<Flight> Flight::refreshed(double time,
                 std,
                 part.offsets,
                 seed,
-                options.step(),
+                step,
                 static_cast<int64_t>(Purpose::kRefreshment),
                 std::nullopt,
                 std::nullopt,

@@ -84,7 +84,8 @@ class Flight {
   std::shared_ptr<Flight> rebased() const;
   std::shared_ptr<Flight> refreshed(double time,
                                     const SBPSOptions& options,
-                                    int64_t seed) const;
+                                    int64_t seed,
+                                    int64_t step) const;
   std::shared_ptr<Flight> reflected(double time,
                                     const std::vector<at::Tensor>& grads,
                                     const SBPSOptions& options) const;

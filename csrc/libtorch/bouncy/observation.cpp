@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kUnrelated =
     "SBPS got losses from the closure that do not depend on its parameters "
-    "(were they computed under torch.no_grad()?)";
+    "(were they computed under a torch::NoGradGuard?)";
 
 void CheckLosses(const at::Tensor& losses, bool has_grads) {
   if (!losses.defined()) {

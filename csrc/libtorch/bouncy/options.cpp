@@ -1,5 +1,6 @@
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 
 #include "host/bounce_clock.h"
 #include "libtorch/core/checks.h"
@@ -9,6 +10,14 @@
 namespace torch_sgmcmc {
 
 std::vector<double> SBPSOptions::FreshClock() { return BounceClock().Save(); }
+
+double SBPSOptions::get_lr() const {
+  throw std::logic_error(
+      "SBPS has no lr: its particle has unit speed, and a scheduler of learning "
+      "rates would do nothing (change temperature or refresh_rate by hand)");
+}
+
+void SBPSOptions::set_lr(double /*value*/) { get_lr(); }
 
 void SBPSOptions::check() const {
   OptionsOf::check();

@@ -15,6 +15,7 @@
 #include "libtorch/core/checks.h"
 #include "libtorch/core/diagonal.h"
 #include "libtorch/core/momentum.h"
+#include "libtorch/core/state_checks.h"
 #include "libtorch/core/text.h"
 #include "torch_sgmcmc/has_cuda.h"
 #include "torch_sgmcmc/sbps.h"
@@ -60,13 +61,31 @@ std::shared_ptr<Flight> SBPS::moving() const {
       }
       part->params.push_back(p);
       if (mean.defined()) part->prior_means.push_back(mean);
-      part->offsets.push_back(options.offsets()[j]);
+      part->offsets.push_back(offsets_of(i)[j]);
     }
   }
   if (parts.empty()) {
     throw std::runtime_error("SBPS has no parameter that requires gradients");
   }
   return std::make_shared<Flight>(std::move(parts));
+}
+
+// Throws if an operator would refuse a parameter or its state, as one may after
+// others have moved.
+void SBPS::check_particle() const {
+  std::vector<Work> all(param_groups_.size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    // Not to be changed.
+    // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
+    all[i].options = &const_cast<SBPSOptions&>(options_at(i));
+    all[i].step = {num_steps()};
+    for (const at::Tensor& p : param_groups_[i].params()) {
+      if (!p.requires_grad()) continue;
+      all[i].params.push_back(p);
+      all[i].grads.push_back(p);
+    }
+  }
+  check_fit(all);
 }
 
 // The flight that the state holds; null if it fits no longer.
@@ -187,7 +206,8 @@ std::shared_ptr<Flight> SBPS::flight_now(SBPSOptions& progress,
                                             : ZeroState(p));
         }
       }
-      flight = with_matrix(still->parts())->refreshed(0, progress, seed());
+      flight = with_matrix(still->parts())
+                   ->refreshed(0, progress, seed(), num_steps());
     }
     flight->mark(0);
     progress.line_time_.set(0.0);
@@ -227,7 +247,11 @@ void SBPSParamState::from_dict(const StateDict& dict,
                                const at::Tensor& param,
                                int64_t index) {
   ParamStateOf::from_dict(dict, param, index);
-  if (is_given()) CheckSavedDiagonal("preconditioner", index, preconditioner);
+  if (is_given()) {
+    CheckSavedDiagonal("preconditioner", index, preconditioner);
+  } else if (preconditioner.defined()) {
+    CheckFiniteState("preconditioner", index, preconditioner);
+  }
 }
 
 SBPSParamState& SBPS::state_at(const at::Tensor& param) {

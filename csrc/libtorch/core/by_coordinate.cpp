@@ -9,6 +9,7 @@
 #include "libtorch/core/checks.h"
 #include "libtorch/core/momentum.h"
 #include "libtorch/core/operators.h"
+#include "libtorch/core/options_of_work.h"
 #include "libtorch/core/text.h"
 #include "samplers/gauge.h"
 
@@ -39,13 +40,13 @@ at::Tensor ForceOf(const SGHMCOptions& options, const Operands& operands) {
 }
 
 // What a coordinate adds to x . g and v . v.
-std::pair<at::Tensor, at::Tensor> TermsByCoordinate(
-    const SGHMCOptions& options,
-    const at::Tensor& mass,
-    const at::Tensor& friction,
-    const at::Tensor& position,
-    const at::Tensor& force,
-    const at::Tensor& momentum) {
+std::pair<at::Tensor, at::Tensor> TermsByCoordinate(const SGHMCOptions& options,
+                                                    const at::Tensor& mass,
+                                                    const at::Tensor& friction,
+                                                    const at::Tensor& position,
+                                                    const at::Tensor& force,
+                                                    const at::Tensor& momentum,
+                                                    bool is_drawn) {
   const at::Tensor carried = 1 - friction;
   const int64_t every = options.resample_momentum_every();
   if (every == 0) {
@@ -59,7 +60,7 @@ std::pair<at::Tensor, at::Tensor> TermsByCoordinate(
   const at::Tensor weight = (part + others).reciprocal() * of_group;
   at::Tensor square = momentum.square();
   at::Tensor of_force = weight;
-  if (IsDrawn(options)) {
+  if (is_drawn) {
     of_force = weight * part * (1 + options.momentum());
   } else {
     square = square + 2 * carried * position * momentum;
@@ -96,9 +97,10 @@ std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>> MassesAndFrictions(
   return {std::move(masses), std::move(frictions)};
 }
 
-bool IsDrawn(const SGHMCOptions& options) {
-  const int64_t every = options.resample_momentum_every();
-  return every > 0 && options.step() % every == 0;
+bool IsDrawn(const Work& work) {
+  const int64_t every =
+      OptionsOfWork<SGHMCOptions>(work).resample_momentum_every();
+  return every > 0 && work.step.host % every == 0;
 }
 
 void CheckRates(const SGHMCOptions& options,
@@ -196,7 +198,8 @@ CoordinateSums SumByCoordinate(const SGHMCOptions& options,
                                const MassAndFriction& given,
                                const Operands& operands,
                                const at::Tensor& center,
-                               const at::Tensor& before) {
+                               const at::Tensor& before,
+                               bool is_drawn) {
   const at::Tensor& theta = operands.theta;
   const auto [masses, frictions] = MassesAndFrictions({theta}, {given});
   const at::Tensor& mass = masses[0];
@@ -222,7 +225,8 @@ CoordinateSums SumByCoordinate(const SGHMCOptions& options,
       RatesOf(options, theta, given, mass.scalar_type()).friction,
       center.defined() ? theta - center : theta - 0.0,
       ForceOf(options, operands),
-      operands.momentum);
+      operands.momentum,
+      is_drawn);
   const at::Tensor inverse =
       (frictions.empty() ? mass : frictions[0]).reciprocal();
   // Beside ones, x . g and x . v are plain sums.

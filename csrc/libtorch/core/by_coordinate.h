@@ -34,7 +34,7 @@ std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>> MassesAndFrictions(
     const std::vector<MassAndFriction>& given);
 
 // Whether the step begins with a momentum drawn afresh.
-bool IsDrawn(const SGHMCOptions& options);
+bool IsDrawn(const Work& work);
 
 // Throws std::invalid_argument if a friction exceeds 1, or a coordinate's β̂ its
 // friction. There may be no variances.
@@ -82,6 +82,7 @@ CoordinateSums SumByCoordinate(const SGHMCOptions& options,
                                const MassAndFriction& given,
                                const Operands& operands,
                                const at::Tensor& center,
-                               const at::Tensor& before);
+                               const at::Tensor& before,
+                               bool is_drawn);
 
 }  // namespace torch_sgmcmc

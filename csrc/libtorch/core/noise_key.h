@@ -23,14 +23,14 @@ struct NoiseKey {
 
 inline NoiseKey KeyOf(const Work& work) {
   const SamplerOptions& options = *work.options;
-  NoiseKey key{work.offsets, *options.seed()};
+  NoiseKey key{work.offsets, work.seed};
   key.num_chains = options.chains_with_seeds();
   if (work.gate.defined()) {
     key.device_step = work.gate;
     return key;
   }
-  key.step = options.step();
-  if (options.device_step().defined()) key.device_step = options.device_step();
+  key.step = work.step.host;
+  if (work.step.is_on_device()) key.device_step = work.step.device;
   return key;
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "libtorch/core/checks.h"
+#include "libtorch/core/ledger.h"
 #include "libtorch/core/operators.h"
 #include "libtorch/core/text.h"
 
@@ -23,19 +24,6 @@ bool IsAnyNonfinite(const std::vector<at::Tensor>& tensors) {
   if (tensors.empty()) return false;
   if (tensors[0].is_cpu()) return any_nonfinite(tensors);
   return count_nonfinite(tensors).any().item<bool>();
-}
-
-std::string NameOf(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                   const at::Tensor& param) {
-  for (size_t g = 0; g < groups.size(); ++g) {
-    for (size_t i = 0; i < groups[g].params().size(); ++i) {
-      if (groups[g].params()[i].is_same(param)) {
-        return std::to_string(i) + " of group " + std::to_string(g) +
-               ", of shape " + Shape(param.sizes());
-      }
-    }
-  }
-  return "of shape " + Shape(param.sizes());
 }
 
 std::string MessageOf(
@@ -65,6 +53,19 @@ std::string MessageOf(
 }
 
 }  // namespace
+
+std::string NameOf(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                   const at::Tensor& param) {
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (size_t i = 0; i < groups[g].params().size(); ++i) {
+      if (groups[g].params()[i].is_same(param)) {
+        return std::to_string(i) + " of group " + std::to_string(g) +
+               ", of shape " + Shape(param.sizes());
+      }
+    }
+  }
+  return "of shape " + Shape(param.sizes());
+}
 
 void CheckNonfinite(const SamplerOptions& options) {
   const std::vector<std::string> choices = options.nonfinite_choices();
@@ -151,17 +152,15 @@ void Sampler::set_gate(std::vector<Work>& work) {
   std::vector<at::Tensor> counts;
   counts.reserve(seen.size());
   for (const Seen& s : seen) counts.push_back(s.counts);
-  const SamplerOptions& options = *work[0].options;
+  const Count& step = work[0].step;
   std::optional<at::Tensor> device_step;
-  if (options.step_.is_on_device()) device_step = options.step_.device;
-  const at::Tensor gate =
-      step_or_nothing(counts.size() == 1 ? counts[0] : at::cat(counts),
-                      options.step(),
-                      device_step);
+  if (step.is_on_device()) device_step = step.device;
+  const at::Tensor gate = step_or_nothing(
+      counts.size() == 1 ? counts[0] : at::cat(counts), step.host, device_step);
   for (Work& lists : work) lists.gate = gate;
   if (device_step) return;
   const c10::Device device = gate.device();
-  watch_->choice = options.nonfinite();
+  watch_->choice = work[0].options->nonfinite();
   for (const Seen& s : seen) {
     watch_->pending.push_back(
         {s.what,
@@ -177,20 +176,17 @@ void Sampler::set_gate(std::vector<Work>& work) {
 }
 
 void Sampler::leave_out() {
-  for (size_t group = 0; group < param_groups_.size(); ++group) {
-    options_of(group).num_skipped_.add(1);
-  }
+  for (Ledger::Group& group : ledger_->groups) group.num_skipped.add(1);
 }
 
 // Takes into account what the last step's device found, if it is yet to be.
 void Sampler::catch_up() {
+  ledger();  // throws if there is none
   const std::vector<Seen> seen = std::exchange(watch_->pending, {});
   if (seen.empty()) return;
   if (watch_->event) watch_->event->synchronize();
   if (!IsAny(seen)) return;
-  for (size_t group = 0; group < param_groups_.size(); ++group) {
-    options_of(group).step_.add(-1);
-  }
+  for (Ledger::Group& group : ledger_->groups) group.step.add(-1);
   if (watch_->choice == "skip") {
     leave_out();
   } else {
@@ -210,7 +206,7 @@ int64_t Sampler::num_skipped() const {
   // What is yet to come of the last step is a part of what is asked for.
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
   const_cast<Sampler*>(this)->catch_up();
-  return param_groups_.empty() ? 0 : options_of(0).num_skipped_.get();
+  return ledger_->groups.empty() ? 0 : ledger_->groups[0].num_skipped.get();
 }
 
 }  // namespace torch_sgmcmc

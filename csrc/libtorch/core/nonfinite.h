@@ -49,6 +49,10 @@ struct Sampler::Watch {
   std::string error;
 };
 
+// "0 of group 1, of shape [2, 3]"
+std::string NameOf(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                   const at::Tensor& param);
+
 // Throws std::invalid_argument unless options of this class take the value.
 void CheckNonfinite(const SamplerOptions& options);
 

@@ -10,6 +10,7 @@
 #include "libtorch/core/closures.h"
 #include "libtorch/core/parameters.h"
 #include "libtorch/core/state_values.h"
+#include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
 
@@ -19,29 +20,27 @@ void SamplerOptions::refuse_capturable() const {
           " decides on the host, which a CUDA graph cannot)");
 }
 
-std::vector<std::string> SamplerOptions::set_for_all() const {
+std::vector<std::string> SamplerOptions::set_for_all(
+    const SamplerOptions& ours) const {
   std::vector<std::string> names;
   if (seed_) names.emplace_back("seed");
-  if (capturable_) names.emplace_back("capturable");
-  if (nonfinite_) names.emplace_back("nonfinite");
+  if (capturable_ && capturable() != ours.capturable()) {
+    names.emplace_back("capturable");
+  }
+  if (nonfinite_ && nonfinite() != ours.nonfinite()) {
+    names.emplace_back("nonfinite");
+  }
   return names;
 }
 
 void SamplerOptions::share(const SamplerOptions& other) {
-  seed_ = other.seed_;
   capturable_ = other.capturable_;
   nonfinite_ = other.nonfinite_;
 }
 
-void SamplerOptions::set_counters(int64_t step,
-                                  int64_t num_skipped,
-                                  const std::vector<at::Tensor>& params) {
-  step_ = {step};
-  num_skipped_ = {num_skipped};
-  if (!capturable() || params.empty()) return;
-  const auto like = params[0].options().dtype(at::kLong);
-  step_ = {0, at::full({}, step, like)};
-  num_skipped_ = {0, at::full({}, num_skipped, like)};
+std::unique_ptr<SamplerOptions> SamplerOptions::copy() const {
+  return std::unique_ptr<SamplerOptions>(
+      static_cast<SamplerOptions*>(clone().release()));
 }
 
 void SamplerOptions::check_param(const at::Tensor& param) const {
@@ -66,7 +65,7 @@ bool IsNumber(const c10::IValue& value) {
                             const c10::IValue& value,
                             const char* wanted) {
   Invalid(std::string("Invalid ") + name + " in a state dict: a " +
-          value.tagKind() + " (must be " + wanted + ")");
+          KindOf(value) + " (must be " + wanted + ")");
 }
 
 }  // namespace

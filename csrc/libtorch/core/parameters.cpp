@@ -38,22 +38,6 @@ int64_t Extent(const at::Tensor& param) {
   return extent;
 }
 
-// Whether strides leave open that elements share memory.
-bool MayRepeat(const at::Tensor& param) {
-  if (param.numel() == 0) return false;
-  std::vector<std::pair<int64_t, int64_t>> dims;
-  for (int64_t i = 0; i < param.dim(); ++i) {
-    if (param.size(i) > 1) dims.emplace_back(param.stride(i), param.size(i));
-  }
-  std::sort(dims.begin(), dims.end());
-  int64_t extent = 1;
-  for (const auto& [stride, size] : dims) {
-    if (stride < extent) return true;
-    extent += (size - 1) * stride;
-  }
-  return false;
-}
-
 // The addresses of all bytes, and whose they are.
 using Bytes = std::vector<std::pair<intptr_t, size_t>>;
 
@@ -109,6 +93,21 @@ void CheckCluster(const std::vector<Span>& spans, size_t begin, size_t end) {
 }
 
 }  // namespace
+
+bool MayRepeat(const at::Tensor& param) {
+  if (param.numel() == 0) return false;
+  std::vector<std::pair<int64_t, int64_t>> dims;
+  for (int64_t i = 0; i < param.dim(); ++i) {
+    if (param.size(i) > 1) dims.emplace_back(param.stride(i), param.size(i));
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t extent = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride < extent) return true;
+    extent += (size - 1) * stride;
+  }
+  return false;
+}
 
 void CheckParameter(const char* sampler, const at::Tensor& param) {
   const std::string cannot =

@@ -7,6 +7,9 @@
 
 namespace torch_sgmcmc {
 
+// Whether strides leave open that elements share memory.
+bool MayRepeat(const at::Tensor& param);
+
 // Throws if the sampler of this name cannot sample a parameter.
 void CheckParameter(const char* sampler, const at::Tensor& param);
 

@@ -17,8 +17,14 @@ namespace {
 using Names = std::set<std::string>;  // sorted, as messages list them
 
 Names KeysOf(const SamplerOptions& options) {
-  Names keys = {
-      "seed", "step", "offsets", "capturable", "nonfinite", "num_skipped"};
+  Names keys = {"seed",
+                "step",
+                "offsets",
+                "sizes",
+                "next_offset",
+                "capturable",
+                "nonfinite",
+                "num_skipped"};
   for (std::string& key : options.keys()) keys.insert(std::move(key));
   return keys;
 }
@@ -109,7 +115,7 @@ void CheckKnownKeys(const StateDict& dict,
     const std::string key = saved.isInt() ? std::to_string(saved.toInt())
                             : saved.isString()
                                 ? saved.toStringRef()
-                                : "a key that is a " + saved.tagKind();
+                                : "a key that is a " + KindOf(saved);
     if (std::find(known.begin(), known.end(), key) == known.end()) {
       unknown.insert(key);
     }
@@ -147,13 +153,21 @@ void CheckPart(const char* name,
           " (must be at most " + whole + " = " + std::to_string(most) + ")");
 }
 
+void CheckFiniteState(const char* name,
+                      int64_t index,
+                      const at::Tensor& value) {
+  if (value.isfinite().all().item<bool>()) return;
+  Invalid("Invalid state_dict: " + std::string(name) + " of parameter " +
+          std::to_string(index) + " has elements that are not finite");
+}
+
 void CheckTensor(const std::string& what,
                  const c10::IValue& value,
                  c10::IntArrayRef shape,
                  std::optional<at::ScalarType> dtype) {
   const std::string invalid = "Invalid state_dict: " + what;
   if (!value.isTensor() || !value.toTensor().defined()) {
-    Invalid(invalid + " is a " + value.tagKind() + " (must be a Tensor)");
+    Invalid(invalid + " is a " + KindOf(value) + " (must be a Tensor)");
   }
   const at::Tensor& tensor = value.toTensor();
   if (dtype ? tensor.scalar_type() != *dtype : !tensor.is_floating_point()) {

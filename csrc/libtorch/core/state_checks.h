@@ -39,6 +39,9 @@ void CheckPart(const char* name,
                const char* whole,
                int64_t most);
 
+// Throws unless all elements of a parameter's state are finite.
+void CheckFiniteState(const char* name, int64_t index, const at::Tensor& value);
+
 // Throws unless it is a tensor of this shape and type, or of some float type.
 void CheckTensor(const std::string& what,
                  const c10::IValue& value,

@@ -74,7 +74,7 @@ StateDict::StateDict(
 
 StateDict::StateDict(const c10::IValue& value) : entries_(EmptyDict()) {
   if (!value.isGenericDict()) {
-    Invalid("Invalid state dict: a " + value.tagKind() +
+    Invalid("Invalid state dict: a " + KindOf(value) +
             " (must be a dict; from Python, save dict(model.state_dict()) in "
             "place of an OrderedDict)");
   }
@@ -142,7 +142,7 @@ StateDict load(const std::string& path) {
   }
   if (!value.isGenericDict()) {
     throw std::runtime_error("Cannot read " + path + ": it holds a " +
-                             value.tagKind() + " (must be a dict)");
+                             KindOf(value) + " (must be a dict)");
   }
   return value;
 }
@@ -178,7 +178,7 @@ void load_state_dict(torch::nn::Module& module, const StateDict& dict) {
   for (const auto& item : tensors) {
     const c10::IValue value = dict.at(item.key());
     if (!value.isTensor() || !value.toTensor().defined()) {
-      Invalid("Invalid state dict: " + item.key() + " is a " + value.tagKind() +
+      Invalid("Invalid state dict: " + item.key() + " is a " + KindOf(value) +
               " (must be a Tensor)");
     }
     const at::Tensor& tensor = value.toTensor();

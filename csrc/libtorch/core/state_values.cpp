@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "libtorch/core/checks.h"
+#include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
 
@@ -14,7 +15,7 @@ std::vector<c10::IValue> ListAt(const StateDict& dict, const char* name) {
   const c10::IValue value = dict.at(name);
   if (!value.isList()) {
     Invalid(std::string("Invalid state_dict: ") + name + " is a " +
-            value.tagKind() + " (must be a list)");
+            KindOf(value) + " (must be a list)");
   }
   return value.toList().vec();
 }

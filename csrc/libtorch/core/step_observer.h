@@ -21,6 +21,9 @@ class StepObserver {
   StepObserver& operator=(StepObserver&&) = delete;
   virtual ~StepObserver() = default;
 
+  // The sampler is elsewhere, or null if there is none any more.
+  virtual void follow(Sampler* sampler) noexcept = 0;
+
   // Before an update.
   virtual void look(const std::vector<Work>& work) = 0;
 

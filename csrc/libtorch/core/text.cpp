@@ -27,6 +27,10 @@ std::string LayoutName(c10::Layout layout) {
   return name.str();
 }
 
+std::string KindOf(const c10::IValue& value) {
+  return value.isNone() ? "none" : value.tagKind();
+}
+
 std::string Thousands(int64_t value) {
   std::string digits = std::to_string(value);
   const int64_t first = value < 0 ? 1 : 0;

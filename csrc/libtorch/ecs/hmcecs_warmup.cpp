@@ -72,12 +72,11 @@ void HMCECS::warmup(const Closure& closure,
   }
   check_place(closure, settings.progress);
   set_step_size(warmup_->adaptation.averaged());
-  for_each_group([&](HMCECSOptions& options) {
-    options.num_trajectories_.set(0);
-    options.num_accepted_.set(0);
-    options.num_divergences_.set(0);
-    options.num_subsamples_accepted_.set(0);
-  });
+  HMCECSOptions& counts = progress();
+  counts.num_trajectories_.set(0);
+  counts.num_accepted_.set(0);
+  counts.num_divergences_.set(0);
+  counts.num_subsamples_accepted_.set(0);
   warmup_ = nullptr;
 }
 
@@ -133,7 +132,7 @@ void HMCECS::choose_sizes(const std::vector<ECSDraw>& draws,
                     variances, chosen.num_products(), means, lowest)
               : ChooseNumProducts(variances, chosen.num_products(), *target));
     }
-    chosen.mean_difference_.set(MeanOf(means));
+    progress().mean_difference_.set(MeanOf(means));
   }
   for_each_group([&](HMCECSOptions& options) { options.share(chosen); });
   present_ = nullptr;

@@ -10,6 +10,7 @@
 #include "libtorch/core/checks.h"
 #include "libtorch/core/state_checks.h"
 #include "libtorch/core/state_values.h"
+#include "libtorch/core/text.h"
 #include "libtorch/ecs/sampling.h"
 #include "libtorch/ecs/target.h"
 #include "libtorch/ecs/warmup.h"
@@ -36,7 +37,7 @@ StateDict Need(const char* what,
                const std::vector<std::string>& keys) {
   if (!value.isGenericDict()) {
     Invalid(std::string("Invalid state_dict: ") + what + " is a " +
-            value.tagKind() + " (must be a dict)");
+            KindOf(value) + " (must be a dict)");
   }
   StateDict dict = value;
   std::string missing;
@@ -66,7 +67,7 @@ at::Tensor Optional(const char* what,
   if (wanted) return Double(what, value, shape, device);
   if (!value.isNone()) {
     Invalid(std::string("Invalid state_dict: ") + what + " is a " +
-            value.tagKind() + " (must be none)");
+            KindOf(value) + " (must be none)");
   }
   return {};
 }

@@ -22,7 +22,7 @@ bool Matches(const std::vector<std::string>& patterns,
 bool Has(Sampler& sampler, const at::Tensor& tensor) {
   for (const auto& group : sampler.param_groups()) {
     for (const at::Tensor& p : group.params()) {
-      if (p.is_same(tensor)) return true;
+      if (p.is_same(tensor)) return p.requires_grad();
     }
   }
   return false;

@@ -33,18 +33,6 @@ const SamplerOptions& FirstOptions(Sampler& sampler) {
       sampler.param_groups().at(0).options());
 }
 
-int64_t StepCounter(Sampler& sampler) {
-  const SamplerOptions& options = FirstOptions(sampler);
-  return options.device_step().defined() ? options.device_step().item<int64_t>()
-                                         : options.step();
-}
-
-// That counter once a GPU has told what came of the last step.
-int64_t StepsMade(Sampler& sampler) {
-  sampler.num_skipped();  // which waits for that
-  return StepCounter(sampler);
-}
-
 double StepSize(Sampler& sampler) {
   const SamplerOptions& options = FirstOptions(sampler);
   if (const auto* hmc = dynamic_cast<const HMCOptions*>(&options)) {
@@ -83,15 +71,15 @@ struct Collector::Work {
        const std::string& store,
        const CollectorOptions& chosen_options)
       : sampler(of),
-        sbps(dynamic_cast<SBPS*>(&of)),
+        is_sbps(dynamic_cast<SBPS*>(&of) != nullptr),
         options(Checked(chosen_options)),
         schedule(options.burn_in(), options.every(), options.max_samples()),
         chosen(model, tensors, of, options),
         place("chain " + std::to_string(options.chain()) + " of " + store),
         writer(store, options.chain(), LayoutOf(chosen.Now(), options)),
         background(std::make_unique<Background>()) {
-    if (sbps != nullptr) {
-      hook = sbps->register_sample_hook(
+    if (is_sbps) {
+      hook = static_cast<SBPS&>(of).register_sample_hook(
           [this](SBPS&, double time) { AtSample(time); });
     }
   }
@@ -140,15 +128,15 @@ struct Collector::Work {
   void BeforeStep() {
     CheckOpen();
     writer.Check();
-    if (sbps != nullptr) {
+    if (is_sbps) {
       Raising([&] { background->Check(); });
       return;
     }
     if (!mark) {
-      mark = static_cast<double>(StepsMade(sampler));
-    } else if (static_cast<double>(StepCounter(sampler)) < *mark - 1) {
+      mark = static_cast<double>(sampler.get().num_steps());
+    } else if (static_cast<double>(StepCounter()) < *mark - 1) {
       throw std::runtime_error("the sampler went back to step " +
-                               std::to_string(StepsMade(sampler)) +
+                               std::to_string(sampler.get().num_steps()) +
                                ", and its collector is at " +
                                std::to_string(static_cast<int64_t>(*mark)) +
                                ": load the collector's state dict too");
@@ -161,10 +149,10 @@ struct Collector::Work {
   }
 
   void AfterStep() {
-    int64_t step = StepCounter(sampler);
+    int64_t step = StepCounter();
     if (static_cast<double>(step) > *mark && schedule.Keeps(count + 1)) {
       // A GPU tells late that it has left out the step.
-      step = StepsMade(sampler);
+      step = sampler.get().num_steps();
     }
     if (static_cast<double>(step) > *mark) {
       Take(step, static_cast<double>(step));
@@ -175,7 +163,7 @@ struct Collector::Work {
     // A step that another hook has undone comes by its samples again.
     if (mark && time <= *mark) return;
     if (schedule.Keeps(count + 1)) WaitForRoom();
-    Take(StepCounter(sampler) + 1, time);
+    Take(StepCounter() + 1, time);
   }
 
   // Counts a step, and stores the draw if it is one.
@@ -189,10 +177,10 @@ struct Collector::Work {
       DrawRecord record;
       record.number = number;
       record.step = step;
-      record.lr = StepSize(sampler);
-      record.temperature = FirstOptions(sampler).temperature();
-      record.weight =
-          options.weight() ? options.weight()(sampler) : SignOf(sampler);
+      record.lr = StepSize(sampler.get());
+      record.temperature = FirstOptions(sampler.get()).temperature();
+      record.weight = options.weight() ? options.weight()(sampler.get())
+                                       : SignOf(sampler.get());
       record.loss = loss;
       background->Put([this, record, draw = Snapshot()] {
         std::vector<const void*> memory;
@@ -218,13 +206,19 @@ struct Collector::Work {
   }
 
   void End() {
-    if (sbps != nullptr) sbps->remove_sample_hook(hook);
+    Sampler* const known = sampler.find();
+    if (is_sbps && known != nullptr) {
+      static_cast<SBPS&>(*known).remove_sample_hook(hook);
+    }
     background.reset();
     writer.Close();
   }
 
-  Sampler& sampler;
-  SBPS* sbps;
+  // Without waiting for a GPU to tell what came of the last step.
+  int64_t StepCounter() const { return sampler.get().steps_counted(); }
+
+  SamplerRef sampler;
+  bool is_sbps;
   CollectorOptions options;
   DrawSchedule schedule;
   ChosenTensors chosen;
@@ -263,8 +257,8 @@ Collector::~Collector() {
 torch::Tensor Collector::step(
     const torch::optim::Optimizer::LossClosure& closure) {
   work_->BeforeStep();
-  torch::Tensor result = work_->sampler.step(closure);
-  if (work_->sbps == nullptr) {
+  torch::Tensor result = work_->sampler.get().step(closure);
+  if (!work_->is_sbps) {
     const double told = work_->loss;
     // Read only if it is stored, as a GPU may have to be waited for.
     if (result.defined() && result.numel() == 1 &&
@@ -290,7 +284,7 @@ StateDict Collector::state_dict() {
   flush();
   const StorePosition position = work_->writer.Checkpoint();
   c10::IValue mark;
-  if (work_->mark && work_->sbps != nullptr) {
+  if (work_->mark && work_->is_sbps) {
     mark = *work_->mark;
   } else if (work_->mark) {
     mark = static_cast<int64_t>(*work_->mark);

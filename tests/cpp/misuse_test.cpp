@@ -1,0 +1,481 @@
+// What is done with samplers as with torch's own optimizers, and by mistake:
+// options put back and exchanged, objects copied, moved and outlived, warnings.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <torch_sgmcmc/torch_sgmcmc.h>
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "message_of.h"
+#include "same_values.h"
+#include "small_chains.h"
+#include "warnings_of.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+using torch::Tensor;
+using torch::optim::OptimizerParamGroup;
+
+template <typename Kind>
+void MakeSteps(Kind& sampler, const Tensor& p, int count) {
+  for (int i = 0; i < count; ++i) {
+    sampler.step([&] {
+      p.mutable_grad() = Tensor();
+      const Tensor losses =
+          (p.reshape({-1, 1}) - torch::sin(torch::arange(6) + i))
+              .square()
+              .sum(0);
+      if constexpr (std::is_same_v<Kind, SBPS>) return losses;
+      losses.mean().backward();
+      return losses.mean().detach();
+    });
+  }
+}
+
+// ---- Options ----------------------------------------------------------------
+
+// A chain whose options are put back, replaced by a copy, or set to another
+// sampler's between steps is the chain in which nobody did.
+template <typename Kind, typename Options>
+void ExpectNoRewind(const Options& options) {
+  const auto run = [&](int how) {
+    const Tensor p = Param(5);
+    Kind sampler(std::vector{p}, Options(options).seed(3));
+    Kind other(std::vector{Param(5)}, Options(options).seed(4));
+    const Options saved = sampler.options();
+    for (int i = 0; i < 4; ++i) {
+      MakeSteps(sampler, p, 1);
+      if (how == 1) sampler.options() = saved;
+      if (how == 2) {
+        sampler.param_groups()[0].set_options(std::make_unique<Options>(saved));
+      }
+      if (how == 3) sampler.options() = other.options();
+    }
+    EXPECT_EQ(sampler.seed(), 3);
+    EXPECT_EQ(sampler.num_steps(), 4);
+    return c10::IValue(sampler.state_dict()).deepcopy();
+  };
+  const c10::IValue whole = run(0);
+  for (const int how : {1, 2, 3}) EXPECT_TRUE(SameValues(run(how), whole));
+}
+
+TEST(PutBack, OptionsRewindNothing) {
+  ExpectNoRewind<SGLD>(SGLDOptions(0.1).num_data(50));
+  ExpectNoRewind<SGHMC>(SGHMCOptions(0.1).num_data(50));
+  ExpectNoRewind<PSGLD>(PSGLDOptions(0.1).num_data(50).gamma(false));
+  ExpectNoRewind<SGNHT>(SGNHTOptions(0.1).num_data(50));
+  ExpectNoRewind<EWSG>(
+      EWSGOptions(0.1).num_data(50).index_chain_length(2).momentum(0.5));
+  ExpectNoRewind<HMC>(HMCOptions(0.01).num_steps(2).num_data(50));
+  ExpectNoRewind<SBPS>(SBPSOptions().num_data(50));
+}
+
+TEST(LateOptions, AreTakenOrRefused) {
+  const std::vector<Tensor> params = {Param(3)};
+  const auto after = [&](auto change) {
+    SGLD sampler(params, Langevin());
+    change(sampler.options());
+    const auto before = Copies(params);
+    const std::string message =
+        MessageOf<std::invalid_argument>([&] { sampler.step(); });
+    if (message != "no error") {
+      ExpectEqual(params, before);
+      EXPECT_EQ(sampler.num_steps(), message == "no error" ? 1 : 0);
+    }
+    return message;
+  };
+  EXPECT_EQ(after([](SGLDOptions& o) { o.seed(5); }),
+            "Invalid seed: 5 in the options of group 0 (SGLD has seed 7; set "
+            "it for a sampler to be)");
+  EXPECT_EQ(after([](SGLDOptions& o) { o.capturable(true); }),
+            "Invalid capturable: true in the options of group 0 (SGLD has "
+            "false; set it for a sampler to be)");
+  EXPECT_EQ(after([](SGLDOptions& o) { o.num_chains(3); }),
+            "Invalid num_chains: 3 in the options of group 0 (SGLD has 0; set "
+            "it for a sampler to be)");
+  EXPECT_EQ(after([](SGLDOptions& o) { o.prior_mean({torch::ones({4})}); }),
+            "Invalid prior_mean: number 0 has shape [4] (must be [3], that of "
+            "its parameter)");
+  EXPECT_EQ(after([](SGLDOptions& o) { o.lr(-1); }),
+            "Invalid lr: -1.0 (must be finite and >= 0)");
+
+  SGLD sampler(params, Langevin());
+  sampler.param_groups()[0].set_options(
+      std::make_unique<SGHMCOptions>(Hamiltonian()));
+  EXPECT_EQ(MessageOf<std::invalid_argument>([&] { sampler.step(); }),
+            "Invalid options: those of group 0 are not of class SGLDOptions");
+  EXPECT_THROW(sampler.options(), std::bad_cast);
+}
+
+TEST(LateOptions, PriorMeansAreThoseGivenAtOnce) {
+  const Tensor mean = torch::tensor({1.0F, 2.0F, 3.0F});
+  const auto run = [&](const auto& begin, const auto& change) {
+    const Tensor p = Param(3);
+    SGLD sampler(std::vector{p}, begin);
+    change(sampler.options());
+    sampler.step();
+    sampler.step();
+    return p.detach();
+  };
+  const auto nothing = [](SGLDOptions&) {};
+  const SGLDOptions with = Langevin().prior_precision(30);
+  const Tensor at_once = run(SGLDOptions(with).prior_mean({mean}), nothing);
+  EXPECT_TRUE(torch::equal(
+      run(with, [&](SGLDOptions& o) { o.prior_mean({mean}); }), at_once));
+  const Tensor number = run(SGLDOptions(with).prior_mean(0.5), nothing);
+  EXPECT_TRUE(torch::equal(run(SGLDOptions(with).prior_mean({mean}),
+                               [](SGLDOptions& o) { o.prior_mean(0.5); }),
+                           number));
+  // What is left open stays.
+  EXPECT_TRUE(torch::equal(
+      run(SGLDOptions(with).prior_mean({mean}),
+          [](SGLDOptions& o) { o = SGLDOptions(0.1).prior_precision(30); }),
+      at_once));
+  // A copy does not have the tensors.
+  SGLD one(std::vector{Param(3)}, SGLDOptions(with).prior_mean({mean}));
+  SGLD two(std::vector{Param(3)}, SGLDOptions(with).seed(8));
+  two.options() = one.options();
+  EXPECT_EQ(MessageOf<std::invalid_argument>([&] { two.step(); }),
+            "Invalid prior_mean: the options of group 0 are of a group with "
+            "tensors, which are its sampler's (give this group its own, or a "
+            "number)");
+}
+
+TEST(Idioms, OptionsOfGroupsAreCopiedAndExchanged) {
+  const std::vector<Tensor> params = {Param(3), Param(4)};
+  SGHMC sampler(
+      {params[0]},
+      Hamiltonian().momentum(0.5).nonfinite("skip").num_chains(std::nullopt));
+  sampler.add_param_group(
+      OptimizerParamGroup({params[1]}, sampler.options().clone()));
+  EXPECT_EQ(sampler.options(1).momentum(), 0.5);
+  sampler.step();
+  sampler.options() = SGHMCOptions(0.2);  // what it leaves open is as before
+  sampler.param_groups()[1].set_options(std::make_unique<SGHMCOptions>(0.3));
+  EXPECT_NE(sampler.target_summary().find("N = 50"), std::string::npos);
+  sampler.step();
+  for (const size_t group : {0, 1}) {
+    EXPECT_EQ(sampler.options(group).momentum(), 0.5);
+    EXPECT_EQ(sampler.options(group).num_data(), 50);
+    EXPECT_EQ(sampler.options(group).nonfinite(), "skip");
+  }
+  EXPECT_EQ(sampler.options(0).lr(), 0.2);
+  EXPECT_EQ(sampler.options(1).lr(), 0.3);
+  EXPECT_EQ(sampler.num_steps(), 2);
+
+  HMC hmc({params[0]}, HMCOptions(0.1).num_steps(2).num_data(5).seed(12));
+  EXPECT_NO_THROW(hmc.add_param_group(
+      OptimizerParamGroup({params[1]}, hmc.options().clone())));
+  EXPECT_EQ(MessageOf<std::invalid_argument>([&] {
+              hmc.add_param_group(OptimizerParamGroup(
+                  {Param(2)},
+                  std::make_unique<HMCOptions>(HMCOptions(0.2).num_steps(2))));
+            }),
+            "Invalid param group: 'step_size' is managed by HMC and cannot be "
+            "set for a group");
+}
+
+TEST(NumSteps, AreUpdates) {
+  const Tensor p = Param(3);
+  SGLD sampler({p}, Langevin().nonfinite("skip"));
+  sampler.step();
+  p.mutable_grad().fill_(std::numeric_limits<float>::quiet_NaN());
+  sampler.step();
+  EXPECT_EQ(sampler.num_steps(), 1);
+  EXPECT_EQ(sampler.num_skipped(), 1);
+}
+
+// ---- Objects ----------------------------------------------------------------
+
+static_assert(!std::is_copy_constructible_v<GammaPrecision>);
+static_assert(std::is_move_constructible_v<GammaPrecision>);
+
+TEST(Moved, SamplersAreFollowed) {
+  const auto run = [](bool moves) {
+    const Tensor p = Param(5);
+    auto sampler = std::make_unique<SGLD>(std::vector{p}, Langevin());
+    GammaPrecision precision(*sampler);
+    Gauges gauges(*sampler, GaugesOptions().every(1));
+    std::vector<double> drawn;
+    for (int i = 0; i < 6; ++i) {
+      MakeSteps(*sampler, p, 1);
+      drawn.push_back(precision.step()[0]);
+      if (moves && i == 2) {
+        sampler = std::make_unique<SGLD>(std::move(*sampler));
+      }
+      if (moves && i == 4) {
+        SGLD other({Param(2)}, Langevin().seed(1));
+        other = std::move(*sampler);
+        sampler = std::make_unique<SGLD>(std::move(other));
+      }
+    }
+    EXPECT_EQ(gauges.num_observed(), 6);
+    return drawn;
+  };
+  EXPECT_EQ(run(true), run(false));
+}
+
+TEST(Moved, SBPSAndItsAverageAreFollowed) {
+  const Tensor p = Param(5);
+  SBPS first({p}, SBPSOptions().num_data(50).seed(1));
+  TimeAverage average(first);
+  MakeSteps(first, p, 3);
+  const double time = average.time();
+  SBPS second = std::move(first);
+  MakeSteps(second, p, 3);
+  EXPECT_GT(average.time(), time);
+  average.remove();
+}
+
+TEST(Moved, SamplersSayWhatTheyAre) {
+  const std::string moved =
+      "this sampler was moved from: use the one that has its parameters now";
+  const auto check = [&](auto& sampler) {
+    auto other = std::move(sampler);
+    const auto says = [&](const std::function<void()>& call) {
+      EXPECT_EQ(MessageOf<std::logic_error>(call), moved);
+    };
+    const StateDict dict = other.state_dict();
+    says([&] { sampler.step([] { return torch::zeros({}); }); });
+    says([&] { sampler.state_dict(); });
+    says([&] { sampler.load_state_dict(dict); });
+    says([&] { sampler.num_steps(); });
+    says([&] { sampler.num_skipped(); });
+    says([&] { sampler.seed(); });
+    says([&] { sampler.renumber(); });
+    says([&] { sampler.target_summary(); });
+    says([&] { sampler.add_param_group(OptimizerParamGroup({Param(2)})); });
+    EXPECT_THROW(sampler.options(), std::exception);
+    EXPECT_THROW(Gauges(sampler).num_observed(), std::exception);
+    EXPECT_THROW(GammaPrecision(sampler).step(), std::exception);
+    sampler.zero_grad();
+    sampler = std::move(other);  // and is one again
+    EXPECT_EQ(sampler.num_steps(), 0);
+  };
+  SGLD sgld({Param(3)}, Langevin());
+  check(sgld);
+  SGHMC sghmc({Param(3)}, Hamiltonian());
+  check(sghmc);
+  PSGLD psgld({Param(3)}, PSGLDOptions(0.1).num_data(5).seed(1));
+  check(psgld);
+  SGNHT sgnht({Param(3)}, SGNHTOptions(0.1).num_data(5).seed(2));
+  check(sgnht);
+  EWSG ewsg({Param(3)}, EWSGOptions(0.1).num_data(5).seed(3));
+  check(ewsg);
+  HMC hmc({Param(3)}, HMCOptions(0.1).num_steps(2).num_data(5).seed(4));
+  check(hmc);
+  EXPECT_EQ(hmc.num_divergences(), 0);
+  SBPS sbps({Param(3)}, SBPSOptions().num_data(5).seed(5));
+  check(sbps);
+}
+
+TEST(Destroyed, SamplersAreNotReferredTo) {
+  std::optional<GammaPrecision> precision;
+  std::optional<Gauges> gauges;
+  std::optional<TimeAverage> average;
+  {
+    SBPS sampler({Param(3)}, SBPSOptions().num_data(5).seed(6));
+    precision.emplace(sampler);
+    gauges.emplace(sampler);
+    average.emplace(sampler);
+  }
+  EXPECT_EQ(MessageOf<std::logic_error>([&] { precision->step(); }),
+            "the sampler that this belongs to has been destroyed");
+  EXPECT_EQ(gauges->num_observed(), 0);
+  EXPECT_THROW(gauges->observe([] { return torch::zeros({}); }),
+               std::runtime_error);
+}
+
+template <typename Options>
+concept TakesLr = requires(Options options) {
+  options.lr(0.1);
+};
+
+TEST(SBPSOptions, HaveNoLr) {
+  static_assert(TakesLr<SGLDOptions> && !TakesLr<SBPSOptions>);
+  SBPS sampler({Param(3)}, SBPSOptions().num_data(5).seed(8));
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { sampler.register_sample_hook(nullptr); }),
+            "Invalid hook: none (must be something to call at each sample)");
+  torch::optim::StepLR scheduler(sampler, 1, 0.5);
+  EXPECT_EQ(MessageOf<std::logic_error>([&] { scheduler.step(); }),
+            "SBPS has no lr: its particle has unit speed, and a scheduler of "
+            "learning rates would do nothing (change temperature or "
+            "refresh_rate by hand)");
+}
+
+// Every tensor that a state dict has of a parameter.
+TEST(LoadedState, IsFinite) {
+  const auto check = [](auto& sampler, const Tensor& p, int steps) {
+    MakeSteps(sampler, p, steps);
+    const StateDict good = sampler.state_dict();
+    const StateDict states = good.at("state");
+    ASSERT_TRUE(states.contains(0));
+    const StateDict of_first = states.at(0);
+    for (const auto& entry : of_first.entries()) {
+      if (!entry.value().isTensor()) continue;
+      const std::string key = entry.key().toStringRef();
+      for (const double bad : {std::numeric_limits<double>::quiet_NaN(),
+                               -std::numeric_limits<double>::infinity()}) {
+        const StateDict broken(c10::IValue(good).deepcopy());
+        const StateDict state = broken.at("state");
+        const StateDict first = state.at(0);
+        first.at(key).toTensor().view(-1)[1] = bad;
+        EXPECT_EQ(MessageOf<std::invalid_argument>(
+                      [&] { sampler.load_state_dict(broken); }),
+                  "Invalid state_dict: " + key +
+                      " of parameter 0 has elements that are not finite");
+      }
+    }
+    sampler.load_state_dict(good);
+  };
+  const auto half = [] {
+    Tensor p = torch::linspace(-1, 1, 3, torch::kBFloat16);
+    return p.set_requires_grad(true);
+  };
+  const Tensor a = half();
+  SGHMC sghmc({a}, Hamiltonian().noise_estimate("online"));
+  check(sghmc, a, 3);
+  const Tensor b = Param(3);
+  PSGLD psgld({b}, PSGLDOptions(0.1).num_data(5).gamma(false).seed(1));
+  check(psgld, b, 1);
+  const Tensor c = Param(3);
+  SGNHT sgnht({c}, SGNHTOptions(0.1).num_data(5).seed(2));
+  check(sgnht, c, 1);
+  const Tensor d = Param(3);
+  EWSG ewsg({d}, EWSGOptions(0.1).num_data(5).seed(3));
+  check(ewsg, d, 1);
+  const Tensor e = half();
+  HMC hmc(
+      {e},
+      HMCOptions(0.01).num_steps(2).num_data(5).seed(4).resample_momentum_every(
+          0));
+  check(hmc, e, 1);
+  const Tensor f = Param(3);
+  SBPS sbps({f}, SBPSOptions().num_data(50).preconditioned(true).seed(5));
+  check(sbps, f, 1);
+}
+
+// ---- Warnings ---------------------------------------------------------------
+
+TEST(Warned, OnceOfStepsWithoutAnyGradient) {
+  const Tensor p = Param(3);
+  SGLD sampler({p}, Langevin().seed(20));
+  p.mutable_grad() = Tensor();
+  const auto before = Copies({p});
+  const Warnings warnings;
+  for (int i = 0; i < 3; ++i) sampler.step();
+  ExpectEqual({p}, before);
+  EXPECT_EQ(sampler.num_steps(), 3);
+  ASSERT_EQ(warnings.messages.size(), 1U);
+  EXPECT_EQ(warnings.messages[0],
+            "SGLD has counted a step in which no parameter had a gradient (of "
+            "those that require one): nothing has moved. Was backward() "
+            "forgotten, or zero_grad() called after it?");
+}
+
+TEST(Warned, OnceOfParametersThatHaveAGradientInSomeSteps) {
+  const auto warned = [](const std::vector<std::vector<bool>>& steps,
+                         bool requires_grad = true) {
+    const std::vector<Tensor> params = {Param(2), Param(3), Param(4)};
+    params[2].set_requires_grad(requires_grad);
+    SGHMC sampler(params, Hamiltonian().seed(21));
+    const Warnings warnings;
+    for (const auto& has : steps) {
+      for (size_t i = 0; i < params.size(); ++i) {
+        params[i].mutable_grad() =
+            has[i] ? torch::zeros(params[i].sizes()) : Tensor();
+      }
+      sampler.step();
+    }
+    EXPECT_LE(warnings.messages.size(), 1U);
+    return warnings.messages.empty() ? "" : warnings.messages[0];
+  };
+  const std::vector<bool> all = {true, true, true};
+  const std::vector<bool> left = {true, true, false};
+  const std::vector<bool> right = {true, false, true};
+  EXPECT_EQ(warned({all, all, all}), "");
+  EXPECT_EQ(warned({left, left, left}), "");      // it is not sampled
+  EXPECT_EQ(warned({left, left, all, all}), "");  // it is, from there on
+  EXPECT_EQ(warned({all, left, left}), "");       // it may have ended
+  EXPECT_EQ(warned({all, left, all}, false), "");
+  const std::string text =
+      ", and left it out there. That samples another target: num_data counts "
+      "its data in each step that it has a gradient in. Call "
+      "zero_grad(/*set_to_none=*/false), so that it is zero in the others, give "
+      "it a param group with the num_data of its own data, or sum the losses "
+      "of all tasks";
+  EXPECT_EQ(warned({all, left, left, all, left, all}),
+            "SGHMC got no gradient for parameter 2 of group 0, of shape [4] in "
+            "2 of 4 steps" +
+                text);
+  EXPECT_EQ(warned({left, right, left, right}),
+            "SGHMC got no gradient for parameter 1 of group 0, of shape [3] "
+            "(and 1 more) in 1 of 3 steps" +
+                text);
+  std::vector<std::vector<bool>> ends(22, left);
+  ends[0] = all;
+  EXPECT_EQ(warned(ends),
+            "SGHMC got no gradient for parameter 2 of group 0, of shape [4] in "
+            "20 of 21 steps" +
+                text);
+}
+
+TEST(Warned, OnceOfTwoSamplersWithOneSeed) {
+  SGLD one({Param(3)}, Langevin().seed(22));
+  SGHMC two({Param(3)}, Hamiltonian().seed(22));
+  SGLD other({Param(3)}, Langevin().seed(23));
+  const Warnings warnings;
+  for (int i = 0; i < 3; ++i) one.step();
+  for (int i = 0; i < 3; ++i) two.step();  // one after the other is no fault
+  for (int i = 0; i < 3; ++i) other.step();
+  EXPECT_TRUE(warnings.messages.empty());
+  for (int i = 0; i < 3; ++i) {
+    one.step();
+    two.step();
+  }
+  ASSERT_EQ(warnings.messages.size(), 1U);
+  EXPECT_EQ(warnings.messages[0],
+            "Two samplers with seed 22 make steps in turns (SGLD and SGHMC): "
+            "the noise of one is the other's. Give each a seed of its own, "
+            "with torch_sgmcmc::fold_in");
+}
+
+TEST(Warned, OfASamplerMadeAnewWithItsSeed) {
+  const auto warned = [](bool anew, bool from_start, bool loads) {
+    const Tensor p = Param(3);
+    const Tensor start = p.detach().clone();
+    const Warnings warnings;
+    StateDict saved;
+    for (int epoch = 0; epoch < 3; ++epoch) {
+      SGLD sampler({p}, Langevin().seed(anew ? 24 : 30 + epoch));
+      if (loads && epoch > 0) sampler.load_state_dict(saved);
+      for (int i = 0; i < 5; ++i) sampler.step();
+      saved = StateDict(c10::IValue(sampler.state_dict()).deepcopy());
+      if (from_start) p.set_data(start.clone());
+    }
+    return warnings.messages;
+  };
+  const auto periodic = warned(true, false, false);
+  ASSERT_FALSE(periodic.empty());
+  EXPECT_EQ(periodic[0],
+            "SGLD begins with seed 24, with which a sampler has made steps on "
+            "these parameters: its noise is that once more. Keep the sampler, "
+            "load its state dict, or give each a seed of its own, with "
+            "torch_sgmcmc::fold_in");
+  EXPECT_TRUE(warned(true, true, false).empty());
+  EXPECT_TRUE(warned(true, false, true).empty());
+  EXPECT_TRUE(warned(false, false, false).empty());
+}
+
+}  // namespace
+}  // namespace torch_sgmcmc

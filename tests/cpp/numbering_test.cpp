@@ -1,0 +1,551 @@
+// Whose noise is whose when parameters grow, shrink, are replaced, reordered or
+// frozen; and that a step which fails has moved nothing: of every sampler.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <torch_sgmcmc/torch_sgmcmc.h>
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "message_of.h"
+#include "same_values.h"
+#include "small_chains.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+using torch::Tensor;
+using torch::optim::OptimizerParamGroup;
+using Groups = std::vector<OptimizerParamGroup>;
+
+// A sampler, and a step that is tampered with once there are gradients.
+struct Method {
+  std::string name;
+  std::function<std::unique_ptr<Sampler>(const Groups&)> make;
+  // Adds to the losses where examples are observed one by one.
+  bool has_grads = true;
+};
+
+template <typename Kind, typename Options>
+Method Of(const std::string& name, const Options& options) {
+  return {name, [options](const Groups& groups) {
+            return std::make_unique<Kind>(groups, options);
+          }};
+}
+
+std::vector<Method> EveryMethod() {
+  const auto with = [](auto options) { return options.num_data(50).seed(7); };
+  std::vector<Method> all = {
+      Of<SGLD>("SGLD", with(SGLDOptions(0.1))),
+      Of<SGHMC>("SGHMC", with(SGHMCOptions(0.1))),
+      Of<SGHMC>("SGHMC", with(SGHMCOptions(0.1)).noise_estimate("online")),
+      Of<PSGLD>("PSGLD", with(PSGLDOptions(0.1))),
+      Of<SGNHT>("SGNHT", with(SGNHTOptions(0.1))),
+      Of<EWSG>("EWSG", with(EWSGOptions(0.1))),
+      Of<HMC>("HMC",
+              with(HMCOptions(0.01)).num_steps(2).resample_momentum_every(2)),
+      Of<SBPS>("SBPS", with(SBPSOptions())),
+      Of<SBPS>("SBPS", with(SBPSOptions()).preconditioned(true))};
+  for (Method& method : all) method.has_grads = method.name != "SBPS";
+  return all;
+}
+
+using Tamper = std::function<void()>;
+
+void Step(Sampler& sampler, const Tamper& tamper = nullptr) {
+  static int64_t draw = 0;
+  const bool is_bouncy = dynamic_cast<SBPS*>(&sampler) != nullptr;
+  const bool is_exact = dynamic_cast<HMC*>(&sampler) != nullptr;
+  sampler.step([&] {
+    const Tensor x =
+        torch::sin(10.0 * (is_exact ? 0 : ++draw) + torch::arange(6));
+    Tensor losses = torch::zeros({6});
+    for (const auto& group : sampler.param_groups()) {
+      for (const Tensor& p : group.params()) {
+        p.mutable_grad() = Tensor();
+        const Tensor row = p.to(torch::kFloat).reshape({-1, 1});
+        losses = losses + (row - x).square().sum(0);
+      }
+    }
+    if (is_bouncy) {
+      if (tamper) tamper();
+      return losses;
+    }
+    const Tensor loss = losses.mean();
+    loss.backward({}, std::nullopt, /*create_graph=*/true);
+    if (tamper) tamper();
+    return loss.detach();
+  });
+  for (const auto& group : sampler.param_groups()) {
+    for (const Tensor& p : group.params()) p.mutable_grad() = Tensor();
+  }
+}
+
+// Of everything, to the bit.
+c10::IValue Snapshot(const Sampler& sampler,
+                     const std::vector<Tensor>& params) {
+  c10::impl::GenericList list(c10::AnyType::get());
+  for (const Tensor& p : params) list.push_back(p.detach());
+  return c10::IValue(
+             StateDict{{"params", list}, {"sampler", sampler.state_dict()}})
+      .deepcopy();
+}
+
+std::vector<int64_t> Numbers(const Sampler& sampler,
+                             size_t group,
+                             const char* key) {
+  const StateDict saved =
+      sampler.state_dict().at("param_groups").toListRef()[group];
+  std::vector<int64_t> numbers;
+  for (const c10::IValue& number : saved.at(key).toListRef()) {
+    numbers.push_back(number.toInt());
+  }
+  return numbers;
+}
+
+int64_t NextOffset(const Sampler& sampler) {
+  const StateDict saved =
+      sampler.state_dict().at("param_groups").toListRef()[0];
+  return saved.at("next_offset").toInt();
+}
+
+using Integers = std::vector<int64_t>;
+
+Groups TwoGroups(const std::vector<Tensor>& params) {
+  Groups groups;
+  for (const Tensor& p : params) groups.emplace_back(std::vector{p});
+  return groups;
+}
+
+TEST(Renumber, OfEverySamplerIsAskedForOnceParametersHaveOtherSizes) {
+  for (const Method& method : EveryMethod()) {
+    for (const int64_t size : {300, 2}) {
+      SCOPED_TRACE(method.name);
+      const std::vector<Tensor> params = {Param(3), Param(5)};
+      const auto sampler = method.make({OptimizerParamGroup(params)});
+      Step(*sampler);
+      Step(*sampler);
+      params[0].set_data(torch::linspace(-1, 1, size));
+      const c10::IValue before = Snapshot(*sampler, params);
+      EXPECT_EQ(MessageOf<std::runtime_error>([&] { Step(*sampler); }),
+                method.name + " got a parameter of " + std::to_string(size) +
+                    " elements, number 0 of group 0, whose noise is numbered "
+                    "for 3: call renumber() after parameters have grown, "
+                    "shrunk or been replaced (further ones come with "
+                    "add_param_group)");
+      EXPECT_TRUE(SameValues(Snapshot(*sampler, params), before));
+
+      const bool has_state =
+          sampler->state().count(params[0].unsafeGetTensorImpl()) > 0;
+      if (has_state) {
+        EXPECT_EQ(MessageOf<std::invalid_argument>([&] {
+                    sampler->renumber();
+                  }).substr(0, 15),
+                  "Invalid state: ");
+        EXPECT_TRUE(SameValues(Snapshot(*sampler, params), before));
+        sampler->state().erase(params[0].unsafeGetTensorImpl());
+      }
+      sampler->renumber();
+      EXPECT_EQ(Numbers(*sampler, 0, "sizes"), Integers({size, 5}));
+      EXPECT_EQ(Numbers(*sampler, 0, "offsets"), Integers({256, 128}));
+      EXPECT_EQ(NextOffset(*sampler), size == 300 ? 640 : 384);
+      const auto at = Copies(params);
+      Step(*sampler);
+      EXPECT_EQ(sampler->num_steps(), 3);
+
+      // A sampler that is built with the new sizes goes on with its chain.
+      const std::vector<Tensor> others = {Param(size), Param(5)};
+      for (size_t i = 0; i < others.size(); ++i)
+        others[i].set_data(params[i].detach().clone());
+      const auto other = method.make({OptimizerParamGroup(others)});
+      EXPECT_NE(MessageOf([&] { other->state_dict(); }), "");
+      other->load_state_dict(sampler->state_dict());
+      EXPECT_TRUE(
+          SameValues(Snapshot(*other, others), Snapshot(*sampler, params)));
+      EXPECT_EQ(NextOffset(*other), NextOffset(*sampler));
+    }
+  }
+}
+
+TEST(Renumber, GivesListsOfAnotherLengthNewNumbers) {
+  for (const Method& method : EveryMethod()) {
+    SCOPED_TRACE(method.name);
+    const std::vector<Tensor> params = {Param(3), Param(5)};
+    const auto sampler = method.make({OptimizerParamGroup(params)});
+    Step(*sampler);
+    sampler->param_groups()[0].params().push_back(Param(4));
+    EXPECT_EQ(MessageOf<std::runtime_error>([&] { Step(*sampler); }),
+              method.name +
+                  " got 3 parameters in group 0, whose noise is numbered for "
+                  "2: call renumber() after parameters have grown, shrunk or "
+                  "been replaced (further ones come with add_param_group)");
+    sampler->renumber();
+    EXPECT_EQ(Numbers(*sampler, 0, "offsets"), Integers({256, 384, 512}));
+    Step(*sampler);
+    sampler->param_groups()[0].params().pop_back();
+    EXPECT_NE(MessageOf<std::runtime_error>([&] { Step(*sampler); }),
+              "no error");
+    sampler->renumber();
+    EXPECT_EQ(Numbers(*sampler, 0, "offsets"), Integers({640, 768}));
+    Step(*sampler);
+    const size_t kept = sampler->state().size();
+    EXPECT_LE(kept, 2U);  // that of the third is dropped
+  }
+}
+
+// Where a parameter has gone without a force: all that moved it is noise.
+TEST(Renumber, KeepsNoiseApart) {
+  const auto draws = [](bool replaces) {
+    torch::NoGradGuard no_grad;
+    const std::vector<Tensor> params = {Param(100), Param(100)};
+    SGLD sampler(params, Langevin());
+    sampler.step();
+    Tensor grown = torch::zeros({400}).set_requires_grad(true);
+    grown.mutable_grad() = torch::zeros({400});
+    if (replaces) {
+      sampler.param_groups()[0].params()[0] = grown;
+    } else {
+      params[0].set_data(torch::zeros({400}));
+      params[0].mutable_grad() = torch::zeros({400});
+    }
+    params[1].set_data(torch::zeros({100}));
+    params[1].mutable_grad() = torch::zeros({100});
+    EXPECT_THROW(sampler.step(), std::runtime_error);
+    sampler.renumber();
+    sampler.step();
+    return torch::cat({sampler.param_groups()[0].params()[0], params[1]});
+  };
+  for (const bool replaces : {false, true}) {
+    const Tensor drawn = draws(replaces);
+    const auto* numbers = drawn.const_data_ptr<float>();
+    EXPECT_EQ(std::set<float>(numbers, numbers + 500).size(), 500U);
+  }
+}
+
+TEST(Renumber, IsAskedForAfterALoadOfOtherSizes) {
+  torch::nn::Linear small(3, 1);
+  torch::nn::Linear large(200, 1);
+  std::stringstream file;
+  torch::save(large, file);
+  SGHMC sampler(small->parameters(), Hamiltonian());
+  torch::load(small, file);
+  ASSERT_EQ(small->weight.numel(), 200);
+  EXPECT_NE(MessageOf<std::runtime_error>([&] {
+              sampler.step([&] {
+                auto loss = small->weight.square().sum();
+                loss.backward();
+                return loss;
+              });
+            }).find("call renumber()"),
+            std::string::npos);
+  EXPECT_FALSE(small->weight.grad().defined());  // nor was the closure called
+  sampler.renumber();
+  EXPECT_EQ(Numbers(sampler, 0, "offsets"), Integers({256, 128}));
+}
+
+TEST(Renumber, FollowsGroupsThatAreReorderedOrTakenOut) {
+  for (const Method& method : EveryMethod()) {
+    SCOPED_TRACE(method.name);
+    const std::vector<Tensor> params = {Param(300), Param(5), Param(300)};
+    const auto sampler = method.make(TwoGroups(params));
+    auto& groups = sampler->param_groups();
+    std::swap(groups[0], groups[1]);
+    Step(*sampler);
+    EXPECT_EQ(Numbers(*sampler, 0, "offsets"), Integers({384}));
+    EXPECT_EQ(Numbers(*sampler, 1, "offsets"), Integers({0}));
+    EXPECT_EQ(Numbers(*sampler, 2, "offsets"), Integers({512}));
+    groups.pop_back();
+    Step(*sampler);
+    sampler->add_param_group(OptimizerParamGroup(std::vector{Param(7)}));
+    EXPECT_EQ(Numbers(*sampler, 0, "offsets"), Integers({384}));
+    EXPECT_EQ(Numbers(*sampler, 1, "offsets"), Integers({0}));
+    EXPECT_EQ(Numbers(*sampler, 2, "offsets"), Integers({896}));
+    Step(*sampler);
+  }
+}
+
+TEST(Renumber, LeavesStateThatFits) {
+  const std::vector<Tensor> params = {Param(3), Param(5)};
+  SGHMC sampler(params, Hamiltonian());
+  sampler.step();
+  params[0].set_data(torch::cat({params[0].detach(), torch::zeros({2})}));
+  params[0].mutable_grad() = torch::ones({5});
+  const auto momentum = [&](size_t i) -> Tensor& {
+    return static_cast<SGHMCParamState&>(
+               *sampler.state().at(params[i].unsafeGetTensorImpl()))
+        .momentum;
+  };
+  EXPECT_EQ(
+      MessageOf<std::invalid_argument>([&] { sampler.renumber(); }),
+      "Invalid state: momentum of shape [3] for a parameter of shape [5] (put "
+      "one of its shape in its place, or erase the parameter's from state() "
+      "to begin anew)");
+  const Tensor longer = torch::cat({momentum(0), torch::zeros({2})});
+  momentum(0) = longer;
+  const Tensor other = momentum(1);
+  sampler.renumber();
+  EXPECT_TRUE(momentum(0).is_same(longer));
+  EXPECT_TRUE(momentum(1).is_same(other));
+
+  Gauges gauges(sampler);
+  EXPECT_EQ(MessageOf<std::invalid_argument>([&] { sampler.renumber(); }),
+            "Invalid parameters: Gauges observe the groups that there are "
+            "(detach() them first, and make new ones)");
+}
+
+TEST(Renumber, OfPriorMeans) {
+  const std::vector<Tensor> params = {Param(3), Param(5)};
+  SGLD sampler(params,
+               Langevin().prior_mean({torch::ones({3}), torch::ones({5})}));
+  sampler.step();
+  sampler.param_groups()[0].params()[1] = Param(5);
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { sampler.step(); }),
+            "SGLD has no prior_mean for parameter 1 of group 0, of shape [5], "
+            "and tensors for its group: was it replaced? Give one for each by "
+            "prior_mean()");
+  EXPECT_EQ(MessageOf<std::invalid_argument>([&] { sampler.renumber(); }),
+            "Invalid prior_mean: none for a parameter of shape [5] in group 0, "
+            "which has tensors (give one for each by prior_mean())");
+  sampler.options().prior_mean({torch::ones({3}), torch::ones({5})});
+  sampler.renumber();
+  sampler.step();
+  EXPECT_EQ(sampler.num_steps(), 2);
+}
+
+TEST(StateDict, HasRangesOfItsOwn) {
+  const std::vector<Tensor> params = {Param(3), Param(200)};
+  SGLD sampler(TwoGroups(params), Langevin());
+  const auto refused = [&](size_t group, const char* key, c10::IValue value) {
+    const c10::IValue copy = c10::IValue(sampler.state_dict()).deepcopy();
+    StateDict saved(copy);
+    for (const c10::IValue& each : saved.at("param_groups").toListRef()) {
+      StateDict changed(each);
+      if (group-- == 0 || std::string(key) == "next_offset") {
+        changed.set(key, value);
+      }
+    }
+    return MessageOf<std::invalid_argument>(
+        [&] { sampler.load_state_dict(saved); });
+  };
+  const auto list = [](Integers numbers) {
+    c10::impl::GenericList result(c10::AnyType::get());
+    for (const int64_t number : numbers) result.push_back(number);
+    return c10::IValue(result);
+  };
+  const c10::IValue before = Snapshot(sampler, params);
+  EXPECT_EQ(refused(0, "sizes", list({4})),
+            "Invalid state_dict: param group 0 was saved for parameters of "
+            "other sizes ([4], expected [3])");
+  EXPECT_EQ(refused(1, "offsets", list({128, 512})),
+            "Invalid state_dict: param group 1 has 2 offsets for 1 parameters");
+  EXPECT_EQ(refused(1, "offsets", list({-128})),
+            "Invalid offsets: -128 (must be >= 0)");
+  EXPECT_EQ(refused(1, "offsets", list({130})),
+            "Invalid offsets: 130 in param group 1 (must be multiples of 128)");
+  EXPECT_EQ(refused(1, "offsets", list({0})),
+            "Invalid offsets: the range [0, 128) reaches beyond 0 (each "
+            "parameter needs one of its own, before next_offset = 384)");
+  EXPECT_EQ(refused(1, "offsets", list({256})),
+            "Invalid offsets: the range [256, 512) reaches beyond 384 (each "
+            "parameter needs one of its own, before next_offset = 384)");
+  EXPECT_EQ(refused(0, "next_offset", int64_t{256}),
+            "Invalid offsets: the range [128, 384) reaches beyond 256 (each "
+            "parameter needs one of its own, before next_offset = 256)");
+  EXPECT_EQ(refused(0, "next_offset", int64_t{1} << 62),
+            "Invalid next_offset: 4611686018427387904 (must be in [0, 2^62))");
+  EXPECT_TRUE(SameValues(Snapshot(sampler, params), before));
+  EXPECT_EQ(refused(0, "next_offset", int64_t{1280}), "no error");
+  sampler.add_param_group(OptimizerParamGroup(std::vector{Param(7)}));
+  EXPECT_EQ(Numbers(sampler, 2, "offsets"), Integers({1280}));
+}
+
+// The numbers come from the state dict: there is nothing to renumber.
+TEST(StateDict, IsLoadedOnceParametersHaveItsSizes) {
+  const std::vector<Tensor> params = {Param(300), Param(5)};
+  const std::vector<Tensor> others = {Param(3), Param(5)};
+  SGHMC sampler(params, Hamiltonian());
+  SGHMC other(others, Hamiltonian());
+  sampler.step();
+  others[0].set_data(params[0].detach().clone());
+  others[1].set_data(params[1].detach().clone());
+  others[0].mutable_grad() = torch::ones({300}).mul_(0.1);
+  other.load_state_dict(sampler.state_dict());
+  sampler.step();
+  other.step();
+  ExpectEqual(params, others);
+}
+
+// ---- A step that throws -----------------------------------------------------
+
+// What breaks the last of several lists.
+struct Break {
+  const char* what;
+  std::function<void(Sampler&, Tensor&)> make;
+  bool of_grads = false;  // once there are some
+};
+
+std::vector<Break> Breaks() {
+  const auto data = [](auto change) {
+    return [change](Sampler&, Tensor& p) { p.set_data(change(p.detach())); };
+  };
+  const auto grad = [](auto change) {
+    return [change](Sampler&, Tensor& p) {
+      p.mutable_grad() = change(p.grad().detach());
+    };
+  };
+  const auto state = [](auto change) {
+    return [change](Sampler& sampler, Tensor& p) {
+      auto& kept = *sampler.state().at(p.unsafeGetTensorImpl());
+      const auto each = [&](Tensor& tensor) {
+        if (tensor.defined()) tensor = change(tensor);
+      };
+      if (auto* a = dynamic_cast<SGHMCParamState*>(&kept)) each(a->momentum);
+      if (auto* a = dynamic_cast<PSGLDParamState*>(&kept)) {
+        each(a->square_average);
+      }
+      if (auto* a = dynamic_cast<SGNHTParamState*>(&kept)) each(a->thermostat);
+      if (auto* a = dynamic_cast<EWSGParamState*>(&kept)) each(a->momentum);
+      if (auto* a = dynamic_cast<HMCParamState*>(&kept)) each(a->momentum);
+      if (auto* a = dynamic_cast<SBPSParamState*>(&kept)) each(a->velocity);
+    };
+  };
+  const auto to_double = [](const Tensor& t) { return t.to(torch::kDouble); };
+  const auto column = [](const Tensor& t) { return t.reshape({-1, 1}); };
+  const auto expanded = [](const Tensor& t) {
+    return t.flatten()[0].reshape({1}).expand(t.sizes());
+  };
+  const auto meta = [](const Tensor& t) { return t.to(torch::kMeta); };
+  return {{"a parameter's dtype", data(to_double)},
+          // Whose state would fit.
+          {"a parameter's half",
+           data([](const Tensor& t) { return t.to(torch::kBFloat16); }),
+           true},
+          {"a parameter's shape", data(column)},
+          {"a parameter's size", data([](const Tensor& t) {
+             return torch::cat({t, t});
+           })},
+          {"a parameter's strides", data(expanded)},
+          {"a gradient's dtype", grad(to_double), true},
+          {"a gradient's shape", grad(column), true},
+          {"a gradient's device", grad(meta), true},
+          {"a gradient's layout",
+           grad([](const Tensor& t) { return t.to_sparse(); }),
+           true},
+          {"a gradient's NaN",
+           grad([](const Tensor& t) {
+             return t * std::numeric_limits<float>::quiet_NaN();
+           }),
+           true},
+          {"a state's dtype", state(to_double)},
+          {"a state's shape", state(column)},
+          {"a state's device", state(meta)},
+          {"a state's layout",
+           state([](const Tensor& t) { return t.to_sparse(); })},
+          {"a state's strides", state(expanded)},
+          {"a range",
+           [](Sampler& sampler, Tensor&) {
+             static_cast<SamplerOptions&>(sampler.param_groups()[1].options())
+                 .set_prior_precision(-1);
+           }},
+          {"a prior's mean", [](Sampler& sampler, Tensor&) {
+             static_cast<SamplerOptions&>(sampler.param_groups()[1].options())
+                 .set_prior_precision(std::numeric_limits<double>::infinity());
+           }}};
+}
+
+// What was broken itself cannot be compared: the first list is looked at, with
+// its state and counters.
+TEST(FailedStep, OfEverySamplerHasMovedNothing) {
+  for (const Method& method : EveryMethod()) {
+    for (const bool is_first : {true, false}) {
+      for (const Break& broken : Breaks()) {
+        SCOPED_TRACE(method.name + ", " + broken.what +
+                     (is_first ? ", first" : ""));
+        std::vector<Tensor> params = {Param(3), Param(5)};
+        const auto sampler = method.make(TwoGroups(params));
+        if (!is_first) {
+          Step(*sampler);
+          if (method.name == "HMC") Step(*sampler);
+        }
+        const bool of_state = std::string(broken.what).find("state") < 9;
+        if (of_state &&
+            sampler->state().count(params[1].unsafeGetTensorImpl()) == 0) {
+          continue;
+        }
+        // A parameter without state may be exchanged, but not once it has a
+        // gradient.
+        const bool of_data = std::string(broken.what).find("parameter") < 3;
+        const bool has_state =
+            sampler->state().count(params[1].unsafeGetTensorImpl()) > 0;
+        const bool late = broken.of_grads || (of_data && !has_state);
+        if (late && !method.has_grads) continue;
+        if (!late) broken.make(*sampler, params[1]);
+        const auto counters = [&] {
+          return sampler->num_steps() + (sampler->num_skipped() << 20);
+        };
+        const auto kept = [&] {
+          const c10::IValue groups = sampler->state_dict().at("param_groups");
+          const StateDict states = sampler->state_dict().at("state");
+          StateDict of_first;
+          if (states.contains(0)) of_first = states.at(0);
+          return c10::IValue(StateDict{{"first", of_first},
+                                       {"theta", params[0].detach()},
+                                       {"second", states.contains(1)},
+                                       {"groups", groups}})
+              .deepcopy();
+        };
+        const c10::IValue before = kept();
+        const int64_t counted = counters();
+        EXPECT_ANY_THROW(Step(*sampler, [&] {
+          if (late) broken.make(*sampler, params[1]);
+        }));
+        EXPECT_TRUE(SameValues(kept(), before));
+        EXPECT_EQ(counters(), counted);
+      }
+    }
+  }
+}
+
+// ---- What requires no gradient ----------------------------------------------
+
+TEST(Frozen, ParametersOfEverySamplerStayWhereTheyAre) {
+  for (const Method& method : EveryMethod()) {
+    SCOPED_TRACE(method.name);
+    const std::vector<Tensor> params = {Param(3), Param(5)};
+    const auto sampler = method.make({OptimizerParamGroup(params)});
+    for (const bool is_frozen : {true, false, true}) {
+      params[1].set_requires_grad(!is_frozen);
+      const auto before = Copies(params);
+      for (int i = 0; i < 3; ++i) {
+        Step(*sampler, [&] {
+          if (is_frozen && method.has_grads) {
+            params[1].mutable_grad() = torch::zeros({5});
+          }
+        });
+      }
+      EXPECT_FALSE(torch::equal(params[0], before[0]));
+      EXPECT_EQ(torch::equal(params[1], before[1]), is_frozen);
+    }
+  }
+}
+
+TEST(Frozen, ParametersAreNotCounted) {
+  const std::vector<Tensor> params = {Param(100), torch::full({900}, 0.01)};
+  SGLD sampler(params, Langevin().prior_precision(1));
+  EXPECT_NE(sampler.target_summary().find("Group 0, 100 parameters"),
+            std::string::npos);
+  const std::vector<Tensor> alone = {Param(100)};
+  SGLD other(alone, Langevin().prior_precision(1));
+  EXPECT_EQ(GammaPrecision(sampler).step(), GammaPrecision(other).step());
+}
+
+}  // namespace
+}  // namespace torch_sgmcmc
