@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-__all__ = ["load", "save"]
+__all__ = ["load", "save", "sync_folder"]
 
 
 def save(content: Any, path: str | os.PathLike[str]) -> None:
@@ -50,15 +50,20 @@ def save(content: Any, path: str | os.PathLike[str]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
         raise RuntimeError(f"Cannot write {path}: {error.strerror}") from error
+
+
+def sync_folder(path: Path) -> None:
+    """Brings the names in a folder onto the disk."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def load(

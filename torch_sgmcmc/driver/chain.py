@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,8 @@ from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.schedules import PolynomialDecay
 from torch_sgmcmc.seeds import fold_in
 from torch_sgmcmc.store import Collector
-from torch_sgmcmc.store.deletion import chains_of, delete_chain
 
-__all__ = ["ChainState", "Settings", "run_chain"]
+__all__ = ["ChainState", "Settings", "checkpoint_path", "rehearse", "run_chain"]
 
 
 @dataclass
@@ -65,7 +66,6 @@ class Settings:
     schedule: Callable[[Sampler], Any] | None
     callbacks: tuple[Callable[[ChainState], Any], ...]
     checkpoint_every: int | None
-    restart: bool
     progress: bool
     chains: int
     collecting: dict[str, Any] = field(default_factory=dict)
@@ -77,11 +77,27 @@ def run_chain(settings: Settings, chain: int) -> None:
     What is random follows from the seed and the chain's number, but for what the loss
     and the callbacks draw elsewhere than from torch's default generator.
     """
+    with _random_numbers(settings, chain) as seed:
+        _Run(settings, chain, seed).run()
+
+
+def rehearse(settings: Settings) -> None:
+    """Raises what a first chain would before its first step; the store is as it was."""
+    with (
+        _random_numbers(settings, 0) as seed,
+        tempfile.TemporaryDirectory(prefix="sgmcmc-rehearsal-") as folder,
+    ):
+        _Run(settings, 0, seed).collector(folder).close()
+
+
+@contextmanager
+def _random_numbers(settings: Settings, chain: int) -> Iterator[int]:
+    """Those of a chain, within; its seed."""
     seed = fold_in(settings.seed, chain)
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(fold_in(seed, 0))
-        _Run(settings, chain, seed).run()
+        yield seed
 
 
 def checkpoint(path: Path) -> dict[str, Any]:
@@ -126,27 +142,31 @@ class _Run:
         self._done = 0
         self._loss = torch.full((), torch.nan)
 
-    def run(self) -> None:
-        settings, options = self._settings, dict(self._settings.collecting)
+    def collector(self, store: str | os.PathLike[str]) -> Collector:
+        """What stores its draws."""
+        options = dict(self._settings.collecting)
         if isinstance(self._schedule, PolynomialDecay):
             decay = self._schedule
             options.setdefault("weight", lambda sampler: decay.weight)
         if hasattr(self._schedule, "collecting"):
             given = options.get("when") or (lambda: True)
             options["when"] = lambda: self._schedule.collecting and given()
-        path = _checkpoint_path(settings.store, self._chain)
-        if settings.restart:
-            with tempfile.TemporaryDirectory() as folder:  # raises what the next would
-                Collector(self._sampler, self._model, folder, **options).close()
-            _delete(settings.store, self._chain, settings.chains)
-        with Collector(
-            *(self._sampler, self._model, settings.store),
-            chain=self._chain,
-            **options,
-        ) as collector:
+        return Collector(
+            self._sampler, self._model, store, chain=self._chain, **options
+        )
+
+    def run(self) -> None:
+        path = checkpoint_path(self._settings.store, self._chain)
+        with self.collector(self._settings.store) as collector:
             if path.exists():
                 self._load(checkpoint(path), collector)
-            if not path.exists():  # for a kill before the next
+            else:  # for a kill before the next
+                if collector.num_draws:
+                    raise ValueError(
+                        f"Invalid store: chain {self._chain} in {self._settings.store} "
+                        f"has {collector.num_draws} draws and no checkpoint: they are "
+                        "not of sample() (restart=True deletes them)"
+                    )
                 self._save(collector, path)
             self._go(collector, path)
 
@@ -258,7 +278,8 @@ class _Run:
             torch.cuda.set_rng_state_all(content["random_cuda"])
 
 
-def _checkpoint_path(store: Path, chain: int) -> Path:
+def checkpoint_path(store: Path, chain: int) -> Path:
+    """The file."""
     return store / f"checkpoint-{chain}.pt"
 
 
@@ -277,13 +298,6 @@ def _hyperparameters(sampler: Sampler) -> list[dict[str, Any]]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, Tensor) and value.numel() == 1
-
-
-def _delete(store: Path, chain: int, chains: int) -> None:
-    """Deletes what a chain has stored; the first one does so for those beyond."""
-    for other in chains_of(store):
-        if other == chain or (chain == 0 and other >= chains):
-            delete_chain(store, other, _checkpoint_path(store, other))
 
 
 def _state(schedule: Any) -> Any:

@@ -15,9 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from torch_sgmcmc.core.checks import check_integer, draw_seed
-from torch_sgmcmc.driver.chain import ChainState, Settings, checkpoint, run_chain
+from torch_sgmcmc.driver.chain import (
+    ChainState,
+    Settings,
+    checkpoint,
+    checkpoint_path,
+    rehearse,
+    run_chain,
+)
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.store import SampleStore
+from torch_sgmcmc.store.deletion import check_whole, delete_all
 
 __all__ = ["sample"]
 
@@ -83,7 +91,8 @@ def sample(
         callbacks: called with a :class:`ChainState` after each step.
         checkpoint_every: steps from one checkpoint to the next. None is one at the end.
             Default: None.
-        restart: delete all that the store has and begin anew. Default: False.
+        restart: delete all chains of the store and begin anew, once the arguments are
+            seen to be right and no chain has a writer. Default: False.
         progress: show a progress bar a chain, if tqdm is installed. Default: True.
         **collecting: others of :class:`Collector`: ``parameters``, ``buffers``,
             ``dtype``, ``weight``, ``when``, ``queue_size``.
@@ -130,17 +139,22 @@ def sample(
     if "chain" in collecting:
         raise TypeError("Invalid chain: sample() numbers its chains from 0 on")
     folder = Path(store.path if isinstance(store, SampleStore) else store)
-    begun = folder / "checkpoint-0.pt"
+    if not restart:
+        check_whole(folder)
+    begun = checkpoint_path(folder, 0)
     if seed is None and begun.exists() and not restart:
         seed = checkpoint(begun)["seed"]
     settings = Settings(
         *(model, sampler, loader, loss, folder, steps, epochs, draw_seed(seed)),
-        *(schedule, tuple(callbacks), checkpoint_every, restart, progress, chains),
+        *(schedule, tuple(callbacks), checkpoint_every, progress, chains),
         {
             **{"burn_in": burn_in, "every": every, "max_samples": max_samples},
             **collecting,
         },
     )
+    if restart:
+        rehearse(settings)
+        delete_all(folder)
     if processes == 1 or chains == 1:
         for chain in range(chains):
             run_chain(settings, chain)
