@@ -127,7 +127,7 @@ def test_another_samplers_chain_does_not_go_on(tmp_path: Path) -> None:
     before = files(tmp_path)
     with pytest.raises(
         ValueError,
-        match=r"^Invalid sampler: group 0 has lr 0.06 \(the chain in .* was begun with "
+        match=r"^Invalid sampler: group 0 has lr 0.06 \(chain 0 in .* was begun with "
         r"0.05; restart=True begins anew\)$",
     ):
         run(tmp_path, steps=20, sampler=faster)

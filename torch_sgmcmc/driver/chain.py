@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,14 @@ from torch_sgmcmc.core.files import load, save
 from torch_sgmcmc.core.progress import progress_bar
 from torch_sgmcmc.driver.batches import Minibatches
 from torch_sgmcmc.driver.closures import closure_of, one_gradient_a_step
+from torch_sgmcmc.driver.identity import (
+    check_same,
+    hyperparameters,
+    identity,
+    length_of,
+)
+from torch_sgmcmc.driver.interrupts import Interrupts
+from torch_sgmcmc.precision import GammaPrecision
 from torch_sgmcmc.predictive.forward import model_device, moved
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.schedules import PolynomialDecay
@@ -26,6 +35,10 @@ from torch_sgmcmc.seeds import fold_in
 from torch_sgmcmc.store import Collector
 
 __all__ = ["ChainState", "Settings", "checkpoint_path", "rehearse", "run_chain"]
+
+
+#: From one checkpoint to the next, where ``checkpoint_every`` is None.
+CHECKPOINT_SECONDS = 300.0
 
 
 @dataclass
@@ -39,7 +52,7 @@ class ChainState:
         model: the module at its present parameters.
         sampler: the sampler.
         collector: the :class:`Collector`.
-        schedule: the learning-rate scheduler, or None.
+        schedule: the learning-rate scheduler, a tuple if there are several, or None.
     """
 
     chain: int
@@ -63,7 +76,7 @@ class Settings:
     steps: int | None
     epochs: int | None
     seed: int
-    schedule: Callable[[Sampler], Any] | None
+    schedules: tuple[Callable[[Sampler], Any], ...]
     callbacks: tuple[Callable[[ChainState], Any], ...]
     checkpoint_every: int | None
     progress: bool
@@ -133,24 +146,29 @@ class _Run:
                 "Invalid sampler: its process_group has other ranks, and sample() runs "
                 "a chain in one process (write the loop, with a Collector)"
             )
-        self._begun = _hyperparameters(self._sampler)
+        self._groups = hyperparameters(self._sampler)
         self._closure = closure_of(self._sampler, self._loss_of_next)
-        schedule = settings.schedule
-        self._schedule = None if schedule is None else schedule(self._sampler)
+        self._schedules = [_checked(make(self._sampler)) for make in settings.schedules]
+        self._identity = identity(
+            self._model, settings.loader, settings.loss, self._schedules
+        )
         self._batches = Minibatches(settings.loader, fold_in(seed, 2))
         self._steps = self._length()
         self._done = 0
         self._loss = torch.full((), torch.nan)
+        # Whether the step in progress has come as far as to change something.
+        self._has_begun = False
 
     def collector(self, store: str | os.PathLike[str]) -> Collector:
         """What stores its draws."""
         options = dict(self._settings.collecting)
-        if isinstance(self._schedule, PolynomialDecay):
-            decay = self._schedule
-            options.setdefault("weight", lambda sampler: decay.weight)
-        if hasattr(self._schedule, "collecting"):
+        for schedule in self._schedules:
+            if isinstance(schedule, PolynomialDecay):
+                options.setdefault("weight", lambda sampler, s=schedule: s.weight)
+        cycles = [s for s in self._schedules if hasattr(s, "collecting")]
+        if cycles:
             given = options.get("when") or (lambda: True)
-            options["when"] = lambda: self._schedule.collecting and given()
+            options["when"] = lambda: all(s.collecting for s in cycles) and given()
         return Collector(
             self._sampler, self._model, store, chain=self._chain, **options
         )
@@ -171,27 +189,67 @@ class _Run:
             self._go(collector, path)
 
     def _go(self, collector: Collector, path: Path) -> None:
-        settings = self._settings
-        every = settings.checkpoint_every
         bar = progress_bar(
             range(self._done, self._steps),
-            f"chain {self._chain + 1} of {settings.chains}",
-            settings.progress,
+            f"chain {self._chain + 1} of {self._settings.chains}",
+            self._settings.progress,
         )
-        for _ in bar:
-            self._sampler.step(self._closure_with(collector))
-            if self._schedule is not None:
-                self._schedule.step()
+        steps = iter(bar)
+        while self._done < self._steps:
+            with Interrupts() as interrupts:
+                self._until_interrupted(steps, collector, path, interrupts)
+
+    def _until_interrupted(
+        self,
+        steps: Iterator[int],
+        collector: Collector,
+        path: Path,
+        interrupts: Interrupts,
+    ) -> None:
+        every = self._settings.checkpoint_every
+        saved = time.monotonic()
+        for _ in steps:
+            self._has_begun = False
+            try:
+                self._step(collector)
+            except BaseException:
+                # Of workers of a loader, say, that the signal has ended.
+                if interrupts.pending is not None and not self._has_begun:
+                    self._save(collector, path)
+                raise
             self._done += 1
-            state = ChainState(
-                *(self._chain, self._done, self._loss, self._model, self._sampler),
-                *(collector, self._schedule),
-            )
-            for callback in settings.callbacks:
-                callback(state)
-            if every is not None and self._done % every == 0:
+            try:
+                self._call_back(collector)
+            except KeyboardInterrupt:
                 self._save(collector, path)
-        self._save(collector, path)
+                raise
+            if every is None:
+                due = time.monotonic() - saved >= CHECKPOINT_SECONDS
+            else:
+                due = self._done % every == 0
+            if due or self._done == self._steps or interrupts.pending is not None:
+                self._save(collector, path)
+                saved = time.monotonic()
+            if interrupts.pending is not None:
+                return
+
+    def _step(self, collector: Collector) -> None:
+        self._sampler.step(self._closure_with(collector))
+        for schedule in self._schedules:
+            # It has none to draw while cycles explore.
+            if not isinstance(schedule, GammaPrecision) or all(
+                group["temperature"] > 0 for group in self._sampler.param_groups
+            ):
+                schedule.step()
+
+    def _call_back(self, collector: Collector) -> None:
+        schedules: Any = tuple(self._schedules) or None
+        state = ChainState(
+            *(self._chain, self._done, self._loss, self._model, self._sampler),
+            *(collector, schedules[0] if len(self._schedules) == 1 else schedules),
+        )
+        for callback in self._settings.callbacks:
+            callback(state)
 
     def _closure_with(self, collector: Collector) -> Callable[[], Any]:
         def closure() -> Any:
@@ -203,6 +261,7 @@ class _Run:
 
     def _loss_of_next(self) -> Tensor:
         batch = moved(self._batches.next(), self._device)
+        self._has_begun = True
         with torch.enable_grad():
             loss = self._settings.loss(self._model, batch)
         if not isinstance(loss, Tensor):
@@ -224,20 +283,23 @@ class _Run:
                 f"Invalid epochs: steps of {type(self._sampler).__name__} take several "
                 "minibatches (give steps)"
             )
-        return epochs * len(self._settings.loader)  # type: ignore[arg-type]
+        length = length_of(self._settings.loader)
+        assert length is not None  # sample() has seen to it
+        return epochs * length
 
     # ---- Checkpoints ----------------------------------------------------------
 
     def _save(self, collector: Collector, path: Path) -> None:
         content = {
             "seed": self._settings.seed,
-            "begun": self._begun,
+            "begun": self._groups,
+            "identity": self._identity,
             "step": self._done,
             "epoch": self._batches.epoch,
             "position": self._batches.position,
             "model": self._model.state_dict(),
             "sampler": self._sampler.state_dict(),
-            "schedule": _state(self._schedule),
+            "schedule": [schedule.state_dict() for schedule in self._schedules],
             "collector": collector.state_dict(),
             "random": torch.get_rng_state(),
             "random_cuda": _cuda_state(),
@@ -251,15 +313,11 @@ class _Run:
                 f"Invalid seed: {self._settings.seed} (the chain in {folder} has "
                 f"{content['seed']}; restart=True begins anew)"
             )
-        begun = content.get("begun", self._begun)
-        for i, (former, group) in enumerate(zip(begun, self._begun, strict=False)):
-            for name, value in former.items():
-                if name in group and group[name] != value:
-                    raise ValueError(
-                        f"Invalid sampler: group {i} has {name} {group[name]} (the "
-                        f"chain in {folder} was begun with {value}; restart=True "
-                        "begins anew)"
-                    )
+        check_same(
+            {"groups": content.get("begun", ()), **content.get("identity", {})},
+            {"groups": self._groups, **self._identity},
+            f"chain {self._chain} in {folder}",
+        )
         if content["step"] > steps:
             name = "steps" if self._settings.epochs is None else "epochs"
             raise ValueError(
@@ -268,8 +326,11 @@ class _Run:
             )
         self._model.load_state_dict(content["model"])
         self._sampler.load_state_dict(content["sampler"])
-        if self._schedule is not None:
-            self._schedule.load_state_dict(content["schedule"])
+        states = content["schedule"]
+        if not isinstance(states, list):  # by an earlier version
+            states = [] if states is None else [states]
+        for schedule, state in zip(self._schedules, states, strict=True):
+            schedule.load_state_dict(state)
         collector.load_state_dict(content["collector"])
         self._batches.move_to(content["epoch"], content["position"])
         self._done = content["step"]
@@ -283,25 +344,15 @@ def checkpoint_path(store: Path, chain: int) -> Path:
     return store / f"checkpoint-{chain}.pt"
 
 
-def _hyperparameters(sampler: Sampler) -> list[dict[str, Any]]:
-    """What says which chain it is, but for the seed, before a step is made."""
-    return [
-        {
-            name: value.item() if isinstance(value, Tensor) else value
-            for name, value in group.items()
-            if name not in ("seed", "step", "num_skipped")
-            and (isinstance(value, bool | int | float | str) or _is_number(value))
-        }
-        for group in sampler.param_groups
-    ]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.numel() == 1
-
-
-def _state(schedule: Any) -> Any:
-    return None if schedule is None else schedule.state_dict()
+def _checked(schedule: Any) -> Any:
+    """Returns a scheduler if it is one, else raises."""
+    for name in ("step", "state_dict", "load_state_dict"):
+        if not callable(getattr(schedule, name, None)):
+            raise TypeError(
+                f"Invalid schedule: the function returned {type(schedule).__name__} "
+                f"(must return a scheduler, and this has no {name}())"
+            )
+    return schedule
 
 
 def _cuda_state() -> list[Tensor]:

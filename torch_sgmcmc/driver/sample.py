@@ -23,6 +23,7 @@ from torch_sgmcmc.driver.chain import (
     rehearse,
     run_chain,
 )
+from torch_sgmcmc.driver.identity import length_of
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.store import SampleStore
 from torch_sgmcmc.store.deletion import check_whole, delete_all
@@ -45,8 +46,10 @@ def sample(
     chains: int = 1,
     processes: int = 1,
     seed: int | None = None,
-    schedule: Callable[[Sampler], Any] | None = None,
-    callbacks: Iterable[Callable[[ChainState], Any]] = (),
+    schedule: Callable[[Sampler], Any]
+    | Iterable[Callable[[Sampler], Any]]
+    | None = None,
+    callbacks: Callable[[ChainState], Any] | Iterable[Callable[[ChainState], Any]] = (),
     checkpoint_every: int | None = None,
     restart: bool = False,
     progress: bool = True,
@@ -85,12 +88,16 @@ def sample(
         seed: of all that is random, a 64-bit int; chains have seeds of their own. None
             is that of the run that goes on, or draws one from torch's default
             generator. Default: None.
-        schedule: ``schedule(sampler)`` returns a scheduler, stepped after each step. Of
-            a :class:`CyclicalSchedule` only sampling phases are stored, and of a
-            :class:`PolynomialDecay` draws are weighted with their step size.
-        callbacks: called with a :class:`ChainState` after each step.
-        checkpoint_every: steps from one checkpoint to the next. None is one at the end.
-            Default: None.
+        schedule: ``schedule(sampler)`` returns a scheduler, stepped after each step, or
+            several such functions, as :class:`GammaPrecision` beside a schedule, whose
+            draws are left out at T = 0. Of a :class:`CyclicalSchedule` only sampling
+            phases are stored, and of a :class:`PolynomialDecay` draws are weighted with
+            their step size.
+        callbacks: a function or several, called with a :class:`ChainState` after each
+            step.
+        checkpoint_every: steps from one checkpoint to the next; None is five minutes.
+            There is one at the end, and after the step in which Ctrl-C or SIGTERM end
+            the program. Default: None.
         restart: delete all chains of the store and begin anew, once the arguments are
             seen to be right and no chain has a writer. Default: False.
         progress: show a progress bar a chain, if tqdm is installed. Default: True.
@@ -102,7 +109,9 @@ def sample(
 
     Raises:
         TypeError, ValueError: an argument is not as above, or not that of the run that
-            goes on: the seed, the collector's, the sampler's hyperparameters.
+            goes on: the seed, the schedule and its settings, the collector's, the
+            sampler's hyperparameters, numbers of minibatches and of data. (Another name
+            of the loss or the model is a warning.)
         RuntimeError: of a step or of the store; the chain goes on from its last
             checkpoint when this is called again.
 
@@ -129,7 +138,7 @@ def sample(
             check_integer(name, value, low=1)
     chains = check_integer("chains", chains, low=1)
     processes = check_integer("processes", processes, low=1)
-    if epochs is not None and not hasattr(loader, "__len__"):
+    if epochs is not None and length_of(loader) is None:
         raise TypeError("Invalid loader: it has no length (give steps, not epochs)")
     for name, function in {"sampler": sampler, "loss": loss}.items():
         if not callable(function):
@@ -144,9 +153,11 @@ def sample(
     begun = checkpoint_path(folder, 0)
     if seed is None and begun.exists() and not restart:
         seed = checkpoint(begun)["seed"]
+    schedules = _functions("schedule", schedule)
     settings = Settings(
         *(model, sampler, loader, loss, folder, steps, epochs, draw_seed(seed)),
-        *(schedule, tuple(callbacks), checkpoint_every, progress, chains),
+        *(schedules, _functions("callbacks", callbacks), checkpoint_every),
+        *(progress, chains),
         {
             **{"burn_in": burn_in, "every": every, "max_samples": max_samples},
             **collecting,
@@ -161,6 +172,20 @@ def sample(
     else:
         _side_by_side(settings, min(processes, chains))
     return SampleStore(folder)
+
+
+def _functions(name: str, given: Any) -> tuple[Any, ...]:
+    """One function, several, or None; as a tuple."""
+    functions = tuple(given) if isinstance(given, Iterable) else (given,)
+    if given is None:
+        functions = ()
+    for function in functions:
+        if not callable(function):
+            raise TypeError(
+                f"Invalid {name}: {type(function).__name__} (must be a function, or a "
+                "list of functions)"
+            )
+    return functions
 
 
 def _side_by_side(settings: Settings, processes: int) -> None:
