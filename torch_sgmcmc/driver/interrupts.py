@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from multiprocessing import parent_process
 from typing import Any
 
 __all__ = ["Interrupts"]
@@ -14,9 +15,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupts:
     """SIGINT (Ctrl-C) and SIGTERM within it are noted, and come about at its end.
 
-    A second SIGINT does so at once. Elsewhere than in the main thread, where Python
-    would not call handlers, nothing is put off; nor are signals that are ignored, or
-    have a handler that is not Python's.
+    A second SIGINT does so at once, but not in a process that another one sees to: the
+    end of a parent's threads may send it several. Elsewhere than in the main thread,
+    where Python would not call handlers, nothing is put off; nor are signals that are
+    ignored, or have a handler that is not Python's.
     """
 
     def __init__(self) -> None:
@@ -38,7 +40,7 @@ class Interrupts:
             signal.raise_signal(self.pending)
 
     def _note(self, number: int, frame: Any) -> None:
-        if self.pending == number == signal.SIGINT:
+        if self.pending == number == signal.SIGINT and parent_process() is None:
             self.pending = None
             self._restore()
             signal.raise_signal(number)

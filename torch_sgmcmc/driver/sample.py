@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from torch_sgmcmc.core.checks import check_integer, draw_seed
@@ -24,6 +19,7 @@ from torch_sgmcmc.driver.chain import (
     run_chain,
 )
 from torch_sgmcmc.driver.identity import length_of
+from torch_sgmcmc.driver.processes import check_processes, side_by_side
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.store import SampleStore
 from torch_sgmcmc.store.deletion import check_whole, delete_all
@@ -113,7 +109,7 @@ def sample(
             sampler's hyperparameters, numbers of minibatches and of data. (Another name
             of the loss or the model is a warning.)
         RuntimeError: of a step or of the store; the chain goes on from its last
-            checkpoint when this is called again.
+            checkpoint when this is called again. A chain that has diverged says so.
 
     Example:
         >>> def loss(model, batch):
@@ -137,6 +133,8 @@ def sample(
         if value is not None:
             check_integer(name, value, low=1)
     chains = check_integer("chains", chains, low=1)
+    check_integer("burn_in", burn_in)
+    check_integer("every", every, low=1)
     processes = check_integer("processes", processes, low=1)
     if epochs is not None and length_of(loader) is None:
         raise TypeError("Invalid loader: it has no length (give steps, not epochs)")
@@ -163,14 +161,17 @@ def sample(
             **collecting,
         },
     )
+    processes = min(processes, chains)
+    if processes > 1:
+        check_processes(settings, processes)
     if restart:
         rehearse(settings)
         delete_all(folder)
-    if processes == 1 or chains == 1:
+    if processes > 1:
+        side_by_side(settings, processes)
+    else:
         for chain in range(chains):
             run_chain(settings, chain)
-    else:
-        _side_by_side(settings, min(processes, chains))
     return SampleStore(folder)
 
 
@@ -186,20 +187,3 @@ def _functions(name: str, given: Any) -> tuple[Any, ...]:
                 "list of functions)"
             )
     return functions
-
-
-def _side_by_side(settings: Settings, processes: int) -> None:
-    try:
-        pickle.dumps(settings)
-    except Exception as error:
-        raise TypeError(
-            f"Invalid processes: {processes}, and what is given cannot be sent to them "
-            f"({error}): give functions that can be imported, or processes=1"
-        ) from error
-    threads = max(1, torch.get_num_threads() // processes)
-    with ProcessPoolExecutor(
-        processes, get_context("spawn"), torch.set_num_threads, (threads,)
-    ) as pool:
-        done = pool.map(partial(run_chain, settings), range(settings.chains))
-        for _ in done:  # raises what a chain has raised
-            pass
