@@ -135,6 +135,12 @@ class CyclicalSchedule(_Schedule):
         """Whether the sampler's last step was one of a sampling phase."""
         return self.place >= self.exploration
 
+    def count_collecting(self, steps: int) -> int:
+        """How many of the first steps are of sampling phases."""
+        length = self.steps_per_cycle
+        each = [k / length >= self.exploration for k in range(length)]
+        return steps // length * sum(each) + sum(each[: steps % length])
+
     @property
     def cycle(self) -> int:
         """In which cycle it was, counted from 0."""

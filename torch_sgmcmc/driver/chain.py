@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,7 +32,8 @@ from torch_sgmcmc.driver.interrupts import Interrupts
 from torch_sgmcmc.precision import GammaPrecision
 from torch_sgmcmc.predictive.forward import model_device, moved
 from torch_sgmcmc.sampler import Sampler
-from torch_sgmcmc.schedules import PolynomialDecay
+from torch_sgmcmc.sbps import SBPS
+from torch_sgmcmc.schedules import CyclicalSchedule, PolynomialDecay
 from torch_sgmcmc.seeds import fold_in
 from torch_sgmcmc.store import Collector
 
@@ -39,6 +42,10 @@ __all__ = ["ChainState", "Settings", "checkpoint_path", "rehearse", "run_chain"]
 
 #: From one checkpoint to the next, where ``checkpoint_every`` is None.
 CHECKPOINT_SECONDS = 300.0
+
+
+# A loss has, that is so many times the first one and 1.
+_EXPLODED = 100.0
 
 
 @dataclass
@@ -154,8 +161,12 @@ class _Run:
         )
         self._batches = Minibatches(settings.loader, fold_in(seed, 2))
         self._steps = self._length()
+        self._check_stores_some()
         self._done = 0
         self._loss = torch.full((), torch.nan)
+        # The first and the last ones, which tell whether the chain has diverged.
+        self._first_loss: Tensor | None = None
+        self._losses: deque[Tensor] = deque(maxlen=5)
         # Whether the step in progress has come as far as to change something.
         self._has_begun = False
 
@@ -234,7 +245,12 @@ class _Run:
                 return
 
     def _step(self, collector: Collector) -> None:
-        self._sampler.step(self._closure_with(collector))
+        try:
+            self._sampler.step(self._closure_with(collector))
+        except RuntimeError as error:
+            if "not finite" not in str(error):
+                raise
+            raise RuntimeError(self._of_loss(str(error))) from error
         for schedule in self._schedules:
             # It has none to draw while cycles explore.
             if not isinstance(schedule, GammaPrecision) or all(
@@ -270,7 +286,30 @@ class _Run:
                 "return the mean loss of the minibatch, a Tensor)"
             )
         self._loss = loss.detach().mean()
+        if self._first_loss is None:
+            self._first_loss = self._loss
+        self._losses.append(self._loss)
         return loss
+
+    def _of_loss(self, error: str) -> str:
+        """What to say of a step in which something was not finite."""
+        where = f"chain {self._chain}, step {self._done + 1}"
+        losses = [float(loss) for loss in self._losses]
+        first = 0.0 if self._first_loss is None else float(self._first_loss)
+        worst = max(map(abs, filter(math.isfinite, losses)), default=0.0)
+        if not worst > _EXPLODED * max(abs(first), 1.0):
+            return f"{where}: {error}"
+        group = self._sampler.param_groups[0]
+        name = "lr" if "lr" in group else "step_size"
+        advice = ""
+        if name in group:
+            rate = float(self._groups[0].get(name, group[name]))
+            advice = f" {name} {rate:g} is too large: {rate / 10:g} may be stable, and"
+        return (
+            f"{where}: the chain has diverged: its loss was {first:.3g} at first, and "
+            f"{', '.join(f'{loss:.3g}' for loss in losses)} in the end.{advice} "
+            "restart=True begins anew"
+        )
 
     def _length(self) -> int:
         """Steps of the whole chain."""
@@ -286,6 +325,24 @@ class _Run:
         length = length_of(self._settings.loader)
         assert length is not None  # sample() has seen to it
         return epochs * length
+
+    def _check_stores_some(self) -> None:
+        """Raises if the chain would end without a draw, as far as can be known."""
+        if isinstance(self._sampler, SBPS):  # which counts samples
+            return
+        given = self._settings.collecting
+        count, phases = self._steps, ""
+        for schedule in self._schedules:
+            if isinstance(schedule, CyclicalSchedule):
+                count = schedule.count_collecting(count)
+                phases = f", {count} of them in sampling phases"
+        first = given["burn_in"] + given["every"]
+        if count < first:
+            raise ValueError(
+                f"Invalid steps: {self._steps}{phases}, and the first draw would be "
+                f"number {first} (burn_in {given['burn_in']}, every {given['every']}): "
+                "nothing would be stored"
+            )
 
     # ---- Checkpoints ----------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torch_sgmcmc.core.shards import refuse
+from torch_sgmcmc.core.shards import is_dtensor, refuse
 
 __all__ = ["Chosen"]
 
@@ -47,6 +47,12 @@ class Chosen:
         if not self._names:
             raise ValueError("Invalid parameters: none of the model's is chosen")
         refuse("parameters", (named[name] for name in self._names))
+        if not _any_of(sampler, [named[name] for name in self._names]):
+            raise ValueError(
+                "Invalid parameters: the sampler has none of those that would be "
+                "stored, so all draws would be the same (was the model copied after "
+                "the sampler was made?)"
+            )
         self._buffers: list[str] = []
         if buffers and isinstance(model, nn.Module):
             saved = model.state_dict()
@@ -70,8 +76,23 @@ class Chosen:
     def now(self) -> dict[str, Tensor]:
         """The tensors by name, those of the model itself."""
         named = self._parameters()
+        gone = next((name for name in self._names if name not in named), None)
+        if gone is not None:
+            raise RuntimeError(
+                f"the model has no parameter {gone!r} any more (weight_norm and the "
+                "like rename parameters: make the collector after them)"
+            )
         tensors = {name: named[name].detach() for name in self._names}
         if self._buffers:
             held = dict(self._model.named_buffers())  # type: ignore[union-attr]
             tensors |= {name: held[name] for name in self._buffers}
         return tensors
+
+
+def _any_of(sampler: Any, tensors: list[Tensor]) -> bool:
+    """Whether a sampler has one of the tensors, or what shares its memory."""
+    sampled = [p for group in sampler.param_groups for p in group["params"]]
+    if not {*map(id, sampled)}.isdisjoint(map(id, tensors)):
+        return True
+    memory = {p.untyped_storage().data_ptr() for p in sampled if not is_dtensor(p)}
+    return any(t.untyped_storage().data_ptr() in memory for t in tensors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.checks import check_integer
+from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sbps import SBPS
 from torch_sgmcmc.store.background import Background
@@ -24,6 +26,10 @@ from torch_sgmcmc.store.sample_store import SampleStore
 from torch_sgmcmc.store.writer import NoWriter, SampleWriter, copied, record
 
 __all__ = ["Collector"]
+
+
+# So many steps or draws are no chance.
+_MANY = 10
 
 
 class Collector:
@@ -80,9 +86,9 @@ class Collector:
             with that step's draw. Then it is NaN again.
 
     Raises:
-        ValueError: an argument is out of range, no parameter has a name, or the store
-            is of another model; at the first step, if the chain has draws already, and
-            the sampler is as before.
+        ValueError: an argument is out of range, no parameter has a name, none of those
+            that are stored is the sampler's, or the store is of another model; at the
+            first step, if the chain has draws already, and the sampler is as before.
         RuntimeError: the store cannot be written, or another writer has the chain. At a
             step: a draw could not be written; the message says which ones are on the
             disk. The sampler is as before; the next step goes on, and tries again to
@@ -143,6 +149,7 @@ class Collector:
         # Of the steps that were made, the number, and how far the sampler was.
         self._count = 0
         self._mark: float | None = None
+        self._skipped = sampler.num_skipped
         handles = []
         if self._stores:
             handles.append(sampler.register_step_pre_hook(self._before_step))
@@ -177,6 +184,7 @@ class Collector:
                 f"collector is at {self._mark}: load the collector's state dict too"
             )
         if self._schedule.keeps(self._count + 1):
+            self._chosen.now()  # raises if there is no such draw
             self._raising(self._background.wait_for_room)
         else:
             self._raising(self._background.check)
@@ -300,23 +308,60 @@ class Collector:
     def close(self) -> None:
         """Waits until all draws are on the disk, and leaves the sampler.
 
+        A UserWarning says if all draws are the same, or all steps were left out.
+
         Raises:
             RuntimeError: a draw cannot be written; the message says which ones are. The
                 collector is closed.
         """
-        if not self._finish.alive:
-            return
+        if self._finish.alive:
+            self._close()
+            self._look_back()
+
+    def _close(self) -> None:
         try:
             self.flush()
         finally:
             self._finish.detach()
             _end(self._handles, self._background, self._writer)
 
+    def _look_back(self) -> None:
+        """Warns of a chain that has stayed where it was."""
+        if not self._stores:
+            return
+        path, chain = self._writer.path, self._writer.chain
+        skipped = self.sampler.num_skipped - self._skipped
+        kind = type(self.sampler).__name__
+        if self._count == 0 and skipped >= _MANY:
+            warnings.warn(
+                f"all {skipped} steps of {kind} were left out, as gradients were not "
+                f"finite: chain {chain} of {path} has no draw of them",
+                stacklevel=3,
+            )
+            return
+        draws = _C.read_index(path, chain).draws
+        # The sum of a file's header, in which each tensor has its own.
+        if len(draws) >= _MANY and len({draw.crc32 for draw in draws}) == 1:
+            reason = "it has not moved"
+            if isinstance(self.sampler, HMC):
+                reason = (
+                    f"{self.sampler.acceptance_rate:.2g} of its trajectories were "
+                    "accepted: a smaller step_size, or warmup(), is needed"
+                )
+            warnings.warn(
+                f"all {len(draws)} draws of chain {chain} of {path} are the same: "
+                f"{reason}",
+                stacklevel=3,
+            )
+
     def __enter__(self) -> Collector:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        if error[0] is None:
+            self.close()
+        elif self._finish.alive:
+            self._close()
 
 
 def _steps_made(sampler: Sampler) -> int:
