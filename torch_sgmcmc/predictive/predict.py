@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from itertools import chain, islice, repeat
 from typing import Any
@@ -74,6 +76,7 @@ def predict(
             f"Invalid draws: of type {type(draws).__name__} (must be an iterable of "
             "draws: of one, [draw])"
         )
+    _check_memory(draws)
     size = check_integer("chunk_size", chunk_size, low=1)
     predictive = Predictive(model, inputs, **options)
     pairs = _pairs(progress_bar(draws, "Draws", progress), weights)
@@ -84,6 +87,30 @@ def predict(
 
 
 _END = object()
+
+
+def _check_memory(draws: Iterable[Any]) -> None:
+    """Warns of a list of draws that are one: the live tensors of a model."""
+    if not isinstance(draws, list | tuple) or len(draws) < 2:
+        return
+    first, last = map(_places, (draws[0], draws[-1]))
+    if first and first == last:
+        warnings.warn(
+            "The draws are in the same memory, as those of draws.append(model."
+            "state_dict()), and so are all the last one: copy them, {name: t.clone() "
+            "for name, t in model.state_dict().items()}",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _places(draw: Any) -> dict[str, int]:
+    if isinstance(draw, nn.Module):
+        draw = dict(draw.named_parameters())
+    if type(draw) not in (dict, OrderedDict):  # a stored one would be read
+        return {}
+    tensors = {name: t for name, t in draw.items() if isinstance(t, Tensor)}
+    return {name: t.data_ptr() for name, t in tensors.items() if t.numel() > 0}
 
 
 def _pairs(

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from torch_sgmcmc.core.shards import is_dtensor, refuse
+from torch_sgmcmc.core.wrappers import plain_names
 
 __all__ = ["Chosen"]
 
@@ -31,11 +32,15 @@ class Chosen:
         buffers: bool,
     ) -> None:
         self._model = model
+        self._plain: dict[str, str] = {}
+        if isinstance(model, nn.Module):
+            tensors = (*model.named_parameters(), *model.named_buffers())
+            self._plain = plain_names(model, (name for name, _ in tensors))
         named = self._parameters()
+        sampled = {id(p) for g in sampler.param_groups for p in g["params"]}
         if parameters == "all":
             self._names = list(named)
         elif parameters == "sampled":
-            sampled = {id(p) for g in sampler.param_groups for p in g["params"]}
             self._names = [name for name, p in named.items() if id(p) in sampled]
         elif isinstance(parameters, str):
             raise ValueError(
@@ -53,10 +58,17 @@ class Chosen:
                 "stored, so all draws would be the same (was the model copied after "
                 "the sampler was made?)"
             )
+        #: What is neither stored nor sampled.
+        self.rest = {
+            name: tensor
+            for name, tensor in named.items()
+            if name not in self._names and id(tensor) not in sampled
+        }
         self._buffers: list[str] = []
         if buffers and isinstance(model, nn.Module):
             saved = model.state_dict()
-            self._buffers = [name for name, _ in model.named_buffers() if name in saved]
+            held = [name for name, _ in model.named_buffers() if name in saved]
+            self._buffers = [self._plain[name] for name in held]
 
     @staticmethod
     def _matching(patterns: list[str], names: list[str]) -> list[str]:
@@ -70,8 +82,11 @@ class Chosen:
 
     def _parameters(self) -> dict[str, Tensor]:
         if isinstance(self._model, nn.Module):
-            return dict(self._model.named_parameters())
+            return self._by_plain_name(self._model.named_parameters())
         return dict(self._model)
+
+    def _by_plain_name(self, named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        return {self._plain.get(name, name): tensor for name, tensor in named}
 
     def now(self) -> dict[str, Tensor]:
         """The tensors by name, those of the model itself."""
@@ -84,7 +99,8 @@ class Chosen:
             )
         tensors = {name: named[name].detach() for name in self._names}
         if self._buffers:
-            held = dict(self._model.named_buffers())  # type: ignore[union-attr]
+            assert isinstance(self._model, nn.Module)
+            held = self._by_plain_name(self._model.named_buffers())
             tensors |= {name: held[name] for name in self._buffers}
         return tensors
 

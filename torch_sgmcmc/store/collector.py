@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sbps import SBPS
 from torch_sgmcmc.store.background import Background
+from torch_sgmcmc.store.base import base_path, differences, write_base
 from torch_sgmcmc.store.chosen import Chosen
 from torch_sgmcmc.store.sample_store import SampleStore
 from torch_sgmcmc.store.writer import NoWriter, SampleWriter, copied, record
@@ -140,6 +142,9 @@ class Collector:
             if self._stores
             else NoWriter()
         )
+        self._base = base_path(Path(path), chain)
+        if self._stores:
+            self._keep_base()
         self._weight = weight or _sign
         self._when = when
         self._free: deque[dict[str, Tensor]] = deque()
@@ -167,6 +172,20 @@ class Collector:
     def num_draws(self) -> int:
         """The draws of this chain that are on the disk."""
         return len(self._writer)
+
+    def _keep_base(self) -> None:
+        """Writes of what draws of a part of the model are a part."""
+        if self.num_draws == 0:
+            write_base(self._base, self._chosen.rest)
+            return
+        others = differences(self._base, self._chosen.rest)
+        if others:
+            warnings.warn(
+                f"draws of {self._base.parent} are of a part of the model, and "
+                f"{others[0]!r} and {len(others) - 1} more of its other parameters "
+                "are not those that the draws were made with",
+                stacklevel=3,
+            )
 
     # ---- Hooks ----------------------------------------------------------------
 
@@ -302,6 +321,8 @@ class Collector:
         self.flush()
         self._writer.restart()
         self._count, self._mark = 0, None
+        if self._stores:
+            write_base(self._base, self._chosen.rest)
 
     # ---- The end --------------------------------------------------------------
 
