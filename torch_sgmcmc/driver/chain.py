@@ -70,6 +70,9 @@ class ChainState:
     collector: Collector
     schedule: Any
 
+    def __repr__(self) -> str:
+        return f"ChainState(chain={self.chain}, step={self.step}, loss={self.loss:.4g})"
+
 
 @dataclass(frozen=True)
 class Settings:

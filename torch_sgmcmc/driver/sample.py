@@ -23,6 +23,7 @@ from torch_sgmcmc.driver.processes import check_processes, side_by_side
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.store import SampleStore
 from torch_sgmcmc.store.deletion import check_whole, delete_all
+from torch_sgmcmc.store.sample_store import folder_of
 
 __all__ = ["sample"]
 
@@ -138,14 +139,15 @@ def sample(
     processes = check_integer("processes", processes, low=1)
     if epochs is not None and length_of(loader) is None:
         raise TypeError("Invalid loader: it has no length (give steps, not epochs)")
-    for name, function in {"sampler": sampler, "loss": loss}.items():
+    functions = {"model": model, "sampler": sampler, "loss": loss}
+    for name, function in functions.items():
         if not callable(function):
             raise TypeError(
                 f"Invalid {name}: {type(function).__name__} (must be a function)"
             )
     if "chain" in collecting:
         raise TypeError("Invalid chain: sample() numbers its chains from 0 on")
-    folder = Path(store.path if isinstance(store, SampleStore) else store)
+    folder = Path(folder_of(store))
     if not restart:
         check_whole(folder)
     begun = checkpoint_path(folder, 0)

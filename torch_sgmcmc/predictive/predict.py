@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -14,13 +15,14 @@ from torch_sgmcmc.core.checks import check_integer
 from torch_sgmcmc.core.progress import progress_bar
 from torch_sgmcmc.predictive.prediction import Prediction
 from torch_sgmcmc.predictive.streaming import Predictive
+from torch_sgmcmc.store.sample_store import SampleStore
 
 __all__ = ["predict"]
 
 
 def predict(
     model: nn.Module,
-    draws: Iterable[Any],
+    draws: Iterable[Any] | str | os.PathLike[str],
     inputs: Any,
     *,
     weights: Iterable[float] | None = None,
@@ -42,7 +44,8 @@ def predict(
     Args:
         model: the network that draws are put into; left as it is.
         draws: an iterable of draws: mappings from names to Tensors, of all parameters
-            and buffers of the model or of some, or modules.
+            and buffers of the model or of some, or modules; or the folder of a
+            :class:`SampleStore`.
         inputs: a Tensor, a mapping of Tensors, or an iterable of batches, see
             :class:`Predictive`.
         weights: of the draws, finite numbers: step sizes, or signs. None takes the
@@ -71,7 +74,11 @@ def predict(
         of Uncertainty in Bayesian Deep Learning for Efficient and Risk-sensitive
         Learning, ICML 2018.
     """
-    if isinstance(draws, nn.Module | Mapping | Tensor | str):
+    if isinstance(draws, str | os.PathLike):
+        draws = SampleStore(draws)
+        if len(draws) == 0:
+            raise ValueError(f"Invalid draws: {draws.path} has none")
+    if isinstance(draws, nn.Module | Mapping | Tensor):
         raise TypeError(
             f"Invalid draws: of type {type(draws).__name__} (must be an iterable of "
             "draws: of one, [draw])"

@@ -42,7 +42,7 @@ class Chosen:
             self._names = list(named)
         elif parameters == "sampled":
             self._names = [name for name, p in named.items() if id(p) in sampled]
-        elif isinstance(parameters, str):
+        elif isinstance(parameters, str) or not isinstance(parameters, Iterable):
             raise ValueError(
                 f"Invalid parameters: {parameters!r} (must be 'all', 'sampled' or a "
                 "list of names)"

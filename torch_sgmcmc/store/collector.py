@@ -24,7 +24,7 @@ from torch_sgmcmc.sbps import SBPS
 from torch_sgmcmc.store.background import Background
 from torch_sgmcmc.store.base import base_path, differences, write_base
 from torch_sgmcmc.store.chosen import Chosen
-from torch_sgmcmc.store.sample_store import SampleStore
+from torch_sgmcmc.store.sample_store import SampleStore, folder_of
 from torch_sgmcmc.store.writer import NoWriter, SampleWriter, copied, record
 
 __all__ = ["Collector"]
@@ -125,8 +125,20 @@ class Collector:
         if max_samples is not None:
             check_integer("max_samples", max_samples, low=1)
         check_integer("queue_size", queue_size, low=1)
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise TypeError(f"Invalid dtype: {dtype!r} (must be a torch.dtype)")
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"Invalid dtype: {dtype} (must be a floating-point one)")
+        for name, function in {"weight": weight, "when": when}.items():
+            if function is not None and not callable(function):
+                raise TypeError(
+                    f"Invalid {name}: {type(function).__name__} (must be a function)"
+                )
+        if any("lookahead_alpha" in group for group in sampler.param_groups):
+            raise ValueError(
+                "Invalid sampler: it is inside of a Lookahead, which averages the "
+                "chain's parameters: draws are those of the posterior without it"
+            )
         self._settings = {
             "burn_in": burn_in,
             "every": every,
@@ -134,7 +146,7 @@ class Collector:
         }
         self._schedule = _C.DrawSchedule(**self._settings)
         self._chosen = Chosen(model, sampler, parameters, buffers)
-        path = store.path if isinstance(store, SampleStore) else os.fspath(store)
+        path = folder_of(store)
         group = sampler.process_group
         self._stores = group is None or dist.get_rank(group) == 0
         self._writer = (
@@ -166,6 +178,17 @@ class Collector:
         self._handles = handles
         self._finish = weakref.finalize(
             self, _finish, handles, self._background, self._writer, os.getpid()
+        )
+
+    def __repr__(self) -> str:
+        if not self._stores:
+            return "Collector of a rank that stores nothing"
+        burn_in, every, most = self._settings.values()
+        cap = f", max_samples={most}" if most else ""
+        return (
+            f"Collector of {type(self.sampler).__name__}: {self.num_draws} draws of "
+            f"chain {self._writer.chain} in {self._writer.path} "
+            f"(burn_in={burn_in}, every={every}{cap})"
         )
 
     @property
@@ -303,9 +326,11 @@ class Collector:
         """
         for name, value in self._settings.items():
             if state_dict[name] != value:
+                given, former = value, state_dict[name]
+                if name == "max_samples":  # 0 is none
+                    given, former = given or None, former or None
                 raise ValueError(
-                    f"Invalid {name}: {value or None} (the run in progress has "
-                    f"{state_dict[name] or None})"
+                    f"Invalid {name}: {given} (the run in progress has {former})"
                 )
         if self._stores and state_dict["position"] is None:
             raise ValueError(
