@@ -73,7 +73,7 @@ STEPS = partial(lr_scheduler.MultiStepLR, milestones=[3, 5])
     ],
 )
 def test_another_schedule(begun: Any, given: Any, words: str, tmp_path: Path) -> None:
-    run(tmp_path, steps=12, schedule=begun)
+    run(tmp_path, steps=14, schedule=begun)
     before = files(tmp_path)
     saved = (tmp_path / "checkpoint-0.pt").read_bytes()
     with pytest.raises(ValueError) as caught:
@@ -100,6 +100,8 @@ def test_what_is_no_schedule(tmp_path: Path) -> None:
         run(tmp_path, schedule=WithoutState)
     with pytest.raises(TypeError, match=r"Invalid schedule: float .* function"):
         run(tmp_path, schedule=0.5)
+    with pytest.raises(TypeError, match=r"ReduceLROnPlateau, whose lr follows a loss"):
+        run(tmp_path, schedule=lr_scheduler.ReduceLROnPlateau)
     with pytest.raises(TypeError, match=r"Invalid schedule: CyclicalSchedule .* func"):
         run(tmp_path, schedule=CYCLES(sghmc(model().parameters(), seed=0)))
 

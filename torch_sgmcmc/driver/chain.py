@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from torch_sgmcmc.core.distributed import world_size
 from torch_sgmcmc.core.files import load, save
 from torch_sgmcmc.core.progress import progress_bar
+from torch_sgmcmc.core.wrappers import plain_names
 from torch_sgmcmc.driver.batches import Minibatches
 from torch_sgmcmc.driver.closures import closure_of, one_gradient_a_step
 from torch_sgmcmc.driver.identity import (
@@ -142,8 +144,9 @@ class _Run:
                 "(must return a torch.nn.Module)"
             )
         self._device = model_device(self._model)
-        named = list(self._model.named_parameters())
-        trained = [(name, p) for name, p in named if p.requires_grad]
+        named = dict(self._model.named_parameters())
+        plain = plain_names(self._model, named)
+        trained = [(plain[name], p) for name, p in named.items() if p.requires_grad]
         self._sampler = settings.sampler(trained, seed=fold_in(seed, 1))
         if not isinstance(self._sampler, Sampler):
             raise TypeError(
@@ -406,6 +409,11 @@ def checkpoint_path(store: Path, chain: int) -> Path:
 
 def _checked(schedule: Any) -> Any:
     """Returns a scheduler if it is one, else raises."""
+    if isinstance(schedule, ReduceLROnPlateau):
+        raise TypeError(
+            "Invalid schedule: ReduceLROnPlateau, whose lr follows a loss (must follow "
+            "from the number of steps: a chain that looks at its loss has another law)"
+        )
     for name in ("step", "state_dict", "load_state_dict"):
         if not callable(getattr(schedule, name, None)):
             raise TypeError(

@@ -81,7 +81,8 @@ def sample(
         chains: how many, >= 1. Default: 1.
         processes: how many chains run at a time, each in a process of its own; what is
             given must then be importable, and the script guarded by
-            ``if __name__ == "__main__"``. Default: 1, one after another.
+            ``if __name__ == "__main__"``. The first error ends all. Default: 1, one
+            after another.
         seed: of all that is random, a 64-bit int; chains have seeds of their own. None
             is that of the run that goes on, or draws one from torch's default
             generator. Default: None.
