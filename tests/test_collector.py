@@ -410,8 +410,9 @@ def test_refusals(tmp_path: Path) -> None:
         make(torch.optim.SGD(model.parameters(), 0.1), model, tmp_path)  # type: ignore
     assert list(tmp_path.iterdir()) == []
     make(sampler, model, tmp_path).close()
+    other = nn.Sequential(nn.Linear(3, 5))
     with pytest.raises(ValueError, match=r"another model: its '0.bias' is F32 of"):
-        make(sampler, nn.Sequential(nn.Linear(3, 5)), tmp_path)
+        make(sgld(other), other, tmp_path)
 
 
 def test_capturable_samplers(tmp_path: Path) -> None:

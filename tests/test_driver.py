@@ -127,7 +127,7 @@ def test_another_samplers_chain_does_not_go_on(tmp_path: Path) -> None:
     before = files(tmp_path)
     with pytest.raises(
         ValueError,
-        match=r"^Invalid sampler: group 0 has lr 0.06 \(the chain in .* was begun with "
+        match=r"^Invalid sampler: group 0 has lr 0.06 \(chain 0 in .* was begun with "
         r"0.05; restart=True begins anew\)$",
     ):
         run(tmp_path, steps=20, sampler=faster)
@@ -157,18 +157,14 @@ def test_a_chain_that_somebody_writes_is_not_deleted(tmp_path: Path) -> None:
     before = files(tmp_path)
     writing = model()
     sampler = sghmc(writing.named_parameters(), seed=0)
-    with sg.Collector(sampler, writing, tmp_path, chain=1):
-        with pytest.raises(RuntimeError, match="Cannot write to chain 1 of"):
-            run(tmp_path, steps=10, chains=2, seed=6, restart=True)
-        of_chain = {name: b for name, b in before.items() if "chain-1" in name}
-        assert of_chain.items() <= files(tmp_path).items() and of_chain
+    for chains in (2, 1):  # nor is one beyond the run's
+        with (
+            sg.Collector(sampler, writing, tmp_path, chain=1),
+            pytest.raises(RuntimeError, match="Cannot write to chain 1 of"),
+        ):
+            run(tmp_path, steps=10, chains=chains, seed=6, restart=True)
+        assert files(tmp_path) == before
         assert (tmp_path / "checkpoint-1.pt").exists()
-    with (
-        pytest.raises(RuntimeError, match="Cannot write to chain 1 of"),
-        sg.Collector(sampler, writing, tmp_path, chain=1),
-    ):  # nor is the first one's, of chains beyond
-        run(tmp_path, steps=10, seed=6, restart=True)
-    assert (tmp_path / "checkpoint-1.pt").exists()
 
 
 def test_epochs(tmp_path: Path) -> None:

@@ -307,7 +307,7 @@ def test_named_tuples_and_extra_state() -> None:
 
     torch.manual_seed(0)
     model, x = nn.Sequential(Counts(3, 2)), torch.randn(6, 3)
-    draws = [model.state_dict() for _ in range(2)]
+    draws = [copy.deepcopy(model.state_dict()) for _ in range(2)]
     assert "0._extra_state" in draws[0]
     batches = [Batch(part, (part,)) for part in x.split(4)]
 

@@ -221,3 +221,90 @@ def test_wrong_arguments() -> None:
     cold = sg.SGLD([torch.zeros(1, requires_grad=True)], 0.1, num_data=1, temperature=0)
     with pytest.raises(ValueError, match="0 in a param group"):
         sg.CyclicalSchedule(cold, 5)
+
+
+@pytest.mark.parametrize("make", [
+    partial(sg.CyclicalSchedule, steps_per_cycle=4, exploration=0.5),
+    partial(sg.PolynomialDecay, b=3.0),
+])  # fmt: skip
+def test_a_group_that_comes_later(make: Callable[..., Any]) -> None:
+    """It is as if it had been there, from the schedule's next step on; after a load."""
+    p, q = torch.zeros(2, requires_grad=True), torch.zeros(3, requires_grad=True)
+
+    def grown(steps: int) -> tuple[sg.Sampler, Any]:
+        sampler = sg.SGLD([p], lr=0.2, num_data=10, seed=0)
+        schedule = make(sampler)
+        for k in range(steps):
+            quadratic(p)
+            sampler.step()
+            if k == 0:
+                sampler.add_param_group({"params": [q], "lr": 0.4, "temperature": 2.0})
+            schedule.step()
+        return sampler, schedule
+
+    sampler, schedule = grown(1)
+    for _ in range(9):
+        first, second = sampler.param_groups
+        assert second["lr"] == pytest.approx(2 * first["lr"], rel=1e-12)
+        assert second["temperature"] == 2 * first["temperature"]
+        sampler.step()
+        schedule.step()
+    other, again = grown(1)
+    other.load_state_dict(sampler.state_dict())
+    again.load_state_dict(copy.deepcopy(schedule.state_dict()))
+    again.step()
+    schedule.step()
+    for one, same in zip(sampler.param_groups, other.param_groups, strict=True):
+        assert (one["lr"], one["temperature"]) == (same["lr"], same["temperature"])
+
+
+def test_a_cold_group_that_comes_later() -> None:
+    sampler = sampler_of("SGLD")
+    schedule = sg.CyclicalSchedule(sampler, 4)
+    q = torch.zeros(3, requires_grad=True)
+    sampler.add_param_group({"params": [q], "temperature": 0.0})
+    before = copy.deepcopy(schedule.state_dict())
+    with pytest.raises(ValueError, match="Invalid temperature: 0 in a param group"):
+        schedule.step()
+    assert schedule.state_dict() == before
+
+
+@pytest.mark.parametrize("estimate", ["online", "given", 0.1])
+def test_cycles_and_a_noise_estimate(estimate: Any) -> None:
+    p = torch.zeros(5, requires_grad=True)
+    options = {"num_data": 10, "noise_estimate": estimate, "seed": 0}
+    words = (
+        rf"^Invalid noise_estimate: {estimate!r}, of a sampler that explores without"
+    )
+    with pytest.raises(ValueError, match=words):
+        sg.CyclicalSchedule(sg.SGHMC([p], 0.01, 0.8, **options), 4)
+    # Without exploration there is noise in each step.
+    sampler = sg.SGHMC([p], 0.01, 0.8, **options)
+    if estimate == "given":
+        sampler.set_gradient_variance([torch.full_like(p, 0.01)])
+    schedule = sg.CyclicalSchedule(sampler, 4, exploration=0.0)
+    moved(sampler, schedule, 9)
+    late = sg.SGHMC([p], 0.01, 0.8, num_data=10, seed=0)
+    schedule = sg.CyclicalSchedule(late, 4)
+    late.param_groups[0]["noise_estimate"] = estimate
+    with pytest.raises(ValueError, match=words):
+        schedule.step()
+
+
+def test_gauges_read_sampling_phases() -> None:
+    """T_kin of phases of 100 steps with noise and without, in turns, is nearly T."""
+    torch.manual_seed(0)
+    p = torch.zeros(2000, requires_grad=True)
+    sampler = sg.SGHMC([p], 0.01, 0.5, num_data=1.0, seed=0)
+    gauges = sg.Gauges(sampler, every=1)
+    for k in range(1000):
+        sampler.param_groups[0]["temperature"] = float(k % 200 >= 100)
+        quadratic(p)
+        sampler.step()
+    assert gauges.num_observed == 500
+    # Of each phase, the first steps have momenta without heat.
+    assert 0.95 < gauges.all().kinetic.mean < 1.0
+    gauges.reset()
+    schedule = sg.CyclicalSchedule(sampler, 20, exploration=0.75)
+    moved(sampler, schedule, 100)
+    assert gauges.num_observed == 25

@@ -66,7 +66,11 @@ def test_slices_by_chain_draw_and_name(tmp_path: Path) -> None:
     assert [list(one) for one in last] == [["a.bias"]] * 2
     assert same(last[1], {"a.bias": draw(24)["a.bias"]})
     assert same(store[["count"]][3], {"count": torch.tensor(21)})
-    assert last[0].chain == 2 and store.chain(1)[:].names == []
+    assert last[0].chain == 2 and store[7:].names == []
+    with pytest.raises(
+        ValueError, match=r"Invalid chain: 1 \(there are draws of \[0, "
+    ):
+        store.chain(1)
     with pytest.raises(KeyError, match=r"no draw has 'c' \(they have"):
         store["c"]
     with pytest.raises(IndexError):

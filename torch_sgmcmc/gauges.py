@@ -408,6 +408,10 @@ class Gauges:
         if not work or self._motion is _C.Motion.TRAJECTORY:
             return
         self._compare(work)
+        # Cycles explore at T = 0, where there is no temperature to compare with.
+        work = [lists for lists in work if lists[0]["temperature"] > 0]
+        if not work:
+            return
         step, interval = work[0][0]["step"], self._interval
         if step % interval == 0:
             at, previous = self._previous or (-1, {})

@@ -67,6 +67,8 @@ class LearningCoefficient:
         ]
         return "\n".join([*lines, *self.warnings])
 
+    __repr__ = __str__ = summary
+
 
 def local_learning_coefficient(
     params: Iterable[Tensor],

@@ -41,7 +41,11 @@ from torch_sgmcmc.core.nonfinite import (
     raise_what_was_found,
 )
 from torch_sgmcmc.core.operators import HAS_CUDA
-from torch_sgmcmc.core.param_groups import check_keys, check_later_keys
+from torch_sgmcmc.core.param_groups import (
+    check_keys,
+    check_later_keys,
+    with_known_arguments,
+)
 from torch_sgmcmc.core.parameters import (
     check_chains,
     check_memory,
@@ -199,6 +203,11 @@ class Sampler(Optimizer):
     _seed_is_drawn = False
     _is_settled = False
     _is_laid_out = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in cls.__dict__:
+            cls.__init__ = with_known_arguments(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(
         self,

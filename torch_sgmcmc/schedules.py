@@ -42,6 +42,16 @@ class _Schedule(LRScheduler):
         """What the first lr is multiplied with, in the step that comes next."""
         raise NotImplementedError
 
+    def step(self, epoch: Any = None) -> None:
+        """Sets lr for the sampler's next step."""
+        self._take_in()
+        super().step(epoch)
+
+    def _take_in(self) -> None:
+        """Follows param groups that were added since, from the lr that they have."""
+        for group in self.optimizer.param_groups[len(self.base_lrs) :]:
+            self.base_lrs.append(group.setdefault("initial_lr", group["lr"]))
+
     def get_lr(self) -> list[float | Tensor]:
         """The lr of each group; called by :meth:`step`."""
         factor = self._factor()
@@ -69,7 +79,9 @@ class CyclicalSchedule(_Schedule):
     a cycle to the same bits; make the schedule before they are loaded.
 
     Args:
-        sampler: an SGLD, SGHMC, PSGLD or SGNHT, not capturable, with T > 0.
+        sampler: an SGLD, SGHMC, PSGLD or SGNHT, not capturable, with T > 0, and with
+            ``noise_estimate=0`` unless β is 0. Groups that are added later are taken
+            along from the schedule's next step on.
         steps_per_cycle: L, >= 2.
         exploration: β in [0, 1), the part of a cycle that explores. Default: 0.8, the
             paper's for CIFAR.
@@ -107,13 +119,27 @@ class CyclicalSchedule(_Schedule):
 
     def _initial_step(self) -> None:
         # Once the sampler is known to be one, and before its first step is prepared.
-        self.temperatures = [g["temperature"] for g in self.optimizer.param_groups]
-        if 0 in self.temperatures:
+        self.temperatures = []
+        super()._initial_step()
+
+    def _take_in(self) -> None:
+        groups = self.optimizer.param_groups
+        temperatures = [g["temperature"] for g in groups[len(self.temperatures) :]]
+        if 0 in temperatures:
             raise ValueError(
                 "Invalid temperature: 0 in a param group, which would never be sampled "
                 "(make the schedule before a state dict is loaded)"
             )
-        super()._initial_step()
+        for group in groups:
+            estimate = group.get("noise_estimate", 0)
+            if estimate != 0 and self.exploration > 0:
+                raise ValueError(
+                    f"Invalid noise_estimate: {estimate!r}, of a sampler that explores "
+                    "without noise in each cycle, of which there is nothing to take "
+                    "off (must be 0, or exploration must be)"
+                )
+        super()._take_in()
+        self.temperatures += temperatures
 
     def step(self, epoch: Any = None) -> None:
         """Sets lr and temperature for the sampler's next step."""
@@ -134,6 +160,12 @@ class CyclicalSchedule(_Schedule):
     def collecting(self) -> bool:
         """Whether the sampler's last step was one of a sampling phase."""
         return self.place >= self.exploration
+
+    def count_collecting(self, steps: int) -> int:
+        """How many of the first steps are of sampling phases."""
+        length = self.steps_per_cycle
+        each = [k / length >= self.exploration for k in range(length)]
+        return steps // length * sum(each) + sum(each[: steps % length])
 
     @property
     def cycle(self) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_sgmcmc.core.checks import check_integer, check_seed
+from torch_sgmcmc.core.wrappers import plain_names, resolved
 
 __all__ = ["Coordinates", "Projections"]
 
@@ -34,6 +35,8 @@ class _Probe:
 
     def _flat(self, model: nn.Module | Mapping[str, Tensor]) -> list[Tensor]:
         tensors = _tensors(model)
+        if any(name not in tensors for name in self._shapes):  # a wrapped one's, say
+            tensors = {resolved(n, self._shapes): tensors[n] for n in tensors}
         for name, shape in self._shapes.items():
             if name not in tensors or tensors[name].shape != shape:
                 found = list(tensors[name].shape) if name in tensors else "none"
@@ -180,7 +183,10 @@ class Projections(_Probe):
 
 
 def _tensors(model: nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    return dict(model.named_parameters()) if isinstance(model, nn.Module) else model
+    if not isinstance(model, nn.Module):
+        return model
+    named = dict(model.named_parameters())
+    return {plain: named[name] for name, plain in plain_names(model, named).items()}
 
 
 def _generator(seed: int) -> torch.Generator:

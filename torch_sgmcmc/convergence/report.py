@@ -60,6 +60,9 @@ class Convergence:
     num_draws: int
     title: str
 
+    def __repr__(self) -> str:
+        return str(self)
+
     @property
     def ess_bulk(self) -> Tensor:
         """Effective draws for the middle of the distribution; of stored draws."""

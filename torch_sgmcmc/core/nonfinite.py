@@ -19,6 +19,8 @@ negative step leaves out; there the host waits.
 
 from __future__ import annotations
 
+import warnings
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -166,6 +168,26 @@ def leave_out(sampler: Sampler) -> None:
     for group in sampler.param_groups:
         group["num_skipped"] += 1  # in place if it is a tensor
     sampler._note_steps()
+    _warn_of_many(sampler)
+
+
+def _warn_of_many(sampler: Sampler) -> None:
+    """Warns, once, of a sampler that leaves out a tenth of its last 1,000 steps."""
+    group = sampler.param_groups[0]
+    now = int(group["step"]) + int(group["num_skipped"])
+    recent = sampler.__dict__.setdefault("_left_out", deque())
+    if recent is not None and len(recent) < 100:  # else it has warned
+        recent.append(now)
+        while recent[0] <= now - 1000:
+            recent.popleft()
+        if len(recent) == 100:
+            warnings.warn(
+                f"{type(sampler).__name__} has left out 100 of its last "
+                f"{now - recent[0] + 1} steps, as gradients were not finite: if the "
+                "chain has diverged, its lr is too large; and without these steps the "
+                "target is another one",
+                stacklevel=2,
+            )
 
 
 def catch_up(sampler: Sampler) -> None:

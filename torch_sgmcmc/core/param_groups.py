@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import inspect
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
+from functools import wraps
 from typing import Any
 
 import torch_sgmcmc._C as _C
@@ -13,7 +15,7 @@ __all__ = [
     "SAMPLER_KEYS",
     "check_keys",
     "check_later_keys",
-    "plain_name",
+    "with_known_arguments",
 ]
 
 #: What torch and its tools write into the groups of any optimizer.
@@ -33,12 +35,6 @@ SAMPLER_KEYS = frozenset(_C.sampler_keys())
 
 # Those of the foreign ones that would change the target if they were known.
 _MEANINGFUL = ("weight_decay", "maximize", "differentiable")
-
-
-def plain_name(name: str) -> str:
-    """A parameter's name without what wrappers of its model put into it."""
-    parts = name.split(".")
-    return ".".join(p for p in parts if p not in ("_orig_mod", "module"))
 
 
 def check_keys(
@@ -61,6 +57,31 @@ def check_keys(
             near = get_close_matches(key, settable, n=1)
             names = f"did you mean {near[0]!r}?" if near else f"it has {_row(settable)}"
             raise ValueError(_unknown(sampler, key, names))
+
+
+def with_known_arguments(constructor: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that says of other optimizers' arguments what they are here."""
+    known = inspect.signature(constructor).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        return constructor
+
+    @wraps(constructor)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        for key in kwargs:
+            if key not in known:
+                near = get_close_matches(key, known, n=1)
+                names = {*known} - {"self"}
+                reason = (
+                    f"did you mean {near[0]!r}?" if near else f"it has {_row(names)}"
+                )
+                if key == "weight_decay":
+                    reason = "prior_precision = weight_decay * num_data is that prior"
+                raise TypeError(
+                    f"{type(self).__name__} has no argument {key!r} ({reason})"
+                )
+        constructor(self, *args, **kwargs)
+
+    return checked
 
 
 def check_later_keys(

@@ -69,7 +69,15 @@ def rehearsal(sampler: Sampler) -> Iterator[None]:
     place = Place(sampler)
     known = sampler.__dict__
     names = ("_gauges", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    names = (*names, "_turn", "_turn_of", "_warned", "_absences", "_shared_noise_said")
+    names = (
+        *names,
+        "_turn",
+        "_turn_of",
+        "_warned",
+        "_absences",
+        "_shared_noise_said",
+        "_left_out",
+    )
     attributes = {name: known[name] for name in names if name in known}
     devices = sorted({p.device.index for p in params if p.device.type == "cuda"})
     with torch.random.fork_rng(devices):
@@ -77,6 +85,7 @@ def rehearsal(sampler: Sampler) -> Iterator[None]:
             place.restore()  # what is in the state is a copy from here on
             sampler._gauges = None
             sampler._absences = Absences(says=False)
+            sampler._left_out = None  # steps may well be
             repeats_on_purpose(sampler)
             sampler._optimizer_step_pre_hooks = OrderedDict()
             sampler._optimizer_step_post_hooks = OrderedDict()

@@ -18,8 +18,9 @@ from torch_sgmcmc.core.checks import (
     check_seed,
 )
 from torch_sgmcmc.core.numbering import OFFSETS, SIZES, check_numbers
-from torch_sgmcmc.core.param_groups import SAMPLER_KEYS, plain_name
+from torch_sgmcmc.core.param_groups import SAMPLER_KEYS
 from torch_sgmcmc.core.prior import PRIOR_MEAN
+from torch_sgmcmc.core.wrappers import plain_name
 
 if TYPE_CHECKING:
     from torch_sgmcmc.sampler import Sampler

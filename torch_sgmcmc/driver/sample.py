@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from torch_sgmcmc.core.checks import check_integer, draw_seed
-from torch_sgmcmc.driver.chain import ChainState, Settings, checkpoint, run_chain
+from torch_sgmcmc.driver.chain import (
+    ChainState,
+    Settings,
+    checkpoint,
+    checkpoint_path,
+    rehearse,
+    run_chain,
+)
+from torch_sgmcmc.driver.identity import length_of
+from torch_sgmcmc.driver.processes import check_processes, side_by_side
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.store import SampleStore
+from torch_sgmcmc.store.deletion import check_whole, delete_all
+from torch_sgmcmc.store.sample_store import folder_of
 
 __all__ = ["sample"]
 
@@ -37,8 +43,10 @@ def sample(
     chains: int = 1,
     processes: int = 1,
     seed: int | None = None,
-    schedule: Callable[[Sampler], Any] | None = None,
-    callbacks: Iterable[Callable[[ChainState], Any]] = (),
+    schedule: Callable[[Sampler], Any]
+    | Iterable[Callable[[Sampler], Any]]
+    | None = None,
+    callbacks: Callable[[ChainState], Any] | Iterable[Callable[[ChainState], Any]] = (),
     checkpoint_every: int | None = None,
     restart: bool = False,
     progress: bool = True,
@@ -73,17 +81,23 @@ def sample(
         chains: how many, >= 1. Default: 1.
         processes: how many chains run at a time, each in a process of its own; what is
             given must then be importable, and the script guarded by
-            ``if __name__ == "__main__"``. Default: 1, one after another.
+            ``if __name__ == "__main__"``. The first error ends all. Default: 1, one
+            after another.
         seed: of all that is random, a 64-bit int; chains have seeds of their own. None
             is that of the run that goes on, or draws one from torch's default
             generator. Default: None.
-        schedule: ``schedule(sampler)`` returns a scheduler, stepped after each step. Of
-            a :class:`CyclicalSchedule` only sampling phases are stored, and of a
-            :class:`PolynomialDecay` draws are weighted with their step size.
-        callbacks: called with a :class:`ChainState` after each step.
-        checkpoint_every: steps from one checkpoint to the next. None is one at the end.
-            Default: None.
-        restart: delete all that the store has and begin anew. Default: False.
+        schedule: ``schedule(sampler)`` returns a scheduler, stepped after each step, or
+            several such functions, as :class:`GammaPrecision` beside a schedule, whose
+            draws are left out at T = 0. Of a :class:`CyclicalSchedule` only sampling
+            phases are stored, and of a :class:`PolynomialDecay` draws are weighted with
+            their step size.
+        callbacks: a function or several, called with a :class:`ChainState` after each
+            step.
+        checkpoint_every: steps from one checkpoint to the next; None is five minutes.
+            There is one at the end, and after the step in which Ctrl-C or SIGTERM end
+            the program. Default: None.
+        restart: delete all chains of the store and begin anew, once the arguments are
+            seen to be right and no chain has a writer. Default: False.
         progress: show a progress bar a chain, if tqdm is installed. Default: True.
         **collecting: others of :class:`Collector`: ``parameters``, ``buffers``,
             ``dtype``, ``weight``, ``when``, ``queue_size``.
@@ -93,9 +107,11 @@ def sample(
 
     Raises:
         TypeError, ValueError: an argument is not as above, or not that of the run that
-            goes on: the seed, the collector's, the sampler's hyperparameters.
+            goes on: the seed, the schedule and its settings, the collector's, the
+            sampler's hyperparameters, numbers of minibatches and of data. (Another name
+            of the loss or the model is a warning.)
         RuntimeError: of a step or of the store; the chain goes on from its last
-            checkpoint when this is called again.
+            checkpoint when this is called again. A chain that has diverged says so.
 
     Example:
         >>> def loss(model, batch):
@@ -119,48 +135,58 @@ def sample(
         if value is not None:
             check_integer(name, value, low=1)
     chains = check_integer("chains", chains, low=1)
+    check_integer("burn_in", burn_in)
+    check_integer("every", every, low=1)
     processes = check_integer("processes", processes, low=1)
-    if epochs is not None and not hasattr(loader, "__len__"):
+    if epochs is not None and length_of(loader) is None:
         raise TypeError("Invalid loader: it has no length (give steps, not epochs)")
-    for name, function in {"sampler": sampler, "loss": loss}.items():
+    functions = {"model": model, "sampler": sampler, "loss": loss}
+    for name, function in functions.items():
         if not callable(function):
             raise TypeError(
                 f"Invalid {name}: {type(function).__name__} (must be a function)"
             )
     if "chain" in collecting:
         raise TypeError("Invalid chain: sample() numbers its chains from 0 on")
-    folder = Path(store.path if isinstance(store, SampleStore) else store)
-    begun = folder / "checkpoint-0.pt"
+    folder = Path(folder_of(store))
+    if not restart:
+        check_whole(folder)
+    begun = checkpoint_path(folder, 0)
     if seed is None and begun.exists() and not restart:
         seed = checkpoint(begun)["seed"]
+    schedules = _functions("schedule", schedule)
     settings = Settings(
         *(model, sampler, loader, loss, folder, steps, epochs, draw_seed(seed)),
-        *(schedule, tuple(callbacks), checkpoint_every, restart, progress, chains),
+        *(schedules, _functions("callbacks", callbacks), checkpoint_every),
+        *(progress, chains),
         {
             **{"burn_in": burn_in, "every": every, "max_samples": max_samples},
             **collecting,
         },
     )
-    if processes == 1 or chains == 1:
+    processes = min(processes, chains)
+    if processes > 1:
+        check_processes(settings, processes)
+    if restart:
+        rehearse(settings)
+        delete_all(folder)
+    if processes > 1:
+        side_by_side(settings, processes)
+    else:
         for chain in range(chains):
             run_chain(settings, chain)
-    else:
-        _side_by_side(settings, min(processes, chains))
     return SampleStore(folder)
 
 
-def _side_by_side(settings: Settings, processes: int) -> None:
-    try:
-        pickle.dumps(settings)
-    except Exception as error:
-        raise TypeError(
-            f"Invalid processes: {processes}, and what is given cannot be sent to them "
-            f"({error}): give functions that can be imported, or processes=1"
-        ) from error
-    threads = max(1, torch.get_num_threads() // processes)
-    with ProcessPoolExecutor(
-        processes, get_context("spawn"), torch.set_num_threads, (threads,)
-    ) as pool:
-        done = pool.map(partial(run_chain, settings), range(settings.chains))
-        for _ in done:  # raises what a chain has raised
-            pass
+def _functions(name: str, given: Any) -> tuple[Any, ...]:
+    """One function, several, or None; as a tuple."""
+    functions = tuple(given) if isinstance(given, Iterable) else (given,)
+    if given is None:
+        functions = ()
+    for function in functions:
+        if not callable(function):
+            raise TypeError(
+                f"Invalid {name}: {type(function).__name__} (must be a function, or a "
+                "list of functions)"
+            )
+    return functions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -33,6 +34,7 @@ class Link:
             raise TypeError(f"Invalid dim: {dim!r} (must be an int)")
         self._link = link
         self._dim = dim
+        self._has_looked = False
 
     @property
     def has_entropy(self) -> bool:
@@ -63,6 +65,9 @@ class Link:
                 f"Invalid outputs: shape {list(outputs.shape)} has one class (with "
                 "one number for two classes, link='sigmoid')"
             )
+        if not self._has_looked:
+            self._has_looked = True
+            _warn_of_probabilities(outputs, self._dim)
         return _softmax(outputs, self._dim, overwrite)
 
     def entropy(self, values: Tensor) -> Tensor:
@@ -70,6 +75,18 @@ class Link:
         if self._link == "sigmoid":
             return -_logarithms(values) - _logarithms(1 - values)
         return -_logarithms(values).sum(self._dim)
+
+
+def _warn_of_probabilities(outputs: Tensor, dim: int) -> None:
+    """Warns of outputs that a softmax has been applied to."""
+    sums = outputs.sum(dim)
+    if bool((outputs >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all()):
+        warnings.warn(
+            "The outputs are probabilities already, and link='softmax' would flatten "
+            "them: return logits, as by forward=lambda model, x: model(x).log()",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 # On a CPU torch's softmax over a few classes takes seven times as long as this, and

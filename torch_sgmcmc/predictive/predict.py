@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import warnings
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from itertools import chain, islice, repeat
 from typing import Any
@@ -12,13 +15,14 @@ from torch_sgmcmc.core.checks import check_integer
 from torch_sgmcmc.core.progress import progress_bar
 from torch_sgmcmc.predictive.prediction import Prediction
 from torch_sgmcmc.predictive.streaming import Predictive
+from torch_sgmcmc.store.sample_store import SampleStore
 
 __all__ = ["predict"]
 
 
 def predict(
     model: nn.Module,
-    draws: Iterable[Any],
+    draws: Iterable[Any] | str | os.PathLike[str],
     inputs: Any,
     *,
     weights: Iterable[float] | None = None,
@@ -40,7 +44,8 @@ def predict(
     Args:
         model: the network that draws are put into; left as it is.
         draws: an iterable of draws: mappings from names to Tensors, of all parameters
-            and buffers of the model or of some, or modules.
+            and buffers of the model or of some, or modules; or the folder of a
+            :class:`SampleStore`.
         inputs: a Tensor, a mapping of Tensors, or an iterable of batches, see
             :class:`Predictive`.
         weights: of the draws, finite numbers: step sizes, or signs. None takes the
@@ -69,11 +74,16 @@ def predict(
         of Uncertainty in Bayesian Deep Learning for Efficient and Risk-sensitive
         Learning, ICML 2018.
     """
-    if isinstance(draws, nn.Module | Mapping | Tensor | str):
+    if isinstance(draws, str | os.PathLike):
+        draws = SampleStore(draws)
+        if len(draws) == 0:
+            raise ValueError(f"Invalid draws: {draws.path} has none")
+    if isinstance(draws, nn.Module | Mapping | Tensor):
         raise TypeError(
             f"Invalid draws: of type {type(draws).__name__} (must be an iterable of "
             "draws: of one, [draw])"
         )
+    _check_memory(draws)
     size = check_integer("chunk_size", chunk_size, low=1)
     predictive = Predictive(model, inputs, **options)
     pairs = _pairs(progress_bar(draws, "Draws", progress), weights)
@@ -84,6 +94,30 @@ def predict(
 
 
 _END = object()
+
+
+def _check_memory(draws: Iterable[Any]) -> None:
+    """Warns of a list of draws that are one: the live tensors of a model."""
+    if not isinstance(draws, list | tuple) or len(draws) < 2:
+        return
+    first, last = map(_places, (draws[0], draws[-1]))
+    if first and first == last:
+        warnings.warn(
+            "The draws are in the same memory, as those of draws.append(model."
+            "state_dict()), and so are all the last one: copy them, {name: t.clone() "
+            "for name, t in model.state_dict().items()}",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _places(draw: Any) -> dict[str, int]:
+    if isinstance(draw, nn.Module):
+        draw = dict(draw.named_parameters())
+    if type(draw) not in (dict, OrderedDict):  # a stored one would be read
+        return {}
+    tensors = {name: t for name, t in draw.items() if isinstance(t, Tensor)}
+    return {name: t.data_ptr() for name, t in tensors.items() if t.numel() > 0}
 
 
 def _pairs(

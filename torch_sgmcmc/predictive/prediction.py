@@ -49,3 +49,16 @@ class Prediction:
     num_draws: int
     weight: float
     effective_draws: float
+
+    def __repr__(self) -> str:
+        """In a line: numbers are in the attributes."""
+        text = f"Prediction of {self.num_draws} draws"
+        if self.effective_draws < self.num_draws - 0.5:
+            text += f" (worth {self.effective_draws:.3g})"
+        text += f": mean {list(self.mean.shape)}"
+        if self.total is not None and self.epistemic is not None:
+            total, epistemic = float(self.total.mean()), float(self.epistemic.mean())
+            text += f", entropy {total:.3g} nats, {epistemic:.3g} of it epistemic"
+        for name, value in self.averages.items():
+            text += f", {name} {list(value.shape)}"
+        return text

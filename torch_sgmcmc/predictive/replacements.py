@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from torch_sgmcmc.core.checks import check_real
+from torch_sgmcmc.core.wrappers import plain_names, resolved
+from torch_sgmcmc.store.base import base_path, differences
+from torch_sgmcmc.store.draws import Draw
 
 __all__ = ["Replacements", "weight_of"]
 
@@ -24,6 +29,10 @@ class Replacements:
             for name, tensor in named(remove_duplicate=False):
                 self._own[name] = tensor
                 self._first[name] = seen.setdefault(id(tensor), name)
+        self._of_plain = {
+            plain: name for name, plain in plain_names(model, self._own).items()
+        }
+        self._checked: set[Path] = set()  # bases
 
     def of(self, draw: Any) -> dict[str, Tensor]:
         """The draw's tensors by name.
@@ -39,14 +48,18 @@ class Replacements:
                 f"Invalid draw: of type {type(draw).__name__} (must be a mapping from "
                 "names to tensors, or a module)"
             )
+        if isinstance(draw, Draw):
+            self._check_base(draw)
         found: dict[str, Tensor] = {}
         for name in draw:
             if name.rpartition(".")[2] == "_extra_state":
                 continue  # of a state dict, and no tensor of the model
             value = draw[name]
+            given = name
+            name = self._of_plain.get(resolved(name, self._of_plain), name)
             if name not in self._own:
                 raise ValueError(
-                    f"Invalid draw: the model has no parameter or buffer {name!r}"
+                    f"Invalid draw: the model has no parameter or buffer {given!r}"
                 )
             own = self._own[name]
             if not isinstance(value, Tensor):
@@ -65,6 +78,24 @@ class Replacements:
         if not found:
             raise ValueError("Invalid draw: it has no tensor")
         return found
+
+    def _check_base(self, draw: Draw) -> None:
+        """Warns, once a chain, if draws of a part are put into another whole."""
+        path = base_path(draw.path.parent.parent, draw.chain)
+        if path in self._checked:
+            return
+        self._checked.add(path)
+        plain = {plain: self._own[name] for plain, name in self._of_plain.items()}
+        others = differences(path, plain)
+        if others:
+            warnings.warn(
+                f"Draws of chain {draw.chain} of {path.parent} are of a part of a "
+                f"model, and {len(others)} of its other parameters, {others[0]!r} "
+                "among them, are not those that the draws were made with: load these "
+                "into the model, in their dtype",
+                UserWarning,
+                stacklevel=2,
+            )
 
 
 def weight_of(draw: Any, weight: Any) -> float:

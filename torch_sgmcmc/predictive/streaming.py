@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_sgmcmc.core.checks import check_real
+from torch_sgmcmc.core.wrappers import unwrapped
 from torch_sgmcmc.predictive.batch_norm import BatchNorm
 from torch_sgmcmc.predictive.batches import Batches
 from torch_sgmcmc.predictive.forward import Evaluation, evaluating, model_device
@@ -87,7 +88,7 @@ class Predictive:
             raise TypeError(
                 f"Invalid model: of type {type(model).__name__} (must be a Module)"
             )
-        self._model = model
+        self._model = model = unwrapped(model)
         self._batches = Batches("inputs", inputs, batch_size, in_order=True)
         self._link = Link(link, dim)
         self._functions = _checked(functions or {})

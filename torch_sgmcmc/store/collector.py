@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,14 +18,20 @@ from torch import Tensor, nn
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.checks import check_integer
+from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sbps import SBPS
 from torch_sgmcmc.store.background import Background
+from torch_sgmcmc.store.base import base_path, differences, write_base
 from torch_sgmcmc.store.chosen import Chosen
-from torch_sgmcmc.store.sample_store import SampleStore
+from torch_sgmcmc.store.sample_store import SampleStore, folder_of
 from torch_sgmcmc.store.writer import NoWriter, SampleWriter, copied, record
 
 __all__ = ["Collector"]
+
+
+# So many steps or draws are no chance.
+_MANY = 10
 
 
 class Collector:
@@ -80,9 +88,9 @@ class Collector:
             with that step's draw. Then it is NaN again.
 
     Raises:
-        ValueError: an argument is out of range, no parameter has a name, or the store
-            is of another model; at the first step, if the chain has draws already, and
-            the sampler is as before.
+        ValueError: an argument is out of range, no parameter has a name, none of those
+            that are stored is the sampler's, or the store is of another model; at the
+            first step, if the chain has draws already, and the sampler is as before.
         RuntimeError: the store cannot be written, or another writer has the chain. At a
             step: a draw could not be written; the message says which ones are on the
             disk. The sampler is as before; the next step goes on, and tries again to
@@ -117,8 +125,20 @@ class Collector:
         if max_samples is not None:
             check_integer("max_samples", max_samples, low=1)
         check_integer("queue_size", queue_size, low=1)
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise TypeError(f"Invalid dtype: {dtype!r} (must be a torch.dtype)")
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"Invalid dtype: {dtype} (must be a floating-point one)")
+        for name, function in {"weight": weight, "when": when}.items():
+            if function is not None and not callable(function):
+                raise TypeError(
+                    f"Invalid {name}: {type(function).__name__} (must be a function)"
+                )
+        if any("lookahead_alpha" in group for group in sampler.param_groups):
+            raise ValueError(
+                "Invalid sampler: it is inside of a Lookahead, which averages the "
+                "chain's parameters: draws are those of the posterior without it"
+            )
         self._settings = {
             "burn_in": burn_in,
             "every": every,
@@ -126,7 +146,7 @@ class Collector:
         }
         self._schedule = _C.DrawSchedule(**self._settings)
         self._chosen = Chosen(model, sampler, parameters, buffers)
-        path = store.path if isinstance(store, SampleStore) else os.fspath(store)
+        path = folder_of(store)
         group = sampler.process_group
         self._stores = group is None or dist.get_rank(group) == 0
         self._writer = (
@@ -134,6 +154,9 @@ class Collector:
             if self._stores
             else NoWriter()
         )
+        self._base = base_path(Path(path), chain)
+        if self._stores:
+            self._keep_base()
         self._weight = weight or _sign
         self._when = when
         self._free: deque[dict[str, Tensor]] = deque()
@@ -143,6 +166,7 @@ class Collector:
         # Of the steps that were made, the number, and how far the sampler was.
         self._count = 0
         self._mark: float | None = None
+        self._skipped = sampler.num_skipped
         handles = []
         if self._stores:
             handles.append(sampler.register_step_pre_hook(self._before_step))
@@ -156,10 +180,35 @@ class Collector:
             self, _finish, handles, self._background, self._writer, os.getpid()
         )
 
+    def __repr__(self) -> str:
+        if not self._stores:
+            return "Collector of a rank that stores nothing"
+        burn_in, every, most = self._settings.values()
+        cap = f", max_samples={most}" if most else ""
+        return (
+            f"Collector of {type(self.sampler).__name__}: {self.num_draws} draws of "
+            f"chain {self._writer.chain} in {self._writer.path} "
+            f"(burn_in={burn_in}, every={every}{cap})"
+        )
+
     @property
     def num_draws(self) -> int:
         """The draws of this chain that are on the disk."""
         return len(self._writer)
+
+    def _keep_base(self) -> None:
+        """Writes of what draws of a part of the model are a part."""
+        if self.num_draws == 0:
+            write_base(self._base, self._chosen.rest)
+            return
+        others = differences(self._base, self._chosen.rest)
+        if others:
+            warnings.warn(
+                f"draws of {self._base.parent} are of a part of the model, and "
+                f"{others[0]!r} and {len(others) - 1} more of its other parameters "
+                "are not those that the draws were made with",
+                stacklevel=3,
+            )
 
     # ---- Hooks ----------------------------------------------------------------
 
@@ -177,6 +226,7 @@ class Collector:
                 f"collector is at {self._mark}: load the collector's state dict too"
             )
         if self._schedule.keeps(self._count + 1):
+            self._chosen.now()  # raises if there is no such draw
             self._raising(self._background.wait_for_room)
         else:
             self._raising(self._background.check)
@@ -276,9 +326,11 @@ class Collector:
         """
         for name, value in self._settings.items():
             if state_dict[name] != value:
+                given, former = value, state_dict[name]
+                if name == "max_samples":  # 0 is none
+                    given, former = given or None, former or None
                 raise ValueError(
-                    f"Invalid {name}: {value or None} (the run in progress has "
-                    f"{state_dict[name] or None})"
+                    f"Invalid {name}: {given} (the run in progress has {former})"
                 )
         if self._stores and state_dict["position"] is None:
             raise ValueError(
@@ -294,29 +346,68 @@ class Collector:
         self.flush()
         self._writer.restart()
         self._count, self._mark = 0, None
+        if self._stores:
+            write_base(self._base, self._chosen.rest)
 
     # ---- The end --------------------------------------------------------------
 
     def close(self) -> None:
         """Waits until all draws are on the disk, and leaves the sampler.
 
+        A UserWarning says if all draws are the same, or all steps were left out.
+
         Raises:
             RuntimeError: a draw cannot be written; the message says which ones are. The
                 collector is closed.
         """
-        if not self._finish.alive:
-            return
+        if self._finish.alive:
+            self._close()
+            self._look_back()
+
+    def _close(self) -> None:
         try:
             self.flush()
         finally:
             self._finish.detach()
             _end(self._handles, self._background, self._writer)
 
+    def _look_back(self) -> None:
+        """Warns of a chain that has stayed where it was."""
+        if not self._stores:
+            return
+        path, chain = self._writer.path, self._writer.chain
+        skipped = self.sampler.num_skipped - self._skipped
+        kind = type(self.sampler).__name__
+        if self._count == 0 and skipped >= _MANY:
+            warnings.warn(
+                f"all {skipped} steps of {kind} were left out, as gradients were not "
+                f"finite: chain {chain} of {path} has no draw of them",
+                stacklevel=3,
+            )
+            return
+        draws = _C.read_index(path, chain).draws
+        # The sum of a file's header, in which each tensor has its own.
+        if len(draws) >= _MANY and len({draw.crc32 for draw in draws}) == 1:
+            reason = "it has not moved"
+            if isinstance(self.sampler, HMC):
+                reason = (
+                    f"{self.sampler.acceptance_rate:.2g} of its trajectories were "
+                    "accepted: a smaller step_size, or warmup(), is needed"
+                )
+            warnings.warn(
+                f"all {len(draws)} draws of chain {chain} of {path} are the same: "
+                f"{reason}",
+                stacklevel=3,
+            )
+
     def __enter__(self) -> Collector:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        if error[0] is None:
+            self.close()
+        elif self._finish.alive:
+            self._close()
 
 
 def _steps_made(sampler: Sampler) -> int:

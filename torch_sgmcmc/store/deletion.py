@@ -1,29 +1,48 @@
-"""Deletes chains of a store, for runs that begin anew."""
+"""Deletes all chains of a store, for runs that begin anew."""
 
 from __future__ import annotations
 
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc.core.files import sync_folder
 
-__all__ = ["chains_of", "delete_chain"]
+__all__ = ["check_whole", "delete_all"]
+
+# Is there as long as a deletion is not finished.
+_MARK = "deleting"
 
 
-def chains_of(store: Path) -> list[int]:
-    """The numbers of the chains that a folder has, without draws too."""
-    return list(_C.chains_in(str(store)))
+def check_whole(store: Path) -> None:
+    """Raises a ValueError if a deletion was interrupted, of which chains are left."""
+    if (store / _MARK).exists():
+        raise ValueError(
+            f"Invalid store: {store} has what is left of a run whose deletion was "
+            "interrupted (restart=True deletes the rest and begins anew)"
+        )
 
 
-def delete_chain(store: Path, chain: int, *others: Path) -> None:
-    """Deletes a chain, and before it other files of its run, if nobody writes to it.
+def delete_all(store: Path) -> None:
+    """Deletes all chains, and their checkpoints, if nobody writes to any of them.
 
     Raises:
-        RuntimeError: another writer has the chain.
+        RuntimeError: another writer has a chain. Nothing has been deleted.
     """
-    layout = _C.read_index(str(store), chain).layout
-    writer = _C.ChainWriter(str(store), chain, layout)  # the only one
-    for path in others:
-        path.unlink(missing_ok=True)
-    shutil.rmtree(_C.chain_folder(str(store), chain))
-    writer.close()
+    if not store.exists():
+        return
+    with ExitStack() as locks:
+        for chain in _C.chains_in(str(store)):
+            layout = _C.read_index(str(store), chain).layout
+            locks.callback(_C.ChainWriter(str(store), chain, layout).close)
+        mark = store / _MARK
+        mark.touch()
+        sync_folder(store)
+        for path in (*store.glob("checkpoint-*.pt"), *store.glob("base-*")):
+            path.unlink()
+        for folder in store.glob("chain-*"):  # those without an index, too
+            (folder / "index").unlink(missing_ok=True)  # readers find it first
+            shutil.rmtree(folder)
+        sync_folder(store)
+        mark.unlink()

@@ -205,6 +205,24 @@ class Draws(Sequence[Draw]):
     def __len__(self) -> int:
         return len(self._draws)
 
+    def __repr__(self) -> str:
+        names = self.names
+        some = ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
+        return f"{len(self)} draws of chains {self.chains}: {some or 'no tensor'}"
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """One tensor of all draws, [draws, ...], for NumPy: of ``draws[name]``."""
+        if len(self.names) != 1:
+            raise TypeError(
+                f"Invalid draws: an array is of one tensor, and they have "
+                f"{len(self.names)} (draws[name] has one)"
+            )
+        (name,) = self.names
+        values = torch.stack([draw[name] for draw in self])
+        if values.dtype == torch.bfloat16:  # NumPy has none
+            values = values.float()
+        return values.numpy() if dtype is None else values.numpy().astype(dtype)
+
     @overload
     def __getitem__(self, index: int) -> Draw: ...
     @overload
@@ -240,7 +258,15 @@ class Draws(Sequence[Draw]):
         return sorted({chain for _, chain, _, _ in self._draws})
 
     def chain(self, chain: int) -> Draws:
-        """The draws of one chain."""
+        """The draws of one chain.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if chain not in self.chains:
+            raise ValueError(
+                f"Invalid chain: {chain!r} (there are draws of {self.chains})"
+            )
         return Draws((d for d in self._draws if d[1] == chain), self._names)
 
     def intact(self) -> Draws:

@@ -9,7 +9,17 @@ from typing import Any
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.store.draws import Draws, Layout, Record
 
-__all__ = ["SampleStore"]
+__all__ = ["SampleStore", "folder_of"]
+
+
+def folder_of(store: str | os.PathLike[str] | SampleStore) -> str:
+    """The folder of a store, wherever the program goes later."""
+    path = store.path if isinstance(store, SampleStore) else store
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"Invalid store: {type(store).__name__} (must be a path or a SampleStore)"
+        )
+    return os.path.abspath(path)
 
 
 class SampleStore(Draws):
@@ -37,7 +47,7 @@ class SampleStore(Draws):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
+        self.path = folder_of(path)
         if os.path.isfile(self.path):
             raise ValueError(f"Invalid path: {self.path} is a file (must be a folder)")
         super().__init__(())

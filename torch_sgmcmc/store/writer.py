@@ -49,8 +49,8 @@ class SampleWriter:
                 for name, t in tensors.items()
             ]
         )
-        self._writer = _C.ChainWriter(os.fspath(path), chain, layout)
-        self.path = os.fspath(path)
+        self.path = os.path.abspath(path)
+        self._writer = _C.ChainWriter(self.path, chain, layout)
         self.chain = chain
 
     def __len__(self) -> int:

@@ -1,0 +1,89 @@
+"""save and load: what one of them writes the other one reads, or nothing is written."""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import torch_sgmcmc as sg
+
+REFUSED: list[tuple[Any, str]] = [
+    (np.random.get_state(), "content['a'][0][1] is a numpy.ndarray"),
+    (np.zeros(2), "content['a'][0] is a numpy.ndarray"),
+    (np.longdouble(1), "content['a'][0] is a numpy.longdouble"),  # has no Python twin
+    (pathlib.PurePosixPath("x"), "content['a'][0] is a pathlib.PurePosixPath"),
+    ({"b": {Path("x"): 1}}, "content['a'][0]['b']'s key is a pathlib.PosixPath"),
+    (collections.defaultdict(int), "content['a'][0] is a collections.defaultdict"),
+    (lambda: 0, "content['a'][0] is a builtins.function"),
+    (nn.Linear(1, 1), "content['a'][0] is a torch.nn.modules.linear.Linear"),
+]
+
+
+@pytest.mark.parametrize(("part", "words"), REFUSED, ids=lambda x: type(x).__name__)
+def test_what_could_not_be_read_is_not_written(
+    part: Any, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.pt"
+    sg.save({"step": 1}, path)
+    with pytest.raises(TypeError, match=f"^Invalid content: {re.escape(words)}, which"):
+        sg.save({"step": 2, "a": [part]}, path)
+    assert sg.load(path) == {"step": 1}
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_numbers_of_numpy_are_python_s(tmp_path: Path) -> None:
+    path = tmp_path / "run.pt"
+    given = {
+        **{"f": np.float32(0.5), "i": [np.int64(3)], "b": (np.bool_(True), 1)},
+        **{np.int64(7): np.float64(0.1), "s": {np.int8(1)}, "z": np.complex128(1j)},
+    }
+    sg.save(given, path)
+    read = sg.load(path)
+    assert read == given
+    kinds = [read["f"], read["i"][0], read["b"][0], [*read][3], *read["s"], read["z"]]
+    assert [type(x) for x in kinds] == [float, int, bool, int, int, complex]
+    assert isinstance(given["f"], np.float32)  # what was given is as it was
+
+
+def test_a_scheduler_with_an_lr_of_numpy(tmp_path: Path) -> None:
+    """One lr of a grid, say, as sweeps make them."""
+    p = torch.zeros(2, requires_grad=True)
+    sampler = sg.SGLD([p], 0.1, num_data=10)
+    schedule = torch.optim.lr_scheduler.LambdaLR(sampler, lambda _: np.float64(0.5))
+    sg.save({"schedule": schedule.state_dict()}, tmp_path / "run.pt")
+    assert sg.load(tmp_path / "run.pt")["schedule"]["_last_lr"] == [0.05]
+
+
+def test_nests_stay_what_they_are(tmp_path: Path) -> None:
+    """Attributes of a module's OrderedDict, sharing, and a list that has itself."""
+    module = nn.BatchNorm1d(3).state_dict()
+    module["lr"] = np.float64(2)
+    shared = [np.float64(1)]
+    ring: list[Any] = [1]
+    ring.append(ring)
+    content = {"module": module, "one": shared, "other": shared, "ring": ring}
+    sg.save(content, tmp_path / "run.pt")
+    read = sg.load(tmp_path / "run.pt")
+    assert type(read["module"]) is collections.OrderedDict
+    assert read["module"]._metadata == module._metadata
+    assert read["one"] is read["other"] and read["ring"][1] is read["ring"]
+
+
+def test_the_reason_of_torch(tmp_path: Path) -> None:
+    path = tmp_path / "run.pt"
+    torch.save({"path": Path("x")}, path)
+    with pytest.raises(
+        RuntimeError, match=r"Cannot read .*run.pt: Unsupported .* pathlib.PosixPath"
+    ):
+        sg.load(path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(RuntimeError, match=r"Cannot read .*run.pt: File is not a zip"):
+        sg.load(path)

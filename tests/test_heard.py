@@ -1,0 +1,211 @@
+"""Runs that store nothing of worth: an error where it can be known, else a warning."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from driver_problem import ROWS, cycles, data, loader, loss, model, run, sghmc
+from torch import Tensor, nn
+
+import torch_sgmcmc as sg
+
+
+def linear() -> nn.Module:
+    return nn.Linear(4, 3)
+
+
+# ---- Known before the first step -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"burn_in": 20}, "20, and .* number 22 (burn_in 20, every 2"),
+        ({"every": 18}, "20, and .* number 21 (burn_in 3, every 18"),
+        ({"burn_in": 19, "every": 1, "epochs": 3, "steps": None}, None),
+        (
+            {"schedule": cycles, "burn_in": 7},
+            "20, 8 of them in sampling phases, and .* number 9 (burn_in 7, every 2",
+        ),
+        (
+            {"schedule": partial(sg.CyclicalSchedule, steps_per_cycle=100)},
+            "20, 0 of them in sampling phases, and .* number 5 (burn_in 3, every 2",
+        ),
+    ],
+)
+def test_what_would_store_nothing(options: Any, words: str, tmp_path: Path) -> None:
+    given = {"steps": 20, **options}
+    words = words or "18, and .* number 20 (burn_in 19, every 1"
+    said = words.replace("(", r"\(") + r"\): nothing would be stored$"
+    with pytest.raises(ValueError, match=f"^Invalid steps: {said}"):
+        run(tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_least_that_stores_something(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"steps": 20, "max_samples": None}
+    assert len(run(tmp_path / "1", **options, burn_in=18)) == 1
+    assert len(run(tmp_path / "2", **options, burn_in=6, schedule=cycles)) == 1
+
+
+@pytest.mark.parametrize("exploration", [0.0, 0.3, 0.5, 0.8, 0.99])
+def test_steps_of_sampling_phases(exploration: float) -> None:
+    for length in (2, 7, 8):
+        sampler = sghmc(linear().parameters(), seed=0)
+        schedule = sg.CyclicalSchedule(sampler, length, exploration=exploration)
+        count = 0
+        for steps in range(20):
+            assert schedule.count_collecting(steps) == count
+            count += schedule.collecting
+            sampler.step()
+            schedule.step()
+
+
+def test_a_model_that_is_not_sampled(tmp_path: Path) -> None:
+    network = model()
+    sampler = sghmc(network.parameters(), seed=0)
+    words = r"the sampler has none of those that would be stored, .* \(was the model c"
+    for other in (copy.deepcopy(network), {"w": torch.zeros(2)}):
+        with pytest.raises(ValueError, match=f"^Invalid parameters: {words}"):
+            sg.Collector(sampler, other, tmp_path / "none")
+    last = sghmc(network[4].parameters(), seed=0)
+    with pytest.raises(ValueError, match=words):  # of a layer that is frozen
+        sg.Collector(last, network, tmp_path / "none", parameters=["0.*"])
+    assert not (tmp_path / "none").exists()
+    for i, same in enumerate([network.state_dict(), dict(network.named_parameters())]):
+        sg.Collector(sampler, same, tmp_path / f"{i}").close()
+
+
+def test_a_model_whose_parameters_are_renamed(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Linear(2, 2))
+    sampler = sghmc(network.parameters(), seed=0)
+    collector = sg.Collector(sampler, network, tmp_path)
+    nn.utils.parametrizations.weight_norm(network[0])
+    before = [p.clone() for p in network.parameters()]
+    network(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(
+        RuntimeError, match=r"no parameter '0.weight' any more \(weight"
+    ):
+        sampler.step()
+    assert all(map(torch.equal, network.parameters(), before))
+    collector.close()
+
+
+# ---- Known in the end ----------------------------------------------------------------
+
+
+def test_a_chain_that_never_accepts(tmp_path: Path) -> None:
+    sampler = partial(sg.HMC, step_size=50.0, num_steps=3, num_data=ROWS)
+    with pytest.warns(
+        UserWarning, match=r"all 12 draws of chain 0 of .* same: 0 of its"
+    ):
+        sg.sample(
+            *(linear, sampler, [data()[:]], loss, tmp_path),
+            **{"steps": 12, "seed": 1, "progress": False},
+        )
+
+
+def test_a_chain_that_moves_nowhere(tmp_path: Path) -> None:
+    """Twelve steps without a gradient."""
+    network = linear()
+    sampler = sghmc(network.parameters(), seed=0)
+    with pytest.warns(UserWarning, match=r"all 12 draws .* same: it has not moved"):
+        with sg.Collector(sampler, network, tmp_path):
+            for p in network.parameters():
+                p.grad = torch.zeros_like(p)
+            sampler.param_groups[0]["temperature"] = 0.0
+            sampler.param_groups[0]["prior_precision"] = 0.0
+            for _ in range(12):
+                sampler.step()
+
+
+def test_a_chain_all_of_whose_steps_are_left_out(tmp_path: Path) -> None:
+    def nan(model: nn.Module, batch: Any) -> Tensor:
+        return loss(model, batch) * torch.nan
+
+    sampler = partial(sg.SGLD, lr=0.1, num_data=ROWS, nonfinite="skip")
+    with pytest.warns(UserWarning, match="all 12 steps of SGLD were left out, as grad"):
+        sg.sample(
+            *(linear, sampler, loader(), nan, tmp_path),
+            **{"steps": 12, "seed": 1, "progress": False},
+        )
+
+
+def test_an_error_is_not_hidden_by_a_warning(tmp_path: Path) -> None:
+    network = linear()
+    sampler = sghmc(network.parameters(), seed=0)
+    with pytest.raises(KeyError), sg.Collector(sampler, network, tmp_path):
+        for p in network.parameters():
+            p.grad = torch.full_like(p, torch.nan)
+        sampler.param_groups[0]["nonfinite"] = "skip"
+        for _ in range(12):
+            sampler.step()
+        raise KeyError
+
+
+# ---- Divergence ----------------------------------------------------------------------
+
+
+def quartic(model: nn.Module, batch: Any) -> Tensor:
+    return (model(batch[0]) ** 4).mean() + 1
+
+
+def test_a_chain_that_diverges(tmp_path: Path) -> None:
+    sampler = partial(sg.SGLD, lr=5.0, num_data=ROWS)
+    with pytest.raises(
+        RuntimeError,
+        match=r"^chain 0, step \d: the chain has diverged: its loss was [\d.]+ at "
+        r"first, and .*, (nan|inf) in the end. lr 5 is too large: 0.5 may be stable, "
+        r"and restart=True begins anew$",
+    ):
+        sg.sample(
+            *(linear, sampler, loader(), quartic, tmp_path),
+            **{"steps": 50, "chains": 2, "seed": 1, "progress": False},
+            callbacks=lambda state: None,
+        )
+
+
+def test_what_is_no_divergence(tmp_path: Path) -> None:
+    """One minibatch that is not a number."""
+
+    def once(model: nn.Module, batch: Any) -> Tensor:
+        calls.append(1)
+        return loss(model, batch) * (torch.nan if len(calls) == 5 else 1.0)
+
+    calls: list[int] = []
+    with pytest.raises(RuntimeError, match=r"^chain 0, step 5: SGHMC got a gradient"):
+        sg.sample(
+            *(linear, sghmc, loader(), once, tmp_path),
+            **{"steps": 50, "seed": 1, "progress": False},
+        )
+
+
+def skips(which: Any, steps: int) -> int:
+    p = torch.zeros(2, requires_grad=True)
+    sampler = sg.SGLD([p], 0.01, num_data=10, nonfinite="skip", seed=0)
+    for i in range(steps):
+        p.grad = torch.full_like(p, torch.nan if which(i) else 0.1)
+        sampler.step()
+    return sampler.num_skipped
+
+
+def test_a_tenth_of_steps_left_out_is_heard_once(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    assert skips(lambda i: i % 11 == 0, 3000) > 200
+    assert skips(lambda i: i < 99, 3000) == 99
+    assert not recwarn.list
+    assert skips(lambda i: i % 10 == 0, 3000) == 300
+    (one,) = recwarn.list
+    assert str(one.message).startswith(
+        "SGLD has left out 100 of its last 991 steps, as"
+    )
+    recwarn.clear()
+    assert skips(lambda i: i > 8, 3000) == 2991
+    (one,) = recwarn.list
+    assert "left out 100 of its last 100 steps" in str(one.message)

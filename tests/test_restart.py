@@ -1,0 +1,132 @@
+"""sample(restart=True): all is deleted, or nothing, or the next call says so."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driver_problem import loader, loss, model, run, sghmc
+from launch import fresh
+from stored_files import files
+
+import torch_sgmcmc as sg
+from torch_sgmcmc.store import deletion
+
+
+class Interrupts:
+    """Lets a number of calls of some functions pass, and raises at the next."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, passes: int) -> None:
+        self.passes, self.raised = passes, False
+        for owner, name in (
+            *((deletion, "sync_folder"), (shutil, "rmtree")),
+            *((pathlib.Path, "unlink"), (pathlib.Path, "touch")),
+        ):
+            monkeypatch.setattr(owner, name, self.around(getattr(owner, name)))
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if "sgmcmc-rehearsal" not in str(args[0]):
+                self.passes -= 1
+                if self.passes < 0:
+                    self.raised = True
+                    raise KeyboardInterrupt
+            return function(*args, **kwargs)
+
+        return called
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chains", [2, 1])
+def test_an_interrupted_deletion(chains: int, tmp_path: Path) -> None:
+    """At each point: no later call goes on beside what is left of the run before."""
+    old = tmp_path / "old"
+    run(old, steps=8, chains=2)
+    fresh_run = tmp_path / "fresh"
+    run(fresh_run, steps=8, chains=chains, seed=6)
+    refused = unchanged = 0
+    for passes in range(100):
+        folder = tmp_path / f"at-{passes}"
+        shutil.copytree(old, folder)
+        with pytest.MonkeyPatch.context() as patch:
+            interrupts = Interrupts(patch, passes)
+            try:
+                run(folder, steps=8, chains=chains, seed=6, restart=True)
+            except KeyboardInterrupt:
+                pass
+        if not interrupts.raised:
+            break
+        if files(folder) == files(old):
+            unchanged += 1  # it goes on as it was
+            run(folder, steps=8, chains=2)
+            assert files(folder) == files(old)
+        else:
+            refused += 1
+            with pytest.raises(ValueError, match=r"deletion was interrupted \(restart"):
+                run(folder, steps=8, chains=chains, seed=6)
+        run(folder, steps=8, chains=chains, seed=6, restart=True)
+        assert files(folder) == files(fresh_run)
+    assert files(folder) == files(fresh_run)
+    # The mark, its folder; two checkpoints, two indices, two folders; the folder again.
+    assert (unchanged, refused) == (1, 9)
+
+
+def hold(folder: Path, chain: int, held: Any, done: Any) -> None:
+    network = model()
+    sampler = sghmc(network.named_parameters(), seed=0)
+    with sg.Collector(sampler, network, folder, chain=chain):
+        held.set()
+        done.wait()
+
+
+@pytest.mark.parametrize("chain", [1, 2])
+def test_a_chain_of_another_process(chain: int, tmp_path: Path) -> None:
+    """Of the run or beyond it: nothing is deleted, of no chain."""
+    run(tmp_path, steps=8, chains=3)
+    before = files(tmp_path)
+    held, done = fresh.Event(), fresh.Event()
+    process = fresh.Process(target=hold, args=(tmp_path, chain, held, done))
+    process.start()
+    held.wait()
+    try:
+        with pytest.raises(RuntimeError, match=f"Cannot write to chain {chain} of"):
+            run(tmp_path, steps=8, chains=2, seed=6, restart=True)
+    finally:
+        done.set()
+        process.join()
+    assert files(tmp_path) == before
+    assert len([*tmp_path.glob("checkpoint-*.pt")]) == 3
+    run(tmp_path, steps=8, chains=2, seed=6, restart=True)
+    assert sg.SampleStore(tmp_path).chains == [0, 1]
+
+
+def test_draws_of_others_are_not_gone_on_with(tmp_path: Path) -> None:
+    """Twice, since the first call must not leave a checkpoint that has them."""
+    run(tmp_path, steps=8)
+    (tmp_path / "checkpoint-0.pt").unlink()
+    before = files(tmp_path)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"has 2 draws and no checkpoint: they"):
+            run(tmp_path, steps=8)
+        assert files(tmp_path) == before and not [*tmp_path.glob("*.pt")]
+    run(tmp_path, steps=8, restart=True)
+    assert files(tmp_path) == before
+
+
+def test_a_model_that_fails_is_no_reason_to_delete(tmp_path: Path) -> None:
+    run(tmp_path, steps=8, chains=2)
+    before = files(tmp_path)
+
+    def fails() -> Any:
+        raise OSError("no weights")
+
+    with pytest.raises(OSError, match="no weights"):
+        sg.sample(
+            *(fails, sghmc, loader(), loss, tmp_path),
+            **{"steps": 8, "restart": True, "progress": False},
+        )
+    assert files(tmp_path) == before

@@ -1,0 +1,175 @@
+"""A run of sample() goes on with what it was begun with, and with nothing else."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from driver_problem import data, loader, loss, model, run, sghmc
+from stored_files import files
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, Subset
+
+import torch_sgmcmc as sg
+
+CYCLES = partial(sg.CyclicalSchedule, steps_per_cycle=8, exploration=0.5)
+DECAY = partial(sg.PolynomialDecay, b=10.0)
+COSINE = partial(lr_scheduler.CosineAnnealingLR, T_max=20)
+STEPS = partial(lr_scheduler.MultiStepLR, milestones=[3, 5])
+
+
+@pytest.mark.parametrize(
+    ("begun", "given", "words"),
+    [
+        (CYCLES, None, "none (W was begun with CyclicalSchedule"),
+        (None, CYCLES, "CyclicalSchedule (W was begun with none"),
+        (CYCLES, DECAY, "PolynomialDecay (W was begun with CyclicalSchedule"),
+        (
+            partial(CYCLES, steps_per_cycle=7),
+            CYCLES,
+            "CyclicalSchedule has steps_per_cycle 8 (W was begun with 7",
+        ),
+        (
+            partial(CYCLES, exploration=0.25),
+            CYCLES,
+            "CyclicalSchedule has exploration 0.5 (W was begun with 0.25",
+        ),
+        (
+            partial(DECAY, b=9.0),
+            DECAY,
+            "PolynomialDecay has b 10.0 (W was begun with 9",
+        ),
+        (
+            partial(DECAY, gamma=0.6),
+            DECAY,
+            "PolynomialDecay has gamma 0.55 (W was begun with 0.6",
+        ),
+        (
+            partial(COSINE, T_max=10),
+            COSINE,
+            "CosineAnnealingLR has T_max 20 (W was begun with 10",
+        ),
+        (
+            partial(STEPS, milestones=[3, 6]),
+            STEPS,
+            "MultiStepLR has milestones {3: 1, 5: 1} (W was begun with {3: 1, 6: 1}",
+        ),
+        (
+            [CYCLES, sg.GammaPrecision],
+            CYCLES,
+            "CyclicalSchedule (W was begun with CyclicalSchedule and GammaPrecision",
+        ),
+        (
+            [CYCLES, partial(sg.GammaPrecision, rate=2.0)],
+            [CYCLES, sg.GammaPrecision],
+            "GammaPrecision has rate 1.0 (W was begun with 2.0",
+        ),
+    ],
+)
+def test_another_schedule(begun: Any, given: Any, words: str, tmp_path: Path) -> None:
+    run(tmp_path, steps=14, schedule=begun)
+    before = files(tmp_path)
+    saved = (tmp_path / "checkpoint-0.pt").read_bytes()
+    with pytest.raises(ValueError) as caught:
+        run(tmp_path, steps=20, schedule=given)
+    said = words.replace("W", f"chain 0 in {tmp_path}")
+    assert str(caught.value).startswith(f"Invalid schedule: {said}")
+    assert str(caught.value).endswith("; restart=True begins anew)")
+    assert files(tmp_path) == before
+    assert (tmp_path / "checkpoint-0.pt").read_bytes() == saved
+    run(tmp_path, steps=20, schedule=begun)
+    run(tmp_path, steps=20, schedule=given, restart=True)
+
+
+class WithoutState:
+    def __init__(self, sampler: sg.Sampler) -> None:
+        pass
+
+    def step(self) -> None:
+        pass
+
+
+def test_what_is_no_schedule(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"returned WithoutState .* no state_dict"):
+        run(tmp_path, schedule=WithoutState)
+    with pytest.raises(TypeError, match=r"Invalid schedule: float .* function"):
+        run(tmp_path, schedule=0.5)
+    with pytest.raises(TypeError, match=r"ReduceLROnPlateau, whose lr follows a loss"):
+        run(tmp_path, schedule=lr_scheduler.ReduceLROnPlateau)
+    with pytest.raises(TypeError, match=r"Invalid schedule: CyclicalSchedule .* func"):
+        run(tmp_path, schedule=CYCLES(sghmc(model().parameters(), seed=0)))
+
+
+def test_gibbs_draws_beside_cycles(tmp_path: Path) -> None:
+    """In sampling phases alone; either order; over a kill."""
+    seen: list[tuple[float, float]] = []
+
+    def look(state: sg.ChainState) -> None:
+        assert isinstance(state.schedule, tuple) and len(state.schedule) == 2
+        group = state.sampler.param_groups[0]
+        seen.append((group["temperature"], group["prior_precision"]))
+
+    schedule = [CYCLES, sg.GammaPrecision]
+    run(tmp_path / "whole", steps=20, schedule=schedule, callbacks=[look])
+    # After step 8, say, the next is one that explores: as many steps as cycles have.
+    changes = [one[1] != other[1] for one, other in pairwise(seen)]
+    assert changes == [t > 0 for t, _ in seen[1:]] and any(changes)
+    run(tmp_path / "parts", steps=13, schedule=schedule)
+    run(tmp_path / "parts", steps=20, schedule=schedule)
+    assert files(tmp_path / "parts") == files(tmp_path / "whole")
+    run(tmp_path / "other", steps=20, schedule=schedule[::-1])
+
+
+def test_another_loader(tmp_path: Path) -> None:
+    def go(loader: Any, steps: int = 9) -> None:
+        sg.sample(
+            *(model, sghmc, loader, loss, tmp_path),
+            **{"steps": steps, "seed": 1, "progress": False},
+        )
+
+    go(loader())
+    before = files(tmp_path)
+    where = rf"\(chain 0 in {tmp_path} was begun with"
+    for other, words in (
+        (DataLoader(data(), 12), rf"number of minibatches 5 {where} 6; restart"),
+        (DataLoader(data(), 11), rf"batch_size 11 {where} 10; restart"),
+        (DataLoader(Subset(data(), range(59)), 10), rf"number of data 59 {where} 60;"),
+        ([*loader()][:5], rf"number of minibatches 5 {where} 6; restart"),
+    ):
+        with pytest.raises(ValueError, match=f"^Invalid loader: {words}"):
+            go(other)
+        assert files(tmp_path) == before
+    go([*loader()], 10)  # of which the rest is not known
+
+
+def another_loss(model: nn.Module, batch: Any) -> Any:
+    return loss(model, batch)
+
+
+class Another(nn.Sequential):
+    pass
+
+
+def test_another_loss_or_model(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = model()
+    other = Another(*copy.deepcopy(network))
+
+    def go(network: nn.Module, loss: Any, steps: int) -> None:
+        sg.sample(
+            *(network, sghmc, loader(), loss, tmp_path),
+            **{"steps": steps, "seed": 1, "progress": False},
+        )
+
+    go(network, partial(loss), 3)
+    go(network, loss, 4)
+    with pytest.warns(UserWarning, match=r"the loss is another_loss, and chain 0 in"):
+        go(network, another_loss, 5)
+    with pytest.warns(UserWarning, match=r"model is Another, .* begun with Sequential"):
+        go(other, another_loss, 6)

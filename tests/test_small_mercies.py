@@ -1,0 +1,207 @@
+"""What hands do to stores, predictions and constructors: the right thing, or words."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from driver_problem import ROWS, loader, loss, model, run, sghmc
+from torch.utils.data import DataLoader, IterableDataset
+
+import torch_sgmcmc as sg
+from torch_sgmcmc import convergence
+
+SMALL: dict[str, Any] = {"steps": 4, "burn_in": 0, "every": 1, "max_samples": None}
+
+
+def test_zero_is_not_none(tmp_path: Path) -> None:
+    run(tmp_path, **SMALL)
+    with pytest.raises(ValueError, match=r"^Invalid burn_in: 1 \(the run .* has 0\)$"):
+        run(tmp_path, **{**SMALL, "burn_in": 1})
+    with pytest.raises(ValueError, match=r"max_samples: 5 \(the run .* has None\)$"):
+        run(tmp_path, **{**SMALL, "max_samples": 5})
+    run(tmp_path, **{**SMALL, "burn_in": 1}, restart=True)
+    with pytest.raises(ValueError, match=r"^Invalid burn_in: 0 \(the run .* has 1\)$"):
+        run(tmp_path, **SMALL)
+
+
+def test_a_relative_store_after_chdir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    network = model()
+    sampler = sghmc(network.parameters(), seed=0)
+    store = sg.SampleStore("draws")
+    with sg.Collector(sampler, network, "draws", max_samples=2) as collector:
+        monkeypatch.chdir("elsewhere")
+        for _ in range(5):
+            for p in network.parameters():
+                p.grad = torch.ones_like(p)
+            sampler.step()
+        collector.flush()
+    assert len(store.refresh()) == 2 and store[-1]["0.weight"].shape == (8, 4)
+    with sg.SampleWriter("more", {"w": torch.zeros(2)}) as writer:
+        monkeypatch.chdir(tmp_path)
+        writer.append({"w": torch.ones(2)}, step=1)
+    assert len(sg.SampleStore(tmp_path / "elsewhere" / "more")) == 1
+    assert not (tmp_path / "more").exists()
+
+    def leave(state: sg.ChainState) -> None:
+        monkeypatch.chdir(tmp_path / "elsewhere" if state.step == 2 else tmp_path)
+
+    assert len(run(Path("run"), **SMALL, callbacks=leave)) == 4
+    assert len(sg.SampleStore(tmp_path / "run")) == 4
+
+
+def test_arrays_of_draws(tmp_path: Path) -> None:
+    store = run(tmp_path, **SMALL)
+    array = np.asarray(store["0.bias"])
+    assert array.dtype == np.float32 and array.shape == (4, 8)
+    assert np.array_equal(array[2], store[2]["0.bias"].numpy())
+    assert np.asarray(store["0.bias"][1:3], dtype=np.float64).shape == (2, 8)
+    with pytest.raises(TypeError, match=r"is of one tensor, and they have 9 \(draws"):
+        np.asarray(store)
+    halves = run(tmp_path / "16", **SMALL, dtype=torch.bfloat16)
+    assert np.asarray(halves["0.bias"]).dtype == np.float32
+
+
+def test_a_chain_that_is_not_there(tmp_path: Path) -> None:
+    store = run(tmp_path, **SMALL, chains=2)
+    assert len(store.chain(1)) == 4
+    with pytest.raises(
+        ValueError, match=r"Invalid chain: 7 \(there are draws of \[0, "
+    ):
+        store.chain(7)
+
+
+def test_predictions_of_a_folder(tmp_path: Path) -> None:
+    store = run(tmp_path, **SMALL)
+    x = torch.randn(3, 4)
+    expected = sg.predict(model(), store, x).mean
+    for path in (tmp_path, str(tmp_path)):
+        assert torch.equal(sg.predict(model(), path, x).mean, expected)
+    with pytest.raises(ValueError, match=r"Invalid draws: .*/none has none"):
+        sg.predict(model(), tmp_path / "none", x)
+
+
+KINDS = (sg.SGLD, sg.SGHMC, sg.SGNHT, sg.PSGLD, sg.EWSG, sg.HMC, sg.SBPS, sg.HMCECS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arguments_of_other_optimizers(kind: Any) -> None:
+    params = [torch.zeros(2, requires_grad=True)]
+    for key, words in (
+        ("weight_decay", "prior_precision = weight_decay * num_data is that prior"),
+        ("tempreature", "did you mean 'temperature'?"),
+        ("nesterov", "it has "),
+    ):
+        with pytest.raises(TypeError) as caught:
+            kind(params, **{key: 0.1})
+        expected = f"{kind.__name__} has no argument {key!r} ({words}"
+        assert str(caught.value).startswith(expected)
+    assert "num_data" in inspect.signature(kind).parameters
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([(torch.ones(4), torch.tensor(1))] * 10)
+
+
+def test_a_stream_has_no_epochs(tmp_path: Path) -> None:
+    args = (model, sghmc, DataLoader(Stream(), 5), loss, tmp_path)
+    with pytest.raises(TypeError, match=r"it has no length \(give steps, not epochs\)"):
+        sg.sample(*args, epochs=2, progress=False)
+    assert len(sg.sample(*args, steps=5, seed=1, progress=False)) == 5
+
+
+def test_types_have_words(tmp_path: Path) -> None:
+    network = model()
+    sampler = sghmc(network.parameters(), seed=0)
+    make = partial(sg.Collector, sampler, network, tmp_path / "none")
+    for options, words in (
+        ({"dtype": "bfloat16"}, "Invalid dtype: 'bfloat16' .must be a torch.dtype"),
+        ({"weight": 2.0}, "Invalid weight: float .must be a function"),
+        ({"when": True}, "Invalid when: bool .must be a function"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            make(**options)
+    with pytest.raises(ValueError, match="Invalid parameters: 5 "):
+        make(parameters=5)
+    with pytest.raises(TypeError, match=r"Invalid store: NoneType .must be a path"):
+        sg.Collector(sampler, network, None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Invalid store: int"):
+        sg.sample(model, sghmc, loader(), loss, 5, steps=1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Invalid model: str"):
+        sg.sample("net", sghmc, loader(), loss, tmp_path, steps=1)  # type: ignore
+    with pytest.raises(TypeError, match=r"Invalid callbacks: int .must be a function"):
+        run(tmp_path / "none", callbacks=[5])
+    assert not (tmp_path / "none").exists()
+    assert len(run(tmp_path / "one", **SMALL, callbacks=lambda state: None)) == 4
+
+
+class Lookahead:
+    """What timm's does to the sampler that it has inside."""
+
+    def __init__(self, base: sg.Sampler) -> None:
+        self.param_groups = base.param_groups
+        for group in self.param_groups:
+            group["lookahead_alpha"] = 0.5
+
+
+def test_a_lookahead_is_heard(tmp_path: Path) -> None:
+    network = model()
+    sampler = sghmc(network.parameters(), seed=0)
+    outside = Lookahead(sampler)
+    with pytest.raises(ValueError, match="inside of a Lookahead, which averages"):
+        sg.Collector(sampler, network, tmp_path)
+    with pytest.raises(TypeError, match=r"Invalid sampler: Lookahead .must be a Sam"):
+        sg.Collector(outside, network, tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="the function returned Lookahead"):
+        run(tmp_path, sampler=lambda params, seed: Lookahead(sghmc(params, seed)))
+
+
+def test_what_is_printed_is_short(tmp_path: Path) -> None:
+    states: list[str] = []
+    store = run(tmp_path, **SMALL, callbacks=lambda state: states.append(repr(state)))
+    network = model()
+    sampler = sghmc(network.parameters(), seed=0)
+    collector = sg.Collector(sampler, network, tmp_path / "c", burn_in=3, every=2)
+    assert repr(collector) == (
+        f"Collector of SGHMC: 0 draws of chain 0 in {tmp_path / 'c'} "
+        "(burn_in=3, every=2)"
+    )
+    collector.close()
+    prediction = sg.predict(
+        *(network, store, torch.randn(5, 4)),
+        weights=[1.0, 1.0, 1.0, 3.0],
+        functions={"first": lambda out: out[:, 0]},
+    )
+    assert repr(prediction).startswith(
+        "Prediction of 4 draws (worth 3): mean [5, 3], entropy "
+    )
+    assert repr(prediction).endswith(" of it epistemic, first [5]")
+    assert repr(states[0]).startswith("'ChainState(chain=0, step=1, loss=")
+    some = store[["0.bias", "0.weight"]]
+    assert repr(some) == "4 draws of chains [0]: '0.bias', '0.weight'"
+    assert repr(store[1:]).startswith("3 draws of chains [0]: ")
+    assert repr(store[1:]).endswith("', ...")
+    draws = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(0))
+    report = convergence.parameters(draws, progress=False)
+    p = torch.zeros(2, requires_grad=True)
+    estimate = sg.local_learning_coefficient(
+        *([p], lambda rows: (p * p).sum(), partial(sg.SGLD, lr=0.01)),
+        **{"num_data": ROWS, "localization": 1.0, "burn_in": 1, "draws": 3},
+        **{"seed": 0, "progress": False},
+    )
+    for one in (report, estimate):
+        assert repr(one) == str(one) == one.summary()
+    for text in (repr(prediction), repr(report), repr(estimate), repr(collector)):
+        assert "tensor(" not in text
+    copy.deepcopy(prediction)

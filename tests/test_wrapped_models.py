@@ -1,0 +1,183 @@
+"""Draws and models that were wrapped, shared, or are parts of others."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+import torch_sgmcmc as sg
+from torch_sgmcmc.convergence import Coordinates, Projections
+from torch_sgmcmc.core.wrappers import plain_names, unwrapped
+
+X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+
+
+class Nested(nn.Module):
+    """With a layer that its author calls ``module``."""
+
+    def __init__(self, inner: Any = lambda m: m) -> None:
+        super().__init__()
+        self.module = nn.Linear(3, 4)
+        self.body = inner(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self.module(x))
+
+
+def made(inner: Any = lambda m: m) -> Nested:
+    torch.manual_seed(0)
+    return Nested(inner)
+
+
+def compiled(module: nn.Module) -> Any:
+    return torch.compile(module, backend="eager")
+
+
+WRAPPERS: dict[str, Any] = {
+    "plain": lambda: made(),
+    "compiled": lambda: compiled(made()),
+    "inside": lambda: made(compiled),
+    "twice": lambda: compiled(made(compiled)),
+    "parallel": lambda: DataParallel(made()),
+    "both": lambda: DataParallel(compiled(made())),
+}
+
+
+def stored(model: nn.Module, folder: Path, **options: Any) -> sg.SampleStore:
+    sampler = sg.SGLD(model.parameters(), 0.1, num_data=6, seed=0)
+    with sg.Collector(sampler, model, folder, **options):
+        for _ in range(3):
+            sampler.zero_grad()
+            F.cross_entropy(model(X), torch.arange(6) % 2).backward()
+            sampler.step()
+    return sg.SampleStore(folder)
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_names_are_those_of_the_model(name: str, tmp_path: Path) -> None:
+    plain = stored(made(), tmp_path / "plain")
+    model = WRAPPERS[name]()
+    store = stored(model, tmp_path / "wrapped")
+    assert sorted(store.names) == sorted(made().state_dict())
+    for one, other in zip(store, plain, strict=True):
+        assert all(torch.equal(one[key], other[key]) for key in plain.names)
+    expected = sg.predict(made(), plain, X).mean
+    for probe in (Coordinates(model, 9), Projections(made(), 9)):
+        values = probe(model)
+        others = (store[-1], model.state_dict(), made_like(store[-1]))
+        assert all(torch.equal(probe(other), values) for other in others)
+    # Either model predicts, from either's draws, stored ones and state dicts.
+    states = [copy.deepcopy(model.state_dict())]
+    assert torch.equal(sg.predict(model, plain, X).mean, expected)
+    assert torch.equal(sg.predict(made(), store, X).mean, expected)
+    last = sg.predict(made(), [made_like(plain[-1])], X).mean
+    for network in (model, made()):
+        assert torch.equal(sg.predict(network, states, X).mean, last)
+        assert torch.equal(sg.predict(network, [model], X).mean, last)
+
+
+def made_like(draw: sg.Draw) -> Nested:
+    network = made()
+    network.load_state_dict(dict(draw))
+    return network
+
+
+def test_distributed_data_parallel(tmp_path: Path) -> None:
+    if not dist.is_gloo_available():
+        pytest.skip("needs gloo")
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1
+    )
+    try:
+        model = DistributedDataParallel(made())
+        store = stored(model, tmp_path / "run")
+        assert sorted(store.names) == sorted(made().state_dict())
+        expected = sg.predict(made(), store, X).mean
+        assert torch.equal(sg.predict(model, store, X).mean, expected)
+        assert unwrapped(compiled(model)) is model.module
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_layer_that_is_called_module() -> None:
+    names = ["module.module.weight", "module.body._orig_mod.1.bias"]
+    model = DataParallel(made(compiled))
+    assert list(plain_names(model, names).values()) == ["module.weight", "body.1.bias"]
+
+
+def test_live_tensors_are_heard() -> None:
+    model = made().eval()
+    live: list[Any] = []
+    for _ in range(3):
+        live.append(model.state_dict())
+    with pytest.warns(UserWarning, match="draws are in the same memory, as those of"):
+        sg.predict(model, live, X)
+    with pytest.warns(UserWarning, match="draws are in the same memory"):
+        sg.predict(model, [model] * 3, X)
+    sg.predict(model, [copy.deepcopy(state) for state in live], X)
+    sg.predict(model, [model.state_dict()], X)
+    # Heads of one trunk, and a generator whose model goes on, are as they should be.
+    trunk = dict(model.state_dict())
+    heads = [{**trunk, "body.1.bias": torch.full((2,), float(i))} for i in range(3)]
+    sg.predict(model, heads, X)
+    sg.predict(model, (model.state_dict() for _ in range(3)), X)
+
+
+def test_probabilities_are_heard() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Softmax(-1))
+    draws = [copy.deepcopy(model.state_dict())]
+    with pytest.warns(UserWarning, match="outputs are probabilities already, and link"):
+        sg.predict(model, draws, X)
+    expected = model(X)
+    logs = sg.predict(model, draws, X, forward=lambda model, x: model(x).log())
+    assert torch.allclose(logs.mean, expected)
+    sg.predict(model, draws, X, link="identity")
+    sg.predict(nn.Sequential(model[0], nn.LogSoftmax(-1)), draws, X)
+
+
+def test_a_part_belongs_to_the_rest(tmp_path: Path) -> None:
+    """A last layer, stored with its sampler's parameters alone; of two chains."""
+    model = made()
+    sampler = sg.SGLD(model.body[1].parameters(), 0.1, num_data=6, seed=0)
+    options: dict[str, Any] = {"parameters": "sampled", "buffers": False}
+    for chain in range(2):
+        with sg.Collector(sampler, model, tmp_path, chain=chain, **options):
+            F.cross_entropy(model(X), torch.arange(6) % 2).backward()
+            sampler.step()
+    store = sg.SampleStore(tmp_path)
+    sg.predict(model, store, X)
+    sg.predict(compiled(model), store, X)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.module.weight[0, 0] += 1e-3
+    words = r"^Draws of chain 0 of .* 1 of its other parameters, 'module.weight' among"
+    with pytest.warns(UserWarning, match=words):
+        sg.predict(other, store.chain(0), X)
+    with pytest.warns(UserWarning) as heard:
+        sg.predict(other, store, X)
+    assert len(heard) == 2  # once a chain
+    other.module.weight.data.copy_(model.module.weight)
+    other.body[1].weight.data.zero_()  # which a draw has
+    sg.predict(other, store, X)
+    # Nor does a chain go on with another.
+    sampler = sg.SGLD(other.body[1].parameters(), 0.1, num_data=6, seed=0)
+    sg.Collector(sampler, other, tmp_path, **options).close()
+    other.module.bias.data += 1
+    with pytest.warns(UserWarning, match=r"'module.bias' and 0 more of its other"):
+        collector = sg.Collector(sampler, other, tmp_path, **options)
+    collector.restart()
+    collector.close()
+    sg.Collector(sampler, other, tmp_path, **options).close()
+
+
+def test_a_whole_has_no_rest(tmp_path: Path) -> None:
+    stored(made(), tmp_path)
+    assert not [*tmp_path.glob("base-*")]
