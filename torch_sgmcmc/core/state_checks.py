@@ -245,14 +245,13 @@ def _check_state(sampler: Sampler, index: int, p: Tensor, state: Any) -> None:
         if sampler._STATE[key] is Tensor:
             check_tensor(f"{key} of parameter {index}", value, p.shape)
             shards.like(p, value, f"state_dict: {key} of parameter {index}")
+            if not shards.is_finite(value):
+                raise ValueError(
+                    f"Invalid state_dict: {key} of parameter {index} has elements that "
+                    "are not finite"
+                )
         else:
             check_count(key, value)
-    mean = state.get(PRIOR_MEAN)
-    if mean is not None and not shards.is_finite(mean):
-        raise ValueError(
-            f"Invalid state_dict: {PRIOR_MEAN} of parameter {index} has elements that "
-            "are not finite"
-        )
     sampler._check_saved_state(index, p, state)
 
 

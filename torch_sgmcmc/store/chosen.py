@@ -20,7 +20,8 @@ class Chosen:
     Args:
         model: a module, or a mapping from names to tensors.
         sampler: whose parameters are "sampled".
-        parameters: "all", "sampled", or patterns of names.
+        parameters: "all", "sampled" (those that require a gradient), or patterns of
+            names.
         buffers: whether buffers are stored as well.
     """
 
@@ -37,7 +38,9 @@ class Chosen:
             tensors = (*model.named_parameters(), *model.named_buffers())
             self._plain = plain_names(model, (name for name, _ in tensors))
         named = self._parameters()
-        sampled = {id(p) for g in sampler.param_groups for p in g["params"]}
+        sampled = {
+            id(p) for g in sampler.param_groups for p in g["params"] if p.requires_grad
+        }
         if parameters == "all":
             self._names = list(named)
         elif parameters == "sampled":
