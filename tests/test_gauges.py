@@ -422,6 +422,41 @@ def test_threads_and_state_do_not_change_a_bit() -> None:
     assert series(2, True) == whole
 
 
+@pytest.mark.parametrize("at", range(20, 32))
+def test_readings_of_minibatches_go_on_wherever_they_are_saved(at: int) -> None:
+    """The gradients of the step before the next look are saved with the rest."""
+
+    def readings(interrupted: bool) -> Any:
+        params = [nn.Parameter(torch.linspace(-1, 1, 40))]
+        sampler = sg.SGHMC(params, 0.01, **TARGET)
+        gauges = sg.Gauges(sampler, every=2)
+        run(sampler, params, at)
+        if interrupted:
+            state = copy.deepcopy(gauges.state_dict())
+            gauges.detach()
+            gauges = sg.Gauges(sampler, every=2)
+            gauges.load_state_dict(state)
+        run(sampler, params, 40)
+        return gauges.state_dict()["series"], gauges.all().minibatch_heating
+
+    assert repr(readings(True)) == repr(readings(False))
+
+
+def test_previous_gradients_that_cannot_be() -> None:
+    params = [nn.Parameter(torch.ones(4))]
+    gauges = sg.Gauges(sg.SGHMC(params, 0.01, **TARGET), every=1)
+    before = gauges.state_dict()
+    for gradients, message in (
+        ({1: torch.ones(4)}, "previous_gradients .must be of the 1 parameters"),
+        ({0: torch.ones(3)}, r"previous gradient of parameter 0 has shape \[3\]"),
+        ({0: torch.full((4,), math.nan)}, "elements that are not finite"),
+    ):
+        previous = {"step": 3, "gradients": gradients}
+        with pytest.raises(ValueError, match=message):
+            gauges.load_state_dict({**before, "previous_gradients": previous})
+        assert gauges.state_dict() == before
+
+
 def test_what_has_no_mass_beside_others_has_one_of_1() -> None:
     """As a state dict may leave it; the update takes it so."""
     series = []

@@ -38,7 +38,10 @@ from torch_sgmcmc.core import operators as ops
 
 BAD = {"nan": torch.nan, "inf": torch.inf, "-inf": -torch.inf}
 EACH = pytest.mark.parametrize("value", BAD)
-ENDS = " The step was not made; nonfinite='skip' leaves such steps out"
+ENDS = (
+    " The step was not made. If losses have grown, the chain has diverged and needs a "
+    "smaller lr; where it is rare, nonfinite='skip' leaves such steps out"
+)
 
 
 # ---- The operators ---------------------------------------------------------------

@@ -18,6 +18,7 @@ from torch_sgmcmc.core.master import has_master
 from torch_sgmcmc.core.momentum import state_dtype
 from torch_sgmcmc.core.operators import gauge_sums
 from torch_sgmcmc.core.prior import PRIOR_MEAN, prior_of
+from torch_sgmcmc.core.state_checks import check_count, check_tensor
 from torch_sgmcmc.core.trajectory_heat import TrajectoryHeat
 from torch_sgmcmc.sampler import Sampler, Work
 
@@ -332,9 +333,18 @@ class Gauges:
     # ---- Checkpoints ----------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What was observed, as lists of numbers."""
+        """What was observed, as lists of numbers.
+
+        And, where the next observation will compare gradients with those of the step
+        before it, these: ``previous_gradients``.
+        """
         self._read()
-        return {"every": self._every, "series": self._host.state}
+        kept = {"every": self._every, "series": self._host.state}
+        if self._previous is not None:
+            step, grads = self._previous
+            by_place = {self._place[p]: grad for p, grad in grads.items()}
+            kept["previous_gradients"] = {"step": step, "gradients": by_place}
+        return kept
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from what :meth:`state_dict` returned, for the same parameters.
@@ -343,13 +353,37 @@ class Gauges:
             ValueError: it is of other parameters. Nothing has been loaded.
         """
         check_integer("every", state_dict["every"], low=1)
+        previous = self._read_previous(state_dict.get("previous_gradients"))
         self._host.state = state_dict["series"]
         self._rows.clear()
         self._others = []
         self._forces.clear()
-        self._every = state_dict["every"]
+        self._every, self._previous = state_dict["every"], previous
         redraws = self._attached().param_groups[0].get("resample_momentum_every", 0)
         self._interval = _C.observation_interval(self._every, redraws)
+
+    def _read_previous(
+        self, saved: Mapping[str, Any] | None
+    ) -> tuple[int, dict[Tensor, Tensor]] | None:
+        if saved is None:
+            return None
+        step = check_count("step", saved["step"])
+        grads = {}
+        for place, grad in saved["gradients"].items():
+            if place not in range(len(self._params)):
+                raise ValueError(
+                    "Invalid state_dict: previous_gradients (must be of the "
+                    f"{len(self._params)} parameters, by their numbers)"
+                )
+            p = self._params[place]
+            what = f"previous gradient of parameter {place}"
+            check_tensor(what, grad, p.shape)
+            if not bool(grad.isfinite().all()):
+                raise ValueError(
+                    f"Invalid state_dict: {what} has elements that are not finite"
+                )
+            grads[p] = grad.detach().to(p.device, p.dtype, copy=True)
+        return step, grads
 
     # ---- Observations ---------------------------------------------------------
 

@@ -247,5 +247,8 @@ def _message(sampler: Sampler, seen: list[Seen], got: str) -> str:
         text += f" (and for {len(found) - 1} more)"
     text += ". The step was not made"
     if "skip" in sampler._NONFINITE:
-        text += "; nonfinite='skip' leaves such steps out"
+        text += (
+            ". If losses have grown, the chain has diverged and needs a smaller lr; "
+            "where it is rare, nonfinite='skip' leaves such steps out"
+        )
     return text

@@ -49,7 +49,9 @@ std::string MessageOf(
   }
   if (more > 0) text += " (and for " + std::to_string(more) + " more)";
   return text +
-         ". The step was not made; nonfinite(\"skip\") leaves such steps out";
+         ". The step was not made. If losses have grown, the chain has diverged "
+         "and needs a smaller lr; where it is rare, nonfinite(\"skip\") leaves "
+         "such steps out";
 }
 
 }  // namespace
