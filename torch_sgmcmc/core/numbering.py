@@ -134,6 +134,10 @@ def check_numbers(sampler: Sampler, groups: Sequence[Mapping[str, Any]]) -> None
             if size > 0:
                 ranges.append((offset, _end(offset, size)))
     end = check_integer(NEXT, groups[0][NEXT], high=_MOST)
+    if end % _C.NOISE_BLOCK:
+        raise ValueError(
+            f"Invalid {NEXT}: {end} (must be a multiple of {_C.NOISE_BLOCK})"
+        )
     ranges.sort()
     following = [*(begin for begin, _ in ranges[1:]), end]
     for (begin, last), limit in zip(ranges, following, strict=False):

@@ -17,6 +17,7 @@ from torch_sgmcmc.core.checks import (
     check_integer,
     check_seed,
 )
+from torch_sgmcmc.core.given import given
 from torch_sgmcmc.core.numbering import OFFSETS, SIZES, check_numbers
 from torch_sgmcmc.core.param_groups import SAMPLER_KEYS
 from torch_sgmcmc.core.prior import PRIOR_MEAN
@@ -241,11 +242,13 @@ def _check_state(sampler: Sampler, index: int, p: Tensor, state: Any) -> None:
     unknown = set(state).difference(sampler._STATE)
     if unknown:
         raise ValueError(_unknown(sampler, f"the state of parameter {index}", unknown))
+    ranged = given(state)  # whose own checks say more
     for key, value in state.items():
         if sampler._STATE[key] is Tensor:
             check_tensor(f"{key} of parameter {index}", value, p.shape)
             shards.like(p, value, f"state_dict: {key} of parameter {index}")
-            if not shards.is_finite(value):
+            has_range = key in ranged and key != PRIOR_MEAN
+            if not has_range and not shards.is_finite(value):
                 raise ValueError(
                     f"Invalid state_dict: {key} of parameter {index} has elements that "
                     "are not finite"
