@@ -313,6 +313,7 @@ class HMCECS(SharedSettings):
 
     def _check_groups(self) -> None:
         self._check_all_groups()
+        self._check_sizes()
         params = self._all_params()
         if not params:
             raise RuntimeError("HMCECS has no parameters that require gradients")

@@ -28,7 +28,7 @@ from torch_sgmcmc.core.correlated_noise import (
     noise_factor,
 )
 from torch_sgmcmc.core.diagonal import check_saved_diagonal, diagonals
-from torch_sgmcmc.core.fit import check_fit
+from torch_sgmcmc.core.fit import check_fits
 from torch_sgmcmc.core.given import GIVEN_FRICTION, GIVEN_MASS, GIVEN_VARIANCE
 from torch_sgmcmc.core.many_chains import ManyChains
 from torch_sgmcmc.core.master import has_master, start_masters
@@ -544,13 +544,13 @@ class SGHMC(ManyChains):
             The variances once all rest on enough gradients, until then nothing.
         """
         # An operator that refuses the momenta would do so when this has been changed.
-        for p, grad in zip(params, grads, strict=True):
-            momentum = self.state[p]["momentum"]
+        states = [self.state[p] for p in params]
+        for p, state in zip(params, states, strict=True):
+            momentum = state["momentum"]
             if momentum.dtype is not state_dtype(p) or momentum.shape != p.shape:
-                check_fit(self, group, p, grad)
+                check_fits(self, [(group, params, grads, [])])
         by_count: dict[int, list[tuple[dict[str, Any], Tensor]]] = {}
-        for p, grad in zip(params, grads, strict=True):
-            state = self.state[p]
+        for p, state, grad in zip(params, states, grads, strict=True):
             count = state.get("num_grads", 0)
             if count == 0:
                 like = {"dtype": state_dtype(p)}
@@ -569,7 +569,6 @@ class SGHMC(ManyChains):
                 shards.locals_of(state["previous_grad"] for state, _ in members),
                 weight=max(1.0 / count, _FORGETTING),
             )
-        states = [self.state[p] for p in params]
         if min(state["num_grads"] for state in states) <= _MIN_GRADIENTS:
             return []
         variances = [state["grad_variance"] for state in states]

@@ -31,10 +31,11 @@ _LONG = 20
 class Absences:
     """Which parameters had no gradient in which steps, until that has been said."""
 
-    def __init__(self, *, says: bool = True) -> None:
-        #: Whether there is something to look at after a step, and steps made.
+    def __init__(self, sampler: Sampler | None = None, *, says: bool = True) -> None:
+        #: Whether there is something to look at after a step.
         self.any = False
-        self.steps = 0
+        # Steps before any that are seen here.
+        self._before = 0 if sampler is None else _steps(sampler)
         self._now: list[Tensor] = []
         self._moved = True
         # Of a parameter: steps without a gradient, and those after one with it.
@@ -65,10 +66,14 @@ class Absences:
         absent = set(self._now)
         self._now.clear()
         if "sometimes" in self._said:
-            absent.clear()
+            self.any = False
+            return
+        if isinstance(sampler.param_groups[0]["step"], Tensor) and _is_capturing():
+            return  # counters are not to be read now
+        steps = _steps(sampler) - self._before
         for p in absent:
             missed, later = self._missing.get(p, (0, 0))
-            had_one = self.steps > missed + 1
+            had_one = steps > missed + 1
             self._missing[p] = missed + 1, later + had_one
         found = [
             p
@@ -79,7 +84,7 @@ class Absences:
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
             missed, _ = self._missing[found[0]]
             who = f"parameter {name_of(sampler, found[0])}{more}"
-            how_often = f"in {missed} of {self.steps} steps"
+            how_often = f"in {missed} of {steps} steps"
             self._missing.clear()
             self._say(sampler, "sometimes", _SOMETIMES.format(who, how_often))
         self.any = bool(self._missing)
@@ -88,6 +93,16 @@ class Absences:
         if what not in self._said:
             self._said.add(what)
             warnings.warn(f"{type(sampler).__name__} {message}", stacklevel=4)
+
+
+def _steps(sampler: Sampler) -> int:
+    """Those that were made or left out."""
+    group = sampler.param_groups[0]
+    return int(group["step"]) + int(group["num_skipped"])
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 _NOTHING = (

@@ -12,46 +12,72 @@ from torch_sgmcmc.core.momentum import state_dtype
 from torch_sgmcmc.core.parameters import DTYPES, check_parameter, name_of
 
 if TYPE_CHECKING:
-    from torch_sgmcmc.sampler import Sampler
+    from torch_sgmcmc.sampler import Sampler, Work
 
-__all__ = ["check_fit"]
+__all__ = ["check_fits"]
 
 
-def check_fit(
-    sampler: Sampler, group: Mapping[str, Any], p: Tensor, grad: Tensor
-) -> None:
-    """Raises if an operator would refuse the parameter, its gradient or its state.
+def check_fits(sampler: Sampler, work: list[Work]) -> None:
+    """Raises if an operator would refuse a parameter, its gradient or its state.
 
     One operator changes nothing then. Before the first of several all that they would
     refuse has to be known.
     """
-    shape, dtype, device = p.shape, p.dtype, p.device
-    name = type(sampler).__name__
-    is_plain = p.is_contiguous() and p.layout is torch.strided and dtype in DTYPES
-    if not is_plain or device.type not in ("cpu", "cuda"):
-        check_parameter(name, p)
-    if grad.dtype is not dtype or grad.shape != shape or grad.device != device:
+    states = sampler.state
+    for group, params, grads, _ in work:
+        device = params[0].device  # that of all in a list
+        on_cpu = device.type == "cpu"
+        if not on_cpu:
+            _check_device(sampler, group, device)
+        for p, grad in zip(params, grads, strict=True):
+            shape, dtype = p.shape, p.dtype
+            # (A device is compared by the shortest way.)
+            if (
+                grad.dtype is not dtype
+                or grad.shape != shape
+                or not (grad.is_cpu if on_cpu else grad.device == device)
+            ):
+                raise _unlike_gradient(sampler, p, grad)
+            if not p.is_contiguous() or dtype not in DTYPES:
+                check_parameter(type(sampler).__name__, p)
+            wanted = torch.float64 if dtype is torch.float64 else torch.float32
+            state = states.get(p)
+            for key, value in state.items() if state else ():
+                if isinstance(value, Tensor) and (
+                    value.shape != shape
+                    or value.dtype is not wanted
+                    or value.layout is not torch.strided
+                    or not (value.is_cpu if on_cpu else value.device == device)
+                ):
+                    raise _unlike_state(sampler, p, key, value)
+
+
+def _unlike_gradient(sampler: Sampler, p: Tensor, grad: Tensor) -> RuntimeError:
+    return RuntimeError(
+        f"{type(sampler).__name__} got a gradient of {grad.dtype} and shape "
+        f"{list(grad.shape)} on {grad.device} for a parameter of {p.dtype} and shape "
+        f"{list(p.shape)} on {p.device} (must be equal)"
+    )
+
+
+def _unlike_state(sampler: Sampler, p: Tensor, key: str, value: Tensor) -> RuntimeError:
+    return RuntimeError(
+        f"{type(sampler).__name__} has a {key} of {value.dtype}, shape "
+        f"{list(value.shape)} and layout {value.layout} on {value.device} for "
+        f"parameter {name_of(sampler, p)} (must be of {state_dtype(p)}, "
+        f"{list(p.shape)} and torch.strided on {p.device}): was the parameter "
+        "replaced, or moved?"
+    )
+
+
+def _check_device(
+    sampler: Sampler, group: Mapping[str, Any], device: torch.device
+) -> None:
+    name, step = type(sampler).__name__, group["step"]
+    if device.type != "cuda":
         raise RuntimeError(
-            f"{name} got a gradient of {grad.dtype} and shape {list(grad.shape)} on "
-            f"{grad.device} for a parameter of {dtype} and shape {list(shape)} on "
-            f"{device} (must be equal)"
+            f"{name} got a parameter on the device {device} (must be cpu or cuda)"
         )
-    wanted = state_dtype(p)
-    state = sampler.state.get(p)
-    for key, value in state.items() if state else ():
-        if isinstance(value, Tensor) and (
-            value.shape != shape
-            or value.dtype is not wanted
-            or value.device != device
-            or value.layout is not torch.strided
-        ):
-            raise RuntimeError(
-                f"{name} has a {key} of {value.dtype}, shape {list(value.shape)} and "
-                f"layout {value.layout} on {value.device} for parameter "
-                f"{name_of(sampler, p)} (must be of {wanted}, {list(shape)} and "
-                f"torch.strided on {device}): was the parameter replaced, or moved?"
-            )
-    step = group["step"]
     if isinstance(step, Tensor) and step.device != device:
         raise RuntimeError(
             f"{name} counts the steps of a group on {step.device}, and has a parameter "

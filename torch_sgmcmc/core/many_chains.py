@@ -29,11 +29,6 @@ class ManyChains(Sampler):
     def _numel_of_chain(self, p: Tensor) -> int:
         return p.numel() // (self.param_groups[0]["num_chains"] or 1)
 
-    def _sizes(self, params: list[Tensor]) -> list[int]:
-        if self.param_groups[0]["num_chains"] is None:
-            return super()._sizes(params)
-        return [*map(self._numel_of_chain, params)]
-
     def _step_arguments(self, group: dict[str, Any]) -> dict[str, Any]:
         arguments = super()._step_arguments(group)
         if group["num_chains"] is not None:
