@@ -291,3 +291,27 @@ def test_settings_that_are_put_back_rewind_nothing(kind: str) -> None:
     other.sampler.renumber()
     assert other.sampler.seed == 6
     assert int(other.sampler.param_groups[0]["step"]) == 2
+
+
+@pytest.mark.parametrize("kind", ["SGHMC", "EWSG", "HMC"])
+def test_chains_in_one_tensor(kind: str) -> None:
+    """Those with seeds of their own are numbered as one, others all together."""
+    p = nn.Parameter(torch.zeros(3, 200))
+    options = {"HMC": {"step_size": 0.1, "num_steps": 2}}.get(kind, {"lr": 0.1})
+    sampler = getattr(sg, kind)([p], num_data=10, num_chains=3, seed=0, **options)
+    draws = iter(range(100))
+
+    def closure() -> torch.Tensor:
+        p.grad = torch.full_like(p, float(next(draws)))
+        return p.detach().square().sum(1)
+
+    sampler.step(closure)
+    assert sampler.param_groups[0]["sizes"] == [200 if kind == "SGHMC" else 600]
+    p.data = torch.zeros(3, 201)
+    with pytest.raises(RuntimeError, match=r"call renumber\(\)"):
+        sampler.step(closure)
+    forget_state(sampler, p)
+    p.grad = None
+    sampler.renumber()
+    sampler.step(closure)
+    assert sampler.param_groups[0]["sizes"] == [201 if kind == "SGHMC" else 603]

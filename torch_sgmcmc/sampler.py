@@ -160,6 +160,9 @@ class Sampler(Optimizer):
     #: Values of ``nonfinite`` that it takes.
     _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip", "allow")
 
+    #: Whether ``num_chains`` are numbered as one chain, with a seed each.
+    _CHAINS_HAVE_SEEDS: ClassVar[bool] = False
+
     #: Whether it can be captured in a CUDA graph.
     _CAPTURABLE: ClassVar[bool] = True
 
@@ -772,9 +775,9 @@ class Sampler(Optimizer):
         params: list[Tensor] = []
         grads: list[Tensor] = []
         offsets: list[int] = []
-        sizes, chains = group["sizes"], group.get("num_chains") or 1
-        if chains > 1:
-            sizes = [chains * size for size in sizes]
+        sizes = group["sizes"]
+        if self._CHAINS_HAVE_SEEDS and group["num_chains"] is not None:
+            sizes = [group["num_chains"] * size for size in sizes]
         if len(group["params"]) != len(sizes):
             raise numbering.unlike(self, group)
         strided, on_cpu = torch.strided, True

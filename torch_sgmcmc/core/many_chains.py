@@ -23,6 +23,7 @@ __all__ = ["ManyChains"]
 class ManyChains(Sampler):
     """A sampler that goes by gradients alone, of which many chains can run at once."""
 
+    _CHAINS_HAVE_SEEDS: ClassVar[bool] = True
     _SHARED: ClassVar[tuple[str, ...]] = ("num_chains",)
     _MANAGED: ClassVar[tuple[str, ...]] = (*Sampler._MANAGED, "num_chains")
 
