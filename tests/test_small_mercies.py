@@ -159,6 +159,8 @@ def test_a_lookahead_is_heard(tmp_path: Path) -> None:
     network = model()
     sampler = sghmc(network.parameters(), seed=0)
     outside = Lookahead(sampler)
+    with pytest.raises(ValueError, match="SGHMC is inside of a Lookahead, which pulls"):
+        sampler.step()
     with pytest.raises(ValueError, match="inside of a Lookahead, which averages"):
         sg.Collector(sampler, network, tmp_path)
     with pytest.raises(TypeError, match=r"Invalid sampler: Lookahead .must be a Sam"):

@@ -92,6 +92,12 @@ def check_later_keys(
     Others may keep there what they like, under names of their own.
     """
     _check_meaningful(sampler, known, group, group["num_data"])
+    if "lookahead_alpha" in group:
+        raise ValueError(
+            f"Invalid optimizer: {sampler} is inside of a Lookahead, which pulls the "
+            "parameters back every few steps: that samples no posterior (step the "
+            "sampler itself)"
+        )
     for key in group:
         if key not in known and key not in FOREIGN_KEYS:
             near = get_close_matches(key, known, n=1, cutoff=0.85)
