@@ -445,6 +445,7 @@ HMCECS::Move HMCECS::trajectory(ECSTarget& target,
   if (observer() == nullptr) return travel(target, present, r, most_steps);
   std::vector<Work> work(1);
   work[0].options = &options_of(0);
+  work[0].step.host = num_steps();
   work[0].params = all_params();
   const std::unique_ptr<TrajectoryHeat> heat = observer()->trajectory(work);
   if (heat == nullptr) return travel(target, present, r, most_steps);

@@ -39,7 +39,7 @@ def check_fits(sampler: Sampler, work: list[Work]) -> None:
             ):
                 raise _unlike_gradient(sampler, p, grad)
             if not p.is_contiguous() or dtype not in DTYPES:
-                check_parameter(type(sampler).__name__, p)
+                _check_parameter(sampler, p)
             wanted = torch.float64 if dtype is torch.float64 else torch.float32
             state = states.get(p)
             for key, value in state.items() if state else ():
@@ -50,6 +50,13 @@ def check_fits(sampler: Sampler, work: list[Work]) -> None:
                     or not (value.is_cpu if on_cpu else value.device == device)
                 ):
                     raise _unlike_state(sampler, p, key, value)
+
+
+def _check_parameter(sampler: Sampler, p: Tensor) -> None:
+    try:
+        check_parameter(type(sampler).__name__, p)
+    except ValueError as error:  # it was right when it was given
+        raise RuntimeError(str(error)) from error
 
 
 def _unlike_gradient(sampler: Sampler, p: Tensor, grad: Tensor) -> RuntimeError:
