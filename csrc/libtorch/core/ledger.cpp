@@ -39,12 +39,14 @@ Sampler::Sampler(Sampler&& other) noexcept
 Sampler& Sampler::operator=(Sampler&& other) noexcept {
   if (this == &other) return *this;
   leave();
+  // NOLINTBEGIN(bugprone-use-after-move): torch's part is moved, then ours.
   Optimizer::operator=(std::move(other));
   watch_ = std::move(other.watch_);
   prior_means_ = std::move(other.prior_means_);
   observer_ = std::exchange(other.observer_, nullptr);
   ledger_ = std::move(other.ledger_);
   place_ = std::move(other.place_);
+  // NOLINTEND(bugprone-use-after-move)
   if (place_ != nullptr) *place_ = this;
   if (observer_ != nullptr) observer_->follow(this);
   return *this;
@@ -94,7 +96,9 @@ void Sampler::begin_step() {
   const Count& made = ledger_->groups[0].step;
   const std::string shared = ledger_->turns.take(
       ledger_->seed, name(), *param, !made.is_on_device() && made.host == 0);
-  if (!shared.empty()) TORCH_WARN(shared);
+  if (!shared.empty()) {
+    TORCH_WARN(shared);
+  }
 }
 
 // Takes what a group's options leave open from the sampler's, and what has been
