@@ -157,6 +157,7 @@ def unlike(rank: int, size: int) -> Any:
             group["max_variance"] *= 2
         elif last and what == "steps":
             group["step"] += 1
+            sampler._note()
         found[what] = outcome(data, closure, sampler)
     return found
 

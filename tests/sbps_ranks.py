@@ -189,6 +189,7 @@ def unlike(rank: int, size: int) -> Any:
             sampler.model = model
         elif last and what == "steps":
             sampler.param_groups[0]["step"] += 1
+            sampler._note()
         step = sampler.param_groups[0]["step"]
         found[what] = outcome(model, sampler, losses)
         found[what]["step"] -= step
