@@ -256,11 +256,11 @@ def test_losses_of_chains_of_wrong_shapes() -> None:
             ValueError,
             message.format(list(wrong.shape)),
         )
-    other = sg.HMC([nn.Parameter(torch.ones(5, 2))], **GOOD)
+    other = sg.HMC([nn.Parameter(torch.ones(2, 4))], **GOOD)
     fails(
         lambda: other.load_state_dict(sampler.state_dict()),
         ValueError,
-        "Invalid parameter: shape [5, 2] (must have a leading dimension of num_chains "
+        "Invalid parameter: shape [2, 4] (must have a leading dimension of num_chains "
         "= 4)",
     )
 

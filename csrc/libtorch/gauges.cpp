@@ -278,7 +278,7 @@ struct Gauges::Observer : StepObserver {
     int64_t step = 0;
     detail::FromValue("step", saved.at("step"), step);
     CheckCount("step", step);
-    std::unordered_map<const void*, at::Tensor> read;
+    std::unordered_map<const void*, at::Tensor> found;
     for (const auto& entry : gradients.entries()) {
       const int64_t number = entry.key().isInt() ? entry.key().toInt() : -1;
       if (number < 0 || number >= static_cast<int64_t>(all.size())) {
@@ -295,9 +295,9 @@ struct Gauges::Observer : StepObserver {
         Invalid("Invalid state_dict: " + what +
                 " has elements that are not finite");
       }
-      read[param.unsafeGetTensorImpl()] = gradient;
+      found[param.unsafeGetTensorImpl()] = gradient;
     }
-    return {step, std::move(read)};
+    return {step, std::move(found)};
   }
 
   // Forgets what has not been read.

@@ -154,11 +154,11 @@ void Sampler::set_gate(std::vector<Work>& work) {
   std::vector<at::Tensor> counts;
   counts.reserve(seen.size());
   for (const Seen& s : seen) counts.push_back(s.counts);
-  const Count& step = work[0].step;
+  const Count& made = work[0].step;
   std::optional<at::Tensor> device_step;
-  if (step.is_on_device()) device_step = step.device;
+  if (made.is_on_device()) device_step = made.device;
   const at::Tensor gate = step_or_nothing(
-      counts.size() == 1 ? counts[0] : at::cat(counts), step.host, device_step);
+      counts.size() == 1 ? counts[0] : at::cat(counts), made.host, device_step);
   for (Work& lists : work) lists.gate = gate;
   if (device_step) return;
   const c10::Device device = gate.device();

@@ -221,23 +221,23 @@ void Sampler::load_state_dict(const StateDict& dict) {
     for (size_t p = 0; p < indices.size(); ++p) {
       known.push_back(std::to_string(indices[p]));
       if (!state.contains(indices[p])) continue;
-      const StateDict saved = state.at(indices[p]);
+      const StateDict kept = state.at(indices[p]);
       auto restored = new_state();
       std::vector<std::string> keys = {"prior_mean"};
       if (restored != nullptr) {
         const auto more = restored->keys();
         keys.insert(keys.end(), more.begin(), more.end());
       }
-      CheckKnownKeys(saved,
+      CheckKnownKeys(kept,
                      keys,
                      "the state of parameter " + std::to_string(indices[p]),
                      name());
       // Before its first step a parameter has no other state.
       const bool is_mean_alone =
-          saved.contains("prior_mean") && saved.entries().size() == 1;
+          kept.contains("prior_mean") && kept.entries().size() == 1;
       if (restored == nullptr || is_mean_alone) continue;
       const at::Tensor& param = ours.params()[p];
-      restored->from_dict(saved, param, indices[p]);
+      restored->from_dict(kept, param, indices[p]);
       // In lower precision the chain had one.
       if (!HasMaster(param)) restored->master = at::Tensor();
       new_states.emplace_back(param.unsafeGetTensorImpl(), std::move(restored));

@@ -24,7 +24,7 @@ struct Turns::Registry {
   // Where a sampler of an earlier time began.
   struct Begin {
     c10::weak_intrusive_ptr<c10::TensorImpl> param;
-    uint32_t checksum;
+    uint32_t checksum;  // cppcheck-suppress unusedStructMember
   };
 
   std::mutex mutex;
