@@ -14,6 +14,8 @@ import torch
 from harness import cpp
 from stored_files import files
 
+import torch_sgmcmc as sg
+
 pytestmark = pytest.mark.cpp
 
 PROJECT = """
@@ -24,6 +26,22 @@ add_executable(documents documents.cpp)
 target_link_libraries(documents PRIVATE TorchSGMCMC::torch_sgmcmc)
 target_compile_options(documents PRIVATE -Wall -Wextra -Werror)
 """
+
+# What a reader has before, and what calls the functions of the snippets.
+MODEL = """
+  torch::nn::Linear net(5, 3);
+  torch_sgmcmc::SGHMC sampler(
+      net->parameters(), torch_sgmcmc::SGHMCOptions(0.01).num_data(64));
+  const auto x = torch::randn({64, 5});
+  const auto y = torch::arange(64).remainder(3);
+"""
+CALLS = {
+    "main": "  {}::program();",
+    "save_chain": "  {}::save_chain(*net, sampler);",
+    "load_chain": "  {}::load_chain(*net, sampler);",
+    "collect": "  {}::collect(net, sampler, x, y);",
+    "predict": "  if (!{}::predict(net, x).mean.defined()) return 1;",
+}
 
 
 def snippets() -> list[str]:
@@ -47,15 +65,21 @@ def test_snippets_compile_and_run(
         rest = "\n".join(line for line in lines if line not in own)
         rest = rest.replace("int main()", "void program()")  # without a return
         body += f"namespace block{number} {{\n{rest}\n}}\n"
-    mains = [n for n, block in enumerate(blocks) if "int main()" in block]
-    calls = " ".join(f"block{n}::program();" for n in mains)
-    assert mains
-    source = "\n".join([*includes, body, f"int main() {{ {calls} }}\n"])
+    calls = [
+        CALLS[name].format(f"block{number}")
+        for number, block in enumerate(blocks)
+        for name in re.findall(r"^\w\S* (\w+)\(", block, re.MULTILINE)
+    ]
+    assert len(calls) >= len(blocks)
+    main = "\n".join(["int main() {", MODEL, *calls, "}", ""])
+    source = "\n".join([*includes, body, main])
     (tmp_path / "documents.cpp").write_text(source)
     (tmp_path / "CMakeLists.txt").write_text(PROJECT)
     project = cpp.Project(tmp_path, tmp_path / "build", bare_path)
     project.configure(cpp_package, torch.utils.cmake_prefix_path)
-    assert cpp.run(project.program("documents")) == ""
+    assert cpp.run("env", "-C", tmp_path, project.program("documents")) == ""
+    assert (tmp_path / "chain.pt").exists()
+    assert len(sg.SampleStore(tmp_path / "draws")) > 1
 
 
 def test_commands_are_those_of_presets() -> None:

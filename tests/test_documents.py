@@ -1,7 +1,6 @@
 """What the documents tell a user to write runs as it stands there."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,46 +70,3 @@ def test_python(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-
-
-PROGRAM = """
-{includes}
-#include <torch/torch.h>
-int main() {{
-  torch::nn::Linear net(5, 3);
-  const auto x = torch::randn({{64, 5}});
-  const auto y = torch::arange(64).remainder(3);
-  auto loader = std::make_unique<std::vector<torch::data::Example<>>>();
-  for (int i = 0; i < 3; ++i) loader->emplace_back(x, y);
-  {body}
-}}
-"""
-
-
-@pytest.mark.cpp
-def test_cpp(
-    cpp_package: Path, bare_path: str, tmp_path: Path, one_thread: Callable[..., None]
-) -> None:
-    readme = blocks(cpp.CHECKOUT / "README.md", "cpp")
-    page = blocks(cpp.CHECKOUT / "docs" / "cpp.md", "cpp")
-    assert len(readme) == 1 and len(page) == 4
-    scopes = "".join(f"{{\n{text}\n}}\n" for text in (*readme, "".join(page)))
-    includes = set(re.findall(r"^#include .*$", scopes, re.MULTILINE))
-    body = re.sub(r"^#include .*$", "", scopes, flags=re.MULTILINE)
-    source = tmp_path / "snippets"
-    source.mkdir()
-    (source / "snippets.cpp").write_text(
-        PROGRAM.format(includes="\n".join(includes), body=body)
-    )
-    (source / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.25)\n"
-        "project(app LANGUAGES CXX)\n"
-        "find_package(TorchSGMCMC CONFIG REQUIRED)\n"
-        "add_executable(app snippets.cpp)\n"
-        "target_link_libraries(app PRIVATE TorchSGMCMC::torch_sgmcmc)\n"
-    )
-    project = cpp.Project(source, tmp_path / "build", bare_path)
-    project.configure(cpp_package, torch.utils.cmake_prefix_path)
-    cpp.run("env", "-C", tmp_path, project.program("app"))
-    assert (tmp_path / "chain.pt").exists()
-    assert len(sg.SampleStore(tmp_path / "draws")) == 2

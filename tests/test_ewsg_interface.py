@@ -88,6 +88,8 @@ def test_defaults() -> None:
         "step": 0,
         "num_skipped": 0,
         "offsets": [0],
+        "sizes": [3],
+        "next_offset": 128,
     }
     assert sampler.target_summary().startswith("EWSG samples p(θ)")
 

@@ -248,17 +248,6 @@ def test_older_state_dicts_began_afresh_at_each_step() -> None:
         other.run(2)
 
 
-def test_older_pickles() -> None:
-    old = Mean(persistent_index_chain=False).run(2).sampler
-    for values in (old.defaults, *old.param_groups):
-        for key in LATER:
-            values.pop(key, None)
-    new = pickle.loads(pickle.dumps(old))
-    assert [new.param_groups[0][key] for key in LATER] == [False, 0, []]
-    new.add_param_group({"params": [nn.Parameter(torch.zeros(1, 2))]})
-    assert [new.param_groups[1][key] for key in LATER] == [False, 0, []]
-
-
 @pytest.mark.parametrize(
     ("numbers", "kind", "message"),
     [

@@ -16,6 +16,7 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
@@ -413,7 +414,7 @@ def test_threads_and_state_do_not_change_a_bit() -> None:
                 gauges = sg.Gauges(sampler, every=7, center=center)
                 gauges.load_state_dict(state)
             run(sampler, params, 26)
-            return gauges.state_dict()
+            return tree_map_only(Tensor, Tensor.tolist, gauges.state_dict())
         finally:
             torch.set_num_threads(before)
 

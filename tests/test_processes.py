@@ -93,6 +93,7 @@ def program(folder: Path) -> subprocess.Popen[str]:
     )
     return subprocess.Popen(
         [sys.executable, "-c", code, str(folder)],
+        cwd=folder,  # not that of the sources, which have no binaries
         **{"stderr": subprocess.PIPE, "text": True, "start_new_session": True},
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
@@ -103,9 +104,12 @@ def never_ends(folder: Path) -> None:
     run(folder / "run", chains=3, processes=2, callbacks=Tells(folder), **options)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
+def wait_for(
+    condition: Callable[[], bool], process: subprocess.Popen[str] | None = None
+) -> None:
     end = time.monotonic() + 120
     while not condition():
+        assert process is None or process.poll() is None, process.communicate()[1]
         assert time.monotonic() < end, "it never came"
         time.sleep(0.05)
 
@@ -123,7 +127,7 @@ def test_what_ends_the_parent_ends_all(how: str, tmp_path: Path) -> None:
     """Chains are saved, none begins, and the store is free."""
     process = program(tmp_path)
     paths = [tmp_path / "pid-0", tmp_path / "pid-1"]
-    wait_for(lambda: all(path.exists() for path in paths))
+    wait_for(lambda: all(path.exists() for path in paths), process)
     children = [int(path.read_text()) for path in paths]
     if how == "Ctrl-C":  # goes to all of a terminal
         os.killpg(process.pid, signal.SIGINT)
@@ -170,6 +174,7 @@ def test_what_has_no_file(how: str, tmp_path: Path) -> None:
     arguments = ["-c", code] if how == "-c" else ["-"]
     ended = subprocess.run(
         [sys.executable, *arguments],
+        cwd=tmp_path,
         **{"input": code, "capture_output": True, "text": True},
     )
     assert ended.returncode == 1

@@ -127,8 +127,9 @@ def test_what_one_rank_sees_all_ranks_go_by(ranks: Any, placement: str) -> None:
         assert rank[f"raise, {placement}"] == (
             "RuntimeError: SGHMC got a gradient that is not finite: 1 NaN and 0 "
             "infinite of 15 elements, for parameter 0 of group 0, of shape [5, 3] (and "
-            "for 2 more). The step was not made; nonfinite='skip' leaves such steps "
-            "out",
+            "for 2 more). The step was not made. If losses have grown, the chain has "
+            "diverged and needs a smaller lr; where it is rare, nonfinite='skip' "
+            "leaves such steps out",
             0,
             True,
         )

@@ -250,9 +250,13 @@ class Sampler(Optimizer):
         self._absences = Absences()
 
     def _note(self) -> None:
-        """Keeps what is the sampler's own in its groups, as it is now."""
+        """Keeps what is the sampler's own in its groups, as it is now.
+
+        In place: Lightning's wrapper has a copy of ``__dict__``, and calls methods of
+        its class with itself.
+        """
         keys = ("seed", *_COUNTERS, numbering.NEXT, *_OF_GROUP, *self._PROGRESS)
-        self._own = [
+        self._own[:] = [
             (group, {key: group[key] for key in keys}) for group in self.param_groups
         ]
 
@@ -269,7 +273,7 @@ class Sampler(Optimizer):
         kept = {id(group): values for group, values in own}
         # Of a dict that is new, what all groups have alike.
         alike = {k: v for k, v in own[0][1].items() if k not in _OF_GROUP}
-        self._own = [(g, kept.get(id(g), alike)) for g in groups]
+        self._own[:] = [(g, kept.get(id(g), alike)) for g in groups]
         for group, values in self._own:
             group.update(values)
 
@@ -863,7 +867,7 @@ class Sampler(Optimizer):
             self._finish_loading(loading)
             self._note()
 
-        present = {**self.__dict__}  # what it says of the state, too
+        present, own = {**self.__dict__}, [*self._own]  # what says of the state, too
         # So that ours is the last of torch's hooks before, and the first after.
         before = self.register_load_state_dict_pre_hook(check)
         after = self.register_load_state_dict_post_hook(finish, prepend=True)
@@ -871,6 +875,7 @@ class Sampler(Optimizer):
             super().load_state_dict(state_dict)
         except BaseException:
             self.__dict__.update(present)
+            self._own[:] = own
             raise
         finally:
             before.remove()

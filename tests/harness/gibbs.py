@@ -31,7 +31,7 @@ def check_conditional(
         [torch.randn(size, generator=generator) for size in ((10, 20), (100,))],
     ]
     sampler = SGLD(
-        [{"params": group} for group in weights],
+        [{"params": [w.requires_grad_() for w in group]} for group in weights],
         lr=0.1,
         num_data=10,
         temperature=temperature,
@@ -47,7 +47,7 @@ def check_conditional(
     normal = np.empty_like(values)
     for i, group in enumerate(weights):
         d = sum(w.numel() for w in group)
-        square = sum(float((w.double() ** 2).sum()) for w in group)
+        square = sum(float((w.detach().double() ** 2).sum()) for w in group)
         # p(λ | θ) ∝ (λ^{a - 1} e^{-bλ} λ^{d/2} e^{-λ‖θ‖²/2})^{1/T}
         law = stats.gamma(
             (shape - 1 + d / 2) / temperature + 1,
@@ -81,7 +81,10 @@ def check_joint(
     random = np.random.default_rng(seed)
     theta = torch.empty(groups, d, dtype=torch.float64)
     sampler = SGLD(
-        [{"params": row.split(1)} for row in theta.unbind()],
+        [
+            {"params": [p.detach().requires_grad_() for p in row.split(1)]}
+            for row in theta.unbind()
+        ],
         lr=0.1,
         num_data=10,
         prior_precision=100.0,

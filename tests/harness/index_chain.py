@@ -320,7 +320,10 @@ def check_consecutive(
     """
     chains = 60_000
     data = torch.tensor([-0.6, 0.2, 0.5, 1.1], dtype=torch.float64)
-    a, b = (torch.zeros(chains, 1, dtype=torch.float64) for _ in range(2))
+    a, b = (
+        torch.zeros(chains, 1, dtype=torch.float64, requires_grad=True)
+        for _ in range(2)
+    )
     generator = torch.Generator().manual_seed(1)
     drawn = torch.randint(
         len(data), (3 * (length + 1) * chains, 1), generator=generator
