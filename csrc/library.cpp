@@ -16,85 +16,20 @@
 // own (Note [Chains side by side], apply/plan.h).
 #include <torch/csrc/stable/library.h>
 
+#include "apply/call.h"
+#include "samplers/rows.h"
+
 STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
-  m.def(
-      "sgld_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] masters, "
-      "*, float lr, float num_data, float prior_precision, float temperature, "
-      "int[] offsets, int seed, int step, Tensor? device_step=None, float "
-      "prior_mean=0.0, Tensor[]? prior_means=None, int[]? rows=None, int "
-      "num_chains=0) -> ()");
-  m.def(
-      "sghmc_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] momenta, "
-      "Tensor[] grad_variances, Tensor(c!)[] masters, *, float lr, float "
-      "momentum, float num_data, float prior_precision, float temperature, "
-      "float noise_estimate, int resample_momentum_every, int[] offsets, int "
-      "seed, int step, Tensor? device_step=None, float prior_mean=0.0, "
-      "Tensor[]? prior_means=None, int[]? rows=None, int "
-      "num_chains=0) -> ()");
-  m.def(
-      "sghmc_by_coordinate_step_(Tensor(a!)[] params, Tensor[] grads, "
-      "Tensor(b!)[] momenta, Tensor[] grad_variances, Tensor[] masses, "
-      "Tensor[] frictions, Tensor(c!)[] masters, *, float lr, float momentum, "
-      "float num_data, float prior_precision, float temperature, float "
-      "noise_estimate, int resample_momentum_every, int[] offsets, int seed, "
-      "int step, Tensor? device_step=None, float prior_mean=0.0, Tensor[]? "
-      "prior_means=None, int[]? rows=None, int num_chains=0) -> ()");
-  m.def(
-      "psgld_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] "
-      "square_averages, Tensor(c!)[] sensitivities, Tensor[] curvatures, "
-      "Tensor(d!)[] masters, *, float lr, float num_data, float "
-      "prior_precision, float temperature, float decay, float eps, int[] "
-      "offsets, int seed, int step, Tensor? device_step=None, float "
-      "prior_mean=0.0, Tensor[]? prior_means=None, int[]? rows=None, int "
-      "num_chains=0) -> ()");
-  m.def(
-      "psgld_frozen_step_(Tensor(a!)[] params, Tensor[] grads, Tensor[] "
-      "roots, Tensor(b!)[] masters, *, float lr, float num_data, float "
-      "prior_precision, float temperature, int[] offsets, int seed, int step, "
-      "Tensor? device_step=None, float prior_mean=0.0, Tensor[]? "
-      "prior_means=None, int[]? rows=None, int num_chains=0) -> ()");
-  m.def(
-      "sgnht_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] momenta, "
-      "Tensor(c!)[] thermostats, Tensor(d!)[] masters, *, float lr, float "
-      "momentum, float num_data, float prior_precision, float temperature, "
-      "float thermostat_rate, int[] offsets, int seed, int step, Tensor? "
-      "device_step=None, float prior_mean=0.0, Tensor[]? prior_means=None, "
-      "int[]? rows=None, int num_chains=0) -> ()");
-  m.def(
-      "gradient_variance_(Tensor[] grads, Tensor(a!)[] variances, "
-      "Tensor(b!)[] previous, *, float weight) -> ()");
-  m.def(
-      "control_variate_(Tensor(a!)[] grads, Tensor[] anchor_grads, "
-      "Tensor[] full_grads) -> ()");
-  m.def(
-      "gaussian_(Tensor(a!)[] out, *, float std, int[] offsets, int seed, int "
-      "step, int purpose, Tensor? device_step=None, int[]? rows=None, int "
-      "num_chains=0) -> ()");
-  m.def(
-      "ewsg_log_ratio(Tensor[] params, Tensor[] grads, Tensor[] proposals, "
-      "Tensor[] momenta, *, float lr, float momentum, float num_data, "
-      "float prior_precision, float temperature, int surrogate, int "
-      "num_chains, float prior_mean=0.0, Tensor[]? prior_means=None) -> "
-      "Tensor");
+  for (const torch_sgmcmc::Row* row : torch_sgmcmc::kRows) {
+    m.def(torch_sgmcmc::SchemaOf(*row).c_str());
+  }
+  // Those whose arguments are not lists of equal lengths.
   m.def(
       "metropolis_decide(Tensor log_ratios, *, int proposal, int purpose, "
       "int seed, int step) -> Tensor");
   m.def(
       "select_chains_(Tensor(a!)[] tensors, Tensor[] others, Tensor chosen) "
       "-> ()");
-  m.def(
-      "hmc_momenta_(Tensor(a!)[] momenta, Tensor[] masses, *, "
-      "float temperature, int[] offsets, int seed, int step, int[]? "
-      "rows=None) -> ()");
-  m.def(
-      "hmc_leapfrog_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] "
-      "momenta, Tensor[] masses, Tensor(c!)[] masters, *, float kick, "
-      "float drift, float num_data, float prior_precision, float "
-      "prior_mean=0.0, Tensor[]? prior_means=None) -> ()");
-  m.def(
-      "hmc_energy(Tensor[] params, Tensor[] momenta, Tensor[] masses, *, "
-      "float prior_precision, int num_chains, float prior_mean=0.0, "
-      "Tensor[]? prior_means=None) -> Tensor");
   m.def(
       "ecs_estimate(Tensor values, Tensor theta, Tensor anchor, "
       "Tensor expansions, Tensor slopes, Tensor? scales, Tensor? hessians, *, "
@@ -111,49 +46,6 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "ecs_leapfrog_(Tensor(a!) x, Tensor(b!) momentum, Tensor gradient, "
       "Tensor? whitening, Tensor origin, *, float kick, float drift) -> "
       "Tensor");
-  m.def(
-      "sbps_place_(Tensor(a!)[] params, Tensor[] origins, "
-      "Tensor[] directions, *, float time) -> ()");
-  m.def(
-      "sbps_reflect_(Tensor[] params, Tensor[] grads, Tensor(a!)[] "
-      "velocities, Tensor[] preconditioners, *, float weight_decay, float "
-      "scale, float gain, float prior_mean=0.0, Tensor[]? "
-      "prior_means=None) -> ()");
-  m.def(
-      "sbps_adapt_(Tensor[] params, Tensor[] grads, Tensor(a!)[] "
-      "square_averages, *, float weight_decay, float decay, float "
-      "prior_mean=0.0, Tensor[]? prior_means=None) -> ()");
-  m.def(
-      "sbps_precondition_(Tensor[] square_averages, Tensor[] velocities, "
-      "Tensor(a!)[] preconditioners, Tensor(b!)[] directions, *, float eps, "
-      "float scale) -> ()");
-  m.def(
-      "sbps_reflect_sums_(Tensor[] params, Tensor[] grads, Tensor(a!)[] "
-      "velocities, Tensor[] origins, *, float weight_decay, float scale, "
-      "float gain, float prior_mean=0.0, Tensor[]? prior_means=None) -> "
-      "Tensor");
-  m.def(
-      "sbps_precondition_sums_(Tensor[] square_averages, Tensor[] "
-      "velocities, Tensor(a!)[] preconditioners, Tensor(b!)[] directions, "
-      "Tensor[] origins, *, float eps, float scale, float prior_mean=0.0, "
-      "Tensor[]? prior_means=None) -> Tensor");
-  m.def(
-      "sbps_line_sums(Tensor[] origins, Tensor[] directions, *, float "
-      "prior_mean=0.0, Tensor[]? prior_means=None) -> Tensor");
-  m.def(
-      "sbps_reflection_sums(Tensor[] params, Tensor[] grads, Tensor[] "
-      "velocities, Tensor[] preconditioners, *, float weight_decay, float "
-      "prior_mean=0.0, Tensor[]? prior_means=None) -> Tensor");
-  m.def(
-      "sbps_preconditioner_sum(Tensor[] square_averages, *, float eps) -> "
-      "Tensor");
-  m.def("sum_of_squares(Tensor[] tensors) -> Tensor");
-  // Row i of the result: sums over tensor i, by their kind (samplers/gauge.h).
-  m.def(
-      "gauge_sums(Tensor[] grads, Tensor[] positions, Tensor[] centers, "
-      "Tensor[] movers, Tensor[] statistics, *, int kind, float "
-      "weight_decay, float decay, float eps, float prior_mean=0.0, "
-      "Tensor[]? prior_means=None) -> Tensor");
   // Whether any element is not finite: on the CPU, where the host need not
   // wait.
   m.def("any_nonfinite(Tensor[] tensors) -> bool");

@@ -12,158 +12,59 @@ from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core import operators as ops
+from torch_sgmcmc.core.operators import ROWS
 
-STREAM = {"offsets": [0, 128], "seed": 0, "step": 3}
-TARGET = {"lr": 0.1, "num_data": 5.0, "prior_precision": 1.0, "temperature": 1.0}
-FRICTION = {"momentum": 0.9, "noise_estimate": 0.05, "resample_momentum_every": 0}
-HYPER: dict[str, dict[str, Any]] = {
-    "sgld_step_": {**TARGET, **STREAM},
-    "sghmc_step_": {**TARGET, **FRICTION, **STREAM},
-    "sghmc_by_coordinate_step_": {**TARGET, **FRICTION, **STREAM},
-    "psgld_step_": {**TARGET, "decay": 0.9, "eps": 0.1, **STREAM},
-    "psgld_frozen_step_": {**TARGET, **STREAM},
-    "sgnht_step_": {**TARGET, "momentum": 0.9, "thermostat_rate": 0.01, **STREAM},
-    "gradient_variance_": {"weight": 0.5},
-    "control_variate_": {},
-    "gaussian_": {"std": 1.0, "purpose": 0, **STREAM},
-    "sum_of_squares": {},
-    "any_nonfinite": {},
-    "count_nonfinite": {},
-    "ewsg_log_ratio": {**TARGET, "momentum": 0.9, "surrogate": 0, "num_chains": 1},
-    "hmc_momenta_": {"temperature": 1.0, **STREAM},
-    "hmc_leapfrog_": {
-        "kick": 0.1,
-        "drift": 0.2,
-        "num_data": 5.0,
-        "prior_precision": 1.0,
-    },
-    "hmc_energy": {"prior_precision": 1.0, "num_chains": 1},
-    "sbps_place_": {"time": 0.7},
-    "sbps_reflect_": {"weight_decay": 0.1, "scale": 0.9, "gain": 0.3},
-    "sbps_reflect_sums_": {"weight_decay": 0.1, "scale": 0.9, "gain": 0.3},
-    "sbps_reflection_sums": {"weight_decay": 0.1},
-    "sbps_adapt_": {"weight_decay": 0.1, "decay": 0.9},
-    "sbps_precondition_": {"eps": 0.1, "scale": 2.0},
-    "sbps_precondition_sums_": {"eps": 0.1, "scale": 2.0},
-    "sbps_preconditioner_sum": {"eps": 0.1},
-    "sbps_line_sums": {},
-    "gauge_sums": {"kind": 3, "weight_decay": 0.1, "decay": 1.0, "eps": 0.0},
+#: Good values of numbers; all others are 0.1.
+GOOD = {
+    **{"num_data": 5.0, "prior_precision": 1.0, "temperature": 1.0, "momentum": 0.9},
+    **{"noise_estimate": 0.05, "resample_momentum_every": 0, "decay": 0.9},
+    **{"surrogate": 0, "num_chains": 1, "kind": 3},
 }
-ARGUMENTS = {
-    "sgld_step_": ["params", "grads"],
-    "sghmc_step_": ["params", "grads", "momenta", "grad_variances"],
-    "sghmc_by_coordinate_step_": [
-        *("params", "grads", "momenta", "grad_variances", "masses", "frictions")
-    ],
-    "psgld_step_": [
-        "params",
-        "grads",
-        "square_averages",
-        "sensitivities",
-        "curvatures",
-    ],
-    "psgld_frozen_step_": ["params", "grads", "roots"],
-    "sgnht_step_": ["params", "grads", "momenta", "thermostats"],
-    "gradient_variance_": ["grads", "variances", "previous"],
-    "control_variate_": ["grads", "anchor_grads", "full_grads"],
-    "gaussian_": ["out"],
-    "sum_of_squares": ["tensors"],
-    "any_nonfinite": ["tensors"],
-    "count_nonfinite": ["tensors"],
-    "ewsg_log_ratio": ["params", "grads", "proposals", "momenta"],
-    "hmc_momenta_": ["momenta", "masses"],
-    "hmc_leapfrog_": ["params", "grads", "momenta", "masses"],
-    "hmc_energy": ["params", "momenta", "masses"],
-    "sbps_place_": ["params", "origins", "directions"],
-    "sbps_reflect_": ["params", "grads", "velocities", "preconditioners"],
-    "sbps_reflect_sums_": ["params", "grads", "velocities", "origins"],
-    "sbps_reflection_sums": ["params", "grads", "velocities", "preconditioners"],
-    "sbps_adapt_": ["params", "grads", "square_averages"],
-    "sbps_precondition_": [
-        "square_averages",
-        "velocities",
-        "preconditioners",
-        "directions",
-    ],
-    "sbps_precondition_sums_": [
-        "square_averages",
-        "velocities",
-        "preconditioners",
-        "directions",
-        "origins",
-    ],
-    "sbps_preconditioner_sum": ["square_averages"],
-    "sbps_line_sums": ["origins", "directions"],
-    "gauge_sums": ["grads", "positions", "centers", "movers", "statistics"],
+
+
+def good_numbers(row: dict[str, Any]) -> dict[str, Any]:
+    numbers = {name: GOOD.get(name, 0.1) for name, _ in row["numbers"]}
+    if row["has_noise"]:
+        numbers |= {"offsets": [0, 128], "seed": 0, "step": 3}
+    return numbers | ({"purpose": 0} if row["op"] == "gaussian_" else {})
+
+
+# Of the rows, and two more that are like them.
+COUNTS = ("any_nonfinite", "count_nonfinite")
+HYPER: dict[str, dict[str, Any]] = {op: good_numbers(row) for op, row in ROWS.items()}
+HYPER |= {op: {} for op in COUNTS}
+LISTS: dict[str, dict[str, dict[str, Any]]] = {
+    op: {each["name"]: each for each in row["lists"] if not each["is_master"]}
+    for op, row in ROWS.items()
 }
+LISTS |= dict.fromkeys(COUNTS, LISTS["sum_of_squares"])
+ARGUMENTS = {op: list(lists) for op, lists in LISTS.items()}
 # Operators whose arguments are no lists of equal lengths have tests of their own.
 OTHERS = {
     *("ecs_density", "ecs_estimate", "ecs_leapfrog_"),
     *("metropolis_decide", "select_chains_", "step_or_nothing"),
 }
-IN_ARITHMETIC_TYPE = {
-    "positions",
-    "centers",
-    "movers",
-    "statistics",
-    "momenta",
-    "masses",
-    "frictions",
-    "grad_variances",
-    "square_averages",
-    "sensitivities",
-    "thermostats",
-    "variances",
-    "previous",
-    "full_grads",
-    "origins",
-    "velocities",
-    "preconditioners",
-    "directions",
-    "roots",
-}
-READ = {"frictions", "full_grads", "grad_variances", "masses", "roots"}
 
 
-#: Of the operators that do not write all their state.
-WRITTEN = {
-    "ewsg_log_ratio": set(),
-    "hmc_energy": set(),
-    "sum_of_squares": set(),
-    "any_nonfinite": set(),
-    "count_nonfinite": set(),
-    "control_variate_": {"grads"},
-    "sbps_place_": {"params"},
-    "sbps_reflect_": {"velocities"},
-    "sbps_reflect_sums_": {"velocities"},
-    "sbps_reflection_sums": set(),
-    "sbps_adapt_": {"square_averages"},
-    "sbps_precondition_": {"preconditioners", "directions"},
-    "sbps_precondition_sums_": {"preconditioners", "directions"},
-    "sbps_preconditioner_sum": set(),
-    "sbps_line_sums": set(),
-    "gauge_sums": set(),
-}
+def is_state(op: str, name: str) -> bool:
+    return LISTS[op][name]["is_in_arithmetic_type"]
 
 
-def is_written(op: str, name: str) -> bool:
-    if op in WRITTEN:
-        return name in WRITTEN[op]
-    return name in {"params", "out", *IN_ARITHMETIC_TYPE} - READ
+def domains(*wanted: str) -> list[tuple[str, str, str]]:
+    return [
+        (op, name, domain)
+        for op, row in ROWS.items()
+        for name, domain in row["numbers"]
+        if domain in wanted
+    ]
 
 
-UPDATES = [
-    "sgld_step_",
-    "sghmc_step_",
-    "sghmc_by_coordinate_step_",
-    "psgld_step_",
-    "psgld_frozen_step_",
-    "sgnht_step_",
-]
 # What comes last in their arguments, for parameters in bfloat16 or float16 alone.
-WITH_MASTERS = [*UPDATES, "hmc_leapfrog_"]
-WITH_TARGET = [*UPDATES, "ewsg_log_ratio"]
-WITH_STREAM = [*UPDATES, "gaussian_", "hmc_momenta_"]
+WITH_MASTERS = [
+    op for op, row in ROWS.items() if any(each["is_master"] for each in row["lists"])
+]
+UPDATES = [op for op in WITH_MASTERS if ROWS[op]["has_noise"]]
+WITH_STREAM = [op for op, row in ROWS.items() if row["has_noise"]]
 EACH = [(op, name) for op, names in ARGUMENTS.items() for name in names]
 each_argument = pytest.mark.parametrize(("op", "name"), EACH)
 FLOATS = "expected float32, float64, bfloat16 or float16"
@@ -171,7 +72,7 @@ FLOATS = "expected float32, float64, bfloat16 or float16"
 
 def make_lists(op: str, dtype: torch.dtype = torch.float32) -> dict[str, list[Tensor]]:
     def one(name: str) -> list[Tensor]:
-        kind = torch.float32 if name in IN_ARITHMETIC_TYPE else dtype
+        kind = torch.float32 if is_state(op, name) else dtype
         return [torch.full((2, 3), 0.5, dtype=kind), torch.ones(4, dtype=kind)]
 
     lists = {name: one(name) for name in ARGUMENTS[op]}
@@ -287,7 +188,7 @@ def test_dtypes(op: str, name: str, dtype: torch.dtype, shown: str) -> None:
     elif len(ARGUMENTS[op]) > 1:
         # The next argument no longer fits, but for state that stays in float32.
         other = ARGUMENTS[op][1]
-        if other not in IN_ARITHMETIC_TYPE or dtype == torch.float64:
+        if not is_state(op, other) or dtype == torch.float64:
             want = f"expected {shown} (for {first}[1] in {shown})"
             check(op, lists, f"{other}[1] has float32, {want}")
 
@@ -295,30 +196,9 @@ def test_dtypes(op: str, name: str, dtype: torch.dtype, shown: str) -> None:
 @pytest.mark.parametrize(
     ("op", "name"),
     [
-        ("sghmc_step_", "momenta"),
-        ("sghmc_step_", "grad_variances"),
-        ("sghmc_by_coordinate_step_", "momenta"),
-        ("sghmc_by_coordinate_step_", "grad_variances"),
-        ("sghmc_by_coordinate_step_", "masses"),
-        ("sghmc_by_coordinate_step_", "frictions"),
-        ("psgld_step_", "square_averages"),
-        ("psgld_step_", "sensitivities"),
-        ("psgld_frozen_step_", "roots"),
-        ("sgnht_step_", "momenta"),
-        ("sgnht_step_", "thermostats"),
-        ("hmc_leapfrog_", "momenta"),
-        ("hmc_leapfrog_", "masses"),
-        ("hmc_energy", "momenta"),
-        ("hmc_energy", "masses"),
-        ("sbps_place_", "origins"),
-        ("sbps_place_", "directions"),
-        ("sbps_reflect_", "velocities"),
-        ("sbps_reflect_", "preconditioners"),
-        ("sbps_reflection_sums", "velocities"),
-        ("sbps_reflection_sums", "preconditioners"),
-        ("sbps_adapt_", "square_averages"),
-        ("sbps_reflect_sums_", "velocities"),
-        ("sbps_reflect_sums_", "origins"),
+        (op, name)
+        for op, name in EACH
+        if is_state(op, name) and not is_state(op, ARGUMENTS[op][0])
     ],
 )
 def test_state_is_in_the_type_of_arithmetic(op: str, name: str) -> None:
@@ -328,7 +208,7 @@ def test_state_is_in_the_type_of_arithmetic(op: str, name: str) -> None:
         (torch.float64, "float64", "float64"),
     ):
         lists = make_lists(op, dtype)
-        for other in IN_ARITHMETIC_TYPE & lists.keys():
+        for other in (each for each in LISTS[op] if is_state(op, each)):
             lists[other] = [t.to(getattr(torch, state)) for t in lists[other]]
         wrong = torch.float32 if dtype == torch.float64 else dtype
         lists[name] = [t.to(wrong) for t in lists[name]]
@@ -352,7 +232,7 @@ def test_masters(op: str) -> None:
     check(op, lists, f"masters has 0 tensors, expected 2 {low}")
     # Of the second parameter alone: the first one has none.
     lists = make_lists(op)
-    for name in lists.keys() - IN_ARITHMETIC_TYPE - {"masters"}:
+    for name in (each for each in LISTS[op] if not is_state(op, each)):
         lists[name][1] = lists[name][1].half()
     for bad, message in (
         (torch.ones(3), "shape [3], expected [4] (that of params[1])"),
@@ -374,7 +254,7 @@ def test_masters(op: str) -> None:
 def test_expanded_tensors_cannot_be_written(op: str, name: str) -> None:
     lists = make_lists(op)
     lists[name][0] = torch.full((3,), 0.5).expand(2, 3)
-    if is_written(op, name):
+    if LISTS[op][name]["is_written"]:
         check(
             op,
             lists,
@@ -408,73 +288,34 @@ def test_sparse_tensors(op: str, name: str, layout: torch.layout) -> None:
 
 # ---- Numbers ---------------------------------------------------------------------
 
-NUMBERS = [(op, k) for op in WITH_TARGET for k in TARGET] + [
-    ("gaussian_", "std"),
-    ("gradient_variance_", "weight"),
-    ("sghmc_step_", "noise_estimate"),
-    ("sghmc_by_coordinate_step_", "noise_estimate"),
-    ("psgld_step_", "eps"),
-    ("sgnht_step_", "thermostat_rate"),
-    ("hmc_momenta_", "temperature"),
-    *(("hmc_leapfrog_", name) for name in HYPER["hmc_leapfrog_"]),
-    ("hmc_energy", "prior_precision"),
-    ("sbps_reflect_", "weight_decay"),
-    ("sbps_reflect_", "scale"),
-    ("sbps_reflection_sums", "weight_decay"),
-    ("sbps_adapt_", "weight_decay"),
-    ("sbps_precondition_", "eps"),
-    ("sbps_precondition_", "scale"),
-    ("sbps_preconditioner_sum", "eps"),
-]
-POSITIVE = ("num_data", "eps", "scale")
 
-
-@pytest.mark.parametrize(("op", "name"), NUMBERS)
-def test_numbers(op: str, name: str) -> None:
-    positive = name in POSITIVE or op == "hmc_momenta_"
-    wanted = "> 0" if positive else ">= 0"
+@pytest.mark.parametrize(("op", "name", "domain"), domains(">= 0", "> 0"))
+def test_numbers(op: str, name: str, domain: str) -> None:
     bad = {-0.5: "-0.5", torch.nan: "nan", torch.inf: "inf", -torch.inf: "-inf"}
-    if positive:
+    if domain == "> 0":
         bad[0.0] = "0"
     for value, shown in bad.items():
         check(
             op,
             make_lists(op),
-            f"Invalid {name}: {shown} (must be finite and {wanted})",
+            f"Invalid {name}: {shown} (must be finite and {domain})",
             **{name: value},
         )
-    if op == "ewsg_log_ratio" and name == "temperature":
-        message = "Invalid temperature: 0 (must be finite and > 0)"
-        check(op, make_lists(op), message, temperature=0.0)
-    elif not positive:
+    if domain == ">= 0":
         getattr(ops, op)(*make_lists(op).values(), **{**HYPER[op], name: 0.0})
 
 
-@pytest.mark.parametrize(
-    ("op", "name"),
-    [
-        ("sghmc_step_", "momentum"),
-        ("sghmc_by_coordinate_step_", "momentum"),
-        ("sgnht_step_", "momentum"),
-        ("ewsg_log_ratio", "momentum"),
-        ("psgld_step_", "decay"),
-        ("sbps_adapt_", "decay"),
-    ],
-)
+@pytest.mark.parametrize(("op", "name", "domain"), domains("[0, 1)"))
 @pytest.mark.parametrize(
     ("value", "shown"),
     [(1.0, "1.000000"), (-0.1, "-0.100000"), (torch.nan, "nan"), (2.5, "2.500000")],
 )
-def test_fractions(op: str, name: str, value: float, shown: str) -> None:
-    message = f"Invalid {name}: {shown} (must be in [0, 1))"
+def test_fractions(op: str, name: str, domain: str, value: float, shown: str) -> None:
+    message = f"Invalid {name}: {shown} (must be in {domain})"
     check(op, make_lists(op), message, **{name: value})
 
 
-WITH_PRIOR = [
-    *(*WITH_TARGET, "hmc_leapfrog_", "hmc_energy", "gauge_sums"),
-    *("sbps_reflect_", "sbps_reflect_sums_", "sbps_reflection_sums"),
-    *("sbps_adapt_", "sbps_precondition_sums_", "sbps_line_sums"),
-]
+WITH_PRIOR = [op for op, row in ROWS.items() if row["has_prior_mean"]]
 
 
 @pytest.mark.parametrize("op", WITH_PRIOR)
@@ -508,17 +349,10 @@ def test_means_of_priors(op: str) -> None:
         assert all(map(same_bits, results[0], other))
 
 
-@pytest.mark.parametrize(
-    ("op", "name"),
-    [
-        ("sbps_place_", "time"),
-        ("sbps_reflect_", "gain"),
-        ("sbps_reflect_sums_", "gain"),
-    ],
-)
-def test_numbers_of_any_sign(op: str, name: str) -> None:
+@pytest.mark.parametrize(("op", "name", "domain"), domains("finite"))
+def test_numbers_of_any_sign(op: str, name: str, domain: str) -> None:
     for value in (torch.nan, torch.inf, -torch.inf):
-        message = f"Invalid {name}: {value} (must be finite)"
+        message = f"Invalid {name}: {value} (must be {domain})"
         check(op, make_lists(op), message, **{name: value})
     for value in (-0.5, 0.0):
         getattr(ops, op)(*make_lists(op).values(), **{**HYPER[op], name: value})
@@ -546,13 +380,12 @@ def test_noise_estimate_above_the_friction() -> None:
     )
 
 
-def test_resample_momentum_every() -> None:
-    check(
-        "sghmc_step_",
-        make_lists("sghmc_step_"),
-        "Invalid resample_momentum_every: -1 (must be >= 0)",
-        resample_momentum_every=-1,
-    )
+@pytest.mark.parametrize(("op", "name", "domain"), domains("int >= 0", "int >= 1"))
+def test_counts(op: str, name: str, domain: str) -> None:
+    least = domain.removeprefix("int >= ")
+    value = int(least) - 1
+    message = f"Invalid {name}: {value} (must be >= {least})"
+    check(op, make_lists(op), message, **{name: value})
 
 
 def test_surrogate() -> None:

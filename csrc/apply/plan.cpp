@@ -187,6 +187,23 @@ void CheckFinite(const char* op, const char* name, double value) {
            " (must be finite)");
 }
 
+void CheckBelowOne(const char* op, const char* name, double value) {
+  if (value >= 0 && value < 1) return;
+  Fail(op,
+       std::string("Invalid ") + name + ": " + std::to_string(value) +
+           " (must be in [0, 1))");
+}
+
+void CheckCount(const char* op,
+                const char* name,
+                int64_t value,
+                int64_t least) {
+  if (value >= least) return;
+  Fail(op,
+       std::string("Invalid ") + name + ": " + std::to_string(value) +
+           " (must be >= " + std::to_string(least) + ")");
+}
+
 Argument PriorMeans(const std::optional<TensorList>& tensors) {
   static const TensorList kNone;
   return {"prior_means", Role::kPriorMean, tensors ? *tensors : kNone};

@@ -191,6 +191,12 @@ void CheckNumber(const char* op,
 // Throws std::runtime_error unless the value is finite.
 void CheckFinite(const char* op, const char* name, double value);
 
+// Throws std::runtime_error unless the value is in [0, 1).
+void CheckBelowOne(const char* op, const char* name, double value);
+
+// Throws std::runtime_error unless the value is at least `least`.
+void CheckCount(const char* op, const char* name, int64_t value, int64_t least);
+
 // The hyperparameters that every sampler has.
 void CheckTarget(const char* op,
                  double lr,

@@ -41,14 +41,6 @@ constexpr int kBranches = 256;
 // array of numbers, each of which is summed by itself. kReads says which arrays
 // it looks at (the others may be absent), and Finish turns a sum into the
 // result.
-struct Square {
-  static constexpr std::array<Role, 1> kRoles = {Role::kGradient};
-  static constexpr std::array<bool, 1> kReads = {true};
-  SG_INLINE double operator()(const double (&x)[1]) const {
-    return x[0] * x[0];
-  }
-  SG_INLINE static double Finish(double sum) { return sum; }
-};
 
 template <class Map, class T, size_t kIndex>
 SG_INLINE double ElementAsDouble(const Stored<Map::kRoles[kIndex], T>* array,

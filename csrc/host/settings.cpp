@@ -10,93 +10,87 @@ namespace {
 
 using enum SettingKind;
 
-constexpr Setting kLr{.name = "lr", .purpose = "a step size, on SGD's scale"};
-constexpr Setting kNumData{
-    .name = "num_data",
-    .low_open = true,
-    .purpose = "the number of training examples; 1 if the loss is U itself"};
-constexpr Setting kPrior{.name = "prior_precision", .fallback = 0};
-constexpr Setting kPriorMean{.name = "prior_mean",
-                             .fallback = 0,
-                             .low = -std::numeric_limits<double>::infinity(),
-                             .low_open = true};
-constexpr Setting kTemperature{.name = "temperature", .fallback = 1};
-constexpr Setting kHot{.name = "temperature", .fallback = 1, .low_open = true};
-constexpr Setting kMomentum{.name = "momentum", .fallback = 0.9, .high = 1};
-constexpr Setting kDecay{.name = "decay", .fallback = 0.99, .high = 1};
+constexpr Setting kStep = Of(kLr, {.purpose = "a step size, on SGD's scale"});
+constexpr Setting kData = Of(
+    kNumData,
+    {.purpose = "the number of training examples; 1 if the loss is U itself"});
+constexpr Setting kPrior = Of(kPriorPrecision, {.fallback = 0});
+constexpr Setting kMean = Of(kPriorMean, {.fallback = 0});
+constexpr Setting kWarm = Of(kTemperature, {.fallback = 1});
+constexpr Setting kHot = Of(kPositiveTemperature, {.fallback = 1});
+constexpr Setting kCarried = Of(kMomentum, {.fallback = 0.9});
+constexpr Setting kMemory = Of(kDecay, {.fallback = 0.99});
 constexpr Setting kAdapt{.name = "adapt", .kind = kFlag, .fallback = 1};
-constexpr Setting kNumChains{
-    .name = "num_chains", .kind = kWhole, .low = 1, .optional = true};
+constexpr Setting kChains = Of(kNumChains, {.optional = true});
 
-constexpr Setting kSGLD[] = {
-    kLr, kNumData, kPrior, kPriorMean, kTemperature, kNumChains};
+constexpr Setting kSGLD[] = {kStep, kData, kPrior, kMean, kWarm, kChains};
 
 constexpr Setting kSGHMC[] = {
-    kLr,
-    kNumData,
+    kStep,
+    kData,
     kPrior,
-    kPriorMean,
-    kTemperature,
-    kNumChains,
-    kMomentum,
-    {.name = "noise_estimate", .fallback = 0, .words = {"online", "given"}},
-    {.name = "resample_momentum_every", .kind = kWhole, .fallback = 0},
+    kMean,
+    kWarm,
+    kChains,
+    kCarried,
+    Of(kNoiseEstimate, {.fallback = 0, .words = {"online", "given"}}),
+    Of(kResampleEvery, {.fallback = 0}),
     {.name = "initial_momentum",
      .kind = kWord,
      .words = {"stationary", "zeros"}},
 };
 
 constexpr Setting kPSGLD[] = {
-    kLr,
-    kNumData,
+    kStep,
+    kData,
     kPrior,
-    kPriorMean,
-    kTemperature,
-    kNumChains,
-    kDecay,
-    {.name = "eps", .fallback = 1e-5, .low_open = true},
+    kMean,
+    kWarm,
+    kChains,
+    kMemory,
+    Of(kEps, {.fallback = 1e-5}),
     kAdapt,
     {.name = "gamma", .kind = kFlag, .fallback = 1},
 };
 
 constexpr Setting kSGNHT[] = {
-    kLr,
-    kNumData,
+    kStep,
+    kData,
     kPrior,
-    kPriorMean,
-    kTemperature,
-    kNumChains,
-    kMomentum,
-    {.name = "thermostat_rate", .optional = true},
+    kMean,
+    kWarm,
+    kChains,
+    kCarried,
+    Of(kThermostatRate, {.optional = true}),
 };
 
 constexpr Setting kEWSG[] = {
-    kLr,
-    kNumData,
+    kStep,
+    kData,
     kPrior,
-    kPriorMean,
+    kMean,
     kHot,
-    kMomentum,
+    kCarried,
     // In the order of csrc/samplers/ewsg.h.
     {.name = "surrogate",
      .kind = kWord,
      .words = {"momentum", "zero", "one", "full_momentum"}},
     {.name = "index_chain_length", .kind = kWhole, .fallback = 1},
     {.name = "persistent_index_chain", .kind = kFlag, .fallback = 0},
-    kNumChains,
+    kChains,
 };
 
 constexpr Setting kHMC[] = {
     {.name = "step_size", .low_open = true, .purpose = "the leapfrog's step"},
-    kNumData,
+    kData,
     kPrior,
-    kPriorMean,
+    kMean,
     kHot,
     {.name = "num_steps", .kind = kWhole, .low = 1, .optional = true},
     {.name = "trajectory_length", .low_open = true, .optional = true},
     {.name = "metropolis", .kind = kFlag, .fallback = 1},
-    {.name = "resample_momentum_every", .kind = kWhole, .fallback = 1},
-    kNumChains,
+    Of(kResampleEvery, {.fallback = 1}),
+    kChains,
 };
 
 constexpr Setting kHMCECS[] = {
@@ -105,7 +99,7 @@ constexpr Setting kHMCECS[] = {
      .low = 1,
      .purpose = "the number of data"},
     kPrior,
-    kPriorMean,
+    kMean,
     kHot,
     {.name = "variant", .kind = kWord, .words = {"perturbed", "signed"}},
     {.name = "subsample_size",
@@ -131,34 +125,34 @@ constexpr Setting kHMCECS[] = {
 };
 
 constexpr Setting kSBPS[] = {
-    kNumData,
+    kData,
     kPrior,
-    kPriorMean,
+    kMean,
     kHot,
     {.name = "confidence", .fallback = 5},
     {.name = "forgetting", .fallback = 0},
     {.name = "refresh_rate", .fallback = 0},
     {.name = "preconditioned", .kind = kFlag, .fallback = 0},
     kAdapt,
-    kDecay,
-    {.name = "eps", .fallback = 1e-4, .low_open = true},
+    kMemory,
+    Of(kEps, {.fallback = 1e-4}),
     {.name = "sample_interval", .low_open = true, .optional = true},
     {.name = "replacement", .kind = kFlag, .fallback = 0},
 };
 
-struct Row {
+struct OfSampler {
   std::string_view sampler;
   std::span<const Setting> settings;
 };
 
-constexpr Row kSamplers[] = {{"SGLD", kSGLD},
-                             {"SGHMC", kSGHMC},
-                             {"PSGLD", kPSGLD},
-                             {"SGNHT", kSGNHT},
-                             {"EWSG", kEWSG},
-                             {"HMC", kHMC},
-                             {"HMCECS", kHMCECS},
-                             {"SBPS", kSBPS}};
+constexpr OfSampler kSamplers[] = {{"SGLD", kSGLD},
+                                   {"SGHMC", kSGHMC},
+                                   {"PSGLD", kPSGLD},
+                                   {"SGNHT", kSGNHT},
+                                   {"EWSG", kEWSG},
+                                   {"HMC", kHMC},
+                                   {"HMCECS", kHMCECS},
+                                   {"SBPS", kSBPS}};
 
 // What groups hold besides: of all samplers, with a Metropolis test, of EWSG,
 // of HMCECS and of SBPS.
@@ -177,7 +171,7 @@ constexpr std::string_view kBesides[] = {
 }  // namespace
 
 std::span<const Setting> SettingsOf(std::string_view sampler) {
-  for (const Row& row : kSamplers) {
+  for (const OfSampler& row : kSamplers) {
     if (row.sampler == sampler) return row.settings;
   }
   throw std::out_of_range("no sampler " + std::string(sampler));
@@ -185,7 +179,7 @@ std::span<const Setting> SettingsOf(std::string_view sampler) {
 
 std::vector<std::string_view> SamplerKeys() {
   std::vector<std::string_view> keys(std::begin(kBesides), std::end(kBesides));
-  for (const Row& row : kSamplers) {
+  for (const OfSampler& row : kSamplers) {
     for (const Setting& each : row.settings) keys.emplace_back(each.name);
   }
   return keys;

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/row.h"
+
 namespace torch_sgmcmc {
 
 enum class SettingKind { kReal, kWhole, kFlag, kWord };
@@ -29,6 +31,20 @@ struct Setting {
   // What the sampler needs it for, where it must be set.
   const char* purpose = nullptr;
 };
+
+// A setting that operators take as well, in the same domain.
+constexpr Setting Of(const Scalar& number, Setting rest = {}) {
+  rest.name = number.name;
+  rest.kind = IsInteger(number.domain) ? SettingKind::kWhole : rest.kind;
+  rest.low_open = number.domain == Domain::kPositive;
+  if (number.domain == Domain::kBelowOne) rest.high = 1;
+  if (number.domain == Domain::kPositiveCount) rest.low = 1;
+  if (number.domain == Domain::kFinite) {
+    rest.low = -std::numeric_limits<double>::infinity();
+    rest.low_open = true;
+  }
+  return rest;
+}
 
 // Those of the sampler with this name. Throws std::out_of_range if there is
 // none.

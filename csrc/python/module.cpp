@@ -75,6 +75,8 @@ torch_sgmcmc::NoiseStream ClockStream(int64_t seed, uint64_t step) {
 
 // csrc/python/gauges.cpp
 void BindGauges(py::module_& m);
+// csrc/python/rows.cpp
+void BindRows(py::module_& m);
 // csrc/python/shards.cpp
 void BindShards(py::module_& m);
 // csrc/python/store.cpp
@@ -663,6 +665,7 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("state", &DualAveraging::state);
 
   BindGauges(m);
+  BindRows(m);
   BindShards(m);
   BindStore(m);
 }

@@ -1,9 +1,11 @@
+#include "samplers/control_variate.h"
+
 #include <torch/csrc/stable/library.h>
 
+#include "apply/boxed.h"
 #include "apply/cpu.h"
-#include "samplers/control_variate_op.h"
 
 STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CPU, m) {
-  m.impl("control_variate_",
-         TORCH_BOX(&torch_sgmcmc::ControlVariate<torch_sgmcmc::CpuDriver>));
+  using namespace torch_sgmcmc;  // NOLINT(google-build-using-namespace)
+  Register<CpuDriver, ControlVariate>(m);
 }

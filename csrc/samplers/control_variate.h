@@ -14,6 +14,7 @@
 
 #include "core/macros.h"
 #include "core/roles.h"
+#include "core/row.h"
 
 namespace torch_sgmcmc {
 
@@ -33,6 +34,16 @@ class ControlVariateUpdate {
   SG_INLINE void operator()(Real (&x)[3], Real /*xi*/) const {
     x[0] = (x[0] - x[1]) + x[2];
   }
+};
+
+struct ControlVariate {
+  static constexpr Row kRow = {.op = "control_variate_",
+                               .lists = {{"grads", Role::kInPlace},
+                                         {"anchor_grads", Role::kGradient},
+                                         {"full_grads", Role::kStatistic}}};
+  using Coefficients = ControlVariateCoefficients;
+  template <class Real>
+  using Update = ControlVariateUpdate<Real>;
 };
 
 }  // namespace torch_sgmcmc

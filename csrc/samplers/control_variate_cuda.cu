@@ -1,9 +1,10 @@
 #include <torch/csrc/stable/library.h>
 
+#include "apply/boxed.h"
 #include "apply/cuda.cuh"
-#include "samplers/control_variate_op.h"
+#include "samplers/control_variate.h"
 
 STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CUDA, m) {
-  m.impl("control_variate_",
-         TORCH_BOX(&torch_sgmcmc::ControlVariate<torch_sgmcmc::CudaDriver>));
+  using namespace torch_sgmcmc;  // NOLINT(google-build-using-namespace)
+  Register<CudaDriver, ControlVariate>(m);
 }

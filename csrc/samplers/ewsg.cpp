@@ -1,9 +1,11 @@
+#include "samplers/ewsg.h"
+
 #include <torch/csrc/stable/library.h>
 
+#include "apply/boxed.h"
 #include "apply/reduce.h"
-#include "samplers/ewsg_op.h"
 
 STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CPU, m) {
-  m.impl("ewsg_log_ratio",
-         TORCH_BOX(&torch_sgmcmc::EWSGLogRatios<torch_sgmcmc::CpuReducer>));
+  using namespace torch_sgmcmc;  // NOLINT(google-build-using-namespace)
+  Register<CpuReducer, EWSGLogRatios>(m);
 }

@@ -10,9 +10,11 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <string>
 
 #include "core/macros.h"
 #include "core/roles.h"
+#include "core/row.h"
 
 namespace torch_sgmcmc {
 
@@ -92,6 +94,57 @@ class EWSGLogRatio {
 
  private:
   EWSGCoefficients c_;
+};
+
+struct EWSGLogRatios {
+  static constexpr Row kRow = {
+      .op = "ewsg_log_ratio",
+      .lists = {{"params", Role::kGradient},
+                kGrads,
+                {"proposals", Role::kGradient},
+                {"momenta", Role::kStatistic, /*is_optional=*/true}},
+      .numbers = {kLr,
+                  kMomentum,
+                  kNumData,
+                  kPriorPrecision,
+                  kPositiveTemperature,
+                  {"surrogate", Domain::kCode},
+                  kNumChains},
+      .has_prior_mean = true,
+      .sums = kForEachChain};
+
+  template <class Call>
+  static std::string Refusal(const Call& call) {
+    const int64_t surrogate = call.integer(5);
+    if (surrogate >= 0 && surrogate < kSurrogates) return "";
+    return "Invalid surrogate: " + std::to_string(surrogate) +
+           " (must be 0, 1, 2 or 3)";
+  }
+  // With a map that reads no more than it needs.
+  template <class Reducer, class Plan, class Call, class Tensor>
+  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+    const EWSGCoefficients c(call.number(0),
+                             call.number(1),
+                             call.number(2),
+                             call.number(3),
+                             call.number(4),
+                             static_cast<Surrogate>(call.integer(5)),
+                             call.prior_mean);
+    const bool has_prior = c.twice_decay != 0;
+    const bool has_momentum = !call.list(3).empty() && c.twice_share != 0;
+    const auto reduce = [&](const auto& map) {
+      Reducer::Reduce(plan, map, call.chains(), result);
+    };
+    if (has_prior && has_momentum) {
+      reduce(EWSGLogRatio<true, true>(c));
+    } else if (has_prior) {
+      reduce(EWSGLogRatio<true, false>(c));
+    } else if (has_momentum) {
+      reduce(EWSGLogRatio<false, true>(c));
+    } else {
+      reduce(EWSGLogRatio<false, false>(c));
+    }
+  }
 };
 
 }  // namespace torch_sgmcmc

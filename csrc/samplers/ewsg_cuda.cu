@@ -1,9 +1,10 @@
 #include <torch/csrc/stable/library.h>
 
+#include "apply/boxed.h"
 #include "apply/reduce.cuh"
-#include "samplers/ewsg_op.h"
+#include "samplers/ewsg.h"
 
 STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CUDA, m) {
-  m.impl("ewsg_log_ratio",
-         TORCH_BOX(&torch_sgmcmc::EWSGLogRatios<torch_sgmcmc::CudaReducer>));
+  using namespace torch_sgmcmc;  // NOLINT(google-build-using-namespace)
+  Register<CudaReducer, EWSGLogRatios>(m);
 }

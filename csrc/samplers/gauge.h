@@ -15,9 +15,14 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <vector>
 
 #include "core/macros.h"
 #include "core/roles.h"
+#include "core/row.h"
 
 namespace torch_sgmcmc {
 
@@ -29,6 +34,8 @@ enum class GaugeKind {
   kNoise,
   kPreconditionedNoise
 };
+
+constexpr GaugeKind kLastGaugeKind = GaugeKind::kPreconditionedNoise;
 
 constexpr size_t CountOf(GaugeKind kind) {
   if (kind == GaugeKind::kMomentum || kind == GaugeKind::kThermostat) return 3;
@@ -95,6 +102,97 @@ class GaugeTerms {
 
  private:
   GaugeNumbers n_;
+};
+
+// Row i of the result: sums over tensor i, by their kind.
+struct SumsForGauges {
+  static constexpr Row kRow = {
+      .op = "gauge_sums",
+      .lists = {kGrads,
+                {"positions", Role::kStatistic},
+                {"centers", Role::kStatistic},
+                {"movers", Role::kStatistic},
+                {"statistics", Role::kStatistic}},
+      .numbers = {{"kind", Domain::kCode},
+                  {"weight_decay", Domain::kNotNegative},
+                  {"decay", Domain::kNotNegative},
+                  {"eps", Domain::kNotNegative}},
+      .has_prior_mean = true,
+      .sums = kByCode};
+
+  template <class Call>
+  static std::string Refusal(const Call& call) {
+    const int64_t kind = call.integer(0);
+    if (kind < 0 || kind > static_cast<int64_t>(kLastGaugeKind)) {
+      return "Invalid kind: " + std::to_string(kind) + " (must be in [0, 5])";
+    }
+    if (call.number(2) > 1) {
+      return "Invalid decay: " + std::to_string(call.number(2)) +
+             " (must be in [0, 1])";
+    }
+    return "";
+  }
+  template <class Call>
+  static std::vector<int64_t> Sizes(const Call& call) {
+    const size_t count = CountOf(static_cast<GaugeKind>(call.integer(0)));
+    return {static_cast<int64_t>(call.list(0).size()),
+            static_cast<int64_t>(count)};
+  }
+  template <class Call>
+  static auto Lists(const Call& call) {
+    return ForKind(call, [&]<class Map>(const Map* /*map*/) {
+      const auto all = call.Arguments({});
+      std::decay_t<decltype(all)> lists;
+      for (size_t i = 0; i < all.size(); ++i) {
+        const bool is_there = Map::kReads[i] && i != 2;
+        const size_t other = i == 3 && Map::kOfNoise ? 0 : 1;
+        const bool is_replaced = i < 5 && !is_there && call.list(i).empty();
+        lists.push_back({all[i].name,
+                         Map::kRoles[i],
+                         all[is_replaced ? other : i].tensors});
+      }
+      return lists;
+    });
+  }
+  template <class Reducer, class Plan, class Call, class Tensor>
+  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+    const GaugeNumbers numbers{call.number(1),
+                               call.list(2).empty() ? 0.0 : 1.0,
+                               call.number(2),
+                               call.number(3),
+                               call.prior_mean};
+    // A plan leaves empty tensors out: their sums stay 0.
+    std::vector<int64_t> rows;
+    for (size_t i = 0; i < call.list(0).size(); ++i) {
+      if (call.list(0)[i].numel() > 0) rows.push_back(static_cast<int64_t>(i));
+    }
+    ForKind(call, [&]<class Map>(const Map* /*map*/) {
+      Reducer::ReduceEach(plan, Map(numbers), rows, result);
+    });
+  }
+
+ private:
+  template <class Call, class Use>
+  static auto ForKind(const Call& call, const Use& use) {
+    const auto of = [&]<GaugeKind kKind>() {
+      return use(static_cast<const GaugeTerms<kKind>*>(nullptr));
+    };
+    switch (static_cast<GaugeKind>(call.integer(0))) {
+      case GaugeKind::kLangevin:
+        return of.template operator()<GaugeKind::kLangevin>();
+      case GaugeKind::kPreconditioned:
+        return of.template operator()<GaugeKind::kPreconditioned>();
+      case GaugeKind::kMomentum:
+        return of.template operator()<GaugeKind::kMomentum>();
+      case GaugeKind::kThermostat:
+        return of.template operator()<GaugeKind::kThermostat>();
+      case GaugeKind::kNoise:
+        return of.template operator()<GaugeKind::kNoise>();
+      case GaugeKind::kPreconditionedNoise:
+        break;
+    }
+    return of.template operator()<GaugeKind::kPreconditionedNoise>();
+  }
 };
 
 }  // namespace torch_sgmcmc

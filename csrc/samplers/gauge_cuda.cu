@@ -1,10 +1,10 @@
 #include <torch/csrc/stable/library.h>
 
+#include "apply/boxed.h"
 #include "apply/reduce.cuh"
-#include "samplers/gauge_op.h"
+#include "samplers/gauge.h"
 
 STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CUDA, m) {
-  m.impl(
-      "gauge_sums",
-      TORCH_BOX(&torch_sgmcmc::GaugeSumsOfAnyKind<torch_sgmcmc::CudaReducer>));
+  using namespace torch_sgmcmc;  // NOLINT(google-build-using-namespace)
+  Register<CudaReducer, SumsForGauges>(m);
 }

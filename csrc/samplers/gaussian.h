@@ -9,6 +9,7 @@
 
 #include "core/macros.h"
 #include "core/roles.h"
+#include "core/row.h"
 #include "core/step_filter.h"
 
 namespace torch_sgmcmc {
@@ -34,6 +35,22 @@ class GaussianFill {
  private:
   Real std_;
   StepFilter filter_;
+};
+
+struct Gaussian {
+  static constexpr Row kRow = {.op = "gaussian_",
+                               .lists = {{"out", Role::kOutput}},
+                               .numbers = {{"std", Domain::kNotNegative}},
+                               .noise = Noise::kGiven};
+  using Coefficients = GaussianCoefficients;
+  template <class Real>
+  using Update = GaussianFill<Real>;
+
+  // The device may leave `out` as it is, which must then be known.
+  template <class Call>
+  static Role Lead(const Call& call) {
+    return call.device_step ? Role::kParameter : Role::kOutput;
+  }
 };
 
 }  // namespace torch_sgmcmc

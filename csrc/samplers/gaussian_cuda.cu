@@ -1,9 +1,10 @@
 #include <torch/csrc/stable/library.h>
 
+#include "apply/boxed.h"
 #include "apply/cuda.cuh"
-#include "samplers/gaussian_op.h"
+#include "samplers/gaussian.h"
 
 STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CUDA, m) {
-  m.impl("gaussian_",
-         TORCH_BOX(&torch_sgmcmc::Gaussian<torch_sgmcmc::CudaDriver>));
+  using namespace torch_sgmcmc;  // NOLINT(google-build-using-namespace)
+  Register<CudaDriver, Gaussian>(m);
 }

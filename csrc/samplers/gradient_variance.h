@@ -14,6 +14,7 @@
 #include "core/arithmetic.h"
 #include "core/macros.h"
 #include "core/roles.h"
+#include "core/row.h"
 
 namespace torch_sgmcmc {
 
@@ -41,6 +42,17 @@ class GradientVarianceUpdate {
 
  private:
   Real weight_;
+};
+
+struct GradientVarianceStep {
+  static constexpr Row kRow = {.op = "gradient_variance_",
+                               .lists = {kGrads,
+                                         {"variances", Role::kState},
+                                         {"previous", Role::kState}},
+                               .numbers = {{"weight", Domain::kNotNegative}}};
+  using Coefficients = GradientVarianceCoefficients;
+  template <class Real>
+  using Update = GradientVarianceUpdate<Real>;
 };
 
 }  // namespace torch_sgmcmc

@@ -15,8 +15,11 @@
 #include <cstdint>
 
 #include "core/arithmetic.h"
+#include "core/counter.h"
 #include "core/macros.h"
 #include "core/roles.h"
+#include "core/row.h"
+#include "samplers/gaussian.h"
 
 namespace torch_sgmcmc {
 
@@ -180,6 +183,98 @@ class EnergyTerm {
  private:
   double prior_precision_;
   double prior_mean_;
+};
+
+struct HMCMomenta {
+  static constexpr Row kRow = {
+      .op = "hmc_momenta_",
+      .lists = {{"momenta", Role::kOutput},
+                {"masses", Role::kStatistic, /*is_optional=*/true}},
+      .numbers = {kPositiveTemperature},
+      .noise = Noise::kMomenta};
+
+  template <class Driver, class Plan, class Call>
+  static void Apply(const Driver& driver,
+                    const Plan& /*plan*/,
+                    const Call& call,
+                    const NoiseStream& stream) {
+    const double std = std::sqrt(call.number(0));
+    if (call.list(1).empty()) {
+      driver.template Apply<GaussianFill>(GaussianCoefficients{std}, stream);
+    } else {
+      driver.template Apply<MomentumFill>(MomentumCoefficients{std}, stream);
+    }
+  }
+};
+
+struct HMCLeapfrog {
+  static constexpr Row kRow = {
+      .op = "hmc_leapfrog_",
+      .lists = {kParams,
+                kGrads,
+                kMomenta,
+                {"masses", Role::kStatistic, /*is_optional=*/true},
+                kMasterList},
+      .numbers = {{"kick", Domain::kNotNegative},
+                  {"drift", Domain::kNotNegative},
+                  kNumData,
+                  kPriorPrecision},
+      .has_prior_mean = true};
+  using Coefficients = LeapfrogCoefficients;
+
+  template <class Call>
+  static bool Moves(const Call& call) {
+    return call.number(1) != 0;
+  }
+  template <class Call>
+  static Role Lead(const Call& call) {
+    return Moves(call) ? Role::kParameter : Role::kPosition;
+  }
+  template <class Driver, class Plan, class Call>
+  static void Apply(const Driver& driver,
+                    const Plan& /*plan*/,
+                    const Call& call,
+                    const NoiseStream& none) {
+    const auto coefficients = call.template CoefficientsOf<HMCLeapfrog>();
+    if (!Moves(call)) {
+      driver.template Apply<KickUpdate>(coefficients, none);
+    } else if (call.list(3).empty()) {
+      driver.template Apply<LeapfrogUpdate>(coefficients, none);
+    } else {
+      driver.template Apply<LeapfrogMassUpdate>(coefficients, none);
+    }
+  }
+};
+
+struct HMCEnergy {
+  static constexpr Row kRow = {
+      .op = "hmc_energy",
+      .lists = {{"params", Role::kGradient},
+                {"momenta", Role::kStatistic},
+                {"masses", Role::kStatistic, /*is_optional=*/true}},
+      .numbers = {kPriorPrecision, kNumChains},
+      .has_prior_mean = true,
+      .sums = kForEachChain};
+
+  // With a map that reads no more than it needs.
+  template <class Reducer, class Plan, class Call, class Tensor>
+  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+    const double precision = call.number(0);
+    const double mean = call.prior_mean;
+    const bool has_mass = !call.list(2).empty();
+    const auto reduce = [&](const auto& map) {
+      Reducer::Reduce(plan, map, call.chains(), result);
+    };
+    if (precision != 0 && has_mass) {
+      reduce(EnergyTerm<true, true>(precision, mean));
+    } else if (precision != 0) {
+      reduce(EnergyTerm<true, false>(precision, mean));
+    } else if (has_mass) {
+      reduce(EnergyTerm<false, true>(precision, mean));
+    } else {
+      reduce(EnergyTerm<false, false>(precision, mean));
+    }
+  }
 };
 
 }  // namespace torch_sgmcmc

@@ -1,11 +1,11 @@
+#include "samplers/psgld.h"
+
 #include <torch/csrc/stable/library.h>
 
+#include "apply/boxed.h"
 #include "apply/cpu.h"
-#include "samplers/psgld_op.h"
 
 STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CPU, m) {
-  m.impl("psgld_step_",
-         TORCH_BOX(&torch_sgmcmc::PSGLDStep<torch_sgmcmc::CpuDriver>));
-  m.impl("psgld_frozen_step_",
-         TORCH_BOX(&torch_sgmcmc::PSGLDFrozenStep<torch_sgmcmc::CpuDriver>));
+  using namespace torch_sgmcmc;  // NOLINT(google-build-using-namespace)
+  Register<CpuDriver, PSGLDStep, PSGLDFrozenStep>(m);
 }

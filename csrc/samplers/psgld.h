@@ -14,8 +14,10 @@
 #include <cstdint>
 
 #include "core/arithmetic.h"
+#include "core/counter.h"
 #include "core/macros.h"
 #include "core/roles.h"
+#include "core/row.h"
 
 namespace torch_sgmcmc {
 
@@ -195,6 +197,47 @@ class PSGLDCorrectedUpdate {
   Real weight_;
   Real minus_half_heat_;
   Real largest_jacobian_;
+};
+
+struct PSGLDStep {
+  static constexpr Row kRow = {
+      .op = "psgld_step_",
+      .lists = {kParams,
+                kGrads,
+                {"square_averages", Role::kState},
+                {"sensitivities", Role::kState, /*is_optional=*/true},
+                {"curvatures", Role::kGradient, /*is_optional=*/true},
+                kMasterList},
+      .numbers = {kLr, kNumData, kPriorPrecision, kTemperature, kDecay, kEps},
+      .noise = Noise::kUpdate,
+      .has_prior_mean = true};
+  using Coefficients = PSGLDCoefficients;
+
+  // With Gamma where there is what it is made of.
+  template <class Driver, class Plan, class Call>
+  static void Apply(const Driver& driver,
+                    const Plan& /*plan*/,
+                    const Call& call,
+                    const NoiseStream& stream) {
+    const auto coefficients = call.template CoefficientsOf<PSGLDStep>();
+    if (call.list(3).empty()) {
+      driver.template Apply<PSGLDAdaptingUpdate>(coefficients, stream);
+    } else {
+      driver.template Apply<PSGLDCorrectedUpdate>(coefficients, stream);
+    }
+  }
+};
+
+struct PSGLDFrozenStep {
+  static constexpr Row kRow = {
+      .op = "psgld_frozen_step_",
+      .lists = {kParams, kGrads, {"roots", Role::kStatistic}, kMasterList},
+      .numbers = {kLr, kNumData, kPriorPrecision, kTemperature},
+      .noise = Noise::kUpdate,
+      .has_prior_mean = true};
+  using Coefficients = PSGLDMoveCoefficients;
+  template <class Real>
+  using Update = PSGLDFrozenUpdate<Real>;
 };
 
 }  // namespace torch_sgmcmc

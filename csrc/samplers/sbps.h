@@ -19,8 +19,10 @@
 #include <cstdint>
 
 #include "core/arithmetic.h"
+#include "core/counter.h"
 #include "core/macros.h"
 #include "core/roles.h"
+#include "core/row.h"
 
 namespace torch_sgmcmc {
 
@@ -239,6 +241,170 @@ class SBPSPreconditionerSum {
 
  private:
   double eps_;
+};
+
+inline constexpr List kVelocities{"velocities", Role::kState};
+inline constexpr List kPositions{"params", Role::kGradient};
+inline constexpr List kOrigins{"origins", Role::kStatistic};
+inline constexpr Scalar kWeightDecay{"weight_decay", Domain::kNotNegative};
+inline constexpr Scalar kScale{"scale", Domain::kPositive};
+
+struct SBPSPlace {
+  static constexpr Row kRow = {.op = "sbps_place_",
+                               .lists = {{"params", Role::kOutput},
+                                         kOrigins,
+                                         {"directions", Role::kStatistic}},
+                               .numbers = {{"time"}}};
+  using Coefficients = SBPSPlaceCoefficients;
+  template <class Real>
+  using Update = SBPSPlaceUpdate<Real>;
+};
+
+struct SBPSReflect {
+  static constexpr Row kRow = {
+      .op = "sbps_reflect_",
+      .lists = {kPositions,
+                kGrads,
+                kVelocities,
+                {"preconditioners", Role::kStatistic, /*is_optional=*/true}},
+      .numbers = {kWeightDecay, kScale, {"gain"}},
+      .has_prior_mean = true};
+  using Coefficients = SBPSReflectCoefficients;
+
+  template <class Driver, class Plan, class Call>
+  static void Apply(const Driver& driver,
+                    const Plan& /*plan*/,
+                    const Call& call,
+                    const NoiseStream& none) {
+    const auto c = call.template CoefficientsOf<SBPSReflect>();
+    if (call.list(3).empty()) {
+      driver.template Apply<SBPSReflectUpdate>(c, none);
+    } else {
+      driver.template Apply<SBPSPreconditionedReflectUpdate>(c, none);
+    }
+  }
+};
+
+struct SBPSAdapt {
+  static constexpr Row kRow = {
+      .op = "sbps_adapt_",
+      .lists = {kPositions, kGrads, {"square_averages", Role::kState}},
+      .numbers = {kWeightDecay, kDecay},
+      .has_prior_mean = true};
+  using Coefficients = SBPSAdaptCoefficients;
+  template <class Real>
+  using Update = SBPSAdaptUpdate<Real>;
+};
+
+struct SBPSPrecondition {
+  static constexpr Row kRow = {.op = "sbps_precondition_",
+                               .lists = {{"square_averages", Role::kStatistic},
+                                         {"velocities", Role::kStatistic},
+                                         {"preconditioners", Role::kState},
+                                         {"directions", Role::kState}},
+                               .numbers = {kEps, kScale}};
+  using Coefficients = SBPSPreconditionCoefficients;
+  template <class Real>
+  using Update = SBPSPreconditionUpdate<Real>;
+};
+
+// SBPSReflect without a preconditioner, and the sums of the line that the new
+// velocities make from `origins`, in one pass.
+struct SBPSReflectSums {
+  static constexpr Row kRow = {
+      .op = "sbps_reflect_sums_",
+      .lists = {kPositions, kGrads, kVelocities, kOrigins},
+      .numbers = {kWeightDecay, kScale, {"gain"}},
+      .has_prior_mean = true,
+      .sums = 2};
+  using Coefficients = SBPSReflectCoefficients;
+
+  template <class Reducer, class Plan, class Call, class Tensor>
+  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+    using Line = SBPSLineSums</*kArrays=*/4, /*kOrigin=*/3, /*kDirection=*/2>;
+    Reducer::template UpdateAndReduce<SBPSReflectUpdate>(
+        kRow.op,
+        plan,
+        call.template CoefficientsOf<SBPSReflectSums>(),
+        Line(call.prior_mean),
+        result);
+  }
+};
+
+// SBPSPrecondition, and the sums of the line that the directions make from
+// `origins`, in one pass.
+struct SBPSPreconditionSums {
+  static constexpr Row kRow = {.op = "sbps_precondition_sums_",
+                               .lists = {{"square_averages", Role::kStatistic},
+                                         {"velocities", Role::kStatistic},
+                                         {"preconditioners", Role::kState},
+                                         {"directions", Role::kState},
+                                         kOrigins},
+                               .numbers = {kEps, kScale},
+                               .has_prior_mean = true,
+                               .sums = 2};
+
+  template <class Reducer, class Plan, class Call, class Tensor>
+  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+    using Line = SBPSLineSums</*kArrays=*/5, /*kOrigin=*/4, /*kDirection=*/3>;
+    Reducer::template UpdateAndReduce<SBPSPreconditionUpdate>(
+        kRow.op,
+        plan,
+        SBPSPreconditionCoefficients{call.number(0), call.number(1)},
+        Line(call.prior_mean),
+        result);
+  }
+};
+
+struct SBPSSumsOfLine {
+  static constexpr Row kRow = {
+      .op = "sbps_line_sums",
+      .lists = {kOrigins, {"directions", Role::kStatistic}},
+      .has_prior_mean = true,
+      .sums = 2};
+
+  template <class Reducer, class Plan, class Call, class Tensor>
+  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+    using Line = SBPSLineSums</*kArrays=*/2, /*kOrigin=*/0, /*kDirection=*/1>;
+    Reducer::Reduce(plan, Line(call.prior_mean), /*num_chains=*/1, result);
+  }
+};
+
+struct SBPSSumsOfReflection {
+  static constexpr Row kRow = {
+      .op = "sbps_reflection_sums",
+      .lists = {kPositions,
+                kGrads,
+                {"velocities", Role::kStatistic},
+                {"preconditioners", Role::kStatistic, /*is_optional=*/true}},
+      .numbers = {kWeightDecay},
+      .has_prior_mean = true,
+      .sums = 3};
+
+  template <class Reducer, class Plan, class Call, class Tensor>
+  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+    const auto reduce = [&](const auto& map) {
+      Reducer::Reduce(plan, map, /*num_chains=*/1, result);
+    };
+    if (call.list(3).empty()) {
+      reduce(SBPSReflectionSums<false>(call.number(0), call.prior_mean));
+    } else {
+      reduce(SBPSReflectionSums<true>(call.number(0), call.prior_mean));
+    }
+  }
+};
+
+struct SBPSSumOfPreconditioner {
+  static constexpr Row kRow = {.op = "sbps_preconditioner_sum",
+                               .lists = {{"square_averages", Role::kStatistic}},
+                               .numbers = {kEps},
+                               .sums = 1};
+
+  template <class Reducer, class Plan, class Call, class Tensor>
+  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+    Reducer::Reduce(
+        plan, SBPSPreconditionerSum(call.number(0)), /*num_chains=*/1, result);
+  }
 };
 
 }  // namespace torch_sgmcmc

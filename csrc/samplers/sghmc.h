@@ -15,12 +15,18 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <string>
+#include <type_traits>
 
 #include "core/arithmetic.h"
+#include "core/counter.h"
 #include "core/macros.h"
 #include "core/roles.h"
+#include "core/row.h"
 #include "core/step_filter.h"
+#include "samplers/gaussian.h"
 
 namespace torch_sgmcmc {
 
@@ -224,6 +230,124 @@ class SGHMCByCoordinateUpdate {
   Real prior_mean_;
   bool is_drawn_;
   StepFilter filter_;
+};
+
+inline constexpr Few<Scalar, kMaxArguments> kSGHMCNumbers = {kLr,
+                                                             kMomentum,
+                                                             kNumData,
+                                                             kPriorPrecision,
+                                                             kTemperature,
+                                                             kNoiseEstimate,
+                                                             kResampleEvery};
+
+// The update, before every k-th of which momenta are draw_std times normals.
+template <template <class> class Update,
+          class Driver,
+          class Plan,
+          class Coefficients>
+void UpdateMomenta(const Driver& driver,
+                   const Plan& plan,
+                   const Coefficients& coefficients,
+                   const NoiseStream& stream,
+                   double draw_std,
+                   int64_t every) {
+  if (every == 0) {
+    driver.template Apply<Update>(coefficients, stream);
+    return;
+  }
+  NoiseStream draws = stream;
+  draws.purpose = static_cast<decltype(draws.purpose)>(Purpose::kMomentum);
+  driver.template Apply<GaussianFill>(
+      GaussianCoefficients{draw_std, {every, true}},
+      draws,
+      plan.ArithmeticArgument(2));
+  driver.template Apply<Update>(coefficients.AfterDraw(every), stream);
+  driver.template Apply<Update>(coefficients.WithoutDraw(every), stream);
+}
+
+struct SGHMCStep {
+  static constexpr Row kRow = {
+      .op = "sghmc_step_",
+      .lists = {kParams,
+                kGrads,
+                kMomenta,
+                {"grad_variances", Role::kStatistic, /*is_optional=*/true},
+                kMasterList},
+      .numbers = kSGHMCNumbers,
+      .noise = Noise::kUpdate,
+      .has_prior_mean = true};
+  using Coefficients = SGHMCCoefficients;
+
+  template <class Call>
+  static std::string Refusal(const Call& call) {
+    const double friction = 1 - call.number(1);
+    const double estimate = call.number(5);
+    // Up to rounding: momentum 0.9 and noise_estimate 0.1 are parts of 1.
+    if (estimate <= friction + 1e-12) return "";
+    return "Invalid noise_estimate: " + std::to_string(estimate) +
+           " (must not exceed the friction 1 - momentum = " +
+           std::to_string(friction) + ")";
+  }
+  template <class Driver, class Plan, class Call>
+  static void Apply(const Driver& driver,
+                    const Plan& plan,
+                    const Call& call,
+                    const NoiseStream& stream) {
+    const auto c = call.template CoefficientsOf<SGHMCStep>();
+    const auto update =
+        call.list(3).empty()
+            ? UpdateMomenta<SGHMCUpdate, Driver, Plan, SGHMCCoefficients>
+            : UpdateMomenta<SGHMCNoiseAwareUpdate,
+                            Driver,
+                            Plan,
+                            SGHMCCoefficients>;
+    update(driver, plan, c, stream, c.DrawStd(), call.integer(6));
+  }
+};
+
+// The same with masses, and frictions and variances where the lists have any.
+// What they make of the friction is for the caller to check.
+struct SGHMCByCoordinateStep {
+  static constexpr Row kRow = {.op = "sghmc_by_coordinate_step_",
+                               .lists = {kParams,
+                                         kGrads,
+                                         kMomenta,
+                                         {"grad_variances", Role::kStatistic},
+                                         {"masses", Role::kStatistic},
+                                         {"frictions", Role::kStatistic},
+                                         kMasterList},
+                               .numbers = kSGHMCNumbers,
+                               .noise = Noise::kUpdate,
+                               .has_prior_mean = true};
+  using Coefficients = SGHMCCoefficients;
+
+  // Masses are in the places of lists that there are not, by their own name.
+  template <class Call>
+  static auto Lists(const Call& call) {
+    const auto all = call.Arguments({});
+    std::decay_t<decltype(all)> arguments;
+    for (size_t i = 0; i < all.size(); ++i) {
+      const bool is_there = (i != 3 && i != 5) || !call.list(i).empty();
+      arguments.push_back(all[is_there ? i : 4]);
+    }
+    return arguments;
+  }
+  template <class Driver, class Plan, class Call>
+  static void Apply(const Driver& driver,
+                    const Plan& plan,
+                    const Call& call,
+                    const NoiseStream& stream) {
+    const bool has_variance = !call.list(3).empty();
+    UpdateMomenta<SGHMCByCoordinateUpdate>(
+        driver,
+        plan,
+        SGHMCByCoordinateCoefficients{
+            call.template CoefficientsOf<SGHMCByCoordinateStep>(),
+            has_variance},
+        stream,
+        /*draw_std=*/1,
+        call.integer(6));
+  }
 };
 
 }  // namespace torch_sgmcmc

@@ -1,13 +1,12 @@
 #include <torch/csrc/stable/library.h>
 
+#include "apply/boxed.h"
 #include "apply/cuda.cuh"
-#include "samplers/sghmc_op.h"
+#include "samplers/gradient_variance.h"
+#include "samplers/sghmc.h"
 
 STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CUDA, m) {
-  using torch_sgmcmc::CudaDriver;
-  m.impl("sghmc_step_", TORCH_BOX(&torch_sgmcmc::SGHMCStep<CudaDriver>));
-  m.impl("sghmc_by_coordinate_step_",
-         TORCH_BOX(&torch_sgmcmc::SGHMCByCoordinateStep<CudaDriver>));
-  m.impl("gradient_variance_",
-         TORCH_BOX(&torch_sgmcmc::GradientVarianceStep<CudaDriver>));
+  using namespace torch_sgmcmc;  // NOLINT(google-build-using-namespace)
+  Register<CudaDriver, SGHMCStep, SGHMCByCoordinateStep, GradientVarianceStep>(
+      m);
 }

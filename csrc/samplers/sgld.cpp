@@ -1,9 +1,11 @@
+#include "samplers/sgld.h"
+
 #include <torch/csrc/stable/library.h>
 
+#include "apply/boxed.h"
 #include "apply/cpu.h"
-#include "samplers/sgld_op.h"
 
 STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CPU, m) {
-  m.impl("sgld_step_",
-         TORCH_BOX(&torch_sgmcmc::SGLDStep<torch_sgmcmc::CpuDriver>));
+  using namespace torch_sgmcmc;  // NOLINT(google-build-using-namespace)
+  Register<CpuDriver, SGLDStep>(m);
 }

@@ -13,6 +13,7 @@
 #include "core/arithmetic.h"
 #include "core/macros.h"
 #include "core/roles.h"
+#include "core/row.h"
 
 namespace torch_sgmcmc {
 
@@ -59,6 +60,18 @@ class SGLDUpdate {
   Real weight_decay_;
   Real noise_scale_;
   Real prior_mean_;
+};
+
+struct SGLDStep {
+  static constexpr Row kRow = {
+      .op = "sgld_step_",
+      .lists = {kParams, kGrads, kMasterList},
+      .numbers = {kLr, kNumData, kPriorPrecision, kTemperature},
+      .noise = Noise::kUpdate,
+      .has_prior_mean = true};
+  using Coefficients = SGLDCoefficients;
+  template <class Real>
+  using Update = SGLDUpdate<Real>;
 };
 
 }  // namespace torch_sgmcmc

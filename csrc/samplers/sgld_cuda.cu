@@ -1,9 +1,10 @@
 #include <torch/csrc/stable/library.h>
 
+#include "apply/boxed.h"
 #include "apply/cuda.cuh"
-#include "samplers/sgld_op.h"
+#include "samplers/sgld.h"
 
 STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CUDA, m) {
-  m.impl("sgld_step_",
-         TORCH_BOX(&torch_sgmcmc::SGLDStep<torch_sgmcmc::CudaDriver>));
+  using namespace torch_sgmcmc;  // NOLINT(google-build-using-namespace)
+  Register<CudaDriver, SGLDStep>(m);
 }

@@ -18,6 +18,7 @@
 #include "core/arithmetic.h"
 #include "core/macros.h"
 #include "core/roles.h"
+#include "core/row.h"
 
 namespace torch_sgmcmc {
 
@@ -86,6 +87,26 @@ class SGNHTUpdate {
   Real rate_;
   Real gain_;  // kappa N / (4 lr T)
   Real prior_mean_;
+};
+
+struct SGNHTStep {
+  static constexpr Row kRow = {.op = "sgnht_step_",
+                               .lists = {kParams,
+                                         kGrads,
+                                         kMomenta,
+                                         {"thermostats", Role::kState},
+                                         kMasterList},
+                               .numbers = {kLr,
+                                           kMomentum,
+                                           kNumData,
+                                           kPriorPrecision,
+                                           kTemperature,
+                                           kThermostatRate},
+                               .noise = Noise::kUpdate,
+                               .has_prior_mean = true};
+  using Coefficients = SGNHTCoefficients;
+  template <class Real>
+  using Update = SGNHTUpdate<Real>;
 };
 
 }  // namespace torch_sgmcmc

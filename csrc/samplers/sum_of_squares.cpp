@@ -1,9 +1,11 @@
+#include "samplers/sum_of_squares.h"
+
 #include <torch/csrc/stable/library.h>
 
+#include "apply/boxed.h"
 #include "apply/reduce.h"
-#include "samplers/sum_of_squares_op.h"
 
 STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CPU, m) {
-  m.impl("sum_of_squares",
-         TORCH_BOX(&torch_sgmcmc::SumOfSquares<torch_sgmcmc::CpuReducer>));
+  using namespace torch_sgmcmc;  // NOLINT(google-build-using-namespace)
+  Register<CpuReducer, SumOfSquares>(m);
 }

@@ -13,14 +13,16 @@
 #include <vector>
 
 #include "apply/cpu.h"
+#include "call_of.h"
 #include "cuda_on_host.h"
-#include "samplers/control_variate_op.h"
-#include "samplers/gaussian_op.h"
-#include "samplers/hmc_op.h"
-#include "samplers/psgld_op.h"
-#include "samplers/sghmc_op.h"
-#include "samplers/sgld_op.h"
-#include "samplers/sgnht_op.h"
+#include "samplers/control_variate.h"
+#include "samplers/gaussian.h"
+#include "samplers/gradient_variance.h"
+#include "samplers/hmc.h"
+#include "samplers/psgld.h"
+#include "samplers/sghmc.h"
+#include "samplers/sgld.h"
+#include "samplers/sgnht.h"
 #include "tensors.h"
 
 namespace torch_sgmcmc {
@@ -195,21 +197,21 @@ class Drivers : public testing::Test {
 
 template <class Driver>
 void StepSGLD(State& s, int64_t step, std::optional<Tensor> device_step) {
-  SGLDStep<Driver>(s.params.Tensors(),
-                   s.grads.Tensors(),
-                   s.masters.Tensors(),
-                   /*lr=*/0.1,
-                   /*num_data=*/100,
-                   /*prior_precision=*/2,
-                   /*temperature=*/1,
-                   s.offsets,
-                   /*seed=*/-5,
-                   step,
-                   std::move(device_step),
-                   /*prior_mean=*/0.7,
-                   /*prior_means=*/std::nullopt,
-                   s.rows,
-                   s.num_chains);
+  On<SGLDStep, Driver>()(s.params.Tensors(),
+                         s.grads.Tensors(),
+                         s.masters.Tensors(),
+                         /*lr=*/0.1,
+                         /*num_data=*/100,
+                         /*prior_precision=*/2,
+                         /*temperature=*/1,
+                         s.offsets,
+                         /*seed=*/-5,
+                         step,
+                         std::move(device_step),
+                         /*prior_mean=*/0.7,
+                         /*prior_means=*/std::nullopt,
+                         s.rows,
+                         s.num_chains);
 }
 
 template <class Driver>
@@ -257,26 +259,26 @@ void StepSGHMC(const Lists& lists,
                int64_t resample_every,
                int64_t step,
                std::optional<Tensor> device_step = std::nullopt) {
-  SGHMCStep<Driver>(lists.params,
-                    lists.grads,
-                    lists.momenta,
-                    lists.variances,
-                    lists.masters,
-                    /*lr=*/0.1,
-                    /*momentum=*/0.9,
-                    /*num_data=*/10,
-                    /*prior_precision=*/2,
-                    /*temperature=*/1,
-                    /*noise_estimate=*/0.01,
-                    resample_every,
-                    lists.offsets,
-                    /*seed=*/9,
-                    step,
-                    std::move(device_step),
-                    /*prior_mean=*/0,
-                    lists.means,
-                    lists.rows,
-                    lists.num_chains);
+  On<SGHMCStep, Driver>()(lists.params,
+                          lists.grads,
+                          lists.momenta,
+                          lists.variances,
+                          lists.masters,
+                          /*lr=*/0.1,
+                          /*momentum=*/0.9,
+                          /*num_data=*/10,
+                          /*prior_precision=*/2,
+                          /*temperature=*/1,
+                          /*noise_estimate=*/0.01,
+                          resample_every,
+                          lists.offsets,
+                          /*seed=*/9,
+                          step,
+                          std::move(device_step),
+                          /*prior_mean=*/0,
+                          lists.means,
+                          lists.rows,
+                          lists.num_chains);
 }
 
 template <class Driver>
@@ -313,46 +315,47 @@ void StepPSGLD(State& s, bool corrected) {
     sensitivities = s.momenta.Tensors();
     curvatures = s.grads.Tensors();
   }
-  PSGLDStep<Driver>(s.params.Tensors(),
-                    s.grads.Tensors(),
-                    s.variances.Tensors(),
-                    sensitivities,
-                    curvatures,
-                    s.masters.Tensors(),
-                    /*lr=*/0.1,
-                    /*num_data=*/10,
-                    /*prior_precision=*/2,
-                    /*temperature=*/1,
-                    /*decay=*/0.9,
-                    /*eps=*/1e-3,
-                    s.offsets,
-                    /*seed=*/9,
-                    /*step=*/3,
-                    /*device_step=*/std::nullopt,
-                    /*prior_mean=*/0.7,
-                    corrected ? std::optional(s.means.Tensors()) : std::nullopt,
-                    s.rows,
-                    s.num_chains);
+  On<PSGLDStep, Driver>()(
+      s.params.Tensors(),
+      s.grads.Tensors(),
+      s.variances.Tensors(),
+      sensitivities,
+      curvatures,
+      s.masters.Tensors(),
+      /*lr=*/0.1,
+      /*num_data=*/10,
+      /*prior_precision=*/2,
+      /*temperature=*/1,
+      /*decay=*/0.9,
+      /*eps=*/1e-3,
+      s.offsets,
+      /*seed=*/9,
+      /*step=*/3,
+      /*device_step=*/std::nullopt,
+      /*prior_mean=*/0.7,
+      corrected ? std::optional(s.means.Tensors()) : std::nullopt,
+      s.rows,
+      s.num_chains);
 }
 
 template <class Driver>
 void StepFrozenPSGLD(State& s) {
-  PSGLDFrozenStep<Driver>(s.params.Tensors(),
-                          s.grads.Tensors(),
-                          s.variances.Tensors(),
-                          s.masters.Tensors(),
-                          /*lr=*/0.1,
-                          /*num_data=*/10,
-                          /*prior_precision=*/2,
-                          /*temperature=*/1,
-                          s.offsets,
-                          /*seed=*/9,
-                          /*step=*/3,
-                          /*device_step=*/std::nullopt,
-                          /*prior_mean=*/0,
-                          s.means.Tensors(),
-                          s.rows,
-                          s.num_chains);
+  On<PSGLDFrozenStep, Driver>()(s.params.Tensors(),
+                                s.grads.Tensors(),
+                                s.variances.Tensors(),
+                                s.masters.Tensors(),
+                                /*lr=*/0.1,
+                                /*num_data=*/10,
+                                /*prior_precision=*/2,
+                                /*temperature=*/1,
+                                s.offsets,
+                                /*seed=*/9,
+                                /*step=*/3,
+                                /*device_step=*/std::nullopt,
+                                /*prior_mean=*/0,
+                                s.means.Tensors(),
+                                s.rows,
+                                s.num_chains);
 }
 template <class Driver>
 void StepAdaptingPSGLD(State& s) {
@@ -373,25 +376,25 @@ TEST_F(Drivers, CorrectedPSGLDAgrees) {
 
 template <class Driver>
 void StepSGNHT(State& s) {
-  SGNHTStep<Driver>(s.params.Tensors(),
-                    s.grads.Tensors(),
-                    s.momenta.Tensors(),
-                    s.variances.Tensors(),
-                    s.masters.Tensors(),
-                    /*lr=*/0.1,
-                    /*momentum=*/0.9,
-                    /*num_data=*/10,
-                    /*prior_precision=*/2,
-                    /*temperature=*/1,
-                    /*thermostat_rate=*/0.01,
-                    s.offsets,
-                    /*seed=*/9,
-                    /*step=*/3,
-                    /*device_step=*/std::nullopt,
-                    /*prior_mean=*/0,
-                    s.means.Tensors(),
-                    s.rows,
-                    s.num_chains);
+  On<SGNHTStep, Driver>()(s.params.Tensors(),
+                          s.grads.Tensors(),
+                          s.momenta.Tensors(),
+                          s.variances.Tensors(),
+                          s.masters.Tensors(),
+                          /*lr=*/0.1,
+                          /*momentum=*/0.9,
+                          /*num_data=*/10,
+                          /*prior_precision=*/2,
+                          /*temperature=*/1,
+                          /*thermostat_rate=*/0.01,
+                          s.offsets,
+                          /*seed=*/9,
+                          /*step=*/3,
+                          /*device_step=*/std::nullopt,
+                          /*prior_mean=*/0,
+                          s.means.Tensors(),
+                          s.rows,
+                          s.num_chains);
 }
 
 TEST_F(Drivers, SGNHTAgrees) { SG_EXPECT_DRIVERS_EQUAL(StepSGNHT); }
@@ -401,15 +404,15 @@ template <class Driver>
 void Leapfrog(State& s, bool has_mass) {
   TensorList masses;
   if (has_mass) masses = s.variances.Tensors();
-  HMCMomenta<Driver>(s.momenta.Tensors(),
-                     masses,
-                     /*temperature=*/0.7,
-                     s.offsets,
-                     /*seed=*/9,
-                     /*step=*/3,
-                     /*rows=*/std::nullopt);
+  On<HMCMomenta, Driver>()(s.momenta.Tensors(),
+                           masses,
+                           /*temperature=*/0.7,
+                           s.offsets,
+                           /*seed=*/9,
+                           /*step=*/3,
+                           /*rows=*/std::nullopt);
   for (const double drift : {0.2, 0.0}) {
-    HMCLeapfrog<Driver>(
+    On<HMCLeapfrog, Driver>()(
         s.params.Tensors(),
         s.grads.Tensors(),
         s.momenta.Tensors(),
@@ -443,15 +446,15 @@ TEST_F(Drivers, MomentumIsResampledOnMultiplesOfTheInterval) {
     State plain(7);
     State resampling(7);
     State other_momentum(7);
-    Gaussian<CpuDriver>(other_momentum.momenta.Tensors(),
-                        /*std=*/1.0,
-                        other_momentum.offsets,
-                        /*seed=*/1,
-                        step,
-                        /*purpose=*/5,
-                        /*device_step=*/std::nullopt,
-                        /*rows=*/std::nullopt,
-                        /*num_chains=*/0);
+    On<Gaussian, CpuDriver>()(other_momentum.momenta.Tensors(),
+                              /*std=*/1.0,
+                              other_momentum.offsets,
+                              /*seed=*/1,
+                              step,
+                              /*purpose=*/5,
+                              /*device_step=*/std::nullopt,
+                              /*rows=*/std::nullopt,
+                              /*num_chains=*/0);
     StepSGHMC<CpuDriver>(Lists(plain), 0, step);
     StepSGHMC<CpuDriver>(Lists(resampling), 5, step);
     StepSGHMC<CpuDriver>(Lists(other_momentum), 5, step);
@@ -462,10 +465,10 @@ TEST_F(Drivers, MomentumIsResampledOnMultiplesOfTheInterval) {
 
 template <class Driver>
 void UpdateGradientVariance(State& s) {
-  GradientVarianceStep<Driver>(s.grads.Tensors(),
-                               s.variances.Tensors(),
-                               s.previous.Tensors(),
-                               /*weight=*/0.05);
+  On<GradientVarianceStep, Driver>()(s.grads.Tensors(),
+                                     s.variances.Tensors(),
+                                     s.previous.Tensors(),
+                                     /*weight=*/0.05);
 }
 
 TEST_F(Drivers, GradientVarianceAgrees) {
@@ -474,7 +477,7 @@ TEST_F(Drivers, GradientVarianceAgrees) {
 
 template <class Driver>
 void CombineGradients(State& s) {
-  ControlVariate<Driver>(
+  On<ControlVariate, Driver>()(
       s.params.Tensors(), s.grads.Tensors(), s.variances.Tensors());
 }
 
@@ -484,15 +487,15 @@ TEST_F(Drivers, ControlVariateAgrees) {
 
 template <class Driver>
 void FillGaussian(State& s) {
-  Gaussian<Driver>(s.params.Tensors(),
-                   /*std=*/0.5,
-                   s.offsets,
-                   /*seed=*/1,
-                   /*step=*/2,
-                   /*purpose=*/3,
-                   std::nullopt,
-                   s.rows,
-                   s.num_chains);
+  On<Gaussian, Driver>()(s.params.Tensors(),
+                         /*std=*/0.5,
+                         s.offsets,
+                         /*seed=*/1,
+                         /*step=*/2,
+                         /*purpose=*/3,
+                         std::nullopt,
+                         s.rows,
+                         s.num_chains);
 }
 
 TEST_F(Drivers, GaussianAgrees) { SG_EXPECT_DRIVERS_EQUAL(FillGaussian); }
@@ -502,15 +505,15 @@ void LeaveOut(State& s) {
   std::vector<int64_t> left_out = {kLeftOut};
   const Lists lists(s);
   StepSGLD<Driver>(s, 2, View(left_out));
-  Gaussian<Driver>(lists.momenta,
-                   0.5,
-                   lists.offsets,
-                   1,
-                   2,
-                   3,
-                   View(left_out),
-                   s.rows,
-                   s.num_chains);
+  On<Gaussian, Driver>()(lists.momenta,
+                         0.5,
+                         lists.offsets,
+                         1,
+                         2,
+                         3,
+                         View(left_out),
+                         s.rows,
+                         s.num_chains);
   for (const int64_t every : {0, 1, 2}) {
     StepSGHMC<Driver>(lists, every, 3, View(left_out));
   }

@@ -15,15 +15,17 @@
 
 #include "apply/cpu.h"
 #include "apply/reduce.h"
+#include "call_of.h"
 #include "host/index_chain.h"
-#include "samplers/control_variate_op.h"
+#include "samplers/control_variate.h"
 #include "samplers/ewsg.h"
-#include "samplers/gaussian_op.h"
-#include "samplers/hmc_op.h"
-#include "samplers/psgld_op.h"
-#include "samplers/sghmc_op.h"
-#include "samplers/sgld_op.h"
-#include "samplers/sgnht_op.h"
+#include "samplers/gaussian.h"
+#include "samplers/gradient_variance.h"
+#include "samplers/hmc.h"
+#include "samplers/psgld.h"
+#include "samplers/sghmc.h"
+#include "samplers/sgld.h"
+#include "samplers/sgnht.h"
 #include "tensors.h"
 
 #if !defined(STABLE_TORCH_ERROR_CODE_CHECK)  // torch 2.11
@@ -35,8 +37,8 @@ namespace {
 
 // Calls an operator; returns its stack, in which results replace arguments.
 template <class... T>
-std::vector<StableIValue> Call(const char* name,
-                               const std::tuple<T...>& arguments) {
+std::vector<StableIValue> Dispatch(const char* name,
+                                   const std::tuple<T...>& arguments) {
   std::vector<StableIValue> stack = std::apply(
       [](const T&... a) {
         return std::vector<StableIValue>{torch::stable::detail::from(a)...};
@@ -121,8 +123,10 @@ class Operators : public testing::Test {
 };
 
 TEST_F(Operators, SGLDStep) {
-  Call("torch_sgmcmc::sgld_step_", SGLDArguments(0.1, Lists(theta_, grad_)));
-  std::apply(SGLDStep<CpuDriver>, SGLDArguments(0.1, Lists(theta2_, grad_)));
+  Dispatch("torch_sgmcmc::sgld_step_",
+           SGLDArguments(0.1, Lists(theta_, grad_)));
+  std::apply(On<SGLDStep, CpuDriver>(),
+             SGLDArguments(0.1, Lists(theta2_, grad_)));
   EXPECT_EQ(theta_, theta2_);
   EXPECT_NE(theta_, before_);
 }
@@ -144,9 +148,9 @@ TEST_F(Operators, SGHMCStep) {
                                     means_,
                                     rows_,
                                     no_chains_);
-  Call("torch_sgmcmc::sghmc_step_",
-       std::tuple_cat(Lists(theta_, grad_, v_, variance_), rest));
-  std::apply(SGHMCStep<CpuDriver>,
+  Dispatch("torch_sgmcmc::sghmc_step_",
+           std::tuple_cat(Lists(theta_, grad_, v_, variance_), rest));
+  std::apply(On<SGHMCStep, CpuDriver>(),
              std::tuple_cat(Lists(theta2_, grad_, v2_, variance_), rest));
   EXPECT_EQ(theta_, theta2_);
   EXPECT_EQ(v_, v2_);
@@ -172,10 +176,10 @@ TEST_F(Operators, SGHMCByCoordinateStep) {
                                     no_chains_);
   std::vector<float> mass(theta_.size(), 1.5F);
   std::vector<float> friction(theta_.size(), 2.5F);
-  Call("torch_sgmcmc::sghmc_by_coordinate_step_",
-       std::tuple_cat(Lists(theta_, grad_, v_, variance_, mass, friction),
-                      rest));
-  std::apply(SGHMCByCoordinateStep<CpuDriver>,
+  Dispatch("torch_sgmcmc::sghmc_by_coordinate_step_",
+           std::tuple_cat(Lists(theta_, grad_, v_, variance_, mass, friction),
+                          rest));
+  std::apply(On<SGHMCByCoordinateStep, CpuDriver>(),
              std::tuple_cat(
                  Lists(theta2_, grad_, v2_, variance_, mass, friction), rest));
   EXPECT_EQ(theta_, theta2_);
@@ -200,9 +204,9 @@ TEST_F(Operators, PSGLDStep) {
                                     means_,
                                     rows_,
                                     no_chains_);
-  Call("torch_sgmcmc::psgld_step_",
-       std::tuple_cat(Lists(theta_, grad_, square, v_, grad_), rest));
-  std::apply(PSGLDStep<CpuDriver>,
+  Dispatch("torch_sgmcmc::psgld_step_",
+           std::tuple_cat(Lists(theta_, grad_, square, v_, grad_), rest));
+  std::apply(On<PSGLDStep, CpuDriver>(),
              std::tuple_cat(Lists(theta2_, grad_, square2, v2_, grad_), rest));
   EXPECT_EQ(theta_, theta2_);
   EXPECT_EQ(v_, v2_);
@@ -228,9 +232,9 @@ TEST_F(Operators, SGNHTStep) {
                                     means_,
                                     rows_,
                                     no_chains_);
-  Call("torch_sgmcmc::sgnht_step_",
-       std::tuple_cat(Lists(theta_, grad_, v_, thermostat), rest));
-  std::apply(SGNHTStep<CpuDriver>,
+  Dispatch("torch_sgmcmc::sgnht_step_",
+           std::tuple_cat(Lists(theta_, grad_, v_, thermostat), rest));
+  std::apply(On<SGNHTStep, CpuDriver>(),
              std::tuple_cat(Lists(theta2_, grad_, v2_, thermostat2), rest));
   EXPECT_EQ(theta_, theta2_);
   EXPECT_EQ(v_, v2_);
@@ -246,8 +250,9 @@ TEST_F(Operators, HMC) {
                                     /*seed=*/int64_t{3},
                                     /*step=*/int64_t{4},
                                     rows_);
-  Call("torch_sgmcmc::hmc_momenta_", std::tuple_cat(Lists(v_, mass), draw));
-  std::apply(HMCMomenta<CpuDriver>, std::tuple_cat(Lists(v2_, mass), draw));
+  Dispatch("torch_sgmcmc::hmc_momenta_", std::tuple_cat(Lists(v_, mass), draw));
+  std::apply(On<HMCMomenta, CpuDriver>(),
+             std::tuple_cat(Lists(v2_, mass), draw));
   EXPECT_EQ(v_, v2_);
   EXPECT_NE(v_, Some(0.01f));
   const auto move = std::make_tuple(/*masters=*/TensorList{},
@@ -257,21 +262,21 @@ TEST_F(Operators, HMC) {
                                     /*prior_precision=*/2.0,
                                     /*prior_mean=*/0.0,
                                     means_);
-  Call("torch_sgmcmc::hmc_leapfrog_",
-       std::tuple_cat(Lists(theta_, grad_, v_, mass), move));
-  std::apply(HMCLeapfrog<CpuDriver>,
+  Dispatch("torch_sgmcmc::hmc_leapfrog_",
+           std::tuple_cat(Lists(theta_, grad_, v_, mass), move));
+  std::apply(On<HMCLeapfrog, CpuDriver>(),
              std::tuple_cat(Lists(theta2_, grad_, v2_, mass), move));
   EXPECT_EQ(theta_, theta2_);
   EXPECT_EQ(v_, v2_);
   EXPECT_NE(theta_, before_);
 
   const std::vector<StableIValue> stack =
-      Call("torch_sgmcmc::hmc_energy",
-           std::tuple_cat(Rows(theta_, v_, mass),
-                          std::make_tuple(/*prior_precision=*/2.0,
-                                          /*num_chains=*/int64_t{7},
-                                          /*prior_mean=*/0.25,
-                                          no_means_)));
+      Dispatch("torch_sgmcmc::hmc_energy",
+               std::tuple_cat(Rows(theta_, v_, mass),
+                              std::make_tuple(/*prior_precision=*/2.0,
+                                              /*num_chains=*/int64_t{7},
+                                              /*prior_mean=*/0.25,
+                                              no_means_)));
   const Tensor result = torch::stable::detail::to<Tensor>(stack[0]);
   ASSERT_EQ(result.scalar_type(), ScalarType::Double);
   ASSERT_EQ(result.numel(), 7);
@@ -292,9 +297,9 @@ TEST_F(Operators, GradientVariance) {
   std::vector<float> previous = Some(0.2f), previous2 = previous;
   std::vector<float> variance2 = variance_;
   const auto weight = std::make_tuple(0.05);
-  Call("torch_sgmcmc::gradient_variance_",
-       std::tuple_cat(Lists(grad_, variance_, previous), weight));
-  std::apply(GradientVarianceStep<CpuDriver>,
+  Dispatch("torch_sgmcmc::gradient_variance_",
+           std::tuple_cat(Lists(grad_, variance_, previous), weight));
+  std::apply(On<GradientVarianceStep, CpuDriver>(),
              std::tuple_cat(Lists(grad_, variance2, previous2), weight));
   EXPECT_EQ(variance_, variance2);
   EXPECT_EQ(previous, grad_);
@@ -304,8 +309,8 @@ TEST_F(Operators, GradientVariance) {
 TEST_F(Operators, ControlVariate) {
   std::vector<float> grad = grad_, grad2 = grad_;
   std::vector<float> anchor = Some(0.2f), full = Some(0.7f);
-  Call("torch_sgmcmc::control_variate_", Lists(grad, anchor, full));
-  std::apply(ControlVariate<CpuDriver>, Lists(grad2, anchor, full));
+  Dispatch("torch_sgmcmc::control_variate_", Lists(grad, anchor, full));
+  std::apply(On<ControlVariate, CpuDriver>(), Lists(grad2, anchor, full));
   EXPECT_EQ(grad, grad2);
   for (size_t i = 0; i < grad.size(); ++i) {
     EXPECT_EQ(grad[i], (grad_[i] - anchor[i]) + full[i]);
@@ -313,23 +318,25 @@ TEST_F(Operators, ControlVariate) {
 }
 
 TEST_F(Operators, Gaussian) {
-  Call("torch_sgmcmc::gaussian_", GaussianArguments(theta_, 4, no_step_));
-  std::apply(Gaussian<CpuDriver>, GaussianArguments(theta2_, 4, no_step_));
+  Dispatch("torch_sgmcmc::gaussian_", GaussianArguments(theta_, 4, no_step_));
+  std::apply(On<Gaussian, CpuDriver>(),
+             GaussianArguments(theta2_, 4, no_step_));
   EXPECT_EQ(theta_, theta2_);
   EXPECT_NE(theta_, before_);
 }
 
 TEST_F(Operators, DeviceStepIsAddedToStep) {
   std::vector<int64_t> step = {3};
-  Call("torch_sgmcmc::gaussian_", GaussianArguments(theta_, 1, View(step)));
-  std::apply(Gaussian<CpuDriver>, GaussianArguments(theta2_, 4, no_step_));
+  Dispatch("torch_sgmcmc::gaussian_", GaussianArguments(theta_, 1, View(step)));
+  std::apply(On<Gaussian, CpuDriver>(),
+             GaussianArguments(theta2_, 4, no_step_));
   EXPECT_EQ(theta_, theta2_);
 }
 
 TEST_F(Operators, SumOfSquares) {
   const std::vector<StableIValue> stack =
-      Call("torch_sgmcmc::sum_of_squares",
-           std::make_tuple(TensorList{View(theta_), View(v_)}));
+      Dispatch("torch_sgmcmc::sum_of_squares",
+               std::make_tuple(TensorList{View(theta_), View(v_)}));
   const Tensor result = torch::stable::detail::to<Tensor>(stack[0]);
   EXPECT_EQ(result.scalar_type(), ScalarType::Double);
   EXPECT_EQ(result.dim(), 0);
@@ -353,8 +360,8 @@ TEST_F(Operators, EWSGLogRatio) {
                                     no_means_);
   std::vector<float> proposal = Some(0.2f);
   const std::vector<StableIValue> stack =
-      Call("torch_sgmcmc::ewsg_log_ratio",
-           std::tuple_cat(Rows(theta_, grad_, proposal, v_), rest));
+      Dispatch("torch_sgmcmc::ewsg_log_ratio",
+               std::tuple_cat(Rows(theta_, grad_, proposal, v_), rest));
   const Tensor result = torch::stable::detail::to<Tensor>(stack[0]);
   ASSERT_EQ(result.scalar_type(), ScalarType::Double);
   ASSERT_EQ(result.numel(), 7);
@@ -378,17 +385,17 @@ TEST_F(Operators, EWSGLogRatio) {
 TEST_F(Operators, MetropolisDecideAndSelect) {
   std::vector<double> ratios = {-0.5, 0.5, -1, std::nan(""), -0.1, -2, -0.7};
   const std::vector<StableIValue> stack =
-      Call("torch_sgmcmc::metropolis_decide",
-           std::make_tuple(View(ratios),
-                           int64_t{2},
-                           static_cast<int64_t>(Purpose::kIndexChain),
-                           int64_t{3},
-                           int64_t{4}));
+      Dispatch("torch_sgmcmc::metropolis_decide",
+               std::make_tuple(View(ratios),
+                               int64_t{2},
+                               static_cast<int64_t>(Purpose::kIndexChain),
+                               int64_t{3},
+                               int64_t{4}));
   const Tensor accepted = torch::stable::detail::to<Tensor>(stack[0]);
   ASSERT_EQ(accepted.scalar_type(), ScalarType::Bool);
   const bool* yes = static_cast<const bool*>(accepted.data_ptr());
-  Call("torch_sgmcmc::select_chains_",
-       std::tuple_cat(Rows(theta_, grad_), std::make_tuple(accepted)));
+  Dispatch("torch_sgmcmc::select_chains_",
+           std::tuple_cat(Rows(theta_, grad_), std::make_tuple(accepted)));
   const NoiseStream stream{3, 4, static_cast<uint32_t>(Purpose::kIndexChain)};
   for (uint64_t k = 0; k < 7; ++k) {
     EXPECT_EQ(yes[k], IndexChainAccepts(ratios[k], stream, k, 2));
@@ -402,10 +409,10 @@ TEST_F(Operators, MetropolisDecideAndSelect) {
 
 TEST_F(Operators, ErrorsLeaveTensorsAsTheyWere) {
   const char* name = "torch_sgmcmc::sgld_step_";
-  EXPECT_THROW(Call(name, SGLDArguments(-0.1, Lists(theta_, grad_))),
+  EXPECT_THROW(Dispatch(name, SGLDArguments(-0.1, Lists(theta_, grad_))),
                std::exception);
   const auto no_grads = std::make_tuple(TensorList{View(theta_)}, TensorList{});
-  EXPECT_THROW(Call(name, SGLDArguments(0.1, no_grads)), std::exception);
+  EXPECT_THROW(Dispatch(name, SGLDArguments(0.1, no_grads)), std::exception);
   EXPECT_EQ(theta_, before_);
 }
 

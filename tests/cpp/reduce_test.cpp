@@ -12,6 +12,7 @@
 #include "cuda_on_host.h"
 #include "samplers/ewsg.h"
 #include "samplers/hmc.h"
+#include "samplers/sum_of_squares.h"
 #include "tensors.h"
 
 namespace torch_sgmcmc {

@@ -1,8 +1,8 @@
 // The operators behind the samplers as C++ functions, one line for each.
 //
 // They are what torch.ops.torch_sgmcmc.* are in Python, and take their
-// arguments in the order of their schemas, csrc/library.cpp. Autograd is not
-// told of what they change (see versions.h).
+// arguments in the order of their schemas. Autograd is not told of what they
+// change (see versions.h).
 #pragma once
 
 #include <ATen/core/ATen_fwd.h>
@@ -17,6 +17,11 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "core/row.h"
+#include "samplers/rows.h"
 
 namespace torch_sgmcmc {
 
@@ -32,12 +37,17 @@ struct OperatorName {
   char text[kSize] = {};
 };
 
-template <OperatorName kName, typename Signature>
-struct Operator;
-
-template <OperatorName kName, typename Result, typename... Args>
-struct Operator<kName, Result(Args...)> {
+template <OperatorName kName>
+struct NameOf {
   static constexpr const char* kText = kName.text;
+};
+
+template <class Name, typename Signature>
+struct OperatorOf;
+
+template <class Name, typename Result, typename... Args>
+struct OperatorOf<Name, Result(Args...)> {
+  static constexpr const char* kText = Name::kText;
 
   // Its place in torch's dispatcher, looked up once. Throws c10::Error unless
   // the schema is that of these types, which torch does not look at where a
@@ -45,12 +55,11 @@ struct Operator<kName, Result(Args...)> {
   static const auto& handle() {
     static const auto found = [] {
       const auto schema = c10::Dispatcher::singleton().findSchemaOrThrow(
-          (std::string("torch_sgmcmc::") + kName.text).c_str(), "");
+          (std::string("torch_sgmcmc::") + kText).c_str(), "");
       const auto difference = c10::findSchemaDifferences(
           c10::inferFunctionSchemaFlattenedReturns<Result(Args...)>(),
           schema.schema());
-      TORCH_CHECK(
-          !difference, kName.text, " has another schema: ", *difference);
+      TORCH_CHECK(!difference, kText, " has another schema: ", *difference);
       return schema.template typed<Result(Args...)>();
     }();
     return found;
@@ -72,51 +81,75 @@ using MaybeTensors = std::optional<at::TensorList>;
 using Integers = at::IntArrayRef;
 using MaybeIntegers = at::OptionalIntArrayRef;
 
-// A table:
+// The signature that a row makes.
+template <Kind kKind>
+struct TypeOf : std::type_identity<int64_t> {};
+template <>
+struct TypeOf<Kind::kList> : std::type_identity<SomeTensors> {};
+template <>
+struct TypeOf<Kind::kNumber> : std::type_identity<double> {};
+template <>
+struct TypeOf<Kind::kOffsets> : std::type_identity<Integers> {};
+template <>
+struct TypeOf<Kind::kDeviceStep> : std::type_identity<MaybeTensor> {};
+template <>
+struct TypeOf<Kind::kPriorMean> : std::type_identity<double> {};
+template <>
+struct TypeOf<Kind::kPriorMeans> : std::type_identity<MaybeTensors> {};
+template <>
+struct TypeOf<Kind::kRows> : std::type_identity<MaybeIntegers> {};
+
+template <class Op, size_t... kIndex>
+auto SignatureOf(std::index_sequence<kIndex...> /*slots*/) {
+  using Result = std::conditional_t<Op::kRow.sums == 0, void, at::Tensor>;
+  return std::type_identity<Result(
+      typename TypeOf<SlotsOf(Op::kRow).items[kIndex].kind>::type...)>();
+}
+
+template <class Op>
+struct NameOfRow {
+  static constexpr const char* kText = Op::kRow.op;
+};
+
+template <class Op>
+using RowOperator =
+    OperatorOf<NameOfRow<Op>,
+               typename decltype(SignatureOf<Op>(
+                   std::make_index_sequence<SlotsOf(Op::kRow).count>()))::type>;
+
+template <OperatorName kName, typename Signature>
+using Operator = OperatorOf<NameOf<kName>, Signature>;
+
+// Of rows, and the others:
 // clang-format off
-inline constexpr Operator<"sgld_step_", void(SomeTensors, SomeTensors,
-    SomeTensors, double, double, double, double, Integers, int64_t, int64_t,
-    MaybeTensor, double, MaybeTensors, MaybeIntegers, int64_t)> sgld_step_;
-inline constexpr Operator<"sghmc_step_", void(SomeTensors, SomeTensors,
-    SomeTensors, SomeTensors, SomeTensors, double, double, double, double,
-    double, double, int64_t, Integers, int64_t, int64_t, MaybeTensor, double,
-    MaybeTensors, MaybeIntegers, int64_t)> sghmc_step_;
-inline constexpr Operator<"sghmc_by_coordinate_step_", void(SomeTensors,
-    SomeTensors, SomeTensors, SomeTensors, SomeTensors, SomeTensors,
-    SomeTensors, double, double, double, double, double, double, int64_t,
-    Integers, int64_t, int64_t, MaybeTensor, double, MaybeTensors,
-    MaybeIntegers, int64_t)> sghmc_by_coordinate_step_;
-inline constexpr Operator<"psgld_step_", void(SomeTensors, SomeTensors,
-    SomeTensors, SomeTensors, SomeTensors, SomeTensors, double, double, double,
-    double, double, double, Integers, int64_t, int64_t, MaybeTensor, double,
-    MaybeTensors, MaybeIntegers, int64_t)> psgld_step_;
-inline constexpr Operator<"psgld_frozen_step_", void(SomeTensors, SomeTensors,
-    SomeTensors, SomeTensors, double, double, double, double, Integers, int64_t,
-    int64_t, MaybeTensor, double, MaybeTensors, MaybeIntegers, int64_t)> psgld_frozen_step_;
-inline constexpr Operator<"sgnht_step_", void(SomeTensors, SomeTensors,
-    SomeTensors, SomeTensors, SomeTensors, double, double, double, double,
-    double, double, Integers, int64_t, int64_t, MaybeTensor, double,
-    MaybeTensors, MaybeIntegers, int64_t)> sgnht_step_;
-inline constexpr Operator<"gradient_variance_", void(SomeTensors, SomeTensors,
-    SomeTensors, double)> gradient_variance_;
-inline constexpr Operator<"control_variate_", void(SomeTensors, SomeTensors,
-    SomeTensors)> control_variate_;
-inline constexpr Operator<"gaussian_", void(SomeTensors, double, Integers,
-    int64_t, int64_t, int64_t, MaybeTensor, MaybeIntegers, int64_t)> gaussian_;
-inline constexpr Operator<"ewsg_log_ratio", at::Tensor(SomeTensors, SomeTensors,
-    SomeTensors, SomeTensors, double, double, double, double, double, int64_t,
-    int64_t, double, MaybeTensors)> ewsg_log_ratio;
+inline constexpr RowOperator<SGLDStep> sgld_step_;
+inline constexpr RowOperator<SGHMCStep> sghmc_step_;
+inline constexpr RowOperator<SGHMCByCoordinateStep> sghmc_by_coordinate_step_;
+inline constexpr RowOperator<PSGLDStep> psgld_step_;
+inline constexpr RowOperator<PSGLDFrozenStep> psgld_frozen_step_;
+inline constexpr RowOperator<SGNHTStep> sgnht_step_;
+inline constexpr RowOperator<GradientVarianceStep> gradient_variance_;
+inline constexpr RowOperator<ControlVariate> control_variate_;
+inline constexpr RowOperator<Gaussian> gaussian_;
+inline constexpr RowOperator<EWSGLogRatios> ewsg_log_ratio;
+inline constexpr RowOperator<HMCMomenta> hmc_momenta_;
+inline constexpr RowOperator<HMCLeapfrog> hmc_leapfrog_;
+inline constexpr RowOperator<HMCEnergy> hmc_energy;
+inline constexpr RowOperator<SBPSPlace> sbps_place_;
+inline constexpr RowOperator<SBPSReflect> sbps_reflect_;
+inline constexpr RowOperator<SBPSAdapt> sbps_adapt_;
+inline constexpr RowOperator<SBPSPrecondition> sbps_precondition_;
+inline constexpr RowOperator<SBPSReflectSums> sbps_reflect_sums_;
+inline constexpr RowOperator<SBPSPreconditionSums> sbps_precondition_sums_;
+inline constexpr RowOperator<SBPSSumsOfLine> sbps_line_sums;
+inline constexpr RowOperator<SBPSSumsOfReflection> sbps_reflection_sums;
+inline constexpr RowOperator<SBPSSumOfPreconditioner> sbps_preconditioner_sum;
+inline constexpr RowOperator<SumOfSquares> sum_of_squares;
+inline constexpr RowOperator<SumsForGauges> gauge_sums;
 inline constexpr Operator<"metropolis_decide", at::Tensor(OneTensor, int64_t,
     int64_t, int64_t, int64_t)> metropolis_decide;
 inline constexpr Operator<"select_chains_", void(SomeTensors, SomeTensors,
     OneTensor)> select_chains_;
-inline constexpr Operator<"hmc_momenta_", void(SomeTensors, SomeTensors, double,
-    Integers, int64_t, int64_t, MaybeIntegers)> hmc_momenta_;
-inline constexpr Operator<"hmc_leapfrog_", void(SomeTensors, SomeTensors,
-    SomeTensors, SomeTensors, SomeTensors, double, double, double, double,
-    double, MaybeTensors)> hmc_leapfrog_;
-inline constexpr Operator<"hmc_energy", at::Tensor(SomeTensors, SomeTensors,
-    SomeTensors, double, int64_t, double, MaybeTensors)> hmc_energy;
 inline constexpr Operator<"ecs_estimate", std::tuple<at::Tensor, at::Tensor,
     at::Tensor>(OneTensor, OneTensor, OneTensor, OneTensor, OneTensor,
     MaybeTensor, MaybeTensor, double, double, int64_t, int64_t, double,
@@ -127,33 +160,6 @@ inline constexpr Operator<"ecs_density", std::tuple<at::Tensor,
     MaybeTensor, OneTensor, double, MaybeTensor)> ecs_density;
 inline constexpr Operator<"ecs_leapfrog_", at::Tensor(OneTensor, OneTensor,
     OneTensor, MaybeTensor, OneTensor, double, double)> ecs_leapfrog_;
-inline constexpr Operator<"sbps_place_", void(SomeTensors, SomeTensors,
-    SomeTensors, double)> sbps_place_;
-inline constexpr Operator<"sbps_reflect_", void(SomeTensors, SomeTensors,
-    SomeTensors, SomeTensors, double, double, double, double, MaybeTensors)>
-    sbps_reflect_;
-inline constexpr Operator<"sbps_adapt_", void(SomeTensors, SomeTensors,
-    SomeTensors, double, double, double, MaybeTensors)> sbps_adapt_;
-inline constexpr Operator<"sbps_precondition_", void(SomeTensors, SomeTensors,
-    SomeTensors, SomeTensors, double, double)> sbps_precondition_;
-inline constexpr Operator<"sbps_reflect_sums_", at::Tensor(SomeTensors,
-    SomeTensors, SomeTensors, SomeTensors, double, double, double, double,
-    MaybeTensors)> sbps_reflect_sums_;
-inline constexpr Operator<"sbps_precondition_sums_", at::Tensor(SomeTensors,
-    SomeTensors, SomeTensors, SomeTensors, SomeTensors, double, double, double,
-    MaybeTensors)> sbps_precondition_sums_;
-inline constexpr Operator<"sbps_line_sums", at::Tensor(SomeTensors, SomeTensors,
-    double, MaybeTensors)> sbps_line_sums;
-inline constexpr Operator<"sbps_reflection_sums", at::Tensor(SomeTensors,
-    SomeTensors, SomeTensors, SomeTensors, double, double, MaybeTensors)>
-    sbps_reflection_sums;
-inline constexpr Operator<"sbps_preconditioner_sum", at::Tensor(SomeTensors,
-    double)> sbps_preconditioner_sum;
-inline constexpr Operator<"sum_of_squares", at::Tensor(SomeTensors)>
-    sum_of_squares;
-inline constexpr Operator<"gauge_sums", at::Tensor(SomeTensors, SomeTensors,
-    SomeTensors, SomeTensors, SomeTensors, int64_t, double, double, double,
-    double, MaybeTensors)> gauge_sums;
 inline constexpr Operator<"any_nonfinite", bool(SomeTensors)> any_nonfinite;
 inline constexpr Operator<"count_nonfinite", at::Tensor(SomeTensors)>
     count_nonfinite;

@@ -1,0 +1,103 @@
+// From an operator's row to its kernel on a device: what all operators on lists
+// of tensors do alike.
+//
+// An Op is a struct with a row (core/row.h) and either Update and
+// Coefficients, or Apply(driver, plan, call, stream). It may besides have
+//   Refusal(call)    a message if its numbers do not go together, or none;
+//   Lead(call)       the role of its first list, if that depends on the call;
+//   Lists(call)      its arguments, where they are not the row's lists.
+// One that sums has Reduce<Reducer>(plan, call, result), and Sizes(call), those
+// of its result, where the row does not tell.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "apply/call.h"
+#include "apply/plan.h"
+
+namespace torch_sgmcmc {
+
+template <class Op>
+std::vector<Argument> ArgumentsOf(const Call& call) {
+  if constexpr (requires { Op::Lists(call); }) {
+    return Op::Lists(call);
+  } else if constexpr (requires { Op::Lead(call); }) {
+    return call.Arguments(Op::Lead(call));
+  } else {
+    return call.Arguments(std::nullopt);
+  }
+}
+
+template <class Op>
+void CheckCall(const Call& call) {
+  call.CheckNumbers();
+  if constexpr (requires { Op::Refusal(call); }) {
+    const std::string refusal = Op::Refusal(call);
+    if (!refusal.empty()) Fail(call.row.op, refusal);
+  }
+}
+
+// The call of an update. Whatever is thrown, nothing has changed.
+template <class Op, class Driver>
+void Perform(const Call& call) {
+  CheckCall<Op>(call);
+  const NoiseStream stream = call.Stream();
+  Plan plan = call.MakePlan(ArgumentsOf<Op>(call));
+  const Driver driver(call.row.op, plan, call.device_step);
+  if constexpr (requires { Op::Apply(driver, plan, call, stream); }) {
+    Op::Apply(driver, plan, call, stream);
+  } else {
+    driver.template Apply<Op::template Update>(call.CoefficientsOf<Op>(),
+                                               stream);
+  }
+  plan.Finish();
+}
+
+// The call of an operator that sums.
+template <class Op, class Reducer>
+Tensor Sum(const Call& call) {
+  CheckCall<Op>(call);
+  const TensorList& first = call.list(0);
+  if (first.empty()) {
+    Fail(call.row.op, std::string(call.row.lists[0].name) + " is empty");
+  }
+  Plan plan = call.MakePlan(ArgumentsOf<Op>(call));
+  std::vector<int64_t> sizes;
+  if constexpr (Op::kRow.sums == kByCode) {
+    sizes = Op::Sizes(call);
+  } else if constexpr (Op::kRow.sums == kForEachChain) {
+    sizes = {call.chains()};
+  } else if constexpr (Op::kRow.sums > 0) {
+    sizes = {Op::kRow.sums};
+  }
+  Tensor result = torch::stable::new_empty(first[0], sizes, ScalarType::Double);
+  if constexpr (Op::kRow.sums == kByCode) torch::stable::zero_(result);
+  Op::template Reduce<Reducer>(plan, call, result);
+  plan.Finish();
+  return result;
+}
+
+// As torch's dispatcher calls them.
+template <class Op, class Driver>
+void Boxed(StableIValue* stack, uint64_t /*inputs*/, uint64_t /*outputs*/) {
+  const Call call(Op::kRow, stack);
+  if constexpr (Op::kRow.sums != 0) {
+    stack[0] = torch::stable::detail::from(Sum<Op, Driver>(call));
+  } else {
+    Perform<Op, Driver>(call);
+  }
+}
+
+// Registers the kernels of operators on the device of a driver, or a reducer.
+template <class Driver, class... Ops, class Library>
+void Register(Library& library) {
+  (library.impl(Ops::kRow.op, &Boxed<Ops, Driver>), ...);
+}
+
+}  // namespace torch_sgmcmc

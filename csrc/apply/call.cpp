@@ -1,0 +1,186 @@
+#include "apply/call.h"
+
+#include <utility>
+
+namespace torch_sgmcmc {
+namespace {
+
+std::string TextOf(const Row& row, const Slot& slot, char& alias) {
+  switch (slot.kind) {
+    case Kind::kList: {
+      const List& list = row.lists[slot.index];
+      std::string type = "Tensor";
+      if (IsWritten(list.role)) type += std::string("(") + alias++ + "!)";
+      return type + "[] " + list.name;
+    }
+    case Kind::kNumber:
+      return std::string("float ") + row.numbers[slot.index].name;
+    case Kind::kInteger:
+      return std::string("int ") + row.numbers[slot.index].name;
+    case Kind::kOffsets:
+      return "int[] offsets";
+    case Kind::kSeed:
+      return "int seed";
+    case Kind::kStep:
+      return "int step";
+    case Kind::kPurpose:
+      return "int purpose";
+    case Kind::kDeviceStep:
+      return "Tensor? device_step=None";
+    case Kind::kPriorMean:
+      return "float prior_mean=0.0";
+    case Kind::kPriorMeans:
+      return "Tensor[]? prior_means=None";
+    case Kind::kRows:
+      return "int[]? rows=None";
+    case Kind::kNumChains:
+      return "int num_chains=0";
+  }
+  return "";
+}
+
+template <class T>
+T Taken(StableIValue value) {
+  return torch::stable::detail::to<T>(value);
+}
+
+}  // namespace
+
+std::string SchemaOf(const Row& row) {
+  const Slots slots = SlotsOf(row);
+  std::string text = std::string(row.op) + "(";
+  char alias = 'a';
+  for (size_t i = 0; i < slots.count; ++i) {
+    if (i > 0) text += ", ";
+    if (i == row.lists.count) text += "*, ";
+    text += TextOf(row, slots.items[i], alias);
+  }
+  return text + (row.sums != 0 ? ") -> Tensor" : ") -> ()");
+}
+
+Call::Call(const Row& row, StableIValue* stack) : row(row) {
+  const Slots slots = SlotsOf(row);
+  for (size_t i = 0; i < slots.count; ++i) {
+    const StableIValue value = stack[i];
+    const size_t index = slots.items[i].index;
+    switch (slots.items[i].kind) {
+      case Kind::kList:
+        lists[index] = Taken<TensorList>(value);
+        break;
+      case Kind::kNumber:
+        numbers[index] = Taken<double>(value);
+        break;
+      case Kind::kInteger:
+        integers[index] = Taken<int64_t>(value);
+        break;
+      case Kind::kOffsets:
+        offsets = Taken<std::vector<int64_t>>(value);
+        break;
+      case Kind::kSeed:
+        seed = Taken<int64_t>(value);
+        break;
+      case Kind::kStep:
+        step = Taken<int64_t>(value);
+        break;
+      case Kind::kPurpose:
+        purpose = Taken<int64_t>(value);
+        break;
+      case Kind::kDeviceStep:
+        device_step = Taken<std::optional<Tensor>>(value);
+        break;
+      case Kind::kPriorMean:
+        prior_mean = Taken<double>(value);
+        break;
+      case Kind::kPriorMeans:
+        prior_means = Taken<std::optional<TensorList>>(value);
+        break;
+      case Kind::kRows:
+        rows = Taken<Rows>(value);
+        break;
+      case Kind::kNumChains:
+        num_chains = Taken<int64_t>(value);
+        break;
+    }
+  }
+}
+
+void Call::CheckNumbers() const {
+  for (size_t i = 0; i < row.numbers.count; ++i) {
+    const Scalar& number = row.numbers[i];
+    switch (number.domain) {
+      case Domain::kFinite:
+        CheckFinite(row.op, number.name, numbers[i]);
+        break;
+      case Domain::kNotNegative:
+        CheckNumber(row.op, number.name, numbers[i]);
+        break;
+      case Domain::kPositive:
+        CheckNumber(row.op, number.name, numbers[i], /*positive=*/true);
+        break;
+      case Domain::kBelowOne:
+        CheckBelowOne(row.op, number.name, numbers[i]);
+        break;
+      case Domain::kCount:
+        CheckCount(row.op, number.name, integers[i], /*least=*/0);
+        break;
+      case Domain::kPositiveCount:
+        CheckCount(row.op, number.name, integers[i], /*least=*/1);
+        break;
+      case Domain::kCode:
+        break;
+    }
+  }
+  if (row.has_prior_mean) CheckFinite(row.op, kPriorMean.name, prior_mean);
+}
+
+NoiseStream Call::Stream() const {
+  switch (row.noise) {
+    case Noise::kUpdate:
+      return MakeStream(row.op, seed, step, Purpose::kUpdate);
+    case Noise::kMomenta:
+      return MakeStream(row.op, seed, step, Purpose::kMomentum);
+    case Noise::kGiven:
+      return MakeStream(row.op, seed, step, purpose);
+    case Noise::kNone:
+      break;
+  }
+  return {0, 0, 0};
+}
+
+std::vector<Argument> Call::Arguments(std::optional<Role> lead) const {
+  bool has_optional = false;
+  for (size_t i = 0; i < row.lists.count; ++i) {
+    has_optional |= row.lists[i].is_optional && !lists[i].empty();
+  }
+  std::vector<Argument> arguments;
+  arguments.reserve(row.lists.count + 1);
+  bool has_means = false;
+  const auto add_means = [&] {
+    if (row.has_prior_mean && !std::exchange(has_means, true)) {
+      arguments.push_back(PriorMeans(prior_means));
+    }
+  };
+  for (size_t i = 0; i < row.lists.count; ++i) {
+    const List& list = row.lists[i];
+    if (list.is_optional && !has_optional) continue;
+    if (list.role == Role::kMaster) add_means();
+    const Role role = i == 0 && lead ? *lead : list.role;
+    arguments.push_back({list.name, role, lists[i]});
+  }
+  add_means();
+  return arguments;
+}
+
+int64_t Call::chains() const {
+  return row.sums == kForEachChain ? integers[row.numbers.count - 1] : 1;
+}
+
+Plan Call::MakePlan(const std::vector<Argument>& arguments) const {
+  if (row.noise != Noise::kNone) {
+    return {row.op, arguments, offsets, /*num_chains=*/1, {rows, num_chains}};
+  }
+  const std::vector<int64_t> none(lists[0].size(), 0);
+  return {row.op, arguments, none, chains()};
+}
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,161 @@
+// An operator on lists of tensors, as data: its row.
+//
+// Rows stand beside functors (samplers/*.h) and are listed in samplers/rows.h.
+// Whatever is said of an operator is made of its row: its schema and the
+// checks of its numbers (apply/call.h), its boxed kernels (apply/boxed.h), its
+// handle for C++ (libtorch/core/operators.h) and what torch.compile is told of
+// it. What needs an `if` is code of the struct that holds the row.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <initializer_list>
+
+#include "core/roles.h"
+
+namespace torch_sgmcmc {
+
+// Where a number may be: all are finite. The last are integers, that are not
+// negative, positive, or what the operator's code says.
+enum class Domain {
+  kFinite,
+  kNotNegative,
+  kPositive,
+  kBelowOne,
+  kCount,
+  kPositiveCount,
+  kCode
+};
+
+constexpr bool IsInteger(Domain domain) { return domain >= Domain::kCount; }
+
+struct Scalar {
+  const char* name = nullptr;
+  Domain domain = Domain::kFinite;
+};
+
+struct List {
+  const char* name = nullptr;
+  Role role = Role::kGradient;
+  // Lists that may all be empty together, and then are not there.
+  bool is_optional = false;
+};
+
+// What is said of the noise.
+enum class Noise {
+  kNone,
+  kUpdate,   // Purpose::kUpdate; the device may add to the step
+  kMomenta,  // Purpose::kMomentum; drawn by the host alone
+  kGiven     // as kUpdate, for any purpose
+};
+
+template <class T, size_t kMost>
+struct Few {
+  // NOLINTNEXTLINE(google-explicit-constructor): written as a list.
+  constexpr Few(std::initializer_list<T> list) {
+    for (const T& item : list) items[count++] = item;
+  }
+  constexpr const T& operator[](size_t i) const { return items[i]; }
+  constexpr const T* begin() const { return items.data(); }
+  constexpr const T* end() const { return items.data() + count; }
+
+  std::array<T, kMost> items = {};
+  size_t count = 0;
+};
+
+struct Row {
+  const char* op;
+  Few<List, kMaxArguments> lists;
+  Few<Scalar, kMaxArguments> numbers = {};
+  Noise noise = Noise::kNone;
+  // prior_mean, a number, and prior_means, tensors that go before it.
+  bool has_prior_mean = false;
+  // How many numbers it returns, as a tensor of float64, or one of kOneNumber,
+  // kForEachChain (of a number num_chains, its last), kByCode.
+  int sums = 0;
+};
+
+inline constexpr int kOneNumber = -1;
+inline constexpr int kForEachChain = -2;
+inline constexpr int kByCode = -3;
+
+// What samplers have in common.
+inline constexpr List kParams{"params", Role::kParameter};
+inline constexpr List kGrads{"grads", Role::kGradient};
+inline constexpr List kMomenta{"momenta", Role::kState};
+inline constexpr List kMasterList{"masters", Role::kMaster};
+inline constexpr Scalar kLr{"lr", Domain::kNotNegative};
+inline constexpr Scalar kMomentum{"momentum", Domain::kBelowOne};
+inline constexpr Scalar kNumData{"num_data", Domain::kPositive};
+inline constexpr Scalar kPriorPrecision{"prior_precision",
+                                        Domain::kNotNegative};
+inline constexpr Scalar kPriorMean{"prior_mean", Domain::kFinite};
+inline constexpr Scalar kTemperature{"temperature", Domain::kNotNegative};
+inline constexpr Scalar kPositiveTemperature{"temperature", Domain::kPositive};
+inline constexpr Scalar kDecay{"decay", Domain::kBelowOne};
+inline constexpr Scalar kEps{"eps", Domain::kPositive};
+inline constexpr Scalar kNoiseEstimate{"noise_estimate", Domain::kNotNegative};
+inline constexpr Scalar kResampleEvery{"resample_momentum_every",
+                                       Domain::kCount};
+inline constexpr Scalar kThermostatRate{"thermostat_rate",
+                                        Domain::kNotNegative};
+inline constexpr Scalar kNumChains{"num_chains", Domain::kPositiveCount};
+
+// An operator's arguments in their order.
+enum class Kind {
+  kList,
+  kNumber,
+  kInteger,
+  kOffsets,
+  kSeed,
+  kStep,
+  kPurpose,
+  kDeviceStep,
+  kPriorMean,
+  kPriorMeans,
+  kRows,
+  kNumChains
+};
+
+struct Slot {
+  Kind kind = Kind::kList;
+  size_t index = 0;  // of a list or a number among its like
+};
+
+constexpr int kMaxSlots = 2 * kMaxArguments + 10;
+
+struct Slots {
+  constexpr void Add(Kind kind, size_t index = 0) {
+    items[count++] = {kind, index};
+  }
+
+  std::array<Slot, kMaxSlots> items = {};
+  size_t count = 0;
+};
+
+constexpr Slots SlotsOf(const Row& row) {
+  Slots slots;
+  for (size_t i = 0; i < row.lists.count; ++i) slots.Add(Kind::kList, i);
+  for (size_t i = 0; i < row.numbers.count; ++i) {
+    const bool is_integer = IsInteger(row.numbers[i].domain);
+    slots.Add(is_integer ? Kind::kInteger : Kind::kNumber, i);
+  }
+  const bool has_noise = row.noise != Noise::kNone;
+  const bool has_device = has_noise && row.noise != Noise::kMomenta;
+  if (has_noise) {
+    slots.Add(Kind::kOffsets);
+    slots.Add(Kind::kSeed);
+    slots.Add(Kind::kStep);
+  }
+  if (row.noise == Noise::kGiven) slots.Add(Kind::kPurpose);
+  if (has_device) slots.Add(Kind::kDeviceStep);
+  if (row.has_prior_mean) {
+    slots.Add(Kind::kPriorMean);
+    slots.Add(Kind::kPriorMeans);
+  }
+  if (has_noise) slots.Add(Kind::kRows);
+  if (has_device) slots.Add(Kind::kNumChains);
+  return slots;
+}
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,76 @@
+// The rows of the operators, for what Python makes of them.
+#include "samplers/rows.h"
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "core/row.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using torch_sgmcmc::Domain;
+using torch_sgmcmc::List;
+using torch_sgmcmc::Row;
+using torch_sgmcmc::Scalar;
+
+const char* NameOf(Domain domain) {
+  switch (domain) {
+    case Domain::kFinite:
+      return "finite";
+    case Domain::kNotNegative:
+      return ">= 0";
+    case Domain::kPositive:
+      return "> 0";
+    case Domain::kBelowOne:
+      return "[0, 1)";
+    case Domain::kCount:
+      return "int >= 0";
+    case Domain::kPositiveCount:
+      return "int >= 1";
+    case Domain::kCode:
+      break;
+  }
+  return "int";
+}
+
+py::dict AsDict(const Row& row) {
+  py::list lists;
+  for (const List& list : row.lists) {
+    py::dict item;
+    item["name"] = list.name;
+    item["is_written"] = torch_sgmcmc::IsWritten(list.role);
+    item["is_read"] = torch_sgmcmc::IsRead(list.role);
+    item["is_master"] = list.role == torch_sgmcmc::Role::kMaster;
+    item["is_in_arithmetic_type"] = torch_sgmcmc::IsInArithmeticType(list.role);
+    item["is_optional"] = list.is_optional;
+    lists.append(item);
+  }
+  py::list numbers;
+  for (const Scalar& number : row.numbers) {
+    numbers.append(py::make_tuple(number.name, NameOf(number.domain)));
+  }
+  py::dict result;
+  result["op"] = row.op;
+  result["lists"] = lists;
+  result["numbers"] = numbers;
+  result["has_noise"] = row.noise != torch_sgmcmc::Noise::kNone;
+  result["has_prior_mean"] = row.has_prior_mean;
+  result["sums"] = row.sums;
+  return result;
+}
+
+}  // namespace
+
+void BindRows(py::module_& m) {
+  m.def(
+      "operator_rows",
+      [] {
+        py::list rows;
+        for (const Row* row : torch_sgmcmc::kRows) rows.append(AsDict(*row));
+        return rows;
+      },
+      "What operators on lists of tensors are (csrc/core/row.h): names of "
+      "lists and numbers, and the numbers' ranges.");
+}
