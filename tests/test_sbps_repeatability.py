@@ -59,21 +59,6 @@ def test_a_restored_chain_continues_bit_for_bit(kind: str, dtype: torch.dtype) -
         assert twin.param_groups[0]["clock"] == sampler.param_groups[0]["clock"]
 
 
-def test_what_an_earlier_version_saved_forgets_nothing() -> None:
-    params, others = two(), two()
-    sampler, twin = make(params), make(others, forgetting=2.0)
-    saved = saved_by_torch(sampler)
-    del saved["param_groups"][0]["forgetting"]
-    twin.load_state_dict(saved)
-    assert twin.param_groups[0]["forgetting"] == 0
-    del sampler.param_groups[0]["forgetting"]
-    thawed = pickle.loads(pickle.dumps(sampler))
-    thirds = thawed.param_groups[0]["params"]
-    run(twin, Draws(others), 20)
-    run(thawed, Draws(thirds), 20)
-    assert_same(others, thirds)
-
-
 @each_kind
 def test_any_split_into_groups_gives_the_same_chain(kind: str) -> None:
     expected = make_params()

@@ -293,12 +293,6 @@ class SBPS(SharedSettings):
         )
         self.model = model
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        # What was pickled by an earlier version lacks it.
-        for group in (self.defaults, *self.param_groups):
-            group.setdefault("forgetting", 0.0)
-
     # ---- What it is ------------------------------------------------------------
 
     @property
@@ -403,7 +397,7 @@ class SBPS(SharedSettings):
             *(float(group["prior_precision"]) for group in self.param_groups),
         ]
         means = [float(group[PRIOR_MEAN]) for group in self.param_groups]
-        if any(means):  # else as before there were any
+        if any(means):
             self._target += means
         return first
 
