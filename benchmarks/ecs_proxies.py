@@ -19,9 +19,7 @@ from torch import Tensor, nn
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.core.closures import exchanged
-from torch_sgmcmc.ecs.expansions import expand
-from torch_sgmcmc.ecs.gauss_newton import GAUSS_NEWTON
-from torch_sgmcmc.ecs.taylor import LINEAR
+from torch_sgmcmc.ecs.taylor import LINEAR, TaylorTerms
 
 # Pixels on a side, and hidden units.
 MODELS = {"softmax": (7, 0), "small": (7, 10), "network": (14, 50)}
@@ -53,12 +51,11 @@ class Problem:
         self.net = network(side * side, hidden)
         self.params = list(self.net.parameters())
         self.prior = arguments.prior
-        self.closure = sg.LogLikelihood(
-            lambda indices: self.net(self.x[indices]),
-            lambda logits, indices: (
-                -nn.functional.cross_entropy(logits, self.y[indices], reduction="none")
-            ),
-        )
+
+    def closure(self, indices: Tensor) -> Tensor:
+        """The log-likelihoods of the data with these indices."""
+        logits = self.net(self.x[indices])
+        return -nn.functional.cross_entropy(logits, self.y[indices], reduction="none")
 
     def theta(self) -> Tensor:
         """The parameters as one row."""
@@ -159,12 +156,11 @@ def main() -> None:
         with torch.no_grad(), exchanged(problem.params, moved):
             there[t] = problem.closure(indices)
     rows = {"none": [there[t] for t in times]}
-    first: list[Tensor] = []
-    for name, form in (("order 1", LINEAR), ("gauss-newton", GAUSS_NEWTON)):
-        terms = expand(problem.closure, problem.params, indices, form, mode)
-        expanded = [terms.expand(t * delta)[0] for t in times]
-        first = expanded if form == LINEAR else first
-        rows[name] = [there[t] - q for t, q in zip(times, expanded, strict=True)]
+    terms = TaylorTerms.at_present(
+        problem.closure, problem.params, indices, LINEAR, mode
+    )
+    first = [terms.expand(t * delta)[0] for t in times]
+    rows["order 1"] = [there[t] - q for t, q in zip(times, first, strict=True)]
     bend = problem.second_order(indices, delta)
     rows["order 2"] = [
         there[t] - q - t * t * bend for t, q in zip(times, first, strict=True)

@@ -25,14 +25,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "signed": {"variant": "signed", "subsample_size": 1, "num_products": 6},
     "first order": {"subsample_size": 7, "control_variate": 1},
     "rows": {"subsample_size": 7},
-    "gauss-newton": {"subsample_size": 7, "control_variate": "gauss-newton"},
     "weighted": {"subsample_size": 7},
 }
 
 
 def problem(kind: str, **settings: Any) -> tuple[Data, Any, sg.HMCECS]:
-    with_rows = kind in ("rows", "gauss-newton")
-    data = Regression() if with_rows else Data()
+    data = Regression() if kind == "rows" else Data()
     closure = data.closure if isinstance(data, Regression) else data
     settings = {"step_size": 1.1, "trajectory_length": 2.4, **KINDS[kind], **settings}
     sampler = make(data, **settings)

@@ -16,7 +16,6 @@ __all__ = [
     "make",
     "run",
     "segments",
-    "slanted",
     "two",
     "uneven",
 ]
@@ -44,32 +43,19 @@ class Draws:
 
 
 def make(
-    params: Any,
-    *,
-    given: Callable[[Tensor], Any] | None = None,
-    matrix: Callable[[int], Tensor] | None = None,
-    **settings: Any,
+    params: Any, *, given: Callable[[Tensor], Any] | None = None, **settings: Any
 ) -> sg.SBPS:
-    """A sampler; the A of each parameter may be given, or that of all."""
+    """A sampler; the A of each parameter may be given."""
     shared = {"num_data": N, "prior_precision": 20.0, "confidence": 3.0, "seed": 5}
     sampler = sg.SBPS(params, **{**shared, **settings})
     if given is not None:
         sampler.set_preconditioner(map(given, sampler._all_params()))
-    if matrix is not None:
-        d = sum(p.numel() for p in sampler._all_params())
-        sampler.set_preconditioner_matrix(matrix(d))
     return sampler
 
 
 def uneven(p: Tensor) -> Tensor:
     """A preconditioner of a parameter."""
     return torch.linspace(0.3, 2.0, p.numel()).view(p.shape)
-
-
-def slanted(d: int) -> Tensor:
-    """A preconditioner of d coordinates, not symmetric."""
-    row = torch.arange(d, dtype=torch.float64)
-    return torch.eye(d, dtype=torch.float64) + 0.4 * torch.outer(row.cos(), row.sin())
 
 
 def run(

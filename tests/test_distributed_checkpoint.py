@@ -310,15 +310,3 @@ def test_hmcecs_is_refused() -> None:
         "get_optimizer_state_dict cannot hold: save its state_dict() with torch.save"
     )
     assert sampler.state_dict()["param_groups"][0]["step"] == 0
-
-
-def test_a_matrix_is_refused() -> None:
-    model = nn.Linear(3, 1)
-    sampler = sg.SBPS(model.parameters(), num_data=9, preconditioned=True, seed=0)
-    get_optimizer_state_dict(model, sampler)  # which lays out state to fill
-    sampler.set_preconditioner_matrix(2 * torch.eye(4))
-    with pytest.raises(RuntimeError, match=r"^SBPS has state that belongs to no sin"):
-        get_optimizer_state_dict(model, sampler)
-    sampler.step(lambda: model(torch.eye(3)).square().squeeze(1))
-    kept = sampler.state_dict()["state"]["preconditioner"]["matrix"]
-    assert torch.equal(kept, 2 * torch.eye(4, dtype=torch.float64))

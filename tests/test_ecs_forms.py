@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torch_sgmcmc.ecs import taylor
 from torch_sgmcmc.ecs.likelihood_graph import LikelihoodGraph
-from torch_sgmcmc.ecs.taylor import RANK_ONE, WHOLE, TaylorSums, TaylorTerms
+from torch_sgmcmc.ecs.taylor import LINEAR, RANK_ONE, WHOLE, TaylorSums, TaylorTerms
 
 F64 = torch.float64
 Function = Callable[[list[Tensor], Tensor, Tensor], Tensor]
@@ -145,6 +146,25 @@ def test_terms_of_the_form_that_is_found(name: str, count: int) -> None:
                 terms.slopes[1, i], terms.slopes[1, i]
             )
         torch.testing.assert_close(found, h, rtol=1e-9, atol=1e-11)
+
+
+def test_first_order_in_many_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By data, where there are more parameters than that, as by parameters."""
+    fitted, indices = Fitted(MODELS["two predictors"], 20), torch.arange(20)
+    both = []
+    for many in (3, 4):
+        monkeypatch.setattr(taylor, "_MANY", many)
+        both.append(
+            TaylorTerms.at_present(
+                fitted, fitted.params, indices, LINEAR, fitted.probes[0]
+            )
+        )
+    for ours, theirs in zip(*(terms.fields() for terms in both), strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
+    g = torch.stack([fitted.derivatives(i)[1] for i in range(20)])
+    torch.testing.assert_close(both[0].slopes[0], g)
 
 
 def test_passes_by_single_directions_and_by_batches() -> None:

@@ -139,6 +139,24 @@ def test_rows_that_are_no_derivatives(wrong: Any, order: int) -> None:
             r"Invalid rows: shape \[60, 3\] \(must be \[60, 4\], one row for each ind",
         ),
         (
+            {"outputs": lambda data, i: 3.0},
+            TypeError,
+            r"Invalid outputs: got float \(must be a tensor\)",
+        ),
+        *(
+            (
+                {"outputs": lambda data, i, part=part: part(data.predictor(data.x[i]))},
+                ValueError,
+                rf"Invalid outputs: shape \[{shape}\] \(must be \[60, \.\.\.\], one r",
+            )
+            for part, shape in ((torch.sum, ""), (lambda eta: eta[:1], "1"))
+        ),
+        (
+            {"outputs": lambda data, i: data.predictor(data.x[i]).detach()},
+            RuntimeError,
+            "outputs that do not depend on the parameters, or have no graph",
+        ),
+        (
             {"outputs": lambda data, i: data.predictor(data.x[i])[:, None]},
             ValueError,
             r"Invalid outputs: shape \[60, 1\] \(must be \[60\], one linear predictor",
@@ -161,8 +179,11 @@ def test_bad_parts(
     with pytest.raises(error, match=message):
         sampler.step(closure)
     assert not sampler.state
-    with pytest.raises(TypeError, match=r"Invalid rows: 3 \(must be callable, got int"):
-        sg.LogLikelihood(data.predictor, data.of_predictors, rows=3)  # type: ignore[arg-type]
+    for name in ("outputs", "log_likelihood", "rows"):
+        parts = {"outputs": data.predictor, "log_likelihood": data.of_predictors}
+        bad: Any = {**parts, name: 3}
+        with pytest.raises(TypeError, match=rf"Invalid {name}: 3 \(must be callable"):
+            sg.LogLikelihood(**bad)
 
 
 def test_another_closure_needs_another_anchor() -> None:

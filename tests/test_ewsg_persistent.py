@@ -232,22 +232,6 @@ def test_a_chain_that_would_never_move() -> None:
     assert str(kind.value) == "Invalid persistent_index_chain: 1 (must be a bool)"
 
 
-LATER = ("persistent_index_chain", "num_drawn", "minibatches")
-
-
-def test_older_state_dicts_began_afresh_at_each_step() -> None:
-    old = Mean(persistent_index_chain=False).run(5)
-    state = copied(old.sampler)
-    for group in state["param_groups"]:
-        for key in LATER:
-            del group[key]
-    for other in (Mean().run(3), Mean(persistent_index_chain=False)):
-        other.sampler.load_state_dict(state)
-        assert [other.group[key] for key in LATER] == [False, 0, []]
-        other.p.data.copy_(old.p.data)
-        other.run(2)
-
-
 @pytest.mark.parametrize(
     ("numbers", "kind", "message"),
     [

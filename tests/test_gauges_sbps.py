@@ -17,7 +17,6 @@ from torch import Tensor, nn
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.bouncy.flight import Flight, Piece, _steered
-from torch_sgmcmc.bouncy.matrix import Matrix
 
 N, EXAMPLES = 100.0, 4
 SIZES = (24, 8)
@@ -36,21 +35,7 @@ RIGHT: dict[str, tuple[Settings, float]] = {
         {"preconditioned": True, "given": (0.15, 0.04), "refresh_rate": 1.0},
         0.05,
     ),
-    # The same, turned and sheared over both tensors.
-    "matrix": (
-        {"preconditioned": True, "matrix": True, "refresh_rate": 1.0},
-        0.05,
-    ),
 }
-
-
-def sheared() -> Tensor:
-    """About a factor of the covariance, not symmetric."""
-    generator = torch.Generator().manual_seed(2)
-    turn, _ = torch.linalg.qr(torch.randn(32, 32, generator=generator))
-    pairs = zip(CURVATURES, PRIORS, strict=True)
-    scales = torch.cat([(N * k + prior) ** -0.5 for k, prior in pairs])
-    return scales[:, None] * (turn + 0.2 * turn.roll(1, 0))
 
 
 class Chain:
@@ -81,12 +66,10 @@ class Chain:
             {"params": [p], "prior_precision": prior}
             for p, prior in zip(self.params, priors, strict=True)
         ]
-        own = {k: v for k, v in settings.items() if k not in ("given", "matrix")}
+        own = {key: value for key, value in settings.items() if key != "given"}
         self.sampler = sg.SBPS(groups, num_data=N, replacement=True, seed=seed, **own)
         if "given" in settings:
             self.sampler.set_preconditioner(settings["given"])
-        if "matrix" in settings:
-            self.sampler.set_preconditioner_matrix(sheared())
         self.run(200)
         for group in self.sampler.param_groups:
             group["adapt"] = False
@@ -206,19 +189,11 @@ def not_whitened(flight: Flight, piece: Piece) -> tuple[Flight, Piece]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("wrong", "name"),
-    [
-        *((wrong, "preconditioned") for wrong in (without_rates, of_signs)),
-        *((not_whitened, name) for name in ("preconditioned", "matrix")),
-    ],
-)
-def test_wrong_sums_are_seen(
-    monkeypatch: pytest.MonkeyPatch, wrong: Any, name: str
-) -> None:
+@pytest.mark.parametrize("wrong", [without_rates, of_signs, not_whitened])
+def test_wrong_sums_are_seen(monkeypatch: pytest.MonkeyPatch, wrong: Any) -> None:
     right = sg.Gauges._fly
     monkeypatch.setattr(sg.Gauges, "_fly", lambda g, *a: right(g, *wrong(*a)))
-    chain = Chain(*RIGHT[name], seed=4)
+    chain = Chain(*RIGHT["preconditioned"], seed=4)
     chain.run(6000)
     with pytest.raises(AssertionError):
         check(chain)
@@ -259,11 +234,6 @@ def off_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Flight, "reflected", reflected)
 
 
-def off_the_transpose(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Off Ag, and not off Aᵀg."""
-    monkeypatch.setattr(Matrix, "transposed_times", Matrix.times)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "break_it"),
@@ -271,7 +241,6 @@ def off_the_transpose(monkeypatch: pytest.MonkeyPatch) -> None:
         ("noisy", accepts_all),
         ("noisy", stale_reflections),
         ("given", off_the_gradient),
-        ("matrix", off_the_transpose),
     ],
 )
 def test_wrong_bounces_are_seen(

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import torch_sgmcmc as sg
-from torch_sgmcmc import sghmc
+from torch_sgmcmc.core import given_covariance
 
 GIVEN = {**COMMON, "noise_estimate": "given"}
 
@@ -436,7 +436,7 @@ def test_mutants_are_caught(mutation: str) -> None:
 def test_mutants_of_the_factor_are_caught(
     mutant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = sghmc.noise_factor
+    right = given_covariance.noise_factor
 
     def wrong(friction: Tensor, scale: Tensor, covariance: Tensor) -> Tensor:
         if mutant == "scale squared":
@@ -444,7 +444,7 @@ def test_mutants_of_the_factor_are_caught(
         factor = right(friction, scale, covariance)
         return factor.T if mutant == "transposed" else factor
 
-    monkeypatch.setattr(sghmc, "noise_factor", wrong)
+    monkeypatch.setattr(given_covariance, "noise_factor", wrong)
     with pytest.raises(AssertionError):
         check_algorithm_2("matrix")
     if mutant == "scale squared":
@@ -455,13 +455,13 @@ def test_a_momentum_drawn_afresh_with_all_of_the_noise_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The update after a draw takes a part of its gradient, and of the noise."""
-    right = sghmc.noise_factor
+    right = given_covariance.noise_factor
 
     def wrong(friction: Tensor, scale: Tensor, covariance: Tensor) -> Tensor:
         full = (0.01 * 50 / (2 * 0.7)) ** 0.5  # √(lr N / 2T)
         return right(friction, torch.full_like(scale, full), covariance)
 
-    monkeypatch.setattr(sghmc, "noise_factor", wrong)
+    monkeypatch.setattr(given_covariance, "noise_factor", wrong)
     test_a_diagonal_matrix_is_the_variance_of_each_coordinate(torch.float64, 1e-14, 0)
     with pytest.raises(AssertionError):
         test_a_diagonal_matrix_is_the_variance_of_each_coordinate(

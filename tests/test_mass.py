@@ -36,6 +36,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 import torch_sgmcmc as sg
 from torch_sgmcmc import sghmc
+from torch_sgmcmc.core import given_covariance
 from torch_sgmcmc.core.by_coordinate import update_
 from torch_sgmcmc.core.momentum import start_momenta
 
@@ -478,7 +479,7 @@ def test_wrong_updates_beside_a_matrix_are_caught(
             lr = torch.full_like(lr, group["lr"])
         update_(group, (friction, lr), *rest)
 
-    monkeypatch.setattr(sghmc, "update_", wrong)
+    monkeypatch.setattr(given_covariance, "update_", wrong)
     with pytest.raises(AssertionError):
         test_algorithm_2_written_out("matrix", True)
 

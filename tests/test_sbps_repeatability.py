@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from reference import DTYPES, same_bits
-from sbps_chains import Draws, make, run, slanted, two, uneven
+from sbps_chains import Draws, make, run, two, uneven
 from short_chains import assert_same, make_params
 from torch import Tensor, nn
 
@@ -19,7 +19,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "SBPS": {"refresh_rate": 2.0},
     "pSBPS": {"preconditioned": True, "decay": 0.8, "eps": 0.1},
     "given": {"preconditioned": True, "given": uneven},
-    "matrix": {"preconditioned": True, "matrix": slanted},
     "local": {"refresh_rate": 2.0, "forgetting": 0.5, "confidence": 2.0},
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -60,21 +59,6 @@ def test_a_restored_chain_continues_bit_for_bit(kind: str, dtype: torch.dtype) -
         assert twin.param_groups[0]["clock"] == sampler.param_groups[0]["clock"]
 
 
-def test_what_an_earlier_version_saved_forgets_nothing() -> None:
-    params, others = two(), two()
-    sampler, twin = make(params), make(others, forgetting=2.0)
-    saved = saved_by_torch(sampler)
-    del saved["param_groups"][0]["forgetting"]
-    twin.load_state_dict(saved)
-    assert twin.param_groups[0]["forgetting"] == 0
-    del sampler.param_groups[0]["forgetting"]
-    thawed = pickle.loads(pickle.dumps(sampler))
-    thirds = thawed.param_groups[0]["params"]
-    run(twin, Draws(others), 20)
-    run(thawed, Draws(thirds), 20)
-    assert_same(others, thirds)
-
-
 @each_kind
 def test_any_split_into_groups_gives_the_same_chain(kind: str) -> None:
     expected = make_params()
@@ -93,8 +77,7 @@ def test_any_number_of_threads_gives_the_same_chain(kind: str) -> None:
     chains = []
     for threads in (1, 2, 3):
         g = torch.Generator().manual_seed(1)
-        size = 300 if kind == "matrix" else 90_000
-        p = nn.Parameter(torch.randn(size, generator=g))
+        p = nn.Parameter(torch.randn(90_000, generator=g))
         noise = torch.Generator().manual_seed(2)
 
         def closure(p: nn.Parameter = p, noise: torch.Generator = noise) -> Tensor:
@@ -149,24 +132,6 @@ def test_layouts_of_parameters_do_not_matter() -> None:
         (p,) = s._all_params()
         assert p.is_contiguous() != p.is_contiguous(memory_format=torch.channels_last)
         assert torch.isfinite(p).all()
-
-
-def test_a_matrix_of_a_diagonal_is_that_diagonal() -> None:
-    """In any layout: its rows are the elements as the tensor's shape has them."""
-    for layout in (torch.contiguous_format, torch.channels_last):
-        start = torch.ones(2, 3, 2, 2, dtype=torch.float64)
-        places = []
-        a = uneven(start).double()
-        kinds: list[dict[str, Any]] = [
-            {"given": lambda _, a=a: a},
-            {"matrix": lambda _, a=a: a.flatten().diag()},
-        ]
-        for kind in kinds:
-            p = nn.Parameter(start.clone(memory_format=layout))
-            sampler = make([p], preconditioned=True, **kind)
-            places.append(torch.stack(run(sampler, Draws([p]), 200)[1]))
-            assert sampler.diagnostics.bounces > 3
-        torch.testing.assert_close(*places, rtol=1e-9, atol=1e-9)
 
 
 def test_the_losses_come_back() -> None:

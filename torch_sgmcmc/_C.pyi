@@ -2,7 +2,6 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, overload
 
-ADDED_LATER: list[str]
 MOST_CHANGES: int
 MOST_WARMUP_STEPS: int
 NOISE_BLOCK: int

@@ -234,15 +234,6 @@ class EWSG(SharedSettings):
             *(params, defaults, seed, nonfinite), process_group=process_group
         )
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        # What was pickled by an earlier version lacks these.
-        for group in (self.defaults, *self.param_groups):
-            group.setdefault("persistent_index_chain", False)
-        for group in self.param_groups:
-            for key, value in self._PROGRESS.items():
-                group.setdefault(key, value)
-
     @property
     def minibatches(self) -> Tensor:
         """Which minibatches the closure is to evaluate, for the closure only.

@@ -501,16 +501,13 @@ class Gauges:
     def _sums_of_line(self, line: Flight) -> tuple[list[float], list[float]]:
         """Of each tensor, ‖v‖² and, where the line begins, A⁻¹(θ − c) · v."""
         squares, products = ([float("nan")] * len(self._params) for _ in range(2))
-        whitened = iter(self._whitened_by_matrix(line))
         for part in line.parts:
-            factors = velocity = part.velocity
-            places = part.origin, self._centers_of(part.params)
-            if line.matrix is not None:
-                places = [next(whitened) for _ in velocity], []
-            elif part.preconditioner:
-                factors = torch._foreach_div(velocity, part.preconditioner)
+            velocity = whitened = part.velocity
+            if part.preconditioner:
+                whitened = torch._foreach_div(velocity, part.preconditioner)
+            centers = self._centers_of(part.params)
             sums = gauge_sums(
-                *(factors, *places, velocity, []),
+                *(whitened, part.origin, centers, velocity, []),
                 kind=_MOMENTUM,
                 weight_decay=0.0,
                 decay=1.0,
@@ -521,17 +518,6 @@ class Gauges:
             for p, row in zip(part.params, sums.tolist(), strict=True):
                 products[self._place[p]], squares[self._place[p]], _ = row
         return squares, products
-
-    def _whitened_by_matrix(self, line: Flight) -> list[Tensor]:
-        """A⁻¹(θ − c) where the line begins, if A is a matrix."""
-        if line.matrix is None:
-            return []
-        places = []
-        for part in line.parts:
-            centers = self._centers_of(part.params) or [0.0] * len(part.params)
-            for origin, center in zip(part.origin, centers, strict=True):
-                places.append(origin.double() - center)
-        return line.matrix.solved(places)
 
     def _add_trajectory(
         self, heat: TrajectoryHeat, lists: list[tuple[dict[str, Any], list[Tensor]]]

@@ -30,7 +30,6 @@ from torch_sgmcmc.core.shared_settings import SharedSettings
 from torch_sgmcmc.core.state_checks import check_count, check_part
 from torch_sgmcmc.core.trajectory_heat import Moving
 from torch_sgmcmc.ecs.anchor import AllData, Anchor, split
-from torch_sgmcmc.ecs.expansions import Terms
 from torch_sgmcmc.ecs.likelihood_graph import Closure, flat
 from torch_sgmcmc.ecs.prior import Prior
 from torch_sgmcmc.ecs.ranks import values_over_ranks
@@ -39,6 +38,7 @@ from torch_sgmcmc.ecs.sizes import Draw, chosen_sizes
 from torch_sgmcmc.ecs.state import KEYS, check_anchored_state, on_device
 from torch_sgmcmc.ecs.subsample import Layout, Proposals, Subsample
 from torch_sgmcmc.ecs.target import Point, SubsampledTarget, follow
+from torch_sgmcmc.ecs.taylor import TaylorTerms
 from torch_sgmcmc.ecs.warmup import Warmup
 from torch_sgmcmc.ecs.whitening import kinetic
 
@@ -119,9 +119,7 @@ class HMCECS(SharedSettings):
         num_blocks: G >= 1, the number of blocks that u is parted into, of which one is
             proposed anew in a step. At most as many as there are data, or for "signed"
             factors. Default: 100.
-        control_variate: the expansions q: 2, 1 or 0, the order of a Taylor expansion;
-            or "gauss-newton", for which closures must be :class:`LogLikelihood`.
-            Default: 2.
+        control_variate: the order of the expansions q: 2, 1 or 0. Default: 2.
         mass_matrix: "dense", "diagonal" (both from the Hessian of all data at θ*, or
             what the control variates have of it) or "identity", which needs no Hessian.
             Default: "dense".
@@ -225,7 +223,7 @@ class HMCECS(SharedSettings):
         step_size: float | None = None,
         trajectory_length: float = 1.2,
         num_blocks: int = 100,
-        control_variate: int | str = 2,
+        control_variate: int = 2,
         mass_matrix: str = "dense",
         prior_precision: float = 0.0,
         prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
@@ -483,7 +481,7 @@ class HMCECS(SharedSettings):
 
     def _expand(
         self, closure: Closure, indices: Tensor, anchor: Anchor | None = None
-    ) -> Terms:
+    ) -> TaylorTerms:
         self._count(len(indices))
         return (anchor or self._anchor).expand(self._data(closure), indices)
 
@@ -491,7 +489,7 @@ class HMCECS(SharedSettings):
         """That of the state, or a new one if sizes, blocks or the seed were changed."""
         layout, kept = self._layout(), self.state.get("subsample")
         if layout.is_of(kept):
-            return Subsample.load(kept, self._anchor.sums.form)
+            return Subsample.load(kept)
         expand, device = partial(self._expand, closure), self._all_params()[0].device
         return Subsample.draw(layout, self.param_groups[0]["step"], expand, device)
 

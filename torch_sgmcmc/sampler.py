@@ -60,7 +60,7 @@ from torch_sgmcmc.core.settings import Setting, check_settings
 from torch_sgmcmc.core.state_checks import (
     check_equal,
     check_state_dict,
-    completed,
+    in_our_order,
 )
 from torch_sgmcmc.core.turns import take_turn
 
@@ -858,7 +858,7 @@ class Sampler(Optimizer):
         loading: dict[str, Any] = {}
 
         def check(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-            loading.update(completed(self, given))
+            loading.update(in_our_order(self, given))
             self._check_state_dict(loading)
             return loading
 

@@ -25,13 +25,12 @@ from torch_sgmcmc.bouncy.directional import (
     observe,
 )
 from torch_sgmcmc.bouncy.flight import STATE, Flight, Piece, kept_of
-from torch_sgmcmc.bouncy.matrix import check_saved_matrix, checked_matrix
 from torch_sgmcmc.bouncy.ranks import over_ranks
 from torch_sgmcmc.bouncy.slots import Slots
 from torch_sgmcmc.core.checks import check_real
 from torch_sgmcmc.core.closures import lightning_module, refuse_scaler
 from torch_sgmcmc.core.diagonal import check_saved_diagonal, diagonals
-from torch_sgmcmc.core.distributed import refuse_common_state, world_size
+from torch_sgmcmc.core.distributed import world_size
 from torch_sgmcmc.core.given import PRECONDITIONER, given
 from torch_sgmcmc.core.momentum import blank
 from torch_sgmcmc.core.nonfinite import StepLeftOut, leave_out, nonfinite_error
@@ -148,10 +147,10 @@ class SBPS(SharedSettings):
 
     One step is one event: the particle moves to where a bounce is proposed, observes a
     minibatch there, and bounces or flies on. With ``preconditioned=True``, θ moves
-    along Av and bounces with Aᵀg, where A is given by :meth:`set_preconditioner` or
-    :meth:`set_preconditioner_matrix`, or diagonal and learned at bounces from :math:`V
-    \leftarrow b V + (1 - b) \bar g^2` with :math:`\bar g = g\,T/N`: :math:`A = 1 /
-    (\sqrt{V} + \epsilon)`, divided by its mean.
+    along Av and bounces with Ag, where the diagonal A is given by
+    :meth:`set_preconditioner`, or learned at bounces from :math:`V \leftarrow b V +
+    (1 - b) \bar g^2` with :math:`\bar g = g\,T/N`: :math:`A = 1 / (\sqrt{V} +
+    \epsilon)`, divided by its mean.
 
     **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with :math:`U =
     -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`,
@@ -205,8 +204,7 @@ class SBPS(SharedSettings):
         ``origin`` and ``velocity`` (shape of the parameter; fp64 for fp64 parameters,
         else fp32): where the straight line began, and v. Preconditioned, in addition
         ``square_average`` (V, unless A was given), ``preconditioner`` (A) and
-        ``direction`` (Av); a matrix A is there once, as ``"preconditioner"``. The clock
-        and what is counted are in the param groups.
+        ``direction`` (Av). The clock and what is counted are in the param groups.
 
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step.
@@ -252,8 +250,6 @@ class SBPS(SharedSettings):
     _WHY_EQUAL: ClassVar[str] = "there is one particle for all"
     _SETTINGS = settings("SBPS")
     _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys((*STATE, "prior_mean"), Tensor)
-    #: Of a matrix: {"matrix": A}.
-    _COMMON_STATE: ClassVar[tuple[str, ...]] = (PRECONDITIONER,)
 
     def __init__(
         self,
@@ -296,12 +292,6 @@ class SBPS(SharedSettings):
             *(params, defaults, seed, nonfinite), process_group=process_group
         )
         self.model = model
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        # What was pickled by an earlier version lacks it.
-        for group in (self.defaults, *self.param_groups):
-            group.setdefault("forgetting", 0.0)
 
     # ---- What it is ------------------------------------------------------------
 
@@ -358,68 +348,33 @@ class SBPS(SharedSettings):
             preconditioner: a tensor (or number) for each parameter, in the order of the
                 param groups, finite and > 0, that broadcasts to the parameter's shape.
                 They are copied, and are part of the state dict. None learns A again,
-                from the beginning. Both take the place of a matrix, if there is one.
+                from the beginning.
 
         Raises:
             ValueError: ``preconditioned`` is False, or there are not as many tensors as
                 parameters, or one of them has a wrong shape or elements out of range.
                 Nothing has changed.
         """
-        self._check_preconditioned()
-        params = self._all_params()
-        new: list[Tensor] | None = None
-        if preconditioner is not None:
-            new = diagonals(PRECONDITIONER, preconditioner, params)
-        elif PRECONDITIONER not in self.state and not any(map(self._has_given, params)):
-            return
-        self._put_preconditioner(new, None)
-
-    @torch.no_grad()
-    def set_preconditioner_matrix(self, matrix: Tensor) -> None:
-        r"""Sets a matrix A, which is not learned; the velocity is drawn anew.
-
-        θ moves along Av and bounces at the rate :math:`[v \cdot A^\top g]_+` off
-        :math:`A^\top g`, v on the unit sphere. The best A is about a factor of the
-        posterior covariance, :math:`A A^\top`, such as Cholesky's. For small d: it
-        takes d² numbers, and a product with each of them at every bounce. Of
-        :meth:`set_preconditioner`'s it takes the place, and else is used as that is.
-
-        Args:
-            matrix: [d, d], finite and invertible, for the d elements of all
-                parameters in the order of the param groups, each flattened. It is
-                copied in float64, and is part of the state dict.
-
-        Raises:
-            ValueError: ``preconditioned`` is False, or the matrix is none of these, or
-                the parameters are on several devices, or some do not require
-                gradients. Nothing has changed.
-        """
-        self._check_preconditioned()
-        self._put_preconditioner(None, checked_matrix(matrix, self._all_params()))
-
-    def _check_preconditioned(self) -> None:
         if not self.param_groups[0]["preconditioned"]:
             raise ValueError(
                 "Invalid preconditioned: False (must be True to set a preconditioner)"
             )
-
-    def _put_preconditioner(
-        self, diagonal: list[Tensor] | None, matrix: Tensor | None
-    ) -> None:
-        """Replaces whatever there is, and the flight."""
+        params = self._all_params()
+        new: list[Tensor] | None = None
+        if preconditioner is not None:
+            new = diagonals(PRECONDITIONER, preconditioner, params)
+        elif not any(map(self._has_given, params)):
+            return
         self._clear_blank_state()
         self.__dict__.pop("_flight", None)
-        for i, p in enumerate(self._all_params()):
+        for i, p in enumerate(params):
             # Another dict: the one that is left may be in a state dict.
             known = self.state.pop(p, {}).items()
             state = {key: value for key, value in known if key not in STATE}
-            if diagonal is not None:
-                state[PRECONDITIONER] = diagonal[i]
+            if new is not None:
+                state[PRECONDITIONER] = new[i]
             if state:
                 self.state[p] = state
-        self.state.pop(PRECONDITIONER, None)
-        if matrix is not None:
-            self.state[PRECONDITIONER] = {"matrix": matrix}
 
     def _parameters_changed(self) -> None:
         self.__dict__.pop("_flight", None)
@@ -442,7 +397,7 @@ class SBPS(SharedSettings):
             *(float(group["prior_precision"]) for group in self.param_groups),
         ]
         means = [float(group[PRIOR_MEAN]) for group in self.param_groups]
-        if any(means):  # else as before there were any
+        if any(means):
             self._target += means
         return first
 
@@ -720,9 +675,10 @@ class SBPS(SharedSettings):
             The gradient.
         """
         grads = seen.gradient()
-        scale = common["num_data"] / common["temperature"]
-        expected = flight.sums(grads)[0] * scale
-        size = flight.size_of_product(grads) * scale
+        product, gradient, velocity = flight.sums(grads)
+        expected = product * common["num_data"] / common["temperature"]
+        size = math.sqrt(gradient * velocity)
+        size *= common["num_data"] / common["temperature"]
         eps = max(torch.finfo(p.dtype).eps for p in flight.params)
         if abs(value - expected) > 200 * eps * size:
             raise RuntimeError(
@@ -774,38 +730,18 @@ class SBPS(SharedSettings):
         states = {p: known for p, kept in self.state.items() if (known := given(kept))}
         for p, kept in flight.states():
             states.setdefault(p, {}).update(kept)
-        if PRECONDITIONER in self.state:
-            states[PRECONDITIONER] = self.state[PRECONDITIONER]
         self.state.clear()
         self.state.update(states)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the optimizer and of its chain, see torch.optim.Optimizer.
-
-        Raises:
-            RuntimeError: there is a preconditioner that is a matrix, and it is for
-                ``torch.distributed.checkpoint``'s ``get_optimizer_state_dict``.
-        """
-        if PRECONDITIONER in self.state:
-            refuse_common_state(self)
+        """The state of the optimizer and of its chain, see torch.optim.Optimizer."""
         state_dict = super().state_dict()
         for group in state_dict["param_groups"]:
             group["clock"] = group["clock"].save()
         return state_dict
 
-    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super()._check_state_dict(state_dict)
-        size = sum(p.numel() for p in self._all_params())
-        check_saved_matrix(
-            state_dict["state"], size, lambda state: PRECONDITIONER in given(state)
-        )
-
     def _finish_loading(self, state_dict: dict[str, Any]) -> None:
         super()._finish_loading(state_dict)
-        if PRECONDITIONER in self.state:  # torch moves what a parameter has alone
-            matrix = self.state[PRECONDITIONER]["matrix"]
-            device = self._all_params()[0].device
-            self.state[PRECONDITIONER] = {"matrix": matrix.to(device, copy=True)}
         for group in self.param_groups:
             group["clock"] = _C.BounceClock.load(group["clock"])
         self.__dict__.pop("_flight", None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -11,30 +10,29 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-import torch_sgmcmc._C as _C
-from torch_sgmcmc.core import distributed, shards
+from torch_sgmcmc.core import shards
 from torch_sgmcmc.core.by_coordinate import (
     Limits,
     check_rates,
-    is_drawn,
     limits_of,
     masses_and_frictions,
-    rates_of,
-    update_,
-)
-from torch_sgmcmc.core.correlated_noise import (
-    checked_covariance,
-    correlated,
-    noise_factor,
 )
 from torch_sgmcmc.core.diagonal import check_saved_diagonal, diagonals
 from torch_sgmcmc.core.fit import check_fits
 from torch_sgmcmc.core.given import GIVEN_FRICTION, GIVEN_MASS, GIVEN_VARIANCE
+from torch_sgmcmc.core.given_covariance import (
+    COVARIANCE,
+    check_saved_matrix,
+    kept_matrix,
+    move_matrix,
+    noise_of_matrix,
+    refuse_checkpoint,
+    update_with_noise,
+)
 from torch_sgmcmc.core.many_chains import ManyChains
-from torch_sgmcmc.core.master import has_master, start_masters
+from torch_sgmcmc.core.master import start_masters
 from torch_sgmcmc.core.momentum import blank, start_momenta, state_dtype
 from torch_sgmcmc.core.operators import (
-    gaussian_,
     gradient_variance_,
     sghmc_by_coordinate_step_,
     sghmc_step_,
@@ -54,8 +52,6 @@ _MIN_GRADIENTS = 100
 # Estimates that are compared with the friction at every step.
 _CHECKED = ("online", "given")
 _UNCHANGED = ". No parameter has changed"
-# The key of a covariance over all coordinates.
-_NOISE = "gradient_noise"
 
 # What is kept for "online".
 _ONLINE = {"grad_variance": Tensor, "num_grads": int, "previous_grad": Tensor}
@@ -167,7 +163,7 @@ class SGHMC(ManyChains):
         "master": Tensor,
         "prior_mean": Tensor,
     }
-    _COMMON_STATE: ClassVar[tuple[str, ...]] = (_NOISE,)
+    _COMMON_STATE: ClassVar[tuple[str, ...]] = (COVARIANCE,)
 
     # The factors of the injected noise, by which groups draw momenta afresh, and what
     # they were made of.
@@ -383,23 +379,17 @@ class SGHMC(ManyChains):
                 has changed. Whether α - B̂ has a negative eigenvalue is seen by the next
                 step, which then raises one that names it.
         """
-        params = self._all_params()
-        self._check_takes_matrix(params)
-        self._set_given(
-            None,
-            checked_covariance(
-                *("Invalid gradient covariance: it", covariance),
-                *(_size(params), _device(params)),
-            ),
-        )
+        self._set_given(None, kept_matrix(self, covariance))
 
-    def _set_given(self, new: list[Tensor] | None, matrix: Tensor | None) -> None:
+    def _set_given(
+        self, new: list[Tensor] | None, matrix: dict[str, Tensor] | None
+    ) -> None:
         self._replace_given(
             (GIVEN_VARIANCE,), {} if new is None else {GIVEN_VARIANCE: new}
         )
-        self.state.pop(_NOISE, None)
+        self.state.pop(COVARIANCE, None)
         if matrix is not None:
-            self.state[_NOISE] = {"covariance": matrix}
+            self.state[COVARIANCE] = matrix
 
     def _parameters_changed(self) -> None:
         self._factors = {}
@@ -408,45 +398,15 @@ class SGHMC(ManyChains):
     def _all_params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
-    def _check_takes_matrix(self, params: list[Tensor]) -> None:
-        wrong = None
-        if self._is_sharded:
-            wrong = "parameters that are DTensors"
-        elif self.param_groups[0]["num_chains"] is not None:
-            wrong = "num_chains"
-        elif len({p.device for p in params}) > 1:
-            wrong = "parameters on several devices"
-        if wrong is not None:
-            raise ValueError(
-                f"Invalid gradient covariance: a matrix excludes {wrong} (give the "
-                "variance of each coordinate)"
-            )
-
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
         super()._check_state_dict(state_dict)
-        kept = state_dict["state"].get(_NOISE)
-        if kept is None:
-            return
-        matrix = kept.get("covariance") if isinstance(kept, Mapping) else None
-        if not isinstance(matrix, Tensor) or len(kept) > 1:
-            raise ValueError(
-                f"Invalid state_dict: {_NOISE} (must be a dict of covariance, a Tensor)"
-            )
-        params = self._all_params()
-        self._check_takes_matrix(params)
-        checked_covariance(
-            f"Invalid state_dict: {_NOISE}", matrix, _size(params), _device(params)
-        )
+        check_saved_matrix(self, state_dict["state"])
 
     def _finish_loading(self, state_dict: dict[str, Any]) -> None:
         super()._finish_loading(state_dict)
         self._factors = {}
         self._note_masses()
-        if _NOISE in self.state:
-            matrix = self.state[_NOISE]["covariance"]
-            device = _device(self._all_params())
-            copy = matrix.to(device=device, dtype=torch.float64, copy=True)
-            self.state[_NOISE] = {"covariance": copy}
+        move_matrix(self)
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`Sampler.state_dict`.
@@ -456,12 +416,7 @@ class SGHMC(ManyChains):
                 ``get_optimizer_state_dict``, which knows state of parameters alone, and
                 there is a matrix.
         """
-        if _NOISE in self.state and distributed.called_from(distributed.CHECKPOINT):
-            raise RuntimeError(
-                "SGHMC has a gradient covariance over all parameters, which "
-                "get_optimizer_state_dict cannot hold: save its state_dict() with "
-                "torch.save"
-            )
+        refuse_checkpoint(self)
         return super().state_dict()
 
     # ---- A step ---------------------------------------------------------------
@@ -471,9 +426,7 @@ class SGHMC(ManyChains):
             for group, params, _, _ in work:
                 self._check_rates(group, params, [], _UNCHANGED)
         prepared = super()._prepare_all(work)
-        if _NOISE not in self.state:
-            return [(*lists, ()) for lists in prepared]
-        noises = self._correlated_noise(work)
+        noises = noise_of_matrix(self, work)
         return [(*lists, noise) for lists, noise in zip(prepared, noises, strict=True)]
 
     def _prepare(
@@ -497,7 +450,7 @@ class SGHMC(ManyChains):
         variances: list[Tensor] = []
         if group["noise_estimate"] == "online":
             variances = self._observe_gradients(group, params, grads)
-        elif group["noise_estimate"] == "given" and _NOISE not in self.state:
+        elif group["noise_estimate"] == "given" and COVARIANCE not in self.state:
             variances = self._given_variances(group, params)
         momenta = [self.state[p]["momentum"] for p in params]
         return momenta, variances, start_masters(self, params)
@@ -598,78 +551,6 @@ class SGHMC(ManyChains):
             f" in the noisiest coordinate{state_of_things}",
         )
 
-    # ---- Noise that is correlated ---------------------------------------------
-
-    def _correlated_noise(self, work: list[Work]) -> list[list[Tensor]]:
-        """The noise of a step beside a matrix, for each list."""
-        if not work:
-            return []
-        for group, *_ in work:
-            if group["noise_estimate"] != "given":
-                raise ValueError(
-                    f"Invalid noise_estimate: {group['noise_estimate']!r} (must be "
-                    "'given' in all groups beside a matrix over all coordinates; "
-                    "set_gradient_variance(None) removes it)"
-                )
-        factor = self._factor(work)
-        noises = [self._white(lists, _C.Purpose.UPDATE) for lists in work]
-        all_noises = list(chain(*noises))
-        white = torch.cat([w.to(torch.float64).flatten() for w in all_noises])
-        parts = correlated(factor, white).split([w.numel() for w in all_noises])
-        for noise, part in zip(all_noises, parts, strict=True):
-            noise.copy_(part.view(noise.shape))
-        return noises
-
-    def _white(self, lists: Work, purpose: int) -> list[Tensor]:
-        """Standard normals for the parameters of a list."""
-        group, params, _, offsets = lists
-        out = [torch.zeros_like(p, dtype=state_dtype(p)) for p in params]
-        arguments = self._step_arguments(group)
-        gaussian_(out, std=1.0, offsets=offsets, purpose=purpose, **arguments)
-        return out
-
-    def _factor(self, work: list[Work]) -> Tensor:
-        """The noise's factor, of those coordinates that have a gradient."""
-        covariance = self.state[_NOISE]["covariance"]
-        params = self._all_params()
-        if len(covariance) != _size(params):
-            raise RuntimeError(
-                f"SGHMC has a gradient covariance over {len(covariance)} coordinates, "
-                f"and its parameters have {_size(params)}: call "
-                "set_gradient_covariance() anew"
-            )
-        here = [(group, p) for group, of_group, _, _ in work for p in of_group]
-        drawn = tuple(is_drawn(group) for group, *_ in work)
-        version = 0 if covariance.is_inference() else covariance._version
-        made_of = version, [(id(p), _numbers(group)) for group, p in here]
-        known = self._factors.get(drawn)
-        if known is not None and known[0] == made_of:
-            return known[1]
-        begins, begin = {}, 0
-        for p in params:
-            begins[p] = begin
-            begin += p.numel()
-        index = torch.cat(
-            [torch.arange(begins[p], begins[p] + p.numel()) for _, p in here]
-        ).to(covariance.device)
-        frictions, scales, heats = [], [], []
-        for group, p in here:
-            rates = rates_of(group, self.state[p], p, torch.float64)
-            friction, lr = (rate.flatten() for rate in rates)
-            heat = group["temperature"] / group["num_data"]
-            scale = (lr / (2 * heat)).sqrt()
-            if is_drawn(group):
-                scale *= (2 - friction).reciprocal()
-            frictions.append(friction)
-            scales.append(scale)
-            heats.append(lr * (2 * heat))
-        factor = noise_factor(
-            torch.cat(frictions), torch.cat(scales), covariance[index][:, index]
-        )
-        factor = torch.cat(heats).sqrt()[:, None] * factor
-        self._factors = {**self._factors, drawn: (made_of, factor)}
-        return factor
-
     def _update(
         self,
         group: dict[str, Any],
@@ -681,7 +562,7 @@ class SGHMC(ManyChains):
         *prepared, noises = prepared
         if noises:
             work = group, params, grads, offsets
-            self._update_with_noise(work, prepared, noises)
+            update_with_noise(self, work, prepared, noises)
             return
         noise_estimate = group["noise_estimate"]
         momenta, variances, masters = prepared
@@ -706,40 +587,6 @@ class SGHMC(ManyChains):
             offsets=offsets,
             **self._step_arguments(group),
         )
-
-    def _update_with_noise(
-        self, lists: Work, prepared: list[list[Tensor]], noises: list[Tensor]
-    ) -> None:
-        group, params, grads, _ = lists
-        momenta, _, masters = prepared
-        drawn: list[Any] = [None] * len(params)
-        if is_drawn(group):
-            drawn = self._white(lists, _C.Purpose.MOMENTUM)
-        places = iter(masters)
-        for i, p in enumerate(params):
-            state = self.state[p]
-            theta = next(places) if has_master(p) else p
-            mean = state.get("prior_mean", group["prior_mean"])
-            rates = rates_of(group, state, p, theta.dtype)
-            update_(
-                *(group, rates, theta, mean),
-                *(grads[i], momenta[i], noises[i], drawn[i]),
-            )
-            if theta is not p:
-                p.copy_(theta)
-
-
-def _numbers(group: dict[str, Any]) -> list[float]:
-    """What the noise of a group's coordinates depends on."""
-    return [group[name] for name in ("lr", "momentum", "num_data", "temperature")]
-
-
-def _size(params: Iterable[Tensor]) -> int:
-    return sum(p.numel() for p in params)
-
-
-def _device(params: list[Tensor]) -> torch.device:
-    return params[0].device if params else torch.device("cpu")
 
 
 def _check_friction(noise_estimate: float, momentum: float, where: str = "") -> None:

@@ -2,18 +2,15 @@
 //
 // Note [Heat of a flight]
 // In whitened coordinates y = A^-1 (theta - c) of D parameters the particle
-// moves along v, |v| = 1, and bounces at the rate E[v . h]+ with h = A' g, g
-// the stochastic gradient of U / T. Under the target, v is uniform on the
-// sphere and knows nothing of theta, so that for the d_k coordinates of a
-// tensor
+// moves along v, |v| = 1, and bounces at the rate E[v . h]+ with h = A g, g the
+// stochastic gradient of U / T. Under the target, v is uniform on the sphere
+// and knows nothing of theta, so that for the d_k coordinates of a tensor
 //   E|v_k|^2 = d_k / D,
-//   E[[v . h]+ (y_k . v_k)] = E[y_k . h_k] / (2 D) = d_k / (2 D),
+//   E[[v . h]+ (y_k . v_k)] = E[y_k . h_k] / (2 D) = E[x_k . g_k] / (2 D),
 // as the half of the sphere on which v . h > 0 gives half of the second moments
-// of v, and h is the gradient by y. (y_k . h_k is x_k . g_k where A is
-// diagonal; where it is a matrix, y_k are the whitened coordinates in the
-// tensor's place.) Proposals of bounces come at a rate that is known, each with
-// its own v . h; a sum over them of f / rate is an integral of f over time
-// wherever the rate is not 0. So a flight of the length t has
+// of v. Proposals of bounces come at a rate that is known, each with its own
+// v . h; a sum over them of f / rate is an integral of f over time wherever
+// the rate is not 0. So a flight of the length t has
 //   T_kin = (T D / d_k) integral |v_k|^2 / t,
 //   T_conf = (2 T D / d_k) (sum over proposals ([v . h]+ / rate) (y_k . v_k)
 //                           - c integral y_k . v_k) / t,

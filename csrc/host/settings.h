@@ -53,17 +53,4 @@ std::span<const Setting> SettingsOf(std::string_view sampler);
 // Of all samplers, what their param groups hold in a state dict, in no order.
 std::vector<std::string_view> SamplerKeys();
 
-// Of these what older state dicts lack: a sampler keeps its nonfinite and
-// num_skipped, all else was 0, false, empty or None. All other keys of its
-// groups are required.
-constexpr std::array<std::string_view, 8> kAddedLater = {
-    "nonfinite",
-    "num_skipped",
-    "prior_mean",
-    "num_chains",
-    "persistent_index_chain",
-    "num_drawn",
-    "minibatches",
-    "forgetting"};
-
 }  // namespace torch_sgmcmc

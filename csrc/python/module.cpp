@@ -88,7 +88,6 @@ PYBIND11_MODULE(_C, m) {
   m.attr("NOISE_BLOCK") = torch_sgmcmc::kNoiseBlock;
   m.def("settings", &Settings, py::arg("sampler"));
   m.def("sampler_keys", &torch_sgmcmc::SamplerKeys);
-  m.attr("ADDED_LATER") = torch_sgmcmc::kAddedLater;
   py::dict purposes;
   purposes["UPDATE"] = static_cast<int>(Purpose::kUpdate);
   purposes["MOMENTUM"] = static_cast<int>(Purpose::kMomentum);

@@ -50,7 +50,6 @@ MUTATIONS = (
     "samples taken at bounces",
     "wrong sign after refreshment",
     "bounce off the coordinate axis",
-    "A in the place of its transpose",
     "every proposal a bounce",
 )
 
@@ -264,7 +263,7 @@ class ReferenceSBPS:
         confidence: k.
         forgetting: of the regression.
         refresh_rate: of new velocities.
-        scale: diagonal of A, or A; None is the identity.
+        scale: diagonal of A; None is the identity.
         mutation: one of :data:`MUTATIONS` or :data:`REFRESHMENT_MUTATIONS`.
         start: θ and v; None draws them.
         velocity: draws the velocity of a refreshment in that step.
@@ -336,7 +335,7 @@ class ReferenceSBPS:
 
     @property
     def direction(self) -> Array:
-        return self.scale @ self.v if self.scale.ndim == 2 else self.scale * self.v
+        return self.scale * self.v
 
     def step(self, batch: Any = None) -> None:
         key = {"seed": self.seed, "step": self.step_count}
@@ -362,7 +361,7 @@ class ReferenceSBPS:
         self.bounced = accepted
         self.backwards = self.backwards and not accepted
         if accepted:
-            g = self._turned(sight.gradient)
+            g = self.scale * sight.gradient
             if self.mutation == "bounce off the coordinate axis":
                 g = g * (np.abs(g) == np.abs(g).max())
             self.v = self.v - 2 * (self.v @ g) / (g @ g) * g
@@ -377,14 +376,6 @@ class ReferenceSBPS:
             self._passed = 0.0
         self.refreshments.add(event == _C.REFRESHMENT, accepted, wait, before, self.v)
         self.step_count += 1
-
-    def _turned(self, gradient: Array) -> Array:
-        """Aᵀ g."""
-        if self.scale.ndim == 1:
-            return self.scale * gradient
-        if self.mutation == "A in the place of its transpose":
-            return self.scale @ gradient
-        return self.scale.T @ gradient
 
     def next_event(self, **key: int) -> tuple[int, float, float]:
         """What happens next, when, and the rate of proposals there."""

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.bouncy.matrix import Matrix, given_matrix
 from torch_sgmcmc.core.distributed import digest
 from torch_sgmcmc.core.given import PRECONDITIONER, given
 from torch_sgmcmc.core.momentum import state_dtype
@@ -53,8 +52,7 @@ class _Part:
     sums.
 
     Lists of tensors, one for each parameter: where the line began, v, and, empty
-    unless preconditioned, V (empty if a user gave A), A (empty if it is a matrix)
-    and Av.
+    unless preconditioned, V (empty if a user gave A), A and Av.
     """
 
     prior_precision: float
@@ -83,10 +81,6 @@ class _Part:
         return {"prior_mean": self.prior_mean, "prior_means": self.prior_means or None}
 
 
-# Parameters, gradients and the prior that operators take.
-_Force = tuple[list[Tensor], list[Tensor], dict[str, Any]]
-
-
 class Piece(NamedTuple):
     """What a step came to."""
 
@@ -104,13 +98,8 @@ class Flight:
     computed from the origin each time, so that going back leaves no trace.
     """
 
-    def __init__(
-        self,
-        parts: list[_Part],
-        line_sums: Sequence[Tensor] = (),
-        matrix: Matrix | None = None,
-    ) -> None:
-        self.parts, self.matrix = parts, matrix
+    def __init__(self, parts: list[_Part], line_sums: Sequence[Tensor] = ()) -> None:
+        self.parts = parts
         self.params = [p for part in parts for p in part.params]
         self.directions = [u for part in parts for u in part.directions]
         self._ids = frozenset(map(id, self.params))
@@ -156,9 +145,7 @@ class Flight:
         flying = {p for p, state in sampler.state.items() if "velocity" in state}
         if flying != {p for part in parts for p in part.params}:
             return None
-        is_given = preconditioned and _is_given(sampler, parts)
-        has_matrix = preconditioned and PRECONDITIONER in sampler.state
-        keys = kept_of(preconditioned, is_given, has_matrix)
+        keys = kept_of(preconditioned, preconditioned and _is_given(sampler, parts))
         for part in parts:
             for p in part.params:
                 state = sampler.state[p]
@@ -166,15 +153,13 @@ class Flight:
                     return None
                 for key in keys:
                     getattr(part, key).append(state[key])
-        return cls(parts, matrix=_matrix_of(sampler, parts, preconditioned))
+        return cls(parts)
 
     @classmethod
     def started(cls, sampler: Sampler, common: dict[str, Any]) -> Flight:
         """A line from where the parameters are, with a new velocity."""
         parts = cls.moving(sampler)
-        preconditioned = common["preconditioned"]
-        is_given = preconditioned and _is_given(sampler, parts)
-        learns = preconditioned and PRECONDITIONER not in sampler.state
+        is_given = common["preconditioned"] and _is_given(sampler, parts)
         for part in parts:
             for p in part.params:
                 known = sampler.state.get(p, {})
@@ -182,13 +167,12 @@ class Flight:
                 part.velocity.append(torch.zeros_like(p, dtype=state_dtype(p)))
                 if is_given:
                     part.preconditioner.append(known[PRECONDITIONER])
-                elif learns:
+                elif common["preconditioned"]:
                     v = known.get("square_average")
                     part.square_average.append(
                         torch.zeros_like(part.velocity[-1]) if v is None else v
                     )
-        matrix = _matrix_of(sampler, parts, preconditioned)
-        return cls(parts, matrix=matrix).refreshed(0.0, common)
+        return cls(parts).refreshed(0.0, common)
 
     def same_as(self, params: Iterable[Tensor], preconditioned: bool) -> bool:
         """Whether these are still the ones that move, of a sampler's parameters."""
@@ -201,7 +185,7 @@ class Flight:
 
     @property
     def preconditioned(self) -> bool:
-        return bool(self.parts[0].preconditioner) or self.matrix is not None
+        return bool(self.parts[0].preconditioner)
 
     @property
     def learns(self) -> bool:
@@ -293,8 +277,7 @@ class Flight:
                     ],
                 )
                 for part in self.parts
-            ],
-            matrix=self.matrix,
+            ]
         )
 
     def refreshed(self, time: float, common: dict[str, Any]) -> Flight:
@@ -323,7 +306,7 @@ class Flight:
                 parts[0].velocity[0].view(-1)[0] = 1.0
                 break
             std /= math.sqrt(squares)
-        return _steered(parts, common, matrix=self.matrix)
+        return _steered(parts, common)
 
     def reflected(
         self, time: float, grads: Sequence[Tensor], common: dict[str, Any]
@@ -336,8 +319,7 @@ class Flight:
             common: hyperparameters; with ``adapt``, the preconditioner learns from the
                 gradient after the bounce.
         """
-        forces = self._forces(grads)
-        product, gradient, velocity = self._sums(forces)
+        product, gradient, velocity = self.sums(grads)
         if not (math.isfinite(gradient) and gradient > 0):
             raise nonfinite_error(
                 "raise" if gradient == 0 else common["nonfinite"],
@@ -348,12 +330,17 @@ class Flight:
         scale = 1 / math.sqrt(velocity)
         gain = 2 * product / gradient * scale
         parts, line_sums = [], []
-        for part, origin, part_grads, (*pair, prior) in zip(
-            *(self.parts, self._origins(time), self._split(grads), forces), strict=True
+        for part, origin, part_grads in zip(
+            self.parts, self._origins(time), self._split(grads), strict=True
         ):
             velocities = [v.clone() for v in part.velocity]
-            lists = (*pair, velocities)
-            turn = {"scale": scale, "gain": gain, **prior}
+            lists = part.params, part_grads, velocities
+            turn = {
+                "weight_decay": part.weight_decay,
+                "scale": scale,
+                "gain": gain,
+                **part.mean,
+            }
             if common["preconditioned"] or part.prior_precision == 0:
                 sbps_reflect_(*lists, part.preconditioner, **turn)
             else:
@@ -377,55 +364,24 @@ class Flight:
                     square_average=squares,
                 )
             )
-        return _steered(parts, common, line_sums, matrix=self.matrix)
+        return _steered(parts, common, line_sums)
 
     # ---- Sums over all parameters -----------------------------------------------
 
     def sums(self, grads: Sequence[Tensor]) -> tuple[float, float, float]:
-        """V . Aᵀg, ‖Aᵀg‖² and ‖v‖² with g the gradient with the prior's, by N."""
-        return self._sums(self._forces(grads))
-
-    def size_of_product(self, grads: Sequence[Tensor]) -> float:
-        """What the rounding of v . Aᵀg is relative to."""
-        if self.matrix is None:
-            _, gradient, velocity = self.sums(grads)
-        else:  # which may cancel what is large
-            gradient = float(sum_of_squares(self._whole(grads)))
-            velocity = float(sum_of_squares(self.directions))
-        return math.sqrt(gradient * velocity)
-
-    def _sums(self, forces: list[_Force]) -> tuple[float, float, float]:
+        """V . Ag, ‖Ag‖² and ‖v‖² with g the gradient with the prior's, by N."""
         product = gradient = velocity = 0.0
-        for part, (*pair, prior) in zip(self.parts, forces, strict=True):
-            lists = (*pair, part.velocity, part.preconditioner)
-            a, b, c = sbps_reflection_sums(*lists, **prior).tolist()
+        for part, part_grads in zip(self.parts, self._split(grads), strict=True):
+            a, b, c = sbps_reflection_sums(
+                part.params,
+                part_grads,
+                part.velocity,
+                part.preconditioner,
+                weight_decay=part.weight_decay,
+                **part.mean,
+            ).tolist()
             product, gradient, velocity = product + a, gradient + b, velocity + c
         return product, gradient, velocity
-
-    def _forces(self, grads: Sequence[Tensor]) -> list[_Force]:
-        """What operators make Aᵀg of. Of a matrix it is made here."""
-        split = self._split(grads)
-        if self.matrix is None:
-            return [
-                (part.params, some, {"weight_decay": part.weight_decay, **part.mean})
-                for part, some in zip(self.parts, split, strict=True)
-            ]
-        turned = self._split(self.matrix.transposed_times(self._whole(grads)))
-        none = {"weight_decay": 0.0, "prior_mean": 0.0, "prior_means": None}
-        return [
-            (part.origin, some, none)
-            for part, some in zip(self.parts, turned, strict=True)
-        ]
-
-    def _whole(self, grads: Sequence[Tensor]) -> list[Tensor]:
-        """Gradients with the prior's, by N, in float64."""
-        whole = []
-        for part, some in zip(self.parts, self._split(grads), strict=True):
-            means = part.prior_means or [part.prior_mean] * len(some)
-            for p, grad, mean in zip(part.params, some, means, strict=True):
-                pull = (p.detach().double() - mean) * part.weight_decay
-                whole.append(grad.double() + pull)
-        return whole
 
     def prior(self, time: float) -> float:
         """The derivative of the prior's part of U along the direction.
@@ -467,24 +423,10 @@ def _marks(params: Iterable[Tensor]) -> list[_Mark]:
     ]
 
 
-def kept_of(
-    preconditioned: bool, is_given: bool, has_matrix: bool = False
-) -> list[str]:
-    """What is kept of a parameter that moves; where a user gave A, no V."""
-    if not preconditioned:
-        return list(STATE[:2])
-    if has_matrix:
-        return ["origin", "velocity", "direction"]
-    return [key for key in STATE if not (is_given and key == "square_average")]
-
-
-def _matrix_of(
-    sampler: Sampler, parts: list[_Part], preconditioned: bool
-) -> Matrix | None:
-    if not preconditioned:
-        return None
-    params = [p for part in parts for p in part.params]
-    return given_matrix(sampler, params, [v for part in parts for v in part.velocity])
+def kept_of(preconditioned: bool, is_given: bool) -> list[str]:
+    """What is kept of a parameter that moves; of one whose A a user gave, no V."""
+    keys = STATE if preconditioned else STATE[:2]
+    return [key for key in keys if not (is_given and key == "square_average")]
 
 
 def _is_given(sampler: Sampler, parts: list[_Part]) -> bool:
@@ -507,10 +449,7 @@ def _is_given(sampler: Sampler, parts: list[_Part]) -> bool:
 
 
 def _steered(
-    parts: list[_Part],
-    common: dict[str, Any],
-    line_sums: Sequence[Tensor] = (),
-    matrix: Matrix | None = None,
+    parts: list[_Part], common: dict[str, Any], line_sums: Sequence[Tensor] = ()
 ) -> Flight:
     """A flight of these parts whose A and Av follow from V and v, or Av from A and v.
 
@@ -518,11 +457,6 @@ def _steered(
     """
     if not common["preconditioned"]:
         return Flight(parts, line_sums)
-    if matrix is not None:
-        along = iter(matrix.times([v for part in parts for v in part.velocity]))
-        for part in parts:
-            part.direction = [next(along) for _ in part.velocity]
-        return Flight(parts, matrix=matrix)
     if not parts[0].square_average:
         for part in parts:
             part.direction = torch._foreach_mul(part.preconditioner, part.velocity)

@@ -57,7 +57,7 @@ def _check(row: Setting, value: Any) -> None:
             raise TypeError(f"Invalid {row.name}: {value!r} (must be a bool)")
     elif row.kind == "word" or (isinstance(value, str) and row.words):
         if value not in row.words:
-            numbers = {"word": [], "real": ["a number"], "whole": ["an int"]}[row.kind]
+            numbers = ["a number"] if row.kind == "real" else []
             *others, last = (*numbers, *map(repr, row.words))
             wanted = f"{', '.join(others)} or {last}"
             raise ValueError(f"Invalid {row.name}: {value!r} (must be {wanted})")

@@ -27,33 +27,21 @@ if TYPE_CHECKING:
     from torch_sgmcmc.sampler import Sampler
 
 __all__ = [
-    "ADDED_LATER",
     "check_count",
     "check_equal",
     "check_part",
     "check_state_dict",
     "check_tensor",
-    "completed",
     "dual_averaging",
+    "in_our_order",
 ]
 
-#: Keys that param groups of older state dicts lack (csrc/host/settings.h).
-ADDED_LATER = frozenset(_C.ADDED_LATER)
-#: What some of them then were; of the others a sampler keeps its own.
-_THEN = {
-    PRIOR_MEAN: 0.0,
-    "persistent_index_chain": False,
-    "num_drawn": 0,
-    "minibatches": [],
-    "forgetting": 0.0,
-}
 
-
-def completed(sampler: Sampler, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """The state dict with all keys that its groups may lack.
+def in_our_order(sampler: Sampler, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """The state dict with its groups' parameters where those of the same names are.
 
     Raises:
-        ValueError: it has others, or lacks more, or has other groups.
+        ValueError: its groups lack keys or have others, or it has other groups.
     """
     for key in ("param_groups", "state"):
         if key not in state_dict:
@@ -67,7 +55,7 @@ def completed(sampler: Sampler, state_dict: dict[str, Any]) -> dict[str, Any]:
     groups = []
     for i, (saved, present) in enumerate(zip(theirs, ours, strict=True)):
         keys = sampler._group_keys
-        missing = keys.difference(saved, ADDED_LATER)
+        missing = keys.difference(saved)
         if missing:
             raise ValueError(
                 f"Invalid state_dict: param group {i} lacks {_row(missing)}; it is not "
@@ -76,14 +64,11 @@ def completed(sampler: Sampler, state_dict: dict[str, Any]) -> dict[str, Any]:
         unknown = SAMPLER_KEYS.intersection(saved) - keys
         if unknown:
             raise ValueError(_unknown(sampler, f"param group {i}", unknown))
-        saved = _in_our_order(sampler, i, saved, present, state_dict["state"])
-        added = sorted(keys.intersection(ADDED_LATER).difference(saved))
-        values = {**present, **_THEN}
-        groups.append({**saved, **{key: values[key] for key in added}})
+        groups.append(_ordered(sampler, i, saved, present, state_dict["state"]))
     return {**state_dict, "param_groups": groups}
 
 
-def _in_our_order(
+def _ordered(
     sampler: Sampler,
     index: int,
     saved: dict[str, Any],
@@ -125,7 +110,7 @@ def _in_our_order(
 
 
 def check_state_dict(sampler: Sampler, state_dict: dict[str, Any]) -> None:
-    """Raises if a completed state dict is not one for this sampler."""
+    """Raises if a state dict in our order is not one for this sampler."""
     groups, state = state_dict["param_groups"], state_dict["state"]
     check_numbers(sampler, groups)
     indices = set()

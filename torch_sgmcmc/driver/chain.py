@@ -377,7 +377,7 @@ class _Run:
                 f"{content['seed']}; restart=True begins anew)"
             )
         check_same(
-            {"groups": content.get("begun", ()), **content.get("identity", {})},
+            {"groups": content["begun"], **content["identity"]},
             {"groups": self._groups, **self._identity},
             f"chain {self._chain} in {folder}",
         )
@@ -389,10 +389,7 @@ class _Run:
             )
         self._model.load_state_dict(content["model"])
         self._sampler.load_state_dict(content["sampler"])
-        states = content["schedule"]
-        if not isinstance(states, list):  # by an earlier version
-            states = [] if states is None else [states]
-        for schedule, state in zip(self._schedules, states, strict=True):
+        for schedule, state in zip(self._schedules, content["schedule"], strict=True):
             schedule.load_state_dict(state)
         collector.load_state_dict(content["collector"])
         self._batches.move_to(content["epoch"], content["position"])

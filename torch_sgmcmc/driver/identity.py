@@ -63,21 +63,20 @@ def check_same(former: Mapping[str, Any], now: Mapping[str, Any], where: str) ->
 
     Args:
         former: :func:`hyperparameters` and :func:`identity` of the run that goes on,
-            as "groups" and the latter's keys; an earlier version had less.
+            as "groups" and the latter's keys.
         now: the same of what was given.
         where: which chain, and in which store.
     """
-    pairs = zip(former.get("groups", ()), now["groups"], strict=False)
+    pairs = zip(former["groups"], now["groups"], strict=False)
     for i, (one, other) in enumerate(pairs):
         _compare("sampler", f"group {i} has ", one, other, where)
-    for name, value in former.get("loader", {}).items():
+    for name, value in former["loader"].items():
         given = now["loader"][name]
         if None not in (value, given) and value != given:
             raise _differs("loader", f"{name} {given}", value, where)
-    if "schedules" in former:
-        _check_schedules(former["schedules"], now["schedules"], where)
+    _check_schedules(former["schedules"], now["schedules"], where)
     for name in ("loss", "model"):
-        if former.get(name, now[name]) != now[name]:
+        if former[name] != now[name]:
             warnings.warn(
                 f"the {name} is {now[name]}, and {where} was begun with "
                 f"{former[name]}: if that is another posterior, {_ANEW}",
@@ -105,7 +104,7 @@ def _compare(
     now: Mapping[str, Any],
     where: str,
 ) -> None:
-    # Another version, of torch too, may have other keys.
+    # Another version of torch may have other keys.
     for name, value in former.items():
         if name in now and now[name] != value:
             raise _differs(argument, f"{what}{name} {now[name]}", value, where)

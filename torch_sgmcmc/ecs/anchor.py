@@ -14,10 +14,10 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.closures import exchanged
 from torch_sgmcmc.core.operators import gaussian_
 from torch_sgmcmc.core.progress import progress_bar
-from torch_sgmcmc.ecs.expansions import Terms, expand, kept_of, sum_up, sums_of
+from torch_sgmcmc.ecs.expansions import kept_of, sum_up, sums_of
 from torch_sgmcmc.ecs.likelihood_graph import Closure, flat, log_likelihoods
 from torch_sgmcmc.ecs.prior import Prior
-from torch_sgmcmc.ecs.taylor import TaylorSums
+from torch_sgmcmc.ecs.taylor import TaylorSums, TaylorTerms
 from torch_sgmcmc.ecs.whitening import whitening
 
 __all__ = ["AllData", "Anchor", "split"]
@@ -115,11 +115,13 @@ class Anchor:
         mass = whitening(group["mass_matrix"], bent)
         return cls(theta, data.num_data, sums, mass)
 
-    def expand(self, data: AllData, indices: Tensor) -> Terms:
+    def expand(self, data: AllData, indices: Tensor) -> TaylorTerms:
         """The expansions of the data with these indices."""
         probe, params = data.probes(self.theta)[0], data.params
         with exchanged(params, split(self.theta, params)):
-            return expand(data.closure, params, indices, self.sums.form, probe)
+            return TaylorTerms.at_present(
+                data.closure, params, indices, self.sums.form, probe
+            )
 
     def check_near(
         self, log_likelihood: Tensor, theta: Tensor, prior: Prior, temperature: float

@@ -15,9 +15,7 @@ class LogLikelihood:
     r"""Per-datum log-likelihoods :math:`\ell_k = L_k(f_k(\theta))`, in two parts.
 
     It is a closure for :class:`HMCECS` as any other, ``closure(indices)`` being
-    ``log_likelihood(outputs(indices), indices)``. What is more, expansions can be made
-    of the outputs f alone: :math:`\ell_k` is then expanded to second order in outputs
-    that are expanded to first order (Gauss-Newton).
+    ``log_likelihood(outputs(indices), indices)``.
 
     In a regression the output is one number, linear in the parameters:
     :math:`\eta_k = x_k^\top \theta + \text{const}`. With ``rows``, which says what
@@ -48,27 +46,13 @@ class LogLikelihood:
             derivatives of outputs.
 
     Example:
-        >>> closure = LogLikelihood(
-        ...     lambda indices: model(x[indices]),
-        ...     lambda logits, indices: -F.cross_entropy(
-        ...         logits, y[indices], reduction="none"),
-        ... )
-        >>> sampler = HMCECS(model.parameters(), num_data=len(x), subsample_size=1000,
-        ...                  control_variate="gauss-newton")
-        >>> sampler.step(closure)
         >>> regression = LogLikelihood(
         ...     lambda indices: x[indices] @ weight + bias,
         ...     lambda eta, indices: y[indices] * eta - F.softplus(eta),
         ...     rows=lambda indices: F.pad(x[indices], (0, 1), value=1.0),
         ... )
-
-    Note:
-        For Jacobians ``outputs`` is called with 8 data at a time: write it so that few
-        data are cheap. More: docs/samplers/hmcecs.md.
-
-    Reference:
-        N. N. Schraudolph, Fast Curvature Matrix-Vector Products for Second-Order
-        Gradient Descent, Neural Computation 14, 2002, section 3.
+        >>> sampler = HMCECS([weight, bias], num_data=len(x), subsample_size=1000)
+        >>> sampler.step(regression)
     """
 
     def __init__(

@@ -9,7 +9,6 @@ import torch
 
 from torch_sgmcmc.core.checks import check_integer, check_real
 from torch_sgmcmc.core.state_checks import check_tensor
-from torch_sgmcmc.ecs.gauss_newton import GAUSS_NEWTON
 from torch_sgmcmc.ecs.sampling import SAMPLING, Sampling
 from torch_sgmcmc.ecs.taylor import (
     CONSTANT,
@@ -27,7 +26,7 @@ __all__ = ["KEYS", "check_anchored_state", "on_device"]
 # Of what belongs to no single parameter, but goes with θ*.
 KEYS = ("control_variates", "subsample", "warmup")
 
-_FORMS = (CONSTANT, LINEAR, PREDICTOR, RANK_ONE, WHOLE, GAUSS_NEWTON)
+_FORMS = (CONSTANT, LINEAR, PREDICTOR, RANK_ONE, WHOLE)
 _ARGUMENTS = ("steps", "target_acceptance", "anchor_every", "target_variance")
 
 
@@ -112,18 +111,12 @@ def _check_subsample(kept: Any, form: str, d: int) -> None:
             f"Invalid state_dict: indices of its subsample are not in [0, {num_data})"
         )
     _check_number("terms", kept["terms"], 4)
-    values, slopes, third, fourth = kept["terms"]
+    values, slopes, scales, hessians = kept["terms"]
     _double("values", values, [m])
-    if form == GAUSS_NEWTON:
-        c = getattr(slopes, "shape", (0, 0))[-1]
-        _double("slopes", slopes, [m, c])
-        _double("curvatures", third, [m, c, c])
-        _double("jacobians", fourth, [m, c, d])
-    else:
-        kinds = kinds_of(form)
-        _double("slopes", slopes, [kinds, m, d])
-        _check_optional("scales", third, kinds == 2, [m])
-        _check_optional("hessians", fourth, form == WHOLE, [m, d, d])
+    kinds = kinds_of(form)
+    _double("slopes", slopes, [kinds, m, d])
+    _check_optional("scales", scales, kinds == 2, [m])
+    _check_optional("hessians", hessians, form == WHOLE, [m, d, d])
 
 
 def _check_warmup(saved: Any, d: int) -> None:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.ecs.expansions import Terms, terms_of
+from torch_sgmcmc.ecs.taylor import TaylorTerms
 
 __all__ = ["Layout", "Proposals", "Subsample"]
 
 # Makes the expansions of the data with some indices.
-Expand = Callable[[Tensor], Terms]
+Expand = Callable[[Tensor], TaylorTerms]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Subsample:
 
     counts: list[int]  # minibatches in each cell
     indices: Tensor
-    terms: Terms
+    terms: TaylorTerms
     # Of this process, where several share the subsample.
     _part: Tensor | None = None
 
@@ -89,9 +89,9 @@ class Subsample:
         }
 
     @classmethod
-    def load(cls, kept: dict[str, Any], form: str) -> Subsample:
-        """What was saved, with expansions of this form."""
-        return cls(kept["counts"], kept["indices"], terms_of(form, kept["terms"]))
+    def load(cls, kept: dict[str, Any]) -> Subsample:
+        """What was saved."""
+        return cls(kept["counts"], kept["indices"], TaylorTerms(*kept["terms"]))
 
     @classmethod
     def draw(
@@ -154,7 +154,7 @@ class Proposals:
         return Subsample(
             [*current.counts[:low], *counts, *current.counts[high:]],
             torch.cat([old[:begin], self._indices[start:stop], old[end:]]),
-            type(self._terms).join(terms),
+            TaylorTerms.join(terms),
         )
 
 

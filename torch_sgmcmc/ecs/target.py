@@ -16,7 +16,7 @@ from torch_sgmcmc.ecs.likelihood import Estimate, estimate
 from torch_sgmcmc.ecs.likelihood_graph import flat, log_likelihoods, weighted_sum
 from torch_sgmcmc.ecs.prior import Prior
 from torch_sgmcmc.ecs.subsample import Subsample
-from torch_sgmcmc.ecs.taylor import TaylorSums, TaylorTerms
+from torch_sgmcmc.ecs.taylor import TaylorSums
 from torch_sgmcmc.ecs.whitening import leapfrog
 
 __all__ = ["Point", "SubsampledTarget", "follow", "place"]
@@ -72,7 +72,7 @@ class SubsampledTarget:
         factors = self.importance
         if factors is not None:
             factors = factors[subsample.indices]
-        if theta.is_cpu and isinstance(subsample.terms, TaylorTerms):
+        if theta.is_cpu:
             return self._fused(subsample, factors, theta, *seen)
         return self._composed(subsample, factors, theta, *seen)
 
@@ -104,7 +104,6 @@ class SubsampledTarget:
     ) -> Point:
         """By two operators: what is not the closure's is then hardly seen."""
         terms, sums = subsample.terms, self.sums
-        assert isinstance(terms, TaylorTerms)
         fields = (terms.slopes, terms.scales, terms.hessians)
         weights, bends, numbers = ecs_estimate(
             terms.values if values is None else values,
@@ -147,7 +146,7 @@ class SubsampledTarget:
         values: Tensor | None,
         pull: _Pull,
     ) -> Point:
-        """In torch's own operations, for other devices and other expansions."""
+        """In torch's own operations, for other devices."""
         delta = theta - self.anchor
         expansions, bends = subsample.terms.expand(delta)
         differences = expansions if values is None else values - expansions

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.ecs.jacobians import jacobians
+from torch_sgmcmc.core.jacobians import jacobian
 from torch_sgmcmc.ecs.likelihood_graph import Closure, LikelihoodGraph, log_likelihoods
 from torch_sgmcmc.ecs.log_likelihood import LogLikelihood
 
@@ -49,6 +49,10 @@ PREDICTOR, RANK_ONE, WHOLE = "predictor", "rank one", "whole"
 # each parameter's derivatives of all data: about where both cost the same (1000 data of
 # a network of two layers, one thread).
 _MANY = 256
+
+# Data whose log-likelihoods are differentiated in one batch of backward passes, each of
+# which goes through all of them: more cost more arithmetic, and fewer more calls.
+_TOGETHER = 8
 
 # Data of the first chunk whose rows are compared with the predictors' derivatives.
 _TESTED = 256
@@ -86,10 +90,7 @@ class TaylorTerms:
                 return cls(value, gradients[None])
             return cls(value, torch.stack([gradients, rows]), second)
         if form == LINEAR and len(z) > _MANY:
-            values, rows = jacobians(
-                lambda part: log_likelihoods(closure, part), params, indices
-            )
-            return cls(values.double(), rows.double().view(1, len(indices), -1))
+            return cls(*_one_by_one(closure, params, indices))
         with torch.enable_grad():
             values = log_likelihoods(closure, indices)
         constants = values.detach().double()
@@ -256,6 +257,19 @@ def kinds_of(form: str) -> int:
 def has_hessian(form: str) -> bool:
     """Whether the expansions are of second order."""
     return form not in (CONSTANT, LINEAR)
+
+
+def _one_by_one(
+    closure: Closure, params: list[Tensor], indices: Tensor
+) -> tuple[Tensor, Tensor]:
+    """ℓ [M] and its gradients [1, M, d], by backward passes for each datum."""
+    values, rows = [], []
+    for part in indices.split(_TOGETHER):
+        with torch.enable_grad():
+            some = log_likelihoods(closure, part)
+        values.append(some.detach())
+        rows.append(jacobian(some, params, width=1))
+    return torch.cat(values).double(), torch.cat(rows).double()[None]
 
 
 def _without_graph(closure: Closure, indices: Tensor) -> Tensor:
