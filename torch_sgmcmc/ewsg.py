@@ -20,14 +20,13 @@ from torch_sgmcmc.core.closures import (
     same_parameters,
 )
 from torch_sgmcmc.core.master import start_masters
+from torch_sgmcmc.core.method import Method
 from torch_sgmcmc.core.momentum import blank, start_momenta
 from torch_sgmcmc.core.nonfinite import StepLeftOut, check_finite, leave_out
 from torch_sgmcmc.core.operators import (
     ewsg_log_ratio,
     metropolis_decide,
     select_chains_,
-    sghmc_step_,
-    sgld_step_,
 )
 from torch_sgmcmc.core.prior import prior_of
 from torch_sgmcmc.core.settings import settings
@@ -196,9 +195,8 @@ class EWSG(SharedSettings):
 
     _WHY_EQUAL: ClassVar[str] = "there is one decision for all"
     _SETTINGS = settings("EWSG")
-    _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys(
-        ("momentum", "master", "prior_mean"), Tensor
-    )
+    _METHOD = Method("sghmc_step_")
+    _OVERDAMPED = Method("sgld_step_")
 
     def __init__(
         self,
@@ -218,21 +216,7 @@ class EWSG(SharedSettings):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "num_data": num_data,
-            "prior_precision": prior_precision,
-            "prior_mean": prior_mean,
-            "temperature": temperature,
-            "surrogate": surrogate,
-            "index_chain_length": index_chain_length,
-            "persistent_index_chain": persistent_index_chain,
-            "num_chains": num_chains,
-        }
-        super().__init__(
-            *(params, defaults, seed, nonfinite), process_group=process_group
-        )
+        self._construct(locals())
 
     @property
     def minibatches(self) -> Tensor:
@@ -504,30 +488,14 @@ class EWSG(SharedSettings):
         offsets: list[int],
         prepared: tuple[list[Tensor], list[Tensor]],
     ) -> None:
-        common = {
-            "lr": group["lr"],
-            "num_data": group["num_data"],
-            "prior_precision": group["prior_precision"],
-            **prior_of(self, group, params),
-            "temperature": group["temperature"],
-            "offsets": offsets,
-            **self._step_arguments(group),
-        }
         momenta, masters = prepared
+        work = self, group, params, grads, offsets
         if momenta:
-            self._local(sghmc_step_)(
-                params,
-                grads,
-                momenta,
-                [],
-                masters,
-                momentum=group["momentum"],
-                noise_estimate=0.0,
-                resample_momentum_every=0,
-                **common,
-            )
+            lists = [momenta, [], masters]
+            still = {"noise_estimate": 0.0, "resample_momentum_every": 0}
+            self._METHOD.update(*work, lists, **still)
         else:
-            self._local(sgld_step_)(params, grads, masters, **common)
+            self._OVERDAMPED.update(*work, [masters])
             for p in params:  # what a schedule of the momentum left behind
                 self._forget(p, "momentum")
 

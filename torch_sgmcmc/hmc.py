@@ -224,21 +224,7 @@ class HMC(SharedSettings):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = {
-            "step_size": step_size,
-            "num_steps": num_steps,
-            "trajectory_length": trajectory_length,
-            "num_data": num_data,
-            "prior_precision": prior_precision,
-            "prior_mean": prior_mean,
-            "temperature": temperature,
-            "metropolis": metropolis,
-            "resample_momentum_every": resample_momentum_every,
-            "num_chains": num_chains,
-        }
-        super().__init__(
-            *(params, defaults, seed, nonfinite), process_group=process_group
-        )
+        self._construct(locals())
 
     # ---- What it has done -----------------------------------------------------
 

@@ -236,25 +236,9 @@ class HMCECS(SharedSettings):
         process_group: ProcessGroup | None = None,
     ) -> None:
         check_real("trajectory_length", trajectory_length, low_open=True)
-        defaults = {
-            "num_data": num_data,
-            "subsample_size": subsample_size,
-            "variant": variant,
-            "step_size": trajectory_length / 6 if step_size is None else step_size,
-            "trajectory_length": trajectory_length,
-            "num_blocks": num_blocks,
-            "control_variate": control_variate,
-            "mass_matrix": mass_matrix,
-            "prior_precision": prior_precision,
-            "prior_mean": prior_mean,
-            "temperature": temperature,
-            "num_products": num_products,
-            "max_variance": max_variance,
-            "chunk_size": chunk_size,
-        }
-        super().__init__(
-            *(params, defaults, seed, nonfinite), process_group=process_group
-        )
+        if step_size is None:
+            step_size = trajectory_length / 6
+        self._construct(locals())
 
     # ---- What it has done -----------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,15 +14,10 @@ from torch_sgmcmc.core.closures import refuse_scaler
 from torch_sgmcmc.core.distributed import refuse_lone_decisions
 from torch_sgmcmc.core.many_chains import ManyChains
 from torch_sgmcmc.core.master import start_masters
+from torch_sgmcmc.core.method import Method
 from torch_sgmcmc.core.momentum import blank, check_not_capturing, state_dtype
 from torch_sgmcmc.core.nonfinite import check_finite
-from torch_sgmcmc.core.operators import (
-    gaussian_,
-    psgld_frozen_step_,
-    psgld_step_,
-    sum_of_squares,
-)
-from torch_sgmcmc.core.prior import prior_of
+from torch_sgmcmc.core.operators import gaussian_, sum_of_squares
 from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.sampler import Work
 
@@ -147,12 +142,8 @@ class PSGLD(ManyChains):
     """
 
     _SETTINGS = settings("PSGLD")
-    _STATE: ClassVar[Mapping[str, type]] = {
-        "square_average": Tensor,
-        "sensitivity": Tensor,
-        "master": Tensor,
-        "prior_mean": Tensor,
-    }
+    _METHOD = Method("psgld_step_")
+    _FROZEN = Method("psgld_frozen_step_")
 
     def __init__(
         self,
@@ -173,22 +164,7 @@ class PSGLD(ManyChains):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "num_data": num_data,
-            "decay": decay,
-            "eps": eps,
-            "adapt": adapt,
-            "gamma": gamma,
-            "prior_precision": prior_precision,
-            "prior_mean": prior_mean,
-            "temperature": temperature,
-            "num_chains": num_chains,
-        }
-        super().__init__(
-            *(params, defaults, seed, nonfinite, capturable),
-            process_group=process_group,
-        )
+        self._construct(locals())
         self._roots: dict[Tensor, _Root] = {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -348,21 +324,8 @@ class PSGLD(ManyChains):
         offsets: list[int],
         prepared: tuple[list[Tensor], ...],
     ) -> None:
-        adapting = {"decay": group["decay"], "eps": group["eps"]}
-        step_ = psgld_step_ if group["adapt"] else psgld_frozen_step_
-        self._local(step_)(
-            params,
-            grads,
-            *prepared,
-            lr=group["lr"],
-            num_data=group["num_data"],
-            prior_precision=group["prior_precision"],
-            **prior_of(self, group, params),
-            temperature=group["temperature"],
-            **(adapting if group["adapt"] else {}),
-            offsets=offsets,
-            **self._step_arguments(group),
-        )
+        method = self._METHOD if group["adapt"] else self._FROZEN
+        method.update(self, group, params, grads, offsets, prepared)
 
 
 def _begin_gamma(

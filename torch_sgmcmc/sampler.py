@@ -29,6 +29,7 @@ from torch_sgmcmc.core.checks import (
 from torch_sgmcmc.core.fit import check_fits
 from torch_sgmcmc.core.given import complete_given, given, has_more
 from torch_sgmcmc.core.master import has_master
+from torch_sgmcmc.core.method import Method
 from torch_sgmcmc.core.momentum import blank, state_dtype
 from torch_sgmcmc.core.nonfinite import (
     Pending,
@@ -79,10 +80,10 @@ _OF_GROUP = (numbering.OFFSETS, numbering.SIZES)
 class Sampler(Optimizer):
     r"""Base class of the samplers: a :class:`torch.optim.Optimizer`.
 
-    A subclass names its hyperparameters in ``defaults``, checks them in
-    :meth:`_check_group`, says in ``_STATE`` what it keeps of a parameter, and does
-    one update of one list of parameters in :meth:`_update`. Everything else is
-    here: param groups, seeds and noise offsets, missing gradients, closures, state
+    A subclass is its signature and its ``_METHOD``, the operator whose row says what
+    it keeps of a parameter and how it updates a list of them; what no row can say it
+    does in :meth:`_check_group`, :meth:`_prepare` and :meth:`_update`. Everything else
+    is here: param groups, seeds and noise offsets, missing gradients, closures, state
     dicts.
 
     All bookkeeping is shown in the param groups, and so goes through ``state_dict``,
@@ -207,10 +208,27 @@ class Sampler(Optimizer):
     _is_settled = False
     _is_laid_out = False
 
+    #: The operator that makes its updates, if a row says all of it.
+    _METHOD: ClassVar[Method | None] = None
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if cls._METHOD is not None and "_STATE" not in cls.__dict__:
+            cls._STATE = cls._METHOD.state
         if "__init__" in cls.__dict__:
             cls.__init__ = with_known_arguments(cls.__init__)  # type: ignore[method-assign]
+
+    def _construct(self, given: dict[str, Any]) -> None:
+        """Calls :class:`Sampler` with the arguments of a constructor, its locals()."""
+        Sampler.__init__(
+            self,
+            given["params"],
+            {row.name: given[row.name] for row in self._SETTINGS},
+            given["seed"],
+            given["nonfinite"],
+            given.get("capturable", False),
+            process_group=given["process_group"],
+        )
 
     def __init__(
         self,
@@ -320,7 +338,7 @@ class Sampler(Optimizer):
         Checkpoints are read into it, and it is never used: a sampler without steps
         has no such state. (All but the master, which comes besides.)
         """
-        return {}
+        return {} if self._METHOD is None else self._METHOD.blank_state(p)
 
     def _all_blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         masters = ["master"] if "master" in self._STATE and has_master(p) else []
@@ -338,6 +356,7 @@ class Sampler(Optimizer):
         Returns:
             The state that :meth:`_update` will be given.
         """
+        return self._METHOD.prepare(self, group, params, offsets)
 
     def _prepare_all(self, work: list[Work]) -> list[Any]:
         """Calls :meth:`_prepare` for all lists; for what concerns them together."""
@@ -352,7 +371,7 @@ class Sampler(Optimizer):
         prepared: Any,
     ) -> None:
         """Makes one update of params, which are on one device."""
-        raise NotImplementedError
+        self._METHOD.update(self, group, params, grads, offsets, prepared)
 
     # ---- The optimizer interface ----------------------------------------------
 
@@ -710,17 +729,17 @@ class Sampler(Optimizer):
             return False
         if torch.cuda.is_current_stream_capturing():
             return True
-        keeps_state = (
-            type(self)._prepare is not Sampler._prepare
-            or type(self)._prepare_all is not Sampler._prepare_all
-        )
         return all(
-            params[0].device == device
-            and not (
-                keeps_state and any(not has_more(self.state.get(p, {})) for p in params)
-            )
+            params[0].device == device and all(map(self._has_begun, params))
             for _, params, _, _ in work
         )
+
+    def _has_begun(self, p: Tensor) -> bool:
+        """Whether a parameter has the state that its first step creates."""
+        method = self._METHOD
+        if method is not None and not method.keeps_state and not has_master(p):
+            return True
+        return has_more(self.state.get(p, {}))
 
     def _gather(self, *, checked: bool = False) -> list[Work]:
         """Checks gradients, and groups if need be, and lists what is to be updated."""

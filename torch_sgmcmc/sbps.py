@@ -273,24 +273,7 @@ class SBPS(SharedSettings):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = {
-            "num_data": num_data,
-            "prior_precision": prior_precision,
-            "prior_mean": prior_mean,
-            "temperature": temperature,
-            "confidence": confidence,
-            "forgetting": forgetting,
-            "refresh_rate": refresh_rate,
-            "preconditioned": preconditioned,
-            "adapt": adapt,
-            "decay": decay,
-            "eps": eps,
-            "sample_interval": sample_interval,
-            "replacement": replacement,
-        }
-        super().__init__(
-            *(params, defaults, seed, nonfinite), process_group=process_group
-        )
+        self._construct(locals())
         self.model = model
 
     # ---- What it is ------------------------------------------------------------

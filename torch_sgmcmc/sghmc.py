@@ -31,13 +31,9 @@ from torch_sgmcmc.core.given_covariance import (
 )
 from torch_sgmcmc.core.many_chains import ManyChains
 from torch_sgmcmc.core.master import start_masters
+from torch_sgmcmc.core.method import Method
 from torch_sgmcmc.core.momentum import blank, start_momenta, state_dtype
-from torch_sgmcmc.core.operators import (
-    gradient_variance_,
-    sghmc_by_coordinate_step_,
-    sghmc_step_,
-)
-from torch_sgmcmc.core.prior import prior_of
+from torch_sgmcmc.core.operators import gradient_variance_
 from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.sampler import Work
 
@@ -154,14 +150,12 @@ class SGHMC(ManyChains):
     """
 
     _SETTINGS = settings("SGHMC")
+    _METHOD = Method("sghmc_step_")
+    _BY_COORDINATE = Method("sghmc_by_coordinate_step_")
     _STATE: ClassVar[Mapping[str, type]] = {
-        "momentum": Tensor,
+        **_METHOD.state,
         **_ONLINE,
-        GIVEN_VARIANCE: Tensor,
-        GIVEN_MASS: Tensor,
-        GIVEN_FRICTION: Tensor,
-        "master": Tensor,
-        "prior_mean": Tensor,
+        **dict.fromkeys((GIVEN_VARIANCE, GIVEN_MASS, GIVEN_FRICTION), Tensor),
     }
     _COMMON_STATE: ClassVar[tuple[str, ...]] = (COVARIANCE,)
 
@@ -192,22 +186,7 @@ class SGHMC(ManyChains):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "num_data": num_data,
-            "prior_precision": prior_precision,
-            "prior_mean": prior_mean,
-            "temperature": temperature,
-            "noise_estimate": noise_estimate,
-            "resample_momentum_every": resample_momentum_every,
-            "initial_momentum": initial_momentum,
-            "num_chains": num_chains,
-        }
-        super().__init__(
-            *(params, defaults, seed, nonfinite, capturable),
-            process_group=process_group,
-        )
+        self._construct(locals())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -233,12 +212,10 @@ class SGHMC(ManyChains):
             )
 
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
-        if group["noise_estimate"] != "online":
-            return blank(p, "momentum")
-        return {
-            **blank(p, "momentum", "grad_variance", "previous_grad"),
-            "num_grads": 0,
-        }
+        state = super()._blank_state(group, p)
+        if group["noise_estimate"] == "online":
+            state |= {**blank(p, "grad_variance", "previous_grad"), "num_grads": 0}
+        return state
 
     def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:
         missing = [key for key in _ONLINE if key not in state]
@@ -564,28 +541,16 @@ class SGHMC(ManyChains):
             work = group, params, grads, offsets
             update_with_noise(self, work, prepared, noises)
             return
-        noise_estimate = group["noise_estimate"]
+        estimate = group["noise_estimate"]
         momenta, variances, masters = prepared
-        lists, operator = [momenta, variances], sghmc_step_
+        lists, method = [momenta, variances], self._METHOD
         if self._has_masses:
             states = [self.state[p] for p in params]
             lists += masses_and_frictions(params, states)
-            operator = sghmc_by_coordinate_step_
-        self._local(operator)(
-            params,
-            grads,
-            *lists,
-            masters,
-            lr=group["lr"],
-            momentum=group["momentum"],
-            num_data=group["num_data"],
-            prior_precision=group["prior_precision"],
-            **prior_of(self, group, params),
-            temperature=group["temperature"],
-            noise_estimate=0.0 if noise_estimate in _CHECKED else noise_estimate,
-            resample_momentum_every=group["resample_momentum_every"],
-            offsets=offsets,
-            **self._step_arguments(group),
+            method = self._BY_COORDINATE
+        method.update(
+            *(self, group, params, grads, offsets, [*lists, masters]),
+            noise_estimate=0.0 if estimate in _CHECKED else estimate,
         )
 
 

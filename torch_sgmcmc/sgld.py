@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import Any
 
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from torch_sgmcmc.core.many_chains import ManyChains
-from torch_sgmcmc.core.master import start_masters
-from torch_sgmcmc.core.operators import sgld_step_
-from torch_sgmcmc.core.prior import prior_of
+from torch_sgmcmc.core.method import Method
 from torch_sgmcmc.core.settings import settings
 
 __all__ = ["SGLD"]
@@ -92,9 +90,7 @@ class SGLD(ManyChains):
     """
 
     _SETTINGS = settings("SGLD")
-    _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys(
-        ("master", "prior_mean"), Tensor
-    )
+    _METHOD = Method("sgld_step_")
 
     def __init__(
         self,
@@ -111,46 +107,4 @@ class SGLD(ManyChains):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "num_data": num_data,
-            "prior_precision": prior_precision,
-            "prior_mean": prior_mean,
-            "temperature": temperature,
-            "num_chains": num_chains,
-        }
-        super().__init__(
-            *(params, defaults, seed, nonfinite, capturable),
-            process_group=process_group,
-        )
-
-    def _prepare(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        offsets: list[int],
-    ) -> list[Tensor]:
-        """Returns the masters."""
-        return start_masters(self, params)
-
-    def _update(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        offsets: list[int],
-        prepared: list[Tensor],
-    ) -> None:
-        self._local(sgld_step_)(
-            params,
-            grads,
-            prepared,
-            lr=group["lr"],
-            num_data=group["num_data"],
-            prior_precision=group["prior_precision"],
-            **prior_of(self, group, params),
-            temperature=group["temperature"],
-            offsets=offsets,
-            **self._step_arguments(group),
-        )
+        self._construct(locals())

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from torch_sgmcmc.core.many_chains import ManyChains
-from torch_sgmcmc.core.master import start_masters
-from torch_sgmcmc.core.momentum import blank, start_momenta, state_dtype
-from torch_sgmcmc.core.operators import sgnht_step_
-from torch_sgmcmc.core.prior import prior_of
+from torch_sgmcmc.core.method import Method
 from torch_sgmcmc.core.settings import settings
 
 __all__ = ["SGNHT"]
@@ -108,9 +104,7 @@ class SGNHT(ManyChains):
     """
 
     _SETTINGS = settings("SGNHT")
-    _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys(
-        ("momentum", "thermostat", "master", "prior_mean"), Tensor
-    )
+    _METHOD = Method("sgnht_step_")
 
     def __init__(
         self,
@@ -129,41 +123,7 @@ class SGNHT(ManyChains):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "num_data": num_data,
-            "thermostat_rate": thermostat_rate,
-            "prior_precision": prior_precision,
-            "prior_mean": prior_mean,
-            "temperature": temperature,
-            "num_chains": num_chains,
-        }
-        super().__init__(
-            *(params, defaults, seed, nonfinite, capturable),
-            process_group=process_group,
-        )
-
-    def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
-        return blank(p, "momentum", "thermostat")
-
-    def _prepare(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        offsets: list[int],
-    ) -> tuple[list[Tensor], ...]:
-        """Returns the momenta, thermostats and masters."""
-        start_momenta(self, group, params, offsets)
-        states = [self.state[p] for p in params]
-        for state, p in zip(states, params, strict=True):
-            if "thermostat" not in state:
-                thermostat = torch.zeros_like(p, dtype=state_dtype(p))
-                self._create(p, "thermostat", thermostat)
-        momenta = [s["momentum"] for s in states]
-        thermostats = [s["thermostat"] for s in states]
-        return momenta, thermostats, start_masters(self, params)
+        self._construct(locals())
 
     def _update(
         self,
@@ -171,22 +131,11 @@ class SGNHT(ManyChains):
         params: list[Tensor],
         grads: list[Tensor],
         offsets: list[int],
-        prepared: tuple[list[Tensor], ...],
+        prepared: list[list[Tensor]],
     ) -> None:
         rate = group["thermostat_rate"]
         if rate is None:
             rate = group["lr"] * group["temperature"] / group["num_data"]
-        self._local(sgnht_step_)(
-            params,
-            grads,
-            *prepared,
-            lr=group["lr"],
-            momentum=group["momentum"],
-            num_data=group["num_data"],
-            prior_precision=group["prior_precision"],
-            **prior_of(self, group, params),
-            temperature=group["temperature"],
-            thermostat_rate=rate,
-            offsets=offsets,
-            **self._step_arguments(group),
+        self._METHOD.update(
+            *(self, group, params, grads, offsets, prepared), thermostat_rate=rate
         )

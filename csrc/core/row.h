@@ -34,11 +34,18 @@ struct Scalar {
   Domain domain = Domain::kFinite;
 };
 
+// How a parameter's state begins: by code, with zeros, or drawn from the
+// momentum's stationary law N(0, lr T / N).
+enum class Start { kByCode, kZeros, kStationary };
+
 struct List {
   const char* name = nullptr;
   Role role = Role::kGradient;
   // Lists that may all be empty together, and then are not there.
   bool is_optional = false;
+  // Its key in a parameter's state, if it is kept there.
+  const char* key = nullptr;
+  Start start = Start::kByCode;
 };
 
 // What is said of the noise.
@@ -82,8 +89,12 @@ inline constexpr int kByCode = -3;
 // What samplers have in common.
 inline constexpr List kParams{"params", Role::kParameter};
 inline constexpr List kGrads{"grads", Role::kGradient};
-inline constexpr List kMomenta{"momenta", Role::kState};
-inline constexpr List kMasterList{"masters", Role::kMaster};
+inline constexpr List kMomenta{.name = "momenta",
+                               .role = Role::kState,
+                               .key = "momentum",
+                               .start = Start::kStationary};
+inline constexpr List kMasterList{
+    .name = "masters", .role = Role::kMaster, .key = "master"};
 inline constexpr Scalar kLr{"lr", Domain::kNotNegative};
 inline constexpr Scalar kMomentum{"momentum", Domain::kBelowOne};
 inline constexpr Scalar kNumData{"num_data", Domain::kPositive};

@@ -14,6 +14,7 @@ using torch_sgmcmc::Domain;
 using torch_sgmcmc::List;
 using torch_sgmcmc::Row;
 using torch_sgmcmc::Scalar;
+using torch_sgmcmc::Start;
 
 const char* NameOf(Domain domain) {
   switch (domain) {
@@ -35,6 +36,18 @@ const char* NameOf(Domain domain) {
   return "int";
 }
 
+const char* NameOf(Start start) {
+  switch (start) {
+    case Start::kZeros:
+      return "zeros";
+    case Start::kStationary:
+      return "stationary";
+    case Start::kByCode:
+      break;
+  }
+  return "";
+}
+
 py::dict AsDict(const Row& row) {
   py::list lists;
   for (const List& list : row.lists) {
@@ -45,6 +58,8 @@ py::dict AsDict(const Row& row) {
     item["is_master"] = list.role == torch_sgmcmc::Role::kMaster;
     item["is_in_arithmetic_type"] = torch_sgmcmc::IsInArithmeticType(list.role);
     item["is_optional"] = list.is_optional;
+    item["key"] = list.key == nullptr ? "" : list.key;
+    item["start"] = NameOf(list.start);
     lists.append(item);
   }
   py::list numbers;

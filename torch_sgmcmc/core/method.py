@@ -1,0 +1,89 @@
+"""What a step makes of the row of an operator that updates parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torch_sgmcmc.core import operators
+from torch_sgmcmc.core.master import start_masters
+from torch_sgmcmc.core.momentum import blank, start_momenta, state_dtype
+from torch_sgmcmc.core.prior import PRIOR_MEAN, prior_of
+
+if TYPE_CHECKING:
+    from torch_sgmcmc.sampler import Sampler
+
+__all__ = ["Method"]
+
+
+class Method:
+    """An operator with a row (``csrc/core/row.h``), as a step uses it.
+
+    Args:
+        operator: its name.
+    """
+
+    def __init__(self, operator: str) -> None:
+        row = operators.ROWS[operator]
+        self._operator = getattr(operators, operator)
+        self._numbers = tuple(name for name, _ in row["numbers"])
+        own = {each["key"]: each["start"] for each in row["lists"] if each["key"]}
+        #: The keys of the state that begins as the row says, and how.
+        self.starts: Mapping[str, str] = {k: how for k, how in own.items() if how}
+        #: Whether the first step of a parameter creates state, but for a master.
+        self.keeps_state = bool(own.keys() - {"master"})
+        #: All that is kept of a parameter.
+        self.state: Mapping[str, type] = dict.fromkeys((*own, PRIOR_MEAN), Tensor)
+
+    def blank_state(self, p: Tensor) -> dict[str, Any]:
+        """See ``Sampler._blank_state``."""
+        return blank(p, *self.starts)
+
+    def prepare(
+        self,
+        sampler: Sampler,
+        group: dict[str, Any],
+        params: list[Tensor],
+        offsets: list[int],
+    ) -> list[list[Tensor]]:
+        """Begins state that is not there; returns its lists and the masters."""
+        lists = []
+        for key, how in self.starts.items():
+            if how == "stationary":
+                start_momenta(sampler, group, params, offsets)
+            else:
+                _start_zeros(sampler, params, key)
+            lists.append([sampler.state[p][key] for p in params])
+        lists.append(start_masters(sampler, params))
+        return lists
+
+    def update(
+        self,
+        sampler: Sampler,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        offsets: list[int],
+        lists: list[list[Tensor]],
+        **instead: Any,
+    ) -> None:
+        """Calls the operator with the group's numbers, but for those given instead."""
+        numbers = {k: instead[k] if k in instead else group[k] for k in self._numbers}
+        sampler._local(self._operator)(
+            params,
+            grads,
+            *lists,
+            **numbers,
+            **prior_of(sampler, group, params),
+            offsets=offsets,
+            **sampler._step_arguments(group),
+        )
+
+
+def _start_zeros(sampler: Sampler, params: list[Tensor], key: str) -> None:
+    for p in params:
+        if key not in sampler.state[p]:
+            sampler._create(p, key, torch.zeros_like(p, dtype=state_dtype(p)))
