@@ -16,7 +16,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <tuple>
 
 namespace torch_sgmcmc {
 
@@ -99,8 +98,6 @@ inline constexpr Operator<"sgnht_step_", void(SomeTensors, SomeTensors,
     MaybeTensors, MaybeIntegers, int64_t)> sgnht_step_;
 inline constexpr Operator<"gradient_variance_", void(SomeTensors, SomeTensors,
     SomeTensors, double)> gradient_variance_;
-inline constexpr Operator<"control_variate_", void(SomeTensors, SomeTensors,
-    SomeTensors)> control_variate_;
 inline constexpr Operator<"gaussian_", void(SomeTensors, double, Integers,
     int64_t, int64_t, int64_t, MaybeTensor, MaybeIntegers, int64_t)> gaussian_;
 inline constexpr Operator<"ewsg_log_ratio", at::Tensor(SomeTensors, SomeTensors,
@@ -117,16 +114,6 @@ inline constexpr Operator<"hmc_leapfrog_", void(SomeTensors, SomeTensors,
     double, MaybeTensors)> hmc_leapfrog_;
 inline constexpr Operator<"hmc_energy", at::Tensor(SomeTensors, SomeTensors,
     SomeTensors, double, int64_t, double, MaybeTensors)> hmc_energy;
-inline constexpr Operator<"ecs_estimate", std::tuple<at::Tensor, at::Tensor,
-    at::Tensor>(OneTensor, OneTensor, OneTensor, OneTensor, OneTensor,
-    MaybeTensor, MaybeTensor, double, double, int64_t, int64_t, double,
-    MaybeTensor)> ecs_estimate;
-inline constexpr Operator<"ecs_density", std::tuple<at::Tensor,
-    at::Tensor>(OneTensor, OneTensor, OneTensor, OneTensor, OneTensor,
-    OneTensor, OneTensor, MaybeTensor, MaybeTensor, OneTensor, OneTensor,
-    MaybeTensor, OneTensor, double, MaybeTensor)> ecs_density;
-inline constexpr Operator<"ecs_leapfrog_", at::Tensor(OneTensor, OneTensor,
-    OneTensor, MaybeTensor, OneTensor, double, double)> ecs_leapfrog_;
 inline constexpr Operator<"sbps_place_", void(SomeTensors, SomeTensors,
     SomeTensors, double)> sbps_place_;
 inline constexpr Operator<"sbps_reflect_", void(SomeTensors, SomeTensors,
