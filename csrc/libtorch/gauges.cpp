@@ -167,7 +167,6 @@ struct Gauges::Observer : StepObserver {
   std::unique_ptr<TrajectoryHeat> trajectory(
       const std::vector<Work>& work) override {
     compare(work);
-    if (motion() != Motion::kTrajectory) return nullptr;
     StateDict group;
     work[0].options->write(group);
     if (work[0].step.host % ObservationInterval(every, redraws_every(group)) !=
@@ -354,23 +353,15 @@ struct Gauges::Observer : StepObserver {
   void sum_line() {
     squares.assign(all.size(), kUnseen);
     products.assign(all.size(), kUnseen);
-    const Tensors whitened = whitened_by_matrix();
-    auto next = whitened.begin();
     for (const FlightPart& part : line->parts()) {
       const Tensors factors =
           part.preconditioner.empty()
               ? part.velocity
               : at::_foreach_div(part.velocity, part.preconditioner);
-      Tensors places = part.origin;
-      if (!whitened.empty()) {
-        const auto begin = next;
-        next += static_cast<int64_t>(places.size());
-        places.assign(begin, next);
-      }
       const at::Tensor sums =
           gauge_sums(factors,
-                     places,
-                     whitened.empty() ? centers_of(part.params) : Tensors(),
+                     part.origin,
+                     centers_of(part.params),
                      part.velocity,
                      {},
                      static_cast<int64_t>(GaugeKind::kMomentum),
@@ -388,21 +379,6 @@ struct Gauges::Observer : StepObserver {
         row += CountOf(GaugeKind::kMomentum);
       }
     }
-  }
-
-  // Where the line begins, (theta - c) times the inverse of A; empty unless A
-  // is a matrix.
-  Tensors whitened_by_matrix() const {
-    if (line->matrix() == nullptr) return {};
-    Tensors places;
-    for (const FlightPart& part : line->parts()) {
-      const Tensors some = centers_of(part.params);
-      for (size_t i = 0; i < part.origin.size(); ++i) {
-        const at::Tensor origin = part.origin[i].to(at::kDouble);
-        places.push_back(some.empty() ? origin : origin - some[i]);
-      }
-    }
-    return line->matrix()->solved(places);
   }
 
   // Those of parameters; empty if there are none.

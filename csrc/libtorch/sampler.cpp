@@ -406,14 +406,6 @@ std::unique_ptr<SamplerParamState> Sampler::new_state() const {
   return nullptr;
 }
 
-void Sampler::write_common(StateDict&) const {}
-
-std::vector<std::string> Sampler::common_keys() const { return {}; }
-
-std::function<void()> Sampler::read_common(const StateDict&) {
-  return [] {};
-}
-
 SamplerParamState& Sampler::state_of(const at::Tensor& param) {
   auto& state = state_[param.unsafeGetTensorImpl()];
   if (state == nullptr) state = new_state();

@@ -9,7 +9,6 @@
 #include "libtorch/bouncy/flight.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/state_checks.h"
-#include "libtorch/core/state_values.h"
 #include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
@@ -103,7 +102,8 @@ StateDict TimeAverage::state_dict() const {
 
 void TimeAverage::load_state_dict(const StateDict& dict) {
   const std::vector<at::Tensor> all = params();
-  const auto length = ValueAt<double>(dict, "time");
+  double length = 0;
+  detail::FromValue("time", dict.at("time"), length);
   CheckReal("time", length);
   const StateDict means = dict.at("means");
   std::unordered_map<const void*, Moments> loaded;

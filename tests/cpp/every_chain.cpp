@@ -94,38 +94,6 @@ Chain Hamiltonian(int64_t width,
   return chain;
 }
 
-Chain Subsampled(int64_t width, const HMCECSOptions& options) {
-  constexpr int64_t kNumData = 50;
-  Chain chain = {
-      {torch::full({3 * width}, 0.2, torch::kDouble).set_requires_grad(true)},
-      nullptr,
-      std::make_shared<Calls>(),
-      nullptr};
-  HMCECSOptions all = options;
-  all.num_data(kNumData).subsample_size(8).num_blocks(4).seed(5);
-  all.prior_precision(1);
-  auto sampler = std::make_shared<HMCECS>(chain.params, all);
-  chain.sampler = sampler;
-  const HMCECS::Closure closure = [p = chain.params.front(),
-                                   calls = chain.calls](const Tensor& indices) {
-    return calls->call([&](int64_t) {
-      const Tensor i = indices.to(torch::kDouble);
-      const Tensor x =
-          torch::sin(i.unsqueeze(1) * 1.7 + torch::arange(p.numel()));
-      const Tensor eta = x.matmul(p);
-      return torch::remainder(i, 3) * eta - eta.exp();
-    });
-  };
-  chain.step = [=] { sampler->step(closure); };
-  chain.warmup = [=](int64_t steps) {
-    HMCECSWarmup settings;
-    settings.anchor_every = 2;
-    settings.target_variance = 0.5;
-    sampler->warmup(closure, steps, settings);
-  };
-  return chain;
-}
-
 Chain Bouncy(int64_t width, bool preconditioned) {
   Chain chain = {TwoParams(width), nullptr, std::make_shared<Calls>(), nullptr};
   auto sampler = std::make_shared<SBPS>(chain.params,
@@ -193,17 +161,6 @@ const std::map<std::string, Maker>& Makers() {
          return Hamiltonian(
              width, HMCOptions(0.1).num_steps(3).num_chains(4), true);
        }},
-      {"HMC-ECS",
-       [](int64_t width) { return Subsampled(width, HMCECSOptions()); }},
-      {"HMC-ECS, order 1",
-       [](int64_t width) {
-         return Subsampled(width, HMCECSOptions().control_variate(1));
-       }},
-      {"HMC-ECS, signed",
-       [](int64_t width) {
-         return Subsampled(width,
-                           HMCECSOptions().variant("signed").num_products(9));
-       }},
       {"SBPS", [](int64_t width) { return Bouncy(width, false); }},
       {"pSBPS", [](int64_t width) { return Bouncy(width, true); }},
   };
@@ -214,22 +171,12 @@ void ZeroGrad(const std::vector<Tensor>& params) {
   for (const Tensor& p : params) p.mutable_grad().reset();
 }
 
-c10::IValue Params(const Chain& chain) {
+c10::IValue Snapshot(const Chain& chain) {
   c10::impl::GenericList params(c10::AnyType::get());
   for (const Tensor& p : chain.params) params.push_back(p.detach());
-  return c10::IValue(params).deepcopy();
-}
-
-c10::IValue Snapshot(const Chain& chain) {
-  const c10::IValue copy = c10::IValue(chain.sampler->state_dict()).deepcopy();
-  const c10::IValue groups = StateDict(copy).at("param_groups");
-  for (const c10::IValue& group : groups.toListRef()) {
-    StateDict options(group);
-    if (options.contains("num_evaluations")) {
-      options.set("num_evaluations", int64_t{0});
-    }
-  }
-  return StateDict({{"params", Params(chain)}, {"sampler", copy}});
+  return c10::IValue(StateDict({{"params", params},
+                                {"sampler", chain.sampler->state_dict()}}))
+      .deepcopy();
 }
 
 }  // namespace torch_sgmcmc

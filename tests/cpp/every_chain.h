@@ -62,8 +62,6 @@ const std::map<std::string, Maker>& Makers();
 // Lets gradients go, which may have graphs that hold their parameters.
 void ZeroGrad(const std::vector<Tensor>& params);
 
-c10::IValue Params(const Chain& chain);
-// All but the number of evaluations, which counts those in vain too.
 c10::IValue Snapshot(const Chain& chain);
 
 }  // namespace torch_sgmcmc

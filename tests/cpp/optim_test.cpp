@@ -137,24 +137,6 @@ TEST(PriorMean, IsInherited) {
   EXPECT_EQ(sampler.options(1).prior_mean(), 0);
 }
 
-// State dicts of before there were any.
-TEST(PriorMean, WasZero) {
-  SGLD sampler(std::vector{Param(3)}, Langevin());
-  const StateDict saved = sampler.state_dict();
-  const StateDict group = saved.at("param_groups").toListRef()[0];
-  StateDict old;
-  for (const auto& entry : group.entries()) {
-    const std::string& key = entry.key().toStringRef();
-    if (key != "prior_mean") old.set(key.c_str(), entry.value());
-  }
-  c10::impl::GenericList groups(c10::AnyType::get());
-  groups.push_back(old);
-  SGLD other(std::vector{Param(3)}, Langevin().prior_mean(4));
-  other.load_state_dict(
-      {{"state", saved.at("state")}, {"param_groups", groups}});
-  EXPECT_EQ(other.options().prior_mean(), 0);
-}
-
 TEST(Options, OfAnotherKindAreRefused) {
   SGLD sampler(Params(), Langevin());
   const auto add = [&](std::unique_ptr<torch::optim::OptimizerOptions> o) {

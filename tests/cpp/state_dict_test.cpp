@@ -302,6 +302,11 @@ TEST(StateDict, OfAnotherChainIsRefusedAndChangesNothing) {
   EXPECT_EQ(refused(good),
             "Invalid momentum in a state dict: a Bool (must be a number)");
   group.set("momentum", 0.9);
+  group.set("noise_estimate", "given");
+  EXPECT_EQ(refused(good),
+            "Invalid state_dict: it is of SGHMC with a Var(ḡ) that was given, "
+            "which C++ does not have (continue it in Python)");
+  group.set("noise_estimate", 0.0);
 
   EXPECT_EQ(pair.other.options().lr(), 0.3);
   EXPECT_TRUE(pair.other.state().empty());

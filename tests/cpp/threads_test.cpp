@@ -81,14 +81,12 @@ TEST(Threads, FourOfAKindAtOnce) {
 }
 
 // Parameters so large that operators have several threads too: 3.6e5 elements,
-// since gradients are looked at in pieces of 1.6e5. HMC-ECS has a dense
-// Hessian, and HMC's operators.
+// since gradients are looked at in pieces of 1.6e5.
 TEST(Threads, TwoOfAKindShareTheThreadsOfOperators) {
   if (torch::get_num_threads() < 2) {
     GTEST_SKIP() << "torch was told to use one thread";
   }
   for (const auto& [name, make] : Makers()) {
-    if (name.find("ECS") != std::string::npos) continue;
     ExpectSameAtOnce(name, make, 2, 30000, 4);
   }
 }

@@ -40,9 +40,9 @@ struct GaugesOptions {
 ///
 /// In equilibrium both are equal, for any potential, step size and minibatch
 /// noise; T_kin / T - 1 is the heating by minibatches and by the step's length.
-/// HMC and HMCECS are observed by whole trajectories (host/trajectory_heat.h),
-/// SBPS by windows of trajectory time (host/flight_heat.h). Numbers, words and
-/// state dict are those of Python's Gauges, where more is said.
+/// HMC is observed by whole trajectories (host/trajectory_heat.h), SBPS by
+/// windows of trajectory time (host/flight_heat.h). Numbers, words and state
+/// dict are those of Python's Gauges, where more is said.
 ///
 /// They follow a sampler that is moved. When it is destroyed they are detached;
 /// what was read stays.
@@ -88,8 +88,8 @@ class TORCH_SGMCMC_API Gauges {
 
   /// Observes where the chain is, by a gradient that is right: the closure
   /// computes the mean loss of a minibatch drawn uniformly, or of all data, and
-  /// calls backward(). For HMCECS, SBPS and EWSG: T_conf beside T. For the
-  /// others, before a step: whether its gradients are those of the loss, see
+  /// calls backward(). For SBPS and EWSG: T_conf beside T. For the others,
+  /// before a step: whether its gradients are those of the loss, see
   /// gradient_bias. Gradients are as before when it ends.
   void observe(const torch::optim::Optimizer::LossClosure& closure);
 

@@ -12,17 +12,11 @@
 // of which each step is another draw. A seed may be that of a sampler too; they
 // share no random number. Time and memory are O(batch_size).
 //
-// minibatch_variance and minibatch_covariance say how noisy the mean gradient
-// of a minibatch is.
-//
 // Data-parallel ranks share a minibatch: of num_replicas = D, rank r has the
 // data at its places r, r + D, ..., so that all together have it.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "torch_sgmcmc/export.h"
@@ -54,23 +48,5 @@ TORCH_SGMCMC_API std::vector<int64_t> draw_stratified_minibatch(
     int64_t step,
     int64_t num_replicas = 1,
     int64_t rank = 0);
-
-/// Var(ḡ) of each coordinate, from the gradients g_i of the losses of one
-/// minibatch's n >= 2 examples alone:
-///
-///   (1 - n / N) Σ (g_i - ḡ)² / (n (n - 1)),
-///
-/// unbiased for a minibatch drawn uniformly without replacement; without
-/// num_data = N the first factor is 1, as with replacement. Takes a tensor [n,
-/// *shape] for each parameter, without the prior; returns tensors in fp64, for
-/// SGHMC::set_gradient_variance. Throws std::invalid_argument unless all are
-/// floating point and of one n, and N >= n.
-TORCH_SGMCMC_API std::vector<at::Tensor> minibatch_variance(
-    const std::vector<at::Tensor>& gradients, std::optional<int64_t> num_data);
-
-/// The matrix Var(ḡ) over all coordinates in the order of the parameters, of
-/// rank n - 1 at most, for SGHMC::set_gradient_covariance.
-TORCH_SGMCMC_API at::Tensor minibatch_covariance(
-    const std::vector<at::Tensor>& gradients, std::optional<int64_t> num_data);
 
 }  // namespace torch_sgmcmc

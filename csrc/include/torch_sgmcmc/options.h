@@ -133,8 +133,7 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   virtual std::vector<std::string> keys() const = 0;
   /// Appends the hyperparameters to a param group of a state dict.
   virtual void write(StateDict& group) const = 0;
-  /// Takes the hyperparameters from the state dict's param group `index`, and
-  /// keeps those that came to the library later than it was saved.
+  /// Takes the hyperparameters from the state dict's param group `index`.
   virtual void read(const StateDict& group, int64_t index) = 0;
   /// Values of nonfinite that the sampler takes.
   virtual std::vector<std::string> nonfinite_choices() const {
@@ -263,9 +262,6 @@ inline void CheckSetting(const Setting& row,
   std::visit([&](const auto& v) { CheckSetting(row, sampler, v, is_set); },
              value);
 }
-// Whether groups of older state dicts may lack a key: the sampler then keeps
-// its value. All other keys are required.
-TORCH_SGMCMC_API bool IsAddedLater(const std::string& name);
 // group.at(name), or an error that names the sampler whose group it is not.
 TORCH_SGMCMC_API c10::IValue Find(const StateDict& group,
                                   int64_t index,
@@ -439,10 +435,6 @@ class OptionsOf : public SamplerOptions {
 
   void read(const StateDict& group, int64_t index) override {
     Derived::fields([&](const char* name, auto member, Scope = Scope::kOwn) {
-      if (!group.contains(name) && detail::IsAddedLater(name)) {
-        self().*member = {};  // which it then was
-        return;
-      }
       auto value = (self().*member).get();
       detail::FromValue(
           name, detail::Find(group, index, name, sampler()), value);

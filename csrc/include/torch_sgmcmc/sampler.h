@@ -6,7 +6,6 @@
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -258,16 +257,6 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   /// A parameter's state before its first update.
   virtual std::unique_ptr<SamplerParamState> new_state() const;
 
-  /// Adds what the sampler remembers beside its parameters' states, under keys
-  /// of strings, to the state of a state dict.
-  virtual void write_common(StateDict& state) const;
-
-  /// The keys of that.
-  virtual std::vector<std::string> common_keys() const;
-
-  /// Reads and checks that; returns what puts it in place and cannot fail.
-  virtual std::function<void()> read_common(const StateDict& state);
-
   /// Throws unless all groups are known, have values in their ranges, and
   /// agree on what they share.
   void check_groups() const;
@@ -287,7 +276,7 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   /// Throws if an operator would refuse parameters, gradients or state.
   void check_fit(const std::vector<Work>& work) const;
 
-  /// Called when parameters may have been exchanged for others.
+  /// Called when parameters or their states may have been exchanged for others.
   virtual void parameters_changed() {}
 
   /// Looks at the gradients, which comes first in a step. Throws (and with

@@ -33,7 +33,6 @@ namespace torch_sgmcmc {
 
 class BounceClock;
 class Flight;
-struct FlightPart;
 struct FlightPiece;
 class TimeAverage;
 
@@ -206,7 +205,7 @@ struct SBPSEvaluations {
 ///
 /// by thinning of proposals at the rate of the upper end of the band in which a
 /// regression predicts the next v·g. Preconditioned, θ moves along Av and
-/// bounces with Aᵀg, A diagonal and learned or given, or a given matrix.
+/// bounces with Ag, A diagonal and learned or given.
 ///
 /// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2: points uniform in
 /// trajectory time, see register_sample_hook. Derivatives are made in reverse
@@ -230,18 +229,12 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
   /// anew. A tensor for each parameter, in the order of the param groups,
   /// finite and > 0, that broadcasts to its shape; about the posterior standard
   /// deviations are best. They are copied and used as they are: trajectory time
-  /// is in units of A⁻¹θ, and adapt, decay and eps have no effect. This and
-  /// what follows throw std::invalid_argument, and change nothing, if they are
-  /// not as they should be, or the sampler is not preconditioned.
+  /// is in units of A⁻¹θ, and adapt, decay and eps have no effect. Throws
+  /// std::invalid_argument, and changes nothing, if they are not as they should
+  /// be, or the sampler is not preconditioned.
   void set_preconditioner(const std::vector<at::Tensor>& preconditioner);
   /// Has A learned again, from the beginning.
   void set_preconditioner(std::nullopt_t none);
-  /// Sets a matrix A, in the place of that, for small d: [d, d], finite and
-  /// invertible, for the d elements of all parameters in the order of the param
-  /// groups, each flattened. All must require gradients and be on one device.
-  /// The best A is about a factor of the posterior covariance A Aᵀ. It is
-  /// copied in float64.
-  void set_preconditioner_matrix(const at::Tensor& matrix);
 
   /// Calls the hook, at every multiple of sample_interval of trajectory time
   /// that a step passes, with the parameters standing where the particle is at
@@ -256,9 +249,6 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
   void update(const Work& work) override;
   std::unique_ptr<SamplerParamState> new_state() const override;
   void parameters_changed() override { flight_ = nullptr; }
-  void write_common(StateDict& state) const override;
-  std::vector<std::string> common_keys() const override;
-  std::function<void()> read_common(const StateDict& state) override;
 
  private:
   friend class TimeAverage;
@@ -269,7 +259,6 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
 
   std::shared_ptr<Flight> moving() const;
   std::shared_ptr<Flight> resumed();
-  std::shared_ptr<Flight> with_matrix(std::vector<FlightPart> parts) const;
   std::shared_ptr<Flight> flight_now(SBPSOptions& progress, BounceClock& clock);
   bool is_current(const Flight& flight);
   torch::Tensor event(std::shared_ptr<Flight>& flight,
@@ -290,7 +279,6 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
   bool is_given(const std::vector<at::Tensor>& params) const;
 
   std::shared_ptr<Flight> flight_;
-  at::Tensor matrix_;  // undefined without one
   std::map<int64_t, SampleHook> hooks_;
   std::map<int64_t, SegmentHook> segment_hooks_;
   int64_t next_hook_ = 0;

@@ -10,7 +10,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -31,7 +30,7 @@ struct MassAndFriction;
 /// Hyperparameters of SGHMC: those of ManyChainsOf, and the following.
 class TORCH_SGMCMC_API SGHMCOptions : public ManyChainsOf<SGHMCOptions> {
  public:
-  /// A number, "online" or "given".
+  /// A number or "online".
   using NoiseEstimate = detail::NumberOrWord;
 
   using ManyChainsOf::ManyChainsOf;
@@ -48,8 +47,7 @@ class TORCH_SGMCMC_API SGHMCOptions : public ManyChainsOf<SGHMCOptions> {
   }
   /// "online": β̂ is estimated for each coordinate from the gradients seen, as
   /// half the mean squared difference of consecutive gradients, and used after
-  /// the first 100 of them. "given": of the Var(ḡ) that the sampler was given,
-  /// see SGHMC::set_gradient_variance. β̂ > α is then an error of the step.
+  /// the first 100 of them. β̂ > α is then an error of the step.
   SGHMCOptions& noise_estimate(std::string value) {
     return set(noise_estimate_, NoiseEstimate(std::move(value)));
   }
@@ -90,8 +88,6 @@ class TORCH_SGMCMC_API SGHMCParamState : public ParamStateOf<SGHMCParamState> {
   at::Tensor grad_variance;
   at::Tensor previous_grad;
   int64_t num_grads = 0;
-  // Only with SGHMC::set_gradient_variance:
-  at::Tensor given_variance;
   // Only with SGHMC::set_mass:
   at::Tensor given_mass;
   at::Tensor given_friction;
@@ -109,7 +105,6 @@ class TORCH_SGMCMC_API SGHMCParamState : public ParamStateOf<SGHMCParamState> {
         std::make_pair("grad_variance", &SGHMCParamState::grad_variance),
         std::make_pair("previous_grad", &SGHMCParamState::previous_grad),
         std::make_pair("num_grads", &SGHMCParamState::num_grads),
-        std::make_pair("given_variance", &SGHMCParamState::given_variance),
         std::make_pair("given_mass", &SGHMCParamState::given_mass),
         std::make_pair("given_friction", &SGHMCParamState::given_friction),
         std::make_pair("master", &SGHMCParamState::master));
@@ -146,22 +141,6 @@ class TORCH_SGMCMC_API SGHMC : public SamplerOf<SGHMCOptions> {
                 const std::vector<at::Tensor>& friction = {});
   /// Forgets M and C.
   void set_mass(std::nullopt_t none);
-  /// Sets Var(ḡ), of which noise_estimate("given") takes β̂ from now on: tensors
-  /// >= 0, one for each parameter in the order of the groups, that broadcast to
-  /// its shape. minibatch_variance makes them of the gradients of a minibatch's
-  /// examples; they may be others before every step. They are copied and are
-  /// part of the state dict. Throws std::invalid_argument, and changes nothing,
-  /// if they are not as they should be.
-  void set_gradient_variance(const std::vector<at::Tensor>& variance);
-  /// Forgets what was given, matrix or not.
-  void set_gradient_variance(std::nullopt_t none);
-  /// The same as one matrix V over all d coordinates, in the order of the
-  /// parameters: with B = lr N V / (2T), noise is drawn from N(0, 2 lr T / N
-  /// (α - B)), whose factor is computed where V or a hyperparameter has
-  /// changed; a step takes d² work. Not with num_chains or parameters on
-  /// several devices. Whether α - B has a negative eigenvalue is seen by the
-  /// next step, which then throws std::invalid_argument.
-  void set_gradient_covariance(const at::Tensor& covariance);
 
  protected:
   void prepare(Work& work) override;
@@ -169,22 +148,11 @@ class TORCH_SGMCMC_API SGHMC : public SamplerOf<SGHMCOptions> {
   void update(const Work& work) override;
   bool looks_later(const std::vector<Work>& work) const override;
   std::unique_ptr<SamplerParamState> new_state() const override;
-  void write_common(StateDict& state) const override;
-  std::vector<std::string> common_keys() const override;
-  std::function<void()> read_common(const StateDict& state) override;
   void parameters_changed() override;
 
  private:
-  // A factor of the noise, and what it was made of.
-  struct Factor {
-    std::vector<const void*> params;
-    std::vector<double> numbers;
-    at::Tensor factor;
-  };
-
   void observe_gradients(Work& work);
-  void take_given(Work& work);
-  void check_variances(const Work& work, const char* state_of_things);
+  void check_variances(const Work& work);
   bool has_masses() const { return !limits_.empty(); }
   void note_masses();
   std::vector<MassAndFriction> masses_of(const Work& work);
@@ -194,16 +162,7 @@ class TORCH_SGMCMC_API SGHMC : public SamplerOf<SGHMCOptions> {
   void replace_mass(SGHMCParamState& state,
                     const at::Tensor& mass,
                     const at::Tensor& friction);
-  void set_given(const std::vector<at::Tensor>& variances,
-                 const at::Tensor& covariance);
-  void check_takes_matrix() const;
-  void draw_correlated(std::vector<Work>& work);
-  at::Tensor factor_of(const std::vector<Work>& work);
-  void update_with_noise(const Work& work);
 
-  at::Tensor covariance_;  // undefined if there is none
-  // By which lists of work draw momenta afresh.
-  std::map<std::vector<bool>, Factor> factors_;
   // Of masses that were given: max C / M and max 1 / C.
   std::map<const void*, std::pair<double, double>> limits_;
 };

@@ -46,7 +46,7 @@ class TORCH_SGMCMC_API Draw {
   /// NaN if there was none.
   double lr = 0;
   double temperature = 1;
-  /// In averages: the sign of a signed HMCECS, or what the collector was told.
+  /// In averages: what the collector was told, in Python the sign of an HMCECS.
   double weight = 1;
   /// NaN if the collector was not told.
   double loss = 0;
@@ -118,7 +118,7 @@ struct CollectorOptions {
   TORCH_ARG(bool, buffers) = true;
   /// In which floating-point tensors are stored; their own if there is none.
   TORCH_ARG(std::optional<c10::ScalarType>, dtype);
-  /// A draw's weight; if empty, the sign of an HMCECS, and 1 of all others.
+  /// A draw's weight; if empty, 1.
   TORCH_ARG(std::function<double(Sampler&)>, weight);
   /// Draws in memory, >= 1, that training does not wait for.
   TORCH_ARG(int64_t, queue_size) = 2;

@@ -1,13 +1,10 @@
 // Stochastic-gradient MCMC as torch optimizers: all of the library.
 #pragma once
 
-#include "torch_sgmcmc/control_variates.h"
 #include "torch_sgmcmc/ewsg.h"
 #include "torch_sgmcmc/gauges.h"
 #include "torch_sgmcmc/has_cuda.h"
 #include "torch_sgmcmc/hmc.h"
-#include "torch_sgmcmc/hmcecs.h"
-#include "torch_sgmcmc/log_likelihood.h"
 #include "torch_sgmcmc/minibatch.h"
 #include "torch_sgmcmc/precision.h"
 #include "torch_sgmcmc/predictive.h"

@@ -48,18 +48,8 @@ class Split {
 // v. Without them it has the line's sums, if they are known.
 std::shared_ptr<Flight> Steered(std::vector<FlightPart> parts,
                                 const SBPSOptions& options,
-                                std::vector<at::Tensor> line_sums,
-                                std::shared_ptr<const FlightMatrix> matrix) {
-  if (matrix != nullptr) {
-    std::vector<at::Tensor> velocities;
-    for (const FlightPart& part : parts) {
-      velocities.insert(
-          velocities.end(), part.velocity.begin(), part.velocity.end());
-    }
-    const std::vector<at::Tensor> along = matrix->times(velocities);
-    Split split(along);
-    for (FlightPart& part : parts) part.direction = split.Next(part);
-  } else if (options.preconditioned() && parts[0].square_average.empty()) {
+                                std::vector<at::Tensor> line_sums) {
+  if (options.preconditioned() && parts[0].square_average.empty()) {
     for (FlightPart& part : parts) {
       part.direction = at::_foreach_mul(part.preconditioner, part.velocity);
     }
@@ -95,16 +85,14 @@ std::shared_ptr<Flight> Steered(std::vector<FlightPart> parts,
       }
     }
   }
-  return std::make_shared<Flight>(
-      std::move(parts), line_sums, std::move(matrix));
+  return std::make_shared<Flight>(std::move(parts), line_sums);
 }
 
 }  // namespace
 
 Flight::Flight(std::vector<FlightPart> parts,
-               const std::vector<at::Tensor>& line_sums,
-               std::shared_ptr<const FlightMatrix> matrix)
-    : parts_(std::move(parts)), matrix_(std::move(matrix)) {
+               const std::vector<at::Tensor>& line_sums)
+    : parts_(std::move(parts)) {
   for (const FlightPart& part : parts_) {
     params_.insert(params_.end(), part.params.begin(), part.params.end());
   }
@@ -115,14 +103,6 @@ std::vector<at::Tensor> Flight::directions() const {
   std::vector<at::Tensor> all;
   for (const FlightPart& part : parts_) {
     all.insert(all.end(), part.directions().begin(), part.directions().end());
-  }
-  return all;
-}
-
-std::vector<at::Tensor> Flight::velocities() const {
-  std::vector<at::Tensor> all;
-  for (const FlightPart& part : parts_) {
-    all.insert(all.end(), part.velocity.begin(), part.velocity.end());
   }
   return all;
 }
@@ -179,8 +159,7 @@ std::shared_ptr<Flight> Flight::rebased() const {
           part.origin[i].scalar_type(), /*non_blocking=*/false, /*copy=*/true);
     }
   }
-  return std::make_shared<Flight>(
-      std::move(changed), std::vector<at::Tensor>(), matrix_);
+  return std::make_shared<Flight>(std::move(changed));
 }
 
 std::shared_ptr<Flight> Flight::refreshed(double time,
@@ -215,14 +194,13 @@ std::shared_ptr<Flight> Flight::refreshed(double time,
     }
     std /= std::sqrt(squares);
   }
-  return Steered(std::move(changed), options, {}, matrix_);
+  return Steered(std::move(changed), options, {});
 }
 
 std::shared_ptr<Flight> Flight::reflected(double time,
                                           const std::vector<at::Tensor>& grads,
                                           const SBPSOptions& options) const {
-  const std::vector<Force> force = forces(grads);
-  const FlightSums s = sums_of(force);
+  const FlightSums s = sums(grads);
   if (!(std::isfinite(s.gradient) && s.gradient > 0)) {
     const std::string text =
         std::string("SBPS got a gradient from the closure's losses that is ") +
@@ -243,15 +221,15 @@ std::shared_ptr<Flight> Flight::reflected(double time,
     part.origin = here[i];
     part.velocity = Clones(part.velocity);
     if (options.preconditioned() || part.prior_precision == 0) {
-      sbps_reflect_(force[i].params,
-                    force[i].grads,
+      sbps_reflect_(part.params,
+                    part_grads,
                     part.velocity,
                     part.preconditioner,
-                    force[i].weight_decay,
+                    part.weight_decay(),
                     scale,
                     gain,
-                    force[i].prior_mean,
-                    MeansOf(force[i].prior_means));
+                    part.prior_mean,
+                    MeansOf(part.prior_means));
     } else {
       line_sums.push_back(sbps_reflect_sums_(part.params,
                                              part_grads,
@@ -274,56 +252,20 @@ std::shared_ptr<Flight> Flight::reflected(double time,
                   MeansOf(part.prior_means));
     }
   }
-  return Steered(std::move(changed), options, std::move(line_sums), matrix_);
-}
-
-std::vector<Flight::Force> Flight::forces(
-    const std::vector<at::Tensor>& grads) const {
-  std::vector<Force> result;
-  std::vector<at::Tensor> whole;
-  Split split(grads);
-  for (const FlightPart& part : parts_) {
-    const std::vector<at::Tensor> some = split.Next(part);
-    if (matrix_ == nullptr) {
-      result.push_back({part.params,
-                        some,
-                        part.weight_decay(),
-                        part.prior_mean,
-                        part.prior_means});
-      continue;
-    }
-    for (size_t i = 0; i < some.size(); ++i) {
-      const at::Tensor at = part.params[i].detach().to(at::kDouble);
-      const at::Tensor away = part.prior_means.empty()
-                                  ? at - part.prior_mean
-                                  : at - part.prior_means[i];
-      whole.push_back(some[i].to(at::kDouble) + away * part.weight_decay());
-    }
-  }
-  if (matrix_ == nullptr) return result;
-  const std::vector<at::Tensor> turned = matrix_->transposed_times(whole);
-  Split turned_split(turned);
-  for (const FlightPart& part : parts_) {
-    result.push_back({part.origin, turned_split.Next(part), 0, 0, {}});
-  }
-  return result;
+  return Steered(std::move(changed), options, std::move(line_sums));
 }
 
 FlightSums Flight::sums(const std::vector<at::Tensor>& grads) const {
-  return sums_of(forces(grads));
-}
-
-FlightSums Flight::sums_of(const std::vector<Force>& forces) const {
   FlightSums total;
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    const Force& force = forces[i];
-    const at::Tensor row = sbps_reflection_sums(force.params,
-                                                force.grads,
-                                                parts_[i].velocity,
-                                                parts_[i].preconditioner,
-                                                force.weight_decay,
-                                                force.prior_mean,
-                                                MeansOf(force.prior_means))
+  Split split(grads);
+  for (const FlightPart& part : parts_) {
+    const at::Tensor row = sbps_reflection_sums(part.params,
+                                                split.Next(part),
+                                                part.velocity,
+                                                part.preconditioner,
+                                                part.weight_decay(),
+                                                part.prior_mean,
+                                                MeansOf(part.prior_means))
                                .cpu();
     const auto* s = row.const_data_ptr<double>();
     total.product += s[0];

@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "libtorch/bouncy/matrix.h"
 #include "torch_sgmcmc/sbps.h"
 
 namespace torch_sgmcmc {
@@ -31,7 +30,7 @@ struct FlightPart {
   std::vector<at::Tensor> velocity;
   // Empty unless preconditioned:
   std::vector<at::Tensor> square_average;  // and if a user gave A
-  std::vector<at::Tensor> preconditioner;  // and if it is a matrix
+  std::vector<at::Tensor> preconditioner;
   std::vector<at::Tensor> direction;
 
   const std::vector<at::Tensor>& directions() const {
@@ -41,8 +40,8 @@ struct FlightPart {
 };
 
 struct FlightSums {
-  double product = 0;   // v . A'g
-  double gradient = 0;  // |A'g|^2
+  double product = 0;   // v . Ag
+  double gradient = 0;  // |Ag|^2
   double velocity = 0;  // |v|^2
 };
 
@@ -57,19 +56,13 @@ class Flight {
   // `line_sums` are sbps_line_sums of the parts with a prior, if a pass over
   // them has taken them already.
   explicit Flight(std::vector<FlightPart> parts,
-                  const std::vector<at::Tensor>& line_sums = {},
-                  std::shared_ptr<const FlightMatrix> matrix = nullptr);
+                  const std::vector<at::Tensor>& line_sums = {});
 
   const std::vector<FlightPart>& parts() const { return parts_; }
   std::vector<FlightPart>& parts() { return parts_; }
   const std::vector<at::Tensor>& params() const { return params_; }
   std::vector<at::Tensor> directions() const;
-  // Null unless A is a matrix.
-  const std::shared_ptr<const FlightMatrix>& matrix() const { return matrix_; }
-  std::vector<at::Tensor> velocities() const;
-  bool preconditioned() const {
-    return !parts_[0].preconditioner.empty() || matrix_ != nullptr;
-  }
+  bool preconditioned() const { return !parts_[0].preconditioner.empty(); }
   // Whether A follows from V, which learns if it may (adapt).
   bool learns() const { return !parts_[0].square_average.empty(); }
 
@@ -96,23 +89,12 @@ class Flight {
   double prior(double time);
 
  private:
-  // What operators make A'g of: parameters, gradients and the prior.
-  struct Force {
-    std::vector<at::Tensor> params;
-    std::vector<at::Tensor> grads;
-    double weight_decay = 0;
-    double prior_mean = 0;
-    std::vector<at::Tensor> prior_means;
-  };
-  std::vector<Force> forces(const std::vector<at::Tensor>& grads) const;
-  FlightSums sums_of(const std::vector<Force>& forces) const;
   std::vector<std::vector<at::Tensor>> origins(double time) const;
   std::vector<std::pair<int64_t, const void*>> marks() const;
 
   void set_prior(const std::vector<at::Tensor>& line_sums);
 
   std::vector<FlightPart> parts_;
-  std::shared_ptr<const FlightMatrix> matrix_;
   std::vector<at::Tensor> params_;
   std::optional<PriorLine> prior_;
   std::vector<std::pair<int64_t, const void*>> marks_;

@@ -11,7 +11,6 @@
 
 #include "host/bounce_clock.h"
 #include "libtorch/bouncy/flight.h"
-#include "libtorch/bouncy/matrix.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/diagonal.h"
 #include "libtorch/core/momentum.h"
@@ -96,9 +95,7 @@ std::shared_ptr<Flight> SBPS::resumed() {
   });
   if (static_cast<size_t>(flying) != still->params().size()) return nullptr;
   const bool preconditioned = options_at(0).preconditioned();
-  const bool has_matrix = preconditioned && matrix_.defined();
-  const bool learns =
-      preconditioned && !has_matrix && !is_given(still->params());
+  const bool learns = preconditioned && !is_given(still->params());
   std::vector<FlightPart> parts = still->parts();
   for (FlightPart& part : parts) {
     for (const at::Tensor& p : part.params) {
@@ -109,28 +106,16 @@ std::shared_ptr<Flight> SBPS::resumed() {
       part.origin.push_back(state.origin);
       part.velocity.push_back(state.velocity);
       if (!preconditioned) continue;
-      if (state.preconditioner.defined() == has_matrix ||
-          !state.direction.defined() ||
+      if (!state.preconditioner.defined() || !state.direction.defined() ||
           state.square_average.defined() != learns) {
         return nullptr;
       }
       part.direction.push_back(state.direction);
-      if (has_matrix) continue;
       part.preconditioner.push_back(state.preconditioner);
       if (learns) part.square_average.push_back(state.square_average);
     }
   }
-  return with_matrix(std::move(parts));
-}
-
-// A flight of parts that have velocities, with the matrix if there is one.
-std::shared_ptr<Flight> SBPS::with_matrix(std::vector<FlightPart> parts) const {
-  auto flight = std::make_shared<Flight>(std::move(parts));
-  if (!options_at(0).preconditioned() || !matrix_.defined()) return flight;
-  const at::Tensor a = MatrixOf(matrix_, all_params(), flight->params());
-  auto matrix = std::make_shared<const FlightMatrix>(a, flight->velocities());
-  return std::make_shared<Flight>(
-      flight->parts(), std::vector<at::Tensor>(), std::move(matrix));
+  return std::make_shared<Flight>(std::move(parts));
 }
 
 // Whether a flight is the one that the state holds, of the same parameters.
@@ -167,7 +152,7 @@ std::shared_ptr<Flight> SBPS::flight_now(SBPSOptions& progress,
   for (size_t i = 0; i < param_groups_.size(); ++i) {
     means.push_back(options_at(i).prior_mean());
   }
-  // Else as before there were any.
+  // As in Python, which has them only where one is not 0.
   if (std::ranges::any_of(means, [](double mean) { return mean != 0; })) {
     target.insert(target.end(), means.begin(), means.end());
   }
@@ -183,14 +168,14 @@ std::shared_ptr<Flight> SBPS::flight_now(SBPSOptions& progress,
       flight = flight->rebased();
     } else {
       const std::shared_ptr<Flight> still = moving();
-      const bool diagonal = progress.preconditioned() && !matrix_.defined();
-      const bool are_given = diagonal && is_given(still->params());
+      const bool preconditioned = progress.preconditioned();
+      const bool are_given = preconditioned && is_given(still->params());
       for (FlightPart& part : still->parts()) {
         for (const at::Tensor& p : part.params) {
           part.velocity.push_back(ZeroState(p));
           part.origin.push_back(p.detach().to(
               part.velocity.back().scalar_type(), false, /*copy=*/true));
-          if (!diagonal) continue;
+          if (!preconditioned) continue;
           if (are_given) {
             part.preconditioner.push_back(given_preconditioner(p));
             continue;
@@ -206,8 +191,7 @@ std::shared_ptr<Flight> SBPS::flight_now(SBPSOptions& progress,
                                             : ZeroState(p));
         }
       }
-      flight = with_matrix(still->parts())
-                   ->refreshed(0, progress, seed(), num_steps());
+      flight = still->refreshed(0, progress, seed(), num_steps());
     }
     flight->mark(0);
     progress.line_time_.set(0.0);
@@ -234,7 +218,6 @@ void SBPS::remember(const Flight& flight) {
       state.velocity = part.velocity[i];
       if (!flight.preconditioned()) continue;
       state.direction = part.direction[i];
-      if (flight.matrix() != nullptr) continue;
       state.preconditioner = part.preconditioner[i];
       if (flight.learns()) state.square_average = part.square_average[i];
     }
@@ -287,16 +270,9 @@ void SBPS::set_preconditioner(const std::vector<at::Tensor>& preconditioner) {
   const std::vector<at::Tensor> kept =
       Diagonals("preconditioner", preconditioner, params);
   state_.clear();
-  matrix_ = at::Tensor();
   for (size_t i = 0; i < params.size(); ++i) {
     state_at(params[i]).preconditioner = kept[i];
   }
-}
-
-void SBPS::set_preconditioner_matrix(const at::Tensor& matrix) {
-  check_preconditioned();
-  matrix_ = CheckedMatrix(matrix, all_params());
-  state_.clear();
 }
 
 void SBPS::set_preconditioner(std::nullopt_t /*none*/) {
@@ -304,46 +280,13 @@ void SBPS::set_preconditioner(std::nullopt_t /*none*/) {
   const bool are_given = std::ranges::any_of(
       all_params(),
       [&](const at::Tensor& p) { return given_preconditioner(p).defined(); });
-  if (are_given || matrix_.defined()) state_.clear();
-  matrix_ = at::Tensor();
+  if (are_given) state_.clear();
 }
 
 void SBPS::check_preconditioned() const {
   if (options_at(0).preconditioned()) return;
   Invalid(
       "Invalid preconditioned: false (must be true to set a preconditioner)");
-}
-
-void SBPS::write_common(StateDict& state) const {
-  if (matrix_.defined()) {
-    state.set("preconditioner", StateDict{{"matrix", matrix_}});
-  }
-}
-
-std::vector<std::string> SBPS::common_keys() const {
-  return {"preconditioner"};
-}
-
-std::function<void()> SBPS::read_common(const StateDict& state) {
-  at::Tensor saved;
-  if (state.contains("preconditioner")) {
-    const std::vector<at::Tensor> params = all_params();
-    int64_t size = 0;
-    for (const at::Tensor& p : params) size += p.numel();
-    saved = SavedMatrix(state.at("preconditioner"),
-                        size,
-                        params.empty() ? at::kCPU : params[0].device());
-    for (const auto& entry : state.entries()) {
-      if (!entry.key().isInt()) continue;
-      const StateDict each = entry.value();
-      if (each.contains("preconditioner") && !each.contains("square_average")) {
-        Invalid(
-            "Invalid state_dict: its preconditioner is both a matrix and a "
-            "diagonal");
-      }
-    }
-  }
-  return [this, saved] { matrix_ = saved; };
 }
 
 }  // namespace torch_sgmcmc

@@ -39,6 +39,15 @@ at::Tensor ForceOf(const SGHMCOptions& options, const Operands& operands) {
   return g += operands.grad;
 }
 
+// Of each coordinate α C / M, in the type of its mass.
+at::Tensor FrictionRates(const SGHMCOptions& options,
+                         const at::Tensor& mass,
+                         const MassAndFriction& given) {
+  const at::Tensor rates = at::full_like(mass, 1.0 - options.momentum());
+  if (!given.friction.defined()) return rates;
+  return rates.mul_(given.friction / mass);
+}
+
 // What a coordinate adds to x . g and v . v.
 std::pair<at::Tensor, at::Tensor> TermsByCoordinate(const SGHMCOptions& options,
                                                     const at::Tensor& mass,
@@ -161,39 +170,6 @@ void CheckRates(const SGHMCOptions& options,
   }
 }
 
-Rates RatesOf(const SGHMCOptions& options,
-              const at::Tensor& param,
-              const MassAndFriction& given,
-              at::ScalarType dtype) {
-  const auto all = [&](double value) {
-    return at::full_like(param, value, at::TensorOptions(dtype));
-  };
-  Rates rates{all(1.0 - options.momentum()), all(options.lr())};
-  if (given.mass.defined()) {
-    const at::Tensor mass = given.mass.to(dtype);
-    rates.lr.div_(mass);
-    if (given.friction.defined()) {
-      rates.friction.mul_(given.friction.to(dtype) / mass);
-    }
-  }
-  return rates;
-}
-
-void UpdateWithNoise(const SGHMCOptions& options,
-                     const Rates& rates,
-                     const Operands& operands) {
-  const at::Tensor g = ForceOf(options, operands);
-  const at::Tensor& momentum = operands.momentum;
-  at::Tensor lr = rates.lr;
-  if (operands.drawn.defined()) {
-    lr = lr * (2 - rates.friction).reciprocal();
-    const double heat = 2 * options.temperature() / options.num_data();
-    momentum.copy_(operands.drawn * (lr * heat).sqrt());
-  }
-  momentum.mul_(1 - rates.friction).sub_(g * lr).add_(operands.noise);
-  operands.theta.add_(momentum);
-}
-
 CoordinateSums SumByCoordinate(const SGHMCOptions& options,
                                const MassAndFriction& given,
                                const Operands& operands,
@@ -219,14 +195,14 @@ CoordinateSums SumByCoordinate(const SGHMCOptions& options,
                       /*prior_mean=*/0.0,
                       std::nullopt);
   };
-  const auto [of_force, of_square] = TermsByCoordinate(
-      options,
-      mass,
-      RatesOf(options, theta, given, mass.scalar_type()).friction,
-      center.defined() ? theta - center : theta - 0.0,
-      ForceOf(options, operands),
-      operands.momentum,
-      is_drawn);
+  const auto [of_force, of_square] =
+      TermsByCoordinate(options,
+                        mass,
+                        FrictionRates(options, mass, given),
+                        center.defined() ? theta - center : theta - 0.0,
+                        ForceOf(options, operands),
+                        operands.momentum,
+                        is_drawn);
   const at::Tensor inverse =
       (frictions.empty() ? mass : frictions[0]).reciprocal();
   // Beside ones, x . g and x . v are plain sums.

@@ -1,4 +1,4 @@
-// SGHMC's update where rates or noise differ between coordinates:
+// SGHMC where rates differ between coordinates:
 // torch_sgmcmc/core/by_coordinate.py in C++.
 //
 // Algorithm 2 of Chen, Fox and Guestrin (2014) with a mass M and a friction C
@@ -44,31 +44,13 @@ void CheckRates(const SGHMCOptions& options,
                 const std::vector<at::Tensor>& variances,
                 const char* state_of_things);
 
-// Of each coordinate.
-struct Rates {
-  at::Tensor friction;  // α C / M
-  at::Tensor lr;        // lr / M
-};
-Rates RatesOf(const SGHMCOptions& options,
-              const at::Tensor& param,
-              const MassAndFriction& given,
-              at::ScalarType dtype);
-
-// A parameter's part of an update, and what an update needs of noise.
+// A parameter's part of an update.
 struct Operands {
   at::Tensor theta;
   at::Tensor mean;  // undefined: the number of the options
   at::Tensor grad;
   at::Tensor momentum;
-  at::Tensor noise = {};
-  at::Tensor drawn = {};  // undefined, or normals for a momentum drawn afresh
 };
-
-// The update of csrc/samplers/sghmc.h with noise that was made before. Of
-// torch's own operators.
-void UpdateWithNoise(const SGHMCOptions& options,
-                     const Rates& rates,
-                     const Operands& operands);
 
 // What a gauge sums over a parameter whose coordinates have masses, weighted so
 // that temperatures made with the group's lr and momentum are means of those

@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include <string>
-#include <utility>
 
 #include "libtorch/core/checks.h"
 #include "libtorch/core/text.h"
@@ -42,20 +41,6 @@ void CheckChains(const at::Tensor& param,
             " (must have a leading dimension of num_chains = " +
             std::to_string(*num_chains) + ")");
   }
-}
-
-Exchanged::Exchanged(std::vector<at::Tensor> params,
-                     const std::vector<at::Tensor>& values)
-    : params_(std::move(params)) {
-  own_.reserve(params_.size());
-  for (const at::Tensor& param : params_) {
-    own_.push_back(param.variable_data());
-  }
-  for (size_t i = 0; i < params_.size(); ++i) params_[i].set_data(values[i]);
-}
-
-Exchanged::~Exchanged() {
-  for (size_t i = 0; i < params_.size(); ++i) params_[i].set_data(own_[i]);
 }
 
 }  // namespace torch_sgmcmc

@@ -27,20 +27,4 @@ bool SameParameters(const std::vector<Work>& first,
 void CheckChains(const at::Tensor& param,
                  const std::optional<int64_t>& num_chains);
 
-// Lets parameters have other memory while it lives.
-class Exchanged {
- public:
-  Exchanged(std::vector<at::Tensor> params,
-            const std::vector<at::Tensor>& values);
-  ~Exchanged();
-  Exchanged(const Exchanged&) = delete;
-  Exchanged& operator=(const Exchanged&) = delete;
-  Exchanged(Exchanged&&) = delete;
-  Exchanged& operator=(Exchanged&&) = delete;
-
- private:
-  std::vector<at::Tensor> params_;
-  std::vector<at::Tensor> own_;
-};
-
 }  // namespace torch_sgmcmc

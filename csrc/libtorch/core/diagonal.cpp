@@ -12,19 +12,15 @@
 namespace torch_sgmcmc {
 namespace {
 
-bool IsPositive(const at::Tensor& tensor, bool or_zero) {
-  const at::Tensor is_right = or_zero ? tensor >= 0 : tensor > 0;
-  return tensor.isfinite().logical_and(is_right).all().item<bool>();
+bool IsPositive(const at::Tensor& tensor) {
+  return tensor.isfinite().logical_and(tensor > 0).all().item<bool>();
 }
-
-const char* RangeOf(bool or_zero) { return or_zero ? ">= 0)" : "> 0)"; }
 
 }  // namespace
 
 std::vector<at::Tensor> Diagonals(const char* what,
                                   const std::vector<at::Tensor>& given,
-                                  const std::vector<at::Tensor>& params,
-                                  bool or_zero) {
+                                  const std::vector<at::Tensor>& params) {
   const std::string invalid = std::string("Invalid ") + what + ": ";
   if (given.size() != params.size()) {
     Invalid(invalid + std::to_string(given.size()) +
@@ -45,9 +41,8 @@ std::vector<at::Tensor> Diagonals(const char* what,
       Invalid(which + " has shape " + Shape(value.sizes()) +
               " (must broadcast to " + Shape(params[i].sizes()) + ")");
     }
-    if (!IsPositive(value, or_zero)) {
-      Invalid(which + " has elements out of range (must be finite and " +
-              RangeOf(or_zero));
+    if (!IsPositive(value)) {
+      Invalid(which + " has elements out of range (must be finite and > 0)");
     }
   }
   return kept;
@@ -55,12 +50,11 @@ std::vector<at::Tensor> Diagonals(const char* what,
 
 void CheckSavedDiagonal(const char* name,
                         int64_t index,
-                        const at::Tensor& value,
-                        bool or_zero) {
-  if (IsPositive(value, or_zero)) return;
+                        const at::Tensor& value) {
+  if (IsPositive(value)) return;
   Invalid(std::string("Invalid state_dict: ") + name + " of parameter " +
           std::to_string(index) +
-          " has elements out of range (must be finite and " + RangeOf(or_zero));
+          " has elements out of range (must be finite and > 0)");
 }
 
 }  // namespace torch_sgmcmc

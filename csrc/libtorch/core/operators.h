@@ -16,7 +16,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -129,7 +128,6 @@ inline constexpr RowOperator<PSGLDStep> psgld_step_;
 inline constexpr RowOperator<PSGLDFrozenStep> psgld_frozen_step_;
 inline constexpr RowOperator<SGNHTStep> sgnht_step_;
 inline constexpr RowOperator<GradientVarianceStep> gradient_variance_;
-inline constexpr RowOperator<ControlVariate> control_variate_;
 inline constexpr RowOperator<Gaussian> gaussian_;
 inline constexpr RowOperator<EWSGLogRatios> ewsg_log_ratio;
 inline constexpr RowOperator<HMCMomenta> hmc_momenta_;
@@ -150,16 +148,6 @@ inline constexpr Operator<"metropolis_decide", at::Tensor(OneTensor, int64_t,
     int64_t, int64_t, int64_t)> metropolis_decide;
 inline constexpr Operator<"select_chains_", void(SomeTensors, SomeTensors,
     OneTensor)> select_chains_;
-inline constexpr Operator<"ecs_estimate", std::tuple<at::Tensor, at::Tensor,
-    at::Tensor>(OneTensor, OneTensor, OneTensor, OneTensor, OneTensor,
-    MaybeTensor, MaybeTensor, double, double, int64_t, int64_t, double,
-    MaybeTensor)> ecs_estimate;
-inline constexpr Operator<"ecs_density", std::tuple<at::Tensor,
-    at::Tensor>(OneTensor, OneTensor, OneTensor, OneTensor, OneTensor,
-    OneTensor, OneTensor, MaybeTensor, MaybeTensor, OneTensor, OneTensor,
-    MaybeTensor, OneTensor, double, MaybeTensor)> ecs_density;
-inline constexpr Operator<"ecs_leapfrog_", at::Tensor(OneTensor, OneTensor,
-    OneTensor, MaybeTensor, OneTensor, double, double)> ecs_leapfrog_;
 inline constexpr Operator<"any_nonfinite", bool(SomeTensors)> any_nonfinite;
 inline constexpr Operator<"count_nonfinite", at::Tensor(SomeTensors)>
     count_nonfinite;

@@ -1,15 +1,14 @@
 #include "torch_sgmcmc/options.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/List.h>
 
-#include <algorithm>
 #include <cmath>
 
 #include "host/settings.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/closures.h"
 #include "libtorch/core/parameters.h"
-#include "libtorch/core/state_values.h"
 #include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
@@ -66,6 +65,13 @@ bool IsNumber(const c10::IValue& value) {
                             const char* wanted) {
   Invalid(std::string("Invalid ") + name + " in a state dict: a " +
           KindOf(value) + " (must be " + wanted + ")");
+}
+
+template <typename T>
+c10::IValue ListOf(const std::vector<T>& values) {
+  c10::impl::GenericList list(c10::AnyType::get());
+  for (const T& value : values) list.push_back(value);
+  return list;
 }
 
 }  // namespace
@@ -132,7 +138,7 @@ void FromValue(const char* name, const c10::IValue& value, Count& result) {
 }
 
 c10::IValue ToValue(const char*, const std::vector<double>& values) {
-  return ListOfValues(values);
+  return ListOf(values);
 }
 
 void FromValue(const char* name,
@@ -146,7 +152,7 @@ void FromValue(const char* name,
 }
 
 c10::IValue ToValue(const char*, const std::vector<int64_t>& values) {
-  return ListOfValues(values);
+  return ListOf(values);
 }
 
 void FromValue(const char* name,
@@ -192,27 +198,15 @@ void CheckSetting(const Setting& row,
     Invalid(std::string("Invalid ") + row.name + ": not set (" + sampler +
             " needs " + row.purpose + ")");
   }
-  if (row.kind == SettingKind::kWhole && std::isfinite(value)) {
-    if (value != std::floor(value) || std::abs(value) >= 0x1p63) {
-      Invalid(std::string("Invalid ") + row.name + ": " + Shown(value) +
-              " (must be a whole number below 2^63)");
-    }
-    CheckInteger(
-        row.name, static_cast<int64_t>(value), static_cast<int64_t>(row.low));
-  }
   CheckReal(row.name,
             value,
             {.low = row.low, .high = row.high, .low_open = row.low_open});
 }
 
 void CheckSetting(const Setting& row,
-                  const char* sampler,
+                  const char* /*sampler*/,
                   int64_t value,
-                  bool is_set) {
-  if (row.purpose != nullptr && !is_set && value == 0) {
-    Invalid(std::string("Invalid ") + row.name + ": not set (" + sampler +
-            " needs " + row.purpose + ")");
-  }
+                  bool /*is_set*/) {
   CheckInteger(row.name, value, static_cast<int64_t>(row.low), row.high);
 }
 
@@ -228,10 +222,6 @@ void CheckSetting(const Setting& row,
   }
   Invalid(std::string("Invalid ") + row.name + ": " + Shown(value) +
           " (must be " + wanted + ")");
-}
-
-bool IsAddedLater(const std::string& name) {
-  return std::ranges::find(kAddedLater, name) != kAddedLater.end();
 }
 
 c10::IValue Find(const StateDict& group,

@@ -2,7 +2,6 @@
 #include <ATen/ATen.h>
 #include <torch/serialize/archive.h>
 
-#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -39,11 +38,8 @@ void FromState(const StateDict& dict,
   result = value.toTensor().detach().to(
       param.device(), StateDtype(param), /*non_blocking=*/false, true);
   // These have ranges, see CheckSavedDiagonal.
-  for (const char* diagonal : {"mass",
-                               "given_mass",
-                               "given_friction",
-                               "given_variance",
-                               "preconditioner"}) {
+  for (const char* diagonal :
+       {"mass", "given_mass", "given_friction", "preconditioner"}) {
     if (std::string_view(name) == diagonal) return;
   }
   CheckFiniteState(name, index, result);
@@ -176,7 +172,6 @@ StateDict Sampler::state_dict() const {
     group.set("params", ToList(indices));
     groups.push_back(group);
   }
-  write_common(state);
   return {{"state", state}, {"param_groups", groups}};
 }
 
@@ -185,6 +180,7 @@ void Sampler::load_state_dict(const StateDict& dict) {
   follow_groups();
   for (size_t i = 0; i < param_groups_.size(); ++i) check_known(i);
   complete_all();
+  RefusePythonsAlone(dict);
   const c10::IValue groups = ListOf(dict, "param_groups");
   const StateDict state = dict.at("state");
   const size_t num_groups = groups.toListRef().size();
@@ -201,7 +197,7 @@ void Sampler::load_state_dict(const StateDict& dict) {
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> new_options;
   std::vector<std::pair<void*, std::unique_ptr<SamplerParamState>>> new_states;
   std::unordered_map<const void*, at::Tensor> new_means;
-  std::vector<std::string> known = common_keys();
+  std::vector<std::string> known;
   Ledger saved;
   saved.capturable = ledger_->capturable;
   for (size_t i = 0; i < num_groups; ++i) {
@@ -247,15 +243,12 @@ void Sampler::load_state_dict(const StateDict& dict) {
   check_shared(new_options, saved, groups);
   check_saved(saved);
 
-  const std::function<void()> put_common_in_place = read_common(state);
-
   *watch_ = Watch();  // that was of the chain that is left
   state_.clear();
   for (auto& [param, restored] : new_states) {
     state_[param] = std::move(restored);
   }
   prior_means_ = std::move(new_means);
-  put_common_in_place();
   ledger_->progress->share(static_cast<SamplerOptions&>(*new_options[0]));
   for (size_t i = 0; i < num_groups; ++i) {
     Ledger::Group& own = saved.groups[i];
@@ -275,6 +268,7 @@ void Sampler::load_state_dict(const StateDict& dict) {
   auto& defaults = static_cast<SamplerOptions&>(*defaults_);
   defaults.capturable_ = options_of(0).capturable_;
   defaults.nonfinite_ = options_of(0).nonfinite_;
+  parameters_changed();
 }
 
 // Takes a saved group into options, which are those of a group of ours.
@@ -309,15 +303,10 @@ void Sampler::read_group(const StateDict& group,
   }
   options.capturable_ = group.at("capturable").toBool();
   const int64_t made = CountAt(group, "step");
-  // Those of versions that did not look at gradients lack these.
-  if (group.contains("nonfinite")) {
-    detail::FromValue(
-        "nonfinite", group.at("nonfinite"), options.nonfinite_.emplace());
-    CheckNonfinite(options);
-  }
-  const int64_t skipped = group.contains("num_skipped")
-                              ? CountAt(group, "num_skipped")
-                              : num_skipped();
+  detail::FromValue(
+      "nonfinite", group.at("nonfinite"), options.nonfinite_.emplace());
+  CheckNonfinite(options);
+  const int64_t skipped = CountAt(group, "num_skipped");
   options.check();
   options.check_progress();
   for (const at::Tensor& param : params) options.check_param(param);

@@ -14,6 +14,8 @@
 namespace torch_sgmcmc {
 namespace {
 
+constexpr const char* kGivenVariance = "SGHMC with a Var(ḡ) that was given";
+
 using Names = std::set<std::string>;  // sorted, as messages list them
 
 Names KeysOf(const SamplerOptions& options) {
@@ -76,6 +78,36 @@ bool Alike(const c10::IValue& a, const c10::IValue& b) {
   return a == b;
 }
 
+void RefusePythonsAlone(const StateDict& dict) {
+  const char* kind = nullptr;
+  if (dict.contains("full_grads")) kind = "ControlVariates or SVRG";
+  // What is of another type is none of them, and refused where it is read.
+  if (dict.contains("param_groups") && dict.at("param_groups").isList()) {
+    for (const c10::IValue& value : dict.at("param_groups").toList().vec()) {
+      if (!value.isGenericDict()) continue;
+      const StateDict group = value;
+      if (group.contains("subsample_size")) kind = "HMCECS";
+      if (group.contains("noise_estimate") &&
+          Alike(group.at("noise_estimate"), "given")) {
+        kind = kGivenVariance;
+      }
+    }
+  }
+  if (dict.contains("state") && dict.at("state").isGenericDict()) {
+    const StateDict state = dict.at("state");
+    if (state.contains("gradient_noise")) kind = kGivenVariance;
+    for (const auto& entry : state.entries()) {
+      if (entry.value().isGenericDict() &&
+          StateDict(entry.value()).contains("given_variance")) {
+        kind = kGivenVariance;
+      }
+    }
+  }
+  if (kind == nullptr) return;
+  Invalid(std::string("Invalid state_dict: it is of ") + kind +
+          ", which C++ does not have (continue it in Python)");
+}
+
 void CheckGroupKeys(const StateDict& group,
                     int64_t index,
                     const SamplerOptions& ours) {
@@ -86,9 +118,7 @@ void CheckGroupKeys(const StateDict& group,
   const Names known = KeysOf(ours);
   Names missing;
   for (const std::string& key : known) {
-    if (!saved.contains(key) && !detail::IsAddedLater(key)) {
-      missing.insert(key);
-    }
+    if (!saved.contains(key)) missing.insert(key);
   }
   const std::string where = "param group " + std::to_string(index);
   if (!missing.empty()) {

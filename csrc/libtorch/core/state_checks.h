@@ -13,6 +13,9 @@
 
 namespace torch_sgmcmc {
 
+// Throws if a state dict is of what Python alone has.
+void RefusePythonsAlone(const StateDict& dict);
+
 // Throws if a saved group lacks a key that must be there, or has one by which
 // it is another sampler's.
 void CheckGroupKeys(const StateDict& group,

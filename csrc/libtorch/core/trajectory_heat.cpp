@@ -15,12 +15,6 @@ void TrajectoryHeat::look(const std::vector<Moving>& moving,
   heats_.resize(moving.size());
   for (size_t i = 0; i < moving.size(); ++i) {
     const Moving& lists = moving[i];
-    // HMC-ECS's rows are flat and in float64, whatever the parameters are.
-    std::vector<at::Tensor> centers = centers_of_(lists.params);
-    for (size_t j = 0; j < centers.size(); ++j) {
-      const at::Tensor& x = lists.positions[j];
-      centers[j] = centers[j].reshape(x.sizes()).to(x.scalar_type());
-    }
     std::vector<at::Tensor> momenta = lists.momenta;
     if (weights.heat != 0) {
       for (size_t j = 0; j < lists.masses.size(); ++j) {
@@ -30,7 +24,7 @@ void TrajectoryHeat::look(const std::vector<Moving>& moving,
     const at::Tensor found =
         gauge_sums(lists.grads,
                    lists.positions,
-                   centers,
+                   centers_of_(lists.params),
                    momenta,
                    {},
                    static_cast<int64_t>(GaugeKind::kMomentum),

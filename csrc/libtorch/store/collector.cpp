@@ -19,7 +19,6 @@
 #include "libtorch/store/stored_types.h"
 #include "store/chain_writer.h"
 #include "torch_sgmcmc/hmc.h"
-#include "torch_sgmcmc/hmcecs.h"
 #include "torch_sgmcmc/sbps.h"
 #include "torch_sgmcmc/store.h"
 
@@ -38,15 +37,7 @@ double StepSize(Sampler& sampler) {
   if (const auto* hmc = dynamic_cast<const HMCOptions*>(&options)) {
     return hmc->step_size();
   }
-  if (const auto* ecs = dynamic_cast<const HMCECSOptions*>(&options)) {
-    return ecs->step_size();
-  }
   return options.lr();  // NaN if there is none
-}
-
-double SignOf(Sampler& sampler) {
-  const auto* ecs = dynamic_cast<const HMCECS*>(&sampler);
-  return ecs == nullptr ? 1.0 : static_cast<double>(ecs->sign());
 }
 
 DrawLayout LayoutOf(const std::map<std::string, at::Tensor>& tensors,
@@ -179,8 +170,7 @@ struct Collector::Work {
       record.step = step;
       record.lr = StepSize(sampler.get());
       record.temperature = FirstOptions(sampler.get()).temperature();
-      record.weight = options.weight() ? options.weight()(sampler.get())
-                                       : SignOf(sampler.get());
+      record.weight = options.weight() ? options.weight()(sampler.get()) : 1.0;
       record.loss = loss;
       background->Put([this, record, draw = Snapshot()] {
         std::vector<const void*> memory;

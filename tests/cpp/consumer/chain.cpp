@@ -7,8 +7,7 @@
 // in the order in which they are drawn, the class and the hyperparameters of a
 // sampler with the step sizes of every step, and optionally the state from
 // which an earlier chain is continued. The result holds the same state after
-// the last step, and torch.load reads it. HMC-ECS has jobs of its own
-// (subsampled.h), and so have gradients with a control variate (anchored.h).
+// the last step, and torch.load reads it.
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 
@@ -24,9 +23,6 @@
 #include <utility>
 #include <vector>
 
-#include "anchored.h"
-#include "subsampled.h"
-
 namespace sg = torch_sgmcmc;
 namespace nn = torch::nn;
 
@@ -34,16 +30,6 @@ namespace {
 
 sg::StateDict GroupAt(const sg::StateDict& job, size_t index) {
   return job.at("groups").toListRef()[index];
-}
-
-// The same without what only the sampler sets.
-sg::StateDict OwnOfGroupAt(const sg::StateDict& job, size_t index) {
-  sg::StateDict own;
-  for (const auto& entry : GroupAt(job, index).entries()) {
-    const std::string& key = entry.key().toStringRef();
-    if (key != "num_chains") own.set(key, entry.value());
-  }
-  return own;
 }
 
 // A group's options, from the dict that they are in a state dict.
@@ -98,7 +84,7 @@ std::unique_ptr<sg::Sampler> Make(const sg::StateDict& job,
   std::vector<torch::optim::OptimizerParamGroup> groups;
   for (const size_t layer : {0, 2}) {
     const size_t index = groups.size();
-    auto options = OfGroup(Read<Options>(OwnOfGroupAt(job, index), index));
+    auto options = OfGroup(Read<Options>(GroupAt(job, index), index));
     if (layer == 2 && job.contains("means")) {
       options.prior_mean(TensorsAt(job, "means"));
     }
@@ -113,22 +99,10 @@ std::unique_ptr<sg::Sampler> Make(const sg::StateDict& job,
     if (job.contains("preconditioner")) {
       sampler->set_preconditioner(TensorsAt(job, "preconditioner"));
     }
-    if (job.contains("matrix")) {
-      sampler->set_preconditioner_matrix(job.at("matrix").toTensor());
-    }
   }
   if constexpr (std::is_same_v<Method, sg::SGHMC>) {
     if (job.contains("mass")) {
       sampler->set_mass(TensorsAt(job, "mass"), TensorsAt(job, "friction"));
-    }
-    if (job.contains("examples")) {
-      const auto gradients = TensorsAt(job, "examples");
-      if (job.at("is_whole").toBool()) {
-        sampler->set_gradient_covariance(
-            sg::minibatch_covariance(gradients, std::nullopt));
-      } else {
-        sampler->set_gradient_variance(sg::minibatch_variance(gradients, 500));
-      }
     }
   }
   return sampler;
@@ -159,37 +133,8 @@ nn::Sequential Network(const sg::StateDict& job) {
   return net;
 }
 
-sg::StateDict RunAnchored(const sg::StateDict& job) {
-  nn::Sequential net = Network(job);
-  const auto sampler = kSamplers.at(job.at("sampler").toStringRef())(job, *net);
-  return anchored::Run(job, *net, *sampler);
-}
-
-// What is said of jobs that fail, at the first failure.
-sg::StateDict Messages(const c10::IValue& jobs) {
-  c10::impl::GenericList messages(c10::AnyType::get());
-  for (const c10::IValue& job : jobs.toListRef()) {
-    try {
-      RunAnchored(job);
-      messages.push_back(std::string("nothing"));
-    } catch (const std::exception& error) {
-      messages.push_back(std::string(error.what()));
-    }
-  }
-  return {{"messages", messages}};
-}
-
 void Run(const std::string& job_path, const std::string& result_path) {
   const sg::StateDict job = sg::load(job_path);
-  if (job.contains("failing")) {
-    return sg::save(Messages(job.at("failing")), result_path);
-  }
-  if (job.contains("estimator")) {
-    return sg::save(RunAnchored(job), result_path);
-  }
-  if (job.at("sampler").toStringRef() == "HMCECS") {
-    return subsampled::Run(job, result_path);
-  }
   const torch::Tensor x = job.at("x").toTensor();
   const torch::Tensor y = job.at("y").toTensor();
   const torch::Tensor batches = job.at("batches").toTensor();
