@@ -691,11 +691,7 @@ ONE_EACH = ("SGLD", "SGHMC", "PSGLD", "SGNHT", "EWSG", "HMC", "SBPS")
 def test_the_same_message_of_another_samplers_state_dict(
     loads: str,
     run_in_cpp: Callable[..., dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # C++ takes none that lack a key.
-    checks = "torch_sgmcmc.core.state_checks"
-    monkeypatch.setattr(f"{checks}.ADDED_LATER", frozenset(), raising=False)
     job = shorten(make_job(loads, torch.float32), loads)
     job.update(run_in_python(loads, job))
     for saved in ONE_EACH:

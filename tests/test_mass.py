@@ -449,7 +449,8 @@ def test_wrong_units_are_caught(mutation: str) -> None:
 def test_what_is_not_handed_on_is_caught(
     mutant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = sghmc.sghmc_by_coordinate_step_
+    method_of_mass = sg.SGHMC._BY_COORDINATE
+    right = method_of_mass.operator
 
     def wrong(*lists: list[Tensor], **numbers: Any) -> None:
         *before, masses, frictions, masters = lists
@@ -462,7 +463,7 @@ def test_what_is_not_handed_on_is_caught(
             numbers["noise_estimate"] = 0.0
         right(*before, masses, frictions, masters, **numbers)
 
-    monkeypatch.setattr(sghmc, "sghmc_by_coordinate_step_", wrong)
+    monkeypatch.setattr(method_of_mass, "operator", wrong)
     chosen = experiment(method(friction=True, given=False), noise_estimate=0.19)
     assert_caught(check_stationary, chosen)
 

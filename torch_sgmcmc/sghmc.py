@@ -403,8 +403,10 @@ class SGHMC(ManyChains):
             for group, params, _, _ in work:
                 self._check_rates(group, params, [], _UNCHANGED)
         prepared = super()._prepare_all(work)
-        noises = noise_of_matrix(self, work)
-        return [(*lists, noise) for lists, noise in zip(prepared, noises, strict=True)]
+        if COVARIANCE in self.state and work:
+            noises = noise_of_matrix(self, work)
+            return [(*a, noise) for a, noise in zip(prepared, noises, strict=True)]
+        return prepared
 
     def _prepare(
         self,
@@ -534,24 +536,22 @@ class SGHMC(ManyChains):
         params: list[Tensor],
         grads: list[Tensor],
         offsets: list[int],
-        prepared: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]],
+        prepared: tuple[list[Tensor], ...],
     ) -> None:
-        *prepared, noises = prepared
+        momenta, variances, masters, *noises = prepared
         if noises:
             work = group, params, grads, offsets
-            update_with_noise(self, work, prepared, noises)
+            update_with_noise(self, work, [momenta, variances, masters], *noises)
             return
         estimate = group["noise_estimate"]
-        momenta, variances, masters = prepared
         lists, method = [momenta, variances], self._METHOD
         if self._has_masses:
             states = [self.state[p] for p in params]
             lists += masses_and_frictions(params, states)
             method = self._BY_COORDINATE
-        method.update(
-            *(self, group, params, grads, offsets, [*lists, masters]),
-            noise_estimate=0.0 if estimate in _CHECKED else estimate,
-        )
+        instead = {"noise_estimate": 0.0} if estimate in _CHECKED else {}
+        lists.append(masters)
+        method.update(self, group, params, grads, offsets, lists, **instead)
 
 
 def _check_friction(noise_estimate: float, momentum: float, where: str = "") -> None:

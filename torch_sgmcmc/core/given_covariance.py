@@ -113,9 +113,7 @@ def _check_takes_matrix(sampler: SGHMC, params: list[Tensor]) -> None:
 
 
 def noise_of_matrix(sampler: SGHMC, work: list[Work]) -> list[list[Tensor]]:
-    """The noise of a step beside a matrix, for each list; without one, no tensors."""
-    if COVARIANCE not in sampler.state or not work:
-        return [[] for _ in work]
+    """The noise of a step beside a matrix, for each list."""
     for group, *_ in work:
         if group["noise_estimate"] != "given":
             raise ValueError(
