@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <map>
-#include <string>
 
 #include "every_chain.h"
 

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <optional>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "message_of.h"
