@@ -576,7 +576,7 @@ def test_checkpoints(kind: str) -> None:
     saved = sampler.state_dict()
     saved["param_groups"][0]["nonfinite"] = "ignore"
     with pytest.raises(ValueError, match="Invalid nonfinite: 'ignore'"):
-        twin.load_state_dict(saved)
+        make(kind, make_params()).load_state_dict(saved)
 
 
 # ---- Where the host looks later ---------------------------------------------------

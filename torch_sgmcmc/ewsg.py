@@ -402,7 +402,7 @@ class EWSG(SharedSettings):
             for (group, params, grads, _), (_, _, proposals, _), (momenta, _) in zip(
                 work, proposed, prepared, strict=True
             )
-            for ratio in self._sums(
+            for ratio in self._placement.sums(
                 ewsg_log_ratio,
                 params,
                 grads,
@@ -451,10 +451,10 @@ class EWSG(SharedSettings):
         zero = equal and not any(
             bool(g.any()) for work in proposed for g in shards.locals_of(work[2])
         )
-        if self._is_sharded:  # whoever sees most of a difference
-            params = [p for work in proposed for p in work[1]]
-            found = shards.max_over_ranks(params, 2.0 - equal - zero)
-            equal, zero = found < 2, found == 0
+        # Whoever sees most of a difference.
+        params = [p for work in proposed for p in work[1]]
+        found = self._placement.largest(params, 2.0 - equal - zero)
+        equal, zero = found < 2, found == 0
         self._num_equal = _C.equal_running(
             self._num_equal,
             equal,

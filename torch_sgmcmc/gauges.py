@@ -174,11 +174,10 @@ class Gauges:
                 "torch_sgmcmc)"
             )
         check_integer("every", every, low=1)
-        if sampler._is_sharded:
-            raise ValueError(
-                "Invalid sampler: it has DTensors, and gauges take sums over whole "
-                "parameters (observe replicas under DistributedDataParallel)"
-            )
+        sampler._placement.refuse(
+            "Invalid sampler: it has DTensors, and gauges take sums over whole "
+            "parameters (observe replicas under DistributedDataParallel)"
+        )
         if sampler.defaults["capturable"]:
             raise ValueError(
                 "Invalid sampler: it is capturable, and gauges are read on the host"

@@ -246,7 +246,7 @@ class HMC(SharedSettings):
 
     def _check_ranks(self) -> None:
         super()._check_ranks()
-        if self._is_sharded:
+        if not self._placement.is_whole:
             refuse_other_meshes(self)
 
     def _check_group(self, group: dict[str, Any]) -> None:
@@ -522,7 +522,7 @@ class HMC(SharedSettings):
         ]
         new = [i for i, s in enumerate(states) if draws_all or "momentum" not in s]
         if new:
-            self._local(hmc_momenta_)(
+            self._placement.updating(hmc_momenta_)(
                 [momenta[i] for i in new],
                 [masses[i] for i in new] if masses else [],
                 temperature=group["temperature"],
@@ -623,9 +623,7 @@ class HMC(SharedSettings):
     def _leapfrog(
         self, work: list[Work], motion: list[_Motion], kick: float, drift: float
     ) -> None:
-        leapfrog_ = hmc_leapfrog_
-        if self._is_sharded:
-            leapfrog_ = shards.on_locals(hmc_leapfrog_)
+        leapfrog_ = self._placement.without_noise(hmc_leapfrog_)
         for (group, params, grads, _), moving in zip(work, motion, strict=True):
             leapfrog_(
                 params,
@@ -639,7 +637,7 @@ class HMC(SharedSettings):
                 prior_precision=group["prior_precision"],
                 **prior_of(self, group, params),
             )
-            self._have_changed(params)
+            self._placement.have_changed(params)
 
     def _energies(
         self, loss: Any, work: list[Work], motion: list[_Motion]
@@ -651,7 +649,7 @@ class HMC(SharedSettings):
         parts = [
             part.to(device)
             for (group, params, _, _), moving in zip(work, motion, strict=True)
-            for part in self._sums(
+            for part in self._placement.sums(
                 hmc_energy,
                 params,
                 moving.momenta,
@@ -698,7 +696,7 @@ class HMC(SharedSettings):
             for i, (_, params, _, _) in enumerate(work):
                 rejected = (~accepted).to(params[0].device)
                 put_back(params, saved[i], rejected)
-                self._have_changed(params)
+                self._placement.have_changed(params)
                 if masters[i]:
                     put_back(motion[i].masters, masters[i], rejected)
                 if turned:

@@ -200,11 +200,10 @@ class PSGLD(ManyChains):
     def _check_ranks(self) -> None:
         if any(group["adapt"] and group["gamma"] for group in self.param_groups):
             refuse_lone_decisions(self, *_BY_THE_HESSIAN)
-            if self._is_sharded:
-                raise ValueError(
-                    "Invalid gamma: True needs second derivatives, which are not taken "
-                    f"of DTensors ({_BY_THE_HESSIAN[1]})"
-                )
+            self._placement.refuse(
+                "Invalid gamma: True needs second derivatives, which are not taken of "
+                f"DTensors ({_BY_THE_HESSIAN[1]})"
+            )
 
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         corrected = group["adapt"] and group["gamma"]

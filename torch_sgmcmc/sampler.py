@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from torch.autograd import _profiler_enabled
-from torch.autograd.graph import increment_version
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -52,6 +51,7 @@ from torch_sgmcmc.core.parameters import (
     check_memory,
     check_parameter,
 )
+from torch_sgmcmc.core.placement import Placement, placement_of
 from torch_sgmcmc.core.prior import (
     PRIOR_MEAN,
     copies,
@@ -199,8 +199,8 @@ class Sampler(Optimizer):
     #: Whether it can sample DTensors.
     _TAKES_SHARDS: ClassVar[bool] = True
 
-    #: Whether there are DTensors among its parameters.
-    _is_sharded = False
+    #: Where its parameters are: whole, or DTensors among them.
+    _placement: Placement = Placement()
     #: The ranks that sample this chain together; None is all. Not saved.
     process_group: ProcessGroup | None = None
     # What is not saved either, see core/distributed.py.
@@ -497,34 +497,9 @@ class Sampler(Optimizer):
             )
 
     def _look_for_shards(self) -> None:
-        self._is_sharded = any(
-            shards.is_dtensor(p) for group in self.param_groups for p in group["params"]
+        self._placement = placement_of(
+            p for group in self.param_groups for p in group["params"]
         )
-        self._layouts = shards.Layouts()
-
-    def _local(self, operator: Callable[..., None]) -> Callable[..., None]:
-        """An operator that updates lists of tensors, for these parameters."""
-        if not self._is_sharded:
-            return operator
-        return self._layouts.on_shards(operator)
-
-    def _sums(
-        self,
-        operator: Callable[..., Tensor],
-        params: list[Tensor],
-        *lists: list[Tensor],
-        **arguments: Any,
-    ) -> list[Tensor]:
-        """What an operator adds up; in parts, if parameters are spread over ranks."""
-        if not self._is_sharded:
-            return [operator(params, *lists, **arguments)]
-        return shards.sums(operator, params, *lists, **arguments)
-
-    def _have_changed(self, params: list[Tensor]) -> None:
-        """Tells autograd, to which operators are opaque."""
-        if self._is_sharded:
-            params = [*params, *shards.locals_of(params)]
-        increment_version(params)
 
     def _check_memory(self) -> None:
         check_memory(group["params"] for group in self.param_groups)
@@ -581,7 +556,7 @@ class Sampler(Optimizer):
                 or _global_optimizer_post_hooks
             )
             if compiling and not hooked:
-                if self.defaults["capturable"] and not self._is_sharded:
+                if self.defaults["capturable"] and self._placement.is_whole:
                     return func(self, *args, **kwargs)
                 # The step counter is a Python int: torch.compile would guard on it
                 # and compile every step anew.
@@ -769,7 +744,7 @@ class Sampler(Optimizer):
             if gate is not None:
                 group = {**group, "step": gate}
             self._update(group, params, grads, offsets, state)
-            self._have_changed(params)
+            self._placement.have_changed(params)
         for group, own in self._own:
             if gate is not None and torch.is_tensor(group["step"]):
                 group["step"] += gate >= 0
@@ -804,6 +779,7 @@ class Sampler(Optimizer):
         if len(group["params"]) != len(sizes):
             raise numbering.unlike(self, group)
         strided, on_cpu = torch.strided, True
+        name, check_gradient = type(self).__name__, self._placement.check_gradient
         for p, offset, size in zip(
             group["params"], group["offsets"], sizes, strict=True
         ):
@@ -821,8 +797,7 @@ class Sampler(Optimizer):
                     f"one of layout {grad.layout} for a parameter of shape "
                     f"{list(p.shape)} (for nn.Embedding, use sparse=False)"
                 )
-            if self._is_sharded:
-                self._layouts.check_same(type(self).__name__, p, grad)
+            check_gradient(name, p, grad)
             params.append(p)
             grads.append(grad)
             offsets.append(offset)

@@ -190,7 +190,7 @@ class SGHMC(ManyChains):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._note_masses(measure=not self._is_sharded)
+        self._note_masses(measure=self._placement.is_whole)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)

@@ -167,7 +167,7 @@ def settle(sampler: Sampler) -> bool:
         refuse_shards(name, group["params"])
     if sampler._seed_is_drawn:
         _agree_on_seed(sampler)
-    if sampler._is_sharded:
+    if not sampler._placement.is_whole:
         _check_seeds(sampler)
     return True
 

@@ -96,7 +96,7 @@ def refuse_checkpoint(sampler: SGHMC) -> None:
 
 def _check_takes_matrix(sampler: SGHMC, params: list[Tensor]) -> None:
     wrong = None
-    if sampler._is_sharded:
+    if not sampler._placement.is_whole:
         wrong = "parameters that are DTensors"
     elif sampler.param_groups[0]["num_chains"] is not None:
         wrong = "num_chains"

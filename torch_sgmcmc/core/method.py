@@ -74,7 +74,7 @@ class Method:
         if instead:
             group = {**group, **instead}
         self._call(
-            sampler._local(self.operator),
+            sampler._placement.updating(self.operator),
             (params, grads, *lists),
             group,
             offsets,

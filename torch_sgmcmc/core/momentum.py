@@ -58,7 +58,7 @@ def start_momenta(
     check_not_capturing(sampler, params[0], "momentum")
     momenta = [torch.zeros_like(p, dtype=state_dtype(p)) for p in params]
     if stationary:
-        sampler._local(gaussian_)(
+        sampler._placement.updating(gaussian_)(
             momenta,
             std=math.sqrt(group["lr"] * group["temperature"] / group["num_data"]),
             offsets=[offsets[i] for i in new],

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.core import shards
 from torch_sgmcmc.core.checks import check_choice
 from torch_sgmcmc.core.operators import any_nonfinite, count_nonfinite, step_or_nothing
 from torch_sgmcmc.core.parameters import name_of
@@ -129,11 +128,12 @@ def check_finite(
     if choice == "allow" or not work:
         return
     later = sampler._looks_later(work)
-    if not later and not sampler._is_sharded:
+    if not later and sampler._placement.is_whole:
         if not any(map(_is_any_nonfinite, tensors)):
             return
+    count = sampler._placement.count_nonfinite
     seen = [
-        Seen(what, params, _counts(sampler, params, some))
+        Seen(what, params, count(params, some))
         for (_, params, _, _), some in zip(work, tensors, strict=True)
     ]
     if later:
@@ -213,15 +213,6 @@ def raise_what_was_found(sampler: Sampler) -> None:
     error, sampler._error = sampler._error, None
     if error is not None:
         raise RuntimeError(error)
-
-
-def _counts(sampler: Sampler, params: list[Tensor], tensors: list[Tensor]) -> Tensor:
-    """How many elements of each tensor are NaN, and infinite, on all ranks."""
-    if not sampler._is_sharded:
-        return count_nonfinite(tensors)
-    counts = count_nonfinite(shards.locals_of(tensors))
-    shards.count_over_ranks(params, counts)
-    return counts
 
 
 def _is_any_nonfinite(tensors: list[Tensor]) -> bool:
