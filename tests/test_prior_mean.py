@@ -315,22 +315,6 @@ def test_copies_and_pickles() -> None:
     assert same(follow(sampler, params), follow(too, params_too))
 
 
-def test_state_dicts_of_before_mean_zero() -> None:
-    params = two()
-    start = [p.detach().clone() for p in params]
-    saved = sgld(params).state_dict()
-    expected = follow(sgld(params), params)
-    for group in saved["param_groups"]:
-        del group["prior_mean"]
-    for mean in (3.0, [p.detach() for p in params]):
-        sampler = sgld(params, prior_mean=mean)
-        sampler.load_state_dict(saved)
-        with torch.no_grad():
-            for p, value in zip(params, start, strict=True):
-                p.copy_(value)
-        assert same(follow(sampler, params), expected)
-
-
 def test_a_number_can_be_changed() -> None:
     params = two()
     start = [p.detach().clone() for p in params]
