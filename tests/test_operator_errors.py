@@ -354,7 +354,7 @@ def test_numbers_of_any_sign(op: str, name: str, domain: str) -> None:
     for value in (torch.nan, torch.inf, -torch.inf):
         message = f"Invalid {name}: {value} (must be {domain})"
         check(op, make_lists(op), message, **{name: value})
-    for value in (-0.5, 0.0):
+    for value in (0.0,) if name == "decay" else (-0.5, 0.0):
         getattr(ops, op)(*make_lists(op).values(), **{**HYPER[op], name: value})
 
 
@@ -386,6 +386,18 @@ def test_counts(op: str, name: str, domain: str) -> None:
     value = int(least) - 1
     message = f"Invalid {name}: {value} (must be >= {least})"
     check(op, make_lists(op), message, **{name: value})
+
+
+def test_refusals_of_gauge_sums() -> None:
+    lists = make_lists("gauge_sums")
+    for name, value, shown, wanted in (
+        ("kind", -1, "-1", "[0, 5]"),
+        ("kind", 6, "6", "[0, 5]"),
+        ("decay", -0.5, "-0.500000", "[0, 1]"),
+        ("decay", 1.5, "1.500000", "[0, 1]"),
+    ):
+        message = f"Invalid {name}: {shown} (must be in {wanted})"
+        check("gauge_sums", lists, message, **{name: value})
 
 
 def test_surrogate() -> None:

@@ -81,6 +81,19 @@ def test_copies_of_a_sampler_load(kind: str, way: Any) -> None:
 
 
 @each
+def test_a_subclass_of_a_user_loads(kind: str) -> None:
+    """As Lightning's wrapper is one."""
+    chain = Chain(kind)
+    chain.run(range(3))
+    saved = copy.deepcopy(chain.sampler.state_dict())
+    expected = held(chain.sampler)
+    own = type(chain.sampler)
+    chain.sampler.__class__ = type(own.__name__, (own,), {})
+    chain.sampler.load_state_dict(saved)
+    assert held(chain.sampler) == expected
+
+
+@each
 def test_a_file_is_loaded_by_torch_twice(kind: str) -> None:
     chain = Chain(kind)
     chain.run(range(3))

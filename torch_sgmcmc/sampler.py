@@ -80,11 +80,11 @@ _OF_GROUP = (numbering.OFFSETS, numbering.SIZES)
 class Sampler(Optimizer):
     r"""Base class of the samplers: a :class:`torch.optim.Optimizer`.
 
-    A subclass is its signature and its ``_METHOD``, the operator whose row says what
-    it keeps of a parameter and how it updates a list of them; what no row can say it
-    does in :meth:`_check_group`, :meth:`_prepare` and :meth:`_update`. Everything else
-    is here: param groups, seeds and noise offsets, missing gradients, closures, state
-    dicts.
+    A subclass is its signature and its ``_METHOD``, the operator whose row says what it
+    keeps of a parameter and how it updates a list of them; what no row can say it does
+    in ``_STATE``, :meth:`_check_group`, :meth:`_prepare` and :meth:`_update`.
+    Everything else is here: param groups, seeds and noise offsets, missing gradients,
+    closures, state dicts.
 
     All bookkeeping is shown in the param groups, and so goes through ``state_dict``,
     pickle and deepcopy. It is the sampler's: what is written there by hand, or put back
@@ -208,12 +208,14 @@ class Sampler(Optimizer):
     _is_settled = False
     _is_laid_out = False
 
-    #: The operator that makes its updates, if a row says all of it.
+    #: The operator that makes its updates, if they are one; ``_STATE`` is then what its
+    #: row says, but for a class that says it itself.
     _METHOD: ClassVar[Method | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if cls._METHOD is not None and "_STATE" not in cls.__dict__:
+        own = cls.__dict__
+        if own.get("_METHOD") is not None and "_STATE" not in own:
             cls._STATE = cls._METHOD.state
         if "__init__" in cls.__dict__:
             cls.__init__ = with_known_arguments(cls.__init__)  # type: ignore[method-assign]
@@ -356,6 +358,8 @@ class Sampler(Optimizer):
         Returns:
             The state that :meth:`_update` will be given.
         """
+        if self._METHOD is None:
+            return None
         return self._METHOD.prepare(self, group, params, offsets)
 
     def _prepare_all(self, work: list[Work]) -> list[Any]:
@@ -371,6 +375,8 @@ class Sampler(Optimizer):
         prepared: Any,
     ) -> None:
         """Makes one update of params, which are on one device."""
+        if self._METHOD is None:
+            raise NotImplementedError
         self._METHOD.update(self, group, params, grads, offsets, prepared)
 
     # ---- The optimizer interface ----------------------------------------------

@@ -72,6 +72,8 @@ Tensor Sum(const Call& call) {
   if constexpr (Op::kRow.sums == kByCode) {
     sizes = Op::Sizes(call);
   } else if constexpr (Op::kRow.sums == kForEachChain) {
+    constexpr size_t kLast = Op::kRow.numbers.count - 1;
+    static_assert(Op::kRow.numbers[kLast].domain == Domain::kPositiveCount);
     sizes = {call.chains()};
   } else if constexpr (Op::kRow.sums > 0) {
     sizes = {Op::kRow.sums};
@@ -85,7 +87,12 @@ Tensor Sum(const Call& call) {
 
 // As torch's dispatcher calls them.
 template <class Op, class Driver>
-void Boxed(StableIValue* stack, uint64_t /*inputs*/, uint64_t /*outputs*/) {
+void Boxed(StableIValue* stack, uint64_t inputs, uint64_t outputs) {
+  constexpr size_t kInputs = SlotsOf(Op::kRow).count;
+  constexpr size_t kOutputs = Op::kRow.sums == 0 ? 0 : 1;
+  if (inputs != kInputs || outputs != kOutputs) {
+    Fail(Op::kRow.op, "is of another version than its schema");
+  }
   const Call call(Op::kRow, stack);
   if constexpr (Op::kRow.sums != 0) {
     stack[0] = torch::stable::detail::from(Sum<Op, Driver>(call));

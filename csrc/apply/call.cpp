@@ -130,7 +130,8 @@ void Call::CheckNumbers() const {
         break;
     }
   }
-  if (row.has_prior_mean) CheckFinite(row.op, kPriorMean.name, prior_mean);
+  if (row.has_prior_mean)
+    CheckFinite(row.op, rows::kPriorMean.name, prior_mean);
 }
 
 NoiseStream Call::Stream() const {

@@ -46,6 +46,8 @@ struct Call {
       for (const Scalar& n : Op::kRow.numbers) real += !IsInteger(n.domain);
       return real;
     }();
+    static_assert(kReal == Op::kRow.numbers.count ||
+                  IsInteger(Op::kRow.numbers[kReal].domain));
     return CoefficientsOf<Op>(std::make_index_sequence<kReal>());
   }
 

@@ -258,19 +258,6 @@ const int64_t* DeviceStep(const char* op,
   return static_cast<const int64_t*>(t.data_ptr());
 }
 
-void CheckTarget(const char* op,
-                 double lr,
-                 double num_data,
-                 double prior_precision,
-                 double temperature,
-                 double prior_mean) {
-  CheckNumber(op, "lr", lr);
-  CheckNumber(op, "num_data", num_data, /*positive=*/true);
-  CheckNumber(op, "prior_precision", prior_precision);
-  CheckFinite(op, "prior_mean", prior_mean);
-  CheckNumber(op, "temperature", temperature);
-}
-
 std::vector<Segment> Plan::ArithmeticArgument(int j) const {
   std::vector<Segment> result = segments_;
   for (Segment& s : result) {

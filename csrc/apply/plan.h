@@ -197,14 +197,6 @@ void CheckBelowOne(const char* op, const char* name, double value);
 // Throws std::runtime_error unless the value is at least `least`.
 void CheckCount(const char* op, const char* name, int64_t value, int64_t least);
 
-// The hyperparameters that every sampler has.
-void CheckTarget(const char* op,
-                 double lr,
-                 double num_data,
-                 double prior_precision,
-                 double temperature,
-                 double prior_mean);
-
 [[noreturn]] void Fail(const char* op, const std::string& message);
 
 }  // namespace torch_sgmcmc

@@ -37,11 +37,11 @@ namespace torch_sgmcmc {
 constexpr int kLanes = 16;
 constexpr int kBranches = 256;
 
+// Note [Maps]
 // What is summed: a map takes one element of every array to a number, or to an
 // array of numbers, each of which is summed by itself. kReads says which arrays
 // it looks at (the others may be absent), and Finish turns a sum into the
 // result.
-
 template <class Map, class T, size_t kIndex>
 SG_INLINE double ElementAsDouble(const Stored<Map::kRoles[kIndex], T>* array,
                                  int64_t i) {

@@ -87,6 +87,8 @@ inline constexpr int kForEachChain = -2;
 inline constexpr int kByCode = -3;
 
 // What samplers have in common.
+namespace rows {
+
 inline constexpr List kParams{"params", Role::kParameter};
 inline constexpr List kGrads{"grads", Role::kGradient};
 inline constexpr List kMomenta{.name = "momenta",
@@ -111,6 +113,8 @@ inline constexpr Scalar kResampleEvery{"resample_momentum_every",
 inline constexpr Scalar kThermostatRate{"thermostat_rate",
                                         Domain::kNotNegative};
 inline constexpr Scalar kNumChains{"num_chains", Domain::kPositiveCount};
+
+}  // namespace rows
 
 // An operator's arguments in their order.
 enum class Kind {

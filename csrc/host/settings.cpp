@@ -10,18 +10,19 @@ namespace {
 
 using enum SettingKind;
 
-constexpr Setting kStep = Of(kLr, {.purpose = "a step size, on SGD's scale"});
+constexpr Setting kStep =
+    Of(rows::kLr, {.purpose = "a step size, on SGD's scale"});
 constexpr Setting kData = Of(
-    kNumData,
+    rows::kNumData,
     {.purpose = "the number of training examples; 1 if the loss is U itself"});
-constexpr Setting kPrior = Of(kPriorPrecision, {.fallback = 0});
-constexpr Setting kMean = Of(kPriorMean, {.fallback = 0});
-constexpr Setting kWarm = Of(kTemperature, {.fallback = 1});
-constexpr Setting kHot = Of(kPositiveTemperature, {.fallback = 1});
-constexpr Setting kCarried = Of(kMomentum, {.fallback = 0.9});
-constexpr Setting kMemory = Of(kDecay, {.fallback = 0.99});
+constexpr Setting kPrior = Of(rows::kPriorPrecision, {.fallback = 0});
+constexpr Setting kMean = Of(rows::kPriorMean, {.fallback = 0});
+constexpr Setting kWarm = Of(rows::kTemperature, {.fallback = 1});
+constexpr Setting kHot = Of(rows::kPositiveTemperature, {.fallback = 1});
+constexpr Setting kCarried = Of(rows::kMomentum, {.fallback = 0.9});
+constexpr Setting kMemory = Of(rows::kDecay, {.fallback = 0.99});
 constexpr Setting kAdapt{.name = "adapt", .kind = kFlag, .fallback = 1};
-constexpr Setting kChains = Of(kNumChains, {.optional = true});
+constexpr Setting kChains = Of(rows::kNumChains, {.optional = true});
 
 constexpr Setting kSGLD[] = {kStep, kData, kPrior, kMean, kWarm, kChains};
 
@@ -33,8 +34,8 @@ constexpr Setting kSGHMC[] = {
     kWarm,
     kChains,
     kCarried,
-    Of(kNoiseEstimate, {.fallback = 0, .words = {"online", "given"}}),
-    Of(kResampleEvery, {.fallback = 0}),
+    Of(rows::kNoiseEstimate, {.fallback = 0, .words = {"online", "given"}}),
+    Of(rows::kResampleEvery, {.fallback = 0}),
     {.name = "initial_momentum",
      .kind = kWord,
      .words = {"stationary", "zeros"}},
@@ -48,7 +49,7 @@ constexpr Setting kPSGLD[] = {
     kWarm,
     kChains,
     kMemory,
-    Of(kEps, {.fallback = 1e-5}),
+    Of(rows::kEps, {.fallback = 1e-5}),
     kAdapt,
     {.name = "gamma", .kind = kFlag, .fallback = 1},
 };
@@ -61,7 +62,7 @@ constexpr Setting kSGNHT[] = {
     kWarm,
     kChains,
     kCarried,
-    Of(kThermostatRate, {.optional = true}),
+    Of(rows::kThermostatRate, {.optional = true}),
 };
 
 constexpr Setting kEWSG[] = {
@@ -89,7 +90,7 @@ constexpr Setting kHMC[] = {
     {.name = "num_steps", .kind = kWhole, .low = 1, .optional = true},
     {.name = "trajectory_length", .low_open = true, .optional = true},
     {.name = "metropolis", .kind = kFlag, .fallback = 1},
-    Of(kResampleEvery, {.fallback = 1}),
+    Of(rows::kResampleEvery, {.fallback = 1}),
     kChains,
 };
 
@@ -133,7 +134,7 @@ constexpr Setting kSBPS[] = {
     {.name = "preconditioned", .kind = kFlag, .fallback = 0},
     kAdapt,
     kMemory,
-    Of(kEps, {.fallback = 1e-4}),
+    Of(rows::kEps, {.fallback = 1e-4}),
     {.name = "sample_interval", .low_open = true, .optional = true},
     {.name = "replacement", .kind = kFlag, .fallback = 0},
 };

@@ -36,7 +36,7 @@ struct Setting {
 constexpr Setting Of(const Scalar& number, Setting rest = {}) {
   rest.name = number.name;
   rest.kind = IsInteger(number.domain) ? SettingKind::kWhole : rest.kind;
-  rest.low_open = number.domain == Domain::kPositive;
+  rest.low_open |= number.domain == Domain::kPositive;
   if (number.domain == Domain::kBelowOne) rest.high = 1;
   if (number.domain == Domain::kPositiveCount) rest.low = 1;
   if (number.domain == Domain::kFinite) {

@@ -6,7 +6,6 @@
 #include <limits>
 #include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "libtorch/core/by_coordinate.h"

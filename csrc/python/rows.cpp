@@ -54,10 +54,8 @@ py::dict AsDict(const Row& row) {
     py::dict item;
     item["name"] = list.name;
     item["is_written"] = torch_sgmcmc::IsWritten(list.role);
-    item["is_read"] = torch_sgmcmc::IsRead(list.role);
     item["is_master"] = list.role == torch_sgmcmc::Role::kMaster;
     item["is_in_arithmetic_type"] = torch_sgmcmc::IsInArithmeticType(list.role);
-    item["is_optional"] = list.is_optional;
     item["key"] = list.key == nullptr ? "" : list.key;
     item["start"] = NameOf(list.start);
     lists.append(item);

@@ -100,16 +100,16 @@ struct EWSGLogRatios {
   static constexpr Row kRow = {
       .op = "ewsg_log_ratio",
       .lists = {{"params", Role::kGradient},
-                kGrads,
+                rows::kGrads,
                 {"proposals", Role::kGradient},
                 {"momenta", Role::kStatistic, /*is_optional=*/true}},
-      .numbers = {kLr,
-                  kMomentum,
-                  kNumData,
-                  kPriorPrecision,
-                  kPositiveTemperature,
+      .numbers = {rows::kLr,
+                  rows::kMomentum,
+                  rows::kNumData,
+                  rows::kPriorPrecision,
+                  rows::kPositiveTemperature,
                   {"surrogate", Domain::kCode},
-                  kNumChains},
+                  rows::kNumChains},
       .has_prior_mean = true,
       .sums = kForEachChain};
 

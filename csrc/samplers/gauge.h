@@ -108,14 +108,14 @@ class GaugeTerms {
 struct SumsForGauges {
   static constexpr Row kRow = {
       .op = "gauge_sums",
-      .lists = {kGrads,
+      .lists = {rows::kGrads,
                 {"positions", Role::kStatistic},
                 {"centers", Role::kStatistic},
                 {"movers", Role::kStatistic},
                 {"statistics", Role::kStatistic}},
       .numbers = {{"kind", Domain::kCode},
                   {"weight_decay", Domain::kNotNegative},
-                  {"decay", Domain::kNotNegative},
+                  {"decay", Domain::kFinite},
                   {"eps", Domain::kNotNegative}},
       .has_prior_mean = true,
       .sums = kByCode};
@@ -126,7 +126,7 @@ struct SumsForGauges {
     if (kind < 0 || kind > static_cast<int64_t>(kLastGaugeKind)) {
       return "Invalid kind: " + std::to_string(kind) + " (must be in [0, 5])";
     }
-    if (call.number(2) > 1) {
+    if (call.number(2) < 0 || call.number(2) > 1) {
       return "Invalid decay: " + std::to_string(call.number(2)) +
              " (must be in [0, 1])";
     }
@@ -144,12 +144,11 @@ struct SumsForGauges {
       const auto all = call.Arguments({});
       std::decay_t<decltype(all)> lists;
       for (size_t i = 0; i < all.size(); ++i) {
-        const bool is_there = Map::kReads[i] && i != 2;
-        const size_t other = i == 3 && Map::kOfNoise ? 0 : 1;
-        const bool is_replaced = i < 5 && !is_there && call.list(i).empty();
-        lists.push_back({all[i].name,
-                         Map::kRoles[i],
-                         all[is_replaced ? other : i].tensors});
+        // What is not looked at, and centers, may be absent.
+        const bool may_be_absent = i < 5 && (!Map::kReads[i] || i == 2);
+        const bool is_replaced = may_be_absent && call.list(i).empty();
+        lists.push_back(
+            {all[i].name, Map::kRoles[i], all[is_replaced ? 1 : i].tensors});
       }
       return lists;
     });

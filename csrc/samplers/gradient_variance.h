@@ -46,7 +46,7 @@ class GradientVarianceUpdate {
 
 struct GradientVarianceStep {
   static constexpr Row kRow = {.op = "gradient_variance_",
-                               .lists = {kGrads,
+                               .lists = {rows::kGrads,
                                          {"variances", Role::kState},
                                          {"previous", Role::kState}},
                                .numbers = {{"weight", Domain::kNotNegative}}};

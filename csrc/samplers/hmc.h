@@ -190,7 +190,7 @@ struct HMCMomenta {
       .op = "hmc_momenta_",
       .lists = {{"momenta", Role::kOutput},
                 {"masses", Role::kStatistic, /*is_optional=*/true}},
-      .numbers = {kPositiveTemperature},
+      .numbers = {rows::kPositiveTemperature},
       .noise = Noise::kMomenta};
 
   template <class Driver, class Plan, class Call>
@@ -210,15 +210,15 @@ struct HMCMomenta {
 struct HMCLeapfrog {
   static constexpr Row kRow = {
       .op = "hmc_leapfrog_",
-      .lists = {kParams,
-                kGrads,
-                kMomenta,
+      .lists = {rows::kParams,
+                rows::kGrads,
+                {"momenta", Role::kState},
                 {"masses", Role::kStatistic, /*is_optional=*/true},
-                kMasterList},
+                rows::kMasterList},
       .numbers = {{"kick", Domain::kNotNegative},
                   {"drift", Domain::kNotNegative},
-                  kNumData,
-                  kPriorPrecision},
+                  rows::kNumData,
+                  rows::kPriorPrecision},
       .has_prior_mean = true};
   using Coefficients = LeapfrogCoefficients;
 
@@ -252,7 +252,7 @@ struct HMCEnergy {
       .lists = {{"params", Role::kGradient},
                 {"momenta", Role::kStatistic},
                 {"masses", Role::kStatistic, /*is_optional=*/true}},
-      .numbers = {kPriorPrecision, kNumChains},
+      .numbers = {rows::kPriorPrecision, rows::kNumChains},
       .has_prior_mean = true,
       .sums = kForEachChain};
 

@@ -202,8 +202,8 @@ class PSGLDCorrectedUpdate {
 struct PSGLDStep {
   static constexpr Row kRow = {
       .op = "psgld_step_",
-      .lists = {kParams,
-                kGrads,
+      .lists = {rows::kParams,
+                rows::kGrads,
                 {.name = "square_averages",
                  .role = Role::kState,
                  .key = "square_average"},
@@ -212,8 +212,13 @@ struct PSGLDStep {
                  .is_optional = true,
                  .key = "sensitivity"},
                 {"curvatures", Role::kGradient, /*is_optional=*/true},
-                kMasterList},
-      .numbers = {kLr, kNumData, kPriorPrecision, kTemperature, kDecay, kEps},
+                rows::kMasterList},
+      .numbers = {rows::kLr,
+                  rows::kNumData,
+                  rows::kPriorPrecision,
+                  rows::kTemperature,
+                  rows::kDecay,
+                  rows::kEps},
       .noise = Noise::kUpdate,
       .has_prior_mean = true};
   using Coefficients = PSGLDCoefficients;
@@ -234,12 +239,17 @@ struct PSGLDStep {
 };
 
 struct PSGLDFrozenStep {
-  static constexpr Row kRow = {
-      .op = "psgld_frozen_step_",
-      .lists = {kParams, kGrads, {"roots", Role::kStatistic}, kMasterList},
-      .numbers = {kLr, kNumData, kPriorPrecision, kTemperature},
-      .noise = Noise::kUpdate,
-      .has_prior_mean = true};
+  static constexpr Row kRow = {.op = "psgld_frozen_step_",
+                               .lists = {rows::kParams,
+                                         rows::kGrads,
+                                         {"roots", Role::kStatistic},
+                                         rows::kMasterList},
+                               .numbers = {rows::kLr,
+                                           rows::kNumData,
+                                           rows::kPriorPrecision,
+                                           rows::kTemperature},
+                               .noise = Noise::kUpdate,
+                               .has_prior_mean = true};
   using Coefficients = PSGLDMoveCoefficients;
   template <class Real>
   using Update = PSGLDFrozenUpdate<Real>;

@@ -264,7 +264,7 @@ struct SBPSReflect {
   static constexpr Row kRow = {
       .op = "sbps_reflect_",
       .lists = {kPositions,
-                kGrads,
+                rows::kGrads,
                 kVelocities,
                 {"preconditioners", Role::kStatistic, /*is_optional=*/true}},
       .numbers = {kWeightDecay, kScale, {"gain"}},
@@ -288,8 +288,8 @@ struct SBPSReflect {
 struct SBPSAdapt {
   static constexpr Row kRow = {
       .op = "sbps_adapt_",
-      .lists = {kPositions, kGrads, {"square_averages", Role::kState}},
-      .numbers = {kWeightDecay, kDecay},
+      .lists = {kPositions, rows::kGrads, {"square_averages", Role::kState}},
+      .numbers = {kWeightDecay, rows::kDecay},
       .has_prior_mean = true};
   using Coefficients = SBPSAdaptCoefficients;
   template <class Real>
@@ -302,7 +302,7 @@ struct SBPSPrecondition {
                                          {"velocities", Role::kStatistic},
                                          {"preconditioners", Role::kState},
                                          {"directions", Role::kState}},
-                               .numbers = {kEps, kScale}};
+                               .numbers = {rows::kEps, kScale}};
   using Coefficients = SBPSPreconditionCoefficients;
   template <class Real>
   using Update = SBPSPreconditionUpdate<Real>;
@@ -313,7 +313,7 @@ struct SBPSPrecondition {
 struct SBPSReflectSums {
   static constexpr Row kRow = {
       .op = "sbps_reflect_sums_",
-      .lists = {kPositions, kGrads, kVelocities, kOrigins},
+      .lists = {kPositions, rows::kGrads, kVelocities, kOrigins},
       .numbers = {kWeightDecay, kScale, {"gain"}},
       .has_prior_mean = true,
       .sums = 2};
@@ -340,7 +340,7 @@ struct SBPSPreconditionSums {
                                          {"preconditioners", Role::kState},
                                          {"directions", Role::kState},
                                          kOrigins},
-                               .numbers = {kEps, kScale},
+                               .numbers = {rows::kEps, kScale},
                                .has_prior_mean = true,
                                .sums = 2};
 
@@ -374,7 +374,7 @@ struct SBPSSumsOfReflection {
   static constexpr Row kRow = {
       .op = "sbps_reflection_sums",
       .lists = {kPositions,
-                kGrads,
+                rows::kGrads,
                 {"velocities", Role::kStatistic},
                 {"preconditioners", Role::kStatistic, /*is_optional=*/true}},
       .numbers = {kWeightDecay},
@@ -397,7 +397,7 @@ struct SBPSSumsOfReflection {
 struct SBPSSumOfPreconditioner {
   static constexpr Row kRow = {.op = "sbps_preconditioner_sum",
                                .lists = {{"square_averages", Role::kStatistic}},
-                               .numbers = {kEps},
+                               .numbers = {rows::kEps},
                                .sums = 1};
 
   template <class Reducer, class Plan, class Call, class Tensor>

@@ -232,13 +232,14 @@ class SGHMCByCoordinateUpdate {
   StepFilter filter_;
 };
 
-inline constexpr Few<Scalar, kMaxArguments> kSGHMCNumbers = {kLr,
-                                                             kMomentum,
-                                                             kNumData,
-                                                             kPriorPrecision,
-                                                             kTemperature,
-                                                             kNoiseEstimate,
-                                                             kResampleEvery};
+inline constexpr Few<Scalar, kMaxArguments> kSGHMCNumbers = {
+    rows::kLr,
+    rows::kMomentum,
+    rows::kNumData,
+    rows::kPriorPrecision,
+    rows::kTemperature,
+    rows::kNoiseEstimate,
+    rows::kResampleEvery};
 
 // The update, before every k-th of which momenta are draw_std times normals.
 template <template <class> class Update,
@@ -268,11 +269,11 @@ void UpdateMomenta(const Driver& driver,
 struct SGHMCStep {
   static constexpr Row kRow = {
       .op = "sghmc_step_",
-      .lists = {kParams,
-                kGrads,
-                kMomenta,
+      .lists = {rows::kParams,
+                rows::kGrads,
+                rows::kMomenta,
                 {"grad_variances", Role::kStatistic, /*is_optional=*/true},
-                kMasterList},
+                rows::kMasterList},
       .numbers = kSGHMCNumbers,
       .noise = Noise::kUpdate,
       .has_prior_mean = true};
@@ -309,13 +310,13 @@ struct SGHMCStep {
 // What they make of the friction is for the caller to check.
 struct SGHMCByCoordinateStep {
   static constexpr Row kRow = {.op = "sghmc_by_coordinate_step_",
-                               .lists = {kParams,
-                                         kGrads,
-                                         kMomenta,
+                               .lists = {rows::kParams,
+                                         rows::kGrads,
+                                         rows::kMomenta,
                                          {"grad_variances", Role::kStatistic},
                                          {"masses", Role::kStatistic},
                                          {"frictions", Role::kStatistic},
-                                         kMasterList},
+                                         rows::kMasterList},
                                .numbers = kSGHMCNumbers,
                                .noise = Noise::kUpdate,
                                .has_prior_mean = true};

@@ -65,8 +65,11 @@ class SGLDUpdate {
 struct SGLDStep {
   static constexpr Row kRow = {
       .op = "sgld_step_",
-      .lists = {kParams, kGrads, kMasterList},
-      .numbers = {kLr, kNumData, kPriorPrecision, kTemperature},
+      .lists = {rows::kParams, rows::kGrads, rows::kMasterList},
+      .numbers = {rows::kLr,
+                  rows::kNumData,
+                  rows::kPriorPrecision,
+                  rows::kTemperature},
       .noise = Noise::kUpdate,
       .has_prior_mean = true};
   using Coefficients = SGLDCoefficients;

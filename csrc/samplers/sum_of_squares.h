@@ -9,6 +9,7 @@
 
 namespace torch_sgmcmc {
 
+// A map, see Note [Maps] in apply/reduce.h.
 struct Square {
   static constexpr std::array<Role, 1> kRoles = {Role::kGradient};
   static constexpr std::array<bool, 1> kReads = {true};

@@ -293,19 +293,23 @@ TEST(DeviceStep, ChecksItsArguments) {
               "float32");
 }
 
-TEST(CheckTarget, NamesTheHyperparameter) {
+TEST(Checks, NameTheNumber) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  EXPECT_NO_THROW(CheckTarget("op", 0, 1, 0, 0, -1));
-  ExpectError([] { CheckTarget("op", -0.5, 1, 0, 1, 0); },
+  EXPECT_NO_THROW(CheckNumber("op", "lr", 0));
+  ExpectError([] { CheckNumber("op", "lr", -0.5); },
               "Invalid lr: -0.5 (must be finite and >= 0)");
-  ExpectError([] { CheckTarget("op", 1, 0, 0, 1, 0); },
+  ExpectError([] { CheckNumber("op", "num_data", 0, /*positive=*/true); },
               "Invalid num_data: 0 (must be finite and > 0)");
-  ExpectError([] { CheckTarget("op", 1, 1, -2, 1, 0); },
-              "Invalid prior_precision: -2 (must be finite and >= 0)");
-  ExpectError([] { CheckTarget("op", 1, 1, 0, kInfinity, 0); },
+  ExpectError([] { CheckNumber("op", "temperature", kInfinity); },
               "Invalid temperature: inf (must be finite and >= 0)");
-  ExpectError([] { CheckTarget("op", 1, 1, 0, 1, -kInfinity); },
+  ExpectError([] { CheckFinite("op", "prior_mean", -kInfinity); },
               "Invalid prior_mean: -inf (must be finite)");
+  EXPECT_NO_THROW(CheckBelowOne("op", "momentum", 0));
+  ExpectError([] { CheckBelowOne("op", "momentum", 1); },
+              "Invalid momentum: 1.000000 (must be in [0, 1))");
+  EXPECT_NO_THROW(CheckCount("op", "num_chains", 1, /*least=*/1));
+  ExpectError([] { CheckCount("op", "num_chains", 0, /*least=*/1); },
+              "Invalid num_chains: 0 (must be >= 1)");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""Derivatives of a gradient by all parameters, many rows in one backward pass."""
+"""Derivatives of a vector by all parameters, many rows in one backward pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_ELEMENTS = 2**25
 
 
 def jacobian(slope: Tensor, params: list[Tensor], width: int) -> Tensor:
-    """The derivatives of ``slope`` [d], which has a graph, by all parameters: [d, d].
+    """The derivatives of ``slope`` [n], which has a graph, by all parameters: [n, d].
 
     Args:
         slope: one element for each of the parameters'.

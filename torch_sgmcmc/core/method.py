@@ -49,7 +49,10 @@ class Method:
         params: list[Tensor],
         offsets: list[int],
     ) -> list[list[Tensor]]:
-        """Begins state that is not there; returns its lists and the masters."""
+        """Begins state that is not there; returns its lists and the masters.
+
+        State that begins by code is for the sampler's own ``_prepare``.
+        """
         lists = []
         for key, how in self.starts.items():
             if how == "stationary":

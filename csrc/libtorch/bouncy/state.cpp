@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <memory>
 #include <stdexcept>
-#include <string>
 #include <utility>
 #include <vector>
 

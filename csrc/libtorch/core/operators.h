@@ -37,7 +37,7 @@ struct OperatorName {
 };
 
 template <OperatorName kName>
-struct NameOf {
+struct NameOfLiteral {
   static constexpr const char* kText = kName.text;
 };
 
@@ -117,7 +117,7 @@ using RowOperator =
                    std::make_index_sequence<SlotsOf(Op::kRow).count>()))::type>;
 
 template <OperatorName kName, typename Signature>
-using Operator = OperatorOf<NameOf<kName>, Signature>;
+using Operator = OperatorOf<NameOfLiteral<kName>, Signature>;
 
 // Of rows, and the others:
 // clang-format off

@@ -31,7 +31,7 @@ Names KeysOf(const SamplerOptions& options) {
   return keys;
 }
 
-std::string Row(const Names& names) {
+std::string InARow(const Names& names) {
   std::string row;
   for (const std::string& name : names) {
     row += (row.empty() ? "" : ", ") + name;
@@ -42,7 +42,7 @@ std::string Row(const Names& names) {
 [[noreturn]] void Unknown(const std::string& where,
                           const Names& keys,
                           const std::string& sampler) {
-  Invalid("Invalid state_dict: " + where + " has " + Row(keys) + ", which " +
+  Invalid("Invalid state_dict: " + where + " has " + InARow(keys) + ", which " +
           sampler + " does not know; it is not one of " + sampler);
 }
 
@@ -122,7 +122,7 @@ void CheckGroupKeys(const StateDict& group,
   }
   const std::string where = "param group " + std::to_string(index);
   if (!missing.empty()) {
-    Invalid("Invalid state_dict: " + where + " lacks " + Row(missing) +
+    Invalid("Invalid state_dict: " + where + " lacks " + InARow(missing) +
             "; it is not one of " + ours.sampler());
   }
   Names unknown;
