@@ -24,10 +24,27 @@
 namespace torch_sgmcmc {
 
 template <class Op>
+constexpr bool kHasLists = requires(const Call& call) {
+  Op::Lists(call);
+};
+template <class Op>
+constexpr bool kHasLead = requires(const Call& call) {
+  Op::Lead(call);
+};
+template <class Op>
+constexpr bool kHasRefusal = requires(const Call& call) {
+  Op::Refusal(call);
+};
+template <class Op>
+constexpr bool kHasUpdate = requires {
+  typename Op::template Update<float>;
+};
+
+template <class Op>
 std::vector<Argument> ArgumentsOf(const Call& call) {
-  if constexpr (requires { Op::Lists(call); }) {
+  if constexpr (kHasLists<Op>) {
     return Op::Lists(call);
-  } else if constexpr (requires { Op::Lead(call); }) {
+  } else if constexpr (kHasLead<Op>) {
     return call.Arguments(Op::Lead(call));
   } else {
     return call.Arguments(std::nullopt);
@@ -37,7 +54,7 @@ std::vector<Argument> ArgumentsOf(const Call& call) {
 template <class Op>
 void CheckCall(const Call& call) {
   call.CheckNumbers();
-  if constexpr (requires { Op::Refusal(call); }) {
+  if constexpr (kHasRefusal<Op>) {
     const std::string refusal = Op::Refusal(call);
     if (!refusal.empty()) Fail(call.row.op, refusal);
   }
@@ -50,11 +67,11 @@ void Perform(const Call& call) {
   const NoiseStream stream = call.Stream();
   Plan plan = call.MakePlan(ArgumentsOf<Op>(call));
   const Driver driver(call.row.op, plan, call.device_step);
-  if constexpr (requires { Op::Apply(driver, plan, call, stream); }) {
-    Op::Apply(driver, plan, call, stream);
-  } else {
+  if constexpr (kHasUpdate<Op>) {
     driver.template Apply<Op::template Update>(call.CoefficientsOf<Op>(),
                                                stream);
+  } else {
+    Op::Apply(driver, plan, call, stream);
   }
   plan.Finish();
 }

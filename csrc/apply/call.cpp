@@ -58,7 +58,7 @@ std::string SchemaOf(const Row& row) {
   return text + (row.sums != 0 ? ") -> Tensor" : ") -> ()");
 }
 
-Call::Call(const Row& row, StableIValue* stack) : row(row) {
+Call::Call(const Row& row, const StableIValue* stack) : row(row) {
   const Slots slots = SlotsOf(row);
   for (size_t i = 0; i < slots.count; ++i) {
     const StableIValue value = stack[i];
@@ -106,32 +106,33 @@ Call::Call(const Row& row, StableIValue* stack) : row(row) {
 
 void Call::CheckNumbers() const {
   for (size_t i = 0; i < row.numbers.count; ++i) {
-    const Scalar& number = row.numbers[i];
-    switch (number.domain) {
+    const Scalar& known = row.numbers[i];
+    switch (known.domain) {
       case Domain::kFinite:
-        CheckFinite(row.op, number.name, numbers[i]);
+        CheckFinite(row.op, known.name, numbers[i]);
         break;
       case Domain::kNotNegative:
-        CheckNumber(row.op, number.name, numbers[i]);
+        CheckNumber(row.op, known.name, numbers[i]);
         break;
       case Domain::kPositive:
-        CheckNumber(row.op, number.name, numbers[i], /*positive=*/true);
+        CheckNumber(row.op, known.name, numbers[i], /*positive=*/true);
         break;
       case Domain::kBelowOne:
-        CheckBelowOne(row.op, number.name, numbers[i]);
+        CheckBelowOne(row.op, known.name, numbers[i]);
         break;
       case Domain::kCount:
-        CheckCount(row.op, number.name, integers[i], /*least=*/0);
+        CheckCount(row.op, known.name, integers[i], /*least=*/0);
         break;
       case Domain::kPositiveCount:
-        CheckCount(row.op, number.name, integers[i], /*least=*/1);
+        CheckCount(row.op, known.name, integers[i], /*least=*/1);
         break;
       case Domain::kCode:
         break;
     }
   }
-  if (row.has_prior_mean)
+  if (row.has_prior_mean) {
     CheckFinite(row.op, rows::kPriorMean.name, prior_mean);
+  }
 }
 
 NoiseStream Call::Stream() const {
@@ -162,11 +163,11 @@ std::vector<Argument> Call::Arguments(std::optional<Role> lead) const {
     }
   };
   for (size_t i = 0; i < row.lists.count; ++i) {
-    const List& list = row.lists[i];
-    if (list.is_optional && !has_optional) continue;
-    if (list.role == Role::kMaster) add_means();
-    const Role role = i == 0 && lead ? *lead : list.role;
-    arguments.push_back({list.name, role, lists[i]});
+    const List& known = row.lists[i];
+    if (known.is_optional && !has_optional) continue;
+    if (known.role == Role::kMaster) add_means();
+    const Role role = i == 0 && lead ? *lead : known.role;
+    arguments.push_back({known.name, role, lists[i]});
   }
   add_means();
   return arguments;

@@ -24,7 +24,7 @@ std::string SchemaOf(const Row& row);
 
 struct Call {
   // Takes what torch has put on the stack.
-  Call(const Row& row, StableIValue* stack);
+  Call(const Row& row, const StableIValue* stack);
   explicit Call(const Row& row) : row(row) {}
 
   // Throws std::runtime_error, naming what is not in its range.

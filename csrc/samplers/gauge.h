@@ -140,18 +140,22 @@ struct SumsForGauges {
   }
   template <class Call>
   static auto Lists(const Call& call) {
-    return ForKind(call, [&]<class Map>(const Map* /*map*/) {
-      const auto all = call.Arguments({});
-      std::decay_t<decltype(all)> lists;
-      for (size_t i = 0; i < all.size(); ++i) {
-        // What is not looked at, and centers, may be absent.
-        const bool may_be_absent = i < 5 && (!Map::kReads[i] || i == 2);
-        const bool is_replaced = may_be_absent && call.list(i).empty();
-        lists.push_back(
-            {all[i].name, Map::kRoles[i], all[is_replaced ? 1 : i].tensors});
-      }
-      return lists;
+    const auto reads = ForKind(call, [](const auto* map) {
+      return std::decay_t<decltype(*map)>::kReads;
     });
+    const auto roles = ForKind(call, [](const auto* map) {
+      return std::decay_t<decltype(*map)>::kRoles;
+    });
+    const auto all = call.Arguments({});
+    std::decay_t<decltype(all)> chosen;
+    for (size_t i = 0; i < all.size(); ++i) {
+      // What is not looked at, and centers, may be absent.
+      const bool may_be_absent = i < 5 && (!reads[i] || i == 2);
+      const bool is_replaced = may_be_absent && call.list(i).empty();
+      chosen.push_back(
+          {all[i].name, roles[i], all[is_replaced ? 1 : i].tensors});
+    }
+    return chosen;
   }
   template <class Reducer, class Plan, class Call, class Tensor>
   static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
@@ -165,7 +169,8 @@ struct SumsForGauges {
     for (size_t i = 0; i < call.list(0).size(); ++i) {
       if (call.list(0)[i].numel() > 0) rows.push_back(static_cast<int64_t>(i));
     }
-    ForKind(call, [&]<class Map>(const Map* /*map*/) {
+    ForKind(call, [&](const auto* map) {
+      using Map = std::decay_t<decltype(*map)>;
       Reducer::ReduceEach(plan, Map(numbers), rows, result);
     });
   }
@@ -173,24 +178,26 @@ struct SumsForGauges {
  private:
   template <class Call, class Use>
   static auto ForKind(const Call& call, const Use& use) {
-    const auto of = [&]<GaugeKind kKind>() {
-      return use(static_cast<const GaugeTerms<kKind>*>(nullptr));
+    const auto of = [&](auto kind) {
+      return use(
+          static_cast<const GaugeTerms<decltype(kind)::value>*>(nullptr));
     };
     switch (static_cast<GaugeKind>(call.integer(0))) {
       case GaugeKind::kLangevin:
-        return of.template operator()<GaugeKind::kLangevin>();
+        return of(std::integral_constant<GaugeKind, GaugeKind::kLangevin>());
       case GaugeKind::kPreconditioned:
-        return of.template operator()<GaugeKind::kPreconditioned>();
+        return of(
+            std::integral_constant<GaugeKind, GaugeKind::kPreconditioned>());
       case GaugeKind::kMomentum:
-        return of.template operator()<GaugeKind::kMomentum>();
+        return of(std::integral_constant<GaugeKind, GaugeKind::kMomentum>());
       case GaugeKind::kThermostat:
-        return of.template operator()<GaugeKind::kThermostat>();
+        return of(std::integral_constant<GaugeKind, GaugeKind::kThermostat>());
       case GaugeKind::kNoise:
-        return of.template operator()<GaugeKind::kNoise>();
+        return of(std::integral_constant<GaugeKind, GaugeKind::kNoise>());
       case GaugeKind::kPreconditionedNoise:
         break;
     }
-    return of.template operator()<GaugeKind::kPreconditionedNoise>();
+    return of(std::integral_constant<GaugeKind, kLastGaugeKind>());
   }
 };
 
