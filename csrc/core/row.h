@@ -71,7 +71,7 @@ struct Few {
 };
 
 struct Row {
-  const char* op;
+  const char* op = nullptr;
   Few<List, kMaxArguments> lists;
   Few<Scalar, kMaxArguments> numbers = {};
   Noise noise = Noise::kNone;

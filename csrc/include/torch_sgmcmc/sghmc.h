@@ -159,9 +159,9 @@ class TORCH_SGMCMC_API SGHMC : public SamplerOf<SGHMCOptions> {
   void check_rates(const Work& work,
                    const std::vector<at::Tensor>& variances,
                    const char* state_of_things);
-  void replace_mass(SGHMCParamState& state,
-                    const at::Tensor& mass,
-                    const at::Tensor& friction);
+  static void replace_mass(SGHMCParamState& state,
+                           const at::Tensor& mass,
+                           const at::Tensor& friction);
 
   // Of masses that were given: max C / M and max 1 / C.
   std::map<const void*, std::pair<double, double>> limits_;

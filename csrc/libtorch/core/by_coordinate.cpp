@@ -43,7 +43,7 @@ at::Tensor ForceOf(const SGHMCOptions& options, const Operands& operands) {
 at::Tensor FrictionRates(const SGHMCOptions& options,
                          const at::Tensor& mass,
                          const MassAndFriction& given) {
-  const at::Tensor rates = at::full_like(mass, 1.0 - options.momentum());
+  at::Tensor rates = at::full_like(mass, 1.0 - options.momentum());
   if (!given.friction.defined()) return rates;
   return rates.mul_(given.friction / mass);
 }
