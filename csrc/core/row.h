@@ -58,6 +58,7 @@ enum class Noise {
 
 template <class T, size_t kMost>
 struct Few {
+  constexpr Few() = default;  // nvcc takes {} for a list of one
   // NOLINTNEXTLINE(google-explicit-constructor): written as a list.
   constexpr Few(std::initializer_list<T> list) {
     for (const T& item : list) items[count++] = item;
