@@ -107,12 +107,14 @@ void Sampler::complete(size_t group) {
   check_known(group);
   const auto& kept = param_groups_[group];
   const std::string where = " of group " + std::to_string(group);
-  if (!kept.has_options() || typeid(kept.options()) != typeid(*defaults_)) {
+  const auto& defaults = static_cast<const SamplerOptions&>(*defaults_);
+  const torch::optim::OptimizerOptions& made_of = defaults;
+  const auto& own = kept.has_options() ? kept.options() : made_of;
+  if (!kept.has_options() || typeid(own) != typeid(made_of)) {
     Invalid("Invalid options: those" + where + " are not of class " + name() +
             "Options");
   }
   SamplerOptions& options = options_of(group);
-  const auto& defaults = static_cast<const SamplerOptions&>(*defaults_);
   if (options.seed_) {
     Invalid("Invalid seed: " + std::to_string(*options.seed_) +
             " in the options" + where + " (" + name() + " has seed " +
