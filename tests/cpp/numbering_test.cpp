@@ -60,8 +60,26 @@ std::vector<Method> EveryMethod() {
 
 using Tamper = std::function<void()>;
 
+// Takes gradients away, also from a step that throws: those with a graph, and
+// their parameters, would hold each other.
+class Gradients {
+ public:
+  explicit Gradients(Sampler& sampler) : sampler_(sampler) {}
+  ~Gradients() {
+    for (const auto& group : sampler_.param_groups()) {
+      for (const Tensor& p : group.params()) p.mutable_grad() = Tensor();
+    }
+  }
+  Gradients(const Gradients&) = delete;
+  Gradients& operator=(const Gradients&) = delete;
+
+ private:
+  Sampler& sampler_;
+};
+
 void Step(Sampler& sampler, const Tamper& tamper = nullptr) {
   static int64_t draw = 0;
+  const Gradients gradients(sampler);
   const bool is_bouncy = dynamic_cast<SBPS*>(&sampler) != nullptr;
   const bool is_exact = dynamic_cast<HMC*>(&sampler) != nullptr;
   sampler.step([&] {
@@ -84,9 +102,6 @@ void Step(Sampler& sampler, const Tamper& tamper = nullptr) {
     if (tamper) tamper();
     return loss.detach();
   });
-  for (const auto& group : sampler.param_groups()) {
-    for (const Tensor& p : group.params()) p.mutable_grad() = Tensor();
-  }
 }
 
 // Of everything, to the bit.
