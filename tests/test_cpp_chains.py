@@ -684,6 +684,20 @@ def test_what_python_alone_has_is_refused_by_name(
     )
 
 
+def test_an_average_of_a_function_is_refused(
+    run_in_cpp: Callable[..., dict[str, Any]],
+) -> None:
+    job = shorten(make_job("SBPS", torch.float32), "SBPS")
+    job.update(run_in_python("SBPS", job))
+    job["average"] = {**job["average"], "value": torch.ones(3)}
+    with pytest.raises(ValueError) as in_cpp:
+        run_in_cpp(job)
+    assert str(in_cpp.value) == (
+        "Invalid state_dict: it is of the average of a function, which C++ does not "
+        "have (continue it in Python)"
+    )
+
+
 ONE_EACH = ("SGLD", "SGHMC", "PSGLD", "SGNHT", "EWSG", "HMC", "SBPS")
 
 

@@ -173,3 +173,19 @@ def test_another_loss_or_model(tmp_path: Path) -> None:
         go(network, another_loss, 5)
     with pytest.warns(UserWarning, match=r"model is Another, .* begun with Sequential"):
         go(other, another_loss, 6)
+
+
+def test_a_checkpoint_that_lacks_a_key(tmp_path: Path) -> None:
+    run(tmp_path, steps=5)
+    path = tmp_path / "checkpoint-0.pt"
+    whole = sg.load(path)
+    for key in whole:
+        sg.save({name: value for name, value in whole.items() if name != key}, path)
+        before = files(tmp_path)
+        with pytest.raises(ValueError) as error:
+            run(tmp_path, steps=8)
+        assert str(error.value) == (
+            f"Invalid checkpoint: that of chain 0 in {tmp_path} lacks {key} "
+            "(restart=True begins anew)"
+        )
+        assert files(tmp_path) == before

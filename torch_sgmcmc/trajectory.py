@@ -140,12 +140,12 @@ class TimeAverage:
                 )
             for what, saved in zip(("mean", "mean square"), pair, strict=True):
                 check_tensor(f"{what} {of}", saved, params[i].shape, torch.float64)
-        self.time = check_real("time", state_dict["time"])
+        time, value = check_real("time", state_dict["time"]), state_dict["value"]
+        self.time = time
         self._means = {
             params[i]: (mean.clone(), square.clone())
             for i, (mean, square) in state_dict["means"].items()
         }
-        value = state_dict["value"]
         self._value = None if value is None else value.clone()
 
     def _follow(self, flight: Flight, begin: float, end: float) -> None:

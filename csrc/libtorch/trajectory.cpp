@@ -101,6 +101,11 @@ StateDict TimeAverage::state_dict() const {
 }
 
 void TimeAverage::load_state_dict(const StateDict& dict) {
+  if (!dict.at("value").isNone()) {
+    Invalid(
+        "Invalid state_dict: it is of the average of a function, which C++ does "
+        "not have (continue it in Python)");
+  }
   const std::vector<at::Tensor> all = params();
   double length = 0;
   detail::FromValue("time", dict.at("time"), length);

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -131,6 +131,23 @@ def checkpoint(path: Path) -> dict[str, Any]:
         return load(path)
     except RuntimeError as error:
         raise RuntimeError(f"{error} (restart=True begins anew)") from error
+
+
+class Saved(NamedTuple):
+    """What a checkpoint holds, under these keys."""
+
+    seed: int
+    begun: Any
+    identity: dict[str, Any]
+    step: int
+    epoch: int
+    position: int
+    model: dict[str, Any]
+    sampler: dict[str, Any]
+    schedule: list[Any]
+    collector: dict[str, Any]
+    random: Tensor
+    random_cuda: list[Tensor]
 
 
 class _Run:
@@ -353,24 +370,30 @@ class _Run:
     # ---- Checkpoints ----------------------------------------------------------
 
     def _save(self, collector: Collector, path: Path) -> None:
-        content = {
-            "seed": self._settings.seed,
-            "begun": self._groups,
-            "identity": self._identity,
-            "step": self._done,
-            "epoch": self._batches.epoch,
-            "position": self._batches.position,
-            "model": self._model.state_dict(),
-            "sampler": self._sampler.state_dict(),
-            "schedule": [schedule.state_dict() for schedule in self._schedules],
-            "collector": collector.state_dict(),
-            "random": torch.get_rng_state(),
-            "random_cuda": _cuda_state(),
-        }
-        save(content, path)
+        content = Saved(
+            seed=self._settings.seed,
+            begun=self._groups,
+            identity=self._identity,
+            step=self._done,
+            epoch=self._batches.epoch,
+            position=self._batches.position,
+            model=self._model.state_dict(),
+            sampler=self._sampler.state_dict(),
+            schedule=[schedule.state_dict() for schedule in self._schedules],
+            collector=collector.state_dict(),
+            random=torch.get_rng_state(),
+            random_cuda=_cuda_state(),
+        )
+        save(content._asdict(), path)
 
     def _load(self, content: dict[str, Any], collector: Collector) -> None:
         folder, steps = self._settings.store, self._steps
+        missing = [key for key in Saved._fields if key not in content]
+        if missing:
+            raise ValueError(
+                f"Invalid checkpoint: that of chain {self._chain} in {folder} lacks "
+                f"{', '.join(missing)} (restart=True begins anew)"
+            )
         if content["seed"] != self._settings.seed:
             raise ValueError(
                 f"Invalid seed: {self._settings.seed} (the chain in {folder} has "
