@@ -380,6 +380,28 @@ def decisions(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> Non
                 p.grad.to_local()[0, 0] = 100.0 * (-1) ** step
             online.step()
         results[f"friction, {name}"] = error_of(online.step)
+        results[f"draws, {name}"] = fresh_on_one_rank(rank, *meshes[name])
+
+
+def fresh_on_one_rank(rank: int, *mesh: Any) -> str:
+    """Minibatches that only the part on rank 0 tells apart."""
+    p = shard(Net(), *mesh).small
+    sampler = sg.EWSG([p], **TARGET, seed=1)
+    calls = 0
+
+    def closure() -> Tensor:
+        nonlocal calls
+        calls += 1
+        p.grad = torch.ones_like(p)
+        if rank == 0:
+            p.grad.to_local()[0, 0] = calls
+        return torch.zeros(())
+
+    def steps() -> None:
+        for _ in range(110):
+            sampler.step(closure)
+
+    return error_of(steps)
 
 
 def refusals(rank: int, meshes: dict[str, Any]) -> dict[str, str]:

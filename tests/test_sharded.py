@@ -134,6 +134,7 @@ def test_what_one_rank_sees_all_ranks_go_by(ranks: Any, placement: str) -> None:
             True,
         )
         assert rank[f"skip, {placement}"] == ("nothing was raised", 1, True)
+        assert rank[f"draws, {placement}"] == "nothing was raised"
         assert rank[f"friction, {placement}"].startswith(
             "ValueError: Invalid noise_estimate: 990 in the noisiest coordinate."
         )

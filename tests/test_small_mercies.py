@@ -170,6 +170,7 @@ def test_a_lookahead_is_heard(tmp_path: Path) -> None:
 
 
 def test_what_is_printed_is_short(tmp_path: Path) -> None:
+    pytest.importorskip("arviz")
     states: list[str] = []
     store = run(tmp_path, **SMALL, callbacks=lambda state: states.append(repr(state)))
     network = model()

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core import shards
 from torch_sgmcmc.core.closures import (
     fresh_gradients,
     lightning_module,
@@ -28,6 +27,7 @@ from torch_sgmcmc.core.operators import (
     metropolis_decide,
     select_chains_,
 )
+from torch_sgmcmc.core.placement import Placement
 from torch_sgmcmc.core.prior import prior_of
 from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.core.shared_settings import SharedSettings
@@ -394,7 +394,7 @@ class EWSG(SharedSettings):
         fresh = self._fresh()
         self._evaluate(closure, fresh)
         proposed = self._gather(checked=True)
-        _check_same_parameters(work, proposed)
+        _check_same_parameters(work, proposed, self._placement)
         check_finite(self, proposed)
         chains = self.param_groups[0]["num_chains"] or 1
         ratios = [
@@ -444,12 +444,13 @@ class EWSG(SharedSettings):
         """Raises if it is plain that the closure does not draw minibatches."""
         if self._num_equal is None:
             return
+        here = self._placement.here
         equal = all(
-            all(map(torch.equal, shards.locals_of(old), shards.locals_of(new)))
+            all(map(torch.equal, here(old), here(new)))
             for (_, _, old, _), (_, _, new, _) in zip(current, proposed, strict=True)
         )
         zero = equal and not any(
-            bool(g.any()) for work in proposed for g in shards.locals_of(work[2])
+            bool(g.any()) for work in proposed for g in here(work[2])
         )
         # Whoever sees most of a difference.
         params = [p for work in proposed for p in work[1]]
@@ -500,14 +501,16 @@ class EWSG(SharedSettings):
                 self._forget(p, "momentum")
 
 
-def _check_same_parameters(current: list[Work], proposed: list[Work]) -> None:
+def _check_same_parameters(
+    current: list[Work], proposed: list[Work], placement: Placement
+) -> None:
     if not same_parameters(current, proposed):
         raise RuntimeError(
             "EWSG got gradients of other parameters from the closure than at its "
             "first call in this step: minibatches could not be compared"
         )
     for a, b in zip(current, proposed, strict=True):
-        for old, new in zip(*map(shards.locals_of, (a[2], b[2])), strict=True):
+        for old, new in zip(*map(placement.here, (a[2], b[2])), strict=True):
             if new.data_ptr() == old.data_ptr() and new.numel() > 0:
                 raise RuntimeError(
                     "EWSG got the gradients of a minibatch in the memory of those of "

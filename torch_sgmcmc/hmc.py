@@ -463,7 +463,7 @@ class HMC(SharedSettings):
 
     def _marks(self) -> list[tuple[int, int]]:
         """Differ if parameters have been written to."""
-        params = shards.locals_of(self._all_params())
+        params = self._placement.here(self._all_params())
         return [(p._version, p.data_ptr()) for p in params]
 
     def _check_same_target(self, losses: Tensor, closure: Callable[[], Any]) -> None:
@@ -689,8 +689,10 @@ class HMC(SharedSettings):
         )
         num_accepted = int(accepted.sum())
 
+        select = self._placement.without_noise(select_chains_)
+
         def put_back(tensors: list[Tensor], before: list[Tensor], mask: Tensor) -> None:
-            select_chains_(*map(shards.locals_of, (tensors, before)), mask)
+            select(tensors, before, chosen=mask)
 
         if num_accepted < len(accepted):
             for i, (_, params, _, _) in enumerate(work):

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from torch_sgmcmc.core import shards
 from torch_sgmcmc.core.by_coordinate import (
     Limits,
     check_rates,
@@ -495,10 +494,10 @@ class SGHMC(ManyChains):
                 by_count.setdefault(count, []).append((state, grad))
             state["num_grads"] = count + 1
         for count, members in by_count.items():
-            gradient_variance_(
-                shards.locals_of(grad for _, grad in members),
-                shards.locals_of(state["grad_variance"] for state, _ in members),
-                shards.locals_of(state["previous_grad"] for state, _ in members),
+            self._placement.without_noise(gradient_variance_)(
+                [grad for _, grad in members],
+                [state["grad_variance"] for state, _ in members],
+                [state["previous_grad"] for state, _ in members],
                 weight=max(1.0 / count, _FORGETTING),
             )
         if min(state["num_grads"] for state in states) <= _MIN_GRADIENTS:
@@ -520,9 +519,9 @@ class SGHMC(ManyChains):
         if self._has_masses:
             self._check_rates(group, params, variances, state_of_things)
             return
-        here = [v for v in shards.locals_of(variances) if v.numel()]
+        here = [v for v in self._placement.here(variances) if v.numel()]
         largest = max((float(v.max()) for v in here), default=0.0)
-        largest = shards.max_over_ranks(params, largest)
+        largest = self._placement.largest(params, largest)
         scale = group["lr"] * group["num_data"] / (2 * group["temperature"])
         _check_friction(
             scale * largest,

@@ -31,6 +31,10 @@ class Placement:
         """An operator that changes elements, wherever these are."""
         return operator
 
+    def here(self, tensors: list[Tensor]) -> list[Tensor]:
+        """What this rank has of each."""
+        return tensors
+
     def sums(
         self,
         operator: Callable[..., Tensor],
@@ -73,6 +77,9 @@ class Parts(Placement):
 
     def without_noise(self, operator: Callable[..., None]) -> Callable[..., None]:
         return shards.on_locals(operator)
+
+    def here(self, tensors: list[Tensor]) -> list[Tensor]:
+        return shards.locals_of(tensors)
 
     def sums(
         self,
