@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import torch_sgmcmc as sg
+from torch_sgmcmc.core.chain import chain_of
 
 SAMPLERS = {
     "SGLD": lambda p: sg.SGLD(p, 1e-6, num_data=6e4),
@@ -83,7 +84,7 @@ def ratios(sampler: sg.Sampler, step: Callable, every: int, rounds: int) -> list
     times: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(rounds):
         for observed in (False, True):
-            sampler._gauges = gauges if observed else None
+            chain_of(sampler).parts.gauges = gauges if observed else None
             started = time.process_time()
             for _ in range(5 * every):
                 step()

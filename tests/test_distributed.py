@@ -16,6 +16,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from two_ranks import KINDS, PERSISTENT, STEPS
 
 from torch_sgmcmc.core import distributed
+from torch_sgmcmc.core.chain import chain_of
 
 PROGRAM = Path(__file__).with_name("two_ranks.py")
 
@@ -110,7 +111,7 @@ def test_where_ranks_agree(
     groups = [{"params": on_device}]
     sampler = SimpleNamespace(param_groups=groups, process_group=None)
     monkeypatch.setattr(dist, "get_backend_config", lambda group: backends)
-    assert distributed.device_of_group(sampler).type == device
+    assert distributed.device_of_group(chain_of(sampler)).type == device
 
 
 # ---- A group of one ----------------------------------------------------------------

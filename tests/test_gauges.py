@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
+from torch_sgmcmc.core.chain import chain_of
 
 N, PRIOR, SPREAD = 100.0, 20.0, 0.4
 Build = Callable[..., sg.Sampler]
@@ -200,18 +201,19 @@ class _Wrong(sg.SGHMC):
 
     told: dict[str, Any]
 
-    def _update(self, group: dict[str, Any], *rest: Any) -> None:
-        super()._update({**group, **self.told}, *rest)
+    def _update(self, chain: Any, work: Any, prepared: Any) -> None:
+        work = work._replace(group={**work.group, **self.told})
+        super()._update(chain, work, prepared)
 
 
 class _Euler(sg.SGHMC):
     """Moves θ with the momentum of the step before."""
 
-    def _update(self, group: Any, params: Any, *rest: Any) -> None:
-        start = [p.detach().clone() for p in params]
-        old = [self.state[p]["momentum"].clone() for p in params]
-        super()._update(group, params, *rest)
-        for p, x, v in zip(params, start, old, strict=True):
+    def _update(self, chain: Any, work: Any, prepared: Any) -> None:
+        start = [p.detach().clone() for p in work.params]
+        old = [self.state[p]["momentum"].clone() for p in work.params]
+        super()._update(chain, work, prepared)
+        for p, x, v in zip(work.params, start, old, strict=True):
             p.copy_(x + v)
 
 
@@ -482,7 +484,7 @@ def test_the_state_of_a_sampler_and_its_pickles_know_nothing_of_gauges() -> None
     plain = sampler.state_dict()
     gauges = sg.Gauges(sampler)
     assert sampler.state_dict() == plain
-    assert copy.deepcopy(sampler)._gauges is None
+    assert chain_of(copy.deepcopy(sampler)).parts.gauges is None
     more = parameters(1, (3,), torch.float32)
     with pytest.raises(ValueError, match="Gauges observe the groups"):
         sampler.add_param_group({"params": more})
@@ -511,7 +513,7 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     sampler = sg.SGLD(parameters(2, (4,), torch.float32), 0.01, **TARGET)
     with pytest.raises(ValueError, match=message):
         sg.Gauges(sampler, **arguments)
-    assert sampler._gauges is None
+    assert chain_of(sampler).parts.gauges is None
     gauges = sg.Gauges(sampler)
     with pytest.raises(ValueError, match="Gauges already"):
         sg.Gauges(sampler)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc.core.chain import Chain, Work
 from torch_sgmcmc.core.closures import (
     fresh_gradients,
     lightning_module,
@@ -18,9 +19,10 @@ from torch_sgmcmc.core.closures import (
     refuse_scaler,
     same_parameters,
 )
+from torch_sgmcmc.core.dtypes import blank
 from torch_sgmcmc.core.master import start_masters
 from torch_sgmcmc.core.method import Method
-from torch_sgmcmc.core.momentum import blank, start_momenta
+from torch_sgmcmc.core.momentum import start_momenta
 from torch_sgmcmc.core.nonfinite import StepLeftOut, check_finite, leave_out
 from torch_sgmcmc.core.operators import (
     ewsg_log_ratio,
@@ -32,7 +34,6 @@ from torch_sgmcmc.core.prior import prior_of
 from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.core.shared_settings import SharedSettings
 from torch_sgmcmc.core.state_checks import check_count, check_part
-from torch_sgmcmc.sampler import Work
 
 __all__ = ["EWSG"]
 
@@ -317,15 +318,16 @@ class EWSG(SharedSettings):
         self._num_drawn = first["num_drawn"]
         numbers = torch.tensor(former, device="cpu") if former else self._fresh()
         loss = self._evaluate(closure, numbers)
-        work = self._gather(checked=True)
+        work = self.gather(checked=True)
         if not work:
             raise RuntimeError(
                 "EWSG got no gradients from the closure (does it call backward()?)"
             )
         accepted: int | Tensor = 0
+        chain = self._chain()
         try:
-            check_finite(self, work)
-            prepared = self._prepare_all(work)
+            check_finite(chain, work, looks_later=self._looks_later)
+            prepared = self._prepare_all(chain, work)
             for proposal in range(length):
                 work, numbers, more = self._propose(
                     closure, work, numbers, prepared, proposal
@@ -334,11 +336,11 @@ class EWSG(SharedSettings):
             for _, params, grads, _ in work:
                 for p, grad in zip(params, grads, strict=True):
                     p.grad = grad
-            self._advance(work, prepared)
+            self._advance(chain, work, prepared)
         except BaseException as error:
-            self._undo_created()
+            chain.undo_created()
             if isinstance(error, StepLeftOut):
-                leave_out(self)
+                leave_out(chain)
                 # What was drawn is not drawn again, nor is it gone on from.
                 self._set(num_drawn=self._num_drawn, minibatches=[])
                 return loss
@@ -373,7 +375,7 @@ class EWSG(SharedSettings):
 
     def _chain_length(self) -> int:
         """Checks all groups before any work is done, and returns M."""
-        self._check_all_groups()
+        self.check_groups()
         return self.param_groups[0]["index_chain_length"]
 
     def _propose(
@@ -393,16 +395,17 @@ class EWSG(SharedSettings):
         """
         fresh = self._fresh()
         self._evaluate(closure, fresh)
-        proposed = self._gather(checked=True)
-        _check_same_parameters(work, proposed, self._placement)
-        check_finite(self, proposed)
+        proposed = self.gather(checked=True)
+        _check_same_parameters(work, proposed, self._parts.placement)
+        chain = self._chain()
+        check_finite(chain, proposed, looks_later=self._looks_later)
         chains = self.param_groups[0]["num_chains"] or 1
         ratios = [
             ratio
             for (group, params, grads, _), (_, _, proposals, _), (momenta, _) in zip(
                 work, proposed, prepared, strict=True
             )
-            for ratio in self._placement.sums(
+            for ratio in chain.placement.sums(
                 ewsg_log_ratio,
                 params,
                 grads,
@@ -412,14 +415,14 @@ class EWSG(SharedSettings):
                 momentum=group["momentum"],
                 num_data=group["num_data"],
                 prior_precision=group["prior_precision"],
-                **prior_of(self, group, params),
+                **prior_of(chain.state, group, params),
                 temperature=group["temperature"],
                 surrogate=_SURROGATES.index(group["surrogate"]),
                 num_chains=chains,
             )
         ]
         self._check_draws(work, proposed)
-        stream = self._step_arguments(self.param_groups[0])
+        stream = chain.noise(self.param_groups[0])
         if chains == 1:
             log_ratio = 0.0
             for ratio in ratios:  # sum() does not round alike in all versions
@@ -444,17 +447,17 @@ class EWSG(SharedSettings):
         """Raises if it is plain that the closure does not draw minibatches."""
         if self._num_equal is None:
             return
-        here = self._placement.here
+        here = self._parts.placement.here
         equal = all(
             all(map(torch.equal, here(old), here(new)))
             for (_, _, old, _), (_, _, new, _) in zip(current, proposed, strict=True)
         )
         zero = equal and not any(
-            bool(g.any()) for work in proposed for g in here(work[2])
+            bool(g.any()) for work in proposed for g in here(work.grads)
         )
         # Whoever sees most of a difference.
-        params = [p for work in proposed for p in work[1]]
-        found = self._placement.largest(params, 2.0 - equal - zero)
+        params = [p for work in proposed for p in work.params]
+        found = self._parts.placement.largest(params, 2.0 - equal - zero)
         equal, zero = found < 2, found == 0
         self._num_equal = _C.equal_running(
             self._num_equal,
@@ -467,37 +470,29 @@ class EWSG(SharedSettings):
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         return blank(p, "momentum") if group["momentum"] > 0 else {}
 
-    def _prepare(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        offsets: list[int],
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def _prepare(self, chain: Chain, work: Work) -> tuple[list[Tensor], list[Tensor]]:
         """Returns the momenta, none for the overdamped variant, and the masters."""
-        masters = start_masters(self, params)
+        group, params, _, offsets = work
+        masters = start_masters(chain, params)
         if group["momentum"] == 0:
             return [], masters
-        start_momenta(self, group, params, offsets)
+        start_momenta(chain, group, params, offsets)
         return [self.state[p]["momentum"] for p in params], masters
 
     def _update(
         self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        offsets: list[int],
+        chain: Chain,
+        work: Work,
         prepared: tuple[list[Tensor], list[Tensor]],
     ) -> None:
         momenta, masters = prepared
-        work = self, group, params, grads, offsets
         if momenta:
             lists = [momenta, [], masters]
             still = {"noise_estimate": 0.0, "resample_momentum_every": 0}
-            self._METHOD.update(*work, lists, **still)
+            self._METHOD.update(chain, work, lists, **still)
         else:
-            self._OVERDAMPED.update(*work, [masters])
-            for p in params:  # what a schedule of the momentum left behind
+            self._OVERDAMPED.update(chain, work, [masters])
+            for p in work.params:  # what a schedule of the momentum left behind
                 self._forget(p, "momentum")
 
 
@@ -510,7 +505,7 @@ def _check_same_parameters(
             "first call in this step: minibatches could not be compared"
         )
     for a, b in zip(current, proposed, strict=True):
-        for old, new in zip(*map(placement.here, (a[2], b[2])), strict=True):
+        for old, new in zip(*map(placement.here, (a.grads, b.grads)), strict=True):
             if new.data_ptr() == old.data_ptr() and new.numel() > 0:
                 raise RuntimeError(
                     "EWSG got the gradients of a minibatch in the memory of those of "

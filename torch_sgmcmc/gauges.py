@@ -11,16 +11,16 @@ from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.by_coordinate import gauge_sums_of
+from torch_sgmcmc.core.chain import Work, chain_of
 from torch_sgmcmc.core.checks import check_integer, check_real
 from torch_sgmcmc.core.closures import fresh_gradients
+from torch_sgmcmc.core.dtypes import has_master, state_dtype
 from torch_sgmcmc.core.given import GIVEN_MASS
-from torch_sgmcmc.core.master import has_master
-from torch_sgmcmc.core.momentum import state_dtype
 from torch_sgmcmc.core.operators import gauge_sums
 from torch_sgmcmc.core.prior import PRIOR_MEAN, prior_of
 from torch_sgmcmc.core.state_checks import check_count, check_tensor
 from torch_sgmcmc.core.trajectory_heat import TrajectoryHeat
-from torch_sgmcmc.sampler import Sampler, Work
+from torch_sgmcmc.sampler import Sampler
 
 if TYPE_CHECKING:
     from torch_sgmcmc.bouncy.flight import Flight, Piece
@@ -174,7 +174,7 @@ class Gauges:
                 "torch_sgmcmc)"
             )
         check_integer("every", every, low=1)
-        sampler._placement.refuse(
+        chain_of(sampler).placement.refuse(
             "Invalid sampler: it has DTensors, and gauges take sums over whole "
             "parameters (observe replicas under DistributedDataParallel)"
         )
@@ -182,7 +182,8 @@ class Gauges:
             raise ValueError(
                 "Invalid sampler: it is capturable, and gauges are read on the host"
             )
-        if sampler._gauges is not None:
+        parts = chain_of(sampler).parts
+        if parts.gauges is not None:
             raise ValueError("Invalid sampler: it has Gauges already (detach() them)")
         self._sampler = weakref.ref(sampler)
         # Of a subclass too.
@@ -216,7 +217,7 @@ class Gauges:
         self._others_at: list[int] = []
         self._forces: list[tuple[list[_Row], list[_Row]]] = []
         self.reset()
-        sampler._gauges = self
+        parts.gauges = self
 
     def reset(self) -> None:
         """Forgets what was observed, as after a burn-in."""
@@ -228,8 +229,8 @@ class Gauges:
     def detach(self) -> None:
         """Ends the observation; what was read stays."""
         sampler = self._sampler()
-        if sampler is not None and sampler._gauges is self:
-            sampler._gauges = None
+        if sampler is not None and chain_of(sampler).parts.gauges is self:
+            chain_of(sampler).parts.gauges = None
 
     # ---- Readings -------------------------------------------------------------
 
@@ -416,7 +417,7 @@ class Gauges:
         values = [None if grad is None else grad.clone() for grad in before]
         try:
             fresh_gradients(sampler, closure)
-            work = sampler._gather()
+            work = sampler.gather()
             if self._compares:
                 self._others, self._others_at = self._forces_of(work), self._versions()
             else:
@@ -432,7 +433,7 @@ class Gauges:
 
     def _attached(self) -> Sampler:
         sampler = self._sampler()
-        if sampler is None or sampler._gauges is not self:
+        if sampler is None or chain_of(sampler).parts.gauges is not self:
             raise RuntimeError("these Gauges are detached from their sampler")
         return sampler
 
@@ -442,10 +443,10 @@ class Gauges:
             return
         self._compare(work)
         # Cycles explore at T = 0, where there is no temperature to compare with.
-        work = [lists for lists in work if lists[0]["temperature"] > 0]
+        work = [lists for lists in work if lists.group["temperature"] > 0]
         if not work:
             return
-        step, interval = work[0][0]["step"], self._interval
+        step, interval = work[0].group["step"], self._interval
         if step % interval == 0:
             at, previous = self._previous or (-1, {})
             has_noise = at == step - 1 and all(
@@ -453,7 +454,7 @@ class Gauges:
             )
             self._add(work, plain=False, has_noise=has_noise)
             self._previous = None
-            every = work[0][0].get("resample_momentum_every", 0)
+            every = work[0].group.get("resample_momentum_every", 0)
             self._interval = interval = _C.observation_interval(self._every, every)
         if (step + 1) % (_NOISE_EVERY * interval) == 0:
             # A clone: a later backward pass may add to the same memory.
@@ -622,7 +623,7 @@ class Gauges:
             "weight_decay": group["prior_precision"] / group["num_data"],
             "decay": group["decay"] if group.get("adapt", False) else 1.0,
             "eps": group.get("eps", 0.0),
-            **prior_of(self._attached(), group, params),
+            **prior_of(self._attached().state, group, params),
         }
 
     def _positions(self, params: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

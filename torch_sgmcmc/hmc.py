@@ -14,6 +14,7 @@ from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core import shards
+from torch_sgmcmc.core.chain import Chain, Work
 from torch_sgmcmc.core.checks import check_integer, check_real
 from torch_sgmcmc.core.closures import (
     fresh_gradients,
@@ -24,9 +25,8 @@ from torch_sgmcmc.core.closures import (
 )
 from torch_sgmcmc.core.diagonal import check_saved_diagonal, diagonals
 from torch_sgmcmc.core.distributed import mean_over_ranks, refuse_other_meshes
+from torch_sgmcmc.core.dtypes import blank, has_master, state_dtype
 from torch_sgmcmc.core.given import MASS
-from torch_sgmcmc.core.master import has_master
-from torch_sgmcmc.core.momentum import blank, state_dtype
 from torch_sgmcmc.core.nonfinite import (
     StepLeftOut,
     check_finite,
@@ -47,7 +47,6 @@ from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.core.shared_settings import SharedSettings
 from torch_sgmcmc.core.state_checks import check_part, dual_averaging
 from torch_sgmcmc.core.trajectory_heat import Moving, TrajectoryHeat
-from torch_sgmcmc.sampler import Work
 
 __all__ = ["HMC"]
 
@@ -246,8 +245,8 @@ class HMC(SharedSettings):
 
     def _check_ranks(self) -> None:
         super()._check_ranks()
-        if not self._placement.is_whole:
-            refuse_other_meshes(self)
+        if not self._parts.placement.is_whole:
+            refuse_other_meshes(self._chain())
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -285,11 +284,12 @@ class HMC(SharedSettings):
             ValueError: there are not as many masses as parameters, or one of them has
                 a wrong shape or elements out of range. Nothing has changed.
         """
-        params = self._all_params()
+        chain = self._chain()
+        params = chain.params
         new: Sequence[Tensor | None] = [None] * len(params)
         if masses is not None:
             new = diagonals("masses", masses, params)
-        self._clear_blank_state()
+        chain.clear_blank_state()
         for p, mass in zip(params, new, strict=True):
             self._forget(p, "momentum")
             if mass is None:
@@ -355,7 +355,7 @@ class HMC(SharedSettings):
         """
         check_integer("steps", steps, low=1)
         check_real("target_acceptance", target_acceptance, high=1.0, low_open=True)
-        self._check_all_groups()
+        self.check_groups()
         self._settle()
         group = self.param_groups[0]
         if not group["metropolis"]:
@@ -394,10 +394,10 @@ class HMC(SharedSettings):
         refuse_scaler(self)
         if closure is None:
             raise TypeError(_NO_CLOSURE)
-        self._check_all_groups()
+        self.check_groups()
         refuse_accumulation(self, closure)
         loss = fresh_gradients(self, closure)
-        work = self._gather(checked=True)
+        work = self.gather(checked=True)
         if not work:
             raise RuntimeError(
                 "HMC got no gradients from the closure (does it call backward()?)"
@@ -405,7 +405,7 @@ class HMC(SharedSettings):
         try:
             return loss, self._simulate(closure, loss, work, most_steps)
         except StepLeftOut:
-            leave_out(self)
+            leave_out(self._chain())
             return loss, torch.empty(0, dtype=torch.float64)
 
     def _simulate(
@@ -417,19 +417,20 @@ class HMC(SharedSettings):
     ) -> Tensor:
         """Goes on with a step once there are gradients; returns the log ratios."""
         group = self.param_groups[0]
-        check_finite(self, work)
-        motion = self._prepare_all(work)
+        chain = self._chain()
+        check_finite(chain, work, looks_later=self._looks_later)
+        motion = self._prepare_all(chain, work)
         start = None
         if group["metropolis"]:
             losses, start = self._energies(loss, work, motion)
             if not bool(start.isfinite().all()):
                 raise nonfinite_error(
-                    choice_of(self),
+                    choice_of(chain),
                     "HMC got a loss or parameters that are not finite at the start of "
                     "a trajectory",
                 )
             self._check_same_target(losses, closure)
-        gauges = self._gauges
+        gauges = chain.parts.gauges
         heat = None if gauges is None else gauges._trajectory(group["step"], work)
         if heat is not None and start is not None:
             heat.look(self._moving(work, motion), force=1.0)
@@ -453,7 +454,7 @@ class HMC(SharedSettings):
                 heat.look(self._moving(work, motion), heat=1.0)
             lists = [(of, params) for of, params, _, _ in work]
             gauges._add_trajectory(heat, lists)
-        self._advance(work, motion)
+        self._advance(chain, work, motion)
         self._known = (losses, self._marks()) if start is not None else None
         return log_ratios
 
@@ -463,7 +464,7 @@ class HMC(SharedSettings):
 
     def _marks(self) -> list[tuple[int, int]]:
         """Differ if parameters have been written to."""
-        params = self._placement.here(self._all_params())
+        params = self._parts.placement.here(self._all_params())
         return [(p._version, p.data_ptr()) for p in params]
 
     def _check_same_target(self, losses: Tensor, closure: Callable[[], Any]) -> None:
@@ -495,14 +496,9 @@ class HMC(SharedSettings):
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         return blank(p, "momentum") if group["resample_momentum_every"] != 1 else {}
 
-    def _prepare(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        offsets: list[int],
-    ) -> _Motion:
+    def _prepare(self, chain: Chain, work: Work) -> _Motion:
         """Returns copies of the momenta and masters, or new ones, and the masses."""
+        group, params, _, offsets = work
         states = [self.state.get(p, {}) for p in params]
         masses: list[Tensor] = []
         if any(MASS in state for state in states):
@@ -522,12 +518,12 @@ class HMC(SharedSettings):
         ]
         new = [i for i, s in enumerate(states) if draws_all or "momentum" not in s]
         if new:
-            self._placement.updating(hmc_momenta_)(
+            chain.placement.updating(hmc_momenta_)(
                 [momenta[i] for i in new],
                 [masses[i] for i in new] if masses else [],
                 temperature=group["temperature"],
                 offsets=[offsets[i] for i in new],
-                **self._step_arguments(group),
+                **chain.noise(group),
             )
         masters = [
             state.get("master", p.detach()).to(state_dtype(p), copy=True)
@@ -536,15 +532,9 @@ class HMC(SharedSettings):
         ]
         return _Motion(momenta, masses, masters)
 
-    def _update(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        offsets: list[int],
-        prepared: _Motion,
-    ) -> None:
+    def _update(self, chain: Chain, work: Work, prepared: _Motion) -> None:
         """Remembers momenta that are kept, and masters; the parameters have moved."""
+        group, params = work.group, work.params
         low = [p for p in params if has_master(p)]
         for p, master in zip(low, prepared.masters, strict=True):
             self.state[p]["master"] = master
@@ -593,14 +583,14 @@ class HMC(SharedSettings):
             if heat is not None:
                 heat.look(self._moving(work, motion), heat=warmth)
             loss = fresh_gradients(self, closure)
-            following = self._gather(checked=True)
+            following = self.gather(checked=True)
             if not same_parameters(work, following):
                 raise RuntimeError(
                     "HMC got gradients of other parameters from the closure than at "
                     "its first call in this step"
                 )
             if not group["metropolis"]:  # which would reject it
-                check_finite(self, following)
+                check_finite(self._chain(), following, looks_later=self._looks_later)
             work = following
         self._leapfrog(work, motion, step_size / 2, drift=0.0)
         return loss
@@ -613,7 +603,7 @@ class HMC(SharedSettings):
             positions = [next(masters) if has_master(p) else p.detach() for p in params]
             prior = {
                 "weight_decay": group["prior_precision"] / group["num_data"],
-                **prior_of(self, group, params),
+                **prior_of(self.state, group, params),
             }
             moving.append(
                 Moving(params, grads, positions, of.momenta, of.masses, prior)
@@ -623,7 +613,7 @@ class HMC(SharedSettings):
     def _leapfrog(
         self, work: list[Work], motion: list[_Motion], kick: float, drift: float
     ) -> None:
-        leapfrog_ = self._placement.without_noise(hmc_leapfrog_)
+        leapfrog_ = self._parts.placement.without_noise(hmc_leapfrog_)
         for (group, params, grads, _), moving in zip(work, motion, strict=True):
             leapfrog_(
                 params,
@@ -635,31 +625,31 @@ class HMC(SharedSettings):
                 drift=drift,
                 num_data=group["num_data"],
                 prior_precision=group["prior_precision"],
-                **prior_of(self, group, params),
+                **prior_of(self.state, group, params),
             )
-            self._placement.have_changed(params)
+            self._parts.placement.have_changed(params)
 
     def _energies(
         self, loss: Any, work: list[Work], motion: list[_Motion]
     ) -> tuple[Tensor, Tensor]:
         """The chains' mean losses, over all ranks, and H of each chain."""
         chains = self.param_groups[0]["num_chains"]
-        device = work[0][1][0].device
+        device = work[0].params[0].device
         losses = _losses(loss, chains, device)
         parts = [
             part.to(device)
             for (group, params, _, _), moving in zip(work, motion, strict=True)
-            for part in self._placement.sums(
+            for part in self._parts.placement.sums(
                 hmc_energy,
                 params,
                 moving.momenta,
                 moving.masses,
                 prior_precision=group["prior_precision"],
-                **prior_of(self, group, params),
+                **prior_of(self.state, group, params),
                 num_chains=chains or 1,
             )
         ]
-        losses = mean_over_ranks(self, losses, alike=parts)
+        losses = mean_over_ranks(self._chain(), losses, alike=parts)
         energy = self.param_groups[0]["num_data"] * losses
         for part in parts:
             energy = energy + part
@@ -685,11 +675,11 @@ class HMC(SharedSettings):
             log_ratios,
             proposal=0,
             purpose=_C.Purpose.METROPOLIS,
-            **self._step_arguments(group),
+            **self._chain().noise(group),
         )
         num_accepted = int(accepted.sum())
 
-        select = self._placement.without_noise(select_chains_)
+        select = self._parts.placement.without_noise(select_chains_)
 
         def put_back(tensors: list[Tensor], before: list[Tensor], mask: Tensor) -> None:
             select(tensors, before, chosen=mask)
@@ -698,7 +688,7 @@ class HMC(SharedSettings):
             for i, (_, params, _, _) in enumerate(work):
                 rejected = (~accepted).to(params[0].device)
                 put_back(params, saved[i], rejected)
-                self._placement.have_changed(params)
+                self._parts.placement.have_changed(params)
                 if masters[i]:
                     put_back(motion[i].masters, masters[i], rejected)
                 if turned:

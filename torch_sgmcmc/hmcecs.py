@@ -27,6 +27,7 @@ from torch_sgmcmc.core.prior import PRIOR_MEAN
 from torch_sgmcmc.core.progress import progress_bar
 from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.core.shared_settings import SharedSettings
+from torch_sgmcmc.core.sizes import check_sizes
 from torch_sgmcmc.core.state_checks import check_count, check_part
 from torch_sgmcmc.core.trajectory_heat import Moving
 from torch_sgmcmc.ecs.anchor import AllData, Anchor, split
@@ -294,8 +295,8 @@ class HMCECS(SharedSettings):
             check_integer("subsample_size", group["subsample_size"], low=2)
 
     def _check_groups(self) -> None:
-        self._check_all_groups()
-        self._check_sizes()
+        self.check_groups()
+        check_sizes(self._chain())
         params = self._all_params()
         if not params:
             raise RuntimeError("HMCECS has no parameters that require gradients")
@@ -496,7 +497,7 @@ class HMCECS(SharedSettings):
             RuntimeError: it is for ``torch.distributed.checkpoint``'s
                 ``get_optimizer_state_dict``, which knows state of parameters alone.
         """
-        refuse_common_state(self)
+        refuse_common_state(self._chain())
         return super().state_dict()
 
     def _finish_loading(self, state_dict: dict[str, Any]) -> None:
@@ -538,7 +539,7 @@ class HMCECS(SharedSettings):
         try:
             self._sweep(closure)
         except StepLeftOut:
-            leave_out(self)
+            leave_out(self._chain())
             return torch.tensor(math.nan, dtype=torch.float64)
         assert self._present is not None
         group, present = self.param_groups[0], self._present
@@ -709,7 +710,8 @@ class HMCECS(SharedSettings):
         settings.append(None if sampling is None else sampling.digest)
         alike = (first["seed"], first["step"], crc32(repr(settings).encode()))
         return partial(
-            *(values_over_ranks, self, closure, self._all_params()), alike=alike
+            *(values_over_ranks, self._chain(), closure, self._all_params()),
+            alike=alike,
         )
 
     def _target_key(self) -> tuple[Any, ...]:
@@ -750,7 +752,7 @@ class HMCECS(SharedSettings):
             last = target.at(subsample, theta)
         if not math.isfinite(last.log):
             raise nonfinite_error(
-                choice_of(self),
+                choice_of(self._chain()),
                 "HMCECS got log-likelihoods or parameters that are not finite at the "
                 "start of a step",
             )
@@ -781,10 +783,10 @@ class HMCECS(SharedSettings):
         self, target: SubsampledTarget, present: Point, most_steps: int | None
     ) -> tuple[Point, float, bool]:
         """The step for θ: where to go on, the log ratio, and whether it moved."""
-        group, gauges = self.param_groups[0], self._gauges
+        group, gauges = self.param_groups[0], self._parts.gauges
         r = torch.empty_like(present.theta)
         hmc_momenta_(
-            [r], [], temperature=1.0, offsets=[0], **self._step_arguments(group)
+            [r], [], temperature=1.0, offsets=[0], **self._chain().noise(group)
         )
         heat = None if gauges is None else gauges._trajectory(group["step"], [])
         if heat is None:
@@ -842,7 +844,7 @@ class HMCECS(SharedSettings):
             torch.tensor([log_ratio], dtype=torch.float64),
             proposal=test,
             purpose=_C.Purpose.METROPOLIS,
-            **self._step_arguments(self.param_groups[0]),
+            **self._chain().noise(self.param_groups[0]),
         )
         return bool(accepted)
 

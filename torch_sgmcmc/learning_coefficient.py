@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_sgmcmc.core.chain import chain_of
 from torch_sgmcmc.core.checks import check_integer, check_real, draw_seed
 from torch_sgmcmc.core.closures import exchanged
 from torch_sgmcmc.core.prior import PRIOR_MEAN
 from torch_sgmcmc.core.progress import progress_bar
 from torch_sgmcmc.core.shards import refuse
-from torch_sgmcmc.core.turns import repeats_on_purpose
 from torch_sgmcmc.gauges import Gauges
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.hmcecs import HMCECS
@@ -189,7 +189,8 @@ def local_learning_coefficient(
             key = fold_in(seed, k)
             chain = sampler(moving, **target, prior_mean=best, seed=key)
             _check(chain, moving, target, batch_size)
-            repeats_on_purpose(chain)  # of each estimate, at other w* too
+            # The seed is used again by design: of each estimate, at other w* too.
+            chain_of(chain).parts.shared_noise_said = True
             row, heat = base.along(chain, burn_in, draws, fold_in(key, 1), bar)
             rows.append(row)
             heats.append(heat)

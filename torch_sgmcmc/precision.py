@@ -96,7 +96,7 @@ class GammaPrecision:
         # Those that are on one device, and spread over the same ranks.
         together: dict[Any, list[Tensor]] = {}
         for p in params:
-            away = shards.local(away_from_mean(self.sampler, group, p))
+            away = shards.local(away_from_mean(self.sampler.state, group, p))
             together.setdefault((p.device, shards.groups_of(p)), []).append(away)
         squares = sum(
             float(shards.sum_over_ranks(groups, sum_of_squares(ps)))

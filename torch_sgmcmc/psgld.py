@@ -10,16 +10,16 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc.core.chain import Chain, Work
 from torch_sgmcmc.core.closures import refuse_scaler
 from torch_sgmcmc.core.distributed import refuse_lone_decisions
+from torch_sgmcmc.core.dtypes import blank, state_dtype
 from torch_sgmcmc.core.many_chains import ManyChains
-from torch_sgmcmc.core.master import start_masters
+from torch_sgmcmc.core.master import check_not_capturing, start_masters
 from torch_sgmcmc.core.method import Method
-from torch_sgmcmc.core.momentum import blank, check_not_capturing, state_dtype
 from torch_sgmcmc.core.nonfinite import check_finite
 from torch_sgmcmc.core.operators import gaussian_, sum_of_squares
 from torch_sgmcmc.core.settings import settings
-from torch_sgmcmc.sampler import Work
 
 __all__ = ["PSGLD"]
 
@@ -188,19 +188,20 @@ class PSGLD(ManyChains):
         """
         return any(group["adapt"] and group["gamma"] for group in self.param_groups)
 
-    def _gather(self, *, checked: bool = False) -> list[Work]:
+    def gather(self, *, checked: bool = False) -> list[Work]:
+        """See :meth:`Sampler.gather`."""
         refuse_scaler(
             self,
             "PSGLD with Γ",
             "the loss and so its curvature",
             ", or gamma=False and adapt=False after burn-in",
         )
-        return super()._gather(checked=checked)
+        return super().gather(checked=checked)
 
     def _check_ranks(self) -> None:
         if any(group["adapt"] and group["gamma"] for group in self.param_groups):
-            refuse_lone_decisions(self, *_BY_THE_HESSIAN)
-            self._placement.refuse(
+            refuse_lone_decisions(self._chain(), *_BY_THE_HESSIAN)
+            self._parts.placement.refuse(
                 "Invalid gamma: True needs second derivatives, which are not taken of "
                 f"DTensors ({_BY_THE_HESSIAN[1]})"
             )
@@ -209,12 +210,15 @@ class PSGLD(ManyChains):
         corrected = group["adapt"] and group["gamma"]
         return blank(p, "square_average", *(["sensitivity"] if corrected else []))
 
-    def _prepare_all(self, work: list[Work]) -> list[tuple[list[Tensor], ...]]:
+    def _prepare_all(
+        self, chain: Chain, work: list[Work]
+    ) -> list[tuple[list[Tensor], ...]]:
         """Returns V, sensitivities, curvatures, masters; √G, masters if V stays."""
-        probed = [lists for lists in work if lists[0]["adapt"] and lists[0]["gamma"]]
-        curvatures = self._curvatures(probed) if probed else {}
-        second = [[curvatures[p] for p in lists[1]] for lists in probed]
-        check_finite(self, probed, second, "second derivative (for Γ)")
+        probed = [of for of in work if of.group["adapt"] and of.group["gamma"]]
+        curvatures = self._curvatures(chain, probed) if probed else {}
+        second = [[curvatures[p] for p in lists.params] for lists in probed]
+        what = "second derivative (for Γ)"
+        check_finite(chain, probed, second, what, looks_later=self._looks_later)
         roots = self._roots
         prepared: list[tuple[list[Tensor], ...]] = []
         for group, params, grads, _ in work:
@@ -223,20 +227,20 @@ class PSGLD(ManyChains):
             for state, p, grad in zip(states, params, grads, strict=True):
                 is_new = "square_average" not in state
                 if is_new:
-                    check_not_capturing(self, p, "square_average")
+                    check_not_capturing(chain.name, p, "square_average")
                     start = torch.zeros_like(p, dtype=state_dtype(p))
-                    self._create(p, "square_average", start.copy_(grad).square_())
+                    chain.create(p, "square_average", start.copy_(grad).square_())
                 if corrected and "sensitivity" not in state:
                     scale = group["temperature"] / group["num_data"]
                     chains = group["num_chains"]
                     sensitivity = _begin_gamma(
                         state, p, grad, curvatures[p], scale, is_new, chains
                     )
-                    self._create(p, "sensitivity", sensitivity)
+                    chain.create(p, "sensitivity", sensitivity)
                 elif group["adapt"] and not corrected:  # V moves on without it
                     state.pop("sensitivity", None)
             squares = [state["square_average"] for state in states]
-            masters = start_masters(self, params)
+            masters = start_masters(chain, params)
             if group["adapt"]:
                 for p in params:
                     roots.pop(p, None)
@@ -252,7 +256,7 @@ class PSGLD(ManyChains):
                 continue
             for p, square in zip(params, squares, strict=True):
                 if p not in roots or not roots[p].is_of(square, group["eps"]):
-                    check_not_capturing(self, p, "preconditioner that stays")
+                    check_not_capturing(chain.name, p, "preconditioner that stays")
                     roots[p] = _Root(square, group["eps"])
             prepared.append(([roots[p].value for p in params], masters))
         return prepared
@@ -266,7 +270,7 @@ class PSGLD(ManyChains):
             for p in params
         )
 
-    def _curvatures(self, work: list[Work]) -> dict[Tensor, Tensor]:
+    def _curvatures(self, chain: Chain, work: list[Work]) -> dict[Tensor, Tensor]:
         """Estimates the diagonal of the Hessian (Hutchinson), of all groups at once.
 
         The Hessian couples the groups, so probes for each alone would make the chain
@@ -282,7 +286,7 @@ class PSGLD(ManyChains):
                 std=1.0,
                 offsets=offsets,
                 purpose=_C.Purpose.PROBE,
-                **self._step_arguments(group),
+                **chain.noise(group),
             )
             params += some
             grads += theirs
@@ -316,15 +320,10 @@ class PSGLD(ManyChains):
         }
 
     def _update(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        offsets: list[int],
-        prepared: tuple[list[Tensor], ...],
+        self, chain: Chain, work: Work, prepared: tuple[list[Tensor], ...]
     ) -> None:
-        method = self._METHOD if group["adapt"] else self._FROZEN
-        method.update(self, group, params, grads, offsets, prepared)
+        method = self._METHOD if work.group["adapt"] else self._FROZEN
+        method.update(chain, work, prepared)
 
 
 def _begin_gamma(

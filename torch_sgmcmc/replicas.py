@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from torch_sgmcmc.core.chain import chain_of
 from torch_sgmcmc.core.checks import check_integer
 from torch_sgmcmc.core.distributed import (
     device_of_group,
@@ -53,7 +54,7 @@ def check_replicas(sampler: Sampler) -> None:
     size = world_size(group)
     if size == 1:
         return
-    rows = gathered(_row(sampler), device_of_group(sampler), group)
+    rows = gathered(_row(sampler), device_of_group(chain_of(sampler)), group)
     most, count = Counter(rows).most_common(1)[0]  # of equals, the first
     if count == size:
         return
@@ -99,7 +100,7 @@ def _row(sampler: Sampler) -> list[int]:
     _ = sampler.num_skipped  # a GPU may have yet to tell what came of the last step
     groups = sampler.param_groups
     params = [p for group in groups for p in group["params"]]
-    keys = sorted(sampler._group_keys - {"step", "seed"})
+    keys = sorted(chain_of(sampler).parts.keys - {"step", "seed"})
     settings = [[_plain(group.get(key)) for key in keys] for group in groups]
     kept = [sorted(sampler.state.get(p, {}).items()) for p in params]
     tensors = [v for each in kept for _, v in each if isinstance(v, Tensor)]

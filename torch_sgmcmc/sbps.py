@@ -31,12 +31,13 @@ from torch_sgmcmc.core.checks import check_real
 from torch_sgmcmc.core.closures import lightning_module, refuse_scaler
 from torch_sgmcmc.core.diagonal import check_saved_diagonal, diagonals
 from torch_sgmcmc.core.distributed import world_size
+from torch_sgmcmc.core.dtypes import blank
 from torch_sgmcmc.core.given import PRECONDITIONER, given
-from torch_sgmcmc.core.momentum import blank
 from torch_sgmcmc.core.nonfinite import StepLeftOut, leave_out, nonfinite_error
 from torch_sgmcmc.core.prior import PRIOR_MEAN
 from torch_sgmcmc.core.settings import settings
 from torch_sgmcmc.core.shared_settings import SharedSettings
+from torch_sgmcmc.core.sizes import check_sizes
 from torch_sgmcmc.core.state_checks import check_count, check_part
 
 __all__ = ["SBPS", "Diagnostics", "Evaluations"]
@@ -348,7 +349,7 @@ class SBPS(SharedSettings):
             new = diagonals(PRECONDITIONER, preconditioner, params)
         elif not any(map(self._has_given, params)):
             return
-        self._clear_blank_state()
+        self._chain().clear_blank_state()
         self.__dict__.pop("_flight", None)
         for i, p in enumerate(params):
             # Another dict: the one that is left may be in a state dict.
@@ -364,14 +365,14 @@ class SBPS(SharedSettings):
 
     def _check_common(self) -> dict[str, Any]:
         """Checks all groups before any work is done, and returns the first."""
-        self._check_sizes()
+        check_sizes(self._chain())
         first = self.param_groups[0]
         values = list(chain.from_iterable(map(_hyperparameters, self.param_groups)))
         values += map(len, self.param_groups)
         checked = self.__dict__.get("_checked", ())
         if len(values) == len(checked) and all(map(is_, values, checked)):
             return first  # numbers and bools cannot have changed in themselves
-        self._check_all_groups()
+        self.check_groups()
         self._checked = values
         # Compared with what the last step observed; a list of its own, never changed.
         self._target = [
@@ -410,7 +411,7 @@ class SBPS(SharedSettings):
             )
         return _register(self._hooks("_sample_hooks"), hook)
 
-    def _register_segment_hook(
+    def register_segment_hook(
         self, hook: Callable[[Flight, float, float], None]
     ) -> RemovableHandle:
         """Registers hook(flight, begin, end), times since the flight's line began."""
@@ -493,7 +494,7 @@ class SBPS(SharedSettings):
             if not flight.is_at(line_time):
                 flight.place(line_time)
             if isinstance(error, StepLeftOut):
-                leave_out(self)
+                leave_out(self._chain())
                 return error.losses
             raise
         progress["clock"] = clock
@@ -503,8 +504,8 @@ class SBPS(SharedSettings):
             group.update(progress)
             group["step"] += 1
         self._note()
-        if self._gauges is not None:
-            self._gauges._fly(before, piece)
+        if self._parts.gauges is not None:
+            self._parts.gauges._fly(before, piece)
         self._watch_violations(common)
         return losses
 
@@ -531,13 +532,13 @@ class SBPS(SharedSettings):
             or not same_target
             or not flight.same_as(params, preconditioned)
         ):
-            flight = Flight.resumed(self, preconditioned)
+            flight = Flight.resumed(self._chain(), preconditioned)
         if flight is not None and flight.is_at(line_time):
             if not same_target:
                 clock.restart()
         else:
             if flight is None:
-                flight = Flight.started(self, common)
+                flight = Flight.started(self._chain(), common)
             else:
                 flight = flight.rebased()
             progress["line_time"] = 0.0
@@ -579,7 +580,7 @@ class SBPS(SharedSettings):
             settings = crc32(repr(self._checked).encode())
             alike = (*key.values(), settings, ahead.digest, slots is None, checks)
             alike += event, wait, rate, prior
-            moments, seen = over_ranks(self, seen, moments, alike)
+            moments, seen = over_ranks(self._chain(), seen, moments, alike)
         value, variance = self._rate(seen, moments, prior, common)
         grads = None
         if checks:

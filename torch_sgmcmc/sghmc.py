@@ -16,11 +16,14 @@ from torch_sgmcmc.core.by_coordinate import (
     limits_of,
     masses_and_frictions,
 )
+from torch_sgmcmc.core.chain import Chain, Work
 from torch_sgmcmc.core.diagonal import check_saved_diagonal, diagonals
+from torch_sgmcmc.core.dtypes import blank, state_dtype
 from torch_sgmcmc.core.fit import check_fits
 from torch_sgmcmc.core.given import GIVEN_FRICTION, GIVEN_MASS, GIVEN_VARIANCE
 from torch_sgmcmc.core.given_covariance import (
     COVARIANCE,
+    Factors,
     check_saved_matrix,
     kept_matrix,
     move_matrix,
@@ -31,10 +34,9 @@ from torch_sgmcmc.core.given_covariance import (
 from torch_sgmcmc.core.many_chains import ManyChains
 from torch_sgmcmc.core.master import start_masters
 from torch_sgmcmc.core.method import Method
-from torch_sgmcmc.core.momentum import blank, start_momenta, state_dtype
+from torch_sgmcmc.core.momentum import start_momenta
 from torch_sgmcmc.core.operators import gradient_variance_
 from torch_sgmcmc.core.settings import settings
-from torch_sgmcmc.sampler import Work
 
 __all__ = ["SGHMC"]
 
@@ -189,7 +191,7 @@ class SGHMC(ManyChains):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._note_masses(measure=self._placement.is_whole)
+        self._note_masses(measure=self._parts.placement.is_whole)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -267,7 +269,7 @@ class SGHMC(ManyChains):
                 Nothing has changed. Whether a friction exceeds 1 is seen by the next
                 step.
         """
-        params = self._all_params()
+        params = self._chain().params
         new: dict[str, Sequence[Tensor | None]] = {}
         if mass is not None:
             new[GIVEN_MASS] = diagonals("mass", mass, params)
@@ -290,7 +292,9 @@ class SGHMC(ManyChains):
 
     def _note_masses(self, *, measure: bool = True) -> None:
         """Keeps what a step needs to know of all masses."""
-        having = [p for p in self._all_params() if GIVEN_MASS in self.state.get(p, {})]
+        having = [
+            p for p in self._chain().params if GIVEN_MASS in self.state.get(p, {})
+        ]
         self._has_masses = bool(having)
         self._limits = {}
         if measure:
@@ -300,9 +304,10 @@ class SGHMC(ManyChains):
         self, keys: Iterable[str], new: Mapping[str, Sequence[Tensor | None]]
     ) -> None:
         """Puts what is given in the place of what was given, for all parameters."""
-        self._clear_blank_state()
-        self._factors = {}
-        for i, p in enumerate(self._all_params()):
+        chain = self._chain()
+        chain.clear_blank_state()
+        self._factors = Factors()
+        for i, p in enumerate(chain.params):
             # Another dict: the one that is left may be in a state dict.
             state = {**self.state.pop(p, {})}
             for key in keys:
@@ -331,7 +336,7 @@ class SGHMC(ManyChains):
         """
         new = None
         if variance is not None:
-            params = self._all_params()
+            params = self._chain().params
             new = diagonals("gradient variance", variance, params, or_zero=True)
         self._set_given(new, None)
 
@@ -355,7 +360,7 @@ class SGHMC(ManyChains):
                 has changed. Whether α - B̂ has a negative eigenvalue is seen by the next
                 step, which then raises one that names it.
         """
-        self._set_given(None, kept_matrix(self, covariance))
+        self._set_given(None, kept_matrix(self._chain(), covariance))
 
     def _set_given(
         self, new: list[Tensor] | None, matrix: dict[str, Tensor] | None
@@ -368,21 +373,18 @@ class SGHMC(ManyChains):
             self.state[COVARIANCE] = matrix
 
     def _parameters_changed(self) -> None:
-        self._factors = {}
+        self._factors = Factors()
         self._note_masses()
-
-    def _all_params(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"]]
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
         super()._check_state_dict(state_dict)
-        check_saved_matrix(self, state_dict["state"])
+        check_saved_matrix(self._chain(), state_dict["state"])
 
     def _finish_loading(self, state_dict: dict[str, Any]) -> None:
         super()._finish_loading(state_dict)
-        self._factors = {}
+        self._factors = Factors()
         self._note_masses()
-        move_matrix(self)
+        move_matrix(self._chain())
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`Sampler.state_dict`.
@@ -392,51 +394,43 @@ class SGHMC(ManyChains):
                 ``get_optimizer_state_dict``, which knows state of parameters alone, and
                 there is a matrix.
         """
-        refuse_checkpoint(self)
+        refuse_checkpoint(self._chain())
         return super().state_dict()
 
     # ---- A step ---------------------------------------------------------------
 
-    def _prepare_all(self, work: list[Work]) -> list[Any]:
+    def _prepare_all(self, chain: Chain, work: list[Work]) -> list[Any]:
         if self._has_masses:
             for group, params, _, _ in work:
                 self._check_rates(group, params, [], _UNCHANGED)
-        prepared = super()._prepare_all(work)
+        prepared = super()._prepare_all(chain, work)
         if COVARIANCE in self.state and work:
-            noises = noise_of_matrix(self, work)
+            noises = noise_of_matrix(chain, work, self._factors)
             return [(*a, noise) for a, noise in zip(prepared, noises, strict=True)]
         return prepared
 
     def _prepare(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        offsets: list[int],
+        self, chain: Chain, work: Work
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Returns momenta, the gradients' variances if they are used, and masters."""
-        new = start_momenta(
-            self,
-            group,
-            params,
-            offsets,
-            stationary=group["initial_momentum"] == "stationary",
-        )
+        group, params, _, offsets = work
+        stationary = group["initial_momentum"] == "stationary"
+        new = start_momenta(chain, group, params, offsets, stationary=stationary)
         for p in new:
             if GIVEN_MASS in self.state[p]:
                 self.state[p]["momentum"] /= self.state[p][GIVEN_MASS].sqrt()
         variances: list[Tensor] = []
         if group["noise_estimate"] == "online":
-            variances = self._observe_gradients(group, params, grads)
+            variances = self._observe_gradients(chain, work)
         elif group["noise_estimate"] == "given" and COVARIANCE not in self.state:
             variances = self._given_variances(group, params)
         momenta = [self.state[p]["momentum"] for p in params]
-        return momenta, variances, start_masters(self, params)
+        return momenta, variances, start_masters(chain, params)
 
     def _looks_later(self, work: list[Work]) -> bool:
         """Not with a noise estimate that is checked on the host at every step."""
         return super()._looks_later(work) and not any(
-            lists[0]["noise_estimate"] in _CHECKED for lists in work
+            lists.group["noise_estimate"] in _CHECKED for lists in work
         )
 
     def _check_rates(
@@ -466,35 +460,33 @@ class SGHMC(ManyChains):
         self._check_variances(group, params, variances, _UNCHANGED)
         return variances
 
-    def _observe_gradients(
-        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
-    ) -> list[Tensor]:
+    def _observe_gradients(self, chain: Chain, work: Work) -> list[Tensor]:
         """Updates the gradients' variances and checks them against the friction.
 
         Returns:
             The variances once all rest on enough gradients, until then nothing.
         """
+        group, params, grads, _ = work
         # An operator that refuses the momenta would do so when this has been changed.
         states = [self.state[p] for p in params]
         for p, state in zip(params, states, strict=True):
             momentum = state["momentum"]
             if momentum.dtype is not state_dtype(p) or momentum.shape != p.shape:
-                check_fits(self, [(group, params, grads, [])])
+                check_fits(chain, [work])
         by_count: dict[int, list[tuple[dict[str, Any], Tensor]]] = {}
         for p, state, grad in zip(params, states, grads, strict=True):
             count = state.get("num_grads", 0)
             if count == 0:
                 like = {"dtype": state_dtype(p)}
-                self._create(p, "grad_variance", torch.zeros_like(p, **like))
-                self._create(
-                    p, "previous_grad", torch.zeros_like(p, **like).copy_(grad)
-                )
-                self._create(p, "num_grads", 0)
+                chain.create(p, "grad_variance", torch.zeros_like(p, **like))
+                previous = torch.zeros_like(p, **like).copy_(grad)
+                chain.create(p, "previous_grad", previous)
+                chain.create(p, "num_grads", 0)
             else:
                 by_count.setdefault(count, []).append((state, grad))
             state["num_grads"] = count + 1
         for count, members in by_count.items():
-            self._placement.without_noise(gradient_variance_)(
+            self._parts.placement.without_noise(gradient_variance_)(
                 [grad for _, grad in members],
                 [state["grad_variance"] for state, _ in members],
                 [state["previous_grad"] for state, _ in members],
@@ -519,9 +511,9 @@ class SGHMC(ManyChains):
         if self._has_masses:
             self._check_rates(group, params, variances, state_of_things)
             return
-        here = [v for v in self._placement.here(variances) if v.numel()]
+        here = [v for v in self._parts.placement.here(variances) if v.numel()]
         largest = max((float(v.max()) for v in here), default=0.0)
-        largest = self._placement.largest(params, largest)
+        largest = self._parts.placement.largest(params, largest)
         scale = group["lr"] * group["num_data"] / (2 * group["temperature"])
         _check_friction(
             scale * largest,
@@ -530,27 +522,21 @@ class SGHMC(ManyChains):
         )
 
     def _update(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        offsets: list[int],
-        prepared: tuple[list[Tensor], ...],
+        self, chain: Chain, work: Work, prepared: tuple[list[Tensor], ...]
     ) -> None:
         momenta, variances, masters, *noises = prepared
         if noises:
-            work = group, params, grads, offsets
-            update_with_noise(self, work, [momenta, variances, masters], *noises)
+            update_with_noise(chain, work, [momenta, variances, masters], *noises)
             return
-        estimate = group["noise_estimate"]
+        estimate = work.group["noise_estimate"]
         lists, method = [momenta, variances], self._METHOD
         if self._has_masses:
-            states = [self.state[p] for p in params]
-            lists += masses_and_frictions(params, states)
+            states = [self.state[p] for p in work.params]
+            lists += masses_and_frictions(work.params, states)
             method = self._BY_COORDINATE
         instead = {"noise_estimate": 0.0} if estimate in _CHECKED else {}
         lists.append(masters)
-        method.update(self, group, params, grads, offsets, lists, **instead)
+        method.update(chain, work, lists, **instead)
 
 
 def _check_friction(noise_estimate: float, momentum: float, where: str = "") -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from torch_sgmcmc.core.chain import Chain, Work
 from torch_sgmcmc.core.many_chains import ManyChains
 from torch_sgmcmc.core.method import Method
 from torch_sgmcmc.core.settings import settings
@@ -125,17 +126,9 @@ class SGNHT(ManyChains):
     ) -> None:
         self._construct(locals())
 
-    def _update(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        offsets: list[int],
-        prepared: list[list[Tensor]],
-    ) -> None:
+    def _update(self, chain: Chain, work: Work, prepared: list[list[Tensor]]) -> None:
+        group = work.group
         rate = group["thermostat_rate"]
         if rate is None:
             rate = group["lr"] * group["temperature"] / group["num_data"]
-        self._METHOD.update(
-            *(self, group, params, grads, offsets, prepared), thermostat_rate=rate
-        )
+        self._METHOD.update(chain, work, prepared, thermostat_rate=rate)

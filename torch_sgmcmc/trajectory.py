@@ -77,7 +77,7 @@ class TimeAverage:
         self.time = 0.0
         self._means: dict[Tensor, tuple[Tensor, Tensor]] = {}
         self._value: Tensor | None = None
-        self._handle = sampler._register_segment_hook(self._follow)
+        self._handle = sampler.register_segment_hook(self._follow)
 
     def remove(self) -> None:
         """Stops following; what has been averaged stays."""
@@ -120,13 +120,13 @@ class TimeAverage:
 
     def state_dict(self) -> dict[str, Any]:
         """The averages so far; tensors are shared, not copied."""
-        params = self.sampler._all_params()
+        params = [p for group in self.sampler.param_groups for p in group["params"]]
         means = {i: self._means[p] for i, p in enumerate(params) if p in self._means}
         return {"time": self.time, "means": means, "value": self._value}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues the averages of another run."""
-        params = self.sampler._all_params()
+        params = [p for group in self.sampler.param_groups for p in group["params"]]
         for i, pair in state_dict["means"].items():
             if i not in range(len(params)):
                 raise ValueError(

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc.core.chain import chain_of
 from torch_sgmcmc.core.checks import check_integer, check_real
 from torch_sgmcmc.core.closures import fresh_gradients
+from torch_sgmcmc.core.dtypes import state_dtype
 from torch_sgmcmc.core.given import GIVEN_MASS
-from torch_sgmcmc.core.momentum import state_dtype
 from torch_sgmcmc.core.nonfinite import raise_what_was_found
 from torch_sgmcmc.core.prior import away_from_mean
 from torch_sgmcmc.core.progress import progress_bar
@@ -247,7 +248,7 @@ def tune(
     check_real("room", room, low=1.0, low_open=True)
     friction = min(_friction(group) for group in sampler.param_groups)
     check_integer("gradients", gradients, low=math.ceil(1200 + 12 / friction - 1e-9))
-    raise_what_was_found(sampler)
+    raise_what_was_found(chain_of(sampler))
     bar = progress_bar(range(gradients), "tune", progress)
     try:
         with rehearsal(sampler):
@@ -275,7 +276,7 @@ def _check(sampler: Sampler, closure: object) -> None:
         raise ValueError(
             "Invalid sampler: it is capturable, and gauges are read on the host"
         )
-    sampler._check_all_groups()
+    sampler.check_groups()
     for group in sampler.param_groups:
         refuse("parameters", group["params"])
         for key in ("lr", "temperature"):

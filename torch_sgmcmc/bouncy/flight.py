@@ -6,16 +6,18 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc.core.chain import Chain
 from torch_sgmcmc.core.distributed import digest
+from torch_sgmcmc.core.dtypes import state_dtype
+from torch_sgmcmc.core.gathering import check_cuda
 from torch_sgmcmc.core.given import PRECONDITIONER, given
-from torch_sgmcmc.core.momentum import state_dtype
 from torch_sgmcmc.core.nonfinite import nonfinite_error
 from torch_sgmcmc.core.operators import (
     gaussian_,
@@ -31,9 +33,6 @@ from torch_sgmcmc.core.operators import (
     sum_of_squares,
 )
 from torch_sgmcmc.core.prior import PRIOR_MEAN
-
-if TYPE_CHECKING:
-    from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["STATE", "Flight", "Piece", "kept_of"]
 
@@ -114,14 +113,14 @@ class Flight:
     # ---- Beginnings -------------------------------------------------------------
 
     @staticmethod
-    def moving(sampler: Sampler) -> list[_Part]:
+    def moving(chain: Chain) -> list[_Part]:
         """The parameters that require gradients, by device and prior."""
         parts: dict[tuple[torch.device, float, float | None], _Part] = {}
-        for group in sampler.param_groups:
+        for group in chain.groups:
             prior, number = float(group["prior_precision"]), float(group[PRIOR_MEAN])
             for p, offset in zip(group["params"], group["offsets"], strict=True):
                 if p.requires_grad and p.numel() > 0:
-                    mean = sampler.state.get(p, {}).get(PRIOR_MEAN)
+                    mean = chain.state.get(p, {}).get(PRIOR_MEAN)
                     key = p.device, prior, number if mean is None else None
                     if key not in parts:
                         parts[key] = _Part(prior, float(group["num_data"]), number)
@@ -131,24 +130,22 @@ class Flight:
                     part.params.append(p)
                     part.offsets.append(offset)
                     if p.is_cuda:
-                        sampler._check_cuda(group)
+                        check_cuda(chain.name, group)
         if not parts:
-            raise RuntimeError(
-                f"{type(sampler).__name__} has no parameter that requires gradients"
-            )
+            raise RuntimeError(f"{chain.name} has no parameter that requires gradients")
         return list(parts.values())
 
     @classmethod
-    def resumed(cls, sampler: Sampler, preconditioned: bool) -> Flight | None:
+    def resumed(cls, chain: Chain, preconditioned: bool) -> Flight | None:
         """The flight that the sampler's state holds; None if it fits no longer."""
-        parts = cls.moving(sampler)
-        flying = {p for p, state in sampler.state.items() if "velocity" in state}
+        parts = cls.moving(chain)
+        flying = {p for p, state in chain.state.items() if "velocity" in state}
         if flying != {p for part in parts for p in part.params}:
             return None
-        keys = kept_of(preconditioned, preconditioned and _is_given(sampler, parts))
+        keys = kept_of(preconditioned, preconditioned and _is_given(chain, parts))
         for part in parts:
             for p in part.params:
-                state = sampler.state[p]
+                state = chain.state[p]
                 if any(key not in state for key in keys):
                     return None
                 for key in keys:
@@ -156,13 +153,13 @@ class Flight:
         return cls(parts)
 
     @classmethod
-    def started(cls, sampler: Sampler, common: dict[str, Any]) -> Flight:
+    def started(cls, chain: Chain, common: dict[str, Any]) -> Flight:
         """A line from where the parameters are, with a new velocity."""
-        parts = cls.moving(sampler)
-        is_given = common["preconditioned"] and _is_given(sampler, parts)
+        parts = cls.moving(chain)
+        is_given = common["preconditioned"] and _is_given(chain, parts)
         for part in parts:
             for p in part.params:
-                known = sampler.state.get(p, {})
+                known = chain.state.get(p, {})
                 part.origin.append(p.detach().to(state_dtype(p), copy=True))
                 part.velocity.append(torch.zeros_like(p, dtype=state_dtype(p)))
                 if is_given:
@@ -429,19 +426,17 @@ def kept_of(preconditioned: bool, is_given: bool) -> list[str]:
     return [key for key in keys if not (is_given and key == "square_average")]
 
 
-def _is_given(sampler: Sampler, parts: list[_Part]) -> bool:
+def _is_given(chain: Chain, parts: list[_Part]) -> bool:
     """Whether users gave the A of what moves.
 
     Raises:
         RuntimeError: of a part of it.
     """
     params = [p for part in parts for p in part.params]
-    lacking = [
-        p for p in params if PRECONDITIONER not in given(sampler.state.get(p, {}))
-    ]
+    lacking = [p for p in params if PRECONDITIONER not in given(chain.state.get(p, {}))]
     if lacking and len(lacking) < len(params):
         raise RuntimeError(
-            f"{type(sampler).__name__} has no preconditioner for a parameter of shape "
+            f"{chain.name} has no preconditioner for a parameter of shape "
             f"{list(lacking[0].shape)}, and was given those of others: call "
             "set_preconditioner() for all"
         )

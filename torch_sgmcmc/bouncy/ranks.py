@@ -13,24 +13,21 @@ would wait for each other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.bouncy.directional import Observation
+from torch_sgmcmc.core.chain import Chain
 from torch_sgmcmc.core.distributed import device_of_group, float64, gathered_alike
 from torch_sgmcmc.core.shards import sum_over_ranks
-
-if TYPE_CHECKING:
-    from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["over_ranks"]
 
 
 def over_ranks(
-    sampler: Sampler,
+    chain: Chain,
     seen: Observation,
     moments: _C.Moments,
     alike: Sequence[float],
@@ -38,7 +35,7 @@ def over_ranks(
     """What the ranks' minibatches say together; a collective call.
 
     Args:
-        sampler: what is to decide by it.
+        chain: of what is to decide by it.
         seen: of this rank's minibatch.
         moments: likewise.
         alike: numbers that must be equal on all ranks, to the bit.
@@ -51,7 +48,7 @@ def over_ranks(
         RuntimeError: on all ranks, if they differ in these numbers.
     """
     row = (moments.bad, moments.count, moments.mean, moments.squares)
-    rows = gathered_alike(sampler, row, alike, "parameters, velocities or settings")
+    rows = gathered_alike(chain, row, alike, "parameters, velocities or settings")
     parts = [
         _C.Moments(bad, count, float64(mean), float64(squares))
         for bad, count, mean, squares in rows
@@ -60,15 +57,15 @@ def over_ranks(
 
     def gradient() -> list[Tensor]:
         return [
-            _mean(sampler, grad, moments.count, together.count)
+            _mean(chain, grad, moments.count, together.count)
             for grad in seen.gradient()
         ]
 
     return together, seen._replace(gradient=gradient)
 
 
-def _mean(sampler: Sampler, grad: Tensor, mine: int, count: int) -> Tensor:
+def _mean(chain: Chain, grad: Tensor, mine: int, count: int) -> Tensor:
     """The mean of all ranks' examples, by the mean of this rank's gradients."""
-    total = (grad.to(device_of_group(sampler), torch.float64) * mine).contiguous()
-    total = sum_over_ranks([sampler.process_group], total)
+    total = (grad.to(device_of_group(chain), torch.float64) * mine).contiguous()
+    total = sum_over_ranks([chain.process_group], total)
     return torch.empty_like(grad).copy_(total / count)

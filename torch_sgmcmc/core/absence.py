@@ -12,15 +12,12 @@ counted too often, and its posterior is too narrow.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_sgmcmc.core.parameters import name_of
-
-if TYPE_CHECKING:
-    from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["Absences"]
 
@@ -31,11 +28,13 @@ _LONG = 20
 class Absences:
     """Which parameters had no gradient in which steps, until that has been said."""
 
-    def __init__(self, sampler: Sampler | None = None, *, says: bool = True) -> None:
+    def __init__(
+        self, groups: list[dict[str, Any]] | None = None, *, says: bool = True
+    ) -> None:
         #: Whether there is something to look at after a step.
         self.any = False
         # Steps before any that are seen here.
-        self._before = 0 if sampler is None else _steps(sampler)
+        self._before = 0 if groups is None else _steps(groups)
         self._now: list[Tensor] = []
         self._moved = True
         # Of a parameter: steps without a gradient, and those after one with it.
@@ -58,19 +57,19 @@ class Absences:
         if not torch.compiler.is_compiling():
             self._moved, self.any = False, True
 
-    def look(self, sampler: Sampler) -> None:
+    def look(self, name: str, groups: list[dict[str, Any]]) -> None:
         """Says, once each, that nothing has moved, and that a target is another."""
         if not self._moved:
-            self._say(sampler, "nothing", _NOTHING)
+            self._say(name, "nothing", _NOTHING)
         self._moved = True
         absent = set(self._now)
         self._now.clear()
         if "sometimes" in self._said:
             self.any = False
             return
-        if isinstance(sampler.param_groups[0]["step"], Tensor) and _is_capturing():
+        if isinstance(groups[0]["step"], Tensor) and _is_capturing():
             return  # counters are not to be read now
-        steps = _steps(sampler) - self._before
+        steps = _steps(groups) - self._before
         for p in absent:
             missed, later = self._missing.get(p, (0, 0))
             had_one = steps > missed + 1
@@ -83,21 +82,21 @@ class Absences:
         if found:
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
             missed, _ = self._missing[found[0]]
-            who = f"parameter {name_of(sampler, found[0])}{more}"
+            who = f"parameter {name_of(groups, found[0])}{more}"
             how_often = f"in {missed} of {steps} steps"
             self._missing.clear()
-            self._say(sampler, "sometimes", _SOMETIMES.format(who, how_often))
+            self._say(name, "sometimes", _SOMETIMES.format(who, how_often))
         self.any = bool(self._missing)
 
-    def _say(self, sampler: Sampler, what: str, message: str) -> None:
+    def _say(self, name: str, what: str, message: str) -> None:
         if what not in self._said:
             self._said.add(what)
-            warnings.warn(f"{type(sampler).__name__} {message}", stacklevel=4)
+            warnings.warn(f"{name} {message}", stacklevel=4)
 
 
-def _steps(sampler: Sampler) -> int:
+def _steps(groups: list[dict[str, Any]]) -> int:
     """Those that were made or left out."""
-    group = sampler.param_groups[0]
+    group = groups[0]
     return int(group["step"]) + int(group["num_skipped"])
 
 

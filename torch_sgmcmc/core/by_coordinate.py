@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from torch_sgmcmc.core import shards
+from torch_sgmcmc.core.dtypes import state_dtype
 from torch_sgmcmc.core.given import GIVEN_FRICTION, GIVEN_MASS
-from torch_sgmcmc.core.momentum import state_dtype
 from torch_sgmcmc.core.operators import gauge_sums
 from torch_sgmcmc.core.prior import PRIOR_MEAN
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-if TYPE_CHECKING:
-    from torch_sgmcmc.sampler import Sampler, Work
+from torch_sgmcmc.core.chain import Work
 
 __all__ = [
     "by_lightning",
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def refuse_scaler(
-    sampler: Sampler,
+    sampler: Optimizer,
     name: str | None = None,
     scaled: str = "the gradients of the closure",
     otherwise: str = "",
@@ -61,7 +61,7 @@ def lightning_module(closure: Any) -> Any:
     return None
 
 
-def refuse_accumulation(sampler: Sampler, closure: Any) -> None:
+def refuse_accumulation(sampler: Optimizer, closure: Any) -> None:
     """Raises if Lightning accumulates gradients, which the sampler clears."""
     module = lightning_module(closure)
     parts = 1 if module is None else module.trainer.accumulate_grad_batches
@@ -76,7 +76,7 @@ def refuse_accumulation(sampler: Sampler, closure: Any) -> None:
         )
 
 
-def fresh_gradients(sampler: Sampler, closure: Callable[[], Any]) -> Any:
+def fresh_gradients(sampler: Optimizer, closure: Callable[[], Any]) -> Any:
     """Has the closure make gradients, where there are none; returns its loss."""
     for group in sampler.param_groups:
         for p in group["params"]:
@@ -88,7 +88,7 @@ def fresh_gradients(sampler: Sampler, closure: Callable[[], Any]) -> Any:
 def same_parameters(first: list[Work], second: list[Work]) -> bool:
     """Whether the same parameters have gradients."""
     return len(first) == len(second) and all(
-        len(a[1]) == len(b[1]) and all(map(_is, a[1], b[1]))
+        len(a.params) == len(b.params) and all(map(_is, a.params, b.params))
         for a, b in zip(first, second, strict=True)
     )
 

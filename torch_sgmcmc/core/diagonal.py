@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_sgmcmc.core import shards
-from torch_sgmcmc.core.momentum import state_dtype
+from torch_sgmcmc.core.dtypes import state_dtype
 
 __all__ = ["check_saved_diagonal", "diagonals"]
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -31,12 +31,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc.core.chain import Chain
 from torch_sgmcmc.core.given import given, has_more
 from torch_sgmcmc.core.shards import is_dtensor
 from torch_sgmcmc.seeds import fold_in
-
-if TYPE_CHECKING:
-    from torch_sgmcmc.sampler import Sampler
 
 __all__ = [
     "CHECKPOINT",
@@ -101,12 +99,12 @@ def called_from(module: str) -> bool:
 # ---- What cannot be replicated ---------------------------------------------------
 
 
-def refuse_lone_decisions(sampler: Sampler, by: str, instead: str) -> None:
+def refuse_lone_decisions(chain: Chain, by: str, instead: str) -> None:
     """Raises if there are other ranks, which would decide otherwise."""
-    size = world_size(sampler.process_group)
+    size = world_size(chain.process_group)
     if size > 1:
         raise RuntimeError(
-            f"{type(sampler).__name__} cannot run in a process group of {size} ranks: "
+            f"{chain.name} cannot run in a process group of {size} ranks: "
             f"each would go by its own {by}, and replicas would drift apart. {instead}"
         )
 
@@ -136,17 +134,16 @@ def refuse_shards(name: str, params: Iterable[Tensor]) -> None:
         )
 
 
-def refuse_other_meshes(sampler: Sampler) -> None:
+def refuse_other_meshes(chain: Chain) -> None:
     """Raises if parts of DTensors are with ranks that do not decide with this one."""
-    params = [p for group in sampler.param_groups for p in group["params"]]
-    together = dist.get_process_group_ranks(sampler.process_group)
-    for mesh in {p.device_mesh: None for p in params if is_dtensor(p)}:
+    together = dist.get_process_group_ranks(chain.process_group)
+    for mesh in {p.device_mesh: None for p in chain.params if is_dtensor(p)}:
         ranks = mesh.mesh.flatten().tolist()
         if dist.get_rank() not in ranks or not set(ranks) <= {*together}:
             raise ValueError(
                 f"Invalid process_group: ranks {together}, of which {dist.get_rank()} "
                 f"has DTensors on ranks {ranks} (it must be one of these, and the "
-                f"group of {type(sampler).__name__}, which decides by the loss, must "
+                f"group of {chain.name}, which decides by the loss, must "
                 "have them all)"
             )
 
@@ -154,7 +151,7 @@ def refuse_other_meshes(sampler: Sampler) -> None:
 # ---- One seed for all replicas ---------------------------------------------------
 
 
-def settle(sampler: Sampler) -> bool:
+def settle(chain: Chain) -> bool:
     """Does what is to be done where there are other ranks; returns if there are.
 
     Raises:
@@ -162,44 +159,42 @@ def settle(sampler: Sampler) -> bool:
     """
     if world_size() == 1:
         return False
-    name = type(sampler).__name__
-    for group in sampler.param_groups:
+    name = chain.name
+    for group in chain.groups:
         refuse_shards(name, group["params"])
-    if sampler._seed_is_drawn:
-        _agree_on_seed(sampler)
-    if not sampler._placement.is_whole:
-        _check_seeds(sampler)
+    if chain.parts.seed_is_drawn:
+        _agree_on_seed(chain)
+    if not chain.placement.is_whole:
+        _check_seeds(chain)
     return True
 
 
-def _agree_on_seed(sampler: Sampler) -> None:
-    groups = sampler.param_groups
+def _agree_on_seed(chain: Chain) -> None:
+    groups = chain.groups
     mine = [groups[0]["seed"], int(groups[0]["step"])]
-    rows = gathered(mine, device_of_group(sampler), sampler.process_group)
+    rows = gathered(mine, device_of_group(chain), chain.process_group)
     seeds, steps = zip(*rows, strict=True)
     if any(steps) and len({*zip(seeds, steps, strict=True)}) > 1:
         raise RuntimeError(
-            f"{type(sampler).__name__} has made steps before the process group was "
+            f"{chain.name} has made steps before the process group was "
             f"initialised, and ranks differ: seeds {[*seeds]}, steps {[*steps]}. Give "
             "all ranks one seed"
         )
     seed = seeds[0]
-    ranks = dist.get_process_group_ranks(sampler.process_group)
+    ranks = dist.get_process_group_ranks(chain.process_group)
     if len(ranks) < world_size():
         # Chains would have one noise if all ranks had called torch.manual_seed(0).
         seed = fold_in(seed, ranks[0])
-    sampler.defaults["seed"] = seed
     for group in groups:
         group["seed"] = seed
-    sampler._note()
-    sampler._seed_is_drawn = False
+    chain.parts.ledger.note(groups)
+    chain.parts.seed_is_drawn = False
 
 
-def _check_seeds(sampler: Sampler) -> None:
+def _check_seeds(chain: Chain) -> None:
     """Raises if ranks that have parts of one chain differ in their seeds or steps."""
-    params = [p for group in sampler.param_groups for p in group["params"]]
-    meshes = {p.device_mesh: None for p in params if is_dtensor(p)}
-    first = sampler.param_groups[0]
+    meshes = {p.device_mesh: None for p in chain.params if is_dtensor(p)}
+    first = chain.groups[0]
     least = most = (first["seed"], int(first["step"]))
     for mesh in meshes:
         if mesh.get_coordinate() is None:
@@ -214,7 +209,7 @@ def _check_seeds(sampler: Sampler) -> None:
     if least != most:
         seeds, steps = zip(least, most, strict=True)
         raise RuntimeError(
-            f"{type(sampler).__name__} has DTensors, which are parts of one chain, and "
+            f"{chain.name} has DTensors, which are parts of one chain, and "
             f"ranks differ: seeds {[*seeds]}, steps {[*steps]}. Give all ranks one "
             "seed, or none and a process_group that has all ranks of the mesh"
         )
@@ -230,34 +225,33 @@ def gathered(
     return [tuple(each.tolist()) for each in rows]
 
 
-def device_of_group(sampler: Sampler) -> torch.device:
+def device_of_group(chain: Chain) -> torch.device:
     """Where the sampler's ranks communicate: on the CPU if they can."""
-    if "cpu:" in dist.get_backend_config(sampler.process_group):
+    if "cpu:" in dist.get_backend_config(chain.process_group):
         return torch.device("cpu")
-    for group in sampler.param_groups:
-        for p in group["params"]:
-            if p.device.type != "cpu":
-                return p.device
+    for p in chain.params:
+        if p.device.type != "cpu":
+            return p.device
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def mean_over_ranks(sampler: Sampler, value: Tensor, alike: list[Tensor]) -> Tensor:
+def mean_over_ranks(chain: Chain, value: Tensor, alike: list[Tensor]) -> Tensor:
     """The mean of what the sampler's ranks have, added up in their order.
 
     Args:
-        sampler: what is to decide by it.
+        chain: of what is to decide by it.
         value: a row of float64.
         alike: more such rows, there, of what replicas have alike.
 
     Raises:
         RuntimeError: on all ranks, if they differ in these.
     """
-    group = sampler.process_group
+    group = chain.process_group
     size = world_size(group)
     if size == 1:
         return value
     both = torch.stack([value, sum(alike, torch.zeros_like(value))])
-    mine = both.to(device_of_group(sampler))
+    mine = both.to(device_of_group(chain))
     rows = [torch.empty_like(mine) for _ in range(size)]
     dist.all_gather(rows, mine, group)
     total, first = rows[0]
@@ -265,19 +259,19 @@ def mean_over_ranks(sampler: Sampler, value: Tensor, alike: list[Tensor]) -> Ten
         # NaN, which is not equal to itself, is what a divergence leaves on all.
         if not torch.equal(first.nan_to_num(torch.inf), other.nan_to_num(torch.inf)):
             raise unlike(
-                sampler, "parameters or momenta", "one seed and averaged gradients"
+                chain, "parameters or momenta", "one seed and averaged gradients"
             )
         total = total + theirs
     return (total / size).to(value.device)
 
 
 def gathered_alike(
-    sampler: Sampler, row: Sequence[float], alike: Sequence[float], parts: str
+    chain: Chain, row: Sequence[float], alike: Sequence[float], parts: str
 ) -> list[tuple[int, ...]]:
     """The rows of the sampler's ranks, floats being the bits of a float64.
 
     Args:
-        sampler: what is to decide by them.
+        chain: of what is to decide by them.
         row: of this rank, integers and floats.
         alike: more of these, which have to be equal on all ranks, to the bit.
         parts: what differs where they do.
@@ -286,9 +280,9 @@ def gathered_alike(
         RuntimeError: on all ranks, if they differ in these.
     """
     mine = [_int64(number) for number in (*row, *alike)]
-    rows = gathered(mine, device_of_group(sampler), sampler.process_group)
+    rows = gathered(mine, device_of_group(chain), chain.process_group)
     if any(each[len(row) :] != rows[0][len(row) :] for each in rows):
-        raise unlike(sampler, parts, "one seed and one state")
+        raise unlike(chain, parts, "one seed and one state")
     return [each[: len(row)] for each in rows]
 
 
@@ -304,11 +298,11 @@ def float64(bits: int) -> float:
     return struct.unpack("<d", struct.pack("<q", bits))[0]
 
 
-def unlike(sampler: Sampler, parts: str, needs: str) -> RuntimeError:
+def unlike(chain: Chain, parts: str, needs: str) -> RuntimeError:
     """The error of ranks that are to decide together, and differ."""
     return RuntimeError(
-        f"{type(sampler).__name__} cannot decide for the "
-        f"{world_size(sampler.process_group)} ranks of its process group: they differ "
+        f"{chain.name} cannot decide for the "
+        f"{world_size(chain.process_group)} ranks of its process group: they differ "
         f"in {parts}. Give them {needs} (check_replicas() says which differ), or each "
         "chain a process_group of its own"
     )
@@ -327,40 +321,40 @@ def digest(tensors: Iterable[Tensor]) -> int:
 # ---- Steps that are none ---------------------------------------------------------
 
 
-def is_laying_out(sampler: Sampler) -> bool:
+def is_laying_out(chain: Chain) -> bool:
     """Whether torch.distributed.checkpoint calls step(), to have state to fill.
 
     It does so with an optimizer that has no state, with learning rates of 0.
     """
-    if sampler.state:
+    if chain.state:
         return False
-    for group in sampler.param_groups:
+    for group in chain.groups:
         if group.get("lr", 0):
             return False
     return called_from(CHECKPOINT)
 
 
-def is_laid_out_by_hand(sampler: Sampler) -> bool:
+def is_laid_out_by_hand(chain: Chain) -> bool:
     """Whether it then asks for the state at once, since there is some.
 
     What users gave is there before the first step, and would be all that is filled.
     """
     return (
-        any(given(state) for state in sampler.state.values())
+        any(given(state) for state in chain.state.values())
         and (
-            sampler._is_laid_out
-            or not any(has_more(state) for state in sampler.state.values())
+            chain.parts.is_laid_out
+            or not any(has_more(state) for state in chain.state.values())
         )
-        and int(sampler.param_groups[0]["step"]) == 0
+        and int(chain.groups[0]["step"]) == 0
         and called_from(CHECKPOINT)
     )
 
 
-def refuse_common_state(sampler: Sampler) -> None:
+def refuse_common_state(chain: Chain) -> None:
     """Raises where torch.distributed.checkpoint asks for state that is common."""
     if called_from(CHECKPOINT):
         raise RuntimeError(
-            f"{type(sampler).__name__} has state that belongs to no single parameter, "
+            f"{chain.name} has state that belongs to no single parameter, "
             "which get_optimizer_state_dict cannot hold: save its state_dict() with "
             "torch.save"
         )

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.core.momentum import state_dtype
-from torch_sgmcmc.core.parameters import DTYPES, check_parameter, name_of
-
-if TYPE_CHECKING:
-    from torch_sgmcmc.sampler import Sampler, Work
+from torch_sgmcmc.core.chain import Chain, Work
+from torch_sgmcmc.core.dtypes import DTYPES, state_dtype
+from torch_sgmcmc.core.parameters import check_parameter, name_of
 
 __all__ = ["check_fits"]
 
 
-def check_fits(sampler: Sampler, work: list[Work]) -> None:
+def check_fits(chain: Chain, work: list[Work]) -> None:
     """Raises if an operator would refuse a parameter, its gradient or its state.
 
     One operator changes nothing then. Before the first of several all that they would
     refuse has to be known.
     """
-    states = sampler.state
+    states = chain.state
     for group, params, grads, _ in work:
         device = params[0].device  # that of all in a list
         on_cpu = device.type == "cpu"
         if not on_cpu:
-            _check_device(sampler, group, device)
+            _check_device(chain, group, device)
         for p, grad in zip(params, grads, strict=True):
             shape, dtype = p.shape, p.dtype
             # (A device is compared by the shortest way.)
@@ -37,9 +35,9 @@ def check_fits(sampler: Sampler, work: list[Work]) -> None:
                 or grad.shape != shape
                 or not (grad.is_cpu if on_cpu else grad.device == device)
             ):
-                raise _unlike_gradient(sampler, p, grad)
+                raise _unlike_gradient(chain, p, grad)
             if not p.is_contiguous() or dtype not in DTYPES:
-                _check_parameter(sampler, p)
+                _check_parameter(chain, p)
             wanted = torch.float64 if dtype is torch.float64 else torch.float32
             state = states.get(p)
             for key, value in state.items() if state else ():
@@ -49,38 +47,36 @@ def check_fits(sampler: Sampler, work: list[Work]) -> None:
                     or value.layout is not torch.strided
                     or not (value.is_cpu if on_cpu else value.device == device)
                 ):
-                    raise _unlike_state(sampler, p, key, value)
+                    raise _unlike_state(chain, p, key, value)
 
 
-def _check_parameter(sampler: Sampler, p: Tensor) -> None:
+def _check_parameter(chain: Chain, p: Tensor) -> None:
     try:
-        check_parameter(type(sampler).__name__, p)
+        check_parameter(chain.name, p)
     except ValueError as error:  # it was right when it was given
         raise RuntimeError(str(error)) from error
 
 
-def _unlike_gradient(sampler: Sampler, p: Tensor, grad: Tensor) -> RuntimeError:
+def _unlike_gradient(chain: Chain, p: Tensor, grad: Tensor) -> RuntimeError:
     return RuntimeError(
-        f"{type(sampler).__name__} got a gradient of {grad.dtype} and shape "
+        f"{chain.name} got a gradient of {grad.dtype} and shape "
         f"{list(grad.shape)} on {grad.device} for a parameter of {p.dtype} and shape "
         f"{list(p.shape)} on {p.device} (must be equal)"
     )
 
 
-def _unlike_state(sampler: Sampler, p: Tensor, key: str, value: Tensor) -> RuntimeError:
+def _unlike_state(chain: Chain, p: Tensor, key: str, value: Tensor) -> RuntimeError:
     return RuntimeError(
-        f"{type(sampler).__name__} has a {key} of {value.dtype}, shape "
+        f"{chain.name} has a {key} of {value.dtype}, shape "
         f"{list(value.shape)} and layout {value.layout} on {value.device} for "
-        f"parameter {name_of(sampler, p)} (must be of {state_dtype(p)}, "
+        f"parameter {name_of(chain.groups, p)} (must be of {state_dtype(p)}, "
         f"{list(p.shape)} and torch.strided on {p.device}): was the parameter "
         "replaced, or moved?"
     )
 
 
-def _check_device(
-    sampler: Sampler, group: Mapping[str, Any], device: torch.device
-) -> None:
-    name, step = type(sampler).__name__, group["step"]
+def _check_device(chain: Chain, group: Mapping[str, Any], device: torch.device) -> None:
+    name, step = chain.name, group["step"]
     if device.type != "cuda":
         raise RuntimeError(
             f"{name} got a parameter on the device {device} (must be cpu or cuda)"

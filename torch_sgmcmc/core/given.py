@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch_sgmcmc.core.prior import PRIOR_MEAN, complete_means
-
-if TYPE_CHECKING:
-    from torch_sgmcmc.sampler import Sampler
 
 __all__ = [
     "GIVEN_FRICTION",
@@ -43,18 +40,20 @@ def given(state: Mapping[str, Any]) -> dict[str, Any]:
     return {key: state[key] for key in keys if key in state}
 
 
-def complete_given(sampler: Sampler, before: Mapping[Any, Any]) -> None:
+def complete_given(
+    groups: Iterable[dict[str, Any]], state: Any, before: Mapping[Any, Any]
+) -> None:
     """Gives a loaded state what it may lack of parameters that do not move.
 
     torch.distributed.checkpoint leaves these out.
     """
-    complete_means(sampler, before)
+    complete_means(groups, state, before)
     for key in (PRECONDITIONER, *_NEVER_MADE):
-        if not any(key in given(state) for state in sampler.state.values()):
+        if not any(key in given(kept) for kept in state.values()):
             continue
-        for p, state in before.items():
-            if key in given(state) and not p.requires_grad:
-                sampler.state[p].setdefault(key, state[key])
+        for p, kept in before.items():
+            if key in given(kept) and not p.requires_grad:
+                state[p].setdefault(key, kept[key])
 
 
 def has_more(state: Mapping[str, Any]) -> bool:

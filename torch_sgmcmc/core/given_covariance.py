@@ -7,8 +7,8 @@ parameter, and makes the noise of all lists of a step at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from itertools import chain as chained
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,21 +16,18 @@ from torch import Tensor
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core import distributed
 from torch_sgmcmc.core.by_coordinate import is_drawn, rates_of, update_
+from torch_sgmcmc.core.chain import Chain, Work
 from torch_sgmcmc.core.correlated_noise import (
     checked_covariance,
     correlated,
     noise_factor,
 )
-from torch_sgmcmc.core.master import has_master
-from torch_sgmcmc.core.momentum import state_dtype
+from torch_sgmcmc.core.dtypes import has_master, state_dtype
 from torch_sgmcmc.core.operators import gaussian_
-
-if TYPE_CHECKING:
-    from torch_sgmcmc.sampler import Work
-    from torch_sgmcmc.sghmc import SGHMC
 
 __all__ = [
     "COVARIANCE",
+    "Factors",
     "check_saved_matrix",
     "kept_matrix",
     "move_matrix",
@@ -45,21 +42,21 @@ COVARIANCE = "gradient_noise"
 # ---- In the state -----------------------------------------------------------------
 
 
-def kept_matrix(sampler: SGHMC, covariance: Tensor) -> dict[str, Tensor]:
+def kept_matrix(chain: Chain, covariance: Tensor) -> dict[str, Tensor]:
     """What is kept of a covariance: a copy.
 
     Raises:
         ValueError: it is not of the shape, finite and symmetric, or the sampler can
             have none.
     """
-    params = sampler._all_params()
-    _check_takes_matrix(sampler, params)
+    params = chain.params
+    _check_takes_matrix(chain, params)
     what = "Invalid gradient covariance: it"
     copy = checked_covariance(what, covariance, _size(params), _device(params))
     return {"covariance": copy}
 
 
-def check_saved_matrix(sampler: SGHMC, state: Mapping[Any, Any]) -> None:
+def check_saved_matrix(chain: Chain, state: Mapping[Any, Any]) -> None:
     """Raises if the matrix of a saved state, if it has one, is none for the sampler."""
     kept = state.get(COVARIANCE)
     if kept is None:
@@ -69,24 +66,24 @@ def check_saved_matrix(sampler: SGHMC, state: Mapping[Any, Any]) -> None:
         raise ValueError(
             f"Invalid state_dict: {COVARIANCE} (must be a dict of covariance, a Tensor)"
         )
-    params = sampler._all_params()
-    _check_takes_matrix(sampler, params)
+    params = chain.params
+    _check_takes_matrix(chain, params)
     what = f"Invalid state_dict: {COVARIANCE}"
     checked_covariance(what, matrix, _size(params), _device(params))
 
 
-def move_matrix(sampler: SGHMC) -> None:
+def move_matrix(chain: Chain) -> None:
     """Copies the matrix, if there is one, to where the parameters are."""
-    if COVARIANCE in sampler.state:
-        matrix = sampler.state[COVARIANCE]["covariance"]
-        device = _device(sampler._all_params())
+    if COVARIANCE in chain.state:
+        matrix = chain.state[COVARIANCE]["covariance"]
+        device = _device(chain.params)
         copy = matrix.to(device=device, dtype=torch.float64, copy=True)
-        sampler.state[COVARIANCE] = {"covariance": copy}
+        chain.state[COVARIANCE] = {"covariance": copy}
 
 
-def refuse_checkpoint(sampler: SGHMC) -> None:
+def refuse_checkpoint(chain: Chain) -> None:
     """Raises if there is a matrix, and torch.distributed.checkpoint asks for state."""
-    if COVARIANCE in sampler.state and distributed.called_from(distributed.CHECKPOINT):
+    if COVARIANCE in chain.state and distributed.called_from(distributed.CHECKPOINT):
         raise RuntimeError(
             "SGHMC has a gradient covariance over all parameters, which "
             "get_optimizer_state_dict cannot hold: save its state_dict() with "
@@ -94,11 +91,11 @@ def refuse_checkpoint(sampler: SGHMC) -> None:
         )
 
 
-def _check_takes_matrix(sampler: SGHMC, params: list[Tensor]) -> None:
+def _check_takes_matrix(chain: Chain, params: list[Tensor]) -> None:
     wrong = None
-    if not sampler._placement.is_whole:
+    if not chain.placement.is_whole:
         wrong = "parameters that are DTensors"
-    elif sampler.param_groups[0]["num_chains"] is not None:
+    elif chain.groups[0]["num_chains"] is not None:
         wrong = "num_chains"
     elif len({p.device for p in params}) > 1:
         wrong = "parameters on several devices"
@@ -112,7 +109,16 @@ def _check_takes_matrix(sampler: SGHMC, params: list[Tensor]) -> None:
 # ---- A step -----------------------------------------------------------------------
 
 
-def noise_of_matrix(sampler: SGHMC, work: list[Work]) -> list[list[Tensor]]:
+class Factors:
+    """The noise's Cholesky factors, for where momenta are drawn and where not."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[bool, ...], tuple[Any, Tensor]] = {}
+
+
+def noise_of_matrix(
+    chain: Chain, work: list[Work], factors: Factors
+) -> list[list[Tensor]]:
     """The noise of a step beside a matrix, for each list."""
     for group, *_ in work:
         if group["noise_estimate"] != "given":
@@ -121,9 +127,9 @@ def noise_of_matrix(sampler: SGHMC, work: list[Work]) -> list[list[Tensor]]:
                 "'given' in all groups beside a matrix over all coordinates; "
                 "set_gradient_variance(None) removes it)"
             )
-    factor = _factor(sampler, work)
-    noises = [_white(sampler, lists, _C.Purpose.UPDATE) for lists in work]
-    all_noises = list(chain(*noises))
+    factor = _factor(chain, work, factors)
+    noises = [_white(chain, lists, _C.Purpose.UPDATE) for lists in work]
+    all_noises = list(chained(*noises))
     white = torch.cat([w.to(torch.float64).flatten() for w in all_noises])
     parts = correlated(factor, white).split([w.numel() for w in all_noises])
     for noise, part in zip(all_noises, parts, strict=True):
@@ -132,17 +138,17 @@ def noise_of_matrix(sampler: SGHMC, work: list[Work]) -> list[list[Tensor]]:
 
 
 def update_with_noise(
-    sampler: SGHMC, lists: Work, prepared: list[list[Tensor]], noises: list[Tensor]
+    chain: Chain, lists: Work, prepared: list[list[Tensor]], noises: list[Tensor]
 ) -> None:
     """The update of a list with its part of :func:`noise_of_matrix`."""
     group, params, grads, _ = lists
     momenta, _, masters = prepared
     drawn: list[Any] = [None] * len(params)
     if is_drawn(group):
-        drawn = _white(sampler, lists, _C.Purpose.MOMENTUM)
+        drawn = _white(chain, lists, _C.Purpose.MOMENTUM)
     places = iter(masters)
     for i, p in enumerate(params):
-        state = sampler.state[p]
+        state = chain.state[p]
         theta = next(places) if has_master(p) else p
         mean = state.get("prior_mean", group["prior_mean"])
         rates = rates_of(group, state, p, theta.dtype)
@@ -154,19 +160,19 @@ def update_with_noise(
             p.copy_(theta)
 
 
-def _white(sampler: SGHMC, lists: Work, purpose: int) -> list[Tensor]:
+def _white(chain: Chain, lists: Work, purpose: int) -> list[Tensor]:
     """Standard normals for the parameters of a list."""
     group, params, _, offsets = lists
     out = [torch.zeros_like(p, dtype=state_dtype(p)) for p in params]
-    arguments = sampler._step_arguments(group)
+    arguments = chain.noise(group)
     gaussian_(out, std=1.0, offsets=offsets, purpose=purpose, **arguments)
     return out
 
 
-def _factor(sampler: SGHMC, work: list[Work]) -> Tensor:
+def _factor(chain: Chain, work: list[Work], factors: Factors) -> Tensor:
     """The noise's factor, of those coordinates that have a gradient."""
-    covariance = sampler.state[COVARIANCE]["covariance"]
-    params = sampler._all_params()
+    covariance = chain.state[COVARIANCE]["covariance"]
+    params = chain.params
     if len(covariance) != _size(params):
         raise RuntimeError(
             f"SGHMC has a gradient covariance over {len(covariance)} coordinates, "
@@ -177,7 +183,7 @@ def _factor(sampler: SGHMC, work: list[Work]) -> Tensor:
     drawn = tuple(is_drawn(group) for group, *_ in work)
     version = 0 if covariance.is_inference() else covariance._version
     made_of = version, [(id(p), _numbers(group)) for group, p in here]
-    known = sampler._factors.get(drawn)
+    known = factors.known.get(drawn)
     if known is not None and known[0] == made_of:
         return known[1]
     begins, begin = {}, 0
@@ -189,7 +195,7 @@ def _factor(sampler: SGHMC, work: list[Work]) -> Tensor:
     ).to(covariance.device)
     frictions, scales, heats = [], [], []
     for group, p in here:
-        rates = rates_of(group, sampler.state[p], p, torch.float64)
+        rates = rates_of(group, chain.state[p], p, torch.float64)
         friction, lr = (rate.flatten() for rate in rates)
         heat = group["temperature"] / group["num_data"]
         scale = (lr / (2 * heat)).sqrt()
@@ -202,7 +208,7 @@ def _factor(sampler: SGHMC, work: list[Work]) -> Tensor:
         torch.cat(frictions), torch.cat(scales), covariance[index][:, index]
     )
     factor = torch.cat(heats).sqrt()[:, None] * factor
-    sampler._factors = {**sampler._factors, drawn: (made_of, factor)}
+    factors.known[drawn] = made_of, factor
     return factor
 
 

@@ -11,9 +11,7 @@ that is left out is left out for every chain.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
-from torch import Tensor
+from typing import ClassVar
 
 from torch_sgmcmc.sampler import Sampler
 
@@ -26,12 +24,3 @@ class ManyChains(Sampler):
     _CHAINS_HAVE_SEEDS: ClassVar[bool] = True
     _SHARED: ClassVar[tuple[str, ...]] = ("num_chains",)
     _MANAGED: ClassVar[tuple[str, ...]] = (*Sampler._MANAGED, "num_chains")
-
-    def _numel_of_chain(self, p: Tensor) -> int:
-        return p.numel() // (self.param_groups[0]["num_chains"] or 1)
-
-    def _step_arguments(self, group: dict[str, Any]) -> dict[str, Any]:
-        arguments = super()._step_arguments(group)
-        if group["num_chains"] is not None:
-            arguments["num_chains"] = group["num_chains"]
-        return arguments

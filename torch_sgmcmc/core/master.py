@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.core.momentum import check_not_capturing, state_dtype
+from torch_sgmcmc.core.chain import Chain
+from torch_sgmcmc.core.dtypes import has_master, state_dtype
 
-if TYPE_CHECKING:
-    from torch_sgmcmc.sampler import Sampler
-
-__all__ = ["has_master", "start_masters"]
+__all__ = ["check_not_capturing", "start_masters"]
 
 
-def has_master(p: Tensor) -> bool:
-    """Whether a parameter is the rounded value of a master.
+def check_not_capturing(sampler: str, p: Tensor, what: str) -> None:
+    """Raises if state would be created inside of a CUDA graph."""
+    if p.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{sampler} must make one step before it is captured in a CUDA graph: a "
+            f"parameter has no {what} yet"
+        )
 
-    See Note [Master parameters] in ``csrc/core/roles.h``.
-    """
-    dtype = p.dtype
-    return dtype is torch.bfloat16 or dtype is torch.float16
 
-
-def start_masters(sampler: Sampler, params: list[Tensor]) -> list[Tensor]:
+def start_masters(chain: Chain, params: list[Tensor]) -> list[Tensor]:
     """Gives a master to the parameters in bf16 and fp16 that have none yet.
 
     Returns:
@@ -33,9 +29,9 @@ def start_masters(sampler: Sampler, params: list[Tensor]) -> list[Tensor]:
     masters = []
     for p in params:
         if has_master(p):
-            state = sampler.state[p]
+            state = chain.state[p]
             if "master" not in state:
-                check_not_capturing(sampler, p, "master")
-                sampler._create(p, "master", p.detach().to(state_dtype(p)))
+                check_not_capturing(chain.name, p, "master")
+                chain.create(p, "master", p.detach().to(state_dtype(p)))
             masters.append(state["master"])
     return masters

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_sgmcmc.core import operators
+from torch_sgmcmc.core.chain import Chain, Work
+from torch_sgmcmc.core.dtypes import blank, state_dtype
 from torch_sgmcmc.core.master import start_masters
-from torch_sgmcmc.core.momentum import blank, start_momenta, state_dtype
+from torch_sgmcmc.core.momentum import start_momenta
 from torch_sgmcmc.core.prior import PRIOR_MEAN, prior_of
-
-if TYPE_CHECKING:
-    from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["Method"]
 
@@ -44,52 +43,49 @@ class Method:
 
     def prepare(
         self,
-        sampler: Sampler,
-        group: dict[str, Any],
-        params: list[Tensor],
-        offsets: list[int],
+        chain: Chain,
+        work: Work,
     ) -> list[list[Tensor]]:
         """Begins state that is not there; returns its lists and the masters.
 
         State that begins by code is for the sampler's own ``_prepare``.
         """
+        group, params, _, offsets = work
         lists = []
         for key, how in self.starts.items():
             if how == "stationary":
-                start_momenta(sampler, group, params, offsets)
+                start_momenta(chain, group, params, offsets)
             else:
-                _start_zeros(sampler, params, key)
-            lists.append([sampler.state[p][key] for p in params])
-        lists.append(start_masters(sampler, params))
+                _start_zeros(chain, params, key)
+            lists.append([chain.state[p][key] for p in params])
+        lists.append(start_masters(chain, params))
         return lists
 
     def update(
         self,
-        sampler: Sampler,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        offsets: list[int],
+        chain: Chain,
+        work: Work,
         lists: list[list[Tensor]],
         **instead: Any,
     ) -> None:
         """Calls the operator with the group's numbers, but for those given instead."""
+        group, params, grads, offsets = work
         if instead:
             group = {**group, **instead}
         self._call(
-            sampler._placement.updating(self.operator),
+            chain.placement.updating(self.operator),
             (params, grads, *lists),
             group,
             offsets,
-            prior_of(sampler, group, params),
-            sampler._step_arguments(group),
+            prior_of(chain.state, group, params),
+            chain.noise(group),
         )
 
 
-def _start_zeros(sampler: Sampler, params: list[Tensor], key: str) -> None:
+def _start_zeros(chain: Chain, params: list[Tensor], key: str) -> None:
     for p in params:
-        if key not in sampler.state[p]:
-            sampler._create(p, key, torch.zeros_like(p, dtype=state_dtype(p)))
+        if key not in chain.state[p]:
+            chain.create(p, key, torch.zeros_like(p, dtype=state_dtype(p)))
 
 
 def _compiled(numbers: list[str]) -> Callable[..., None]:

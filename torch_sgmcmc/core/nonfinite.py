@@ -20,20 +20,17 @@ negative step leaves out; there the host waits.
 from __future__ import annotations
 
 import warnings
-from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from torch_sgmcmc.core.chain import Chain, Work
 from torch_sgmcmc.core.checks import check_choice
 from torch_sgmcmc.core.operators import any_nonfinite, count_nonfinite, step_or_nothing
 from torch_sgmcmc.core.parameters import name_of
+from torch_sgmcmc.core.seen import Pending, Seen
 from torch_sgmcmc.core.state_checks import check_equal
-
-if TYPE_CHECKING:
-    from torch_sgmcmc.sampler import Sampler, Work
 
 __all__ = [
     "StepLeftOut",
@@ -55,40 +52,10 @@ class StepLeftOut(Exception):
         self.losses = losses
 
 
-@dataclass
-class Seen:
-    """What was counted, for each parameter, of one kind of tensor."""
-
-    what: str
-    params: list[Tensor]
-    counts: Tensor
-
-
-class Pending:
-    """What was counted in a step on a GPU, on its way to the host."""
-
-    def __init__(self, seen: list[Seen], choice: str) -> None:
-        self.choice = choice
-        self.seen = [
-            Seen(s.what, s.params, s.counts.to("cpu", non_blocking=True)) for s in seen
-        ]
-        self._event = None
-        device = seen[0].counts.device
-        if device.type == "cuda":
-            self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(device))
-
-    def wait(self) -> list[Seen]:
-        """What was found; the device has long gone on to the next step."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self.seen
-
-
-def choice_of(sampler: Sampler) -> str:
+def choice_of(chain: Chain) -> str:
     """What to do, for all groups."""
-    groups = sampler.param_groups
-    check_choice(groups[0]["nonfinite"], sampler._NONFINITE)
+    groups = chain.groups
+    check_choice(groups[0]["nonfinite"], chain.parts.choices)
     check_equal(groups, ["nonfinite"], "a step is left out as a whole")
     return groups[0]["nonfinite"]
 
@@ -103,86 +70,89 @@ def nonfinite_error(
 
 
 def check_finite(
-    sampler: Sampler,
+    chain: Chain,
     work: list[Work],
     tensors: list[list[Tensor]] | None = None,
     what: str = "gradient",
+    *,
+    looks_later: Callable[[list[Work]], bool],
 ) -> None:
     """Looks at what would enter an update.
 
     Args:
-        sampler: whose choice is followed.
+        chain: whose choice is followed.
         work: the lists that would be updated.
         tensors: for each of them, a tensor for each parameter. None: the gradients,
             which come first in a step.
         what: the name of such a tensor.
+        looks_later: whether the host waits until the next step to see what was found.
 
     Raises:
         RuntimeError: something is not finite, and the choice is "raise".
         StepLeftOut: something is not finite, and the choice is "skip".
     """
     if tensors is None:
-        sampler._seen.clear()
-        tensors = [lists[2] for lists in work]
-    choice = choice_of(sampler)
+        chain.parts.seen.clear()
+        tensors = [lists.grads for lists in work]
+    choice = choice_of(chain)
     if choice == "allow" or not work:
         return
-    later = sampler._looks_later(work)
-    if not later and sampler._placement.is_whole:
+    later = looks_later(work)
+    if not later and chain.placement.is_whole:
         if not any(map(_is_any_nonfinite, tensors)):
             return
-    count = sampler._placement.count_nonfinite
+    count = chain.placement.count_nonfinite
     seen = [
         Seen(what, params, count(params, some))
         for (_, params, _, _), some in zip(work, tensors, strict=True)
     ]
     if later:
         # In place: dynamo of torch 2.11 cannot set an optimizer's attribute.
-        sampler._seen.extend(seen)
+        chain.parts.seen.extend(seen)
     elif any(bool(s.counts.any()) for s in seen):
         if choice == "skip":
             raise StepLeftOut
-        raise RuntimeError(_message(sampler, seen, "got"))
+        raise RuntimeError(_message(chain, seen, "got"))
 
 
-def gate_of(sampler: Sampler, work: list[Work]) -> Tensor | None:
+def gate_of(chain: Chain, work: list[Work]) -> Tensor | None:
     """The step for operators, negative if the device found something.
 
     None if the host has looked.
     """
-    seen = list(sampler._seen)
-    sampler._seen.clear()
+    seen = list(chain.parts.seen)
+    chain.parts.seen.clear()
     if not seen:
         return None
-    group = work[0][0]
+    group = work[0].group
     counts = seen[0].counts if len(seen) == 1 else torch.cat([s.counts for s in seen])
     step = group["step"]
     if torch.is_tensor(step):
         return step_or_nothing(counts, step=0, device_step=step)
-    sampler._pending = Pending(seen, group["nonfinite"])
+    chain.parts.pending = Pending(seen, group["nonfinite"])
     return step_or_nothing(counts, step=step)
 
 
-def leave_out(sampler: Sampler) -> None:
+def leave_out(chain: Chain) -> None:
     """Counts a step that was left out."""
-    for group in sampler.param_groups:
+    for group in chain.groups:
         group["num_skipped"] += 1  # in place if it is a tensor
-    sampler._note_steps()
-    _warn_of_many(sampler)
+    chain.parts.ledger.note_steps()
+    _warn_of_many(chain)
 
 
-def _warn_of_many(sampler: Sampler) -> None:
+def _warn_of_many(chain: Chain) -> None:
     """Warns, once, of a sampler that leaves out a tenth of its last 1,000 steps."""
-    group = sampler.param_groups[0]
+    group = chain.groups[0]
     now = int(group["step"]) + int(group["num_skipped"])
-    recent = sampler.__dict__.setdefault("_left_out", deque())
+    recent = chain.parts.left_out
     if recent is not None and len(recent) < 100:  # else it has warned
         recent.append(now)
         while recent[0] <= now - 1000:
             recent.popleft()
         if len(recent) == 100:
             warnings.warn(
-                f"{type(sampler).__name__} has left out 100 of its last "
+                f"{chain.name} has left out 100 of its last "
                 f"{now - recent[0] + 1} steps, as gradients were not finite: if the "
                 "chain has diverged, its lr is too large; and without these steps the "
                 "target is another one",
@@ -190,27 +160,27 @@ def _warn_of_many(sampler: Sampler) -> None:
             )
 
 
-def catch_up(sampler: Sampler) -> None:
+def catch_up(chain: Chain) -> None:
     """Takes into account what the last step's device found, if it is yet to be."""
-    pending, sampler._pending = sampler._pending, None
+    pending, chain.parts.pending = chain.parts.pending, None
     if pending is None:
         return
     seen = pending.wait()
     if not any(bool(s.counts.any()) for s in seen):
         return
-    for group in sampler.param_groups:
+    for group in chain.groups:
         group["step"] -= 1
-    sampler._note_steps()
+    chain.parts.ledger.note_steps()
     if pending.choice == "skip":
-        leave_out(sampler)
+        leave_out(chain)
     else:
-        sampler._error = _message(sampler, seen, "got in its last step")
+        chain.parts.error = _message(chain, seen, "got in its last step")
 
 
-def raise_what_was_found(sampler: Sampler) -> None:
+def raise_what_was_found(chain: Chain) -> None:
     """Raises what the last step's device found, once."""
-    catch_up(sampler)
-    error, sampler._error = sampler._error, None
+    catch_up(chain)
+    error, chain.parts.error = chain.parts.error, None
     if error is not None:
         raise RuntimeError(error)
 
@@ -221,7 +191,7 @@ def _is_any_nonfinite(tensors: list[Tensor]) -> bool:
     return bool(count_nonfinite(tensors).any())
 
 
-def _message(sampler: Sampler, seen: list[Seen], got: str) -> str:
+def _message(chain: Chain, seen: list[Seen], got: str) -> str:
     found = [
         (s.what, p, nans, infinities)
         for s in seen
@@ -230,14 +200,14 @@ def _message(sampler: Sampler, seen: list[Seen], got: str) -> str:
     ]
     what, p, nans, infinities = found[0]
     text = (
-        f"{type(sampler).__name__} {got} a {what} that is not finite: {nans} NaN and "
+        f"{chain.name} {got} a {what} that is not finite: {nans} NaN and "
         f"{infinities} infinite of {p.numel()} elements, for parameter "
-        f"{name_of(sampler, p)}"
+        f"{name_of(chain.groups, p)}"
     )
     if len(found) > 1:
         text += f" (and for {len(found) - 1} more)"
     text += ". The step was not made"
-    if "skip" in sampler._NONFINITE:
+    if "skip" in chain.parts.choices:
         text += (
             ". If losses have grown, the chain has diverged and needs a smaller lr; "
             "where it is rare, nonfinite='skip' leaves such steps out"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,20 +12,14 @@ from torch._subclasses import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from torch_sgmcmc.core import shards
-
-if TYPE_CHECKING:
-    from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.core.dtypes import DTYPES
 
 __all__ = [
-    "DTYPES",
     "check_chains",
     "check_memory",
     "check_parameter",
     "name_of",
 ]
-
-#: What parameters can be in.
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def check_parameter(sampler: str, p: Tensor, takes_shards: bool = True) -> None:
@@ -101,9 +95,9 @@ def check_memory(groups: Iterable[Iterable[Tensor]]) -> None:
             )
 
 
-def name_of(sampler: Sampler, p: Tensor) -> str:
+def name_of(groups: list[dict[str, Any]], p: Tensor) -> str:
     """A sampler's parameter as errors and warnings name it."""
-    for g, group in enumerate(sampler.param_groups):
+    for g, group in enumerate(groups):
         for i, other in enumerate(group["params"]):
             if other is p:
                 names: Any = group.get("param_names")

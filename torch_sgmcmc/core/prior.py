@@ -7,16 +7,13 @@ sampler's state; a number is a hyperparameter as any other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_sgmcmc.core import shards
-from torch_sgmcmc.core.momentum import state_dtype
-
-if TYPE_CHECKING:
-    from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.core.dtypes import state_dtype
 
 __all__ = [
     "PRIOR_MEAN",
@@ -84,36 +81,40 @@ def copies(means: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
     return result
 
 
-def complete_means(sampler: Sampler, before: Mapping[Any, Any]) -> None:
+def complete_means(
+    groups: Iterable[dict[str, Any]], state: Any, before: Mapping[Any, Any]
+) -> None:
     """Gives a loaded state the means that it may lack where others of a group have one.
 
     They are those that there were, or the number.
     """
-    for group in sampler.param_groups:
-        having = [PRIOR_MEAN in sampler.state.get(p, {}) for p in group["params"]]
+    for group in groups:
+        having = [PRIOR_MEAN in state.get(p, {}) for p in group["params"]]
         if not any(having):
             continue
         for p, has in zip(group["params"], having, strict=True):
             if not has:
                 number = torch.full_like(p, group[PRIOR_MEAN], dtype=state_dtype(p))
                 mean = before.get(p, {}).get(PRIOR_MEAN, number.detach())
-                sampler.state[p][PRIOR_MEAN] = mean
+                state[p][PRIOR_MEAN] = mean
 
 
 def prior_of(
-    sampler: Sampler, group: dict[str, Any], params: Sequence[Tensor]
+    state: Mapping[Any, Any], group: dict[str, Any], params: Sequence[Tensor]
 ) -> dict[str, Any]:
     """The arguments prior_mean and prior_means of an operator."""
     # Of a group all parameters have one, or none.
     means = None
-    if params and PRIOR_MEAN in sampler.state.get(params[0], ()):
-        means = [sampler.state[p][PRIOR_MEAN] for p in params]
+    if params and PRIOR_MEAN in state.get(params[0], ()):
+        means = [state[p][PRIOR_MEAN] for p in params]
     return {"prior_mean": group[PRIOR_MEAN], "prior_means": means}
 
 
-def away_from_mean(sampler: Sampler, group: dict[str, Any], p: Tensor) -> Tensor:
+def away_from_mean(
+    state: Mapping[Any, Any], group: dict[str, Any], p: Tensor
+) -> Tensor:
     """θ - μ of a parameter, in the type of the arithmetic where μ is not 0."""
-    mean = sampler.state.get(p, {}).get(PRIOR_MEAN, group[PRIOR_MEAN])
+    mean = state.get(p, {}).get(PRIOR_MEAN, group[PRIOR_MEAN])
     if not isinstance(mean, Tensor) and mean == 0:
         return p.detach()
     return p.detach().to(state_dtype(p)) - mean

@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from torch_sgmcmc.core import distributed
 from torch_sgmcmc.core.absence import Absences
+from torch_sgmcmc.core.chain import chain_of
+from torch_sgmcmc.core.distributed import settle
 from torch_sgmcmc.core.nonfinite import catch_up
-from torch_sgmcmc.core.turns import repeats_on_purpose
 from torch_sgmcmc.seeds import fold_in
-
-if TYPE_CHECKING:
-    from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["Place", "rehearsal"]
 
 # A stream of noise that the chain itself does not use.
 _STREAM = 0x74756E65
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 class Place:
@@ -31,7 +30,7 @@ class Place:
     And its lrs, which momenta belong to.
     """
 
-    def __init__(self, sampler: Sampler) -> None:
+    def __init__(self, sampler: Optimizer) -> None:
         self._sampler = sampler
         self._params = [p for group in sampler.param_groups for p in group["params"]]
         self._values = [p.detach().clone() for p in self._params]
@@ -51,64 +50,54 @@ class Place:
 
 
 @contextmanager
-def rehearsal(sampler: Sampler) -> Iterator[None]:
+def rehearsal(sampler: Optimizer) -> Iterator[None]:
     """Has the sampler make steps for a while that it has not made afterwards.
 
     Noise is that of another seed, hooks and gauges are not called, and steps with
     gradients that are not finite are left out. Afterwards parameters, gradients, state,
     settings, counters and torch's default generators are as before, whatever is raised.
     """
+    chain = chain_of(sampler)
+    parts, groups, params = chain.parts, chain.groups, chain.params
     # What a first step would do, and is to last.
-    sampler._clear_blank_state()
-    sampler._is_settled = distributed.settle(sampler)
-    groups = sampler.param_groups
-    params = [p for group in groups for p in group["params"]]
+    chain.clear_blank_state()
+    parts.is_settled = settle(chain)
+    sampler.defaults["seed"] = groups[0]["seed"]
     saved = [dict(group) for group in groups]
     state = dict(sampler.state)
     grads = [p.grad for p in params]
     place = Place(sampler)
-    known = sampler.__dict__
-    names = ("_gauges", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    names = (
-        *names,
-        "_turn",
-        "_turn_of",
-        "_warned",
-        "_absences",
-        "_shared_noise_said",
-        "_left_out",
-    )
-    attributes = {name: known[name] for name in names if name in known}
+    hooks = {name: getattr(sampler, name) for name in _HOOKS}
     devices = sorted({p.device.index for p in params if p.device.type == "cuda"})
+    present = parts.saved()
     with torch.random.fork_rng(devices):
         try:
             place.restore()  # what is in the state is a copy from here on
-            sampler._gauges = None
-            sampler._absences = Absences(says=False)
-            sampler._left_out = None  # steps may well be
-            repeats_on_purpose(sampler)
-            sampler._optimizer_step_pre_hooks = OrderedDict()
-            sampler._optimizer_step_post_hooks = OrderedDict()
+            parts.gauges = None
+            parts.absences = Absences(says=False)
+            parts.left_out = None  # steps may well be
+            parts.shared_noise_said = True  # the seed is used again by design
+            for name in _HOOKS:
+                setattr(sampler, name, OrderedDict())
             seed = fold_in(groups[0]["seed"], _STREAM)
             for group in groups:
                 group.update(seed=seed, nonfinite="skip")
-            sampler._note()
+            parts.ledger.note(groups)
             yield
         finally:
-            catch_up(sampler)
-            sampler._error = None
+            catch_up(chain)
             place.restore()
             sampler.state.clear()
             sampler.state.update(state)
             for group, kept in zip(groups, saved, strict=True):
                 group.clear()
                 group.update(kept)
-            sampler._note()
+            parts.restore(present)
+            parts.ledger.note(groups)
             for p, grad in zip(params, grads, strict=True):
                 p.grad = grad
-            for name in names:
-                known.pop(name, None)
-            known.update(attributes)
+            for name, own in hooks.items():
+                setattr(sampler, name, own)
 
 
 def _copy(kept: Any) -> Any:

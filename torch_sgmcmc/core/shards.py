@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.master import has_master
+from torch_sgmcmc.core.dtypes import has_master
 
 __all__ = [
     "Layouts",

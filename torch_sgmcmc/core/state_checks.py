@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core import shards
+from torch_sgmcmc.core.chain import Chain
 from torch_sgmcmc.core.checks import (
     check_capturable,
     check_choice,
@@ -23,10 +24,8 @@ from torch_sgmcmc.core.param_groups import SAMPLER_KEYS
 from torch_sgmcmc.core.prior import PRIOR_MEAN
 from torch_sgmcmc.core.wrappers import plain_name
 
-if TYPE_CHECKING:
-    from torch_sgmcmc.sampler import Sampler
-
 __all__ = [
+    "Expected",
     "check_count",
     "check_equal",
     "check_part",
@@ -37,7 +36,28 @@ __all__ = [
 ]
 
 
-def in_our_order(sampler: Sampler, state_dict: dict[str, Any]) -> dict[str, Any]:
+class Expected(NamedTuple):
+    """What a sampler's state dict has.
+
+    ``state`` and ``common_state`` are what is kept of each parameter, and besides;
+    ``equal`` are keys that all groups have alike, for the reason ``why_equal``. The
+    functions raise if they do not like a group, what it says of the chain's progress,
+    or what was saved of a parameter.
+    """
+
+    state: Mapping[str, type]
+    common_state: Collection[str]
+    equal: Sequence[str]
+    why_equal: str
+    capturable: bool
+    check_group: Callable[[dict[str, Any]], None]
+    check_progress: Callable[[dict[str, Any]], None]
+    check_saved_state: Callable[[int, Tensor, dict[str, Any]], None]
+
+
+def in_our_order(
+    chain: Chain, expected: Expected, state_dict: dict[str, Any]
+) -> dict[str, Any]:
     """The state dict with its groups' parameters where those of the same names are.
 
     Raises:
@@ -46,7 +66,7 @@ def in_our_order(sampler: Sampler, state_dict: dict[str, Any]) -> dict[str, Any]
     for key in ("param_groups", "state"):
         if key not in state_dict:
             raise ValueError(f"Invalid state dict: it has no key {key!r}")
-    theirs, ours = state_dict["param_groups"], sampler.param_groups
+    theirs, ours = state_dict["param_groups"], chain.groups
     if len(theirs) != len(ours):
         raise ValueError(
             f"Invalid state_dict: it has {len(theirs)} param groups, expected "
@@ -54,26 +74,26 @@ def in_our_order(sampler: Sampler, state_dict: dict[str, Any]) -> dict[str, Any]
         )
     groups = []
     for i, (saved, present) in enumerate(zip(theirs, ours, strict=True)):
-        keys = sampler._group_keys
+        keys = chain.parts.keys
         missing = keys.difference(saved)
         if missing:
             raise ValueError(
                 f"Invalid state_dict: param group {i} lacks {_row(missing)}; it is not "
-                f"one of {type(sampler).__name__}"
+                f"one of {chain.name}"
             )
         unknown = SAMPLER_KEYS.intersection(saved) - keys
         if unknown:
-            raise ValueError(_unknown(sampler, f"param group {i}", unknown))
-        groups.append(_ordered(sampler, i, saved, present, state_dict["state"]))
+            raise ValueError(_unknown(chain.name, f"param group {i}", unknown))
+        together = set(state_dict["state"]).intersection(expected.common_state)
+        groups.append(_ordered(i, saved, present, together))
     return {**state_dict, "param_groups": groups}
 
 
 def _ordered(
-    sampler: Sampler,
     index: int,
     saved: dict[str, Any],
     present: dict[str, Any],
-    state: Mapping[Any, Any],
+    together: set[Any],
 ) -> dict[str, Any]:
     """The saved group with its parameters where those of the same names are.
 
@@ -98,7 +118,6 @@ def _ordered(
     order = [places[name] for name in names]
     if order == [*range(len(order))]:
         return {**saved, "param_names": ours}
-    together = set(state).intersection(sampler._COMMON_STATE)
     if together:
         raise ValueError(
             f"Invalid state_dict: param group {index} was saved for parameters in "
@@ -109,27 +128,29 @@ def _ordered(
     return {**saved, **lists, "param_names": ours}
 
 
-def check_state_dict(sampler: Sampler, state_dict: dict[str, Any]) -> None:
+def check_state_dict(
+    chain: Chain, expected: Expected, state_dict: dict[str, Any]
+) -> None:
     """Raises if a state dict in our order is not one for this sampler."""
     groups, state = state_dict["param_groups"], state_dict["state"]
-    check_numbers(sampler, groups)
+    check_numbers(groups, chain.groups, chain.numel)
     indices = set()
-    for i, (theirs, ours) in enumerate(zip(groups, sampler.param_groups, strict=True)):
+    for i, (theirs, ours) in enumerate(zip(groups, chain.groups, strict=True)):
         check_seed(theirs["seed"])
         check_count("step", theirs["step"])
         check_capturable(theirs["capturable"])
-        check_choice(theirs["nonfinite"], sampler._NONFINITE)
+        check_choice(theirs["nonfinite"], chain.parts.choices)
         check_count("num_skipped", theirs["num_skipped"])
-        sampler._check_group(theirs)
-        if theirs["capturable"] and not sampler._CAPTURABLE:
+        expected.check_group(theirs)
+        if theirs["capturable"] and not expected.capturable:
             raise ValueError(
-                f"Invalid capturable: True ({type(sampler).__name__} decides on the "
+                f"Invalid capturable: True ({chain.name} decides on the "
                 "host, which a CUDA graph cannot)"
             )
-        sampler._check_progress(theirs)
+        expected.check_progress(theirs)
         for index, p in zip(theirs["params"], ours["params"], strict=True):
             indices.add(index)
-            _check_state(sampler, index, p, state.get(index, {}))
+            _check_state(chain.name, expected, index, p, state.get(index, {}))
         pairs = zip(theirs["params"], ours["params"], strict=True)
         # torch.distributed.checkpoint leaves out what does not require gradients.
         having = {
@@ -141,11 +162,10 @@ def check_state_dict(sampler: Sampler, state_dict: dict[str, Any]) -> None:
                 f"Invalid state_dict: in param group {i} parameter {lacking} has no "
                 f"{PRIOR_MEAN}, and others have"
             )
-    unknown = set(state).difference(indices, sampler._COMMON_STATE)
+    unknown = set(state).difference(indices, expected.common_state)
     if unknown:
-        raise ValueError(_unknown(sampler, "its state", unknown))
-    equal = [key for key in sampler._MANAGED if key not in (OFFSETS, SIZES)]
-    check_equal(groups, equal, sampler._WHY_EQUAL)
+        raise ValueError(_unknown(chain.name, "its state", unknown))
+    check_equal(groups, expected.equal, expected.why_equal)
 
 
 def check_equal(
@@ -223,13 +243,15 @@ def check_tensor(
         )
 
 
-def _check_state(sampler: Sampler, index: int, p: Tensor, state: Any) -> None:
-    unknown = set(state).difference(sampler._STATE)
+def _check_state(
+    name: str, expected: Expected, index: int, p: Tensor, state: Any
+) -> None:
+    unknown = set(state).difference(expected.state)
     if unknown:
-        raise ValueError(_unknown(sampler, f"the state of parameter {index}", unknown))
+        raise ValueError(_unknown(name, f"the state of parameter {index}", unknown))
     ranged = given(state)  # whose own checks say more
     for key, value in state.items():
-        if sampler._STATE[key] is Tensor:
+        if expected.state[key] is Tensor:
             check_tensor(f"{key} of parameter {index}", value, p.shape)
             shards.like(p, value, f"state_dict: {key} of parameter {index}")
             has_range = key in ranged and key != PRIOR_MEAN
@@ -240,7 +262,7 @@ def _check_state(sampler: Sampler, index: int, p: Tensor, state: Any) -> None:
                 )
         else:
             check_count(key, value)
-    sampler._check_saved_state(index, p, state)
+    expected.check_saved_state(index, p, state)
 
 
 def _alike(a: object, b: object) -> bool:
@@ -249,8 +271,7 @@ def _alike(a: object, b: object) -> bool:
     return bool(a == b) or (a != a and b != b)  # NaN is like NaN
 
 
-def _unknown(sampler: Sampler, where: str, keys: Collection[object]) -> str:
-    name = type(sampler).__name__
+def _unknown(name: str, where: str, keys: Collection[object]) -> str:
     return (
         f"Invalid state_dict: {where} has {_row(keys)}, which {name} does not know; it "
         f"is not one of {name}"

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from torch_sgmcmc.core import shards
+from torch_sgmcmc.core.chain import Chain, Parts
 from torch_sgmcmc.seeds import SharedNoiseWarning
 
-if TYPE_CHECKING:
-    from torch_sgmcmc.sampler import Sampler
-
-__all__ = ["repeats_on_purpose", "take_turn"]
+__all__ = ["take_turn"]
 
 # So many elements of a parameter tell whether it is where it was.
 _SAMPLE = 64
@@ -29,10 +26,11 @@ _SAMPLE = 64
 class _Turn:
     """A sampler's, until another one with its seed makes a step."""
 
-    __slots__ = ("param", "sampler", "start")
+    __slots__ = ("name", "param", "parts", "start")
 
-    def __init__(self, sampler: Sampler, param: Tensor | None) -> None:
-        self.sampler = weakref.ref(sampler)
+    def __init__(self, chain: Chain, param: Tensor | None) -> None:
+        self.name = chain.name
+        self.parts: weakref.ref[Parts] = weakref.ref(chain.parts)
         # Where its chain has begun, if it was here.
         self.param = None if param is None else weakref.ref(param)
         self.start = None if param is None else _sample(param)
@@ -43,47 +41,40 @@ _last: dict[int, _Turn] = {}
 _limit = 1024
 
 
-def take_turn(sampler: Sampler) -> None:
+def take_turn(chain: Chain) -> None:
     """Warns if two samplers with one seed make steps in turns: A, B, A.
 
     And if a chain begins with a seed with which another has moved these parameters: a
     sampler that is made anew every 20 steps repeats the noise of 20.
     """
-    group = sampler.param_groups[0]
+    group, parts = chain.groups[0], chain.parts
     seed = group["seed"]
-    known = sampler.__dict__
     last = _last.get(seed)
-    if last is not None and last is known.get("_turn"):
+    if last is not None and last is parts.turn:
         return
-    is_new = known.get("_turn_of") != seed
+    is_new = parts.turn_of != seed
     begins = is_new and _begins(group["step"])
-    if last is not None and "_shared_noise_said" not in known:
-        other = last.sampler()
+    if last is not None and not parts.shared_noise_said:
+        other = last.parts()
         if not is_new and other is not None:
-            sampler._shared_noise_said = other._shared_noise_said = True
+            parts.shared_noise_said = other.shared_noise_said = True
             _warn(
-                f"Two samplers with seed {seed} make steps in turns "
-                f"({type(sampler).__name__} and {type(other).__name__}): the noise of "
-                "one is the other's. Give each a seed of its own, with "
-                "torch_sgmcmc.fold_in"
+                f"Two samplers with seed {seed} make steps in turns ({chain.name} and "
+                f"{last.name}): the noise of one is the other's. Give each a seed of "
+                "its own, with torch_sgmcmc.fold_in"
             )
-        elif begins and _has_moved(last, sampler):
-            sampler._shared_noise_said = True
+        elif begins and _has_moved(last, chain):
+            parts.shared_noise_said = True
             _warn(
-                f"A new {type(sampler).__name__} begins with seed {seed}, with which "
-                "another sampler has made steps on these parameters: it draws the same "
-                "noise again. Go on with that sampler (or its state dict), or give "
-                "each a seed of its own, with torch_sgmcmc.fold_in"
+                f"A new {chain.name} begins with seed {seed}, with which another "
+                "sampler has made steps on these parameters: it draws the same noise "
+                "again. Go on with that sampler (or its state dict), or give each a "
+                "seed of its own, with torch_sgmcmc.fold_in"
             )
-    sampler._turn_of = seed
-    first = next((p for g in sampler.param_groups for p in g["params"]), None)
-    sampler._turn = _last[seed] = _Turn(sampler, first if begins else None)
+    parts.turn_of = seed
+    first = next((p for g in chain.groups for p in g["params"]), None)
+    parts.turn = _last[seed] = _Turn(chain, first if begins else None)
     _forget_gone()
-
-
-def repeats_on_purpose(sampler: Sampler) -> None:
-    """Has nothing be said of a sampler whose seed is used again by design."""
-    sampler._shared_noise_said = True
 
 
 def _begins(step: int | Tensor) -> bool:
@@ -94,12 +85,12 @@ def _begins(step: int | Tensor) -> bool:
     return int(step) == 0
 
 
-def _has_moved(last: _Turn, sampler: Sampler) -> bool:
+def _has_moved(last: _Turn, chain: Chain) -> bool:
     """Whether the last one has begun on one of these parameters, elsewhere."""
     param = None if last.param is None else last.param()
     if param is None or last.start is None:
         return False
-    if not any(p is param for group in sampler.param_groups for p in group["params"]):
+    if not any(p is param for group in chain.groups for p in group["params"]):
         return False
     now = _sample(param)
     return now is not None and not torch.equal(now, last.start)
@@ -120,7 +111,7 @@ def _forget_gone() -> None:
     if len(_last) <= _limit:
         return
     for seed, turn in [*_last.items()]:
-        if turn.sampler() is None:
+        if turn.parts() is None:
             _last.pop(seed, None)  # by now another thread may have
     _limit = max(1024, 2 * len(_last))
 

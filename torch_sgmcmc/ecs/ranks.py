@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from torch_sgmcmc.core.chain import Chain
 from torch_sgmcmc.core.distributed import (
     device_of_group,
     digest,
@@ -28,13 +29,12 @@ from torch_sgmcmc.ecs.likelihood_graph import Closure, log_likelihoods, weighted
 
 if TYPE_CHECKING:
     from torch_sgmcmc.ecs.subsample import Subsample
-    from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["values_over_ranks"]
 
 
 def values_over_ranks(
-    sampler: Sampler,
+    chain: Chain,
     closure: Closure,
     params: list[Tensor],
     subsample: Subsample,
@@ -43,7 +43,7 @@ def values_over_ranks(
     """The log-likelihoods of a subsample's data; a collective call.
 
     Args:
-        sampler: what is to decide by them.
+        chain: of what is to decide by them.
         closure: called with this rank's part of the indices, if there are any.
         params: of which they are functions.
         subsample: the same on all ranks.
@@ -56,9 +56,9 @@ def values_over_ranks(
     Raises:
         RuntimeError: on all ranks, if they are not the same there.
     """
-    group, device = sampler.process_group, subsample.indices.device
+    group, device = chain.process_group, subsample.indices.device
     alike = (*alike, digest([*params, subsample.indices]))
-    gathered_alike(sampler, (), alike, "parameters, subsamples or settings")
+    gathered_alike(chain, (), alike, "parameters, subsamples or settings")
     size, rank = world_size(group), dist.get_rank(group)
     part = subsample.part(rank, size)
     lengths = [len(each) for each in subsample.indices.tensor_split(size)]
@@ -66,7 +66,7 @@ def values_over_ranks(
     if len(part) > 0:
         with torch.enable_grad():
             own = log_likelihoods(closure, part)
-    mine = torch.zeros(lengths[0], dtype=torch.float64, device=device_of_group(sampler))
+    mine = torch.zeros(lengths[0], dtype=torch.float64, device=device_of_group(chain))
     if own is not None:
         mine[: len(part)] = own.detach()
     rows = [torch.empty_like(mine) for _ in lengths]

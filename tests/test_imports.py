@@ -1,0 +1,54 @@
+"""Who may know whom: no module of the package imports itself by a detour."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from pathlib import Path
+
+import torch_sgmcmc
+
+ROOT = Path(torch_sgmcmc.__file__).parent
+
+
+def imports_of(tree: ast.AST, modules: set[str]) -> set[str]:
+    """The modules of the package that are imported, for types alone too."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            found.add(node.module)
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found & modules
+
+
+def trees() -> dict[str, ast.AST]:
+    paths = {
+        ".".join(path.relative_to(ROOT.parent).with_suffix("").parts): path
+        for path in sorted(ROOT.rglob("*.py"))
+        if path.name != "__init__.py"
+    }
+    return {name: ast.parse(path.read_text("utf-8")) for name, path in paths.items()}
+
+
+def test_there_is_no_circle() -> None:
+    every = trees()
+    assert len(every) > 50
+    graph = {name: imports_of(tree, {*every}) for name, tree in every.items()}
+    assert any(graph.values())
+    graphlib.TopologicalSorter(graph).prepare()  # raises a CycleError that names them
+
+
+def test_nobody_touches_what_is_a_samplers_own() -> None:
+    touched = [
+        f"{name}:{node.lineno}: {ast.unparse(node)}"
+        for name, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and ast.unparse(node.value).rpartition(".")[2] in ("sampler", "_sampler")
+    ]
+    # The one door, through which tools see a sampler's parts.
+    assert [t.partition(":")[0] for t in touched] == ["torch_sgmcmc.core.chain"], touched
