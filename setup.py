@@ -120,7 +120,7 @@ STRIP = ["-Wl,--strip-all"]
 extensions = [
     CppExtension(
         "torch_sgmcmc._operators",
-        sources("*.cpp", "apply/*.cpp", "core/*.cpp", "samplers/*.cpp"),
+        sources("*.cpp", "apply/*.cpp", "core/*.cpp", "methods/*.cpp"),
         include_dirs=INCLUDE_DIRS,
         extra_compile_args={"cxx": CXX_FLAGS},
         extra_link_args=STRIP,
@@ -142,7 +142,7 @@ if wants_cuda():
     extensions.append(
         CUDAExtension(
             "torch_sgmcmc._operators_cuda",
-            sources("apply/*.cpp", "samplers/*.cu"),
+            sources("apply/*.cpp", "methods/*.cu"),
             include_dirs=INCLUDE_DIRS,
             extra_compile_args={"cxx": [*CXX_FLAGS, "-DUSE_CUDA"], "nvcc": NVCC_FLAGS},
             extra_link_args=STRIP,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.core.closures import exchanged
+from torch_sgmcmc.chain.closures import exchanged
 from torch_sgmcmc.ecs.taylor import LINEAR, TaylorTerms
 
 # Pixels on a side, and hidden units.

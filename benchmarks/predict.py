@@ -53,7 +53,7 @@ def write(model: nn.Module, folder: Path, count: int) -> None:
             writer.append(draw, step=i)
 
 
-def stored(folder: Path, count: int) -> sg.store.Draws:
+def stored(folder: Path, count: int) -> sg.Draws:
     return sg.SampleStore(folder)[:count]
 
 

@@ -50,7 +50,7 @@ endforeach()
 
 # The build folder is below the project's .clang-tidy; that of the operators' folder
 # has to stand beside their batches.
-file(COPY ${PROJECT_SOURCE_DIR}/csrc/samplers/.clang-tidy
+file(COPY ${PROJECT_SOURCE_DIR}/csrc/methods/.clang-tidy
      DESTINATION
        ${PROJECT_BINARY_DIR}/CMakeFiles/torch_sgmcmc_operators.dir/Unity)
 

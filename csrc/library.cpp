@@ -17,7 +17,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "apply/call.h"
-#include "samplers/rows.h"
+#include "methods/rows.h"
 
 STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
   for (const torch_sgmcmc::Row* row : torch_sgmcmc::kRows) {

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from two_ranks import COMMON, KINDS, chain, refusal
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.convergence import RunningConvergence
+from torch_sgmcmc.judge.convergence import RunningConvergence
 
 STEPS = 20
 NUM_DATA = 48

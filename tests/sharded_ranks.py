@@ -35,7 +35,7 @@ from torch.distributed.tensor import (
 )
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.core import distributed, shards
+from torch_sgmcmc.chain import distributed, shards
 
 STEPS = 50
 EITHER = ("Shard(0)", "Shard(1)")

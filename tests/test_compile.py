@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.core import operators as ops
+from torch_sgmcmc.chain import operators as ops
 
 HAS_COMPILER = shutil.which(os.environ.get("CXX", "g++")) is not None
 BACKENDS = [

@@ -46,7 +46,7 @@ def test_the_hessian_of_all_data(size: int) -> None:
 
 def test_rows_of_the_hessian_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     want = Problem().estimator(order=2).state_dict()["full_hessian"]
-    monkeypatch.setattr("torch_sgmcmc.core.jacobians._MOST_ELEMENTS", 3 * 24 * 5)
+    monkeypatch.setattr("torch_sgmcmc.chain.jacobians._MOST_ELEMENTS", 3 * 24 * 5)
     got = Problem().estimator(order=2).state_dict()["full_hessian"]
     assert_close([got], [want])
 

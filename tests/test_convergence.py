@@ -22,7 +22,7 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
 
 
 def quiet(draws: Any) -> convergence.Convergence:
-    return convergence.predictive(draws, progress=False)
+    return convergence.predictions(draws, progress=False)
 
 
 def test_numbers_are_arviz_s() -> None:
@@ -190,7 +190,7 @@ def test_the_picture() -> None:
 )
 def test_bad_shapes(draws: Tensor, error: str) -> None:
     with pytest.raises(ValueError, match=f"Invalid probs: .*{error}"):
-        convergence.predictive(draws)
+        convergence.predictions(draws)
     with pytest.raises(ValueError, match=f"Invalid draws: .*{error}"):
         convergence.parameters(draws)
 
@@ -202,9 +202,9 @@ def test_bad_numbers() -> None:
         r"2 of 216 numbers are not finite, the first in chain 1, draw 5, at \[2, 0]"
     )
     with pytest.raises(ValueError, match=message):
-        convergence.predictive(probs)
+        convergence.predictions(probs)
     with pytest.raises(TypeError, match=r"dtype torch\.int64 \(must be a floating"):
-        convergence.predictive(torch.zeros(2, 9, dtype=torch.int64))
+        convergence.predictions(torch.zeros(2, 9, dtype=torch.int64))
     with pytest.raises(TypeError, match="draws are a Tensor, which takes none"):
         convergence.parameters(torch.rand(2, 9), lambda draw: draw["a"])
 
@@ -213,7 +213,7 @@ def test_without_arviz(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "arviz", None)
     message = r"convergence\.predictive\(\) needs ArviZ, .*torch_sgmcmc\[diagnostics\]"
     with pytest.raises(ImportError, match=message):
-        convergence.predictive(torch.rand(2, 9))
+        convergence.predictions(torch.rand(2, 9))
     running = convergence.RunningConvergence(2, 1)  # needs none
     for values in torch.rand(9, 2, 1):
         running.update(values)
@@ -315,7 +315,7 @@ def test_identical_chains_are_called_so() -> None:
     )
     for given, function in (
         (draws, convergence.parameters),
-        (draws.sigmoid(), convergence.predictive),
+        (draws.sigmoid(), convergence.predictions),
     ):
         with pytest.raises(ValueError) as error:
             function(given, progress=False)

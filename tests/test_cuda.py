@@ -25,7 +25,7 @@ from short_chains import (
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.core import operators as ops
+from torch_sgmcmc.chain import operators as ops
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = os.environ.get("TORCH_SGMCMC_TEST_DEVICE", "cuda" if HAS_GPU else "cpu")

@@ -15,8 +15,8 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from two_ranks import KINDS, PERSISTENT, STEPS
 
-from torch_sgmcmc.core import distributed
-from torch_sgmcmc.core.chain import chain_of
+from torch_sgmcmc.chain import distributed
+from torch_sgmcmc.chain.record import chain_of
 
 PROGRAM = Path(__file__).with_name("two_ranks.py")
 

@@ -12,7 +12,7 @@ from torch import nn
 from two_ranks import COMMON, KINDS
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.convergence import RunningConvergence
+from torch_sgmcmc.judge.convergence import RunningConvergence
 
 PROGRAM = Path(__file__).with_name("chain_ranks.py")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.core import operators as ops
+from torch_sgmcmc.chain import operators as ops
 
 F64 = torch.float64
 FORMS = ("constant", "linear", "rank one", "whole")

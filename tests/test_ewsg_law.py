@@ -36,7 +36,7 @@ from harness.statistics import StatisticalError, check_mean, check_z
 from torch import Tensor
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.core import operators as ops
+from torch_sgmcmc.chain import operators as ops
 
 SURROGATES = ("momentum", "zero", "one", "full_momentum")
 Build = Callable[..., torch.optim.Optimizer]

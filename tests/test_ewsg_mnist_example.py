@@ -14,7 +14,7 @@ from harness.examples import FOLDER, run_example
 from launch import become, fresh
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.core.operators import ewsg_log_ratio
+from torch_sgmcmc.chain.operators import ewsg_log_ratio
 
 pytestmark = pytest.mark.examples
 

@@ -31,7 +31,7 @@ from reference import (
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core import operators as ops
+from torch_sgmcmc.chain import operators as ops
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
@@ -279,7 +279,7 @@ def test_momentum_is_resampled_every_kth_step(step: int) -> None:
     expected_hyper = dict(hyper)
     drawn = step % 3 == 0
     if drawn:
-        # Note [Momentum drawn afresh] in csrc/samplers/sghmc.h: the update takes a part
+        # Note [Momentum drawn afresh] in csrc/methods/sghmc.h: the update takes a part
         # of its gradient, at unchanged heat lr T.
         part = 1 / (1 + hyper["momentum"])
         heat = 2 * hyper["lr"] * hyper["temperature"] / hyper["num_data"]

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.chain import chain_of
+from torch_sgmcmc.chain.record import chain_of
 
 N, PRIOR, SPREAD = 100.0, 20.0, 0.4
 Build = Callable[..., sg.Sampler]

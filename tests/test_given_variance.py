@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.core import given_covariance
+from torch_sgmcmc.chain import given_covariance
 
 GIVEN = {**COMMON, "noise_estimate": "given"}
 

@@ -20,7 +20,7 @@ from torch import Tensor
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 from torch_sgmcmc import hmcecs
-from torch_sgmcmc.core.operators import ecs_estimate
+from torch_sgmcmc.chain.operators import ecs_estimate
 from torch_sgmcmc.ecs import sizes as ecs_sizes
 from torch_sgmcmc.ecs.likelihood import Estimate, estimate
 from torch_sgmcmc.ecs.likelihood_graph import flat

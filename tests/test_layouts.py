@@ -19,7 +19,7 @@ from reference import (
 )
 from torch import Tensor
 
-from torch_sgmcmc.core import operators as ops
+from torch_sgmcmc.chain import operators as ops
 
 TARGET = {"lr": 0.3, "num_data": 7.0, "prior_precision": 1.9, "temperature": 0.7}
 FRICTION = {"momentum": 0.8, "noise_estimate": 0.05}

@@ -13,7 +13,7 @@ from linear_networks import learning_coefficient, linear_network
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.learning_coefficient import (
+from torch_sgmcmc.judge.learning_coefficient import (
     _student,
     local_learning_coefficient,
 )

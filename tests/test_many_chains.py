@@ -17,7 +17,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.core import operators as ops
+from torch_sgmcmc.chain import operators as ops
 
 pytestmark = pytest.mark.quick
 

@@ -36,9 +36,9 @@ from torch.distributed.checkpoint.state_dict import (
 
 import torch_sgmcmc as sg
 from torch_sgmcmc import sghmc
-from torch_sgmcmc.core import given_covariance
-from torch_sgmcmc.core.by_coordinate import update_
-from torch_sgmcmc.core.momentum import start_momenta
+from torch_sgmcmc.chain import given_covariance
+from torch_sgmcmc.chain.by_coordinate import update_
+from torch_sgmcmc.chain.momentum import start_momenta
 
 # ---- One step --------------------------------------------------------------------
 

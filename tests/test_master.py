@@ -28,7 +28,7 @@ from short_chains import (
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.core import operators as ops
+from torch_sgmcmc.chain import operators as ops
 
 LOW = (torch.bfloat16, torch.float16)
 each_low = pytest.mark.parametrize("dtype", LOW, ids=lambda d: str(d)[6:])

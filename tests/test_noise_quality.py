@@ -11,7 +11,7 @@ from harness.statistics import StatisticalError
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.operators import gaussian_
+from torch_sgmcmc.chain.operators import gaussian_
 
 # Random123's kat_vectors: counter, key, output of philox4x32 10.
 KNOWN_ANSWERS = [

@@ -33,8 +33,8 @@ from test_layouts import LAYOUTS
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.core import nonfinite
-from torch_sgmcmc.core import operators as ops
+from torch_sgmcmc.chain import nonfinite
+from torch_sgmcmc.chain import operators as ops
 
 BAD = {"nan": torch.nan, "inf": torch.inf, "-inf": -torch.inf}
 EACH = pytest.mark.parametrize("value", BAD)

@@ -11,8 +11,8 @@ from reference import same_bits
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core import operators as ops
-from torch_sgmcmc.core.operators import ROWS
+from torch_sgmcmc.chain import operators as ops
+from torch_sgmcmc.chain.operators import ROWS
 
 #: Good values of numbers; all others are 0.1.
 GOOD = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from torch_sgmcmc.core.operators import ROWS
+from torch_sgmcmc.chain.operators import ROWS
 
 #: Kernels, checks, handles and the tables of other tests are made of the same rows, and
 #: would all follow one that is wrong.

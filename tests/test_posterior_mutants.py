@@ -10,11 +10,11 @@ import pytest
 import test_collector
 import test_predict
 
-from torch_sgmcmc.predictive import streaming
-from torch_sgmcmc.predictive.batch_norm import BatchNorm
-from torch_sgmcmc.predictive.sums import Sums
-from torch_sgmcmc.store import collector
-from torch_sgmcmc.store.chosen import Chosen
+from torch_sgmcmc.posterior.predictive import streaming
+from torch_sgmcmc.posterior.predictive.batch_norm import BatchNorm
+from torch_sgmcmc.posterior.predictive.sums import Sums
+from torch_sgmcmc.posterior.store import collector
+from torch_sgmcmc.posterior.store.chosen import Chosen
 
 Patch = pytest.MonkeyPatch
 

@@ -26,8 +26,8 @@ from short_chains import (
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.core import operators as ops
-from torch_sgmcmc.core.given import has_more
+from torch_sgmcmc.chain import operators as ops
+from torch_sgmcmc.chain.given import has_more
 
 # ---- Threads ---------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ def test_two_threads_are_at_work() -> None:
     # kernel tells it, shows that they took part.
     program = """
 import os, torch
-from torch_sgmcmc.core.operators import gaussian_
+from torch_sgmcmc.chain.operators import gaussian_
 def threads():
     return {int(t) for t in os.listdir("/proc/self/task")}
 def has_worked(thread):

@@ -14,7 +14,7 @@ from launch import fresh
 from stored_files import files
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.store import deletion
+from torch_sgmcmc.posterior.store import deletion
 
 
 class Interrupts:

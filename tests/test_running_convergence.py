@@ -9,7 +9,7 @@ import torch
 from reference import same_bits
 from torch import Tensor
 
-from torch_sgmcmc.convergence import RunningConvergence
+from torch_sgmcmc.judge.convergence import RunningConvergence
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:

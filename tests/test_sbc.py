@@ -21,8 +21,8 @@ from sbc_problem import (
 from torch import Tensor
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.calibration import Calibration, sbc
-from torch_sgmcmc.calibration.ecdf import RankLaw
+from torch_sgmcmc.judge.calibration import Calibration, sbc
+from torch_sgmcmc.judge.calibration.ecdf import RankLaw
 
 # ---- The law of ranks ----------------------------------------------------------
 
@@ -303,7 +303,7 @@ def test_no_sampler() -> None:
 
 
 def test_chains_too_slow_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch_sgmcmc.calibration import simulations
+    from torch_sgmcmc.judge.calibration import simulations
 
     monkeypatch.setattr(simulations, "_LONGEST_PILOT", 512)
     with pytest.raises(RuntimeError, match="still correlate over 512 steps"):

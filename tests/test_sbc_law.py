@@ -16,7 +16,7 @@ from sbc_problem import (
 )
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.calibration import sbc
+from torch_sgmcmc.judge.calibration import sbc
 
 #: Samplers, and what each needs of the calibration.
 SAMPLERS: dict[str, tuple[Make, dict[str, Any]]] = {

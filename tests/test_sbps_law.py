@@ -39,7 +39,7 @@ import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 from torch_sgmcmc import sbps
 from torch_sgmcmc.bouncy.directional import Observation
-from torch_sgmcmc.core import operators as ops
+from torch_sgmcmc.chain import operators as ops
 
 
 def gaussian_data(d: int = 2, **settings: Any) -> GaussianData:

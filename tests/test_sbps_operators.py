@@ -10,7 +10,7 @@ from reference import DTYPES, SIZES, Exact, arithmetic, assert_rounded, same_bit
 from torch import Tensor
 
 from torch_sgmcmc.bouncy.directional import moments_of
-from torch_sgmcmc.core import operators as ops
+from torch_sgmcmc.chain import operators as ops
 
 DECAY = 0.37  # λ / N
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc as sg
-from torch_sgmcmc import predictive
+from torch_sgmcmc import scoring
 
 torchmetrics = pytest.importorskip("torchmetrics")
 
@@ -22,7 +22,7 @@ def problem(rows: int = 400, classes: int = 5) -> tuple[Tensor, Tensor]:
 
 def test_scores_are_those_of_plain_formulas_and_torchmetrics() -> None:
     p, y = problem()
-    found = predictive.scores(p, y, resamples=1)
+    found = scoring.scores(p, y, resamples=1)
     rows = range(len(y))
     wrong = sum(int(p[i].argmax()) != int(y[i]) for i in rows)
     nll = -sum(float(p[i, y[i]].double().log()) for i in rows) / len(y)
@@ -56,15 +56,15 @@ def plain_ece(p: Tensor, y: Tensor, bins: int) -> float:
 def test_the_order_of_inputs_does_not_matter() -> None:
     p, y = problem()
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(1))
-    one = predictive.scores(p, y, resamples=1)
-    two = predictive.scores(p[order], y[order], resamples=1)
+    one = scoring.scores(p, y, resamples=1)
+    two = scoring.scores(p[order], y[order], resamples=1)
     for name in ("error", "nll", "brier", "ece"):
         assert getattr(one, name) == pytest.approx(getattr(two, name), abs=1e-6)
 
 
 def test_interval_is_the_bootstrap_s() -> None:
     p, y = problem(200)
-    found = predictive.scores(p, y, bins=10, level=0.8, resamples=60, seed=3)
+    found = scoring.scores(p, y, bins=10, level=0.8, resamples=60, seed=3)
     g = torch.Generator().manual_seed(3)
     values = []
     for _ in range(60):
@@ -75,13 +75,13 @@ def test_interval_is_the_bootstrap_s() -> None:
     )
     assert found.ece_interval == pytest.approx(expected.tolist(), abs=1e-6)
     assert found.level == 0.8
-    assert predictive.scores(p, y, bins=10, level=0.8, resamples=60, seed=3) == found
+    assert scoring.scores(p, y, bins=10, level=0.8, resamples=60, seed=3) == found
 
 
 def test_two_classes_by_one_number() -> None:
     p, y = problem(classes=2)
-    one = predictive.scores(p[:, 1], y, resamples=3)
-    two = predictive.scores(p, y, resamples=3)
+    one = scoring.scores(p[:, 1], y, resamples=3)
+    two = scoring.scores(p, y, resamples=3)
     for name in ("error", "nll", "brier", "ece"):
         assert getattr(one, name) == pytest.approx(getattr(two, name), abs=1e-6)
 
@@ -89,9 +89,9 @@ def test_two_classes_by_one_number() -> None:
 def test_a_probability_that_rounds_above_one_is_no_logit() -> None:
     p = torch.tensor([[1 + 1e-6, 0.0], [0.25, 0.75]])
     y = torch.tensor([0, 1])
-    assert predictive.scores(p, y, resamples=1).ece == pytest.approx(0.125, abs=1e-6)
+    assert scoring.scores(p, y, resamples=1).ece == pytest.approx(0.125, abs=1e-6)
     p = torch.tensor([[1.0, 0.0]])
-    assert predictive.scores(p, torch.tensor([1]), resamples=1).nll == float("inf")
+    assert scoring.scores(p, torch.tensor([1]), resamples=1).nll == float("inf")
 
 
 def test_auroc_is_the_part_of_pairs() -> None:
@@ -101,13 +101,13 @@ def test_auroc_is_the_part_of_pairs() -> None:
     outside[:20] = inside[:20]  # ties
     larger = (outside[:, None] > inside).double().mean()
     equal = (outside[:, None] == inside).double().mean()
-    assert predictive.ood_auroc(inside, outside) == pytest.approx(
+    assert scoring.ood_auroc(inside, outside) == pytest.approx(
         float(larger + equal / 2), abs=1e-6
     )
     # Entropies that torchmetrics' own sigmoid would round to one number.
     big = 40 + torch.arange(10, dtype=torch.float64)
-    assert predictive.ood_auroc(big, big + 10) == 1.0
-    assert predictive.ood_auroc(torch.ones(3), torch.ones(4)) == 0.5
+    assert scoring.ood_auroc(big, big + 10) == 1.0
+    assert scoring.ood_auroc(torch.ones(3), torch.ones(4)) == 0.5
 
 
 def test_wrong_arguments() -> None:
@@ -123,29 +123,27 @@ def test_wrong_arguments() -> None:
         ((p.long(), y), TypeError, "floating dtype"),
     ):
         with pytest.raises(error, match=match):
-            predictive.scores(*arguments)
+            scoring.scores(*arguments)
     for options, match in (
         ({"bins": 0}, "bins"),
         ({"level": 1.0}, "level"),
         ({"resamples": 0}, "resamples"),
     ):
         with pytest.raises(ValueError, match=f"Invalid {match}"):
-            predictive.scores(p, y, **options)
+            scoring.scores(p, y, **options)
     with pytest.raises(ValueError, match="Invalid outside: 1 of 10 are NaN"):
-        predictive.ood_auroc(
-            p[:, 0], torch.where(p[:, 0] == p[3, 0], torch.nan, p[:, 0])
-        )
+        scoring.ood_auroc(p[:, 0], torch.where(p[:, 0] == p[3, 0], torch.nan, p[:, 0]))
     with pytest.raises(ValueError, match=r"Invalid inside: shape \[0\]"):
-        predictive.ood_auroc(p[:0, 0], p[:, 0])
+        scoring.ood_auroc(p[:0, 0], p[:, 0])
     with pytest.raises(ValueError, match="'a' has no numbers, or some that are not"):
-        predictive.plot_entropies({"a": torch.tensor([float("nan")])})
+        scoring.plot_entropies({"a": torch.tensor([float("nan")])})
 
 
 def test_pictures() -> None:
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
     p, y = problem(2000)
-    figure = predictive.plot_reliability({"a": p, "b": p**2 / (p**2).sum(1, True)}, y)
+    figure = scoring.plot_reliability({"a": p, "b": p**2 / (p**2).sum(1, True)}, y)
     (axes,) = figure.axes
     _, first, second = axes.lines
     assert [t.get_text() for t in axes.get_legend().get_texts()] == ["a", "b"]
@@ -158,10 +156,10 @@ def test_pictures() -> None:
         assert float((label == y)[inside].double().mean()) == pytest.approx(accuracy)
     assert len(second.get_xdata()) > 5
     entropies = torch.special.entr(p).sum(1)
-    figure = predictive.plot_entropies({"in": entropies, "out": entropies + 1})
+    figure = scoring.plot_entropies({"in": entropies, "out": entropies + 1})
     assert len(figure.axes[0].patches) == 2
     figure, axes = matplotlib.pyplot.subplots()
-    assert predictive.plot_reliability(p, y, axes=axes) is figure
+    assert scoring.plot_reliability(p, y, axes=axes) is figure
     matplotlib.pyplot.close("all")
 
 
@@ -172,8 +170,8 @@ def test_without_torchmetrics_the_error_says_how_to_install_it(
     for name in [n for n in sys.modules if n.startswith("torchmetrics")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torchmetrics", None)
-    calls: list[Any] = [lambda: predictive.scores(p, y)]
-    calls.append(lambda: predictive.ood_auroc(p[:, 0], p[:, 1]))
+    calls: list[Any] = [lambda: scoring.scores(p, y)]
+    calls.append(lambda: scoring.ood_auroc(p[:, 0], p[:, 1]))
     for call in calls:
         with pytest.raises(ImportError, match=r"'torch_sgmcmc\[posterior\]'"):
             call()

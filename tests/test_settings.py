@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.core.settings import Setting
+from torch_sgmcmc.chain.settings import Setting
 
 SAMPLERS = (
     *(sg.SGLD, sg.SGHMC, sg.PSGLD, sg.SGNHT),

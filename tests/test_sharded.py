@@ -36,7 +36,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.core import shards
+from torch_sgmcmc.chain import shards
 
 PROGRAM = Path(sharded_ranks.__file__)
 RANKS = 2

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.core import shards
+from torch_sgmcmc.chain import shards
 
 COMMON = {"num_data": 10.0, "seed": 3, "nonfinite": "allow"}
 

@@ -257,7 +257,7 @@ def test_another_samplers_state_dict(loads: str) -> None:
 
 
 def test_the_keys_by_which_samplers_are_told_apart() -> None:
-    from torch_sgmcmc.core.param_groups import FOREIGN_KEYS, SAMPLER_KEYS
+    from torch_sgmcmc.chain.param_groups import FOREIGN_KEYS, SAMPLER_KEYS
 
     keys = {key for kind in EVERY for key in Chain(kind).sampler._group_keys}
     assert keys == SAMPLER_KEYS

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.convergence import Coordinates, Projections
-from torch_sgmcmc.core.wrappers import plain_names, unwrapped
+from torch_sgmcmc.chain.wrappers import plain_names, unwrapped
+from torch_sgmcmc.judge.convergence import Coordinates, Projections
 
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
 

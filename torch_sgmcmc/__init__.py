@@ -9,20 +9,23 @@ except ImportError as error:
         "another folder, or install with `pip install -e .`"
     ) from error
 
+from torch_sgmcmc.bouncy.time_average import TimeAverage
+from torch_sgmcmc.chain.files import load, save
 from torch_sgmcmc.control_variates import SVRG, ControlVariates
-from torch_sgmcmc.core.files import load, save
-from torch_sgmcmc.driver import ChainState, sample
 from torch_sgmcmc.ecs.gathered_rows import GatheredRows
 from torch_sgmcmc.ecs.log_likelihood import LogLikelihood
 from torch_sgmcmc.ecs.report import ECSReport
 from torch_sgmcmc.ewsg import EWSG
-from torch_sgmcmc.gauges import Gauges
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.hmcecs import HMCECS
-from torch_sgmcmc.learning_coefficient import (
+from torch_sgmcmc.judge import calibration, convergence
+from torch_sgmcmc.judge.gauges import Gauges
+from torch_sgmcmc.judge.learning_coefficient import (
     LearningCoefficient,
     local_learning_coefficient,
 )
+from torch_sgmcmc.judge.replicas import check_replicas, check_replicas_every
+from torch_sgmcmc.judge.tuning import Tuning, tune
 from torch_sgmcmc.minibatch import (
     IndependentBatchSampler,
     StratifiedBatchSampler,
@@ -30,18 +33,10 @@ from torch_sgmcmc.minibatch import (
     minibatch_covariance,
     minibatch_variance,
 )
-from torch_sgmcmc.precision import GammaPrecision
-from torch_sgmcmc.predictive import Prediction, Predictive, predict
-from torch_sgmcmc.psgld import PSGLD
-from torch_sgmcmc.replicas import check_replicas, check_replicas_every
-from torch_sgmcmc.sampler import Sampler
-from torch_sgmcmc.sbps import SBPS
-from torch_sgmcmc.schedules import CyclicalSchedule, PolynomialDecay
-from torch_sgmcmc.seeds import SharedNoiseWarning, fold_in
-from torch_sgmcmc.sghmc import SGHMC
-from torch_sgmcmc.sgld import SGLD
-from torch_sgmcmc.sgnht import SGNHT
-from torch_sgmcmc.store import (
+from torch_sgmcmc.posterior import scoring
+from torch_sgmcmc.posterior.driver import ChainState, sample
+from torch_sgmcmc.posterior.predictive import Prediction, Predictive, predict
+from torch_sgmcmc.posterior.store import (
     Collector,
     DamagedDraw,
     Draw,
@@ -49,8 +44,15 @@ from torch_sgmcmc.store import (
     SampleStore,
     SampleWriter,
 )
-from torch_sgmcmc.trajectory import TimeAverage
-from torch_sgmcmc.tuning import Tuning, tune
+from torch_sgmcmc.precision import GammaPrecision
+from torch_sgmcmc.psgld import PSGLD
+from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.sbps import SBPS
+from torch_sgmcmc.schedules import CyclicalSchedule, PolynomialDecay
+from torch_sgmcmc.seeds import SharedNoiseWarning, fold_in
+from torch_sgmcmc.sghmc import SGHMC
+from torch_sgmcmc.sgld import SGLD
+from torch_sgmcmc.sgnht import SGNHT
 from torch_sgmcmc.version import __version__
 
 __all__ = [
@@ -88,8 +90,10 @@ __all__ = [
     "TimeAverage",
     "Tuning",
     "__version__",
+    "calibration",
     "check_replicas",
     "check_replicas_every",
+    "convergence",
     "fold_in",
     "kmeans_strata",
     "load",
@@ -99,5 +103,6 @@ __all__ = [
     "predict",
     "sample",
     "save",
+    "scoring",
     "tune",
 ]

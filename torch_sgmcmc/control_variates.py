@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.checks import check_integer, check_real
-from torch_sgmcmc.core.closures import exchanged
-from torch_sgmcmc.core.distributed import world_size
-from torch_sgmcmc.core.jacobians import jacobian
-from torch_sgmcmc.core.operators import control_variate_
-from torch_sgmcmc.core.shards import refuse
-from torch_sgmcmc.core.state_checks import check_tensor
+from torch_sgmcmc.chain.checks import check_integer, check_real
+from torch_sgmcmc.chain.closures import exchanged
+from torch_sgmcmc.chain.distributed import world_size
+from torch_sgmcmc.chain.jacobians import jacobian
+from torch_sgmcmc.chain.operators import control_variate_
+from torch_sgmcmc.chain.shards import refuse
+from torch_sgmcmc.chain.state_checks import check_tensor
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["SVRG", "ControlVariates"]

@@ -11,29 +11,29 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.chain import Chain, Work
-from torch_sgmcmc.core.closures import (
+from torch_sgmcmc.chain.closures import (
     fresh_gradients,
     lightning_module,
     refuse_accumulation,
     refuse_scaler,
     same_parameters,
 )
-from torch_sgmcmc.core.dtypes import blank
-from torch_sgmcmc.core.master import start_masters
-from torch_sgmcmc.core.method import Method
-from torch_sgmcmc.core.momentum import start_momenta
-from torch_sgmcmc.core.nonfinite import StepLeftOut, check_finite, leave_out
-from torch_sgmcmc.core.operators import (
+from torch_sgmcmc.chain.dtypes import blank
+from torch_sgmcmc.chain.master import start_masters
+from torch_sgmcmc.chain.method import Method
+from torch_sgmcmc.chain.momentum import start_momenta
+from torch_sgmcmc.chain.nonfinite import StepLeftOut, check_finite, leave_out
+from torch_sgmcmc.chain.operators import (
     ewsg_log_ratio,
     metropolis_decide,
     select_chains_,
 )
-from torch_sgmcmc.core.placement import Placement
-from torch_sgmcmc.core.prior import prior_of
-from torch_sgmcmc.core.settings import settings
-from torch_sgmcmc.core.shared_settings import SharedSettings
-from torch_sgmcmc.core.state_checks import check_count, check_part
+from torch_sgmcmc.chain.placement import Placement
+from torch_sgmcmc.chain.prior import prior_of
+from torch_sgmcmc.chain.record import Chain, Work
+from torch_sgmcmc.chain.settings import settings
+from torch_sgmcmc.chain.shared_settings import SharedSettings
+from torch_sgmcmc.chain.state_checks import check_count, check_part
 
 __all__ = ["EWSG"]
 

@@ -13,40 +13,40 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core import shards
-from torch_sgmcmc.core.chain import Chain, Work
-from torch_sgmcmc.core.checks import check_integer, check_real
-from torch_sgmcmc.core.closures import (
+from torch_sgmcmc.chain import shards
+from torch_sgmcmc.chain.checks import check_integer, check_real
+from torch_sgmcmc.chain.closures import (
     fresh_gradients,
     lightning_module,
     refuse_accumulation,
     refuse_scaler,
     same_parameters,
 )
-from torch_sgmcmc.core.diagonal import check_saved_diagonal, diagonals
-from torch_sgmcmc.core.distributed import mean_over_ranks, refuse_other_meshes
-from torch_sgmcmc.core.dtypes import blank, has_master, state_dtype
-from torch_sgmcmc.core.given import MASS
-from torch_sgmcmc.core.nonfinite import (
+from torch_sgmcmc.chain.diagonal import check_saved_diagonal, diagonals
+from torch_sgmcmc.chain.distributed import mean_over_ranks, refuse_other_meshes
+from torch_sgmcmc.chain.dtypes import blank, has_master, state_dtype
+from torch_sgmcmc.chain.given import MASS
+from torch_sgmcmc.chain.nonfinite import (
     StepLeftOut,
     check_finite,
     choice_of,
     leave_out,
     nonfinite_error,
 )
-from torch_sgmcmc.core.operators import (
+from torch_sgmcmc.chain.operators import (
     hmc_energy,
     hmc_leapfrog_,
     hmc_momenta_,
     metropolis_decide,
     select_chains_,
 )
-from torch_sgmcmc.core.prior import prior_of
-from torch_sgmcmc.core.progress import progress_bar
-from torch_sgmcmc.core.settings import settings
-from torch_sgmcmc.core.shared_settings import SharedSettings
-from torch_sgmcmc.core.state_checks import check_part, dual_averaging
-from torch_sgmcmc.core.trajectory_heat import Moving, TrajectoryHeat
+from torch_sgmcmc.chain.prior import prior_of
+from torch_sgmcmc.chain.progress import progress_bar
+from torch_sgmcmc.chain.record import Chain, Work
+from torch_sgmcmc.chain.settings import settings
+from torch_sgmcmc.chain.shared_settings import SharedSettings
+from torch_sgmcmc.chain.state_checks import check_part, dual_averaging
+from torch_sgmcmc.chain.trajectory_heat import Moving, TrajectoryHeat
 
 __all__ = ["HMC"]
 

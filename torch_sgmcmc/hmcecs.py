@@ -13,23 +13,23 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.checks import check_integer, check_real
-from torch_sgmcmc.core.closures import by_lightning, refuse_scaler
-from torch_sgmcmc.core.distributed import refuse_common_state, world_size
-from torch_sgmcmc.core.nonfinite import (
+from torch_sgmcmc.chain.checks import check_integer, check_real
+from torch_sgmcmc.chain.closures import by_lightning, refuse_scaler
+from torch_sgmcmc.chain.distributed import refuse_common_state, world_size
+from torch_sgmcmc.chain.nonfinite import (
     StepLeftOut,
     choice_of,
     leave_out,
     nonfinite_error,
 )
-from torch_sgmcmc.core.operators import hmc_momenta_, metropolis_decide
-from torch_sgmcmc.core.prior import PRIOR_MEAN
-from torch_sgmcmc.core.progress import progress_bar
-from torch_sgmcmc.core.settings import settings
-from torch_sgmcmc.core.shared_settings import SharedSettings
-from torch_sgmcmc.core.sizes import check_sizes
-from torch_sgmcmc.core.state_checks import check_count, check_part
-from torch_sgmcmc.core.trajectory_heat import Moving
+from torch_sgmcmc.chain.operators import hmc_momenta_, metropolis_decide
+from torch_sgmcmc.chain.prior import PRIOR_MEAN
+from torch_sgmcmc.chain.progress import progress_bar
+from torch_sgmcmc.chain.settings import settings
+from torch_sgmcmc.chain.shared_settings import SharedSettings
+from torch_sgmcmc.chain.sizes import check_sizes
+from torch_sgmcmc.chain.state_checks import check_count, check_part
+from torch_sgmcmc.chain.trajectory_heat import Moving
 from torch_sgmcmc.ecs.anchor import AllData, Anchor, split
 from torch_sgmcmc.ecs.likelihood_graph import Closure, flat
 from torch_sgmcmc.ecs.prior import Prior

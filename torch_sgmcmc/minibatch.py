@@ -11,7 +11,7 @@ import torch.utils.data
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.checks import check_integer, draw_seed
+from torch_sgmcmc.chain.checks import check_integer, draw_seed
 
 __all__ = [
     "IndependentBatchSampler",

@@ -7,11 +7,11 @@ from typing import Any
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core import shards
-from torch_sgmcmc.core.checks import check_real
-from torch_sgmcmc.core.operators import sum_of_squares
-from torch_sgmcmc.core.prior import away_from_mean
-from torch_sgmcmc.core.state_checks import check_count
+from torch_sgmcmc.chain import shards
+from torch_sgmcmc.chain.checks import check_real
+from torch_sgmcmc.chain.operators import sum_of_squares
+from torch_sgmcmc.chain.prior import away_from_mean
+from torch_sgmcmc.chain.state_checks import check_count
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["GammaPrecision"]

@@ -10,16 +10,16 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.chain import Chain, Work
-from torch_sgmcmc.core.closures import refuse_scaler
-from torch_sgmcmc.core.distributed import refuse_lone_decisions
-from torch_sgmcmc.core.dtypes import blank, state_dtype
-from torch_sgmcmc.core.many_chains import ManyChains
-from torch_sgmcmc.core.master import check_not_capturing, start_masters
-from torch_sgmcmc.core.method import Method
-from torch_sgmcmc.core.nonfinite import check_finite
-from torch_sgmcmc.core.operators import gaussian_, sum_of_squares
-from torch_sgmcmc.core.settings import settings
+from torch_sgmcmc.chain.closures import refuse_scaler
+from torch_sgmcmc.chain.distributed import refuse_lone_decisions
+from torch_sgmcmc.chain.dtypes import blank, state_dtype
+from torch_sgmcmc.chain.many_chains import ManyChains
+from torch_sgmcmc.chain.master import check_not_capturing, start_masters
+from torch_sgmcmc.chain.method import Method
+from torch_sgmcmc.chain.nonfinite import check_finite
+from torch_sgmcmc.chain.operators import gaussian_, sum_of_squares
+from torch_sgmcmc.chain.record import Chain, Work
+from torch_sgmcmc.chain.settings import settings
 
 __all__ = ["PSGLD"]
 

@@ -15,24 +15,24 @@ from torch.optim.optimizer import (
     _global_optimizer_pre_hooks,
 )
 
-from torch_sgmcmc.core import distributed, summary
-from torch_sgmcmc.core.bookkeeping import Bookkeeping
-from torch_sgmcmc.core.chain import Chain, Work
-from torch_sgmcmc.core.dtypes import has_master
-from torch_sgmcmc.core.gathering import gather
-from torch_sgmcmc.core.given import has_more
-from torch_sgmcmc.core.method import Method
-from torch_sgmcmc.core.nonfinite import (
+from torch_sgmcmc.chain import distributed, summary
+from torch_sgmcmc.chain.bookkeeping import Bookkeeping
+from torch_sgmcmc.chain.dtypes import has_master
+from torch_sgmcmc.chain.gathering import gather
+from torch_sgmcmc.chain.given import has_more
+from torch_sgmcmc.chain.method import Method
+from torch_sgmcmc.chain.nonfinite import (
     StepLeftOut,
     check_finite,
     gate_of,
     leave_out,
     raise_what_was_found,
 )
-from torch_sgmcmc.core.param_groups import (
+from torch_sgmcmc.chain.param_groups import (
     with_known_arguments,
 )
-from torch_sgmcmc.core.turns import take_turn
+from torch_sgmcmc.chain.record import Chain, Work
+from torch_sgmcmc.chain.turns import take_turn
 
 __all__ = ["Sampler"]
 

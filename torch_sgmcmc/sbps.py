@@ -27,18 +27,18 @@ from torch_sgmcmc.bouncy.directional import (
 from torch_sgmcmc.bouncy.flight import STATE, Flight, Piece, kept_of
 from torch_sgmcmc.bouncy.ranks import over_ranks
 from torch_sgmcmc.bouncy.slots import Slots
-from torch_sgmcmc.core.checks import check_real
-from torch_sgmcmc.core.closures import lightning_module, refuse_scaler
-from torch_sgmcmc.core.diagonal import check_saved_diagonal, diagonals
-from torch_sgmcmc.core.distributed import world_size
-from torch_sgmcmc.core.dtypes import blank
-from torch_sgmcmc.core.given import PRECONDITIONER, given
-from torch_sgmcmc.core.nonfinite import StepLeftOut, leave_out, nonfinite_error
-from torch_sgmcmc.core.prior import PRIOR_MEAN
-from torch_sgmcmc.core.settings import settings
-from torch_sgmcmc.core.shared_settings import SharedSettings
-from torch_sgmcmc.core.sizes import check_sizes
-from torch_sgmcmc.core.state_checks import check_count, check_part
+from torch_sgmcmc.chain.checks import check_real
+from torch_sgmcmc.chain.closures import lightning_module, refuse_scaler
+from torch_sgmcmc.chain.diagonal import check_saved_diagonal, diagonals
+from torch_sgmcmc.chain.distributed import world_size
+from torch_sgmcmc.chain.dtypes import blank
+from torch_sgmcmc.chain.given import PRECONDITIONER, given
+from torch_sgmcmc.chain.nonfinite import StepLeftOut, leave_out, nonfinite_error
+from torch_sgmcmc.chain.prior import PRIOR_MEAN
+from torch_sgmcmc.chain.settings import settings
+from torch_sgmcmc.chain.shared_settings import SharedSettings
+from torch_sgmcmc.chain.sizes import check_sizes
+from torch_sgmcmc.chain.state_checks import check_count, check_part
 
 __all__ = ["SBPS", "Diagnostics", "Evaluations"]
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from torch_sgmcmc.core.checks import check_integer, check_real
+from torch_sgmcmc.chain.checks import check_integer, check_real
 from torch_sgmcmc.psgld import PSGLD
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sghmc import SGHMC

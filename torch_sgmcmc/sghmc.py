@@ -10,18 +10,17 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from torch_sgmcmc.core.by_coordinate import (
+from torch_sgmcmc.chain.by_coordinate import (
     Limits,
     check_rates,
     limits_of,
     masses_and_frictions,
 )
-from torch_sgmcmc.core.chain import Chain, Work
-from torch_sgmcmc.core.diagonal import check_saved_diagonal, diagonals
-from torch_sgmcmc.core.dtypes import blank, state_dtype
-from torch_sgmcmc.core.fit import check_fits
-from torch_sgmcmc.core.given import GIVEN_FRICTION, GIVEN_MASS, GIVEN_VARIANCE
-from torch_sgmcmc.core.given_covariance import (
+from torch_sgmcmc.chain.diagonal import check_saved_diagonal, diagonals
+from torch_sgmcmc.chain.dtypes import blank, state_dtype
+from torch_sgmcmc.chain.fit import check_fits
+from torch_sgmcmc.chain.given import GIVEN_FRICTION, GIVEN_MASS, GIVEN_VARIANCE
+from torch_sgmcmc.chain.given_covariance import (
     COVARIANCE,
     Factors,
     check_saved_matrix,
@@ -31,12 +30,13 @@ from torch_sgmcmc.core.given_covariance import (
     refuse_checkpoint,
     update_with_noise,
 )
-from torch_sgmcmc.core.many_chains import ManyChains
-from torch_sgmcmc.core.master import start_masters
-from torch_sgmcmc.core.method import Method
-from torch_sgmcmc.core.momentum import start_momenta
-from torch_sgmcmc.core.operators import gradient_variance_
-from torch_sgmcmc.core.settings import settings
+from torch_sgmcmc.chain.many_chains import ManyChains
+from torch_sgmcmc.chain.master import start_masters
+from torch_sgmcmc.chain.method import Method
+from torch_sgmcmc.chain.momentum import start_momenta
+from torch_sgmcmc.chain.operators import gradient_variance_
+from torch_sgmcmc.chain.record import Chain, Work
+from torch_sgmcmc.chain.settings import settings
 
 __all__ = ["SGHMC"]
 

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from torch_sgmcmc.core.chain import Chain, Work
-from torch_sgmcmc.core.many_chains import ManyChains
-from torch_sgmcmc.core.method import Method
-from torch_sgmcmc.core.settings import settings
+from torch_sgmcmc.chain.many_chains import ManyChains
+from torch_sgmcmc.chain.method import Method
+from torch_sgmcmc.chain.record import Chain, Work
+from torch_sgmcmc.chain.settings import settings
 
 __all__ = ["SGNHT"]
 

@@ -198,7 +198,7 @@ struct Nothing {
   }
 };
 
-// An update functor (samplers/*.h) that needs no noise.
+// An update functor (methods/*.h) that needs no noise.
 template <template <class> class Update>
 class UpdateFirst {
  public:

@@ -63,7 +63,7 @@ struct NoiseStream {
 // Note [Steps that are left out]
 // A device_step is added to an operator's step. A negative one means that the
 // operator is to leave everything as it is: what an update would bring in is
-// not finite (samplers/nonfinite.h), which on a GPU the host need not know.
+// not finite (methods/nonfinite.h), which on a GPU the host need not know.
 constexpr int64_t kLeftOut = -1;
 
 // Adds the device's part of the step; false if the update is left out.

@@ -1,6 +1,6 @@
 // What an update does with each of its tensor lists, and in which type.
 //
-// An update functor (samplers/*.h) lists the roles of its arguments; the
+// An update functor (methods/*.h) lists the roles of its arguments; the
 // drivers (apply/*) load, convert and store accordingly. Parameters and
 // gradients come in fp64, fp32, bf16 or fp16. Arithmetic and sampler state are
 // fp64 for fp64 parameters and fp32 for all others.

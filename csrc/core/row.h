@@ -1,6 +1,6 @@
 // An operator on lists of tensors, as data: its row.
 //
-// Rows stand beside functors (samplers/*.h) and are listed in samplers/rows.h.
+// Rows stand beside functors (methods/*.h) and are listed in methods/rows.h.
 // Whatever is said of an operator is made of its row: its schema and the
 // checks of its numbers (apply/call.h), its boxed kernels (apply/boxed.h), its
 // handle for C++ (libtorch/core/operators.h) and what torch.compile is told of

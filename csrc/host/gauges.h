@@ -90,7 +90,7 @@ struct GaugeSettings {
   int64_t step;  // the number of steps before this one
 };
 
-// The sums of samplers/gauge.h, those that the motion has.
+// The sums of methods/gauge.h, those that the motion has.
 struct GaugeSums {
   double force;              // x . g
   double gradient_square;    // sum w g^2

@@ -72,7 +72,7 @@ constexpr Setting kEWSG[] = {
     kMean,
     kHot,
     kCarried,
-    // In the order of csrc/samplers/ewsg.h.
+    // In the order of csrc/methods/ewsg.h.
     {.name = "surrogate",
      .kind = kWord,
      .words = {"momentum", "zero", "one", "full_momentum"}},

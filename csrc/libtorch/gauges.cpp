@@ -25,14 +25,14 @@
 #include "libtorch/core/step_observer.h"
 #include "libtorch/core/text.h"
 #include "libtorch/core/trajectory_heat.h"
-#include "samplers/gauge.h"
+#include "methods/gauge.h"
 
 namespace torch_sgmcmc {
 
 namespace {
 
 constexpr double kUnseen = std::numeric_limits<double>::quiet_NaN();
-// As in torch_sgmcmc/gauges.py.
+// As in torch_sgmcmc/judge/gauges.py.
 constexpr int64_t kNoiseEvery = 5;
 constexpr size_t kMostRows = 64;
 

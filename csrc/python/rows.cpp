@@ -1,5 +1,5 @@
 // The rows of the operators, for what Python makes of them.
-#include "samplers/rows.h"
+#include "methods/rows.h"
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -1,4 +1,4 @@
-// Operators for lists that may have DTensors (torch_sgmcmc/core/shards.py):
+// Operators for lists that may have DTensors (torch_sgmcmc/chain/shards.py):
 // what a step of a small parameter would spend most of its time on in Python.
 #include <pybind11/pybind11.h>
 

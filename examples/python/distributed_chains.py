@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.convergence import RunningConvergence
+from torch_sgmcmc.judge.convergence import RunningConvergence
 
 NOISE = 0.1
 

@@ -22,7 +22,7 @@ from torchvision.datasets import MNIST, FashionMNIST, VisionDataset
 from tqdm import trange
 
 import torch_sgmcmc as sg
-from torch_sgmcmc import predictive
+from torch_sgmcmc import scoring
 
 
 def images(data: VisionDataset) -> Tensor:
@@ -72,11 +72,11 @@ def main() -> None:
         ("last draw", alone, sg.predict(model, [model], other)),
     ):
         print(f"{name}, {inside.num_draws} draws:")
-        print(f"  {predictive.scores(inside.mean, test.targets)}")
+        print(f"  {scoring.scores(inside.mean, test.targets)}")
         print("  AUROC of Fashion-MNIST by entropy: ", end="")
-        print(f"{predictive.ood_auroc(inside.total, outside.total):.4f}")
+        print(f"{scoring.ood_auroc(inside.total, outside.total):.4f}")
     outside = unknown.result()
-    by_epistemic = predictive.ood_auroc(together.epistemic, outside.epistemic)
+    by_epistemic = scoring.ood_auroc(together.epistemic, outside.epistemic)
     print(f"and by the epistemic part: {by_epistemic:.4f}")
 
     mpl.use("Agg")
@@ -84,13 +84,13 @@ def main() -> None:
         1, 3, figsize=(11, 3.4), layout="constrained"
     )
     probabilities = {"posterior": together.mean, "last draw": alone.mean}
-    predictive.plot_reliability(probabilities, test.targets, axes=left)
+    scoring.plot_reliability(probabilities, test.targets, axes=left)
     for axes, part in ((middle, "total"), (right, "epistemic")):
         entropies = {
             "MNIST": getattr(together, part),
             "Fashion-MNIST": getattr(outside, part),
         }
-        predictive.plot_entropies(entropies, axes=axes)
+        scoring.plot_entropies(entropies, axes=axes)
         axes.set_title(part)
     arguments.output.mkdir(parents=True, exist_ok=True)
     figure.savefig(arguments.output / "predictions.png", dpi=100)

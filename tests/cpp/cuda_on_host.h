@@ -18,7 +18,7 @@
 #include "apply/reduce.h"
 #include "apply/tables.h"
 #include "core/counter.h"
-#include "samplers/nonfinite_op.h"
+#include "methods/nonfinite_op.h"
 
 namespace torch_sgmcmc::cuda_on_host {
 
@@ -81,7 +81,7 @@ class Driver {
   const int64_t* device_step_;
 };
 
-// CountNonfinite of samplers/nonfinite_cuda.cu.
+// CountNonfinite of methods/nonfinite_cuda.cu.
 template <class T>
 void CountAll(const Plan& plan, ScalarType dtype, int64_t* counts) {
   ForEachTable(

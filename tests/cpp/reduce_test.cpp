@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "cuda_on_host.h"
-#include "samplers/ewsg.h"
-#include "samplers/hmc.h"
-#include "samplers/sum_of_squares.h"
+#include "methods/ewsg.h"
+#include "methods/hmc.h"
+#include "methods/sum_of_squares.h"
 #include "tensors.h"
 
 namespace torch_sgmcmc {

@@ -12,14 +12,14 @@
 #include <random>
 #include <vector>
 
-#include "samplers/control_variate.h"
-#include "samplers/gaussian.h"
-#include "samplers/gradient_variance.h"
-#include "samplers/hmc.h"
-#include "samplers/psgld.h"
-#include "samplers/sghmc.h"
-#include "samplers/sgld.h"
-#include "samplers/sgnht.h"
+#include "methods/control_variate.h"
+#include "methods/gaussian.h"
+#include "methods/gradient_variance.h"
+#include "methods/hmc.h"
+#include "methods/psgld.h"
+#include "methods/sghmc.h"
+#include "methods/sgld.h"
+#include "methods/sgnht.h"
 
 namespace torch_sgmcmc {
 namespace {

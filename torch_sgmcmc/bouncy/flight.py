@@ -13,13 +13,12 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.chain import Chain
-from torch_sgmcmc.core.distributed import digest
-from torch_sgmcmc.core.dtypes import state_dtype
-from torch_sgmcmc.core.gathering import check_cuda
-from torch_sgmcmc.core.given import PRECONDITIONER, given
-from torch_sgmcmc.core.nonfinite import nonfinite_error
-from torch_sgmcmc.core.operators import (
+from torch_sgmcmc.chain.distributed import digest
+from torch_sgmcmc.chain.dtypes import state_dtype
+from torch_sgmcmc.chain.gathering import check_cuda
+from torch_sgmcmc.chain.given import PRECONDITIONER, given
+from torch_sgmcmc.chain.nonfinite import nonfinite_error
+from torch_sgmcmc.chain.operators import (
     gaussian_,
     sbps_adapt_,
     sbps_line_sums,
@@ -32,7 +31,8 @@ from torch_sgmcmc.core.operators import (
     sbps_reflection_sums,
     sum_of_squares,
 )
-from torch_sgmcmc.core.prior import PRIOR_MEAN
+from torch_sgmcmc.chain.prior import PRIOR_MEAN
+from torch_sgmcmc.chain.record import Chain
 
 __all__ = ["STATE", "Flight", "Piece", "kept_of"]
 

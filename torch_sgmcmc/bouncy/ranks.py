@@ -19,9 +19,9 @@ from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.bouncy.directional import Observation
-from torch_sgmcmc.core.chain import Chain
-from torch_sgmcmc.core.distributed import device_of_group, float64, gathered_alike
-from torch_sgmcmc.core.shards import sum_over_ranks
+from torch_sgmcmc.chain.distributed import device_of_group, float64, gathered_alike
+from torch_sgmcmc.chain.record import Chain
+from torch_sgmcmc.chain.shards import sum_over_ranks
 
 __all__ = ["over_ranks"]
 

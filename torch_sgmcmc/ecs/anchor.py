@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.closures import exchanged
-from torch_sgmcmc.core.operators import gaussian_
-from torch_sgmcmc.core.progress import progress_bar
+from torch_sgmcmc.chain.closures import exchanged
+from torch_sgmcmc.chain.operators import gaussian_
+from torch_sgmcmc.chain.progress import progress_bar
 from torch_sgmcmc.ecs.expansions import kept_of, sum_up, sums_of
 from torch_sgmcmc.ecs.likelihood_graph import Closure, flat, log_likelihoods
 from torch_sgmcmc.ecs.prior import Prior

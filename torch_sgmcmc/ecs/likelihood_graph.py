@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.core.jacobians import bases, jacobian
+from torch_sgmcmc.chain.jacobians import bases, jacobian
 
 __all__ = [
     "Closure",

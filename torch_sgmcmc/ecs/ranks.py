@@ -17,14 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torch_sgmcmc.core.chain import Chain
-from torch_sgmcmc.core.distributed import (
+from torch_sgmcmc.chain.distributed import (
     device_of_group,
     digest,
     gathered_alike,
     world_size,
 )
-from torch_sgmcmc.core.shards import sum_over_ranks
+from torch_sgmcmc.chain.record import Chain
+from torch_sgmcmc.chain.shards import sum_over_ranks
 from torch_sgmcmc.ecs.likelihood_graph import Closure, log_likelihoods, weighted_sum
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.distributed import digest
+from torch_sgmcmc.chain.distributed import digest
 
 __all__ = ["SAMPLING", "Sampling"]
 

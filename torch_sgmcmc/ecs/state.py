@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from torch_sgmcmc.core.checks import check_integer, check_real
-from torch_sgmcmc.core.state_checks import check_tensor
+from torch_sgmcmc.chain.checks import check_integer, check_real
+from torch_sgmcmc.chain.state_checks import check_tensor
 from torch_sgmcmc.ecs.sampling import SAMPLING, Sampling
 from torch_sgmcmc.ecs.taylor import (
     CONSTANT,

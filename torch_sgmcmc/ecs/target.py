@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.operators import ecs_density, ecs_estimate
+from torch_sgmcmc.chain.operators import ecs_density, ecs_estimate
 from torch_sgmcmc.ecs.likelihood import Estimate, estimate
 from torch_sgmcmc.ecs.likelihood_graph import flat, log_likelihoods, weighted_sum
 from torch_sgmcmc.ecs.prior import Prior

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.core.jacobians import jacobian
+from torch_sgmcmc.chain.jacobians import jacobian
 from torch_sgmcmc.ecs.likelihood_graph import Closure, LikelihoodGraph, log_likelihoods
 from torch_sgmcmc.ecs.log_likelihood import LogLikelihood
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.state_checks import dual_averaging
+from torch_sgmcmc.chain.state_checks import dual_averaging
 from torch_sgmcmc.ecs.sizes import Draw, late
 
 __all__ = ["Warmup"]

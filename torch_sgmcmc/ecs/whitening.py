@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.core.operators import ecs_leapfrog_, sum_of_squares
+from torch_sgmcmc.chain.operators import ecs_leapfrog_, sum_of_squares
 
 __all__ = ["kinetic", "leapfrog", "whitening"]
 

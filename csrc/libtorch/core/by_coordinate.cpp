@@ -11,7 +11,7 @@
 #include "libtorch/core/operators.h"
 #include "libtorch/core/options_of_work.h"
 #include "libtorch/core/text.h"
-#include "samplers/gauge.h"
+#include "methods/gauge.h"
 
 namespace torch_sgmcmc {
 namespace {

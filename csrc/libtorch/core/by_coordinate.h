@@ -1,5 +1,5 @@
 // SGHMC where rates differ between coordinates:
-// torch_sgmcmc/core/by_coordinate.py in C++.
+// torch_sgmcmc/chain/by_coordinate.py in C++.
 //
 // Algorithm 2 of Chen, Fox and Guestrin (2014) with a mass M and a friction C
 // of each coordinate, relative to what lr and momentum say: lr / M and α C / M

@@ -1,4 +1,4 @@
-// Diagonal matrices that users give: torch_sgmcmc/core/diagonal.py in C++.
+// Diagonal matrices that users give: torch_sgmcmc/chain/diagonal.py in C++.
 #pragma once
 
 #include <ATen/core/Tensor.h>

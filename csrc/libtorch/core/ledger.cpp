@@ -195,7 +195,7 @@ bool Sampler::has_moved(const std::vector<Work>& work) const {
   return known == ledger_->moved.end();
 }
 
-// Note [Steps without a gradient] in torch_sgmcmc/core/absence.py.
+// Note [Steps without a gradient] in torch_sgmcmc/chain/absence.py.
 void Sampler::look_for_absences(const std::vector<Work>& work) {
   Ledger::Absences& seen = ledger_->absences;
   ++seen.steps;

@@ -58,7 +58,7 @@ struct Sampler::Ledger {
   Turns turns;
 
   // Steps and, by group, what had no gradient in some: Note [Steps without a
-  // gradient] in torch_sgmcmc/core/absence.py.
+  // gradient] in torch_sgmcmc/chain/absence.py.
   struct Absences {
     int64_t steps = 0;
     std::vector<std::vector<int64_t>> missed;

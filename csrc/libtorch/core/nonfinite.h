@@ -1,5 +1,5 @@
 // What samplers do about gradients that are not finite: Note [Who looks at
-// gradients] of torch_sgmcmc/core/nonfinite.py.
+// gradients] of torch_sgmcmc/chain/nonfinite.py.
 #pragma once
 
 #include <ATen/core/Tensor.h>

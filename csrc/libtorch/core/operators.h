@@ -20,7 +20,7 @@
 #include <utility>
 
 #include "core/row.h"
-#include "samplers/rows.h"
+#include "methods/rows.h"
 
 namespace torch_sgmcmc {
 

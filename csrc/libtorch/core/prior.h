@@ -1,4 +1,4 @@
-// The means of Gaussian priors: torch_sgmcmc/core/prior.py in C++.
+// The means of Gaussian priors: torch_sgmcmc/chain/prior.py in C++.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
 // What a state dict must be for a sampler to load it:
-// torch_sgmcmc/core/state_checks.py in C++.
+// torch_sgmcmc/chain/state_checks.py in C++.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -4,7 +4,7 @@
 
 #include "libtorch/core/operators.h"
 #include "libtorch/core/prior.h"
-#include "samplers/gauge.h"
+#include "methods/gauge.h"
 
 namespace torch_sgmcmc {
 

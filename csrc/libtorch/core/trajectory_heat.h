@@ -1,5 +1,5 @@
 // What gauges sum along one trajectory of HMC:
-// torch_sgmcmc/core/trajectory_heat.py in C++.
+// torch_sgmcmc/chain/trajectory_heat.py in C++.
 #pragma once
 
 #include <ATen/core/Tensor.h>

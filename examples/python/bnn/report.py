@@ -15,7 +15,7 @@ import torch
 from cells import spread
 from program import versions, write_json
 
-from torch_sgmcmc import predictive
+from torch_sgmcmc import scoring
 
 from .data import Images
 
@@ -140,7 +140,7 @@ def uncertainty(runs: Runs, images: Images, path: Path) -> None:
     figure, axes = plt.subplots(
         1, columns, figsize=(3.6 * columns, 3.6), layout="constrained"
     )
-    predictive.plot_reliability(
+    scoring.plot_reliability(
         {LABELS[m]: s[0]["predictions"]["labelled"] for m, s in runs.items()},
         images.test_y,
         bins=10,

@@ -1,0 +1,11 @@
+#include "methods/control_variate.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include "apply/boxed.h"
+#include "apply/cpu.h"
+
+STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CPU, m) {
+  using namespace torch_sgmcmc;  // NOLINT(google-build-using-namespace)
+  Register<CpuDriver, ControlVariate>(m);
+}

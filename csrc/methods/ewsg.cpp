@@ -1,0 +1,11 @@
+#include "methods/ewsg.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include "apply/boxed.h"
+#include "apply/reduce.h"
+
+STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CPU, m) {
+  using namespace torch_sgmcmc;  // NOLINT(google-build-using-namespace)
+  Register<CpuReducer, EWSGLogRatios>(m);
+}

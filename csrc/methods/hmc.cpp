@@ -1,0 +1,13 @@
+#include "methods/hmc.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include "apply/boxed.h"
+#include "apply/cpu.h"
+#include "apply/reduce.h"
+
+STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CPU, m) {
+  using namespace torch_sgmcmc;  // NOLINT(google-build-using-namespace)
+  Register<CpuDriver, HMCMomenta, HMCLeapfrog>(m);
+  Register<CpuReducer, HMCEnergy>(m);
+}

@@ -1,0 +1,459 @@
+"""What a sampler keeps: param groups, counters, state, and how these are saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
+
+from torch_sgmcmc.chain import distributed, numbering, sizes
+from torch_sgmcmc.chain.absence import Absences
+from torch_sgmcmc.chain.checks import (
+    check_capturable,
+    check_choice,
+    draw_seed,
+    number_of_lr,
+    plain,
+)
+from torch_sgmcmc.chain.dtypes import blank, has_master
+from torch_sgmcmc.chain.given import complete_given
+from torch_sgmcmc.chain.ledger import COUNTERS, OF_GROUP, Ledger
+from torch_sgmcmc.chain.loading import (
+    finish_loading,
+    forget_blank_state,
+    set_counters,
+)
+from torch_sgmcmc.chain.nonfinite import (
+    catch_up,
+)
+from torch_sgmcmc.chain.param_groups import (
+    check_keys,
+    check_later_keys,
+)
+from torch_sgmcmc.chain.parameters import (
+    check_chains,
+    check_memory,
+    check_parameter,
+)
+from torch_sgmcmc.chain.placement import placement_of
+from torch_sgmcmc.chain.prior import PRIOR_MEAN, copies, number_or
+from torch_sgmcmc.chain.record import Chain, Parts
+from torch_sgmcmc.chain.settings import Setting, check_settings
+from torch_sgmcmc.chain.state_checks import (
+    Expected,
+    check_equal,
+    check_state_dict,
+    in_our_order,
+)
+
+__all__ = ["Bookkeeping"]
+
+
+class Bookkeeping(Optimizer):
+    """The half of :class:`Sampler` that is there between steps."""
+
+    #: Keys that the sampler manages itself; a param group must not set them. But for
+    #: offsets and sizes they are equal in all groups.
+    _MANAGED: ClassVar[tuple[str, ...]] = (
+        *("seed", "step", "offsets", "sizes", "next_offset", "capturable"),
+        *("nonfinite", "num_skipped"),
+    )
+    #: Its hyperparameters.
+    _SETTINGS: ClassVar[tuple[Setting, ...]] = ()
+    #: Those that must be equal in all groups.
+    _SHARED: ClassVar[tuple[str, ...]] = ()
+    #: What it counts besides steps, equal in all groups, and what that is at first.
+    _PROGRESS: ClassVar[Mapping[str, Any]] = {}
+    _WHY_EQUAL: ClassVar[str] = "there is one stream of noise for all"
+    #: Values of ``nonfinite`` that it takes.
+    _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip", "allow")
+
+    #: Whether ``num_chains`` are numbered as one chain, with a seed each.
+    _CHAINS_HAVE_SEEDS: ClassVar[bool] = False
+
+    #: Whether it can be captured in a CUDA graph.
+    _CAPTURABLE: ClassVar[bool] = True
+
+    #: What it keeps of a parameter: tensors of the parameter's shape, and counts.
+    _STATE: ClassVar[Mapping[str, type]] = {}
+    #: What it keeps besides, under string keys.
+    _COMMON_STATE: ClassVar[tuple[str, ...]] = ()
+
+    #: Whether it has all the groups that it is made of.
+    _is_complete: bool = True
+    #: Lengths of the groups when their keys were last looked at.
+    _lengths: tuple[int, ...] = ()
+
+    # The tensors of prior_mean that the constructor got.
+    _first_means: list[Tensor] | None = None
+
+    #: Whether it can sample DTensors.
+    _TAKES_SHARDS: ClassVar[bool] = True
+
+    #: The ranks that sample this chain together; None is all. Not saved.
+    process_group: ProcessGroup | None = None
+    #: What else is not saved.
+    _parts: Parts
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        defaults: dict[str, Any],
+        seed: int | None,
+        nonfinite: str = "raise",
+        capturable: bool = False,
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        check_capturable(capturable)
+        distributed.check_group(process_group)
+        self.process_group = process_group
+        check_choice(nonfinite, self._NONFINITE)
+        defaults = {**defaults, "capturable": capturable, "nonfinite": nonfinite}
+        defaults = plain(defaults)
+        defaults[PRIOR_MEAN], self._first_means = number_or(defaults[PRIOR_MEAN])
+        self._check_group(defaults)
+        defaults["seed"] = draw_seed(seed)
+        # Not to be read off ``defaults`` later, where torch puts keys of its own.
+        self._group_keys = frozenset((*defaults, *self._MANAGED))
+        if distributed.is_zero():
+            distributed.refuse_zero(type(self).__name__)
+        self._begin()
+        self._is_complete = False
+        super().__init__(params, defaults)
+        del self._is_complete
+        del self._first_means
+        self._check_memory()
+        self._check_ranks()
+        self._parts.seed_is_drawn = seed is None
+        self._agree()
+        self._note()
+
+    def _begin(self) -> None:
+        keys = ("seed", *COUNTERS, numbering.NEXT, *OF_GROUP, *self._PROGRESS)
+        self._parts = Parts(
+            self._group_keys,
+            Ledger(keys),
+            self._NONFINITE,
+            self._CHAINS_HAVE_SEEDS,
+        )
+
+    def _chain(self) -> Chain:
+        """Itself, as its parts see it."""
+        return Chain(
+            type(self).__name__,
+            self.param_groups,
+            self.state,
+            self.process_group,
+            self._parts,
+        )
+
+    def _note(self) -> None:
+        """Keeps what is the sampler's own in its groups, as it is now."""
+        self._parts.ledger.note(self.param_groups)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._bring_up_to_date()
+        self._chain().clear_blank_state()
+        return {**super().__getstate__(), "_group_keys": self._group_keys}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("process_group", None)
+        if "_parts" not in self.__dict__:
+            self._begin()
+        self._parts.created, self._parts.seen = [], []
+        self._parts.absences = Absences(self.param_groups)
+        self._look_for_shards()
+        self._note()
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        """Raises if a hyperparameter of the group is invalid."""
+        if isinstance(group.get("lr"), Tensor):
+            group = {**group, "lr": number_of_lr(group["lr"], group["capturable"])}
+        if isinstance(group[PRIOR_MEAN], (Tensor, list, tuple)):
+            raise TypeError(
+                "Invalid prior_mean: a sampler's group has a number (tensors are given "
+                "to the constructor or to add_param_group, and are then "
+                'state[p]["prior_mean"], which can be written to)'
+            )
+        check_settings(self._SETTINGS, group)
+
+    def _check_progress(self, group: dict[str, Any]) -> None:
+        """Raises if what a saved group says of the chain's progress is invalid."""
+
+    def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:
+        """Raises if what was saved of a parameter, by its parts, is invalid."""
+
+    def _check_ranks(self) -> None:
+        """Raises if other ranks would decide otherwise."""
+
+    def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
+        """State like that which the first step makes of a parameter, but blank.
+
+        Checkpoints are read into it, and it is never used: a sampler without steps
+        has no such state. (All but the master, which comes besides.)
+        """
+        return {}
+
+    def _all_blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
+        masters = ["master"] if "master" in self._STATE and has_master(p) else []
+        return {**self._blank_state(group, p), **blank(p, *masters)}
+
+    @property
+    def seed(self) -> int:
+        """The seed that keys all noise of this sampler."""
+        return self.param_groups[0]["seed"]
+
+    @property
+    def num_skipped(self) -> int:
+        """The number of steps that were left out, their gradients not being finite."""
+        catch_up(self._chain())
+        return int(self.param_groups[0]["num_skipped"])
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a param group; its noise follows that of the existing groups.
+
+        Args:
+            param_group: ``{"params": ..., hyperparameters ...}``; what it leaves
+                out is taken from the defaults.
+
+        Raises:
+            ValueError: a hyperparameter is unknown or out of range, or a parameter
+                cannot be sampled (see the class). Nothing is added then.
+        """
+        self._refuse_gauges("param group")
+        means: list[Tensor] | None = None
+        shared = dict(self._PROGRESS)
+        if self.param_groups:
+            # A state dict may have been loaded.
+            self._parts.ledger.put_back(self.param_groups)
+            first = self.param_groups[0]
+            each = (*COUNTERS, *OF_GROUP)
+            shared = {key: first[key] for key in self._MANAGED if key not in each}
+        if isinstance(param_group, dict):
+            if distributed.is_zero():  # which says to groups what the constructor got
+                param_group = {
+                    key: value
+                    for key, value in param_group.items()
+                    if key not in self._MANAGED
+                }
+            for key in self._MANAGED:
+                if key in param_group:
+                    raise ValueError(
+                        f"Invalid param group: {key!r} is managed by "
+                        f"{type(self).__name__} and cannot be set for a group"
+                    )
+            param_group = plain(param_group)  # torch would write into the caller's
+            if PRIOR_MEAN in param_group:
+                param_group[PRIOR_MEAN], means = number_or(param_group[PRIOR_MEAN])
+            else:
+                means = self._first_means
+            group = {**self.defaults, **shared, **param_group}
+            self._check_group(group)
+            settable = self._group_keys.difference(self._MANAGED)
+            check_keys(type(self).__name__, settable, param_group, group["num_data"])
+        before = len(self.param_groups)
+        super().add_param_group(param_group)
+        group = self.param_groups[before]
+        group.update(shared)
+        try:
+            for p in group["params"]:
+                self._check_parameter(p)
+            if self._is_complete:  # else once for all groups
+                self._check_memory()
+            if means is not None:
+                if means is self._first_means and before > 0:
+                    raise ValueError(
+                        "Invalid prior_mean: tensors for a sampler of several param "
+                        "groups (give each group its own prior_mean)"
+                    )
+                kept = copies(means, group["params"])
+                for p, mean in zip(group["params"], kept, strict=True):
+                    self.state[p][PRIOR_MEAN] = mean
+        except BaseException:
+            del self.param_groups[before]
+            raise
+        set_counters(group, self.param_groups[0])
+        begin = shared.get(numbering.NEXT, 0)
+        numel = self._chain().numel
+        end = numbering.number(group, [*map(numel, group["params"])], begin)
+        for each_group in self.param_groups:
+            each_group[numbering.NEXT] = end
+        self._lengths = tuple(map(len, self.param_groups))
+        self._parts.is_settled = False
+        self._look_for_shards()
+        self._note()
+
+    def renumber(self) -> None:
+        """Numbers the noise of parameters that have grown, shrunk or been replaced.
+
+        After ``p.data = longer``, or where a parameter in a group's ``params`` was
+        replaced or the list has changed, :meth:`step` refuses to go on: the noise of a
+        parameter that grew would be its neighbour's. This gives parameters whose size
+        has changed elements of their own in the noise stream, behind all that were ever
+        used; the others keep theirs. (In a group with another number of parameters, all
+        get new ones.) State stays with its parameter; what belongs to none any more is
+        dropped. State dicts hold the numbers, and a sampler that is built with
+        parameters of the new sizes loads them.
+
+        Momenta and other state have to be of the new shape before, as for any
+        optimizer: rows of parameters and of ``state[p]`` are chosen and added alike.
+
+        Raises:
+            ValueError: a tensor of the state has not its parameter's shape, a parameter
+                cannot be sampled or is listed twice, or :class:`Gauges` observe the
+                sampler. Nothing has changed.
+        """
+        self._refuse_gauges("parameters")
+        self._parts.ledger.put_back(self.param_groups)
+        if sizes.renumber(self._chain(), self._check_parameter):
+            self._look_for_shards()
+            self._parameters_changed()
+            self._note()
+
+    def _parameters_changed(self) -> None:
+        """Forgets what was computed of parameters that may be others now."""
+
+    def _refuse_gauges(self, what: str) -> None:
+        if self._parts.gauges is not None:
+            raise ValueError(
+                f"Invalid {what}: Gauges observe the groups that there are "
+                "(detach() them first, and make new ones)"
+            )
+
+    def _look_for_shards(self) -> None:
+        self._parts.placement = placement_of(
+            p for group in self.param_groups for p in group["params"]
+        )
+
+    def _check_memory(self) -> None:
+        check_memory(group["params"] for group in self.param_groups)
+
+    def _check_parameter(self, p: Tensor) -> None:
+        """Raises if the sampler cannot sample a parameter."""
+        check_parameter(type(self).__name__, p, self._TAKES_SHARDS)
+        check_chains(p, self.param_groups[0].get("num_chains"))
+
+    def check_groups(self) -> None:
+        """Raises if a hyperparameter has left its range, or its name is misspelt.
+
+        Or if one that is shared differs between groups, or other ranks would decide
+        otherwise.
+        """
+        self._check_ranks()
+        lengths = tuple(map(len, self.param_groups))
+        if lengths != self._lengths:
+            for group in self.param_groups:
+                check_later_keys(type(self).__name__, self._group_keys, group)
+            self._lengths = lengths
+        for group in self.param_groups:
+            self._check_group(group)
+        check_equal(self.param_groups, self._SHARED, self._WHY_EQUAL)
+
+    def _agree(self) -> None:
+        """Has ranks agree on a seed, if nobody has given one."""
+        self._parts.is_settled = distributed.settle(self._chain())
+        self.defaults["seed"] = self.param_groups[0]["seed"]
+
+    def _bring_up_to_date(self) -> None:
+        catch_up(self._chain())
+        self._parts.ledger.put_back(self.param_groups)
+
+    def _lay_out(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self._all_blank_state(group, p) if p.requires_grad else {}
+                if state:
+                    self.state[p].update(state)
+        self._parts.is_laid_out = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """The param groups, with seed and step, and the state of the parameters."""
+        self._bring_up_to_date()
+        chain = self._chain()
+        # Where users gave any, torch does not ask for state by a step.
+        by_hand = distributed.is_laid_out_by_hand(chain)
+        if by_hand:
+            self._lay_out()
+        elif not distributed.called_from(distributed.CHECKPOINT):
+            chain.clear_blank_state()
+        state_dict = super().state_dict()
+        if not by_hand:  # else torch looks at it until it has loaded
+            chain.clear_blank_state()
+        return state_dict
+
+    def _expected(self) -> Expected:
+        """What a state dict of it has."""
+        return Expected(
+            state=self._STATE,
+            common_state=self._COMMON_STATE,
+            equal=[key for key in self._MANAGED if key not in OF_GROUP],
+            why_equal=self._WHY_EQUAL,
+            capturable=self._CAPTURABLE,
+            check_group=self._check_group,
+            check_progress=self._check_progress,
+            check_saved_state=self._check_saved_state,
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state dict; the chain then continues bit for bit.
+
+        Args:
+            state_dict: what :meth:`state_dict` returned, for the same parameters
+                in the same order.
+
+        Raises:
+            ValueError: it comes from another kind of optimizer or from other
+                parameters, or has a value out of range.
+            TypeError: it has a value of a wrong type.
+
+        Whatever is raised, by a hook too, nothing has been loaded.
+        """
+        loading: dict[str, Any] = {}
+
+        def check(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+            loading.update(in_our_order(self._chain(), self._expected(), given))
+            self._check_state_dict(loading)
+            return loading
+
+        def finish(_: Optimizer) -> None:
+            complete_given(self.param_groups, self.state, present["state"])
+            self._finish_loading(loading)
+            self._note()
+
+        present, parts = {**self.__dict__}, self._parts.saved()
+        # So that ours is the last of torch's hooks before, and the first after.
+        before = self.register_load_state_dict_pre_hook(check)
+        after = self.register_load_state_dict_post_hook(finish, prepend=True)
+        try:
+            super().load_state_dict(state_dict)
+        except BaseException:
+            self.__dict__.update(present)
+            self._parts.restore(parts)
+            raise
+        finally:
+            before.remove()
+            after.remove()
+        first = self.param_groups[0]
+        kept = ("seed", "capturable", "nonfinite")
+        self.defaults.update({key: first[key] for key in kept})
+        self._parts.pending = self._parts.error = None  # of the chain that is left
+        self._parts.seed_is_drawn = self._parts.is_laid_out = False
+        self._parts.absences = Absences(self.param_groups)
+
+    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raises if it is none of this sampler, or of other parameters."""
+        check_state_dict(self._chain(), self._expected(), state_dict)
+        num_chains = state_dict["param_groups"][0].get("num_chains")
+        for group in self.param_groups:
+            for p in group["params"]:
+                check_chains(p, num_chains)
+
+    def _finish_loading(self, state_dict: dict[str, Any]) -> None:
+        """Does what torch leaves undone once a checked state dict is loaded."""
+        finish_loading(self._chain(), state_dict)
+        if int(self.param_groups[0]["step"]) == 0:
+            forget_blank_state(self._chain(), self._all_blank_state)

@@ -1,0 +1,110 @@
+"""What samplers share that call their closure themselves, several times a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from torch_sgmcmc.chain.record import Work
+
+__all__ = [
+    "by_lightning",
+    "exchanged",
+    "fresh_gradients",
+    "lightning_module",
+    "refuse_accumulation",
+    "refuse_scaler",
+    "same_parameters",
+]
+
+
+def refuse_scaler(
+    sampler: Optimizer,
+    name: str | None = None,
+    scaled: str = "the gradients of the closure",
+    otherwise: str = "",
+) -> None:
+    """Raises if ``torch.amp.GradScaler.step`` has called, and clears its marks."""
+    if hasattr(sampler, "grad_scale"):
+        del sampler.grad_scale, sampler.found_inf
+        raise RuntimeError(
+            f"{name or type(sampler).__name__} cannot be used with GradScaler, which "
+            f"scales {scaled}: use torch.autocast with bfloat16, which needs no scaler"
+            f"{otherwise}"
+        )
+
+
+def by_lightning(closure: Any) -> bool:
+    """Whether Lightning's ``optimizer.step(closure)`` has put this around it."""
+    return (
+        isinstance(closure, partial)
+        and len(closure.args) == 3
+        and getattr(closure.func, "__name__", "") == "_wrap_closure"
+    )
+
+
+def lightning_module(closure: Any) -> Any:
+    """The LightningModule whose automatic optimization made the closure, or None.
+
+    Such a closure calls ``training_step`` with one and the same batch each time.
+    """
+    if by_lightning(closure):
+        module, _, made = closure.args
+        if type(made).__module__.endswith(".loops.optimization.automatic"):
+            return module
+    return None
+
+
+def refuse_accumulation(sampler: Optimizer, closure: Any) -> None:
+    """Raises if Lightning accumulates gradients, which the sampler clears."""
+    module = lightning_module(closure)
+    parts = 1 if module is None else module.trainer.accumulate_grad_batches
+    if parts != 1:
+        raise RuntimeError(
+            f"{type(sampler).__name__} cannot be used with Lightning's "
+            f"accumulate_grad_batches={parts}: it has gradients cleared before each "
+            f"call of the closure, which leaves one loss of {parts}, divided by "
+            f"{parts}. Use larger batches, or manual optimization "
+            "(self.automatic_optimization = False) and a closure that accumulates "
+            "within a call"
+        )
+
+
+def fresh_gradients(sampler: Optimizer, closure: Callable[[], Any]) -> Any:
+    """Has the closure make gradients, where there are none; returns its loss."""
+    for group in sampler.param_groups:
+        for p in group["params"]:
+            p.grad = None
+    with torch.enable_grad():
+        return closure()
+
+
+def same_parameters(first: list[Work], second: list[Work]) -> bool:
+    """Whether the same parameters have gradients."""
+    return len(first) == len(second) and all(
+        len(a.params) == len(b.params) and all(map(_is, a.params, b.params))
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+@contextmanager
+def exchanged(params: list[Tensor], values: list[Tensor]) -> Iterator[None]:
+    """Lets parameters have other memory for a while."""
+    own = [p.data for p in params]
+    try:
+        for p, value in zip(params, values, strict=True):
+            p.data = value
+        yield
+    finally:
+        for p, data in zip(params, own, strict=True):
+            p.data = data
+
+
+def _is(a: object, b: object) -> bool:
+    return a is b

@@ -1,0 +1,360 @@
+"""Whose noise is whose: samplers in several processes.
+
+Note [Replicas and shards]
+Noise is a function of (seed, step, purpose, element). Replicas of a model, whose
+gradients are averaged, stay equal to the bit if they have one seed, without a word
+between them. What breaks that is refused, where a process group is initialised:
+
+* seeds that each rank draws for itself: ranks agree on the first one's;
+* pSGLD's Γ, for which a rank would go by its own Hessian. (HMC's ranks average their
+  losses, SBPS's put their minibatches together, HMCECS's share a subsample.)
+* shards that are optimizers of their own (ZeroRedundancyOptimizer, FSDP1): each counts
+  its elements from 0, and different parameters would get the same noise. DTensors say
+  which elements they have, see Note [Shards] in shards.py.
+
+A seed that was given is respected without communication, whatever other ranks have:
+chains on different ranks have different ones on purpose. Where chains of several ranks
+lie side by side, a sampler's process_group has the replicas of its own.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.chain.given import given, has_more
+from torch_sgmcmc.chain.record import Chain
+from torch_sgmcmc.chain.shards import is_dtensor
+from torch_sgmcmc.seeds import fold_in
+
+__all__ = [
+    "CHECKPOINT",
+    "called_from",
+    "check_group",
+    "device_of_group",
+    "digest",
+    "float64",
+    "gathered",
+    "gathered_alike",
+    "is_laid_out_by_hand",
+    "is_laying_out",
+    "is_zero",
+    "mean_over_ranks",
+    "refuse_common_state",
+    "refuse_lone_decisions",
+    "refuse_other_meshes",
+    "refuse_shards",
+    "refuse_zero",
+    "settle",
+    "unlike",
+    "world_size",
+]
+
+CHECKPOINT = "torch.distributed.checkpoint.state_dict"
+
+
+def world_size(group: ProcessGroup | None = None) -> int:
+    """The number of processes of a group, or of the default one; 1 without one."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size(group)
+    return 1
+
+
+def check_group(group: Any) -> None:
+    """Raises if it is neither None nor a group that this rank is in."""
+    if group is None or isinstance(group, ProcessGroup):
+        return
+    if dist.is_available() and group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(
+            f"Invalid process_group: rank {dist.get_rank()} is not in it (each rank "
+            "gives the group that it is in)"
+        )
+    raise TypeError(
+        f"Invalid process_group: {type(group).__name__} (must be a ProcessGroup, such "
+        "as get_group() of a DeviceMesh returns)"
+    )
+
+
+def called_from(module: str) -> bool:
+    """Whether a function of this module is being executed."""
+    if module not in sys.modules:
+        return False
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == module:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+# ---- What cannot be replicated ---------------------------------------------------
+
+
+def refuse_lone_decisions(chain: Chain, by: str, instead: str) -> None:
+    """Raises if there are other ranks, which would decide otherwise."""
+    size = world_size(chain.process_group)
+    if size > 1:
+        raise RuntimeError(
+            f"{chain.name} cannot run in a process group of {size} ranks: "
+            f"each would go by its own {by}, and replicas would drift apart. {instead}"
+        )
+
+
+def is_zero() -> bool:
+    """Whether a ZeroRedundancyOptimizer constructs the sampler, or adds a group."""
+    return called_from("torch.distributed.optim.zero_redundancy_optimizer")
+
+
+def refuse_zero(name: str) -> None:
+    """Raises if other ranks have other parameters of a ZeroRedundancyOptimizer."""
+    if world_size() > 1:
+        raise RuntimeError(
+            f"{name} cannot be the optimizer_class of ZeroRedundancyOptimizer: each "
+            f"rank's part of the parameters would get the same noise. Construct {name} "
+            "itself, with all parameters of the DistributedDataParallel model"
+        )
+
+
+def refuse_shards(name: str, params: Iterable[Tensor]) -> None:
+    """Raises if these are shards, with other ranks', of a FullyShardedDataParallel."""
+    if world_size() > 1 and any(getattr(p, "_fsdp_flattened", False) for p in params):
+        raise RuntimeError(
+            f"{name} cannot sample the parameters of FullyShardedDataParallel: each "
+            "rank's shard would get the same noise. Use fully_shard, or "
+            "DistributedDataParallel"
+        )
+
+
+def refuse_other_meshes(chain: Chain) -> None:
+    """Raises if parts of DTensors are with ranks that do not decide with this one."""
+    together = dist.get_process_group_ranks(chain.process_group)
+    for mesh in {p.device_mesh: None for p in chain.params if is_dtensor(p)}:
+        ranks = mesh.mesh.flatten().tolist()
+        if dist.get_rank() not in ranks or not set(ranks) <= {*together}:
+            raise ValueError(
+                f"Invalid process_group: ranks {together}, of which {dist.get_rank()} "
+                f"has DTensors on ranks {ranks} (it must be one of these, and the "
+                f"group of {chain.name}, which decides by the loss, must "
+                "have them all)"
+            )
+
+
+# ---- One seed for all replicas ---------------------------------------------------
+
+
+def settle(chain: Chain) -> bool:
+    """Does what is to be done where there are other ranks; returns if there are.
+
+    Raises:
+        RuntimeError: the parameters are shards, or it is too late for one seed.
+    """
+    if world_size() == 1:
+        return False
+    name = chain.name
+    for group in chain.groups:
+        refuse_shards(name, group["params"])
+    if chain.parts.seed_is_drawn:
+        _agree_on_seed(chain)
+    if not chain.placement.is_whole:
+        _check_seeds(chain)
+    return True
+
+
+def _agree_on_seed(chain: Chain) -> None:
+    groups = chain.groups
+    mine = [groups[0]["seed"], int(groups[0]["step"])]
+    rows = gathered(mine, device_of_group(chain), chain.process_group)
+    seeds, steps = zip(*rows, strict=True)
+    if any(steps) and len({*zip(seeds, steps, strict=True)}) > 1:
+        raise RuntimeError(
+            f"{chain.name} has made steps before the process group was "
+            f"initialised, and ranks differ: seeds {[*seeds]}, steps {[*steps]}. Give "
+            "all ranks one seed"
+        )
+    seed = seeds[0]
+    ranks = dist.get_process_group_ranks(chain.process_group)
+    if len(ranks) < world_size():
+        # Chains would have one noise if all ranks had called torch.manual_seed(0).
+        seed = fold_in(seed, ranks[0])
+    for group in groups:
+        group["seed"] = seed
+    chain.parts.ledger.note(groups)
+    chain.parts.seed_is_drawn = False
+
+
+def _check_seeds(chain: Chain) -> None:
+    """Raises if ranks that have parts of one chain differ in their seeds or steps."""
+    meshes = {p.device_mesh: None for p in chain.params if is_dtensor(p)}
+    first = chain.groups[0]
+    least = most = (first["seed"], int(first["step"]))
+    for mesh in meshes:
+        if mesh.get_coordinate() is None:
+            continue
+        # What one dimension has shown is handed on along the next: either all ranks
+        # raise, after all is said, or none.
+        for group in (mesh.get_group(dim) for dim in range(mesh.ndim)):
+            device = torch.device(mesh.device_type)
+            rows = gathered([*least, *most], device, group)
+            least = min(row[:2] for row in rows)
+            most = max(row[2:] for row in rows)
+    if least != most:
+        seeds, steps = zip(least, most, strict=True)
+        raise RuntimeError(
+            f"{chain.name} has DTensors, which are parts of one chain, and "
+            f"ranks differ: seeds {[*seeds]}, steps {[*steps]}. Give all ranks one "
+            "seed, or none and a process_group that has all ranks of the mesh"
+        )
+
+
+def gathered(
+    row: list[int], device: torch.device, group: ProcessGroup | None
+) -> list[tuple[int, ...]]:
+    """The rows of all ranks of a group."""
+    mine = torch.tensor(row, device=device)
+    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(rows, mine, group)
+    return [tuple(each.tolist()) for each in rows]
+
+
+def device_of_group(chain: Chain) -> torch.device:
+    """Where the sampler's ranks communicate: on the CPU if they can."""
+    if "cpu:" in dist.get_backend_config(chain.process_group):
+        return torch.device("cpu")
+    for p in chain.params:
+        if p.device.type != "cpu":
+            return p.device
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def mean_over_ranks(chain: Chain, value: Tensor, alike: list[Tensor]) -> Tensor:
+    """The mean of what the sampler's ranks have, added up in their order.
+
+    Args:
+        chain: of what is to decide by it.
+        value: a row of float64.
+        alike: more such rows, there, of what replicas have alike.
+
+    Raises:
+        RuntimeError: on all ranks, if they differ in these.
+    """
+    group = chain.process_group
+    size = world_size(group)
+    if size == 1:
+        return value
+    both = torch.stack([value, sum(alike, torch.zeros_like(value))])
+    mine = both.to(device_of_group(chain))
+    rows = [torch.empty_like(mine) for _ in range(size)]
+    dist.all_gather(rows, mine, group)
+    total, first = rows[0]
+    for theirs, other in rows[1:]:
+        # NaN, which is not equal to itself, is what a divergence leaves on all.
+        if not torch.equal(first.nan_to_num(torch.inf), other.nan_to_num(torch.inf)):
+            raise unlike(
+                chain, "parameters or momenta", "one seed and averaged gradients"
+            )
+        total = total + theirs
+    return (total / size).to(value.device)
+
+
+def gathered_alike(
+    chain: Chain, row: Sequence[float], alike: Sequence[float], parts: str
+) -> list[tuple[int, ...]]:
+    """The rows of the sampler's ranks, floats being the bits of a float64.
+
+    Args:
+        chain: of what is to decide by them.
+        row: of this rank, integers and floats.
+        alike: more of these, which have to be equal on all ranks, to the bit.
+        parts: what differs where they do.
+
+    Raises:
+        RuntimeError: on all ranks, if they differ in these.
+    """
+    mine = [_int64(number) for number in (*row, *alike)]
+    rows = gathered(mine, device_of_group(chain), chain.process_group)
+    if any(each[len(row) :] != rows[0][len(row) :] for each in rows):
+        raise unlike(chain, parts, "one seed and one state")
+    return [each[: len(row)] for each in rows]
+
+
+def _int64(number: float) -> int:
+    """An integer, or the bits of a float64."""
+    if isinstance(number, int):
+        return number
+    return struct.unpack("<q", struct.pack("<d", number))[0]
+
+
+def float64(bits: int) -> float:
+    """The number with these bits."""
+    return struct.unpack("<d", struct.pack("<q", bits))[0]
+
+
+def unlike(chain: Chain, parts: str, needs: str) -> RuntimeError:
+    """The error of ranks that are to decide together, and differ."""
+    return RuntimeError(
+        f"{chain.name} cannot decide for the "
+        f"{world_size(chain.process_group)} ranks of its process group: they differ "
+        f"in {parts}. Give them {needs} (check_replicas() says which differ), or each "
+        "chain a process_group of its own"
+    )
+
+
+def digest(tensors: Iterable[Tensor]) -> int:
+    """The CRC-32 of the tensors' CRC-32s, which their order enters."""
+    result = 0
+    for tensor in tensors:
+        on_host = tensor.detach().cpu().contiguous()
+        of_one = _C.crc32(on_host.data_ptr(), on_host.nbytes)
+        result = crc32(of_one.to_bytes(4, "little"), result)
+    return result
+
+
+# ---- Steps that are none ---------------------------------------------------------
+
+
+def is_laying_out(chain: Chain) -> bool:
+    """Whether torch.distributed.checkpoint calls step(), to have state to fill.
+
+    It does so with an optimizer that has no state, with learning rates of 0.
+    """
+    if chain.state:
+        return False
+    for group in chain.groups:
+        if group.get("lr", 0):
+            return False
+    return called_from(CHECKPOINT)
+
+
+def is_laid_out_by_hand(chain: Chain) -> bool:
+    """Whether it then asks for the state at once, since there is some.
+
+    What users gave is there before the first step, and would be all that is filled.
+    """
+    return (
+        any(given(state) for state in chain.state.values())
+        and (
+            chain.parts.is_laid_out
+            or not any(has_more(state) for state in chain.state.values())
+        )
+        and int(chain.groups[0]["step"]) == 0
+        and called_from(CHECKPOINT)
+    )
+
+
+def refuse_common_state(chain: Chain) -> None:
+    """Raises where torch.distributed.checkpoint asks for state that is common."""
+    if called_from(CHECKPOINT):
+        raise RuntimeError(
+            f"{chain.name} has state that belongs to no single parameter, "
+            "which get_optimizer_state_dict cannot hold: save its state_dict() with "
+            "torch.save"
+        )

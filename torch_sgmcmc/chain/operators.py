@@ -1,0 +1,129 @@
+"""Loads the operator libraries and describes the operators to torch.compile."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_sgmcmc import _C
+
+_HERE = Path(__file__).parent.parent
+_CUDA_LIBRARY = _HERE / "_operators_cuda.so"
+
+
+def _load() -> bool:
+    """Loads what was built and this torch can use; returns whether CUDA was."""
+    torch.ops.load_library(_HERE / "_operators.so")
+    if torch.version.cuda is None or not _CUDA_LIBRARY.exists():
+        return False
+    try:
+        torch.ops.load_library(_CUDA_LIBRARY)
+    except OSError as error:
+        # Built for another major version of CUDA than this torch: the CPU works.
+        warnings.warn(
+            f"torch_sgmcmc's CUDA kernels could not be loaded ({error}); samplers "
+            f"work on the CPU only. Reinstall torch_sgmcmc beside this torch (CUDA "
+            f"{torch.version.cuda}).",
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
+HAS_CUDA: bool = _load()
+
+#: What the operators on lists of tensors are, csrc/methods/rows.h.
+ROWS: dict[str, dict[str, Any]] = {row["op"]: row for row in _C.operator_rows()}
+
+_NAMES = [
+    *ROWS,
+    *("any_nonfinite", "count_nonfinite", "ecs_density", "ecs_estimate"),
+    *("ecs_leapfrog_", "metropolis_decide", "select_chains_", "step_or_nothing"),
+]
+# The overloads themselves: resolving them at every call would take time.
+globals().update(
+    {name: getattr(torch.ops.torch_sgmcmc, name).default for name in _NAMES}
+)
+
+__all__ = ["HAS_CUDA", "ROWS", *_NAMES]
+
+
+def _nothing_to_allocate(*args: object, **kwargs: object) -> None:
+    """What torch.compile needs to know of an operator that works in place."""
+
+
+def _sums(count: int) -> Callable[..., torch.Tensor]:
+    def fake(
+        tensors: list[torch.Tensor], *args: object, num_chains: int = 1, **kw: object
+    ) -> torch.Tensor:
+        sizes = {-1: (), -2: (num_chains,)}.get(count, (count,))
+        return tensors[0].new_empty(sizes, dtype=torch.float64)
+
+    return fake
+
+
+for _row in ROWS.values():
+    if _row["op"] != "gauge_sums":
+        torch.library.register_fake(
+            f"torch_sgmcmc::{_row['op']}",
+            _sums(_row["sums"]) if _row["sums"] else _nothing_to_allocate,
+        )
+torch.library.register_fake("torch_sgmcmc::select_chains_", _nothing_to_allocate)
+
+
+@torch.library.register_fake("torch_sgmcmc::gauge_sums")
+def _(
+    grads: list[torch.Tensor], *args: object, kind: int, **numbers: object
+) -> torch.Tensor:
+    count = (2, 2, 3, 3, 1, 1)[kind]
+    return grads[0].new_empty((len(grads), count), dtype=torch.float64)
+
+
+@torch.library.register_fake("torch_sgmcmc::count_nonfinite")
+def _(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return tensors[0].new_empty((len(tensors), 2), dtype=torch.int64)
+
+
+@torch.library.register_fake("torch_sgmcmc::step_or_nothing")
+def _(
+    counts: torch.Tensor, *, step: int, device_step: torch.Tensor | None = None
+) -> torch.Tensor:
+    return counts.new_empty(())
+
+
+@torch.library.register_fake("torch_sgmcmc::metropolis_decide")
+def _(log_ratios: torch.Tensor, **counter: object) -> torch.Tensor:
+    return torch.empty_like(log_ratios, dtype=torch.bool)
+
+
+@torch.library.register_fake("torch_sgmcmc::ecs_estimate")
+def _(
+    values: torch.Tensor,
+    theta: torch.Tensor,
+    anchor: torch.Tensor,
+    expansions: torch.Tensor,
+    slopes: torch.Tensor,
+    scales: torch.Tensor | None,
+    hessians: torch.Tensor | None,
+    **sizes: object,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    bends = values.new_empty(0)
+    if scales is not None:
+        bends = torch.empty_like(scales)
+    elif hessians is not None:
+        bends = values.new_empty(len(values), len(theta))
+    return torch.empty_like(values), bends, values.new_empty(5)
+
+
+@torch.library.register_fake("torch_sgmcmc::ecs_density")
+def _(
+    estimate: torch.Tensor, pull: torch.Tensor, *args: object, **numbers: object
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return estimate.new_empty(2), torch.empty_like(pull)
+
+
+@torch.library.register_fake("torch_sgmcmc::ecs_leapfrog_")
+def _(x: torch.Tensor, *args: object, **steps: object) -> torch.Tensor:
+    return torch.empty_like(x)

@@ -1,0 +1,120 @@
+"""The mean of the Gaussian prior: a number for a group, or a tensor for each parameter.
+
+Tensors are copies of what was given, in the type of the arithmetic, and belong to the
+sampler's state; a number is a hyperparameter as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_sgmcmc.chain import shards
+from torch_sgmcmc.chain.dtypes import state_dtype
+
+__all__ = [
+    "PRIOR_MEAN",
+    "away_from_mean",
+    "complete_means",
+    "copies",
+    "number_or",
+    "prior_of",
+]
+
+#: Their key in the state of a parameter, and in a group.
+PRIOR_MEAN = "prior_mean"
+
+
+def number_or(value: Any) -> tuple[Any, list[Tensor] | None]:
+    """What is given as a prior mean: a number, or 0.0 and the tensors.
+
+    Raises:
+        TypeError: it is a row of something else.
+    """
+    if isinstance(value, Tensor):
+        return (0.0, [value]) if value.dim() > 0 else (value.item(), None)
+    if not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping)):
+        return value, None
+    tensors = list(value)
+    for i, each in enumerate(tensors):
+        if not isinstance(each, Tensor):
+            raise TypeError(
+                f"Invalid prior_mean: number {i} is a {type(each).__name__} (must be a "
+                "Tensor)"
+            )
+    return 0.0, tensors
+
+
+@torch.no_grad()
+def copies(means: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
+    """The means of these parameters' priors, as they are kept.
+
+    Raises:
+        ValueError: they are not one for each, of its shape and finite.
+    """
+    if len(means) != len(params):
+        raise ValueError(
+            f"Invalid prior_mean: {len(means)} tensors for a group of {len(params)} "
+            "parameters (must be one for each; of several groups each needs its own)"
+        )
+    result = []
+    for i, (mean, p) in enumerate(zip(means, params, strict=True)):
+        if not mean.is_floating_point() or mean.layout is not torch.strided:
+            raise ValueError(
+                f"Invalid prior_mean: number {i} is of {mean.dtype} and layout "
+                f"{mean.layout} (must be floating point, and torch.strided)"
+            )
+        if mean.shape != p.shape:
+            raise ValueError(
+                f"Invalid prior_mean: number {i} has shape {list(mean.shape)} (must be "
+                f"{list(p.shape)}, that of its parameter)"
+            )
+        mean = shards.like(p, mean, f"prior_mean: number {i}")
+        result.append(torch.empty_like(p, dtype=state_dtype(p)).copy_(mean))
+        if not shards.is_finite(result[-1]):
+            raise ValueError(
+                f"Invalid prior_mean: number {i} has elements that are not finite"
+            )
+    return result
+
+
+def complete_means(
+    groups: Iterable[dict[str, Any]], state: Any, before: Mapping[Any, Any]
+) -> None:
+    """Gives a loaded state the means that it may lack where others of a group have one.
+
+    They are those that there were, or the number.
+    """
+    for group in groups:
+        having = [PRIOR_MEAN in state.get(p, {}) for p in group["params"]]
+        if not any(having):
+            continue
+        for p, has in zip(group["params"], having, strict=True):
+            if not has:
+                number = torch.full_like(p, group[PRIOR_MEAN], dtype=state_dtype(p))
+                mean = before.get(p, {}).get(PRIOR_MEAN, number.detach())
+                state[p][PRIOR_MEAN] = mean
+
+
+def prior_of(
+    state: Mapping[Any, Any], group: dict[str, Any], params: Sequence[Tensor]
+) -> dict[str, Any]:
+    """The arguments prior_mean and prior_means of an operator."""
+    # Of a group all parameters have one, or none.
+    means = None
+    if params and PRIOR_MEAN in state.get(params[0], ()):
+        means = [state[p][PRIOR_MEAN] for p in params]
+    return {"prior_mean": group[PRIOR_MEAN], "prior_means": means}
+
+
+def away_from_mean(
+    state: Mapping[Any, Any], group: dict[str, Any], p: Tensor
+) -> Tensor:
+    """θ - μ of a parameter, in the type of the arithmetic where μ is not 0."""
+    mean = state.get(p, {}).get(PRIOR_MEAN, group[PRIOR_MEAN])
+    if not isinstance(mean, Tensor) and mean == 0:
+        return p.detach()
+    return p.detach().to(state_dtype(p)) - mean

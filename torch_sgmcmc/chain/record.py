@@ -1,0 +1,169 @@
+"""What the parts of a sampler are given of it.
+
+A sampler is a torch optimizer and its :class:`Parts`. What it does is in functions of
+its :class:`Chain`, which do not know the class: a record of where groups and state are
+now, as users and frameworks may have replaced them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
+
+from torch_sgmcmc.chain.absence import Absences
+from torch_sgmcmc.chain.given import given
+from torch_sgmcmc.chain.ledger import Ledger
+from torch_sgmcmc.chain.placement import Placement
+from torch_sgmcmc.chain.seen import Pending, Seen
+
+__all__ = ["Chain", "Parts", "Work", "chain_of"]
+
+
+class Work(NamedTuple):
+    """A group, its parameters with a gradient on one device, and what goes with them.
+
+    That is their gradients, and where their noise begins.
+    """
+
+    group: dict[str, Any]
+    params: list[Tensor]
+    grads: list[Tensor]
+    offsets: list[int]
+
+
+class Parts:
+    """What is of this process and this object, and never saved.
+
+    Lightning's wrapper of an optimizer shares it, having a copy of ``__dict__``.
+
+    Args:
+        keys: those of a param group.
+        ledger: what is the sampler's own in its groups.
+        choices: what can be done about gradients that are not finite.
+        chains_have_seeds: see :class:`ManyChains`.
+    """
+
+    def __init__(
+        self,
+        keys: frozenset[str],
+        ledger: Ledger,
+        choices: tuple[str, ...],
+        chains_have_seeds: bool,
+    ) -> None:
+        self.keys = keys
+        self.ledger = ledger
+        self.choices = choices
+        self.chains_have_seeds = chains_have_seeds
+        #: Where the parameters are: whole, or DTensors among them.
+        self.placement = Placement()
+        #: The Gauges that look on.
+        self.gauges: Any = None
+        #: State that a step has created so far: dicts and keys.
+        self.created: list[tuple[dict[str, Any], str]] = []
+        #: Parameters without a gradient.
+        self.absences = Absences()
+        #: Of gradients: what the device was asked in this step, what it has yet to tell
+        #: of the last one, the error that this has turned out to be, and when steps
+        #: were left out (None once that has been said).
+        self.seen: list[Seen] = []
+        self.pending: Pending | None = None
+        self.error: str | None = None
+        self.left_out: deque[int] | None = deque()
+        #: Since when it has the turn, with which seed, and whether it has been said
+        #: that another one has its noise.
+        self.turn: object = None
+        self.turn_of: int | None = None
+        self.shared_noise_said = False
+        #: Whether nobody has given a seed, so that ranks may agree on one.
+        self.seed_is_drawn = False
+        #: Whether it is known that there are other ranks, and they agree.
+        self.is_settled = False
+        #: Whether a checkpoint has been given state that no step has made.
+        self.is_laid_out = False
+
+    def saved(self) -> dict[str, Any]:
+        """What :meth:`restore` puts back."""
+        return {**vars(self), "created": [], "ledger": [*self.ledger.entries]}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Puts back what was there."""
+        ledger = self.ledger
+        ledger.entries = saved["ledger"]
+        vars(self).update({**saved, "ledger": ledger})
+
+
+class Chain(NamedTuple):
+    """A sampler, as its parts see it."""
+
+    name: str
+    groups: list[dict[str, Any]]
+    state: dict[Any, Any]
+    process_group: ProcessGroup | None
+    parts: Parts
+
+    @property
+    def params(self) -> list[Tensor]:
+        """All parameters, in the order of the groups."""
+        return [p for group in self.groups for p in group["params"]]
+
+    @property
+    def placement(self) -> Placement:
+        """Where the parameters are."""
+        return self.parts.placement
+
+    def noise(self, group: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of an operator that say which noise it draws."""
+        step = group["step"]
+        if isinstance(step, int):
+            arguments = {"seed": group["seed"], "step": step}
+        else:
+            arguments = {"seed": group["seed"], "step": 0, "device_step": step}
+        if self.parts.chains_have_seeds and group["num_chains"] is not None:
+            arguments["num_chains"] = group["num_chains"]
+        return arguments
+
+    def numel(self, p: Tensor) -> int:
+        """The elements that a parameter has in the noise stream."""
+        if self.parts.chains_have_seeds:
+            return p.numel() // (self.groups[0]["num_chains"] or 1)
+        return p.numel()
+
+    def create(self, p: Tensor, key: str, value: Any) -> None:
+        """Puts what is new into a parameter's state, until the step has failed."""
+        state = self.state[p]
+        state[key] = value
+        if not torch.compiler.is_compiling():
+            self.parts.created.append((state, key))
+
+    def undo_created(self) -> None:
+        """Takes out of the state what a failed step has put there."""
+        created = self.parts.created
+        for state, key in created:
+            state.pop(key, None)
+        created.clear()
+        for p, state in [*self.state.items()]:
+            if isinstance(p, Tensor) and not state:
+                del self.state[p]
+
+    def clear_blank_state(self) -> None:
+        """Drops what a checkpoint was given to fill; what users gave stays."""
+        if self.parts.is_laid_out:
+            # Dicts of their own: those laid out may be in a state dict.
+            kept = {
+                p: known
+                for p, state in self.state.items()
+                if (known := given(state) if isinstance(p, Tensor) else state)
+            }
+            self.state.clear()
+            self.state.update(kept)
+            self.parts.is_laid_out = False
+
+
+def chain_of(sampler: Optimizer) -> Chain:
+    """That of a sampler, for what looks at it from outside."""
+    return sampler._chain()  # type: ignore[attr-defined]

@@ -1,0 +1,506 @@
+"""Parameters of which this process has a part: DTensors.
+
+Note [Shards]
+A shard has the element indices that the whole parameter gives it, and so draws its part
+of the same noise: whoever has which part, each element's update is the same to the bit.
+Operators take local tensors and are told where their elements are. Cut along the
+dimension that is outermost in memory, they follow each other from an offset on; cut
+along another one they come in rows, a fixed distance apart; what is cut more often is
+taken in several pieces. Nothing is communicated but what decides on all elements
+together, and that in an order that is the same on all ranks.
+
+A parameter, its gradient and its state are DTensors of the same placements; only here
+are they taken apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.chain.dtypes import has_master
+
+__all__ = [
+    "Layouts",
+    "by_groups",
+    "check_shard",
+    "count_over_ranks",
+    "groups_of",
+    "is_dtensor",
+    "is_finite",
+    "like",
+    "local",
+    "locals_of",
+    "max_over_ranks",
+    "on_locals",
+    "refuse",
+    "sum_over_ranks",
+    "sums",
+]
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    """Whether it is a DTensor (without importing what defines it)."""
+    return hasattr(type(tensor), "placements")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this process has of a tensor, in the same memory."""
+    # What to_local() returns, for autograd or as a view, in ten times the time.
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def locals_of(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The same for each of them."""
+    return [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]
+
+
+def refuse(what: str, tensors: Iterable[Tensor]) -> None:
+    """Raises if there are DTensors among them."""
+    if any(map(is_dtensor, tensors)):
+        raise ValueError(
+            f"Invalid {what}: some are DTensors, which only steps and checkpoints of "
+            "samplers take (keep whole parameters on every rank, as "
+            "DistributedDataParallel does)"
+        )
+
+
+# ---- Where the elements of a shard are -------------------------------------------
+
+
+class Piece(NamedTuple):
+    """A part of a shard that an operator can take, see its argument ``rows``."""
+
+    begin: int  # the element index of its first, from that of the parameter's
+    row: int
+    pitch: int
+    index: tuple[slice, ...] | None  # in the shard; None: all of it
+
+
+_WHOLE = Piece(0, 0, 0, None)  # of a plain tensor
+
+
+class Layout(NamedTuple):
+    """The shard of one parameter."""
+
+    shape: tuple[int, ...]
+    order: tuple[int, ...]  # dimensions as they are in memory, the outermost first
+    pieces: tuple[Piece, ...]
+    is_one: bool  # piece, in that order
+
+
+def layout_of(tensor: Any) -> Layout:
+    """Where the elements of a DTensor's local tensor are."""
+    mesh = tensor.device_mesh
+    here = mesh.get_coordinate()
+    if here is None:  # a rank that is not of the mesh
+        return Layout((0,), (0,), (), False)
+    shape = tuple(tensor.shape)
+    order = _order(shape, tensor.stride())
+    indices = [
+        _indices(mesh, here, tensor.placements, d, n) for d, n in enumerate(shape)
+    ]
+    local_shape = tuple(map(len, indices))
+    runs = [_runs(indices[d]) for d in order]
+    sizes = [shape[d] for d in order]
+    pieces: list[Piece] = []
+    for box in product(*runs):
+        pieces += _pieces(box, sizes)
+    if len(pieces) == 1:
+        pieces[0] = pieces[0]._replace(index=None)
+    is_one = len(pieces) == 1 and order == tuple(range(len(shape)))
+    return Layout(local_shape, order, tuple(pieces), is_one)
+
+
+def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Dimensions in the order that element indices follow, as operators have it."""
+    rows = tuple(range(len(shape)))
+    by_stride = sorted((d for d in rows if shape[d] > 1), key=lambda d: -strides[d])
+    if by_stride == sorted(by_stride):
+        return rows
+    expected = 1
+    for d in reversed(by_stride):
+        if strides[d] != expected:
+            return rows  # not dense: row by row
+        expected *= shape[d]
+    return (*(d for d in rows if shape[d] <= 1), *by_stride)
+
+
+Run = tuple[int, int, int]
+
+
+def _indices(
+    mesh: Any, here: Sequence[int], placements: Any, dim: int, size: int
+) -> Tensor:
+    """Which of a dimension's indices are here."""
+    indices = torch.arange(size)
+    for axis, placement in enumerate(placements):
+        if getattr(placement, "dim", None) != dim:
+            continue
+        # As DTensor does it: a rank has a chunk, or with strides one of each chunk.
+        factor = getattr(placement, "split_factor", 1)
+        outer = [_chunk(indices, k, factor) for k in range(factor)]
+        inner = [_chunk(each, here[axis], mesh.size(axis)) for each in outer]
+        indices = torch.cat(inner)
+    return indices
+
+
+def _chunk(indices: Tensor, k: int, count: int) -> Tensor:
+    length = -(-len(indices) // count)
+    return indices[k * length : (k + 1) * length]
+
+
+def _runs(indices: Tensor) -> list[Run]:
+    """Indices that follow each other: begins in the shard and in the whole, lengths."""
+    here = indices.tolist()
+    begins = [i for i, x in enumerate(here) if i == 0 or x != here[i - 1] + 1]
+    ends = [*begins[1:], len(here)]
+    return [(i, here[i], end - i) for i, end in zip(begins, ends, strict=False)]
+
+
+def _pieces(box: Sequence[Run], sizes: Sequence[int]) -> Iterator[Piece]:
+    """Cuts a box until it is rows with one distance between them."""
+    strides = [prod(sizes[d + 1 :]) for d in range(len(sizes))]
+    begin = sum(first * s for (_, first, _), s in zip(box, strides, strict=True))
+    lengths = [length for _, _, length in box]
+    # Dimensions that are not whole, or would be but for those outside of them.
+    cut = [d for d, n in enumerate(lengths) if n != sizes[d]]
+    inner = cut[-1] if cut else 0
+    outer = cut[-2] if len(cut) > 1 else 0
+    row = prod(lengths[inner:])
+    pitch = prod(sizes[inner:])
+    for at in product(*map(range, lengths[:outer])):
+        starts = [*(box[d][0] + i for d, i in enumerate(at))]
+        index = [slice(i, i + 1) for i in starts]
+        index += [slice(i, i + n) for i, _, n in box[outer:]]
+        shift = sum(i * s for i, s in zip(at, strides[:outer], strict=True))
+        yield Piece(begin + shift, row, pitch, tuple(index))
+
+
+# ---- Operators -------------------------------------------------------------------
+
+
+class Places(NamedTuple):
+    """Where parameters are whose local tensors operators take as they are."""
+
+    specs: list[Any]  # of the parameters; the types of plain ones
+    given: list[int]  # the offsets of the parameters
+    offsets: list[int]
+    rows: list[int]
+    follow: bool  # elements of each, if its local tensor is contiguous
+
+
+class Layouts:
+    """What a sampler has asked of its shards, each worked out once.
+
+    It is known by the specs that DTensors have in common with what is made of them,
+    and nothing is kept of tensors: if parameters, gradients or their memory are
+    replaced, nobody has to say so. As a spec is kept, no other can have its id.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, Layout]] = {}
+        self._alike: dict[int, tuple[Any, Any]] = {}
+        self._places: dict[int, Places] = {}  # by the first offset
+
+    def of(self, tensor: Tensor) -> Layout | None:
+        """The layout of a DTensor, or None."""
+        spec = getattr(tensor, "_spec", None)
+        if spec is None:
+            return None
+        known = self._known.get(id(spec))
+        if known is None:
+            _make_room(self._known)
+            known = self._known[id(spec)] = (spec, layout_of(tensor))
+        return known[1]
+
+    def check_same(self, name: str, p: Any, grad: Any) -> None:
+        """Raises unless a gradient is cut as its parameter is."""
+        ours, theirs = getattr(p, "_spec", None), getattr(grad, "_spec", None)
+        if ours is theirs:
+            return
+        known = self._alike.get(id(ours))
+        if known is not None and known[1] is theirs:
+            return
+        if not same_shards(p, grad):
+            raise RuntimeError(
+                f"{name} got {_words(grad)} as the gradient of {_words(p)} of shape "
+                f"{list(p.shape)} (must be cut alike: see DTensor.redistribute)"
+            )
+        _make_room(self._alike)
+        self._alike[id(ours)] = (ours, theirs)
+
+    def on_shards(self, operator: Callable[..., None]) -> Callable[..., None]:
+        """An operator on lists of tensors, for lists that may have DTensors."""
+        # Without what torch's overloads do around it, which is to pass arguments on.
+        plain = getattr(operator, "_op", operator)
+        return partial(_C.on_shards, self._places, self._call, plain)
+
+    def _call(
+        self,
+        operator: Callable[..., None],
+        params: Sequence[Tensor],
+        *lists: Sequence[Tensor],
+        offsets: Sequence[int],
+        prior_means: Sequence[Tensor] | None = None,
+        **arguments: Any,
+    ) -> None:
+        """Calls an operator for parameters whose places are not known."""
+        layouts = list(map(self.of, params))
+        cut = partial(_pieces_of, params, layouts)
+        places, rows = [], []
+        for offset, layout in zip(offsets, layouts, strict=True):
+            for piece in (_WHOLE,) if layout is None else layout.pieces:
+                places.append(offset + piece.begin)
+                rows += (piece.row, piece.pitch)
+        if not places:
+            return
+        if all(layout is None or layout.is_one for layout in layouts):
+            self._places[offsets[0]] = Places(
+                [getattr(p, "_spec", type(p)) for p in params],
+                list(offsets),
+                places,
+                rows,
+                all(
+                    layout is None or layout.pieces[0].row == prod(layout.shape)
+                    for layout in layouts
+                ),
+            )
+        if prior_means is not None:
+            arguments["prior_means"] = cut(prior_means)
+        operator(cut(params), *map(cut, lists), offsets=places, rows=rows, **arguments)
+
+
+_MOST_KNOWN = 65536
+
+
+def _make_room(known: dict[int, Any]) -> None:
+    if len(known) >= _MOST_KNOWN:
+        known.clear()
+
+
+def on_locals(operator: Callable[..., None]) -> Callable[..., None]:
+    """The same of an operator without noise, to which places are nothing."""
+
+    def call(
+        *lists: Sequence[Tensor],
+        prior_means: Sequence[Tensor] | None = None,
+        **arguments: Any,
+    ) -> None:
+        if prior_means is not None:
+            arguments["prior_means"] = locals_of(prior_means)
+        operator(*map(locals_of, lists), **arguments)
+
+    return call
+
+
+def sums(
+    operator: Callable[..., Tensor],
+    params: Sequence[Tensor],
+    *lists: Sequence[Tensor],
+    prior_means: Sequence[Tensor] | None = None,
+    **arguments: Any,
+) -> list[Tensor]:
+    """What an operator adds up, of all ranks' parts of these parameters.
+
+    Returns:
+        A sum for each set of ranks that some of them are spread over: of what replicas
+        have alike, and of whole tensors, nothing is counted twice.
+    """
+
+    def part(tensors: Sequence[Tensor] | None, indices: list[int]) -> Any:
+        return tensors and locals_of(tensors[i] for i in indices)
+
+    return [
+        sum_over_ranks(
+            groups,
+            operator(
+                *(part(tensors, indices) for tensors in (params, *lists)),
+                prior_means=part(prior_means, indices),
+                **arguments,
+            ),
+        )
+        for groups, indices in by_groups(params).items()
+    ]
+
+
+def _pieces_of(
+    params: Sequence[Tensor],
+    layouts: Sequence[Layout | None],
+    tensors: Sequence[Tensor],
+) -> list[Tensor]:
+    """What an operator gets of tensors that belong to the parameters."""
+    if len(tensors) < len(params):  # masters, or none
+        pairs = zip(params, layouts, strict=True)
+        layouts = [layout for p, layout in pairs if has_master(p)] * bool(tensors)
+    return [
+        piece
+        for tensor, layout in zip(tensors, layouts, strict=True)
+        for piece in _cut(local(tensor), layout)
+    ]
+
+
+def _cut(tensor: Tensor, layout: Layout | None) -> Iterator[Tensor]:
+    """The pieces of a local tensor, their dimensions in the order of the indices."""
+    if layout is None:
+        yield tensor
+        return
+    if layout.pieces and layout.order != tuple(range(tensor.dim())):
+        tensor = tensor.permute(layout.order)
+    for piece in layout.pieces:
+        yield tensor if piece.index is None else tensor[piece.index]
+
+
+# ---- What is alike ---------------------------------------------------------------
+
+
+def check_shard(cannot: str, p: Any) -> Tensor:
+    """Raises if a DTensor is none that can be sampled; returns its local tensor."""
+    if any(placement.is_partial() for placement in p.placements):
+        raise ValueError(
+            f"{cannot} a DTensor with placements {p.placements} (must be Shard and "
+            "Replicate: redistribute it)"
+        )
+    for entry in _cuts(p._spec) or ():
+        if [*entry.mesh_dims] != sorted(entry.mesh_dims):
+            raise ValueError(
+                f"{cannot} a DTensor whose dimension {entry.tensor_dim} is cut along "
+                f"dimensions {[*entry.mesh_dims]} of the mesh, in this order (must be "
+                "ascending: redistribute it)"
+            )
+    tensor = local(p)
+    expected = layout_of(p).shape
+    if tuple(tensor.shape) != expected and prod(expected) + tensor.numel() > 0:
+        raise ValueError(
+            f"{cannot} a DTensor of shape {list(p.shape)} and placements "
+            f"{p.placements} whose local tensor has shape {list(tensor.shape)} (must "
+            f"be {list(expected)})"
+        )
+    return tensor
+
+
+def _cuts(spec: Any) -> Any:
+    """In which a dimension's cuts are made, if it is no strided one that says so."""
+    return getattr(spec, "shard_order", None)
+
+
+def same_shards(p: Any, tensor: Any) -> bool:
+    """Whether both are whole, or both are cut alike."""
+    ours, theirs = getattr(p, "_spec", None), getattr(tensor, "_spec", None)
+    if ours is None or theirs is None:
+        return ours is theirs
+    ours_in, theirs_in = _cuts(ours), _cuts(theirs)
+    in_order = ours_in is None or theirs_in is None or ours_in == theirs_in
+    return (ours.placements == theirs.placements and in_order) and (
+        # Usually the very same one: == would take its time.
+        ours.mesh is theirs.mesh or ours.mesh == theirs.mesh
+    )
+
+
+def like(p: Any, tensor: Tensor, what: str) -> Tensor:
+    """A tensor of the parameter's shape, cut as the parameter is.
+
+    One that is whole is the same on all ranks, and nothing is communicated.
+
+    Raises:
+        ValueError: it is cut, and otherwise.
+    """
+    if same_shards(p, tensor):
+        return tensor
+    if is_dtensor(tensor):
+        raise ValueError(
+            f"Invalid {what} is {_words(tensor)}, for {_words(p)} (must be cut alike, "
+            "or whole: full_tensor())"
+        )
+    from torch.distributed.tensor import DTensor
+
+    # Not distribute_tensor(), which on a GPU has ranks agree on torch's generators.
+    mesh, placements = p.device_mesh, p.placements
+    here, part = mesh.get_coordinate(), tensor.to(p.device)
+    for dim, size in enumerate(p.shape if here else ()):
+        indices = _indices(mesh, here, placements, dim, size)
+        part = part.index_select(dim, indices.to(p.device))
+    if not here:  # a rank that is not of the mesh
+        part = part.new_empty(0)
+    return DTensor.from_local(
+        part, mesh, placements, run_check=False, shape=p.shape, stride=p.stride()
+    )
+
+
+def _words(tensor: Any) -> str:
+    if not is_dtensor(tensor):
+        return "a plain tensor"
+    return f"a DTensor with placements {tensor.placements}"
+
+
+# ---- What is decided together ----------------------------------------------------
+
+
+def groups_of(tensor: Any) -> tuple[Any, ...]:
+    """The process groups that have the parts of a tensor among them."""
+    if not is_dtensor(tensor) or tensor.device_mesh.get_coordinate() is None:
+        return ()
+    mesh = tensor.device_mesh
+    return tuple(
+        mesh.get_group(dim)
+        for dim, placement in enumerate(tensor.placements)
+        if not placement.is_replicate() and mesh.size(dim) > 1
+    )
+
+
+def _all_groups(params: Iterable[Tensor]) -> list[Any]:
+    """Those of any of them, in an order that is that of all ranks."""
+    return list(dict.fromkeys(group for p in params for group in groups_of(p)))
+
+
+def by_groups(params: Sequence[Tensor]) -> dict[tuple[Any, ...], list[int]]:
+    """Which of the parameters are spread over the same groups."""
+    result: dict[tuple[Any, ...], list[int]] = {}
+    for i, p in enumerate(params):
+        result.setdefault(groups_of(p), []).append(i)
+    return result
+
+
+def count_over_ranks(params: Sequence[Tensor], counts: Tensor) -> None:
+    """Adds up what was counted in the parameters' parts; a row for each parameter."""
+    for group in _all_groups(params):
+        for i, p in enumerate(params):
+            # Of what all ranks have alike, only one rank's counts.
+            if group not in groups_of(p) and dist.get_rank(group) > 0:
+                counts[i].zero_()
+        dist.all_reduce(counts, group=group)
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all elements are, wherever they are."""
+    return max_over_ranks([tensor], float(not local(tensor).isfinite().all())) == 0
+
+
+def max_over_ranks(params: Sequence[Tensor], value: float) -> float:
+    """The largest of the numbers that ranks have for their parts."""
+    groups = _all_groups(params)
+    if not groups:
+        return value
+    result = torch.tensor([value], dtype=torch.float64, device=params[0].device)
+    for group in groups:
+        dist.all_reduce(result, dist.ReduceOp.MAX, group=group)
+    return float(result)
+
+
+def sum_over_ranks(groups: Iterable[Any], value: Tensor) -> Tensor:
+    """The sum of a tensor of each rank, in the order of the ranks."""
+    for group in groups:
+        rows = [torch.empty_like(value) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(rows, value, group=group)
+        value = rows[0]
+        for row in rows[1:]:
+            value = value + row
+    return value

@@ -1,0 +1,282 @@
+"""What a state dict must be for a sampler to load it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from numbers import Real
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.chain import shards
+from torch_sgmcmc.chain.checks import (
+    check_capturable,
+    check_choice,
+    check_integer,
+    check_seed,
+)
+from torch_sgmcmc.chain.given import given
+from torch_sgmcmc.chain.numbering import OFFSETS, SIZES, check_numbers
+from torch_sgmcmc.chain.param_groups import SAMPLER_KEYS
+from torch_sgmcmc.chain.prior import PRIOR_MEAN
+from torch_sgmcmc.chain.record import Chain
+from torch_sgmcmc.chain.wrappers import plain_name
+
+__all__ = [
+    "Expected",
+    "check_count",
+    "check_equal",
+    "check_part",
+    "check_state_dict",
+    "check_tensor",
+    "dual_averaging",
+    "in_our_order",
+]
+
+
+class Expected(NamedTuple):
+    """What a sampler's state dict has.
+
+    ``state`` and ``common_state`` are what is kept of each parameter, and besides;
+    ``equal`` are keys that all groups have alike, for the reason ``why_equal``. The
+    functions raise if they do not like a group, what it says of the chain's progress,
+    or what was saved of a parameter.
+    """
+
+    state: Mapping[str, type]
+    common_state: Collection[str]
+    equal: Sequence[str]
+    why_equal: str
+    capturable: bool
+    check_group: Callable[[dict[str, Any]], None]
+    check_progress: Callable[[dict[str, Any]], None]
+    check_saved_state: Callable[[int, Tensor, dict[str, Any]], None]
+
+
+def in_our_order(
+    chain: Chain, expected: Expected, state_dict: dict[str, Any]
+) -> dict[str, Any]:
+    """The state dict with its groups' parameters where those of the same names are.
+
+    Raises:
+        ValueError: its groups lack keys or have others, or it has other groups.
+    """
+    for key in ("param_groups", "state"):
+        if key not in state_dict:
+            raise ValueError(f"Invalid state dict: it has no key {key!r}")
+    theirs, ours = state_dict["param_groups"], chain.groups
+    if len(theirs) != len(ours):
+        raise ValueError(
+            f"Invalid state_dict: it has {len(theirs)} param groups, expected "
+            f"{len(ours)}"
+        )
+    groups = []
+    for i, (saved, present) in enumerate(zip(theirs, ours, strict=True)):
+        keys = chain.parts.keys
+        missing = keys.difference(saved)
+        if missing:
+            raise ValueError(
+                f"Invalid state_dict: param group {i} lacks {_row(missing)}; it is not "
+                f"one of {chain.name}"
+            )
+        unknown = SAMPLER_KEYS.intersection(saved) - keys
+        if unknown:
+            raise ValueError(_unknown(chain.name, f"param group {i}", unknown))
+        together = set(state_dict["state"]).intersection(expected.common_state)
+        groups.append(_ordered(i, saved, present, together))
+    return {**state_dict, "param_groups": groups}
+
+
+def _ordered(
+    index: int,
+    saved: dict[str, Any],
+    present: dict[str, Any],
+    together: set[Any],
+) -> dict[str, Any]:
+    """The saved group with its parameters where those of the same names are.
+
+    Raises:
+        ValueError: both sides have names, and they are others.
+    """
+    theirs, ours = saved.get("param_names"), present.get("param_names")
+    if theirs is None or ours is None or list(theirs) == list(ours):
+        return saved
+    places = {plain_name(name): place for place, name in enumerate(theirs)}
+    names = [*map(plain_name, ours)]
+    if len(places) < len(theirs) or len({*names}) < len(names):  # wrappers tell apart
+        places = {name: place for place, name in enumerate(theirs)}
+        names = [*ours]
+    if set(places) != set(names) or len(theirs) != len(ours):
+        lacking = _row(set(names) - set(places)) or "none"
+        others = _row(set(places) - set(names)) or "none"
+        raise ValueError(
+            f"Invalid state_dict: param group {index} was saved for parameters of "
+            f"other names (it lacks {lacking}, and has {others} besides)"
+        )
+    order = [places[name] for name in names]
+    if order == [*range(len(order))]:
+        return {**saved, "param_names": ours}
+    if together:
+        raise ValueError(
+            f"Invalid state_dict: param group {index} was saved for parameters in "
+            f"another order ({_row(theirs)}), and {_row(together)} is of all of them "
+            "together (build the sampler with the saved order)"
+        )
+    lists = {key: [saved[key][j] for j in order] for key in ("params", OFFSETS, SIZES)}
+    return {**saved, **lists, "param_names": ours}
+
+
+def check_state_dict(
+    chain: Chain, expected: Expected, state_dict: dict[str, Any]
+) -> None:
+    """Raises if a state dict in our order is not one for this sampler."""
+    groups, state = state_dict["param_groups"], state_dict["state"]
+    check_numbers(groups, chain.groups, chain.numel)
+    indices = set()
+    for i, (theirs, ours) in enumerate(zip(groups, chain.groups, strict=True)):
+        check_seed(theirs["seed"])
+        check_count("step", theirs["step"])
+        check_capturable(theirs["capturable"])
+        check_choice(theirs["nonfinite"], chain.parts.choices)
+        check_count("num_skipped", theirs["num_skipped"])
+        expected.check_group(theirs)
+        if theirs["capturable"] and not expected.capturable:
+            raise ValueError(
+                f"Invalid capturable: True ({chain.name} decides on the "
+                "host, which a CUDA graph cannot)"
+            )
+        expected.check_progress(theirs)
+        for index, p in zip(theirs["params"], ours["params"], strict=True):
+            indices.add(index)
+            _check_state(chain.name, expected, index, p, state.get(index, {}))
+        pairs = zip(theirs["params"], ours["params"], strict=True)
+        # torch.distributed.checkpoint leaves out what does not require gradients.
+        having = {
+            j: PRIOR_MEAN in state.get(j, {}) for j, p in pairs if p.requires_grad
+        }
+        if any(having.values()) and not all(having.values()):
+            lacking = next(index for index, has in having.items() if not has)
+            raise ValueError(
+                f"Invalid state_dict: in param group {i} parameter {lacking} has no "
+                f"{PRIOR_MEAN}, and others have"
+            )
+    unknown = set(state).difference(indices, expected.common_state)
+    if unknown:
+        raise ValueError(_unknown(chain.name, "its state", unknown))
+    check_equal(groups, expected.equal, expected.why_equal)
+
+
+def check_equal(
+    groups: Sequence[dict[str, Any]], keys: Sequence[str], why: str
+) -> None:
+    """Raises if a value differs between param groups."""
+    if len(groups) == 1:
+        return
+    for key in keys:
+        values = [group[key] for group in groups]
+        if not all(_alike(value, values[0]) for value in values[1:]):
+            raise ValueError(
+                f"Invalid {key}: {values} in the param groups (must be equal: {why})"
+            )
+
+
+def check_count(name: str, value: object) -> int:
+    """Returns a count, which may be a Tensor of one int64, or raises."""
+    if isinstance(value, Tensor):
+        if value.dtype is not torch.int64 or value.numel() != 1 or value.is_meta:
+            raise TypeError(
+                f"Invalid {name}: {value!r} (must be an int, or a Tensor of one int64)"
+            )
+        value = int(value)
+    count = check_integer(name, value)
+    if count >= 2**62:  # C++ has 64 bits to add to it
+        raise ValueError(f"Invalid {name}: {count} (must be in [0, 2^62))")
+    return count
+
+
+def check_part(group: dict[str, Any], name: str, whole: str) -> None:
+    """Raises unless one count of a group is a part of another one."""
+    count, most = check_count(name, group[name]), check_count(whole, group[whole])
+    if count > most:
+        raise ValueError(f"Invalid {name}: {count} (must be at most {whole} = {most})")
+
+
+def dual_averaging(state: object) -> _C.DualAveraging:
+    """The adaptation of a step size that was saved, or an error."""
+    if not (
+        isinstance(state, (list, tuple))
+        and all(isinstance(value, Real) for value in state)
+    ):
+        raise ValueError(
+            "Invalid state of dual averaging (must be finite, with a whole count)"
+        )
+    return _C.DualAveraging(state)
+
+
+def check_tensor(
+    what: str,
+    value: object,
+    shape: Sequence[int],
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Raises unless it is a tensor of this shape and type, or of some float type."""
+    if not isinstance(value, Tensor):
+        raise ValueError(
+            f"Invalid state_dict: {what} is a {type(value).__name__} (must be a Tensor)"
+        )
+    if value.dtype is not dtype if dtype else not value.is_floating_point():
+        wanted = dtype or "floating point"
+        raise ValueError(
+            f"Invalid state_dict: {what} is of {value.dtype} (must be {wanted})"
+        )
+    if value.layout is not torch.strided or value.is_meta:
+        raise ValueError(
+            f"Invalid state_dict: {what} has the layout {value.layout} on the device "
+            f"{value.device} (must be torch.strided, with numbers)"
+        )
+    if list(value.shape) != list(shape):
+        raise ValueError(
+            f"Invalid state_dict: {what} has shape {list(value.shape)}, expected "
+            f"{list(shape)}"
+        )
+
+
+def _check_state(
+    name: str, expected: Expected, index: int, p: Tensor, state: Any
+) -> None:
+    unknown = set(state).difference(expected.state)
+    if unknown:
+        raise ValueError(_unknown(name, f"the state of parameter {index}", unknown))
+    ranged = given(state)  # whose own checks say more
+    for key, value in state.items():
+        if expected.state[key] is Tensor:
+            check_tensor(f"{key} of parameter {index}", value, p.shape)
+            shards.like(p, value, f"state_dict: {key} of parameter {index}")
+            has_range = key in ranged and key != PRIOR_MEAN
+            if not has_range and not shards.is_finite(value):
+                raise ValueError(
+                    f"Invalid state_dict: {key} of parameter {index} has elements that "
+                    "are not finite"
+                )
+        else:
+            check_count(key, value)
+    expected.check_saved_state(index, p, state)
+
+
+def _alike(a: object, b: object) -> bool:
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(_alike, a, b))
+    return bool(a == b) or (a != a and b != b)  # NaN is like NaN
+
+
+def _unknown(name: str, where: str, keys: Collection[object]) -> str:
+    return (
+        f"Invalid state_dict: {where} has {_row(keys)}, which {name} does not know; it "
+        f"is not one of {name}"
+    )
+
+
+def _row(keys: Collection[object]) -> str:
+    return ", ".join(sorted(map(str, keys)))

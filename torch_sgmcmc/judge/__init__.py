@@ -1,0 +1,1 @@
+"""Whether to believe a chain: gauges, convergence, calibration, tuning."""

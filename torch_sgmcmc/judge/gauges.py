@@ -1,0 +1,762 @@
+"""Is it the posterior? Temperatures of a chain while it runs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.chain.by_coordinate import gauge_sums_of
+from torch_sgmcmc.chain.checks import check_integer, check_real
+from torch_sgmcmc.chain.closures import fresh_gradients
+from torch_sgmcmc.chain.dtypes import has_master, state_dtype
+from torch_sgmcmc.chain.given import GIVEN_MASS
+from torch_sgmcmc.chain.operators import gauge_sums
+from torch_sgmcmc.chain.prior import PRIOR_MEAN, prior_of
+from torch_sgmcmc.chain.record import Work, chain_of
+from torch_sgmcmc.chain.state_checks import check_count, check_tensor
+from torch_sgmcmc.chain.trajectory_heat import TrajectoryHeat
+from torch_sgmcmc.sampler import Sampler
+
+if TYPE_CHECKING:
+    from torch_sgmcmc.bouncy.flight import Flight, Piece
+
+__all__ = ["Finding", "Gauges", "Reading", "Temperatures"]
+
+# Kinds of sums (csrc/methods/gauge.h).
+_LANGEVIN, _PRECONDITIONED, _MOMENTUM, _THERMOSTAT = range(4)
+_NOISE, _PRECONDITIONED_NOISE = range(4, 6)
+# A kind's sums among those of the host, and those of noise.
+_PLACES = {
+    _LANGEVIN: (0, 1),
+    _PRECONDITIONED: (0, 1),
+    _MOMENTUM: (0, 2, 3),
+    _THERMOSTAT: (0, 2, 3),
+}
+# Observations between two looks at the minibatches' noise, which takes a copy.
+_NOISE_EVERY = 5
+# Observations that a device keeps before the host waits for them.
+_MOST_ROWS = 64
+
+
+# Of tensors by place: which sums, and the step's settings.
+_Row = tuple[list[int], list[tuple[tuple[int, ...], Tensor]], Any]
+
+
+class Reading(NamedTuple):
+    """A mean over the observed steps and half the width of its 95 % interval."""
+
+    mean: float
+    half_width: float
+
+
+class Temperatures(NamedTuple):
+    """Of a tensor, a group (the mean over its coordinates), or all parameters."""
+
+    kinetic: Reading
+    configurational: Reading
+    #: T_conf − T_kin: 0 in equilibrium.
+    excess: Reading
+    #: What the minibatches' noise adds, as computed from differences of gradients.
+    #: NaN where that is not known: SGNHT, trajectories, redrawn momenta, and noise
+    #: estimates that are "online" or "given".
+    minibatch_heating: Reading
+    #: T_conf by the gradients that were used, less T_conf by those of
+    #: :meth:`Gauges.observe`: 0 if the former are unbiased.
+    gradient_bias: Reading
+
+
+class Finding(NamedTuple):
+    """Something that is wrong: with which tensor, what, and how much of T it is."""
+
+    name: str
+    fault: str
+    size: float
+
+
+class Gauges:
+    r"""Temperatures of a chain, by tensor: is it the posterior that is sampled?
+
+    .. code-block:: python
+
+        gauges = torch_sgmcmc.Gauges(sampler)
+        ...  # the training loop as it was
+        print(gauges.summary())
+
+    With d the elements of a tensor, N ``num_data``, m the momentum and g the gradient
+    that a step uses (prior included), the gauges are means over steps of
+
+    .. math::
+        T_\text{conf} = \frac{N}{d}\, (\theta - c) \cdot g, \qquad
+        T_\text{kin} = \frac{N (1 + m)}{2\, \mathrm{lr}\, d} \|v\|^2
+        \quad\text{or (SGLD)}\quad T + \frac{\mathrm{lr}\, N}{2 d} \|g\|^2,
+
+    c any constant. **In equilibrium both are equal**, for any potential, step size,
+    minibatch noise and noise estimate: that E‖θ − c‖² and E[θ·v] do not change says
+    it. So
+
+    * T_kin ≠ T_conf: not in equilibrium (or not the dynamics that it seems to be);
+    * T_kin / T − 1 is the **heating** by minibatches and by the step's length. On a
+      quadratic it is the relative error of the variance that is sampled;
+    * the minibatches' part of it is lr N Var(ḡ) / (2 T α), α = 1 − m (SGLD: 1), less
+      what ``noise_estimate`` takes off.
+
+    :class:`SGNHT`: T_kin = N/(lr d) Σ ((1 + m) v²/2 − (θ − c) s v), s the friction that
+    was learnt. :class:`PSGLD`: ‖g‖² and Var(ḡ) are weighted with G; while G adapts,
+    equality holds as far as it stays the same in the time that θ moves. :class:`EWSG`:
+    g is the gradient that was chosen, and Var(ḡ) that of the chosen. With
+    ``resample_momentum_every`` see ``csrc/host/gauges.h``, which derives them all.
+
+    :class:`HMC`: with the Metropolis test both are T in equilibrium, T_conf by the
+    gradient where a trajectory starts, and :math:`T_\text{kin} = r^\top M^{-1} r / d`
+    of the momentum that is kept, at the accepted end or turned round. With
+    ``metropolis=False`` they are weighted means over the leapfrog steps, :math:`\sum_j
+    w_j\, \theta_j \cdot \nabla U_j / d` and :math:`\sum_j w'_j\, h_j^\top M^{-1} h_j /
+    d`, h the momentum between two kicks, :math:`w_j = 2(m - j)/m^2` (half of it for j =
+    0) and :math:`w'_j = (2(m - j) - 1)/m^2`: they are equal in equilibrium for any
+    gradients, and T_kin / T − 1 is what the step's length and minibatches add
+    (``csrc/host/trajectory_heat.h``). An observation is of a whole trajectory.
+
+    :class:`HMCECS`: as HMC with the test, by the estimate of U and its gradient, signed
+    draws like all others; T_kin = T ‖r‖² / d, r the momentum of whitened coordinates in
+    a tensor's places. That is of the density that is sampled; how near it is to the
+    posterior :meth:`observe` tells.
+
+    :class:`SBPS`, by windows of trajectory time t: :math:`T_\text{kin} = (T D / d) \int
+    \|v_k\|^2 / t` with D all parameters and :math:`v_k` the tensor's part of the
+    velocity (its speed is one, so T_kin of all is T), and :math:`T_\text{conf} = (2 T D
+    / d) \sum ([G]_+ / \text{rate})\, A^{-1} (\theta_k - c) \cdot v_k / t` over the
+    proposals of bounces. Both are T in equilibrium, for any minibatches; where bounces
+    are lost, T_conf is above T (``csrc/host/flight_heat.h``).
+
+    Intervals are by batch means (16 to 31 batches that grow with the chain), which
+    takes account of autocorrelation, not of what a chain has never seen.
+
+    Equality holds for whatever g is used. That it is the loss's, which clipped, stale
+    or summed gradients are not, is seen by :meth:`observe`.
+
+    Args:
+        sampler: the sampler that is to be observed, from its next step on, until
+            :meth:`detach`. One ``Gauges`` a sampler, not ``capturable``.
+        every: steps between observations (one more or so with
+            ``resample_momentum_every``). An observation costs about as much as
+            an update, without HMC's test as its leapfrog steps. 1 suits HMC and
+            HMCECS, whose steps are trajectories. Of SBPS all steps are observed, about
+            so many in one window. Default: 20.
+        center: c, a tensor or number for each parameter in the order of the groups, or
+            "current" for where they are now, or "prior_mean"; None is 0. A good one (a
+            mode, the prior's mean) makes intervals shorter. Default: None.
+        names: of the parameters, for tables; None takes those of named parameters.
+
+    Raises:
+        TypeError, ValueError: an argument is not as it should be.
+
+    Note:
+        Steps without a parameter's gradient, and those that were left out, are not
+        observed.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        *,
+        every: int = 20,
+        center: Iterable[Tensor | float] | str | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        if not isinstance(sampler, Sampler):
+            raise TypeError(
+                f"Invalid sampler: a {type(sampler).__name__} (must be a sampler of "
+                "torch_sgmcmc)"
+            )
+        check_integer("every", every, low=1)
+        chain_of(sampler).placement.refuse(
+            "Invalid sampler: it has DTensors, and gauges take sums over whole "
+            "parameters (observe replicas under DistributedDataParallel)"
+        )
+        if sampler.defaults["capturable"]:
+            raise ValueError(
+                "Invalid sampler: it is capturable, and gauges are read on the host"
+            )
+        parts = chain_of(sampler).parts
+        if parts.gauges is not None:
+            raise ValueError("Invalid sampler: it has Gauges already (detach() them)")
+        self._sampler = weakref.ref(sampler)
+        # Of a subclass too.
+        kind = next(
+            base.__name__
+            for base in type(sampler).__mro__
+            if base.__module__.startswith("torch_sgmcmc.")
+        )
+        self._motion = _C.Motion(_C.motion_of(kind))
+        self._compares = _C.has_unbiased_gradients(kind)
+        groups = sampler.param_groups
+        self._params = [p for group in groups for p in group["params"]]
+        self._group_of = [i for i, g in enumerate(groups) for _ in g["params"]]
+        self._place = {p: i for i, p in enumerate(self._params)}
+        self._names = _names(groups) if names is None else [str(n) for n in names]
+        if len(self._names) != len(self._params):
+            raise ValueError(
+                f"Invalid names: {len(self._names)} (must be one for each of the "
+                f"{len(self._params)} parameters)"
+            )
+        self._centers = _centers(center, sampler, self._params)
+        self._every = every
+        redraws = groups[0].get("resample_momentum_every", 0)
+        self._interval = _C.observation_interval(every, redraws)
+        self._previous: tuple[int, dict[Tensor, Tensor]] | None = None
+        self._rows: list[tuple[list[_Row], bool]] = []
+        # What is summed once for a line of SBPS.
+        self._line: tuple[Flight, list[float], list[float]] | None = None
+        # Forces of observe() where the chain still is, and beside those of the step.
+        self._others: list[_Row] = []
+        self._others_at: list[int] = []
+        self._forces: list[tuple[list[_Row], list[_Row]]] = []
+        self.reset()
+        parts.gauges = self
+
+    def reset(self) -> None:
+        """Forgets what was observed, as after a burn-in."""
+        self._rows.clear()
+        self._others = []
+        self._forces.clear()
+        self._host = _C.Gauges([p.numel() for p in self._params], self._group_of)
+
+    def detach(self) -> None:
+        """Ends the observation; what was read stays."""
+        sampler = self._sampler()
+        if sampler is not None and chain_of(sampler).parts.gauges is self:
+            chain_of(sampler).parts.gauges = None
+
+    # ---- Readings -------------------------------------------------------------
+
+    @property
+    def num_observed(self) -> int:
+        """The number of observed steps."""
+        return self._series(-1)[0].count
+
+    def tensor(self, name: str | int) -> Temperatures:
+        """The temperatures of a tensor, by its name or place."""
+        return _temperatures(self._series(self._index(name)))
+
+    def group(self, index: int) -> Temperatures:
+        """The temperatures of a param group."""
+        check_integer("index", index, low=0)
+        if index >= self._host.num_groups:
+            raise ValueError(
+                f"Invalid index: {index} (there are {self._host.num_groups} groups)"
+            )
+        return _temperatures(self._series(self._host.num_tensors + index))
+
+    def all(self) -> Temperatures:
+        """The temperatures of all parameters together."""
+        return _temperatures(self._series(-1))
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors' names."""
+        return list(self._names)
+
+    def findings(self, budget: float = 0.05, rate: float = 0.01) -> list[Finding]:
+        """What is wrong, worst first; empty if nothing is seen.
+
+        Args:
+            budget: heating that is allowed, a part of T. Default: 0.05.
+            rate: the probability that a chain without fault is blamed for anything.
+                Default: 0.01.
+
+        Returns:
+            Tensors that are "hot", "cold", "not in equilibrium" or have a "biased
+            gradient".
+        """
+        check_real("budget", budget, low_open=True)
+        check_real("rate", rate, high=1.0, low_open=True)
+        self._read()
+        found = self._host.findings(budget, rate)
+        return [Finding(self._names[i], fault, size) for i, fault, size in found]
+
+    def summary(self, budget: float = 0.05, rate: float = 0.01) -> str:
+        """The temperatures of all tensors, what is wrong, and the way out, in words.
+
+        Args:
+            budget: heating that is allowed, a part of T. Default: 0.05.
+            rate: the probability that a chain without fault is blamed for anything.
+                Default: 0.01.
+        """
+        check_real("budget", budget, low_open=True)
+        check_real("rate", rate, high=1.0, low_open=True)
+        self._read()
+        sampler = self._sampler()
+        takes = sampler is not None and "noise_estimate" in sampler.defaults
+        return self._host.summary(self._names, takes, budget, rate)
+
+    def plot(self, names: Sequence[str] | None = None) -> Any:
+        """T_kin and T_conf of each tensor over time, by batches of observations.
+
+        Args:
+            names: the tensors to show; None shows all, 24 at most.
+
+        Returns:
+            A matplotlib figure.
+        """
+        import matplotlib.pyplot as plt
+
+        shown = self._names[:24] if names is None else list(names)
+        columns = min(3, max(1, len(shown)))
+        rows = -(-len(shown) // columns)
+        figure, axes = plt.subplots(
+            rows,
+            columns,
+            figsize=(3.6 * columns, 2.4 * rows),
+            squeeze=False,
+            layout="constrained",
+        )
+        for axis in axes.flat[len(shown) :]:
+            axis.set_axis_off()
+        for name, axis in zip(shown, axes.flat, strict=False):
+            kinetic, configurational, *_ = self._series(self._index(name))
+            for series, label in ((kinetic, "T_kin"), (configurational, "T_conf")):
+                count = len(series.means)
+                each = series.count / count if count else 0
+                times = [(i + 0.5) * each for i in range(count)]
+                axis.plot(times, series.means, label=label)
+            axis.set_title(name, fontsize="small")
+            axis.set_xlabel("observation")
+        if len(shown) > 0:
+            axes.flat[0].legend(fontsize="small")
+        return figure
+
+    # ---- Checkpoints ----------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was observed, as lists of numbers.
+
+        And, where the next observation will compare gradients with those of the step
+        before it, these: ``previous_gradients``.
+        """
+        self._read()
+        kept = {"every": self._every, "series": self._host.state}
+        if self._previous is not None:
+            step, grads = self._previous
+            by_place = {self._place[p]: grad for p, grad in grads.items()}
+            kept["previous_gradients"] = {"step": step, "gradients": by_place}
+        return kept
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on from what :meth:`state_dict` returned, for the same parameters.
+
+        Raises:
+            ValueError: it is of other parameters. Nothing has been loaded.
+        """
+        check_integer("every", state_dict["every"], low=1)
+        previous = self._read_previous(state_dict.get("previous_gradients"))
+        self._host.state = state_dict["series"]
+        self._rows.clear()
+        self._others = []
+        self._forces.clear()
+        self._every, self._previous = state_dict["every"], previous
+        redraws = self._attached().param_groups[0].get("resample_momentum_every", 0)
+        self._interval = _C.observation_interval(self._every, redraws)
+
+    def _read_previous(
+        self, saved: Mapping[str, Any] | None
+    ) -> tuple[int, dict[Tensor, Tensor]] | None:
+        if saved is None:
+            return None
+        step = check_count("step", saved["step"])
+        grads = {}
+        for place, grad in saved["gradients"].items():
+            if place not in range(len(self._params)):
+                raise ValueError(
+                    "Invalid state_dict: previous_gradients (must be of the "
+                    f"{len(self._params)} parameters, by their numbers)"
+                )
+            p = self._params[place]
+            what = f"previous gradient of parameter {place}"
+            check_tensor(what, grad, p.shape)
+            if not bool(grad.isfinite().all()):
+                raise ValueError(
+                    f"Invalid state_dict: {what} has elements that are not finite"
+                )
+            grads[p] = grad.detach().to(p.device, p.dtype, copy=True)
+        return step, grads
+
+    # ---- Observations ---------------------------------------------------------
+
+    @torch.no_grad()
+    def observe(self, closure: Callable[[], Any]) -> None:
+        r"""Observes where the chain is, by a gradient that is right.
+
+        For :class:`HMCECS`, :class:`SBPS` and :class:`EWSG`, at every sample or at some
+        of them: T_conf beside T, among their own observations (a large ``every`` leaves
+        those out).
+
+        For the others, before a step: are the gradients that it uses those of the loss?
+        With h the closure's gradient and g that of the next step, at one θ (that where
+        HMC's trajectory starts),
+
+        .. math::
+            \text{gradient\_bias} = \frac{N}{d}\, \overline{(\theta - c) \cdot (g - h)},
+
+        which is 0 but for chance if g is unbiased. It is not if gradients are clipped,
+        stale, summed in place of averaged, of minibatches that depend on θ, or of batch
+        norm in training mode while evaluation mode predicts. (A difference that is the
+        same everywhere shows where c is not the mean: with c = 0.) Parameters' ``grad``
+        are as before when it ends.
+
+        Args:
+            closure: computes the mean loss, without the prior, of a fresh minibatch
+                that is drawn uniformly, or of all data, and calls ``backward()``.
+        """
+        sampler = self._attached()
+        before = [p.grad for p in self._params]
+        values = [None if grad is None else grad.clone() for grad in before]
+        try:
+            fresh_gradients(sampler, closure)
+            work = sampler.gather()
+            if self._compares:
+                self._others, self._others_at = self._forces_of(work), self._versions()
+            else:
+                self._add(work, plain=True, has_noise=False)
+        finally:
+            for p, grad, value in zip(self._params, before, values, strict=True):
+                # Gradients may be views of memory that each backward pass writes to,
+                # such as DistributedDataParallel's. Others are not touched: autograd
+                # may have saved them.
+                if _share_memory(p.grad, grad):
+                    grad.copy_(value)
+                p.grad = grad
+
+    def _attached(self) -> Sampler:
+        sampler = self._sampler()
+        if sampler is None or chain_of(sampler).parts.gauges is not self:
+            raise RuntimeError("these Gauges are detached from their sampler")
+        return sampler
+
+    def _observe(self, work: list[Work]) -> None:
+        """What a sampler calls before each update."""
+        if not work or self._motion is _C.Motion.TRAJECTORY:
+            return
+        self._compare(work)
+        # Cycles explore at T = 0, where there is no temperature to compare with.
+        work = [lists for lists in work if lists.group["temperature"] > 0]
+        if not work:
+            return
+        step, interval = work[0].group["step"], self._interval
+        if step % interval == 0:
+            at, previous = self._previous or (-1, {})
+            has_noise = at == step - 1 and all(
+                p in previous for _, params, _, _ in work for p in params
+            )
+            self._add(work, plain=False, has_noise=has_noise)
+            self._previous = None
+            every = work[0].group.get("resample_momentum_every", 0)
+            self._interval = interval = _C.observation_interval(self._every, every)
+        if (step + 1) % (_NOISE_EVERY * interval) == 0:
+            # A clone: a later backward pass may add to the same memory.
+            self._previous = (
+                step,
+                {
+                    p: grad.detach().clone()
+                    for _, params, grads, _ in work
+                    for p, grad in zip(params, grads, strict=True)
+                },
+            )
+
+    def _compare(self, work: list[Work]) -> None:
+        """Sets the step's gradients beside those of observe()."""
+        if not self._others:
+            return
+        # Somebody else, a checkpoint, may have moved the parameters.
+        if self._versions() == self._others_at:
+            self._forces.append((self._others, self._forces_of(work)))
+        self._others = []
+        if len(self._forces) >= _MOST_ROWS:
+            self._read()
+
+    def _trajectory(self, step: int, work: list[Work]) -> TrajectoryHeat | None:
+        """What sums along the trajectory that begins, if it is to be observed."""
+        self._compare(work)
+        if self._motion is not _C.Motion.TRAJECTORY or step % self._interval != 0:
+            return None
+        return TrajectoryHeat(self._centers_of)
+
+    def _fly(self, line: Flight, piece: Piece) -> None:
+        """Takes in a piece of a line that was flown."""
+        sampler = self._attached()
+        if self._line is None or self._line[0] is not line:
+            self._line = line, *self._sums_of_line(line)
+        settings = [
+            _settings(group, self._motion)
+            for group in sampler.param_groups
+            for _ in group["params"]
+        ]
+        self._read()  # first what observe() has seen
+        self._host.add_flight(piece, *self._line[1:], settings, self._every)
+
+    def _sums_of_line(self, line: Flight) -> tuple[list[float], list[float]]:
+        """Of each tensor, ‖v‖² and, where the line begins, A⁻¹(θ − c) · v."""
+        squares, products = ([float("nan")] * len(self._params) for _ in range(2))
+        for part in line.parts:
+            velocity = whitened = part.velocity
+            if part.preconditioner:
+                whitened = torch._foreach_div(velocity, part.preconditioner)
+            centers = self._centers_of(part.params)
+            sums = gauge_sums(
+                *(whitened, part.origin, centers, velocity, []),
+                kind=_MOMENTUM,
+                weight_decay=0.0,
+                decay=1.0,
+                eps=0.0,
+                prior_mean=0.0,
+                prior_means=None,
+            )
+            for p, row in zip(part.params, sums.tolist(), strict=True):
+                products[self._place[p]], squares[self._place[p]], _ = row
+        return squares, products
+
+    def _add_trajectory(
+        self, heat: TrajectoryHeat, lists: list[tuple[dict[str, Any], list[Tensor]]]
+    ) -> None:
+        """Takes in one that has ended, of params of these groups."""
+        rows: list[_Row] = [
+            (
+                [self._place[p] for p in params],
+                heat.sums(i),
+                _settings(group, self._motion),
+            )
+            for i, (group, params) in enumerate(lists)
+        ]
+        self._rows.append((rows, False))
+        if len(self._rows) >= _MOST_ROWS:
+            self._read()
+
+    def _add(self, work: list[Work], *, plain: bool, has_noise: bool) -> None:
+        sampler = self._attached()
+        rows = []
+        for group, params, grads, _ in work:
+            motion = _C.Motion.NONE if plain else self._motion
+            states = [sampler.state.get(p, {}) for p in params]
+            if motion is _C.Motion.MOMENTUM and any(GIVEN_MASS in s for s in states):
+                rows += self._by_coordinate(group, params, grads, has_noise)
+                continue
+            kind, movers, statistics = _LANGEVIN, [], []
+            if motion in (_C.Motion.MOMENTUM, _C.Motion.THERMOSTAT):
+                if "momentum" in states[0]:
+                    kind, movers = _MOMENTUM, [s["momentum"] for s in states]
+                else:
+                    motion = _C.Motion.LANGEVIN  # overdamped EWSG
+            if motion is _C.Motion.THERMOSTAT:
+                kind, statistics = _THERMOSTAT, [s["thermostat"] for s in states]
+            if motion is _C.Motion.LANGEVIN and "square_average" in states[0]:
+                kind = _PRECONDITIONED
+                statistics = [s["square_average"] for s in states]
+            numbers = self._numbers(group, params)
+            positions, centers = self._positions(params)
+            of_step = gauge_sums(
+                *(grads, positions, centers, movers, statistics), kind=kind, **numbers
+            )
+            sums = [(_PLACES[kind], of_step)]
+            if has_noise and self._previous is not None:
+                noise = _PRECONDITIONED_NOISE if kind == _PRECONDITIONED else _NOISE
+                before = [self._previous[1][p] for p in params]
+                weights = statistics if kind == _PRECONDITIONED else []
+                of_noise = gauge_sums(
+                    *(grads, positions, [], before, weights), kind=noise, **numbers
+                )
+                sums.append(((4,), of_noise))
+            places = [self._place[p] for p in params]
+            rows.append((places, sums, _settings(group, motion)))
+        self._rows.append((rows, has_noise))
+        if len(self._rows) >= _MOST_ROWS:
+            self._read()
+
+    def _by_coordinate(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        has_noise: bool,
+    ) -> list[_Row]:
+        """Of each tensor, sums over coordinates with masses of their own."""
+        rows: list[_Row] = []
+        positions, centers = self._positions(params)
+        before = self._previous[1] if has_noise and self._previous else {}
+        for i, p in enumerate(params):
+            found = gauge_sums_of(
+                *(group, self._attached().state[p], p, positions[i]),
+                *(centers[i] if centers else 0.0, grads[i], before.get(p)),
+            )
+            parts = [((0, 1, 2), found.sums)]
+            if found.noise is not None:
+                parts.append(((4,), found.noise))
+            made_with = group
+            if not isinstance(group["noise_estimate"], str):
+                estimate = group["noise_estimate"] * found.mean_share
+                made_with = {**group, "noise_estimate": estimate}
+            rows.append(([self._place[p]], parts, _settings(made_with, self._motion)))
+        return rows
+
+    def _versions(self) -> list[int]:
+        return [0 if p.is_inference() else p._version for p in self._params]
+
+    def _forces_of(self, work: list[Work]) -> list[_Row]:
+        """Of each tensor, x · g."""
+        rows: list[_Row] = []
+        for group, params, grads, _ in work:
+            sums = gauge_sums(
+                *(grads, *self._positions(params), [], []),
+                kind=_LANGEVIN,
+                **self._numbers(group, params),
+            )
+            places = [self._place[p] for p in params]
+            settings = _settings(group, self._motion)
+            rows.append((places, [(_PLACES[_LANGEVIN], sums)], settings))
+        return rows
+
+    def _numbers(self, group: dict[str, Any], params: list[Tensor]) -> dict[str, Any]:
+        return {
+            "weight_decay": group["prior_precision"] / group["num_data"],
+            "decay": group["decay"] if group.get("adapt", False) else 1.0,
+            "eps": group.get("eps", 0.0),
+            **prior_of(self._attached().state, group, params),
+        }
+
+    def _positions(self, params: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Where they are, and the centers, in the type of arithmetic."""
+        state = self._attached().state
+        positions = [
+            state.get(p, {}).get("master", p).to(state_dtype(p))
+            if has_master(p)
+            else p.detach()
+            for p in params
+        ]
+        return positions, self._centers_of(params)
+
+    def _centers_of(self, params: list[Tensor]) -> list[Tensor]:
+        if self._centers is None:
+            return []
+        return [self._centers[self._place[p]] for p in params]
+
+    def _read(self) -> None:
+        """Takes in what devices have summed since the last time."""
+        for rows, has_noise in self._rows:
+            self._host.add(*self._tables(rows), has_noise)
+        self._rows.clear()
+        for others, used in self._forces:
+            by_step, settings = self._tables(used)
+            by_closure, _ = self._tables(others)
+            forces = ([row[0] for row in sums] for sums in (by_step, by_closure))
+            self._host.add_forces(*forces, settings)
+        self._forces.clear()
+
+    def _tables(self, rows: list[_Row]) -> tuple[list[list[float]], list[Any]]:
+        """Sums and settings of all tensors."""
+        # A tensor that was not observed has sums that are not finite.
+        sums = [[float("nan")] * 5 for _ in self._params]
+        settings: list[Any] = [((0.0,) * 5, (0, 0, 0))] * len(self._params)
+        for tensors, parts, made_with in rows:
+            for tensor in tensors:
+                sums[tensor] = [0.0] * 5
+                settings[tensor] = made_with
+            for places, part in parts:
+                for tensor, row in zip(tensors, part.tolist(), strict=True):
+                    for place, value in zip(places, row, strict=True):
+                        sums[tensor][place] = value
+        return sums, settings
+
+    def _series(self, index: int) -> tuple[Any, ...]:
+        self._read()
+        total = self._host.num_tensors + self._host.num_groups
+        return self._host.series(total if index < 0 else index)
+
+    def _index(self, name: str | int) -> int:
+        if isinstance(name, int) and 0 <= name < len(self._names):
+            return name
+        if name not in self._names:
+            raise ValueError(f"Invalid name: {name!r} (must be one of {self._names})")
+        return self._names.index(name)
+
+
+def _share_memory(a: Tensor | None, b: Tensor | None) -> bool:
+    return (
+        a is not None
+        and b is not None
+        and a is not b
+        and a.numel() > 0
+        and a.data_ptr() == b.data_ptr()
+    )
+
+
+def _settings(group: Mapping[str, Any], motion: Any) -> Any:
+    """What a step is made with, for the host."""
+    estimate = group.get("noise_estimate", 0.0)
+    return (
+        (
+            group.get("lr", 0.0),
+            group["num_data"],
+            group["temperature"],
+            group.get("momentum", 0.0),
+            float("nan") if isinstance(estimate, str) else estimate,
+        ),
+        (int(motion), group.get("resample_momentum_every", 0), group["step"]),
+    )
+
+
+def _temperatures(series: tuple[Any, ...]) -> Temperatures:
+    return Temperatures(*(Reading(s.mean, s.half_width(0.95)) for s in series))
+
+
+def _names(groups: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Those of named parameters, else by group, place and shape."""
+    names = []
+    for i, group in enumerate(groups):
+        known = group.get("param_names")
+        for j, p in enumerate(group["params"]):
+            names.append(known[j] if known else f"{i}.{j} {list(p.shape)}")
+    return names
+
+
+def _centers(
+    center: Iterable[Tensor | float] | str | None,
+    sampler: Sampler,
+    params: list[Tensor],
+) -> list[Tensor] | None:
+    """A tensor for each parameter, in the type of arithmetic."""
+    if center is None:
+        return None
+    if isinstance(center, str):
+        if center == "current":
+            center = [p.detach().clone() for p in params]
+        elif center == PRIOR_MEAN:
+            center = [
+                sampler.state.get(p, {}).get(PRIOR_MEAN, group[PRIOR_MEAN])
+                for group in sampler.param_groups
+                for p in group["params"]
+            ]
+        else:
+            raise ValueError(
+                f"Invalid center: {center!r} (must be 'current' or '{PRIOR_MEAN}')"
+            )
+    given = list(center)
+    if len(given) != len(params):
+        raise ValueError(
+            f"Invalid center: {len(given)} (must be one for each of the {len(params)} "
+            "parameters)"
+        )
+    centers = []
+    for i, (c, p) in enumerate(zip(given, params, strict=True)):
+        value = torch.as_tensor(c, dtype=state_dtype(p), device=p.device).detach()
+        if value.dim() > 0 and value.shape != p.shape:
+            raise ValueError(
+                f"Invalid center: number {i} has shape {list(value.shape)} (must be "
+                f"{list(p.shape)}, or a number)"
+            )
+        if not bool(value.isfinite().all()):
+            raise ValueError(f"Invalid center: number {i} is not finite")
+        centers.append(torch.empty_like(p, dtype=state_dtype(p)).copy_(value))
+    return centers

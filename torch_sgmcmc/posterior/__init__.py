@@ -1,0 +1,1 @@
+"""Draws of a chain: made, kept, and what they predict."""

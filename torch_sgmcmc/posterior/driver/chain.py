@@ -1,0 +1,447 @@
+"""One chain: its model, its sampler, its minibatches, its draws."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from torch_sgmcmc.chain.distributed import world_size
+from torch_sgmcmc.chain.files import load, save
+from torch_sgmcmc.chain.progress import progress_bar
+from torch_sgmcmc.chain.wrappers import plain_names
+from torch_sgmcmc.posterior.driver.batches import Minibatches
+from torch_sgmcmc.posterior.driver.closures import closure_of, one_gradient_a_step
+from torch_sgmcmc.posterior.driver.identity import (
+    check_same,
+    hyperparameters,
+    identity,
+    length_of,
+)
+from torch_sgmcmc.posterior.driver.interrupts import Interrupts
+from torch_sgmcmc.posterior.predictive.forward import model_device, moved
+from torch_sgmcmc.posterior.store import Collector
+from torch_sgmcmc.precision import GammaPrecision
+from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.sbps import SBPS
+from torch_sgmcmc.schedules import CyclicalSchedule, PolynomialDecay
+from torch_sgmcmc.seeds import fold_in
+
+__all__ = ["ChainState", "Settings", "checkpoint_path", "rehearse", "run_chain"]
+
+
+#: From one checkpoint to the next, where ``checkpoint_every`` is None.
+CHECKPOINT_SECONDS = 300.0
+
+
+# A loss has, that is so many times the first one and 1.
+_EXPLODED = 100.0
+
+
+@dataclass
+class ChainState:
+    """What callbacks see, after each step.
+
+    Attributes:
+        chain: its number, from 0.
+        step: steps made.
+        loss: what the step's (last) minibatch had, a scalar tensor.
+        model: the module at its present parameters.
+        sampler: the sampler.
+        collector: the :class:`Collector`.
+        schedule: the learning-rate scheduler, a tuple if there are several, or None.
+    """
+
+    chain: int
+    step: int
+    loss: Tensor
+    model: nn.Module
+    sampler: Sampler
+    collector: Collector
+    schedule: Any
+
+    def __repr__(self) -> str:
+        return f"ChainState(chain={self.chain}, step={self.step}, loss={self.loss:.4g})"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of :func:`sample` that all chains share."""
+
+    model: nn.Module | Callable[[], nn.Module]
+    sampler: Callable[..., Sampler]
+    loader: Iterable[Any]
+    loss: Callable[[nn.Module, Any], Tensor]
+    store: Path
+    steps: int | None
+    epochs: int | None
+    seed: int
+    schedules: tuple[Callable[[Sampler], Any], ...]
+    callbacks: tuple[Callable[[ChainState], Any], ...]
+    checkpoint_every: int | None
+    progress: bool
+    chains: int
+    collecting: dict[str, Any] = field(default_factory=dict)
+
+
+def run_chain(settings: Settings, chain: int) -> None:
+    """Runs a chain to its end, from its last checkpoint if it has one.
+
+    What is random follows from the seed and the chain's number, but for what the loss
+    and the callbacks draw elsewhere than from torch's default generator.
+    """
+    with _random_numbers(settings, chain) as seed:
+        _Run(settings, chain, seed).run()
+
+
+def rehearse(settings: Settings) -> None:
+    """Raises what a first chain would before its first step; the store is as it was."""
+    with (
+        _random_numbers(settings, 0) as seed,
+        tempfile.TemporaryDirectory(prefix="sgmcmc-rehearsal-") as folder,
+    ):
+        _Run(settings, 0, seed).collector(folder).close()
+
+
+@contextmanager
+def _random_numbers(settings: Settings, chain: int) -> Iterator[int]:
+    """Those of a chain, within; its seed."""
+    seed = fold_in(settings.seed, chain)
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(fold_in(seed, 0))
+        yield seed
+
+
+def checkpoint(path: Path) -> dict[str, Any]:
+    """What a chain has saved."""
+    try:
+        return load(path)
+    except RuntimeError as error:
+        raise RuntimeError(f"{error} (restart=True begins anew)") from error
+
+
+class Saved(NamedTuple):
+    """What a checkpoint holds, under these keys."""
+
+    seed: int
+    begun: Any
+    identity: dict[str, Any]
+    step: int
+    epoch: int
+    position: int
+    model: dict[str, Any]
+    sampler: dict[str, Any]
+    schedule: list[Any]
+    collector: dict[str, Any]
+    random: Tensor
+    random_cuda: list[Tensor]
+
+
+class _Run:
+    def __init__(self, settings: Settings, chain: int, seed: int) -> None:
+        self._settings, self._chain = settings, chain
+        given = settings.model
+        self._model = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
+        if not isinstance(self._model, nn.Module):
+            raise TypeError(
+                f"Invalid model: the function returned {type(self._model).__name__} "
+                "(must return a torch.nn.Module)"
+            )
+        self._device = model_device(self._model)
+        named = dict(self._model.named_parameters())
+        plain = plain_names(self._model, named)
+        trained = [(plain[name], p) for name, p in named.items() if p.requires_grad]
+        self._sampler = settings.sampler(trained, seed=fold_in(seed, 1))
+        if not isinstance(self._sampler, Sampler):
+            raise TypeError(
+                "Invalid sampler: the function returned "
+                f"{type(self._sampler).__name__} (must return a sampler)"
+            )
+        group = self._sampler.process_group
+        if group is not None and world_size(group) > 1:
+            raise ValueError(
+                "Invalid sampler: its process_group has other ranks, and sample() runs "
+                "a chain in one process (write the loop, with a Collector)"
+            )
+        self._groups = hyperparameters(self._sampler)
+        self._closure = closure_of(self._sampler, self._loss_of_next)
+        self._schedules = [_checked(make(self._sampler)) for make in settings.schedules]
+        self._identity = identity(
+            self._model, settings.loader, settings.loss, self._schedules
+        )
+        self._batches = Minibatches(settings.loader, fold_in(seed, 2))
+        self._steps = self._length()
+        self._check_stores_some()
+        self._done = 0
+        self._loss = torch.full((), torch.nan)
+        # The first and the last ones, which tell whether the chain has diverged.
+        self._first_loss: Tensor | None = None
+        self._losses: deque[Tensor] = deque(maxlen=5)
+        # Whether the step in progress has come as far as to change something.
+        self._has_begun = False
+
+    def collector(self, store: str | os.PathLike[str]) -> Collector:
+        """What stores its draws."""
+        options = dict(self._settings.collecting)
+        for schedule in self._schedules:
+            if isinstance(schedule, PolynomialDecay):
+                options.setdefault("weight", lambda sampler, s=schedule: s.weight)
+        cycles = [s for s in self._schedules if hasattr(s, "collecting")]
+        if cycles:
+            given = options.get("when") or (lambda: True)
+            options["when"] = lambda: all(s.collecting for s in cycles) and given()
+        return Collector(
+            self._sampler, self._model, store, chain=self._chain, **options
+        )
+
+    def run(self) -> None:
+        path = checkpoint_path(self._settings.store, self._chain)
+        with self.collector(self._settings.store) as collector:
+            if path.exists():
+                self._load(checkpoint(path), collector)
+            else:  # for a kill before the next
+                if collector.num_draws:
+                    raise ValueError(
+                        f"Invalid store: chain {self._chain} in {self._settings.store} "
+                        f"has {collector.num_draws} draws and no checkpoint: they are "
+                        "not of sample() (restart=True deletes them)"
+                    )
+                self._save(collector, path)
+            self._go(collector, path)
+
+    def _go(self, collector: Collector, path: Path) -> None:
+        bar = progress_bar(
+            range(self._done, self._steps),
+            f"chain {self._chain + 1} of {self._settings.chains}",
+            self._settings.progress,
+        )
+        steps = iter(bar)
+        while self._done < self._steps:
+            with Interrupts() as interrupts:
+                self._until_interrupted(steps, collector, path, interrupts)
+
+    def _until_interrupted(
+        self,
+        steps: Iterator[int],
+        collector: Collector,
+        path: Path,
+        interrupts: Interrupts,
+    ) -> None:
+        every = self._settings.checkpoint_every
+        saved = time.monotonic()
+        for _ in steps:
+            self._has_begun = False
+            try:
+                self._step(collector)
+            except BaseException:
+                # Of workers of a loader, say, that the signal has ended.
+                if interrupts.pending is not None and not self._has_begun:
+                    self._save(collector, path)
+                raise
+            self._done += 1
+            try:
+                self._call_back(collector)
+            except KeyboardInterrupt:
+                self._save(collector, path)
+                raise
+            if every is None:
+                due = time.monotonic() - saved >= CHECKPOINT_SECONDS
+            else:
+                due = self._done % every == 0
+            if due or self._done == self._steps or interrupts.pending is not None:
+                self._save(collector, path)
+                saved = time.monotonic()
+            if interrupts.pending is not None:
+                return
+
+    def _step(self, collector: Collector) -> None:
+        try:
+            self._sampler.step(self._closure_with(collector))
+        except RuntimeError as error:
+            if "not finite" not in str(error):
+                raise
+            raise RuntimeError(self._of_loss(str(error))) from error
+        for schedule in self._schedules:
+            # It has none to draw while cycles explore.
+            if not isinstance(schedule, GammaPrecision) or all(
+                group["temperature"] > 0 for group in self._sampler.param_groups
+            ):
+                schedule.step()
+
+    def _call_back(self, collector: Collector) -> None:
+        schedules: Any = tuple(self._schedules) or None
+        state = ChainState(
+            *(self._chain, self._done, self._loss, self._model, self._sampler),
+            *(collector, schedules[0] if len(self._schedules) == 1 else schedules),
+        )
+        for callback in self._settings.callbacks:
+            callback(state)
+
+    def _closure_with(self, collector: Collector) -> Callable[[], Any]:
+        def closure() -> Any:
+            value = self._closure()
+            collector.loss = self._loss
+            return value
+
+        return closure
+
+    def _loss_of_next(self) -> Tensor:
+        batch = moved(self._batches.next(), self._device)
+        self._has_begun = True
+        with torch.enable_grad():
+            loss = self._settings.loss(self._model, batch)
+        if not isinstance(loss, Tensor):
+            raise TypeError(
+                f"Invalid loss: the function returned {type(loss).__name__} (must "
+                "return the mean loss of the minibatch, a Tensor)"
+            )
+        self._loss = loss.detach().mean()
+        if self._first_loss is None:
+            self._first_loss = self._loss
+        self._losses.append(self._loss)
+        return loss
+
+    def _of_loss(self, error: str) -> str:
+        """What to say of a step in which something was not finite."""
+        where = f"chain {self._chain}, step {self._done + 1}"
+        losses = [float(loss) for loss in self._losses]
+        first = 0.0 if self._first_loss is None else float(self._first_loss)
+        worst = max(map(abs, filter(math.isfinite, losses)), default=0.0)
+        if not worst > _EXPLODED * max(abs(first), 1.0):
+            return f"{where}: {error}"
+        group = self._sampler.param_groups[0]
+        name = "lr" if "lr" in group else "step_size"
+        advice = ""
+        if name in group:
+            rate = float(self._groups[0].get(name, group[name]))
+            advice = f" {name} {rate:g} is too large: {rate / 10:g} may be stable, and"
+        return (
+            f"{where}: the chain has diverged: its loss was {first:.3g} at first, and "
+            f"{', '.join(f'{loss:.3g}' for loss in losses)} in the end.{advice} "
+            "restart=True begins anew"
+        )
+
+    def _length(self) -> int:
+        """Steps of the whole chain."""
+        steps, epochs = self._settings.steps, self._settings.epochs
+        if steps is not None:
+            return steps
+        assert epochs is not None
+        if not one_gradient_a_step(self._sampler):
+            raise ValueError(
+                f"Invalid epochs: steps of {type(self._sampler).__name__} take several "
+                "minibatches (give steps)"
+            )
+        length = length_of(self._settings.loader)
+        assert length is not None  # sample() has seen to it
+        return epochs * length
+
+    def _check_stores_some(self) -> None:
+        """Raises if the chain would end without a draw, as far as can be known."""
+        if isinstance(self._sampler, SBPS):  # which counts samples
+            return
+        given = self._settings.collecting
+        count, phases = self._steps, ""
+        for schedule in self._schedules:
+            if isinstance(schedule, CyclicalSchedule):
+                count = schedule.count_collecting(count)
+                phases = f", {count} of them in sampling phases"
+        first = given["burn_in"] + given["every"]
+        if count < first:
+            raise ValueError(
+                f"Invalid steps: {self._steps}{phases}, and the first draw would be "
+                f"number {first} (burn_in {given['burn_in']}, every {given['every']}): "
+                "nothing would be stored"
+            )
+
+    # ---- Checkpoints ----------------------------------------------------------
+
+    def _save(self, collector: Collector, path: Path) -> None:
+        content = Saved(
+            seed=self._settings.seed,
+            begun=self._groups,
+            identity=self._identity,
+            step=self._done,
+            epoch=self._batches.epoch,
+            position=self._batches.position,
+            model=self._model.state_dict(),
+            sampler=self._sampler.state_dict(),
+            schedule=[schedule.state_dict() for schedule in self._schedules],
+            collector=collector.state_dict(),
+            random=torch.get_rng_state(),
+            random_cuda=_cuda_state(),
+        )
+        save(content._asdict(), path)
+
+    def _load(self, content: dict[str, Any], collector: Collector) -> None:
+        folder, steps = self._settings.store, self._steps
+        missing = [key for key in Saved._fields if key not in content]
+        if missing:
+            raise ValueError(
+                f"Invalid checkpoint: that of chain {self._chain} in {folder} lacks "
+                f"{', '.join(missing)} (restart=True begins anew)"
+            )
+        if content["seed"] != self._settings.seed:
+            raise ValueError(
+                f"Invalid seed: {self._settings.seed} (the chain in {folder} has "
+                f"{content['seed']}; restart=True begins anew)"
+            )
+        check_same(
+            {"groups": content["begun"], **content["identity"]},
+            {"groups": self._groups, **self._identity},
+            f"chain {self._chain} in {folder}",
+        )
+        if content["step"] > steps:
+            name = "steps" if self._settings.epochs is None else "epochs"
+            raise ValueError(
+                f"Invalid {name}: {steps} steps (chain {self._chain} in {folder} has "
+                f"made {content['step']}; restart=True begins anew)"
+            )
+        self._model.load_state_dict(content["model"])
+        self._sampler.load_state_dict(content["sampler"])
+        for schedule, state in zip(self._schedules, content["schedule"], strict=True):
+            schedule.load_state_dict(state)
+        collector.load_state_dict(content["collector"])
+        self._batches.move_to(content["epoch"], content["position"])
+        self._done = content["step"]
+        torch.set_rng_state(content["random"])
+        if content["random_cuda"]:
+            torch.cuda.set_rng_state_all(content["random_cuda"])
+
+
+def checkpoint_path(store: Path, chain: int) -> Path:
+    """The file."""
+    return store / f"checkpoint-{chain}.pt"
+
+
+def _checked(schedule: Any) -> Any:
+    """Returns a scheduler if it is one, else raises."""
+    if isinstance(schedule, ReduceLROnPlateau):
+        raise TypeError(
+            "Invalid schedule: ReduceLROnPlateau, whose lr follows a loss (must follow "
+            "from the number of steps: a chain that looks at its loss has another law)"
+        )
+    for name in ("step", "state_dict", "load_state_dict"):
+        if not callable(getattr(schedule, name, None)):
+            raise TypeError(
+                f"Invalid schedule: the function returned {type(schedule).__name__} "
+                f"(must return a scheduler, and this has no {name}())"
+            )
+    return schedule
+
+
+def _cuda_state() -> list[Tensor]:
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []

@@ -1,0 +1,115 @@
+"""Draws as tensors that take the place of a model's own."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from torch_sgmcmc.chain.checks import check_real
+from torch_sgmcmc.chain.wrappers import plain_names, resolved
+from torch_sgmcmc.posterior.store.base import base_path, differences
+from torch_sgmcmc.posterior.store.draws import Draw
+
+__all__ = ["Replacements", "weight_of"]
+
+
+class Replacements:
+    """Checks that a draw fits a model, and brings it to the model's types."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._own: dict[str, Tensor] = {}
+        self._first: dict[str, str] = {}  # of the names of tied weights
+        seen: dict[int, str] = {}
+        for named in (model.named_parameters, model.named_buffers):
+            for name, tensor in named(remove_duplicate=False):
+                self._own[name] = tensor
+                self._first[name] = seen.setdefault(id(tensor), name)
+        self._of_plain = {
+            plain: name for name, plain in plain_names(model, self._own).items()
+        }
+        self._checked: set[Path] = set()  # bases
+
+    def of(self, draw: Any) -> dict[str, Tensor]:
+        """The draw's tensors by name.
+
+        Raises:
+            TypeError: it is neither a mapping nor a module, or has what is no tensor.
+            ValueError: it is empty, or has a name or a shape that the model has not.
+        """
+        if isinstance(draw, nn.Module):
+            draw = {**dict(draw.named_parameters()), **dict(draw.named_buffers())}
+        elif not isinstance(draw, Mapping):
+            raise TypeError(
+                f"Invalid draw: of type {type(draw).__name__} (must be a mapping from "
+                "names to tensors, or a module)"
+            )
+        if isinstance(draw, Draw):
+            self._check_base(draw)
+        found: dict[str, Tensor] = {}
+        for name in draw:
+            if name.rpartition(".")[2] == "_extra_state":
+                continue  # of a state dict, and no tensor of the model
+            value = draw[name]
+            given = name
+            name = self._of_plain.get(resolved(name, self._of_plain), name)
+            if name not in self._own:
+                raise ValueError(
+                    f"Invalid draw: the model has no parameter or buffer {given!r}"
+                )
+            own = self._own[name]
+            if not isinstance(value, Tensor):
+                raise TypeError(
+                    f"Invalid draw: {name!r} is of type {type(value).__name__} (must "
+                    "be a Tensor)"
+                )
+            if value.shape != own.shape:
+                raise ValueError(
+                    f"Invalid draw: {name!r} has shape {list(value.shape)}, in the "
+                    f"model {list(own.shape)}"
+                )
+            found.setdefault(
+                self._first[name], value.detach().to(own.device, own.dtype)
+            )
+        if not found:
+            raise ValueError("Invalid draw: it has no tensor")
+        return found
+
+    def _check_base(self, draw: Draw) -> None:
+        """Warns, once a chain, if draws of a part are put into another whole."""
+        path = base_path(draw.path.parent.parent, draw.chain)
+        if path in self._checked:
+            return
+        self._checked.add(path)
+        plain = {plain: self._own[name] for plain, name in self._of_plain.items()}
+        others = differences(path, plain)
+        if others:
+            warnings.warn(
+                f"Draws of chain {draw.chain} of {path.parent} are of a part of a "
+                f"model, and {len(others)} of its other parameters, {others[0]!r} "
+                "among them, are not those that the draws were made with: load these "
+                "into the model, in their dtype",
+                UserWarning,
+                stacklevel=2,
+            )
+
+
+def weight_of(draw: Any, weight: Any) -> float:
+    """The weight that is given, else the draw's own, else 1.
+
+    Raises:
+        TypeError, ValueError: it is no finite number.
+    """
+    if weight is None:
+        # A module's weight is a parameter.
+        weight = 1.0 if isinstance(draw, nn.Module) else getattr(draw, "weight", 1.0)
+    if isinstance(weight, Tensor) and weight.numel() == 1:
+        weight = weight.item()
+    number = check_real("weight", weight, low=-math.inf)
+    if number == -math.inf:
+        raise ValueError(f"Invalid weight: {number} (must be finite)")
+    return number
