@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-import torch_sgmcmc.hmc as hmc_module
+import torch_sgmcmc.chain.hamiltonian as hmc_module
 
 N, PRIOR = 100.0, 20.0
 CURVATURES = torch.linspace(0.5, 2.0, 128).view(8, 16)

@@ -7,7 +7,7 @@ from sbps_chains import Closure, N, make, run
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import torch_sgmcmc as sg
+from torch_sgmcmc.bouncy.watched import Evaluations
 
 
 class Net(nn.Module):
@@ -56,8 +56,8 @@ def test_forward_and_reverse_mode_agree() -> None:
     for a, b in zip(*places, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
     # In forward mode gradients at bounces alone.
-    assert counts[0] == sg.sbps.Evaluations(1000, 1000)
-    assert counts[1] == sg.sbps.Evaluations(1000, 10 * bounces)
+    assert counts[0] == Evaluations(1000, 1000)
+    assert counts[1] == Evaluations(1000, 10 * bounces)
 
 
 def test_a_resumed_run_counts_the_same_evaluations() -> None:

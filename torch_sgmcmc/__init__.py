@@ -11,7 +11,7 @@ except ImportError as error:
 
 from torch_sgmcmc.bouncy.time_average import TimeAverage
 from torch_sgmcmc.chain.files import load, save
-from torch_sgmcmc.control_variates import SVRG, ControlVariates
+from torch_sgmcmc.control_variates import ControlVariates
 from torch_sgmcmc.ecs.gathered_rows import GatheredRows
 from torch_sgmcmc.ecs.log_likelihood import LogLikelihood
 from torch_sgmcmc.ecs.report import ECSReport
@@ -25,7 +25,8 @@ from torch_sgmcmc.judge.learning_coefficient import (
     local_learning_coefficient,
 )
 from torch_sgmcmc.judge.replicas import check_replicas, check_replicas_every
-from torch_sgmcmc.judge.tuning import Tuning, tune
+from torch_sgmcmc.judge.tuned import Tuning
+from torch_sgmcmc.judge.tuning import tune
 from torch_sgmcmc.minibatch import (
     IndependentBatchSampler,
     StratifiedBatchSampler,
@@ -53,6 +54,7 @@ from torch_sgmcmc.seeds import SharedNoiseWarning, fold_in
 from torch_sgmcmc.sghmc import SGHMC
 from torch_sgmcmc.sgld import SGLD
 from torch_sgmcmc.sgnht import SGNHT
+from torch_sgmcmc.svrg import SVRG
 from torch_sgmcmc.version import __version__
 
 __all__ = [

@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.checks import check_integer, check_real
 from torch_sgmcmc.chain.closures import by_lightning, refuse_scaler
-from torch_sgmcmc.chain.distributed import refuse_common_state, world_size
+from torch_sgmcmc.chain.distributed import world_size
 from torch_sgmcmc.chain.nonfinite import (
     StepLeftOut,
     choice_of,
@@ -26,20 +26,15 @@ from torch_sgmcmc.chain.operators import hmc_momenta_, metropolis_decide
 from torch_sgmcmc.chain.prior import PRIOR_MEAN
 from torch_sgmcmc.chain.progress import progress_bar
 from torch_sgmcmc.chain.settings import settings
-from torch_sgmcmc.chain.shared_settings import SharedSettings
-from torch_sgmcmc.chain.sizes import check_sizes
 from torch_sgmcmc.chain.state_checks import check_count, check_part
 from torch_sgmcmc.chain.trajectory_heat import Moving
-from torch_sgmcmc.ecs.anchor import AllData, Anchor, split
+from torch_sgmcmc.ecs.anchored import Anchored
 from torch_sgmcmc.ecs.likelihood_graph import Closure, flat
-from torch_sgmcmc.ecs.prior import Prior
 from torch_sgmcmc.ecs.ranks import values_over_ranks
-from torch_sgmcmc.ecs.sampling import SAMPLING, Sampling
+from torch_sgmcmc.ecs.sampling import SAMPLING
 from torch_sgmcmc.ecs.sizes import Draw, chosen_sizes
-from torch_sgmcmc.ecs.state import KEYS, check_anchored_state, on_device
-from torch_sgmcmc.ecs.subsample import Layout, Proposals, Subsample
+from torch_sgmcmc.ecs.state import KEYS
 from torch_sgmcmc.ecs.target import Point, SubsampledTarget, follow
-from torch_sgmcmc.ecs.taylor import TaylorTerms
 from torch_sgmcmc.ecs.warmup import Warmup
 from torch_sgmcmc.ecs.whitening import kinetic
 
@@ -69,7 +64,7 @@ HMCECS.step() needs a closure, which is called several times a step:
     sampler.step(closure)"""
 
 
-class HMCECS(SharedSettings):
+class HMCECS(Anchored):
     r"""HMC with energy conserving subsampling, perturbed or signed.
 
     The likelihood is estimated from a subsample u of the data, and one and the same u
@@ -209,11 +204,6 @@ class HMCECS(SharedSettings):
     _COMMON_STATE: ClassVar[tuple[str, ...]] = (*KEYS, SAMPLING)
 
     # What can be computed again from the state, and is not saved.
-    _present: Point | None = None
-    _present_key: tuple[Any, ...] = ()
-    _proposals: Proposals | None = None
-    _sampling: Sampling | None = None
-
     def __init__(
         self,
         params: Iterable[Any],
@@ -241,83 +231,12 @@ class HMCECS(SharedSettings):
             step_size = trajectory_length / 6
         self._construct(locals())
 
-    # ---- What it has done -----------------------------------------------------
-
-    @property
-    def sign(self) -> int:
-        """The sign of the likelihood's estimate at the last draw: 1 or -1."""
-        return self.param_groups[0]["sign"]
-
-    @property
-    def acceptance_rate(self) -> float:
-        """The part of all trajectories that was accepted since the warm-up."""
-        return self._rate("num_accepted")
-
-    @property
-    def subsample_acceptance_rate(self) -> float:
-        """The part of all proposals for u that was accepted since the warm-up."""
-        return self._rate("num_subsamples_accepted")
-
-    @property
-    def num_divergences(self) -> int:
-        """Trajectories since the warm-up that ended out of bounds.
-
-        Their energy was not finite, or the estimator's variance above ``max_variance``.
-        """
-        return self.param_groups[0]["num_divergences"]
-
-    @property
-    def num_evaluations(self) -> int:
-        """Evaluations of single data's log-likelihoods and gradients, in all.
-
-        Warm-up and control variates included: N for each choice of θ*.
-        """
-        return self.param_groups[0]["num_evaluations"]
-
-    @property
-    def estimator_variance(self) -> float:
-        """The estimated variance of the log of the last draw's estimate; NaN before."""
-        if self._present is None:
-            return math.nan
-        return self._present.estimate.variance
-
-    def _rate(self, name: str) -> float:
-        group = self.param_groups[0]
-        if group["num_trajectories"] == 0:
-            return math.nan
-        return group[name] / group["num_trajectories"]
-
     # ---- Checks ---------------------------------------------------------------
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
         if group["variant"] == "perturbed":
             check_integer("subsample_size", group["subsample_size"], low=2)
-
-    def _check_groups(self) -> None:
-        self.check_groups()
-        check_sizes(self._chain())
-        params = self._all_params()
-        if not params:
-            raise RuntimeError("HMCECS has no parameters that require gradients")
-        kept = self.state.get("control_variates")
-        if kept is not None and len(kept["anchor"]) != sum(p.numel() for p in params):
-            self._parameters_changed()  # some were frozen
-        if SAMPLING in self.state:
-            self._layout().draws()  # which needs as many weights as data
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a param group, see :meth:`Sampler.add_param_group`.
-
-        θ* is then chosen anew.
-        """
-        super().add_param_group(param_group)
-        self._parameters_changed()
-
-    def _parameters_changed(self) -> None:
-        for key in KEYS:  # all of them are of other parameters
-            self.state.pop(key, None)
-        self._present = self._proposals = None
 
     def _check_progress(self, group: dict[str, Any]) -> None:
         for name in _COUNTERS[1:]:
@@ -326,39 +245,6 @@ class HMCECS(SharedSettings):
         if group["sign"] not in (-1, 1):
             raise ValueError(f"Invalid sign: {group['sign']} (must be 1 or -1)")
         check_real("mean_difference", group["mean_difference"], low=-math.inf)
-
-    @torch.no_grad()
-    def set_sampling_weights(self, weights: Tensor | None) -> None:
-        r"""Sets the probabilities π with which data are drawn; u is then drawn anew.
-
-        In all estimates :math:`d_k / (N \pi_k)` takes the place of :math:`d_k`
-        (eq. 4.2), which keeps them unbiased: the variance is least where π is
-        proportional to :math:`|d_k|`, and large where data of large
-        :math:`|d_k|` are rare.
-
-        Args:
-            weights: w [N], real numbers > 0, on any device, none below 2⁻⁴⁰ of their
-                sum; :math:`\pi_k = w_k / \sum w`. They are copied, and are part of
-                the state dict. None draws data uniformly, as at first.
-
-        Raises:
-            TypeError: the weights are no tensor of real numbers.
-            ValueError: there are not as many as data, or one of them is out of range.
-            RuntimeError: there are no parameters. In all cases nothing has changed.
-        """
-        params, sampling = self._all_params(), None
-        if not params:
-            raise RuntimeError("HMCECS has no parameters")
-        if weights is not None:
-            num_data = self.param_groups[0]["num_data"]
-            sampling = Sampling.given(weights, num_data, params[0].device)
-        elif SAMPLING not in self.state:
-            return
-        for key in ("subsample", SAMPLING):
-            self.state.pop(key, None)
-        if sampling is not None:
-            self.state[SAMPLING] = sampling.save()
-        self._sampling, self._present, self._proposals = sampling, None, None
 
     @torch.no_grad()
     def set_anchor(self, closure: Closure, *, progress: bool = True) -> None:
@@ -382,138 +268,6 @@ class HMCECS(SharedSettings):
         self._check_groups()
         self._anchor_at(closure, flat(self._all_params()).double(), progress)
         self.state.pop("warmup", None)
-
-    # ---- What it keeps --------------------------------------------------------
-
-    def _all_params(self) -> list[Tensor]:
-        return [*filter(_moves, super()._all_params())]
-
-    def _count(self, evaluations: int) -> None:
-        group = self.param_groups[0]
-        self._set(num_evaluations=group["num_evaluations"] + evaluations)
-
-    def _prior(self) -> Prior:
-        like = {"dtype": torch.float64, "device": self._all_params()[0].device}
-        precisions, means = [], []
-        for group in self.param_groups:
-            for p in filter(_moves, group["params"]):
-                size = (p.numel(),)
-                precisions.append(
-                    torch.full(size, float(group["prior_precision"]), **like)
-                )
-                mean = self.state.get(p, {}).get(PRIOR_MEAN)
-                if mean is None:
-                    means.append(torch.full(size, float(group[PRIOR_MEAN]), **like))
-                else:
-                    means.append(mean.reshape(-1).double())
-        return Prior(torch.cat(precisions), torch.cat(means))
-
-    def _drawn_by(self) -> Sampling | None:
-        """How data are drawn; None if uniformly."""
-        if SAMPLING not in self.state:
-            return None
-        weights = self.state[SAMPLING]["weights"]
-        if self._sampling is None or self._sampling.weights is not weights:
-            self._sampling = Sampling.of(weights)
-        return self._sampling
-
-    def _layout(self) -> Layout:
-        sampling = self._drawn_by()
-        return Layout.of(self.param_groups[0], sampling and sampling.law)
-
-    def _data(self, closure: Closure) -> AllData:
-        group = self.param_groups[0]
-        sizes = group["num_data"], group["chunk_size"], group["seed"]
-        return AllData(closure, self._all_params(), *sizes)
-
-    @property
-    def _anchor(self) -> Anchor:
-        return Anchor.load(self.state["control_variates"])
-
-    def _anchor_at(
-        self, closure: Closure, theta: Tensor, progress: bool, *, moved: bool = False
-    ) -> None:
-        """Puts θ* there. If it is moved by draws, they must be near the last θ*."""
-        group, prior = self.param_groups[0], self._prior()
-        chosen = Anchor.choose(self._data(closure), theta, prior, group, progress)
-        if moved:
-            total, temperature = chosen.sums.value, group["temperature"]
-            self._anchor.check_near(total, chosen.theta, prior, temperature)
-        kept = self.state.get("subsample")
-        if kept is not None and self._layout().is_of(kept):
-            # The same data, with other expansions.
-            terms = self._expand(closure, kept["indices"], chosen)
-            kept = {**kept, "terms": terms.fields()}
-        else:
-            kept = None  # of other sizes: the next step draws one
-        # Nothing fails from here on.
-        self.state["control_variates"] = chosen.save()
-        self.state.pop("subsample", None)
-        if kept is not None:
-            self.state["subsample"] = kept
-        self._present = self._proposals = None
-        self._count(group["num_data"])
-        self._set(mean_difference=0.0)
-
-    @torch.no_grad()
-    def _check_place(self, closure: Closure, progress: bool) -> None:
-        """Raises if the parameters are not near θ*, with a pass through all data."""
-        group = self.param_groups[0]
-        total = self._data(closure).log_likelihood(progress)
-        self._count(group["num_data"])
-        theta = flat(self._all_params()).double()
-        self._anchor.check_near(total, theta, self._prior(), group["temperature"])
-
-    def _expand(
-        self, closure: Closure, indices: Tensor, anchor: Anchor | None = None
-    ) -> TaylorTerms:
-        self._count(len(indices))
-        return (anchor or self._anchor).expand(self._data(closure), indices)
-
-    def _subsample(self, closure: Closure) -> Subsample:
-        """That of the state, or a new one if sizes, blocks or the seed were changed."""
-        layout, kept = self._layout(), self.state.get("subsample")
-        if layout.is_of(kept):
-            return Subsample.load(kept)
-        expand, device = partial(self._expand, closure), self._all_params()[0].device
-        return Subsample.draw(layout, self.param_groups[0]["step"], expand, device)
-
-    def _proposed(self, closure: Closure, current: Subsample) -> Subsample:
-        layout, step = self._layout(), self.param_groups[0]["step"]
-        if self._proposals is None or not self._proposals.covers(layout, step):
-            expand, device = partial(self._expand, closure), current.indices.device
-            self._proposals = Proposals(layout, step, expand, device)
-        return self._proposals.apply(step, current)
-
-    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super()._check_state_dict(state_dict)
-        size = sum(p.numel() for p in self._all_params())
-        check_anchored_state(state_dict["state"], size)
-
-    def state_dict(self) -> dict[str, Any]:
-        """See :meth:`Sampler.state_dict`.
-
-        Raises:
-            RuntimeError: it is for ``torch.distributed.checkpoint``'s
-                ``get_optimizer_state_dict``, which knows state of parameters alone.
-        """
-        refuse_common_state(self._chain())
-        return super().state_dict()
-
-    def _finish_loading(self, state_dict: dict[str, Any]) -> None:
-        super()._finish_loading(state_dict)
-        params = self._all_params()
-        # torch moves what belongs to a parameter alone.
-        kept = {key: self.state.pop(key) for key in KEYS if key in self.state}
-        anchor = kept.get("control_variates", {}).get("anchor")
-        if SAMPLING in self.state:
-            self.state[SAMPLING] = on_device(self.state[SAMPLING], params[0].device)
-        # With θ* rounded, the sums would not be its.
-        if anchor is not None and torch.equal(
-            flat(split(anchor, params)).double(), anchor
-        ):
-            self.state.update(on_device(kept, params[0].device))
-        self._present = self._proposals = None
 
     # ---- Steps ----------------------------------------------------------------
 
@@ -714,19 +468,6 @@ class HMCECS(SharedSettings):
             alike=alike,
         )
 
-    def _target_key(self) -> tuple[Any, ...]:
-        """What else the estimated density depends on."""
-        group = self.param_groups[0]
-        priors = [
-            (group["prior_precision"], group[PRIOR_MEAN]) for group in self.param_groups
-        ]
-        means = [
-            (id(mean), mean._version)
-            for p in self._all_params()
-            if (mean := self.state.get(p, {}).get(PRIOR_MEAN)) is not None
-        ]
-        return (*priors, *means, group["temperature"], group["mean_difference"])
-
     def _estimator(self) -> _C.ECSEstimator:
         group = self.param_groups[0]
         if group["variant"] == "perturbed":
@@ -847,8 +588,3 @@ class HMCECS(SharedSettings):
             **self._chain().noise(self.param_groups[0]),
         )
         return bool(accepted)
-
-
-def _moves(p: Tensor) -> bool:
-    """Whether a parameter is sampled."""
-    return p.requires_grad

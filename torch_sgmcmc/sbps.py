@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from operator import is_, itemgetter
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 from zlib import crc32
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.utils.hooks import RemovableHandle
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.bouncy.directional import (
@@ -27,20 +24,19 @@ from torch_sgmcmc.bouncy.directional import (
 from torch_sgmcmc.bouncy.flight import STATE, Flight, Piece, kept_of
 from torch_sgmcmc.bouncy.ranks import over_ranks
 from torch_sgmcmc.bouncy.slots import Slots
+from torch_sgmcmc.bouncy.watched import Watched
 from torch_sgmcmc.chain.checks import check_real
 from torch_sgmcmc.chain.closures import lightning_module, refuse_scaler
-from torch_sgmcmc.chain.diagonal import check_saved_diagonal, diagonals
 from torch_sgmcmc.chain.distributed import world_size
 from torch_sgmcmc.chain.dtypes import blank
 from torch_sgmcmc.chain.given import PRECONDITIONER, given
 from torch_sgmcmc.chain.nonfinite import StepLeftOut, leave_out, nonfinite_error
 from torch_sgmcmc.chain.prior import PRIOR_MEAN
 from torch_sgmcmc.chain.settings import settings
-from torch_sgmcmc.chain.shared_settings import SharedSettings
 from torch_sgmcmc.chain.sizes import check_sizes
 from torch_sgmcmc.chain.state_checks import check_count, check_part
 
-__all__ = ["SBPS", "Diagnostics", "Evaluations"]
+__all__ = ["SBPS"]
 
 # Hyperparameters of the one trajectory that all param groups make together.
 _TRAJECTORY = (
@@ -87,45 +83,7 @@ SBPS.step() needs a closure, which returns the losses of the examples:
     sampler.step(closure)"""
 
 
-class Evaluations(NamedTuple):
-    """How many examples have been differentiated.
-
-    Args:
-        derivatives: along the direction of flight, for all examples of each step's
-            minibatch, of all ranks. Divided by N it is the number of epochs.
-        gradients: by all parameters. In forward mode (with ``model``) those of the
-            minibatches that the particle bounced on; in reverse mode all.
-    """
-
-    derivatives: int
-    gradients: int
-
-
-@dataclass(frozen=True)
-class Diagnostics:
-    """What the trajectory has been like so far; NaN where nothing has happened.
-
-    Args:
-        trajectory_time: length of the trajectory, in units of the parameters.
-        bounces: accepted proposals.
-        refreshments: velocities drawn afresh, without the first.
-        bounce_rate: bounces per trajectory time.
-        proposals_per_bounce: 1 / the rate of acceptance.
-        violation_rate: the part of the proposals at which the observed rate was above
-            the proposed one: where the bias comes from, see ``confidence``.
-        mean_segment_length: trajectory time between two changes of velocity.
-    """
-
-    trajectory_time: float
-    bounces: int
-    refreshments: int
-    bounce_rate: float
-    proposals_per_bounce: float
-    violation_rate: float
-    mean_segment_length: float
-
-
-class SBPS(SharedSettings):
+class SBPS(Watched):
     r"""Stochastic bouncy particle sampler; with ``preconditioned=True``, pSBPS.
 
     A particle moves at unit speed along straight lines, :math:`\theta(t) = \theta_0 +
@@ -311,58 +269,6 @@ class SBPS(SharedSettings):
         names = kept_of(group["preconditioned"], PRECONDITIONER in known)
         return blank(p, *(name for name in names if name not in known))
 
-    def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:
-        if PRECONDITIONER in given(state):
-            check_saved_diagonal(PRECONDITIONER, index, state[PRECONDITIONER], p)
-
-    def _has_given(self, p: Tensor) -> bool:
-        return PRECONDITIONER in given(self.state.get(p, {}))
-
-    @torch.no_grad()
-    def set_preconditioner(
-        self, preconditioner: Iterable[Tensor | float] | None
-    ) -> None:
-        r"""Sets the diagonal A, which is then not learned; the velocity is drawn anew.
-
-        The best A of a coordinate is about its posterior standard deviation. It is used
-        as it is: trajectory time is in units of :math:`A^{-1} \theta`, and ``adapt``,
-        ``decay`` and ``eps`` have no effect.
-
-        Args:
-            preconditioner: a tensor (or number) for each parameter, in the order of the
-                param groups, finite and > 0, that broadcasts to the parameter's shape.
-                They are copied, and are part of the state dict. None learns A again,
-                from the beginning.
-
-        Raises:
-            ValueError: ``preconditioned`` is False, or there are not as many tensors as
-                parameters, or one of them has a wrong shape or elements out of range.
-                Nothing has changed.
-        """
-        if not self.param_groups[0]["preconditioned"]:
-            raise ValueError(
-                "Invalid preconditioned: False (must be True to set a preconditioner)"
-            )
-        params = self._all_params()
-        new: list[Tensor] | None = None
-        if preconditioner is not None:
-            new = diagonals(PRECONDITIONER, preconditioner, params)
-        elif not any(map(self._has_given, params)):
-            return
-        self._chain().clear_blank_state()
-        self.__dict__.pop("_flight", None)
-        for i, p in enumerate(params):
-            # Another dict: the one that is left may be in a state dict.
-            known = self.state.pop(p, {}).items()
-            state = {key: value for key, value in known if key not in STATE}
-            if new is not None:
-                state[PRECONDITIONER] = new[i]
-            if state:
-                self.state[p] = state
-
-    def _parameters_changed(self) -> None:
-        self.__dict__.pop("_flight", None)
-
     def _check_common(self) -> dict[str, Any]:
         """Checks all groups before any work is done, and returns the first."""
         check_sizes(self._chain())
@@ -384,69 +290,6 @@ class SBPS(SharedSettings):
         if any(means):
             self._target += means
         return first
-
-    # ---- What comes out --------------------------------------------------------
-
-    def register_sample_hook(
-        self, hook: Callable[[SBPS, float], None]
-    ) -> RemovableHandle:
-        """Registers a function that is called for each sample.
-
-        Args:
-            hook: called as ``hook(sampler, time)`` at every multiple of
-                ``sample_interval`` of trajectory time that a step passes, without
-                gradients, with the parameters standing where the particle is at that
-                very time. It must leave them as they are.
-
-        Returns:
-            A handle whose ``remove()`` takes it away again.
-
-        Raises:
-            ValueError: there is no ``sample_interval``.
-        """
-        if self.param_groups[0]["sample_interval"] is None:
-            raise ValueError(
-                "Invalid sample_interval: None (must be a trajectory time, for there "
-                "to be samples)"
-            )
-        return _register(self._hooks("_sample_hooks"), hook)
-
-    def register_segment_hook(
-        self, hook: Callable[[Flight, float, float], None]
-    ) -> RemovableHandle:
-        """Registers hook(flight, begin, end), times since the flight's line began."""
-        return _register(self._hooks("_segment_hooks"), hook)
-
-    def _hooks(self, name: str) -> OrderedDict[int, Callable[..., None]]:
-        return self.__dict__.setdefault(name, OrderedDict())
-
-    @property
-    def trajectory_time(self) -> float:
-        """The length of the trajectory so far."""
-        return self.param_groups[0]["trajectory_time"]
-
-    @property
-    def evaluations(self) -> Evaluations:
-        """What the trajectory has cost so far."""
-        group = self.param_groups[0]
-        return Evaluations(group["num_derivatives"], group["num_gradients"])
-
-    @property
-    def diagnostics(self) -> Diagnostics:
-        """What the trajectory has been like so far."""
-        group = self.param_groups[0]
-        time, bounces = group["trajectory_time"], group["num_bounces"]
-        proposals = group["num_proposals"]
-        segments = bounces + group["num_refreshments"]
-        return Diagnostics(
-            trajectory_time=time,
-            bounces=bounces,
-            refreshments=group["num_refreshments"],
-            bounce_rate=_C.ratio(bounces, time),
-            proposals_per_bounce=_C.ratio(proposals, bounces),
-            violation_rate=_C.ratio(group["num_violations"], proposals),
-            mean_segment_length=_C.ratio(time, segments),
-        )
 
     # ---- One event -------------------------------------------------------------
 
@@ -706,17 +549,6 @@ class SBPS(SharedSettings):
         if moved:
             flight.place(line_end)
 
-    def _remember(self, flight: Flight) -> None:
-        """Takes a flight into the state of the parameters."""
-        if flight is self.__dict__.get("_flight"):
-            return
-        self._flight = flight
-        states = {p: known for p, kept in self.state.items() if (known := given(kept))}
-        for p, kept in flight.states():
-            states.setdefault(p, {}).update(kept)
-        self.state.clear()
-        self.state.update(states)
-
     def state_dict(self) -> dict[str, Any]:
         """The state of the optimizer and of its chain, see torch.optim.Optimizer."""
         state_dict = super().state_dict()
@@ -739,11 +571,3 @@ class SBPS(SharedSettings):
         if text:
             self._warned = True
             warnings.warn(text, stacklevel=5)
-
-
-def _register(
-    hooks: OrderedDict[int, Callable[..., None]], hook: Callable[..., None]
-) -> RemovableHandle:
-    handle = RemovableHandle(hooks)
-    hooks[handle.id] = hook
-    return handle

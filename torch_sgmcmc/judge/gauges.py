@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.by_coordinate import gauge_sums_of
-from torch_sgmcmc.chain.checks import check_integer, check_real
+from torch_sgmcmc.chain.checks import check_integer
 from torch_sgmcmc.chain.closures import fresh_gradients
 from torch_sgmcmc.chain.dtypes import has_master, state_dtype
 from torch_sgmcmc.chain.given import GIVEN_MASS
 from torch_sgmcmc.chain.operators import gauge_sums
-from torch_sgmcmc.chain.prior import PRIOR_MEAN, prior_of
+from torch_sgmcmc.chain.prior import prior_of
 from torch_sgmcmc.chain.record import Work, chain_of
 from torch_sgmcmc.chain.state_checks import check_count, check_tensor
 from torch_sgmcmc.chain.trajectory_heat import TrajectoryHeat
+from torch_sgmcmc.judge.centers import centers_of
+from torch_sgmcmc.judge.readings import Readings
 from torch_sgmcmc.sampler import Sampler
 
 if TYPE_CHECKING:
     from torch_sgmcmc.bouncy.flight import Flight, Piece
 
-__all__ = ["Finding", "Gauges", "Reading", "Temperatures"]
+__all__ = ["Gauges"]
 
 # Kinds of sums (csrc/methods/gauge.h).
 _LANGEVIN, _PRECONDITIONED, _MOMENTUM, _THERMOSTAT = range(4)
@@ -47,38 +49,7 @@ _MOST_ROWS = 64
 _Row = tuple[list[int], list[tuple[tuple[int, ...], Tensor]], Any]
 
 
-class Reading(NamedTuple):
-    """A mean over the observed steps and half the width of its 95 % interval."""
-
-    mean: float
-    half_width: float
-
-
-class Temperatures(NamedTuple):
-    """Of a tensor, a group (the mean over its coordinates), or all parameters."""
-
-    kinetic: Reading
-    configurational: Reading
-    #: T_conf − T_kin: 0 in equilibrium.
-    excess: Reading
-    #: What the minibatches' noise adds, as computed from differences of gradients.
-    #: NaN where that is not known: SGNHT, trajectories, redrawn momenta, and noise
-    #: estimates that are "online" or "given".
-    minibatch_heating: Reading
-    #: T_conf by the gradients that were used, less T_conf by those of
-    #: :meth:`Gauges.observe`: 0 if the former are unbiased.
-    gradient_bias: Reading
-
-
-class Finding(NamedTuple):
-    """Something that is wrong: with which tensor, what, and how much of T it is."""
-
-    name: str
-    fault: str
-    size: float
-
-
-class Gauges:
+class Gauges(Readings):
     r"""Temperatures of a chain, by tensor: is it the posterior that is sampled?
 
     .. code-block:: python
@@ -204,7 +175,7 @@ class Gauges:
                 f"Invalid names: {len(self._names)} (must be one for each of the "
                 f"{len(self._params)} parameters)"
             )
-        self._centers = _centers(center, sampler, self._params)
+        self._centers = centers_of(center, sampler, self._params)
         self._every = every
         redraws = groups[0].get("resample_momentum_every", 0)
         self._interval = _C.observation_interval(every, redraws)
@@ -232,103 +203,9 @@ class Gauges:
         if sampler is not None and chain_of(sampler).parts.gauges is self:
             chain_of(sampler).parts.gauges = None
 
-    # ---- Readings -------------------------------------------------------------
-
-    @property
-    def num_observed(self) -> int:
-        """The number of observed steps."""
-        return self._series(-1)[0].count
-
-    def tensor(self, name: str | int) -> Temperatures:
-        """The temperatures of a tensor, by its name or place."""
-        return _temperatures(self._series(self._index(name)))
-
-    def group(self, index: int) -> Temperatures:
-        """The temperatures of a param group."""
-        check_integer("index", index, low=0)
-        if index >= self._host.num_groups:
-            raise ValueError(
-                f"Invalid index: {index} (there are {self._host.num_groups} groups)"
-            )
-        return _temperatures(self._series(self._host.num_tensors + index))
-
-    def all(self) -> Temperatures:
-        """The temperatures of all parameters together."""
-        return _temperatures(self._series(-1))
-
-    @property
-    def names(self) -> list[str]:
-        """The tensors' names."""
-        return list(self._names)
-
-    def findings(self, budget: float = 0.05, rate: float = 0.01) -> list[Finding]:
-        """What is wrong, worst first; empty if nothing is seen.
-
-        Args:
-            budget: heating that is allowed, a part of T. Default: 0.05.
-            rate: the probability that a chain without fault is blamed for anything.
-                Default: 0.01.
-
-        Returns:
-            Tensors that are "hot", "cold", "not in equilibrium" or have a "biased
-            gradient".
-        """
-        check_real("budget", budget, low_open=True)
-        check_real("rate", rate, high=1.0, low_open=True)
-        self._read()
-        found = self._host.findings(budget, rate)
-        return [Finding(self._names[i], fault, size) for i, fault, size in found]
-
-    def summary(self, budget: float = 0.05, rate: float = 0.01) -> str:
-        """The temperatures of all tensors, what is wrong, and the way out, in words.
-
-        Args:
-            budget: heating that is allowed, a part of T. Default: 0.05.
-            rate: the probability that a chain without fault is blamed for anything.
-                Default: 0.01.
-        """
-        check_real("budget", budget, low_open=True)
-        check_real("rate", rate, high=1.0, low_open=True)
-        self._read()
+    def _takes_noise_estimate(self) -> bool:
         sampler = self._sampler()
-        takes = sampler is not None and "noise_estimate" in sampler.defaults
-        return self._host.summary(self._names, takes, budget, rate)
-
-    def plot(self, names: Sequence[str] | None = None) -> Any:
-        """T_kin and T_conf of each tensor over time, by batches of observations.
-
-        Args:
-            names: the tensors to show; None shows all, 24 at most.
-
-        Returns:
-            A matplotlib figure.
-        """
-        import matplotlib.pyplot as plt
-
-        shown = self._names[:24] if names is None else list(names)
-        columns = min(3, max(1, len(shown)))
-        rows = -(-len(shown) // columns)
-        figure, axes = plt.subplots(
-            rows,
-            columns,
-            figsize=(3.6 * columns, 2.4 * rows),
-            squeeze=False,
-            layout="constrained",
-        )
-        for axis in axes.flat[len(shown) :]:
-            axis.set_axis_off()
-        for name, axis in zip(shown, axes.flat, strict=False):
-            kinetic, configurational, *_ = self._series(self._index(name))
-            for series, label in ((kinetic, "T_kin"), (configurational, "T_conf")):
-                count = len(series.means)
-                each = series.count / count if count else 0
-                times = [(i + 0.5) * each for i in range(count)]
-                axis.plot(times, series.means, label=label)
-            axis.set_title(name, fontsize="small")
-            axis.set_xlabel("observation")
-        if len(shown) > 0:
-            axes.flat[0].legend(fontsize="small")
-        return figure
+        return sampler is not None and "noise_estimate" in sampler.defaults
 
     # ---- Checkpoints ----------------------------------------------------------
 
@@ -669,18 +546,6 @@ class Gauges:
                         sums[tensor][place] = value
         return sums, settings
 
-    def _series(self, index: int) -> tuple[Any, ...]:
-        self._read()
-        total = self._host.num_tensors + self._host.num_groups
-        return self._host.series(total if index < 0 else index)
-
-    def _index(self, name: str | int) -> int:
-        if isinstance(name, int) and 0 <= name < len(self._names):
-            return name
-        if name not in self._names:
-            raise ValueError(f"Invalid name: {name!r} (must be one of {self._names})")
-        return self._names.index(name)
-
 
 def _share_memory(a: Tensor | None, b: Tensor | None) -> bool:
     return (
@@ -707,10 +572,6 @@ def _settings(group: Mapping[str, Any], motion: Any) -> Any:
     )
 
 
-def _temperatures(series: tuple[Any, ...]) -> Temperatures:
-    return Temperatures(*(Reading(s.mean, s.half_width(0.95)) for s in series))
-
-
 def _names(groups: Iterable[Mapping[str, Any]]) -> list[str]:
     """Those of named parameters, else by group, place and shape."""
     names = []
@@ -719,44 +580,3 @@ def _names(groups: Iterable[Mapping[str, Any]]) -> list[str]:
         for j, p in enumerate(group["params"]):
             names.append(known[j] if known else f"{i}.{j} {list(p.shape)}")
     return names
-
-
-def _centers(
-    center: Iterable[Tensor | float] | str | None,
-    sampler: Sampler,
-    params: list[Tensor],
-) -> list[Tensor] | None:
-    """A tensor for each parameter, in the type of arithmetic."""
-    if center is None:
-        return None
-    if isinstance(center, str):
-        if center == "current":
-            center = [p.detach().clone() for p in params]
-        elif center == PRIOR_MEAN:
-            center = [
-                sampler.state.get(p, {}).get(PRIOR_MEAN, group[PRIOR_MEAN])
-                for group in sampler.param_groups
-                for p in group["params"]
-            ]
-        else:
-            raise ValueError(
-                f"Invalid center: {center!r} (must be 'current' or '{PRIOR_MEAN}')"
-            )
-    given = list(center)
-    if len(given) != len(params):
-        raise ValueError(
-            f"Invalid center: {len(given)} (must be one for each of the {len(params)} "
-            "parameters)"
-        )
-    centers = []
-    for i, (c, p) in enumerate(zip(given, params, strict=True)):
-        value = torch.as_tensor(c, dtype=state_dtype(p), device=p.device).detach()
-        if value.dim() > 0 and value.shape != p.shape:
-            raise ValueError(
-                f"Invalid center: number {i} has shape {list(value.shape)} (must be "
-                f"{list(p.shape)}, or a number)"
-            )
-        if not bool(value.isfinite().all()):
-            raise ValueError(f"Invalid center: number {i} is not finite")
-        centers.append(torch.empty_like(p, dtype=state_dtype(p)).copy_(value))
-    return centers

@@ -1,0 +1,283 @@
+"""One trajectory of Hamiltonian dynamics: leapfrog steps and their Metropolis test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.chain import shards
+from torch_sgmcmc.chain.closures import (
+    fresh_gradients,
+    same_parameters,
+)
+from torch_sgmcmc.chain.distributed import mean_over_ranks
+from torch_sgmcmc.chain.dtypes import blank, has_master, state_dtype
+from torch_sgmcmc.chain.given import MASS
+from torch_sgmcmc.chain.nonfinite import (
+    check_finite,
+)
+from torch_sgmcmc.chain.operators import (
+    hmc_energy,
+    hmc_leapfrog_,
+    hmc_momenta_,
+    metropolis_decide,
+    select_chains_,
+)
+from torch_sgmcmc.chain.prior import prior_of
+from torch_sgmcmc.chain.record import Chain, Work
+from torch_sgmcmc.chain.shared_settings import SharedSettings
+from torch_sgmcmc.chain.trajectory_heat import Moving, TrajectoryHeat
+
+__all__ = ["Hamiltonian", "Motion"]
+
+
+@dataclass
+class Motion:
+    """What moves along a trajectory, of one list of parameters."""
+
+    momenta: list[Tensor]
+    masses: list[Tensor]  # empty: all are 1
+    masters: list[Tensor]  # of the parameters in bf16 and fp16
+
+
+class Hamiltonian(SharedSettings):
+    """The half of :class:`HMC` that moves."""
+
+    def _looks_later(self, work: list[Work]) -> bool:
+        """Trajectories are decided on by the host."""
+        return False
+
+    def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
+        return blank(p, "momentum") if group["resample_momentum_every"] != 1 else {}
+
+    def _prepare(self, chain: Chain, work: Work) -> Motion:
+        """Returns copies of the momenta and masters, or new ones, and the masses."""
+        group, params, _, offsets = work
+        states = [self.state.get(p, {}) for p in params]
+        masses: list[Tensor] = []
+        if any(MASS in state for state in states):
+            masses = [
+                state[MASS]
+                if MASS in state
+                else torch.ones_like(p, dtype=state_dtype(p))
+                for p, state in zip(params, states, strict=True)
+            ]
+        every = group["resample_momentum_every"]
+        draws_all = every > 0 and group["step"] % every == 0
+        momenta = [
+            torch.zeros_like(p, dtype=state_dtype(p))
+            if draws_all or "momentum" not in state
+            else state["momentum"].clone()
+            for p, state in zip(params, states, strict=True)
+        ]
+        new = [i for i, s in enumerate(states) if draws_all or "momentum" not in s]
+        if new:
+            chain.placement.updating(hmc_momenta_)(
+                [momenta[i] for i in new],
+                [masses[i] for i in new] if masses else [],
+                temperature=group["temperature"],
+                offsets=[offsets[i] for i in new],
+                **chain.noise(group),
+            )
+        masters = [
+            state.get("master", p.detach()).to(state_dtype(p), copy=True)
+            for p, state in zip(params, states, strict=True)
+            if has_master(p)
+        ]
+        return Motion(momenta, masses, masters)
+
+    def _update(self, chain: Chain, work: Work, prepared: Motion) -> None:
+        """Remembers momenta that are kept, and masters; the parameters have moved."""
+        group, params = work.group, work.params
+        low = [p for p in params if has_master(p)]
+        for p, master in zip(low, prepared.masters, strict=True):
+            self.state[p]["master"] = master
+        for p, momentum in zip(params, prepared.momenta, strict=True):
+            if group["resample_momentum_every"] != 1:
+                self.state[p]["momentum"] = momentum
+            else:  # what a schedule left behind
+                self._forget(p, "momentum")
+
+    @contextmanager
+    def _undone_on_error(self, work: list[Work]) -> Iterator[list[list[Tensor]]]:
+        """Gives copies of the parameters, which are put back on an exception."""
+        saved = [[p.detach().clone() for p in params] for _, params, _, _ in work]
+        try:
+            yield saved
+        except BaseException:
+            for (_, params, _, _), copies in zip(work, saved, strict=True):
+                for p, copy in zip(params, copies, strict=True):
+                    p.copy_(copy)
+            raise
+
+    def _integrate(
+        self,
+        closure: Callable[[], Any],
+        work: list[Work],
+        motion: list[Motion],
+        most_steps: int | None,
+        heat: TrajectoryHeat | None,
+    ) -> Any:
+        """Makes the leapfrog steps; returns the loss at their end.
+
+        What looks on at every one is None with the Metropolis test.
+        """
+        group = self.param_groups[0]
+        step_size, length = group["step_size"], group["trajectory_length"]
+        steps = _C.leapfrog_steps(group["num_steps"], length, step_size, most_steps)
+        every = group["resample_momentum_every"]
+        redrawn = every > 0 and group["step"] % every == 0
+        loss = None
+        for i in range(steps):
+            kick = step_size if i > 0 else step_size / 2
+            if heat is not None:
+                force, warmth, turn = _C.heat_weights(i, steps, step_size, redrawn)
+                heat.look(self._moving(work, motion), force=force, turn=turn)
+            self._leapfrog(work, motion, kick, drift=step_size)
+            if heat is not None:
+                heat.look(self._moving(work, motion), heat=warmth)
+            loss = fresh_gradients(self, closure)
+            following = self.gather(checked=True)
+            if not same_parameters(work, following):
+                raise RuntimeError(
+                    "HMC got gradients of other parameters from the closure than at "
+                    "its first call in this step"
+                )
+            if not group["metropolis"]:  # which would reject it
+                check_finite(self._chain(), following, looks_later=self._looks_later)
+            work = following
+        self._leapfrog(work, motion, step_size / 2, drift=0.0)
+        return loss
+
+    def _moving(self, work: list[Work], motion: list[Motion]) -> list[Moving]:
+        """Where the parameters are on a trajectory, for gauges."""
+        moving = []
+        for (group, params, grads, _), of in zip(work, motion, strict=True):
+            masters = iter(of.masters)
+            positions = [next(masters) if has_master(p) else p.detach() for p in params]
+            prior = {
+                "weight_decay": group["prior_precision"] / group["num_data"],
+                **prior_of(self.state, group, params),
+            }
+            moving.append(
+                Moving(params, grads, positions, of.momenta, of.masses, prior)
+            )
+        return moving
+
+    def _leapfrog(
+        self, work: list[Work], motion: list[Motion], kick: float, drift: float
+    ) -> None:
+        leapfrog_ = self._parts.placement.without_noise(hmc_leapfrog_)
+        for (group, params, grads, _), moving in zip(work, motion, strict=True):
+            leapfrog_(
+                params,
+                grads,
+                moving.momenta,
+                moving.masses,
+                moving.masters,
+                kick=kick,
+                drift=drift,
+                num_data=group["num_data"],
+                prior_precision=group["prior_precision"],
+                **prior_of(self.state, group, params),
+            )
+            self._parts.placement.have_changed(params)
+
+    def _energies(
+        self, loss: Any, work: list[Work], motion: list[Motion]
+    ) -> tuple[Tensor, Tensor]:
+        """The chains' mean losses, over all ranks, and H of each chain."""
+        chains = self.param_groups[0]["num_chains"]
+        device = work[0].params[0].device
+        losses = _losses(loss, chains, device)
+        parts = [
+            part.to(device)
+            for (group, params, _, _), moving in zip(work, motion, strict=True)
+            for part in self._parts.placement.sums(
+                hmc_energy,
+                params,
+                moving.momenta,
+                moving.masses,
+                prior_precision=group["prior_precision"],
+                **prior_of(self.state, group, params),
+                num_chains=chains or 1,
+            )
+        ]
+        losses = mean_over_ranks(self._chain(), losses, alike=parts)
+        energy = self.param_groups[0]["num_data"] * losses
+        for part in parts:
+            energy = energy + part
+        return losses, energy
+
+    def _decide(
+        self,
+        log_ratios: Tensor,
+        work: list[Work],
+        motion: list[Motion],
+        saved: list[list[Tensor]],
+        masters: list[list[Tensor]],
+        turned: list[list[Tensor]],
+    ) -> Tensor:
+        """The Metropolis test: puts back the chains that are rejected.
+
+        Returns:
+            Which are accepted.
+        """
+        group = self.param_groups[0]
+        finite = log_ratios.isfinite()
+        accepted = finite & metropolis_decide(
+            log_ratios,
+            proposal=0,
+            purpose=_C.Purpose.METROPOLIS,
+            **self._chain().noise(group),
+        )
+        num_accepted = int(accepted.sum())
+
+        select = self._parts.placement.without_noise(select_chains_)
+
+        def put_back(tensors: list[Tensor], before: list[Tensor], mask: Tensor) -> None:
+            select(tensors, before, chosen=mask)
+
+        if num_accepted < len(accepted):
+            for i, (_, params, _, _) in enumerate(work):
+                rejected = (~accepted).to(params[0].device)
+                put_back(params, saved[i], rejected)
+                self._parts.placement.have_changed(params)
+                if masters[i]:
+                    put_back(motion[i].masters, masters[i], rejected)
+                if turned:
+                    put_back(motion[i].momenta, turned[i], rejected)
+        self._set(
+            num_trajectories=group["num_trajectories"] + len(accepted),
+            num_accepted=group["num_accepted"] + num_accepted,
+            num_divergences=group["num_divergences"] + int((~finite).sum()),
+        )
+        return accepted
+
+
+def _losses(loss: Any, chains: int | None, device: torch.device) -> Tensor:
+    """The chains' mean losses as a row of float64."""
+    if loss is None:
+        raise TypeError(
+            "HMC got no loss from the closure, which must return it for the "
+            "Metropolis test (metropolis=False makes none)"
+        )
+    loss = torch.as_tensor(loss).detach()
+    if shards.is_dtensor(loss):
+        loss = loss.full_tensor()  # type: ignore[attr-defined]
+    expected = [] if chains is None else [chains]
+    if list(loss.shape) != expected:
+        wanted = (
+            "must be a scalar"
+            if chains is None
+            else f"must be {expected}, the mean loss of each chain; call backward() "
+            "on its sum"
+        )
+        raise ValueError(f"Invalid loss: shape {list(loss.shape)} ({wanted})")
+    return loss.to(device, torch.float64).reshape(-1)
