@@ -570,7 +570,7 @@ def test_a_sampler_of_parameters_on_two_devices(kind: str) -> None:
 
 @needs_graphs
 def test_a_library_without_kernels_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_sgmcmc.sampler.HAS_CUDA", False)
+    monkeypatch.setattr("torch_sgmcmc.chain.gathering.HAS_CUDA", False)
     params, sampler = on_gpu("SGLD")
     before = [p.detach().clone() for p in params]
     with pytest.raises(RuntimeError) as error:

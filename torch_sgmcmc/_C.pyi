@@ -2,9 +2,13 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, overload
 
+FORGETTING: float
+MIN_GRADIENTS: int
 MOST_CHANGES: int
+MOST_ROWS: int
 MOST_WARMUP_STEPS: int
 NOISE_BLOCK: int
+NOISE_EVERY: int
 LOOK: int
 PROPOSAL: int
 REFRESHMENT: int

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.by_coordinate import (
     Limits,
     check_rates,
@@ -39,12 +40,6 @@ from torch_sgmcmc.chain.record import Chain, Work
 from torch_sgmcmc.chain.settings import settings
 
 __all__ = ["SGHMC"]
-
-# The running variance of noise_estimate="online": a plain mean over the first
-# 1 / (1 - 0.999) gradients and exponentially forgetting from then on. It is used
-# once it rests on enough gradients for its largest coordinate to mean something.
-_FORGETTING = 1e-3
-_MIN_GRADIENTS = 100
 
 # Estimates that are compared with the friction at every step.
 _CHECKED = ("online", "given")
@@ -490,9 +485,9 @@ class SGHMC(ManyChains):
                 [grad for _, grad in members],
                 [state["grad_variance"] for state, _ in members],
                 [state["previous_grad"] for state, _ in members],
-                weight=max(1.0 / count, _FORGETTING),
+                weight=max(1.0 / count, _C.FORGETTING),
             )
-        if min(state["num_grads"] for state in states) <= _MIN_GRADIENTS:
+        if min(state["num_grads"] for state in states) <= _C.MIN_GRADIENTS:
             return []
         variances = [state["grad_variance"] for state in states]
         self._check_variances(

@@ -63,6 +63,13 @@
 
 namespace torch_sgmcmc {
 
+// Observations between two looks at the minibatches' noise, which takes a copy
+// of the gradients.
+constexpr int64_t kNoiseEvery = 5;
+
+// Observations that a device keeps before the host waits for them.
+constexpr int64_t kMostRows = 64;
+
 // How a sampler moves; kTrajectory: sums are made along whole trajectories,
 // with momenta on U (Note [Heat of a trajectory]); kFlight: over windows of a
 // flight (Note [Heat of a flight]); kNone: only x . g is used, and T_kin is T.

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "host/online_variance.h"
 #include "libtorch/core/by_coordinate.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/diagonal.h"
@@ -20,10 +21,6 @@
 
 namespace torch_sgmcmc {
 namespace {
-
-// As in torch_sgmcmc/sghmc.py, which says why.
-constexpr double kForgetting = 1e-3;
-constexpr int64_t kMinGradients = 100;
 
 void CheckFriction(double noise_estimate,
                    double momentum,

@@ -58,6 +58,8 @@ void BindGauges(py::module_& m) {
   motions["TRAJECTORY"] = static_cast<int>(Motion::kTrajectory);
   motions["FLIGHT"] = static_cast<int>(Motion::kFlight);
   motions["NONE"] = static_cast<int>(Motion::kNone);
+  m.attr("NOISE_EVERY") = torch_sgmcmc::kNoiseEvery;
+  m.attr("MOST_ROWS") = torch_sgmcmc::kMostRows;
   m.attr("Motion") = py::module_::import("enum").attr("IntEnum")(
       "Motion", motions, py::arg("module") = m.attr("__name__"));
 

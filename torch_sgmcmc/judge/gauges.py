@@ -39,10 +39,6 @@ _PLACES = {
     _MOMENTUM: (0, 2, 3),
     _THERMOSTAT: (0, 2, 3),
 }
-# Observations between two looks at the minibatches' noise, which takes a copy.
-_NOISE_EVERY = 5
-# Observations that a device keeps before the host waits for them.
-_MOST_ROWS = 64
 
 
 # Of tensors by place: which sums, and the step's settings.
@@ -333,7 +329,7 @@ class Gauges(Readings):
             self._previous = None
             every = work[0].group.get("resample_momentum_every", 0)
             self._interval = interval = _C.observation_interval(self._every, every)
-        if (step + 1) % (_NOISE_EVERY * interval) == 0:
+        if (step + 1) % (_C.NOISE_EVERY * interval) == 0:
             # A clone: a later backward pass may add to the same memory.
             self._previous = (
                 step,
@@ -352,7 +348,7 @@ class Gauges(Readings):
         if self._versions() == self._others_at:
             self._forces.append((self._others, self._forces_of(work)))
         self._others = []
-        if len(self._forces) >= _MOST_ROWS:
+        if len(self._forces) >= _C.MOST_ROWS:
             self._read()
 
     def _trajectory(self, step: int, work: list[Work]) -> TrajectoryHeat | None:
@@ -409,7 +405,7 @@ class Gauges(Readings):
             for i, (group, params) in enumerate(lists)
         ]
         self._rows.append((rows, False))
-        if len(self._rows) >= _MOST_ROWS:
+        if len(self._rows) >= _C.MOST_ROWS:
             self._read()
 
     def _add(self, work: list[Work], *, plain: bool, has_noise: bool) -> None:
@@ -449,7 +445,7 @@ class Gauges(Readings):
             places = [self._place[p] for p in params]
             rows.append((places, sums, _settings(group, motion)))
         self._rows.append((rows, has_noise))
-        if len(self._rows) >= _MOST_ROWS:
+        if len(self._rows) >= _C.MOST_ROWS:
             self._read()
 
     def _by_coordinate(
