@@ -46,6 +46,17 @@ inline double NumberOf(const StateDict& group,
   return value.isBool() ? static_cast<double>(value.toBool()) : kUnseen;
 }
 
+inline Gauges::Temperatures ReadGauge(const Gauge& gauge) {
+  const auto reading = [](const BatchMeans& means) -> Gauges::Reading {
+    return {means.Mean(), means.HalfWidth(0.95)};
+  };
+  return {reading(gauge.kinetic),
+          reading(gauge.configurational),
+          reading(gauge.excess),
+          reading(gauge.minibatch),
+          reading(gauge.gradient_bias)};
+}
+
 struct Gauges::Observer : StepObserver {
   // The tensors of one group on one device, at one observation.
   struct Row {

@@ -3,10 +3,13 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "host/gauges.h"
 #include "libtorch/core/checks.h"
@@ -15,21 +18,6 @@
 #include "libtorch/gauge_observer.h"
 
 namespace torch_sgmcmc {
-
-namespace {
-
-Gauges::Temperatures ReadGauge(const Gauge& gauge) {
-  const auto reading = [](const BatchMeans& means) -> Gauges::Reading {
-    return {means.Mean(), means.HalfWidth(0.95)};
-  };
-  return {reading(gauge.kinetic),
-          reading(gauge.configurational),
-          reading(gauge.excess),
-          reading(gauge.minibatch),
-          reading(gauge.gradient_bias)};
-}
-
-}  // namespace
 
 Gauges::Gauges(Sampler& sampler, const GaugesOptions& options) {
   sampler.ledger();  // throws if it was moved from

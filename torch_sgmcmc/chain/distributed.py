@@ -85,7 +85,11 @@ def check_group(group: Any) -> None:
 
 
 def called_from(module: str) -> bool:
-    """Whether a function of this module is being executed."""
+    """Whether a function of this module is being executed.
+
+    The one place that walks the stack: torch's checkpoint and ZeroRedundancyOptimizer
+    call an optimizer as users do, and have no hook by which it could tell.
+    """
     if module not in sys.modules:
         return False
     frame = sys._getframe(1)
