@@ -211,7 +211,7 @@ def test_bad_numbers() -> None:
 
 def test_without_arviz(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "arviz", None)
-    message = r"convergence\.predictive\(\) needs ArviZ, .*torch_sgmcmc\[diagnostics\]"
+    message = r"convergence\.predictions\(\) needs ArviZ, .*torch_sgmcmc\[diagnostics\]"
     with pytest.raises(ImportError, match=message):
         convergence.predictions(torch.rand(2, 9))
     running = convergence.RunningConvergence(2, 1)  # needs none

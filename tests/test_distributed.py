@@ -16,7 +16,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from two_ranks import KINDS, PERSISTENT, STEPS
 
 from torch_sgmcmc.chain import distributed
-from torch_sgmcmc.chain.record import chain_of
+from torch_sgmcmc.chain.record import Chain
 
 PROGRAM = Path(__file__).with_name("two_ranks.py")
 
@@ -109,9 +109,9 @@ def test_where_ranks_agree(
     # On the CPU if the group can, and otherwise where the parameters are.
     on_device = [torch.zeros(1), torch.zeros(1, device="meta")]
     groups = [{"params": on_device}]
-    sampler = SimpleNamespace(param_groups=groups, process_group=None)
+    chain = Chain("SGLD", groups, {}, None, SimpleNamespace())  # type: ignore[arg-type]
     monkeypatch.setattr(dist, "get_backend_config", lambda group: backends)
-    assert distributed.device_of_group(chain_of(sampler)).type == device
+    assert distributed.device_of_group(chain).type == device
 
 
 # ---- A group of one ----------------------------------------------------------------

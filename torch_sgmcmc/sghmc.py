@@ -157,7 +157,7 @@ class SGHMC(ManyChains):
 
     # The factors of the injected noise, by which groups draw momenta afresh, and what
     # they were made of.
-    _factors: Mapping[tuple[bool, ...], tuple[Any, Tensor]] = MappingProxyType({})
+    _factors: Factors
     # Of the masses that were given. Known before a step, which may not read tensors
     # where it is captured or traced; unless they are cut, which takes all ranks.
     _limits: Mapping[Tensor, Limits] = MappingProxyType({})
@@ -183,6 +183,10 @@ class SGHMC(ManyChains):
         process_group: ProcessGroup | None = None,
     ) -> None:
         self._construct(locals())
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._factors = Factors()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
