@@ -12,12 +12,13 @@ known: the picture has both.
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
-from program import Parser
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
@@ -142,11 +143,11 @@ def picture(curve: Curve, draws: Tensor, sizes: list[int]) -> Any:
 
 def main() -> None:
     """The program."""
-    parser = Parser(__doc__, "growing_points")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/growing_points"))
     parser.add_argument("--steps", type=int, default=20_000, help="once points rest")
     args = parser.parse_args()
-    parser.check_at_least(args, steps=1000)
-    torch.set_num_threads(args.threads or torch.get_num_threads())
+    torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
     curve, draws, sizes = run(args.steps)
     mean, covariance = exact(curve.x, curve.y, curve.points)

@@ -1,6 +1,6 @@
 """The examples' programs, run in this process: their imports take seconds.
 
-pyproject.toml puts their folder on pytest's path.
+pyproject.toml puts their folders on pytest's path.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from unittest.mock import patch
 import torch
 
 FOLDER = Path(__file__).parents[2] / "examples" / "python"
+#: Run with an experiment's name, such as sghmc2014.figures.
+PAPERS = FOLDER.parent / "papers"
 
 
 def run_example(name: str, *options: object) -> str:
     """What a program prints that is called with these options."""
     threads = torch.get_num_threads()
-    argv = [str(FOLDER / f"{name}.py"), *map(str, options)]
     printed = io.StringIO()
+    argv = [name, *map(str, options)]
     with patch.object(sys, "argv", argv), redirect_stdout(printed):
         try:
             importlib.import_module(name).main()

@@ -1,0 +1,247 @@
+"""Figure 1 of the EWSG paper: a Gaussian posterior.
+
+n = 20 data, minibatches of one, 30 data passes, 10,000 chains: the KL to the target
+of EWSG, SGHMC, SGLD, pSGLD, SVRG-LD and EWSG with SVRG's gradients at equal numbers of
+gradients, the KL at equal autocorrelation time, the surrogates of the new momentum, the
+length of the index chain, also for more data (panels f to i); and how the error of time
+averages scales with T and with h.
+
+    python examples/papers ewsg2021.figure1                # a few minutes
+    python examples/papers ewsg2021.figure1 --paper        # more seeds, smaller steps
+    python examples/papers ewsg2021.figure1 --lengths      # panels f to i alone
+
+Results go to --out: results.json, kl.png, errors.png, of panels f to i lengths.json and
+lengths.png, and what each panel has found, from which an interrupted run continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from reproduce.program import Parser, alone, versions
+
+from ewsg2021.gaussian.autocorrelation import accuracy_at_autocorrelation
+from ewsg2021.gaussian.chains import METHODS
+from ewsg2021.gaussian.errors import error_orders, run_pairs
+from ewsg2021.gaussian.keep import kept
+from ewsg2021.gaussian.learning import learning_curves, other_data, stationary_kl
+from ewsg2021.gaussian.lengths import by_step, lengths_elsewhere, lengths_of
+from ewsg2021.gaussian.report import errors_picture, kl_picture, tables, write_json
+from ewsg2021.gaussian.report_lengths import lengths_picture, lengths_table
+from ewsg2021.gaussian.target import Gaussian, floor
+
+SURROGATES = ("momentum", "zero", "one", "full_momentum")
+LENGTHS = (0, 1, 2, 3, 4, 6, 9, 19)
+LENGTHS_ELSEWHERE = (2, 4, 9)  # for other data
+DATA_SIZES = (20, 50, 100)  # of panels f to i
+LONGER = (0, 1, 2, 4, 9, 14, 19, 29, 49)
+STEPS_BY_KIND = (0.005, 0.01, 0.02, 0.03, 0.05)  # with M = 1, of both index chains
+STEPS = (0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08)  # of panel b
+
+#: Option: its default, and its value with --paper.
+SIZES = {
+    "seeds": (5, 20),
+    "other_data": (10, 30),
+    "length_seeds": (3, 10),
+    "error_chains": (2500, 10_000),
+    "smallest_step": (12, 13),
+    "longest_time": (5, 6),
+}
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = Parser(__doc__, "ewsg_figure1")
+    parser.add_argument("--chains", type=int, default=10_000, help="of panels a to e")
+    parser.add_argument("--passes", type=float, default=30.0, help="over the data")
+    parser.add_argument("--data-seed", type=int, default=0, help="of the n data")
+    for name, words in (
+        ("seeds", "number of seeds of panels a, c, d, e"),
+        ("other_data", "number of other draws of the data"),
+        ("length_seeds", "number of seeds of panels f to h"),
+        ("error_chains", "chains of panels j to l (fewer where h < 2^-9)"),
+        ("smallest_step", "of panels j to l: E for h = 2^-E, at least 9"),
+        ("longest_time", "of panel j: E for T = 2^E, at least 3"),
+    ):
+        short, full = SIZES[name]
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=int,
+            help=f"{words} (default: {short}, with --paper {full})",
+        )
+    parser.add_argument("--paper", action="store_true", help="everything at full size")
+    parser.add_argument("--lengths", action="store_true", help="panels f to i alone")
+    args = parser.parse_args()
+    parser.fill_in(args, SIZES)
+    parser.check_at_least(
+        args,
+        seeds=1,
+        other_data=1,
+        length_seeds=1,
+        error_chains=100,
+        smallest_step=9,
+        longest_time=3,
+    )
+    if args.chains < 20 or args.chains % 20:
+        parser.error("--chains must be a multiple of 20")
+    if args.passes < 2:
+        parser.error("--passes must be at least 2")
+    return args
+
+
+def learning_panels(
+    target: Gaussian, args: argparse.Namespace
+) -> dict[str, Callable[[], dict[str, Any]]]:
+    """Panels a, c, d, e and the same for other data, to be called."""
+    ewsg = METHODS["EWSG"]
+    surrogates = {name: replace(ewsg, surrogate=name) for name in SURROGATES}
+    lengths = {str(length): replace(ewsg, length=length) for length in LENGTHS}
+    common = {"chains": args.chains, "seeds": range(args.seeds)}
+    budget = {**common, "passes": args.passes}
+    others = {
+        **METHODS,
+        **{f"EWSG, x: {name}": surrogates[name] for name in SURROGATES[1:]},
+        **{f"EWSG, M = {length}": lengths[str(length)] for length in LENGTHS_ELSEWHERE},
+    }
+    elsewhere = range(1000, 1000 + args.other_data)
+    return {
+        "a": lambda: learning_curves(target, METHODS, **budget),
+        "c": lambda: learning_curves(target, surrogates, **budget),
+        "d": lambda: learning_curves(target, lengths, **budget),
+        "e": lambda: {
+            name: stationary_kl(target, method, time=12.0, **common)
+            for name, method in lengths.items()
+        },
+        "other_data": lambda: other_data(
+            others, chains=args.chains, passes=args.passes, seeds=elsewhere
+        ),
+    }
+
+
+def autocorrelation_panel(target: Gaussian, args: argparse.Namespace) -> Any:
+    """Panel b."""
+    return accuracy_at_autocorrelation(
+        target,
+        {
+            **{name: METHODS[name] for name in ("EWSG", "SGHMC")},
+            "EWSG, x = 0": replace(METHODS["EWSG"], surrogate="zero"),
+        },
+        list(STEPS),
+        chains=args.chains,
+        burn_in=6.0,
+        time=12.0,
+        seed=0,
+    )
+
+
+def error_panels(target: Gaussian, args: argparse.Namespace) -> dict[str, Any]:
+    """Panels j, k, l."""
+    runs = []
+    for exponent in range(4, args.smallest_step + 1):
+        long = exponent in (4, 9)
+        times = [2.0**e for e in range((args.longest_time if long else 3) + 1)]
+        # Control variates work the better, the smaller h is.
+        fewer = min(2 ** max(exponent - 9, 0), 8)
+        runs.append(
+            run_pairs(
+                target,
+                2.0**-exponent,
+                times,
+                chains=args.error_chains // fewer,
+                seed=exponent,
+                folder=args.out,
+            )
+        )
+    return error_orders(target, runs)
+
+
+def run_lengths(args: argparse.Namespace) -> None:
+    """Runs panels f to i and reports."""
+    chains, passes = args.chains, args.passes
+    results: dict[str, Any] = {
+        "environment": versions(),
+        "settings": {
+            "chains": chains,
+            "passes": passes,
+            "data_seed": args.data_seed,
+            "seeds": args.length_seeds,
+            "other_data": args.other_data,
+            "other_chains": chains // 4,
+            "sizes": list(DATA_SIZES),
+            "lengths": list(LONGER),
+        },
+    }
+    target, seeds = Gaussian.draw(args.data_seed), range(args.length_seeds)
+    panels: dict[str, Callable[[], dict[str, Any]]] = {
+        "fgh": lambda: lengths_of(
+            *(DATA_SIZES, LONGER),
+            data_seed=args.data_seed,
+            chains=chains,
+            passes=passes,
+            seeds=seeds,
+        ),
+        "steps": lambda: by_step(
+            *(target, STEPS_BY_KIND), chains=chains, time=12.0, seeds=seeds
+        ),
+        "i": lambda: lengths_elsewhere(
+            *(DATA_SIZES, LONGER),
+            chains=chains // 4,
+            passes=passes,
+            seeds=range(1000, 1000 + args.other_data),
+        ),
+    }
+    for name, compute in panels.items():
+        settings = dict(results["settings"])
+        if name == "steps":
+            settings["steps"] = list(STEPS_BY_KIND)
+        results[name] = kept(args.out / f"panel-{name}.pt", settings, compute)
+    write_json(results, args.out / "lengths.json")
+    lengths_picture(results, args.out / "lengths.png")
+    print(f"\n{lengths_table(results)}")
+
+
+def run_all(args: argparse.Namespace) -> None:
+    """Runs everything and reports."""
+    run_lengths(args)
+    if args.lengths:
+        print(f"\nlengths.png and lengths.json are in {args.out}")
+        return
+    target = Gaussian.draw(args.data_seed)
+    other = ("out", "threads", "lengths", "length_seeds")
+    settings = {k: v for k, v in vars(args).items() if k not in other}
+    settings["data"] = target.data.tolist()
+    panels = {
+        **learning_panels(target, args),
+        "b": lambda: autocorrelation_panel(target, args),
+    }
+    results = {
+        "environment": versions(),
+        "settings": {
+            **settings,
+            "num_data": target.num_data,
+            "dim": target.dim,
+            "gradient_covariance": target.gradient_covariance.tolist(),
+            "kl_floor": list(floor(args.chains, target.dim)),
+        },
+        **{
+            name: kept(args.out / f"panel-{name}.pt", settings, compute)
+            for name, compute in panels.items()
+        },
+        **error_panels(target, args),
+    }
+    write_json(results, args.out / "results.json")
+    kl_picture(results, args.out / "kl.png")
+    errors_picture(results, args.out / "errors.png")
+    print(f"\n{tables(results)}\n\nPictures and results.json are in {args.out}")
+
+
+def main() -> None:
+    """The program."""
+    alone(run_all, parse_arguments())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""The table, the JSON and the pictures of a set of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from reproduce.cells import spread
+from reproduce.program import versions, write_json
+
+from torch_sgmcmc import predictive
+
+from .data import Images
+
+__all__ = [
+    "COLORS",
+    "LABELS",
+    "environment",
+    "figure_4",
+    "settings_in_words",
+    "table",
+    "uncertainty",
+    "write_results",
+]
+
+LABELS = {
+    "sgd": "SGD",
+    "sgdm": "SGD with momentum",
+    "sgld": "SGLD",
+    "sghmc": "SGHMC",
+    "sbps": "SBPS",
+    "psbps": "pSBPS",
+}
+COLORS = {
+    "sgd": "C7",
+    "sgdm": "C0",
+    "sgld": "C2",
+    "sghmc": "C3",
+    "sbps": "C4",
+    "psbps": "C1",
+}
+
+Runs = dict[str, list[dict[str, Any]]]  # method -> one state for each seed
+
+
+def table(runs: Runs) -> str:
+    """A markdown table: mean ± standard deviation over seeds."""
+    rows = [
+        "| method | settings | seeds | test error | NLL | ECE | s / epoch |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for method, states in runs.items():
+        last = [s["history"][-1] for s in states]
+        settings = states[0]["config"]["settings"]
+        rows.append(
+            f"| {LABELS[method]} "
+            f"| {settings_in_words(settings)} "
+            f"| {len(states)} "
+            f"| {spread([100 * r['error'] for r in last], 2)} % "
+            f"| {spread([r['nll'] for r in last], 4)} "
+            f"| {spread([r['ece'] for r in last], 4)} "
+            f"| {spread([s['seconds'] / s['epoch'] for s in states], 2)} |"
+        )
+    return "\n".join(rows)
+
+
+def settings_in_words(settings: Mapping[str, float]) -> str:
+    """As in "lr 0.1, momentum 0.99"."""
+    return ", ".join(f"{key} {value:g}" for key, value in settings.items())
+
+
+def environment(images: Images) -> dict[str, Any]:
+    """What runs depend on besides their configs."""
+    return {
+        **versions(),
+        "device": str(images.train_x.device),
+        "dataset": images.name,
+    }
+
+
+def write_results(runs: Runs, environment: dict[str, Any], path: Path) -> None:
+    """All figures behind the table and the pictures."""
+    document = {
+        "environment": environment,
+        "runs": [
+            {
+                "config": s["config"],
+                "digest": s["digest"],
+                "seconds_per_epoch": s["seconds"] / s["epoch"],
+                "samples": s["samples"],
+                "final": s["history"][-1],
+                "history": s["history"],
+            }
+            | {key: s[key] for key in ("diagnostics",) if key in s}
+            for states in runs.values()
+            for s in states
+        ],
+    }
+    write_json(document, path)
+
+
+def figure_4(runs: Runs, path: Path) -> None:
+    """Test error against epochs after burn-in, as in the paper's figure 4."""
+    figure, axes = plt.subplots(figsize=(6.4, 4.4), layout="constrained")
+    lowest, highest = 1.0, 0.0
+    for method, states in runs.items():
+        burn_in = states[0]["config"]["burn_in"]
+        curves = np.array([[r["error"] for r in s["history"]] for s in states])
+        curves = 100 * curves[:, burn_in:]
+        epochs = np.arange(1, curves.shape[1] + 1)
+        axes.plot(epochs, curves.mean(0), color=COLORS[method], label=LABELS[method])
+        if len(states) > 1:
+            axes.fill_between(
+                epochs, curves.min(0), curves.max(0), color=COLORS[method], alpha=0.2
+            )
+        lowest = min(lowest, curves.min() / 100)
+        highest = max(highest, np.median(curves[:, -len(epochs) // 2 :]) / 100)
+    axes.set_xlabel("epoch after burn-in")
+    axes.set_ylabel("test error (%)")
+    axes.set_ylim(100 * lowest - 0.1, 100 * highest + 0.8)
+    seeds = max(len(s) for s in runs.values())
+    axes.set_title(f"Mean of {seeds} seeds, range shaded" if seeds > 1 else "One seed")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def uncertainty(runs: Runs, images: Images, path: Path) -> None:
+    """Reliability diagram; predictive entropy at home and on other images."""
+    has_other = images.other_x is not None
+    columns = 1 + len(runs) if has_other else 2
+    figure, axes = plt.subplots(
+        1, columns, figsize=(3.6 * columns, 3.6), layout="constrained"
+    )
+    predictive.plot_reliability(
+        {LABELS[m]: s[0]["predictions"]["labelled"] for m, s in runs.items()},
+        images.test_y,
+        bins=10,
+        axes=axes[0],
+    )
+    for line, method in zip(axes[0].lines[1:], runs, strict=True):
+        line.set_color(COLORS[method])
+    axes[0].legend(fontsize="small")
+    axes[0].set_title(f"Calibration on {images.name}")
+    bins = np.linspace(0, np.log(10), 41)
+    for i, (method, states) in enumerate(runs.items()):
+        ax = axes[1 + i] if has_other else axes[1]
+        for name, label, style in (
+            ("labelled", images.name, "-"),
+            ("other", "Fashion-MNIST", "--"),
+        ):
+            if name not in states[0]["predictions"]:
+                continue
+            probabilities = states[0]["predictions"][name].cpu()
+            values = torch.special.entr(probabilities).sum(1).numpy()
+            ax.hist(
+                values,
+                bins,
+                density=True,
+                histtype="step",
+                color=COLORS[method],
+                linestyle=style,
+                label=f"{label}, mean {values.mean():.2f}"
+                if has_other
+                else LABELS[method],
+            )
+        if has_other:
+            ax.set_title(LABELS[method])
+        ax.set_yscale("log")
+        ax.set_xlabel("predictive entropy (nats)")
+        ax.legend(fontsize="small")
+    axes[1].set_ylabel("density")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -1,0 +1,212 @@
+"""Pictures and tables of figures 1, 2 and 3."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from numpy.typing import NDArray
+from reproduce.cells import spread
+
+from . import correlated, double_well
+
+__all__ = ["figure_1", "figure_2", "figure_3", "table_1", "table_2", "table_3"]
+
+Array = NDArray[np.float64]
+
+COLORS = {
+    "HMC, with MH": "C0",
+    "HMC, no MH": "C9",
+    "naive SGHMC, with MH": "C2",
+    "naive SGHMC, no MH": "C1",
+    "SGHMC": "C3",
+}
+
+
+def scientific(values: list[float]) -> str:
+    """As ``spread``, for small numbers."""
+    if len(values) == 1:
+        return f"{values[0]:.1e}"
+    return f"{np.mean(values):.1e} ± {np.std(values, ddof=1):.0e}"
+
+
+# ---- Figure 1 --------------------------------------------------------------------
+
+
+def table_1(runs: dict[str, list[dict[str, Any]]]) -> str:
+    """Total variation and second moment of each sampler."""
+    rows = [
+        "| sampler | total variation | of exact samples | E[θ²] | acceptance |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for method, scores in runs.items():
+        acceptance = [s["acceptance"] for s in scores]
+        rows.append(
+            f"| {method} "
+            f"| {spread([s['total_variation'] for s in scores], 4)} "
+            f"| {scores[0]['floor']:.4f} "
+            f"| {spread([s['second_moment'] for s in scores], 3)} "
+            f"| {'' if acceptance[0] is None else f'{np.mean(acceptance):.1%}'} |"
+        )
+    rows.append(f"| true density | 0 | | {double_well.moment(2):.3f} | |")
+    return "\n".join(rows)
+
+
+def figure_1(samples: dict[str, Array], path: Path) -> None:
+    """Empirical densities against the true one."""
+    figure, axes = plt.subplots(figsize=(6.4, 4.4), layout="constrained")
+    width = np.diff(double_well.EDGES)
+    centres = (double_well.EDGES[:-1] + double_well.EDGES[1:]) / 2
+    truth = double_well.true_probabilities() / width
+    axes.fill_between(centres, truth, color="0.85", label="true density")
+    for method, values in samples.items():
+        density = np.histogram(values, double_well.EDGES)[0] / values.size / width
+        axes.plot(
+            centres,
+            density,
+            color=COLORS[method],
+            linestyle="-" if "no MH" in method or method == "SGHMC" else "--",
+            linewidth=1.4,
+            label=method,
+        )
+    axes.set_xlim(-2.1, 2.1)
+    axes.set_ylim(0, 1.45 * truth.max())
+    axes.set_xlabel("θ")
+    axes.set_ylabel("density")
+    axes.set_title("U = −2θ² + θ⁴, gradient noise N(0, 4), ε = 0.1")
+    axes.grid(alpha=0.3)
+    axes.legend(ncols=2, fontsize="small", loc="upper center")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+# ---- Figure 2 --------------------------------------------------------------------
+
+
+def table_2(runs: dict[str, list[dict[str, Any]]]) -> str:
+    """Energies of the four dynamics."""
+    rows = [
+        "| dynamics | growth of the energy a step | late energy | late Var(θ) |",
+        "| --- | --- | --- | --- |",
+    ]
+
+    def shown(pair: list[float], digits: int) -> str:
+        return f"{pair[0]:.{digits}f} ± {pair[1]:.{digits}f}"
+
+    for dynamics, (first, *_) in runs.items():
+        rows.append(
+            f"| {dynamics} | {shown(first['energy_per_step'], 5)} "
+            f"| {shown(first['late_energy'], 2)} "
+            f"| {shown(first['late_variance'], 2)} |"
+        )
+    return "\n".join(rows)
+
+
+def figure_2(paths: dict[str, tuple[Array, Array]], path: Path) -> None:
+    """The points (θ, r) of one chain, on the paper's axes."""
+    figure, grid = plt.subplots(
+        2, 2, figsize=(7.2, 7.4), sharex=True, sharey=True, layout="constrained"
+    )
+    for axes, (dynamics, (theta, momentum)) in zip(
+        grid.flat, paths.items(), strict=True
+    ):
+        axes.plot(theta, momentum, ".", markersize=1.2, alpha=0.4, rasterized=True)
+        outside = np.mean(np.maximum(np.abs(theta), np.abs(momentum)) > 8)
+        title = dynamics.replace(", r", ",\nr").replace(" with", "\nwith")
+        axes.set_title(f"{title}\n{outside:.0%} of the points outside", fontsize=9)
+        axes.set_xlim(-8, 8)
+        axes.set_ylim(-8, 8)
+        axes.set_xticks(range(-8, 9, 4))
+        axes.set_yticks(range(-8, 9, 4))
+        axes.set_aspect("equal")
+        axes.grid(alpha=0.3)
+    for axes in grid[1]:
+        axes.set_xlabel("θ")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("r")
+    figure.savefig(path, dpi=72)
+    plt.close(figure)
+
+
+# ---- Figure 3 --------------------------------------------------------------------
+
+
+def table_3(runs: dict[str, list[list[dict[str, Any]]]]) -> str:
+    """Error and autocorrelation time of every setting, beside its exact law."""
+    rows = [
+        "| sampler | η | α | covariance error | of its exact law "
+        "| autocorrelation time | of its exact law |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for label, settings in runs.items():
+        for points, (lr, friction) in zip(
+            settings, correlated.SETTINGS[label], strict=True
+        ):
+            exact = correlated.law(lr, friction)
+            alpha = "" if friction is None else f"{friction:.3g}"
+            rows.append(
+                f"| {label} | {lr:.3g} | {alpha} "
+                f"| {scientific([p['error'] for p in points])} "
+                f"| {exact['error']:.1e} "
+                f"| {spread([p['autocorrelation_time'] for p in points], 2)} "
+                f"| {exact['autocorrelation_time']:.2f} |"
+            )
+    return "\n".join(rows)
+
+
+def figure_3(runs: dict[str, list[list[dict[str, Any]]]], path: Path) -> None:
+    """Error against autocorrelation time, and the first samples of each sampler."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.4), layout="constrained")
+    for label, settings in runs.items():
+        color = {"SGLD": "C2", "SGHMC": "C3"}[label]
+        exact = [correlated.law(*s) for s in correlated.SETTINGS[label]]
+        left.plot(
+            [e["autocorrelation_time"] for e in exact],
+            [e["error"] for e in exact],
+            "-",
+            color=color,
+            alpha=0.5,
+            label=f"{label}, exact law",
+        )
+        points = [p for group in settings for p in group]
+        left.plot(
+            [p["autocorrelation_time"] for p in points],
+            [p["error"] for p in points],
+            "x",
+            color=color,
+            label=f"{label}, {points[0]['samples']:.0e} samples",
+        )
+    left.set_yscale("log")
+    left.set_xlim(0, 40)
+    left.set_xlabel("autocorrelation time (steps)")
+    left.set_ylabel("mean absolute error of the covariance")
+    left.grid(alpha=0.3)
+    left.legend(fontsize="small", loc="center right")
+
+    angle = np.linspace(0, 2 * np.pi, 200)
+    circle = np.stack([np.cos(angle), np.sin(angle)])
+    for radius in (1, 2):
+        ellipse = radius * np.linalg.cholesky(correlated.SIGMA) @ circle
+        right.plot(*ellipse, color="0.7", linewidth=1)
+    for label, color in (("SGLD", "C2"), ("SGHMC", "C3")):
+        steps = islice(correlated.path(*correlated.SETTINGS[label][0], 1, 50, 4), 50)
+        walk = np.array([theta[0].copy() for theta in steps])
+        right.plot(
+            *walk.T, "o-", color=color, markersize=2.5, linewidth=0.8, label=label
+        )
+    right.set_xlim(-3, 3)
+    right.set_ylim(-3, 3)
+    right.set_aspect("equal")
+    right.set_xlabel("θ₁")
+    right.set_ylabel("θ₂")
+    right.set_title("first 50 samples, largest step sizes", fontsize=10)
+    right.grid(alpha=0.3)
+    right.legend(fontsize="small", loc="upper left")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
