@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import importlib
 import io
+import json
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -30,3 +32,13 @@ def run_example(name: str, *options: object) -> str:
         finally:
             torch.set_num_threads(threads)
     return printed.getvalue()
+
+
+def run_experiment(
+    name: str, out: Path, *options: object
+) -> tuple[str, dict[str, Any]]:
+    """What an experiment of examples/papers prints, and its results.json."""
+    printed = run_example(name, "--threads", 1, "--out", out, *options)
+    for picture in out.glob("*.png"):
+        assert picture.read_bytes().startswith(b"\x89PNG")
+    return printed, json.loads((out / "results.json").read_text())

@@ -6,8 +6,6 @@ errors from what a right sampler gives, at fixed seeds.
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,18 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ewsg2021 import figure1 as ewsg_figure1
 from ewsg2021.gaussian.chains import METHODS, Chains, Method
 from ewsg2021.gaussian.errors import error_orders, run_pairs
-from ewsg2021.gaussian.exact import continuous_mse, linear_errors
+from ewsg2021.gaussian.exact import linear_errors
 from ewsg2021.gaussian.learning import learning_curves
 from ewsg2021.gaussian.target import (
     Gaussian,
     fitted_kl,
     floor,
-    kl_of_moments,
     negentropy,
 )
+from harness.examples import run_experiment
 from harness.statistics import StatisticalError, check_mean, check_z
 
 import torch_sgmcmc.ewsg
@@ -38,14 +35,6 @@ GAMMA = 10.0
 
 
 # ---- The measure of accuracy -----------------------------------------------------
-
-
-def test_kl_of_moments() -> None:
-    mean, cov = torch.tensor([0.3, -0.2]), torch.tensor([[2.0, 0.3], [0.3, 0.5]])
-    p = torch.distributions.MultivariateNormal(mean, cov)
-    target = torch.distributions.MultivariateNormal(torch.zeros(2), torch.eye(2))
-    expected = torch.distributions.kl_divergence(p, target)
-    assert kl_of_moments(mean, cov) == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_floor_is_what_exact_draws_show() -> None:
@@ -88,16 +77,13 @@ def test_ewsg_is_below_sghmc_at_equal_budget() -> None:
         assert row["passes"][0] == 0
         assert row["passes"][-1] == 30
         assert len(row["kl"][0]) == len(row["passes"])
-    again = curves(ewsg=METHODS["EWSG"])["ewsg"]
-    assert again == results["ewsg"]
 
 
-@pytest.mark.parametrize("factor", [-1.0, 0.0])
-def test_wrong_weights_are_not(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+def test_wrong_weights_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     right = torch_sgmcmc.ewsg.ewsg_log_ratio
 
     def wrong(*args: Any, **settings: Any) -> torch.Tensor:
-        return factor * right(*args, **settings)
+        return -right(*args, **settings)
 
     monkeypatch.setattr(torch_sgmcmc.ewsg, "ewsg_log_ratio", wrong)
     with pytest.raises(AssertionError):
@@ -120,42 +106,6 @@ def test_gradients_are_counted(method: Method, steps: int, used: int) -> None:
     for _ in range(steps):
         run.step()
     assert run.gradients == used
-
-
-def test_a_persistent_index_chain_is_asked_for_the_same_minibatch() -> None:
-    method = replace(METHODS["EWSG"], persistent=True)
-    run = Chains(TARGET, method, torch.zeros(50, 2, dtype=torch.float64), seed=0)
-    seen: dict[int, int] = {}
-    again = 0
-    right = run._differentiate
-
-    def watching() -> None:
-        numbers = run.sampler.minibatches.tolist()
-        nonlocal again
-        right()
-        for number, index in zip(numbers, run.index.tolist(), strict=True):
-            again += number in seen
-            assert seen.setdefault(number, index) == index
-
-    run._differentiate = watching
-    for _ in range(20):
-        run.step()
-    assert run.gradients == 40 and again == 19 * 50
-    assert len(set(seen.values())) == TARGET.num_data
-
-
-@pytest.mark.parametrize("name", ["SVRG-LD", "EWSG, SVRG"])
-def test_svrg_gradients_are_exact_here(name: str) -> None:
-    run = Chains(TARGET, METHODS[name], torch.ones(5, 2).double(), seed=0)
-    run.step()
-    theta = run.theta.clone()
-    run.step()
-    torch.testing.assert_close(run.parameter.grad, theta - TARGET.mean)
-
-
-def test_unknown_sampler() -> None:
-    with pytest.raises(ValueError, match="Invalid sampler: 'hmc'"):
-        Chains(TARGET, Method("hmc", 0.1), torch.zeros(1, 2), seed=0)
 
 
 # ---- Exact errors ----------------------------------------------------------------
@@ -201,18 +151,6 @@ def test_exact_bias_is_the_closed_form() -> None:
         assert bias == pytest.approx(variance.sum() - 2 / n, rel=1e-9)
 
 
-def test_exact_errors_tend_to_continuous_time() -> None:
-    for time in (0.5, 2.0):
-        limit = continuous_mse(TARGET, GAMMA, time)
-        gaps = [
-            linear_errors(TARGET, h, GAMMA, [time], "full gradient")[0][time] - limit
-            for h in (2**-7, 2**-8, 2**-9)
-        ]
-        assert abs(gaps[2]) < 0.02 * limit
-        assert gaps[0] / gaps[1] == pytest.approx(2, rel=0.05)
-        assert gaps[1] / gaps[2] == pytest.approx(2, rel=0.05)
-
-
 # ---- Panels j to l ---------------------------------------------------------------
 
 
@@ -253,93 +191,38 @@ def test_slope_against_time(orders: dict[str, Any]) -> None:
     assert small["slope_continuous"] == pytest.approx(-0.958, abs=0.001)
 
 
-def test_chains_are_kept_and_repeatable(tmp_path: Path) -> None:
-    config = {"chains": 100, "seed": 1}
-    first = run_pairs(TARGET, 2**-5, [2.0, 4.0], folder=tmp_path, **config)
-    kept = run_pairs(TARGET, 2**-5, [2.0, 4.0], folder=tmp_path, **config)
-    fresh = run_pairs(TARGET, 2**-5, [2.0, 4.0], **config)
-    for other in (kept, fresh):
-        np.testing.assert_array_equal(first.ewsg, other.ewsg)
-        np.testing.assert_array_equal(first.late, other.late)
-    with pytest.raises(SystemExit, match="holds results with other settings"):
-        run_pairs(TARGET, 2**-5, [2.0, 8.0], folder=tmp_path, **config)
-
-
-# ---- The command line ------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--seeds", "0"], "--seeds must be at least 1"),
-        (["--smallest-step", "8"], "--smallest-step must be at least 9"),
-        (["--chains", "30"], "--chains must be a multiple of 20"),
-        (["--passes", "1"], "--passes must be at least 2"),
-    ],
-)
-def test_bad_options(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: list[str],
-    message: str,
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["ewsg_figure1.py", *options])
-    with pytest.raises(SystemExit):
-        ewsg_figure1.parse_arguments()
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.slow
 def test_everything_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name, few in {
+        "STEPS": (0.02, 0.08),
+        "LENGTHS": (0, 1, 4),
+        "LENGTHS_ELSEWHERE": (4,),
+        "DATA_SIZES": (20, 25),
+        "LONGER": (0, 1, 4),
+        "STEPS_BY_KIND": (0.02, 0.05),
+    }.items():
+        monkeypatch.setattr(f"ewsg2021.figure1.{name}", few)
     options = "--chains 100 --passes 3 --seeds 2 --other-data 2 --error-chains 100"
     options += " --smallest-step 9 --longest-time 3 --length-seeds 2"
-    monkeypatch.setattr(
-        sys, "argv", ["ewsg_figure1.py", *options.split(), "--out", str(tmp_path)]
-    )
-    monkeypatch.setattr(ewsg_figure1, "STEPS", (0.02, 0.08))
-    monkeypatch.setattr(ewsg_figure1, "LENGTHS", (0, 1, 4))
-    monkeypatch.setattr(ewsg_figure1, "LENGTHS_ELSEWHERE", (4,))
-    monkeypatch.setattr(ewsg_figure1, "DATA_SIZES", (20, 25))
-    monkeypatch.setattr(ewsg_figure1, "LONGER", (0, 1, 4))
-    monkeypatch.setattr(ewsg_figure1, "STEPS_BY_KIND", (0.02, 0.05))
-    ewsg_figure1.main()
-    printed = capsys.readouterr().out
-    first = (tmp_path / "results.json").read_bytes()
-    (tmp_path / "panel-c.pt").unlink()
-    (tmp_path / "pairs-h0.0625-seed4.pt").unlink()
-    ewsg_figure1.main()  # finds the rest, and comes to the same results
-    assert (tmp_path / "results.json").read_bytes() == first
-    panels = (
-        "Panel a",
-        "Panel b",
-        "Panel c",
-        "Panels d, e",
-        "Panels f to h",
-        "Panel i",
-    )
-    for panel in (*panels, "Panels j, k, l"):
+    printed, found = run_experiment("ewsg2021.figure1", tmp_path, *options.split())
+    panels = ("a", "b", "c", "i")
+    for panel in (*(f"Panel {p}" for p in panels), "Panels f to h", "Panels j, k, l"):
         assert panel in printed
-    lengths = json.loads((tmp_path / "lengths.json").read_text())
+    assert {f.stem for f in tmp_path.glob("*.png")} == {"kl", "errors", "lengths"}
     names = ["fresh 0", "fresh 1", "fresh 4", "persistent 1", "persistent 4"]
     for n in ("20", "25"):
-        assert list(lengths["fgh"][n]) == list(lengths["i"][n]) == names
-    assert len(lengths["steps"]) == 4
-    for picture in ("kl.png", "errors.png", "lengths.png"):
-        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert {"environment", "settings", "other_data", *"abcdejkl"} <= results.keys()
-    assert list(results["a"]) == list(METHODS)
-    for row in (*results["a"].values(), *results["c"].values()):
-        assert len(row["kl"]) == 2
-        assert all(np.isfinite(row["kl"][0]))
-    assert list(results["e"]) == list(results["d"])
-    assert len(results["other_data"]["EWSG"]) == 2
-    for points in results["b"].values():
+        assert list(found["lengths"]["fgh"][n]) == names
+        assert list(found["lengths"]["i"][n]) == names
+    kl, errors = found["kl"], found["errors"]
+    assert list(kl["a"]) == list(METHODS) and list(kl["e"]) == list(kl["d"])
+    for row in (*kl["a"].values(), *kl["c"].values()):
+        assert len(row["kl"]) == 2 and all(np.isfinite(row["kl"][0]))
+    assert len(kl["other_data"]["EWSG"]) == 2
+    for points in kl["b"].values():
         taus = [p["tau_steps"] for p in points]
         assert taus[0] > 2 * taus[-1]
     for panel in "kl":
-        assert results[panel]["steps"] == [2.0**-e for e in range(9, 3, -1)]
-        low, high = results[panel]["slope"]["interval"]
+        assert errors[panel]["steps"] == [2.0**-e for e in range(9, 3, -1)]
+        low, high = errors[panel]["slope"]["interval"]
         assert low <= high

@@ -1,4 +1,4 @@
-"""Firefly Monte Carlo of the Covertype example, and its bugs.
+"""Firefly Monte Carlo of the Covertype experiment, and that a bug is seen.
 
 Chains start at exact draws of a known posterior, and must still have its law, and
 brightnesses their law given θ, after many steps. False alarms: ``harness.statistics``.
@@ -6,7 +6,6 @@ brightnesses their law given θ, after many steps. False alarms: ``harness.stati
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import Any
 
@@ -129,9 +128,8 @@ def run(kind: type[FlyMC], target: Any, **settings: Any) -> FlyMC:
 
 
 @pytest.mark.parametrize("centre", CENTRES)
-@pytest.mark.parametrize("brighten", [0.02, 0.3])
-def test_the_posterior_is_left_as_it_is(centre: str, brighten: float) -> None:
-    sampler = run(FlyMC, bound(centre), brighten=brighten)
+def test_the_posterior_is_left_as_it_is(centre: str) -> None:
+    sampler = run(FlyMC, bound(centre), brighten=0.1)
     assert 0.1 < float(sampler.accepted.sum() / sampler.steps.sum()) < 0.9
     check(sampler, centre)
 
@@ -149,71 +147,11 @@ def test_the_chains_forget_where_they_started() -> None:
     check(sampler, "tuned")
 
 
-# ---- Its bugs ------------------------------------------------------------------
-
-
-class Unbalanced(FlyMC):
+def test_a_bug_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """q on one side alone of the test of z."""
-
-    def _log_lit(self, log_odds: Tensor) -> Tensor:
-        return log_odds
-
-
-class Hasty(FlyMC):
-    """L̃ that are kept are of the proposal, whether it was accepted or not."""
-
-    def _evaluate(self, theta: Tensor, places: Tensor) -> Tensor:
-        self._latest = super()._evaluate(theta, places)
-        return self._latest
-
-    def _move_position(self, moving: Tensor) -> None:
-        super()._move_position(moving)
-        self._log_odds = self._latest
-
-
-class Likely(FlyMC):
-    """Bright data enter with L/B and not with L/B - 1."""
-
-    def _evaluate(self, theta: Tensor, places: Tensor) -> Tensor:
-        return super()._evaluate(theta, places).exp().log1p()
-
-
-class Sparse(FlyMC):
-    """Dark data are proposed less often than the test thinks."""
-
-    def _thin(self, count: int) -> Tensor:
-        return super()._thin(count)[::2]
-
-
-class Neighbours(FlyMC):
-    """The likelihoods of other chains' θ."""
-
-    def _evaluate(self, theta: Tensor, places: Tensor) -> Tensor:
-        return super()._evaluate(theta.roll(1, 0), places)
-
-
-class Accepting(FlyMC):
-    """Proposals of θ pass without a test."""
-
-    def _uniform(self, count: int) -> Tensor:
-        u = super()._uniform(count)
-        return u * 1e-300 if count == len(self.position) else u
-
-
-@pytest.mark.parametrize(
-    "kind", [Unbalanced, Hasty, Likely, Sparse, Neighbours, Accepting]
-)
-def test_a_bug_is_caught(kind: type[FlyMC]) -> None:
+    monkeypatch.setattr(FlyMC, "_log_lit", lambda self, log_odds: log_odds)
     with pytest.raises(StatisticalError):
-        check(run(kind, bound("untuned")), "untuned")
-
-
-def test_bounds_missing_from_the_test_are_noticed() -> None:
-    """The prior and the bright data alone decide on proposals of θ."""
-    target = bound("untuned")
-    target.linear, target.quadratic = 0 * target.linear, 0 * target.quadratic
-    with pytest.raises(StatisticalError):
-        check(run(FlyMC, target), "untuned")
+        check(run(FlyMC, bound("untuned")), "untuned")
 
 
 # ---- The bound -----------------------------------------------------------------
@@ -313,36 +251,6 @@ def test_a_gaussian_posterior_is_left_as_it_is() -> None:
     check_gaussian(sampler.position.numpy(), mean=mean, cov=covariance, label="θ")
 
 
-def test_proposals_have_the_factors_covariance() -> None:
-    target = GaussianTarget()
-    factor = torch.tensor([[1.0, 0.0, 0.0], [-2.0, 0.5, 0.0], [0.3, 0.1, 2.0]]).double()
-    sampler = FlyMC(
-        target,
-        torch.ones(5000, 3),
-        step_size=0.2,
-        brighten=0.2,
-        seed=6,
-        factor=factor,
-    )
-    sampler.step()
-    proposal = target.asked[0][0].numpy()
-    covariance = 0.04 * (factor @ factor.T).numpy()
-    check_gaussian(proposal - 1, cov=covariance, label="proposals")
-
-
-def test_dark_data_are_proposed_independently() -> None:
-    sampler = FlyMC(
-        GaussianTarget(), torch.zeros(1, 3), step_size=1, brighten=0.2, seed=7
-    )
-    chosen = torch.zeros(6000, 30)
-    for row in chosen:
-        row[sampler._thin(30)] = 1
-    check_z({"each": (chosen.mean(0) - 0.2).numpy() / (0.16 / 6000) ** 0.5}, label="q")
-    centred = (chosen - 0.2) / 0.4
-    pairs = torch.triu(centred.T @ centred, 1) / 6000**0.5
-    check_z({"pairs": pairs.numpy()}, label="pairs")
-
-
 # ---- What it costs -----------------------------------------------------------------
 
 
@@ -408,21 +316,3 @@ def test_the_warm_up_finds_the_acceptance_rate_and_stops() -> None:
         assert torch.equal(sampler.step_size, found)
         rate = float(sampler.accepted.sum() - accepted) / (60 * 100)
         assert rate == pytest.approx(0.3, abs=0.06)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"brighten": 0.0}, "brighten must be between 0 and 1, got 0.0"),
-        ({"brighten": 1.0}, "brighten must be between 0 and 1, got 1.0"),
-        ({"step_size": math.nan}, "step_size must be > 0, got nan"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        FlyMC(
-            GaussianTarget(),
-            torch.zeros(2, 3),
-            seed=0,
-            **({"step_size": 0.1, "brighten": 0.2} | settings),
-        )

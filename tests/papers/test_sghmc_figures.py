@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from harness.examples import PAPERS, run_example
+from harness.examples import run_experiment
 from scipy import linalg
 from sghmc2014.toys import correlated, double_well, phase_space
 
@@ -19,40 +16,19 @@ pytestmark = pytest.mark.examples
 SIGMAS = 4.0
 
 
-@pytest.mark.slow
-def test_the_example_reports_numbers_and_pictures(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        str(PAPERS),
-        "sghmc2014.figures",
-        "--threads",
-        "1",
-        "--out",
-        str(tmp_path),
-    ]
-    output = subprocess.run(
-        [*command, "--tiny"], check=True, capture_output=True, text=True
-    ).stdout
-    for figure in (1, 2, 3):
-        picture = tmp_path / f"figure{figure}.png"
-        assert picture.read_bytes().startswith(b"\x89PNG")
-        assert f"\nFigure {figure}" in output
-    numbers = json.loads((tmp_path / "results.json").read_text())
-    scores = {k: v[0] for k, v in numbers["figure_1"]["scores"].items()}
+def test_tables_pictures_and_the_papers_finding(tmp_path: Path) -> None:
+    printed, found = run_experiment("sghmc2014.figures", tmp_path, "--tiny")
+    for figure in ("figure1", "figure2", "figure3"):
+        assert f"\n{figure}\n" in printed and (tmp_path / f"{figure}.png").exists()
+    scores = {k: v[0] for k, v in found["figure1"]["scores"].items()}
     naive = scores.pop("naive SGHMC, no MH")
-    # The paper's finding: all are right but this one, and by far.
+    # All are right but this one, and by far.
     for score in scores.values():
         clear = np.hypot(score["total_variation_error"], naive["total_variation_error"])
         assert naive["total_variation"] - score["total_variation"] > SIGMAS * clear
     assert scores["HMC, with MH"]["acceptance"] > 0.98
     assert 0.4 < scores["naive SGHMC, with MH"]["acceptance"] < 0.7
     assert scores["HMC, no MH"]["acceptance"] is None
-    # One seed, one result.
-    again = tmp_path / "again"
-    options = ("--threads", 1, "--out", again, "--tiny", "--figure", 2)
-    run_example("sghmc2014.figures", *options)
-    repeated = json.loads((again / "results.json").read_text())
-    assert repeated["figure_2"] == numbers["figure_2"]
 
 
 def test_the_second_moments_of_figure_1() -> None:
@@ -63,16 +39,6 @@ def test_the_second_moments_of_figure_1() -> None:
         # SGHMC's own bias at ε = 0.1 is below 0.01.
         bias = 0.0 if method == "HMC, with MH" else 0.01
         assert abs(z) < SIGMAS * score["second_moment_error"] + bias
-
-
-def test_the_floor_is_what_exact_samples_show() -> None:
-    random = np.random.default_rng(0)
-    p = double_well.true_probabilities()
-    assert abs(p.sum() - 1) < 1e-9
-    centres = (double_well.EDGES[:-1] + double_well.EDGES[1:]) / 2
-    samples = random.choice(centres, size=(50, 2000), p=p / p.sum())
-    score = double_well.score(samples)
-    assert abs(score["total_variation"] / score["floor"] - 1) < 0.3
 
 
 def leapfrog_variance() -> float:
@@ -117,7 +83,7 @@ def test_the_energies_of_figure_2() -> None:
     assert still["largest_radius"] < 5 < noisy["largest_radius"]
 
 
-@pytest.mark.parametrize(("label", "index"), [("SGLD", 0), ("SGLD", 3), ("SGHMC", 0)])
+@pytest.mark.parametrize(("label", "index"), [("SGLD", 0), ("SGHMC", 0)])
 def test_figure_3_follows_the_exact_law(label: str, index: int) -> None:
     point = correlated.simulate(label, index, 400, 2500, 300, seed=2)
     exact = correlated.law(*correlated.SETTINGS[label][index])

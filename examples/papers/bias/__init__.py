@@ -1,1 +1,1 @@
-"""The parts of ``bias_table.py``."""
+"""Every sampler's bias, beside what the gauges say: ours, not a paper's."""

@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
+from reproduce.report import markdown, plt, save
 
 from .methods import METHODS
 
@@ -27,26 +24,21 @@ def _with(value: Sequence[float], digits: int) -> str:
 
 def table(lines: Lines) -> str:
     """In markdown, in the order of the lines."""
-    rows = [
-        "| sampler | step | n | means (sd) | sds (%) | NLL (10⁻³) | T_kin | T_conf | "
-        "variance |",
-        "| --- " * 9 + "|",
-    ]
+    rows = []
     for at in lines:
         label = METHODS[at["method"]].label
         step = "–" if at["step"] is None else f"{at['step']:.3g}"
         size = "all" if at["batch_size"] is None else f"{at['batch_size']:,}"
         if at["notes"]:
-            words = at["notes"][0].split(". ")[0]
-            rows.append(f"| {label} | {step} | {size} | {words} | | | | | |")
+            rows.append([label, step, size, at["notes"][0].split(". ")[0], *[""] * 5])
             continue
-        rows.append(
-            f"| {label} | {step} | {size} | {_with(at['mean_error'], 2)} | "
-            f"{_with(at['sd_error'], 1)} | {_with(at['nll'], 2)} | "
-            f"{_with(at['kinetic'], 3)} | {_with(at['configurational'], 2)} | "
-            + (f"{at['variance']:.2f} |" if "variance" in at else "– |")
-        )
-    return "\n".join(rows)
+        digits = {"mean_error": 2, "sd_error": 1, "nll": 2}
+        digits |= {"kinetic": 3, "configurational": 2}
+        found = [_with(at[key], digit) for key, digit in digits.items()]
+        found.append(f"{at['variance']:.2f}" if "variance" in at else "–")
+        rows.append([label, step, size, *found])
+    head = ["sampler", "step", "n", "means (sd)", "sds (%)", "NLL (10⁻³)"]
+    return markdown([*head, "T_kin", "T_conf", "variance"], rows)
 
 
 def draw(lines: Lines, path: Path) -> None:
@@ -84,5 +76,4 @@ def draw(lines: Lines, path: Path) -> None:
         axis.set_xlim(low - 5, high + 5)
         axis.set_ylim(low - 5, high + 5)
     figure.legend(drawn.values(), drawn, loc="outside right center", fontsize="x-small")
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    save(figure, path)

@@ -5,29 +5,29 @@ sampler at three step sizes and two sizes of minibatches, with equal numbers of
 gradients of single data, against NUTS. That takes an environment with numpyro:
 
     python examples/papers bias.table --data-root DATA --write-data
-    python examples/papers/bias/truth.py runs/bias/logistic-data.npz   # has numpyro
-    python examples/papers/bias/truth.py runs/bias/network-data.npz
+    python examples/papers/bias/truth.py runs/bias.table/logistic-data.npz  # numpyro
+    python examples/papers/bias/truth.py runs/bias.table/network-data.npz
     python examples/papers bias.table --data-root DATA
 
-Each line of the table is kept in ``--out`` and is not made again; tables and pictures
-are written there, too.
+Each line of the table is kept in ``--out`` and is not made again; results.json and
+pictures are written there, too.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from reproduce.program import Parser, versions, write_json
+from reproduce.kept import kept
+from reproduce.program import Parser, finish, run_alone
 
-from bias.methods import METHODS
-from bias.problems import PROBLEMS, load
-from bias.report import draw, table
-from bias.run import Truth, line, modes, step_unit
+from .methods import METHODS
+from .problems import PROBLEMS, load
+from .report import draw, table
+from .run import Truth, line, modes, step_unit
 
 #: Sizes of minibatches, and gradients in passes through the rows, for each chain.
 BATCHES = {"logistic": (100, 1000), "network": (50, 250)}
@@ -38,23 +38,17 @@ FACTORS = (0.25, 1.0, 4.0)
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = Parser(__doc__, "bias")
-    parser.add_argument("--data-root", type=Path, required=True)
-    parser.add_argument(
-        "--problem", nargs="+", choices=PROBLEMS, default=list(PROBLEMS)
-    )
-    parser.add_argument(
-        "--method", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD"
-    )
+    parser = Parser(__doc__, __name__)
+    parser.add_data("covertype/", required=True)
+    parser.add_choice("--only", PROBLEMS)
+    parser.add_choice("--method", METHODS, metavar="METHOD")
     parser.add_argument("--rows", type=int, help="of the data")
     parser.add_argument("--passes", type=float, help="through the rows, for each chain")
-    parser.add_argument(
-        "--truth", type=Path, help="default: PROBLEM-truth.npz in --out"
-    )
-    parser.add_argument("--write-data", action="store_true", help="for bias_truth.py")
+    parser.add_argument("--truth", type=Path, help="default: NAME-truth.npz in --out")
+    parser.add_argument("--write-data", action="store_true", help="for truth.py")
     args = parser.parse_args()
-    if args.truth is not None and len(args.problem) > 1:
-        parser.error("--truth is of one --problem")
+    if args.truth is not None and len(args.only) > 1:
+        parser.error("--truth is of one problem: name it with --only")
     parser.check_at_least(args)
     if args.passes is not None and not args.passes > 0:
         parser.error(f"--passes {args.passes:g} must be > 0")
@@ -80,57 +74,42 @@ def cells(name: str, keys: list[str], unit: float) -> list[dict[str, Any]]:
     return found
 
 
-def main() -> None:
-    """Makes the lines that are missing, the tables and the pictures."""
-    args = parse_arguments()
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name in args.problem:
-        problem = load(name, args.data_root, args.rows or PROBLEMS[name])
-        if args.write_data:
+def run_problem(args: argparse.Namespace, name: str) -> tuple[str, list[Any]]:
+    """Makes the lines that are missing, the table and the picture."""
+    problem = load(name, args.data_root, args.rows or PROBLEMS[name])
+    truth = Truth(args.truth or args.out / f"{name}-truth.npz", problem)
+    start = modes(problem)
+    unit = float(f"{step_unit(problem, start, BATCHES[name][0]):.2g}")
+    passes = args.passes or PASSES[name]
+    settings = {"rows": len(problem.y), "passes": passes, "unit": unit}
+    lines = []
+    for cell in cells(name, args.method, unit):
+
+        def make(cell: dict[str, Any] = cell) -> dict[str, Any]:
+            torch.manual_seed(0)
+            size = cell["batch_size"] or len(problem.y)
+            run = (cell["method"], cell["step"] or 0.0, size, passes)
+            return {**cell, **line(problem, truth, start, *run)}
+
+        found = kept(args.out, f"{name}-{cell['method']}", settings | cell, make)
+        lines.append(found)
+        print(table([found]).splitlines()[-1], flush=True)
+    draw(lines, args.out / f"{name}.png")
+    return f"{name}, NLL of NUTS {truth.nll:.4f}\n\n{table(lines)}", lines
+
+
+def run_all(args: argparse.Namespace) -> None:
+    """The problems' data, or their tables."""
+    if args.write_data:
+        for name in args.only:
+            problem = load(name, args.data_root, args.rows or PROBLEMS[name])
             np.savez(args.out / f"{name}-data.npz", **problem.to_numpy())
-            continue
-        truth = Truth(args.truth or args.out / f"{name}-truth.npz", problem)
-        start = modes(problem)
-        unit = step_unit(problem, start, BATCHES[name][0])
-        unit = float(f"{unit:.2g}")
-        passes = args.passes or PASSES[name]
-        path = args.out / f"{name}.json"
-        settings = {"rows": len(problem.y), "passes": passes, "unit": unit}
-        known: dict[str, Any] = {}
-        if path.exists():
-            document = json.loads(path.read_text())
-            if document["settings"] == settings:
-                known = {json.dumps(at["cell"]): at for at in document["lines"]}
-        lines = []
-        for cell in cells(name, args.method, unit):
-            found = known.get(json.dumps(cell))
-            if found is None:
-                torch.manual_seed(0)
-                result = line(
-                    problem,
-                    truth,
-                    start,
-                    cell["method"],
-                    cell["step"] or 0.0,
-                    cell["batch_size"] or len(problem.y),
-                    passes,
-                )
-                found = {"cell": cell, **cell, **result}
-                known[json.dumps(cell)] = found
-                document = {
-                    "settings": settings,
-                    "environment": versions(),
-                    "lines": list(known.values()),
-                }
-                write_json(document, path)
-            lines.append(found)
-            print(table([found]).splitlines()[-1], flush=True)
-        draw(lines, args.out / f"{name}.png")
-        text = f"{name}, NLL of NUTS {truth.nll:.4f}\n\n{table(lines)}\n"
-        (args.out / f"{name}.md").write_text(text)
+        return
+    found = {name: run_problem(args, name) for name in args.only}
+    document = {name: lines for name, (_, lines) in found.items()}
+    finish(args, document, "\n\n".join(text for text, _ in found.values()))
 
 
-if __name__ == "__main__":
-    main()
+def main() -> None:
+    """The program."""
+    run_alone(run_all, parse_arguments())

@@ -1,8 +1,8 @@
-"""The posteriors of ``bias_table.py`` by NUTS (NumPyro, in an environment of its own).
+"""The posteriors of ``bias.table`` by NUTS (NumPyro, in an environment of its own).
 
-    python examples/papers/bias/truth.py runs/bias/logistic-data.npz
+    python examples/papers/bias/truth.py runs/bias.table/logistic-data.npz
 
-reads what ``bias_table.py --write-data`` has written and writes the draws beside it, as
+reads what ``bias.table --write-data`` has written and writes the draws beside it, as
 ``logistic-truth.npz``. It needs numpyro and not torch.
 """
 

@@ -12,27 +12,24 @@ paper's: --paper makes as many steps as one pass through all data.
     python examples/papers ewsg2021.covertype --data-root DIR --tune  # choose steps
     python examples/papers ewsg2021.covertype --data-root DIR --noise  # of all data
 
-Results go to --out: results.json, curves.png, and a JSON of each method, from which an
-interrupted run continues; with --tune search.json and search.png, and with --noise
-noise.json.
+Results go to --out: results.json, curves.png (with --tune search.png), and what each
+method has found, from which an interrupted run continues.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
-import torch
-from reproduce.program import Parser, versions, write_json
+from reproduce.kept import kept
+from reproduce.program import Parser, finish, run_alone
 
-from ewsg2021.blr.data import FULL_SIZE, Split, load
-from ewsg2021.blr.methods import METHODS, Firefly
-from ewsg2021.blr.reference import reference
-from ewsg2021.blr.report import curves, noise_table, search_picture, search_table, table
-from ewsg2021.blr.run import RunConfig, run
+from .blr.data import FULL_SIZE, Split, load
+from .blr.methods import METHODS, Firefly
+from .blr.reference import reference
+from .blr.report import curves, noise_table, search_picture, search_table, table
+from .blr.run import RunConfig, run
 
 # Times the paper's step size; of these --tune chooses.
 FACTORS = (0.03, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 4.0)
@@ -42,22 +39,16 @@ FURTHER = {"flymc": (8.0, 16.0, 32.0)}
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = Parser(__doc__, "covertype")
-    parser.add_argument(
-        "--data-root", type=Path, required=True, help="folder that holds covertype/"
-    )
-    parser.add_argument(
-        "--method", nargs="+", choices=list(METHODS), default=list(METHODS)
-    )
+    parser = Parser(__doc__, __name__)
+    parser.add_data("covertype/", required=True)
+    parser.add_choice("--method", METHODS)
     parser.add_argument("--passes", type=float, default=1.0)
     parser.add_argument("--batch-size", type=int, default=50)
     parser.add_argument("--chains", type=int, default=200)
     parser.add_argument("--strata", type=int, default=10, help="k-means clusters")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--reference-steps", type=int, default=200)
-    parser.add_argument(
-        "--paper", action="store_true", help="as many steps as the paper's one pass"
-    )
+    parser.add_sizes("paper")
     parser.add_argument(
         "--tune", action="store_true", help="try step sizes on a part of training"
     )
@@ -91,15 +82,11 @@ def configuration(
     )
 
 
-def cached(config: RunConfig, split: Split, path: Path) -> dict[str, Any]:
-    """The result of a run, read from a file if it is there."""
-    if path.exists():
-        result = json.loads(path.read_text())
-        if result["config"] == asdict(config):
-            return result
-    result = run(config, split)
-    write_json(result, path)
-    return result
+def found(
+    args: argparse.Namespace, name: str, config: RunConfig, split: Split
+) -> dict[str, Any]:
+    """The result of a run, made once."""
+    return kept(args.out, name, asdict(config), lambda: run(config, split))
 
 
 def tune(args: argparse.Namespace, split: Split) -> None:
@@ -113,11 +100,9 @@ def tune(args: argparse.Namespace, split: Split) -> None:
         for factor in FACTORS + FURTHER.get(name, ()):
             h = factor * method.step_size
             config = configuration(args, name, h, args.passes)
-            path = args.out / f"search_{name}_{factor:g}.json"
-            search.append(cached(config, validation, path))
-    write_json({"search": search}, args.out / "search.json")
+            search.append(found(args, f"search-{name}", config, validation))
     search_picture(search, args.out / "search.png")
-    print(search_table(search))
+    finish(args, {"search": search}, search_table(search))
 
 
 def noise(args: argparse.Namespace) -> None:
@@ -135,26 +120,21 @@ def noise(args: argparse.Namespace) -> None:
             config = configuration(args, name, method.step_size, args.passes)
             like_all = replace(config, step_size=h, friction=friction)
             for which, setting in (("h", config), ("noise", like_all)):
-                path = args.out / f"noise_{which}_{name}_{seed}.json"
                 results = runs.setdefault(name, {}).setdefault(which, [])
-                results.append(cached(setting, split, path))
-    write_json({"noise": runs}, args.out / "noise.json")
-    print(noise_table(runs))
+                results.append(found(args, f"noise-{name}", setting, split))
+    finish(args, {"noise": runs}, noise_table(runs))
 
 
-def main() -> None:
+def run_all(args: argparse.Namespace) -> None:
     """Runs what the command line asks for and reports."""
-    args = parse_arguments()
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
     split = load(args.data_root, seed=args.seed)
     rows = len(split.train_x) + len(split.test_x)
-    args.out.mkdir(parents=True, exist_ok=True)
     if args.tune:
         return tune(args, split)
     if args.noise:
         return noise(args)
-    passes = args.passes * FULL_SIZE / rows if args.paper else args.passes
+    whole = args.size == "paper"
+    passes = args.passes * FULL_SIZE / rows if whole else args.passes
     runs: dict[str, dict[str, Any]] = {"paper": {}, "tuned": {}}
     for which, results in runs.items():
         for name in args.method:
@@ -163,26 +143,21 @@ def main() -> None:
             if h is None:
                 continue
             config = configuration(args, name, h, passes)
-            results[name] = cached(config, split, args.out / f"{which}_{name}.json")
+            results[name] = found(args, name, config, split)
     truth = reference(
         split, chains=args.chains, steps=args.reference_steps, seed=args.seed
     )
-    environment = {
-        **versions(),
-        "rows": rows,
-        "training rows": len(split.train_x),
-    }
-    document = {"environment": environment, "runs": runs, "reference": truth}
-    write_json(document, args.out / "results.json")
     curves(runs, truth, args.out / "curves.png")
-    print(
-        f"\n{rows} rows of Covertype's {FULL_SIZE}, {passes:.3g} passes, "
+    text = (
+        f"{rows} rows of Covertype's {FULL_SIZE}, {passes:.3g} passes, "
         f"{args.chains} chains: mean ± deviation (standard error) of single chains, "
-        "and scores of the mean of their predictions ± bootstrap deviation\n"
+        "and scores of the mean of their predictions ± bootstrap deviation\n\n"
+        f"{table(runs, truth)}"
     )
-    print(table(runs, truth))
-    print(f"\nThe picture and results.json are in {args.out}")
+    sizes = {"rows": rows, "training rows": len(split.train_x)}
+    finish(args, {"runs": runs, "reference": truth}, text, **sizes)
 
 
-if __name__ == "__main__":
-    main()
+def main() -> None:
+    """The program."""
+    run_alone(run_all, parse_arguments())

@@ -6,12 +6,13 @@ gradients, the KL at equal autocorrelation time, the surrogates of the new momen
 length of the index chain, also for more data (panels f to i); and how the error of time
 averages scales with T and with h.
 
-    python examples/papers ewsg2021.figure1                # a few minutes
-    python examples/papers ewsg2021.figure1 --paper        # more seeds, smaller steps
-    python examples/papers ewsg2021.figure1 --lengths      # panels f to i alone
+    python examples/papers ewsg2021.figure1                  # a few minutes
+    python examples/papers ewsg2021.figure1 --paper          # more seeds, smaller steps
+    python examples/papers ewsg2021.figure1 --only lengths   # panels f to i
 
-Results go to --out: results.json, kl.png, errors.png, of panels f to i lengths.json and
-lengths.png, and what each panel has found, from which an interrupted run continues.
+Panels a to e are "kl", j to l "errors". Results go to --out: results.json, kl.png,
+errors.png, lengths.png, and what each panel has found, from which an interrupted run
+continues.
 """
 
 from __future__ import annotations
@@ -21,18 +22,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from reproduce.program import Parser, alone, versions
+from reproduce.kept import kept
+from reproduce.program import Parser, run_alone, run_parts
 
-from ewsg2021.gaussian.autocorrelation import accuracy_at_autocorrelation
-from ewsg2021.gaussian.chains import METHODS
-from ewsg2021.gaussian.errors import error_orders, run_pairs
-from ewsg2021.gaussian.keep import kept
-from ewsg2021.gaussian.learning import learning_curves, other_data, stationary_kl
-from ewsg2021.gaussian.lengths import by_step, lengths_elsewhere, lengths_of
-from ewsg2021.gaussian.report import errors_picture, kl_picture, tables, write_json
-from ewsg2021.gaussian.report_lengths import lengths_picture, lengths_table
-from ewsg2021.gaussian.target import Gaussian, floor
+from .gaussian import report
+from .gaussian.autocorrelation import accuracy_at_autocorrelation
+from .gaussian.chains import METHODS
+from .gaussian.errors import error_orders, run_pairs
+from .gaussian.learning import learning_curves, other_data, stationary_kl
+from .gaussian.lengths import by_step, lengths_elsewhere, lengths_of
+from .gaussian.report_lengths import lengths_picture, lengths_table
+from .gaussian.target import Gaussian, floor
 
+Part = tuple[str, dict[str, Any]]
+
+DATA_SEED = 0
 SURROGATES = ("momentum", "zero", "one", "full_momentum")
 LENGTHS = (0, 1, 2, 3, 4, 6, 9, 19)
 LENGTHS_ELSEWHERE = (2, 4, 9)  # for other data
@@ -54,10 +58,10 @@ SIZES = {
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = Parser(__doc__, "ewsg_figure1")
-    parser.add_argument("--chains", type=int, default=10_000, help="of panels a to e")
+    parser = Parser(__doc__, __name__)
+    parser.add_choice("--only", PARTS)
+    parser.add_argument("--chains", type=int, default=10_000, help="but of errors")
     parser.add_argument("--passes", type=float, default=30.0, help="over the data")
-    parser.add_argument("--data-seed", type=int, default=0, help="of the n data")
     for name, words in (
         ("seeds", "number of seeds of panels a, c, d, e"),
         ("other_data", "number of other draws of the data"),
@@ -72,8 +76,7 @@ def parse_arguments() -> argparse.Namespace:
             type=int,
             help=f"{words} (default: {short}, with --paper {full})",
         )
-    parser.add_argument("--paper", action="store_true", help="everything at full size")
-    parser.add_argument("--lengths", action="store_true", help="panels f to i alone")
+    parser.add_sizes("paper")
     args = parser.parse_args()
     parser.fill_in(args, SIZES)
     parser.check_at_least(
@@ -92,11 +95,22 @@ def parse_arguments() -> argparse.Namespace:
     return args
 
 
-def learning_panels(
-    target: Gaussian, args: argparse.Namespace
-) -> dict[str, Callable[[], dict[str, Any]]]:
-    """Panels a, c, d, e and the same for other data, to be called."""
-    ewsg = METHODS["EWSG"]
+def panels(
+    args: argparse.Namespace,
+    settings: dict[str, Any],
+    compute: dict[str, Callable[[], dict[str, Any]]],
+) -> dict[str, Any]:
+    """What each panel has found, now or in a run that was interrupted."""
+    found = {
+        name: kept(args.out, f"panel-{name}", settings, make)
+        for name, make in compute.items()
+    }
+    return {"settings": settings, **found}
+
+
+def kl(args: argparse.Namespace) -> Part:
+    """Panels a to e, and the same for other data."""
+    target, ewsg = Gaussian.draw(DATA_SEED), METHODS["EWSG"]
     surrogates = {name: replace(ewsg, surrogate=name) for name in SURROGATES}
     lengths = {str(length): replace(ewsg, length=length) for length in LENGTHS}
     common = {"chains": args.chains, "seeds": range(args.seeds)}
@@ -107,39 +121,51 @@ def learning_panels(
         **{f"EWSG, M = {length}": lengths[str(length)] for length in LENGTHS_ELSEWHERE},
     }
     elsewhere = range(1000, 1000 + args.other_data)
-    return {
-        "a": lambda: learning_curves(target, METHODS, **budget),
-        "c": lambda: learning_curves(target, surrogates, **budget),
-        "d": lambda: learning_curves(target, lengths, **budget),
-        "e": lambda: {
-            name: stationary_kl(target, method, time=12.0, **common)
-            for name, method in lengths.items()
-        },
-        "other_data": lambda: other_data(
-            others, chains=args.chains, passes=args.passes, seeds=elsewhere
-        ),
+    by_steps = {
+        **{name: METHODS[name] for name in ("EWSG", "SGHMC")},
+        "EWSG, x = 0": replace(ewsg, surrogate="zero"),
     }
-
-
-def autocorrelation_panel(target: Gaussian, args: argparse.Namespace) -> Any:
-    """Panel b."""
-    return accuracy_at_autocorrelation(
-        target,
+    settings = {
+        "chains": args.chains,
+        "passes": args.passes,
+        "seeds": args.seeds,
+        "other_data": args.other_data,
+        "data": target.data.tolist(),
+        "num_data": target.num_data,
+        "dim": target.dim,
+        "gradient_covariance": target.gradient_covariance.tolist(),
+        "kl_floor": list(floor(args.chains, target.dim)),
+    }
+    results = panels(
+        args,
+        settings,
         {
-            **{name: METHODS[name] for name in ("EWSG", "SGHMC")},
-            "EWSG, x = 0": replace(METHODS["EWSG"], surrogate="zero"),
+            "a": lambda: learning_curves(target, METHODS, **budget),
+            "b": lambda: accuracy_at_autocorrelation(
+                *(target, by_steps, list(STEPS)),
+                chains=args.chains,
+                burn_in=6.0,
+                time=12.0,
+                seed=0,
+            ),
+            "c": lambda: learning_curves(target, surrogates, **budget),
+            "d": lambda: learning_curves(target, lengths, **budget),
+            "e": lambda: {
+                name: stationary_kl(target, method, time=12.0, **common)
+                for name, method in lengths.items()
+            },
+            "other_data": lambda: other_data(
+                others, chains=args.chains, passes=args.passes, seeds=elsewhere
+            ),
         },
-        list(STEPS),
-        chains=args.chains,
-        burn_in=6.0,
-        time=12.0,
-        seed=0,
     )
+    report.kl_picture(results, args.out / "kl.png")
+    return report.kl_tables(results), results
 
 
-def error_panels(target: Gaussian, args: argparse.Namespace) -> dict[str, Any]:
+def errors(args: argparse.Namespace) -> Part:
     """Panels j, k, l."""
-    runs = []
+    target, runs = Gaussian.draw(DATA_SEED), []
     for exponent in range(4, args.smallest_step + 1):
         long = exponent in (4, 9)
         times = [2.0**e for e in range((args.longest_time if long else 3) + 1)]
@@ -155,93 +181,57 @@ def error_panels(target: Gaussian, args: argparse.Namespace) -> dict[str, Any]:
                 folder=args.out,
             )
         )
-    return error_orders(target, runs)
+    results = {"num_data": target.num_data, "dim": target.dim}
+    results |= error_orders(target, runs)
+    report.errors_picture(results, args.out / "errors.png")
+    return report.errors_tables(results), results
 
 
-def run_lengths(args: argparse.Namespace) -> None:
-    """Runs panels f to i and reports."""
-    chains, passes = args.chains, args.passes
-    results: dict[str, Any] = {
-        "environment": versions(),
-        "settings": {
-            "chains": chains,
-            "passes": passes,
-            "data_seed": args.data_seed,
-            "seeds": args.length_seeds,
-            "other_data": args.other_data,
-            "other_chains": chains // 4,
-            "sizes": list(DATA_SIZES),
-            "lengths": list(LONGER),
+def lengths(args: argparse.Namespace) -> Part:
+    """Panels f to i."""
+    few = {"chains": args.chains // 4, "passes": args.passes}
+    seeds = range(args.length_seeds)
+    settings = {
+        "chains": args.chains,
+        "passes": args.passes,
+        "seeds": args.length_seeds,
+        "other_data": args.other_data,
+        "other_chains": few["chains"],
+        "sizes": list(DATA_SIZES),
+        "lengths": list(LONGER),
+        "steps": list(STEPS_BY_KIND),
+    }
+    results = panels(
+        args,
+        settings,
+        {
+            "fgh": lambda: lengths_of(
+                *(DATA_SIZES, LONGER),
+                data_seed=DATA_SEED,
+                chains=args.chains,
+                passes=args.passes,
+                seeds=seeds,
+            ),
+            "steps": lambda: by_step(
+                *(Gaussian.draw(DATA_SEED), STEPS_BY_KIND),
+                chains=args.chains,
+                time=12.0,
+                seeds=seeds,
+            ),
+            "i": lambda: lengths_elsewhere(
+                *(DATA_SIZES, LONGER),
+                seeds=range(1000, 1000 + args.other_data),
+                **few,
+            ),
         },
-    }
-    target, seeds = Gaussian.draw(args.data_seed), range(args.length_seeds)
-    panels: dict[str, Callable[[], dict[str, Any]]] = {
-        "fgh": lambda: lengths_of(
-            *(DATA_SIZES, LONGER),
-            data_seed=args.data_seed,
-            chains=chains,
-            passes=passes,
-            seeds=seeds,
-        ),
-        "steps": lambda: by_step(
-            *(target, STEPS_BY_KIND), chains=chains, time=12.0, seeds=seeds
-        ),
-        "i": lambda: lengths_elsewhere(
-            *(DATA_SIZES, LONGER),
-            chains=chains // 4,
-            passes=passes,
-            seeds=range(1000, 1000 + args.other_data),
-        ),
-    }
-    for name, compute in panels.items():
-        settings = dict(results["settings"])
-        if name == "steps":
-            settings["steps"] = list(STEPS_BY_KIND)
-        results[name] = kept(args.out / f"panel-{name}.pt", settings, compute)
-    write_json(results, args.out / "lengths.json")
+    )
     lengths_picture(results, args.out / "lengths.png")
-    print(f"\n{lengths_table(results)}")
+    return lengths_table(results), results
 
 
-def run_all(args: argparse.Namespace) -> None:
-    """Runs everything and reports."""
-    run_lengths(args)
-    if args.lengths:
-        print(f"\nlengths.png and lengths.json are in {args.out}")
-        return
-    target = Gaussian.draw(args.data_seed)
-    other = ("out", "threads", "lengths", "length_seeds")
-    settings = {k: v for k, v in vars(args).items() if k not in other}
-    settings["data"] = target.data.tolist()
-    panels = {
-        **learning_panels(target, args),
-        "b": lambda: autocorrelation_panel(target, args),
-    }
-    results = {
-        "environment": versions(),
-        "settings": {
-            **settings,
-            "num_data": target.num_data,
-            "dim": target.dim,
-            "gradient_covariance": target.gradient_covariance.tolist(),
-            "kl_floor": list(floor(args.chains, target.dim)),
-        },
-        **{
-            name: kept(args.out / f"panel-{name}.pt", settings, compute)
-            for name, compute in panels.items()
-        },
-        **error_panels(target, args),
-    }
-    write_json(results, args.out / "results.json")
-    kl_picture(results, args.out / "kl.png")
-    errors_picture(results, args.out / "errors.png")
-    print(f"\n{tables(results)}\n\nPictures and results.json are in {args.out}")
+PARTS = {"kl": kl, "errors": errors, "lengths": lengths}
 
 
 def main() -> None:
     """The program."""
-    alone(run_all, parse_arguments())
-
-
-if __name__ == "__main__":
-    main()
+    run_alone(lambda args: run_parts(args, PARTS), parse_arguments())

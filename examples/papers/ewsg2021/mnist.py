@@ -25,12 +25,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reproduce.program import Parser, alone
+from reproduce.program import Parser, finish, run_alone
 from sghmc2014.bnn.experiment import run_in_turn, tune
 from sghmc2014.bnn.options import add_options, load
-from sghmc2014.bnn.report import environment, write_results
+from sghmc2014.bnn.report import environment, results
 
-from ewsg2021.ensemble.methods import (
+from .ensemble.methods import (
     FINALISTS,
     INDEX_CHAIN_LENGTH,
     LABELS,
@@ -38,14 +38,14 @@ from ewsg2021.ensemble.methods import (
     SEARCH,
     TUNED,
 )
-from ewsg2021.ensemble.models import MODELS
-from ewsg2021.ensemble.report import differences, learning_curves, table
-from ewsg2021.ensemble.run import EnsembleConfig, run
+from .ensemble.models import MODELS
+from .ensemble.report import differences, learning_curves, table
+from .ensemble.run import EnsembleConfig, run
 
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = Parser(__doc__, "ewsg_mnist")
+    parser = Parser(__doc__, __name__)
     add_options(parser, LABELS, batch_size=100)
     parser.add_argument("--model", choices=list(MODELS), default="mlp")
     parser.add_argument(
@@ -153,22 +153,16 @@ def run_all(args: argparse.Namespace) -> None:
         return tune(args, search, configure, go, FINALISTS)
     settings = papers if args.settings == "paper" else TUNED[args.model]
     runs = run_in_turn(args, settings, configure, go)
-    write_results(runs, environment(images), args.out / "results.json")
     learning_curves(runs, args.out / "learning.png")
-    print(
-        f"\n{images.name}, {args.model}, {args.settings} settings, {args.passes} "
+    text = (
+        f"{images.name}, {args.model}, {args.settings} settings, {args.passes} "
         f"passes, {args.burn_in:g} burn-in, {args.chains} chains, "
-        f"{args.samples_per_pass} samples a pass\n"
+        f"{args.samples_per_pass} samples a pass\n\n"
+        f"{table(runs)}\n\n{differences(runs)}"
     )
-    print(table(runs))
-    print(f"\n{differences(runs)}")
-    print(f"\nThe picture and results.json are in {args.out}")
+    finish(args, {"runs": results(runs)}, text, **environment(images))
 
 
 def main() -> None:
     """The program."""
-    alone(run_all, parse_arguments())
-
-
-if __name__ == "__main__":
-    main()
+    run_alone(run_all, parse_arguments())

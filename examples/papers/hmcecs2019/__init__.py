@@ -1,1 +1,1 @@
-"""HMC-ECS against its competitors: data, samplers, measures, figures and report."""
+"""Dang, Quiroz, Kohn, Tran and Villani: HMC with Energy Conserving Subsampling."""

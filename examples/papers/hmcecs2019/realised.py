@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sbps2017.toys.report import markdown, plt, save, summary
+from reproduce.report import markdown, plt, save, standard_error
 from torch import Tensor
 
 from .problem import Problem
@@ -93,7 +93,7 @@ def table(found: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     keys = ("misfit", "difference", "width")
     head = ["figure 6", "misfit", "difference of means", "width of bands"]
     rows = [
-        [name, *(summary(row[key], 3) if key in row else "" for key in keys)]
+        [name, *(standard_error(row[key], 3) if key in row else "" for key in keys)]
         for name, row in found.items()
     ]
     return markdown(head, rows)
@@ -119,4 +119,4 @@ def draw(document: dict[str, Any], path: Path) -> None:
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("P(y = 1) in 100 groups")
     panels[0].legend(fontsize="small")
-    save(figure, path)
+    save(figure, path, 72)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sbps2017.toys.report import markdown, plt, save, summary
+from reproduce.report import markdown, plt, save, standard_error
 
 __all__ = [
     *("accuracy_table", "cost_table", "costs", "densities", "moments", "orders"),
@@ -80,7 +80,7 @@ def cost_table(document: dict[str, Any]) -> str:
 def _seeds(rows: Rows, key: str, index: int | None = None) -> str:
     values = [row[key] if index is None else row[key][index] for row in rows]
     largest = float(np.max(values))
-    return summary(values, 2 if largest < 100 else 0)
+    return standard_error(values, 2 if largest < 100 else 0)
 
 
 def accuracy_table(document: dict[str, Any]) -> str:
@@ -151,7 +151,7 @@ def moments(document: dict[str, Any], path: Path) -> None:
     axes[1].set_xticks(range(len(curves)), curves, rotation=25, ha="right")
     for panel in axes:
         panel.grid(alpha=0.3, axis="y")
-    save(figure, path)
+    save(figure, path, 72)
 
 
 def orders(document: dict[str, Any], path: Path) -> None:
@@ -169,7 +169,7 @@ def orders(document: dict[str, Any], path: Path) -> None:
             panel.grid(alpha=0.3)
         row[1].set(xscale="log", yscale="log")
     figure.suptitle(f"{_title(document)}: posterior means and deviations", fontsize=11)
-    save(figure, path)
+    save(figure, path, 72)
 
 
 def densities(document: dict[str, Any], path: Path) -> None:
@@ -200,7 +200,7 @@ def densities(document: dict[str, Any], path: Path) -> None:
         if row[-1].lines:
             row[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.03, 0.5))
     figure.suptitle(f"{_title(document)}: marginals", fontsize=11)
-    save(figure, path)
+    save(figure, path, 72)
 
 
 def density(values: np.ndarray, signs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -242,7 +242,7 @@ def costs(document: dict[str, Any], path: Path) -> None:
     bars.invert_yaxis()
     bars.set_xlabel("computational time / perturbed HMC-ECS's: min, median, max")
     bars.grid(alpha=0.3, axis="x")
-    save(figure, path)
+    save(figure, path, 72)
 
 
 def _title(document: dict[str, Any]) -> str:

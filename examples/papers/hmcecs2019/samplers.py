@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sbps2017.toys.cache import remembered
+from reproduce.kept import kept_arrays
 from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm, trange
@@ -73,7 +73,7 @@ class Run:
 
     @classmethod
     def of(cls, arrays: dict[str, np.ndarray]) -> Run:
-        """From what :func:`remembered` keeps."""
+        """From what :func:`kept_arrays` keeps."""
         rest = {k: float(v) for k, v in arrays.items() if k not in ("draws", "signs")}
         return cls(arrays["draws"], arrays["signs"], rest.pop("evaluations"), rest)
 
@@ -106,7 +106,7 @@ def hmc(problem: Problem, laplace: Laplace, draws: int, seed: int, cache: Path) 
         def make(start: np.ndarray = white, length: int = length, i: int = i) -> Any:
             return _hmc_piece(problem, laplace, start, length, 1000 * seed + i)
 
-        piece = remembered(cache, f"{problem.name}-hmc-{i}", settings, make)
+        piece = kept_arrays(cache, f"{problem.name}-hmc-{i}", settings, make)
         white = piece["white"][:, -1]
         calls += int(piece["calls"])
         if i > 0:
@@ -221,7 +221,7 @@ def hmc_ecs(
 
     variant = common.get("variant", "perturbed")
     name = f"{problem.name}-{variant}-{seed}"
-    return Run.of(remembered(cache, name, [*key, common, warmup], make))
+    return Run.of(kept_arrays(cache, name, [*key, common, warmup], make))
 
 
 # ---- SGLD and SGHMC --------------------------------------------------------------
@@ -267,7 +267,7 @@ def gradient_method(
         )
 
     name = f"{problem.name}-{kind}-{order}-{seed}"
-    return Run.of(remembered(cache, name, settings, make))
+    return Run.of(kept_arrays(cache, name, settings, make))
 
 
 def _gradient_run(

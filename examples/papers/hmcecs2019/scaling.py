@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from sbps2017.toys.cache import remembered
-from sbps2017.toys.report import markdown, plt, save, summary
+from reproduce.kept import kept_arrays
+from reproduce.report import markdown, plt, save, standard_error
 from scipy import stats
 from tqdm import tqdm, trange
 
@@ -64,7 +64,7 @@ def run(size: Scaling, cache: Path) -> dict[str, Any]:
                 return _adapt(size, order, d, seed)
 
             name = f"scaling-{order}-{d}-{seed}"
-            runs.append(remembered(cache, name, settings, make))
+            runs.append(kept_arrays(cache, name, settings, make))
         cell = {key: [float(r[key]) for r in runs] for key in runs[0]}
         cells.setdefault(str(order), []).append(cell)
     slopes: dict[str, dict[str, dict[str, float]]] = {}
@@ -149,10 +149,10 @@ def table(document: dict[str, Any]) -> str:
         [
             order,
             str(d),
-            summary(cell["step_size"], 3),
+            standard_error(cell["step_size"], 3),
             f"{np.mean(cell['num_steps']):.1f}",
-            summary(cell["acceptance"], 3),
-            summary(cell["inefficiency"], 2),
+            standard_error(cell["acceptance"], 3),
+            standard_error(cell["inefficiency"], 2),
             f"{np.mean(cell['subsample_size']):.0f}",
             f"{np.mean(cell['variance']):.2f}",
         ]
@@ -201,4 +201,4 @@ def draw(document: dict[str, Any], path: Path) -> None:
         panel.legend(fontsize="small")
     left.yaxis.set_major_formatter(plt.ScalarFormatter())
     left.yaxis.set_minor_formatter(plt.ScalarFormatter())
-    save(figure, path)
+    save(figure, path, 72)

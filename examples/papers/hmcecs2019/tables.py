@@ -11,8 +11,8 @@ what the chains find, by the order of the expansions.
     python examples/papers hmcecs2019.tables              # some minutes
     python examples/papers hmcecs2019.tables --paper --data-root DIR
     python examples/papers hmcecs2019.tables --higgs HIGGS.csv.gz --paper
-    python examples/papers hmcecs2019.tables --part simulated --num-data 10000000 \
-        --methods perturbed signed       # streamed; the Laplace approximation as truth
+    python examples/papers hmcecs2019.tables --only simulated --num-data 10000000 \
+        --method perturbed signed       # streamed; the Laplace approximation as truth
 
 Results go to --out: results.json and pictures. Finished runs are kept in --out too,
 those of full HMC in pieces, so that a killed program goes on where it was.
@@ -21,24 +21,24 @@ those of full HMC in pieces, so that a killed program goes on where it was.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from ewsg2021.blr import data as covertype_data
-from reproduce.program import Parser, versions, write_json
+from reproduce.program import Parser, run_alone, run_parts
 
-from hmcecs2019 import realised, report, scaling, variances
-from hmcecs2019.comparison import METHODS, compare
-from hmcecs2019.higgs import higgs
-from hmcecs2019.problem import Problem
-from hmcecs2019.samplers import Size
-from hmcecs2019.scaling import Scaling
-from hmcecs2019.simulated import simulate
-from hmcecs2019.splines import spline_problem
-from hmcecs2019.variances import Variances
+from . import realised, report, scaling, variances
+from .comparison import METHODS, compare
+from .higgs import higgs
+from .problem import Problem
+from .samplers import Size
+from .scaling import Scaling
+from .simulated import simulate
+from .splines import spline_problem
+from .variances import Variances
 
 PARTS = (
     *("simulated", "covertype", "splines", "higgs"),
@@ -94,25 +94,14 @@ SIZES = {
 }
 
 
-def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = Parser(__doc__, "hmcecs_tables")
-    parser.add_argument(
-        "--part",
-        nargs="+",
-        choices=PARTS,
-        help="what to run (default: all there are data for)",
-    )
-    parser.add_argument(
-        "--methods",
-        nargs="+",
-        choices=METHODS,
-        default=[name for name in METHODS if name != "perturbed, order 0"],
-        metavar="METHOD",
-    )
-    parser.add_argument(
-        "--data-root", type=Path, help="folder that holds covertype/, for splines too"
-    )
+    parser = Parser(__doc__, __name__)
+    words = "what to run (default: all there are data for)"
+    parser.add_choice("--only", PARTS, default=None, help=words)
+    usual = [name for name in METHODS if name != "perturbed, order 0"]
+    parser.add_choice("--method", METHODS, default=usual, metavar="METHOD")
+    parser.add_data("covertype/, for splines too")
     parser.add_argument(
         "--higgs", type=Path, help="HIGGS.csv or HIGGS.csv.gz, for that part"
     )
@@ -126,15 +115,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--num-data", type=int, help="simulated data for training")
     parser.add_argument("--seeds", type=int, help="of each method and of figure 7")
     parser.add_sizes()
-    args = parser.parse_args(arguments)
+    args = parser.parse_args()
     given = dict.fromkeys(("covertype", "splines"), args.data_root)
     given["higgs"] = args.higgs
-    if args.part is None:
-        args.part = [p for p in PARTS if given.get(p, p) is not None]
+    if args.only is None:
+        args.only = [p for p in PARTS if given.get(p, p) is not None]
     options = dict.fromkeys(("covertype", "splines"), "--data-root")
     for part, option in {**options, "higgs": "--higgs"}.items():
-        if part in args.part and given[part] is None:
-            parser.error(f"--part {part} needs {option}")
+        if part in args.only and given[part] is None:
+            parser.error(f"--only {part} needs {option}")
     if not 0 <= args.rare < 1:
         parser.error(f"--rare {args.rare:g} must be in [0, 1)")
     parser.check_at_least(args, num_data=1000, seeds=1)
@@ -164,16 +153,52 @@ def covertype(data_root: Path, rare: float) -> Problem:
     return Problem("Covertype", x, y, test_x, test_y, prior_precision=0.1)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def shown(result: dict[str, Any], text: str) -> tuple[str, dict[str, Any]]:
+    """A part's tables and numbers, without what only pictures show."""
+    return text, {k: v for k, v in result.items() if k not in ("curves", "groups")}
+
+
+def run_comparison(
+    part: str, load: Callable[[], Problem], size: Sizes, args: argparse.Namespace
+) -> tuple[str, dict[str, Any]]:
+    """All methods on one data set."""
+    result = compare(
+        load(),
+        size.runs,
+        args.out / "runs",
+        methods=_ORDERS if part == "figure9" else args.method,
+        signed=size.signed,
+        guideline=part in ("covertype", "splines"),
+        share=_SPLINES_SHARE if part == "splines" else 0.01,
+    )
+    text = report.tables(result)
+    if part == "figure9":
+        report.orders(result, args.out / "figure9.png")
+    else:
+        for draw in (report.moments, report.densities, report.costs):
+            draw(result, args.out / f"{part}_{draw.__name__}.png")
+    if "realised" in result:
+        text += f"\n\n{realised.table(result['realised'])}"
+        realised.draw(result, args.out / "figure6.png")
+    return shown(result, text)
+
+
+def run_all(args: argparse.Namespace) -> None:
     """Runs what the command line asks for and reports."""
-    args = parse_arguments(arguments)
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
-    args.out.mkdir(parents=True, exist_ok=True)
     size, cache, folder = sizes(args), args.out / "runs", args.out / "data"
 
     def simulated() -> Problem:
         return simulate(size.num_data, min(500_000, size.num_data // 10), folder)
+
+    def figure7(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+        result = scaling.run(size.scaling, cache)
+        scaling.draw(result, args.out / "figure7.png")
+        return shown(result, scaling.table(result))
+
+    def figure8(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+        result = variances.run(simulated(), size.variances, cache)
+        variances.draw(result, args.out / "figure8.png")
+        return shown(result, variances.table(result))
 
     problems: dict[str, Callable[[], Problem]] = {
         "simulated": simulated,
@@ -182,44 +207,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "splines": lambda: spline_problem(args.data_root),
         "higgs": lambda: higgs(args.higgs, folder),
     }
-    document: dict[str, Any] = {"environment": versions()}
-    for part in dict.fromkeys(args.part):
-        if part == "figure7":
-            result = scaling.run(size.scaling, cache)
-            text = scaling.table(result)
-            scaling.draw(result, args.out / "figure7.png")
-        elif part == "figure8":
-            result = variances.run(simulated(), size.variances, cache)
-            text = variances.table(result)
-            variances.draw(result, args.out / "figure8.png")
-        else:
-            result = compare(
-                problems[part](),
-                size.runs,
-                cache,
-                methods=_ORDERS if part == "figure9" else args.methods,
-                signed=size.signed,
-                guideline=part in ("covertype", "splines"),
-                share=_SPLINES_SHARE if part == "splines" else 0.01,
-            )
-            text = report.tables(result)
-            if part == "figure9":
-                report.orders(result, args.out / "figure9.png")
-            else:
-                for draw in (report.moments, report.densities, report.costs):
-                    draw(result, args.out / f"{part}_{draw.__name__}.png")
-            if "realised" in result:
-                text += f"\n\n{realised.table(result['realised'])}"
-                realised.draw(result, args.out / "figure6.png")
-        print(f"\n{part}\n\n{text}", flush=True)
-        # What only pictures show.
-        for name in ("curves", "groups"):
-            result.pop(name, None)
-        document[part] = result
-        # Also if a later part fails.
-        write_json(document, args.out / "results.json")
-    print(f"\nPictures and results.json are in {args.out}")
+    parts = {p: partial(run_comparison, p, problems[p], size) for p in problems}
+    run_parts(args, {**parts, "figure7": figure7, "figure8": figure8})
 
 
-if __name__ == "__main__":
-    main()
+def main() -> None:
+    """The program."""
+    run_alone(run_all, parse_arguments())

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from sbps2017.toys.cache import remembered
-from sbps2017.toys.report import markdown, plt, save
+from reproduce.kept import kept_arrays
+from reproduce.report import markdown, plt, save
 from torch import Tensor
 from tqdm import trange
 
@@ -56,7 +56,7 @@ def run(problem: Problem, size: Variances, cache: Path) -> dict[str, Any]:
         def make(order: int = order) -> dict[str, np.ndarray]:
             return _chain(problem, start, size, order)
 
-        made = remembered(cache, f"{problem.name}-variances-{order}", settings, make)
+        made = kept_arrays(cache, f"{problem.name}-variances-{order}", settings, make)
         curves[str(order)] = made["variance"]
         if order == 2:
             curves["0"] = made["zeroth"]
@@ -144,4 +144,4 @@ def draw(document: dict[str, Any], path: Path) -> None:
     axes.axhline(1, color="k", linewidth=0.8)
     axes.set(yscale="log", xlabel="step", ylabel="estimated variance of log L̂")
     figure.legend(fontsize="small", loc="outside upper center", ncols=4)
-    save(figure, path)
+    save(figure, path, 72)

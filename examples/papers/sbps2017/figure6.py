@@ -17,27 +17,18 @@ run, from which an interrupted run continues.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from reproduce.program import Parser, alone
+from reproduce.program import Parser, finish, run_alone
 
-from sbps2017.mnist7.chains import ChainConfig, run_chain
-from sbps2017.mnist7.data import load_digits4, load_mnist7
-from sbps2017.mnist7.reference import make_reference
-from sbps2017.mnist7.report import (
-    Run,
-    figure_6,
-    name_of,
-    score,
-    squares_table,
-    table,
-    write_results,
-)
+from .mnist7.chains import ChainConfig, run_chain
+from .mnist7.data import load_digits4, load_mnist7
+from .mnist7.reference import make_reference
+from .mnist7.report import Run, figure_6, name_of, score, squares_table, table
 
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = Parser(__doc__, "sbps_mnist7")
+    parser = Parser(__doc__, __name__)
     add = parser.add_argument
     add("--epochs", type=int, help="of N evaluations (default: 1500, --paper 10000)")
     add("--burn-in", type=int, help="epochs (default: a half of --epochs)")
@@ -46,9 +37,9 @@ def parse_arguments() -> argparse.Namespace:
     add("--refresh-rate", type=float, nargs="*", default=[0.0], help="of SBPS")
     add("--batch-size", type=int, default=500)
     add("--draws", type=int, help="of the reference's 4 chains (default: 250, 1000)")
-    add("--data-root", type=Path, help="folder with MNIST/raw (default: download)")
+    parser.add_data("MNIST/raw (default: download)")
     add("--digits", action="store_true", help="scikit-learn's digits at 4x4, not MNIST")
-    add("--paper", action="store_true", help="the paper's length")
+    parser.add_sizes("paper")
     args = parser.parse_args()
     sizes = {"epochs": (1500, 10_000), "seeds": (2, 3), "draws": (250, 1000)}
     parser.fill_in(args, sizes)
@@ -63,7 +54,7 @@ def parse_arguments() -> argparse.Namespace:
 def run_all(args: argparse.Namespace) -> None:
     """Runs what the command line asks for and reports."""
     images = load_digits4() if args.digits else load_mnist7(args.data_root)
-    reference = make_reference(images, 4, args.draws, args.out / "reference.pt")
+    reference = make_reference(images, 4, args.draws, args.out)
     methods = [("sgld", lr) for lr in args.lr] + [
         ("sbps", rate) for rate in args.refresh_rate
     ]
@@ -78,7 +69,6 @@ def run_all(args: argparse.Namespace) -> None:
             run = score(config, result, reference, images, args.burn_in)
             runs.setdefault(name_of(run), []).append(run)
             first_results.setdefault(name_of(run), result)
-    write_results(runs, reference, args.out / "results.json")
     figure_6(
         first_results,
         reference,
@@ -87,20 +77,19 @@ def run_all(args: argparse.Namespace) -> None:
         args.out / "figure6.png",
     )
     quality = ", ".join(f"{k} {v:.4g}" for k, v in reference.quality.items())
-    print(
-        f"\n{images.name}, N {len(images.train_y)}, d {len(reference.mean)}, ", end=""
+    text = (
+        f"{images.name}, N {len(images.train_y)}, d {len(reference.mean)}, "
+        f"{args.epochs} epochs, {args.burn_in} burn-in; reference: {quality}\n\n"
+        f"{table(runs)}\n\nMean squares by tenths of the runs, 1 in equilibrium\n\n"
+        f"{squares_table(runs)}"
     )
-    print(f"{args.epochs} epochs, {args.burn_in} burn-in; reference: {quality}\n")
-    print(table(runs))
-    print("\nMean squares by tenths of the runs, 1 in equilibrium\n")
-    print(squares_table(runs))
-    print(f"\nThe picture and results.json are in {args.out}")
+    document = {
+        "reference": reference.quality | {"deviations": reference.deviations.tolist()},
+        "runs": [run for some in runs.values() for run in some],
+    }
+    finish(args, document, text)
 
 
 def main() -> None:
     """The program."""
-    alone(run_all, parse_arguments())
-
-
-if __name__ == "__main__":
-    main()
+    run_alone(run_all, parse_arguments())

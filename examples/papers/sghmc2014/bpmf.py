@@ -23,13 +23,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from reproduce.program import Parser, alone, versions, write_json
+from reproduce.program import Parser, finish, run_alone, write_json
 
-from sghmc2014.pmf import cost, report
-from sghmc2014.pmf.data import FOLDS, ML_1M, TINY, Ratings, load, simulate
-from sghmc2014.pmf.gibbs import posterior
-from sghmc2014.pmf.methods import LABELS, SEARCH, SETTINGS
-from sghmc2014.pmf.run import RunConfig, run
+from .pmf import cost, report
+from .pmf.data import FOLDS, ML_1M, TINY, Ratings, load, simulate
+from .pmf.gibbs import posterior
+from .pmf.methods import LABELS, SEARCH, SETTINGS
+from .pmf.run import RunConfig, run
 
 # Of each size: steps, those of burn-in, those of a round, and from one averaged sample
 # to the next. The paper has one a round.
@@ -42,13 +42,11 @@ SIZES = {
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = Parser(__doc__, "bpmf")
+    parser = Parser(__doc__, __name__)
     parser.add_sizes()
+    parser.add_choice("--method", LABELS)
+    parser.add_choice("--fold", range(FOLDS))
     parser.add_argument("--ratings", type=Path, help="ratings.dat or u.data")
-    parser.add_argument("--method", nargs="+", choices=list(LABELS), default=[*LABELS])
-    parser.add_argument(
-        "--fold", nargs="+", type=int, choices=range(FOLDS), default=[*range(FOLDS)]
-    )
     parser.add_argument("--steps", type=int, help="instead of the size's")
     parser.add_argument("--burn-in", type=int, help="likewise")
     parser.add_argument(
@@ -165,18 +163,12 @@ def run_all(args: argparse.Namespace) -> None:
             settings = SETTINGS[method]
             config = configuration(args, ratings, method, fold, settings)
             runs.setdefault(method, []).append(run(config, ratings, args.out))
-    document = {"environment": versions() | {"ratings": ratings.name}, "runs": runs}
-    write_json(document, args.out / "results.json")
     report.curves(runs, args.out / "bpmf.png")
-    print(f"\n{ratings.name}; {args.steps} steps, {args.burn_in} burn-in\n")
-    print(report.table(runs))
-    print(f"\nThe picture and results.json are in {args.out}")
+    text = f"{ratings.name}; {args.steps} steps, {args.burn_in} burn-in"
+    text = f"{text}\n\n{report.table(runs)}"
+    finish(args, {"runs": runs}, text, ratings=ratings.name)
 
 
 def main() -> None:
     """The program."""
-    alone(run_all, parse_arguments())
-
-
-if __name__ == "__main__":
-    main()
+    run_alone(run_all, parse_arguments())

@@ -5,9 +5,9 @@ Metropolis-Hastings test, naive SGHMC with and without, and SGHMC on U = -2θ² 
 with gradient noise N(0, 4). Figure 2: four dynamics in phase space. Figure 3: SGLD
 and SGHMC on a correlated Gaussian over five step sizes each.
 
-    python examples/papers sghmc2014.figures              # two minutes
-    python examples/papers sghmc2014.figures --figure 3
-    python examples/papers sghmc2014.figures --paper      # ten million samples, 3 seeds
+    python examples/papers sghmc2014.figures                  # two minutes
+    python examples/papers sghmc2014.figures --only figure3
+    python examples/papers sghmc2014.figures --paper     # ten million samples, 3 seeds
 
 Results go to --out: results.json and figure1.png, figure2.png, figure3.png.
 """
@@ -17,28 +17,19 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import torch
-from reproduce.program import Parser, versions, write_json
+from reproduce.program import Parser, run_alone, run_parts
 
-from sghmc2014.toys import correlated, double_well, phase_space, report
+from .toys import correlated, double_well, phase_space, report
 
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = Parser(__doc__, "sghmc_figures")
-    parser.add_argument(
-        "--figure",
-        type=int,
-        nargs="+",
-        choices=[1, 2, 3],
-        default=[1, 2, 3],
-        help="one or several figures (default: all)",
-    )
+    parser = Parser(__doc__, __name__)
+    parser.add_choice("--only", PARTS)
     parser.add_argument("--seeds", type=int, help="default: 1, with --paper 3")
     parser.add_sizes()
     args = parser.parse_args()
-    if args.seeds is None:
-        args.seeds = 3 if args.size == "paper" else 1
+    parser.fill_in(args, {"seeds": (1, 3)})
     parser.check_at_least(args, seeds=1)
     return args
 
@@ -48,8 +39,8 @@ def sized(args: argparse.Namespace, tiny: Any, short: Any, full: Any) -> Any:
     return {"tiny": tiny, "short": short, "paper": full}[args.size]
 
 
-def run_1(args: argparse.Namespace) -> dict[str, Any]:
-    """Figure 1; returns its numbers."""
+def run_1(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """Figure 1: its table and its numbers."""
     size = double_well.Size(*sized(args, (400, 4, 12), (2000, 20, 50), (4000, 20, 250)))
     scores: dict[str, list[dict[str, Any]]] = {}
     shown = {}
@@ -61,12 +52,11 @@ def run_1(args: argparse.Namespace) -> dict[str, Any]:
             scores[method].append({**score, "acceptance": result["acceptance"]})
             shown.setdefault(method, result["samples"])
     report.figure_1(shown, args.out / "figure1.png")
-    print(f"\nFigure 1\n\n{report.table_1(scores)}")
-    return {"size": vars(size), "scores": scores}
+    return report.table_1(scores), {"size": vars(size), "scores": scores}
 
 
-def run_2(args: argparse.Namespace) -> dict[str, Any]:
-    """Figure 2; returns its numbers."""
+def run_2(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """Figure 2, likewise."""
     steps = sized(args, 1000, 15_000, 15_000)
     chains = sized(args, 200, 64, 400)
     numbers: dict[str, list[dict[str, Any]]] = {}
@@ -76,12 +66,12 @@ def run_2(args: argparse.Namespace) -> dict[str, Any]:
         numbers[dynamics] = [phase_space.summary(theta, momentum)]
         shown[dynamics] = theta[:, 0], momentum[:, 0]
     report.figure_2(shown, args.out / "figure2.png")
-    print(f"\nFigure 2, {chains} chains\n\n{report.table_2(numbers)}")
-    return {"steps": steps, "chains": chains, "dynamics": numbers}
+    text = f"{chains} chains\n\n{report.table_2(numbers)}"
+    return text, {"steps": steps, "chains": chains, "dynamics": numbers}
 
 
-def run_3(args: argparse.Namespace) -> dict[str, Any]:
-    """Figure 3; returns its numbers."""
+def run_3(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """Figure 3, likewise."""
     chains = sized(args, 50, 200, 2000)
     steps, burn_in = sized(args, (300, 50), (5000, 2000), (5000, 2000))
     points = {
@@ -95,30 +85,17 @@ def run_3(args: argparse.Namespace) -> dict[str, Any]:
         for label, settings in correlated.SETTINGS.items()
     }
     report.figure_3(points, args.out / "figure3.png")
-    print(f"\nFigure 3, {chains} chains\n\n{report.table_3(points)}")
     exact = {
         label: [correlated.law(*setting) for setting in settings]
         for label, settings in correlated.SETTINGS.items()
     }
-    return {"chains": chains, "burn_in": burn_in, "points": points, "exact": exact}
+    found = {"chains": chains, "burn_in": burn_in, "points": points, "exact": exact}
+    return f"{chains} chains\n\n{report.table_3(points)}", found
+
+
+PARTS = {"figure1": run_1, "figure2": run_2, "figure3": run_3}
 
 
 def main() -> None:
     """Runs what the command line asks for and reports."""
-    args = parse_arguments()
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
-    args.out.mkdir(parents=True, exist_ok=True)
-    document: dict[str, Any] = {
-        "environment": versions(),
-        "seeds": args.seeds,
-    }
-    runs = {1: run_1, 2: run_2, 3: run_3}
-    for figure in sorted(set(args.figure)):
-        document[f"figure_{figure}"] = runs[figure](args)
-    write_json(document, args.out / "results.json")
-    print(f"\nPictures and results.json are in {args.out}")
-
-
-if __name__ == "__main__":
-    main()
+    run_alone(lambda args: run_parts(args, PARTS), parse_arguments())

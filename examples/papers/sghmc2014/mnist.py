@@ -32,23 +32,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reproduce.program import Parser, alone
+from reproduce.program import Parser, finish, run_alone
 
-from sghmc2014.bnn.curves import learning_curves
-from sghmc2014.bnn.experiment import run_in_turn, tune
-from sghmc2014.bnn.methods import FIGURE_4, METHODS, SEARCH
-from sghmc2014.bnn.options import add_options, load
-from sghmc2014.bnn.pairs import pairs_table
-from sghmc2014.bnn.report import (
+from .bnn.curves import learning_curves
+from .bnn.experiment import run_in_turn, tune
+from .bnn.methods import FIGURE_4, METHODS, SEARCH
+from .bnn.options import add_options, load
+from .bnn.pairs import pairs_table
+from .bnn.report import (
     COLORS,
     LABELS,
     environment,
     figure_4,
+    results,
     table,
     uncertainty,
-    write_results,
 )
-from sghmc2014.bnn.run import RunConfig, run
+from .bnn.run import RunConfig, run
 
 # Sizes of a run, short and with --paper. The 1,200 digits need smaller minibatches and
 # more epochs for as many updates.
@@ -63,7 +63,7 @@ DIGITS = MNIST | {"epochs": (200, 800), "burn_in": (50, 50), "batch_size": (100,
 
 def parse_arguments(*more: str) -> argparse.Namespace:
     """The command line, with more options behind."""
-    parser = Parser(__doc__, "mnist_bnn")
+    parser = Parser(__doc__, __name__)
     add_options(parser, METHODS, batch_size=None, default=FIGURE_4)
     parser.add_argument(
         "--epochs", type=int, help="default: 60, of the digits 200, with --paper 800"
@@ -150,7 +150,6 @@ def run_all(args: argparse.Namespace) -> None:
     if args.tune:
         return tune(args, SEARCH, configure, go)
     runs = run_in_turn(args, METHODS, configure, go)
-    write_results(runs, environment(images), args.out / "results.json")
     figure_4(runs, args.out / "figure4.png")
     uncertainty(runs, images, args.out / "uncertainty.png")
     learning_curves(
@@ -161,17 +160,13 @@ def run_all(args: argparse.Namespace) -> None:
         title=images.name,
         abscissa="epochs (evaluations / N)",
     )
-    print(f"\n{images.name}, {args.epochs} epochs, {args.burn_in} burn-in\n")
-    print(table(runs))
+    text = f"{images.name}, {args.epochs} epochs, {args.burn_in} burn-in"
+    text = f"{text}\n\n{table(runs)}"
     if len(runs) > 1:
-        print(f"\n{pairs_table(runs, images.test_y)}")
-    print(f"\nPictures and results.json are in {args.out}")
+        text += f"\n\n{pairs_table(runs, images.test_y)}"
+    finish(args, {"runs": results(runs)}, text, **environment(images))
 
 
 def main() -> None:
     """The program."""
-    alone(run_all, parse_arguments())
-
-
-if __name__ == "__main__":
-    main()
+    run_alone(run_all, parse_arguments())

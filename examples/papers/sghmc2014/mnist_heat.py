@@ -1,6 +1,6 @@
 """Is the posterior on MNIST under-confident, or is it heat?
 
-The chain of ``mnist_bnn.py --paper`` (SGHMC, 784-100-10, one prior precision a layer,
+The chain of ``sghmc2014.mnist --paper`` (SGHMC, 784-100-10, a prior precision a layer,
 drawn after every epoch) at the page's settings and at settings at which every layer
 runs within 5 % of T = 1. All runs of a seed go on from the same network, to which the
 page's settings have led; their last epochs are what the gauges observe and what the
@@ -14,21 +14,22 @@ Each run is kept in ``--out``, and is not made again.
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
-from reproduce import checkpoint
-from reproduce.program import versions, write_json
+from reproduce.kept import kept
+from reproduce.program import Parser, finish, run_alone
+from reproduce.report import markdown
 from torch import nn
 from torch.nn import functional as F
 from tqdm import trange
 
 import torch_sgmcmc as sg
-from sghmc2014.bnn.data import Images, load_images, minibatches
-from sghmc2014.bnn.methods import build_model
-from sghmc2014.bnn.metrics import evaluate
+
+from .bnn.data import Images, load_images, minibatches
+from .bnn.methods import build_model
+from .bnn.metrics import evaluate
 
 TENSORS = ("first weights", "first biases", "output weights", "output biases")
 # The page's settings.
@@ -93,37 +94,25 @@ def train_epoch(
     set_precisions(sampler, hyperprior.step())
 
 
-def start_of(
-    images: Images, seed: int, epochs: int, batch_size: int, path: Path
-) -> dict[str, Any]:
+def start_of(images: Images, seed: int, epochs: int, batch_size: int) -> dict[str, Any]:
     """Network and precisions after so many epochs at the page's settings."""
-    if not path.exists():
-        model = build_model(images.train_x.shape[1], seed, images.train_x.device)
-        sampler, hyperprior = build(model, len(images.train_y), seed, PAPER)
-        for epoch in trange(1, epochs + 1, desc=f"start, seed {seed}", unit="epoch"):
-            batches = minibatches(
-                images.train_x, images.train_y, batch_size, seed, epoch
-            )
-            train_epoch(model, sampler, hyperprior, batches)
-        precisions = [g["prior_precision"] for g in sampler.param_groups[::2]]
-        checkpoint.save({"model": model.state_dict(), "precisions": precisions}, path)
-    return checkpoint.load(path)
+    model = build_model(images.train_x.shape[1], seed, images.train_x.device)
+    sampler, hyperprior = build(model, len(images.train_y), seed, PAPER)
+    for epoch in trange(1, epochs + 1, desc=f"start, seed {seed}", unit="epoch"):
+        batches = minibatches(images.train_x, images.train_y, batch_size, seed, epoch)
+        train_epoch(model, sampler, hyperprior, batches)
+    precisions = [g["prior_precision"] for g in sampler.param_groups[::2]]
+    return {"model": model.state_dict(), "precisions": precisions}
 
 
 def run(
-    name: str,
-    images: Images,
-    seed: int,
-    epochs: int,
-    start: int,
-    observe: int,
-    batch_size: int,
-    folder: Path,
+    images: Images, args: argparse.Namespace, name: str, seed: int
 ) -> dict[str, Any]:
     """One chain: what it predicts and at which temperatures."""
-    num_data = len(images.train_y)
-    path = folder / f"start-{seed}-{start}-{batch_size}.pt"
-    saved = start_of(images, seed, start, batch_size, path)
+    num_data, batch_size = len(images.train_y), args.batch_size
+    epochs, start, observe = args.epochs, args.start, args.observe
+    begin = (seed, start, batch_size)
+    saved = kept(args.out, f"start-{seed}", begin, partial(start_of, images, *begin))
     model = build_model(images.train_x.shape[1], seed, images.train_x.device)
     model.load_state_dict(saved["model"])
     sampler, hyperprior = build(model, num_data, seed + 500, SETTINGS[name])
@@ -167,28 +156,34 @@ def run(
 
 def table(runs: list[dict[str, Any]]) -> str:
     """Scores and temperatures, a line a run."""
-    lines = [
-        "| settings | seed | " + " | ".join(f"T_kin, {t}" for t in TENSORS) + " | "
-        "test error | NLL | ECE | confidence − accuracy |",
-        "| --- " * (len(TENSORS) + 6) + "|",
-    ]
+    rows = []
     for r in runs:
         heat = [r["temperatures"][t]["kinetic"] for t in TENSORS]
         gap = r["confidence"] - (1 - r["error"])
-        lines.append(
-            f"| {r['settings']} | {r['seed']} | "
-            + " | ".join(f"{mean:.3f} ± {half:.2g}" for mean, half in heat)
-            + f" | {r['error']:.2%} | {r['nll']:.4f} | {r['ece']:.4f} | {gap:+.4f} |"
-        )
-    return "\n".join(lines)
+        scores = [f"{r['error']:.2%}", f"{r['nll']:.4f}", f"{r['ece']:.4f}"]
+        temperatures = [f"{mean:.3f} ± {half:.2g}" for mean, half in heat]
+        row = [r["settings"], r["seed"], *temperatures, *scores]
+        rows.append([*row, f"{gap:+.4f}"])
+    head = ["settings", "seed", *(f"T_kin, {t}" for t in TENSORS), "test error"]
+    return markdown([*head, "NLL", "ECE", "confidence − accuracy"], rows)
+
+
+def run_all(args: argparse.Namespace) -> None:
+    """Makes the runs that are missing, and prints the table."""
+    images, runs = load_images(args.data_root), []
+    size = (args.epochs, args.start, args.observe, args.batch_size)
+    for seed in range(args.seeds):
+        for name in args.only:
+            make = partial(run, images, args, name, seed)
+            runs.append(kept(args.out, f"{name}-{seed}", size, make))
+    finish(args, {"runs": runs}, table(runs))
 
 
 def main() -> None:
-    """Makes the runs that are missing, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data-root", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path("runs/mnist_heat"))
-    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=[*SETTINGS])
+    """The program."""
+    parser = Parser(__doc__, __name__)
+    parser.add_data("MNIST/raw", required=True)
+    parser.add_choice("--only", SETTINGS)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=400)
     parser.add_argument("--start", type=int, default=250, help="epochs as the page's")
@@ -197,20 +192,4 @@ def main() -> None:
     args = parser.parse_args()
     if not 0 < args.observe <= args.epochs - args.start:
         parser.error("--observe must be in [1, --epochs - --start]")
-    images = load_images(args.data_root)
-    args.out.mkdir(parents=True, exist_ok=True)
-    runs = []
-    for seed in range(args.seeds):
-        for name in args.settings:
-            size = (args.epochs, args.start, args.observe, args.batch_size)
-            path = args.out / f"{name}-{seed}-{'-'.join(map(str, size))}.json"
-            if not path.exists():
-                result = run(name, images, seed, *size, args.out)
-                result["environment"] = versions()
-                write_json(result, path)
-            runs.append(json.loads(path.read_text()))
-    print(table(runs))
-
-
-if __name__ == "__main__":
-    main()
+    run_alone(run_all, args)

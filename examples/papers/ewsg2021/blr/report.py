@@ -5,12 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
-from reproduce.cells import spread
+from reproduce.report import markdown, plt, save, spread
 
 from .methods import METHODS, Firefly
 
@@ -42,73 +38,60 @@ def _cell(values: list[float], digits: int) -> str:
     return f"{mean} ± {deviation:.{digits}f} ({error:.{digits}f})"
 
 
-def _row(label: str, h: str, result: dict[str, Any], final: str) -> str:
-    cells = [label, h]
-    for score, digits in (("accuracy", 2), ("log_likelihood", 4)):
-        cells.append(_cell(result[final][score], digits))
+SCORED = {"accuracy": 2, "log_likelihood": 4}  # and their digits
+HEAD = ("method", "h", "accuracy (%)", "log-likelihood")
+TOGETHER = ("together: accuracy (%)", "log-likelihood")
+
+
+def _row(label: str, h: str, result: dict[str, Any], final: str) -> list[str]:
+    cells = [_cell(result[final][score], digits) for score, digits in SCORED.items()]
     mixture = result.get("mixture", {})
-    for score, digits in (("accuracy", 2), ("log_likelihood", 4)):
+    for score, digits in SCORED.items():
         cells.append(
             f"{mixture[score]:.{digits}f} ± {mixture[score + '_std']:.{digits}f}"
             if mixture and final != "mode"
             else ""
         )
-    return f"| {' | '.join(cells)} |"
+    return [label, h, *cells]
 
 
 def table(runs: Runs, reference: dict[str, Any]) -> str:
     """A markdown table of the single chains' scores and of those of all together."""
-    lines = [
-        "| method | h | accuracy (%) | log-likelihood "
-        "| together: accuracy (%) | log-likelihood |",
-        "| --- " * 6 + "|",
-    ]
+    rows = []
     for which, results in runs.items():
-        lines.append(f"| *{SETTINGS[which]}* | | | | | |")
+        rows.append([f"*{SETTINGS[which]}*", *[""] * 5])
         for name, result in results.items():
             h = f"{result.get('adapted_step_size', result['config']['step_size']):.2g}"
-            lines.append(_row(METHODS[name].label, h, result, "final"))
-    lines.append("| *reference* | | | | | |")
-    for name in ("posterior", "mode"):
-        lines.append(_row(name, "", reference, name))
-    return "\n".join(lines)
+            rows.append(_row(METHODS[name].label, h, result, "final"))
+    rows.append(["*reference*", *[""] * 5])
+    rows += [_row(name, "", reference, name) for name in ("posterior", "mode")]
+    return markdown([*HEAD, *TOGETHER], rows)
 
 
 def search_table(search: list[dict[str, Any]]) -> str:
     """Validation scores of all step sizes."""
-    lines = [
-        "| method | h | accuracy (%) | log-likelihood | acceptance |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for result in search:
-        config, final = result["config"], result["final"]
-        rate = result.get("acceptance_rate")
-        lines.append(
-            f"| {METHODS[config['method']].label} | {config['step_size']:.2g} "
-            f"| {_cell(final['accuracy'], 2)} "
-            f"| {_cell(final['log_likelihood'], 4)} "
-            f"| {'' if rate is None else f'{rate:.3f}'} |"
-        )
-    return "\n".join(lines)
+        config, rate = result["config"], result.get("acceptance_rate")
+        scores = [_cell(result["final"][score], k) for score, k in SCORED.items()]
+        settings = [METHODS[config["method"]].label, f"{config['step_size']:.2g}"]
+        rows.append([*settings, *scores, "" if rate is None else f"{rate:.3f}"])
+    return markdown([*HEAD, "acceptance"], rows)
 
 
 def noise_table(runs: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
     """Means over chains, and their means and deviations over splits."""
-    lines = [
-        "| method | h | accuracy (%) | log-likelihood "
-        "| together: accuracy (%) | log-likelihood |",
-        "| --- " * 6 + "|",
-    ]
+    rows = []
     for name, settings in runs.items():
         for results in settings.values():
             cells = [METHODS[name].label, f"{results[0]['config']['step_size']:.2g}"]
-            for score, digits in (("accuracy", 2), ("log_likelihood", 4)):
+            for score, digits in SCORED.items():
                 means = [float(np.mean(r["final"][score])) for r in results]
                 cells.append(spread(means, digits))
-            for score, digits in (("accuracy", 2), ("log_likelihood", 4)):
+            for score, digits in SCORED.items():
                 cells.append(spread([r["mixture"][score] for r in results], digits))
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            rows.append(cells)
+    return markdown([*HEAD, *TOGETHER], rows)
 
 
 def curves(runs: Runs, reference: dict[str, Any], path: Path) -> None:
@@ -167,8 +150,7 @@ def curves(runs: Runs, reference: dict[str, Any], path: Path) -> None:
         fontsize="small",
         ncols=5,
     )
-    figure.savefig(path, dpi=84, pil_kwargs={"optimize": True})
-    plt.close(figure)
+    save(figure, path, 84)
 
 
 def search_picture(search: list[dict[str, Any]], path: Path) -> None:
@@ -193,5 +175,4 @@ def search_picture(search: list[dict[str, Any]], path: Path) -> None:
     ax.set_ylim(min(max(best) - 0.12, min(best) - 0.01), max(best) + 0.01)
     ax.grid(alpha=0.3)
     ax.legend()
-    figure.savefig(path, dpi=84, pil_kwargs={"optimize": True})
-    plt.close(figure)
+    save(figure, path, 84)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from reproduce.cells import interval
+from reproduce.report import interval, markdown
 from scipy import stats
 from sghmc2014.bnn import curves
 from sghmc2014.bnn.report import Runs, settings_in_words
@@ -19,11 +19,7 @@ COLORS = {"ewsg": "C3", "sghmc": "C0", "cp_sghmc": "C1", "sgld": "C2", "psgld": 
 
 def table(runs: Runs) -> str:
     """A markdown table: means over seeds and their 95 % t intervals."""
-    rows = [
-        "| method | settings | test error (%) | test log-likelihood "
-        "| noise ratio | acceptance | s / pass |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for method, states in runs.items():
         last = [s["history"][-1] for s in states]
         config = states[0]["config"]
@@ -33,15 +29,17 @@ def table(runs: Runs) -> str:
             s["seconds"] / s["epoch"] * config["samples_per_pass"] for s in states
         ]
         rows.append(
-            f"| {LABELS[method]} "
-            f"| {settings_in_words(config['settings'])} "
-            f"| {interval([100 * r['error'] for r in last], 2)} "
-            f"| {interval([-r['nll'] for r in last], 4)} "
-            f"| {np.mean(noise):.3g} "
-            f"| {f'{np.mean(accepted):.3f}' if accepted else '–'} "
-            f"| {np.mean(seconds):.2f} |"
+            [
+                *(LABELS[method], settings_in_words(config["settings"])),
+                interval([100 * r["error"] for r in last], 2),
+                interval([-r["nll"] for r in last], 4),
+                f"{np.mean(noise):.3g}",
+                f"{np.mean(accepted):.3f}" if accepted else "–",
+                f"{np.mean(seconds):.2f}",
+            ]
         )
-    return "\n".join(rows)
+    head = ["method", "settings", "test error (%)", "test log-likelihood"]
+    return markdown([*head, "noise ratio", "acceptance", "s / pass"], rows)
 
 
 def differences(runs: Runs) -> str:
@@ -51,10 +49,7 @@ def differences(runs: Runs) -> str:
     """
     if len(runs.get("ewsg", [])) < 2:
         return ""
-    rows = [
-        "| EWSG less | test error (points) | test log-likelihood |",
-        "| --- | --- | --- |",
-    ]
+    rows = []
     for method, states in runs.items():
         if method == "ewsg":
             continue
@@ -68,8 +63,8 @@ def differences(runs: Runs) -> str:
             low, high = test.confidence_interval()
             mean = np.mean(ours) - np.mean(theirs)
             cells.append(f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]")
-        rows.append(f"| {LABELS[method]} | {' | '.join(cells)} |")
-    return "\n".join(rows)
+        rows.append([LABELS[method], *cells])
+    return markdown(["EWSG less", "test error (points)", "test log-likelihood"], rows)
 
 
 def learning_curves(runs: Runs, path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from reproduce.kept import kept_arrays
 from torch import Tensor
 from tqdm import tqdm
 
@@ -23,7 +24,6 @@ import torch_sgmcmc as sg
 
 from .chains import Chains, Method
 from .exact import continuous_mse, linear_errors
-from .keep import kept
 from .target import Gaussian
 
 __all__ = ["Pairs", "error_orders", "run_pairs"]
@@ -66,29 +66,16 @@ def run_pairs(
     *,
     chains: int,
     seed: int,
-    folder: Path | None = None,
+    folder: Path,
 ) -> Pairs:
-    """Runs EWSG chains and their twins, or reads what an earlier call has written."""
-    config: dict[str, Any] = {
-        "data": target.data.tolist(),
-        "step": step,
-        "times": times,
-        "chains": chains,
-        "seed": seed,
-    }
-    saved = kept(
-        None if folder is None else folder / f"pairs-h{step:g}-seed{seed}.pt",
-        config,
-        lambda: _run(target, step, times, chains, seed),
+    """Runs EWSG chains and their twins, or reads what an earlier call has kept."""
+    settings = [target.data.tolist(), step, times, chains, seed]
+    name = f"pairs-h{step:g}-seed{seed}"
+    found = kept_arrays(
+        folder, name, settings, lambda: _run(target, step, times, chains, seed)
     )
-    return Pairs(
-        step,
-        times,
-        saved["ewsg"].numpy(),
-        saved["twin"].numpy(),
-        saved["late"].numpy(),
-        saved["acceptance"],
-    )
+    acceptance = float(found.pop("acceptance"))
+    return Pairs(step, times, **found, acceptance=acceptance)
 
 
 class _Twin:

@@ -1,19 +1,15 @@
-"""The JSON, the tables and the two pictures."""
+"""The tables and pictures of panels a to e, and of j to l."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from reproduce.report import band, markdown, plt, save
 
-__all__ = ["errors_picture", "kl_picture", "tables", "write_json"]
+__all__ = ["errors_picture", "errors_tables", "kl_picture", "kl_tables"]
 
 COLORS = {
     "EWSG": "C3",
@@ -33,11 +29,6 @@ SURROGATE_LABELS = {
 }
 
 
-def write_json(results: dict[str, Any], path: Path) -> None:
-    """All figures behind the tables and the pictures."""
-    path.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
-
-
 # ---- Tables ----------------------------------------------------------------------
 
 
@@ -52,87 +43,82 @@ def _range(values: dict[str, Any], digits: int = 2) -> str:
     return f"{values['value']:.{digits}f} ({low:.{digits}f}, {high:.{digits}f})"
 
 
-def tables(results: dict[str, Any]) -> str:
-    """Markdown tables of all panels."""
+def kl_tables(results: dict[str, Any]) -> str:
+    """Those of panels a to e."""
     blocks = [
         _kl_table("a", "method", results["a"]),
         _autocorrelation_table(results["b"]),
         _kl_table("c", "surrogate", results["c"]),
         _length_table(results),
         _other_data_table(results["other_data"]),
-        _slope_table(results),
-        _small_steps_table(results),
     ]
     return "\n\n".join(blocks)
 
 
 def _kl_table(panel: str, what: str, rows: dict[str, Any]) -> str:
-    lines = [
-        f"Panel {panel}: KL when the budget is used up (nats)\n",
-        f"| {what} | h | KL, mean over seeds | n x variances | "
-        "mean's distance / target's sd | negentropy |",
-        "| --- | --- | --- | --- | --- | --- |",
+    head = [what, "h", "KL, mean over seeds", "n x variances"]
+    head += ["mean's distance / target's sd", "negentropy"]
+    body = [
+        [
+            name,
+            f"{row['settings']['step']:g}",
+            _pm(row["final_kl"]),
+            ", ".join(f"{v:.2f}" for v in row["pooled"]["variance"]),
+            f"{np.hypot(*row['pooled']['mean']):.2f}",
+            f"{row['pooled']['negentropy']:.4f}",
+        ]
+        for name, row in rows.items()
     ]
-    for name, row in rows.items():
-        pooled = row["pooled"]
-        lines.append(
-            f"| {name} | {row['settings']['step']:g} | {_pm(row['final_kl'])} "
-            f"| {', '.join(f'{v:.2f}' for v in pooled['variance'])} "
-            f"| {np.hypot(*pooled['mean']):.2f} | {pooled['negentropy']:.4f} |"
-        )
-    return "\n".join(lines)
+    title = f"Panel {panel}: KL when the budget is used up (nats)"
+    return f"{title}\n\n{markdown(head, body)}"
 
 
 def _autocorrelation_table(rows: dict[str, Any]) -> str:
-    lines = [
-        "Panel b: stationary KL and autocorrelation time\n",
-        "| method | h | steps | gradients | KL (95 % interval) |",
-        "| --- | --- | --- | --- | --- |",
+    body = [
+        [
+            *(name, f"{p['step']:g}", f"{p['tau_steps']:.1f}"),
+            f"{p['tau_gradients']:.1f}",
+            "{:.4f} ({:.4f}, {:.4f})".format(p["kl"], *p["kl_interval"]),
+        ]
+        for name, points in rows.items()
+        for p in points
     ]
-    for name, points in rows.items():
-        for p in points:
-            low, high = p["kl_interval"]
-            lines.append(
-                f"| {name} | {p['step']:g} | {p['tau_steps']:.1f} "
-                f"| {p['tau_gradients']:.1f} | {p['kl']:.4f} ({low:.4f}, {high:.4f}) |"
-            )
-    return "\n".join(lines)
+    head = ["method", "h", "steps", "gradients", "KL (95 % interval)"]
+    title = "Panel b: stationary KL and autocorrelation time"
+    return f"{title}\n\n{markdown(head, body)}"
 
 
 def _length_table(results: dict[str, Any]) -> str:
-    lines = [
-        "Panels d, e: KL by the length M of the index chain\n",
-        "| M | steps in the budget | KL, budget used up | KL, stationary |",
-        "| --- | --- | --- | --- |",
-    ]
+    body = []
     for name, row in results["d"].items():
         steps = int(row["passes"][-1] * results["settings"]["num_data"]) // (
             row["settings"]["length"] + 1
         )
-        lines.append(
-            f"| {name} | {steps} | {_pm(row['final_kl'])} | {_pm(results['e'][name])} |"
-        )
-    return "\n".join(lines)
+        body.append([name, steps, _pm(row["final_kl"]), _pm(results["e"][name])])
+    head = ["M", "steps in the budget", "KL, budget used up", "KL, stationary"]
+    title = "Panels d, e: KL by the length M of the index chain"
+    return f"{title}\n\n{markdown(head, body)}"
 
 
 def _other_data_table(rows: dict[str, list[float]]) -> str:
-    base = np.array(rows["EWSG"])
-    lines = [
-        f"Other data ({len(base)} draws): KL when the budget is used up\n",
-        "| chain | median KL | KL over EWSG's: median (min, max) | EWSG is lower in |",
-        "| --- | --- | --- | --- |",
-    ]
+    base, body = np.array(rows["EWSG"]), []
     for name, values in rows.items():
         ratio = np.array(values) / base
-        text = f"| {name} | {np.median(values):.4f} "
-        if name == "EWSG":
-            lines.append(text + "| | |")
-            continue
-        lines.append(
-            f"{text}| {np.median(ratio):.2f} ({ratio.min():.2f}, {ratio.max():.2f}) "
-            f"| {np.sum(ratio > 1)} of {len(ratio)} |"
-        )
-    return "\n".join(lines)
+        against = ["", ""]
+        if name != "EWSG":
+            middle, low, high = np.median(ratio), ratio.min(), ratio.max()
+            against = [f"{middle:.2f} ({low:.2f}, {high:.2f})"]
+            against.append(f"{np.sum(ratio > 1)} of {len(ratio)}")
+        body.append([name, f"{np.median(values):.4f}", *against])
+    head = ["chain", "median KL", "KL over EWSG's: median (min, max)"]
+    head.append("EWSG is lower in")
+    title = f"Other data ({len(base)} draws): KL when the budget is used up"
+    return f"{title}\n\n{markdown(head, body)}"
+
+
+def errors_tables(results: dict[str, Any]) -> str:
+    """Those of panels j to l."""
+    return f"{_slope_table(results)}\n\n{_small_steps_table(results)}"
 
 
 def _longest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -142,52 +128,33 @@ def _longest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _slope_table(results: dict[str, Any]) -> str:
-    lines = [
-        "Panels j, k, l: fitted slopes with 95 % intervals\n",
-        "| panel | chain | fitted over | slope | theorem 4 |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    body = []
     for row in _longest(results["j"]):
         where = f"T = {row['fitted_times'][0]:g} … {row['fitted_times'][-1]:g}"
-        lines.append(
-            f"| j | EWSG, h = {row['step']:.3g} | {where} "
-            f"| {_range(row['slope'])} | -1 |"
-        )
+        chains = {f"EWSG, h = {row['step']:.3g}": _range(row["slope"])}
         if "slope_less_bias" in row:
-            lines.append(
-                f"| j | the same, less squared bias | {where} "
-                f"| {_range(row['slope_less_bias'])} | -1 |"
-            )
-        lines.append(
-            f"| j | continuous time, exact | {where} "
-            f"| {row['slope_continuous']:.2f} | -1 |"
-        )
+            chains["the same, less squared bias"] = _range(row["slope_less_bias"])
+        chains["continuous time, exact"] = f"{row['slope_continuous']:.2f}"
+        body += [["j", name, where, slope, -1] for name, slope in chains.items()]
     for panel, order in (("k", 1), ("l", 2)):
         data = results[panel]
         where = f"h = {data['fitted_steps'][0]:.2g} … {data['fitted_steps'][-1]:.2g}"
         every = f"h = {data['steps'][0]:.2g} … {data['steps'][-1]:.2g}"
-        exact = data["sghmc"]
-        lines += [
-            f"| {panel} | EWSG | {where} | {_range(data['slope'])} | {order} |",
-            f"| {panel} | EWSG | {every} | {_range(data['slope_all_steps'])} "
-            f"| {order} |",
-            f"| {panel} | SGHMC, exact | {where} | {exact['slope']['value']:.2f} "
-            f"| {order} |",
-            f"| {panel} | SGHMC, exact | {every} "
-            f"| {exact['slope_all_steps']['value']:.2f} | {order} |",
+        small, whole = (data["sghmc"][k]["value"] for k in ("slope", "slope_all_steps"))
+        body += [
+            [panel, "EWSG", where, _range(data["slope"]), order],
+            [panel, "EWSG", every, _range(data["slope_all_steps"]), order],
+            [panel, "SGHMC, exact", where, f"{small:.2f}", order],
+            [panel, "SGHMC, exact", every, f"{whole:.2f}", order],
         ]
-    return "\n".join(lines)
+    head = ["panel", "chain", "fitted over", "slope", "theorem 4"]
+    title = "Panels j, k, l: fitted slopes with 95 % intervals"
+    return f"{title}\n\n{markdown(head, body)}"
 
 
 def _small_steps_table(results: dict[str, Any]) -> str:
-    k, bias = results["k"], results["l"]
-    lines = [
-        "Panels k, l: EWSG step size by step size; relative errors of the variance\n",
-        "| h | acceptance | bias, EWSG | bias, SGHMC (exact) | bias / first order "
-        "| k: local slope | l: local slope |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    scale = results["settings"]["num_data"] / results["settings"]["dim"]
+    k, bias, body = results["k"], results["l"], []
+    scale = results["num_data"] / results["dim"]
     for i, h in enumerate(bias["steps"]):
         b = {
             "value": bias["bias"][i]["value"] * scale,
@@ -196,25 +163,22 @@ def _small_steps_table(results: dict[str, Any]) -> str:
         slopes = ["", ""]
         if i:
             slopes = [_range(x["local_slopes"][i - 1]) for x in (k, bias)]
-        lines.append(
-            f"| {h:.3g} | {results['error_steps'][i]['acceptance']:.3f} "
-            f"| {_range(b, 4)} | {bias['sghmc_bias'][i] * scale:.4f} "
-            f"| {_range(bias['measured_over_first_order'][i])} "
-            f"| {slopes[0]} | {slopes[1]} |"
+        acceptance = results["error_steps"][i]["acceptance"]
+        body.append(
+            [
+                *(f"{h:.3g}", f"{acceptance:.3f}", _range(b, 4)),
+                f"{bias['sghmc_bias'][i] * scale:.4f}",
+                _range(bias["measured_over_first_order"][i]),
+                *slopes,
+            ]
         )
-    return "\n".join(lines)
+    head = ["h", "acceptance", "bias, EWSG", "bias, SGHMC (exact)"]
+    head += ["bias / first order", "k: local slope", "l: local slope"]
+    title = "Panels k, l: EWSG step size by step size; relative errors of the variance"
+    return f"{title}\n\n{markdown(head, body)}"
 
 
 # ---- Pictures --------------------------------------------------------------------
-
-
-def _band(ax: Axes, x: Any, curves: Any, color: Any, label: str, style: str = "-"):
-    """Mean over seeds, and the range of the seeds."""
-    curves = np.array(curves)
-    ax.plot(x, curves.mean(axis=0), style, color=color, label=label, linewidth=1.3)
-    if len(curves) > 1:
-        low, high = curves.min(axis=0), curves.max(axis=0)
-        ax.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
 
 
 def _floor(ax: Axes, floor: list[float]) -> None:
@@ -240,7 +204,7 @@ def kl_picture(results: dict[str, Any], path: Path) -> None:
 
     ax = axes[0]
     for name, row in results["a"].items():
-        _band(ax, row["passes"], row["kl"], COLORS[name], name)
+        band(ax, row["passes"], row["kl"], COLORS[name], name)
     _floor(ax, floor)
     ax.set_yscale("log")
     ax.set_ylim(bottom=bottom, top=3e4)
@@ -277,7 +241,7 @@ def kl_picture(results: dict[str, Any], path: Path) -> None:
     ax = axes[2]
     for i, (name, row) in enumerate(results["c"].items()):
         color = COLORS["EWSG"] if i == 0 else f"C{(4, 5, 8)[i - 1]}"
-        _band(ax, row["passes"], row["kl"], color, f"x = {SURROGATE_LABELS[name]}")
+        band(ax, row["passes"], row["kl"], color, f"x = {SURROGATE_LABELS[name]}")
     _floor(ax, floor)
     ax.set_yscale("log")
     ax.set_ylim(bottom=bottom, top=200)
@@ -289,7 +253,7 @@ def kl_picture(results: dict[str, Any], path: Path) -> None:
     for name, color in zip(lengths, shades, strict=True):
         row = results["d"][name]
         label = f"M = {name}" + (" (SGHMC)" if name == "0" else "")
-        _band(ax, row["passes"], row["kl"], color, label)
+        band(ax, row["passes"], row["kl"], color, label)
     _floor(ax, floor)
     ax.set_yscale("log")
     ax.set_ylim(bottom=bottom, top=100)
@@ -334,8 +298,7 @@ def kl_picture(results: dict[str, Any], path: Path) -> None:
         fontsize="small",
         transform=axes[5].transAxes,
     )
-    figure.savefig(path, dpi=80, pil_kwargs={"compress_level": 9})
-    plt.close(figure)
+    save(figure, path, 80)
 
 
 def _errorbar(ax: Axes, x: Any, numbers: list[dict[str, Any]], **style: Any) -> None:
@@ -382,7 +345,7 @@ def _guide(ax: Axes, x: Any, at: float, slope: float) -> None:
 def errors_picture(results: dict[str, Any], path: Path) -> None:
     """Panels j, k and l."""
     figure, axes = plt.subplots(1, 3, figsize=(12, 4.2), layout="constrained")
-    scale = results["settings"]["num_data"] / results["settings"]["dim"]
+    scale = results["num_data"] / results["dim"]
     unit = scale**2
 
     def scaled(numbers: list[dict[str, Any]], by: float) -> list[dict[str, Any]]:
@@ -488,5 +451,4 @@ def errors_picture(results: dict[str, Any], path: Path) -> None:
         ax.set_ylim(bottom=lowest / 8, top=30)
         y = "|relative MSE - limit|" if order == 1 else "relative bias²"
         _finish(ax, title, "h", y, "upper left")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path, 110)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
+from reproduce.report import band, markdown, plt, save
 
 from .lengths import KINDS, best_lengths
-from .report import _band, _finish, _pm
+from .report import _finish, _pm
 
 __all__ = ["lengths_picture", "lengths_table"]
 
@@ -20,46 +20,38 @@ _SHOWN = (1, 4, 19)  # of panel f
 def lengths_table(results: dict[str, Any]) -> str:
     """Markdown tables of the panels."""
     sizes = results["settings"]["sizes"]
-    names = [f"n = {n}, {kind}" for n in sizes for kind in KINDS]
-    lines = [
-        "Panels f to h: KL when the budget is used up, by the length M\n",
-        f"| M | {' | '.join(names)} |",
-        "| --- " * (len(names) + 1) + "|",
-    ]
-    for length in results["settings"]["lengths"]:
-        cells = [
-            _pm(rows[name]["final_kl"]) if name in rows else ""
-            for rows in results["fgh"].values()
-            for name in (f"{kind} {length}" for kind in KINDS)
+    head = ["M", *(f"n = {n}, {kind}" for n in sizes for kind in KINDS)]
+    body = [
+        [
+            length,
+            *(
+                _pm(rows[name]["final_kl"]) if name in rows else ""
+                for rows in results["fgh"].values()
+                for name in (f"{kind} {length}" for kind in KINDS)
+            ),
         ]
-        lines.append(f"| {length} | {' | '.join(cells)} |")
-    lines += [
-        "",
-        "Panel i: the best M on other data, and the KL there\n",
-        "| n | index chain | best M: median (min, max) | KL at the best M, median "
-        "| KL at M = 1, median | SGHMC's, median |",
-        "| --- | --- | --- | --- | --- | --- |",
+        for length in results["settings"]["lengths"]
     ]
+    blocks = ["Panels f to h: KL when the budget is used up, by the length M"]
+    blocks.append(markdown(head, body))
+    head = ["n", "index chain", "best M: median (min, max)"]
+    head += ["KL at the best M, median", "KL at M = 1, median", "SGHMC's, median"]
+    body = []
     for n, kl in results["i"].items():
         for kind in KINDS:
             best, lowest = best_lengths(kl, kind)
-            lines.append(
-                f"| {n} | {kind} | {np.median(best):g} ({min(best)}, {max(best)}) "
-                f"| {np.median(lowest):.4f} | {np.median(kl[f'{kind} 1']):.4f} "
-                f"| {np.median(kl['fresh 0']):.4f} |"
-            )
-    lines += [
-        "",
-        "n = 20, M = 1, T = 12: stationary KL by step size\n",
-        "| h | fresh | persistent |",
-        "| --- | --- | --- |",
+            middles = (lowest, kl[f"{kind} 1"], kl["fresh 0"])
+            best = f"{np.median(best):g} ({min(best)}, {max(best)})"
+            body.append([n, kind, best, *(f"{np.median(x):.4f}" for x in middles)])
+    blocks.append("Panel i: the best M on other data, and the KL there")
+    blocks.append(markdown(head, body))
+    steps = results["settings"]["steps"]
+    body = [
+        [h, *(_pm(results["steps"][f"{kind} {h}"]) for kind in KINDS)] for h in steps
     ]
-    fresh = [name for name in results["steps"] if name.startswith("fresh")]
-    for name in fresh:
-        h = name.split()[1]
-        cells = [_pm(results["steps"][f"{kind} {h}"]) for kind in KINDS]
-        lines.append(f"| {h} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    blocks.append("n = 20, M = 1, T = 12: stationary KL by step size")
+    blocks.append(markdown(["h", *KINDS], body))
+    return "\n\n".join(blocks)
 
 
 def lengths_picture(results: dict[str, Any], path: Path) -> None:
@@ -69,12 +61,12 @@ def lengths_picture(results: dict[str, Any], path: Path) -> None:
     kl = "KL to the target (nats)"
 
     ax, largest = axes[0], results["fgh"][str(sizes[-1])]
-    _band(ax, *_curve(largest["fresh 0"]), "0.4", "M = 0 (SGHMC)")
+    band(ax, *_curve(largest["fresh 0"]), "0.4", "M = 0 (SGHMC)")
     for length, color in zip(_SHOWN, ("C2", "C1", "C3"), strict=True):
         for kind, style in (("fresh", "-"), ("persistent", "--")):
             row = largest.get(f"{kind} {length}")
             if row is not None:
-                _band(ax, *_curve(row), color, f"M = {length}, {kind}", style)
+                band(ax, *_curve(row), color, f"M = {length}, {kind}", style)
     ax.set_ylim(0, 2 * np.max(largest["fresh 0"]["kl"][0][1:]))
     _finish(ax, f"f  n = {sizes[-1]}", "data passes", kl, "upper right")
 
@@ -123,8 +115,7 @@ def lengths_picture(results: dict[str, Any], path: Path) -> None:
     draws = results["settings"]["other_data"]
     title = f"i  best M on {draws} other data (quartiles)"
     _finish(ax, title, "number of minibatches = data, n", "best M", "upper left")
-    figure.savefig(path, dpi=80, pil_kwargs={"compress_level": 9})
-    plt.close(figure)
+    save(figure, path, 80)
 
 
 def _curve(row: dict[str, Any]) -> tuple[Any, Any]:

@@ -8,13 +8,14 @@ Gaussian. A change of coordinates changes no target.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import arviz as az
 import numpy as np
 import torch
-from reproduce import checkpoint
+from reproduce.kept import kept
 from sklearn.covariance import LedoitWolf
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -54,21 +55,22 @@ class Reference:
 
 
 def make_reference(
-    images: SmallImages, chains: int, draws: int, path: Path
+    images: SmallImages, chains: int, draws: int, folder: Path
 ) -> Reference:
-    """Runs the chains, or reads what they have left at path.
+    """Runs the chains, once.
 
     Args:
         images: the data.
         chains: how many, at once.
         draws: of each chain, after warm-up; of the pilot run half as many.
-        path: of the file that keeps the result.
+        folder: of the file that keeps the result.
     """
     settings = [images.name, chains, draws]
-    if path.exists():
-        saved = checkpoint.load(path)
-        if saved.pop("settings") == settings:
-            return Reference(**saved)
+    make = partial(_make, images, chains, draws)
+    return Reference(**kept(folder, "reference", settings, make))
+
+
+def _make(images: SmallImages, chains: int, draws: int) -> dict[str, Any]:
     x, y = images.train_x.double(), images.train_y
     centre = most_probable(x, y)
     hessian = torch.func.hessian(lambda w: potential(w[None], x, y)[0])(centre)
@@ -81,9 +83,7 @@ def make_reference(
     scale = scale @ torch.linalg.cholesky(shape)
     samples, acceptance = _sample(x, y, pilot.mean(0), scale, chains, draws, 1)
     _, directions = torch.linalg.eigh(scale @ scale.T)
-    reference = _summary(samples, directions.flip(1), acceptance, images)
-    checkpoint.save({"settings": settings, **vars(reference)}, path)
-    return reference
+    return vars(_summary(samples, directions.flip(1), acceptance, images))
 
 
 def _sample(

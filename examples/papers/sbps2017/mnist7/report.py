@@ -5,14 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from reproduce.cells import interval
-from reproduce.program import versions, write_json
+from reproduce.report import interval, markdown, plt, save
 from torch import Tensor
 
 from .chains import ChainConfig
@@ -27,7 +22,6 @@ __all__ = [
     "score",
     "squares_table",
     "table",
-    "write_results",
 ]
 
 #: The principal directions in four equal parts, from wide to narrow.
@@ -113,40 +107,28 @@ def table(runs: dict[str, list[Run]]) -> str:
         *(f"offset, {part}" for part in (PARTS[0], PARTS[-1])),
         "predictions",
     ]
-    rows = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
+    rows = []
     for name, some in runs.items():
-        cells = [
-            *(interval([r["variance"][i] for r in some], 2) for i in range(len(PARTS))),
-            interval([r["narrowest_direction"] for r in some], 2),
-            *(interval([r["offset"][i] for r in some], 2) for i in (0, -1)),
-            interval([r["prediction"] for r in some], 4),
-        ]
-        rows.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(rows)
+        parts = range(len(PARTS))
+        cells = [interval([r["variance"][i] for r in some], 2) for i in parts]
+        cells.append(interval([r["narrowest_direction"] for r in some], 2))
+        cells += [interval([r["offset"][i] for r in some], 2) for i in (0, -1)]
+        rows.append([name, *cells, interval([r["prediction"] for r in some], 4)])
+    return markdown(head, rows)
 
 
 def squares_table(runs: dict[str, list[Run]]) -> str:
     """A markdown table of ``squares``, means over seeds."""
     head = ["method, directions", *(f"{i + 1}/{_WINDOWS}" for i in range(_WINDOWS))]
-    rows = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
+    rows = []
     for name, some in runs.items():
         for i, part in enumerate(PARTS):
             cells = []
             for window in zip(*(run["squares"] for run in some), strict=True):
                 seen = [values[i] for values in window if values is not None]
                 cells.append(f"{np.mean(seen):.2f}" if seen else "–")
-            rows.append(f"| {name}, {part} | {' | '.join(cells)} |")
-    return "\n".join(rows)
-
-
-def write_results(runs: dict[str, list[Run]], reference: Reference, path: Path) -> None:
-    """All figures behind the table."""
-    document = {
-        "environment": versions(),
-        "reference": reference.quality | {"deviations": reference.deviations.tolist()},
-        "runs": [run for some in runs.values() for run in some],
-    }
-    write_json(document, path)
+            rows.append([f"{name}, {part}", *cells])
+    return markdown(head, rows)
 
 
 def figure_6(
@@ -191,5 +173,4 @@ def figure_6(
                 axes.set_yticklabels([])
         panels[row, 0].set_ylabel(f"{label} direction\n(standard deviations)")
     figure.supxlabel("epochs (evaluations / N)", fontsize="medium")
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    save(figure, path)

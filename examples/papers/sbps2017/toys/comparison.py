@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from reproduce.kept import kept_arrays
+from reproduce.report import standard_error
 
-from .cache import remembered
 from .logistic import Array, Problem
 from .methods import Method, chains
 from .paths import EPOCH, autocorrelation, effective_size
-from .report import summary
 
 __all__ = [
     "COMPARED",
@@ -99,7 +99,7 @@ class Reference:
     @classmethod
     def of(cls, problem: Problem, count: int, cache: Path) -> Reference:
         """By HMC with all data, one draw a chain."""
-        draws = remembered(
+        draws = kept_arrays(
             cache,
             "reference",
             [problem.digest, count],
@@ -176,13 +176,13 @@ def compare(
         label = f"{figure}, {name}"
         settings = [problem.digest, asdict(size), method.options]
         run = partial(summarised, problem, method, label=label)
-        first = remembered(
+        first = kept_arrays(
             cache,
             f"{label}, far",
             settings,
             partial(run, far, size.epochs, seed=10, stride=1),
         )
-        later = remembered(
+        later = kept_arrays(
             cache,
             f"{label}, inside",
             settings,
@@ -229,13 +229,13 @@ def compared_rows(document: dict[str, Any]) -> list[list[str]]:
         rows.append(
             [
                 name,
-                summary(near, 0) if len(near) == len(found) else reached,
-                summary(result["excess"], 2),
-                summary(ratios[:, 0], 2),
-                summary(ratios[:, 1], 2),
-                summary(jumps[:, 0], 3),
-                summary(sizes[:, 0], 2),
-                summary(sizes[:, 1], 1),
+                standard_error(near, 0) if len(near) == len(found) else reached,
+                standard_error(result["excess"], 2),
+                standard_error(ratios[:, 0], 2),
+                standard_error(ratios[:, 1], 2),
+                standard_error(jumps[:, 0], 3),
+                standard_error(sizes[:, 0], 2),
+                standard_error(sizes[:, 1], 1),
             ]
         )
     return rows

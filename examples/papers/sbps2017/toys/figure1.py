@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from reproduce.kept import kept_arrays
+from reproduce.report import markdown, plt, save, standard_error
 from scipy import stats
 from torch import Tensor, nn
 from tqdm import tqdm
 
 import torch_sgmcmc as sg
 
-from .cache import remembered
 from .logistic import Array
 from .paths import autocorrelation, effective_size
-from .report import markdown, plt, save, summary
 
 __all__ = ["CASES", "MOMENTS", "Size", "draw", "energy", "exact_draws", "run", "table"]
 
@@ -141,7 +141,7 @@ def run(size: Size, cache: Path) -> dict[str, Any]:
     document: dict[str, Any] = {"size": asdict(size), "cases": {}, "curves": {}}
     for case, settings in CASES.items():
         runs = [
-            remembered(
+            kept_arrays(
                 cache,
                 f"figure 1, {case}, seed {seed}",
                 [size.time, settings, INTERVAL, REFRESH_RATE, BURN_IN],
@@ -184,11 +184,11 @@ def table(document: dict[str, Any]) -> str:
     rows = [
         [
             case,
-            *(summary(m, 3) for m in np.transpose(result["moments"])),
-            summary(result["mean_wait"], 3),
+            *(standard_error(m, 3) for m in np.transpose(result["moments"])),
+            standard_error(result["mean_wait"], 3),
             f"{np.mean(result['violation_rate']):.2%}",
-            summary(result["effective_size_by_time"], 1),
-            summary(result["effective_size_by_bounces"], 1),
+            standard_error(result["effective_size_by_time"], 1),
+            standard_error(result["effective_size_by_bounces"], 1),
         ]
         for case, result in document["cases"].items()
     ]
@@ -247,4 +247,4 @@ def draw(document: dict[str, Any], path: Path) -> None:
     grid["a"].set_ylabel("autocorrelation of x")
     for name in "wqa":
         grid[name].grid(alpha=0.3)
-    save(figure, path)
+    save(figure, path, 72)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from reproduce.report import markdown, plt, save, standard_error
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -20,7 +21,6 @@ import torch_sgmcmc as sg
 from .exact import LipschitzBPS, ZigZag
 from .logistic import NUM_DATA, Array, Problem, simulate
 from .paths import CONFIDENCE, EPOCH, minibatches
-from .report import markdown, plt, save, summary
 
 __all__ = ["Line", "Look", "Size", "draw", "follow", "run", "table"]
 
@@ -183,7 +183,9 @@ def table(document: dict[str, Any]) -> str:
     rows = [
         [
             label,
-            summary([100**percent * seed[key] for seed in document["seeds"]], digits),
+            standard_error(
+                [100**percent * seed[key] for seed in document["seeds"]], digits
+            ),
         ]
         for label, key, digits, percent in (
             ("mean rate of proposals", "mean_rate_of_proposals", 1, 0),
@@ -266,4 +268,4 @@ def draw(document: dict[str, Any], path: Path) -> None:
     right.set_xlabel("w₁")
     right.set_ylabel("w₂")
     right.legend(fontsize="small")
-    save(figure, path)
+    save(figure, path, 72)

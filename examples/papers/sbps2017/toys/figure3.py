@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from reproduce.report import markdown, plt, save
 
 import torch_sgmcmc as sg
 
@@ -14,7 +15,6 @@ from .figure4 import DATA_SEED, DIMENSION
 from .logistic import WIDE, simulate
 from .methods import Method
 from .paths import EPOCH
-from .report import markdown, plt, save
 
 __all__ = ["METHODS", "TARGETS", "Size", "draw", "run", "table"]
 
@@ -105,4 +105,4 @@ def draw(document: dict[str, Any], path: Path) -> None:
         line.legend(fontsize="x-small")
         for panel in panels:
             panel.grid(alpha=0.3)
-    save(figure, path)
+    save(figure, path, 72)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from reproduce.report import markdown, plt, save
 
 import torch_sgmcmc as sg
 
@@ -15,7 +16,6 @@ from .exact import LipschitzBPS, ZigZag
 from .logistic import NUM_DATA, simulate
 from .methods import Method, cpu_seconds
 from .paths import EPOCH
-from .report import markdown, plt, save
 
 __all__ = ["DATA_SEED", "DIMENSION", "METHODS", "Size", "draw", "run", "table"]
 
@@ -126,4 +126,4 @@ def draw(document: dict[str, Any], path: Path) -> None:
     cpu.tick_params(axis="y", labelsize=8)
     cpu.set_xlabel(f"CPU seconds for {document['size']['epochs']} epochs, one chain")
     cpu.grid(alpha=0.3, axis="x")
-    save(figure, path)
+    save(figure, path, 72)

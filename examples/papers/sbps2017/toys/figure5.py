@@ -12,13 +12,13 @@ from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
+from reproduce.kept import kept_arrays
+from reproduce.report import markdown, plt, save, standard_error
 
-from .cache import remembered
 from .comparison import Reference
 from .figure4 import DATA_SEED, DIMENSION
 from .logistic import Array, Problem, simulate
 from .paths import EPOCH, Path, bounce
-from .report import markdown, plt, save, summary
 
 __all__ = ["RATIOS", "Size", "averages", "draw", "run", "table"]
 
@@ -91,7 +91,7 @@ def run(size: Size, cache: FilePath) -> dict[str, Any]:
                 "segment": np.array(path.diagnostics["mean_segment_length"]),
             }
 
-        known = remembered(
+        known = kept_arrays(
             cache, f"figure 5, seed {seed}", [problem.digest, asdict(size)], make
         )
         follow = partial(averages, known["times"], known["values"])
@@ -128,8 +128,8 @@ def table(document: dict[str, Any]) -> str:
         rows.append(
             [
                 f"{ratio:g}",
-                summary(continuous[:, k] * 1e3, 3),
-                summary(discrete[:, k] * 1e3, 3),
+                standard_error(continuous[:, k] * 1e3, 3),
+                standard_error(discrete[:, k] * 1e3, 3),
                 f"{discrete[:, k].mean() / continuous[:, k].mean():.2g}",
             ]
         )
@@ -173,4 +173,4 @@ def draw(document: dict[str, Any], path: FilePath) -> None:
     panels[2].set_ylabel("|average| at the end")
     panels[2].set_title(f"mean of {document['size']['seeds']} seeds", fontsize=10)
     panels[2].grid(alpha=0.3)
-    save(figure, path)
+    save(figure, path, 72)

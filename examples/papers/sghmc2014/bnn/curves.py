@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from reproduce.report import band, plt, save
 
 __all__ = ["learning_curves"]
 
@@ -46,16 +43,7 @@ def learning_curves(
         for method, states in runs.items():
             values = unit * np.array([[r[score] for r in s["history"]] for s in states])
             at = np.arange(1, values.shape[1] + 1) / epochs_per_unit
-            axes.plot(at, values.mean(0), color=colors[method], label=labels[method])
-            if len(states) > 1:
-                axes.fill_between(
-                    at,
-                    values.min(0),
-                    values.max(0),
-                    color=colors[method],
-                    alpha=0.2,
-                    linewidth=0,
-                )
+            band(axes, at, values, colors[method], labels[method])
         axes.axvline(
             config["burn_in"] / epochs_per_unit,
             color="0.6",
@@ -80,5 +68,4 @@ def learning_curves(
         + (f"mean of {seeds} seeds, range shaded" if numbers[-1] > 1 else "one seed"),
         fontsize="medium",
     )
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    save(figure, path)

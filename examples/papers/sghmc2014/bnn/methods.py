@@ -2,7 +2,7 @@
 
 Step sizes, friction and weight decay were chosen on the validation set by runs of 800
 epochs, those of ``--paper``; for SBPS among three sizes of minibatches, 20 epochs each.
-docs/mnist.md has what came of it; ``mnist_bnn.py --tune`` tries what is in `SEARCH`.
+docs/mnist.md has what came of it; ``sghmc2014.mnist --tune`` tries what is in `SEARCH`.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
+from reproduce.program import Parser
 
 from .data import Images, load_digits, load_images
 
@@ -14,7 +14,7 @@ __all__ = ["add_options", "load"]
 
 
 def add_options(
-    parser: argparse.ArgumentParser,
+    parser: Parser,
     methods: Iterable[str],
     batch_size: int | None,
     default: Iterable[str] | None = None,
@@ -22,17 +22,16 @@ def add_options(
     """Adds what to run, on which data, where.
 
     Args:
-        parser: the example's own.
+        parser: the experiment's own.
         methods: the choices of --method.
         batch_size: the default; None is 500, and 100 of the digits.
         default: the methods if none are named; None is all.
     """
-    default = None if default is None else list(default)
-    parser.add_argument(
+    methods = list(methods)
+    parser.add_choice(
         "--method",
-        nargs="+",
-        choices=list(methods),
-        default=default or list(methods),
+        methods,
+        default=list(default or methods),
         help=f"one or several methods (default: {' '.join(default or ['all'])})",
     )
     parser.add_argument(
@@ -45,14 +44,12 @@ def add_options(
         default=batch_size,
         help=f"default: {batch_size or '500, of the digits 100'}",
     )
-    parser.add_argument(
-        "--data-root", type=Path, help="folder that holds MNIST/raw (default: download)"
-    )
+    parser.add_data("MNIST/raw (default: download)")
     parser.add_argument(
         "--digits", action="store_true", help="scikit-learn's 8x8 digits, not MNIST"
     )
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    parser.add_argument("--paper", action="store_true", help="the paper's full length")
+    parser.add_sizes("paper")
     parser.add_argument(
         "--tune", action="store_true", help="search step sizes on the validation set"
     )

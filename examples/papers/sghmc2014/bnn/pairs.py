@@ -6,6 +6,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+from reproduce.report import markdown
 from torch import Tensor
 
 from .report import LABELS
@@ -31,17 +32,13 @@ def pairs_table(runs: dict[str, list[dict[str, Any]]], labels: Tensor) -> str:
         )
         for method, states in runs.items()
     }
-    rows = [
-        "| methods | difference of test errors | 95 % interval |",
-        "| --- | --- | --- |",
-    ]
+    rows = []
     for a, b in combinations(wrong, 2):
         mean, low, high = (100 * x for x in difference(wrong[a], wrong[b]))
-        rows.append(
-            f"| {LABELS[a]} − {LABELS[b]} | {mean:+.3f} points "
-            f"| {low:+.3f} to {high:+.3f} |"
-        )
-    return "\n".join(rows)
+        pair = f"{LABELS[a]} − {LABELS[b]}"
+        rows.append([pair, f"{mean:+.3f} points", f"{low:+.3f} to {high:+.3f}"])
+    head = ["methods", "difference of test errors", "95 % interval"]
+    return markdown(head, rows)
 
 
 def difference(

@@ -6,14 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from reproduce.cells import spread
-from reproduce.program import versions, write_json
+from reproduce.report import band, markdown, plt, save, spread
 
 from torch_sgmcmc import predictive
 
@@ -24,10 +19,10 @@ __all__ = [
     "LABELS",
     "environment",
     "figure_4",
+    "results",
     "settings_in_words",
     "table",
     "uncertainty",
-    "write_results",
 ]
 
 LABELS = {
@@ -52,23 +47,22 @@ Runs = dict[str, list[dict[str, Any]]]  # method -> one state for each seed
 
 def table(runs: Runs) -> str:
     """A markdown table: mean ± standard deviation over seeds."""
-    rows = [
-        "| method | settings | seeds | test error | NLL | ECE | s / epoch |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for method, states in runs.items():
         last = [s["history"][-1] for s in states]
-        settings = states[0]["config"]["settings"]
         rows.append(
-            f"| {LABELS[method]} "
-            f"| {settings_in_words(settings)} "
-            f"| {len(states)} "
-            f"| {spread([100 * r['error'] for r in last], 2)} % "
-            f"| {spread([r['nll'] for r in last], 4)} "
-            f"| {spread([r['ece'] for r in last], 4)} "
-            f"| {spread([s['seconds'] / s['epoch'] for s in states], 2)} |"
+            [
+                LABELS[method],
+                settings_in_words(states[0]["config"]["settings"]),
+                len(states),
+                f"{spread([100 * r['error'] for r in last], 2)} %",
+                spread([r["nll"] for r in last], 4),
+                spread([r["ece"] for r in last], 4),
+                spread([s["seconds"] / s["epoch"] for s in states], 2),
+            ]
         )
-    return "\n".join(rows)
+    head = ["method", "settings", "seeds", "test error", "NLL", "ECE", "s / epoch"]
+    return markdown(head, rows)
 
 
 def settings_in_words(settings: Mapping[str, float]) -> str:
@@ -78,32 +72,24 @@ def settings_in_words(settings: Mapping[str, float]) -> str:
 
 def environment(images: Images) -> dict[str, Any]:
     """What runs depend on besides their configs."""
-    return {
-        **versions(),
-        "device": str(images.train_x.device),
-        "dataset": images.name,
-    }
+    return {"device": str(images.train_x.device), "dataset": images.name}
 
 
-def write_results(runs: Runs, environment: dict[str, Any], path: Path) -> None:
+def results(runs: Runs) -> list[dict[str, Any]]:
     """All figures behind the table and the pictures."""
-    document = {
-        "environment": environment,
-        "runs": [
-            {
-                "config": s["config"],
-                "digest": s["digest"],
-                "seconds_per_epoch": s["seconds"] / s["epoch"],
-                "samples": s["samples"],
-                "final": s["history"][-1],
-                "history": s["history"],
-            }
-            | {key: s[key] for key in ("diagnostics",) if key in s}
-            for states in runs.values()
-            for s in states
-        ],
-    }
-    write_json(document, path)
+    return [
+        {
+            "config": s["config"],
+            "digest": s["digest"],
+            "seconds_per_epoch": s["seconds"] / s["epoch"],
+            "samples": s["samples"],
+            "final": s["history"][-1],
+            "history": s["history"],
+        }
+        | {key: s[key] for key in ("diagnostics",) if key in s}
+        for states in runs.values()
+        for s in states
+    ]
 
 
 def figure_4(runs: Runs, path: Path) -> None:
@@ -115,11 +101,7 @@ def figure_4(runs: Runs, path: Path) -> None:
         curves = np.array([[r["error"] for r in s["history"]] for s in states])
         curves = 100 * curves[:, burn_in:]
         epochs = np.arange(1, curves.shape[1] + 1)
-        axes.plot(epochs, curves.mean(0), color=COLORS[method], label=LABELS[method])
-        if len(states) > 1:
-            axes.fill_between(
-                epochs, curves.min(0), curves.max(0), color=COLORS[method], alpha=0.2
-            )
+        band(axes, epochs, curves, COLORS[method], LABELS[method])
         lowest = min(lowest, curves.min() / 100)
         highest = max(highest, np.median(curves[:, -len(epochs) // 2 :]) / 100)
     axes.set_xlabel("epoch after burn-in")
@@ -129,8 +111,7 @@ def figure_4(runs: Runs, path: Path) -> None:
     axes.set_title(f"Mean of {seeds} seeds, range shaded" if seeds > 1 else "One seed")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save(figure, path, 150)
 
 
 def uncertainty(runs: Runs, images: Images, path: Path) -> None:
@@ -178,5 +159,4 @@ def uncertainty(runs: Runs, images: Images, path: Path) -> None:
         ax.set_xlabel("predictive entropy (nats)")
         ax.legend(fontsize="small")
     axes[1].set_ylabel("density")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save(figure, path, 150)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from reproduce.report import markdown
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -42,10 +43,8 @@ def table(ratings: Ratings, dimensions: int, batch_size: int) -> str:
     parts[f"prediction of {len(test)} test ratings"] = lambda: model.predict(
         test.users, test.items
     )
-    lines = ["| part | µs |", "| --- | --- |"]
-    for name, part in parts.items():
-        lines.append(f"| {name} | {1e6 * median_time(part):.0f} |")
-    return "\n".join(lines)
+    times = {name: 1e6 * median_time(part) for name, part in parts.items()}
+    return markdown(["part", "µs"], [[n, f"{time:.0f}"] for n, time in times.items()])
 
 
 def by_autograd(

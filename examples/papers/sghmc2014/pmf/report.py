@@ -5,12 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
-from reproduce.cells import interval
+from reproduce.report import band, interval, markdown, plt, save
 
 from .methods import COLORS, LABELS, samples
 
@@ -32,11 +28,7 @@ def _final(states: list[dict[str, Any]], score: str = "rmse") -> list[float]:
 
 def table(runs: Runs) -> str:
     """Means over folds with 95 % t intervals, and differences from SGHMC by fold."""
-    lines = [
-        "| method | settings | folds | RMSE | of the last point | less SGHMC "
-        "| ms a step |",
-        "| --- " * 7 + "|",
-    ]
+    rows = []
     for method, states in runs.items():
         milliseconds = [
             1000 * state["seconds"] / state["history"][-1]["step"] for state in states
@@ -45,31 +37,29 @@ def table(runs: Runs) -> str:
         if method != "sghmc" and len(runs.get("sghmc", ())) == len(states):
             pairs = zip(_final(states), _final(runs["sghmc"]), strict=True)
             difference = interval([mine - other for mine, other in pairs], 4)
-        lines.append(
-            f"| {LABELS[method]} | {_words(states[0]['config']['settings'])} "
-            f"| {len(states)} | {interval(_final(states), 4)} "
-            f"| {interval(_final(states, 'last'), 4)} | {difference} "
-            f"| {np.mean(milliseconds):.2f} |"
+        rows.append(
+            [
+                *(LABELS[method], _words(states[0]["config"]["settings"])),
+                *(len(states), interval(_final(states), 4)),
+                *(interval(_final(states, "last"), 4), difference),
+                f"{np.mean(milliseconds):.2f}",
+            ]
         )
     oracle = [state["oracle"] for state in next(iter(runs.values()))]
     if None not in oracle:
-        lines.append(f"| *the true means* | | | {interval(oracle, 4)} | | | |")
-    return "\n".join(lines)
+        rows.append(["*the true means*", "", "", interval(oracle, 4), "", "", ""])
+    head = ["method", "settings", "folds", "RMSE", "of the last point"]
+    return markdown([*head, "less SGHMC", "ms a step"], rows)
 
 
 def search_table(runs: list[dict[str, Any]]) -> str:
     """Errors on validation ratings."""
-    lines = [
-        "| method | settings | fold | RMSE | of the last point |",
-        "| --- " * 5 + "|",
-    ]
+    rows = []
     for state in runs:
         config, last = state["config"], state["history"][-1]
-        lines.append(
-            f"| {LABELS[config['method']]} | {_words(config['settings'])} "
-            f"| {config['fold']} | {last['rmse']:.4f} | {last['last']:.4f} |"
-        )
-    return "\n".join(lines)
+        method = [LABELS[config["method"]], _words(config["settings"]), config["fold"]]
+        rows.append([*method, f"{last['rmse']:.4f}", f"{last['last']:.4f}"])
+    return markdown(["method", "settings", "fold", "RMSE", "of the last point"], rows)
 
 
 def curves(runs: Runs, path: Path) -> None:
@@ -84,17 +74,8 @@ def curves(runs: Runs, path: Path) -> None:
             finals.append(values[:, -1].mean())
             if score == "last" and not samples(method):
                 continue  # the same
-            axes.plot(
-                *(steps, values.mean(0), style),
-                color=color,
-                label=label if score == "rmse" else f"{label}, single samples",
-            )
-            axes.fill_between(
-                *(steps, values.min(0), values.max(0)),
-                color=color,
-                alpha=0.2,
-                linewidth=0,
-            )
+            name = label if score == "rmse" else f"{label}, single samples"
+            band(axes, steps, values, color, name, style)
     config, oracles = next(iter(runs.values()))[0]["config"], []
     for states in runs.values():
         oracles += [s["oracle"] for s in states if s["oracle"] is not None]
@@ -112,5 +93,4 @@ def curves(runs: Runs, path: Path) -> None:
     axes.set_ylabel("RMSE on test ratings (stars)")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right center", fontsize="small")
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    save(figure, path)

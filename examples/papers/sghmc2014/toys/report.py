@@ -6,13 +6,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import NDArray
-from reproduce.cells import spread
+from reproduce.report import markdown, plt, save, spread
 
 from . import correlated, double_well
 
@@ -41,21 +37,20 @@ def scientific(values: list[float]) -> str:
 
 def table_1(runs: dict[str, list[dict[str, Any]]]) -> str:
     """Total variation and second moment of each sampler."""
-    rows = [
-        "| sampler | total variation | of exact samples | E[θ²] | acceptance |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for method, scores in runs.items():
         acceptance = [s["acceptance"] for s in scores]
         rows.append(
-            f"| {method} "
-            f"| {spread([s['total_variation'] for s in scores], 4)} "
-            f"| {scores[0]['floor']:.4f} "
-            f"| {spread([s['second_moment'] for s in scores], 3)} "
-            f"| {'' if acceptance[0] is None else f'{np.mean(acceptance):.1%}'} |"
+            [
+                *(method, spread([s["total_variation"] for s in scores], 4)),
+                f"{scores[0]['floor']:.4f}",
+                spread([s["second_moment"] for s in scores], 3),
+                "" if acceptance[0] is None else f"{np.mean(acceptance):.1%}",
+            ]
         )
-    rows.append(f"| true density | 0 | | {double_well.moment(2):.3f} | |")
-    return "\n".join(rows)
+    rows.append(["true density", "0", "", f"{double_well.moment(2):.3f}", ""])
+    head = ["sampler", "total variation", "of exact samples", "E[θ²]", "acceptance"]
+    return markdown(head, rows)
 
 
 def figure_1(samples: dict[str, Array], path: Path) -> None:
@@ -82,8 +77,7 @@ def figure_1(samples: dict[str, Array], path: Path) -> None:
     axes.set_title("U = −2θ² + θ⁴, gradient noise N(0, 4), ε = 0.1")
     axes.grid(alpha=0.3)
     axes.legend(ncols=2, fontsize="small", loc="upper center")
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    save(figure, path, 130)
 
 
 # ---- Figure 2 --------------------------------------------------------------------
@@ -91,21 +85,19 @@ def figure_1(samples: dict[str, Array], path: Path) -> None:
 
 def table_2(runs: dict[str, list[dict[str, Any]]]) -> str:
     """Energies of the four dynamics."""
+    digits = {"energy_per_step": 5, "late_energy": 2, "late_variance": 2}
     rows = [
-        "| dynamics | growth of the energy a step | late energy | late Var(θ) |",
-        "| --- | --- | --- | --- |",
+        [
+            dynamics,
+            *(
+                "{:.{k}f} ± {:.{k}f}".format(*first[key], k=k)
+                for key, k in digits.items()
+            ),
+        ]
+        for dynamics, (first, *_) in runs.items()
     ]
-
-    def shown(pair: list[float], digits: int) -> str:
-        return f"{pair[0]:.{digits}f} ± {pair[1]:.{digits}f}"
-
-    for dynamics, (first, *_) in runs.items():
-        rows.append(
-            f"| {dynamics} | {shown(first['energy_per_step'], 5)} "
-            f"| {shown(first['late_energy'], 2)} "
-            f"| {shown(first['late_variance'], 2)} |"
-        )
-    return "\n".join(rows)
+    head = ["dynamics", "growth of the energy a step", "late energy", "late Var(θ)"]
+    return markdown(head, rows)
 
 
 def figure_2(paths: dict[str, tuple[Array, Array]], path: Path) -> None:
@@ -130,8 +122,7 @@ def figure_2(paths: dict[str, tuple[Array, Array]], path: Path) -> None:
         axes.set_xlabel("θ")
     for axes in grid[:, 0]:
         axes.set_ylabel("r")
-    figure.savefig(path, dpi=72)
-    plt.close(figure)
+    save(figure, path, 72)
 
 
 # ---- Figure 3 --------------------------------------------------------------------
@@ -139,25 +130,24 @@ def figure_2(paths: dict[str, tuple[Array, Array]], path: Path) -> None:
 
 def table_3(runs: dict[str, list[list[dict[str, Any]]]]) -> str:
     """Error and autocorrelation time of every setting, beside its exact law."""
-    rows = [
-        "| sampler | η | α | covariance error | of its exact law "
-        "| autocorrelation time | of its exact law |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for label, settings in runs.items():
         for points, (lr, friction) in zip(
             settings, correlated.SETTINGS[label], strict=True
         ):
             exact = correlated.law(lr, friction)
-            alpha = "" if friction is None else f"{friction:.3g}"
             rows.append(
-                f"| {label} | {lr:.3g} | {alpha} "
-                f"| {scientific([p['error'] for p in points])} "
-                f"| {exact['error']:.1e} "
-                f"| {spread([p['autocorrelation_time'] for p in points], 2)} "
-                f"| {exact['autocorrelation_time']:.2f} |"
+                [
+                    *(label, f"{lr:.3g}"),
+                    "" if friction is None else f"{friction:.3g}",
+                    scientific([p["error"] for p in points]),
+                    f"{exact['error']:.1e}",
+                    spread([p["autocorrelation_time"] for p in points], 2),
+                    f"{exact['autocorrelation_time']:.2f}",
+                ]
             )
-    return "\n".join(rows)
+    head = ["sampler", "η", "α", "covariance error", "of its exact law"]
+    return markdown([*head, "autocorrelation time", "of its exact law"], rows)
 
 
 def figure_3(runs: dict[str, list[list[dict[str, Any]]]], path: Path) -> None:
@@ -208,5 +198,4 @@ def figure_3(runs: dict[str, list[list[dict[str, Any]]]], path: Path) -> None:
     right.set_title("first 50 samples, largest step sizes", fontsize=10)
     right.grid(alpha=0.3)
     right.legend(fontsize="small", loc="upper left")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path, 110)
