@@ -25,4 +25,5 @@ def save(content: Any, path: Path) -> None:
 
 of_library, sg.save = sg.save, save
 sys.argv = sys.argv[1:]
+sys.path[0] = str(Path(sys.argv[0]).parent)
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,4 +1,4 @@
-"""examples/python/distributed_*.py under torchrun, and after a rank was killed."""
+"""The short programs for several ranks under torchrun, and after a rank was killed."""
 
 from __future__ import annotations
 
