@@ -17,8 +17,6 @@ import torch_sgmcmc as sg
 
 from .problems import Problem
 
-__all__ = ["METHODS", "Chain", "Method", "gradient_variance"]
-
 ALPHA = 0.1
 # Settles in (A + β̂) / κ = some 1000 steps; κ's root, the friction's spread, is 0.01.
 THERMOSTAT_RATE = 1e-4

@@ -11,8 +11,6 @@ from ewsg2021.blr import data as covertype
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["PROBLEMS", "Logistic", "Network", "Problem", "load"]
-
 #: Names, and the default numbers of rows.
 PROBLEMS = {"logistic": 20_000, "network": 1_000}
 _TEST = 2_000

@@ -11,8 +11,6 @@ from reproduce.report import markdown, plt, save
 
 from .methods import METHODS
 
-__all__ = ["draw", "table"]
-
 Lines = Sequence[dict[str, Any]]
 
 
@@ -49,7 +47,7 @@ def draw(lines: Lines, path: Path) -> None:
     if all("variance" in at for at in lines):
         panels.append(("configurational", all_directions))
     size = (3.3 * len(panels) + 2, 3.6)
-    figure, axes = plt.subplots(1, len(panels), figsize=size, layout="constrained")
+    figure, axes = plt.subplots(1, len(panels), figsize=size)
     colors = plt.get_cmap("tab20").colors
     labels = {"kinetic": "√T_kin − 1 (%)", "configurational": "√T_conf − 1 (%)"}
     shown: list[float] = []
@@ -67,13 +65,10 @@ def draw(lines: Lines, path: Path) -> None:
             shown += [*x, *y]
             style = {"fmt": "o", "markersize": 4, "elinewidth": 0.8}
             drawn[method.label] = axis.errorbar(x, y, error, color=color, **style)
-        axis.set_xlabel(labels[name])
-        axis.set_ylabel(measure)
-        axis.grid(alpha=0.3)
+        axis.set(xlabel=labels[name], ylabel=measure)
     low, high = max(min(shown), -60), min(max(shown), 120)
     for axis in axes:
         axis.plot([low, high], [low, high], color="0.6", linewidth=1, zorder=0)
-        axis.set_xlim(low - 5, high + 5)
-        axis.set_ylim(low - 5, high + 5)
-    figure.legend(drawn.values(), drawn, loc="outside right center", fontsize="x-small")
+        axis.set(xlim=(low - 5, high + 5), ylim=(low - 5, high + 5))
+    figure.legend(drawn.values(), drawn, loc="outside right center")
     save(figure, path)

@@ -16,8 +16,6 @@ import torch_sgmcmc as sg
 from .methods import METHODS, Chain, gradient_variance
 from .problems import Problem
 
-__all__ = ["CHAINS", "Truth", "line", "modes", "step_unit"]
-
 CHAINS = 4
 _BURN_IN = 1 / 3
 # Draws that are kept of a chain, and draws of gradients for gauges that need them.

@@ -18,8 +18,6 @@ from .measures import Truth, badness, efficiency, errors, moments, relative, spr
 from .problem import Laplace, Problem
 from .samplers import Run, Size, gradient_method, hmc, hmc_ecs, starting_point
 
-__all__ = ["ECS", "METHODS", "Competitor", "choose", "compare"]
-
 #: The variants of HMC-ECS: arguments of `hmc_ecs`.
 ECS: dict[str, dict[str, Any]] = {
     "perturbed": {},

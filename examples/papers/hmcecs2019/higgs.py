@@ -15,8 +15,6 @@ from .problem import Problem
 from .simulated import DIMENSION
 from .stored import Chunk, load, store
 
-__all__ = ["TEST_ROWS", "higgs"]
-
 #: The last rows, which the data's authors set apart for the test.
 TEST_ROWS = 500_000
 _LINES = 65_536

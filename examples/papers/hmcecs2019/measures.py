@@ -12,18 +12,6 @@ import numpy as np
 from .problem import Laplace
 from .samplers import Run
 
-__all__ = [
-    "Truth",
-    "badness",
-    "computational_times",
-    "efficiency",
-    "errors",
-    "inefficiencies",
-    "moments",
-    "relative",
-    "spread",
-]
-
 
 def inefficiencies(run: Run) -> np.ndarray:
     """IF of each parameter: draws for the worth of one independent draw."""

@@ -13,8 +13,6 @@ from torch.nn import functional as F
 
 import torch_sgmcmc as sg
 
-__all__ = ["Covariate", "Laplace", "Problem"]
-
 # Rows whose features in float64 stay in a core's cache.
 _CHUNK = 8192
 

@@ -15,8 +15,6 @@ from .problem import Problem
 from .samplers import Run
 from .stored import Array
 
-__all__ = ["SHOWN", "curves", "draw", "numbers", "table"]
-
 #: Methods that the figure is of; neither has signs.
 SHOWN = ("perturbed", "HMC")
 _GROUPS, _DRAWS = 100, 400
@@ -103,9 +101,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
     """The paper's two panels, of the first seeds."""
     found = document["groups"]
     shown = found["probability"]
-    figure, axes = plt.subplots(
-        *(1, len(shown)), figsize=(10, 4), layout="constrained", sharey=True
-    )
+    figure, axes = plt.subplots(*(1, len(shown)), figsize=(10, 4), sharey=True)
     panels = np.atleast_1d(axes)
     for (name, seeds), panel in zip(shown.items(), panels, strict=True):
         mean, low, high = seeds[0]
@@ -116,7 +112,6 @@ def draw(document: dict[str, Any], path: Path) -> None:
         panel.plot(found["place"], mean, color="k", linewidth=0.8, label="mean")
         panel.set(title="HMC" if name == "HMC" else f"{name} HMC-ECS")
         panel.set_xlabel(found["name"])
-        panel.grid(alpha=0.3)
     panels[0].set_ylabel("P(y = 1) in 100 groups")
-    panels[0].legend(fontsize="small")
+    panels[0].legend()
     save(figure, path, 72)

@@ -9,11 +9,6 @@ from typing import Any
 import numpy as np
 from reproduce.report import markdown, plt, save, standard_error
 
-__all__ = [
-    *("accuracy_table", "cost_table", "costs", "densities", "moments", "orders"),
-    "tables",
-]
-
 _COLORS = {
     "HMC": "k",
     "perturbed": "C3",
@@ -122,9 +117,7 @@ def tables(document: dict[str, Any]) -> str:
 def moments(document: dict[str, Any], path: Path) -> None:
     """Figures 2 and 5: each parameter's mean and deviation against the truth."""
     curves = document["curves"]
-    figure, axes = plt.subplots(
-        2, 1, figsize=(10, 6.4), layout="constrained", sharex=True
-    )
+    figure, axes = plt.subplots(2, 1, figsize=(10, 6.4), sharex=True)
     for k, (name, curve) in enumerate(curves.items()):
         places = k + np.linspace(-0.33, 0.33, len(curve["shift"]))
         look = {"s": 12, "color": _COLORS[name], "alpha": 0.8, "linewidths": 0}
@@ -149,15 +142,13 @@ def moments(document: dict[str, Any], path: Path) -> None:
         axes[1].set_yscale("log")
         axes[1].yaxis.set_major_formatter(plt.ScalarFormatter())
     axes[1].set_xticks(range(len(curves)), curves, rotation=25, ha="right")
-    for panel in axes:
-        panel.grid(alpha=0.3, axis="y")
     save(figure, path, 72)
 
 
 def orders(document: dict[str, Any], path: Path) -> None:
     """Figure 9: the moments of orders 0 and 1 against those of full HMC."""
     curves = document["curves"]
-    figure, axes = plt.subplots(2, 2, figsize=(8, 7), layout="constrained")
+    figure, axes = plt.subplots(2, 2, figsize=(8, 7))
     for row, order in zip(axes, (0, 1), strict=True):
         name = f"perturbed, order {order}"
         for panel, key in zip(row, ("mean", "deviation"), strict=True):
@@ -166,7 +157,6 @@ def orders(document: dict[str, Any], path: Path) -> None:
             ends = [float(true.min()), float(true.max())]
             panel.plot(ends, ends, color="k", linewidth=0.8)
             panel.set(xlabel=f"{key}, full HMC", ylabel=f"order {order}")
-            panel.grid(alpha=0.3)
         row[1].set(xscale="log", yscale="log")
     figure.suptitle(f"{_title(document)}: posterior means and deviations", fontsize=11)
     save(figure, path, 72)
@@ -181,7 +171,7 @@ def densities(document: dict[str, Any], path: Path) -> None:
         lambda name: not name.startswith("SG"),
         lambda name: name.startswith("SG"),
     ]
-    figure, axes = plt.subplots(2, 4, figsize=(13, 5.6), layout="constrained")
+    figure, axes = plt.subplots(2, 4, figsize=(13, 5.6))
     for row, of_group in zip(axes, groups, strict=True):
         for k, panel in enumerate(row):
             for name, curve in curves.items():
@@ -195,7 +185,7 @@ def densities(document: dict[str, Any], path: Path) -> None:
             panel.set_yticks([])
             panel.locator_params(axis="x", nbins=4)
             panel.tick_params(labelsize=8)
-            panel.set_title(f"θ{shown[k]}", fontsize=10)
+            panel.set_title(f"θ{shown[k]}")
         row[0].set_ylabel("density")
         if row[-1].lines:
             row[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.03, 0.5))
@@ -215,7 +205,7 @@ def density(values: np.ndarray, signs: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 def costs(document: dict[str, Any], path: Path) -> None:
     """Figure 3, the ROC curves, and table 1 as a picture."""
-    figure, (roc, bars) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    figure, (roc, bars) = plt.subplots(1, 2, figsize=(11, 4.2))
     false = np.linspace(0, 1, 201)
     for name, curve in document["curves"].items():
         look: dict[str, Any] = {"color": _COLORS[name], "linewidth": 1}
@@ -226,7 +216,7 @@ def costs(document: dict[str, Any], path: Path) -> None:
     roc.plot([0, 1], [0, 1], color="0.7", linewidth=0.8)
     roc.set(xlabel="false positive rate", ylabel="true positive rate")
     roc.legend(fontsize=7, title="area under the curve", title_fontsize=8)
-    roc.set_title(f"{_title(document)}: test rows", fontsize=10)
+    roc.set_title(f"{_title(document)}: test rows")
     with_ratio = {
         name: np.mean([row["relative"] for row in rows], axis=0)
         for name, rows in document["methods"].items()
@@ -241,7 +231,6 @@ def costs(document: dict[str, Any], path: Path) -> None:
     bars.set_yticks(range(len(with_ratio)), with_ratio)
     bars.invert_yaxis()
     bars.set_xlabel("computational time / perturbed HMC-ECS's: min, median, max")
-    bars.grid(alpha=0.3, axis="x")
     save(figure, path, 72)
 
 

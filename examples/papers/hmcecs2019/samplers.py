@@ -17,17 +17,6 @@ import torch_sgmcmc as sg
 
 from .problem import Laplace, Problem
 
-__all__ = [
-    "LENGTH",
-    "STEP_SIZE",
-    "Run",
-    "Size",
-    "gradient_method",
-    "hmc",
-    "hmc_ecs",
-    "starting_point",
-]
-
 #: The paper's trajectory length and step size, in posterior standard deviations.
 LENGTH, STEP_SIZE = 1.2, 0.2
 NUM_STEPS = round(LENGTH / STEP_SIZE)

@@ -22,8 +22,6 @@ import torch_sgmcmc as sg
 
 from .samplers import LENGTH
 
-__all__ = ["FIRST", "ORDERS", "Scaling", "draw", "fit", "run", "table"]
-
 ORDERS = (2, 1)
 #: Least dimensions of the fits. With fewer than 8, one step is nearly a trajectory.
 FIRST = (2, 8)
@@ -175,7 +173,7 @@ def table(document: dict[str, Any]) -> str:
 
 def draw(document: dict[str, Any], path: Path) -> None:
     """The paper's two panels."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8))
     dimensions = np.array(document["dimensions"])
     marks = {"2": ("o", "C0"), "1": ("s", "C3")}
     for order, row in document["cells"].items():
@@ -197,8 +195,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
     right.set(xscale="log", xlabel="d", ylabel="acceptance rate", ylim=(0.5, 1))
     for panel in (left, right):
         panel.set_xscale("log", base=2)
-        panel.grid(alpha=0.3, which="both")
-        panel.legend(fontsize="small")
+        panel.legend()
     left.yaxis.set_major_formatter(plt.ScalarFormatter())
     left.yaxis.set_minor_formatter(plt.ScalarFormatter())
     save(figure, path, 72)

@@ -22,8 +22,6 @@ from tqdm import tqdm
 from .problem import Problem
 from .stored import Array, Chunk, load, store
 
-__all__ = ["BLOCK", "DIMENSION", "coefficients", "rows", "simulate"]
-
 DIMENSION = 29
 #: Rows of one key of the random numbers.
 BLOCK = 65_536

@@ -12,8 +12,6 @@ from scipy.interpolate import CubicSpline
 from .problem import Covariate, Problem
 from .stored import Array
 
-__all__ = ["COLUMNS", "FUNCTIONS", "basis", "knots", "spline_problem"]
-
 #: Basis functions of a covariate, as many as the paper's. They and the intercept make
 #: d = 81 of eight covariates.
 FUNCTIONS = 10

@@ -11,8 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Array", "Chunk", "load", "store"]
-
 Array = NDArray[np.floating]
 Chunk = tuple[Array, Array]
 

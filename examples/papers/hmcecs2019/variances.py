@@ -18,8 +18,6 @@ import torch_sgmcmc as sg
 from .problem import Problem
 from .samplers import LENGTH, STEP_SIZE, starting_point
 
-__all__ = ["Variances", "draw", "run", "table", "zeroth_variance"]
-
 _COLORS = {"0": "C1", "1": "C3", "2": "C0"}
 
 
@@ -134,7 +132,7 @@ def table(document: dict[str, Any]) -> str:
 
 def draw(document: dict[str, Any], path: Path) -> None:
     """Variance against iterations, and where θ* was chosen."""
-    figure, axes = plt.subplots(figsize=(7, 3.8), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7, 3.8))
     for order, values in sorted(document["curves"]["variances"].items()):
         label = f"order {order}" + (" (no chain of its own)" if order == "0" else "")
         axes.plot(values, color=_COLORS[order], linewidth=0.8, label=label)
@@ -143,5 +141,5 @@ def draw(document: dict[str, Any], path: Path) -> None:
         axes.axvline(choice, color="0.5", linestyle="--", linewidth=0.8, label=label)
     axes.axhline(1, color="k", linewidth=0.8)
     axes.set(yscale="log", xlabel="step", ylabel="estimated variance of log L̂")
-    figure.legend(fontsize="small", loc="outside upper center", ncols=4)
+    figure.legend(loc="outside upper center", ncols=4)
     save(figure, path, 72)

@@ -12,8 +12,6 @@ import torch
 
 import torch_sgmcmc as sg
 
-__all__ = ["Parts", "load", "of_run", "owned", "save"]
-
 
 class Parts(dict[str, Any]):
     """By name, what has a state dict: together they have one, too."""

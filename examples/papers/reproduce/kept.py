@@ -13,8 +13,6 @@ import torch
 
 from . import checkpoint
 
-__all__ = ["kept", "kept_arrays"]
-
 Result = TypeVar("Result")
 
 

@@ -15,8 +15,6 @@ import torch_sgmcmc as sg
 
 from . import checkpoint
 
-__all__ = ["Parser", "finish", "run_alone", "run_parts", "versions", "write_json"]
-
 SIZES = {"paper": "what the results page shows", "tiny": "seconds, to try it out"}
 
 

@@ -13,9 +13,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 from scipy import stats
 
-__all__ = ["band", "interval", "markdown", "plt", "save", "spread", "standard_error"]
-
 Values = Sequence[float]
+
+plt.rcParams |= {
+    **{"axes.grid": True, "grid.alpha": 0.3, "axes.titlesize": "medium"},
+    **{"legend.fontsize": "small", "figure.constrained_layout.use": True},
+}
 
 
 def _cell(values: Values, half_width: float, digits: int) -> str:

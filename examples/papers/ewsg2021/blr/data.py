@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["FILE", "FULL_SIZE", "Split", "load"]
-
 FILE = Path("covertype/covtype_subset.data.gz")
 #: Rows of the whole data set, of which the file is a part.
 FULL_SIZE = 581_012

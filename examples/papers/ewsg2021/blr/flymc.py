@@ -21,8 +21,6 @@ from torch.nn.functional import softplus
 
 from .model import PRIOR_PRECISION
 
-__all__ = ["FlyMC", "LogisticBound", "Target"]
-
 _ROWS = 1 << 15  # gathered at a time
 
 

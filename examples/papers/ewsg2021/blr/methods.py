@@ -26,8 +26,6 @@ import torch_sgmcmc as sg
 
 from .model import PRIOR_PRECISION
 
-__all__ = ["FRICTION", "METHODS", "Firefly", "Method"]
-
 #: γ of the paper, for all methods with momentum.
 FRICTION = 50.0
 

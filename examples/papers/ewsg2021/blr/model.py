@@ -9,17 +9,6 @@ from torch.nn.functional import logsigmoid
 
 from .data import Split
 
-__all__ = [
-    "PRIOR_PRECISION",
-    "RESAMPLES",
-    "SCORES_A_PASS",
-    "minibatch_loss",
-    "mixture_scores",
-    "potential",
-    "scores",
-    "summary",
-]
-
 #: The prior N(0, 10 I).
 PRIOR_PRECISION = 0.1
 #: Bootstrap samples of the chains, for the final scores.

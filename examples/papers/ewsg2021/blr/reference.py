@@ -13,8 +13,6 @@ import torch_sgmcmc as sg
 from .data import Split
 from .model import PRIOR_PRECISION, RESAMPLES, mixture_scores, potential, scores
 
-__all__ = ["mode", "newton", "posterior_draws", "reference"]
-
 
 def mode(split: Split) -> tuple[Tensor, Tensor]:
     """The mode θ* of the posterior and the Hessian of U there, by Newton's method."""

@@ -10,8 +10,6 @@ from reproduce.report import markdown, plt, save, spread
 
 from .methods import METHODS, Firefly
 
-__all__ = ["curves", "noise_table", "search_picture", "search_table", "table"]
-
 COLORS = {
     "sgld": "C2",
     "psgld": "C4",
@@ -100,7 +98,6 @@ def curves(runs: Runs, reference: dict[str, Any], path: Path) -> None:
         2,
         len(runs),
         figsize=(4.6 * len(runs) + 0.4, 6.8),
-        layout="constrained",
         squeeze=False,
         sharex="col",
         sharey="row",
@@ -125,7 +122,6 @@ def curves(runs: Runs, reference: dict[str, Any], path: Path) -> None:
                     alpha=0.15,
                     linewidth=0,
                 )
-            ax.grid(alpha=0.3)
         row[0].set_ylabel(label)
         # Of the first points, from θ = 0 on, the picture would show little else, nor
         # of FlyMC from there, which is far below.
@@ -155,7 +151,7 @@ def curves(runs: Runs, reference: dict[str, Any], path: Path) -> None:
 
 def search_picture(search: list[dict[str, Any]], path: Path) -> None:
     """Validation log-likelihood against the step size in units of the paper's."""
-    figure, ax = plt.subplots(figsize=(6.2, 4.2), layout="constrained")
+    figure, ax = plt.subplots(figsize=(6.2, 4.2))
     best = []
     for name, method in METHODS.items():
         results = [r for r in search if r["config"]["method"] == name]
@@ -168,11 +164,12 @@ def search_picture(search: list[dict[str, Any]], path: Path) -> None:
         ax.errorbar(
             x, y, spread, fmt="o-", markersize=3, color=COLORS[name], label=method.label
         )
-    ax.set_xscale("log")
-    ax.set_xlabel("step size h / the paper's h")
-    ax.set_ylabel("validation log-likelihood")
+    ax.set(
+        xscale="log",
+        xlabel="step size h / the paper's h",
+        ylabel="validation log-likelihood",
+    )
     # Further down all is lost anyway.
     ax.set_ylim(min(max(best) - 0.12, min(best) - 0.01), max(best) + 0.01)
-    ax.grid(alpha=0.3)
     ax.legend()
     save(figure, path, 84)

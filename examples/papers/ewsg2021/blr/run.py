@@ -25,8 +25,6 @@ from .model import (
 )
 from .run_flymc import run_flymc
 
-__all__ = ["RunConfig", "run"]
-
 
 @dataclass(frozen=True)
 class RunConfig:

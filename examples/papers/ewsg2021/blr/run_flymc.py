@@ -14,8 +14,6 @@ from .methods import Firefly
 from .model import RESAMPLES, SCORES_A_PASS, mixture_scores, scores, summary
 from .reference import newton
 
-__all__ = ["BRIGHTEN", "run_flymc"]
-
 #: q: about the part of the training data that is bright under the posterior.
 BRIGHTEN = 1e-3
 

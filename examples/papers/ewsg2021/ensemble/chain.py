@@ -16,8 +16,6 @@ from .config import EnsembleConfig
 from .methods import build_sampler, minibatch_size
 from .models import build_model
 
-__all__ = ["NetworkChain"]
-
 
 class NetworkChain:
     """A chain that takes the same number of gradients a pass whatever the method.

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from sghmc2014.bnn.config import RunConfig
 
-__all__ = ["EnsembleConfig"]
-
 
 @dataclass(frozen=True)
 class EnsembleConfig(RunConfig):

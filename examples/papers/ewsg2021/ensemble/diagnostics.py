@@ -9,8 +9,6 @@ import torch_sgmcmc as sg
 
 from .chain import NetworkChain
 
-__all__ = ["diagnose", "log_weight_difference", "noise_ratio"]
-
 _MINIBATCHES = 50
 
 

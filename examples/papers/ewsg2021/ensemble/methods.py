@@ -21,17 +21,6 @@ from torch import nn
 
 import torch_sgmcmc as sg
 
-__all__ = [
-    "FINALISTS",
-    "INDEX_CHAIN_LENGTH",
-    "LABELS",
-    "PAPER",
-    "SEARCH",
-    "TUNED",
-    "build_sampler",
-    "minibatch_size",
-]
-
 Settings = dict[str, float]
 
 LABELS = {

@@ -8,8 +8,6 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-__all__ = ["MODELS", "build_model"]
-
 
 def _mlp(inputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, 100), nn.ReLU(), nn.Linear(100, 10))

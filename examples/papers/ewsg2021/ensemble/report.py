@@ -12,8 +12,6 @@ from sghmc2014.bnn.report import Runs, settings_in_words
 
 from .methods import LABELS
 
-__all__ = ["differences", "learning_curves", "table"]
-
 COLORS = {"ewsg": "C3", "sghmc": "C0", "cp_sghmc": "C1", "sgld": "C2", "psgld": "C4"}
 
 

@@ -18,8 +18,6 @@ from .chain import NetworkChain
 from .config import EnsembleConfig
 from .diagnostics import diagnose
 
-__all__ = ["EnsembleConfig", "run"]
-
 # The paper's number, after Fu and Zhang (2017).
 _CLUSTERS = 10
 

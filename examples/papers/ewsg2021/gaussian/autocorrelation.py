@@ -13,8 +13,6 @@ from tqdm import tqdm
 from .chains import Chains, Method
 from .target import Gaussian, kl_of_moments
 
-__all__ = ["accuracy_at_autocorrelation"]
-
 _GROUPS = 20
 
 

@@ -11,8 +11,6 @@ import torch_sgmcmc as sg
 
 from .target import Gaussian
 
-__all__ = ["METHODS", "Chains", "Method"]
-
 
 @dataclass(frozen=True)
 class Method:

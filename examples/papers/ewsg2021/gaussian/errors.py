@@ -26,8 +26,6 @@ from .chains import Chains, Method
 from .exact import continuous_mse, linear_errors
 from .target import Gaussian
 
-__all__ = ["Pairs", "error_orders", "run_pairs"]
-
 Array = NDArray[np.float64]
 
 FRICTION = 10.0

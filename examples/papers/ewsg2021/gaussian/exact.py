@@ -31,8 +31,6 @@ from numpy.typing import NDArray
 
 from .target import Gaussian
 
-__all__ = ["continuous_mse", "linear_errors"]
-
 Array = NDArray[np.float64]
 
 

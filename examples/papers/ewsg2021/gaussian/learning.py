@@ -14,8 +14,6 @@ from tqdm import tqdm
 from .chains import Chains, Method
 from .target import Gaussian, fitted_kl, floor, kl_of_moments, negentropy
 
-__all__ = ["learning_curves", "other_data", "stationary_kl", "with_interval"]
-
 _RECORDS_PER_PASS = 2
 
 

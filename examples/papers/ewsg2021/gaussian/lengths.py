@@ -16,8 +16,6 @@ from .chains import METHODS, Method
 from .learning import learning_curves, other_data, stationary_kl
 from .target import Gaussian
 
-__all__ = ["KINDS", "best_lengths", "by_step", "lengths_elsewhere", "lengths_of"]
-
 #: How the index chain of a step begins.
 KINDS = {"fresh": False, "persistent": True}
 

@@ -9,8 +9,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from reproduce.report import band, markdown, plt, save
 
-__all__ = ["errors_picture", "errors_tables", "kl_picture", "kl_tables"]
-
 COLORS = {
     "EWSG": "C3",
     "SGHMC": "C0",
@@ -188,15 +186,13 @@ def _floor(ax: Axes, floor: list[float]) -> None:
 
 def _finish(ax: Axes, title: str, x: str, y: str, place: str = "best") -> None:
     ax.set_title(title, fontsize="medium", loc="left")
-    ax.set_xlabel(x)
-    ax.set_ylabel(y)
-    ax.grid(alpha=0.3, which="major")
-    ax.legend(fontsize="x-small", loc=place)
+    ax.set(xlabel=x, ylabel=y)
+    ax.legend(loc=place)
 
 
 def kl_picture(results: dict[str, Any], path: Path) -> None:
     """Panels a to e."""
-    figure, grid = plt.subplots(2, 3, figsize=(11, 6.8), layout="constrained")
+    figure, grid = plt.subplots(2, 3, figsize=(11, 6.8))
     axes = grid.flat
     floor = results["settings"]["kl_floor"]
     bottom = floor[0] / 2
@@ -231,8 +227,7 @@ def kl_picture(results: dict[str, Any], path: Path) -> None:
                 color=COLORS[name],
                 label=label,
             )
-    ax.set_xscale("log")
-    ax.set_yscale("log")
+    ax.set(xscale="log", yscale="log")
     ticks = [20, 50, 100, 200]
     ax.set_xticks(ticks, [str(t) for t in ticks])
     ax.set_xticks([], minor=True)
@@ -342,11 +337,17 @@ def _guide(ax: Axes, x: Any, at: float, slope: float) -> None:
     )
 
 
+def _signed_squares(numbers: list[dict[str, Any]], unit: float) -> Any:
+    """Of each bias the square, with the bias's own sign."""
+    return [
+        {key: unit * np.sign(v) * np.square(v) for key, v in b.items()} for b in numbers
+    ]
+
+
 def errors_picture(results: dict[str, Any], path: Path) -> None:
     """Panels j, k and l."""
-    figure, axes = plt.subplots(1, 3, figsize=(12, 4.2), layout="constrained")
-    scale = results["num_data"] / results["dim"]
-    unit = scale**2
+    figure, axes = plt.subplots(1, 3, figsize=(12, 4.2))
+    unit = (results["num_data"] / results["dim"]) ** 2  # of relative errors
 
     def scaled(numbers: list[dict[str, Any]], by: float) -> list[dict[str, Any]]:
         return [{k: np.multiply(by, v) for k, v in x.items()} for x in numbers]
@@ -357,17 +358,11 @@ def errors_picture(results: dict[str, Any], path: Path) -> None:
         style = {"fmt": "o-", "markersize": 4, "color": color}
         label = f"EWSG, h = {row['step']:.3g}"
         _errorbar(ax, row["times"], scaled(row["mse"], unit), **style, label=label)
-        ax.plot(
-            row["times"],
-            unit * np.array(row["sghmc"]),
-            "--",
-            color=color,
-            linewidth=1,
-            label=f"SGHMC, h = {row['step']:.3g}, exact",
-        )
-        ax.axhline(
-            unit * row["squared_bias"]["value"], color=color, linestyle=":", linewidth=1
-        )
+        exact = unit * np.array(row["sghmc"])
+        label = f"SGHMC, h = {row['step']:.3g}, exact"
+        ax.plot(row["times"], exact, "--", color=color, linewidth=1, label=label)
+        bias = unit * row["squared_bias"]["value"]
+        ax.axhline(bias, color=color, linestyle=":", linewidth=1)
     times = rows[0]["times"]
     limit = unit * np.array(rows[0]["continuous"])
     ax.plot(times, limit, color="k", linewidth=1, label="h → 0, exact")
@@ -375,75 +370,34 @@ def errors_picture(results: dict[str, Any], path: Path) -> None:
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_ylim(bottom=limit[-1] / 100)
-    _finish(
-        ax, "j  MSE against T (dotted: bias²)", "T = K h", "relative MSE", "lower left"
-    )
+    title = "j  MSE against T (dotted: bias²)"
+    _finish(ax, title, "T = K h", "relative MSE", "lower left")
 
-    for ax, data, values, exact, title, order in (
+    k, bias = results["k"], results["l"]
+    first_order = bias["first_order_coefficient"] * np.array(bias["steps"])
+    names = ("SGHMC, exact", "EWSG to first order", "full gradient, exact")
+    for ax, data, values, curves, title, order in (
         (
-            axes[1],
-            results["k"],
-            scaled(results["k"]["excess"], unit),
-            {
-                "SGHMC, exact (> 0)": (
-                    "C0",
-                    unit * np.array(results["k"]["sghmc_excess"]),
-                ),
-                "EWSG to first order, exact (< 0)": (
-                    "C3",
-                    -unit * np.array(results["k"]["first_order_excess"]),
-                ),
-                "full gradient, exact (< 0)": (
-                    "0.4",
-                    -unit * np.array(results["k"]["full_gradient_excess"]),
-                ),
-            },
-            f"k  MSE at T = {results['k']['time']:g} less its limit",
-            1,
+            *(axes[1], k, scaled(k["excess"], unit)),
+            [k["sghmc_excess"], k["first_order_excess"], k["full_gradient_excess"]],
+            *(f"k  MSE at T = {k['time']:g} less its limit", 1),
         ),
         (
-            axes[2],
-            results["l"],
-            None,
-            {
-                "SGHMC, exact (bias > 0)": (
-                    "C0",
-                    unit * np.array(results["l"]["sghmc_bias"]) ** 2,
-                ),
-                "EWSG to first order (bias < 0)": (
-                    "C3",
-                    unit
-                    * (
-                        results["l"]["first_order_coefficient"]
-                        * np.array(results["l"]["steps"])
-                    )
-                    ** 2,
-                ),
-                "full gradient, exact (bias > 0)": (
-                    "0.4",
-                    unit * np.array(results["l"]["full_gradient_bias"]) ** 2,
-                ),
-            },
-            "l  squared bias, T = ∞",
-            2,
+            *(axes[2], bias, _signed_squares(bias["bias"], unit)),
+            [
+                np.square(bias["sghmc_bias"]),
+                -(first_order**2),
+                np.square(bias["full_gradient_bias"]),
+            ],
+            *("l  squared bias, T = ∞", 2),
         ),
     ):
         steps = data["steps"]
-        if values is None:
-            # The sign of the bias with the size of its square.
-            values = [
-                {
-                    "value": np.sign(b["value"]) * unit * b["value"] ** 2,
-                    "interval": np.sign(b["value"])
-                    * unit
-                    * np.sign(b["value"] * np.array(b["interval"]))
-                    * np.square(b["interval"]),
-                }
-                for b in data["bias"]
-            ]
         _signed(ax, steps, values, "EWSG" + (", bias" if order == 2 else ""))
-        for label, (color, y) in exact.items():
-            ax.plot(steps, y, "--", color=color, linewidth=1.2, label=label)
+        for name, color, y in zip(names, ("C0", "C3", "0.4"), curves, strict=True):
+            sign = ">" if y[0] > 0 else "<"
+            label, size = f"{name} ({sign} 0)", unit * np.abs(y)
+            ax.plot(steps, size, "--", color=color, linewidth=1.2, label=label)
         _guide(ax, steps, abs(float(values[0]["value"])) * 3, order)
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")

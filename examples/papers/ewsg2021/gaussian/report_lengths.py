@@ -11,8 +11,6 @@ from reproduce.report import band, markdown, plt, save
 from .lengths import KINDS, best_lengths
 from .report import _finish, _pm
 
-__all__ = ["lengths_picture", "lengths_table"]
-
 _STYLES = {"fresh": ("C3", "o-"), "persistent": ("C0", "s--")}
 _SHOWN = (1, 4, 19)  # of panel f
 
@@ -56,7 +54,7 @@ def lengths_table(results: dict[str, Any]) -> str:
 
 def lengths_picture(results: dict[str, Any], path: Path) -> None:
     """Panels f to i."""
-    figure, axes = plt.subplots(1, 4, figsize=(15, 4), layout="constrained")
+    figure, axes = plt.subplots(1, 4, figsize=(15, 4))
     lengths, sizes = results["settings"]["lengths"], results["settings"]["sizes"]
     kl = "KL to the target (nats)"
 

@@ -8,8 +8,6 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-__all__ = ["Gaussian", "fitted_kl", "floor", "kl_of_moments", "negentropy"]
-
 
 @dataclass(frozen=True)
 class Gaussian:

@@ -18,8 +18,6 @@ import torch_sgmcmc as sg
 from .data import SmallImages
 from .model import PRIOR_PRECISION, Softmax
 
-__all__ = ["ChainConfig", "run_chain"]
-
 # A checkpoint after each.
 _PARTS = 10
 

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-__all__ = ["CLASSES", "SmallImages", "load_digits4", "load_mnist7"]
-
 CLASSES = 4
 
 # The paper's N. It gives neither which digits nor which images: the first of 0 to 3.

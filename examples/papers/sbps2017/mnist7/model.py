@@ -8,8 +8,6 @@ from torch.nn import functional as F
 
 from .data import CLASSES
 
-__all__ = ["PRIOR_PRECISION", "Softmax", "most_probable", "potential"]
-
 #: The paper's penalty c ‖w‖² with c = 0.001 is λ ‖w‖² / 2.
 PRIOR_PRECISION = 0.002
 

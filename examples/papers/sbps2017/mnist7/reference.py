@@ -25,8 +25,6 @@ import torch_sgmcmc as sg
 from .data import SmallImages
 from .model import Softmax, most_probable, potential
 
-__all__ = ["Reference", "make_reference", "mean_prediction"]
-
 
 @dataclass
 class Reference:

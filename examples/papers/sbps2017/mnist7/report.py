@@ -14,16 +14,6 @@ from .chains import ChainConfig
 from .data import SmallImages
 from .reference import Reference, mean_prediction
 
-__all__ = [
-    "PARTS",
-    "Run",
-    "figure_6",
-    "name_of",
-    "score",
-    "squares_table",
-    "table",
-]
-
 #: The principal directions in four equal parts, from wide to narrow.
 PARTS = ("widest", "wide", "narrow", "narrowest")
 
@@ -166,7 +156,7 @@ def figure_6(
             axes.axvline(burn_in, color="0.6", linestyle=":")
             axes.plot(epochs, z, color="C3", linewidth=0.6)
             if row == 0:
-                axes.set_title(name, fontsize="medium")
+                axes.set_title(name)
         for column, axes in enumerate(panels[row]):
             axes.set_ylim(-limit, limit)
             if column > 0:

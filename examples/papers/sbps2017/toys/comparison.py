@@ -19,17 +19,6 @@ from .logistic import Array, Problem
 from .methods import Method, chains
 from .paths import EPOCH, autocorrelation, effective_size
 
-__all__ = [
-    "COMPARED",
-    "Reference",
-    "Size",
-    "compare",
-    "compared_rows",
-    "first_time",
-    "measure",
-    "posterior_row",
-]
-
 FAR = 10.0  # chains start at draws of N(ŵ, 10 times the Laplace covariance)
 LAGS = 50 * EPOCH
 JUMP = 10  # epochs

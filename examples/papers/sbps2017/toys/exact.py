@@ -24,8 +24,6 @@ from scipy import special
 
 from .logistic import Array, Problem
 
-__all__ = ["ExactSampler", "LipschitzBPS", "ZigZag"]
-
 
 class ExactSampler(ABC):
     """Chains that move along lines and turn at proposals of a constant rate.

@@ -25,8 +25,6 @@ import torch_sgmcmc as sg
 from .logistic import Array
 from .paths import autocorrelation, effective_size
 
-__all__ = ["CASES", "MOMENTS", "Size", "draw", "energy", "exact_draws", "run", "table"]
-
 NOISE = 5.0  # standard deviation in each component
 CORRELATION = 0.7
 EXAMPLES = 100  # whose losses share the noise, and from which SBPS estimates it
@@ -204,7 +202,6 @@ def draw(document: dict[str, Any], path: Path) -> None:
             ["w", "w", "q", "q", "a", "a"],
         ],
         figsize=(10.6, 7.6),
-        layout="constrained",
     )
     x, y = np.meshgrid(*[np.linspace(-3.5, 3.5, 200)] * 2)
     levels = energy(torch.from_numpy(np.stack([x, y], axis=-1))).numpy()
@@ -216,9 +213,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
             x, y, levels, levels=[0.5, 1, 2, 3, 4.5], colors="0.7", linewidths=0.8
         )
         panel.plot(*curve["corners"].T, color=color, linewidth=0.9)
-        panel.set_title(f"{case}: {SHOWN} bounces", fontsize=10)
-        panel.set_xlabel("x")
-        panel.set_ylabel("y")
+        panel.set(title=f"{case}: {SHOWN} bounces", xlabel="x", ylabel="y")
         grid["w"].hist(
             curve["waits"],
             bins=np.linspace(0, 5, 41),
@@ -236,15 +231,10 @@ def draw(document: dict[str, Any], path: Path) -> None:
         )
         acf = curve["autocorrelation"]
         grid["a"].plot(INTERVAL * np.arange(len(acf)), acf, color=color, label=case)
-    grid["w"].set_xlabel("trajectory time between bounces")
-    grid["w"].set_ylabel("density")
-    grid["w"].legend(fontsize="small")
+    grid["w"].set(xlabel="trajectory time between bounces", ylabel="density")
+    grid["w"].legend()
     grid["q"].plot([-3, 3], [-3, 3], color="k", linewidth=0.8, linestyle=":")
-    grid["q"].set_xlabel("quantiles of x, exactly")
-    grid["q"].set_ylabel("quantiles of the samples")
+    grid["q"].set(xlabel="quantiles of x, exactly", ylabel="quantiles of the samples")
     grid["a"].axhline(0, color="k", linewidth=0.8)
-    grid["a"].set_xlabel("lag (trajectory time)")
-    grid["a"].set_ylabel("autocorrelation of x")
-    for name in "wqa":
-        grid[name].grid(alpha=0.3)
+    grid["a"].set(xlabel="lag (trajectory time)", ylabel="autocorrelation of x")
     save(figure, path, 72)

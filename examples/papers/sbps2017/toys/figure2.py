@@ -22,8 +22,6 @@ from .exact import LipschitzBPS, ZigZag
 from .logistic import NUM_DATA, Array, Problem, simulate
 from .paths import CONFIDENCE, EPOCH, minibatches
 
-__all__ = ["Line", "Look", "Size", "draw", "follow", "run", "table"]
-
 DATA_SEED = 0
 PROPOSALS = range(6, 10)  # on the line that is shown
 
@@ -207,9 +205,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
     problem = simulate(2, DATA_SEED)
     number, lines = document["curves"]["shown"], document["curves"]["lines"]
     line: Line = lines[number]
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(11.4, 4.6), layout="constrained"
-    )
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11.4, 4.6))
     end = line.looks[-1].time
     grid = np.linspace(0, end, 200)
     left.plot(grid, line.true_rate(problem, grid), color="k", label="G(t), all data")
@@ -233,10 +229,8 @@ def draw(document: dict[str, Any], path: Path) -> None:
         )
     left.plot([], [], color="C0", label="γ(t), intensity of proposals")
     left.axhline(0, color="k", linewidth=0.6)
-    left.set_xlabel("trajectory time since the last bounce")
-    left.set_ylabel("rate")
-    left.grid(alpha=0.3)
-    left.legend(fontsize="small")
+    left.set(xlabel="trajectory time since the last bounce", ylabel="rate")
+    left.legend()
 
     near = lines[max(0, number - 6) : number + 7]
     corners = np.array([other.origin for other in near])
@@ -262,10 +256,12 @@ def draw(document: dict[str, Any], path: Path) -> None:
         ellipse = problem.mode[:, None] + radius * root @ [np.cos(angle), np.sin(angle)]
         right.plot(*ellipse, color="0.8", linewidth=0.8, zorder=0)
     centre, reach = corners.mean(axis=0), 0.8 * np.ptp(corners, axis=0).max()
-    right.set_xlim(centre[0] - reach, centre[0] + reach)
-    right.set_ylim(centre[1] - reach, centre[1] + reach)
-    right.set_aspect("equal")
-    right.set_xlabel("w₁")
-    right.set_ylabel("w₂")
-    right.legend(fontsize="small")
+    right.set(
+        xlim=(centre[0] - reach, centre[0] + reach),
+        ylim=(centre[1] - reach, centre[1] + reach),
+        aspect="equal",
+        xlabel="w₁",
+        ylabel="w₂",
+    )
+    right.legend()
     save(figure, path, 72)

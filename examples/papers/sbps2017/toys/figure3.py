@@ -16,8 +16,6 @@ from .logistic import WIDE, simulate
 from .methods import Method
 from .paths import EPOCH
 
-__all__ = ["METHODS", "TARGETS", "Size", "draw", "run", "table"]
-
 PRECONDITIONED = {"preconditioned": True, "decay": 0.99, "eps": 1e-4}
 METHODS = {
     "SBPS": Method(sg.SBPS),
@@ -57,9 +55,7 @@ def table(document: dict[str, Any]) -> str:
 def draw(document: dict[str, Any], path: Path) -> None:
     """The paper's panels, a row for each target."""
     targets = document["targets"]
-    figure, rows = plt.subplots(
-        len(targets), 3, figsize=(13, 3.9 * len(targets)), layout="constrained"
-    )
+    figure, rows = plt.subplots(len(targets), 3, figsize=(13, 3.9 * len(targets)))
     for (target, result), panels in zip(targets.items(), rows, strict=True):
         plane, acf, line = panels
         angle = np.linspace(0, 2 * np.pi, 200)
@@ -93,16 +89,16 @@ def draw(document: dict[str, Any], path: Path) -> None:
         plane.set_title(
             f"{target}; first {result['size']['epochs']} epochs", fontsize=9
         )
-        plane.set_xlabel("distance from ŵ, widest direction")
-        plane.set_ylabel("narrowest direction")
-        plane.legend(fontsize="x-small")
+        plane.set(
+            xlabel="distance from ŵ, widest direction", ylabel="narrowest direction"
+        )
+        plane.legend()
         acf.axhline(0, color="k", linewidth=0.8)
-        acf.set_xlabel("lag (epochs)")
-        acf.set_title("autocorrelation, widest direction", fontsize=9)
-        line.set_xlabel("epochs")
-        line.set_ylabel("distance from ŵ, widest direction")
-        line.set_title("from far out, seed 0", fontsize=9)
-        line.legend(fontsize="x-small")
-        for panel in panels:
-            panel.grid(alpha=0.3)
+        acf.set(xlabel="lag (epochs)", title="autocorrelation, widest direction")
+        line.set(
+            xlabel="epochs",
+            ylabel="distance from ŵ, widest direction",
+            title="from far out, seed 0",
+        )
+        line.legend()
     save(figure, path, 72)

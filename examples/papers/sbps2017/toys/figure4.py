@@ -17,8 +17,6 @@ from .logistic import NUM_DATA, simulate
 from .methods import Method, cpu_seconds
 from .paths import EPOCH
 
-__all__ = ["DATA_SEED", "DIMENSION", "METHODS", "Size", "draw", "run", "table"]
-
 DIMENSION = 20
 DATA_SEED = 0
 
@@ -70,7 +68,7 @@ def table(document: dict[str, Any]) -> str:
 
 def draw(document: dict[str, Any], path: Path) -> None:
     """The paper's panels: NLL, trajectories, autocorrelations, CPU time."""
-    figure, axes = plt.subplots(2, 3, figsize=(13, 7.4), layout="constrained")
+    figure, axes = plt.subplots(2, 3, figsize=(13, 7.4))
     low = document["reference"]["mode_energy"] / NUM_DATA
     (nll, wide, wide_acf), (cpu, narrow, narrow_acf) = axes
     for name, curve in document["curves"].items():
@@ -92,8 +90,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
     nll.axhspan(
         mean - deviation, mean + deviation, color="0.85", label="Laplace, ± 1 std. dev."
     )
-    nll.set_yscale("log")
-    nll.set_ylabel("NLL / N, mean of the seeds")
+    nll.set(yscale="log", ylabel="NLL / N, mean of the seeds")
     figure.legend(*nll.get_legend_handles_labels(), loc="outside lower center", ncols=5)
     names = ["largest", "smallest"]
     moments = zip(
@@ -107,17 +104,15 @@ def draw(document: dict[str, Any], path: Path) -> None:
     for which, line, acf, centre, variance in moments:
         deviation = variance**0.5
         line.axhspan(centre - deviation, centre + deviation, color="0.85", zorder=0)
-        line.set_title(f"direction of {which} variance, seed 0", fontsize=10)
-        line.set_ylabel("distance from ŵ")
-        acf.set_title(f"autocorrelation, {which} variance", fontsize=10)
+        line.set(
+            title=f"direction of {which} variance, seed 0", ylabel="distance from ŵ"
+        )
+        acf.set_title(f"autocorrelation, {which} variance")
         acf.axhline(0, color="k", linewidth=0.8)
-        acf.set_ylim(-0.2, 1.03)
-        acf.set_xlabel("lag (epochs)")
-        acf.grid(alpha=0.3)
+        acf.set(ylim=(-0.2, 1.03), xlabel="lag (epochs)")
     narrow_acf.set_xlim(0, 5)
     for panel in (nll, wide, narrow):
         panel.set_xlabel("epochs")
-        panel.grid(alpha=0.3)
     times = document["cpu_seconds"]
     colors = [METHODS[n.removesuffix(", one by one")].color for n in times]
     cpu.barh(list(times), list(times.values()), color=colors)
@@ -125,5 +120,4 @@ def draw(document: dict[str, Any], path: Path) -> None:
     cpu.invert_yaxis()
     cpu.tick_params(axis="y", labelsize=8)
     cpu.set_xlabel(f"CPU seconds for {document['size']['epochs']} epochs, one chain")
-    cpu.grid(alpha=0.3, axis="x")
     save(figure, path, 72)

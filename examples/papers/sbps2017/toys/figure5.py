@@ -20,8 +20,6 @@ from .figure4 import DATA_SEED, DIMENSION
 from .logistic import Array, Problem, simulate
 from .paths import EPOCH, Path, bounce
 
-__all__ = ["RATIOS", "Size", "averages", "draw", "run", "table"]
-
 # r / b, where b is the mean distance between two events.
 RATIOS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 SHOWN = (1.0, 0.01)
@@ -139,7 +137,7 @@ def table(document: dict[str, Any]) -> str:
 
 def draw(document: dict[str, Any], path: FilePath) -> None:
     """The paper's panels: running averages for two r, and errors by r."""
-    figure, panels = plt.subplots(1, 3, figsize=(12.6, 3.9), layout="constrained")
+    figure, panels = plt.subplots(1, 3, figsize=(12.6, 3.9))
     curves, looks = document["curves"], {"continuous": "C3", "discrete": "C0"}
     for panel, ratio in zip(panels, SHOWN, strict=False):
         for (which, color), average in zip(
@@ -149,10 +147,9 @@ def draw(document: dict[str, Any], path: FilePath) -> None:
         panel.axhline(0, color="k", linewidth=0.8)
         late = np.abs(curves["running"][ratio])[:, _POINTS // 20 :]
         limit = 1.3 * late.max() if late.size else 1.0
-        panel.set_ylim(-limit, limit)
-        panel.set_title(f"r / b = {ratio:g}, seed 0", fontsize=10)
-        panel.set_xlabel("epochs")
-        panel.grid(alpha=0.3)
+        panel.set(
+            ylim=(-limit, limit), title=f"r / b = {ratio:g}, seed 0", xlabel="epochs"
+        )
     panels[0].set_ylabel("average of sin((w − ŵ) / r) so far")
     panels[0].legend()
     for which, color in looks.items():
@@ -167,10 +164,11 @@ def draw(document: dict[str, Any], path: FilePath) -> None:
             color=color,
             label=which,
         )
-    panels[2].set_xscale("log")
-    panels[2].set_yscale("log")
-    panels[2].set_xlabel("r / b")
-    panels[2].set_ylabel("|average| at the end")
-    panels[2].set_title(f"mean of {document['size']['seeds']} seeds", fontsize=10)
-    panels[2].grid(alpha=0.3)
+    panels[2].set(
+        xscale="log",
+        yscale="log",
+        xlabel="r / b",
+        ylabel="|average| at the end",
+        title=f"mean of {document['size']['seeds']} seeds",
+    )
     save(figure, path, 72)

@@ -15,8 +15,6 @@ from torch.nn import functional as F
 
 import torch_sgmcmc as sg
 
-__all__ = ["BATCH_SIZE", "NUM_DATA", "WIDE", "Array", "Problem", "simulate"]
-
 Array = NDArray[np.float64]
 
 NUM_DATA = 1000

@@ -14,8 +14,6 @@ from .exact import ExactSampler
 from .logistic import Array, Problem
 from .paths import EPOCH, bounce, run_exact, run_gradient
 
-__all__ = ["Method", "chains", "cpu_seconds"]
-
 
 @dataclass(frozen=True)
 class Method:

@@ -18,17 +18,6 @@ import torch_sgmcmc as sg
 from .exact import ExactSampler
 from .logistic import BATCH_SIZE, NUM_DATA, Array, Problem
 
-__all__ = [
-    "CONFIDENCE",
-    "EPOCH",
-    "Path",
-    "autocorrelation",
-    "bounce",
-    "effective_size",
-    "run_exact",
-    "run_gradient",
-]
-
 CONFIDENCE = 3.0  # of SBPS
 EPOCH = NUM_DATA // BATCH_SIZE  # minibatches
 

@@ -16,8 +16,6 @@ from .data import Images
 from .loop import Chain, train_epoch
 from .methods import METHODS, build_model, build_optimizer, build_sbps
 
-__all__ = ["BouncyChain"]
-
 
 class BouncyChain(Chain):
     """A network whose parameters are a bouncy particle's position.

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RunConfig"]
-
 
 @dataclass(frozen=True)
 class RunConfig:

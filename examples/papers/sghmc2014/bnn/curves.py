@@ -10,8 +10,6 @@ import numpy as np
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from reproduce.report import band, plt, save
 
-__all__ = ["learning_curves"]
-
 
 def learning_curves(
     runs: Mapping[str, list[dict[str, Any]]],
@@ -34,7 +32,7 @@ def learning_curves(
         abscissa: what the horizontal axis is.
         epochs_per_unit: the loop's epochs in a unit of it.
     """
-    figure, panels = plt.subplots(1, 2, figsize=(10.4, 3.8), layout="constrained")
+    figure, panels = plt.subplots(1, 2, figsize=(10.4, 3.8))
     config = next(iter(runs.values()))[0]["config"]
     for axes, score, unit, label in (
         (panels[0], "error", 100, "test error (%)"),
@@ -54,13 +52,11 @@ def learning_curves(
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.set_xlabel(abscissa)
-        axes.set_ylabel(label)
-        axes.grid(alpha=0.3, which="both")
+        axes.set(xlabel=abscissa, ylabel=label)
         if config["epochs"] > epochs_per_unit:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside right center", fontsize="small")
+    figure.legend(handles, names, loc="outside right center")
     numbers = sorted({len(s) for s in runs.values()})
     seeds = " or ".join(map(str, numbers))
     figure.suptitle(

@@ -8,8 +8,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["Images", "load_digits", "load_images", "minibatches"]
-
 # The split into training and validation is part of the task, not of a run.
 _SPLIT_SEED = 2014
 

@@ -15,8 +15,6 @@ from reproduce import checkpoint
 from .loop import RunConfig
 from .report import settings_in_words
 
-__all__ = ["run_in_turn", "tune"]
-
 Config = TypeVar("Config", bound=RunConfig)
 Settings = Mapping[str, float]
 Scores = tuple[float, float]  # the error and the NLL

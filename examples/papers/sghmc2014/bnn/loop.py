@@ -24,8 +24,6 @@ from .config import RunConfig
 from .data import Images, minibatches
 from .metrics import evaluate
 
-__all__ = ["Chain", "run_chain", "train_epoch"]
-
 
 class Chain(Protocol):
     """What the loop trains."""

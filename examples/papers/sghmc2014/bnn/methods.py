@@ -15,15 +15,6 @@ from torch.optim import Optimizer
 
 import torch_sgmcmc as sg
 
-__all__ = [
-    "FIGURE_4",
-    "METHODS",
-    "SEARCH",
-    "build_model",
-    "build_optimizer",
-    "build_sbps",
-]
-
 # Not searched for: the sampler's defaults, and two or three samples an epoch.
 _BOUNCY = {
     "confidence": 3.0,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-__all__ = ["evaluate"]
-
 
 def evaluate(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
     """Error rate, negative log-likelihood and expected calibration error."""

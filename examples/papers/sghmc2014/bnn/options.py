@@ -10,8 +10,6 @@ from reproduce.program import Parser
 
 from .data import Images, load_digits, load_images
 
-__all__ = ["add_options", "load"]
-
 
 def add_options(
     parser: Parser,

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from .report import LABELS
 
-__all__ = ["difference", "pairs_table"]
-
 REPLICATES = 4000
 
 

@@ -14,17 +14,6 @@ from torch_sgmcmc import predictive
 
 from .data import Images
 
-__all__ = [
-    "COLORS",
-    "LABELS",
-    "environment",
-    "figure_4",
-    "results",
-    "settings_in_words",
-    "table",
-    "uncertainty",
-]
-
 LABELS = {
     "sgd": "SGD",
     "sgdm": "SGD with momentum",
@@ -94,7 +83,7 @@ def results(runs: Runs) -> list[dict[str, Any]]:
 
 def figure_4(runs: Runs, path: Path) -> None:
     """Test error against epochs after burn-in, as in the paper's figure 4."""
-    figure, axes = plt.subplots(figsize=(6.4, 4.4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(6.4, 4.4))
     lowest, highest = 1.0, 0.0
     for method, states in runs.items():
         burn_in = states[0]["config"]["burn_in"]
@@ -104,59 +93,31 @@ def figure_4(runs: Runs, path: Path) -> None:
         band(axes, epochs, curves, COLORS[method], LABELS[method])
         lowest = min(lowest, curves.min() / 100)
         highest = max(highest, np.median(curves[:, -len(epochs) // 2 :]) / 100)
-    axes.set_xlabel("epoch after burn-in")
-    axes.set_ylabel("test error (%)")
-    axes.set_ylim(100 * lowest - 0.1, 100 * highest + 0.8)
+    axes.set(
+        xlabel="epoch after burn-in",
+        ylabel="test error (%)",
+        ylim=(100 * lowest - 0.1, 100 * highest + 0.8),
+    )
     seeds = max(len(s) for s in runs.values())
     axes.set_title(f"Mean of {seeds} seeds, range shaded" if seeds > 1 else "One seed")
-    axes.grid(alpha=0.3)
     axes.legend()
     save(figure, path, 150)
 
 
 def uncertainty(runs: Runs, images: Images, path: Path) -> None:
     """Reliability diagram; predictive entropy at home and on other images."""
-    has_other = images.other_x is not None
-    columns = 1 + len(runs) if has_other else 2
-    figure, axes = plt.subplots(
-        1, columns, figsize=(3.6 * columns, 3.6), layout="constrained"
-    )
-    predictive.plot_reliability(
-        {LABELS[m]: s[0]["predictions"]["labelled"] for m, s in runs.items()},
-        images.test_y,
-        bins=10,
-        axes=axes[0],
-    )
-    for line, method in zip(axes[0].lines[1:], runs, strict=True):
-        line.set_color(COLORS[method])
-    axes[0].legend(fontsize="small")
+    found = {LABELS[m]: states[0]["predictions"] for m, states in runs.items()}
+    count = 1 + len(found)
+    figure, axes = plt.subplots(1, count, figsize=(3.6 * count, 3.6))
+    labelled = {name: predictions["labelled"] for name, predictions in found.items()}
+    predictive.plot_reliability(labelled, images.test_y, bins=10, axes=axes[0])
     axes[0].set_title(f"Calibration on {images.name}")
-    bins = np.linspace(0, np.log(10), 41)
-    for i, (method, states) in enumerate(runs.items()):
-        ax = axes[1 + i] if has_other else axes[1]
-        for name, label, style in (
-            ("labelled", images.name, "-"),
-            ("other", "Fashion-MNIST", "--"),
-        ):
-            if name not in states[0]["predictions"]:
-                continue
-            probabilities = states[0]["predictions"][name].cpu()
-            values = torch.special.entr(probabilities).sum(1).numpy()
-            ax.hist(
-                values,
-                bins,
-                density=True,
-                histtype="step",
-                color=COLORS[method],
-                linestyle=style,
-                label=f"{label}, mean {values.mean():.2f}"
-                if has_other
-                else LABELS[method],
-            )
-        if has_other:
-            ax.set_title(LABELS[method])
-        ax.set_yscale("log")
-        ax.set_xlabel("predictive entropy (nats)")
-        ax.legend(fontsize="small")
-    axes[1].set_ylabel("density")
+    names = {"labelled": images.name, "other": "Fashion-MNIST"}
+    for ax, (label, predictions) in zip(axes[1:], found.items(), strict=True):
+        entropies = {
+            names[which]: torch.special.entr(probabilities).sum(1).cpu()
+            for which, probabilities in predictions.items()
+        }
+        predictive.plot_entropies(entropies, axes=ax)
+        ax.set_title(label)
     save(figure, path, 150)

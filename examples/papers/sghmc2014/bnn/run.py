@@ -16,8 +16,6 @@ from .data import Images
 from .loop import Chain, run_chain, train_epoch
 from .methods import build_model, build_optimizer
 
-__all__ = ["RunConfig", "run"]
-
 
 def run(config: RunConfig, images: Images, folder: Path) -> dict[str, Any]:
     """Runs to the last epoch, see :func:`run_chain`."""

@@ -16,8 +16,6 @@ from .data import Ratings
 from .methods import LABELS, SETTINGS, build
 from .model import Factors
 
-__all__ = ["table"]
-
 
 def table(ratings: Ratings, dimensions: int, batch_size: int) -> str:
     """Medians of the time of each part, and of autograd's gradient beside it."""

@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["FOLDS", "ML_1M", "SPAN", "TINY", "Ratings", "Shape", "load", "simulate"]
-
 FOLDS = 5
 #: From one star to five: the model's unit.
 SPAN = 4.0

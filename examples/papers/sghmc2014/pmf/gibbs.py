@@ -17,8 +17,6 @@ from tqdm import trange
 from .data import SPAN, Ratings
 from .run import RunningMean, rmse
 
-__all__ = ["Side", "posterior"]
-
 
 class Side:
     """Users or items, each with its ratings.

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from .model import Factors
 
-__all__ = ["NoisePrecision"]
-
 
 class NoisePrecision:
     """τ ~ Gamma(1, rate 1), and given errors e ~ Gamma(1 + N/2, rate 1 + Σ e²/2).

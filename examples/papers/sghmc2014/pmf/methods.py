@@ -16,8 +16,6 @@ from torch.optim import Optimizer
 
 import torch_sgmcmc as sg
 
-__all__ = ["COLORS", "LABELS", "SEARCH", "SETTINGS", "build", "samples"]
-
 LABELS = {
     "sgd": "SGD",
     "sgdm": "SGD with momentum",

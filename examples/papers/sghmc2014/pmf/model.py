@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Factors"]
-
 # Of the first u and v, as the paper's authors have it in their program.
 _INITIAL = 0.03
 

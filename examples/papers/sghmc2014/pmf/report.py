@@ -10,8 +10,6 @@ from reproduce.report import band, interval, markdown, plt, save
 
 from .methods import COLORS, LABELS, samples
 
-__all__ = ["curves", "search_table", "table"]
-
 Runs = dict[str, list[dict[str, Any]]]  # method -> a state of each fold
 
 
@@ -64,7 +62,7 @@ def search_table(runs: list[dict[str, Any]]) -> str:
 
 def curves(runs: Runs, path: Path) -> None:
     """RMSE against steps: of running means in full, of single points dashed."""
-    figure, axes = plt.subplots(figsize=(8.4, 4.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8.4, 4.2))
     finals = []
     for method, states in runs.items():
         steps = [point["step"] / 1000 for point in states[0]["history"]]
@@ -88,9 +86,10 @@ def curves(runs: Runs, path: Path) -> None:
         label="burn-in ends",
     )
     low, high = min(finals + oracles), max(finals)
-    axes.set_ylim(low - 0.1 * (high - low), high + 0.6 * (high - low))
-    axes.set_xlabel("steps, thousands")
-    axes.set_ylabel("RMSE on test ratings (stars)")
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside right center", fontsize="small")
+    axes.set(
+        ylim=(low - 0.1 * (high - low), high + 0.6 * (high - low)),
+        xlabel="steps, thousands",
+        ylabel="RMSE on test ratings (stars)",
+    )
+    figure.legend(loc="outside right center")
     save(figure, path)

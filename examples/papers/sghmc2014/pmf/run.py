@@ -19,8 +19,6 @@ from .hyperpriors import NoisePrecision
 from .methods import build, samples
 from .model import Factors
 
-__all__ = ["Chain", "RunConfig", "RunningMean", "rmse", "run"]
-
 # Rounds in which a sampler only descends, and those with all precisions 1: as in the
 # authors' program. The round with noise and λ = 1 matters: it spreads factors that are
 # still small. Precisions drawn from these would be high, and keep them small for long.

@@ -13,8 +13,6 @@ from tqdm import tqdm
 
 import torch_sgmcmc as sg
 
-__all__ = ["SETTINGS", "SIGMA", "law", "measure", "path", "simulate"]
-
 Array = NDArray[np.float64]
 
 SIGMA = np.array([[1.0, 0.9], [0.9, 1.0]])

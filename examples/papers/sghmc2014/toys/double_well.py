@@ -16,8 +16,6 @@ from tqdm import tqdm
 
 import torch_sgmcmc as sg
 
-__all__ = ["EDGES", "METHODS", "Size", "moment", "run", "score", "true_probabilities"]
-
 Array = NDArray[np.float64]
 
 STEP_SIZE = 0.1  # ε

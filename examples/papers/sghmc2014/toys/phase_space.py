@@ -12,8 +12,6 @@ from tqdm import tqdm
 
 import torch_sgmcmc as sg
 
-__all__ = ["DYNAMICS", "ENERGY_RATE", "run", "summary"]
-
 Array = NDArray[np.float64]
 
 STEP_SIZE = 0.1  # ε

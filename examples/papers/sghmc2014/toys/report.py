@@ -12,8 +12,6 @@ from reproduce.report import markdown, plt, save, spread
 
 from . import correlated, double_well
 
-__all__ = ["figure_1", "figure_2", "figure_3", "table_1", "table_2", "table_3"]
-
 Array = NDArray[np.float64]
 
 COLORS = {
@@ -55,7 +53,7 @@ def table_1(runs: dict[str, list[dict[str, Any]]]) -> str:
 
 def figure_1(samples: dict[str, Array], path: Path) -> None:
     """Empirical densities against the true one."""
-    figure, axes = plt.subplots(figsize=(6.4, 4.4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(6.4, 4.4))
     width = np.diff(double_well.EDGES)
     centres = (double_well.EDGES[:-1] + double_well.EDGES[1:]) / 2
     truth = double_well.true_probabilities() / width
@@ -70,13 +68,14 @@ def figure_1(samples: dict[str, Array], path: Path) -> None:
             linewidth=1.4,
             label=method,
         )
-    axes.set_xlim(-2.1, 2.1)
-    axes.set_ylim(0, 1.45 * truth.max())
-    axes.set_xlabel("θ")
-    axes.set_ylabel("density")
-    axes.set_title("U = −2θ² + θ⁴, gradient noise N(0, 4), ε = 0.1")
-    axes.grid(alpha=0.3)
-    axes.legend(ncols=2, fontsize="small", loc="upper center")
+    axes.set(
+        xlim=(-2.1, 2.1),
+        ylim=(0, 1.45 * truth.max()),
+        xlabel="θ",
+        ylabel="density",
+        title="U = −2θ² + θ⁴, gradient noise N(0, 4), ε = 0.1",
+    )
+    axes.legend(ncols=2, loc="upper center")
     save(figure, path, 130)
 
 
@@ -102,22 +101,20 @@ def table_2(runs: dict[str, list[dict[str, Any]]]) -> str:
 
 def figure_2(paths: dict[str, tuple[Array, Array]], path: Path) -> None:
     """The points (θ, r) of one chain, on the paper's axes."""
-    figure, grid = plt.subplots(
-        2, 2, figsize=(7.2, 7.4), sharex=True, sharey=True, layout="constrained"
-    )
+    figure, grid = plt.subplots(2, 2, figsize=(7.2, 7.4), sharex=True, sharey=True)
     for axes, (dynamics, (theta, momentum)) in zip(
         grid.flat, paths.items(), strict=True
     ):
         axes.plot(theta, momentum, ".", markersize=1.2, alpha=0.4, rasterized=True)
         outside = np.mean(np.maximum(np.abs(theta), np.abs(momentum)) > 8)
         title = dynamics.replace(", r", ",\nr").replace(" with", "\nwith")
-        axes.set_title(f"{title}\n{outside:.0%} of the points outside", fontsize=9)
-        axes.set_xlim(-8, 8)
-        axes.set_ylim(-8, 8)
+        axes.set(
+            title=f"{title}\n{outside:.0%} of the points outside",
+            xlim=(-8, 8),
+            ylim=(-8, 8),
+        )
         axes.set_xticks(range(-8, 9, 4))
-        axes.set_yticks(range(-8, 9, 4))
-        axes.set_aspect("equal")
-        axes.grid(alpha=0.3)
+        axes.set(yticks=range(-8, 9, 4), aspect="equal")
     for axes in grid[1]:
         axes.set_xlabel("θ")
     for axes in grid[:, 0]:
@@ -152,7 +149,7 @@ def table_3(runs: dict[str, list[list[dict[str, Any]]]]) -> str:
 
 def figure_3(runs: dict[str, list[list[dict[str, Any]]]], path: Path) -> None:
     """Error against autocorrelation time, and the first samples of each sampler."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.4), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.4))
     for label, settings in runs.items():
         color = {"SGLD": "C2", "SGHMC": "C3"}[label]
         exact = [correlated.law(*s) for s in correlated.SETTINGS[label]]
@@ -172,12 +169,13 @@ def figure_3(runs: dict[str, list[list[dict[str, Any]]]], path: Path) -> None:
             color=color,
             label=f"{label}, {points[0]['samples']:.0e} samples",
         )
-    left.set_yscale("log")
-    left.set_xlim(0, 40)
-    left.set_xlabel("autocorrelation time (steps)")
-    left.set_ylabel("mean absolute error of the covariance")
-    left.grid(alpha=0.3)
-    left.legend(fontsize="small", loc="center right")
+    left.set(
+        yscale="log",
+        xlim=(0, 40),
+        xlabel="autocorrelation time (steps)",
+        ylabel="mean absolute error of the covariance",
+    )
+    left.legend(loc="center right")
 
     angle = np.linspace(0, 2 * np.pi, 200)
     circle = np.stack([np.cos(angle), np.sin(angle)])
@@ -190,12 +188,13 @@ def figure_3(runs: dict[str, list[list[dict[str, Any]]]], path: Path) -> None:
         right.plot(
             *walk.T, "o-", color=color, markersize=2.5, linewidth=0.8, label=label
         )
-    right.set_xlim(-3, 3)
-    right.set_ylim(-3, 3)
-    right.set_aspect("equal")
-    right.set_xlabel("θ₁")
-    right.set_ylabel("θ₂")
-    right.set_title("first 50 samples, largest step sizes", fontsize=10)
-    right.grid(alpha=0.3)
-    right.legend(fontsize="small", loc="upper left")
+    right.set(
+        xlim=(-3, 3),
+        ylim=(-3, 3),
+        aspect="equal",
+        xlabel="θ₁",
+        ylabel="θ₂",
+        title="first 50 samples, largest step sizes",
+    )
+    right.legend(loc="upper left")
     save(figure, path, 110)
