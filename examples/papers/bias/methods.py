@@ -41,12 +41,47 @@ class Chain:
 
 
 @dataclass(frozen=True)
+class Cell:
+    """What a sampler is built for.
+
+    Args:
+        problem: what it samples.
+        model: its chains, at their start.
+        step: a multiple of what heats as much in every sampler, or the sampler's own.
+        size: of a minibatch.
+        seed: of noise and minibatches.
+    """
+
+    problem: Problem
+    model: nn.Module
+    step: float
+    size: int
+    seed: int
+
+    @property
+    def chains(self) -> int:
+        """Their number, K."""
+        return len(next(self.model.parameters()))
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """What all samplers are told."""
+        num_data = len(self.problem.y)
+        return {"num_data": num_data, "prior_precision": 1.0, "seed": self.seed}
+
+    def minibatches(self, size: int) -> Callable[[], Tensor]:
+        """Draws rows [K, size] for the chains."""
+        sampler = sg.IndependentBatchSampler(len(self.problem.y), size, seed=self.seed)
+        return lambda: sampler.draw(self.chains)
+
+
+@dataclass(frozen=True)
 class Method:
     """How a sampler is built.
 
     Args:
         label: its name.
-        build: (problem, model, step, batch size, seed) → Chain.
+        build: the chain of a cell.
         steps: the three of a problem: "lr" are multiples of one that heats as much in
             every sampler, "none" is a sampler without any.
         single: whether chains run one by one.
@@ -55,7 +90,7 @@ class Method:
     """
 
     label: str
-    build: Callable[[Problem, nn.Module, float, int, int], Chain]
+    build: Callable[[Cell], Chain]
     steps: str | tuple[float, ...] = "lr"
     single: bool = False
     batches: bool = True
@@ -76,33 +111,17 @@ def gradient_variance(problem: Problem, model: nn.Module, seed: int) -> list[Ten
     return sums
 
 
-def _minibatches(problem: Problem, model: nn.Module, size: int, seed: int) -> Any:
-    """Draws rows [K, n] for the chains."""
-    chains = len(next(model.parameters()))
-    sampler = sg.IndependentBatchSampler(len(problem.y), size, seed=seed)
-    return lambda: sampler.draw(chains)
-
-
-def _common(problem: Problem, seed: int) -> dict[str, Any]:
-    return {"num_data": len(problem.y), "prior_precision": 1.0, "seed": seed}
-
-
 def _gradients(
-    make: Callable[[Problem, nn.Module, float, int, int], sg.Sampler],
-    *,
-    draws: int = 1,
-) -> Callable[[Problem, nn.Module, float, int, int], Chain]:
+    make: Callable[[Cell], sg.Sampler], *, draws: int = 1
+) -> Callable[[Cell], Chain]:
     """A sampler that takes the gradients of minibatches; draws > 1: by a closure."""
 
-    def build(
-        problem: Problem, model: nn.Module, step: float, size: int, seed: int
-    ) -> Chain:
-        sampler = make(problem, model, step, size, seed)
-        rows = _minibatches(problem, model, size // draws, seed)
+    def build(cell: Cell) -> Chain:
+        sampler, rows = make(cell), cell.minibatches(cell.size // draws)
 
         def closure() -> Tensor:
             sampler.zero_grad()
-            loss = problem.losses(model, rows()).mean(1).sum()
+            loss = cell.problem.losses(cell.model, rows()).mean(1).sum()
             loss.backward()
             return loss
 
@@ -111,129 +130,104 @@ def _gradients(
             sampler.step()
 
         act = plain if draws == 1 else lambda: sampler.step(closure)
-        return Chain(sampler, act, cost=size // draws * draws)
+        return Chain(sampler, act, cost=cell.size // draws * draws)
 
     return build
 
 
-def _controlled(
-    make: Callable[[Problem, nn.Module, float, int, int], sg.Sampler],
-) -> Callable[[Problem, nn.Module, float, int, int], Chain]:
+def _controlled(make: Callable[[Cell], sg.Sampler]) -> Callable[[Cell], Chain]:
     """With an anchor at the mode; the network's follows the chain."""
 
-    def build(
-        problem: Problem, model: nn.Module, step: float, size: int, seed: int
-    ) -> Chain:
-        sampler = make(problem, model, step, size, seed)
-        draw = _minibatches(problem, model, size, seed)
-        chains = len(next(model.parameters()))
-        num_data = len(problem.y)
+    def build(cell: Cell) -> Chain:
+        sampler, draw = make(cell), cell.minibatches(cell.size)
+        num_data = len(cell.problem.y)
 
         def loss_fn(rows: Tensor) -> Tensor:
-            return problem.losses(model, rows).mean(1).sum()
+            return cell.problem.losses(cell.model, rows).mean(1).sum()
 
-        everything = [torch.arange(num_data).expand(chains, -1)]
-        if problem.name == "logistic":
+        everything = [torch.arange(num_data).expand(cell.chains, -1)]
+        if cell.problem.name == "logistic":
             estimator = sg.ControlVariates(sampler, loss_fn, progress=False)
             estimator.set_anchor(everything)
             passes = 0
         else:
-            every = num_data // size
+            every = num_data // cell.size
             estimator = sg.SVRG(
                 sampler, loss_fn, everything, refresh_every=every, progress=False
             )
-            passes = size  # num_data in every so many steps
+            passes = cell.size  # num_data in every so many steps
 
         def act() -> None:
             sampler.zero_grad()
             estimator.backward(draw())
             sampler.step()
 
-        return Chain(sampler, act, cost=2 * size + passes)
+        return Chain(sampler, act, cost=2 * cell.size + passes)
 
     return build
 
 
-def _sgld(
-    problem: Problem, model: nn.Module, step: float, size: int, seed: int
-) -> sg.Sampler:
-    return sg.SGLD(model.named_parameters(), lr=step, **_common(problem, seed))
+def _sgld(cell: Cell) -> sg.Sampler:
+    return sg.SGLD(cell.model.named_parameters(), lr=cell.step, **cell.common)
 
 
-def _psgld(
-    problem: Problem, model: nn.Module, step: float, size: int, seed: int
-) -> sg.Sampler:
-    variance = torch.cat([v.flatten() for v in gradient_variance(problem, model, 0)])
-    root = (variance / size).sqrt().clamp_min(1e-6)
-    lr = step * float(root.square().mean() / root.mean())
-    return sg.PSGLD(
-        model.named_parameters(), lr=lr, gamma=False, **_common(problem, seed)
+def _psgld(cell: Cell) -> sg.Sampler:
+    variances = gradient_variance(cell.problem, cell.model, 0)
+    variance = torch.cat([v.flatten() for v in variances])
+    root = (variance / cell.size).sqrt().clamp_min(1e-6)
+    lr = cell.step * float(root.square().mean() / root.mean())
+    return sg.PSGLD(cell.model.named_parameters(), lr=lr, gamma=False, **cell.common)
+
+
+def _sghmc(noise_estimate: float | str = 0.0) -> Callable[[Cell], sg.Sampler]:
+    return lambda cell: sg.SGHMC(
+        cell.model.named_parameters(),
+        lr=ALPHA * cell.step,
+        momentum=1 - ALPHA,
+        noise_estimate=noise_estimate,
+        **cell.common,
     )
 
 
-def _sghmc(noise_estimate: float | str = 0.0) -> Any:
-    def make(
-        problem: Problem, model: nn.Module, step: float, size: int, seed: int
-    ) -> sg.Sampler:
-        return sg.SGHMC(
-            model.named_parameters(),
-            lr=ALPHA * step,
-            momentum=1 - ALPHA,
-            noise_estimate=noise_estimate,
-            **_common(problem, seed),
-        )
-
-    return make
-
-
-def _sgnht(
-    problem: Problem, model: nn.Module, step: float, size: int, seed: int
-) -> sg.Sampler:
+def _sgnht(cell: Cell) -> sg.Sampler:
     return sg.SGNHT(
-        model.named_parameters(),
-        lr=ALPHA * step,
+        cell.model.named_parameters(),
+        lr=ALPHA * cell.step,
         momentum=1 - ALPHA,
         thermostat_rate=THERMOSTAT_RATE,
-        **_common(problem, seed),
+        **cell.common,
     )
 
 
-def _ewsg(momentum: float) -> Any:
-    def make(
-        problem: Problem, model: nn.Module, step: float, size: int, seed: int
-    ) -> sg.Sampler:
-        return sg.EWSG(
-            model.named_parameters(),
-            lr=(1 - momentum) * step,
-            momentum=momentum,
-            num_chains=len(next(model.parameters())),
-            **_common(problem, seed),
-        )
-
-    return make
+def _ewsg(momentum: float) -> Callable[[Cell], sg.Sampler]:
+    return lambda cell: sg.EWSG(
+        cell.model.named_parameters(),
+        lr=(1 - momentum) * cell.step,
+        momentum=momentum,
+        num_chains=cell.chains,
+        **cell.common,
+    )
 
 
-def _hmc(
-    problem: Problem, model: nn.Module, step: float, size: int, seed: int
-) -> Chain:
+def _hmc(cell: Cell) -> Chain:
     # In units of the stiffest direction's deviation; HMC is stable below 2.
-    curvature = _largest_curvature(problem, model)
+    num_data = len(cell.problem.y)
+    curvature = _largest_curvature(cell.problem, cell.model)
     sampler = sg.HMC(
-        model.named_parameters(),
-        step / (len(problem.y) * curvature) ** 0.5,
+        cell.model.named_parameters(),
+        cell.step / (num_data * curvature) ** 0.5,
         num_steps=NUM_STEPS,
-        num_chains=len(next(model.parameters())),
-        **_common(problem, seed),
+        num_chains=cell.chains,
+        **cell.common,
     )
 
     def closure() -> Tensor:
-        losses = problem.all_losses(model)
+        losses = cell.problem.all_losses(cell.model)
         losses.sum().backward()
         return losses.detach()
 
-    return Chain(
-        sampler, lambda: sampler.step(closure), cost=(NUM_STEPS + 1) * len(problem.y)
-    )
+    cost = (NUM_STEPS + 1) * num_data
+    return Chain(sampler, lambda: sampler.step(closure), cost=cost)
 
 
 def _largest_curvature(problem: Problem, model: nn.Module) -> float:
@@ -252,19 +246,16 @@ def _largest_curvature(problem: Problem, model: nn.Module) -> float:
     return size + 1 / len(problem.y)
 
 
-def _hmcecs(
-    problem: Problem, model: nn.Module, step: float, size: int, seed: int
-) -> Chain:
-    model.double()
-    theta = next(model.parameters())
-    rows = sg.GatheredRows(problem.x.double(), problem.y.double())
+def _hmcecs(cell: Cell) -> Chain:
+    theta = next(cell.model.double().parameters())
+    rows = sg.GatheredRows(cell.problem.x.double(), cell.problem.y.double())
     closure = sg.LogLikelihood(
         lambda indices: rows(indices)[0] @ theta[0],
         lambda eta, indices: rows(indices)[1] * eta - torch.nn.functional.softplus(eta),
         rows=lambda indices: rows(indices)[0],
     )
     sampler = sg.HMCECS(
-        [theta], subsample_size=size, step_size=step, **_common(problem, seed)
+        [theta], subsample_size=cell.size, step_size=cell.step, **cell.common
     )
     sampler.set_anchor(closure, progress=False)
     return Chain(
@@ -274,22 +265,20 @@ def _hmcecs(
     )
 
 
-def _sbps(preconditioned: bool) -> Any:
-    def build(
-        problem: Problem, model: nn.Module, step: float, size: int, seed: int
-    ) -> Chain:
-        draw = _minibatches(problem, model, size, seed)
+def _sbps(preconditioned: bool) -> Callable[[Cell], Chain]:
+    def build(cell: Cell) -> Chain:
+        draw = cell.minibatches(cell.size)
         sampler = sg.SBPS(
-            model.named_parameters(),
+            cell.model.named_parameters(),
             confidence=3.0,
             preconditioned=preconditioned,
-            sample_interval=0.02 if problem.name == "logistic" else 0.1,
-            model=model,
-            **_common(problem, seed),
+            sample_interval=0.02 if cell.problem.name == "logistic" else 0.1,
+            model=cell.model,
+            **cell.common,
         )
         return Chain(
             sampler,
-            lambda: sampler.step(lambda: problem.losses(model, draw())[0]),
+            lambda: sampler.step(lambda: cell.problem.losses(cell.model, draw())[0]),
             spent=lambda: sum(sampler.evaluations),
         )
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import torch_sgmcmc as sg
 
-from .methods import METHODS, Chain, gradient_variance
+from .methods import METHODS, Cell, Chain, gradient_variance
 from .problems import Problem
 
 CHAINS = 4
@@ -93,7 +93,7 @@ def line(
         with torch.no_grad():
             for p, q in zip(model.parameters(), start.parameters(), strict=True):
                 p.copy_(q[which])
-        chain = method.build(problem, model, step, batch_size, seed)
+        chain = method.build(Cell(problem, model, step, batch_size, seed))
         parts.append(_run(problem, model, chain, passes))
     # A particle's samples are at equal times, of which no two paths have as many.
     shortest = min(part["samples"].shape[1] for part in parts)

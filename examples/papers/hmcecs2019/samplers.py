@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +138,8 @@ def _hmc_piece(
         kept.append(white.detach().numpy().copy())
     return {
         "white": np.stack(kept, axis=1),
-        "calls": np.array(calls),
-        "acceptance": np.array(sampler.acceptance_rate),
+        "calls": calls,
+        "acceptance": sampler.acceptance_rate,
     }
 
 
@@ -203,9 +204,9 @@ def hmc_ecs(
         return {
             "draws": torch.stack(draws).numpy()[None],
             "signs": np.array(signs)[None],
-            "subsample_size": np.array(sampler.param_groups[0]["subsample_size"]),
-            "num_products": np.array(sampler.param_groups[0]["num_products"]),
-            **{k: np.array(v) for k, v in numbers.items()},
+            "subsample_size": sampler.param_groups[0]["subsample_size"],
+            "num_products": sampler.param_groups[0]["num_products"],
+            **numbers,
         }
 
     variant = common.get("variant", "perturbed")
@@ -249,14 +250,9 @@ def gradient_method(
         cache: folder for the finished run.
     """
     settings = [problem.identity, kind, order, step, draws, subsample, seed]
-
-    def make() -> dict[str, Any]:
-        return _gradient_run(
-            problem, laplace, kind, order, step, draws, subsample, seed
-        )
-
+    run = partial(_gradient_run, problem, laplace, *settings[1:])
     name = f"{problem.name}-{kind}-{order}-{seed}"
-    return Run.of(kept_arrays(cache, name, settings, make))
+    return Run.of(kept_arrays(cache, name, settings, run))
 
 
 def _gradient_run(
@@ -321,11 +317,11 @@ def _gradient_run(
     return {
         "draws": np.stack(kept)[None],
         "signs": np.ones((1, draws)),
-        "evaluations": np.array(draws * steps * a_step),  # after burn-in, as the paper
-        "step": np.array(step),
-        "step_size": np.array(epsilon),
-        "num_steps": np.array(steps),
-        "data_used": np.array(100 * subsample / n),
+        "evaluations": draws * steps * a_step,  # after burn-in, as the paper
+        "step": step,
+        "step_size": epsilon,
+        "num_steps": steps,
+        "data_used": 100 * subsample / n,
     }
 
 

@@ -131,12 +131,12 @@ def _adapt(size: Scaling, order: int, d: int, seed: int) -> dict[str, np.ndarray
         variances.append(sampler.estimator_variance)
     report = sg.ECSReport.of(sampler, torch.stack(draws))
     return {
-        "step_size": np.array(report.step_size),
-        "num_steps": np.array(report.num_steps),
-        "acceptance": np.array(report.acceptance),
-        "inefficiency": np.array(report.inefficiency),
-        "subsample_size": np.array(sampler.param_groups[0]["subsample_size"]),
-        "variance": np.array(np.mean(variances)),
+        "step_size": report.step_size,
+        "num_steps": report.num_steps,
+        "acceptance": report.acceptance,
+        "inefficiency": report.inefficiency,
+        "subsample_size": sampler.param_groups[0]["subsample_size"],
+        "variance": np.mean(variances),
     }
 
 
