@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 import torch_sgmcmc as sg
 
@@ -61,6 +62,49 @@ def of_run(
             f"  {config}\nDelete it or choose another --out."
         )
     return saved
+
+
+def epochs(
+    path: Path,
+    config: dict[str, Any],
+    chain: Any,
+    state: dict[str, Any],
+    total: int,
+    *,
+    every: int = 1,
+    device: torch.device | str = "cpu",
+) -> Iterator[int]:
+    """Counts the epochs of a run that are still to be made, from 1 to ``total``.
+
+    A run that is killed goes on from its last checkpoint.
+
+    Args:
+        path: of the checkpoint.
+        config: what the run depends on.
+        chain: what has a state dict.
+        state: what else is to be kept, and what of it was is there afterwards; it gets
+            the last ``epoch``, and ``config``.
+        total: the number of epochs.
+        every: from one checkpoint to the next; the last epoch has one.
+        device: to which tensors are read.
+    """
+    state |= {"config": config, "epoch": 0}
+    saved = of_run(path, config, device)
+    if saved is not None:
+        try:
+            chain.load_state_dict(saved)
+            state |= {key: saved[key] for key in state} | {"config": config}
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise SystemExit(
+                f"{path} does not fit: {error}\nDelete it or choose another --out."
+            ) from error
+    rest = range(state["epoch"] + 1, total + 1)
+    done = min(state["epoch"], total)
+    for epoch in tqdm(rest, path.stem, total, initial=done, unit="epoch"):
+        yield epoch
+        state["epoch"] = epoch
+        if epoch % every == 0 or epoch == total:
+            save(state | chain.state_dict(), path)
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from reproduce import checkpoint
 from reproduce.checkpoint import Parts
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm import tqdm
 
 import torch_sgmcmc as sg
 
@@ -145,28 +144,12 @@ def run_chain(config: ChainConfig, images: SmallImages, folder: Path) -> dict[st
     Returns:
         ``samples`` [samples, d], ``costs`` in evaluations, and ``diagnostics`` of SBPS.
     """
-    path = folder / f"{config.name}.pt"
-    chain, done = _Chain(config, images), 0
+    path, chain = folder / f"{config.name}.pt", _Chain(config, images)
     fixed = asdict(config)
     del fixed["epochs"]
-    saved = checkpoint.of_run(path, fixed)
-    if saved is not None:
-        done = saved["epoch"]
-        chain.load_state_dict(saved)
     part = -(-config.epochs // _PARTS)
-    with tqdm(
-        total=config.epochs,
-        initial=min(done, config.epochs),
-        desc=config.name,
-        unit="epoch",
-    ) as progress:
-        while done < config.epochs:
-            done += 1
-            chain.advance(done)
-            progress.update()
-            if done % part == 0 or done == config.epochs:
-                state = chain.state_dict() | {"config": fixed, "epoch": done}
-                checkpoint.save(state, path)
+    for epoch in checkpoint.epochs(path, fixed, chain, {}, config.epochs, every=part):
+        chain.advance(epoch)
     # An epoch ends with the step that completes its evaluations.
     end = config.epochs * len(images.train_y) + 2 * config.batch_size
     count = sum(cost < end for cost in chain.costs)

@@ -16,7 +16,6 @@ from reproduce.checkpoint import Parts
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
-from tqdm import tqdm
 
 import torch_sgmcmc as sg
 
@@ -92,48 +91,69 @@ def run_chain(
         predictions, seconds of training, fingerprint.
     """
     path, store = config.checkpoint(folder), config.store(folder)
-    saved = checkpoint.of_run(path, config.as_dict(), labels.device)
-    if saved is None:  # what there is, is of a run that was killed in its first epoch
+    if (
+        not path.exists()
+    ):  # what there is, is of a run that was killed in its first epoch
         shutil.rmtree(store, ignore_errors=True)
+    # Samples are those that predictions are the mean over, after burn-in.
+    state: dict[str, Any] = {"samples": 0, "history": [], "seconds": 0.0}
     with ExitStack() as stack:
         chain = begin(store)
         for collector in chain.collectors:
             stack.enter_context(collector)
-        predictions = _predictions(chain, inputs)
-        state = _begin(config, chain, predictions, saved, path)
-        with tqdm(
-            total=config.epochs,
-            initial=min(state["epoch"], config.epochs),
-            desc=config.name,
-            unit="epoch",
-        ) as bar:
-            if state["history"]:
-                bar.set_postfix(error=f"{state['history'][-1]['error']:.2%}")
-            while state["epoch"] < config.epochs:
-                started = time.perf_counter()
-                state["epoch"] += 1
-                chain.train(state["epoch"])
-                state["seconds"] += time.perf_counter() - started
+        run = _Run(chain, inputs)
+        for epoch in checkpoint.epochs(
+            *(path, config.as_dict(), run, state, config.epochs), device=labels.device
+        ):
+            started = time.perf_counter()
+            chain.train(epoch)
+            state["seconds"] += time.perf_counter() - started
 
-                draws = new = _draws(chain, store)[state["samples"] :]
-                if state["samples"] == 0:
-                    predictions = _predictions(chain, inputs)
-                    draws = new or [None]  # without draws, the network as it is
-                for predictive in predictions.values():
-                    for draw in draws:
-                        predictive.update(draw)
-                state["samples"] += len(new)
+            draws = new = _draws(chain, store)[state["samples"] :]
+            if state["samples"] == 0:
+                run.begin_predictions()
+                draws = new or [None]  # without draws, the network as it is
+            for predictive in run.predictions.values():
+                for draw in draws:
+                    predictive.update(draw)
+            state["samples"] += len(new)
 
-                scores = evaluate(predictions["labelled"].result().mean, labels)
-                scores |= {"epoch": state["epoch"]} | chain.report()
-                state["history"].append(scores)
-                parts = _parts(chain, predictions)
-                checkpoint.save(state | parts.state_dict(), path)
-                bar.update()
-                bar.set_postfix(error=f"{scores['error']:.2%}")
-    state["predictions"] = {k: p.result().mean for k, p in predictions.items()}
+            scores = evaluate(run.predictions["labelled"].result().mean, labels)
+            state["history"].append(scores | {"epoch": epoch} | chain.report())
+    state["predictions"] = {k: p.result().mean for k, p in run.predictions.items()}
     state["digest"] = _digest(chain, state)
     return chain, state
+
+
+class _Run:
+    """A chain, its stores and its predictions: what a checkpoint has."""
+
+    def __init__(self, chain: Chain, inputs: dict[str, Tensor]) -> None:
+        self._chain, self._inputs = chain, inputs
+        self.begin_predictions()
+
+    def begin_predictions(self) -> None:
+        """Without any draw."""
+        self.predictions = Parts(
+            {k: sg.Predictive(self._chain.model, x) for k, x in self._inputs.items()}
+        )
+
+    @property
+    def _parts(self) -> Parts:
+        collectors = {str(i): c for i, c in enumerate(self._chain.collectors)}
+        more = {"predictions": self.predictions, "collectors": Parts(collectors)}
+        return Parts(self._chain.parts | more)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._parts.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["predictions"].keys() != self.predictions.keys():
+            raise ValueError(
+                f"predictions for {' and '.join(state['predictions'])} images, not "
+                f"for {' and '.join(self.predictions)}"
+            )
+        self._parts.load_state_dict(state)
 
 
 def _draws(chain: Chain, store: Path) -> list[Any]:
@@ -141,48 +161,6 @@ def _draws(chain: Chain, store: Path) -> list[Any]:
     for collector in chain.collectors:
         collector.flush()
     return sorted(sg.SampleStore(store), key=attrgetter("step"))
-
-
-def _predictions(chain: Chain, inputs: dict[str, Tensor]) -> Parts:
-    return Parts({name: sg.Predictive(chain.model, x) for name, x in inputs.items()})
-
-
-def _parts(chain: Chain, predictions: Parts) -> Parts:
-    collectors = {str(i): c for i, c in enumerate(chain.collectors)}
-    return Parts(
-        chain.parts | {"predictions": predictions, "collectors": Parts(collectors)}
-    )
-
-
-def _begin(
-    config: RunConfig,
-    chain: Chain,
-    predictions: Parts,
-    saved: dict[str, Any] | None,
-    path: Path,
-) -> dict[str, Any]:
-    """The state of the last checkpoint, loaded into the chain, or that of a start."""
-    state: dict[str, Any] = {
-        "config": config.as_dict(),
-        "epoch": 0,
-        "samples": 0,  # that predictions are the mean over, after burn-in
-        "history": [],
-        "seconds": 0.0,
-    }
-    if saved is None:
-        return state
-    try:
-        if saved["predictions"].keys() != predictions.keys():
-            raise ValueError(
-                f"predictions for {' and '.join(saved['predictions'])} images, not "
-                f"for {' and '.join(predictions)}"
-            )
-        _parts(chain, predictions).load_state_dict(saved)
-        return {key: saved[key] for key in state} | {"config": state["config"]}
-    except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise SystemExit(
-            f"{path} does not fit: {error}\nDelete it or choose another --out."
-        ) from error
 
 
 def _digest(chain: Chain, state: dict[str, Any]) -> str:

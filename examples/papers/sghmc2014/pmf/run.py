@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from reproduce import checkpoint
 from torch import Tensor
-from tqdm import tqdm
 
 import torch_sgmcmc as sg
 
@@ -183,19 +182,14 @@ def run(config: RunConfig, ratings: Ratings, folder: Path) -> dict[str, Any]:
     if config.validate:
         train, test = train.fold(config.fold)
     chain = Chain(config, train, test)
-    path = config.checkpoint(folder)
-    state: dict[str, Any] = {"config": config.as_dict(), "history": [], "seconds": 0.0}
-    saved = checkpoint.of_run(path, state["config"])
-    if saved is not None:
-        chain.parts.load_state_dict(saved)
-        state = {key: saved[key] for key in state}
-    rounds = range(len(state["history"]), config.rounds)
-    for number in tqdm(rounds, desc=path.stem, unit="round", leave=False):
+    state: dict[str, Any] = {"history": [], "seconds": 0.0}
+    for epoch in checkpoint.epochs(
+        *(config.checkpoint(folder), config.as_dict(), chain.parts, state),
+        config.rounds,
+    ):
         started = time.perf_counter()
-        chain.round(number)
+        chain.round(epoch - 1)
         state["seconds"] += time.perf_counter() - started
-        step = (number + 1) * config.steps
-        state["history"].append({"step": step} | chain.report())
-        checkpoint.save(state | chain.parts.state_dict(), path)
+        state["history"].append({"step": epoch * config.steps} | chain.report())
     oracle = None if test.truth is None else rmse(test.truth, test)
     return state | {"oracle": oracle}
