@@ -30,9 +30,9 @@ from torch import Tensor, nn
 
 import torch_sgmcmc as sg
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "python"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "papers"))
 
-from hmcecs_tables import covertype
+from hmcecs2019.tables import covertype
 
 NUM_DATA, BATCH, LENGTH, WARMUP = 10_000, 30, math.pi / 2, 500
 FIRST_SIZE = 1000  # of "perturbed", before its warm-up

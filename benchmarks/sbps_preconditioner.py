@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 import torch_sgmcmc as sg
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "python"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "papers"))
 
-from sbps_toys.logistic import Array, Problem
+from sbps2017.toys.logistic import Array, Problem
 
 N, BATCH, D, PRIOR = 1000, 100, 10, 1.0
 

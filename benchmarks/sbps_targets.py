@@ -21,11 +21,11 @@ from torch.nn import functional as F
 import torch_sgmcmc as sg
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "python"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "papers"))
 
 from harness.sbps import Quartic, Sight
 from harness.statistics import Array
-from sbps_toys.logistic import Problem, simulate
+from sbps2017.toys.logistic import Problem, simulate
 
 __all__ = ["TARGETS", "Energy", "Posterior", "QuarticEnergy", "Target"]
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness.examples import FOLDER
+from harness.examples import PAPERS
 from stored_files import files
 
 pytestmark = [pytest.mark.cpp, pytest.mark.examples]
@@ -87,7 +87,7 @@ def run_cpp(program: Path) -> Run:
 
 
 def run_python(*options: object) -> subprocess.CompletedProcess:
-    return run([sys.executable, FOLDER / "mnist_bnn.py"], *options)
+    return run([sys.executable, PAPERS, "sghmc2014.mnist"], *options)
 
 
 def options(root: Path, out: Path, epochs: int, *more: object) -> list[object]:

@@ -59,7 +59,7 @@ for _ in range(5):
     t.step(lambda: (q**2).sum() * torch.linspace(.4, .6, 8))
 """
 STORED = """
-with sg.Collector(sampler, model, "runs/mnist_bnn/sghmc-seed0"):
+with sg.Collector(sampler, model, "runs/sghmc2014.mnist/sghmc-seed0"):
     model(x_test).sum().backward()
     sampler.step()
 """

@@ -13,23 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib import pyplot
 from stored_regression import Minibatches, loss, network, sampler
 
 import torch_sgmcmc as sg
-
-Line = tuple[str, list[float], sg.SampleStore]
 
 
 def ways(steps: int) -> dict[str, dict[str, Any]]:
     """By title, what ``sample`` is told besides model, data and sampler."""
     tenth = steps // 10
     cycle, every = 3 * tenth, max(1, steps // 50)
+    often = max(1, every // 4)
     return {
         f"burn_in={2 * tenth}, every={every}": {"burn_in": 2 * tenth, "every": every},
-        f"every={max(1, every // 4)}, max_samples=20": {
-            "every": max(1, every // 4),
-            "max_samples": 20,
-        },
+        f"every={often}, max_samples=20": {"every": often, "max_samples": 20},
         f"CyclicalSchedule({cycle}), draws of sampling phases alone": {
             "schedule": lambda s: sg.CyclicalSchedule(s, cycle, exploration=0.6),
             "every": every // 2,
@@ -41,10 +38,18 @@ def ways(steps: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def collect(out: Path, steps: int) -> list[Line]:
-    """Runs the chains; of each its title, the lr of each step and its store."""
-    lines = []
-    for i, (title, options) in enumerate(ways(steps).items()):
+def main() -> None:
+    """Runs the chains and shows their draws."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/collected"))
+    parser.add_argument("--steps", type=int, default=1000)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)  # of such a network, others would be in the way
+    figure, panels = pyplot.subplots(
+        *(4, 1), figsize=(8, 6), sharex=True, layout="constrained"
+    )
+    chains = zip(panels, ways(arguments.steps).items(), strict=True)
+    for i, (axes, (title, options)) in enumerate(chains):
         sizes: list[float] = []
 
         def recorded(
@@ -57,25 +62,14 @@ def collect(out: Path, steps: int) -> list[Line]:
             return made
 
         store = sg.sample(
-            *(network(), recorded, Minibatches(), loss, out / f"draws-{i}"),
-            steps=steps,
+            *(network(), recorded, Minibatches(), loss, arguments.out / f"draws-{i}"),
+            steps=arguments.steps,
             seed=0,
             restart=True,
             progress=False,
             **options,
         )
-        lines.append((title, sizes, store))
-    return lines
-
-
-def picture(lines: list[Line], path: Path) -> None:
-    """A panel for each way."""
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(
-        *(len(lines), 1), figsize=(8, 6), sharex=True, layout="constrained"
-    )
-    for axes, (title, sizes, store) in zip(panels, lines, strict=True):
+        print(f"{len(store)} draws of {title}")
         axes.plot(range(1, len(sizes) + 1), sizes, color="0.6")
         heaviest = max(draw.weight for draw in store)
         axes.scatter(
@@ -85,25 +79,10 @@ def picture(lines: list[Line], path: Path) -> None:
             color="C3",
             zorder=3,
         )
-        title = f"{title}: {len(store)} draws"
-        axes.set_title(title, fontsize="medium", loc="left")
+        axes.set_title(f"{title}: {len(store)} draws", fontsize="medium", loc="left")
         axes.set(ylabel="lr", ylim=(0, 1.15 * max(sizes)))
     panels[-1].set_xlabel("step")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-
-
-def main() -> None:
-    """Runs the chains and shows their draws."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("runs/collected"))
-    parser.add_argument("--steps", type=int, default=1000)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)  # of such a network, others would be in the way
-    lines = collect(arguments.out, arguments.steps)
-    for title, _, store in lines:
-        print(f"{len(store)} draws of {title}")
-    picture(lines, arguments.out / "collected.png")
+    figure.savefig(arguments.out / "collected.png", dpi=110)
 
 
 if __name__ == "__main__":

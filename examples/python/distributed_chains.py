@@ -13,26 +13,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from distributed_ddp import NOISE, data, network
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.judge.convergence import RunningConvergence
-
-NOISE = 0.1
-
-
-def data() -> tuple[Tensor, Tensor]:
-    """Points of a noisy curve."""
-    x = torch.linspace(-2, 2, 600)[:, None]
-    g = torch.Generator().manual_seed(0)
-    return x, torch.sin(3 * x) + NOISE * torch.randn(x.shape, generator=g)
-
-
-def network() -> nn.Module:
-    """The model."""
-    return nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 1))
 
 
 def main() -> None:
@@ -50,7 +36,7 @@ def main() -> None:
     chain, replica = mesh.get_coordinate()
     replicas = mesh.get_group("replica")  # the ranks that sample this chain
 
-    x, y = data()
+    x, y = data().tensors
     seed = sg.fold_in(0, chain)
     torch.manual_seed(seed)  # chains begin at different places
     model = DistributedDataParallel(network(), process_group=replicas)

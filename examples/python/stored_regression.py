@@ -16,19 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib import pyplot
 from torch import Tensor, nn
 from torch.func import functional_call
 
 import torch_sgmcmc as sg
 
 NOISE = 0.1
-
-
-def data() -> tuple[Tensor, Tensor]:
-    """Points on both sides of a gap."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.cat([torch.linspace(-2, -0.6, 20), torch.linspace(0.6, 2, 20)])[:, None]
-    return x, torch.sin(3 * x) + NOISE * torch.randn(x.shape, generator=generator)
+BOTH_SIDES = torch.cat([torch.linspace(-2, -0.6, 20), torch.linspace(0.6, 2, 20)])
+X = BOTH_SIDES[:, None]
+Y = torch.sin(3 * X)
+Y += NOISE * torch.randn(X.shape, generator=torch.Generator().manual_seed(0))
 
 
 def network() -> nn.Sequential:
@@ -44,11 +42,10 @@ class Minibatches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """From the first."""
-        x, y = data()
         order = torch.Generator().manual_seed(0)
         while True:
-            rows = torch.randperm(len(x), generator=order)[:20]
-            yield x[rows], y[rows]
+            rows = torch.randperm(len(X), generator=order)[:20]
+            yield X[rows], Y[rows]
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -60,33 +57,8 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def sampler(parameters: Any, seed: int) -> sg.Sampler:
     """Whatever the chain's seed, since the picture shows this one."""
     return sg.SGHMC(
-        *(parameters, 2e-4, 0.99), num_data=len(data()[0]), prior_precision=1.0, seed=0
+        *(parameters, 2e-4, 0.99), num_data=len(X), prior_precision=1.0, seed=0
     )
-
-
-@torch.no_grad()
-def picture(store: sg.SampleStore, path: Path) -> None:
-    """Predictions of the stored draws, and two of them along the chain."""
-    import matplotlib.pyplot as plt
-
-    x, y = data()
-    grid = torch.linspace(-3, 3, 301)[:, None]
-    model = network()
-    curves = torch.stack([functional_call(model, dict(d), grid)[:, 0] for d in store])
-    low, middle, high = curves.quantile(torch.tensor([0.05, 0.5, 0.95]), dim=0)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    left.fill_between(grid[:, 0], low, high, alpha=0.3, label="90 % of the draws")
-    left.plot(grid[:, 0], middle, label="their median")
-    left.plot(x[:, 0], y[:, 0], "k.", markersize=4, label="data")
-    left.set(xlabel="x", ylabel="f(x)", ylim=(-3, 3))
-    left.legend(fontsize="small")
-    for at in (0.0, -1.0):
-        place = int((grid[:, 0] - at).abs().argmin())
-        steps = [d.step / 1000 for d in store]
-        right.plot(steps, curves[:, place], label=f"f({at:g})")
-    right.set(xlabel="step of the draw, thousands")
-    right.legend(fontsize="small")
-    figure.savefig(path, dpi=110)
 
 
 def main() -> None:
@@ -106,7 +78,27 @@ def main() -> None:
         checkpoint_every=2000,
     )
     print(f"{store}, one in {store[1].step - store[0].step} steps")
-    picture(store, arguments.out / "store.png")
+
+    model, grid = network().requires_grad_(False), torch.linspace(-3, 3, 301)
+    curves = torch.stack(
+        [functional_call(model, dict(draw), grid[:, None])[:, 0] for draw in store]
+    )
+    low, middle, high = curves.quantile(torch.tensor([0.05, 0.5, 0.95]), dim=0)
+    figure, (left, right) = pyplot.subplots(
+        1, 2, figsize=(9, 3.2), layout="constrained"
+    )
+    left.fill_between(grid, low, high, alpha=0.3, label="90 % of the draws")
+    left.plot(grid, middle, label="their median")
+    left.plot(X[:, 0], Y[:, 0], "k.", markersize=4, label="data")
+    left.set(xlabel="x", ylabel="f(x)", ylim=(-3, 3))
+    for at in (0.0, -1.0):
+        place = int((grid - at).abs().argmin())
+        steps = [draw.step / 1000 for draw in store]
+        right.plot(steps, curves[:, place], label=f"f({at:g})")
+    right.set(xlabel="step of the draw, thousands")
+    for axes in (left, right):
+        axes.legend(fontsize="small")
+    figure.savefig(arguments.out / "store.png", dpi=110)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def checkpoint() -> ModuleType:
-    return importlib.import_module("checkpoint")
+    return importlib.import_module("reproduce.checkpoint")
 
 
 def content(seed: int, size: int = 5000) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def test_a_checkpoint_that_is_not_there_or_no_archive(
 RUN = ("--digits", "--threads", "1", "--seeds", "1", "--epochs", "2", "--burn-in", "1")
 
 
-example = partial(run_example, "mnist_bnn", *RUN, "--out")
+example = partial(run_example, "sghmc2014.mnist", *RUN, "--out")
 
 
 def test_a_checkpoint_of_another_run_or_sampler(
@@ -338,7 +338,7 @@ def test_a_killed_run_leaves_its_folder(checkpoint: ModuleType, tmp_path: Path) 
 
 
 def test_sizes_depend_on_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("mnist_bnn")
+    module = importlib.import_module("sghmc2014.mnist")
 
     def sizes(*options: str) -> tuple[int, ...]:
         monkeypatch.setattr(sys, "argv", ["", *options])
@@ -355,8 +355,8 @@ def test_digits_in_place_of_mnist_have_their_own_sizes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Where MNIST cannot be downloaded."""
-    module = importlib.import_module("mnist_bnn")
-    data = importlib.import_module("bnn.data")
+    module = importlib.import_module("sghmc2014.mnist")
+    data = importlib.import_module("sghmc2014.bnn.data")
     configs = []
 
     def fails(*arguments: object, **more: object) -> None:

@@ -66,7 +66,7 @@ def test_the_digits_are_pythons(run: Run, tmp_path: Path, one_thread: None) -> N
     assert run(cpp, "--epochs", 3).returncode == 0
     assert run(python, "--epochs", 2, "--method", "sgdm", "sghmc").returncode == 0
     options = ["--digits", "--threads", 1, "--seeds", 1, "--burn-in", 1]
-    run_example("mnist_bnn", *options, "--epochs", 3, "--out", python)
+    run_example("sghmc2014.mnist", *options, "--epochs", 3, "--out", python)
     ours, theirs = results(cpp), results(python)
     assert [r["config"]["method"] for r in ours] == list(METHODS)
     for one, other in zip(ours, theirs, strict=True):
@@ -171,7 +171,7 @@ def test_a_file_that_may_not_grow(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_another_runs(run: Run, tmp_path: Path) -> None:
-    checkpoint = importlib.import_module("checkpoint")
+    checkpoint = importlib.import_module("reproduce.checkpoint")
     with checkpoint.owned(tmp_path):  # a run in Python
         done = run(tmp_path, "--method", "sgd", "--epochs", 2)
     assert done.returncode == 1

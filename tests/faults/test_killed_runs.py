@@ -43,8 +43,10 @@ Go = Callable[[Path, str, float | None], str | None]
 def bnn() -> SimpleNamespace:
     """The Python example's modules."""
     names = ("run", "methods", "data")
-    modules = {name: importlib.import_module(f"bnn.{name}") for name in names}
-    return SimpleNamespace(**modules, checkpoint=importlib.import_module("checkpoint"))
+    modules = {name: importlib.import_module(f"sghmc2014.bnn.{name}") for name in names}
+    return SimpleNamespace(
+        **modules, checkpoint=importlib.import_module("reproduce.checkpoint")
+    )
 
 
 def scores(history: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,30 +1,44 @@
 """The examples' programs, run in this process: their imports take seconds.
 
-pyproject.toml puts their folder on pytest's path.
+pyproject.toml puts their folders on pytest's path.
 """
 
 from __future__ import annotations
 
 import importlib
 import io
+import json
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
 
 FOLDER = Path(__file__).parents[2] / "examples" / "python"
+#: Run with an experiment's name, such as sghmc2014.figures.
+PAPERS = FOLDER.parent / "papers"
 
 
 def run_example(name: str, *options: object) -> str:
     """What a program prints that is called with these options."""
     threads = torch.get_num_threads()
-    argv = [str(FOLDER / f"{name}.py"), *map(str, options)]
     printed = io.StringIO()
+    argv = [name, *map(str, options)]
     with patch.object(sys, "argv", argv), redirect_stdout(printed):
         try:
             importlib.import_module(name).main()
         finally:
             torch.set_num_threads(threads)
     return printed.getvalue()
+
+
+def run_experiment(
+    name: str, out: Path, *options: object
+) -> tuple[str, dict[str, Any]]:
+    """What an experiment of examples/papers prints, and its results.json."""
+    printed = run_example(name, "--threads", 1, "--out", out, *options)
+    for picture in out.glob("*.png"):
+        assert picture.read_bytes().startswith(b"\x89PNG")
+    return printed, json.loads((out / "results.json").read_text())

@@ -1,0 +1,1 @@
+"""Improving Sampling Accuracy of Stochastic Gradient MCMC Methods (EWSG, 2021)."""

@@ -1,0 +1,21 @@
+"""What determines a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sghmc2014.bnn.config import RunConfig
+
+
+@dataclass(frozen=True)
+class EnsembleConfig(RunConfig):
+    """A run of several chains, whose epoch is 1/``samples_per_pass`` of a data pass."""
+
+    model: str = "mlp"
+    chains: int = 1
+    samples_per_pass: int = 1
+
+    @property
+    def name(self) -> str:
+        """A file name."""
+        return f"{self.model}-{super().name}"

@@ -1,0 +1,1 @@
+"""Dang, Quiroz, Kohn, Tran and Villani: HMC with Energy Conserving Subsampling."""

@@ -1,0 +1,215 @@
+"""Tables 1 to 4, figures 1 to 6 and 9: all methods on one data set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.metrics import roc_auc_score, roc_curve
+from torch import Tensor
+
+from . import realised
+from .measures import Truth, badness, efficiency, errors, moments, relative, spread
+from .problem import Laplace, Problem
+from .samplers import Run, Size, gradient_method, hmc, hmc_ecs, starting_point
+
+#: The variants of HMC-ECS: arguments of `hmc_ecs`.
+ECS: dict[str, dict[str, Any]] = {
+    "perturbed": {},
+    "signed": {"variant": "signed"},
+    "perturbed, ε adapted": {"step_size": None},
+    # The variance that expansions of first order leave decides m.
+    "perturbed, order 1": {
+        "control_variate": 1,
+        "warmup": {"target_variance": 1.0},
+    },
+    # The paper bounds no variance. With its ε no trajectory is accepted, and no m
+    # brings the variance to 1: ε is adapted, m stays what it is.
+    "perturbed, order 0": {
+        "control_variate": 0,
+        "max_variance": 1e300,
+        "step_size": None,
+        "warmup": {},
+    },
+}
+
+#: Its kind, the order of its control variates (0: none; the paper's: 2), and the steps
+#: to choose from.
+Competitor = tuple[str, int, tuple[float, ...]]
+
+_SGHMC, _SGLD = (0.06, 0.12, 0.24), (0.03, 0.1, 0.3, 1.0)
+_COMPETITORS: dict[str, Competitor] = {
+    "SGHMC, CV, ε = 0.06": ("SGHMC", 2, (0.06,)),
+    "SGHMC, CV": ("SGHMC", 2, _SGHMC),
+    "SGHMC, CV of order 1": ("SGHMC", 1, _SGHMC),
+    "SGHMC": ("SGHMC", 0, _SGHMC),
+    "SGLD, CV": ("SGLD", 2, _SGLD),
+    "SGLD, CV of order 1": ("SGLD", 1, _SGLD),
+    "SGLD": ("SGLD", 0, _SGLD),
+}
+METHODS = ("HMC", *ECS, *_COMPETITORS)
+# Draws that make a prediction.
+_PREDICTIVE = 400
+# How much worse than the best a longer step may be, to be taken for its lower cost.
+_TOLERANCE = 1.15
+
+
+def compare(
+    problem: Problem,
+    size: Size,
+    cache: Path,
+    *,
+    methods: Sequence[str] = METHODS,
+    signed: dict[str, int],
+    guideline: bool = False,
+    share: float = 0.01,
+) -> dict[str, Any]:
+    """Runs methods; returns numbers, and what only pictures show.
+
+    That is under "curves" and, where there is a covariate to show, "groups".
+
+    Args:
+        problem: the data.
+        size: of the runs.
+        cache: folder for finished runs.
+        methods: of :data:`METHODS`. Without "HMC" the Laplace approximation stands for
+            the truth.
+        signed: ``subsample_size`` and ``num_products`` of signed HMC-ECS.
+        guideline: whether the warm-up chooses m and λ by the guidelines.
+        share: of the data that HMC-ECS's start is the posterior mean of.
+    """
+    start = starting_point(problem, cache, share=share)
+    laplace = problem.laplace(start)
+    truth, runs = Truth.laplace(laplace), {}
+    if "HMC" in methods:
+        runs["HMC"] = [hmc(problem, laplace, size.reference, 0, cache)]
+        truth = Truth.of(runs["HMC"][0])
+    for name, settings in ECS.items():
+        if name in methods:
+            if settings.get("variant") == "signed":
+                settings = {**settings, **signed}
+            if guideline:
+                settings = {"warmup": {"target_variance": 1.0}, **settings}
+            runs[name] = [
+                _hmc_ecs(problem, start, size, seed, cache, settings)
+                for seed in range(size.seeds)
+            ]
+    trials: dict[str, dict[float, float]] = {}
+    for name, (kind, order, steps) in _COMPETITORS.items():
+        if name not in methods:
+            continue
+        run = partial(
+            gradient_method, problem, laplace, kind, order, subsample=size.subsample
+        )
+        trials[name] = {
+            step: badness(
+                run(step=step, draws=size.trial, seed=1000, cache=cache), truth
+            )
+            for step in steps
+            if len(steps) > 1
+        }
+        best = choose(trials[name]) if trials[name] else steps[0]
+        runs[name] = [
+            run(step=best, draws=size.draws, seed=seed, cache=cache)
+            for seed in range(size.seeds)
+        ]
+    rates = {name: _rates(problem, seeds[0]) for name, seeds in runs.items()}
+    base = rates.get("HMC", next(iter(rates.values())))[1]
+    shown: dict[str, Any] = {}
+    if problem.covariate is not None:
+        groups = realised.curves(problem, runs)
+        shown = {"realised": realised.numbers(groups), "groups": groups}
+    return shown | {
+        "data": {"name": problem.name, "n": len(problem.x), "d": problem.dimension},
+        "size": asdict(size),
+        "prior_precision": problem.prior_precision,
+        "truth": "full HMC" if "HMC" in runs else "the Laplace approximation",
+        "trials": {n: {str(k): v for k, v in t.items()} for n, t in trials.items()},
+        "methods": _numbers(runs, truth),
+        "prediction": {
+            name: {"auc": auc, "largest_difference": float(np.abs(roc - base).max())}
+            for name, (auc, roc) in rates.items()
+        },
+        "curves": {
+            name: _curves(seeds[0], truth, laplace) | {"roc": rates[name][1]}
+            for name, seeds in runs.items()
+        },
+    }
+
+
+def choose(trials: dict[float, float]) -> float:
+    """The longest step that is hardly worse than the best one."""
+    good = _TOLERANCE * np.nanmin(list(trials.values()))
+    return max(step for step, found in trials.items() if found <= good)
+
+
+def _hmc_ecs(
+    problem: Problem,
+    start: Tensor,
+    size: Size,
+    seed: int,
+    cache: Path,
+    settings: dict[str, Any],
+) -> Run:
+    """HMC-ECS; if it is signed, from a θ* that a short perturbed run has improved.
+
+    So does the paper (section 6.6), since far from θ* the signed estimator's variance
+    is too large; what it costs is counted. Its warm-up moves θ* twice: after once, one
+    of eight seeds was still far from Covertype's posterior, and stopped.
+    """
+    if settings.get("variant") != "signed":
+        return hmc_ecs(problem, start, size, seed, cache, **settings)
+    short = replace(size, draws=100, warmup=min(400, size.warmup))
+    pilot = hmc_ecs(problem, start, short, seed, cache)
+    nearer = pilot.flat[0].mean(0)
+    run = hmc_ecs(problem, nearer, size, seed, cache, **settings)
+    return replace(run, evaluations=run.evaluations + pilot.evaluations)
+
+
+def _numbers(runs: dict[str, list[Run]], truth: Truth) -> dict[str, Any]:
+    base = runs.get("perturbed", [])
+    result: dict[str, Any] = {}
+    for name, seeds in runs.items():
+        rows = []
+        for run in seeds:
+            row = {**efficiency(run), "errors": errors(run, truth)}
+            if base:
+                # Each seed against all seeds of perturbed HMC-ECS, in the mean.
+                ratios = [relative(run, other) for other in base]
+                row["relative"] = spread(np.mean(ratios, axis=0))
+            rows.append(row)
+        result[name] = rows
+    return result
+
+
+def _rates(problem: Problem, run: Run) -> tuple[float, np.ndarray]:
+    """AUC, and the true positive rate at 201 false positive rates from 0 to 1."""
+    draws, signs = run.flat
+    some = np.linspace(0, len(draws) - 1, min(len(draws), _PREDICTIVE)).astype(int)
+    chosen = torch.from_numpy(some)
+    p = problem.predict(draws[chosen], signs[chosen].double()).numpy()
+    y = problem.test_y.numpy()
+    false, true, _ = roc_curve(y, p)
+    return float(roc_auc_score(y, p)), np.interp(np.linspace(0, 1, 201), false, true)
+
+
+def _curves(run: Run, truth: Truth, laplace: Laplace) -> dict[str, np.ndarray]:
+    """Points of the pictures; densities are of four parameters, of each size one."""
+    mean, variance = moments(run)
+    order = np.argsort(laplace.deviations.numpy())
+    shown = order[np.linspace(0, len(order) - 1, 4).astype(int)]
+    draws, signs = run.flat
+    return {
+        "mean": mean,
+        "deviation": np.sqrt(variance),
+        "shift": (mean - truth.mean) / np.sqrt(truth.variance),
+        "ratio": np.sqrt(variance / truth.variance),
+        "shown": shown,
+        "draws": draws.numpy()[:, shown],
+        "signs": signs.numpy(),
+    }

@@ -1,0 +1,1 @@
+"""What the reproductions share: command lines, kept results, tables and pictures."""

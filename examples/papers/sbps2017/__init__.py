@@ -1,0 +1,1 @@
+"""Pakman, Gilboa, Carlson and Paninski: Stochastic Bouncy Particle Sampler (2017)."""

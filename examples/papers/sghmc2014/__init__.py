@@ -1,0 +1,1 @@
+"""Chen, Fox and Guestrin: Stochastic Gradient Hamiltonian Monte Carlo (2014)."""

@@ -1,0 +1,131 @@
+"""Figure 3: SGLD and SGHMC on a correlated Gaussian, over five step sizes each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import linalg
+from torch import Tensor
+from tqdm import tqdm
+
+import torch_sgmcmc as sg
+
+Array = NDArray[np.float64]
+
+SIGMA = np.array([[1.0, 0.9], [0.9, 1.0]])
+NOISE = 1.0  # variance of the gradient noise in each coordinate
+
+# Step size and friction of each point of the figure; SGLD has no friction.
+SETTINGS: dict[str, list[tuple[float, float | None]]] = {
+    "SGLD": [(0.18 * 0.8**i, None) for i in range(5)],
+    "SGHMC": [(0.05 * 0.36**i, 0.05 * 0.6**i) for i in range(5)],
+}
+
+
+def make(theta: Tensor, lr: float, friction: float | None, seed: int) -> sg.Sampler:
+    """SGLD, or SGHMC with β̂ = η V / 2."""
+    if friction is None:
+        return sg.SGLD([theta], lr, num_data=1, seed=seed)
+    return sg.SGHMC(
+        [theta],
+        lr,
+        momentum=1 - friction,
+        num_data=1,
+        noise_estimate=lr * NOISE / 2,
+        seed=seed,
+    )
+
+
+def path(lr: float, friction: float | None, chains: int, steps: int, seed: int) -> Any:
+    """Yields θ [chains, 2] after every step, from exact samples of the target on."""
+    generator = torch.Generator().manual_seed(seed)
+    precision = torch.as_tensor(np.linalg.inv(SIGMA))
+    start = torch.randn(chains, 2, generator=generator, dtype=torch.float64)
+    start = start @ torch.as_tensor(np.linalg.cholesky(SIGMA).T.copy())
+    theta = start.requires_grad_()
+    sampler = make(theta, lr, friction, seed)
+    for _ in range(steps):
+        noise = torch.randn(theta.shape, generator=generator, dtype=theta.dtype)
+        theta.grad = theta.detach() @ precision + NOISE**0.5 * noise
+        sampler.step()
+        yield theta.detach().numpy()
+
+
+def simulate(
+    label: str,
+    index: int,
+    chains: int,
+    steps: int,
+    burn_in: int,
+    seed: int,
+    traced: int = 1000,
+) -> dict[str, Any]:
+    """One point of the figure: the covariance's error, and autocorrelation time."""
+    lr, friction = SETTINGS[label][index]
+    first, second = np.zeros(2), np.zeros((2, 2))
+    traced = min(traced, chains)
+    trace = np.empty((steps, traced, 2))
+    states = path(lr, friction, chains, burn_in + steps, seed)
+    bar = tqdm(
+        states, total=burn_in + steps, desc=f"figure 3, {label} {lr:.3g}", leave=False
+    )
+    for i, theta in enumerate(bar):
+        if i < burn_in:
+            continue
+        first += theta.sum(axis=0)
+        second += theta.T @ theta
+        trace[i - burn_in] = theta[:traced]
+    count = chains * steps
+    mean = first / count
+    covariance = second / count - np.outer(mean, mean)
+    return {
+        "lr": lr,
+        "friction": friction,
+        "samples": count,
+        "covariance": covariance.tolist(),
+        "error": float(np.abs(covariance - SIGMA).mean()),
+        "autocorrelation_time": measure(trace),
+    }
+
+
+def measure(trace: Array, longest: int = 2000) -> float:
+    """1 + Σ ρ_s of the coordinates, from [steps, chains, 2].
+
+    The paper's definition (its footnote 2). Autocovariances, about the known mean 0,
+    are averaged over chains and coordinates, and summed up to the lag ``longest`` (at
+    most half of the steps): correlations of SGHMC swing, and their sum settles late.
+    """
+    steps = len(trace)
+    columns = trace.reshape(steps, -1)
+    spectrum = np.zeros(steps + 1)
+    for part in np.array_split(columns, max(1, columns.shape[1] // 20), axis=1):
+        spectrum += (np.abs(np.fft.rfft(part, 2 * steps, axis=0)) ** 2).sum(axis=1)
+    covariances = np.fft.irfft(spectrum)[:steps] / (steps - np.arange(steps))
+    return float(covariances[: min(longest, steps // 2)].sum() / covariances[0])
+
+
+def law(lr: float, friction: float | None) -> dict[str, float]:
+    """What infinitely many samples of the chain would give: error, and 1 + Σ ρ_s.
+
+    Both chains are linear recursions s <- A s + N(0, Q), s = θ or (θ, v).
+    """
+    precision, one = np.linalg.inv(SIGMA), np.eye(2)
+    if friction is None:
+        a = one - lr * precision
+        q = (2 * lr + lr**2 * NOISE) * one
+    else:
+        carry = (1 - friction) * one
+        pull = -lr * precision
+        a = np.block([[one + pull, carry], [pull, carry]])
+        q = np.kron(np.ones((2, 2)), one)
+        q *= 2 * (friction - lr * NOISE / 2) * lr + lr**2 * NOISE
+    cov = linalg.solve_discrete_lyapunov(a, q)
+    # Σ_{s >= 0} A^s C; the first block is θ's.
+    summed = np.linalg.solve(np.eye(len(a)) - a, cov)[:2, :2]
+    return {
+        "error": float(np.abs(cov[:2, :2] - SIGMA).mean()),
+        "autocorrelation_time": float(np.trace(summed) / np.trace(cov[:2, :2])),
+    }

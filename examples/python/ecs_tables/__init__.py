@@ -1,1 +1,0 @@
-"""HMC-ECS against its competitors: data, samplers, measures, figures and report."""

@@ -1,0 +1,112 @@
+"""The short programs for several ranks under torchrun, and after a rank was killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness.examples import FOLDER, run_example
+from launch import run_ranks
+from stored_files import files
+
+import torch_sgmcmc as sg
+
+pytestmark = pytest.mark.examples
+
+DYING = Path(__file__).with_name("dying_rank.py")
+
+
+def torchrun(*command: object) -> subprocess.CompletedProcess[str]:
+    """Runs a program on two ranks."""
+    if not dist.is_gloo_available():
+        pytest.skip("needs gloo")
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return subprocess.run(
+        [*run, "--nproc-per-node", "2", *map(str, command)],
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture
+def one_rank(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Iterator[None]:
+    """What torchrun gives a job of one rank."""
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_ranks_sample_the_posterior_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_rank: None
+) -> None:
+    # The steps compare what ranks do, not how long: num_data or a minibatch divided by
+    # the number of ranks, and gradients that are summed, make another chain at once.
+    arguments = ["--out", tmp_path / "two", "--epochs", "60"]
+    result = torchrun(FOLDER / "distributed_ddp.py", *arguments)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("10 draws; error of their mean ")
+    run_example("distributed_ddp", "--out", tmp_path / "one", *arguments[2:])
+    one, two = (sg.SampleStore(tmp_path / name / "draws") for name in ("one", "two"))
+    assert [draw.step for draw in one] == [draw.step for draw in two]
+    assert one[0].step == 510 and one[-1].step == 600
+    for mine, theirs in zip(one, two, strict=True):
+        torch.testing.assert_close(dict(mine), dict(theirs), rtol=1e-9, atol=1e-11)
+
+
+def test_shards_and_another_number_of_ranks_go_on_with_the_chain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_rank: None
+) -> None:
+    arguments = ["--out", tmp_path / "parts", "--epochs", "54"]
+    result = torchrun(FOLDER / "distributed_fsdp.py", *arguments)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("4 draws; error of their mean ")
+    for out in ("parts", "whole"):
+        run_example("distributed_fsdp", "--out", tmp_path / out, "--epochs", 60)
+    parts, whole = (
+        sg.load(tmp_path / name / "predictive.pt") for name in ("parts", "whole")
+    )
+    assert len(whole["weights"]) == 10
+    for name in ("origin", "distances", "squares"):
+        mine, theirs = parts["sums"][name], whole["sums"][name]
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-11)
+
+
+def test_a_rank_that_dies_is_named_and_a_restart_continues_all_chains(
+    tmp_path: Path,
+) -> None:
+    program = FOLDER / "distributed_chains.py"
+
+    def run(out: str) -> str:
+        """What the first of two ranks prints; the other prints nothing."""
+        arguments = ["--out", str(tmp_path / out), "--steps", "200"]
+        first, second = run_ranks(program, [arguments] * 2, tmp_path)
+        assert second == ""
+        return first
+
+    whole = run("whole")
+    assert "2 chains of 16 draws, 600 quantities" in whole
+    assert "32 draws of chains [0, 1]" in whole
+    store = sg.SampleStore(tmp_path / "whole" / "draws")
+    for mine, theirs in zip(store.chain(0), store.chain(1), strict=True):
+        assert not any((mine[name] == theirs[name]).any() for name in mine)
+
+    killed = torchrun(DYING, program, "--out", tmp_path / "killed", "--steps", "200")
+    assert killed.returncode != 0
+    cause = killed.stderr.partition("Root Cause")[2]
+    assert "rank      : 1 (local_rank: 1)" in cause and "(SIGKILL)" in cause
+    begun = sg.load(tmp_path / "killed" / "chain-1.pt")["batches"]["num_drawn"]
+    assert begun == 40  # two checkpoints
+
+    resumed = run("killed")
+    assert files(tmp_path / "killed" / "draws") == files(tmp_path / "whole" / "draws")
+    assert len(files(tmp_path / "whole" / "draws")) == 34
+    assert resumed.replace("killed", "whole") == whole

@@ -1,0 +1,80 @@
+"""The table of biases: its errors, a short table, and the data for the truth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from bias import problems
+from bias.run import Truth, _errors
+from harness.examples import run_example, run_experiment
+
+pytestmark = pytest.mark.examples
+
+
+@pytest.fixture(scope="module")
+def problem(data_root: Path) -> problems.Problem:
+    return problems.load("logistic", data_root, 1000)
+
+
+def write_truth(path: Path, problem: problems.Problem) -> torch.Tensor:
+    """Draws of a normal approximation, in four chains, as NUTS' would be."""
+    x, y = problem.x.double(), problem.y.double()
+    theta, eye = x.new_zeros(x.shape[1]), torch.eye(x.shape[1]).double()
+    for _ in range(30):
+        p = torch.sigmoid(x @ theta)
+        hessian = (x * (p * (1 - p))[:, None]).T @ x + eye
+        theta = theta - torch.linalg.solve(hessian, x.T @ (p - y) + theta)
+    normal = torch.distributions.MultivariateNormal(theta, precision_matrix=hessian)
+    torch.manual_seed(0)
+    draws = normal.sample((4, 2000))
+    p = torch.sigmoid(draws @ problem.test_x.double().T)
+    moments = {"p_mean": p.mean((0, 1)).numpy(), "p_sd": p.std((0, 1)).numpy()}
+    np.savez(path, draws=draws.numpy(), **moments)
+    return draws
+
+
+def test_errors_of_known_draws(problem: problems.Problem, tmp_path: Path) -> None:
+    draws = write_truth(tmp_path / "truth.npz", problem)
+    truth = Truth(tmp_path / "truth.npz", problem)
+    center = draws.mean((0, 1))
+    wide = center + 1.1 * (draws - center) + 0.5 * draws.flatten(0, 1).std(0)
+    p = torch.sigmoid(draws @ problem.test_x.double().T).mean(1)
+    errors = _errors(problem, truth, wide, p)
+    assert errors["mean_error"][0] == pytest.approx(0.5, abs=1e-3)
+    assert errors["sd_error"][0] == pytest.approx(10, abs=0.05)
+    assert errors["variance"] == pytest.approx(1.21, abs=1e-3)
+    # A chain's own predictions are a little worse than those of all.
+    assert abs(errors["nll"][0]) < 0.5
+
+
+def test_a_table(data_root: Path, problem: problems.Problem, tmp_path: Path) -> None:
+    write_truth(tmp_path / "logistic-truth.npz", problem)
+    options = ("--data-root", data_root, "--only", "logistic", "--rows", 1000)
+    options += ("--passes", 50, "--method", "hmcecs", "sgld")
+    printed, found = run_experiment("bias.table", tmp_path, *options)
+    lines = found["logistic"]
+    assert [line["method"] for line in lines] == ["hmcecs"] * 6 + ["sgld"] * 6
+    # Its step size is small enough, and its draws nearly independent.
+    best = lines[1]
+    assert best["step"] == 0.2
+    assert best["batch_size"] == 100
+    assert abs(best["sd_error"][0]) < 4 * best["sd_error"][1] + 2
+    # Of SGLD's three steps the longest is the hottest.
+    mean, half = lines[8]["kinetic"]
+    assert mean - half > lines[6]["kinetic"][0] > 1
+    assert printed.count("| SGLD |") == 2 * 6
+    assert (tmp_path / "logistic.png").exists()
+
+
+def test_data_for_the_truth(data_root: Path, tmp_path: Path) -> None:
+    options = ["--data-root", data_root, "--out", tmp_path, "--write-data"]
+    run_example("bias.table", *options, "--rows", "500")
+    for name, columns in (("logistic", None), ("network", 10)):
+        data = np.load(tmp_path / f"{name}-data.npz")
+        assert data["x"].shape[0] == len(data["y"]) == 500
+        assert columns in (None, data["x"].shape[1])
+        assert set(np.unique(data["y"])) == {0, 1}
+        assert data["test_x"].shape == (2000, data["x"].shape[1])

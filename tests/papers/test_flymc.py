@@ -1,0 +1,318 @@
+"""Firefly Monte Carlo of the Covertype experiment, and that a bug is seen.
+
+Chains start at exact draws of a known posterior, and must still have its law, and
+brightnesses their law given θ, after many steps. False alarms: ``harness.statistics``.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from ewsg2021.blr.flymc import FlyMC, LogisticBound
+from harness.statistics import (
+    Array,
+    StatisticalError,
+    check_gaussian,
+    check_mean,
+    check_z,
+)
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+pytestmark = pytest.mark.examples
+
+CHAINS, STEPS = 2000, 50
+ROWS, PRIOR = 40, 0.5
+
+
+def rows() -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(3)
+    x = torch.randn(ROWS, 2, generator=g, dtype=torch.float64)
+    p = torch.sigmoid(x @ torch.tensor([1.5, -1.0], dtype=torch.float64))
+    u = torch.rand(ROWS, generator=g, dtype=torch.float64)
+    return x, torch.where(u < p, 1.0, -1.0).double()
+
+
+def log_likelihood(theta: Tensor) -> Tensor:
+    """Of each datum, [K, N]."""
+    x, s = rows()
+    return logsigmoid(s * (theta @ x.T))
+
+
+def log_bound(m: Tensor, xi: Tensor) -> Tensor:
+    """Jaakkola and Jordan's, written out."""
+    curvature = torch.where(xi == 0, 1 / 8, torch.tanh(xi / 2) / (4 * xi))
+    return logsigmoid(xi) + (m - xi) / 2 - curvature * (m**2 - xi**2)
+
+
+@cache
+def lattice() -> tuple[Tensor, Tensor]:
+    """Points [m, 2] and their probabilities: the trapezoidal rule."""
+    points = torch.cartesian_prod(*[torch.linspace(-9, 9, 361).double()] * 2)
+    log_posterior = log_likelihood(points).sum(1) - PRIOR / 2 * points.square().sum(1)
+    return points, torch.softmax(log_posterior, 0)
+
+
+#: Near the mode, where few data are bright; and far from it.
+CENTRES = {"tuned": (1.3, -0.9), "untuned": (-0.5, 0.5)}
+
+
+def bound(centre: str) -> LogisticBound:
+    return LogisticBound(*rows(), torch.tensor(CENTRES[centre]), PRIOR)
+
+
+def log_ratio(theta: Tensor, centre: str) -> Tensor:
+    """log L/B of each datum, [K, N], by the bound written out."""
+    x, s = rows()
+    xi = s * (x @ torch.tensor(CENTRES[centre]).double())
+    return log_likelihood(theta) - log_bound(s * (theta @ x.T), xi)
+
+
+def brightness(sampler: FlyMC) -> Tensor:
+    """z as [K, N]."""
+    z = torch.zeros(len(sampler.position), sampler.target.num_data).double()
+    z[sampler.bright] = 1
+    return z
+
+
+def exact_start(kind: type[FlyMC], target: Any, theta: Tensor, **settings: Any) -> Any:
+    sampler = kind(target, theta, **{"step_size": 0.7, "brighten": 0.1} | settings)
+    sampler.draw_brightness()
+    return sampler
+
+
+def features(theta: Tensor) -> Array:
+    a, b = theta[:, 0] - 1.3, theta[:, 1] + 0.9
+    return torch.stack([a, b, a * a, b * b, a * b, (a - b).abs()], 1).numpy()
+
+
+def check(sampler: FlyMC, centre: str) -> None:
+    """The law of θ by quadrature, and that of z given θ: 1 - B/L, written out."""
+    points, weights = lattice()
+    expected = weights.numpy() @ features(points)
+    check_mean(features(sampler.position), expected, label="θ")
+    z, theta = brightness(sampler), sampler.position
+    p = -torch.expm1(-log_ratio(theta, centre))
+    variance = p * (1 - p)
+    often = variance.sum(0) > 100  # normal enough; the others together
+    assert 5 < int(often.sum())
+    scores = {}
+    for name, weight in {
+        "z": torch.ones(len(z), 1),
+        "z θ₁": theta[:, :1],
+        "z θ₂": theta[:, 1:],
+    }.items():
+        surplus = torch.where(often, weight * (z - p), 0).sum(0)[often]
+        error = torch.where(often, weight**2 * variance, 0).sum(0)[often].sqrt()
+        scores[name] = (surplus / error).numpy()
+    rare = (z - p)[:, ~often].sum() / variance[:, ~often].sum().sqrt()
+    check_z(scores | {"rare z": float(rare)}, label="z given θ")
+    mean = weights @ -torch.expm1(-log_ratio(points, centre))
+    check_mean(z.sum(1).numpy(), float(mean.sum()), label="number of bright data")
+
+
+def draws(count: int = CHAINS) -> Tensor:
+    points, weights = lattice()
+    g = torch.Generator().manual_seed(0)
+    return points[torch.multinomial(weights, count, True, generator=g)]
+
+
+def run(kind: type[FlyMC], target: Any, **settings: Any) -> FlyMC:
+    sampler = exact_start(kind, target, draws(), seed=1, **settings)
+    for _ in range(STEPS):
+        sampler.step()
+    return sampler
+
+
+@pytest.mark.parametrize("centre", CENTRES)
+def test_the_posterior_is_left_as_it_is(centre: str) -> None:
+    sampler = run(FlyMC, bound(centre), brighten=0.1)
+    assert 0.1 < float(sampler.accepted.sum() / sampler.steps.sum()) < 0.9
+    check(sampler, centre)
+
+
+def test_the_chains_forget_where_they_started() -> None:
+    """Otherwise the test above could not see a mistake; and here all data are dark."""
+    start = torch.tensor([-1.0, 1.0]).repeat(CHAINS, 1)
+    factor = torch.tensor([[1.0, 0.0], [-0.5, 0.8]]).double()
+    sampler = FlyMC(
+        bound("tuned"), start, step_size=0.7, brighten=0.1, seed=1, factor=factor
+    )
+    assert len(sampler.bright[0]) == 0
+    for _ in range(3 * STEPS):
+        sampler.step()
+    check(sampler, "tuned")
+
+
+def test_a_bug_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """q on one side alone of the test of z."""
+    monkeypatch.setattr(FlyMC, "_log_lit", lambda self, log_odds: log_odds)
+    with pytest.raises(StatisticalError):
+        check(run(FlyMC, bound("untuned")), "untuned")
+
+
+# ---- The bound -----------------------------------------------------------------
+
+
+def test_the_bound_is_below_the_likelihood_and_touches_it() -> None:
+    """In one dimension, x = 1, for many ξ and both labels."""
+    xi = torch.tensor([0.0, 1e-8, 1e-3, 0.5, 2.0, 8.0, 30.0, 200.0]).double()
+    m = torch.linspace(-300, 300, 6001).double()
+    for tight in xi:
+        for label in (-1.0, 1.0):
+            target = LogisticBound(
+                torch.ones(1, 1), torch.tensor([label]), tight[None], 0.1
+            )
+            zeros = torch.zeros(len(m), dtype=torch.int64)
+            ratio = target.log_ratio(m[:, None], torch.arange(len(m)), zeros)
+            difference = logsigmoid(m * label) - log_bound(m * label, tight)
+            torch.testing.assert_close(ratio, difference, rtol=1e-9, atol=1e-10)
+            assert (ratio >= 0).all() and float(difference.min()) > -1e-12
+            touching = torch.stack([tight, -tight])[:, None]
+            equal = target.log_ratio(touching, torch.arange(2), zeros[:2])
+            torch.testing.assert_close(
+                equal, torch.zeros(2).double(), atol=1e-13, rtol=0
+            )
+            away = target.log_ratio(
+                1.5 * touching + touching.sign() + (touching == 0),
+                torch.arange(2),
+                zeros[:2],
+            )
+            assert (away > 1e-9).all()
+
+
+@pytest.mark.parametrize("centre", CENTRES)
+def test_the_bounds_product_is_that_of_all_data(centre: str) -> None:
+    """And with L/B it is the posterior, but for a constant."""
+    theta = draws(50)
+    target = bound(centre)
+    x, s = rows()
+    xi = s * (x @ torch.tensor(CENTRES[centre]).double())
+    prior = PRIOR / 2 * theta.square().sum(1)
+    product = log_bound(s * (theta @ x.T), xi).sum(1) - prior
+    difference = target.log_bounds(theta) - product
+    torch.testing.assert_close(difference, difference[:1].expand(50))
+    places = torch.arange(50 * ROWS)
+    ratio = target.log_ratio(theta, places // ROWS, places % ROWS).view(50, ROWS)
+    posterior = log_likelihood(theta).sum(1) - prior
+    difference = target.log_bounds(theta) + ratio.sum(1) - posterior
+    torch.testing.assert_close(difference, difference[:1].expand(50))
+
+
+# ---- Another target, whose posterior is Gaussian ---------------------------------
+
+
+class GaussianTarget:
+    """L = exp(-(y - xᵀθ)² / 2) in three dimensions, B = L exp(-κ (xᵀθ - ξ)²)."""
+
+    num_data = 12
+    kappa = 0.3
+
+    def __init__(self) -> None:
+        g = torch.Generator().manual_seed(4)
+        self.x, y = (
+            torch.randn(self.num_data, d, generator=g).double() for d in (3, 1)
+        )
+        self.xi = y[:, 0] + 0.5
+        precision = self.x.T @ self.x + PRIOR * torch.eye(3).double()
+        self.covariance = torch.linalg.inv(precision)
+        self.mean = self.covariance @ self.x.T @ y[:, 0]
+        self.y = y[:, 0]
+        self.asked: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def log_bounds(self, theta: Tensor) -> Tensor:
+        fit = theta @ self.x.T
+        terms = (fit - self.y) ** 2 / 2 + self.kappa * (fit - self.xi) ** 2
+        return -terms.sum(1) - PRIOR / 2 * theta.square().sum(1)
+
+    def log_ratio(self, theta: Tensor, chain: Tensor, datum: Tensor) -> Tensor:
+        self.asked.append((theta, chain, datum))
+        fit = (self.x[datum] * theta[chain]).sum(1)
+        return self.kappa * (fit - self.xi[datum]) ** 2
+
+    def draws(self, count: int) -> Tensor:
+        g = torch.Generator().manual_seed(5)
+        law = torch.linalg.cholesky(self.covariance)
+        return self.mean + torch.randn(count, 3, generator=g).double() @ law.T
+
+
+def test_a_gaussian_posterior_is_left_as_it_is() -> None:
+    target = GaussianTarget()
+    factor = torch.linalg.cholesky(target.covariance)
+    start = target.draws(8000)
+    sampler = exact_start(FlyMC, target, start, seed=2, factor=factor, brighten=0.2)
+    for _ in range(60):
+        sampler.step()
+    assert 0.1 < float(sampler.accepted.sum() / sampler.steps.sum()) < 0.9
+    mean, covariance = target.mean.numpy(), target.covariance.numpy()
+    check_gaussian(sampler.position.numpy(), mean=mean, cov=covariance, label="θ")
+
+
+# ---- What it costs -----------------------------------------------------------------
+
+
+def test_the_evaluations_are_those_that_were_made() -> None:
+    """The bright at the proposal, and dark ones at θ: none whose L̃ is known."""
+    target = GaussianTarget()
+    sampler = FlyMC(target, target.draws(20), step_size=0.1, brighten=0.2, seed=3)
+    made = torch.zeros(20, dtype=torch.int64)
+    assert not target.asked
+    for _ in range(30):
+        bright = set(zip(*map(Tensor.tolist, sampler.bright), strict=True))
+        target.asked.clear()
+        sampler.step()
+        (_, *at_proposal), (theta, *at_theta) = target.asked
+        at_proposal, at_theta = (
+            list(zip(*map(Tensor.tolist, pair), strict=True))
+            for pair in (at_proposal, at_theta)
+        )
+        assert set(at_proposal) == bright and len(at_proposal) == len(bright)
+        assert not bright & set(at_theta) and len(set(at_theta)) == len(at_theta)
+        assert torch.equal(theta, sampler.position)
+        for chain, _ in at_proposal + at_theta:
+            made[chain] += 1
+        assert torch.equal(sampler.evaluations, made)
+        # What is kept is what would be found.
+        ratio = target.log_ratio(sampler.position, *sampler.bright)
+        torch.testing.assert_close(sampler._log_odds, torch.expm1(ratio).log())
+    assert made.sum() > 1000
+    dark = torch.zeros(20, target.num_data, dtype=torch.bool)
+    before = sampler.evaluations.clone()
+    sampler.draw_brightness()
+    assert (sampler.evaluations - before == target.num_data).all()
+    dark[sampler.bright] = True
+    assert int(dark.sum()) == len(sampler.bright[0])
+
+
+def test_chains_stop_when_their_budget_is_spent() -> None:
+    target = GaussianTarget()
+    sampler = FlyMC(target, target.draws(20), step_size=0.1, brighten=0.2, seed=3)
+    before = [sampler.position, sampler.evaluations.clone(), brightness(sampler)]
+    while sampler.step(200):
+        now = [sampler.position, sampler.evaluations.clone(), brightness(sampler)]
+        spent = before[1] >= 200
+        for a, b in zip(before, now, strict=True):
+            assert torch.equal(a[spent], b[spent])
+        assert (now[1] < 200 + 2 * target.num_data).all()
+        before = now
+    assert (sampler.evaluations >= 200).all()
+    assert len(set(sampler.steps.tolist())) > 1
+    sampler.step(300)
+    assert (sampler.evaluations > before[1]).sum() == 20
+
+
+def test_the_warm_up_finds_the_acceptance_rate_and_stops() -> None:
+    target = GaussianTarget()
+    for first in (1e-3, 30.0):
+        sampler = FlyMC(target, target.draws(60), step_size=first, brighten=0.5, seed=4)
+        sampler.warm_up(2000, acceptance=0.3)
+        assert (sampler.evaluations >= 2000).all()
+        found, accepted = sampler.step_size.clone(), sampler.accepted.sum()
+        for _ in range(100):
+            sampler.step()
+        assert torch.equal(sampler.step_size, found)
+        rate = float(sampler.accepted.sum() - accepted) / (60 * 100)
+        assert rate == pytest.approx(0.3, abs=0.06)

@@ -1,0 +1,180 @@
+"""The SGHMC paper's figure 4, and the bouncy particle on it, as a user runs them.
+
+That runs survive is in tests/faults.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness.examples import run_experiment
+from sghmc2014.bnn.bouncy import BouncyChain
+from sghmc2014.bnn.config import RunConfig
+from sghmc2014.bnn.data import load_digits
+from sghmc2014.bnn.methods import METHODS, build_model
+from sghmc2014.bnn.pairs import difference
+from stored_files import files
+
+import torch_sgmcmc as sg
+
+pytestmark = pytest.mark.examples
+
+IMAGES, MINIBATCH = 1200, 100  # the digits'
+BOUNCY = ("--method", "sbps", "psbps", "--start-epochs", "1")
+
+
+def example(out: Path, *options: object) -> list[dict[str, Any]]:
+    """What a seed's runs on the digits report."""
+    common = ("--digits", "--seeds", 1)
+    return run_experiment("sghmc2014.mnist", out, *common, *options)[1]["runs"]
+
+
+def test_the_digits_are_learnt_by_all_methods(tmp_path: Path) -> None:
+    """With the settings that are the defaults, a fifth as long.
+
+    With MNIST's minibatches SGHMC is no better than chance: nine in ten are wrong.
+    """
+    options = ("--digits", "--seeds", 1, "--epochs", 40, "--burn-in", 15)
+    printed, found = run_experiment(
+        "sghmc2014.mnist", tmp_path, *options, "--method", *METHODS
+    )
+    assert {f.stem for f in tmp_path.glob("*.png")} == {
+        *("figure4", "uncertainty", "learning")
+    }
+    assert printed.count(" points | ") == 15, "each two methods"
+    runs = {run["config"]["method"]: run for run in found["runs"]}
+    assert list(runs) == list(METHODS)
+    assert len({run["digest"] for run in runs.values()}) == len(METHODS)
+    images, model = load_digits(), build_model(64, 1, torch.device("cpu"))
+    for method, run in runs.items():
+        bouncy, point = method in ("sbps", "psbps"), method in ("sgd", "sgdm")
+        assert run["config"]["batch_size"] == 100 and len(run["history"]) == 40
+        assert run["final"]["error"] < (0.3 if bouncy else 0.1), method
+        if point:
+            assert run["samples"] == 0
+            continue
+        # What is reported is what the stored draws predict.
+        draws = sg.SampleStore(tmp_path / f"{method}-seed0")
+        mean = sg.predict(model, draws, images.test_x).mean
+        right = mean.gather(1, images.test_y[:, None]).double()
+        nll = -right.log().mean().item()
+        assert nll == pytest.approx(run["final"]["nll"], abs=1e-6)
+        if not bouncy:
+            assert len(draws) == run["samples"] == 25
+            continue
+        # An epoch is N evaluations; each sample time after burn-in is a draw.
+        for entry in run["history"]:
+            budget = max(0, entry["epoch"] - 5) * IMAGES
+            assert 0 <= entry["evaluations"] - budget < 2 * MINIBATCH
+            assert entry["precisions"] == [1.0, 1.0]
+        interval = run["config"]["settings"]["sample_interval"]
+        begin, end = (run["history"][i]["trajectory_time"] for i in (14, 39))
+        assert len(draws) == int(end / interval) - int(begin / interval) > 10
+        assert run["final"]["bounces"] > 0
+
+
+def test_mnist_itself(tmp_path: Path, data_root: Path) -> None:
+    """Four epochs: far from converged, but learning and calibrated."""
+    sizes = ("--method", "sghmc", "--epochs", 4, "--burn-in", 2, "--seeds", 1)
+    data = ("--data-root", data_root)
+    (run,) = run_experiment("sghmc2014.mnist", tmp_path, *data, *sizes)[1]["runs"]
+    assert run["config"]["dataset"] == "MNIST"
+    assert run["final"]["error"] < 0.09
+    assert run["final"]["nll"] < 0.35
+    assert all(p > 0 for p in run["final"]["precisions"])
+
+
+def test_the_particle_starts_where_sgd_with_momentum_ends(tmp_path: Path) -> None:
+    common = ("--epochs", 3, "--burn-in", 2)
+    (sgdm,) = example(tmp_path, "--method", "sgdm", *common)
+    options = ("--method", "sbps", *common, "--start-epochs")
+    (two,) = example(tmp_path / "two", *options, 2)
+    (none,) = example(tmp_path / "none", *options, 0)
+    assert [r["nll"] for r in two["history"]][:2] == (
+        [r["nll"] for r in sgdm["history"]][:2]
+    )
+    assert two["final"]["nll"] != sgdm["final"]["nll"]
+    assert none["history"][0]["nll"] != sgdm["history"][0]["nll"]
+
+
+def test_a_fixed_precision(tmp_path: Path) -> None:
+    options = ("--epochs", 2, "--burn-in", 1, "--precision", 2.5)
+    fixed = example(tmp_path, *options, "--method", "sghmc", "sbps")
+    assert [r["config"]["settings"]["precision"] for r in fixed] == [2.5] * 2
+    assert fixed[1]["final"]["precisions"] == [2.5, 2.5]
+    # What fixed[0] had is in the sampler that the checkpoint keeps.
+    state = torch.load(tmp_path / "sghmc-seed0.pt", weights_only=True)
+    groups = state["optimizer"]["param_groups"]
+    assert [group["prior_precision"] for group in groups] == [2.5, 2.5]
+
+
+@pytest.mark.parametrize("method", ["sghmc", "psbps"])
+def test_a_resumed_run_has_the_same_bits(tmp_path: Path, method: str) -> None:
+    options = ("--method", method, "--burn-in", 2, "--epochs")
+    if method == "psbps":
+        options = ("--start-epochs", 1, "--draw-precision", *options)
+    (whole,) = example(tmp_path / "whole", *options, 6)
+    example(tmp_path / "parts", *options, 3)
+    (resumed,) = example(tmp_path / "parts", *options, 6)
+    for key in ("digest", "history", "samples"):
+        assert whole[key] == resumed[key]
+    assert all(p not in (0.0, 1.0) for p in whole["final"]["precisions"])
+    stores = (tmp_path / out / f"{method}-seed0" for out in ("whole", "parts"))
+    assert files(next(stores)) == files(next(stores))
+    # Other settings in the same folder are another run.
+    with pytest.raises(SystemExit, match="holds a run with other settings"):
+        example(tmp_path / "parts", *options, 6, "--batch-size", 50)
+
+
+def test_draws_are_the_networks_at_the_sample_times_after_burn_in(
+    tmp_path: Path,
+) -> None:
+    images = load_digits()
+    settings = METHODS["sbps"] | {"start_epochs": 0, "sample_interval": 0.01}
+    config = RunConfig("sbps", 0, tuple(settings.items()), 2, 1, 500, images.name)
+    chain = BouncyChain(config, images, tmp_path / "store")
+    kept: list[list[torch.Tensor]] = []
+    chain._sampler.register_sample_hook(
+        lambda sampler, time: kept.append([p.clone() for p in chain.parameters()])
+    )
+    chain.train(1)
+    of_burn_in = len(kept)
+    chain.train(2)
+    (collector,) = chain.collectors
+    collector.close()
+    draws = sg.SampleStore(tmp_path / "store")
+    assert 1 < len(draws) == len(kept) - of_burn_in < len(kept)
+    for draw, expected in zip(draws, kept[of_burn_in:], strict=True):
+        found = [draw[name] for name in chain.model.state_dict()]
+        assert all(map(torch.equal, found, expected))
+
+
+def test_images_are_compared_in_pairs_and_seeds_by_themselves() -> None:
+    hard = np.arange(100) % 10 == 0  # for both methods
+    assert difference(hard[None], hard[None]) == (0, 0, 0)
+    mean, low, high = difference(hard[None] | (np.arange(100) < 50), hard[None])
+    assert mean == pytest.approx(0.45)
+    assert 0.3 < low < 0.4 and 0.5 < high < 0.6  # of binomial(100, 0.45)
+    varies = np.array([[True] * 100, [False] * 100])
+    assert difference(varies, ~varies) == (0, -1, 1)
+    assert difference(varies, varies[1:]) == (0.5, 0, 1)
+
+
+def test_two_settings_of_mnist_at_their_temperatures(
+    data_root: Path, tmp_path: Path
+) -> None:
+    """mnist_heat: short runs, of which no one is made twice."""
+    options = ["--data-root", data_root, "--seeds", 1, "--epochs", 4, "--start", 1]
+    options += ["--observe", 2, "--only", "page", "cool"]
+    printed, found = run_experiment("sghmc2014.mnist_heat", tmp_path, *options)
+    page, cool = found["runs"]
+    heat = [r["temperatures"]["output weights"]["kinetic"] for r in (page, cool)]
+    assert heat[0][0] - heat[0][1] > 1.5 > heat[1][0] + heat[1][1]
+    assert page["error"] < 0.15
+    # Of the whole layer's parameters, in one draw: the first layer's are tiny so far.
+    assert page["precisions"][0] > 5 * page["precisions"][1]
+    assert "\n| page | 0 | " in printed and "\n| cool | 0 | " in printed
