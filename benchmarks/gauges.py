@@ -84,7 +84,7 @@ def ratios(sampler: sg.Sampler, step: Callable, every: int, rounds: int) -> list
     times: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(rounds):
         for observed in (False, True):
-            chain_of(sampler).parts.gauges = gauges if observed else None
+            chain_of(sampler).gauges = gauges if observed else None
             started = time.process_time()
             for _ in range(5 * every):
                 step()

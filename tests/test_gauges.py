@@ -484,7 +484,7 @@ def test_the_state_of_a_sampler_and_its_pickles_know_nothing_of_gauges() -> None
     plain = sampler.state_dict()
     gauges = sg.Gauges(sampler)
     assert sampler.state_dict() == plain
-    assert chain_of(copy.deepcopy(sampler)).parts.gauges is None
+    assert chain_of(copy.deepcopy(sampler)).gauges is None
     more = parameters(1, (3,), torch.float32)
     with pytest.raises(ValueError, match="Gauges observe the groups"):
         sampler.add_param_group({"params": more})
@@ -513,7 +513,7 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     sampler = sg.SGLD(parameters(2, (4,), torch.float32), 0.01, **TARGET)
     with pytest.raises(ValueError, match=message):
         sg.Gauges(sampler, **arguments)
-    assert chain_of(sampler).parts.gauges is None
+    assert chain_of(sampler).gauges is None
     gauges = sg.Gauges(sampler)
     with pytest.raises(ValueError, match="Gauges already"):
         sg.Gauges(sampler)

@@ -324,7 +324,7 @@ class EWSG(SharedSettings):
                 "EWSG got no gradients from the closure (does it call backward()?)"
             )
         accepted: int | Tensor = 0
-        chain = self._chain()
+        chain = self._chain_now()
         try:
             check_finite(chain, work, looks_later=self._looks_later)
             prepared = self._prepare_all(chain, work)
@@ -396,8 +396,8 @@ class EWSG(SharedSettings):
         fresh = self._fresh()
         self._evaluate(closure, fresh)
         proposed = self.gather(checked=True)
-        _check_same_parameters(work, proposed, self._parts.placement)
-        chain = self._chain()
+        _check_same_parameters(work, proposed, self._chain.placement)
+        chain = self._chain_now()
         check_finite(chain, proposed, looks_later=self._looks_later)
         chains = self.param_groups[0]["num_chains"] or 1
         ratios = [
@@ -447,7 +447,7 @@ class EWSG(SharedSettings):
         """Raises if it is plain that the closure does not draw minibatches."""
         if self._num_equal is None:
             return
-        here = self._parts.placement.here
+        here = self._chain.placement.here
         equal = all(
             all(map(torch.equal, here(old), here(new)))
             for (_, _, old, _), (_, _, new, _) in zip(current, proposed, strict=True)
@@ -457,7 +457,7 @@ class EWSG(SharedSettings):
         )
         # Whoever sees most of a difference.
         params = [p for work in proposed for p in work.params]
-        found = self._parts.placement.largest(params, 2.0 - equal - zero)
+        found = self._chain.placement.largest(params, 2.0 - equal - zero)
         equal, zero = found < 2, found == 0
         self._num_equal = _C.equal_running(
             self._num_equal,

@@ -222,8 +222,8 @@ class HMC(Hamiltonian):
 
     def _check_ranks(self) -> None:
         super()._check_ranks()
-        if not self._parts.placement.is_whole:
-            refuse_other_meshes(self._chain())
+        if not self._chain.placement.is_whole:
+            refuse_other_meshes(self._chain_now())
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -261,7 +261,7 @@ class HMC(Hamiltonian):
             ValueError: there are not as many masses as parameters, or one of them has
                 a wrong shape or elements out of range. Nothing has changed.
         """
-        chain = self._chain()
+        chain = self._chain_now()
         params = chain.params
         new: Sequence[Tensor | None] = [None] * len(params)
         if masses is not None:
@@ -382,7 +382,7 @@ class HMC(Hamiltonian):
         try:
             return loss, self._simulate(closure, loss, work, most_steps)
         except StepLeftOut:
-            leave_out(self._chain())
+            leave_out(self._chain_now())
             return loss, torch.empty(0, dtype=torch.float64)
 
     def _simulate(
@@ -394,7 +394,7 @@ class HMC(Hamiltonian):
     ) -> Tensor:
         """Goes on with a step once there are gradients; returns the log ratios."""
         group = self.param_groups[0]
-        chain = self._chain()
+        chain = self._chain_now()
         check_finite(chain, work, looks_later=self._looks_later)
         motion = self._prepare_all(chain, work)
         start = None
@@ -407,7 +407,7 @@ class HMC(Hamiltonian):
                     "a trajectory",
                 )
             self._check_same_target(losses, closure)
-        gauges = chain.parts.gauges
+        gauges = chain.gauges
         heat = None if gauges is None else gauges._trajectory(group["step"], work)
         if heat is not None and start is not None:
             heat.look(self._moving(work, motion), force=1.0)
@@ -437,7 +437,7 @@ class HMC(Hamiltonian):
 
     def _marks(self) -> list[tuple[int, int]]:
         """Differ if parameters have been written to."""
-        params = self._parts.placement.here(self._all_params())
+        params = self._chain.placement.here(self._all_params())
         return [(p._version, p.data_ptr()) for p in params]
 
     def _check_same_target(self, losses: Tensor, closure: Callable[[], Any]) -> None:

@@ -293,7 +293,7 @@ class HMCECS(Anchored):
         try:
             self._sweep(closure)
         except StepLeftOut:
-            leave_out(self._chain())
+            leave_out(self._chain_now())
             return torch.tensor(math.nan, dtype=torch.float64)
         assert self._present is not None
         group, present = self.param_groups[0], self._present
@@ -464,7 +464,7 @@ class HMCECS(Anchored):
         settings.append(None if sampling is None else sampling.digest)
         alike = (first["seed"], first["step"], crc32(repr(settings).encode()))
         return partial(
-            *(values_over_ranks, self._chain(), closure, self._all_params()),
+            *(values_over_ranks, self._chain_now(), closure, self._all_params()),
             alike=alike,
         )
 
@@ -493,7 +493,7 @@ class HMCECS(Anchored):
             last = target.at(subsample, theta)
         if not math.isfinite(last.log):
             raise nonfinite_error(
-                choice_of(self._chain()),
+                choice_of(self._chain_now()),
                 "HMCECS got log-likelihoods or parameters that are not finite at the "
                 "start of a step",
             )
@@ -524,10 +524,10 @@ class HMCECS(Anchored):
         self, target: SubsampledTarget, present: Point, most_steps: int | None
     ) -> tuple[Point, float, bool]:
         """The step for θ: where to go on, the log ratio, and whether it moved."""
-        group, gauges = self.param_groups[0], self._parts.gauges
+        group, gauges = self.param_groups[0], self._chain.gauges
         r = torch.empty_like(present.theta)
         hmc_momenta_(
-            [r], [], temperature=1.0, offsets=[0], **self._chain().noise(group)
+            [r], [], temperature=1.0, offsets=[0], **self._chain_now().noise(group)
         )
         heat = None if gauges is None else gauges._trajectory(group["step"], [])
         if heat is None:
@@ -585,6 +585,6 @@ class HMCECS(Anchored):
             torch.tensor([log_ratio], dtype=torch.float64),
             proposal=test,
             purpose=_C.Purpose.METROPOLIS,
-            **self._chain().noise(self.param_groups[0]),
+            **self._chain_now().noise(self.param_groups[0]),
         )
         return bool(accepted)

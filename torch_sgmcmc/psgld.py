@@ -200,8 +200,8 @@ class PSGLD(ManyChains):
 
     def _check_ranks(self) -> None:
         if any(group["adapt"] and group["gamma"] for group in self.param_groups):
-            refuse_lone_decisions(self._chain(), *_BY_THE_HESSIAN)
-            self._parts.placement.refuse(
+            refuse_lone_decisions(self._chain_now(), *_BY_THE_HESSIAN)
+            self._chain.placement.refuse(
                 "Invalid gamma: True needs second derivatives, which are not taken of "
                 f"DTensors ({_BY_THE_HESSIAN[1]})"
             )

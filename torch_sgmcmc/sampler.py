@@ -177,7 +177,7 @@ class Sampler(Bookkeeping):
                 or _global_optimizer_post_hooks
             )
             if compiling and not hooked:
-                if self.defaults["capturable"] and self._parts.placement.is_whole:
+                if self.defaults["capturable"] and self._chain.placement.is_whole:
                     return func(self, *args, **kwargs)
                 # The step counter is a Python int: torch.compile would guard on it
                 # and compile every step anew.
@@ -186,8 +186,8 @@ class Sampler(Bookkeeping):
                 result = observed(self, *args, **kwargs)
             else:
                 result = func(self, *args, **kwargs)
-            if not compiling and self._parts.absences.any:
-                self._parts.absences.look(type(self).__name__, self.param_groups)
+            if not compiling and self._chain.absences.any:
+                self._chain.absences.look(type(self).__name__, self.param_groups)
             return result
 
         return wrapper
@@ -198,11 +198,11 @@ class Sampler(Bookkeeping):
         Returns:
             Whether this is no step at all, but a checkpoint's call for state to fill.
         """
-        chain = self._chain()
+        chain = self._chain_now()
         if distributed.is_laying_out(chain):
             self._lay_out()
             return True
-        chain.parts.ledger.put_back(chain.groups)
+        chain.ledger.put_back(chain.groups)
         chain.clear_blank_state()
         self._settle()
         take_turn(chain)
@@ -210,7 +210,7 @@ class Sampler(Bookkeeping):
 
     def _settle(self) -> None:
         """Does what is to be done where there are other ranks, once there are."""
-        if not self._parts.is_settled:
+        if not self._chain.is_settled:
             self._check_ranks()
             self._agree()
 
@@ -246,14 +246,14 @@ class Sampler(Bookkeeping):
             torch._C._set_grad_enabled(enabled)
 
     def _make_step(self, closure: Callable[[], Any] | None) -> Any:
-        chain, parts = self._chain(), self._parts
-        if parts.pending is not None or parts.error is not None:
+        chain = self._chain_now()
+        if chain.pending is not None or chain.error is not None:
             raise_what_was_found(chain)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-            chain = self._chain()  # which may have put other groups or state there
+            chain = self._chain_now()  # which may have put other groups or state there
 
         work = self.gather()
         try:
@@ -296,31 +296,30 @@ class Sampler(Bookkeeping):
         """
         if not checked:
             self.check_groups()
-        return gather(self._chain())
+        return gather(self._chain_now())
 
     def _advance(self, chain: Chain, work: list[Work], prepared: list[Any]) -> None:
         """Makes the update of everything listed and counts the step."""
-        parts = chain.parts
-        if parts.gauges is not None:
-            parts.gauges._observe(work)
+        if chain.gauges is not None:
+            chain.gauges._observe(work)
         gate = gate_of(chain, work)
         for lists, state in zip(work, prepared, strict=True):
             if gate is not None:
                 lists = lists._replace(group={**lists.group, "step": gate})
             self._update(chain, lists, state)
-            parts.placement.have_changed(lists.params)
-        for group, own in parts.ledger.entries:
+            chain.placement.have_changed(lists.params)
+        for group, own in chain.ledger.entries:
             if gate is not None and torch.is_tensor(group["step"]):
                 group["step"] += gate >= 0
                 group["num_skipped"] += gate < 0
             else:
                 group["step"] += 1  # in place if it is a tensor
                 own["step"] = group["step"]
-        if parts.created:
-            parts.created.clear()
+        if chain.created:
+            chain.created.clear()
 
     # ---- In words -------------------------------------------------------------
 
     def target_summary(self) -> str:
         """Says which distribution is sampled: data scale, prior, temperature."""
-        return summary.target_summary(self._chain())
+        return summary.target_summary(self._chain_now())

@@ -271,7 +271,7 @@ class SBPS(Watched):
 
     def _check_common(self) -> dict[str, Any]:
         """Checks all groups before any work is done, and returns the first."""
-        check_sizes(self._chain())
+        check_sizes(self._chain_now())
         first = self.param_groups[0]
         values = list(chain.from_iterable(map(_hyperparameters, self.param_groups)))
         values += map(len, self.param_groups)
@@ -337,7 +337,7 @@ class SBPS(Watched):
             if not flight.is_at(line_time):
                 flight.place(line_time)
             if isinstance(error, StepLeftOut):
-                leave_out(self._chain())
+                leave_out(self._chain_now())
                 return error.losses
             raise
         progress["clock"] = clock
@@ -347,8 +347,8 @@ class SBPS(Watched):
             group.update(progress)
             group["step"] += 1
         self._note()
-        if self._parts.gauges is not None:
-            self._parts.gauges._fly(before, piece)
+        if self._chain.gauges is not None:
+            self._chain.gauges._fly(before, piece)
         self._watch_violations(common)
         return losses
 
@@ -375,13 +375,13 @@ class SBPS(Watched):
             or not same_target
             or not flight.same_as(params, preconditioned)
         ):
-            flight = Flight.resumed(self._chain(), preconditioned)
+            flight = Flight.resumed(self._chain_now(), preconditioned)
         if flight is not None and flight.is_at(line_time):
             if not same_target:
                 clock.restart()
         else:
             if flight is None:
-                flight = Flight.started(self._chain(), common)
+                flight = Flight.started(self._chain_now(), common)
             else:
                 flight = flight.rebased()
             progress["line_time"] = 0.0
@@ -423,7 +423,7 @@ class SBPS(Watched):
             settings = crc32(repr(self._checked).encode())
             alike = (*key.values(), settings, ahead.digest, slots is None, checks)
             alike += event, wait, rate, prior
-            moments, seen = over_ranks(self._chain(), seen, moments, alike)
+            moments, seen = over_ranks(self._chain_now(), seen, moments, alike)
         value, variance = self._rate(seen, moments, prior, common)
         grads = None
         if checks:

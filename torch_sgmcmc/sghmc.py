@@ -190,7 +190,7 @@ class SGHMC(ManyChains):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._note_masses(measure=self._parts.placement.is_whole)
+        self._note_masses(measure=self._chain.placement.is_whole)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -268,7 +268,7 @@ class SGHMC(ManyChains):
                 Nothing has changed. Whether a friction exceeds 1 is seen by the next
                 step.
         """
-        params = self._chain().params
+        params = self._chain_now().params
         new: dict[str, Sequence[Tensor | None]] = {}
         if mass is not None:
             new[GIVEN_MASS] = diagonals("mass", mass, params)
@@ -292,7 +292,7 @@ class SGHMC(ManyChains):
     def _note_masses(self, *, measure: bool = True) -> None:
         """Keeps what a step needs to know of all masses."""
         having = [
-            p for p in self._chain().params if GIVEN_MASS in self.state.get(p, {})
+            p for p in self._chain_now().params if GIVEN_MASS in self.state.get(p, {})
         ]
         self._has_masses = bool(having)
         self._limits = {}
@@ -303,7 +303,7 @@ class SGHMC(ManyChains):
         self, keys: Iterable[str], new: Mapping[str, Sequence[Tensor | None]]
     ) -> None:
         """Puts what is given in the place of what was given, for all parameters."""
-        chain = self._chain()
+        chain = self._chain_now()
         chain.clear_blank_state()
         self._factors = Factors()
         for i, p in enumerate(chain.params):
@@ -335,7 +335,7 @@ class SGHMC(ManyChains):
         """
         new = None
         if variance is not None:
-            params = self._chain().params
+            params = self._chain_now().params
             new = diagonals("gradient variance", variance, params, or_zero=True)
         self._set_given(new, None)
 
@@ -359,7 +359,7 @@ class SGHMC(ManyChains):
                 has changed. Whether α - B̂ has a negative eigenvalue is seen by the next
                 step, which then raises one that names it.
         """
-        self._set_given(None, kept_matrix(self._chain(), covariance))
+        self._set_given(None, kept_matrix(self._chain_now(), covariance))
 
     def _set_given(
         self, new: list[Tensor] | None, matrix: dict[str, Tensor] | None
@@ -377,13 +377,13 @@ class SGHMC(ManyChains):
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
         super()._check_state_dict(state_dict)
-        check_saved_matrix(self._chain(), state_dict["state"])
+        check_saved_matrix(self._chain_now(), state_dict["state"])
 
     def _finish_loading(self, state_dict: dict[str, Any]) -> None:
         super()._finish_loading(state_dict)
         self._factors = Factors()
         self._note_masses()
-        move_matrix(self._chain())
+        move_matrix(self._chain_now())
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`Sampler.state_dict`.
@@ -393,7 +393,7 @@ class SGHMC(ManyChains):
                 ``get_optimizer_state_dict``, which knows state of parameters alone, and
                 there is a matrix.
         """
-        refuse_checkpoint(self._chain())
+        refuse_checkpoint(self._chain_now())
         return super().state_dict()
 
     # ---- A step ---------------------------------------------------------------
@@ -485,7 +485,7 @@ class SGHMC(ManyChains):
                 by_count.setdefault(count, []).append((state, grad))
             state["num_grads"] = count + 1
         for count, members in by_count.items():
-            self._parts.placement.without_noise(gradient_variance_)(
+            self._chain.placement.without_noise(gradient_variance_)(
                 [grad for _, grad in members],
                 [state["grad_variance"] for state, _ in members],
                 [state["previous_grad"] for state, _ in members],
@@ -510,9 +510,9 @@ class SGHMC(ManyChains):
         if self._has_masses:
             self._check_rates(group, params, variances, state_of_things)
             return
-        here = [v for v in self._parts.placement.here(variances) if v.numel()]
+        here = [v for v in self._chain.placement.here(variances) if v.numel()]
         largest = max((float(v.max()) for v in here), default=0.0)
-        largest = self._parts.placement.largest(params, largest)
+        largest = self._chain.placement.largest(params, largest)
         scale = group["lr"] * group["num_data"] / (2 * group["temperature"])
         _check_friction(
             scale * largest,

@@ -158,7 +158,7 @@ class Watched(SharedSettings):
             new = diagonals(PRECONDITIONER, preconditioner, params)
         elif not any(map(self._has_given, params)):
             return
-        self._chain().clear_blank_state()
+        self._chain_now().clear_blank_state()
         self.__dict__.pop("_flight", None)
         for i, p in enumerate(params):
             # Another dict: the one that is left may be in a state dict.

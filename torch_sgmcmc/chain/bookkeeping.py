@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
@@ -40,7 +41,7 @@ from torch_sgmcmc.chain.parameters import (
 )
 from torch_sgmcmc.chain.placement import placement_of
 from torch_sgmcmc.chain.prior import PRIOR_MEAN, copies, number_or
-from torch_sgmcmc.chain.record import Chain, Parts
+from torch_sgmcmc.chain.record import Chain
 from torch_sgmcmc.chain.settings import Setting, check_settings
 from torch_sgmcmc.chain.state_checks import (
     Expected,
@@ -96,7 +97,7 @@ class Bookkeeping(Optimizer):
     #: The ranks that sample this chain together; None is all. Not saved.
     process_group: ProcessGroup | None = None
     #: What else is not saved.
-    _parts: Parts
+    _chain: Chain
 
     def __init__(
         self,
@@ -127,45 +128,44 @@ class Bookkeeping(Optimizer):
         del self._first_means
         self._check_memory()
         self._check_ranks()
-        self._parts.seed_is_drawn = seed is None
+        self._chain.seed_is_drawn = seed is None
         self._agree()
         self._note()
 
     def _begin(self) -> None:
         keys = ("seed", *COUNTERS, numbering.NEXT, *OF_GROUP, *self._PROGRESS)
-        self._parts = Parts(
+        self._chain = Chain(
+            type(self).__name__,
             self._group_keys,
             Ledger(keys),
             self._NONFINITE,
             self._CHAINS_HAVE_SEEDS,
         )
 
-    def _chain(self) -> Chain:
+    def _chain_now(self) -> Chain:
         """Itself, as its parts see it."""
-        return Chain(
-            type(self).__name__,
-            self.param_groups,
-            self.state,
-            self.process_group,
-            self._parts,
-        )
+        chain = self._chain
+        if not torch.compiler.is_compiling():
+            chain.groups, chain.state = self.param_groups, self.state
+            chain.process_group = self.process_group
+        return chain
 
     def _note(self) -> None:
         """Keeps what is the sampler's own in its groups, as it is now."""
-        self._parts.ledger.note(self.param_groups)
+        self._chain.ledger.note(self.param_groups)
 
     def __getstate__(self) -> dict[str, Any]:
         self._bring_up_to_date()
-        self._chain().clear_blank_state()
+        self._chain_now().clear_blank_state()
         return {**super().__getstate__(), "_group_keys": self._group_keys}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("process_group", None)
-        if "_parts" not in self.__dict__:
+        if "_chain" not in self.__dict__:
             self._begin()
-        self._parts.created, self._parts.seen = [], []
-        self._parts.absences = Absences(self.param_groups)
+        self._chain.created, self._chain.seen = [], []
+        self._chain.absences = Absences(self.param_groups)
         self._look_for_shards()
         self._note()
 
@@ -210,7 +210,7 @@ class Bookkeeping(Optimizer):
     @property
     def num_skipped(self) -> int:
         """The number of steps that were left out, their gradients not being finite."""
-        catch_up(self._chain())
+        catch_up(self._chain_now())
         return int(self.param_groups[0]["num_skipped"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -229,7 +229,7 @@ class Bookkeeping(Optimizer):
         shared = dict(self._PROGRESS)
         if self.param_groups:
             # A state dict may have been loaded.
-            self._parts.ledger.put_back(self.param_groups)
+            self._chain.ledger.put_back(self.param_groups)
             first = self.param_groups[0]
             each = (*COUNTERS, *OF_GROUP)
             shared = {key: first[key] for key in self._MANAGED if key not in each}
@@ -278,12 +278,12 @@ class Bookkeeping(Optimizer):
             raise
         set_counters(group, self.param_groups[0])
         begin = shared.get(numbering.NEXT, 0)
-        numel = self._chain().numel
+        numel = self._chain_now().numel
         end = numbering.number(group, [*map(numel, group["params"])], begin)
         for each_group in self.param_groups:
             each_group[numbering.NEXT] = end
         self._lengths = tuple(map(len, self.param_groups))
-        self._parts.is_settled = False
+        self._chain.is_settled = False
         self._look_for_shards()
         self._note()
 
@@ -308,8 +308,8 @@ class Bookkeeping(Optimizer):
                 sampler. Nothing has changed.
         """
         self._refuse_gauges("parameters")
-        self._parts.ledger.put_back(self.param_groups)
-        if sizes.renumber(self._chain(), self._check_parameter):
+        self._chain.ledger.put_back(self.param_groups)
+        if sizes.renumber(self._chain_now(), self._check_parameter):
             self._look_for_shards()
             self._parameters_changed()
             self._note()
@@ -318,14 +318,14 @@ class Bookkeeping(Optimizer):
         """Forgets what was computed of parameters that may be others now."""
 
     def _refuse_gauges(self, what: str) -> None:
-        if self._parts.gauges is not None:
+        if self._chain.gauges is not None:
             raise ValueError(
                 f"Invalid {what}: Gauges observe the groups that there are "
                 "(detach() them first, and make new ones)"
             )
 
     def _look_for_shards(self) -> None:
-        self._parts.placement = placement_of(
+        self._chain.placement = placement_of(
             p for group in self.param_groups for p in group["params"]
         )
 
@@ -355,12 +355,12 @@ class Bookkeeping(Optimizer):
 
     def _agree(self) -> None:
         """Has ranks agree on a seed, if nobody has given one."""
-        self._parts.is_settled = distributed.settle(self._chain())
+        self._chain.is_settled = distributed.settle(self._chain_now())
         self.defaults["seed"] = self.param_groups[0]["seed"]
 
     def _bring_up_to_date(self) -> None:
-        catch_up(self._chain())
-        self._parts.ledger.put_back(self.param_groups)
+        catch_up(self._chain_now())
+        self._chain.ledger.put_back(self.param_groups)
 
     def _lay_out(self) -> None:
         for group in self.param_groups:
@@ -368,12 +368,12 @@ class Bookkeeping(Optimizer):
                 state = self._all_blank_state(group, p) if p.requires_grad else {}
                 if state:
                     self.state[p].update(state)
-        self._parts.is_laid_out = True
+        self._chain.is_laid_out = True
 
     def state_dict(self) -> dict[str, Any]:
         """The param groups, with seed and step, and the state of the parameters."""
         self._bring_up_to_date()
-        chain = self._chain()
+        chain = self._chain_now()
         # Where users gave any, torch does not ask for state by a step.
         by_hand = distributed.is_laid_out_by_hand(chain)
         if by_hand:
@@ -415,7 +415,7 @@ class Bookkeeping(Optimizer):
         loading: dict[str, Any] = {}
 
         def check(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-            loading.update(in_our_order(self._chain(), self._expected(), given))
+            loading.update(in_our_order(self._chain_now(), self._expected(), given))
             self._check_state_dict(loading)
             return loading
 
@@ -424,7 +424,7 @@ class Bookkeeping(Optimizer):
             self._finish_loading(loading)
             self._note()
 
-        present, parts = {**self.__dict__}, self._parts.saved()
+        present, chain = {**self.__dict__}, self._chain.saved()
         # So that ours is the last of torch's hooks before, and the first after.
         before = self.register_load_state_dict_pre_hook(check)
         after = self.register_load_state_dict_post_hook(finish, prepend=True)
@@ -432,7 +432,7 @@ class Bookkeeping(Optimizer):
             super().load_state_dict(state_dict)
         except BaseException:
             self.__dict__.update(present)
-            self._parts.restore(parts)
+            self._chain.restore(chain)
             raise
         finally:
             before.remove()
@@ -440,13 +440,13 @@ class Bookkeeping(Optimizer):
         first = self.param_groups[0]
         kept = ("seed", "capturable", "nonfinite")
         self.defaults.update({key: first[key] for key in kept})
-        self._parts.pending = self._parts.error = None  # of the chain that is left
-        self._parts.seed_is_drawn = self._parts.is_laid_out = False
-        self._parts.absences = Absences(self.param_groups)
+        self._chain.pending = self._chain.error = None  # of the chain that is left
+        self._chain.seed_is_drawn = self._chain.is_laid_out = False
+        self._chain.absences = Absences(self.param_groups)
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raises if it is none of this sampler, or of other parameters."""
-        check_state_dict(self._chain(), self._expected(), state_dict)
+        check_state_dict(self._chain_now(), self._expected(), state_dict)
         num_chains = state_dict["param_groups"][0].get("num_chains")
         for group in self.param_groups:
             for p in group["params"]:
@@ -454,6 +454,6 @@ class Bookkeeping(Optimizer):
 
     def _finish_loading(self, state_dict: dict[str, Any]) -> None:
         """Does what torch leaves undone once a checked state dict is loaded."""
-        finish_loading(self._chain(), state_dict)
+        finish_loading(self._chain_now(), state_dict)
         if int(self.param_groups[0]["step"]) == 0:
-            forget_blank_state(self._chain(), self._all_blank_state)
+            forget_blank_state(self._chain_now(), self._all_blank_state)

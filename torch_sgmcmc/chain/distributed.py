@@ -166,7 +166,7 @@ def settle(chain: Chain) -> bool:
     name = chain.name
     for group in chain.groups:
         refuse_shards(name, group["params"])
-    if chain.parts.seed_is_drawn:
+    if chain.seed_is_drawn:
         _agree_on_seed(chain)
     if not chain.placement.is_whole:
         _check_seeds(chain)
@@ -191,8 +191,8 @@ def _agree_on_seed(chain: Chain) -> None:
         seed = fold_in(seed, ranks[0])
     for group in groups:
         group["seed"] = seed
-    chain.parts.ledger.note(groups)
-    chain.parts.seed_is_drawn = False
+    chain.ledger.note(groups)
+    chain.seed_is_drawn = False
 
 
 def _check_seeds(chain: Chain) -> None:
@@ -346,7 +346,7 @@ def is_laid_out_by_hand(chain: Chain) -> bool:
     return (
         any(given(state) for state in chain.state.values())
         and (
-            chain.parts.is_laid_out
+            chain.is_laid_out
             or not any(has_more(state) for state in chain.state.values())
         )
         and int(chain.groups[0]["step"]) == 0

@@ -17,7 +17,7 @@ __all__ = ["check_cuda", "gather"]
 
 def gather(chain: Chain) -> list[Work]:
     """Checks gradients and lists what is to be updated."""
-    absences = chain.parts.absences
+    absences = chain.absences
     if absences.any:
         absences.begin()
     work: list[Work] = []
@@ -39,13 +39,13 @@ def _of_group(chain: Chain, group: dict[str, Any]) -> list[Work]:
     params: list[Tensor] = []
     grads: list[Tensor] = []
     offsets: list[int] = []
-    sizes, parts = group["sizes"], chain.parts
-    if parts.chains_have_seeds and group["num_chains"] is not None:
+    sizes = group["sizes"]
+    if chain.chains_have_seeds and group["num_chains"] is not None:
         sizes = [group["num_chains"] * size for size in sizes]
     if len(group["params"]) != len(sizes):
         raise unlike(chain, group)
     strided, on_cpu = torch.strided, True
-    check_gradient = parts.placement.check_gradient
+    check_gradient = chain.placement.check_gradient
     for p, offset, size in zip(group["params"], group["offsets"], sizes, strict=True):
         if not p.requires_grad:
             continue
@@ -53,7 +53,7 @@ def _of_group(chain: Chain, group: dict[str, Any]) -> list[Work]:
             raise unlike(chain, group)
         grad = p.grad
         if grad is None:
-            parts.absences.add(p)
+            chain.absences.add(p)
             continue
         if grad.layout is not strided:
             raise RuntimeError(

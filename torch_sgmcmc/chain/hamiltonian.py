@@ -150,7 +150,9 @@ class Hamiltonian(SharedSettings):
                     "its first call in this step"
                 )
             if not group["metropolis"]:  # which would reject it
-                check_finite(self._chain(), following, looks_later=self._looks_later)
+                check_finite(
+                    self._chain_now(), following, looks_later=self._looks_later
+                )
             work = following
         self._leapfrog(work, motion, step_size / 2, drift=0.0)
         return loss
@@ -173,7 +175,7 @@ class Hamiltonian(SharedSettings):
     def _leapfrog(
         self, work: list[Work], motion: list[Motion], kick: float, drift: float
     ) -> None:
-        leapfrog_ = self._parts.placement.without_noise(hmc_leapfrog_)
+        leapfrog_ = self._chain.placement.without_noise(hmc_leapfrog_)
         for (group, params, grads, _), moving in zip(work, motion, strict=True):
             leapfrog_(
                 params,
@@ -187,7 +189,7 @@ class Hamiltonian(SharedSettings):
                 prior_precision=group["prior_precision"],
                 **prior_of(self.state, group, params),
             )
-            self._parts.placement.have_changed(params)
+            self._chain.placement.have_changed(params)
 
     def _energies(
         self, loss: Any, work: list[Work], motion: list[Motion]
@@ -199,7 +201,7 @@ class Hamiltonian(SharedSettings):
         parts = [
             part.to(device)
             for (group, params, _, _), moving in zip(work, motion, strict=True)
-            for part in self._parts.placement.sums(
+            for part in self._chain.placement.sums(
                 hmc_energy,
                 params,
                 moving.momenta,
@@ -209,7 +211,7 @@ class Hamiltonian(SharedSettings):
                 num_chains=chains or 1,
             )
         ]
-        losses = mean_over_ranks(self._chain(), losses, alike=parts)
+        losses = mean_over_ranks(self._chain_now(), losses, alike=parts)
         energy = self.param_groups[0]["num_data"] * losses
         for part in parts:
             energy = energy + part
@@ -235,11 +237,11 @@ class Hamiltonian(SharedSettings):
             log_ratios,
             proposal=0,
             purpose=_C.Purpose.METROPOLIS,
-            **self._chain().noise(group),
+            **self._chain_now().noise(group),
         )
         num_accepted = int(accepted.sum())
 
-        select = self._parts.placement.without_noise(select_chains_)
+        select = self._chain.placement.without_noise(select_chains_)
 
         def put_back(tensors: list[Tensor], before: list[Tensor], mask: Tensor) -> None:
             select(tensors, before, chosen=mask)
@@ -248,7 +250,7 @@ class Hamiltonian(SharedSettings):
             for i, (_, params, _, _) in enumerate(work):
                 rejected = (~accepted).to(params[0].device)
                 put_back(params, saved[i], rejected)
-                self._parts.placement.have_changed(params)
+                self._chain.placement.have_changed(params)
                 if masters[i]:
                     put_back(motion[i].masters, masters[i], rejected)
                 if turned:

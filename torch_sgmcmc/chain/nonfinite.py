@@ -55,7 +55,7 @@ class StepLeftOut(Exception):
 def choice_of(chain: Chain) -> str:
     """What to do, for all groups."""
     groups = chain.groups
-    check_choice(groups[0]["nonfinite"], chain.parts.choices)
+    check_choice(groups[0]["nonfinite"], chain.choices)
     check_equal(groups, ["nonfinite"], "a step is left out as a whole")
     return groups[0]["nonfinite"]
 
@@ -92,7 +92,7 @@ def check_finite(
         StepLeftOut: something is not finite, and the choice is "skip".
     """
     if tensors is None:
-        chain.parts.seen.clear()
+        chain.seen.clear()
         tensors = [lists.grads for lists in work]
     choice = choice_of(chain)
     if choice == "allow" or not work:
@@ -108,7 +108,7 @@ def check_finite(
     ]
     if later:
         # In place: dynamo of torch 2.11 cannot set an optimizer's attribute.
-        chain.parts.seen.extend(seen)
+        chain.seen.extend(seen)
     elif any(bool(s.counts.any()) for s in seen):
         if choice == "skip":
             raise StepLeftOut
@@ -120,8 +120,8 @@ def gate_of(chain: Chain, work: list[Work]) -> Tensor | None:
 
     None if the host has looked.
     """
-    seen = list(chain.parts.seen)
-    chain.parts.seen.clear()
+    seen = list(chain.seen)
+    chain.seen.clear()
     if not seen:
         return None
     group = work[0].group
@@ -129,7 +129,7 @@ def gate_of(chain: Chain, work: list[Work]) -> Tensor | None:
     step = group["step"]
     if torch.is_tensor(step):
         return step_or_nothing(counts, step=0, device_step=step)
-    chain.parts.pending = Pending(seen, group["nonfinite"])
+    chain.pending = Pending(seen, group["nonfinite"])
     return step_or_nothing(counts, step=step)
 
 
@@ -137,7 +137,7 @@ def leave_out(chain: Chain) -> None:
     """Counts a step that was left out."""
     for group in chain.groups:
         group["num_skipped"] += 1  # in place if it is a tensor
-    chain.parts.ledger.note_steps()
+    chain.ledger.note_steps()
     _warn_of_many(chain)
 
 
@@ -145,7 +145,7 @@ def _warn_of_many(chain: Chain) -> None:
     """Warns, once, of a sampler that leaves out a tenth of its last 1,000 steps."""
     group = chain.groups[0]
     now = int(group["step"]) + int(group["num_skipped"])
-    recent = chain.parts.left_out
+    recent = chain.left_out
     if recent is not None and len(recent) < 100:  # else it has warned
         recent.append(now)
         while recent[0] <= now - 1000:
@@ -162,7 +162,7 @@ def _warn_of_many(chain: Chain) -> None:
 
 def catch_up(chain: Chain) -> None:
     """Takes into account what the last step's device found, if it is yet to be."""
-    pending, chain.parts.pending = chain.parts.pending, None
+    pending, chain.pending = chain.pending, None
     if pending is None:
         return
     seen = pending.wait()
@@ -170,17 +170,17 @@ def catch_up(chain: Chain) -> None:
         return
     for group in chain.groups:
         group["step"] -= 1
-    chain.parts.ledger.note_steps()
+    chain.ledger.note_steps()
     if pending.choice == "skip":
         leave_out(chain)
     else:
-        chain.parts.error = _message(chain, seen, "got in its last step")
+        chain.error = _message(chain, seen, "got in its last step")
 
 
 def raise_what_was_found(chain: Chain) -> None:
     """Raises what the last step's device found, once."""
     catch_up(chain)
-    error, chain.parts.error = chain.parts.error, None
+    error, chain.error = chain.error, None
     if error is not None:
         raise RuntimeError(error)
 
@@ -207,7 +207,7 @@ def _message(chain: Chain, seen: list[Seen], got: str) -> str:
     if len(found) > 1:
         text += f" (and for {len(found) - 1} more)"
     text += ". The step was not made"
-    if "skip" in chain.parts.choices:
+    if "skip" in chain.choices:
         text += (
             ". If losses have grown, the chain has diverged and needs a smaller lr; "
             "where it is rare, nonfinite='skip' leaves such steps out"

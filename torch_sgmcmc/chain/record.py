@@ -1,8 +1,8 @@
 """What the parts of a sampler are given of it.
 
-A sampler is a torch optimizer and its :class:`Parts`. What it does is in functions of
-its :class:`Chain`, which do not know the class: a record of where groups and state are
-now, as users and frameworks may have replaced them.
+What a sampler does is in functions of its :class:`Chain`, which do not know its class.
+Groups and state are the optimizer's, which users and frameworks may replace: a chain is
+told them anew before it is used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ from torch_sgmcmc.chain.ledger import Ledger
 from torch_sgmcmc.chain.placement import Placement
 from torch_sgmcmc.chain.seen import Pending, Seen
 
-__all__ = ["Chain", "Parts", "Work", "chain_of"]
+__all__ = ["Chain", "Work", "chain_of"]
+
+
+# What a chain has of its optimizer.
+_OF_TORCH = ("groups", "state", "process_group")
 
 
 class Work(NamedTuple):
@@ -36,12 +40,13 @@ class Work(NamedTuple):
     offsets: list[int]
 
 
-class Parts:
-    """What is of this process and this object, and never saved.
+class Chain:
+    """A sampler, as its parts see it: what is of this process, and never saved.
 
     Lightning's wrapper of an optimizer shares it, having a copy of ``__dict__``.
 
     Args:
+        name: of the sampler's class.
         keys: those of a param group.
         ledger: what is the sampler's own in its groups.
         choices: what can be done about gradients that are not finite.
@@ -50,11 +55,17 @@ class Parts:
 
     def __init__(
         self,
+        name: str,
         keys: frozenset[str],
         ledger: Ledger,
         choices: tuple[str, ...],
         chains_have_seeds: bool,
     ) -> None:
+        self.name = name
+        #: The optimizer's own, as they are now.
+        self.groups: list[dict[str, Any]] = []
+        self.state: dict[Any, Any] = {}
+        self.process_group: ProcessGroup | None = None
         self.keys = keys
         self.ledger = ledger
         self.choices = choices
@@ -88,7 +99,8 @@ class Parts:
 
     def saved(self) -> dict[str, Any]:
         """What :meth:`restore` puts back."""
-        return {**vars(self), "created": [], "ledger": [*self.ledger.entries]}
+        saved = {**vars(self), "created": [], "ledger": [*self.ledger.entries]}
+        return {key: saved[key] for key in saved if key not in _OF_TORCH}
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Puts back what was there."""
@@ -96,25 +108,10 @@ class Parts:
         ledger.entries = saved["ledger"]
         vars(self).update({**saved, "ledger": ledger})
 
-
-class Chain(NamedTuple):
-    """A sampler, as its parts see it."""
-
-    name: str
-    groups: list[dict[str, Any]]
-    state: dict[Any, Any]
-    process_group: ProcessGroup | None
-    parts: Parts
-
     @property
     def params(self) -> list[Tensor]:
         """All parameters, in the order of the groups."""
         return [p for group in self.groups for p in group["params"]]
-
-    @property
-    def placement(self) -> Placement:
-        """Where the parameters are."""
-        return self.parts.placement
 
     def noise(self, group: dict[str, Any]) -> dict[str, Any]:
         """The arguments of an operator that say which noise it draws."""
@@ -123,13 +120,13 @@ class Chain(NamedTuple):
             arguments = {"seed": group["seed"], "step": step}
         else:
             arguments = {"seed": group["seed"], "step": 0, "device_step": step}
-        if self.parts.chains_have_seeds and group["num_chains"] is not None:
+        if self.chains_have_seeds and group["num_chains"] is not None:
             arguments["num_chains"] = group["num_chains"]
         return arguments
 
     def numel(self, p: Tensor) -> int:
         """The elements that a parameter has in the noise stream."""
-        if self.parts.chains_have_seeds:
+        if self.chains_have_seeds:
             return p.numel() // (self.groups[0]["num_chains"] or 1)
         return p.numel()
 
@@ -138,11 +135,11 @@ class Chain(NamedTuple):
         state = self.state[p]
         state[key] = value
         if not torch.compiler.is_compiling():
-            self.parts.created.append((state, key))
+            self.created.append((state, key))
 
     def undo_created(self) -> None:
         """Takes out of the state what a failed step has put there."""
-        created = self.parts.created
+        created = self.created
         for state, key in created:
             state.pop(key, None)
         created.clear()
@@ -152,7 +149,7 @@ class Chain(NamedTuple):
 
     def clear_blank_state(self) -> None:
         """Drops what a checkpoint was given to fill; what users gave stays."""
-        if self.parts.is_laid_out:
+        if self.is_laid_out:
             # Dicts of their own: those laid out may be in a state dict.
             kept = {
                 p: known
@@ -161,9 +158,9 @@ class Chain(NamedTuple):
             }
             self.state.clear()
             self.state.update(kept)
-            self.parts.is_laid_out = False
+            self.is_laid_out = False
 
 
 def chain_of(sampler: Optimizer) -> Chain:
     """That of a sampler, for what looks at it from outside."""
-    return sampler._chain()  # type: ignore[attr-defined]
+    return sampler._chain_now()  # type: ignore[attr-defined]

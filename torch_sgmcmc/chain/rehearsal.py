@@ -58,10 +58,10 @@ def rehearsal(sampler: Optimizer) -> Iterator[None]:
     settings, counters and torch's default generators are as before, whatever is raised.
     """
     chain = chain_of(sampler)
-    parts, groups, params = chain.parts, chain.groups, chain.params
+    groups, params = chain.groups, chain.params
     # What a first step would do, and is to last.
     chain.clear_blank_state()
-    parts.is_settled = settle(chain)
+    chain.is_settled = settle(chain)
     sampler.defaults["seed"] = groups[0]["seed"]
     saved = [dict(group) for group in groups]
     state = dict(sampler.state)
@@ -69,20 +69,20 @@ def rehearsal(sampler: Optimizer) -> Iterator[None]:
     place = Place(sampler)
     hooks = {name: getattr(sampler, name) for name in _HOOKS}
     devices = sorted({p.device.index for p in params if p.device.type == "cuda"})
-    present = parts.saved()
+    present = chain.saved()
     with torch.random.fork_rng(devices):
         try:
             place.restore()  # what is in the state is a copy from here on
-            parts.gauges = None
-            parts.absences = Absences(says=False)
-            parts.left_out = None  # steps may well be
-            parts.shared_noise_said = True  # the seed is used again by design
+            chain.gauges = None
+            chain.absences = Absences(says=False)
+            chain.left_out = None  # steps may well be
+            chain.shared_noise_said = True  # the seed is used again by design
             for name in _HOOKS:
                 setattr(sampler, name, OrderedDict())
             seed = fold_in(groups[0]["seed"], _STREAM)
             for group in groups:
                 group.update(seed=seed, nonfinite="skip")
-            parts.ledger.note(groups)
+            chain.ledger.note(groups)
             yield
         finally:
             catch_up(chain)
@@ -92,8 +92,8 @@ def rehearsal(sampler: Optimizer) -> Iterator[None]:
             for group, kept in zip(groups, saved, strict=True):
                 group.clear()
                 group.update(kept)
-            parts.restore(present)
-            parts.ledger.note(groups)
+            chain.restore(present)
+            chain.ledger.note(groups)
             for p, grad in zip(params, grads, strict=True):
                 p.grad = grad
             for name, own in hooks.items():

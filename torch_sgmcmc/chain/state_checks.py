@@ -74,7 +74,7 @@ def in_our_order(
         )
     groups = []
     for i, (saved, present) in enumerate(zip(theirs, ours, strict=True)):
-        keys = chain.parts.keys
+        keys = chain.keys
         missing = keys.difference(saved)
         if missing:
             raise ValueError(
@@ -139,7 +139,7 @@ def check_state_dict(
         check_seed(theirs["seed"])
         check_count("step", theirs["step"])
         check_capturable(theirs["capturable"])
-        check_choice(theirs["nonfinite"], chain.parts.choices)
+        check_choice(theirs["nonfinite"], chain.choices)
         check_count("num_skipped", theirs["num_skipped"])
         expected.check_group(theirs)
         if theirs["capturable"] and not expected.capturable:

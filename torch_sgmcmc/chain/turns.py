@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from torch_sgmcmc.chain import shards
-from torch_sgmcmc.chain.record import Chain, Parts
+from torch_sgmcmc.chain.record import Chain
 from torch_sgmcmc.seeds import SharedNoiseWarning
 
 __all__ = ["take_turn"]
@@ -26,11 +26,11 @@ _SAMPLE = 64
 class _Turn:
     """A sampler's, until another one with its seed makes a step."""
 
-    __slots__ = ("name", "param", "parts", "start")
+    __slots__ = ("chain", "name", "param", "start")
 
     def __init__(self, chain: Chain, param: Tensor | None) -> None:
         self.name = chain.name
-        self.parts: weakref.ref[Parts] = weakref.ref(chain.parts)
+        self.chain = weakref.ref(chain)
         # Where its chain has begun, if it was here.
         self.param = None if param is None else weakref.ref(param)
         self.start = None if param is None else _sample(param)
@@ -47,33 +47,33 @@ def take_turn(chain: Chain) -> None:
     And if a chain begins with a seed with which another has moved these parameters: a
     sampler that is made anew every 20 steps repeats the noise of 20.
     """
-    group, parts = chain.groups[0], chain.parts
+    group = chain.groups[0]
     seed = group["seed"]
     last = _last.get(seed)
-    if last is not None and last is parts.turn:
+    if last is not None and last is chain.turn:
         return
-    is_new = parts.turn_of != seed
+    is_new = chain.turn_of != seed
     begins = is_new and _begins(group["step"])
-    if last is not None and not parts.shared_noise_said:
-        other = last.parts()
+    if last is not None and not chain.shared_noise_said:
+        other = last.chain()
         if not is_new and other is not None:
-            parts.shared_noise_said = other.shared_noise_said = True
+            chain.shared_noise_said = other.shared_noise_said = True
             _warn(
                 f"Two samplers with seed {seed} make steps in turns ({chain.name} and "
                 f"{last.name}): the noise of one is the other's. Give each a seed of "
                 "its own, with torch_sgmcmc.fold_in"
             )
         elif begins and _has_moved(last, chain):
-            parts.shared_noise_said = True
+            chain.shared_noise_said = True
             _warn(
                 f"A new {chain.name} begins with seed {seed}, with which another "
                 "sampler has made steps on these parameters: it draws the same noise "
                 "again. Go on with that sampler (or its state dict), or give each a "
                 "seed of its own, with torch_sgmcmc.fold_in"
             )
-    parts.turn_of = seed
+    chain.turn_of = seed
     first = next((p for g in chain.groups for p in g["params"]), None)
-    parts.turn = _last[seed] = _Turn(chain, first if begins else None)
+    chain.turn = _last[seed] = _Turn(chain, first if begins else None)
     _forget_gone()
 
 
@@ -111,7 +111,7 @@ def _forget_gone() -> None:
     if len(_last) <= _limit:
         return
     for seed, turn in [*_last.items()]:
-        if turn.parts() is None:
+        if turn.chain() is None:
             _last.pop(seed, None)  # by now another thread may have
     _limit = max(1024, 2 * len(_last))
 

@@ -116,7 +116,7 @@ class Anchored(SharedSettings):
 
     def _check_groups(self) -> None:
         self.check_groups()
-        check_sizes(self._chain())
+        check_sizes(self._chain_now())
         params = self._all_params()
         if not params:
             raise RuntimeError("HMCECS has no parameters that require gradients")
@@ -251,7 +251,7 @@ class Anchored(SharedSettings):
             RuntimeError: it is for ``torch.distributed.checkpoint``'s
                 ``get_optimizer_state_dict``, which knows state of parameters alone.
         """
-        refuse_common_state(self._chain())
+        refuse_common_state(self._chain_now())
         return super().state_dict()
 
     def _finish_loading(self, state_dict: dict[str, Any]) -> None:

@@ -149,8 +149,8 @@ class Gauges(Readings):
             raise ValueError(
                 "Invalid sampler: it is capturable, and gauges are read on the host"
             )
-        parts = chain_of(sampler).parts
-        if parts.gauges is not None:
+        chain = chain_of(sampler)
+        if chain.gauges is not None:
             raise ValueError("Invalid sampler: it has Gauges already (detach() them)")
         self._sampler = weakref.ref(sampler)
         # Of a subclass too.
@@ -184,7 +184,7 @@ class Gauges(Readings):
         self._others_at: list[int] = []
         self._forces: list[tuple[list[_Row], list[_Row]]] = []
         self.reset()
-        parts.gauges = self
+        chain.gauges = self
 
     def reset(self) -> None:
         """Forgets what was observed, as after a burn-in."""
@@ -196,8 +196,8 @@ class Gauges(Readings):
     def detach(self) -> None:
         """Ends the observation; what was read stays."""
         sampler = self._sampler()
-        if sampler is not None and chain_of(sampler).parts.gauges is self:
-            chain_of(sampler).parts.gauges = None
+        if sampler is not None and chain_of(sampler).gauges is self:
+            chain_of(sampler).gauges = None
 
     def _takes_noise_estimate(self) -> bool:
         sampler = self._sampler()
@@ -306,7 +306,7 @@ class Gauges(Readings):
 
     def _attached(self) -> Sampler:
         sampler = self._sampler()
-        if sampler is None or chain_of(sampler).parts.gauges is not self:
+        if sampler is None or chain_of(sampler).gauges is not self:
             raise RuntimeError("these Gauges are detached from their sampler")
         return sampler
 

@@ -190,7 +190,7 @@ def local_learning_coefficient(
             chain = sampler(moving, **target, prior_mean=best, seed=key)
             _check(chain, moving, target, batch_size)
             # The seed is used again by design: of each estimate, at other w* too.
-            chain_of(chain).parts.shared_noise_said = True
+            chain_of(chain).shared_noise_said = True
             row, heat = base.along(chain, burn_in, draws, fold_in(key, 1), bar)
             rows.append(row)
             heats.append(heat)

@@ -100,7 +100,7 @@ def _row(sampler: Sampler) -> list[int]:
     _ = sampler.num_skipped  # a GPU may have yet to tell what came of the last step
     groups = sampler.param_groups
     params = [p for group in groups for p in group["params"]]
-    keys = sorted(chain_of(sampler).parts.keys - {"step", "seed"})
+    keys = sorted(chain_of(sampler).keys - {"step", "seed"})
     settings = [[_plain(group.get(key)) for key in keys] for group in groups]
     kept = [sorted(sampler.state.get(p, {}).items()) for p in params]
     tensors = [v for each in kept for _, v in each if isinstance(v, Tensor)]
