@@ -16,7 +16,6 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from two_ranks import KINDS, PERSISTENT, STEPS
 
 from torch_sgmcmc.chain import distributed
-from torch_sgmcmc.chain.record import Chain
 
 PROGRAM = Path(__file__).with_name("two_ranks.py")
 
@@ -108,8 +107,7 @@ def test_where_ranks_agree(
 ) -> None:
     # On the CPU if the group can, and otherwise where the parameters are.
     on_device = [torch.zeros(1), torch.zeros(1, device="meta")]
-    groups = [{"params": on_device}]
-    chain = Chain("SGLD", groups, {}, None, SimpleNamespace())  # type: ignore[arg-type]
+    chain: Any = SimpleNamespace(params=on_device, process_group=None)
     monkeypatch.setattr(dist, "get_backend_config", lambda group: backends)
     assert distributed.device_of_group(chain).type == device
 
