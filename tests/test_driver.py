@@ -14,6 +14,7 @@ from driver_problem import (
     KilledAt,
     cycles,
     data,
+    forked,  # noqa: F401
     loader,
     loss,
     model,
@@ -77,6 +78,7 @@ def test_a_kill_leaves_no_trace(tmp_path: Path) -> None:
     assert files(tmp_path / "killed") == files(whole)
 
 
+@pytest.mark.usefixtures("forked")
 def test_processes(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -89,6 +91,7 @@ def test_processes(tmp_path: Path) -> None:
     assert files(tmp_path / "one") == files(tmp_path / "two")
 
 
+@pytest.mark.usefixtures("forked")
 def test_an_error_in_a_process_is_raised(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="must return the mean loss"):
         sg.sample(
