@@ -37,7 +37,7 @@ from torch.distributed.tensor import (
 import torch_sgmcmc as sg
 from torch_sgmcmc.core import distributed, shards
 
-STEPS = 50
+STEPS = 20
 EITHER = ("Shard(0)", "Shard(1)")
 KINDS: dict[str, Callable[..., sg.Sampler]] = {
     "SGLD": partial(sg.SGLD, **TARGET),
@@ -71,9 +71,9 @@ def placements_of(ranks: int) -> dict[str, tuple[tuple[int, ...], list[Any]]]:
     return found
 
 
-def is_run(kind: str, placement: str) -> bool:
+def is_run(kind: str, placement: str, ranks: int = 2) -> bool:
     """How parameters lie on a mesh is the same to all samplers: two see every way."""
-    return kind in ("SGHMC", "EWSG") or placement.startswith("Shard")
+    return kind in ("SGHMC", "EWSG") or (ranks == 2 and placement.startswith("Shard"))
 
 
 class Net(nn.Module):
@@ -217,13 +217,15 @@ def error_of(call: Callable[[], object]) -> str:
     return "nothing was raised"
 
 
-def every_kind(results: dict[str, Any], meshes: dict[str, Any]) -> None:
+def every_kind(results: dict[str, Any], ranks: int, meshes: dict[str, Any]) -> None:
     for kind, make in KINDS.items():
+        if not any(is_run(kind, name, ranks) for name in meshes):
+            continue
         one = Net()
         sampler = make(one.groups(lr=0.05), seed=5)
         advance(one, sampler, range(STEPS))
         for name, place in meshes.items():
-            if not is_run(kind, name):
+            if not is_run(kind, name, ranks):
                 continue
             net = shard(Net(), *place)
             other = make(net.groups(lr=0.05), seed=5)
@@ -503,7 +505,9 @@ def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
         for name, (shape, placements) in placements_of(ranks).items()
     }
     results: dict[str, Any] = {}
-    every_kind(results, meshes)
+    every_kind(results, ranks, meshes)
+    if ranks > 2:  # how shards lie differs there, and nothing else
+        return results
     more_chains(results, rank, meshes)
     mutants(results, rank, meshes)
     decisions(results, rank, meshes)
