@@ -1,6 +1,6 @@
 """EWSG's transition, stationary law and weights against their closed forms.
 
-The paper's theorems 2 and 3, and every known bug, which must be seen. Exact
+The paper's theorems 2 and 3, and a bug of each class, which must be seen. Exact
 gradients leave SGHMC's law, and are tested with all samplers in
 ``test_sampling_law.py``. False alarms: see the note in ``harness.statistics``.
 """
@@ -17,7 +17,6 @@ import torch
 from harness.ewsg_mutants import (
     EWSG_MUTATIONS,
     PERSISTENT_MUTATIONS,
-    WEIGHT_MUTATIONS,
     ReferenceEWSG,
 )
 from harness.index_chain import (
@@ -57,7 +56,7 @@ def posterior(build: Build = ewsg, **settings: Any) -> Problem:
         "temperature": 1.5,
         "index_chain_length": 1,
     }
-    return Problem(data, build, {**shared, **settings}, seed=5)
+    return Problem(data, build, {**shared, **settings}, chains=60_000, seed=5)
 
 
 def transition(build: Build = ewsg, **settings: Any) -> Problem:
@@ -78,7 +77,7 @@ def transition(build: Build = ewsg, **settings: Any) -> Problem:
         "prior_precision": 0.0,
         "temperature": 1.3,
     }
-    return Problem(data, build, {**shared, **settings}, other, chains=200_000, seed=6)
+    return Problem(data, build, {**shared, **settings}, other, chains=100_000, seed=6)
 
 
 HERE = np.array([0.4, -0.6])
@@ -87,8 +86,10 @@ MOVING = np.array([0.3, 0.2])
 # ---- One step --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("surrogate", SURROGATES)
-@pytest.mark.parametrize("length", [0, 1, 2, 5])
+@pytest.mark.parametrize(
+    ("length", "surrogate"),
+    [(0, "momentum"), (1, "momentum"), (5, "one"), *((2, name) for name in SURROGATES)],
+)
 def test_transition(length: int, surrogate: str) -> None:
     problem = transition(index_chain_length=length, surrogate=surrogate)
     check_transition(problem, HERE, MOVING)
@@ -138,7 +139,7 @@ def test_ewsg_is_closer_to_the_posterior_than_sghmc() -> None:
 # ---- The references, and every bug -----------------------------------------------
 
 
-@pytest.mark.parametrize("surrogate", SURROGATES)
+@pytest.mark.parametrize("surrogate", ["momentum", "full_momentum"])
 def test_the_reference_is_right(surrogate: str) -> None:
     check_transition(transition(ReferenceEWSG, surrogate=surrogate), HERE, MOVING)
     check_posterior(posterior(ReferenceEWSG, surrogate=surrogate), reach=6.5, steps=60)
@@ -158,9 +159,7 @@ def test_a_bug_is_caught(mutation: str) -> None:
             check_transition(transition(build), HERE, MOVING)
 
 
-@pytest.mark.parametrize(
-    "mutation", [*WEIGHT_MUTATIONS, "chain not restarted", "prior missing in W"]
-)
+@pytest.mark.parametrize("mutation", ["T missing", "prior missing in W"])
 def test_the_posterior_sees_bugs(mutation: str) -> None:
     build = partial(ReferenceEWSG, mutation=mutation)
     with pytest.raises(StatisticalError):
@@ -307,7 +306,7 @@ def test_exact_weights_turn_the_kernel_into_the_full_gradients() -> None:
     Theorem2(400_000).check_transition()
 
 
-@pytest.mark.parametrize("factor", [-1.0, 2.0, 1 / 6, 0.0])
+@pytest.mark.parametrize("factor", [-1.0, 2.0])
 def test_wrong_weights_do_not(factor: float) -> None:
     with pytest.raises(AssertionError):
         Theorem2(1000, factor).check_identity()

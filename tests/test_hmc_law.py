@@ -1,4 +1,4 @@
-"""HMC's target and the law of its leapfrog, and every known bug, which must be seen.
+"""HMC's target and the law of its leapfrog, and a bug of each class that must be seen.
 
 False alarms: see the note in ``harness.statistics``.
 """
