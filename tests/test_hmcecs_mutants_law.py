@@ -1,4 +1,4 @@
-"""HMC-ECS and every known bug of it, on models whose exact law is known.
+"""HMC-ECS and a bug of each known class, on models whose exact law is known.
 
 The sampler, an independent reference, mutants of the reference, and the sampler itself
 with bugs put into it go through the same checks. Which bug shows where: see the note in
@@ -38,12 +38,9 @@ from harness.ecs_mutants import (
     FORCE_MUTATIONS,
     MIXING_MUTATIONS,
     MUTATIONS,
-    ORDER_MUTATIONS,
     SIGNED_FORCE_MUTATIONS,
     SIGNED_MIXING_MUTATIONS,
     SIGNED_MUTATIONS,
-    WEIGHTED_FORCE_MUTATIONS,
-    WEIGHTED_MUTATIONS,
     ReferenceECS,
     run_reference,
 )
@@ -64,7 +61,6 @@ _BUGS = {
     "signed": SIGNED_BUGS,
     "order 0": ORDER_BUGS,
     "weighted": WEIGHTED_BUGS,
-    "weighted signed": WEIGHTED_BUGS,
 }
 
 
@@ -119,13 +115,7 @@ def test_the_reference_is_right(variant: str) -> None:
         check(EXPERIMENTS[variant], run(variant, None), "reference")
 
 
-@pytest.mark.parametrize(
-    ("variant", "mutation"),
-    pairs(
-        *(MUTATIONS, SIGNED_MUTATIONS, ORDER_MUTATIONS),
-        *(WEIGHTED_MUTATIONS, WEIGHTED_MUTATIONS),
-    ),
-)
+@pytest.mark.parametrize(("variant", "mutation"), pairs(MUTATIONS, SIGNED_MUTATIONS))
 def test_a_bug_is_caught(variant: str, mutation: str) -> None:
     with pytest.raises(StatisticalError):
         check_moments(EXPERIMENTS[variant], in_law(variant, mutation), label=mutation)
@@ -158,10 +148,7 @@ def test_a_right_force_is_accepted(variant: str, order: int) -> None:
 
 @pytest.mark.parametrize(
     ("variant", "mutation"),
-    pairs(
-        *(FORCE_MUTATIONS, SIGNED_FORCE_MUTATIONS, ()),
-        *(WEIGHTED_FORCE_MUTATIONS, WEIGHTED_FORCE_MUTATIONS),
-    ),
+    pairs(FORCE_MUTATIONS, SIGNED_FORCE_MUTATIONS),
 )
 def test_a_wrong_force_keeps_the_law_and_is_rejected(
     variant: str, mutation: str
@@ -187,11 +174,7 @@ def energy_error(mutation: str | None, num_steps: int) -> float:
 
 def test_energy_is_conserved_by_the_reference_alone() -> None:
     assert 3.7 < energy_error(None, 20) / energy_error(None, 40) < 4.3
-    for mutation in (
-        *FORCE_MUTATIONS,
-        "fresh u inside the trajectory",
-        "Metropolis test with the energy of all data",
-    ):
+    for mutation in FORCE_MUTATIONS:
         assert energy_error(mutation, 20) / energy_error(mutation, 40) < 2
 
 
@@ -199,9 +182,9 @@ def test_energy_is_conserved_by_the_reference_alone() -> None:
 
 
 def length(variant: str) -> dict[str, int]:
-    if variant in ("perturbed", "signed"):
-        return {"replicates": 150, "steps": 5}
-    return {"replicates": 300, "steps": 10}  # their bugs show later and less
+    if variant in ("order 0", "weighted"):  # whose bugs show later and less
+        return {"replicates": 200, "steps": 10}
+    return {"replicates": 150, "steps": 5}
 
 
 @pytest.mark.parametrize("variant", EXPERIMENTS)
@@ -210,21 +193,17 @@ def test_the_sampler_keeps_its_law(variant: str) -> None:
     check(experiment, run_sampler(experiment, **length(variant)), variant)
 
 
-@pytest.mark.parametrize("variant", ["perturbed", "signed"])
-def test_a_long_chain_of_the_sampler(variant: str) -> None:
+def test_a_long_chain_of_the_sampler() -> None:
     """Stretches of one chain, each far longer than the chain remembers.
 
-    The integrated autocorrelation times of all that is checked are at most 3.5
-    (perturbed) and 13 (signed), by 150 chains of the reference.
+    The integrated autocorrelation times of all that is checked are at most 3.5, by 150
+    chains of the reference.
     """
-    experiment = EXPERIMENTS[variant]
-    length = 50 if variant == "perturbed" else 130
-    chain = run_sampler(experiment, replicates=1, steps=15 * 130)
-    check(experiment, Observed(*(row.reshape(-1, length) for row in chain)), variant)
-    if variant == "perturbed":
-        # The posterior itself is another one, by far more than the check's error.
-        mean = experiment.model.law() @ experiment.model.grid()
-        assert abs(chain.theta.mean() - mean) > 0.15
+    chain = run_sampler(PERTURBED, replicates=1, steps=30 * 50)
+    check(PERTURBED, Observed(*(row.reshape(-1, 50) for row in chain)), "perturbed")
+    # The posterior itself is another one, by far more than the check's error.
+    mean = PERTURBED.model.law() @ PERTURBED.model.grid()
+    assert abs(chain.theta.mean() - mean) > 0.15
 
 
 @pytest.mark.parametrize(("variant", "bug"), pairs(*_BUGS.values()))

@@ -1,4 +1,4 @@
-"""Every known bug fails the checks that the samplers pass.
+"""A bug of each known class fails the checks that the samplers pass.
 
 The checks are those of ``test_sampling_law.py``; real samplers, right references and
 mutants differ only in the class that :class:`harness.methods.Method` builds.
@@ -25,11 +25,12 @@ from harness.chains import (
 from harness.gibbs import check_conditional, check_joint
 from harness.methods import METHODS, THERMOSTATS, Method, frozen_psgld
 from harness.mutants import (
+    GAMMA_MUTATIONS,
     PSGLD_MUTATIONS,
-    PSGLD_STARTS,
     SGHMC_MUTATIONS,
     SGLD_MUTATIONS,
     SGNHT_MUTATIONS,
+    THERMOSTAT_MUTATIONS,
     ReferencePSGLD,
     ReferenceSGHMC,
     ReferenceSGLD,
@@ -49,13 +50,9 @@ REFERENCES = {
 # Bugs that leave the plain experiment as it is: where they show instead.
 ELSEWHERE = {
     "noise account ignored": (check_stationary, suite.accounted),
-    "noise account applied twice": (check_stationary, suite.accounted),
-    "noise account added": (check_stationary, suite.accounted),
     "momentum never resampled": (check_stationary, suite.resampled),
     "momentum resampled one step late": (check_stationary, suite.resampled),
-    "momentum resampled from N(0, lr T / N)": (check_stationary, suite.resampled),
     "momentum starts at rest": (check_transient, suite.all_at_once),
-    "momentum starts with the step's noise": (check_transient, suite.all_at_once),
 }
 
 
@@ -83,21 +80,13 @@ def few(experiment: Experiment) -> Experiment:
     return replace(experiment, chains=experiment.chains // 10)
 
 
-THERMOSTAT_BUGS = [
-    m
-    for m in SGNHT_MUTATIONS
-    if "thermostat" in m and m != "thermostat starts without friction"
-]
-GAMMA_BUGS = [m for m in PSGLD_MUTATIONS if "gamma" in m]
-
-
 @pytest.mark.parametrize(
     ("name", "mutation"),
     [
         *(("SGLD", mutation) for mutation in SGLD_MUTATIONS),
         *(("SGHMC", mutation) for mutation in SGHMC_MUTATIONS),
-        *(("PSGLD frozen", m) for m in PSGLD_MUTATIONS if m not in GAMMA_BUGS),
-        *(("SGNHT", m) for m in SGNHT_MUTATIONS if m not in THERMOSTAT_BUGS),
+        *(("PSGLD frozen", mutation) for mutation in PSGLD_MUTATIONS),
+        *(("SGNHT", mutation) for mutation in SGNHT_MUTATIONS),
     ],
 )
 def test_a_bug_is_caught(name: str, mutation: str) -> None:
@@ -105,7 +94,7 @@ def test_a_bug_is_caught(name: str, mutation: str) -> None:
     assert_caught(check, experiment(reference(name, mutation)))
 
 
-@pytest.mark.parametrize("mutation", THERMOSTAT_BUGS)
+@pytest.mark.parametrize("mutation", THERMOSTAT_MUTATIONS)
 def test_a_bug_of_the_thermostat_is_caught(mutation: str) -> None:
     assert_caught(check_thermostats, suite.absorbed(at_work(mutation)))
 
@@ -115,22 +104,14 @@ def test_the_thermostat_reference_is_right() -> None:
     check_thermostats(few(suite.absorbed(at_work(None))))
 
 
-# Without a memory there is no other gradient than the last one, and no Jacobian.
-WITH_MEMORY = {
-    "gamma of the last gradient alone",
-    "gamma without the Jacobians",
-    *PSGLD_STARTS,
-}
-
-
-@pytest.mark.parametrize("mutation", [m for m in GAMMA_BUGS if m not in WITH_MEMORY])
+@pytest.mark.parametrize("mutation", GAMMA_MUTATIONS)
 def test_a_bug_of_gamma_is_caught(mutation: str) -> None:
     assert_caught(check_memoryless, suite.memoryless(adapting(mutation), gamma=True))
 
 
-@pytest.mark.parametrize("mutation", PSGLD_STARTS)
-def test_a_bug_of_the_start_is_caught(mutation: str) -> None:
-    assert_caught(check_start, suite.started(adapting(mutation)))
+def test_a_bug_of_the_start_is_caught() -> None:
+    mutant = adapting("gamma starts with the first square and its slope")
+    assert_caught(check_start, suite.started(mutant))
 
 
 def test_gamma_of_the_last_gradient_alone_is_caught() -> None:
@@ -145,17 +126,16 @@ def test_gamma_without_the_jacobians_is_seen() -> None:
     means = {}
     for mutation in (None, "gamma without the Jacobians"):
         experiment = suite.skewed(adapting(mutation), decay=0.998, eps=1e-5)
-        chains = Chains(replace(experiment, chains=20_000), np.ones(1))
+        chains = Chains(replace(experiment, chains=8000), np.ones(1))
         chains.advance(2000)
         means[mutation] = chains.state().mean() - LogGamma.mean
-    assert abs(means[None]) < 0.03
+    assert abs(means[None]) < 0.05  # 3.5 standard errors
     assert means["gamma without the Jacobians"] < -0.2
 
 
 def test_the_adapting_reference_is_right() -> None:
-    for gamma in (True, False):
-        check_memoryless(suite.memoryless(adapting(None), gamma=gamma))
-        check_memoryless(few(suite.memoryless(adapting(None), gamma=gamma)))
+    check_memoryless(suite.memoryless(adapting(None), gamma=True))
+    check_memoryless(few(suite.memoryless(adapting(None), gamma=True)))
     moments = np.array([0.0, 1.0])
     check_extrapolated(suite.normal(adapting(None)), moments, time=12)
     check_extrapolated(few(suite.normal(adapting(None))), moments, time=12)
@@ -165,13 +145,10 @@ def test_the_adapting_reference_is_right() -> None:
 
 # One mild bug in every experiment: none of them is blind.
 EXPERIMENTS = {
-    "Gaussian, d = 1": (check_stationary, lambda m: suite.gaussian(m, 1)),
-    "Gaussian, d = 2": (check_stationary, lambda m: suite.gaussian(m, 2)),
-    "Gaussian, d = 20": (check_stationary, lambda m: suite.gaussian(m, 20)),
+    "Gaussian": (check_stationary, lambda m: suite.gaussian(m, 2)),
     "noisy, d = 1": (check_stationary, lambda m: suite.gaussian(m, 1, noisy=True)),
     "noisy, d = 20": (check_stationary, lambda m: suite.gaussian(m, 20, noisy=True)),
-    "minibatches, d = 1": (check_stationary, lambda m: suite.minibatches(m, 1)),
-    "minibatches, d = 20": (check_stationary, lambda m: suite.minibatches(m, 20)),
+    "minibatches": (check_stationary, lambda m: suite.minibatches(m, 2)),
     "groups": (check_stationary, suite.per_group),
     "Gaussian, transient": (check_transient, lambda m: suite.gaussian(m, 2)),
     "minibatches, transient": (check_transient, lambda m: suite.minibatches(m, 2)),
@@ -179,21 +156,14 @@ EXPERIMENTS = {
 }
 
 
-@pytest.mark.parametrize("name", REFERENCES)
 @pytest.mark.parametrize("case", EXPERIMENTS)
-def test_every_experiment_sees_noise_2_percent_too_large(name: str, case: str) -> None:
+def test_every_experiment_sees_noise_2_percent_too_large(case: str) -> None:
     check, experiment = EXPERIMENTS[case]
-    assert_caught(check, experiment(reference(name, "noise 2 % too large")))
+    assert_caught(check, experiment(reference("SGHMC", "noise 2 % too large")))
 
 
 @pytest.mark.parametrize(
-    ("name", "mutation"),
-    [
-        ("SGLD", "factor 2 missing"),
-        ("SGLD", "seed reused between steps"),
-        ("SGHMC", "factor 2 missing"),
-        ("SGHMC", "explicit Euler"),
-    ],
+    ("name", "mutation"), [("SGLD", "factor 2 missing"), ("SGHMC", "explicit Euler")]
 )
 def test_the_double_well_sees_bugs(name: str, mutation: str) -> None:
     assert_caught(check_double_well, suite.double_well(reference(name, mutation)))
@@ -220,8 +190,6 @@ def test_the_sghmc_reference_is_right(check) -> None:
 
 # T ≠ 1, and a shape and rate that matter beside the weights.
 GIBBS = {"shape": 3.0, "rate": 0.3, "temperature": 0.5, "seed": 3}
-# These keep the law of each group's λ: they show in its dependence on other draws.
-KEEP_THE_MARGINAL = {"one draw for all groups", "draw of the update before"}
 
 
 @pytest.mark.parametrize("mutation", PRECISION_MUTATIONS)
@@ -230,12 +198,10 @@ def test_a_bug_in_the_conditional_is_caught(mutation: str) -> None:
         check_conditional(partial(ReferencePrecision, mutation=mutation), **GIBBS)
 
 
-@pytest.mark.parametrize(
-    "mutation", [m for m in PRECISION_MUTATIONS if m not in KEEP_THE_MARGINAL]
-)
-def test_a_bug_in_the_joint_law_is_caught(mutation: str) -> None:
+def test_a_bug_in_the_joint_law_is_caught() -> None:
     with pytest.raises(StatisticalError):
-        check_joint(partial(ReferencePrecision, mutation=mutation), **GIBBS)
+        mutant = partial(ReferencePrecision, mutation="T on the rate only")
+        check_joint(mutant, **GIBBS)
 
 
 @pytest.mark.parametrize("check", [check_conditional, check_joint])

@@ -39,27 +39,27 @@ ADAPTING = Method("PSGLD", PSGLD, lambda *_: None, lambda *_: None)
 
 
 @every_method
-@pytest.mark.parametrize("noisy", [False, True], ids=["exact", "noisy"])
-@pytest.mark.parametrize("d", [1, 2, 20])
-def test_gaussian_target(method: Method, d: int, noisy: bool) -> None:
-    if noisy and method.chooses:
-        pytest.skip("see test_ewsg_law.py")
-    experiment = suite.gaussian(method, d, noisy=noisy)
-    check_stationary(experiment)
-    check_transient(experiment)
+def test_gaussian_target(method: Method) -> None:
+    check_stationary(suite.gaussian(method, 2))
+    check_transient(suite.gaussian(method, 2))
 
 
 @under_noise
-@pytest.mark.parametrize("d", [1, 2, 20])
-def test_posterior_by_minibatches(method: Method, d: int) -> None:
-    check_stationary(suite.minibatches(method, d))
-    check_transient(suite.minibatches(method, d))
+@pytest.mark.parametrize("d", [1, 20])
+def test_gaussian_target_by_noisy_gradients(method: Method, d: int) -> None:
+    check_stationary(suite.gaussian(method, d, noisy=True))
+    check_transient(suite.gaussian(method, d, noisy=True))
+
+
+@under_noise
+def test_posterior_by_minibatches(method: Method) -> None:
+    check_stationary(suite.minibatches(method, 2))
+    check_transient(suite.minibatches(method, 2))
 
 
 @every_method
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_temperature_prior_and_data_scale(method: Method, dtype: torch.dtype) -> None:
-    experiment = replace(suite.all_at_once(method), dtype=dtype)
+def test_temperature_prior_and_data_scale(method: Method) -> None:
+    experiment = suite.all_at_once(method)
     check_stationary(experiment)
     check_transient(experiment)
 
@@ -77,11 +77,8 @@ def test_prior_mean(method: Method) -> None:
 
 
 @every_method
-@pytest.mark.parametrize("noisy", [False, True], ids=["exact", "noisy"])
-def test_double_well(method: Method, noisy: bool) -> None:
-    if noisy and method.chooses:
-        pytest.skip("see test_ewsg_law.py")
-    check_double_well(suite.double_well(method, noisy=noisy))
+def test_double_well(method: Method) -> None:
+    check_double_well(suite.double_well(method))
 
 
 def test_double_well_with_the_noise_accounted_for() -> None:
@@ -230,7 +227,7 @@ def test_noise_account_online() -> None:
         SGHMC,
         Quadratic(np.eye(2), np.zeros(2), noise),
         {"lr": lr, "momentum": 0.9, "num_data": 1, "noise_estimate": "online"},
-        chains=40_000,
+        chains=20_000,
         seed=71,
     )
     without = {**experiment.coordinates, "noise_estimate": np.zeros(2)}
@@ -288,15 +285,17 @@ def test_gamma_from_the_first_step_on() -> None:
 def test_gamma_with_a_memory() -> None:
     exact = np.array([0.0, 1.0])
     check_extrapolated(suite.normal(ADAPTING), exact, time=12)
+    without = replace(suite.normal(ADAPTING, gamma=False), chains=5000)
     with pytest.raises(StatisticalError):
-        check_extrapolated(suite.normal(ADAPTING, gamma=False), exact, time=12)
+        check_extrapolated(without, exact, time=12)
 
 
 def test_gamma_on_a_skewed_target() -> None:
     exact = np.array([LogGamma.mean, LogGamma.variance + LogGamma.mean**2])
     check_extrapolated(suite.skewed(ADAPTING), exact, time=12)
+    without = replace(suite.skewed(ADAPTING, gamma=False), chains=5000)
     with pytest.raises(StatisticalError):
-        check_extrapolated(suite.skewed(ADAPTING, gamma=False), exact, time=12)
+        check_extrapolated(without, exact, time=12)
 
 
 @pytest.mark.parametrize(
