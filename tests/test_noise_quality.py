@@ -55,8 +55,13 @@ def draw(
     return out
 
 
-@pytest.mark.parametrize("purpose", [0, 1, 2, 2**15, 2**16 - 1])
-@pytest.mark.parametrize("seed", [0, 1, -1, -(2**63), 2**63 - 1, 0x123456789ABCDEF0])
+@pytest.mark.parametrize(
+    ("seed", "purpose"),
+    [
+        *((seed, 1) for seed in (0, 1, -1, -(2**63), 2**63 - 1, 0x123456789ABCDEF0)),
+        *((0x123456789ABCDEF0, purpose) for purpose in (0, 2, 2**15, 2**16 - 1)),
+    ],
+)
 def test_counter_layout(seed: int, purpose: int) -> None:
     for step in (0, 1, 2**32 - 1, 2**32, 5 * 2**32 + 7, 2**48 - 1):
         stream = {"seed": seed, "step": step, "purpose": purpose}
@@ -103,9 +108,10 @@ def run_battery(source: Callable[..., Tensor], count: int) -> Battery:
 
 
 @pytest.mark.slow
-def test_gaussian_quality_of_100_million_draws() -> None:
-    battery = run_battery(draw, 10**8)
-    assert battery.count == 10**8
+def test_gaussian_quality_of_40_million_draws() -> None:
+    """Of which bits too few for the tails are seen, below."""
+    battery = run_battery(draw, 4 * 10**7)
+    assert battery.count == 4 * 10**7
     battery.check("gaussian_")
 
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 from sbc_problem import (
-    MODELS,
     TARGET,
     Make,
     calibrate,
@@ -42,13 +41,18 @@ SAMPLERS: dict[str, tuple[Make, dict[str, Any]]] = {
         lambda p, s: sg.SBPS(
             p, sample_interval=2.0, refresh_rate=1.0, **TARGET, seed=s
         ),
-        {"thin": 3, "warmup": 50, "at_once": 4, "simulations": 60},
+        {"thin": 3, "warmup": 50, "at_once": 4, "simulations": 40},
     ),
 }
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(
+    ("sampler", "model"),
+    [
+        *((sampler, "Gaussian") for sampler in SAMPLERS if sampler != "HMCECS"),
+        *((sampler, "logistic") for sampler in ("SGHMC", "HMCECS")),
+    ],
+)
 def test_every_sampler(sampler: str, model: str) -> None:
     """A right one is refused once in a thousand seeds."""
     make, options = SAMPLERS[sampler]
