@@ -3,7 +3,7 @@
     python benchmarks/sbps_confidence.py
 
 Chains of the NumPy sampler in tests/harness, which the library's follows event by event
-(tests/test_sbps_law.py), on the posteriors of sbps_targets.py. Each starts at a draw of
+(tests/laws/test_sbps_law.py), on the posteriors of sbps_targets.py. Each starts at a draw of
 the posterior; its first tenth, on which it goes from there to its own law, is left out.
 Chains count by their trajectory times. Of U at regular times, 3.6 events apart in the
 mean, it prints

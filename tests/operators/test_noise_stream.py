@@ -20,7 +20,7 @@ from reference import DTYPES, SIZES, same_bits
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core import operators as ops
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 WORD = 2**32
 
 

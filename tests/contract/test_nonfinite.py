@@ -148,7 +148,8 @@ def test_dtypes_together_and_any_number_of_threads() -> None:
 
 @pytest.mark.parametrize("isa", ["portable", "avx2"])
 def test_every_instruction_set(isa: str) -> None:
-    environment = {**os.environ, "TORCH_SGMCMC_ISA": isa}
+    path = os.pathsep.join(sys.path)
+    environment = {**os.environ, "TORCH_SGMCMC_ISA": isa, "PYTHONPATH": path}
     test = "test_dtypes_together_and_any_number_of_threads"
     command = [sys.executable, "-c", f"import test_nonfinite as t; t.{test}()"]
     subprocess.run(command, env=environment, cwd=Path(__file__).parent, check=True)
