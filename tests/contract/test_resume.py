@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -49,11 +50,17 @@ def through_pickle(params: list[nn.Parameter], sampler: sg.Sampler) -> Saved:
     return pickle.loads(pickle.dumps((params, sampler)))
 
 
+# How a state travels does not depend on its dtype, and float16 has bfloat16's masters.
 @pytest.mark.parametrize(
-    "way", [through_state_dict, through_torch_save, through_deepcopy, through_pickle]
-)
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+    ("way", "dtype"),
+    [
+        *product(
+            (through_state_dict, through_torch_save), (torch.float32, torch.bfloat16)
+        ),
+        (through_state_dict, torch.float64),
+        (through_deepcopy, torch.float32),
+        (through_pickle, torch.float32),
+    ],
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_chain_continues_bit_for_bit(
