@@ -400,7 +400,7 @@ def check_average(
     mean: Array,
     cov: Array,
     replicates: int = 40,
-    events: int = 800,
+    events: int = 500,
     seed: int = 1,
     label: str = "time averages",
     **settings: Any,
