@@ -1,7 +1,7 @@
 // The samplers as a LibTorch program uses them. That a chain has the same bits
 // as in Python, and that messages are the same, is tested from Python
-// (tests/cpp/test_cpp_chains.py); here is what belongs to C++: options of groups,
-// torch's schedulers, and that a failure changes nothing.
+// (tests/cpp/test_cpp_chains.py); here is what belongs to C++: options of
+// groups, torch's schedulers, and that a failure changes nothing.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
