@@ -5,7 +5,7 @@
 The posterior of the mean of N = 1000 Gaussian data in 4 dimensions, flat prior,
 minibatches without replacement. The trajectories are those of the NumPy sampler in
 tests/harness, which the library's sampler follows event by event
-(tests/test_sbps_law.py). Prints a Markdown table: violations by proposals and by
+(tests/laws/test_sbps_law.py). Prints a Markdown table: violations by proposals and by
 bounces, proposals by bounce, and the variance of the time averages relative to the
 posterior's, with its standard error over trajectories.
 """

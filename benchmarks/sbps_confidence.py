@@ -3,10 +3,10 @@
     python benchmarks/sbps_confidence.py
 
 Chains of the NumPy sampler in tests/harness, which the library's follows event by event
-(tests/test_sbps_law.py), on the posteriors of sbps_targets.py. Each starts at a draw of
-the posterior; its first tenth, on which it goes from there to its own law, is left out.
-Chains count by their trajectory times. Of U at regular times, 3.6 events apart in the
-mean, it prints
+(tests/laws/test_sbps_law.py), on the posteriors of sbps_targets.py. Each starts at a
+draw of the posterior; its first tenth, on which it goes from there to its own law, is
+left out. Chains count by their trajectory times. Of U at regular times, 3.6 events
+apart in the mean, it prints
 
 * the bias of E[U], in standard deviations of U in the posterior, with the standard
   error over the chains and of the truth, which is exact for Gaussians, and else comes

@@ -6,15 +6,18 @@ import os
 import resource
 import signal
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import torch_sgmcmc as sg
+from torch_sgmcmc.posterior.driver import processes
 
 ROWS = 60
 
@@ -76,6 +79,17 @@ def run_until_full(folder: Path) -> None:
         run(folder / "full", steps=20, callbacks=[fill])
     except Exception:
         (folder / "said").write_text(traceback.format_exc(limit=1))
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains' processes are forked from this one, whose torch is imported.
+
+    To import it takes longer than all that they do. Tests of processes.py's own start
+    (`spawn`) do not use this.
+    """
+    start = partial(processes.start_processes, start_method="fork")
+    monkeypatch.setattr(processes, "start_processes", start)
 
 
 class KilledAt:

@@ -1,5 +1,5 @@
 // Gauges from C++: what they refuse, and when they look. Their numbers are
-// compared with Python's by tests/test_cpp_chains.py.
+// compared with Python's by tests/cpp/test_cpp_chains.py.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>

@@ -1,5 +1,5 @@
 // HMC as a class in C++: what does not show in chains that equal Python's
-// (tests/test_cpp_chains.py).
+// (tests/cpp/test_cpp_chains.py).
 #include "torch_sgmcmc/hmc.h"
 
 #include <c10/util/Exception.h>

@@ -1,7 +1,7 @@
 // The samplers as a LibTorch program uses them. That a chain has the same bits
 // as in Python, and that messages are the same, is tested from Python
-// (tests/test_cpp_chains.py); here is what belongs to C++: options of groups,
-// torch's schedulers, and that a failure changes nothing.
+// (tests/cpp/test_cpp_chains.py); here is what belongs to C++: options of
+// groups, torch's schedulers, and that a failure changes nothing.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
@@ -185,7 +185,7 @@ TEST(Sampler, RefusesParametersThatItCannotSample) {
             "optimizer got an empty parameter list");
 }
 
-// The cases and messages of tests/test_param_groups.py.
+// The cases and messages of tests/contract/test_param_groups.py.
 TEST(Sampler, RefusesParametersByTheirMemory) {
   const auto refused = [](const std::vector<torch::Tensor>& params) {
     return MessageOf<std::invalid_argument>([&] {
@@ -391,7 +391,7 @@ TEST(GammaPrecision, RefusesWhatIsOutOfRange) {
   EXPECT_EQ(sampler.options().prior_precision(), 0);
 }
 
-// The numbers that tests/test_data.py expects of Python's samplers.
+// The numbers that tests/posterior/test_data.py expects of Python's samplers.
 TEST(Minibatch, IsThatOfPython) {
   using Indices = std::vector<int64_t>;
   EXPECT_EQ(draw_minibatch(10, 4, /*seed=*/-1, /*step=*/2),
@@ -428,7 +428,7 @@ TEST(Minibatch, RefusesWhatDoesNotFit) {
             "Invalid rank: 2 (must be below num_replicas = 2)");
 }
 
-// The numbers that tests/test_seeds.py expects of Python.
+// The numbers that tests/contract/test_seeds.py expects of Python.
 TEST(Seeds, AreThoseOfPython) {
   constexpr auto kMax = std::numeric_limits<int64_t>::max();
   EXPECT_EQ(fold_in(0, 0), -751597713854386695);

@@ -1,4 +1,4 @@
-// SGHMC in C++, beyond what tests/test_cpp_chains.py compares with Python.
+// SGHMC in C++, beyond what tests/cpp/test_cpp_chains.py compares with Python.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>

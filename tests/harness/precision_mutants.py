@@ -10,11 +10,7 @@ __all__ = ["PRECISION_MUTATIONS", "ReferencePrecision"]
 
 PRECISION_MUTATIONS = (
     "d instead of d/2",
-    "‖θ‖² instead of ‖θ‖²/2",
-    "‖θ‖ instead of ‖θ‖²",
-    "rate taken for scale",
     "mean instead of a draw",
-    "T forgotten",
     "T on the rate only",
     "first parameter of the group only",
     "one draw for all groups",
@@ -56,19 +52,11 @@ class ReferencePrecision:
         square = sum(float((p.double() ** 2).sum()) for p in params)
         if self.mutation == "d instead of d/2":
             d *= 2
-        if self.mutation == "‖θ‖² instead of ‖θ‖²/2":
-            square *= 2
-        if self.mutation == "‖θ‖ instead of ‖θ‖²":
-            square = square**0.5
         t = on_shape = group["temperature"]
-        if self.mutation == "T forgotten":
-            t = on_shape = 1.0
         if self.mutation == "T on the rate only":
             on_shape = 1.0
         shape = (self.shape + d / 2 - 1) / on_shape + 1
         rate = (self.rate + square / 2) / t
         if self.mutation == "mean instead of a draw":
             return shape / rate
-        if self.mutation == "rate taken for scale":
-            rate = 1 / rate
         return self.random.gamma(shape) / rate

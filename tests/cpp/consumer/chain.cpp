@@ -2,12 +2,12 @@
 // input are the names of a job and of its result, each on a line; the answer is
 // a line too.
 //
-// The job is a dict that Python's torch.save wrote (tests/test_cpp_chains.py
-// has the same loop in Python): a small network and its data, the minibatches
-// in the order in which they are drawn, the class and the hyperparameters of a
-// sampler with the step sizes of every step, and optionally the state from
-// which an earlier chain is continued. The result holds the same state after
-// the last step, and torch.load reads it.
+// The job is a dict that Python's torch.save wrote
+// (tests/cpp/test_cpp_chains.py has the same loop in Python): a small network
+// and its data, the minibatches in the order in which they are drawn, the class
+// and the hyperparameters of a sampler with the step sizes of every step, and
+// optionally the state from which an earlier chain is continued. The result
+// holds the same state after the last step, and torch.load reads it.
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 

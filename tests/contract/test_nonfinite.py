@@ -1,0 +1,759 @@
+"""Gradients that are not finite reach neither parameters nor state."""
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ecs_data import Data
+from ecs_data import make as make_ecs
+from failed_steps import assert_unchanged, snapshot
+from reference import DTYPES, same_bits
+from sbps_chains import Draws
+from sbps_chains import make as make_sbps
+from sbps_chains import two as two_for_sbps
+from short_chains import (
+    ANY_DRAWS,
+    KINDS,
+    SIZES,
+    advance,
+    assert_same,
+    make,
+    make_params,
+    set_grads,
+    take_step,
+)
+from test_layouts import LAYOUTS
+from torch import Tensor, nn
+
+import torch_sgmcmc as sg
+from torch_sgmcmc.chain import nonfinite
+from torch_sgmcmc.chain import operators as ops
+
+BAD = {"nan": torch.nan, "inf": torch.inf, "-inf": -torch.inf}
+EACH = pytest.mark.parametrize("value", BAD)
+ENDS = (
+    " The step was not made. If losses have grown, the chain has diverged and needs a "
+    "smaller lr; where it is rare, nonfinite='skip' leaves such steps out"
+)
+
+
+# ---- The operators ---------------------------------------------------------------
+
+
+def expected_counts(tensors: list[Tensor]) -> list[list[int]]:
+    return [[int(t.isnan().sum()), int(t.isinf().sum())] for t in tensors]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_position_is_looked_at(dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    tiny = torch.finfo(dtype).smallest_normal / 4
+    for numel in (1, 7, 8, 31, 33, 4095, 4097, 3 * 4096 + 1):
+        # Finite numbers of every kind, which must not be taken for others.
+        kinds = [largest, -largest, 0.0, -0.0, tiny, -tiny, 1.0]
+        t = torch.tensor(kinds, dtype=dtype)
+        t = t.repeat(numel // 7 + 1)[:numel]
+        assert ops.count_nonfinite([t]).tolist() == [[0, 0]]
+        assert ops.any_nonfinite([t, t]) is False
+        for at in {0, numel // 2, numel - 1}:
+            for value, count in (
+                (torch.nan, [1, 0]),
+                (-torch.nan, [1, 0]),
+                (torch.inf, [0, 1]),
+                (-torch.inf, [0, 1]),
+            ):
+                bad = t.clone()
+                bad[at] = value
+                assert ops.any_nonfinite([t, bad, t]) is True
+                assert ops.count_nonfinite([t, bad, t]).tolist() == [
+                    [0, 0],
+                    count,
+                    [0, 0],
+                ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "integers"),
+    [
+        (torch.float32, torch.int32),
+        (torch.float64, torch.int64),
+        (torch.bfloat16, torch.int16),
+        (torch.float16, torch.int16),
+    ],
+)
+def test_all_bits_of_a_number(dtype: torch.dtype, integers: torch.dtype) -> None:
+    # Every pattern of 16 bits, and as many at random of the longer ones, half of them
+    # with the exponent of what is not finite.
+    if integers == torch.int16:
+        bits = torch.arange(-(2**15), 2**15).to(integers)
+    else:
+        low, high = torch.iinfo(integers).min, torch.iinfo(integers).max
+        g = torch.Generator().manual_seed(0)
+        bits = torch.randint(low, high, (2**16,), dtype=integers, generator=g)
+        bits[::2] |= torch.tensor(torch.inf, dtype=dtype).view(integers)
+    t = bits.view(dtype)
+    assert 100 < int(t.isnan().sum())
+    assert ops.count_nonfinite([t]).tolist() == expected_counts([t])
+    one = torch.tensor(torch.inf, dtype=dtype).view(integers) + 1  # a signalling NaN
+    assert ops.count_nonfinite([one.view(dtype)]).tolist() == [[1, 0]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_layout(dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(1)
+    t = torch.randn(5, 4, 6, 7, generator=g).to(dtype)
+    t[torch.rand(t.shape, generator=g) < 0.1] = torch.nan
+    t[torch.rand(t.shape, generator=g) < 0.1] = -torch.inf
+    t[4, 3, 5, 6] = torch.inf
+    others = [
+        torch.empty(0, 3, dtype=dtype),
+        t[0, 0, 0, 0],
+        t[:1, :1].expand(3, 2, 6, 7),
+    ]
+    tensors = [*(layout(t) for layout in LAYOUTS.values()), *others]
+    untouched = [s.clone() for s in tensors]
+    assert ops.count_nonfinite(tensors).tolist() == expected_counts(tensors)
+    assert [ops.any_nonfinite([s]) for s in tensors] == [
+        sum(counts) > 0 for counts in expected_counts(tensors)
+    ]
+    assert_same(tensors, untouched)
+
+
+def test_dtypes_together_and_any_number_of_threads() -> None:
+    tensors = []
+    for i in range(300):
+        t = torch.ones(i % 7 * 4099 + i % 3).to(DTYPES[i % 4])
+        if t.numel() > 0 and i % 5 == 0:
+            t[-(i % 7)] = torch.nan
+            t[i % t.numel()] = torch.inf
+        tensors.append(t)
+    expected = expected_counts(tensors)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            assert ops.count_nonfinite(tensors).tolist() == expected
+            assert ops.any_nonfinite(tensors)
+            assert not ops.any_nonfinite([t.nan_to_num(0, 0, 0) for t in tensors])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("isa", ["portable", "avx2"])
+def test_every_instruction_set(isa: str) -> None:
+    path = os.pathsep.join(sys.path)
+    environment = {**os.environ, "TORCH_SGMCMC_ISA": isa, "PYTHONPATH": path}
+    test = "test_dtypes_together_and_any_number_of_threads"
+    command = [sys.executable, "-c", f"import test_nonfinite as t; t.{test}()"]
+    subprocess.run(command, env=environment, cwd=Path(__file__).parent, check=True)
+
+
+def test_the_step_of_a_device() -> None:
+    good, bad = torch.zeros(3, 2, dtype=torch.int64), torch.zeros(3, 2).long()
+    bad[2, 1] = 1
+    seven = torch.tensor(7)
+    assert ops.step_or_nothing(good, step=5).item() == 5
+    assert ops.step_or_nothing(good, step=5, device_step=seven).item() == 12
+    assert ops.step_or_nothing(bad, step=5).item() == -1
+    assert ops.step_or_nothing(bad, step=5, device_step=seven).item() == -1
+    for message, arguments in (
+        ("counts must be contiguous and of int64", (good.float(),)),
+        ("counts must be contiguous and of int64", (good.t(),)),
+        (r"Invalid step: -1 \(must be in \[0, 2\^48\)\)", (good, -1)),
+    ):
+        step = arguments[1] if len(arguments) > 1 else 0
+        with pytest.raises(RuntimeError, match=message):
+            ops.step_or_nothing(arguments[0], step=step)
+    for more in (2**48 - 5, 2**63 - 1):
+        message = r"step \+ device_step must be in \[0, 2\^48\)"
+        with pytest.raises(RuntimeError, match=message):
+            ops.step_or_nothing(good, step=5, device_step=torch.tensor(more))
+    with pytest.raises(RuntimeError, match="device_step must hold a single int64"):
+        ops.step_or_nothing(good, step=0, device_step=torch.zeros(2).long())
+    with pytest.raises(RuntimeError, match=r"tensors\[1\] has int64, expected float32"):
+        ops.count_nonfinite([torch.zeros(1), good])
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "cut out"])
+def test_a_negative_device_step_leaves_everything_as_it_is(layout: str) -> None:
+    lists = [[LAYOUTS[layout](torch.rand(2, 3, 4, 5))] for _ in range(5)]
+    p, g, v, w, h = lists
+    before = [t.clone() for (t,) in lists]
+    target = {"lr": 0.3, "num_data": 7.0, "prior_precision": 1.9, "temperature": 0.7}
+    stream = {"offsets": [0], "seed": 1, "step": 9, "device_step": torch.tensor(-1)}
+    common = {**target, **stream}
+    adapting = {"decay": 0.9, "eps": 0.1}
+    friction = {"momentum": 0.8, "noise_estimate": 0.0}
+    ops.sgld_step_(p, g, [], **common)
+    for every in (0, 1, 2):
+        ops.sghmc_step_(
+            p, g, v, w, [], **common, **friction, resample_momentum_every=every
+        )
+    ops.psgld_step_(p, g, v, [], [], [], **common, **adapting)
+    ops.psgld_step_(p, g, v, w, h, [], **common, **adapting)
+    ops.psgld_frozen_step_(p, g, v, [], **common)
+    ops.sgnht_step_(p, g, v, w, [], **common, momentum=0.8, thermostat_rate=0.1)
+    ops.gaussian_(p, std=0.5, purpose=1, **stream)
+    assert_same([t for (t,) in lists], before)
+
+
+# ---- Samplers --------------------------------------------------------------------
+
+# At which calls of the closure in a step it is looked, where there are several.
+CALLS = {"EWSG": (0, 1, 2), "EWSG overdamped": (0, 1), "HMC without test": (0, 1)}
+SAMPLERS = [k for k in ANY_DRAWS if "capturable" not in k]
+
+
+def poison(p: nn.Parameter, value: str) -> None:
+    """The last element; the gradient keeps its graph."""
+    index = torch.tensor([p.numel() - 1])
+    p.grad = p.grad.index_fill(0, index, BAD[value])
+
+
+def bad_step(
+    sampler: sg.Sampler,
+    params: list[nn.Parameter],
+    step: int,
+    value: str,
+    call: int = 0,
+    which: int = 2,
+) -> None:
+    """A step of which one gradient is not finite, at one call of the closure."""
+    calls = 0
+
+    def edit() -> None:
+        nonlocal calls
+        if calls == call:
+            poison(params[which], value)
+        calls += 1
+
+    take_step(sampler, params, step, edit)
+
+
+def message(sampler: sg.Sampler, value: str, got: str = "got") -> str:
+    nans = int(value == "nan")
+    return (
+        f"{type(sampler).__name__} {got} a gradient that is not finite: {nans} NaN and "
+        f"{1 - nans} infinite of 257 elements, for parameter 2 of group 0, of shape "
+        f"[257].{ENDS}"
+    )
+
+
+@pytest.mark.parametrize("done", [0, 3])
+@pytest.mark.parametrize("kind", ANY_DRAWS)
+@EACH
+def test_raise_and_skip(value: str, kind: str, done: int) -> None:
+    for call in CALLS.get(kind, (0,)):
+        params, skipping, others = make_params(), make_params(), make_params()
+        raises, unbroken = make(kind, params), make(kind, others)
+        skips = make(kind, skipping, nonfinite="skip")
+        for sampler, theirs in (
+            (raises, params),
+            (skips, skipping),
+            (unbroken, others),
+        ):
+            advance(sampler, theirs, range(done))
+
+        before = snapshot(raises)
+        with pytest.raises(RuntimeError) as error:
+            bad_step(raises, params, 77, value, call)
+        assert str(error.value) == message(raises, value)
+        assert_unchanged(raises, before)
+        assert raises.num_skipped == 0
+
+        before = snapshot(skips)
+        for n in (1, 2):
+            bad_step(skips, skipping, 77, value, call)
+            assert skips.num_skipped == n
+        for group in before[1]["param_groups"]:
+            group["num_skipped"] += 2
+            if "num_drawn" in group:  # what was drawn is not drawn again
+                now = skips.param_groups[0]["num_drawn"]
+                assert now > group["num_drawn"]
+                group["num_drawn"] = now
+        assert_unchanged(skips, before)
+
+        for sampler, theirs in (
+            (raises, params),
+            (skips, skipping),
+            (unbroken, others),
+        ):
+            advance(sampler, theirs, range(done, 6))
+        assert_same(params, others)
+        assert_same(skipping, others)
+        ours, theirs = skips.state_dict()["state"], unbroken.state_dict()["state"]
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+@EACH
+def test_allow(value: str, kind: str) -> None:
+    params = make_params()
+    sampler = make(kind, params, nonfinite="allow")
+    bad_step(sampler, params, 0, value)
+    assert sampler.num_skipped == 0 and sampler.param_groups[0]["step"] == 1
+    finite = [bool(p.isfinite().all()) for p in params]
+    if KINDS[kind][0] is sg.HMC and "without" not in kind:  # trajectories are rejected
+        assert all(finite) and sampler.num_divergences == 1
+    elif kind not in ("EWSG", "EWSG overdamped"):  # another minibatch may be accepted
+        assert finite == [True, True, False, True, True, True]
+
+
+@EACH
+def test_a_trajectory_that_meets_one_is_rejected(value: str) -> None:
+    for choice in ("raise", "skip", "allow"):
+        params = make_params()
+        sampler = make("HMC", params, nonfinite=choice)
+        before = [p.detach().clone() for p in params]
+        bad_step(sampler, params, 0, value, call=2)
+        assert_same(params, before)
+        assert sampler.num_divergences == 1 and sampler.num_skipped == 0
+        assert sampler.param_groups[0]["step"] == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes(dtype: torch.dtype) -> None:
+    params = make_params(dtype)
+    sampler = make("SGHMC", params)
+    advance(sampler, params, range(2))
+    before = snapshot(sampler)
+    for which in range(len(SIZES)):
+        with pytest.raises(RuntimeError, match=f"parameter {which} of group 0"):
+            bad_step(sampler, params, 2, "inf", which=which)
+    assert_unchanged(sampler, before)
+
+
+def test_the_parameter_is_named() -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    sampler = sg.SGLD(net.named_parameters(), 0.1, num_data=5)
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    net[0].bias.grad[1:] = torch.tensor([torch.nan, -torch.inf])
+    net[1].weight.grad[0, 0] = torch.inf
+    with pytest.raises(RuntimeError) as error:
+        sampler.step()
+    assert str(error.value) == (
+        "SGLD got a gradient that is not finite: 1 NaN and 1 infinite of 3 elements, "
+        f"for parameter '0.bias' (and for 1 more).{ENDS}"
+    )
+
+
+def test_groups_and_missing_gradients() -> None:
+    params = [nn.Parameter(torch.ones(2, 3)) for _ in range(4)]
+    groups = [{"params": params[:2]}, {"params": params[2:], "lr": 0.2}]
+    sampler = sg.SGNHT(groups, 0.1, num_data=5, seed=0)
+    for p in (params[0], params[3]):
+        p.grad = torch.full_like(p, 0.5)
+    params[3].grad[1, 2] = torch.nan
+    before = snapshot(sampler)
+    with pytest.raises(RuntimeError, match="parameter 1 of group 1, of shape"):
+        sampler.step()
+    assert_unchanged(sampler, before)
+    params[3].grad = None
+    sampler.step()
+    assert sampler.param_groups[1]["step"] == 1
+
+
+def test_second_derivatives() -> None:
+    for choice in ("raise", "skip"):
+        p = nn.Parameter(torch.tensor([1.0, 0.0, 4.0]))
+        sampler = sg.PSGLD([p], 0.1, num_data=5, seed=0, nonfinite=choice)
+        before = snapshot(sampler)
+
+        def closure(p: nn.Parameter = p) -> None:
+            p.grad = p.abs() ** 1.5  # of no finite slope at 0 by autograd
+            p.grad = p.grad + (p - p.detach()).sign() * (p * 0).sqrt()
+
+        closure()
+        assert bool(p.grad.isfinite().all())
+        if choice == "skip":
+            sampler.step()
+            assert sampler.num_skipped == 1
+            for group in before[1]["param_groups"]:
+                group["num_skipped"] += 1
+        else:
+            with pytest.raises(RuntimeError) as error:
+                sampler.step()
+            assert str(error.value).startswith(
+                "PSGLD got a second derivative (for Γ) that is not finite: "
+            )
+        assert_unchanged(sampler, before)
+
+
+def test_sbps() -> None:
+    def with_infinite_slope(draws: Draws) -> Tensor:
+        return draws() + (0 * draws.params[0].sum()).sqrt()
+
+    def with_nan(draws: Draws) -> Tensor:
+        return draws() * torch.tensor([torch.nan] + 9 * [1.0])
+
+    for settings in ({}, {"preconditioned": True, "decay": 0.5}):
+        params, others = two_for_sbps(), two_for_sbps()
+        sampler = make_sbps(params, nonfinite="skip", **settings)
+        unbroken = make_sbps(others, **settings)
+        for i in range(60):
+            before = snapshot(sampler)
+            bad, draws = (with_nan, with_infinite_slope)[i % 2], Draws(params)
+            losses = sampler.step(lambda bad=bad, draws=draws: bad(draws))
+            assert losses.shape == (10,) and not losses.requires_grad
+            assert sampler.num_skipped == i + 1
+            for group in before[1]["param_groups"]:
+                group["num_skipped"] += 1
+            assert_unchanged(sampler, before)
+            for one, theirs in ((sampler, params), (unbroken, others)):
+                draws = Draws(theirs)
+                draws.generator.manual_seed(i)
+                one.step(draws)
+        assert sampler.diagnostics.bounces == unbroken.diagnostics.bounces > 0
+        assert_same(params, others)
+
+
+def test_sbps_where_only_the_gradient_is_not_finite() -> None:
+    # Only its length overflows: all examples have the same, so that the variance of the
+    # derivatives along the line does not.
+    def with_huge_gradient(params: list[nn.Parameter]) -> Tensor:
+        return (1e160 * params[0].sum()).expand(10)
+
+    for choice in ("raise", "skip"):
+        params = [nn.Parameter(torch.zeros(6, dtype=torch.float64))]
+        draws = Draws(params)
+        sampler = make_sbps(params, nonfinite=choice)
+        bad = 0
+        for _ in range(40):
+            sampler.step(draws)
+            before = snapshot(sampler)
+            try:
+                sampler.step(lambda params=params: with_huge_gradient(params))
+                left_out = sampler.num_skipped > bad
+            except RuntimeError as error:
+                text = "SBPS got a gradient from the closure's losses that is not fin"
+                assert str(error).startswith(text)
+                left_out = True
+            if left_out:
+                bad += 1
+                for group in before[1]["param_groups"]:
+                    group["num_skipped"] += choice == "skip"
+                assert_unchanged(sampler, before)
+            else:  # not a proposal: as if it had not been
+                with torch.no_grad():
+                    params[0].copy_(before[0][0])
+                sampler.load_state_dict(before[1])
+        assert bad > 3 and sampler.num_skipped == bad * (choice == "skip")
+
+
+def test_hmcecs() -> None:
+    for choice in ("raise", "skip"):
+        data, other = Data(), Data()
+        sampler, unbroken = make_ecs(data, nonfinite=choice), make_ecs(other)
+        for _ in range(3):
+            sampler.step(data)
+            unbroken.step(other)
+        kept = data.bias.detach().clone()
+        with torch.no_grad():
+            data.bias.fill_(torch.nan)
+        if choice == "raise":
+            with pytest.raises(RuntimeError, match="not finite at the start of a step"):
+                sampler.step(data)
+        else:
+            loss = sampler.step(data)
+            assert loss.dtype == torch.float64 and bool(loss.isnan())
+        assert sampler.num_skipped == int(choice == "skip")
+        with torch.no_grad():
+            data.bias.copy_(kept)
+        for _ in range(3):
+            sampler.step(data)
+            unbroken.step(other)
+        assert_same(data.params, other.params)
+        with torch.no_grad():
+            data.bias.fill_(torch.nan)
+        with pytest.raises(RuntimeError):  # a warm-up cannot do without its steps
+            sampler.warmup(data, 3, progress=False)
+
+
+def test_a_warm_up_of_hmc_leaves_steps_out() -> None:
+    params = make_params()
+    sampler = make("HMC", params, nonfinite="skip")
+
+    def closure() -> Tensor:
+        set_grads(params, 0)
+        poison(params[0], "nan")
+        return sum(p.detach().square().sum() for p in params)
+
+    step_size = sampler.param_groups[0]["step_size"]
+    sampler.warmup(closure, 3, finish=False, progress=False)
+    assert sampler.num_skipped == 3
+    assert sampler.param_groups[0]["step_size"] == step_size
+
+
+def test_control_variates() -> None:
+    for value in BAD.values():
+        net = nn.Linear(3, 1)
+        sampler = sg.SGHMC(net.parameters(), 0.1, num_data=8, seed=0)
+        x = torch.linspace(-1, 1, 24).view(8, 3)
+        estimator = sg.ControlVariates(sampler, lambda b, f=net: f(b).square().mean())
+        estimator.set_anchor([x])
+        estimator.backward(x[:4])
+        sampler.step()
+        before = snapshot(sampler)
+        bad = x[:4].clone()
+        bad[1, 1] = value
+        estimator.backward(bad)
+        with pytest.raises(
+            RuntimeError, match="SGHMC got a gradient that is not finite"
+        ):
+            sampler.step()
+        assert_unchanged(sampler, before)
+
+
+def test_grad_scaler_skips_first() -> None:
+    # It looks at the gradients itself and does not call step(): nothing is left out
+    # twice, and nothing is raised.
+    for choice in ("raise", "skip"):
+        p = nn.Parameter(torch.ones(5))
+        sampler = sg.SGLD([p], 0.1, num_data=5, seed=0, nonfinite=choice)
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        p.grad = torch.full((5,), torch.inf)
+        scaler.scale(torch.zeros(()))
+        scaler.step(sampler)
+        scaler.update()
+        assert scaler.get_scale() == 8.0 and sampler.num_skipped == 0
+        p.grad = torch.full((5,), 8.0)
+        scaler.step(sampler)
+        assert sampler.param_groups[0]["step"] == 1
+
+
+# ---- Options and checkpoints -----------------------------------------------------
+
+
+def test_choices() -> None:
+    p = nn.Parameter(torch.ones(2))
+    for value in ("ignore", None, True, 1):
+        with pytest.raises(ValueError) as error:
+            sg.SGLD([p], 0.1, num_data=1, nonfinite=value)
+        assert str(error.value) == (
+            f"Invalid nonfinite: {value!r} (must be 'raise', 'skip' or 'allow')"
+        )
+    for make_one in (make_sbps, lambda q, **s: make_ecs(Data(), **s)):
+        with pytest.raises(ValueError) as error:
+            make_one([p], nonfinite="allow")
+        assert str(error.value) == (
+            "Invalid nonfinite: 'allow' (must be 'raise' or 'skip')"
+        )
+    with pytest.raises(ValueError, match="'nonfinite' is managed by SGLD"):
+        sg.SGLD([{"params": [p], "nonfinite": "skip"}], 0.1, num_data=1)
+    q = nn.Parameter(torch.ones(2))
+    sampler = sg.SGLD([{"params": [p]}, {"params": [q]}], 0.1, num_data=1)
+    p.grad = q.grad = torch.ones(2)
+    sampler.param_groups[1]["nonfinite"] = "allow"
+    with pytest.raises(ValueError) as error:
+        sampler.step()
+    assert str(error.value) == (
+        "Invalid nonfinite: ['raise', 'allow'] in the param groups (must be equal: a "
+        "step is left out as a whole)"
+    )
+    assert sampler.param_groups[0]["step"] == 0
+
+
+@pytest.mark.parametrize("kind", ["SGLD", "SGHMC capturable", "EWSG", "HMC"])
+def test_checkpoints(kind: str) -> None:
+    params = make_params()
+    sampler = make(kind, params, nonfinite="skip")
+    advance(sampler, params, range(2))
+    bad_step(sampler, params, 2, "nan")
+    saved = copy.deepcopy(sampler.state_dict())
+    twin = make(kind, make_params())
+    twin.load_state_dict(saved)
+    assert twin.num_skipped == 1 and twin.param_groups[0]["nonfinite"] == "skip"
+    twin.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    assert int(twin.param_groups[1]["num_skipped"]) == 1
+    assert twin.param_groups[1]["nonfinite"] == "skip"
+    saved = sampler.state_dict()
+    saved["param_groups"][0]["nonfinite"] = "ignore"
+    with pytest.raises(ValueError, match="Invalid nonfinite: 'ignore'"):
+        make(kind, make_params()).load_state_dict(saved)
+
+
+# ---- Where the host looks later ---------------------------------------------------
+
+LATER = ["SGLD", "SGHMC", "SGHMC resampling", "PSGLD", "PSGLD without gamma", "SGNHT"]
+
+
+def make_later(kind: str, params: Any, **settings: Any) -> sg.Sampler:
+    """A sampler that treats the CPU as it treats a GPU, from its second step on."""
+    cls, _ = KINDS[kind]
+
+    class Later(cls):
+        def _looks_later(self, work: Any) -> bool:
+            return cls is sg.SGLD or all(p in self.state for w in work for p in w[1])
+
+    Later.__name__ = cls.__name__
+    sampler = make(kind, params, **settings)
+    sampler.__class__ = Later
+    return sampler
+
+
+@pytest.mark.parametrize("kind", LATER)
+@EACH
+def test_what_the_device_finds_is_raised_later(value: str, kind: str) -> None:
+    params, others = make_params(), make_params()
+    sampler, unbroken = make_later(kind, params), make(kind, others)
+    advance(sampler, params, range(2))
+    advance(unbroken, others, range(2))
+    assert_same(params, others)
+    before = snapshot(sampler)
+    for look in (lambda: None, sampler.state_dict, lambda: pickle.dumps(sampler.state)):
+        bad_step(sampler, params, 7, value)
+        assert_same(params, before[0])
+        look()
+        with pytest.raises(RuntimeError) as error:
+            sampler.step(lambda: pytest.fail("there is nothing to compute yet"))
+        assert str(error.value) == message(sampler, value, "got in its last step")
+        assert_unchanged(sampler, before)
+    advance(sampler, params, range(2, 6))
+    advance(unbroken, others, range(2, 6))
+    assert_same(params, others)
+    assert sampler.num_skipped == 0
+    assert sampler.param_groups[0]["step"] == 6
+
+
+@pytest.mark.parametrize("kind", LATER)
+def test_what_the_device_leaves_out_is_counted(kind: str) -> None:
+    params, others = make_params(), make_params()
+    sampler, unbroken = make_later(kind, params, nonfinite="skip"), make(kind, others)
+    advance(sampler, params, range(2))
+    advance(unbroken, others, range(2))
+    for i in range(2, 5):
+        bad_step(sampler, params, 7, "inf")
+        if i % 2:
+            assert sampler.num_skipped == i - 1
+        bad_step(sampler, params, 8, "nan") if i == 4 else None
+        take_step(sampler, params, i)
+        take_step(unbroken, others, i)
+        assert_same(params, others)
+    assert sampler.num_skipped == 4
+    bad_step(sampler, params, 9, "nan")
+    assert copy.deepcopy(sampler).param_groups[0]["step"] == 5
+    saved = sampler.state_dict()
+    assert saved["param_groups"][0]["step"] == 5
+    assert saved["param_groups"][0]["num_skipped"] == 5
+
+
+def test_what_the_device_found_is_forgotten_with_its_chain() -> None:
+    params = make_params()
+    sampler = make_later("SGLD", params)
+    advance(sampler, params, range(2))
+    saved = copy.deepcopy(sampler.state_dict())
+    bad_step(sampler, params, 2, "nan")
+    sampler.load_state_dict(saved)
+    take_step(sampler, params, 2)
+    assert sampler.param_groups[0]["step"] == 3
+
+
+def test_second_derivatives_on_a_device() -> None:
+    p, q = (nn.Parameter(torch.tensor([1.0, 2.0, 4.0])) for _ in "ab")
+    sampler = sg.PSGLD([p], 0.01, num_data=5, seed=0)
+    unbroken = sg.PSGLD([q], 0.01, num_data=5, seed=0)
+    for _ in range(2):
+        for x, one in ((p, sampler), (q, unbroken)):
+            x.grad = x * 1.0
+            one.step()
+    sampler._looks_later = lambda work: True
+    before = snapshot(sampler)
+    p.grad = p + (p * 0).sqrt()
+    assert bool(p.grad.isfinite().all())
+    sampler.step()
+    with pytest.raises(RuntimeError, match="PSGLD got in its last step a second"):
+        sampler.step()
+    assert_unchanged(sampler, before)
+    for x, one in ((p, sampler), (q, unbroken)):
+        x.grad = x * 1.0
+        one.step()
+    assert same_bits(p, q)
+
+
+CAPTURABLE = [k for k in KINDS if "capturable" in k]
+
+
+@pytest.mark.parametrize("choice", ["raise", "skip"])
+@pytest.mark.parametrize("kind", CAPTURABLE)
+def test_counters_on_the_device(kind: str, choice: str) -> None:
+    # As in a CUDA graph, which the host does not see: nothing is raised.
+    params, others = make_params(), make_params()
+    sampler, unbroken = make(kind, params, nonfinite=choice), make(kind, others)
+    advance(sampler, params, range(2))
+    advance(unbroken, others, range(2))
+    sampler._looks_later = lambda work: True
+    for i in range(2, 5):
+        for value in BAD:
+            bad_step(sampler, params, 7, value)
+        take_step(sampler, params, i)
+        take_step(unbroken, others, i)
+        assert_same(params, others)
+    assert int(sampler.param_groups[0]["step"]) == 5
+    assert sampler.num_skipped == 9
+
+
+@pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "SGNHT"])
+def test_compiled_steps(kind: str) -> None:
+    params, others = make_params(), make_params()
+    sampler = make(kind, params, capturable=True)
+    unbroken = make(kind, others, capturable=True)
+    torch._dynamo.reset()
+    step = torch.compile(sampler.step, backend="aot_eager")
+    try:
+        for i in range(6):
+            if i in (0, 3):
+                set_grads(params, 9)
+                params[1].grad = params[1].grad.detach()
+                params[1].grad[-1] = torch.nan
+                step()
+            for theirs, make_step in ((params, step), (others, unbroken.step)):
+                set_grads(theirs, i)
+                make_step()
+            assert_same(params, others)
+    finally:
+        torch._dynamo.reset()
+    assert sampler.num_skipped == 2 and int(sampler.param_groups[0]["step"]) == 6
+
+
+# ---- Mutants ---------------------------------------------------------------------
+
+Count = Callable[[list[Tensor]], Tensor]
+
+
+def _first_only(real: Count) -> Count:
+    return lambda tensors: torch.cat(
+        [real(tensors[:1]), real([torch.zeros_like(t) for t in tensors])[1:]]
+    )
+
+
+def _whole_vectors_only(real: Count) -> Count:
+    return lambda tensors: real([t.flatten()[: t.numel() // 16 * 16] for t in tensors])
+
+
+MUTANTS: dict[str, Callable[[Count], Count]] = {
+    "only the first tensor": _first_only,
+    "no infinities": lambda real: lambda ts: real(ts) * torch.tensor([1, 0]),
+    "no NaN": lambda real: lambda ts: real(ts) * torch.tensor([0, 1]),
+    "no tails": _whole_vectors_only,
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants_are_caught(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = nonfinite.count_nonfinite
+    count = MUTANTS[mutant](real)
+    monkeypatch.setattr(nonfinite, "count_nonfinite", count)
+    monkeypatch.setattr(
+        nonfinite, "any_nonfinite", lambda tensors: bool(count(tensors).any())
+    )
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        for value in BAD:
+            test_raise_and_skip(value, "SGLD", 0)

@@ -1,0 +1,119 @@
+"""A saved and restored sampler continues its chain bit for bit."""
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from reference import same_bits
+from short_chains import KINDS, advance, assert_same, make, make_params, twin_of
+from torch import nn
+
+import torch_sgmcmc as sg
+
+
+def in_groups(params: list[nn.Parameter]) -> list[dict[str, Any]]:
+    return [{"params": params[:2]}, {"params": params[2:]}]
+
+
+Saved = tuple[list[nn.Parameter], sg.Sampler]
+
+
+def through_state_dict(params: list[nn.Parameter], sampler: sg.Sampler) -> Saved:
+    state = copy.deepcopy(sampler.state_dict())
+    new = [nn.Parameter(p.detach().clone()) for p in params]
+    other = twin_of(sampler, in_groups(new))
+    other.load_state_dict(state)
+    return new, other
+
+
+def through_torch_save(params: list[nn.Parameter], sampler: sg.Sampler) -> Saved:
+    file = io.BytesIO()
+    torch.save({"params": params, "sampler": sampler.state_dict()}, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    new = [nn.Parameter(p.detach()) for p in loaded["params"]]
+    other = twin_of(sampler, in_groups(new))
+    other.load_state_dict(loaded["sampler"])
+    return new, other
+
+
+def through_deepcopy(params: list[nn.Parameter], sampler: sg.Sampler) -> Saved:
+    return copy.deepcopy((params, sampler))
+
+
+def through_pickle(params: list[nn.Parameter], sampler: sg.Sampler) -> Saved:
+    return pickle.loads(pickle.dumps((params, sampler)))
+
+
+# How a state travels does not depend on its dtype, and float16 has bfloat16's masters.
+@pytest.mark.parametrize(
+    ("way", "dtype"),
+    [
+        *product(
+            (through_state_dict, through_torch_save), (torch.float32, torch.bfloat16)
+        ),
+        (through_state_dict, torch.float64),
+        (through_deepcopy, torch.float32),
+        (through_pickle, torch.float32),
+    ],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_chain_continues_bit_for_bit(
+    kind: str, dtype: torch.dtype, way: Callable[..., Saved]
+) -> None:
+    first = 102 if kind == "SGHMC online" else 4  # the estimate in use
+    params = make_params(dtype)
+    sampler = make(kind, in_groups(params))
+    sampler.param_groups[1]["prior_precision"] = 0.5
+    advance(sampler, params, range(first))
+    resumed, other = way(params, sampler)
+    assert type(other) is type(sampler)
+    assert other.seed == sampler.seed
+    for p, q in zip(params, resumed, strict=True):
+        assert p is not q
+        assert sampler.state[p].keys() == other.state[q].keys()
+        for key, value in sampler.state[p].items():
+            if torch.is_tensor(value):
+                assert same_bits(value, other.state[q][key])
+            else:
+                assert value == other.state[q][key]
+    advance(sampler, params, range(first, first + 4))
+    advance(other, resumed, range(first, first + 4))
+    assert_same(resumed, params)
+    assert [int(g["step"]) for g in other.param_groups] == [first + 4] * 2
+
+
+def test_gamma_precision_resumes_bit_for_bit() -> None:
+    def half(params: list[nn.Parameter], sampler: sg.Sampler, gibbs: Any) -> list[Any]:
+        drawn = []
+        for step in range(3):
+            advance(sampler, params, range(step, step + 1))
+            drawn.append(gibbs.step())
+        return drawn
+
+    params = make_params()
+    groups = [{"params": params[:3]}, {"params": params[3:]}]
+    sampler = make("SGHMC", groups)
+    gibbs = sg.GammaPrecision(sampler, shape=2.0, rate=0.5)
+    half(params, sampler, gibbs)
+    saved = io.BytesIO()
+    torch.save([params, sampler.state_dict(), gibbs.state_dict()], saved)
+    expected = half(params, sampler, gibbs)
+
+    saved.seek(0)
+    values, sampler_state, gibbs_state = torch.load(saved, weights_only=True)
+    resumed = [nn.Parameter(v.detach()) for v in values]
+    other = make("SGHMC", [{"params": resumed[:3]}, {"params": resumed[3:]}], seed=0)
+    other_gibbs = sg.GammaPrecision(other)
+    other.load_state_dict(sampler_state)
+    other_gibbs.load_state_dict(gibbs_state)
+    assert half(resumed, other, other_gibbs) == expected
+    assert_same(resumed, params)
+    assert [g["prior_precision"] for g in other.param_groups] == expected[-1]
+    # Every draw differs from every other one.
+    assert len({x for pair in expected for x in pair}) == 6

@@ -1,0 +1,137 @@
+"""Programs as users write them, at module level: they end without a word.
+
+With dill, which keeps modules' globals alive in another order at exit, with warnings
+as errors, in Python's development mode, in a thread, and from the command line.
+"""
+
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from harness import cpp
+from test_documents import DOCUMENTS, LOUD, blocks, of_a_user
+
+pytest.importorskip("dill")  # torch imports it where it is there
+pytest.importorskip("opt_einsum")
+
+FORKS = Path(__file__).with_name("forked_scripts.py")
+PAGES = [f for f in DOCUMENTS if blocks(f, "python") and f.name not in LOUD]
+if not PAGES:
+    pytest.skip("needs the documents beside the tests", allow_module_level=True)
+
+SETUP = f"""
+from typing import Any
+import torch
+from torch import nn
+from torch.nn import functional as F
+import torch_sgmcmc as sg
+
+{inspect.getsource(of_a_user)}
+
+globals().update(of_a_user())
+torch.save({{"model": model.state_dict(), "sampler": sampler.state_dict()}}, "chain.pt")
+"""
+FOUR_LINES = """
+import torch
+from torch_sgmcmc import SGHMC
+p = torch.nn.Parameter(torch.zeros(3))
+s = SGHMC([p], lr=.1, num_data=10)
+p.grad = torch.ones(3)
+s.step()
+"""
+WITH_ALL = """
+import torch, torch_sgmcmc as sg
+p, q = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(3))
+net = {"p": p}
+s, t = sg.SGHMC([p], lr=.1, num_data=10), sg.SBPS([q], num_data=10, sample_interval=.1)
+gauges = sg.Gauges(s, every=1)
+precision = sg.GammaPrecision(s)
+schedule = sg.PolynomialDecay(s, b=100)
+collector = sg.Collector(s, net, "draws")
+trajectory = sg.TimeAverage(t)
+for _ in range(5):
+    p.grad = torch.ones(3)
+    s.step()
+    t.step(lambda: (q**2).sum() * torch.linspace(.4, .6, 8))
+"""
+STORED = """
+with sg.Collector(sampler, model, "runs/sghmc2014.mnist/sghmc-seed0"):
+    model(x_test).sum().backward()
+    sampler.step()
+"""
+LOUD_SCRIPTS = {"loud": 'import warnings; warnings.warn("old")'}
+PREDICTED = """
+assert posterior.num_draws == 3
+torch.testing.assert_close(posterior.mean.sum(1), torch.ones(7))
+assert posterior.epistemic.shape == (7,) and (posterior.epistemic > 0).all()
+"""
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "TQDM_DISABLE": "1", "MPLBACKEND": "agg"}
+
+
+def run(*command: str, cwd: Path) -> None:
+    """A program that has to end well and in silence."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def run_forked(options: Sequence[str], scripts: dict[str, str], folder: Path) -> None:
+    """The same of many, by what they are called: `thread:` runs one in a thread."""
+    names = []
+    for name, text in scripts.items():
+        file = folder / f"{name.removeprefix('thread:')}.py"
+        file.write_text(text)
+        prefix = "thread:" if name.startswith("thread:") else ""
+        names.append(f"{prefix}{file}")
+    run(*options, str(FORKS), *names, cwd=folder)
+    found = {
+        name: (Path(f"{file}.rc").read_text(), Path(f"{file}.err").read_text())
+        for name, file in zip(scripts, (n.split(":")[-1] for n in names), strict=True)
+    }
+    loud = {name: found.pop(name) for name in scripts if name in LOUD_SCRIPTS}
+    assert found == dict.fromkeys(found, ("0", ""))
+    assert all(code != "0" and said for code, said in loud.values())
+
+
+def test_four_lines_are_silent(tmp_path: Path) -> None:
+    """And so is the import of torch, which other scripts find done."""
+    script = tmp_path / "script.py"
+    script.write_text(FOUR_LINES)
+    run("-W", "error", str(script), cwd=tmp_path)
+
+
+def script_of(page: Path) -> str:
+    parts = [SETUP, *blocks(page, "python")]
+    if page.name == "mnist.md":  # as the example's run stores draws
+        parts.insert(1, STORED)
+    if page.name == "README.md":
+        parts.append(PREDICTED)
+    return "\n".join(parts)
+
+
+def test_pages_are_silent(tmp_path: Path) -> None:
+    readme = script_of(cpp.CHECKOUT / "README.md")
+    scripts = {f"{page.parent.name}-{page.stem}": script_of(page) for page in PAGES}
+    assert len(scripts) > 10
+    scripts |= {"thread:threaded": readme, **LOUD_SCRIPTS}
+    run_forked([], scripts, tmp_path)
+    both = {"all": WITH_ALL, "thread:all-threaded": WITH_ALL, "README": readme}
+    run_forked(["-X", "dev"], both, tmp_path)
+
+
+def test_a_script_that_speaks_is_seen(tmp_path: Path) -> None:
+    """As LOUD_SCRIPTS are beside the others."""
+    with pytest.raises(AssertionError):
+        run("-c", "import sys; print('x', file=sys.stderr)", cwd=tmp_path)

@@ -1,0 +1,154 @@
+"""HMC's target and the law of its leapfrog, and a bug of each class that must be seen.
+
+False alarms: see the note in ``harness.statistics``.
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness.hmc_mutants import DYNAMICS_MUTATIONS, HMC_MUTATIONS, ReferenceHMC
+from harness.statistics import StatisticalError
+from harness.trajectories import (
+    COARSE,
+    FINE,
+    GaussianProblem,
+    Run,
+    check_double_well,
+    check_dynamics,
+    check_invariance,
+    check_kept_momenta,
+    check_mixing,
+)
+from torch import Tensor
+
+import torch_sgmcmc as sg
+
+CHECKS = [
+    check_invariance,
+    check_mixing,
+    check_dynamics,
+    check_kept_momenta,
+    check_double_well,
+]
+BUILDS: dict[str, Any] = {"HMC": sg.HMC, "reference": ReferenceHMC}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("name", BUILDS)
+def test_law(name: str, check: Any) -> None:
+    check(BUILDS[name])
+
+
+@pytest.mark.parametrize("mutation", DYNAMICS_MUTATIONS)
+def test_a_bug_of_the_dynamics_is_caught(mutation: str) -> None:
+    with pytest.raises(StatisticalError):
+        check_dynamics(partial(ReferenceHMC, mutation=mutation))
+
+
+# Bugs that leave one step's law as it is.
+ACROSS_STEPS = {"uniform reused by the next step"}
+
+
+@pytest.mark.parametrize("mutation", HMC_MUTATIONS)
+def test_a_bug_is_caught(mutation: str) -> None:
+    check = check_mixing if mutation in ACROSS_STEPS else check_invariance
+    with pytest.raises(StatisticalError):
+        check(partial(ReferenceHMC, mutation=mutation))
+
+
+def test_a_momentum_that_is_not_turned_round_is_caught() -> None:
+    with pytest.raises(StatisticalError):
+        check_kept_momenta(partial(ReferenceHMC, mutation="momentum not turned round"))
+
+
+def test_the_checks_reject_and_accept() -> None:
+    """Acceptance is far from 0 and 1 where the Metropolis test is under test."""
+    problem = GaussianProblem()
+    run = Run(problem, sg.HMC, problem.draw(seed=1), **COARSE).advance(3)
+    assert 0.3 < run.sampler.acceptance_rate < 0.8
+    assert run.sampler.num_divergences == 0
+
+
+# ---- The leapfrog ----------------------------------------------------------------
+
+
+def test_the_shadow_hamiltonian() -> None:
+    """In one dimension the leapfrog's variance is T / (k (1 - ε² k / 4 m)), any m."""
+    k, mass, eps, t = 5.0, 3.0, 0.6, 1.7
+    for steps in (1, 2, 7):
+        problem = GaussianProblem(
+            num_data=1.0,
+            temperature=t,
+            priors=(0.0, 0.0),
+            widths=(1, 0),
+            masses=np.array([mass]),
+            centre=np.zeros(1),
+            hessian=np.array([[k]]),
+        )
+        _, cov = problem.chain(eps, steps).stationary()
+        expected = t / (k * (1 - eps**2 * k / (4 * mass)))
+        np.testing.assert_allclose(cov[0, 0], expected, rtol=1e-12)
+    # And it is another one than the target's by more than any check's error.
+    assert expected / (t / k) > 1.1
+    assert FINE["step_size"] > 0
+
+
+def anharmonic(p: Tensor) -> Tensor:
+    return (0.25 * p**4 + 0.3 * p[:, :1] * p[:, 1:]).sum(dim=1)
+
+
+def energy_errors(step_size: float, num_steps: int) -> Tensor:
+    """-ΔH of trajectories of length 1, from 500 points with the same momenta."""
+    g = torch.Generator().manual_seed(0)
+    p = torch.randn(500, 2, generator=g, dtype=torch.float64).requires_grad_()
+    sampler = sg.HMC(
+        [p], step_size, num_steps=num_steps, num_data=1, num_chains=500, seed=3
+    )
+
+    def closure() -> Tensor:
+        loss = anharmonic(p)
+        loss.sum().backward()
+        return loss
+
+    _, log_ratios = sampler._trajectory(closure)
+    return log_ratios
+
+
+def test_the_energy_error_is_of_second_order() -> None:
+    coarse, middle, fine = (energy_errors(1 / n, n) for n in (25, 50, 100))
+    assert float(fine.abs().max()) > 1e-7  # far above rounding
+    ratios = [float(a.norm() / b.norm()) for a, b in ((coarse, middle), (middle, fine))]
+    # ΔH = c ε² + O(ε⁴): the ratios approach 4 with a quarter of the error each.
+    assert abs(ratios[1] - 4) < 0.01
+    assert abs(ratios[1] - 4) < 0.35 * abs(ratios[0] - 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_trajectory_runs_back(dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(0)
+    p = torch.randn(200, 2, generator=g, dtype=dtype).requires_grad_()
+    sampler = sg.HMC(
+        [p],
+        0.02,
+        num_steps=40,
+        num_data=1,
+        prior_precision=0.5,
+        metropolis=False,
+        resample_momentum_every=0,
+        seed=3,
+    )
+    sampler.set_mass([torch.tensor([0.5, 2.0])])
+
+    def closure() -> None:
+        anharmonic(p).sum().backward()
+
+    start = p.detach().clone()
+    sampler.step(closure)
+    assert float((p.detach() - start).norm()) > 1
+    sampler.state[p]["momentum"].neg_()
+    sampler.step(closure)
+    error = float((p.detach() - start).abs().max())
+    assert error < 1000 * torch.finfo(dtype).eps

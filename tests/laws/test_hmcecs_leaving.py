@@ -1,0 +1,217 @@
+"""HMC-ECS does not leave the posterior without a word.
+
+Logistic regressions started at the parameters that made the data. Where |L̂| or the
+perturbed estimate is larger far away than anywhere in the posterior, one long step of a
+warm-up is enough; see the note in ``csrc/host/ecs_estimate.h``. False
+alarms: see the note in ``harness.statistics``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from harness.statistics import StatisticalError, check_p
+from scipy import stats
+from torch import Tensor
+
+import torch_sgmcmc as sg
+from torch_sgmcmc import hmcecs
+from torch_sgmcmc.ecs.anchor import Anchor
+from torch_sgmcmc.ecs.prior import Prior
+
+D = 2
+SEEDS = range(6)
+
+
+class Regression:
+    """A chain of its own data; 2 U above its minimum is nearly χ²(d) at a draw."""
+
+    def __init__(self, seed: int, n: int = 400, **settings: Any) -> None:
+        g = torch.Generator().manual_seed(seed)
+        like = {"generator": g, "dtype": torch.float64}
+        self.x = torch.randn(n, D, **like)
+        self.theta = torch.linspace(1, -1, D, dtype=torch.float64).requires_grad_()
+        self.y = (torch.rand(n, **like) < (self.x @ self.theta).sigmoid()).double()
+        self.sampler = sg.HMCECS(
+            [self.theta], num_data=n, seed=seed, **{"num_blocks": 10, **settings}
+        )
+
+    def __call__(self, indices: Tensor) -> Tensor:
+        eta = self.x[indices] @ self.theta
+        return self.y[indices] * eta - torch.nn.functional.softplus(eta)
+
+    def potential(self, theta: Tensor) -> Tensor:
+        eta = self.x @ theta
+        return (torch.nn.functional.softplus(eta) - self.y * eta).sum()
+
+    def minimum(self) -> Tensor:
+        theta = torch.zeros(D, dtype=torch.float64)
+        for _ in range(20):
+            slope = torch.func.grad(self.potential)(theta)
+            theta -= torch.linalg.solve(
+                torch.func.hessian(self.potential)(theta), slope
+            )
+        return self.potential(theta)
+
+    def run(self, draws: int = 30) -> float:
+        """2 U above its minimum, at the last draw after the warm-up."""
+        self.sampler.warmup(self, 150, anchor_every=25, progress=False)
+        for _ in range(draws):
+            self.sampler.step(self)
+        return 2 * float(self.potential(self.theta.detach()) - self.minimum())
+
+
+def check_draws(heights: list[float]) -> None:
+    """Checks that draws of independent chains are of the posterior."""
+    each = stats.chi2(D).sf(heights)
+    p = {str(i): float(value) for i, value in enumerate(each)}
+    total = float(stats.chi2(D * len(heights)).sf(sum(heights)))
+    check_p({**p, "all": total}, label="heights of draws")
+
+
+def without_bound() -> mock._patch:
+    """Nothing is beyond a."""
+    right = sg.HMCECS._estimator
+
+    class Unbounded:
+        def __init__(self, estimator: Any) -> None:
+            self.estimator = estimator
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.estimator, name)
+
+        def is_overturned(self, mean: float) -> bool:
+            return False
+
+        def is_out_of_bounds(self, variance: float, mean: float, **more: float) -> bool:
+            return self.estimator.is_out_of_bounds(variance, math.inf, **more)
+
+    def unbounded(self: sg.HMCECS) -> Any:
+        return Unbounded(right(self))
+
+    return mock.patch.object(sg.HMCECS, "_estimator", unbounded)
+
+
+SIGNED = {"variant": "signed", "subsample_size": 10, "control_variate": 1}
+# Of so few data that most are never in the estimate of the variance.
+PERTURBED = {"n": 100, "subsample_size": 3, "control_variate": 1}
+SIZES = {"subsample_size": 40}
+LEFT = "has left the posterior: the log posterior of all data is .* below that at θ"
+
+
+@pytest.mark.parametrize(("m", "order"), [(10, 1), (40, 2)])
+def test_the_signed_sampler_stays(m: int, order: int) -> None:
+    settings = {**SIGNED, "subsample_size": m, "control_variate": order}
+    check_draws([Regression(seed, **settings).run() for seed in SEEDS])
+
+
+@pytest.mark.parametrize("settings", [SIGNED, PERTURBED])
+def test_a_warmup_that_leaves_says_so(settings: dict[str, Any]) -> None:
+    regression = Regression(3, **settings)
+    with without_bound(), pytest.raises(RuntimeError, match=LEFT):
+        regression.run()
+    # It is still in progress, and says it again.
+    step = regression.sampler.param_groups[0]["step"]
+    with pytest.raises(RuntimeError, match=LEFT):
+        regression.run()
+    assert regression.sampler.param_groups[0]["step"] == step
+    assert "warmup" in regression.sampler.state
+
+
+@pytest.mark.parametrize("settings", [SIGNED, PERTURBED])
+def test_without_a_guard_the_draws_are_elsewhere(settings: dict[str, Any]) -> None:
+    regression = Regression(3, **settings)
+    # Far away the steps become tiny, and trajectories would be long.
+    short = mock.patch.object(hmcecs, "_MOST_WARMUP_STEPS", 16)
+    with without_bound(), short, mock.patch.object(Anchor, "check_near"):
+        height = regression.run(draws=0)
+    with pytest.raises(StatisticalError):
+        check_draws([height])
+
+
+def test_a_start_beyond_the_bound() -> None:
+    regression = Regression(0, **SIGNED)
+    regression.sampler.step(regression)
+    with torch.no_grad():
+        regression.theta += 3
+    start = regression.theta.detach().clone()
+    with pytest.raises(RuntimeError, match=r"is -\d+\.?\d* \(must be > a = -100: bey"):
+        regression.sampler.step(regression)
+    assert torch.equal(regression.theta, start)
+    regression.sampler.set_anchor(regression, progress=False)
+    regression.sampler.step(regression)
+
+
+def test_few_factors_have_no_bound() -> None:
+    """The law of few is tested where all of them may be negative."""
+    regression = Regression(0, **SIGNED, num_products=9)
+    regression.sampler.step(regression)
+    with torch.no_grad():
+        regression.theta += 3
+    regression.sampler.step(regression)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_how_far_draws_may_fall(temperature: float) -> None:
+    n, d, prior = 400, 2, 30.0
+    regression = Regression(
+        0, n, **SIZES, temperature=temperature, prior_precision=prior
+    )
+    regression.sampler.set_anchor(regression, progress=False)
+
+    def log_posterior(theta: Tensor) -> Tensor:
+        return -regression.potential(theta) - prior / 2 * (theta - mean).square().sum()
+
+    begin = regression.theta.detach().clone()
+    mean = torch.full((d,), 0.2, dtype=torch.float64)
+    about = Prior(torch.full((d,), prior, dtype=torch.float64), mean)
+
+    def check_near(value: Tensor, theta: Tensor) -> None:
+        regression.sampler._anchor.check_near(value, theta, about, temperature)
+
+    highest = d + (2 * d * 20) ** 0.5 + 20
+    for factor, within in ((0.99, True), (1.01, False), (-1000.0, True)):
+        # A log-likelihood that makes it so much lower there, whatever it is.
+        theta = begin + 0.3
+        fall = factor * highest * temperature
+        value = log_posterior(begin) - fall + prior / 2 * (theta - mean).square().sum()
+        if within:
+            check_near(value, theta)
+        else:
+            with pytest.raises(RuntimeError, match=LEFT):
+                check_near(value, theta)
+    with pytest.raises(RuntimeError, match="data is nan below"):
+        check_near(torch.tensor(torch.nan), begin)
+
+
+@pytest.mark.parametrize("variant", ["perturbed", "signed"])
+def test_steps_look_at_all_data_now_and_then(variant: str) -> None:
+    settings = {**SIZES, "variant": variant, "num_products": 5}
+    regression = Regression(0, **settings)
+    passes = 0
+
+    def closure(indices: Tensor) -> Tensor:
+        nonlocal passes
+        passes += torch.equal(indices, torch.arange(400))
+        return regression(indices)
+
+    sampler = regression.sampler
+    sampler.set_anchor(closure, progress=False)
+    for _ in range(60):
+        sampler.step(closure)
+    # Ten passes' worth of evaluations after the last.
+    cost = {"perturbed": 40 * 7, "signed": 5 * 40 * 7}[variant]
+    assert passes == 1 + 59 // math.ceil(4000 / cost)
+    # As if the chain had left.
+    sampler.state["control_variates"]["value"] += 1000
+    with pytest.raises(RuntimeError, match=LEFT):
+        for _ in range(60):
+            sampler.step(closure)
+    theta = regression.theta.detach().clone()
+    with pytest.raises(RuntimeError, match=LEFT):
+        sampler.step(closure)
+    assert torch.equal(regression.theta, theta)

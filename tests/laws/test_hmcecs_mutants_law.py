@@ -1,0 +1,271 @@
+"""HMC-ECS and a bug of each known class, on models whose exact law is known.
+
+The sampler, an independent reference, mutants of the reference, and the sampler itself
+with bugs put into it go through the same checks. Which bug shows where: see the note in
+``harness.ecs``. False alarms: see that in ``harness.statistics``.
+"""
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+from harness.ecs import (
+    CONSTANT,
+    PERTURBED,
+    SIGNED,
+    WEIGHTED,
+    WEIGHTED_SIGNED,
+    Experiment,
+    Observed,
+    check_moments,
+    check_rates,
+)
+from harness.ecs_broken import (
+    BUGS,
+    FORCE_BUGS,
+    ORDER_BUGS,
+    SIGNED_BUGS,
+    WEIGHTED_BUGS,
+    WEIGHTED_FORCE_BUGS,
+    Patch,
+    run_sampler,
+)
+from harness.ecs_mutants import (
+    FORCE_MUTATIONS,
+    MIXING_MUTATIONS,
+    MUTATIONS,
+    SIGNED_FORCE_MUTATIONS,
+    SIGNED_MIXING_MUTATIONS,
+    SIGNED_MUTATIONS,
+    ReferenceECS,
+    run_reference,
+)
+from harness.statistics import StatisticalError
+from torch import Tensor
+
+import torch_sgmcmc as sg
+
+EXPERIMENTS = {
+    "perturbed": PERTURBED,
+    "signed": SIGNED,
+    "order 0": CONSTANT,
+    "weighted": WEIGHTED,
+    "weighted signed": WEIGHTED_SIGNED,
+}
+_BUGS = {
+    "perturbed": BUGS,
+    "signed": SIGNED_BUGS,
+    "order 0": ORDER_BUGS,
+    "weighted": WEIGHTED_BUGS,
+}
+
+
+def check(experiment: Experiment, seen: Observed, label: str) -> None:
+    check_moments(experiment, seen, label=label)
+    check_rates(experiment, seen, label=label)
+
+
+def pairs(*names: Iterable[str]) -> list[tuple[str, str]]:
+    """Of an experiment and each of its bugs, in the order of EXPERIMENTS."""
+    each = zip(EXPERIMENTS, names, strict=False)
+    return [(variant, bug) for variant, bugs in each for bug in bugs]
+
+
+def is_signed(variant: str) -> bool:
+    return EXPERIMENTS[variant].num_products > 0
+
+
+# ---- The reference and its mutants ------------------------------------------------
+
+
+def in_law(variant: str, mutation: str | None) -> Observed:
+    """Chains of the reference that start in their law and must keep it."""
+    chains, steps = (1000, 10) if is_signed(variant) else (3000, 20)
+    return run_reference(EXPERIMENTS[variant], mutation, chains=chains, steps=steps)
+
+
+def from_afar(variant: str, mutation: str | None) -> Observed:
+    """Chains that start all in the same bad place and must come to their law."""
+    far = 40 if EXPERIMENTS[variant].model.order == 1 else 100
+    settings = {"chains": 1500, "steps": 10, "far": far}
+    if is_signed(variant):
+        settings = {"chains": 500, "steps": 10, "far": 60}
+    return run_reference(EXPERIMENTS[variant], mutation, **settings)
+
+
+@lru_cache
+def fine(variant: str) -> Experiment:
+    """The same trajectories by a quarter of the step."""
+    right = EXPERIMENTS[variant]
+    return replace(right, step_size=right.step_size / 4, num_steps=4 * right.num_steps)
+
+
+def in_fine_steps(variant: str, mutation: str | None) -> Observed:
+    chains, steps = (800, 3) if is_signed(variant) else (1500, 4)
+    return run_reference(fine(variant), mutation, chains=chains, steps=steps)
+
+
+@pytest.mark.parametrize("variant", EXPERIMENTS)
+def test_the_reference_is_right(variant: str) -> None:
+    for run in (in_law, from_afar):
+        check(EXPERIMENTS[variant], run(variant, None), "reference")
+
+
+@pytest.mark.parametrize(("variant", "mutation"), pairs(MUTATIONS, SIGNED_MUTATIONS))
+def test_a_bug_is_caught(variant: str, mutation: str) -> None:
+    with pytest.raises(StatisticalError):
+        check_moments(EXPERIMENTS[variant], in_law(variant, mutation), label=mutation)
+
+
+@pytest.mark.parametrize(
+    ("variant", "mutation"), pairs(MIXING_MUTATIONS, SIGNED_MIXING_MUTATIONS)
+)
+def test_a_bug_that_keeps_the_law_is_caught_from_afar(
+    variant: str, mutation: str
+) -> None:
+    with pytest.raises(StatisticalError):
+        check_moments(
+            EXPERIMENTS[variant], from_afar(variant, mutation), label=mutation
+        )
+
+
+@pytest.mark.parametrize(("variant", "order"), [("perturbed", 2), ("signed", 1)])
+def test_a_right_force_is_accepted(variant: str, order: int) -> None:
+    """Nearly always, if steps are small: 1 - α falls like ε² at least.
+
+    Signed, like ε: |L̂| is 0 where its sign changes, where exact trajectories turn
+    back, and what a step over such a place does to the energy does not become small.
+    """
+    right, small = EXPERIMENTS[variant], fine(variant)
+    check_rates(small, in_fine_steps(variant, None), label="small steps")
+    lost = [1 - e.rates[0, 0] for e in (right, small)]
+    assert lost[1] < lost[0] / 4**order
+
+
+@pytest.mark.parametrize(
+    ("variant", "mutation"),
+    pairs(FORCE_MUTATIONS, SIGNED_FORCE_MUTATIONS),
+)
+def test_a_wrong_force_keeps_the_law_and_is_rejected(
+    variant: str, mutation: str
+) -> None:
+    """Only acceptance shows it: the Metropolis test has the right energies.
+
+    The error of the energy does not fall with the step, so that small steps are
+    accepted less often than the right force's.
+    """
+    check_moments(EXPERIMENTS[variant], in_law(variant, mutation), label=mutation)
+    with pytest.raises(StatisticalError):
+        check_rates(fine(variant), in_fine_steps(variant, mutation), label=mutation)
+
+
+def energy_error(mutation: str | None, num_steps: int) -> float:
+    """Root mean square of ΔH along trajectories of length 1, perturbed."""
+    experiment = replace(PERTURBED, step_size=1 / num_steps, num_steps=num_steps)
+    start = experiment.draw(np.random.default_rng(1), 2000)
+    sampler = ReferenceECS(experiment, start, mutation=mutation)
+    sampler.update_theta(sampler.estimate(start)[0])
+    return float(np.sqrt(np.mean(sampler.log_ratios**2)))
+
+
+def test_energy_is_conserved_by_the_reference_alone() -> None:
+    assert 3.7 < energy_error(None, 20) / energy_error(None, 40) < 4.3
+    for mutation in FORCE_MUTATIONS:
+        assert energy_error(mutation, 20) / energy_error(mutation, 40) < 2
+
+
+# ---- The sampler, right and broken ------------------------------------------------
+
+
+def length(variant: str) -> dict[str, int]:
+    if variant in ("order 0", "weighted"):  # whose bugs show later and less
+        return {"replicates": 200, "steps": 10}
+    return {"replicates": 150, "steps": 5}
+
+
+@pytest.mark.parametrize("variant", EXPERIMENTS)
+def test_the_sampler_keeps_its_law(variant: str) -> None:
+    experiment = EXPERIMENTS[variant]
+    check(experiment, run_sampler(experiment, **length(variant)), variant)
+
+
+def test_a_long_chain_of_the_sampler() -> None:
+    """Stretches of one chain, each far longer than the chain remembers.
+
+    The integrated autocorrelation times of all that is checked are at most 3.5, by 150
+    chains of the reference.
+    """
+    chain = run_sampler(PERTURBED, replicates=1, steps=30 * 50)
+    check(PERTURBED, Observed(*(row.reshape(-1, 50) for row in chain)), "perturbed")
+    # The posterior itself is another one, by far more than the check's error.
+    mean = PERTURBED.model.law() @ PERTURBED.model.grid()
+    assert abs(chain.theta.mean() - mean) > 0.15
+
+
+@pytest.mark.parametrize(("variant", "bug"), pairs(*_BUGS.values()))
+def test_a_bug_put_into_the_sampler_is_caught(variant: str, bug: str) -> None:
+    experiment = EXPERIMENTS[variant]
+    with _BUGS[variant][bug]():
+        seen = run_sampler(experiment, **length(variant))
+    with pytest.raises(StatisticalError):
+        check(experiment, seen, bug)
+
+
+def energy_errors(variant: str, patch: Patch = nullcontext) -> list[float]:
+    """|ΔH| of trajectories of one length from one place, in 20, 40 and 80 steps."""
+    model, errors = EXPERIMENTS[variant].model, []
+    x, y = torch.tensor(model.x), torch.tensor(model.y)
+    for steps in (20, 40, 80):
+        p = torch.tensor([1.9, -0.4], dtype=torch.float64, requires_grad=True)
+        sampler = sg.HMCECS(
+            [p],
+            num_data=model.n,
+            subsample_size=model.m,
+            variant="signed" if is_signed(variant) else "perturbed",
+            num_products=5,
+            control_variate=0 if model.order == 0 else 2,
+            mass_matrix="diagonal",
+            prior_precision=0.7,
+            temperature=1.7,
+            step_size=1.2 / steps,
+            seed=5,
+        )
+
+        def closure(i: Tensor, p: Tensor = p) -> Tensor:
+            eta = x[i] * p[0] + (x[i] ** 2).sin() * p[1] ** 3
+            return y[i] * eta - torch.nn.functional.softplus(eta)
+
+        if model.weights is not None:
+            sampler.set_sampling_weights(torch.tensor(model.weights))
+        sampler.set_anchor(closure, progress=False)
+        with torch.no_grad():
+            p.copy_(torch.tensor([0.4, -0.9]))
+        with patch():
+            errors.append(abs(sampler._sweep(closure)))
+    return errors
+
+
+@pytest.mark.parametrize("variant", EXPERIMENTS)
+def test_energy_is_conserved_by_the_sampler(variant: str) -> None:
+    """ΔH = c ε² + O(ε⁴)."""
+    errors = energy_errors(variant)
+    assert errors[-1] > 1e-7  # far above rounding
+    assert 3.8 < errors[1] / errors[2] < 4.2
+
+
+@pytest.mark.parametrize(
+    ("variant", "bug"),
+    pairs(
+        *(FORCE_BUGS, ["fresh u in the forces"], ()),
+        *(WEIGHTED_FORCE_BUGS, WEIGHTED_FORCE_BUGS),
+    ),
+)
+def test_a_wrong_force_put_into_the_sampler_is_seen(variant: str, bug: str) -> None:
+    """Of the things that the sampler shows, energy alone, as above."""
+    errors = energy_errors(variant, {**FORCE_BUGS, **WEIGHTED_FORCE_BUGS}[bug])
+    assert errors[1] / errors[2] < 2
+    assert errors[2] > 30 * energy_errors(variant)[2]

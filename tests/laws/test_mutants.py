@@ -1,0 +1,209 @@
+"""A bug of each known class fails the checks that the samplers pass.
+
+The checks are those of ``test_sampling_law.py``; real samplers, right references and
+mutants differ only in the class that :class:`harness.methods.Method` builds.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from harness import suite
+from harness.chains import (
+    Chains,
+    Experiment,
+    assert_caught,
+    check_double_well,
+    check_extrapolated,
+    check_memoryless,
+    check_start,
+    check_stationary,
+    check_thermostats,
+    check_transient,
+)
+from harness.gibbs import check_conditional, check_joint
+from harness.methods import METHODS, THERMOSTATS, Method, frozen_psgld
+from harness.mutants import (
+    GAMMA_MUTATIONS,
+    PSGLD_MUTATIONS,
+    SGHMC_MUTATIONS,
+    SGLD_MUTATIONS,
+    SGNHT_MUTATIONS,
+    THERMOSTAT_MUTATIONS,
+    ReferencePSGLD,
+    ReferenceSGHMC,
+    ReferenceSGLD,
+    ReferenceSGNHT,
+)
+from harness.precision_mutants import PRECISION_MUTATIONS, ReferencePrecision
+from harness.statistics import StatisticalError
+from harness.targets import LogGamma
+
+REFERENCES = {
+    "SGLD": ReferenceSGLD,
+    "SGHMC": ReferenceSGHMC,
+    "PSGLD frozen": ReferencePSGLD,
+    "SGNHT": ReferenceSGNHT,
+}
+
+# Bugs that leave the plain experiment as it is: where they show instead.
+ELSEWHERE = {
+    "noise account ignored": (check_stationary, suite.accounted),
+    "momentum never resampled": (check_stationary, suite.resampled),
+    "momentum resampled one step late": (check_stationary, suite.resampled),
+    "momentum starts at rest": (check_transient, suite.all_at_once),
+}
+
+
+def reference(name: str, mutation: str | None) -> Method:
+    method = next(m for m in METHODS if m.name == name)
+    build = partial(REFERENCES[name], mutation=mutation)
+    if method.build is frozen_psgld:
+        build = partial(frozen_psgld, cls=build)
+    return replace(method, name=f"{name} mutant ({mutation})", build=build)
+
+
+def adapting(mutation: str | None) -> Method:
+    """pSGLD that has not been frozen."""
+    build = partial(ReferencePSGLD, mutation=mutation)
+    return Method("PSGLD mutant", build, lambda *_: None, lambda *_: None)
+
+
+def at_work(mutation: str | None) -> Method:
+    """SGNHT with thermostats that move."""
+    return replace(THERMOSTATS, build=partial(ReferenceSGNHT, mutation=mutation))
+
+
+def few(experiment: Experiment) -> Experiment:
+    """What :func:`assert_caught` looks at first."""
+    return replace(experiment, chains=experiment.chains // 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "mutation"),
+    [
+        *(("SGLD", mutation) for mutation in SGLD_MUTATIONS),
+        *(("SGHMC", mutation) for mutation in SGHMC_MUTATIONS),
+        *(("PSGLD frozen", mutation) for mutation in PSGLD_MUTATIONS),
+        *(("SGNHT", mutation) for mutation in SGNHT_MUTATIONS),
+    ],
+)
+def test_a_bug_is_caught(name: str, mutation: str) -> None:
+    check, experiment = ELSEWHERE.get(mutation, (check_stationary, suite.all_at_once))
+    assert_caught(check, experiment(reference(name, mutation)))
+
+
+@pytest.mark.parametrize("mutation", THERMOSTAT_MUTATIONS)
+def test_a_bug_of_the_thermostat_is_caught(mutation: str) -> None:
+    assert_caught(check_thermostats, suite.absorbed(at_work(mutation)))
+
+
+def test_the_thermostat_reference_is_right() -> None:
+    check_thermostats(suite.absorbed(at_work(None)))
+    check_thermostats(few(suite.absorbed(at_work(None))))
+
+
+@pytest.mark.parametrize("mutation", GAMMA_MUTATIONS)
+def test_a_bug_of_gamma_is_caught(mutation: str) -> None:
+    assert_caught(check_memoryless, suite.memoryless(adapting(mutation), gamma=True))
+
+
+def test_a_bug_of_the_start_is_caught() -> None:
+    mutant = adapting("gamma starts with the first square and its slope")
+    assert_caught(check_start, suite.started(mutant))
+
+
+def test_gamma_of_the_last_gradient_alone_is_caught() -> None:
+    """Of it the paper's text speaks; most of the bias stays."""
+    mutant = adapting("gamma of the last gradient alone")
+    check = partial(check_extrapolated, moments=np.array([0.0, 1.0]), time=12)
+    assert_caught(check, suite.normal(mutant))
+
+
+def test_gamma_without_the_jacobians_is_seen() -> None:
+    """Where V remembers longer than the chain, a skewed target's mean moves away."""
+    means = {}
+    for mutation in (None, "gamma without the Jacobians"):
+        experiment = suite.skewed(adapting(mutation), decay=0.998, eps=1e-5)
+        chains = Chains(replace(experiment, chains=8000), np.ones(1))
+        chains.advance(2000)
+        means[mutation] = chains.state().mean() - LogGamma.mean
+    assert abs(means[None]) < 0.05  # 3.5 standard errors
+    assert means["gamma without the Jacobians"] < -0.2
+
+
+def test_the_adapting_reference_is_right() -> None:
+    check_memoryless(suite.memoryless(adapting(None), gamma=True))
+    check_memoryless(few(suite.memoryless(adapting(None), gamma=True)))
+    moments = np.array([0.0, 1.0])
+    check_extrapolated(suite.normal(adapting(None)), moments, time=12)
+    check_extrapolated(few(suite.normal(adapting(None))), moments, time=12)
+    check_start(suite.started(adapting(None)))
+    check_start(few(suite.started(adapting(None))))
+
+
+# One mild bug in every experiment: none of them is blind.
+EXPERIMENTS = {
+    "Gaussian": (check_stationary, lambda m: suite.gaussian(m, 2)),
+    "noisy, d = 1": (check_stationary, lambda m: suite.gaussian(m, 1, noisy=True)),
+    "noisy, d = 20": (check_stationary, lambda m: suite.gaussian(m, 20, noisy=True)),
+    "minibatches": (check_stationary, lambda m: suite.minibatches(m, 2)),
+    "groups": (check_stationary, suite.per_group),
+    "Gaussian, transient": (check_transient, lambda m: suite.gaussian(m, 2)),
+    "minibatches, transient": (check_transient, lambda m: suite.minibatches(m, 2)),
+    "groups, transient": (check_transient, suite.per_group),
+}
+
+
+@pytest.mark.parametrize("case", EXPERIMENTS)
+def test_every_experiment_sees_noise_2_percent_too_large(case: str) -> None:
+    check, experiment = EXPERIMENTS[case]
+    assert_caught(check, experiment(reference("SGHMC", "noise 2 % too large")))
+
+
+@pytest.mark.parametrize(
+    ("name", "mutation"), [("SGLD", "factor 2 missing"), ("SGHMC", "explicit Euler")]
+)
+def test_the_double_well_sees_bugs(name: str, mutation: str) -> None:
+    assert_caught(check_double_well, suite.double_well(reference(name, mutation)))
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+@pytest.mark.parametrize("check", [check_stationary, check_transient])
+def test_the_references_are_right(name: str, check) -> None:
+    right = reference(name, None)
+    for experiment in (suite.all_at_once(right), suite.per_group(right)):
+        check(experiment)
+        check(few(experiment))  # by which most bugs are caught
+
+
+@pytest.mark.parametrize("check", [check_stationary, check_transient])
+def test_the_sghmc_reference_is_right(check) -> None:
+    right = reference("SGHMC", None)
+    for experiment in (suite.accounted(right), suite.resampled(right)):
+        check(experiment)
+        check(few(experiment))
+
+
+# ---- Gibbs updates of prior precisions -------------------------------------------
+
+# T ≠ 1, and a shape and rate that matter beside the weights.
+GIBBS = {"shape": 3.0, "rate": 0.3, "temperature": 0.5, "seed": 3}
+
+
+@pytest.mark.parametrize("mutation", PRECISION_MUTATIONS)
+def test_a_bug_in_the_conditional_is_caught(mutation: str) -> None:
+    with pytest.raises(StatisticalError):
+        check_conditional(partial(ReferencePrecision, mutation=mutation), **GIBBS)
+
+
+def test_a_bug_in_the_joint_law_is_caught() -> None:
+    with pytest.raises(StatisticalError):
+        mutant = partial(ReferencePrecision, mutation="T on the rate only")
+        check_joint(mutant, **GIBBS)
+
+
+@pytest.mark.parametrize("check", [check_conditional, check_joint])
+def test_the_gibbs_reference_is_right(check) -> None:
+    check(ReferencePrecision, **GIBBS)

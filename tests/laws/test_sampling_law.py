@@ -1,0 +1,450 @@
+"""Every sampler follows the exact law of its discretised chain, on every target.
+
+False alarms: see the note in ``harness.statistics``. That these checks see bugs is
+shown in ``test_mutants.py``.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from harness import suite
+from harness.chains import (
+    Chains,
+    Experiment,
+    check_double_well,
+    check_extrapolated,
+    check_memoryless,
+    check_start,
+    check_stationary,
+    check_thermostats,
+    check_transient,
+)
+from harness.double_well import double_well_law, target_moment
+from harness.methods import METHODS, THERMOSTATS, Method
+from harness.preconditioned import memoryless_law, weighted_variance
+from harness.statistics import StatisticalError, check_gaussian, check_z
+from harness.targets import DoubleWell, LogGamma, Quadratic, correlated
+
+from torch_sgmcmc import PSGLD, SGNHT
+
+every_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+# All but those whose law with noisy gradients has tests of its own.
+under_noise = pytest.mark.parametrize(
+    "method", [m for m in METHODS if not m.chooses], ids=lambda m: m.name
+)
+SGHMC = next(m for m in METHODS if m.name == "SGHMC")
+ADAPTING = Method("PSGLD", PSGLD, lambda *_: None, lambda *_: None)
+
+
+@every_method
+def test_gaussian_target(method: Method) -> None:
+    check_stationary(suite.gaussian(method, 2))
+    check_transient(suite.gaussian(method, 2))
+
+
+@under_noise
+@pytest.mark.parametrize("d", [1, 20])
+def test_gaussian_target_by_noisy_gradients(method: Method, d: int) -> None:
+    check_stationary(suite.gaussian(method, d, noisy=True))
+    check_transient(suite.gaussian(method, d, noisy=True))
+
+
+@under_noise
+def test_posterior_by_minibatches(method: Method) -> None:
+    check_stationary(suite.minibatches(method, 2))
+    check_transient(suite.minibatches(method, 2))
+
+
+@every_method
+def test_temperature_prior_and_data_scale(method: Method) -> None:
+    experiment = suite.all_at_once(method)
+    check_stationary(experiment)
+    check_transient(experiment)
+
+
+@every_method
+def test_hyperparameters_of_each_group(method: Method) -> None:
+    check_stationary(suite.per_group(method))
+    check_transient(suite.per_group(method))
+
+
+@every_method
+def test_prior_mean(method: Method) -> None:
+    check_stationary(suite.localised(method))
+    check_transient(suite.localised(method))
+
+
+@every_method
+def test_double_well(method: Method) -> None:
+    check_double_well(suite.double_well(method))
+
+
+def test_double_well_with_the_noise_accounted_for() -> None:
+    """The paper's figure 1: with β̂, gradient noise N(0, 4) changes nothing."""
+    noisy = suite.double_well(SGHMC, noisy=True)
+    lr = noisy.settings["lr"]
+    settings = {**noisy.settings, "noise_estimate": lr * 4 / 2}
+    accounted = replace(noisy, settings=settings)
+    check_double_well(accounted)
+
+    inertia = [
+        SGHMC.inertia(e.coordinates) for e in (accounted, suite.double_well(SGHMC))
+    ]
+    assert inertia[0][1] + lr**2 * 4 == pytest.approx(inertia[1][1])
+
+
+# ---- The laws themselves: what they are for small steps, in closed form ----------
+
+
+@every_method
+def test_law_tends_to_the_posterior(method: Method) -> None:
+    """N(…, T (N H + λ)⁻¹) up to O(lr), whatever the momentum."""
+    errors = []
+    for lr in (0.002, 0.001):
+        experiment = suite.all_at_once(method, lr=lr)
+        mean, cov = (m[..., :4] for m in experiment.law.cycle.stationary())
+        hessian = experiment.target.hessian
+        precision = 20 * hessian + 8.0 * np.eye(4)
+        posterior = 0.6 * np.linalg.inv(precision)
+        centre = np.linalg.solve(precision, 20 * hessian @ experiment.target.centre)
+        np.testing.assert_allclose(mean[:4], centre, rtol=1e-9)
+        errors.append(np.abs(cov[:4] - posterior).max() / posterior.max())
+    assert errors[1] < 0.004
+    assert errors[0] / errors[1] == pytest.approx(2, rel=0.02)
+
+
+@every_method
+def test_double_well_law_tends_to_its_target(method: Method) -> None:
+    """The bias is O(lr), and O(lr²) after Richardson extrapolation."""
+
+    def moments(lr: float) -> np.ndarray:
+        settings = {"lr": lr, "num_data": 1}
+        experiment = Experiment(method, DoubleWell(), settings)
+        law = double_well_law(lr, *method.inertia(experiment.coordinates))
+        return np.array([law.moment(2), law.moment(4)])
+
+    exact = np.array([target_moment(2), target_moment(4)])
+    coarse, fine = moments(0.02) / exact - 1, moments(0.01) / exact - 1
+    assert np.all(np.abs(coarse) < 0.02)
+    assert np.all(np.abs(fine) < 0.6 * np.abs(coarse))
+    assert np.all(np.abs(2 * fine - coarse) < 1e-3)
+
+
+@every_method
+def test_closed_form_on_the_standard_normal(method: Method) -> None:
+    """For curvature 1: 1 / (1 - lr/2), with inertia 1 / (1 - lr / (2 (1 + m)))."""
+    target = Quadratic(np.eye(1), np.zeros(1))
+    experiment = Experiment(method, target, {"lr": 0.3, "num_data": 1})
+    carry, _ = method.inertia(experiment.coordinates)
+    _, cov = experiment.law.cycle.stationary()
+    assert cov[0, 0] == pytest.approx(1 / (1 - 0.3 / 2 / (1 + carry)))
+
+
+# ---- SGHMC: momentum, and the account of the gradients' noise --------------------
+
+
+def test_momentum_drawn_afresh() -> None:
+    check_stationary(suite.resampled(SGHMC))
+    check_transient(suite.resampled(SGHMC))
+
+
+@pytest.mark.parametrize("momentum", [0.99, 0.5, 0.0])
+@pytest.mark.parametrize("every", [1, 2, 4, 10])
+def test_drawing_momentum_keeps_the_target(every: int, momentum: float) -> None:
+    """Exact gradients: the law of θ is the same for every k, whatever lr."""
+    target = Quadratic(correlated(2, seed=70), np.zeros(2))
+    laws = []
+    for k in (0, every):
+        settings = {
+            "lr": 0.3,
+            "num_data": 1,
+            "momentum": momentum,
+            "resample_momentum_every": k,
+        }
+        experiment = Experiment(SGHMC, target, settings)
+        laws.append(experiment.law.cycle.stationary()[1][:2, :2])
+    np.testing.assert_allclose(laws[1], laws[0], rtol=1e-9)
+
+
+def test_momentum_is_stationary_from_the_start() -> None:
+    """v ~ N(0, lr T / N), which is stationary up to 1 / (1 - α/2) and O(lr)."""
+    scale = 1e-5 * 0.6 / 20
+    experiment = suite.all_at_once(SGHMC, lr=1e-5, momentum=0.98)
+    np.testing.assert_allclose(experiment.law.start[4:, 4:], scale * np.eye(4))
+    _, cov = experiment.law.cycle.stationary()
+    expected = scale / (1 - 0.02 / 2) * np.eye(4)
+    np.testing.assert_allclose(cov[4:, 4:], expected, atol=1e-3 * scale)
+    # With next to no friction and gradient, one update shows the first draw itself.
+    frozen = suite.all_at_once(SGHMC, lr=1e-9, momentum=1 - 1e-9)
+    chains = Chains(replace(frozen, dtype=torch.float64), np.zeros(4))
+    chains.advance(1)
+    momentum = chains.state(["momentum"], theta=False)
+    check_gaussian(momentum / (1e-9 * 0.6 / 20) ** 0.5, label="first momentum")
+
+
+def test_noise_account() -> None:
+    check_stationary(suite.accounted(SGHMC))
+    check_transient(suite.accounted(SGHMC))
+
+
+@pytest.mark.parametrize(
+    ("noise_estimate", "variance"), [(0.0, 1.52), (0.025, 1.01)], ids=["off", "on"]
+)
+def test_noise_account_restores_the_variance(
+    noise_estimate: float, variance: float
+) -> None:
+    """η = α = 0.05, V = 1 on N(0, 1): β̂ = η V / 2."""
+    experiment = Experiment(
+        SGHMC,
+        Quadratic(np.eye(1), np.zeros(1), np.eye(1)),
+        {
+            "lr": 0.05,
+            "momentum": 0.95,
+            "num_data": 1,
+            "noise_estimate": noise_estimate,
+        },
+        chains=100_000,
+        seed=70,
+    )
+    _, cov = experiment.law.cycle.stationary()
+    assert cov[0, 0] == pytest.approx(variance, abs=0.005)
+    check_stationary(experiment)
+
+
+def test_noise_account_online() -> None:
+    """Two coordinates of very different noise get back the variance 1 each.
+
+    Half the mean squared difference of consecutive gradients estimates
+    V (1 + lr h) + h² E[v²] / 2 on a curvature h: the gradient moves with θ, and v
+    holds a part lr of the noise of the gradient before. The law follows from what is
+    estimated; that the estimates fluctuate by 5 % adds 1e-3 to the kurtosis.
+    """
+    noise = np.diag([1.0, 0.05])
+    lr = 0.05
+    experiment = Experiment(
+        SGHMC,
+        Quadratic(np.eye(2), np.zeros(2), noise),
+        {"lr": lr, "momentum": 0.9, "num_data": 1, "noise_estimate": "online"},
+        chains=20_000,
+        seed=71,
+    )
+    without = {**experiment.coordinates, "noise_estimate": np.zeros(2)}
+    _, cov = SGHMC.law(experiment.target, without).cycle.stationary()
+    assert cov[0, 0] > 1.25
+
+    estimated = np.diag(noise)
+    for _ in range(20):  # the estimate depends on the law and the law on it
+        account = {**without, "noise_estimate": lr * estimated / 2}
+        _, cov = SGHMC.law(experiment.target, account).cycle.stationary()
+        estimated = np.diag(noise) * (1 + lr) + np.diag(cov)[2:] / 2
+    np.testing.assert_allclose(np.diag(cov)[:2], 1, atol=0.03)
+
+    chains = Chains(experiment, np.zeros(2))
+    chains.advance(1500)
+    variances = chains.state(["grad_variance"], theta=False).mean(axis=0)
+    np.testing.assert_allclose(variances, estimated, rtol=0.005)
+    check_gaussian(chains.state(["momentum"]), cov=cov, label="online account")
+
+
+# ---- pSGLD: Γ while V adapts -----------------------------------------------------
+
+
+@pytest.mark.parametrize("gamma", [True, False], ids=["gamma", "plain"])
+def test_preconditioner_without_memory(gamma: bool) -> None:
+    check_memoryless(suite.memoryless(ADAPTING, gamma=gamma))
+
+
+def test_gamma_restores_the_target() -> None:
+    """With Γ the variance of N(0, 1) is 1 + O(lr), without that of another density."""
+    common = {
+        "curvature": 1.0,
+        "centre": 0.0,
+        "num_data": 1.0,
+        "prior_precision": 0.0,
+        "temperature": 1.0,
+        "eps": 0.5,
+    }
+    for gamma, limit in ((True, 1.0), (False, weighted_variance(0.5))):
+        errors = []
+        for lr in (0.04, 0.02, 0.01):
+            law = memoryless_law(lr=lr, gamma=gamma, **common)
+            assert law.moment(1) == pytest.approx(0, abs=1e-8)
+            errors.append(law.moment(2) - limit)
+        assert abs(errors[2]) < 0.02
+        assert abs(errors[1]) < 0.6 * abs(errors[0])
+        assert abs(errors[2]) < 0.6 * abs(errors[1])
+    assert weighted_variance(0.5) > 1.6
+
+
+def test_gamma_from_the_first_step_on() -> None:
+    check_start(suite.started(ADAPTING))
+
+
+def test_gamma_with_a_memory() -> None:
+    exact = np.array([0.0, 1.0])
+    check_extrapolated(suite.normal(ADAPTING), exact, time=12)
+    without = replace(suite.normal(ADAPTING, gamma=False), chains=5000)
+    with pytest.raises(StatisticalError):
+        check_extrapolated(without, exact, time=12)
+
+
+def test_gamma_on_a_skewed_target() -> None:
+    exact = np.array([LogGamma.mean, LogGamma.variance + LogGamma.mean**2])
+    check_extrapolated(suite.skewed(ADAPTING), exact, time=12)
+    without = replace(suite.skewed(ADAPTING, gamma=False), chains=5000)
+    with pytest.raises(StatisticalError):
+        check_extrapolated(without, exact, time=12)
+
+
+@pytest.mark.parametrize(
+    ("decay", "gamma", "variance"),
+    [
+        (0.9, False, 1.79),
+        (0.99, False, 1.34),
+        (0.9, True, 1.09),
+        (0.99, True, 1.05),
+        (0.999, True, 1.00),
+    ],
+)
+def test_documented_bias(decay: float, gamma: bool, variance: float) -> None:
+    """The figures of docs/samplers/psgld.md, to their two decimals.
+
+    With Γ started in the target, from which no chain is thrown away: with the variance
+    1.09 one draw in 7e11 lies beyond 7.4: with 500,000 looks a false alarm in 1.5e6.
+    """
+    experiment = suite.normal(ADAPTING, lr=0.01, eps=1e-5, decay=decay, gamma=gamma)
+    chains = Chains(experiment, np.ones(1))
+    if gamma:
+        chains.scatter(1.0)
+    chains.advance(1000)
+    looks = []
+    for _ in range(10):
+        chains.advance(50)
+        theta = chains.state()
+        assert np.abs(theta).max() < 7.4 or not gamma
+        looks.append(np.mean(theta**2))
+    assert np.mean(looks) == pytest.approx(variance, abs=0.012)
+
+
+def test_frozen_preconditioner_may_come_from_adaptation() -> None:
+    """Burn-in with adaptation and no Γ, then V stays and the target is right.
+
+    The law given V is that of SGLD with a step size of its own for every chain, so that
+    each is whitened by its own deviation.
+    """
+    experiment = suite.normal(ADAPTING, lr=0.05, decay=0.9, gamma=False)
+    chains = Chains(experiment, np.zeros(1))
+    chains.advance(200)
+    chains.sampler.param_groups[0]["adapt"] = False
+    v = chains.state(["square_average"], theta=False)
+    chains.advance(600)
+    assert np.array_equal(chains.state(["square_average"], theta=False), v)
+    step = 0.05 / (np.sqrt(v) + 1.0)
+    assert step.std() > 0.1 * step.mean()
+    whitened = chains.state() * np.sqrt(1 - step / 2)
+    check_gaussian(whitened, label="frozen after adaptation")
+
+
+# ---- SGNHT: thermostats ----------------------------------------------------------
+
+
+def test_thermostats_absorb_gradient_noise() -> None:
+    check_thermostats(suite.absorbed(THERMOSTATS))
+
+
+def test_law_with_thermostats() -> None:
+    """Noise in balance with the friction: the law of exact gradients, but for O(lr)."""
+    experiment = suite.absorbed(THERMOSTATS)
+    d, c = 3, experiment.coordinates
+    heat = c["lr"] * c["temperature"] / c["num_data"]
+    law = experiment.law
+    _, cov = law.cycle.stationary()
+    # The mean of consecutive momenta has the variance lr T / N, exactly.
+    both = cov + law.cycle.a @ cov
+    means = (both + both.T)[d:, d:] / 4
+    np.testing.assert_allclose(np.diag(means), heat, rtol=1e-9)
+    # And the target's covariance is met up to O(lr), which SGHMC's is not.
+    errors = {"SGNHT": [], "SGHMC": []}
+    for lr in (0.002, 0.001):
+        # At the same β̂, so that noise stays as strong as friction.
+        noise = np.diag([0.12, 0.03, 1e-9]) * 0.1 / lr
+        target = replace(experiment.target, gradient_noise=noise)
+        some = {**c, "lr": np.full(d, lr)}
+        exact = 0.6 * np.linalg.inv(20 * target.hessian + 8 * np.eye(d))
+        for name, method in (("SGNHT", THERMOSTATS), ("SGHMC", SGHMC)):
+            _, cov = method.law(target, some).cycle.stationary()
+            errors[name].append(np.abs(cov[:d, :d] - exact).max() / exact.max())
+    assert errors["SGNHT"][1] < 1e-3
+    assert errors["SGNHT"][0] / errors["SGNHT"][1] == pytest.approx(2, rel=0.02)
+    assert min(errors["SGHMC"]) > 0.5
+
+
+def test_thermostats_estimate_the_noise() -> None:
+    """The mean of α - A is β̂ up to O(κ): extrapolated, 2 m(κ / 2) - m(κ)."""
+    means, errors = [], []
+    for seed, rate in ((1, 0.004), (2, 0.002)):
+        base = suite.absorbed(THERMOSTATS)
+        settings = {**base.settings, "thermostat_rate": rate}
+        experiment = replace(base, settings=settings, seed=seed)
+        chains = Chains(experiment, experiment.target.centre)
+        chains.advance(round(10 * 0.4 / rate))
+        values = chains.state(["thermostat"], theta=False)
+        means.append(values.mean(axis=0))
+        errors.append(values.var(axis=0) / len(values))
+    account = 0.1 * 20 * np.array([0.12, 0.03, 1e-9]) / (2 * 0.6)
+    error = np.sqrt(4 * errors[1] + errors[0])
+    z = (2 * means[1] - means[0] - account) / error
+    check_z({"noise account": z}, label="mean of the thermostats")
+
+
+def test_thermostat_rate_by_default() -> None:
+    """None is lr T / N: the same chain to the last bit."""
+    experiment = replace(suite.absorbed(THERMOSTATS), chains=10)
+    rates = {}
+    for rate in (None, 0.1 * 0.6 / 20):
+        settings = {**experiment.settings, "thermostat_rate": rate}
+        chains = Chains(replace(experiment, settings=settings), np.zeros(3))
+        chains.advance(5)
+        assert isinstance(chains.sampler, SGNHT)
+        rates[rate] = chains.state(["thermostat"])
+    first, second = rates.values()
+    assert np.array_equal(first, second)
+
+
+# ---- Temperature 0 ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "method",
+    [m for m in METHODS if not m.chooses and "PSGLD" not in m.name],
+    ids=lambda m: m.name,
+)
+def test_temperature_zero_is_sgd(method: Method) -> None:
+    """With numbers that fp64 adds and multiplies exactly: to the last bit."""
+    hessian = np.array([[1.0, 0.5], [0.5, 2.0]])
+    settings = {"lr": 0.25, "num_data": 8, "prior_precision": 2, "temperature": 0}
+    inertia = {"momentum": 0.5} if "momentum" in method.settings else {}
+    experiment = Experiment(
+        method,
+        Quadratic(hessian, np.array([1.0, -2.0])),
+        {**settings, **inertia},
+        chains=3,
+        dtype=torch.float64,
+    )
+    start = np.array([3.0, 5.0])
+    ours, other_seed = (
+        Chains(replace(experiment, seed=seed), start) for seed in (1, 2)
+    )
+    theta = torch.tensor(start).repeat(3, 1).requires_grad_()
+    sgd = torch.optim.SGD([theta], lr=0.25, weight_decay=2 / 8, **inertia)
+    for _ in range(8):
+        ours.advance(1)
+        other_seed.advance(1)
+        sgd.zero_grad()
+        experiment.target.loss(theta, ours.generator).backward()
+        sgd.step()
+        assert np.array_equal(ours.state(), theta.detach().numpy())
+        assert np.array_equal(other_seed.state(), ours.state())
+    assert not np.array_equal(ours.state()[0], start)

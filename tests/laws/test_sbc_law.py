@@ -1,0 +1,120 @@
+"""Simulation-based calibration: every sampler passes, and wrong ones do not."""
+
+from typing import Any
+
+import pytest
+from sbc_problem import (
+    TARGET,
+    Make,
+    calibrate,
+    gaussian,
+    gaussian_loss,
+    hmc,
+    prior,
+    sgld,
+)
+
+import torch_sgmcmc as sg
+from torch_sgmcmc.judge.calibration import sbc
+
+#: Samplers, and what each needs of the calibration.
+SAMPLERS: dict[str, tuple[Make, dict[str, Any]]] = {
+    "SGLD": (sgld, {"thin": 25}),
+    "SGHMC": (lambda p, s: sg.SGHMC(p, 0.05, 0.7, **TARGET, seed=s), {"thin": 15}),
+    "PSGLD": (
+        lambda p, s: sg.PSGLD(p, 0.05, decay=0.99, eps=0.5, **TARGET, seed=s),
+        {"thin": 40},
+    ),
+    "SGNHT": (lambda p, s: sg.SGNHT(p, 0.05, 0.7, **TARGET, seed=s), {"thin": 15}),
+    "EWSG": (
+        lambda p, s: sg.EWSG(p, 0.02, 0.8, num_chains=len(p[0]), **TARGET, seed=s),
+        {"thin": 40, "batch_size": 4},
+    ),
+    "HMC": (hmc, {"thin": 2, "warmup": 20}),
+    "HMCECS": (
+        lambda p, s: sg.HMCECS(
+            p, subsample_size=40, num_blocks=4, step_size=0.5, **TARGET, seed=s
+        ),
+        {"thin": 4, "warmup": 20, "at_once": 10, "simulations": 60},
+    ),
+    "SBPS": (
+        lambda p, s: sg.SBPS(
+            p, sample_interval=2.0, refresh_rate=1.0, **TARGET, seed=s
+        ),
+        {"thin": 3, "warmup": 50, "at_once": 4, "simulations": 40},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("sampler", "model"),
+    [
+        *((sampler, "Gaussian") for sampler in SAMPLERS if sampler != "HMCECS"),
+        *((sampler, "logistic") for sampler in ("SGHMC", "HMCECS")),
+    ],
+)
+def test_every_sampler(sampler: str, model: str) -> None:
+    """A right one is refused once in a thousand seeds."""
+    make, options = SAMPLERS[sampler]
+    if model == "logistic":  # where some data leave a wide posterior
+        options = {**options, "thin": 2 * options["thin"]}
+    result = calibrate(make, model, **options)
+    assert result.passed(1e-3), f"\n{result}"
+    assert max(result.autocorrelation.values()) < 0.3
+    assert list(result.ranks) == [
+        *("theta[0]", "theta[1]", "squared norm", "log likelihood")
+    ]
+    for ranks in result.ranks.values():
+        assert ranks.shape == (options.get("simulations", 300),)
+        assert 0 <= int(ranks.min()) < 2 and 13 < int(ranks.max()) <= 15
+
+
+#: What is wrong with each; a wrong one is to be refused at a rate of 1e-6.
+MUTANTS: dict[str, tuple[Make, dict[str, Any]]] = {
+    "temperature": (lambda p, s: hmc(p, s, temperature=1.5), {}),
+    "prior": (lambda p, s: hmc(p, s, prior_precision=2.0), {}),
+    "no prior": (lambda p, s: hmc(p, s, prior_precision=0.0), {}),
+    "no noise": (
+        lambda p, s: sg.SGHMC(p, 0.05, 0.7, temperature=0, **TARGET, seed=s),
+        {"thin": 5},
+    ),
+    "minibatches": (
+        lambda p, s: sg.SGLD(p, 0.5, **TARGET, seed=s),
+        {"thin": 5, "batch_size": 1},
+    ),
+    "no test": (lambda p, s: hmc(p, s, metropolis=False), {"batch_size": 2}),
+    "no warm-up": (
+        lambda p, s: sg.SGHMC(p, 1e-4, 0.0, **TARGET, seed=s),
+        {"thin": 1, "warmup": 0},
+    ),
+    "correlated": (
+        lambda p, s: sg.SGHMC(p, 0.01, 0.0, **TARGET, seed=s),
+        {"thin": 1, "warmup": 500},
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_wrong_samplers_are_flagged(mutant: str) -> None:
+    make, options = MUTANTS[mutant]
+    shared = {"simulations": 2000, "thin": 2, "warmup": 20}
+    result = calibrate(make, **{**shared, **options})
+    assert not result.passed(1e-6)
+    assert "ranks are NOT uniform" in result.summary()
+    if mutant == "correlated":
+        assert "ranks crowd at both ends" in result.summary()
+
+
+def test_the_wrong_loss_scale_is_flagged() -> None:
+    """Not the model's likelihood, but its square."""
+    result = sbc(
+        prior,
+        gaussian,
+        lambda theta, data: 2 * gaussian_loss(theta, data),
+        hmc,
+        **{"simulations": 2000, "draws": 15, "thin": 2, "warmup": 20, "seed": 0},
+        progress=False,
+    )
+    assert not result.passed(1e-6)
+    _, off = result.ecdf_difference("theta[0]")
+    assert float(off[0]) > 0 > float(off[-1])  # too narrow

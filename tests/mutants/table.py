@@ -1,0 +1,332 @@
+"""Bugs in the C++ sources, and the tests that must see each.
+
+Mutants of one build are of different samplers, so that what one test sees is not what
+another mutant has done. (EWSG moves as SGHMC, and control variates by SGLD: of these
+only their own operators are looked at.)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["BUILDS", "Mutant"]
+
+
+class Mutant(NamedTuple):
+    """A bug.
+
+    Args:
+        name: what is wrong.
+        file: which has it, under csrc.
+        old: the right text, which must be there exactly once.
+        new: the wrong text.
+        tests: arguments of pytest, each of which must find a failing test.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+def _updates(k: str) -> str:
+    return f"tests/operators/test_fused_updates.py -k {k}_equals_reference"
+
+
+def _law(method: str) -> str:
+    return f"tests/laws/test_sampling_law.py -k 'temperature_prior and {method}'"
+
+
+_ECS_LAW = "tests/laws/test_hmcecs_mutants_law.py -k"
+
+BUILDS: tuple[tuple[Mutant, ...], ...] = (
+    (
+        Mutant(
+            "SGLD: noise scale without its 2",
+            "methods/sgld.h",
+            "noise_scale(std::sqrt(2 * lr * temperature / num_data))",
+            "noise_scale(std::sqrt(lr * temperature / num_data))",
+            (_updates("test_sgld"), _law("SGLD")),
+        ),
+        Mutant(
+            "SGHMC: temperature forgotten",
+            "methods/sghmc.h",
+            "heat(2 * lr * temperature / num_data)",
+            "heat(2 * lr * (temperature > 0) / num_data)",
+            (_updates("test_sghmc"), _law("SGHMC")),
+        ),
+        Mutant(
+            "SGNHT: parameters move by the old momentum",
+            "methods/sgnht.h",
+            "x[2] = v;\n    x[0] = x[0] + v;",
+            "x[0] = x[0] + x[2];\n    x[2] = v;",
+            (_updates("test_sgnht"), _law("SGNHT")),
+        ),
+        Mutant(
+            "PSGLD: prior dropped",
+            "methods/psgld.h",
+            "const Real g = Fma(weight_decay_, theta - mean, grad);",
+            "const Real g = grad + 0 * (theta - mean);",
+            (_updates("test_frozen_psgld"), _law("PSGLD")),
+        ),
+        Mutant(
+            "EWSG: weights ignored",
+            "methods/ewsg.h",
+            "return c_.scale * sum;",
+            "return 0 * sum;",
+            ("tests/operators/test_ewsg_operators.py -k equals_reference",),
+        ),
+        Mutant(
+            "HMC: last half step of the momentum missing",
+            "methods/hmc.h",
+            "    x[2] = Fma(pull_, x[1], Fma(decay_, x[0] - x[3], x[2]));\n  }\n\n"
+            " private:\n  Real pull_;\n  Real decay_;\n  Real prior_mean_;",
+            "    x[2] = x[2] + 0 * (x[1] + x[3]) * pull_ * decay_;\n  }\n\n"
+            " private:\n  Real pull_;\n  Real decay_;\n  Real prior_mean_;",
+            (
+                "tests/operators/test_hmc_operators.py -k leapfrog",
+                "tests/laws/test_hmc_law.py -k 'test_law and HMC and invariance'",
+            ),
+        ),
+        Mutant(
+            "SBPS: reflections of the wrong sign",
+            "methods/sbps.h",
+            "minus_gain_(static_cast<Real>(-c.gain))",
+            "minus_gain_(static_cast<Real>(c.gain))",
+            (
+                "tests/operators/test_sbps_operators.py -k reflection",
+                "tests/laws/test_sbps_law.py -k 'follows and plain'",
+            ),
+        ),
+        Mutant(
+            "HMC-ECS: sign dropped",
+            "host/ecs_estimate.h",
+            "if (excess < 0) result.sign = -result.sign;",
+            "",
+            (
+                "tests/operators/test_ecs_operators.py",
+                f"{_ECS_LAW} 'keeps_its_law and signed and not weighted'",
+            ),
+        ),
+        Mutant(
+            "control variate: gradient at the anchor dropped",
+            "methods/control_variate.h",
+            "x[0] = (x[0] - x[1]) + x[2];",
+            "x[0] = (x[0] - 0 * x[1]) + x[2];",
+            (_updates("test_control_variate"),),
+        ),
+        Mutant(
+            "gauges: the center is not taken off",
+            "methods/gauge.h",
+            "const double position = x[1] - n_.center_scale * x[2];",
+            "const double position = x[1] - 0 * n_.center_scale * x[2];",
+            ("tests/posterior/test_gauges.py -k sums_each_tensor",),
+        ),
+    ),
+    (
+        Mutant(
+            "SGLD: prior dropped",
+            "methods/sgld.h",
+            "const Real g = Fma(weight_decay_, x[0] - x[2], x[1]);",
+            "const Real g = x[1] + 0 * x[2];",
+            (_updates("test_sgld"), _law("SGLD")),
+        ),
+        Mutant(
+            "SGHMC: half the noise",
+            "methods/sghmc.h",
+            "noise_scale_(static_cast<Real>(std::sqrt(c.NoiseVariance())))",
+            "noise_scale_(static_cast<Real>(0.5 * std::sqrt(c.NoiseVariance())))",
+            (_updates("test_sghmc"), _law("SGHMC")),
+        ),
+        Mutant(
+            "SGNHT: no noise",
+            "methods/sgnht.h",
+            "std::sqrt(2 * (1 - c.momentum) * c.heat)",
+            "0 * std::sqrt(2 * (1 - c.momentum) * c.heat)",
+            (_updates("test_sgnht"), _law("SGNHT")),
+        ),
+        Mutant(
+            "PSGLD: noise without the preconditioner",
+            "methods/psgld.h",
+            "root_of_g * Fma(minus_lr_ * root_of_g, g, noise_scale_ * xi);",
+            "Fma(minus_lr_ * root_of_g * root_of_g, g, noise_scale_ * xi);",
+            (_updates("test_frozen_psgld"), _law("PSGLD")),
+        ),
+        Mutant(
+            "EWSG: ratio inverted",
+            "methods/ewsg.h",
+            "return (x[2] - x[1]) * s;",
+            "return (x[1] - x[2]) * s;",
+            ("tests/operators/test_ewsg_operators.py -k equals_reference",),
+        ),
+        Mutant(
+            "HMC: momenta drawn without their mass",
+            "methods/hmc.h",
+            "x[0] = std_ * sqrt(x[1]) * xi;",
+            "x[0] = std_ * (1 + 0 * x[1]) * xi;",
+            (
+                "tests/operators/test_hmc_operators.py -k momenta",
+                "tests/laws/test_hmc_law.py -k 'test_law and HMC and invariance'",
+            ),
+        ),
+        Mutant(
+            "SBPS: every proposal a bounce",
+            "host/bounce_clock.cpp",
+            "return Uniforms(stream, kDecision).first * rate < value;",
+            "return 0 * Uniforms(stream, kDecision).first * rate < value + rate;",
+            ("tests/laws/test_sbps_law.py -k test_gaussian",),
+        ),
+        Mutant(
+            "seeds are folded with half of the stream's number",
+            "host/fold_in.h",
+            "portable::ChainSeed(static_cast<uint64_t>(seed), stream));",
+            "portable::ChainSeed(static_cast<uint64_t>(seed), stream / 2));",
+            ("tests/contract/test_seeds.py -k known_answers",),
+        ),
+        Mutant(
+            "rows dropped: chains share the numbers of their noise",
+            "apply/call.cpp",
+            "/*num_chains=*/1, {rows, num_chains}}",
+            "/*num_chains=*/1, {}}",
+            (
+                "tests/contract/test_many_chains.py -k each_is_the_chain_alone",
+                "tests/ranks/test_sharded.py -k 'shards_are_parts and SGLD'",
+            ),
+        ),
+    ),
+    (
+        Mutant(
+            "the step is not in the counter: the same noise at each",
+            "apply/call.cpp",
+            "return MakeStream(row.op, seed, step, Purpose::kUpdate);",
+            "return MakeStream(row.op, seed, 0, Purpose::kUpdate);",
+            (_updates("test_sgld"), _law("SGLD")),
+        ),
+        Mutant(
+            "Metropolis: every proposal accepted",
+            "host/index_chain.h",
+            "if (log_ratio >= 0) return true;",
+            "if (log_ratio >= 0 || log_ratio < 0) return true;",
+            (
+                "tests/operators/test_ewsg_operators.py -k test_decisions",
+                "tests/laws/test_hmc_law.py -k 'test_law and HMC and invariance'",
+            ),
+        ),
+        Mutant(
+            "infinities are not counted",
+            "methods/nonfinite_loop.inl",
+            "total.infinities += infinities;",
+            "total.infinities += 0 * infinities;",
+            ("tests/contract/test_nonfinite.py -k every_position",),
+        ),
+        Mutant(
+            "gauges: the momentum's sum is of the position",
+            "methods/gauge.h",
+            "return {position * g, x[3] * x[3], position * x[3]};",
+            "return {position * g, x[1] * x[1], position * x[3]};",
+            ("tests/posterior/test_gauges.py -k sums_each_tensor",),
+        ),
+        Mutant(
+            "HMC-ECS: forces without the data's weights",
+            "host/ecs_estimate.h",
+            "for (int64_t i = 0; i < count; ++i) weights[i] *= importance[i];",
+            "",
+            (
+                "tests/operators/test_ecs_operators.py",
+                f"{_ECS_LAW} 'is_conserved_by_the_sampler and weighted'",
+            ),
+        ),
+        Mutant(
+            "control variate: gradient of all data dropped",
+            "methods/control_variate.h",
+            "x[0] = (x[0] - x[1]) + x[2];",
+            "x[0] = (x[0] - x[1]) + 0 * x[2];",
+            (_updates("test_control_variate"),),
+        ),
+    ),
+    (
+        Mutant(
+            "means of priors dropped where they are tensors",
+            "apply/call.cpp",
+            "arguments.push_back(PriorMeans(prior_means));",
+            "arguments.push_back(PriorMeans(std::nullopt));",
+            ("tests/contract/test_prior_mean.py -k origin_elsewhere",),
+        ),
+        Mutant(
+            "SGLD: N forgotten in the noise",
+            "methods/sgld.h",
+            "noise_scale(std::sqrt(2 * lr * temperature / num_data))",
+            "noise_scale(std::sqrt(2 * lr * temperature))",
+            (_updates("test_sgld"), _law("SGLD")),
+        ),
+        Mutant(
+            "SGHMC: parameters move by the old momentum",
+            "methods/sghmc.h",
+            "    x[2] = Fma(momentum_, x[2], Fma(minus_lr_, g, noise_scale_ * xi));\n"
+            "    x[0] = x[0] + x[2];",
+            "    x[0] = x[0] + x[2];\n"
+            "    x[2] = Fma(momentum_, x[2], Fma(minus_lr_, g, noise_scale_ * xi));",
+            (_updates("test_sghmc"), _law("SGHMC")),
+        ),
+        Mutant(
+            "SGNHT: thermostats rest",
+            "methods/sgnht.h",
+            "x[3] = x[3] + Fma(gain_ * u, u, -rate_);",
+            "x[3] = x[3] + 0 * Fma(gain_ * u, u, -rate_);",
+            (
+                _updates("test_sgnht"),
+                "tests/laws/test_sampling_law.py -k absorb_gradient_noise",
+            ),
+        ),
+        Mutant(
+            "PSGLD: noise by half",
+            "methods/psgld.h",
+            "std::sqrt(2 * c.heat)",
+            "std::sqrt(c.heat / 2)",
+            (_updates("test_frozen_psgld"), _law("PSGLD")),
+        ),
+        Mutant(
+            "EWSG: prior left out of the weights",
+            "methods/ewsg.h",
+            "if constexpr (has_prior) s += c_.twice_decay * (x[0] - x[4]);",
+            "",
+            ("tests/operators/test_ewsg_operators.py -k equals_reference",),
+        ),
+        Mutant(
+            "HMC: the leapfrog moves as with unit masses",
+            "methods/hmc.h",
+            "x[0] = Fma(drift_, x[2] / x[3], x[0]);",
+            "x[0] = Fma(drift_, x[2] + 0 * x[3], x[0]);",
+            (
+                "tests/operators/test_hmc_operators.py -k leapfrog",
+                "tests/laws/test_hmc_law.py -k 'test_law and HMC and dynamics'",
+            ),
+        ),
+        Mutant(
+            "HMC-ECS: correction of the variance left out",
+            "host/ecs_estimate.h",
+            "result.log = result.mean - result.variance / 2;",
+            "result.log = result.mean;",
+            # On small models the sampler's law moves by less than 1,500 steps show.
+            ("tests/operators/test_ecs_operators.py",),
+        ),
+        Mutant(
+            "infinities pass the look before a step",
+            "methods/nonfinite_loop.inl",
+            "return largest >= BitsOf<T>::kInfinity;",
+            "return largest > BitsOf<T>::kInfinity;",
+            ("tests/contract/test_nonfinite.py -k every_position",),
+        ),
+        Mutant(
+            "SBPS: reflections without the prior",
+            "methods/sbps.h",
+            "Real g = Fma(weight_decay_, x[0] - x[kMean], x[1]);",
+            "Real g = x[1] + 0 * x[kMean];",
+            (
+                "tests/operators/test_sbps_operators.py -k reflect",
+                "tests/laws/test_sbps_law.py -k 'follows and plain'",
+            ),
+        ),
+    ),
+)

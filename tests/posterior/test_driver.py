@@ -1,0 +1,369 @@
+"""sample: the chains of a loop of one's own, kills that leave no trace, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from driver_problem import (
+    ROWS,
+    KilledAt,
+    cycles,
+    data,
+    forked,  # noqa: F401
+    loader,
+    loss,
+    model,
+    run,
+    run_until_full,
+    sghmc,
+)
+from launch import fresh
+from stored_files import files
+from torch import nn
+from torch.nn import functional as F
+
+import torch_sgmcmc as sg
+from torch_sgmcmc.seeds import fold_in
+
+
+def test_a_loop_of_ones_own(tmp_path: Path) -> None:
+    """What the docstring says of seeds, step by step."""
+    run(tmp_path / "sample", chains=2)
+    for chain in range(2):
+        seed = fold_in(5, chain)
+        torch.manual_seed(fold_in(seed, 0))
+        network = model()
+        sampler = sghmc(network.named_parameters(), seed=fold_in(seed, 1))
+        with sg.Collector(
+            *(sampler, network, tmp_path / "loop"),
+            **{"chain": chain, "burn_in": 3, "every": 2, "max_samples": 12},
+        ) as collector:
+            step = 0
+            for epoch in range(9):
+                torch.manual_seed(fold_in(fold_in(seed, 2), epoch))
+                for batch in loader():
+                    if step == 50:
+                        break
+                    sampler.zero_grad()
+                    value = loss(network, batch)
+                    value.backward()
+                    collector.loss = value.detach()
+                    sampler.step()
+                    step += 1
+    found = files(tmp_path / "sample")
+    assert found == files(tmp_path / "loop")
+    store = sg.SampleStore(tmp_path / "sample")
+    assert store.chains == [0, 1] and 6 <= len(store.chain(0)) <= 12
+    first, second = store.chain(0)[-1], store.chain(1)[-1]
+    assert not torch.equal(first["0.weight"], second["0.weight"])
+    assert first.step > 40 and first.loss == first.loss
+
+
+def test_a_kill_leaves_no_trace(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    run(whole, chains=2, schedule=cycles)
+    for chain, step in ((0, 1), (0, 20), (1, 3), (1, 50)):
+        options = {"chains": 2, "schedule": cycles}
+        options["callbacks"] = [KilledAt(tmp_path, chain, step)]
+        process = fresh.Process(target=run, args=(tmp_path / "killed",), kwargs=options)
+        process.start()
+        process.join()
+        assert process.exitcode == -9
+    run(tmp_path / "killed", chains=2, schedule=cycles)
+    assert files(tmp_path / "killed") == files(whole)
+
+
+@pytest.mark.usefixtures("forked")
+def test_processes(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        one = run(tmp_path / "one", chains=2)
+    finally:
+        torch.set_num_threads(threads)
+    two = run(tmp_path / "two", chains=2, processes=2)
+    assert len(one) == len(two) > 0
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+
+
+@pytest.mark.usefixtures("forked")
+def test_an_error_in_a_process_is_raised(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="must return the mean loss"):
+        sg.sample(
+            *(model, sghmc, loader(), print, tmp_path),
+            **{"steps": 3, "chains": 2, "processes": 2, "progress": False},
+        )
+    with pytest.raises(TypeError, match="can be imported, or processes=1"):
+        run(tmp_path, chains=2, processes=2, callbacks=[lambda state: None])
+
+
+def test_more_steps(tmp_path: Path) -> None:
+    run(tmp_path / "once", max_samples=None)
+    part = run(tmp_path / "twice", max_samples=None, steps=20)
+    assert max(draw.step for draw in part) <= 20
+    run(tmp_path / "twice", max_samples=None, seed=None)  # keeps its own
+    assert files(tmp_path / "twice") == files(tmp_path / "once")
+    again = run(tmp_path / "twice", max_samples=None)  # is done
+    assert len(again) == 23
+    with pytest.raises(ValueError, match="has made 50"):
+        run(tmp_path / "twice", max_samples=None, steps=49)
+    with pytest.raises(ValueError, match=r"Invalid seed: 6 .* has 5"):
+        run(tmp_path / "twice", max_samples=None, seed=6)
+    with pytest.raises(ValueError, match="Invalid every: 3"):
+        run(tmp_path / "twice", max_samples=None, every=3)
+    assert files(tmp_path / "twice") == files(tmp_path / "once")
+    anew = run(tmp_path / "twice", max_samples=None, seed=6, restart=True)
+    assert len(anew) == 23 and files(tmp_path / "twice") != files(tmp_path / "once")
+
+
+def faster(params: Any, seed: int) -> sg.Sampler:
+    return sg.SGHMC(params, 0.06, 0.9, num_data=ROWS, prior_precision=1.0, seed=seed)
+
+
+def test_another_samplers_chain_does_not_go_on(tmp_path: Path) -> None:
+    run(tmp_path, steps=20)
+    before = files(tmp_path)
+    with pytest.raises(
+        ValueError,
+        match=r"^Invalid sampler: group 0 has lr 0.06 \(chain 0 in .* was begun with "
+        r"0.05; restart=True begins anew\)$",
+    ):
+        run(tmp_path, steps=20, sampler=faster)
+    assert files(tmp_path) == before
+    # Neither a schedule nor a callback makes it another one.
+    for _ in range(2):
+        run(tmp_path / "cycles", schedule=cycles)
+
+
+def test_to_begin_anew(tmp_path: Path) -> None:
+    run(tmp_path / "fresh", steps=10, seed=6)
+    run(tmp_path / "store", steps=10, chains=3)
+    before = files(tmp_path / "store")
+    for bad in ({"every": 0}, {"parameters": ["none"]}, {"sampler": lambda p, seed: p}):
+        with pytest.raises((TypeError, ValueError)):
+            run(tmp_path / "store", steps=10, restart=True, **bad)
+    assert files(tmp_path / "store") == before
+    run(tmp_path / "store", steps=10, seed=6, restart=True)
+    assert files(tmp_path / "store") == files(tmp_path / "fresh")
+    assert not (tmp_path / "store" / "checkpoint-2.pt").exists()
+    halves = run(tmp_path / "store", steps=10, restart=True, dtype=torch.bfloat16)
+    assert halves[0]["0.weight"].dtype == torch.bfloat16
+
+
+def test_a_chain_that_somebody_writes_is_not_deleted(tmp_path: Path) -> None:
+    run(tmp_path, steps=10, chains=2)
+    before = files(tmp_path)
+    writing = model()
+    sampler = sghmc(writing.named_parameters(), seed=0)
+    for chains in (2, 1):  # nor is one beyond the run's
+        with (
+            sg.Collector(sampler, writing, tmp_path, chain=1),
+            pytest.raises(RuntimeError, match="Cannot write to chain 1 of"),
+        ):
+            run(tmp_path, steps=10, chains=chains, seed=6, restart=True)
+        assert files(tmp_path) == before
+        assert (tmp_path / "checkpoint-1.pt").exists()
+
+
+def test_epochs(tmp_path: Path) -> None:
+    store = run(tmp_path, steps=None, epochs=3, burn_in=0, every=1, max_samples=None)
+    assert [draw.step for draw in store] == list(range(1, 19))
+
+
+def test_cycles_are_collected_where_they_sample(tmp_path: Path) -> None:
+    store = run(tmp_path, schedule=cycles, burn_in=0, every=1, max_samples=None)
+    # Steps are counted from 1: of each cycle of 8 the last four.
+    wanted = [step for step in range(1, 51) if (step - 1) % 8 >= 4]
+    assert [draw.step for draw in store] == wanted
+    assert {draw.temperature for draw in store} == {1.0}
+
+
+def test_some_of_a_cycles_samples(tmp_path: Path) -> None:
+    steps = iter(range(1, 51))
+    store = run(
+        tmp_path,
+        **{"schedule": cycles, "burn_in": 0, "every": 1, "max_samples": None},
+        when=lambda: next(steps) % 2 == 0,  # asked in sampling phases alone
+    )
+    wanted = [step for step in range(1, 51) if (step - 1) % 8 >= 4]
+    assert [draw.step for draw in store] == wanted[1::2]
+
+
+def test_decaying_steps_are_weights(tmp_path: Path) -> None:
+    def decays(sampler: sg.Sampler) -> Any:
+        return sg.PolynomialDecay(sampler, 10.0)
+
+    store = run(tmp_path, schedule=decays, max_samples=None)
+    for draw in store:
+        lr = 0.05 * (1 + (draw.step - 1) / 10) ** -0.55
+        assert draw.weight == pytest.approx(lr) == draw.lr
+
+
+def each_example(model: nn.Module, batch: Any) -> Any:
+    x, y = batch
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+EWSG = partial(sg.EWSG, lr=0.01, momentum=0.9, num_data=ROWS, index_chain_length=2)
+PSGLD = partial(sg.PSGLD, lr=1e-3, num_data=ROWS)
+SBPS = partial(sg.SBPS, num_data=ROWS, sample_interval=0.01)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "loss"), [(EWSG, loss), (PSGLD, loss), (SBPS, each_example)]
+)
+def test_closures_of_other_samplers(
+    tmp_path: Path, sampler: Callable[..., sg.Sampler], loss: Any
+) -> None:
+    def plain() -> nn.Module:
+        return nn.Linear(4, 3)
+
+    options: dict[str, Any] = {"seed": 1, "progress": False}
+    args = (plain, sampler, loader(), loss)
+    store = sg.sample(*args, tmp_path / "whole", steps=30, **options)
+    sg.sample(*args, tmp_path / "parts", steps=11, **options)
+    sg.sample(*args, tmp_path / "parts", steps=30, **options)
+    assert len(store) > 0
+    assert files(tmp_path / "parts") == files(tmp_path / "whole")
+    if not isinstance(sampler(plain().parameters()), sg.PSGLD):
+        with pytest.raises(ValueError, match="give steps"):
+            sg.sample(*args, tmp_path / "epochs", epochs=1, **options)
+
+
+def test_hmc_of_all_data(tmp_path: Path) -> None:
+    sampler = partial(sg.HMC, step_size=0.01, num_steps=3, num_data=ROWS)
+    batches = [data()[:]]
+    store = sg.sample(
+        *(lambda: nn.Linear(4, 3), sampler, batches, loss, tmp_path),
+        **{"steps": 5, "seed": 1, "progress": False},
+    )
+    assert [draw.step for draw in store] == [1, 2, 3, 4, 5]
+
+
+def test_a_module_is_copied(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    network = model()
+    before = {name: t.clone() for name, t in network.state_dict().items()}
+    random = torch.get_rng_state()
+    seen: list[nn.Module] = []
+    sg.sample(
+        *(network, sghmc, loader(), loss, tmp_path),
+        **{"steps": 2, "seed": 1, "progress": False},
+        callbacks=[lambda state: seen.append(state.model)],
+    )
+    assert torch.equal(torch.get_rng_state(), random)
+    assert len(seen) == 2 and network not in seen
+    after = network.state_dict()
+    assert all(torch.equal(after[name], t) for name, t in before.items())
+
+
+@pytest.mark.parametrize("kind", ["independent", "generator", "frozen", "workers"])
+def test_what_a_loader_remembers(tmp_path: Path, kind: str) -> None:
+    """The same chain from a fresh loader and from one that was used."""
+    if kind == "independent":
+        batches = sg.IndependentBatchSampler(ROWS, 10, seed=1)
+        used = torch.utils.data.DataLoader(data(), batch_sampler=batches)
+    elif kind == "workers":
+        used = torch.utils.data.DataLoader(
+            data(), 10, shuffle=True, num_workers=1, persistent_workers=True
+        )
+    else:
+        used = torch.utils.data.DataLoader(
+            data(), 10, shuffle=True, generator=torch.Generator().manual_seed(2)
+        )
+    network = model()
+    network[0].requires_grad_(kind != "frozen")
+    args = (network, sghmc, used, loss)
+    options: dict[str, Any] = {"seed": 1, "progress": False}
+    sg.sample(*args, tmp_path / "whole", steps=20, **options)
+    next(iter(used))
+    sg.sample(*args, tmp_path / "parts", steps=8, **options)
+    sg.sample(*args, tmp_path / "parts", steps=20, **options)
+    assert files(tmp_path / "parts") == files(tmp_path / "whole")
+    losses = [draw.loss for draw in sg.SampleStore(tmp_path / "whole")]
+    assert len({*losses}) == 20
+
+
+def test_errors(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="give steps or epochs, one of the two"):
+        run(tmp_path, epochs=3)
+    with pytest.raises(ValueError, match="Invalid chains: 0"):
+        run(tmp_path, chains=0)
+    with pytest.raises(TypeError, match="Invalid sampler: Tensor"):
+        run(tmp_path, sampler=torch.zeros(1))
+    with pytest.raises(TypeError, match=r"Invalid sampler: .* returned SGD"):
+        run(tmp_path, sampler=lambda params, seed: torch.optim.SGD(params, 0.1))
+    with pytest.raises(TypeError, match="HMCECS draws its own subsamples"):
+        run(
+            tmp_path,
+            sampler=lambda params, seed: sg.HMCECS(
+                params, num_data=ROWS, subsample_size=5, seed=seed
+            ),
+        )
+    with pytest.raises(ValueError, match="it has no minibatch"):
+        sg.sample(model, sghmc, [], loss, tmp_path, steps=1, progress=False)
+    with pytest.raises(TypeError, match="no length"):
+        batches = (batch for batch in loader())
+        sg.sample(model, sghmc, batches, loss, tmp_path, epochs=1)
+    with pytest.raises(TypeError, match="numbers its chains from 0 on"):
+        run(tmp_path, chain=3)
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        run(tmp_path, bufers=False)
+
+
+def test_a_damaged_checkpoint(tmp_path: Path) -> None:
+    run(tmp_path, steps=5)
+    (tmp_path / "checkpoint-0.pt").write_bytes(b"nothing")
+    with pytest.raises(RuntimeError, match=r"Cannot read .*checkpoint-0.pt: "):
+        run(tmp_path, steps=6)
+    run(tmp_path, steps=6, restart=True)
+
+
+def test_the_kill_is_once(tmp_path: Path) -> None:
+    kill = KilledAt(tmp_path, 0, 1)
+    kill.done.touch()
+    assert len(run(tmp_path / "run", steps=5, callbacks=[kill])) > 0
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """Of the checkpoint: the one before is there, and the chain goes on from it."""
+    whole = run(tmp_path / "whole", steps=20)
+    process = fresh.Process(target=run_until_full, args=(tmp_path,))
+    process.start()
+    process.join()
+    path = tmp_path / "full" / "checkpoint-0.pt"
+    said = (tmp_path / "said").read_text()
+    assert f"RuntimeError: Cannot write {path}: File too large" in said
+    assert sg.load(path)["step"] == 7
+    assert [file.suffix for file in path.parent.glob("checkpoint*")] == [".pt"]
+    assert len(run(tmp_path / "full", steps=20)) == len(whole)
+    assert files(tmp_path / "full") == files(tmp_path / "whole")
+
+
+def test_an_altered_checkpoint(tmp_path: Path) -> None:
+    run(tmp_path, steps=5)
+    path = tmp_path / "checkpoint-0.pt"
+    content = bytearray(path.read_bytes())
+    model = sg.load(path)["model"]["0.weight"]
+    at = content.find(model.numpy().tobytes())
+    assert at > 0
+    content[at] ^= 1
+    path.write_bytes(content)
+    torch.load(path)  # which does not notice
+    with pytest.raises(RuntimeError, match=r"Cannot read .*checkpoint-0.pt: .*damaged"):
+        run(tmp_path, steps=6)
+
+
+def test_files_that_differ_in_their_suffix(tmp_path: Path) -> None:
+    """Those of two ranks, say: neither is written by way of another's name."""
+    other = tmp_path / "run.partial"
+    other.write_text("kept")
+    sg.save({"rank": 0}, tmp_path / "run.rank0")
+    assert other.read_text() == "kept"
+    assert sg.load(tmp_path / "run.rank0") == {"rank": 0}
+    assert len([*tmp_path.iterdir()]) == 2

@@ -1,0 +1,217 @@
+"""The local learning coefficient, where it is known."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from every_sampler import bits
+from linear_networks import learning_coefficient, linear_network
+from torch import Tensor, nn
+
+import torch_sgmcmc as sg
+from torch_sgmcmc.judge.learning_coefficient import (
+    _student,
+    local_learning_coefficient,
+)
+
+
+def sghmc(params: Any, **target: Any) -> sg.SGHMC:
+    return sg.SGHMC(params, lr=0.05, momentum=0.9, **target)
+
+
+def test_the_formula() -> None:
+    """Closed cases: regular models, and a b x with ab = 0."""
+    assert learning_coefficient((5, 4), 4) == 10
+    assert learning_coefficient((5, 3, 4), 3) == 3 * (5 + 4 - 3) / 2
+    assert learning_coefficient((1, 1, 1), 0) == 0.5
+    assert learning_coefficient((2, 2, 2), 0) == 1.5
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rank", "draws"),
+    [((5, 4), 4, 1500), ((5, 3, 4), 3, 1500), ((4, 4, 4), 2, 3000)],
+    ids=["regular", "bottleneck", "rank lacking"],
+)
+def test_linear_networks(sizes: tuple[int, ...], rank: int, draws: int) -> None:
+    weights, loss = linear_network(sizes, rank)
+    result = local_learning_coefficient(
+        weights,
+        loss,
+        sghmc,
+        num_data=100_000,
+        localization=10.0,
+        burn_in=400,
+        draws=draws,
+        seed=0,
+        progress=False,
+    )
+    expected = learning_coefficient(sizes, rank)
+    assert result.warnings == ()
+    assert result.value == pytest.approx(expected, rel=0.05)
+    dimension = sum(w.numel() for w in weights)
+    if len(sizes) > 2:
+        assert result.value < 0.7 * dimension / 2
+
+
+class Regression:
+    """Ten weights of a linear regression at their least squares."""
+
+    def __init__(self, n: int = 2000) -> None:
+        g = torch.Generator().manual_seed(2)
+        self.x = torch.randn(n, 10, generator=g)
+        self.y = self.x @ torch.ones(10) + torch.randn(n, generator=g)
+        solution = torch.linalg.lstsq(self.x, self.y[:, None]).solution[:, 0]
+        self.weight = nn.Parameter(solution)
+        self.n = n
+
+    def loss(self, indices: Tensor) -> Tensor:
+        residual = self.y[indices] - self.x[indices] @ self.weight
+        return residual.square().mean() / 2
+
+    def estimate(self, sampler: Any, **settings: Any) -> Any:
+        shared: dict[str, Any] = {
+            "num_data": self.n,
+            "localization": 1.0,
+            "burn_in": 100,
+            "draws": 400,
+            "seed": 3,
+            "progress": False,
+        }
+        shared.update(settings)
+        return local_learning_coefficient([self.weight], self.loss, sampler, **shared)
+
+
+SAMPLERS = {
+    "SGLD": lambda p, **t: sg.SGLD(p, lr=0.1, **t),
+    "SGNHT": lambda p, **t: sg.SGNHT(p, lr=0.05, **t),
+    "PSGLD": lambda p, **t: sg.PSGLD(p, lr=0.02, eps=0.1, gamma=False, **t),
+    "EWSG": lambda p, **t: sg.EWSG(p, lr=0.05, **t),
+    "HMC": lambda p, **t: sg.HMC(p, 0.03, num_steps=5, **t),
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_of_every_sampler(kind: str) -> None:
+    """A regular model: d/2, by minibatches but for HMC."""
+    problem = Regression()
+    start, grad = problem.weight.detach().clone(), torch.ones(10)
+    problem.weight.grad = grad
+    batch_size = None if kind == "HMC" else 400
+    result = problem.estimate(SAMPLERS[kind], batch_size=batch_size)
+    assert abs(result.value - 5) < result.half_width + 0.5
+    assert result.half_width < 1
+    assert result.traces.shape == (4, 400)
+    assert result.chains == pytest.approx(result.traces.mean(1))
+    loss = float(problem.loss(torch.arange(problem.n)).detach())
+    assert result.initial_loss == pytest.approx(loss, rel=0.02)
+    assert bits(problem.weight.detach()) == bits(start)
+    assert problem.weight.grad is grad
+
+
+def test_a_localization_that_holds_directions_fast() -> None:
+    """½ nβh / (nβh + γ) of each."""
+    problem = Regression()
+    n_beta = problem.n / math.log(problem.n)
+    hessian = problem.x.T @ problem.x / problem.n
+    curvatures = n_beta * torch.linalg.eigvalsh(hessian)
+    expected = float((0.5 * curvatures / (curvatures + 300)).sum())
+    assert expected < 3
+    result = problem.estimate(sghmc, localization=300.0, draws=1500)
+    assert abs(result.value - expected) < result.half_width + 0.15
+    assert result.half_width < 0.4
+
+
+def test_it_repeats_itself() -> None:
+    problem = Regression()
+    first = problem.estimate(sghmc, draws=20, batch_size=50)
+    second = problem.estimate(sghmc, draws=20, batch_size=50)
+    assert bits(first.traces) == bits(second.traces)
+    other = problem.estimate(sghmc, draws=20, batch_size=50, seed=4)
+    assert bits(first.traces) != bits(other.traces)
+    assert len({*map(str, first.chains.tolist())}) == 4
+
+
+@pytest.mark.filterwarnings("ignore:The estimate is negative")
+def test_it_says_what_is_wrong() -> None:
+    problem = Regression()
+    with pytest.warns(UserWarning, match="diverged"):
+        result = problem.estimate(lambda p, **t: sg.SGLD(p, lr=3.0, **t), draws=300)
+    assert not math.isfinite(result.value)
+    assert "diverged" in result.summary()
+    with torch.no_grad():
+        problem.weight.add_(1.0)  # no minimum
+    with pytest.warns(UserWarning, match="negative"):
+        result = problem.estimate(sghmc)
+    assert result.value < 0
+    with pytest.warns(UserWarning, match="have not settled"):
+        problem.estimate(lambda p, **t: sg.SGLD(p, lr=1e-3, **t), burn_in=0)
+
+
+def test_heat_is_said() -> None:
+    """λ = 5: where minibatches heat, the interval misses it, and that is said."""
+    problem = Regression()
+    options = {"batch_size": 50, "draws": 800}
+    with pytest.warns(UserWarning, match="Chains are hotter than their target: T_kin"):
+        hot = problem.estimate(lambda p, **t: sg.SGLD(p, lr=0.1, **t), **options)
+    assert hot.value - hot.half_width > 5
+    heat = float(hot.temperatures[:, 0].mean())
+    assert abs(hot.value / (5 * heat) - 1) < 0.15
+    assert "thermostat_rate=1e-2" in hot.summary()
+    with pytest.warns(UserWarning, match="Chains are hotter than their target"):
+        problem.estimate(lambda p, **t: sg.SGNHT(p, lr=0.02, **t), **options)
+    right = {
+        "SGNHT": lambda p, **t: sg.SGNHT(p, lr=0.02, thermostat_rate=1e-2, **t),
+        "all data": lambda p, **t: sg.SGHMC(p, lr=0.01, **t),
+    }
+    for name, sampler in right.items():
+        if name == "all data":
+            options["batch_size"] = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            result = problem.estimate(sampler, **options)
+        assert abs(result.value - 5) < result.half_width + 0.15
+        assert result.temperatures.shape == (4, 2)
+
+
+def test_chains_out_of_equilibrium_are_said() -> None:
+    problem = Regression()
+    with pytest.warns(UserWarning, match="not in equilibrium: T_conf is"):
+        problem.estimate(lambda p, **t: sg.SGLD(p, lr=1e-4, **t), burn_in=0)
+
+
+def test_errors() -> None:
+    problem = Regression()
+    start = problem.weight.detach().clone()
+
+    def refused(words: str, sampler: Any = sghmc, **settings: Any) -> None:
+        with pytest.raises((TypeError, ValueError)) as info:
+            problem.estimate(sampler, **settings)
+        assert words in str(info.value)
+        assert bits(problem.weight.detach()) == bits(start)
+
+    refused("Invalid localization: 0.0 (must be finite and > 0)", localization=0.0)
+    refused("Invalid chains: 1 (must be >= 2)", chains=1)
+    refused("Invalid batch_size: 2001", batch_size=2001)
+    refused("Invalid inverse_temperature: 0", inverse_temperature=0.0)
+    refused("HMC needs all data", SAMPLERS["HMC"], batch_size=10)
+    refused("must be an SGLD", lambda p, **_: torch.optim.SGD(p, 0.1))
+    refused(
+        "it has temperature 1.0",
+        lambda p, **t: sg.SGLD(p, lr=0.1, **{**t, "temperature": 1.0}),
+    )
+    refused(
+        "lacks the prior_mean",
+        lambda p, **t: sg.SGLD(p, lr=0.1, **{**t, "prior_mean": 0.0}),
+    )
+    problem.loss = lambda indices: torch.ones(3)  # type: ignore[method-assign]
+    refused("Invalid loss: [3] (must be a scalar")
+
+
+def test_student() -> None:
+    table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 10: 2.228, 30: 2.042}
+    for freedom, expected in table.items():
+        assert _student(freedom) == pytest.approx(expected, abs=6e-4)

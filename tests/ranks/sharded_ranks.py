@@ -1,0 +1,521 @@
+"""One rank of several, over gloo: ``python sharded_ranks.py RANK RANKS FOLDER``.
+
+Runs chains of shards beside the same chains of whole tensors, and saves what it found
+as FOLDER/RANK.pt. Goes on with the chain in FOLDER/begun, to FOLDER/saved.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import cache, partial
+from itertools import count, product
+from math import prod
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed.checkpoint as dcp
+from one_rank import join, run
+from reference import same_bits
+from short_chains import TARGET
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
+
+import torch_sgmcmc as sg
+from torch_sgmcmc.chain import distributed, shards
+
+STEPS = 20
+EITHER = ("Shard(0)", "Shard(1)")
+KINDS: dict[str, Callable[..., sg.Sampler]] = {
+    "SGLD": partial(sg.SGLD, **TARGET),
+    "SGHMC": partial(sg.SGHMC, **TARGET, resample_momentum_every=20),
+    "SGNHT": partial(sg.SGNHT, **TARGET),
+    "PSGLD": partial(sg.PSGLD, **TARGET, gamma=False, eps=0.1),
+    "PSGLD frozen": partial(sg.PSGLD, **TARGET, adapt=False, eps=0.1),
+    "EWSG": partial(sg.EWSG, **TARGET, index_chain_length=2),
+    "EWSG overdamped": partial(sg.EWSG, **TARGET, momentum=0.0, surrogate="zero"),
+    "EWSG persistent": partial(sg.EWSG, **TARGET, persistent_index_chain=True),
+}
+ONLINE = partial(sg.SGHMC, **TARGET | {"lr": 0.01}, momentum=0.0)
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+def placements_of(ranks: int) -> dict[str, tuple[tuple[int, ...], list[Any]]]:
+    """Shapes of meshes, and how matrices lie on them."""
+    found = {
+        "Shard(0)": ((ranks,), [Shard(0)]),
+        "Shard(1)": ((ranks,), [Shard(1)]),
+        "replicas": ((ranks, 1), [Replicate(), Shard(0)]),
+        "replicas of columns": ((1, ranks), [Replicate(), Shard(1)]),
+        "columns of columns": ((1, ranks), [Shard(1), Shard(1)]),
+    }
+    if ranks == 4:
+        found["replicas"] = ((2, 2), [Replicate(), Shard(0)])
+        found["replicas of columns"] = ((2, 2), [Replicate(), Shard(1)])
+        found["columns of columns"] = ((2, 2), [Shard(1), Shard(1)])
+        found["blocks"] = ((2, 2), [Shard(1), Shard(0)])
+        found["inner blocks"] = ((2, 2), [Shard(1), Shard(2)])
+    return found
+
+
+def is_run(kind: str, placement: str, ranks: int = 2) -> bool:
+    """How parameters lie on a mesh is the same to all samplers: two see every way."""
+    return kind in ("SGHMC", "EWSG") or (ranks == 2 and placement.startswith("Shard"))
+
+
+class Net(nn.Module):
+    """Sizes that ranks cannot share evenly.
+
+    With padding, some would take a block of noise more than they do. Nothing is
+    computed with it.
+    """
+
+    place: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        g = torch.Generator().manual_seed(3)
+
+        def some(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(shape, generator=g))
+
+        self.small, self.row, self.column = some(5, 3), some(1, 4), some(4, 1)
+        self.padded_rows, self.padded_columns = some(3, 42), some(42, 3)
+        self.long, self.cube = some(7, 260), some(3, 5, 4)
+        self.bias, self.whole, self.scalar = some(3), some(9), some()
+        self.low = nn.Parameter(some(4, 6).detach().bfloat16())
+        self.last = nn.Parameter(some(2, 3, 4, 5).detach())
+        self.last.data = self.last.data.to(memory_format=torch.channels_last)
+        self.frozen = some(2, 2).requires_grad_(False)
+
+    def groups(self, **second: float) -> list[dict[str, Any]]:
+        *first, a, b, frozen = self.parameters()
+        return [{"params": [*first, frozen]}, {"params": [a, b], **second}]
+
+
+def cut(t: Tensor, mesh: DeviceMesh, placements: list[Any]) -> Tensor:
+    """What this rank has of a tensor that all have; vectors are cut where they can."""
+    if any(isinstance(x, Shard) and x.dim >= t.dim() for x in placements):
+        if t.dim() == 0:
+            return t.clone()
+        placements = [x if isinstance(x, Replicate) else Shard(0) for x in placements]
+    return distribute_tensor(t.detach(), mesh, placements, src_data_rank=None)
+
+
+def whole(t: Any) -> Any:
+    return t.full_tensor() if isinstance(t, DTensor) else t
+
+
+def shard(net: Net, mesh: DeviceMesh, placements: list[Any]) -> Net:
+    net.place = (mesh, tuple(placements))
+    for name, p in list(net.named_parameters()):
+        if name != "whole":
+            q = nn.Parameter(cut(p, mesh, placements), requires_grad=p.requires_grad)
+            setattr(net, name, q)
+    return net
+
+
+@cache
+def gradients(place: Any, seed: int, size: float) -> dict[str, Tensor]:
+    """They depend on the step and the call alone."""
+    g = torch.Generator().manual_seed(seed)
+    grads = {}
+    for name, p in Net().named_parameters():
+        grad = size * torch.randn(p.shape, generator=g).to(p.dtype)
+        grad = grad.contiguous(memory_format=memory_of(p))
+        if place is not None and name != "whole":
+            grad = cut(grad, place[0], list(place[1]))
+        if p.requires_grad:
+            grads[name] = grad
+    return grads
+
+
+def advance(
+    net: Net, sampler: sg.Sampler, steps: range, size: float = 1.0, missing: bool = True
+) -> None:
+    for step in steps:
+        calls = count()
+
+        def closure(step: int = step, calls: Any = calls) -> Tensor:
+            seed = 1000 * step + next(calls)
+            if sampler.param_groups[0].get("persistent_index_chain", False):
+                seed = int(sampler.minibatches)
+            grads = gradients(net.place, seed, size)
+            for name, grad in grads.items():
+                if not (missing and name == "column" and step % 3 == 1):
+                    net.get_parameter(name).grad = grad
+            return torch.zeros(())
+
+        for p in net.parameters():
+            p.grad = None
+        if isinstance(sampler, sg.EWSG):
+            sampler.step(closure)
+        else:
+            closure()
+            sampler.step()
+
+
+def memory_of(p: Tensor) -> torch.memory_format:
+    return torch.channels_last if p.dim() == 4 else torch.contiguous_format
+
+
+def differences(
+    one: tuple[nn.Module, sg.Sampler], other: tuple[nn.Module, sg.Sampler]
+) -> list[str]:
+    """What is not the same to the bit, of the second's shards put together."""
+    found = []
+    ours, theirs = (sampler.state_dict() for _, sampler in (one, other))
+    if ours["param_groups"] != theirs["param_groups"]:
+        found.append("groups")
+    names = [name for name, _ in one[0].named_parameters()]
+    for name in names:
+        p, q = (pair[0].get_parameter(name) for pair in (one, other))
+        if not same_bits(p.detach(), whole(q.detach())):
+            found.append(name)
+        state, expected = other[1].state.get(q, {}), one[1].state.get(p, {})
+        if state.keys() != expected.keys():
+            found.append(f"keys of {name}")
+            continue
+        for key, value in state.items():
+            if not torch.is_tensor(value):
+                alike = value == expected[key]
+            else:
+                alike = same_bits(whole(value), expected[key])
+                alike &= getattr(value, "placements", 0) == getattr(q, "placements", 0)
+            if not alike:
+                found.append(f"{key} of {name}")
+    return found
+
+
+def pair_of(make: Any, place: Any, **settings: Any) -> Any:
+    """A chain of whole tensors and the same in shards."""
+    nets = Net(), shard(Net(), *place)
+    pairs = []
+    for net in nets:
+        pairs.append((net, make(net.groups(lr=0.05), **{"seed": 5, **settings})))
+    return pairs
+
+
+def error_of(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except (ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def every_kind(results: dict[str, Any], ranks: int, meshes: dict[str, Any]) -> None:
+    for kind, make in KINDS.items():
+        if not any(is_run(kind, name, ranks) for name in meshes):
+            continue
+        one = Net()
+        sampler = make(one.groups(lr=0.05), seed=5)
+        advance(one, sampler, range(STEPS))
+        for name, place in meshes.items():
+            if not is_run(kind, name, ranks):
+                continue
+            net = shard(Net(), *place)
+            other = make(net.groups(lr=0.05), seed=5)
+            advance(net, other, range(STEPS))
+            results[f"{kind}, {name}"] = differences((one, sampler), (net, other))
+        if kind.startswith("EWSG"):
+            group = sampler.param_groups[0]
+            results[f"{kind} accepted"] = group["num_accepted"], group["num_proposals"]
+
+
+def more_chains(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> None:
+    for name in EITHER:
+        place = meshes[name]
+        # Estimated from enough gradients to be used.
+        one, other = pair_of(partial(ONLINE, noise_estimate="online"), place)
+        for net, sampler in (one, other):
+            advance(net, sampler, range(115), size=0.1, missing=False)
+        results[f"online, {name}"] = differences(one, other)
+        # Seeds that are drawn are rank 0's.
+        torch.manual_seed(rank)
+        net = shard(Net(), *place)
+        drawn = sg.SGHMC(net.groups(), **TARGET)
+        advance(net, drawn, range(3))
+        alone = Net()
+        sampler = sg.SGHMC(alone.groups(), **TARGET, seed=drawn.seed)
+        advance(alone, sampler, range(3))
+        results[f"drawn, {name}"] = differences((alone, sampler), (net, drawn))
+        # Masses and frictions of whole tensors.
+        one, other = pair_of(KINDS["SGHMC"], place, resample_momentum_every=3)
+        g = torch.Generator().manual_seed(4)
+        params = [p for group in Net().groups() for p in group["params"]]
+        masses = [0.5 + torch.rand(p.shape, generator=g) for p in params]
+        for net, sampler in (one, other):
+            sampler.set_mass(masses, [0.5 + m**2 / 2 for m in masses])
+            advance(net, sampler, range(10))
+        results[f"masses, {name}"] = differences(one, other)
+        # Means of priors, whole or in shards.
+        pairs = []
+        for in_shards in (None, False, True):
+            net = Net()
+            means = [
+                torch.full_like(p, 0.5 + i) for i, p in enumerate(net.parameters())
+            ]
+            means[0][0, 0] = 7.0
+            if in_shards is not None:
+                shard(net, *place)
+            if in_shards:
+                sharded = shard(Net(), *place)
+                parts = zip(means, sharded.parameters(), strict=True)
+                means = [
+                    cut(mean, p.device_mesh, list(p.placements))
+                    if isinstance(p, DTensor)
+                    else mean
+                    for mean, p in parts
+                ]
+            sampler = sg.SGLD(net.parameters(), **TARGET, prior_mean=means, seed=1)
+            advance(net, sampler, range(3))
+            pairs.append((net, sampler))
+        results[f"means, {name}"] = [
+            *differences(pairs[0], pairs[1]),
+            *differences(pairs[0], pairs[2]),
+        ]
+        # A state dict of whole tensors.
+        one, other = pair_of(KINDS["SGHMC"], place)
+        advance(*one, range(3))
+        with torch.no_grad():
+            for p, q in zip(one[0].parameters(), other[0].parameters(), strict=True):
+                here = isinstance(q, DTensor)
+                q.copy_(cut(p, q.device_mesh, list(q.placements)) if here else p)
+        other[1].load_state_dict(one[1].state_dict())
+        for pair in (one, other):
+            advance(*pair, range(3, 6))
+        results[f"loaded, {name}"] = differences(one, other)
+        # Precisions are drawn given all elements, up to the order of a sum.
+        draws = [sg.GammaPrecision(sampler).step() for _, sampler in (one, other)]
+        results[f"precisions, {name}"] = draws
+
+
+def _local_offsets(tensor: Any, layout_of: Any = shards.layout_of) -> shards.Layout:
+    """Elements numbered as if the shard were all there is."""
+    layout = layout_of(tensor)
+    pieces = tuple(piece._replace(begin=0) for piece in layout.pieces)
+    return layout._replace(pieces=pieces)
+
+
+def _padded(p: DTensor) -> int:
+    """Elements, those among them that make all shards as large as the largest."""
+    ranks = p.device_mesh.size()
+    cuts = {x.dim for x in p.placements if isinstance(x, Shard)}
+    sizes = (-(-n // ranks) * ranks if d in cuts else n for d, n in enumerate(p.shape))
+    return prod(sizes)
+
+
+#: What is put in the place of what, where shards might go wrong.
+MUTANTS: dict[str, Any] = {
+    "none": nullcontext(),
+    "local offsets": patch.object(shards, "layout_of", _local_offsets),
+    "local sums": patch.object(shards, "sum_over_ranks", lambda groups, value: value),
+    "padding counted": patch.object(DTensor, "numel", _padded),
+    # Without the check that refuses such seeds.
+    "seeds by rank": patch.object(distributed, "_check_seeds", lambda *_: None),
+}
+
+
+def mutants(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> None:
+    """Of what the comparisons of this file must see, whether they do."""
+    for kind, name, mutant in product(("SGLD", "EWSG"), EITHER, MUTANTS):
+        one = Net()
+        sampler = KINDS[kind](one.groups(), seed=5)
+        advance(one, sampler, range(5))
+        with MUTANTS[mutant]:
+            net = shard(Net(), *meshes[name])
+            other = KINDS[kind](net.groups(), seed=5)
+            if mutant == "seeds by rank":
+                for group in other.param_groups:
+                    group["seed"] += rank
+                other._note()
+            advance(net, other, range(5))
+        found = differences((one, sampler), (net, other))
+        parts = {key for key, _ in net.named_parameters()}.intersection(found)
+        results[f"{mutant}: {kind}, {name}"] = parts
+
+
+def decisions(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> None:
+    """What is seen on one rank alone."""
+    for name in EITHER:
+        for choice in ("raise", "skip"):
+            net = shard(Net(), *meshes[name])
+            sampler = sg.SGHMC(net.groups(), **TARGET, seed=1, nonfinite=choice)
+            advance(net, sampler, range(2), missing=False)
+            before = [whole(p.detach()).clone() for p in net.parameters()]
+            for p in (net.small, net.long, net.whole):
+                p.grad = p.grad.clone()  # the others are used again
+            if rank == 0:
+                for p in (net.small, net.long):
+                    p.grad.to_local()[0, 0] = torch.nan
+            net.whole.grad[0] = torch.inf
+            message = error_of(sampler.step)
+            after = [whole(p.detach()) for p in net.parameters()]
+            same = all(map(torch.equal, before, after))
+            results[f"{choice}, {name}"] = (message, sampler.num_skipped, same)
+
+        online = sg.SGHMC(
+            [shard(Net(), *meshes[name]).small],
+            *(0.1, 0.0),
+            num_data=1.0,
+            noise_estimate="online",
+            seed=0,
+        )
+        (p,) = online.param_groups[0]["params"]
+        for step in range(100):
+            p.grad = torch.zeros_like(p)
+            if rank == 0:  # noisy in its first element alone
+                p.grad.to_local()[0, 0] = 100.0 * (-1) ** step
+            online.step()
+        results[f"friction, {name}"] = error_of(online.step)
+        results[f"draws, {name}"] = fresh_on_one_rank(rank, *meshes[name])
+
+
+def fresh_on_one_rank(rank: int, *mesh: Any) -> str:
+    """Minibatches that only the part on rank 0 tells apart."""
+    p = shard(Net(), *mesh).small
+    sampler = sg.EWSG([p], **TARGET, seed=1)
+    calls = 0
+
+    def closure() -> Tensor:
+        nonlocal calls
+        calls += 1
+        p.grad = torch.ones_like(p)
+        if rank == 0:
+            p.grad.to_local()[0, 0] = calls
+        return torch.zeros(())
+
+    def steps() -> None:
+        for _ in range(110):
+            sampler.step(closure)
+
+    return error_of(steps)
+
+
+def refusals(rank: int, meshes: dict[str, Any]) -> dict[str, str]:
+    mesh, placements = meshes["Shard(0)"]
+    net = shard(Net(), mesh, placements)
+    p = net.small
+    sampler = sg.SGLD([p], **TARGET, seed=1)
+
+    def with_grad(grad: Tensor | None) -> str:
+        p.grad = grad
+        return error_of(sampler.step)
+
+    def meaning(mean: Tensor, q: Tensor) -> str:
+        return error_of(partial(sg.SGLD, [q], **TARGET, prior_mean=[mean], seed=1))
+
+    plain, columns = Net().small, shard(Net(), *meshes["Shard(1)"]).small
+    shape = {"shape": plain.shape, "stride": plain.stride()}
+    wrong = DTensor.from_local(torch.ones(4, 3), mesh, [Shard(0)], **shape)
+    partly = DTensor.from_local(torch.ones(5, 3), mesh, [Partial()])
+    parts = nn.Parameter(torch.ones_like(plain))
+    loaded = sg.SGHMC([nn.Parameter(torch.ones(5, 3))], **TARGET, seed=1)
+    inner = {"momentum": torch.zeros_like(columns)}
+    saved = {**loaded.state_dict(), "state": {0: inner}}
+    sharded = sg.SGHMC([p], **TARGET, seed=1)
+    found = {
+        "another cut": with_grad(columns.detach()),
+        "other means": meaning(columns.detach(), p),
+        "means of a whole one": meaning(columns.detach(), parts),
+        "state of a whole one": error_of(partial(loaded.load_state_dict, saved)),
+        "other state": error_of(partial(sharded.load_state_dict, saved)),
+        "a wrong shard": error_of(partial(sg.SGLD, [wrong], **TARGET, seed=1)),
+        "a partial one": error_of(partial(sg.SGLD, [partly], **TARGET, seed=1)),
+        "seeds": error_of(partial(sg.SGLD, [p], **TARGET, seed=rank)),
+        "chains": error_of(partial(sg.EWSG, [p], **TARGET, num_chains=5, seed=1)),
+        "gauges": error_of(partial(sg.Gauges, sampler)),
+        "variates": error_of(partial(sg.ControlVariates, sampler, p.sum)),
+        "replicas": error_of(partial(sg.check_replicas, sampler)),
+    }
+    found["size"] = str(p.to_local().shape[0])
+    return found
+
+
+def by_fully_shard(results: dict[str, Any], rank: int, ranks: int) -> None:
+    torch.manual_seed(0)
+    alone = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+    model.load_state_dict(alone.state_dict())
+    mesh = init_device_mesh("cpu", (ranks,))
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    sampler = sg.SGHMC(model.parameters(), **TARGET)
+    reference = sg.SGHMC(alone.parameters(), **TARGET, seed=sampler.seed)
+    g = torch.Generator().manual_seed(100 + rank)
+    for _ in range(20):
+        x = torch.randn(8, 5, generator=g)
+        sampler.zero_grad()
+        (model(x) - x[:, :3]).square().mean().backward()
+        for p, q in zip(alone.parameters(), model.parameters(), strict=True):
+            p.grad = whole(q.grad)
+        sampler.step()
+        reference.step()
+    results["fully_shard"] = differences((alone, reference), (model, sampler))
+
+
+def checkpointed(results: dict[str, Any], folder: Path, meshes: dict[str, Any]) -> None:
+    """Goes on with a chain, however many ranks it had."""
+    net = shard(Net(), *meshes["Shard(0)"])
+    sampler = KINDS["SGHMC"](net.groups(), seed=99)
+    load(net, sampler, folder / "begun")
+    step = sampler.param_groups[0]["step"]
+    alone = Net()
+    reference = KINDS["SGHMC"](alone.groups(), seed=5)
+    advance(alone, reference, range(step + 5), missing=False)
+    advance(net, sampler, range(step, step + 5), missing=False)
+    results["checkpoint"] = differences((alone, reference), (net, sampler))
+    save(net, sampler, folder / "saved")
+
+
+def save(net: Net, sampler: sg.Sampler, folder: Path) -> None:
+    model_state, state = get_state_dict(net, sampler, options=FLAT)
+    dcp.save({"model": model_state, "sampler": state}, checkpoint_id=folder)
+
+
+def load(net: Net, sampler: sg.Sampler, folder: Path) -> None:
+    model_state, state = get_state_dict(net, sampler, options=FLAT)
+    dcp.load({"model": model_state, "sampler": state}, checkpoint_id=folder)
+    set_state_dict(
+        *(net, sampler),
+        model_state_dict=model_state,
+        optim_state_dict=state,
+        options=FLAT,
+    )
+
+
+def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
+    join(rank, ranks, folder)
+    meshes: dict[str, Any] = {
+        name: (init_device_mesh("cpu", shape), placements)
+        for name, (shape, placements) in placements_of(ranks).items()
+    }
+    results: dict[str, Any] = {}
+    every_kind(results, ranks, meshes)
+    if ranks > 2:  # how shards lie differs there, and nothing else
+        return results
+    more_chains(results, rank, meshes)
+    mutants(results, rank, meshes)
+    decisions(results, rank, meshes)
+    results["refusals"] = refusals(rank, meshes)
+    by_fully_shard(results, rank, ranks)
+    checkpointed(results, folder, meshes)
+    return results
+
+
+if __name__ == "__main__":
+    run(main)

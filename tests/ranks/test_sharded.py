@@ -1,0 +1,387 @@
+"""DTensors on two ranks: chains of shards are those of whole tensors, to the bit."""
+
+import copy
+import subprocess
+import sys
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sharded_ranks
+import torch
+import torch.distributed as dist
+from launch import launch
+from sharded_ranks import (
+    EITHER,
+    KINDS,
+    MUTANTS,
+    Net,
+    advance,
+    differences,
+    load,
+    placements_of,
+    save,
+)
+from torch import nn
+from torch.distributed.tensor import (
+    DTensor,
+    Replicate,
+    Shard,
+    distribute_tensor,
+    init_device_mesh,
+)
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import torch_sgmcmc as sg
+from torch_sgmcmc.chain import shards
+
+PROGRAM = Path(sharded_ranks.__file__)
+RANKS = 2
+MORE = ("online", "drawn", "masses", "means", "loaded")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a chain begins in one process, to go on in two."""
+    folder = tmp_path_factory.mktemp("ranks")
+    net = Net()
+    sampler = KINDS["SGHMC"](net.groups(), seed=5)
+    advance(net, sampler, range(5), missing=False)
+    save(net, sampler, folder / "begun")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> list[dict[str, Any]]:
+    """What sharded_ranks.py has found on each rank."""
+    return launch(PROGRAM, RANKS, folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "placement"),
+    [
+        (kind, placement)
+        for kind, placement in product(KINDS, placements_of(RANKS))
+        if sharded_ranks.is_run(kind, placement)
+    ],
+)
+def test_shards_are_parts_of_one_chain(ranks: Any, kind: str, placement: str) -> None:
+    for rank in ranks:
+        assert rank[f"{kind}, {placement}"] == []
+    if kind.startswith("EWSG"):  # something has been decided on
+        accepted, proposals = ranks[0][f"{kind} accepted"]
+        assert 0 < accepted < proposals
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [4, pytest.param(3, marks=pytest.mark.exhaustive)])
+def test_so_they_are_on_more_ranks(tmp_path: Path, number: int) -> None:
+    ways = placements_of(number)
+    chains = [
+        f"{kind}, {placement}"
+        for kind, placement in product(KINDS, ways)
+        if sharded_ranks.is_run(kind, placement, number)
+    ]
+    assert len(chains) >= 2 * len(ways)
+    for rank in launch(PROGRAM, number, tmp_path):
+        assert {chain: rank[chain] for chain in chains if rank[chain]} == {}
+
+
+@pytest.mark.parametrize("chain", [*product(MORE, EITHER)])
+def test_more_chains(ranks: Any, chain: tuple[str, str]) -> None:
+    for rank in ranks:
+        assert rank[", ".join(chain)] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "placement", "mutant"), [*product(("SGLD", "EWSG"), EITHER, MUTANTS)]
+)
+def test_known_bugs_of_shards_are_seen(
+    ranks: Any, kind: str, placement: str, mutant: str
+) -> None:
+    # SGLD takes no sums.
+    is_right = mutant == "none" or (mutant, kind) == ("local sums", "SGLD")
+    for rank in ranks:
+        assert (rank[f"{mutant}: {kind}, {placement}"] == set()) == is_right
+
+
+def test_fully_shard(ranks: Any) -> None:
+    for rank in ranks:
+        assert rank["fully_shard"] == []
+
+
+@pytest.mark.parametrize("placement", EITHER)
+def test_precisions_are_drawn_given_all_elements(ranks: Any, placement: str) -> None:
+    (whole, one), (_, other) = (rank[f"precisions, {placement}"] for rank in ranks)
+    assert one == other
+    # Sums of two ranks are rounded otherwise than those of one process.
+    assert one == pytest.approx(whole, rel=1e-13)
+
+
+@pytest.mark.parametrize("placement", EITHER)
+def test_what_one_rank_sees_all_ranks_go_by(ranks: Any, placement: str) -> None:
+    for rank in ranks:
+        assert rank[f"raise, {placement}"] == (
+            "RuntimeError: SGHMC got a gradient that is not finite: 1 NaN and 0 "
+            "infinite of 15 elements, for parameter 0 of group 0, of shape [5, 3] (and "
+            "for 2 more). The step was not made. If losses have grown, the chain has "
+            "diverged and needs a smaller lr; where it is rare, nonfinite='skip' "
+            "leaves such steps out",
+            0,
+            True,
+        )
+        assert rank[f"skip, {placement}"] == ("nothing was raised", 1, True)
+        assert rank[f"draws, {placement}"] == "nothing was raised"
+        assert rank[f"friction, {placement}"].startswith(
+            "ValueError: Invalid noise_estimate: 990 in the noisiest coordinate."
+        )
+
+
+def test_refusals(ranks: Any) -> None:
+    columns = "a DTensor with placements (Shard(dim=1),)"
+    rows = "a DTensor with placements (Shard(dim=0),)"
+    alike = "(must be cut alike, or whole: full_tensor())"
+    state = "ValueError: Invalid state_dict: momentum of parameter 0 is"
+    mean = "ValueError: Invalid prior_mean: number 0 is"
+    cannot = "ValueError: Invalid parameter: SGLD cannot sample"
+    for rank in ranks:
+        found = dict(rank["refusals"])
+        size = found.pop("size")
+        assert found == {
+            "another cut": f"RuntimeError: SGLD got {columns} as the gradient of "
+            f"{rows} of shape [5, 3] (must be cut alike: see DTensor.redistribute)",
+            "other means": f"{mean} {columns}, for {rows} {alike}",
+            "means of a whole one": f"{mean} {columns}, for a plain tensor {alike}",
+            "state of a whole one": f"{state} {columns}, for a plain tensor {alike}",
+            "other state": f"{state} {columns}, for {rows} {alike}",
+            "a wrong shard": f"{cannot} a DTensor of shape [5, 3] and placements "
+            "(Shard(dim=0),) whose local tensor has shape [4, 3] (must be "
+            f"[{size}, 3])",
+            "a partial one": f"{cannot} a DTensor with placements (Partial(sum),) "
+            "(must be Shard and Replicate: redistribute it)",
+            "seeds": "RuntimeError: SGLD has DTensors, which are parts of one chain, "
+            "and ranks differ: seeds [0, 1], steps [0, 0]. Give all ranks one seed, or "
+            "none and a process_group that has all ranks of the mesh",
+            "chains": "ValueError: Invalid num_chains: 5 (a DTensor belongs to one "
+            "chain)",
+            "gauges": "ValueError: Invalid sampler: it has DTensors, and gauges take "
+            "sums over whole parameters (observe replicas under "
+            "DistributedDataParallel)",
+            "variates": "ValueError: Invalid parameters: some are DTensors, which only "
+            "steps and checkpoints of samplers take (keep whole parameters on every "
+            "rank, as DistributedDataParallel does)",
+            "replicas": "ValueError: Invalid parameters: some are DTensors, which only "
+            "steps and checkpoints of samplers take (keep whole parameters on every "
+            "rank, as DistributedDataParallel does)",
+        }
+
+
+# ---- Checkpoints -----------------------------------------------------------------
+
+
+def test_a_chain_goes_on_in_other_numbers_of_processes(
+    ranks: Any, folder: Path
+) -> None:
+    for rank in ranks:  # one, then two
+        assert rank["checkpoint"] == []
+    net, alone = Net(), Net()
+    sampler = KINDS["SGHMC"](net.groups(), seed=98)
+    reference = KINDS["SGHMC"](alone.groups(), seed=5)
+    load(net, sampler, folder / "saved")
+    assert sampler.param_groups[0]["step"] == 10
+    advance(net, sampler, range(10, 15), missing=False)
+    advance(alone, reference, range(15), missing=False)
+    assert differences((alone, reference), (net, sampler)) == []
+
+
+# ---- In one process --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(7,), (4, 5), (2, 3, 4), (3, 2, 2, 3)])
+def test_pieces_are_all_of_a_box_in_its_order(sizes: tuple[int, ...]) -> None:
+    indices = torch.arange(torch.Size(sizes).numel()).view(sizes)
+    for runs in product(*(_runs_in(n) for n in sizes)):
+        box = [(0, first, length) for first, length in runs]
+        expected = indices[tuple(slice(first, first + n) for first, n in runs)]
+        found = torch.full_like(expected, -1)
+        for piece in shards._pieces(box, sizes):
+            part = found[piece.index]
+            k = torch.arange(part.numel())
+            values = piece.begin + k // piece.row * piece.pitch + k % piece.row
+            part.copy_(values.view(part.shape))
+        assert torch.equal(found, expected)
+
+
+def _runs_in(n: int) -> list[tuple[int, int]]:
+    return [(i, j - i) for i in range(n) for j in range(i + 1, n + 1)]
+
+
+WAYS = (Replicate(), Shard(0), Shard(1), Shard(2), _StridedShard(0, split_factor=2))
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_where_the_elements_of_shards_are(rank: int) -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
+    try:
+        mesh = init_device_mesh("cpu", (2, 2))
+        for shape, placements in product(
+            ((5, 3, 4), (1, 2, 7), (8, 8, 2), (2, 0, 3)), product(WAYS, WAYS)
+        ):
+            indices = torch.arange(torch.Size(shape).numel()).view(shape)
+            for order in ((0, 1, 2), (2, 0, 1)):  # in memory
+                back = sorted(range(3), key=order.__getitem__)
+                memory = indices.view([shape[d] for d in order]).permute(back)
+                whole = distribute_tensor(memory, mesh, placements, src_data_rank=None)
+                layout = shards.layout_of(whole)
+                here = whole.to_local()
+                assert layout.shape == here.shape
+                found = []
+                for piece, part in zip(
+                    layout.pieces, shards._cut(here, layout), strict=True
+                ):
+                    k = torch.arange(part.numel())
+                    at = piece.begin + k // piece.row * piece.pitch + k % piece.row
+                    assert torch.equal(part.flatten(), at)
+                    found.append(at)
+                assert sum(map(len, found)) == here.numel()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_layouts_that_are_kept_are_those_of_the_placements_there_are() -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    try:
+        mesh = init_device_mesh("cpu", (4,))
+        kept = shards.Layouts()
+        p, *others = (
+            distribute_tensor(torch.ones(6, 5), mesh, [way], src_data_rank=None)
+            for way in (Shard(0), Shard(1), Replicate())
+        )
+        assert kept.of(torch.ones(6, 5)) is None
+        for other in others:
+            assert kept.of(p) == shards.layout_of(p)
+            assert kept.of(p) is kept.of(p)
+            torch.utils.swap_tensors(p, other)
+        assert kept.of(p) == shards.layout_of(p)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_another_order_of_cuts_is_refused() -> None:
+    """It has the local shape of the usual one, and other elements."""
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    try:
+        mesh = init_device_mesh("cpu", (2, 2))
+        ways = [Shard(0), Shard(0)]
+        p = distribute_tensor(torch.ones(8, 2), mesh, ways, src_data_rank=None)
+        (entry,) = p._spec.shard_order
+        back = (entry._replace(mesh_dims=(1, 0)),)
+        other = copy.copy(p._spec)
+        other.shard_order = back
+        turned = DTensor(p.to_local(), other, requires_grad=False)
+        assert turned.placements == p.placements
+        assert not shards.same_shards(p, turned) and shards.same_shards(p, p.clone())
+        with pytest.raises(ValueError) as error:
+            sg.SGLD([turned.requires_grad_()], 0.1, num_data=5, seed=0)
+        assert str(error.value) == (
+            "Invalid parameter: SGLD cannot sample a DTensor whose dimension 0 is cut "
+            "along dimensions [1, 0] of the mesh, in this order (must be ascending: "
+            "redistribute it)"
+        )
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def group_of_one() -> Any:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_samplers_that_decide_by_all_parameters_refuse(group_of_one: Any) -> None:
+    for placement, make in product(
+        (Shard(0), Replicate()),
+        (
+            lambda p: sg.HMCECS(p, num_data=40, subsample_size=5),
+            lambda p: sg.SBPS(p, num_data=40),
+        ),
+    ):
+        p = nn.Parameter(distribute_tensor(torch.ones(3), group_of_one, [placement]))
+        with pytest.raises(ValueError) as error:
+            make([p])
+        name = str(error.value).split()[2]
+        assert name in ("HMCECS", "SBPS")
+        assert str(error.value) == (
+            f"Invalid parameter: {name} cannot sample a DTensor (it decides by all "
+            "parameters together: sample with SGLD, SGHMC, SGNHT, PSGLD, EWSG or HMC)"
+        )
+
+
+def test_psgld_with_gamma_refuses(group_of_one: Any) -> None:
+    p = nn.Parameter(distribute_tensor(torch.ones(3), group_of_one, [Shard(0)]))
+    with pytest.raises(ValueError) as error:
+        sg.PSGLD([p], 0.1, num_data=4, seed=1)
+    assert str(error.value) == (
+        "Invalid gamma: True needs second derivatives, which are not taken of DTensors "
+        "(Set gamma=False, and stop adaptation (adapt=False) after burn-in)"
+    )
+
+
+def test_what_takes_no_dtensors(group_of_one: Any, tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    placed = distribute_tensor(model.weight.detach(), group_of_one, [Shard(0)])
+    model.weight = nn.Parameter(placed)
+    params = list(model.parameters())
+    sampler = sg.SGLD(params, 0.1, num_data=4, seed=1)
+    run = {"num_data": 4, "localization": 1.0, "burn_in": 1, "draws": 2}
+    chain = partial(sg.SGLD, lr=0.1)
+    for call in (
+        lambda: sg.Collector(sampler, model, tmp_path / "draws"),
+        lambda: sg.tune(sampler, placed.sum),
+        lambda: sg.local_learning_coefficient(params, len, chain, **run),
+    ):
+        with pytest.raises(ValueError) as error:
+            call()
+        _, _, message = str(error.value).partition(": ")
+        assert message == (
+            "some are DTensors, which only steps and checkpoints of samplers take "
+            "(keep whole parameters on every rank, as DistributedDataParallel does)"
+        )
+
+
+FOUR_RANKS = """
+import threading, torch, torch.distributed as dist, torch_sgmcmc as sg
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.multi_threaded_pg import _install_threaded_pg
+
+torch._C._distributed_c10d._set_thread_isolation_mode(True)
+_install_threaded_pg()
+store, said = dist.HashStore(), {}
+
+def work(rank):
+    dist.init_process_group("threaded", rank=rank, world_size=4, store=store)
+    mesh = init_device_mesh("cpu", (2, 2))
+    placements = [Replicate(), Shard(0)]
+    p = DTensor.from_local(torch.zeros(2, 3), mesh, placements, run_check=False)
+    try:
+        sg.SGLD([torch.nn.Parameter(p)], 0.1, num_data=2, seed=7 if rank == 0 else 8)
+    except RuntimeError as error:
+        said[rank] = "seeds [7, 8]" in str(error)
+
+ranks = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(4)]
+[rank.start() for rank in ranks]
+[rank.join(60) for rank in ranks]
+assert said == dict.fromkeys(range(4), True), said
+"""
+
+
+def test_all_ranks_of_a_mesh_hear_of_one_that_differs() -> None:
+    """Those too that share no group with it: they would wait for the others."""
+    # Not where the sources are, which would hide what is installed.
+    command = [sys.executable, "-c", FOUR_RANKS]
+    subprocess.run(command, cwd=PROGRAM.parent, check=True)
