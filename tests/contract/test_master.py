@@ -166,7 +166,7 @@ def law_of(kind: str, dtype: torch.dtype, *, forget: bool) -> list[float]:
     leapfrog = rounded_leapfrog if forget else ops.hmc_leapfrog_
     for _ in range(steps):
         if needs_closure(sampler):
-            with mock.patch("torch_sgmcmc.hmc.hmc_leapfrog_", leapfrog):
+            with mock.patch("torch_sgmcmc.chain.hamiltonian.hmc_leapfrog_", leapfrog):
                 sampler.step(closure)
         else:
             closure()

@@ -56,7 +56,7 @@ def posterior(build: Build = ewsg, **settings: Any) -> Problem:
         "temperature": 1.5,
         "index_chain_length": 1,
     }
-    return Problem(data, build, {**shared, **settings}, chains=60_000, seed=5)
+    return Problem(data, build, {**shared, **settings}, seed=5)
 
 
 def transition(build: Build = ewsg, **settings: Any) -> Problem:
@@ -77,7 +77,7 @@ def transition(build: Build = ewsg, **settings: Any) -> Problem:
         "prior_precision": 0.0,
         "temperature": 1.3,
     }
-    return Problem(data, build, {**shared, **settings}, other, chains=100_000, seed=6)
+    return Problem(data, build, {**shared, **settings}, other, chains=200_000, seed=6)
 
 
 HERE = np.array([0.4, -0.6])

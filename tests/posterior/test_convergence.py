@@ -171,7 +171,8 @@ def test_the_picture() -> None:
     draws = noise(2, 40, 5)
     draws[:, :, 0] = torch.tensor([[0.0], [1.0]])
     draws[:, :, 1] = 0.0
-    figure = quiet(draws).plot()
+    with matplotlib.rc_context({"figure.constrained_layout.use": True}):
+        figure = quiet(draws).plot()
     left, right = figure.axes
     assert "1 are infinite" in left.get_xlabel()
     assert len(left.lines[0].get_xdata()) == 3

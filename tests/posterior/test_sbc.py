@@ -214,7 +214,8 @@ def test_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
     result = Calibration({"a": torch.arange(160) % 16}, 15, 160, 9, {"a": 0.0})
-    figure = result.plot(0.9)
+    with matplotlib.rc_context({"figure.constrained_layout.use": True}):
+        figure = result.plot(0.9)
     (axes,) = figure.axes
     assert axes.lines[0].get_ydata() == pytest.approx([0.0] * 15)
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [

@@ -159,7 +159,7 @@ class Calibration:
         """
         pyplot = optional("matplotlib.pyplot", "matplotlib", "Calibration.plot()")
         low, high = self.band(coverage)
-        figure, axes = pyplot.subplots(figsize=(6, 3.5))
+        figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
         levels = self._law.levels
         label = f"{100 * coverage:g} % of uniform ranks"
         axes.fill_between(levels, low, high, color="lightgray", label=label)
@@ -168,5 +168,4 @@ class Calibration:
         axes.set_xlabel("rank / draws")
         axes.set_ylabel("ECDF difference")
         axes.legend(fontsize="small")
-        figure.tight_layout()
         return figure

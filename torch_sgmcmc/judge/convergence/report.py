@@ -197,7 +197,9 @@ class Convergence:
         varying = ~self.constant
         if not bool(varying.any()):
             raise ValueError("There is nothing to plot: no quantity varies")
-        figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.5))
+        figure, (left, right) = pyplot.subplots(
+            1, 2, figsize=(9, 3.5), layout="constrained"
+        )
         rhat = self.rhat[varying].sort().values
         worse = 1 - torch.arange(len(rhat)) / len(rhat)
         finite = rhat.isfinite()
@@ -215,7 +217,6 @@ class Convergence:
         right.set_ylabel("part of the quantities below")
         right.legend()
         figure.suptitle(self.title)
-        figure.tight_layout()
         return figure
 
 
