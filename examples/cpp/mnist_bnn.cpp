@@ -7,8 +7,9 @@
 //   mnist_bnn --digits digits.csv                    # 200 epochs
 //
 // Data, network, settings, random numbers and checkpoints are those of
-// examples/papers sghmc2014.mnist: a seed gives the same chain in both. The parts:
-// bnn/trainer.cpp is where a sampler is made, bnn/run.cpp the training loop.
+// examples/papers sghmc2014.mnist: a seed gives the same chain in both. The
+// parts: bnn/trainer.cpp is where a sampler is made, bnn/run.cpp the training
+// loop.
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <torch/version.h>
