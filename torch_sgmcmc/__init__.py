@@ -1,5 +1,7 @@
 """Stochastic-gradient MCMC as torch optimizers: a posterior instead of a point."""
 
+import sys as _sys
+
 try:
     from torch_sgmcmc import _C as _C
 except ImportError as error:
@@ -108,3 +110,7 @@ __all__ = [
     "scoring",
     "tune",
 ]
+
+# Public modules, whatever folder they are in: ``import torch_sgmcmc.convergence``.
+for _module in (calibration, convergence, scoring):
+    _sys.modules[f"{__name__}.{_module.__name__.rpartition('.')[2]}"] = _module

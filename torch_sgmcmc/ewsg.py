@@ -318,7 +318,7 @@ class EWSG(SharedSettings):
         self._num_drawn = first["num_drawn"]
         numbers = torch.tensor(former, device="cpu") if former else self._fresh()
         loss = self._evaluate(closure, numbers)
-        work = self.gather(checked=True)
+        work = self._gather(checked=True)
         if not work:
             raise RuntimeError(
                 "EWSG got no gradients from the closure (does it call backward()?)"
@@ -375,7 +375,7 @@ class EWSG(SharedSettings):
 
     def _chain_length(self) -> int:
         """Checks all groups before any work is done, and returns M."""
-        self.check_groups()
+        self._check_all_groups()
         return self.param_groups[0]["index_chain_length"]
 
     def _propose(
@@ -395,7 +395,7 @@ class EWSG(SharedSettings):
         """
         fresh = self._fresh()
         self._evaluate(closure, fresh)
-        proposed = self.gather(checked=True)
+        proposed = self._gather(checked=True)
         _check_same_parameters(work, proposed, self._chain.placement)
         chain = self._chain_now()
         check_finite(chain, proposed, looks_later=self._looks_later)

@@ -332,7 +332,7 @@ class HMC(Hamiltonian):
         """
         check_integer("steps", steps, low=1)
         check_real("target_acceptance", target_acceptance, high=1.0, low_open=True)
-        self.check_groups()
+        self._check_all_groups()
         self._settle()
         group = self.param_groups[0]
         if not group["metropolis"]:
@@ -371,10 +371,10 @@ class HMC(Hamiltonian):
         refuse_scaler(self)
         if closure is None:
             raise TypeError(_NO_CLOSURE)
-        self.check_groups()
+        self._check_all_groups()
         refuse_accumulation(self, closure)
         loss = fresh_gradients(self, closure)
-        work = self.gather(checked=True)
+        work = self._gather(checked=True)
         if not work:
             raise RuntimeError(
                 "HMC got no gradients from the closure (does it call backward()?)"

@@ -203,7 +203,6 @@ class HMCECS(Anchored):
     _STATE: ClassVar[Mapping[str, type]] = {"prior_mean": Tensor}
     _COMMON_STATE: ClassVar[tuple[str, ...]] = (*KEYS, SAMPLING)
 
-    # What can be computed again from the state, and is not saved.
     def __init__(
         self,
         params: Iterable[Any],

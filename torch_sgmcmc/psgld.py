@@ -188,15 +188,14 @@ class PSGLD(ManyChains):
         """
         return any(group["adapt"] and group["gamma"] for group in self.param_groups)
 
-    def gather(self, *, checked: bool = False) -> list[Work]:
-        """See :meth:`Sampler.gather`."""
+    def _gather(self, *, checked: bool = False) -> list[Work]:
         refuse_scaler(
             self,
             "PSGLD with Γ",
             "the loss and so its curvature",
             ", or gamma=False and adapt=False after burn-in",
         )
-        return super().gather(checked=checked)
+        return super()._gather(checked=checked)
 
     def _check_ranks(self) -> None:
         if any(group["adapt"] and group["gamma"] for group in self.param_groups):

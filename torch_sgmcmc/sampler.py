@@ -212,7 +212,7 @@ class Sampler(Bookkeeping):
         """Does what is to be done where there are other ranks, once there are."""
         if not self._chain.is_settled:
             self._check_ranks()
-            self._agree()
+            self._chain.is_settled = self._agree()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Makes one update of all parameters that have a gradient.
@@ -255,7 +255,7 @@ class Sampler(Bookkeeping):
                 loss = closure()
             chain = self._chain_now()  # which may have put other groups or state there
 
-        work = self.gather()
+        work = self._gather()
         try:
             check_finite(chain, work, looks_later=self._looks_later)
             prepared = self._prepare_all(chain, work)
@@ -289,13 +289,10 @@ class Sampler(Bookkeeping):
             return True
         return has_more(self.state.get(p, {}))
 
-    def gather(self, *, checked: bool = False) -> list[Work]:
-        """Checks groups, unless they are, and gradients, and lists what would move.
-
-        It is what :meth:`step` begins with, for tools that look at a chain.
-        """
+    def _gather(self, *, checked: bool = False) -> list[Work]:
+        """Checks gradients, and groups if need be, and lists what is to be updated."""
         if not checked:
-            self.check_groups()
+            self._check_all_groups()
         return gather(self._chain_now())
 
     def _advance(self, chain: Chain, work: list[Work], prepared: list[Any]) -> None:

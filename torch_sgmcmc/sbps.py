@@ -278,7 +278,7 @@ class SBPS(Watched):
         checked = self.__dict__.get("_checked", ())
         if len(values) == len(checked) and all(map(is_, values, checked)):
             return first  # numbers and bools cannot have changed in themselves
-        self.check_groups()
+        self._check_all_groups()
         self._checked = values
         # Compared with what the last step observed; a list of its own, never changed.
         self._target = [

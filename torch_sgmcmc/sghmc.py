@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -155,14 +154,6 @@ class SGHMC(ManyChains):
     }
     _COMMON_STATE: ClassVar[tuple[str, ...]] = (COVARIANCE,)
 
-    # The factors of the injected noise, by which groups draw momenta afresh, and what
-    # they were made of.
-    _factors: Factors
-    # Of the masses that were given. Known before a step, which may not read tensors
-    # where it is captured or traced; unless they are cut, which takes all ranks.
-    _limits: Mapping[Tensor, Limits] = MappingProxyType({})
-    _has_masses = False
-
     def __init__(
         self,
         params: Iterable[Any],
@@ -186,7 +177,11 @@ class SGHMC(ManyChains):
 
     def _begin(self) -> None:
         super()._begin()
-        self._factors = Factors()
+        # The factors of the injected noise, by which groups draw momenta afresh, and
+        # what they were made of. And of the masses that were given. Known before a
+        # step, which may not read tensors where it is captured or traced; unless they
+        # are cut, which takes all ranks.
+        self._chain.known.update(factors=Factors(), has_masses=False, limits={})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -294,10 +289,10 @@ class SGHMC(ManyChains):
         having = [
             p for p in self._chain_now().params if GIVEN_MASS in self.state.get(p, {})
         ]
-        self._has_masses = bool(having)
-        self._limits = {}
+        known = self._chain.known
+        known["has_masses"], known["limits"] = bool(having), {}
         if measure:
-            self._limits = {p: limits_of(p, self.state[p]) for p in having}
+            known["limits"] = {p: limits_of(p, self.state[p]) for p in having}
 
     def _replace_given(
         self, keys: Iterable[str], new: Mapping[str, Sequence[Tensor | None]]
@@ -305,7 +300,7 @@ class SGHMC(ManyChains):
         """Puts what is given in the place of what was given, for all parameters."""
         chain = self._chain_now()
         chain.clear_blank_state()
-        self._factors = Factors()
+        self._chain.known["factors"] = Factors()
         for i, p in enumerate(chain.params):
             # Another dict: the one that is left may be in a state dict.
             state = {**self.state.pop(p, {})}
@@ -372,7 +367,7 @@ class SGHMC(ManyChains):
             self.state[COVARIANCE] = matrix
 
     def _parameters_changed(self) -> None:
-        self._factors = Factors()
+        self._chain.known["factors"] = Factors()
         self._note_masses()
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -381,7 +376,7 @@ class SGHMC(ManyChains):
 
     def _finish_loading(self, state_dict: dict[str, Any]) -> None:
         super()._finish_loading(state_dict)
-        self._factors = Factors()
+        self._chain.known["factors"] = Factors()
         self._note_masses()
         move_matrix(self._chain_now())
 
@@ -399,12 +394,12 @@ class SGHMC(ManyChains):
     # ---- A step ---------------------------------------------------------------
 
     def _prepare_all(self, chain: Chain, work: list[Work]) -> list[Any]:
-        if self._has_masses:
+        if self._chain.known["has_masses"]:
             for group, params, _, _ in work:
                 self._check_rates(group, params, [], _UNCHANGED)
         prepared = super()._prepare_all(chain, work)
         if COVARIANCE in self.state and work:
-            noises = noise_of_matrix(chain, work, self._factors)
+            noises = noise_of_matrix(chain, work, chain.known["factors"])
             return [(*a, noise) for a, noise in zip(prepared, noises, strict=True)]
         return prepared
 
@@ -440,9 +435,10 @@ class SGHMC(ManyChains):
         state_of_things: str,
     ) -> None:
         states = [self.state[p] for p in params]
-        if not self._limits:
+        if not self._chain.known["limits"]:
             self._note_masses()
-        limits = [self._limits.get(p, Limits()) for p in params]
+        known = self._chain.known["limits"]
+        limits = [known.get(p, Limits()) for p in params]
         check_rates(group, params, states, limits, variances, state_of_things)
 
     def _given_variances(
@@ -507,7 +503,7 @@ class SGHMC(ManyChains):
         variances: list[Tensor],
         state_of_things: str,
     ) -> None:
-        if self._has_masses:
+        if self._chain.known["has_masses"]:
             self._check_rates(group, params, variances, state_of_things)
             return
         here = [v for v in self._chain.placement.here(variances) if v.numel()]
@@ -529,7 +525,7 @@ class SGHMC(ManyChains):
             return
         estimate = work.group["noise_estimate"]
         lists, method = [momenta, variances], self._METHOD
-        if self._has_masses:
+        if self._chain.known["has_masses"]:
             states = [self.state[p] for p in work.params]
             lists += masses_and_frictions(work.params, states)
             method = self._BY_COORDINATE

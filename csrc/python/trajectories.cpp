@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/counter.h"
 #include "host/as_begun.h"
 #include "host/closure_watch.h"
 #include "host/dual_averaging.h"
@@ -24,7 +25,7 @@ void BindTrajectories(py::module_& m) {
             log_ratio,
             {static_cast<uint64_t>(seed),
              step,
-             static_cast<uint32_t>(Purpose::kIndexChain)},
+             static_cast<uint32_t>(torch_sgmcmc::Purpose::kIndexChain)},
             /*chain=*/0,
             proposal);
       },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import warnings
 from pathlib import Path
@@ -278,6 +279,26 @@ def test_methods_of_a_sampler_through_lightnings_wrapper() -> None:
     assert_same(list(module.net.parameters()), list(model.parameters()))
     wrapped = module.optimizers()
     assert wrapped.acceptance_rate == sampler.acceptance_rate
+
+
+def test_what_is_set_through_lightnings_wrapper_is_the_samplers() -> None:
+    wrapper = lightning.pytorch.core.optimizer.LightningOptimizer
+    chains = []
+    for wrap in (wrapper, lambda sampler: sampler):
+        theta = nn.Parameter(torch.ones(3))
+        sampler = sg.SGHMC([theta], lr=0.1, num_data=10, seed=1)
+        wrapped = wrap(sampler)
+        wrapped.set_mass([100.0])
+        gauges = sg.Gauges(wrapped, every=1)
+        for step in range(4):
+            if step == 2:
+                del wrapped  # the sampler goes on without it
+                gc.collect()
+            theta.grad = torch.ones_like(theta)
+            sampler.step()
+        chains.append(theta.detach())
+        assert gauges.num_observed == 4
+    assert_same([chains[0]], [chains[1]])
 
 
 @pytest.mark.parametrize("kind", PLAIN)

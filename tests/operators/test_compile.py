@@ -2,7 +2,9 @@
 
 import copy
 import os
+import pickle
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -218,6 +220,53 @@ def test_compiled_step_with_fresh_gradients(kind: str, backend: str) -> None:
         eager.sampler.step()
         step()
         assert_same(list(compiled.net.parameters()), list(eager.net.parameters()))
+
+
+@pytest.mark.parametrize("kind", ["SGLD capturable", "SGHMC capturable"])
+@pytest.mark.parametrize("change", ["copied", "pickled", "not loaded", "replaced"])
+def test_a_compiled_step_goes_by_what_the_sampler_has_now(
+    change: str, kind: str
+) -> None:
+    trainings = Training(kind), Training(kind)
+    eager, compiled = [training.sampler for training in trainings]
+    step = torch.compile(lambda: compiled.step(), backend="aot_eager")
+
+    def steps() -> list[Tensor]:
+        for sampler, make in ((eager, eager.step), (compiled, step)):
+            for p in sampler.param_groups[0]["params"]:
+                p.grad = torch.ones_like(p)
+            make()
+        return [
+            p.detach().clone()
+            for sampler in (eager, compiled)
+            for p in sampler.param_groups[0]["params"]
+        ]
+
+    steps(), steps()
+    if change == "copied":
+        eager, compiled = copy.deepcopy(eager), copy.deepcopy(compiled)
+    elif change == "pickled":
+        eager, compiled = (pickle.loads(pickle.dumps(s)) for s in (eager, compiled))
+    elif change == "not loaded":
+        for sampler in (eager, compiled):
+            state_dict = copy.deepcopy(sampler.state_dict())
+            state_dict["param_groups"][0]["lr"] = 1.0
+            handle = sampler.register_load_state_dict_post_hook(lambda _: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                sampler.load_state_dict(state_dict)
+            handle.remove()
+            assert sampler.param_groups[0]["lr"] == 0.1
+    else:
+        for sampler in (eager, compiled):
+            sampler.param_groups = [{**g, "lr": 0.5} for g in sampler.param_groups]
+            state = {
+                p: {k: 0 * v for k, v in s.items()} for p, s in sampler.state.items()
+            }
+            sampler.state = defaultdict(dict, state)
+    for _ in range(3):
+        found = steps()
+        half = len(found) // 2
+        assert_same(found[half:], found[:half])
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k.endswith("capturable")])

@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from two_ranks import KINDS, PERSISTENT, STEPS
 
+import torch_sgmcmc as sg
 from torch_sgmcmc.chain import distributed
 
 PROGRAM = Path(__file__).with_name("two_ranks.py")
@@ -126,6 +127,25 @@ def test_all_samplers_run_in_a_group_of_one(group_of_one: None) -> None:
     theta = nn.Parameter(torch.ones(3))
     for make in KINDS.values():
         make([theta])
+
+
+def test_the_constructor_and_the_first_step_look_at_other_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[str] = []
+
+    def settle(chain: Any) -> bool:
+        looks.append(chain.name)
+        return True
+
+    monkeypatch.setattr(distributed, "settle", settle)
+    theta = nn.Parameter(torch.ones(3))
+    sampler = sg.SGLD([theta], lr=0.1, num_data=10, seed=1)
+    assert looks == ["SGLD"]
+    for _ in range(3):
+        theta.grad = torch.ones_like(theta)
+        sampler.step()
+        assert looks == ["SGLD"] * 2
 
 
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "EWSG"])

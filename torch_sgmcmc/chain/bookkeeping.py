@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
@@ -145,9 +144,8 @@ class Bookkeeping(Optimizer):
     def _chain_now(self) -> Chain:
         """Itself, as its parts see it."""
         chain = self._chain
-        if not torch.compiler.is_compiling():
-            chain.groups, chain.state = self.param_groups, self.state
-            chain.process_group = self.process_group
+        chain.groups, chain.state = self.param_groups, self.state
+        chain.process_group = self.process_group
         return chain
 
     def _note(self) -> None:
@@ -162,12 +160,13 @@ class Bookkeeping(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("process_group", None)
-        if "_chain" not in self.__dict__:
+        if not hasattr(self, "_chain"):
             self._begin()
         self._chain.created, self._chain.seen = [], []
         self._chain.absences = Absences(self.param_groups)
         self._look_for_shards()
         self._note()
+        self._chain_now()
 
     def _check_group(self, group: dict[str, Any]) -> None:
         """Raises if a hyperparameter of the group is invalid."""
@@ -337,7 +336,7 @@ class Bookkeeping(Optimizer):
         check_parameter(type(self).__name__, p, self._TAKES_SHARDS)
         check_chains(p, self.param_groups[0].get("num_chains"))
 
-    def check_groups(self) -> None:
+    def _check_all_groups(self) -> None:
         """Raises if a hyperparameter has left its range, or its name is misspelt.
 
         Or if one that is shared differs between groups, or other ranks would decide
@@ -353,10 +352,12 @@ class Bookkeeping(Optimizer):
             self._check_group(group)
         check_equal(self.param_groups, self._SHARED, self._WHY_EQUAL)
 
-    def _agree(self) -> None:
-        """Has ranks agree on a seed, if nobody has given one."""
-        self._chain.is_settled = distributed.settle(self._chain_now())
-        self.defaults["seed"] = self.param_groups[0]["seed"]
+    def _agree(self) -> bool:
+        """Has ranks agree on a seed, if nobody has given one; whether there are any."""
+        is_settled = distributed.settle(self._chain_now())
+        if is_settled:
+            self.defaults["seed"] = self.param_groups[0]["seed"]
+        return is_settled
 
     def _bring_up_to_date(self) -> None:
         catch_up(self._chain_now())
@@ -433,6 +434,7 @@ class Bookkeeping(Optimizer):
         except BaseException:
             self.__dict__.update(present)
             self._chain.restore(chain)
+            self._chain_now()
             raise
         finally:
             before.remove()

@@ -143,7 +143,7 @@ class Hamiltonian(SharedSettings):
             if heat is not None:
                 heat.look(self._moving(work, motion), heat=warmth)
             loss = fresh_gradients(self, closure)
-            following = self.gather(checked=True)
+            following = self._gather(checked=True)
             if not same_parameters(work, following):
                 raise RuntimeError(
                     "HMC got gradients of other parameters from the closure than at "

@@ -21,7 +21,7 @@ from torch_sgmcmc.chain.ledger import Ledger
 from torch_sgmcmc.chain.placement import Placement
 from torch_sgmcmc.chain.seen import Pending, Seen
 
-__all__ = ["Chain", "Work", "chain_of"]
+__all__ = ["Chain", "Work", "chain_of", "check_groups_of", "work_of"]
 
 
 # What a chain has of its optimizer.
@@ -43,7 +43,8 @@ class Work(NamedTuple):
 class Chain:
     """A sampler, as its parts see it: what is of this process, and never saved.
 
-    Lightning's wrapper of an optimizer shares it, having a copy of ``__dict__``.
+    Lightning's wrapper of an optimizer shares it: it reads the optimizer's attributes,
+    but what it is given is its own.
 
     Args:
         name: of the sampler's class.
@@ -96,10 +97,13 @@ class Chain:
         self.is_settled = False
         #: Whether a checkpoint has been given state that no step has made.
         self.is_laid_out = False
+        #: What a sampler has computed of its state, and need not compute again.
+        self.known: dict[str, Any] = {}
 
     def saved(self) -> dict[str, Any]:
         """What :meth:`restore` puts back."""
         saved = {**vars(self), "created": [], "ledger": [*self.ledger.entries]}
+        saved["known"] = {**self.known}
         return {key: saved[key] for key in saved if key not in _OF_TORCH}
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -161,6 +165,19 @@ class Chain:
             self.is_laid_out = False
 
 
+# ---- The doors, for what looks at a sampler from outside ---------------------------
+
+
 def chain_of(sampler: Optimizer) -> Chain:
-    """That of a sampler, for what looks at it from outside."""
+    """Its chain."""
     return sampler._chain_now()  # type: ignore[attr-defined]
+
+
+def work_of(sampler: Optimizer) -> list[Work]:
+    """What its next step would update; groups and gradients are checked."""
+    return sampler._gather()  # type: ignore[attr-defined]
+
+
+def check_groups_of(sampler: Optimizer) -> None:
+    """Raises if its hyperparameters are not as they must be."""
+    sampler._check_all_groups()  # type: ignore[attr-defined]

@@ -62,7 +62,8 @@ def rehearsal(sampler: Optimizer) -> Iterator[None]:
     # What a first step would do, and is to last.
     chain.clear_blank_state()
     chain.is_settled = settle(chain)
-    sampler.defaults["seed"] = groups[0]["seed"]
+    if chain.is_settled:
+        sampler.defaults["seed"] = groups[0]["seed"]
     saved = [dict(group) for group in groups]
     state = dict(sampler.state)
     grads = [p.grad for p in params]

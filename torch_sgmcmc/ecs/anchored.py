@@ -28,6 +28,7 @@ __all__ = ["Anchored"]
 class Anchored(SharedSettings):
     """The half of :class:`HMCECS` that lasts from step to step."""
 
+    # What can be computed again from the state, and is not saved.
     _present: Point | None = None
     _present_key: tuple[Any, ...] = ()
     _proposals: Proposals | None = None
@@ -115,7 +116,7 @@ class Anchored(SharedSettings):
         self._sampling, self._present, self._proposals = sampling, None, None
 
     def _check_groups(self) -> None:
-        self.check_groups()
+        self._check_all_groups()
         check_sizes(self._chain_now())
         params = self._all_params()
         if not params:

@@ -17,7 +17,7 @@ from torch_sgmcmc.chain.dtypes import has_master, state_dtype
 from torch_sgmcmc.chain.given import GIVEN_MASS
 from torch_sgmcmc.chain.operators import gauge_sums
 from torch_sgmcmc.chain.prior import prior_of
-from torch_sgmcmc.chain.record import Work, chain_of
+from torch_sgmcmc.chain.record import Chain, Work, chain_of, work_of
 from torch_sgmcmc.chain.state_checks import check_count, check_tensor
 from torch_sgmcmc.chain.trajectory_heat import TrajectoryHeat
 from torch_sgmcmc.judge.centers import centers_of
@@ -153,6 +153,8 @@ class Gauges(Readings):
         if chain.gauges is not None:
             raise ValueError("Invalid sampler: it has Gauges already (detach() them)")
         self._sampler = weakref.ref(sampler)
+        # Which outlives a wrapper of the sampler.
+        self._chain: weakref.ref[Chain] = weakref.ref(chain)
         # Of a subclass too.
         kind = next(
             base.__name__
@@ -290,7 +292,7 @@ class Gauges(Readings):
         values = [None if grad is None else grad.clone() for grad in before]
         try:
             fresh_gradients(sampler, closure)
-            work = sampler.gather()
+            work = work_of(sampler)
             if self._compares:
                 self._others, self._others_at = self._forces_of(work), self._versions()
             else:
@@ -303,6 +305,13 @@ class Gauges(Readings):
                 if _share_memory(p.grad, grad):
                     grad.copy_(value)
                 p.grad = grad
+
+    def _seen(self) -> Chain:
+        """What is observed, by whatever name the sampler was given here."""
+        chain = self._chain()
+        if chain is None:
+            raise RuntimeError("these Gauges are detached from their sampler")
+        return chain
 
     def _attached(self) -> Sampler:
         sampler = self._sampler()
@@ -360,12 +369,11 @@ class Gauges(Readings):
 
     def _fly(self, line: Flight, piece: Piece) -> None:
         """Takes in a piece of a line that was flown."""
-        sampler = self._attached()
         if self._line is None or self._line[0] is not line:
             self._line = line, *self._sums_of_line(line)
         settings = [
             _settings(group, self._motion)
-            for group in sampler.param_groups
+            for group in self._seen().groups
             for _ in group["params"]
         ]
         self._read()  # first what observe() has seen
@@ -409,11 +417,11 @@ class Gauges(Readings):
             self._read()
 
     def _add(self, work: list[Work], *, plain: bool, has_noise: bool) -> None:
-        sampler = self._attached()
+        state = self._seen().state
         rows = []
         for group, params, grads, _ in work:
             motion = _C.Motion.NONE if plain else self._motion
-            states = [sampler.state.get(p, {}) for p in params]
+            states = [state.get(p, {}) for p in params]
             if motion is _C.Motion.MOMENTUM and any(GIVEN_MASS in s for s in states):
                 rows += self._by_coordinate(group, params, grads, has_noise)
                 continue
@@ -461,7 +469,7 @@ class Gauges(Readings):
         before = self._previous[1] if has_noise and self._previous else {}
         for i, p in enumerate(params):
             found = gauge_sums_of(
-                *(group, self._attached().state[p], p, positions[i]),
+                *(group, self._seen().state[p], p, positions[i]),
                 *(centers[i] if centers else 0.0, grads[i], before.get(p)),
             )
             parts = [((0, 1, 2), found.sums)]
@@ -496,12 +504,12 @@ class Gauges(Readings):
             "weight_decay": group["prior_precision"] / group["num_data"],
             "decay": group["decay"] if group.get("adapt", False) else 1.0,
             "eps": group.get("eps", 0.0),
-            **prior_of(self._attached().state, group, params),
+            **prior_of(self._seen().state, group, params),
         }
 
     def _positions(self, params: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Where they are, and the centers, in the type of arithmetic."""
-        state = self._attached().state
+        state = self._seen().state
         positions = [
             state.get(p, {}).get("master", p).to(state_dtype(p))
             if has_master(p)

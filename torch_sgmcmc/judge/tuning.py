@@ -10,7 +10,7 @@ from torch_sgmcmc.chain.checks import check_integer, check_real
 from torch_sgmcmc.chain.given import GIVEN_MASS
 from torch_sgmcmc.chain.nonfinite import raise_what_was_found
 from torch_sgmcmc.chain.progress import progress_bar
-from torch_sgmcmc.chain.record import chain_of
+from torch_sgmcmc.chain.record import chain_of, check_groups_of
 from torch_sgmcmc.chain.rehearsal import rehearsal
 from torch_sgmcmc.chain.shards import refuse
 from torch_sgmcmc.judge.search import Search
@@ -139,7 +139,7 @@ def _check(sampler: Sampler, closure: object) -> None:
         raise ValueError(
             "Invalid sampler: it is capturable, and gauges are read on the host"
         )
-    sampler.check_groups()
+    check_groups_of(sampler)
     for group in sampler.param_groups:
         refuse("parameters", group["params"])
         for key in ("lr", "temperature"):
