@@ -175,6 +175,7 @@ def test_it_leaves_no_trace(name: str, raises: bool) -> None:
     after = [p.grad for group in sampler.param_groups for p in group["params"]]
     assert all(a is b for a, b in zip(after, kept, strict=True))
     assert sampler.param_groups[0]["lr"] is lr
+    assert sampler.defaults["seed"] == sampler.seed
     assert gauges.num_observed == 0
     # The chain goes on as one that was never looked at, and so do hooks and gauges.
     calls.clear()

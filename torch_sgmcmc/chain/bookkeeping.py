@@ -144,8 +144,13 @@ class Bookkeeping(Optimizer):
     def _chain_now(self) -> Chain:
         """Itself, as its parts see it."""
         chain = self._chain
-        chain.groups, chain.state = self.param_groups, self.state
-        chain.process_group = self.process_group
+        # Only what is another one: dynamo of torch 2.11 cannot always set attributes.
+        if chain.groups is not self.param_groups:
+            chain.groups = self.param_groups
+        if chain.state is not self.state:
+            chain.state = self.state
+        if chain.process_group is not self.process_group:
+            chain.process_group = self.process_group
         return chain
 
     def _note(self) -> None:
@@ -165,6 +170,7 @@ class Bookkeeping(Optimizer):
         self._chain.created, self._chain.seen = [], []
         self._chain.absences = Absences(self.param_groups)
         self._look_for_shards()
+        self._lengths = tuple(map(len, self.param_groups))
         self._note()
         self._chain_now()
 
