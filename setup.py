@@ -36,7 +36,9 @@ DEFAULT_ARCHITECTURES = "7.5;8.0;9.0+PTX"
 UNITS = {"torch_sgmcmc._C": 1}
 MOST_UNITS = 2
 CSRC = Path("csrc")
-INCLUDE_DIRS = [str(CSRC.resolve())]
+# A tuple: torch's extensions put torch's headers into the list that they are given, and
+# there is an own pybind11 among them.
+INCLUDE_DIRS = (str(CSRC.resolve()),)
 
 
 def flags(file: str) -> list[str]:
@@ -121,7 +123,7 @@ extensions = [
     CppExtension(
         "torch_sgmcmc._operators",
         sources("*.cpp", "apply/*.cpp", "core/*.cpp", "methods/*.cpp"),
-        include_dirs=INCLUDE_DIRS,
+        include_dirs=[*INCLUDE_DIRS],
         extra_compile_args={"cxx": CXX_FLAGS},
         extra_link_args=STRIP,
         py_limited_api=True,  # no Python symbol is used
@@ -143,7 +145,7 @@ if wants_cuda():
         CUDAExtension(
             "torch_sgmcmc._operators_cuda",
             sources("apply/*.cpp", "methods/*.cu"),
-            include_dirs=INCLUDE_DIRS,
+            include_dirs=[*INCLUDE_DIRS],
             extra_compile_args={"cxx": [*CXX_FLAGS, "-DUSE_CUDA"], "nvcc": NVCC_FLAGS},
             extra_link_args=STRIP,
             py_limited_api=True,
