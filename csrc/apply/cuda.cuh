@@ -52,7 +52,7 @@ inline void RefuseCapture(const char* op, int32_t device) {
   if (status != cudaStreamCaptureStatusNone) {
     Fail(op,
          "noise cannot be captured in a CUDA graph with a step counter on the "
-         "host: give device_step (samplers: make them capturable)");
+         "host: give device_step (samplers: construct with capturable=True)");
   }
 }
 

@@ -12,7 +12,7 @@ from torch_sgmcmc.chain.operators import HAS_CUDA
 from torch_sgmcmc.chain.record import Chain, Work
 from torch_sgmcmc.chain.sizes import unlike
 
-__all__ = ["check_cuda", "gather"]
+__all__ = ["check_cuda", "gather", "refuse_capture"]
 
 
 def gather(chain: Chain) -> list[Work]:
@@ -92,8 +92,15 @@ def check_cuda(sampler: str, group: dict[str, Any]) -> None:
             f"{sampler} got parameters on a CUDA device, but torch_sgmcmc was built "
             "without CUDA kernels: reinstall it with TORCH_SGMCMC_CUDA=1"
         )
-    # A step counter on the host would be frozen into the graph, and every replay would
-    # inject the same noise.
+    refuse_capture(sampler, group)
+
+
+def refuse_capture(sampler: str, group: dict[str, Any]) -> None:
+    """Raises in the capture of a CUDA graph, if the sampler is not capturable.
+
+    A step counter on the host would be frozen into the graph, and every replay would
+    inject the same noise.
+    """
     if not group["capturable"] and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             f"{sampler} cannot be captured in a CUDA graph: construct it with "

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from torch_sgmcmc.chain.checks import check_choice
+from torch_sgmcmc.chain.gathering import refuse_capture
 from torch_sgmcmc.chain.operators import any_nonfinite, count_nonfinite, step_or_nothing
 from torch_sgmcmc.chain.parameters import name_of
 from torch_sgmcmc.chain.record import Chain, Work
@@ -179,6 +180,9 @@ def catch_up(chain: Chain) -> None:
 
 def raise_what_was_found(chain: Chain) -> None:
     """Raises what the last step's device found, once."""
+    if chain.pending is not None and chain.pending.is_on_gpu:
+        # A graph that is being captured would be broken by the wait, and say only that.
+        refuse_capture(chain.name, chain.groups[0])
     catch_up(chain)
     error, chain.error = chain.error, None
     if error is not None:

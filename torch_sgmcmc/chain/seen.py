@@ -33,6 +33,11 @@ class Pending:
             self._event = torch.cuda.Event()
             self._event.record(torch.cuda.current_stream(device))
 
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether the host waits for a GPU."""
+        return self._event is not None
+
     def wait(self) -> list[Seen]:
         """What was found; the device has long gone on to the next step."""
         if self._event is not None:
