@@ -118,9 +118,14 @@ void Boxed(StableIValue* stack, uint64_t inputs, uint64_t outputs) {
   }
 }
 
-// Registers the kernels of operators on the device of a driver, or a reducer.
-template <class Driver, class... Ops, class Library>
-void Register(Library& library) {
+// Registers the kernels of operators (methods/rows.h) on the device of a
+// driver, or a reducer.
+template <class Driver,
+          template <class...>
+          class List,
+          class... Ops,
+          class Library>
+void Register(List<Ops...> /*operators*/, Library& library) {
   (library.impl(Ops::kRow.op, &Boxed<Ops, Driver>), ...);
 }
 

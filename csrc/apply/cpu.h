@@ -41,7 +41,7 @@ namespace torch_sgmcmc::avx2 {
 SG_REGION_END
 #endif
 
-#define SG_EACH_ISA "apply/row_normals.inl"
+#define SG_EACH_ISA "apply/row_noise.inl"
 #include "core/each_isa.inl"
 
 #define SG_EACH_ISA "apply/cpu_loop.inl"

@@ -39,7 +39,8 @@ SG_INLINE void Prefetch(void* const* data,
 }
 
 // What a segment's loop needs of an update. The loop, with the noise in it, is
-// long: it is compiled but once, and not for each update and type.
+// long: it is compiled once for each kind of noise, and not for each update and
+// type.
 struct ElementsOfUpdate {
   const void* context;
   bool needs_noise;
@@ -56,16 +57,16 @@ struct ElementsOfUpdate {
 // So many floats of noise are left over at most, that lines of the cache stay
 // whole; and elements that are updated at a time.
 constexpr int64_t kFloatsOfLine = 16;
-constexpr int64_t kMostElements =
-    kFloatsOfLine + RowNormals::kBlocks * kNoiseBlock;
+constexpr int64_t kBuffer = RowNoise<BoxMuller>::kBlocks * kNoiseBlock;
+constexpr int64_t kMostElements = kFloatsOfLine + kBuffer;
 
-__attribute__((noinline)) inline void RunElements(const ElementsOfUpdate& of,
-                                                  const Segment& segment,
-                                                  int64_t begin,
-                                                  int64_t end,
-                                                  const NoiseStream& stream) {
-  constexpr int64_t kBuffer = RowNormals::kBlocks * kNoiseBlock;
-  alignas(64) float noise[kMostElements + RowNormals::kBeyond];
+template <template <int> class Noise>
+__attribute__((noinline)) void RunElements(const ElementsOfUpdate& of,
+                                           const Segment& segment,
+                                           int64_t begin,
+                                           int64_t end,
+                                           const NoiseStream& stream) {
+  alignas(64) float noise[kMostElements + RowNoise<Noise>::kBeyond];
   const auto run = [&](int64_t at, int64_t count, const float* z) {
     of.run(of.context, segment.data, at, count, z);
   };
@@ -78,10 +79,10 @@ __attribute__((noinline)) inline void RunElements(const ElementsOfUpdate& of,
     return;
   }
   if (SpansLittle(segment) && !FillsBlocks(segment)) {
-    RowNormals normals(segment, begin, stream);
+    RowNoise<Noise> numbers(segment, begin, stream);
     int64_t kept = 0;
     while (begin < end) {
-      kept += normals.Next(noise + kept, end - begin - kept, of.prefetch);
+      kept += numbers.Next(noise + kept, end - begin - kept, of.prefetch);
       if (kept >= end - begin) return run(begin, end - begin, noise);
       const int64_t count = kept / kFloatsOfLine * kFloatsOfLine;
       run(begin, count, noise);
@@ -99,7 +100,7 @@ __attribute__((noinline)) inline void RunElements(const ElementsOfUpdate& of,
   int64_t row_end = RowEnd(segment, begin);
   auto skip = static_cast<int64_t>(index & mask);
   uint64_t quad = (index & ~mask) / 4;
-  NormalSource source(stream, quad);
+  NoiseSource<Noise> source(stream, quad);
   while (begin < end) {
     const int64_t stop = std::min(end, row_end);
     const int64_t count = std::min(kBuffer - skip, stop - begin);
@@ -141,22 +142,24 @@ void RunSegment(const Update& update,
   alignas(64) Arithmetic<T> means[kHasPriorMean<Update> ? kMostElements : 1];
   FillMeans(update, segment.data, means);
   const Context context{update, means};
-  RunElements({&context,
-               update.needs_noise(),
-               [](const void* of,
-                  void* const* data,
-                  int64_t at,
-                  int64_t count,
-                  const float* z) {
-                 const auto& c = *static_cast<const Context*>(of);
-                 UpdateElements<Update, T>(
-                     c.update, data, at, count, z, c.means, kIndices);
-               },
-               [](void* const* data, int64_t at) {
-                 Prefetch<Update, T>(data, at, kIndices);
-               }},
-              segment,
-              begin,
-              end,
-              stream);
+  const ElementsOfUpdate elements{
+      &context,
+      update.needs_noise(),
+      [](const void* of,
+         void* const* data,
+         int64_t at,
+         int64_t count,
+         const float* z) {
+        const auto& c = *static_cast<const Context*>(of);
+        UpdateElements<Update, T>(
+            c.update, data, at, count, z, c.means, kIndices);
+      },
+      [](void* const* data, int64_t at) {
+        Prefetch<Update, T>(data, at, kIndices);
+      }};
+  if constexpr (kTakesUniforms<Update>) {
+    RunElements<Uniforms>(elements, segment, begin, end, stream);
+  } else {
+    RunElements<BoxMuller>(elements, segment, begin, end, stream);
+  }
 }

@@ -97,7 +97,7 @@ inline int64_t RowEnd(const Segment& s, int64_t position) {
 }
 
 // Whether blocks of noise that begin at any of its quads are all within 2^32
-// quads, as NormalSource has it (core/noise.inl); in rows only, since others
+// quads, as NoiseSource has it (core/noise.inl); in rows only, since others
 // begin where blocks do.
 inline bool StartsAtQuads(const Segment& s) {
   constexpr int kBits = 34;  // of an element index

@@ -68,14 +68,14 @@ class RowQuads {
   uint32_t gap_;  // from the end of a row's quads to the next row's
 };
 
-// Which normals of the quads of rows are of elements, as bits. They come again
+// Which numbers of the quads of rows are of elements, as bits. They come again
 // after four rows, which are whole bytes of them however long a row is.
-class KeptNormals {
+class KeptNoise {
  public:
   // Begins with the quad of an element, of which it leaves out what is before
   // that. All rows have as many quads, `row_quads`.
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
-  KeptNormals(const Segment& s, int64_t begin, int64_t row_quads)
+  KeptNoise(const Segment& s, int64_t begin, int64_t row_quads)
       : period_(static_cast<uint64_t>(row_quads) * (row_quads < 4 ? 64 : 16)) {
     memset(kept_, 0xff, sizeof kept_);
     const int64_t column = begin % s.row;
@@ -125,11 +125,12 @@ class KeptNormals {
   uint8_t kept_[2 * kMostQuads + 2 * kWordBits / 8];
 };
 
-// Normals of a segment's elements, in their order. Blocks of noise go on from
-// row to row, so that narrow rows leave none half empty; normals of elements
-// that quads have outside of their row are left out. It takes what
+// The noise of a segment's elements, in their order. Blocks of noise go on from
+// row to row, so that narrow rows leave none half empty; what quads have
+// for elements outside of their row is left out. It takes what
 // SpansLittle() and not FillsBlocks().
-class RowNormals {
+template <template <int> class Noise>
+class RowNoise {
  public:
   static constexpr int64_t kBlocks = 8;  // of a batch
   // Next() writes up to so many floats more than it says.
@@ -138,7 +139,7 @@ class RowNormals {
   using Ahead = void (*)(void* const* data, int64_t begin);
 
   __attribute__((noinline))
-  RowNormals(const Segment& s, int64_t begin, const NoiseStream& stream)
+  RowNoise(const Segment& s, int64_t begin, const NoiseStream& stream)
       : quads_(s, begin),
         source_(stream, quads_),
         data_(s.data),
@@ -146,7 +147,7 @@ class RowNormals {
         kept_(s, begin, quads_.in_row()),
         are_quads_(IsOfQuads(s) && begin % 4 == 0) {}
 
-  // Writes the next normals, of as many blocks as `wanted` ones take at least,
+  // Writes the next numbers, of as many blocks as `wanted` ones take at least,
   // but of kBlocks at most, and returns how many. Before each block, calls
   // prefetch(data, its first element).
   __attribute__((noinline)) int64_t Next(float* out,
@@ -156,7 +157,7 @@ class RowNormals {
     // Copies: what is written to `out` could be them, for all the compiler
     // knows.
     RowQuads quads = quads_;
-    NormalSource source = source_;
+    NoiseSource<Noise> source = source_;
     const int64_t blocks =
         std::min(kBlocks, (wanted + kNoiseBlock - 1) / kNoiseBlock);
     for (int64_t i = 0; i < blocks; ++i) {
@@ -179,9 +180,9 @@ class RowNormals {
  private:
   // In the order that leaves the least room between them.
   RowQuads quads_;
-  NormalSource source_;
+  NoiseSource<Noise> source_;
   void* const* data_;
   int64_t begin_;  // the first element of the next batch
-  KeptNormals kept_;
+  KeptNoise kept_;
   const bool are_quads_;
 };

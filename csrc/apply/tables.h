@@ -224,7 +224,13 @@ SG_INLINE void UpdateQuad(const Update& update,
        x[kIndex]),
    ...);
   float noise[4] = {};
-  if (update.needs_noise()) portable::QuadNormals(stream, span.quad, noise);
+  if (update.needs_noise()) {
+    if constexpr (kTakesUniforms<Update>) {
+      portable::QuadNoise<portable::Uniforms>(stream, span.quad, noise);
+    } else {
+      portable::QuadNormals(stream, span.quad, noise);
+    }
+  }
   SG_UNROLL for (int w = 0; w < 4; ++w) {
     Real element[kCount] = {x[kIndex][w]...};
     update(element, static_cast<Real>(noise[w]));

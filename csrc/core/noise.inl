@@ -1,4 +1,5 @@
-// Philox4x32-10 and the Box-Muller transform, written once for any lane type.
+// Philox4x32-10, and what becomes of its words: standard normals by the
+// Box-Muller transform, or uniform numbers; written once for any lane type.
 //
 // This file has no include guard on purpose: whoever includes it sits inside a
 // namespace of its own that provides `Lanes` (see core/lanes_*.inl) and inside
@@ -124,6 +125,33 @@ class BoxMuller {
   L::F32 t_[kPairs], q_[kPairs], r_[kPairs], y_[kPairs];
 };
 
+// Numbers uniform on (-1, 1), one of each word: (w + 1/2) / 2^31, w signed, in
+// float32. In one of BoxMuller's ten steps.
+template <int kPairs>
+class Uniforms {
+ public:
+  using L = Lanes;
+  L::U32 w0[kPairs], w1[kPairs];
+  L::F32 z0[kPairs], z1[kPairs];
+
+  SG_INLINE void AllSteps() { Step<0>(); }
+
+  template <int kStep>
+  SG_INLINE void Step() {
+    if constexpr (kStep == 0) {
+      SG_UNROLL for (int i = 0; i < kPairs; ++i) {
+        z0[i] = Of(w0[i]);
+        z1[i] = Of(w1[i]);
+      }
+    }
+  }
+
+ private:
+  SG_INLINE static L::F32 Of(L::U32 word) {
+    return L::Fma(L::ToFloat(word), L::Set(0x1p-31f), L::Set(0x1p-32f));
+  }
+};
+
 // Writes the floats of Lanes::kQuads quads, and returns where they end.
 SG_INLINE float* StoreQuads(float* out, const Lanes::F32 z[4]) {
   SG_UNROLL for (int i = 0; i < 4; ++i) {
@@ -133,27 +161,28 @@ SG_INLINE float* StoreQuads(float* out, const Lanes::F32 z[4]) {
   return out;
 }
 
-// Standard normals of quads, a block of them at a time. While one block's words
-// become normals, the next block's words are made: the two chains of dependent
+// The noise of quads, a block of them at a time. While one block's words become
+// normals, the next block's words are made: the two chains of dependent
 // instructions, mixed round by step, fill each other's gaps.
 //
 // Quads are the number of the first, if they follow each other and do not reach
 // beyond a multiple of 2^32, or something that numbers them: Next() returns a
 // vector of their low words (its lanes as Lanes::OfState has them), high() the
 // word above, which all of them have.
-class NormalSource {
+template <template <int> class Noise>
+class NoiseSource {
  public:
   // Take() does the rest.
   template <class Quads>
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
-  SG_INLINE NormalSource(const NoiseStream& stream, Quads&& first)
+  SG_INLINE NoiseSource(const NoiseStream& stream, Quads&& first)
       : stream_(stream) {
     Words next = Start(first);
     next.AllRounds();
     Take(next);
   }
 
-  // Writes the normals of quads that follow each other, which are those it
+  // Writes the noise of quads that follow each other, which are those it
   // began or goes on with, and goes on with others.
   SG_INLINE void Next(float* out, uint64_t quad, uint64_t then) {
     const auto write = [&](const Lanes::F32* z) { out = StoreQuads(out, z); };
@@ -176,22 +205,22 @@ class NormalSource {
   static constexpr int kStates = Lanes::kStates;
   static constexpr int kQuads = kVectors * Lanes::kQuads;
   using Words = Philox<kVectors * kStates>;
-  using Normals = BoxMuller<2 * kVectors>;
+  using Numbers = Noise<2 * kVectors>;
 
-  // Writes the normals that are next, while those after them begin.
+  // Writes the numbers that are next, while those after them begin.
   template <class Write>
   SG_INLINE void Finish(Write& write, Words next) {
-    Normals normals;
+    Numbers numbers;
     SG_UNROLL for (int i = 0; i < 2 * kVectors; ++i) {
-      normals.w0[i] = w0_[i];
-      normals.w1[i] = w1_[i];
+      numbers.w0[i] = w0_[i];
+      numbers.w1[i] = w1_[i];
     }
-    Mix(next, normals, std::make_integer_sequence<int, 10>());
+    Mix(next, numbers, std::make_integer_sequence<int, 10>());
     SG_UNROLL for (int i = 0; i < kVectors; ++i) {
-      const Lanes::F32 z[4] = {normals.z0[2 * i],
-                               normals.z1[2 * i],
-                               normals.z0[2 * i + 1],
-                               normals.z1[2 * i + 1]};
+      const Lanes::F32 z[4] = {numbers.z0[2 * i],
+                               numbers.z1[2 * i],
+                               numbers.z0[2 * i + 1],
+                               numbers.z1[2 * i + 1]};
       Lanes::F32 quads[4];
       Lanes::ToQuads(z, quads);
       write(quads);
@@ -237,9 +266,9 @@ class NormalSource {
 
   template <int... kStep>
   SG_INLINE static void Mix(Words& next,
-                            Normals& normals,
+                            Numbers& numbers,
                             std::integer_sequence<int, kStep...>) {
-    ((next.Round(), normals.template Step<kStep>()), ...);
+    ((next.Round(), numbers.template Step<kStep>()), ...);
   }
 
   SG_INLINE void Take(const Words& words) {

@@ -57,14 +57,15 @@ SG_INLINE uint64_t ChainSeed(uint64_t seed, uint64_t chain) {
          static_cast<uint32_t>(p.c[0].w0);
 }
 
-// The four standard normals of one quad of a stream.
-SG_INLINE void QuadNormals(const NoiseStream& stream,
-                           uint64_t quad,
-                           float (&out)[4]) {
+// The four numbers of one quad of a stream, as Noise makes them of its words.
+template <template <int> class Noise>
+SG_INLINE void QuadNoise(const NoiseStream& stream,
+                         uint64_t quad,
+                         float (&out)[4]) {
   uint32_t w[4];
   QuadWords(stream, quad, w);
   // All is set below. NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
-  BoxMuller<2> pairs;
+  Noise<2> pairs;
   for (int i = 0; i < 2; ++i) {
     pairs.w0[i] = w[2 * i];
     pairs.w1[i] = w[2 * i + 1];
@@ -74,6 +75,12 @@ SG_INLINE void QuadNormals(const NoiseStream& stream,
     out[2 * i] = pairs.z0[i];
     out[2 * i + 1] = pairs.z1[i];
   }
+}
+
+SG_INLINE void QuadNormals(const NoiseStream& stream,
+                           uint64_t quad,
+                           float (&out)[4]) {
+  QuadNoise<BoxMuller>(stream, quad, out);
 }
 
 }  // namespace torch_sgmcmc::portable

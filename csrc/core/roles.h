@@ -85,6 +85,13 @@ constexpr bool kHasPriorMean = [] {
   return false;
 }();
 
+// What an update draws for an element: a standard normal, or, where it says
+// kUniformNoise, a number uniform on (-1, 1).
+template <class Update>
+constexpr bool kTakesUniforms = requires {
+  Update::kUniformNoise;
+};
+
 // What an update takes for a parameter.
 template <class T>
 SG_INLINE float ValueOf(T parameter, float master) {

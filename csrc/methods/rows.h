@@ -1,7 +1,9 @@
-// All operators that have a row. Whoever adds one adds it here.
+// All operators that have a row: whoever adds one adds it here, and nowhere
+// else.
 #pragma once
 
 #include <array>
+#include <cstddef>
 
 #include "core/row.h"
 #include "methods/control_variate.h"
@@ -19,29 +21,50 @@
 
 namespace torch_sgmcmc {
 
-inline constexpr std::array kRows = {&SGLDStep::kRow,
-                                     &SGHMCStep::kRow,
-                                     &SGHMCByCoordinateStep::kRow,
-                                     &PSGLDStep::kRow,
-                                     &PSGLDFrozenStep::kRow,
-                                     &SGNHTStep::kRow,
-                                     &GradientVarianceStep::kRow,
-                                     &ControlVariate::kRow,
-                                     &Gaussian::kRow,
-                                     &EWSGLogRatios::kRow,
-                                     &HMCMomenta::kRow,
-                                     &HMCLeapfrog::kRow,
-                                     &HMCEnergy::kRow,
-                                     &SBPSPlace::kRow,
-                                     &SBPSReflect::kRow,
-                                     &SBPSAdapt::kRow,
-                                     &SBPSPrecondition::kRow,
-                                     &SBPSReflectSums::kRow,
-                                     &SBPSPreconditionSums::kRow,
-                                     &SBPSSumsOfLine::kRow,
-                                     &SBPSSumsOfReflection::kRow,
-                                     &SBPSSumOfPreconditioner::kRow,
-                                     &SumsForGauges::kRow,
-                                     &SumOfSquares::kRow};
+template <class... Ops>
+struct Operators {
+  static constexpr size_t kCount = sizeof...(Ops);
+  static constexpr std::array<const Row*, kCount> kRows = {&Ops::kRow...};
+};
+
+// A step of a sampler: compiled by themselves, in half of the library's time.
+using SamplerOperators = Operators<SGLDStep,
+                                   SGHMCStep,
+                                   SGHMCByCoordinateStep,
+                                   PSGLDStep,
+                                   PSGLDFrozenStep,
+                                   SGNHTStep>;
+// Others that update, and what sums.
+using UpdateOperators = Operators<GradientVarianceStep,
+                                  ControlVariate,
+                                  Gaussian,
+                                  HMCMomenta,
+                                  HMCLeapfrog,
+                                  SBPSPlace,
+                                  SBPSReflect,
+                                  SBPSAdapt,
+                                  SBPSPrecondition>;
+using SumOperators = Operators<EWSGLogRatios,
+                               HMCEnergy,
+                               SBPSReflectSums,
+                               SBPSPreconditionSums,
+                               SBPSSumsOfLine,
+                               SBPSSumsOfReflection,
+                               SBPSSumOfPreconditioner,
+                               SumsForGauges,
+                               SumOfSquares>;
+
+template <class... Lists>
+constexpr auto RowsOf() {
+  std::array<const Row*, (Lists::kCount + ...)> rows = {};
+  size_t count = 0;
+  const auto add = [&](const auto& some) {
+    for (const Row* row : some) rows[count++] = row;
+  };
+  (add(Lists::kRows), ...);
+  return rows;
+}
+inline constexpr auto kRows =
+    RowsOf<SamplerOperators, UpdateOperators, SumOperators>();
 
 }  // namespace torch_sgmcmc

@@ -6,11 +6,12 @@ constexpr int kFloatLanes =
 constexpr int kWideLanes =
     static_cast<int>(sizeof(Lanes::U64) / sizeof(uint64_t));
 
+template <template <int> class Noise>
 void ProbeFill(float* out,
                uint64_t first_quad,
                int64_t blocks,
                const NoiseStream& stream) {
-  NormalSource source(stream, first_quad);
+  NoiseSource<Noise> source(stream, first_quad);
   for (int64_t b = 0; b < blocks; ++b) {
     const uint64_t quad = first_quad + static_cast<uint64_t>(b * kQuadBlock);
     source.Next(out + b * kNoiseBlock, quad, quad + kQuadBlock);

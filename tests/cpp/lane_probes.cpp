@@ -39,7 +39,8 @@ std::vector<LaneProbe> MakeProbes() {
   std::vector<LaneProbe> probes = {{"portable",
                                     true,
                                     portable::kWideLanes,
-                                    portable::ProbeFill,
+                                    portable::ProbeFill<portable::BoxMuller>,
+                                    portable::ProbeFill<portable::Uniforms>,
                                     portable::ProbePhilox,
                                     portable::ProbeBoxMuller}};
 #if defined(SG_X86)
@@ -49,7 +50,8 @@ std::vector<LaneProbe> MakeProbes() {
   probes.push_back({"avx2",
                     has_avx2,
                     avx2::kWideLanes,
-                    avx2::ProbeFill,
+                    avx2::ProbeFill<avx2::BoxMuller>,
+                    avx2::ProbeFill<avx2::Uniforms>,
                     avx2::ProbePhilox,
                     avx2::ProbeBoxMuller});
   const bool has_avx512 =
@@ -58,7 +60,8 @@ std::vector<LaneProbe> MakeProbes() {
   probes.push_back({"avx512",
                     has_avx512,
                     avx512::kWideLanes,
-                    avx512::ProbeFill,
+                    avx512::ProbeFill<avx512::BoxMuller>,
+                    avx512::ProbeFill<avx512::Uniforms>,
                     avx512::ProbePhilox,
                     avx512::ProbeBoxMuller});
 #endif

@@ -18,10 +18,13 @@ struct LaneProbe {
   const char* name;
   bool available;  // on this processor
   int wide_lanes;  // lanes that `philox` fills
-  void (*fill)(float* out,
-               uint64_t first_quad,
-               int64_t blocks,
-               const NoiseStream& stream);
+  // With normals, and with uniform numbers.
+  using Fill = void (*)(float* out,
+                        uint64_t first_quad,
+                        int64_t blocks,
+                        const NoiseStream& stream);
+  Fill normals;
+  Fill uniforms;
   void (*philox)(const uint32_t* counter,
                  const uint32_t* key,
                  uint32_t (*out)[4]);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <random>
 #include <vector>
@@ -14,20 +15,23 @@ namespace {
 
 constexpr float kCanary = 1234.5f;
 
-// Expects `blocks` blocks from first_quad on to equal QuadNormals, and the
+using Quad = void (*)(const NoiseStream& stream, uint64_t quad, float (&z)[4]);
+
+// Expects `blocks` blocks from first_quad on to equal single quads, and the
 // memory around them to be left alone. `shift` makes the output unaligned.
-void ExpectFill(const LaneProbe& probe,
+void ExpectFill(LaneProbe::Fill fill,
+                Quad single,
                 uint64_t first_quad,
                 int64_t blocks,
                 const NoiseStream& stream,
                 int shift) {
   const int64_t count = blocks * kNoiseBlock;
   std::vector<float> out(static_cast<size_t>(count + 32), kCanary);
-  probe.fill(out.data() + shift, first_quad, blocks, stream);
+  fill(out.data() + shift, first_quad, blocks, stream);
   int64_t wrong = 0;
   for (int64_t i = 0; i < count; i += 4) {
     float z[4];
-    portable::QuadNormals(stream, first_quad + static_cast<uint64_t>(i / 4), z);
+    single(stream, first_quad + static_cast<uint64_t>(i / 4), z);
     for (int w = 0; w < 4; ++w) {
       const float got = out[static_cast<size_t>(shift + i + w)];
       wrong += std::bit_cast<uint32_t>(got) != std::bit_cast<uint32_t>(z[w]);
@@ -41,6 +45,21 @@ void ExpectFill(const LaneProbe& probe,
       ASSERT_EQ(out[static_cast<size_t>(i)], kCanary) << "at " << i - shift;
     }
   }
+}
+
+void ExpectFill(const LaneProbe& probe,
+                uint64_t first_quad,
+                int64_t blocks,
+                const NoiseStream& stream,
+                int shift) {
+  ExpectFill(
+      probe.normals, portable::QuadNormals, first_quad, blocks, stream, shift);
+  ExpectFill(probe.uniforms,
+             portable::QuadNoise<portable::Uniforms>,
+             first_quad,
+             blocks,
+             stream,
+             shift);
 }
 
 class Lanes : public LaneTest {};
@@ -130,6 +149,29 @@ TEST_P(Lanes, TransformMatchesPortableOnExtremeAndRandomWords) {
     ASSERT_EQ(std::bit_cast<uint32_t>(z1[i]), std::bit_cast<uint32_t>(e1[i]))
         << std::hex << w0[i] << " " << w1[i];
   }
+}
+
+TEST(Uniforms, AreTheWordsInTheirOrderBetweenMinusOneAndOne) {
+  const NoiseStream stream{5, 6, 0};
+  double sum = 0;
+  double squares = 0;
+  constexpr uint64_t kQuads = 1 << 18;
+  for (uint64_t quad = 0; quad < kQuads; ++quad) {
+    uint32_t words[4];
+    float u[4];
+    portable::QuadWords(stream, quad, words);
+    portable::QuadNoise<portable::Uniforms>(stream, quad, u);
+    for (int i = 0; i < 4; ++i) {
+      const double exact = (static_cast<int32_t>(words[i]) + 0.5) / 0x1p31;
+      ASSERT_NEAR(u[i], exact, 0x1p-24 * std::abs(exact) + 0x1p-32);
+      sum += u[i];
+      squares += u[i] * u[i];
+    }
+  }
+  // Within four standard errors.
+  constexpr double kCount = 4.0 * kQuads;
+  EXPECT_NEAR(sum / kCount, 0, 4 / std::sqrt(3 * kCount));
+  EXPECT_NEAR(squares / kCount, 1.0 / 3, 4 * std::sqrt(4.0 / 45 / kCount));
 }
 
 INSTANTIATE_LANE_TEST(Lanes);

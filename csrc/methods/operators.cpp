@@ -1,0 +1,12 @@
+#include <torch/csrc/stable/library.h>
+
+#include "apply/boxed.h"
+#include "apply/cpu.h"
+#include "apply/reduce.h"
+#include "methods/rows.h"
+
+STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CPU, m) {
+  using namespace torch_sgmcmc;  // NOLINT(google-build-using-namespace)
+  Register<CpuDriver>(UpdateOperators(), m);
+  Register<CpuReducer>(SumOperators(), m);
+}

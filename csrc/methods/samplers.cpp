@@ -1,0 +1,10 @@
+#include <torch/csrc/stable/library.h>
+
+#include "apply/boxed.h"
+#include "apply/cpu.h"
+#include "methods/rows.h"
+
+STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CPU, m) {
+  using namespace torch_sgmcmc;  // NOLINT(google-build-using-namespace)
+  Register<CpuDriver>(SamplerOperators(), m);
+}
