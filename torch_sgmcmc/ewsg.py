@@ -104,13 +104,7 @@ class EWSG(SharedSettings):
             variant: no momentum is carried over or kept (v = 0 in W), the update is
             that of :class:`SGLD`, and :math:`W(g) = \mathrm{lr}\, N \|g\|^2 / (4T)`.
             Default: 0.9.
-        num_data: N, the number of training examples, > 0. 1 means that the loss is
-            U itself.
-        prior_precision: λ >= 0, precision of the Gaussian prior N(μ, 1/λ) on each
-            parameter; 0 is a flat prior. Default: 0.
-        prior_mean: μ, a number, or tensors, one for each parameter and of its shape,
-            which are copied, see :class:`Sampler`. Default: 0.
-        temperature: T > 0; 1 is the Bayesian posterior. Default: 1.
+        {num_data} {prior_precision} {prior_mean} {temperature}
         index_chain_length: M >= 0, the number of further minibatches that a step
             draws; a step costs M + 1 gradients, so use minibatches of n / (M + 1) in
             place of n. With 0 the chain is that of :class:`SGHMC`. Default: 1.
@@ -133,8 +127,7 @@ class EWSG(SharedSettings):
         nonfinite: what to do about gradients that are not finite: "raise", "skip" or
             "allow", see :class:`Sampler`, also on clipping. A step with one such
             minibatch is left out whole. Default: "raise".
-        process_group: the ranks that sample this chain together, see :class:`Sampler`.
-            Default: all.
+        {process_group}
 
     State:
         ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32): v,

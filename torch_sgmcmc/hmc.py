@@ -89,13 +89,7 @@ class HMC(Hamiltonian):
             ``trajectory_length`` must be given.
         trajectory_length: τ > 0: the number of steps is the nearest to τ / ε, and at
             least 1, whatever ε becomes. (During :meth:`warmup` it is at most 1024.)
-        num_data: N, the number of training examples, > 0. 1 means that the loss is
-            U itself.
-        prior_precision: λ >= 0, precision of the Gaussian prior N(μ, 1/λ) on each
-            parameter; 0 is a flat prior. Default: 0.
-        prior_mean: μ, a number, or tensors, one for each parameter and of its shape,
-            which are copied, see :class:`Sampler`. Default: 0.
-        temperature: T > 0; 1 is the Bayesian posterior. Default: 1.
+        {num_data} {prior_precision} {prior_mean} {temperature}
         metropolis: whether to make the Metropolis test. Without it the closure need
             not return the loss. Default: True.
         resample_momentum_every: k >= 0; the momentum is drawn afresh before every k-th

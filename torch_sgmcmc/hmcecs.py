@@ -119,11 +119,7 @@ class HMCECS(Anchored):
         mass_matrix: "dense", "diagonal" (both from the Hessian of all data at θ*, or
             what the control variates have of it) or "identity", which needs no Hessian.
             Default: "dense".
-        prior_precision: λ >= 0, precision of the Gaussian prior N(μ, 1/λ) on each
-            parameter; 0 is a flat prior. Default: 0.
-        prior_mean: μ, a number, or tensors, one for each parameter and of its shape,
-            which are copied, see :class:`Sampler`. Default: 0.
-        temperature: T > 0; 1 is the Bayesian posterior. Default: 1.
+        {prior_precision} {prior_mean} {temperature}
         seed: key of all randomness, a 64-bit int. None draws one from torch's default
             generator. Default: None.
         num_products: λ >= 1, the number of factors, for "signed". Default: 100.

@@ -16,6 +16,7 @@ from torch.optim.optimizer import (
 )
 
 from torch_sgmcmc.chain import distributed, summary
+from torch_sgmcmc.chain.arguments import documented
 from torch_sgmcmc.chain.bookkeeping import Bookkeeping
 from torch_sgmcmc.chain.dtypes import has_master
 from torch_sgmcmc.chain.gathering import gather
@@ -111,6 +112,7 @@ class Sampler(Bookkeeping):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls.__doc__ = documented(cls.__doc__)
         own = cls.__dict__
         if own.get("_METHOD") is not None and "_STATE" not in own:
             cls._STATE = cls._METHOD.state

@@ -121,11 +121,7 @@ class SBPS(Watched):
             can have a ``prior_precision`` of its own, all else is common: one particle
             moves in the space of all parameters.
         num_data: N, the number of training examples, > 0.
-        prior_precision: λ >= 0, precision of the Gaussian prior N(μ, 1/λ) on each
-            parameter; 0 is a flat prior. Default: 0.
-        prior_mean: μ, a number, or tensors, one for each parameter and of its shape,
-            which are copied, see :class:`Sampler`. Default: 0.
-        temperature: T > 0; 1 is the Bayesian posterior. Default: 1.
+        {prior_precision} {prior_mean} {temperature}
         confidence: k >= 0, half width of the band in standard deviations. More is less
             bias and more proposals; the paper has 3. Default: 5.
         forgetting: f >= 0, decay of the weights of observations in the regression, per

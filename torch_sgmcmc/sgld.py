@@ -37,30 +37,16 @@ class SGLD(ManyChains):
         params: parameters or param groups, as for :class:`torch.optim.SGD`.
         lr: step size on SGD's scale, >= 0. In Welling and Teh's notation
             ε = 2 lr / N.
-        num_data: N, the number of training examples, > 0. 1 means that the loss is
-            U itself.
-        prior_precision: λ >= 0, precision of the Gaussian prior N(μ, 1/λ) on each
-            parameter; 0 is a flat prior. Default: 0.
-        prior_mean: μ, a number, or tensors, one for each parameter and of its shape,
-            which are copied, see :class:`Sampler`. Default: 0.
+        {num_data} {prior_precision} {prior_mean}
         temperature: T >= 0; 1 is the Bayesian posterior, 0 gives plain SGD.
             Default: 1.
-        num_chains: K makes K independent chains at once: every parameter has a leading
-            dimension K, as :func:`torch.func.stack_module_state` makes them, and the
-            loss is the sum of the chains' mean losses. Chain k is the chain of a
-            sampler with the seed ``fold_in(seed, k)``, bit for bit. Default: None, one
-            chain.
-        seed: key of the noise, a 64-bit int; None draws one, see :class:`Sampler`.
-            Default: None.
+        {num_chains} {seed}
         capturable: keep the step counter in device memory, so that ``step()`` can be
             captured in a CUDA graph: every replay then injects fresh noise.
             Hyperparameters are frozen into the graph. Each param group must lie on
             one device; with parameters in bf16 or fp16, after one ordinary step.
             Default: False.
-        nonfinite: what to do about gradients that are not finite: "raise", "skip" or
-            "allow", see :class:`Sampler`, also on clipping. Default: "raise".
-        process_group: the ranks that sample this chain together, see :class:`Sampler`.
-            Default: all.
+        {nonfinite} {process_group}
 
     State:
         ``master`` (shape of the parameter, fp32), only of parameters in bf16 or fp16:

@@ -46,30 +46,14 @@ class SGNHT(ManyChains):
         lr: step size on SGD's scale, >= 0. In the paper's notation lr / N = h².
         momentum: 1 - A in [0, 1); A is the injected noise, and the friction without
             minibatch noise. In the paper's notation A h. Default: 0.9.
-        num_data: N, the number of training examples, > 0. 1 means that the loss is
-            U itself.
+        {num_data}
         thermostat_rate: κ >= 0, how fast friction adapts: the thermostats settle within
             about (A + β̂) / κ steps. None is lr T / N, the papers' unit thermostat mass;
             0 leaves the friction at A, which is SGHMC. Default: None.
-        prior_precision: λ >= 0, precision of the Gaussian prior N(μ, 1/λ) on each
-            parameter; 0 is a flat prior. Default: 0.
-        prior_mean: μ, a number, or tensors, one for each parameter and of its shape,
-            which are copied, see :class:`Sampler`. Default: 0.
+        {prior_precision} {prior_mean}
         temperature: T >= 0; 1 is the Bayesian posterior, 0 gives SGD with momentum.
             Default: 1.
-        num_chains: K makes K independent chains at once: every parameter has a leading
-            dimension K, as :func:`torch.func.stack_module_state` makes them, and the
-            loss is the sum of the chains' mean losses. Chain k is the chain of a
-            sampler with the seed ``fold_in(seed, k)``, bit for bit. Default: None, one
-            chain.
-        seed: key of the noise, a 64-bit int; None draws one, see :class:`Sampler`.
-            Default: None.
-        capturable: keep the step counter in device memory, so that ``step()`` can be
-            captured in a CUDA graph after one ordinary step. Default: False.
-        nonfinite: what to do about gradients that are not finite: "raise", "skip" or
-            "allow", see :class:`Sampler`, also on clipping. Default: "raise".
-        process_group: the ranks that sample this chain together, see :class:`Sampler`.
-            Default: all.
+        {num_chains} {seed} {capturable} {nonfinite} {process_group}
 
     State:
         * ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32):
