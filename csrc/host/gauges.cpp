@@ -45,6 +45,7 @@ Motion MotionOf(std::string_view sampler) {
   if (sampler == "SGLD" || sampler == "PSGLD") return Motion::kLangevin;
   if (sampler == "SGHMC" || sampler == "EWSG") return Motion::kMomentum;
   if (sampler == "SGNHT") return Motion::kThermostat;
+  if (sampler == "SGLRW") return Motion::kLattice;
   if (sampler == "HMC" || sampler == "HMCECS") return Motion::kTrajectory;
   if (sampler == "SBPS") return Motion::kFlight;
   return Motion::kNone;
@@ -62,7 +63,7 @@ GaugeValues TemperaturesOf(const GaugeSettings& s,
                            bool has_noise) {
   const double lr = s.lr;
   const double scale = s.num_data / numel;
-  GaugeValues values{s.temperature, scale * sums.force, kUnknown};
+  GaugeValues values{s.temperature, scale * sums.force, kUnknown, kUnknown};
   const double friction = 1 - (s.motion == Motion::kLangevin ? 0 : s.momentum);
   switch (s.motion) {
     case Motion::kNone:
@@ -73,6 +74,10 @@ GaugeValues TemperaturesOf(const GaugeSettings& s,
     case Motion::kFlight:
       values.kinetic *= sums.momentum_square / numel;
       values.configurational = s.temperature * sums.force / numel;
+      return values;
+    case Motion::kLattice:
+      values.kinetic += scale * (sums.force - sums.clipped_force);
+      values.clipped = sums.num_clipped / numel;
       return values;
     case Motion::kLangevin:
       values.kinetic += lr * scale / 2 * sums.gradient_square;
@@ -150,7 +155,7 @@ void Gauges::Add(const std::vector<GaugeSums>& sums,
     throw std::invalid_argument("sums and settings of all tensors are needed");
   }
   const size_t tensors = numels_.size();
-  std::vector<GaugeValues> values(gauges_.size(), {0, 0, 0});
+  std::vector<GaugeValues> values(gauges_.size(), {0, 0, 0, 0});
   std::vector<double> sizes(gauges_.size());
   for (size_t i = 0; i < tensors; ++i) {
     const auto numel = static_cast<double>(numels_[i]);
@@ -166,6 +171,7 @@ void Gauges::Add(const std::vector<GaugeSums>& sums,
       values[sum].kinetic += numel * values[i].kinetic;
       values[sum].configurational += numel * values[i].configurational;
       values[sum].minibatch += numel * values[i].minibatch;
+      values[sum].clipped += numel * values[i].clipped;
       sizes[sum] += numel;
     }
   }
@@ -179,6 +185,7 @@ void Gauges::Add(const std::vector<GaugeSums>& sums,
     if (std::isfinite(v.minibatch)) {
       gauges_[i].minibatch.Add(scale * v.minibatch);
     }
+    if (std::isfinite(v.clipped)) gauges_[i].clipped.Add(scale * v.clipped);
   }
 }
 
@@ -192,7 +199,7 @@ void Gauges::AddFlight(const FlightPiece& piece,
     std::vector<GaugeSums> sums;
     sums.reserve(numels_.size());
     for (size_t i = 0; i < numels_.size(); ++i) {
-      sums.push_back({window.force[i], 0, window.heat[i], 0, 0});
+      sums.push_back({window.force[i], 0, window.heat[i], 0, 0, 0, 0});
     }
     Add(sums, settings, /*has_noise=*/false);
   }
@@ -263,6 +270,7 @@ std::vector<Gauges::Finding> Gauges::Findings(double budget,
 namespace {
 
 void AdviseOnHeat(const GaugeSettings& s,
+                  double clipped,
                   double heating,
                   double minibatch,
                   double budget,
@@ -273,6 +281,14 @@ void AdviseOnHeat(const GaugeSettings& s,
     text +=
         "; that is the velocity's part in this tensor, which bounces and "
         "refreshments share out (a refresh_rate, or more time)";
+    return;
+  }
+  if (s.motion == Motion::kLattice) {
+    Format(
+        text,
+        "; that is clipping, of %.2g %% of its coordinates' steps: a smaller "
+        "lr clips fewer, and so do larger minibatches",
+        100 * clipped);
     return;
   }
   if (s.motion == Motion::kTrajectory) {
@@ -354,11 +370,15 @@ std::string Gauges::Summary(const std::vector<std::string>& names,
         if (gauge.minibatch.count() > 0) {
           Format(text, "  %+.3g", gauge.minibatch.Mean());
         }
+        if (gauge.clipped.count() > 0) {
+          Format(text, "  %.2g %%", 100 * gauge.clipped.Mean());
+        }
         text.erase(text.find_last_not_of(' ') + 1);
         text += '\n';
       };
   text += "  tensor" + std::string(widest - 6, ' ') +
-          "    elements  T_kin               T_conf              minibatches\n";
+          "    elements  T_kin               T_conf              ";
+  text += all.clipped.count() > 0 ? "clipped\n" : "minibatches\n";
   for (const size_t i : order) {
     if (numels_[i] > 0) row(names[i], numels_[i], gauges_[i]);
   }
@@ -383,6 +403,7 @@ std::string Gauges::Summary(const std::vector<std::string>& names,
     if (finding.fault == Fault::kHot) {
       Format(text, " is hot: %.3g times the temperature asked for", kinetic);
       AdviseOnHeat(s,
+                   gauge.clipped.Mean(),
                    finding.size,
                    gauge.minibatch.Mean() / s.temperature,
                    budget,
@@ -441,7 +462,8 @@ std::vector<std::vector<double>> Gauges::State() const {
                                     &g.configurational,
                                     &g.excess,
                                     &g.minibatch,
-                                    &g.gradient_bias}) {
+                                    &g.gradient_bias,
+                                    &g.clipped}) {
       state.push_back(means->State());
     }
   }
@@ -452,7 +474,7 @@ std::vector<std::vector<double>> Gauges::State() const {
 }
 
 void Gauges::SetState(const std::vector<std::vector<double>>& state) {
-  constexpr size_t kEach = 5;
+  constexpr size_t kEach = 6;
   const size_t expected = kEach * gauges_.size();
   const bool has_flight = state.size() == expected + 1;
   if (state.size() != expected && !has_flight) {
@@ -467,7 +489,8 @@ void Gauges::SetState(const std::vector<std::vector<double>>& state) {
                  BatchMeans(of_one[1]),
                  BatchMeans(of_one[2]),
                  BatchMeans(of_one[3]),
-                 BatchMeans(of_one[4])};
+                 BatchMeans(of_one[4]),
+                 BatchMeans(of_one[5])};
   }
   flight_.SetState(has_flight ? state.back() : std::vector<double>(),
                    numels_.size());

@@ -37,6 +37,15 @@
 // SGNHT's momentum is 1 - A - s with A its constant and s its learnt friction:
 // lr E[x . g] = (2 - A) E|v|^2 / 2 - E[x . (s v)], by coordinate.
 //
+// SGLRW: theta' = theta +- delta, up with probability (1 - clip(lr g / delta))
+// / 2, so that |theta' - theta|^2 = 2 lr T d / N always, and E|x'|^2 = E|x|^2
+// says N E[x . clip(g)] / d = T, clip(g) being within delta / lr. With
+//
+//   T_conf as above,   T_kin = T + N E[x . (g - clip(g))] / d
+//
+// they are equal in equilibrium, and T_kin / T - 1 is what clipping heats (on a
+// quadratic N k Var(theta) / T - 1 again). Minibatches heat by it alone.
+//
 // HMC: Note [Heat of a trajectory] in host/trajectory_heat.h; SBPS: Note [Heat
 // of a flight] in host/flight_heat.h.
 //
@@ -77,6 +86,7 @@ enum class Motion {
   kLangevin,
   kMomentum,
   kThermostat,
+  kLattice,
   kTrajectory,
   kFlight,
   kNone
@@ -104,6 +114,8 @@ struct GaugeSums {
   double momentum_square;    // v . v
   double position_momentum;  // x . v, SGNHT: sum x s v
   double noise;              // sum w (grad - grad before)^2 / 2
+  double clipped_force;      // x . clip(g)
+  double num_clipped;
 };
 
 // Temperatures of one observation: T_kin, T_conf, and minibatches' heating.
@@ -111,6 +123,7 @@ struct GaugeValues {
   double kinetic;
   double configurational;
   double minibatch;  // in units of temperature; NaN if not observed
+  double clipped;    // the part of coordinates; NaN where nothing is
 };
 GaugeValues TemperaturesOf(const GaugeSettings& settings,
                            const GaugeSums& sums,
@@ -128,6 +141,7 @@ struct Gauge {
   BatchMeans excess;  // T_conf - T_kin
   BatchMeans minibatch;
   BatchMeans gradient_bias;
+  BatchMeans clipped;
 };
 
 namespace host {

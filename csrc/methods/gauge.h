@@ -5,10 +5,12 @@
 //   kLangevin, kPreconditioned    x . g,  sum w g^2
 //   kMomentum                     x . g,  v . v,  x . v
 //   kThermostat                   x . g,  v . v,  sum x s v
+//   kLattice                      x . g,  x . clip(g),  how many clip(g) != g
 //   kNoise, kPreconditionedNoise  sum w (grad - grad before)^2 / 2
 // w = 1 / (sqrt(V) + eps) with V as the update will have it, else 1; s what a
-// thermostat has learnt. Temperatures are made of them in host/gauges.h. A list
-// that is not there is replaced by another one, which is not looked at.
+// thermostat has learnt; clip(g) is within a bound, given as eps. Temperatures
+// are made of them in host/gauges.h. A list that is not there is replaced by
+// another one, which is not looked at.
 #pragma once
 
 #include <math.h>
@@ -32,14 +34,17 @@ enum class GaugeKind {
   kMomentum,
   kThermostat,
   kNoise,
-  kPreconditionedNoise
+  kPreconditionedNoise,
+  kLattice
 };
 
-constexpr GaugeKind kLastGaugeKind = GaugeKind::kPreconditionedNoise;
+constexpr GaugeKind kLastGaugeKind = GaugeKind::kLattice;
 
 constexpr size_t CountOf(GaugeKind kind) {
-  if (kind == GaugeKind::kMomentum || kind == GaugeKind::kThermostat) return 3;
-  return kind < GaugeKind::kMomentum ? 2 : 1;
+  if (kind < GaugeKind::kMomentum) return 2;
+  const bool of_noise =
+      kind == GaugeKind::kNoise || kind == GaugeKind::kPreconditionedNoise;
+  return of_noise ? 1 : 3;
 }
 
 struct GaugeNumbers {
@@ -68,7 +73,7 @@ class GaugeTerms {
       true,
       !kOfNoise,
       !kOfNoise,
-      CountOf(kKind) != 2,
+      CountOf(kKind) != 2 && kKind != GaugeKind::kLattice,
       kWeighted || kKind == GaugeKind::kThermostat,
       !kOfNoise};
 
@@ -91,6 +96,9 @@ class GaugeTerms {
       const double position = x[1] - n_.center_scale * x[2];
       if constexpr (CountOf(kKind) == 2) {
         return {position * g, weight * g * g};
+      } else if constexpr (kKind == GaugeKind::kLattice) {
+        const double clipped = fmin(fmax(g, -n_.eps), n_.eps);
+        return {position * g, position * clipped, clipped == g ? 0.0 : 1.0};
       } else if constexpr (kKind == GaugeKind::kMomentum) {
         return {position * g, x[3] * x[3], position * x[3]};
       } else {
@@ -124,7 +132,7 @@ struct SumsForGauges {
   static std::string Refusal(const Call& call) {
     const int64_t kind = call.integer(0);
     if (kind < 0 || kind > static_cast<int64_t>(kLastGaugeKind)) {
-      return "Invalid kind: " + std::to_string(kind) + " (must be in [0, 5])";
+      return "Invalid kind: " + std::to_string(kind) + " (must be in [0, 6])";
     }
     if (call.number(2) < 0 || call.number(2) > 1) {
       return "Invalid decay: " + std::to_string(call.number(2)) +
@@ -195,6 +203,9 @@ struct SumsForGauges {
       case GaugeKind::kNoise:
         return of(std::integral_constant<GaugeKind, GaugeKind::kNoise>());
       case GaugeKind::kPreconditionedNoise:
+        return of(std::integral_constant<GaugeKind,
+                                         GaugeKind::kPreconditionedNoise>());
+      case GaugeKind::kLattice:
         break;
     }
     return of(std::integral_constant<GaugeKind, kLastGaugeKind>());

@@ -55,6 +55,7 @@ void BindGauges(py::module_& m) {
   motions["LANGEVIN"] = static_cast<int>(Motion::kLangevin);
   motions["MOMENTUM"] = static_cast<int>(Motion::kMomentum);
   motions["THERMOSTAT"] = static_cast<int>(Motion::kThermostat);
+  motions["LATTICE"] = static_cast<int>(Motion::kLattice);
   motions["TRAJECTORY"] = static_cast<int>(Motion::kTrajectory);
   motions["FLIGHT"] = static_cast<int>(Motion::kFlight);
   motions["NONE"] = static_cast<int>(Motion::kNone);
@@ -115,13 +116,13 @@ void BindGauges(py::module_& m) {
       .def(
           "add",
           [](Gauges& gauges,
-             const std::vector<std::array<double, 5>>& sums,
+             const std::vector<std::array<double, 7>>& sums,
              const SettingsTuples& settings,
              bool has_noise) {
             std::vector<torch_sgmcmc::GaugeSums> all;
             all.reserve(sums.size());
             for (const auto& s : sums) {
-              all.push_back({s[0], s[1], s[2], s[3], s[4]});
+              all.push_back({s[0], s[1], s[2], s[3], s[4], s[5], s[6]});
             }
             gauges.Add(all, SettingsOf(settings), has_noise);
           },
@@ -169,11 +170,12 @@ void BindGauges(py::module_& m) {
                                    g.configurational,
                                    g.excess,
                                    g.minibatch,
-                                   g.gradient_bias);
+                                   g.gradient_bias,
+                                   g.clipped);
           },
           py::arg("index"),
           "T_kin, T_conf, their difference, the minibatches' heating, the "
-          "gradients' bias: of a tensor, then of the groups, then of all.")
+          "gradients' bias, the part that is clipped: of a tensor, then of the groups, then of all.")
       .def(
           "findings",
           [](const Gauges& gauges, double budget, double rate) {

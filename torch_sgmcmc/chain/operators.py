@@ -77,7 +77,7 @@ torch.library.register_fake("torch_sgmcmc::select_chains_", _nothing_to_allocate
 def _(
     grads: list[torch.Tensor], *args: object, kind: int, **numbers: object
 ) -> torch.Tensor:
-    count = (2, 2, 3, 3, 1, 1)[kind]
+    count = (2, 2, 3, 3, 1, 1, 3)[kind]
     return grads[0].new_empty((len(grads), count), dtype=torch.float64)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,14 +32,16 @@ __all__ = ["Gauges"]
 
 # Kinds of sums (csrc/methods/gauge.h).
 _LANGEVIN, _PRECONDITIONED, _MOMENTUM, _THERMOSTAT = range(4)
-_NOISE, _PRECONDITIONED_NOISE = range(4, 6)
+_NOISE, _PRECONDITIONED_NOISE, _LATTICE = range(4, 7)
 # A kind's sums among those of the host, and those of noise.
 _PLACES = {
     _LANGEVIN: (0, 1),
     _PRECONDITIONED: (0, 1),
     _MOMENTUM: (0, 2, 3),
     _THERMOSTAT: (0, 2, 3),
+    _LATTICE: (0, 5, 6),
 }
+_COUNT = 7  # of sums
 
 
 # Of tensors by place: which sums, and the step's settings.
@@ -71,6 +74,9 @@ class Gauges(Readings):
       quadratic it is the relative error of the variance that is sampled;
     * the minibatches' part of it is lr N Var(ḡ) / (2 T α), α = 1 − m (SGLD: 1), less
       what ``noise_estimate`` takes off.
+
+    :class:`SGLRW`: T_kin = T + (N/d) (θ − c) · (g − clip(g)), clip(g) within δ/lr; the
+    part of coordinates that clip is the reading ``clipped``.
 
     :class:`SGNHT`: T_kin = N/(lr d) Σ ((1 + m) v²/2 − (θ − c) s v), s the friction that
     was learnt. :class:`PSGLD`: ‖g‖² and Var(ḡ) are weighted with G; while G adapts,
@@ -433,6 +439,8 @@ class Gauges(Readings):
                     motion = _C.Motion.LANGEVIN  # overdamped EWSG
             if motion is _C.Motion.THERMOSTAT:
                 kind, statistics = _THERMOSTAT, [s["thermostat"] for s in states]
+            elif motion is _C.Motion.LATTICE:
+                kind = _LATTICE
             if motion is _C.Motion.LANGEVIN and "square_average" in states[0]:
                 kind = _PRECONDITIONED
                 statistics = [s["square_average"] for s in states]
@@ -503,9 +511,16 @@ class Gauges(Readings):
         return {
             "weight_decay": group["prior_precision"] / group["num_data"],
             "decay": group["decay"] if group.get("adapt", False) else 1.0,
-            "eps": group.get("eps", 0.0),
+            "eps": self._constant(group),
             **prior_of(self._seen().state, group, params),
         }
+
+    def _constant(self, group: dict[str, Any]) -> float:
+        """ε of a preconditioner, or beyond what a lattice's gradient is clipped."""
+        if self._motion is _C.Motion.LATTICE and group["lr"] > 0:
+            heat = 2 * group["temperature"] / group["num_data"]
+            return math.sqrt(heat / group["lr"])
+        return group.get("eps", 0.0)
 
     def _positions(self, params: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Where they are, and the centers, in the type of arithmetic."""
@@ -538,11 +553,11 @@ class Gauges(Readings):
     def _tables(self, rows: list[_Row]) -> tuple[list[list[float]], list[Any]]:
         """Sums and settings of all tensors."""
         # A tensor that was not observed has sums that are not finite.
-        sums = [[float("nan")] * 5 for _ in self._params]
+        sums = [[float("nan")] * _COUNT for _ in self._params]
         settings: list[Any] = [((0.0,) * 5, (0, 0, 0))] * len(self._params)
         for tensors, parts, made_with in rows:
             for tensor in tensors:
-                sums[tensor] = [0.0] * 5
+                sums[tensor] = [0.0] * _COUNT
                 settings[tensor] = made_with
             for places, part in parts:
                 for tensor, row in zip(tensors, part.tolist(), strict=True):

@@ -31,6 +31,8 @@ class Temperatures(NamedTuple):
     #: T_conf by the gradients that were used, less T_conf by those of
     #: :meth:`Gauges.observe`: 0 if the former are unbiased.
     gradient_bias: Reading
+    #: The part of coordinates whose step was clipped: SGLRW, else NaN.
+    clipped: Reading
 
 
 class Finding(NamedTuple):
