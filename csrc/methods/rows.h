@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <type_traits>
 
 #include "core/row.h"
 #include "methods/control_variate.h"
@@ -19,29 +20,41 @@
 
 namespace torch_sgmcmc {
 
-inline constexpr std::array kRows = {&SGLDStep::kRow,
-                                     &SGHMCStep::kRow,
-                                     &SGHMCByCoordinateStep::kRow,
-                                     &PSGLDStep::kRow,
-                                     &PSGLDFrozenStep::kRow,
-                                     &SGNHTStep::kRow,
-                                     &GradientVarianceStep::kRow,
-                                     &ControlVariate::kRow,
-                                     &Gaussian::kRow,
-                                     &EWSGLogRatios::kRow,
-                                     &HMCMomenta::kRow,
-                                     &HMCLeapfrog::kRow,
-                                     &HMCEnergy::kRow,
-                                     &SBPSPlace::kRow,
-                                     &SBPSReflect::kRow,
-                                     &SBPSAdapt::kRow,
-                                     &SBPSPrecondition::kRow,
-                                     &SBPSReflectSums::kRow,
-                                     &SBPSPreconditionSums::kRow,
-                                     &SBPSSumsOfLine::kRow,
-                                     &SBPSSumsOfReflection::kRow,
-                                     &SBPSSumOfPreconditioner::kRow,
-                                     &SumsForGauges::kRow,
-                                     &SumOfSquares::kRow};
+template <class... Ops>
+struct OpList {
+  static constexpr std::array kRows = {&Ops::kRow...};
+
+  // Calls `visit` with std::type_identity of each.
+  template <class Visit>
+  static void ForEach(Visit visit) {
+    (visit(std::type_identity<Ops>()), ...);
+  }
+};
+
+using AllOps = OpList<SGLDStep,
+                      SGHMCStep,
+                      SGHMCByCoordinateStep,
+                      PSGLDStep,
+                      PSGLDFrozenStep,
+                      SGNHTStep,
+                      GradientVarianceStep,
+                      ControlVariate,
+                      Gaussian,
+                      EWSGLogRatios,
+                      HMCMomenta,
+                      HMCLeapfrog,
+                      HMCEnergy,
+                      SBPSPlace,
+                      SBPSReflect,
+                      SBPSAdapt,
+                      SBPSPrecondition,
+                      SBPSReflectSums,
+                      SBPSPreconditionSums,
+                      SBPSSumsOfLine,
+                      SBPSSumsOfReflection,
+                      SBPSSumOfPreconditioner,
+                      SumsForGauges,
+                      SumOfSquares>;
+inline constexpr auto& kRows = AllOps::kRows;
 
 }  // namespace torch_sgmcmc
