@@ -63,21 +63,21 @@ struct Langevin {
     return SGLDOptions(kLr).num_data(kNumData).seed(0);
   }
   static void Operator(const Lists& lists, int64_t step) {
-    sgld_step_(lists.params,
-               lists.grads,
-               {},
-               kLr,
-               kNumData,
-               0,
-               1,
-               lists.offsets,
-               /*seed=*/0,
-               step,
-               /*device_step=*/std::nullopt,
-               /*prior_mean=*/0,
-               /*prior_means=*/std::nullopt,
-               /*rows=*/std::nullopt,
-               /*num_chains=*/0);
+    RowOperator<SGLDStep>()(lists.params,
+                            lists.grads,
+                            {},
+                            kLr,
+                            kNumData,
+                            0,
+                            1,
+                            lists.offsets,
+                            /*seed=*/0,
+                            step,
+                            /*device_step=*/std::nullopt,
+                            /*prior_mean=*/0,
+                            /*prior_means=*/std::nullopt,
+                            /*rows=*/std::nullopt,
+                            /*num_chains=*/0);
   }
 };
 
@@ -87,26 +87,26 @@ struct Hamiltonian {
     return SGHMCOptions(kLr).momentum(kMomentum).num_data(kNumData).seed(0);
   }
   static void Operator(const Lists& lists, int64_t step) {
-    sghmc_step_(lists.params,
-                lists.grads,
-                lists.momenta,
-                {},
-                {},
-                kLr,
-                kMomentum,
-                kNumData,
-                /*prior_precision=*/0,
-                /*temperature=*/1,
-                /*noise_estimate=*/0,
-                /*resample_momentum_every=*/0,
-                lists.offsets,
-                /*seed=*/0,
-                step,
-                /*device_step=*/std::nullopt,
-                /*prior_mean=*/0,
-                /*prior_means=*/std::nullopt,
-                /*rows=*/std::nullopt,
-                /*num_chains=*/0);
+    RowOperator<SGHMCStep>()(lists.params,
+                             lists.grads,
+                             lists.momenta,
+                             {},
+                             {},
+                             kLr,
+                             kMomentum,
+                             kNumData,
+                             /*prior_precision=*/0,
+                             /*temperature=*/1,
+                             /*noise_estimate=*/0,
+                             /*resample_momentum_every=*/0,
+                             lists.offsets,
+                             /*seed=*/0,
+                             step,
+                             /*device_step=*/std::nullopt,
+                             /*prior_mean=*/0,
+                             /*prior_means=*/std::nullopt,
+                             /*rows=*/std::nullopt,
+                             /*num_chains=*/0);
   }
 };
 

@@ -110,10 +110,6 @@ void EWSGOptions::check_progress() const {
           " in [0, num_drawn = " + std::to_string(drawn) + "), or none)");
 }
 
-std::unique_ptr<SamplerParamState> EWSG::new_state() const {
-  return std::make_unique<EWSGParamState>();
-}
-
 double EWSG::acceptance_rate() const {
   return Ratio(static_cast<double>(progress().num_accepted_.get().get()),
                static_cast<double>(progress().num_proposals_.get()));
@@ -323,68 +319,28 @@ void EWSG::check_draws(const std::vector<Work>& current,
 }
 
 void EWSG::prepare(Work& work) {
-  work.state.resize(1);
-  start_masters(work);
-  if (OptionsOfWork<EWSGOptions>(work).momentum() == 0) return;
-  std::vector<at::Tensor*> momenta;
-  for (const at::Tensor& param : work.params) {
-    momenta.push_back(&static_cast<EWSGParamState&>(state_of(param)).momentum);
+  if (OptionsOfWork<EWSGOptions>(work).momentum() > 0) {
+    Sampler::prepare(work);
+  } else {
+    start_masters(work);
   }
-  StartMomenta(work, momenta, /*stationary=*/true);
-  for (const at::Tensor* momentum : momenta) {
-    work.state[0].push_back(*momentum);
-  }
+  work.state.resize(2);  // the momenta, and no variances
 }
 
 void EWSG::update(const Work& work) {
-  const auto& options = OptionsOfWork<EWSGOptions>(work);
-  const NoiseKey key = KeyOf(work);
-  if (work.state[0].empty()) {
-    sgld_step_(work.params,
-               work.grads,
-               work.masters,
-               options.lr(),
-               options.num_data(),
-               options.prior_precision(),
-               options.temperature(),
-               key.offsets,
-               key.seed,
-               key.step,
-               key.device_step,
-               options.prior_mean(),
-               MeansOf(work.prior_means),
-               /*rows=*/std::nullopt,
-               key.num_chains);
-    // What a schedule of the momentum left behind.
-    for (const at::Tensor& param : work.params) {
-      const auto found = state_.find(param.unsafeGetTensorImpl());
-      if (found == state_.end()) continue;
-      auto& state = static_cast<EWSGParamState&>(*found->second);
-      state.momentum = at::Tensor();
-      if (!state.master.defined()) state_.erase(found);
-    }
-    return;
+  if (!work.state[0].empty()) {
+    return update_by(method(),
+                     work,
+                     {{"noise_estimate", 0}, {"resample_momentum_every", 0}});
   }
-  sghmc_step_(work.params,
-              work.grads,
-              work.state[0],
-              {},
-              work.masters,
-              options.lr(),
-              options.momentum(),
-              options.num_data(),
-              options.prior_precision(),
-              options.temperature(),
-              /*noise_estimate=*/0,
-              /*resample_momentum_every=*/0,
-              key.offsets,
-              key.seed,
-              key.step,
-              key.device_step,
-              options.prior_mean(),
-              MeansOf(work.prior_means),
-              /*rows=*/std::nullopt,
-              key.num_chains);
+  update_by("sgld_step_", work);
+  // What a schedule of the momentum left behind.
+  for (const at::Tensor& param : work.params) {
+    const auto found = state_.find(param.unsafeGetTensorImpl());
+    if (found == state_.end()) continue;
+    own_state_of(param)["momentum"] = at::Tensor();
+    if (state_of(param).is_empty()) state_.erase(found);
+  }
 }
 
 }  // namespace torch_sgmcmc

@@ -459,13 +459,9 @@ struct Gauges::Observer : StepObserver {
                          std::vector<Row>& added) const {
     const auto* options = dynamic_cast<const SGHMCOptions*>(lists.options);
     if (options == nullptr) return false;
-    const auto state_of = [&](const at::Tensor& p) -> const SGHMCParamState& {
-      return static_cast<const SGHMCParamState&>(
-          *sampler->state().at(p.unsafeGetTensorImpl()));
-    };
     const bool has_masses = std::any_of(
         lists.params.begin(), lists.params.end(), [&](const at::Tensor& p) {
-          return state_of(p).given_mass.defined();
+          return GivenTo(sampler->state_of(p)).mass.defined();
         });
     if (!has_masses) return false;
     StateDict group;
@@ -473,14 +469,14 @@ struct Gauges::Observer : StepObserver {
     const Tensors some_centers = centers_of(lists.params);
     for (size_t i = 0; i < lists.params.size(); ++i) {
       const at::Tensor& p = lists.params[i];
-      const SGHMCParamState& state = state_of(p);
+      const SamplerParamState& state = sampler->state_of(p);
       const CoordinateSums found = SumByCoordinate(
           *options,
-          {state.given_mass, state.given_friction},
-          {HasMaster(p) ? state.master : p.detach(),
+          GivenTo(state),
+          {HasMaster(p) ? state["master"] : p.detach(),
            lists.prior_means.empty() ? at::Tensor() : lists.prior_means[i],
            lists.grads[i],
-           state.momentum},
+           state["momentum"]},
           some_centers.empty() ? at::Tensor() : some_centers[i],
           has_noise ? previous.at(p.unsafeGetTensorImpl()) : at::Tensor(),
           IsDrawn(lists));
@@ -500,20 +496,11 @@ struct Gauges::Observer : StepObserver {
   Row sum(const Work& lists, bool plain, bool has_noise) const {
     StateDict group;
     lists.options->write(group);
-    std::vector<StateDict> states;
-    for (const at::Tensor& p : lists.params) {
-      // Before its first step, a parameter has no state yet.
-      const auto found = sampler->state().find(p.unsafeGetTensorImpl());
-      states.push_back(
-          found == sampler->state().end()
-              ? StateDict()
-              : static_cast<const SamplerParamState&>(*found->second)
-                    .to_dict());
-    }
+    const SamplerParamState& first = sampler->state_of(lists.params[0]);
     const auto all_of = [&](const char* key) {
       Tensors tensors;
-      for (const StateDict& state : states) {
-        tensors.push_back(state.at(key).toTensor());
+      for (const at::Tensor& p : lists.params) {
+        tensors.push_back(sampler->state_of(p)[key]);
       }
       return tensors;
     };
@@ -522,7 +509,7 @@ struct Gauges::Observer : StepObserver {
     Tensors movers;
     Tensors statistics;
     if (moves == Motion::kMomentum || moves == Motion::kThermostat) {
-      if (states[0].contains("momentum")) {
+      if (first["momentum"].defined()) {
         kind = GaugeKind::kMomentum;
         movers = all_of("momentum");
       } else {
@@ -533,7 +520,7 @@ struct Gauges::Observer : StepObserver {
       kind = GaugeKind::kThermostat;
       statistics = all_of("thermostat");
     }
-    if (moves == Motion::kLangevin && states[0].contains("square_average")) {
+    if (moves == Motion::kLangevin && first["square_average"].defined()) {
       kind = GaugeKind::kPreconditioned;
       statistics = all_of("square_average");
     }
@@ -541,15 +528,14 @@ struct Gauges::Observer : StepObserver {
     Tensors positions;
     const Tensors some_centers = centers_of(lists.params);
     Tensors before;
-    for (size_t i = 0; i < lists.params.size(); ++i) {
-      const at::Tensor& p = lists.params[i];
+    for (const at::Tensor& p : lists.params) {
       const size_t number = place.at(p.unsafeGetTensorImpl());
       row.places.push_back(number);
-      positions.push_back(HasMaster(p)
-                              ? (states[i].contains("master")
-                                     ? states[i].at("master").toTensor()
-                                     : p.detach().to(StateDtype(p)))
-                              : p.detach());
+      // Before its first step, a parameter has no master yet.
+      const at::Tensor& master = sampler->state_of(p)["master"];
+      positions.push_back(master.defined() ? master
+                          : HasMaster(p)   ? p.detach().to(StateDtype(p))
+                                           : p.detach());
       if (has_noise) before.push_back(previous.at(p.unsafeGetTensorImpl()));
     }
     const double num_data = lists.options->num_data();

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -115,15 +116,13 @@ void HMCOptions::check_progress() const {
   if (!adaptation.empty()) static_cast<void>(DualAveraging(adaptation));
 }
 
-void HMCParamState::from_dict(const StateDict& dict,
-                              const at::Tensor& param,
-                              int64_t index) {
-  ParamStateOf::from_dict(dict, param, index);
-  if (mass.defined()) CheckSavedDiagonal("mass", index, mass);
+std::vector<std::string> HMC::state_keys() const {
+  return {"momentum", "mass", "master"};
 }
 
-std::unique_ptr<SamplerParamState> HMC::new_state() const {
-  return std::make_unique<HMCParamState>();
+void HMC::check_saved_state(const SamplerParamState& state,
+                            int64_t index) const {
+  if (state["mass"].defined()) CheckSavedDiagonal("mass", index, state["mass"]);
 }
 
 double HMC::acceptance_rate() const {
@@ -138,30 +137,26 @@ int64_t HMC::num_divergences() const {
 // ---- Mass -------------------------------------------------------------------
 
 // Drops a tensor of a parameter's state, and with its last one the state.
-void HMC::forget(const at::Tensor& param, at::Tensor HMCParamState::*what) {
+void HMC::forget(const at::Tensor& param, const char* key) {
   const auto found = state_.find(param.unsafeGetTensorImpl());
   if (found == state_.end()) return;
-  auto& state = static_cast<HMCParamState&>(*found->second);
-  state.*what = at::Tensor();
-  if (!state.momentum.defined() && !state.mass.defined() &&
-      !state.master.defined()) {
-    state_.erase(found);
-  }
+  own_state_of(param)[key] = at::Tensor();
+  if (state_of(param).is_empty()) state_.erase(found);
 }
 
 void HMC::set_mass(const std::vector<at::Tensor>& masses) {
   const std::vector<at::Tensor> params = all_params();
   const std::vector<at::Tensor> ready = Diagonals("masses", masses, params);
   for (size_t i = 0; i < params.size(); ++i) {
-    forget(params[i], &HMCParamState::momentum);
-    static_cast<HMCParamState&>(state_of(params[i])).mass = ready[i];
+    forget(params[i], "momentum");
+    own_state_of(params[i])["mass"] = ready[i];
   }
 }
 
 void HMC::set_mass(std::nullopt_t /*none*/) {
   for (const at::Tensor& param : all_params()) {
-    forget(param, &HMCParamState::momentum);
-    forget(param, &HMCParamState::mass);
+    forget(param, "momentum");
+    forget(param, "mass");
   }
 }
 
@@ -350,33 +345,29 @@ void HMC::prepare(Work& work) {
   const int64_t every = options.resample_momentum_every();
   const bool draws_all = every > 0 && work.step.host % every == 0;
   work.state.resize(2);
-  std::vector<const HMCParamState*> states;
-  bool has_mass = false;
-  for (const at::Tensor& param : work.params) {
-    const auto found = state_.find(param.unsafeGetTensorImpl());
-    states.push_back(found == state_.end() ? nullptr
-                                           : static_cast<const HMCParamState*>(
-                                                 found->second.get()));
-    has_mass =
-        has_mass || (states.back() != nullptr && states.back()->mass.defined());
-  }
+  const bool has_mass =
+      std::ranges::any_of(work.params, [&](const at::Tensor& param) {
+        return state_of(param)["mass"].defined();
+      });
   std::vector<at::Tensor> drawn;
   std::vector<at::Tensor> drawn_masses;
   std::vector<int64_t> offsets;
   for (size_t i = 0; i < work.params.size(); ++i) {
-    const HMCParamState* state = states[i];
+    const SamplerParamState& state = state_of(work.params[i]);
+    const at::Tensor& mass = state["mass"];
+    const at::Tensor& master = state["master"];
+    const at::Tensor& momentum = state["momentum"];
     if (has_mass) {
-      const bool own = state != nullptr && state->mass.defined();
-      work.state[kMasses].push_back(own ? state->mass
-                                        : ZeroState(work.params[i]).fill_(1));
+      work.state[kMasses].push_back(
+          mass.defined() ? mass : ZeroState(work.params[i]).fill_(1));
     }
     if (HasMaster(work.params[i])) {
-      const bool own = state != nullptr && state->master.defined();
-      work.masters.push_back(own ? state->master.clone()
+      work.masters.push_back(master.defined()
+                                 ? master.clone()
                                  : work.params[i].detach().to(at::kFloat));
     }
-    if (!draws_all && state != nullptr && state->momentum.defined()) {
-      work.state[kMomenta].push_back(state->momentum.clone());
+    if (!draws_all && momentum.defined()) {
+      work.state[kMomenta].push_back(momentum.clone());
       continue;
     }
     work.state[kMomenta].push_back(ZeroState(work.params[i]));
@@ -401,13 +392,12 @@ void HMC::update(const Work& work) {
   size_t master = 0;
   for (size_t i = 0; i < work.params.size(); ++i) {
     if (HasMaster(work.params[i])) {
-      state_of(work.params[i]).master = work.masters[master++];
+      own_state_of(work.params[i])["master"] = work.masters[master++];
     }
     if (keeps) {
-      static_cast<HMCParamState&>(state_of(work.params[i])).momentum =
-          work.state[kMomenta][i];
+      own_state_of(work.params[i])["momentum"] = work.state[kMomenta][i];
     } else {  // what a schedule left behind
-      forget(work.params[i], &HMCParamState::momentum);
+      forget(work.params[i], "momentum");
     }
   }
 }

@@ -99,16 +99,16 @@ std::vector<std::vector<at::Tensor>> Curvatures(const std::vector<Work>& work) {
 }
 
 // Starts V and W so that Gamma is bounded: docs/samplers/psgld.md.
-void BeginGamma(PSGLDParamState& state,
+void BeginGamma(SamplerParamState& state,
                 const at::Tensor& grad,
                 const at::Tensor& curvature,
                 double scale,
                 bool is_new,
                 int64_t num_chains) {
-  at::Tensor& square = state.square_average;
-  state.sensitivity = at::zeros_like(square);
+  const at::Tensor square = state["square_average"];
+  at::Tensor& sensitivity = state["sensitivity"] = at::zeros_like(square);
   const at::Tensor h = curvature.to(square.scalar_type());
-  if (is_new) state.sensitivity.copy_(grad).mul_(h).mul_(2);
+  if (is_new) sensitivity.copy_(grad).mul_(h).mul_(2);
   square.add_(h.abs().mul_(scale));
   // Where V is 0, the mean of what is one chain's.
   const auto fill = [](const at::Tensor& own) {
@@ -131,23 +131,18 @@ void PSGLDOptions::check() const {
   }
 }
 
-const at::Tensor& PSGLDParamState::root(double eps) {
-  const at::Tensor& v = square_average;
+const at::Tensor& detail::KeptRoot::of(const at::Tensor& v, double eps) {
   const int64_t version = VersionOf(v);
-  if (!root_.defined() || !root_of_.is_same(v) || version_ != version ||
+  if (!root_.defined() || !v_.is_same(v) || version_ != version ||
       eps_ != eps) {
     // Operations that IEEE 754 rounds in one way only, so that this is the same
     // on every processor, as all updates are.
     root_ = v.sqrt().add_(eps).sqrt_().reciprocal_();
-    root_of_ = v;
+    v_ = v;
     version_ = version;
     eps_ = eps;
   }
   return root_;
-}
-
-std::unique_ptr<SamplerParamState> PSGLD::new_state() const {
-  return std::make_unique<PSGLDParamState>();
 }
 
 // Not where the first h enters the state before the update.
@@ -156,9 +151,7 @@ bool PSGLD::looks_later(const std::vector<Work>& work) const {
   for (const Work& lists : work) {
     if (!IsCorrected(lists)) continue;
     for (const at::Tensor& param : lists.params) {
-      const auto found = state_.find(param.unsafeGetTensorImpl());
-      const auto& state = static_cast<const PSGLDParamState&>(*found->second);
-      if (!state.sensitivity.defined()) return false;
+      if (!state_of(param)["sensitivity"].defined()) return false;
     }
   }
   return true;
@@ -175,32 +168,33 @@ void PSGLD::prepare_all(std::vector<Work>& work) {
     const auto& options = OptionsOfWork<PSGLDOptions>(lists);
     lists.state.resize(3);
     for (size_t j = 0; j < lists.params.size(); ++j) {
-      auto& state = static_cast<PSGLDParamState&>(state_of(lists.params[j]));
-      const bool is_new = !state.square_average.defined();
-      if (is_new) {
-        state.square_average =
-            ZeroState(lists.params[j]).copy_(lists.grads[j]).square_();
-      }
+      const at::Tensor& param = lists.params[j];
+      SamplerParamState& state = own_state_of(param);
+      at::Tensor& square = state["square_average"];
+      const bool is_new = !square.defined();
+      if (is_new) square = ZeroState(param).copy_(lists.grads[j]).square_();
       if (!options.adapt()) {
-        lists.state[0].push_back(state.root(options.eps()));
+        auto& root = roots_[param.unsafeGetTensorImpl()];
+        lists.state[0].push_back(root.of(square, options.eps()));
         continue;
       }
-      state.drop_root();
-      lists.state[0].push_back(state.square_average);
+      roots_.erase(param.unsafeGetTensorImpl());
+      lists.state[0].push_back(square);
+      at::Tensor& sensitivity = state["sensitivity"];
       if (!is_corrected) {  // V moves on without it
-        state.sensitivity = at::Tensor();
+        sensitivity = at::Tensor();
         continue;
       }
-      if (!state.sensitivity.defined()) {
+      if (!sensitivity.defined()) {
         const double scale = options.temperature() / options.num_data();
         BeginGamma(state,
                    lists.grads[j],
                    curvatures[i][j],
                    scale,
                    is_new,
-                   lists.options->chains_with_seeds());
+                   options.chains_with_seeds());
       }
-      lists.state[1].push_back(state.sensitivity);
+      lists.state[1].push_back(sensitivity);
     }
     lists.state[2] = std::move(curvatures[i]);
     start_masters(lists);
@@ -208,47 +202,8 @@ void PSGLD::prepare_all(std::vector<Work>& work) {
 }
 
 void PSGLD::update(const Work& work) {
-  const auto& options = OptionsOfWork<PSGLDOptions>(work);
-  const NoiseKey key = KeyOf(work);
-  if (options.adapt()) {
-    psgld_step_(work.params,
-                work.grads,
-                work.state[0],
-                work.state[1],
-                work.state[2],
-                work.masters,
-                options.lr(),
-                options.num_data(),
-                options.prior_precision(),
-                options.temperature(),
-                options.decay(),
-                options.eps(),
-                key.offsets,
-                key.seed,
-                key.step,
-                key.device_step,
-                options.prior_mean(),
-                MeansOf(work.prior_means),
-                /*rows=*/std::nullopt,
-                key.num_chains);
-  } else {
-    psgld_frozen_step_(work.params,
-                       work.grads,
-                       work.state[0],
-                       work.masters,
-                       options.lr(),
-                       options.num_data(),
-                       options.prior_precision(),
-                       options.temperature(),
-                       key.offsets,
-                       key.seed,
-                       key.step,
-                       key.device_step,
-                       options.prior_mean(),
-                       MeansOf(work.prior_means),
-                       /*rows=*/std::nullopt,
-                       key.num_chains);
-  }
+  const bool adapts = OptionsOfWork<PSGLDOptions>(work).adapt();
+  update_by(adapts ? method() : "psgld_frozen_step_", work);
 }
 
 }  // namespace torch_sgmcmc

@@ -374,11 +374,9 @@ void Sampler::check_fit(const Work& work, size_t index) const {
                              std::to_string(work.step.host) +
                              " steps (must be below 2^48)");
   }
-  detail::CheckFit("prior_mean", prior_mean_of(param), param, name());
-  const auto found = state_.find(param.unsafeGetTensorImpl());
-  if (found != state_.end()) {
-    static_cast<const SamplerParamState&>(*found->second)
-        .check_fit(param, name());
+  CheckFit("prior_mean", prior_mean_of(param), param, name());
+  for (const auto& [key, value] : state_of(param).tensors()) {
+    CheckFit(key.c_str(), value, param, name());
   }
 }
 
@@ -387,12 +385,10 @@ at::Tensor Sampler::prior_mean_of(const at::Tensor& param) const {
   return found == prior_means_.end() ? at::Tensor() : found->second;
 }
 
-void Sampler::prepare(Work&) {}
-
 void Sampler::start_masters(Work& work) {
   for (const at::Tensor& param : work.params) {
     if (!HasMaster(param)) continue;
-    at::Tensor& master = state_of(param).master;
+    at::Tensor& master = own_state_of(param)["master"];
     if (!master.defined()) master = param.detach().to(at::kFloat);
     work.masters.push_back(master);
   }
@@ -402,13 +398,16 @@ void Sampler::prepare_all(std::vector<Work>& work) {
   for (Work& lists : work) prepare(lists);
 }
 
-std::unique_ptr<SamplerParamState> Sampler::new_state() const {
-  return nullptr;
+const SamplerParamState& Sampler::state_of(const at::Tensor& param) const {
+  static const SamplerParamState none;
+  const auto found = state_.find(param.unsafeGetTensorImpl());
+  if (found == state_.end()) return none;
+  return static_cast<const SamplerParamState&>(*found->second);
 }
 
-SamplerParamState& Sampler::state_of(const at::Tensor& param) {
+SamplerParamState& Sampler::own_state_of(const at::Tensor& param) {
   auto& state = state_[param.unsafeGetTensorImpl()];
-  if (state == nullptr) state = new_state();
+  if (state == nullptr) state = std::make_unique<SamplerParamState>();
   return static_cast<SamplerParamState&>(*state);
 }
 

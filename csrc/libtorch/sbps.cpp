@@ -45,8 +45,9 @@ void Increment(Hyperparameter<int64_t>& count, int64_t by) {
 
 }  // namespace
 
-std::unique_ptr<SamplerParamState> SBPS::new_state() const {
-  return std::make_unique<SBPSParamState>();
+std::vector<std::string> SBPS::state_keys() const {
+  return {
+      "origin", "velocity", "square_average", "preconditioner", "direction"};
 }
 
 // A step does all by itself.

@@ -40,10 +40,6 @@ bool IsOnline(const SGHMCOptions& options) {
   return std::holds_alternative<std::string>(options.noise_estimate());
 }
 
-SGHMCParamState& StateOf(SamplerParamState& state) {
-  return static_cast<SGHMCParamState&>(state);
-}
-
 }  // namespace
 
 void SGHMCOptions::check() const {
@@ -72,46 +68,51 @@ void SGHMCOptions::check() const {
   }
 }
 
-void SGHMCParamState::from_dict(const StateDict& dict,
-                                const at::Tensor& param,
-                                int64_t index) {
-  ParamStateOf::from_dict(dict, param, index);
-  std::string missing;
-  int present = 0;
-  for (const char* key : {"grad_variance", "num_grads", "previous_grad"}) {
-    if (dict.contains(key)) {
-      ++present;
-    } else {
-      missing += (missing.empty() ? "" : ", ") + std::string(key);
-    }
-  }
-  if (present > 0 && !missing.empty()) {
-    Invalid("Invalid state_dict: the state of parameter " +
-            std::to_string(index) + " lacks " + missing);
-  }
-  if (given_mass.defined()) CheckSavedDiagonal("given_mass", index, given_mass);
-  if (!given_friction.defined()) return;
-  CheckSavedDiagonal("given_friction", index, given_friction);
-  if (!given_mass.defined()) {
-    Invalid("Invalid state_dict: the state of parameter " +
-            std::to_string(index) + " lacks given_mass");
-  }
+std::vector<std::string> SGHMC::state_keys() const {
+  return {"momentum",
+          "grad_variance",
+          "previous_grad",
+          "num_grads",
+          "given_mass",
+          "given_friction",
+          "master"};
 }
 
-std::unique_ptr<SamplerParamState> SGHMC::new_state() const {
-  return std::make_unique<SGHMCParamState>();
+void SGHMC::check_saved_state(const SamplerParamState& state,
+                              int64_t index) const {
+  const auto lacks = [&](const std::string& what) {
+    Invalid("Invalid state_dict: the state of parameter " +
+            std::to_string(index) + " lacks " + what);
+  };
+  std::string missing;
+  int present = 0;
+  const auto look_for = [&](const char* key, bool is_there) {
+    present += is_there ? 1 : 0;
+    if (!is_there) missing += (missing.empty() ? "" : ", ") + std::string(key);
+  };
+  look_for("grad_variance", state["grad_variance"].defined());
+  look_for("num_grads", state.num_grads.has_value());
+  look_for("previous_grad", state["previous_grad"].defined());
+  if (present > 0 && !missing.empty()) lacks(missing);
+  for (const char* key : {"given_mass", "given_friction"}) {
+    if (state[key].defined()) CheckSavedDiagonal(key, index, state[key]);
+  }
+  if (state["given_friction"].defined() && !state["given_mass"].defined()) {
+    lacks("given_mass");
+  }
 }
 
 void SGHMC::prepare(Work& work) {
   std::vector<at::Tensor*> momenta;
   momenta.reserve(work.params.size());
   for (const at::Tensor& param : work.params) {
-    momenta.push_back(&StateOf(state_of(param)).momentum);
+    momenta.push_back(&own_state_of(param)["momentum"]);
   }
   const auto& options = OptionsOfWork<SGHMCOptions>(work);
-  for (const size_t i : StartMomenta(
-           work, momenta, options.initial_momentum() == "stationary")) {
-    const at::Tensor& mass = StateOf(state_of(work.params[i])).given_mass;
+  const bool at_rest = options.initial_momentum() == "zeros";
+  for (const size_t i : StartState(
+           work, momenta, at_rest ? Start::kZeros : Start::kStationary)) {
+    const at::Tensor& mass = state_of(work.params[i])["given_mass"];
     if (mass.defined()) momenta[i]->div_(mass.sqrt());
   }
   work.state.resize(2);
@@ -120,6 +121,11 @@ void SGHMC::prepare(Work& work) {
     work.state[0].push_back(*momentum);
   }
   if (IsOnline(options)) observe_gradients(work);
+  if (has_masses()) {
+    auto [masses, frictions] = MassesAndFrictions(work.params, masses_of(work));
+    work.state.push_back(std::move(masses));
+    work.state.push_back(std::move(frictions));
+  }
   start_masters(work);
 }
 
@@ -149,11 +155,12 @@ bool SGHMC::looks_later(const std::vector<Work>& work) const {
 // Not in a step, which may not read tensors where it is captured.
 void SGHMC::note_masses() {
   limits_.clear();
-  for (const auto& [key, kept] : state_) {
-    const auto& state = static_cast<const SGHMCParamState&>(*kept);
-    if (!state.given_mass.defined()) continue;
-    const RateLimits made = LimitsOf({state.given_mass, state.given_friction});
-    limits_[key] = {made.most_friction, made.most_share};
+  for (const at::Tensor& param : all_params()) {
+    const MassAndFriction given = GivenTo(state_of(param));
+    if (!given.mass.defined()) continue;
+    const RateLimits made = LimitsOf(given);
+    limits_[param.unsafeGetTensorImpl()] = {made.most_friction,
+                                            made.most_share};
   }
 }
 
@@ -161,8 +168,7 @@ std::vector<MassAndFriction> SGHMC::masses_of(const Work& work) {
   std::vector<MassAndFriction> given;
   given.reserve(work.params.size());
   for (const at::Tensor& param : work.params) {
-    const SGHMCParamState& state = StateOf(state_of(param));
-    given.push_back({state.given_mass, state.given_friction});
+    given.push_back(GivenTo(state_of(param)));
   }
   return given;
 }
@@ -198,18 +204,19 @@ void SGHMC::observe_gradients(Work& work) {
   std::map<int64_t, Lists> by_count;
   int64_t fewest = std::numeric_limits<int64_t>::max();
   for (size_t i = 0; i < work.params.size(); ++i) {
-    SGHMCParamState& state = StateOf(state_of(work.params[i]));
-    if (state.num_grads == 0) {
-      state.grad_variance = ZeroState(work.params[i]);
-      state.previous_grad = ZeroState(work.params[i]).copy_(work.grads[i]);
+    SamplerParamState& state = own_state_of(work.params[i]);
+    const int64_t count = state.num_grads.value_or(0);
+    if (count == 0) {
+      state["grad_variance"] = ZeroState(work.params[i]);
+      state["previous_grad"] = ZeroState(work.params[i]).copy_(work.grads[i]);
     } else {
-      Lists& lists = by_count[state.num_grads];
+      Lists& lists = by_count[count];
       lists.grads.push_back(work.grads[i]);
-      lists.variances.push_back(state.grad_variance);
-      lists.previous.push_back(state.previous_grad);
+      lists.variances.push_back(state["grad_variance"]);
+      lists.previous.push_back(state["previous_grad"]);
     }
-    ++state.num_grads;
-    fewest = std::min(fewest, state.num_grads);
+    state.num_grads = count + 1;
+    fewest = std::min(fewest, count + 1);
   }
   for (const auto& [count, lists] : by_count) {
     gradient_variance_(lists.grads,
@@ -220,7 +227,7 @@ void SGHMC::observe_gradients(Work& work) {
   if (fewest <= kMinGradients) return;
 
   for (const at::Tensor& param : work.params) {
-    work.state[1].push_back(StateOf(state_of(param)).grad_variance);
+    work.state[1].push_back(state_of(param)["grad_variance"]);
   }
   check_variances(work);
 }
@@ -255,7 +262,7 @@ void SGHMC::set_mass(const std::vector<at::Tensor>& mass,
   std::vector<at::Tensor> frictions(params.size());
   if (!friction.empty()) frictions = Diagonals("friction", friction, params);
   for (size_t i = 0; i < params.size(); ++i) {
-    replace_mass(StateOf(state_of(params[i])), masses[i], frictions[i]);
+    replace_mass(own_state_of(params[i]), masses[i], frictions[i]);
   }
   note_masses();
 }
@@ -264,9 +271,8 @@ void SGHMC::set_mass(std::nullopt_t /*none*/) {
   for (const at::Tensor& param : all_params()) {
     const auto found = state_.find(param.unsafeGetTensorImpl());
     if (found == state_.end()) continue;
-    auto& state = static_cast<SGHMCParamState&>(*found->second);
-    replace_mass(state, {}, {});
-    if (state.to_dict().entries().empty()) state_.erase(found);
+    replace_mass(own_state_of(param), {}, {});
+    if (state_of(param).is_empty()) state_.erase(found);
   }
   note_masses();
 }
@@ -274,49 +280,21 @@ void SGHMC::set_mass(std::nullopt_t /*none*/) {
 void SGHMC::parameters_changed() { note_masses(); }
 
 // Momenta are scaled, so that their law is that of the new mass.
-void SGHMC::replace_mass(SGHMCParamState& state,
+void SGHMC::replace_mass(SamplerParamState& state,
                          const at::Tensor& mass,
                          const at::Tensor& friction) {
-  if (state.momentum.defined()) {
-    if (state.given_mass.defined()) {
-      state.momentum = state.momentum * state.given_mass.sqrt();
-    }
-    if (mass.defined()) state.momentum = state.momentum / mass.sqrt();
+  at::Tensor& momentum = state["momentum"];
+  const at::Tensor before = state["given_mass"];
+  if (momentum.defined()) {
+    if (before.defined()) momentum = momentum * before.sqrt();
+    if (mass.defined()) momentum = momentum / mass.sqrt();
   }
-  state.given_mass = mass;
-  state.given_friction = friction;
+  state["given_mass"] = mass;
+  state["given_friction"] = friction;
 }
 
 void SGHMC::update(const Work& work) {
-  const auto& options = OptionsOfWork<SGHMCOptions>(work);
-  const NoiseKey key = KeyOf(work);
-  const auto of_group = [&](const auto& step, const auto&... lists) {
-    step(work.params,
-         work.grads,
-         work.state[0],
-         work.state[1],
-         lists...,
-         work.masters,
-         options.lr(),
-         options.momentum(),
-         options.num_data(),
-         options.prior_precision(),
-         options.temperature(),
-         IsOnline(options) ? 0.0 : std::get<double>(options.noise_estimate()),
-         options.resample_momentum_every(),
-         key.offsets,
-         key.seed,
-         key.step,
-         key.device_step,
-         options.prior_mean(),
-         MeansOf(work.prior_means),
-         /*rows=*/std::nullopt,
-         key.num_chains);
-  };
-  if (!has_masses()) return of_group(sghmc_step_);
-  const auto [masses, frictions] =
-      MassesAndFrictions(work.params, masses_of(work));
-  of_group(sghmc_by_coordinate_step_, masses, frictions);
+  update_by(has_masses() ? "sghmc_by_coordinate_step_" : method(), work);
 }
 
 }  // namespace torch_sgmcmc

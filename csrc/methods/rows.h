@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstddef>
+#include <type_traits>
 
 #include "core/row.h"
 #include "methods/control_variate.h"
@@ -25,6 +26,12 @@ template <class... Ops>
 struct Operators {
   static constexpr size_t kCount = sizeof...(Ops);
   static constexpr std::array<const Row*, kCount> kRows = {&Ops::kRow...};
+
+  // Calls `visit` with std::type_identity of each.
+  template <class Visit>
+  static void ForEach(Visit visit) {
+    (visit(std::type_identity<Ops>()), ...);
+  }
 };
 
 // A step of a sampler: compiled by themselves, in half of the library's time.
@@ -55,16 +62,23 @@ using SumOperators = Operators<EWSGLogRatios,
                                SumOfSquares>;
 
 template <class... Lists>
-constexpr auto RowsOf() {
-  std::array<const Row*, (Lists::kCount + ...)> rows = {};
-  size_t count = 0;
-  const auto add = [&](const auto& some) {
-    for (const Row* row : some) rows[count++] = row;
-  };
-  (add(Lists::kRows), ...);
-  return rows;
-}
-inline constexpr auto kRows =
-    RowsOf<SamplerOperators, UpdateOperators, SumOperators>();
+struct Joined {
+  static constexpr auto kRows = [] {
+    std::array<const Row*, (Lists::kCount + ...)> rows = {};
+    size_t count = 0;
+    const auto add = [&](const auto& some) {
+      for (const Row* row : some) rows[count++] = row;
+    };
+    (add(Lists::kRows), ...);
+    return rows;
+  }();
+
+  template <class Visit>
+  static void ForEach(Visit visit) {
+    (Lists::ForEach(visit), ...);
+  }
+};
+using AllOperators = Joined<SamplerOperators, UpdateOperators, SumOperators>;
+inline constexpr auto& kRows = AllOperators::kRows;
 
 }  // namespace torch_sgmcmc

@@ -294,9 +294,7 @@ TEST(Renumber, LeavesStateThatFits) {
   params[0].set_data(torch::cat({params[0].detach(), torch::zeros({2})}));
   params[0].mutable_grad() = torch::ones({5});
   const auto momentum = [&](size_t i) -> Tensor& {
-    return static_cast<SGHMCParamState&>(
-               *sampler.state().at(params[i].unsafeGetTensorImpl()))
-        .momentum;
+    return sampler.own_state_of(params[i])["momentum"];
   };
   EXPECT_EQ(
       MessageOf<std::invalid_argument>([&] { sampler.renumber(); }),
@@ -418,18 +416,12 @@ std::vector<Break> Breaks() {
   };
   const auto state = [](auto change) {
     return [change](Sampler& sampler, Tensor& p) {
-      auto& kept = *sampler.state().at(p.unsafeGetTensorImpl());
-      const auto each = [&](Tensor& tensor) {
-        if (tensor.defined()) tensor = change(tensor);
-      };
-      if (auto* a = dynamic_cast<SGHMCParamState*>(&kept)) each(a->momentum);
-      if (auto* a = dynamic_cast<PSGLDParamState*>(&kept)) {
-        each(a->square_average);
+      for (const char* key :
+           {"momentum", "square_average", "thermostat", "velocity"}) {
+        if (!sampler.state_of(p)[key].defined()) continue;
+        Tensor& tensor = sampler.own_state_of(p)[key];
+        tensor = change(tensor);
       }
-      if (auto* a = dynamic_cast<SGNHTParamState*>(&kept)) each(a->thermostat);
-      if (auto* a = dynamic_cast<EWSGParamState*>(&kept)) each(a->momentum);
-      if (auto* a = dynamic_cast<HMCParamState*>(&kept)) each(a->momentum);
-      if (auto* a = dynamic_cast<SBPSParamState*>(&kept)) each(a->velocity);
     };
   };
   const auto to_double = [](const Tensor& t) { return t.to(torch::kDouble); };

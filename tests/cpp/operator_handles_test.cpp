@@ -10,12 +10,12 @@
 namespace torch_sgmcmc {
 namespace {
 
-constexpr std::tuple kAll{sgld_step_,
-                          sghmc_step_,
-                          sghmc_by_coordinate_step_,
-                          psgld_step_,
-                          psgld_frozen_step_,
-                          sgnht_step_,
+constexpr std::tuple kAll{RowOperator<SGLDStep>(),
+                          RowOperator<SGHMCStep>(),
+                          RowOperator<SGHMCByCoordinateStep>(),
+                          RowOperator<PSGLDStep>(),
+                          RowOperator<PSGLDFrozenStep>(),
+                          RowOperator<SGNHTStep>(),
                           gradient_variance_,
                           gaussian_,
                           ewsg_log_ratio,

@@ -13,23 +13,17 @@ at::Tensor RootOf(const at::Tensor& v, double eps) {
 }
 
 TEST(PSGLD, TheRootIsThatOfThePresentVAndEps) {
-  PSGLDParamState state;
-  state.square_average = torch::rand({7});
-  const at::Tensor first = state.root(0.1);
-  EXPECT_TRUE(torch::equal(first, RootOf(state.square_average, 0.1)));
-  EXPECT_TRUE(state.root(0.1).is_same(first));
+  detail::KeptRoot root;
+  at::Tensor v = torch::rand({7});
+  const at::Tensor first = root.of(v, 0.1);
+  EXPECT_TRUE(torch::equal(first, RootOf(v, 0.1)));
+  EXPECT_TRUE(root.of(v, 0.1).is_same(first));
 
-  EXPECT_TRUE(torch::equal(state.root(0.3), RootOf(state.square_average, 0.3)));
-  state.square_average.add_(1);
-  EXPECT_TRUE(torch::equal(state.root(0.3), RootOf(state.square_average, 0.3)));
-  state.square_average = torch::rand({7});
-  EXPECT_TRUE(torch::equal(state.root(0.3), RootOf(state.square_average, 0.3)));
-
-  // What an update changes, torch does not see.
-  const at::Tensor last = state.root(0.3);
-  state.drop_root();
-  EXPECT_FALSE(state.root(0.3).is_same(last));
-  EXPECT_FALSE(state.to_dict().contains("root"));
+  EXPECT_TRUE(torch::equal(root.of(v, 0.3), RootOf(v, 0.3)));
+  v.add_(1);
+  EXPECT_TRUE(torch::equal(root.of(v, 0.3), RootOf(v, 0.3)));
+  v = torch::rand({7});
+  EXPECT_TRUE(torch::equal(root.of(v, 0.3), RootOf(v, 0.3)));
 }
 
 TEST(PSGLD, AdaptationAfterRestIsNotLost) {
@@ -43,9 +37,8 @@ TEST(PSGLD, AdaptationAfterRestIsNotLost) {
       sampler.options().adapt(adapts);
       if (step == 5 && !rests) {
         // The same with a V that nothing has been kept of.
-        auto& state = static_cast<PSGLDParamState&>(
-            *sampler.state().at(p.unsafeGetTensorImpl()));
-        state.square_average = state.square_average.clone();
+        at::Tensor& v = sampler.own_state_of(p)["square_average"];
+        v = v.clone();
       }
       sampler.step();
     }

@@ -319,9 +319,7 @@ TEST(StateDict, OfHalfPrecisionKeepsTheMomentumWide) {
   SGHMC sampler({param}, Hamiltonian());
   sampler.step();
   sampler.load_state_dict(sampler.state_dict());
-  const auto& state = dynamic_cast<const SGHMCParamState&>(
-      *sampler.state().at(param.unsafeGetTensorImpl()));
-  EXPECT_EQ(state.momentum.scalar_type(), torch::kFloat);
+  EXPECT_EQ(sampler.state_of(param)["momentum"].scalar_type(), torch::kFloat);
 }
 
 TEST(StateDict, TakesThePrecisionThatTheParameterAsksFor) {
@@ -334,9 +332,7 @@ TEST(StateDict, TakesThePrecisionThatTheParameterAsksFor) {
     const auto param = Param(40, loaded);
     SGHMC other({param}, Hamiltonian());
     other.load_state_dict(sampler.state_dict());
-    const auto& state = dynamic_cast<const SGHMCParamState&>(
-        *other.state().at(param.unsafeGetTensorImpl()));
-    EXPECT_EQ(state.momentum.scalar_type(),
+    EXPECT_EQ(other.state_of(param)["momentum"].scalar_type(),
               loaded == torch::kDouble ? torch::kDouble : torch::kFloat);
     other.step();
     EXPECT_EQ(other.num_steps(), 2);

@@ -17,7 +17,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -97,22 +96,6 @@ class TORCH_SGMCMC_API EWSGOptions : public OptionsOf<EWSGOptions> {
   Hyperparameter<std::vector<int64_t>> minibatches_{std::vector<int64_t>()};
 };
 
-/// What EWSG remembers of a parameter: the momentum, of its shape, in fp64 for
-/// fp64 parameters and in fp32 for all others.
-class TORCH_SGMCMC_API EWSGParamState : public ParamStateOf<EWSGParamState> {
- public:
-  at::Tensor momentum;
-
- private:
-  friend ParamStateOf;
-
-  static constexpr auto fields() {
-    return std::make_tuple(
-        std::make_pair("momentum", &EWSGParamState::momentum),
-        std::make_pair("master", &EWSGParamState::master));
-  }
-};
-
 /// The minibatch of each update is drawn with weights exp(W) that let the
 /// update with a minibatch follow the law of the update with the full gradient.
 /// With g and α as for SGHMC,
@@ -128,6 +111,8 @@ class TORCH_SGMCMC_API EWSGParamState : public ParamStateOf<EWSGParamState> {
 ///
 /// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2, up to an error of
 /// the order of lr and what the weights leave of the minibatch noise.
+///
+/// State: "momentum".
 ///
 /// Reference: Improving Sampling Accuracy of Stochastic Gradient MCMC Methods
 /// via Non-uniform Subsampling of Gradients (2021), algorithm 1.
@@ -159,10 +144,10 @@ class TORCH_SGMCMC_API EWSG : public SamplerOf<EWSGOptions> {
   at::Tensor minibatches() const;
 
  protected:
+  const char* method() const override { return "sghmc_step_"; }
   void prepare(Work& work) override;
   void update(const Work& work) override;
   bool looks_later(const std::vector<Work>& work) const override;
-  std::unique_ptr<SamplerParamState> new_state() const override;
 
  private:
   at::Tensor fresh_minibatches();

@@ -18,7 +18,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <tuple>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -110,28 +110,6 @@ class TORCH_SGMCMC_API HMCOptions : public OptionsOf<HMCOptions> {
   Hyperparameter<std::vector<double>> dual_averaging_{{}};
 };
 
-/// What HMC remembers of a parameter, of its shape, in fp64 for fp64 parameters
-/// and in fp32 for all others: the momentum, if it is kept, and the mass, if it
-/// was set.
-class TORCH_SGMCMC_API HMCParamState : public ParamStateOf<HMCParamState> {
- public:
-  at::Tensor momentum;
-  at::Tensor mass;
-
-  void from_dict(const StateDict& dict,
-                 const at::Tensor& param,
-                 int64_t index) override;
-
- private:
-  friend ParamStateOf;
-
-  static constexpr auto fields() {
-    return std::make_tuple(std::make_pair("momentum", &HMCParamState::momentum),
-                           std::make_pair("mass", &HMCParamState::mass),
-                           std::make_pair("master", &HMCParamState::master));
-  }
-};
-
 class TrajectoryHeat;
 
 /// One step is one trajectory: with r ~ N(0, T M), num_steps times
@@ -145,6 +123,8 @@ class TrajectoryHeat;
 /// computes the loss of all data. Fed minibatches it is the naive stochastic
 /// gradient HMC of Chen et al. 2014, which does not; SGHMC does. It warns if
 /// the loss changes between steps while the parameters do not.
+///
+/// State: "momentum", if it is kept, and "mass", if it was set.
 ///
 /// Reference: S. Duane et al., Hybrid Monte Carlo, 1987; algorithm 1 of T.
 /// Chen, E. B. Fox and C. Guestrin, Stochastic Gradient Hamiltonian Monte
@@ -186,7 +166,9 @@ class TORCH_SGMCMC_API HMC : public SamplerOf<HMCOptions> {
   void prepare(Work& work) override;
   void update(const Work& work) override;
   bool looks_later(const std::vector<Work>& work) const override;
-  std::unique_ptr<SamplerParamState> new_state() const override;
+  std::vector<std::string> state_keys() const override;
+  void check_saved_state(const SamplerParamState& state,
+                         int64_t index) const override;
 
  private:
   struct Trajectory {
@@ -201,7 +183,7 @@ class TORCH_SGMCMC_API HMC : public SamplerOf<HMCOptions> {
   };
 
   static std::vector<Start> copies(const std::vector<Work>& work);
-  void forget(const at::Tensor& param, at::Tensor HMCParamState::*what);
+  void forget(const at::Tensor& param, const char* key);
   void set_step_size(double value);
   Trajectory simulate(const LossClosure& closure,
                       std::optional<int64_t> most_steps);

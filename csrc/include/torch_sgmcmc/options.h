@@ -13,6 +13,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
@@ -20,6 +21,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -71,6 +73,9 @@ class Hyperparameter {
  private:                                         \
   ::torch_sgmcmc::Hyperparameter<T> name##_
 // NOLINTEND(bugprone-macro-parentheses)
+
+// Where there is no need to allocate.
+using NumbersOfGroup = c10::SmallVector<double, 16>;
 
 /// Whether a value is a param group's own, equal in all groups, or what the
 /// sampler keeps count of, in all groups.
@@ -131,6 +136,8 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   virtual void check_param(const at::Tensor& param) const;
   /// The keys that write() sets.
   virtual std::vector<std::string> keys() const = 0;
+  /// Their values, where they are numbers, as operators take them; else 0.
+  virtual NumbersOfGroup numbers() const = 0;
   /// Appends the hyperparameters to a param group of a state dict.
   virtual void write(StateDict& group) const = 0;
   /// Takes the hyperparameters from the state dict's param group `index`.
@@ -229,6 +236,20 @@ void FromValue(const char* name,
                std::optional<T>& result) {
   result.reset();
   if (!value.isNone()) FromValue(name, value, result.emplace());
+}
+// As an operator takes it; 0 if it is no number.
+template <typename T>
+double NumberOf(const T& value) {
+  if constexpr (std::is_arithmetic_v<T>) {
+    return static_cast<double>(value);
+  } else if constexpr (std::is_same_v<T, std::optional<double>>) {
+    return value.value_or(0);
+  } else if constexpr (std::is_same_v<T, NumberOrWord>) {
+    const double* number = std::get_if<double>(&value);
+    return number == nullptr ? 0 : *number;
+  } else {
+    return 0;
+  }
 }
 // Of each name the row in the table of hyperparameters, null if there is none.
 TORCH_SGMCMC_API std::vector<const Setting*> FindSettings(
@@ -431,6 +452,14 @@ class OptionsOf : public SamplerOptions {
       names.emplace_back(name);
     });
     return names;
+  }
+
+  NumbersOfGroup numbers() const override {
+    NumbersOfGroup values;
+    Derived::fields([&](const char*, auto member, Scope = Scope::kOwn) {
+      values.push_back(detail::NumberOf((self().*member).get()));
+    });
+    return values;
   }
 
   void read(const StateDict& group, int64_t index) override {

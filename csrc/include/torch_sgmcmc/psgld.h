@@ -16,9 +16,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <memory>
-#include <tuple>
-#include <utility>
+#include <unordered_map>
 #include <vector>
 
 #include "torch_sgmcmc/export.h"
@@ -63,36 +61,22 @@ class TORCH_SGMCMC_API PSGLDOptions : public ManyChainsOf<PSGLDOptions> {
   }
 };
 
-/// What PSGLD remembers of a parameter: tensors of its shape, in fp64 for fp64
-/// parameters and in fp32 for all others.
-class TORCH_SGMCMC_API PSGLDParamState : public ParamStateOf<PSGLDParamState> {
- public:
-  /// V. Starts as the first gradient's square, with Γ plus (T/N) |h|.
-  at::Tensor square_average;
-  /// J W, with Γ only. Starts as 2 ḡ h; as 0 if V was there before.
-  at::Tensor sensitivity;
+namespace detail {
 
-  /// √G for the present V and this ε. It is kept, though not in a state dict,
-  /// until drop_root(), or until torch knows that V was changed.
-  const at::Tensor& root(double eps);
-  void drop_root() { root_ = at::Tensor(); }
+// √G of PSGLD, kept while V, as far as torch knows, and ε are what they were.
+class TORCH_SGMCMC_API KeptRoot {
+ public:
+  const at::Tensor& of(const at::Tensor& v, double eps);
 
  private:
-  friend ParamStateOf;
-
-  static constexpr auto fields() {
-    return std::make_tuple(
-        std::make_pair("square_average", &PSGLDParamState::square_average),
-        std::make_pair("sensitivity", &PSGLDParamState::sensitivity),
-        std::make_pair("master", &PSGLDParamState::master));
-  }
-
   at::Tensor root_;
   // What it was made of.
-  at::Tensor root_of_;
+  at::Tensor v_;
   int64_t version_ = 0;
   double eps_ = 0;
 };
+
+}  // namespace detail
 
 /// A step size for each coordinate, from a running mean of squared gradients.
 /// With ḡ the gradient of the mean loss of a minibatch, elementwise
@@ -105,6 +89,10 @@ class TORCH_SGMCMC_API PSGLDParamState : public ParamStateOf<PSGLDParamState> {
 /// usual practice, it does not: the chain is too wide wherever large gradients
 /// mark the tails. What Γ is made of is in docs/samplers/psgld.md.
 ///
+/// State: "square_average", V, which starts as the first gradient's square,
+/// with Γ plus (T/N) |h|; with Γ "sensitivity", J W, which starts as 2 ḡ h, as
+/// 0 if V was there before.
+///
 /// Reference: C. Li, C. Chen, D. Carlson and L. Carin, Preconditioned
 /// Stochastic Gradient Langevin Dynamics for Deep Neural Networks, AAAI 2016,
 /// algorithm 1.
@@ -113,10 +101,15 @@ class TORCH_SGMCMC_API PSGLD : public SamplerOf<PSGLDOptions> {
   using SamplerOf::SamplerOf;
 
  protected:
+  const char* method() const override { return "psgld_step_"; }
   void prepare_all(std::vector<Work>& work) override;
   void update(const Work& work) override;
   bool looks_later(const std::vector<Work>& work) const override;
-  std::unique_ptr<SamplerParamState> new_state() const override;
+  void parameters_changed() override { roots_.clear(); }
+
+ private:
+  // Of parameters, by their TensorImpl, whose preconditioner rests.
+  std::unordered_map<const void*, detail::KeptRoot> roots_;
 };
 
 }  // namespace torch_sgmcmc

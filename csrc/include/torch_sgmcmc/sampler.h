@@ -6,9 +6,12 @@
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
+#include <initializer_list>
+#include <list>
 #include <memory>
+#include <optional>
 #include <string>
-#include <tuple>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -20,113 +23,32 @@
 
 namespace torch_sgmcmc {
 
-namespace detail {
-
-// What ParamStateOf does with one tensor or one counter.
-inline bool IsPresent(const at::Tensor& value) { return value.defined(); }
-inline bool IsPresent(int64_t value) { return value != 0; }
-TORCH_SGMCMC_API void FromState(const StateDict& dict,
-                                const char* name,
-                                const at::Tensor& param,
-                                int64_t index,
-                                at::Tensor& result);
-TORCH_SGMCMC_API void FromState(const StateDict& dict,
-                                const char* name,
-                                const at::Tensor& param,
-                                int64_t index,
-                                int64_t& result);
-TORCH_SGMCMC_API void CheckFit(const char* name,
-                               const at::Tensor& value,
-                               const at::Tensor& param,
-                               const char* sampler);
-inline void CheckFit(const char*, int64_t, const at::Tensor&, const char*) {}
-TORCH_SGMCMC_API void CheckShape(const char* name,
-                                 const at::Tensor& value,
-                                 const at::Tensor& param);
-inline void CheckShape(const char*, int64_t, const at::Tensor&) {}
-
-}  // namespace detail
-
-/// What a sampler remembers of one parameter.
+/// What a sampler remembers of one parameter: tensors of its shape by their
+/// names, as its class documents them, in fp64 for fp64 parameters and in fp32
+/// for all others. With every sampler but SBPS, of a parameter in bf16 or fp16
+/// "master" is θ, of which the parameter is the rounded value.
 class TORCH_SGMCMC_API SamplerParamState
     : public torch::optim::OptimizerParamState {
  public:
-  virtual StateDict to_dict() const = 0;
-  /// The keys that to_dict() may set.
-  virtual std::vector<std::string> keys() const = 0;
-  /// Takes what was saved of the parameter number `index`, with tensors on its
-  /// device and in the precision that it asks for. Throws std::invalid_argument
-  /// if they are not of its shape.
-  virtual void from_dict(const StateDict& dict,
-                         const at::Tensor& param,
-                         int64_t index) = 0;
-  /// Throws std::runtime_error unless all tensors have the parameter's shape
-  /// and device, and the type of its state.
-  virtual void check_fit(const at::Tensor& param,
-                         const char* sampler) const = 0;
-  /// Throws std::invalid_argument unless all tensors have the parameter's
-  /// shape.
-  virtual void check_shape(const at::Tensor& param) const = 0;
+  /// The tensor of this name, undefined while there is none.
+  at::Tensor& operator[](std::string_view name);
+  const at::Tensor& operator[](std::string_view name) const;
+  /// All that were asked for to be changed, some of which may be undefined.
+  const std::list<std::pair<std::string, at::Tensor>>& tensors() const {
+    return tensors_;
+  }
+  bool is_empty() const;
 
-  /// In fp32, only of a parameter in bf16 or fp16: θ, of which the parameter is
-  /// the rounded value, see torch_sgmcmc::SGLD.
-  at::Tensor master;
-};
-
-/// The state of the sampler that Derived belongs to: tensors and counters,
-/// which are left out of a state dict while they are undefined or 0.
-template <typename Derived>
-class ParamStateOf : public SamplerParamState {
- public:
   std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
-    return std::make_unique<Derived>(static_cast<const Derived&>(*this));
+    return std::make_unique<SamplerParamState>(*this);
   }
 
-  StateDict to_dict() const override {
-    StateDict dict;
-    const auto& from = static_cast<const Derived&>(*this);
-    for_each([&](const char* name, auto member) {
-      if (detail::IsPresent(from.*member)) dict.set(name, from.*member);
-    });
-    return dict;
-  }
-
-  std::vector<std::string> keys() const override {
-    std::vector<std::string> names;
-    for_each([&](const char* name, auto) { names.emplace_back(name); });
-    return names;
-  }
-
-  void from_dict(const StateDict& dict,
-                 const at::Tensor& param,
-                 int64_t index) override {
-    for_each([&](const char* name, auto member) {
-      detail::FromState(
-          dict, name, param, index, static_cast<Derived&>(*this).*member);
-    });
-  }
-
-  void check_fit(const at::Tensor& param, const char* sampler) const override {
-    const auto& from = static_cast<const Derived&>(*this);
-    for_each([&](const char* name, auto member) {
-      detail::CheckFit(name, from.*member, param, sampler);
-    });
-  }
-
-  void check_shape(const at::Tensor& param) const override {
-    const auto& from = static_cast<const Derived&>(*this);
-    for_each([&](const char* name, auto member) {
-      detail::CheckShape(name, from.*member, param);
-    });
-  }
+  /// How many gradients SGHMC's online noise estimate has seen, if any.
+  std::optional<int64_t> num_grads;
 
  private:
-  template <typename Visit>
-  static void for_each(Visit visit) {
-    std::apply(
-        [&](const auto&... field) { (visit(field.first, field.second), ...); },
-        Derived::fields());
-  }
+  // A list: references last.
+  std::list<std::pair<std::string, at::Tensor>> tensors_;
 };
 
 /// The parameters of one group on one device that have a gradient, what the
@@ -148,6 +70,7 @@ struct Work {
   at::Tensor gate;
 };
 
+class Method;
 class StepObserver;
 
 /// Base class of the samplers.
@@ -230,6 +153,11 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   /// of optimizer or of other parameters, or has a value out of range.
   void load_state_dict(const StateDict& dict);
 
+  /// What is remembered of a parameter; empty if that is nothing.
+  const SamplerParamState& state_of(const at::Tensor& param) const;
+  /// The same to be changed; begun, if there was none.
+  SamplerParamState& own_state_of(const at::Tensor& param);
+
   // For torch::save and torch::load.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
@@ -244,18 +172,37 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   Sampler(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
           std::unique_ptr<SamplerOptions> defaults);
 
-  /// Initialises state and makes the checks that need it; fills work.state.
-  /// Called for all groups before the first update.
+  /// The operator whose row (csrc/core/row.h) says how state begins and what
+  /// makes an update, null if code does.
+  virtual const char* method() const { return nullptr; }
+
+  /// Initialises state and makes the checks that need it; fills work.state and
+  /// work.masters. Called for all groups before the first update.
   virtual void prepare(Work& work);
 
   /// Calls prepare() for all lists; for what concerns them together.
   virtual void prepare_all(std::vector<Work>& work);
 
   /// Makes one update of work.params, which are on one device.
-  virtual void update(const Work& work) = 0;
+  virtual void update(const Work& work);
 
-  /// A parameter's state before its first update.
-  virtual std::unique_ptr<SamplerParamState> new_state() const;
+  /// A number of an operator that is not the group's hyperparameter.
+  using Instead = std::pair<std::string_view, double>;
+
+  /// Makes the update of an operator with a row, with the group's
+  /// hyperparameters but for those given instead.
+  void update_by(const char* op,
+                 const Work& work,
+                 std::initializer_list<Instead> instead = {});
+
+  /// The names of what is remembered of a parameter, in the order of a state
+  /// dict.
+  virtual std::vector<std::string> state_keys() const;
+
+  /// Throws std::invalid_argument if the saved state of the parameter number
+  /// `index` is not as no row can say that it must be.
+  virtual void check_saved_state(const SamplerParamState& /*state*/,
+                                 int64_t /*index*/) const {}
 
   /// Throws unless all groups are known, have values in their ranges, and
   /// agree on what they share.
@@ -307,9 +254,6 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   /// The mean of a parameter's prior, undefined if that is its group's number.
   at::Tensor prior_mean_of(const at::Tensor& param) const;
 
-  /// The state of a parameter, which is created if there is none.
-  SamplerParamState& state_of(const at::Tensor& param);
-
   /// What looks on while it steps, or null.
   StepObserver* observer() const { return observer_; }
 
@@ -338,6 +282,11 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
                   const std::vector<at::Tensor>& params,
                   SamplerOptions& options,
                   Ledger& own) const;
+  std::unique_ptr<SamplerParamState> read_state(
+      const StateDict& kept,
+      const std::vector<std::string>& keys,
+      const at::Tensor& param,
+      int64_t index) const;
   void read_means(const StateDict& state,
                   int64_t group,
                   const std::vector<at::Tensor>& params,
@@ -350,6 +299,7 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
       const c10::IValue& saved);
   static void check_saved(const Ledger& saved);
   void check_fit(const Work& work, size_t index) const;
+  const Method& made(const char* op, const SamplerOptions& options);
   void check_numbers();
   void follow_groups();
   void complete(size_t group);

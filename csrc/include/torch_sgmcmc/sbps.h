@@ -21,7 +21,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -147,38 +146,6 @@ class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
   static std::vector<double> FreshClock();
 };
 
-/// What SBPS remembers of a parameter: tensors of its shape, in fp64 for fp64
-/// parameters and in fp32 for all others.
-class TORCH_SGMCMC_API SBPSParamState : public ParamStateOf<SBPSParamState> {
- public:
-  at::Tensor origin;
-  at::Tensor velocity;
-  // Only if preconditioned:
-  at::Tensor square_average;  // unless the preconditioner was given
-  at::Tensor preconditioner;
-  at::Tensor direction;
-
-  void from_dict(const StateDict& dict,
-                 const at::Tensor& param,
-                 int64_t index) override;
-  /// Whether a user gave the preconditioner.
-  bool is_given() const {
-    return preconditioner.defined() && !square_average.defined();
-  }
-
- private:
-  friend ParamStateOf;
-
-  static constexpr auto fields() {
-    return std::make_tuple(
-        std::make_pair("origin", &SBPSParamState::origin),
-        std::make_pair("velocity", &SBPSParamState::velocity),
-        std::make_pair("square_average", &SBPSParamState::square_average),
-        std::make_pair("preconditioner", &SBPSParamState::preconditioner),
-        std::make_pair("direction", &SBPSParamState::direction));
-  }
-};
-
 /// What a trajectory has been like so far; NaN where nothing has happened.
 struct SBPSDiagnostics {
   double trajectory_time;
@@ -210,6 +177,9 @@ struct SBPSEvaluations {
 /// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2: points uniform in
 /// trajectory time, see register_sample_hook. Derivatives are made in reverse
 /// mode.
+///
+/// State: "origin" and "velocity"; only if preconditioned, "square_average",
+/// unless the preconditioner was given, "preconditioner" and "direction".
 ///
 /// Reference: A. Pakman, D. Gilboa, D. Carlson and L. Paninski, Stochastic
 /// Bouncy Particle Sampler, ICML 2017, algorithm 1, eq. 8 to 13, 16.
@@ -247,7 +217,9 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
 
  protected:
   void update(const Work& work) override;
-  std::unique_ptr<SamplerParamState> new_state() const override;
+  std::vector<std::string> state_keys() const override;
+  void check_saved_state(const SamplerParamState& state,
+                         int64_t index) const override;
   void parameters_changed() override { flight_ = nullptr; }
 
  private:
@@ -272,7 +244,6 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
                double line_begin,
                double line_end);
   void remember(const Flight& flight);
-  SBPSParamState& state_at(const at::Tensor& param);
   void check_preconditioned() const;
   void check_particle() const;
   at::Tensor given_preconditioner(const at::Tensor& param) const;

@@ -11,17 +11,14 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "torch_sgmcmc/export.h"
 #include "torch_sgmcmc/options.h"
 #include "torch_sgmcmc/sampler.h"
-#include "torch_sgmcmc/state_dict.h"
 
 namespace torch_sgmcmc {
 
@@ -79,38 +76,6 @@ class TORCH_SGMCMC_API SGHMCOptions : public ManyChainsOf<SGHMCOptions> {
   Hyperparameter<NoiseEstimate> noise_estimate_{NoiseEstimate(0.0)};
 };
 
-/// What SGHMC remembers of a parameter: tensors of its shape, in fp64 for fp64
-/// parameters and in fp32 for all others.
-class TORCH_SGMCMC_API SGHMCParamState : public ParamStateOf<SGHMCParamState> {
- public:
-  at::Tensor momentum;
-  // Only with noise_estimate("online"):
-  at::Tensor grad_variance;
-  at::Tensor previous_grad;
-  int64_t num_grads = 0;
-  // Only with SGHMC::set_mass:
-  at::Tensor given_mass;
-  at::Tensor given_friction;
-
-  void from_dict(const StateDict& dict,
-                 const at::Tensor& param,
-                 int64_t index) override;
-
- private:
-  friend ParamStateOf;
-
-  static constexpr auto fields() {
-    return std::make_tuple(
-        std::make_pair("momentum", &SGHMCParamState::momentum),
-        std::make_pair("grad_variance", &SGHMCParamState::grad_variance),
-        std::make_pair("previous_grad", &SGHMCParamState::previous_grad),
-        std::make_pair("num_grads", &SGHMCParamState::num_grads),
-        std::make_pair("given_mass", &SGHMCParamState::given_mass),
-        std::make_pair("given_friction", &SGHMCParamState::given_friction),
-        std::make_pair("master", &SGHMCParamState::master));
-  }
-};
-
 /// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2. With ḡ the gradient
 /// of the mean loss of a minibatch and α = 1 - momentum,
 ///
@@ -120,6 +85,9 @@ class TORCH_SGMCMC_API SGHMCParamState : public ParamStateOf<SGHMCParamState> {
 ///
 /// lr and momentum keep the meaning that they have for torch::optim::SGD, and
 /// neither changes the target.
+///
+/// State: "momentum"; with noise_estimate("online") "grad_variance" and
+/// "previous_grad"; with set_mass() "given_mass" and "given_friction".
 ///
 /// Reference: T. Chen, E. B. Fox and C. Guestrin, Stochastic Gradient
 /// Hamiltonian Monte Carlo, ICML 2014, eq. 15.
@@ -143,11 +111,14 @@ class TORCH_SGMCMC_API SGHMC : public SamplerOf<SGHMCOptions> {
   void set_mass(std::nullopt_t none);
 
  protected:
+  const char* method() const override { return "sghmc_step_"; }
   void prepare(Work& work) override;
   void prepare_all(std::vector<Work>& work) override;
   void update(const Work& work) override;
   bool looks_later(const std::vector<Work>& work) const override;
-  std::unique_ptr<SamplerParamState> new_state() const override;
+  std::vector<std::string> state_keys() const override;
+  void check_saved_state(const SamplerParamState& state,
+                         int64_t index) const override;
   void parameters_changed() override;
 
  private:
@@ -159,7 +130,7 @@ class TORCH_SGMCMC_API SGHMC : public SamplerOf<SGHMCOptions> {
   void check_rates(const Work& work,
                    const std::vector<at::Tensor>& variances,
                    const char* state_of_things);
-  static void replace_mass(SGHMCParamState& state,
+  static void replace_mass(SamplerParamState& state,
                            const at::Tensor& mass,
                            const at::Tensor& friction);
 

@@ -29,16 +29,6 @@ class TORCH_SGMCMC_API SGLDOptions : public ManyChainsOf<SGLDOptions> {
   friend OptionsOf;
 };
 
-/// What SGLD remembers of one parameter: its master, if it has one.
-class TORCH_SGMCMC_API SGLDParamState : public ParamStateOf<SGLDParamState> {
- private:
-  friend ParamStateOf;
-
-  static constexpr auto fields() {
-    return std::make_tuple(std::make_pair("master", &SGLDParamState::master));
-  }
-};
-
 /// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2. With ḡ the gradient
 /// of the mean loss of a minibatch, which backward() leaves,
 ///
@@ -49,7 +39,7 @@ class TORCH_SGMCMC_API SGLDParamState : public ParamStateOf<SGLDParamState> {
 /// but the seed, the step counter and the noise offsets in the groups' options.
 ///
 /// With every sampler of this library, of a parameter in bf16 or fp16 θ is kept
-/// in fp32, as SamplerParamState::master; the parameter is θ rounded to
+/// in fp32, as "master" of its state; the parameter is θ rounded to
 /// nearest, and the gradient is that at the rounded θ. Where the parameter is
 /// changed between steps, θ is what it then is.
 ///
@@ -60,9 +50,7 @@ class TORCH_SGMCMC_API SGLD : public SamplerOf<SGLDOptions> {
   using SamplerOf::SamplerOf;
 
  protected:
-  void prepare(Work& work) override;
-  void update(const Work& work) override;
-  std::unique_ptr<SamplerParamState> new_state() const override;
+  const char* method() const override { return "sgld_step_"; }
 };
 
 }  // namespace torch_sgmcmc

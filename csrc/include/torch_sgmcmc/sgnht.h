@@ -7,12 +7,7 @@
 // The training loop is the one of sgld.h, and of torch::optim::SGD.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include <memory>
 #include <optional>
-#include <tuple>
-#include <utility>
 
 #include "torch_sgmcmc/export.h"
 #include "torch_sgmcmc/options.h"
@@ -48,25 +43,6 @@ class TORCH_SGMCMC_API SGNHTOptions : public ManyChainsOf<SGNHTOptions> {
   }
 };
 
-/// What SGNHT remembers of a parameter: tensors of its shape, in fp64 for fp64
-/// parameters and in fp32 for all others.
-class TORCH_SGMCMC_API SGNHTParamState : public ParamStateOf<SGNHTParamState> {
- public:
-  at::Tensor momentum;
-  /// α - A. Its mean over time estimates β̂, the noise of the minibatches.
-  at::Tensor thermostat;
-
- private:
-  friend ParamStateOf;
-
-  static constexpr auto fields() {
-    return std::make_tuple(
-        std::make_pair("momentum", &SGNHTParamState::momentum),
-        std::make_pair("thermostat", &SGNHTParamState::thermostat),
-        std::make_pair("master", &SGNHTParamState::master));
-  }
-};
-
 /// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2, with a friction that
 /// regulates itself: one thermostat for each coordinate watches the momentum's
 /// heat. With ḡ the gradient of the mean loss of a minibatch and A = 1 -
@@ -81,6 +57,9 @@ class TORCH_SGMCMC_API SGNHTParamState : public ParamStateOf<SGNHTParamState> {
 /// independent between coordinates and the same for all θ. More:
 /// docs/samplers/sgnht.md.
 ///
+/// State: "momentum", and "thermostat", α - A, whose mean over time estimates
+/// β̂, the noise of the minibatches.
+///
 /// Reference: N. Ding et al., Bayesian Sampling Using Stochastic Gradient
 /// Thermostats, NIPS 2014, algorithm 2; C. Li et al., High-Order Stochastic
 /// Gradient Thermostats, AAAI 2016 (one thermostat a coordinate).
@@ -89,9 +68,8 @@ class TORCH_SGMCMC_API SGNHT : public SamplerOf<SGNHTOptions> {
   using SamplerOf::SamplerOf;
 
  protected:
-  void prepare(Work& work) override;
+  const char* method() const override { return "sgnht_step_"; }
   void update(const Work& work) override;
-  std::unique_ptr<SamplerParamState> new_state() const override;
 };
 
 }  // namespace torch_sgmcmc

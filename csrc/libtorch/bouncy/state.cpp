@@ -19,6 +19,15 @@
 #include "torch_sgmcmc/sbps.h"
 
 namespace torch_sgmcmc {
+namespace {
+
+// Whether a user gave the preconditioner.
+bool IsGiven(const SamplerParamState& state) {
+  return state["preconditioner"].defined() &&
+         !state["square_average"].defined();
+}
+
+}  // namespace
 
 // The parameters that require gradients, by device and prior.
 std::shared_ptr<Flight> SBPS::moving() const {
@@ -90,7 +99,8 @@ void SBPS::check_particle() const {
 std::shared_ptr<Flight> SBPS::resumed() {
   const std::shared_ptr<Flight> still = moving();
   const auto flying = std::ranges::count_if(state_, [](const auto& known) {
-    return static_cast<const SBPSParamState&>(*known.second).velocity.defined();
+    const auto& state = static_cast<const SamplerParamState&>(*known.second);
+    return state["velocity"].defined();
   });
   if (static_cast<size_t>(flying) != still->params().size()) return nullptr;
   const bool preconditioned = options_at(0).preconditioned();
@@ -98,20 +108,21 @@ std::shared_ptr<Flight> SBPS::resumed() {
   std::vector<FlightPart> parts = still->parts();
   for (FlightPart& part : parts) {
     for (const at::Tensor& p : part.params) {
-      const auto found = state_.find(p.unsafeGetTensorImpl());
-      if (found == state_.end()) return nullptr;
-      const auto& state = static_cast<const SBPSParamState&>(*found->second);
-      if (!state.velocity.defined() || !state.origin.defined()) return nullptr;
-      part.origin.push_back(state.origin);
-      part.velocity.push_back(state.velocity);
-      if (!preconditioned) continue;
-      if (!state.preconditioner.defined() || !state.direction.defined() ||
-          state.square_average.defined() != learns) {
+      const SamplerParamState& state = state_of(p);
+      const auto take = [&](const char* key, std::vector<at::Tensor>& list) {
+        list.push_back(state[key]);
+        return list.back().defined();
+      };
+      if (!take("origin", part.origin) || !take("velocity", part.velocity)) {
         return nullptr;
       }
-      part.direction.push_back(state.direction);
-      part.preconditioner.push_back(state.preconditioner);
-      if (learns) part.square_average.push_back(state.square_average);
+      if (!preconditioned) continue;
+      if (!take("direction", part.direction) ||
+          !take("preconditioner", part.preconditioner) ||
+          state["square_average"].defined() != learns) {
+        return nullptr;
+      }
+      if (learns) take("square_average", part.square_average);
     }
   }
   return std::make_shared<Flight>(std::move(parts));
@@ -129,12 +140,9 @@ bool SBPS::is_current(const Flight& flight) {
   if (flight.preconditioned() != options_at(0).preconditioned()) return false;
   for (const FlightPart& part : flight.parts()) {
     for (size_t i = 0; i < part.params.size(); ++i) {
-      const auto found = state_.find(part.params[i].unsafeGetTensorImpl());
-      if (found == state_.end() || !part.params[i].requires_grad()) {
-        return false;
-      }
-      const auto& state = static_cast<const SBPSParamState&>(*found->second);
-      if (!state.origin.is_same(part.origin[i])) return false;
+      const at::Tensor& p = part.params[i];
+      if (!p.requires_grad()) return false;
+      if (!state_of(p)["origin"].is_same(part.origin[i])) return false;
     }
   }
   return true;
@@ -179,15 +187,8 @@ std::shared_ptr<Flight> SBPS::flight_now(SBPSOptions& progress,
             part.preconditioner.push_back(given_preconditioner(p));
             continue;
           }
-          const auto found = state_.find(p.unsafeGetTensorImpl());
-          const auto* known =
-              found == state_.end()
-                  ? nullptr
-                  : static_cast<const SBPSParamState*>(found->second.get());
-          part.square_average.push_back(known != nullptr &&
-                                                known->square_average.defined()
-                                            ? known->square_average
-                                            : ZeroState(p));
+          const at::Tensor& known = state_of(p)["square_average"];
+          part.square_average.push_back(known.defined() ? known : ZeroState(p));
         }
       }
       flight = still->refreshed(0, progress, seed(), num_steps());
@@ -208,44 +209,34 @@ void SBPS::remember(const Flight& flight) {
   }
   state_.clear();
   for (const auto& [p, preconditioner] : given) {
-    if (preconditioner.defined()) state_at(p).preconditioner = preconditioner;
+    if (!preconditioner.defined()) continue;
+    own_state_of(p)["preconditioner"] = preconditioner;
   }
   for (const FlightPart& part : flight.parts()) {
     for (size_t i = 0; i < part.params.size(); ++i) {
-      SBPSParamState& state = state_at(part.params[i]);
-      state.origin = part.origin[i];
-      state.velocity = part.velocity[i];
+      SamplerParamState& state = own_state_of(part.params[i]);
+      state["origin"] = part.origin[i];
+      state["velocity"] = part.velocity[i];
       if (!flight.preconditioned()) continue;
-      state.direction = part.direction[i];
-      state.preconditioner = part.preconditioner[i];
-      if (flight.learns()) state.square_average = part.square_average[i];
+      state["direction"] = part.direction[i];
+      state["preconditioner"] = part.preconditioner[i];
+      if (flight.learns()) state["square_average"] = part.square_average[i];
     }
   }
 }
 
 // ---- The preconditioner that a user gave ------------------------------------
 
-void SBPSParamState::from_dict(const StateDict& dict,
-                               const at::Tensor& param,
-                               int64_t index) {
-  ParamStateOf::from_dict(dict, param, index);
-  if (is_given()) {
-    CheckSavedDiagonal("preconditioner", index, preconditioner);
-  } else if (preconditioner.defined()) {
-    CheckFiniteState("preconditioner", index, preconditioner);
-  }
-}
-
-SBPSParamState& SBPS::state_at(const at::Tensor& param) {
-  return static_cast<SBPSParamState&>(state_of(param));
+void SBPS::check_saved_state(const SamplerParamState& state,
+                             int64_t index) const {
+  if (!IsGiven(state)) return;
+  CheckSavedDiagonal("preconditioner", index, state["preconditioner"]);
 }
 
 // Undefined if there is none.
 at::Tensor SBPS::given_preconditioner(const at::Tensor& param) const {
-  const auto found = state_.find(param.unsafeGetTensorImpl());
-  if (found == state_.end()) return {};
-  const auto& state = static_cast<const SBPSParamState&>(*found->second);
-  return state.is_given() ? state.preconditioner : at::Tensor();
+  const SamplerParamState& state = state_of(param);
+  return IsGiven(state) ? state["preconditioner"] : at::Tensor();
 }
 
 // Whether users gave the preconditioners of these; throws if of a part of them.
@@ -270,7 +261,7 @@ void SBPS::set_preconditioner(const std::vector<at::Tensor>& preconditioner) {
       Diagonals("preconditioner", preconditioner, params);
   state_.clear();
   for (size_t i = 0; i < params.size(); ++i) {
-    state_at(params[i]).preconditioner = kept[i];
+    own_state_of(params[i])["preconditioner"] = kept[i];
   }
 }
 

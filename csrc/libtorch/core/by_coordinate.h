@@ -21,6 +21,10 @@ struct MassAndFriction {
   at::Tensor friction;
 };
 
+inline MassAndFriction GivenTo(const SamplerParamState& state) {
+  return {state["given_mass"], state["given_friction"]};
+}
+
 // Of a parameter's coordinates.
 struct RateLimits {
   double most_friction = 1;  // max C / M

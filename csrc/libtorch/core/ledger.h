@@ -17,6 +17,7 @@
 #include <memory>
 #include <vector>
 
+#include "libtorch/core/method.h"
 #include "libtorch/core/turns.h"
 #include "torch_sgmcmc/count.h"
 #include "torch_sgmcmc/sampler.h"
@@ -56,6 +57,8 @@ struct Sampler::Ledger {
   // fits.
   std::vector<const void*> moved;
   Turns turns;
+  // The operators that have made updates.
+  std::vector<Method> methods;
 
   // Steps and, by group, what had no gradient in some: Note [Steps without a
   // gradient] in torch_sgmcmc/chain/absence.py.

@@ -24,20 +24,20 @@ bool HasMaster(const at::Tensor& param) {
          param.scalar_type() == at::kHalf;
 }
 
-std::vector<size_t> StartMomenta(const Work& work,
-                                 const std::vector<at::Tensor*>& momenta,
-                                 bool stationary) {
+std::vector<size_t> StartState(const Work& work,
+                               const std::vector<at::Tensor*>& tensors,
+                               Start how) {
   std::vector<at::Tensor> fresh;
   std::vector<size_t> places;
   std::vector<int64_t> offsets;
-  for (size_t i = 0; i < momenta.size(); ++i) {
-    if (momenta[i]->defined()) continue;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i]->defined()) continue;
     fresh.push_back(ZeroState(work.params[i]));
     places.push_back(i);
     offsets.push_back(work.offsets[i]);
   }
   if (fresh.empty()) return places;
-  if (stationary) {
+  if (how == Start::kStationary) {
     const SamplerOptions& options = *work.options;
     NoiseKey key = KeyOf(work);
     key.offsets = offsets;
@@ -52,7 +52,7 @@ std::vector<size_t> StartMomenta(const Work& work,
         /*rows=*/std::nullopt,
         key.num_chains);
   }
-  for (size_t i = 0; i < places.size(); ++i) *momenta[places[i]] = fresh[i];
+  for (size_t i = 0; i < places.size(); ++i) *tensors[places[i]] = fresh[i];
   return places;
 }
 

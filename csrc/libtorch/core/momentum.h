@@ -1,4 +1,4 @@
-// How the samplers that carry a momentum start it.
+// How the state of a parameter begins.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "core/row.h"
 #include "torch_sgmcmc/sampler.h"
 
 namespace torch_sgmcmc {
@@ -21,11 +22,10 @@ at::Tensor ZeroState(const at::Tensor& param);
 // parameters] in core/roles.h.
 bool HasMaster(const at::Tensor& param);
 
-// Gives a first momentum to the parameters that have none: `momenta` points to
-// that of each of work.params. Drawn from N(0, lr T / N), or zeros. Returns
-// which they were.
-std::vector<size_t> StartMomenta(const Work& work,
-                                 const std::vector<at::Tensor*>& momenta,
-                                 bool stationary);
+// Begins, as a row says, what has not begun: `tensors` points to that of each
+// of work.params. Returns which they were.
+std::vector<size_t> StartState(const Work& work,
+                               const std::vector<at::Tensor*>& tensors,
+                               Start how);
 
 }  // namespace torch_sgmcmc

@@ -134,7 +134,8 @@ void Sampler::check_finite(const std::vector<Work>& work,
 bool Sampler::looks_later(const std::vector<Work>& work) const {
   const c10::Device device = work[0].params[0].device();
   if (!device.is_cuda()) return false;
-  const bool keeps_state = new_state() != nullptr;
+  const std::vector<std::string> keys = state_keys();
+  const bool keeps_state = !keys.empty() && keys[0] != "master";
   return std::all_of(work.begin(), work.end(), [&](const Work& lists) {
     if (lists.params[0].device() != device) return false;
     return !keeps_state ||

@@ -15,6 +15,7 @@
 #include "libtorch/core/checks.h"
 #include "libtorch/core/ledger.h"
 #include "libtorch/core/parameters.h"
+#include "libtorch/core/state_checks.h"
 #include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
@@ -165,10 +166,10 @@ void Sampler::renumber() {
                 Shape(param.sizes()) + " in group " + std::to_string(i) +
                 ", which has tensors (give one for each by prior_mean())");
       }
-      detail::CheckShape("prior_mean", mean, param);
-      const auto found = state_.find(param.unsafeGetTensorImpl());
-      if (found == state_.end()) continue;
-      static_cast<const SamplerParamState&>(*found->second).check_shape(param);
+      CheckShape("prior_mean", mean, param);
+      for (const auto& [key, value] : state_of(param).tensors()) {
+        CheckShape(key.c_str(), value, param);
+      }
     }
   }
   CheckMemory(all);

@@ -1,4 +1,5 @@
-// The operators behind the samplers as C++ functions, one line for each.
+// The operators behind the samplers as C++ functions, one line for each but
+// updates, whose calls are made of their rows (method.h).
 //
 // They are what torch.ops.torch_sgmcmc.* are in Python, and take their
 // arguments in the order of their schemas. Autograd is not told of what they
@@ -121,12 +122,6 @@ using Operator = OperatorOf<NameOfLiteral<kName>, Signature>;
 
 // Of rows, and the others:
 // clang-format off
-inline constexpr RowOperator<SGLDStep> sgld_step_;
-inline constexpr RowOperator<SGHMCStep> sghmc_step_;
-inline constexpr RowOperator<SGHMCByCoordinateStep> sghmc_by_coordinate_step_;
-inline constexpr RowOperator<PSGLDStep> psgld_step_;
-inline constexpr RowOperator<PSGLDFrozenStep> psgld_frozen_step_;
-inline constexpr RowOperator<SGNHTStep> sgnht_step_;
 inline constexpr RowOperator<GradientVarianceStep> gradient_variance_;
 inline constexpr RowOperator<Gaussian> gaussian_;
 inline constexpr RowOperator<EWSGLogRatios> ewsg_log_ratio;

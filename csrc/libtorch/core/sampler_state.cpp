@@ -2,8 +2,8 @@
 #include <ATen/ATen.h>
 #include <torch/serialize/archive.h>
 
+#include <algorithm>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -21,75 +21,50 @@
 
 namespace torch_sgmcmc {
 
-namespace detail {
+namespace {
 
-void FromState(const StateDict& dict,
-               const char* name,
-               const at::Tensor& param,
-               int64_t index,
-               at::Tensor& result) {
-  result = at::Tensor();
-  if (!dict.contains(name)) return;
-  const c10::IValue value = dict.at(name);
+constexpr std::string_view kNumGrads = "num_grads";
+
+}  // namespace
+
+at::Tensor& SamplerParamState::operator[](std::string_view name) {
+  for (auto& [key, value] : tensors_) {
+    if (key == name) return value;
+  }
+  return tensors_.emplace_back(name, at::Tensor()).second;
+}
+
+const at::Tensor& SamplerParamState::operator[](std::string_view name) const {
+  static const at::Tensor none;
+  for (const auto& [key, value] : tensors_) {
+    if (key == name) return value;
+  }
+  return none;
+}
+
+bool SamplerParamState::is_empty() const {
+  return !num_grads && std::ranges::none_of(tensors_, [](const auto& kept) {
+    return kept.second.defined();
+  });
+}
+
+namespace {
+
+// A tensor of the saved state of a parameter as it is to be; undefined if there
+// is none.
+at::Tensor SavedTensor(const StateDict& kept,
+                       const char* name,
+                       const at::Tensor& param,
+                       int64_t index) {
+  if (!kept.contains(name)) return {};
+  const c10::IValue value = kept.at(name);
   CheckTensor(std::string(name) + " of parameter " + std::to_string(index),
               value,
               param.sizes());
   // A copy: the chain must not change what the caller holds.
-  result = value.toTensor().detach().to(
+  return value.toTensor().detach().to(
       param.device(), StateDtype(param), /*non_blocking=*/false, true);
-  // These have ranges, see CheckSavedDiagonal.
-  for (const char* diagonal :
-       {"mass", "given_mass", "given_friction", "preconditioner"}) {
-    if (std::string_view(name) == diagonal) return;
-  }
-  CheckFiniteState(name, index, result);
 }
-
-void FromState(const StateDict& dict,
-               const char* name,
-               const at::Tensor&,
-               int64_t,
-               int64_t& result) {
-  result = 0;
-  if (!dict.contains(name)) return;
-  FromValue(name, dict.at(name), result);
-  CheckCount(name, result);
-}
-
-void CheckFit(const char* name,
-              const at::Tensor& value,
-              const at::Tensor& param,
-              const char* sampler) {
-  if (!value.defined()) return;
-  const at::ScalarType wanted = StateDtype(param);
-  if (value.sizes() == param.sizes() && value.scalar_type() == wanted &&
-      value.device() == param.device() && value.layout() == at::kStrided &&
-      (value.is_contiguous() || !MayRepeat(value))) {
-    return;
-  }
-  throw std::runtime_error(
-      std::string(sampler) + " has a " + name + " of " +
-      DtypeName(value.scalar_type()) + " and shape " + Shape(value.sizes()) +
-      " on " + value.device().str() + " for a parameter of shape " +
-      Shape(param.sizes()) + " (must be of " + DtypeName(wanted) +
-      ", torch::kStrided and of its shape on " + param.device().str() +
-      ", each element with memory of its own): was the parameter replaced?");
-}
-
-void CheckShape(const char* name,
-                const at::Tensor& value,
-                const at::Tensor& param) {
-  if (!value.defined() || value.sizes() == param.sizes()) return;
-  Invalid(std::string("Invalid state: ") + name + " of shape " +
-          Shape(value.sizes()) + " for a parameter of shape " +
-          Shape(param.sizes()) +
-          " (put one of its shape in its place, or erase the parameter's from "
-          "state() to begin anew)");
-}
-
-}  // namespace detail
-
-namespace {
 
 StateDict DictAt(const c10::IValue& list, size_t index, const char* what) {
   const c10::IValue entry = list.toListRef()[index];
@@ -140,6 +115,7 @@ StateDict Sampler::state_dict() const {
   num_skipped();  // which waits for the last step's
   complete_all();
   StateDict state;
+  const std::vector<std::string> keys = state_keys();
   c10::impl::GenericList groups(c10::AnyType::get());
   int64_t index = 0;
   for (size_t i = 0; i < param_groups_.size(); ++i) {
@@ -162,8 +138,11 @@ StateDict Sampler::state_dict() const {
       const auto found = state_.find(param.unsafeGetTensorImpl());
       const at::Tensor mean = prior_mean_of(param);
       StateDict kept;
-      if (found != state_.end()) {
-        kept = static_cast<const SamplerParamState&>(*found->second).to_dict();
+      const SamplerParamState& known = state_of(param);
+      for (const std::string& key : keys) {
+        if (known[key].defined()) kept.set(key, known[key]);
+        if (key == kNumGrads && known.num_grads)
+          kept.set(key, *known.num_grads);
       }
       if (mean.defined()) kept.set("prior_mean", mean);
       if (found != state_.end() || mean.defined()) state.set(index, kept);
@@ -198,6 +177,7 @@ void Sampler::load_state_dict(const StateDict& dict) {
   std::vector<std::pair<void*, std::unique_ptr<SamplerParamState>>> new_states;
   std::unordered_map<const void*, at::Tensor> new_means;
   std::vector<std::string> known;
+  const std::vector<std::string> keys = state_keys();
   Ledger saved;
   saved.capturable = ledger_->capturable;
   for (size_t i = 0; i < num_groups; ++i) {
@@ -218,25 +198,19 @@ void Sampler::load_state_dict(const StateDict& dict) {
       known.push_back(std::to_string(indices[p]));
       if (!state.contains(indices[p])) continue;
       const StateDict kept = state.at(indices[p]);
-      auto restored = new_state();
-      std::vector<std::string> keys = {"prior_mean"};
-      if (restored != nullptr) {
-        const auto more = restored->keys();
-        keys.insert(keys.end(), more.begin(), more.end());
-      }
+      std::vector<std::string> with_mean = keys;
+      with_mean.emplace_back("prior_mean");
       CheckKnownKeys(kept,
-                     keys,
+                     with_mean,
                      "the state of parameter " + std::to_string(indices[p]),
                      name());
       // Before its first step a parameter has no other state.
       const bool is_mean_alone =
           kept.contains("prior_mean") && kept.entries().size() == 1;
-      if (restored == nullptr || is_mean_alone) continue;
+      if (is_mean_alone) continue;
       const at::Tensor& param = ours.params()[p];
-      restored->from_dict(kept, param, indices[p]);
-      // In lower precision the chain had one.
-      if (!HasMaster(param)) restored->master = at::Tensor();
-      new_states.emplace_back(param.unsafeGetTensorImpl(), std::move(restored));
+      new_states.emplace_back(param.unsafeGetTensorImpl(),
+                              read_state(kept, keys, param, indices[p]));
     }
   }
   CheckKnownKeys(state, known, "its state", name());
@@ -269,6 +243,33 @@ void Sampler::load_state_dict(const StateDict& dict) {
   defaults.capturable_ = options_of(0).capturable_;
   defaults.nonfinite_ = options_of(0).nonfinite_;
   parameters_changed();
+}
+
+// What was saved of a parameter, on its device and in the precision that it
+// asks for.
+std::unique_ptr<SamplerParamState> Sampler::read_state(
+    const StateDict& kept,
+    const std::vector<std::string>& keys,
+    const at::Tensor& param,
+    int64_t index) const {
+  auto state = std::make_unique<SamplerParamState>();
+  for (const std::string& key : keys) {
+    if (!kept.contains(key)) continue;
+    if (key == kNumGrads) {
+      int64_t& count = state->num_grads.emplace();
+      detail::FromValue(key.c_str(), kept.at(key), count);
+      CheckCount(key.c_str(), count);
+    } else {
+      (*state)[key] = SavedTensor(kept, key.c_str(), param, index);
+    }
+  }
+  check_saved_state(*state, index);
+  for (const auto& [key, value] : state->tensors()) {
+    CheckFiniteState(key.c_str(), index, value);
+  }
+  // In lower precision the chain had one.
+  if (!HasMaster(param)) (*state)["master"] = at::Tensor();
+  return state;
 }
 
 // Takes a saved group into options, which are those of a group of ours.
@@ -326,8 +327,9 @@ void Sampler::read_means(
   for (size_t p = 0; p < indices.size(); ++p) {
     at::Tensor mean;
     if (state.contains(indices[p])) {
-      detail::FromState(
-          state.at(indices[p]), "prior_mean", params[p], indices[p], mean);
+      mean = SavedTensor(
+          state.at(indices[p]), "prior_mean", params[p], indices[p]);
+      if (mean.defined()) CheckFiniteState("prior_mean", indices[p], mean);
     }
     const std::string index = std::to_string(indices[p]);
     if (!mean.defined()) {

@@ -6,9 +6,12 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <stdexcept>
 
 #include "host/settings.h"
 #include "libtorch/core/checks.h"
+#include "libtorch/core/momentum.h"
+#include "libtorch/core/parameters.h"
 #include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
@@ -214,6 +217,37 @@ void CheckTensor(const std::string& what,
     Invalid(invalid + " has shape " + Shape(tensor.sizes()) + ", expected " +
             Shape(shape));
   }
+}
+
+void CheckFit(const char* name,
+              const at::Tensor& value,
+              const at::Tensor& param,
+              const char* sampler) {
+  if (!value.defined()) return;
+  const at::ScalarType wanted = StateDtype(param);
+  if (value.sizes() == param.sizes() && value.scalar_type() == wanted &&
+      value.device() == param.device() && value.layout() == at::kStrided &&
+      (value.is_contiguous() || !MayRepeat(value))) {
+    return;
+  }
+  throw std::runtime_error(
+      std::string(sampler) + " has a " + name + " of " +
+      DtypeName(value.scalar_type()) + " and shape " + Shape(value.sizes()) +
+      " on " + value.device().str() + " for a parameter of shape " +
+      Shape(param.sizes()) + " (must be of " + DtypeName(wanted) +
+      ", torch::kStrided and of its shape on " + param.device().str() +
+      ", each element with memory of its own): was the parameter replaced?");
+}
+
+void CheckShape(const char* name,
+                const at::Tensor& value,
+                const at::Tensor& param) {
+  if (!value.defined() || value.sizes() == param.sizes()) return;
+  Invalid(std::string("Invalid state: ") + name + " of shape " +
+          Shape(value.sizes()) + " for a parameter of shape " +
+          Shape(param.sizes()) +
+          " (put one of its shape in its place, or erase the parameter's from "
+          "state() to begin anew)");
 }
 
 }  // namespace torch_sgmcmc

@@ -45,6 +45,18 @@ void CheckPart(const char* name,
 // Throws unless all elements of a parameter's state are finite.
 void CheckFiniteState(const char* name, int64_t index, const at::Tensor& value);
 
+// Throws std::runtime_error unless state has its parameter's shape and device
+// and the type of state; what is undefined is not there.
+void CheckFit(const char* name,
+              const at::Tensor& value,
+              const at::Tensor& param,
+              const char* sampler);
+
+// Throws unless state has its parameter's shape.
+void CheckShape(const char* name,
+                const at::Tensor& value,
+                const at::Tensor& param);
+
 // Throws unless it is a tensor of this shape and type, or of some float type.
 void CheckTensor(const std::string& what,
                  const c10::IValue& value,

@@ -3,7 +3,7 @@
 // a line too.
 //
 // The job is a dict that Python's torch.save wrote
-// (tests/cpp/test_cpp_chains.py has the same loop in Python): a small network
+// (tests/harness/cpp_jobs.py has the same loop in Python): a small network
 // and its data, the minibatches in the order in which they are drawn, the class
 // and the hyperparameters of a sampler with the step sizes of every step, and
 // optionally the state from which an earlier chain is continued. The result

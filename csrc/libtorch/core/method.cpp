@@ -1,0 +1,162 @@
+#include "libtorch/core/method.h"
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <stdexcept>
+#include <type_traits>
+
+#include "libtorch/core/ledger.h"
+#include "libtorch/core/momentum.h"
+#include "libtorch/core/noise_key.h"
+#include "libtorch/core/operators.h"
+#include "libtorch/core/prior.h"
+#include "methods/rows.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+// Lists of a row that updates: the parameters, their gradients, state, masters.
+constexpr size_t kFirstState = 2;
+
+template <class Op>
+constexpr bool kUpdates =
+    Op::kRow.noise == Noise::kUpdate&& Op::kRow.lists[0].role ==
+    Role::kParameter;
+
+// An argument of an update, by its slot.
+template <class Op, Slot kSlot>
+auto ArgumentAt(const Work& work,
+                const NoiseKey& key,
+                const UpdateNumbers& numbers) {
+  constexpr Kind kKind = kSlot.kind;
+  if constexpr (kKind == Kind::kList) {
+    if constexpr (kSlot.index + 1 == Op::kRow.lists.count) {
+      static_assert(Op::kRow.lists[kSlot.index].role == Role::kMaster);
+      return SomeTensors(work.masters);
+    } else if constexpr (kSlot.index >= kFirstState) {
+      return SomeTensors(work.state.at(kSlot.index - kFirstState));
+    } else {
+      return SomeTensors(kSlot.index == 0 ? work.params : work.grads);
+    }
+  } else if constexpr (kKind == Kind::kNumber) {
+    return numbers.own[kSlot.index];
+  } else if constexpr (kKind == Kind::kInteger) {
+    return static_cast<int64_t>(numbers.own[kSlot.index]);
+  } else if constexpr (kKind == Kind::kOffsets) {
+    return key.offsets;
+  } else if constexpr (kKind == Kind::kSeed) {
+    return key.seed;
+  } else if constexpr (kKind == Kind::kStep) {
+    return key.step;
+  } else if constexpr (kKind == Kind::kDeviceStep) {
+    return std::cref(key.device_step);
+  } else if constexpr (kKind == Kind::kPriorMean) {
+    return numbers.prior_mean;
+  } else if constexpr (kKind == Kind::kPriorMeans) {
+    return MeansOf(work.prior_means);
+  } else if constexpr (kKind == Kind::kRows) {
+    return std::nullopt;  // of shards, which C++ has none of
+  } else {
+    static_assert(kKind == Kind::kNumChains);
+    return key.num_chains;
+  }
+}
+
+template <class Op>
+void CallUpdate(const Work& work, const UpdateNumbers& numbers) {
+  constexpr Slots kSlots = SlotsOf(Op::kRow);
+  const NoiseKey key = KeyOf(work);
+  [&]<size_t... kIndex>(std::index_sequence<kIndex...> /*slots*/) {
+    RowOperator<Op>()(
+        ArgumentAt<Op, kSlots.items[kIndex]>(work, key, numbers)...);
+  }
+  (std::make_index_sequence<kSlots.count>());
+}
+
+}  // namespace
+
+const Row& RowNamed(std::string_view op) {
+  for (const Row* row : kRows) {
+    if (row->op == op) return *row;
+  }
+  throw std::out_of_range("no operator " + std::string(op));
+}
+
+std::vector<std::string> KeysOf(const Row& row) {
+  std::vector<std::string> keys;
+  for (const List& list : row.lists) {
+    if (list.key != nullptr) keys.emplace_back(list.key);
+  }
+  return keys;
+}
+
+Method::Method(const char* op, const SamplerOptions& options)
+    : row_(RowNamed(op)) {
+  AllOperators::ForEach([&](auto each) {
+    using Op = typename decltype(each)::type;
+    if constexpr (kUpdates<Op>) {
+      if (&Op::kRow == &row_) call_ = &CallUpdate<Op>;
+    }
+  });
+  const std::vector<std::string> known = options.keys();
+  for (const Scalar& number : row_.numbers) {
+    places_.push_back(std::ranges::find(known, number.name) - known.begin());
+  }
+}
+
+void Method::update(
+    const Work& work,
+    std::initializer_list<std::pair<std::string_view, double>> instead) const {
+  const NumbersOfGroup all = work.options->numbers();
+  UpdateNumbers numbers;
+  numbers.prior_mean = work.options->prior_mean();
+  for (size_t i = 0; i < places_.size(); ++i) {
+    const auto given = std::ranges::find_if(instead, [&](const auto& each) {
+      return each.first == row_.numbers[i].name;
+    });
+    numbers.own[i] =
+        given == instead.end() ? all.at(places_[i]) : given->second;
+  }
+  call_(work, numbers);
+}
+
+// ---- Samplers as their rows say ---------------------------------------------
+
+std::vector<std::string> Sampler::state_keys() const {
+  return KeysOf(RowNamed(method()));
+}
+
+void Sampler::prepare(Work& work) {
+  for (const List& list : made(method(), *work.options).row().lists) {
+    if (list.start == Start::kByCode) continue;
+    std::vector<at::Tensor*> tensors;
+    tensors.reserve(work.params.size());
+    for (const at::Tensor& param : work.params) {
+      tensors.push_back(&own_state_of(param)[list.key]);
+    }
+    StartState(work, tensors, list.start);
+    auto& all = work.state.emplace_back();
+    all.reserve(tensors.size());
+    for (const at::Tensor* tensor : tensors) all.push_back(*tensor);
+  }
+  start_masters(work);
+}
+
+void Sampler::update(const Work& work) { update_by(method(), work); }
+
+void Sampler::update_by(const char* op,
+                        const Work& work,
+                        std::initializer_list<Instead> instead) {
+  made(op, *work.options).update(work, instead);
+}
+
+// What a sampler calls at every step is made once.
+const Method& Sampler::made(const char* op, const SamplerOptions& options) {
+  for (const Method& known : ledger_->methods) {
+    if (known.row().op == std::string_view(op)) return known;
+  }
+  return ledger_->methods.emplace_back(op, options);
+}
+
+}  // namespace torch_sgmcmc

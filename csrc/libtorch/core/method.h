@@ -1,0 +1,49 @@
+// What a step makes of the row of an operator that updates parameters:
+// torch_sgmcmc/chain/method.py in C++.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/row.h"
+#include "torch_sgmcmc/sampler.h"
+
+namespace torch_sgmcmc {
+
+// The row of the operator with this name.
+const Row& RowNamed(std::string_view op);
+
+// The keys of what a row keeps of a parameter, that of a master last.
+std::vector<std::string> KeysOf(const Row& row);
+
+// What an update's operator takes besides what work says.
+struct UpdateNumbers {
+  std::array<double, kMaxArguments> own = {};  // of its row
+  double prior_mean = 0;
+};
+
+// An operator with a row, called with the hyperparameters of one class.
+class Method {
+ public:
+  Method(const char* op, const SamplerOptions& options);
+
+  const Row& row() const { return row_; }
+
+  void update(
+      const Work& work,
+      std::initializer_list<std::pair<std::string_view, double>> instead) const;
+
+ private:
+  const Row& row_;
+  void (*call_)(const Work& work, const UpdateNumbers& numbers) = nullptr;
+  // Of the row's numbers among those of the options; past them if there is
+  // none.
+  std::vector<size_t> places_;
+};
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,303 @@
+"""What Python refuses C++ refuses, in the same words but for those of a language."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from harness.cpp_jobs import (
+    CHAINS,
+    FAULTY,
+    ONE_EACH,
+    RunInCpp,
+    first_steps,
+    make_faulty_job,
+    make_job,
+    make_net,
+    make_sampler,
+    run_in_python,
+)
+from torch import Tensor
+
+import torch_sgmcmc as sg
+
+pytestmark = [pytest.mark.cpp, pytest.mark.usefixtures("one_thread")]
+
+
+def in_words_of_cpp(error: BaseException) -> str:
+    """The message with arguments, types and constants as C++ has them."""
+    text = re.sub(r"\b(\w+)='(\w+)'", r'\1("\2")', str(error))
+    text = re.sub(r"\b(\w+)=(True|False)\b", r"\1(\2)", text)
+    text = text.replace("torch.int64", "torch::kLong")
+    return re.sub(r"\b(None|True|False)\b", lambda word: word[0].lower(), text)
+
+
+def begun(name: str) -> dict[str, Any]:
+    """A job that goes on after three steps."""
+    job = first_steps(make_job(name, torch.float32), name)
+    return {**job, **run_in_python(name, job)}
+
+
+def refusal(run_in_cpp: RunInCpp, job: dict[str, Any]) -> str:
+    with pytest.raises(ValueError) as error:
+        run_in_cpp(job)
+    return str(error.value)
+
+
+def assert_same_message(
+    name: str,
+    job: dict[str, Any],
+    run_in_cpp: RunInCpp,
+    match: str = "",
+    kind: type[Exception] = ValueError,
+) -> None:
+    with pytest.raises(kind, match=match) as in_python:
+        run_in_python(name, job)
+    assert refusal(run_in_cpp, job) == in_words_of_cpp(in_python.value)
+
+
+def assert_same_refused(in_cpp: str, in_python: object) -> None:
+    """Each language says in its own words what it got and expected of what."""
+    texts = [in_cpp, str(in_python)]
+    what = [text.partition(":")[0] for text in texts]
+    assert what[0] == what[1]
+    assert all(len(text) > len(what[0]) + 10 for text in texts)
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_the_same_message_of_a_gradient_that_is_not_finite(
+    name: str, run_in_cpp: RunInCpp
+) -> None:
+    job = make_faulty_job(name, "raise")
+    assert_same_message(name, job, run_in_cpp, "not finite", RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("SGLD", "lr", -0.5),
+        ("SGLD", "lr", float("nan")),
+        ("SGLD", "num_data", 0.0),
+        ("SGLD", "prior_precision", float("inf")),
+        ("SGLD", "temperature", -1e-05),
+        ("SGHMC", "momentum", 1.0),
+        ("SGHMC", "momentum", -1e20),
+        ("SGHMC", "noise_estimate", "offline"),
+        ("SGHMC", "noise_estimate", 0.25),
+        ("SGHMC", "noise_estimate", -1.5),
+        ("SGHMC", "resample_momentum_every", -1),
+        ("SGHMC", "initial_momentum", "random"),
+        ("SGHMC-online", "temperature", 0.0),
+        ("PSGLD", "decay", 1.0),
+        ("PSGLD", "eps", 0.0),
+        ("SGNHT", "momentum", -0.1),
+        ("SGNHT", "thermostat_rate", -2.0),
+        ("EWSG", "momentum", 1.0),
+        ("EWSG", "temperature", 0.0),
+        ("EWSG", "surrogate", "friction"),
+        ("HMC", "prior_precision", -1.0),
+        ("SBPS", "prior_precision", -2.0),
+    ],
+)
+def test_the_same_is_refused(
+    name: str, key: str, value: object, run_in_cpp: RunInCpp
+) -> None:
+    job = make_job(name, torch.float32)
+    net = make_net(name, torch.float32)
+    method, common, special = CHAINS[name]
+    bad = {"params": net[2].parameters(), **special, key: value}
+    with pytest.raises(ValueError) as in_python:
+        method([{"params": net[0].parameters()}, bad], **common, num_data=500)
+    job["groups"][1][key] = value
+    assert_same_refused(refusal(run_in_cpp, job), in_python.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("HMC", {"step_size": 0.0}),
+        ("HMC", {"num_steps": 0}),
+        ("HMC", {"num_steps": None}),
+        ("HMC", {"trajectory_length": 2.0}),
+        ("HMC", {"num_steps": None, "trajectory_length": -2.0}),
+        ("HMC", {"temperature": 0.0}),
+        ("HMC", {"resample_momentum_every": -1}),
+        ("HMC", {"num_chains": 0}),
+        ("HMC", {"num_chains": 4}),
+    ],
+)
+def test_the_same_is_refused_of_what_groups_share(
+    name: str, changes: dict[str, Any], run_in_cpp: RunInCpp
+) -> None:
+    job = make_job(name, torch.float32)
+    net = make_net(name, torch.float32)
+    method, common, _ = CHAINS[name]
+    with pytest.raises(ValueError) as in_python:
+        method(net.parameters(), **{**common, **changes}, num_data=500)
+    for group in job["groups"]:
+        group.update(changes)
+    assert_same_refused(refusal(run_in_cpp, job), in_python.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("temperature", 2.0),
+        ("preconditioned", True),
+        ("sample_interval", None),
+        ("confidence", 2.5),
+    ],
+)
+def test_groups_that_differ(key: str, value: object, run_in_cpp: RunInCpp) -> None:
+    name = "SBPS"
+    job = begun(name)
+    job["state"]["param_groups"][1][key] = value
+    assert_same_message(name, job, run_in_cpp, f"Invalid {key}: .*one particle")
+
+
+# A sampler and what is done to param groups and state of its state dict.
+BAD_STATES: list[tuple[str, Callable[[Any, Any], Any]]] = [
+    ("SGLD", lambda groups, _: groups[1].update(seed=3)),
+    ("SGLD", lambda groups, _: groups[1].update(step=2)),
+    ("SGLD", lambda groups, _: groups[0].update(step=-1)),
+    ("SGLD", lambda groups, _: groups[0].pop("step")),
+    ("SGLD", lambda groups, _: groups[1].update(momentum=0.5, clock=[])),
+    ("SGLD", lambda _, state: state.update({0: {"momentum": torch.zeros(33, 7)}})),
+    ("SGLD", lambda _, state: state.update({9: {}, "subsample": {}})),
+    ("SGHMC", lambda groups, _: (groups[1].pop("lr"), groups[1].pop("momentum"))),
+    ("SGHMC", lambda _, state: state[1].update(momentum=torch.zeros(2))),
+    ("SGHMC", lambda _, state: state[1].update(momentum=torch.zeros(33).long())),
+    ("SGHMC", lambda _, state: state[1].update(exp_avg=torch.zeros(33), step=1)),
+    ("SGHMC-online", lambda _, state: state[2].pop("previous_grad")),
+    ("SGHMC-online", lambda _, state: state[2].update(num_grads=-1)),
+    ("SGNHT", lambda _, state: state[3].update(thermostat=torch.zeros(()))),
+    ("EWSG", lambda groups, _: groups[1].update(num_accepted=10**6)),
+    ("EWSG", lambda groups, _: groups[1].update(num_proposals=7)),
+    ("EWSG", lambda groups, _: groups[1].update(capturable=True)),
+    ("EWSG-overdamped", lambda groups, _: groups[0].update(minibatches=[10**6])),
+    ("EWSG-overdamped", lambda groups, _: groups[1].update(minibatches=[])),
+    ("EWSG-overdamped", lambda groups, _: groups[1].update(num_drawn=-1)),
+    ("EWSG-overdamped", lambda groups, _: groups[0].update(index_chain_length=0)),
+    ("HMC", lambda groups, _: groups[0].update(num_divergences=10**6)),
+    ("HMC", lambda groups, _: groups[1].update(num_steps=7)),
+    ("HMC", lambda groups, _: groups[1].update(dual_averaging=[1.0])),
+    ("HMC", lambda _, state: state.update({0: {"mass": torch.zeros(33, 7)}})),
+    ("SBPS", lambda groups, _: groups[1].update(line_time=-1.0)),
+    ("SBPS", lambda groups, _: groups[0].update(num_bounces=10**6)),
+    ("SBPS", lambda groups, _: groups[1].update(num_looks=10**6)),
+    ("SBPS", lambda groups, _: groups[1].update(observed_interval=0.0)),
+    ("SBPS", lambda groups, _: groups[1].update(observed_target=[1.0, 2.0])),
+    ("PSBPS", lambda groups, _: groups[1].update(capturable=True)),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), BAD_STATES)
+def test_the_same_state_dicts_are_refused(
+    name: str,
+    change: Callable[[Any, Any], Any],
+    run_in_cpp: RunInCpp,
+) -> None:
+    job = begun(name)
+    job["state"] = copy.deepcopy(job["state"])
+    change(job["state"]["param_groups"], job["state"]["state"])
+    assert_same_message(name, job, run_in_cpp)
+
+
+def of_hmcecs(params: list[Tensor]) -> dict[str, Any]:
+    return sg.HMCECS(params, num_data=500, subsample_size=10).state_dict()
+
+
+def of_control_variates(params: list[Tensor]) -> dict[str, Any]:
+    sampler = sg.SGLD(params, lr=0.1, num_data=500)
+    estimator = sg.ControlVariates(sampler, lambda _: params[0].sum())
+    estimator.set_anchor([torch.ones(1)])
+    return estimator.state_dict()
+
+
+def of_a_given_variance(params: list[Tensor]) -> dict[str, Any]:
+    """What a sampler does not use it keeps."""
+    sampler = sg.SGHMC(params, lr=0.1, num_data=500)
+    sampler.set_gradient_variance([0.0 for _ in params])
+    return sampler.state_dict()
+
+
+def of_no_variance_yet(params: list[Tensor]) -> dict[str, Any]:
+    return sg.SGHMC(params, lr=1, num_data=1, noise_estimate="given").state_dict()
+
+
+def of_a_given_covariance(params: list[Tensor]) -> dict[str, Any]:
+    sampler = sg.SGHMC(params, lr=0.1, num_data=500)
+    sampler.set_gradient_covariance(torch.eye(sum(p.numel() for p in params)))
+    return sampler.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("loads", "saved", "kind"),
+    [
+        ("HMC", of_hmcecs, "HMCECS"),
+        ("SGLD", of_control_variates, "ControlVariates or SVRG"),
+        ("SGHMC", of_a_given_variance, "SGHMC with a Var(ḡ) that was given"),
+        ("SGHMC", of_no_variance_yet, "SGHMC with a Var(ḡ) that was given"),
+        ("SGHMC", of_a_given_covariance, "SGHMC with a Var(ḡ) that was given"),
+    ],
+)
+def test_what_python_alone_has_is_refused_by_name(
+    loads: str,
+    saved: Callable[[list[Tensor]], dict[str, Any]],
+    kind: str,
+    run_in_cpp: RunInCpp,
+) -> None:
+    job = begun(loads)
+    job["state"] = saved([*make_net(loads, torch.float32).parameters()])
+    assert refusal(run_in_cpp, job) == (
+        f"Invalid state_dict: it is of {kind}, which C++ does not have "
+        "(continue it in Python)"
+    )
+
+
+def test_an_average_of_a_function_is_refused(
+    run_in_cpp: RunInCpp,
+) -> None:
+    job = begun("SBPS")
+    job["average"] = {**job["average"], "value": torch.ones(3)}
+    assert refusal(run_in_cpp, job) == (
+        "Invalid state_dict: it is of the average of a function, which C++ does not "
+        "have (continue it in Python)"
+    )
+
+
+@pytest.mark.parametrize("loads", ONE_EACH)
+def test_the_same_message_of_another_samplers_state_dict(
+    loads: str,
+    run_in_cpp: RunInCpp,
+) -> None:
+    job = begun(loads)
+    for saved in ONE_EACH:
+        if saved == loads:
+            continue
+        net = make_net(saved, torch.float32)
+        job["state"] = make_sampler(saved, net).state_dict()
+        assert_same_message(loads, job, run_in_cpp, "it is not one of")
+
+
+def test_the_same_message_of_a_step(
+    run_in_cpp: RunInCpp,
+) -> None:
+    name = "SGHMC-online"
+    job = make_job(name, torch.float32)
+    job["lrs"] = 1000 * job["lrs"]
+    assert_same_message(name, job, run_in_cpp, "in the noisiest coordinate")
+
+
+def test_a_missing_graph(
+    run_in_cpp: RunInCpp,
+) -> None:
+    name = "PSGLD-gamma"
+    job = {**make_job(name, torch.float32), "create_graph": False}
+    with pytest.raises(RuntimeError, match="gradients without a graph") as in_python:
+        run_in_python(name, job)
+    assert_same_refused(refusal(run_in_cpp, job), in_python.value)

@@ -1,0 +1,372 @@
+"""Chains that a program in C++ runs as well (``tests/cpp/consumer/chain.cpp``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import torch_sgmcmc as sg
+
+__all__ = [
+    "CHAINS",
+    "FAULTY",
+    "ONE_EACH",
+    "SHORT",
+    "RunInCpp",
+    "first_steps",
+    "make_faulty_job",
+    "make_job",
+    "make_net",
+    "make_sampler",
+    "run_in_python",
+    "steps_from",
+]
+
+#: What a fixture gives: a job's result in C++, or its error as a ValueError.
+RunInCpp = Callable[..., dict[str, Any]]
+STEPS = 600
+ONE_EACH = ("SGLD", "SGHMC", "PSGLD", "SGNHT", "EWSG", "HMC", "SBPS")
+#: For each sampler, hyperparameters of its two groups.
+CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
+    "SGLD": (
+        sg.SGLD,
+        {"lr": 0.1, "prior_precision": 2.0},
+        {"temperature": 0.5},
+    ),
+    "SGHMC": (
+        sg.SGHMC,
+        {"lr": 0.02, "momentum": 0.95, "prior_precision": 2.0},
+        {"momentum": 0.8, "noise_estimate": 0.03, "initial_momentum": "zeros"},
+    ),
+    "SGHMC-resampled": (
+        sg.SGHMC,
+        {"lr": 0.02, "resample_momentum_every": 10},
+        {"temperature": 1.5},
+    ),
+    "SGHMC-online": (
+        sg.SGHMC,
+        {"lr": 1e-3, "momentum": 0.5},
+        {"noise_estimate": "online"},
+    ),
+    "SGHMC-mass-online": (
+        sg.SGHMC,
+        {"lr": 1e-3, "momentum": 0.5, "noise_estimate": "online"},
+        {"prior_precision": 2.0},
+    ),
+    "PSGLD": (
+        sg.PSGLD,
+        {"lr": 1e-3, "gamma": False, "prior_precision": 1.0},
+        {"adapt": False, "eps": 1e-3, "temperature": 0.5},
+    ),
+    "PSGLD-gamma": (
+        sg.PSGLD,
+        {"lr": 1e-3, "decay": 0.9, "eps": 1e-2},
+        {"decay": 0.99},
+    ),
+    "SGNHT": (
+        sg.SGNHT,
+        {"lr": 0.02, "prior_precision": 2.0},
+        {"momentum": 0.8, "thermostat_rate": 1e-3},
+    ),
+    "EWSG": (
+        sg.EWSG,
+        {"lr": 0.02, "prior_precision": 2.0, "index_chain_length": 2},
+        {"momentum": 0.8, "surrogate": "full_momentum", "temperature": 1.5},
+    ),
+    "EWSG-overdamped": (
+        sg.EWSG,
+        {
+            **{"lr": 0.02, "momentum": 0.0, "surrogate": "zero"},
+            "persistent_index_chain": True,
+        },
+        {"surrogate": "one", "prior_precision": 2.0},
+    ),
+    "SBPS": (
+        sg.SBPS,
+        {"prior_precision": 2.0, "refresh_rate": 1.0, "sample_interval": 0.3},
+        {"prior_precision": 1.0},
+    ),
+    "PSBPS": (
+        sg.SBPS,
+        {"preconditioned": True, "decay": 0.9, "confidence": 2.0},
+        {"prior_precision": 2.0},
+    ),
+    "PSBPS-given": (
+        sg.SBPS,
+        {
+            **{"preconditioned": True, "refresh_rate": 1.0, "confidence": 2.0},
+            "forgetting": 1.5,
+        },
+        {"prior_precision": 2.0},
+    ),
+    # For the sampler the rows of all parameters are chains; that the network couples
+    # them is no concern of its arithmetic.
+    "EWSG-chains": (
+        sg.EWSG,
+        {
+            **{"lr": 0.02, "index_chain_length": 2, "num_chains": 5},
+            "persistent_index_chain": True,
+        },
+        {"momentum": 0.8},
+    ),
+    "SGHMC-chains": (
+        sg.SGHMC,
+        {"lr": 0.02, "num_chains": 5, "prior_precision": 2.0},
+        {"resample_momentum_every": 10},
+    ),
+    "PSGLD-chains": (
+        sg.PSGLD,
+        {"lr": 1e-3, "decay": 0.9, "eps": 1e-2, "num_chains": 5},
+        {"gamma": False},
+    ),
+    "HMC": (
+        sg.HMC,
+        {"step_size": 0.006, "num_steps": 2, "temperature": 1.5},
+        {"prior_precision": 2.0},
+    ),
+    "HMC-kept": (
+        sg.HMC,
+        {
+            "step_size": 0.004,
+            "trajectory_length": 0.01,
+            "resample_momentum_every": 3,
+            "prior_precision": 1.0,
+        },
+        {},
+    ),
+    "HMC-naive": (
+        sg.HMC,
+        {"step_size": 0.002, "num_steps": 1, "metropolis": False},
+        {"prior_precision": 2.0},
+    ),
+    "HMC-naive-kept": (
+        sg.HMC,
+        {
+            **{"step_size": 0.002, "num_steps": 3, "metropolis": False},
+            "resample_momentum_every": 4,
+        },
+        {},
+    ),
+    "HMC-chains": (
+        sg.HMC,
+        {"step_size": 0.006, "num_steps": 2, "num_chains": 5},
+        {"prior_precision": 2.0},
+    ),
+}
+
+
+#: What adds to those only how an operator is called.
+SHORT: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
+    "SGLD-chains": (sg.SGLD, {"lr": 0.1, "num_chains": 5}, {"temperature": 0.5}),
+    "SGNHT-chains": (sg.SGNHT, {"lr": 0.02, "num_chains": 5}, {"momentum": 0.8}),
+    "SGHMC-mass": (
+        sg.SGHMC,
+        {"lr": 0.02, "noise_estimate": 0.02, "prior_precision": 2.0},
+        {"momentum": 0.8, "resample_momentum_every": 5, "prior_mean": 0.25},
+    ),
+    "PSGLD-chains-frozen": (
+        sg.PSGLD,
+        {"lr": 1e-3, "adapt": False, "num_chains": 5},
+        {"adapt": True, "gamma": False},
+    ),
+}
+
+
+def width(name: str) -> int:
+    return 5 if "-chains" in name else 33
+
+
+def draws(name: str) -> int:
+    """The number of minibatches that a step draws, at most."""
+    method, common, _ = {**CHAINS, **SHORT}[name]
+    if method is sg.HMC:
+        return 1 + common.get("num_steps", 5)
+    return 1 + common.get("index_chain_length", 1) if method is sg.EWSG else 1
+
+
+def step_size_of(method: type[sg.Sampler]) -> str:
+    """What a schedule changes."""
+    return "step_size" if method is sg.HMC else "lr"
+
+
+def make_net(name: str, dtype: torch.dtype) -> nn.Sequential:
+    torch.manual_seed(1)
+    hidden = width(name)
+    return nn.Sequential(nn.Linear(7, hidden), nn.Tanh(), nn.Linear(hidden, 5)).to(
+        dtype
+    )
+
+
+def make_sampler(
+    name: str, net: nn.Sequential, means: list[Tensor] | None = None
+) -> sg.Sampler:
+    """With means, priors are about a number in one group and these in the other."""
+    method, common, special = {**CHAINS, **SHORT}[name]
+    groups: list[dict[str, Any]] = [
+        {"params": net[0].parameters()},
+        {"params": net[2].parameters(), **special},
+    ]
+    if means is not None:
+        common = {**common, "prior_precision": 20.0}
+        groups[0]["prior_mean"] = -0.75
+        groups[1]["prior_mean"] = means
+    sampler = method(groups, **common, num_data=500, seed=-(2**38))
+    if isinstance(sampler, sg.SBPS) and "-given" in name:
+        sampler.set_preconditioner(preconditioner(net))
+    if isinstance(sampler, sg.SGHMC) and "-mass" in name:
+        masses, frictions = masses_of(name, net)
+        sampler.set_mass(masses, frictions)
+    return sampler
+
+
+def masses_of(name: str, net: nn.Module) -> tuple[list[Tensor], list[Tensor] | None]:
+    """M, and but for one chain C, some to be broadcast."""
+    masses = [torch.linspace(0.7, 2.0, p.shape[-1]) for p in net.parameters()]
+    return masses, None if "-online" in name else [1.5 - m / 4 for m in masses]
+
+
+def preconditioner(net: nn.Module) -> list[Tensor]:
+    """One for each parameter, in a precision of their own, some to be broadcast."""
+    return [
+        torch.linspace(0.2, 2.0, p.shape[-1], dtype=torch.float64)
+        for p in net.parameters()
+    ]
+
+
+def make_job(
+    name: str, dtype: torch.dtype, means: list[Tensor] | None = None
+) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(2)
+    net = make_net(name, dtype)
+    sampler = make_sampler(name, net, means)
+    groups = sampler.state_dict()["param_groups"]
+    base = torch.tensor(
+        [group.get(step_size_of(type(sampler)), 0.0) for group in groups],
+        dtype=torch.float64,
+    )
+    wave = torch.linspace(0, 50, STEPS, dtype=torch.float64).sin()
+    job = {
+        "sampler": type(sampler).__name__,
+        "seed": sampler.seed,
+        "groups": groups,
+        "model": dict(net.state_dict()),
+        "x": torch.randn(200, 7, generator=generator).to(dtype),
+        "y": torch.randint(5, (200,), generator=generator),
+        "batches": torch.randint(200, (STEPS * draws(name), 10), generator=generator),
+        "lrs": torch.outer(1 + 0.5 * wave, base),
+        "create_graph": name in ("PSGLD-gamma", "PSGLD-chains"),
+        # HMC is given a loss for each chain; here all are equal.
+        "rows": 5 if name == "HMC-chains" else 0,
+        "per_example": isinstance(sampler, sg.SBPS),
+        # A precision would be that of all chains.
+        "gibbs_every": 0 if "-chains" in name else 100,
+    }
+    if means is not None:
+        job["means"] = means
+    if "-given" in name:
+        job["preconditioner"] = preconditioner(net)
+    if "-mass" in name:
+        job["mass"], frictions = masses_of(name, net)
+        job["friction"] = frictions or []
+    # PSGLD's first gradients are 0 for some coordinates.
+    job["x"][job["batches"][0], 0] = 0
+    return job
+
+
+def steps_from(
+    job: dict[str, Any], name: str, begin: int, end: int = STEPS
+) -> dict[str, Any]:
+    """The job of some of its steps."""
+    drawn = slice(begin * draws(name), end * draws(name))
+    return {**job, "batches": job["batches"][drawn], "lrs": job["lrs"][begin:end]}
+
+
+def first_steps(job: dict[str, Any], name: str, count: int = 3) -> dict[str, Any]:
+    return steps_from(job, name, 0, count)
+
+
+def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
+    net = make_net(name, job["x"].dtype)
+    net.load_state_dict(job["model"])
+    sampler = make_sampler(name, net, job.get("means"))
+    precision = sg.GammaPrecision(sampler) if job["gibbs_every"] else None
+    centers = [0.125 for group in sampler.param_groups for _ in group["params"]]
+    gauges = sg.Gauges(sampler, every=11, center=centers)
+    average = sg.TimeAverage(sampler) if isinstance(sampler, sg.SBPS) else None
+    if "state" in job:
+        sampler.load_state_dict(job["state"])
+        if precision is not None:
+            precision.load_state_dict(job["precision"])
+        if "gauges" in job:
+            gauges.load_state_dict(job["gauges"])
+        if average is not None:
+            average.load_state_dict(job["average"])
+    # Each step has minibatches of its own; it may leave some of them.
+    steps = job["batches"].tensor_split(len(job["lrs"]))
+    for i, (lrs, drawn) in enumerate(zip(job["lrs"], steps, strict=True)):
+        batches = iter(drawn)
+        if not job["per_example"]:  # SBPS has no step size
+            for group, lr in zip(sampler.param_groups, lrs.tolist(), strict=True):
+                group[step_size_of(type(sampler))] = lr
+
+        def closure(i: int = i, batches: Any = batches) -> Tensor:
+            sampler.zero_grad()
+            batch = next(batches)
+            if sampler.param_groups[0].get("persistent_index_chain", False):
+                numbers = sampler.minibatches
+                batch = numbers.sum() + numbers.max() + torch.arange(10)
+                batch %= len(job["x"])
+            logits, y = net(job["x"][batch]), job["y"][batch]
+            if job["per_example"]:
+                return F.cross_entropy(logits, y, reduction="none")
+            loss = F.cross_entropy(logits, y)
+            loss.backward(create_graph=job["create_graph"])
+            if i % 7 == 3:
+                net[2].bias.grad = None
+            return loss.detach().expand(job["rows"]) if job["rows"] else loss
+
+        if i % 60 == 7 and not job["create_graph"]:
+            gauges.observe(
+                lambda: F.cross_entropy(net(job["x"][:10]), job["y"][:10]).backward()
+            )
+        sampler.step(closure)
+        if precision is not None and (i + 1) % job["gibbs_every"] == 0:
+            precision.step()
+    return {
+        "model": dict(net.state_dict()),
+        "state": sampler.state_dict(),
+        "precision": {} if precision is None else precision.state_dict(),
+        "gauges": gauges.state_dict(),
+        "temperatures": gauges.summary(),
+        "average": {} if average is None else average.state_dict(),
+        "summary": sampler.target_summary(),
+    }
+
+
+#: Samplers that look at gradients at different times.
+FAULTY = (
+    *("SGLD", "SGHMC-online", "PSGLD-gamma", "SGNHT"),
+    *("EWSG", "EWSG-overdamped", "EWSG-chains", "HMC", "HMC-naive", "SBPS"),
+)
+
+
+def make_faulty_job(name: str, choice: str) -> dict[str, Any]:
+    """A short job with a datum that makes NaN, in a twentieth of the minibatches."""
+    job = first_steps(make_job(name, torch.float32), name, 200)
+    job["x"][0, 3] = torch.nan
+    sampler = make_sampler(name, make_net(name, torch.float32))
+    for group in sampler.param_groups:
+        group["nonfinite"] = choice
+    average = sg.TimeAverage(sampler) if job["per_example"] else None
+    return {
+        **job,
+        "state": sampler.state_dict(),
+        "precision": (
+            sg.GammaPrecision(sampler).state_dict() if job["gibbs_every"] else {}
+        ),
+        "average": {} if average is None else average.state_dict(),
+    }
