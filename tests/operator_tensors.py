@@ -4,9 +4,12 @@ import torch
 from reference import DTYPES, SIZES, Exact, arithmetic, assert_rounded, same_bits
 from torch import Tensor
 
+from torch_sgmcmc.chain.operators import ROWS
+
 __all__ = [
     "STREAM",
     "TARGET",
+    "alone_with_gradients",
     "assert_all_same",
     "assert_updated",
     "clones",
@@ -92,3 +95,13 @@ def clones(tensors: list[Tensor]) -> list[Tensor]:
 
 def assert_all_same(a: list[Tensor], b: list[Tensor]) -> None:
     assert all(same_bits(x, y) for x, y in zip(a, b, strict=True))
+
+
+def alone_with_gradients() -> list[str]:
+    """Operators that update by gradients and nothing but TARGET: such as SGLD's."""
+    return [
+        op
+        for op, row in ROWS.items()
+        if [each["name"] for each in row["lists"]] == ["params", "grads", "masters"]
+        and {name for name, _ in row["numbers"]} == set(TARGET)
+    ]

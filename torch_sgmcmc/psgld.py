@@ -19,6 +19,7 @@ from torch_sgmcmc.chain.method import Method
 from torch_sgmcmc.chain.nonfinite import check_finite
 from torch_sgmcmc.chain.operators import gaussian_, sum_of_squares
 from torch_sgmcmc.chain.record import Chain, Work
+from torch_sgmcmc.chain.roots import root
 from torch_sgmcmc.chain.settings import settings
 
 __all__ = ["PSGLD"]
@@ -68,8 +69,7 @@ class PSGLD(ManyChains):
         params: parameters or param groups, as for :class:`torch.optim.SGD`.
         lr: step size, >= 0; multiplies G g as in :class:`torch.optim.RMSprop`. In the
             paper's notation ε_t = 2 lr / N.
-        num_data: N, the number of training examples, > 0. 1 means that the loss is
-            U itself.
+        {num_data}
         decay: a in [0, 1), the memory of V. Default: 0.99.
         eps: ε > 0, added to the root of V; the paper's λ. Default: 1e-5.
         adapt: whether V follows the gradients; can be set in a group at any time.
@@ -77,25 +77,13 @@ class PSGLD(ManyChains):
         gamma: whether Γ is added while V adapts. It needs second derivatives: call
             ``loss.backward(create_graph=True)``, and every step costs about one
             more backward pass. Default: True.
-        prior_precision: λ >= 0, precision of the Gaussian prior N(μ, 1/λ) on each
-            parameter; 0 is a flat prior. Default: 0.
-        prior_mean: μ, a number, or tensors, one for each parameter and of its shape,
-            which are copied, see :class:`Sampler`. Default: 0.
+        {prior_precision} {prior_mean}
         temperature: T >= 0; 1 is the Bayesian posterior, 0 gives RMSprop. Default: 1.
-        num_chains: K makes K independent chains at once: every parameter has a leading
-            dimension K, as :func:`torch.func.stack_module_state` makes them, and the
-            loss is the sum of the chains' mean losses. Chain k is the chain of a
-            sampler with the seed ``fold_in(seed, k)``, bit for bit. Default: None, one
-            chain.
-        seed: key of the noise, a 64-bit int; None draws one, see :class:`Sampler`.
-            Default: None.
+        {num_chains} {seed}
         capturable: keep the step counter in device memory, so that ``step()`` can be
             captured in a CUDA graph after one ordinary step. Excludes Γ, which needs
             autograd. Default: False.
-        nonfinite: what to do about gradients that are not finite: "raise", "skip" or
-            "allow", see :class:`Sampler`, also on clipping. Default: "raise".
-        process_group: the ranks that sample this chain together, see :class:`Sampler`.
-            Default: all.
+        {nonfinite} {process_group}
 
     State:
         * ``square_average`` (shape of the parameter; fp64 for fp64 parameters, else
@@ -233,7 +221,7 @@ class PSGLD(ManyChains):
                     scale = group["temperature"] / group["num_data"]
                     chains = group["num_chains"]
                     sensitivity = _begin_gamma(
-                        state, p, grad, curvatures[p], scale, is_new, chains
+                        *(chain, p, grad, curvatures[p], scale, is_new, chains)
                     )
                     chain.create(p, "sensitivity", sensitivity)
                 elif group["adapt"] and not corrected:  # V moves on without it
@@ -256,7 +244,7 @@ class PSGLD(ManyChains):
             for p, square in zip(params, squares, strict=True):
                 if p not in roots or not roots[p].is_of(square, group["eps"]):
                     check_not_capturing(chain.name, p, "preconditioner that stays")
-                    roots[p] = _Root(square, group["eps"])
+                    roots[p] = _Root(chain, square, group["eps"])
             prepared.append(([roots[p].value for p in params], masters))
         return prepared
 
@@ -326,7 +314,7 @@ class PSGLD(ManyChains):
 
 
 def _begin_gamma(
-    state: dict[str, Any],
+    chain: Chain,
     p: Tensor,
     grad: Tensor,
     curvature: Tensor,
@@ -335,7 +323,7 @@ def _begin_gamma(
     num_chains: int | None,
 ) -> Tensor:
     """Starts V so that Γ is bounded, and returns W: docs/samplers/psgld.md."""
-    square = state["square_average"]
+    square = chain.state[p]["square_average"]
     sensitivity = torch.zeros_like(p, dtype=square.dtype)
     h = curvature.to(square.dtype)
     if is_new:
@@ -343,7 +331,7 @@ def _begin_gamma(
     square.add_(h.abs().mul_(scale))
     # Where V is 0, the mean of what is one chain's.
     for own in [square] if num_chains is None else square:
-        mean = sum_of_squares([own.sqrt()]).div_(own.numel()).to(own.dtype)
+        mean = sum_of_squares([root(chain, own)]).div_(own.numel()).to(own.dtype)
         own.copy_(torch.where(own == 0, mean, own))
     return sensitivity
 
@@ -351,11 +339,11 @@ def _begin_gamma(
 class _Root:
     """√G for a given V, and for which."""
 
-    def __init__(self, square: Tensor, eps: float) -> None:
+    def __init__(self, chain: Chain, square: Tensor, eps: float) -> None:
         self._square, self._eps, self._version = square, eps, _version(square)
-        # Operations that IEEE 754 rounds in one way only, so that this is the same on
-        # every processor, as all updates are.
-        self.value = square.sqrt().add_(eps).sqrt_().reciprocal_()
+        # Operations that are rounded in one way only, so that this is the same on every
+        # processor, as all updates are.
+        self.value = root(chain, root(chain, square).add_(eps)).reciprocal_()
 
     def is_of(self, square: Tensor, eps: float) -> bool:
         """Whether this was made of the same V, as it is now."""

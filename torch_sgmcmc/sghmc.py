@@ -36,6 +36,7 @@ from torch_sgmcmc.chain.method import Method
 from torch_sgmcmc.chain.momentum import start_momenta
 from torch_sgmcmc.chain.operators import gradient_variance_
 from torch_sgmcmc.chain.record import Chain, Work
+from torch_sgmcmc.chain.roots import root
 from torch_sgmcmc.chain.settings import settings
 
 __all__ = ["SGHMC"]
@@ -72,12 +73,7 @@ class SGHMC(ManyChains):
         params: parameters or param groups, as for :class:`torch.optim.SGD`.
         lr: step size on SGD's scale, >= 0. In the paper's notation η = lr / N.
         momentum: 1 - α in [0, 1); α is the friction. Default: 0.9.
-        num_data: N, the number of training examples, > 0. 1 means that the loss is
-            U itself.
-        prior_precision: λ >= 0, precision of the Gaussian prior N(μ, 1/λ) on each
-            parameter; 0 is a flat prior. Default: 0.
-        prior_mean: μ, a number, or tensors, one for each parameter and of its shape,
-            which are copied, see :class:`Sampler`. Default: 0.
+        {num_data} {prior_precision} {prior_mean}
         temperature: T >= 0; 1 is the Bayesian posterior, 0 gives SGD with momentum.
             Default: 1.
         noise_estimate: β̂, the part of the friction's noise that the minibatches
@@ -93,20 +89,11 @@ class SGHMC(ManyChains):
         initial_momentum: ``"stationary"`` draws the first momentum from its
             stationary law N(0, lr T / N), ``"zeros"`` starts at rest. Default:
             "stationary".
-        num_chains: K makes K independent chains at once: every parameter has a leading
-            dimension K, as :func:`torch.func.stack_module_state` makes them, and the
-            loss is the sum of the chains' mean losses. Chain k is the chain of a
-            sampler with the seed ``fold_in(seed, k)``, bit for bit. Default: None, one
-            chain.
-        seed: key of the noise, a 64-bit int; None draws one, see :class:`Sampler`.
-            Default: None.
+        {num_chains} {seed}
         capturable: keep the step counter in device memory, so that ``step()`` can be
             captured in a CUDA graph after one ordinary step. Excludes the noise
             estimates that need the host, "online" and "given". Default: False.
-        nonfinite: what to do about gradients that are not finite: "raise", "skip" or
-            "allow", see :class:`Sampler`, also on clipping. Default: "raise".
-        process_group: the ranks that sample this chain together, see :class:`Sampler`.
-            Default: all.
+        {nonfinite} {process_group}
 
     State:
         * ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32):
@@ -274,15 +261,16 @@ class SGHMC(ManyChains):
         old = [self.state.get(p, {}).get(GIVEN_MASS) for p in params]
         self._replace_given((GIVEN_MASS, GIVEN_FRICTION), new)
         self._note_masses()
+        chain = self._chain_now()
         for p, was in zip(params, old, strict=True):
             state = self.state.get(p, {})
             if "momentum" not in state:
                 continue
             # Not in place: the one that is left may be in a state dict.
             if was is not None:
-                state["momentum"] = state["momentum"] * was.sqrt()
+                state["momentum"] = state["momentum"] * root(chain, was)
             if GIVEN_MASS in state:
-                state["momentum"] = state["momentum"] / state[GIVEN_MASS].sqrt()
+                state["momentum"] = state["momentum"] / root(chain, state[GIVEN_MASS])
 
     def _note_masses(self, *, measure: bool = True) -> None:
         """Keeps what a step needs to know of all masses."""
@@ -412,7 +400,7 @@ class SGHMC(ManyChains):
         new = start_momenta(chain, group, params, offsets, stationary=stationary)
         for p in new:
             if GIVEN_MASS in self.state[p]:
-                self.state[p]["momentum"] /= self.state[p][GIVEN_MASS].sqrt()
+                self.state[p]["momentum"] /= root(chain, self.state[p][GIVEN_MASS])
         variances: list[Tensor] = []
         if group["noise_estimate"] == "online":
             variances = self._observe_gradients(chain, work)

@@ -16,6 +16,7 @@
 #include "libtorch/core/operators.h"
 #include "libtorch/core/options_of_work.h"
 #include "libtorch/core/prior.h"
+#include "libtorch/core/roots.h"
 #include "libtorch/core/versions.h"
 
 namespace torch_sgmcmc {
@@ -113,7 +114,7 @@ void BeginGamma(SamplerParamState& state,
   // Where V is 0, the mean of what is one chain's.
   const auto fill = [](const at::Tensor& own) {
     const at::Tensor mean =
-        (sum_of_squares({own.sqrt()}) / own.numel()).to(own.scalar_type());
+        (sum_of_squares({Root(own)}) / own.numel()).to(own.scalar_type());
     own.copy_(at::where(own == 0, mean, own));
   };
   if (num_chains == 0) return fill(square);
@@ -135,9 +136,9 @@ const at::Tensor& detail::KeptRoot::of(const at::Tensor& v, double eps) {
   const int64_t version = VersionOf(v);
   if (!root_.defined() || !v_.is_same(v) || version_ != version ||
       eps_ != eps) {
-    // Operations that IEEE 754 rounds in one way only, so that this is the same
-    // on every processor, as all updates are.
-    root_ = v.sqrt().add_(eps).sqrt_().reciprocal_();
+    // Operations that are rounded in one way only, so that this is the same on
+    // every processor, as all updates are.
+    root_ = Root(Root(v).add_(eps)).reciprocal_();
     v_ = v;
     version_ = version;
     eps_ = eps;

@@ -17,6 +17,7 @@
 #include "libtorch/core/operators.h"
 #include "libtorch/core/options_of_work.h"
 #include "libtorch/core/prior.h"
+#include "libtorch/core/roots.h"
 #include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
@@ -113,7 +114,7 @@ void SGHMC::prepare(Work& work) {
   for (const size_t i : StartState(
            work, momenta, at_rest ? Start::kZeros : Start::kStationary)) {
     const at::Tensor& mass = state_of(work.params[i])["given_mass"];
-    if (mass.defined()) momenta[i]->div_(mass.sqrt());
+    if (mass.defined()) momenta[i]->div_(Root(mass));
   }
   work.state.resize(2);
   work.state[0].reserve(momenta.size());
@@ -286,8 +287,8 @@ void SGHMC::replace_mass(SamplerParamState& state,
   at::Tensor& momentum = state["momentum"];
   const at::Tensor before = state["given_mass"];
   if (momentum.defined()) {
-    if (before.defined()) momentum = momentum * before.sqrt();
-    if (mass.defined()) momentum = momentum / mass.sqrt();
+    if (before.defined()) momentum = momentum * Root(before);
+    if (mass.defined()) momentum = momentum / Root(mass);
   }
   state["given_mass"] = mass;
   state["given_friction"] = friction;

@@ -18,6 +18,7 @@
 #include "methods/sghmc.h"
 #include "methods/sgld.h"
 #include "methods/sgnht.h"
+#include "methods/square_root.h"
 #include "methods/sum_of_squares.h"
 
 namespace torch_sgmcmc {
@@ -45,6 +46,7 @@ using SamplerOperators = Operators<SGLDStep,
 using UpdateOperators = Operators<GradientVarianceStep,
                                   ControlVariate,
                                   Gaussian,
+                                  SquareRoots,
                                   HMCMomenta,
                                   HMCLeapfrog,
                                   SBPSPlace,

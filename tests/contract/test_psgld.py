@@ -6,6 +6,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -78,6 +79,19 @@ def test_it_is_that_of_the_present_v_and_eps(
     step(fresh)
     for p, q in zip(params_of(fresh), params_of(sampler), strict=True):
         assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_it_is_the_same_on_every_processor(dtype: torch.dtype) -> None:
+    """Rounded as NumPy's, which is IEEE 754's; torch's roots are not everywhere."""
+    p = torch.ones(1000, dtype=dtype, requires_grad=True)
+    sampler = sg.PSGLD([p], lr=0.0, num_data=1, adapt=False, eps=0.1, seed=0)
+    p.grad = torch.linspace(0.1, 3, 1000, dtype=dtype)
+    sampler.step()
+    square = p.grad.numpy() ** 2
+    eps = square.dtype.type(0.1)
+    expected = 1 / np.sqrt(np.sqrt(square) + eps)
+    assert sampler.__dict__["_roots"][p].value.numpy().tolist() == expected.tolist()
 
 
 def test_it_is_made_once_and_not_saved() -> None:

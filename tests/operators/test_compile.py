@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from operator_tensors import alone_with_gradients
 from reference import same_bits
 from short_chains import assert_same
 from torch import Tensor, nn
@@ -36,7 +37,10 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     """All operators, with ordinary computation before, between and after them."""
     stream = {"offsets": [3], "seed": 1, "step": 2}
     g = g * 2 + 1
-    ops.sgld_step_([p], [g], [], **TARGET, **stream)
+    for op in alone_with_gradients():
+        getattr(ops, op)([p], [g], [], **TARGET, **stream)
+    roots = s.abs()
+    ops.square_root_([roots])
     ops.gradient_variance_([g], [s], [v], weight=0.5)
     ops.control_variate_([g], [p], [v])
     thermostat = {"momentum": 0.9, "thermostat_rate": 0.01}
@@ -45,7 +49,7 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     lists = ([p], [g], [square], [s], [v + g], [])
     ops.psgld_step_(*lists, **TARGET, **mean, **stream)
     ops.psgld_frozen_step_([p], [g], [1 / (1 + square)], [], **TARGET, **stream)
-    v = v + square
+    v = v + square + roots
     ops.sghmc_step_([p], [g], [v], [], [], **TARGET, **FRICTION, **stream)
     ops.sghmc_by_coordinate_step_(
         *([p], [g], [v], [], [1 + s.abs()], [], []), **TARGET, **FRICTION, **stream

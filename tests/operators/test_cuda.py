@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from operator_tensors import masters_of
+from operator_tensors import alone_with_gradients, masters_of
 from reference import DTYPES, SIZES, arithmetic, same_bits
 from short_chains import (
     ANY_DRAWS,
@@ -84,10 +84,15 @@ def leapfrog(p: Any, g: Any, v: Any, mass: Any, m: Any, drift: float) -> None:
     ops.hmc_leapfrog_(*lists, drift=drift, **move)
 
 
-RUNS: dict[str, Run] = {
-    "sgld_step_": lambda p, g, v, s, m, o: ops.sgld_step_(
+def by_gradients(op: str) -> Run:
+    return lambda p, g, v, s, m, o: getattr(ops, op)(
         p, g, m, **TARGET, offsets=o, **STREAM
-    ),
+    )
+
+
+RUNS: dict[str, Run] = {
+    **{op: by_gradients(op) for op in alone_with_gradients()},
+    "square_root_": lambda p, g, v, s, m, o: ops.square_root_(s),
     "sgld_step_ about a number": lambda p, g, v, s, m, o: ops.sgld_step_(
         p, g, m, **TARGET, prior_mean=0.7, offsets=o, **STREAM
     ),
@@ -293,13 +298,13 @@ def test_gradients_that_are_not_finite(kind: str, choice: str) -> None:
     assert choice == "raise" or skipped == 3
 
 
-@pytest.mark.parametrize("kind", range(6))
+@pytest.mark.parametrize("kind", range(7))
 def test_gauge_sums_equal_the_cpu_bit_for_bit(kind: int) -> None:
     generator = torch.Generator().manual_seed(kind)
     tensors = [
         [torch.rand(n, generator=generator) for n in (5, 0, 70_001)] for _ in range(5)
     ]
-    used = [tensors[0], tensors[1], tensors[2], tensors[3] if kind >= 2 else []]
+    used = [*tensors[:3], tensors[3] if 2 <= kind < 6 else []]
     used.append(tensors[4] if kind in (1, 3, 5) else [])
     numbers = {"kind": kind, "weight_decay": 0.3, "decay": 0.9, "eps": 0.1}
     on_cpu = ops.gauge_sums(*used, **numbers)

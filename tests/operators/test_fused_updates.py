@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from operator_tensors import (
@@ -452,3 +453,17 @@ def test_sum_of_squares_of_extreme_values() -> None:
         expected = float(t.double().square().sum())
         assert float(ops.sum_of_squares([t])) == expected
     assert float(ops.sum_of_squares([torch.empty(0), torch.empty(3, 0)])) == 0.0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_square_roots_are_correctly_rounded(dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(1)
+    tensors = [torch.rand(n, generator=g, dtype=torch.float64) for n in (1, 37, 9999)]
+    tensors = [(1e3 * t).to(dtype) for t in tensors]
+    # Of a number in a wider type, and rounded once.
+    wide = torch.float32 if dtype.itemsize == 2 else dtype
+    expected = [
+        torch.from_numpy(np.sqrt(t.to(wide).numpy())).to(dtype) for t in tensors
+    ]
+    ops.square_root_(tensors)
+    assert_all_same(tensors, expected)

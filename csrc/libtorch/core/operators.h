@@ -124,6 +124,7 @@ using Operator = OperatorOf<NameOfLiteral<kName>, Signature>;
 // clang-format off
 inline constexpr RowOperator<GradientVarianceStep> gradient_variance_;
 inline constexpr RowOperator<Gaussian> gaussian_;
+inline constexpr RowOperator<SquareRoots> square_root_;
 inline constexpr RowOperator<EWSGLogRatios> ewsg_log_ratio;
 inline constexpr RowOperator<HMCMomenta> hmc_momenta_;
 inline constexpr RowOperator<HMCLeapfrog> hmc_leapfrog_;
