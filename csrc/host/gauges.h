@@ -109,13 +109,13 @@ struct GaugeSettings {
 
 // The sums of methods/gauge.h, those that the motion has.
 struct GaugeSums {
-  double force;              // x . g
-  double gradient_square;    // sum w g^2
-  double momentum_square;    // v . v
-  double position_momentum;  // x . v, SGNHT: sum x s v
-  double noise;              // sum w (grad - grad before)^2 / 2
-  double clipped_force;      // x . clip(g)
-  double num_clipped;
+  double force = 0;              // x . g
+  double gradient_square = 0;    // sum w g^2
+  double momentum_square = 0;    // v . v
+  double position_momentum = 0;  // x . v, SGNHT: sum x s v
+  double noise = 0;              // sum w (grad - grad before)^2 / 2
+  double clipped_force = 0;      // x . clip(g)
+  double num_clipped = 0;
 };
 
 // Temperatures of one observation: T_kin, T_conf, and minibatches' heating.

@@ -54,7 +54,8 @@ inline Gauges::Temperatures ReadGauge(const Gauge& gauge) {
           reading(gauge.configurational),
           reading(gauge.excess),
           reading(gauge.minibatch),
-          reading(gauge.gradient_bias)};
+          reading(gauge.gradient_bias),
+          reading(gauge.clipped)};
 }
 
 struct Gauges::Observer : StepObserver {
@@ -402,23 +403,22 @@ struct Gauges::Observer : StepObserver {
   std::pair<std::vector<GaugeSums>, std::vector<GaugeSettings>> tables(
       const std::vector<Row>& added) const {
     // A tensor that was not observed has sums that are not finite.
-    std::vector<GaugeSums> sums(all.size(),
-                                {kUnseen, kUnseen, kUnseen, kUnseen, kUnseen});
+    std::vector<GaugeSums> sums(all.size(), {.force = kUnseen});
     std::vector<GaugeSettings> settings(all.size());
     for (const Row& row : added) {
       const at::Tensor numbers = row.sums.cpu();
       const at::Tensor noise =
           row.noise.defined() ? row.noise.cpu() : row.noise;
       for (size_t i = 0; i < row.places.size(); ++i) {
-        std::array<double, 5> of_tensor = {};
+        std::array<double, 7> of_tensor = {};
         const auto* from =
             numbers.const_data_ptr<double>() + i * row.columns.size();
         for (size_t k = 0; k < row.columns.size(); ++k) {
           of_tensor[row.columns[k]] = from[k];
         }
         if (noise.defined()) of_tensor[4] = noise.const_data_ptr<double>()[i];
-        const auto [a, b, c, d, e] = of_tensor;
-        sums[row.places[i]] = {a, b, c, d, e};
+        const auto [a, b, c, d, e, f, g] = of_tensor;
+        sums[row.places[i]] = {a, b, c, d, e, f, g};
         settings[row.places[i]] = row.settings;
       }
     }
@@ -519,6 +519,8 @@ struct Gauges::Observer : StepObserver {
     if (moves == Motion::kThermostat) {
       kind = GaugeKind::kThermostat;
       statistics = all_of("thermostat");
+    } else if (moves == Motion::kLattice) {
+      kind = GaugeKind::kLattice;
     }
     if (moves == Motion::kLangevin && first["square_average"].defined()) {
       kind = GaugeKind::kPreconditioned;
@@ -542,8 +544,13 @@ struct Gauges::Observer : StepObserver {
     const double weight_decay = lists.options->prior_precision() / num_data;
     const double decay =
         NumberOf(group, "adapt", 0) != 0 ? NumberOf(group, "decay", 1) : 1.0;
-    const double eps = NumberOf(group, "eps", 0);
+    double eps = NumberOf(group, "eps", 0);
     const double mean = lists.options->prior_mean();
+    if (kind == GaugeKind::kLattice && lists.options->lr() > 0) {
+      // Beyond what a gradient is clipped.
+      eps = std::sqrt(2 * lists.options->temperature() / num_data /
+                      lists.options->lr());
+    }
     row.sums = gauge_sums(lists.grads,
                           positions,
                           some_centers,
@@ -555,8 +562,12 @@ struct Gauges::Observer : StepObserver {
                           eps,
                           mean,
                           MeansOf(lists.prior_means));
-    row.columns = movers.empty() ? std::vector<size_t>{0, 1}
-                                 : std::vector<size_t>{0, 2, 3};
+    if (kind == GaugeKind::kLattice) {
+      row.columns = {0, 5, 6};
+    } else {
+      row.columns = movers.empty() ? std::vector<size_t>{0, 1}
+                                   : std::vector<size_t>{0, 2, 3};
+    }
     if (has_noise) {
       const bool weighted = kind == GaugeKind::kPreconditioned;
       row.noise = gauge_sums(

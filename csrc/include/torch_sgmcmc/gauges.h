@@ -63,6 +63,8 @@ class TORCH_SGMCMC_API Gauges {
     /// T_conf by the gradients that were used, less T_conf by those of
     /// observe(): 0 if the former are unbiased.
     Reading gradient_bias;
+    /// The part of coordinates whose step was clipped: SGLRW, else NaN.
+    Reading clipped;
   };
   struct Finding {
     int64_t tensor;
