@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from short_chains import PLAIN
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -29,14 +30,13 @@ __all__ = [
 #: What a fixture gives: a job's result in C++, or its error as a ValueError.
 RunInCpp = Callable[..., dict[str, Any]]
 STEPS = 600
-ONE_EACH = ("SGLD", "SGHMC", "PSGLD", "SGNHT", "EWSG", "HMC", "SBPS")
+ONE_EACH = (*PLAIN, "SGHMC", "PSGLD", "SGNHT", "EWSG", "HMC", "SBPS")
 #: For each sampler, hyperparameters of its two groups.
 CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
-    "SGLD": (
-        sg.SGLD,
-        {"lr": 0.1, "prior_precision": 2.0},
-        {"temperature": 0.5},
-    ),
+    **{
+        name: (cls, {"lr": 0.1, "prior_precision": 2.0}, {"temperature": 0.5})
+        for name, cls in PLAIN.items()
+    },
     "SGHMC": (
         sg.SGHMC,
         {"lr": 0.02, "momentum": 0.95, "prior_precision": 2.0},

@@ -391,8 +391,8 @@ def test_counts(op: str, name: str, domain: str) -> None:
 def test_refusals_of_gauge_sums() -> None:
     lists = make_lists("gauge_sums")
     for name, value, shown, wanted in (
-        ("kind", -1, "-1", "[0, 5]"),
-        ("kind", 6, "6", "[0, 5]"),
+        ("kind", -1, "-1", "[0, 6]"),
+        ("kind", 7, "7", "[0, 6]"),
         ("decay", -0.5, "-0.500000", "[0, 1]"),
         ("decay", 1.5, "1.500000", "[0, 1]"),
     ):
