@@ -55,6 +55,7 @@ from torch_sgmcmc.schedules import CyclicalSchedule, PolynomialDecay
 from torch_sgmcmc.seeds import SharedNoiseWarning, fold_in
 from torch_sgmcmc.sghmc import SGHMC
 from torch_sgmcmc.sgld import SGLD
+from torch_sgmcmc.sglrw import SGLRW
 from torch_sgmcmc.sgnht import SGNHT
 from torch_sgmcmc.svrg import SVRG
 from torch_sgmcmc.version import __version__
@@ -67,6 +68,7 @@ __all__ = [
     "SBPS",
     "SGHMC",
     "SGLD",
+    "SGLRW",
     "SGNHT",
     "SVRG",
     "ChainState",

@@ -26,6 +26,8 @@ constexpr Setting kChains = Of(rows::kNumChains, {.optional = true});
 
 constexpr Setting kSGLD[] = {kStep, kData, kPrior, kMean, kWarm, kChains};
 
+constexpr Setting kSGLRW[] = {kStep, kData, kPrior, kMean, kHot, kChains};
+
 constexpr Setting kSGHMC[] = {
     kStep,
     kData,
@@ -145,6 +147,7 @@ struct OfSampler {
 };
 
 constexpr OfSampler kSamplers[] = {{"SGLD", kSGLD},
+                                   {"SGLRW", kSGLRW},
                                    {"SGHMC", kSGHMC},
                                    {"PSGLD", kPSGLD},
                                    {"SGNHT", kSGNHT},

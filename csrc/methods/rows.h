@@ -17,6 +17,7 @@
 #include "methods/sbps.h"
 #include "methods/sghmc.h"
 #include "methods/sgld.h"
+#include "methods/sglrw.h"
 #include "methods/sgnht.h"
 #include "methods/square_root.h"
 #include "methods/sum_of_squares.h"
@@ -41,7 +42,8 @@ using SamplerOperators = Operators<SGLDStep,
                                    SGHMCByCoordinateStep,
                                    PSGLDStep,
                                    PSGLDFrozenStep,
-                                   SGNHTStep>;
+                                   SGNHTStep,
+                                   SGLRWStep>;
 // Others that update, and what sums.
 using UpdateOperators = Operators<GradientVarianceStep,
                                   ControlVariate,

@@ -50,6 +50,13 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
             (_updates("test_sgld"), _law("SGLD")),
         ),
         Mutant(
+            "SGLRW: steps without their 2",
+            "methods/sglrw.h",
+            "delta(std::sqrt(2 * lr * temperature / num_data))",
+            "delta(std::sqrt(lr * temperature / num_data))",
+            ("tests/laws/test_sglrw_law.py -k every_place",),
+        ),
+        Mutant(
             "SGHMC: temperature forgotten",
             "methods/sghmc.h",
             "heat(2 * lr * temperature / num_data)",

@@ -14,6 +14,7 @@
 #include "torch_sgmcmc/seeds.h"
 #include "torch_sgmcmc/sghmc.h"
 #include "torch_sgmcmc/sgld.h"
+#include "torch_sgmcmc/sglrw.h"
 #include "torch_sgmcmc/sgnht.h"
 #include "torch_sgmcmc/state_dict.h"
 #include "torch_sgmcmc/store.h"

@@ -113,6 +113,7 @@ const std::map<std::string,
                                                           nn::SequentialImpl&)>>
     kSamplers = {
         {"SGLD", Make<sg::SGLD, sg::SGLDOptions>},
+        {"SGLRW", Make<sg::SGLRW, sg::SGLRWOptions>},
         {"SGHMC", Make<sg::SGHMC, sg::SGHMCOptions>},
         {"PSGLD", Make<sg::PSGLD, sg::PSGLDOptions>},
         {"SGNHT", Make<sg::SGNHT, sg::SGNHTOptions>},

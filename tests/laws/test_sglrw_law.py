@@ -1,0 +1,163 @@
+"""SGLRW: the exact law of its lattice, its words, and what its gauges read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness.philox import philox
+from harness.statistics import Array, check_counts, check_z
+from torch import nn
+
+import torch_sgmcmc as sg
+
+CHAINS = 200_000
+# Of a mean loss (θ - CENTRE)² / 2 by minibatches whose gradients are NOISE off, up or
+# down as often.
+CENTRE, START = -0.4, 0.6
+TARGET: dict[str, Any] = {
+    "lr": 0.3,
+    "num_data": 20.0,
+    "prior_precision": 3.0,
+    "prior_mean": 0.5,
+    "temperature": 0.7,
+}
+
+
+class Lattice:
+    """The chain as a walk on START + δ k, k from -reach to reach."""
+
+    def __init__(self, reach: int, noise: float, lr: float = TARGET["lr"]) -> None:
+        pull = TARGET["prior_precision"] / TARGET["num_data"]
+        heat = TARGET["temperature"] / TARGET["num_data"]
+        self.reach, self.heat = reach, heat
+        self.delta = math.sqrt(2 * lr * heat)
+        self.theta = START + self.delta * np.arange(-reach, reach + 1)
+        exact = self.theta - CENTRE + pull * (self.theta - TARGET["prior_mean"])
+        self.grads = np.stack([exact - noise, exact + noise])
+        self.kept = np.clip(self.grads, -self.delta / lr, self.delta / lr)
+        self.up = (0.5 * (1 - lr * self.kept / self.delta)).mean(axis=0)
+
+    def after(self, steps: int) -> Array:
+        """The law of the place after so many steps from START."""
+        law = np.zeros(2 * self.reach + 1)
+        law[self.reach] = 1
+        for _ in range(steps):
+            ups, downs = law * self.up, law * (1 - self.up)
+            law = np.concatenate([[0], ups[:-1]]) + np.concatenate([downs[1:], [0]])
+        return law
+
+
+def noisy(p: nn.Parameter, noise: float, generator: torch.Generator) -> None:
+    signs = torch.randint(0, 2, p.shape, generator=generator) * 2 - 1
+    p.grad = p.detach() - CENTRE + noise * signs
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+@pytest.mark.parametrize("steps", [8, 40])
+def test_every_place_is_as_likely_as_it_should_be(steps: int, noise: float) -> None:
+    p = nn.Parameter(torch.full((CHAINS,), START, dtype=torch.float64))
+    sampler = sg.SGLRW([p], **TARGET, seed=7)
+    g = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        noisy(p, noise, g)
+        sampler.step()
+    lattice = Lattice(steps, noise)
+    place = (p.detach().numpy() - START) / lattice.delta
+    whole = np.rint(place)
+    assert np.abs(place - whole).max() < 1e-9
+    counts = np.bincount(whole.astype(int) + steps, minlength=2 * steps + 1)
+    law = lattice.after(steps)
+    assert not np.any(counts[law == 0])
+    check_counts(counts[law > 0], law[law > 0], label="SGLRW's lattice")
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0, 3.0])
+def test_noise_that_does_not_clip_heats_nothing(noise: float) -> None:
+    """And the variance has no error of the step: T / (N k), at any such lr."""
+    lattice = Lattice(300, noise, lr=0.02)
+    laws = [lattice.after(n) for n in (1200, 1201)]
+    law = np.mean(laws, axis=0)
+    mean = law @ lattice.theta
+    variance = law @ (lattice.theta - mean) ** 2
+    exact = lattice.heat / (1 + TARGET["prior_precision"] / TARGET["num_data"])
+    heating = variance / exact - 1
+    assert heating > 10 if noise == 3.0 else abs(heating) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("numel", [1, 7, 130, 1001])
+def test_directions_are_drawn_by_the_words(numel: int, dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(0)
+    p = nn.Parameter(torch.randn(numel, generator=g, dtype=dtype))
+    sampler = sg.SGLRW([p], **TARGET, seed=-11)
+    for step in range(3):
+        p.grad = torch.randn(numel, generator=g, dtype=dtype)
+        pull = TARGET["prior_precision"] / TARGET["num_data"]
+        force = p.grad.double() + pull * (p.detach().double() - TARGET["prior_mean"])
+        before = p.detach().double().clone()
+        sampler.step()
+        quads = np.arange((numel + 3) // 4, dtype=np.uint64)
+        counter = np.stack(
+            [quads, 0 * quads, 0 * quads + np.uint64(step), 0 * quads], 1
+        )
+        key = -11 % 2**64
+        words = philox(counter, (key % 2**32, key >> 32)).ravel()[:numel]
+        u = (words.astype(np.uint32).view(np.int32) + 0.5) / 2**31
+        delta = math.sqrt(2 * 0.3 * 0.7 / 20)
+        gap = torch.from_numpy(delta * u) + 0.3 * force
+        sure = gap.abs() > 1e-6
+        assert sure.double().mean() > 0.99 or numel == 1
+        expected = before + torch.where(gap < 0, delta, -delta)
+        torch.testing.assert_close(
+            p.detach().double()[sure], expected[sure], rtol=1e-6, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_gauges_see_the_heat_of_clipping_and_nothing_else(noise: float) -> None:
+    p = nn.Parameter(torch.full((CHAINS,), START, dtype=torch.float64))
+    sampler = sg.SGLRW([("theta", p)], **TARGET, seed=3)
+    g = torch.Generator().manual_seed(2)
+    burn_in, steps = 60, 40
+    gauges = sg.Gauges(sampler, every=1)
+    for step in range(burn_in + steps):
+        if step == burn_in:
+            gauges.reset()
+        noisy(p, noise, g)
+        sampler.step()
+    read = gauges.tensor("theta")
+    lattice = Lattice(burn_in + steps, noise)
+    laws = [lattice.after(n) for n in range(burn_in, burn_in + steps)]
+    forces = lattice.theta * lattice.grads / lattice.heat * TARGET["temperature"]
+    kept = lattice.theta * lattice.kept / lattice.heat * TARGET["temperature"]
+    expected = {
+        "configurational": forces,
+        "kinetic": TARGET["temperature"] + forces - kept,
+        "clipped": 1.0 * (lattice.grads != lattice.kept),
+    }
+    scores = {}
+    for name, values in expected.items():
+        means = [law @ values.mean(axis=0) for law in laws]
+        square = np.mean([law @ (values**2).mean(axis=0) for law in laws])
+        # No more than that of one step: steps are correlated.
+        error = math.sqrt((square - np.mean(means) ** 2) / CHAINS)
+        scores[name] = (getattr(read, name).mean - np.mean(means)) / error
+    check_z(scores, label="SGLRW's gauges")
+    assert abs(read.excess.mean) < 0.01 < read.clipped.mean
+    (finding,) = gauges.findings() if noise else gauges.findings(budget=0.001)
+    assert finding.fault == "hot"
+    assert "is clipping, of" in gauges.summary(budget=0.001)
+
+
+def test_what_is_not_finite_is_not_walked_over() -> None:
+    p = nn.Parameter(torch.zeros(5))
+    sampler = sg.SGLRW([p], lr=0.1, num_data=10, nonfinite="allow", seed=0)
+    p.grad = torch.tensor([-1e30, math.nan, math.inf, -math.inf, 1e30])
+    sampler.step()
+    delta = math.sqrt(0.02)
+    expected = torch.tensor([delta, math.nan, -math.inf, math.inf, -delta])
+    torch.testing.assert_close(p.detach(), expected, equal_nan=True)
