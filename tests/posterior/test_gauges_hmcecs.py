@@ -133,8 +133,11 @@ def test_known_bugs_are_seen(
     if bug is _accept_all:  # which small steps do not need to be told
         sampler.param_groups[0].update(step_size=1.6, trajectory_length=4.8)
     bug(monkeypatch)
-    chain(sampler, data, 500)
-    assert fault in {found.fault for found in gauges.findings()}
+    for _ in range(5):
+        chain(sampler, data, 100)
+        if fault in {found.fault for found in gauges.findings()}:
+            return
+    raise AssertionError(gauges.summary())
 
 
 @pytest.mark.quick
