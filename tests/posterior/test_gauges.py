@@ -22,6 +22,9 @@ import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.record import chain_of
 
+# Sampled laws, but for what is marked as quick.
+pytestmark = pytest.mark.slow
+
 N, PRIOR, SPREAD = 100.0, 20.0, 0.4
 Build = Callable[..., sg.Sampler]
 
@@ -107,7 +110,6 @@ def assert_near(value: float, expected: float, half_width: float) -> None:
     assert abs(value - expected) < 1.75 * half_width
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

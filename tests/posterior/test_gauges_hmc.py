@@ -17,6 +17,9 @@ from torch import Tensor, nn
 import torch_sgmcmc as sg
 import torch_sgmcmc.chain.hamiltonian as hmc_module
 
+# Sampled laws, but for what is marked as quick.
+pytestmark = pytest.mark.slow
+
 N, PRIOR = 100.0, 20.0
 SHAPE = (16, 32)
 CURVATURES = torch.linspace(0.5, 2.0, 512).view(SHAPE)

@@ -16,6 +16,9 @@ import torch_sgmcmc as sg
 import torch_sgmcmc.hmcecs as hmcecs_module
 from torch_sgmcmc.ecs.target import Point, SubsampledTarget
 
+# Sampled laws, but for what is marked as quick.
+pytestmark = pytest.mark.slow
+
 Settings = dict[str, Any]
 
 RIGHT: dict[str, tuple[str, torch.dtype, Settings]] = {

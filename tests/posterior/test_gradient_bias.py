@@ -17,6 +17,9 @@ from torch.nn.functional import mse_loss
 
 import torch_sgmcmc as sg
 
+# Sampled laws, but for what is marked as quick.
+pytestmark = pytest.mark.slow
+
 N, STEPS = 200, 2500
 PRIOR = 20.0
 
