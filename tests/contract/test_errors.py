@@ -250,21 +250,6 @@ def test_bad_capturable(kind: type[sg.Sampler]) -> None:
     )
 
 
-@each_kind
-def test_managed_keys(kind: type[sg.Sampler]) -> None:
-    sampler = kind([parameter()], **GOOD)
-    before = snapshot(sampler)
-    for key in ("seed", "step", "offsets"):
-        text = (
-            f"Invalid param group: {key!r} is managed by {kind.__name__} and cannot "
-            "be set for a group"
-        )
-        group = {"params": [parameter(1)], key: 0}
-        fails(lambda group=group: kind([group], **GOOD), ValueError, text)
-        fails(lambda group=group: sampler.add_param_group(group), ValueError, text)
-    assert_unchanged(snapshot(sampler), before)
-
-
 # ---- The account of the minibatches' noise ---------------------------------------
 
 

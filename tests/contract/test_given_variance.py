@@ -399,6 +399,7 @@ def experiment(chosen: Method, **settings: Any) -> Experiment:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("every", "what"), [(0, "whole"), (3, "whole"), (0, "diagonal")]
 )
@@ -422,17 +423,20 @@ def test_what_a_diagonal_leaves() -> None:
     assert found["nothing"] == pytest.approx([1.07, 1.61], abs=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["diagonal", "nothing"])
 def test_less_than_the_whole_is_caught(what: str) -> None:
     less = replace(method(what), law=method("whole").law)
     assert_caught(check_stationary, experiment(less))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", ["sign", "shuffled"])
 def test_mutants_are_caught(mutation: str) -> None:
     assert_caught(check_stationary, experiment(method("whole", mutation=mutation)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", ["transposed", "scale squared"])
 def test_mutants_of_the_factor_are_caught(
     mutant: str, monkeypatch: pytest.MonkeyPatch

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from failed_steps import assert_unchanged, snapshot, step_fails
+from failed_steps import step_fails
 from hmc_chains import GOOD, NO_CLOSURE, Quartic, fails
-from short_chains import assert_same, two
+from short_chains import two
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
@@ -75,22 +75,6 @@ def test_bad_trajectory_length(value: float) -> None:
     settings = {**GOOD, "num_steps": None, "trajectory_length": value}
     message = f"Invalid trajectory_length: {value} (must be finite and > 0)"
     fails(lambda: sg.HMC(two(), **settings), ValueError, message)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("step_size", "num_steps", "trajectory_length", "num_data", "temperature"),
-        *("metropolis", "resample_momentum_every", "num_chains", "num_trajectories"),
-        *("num_accepted", "num_divergences", "dual_averaging", "seed", "step"),
-    ],
-)
-def test_groups_share_all_but_the_prior(name: str) -> None:
-    message = (
-        f"Invalid param group: {name!r} is managed by HMC and cannot be set for a group"
-    )
-    groups = [{"params": two()}, {"params": two(), name: 1}]
-    fails(lambda: sg.HMC(groups, **GOOD), ValueError, message)
 
 
 def test_groups_must_stay_equal() -> None:
@@ -292,30 +276,6 @@ def test_gradients_of_other_parameters_later() -> None:
                 "HMC got gradients of other parameters from the closure than at its "
                 "first call in this step",
             )
-
-
-@pytest.mark.parametrize("every", [0, 1])
-@pytest.mark.parametrize("call", [0, 1, 3])
-def test_an_exception_in_the_closure_changes_nothing(call: int, every: int) -> None:
-    params, others = two(), two()
-    settings = {**GOOD, "resample_momentum_every": every}
-    sampler, twin = sg.HMC(params, **settings), sg.HMC(others, **settings)
-    for _ in range(2):  # without and with a momentum
-        quartic, calls = Quartic(params), iter(range(9))
-
-        def closure(quartic: Any = quartic, calls: Any = calls) -> Tensor:
-            loss = quartic()
-            if next(calls) == call:
-                raise KeyError("data")
-            return loss
-
-        before = snapshot(sampler)
-        with pytest.raises(KeyError, match="data"):
-            sampler.step(closure)
-        assert_unchanged(sampler, before)
-        sampler.step(Quartic(params))
-        twin.step(Quartic(others))
-        assert_same(params, others)
 
 
 def test_grad_scaler_is_refused() -> None:

@@ -68,6 +68,30 @@ def test_a_key_that_would_be_ignored(kind: str) -> None:
     chain.run(range(2))
 
 
+@each_class
+def test_what_the_sampler_has_for_all_groups(kind: str) -> None:
+    chain = Chain(kind)
+    name = type(chain.sampler).__name__
+    assert {"seed", "step", "offsets", "num_skipped"} < {*chain.sampler._MANAGED}
+    for key in chain.sampler._MANAGED:
+        message = (
+            f"Invalid param group: {key!r} is managed by {name} and cannot be set for "
+            "a group"
+        )
+        group = {"params": [parameter()], key: 0}
+        fails(lambda group=group: chain.sampler.add_param_group(group), message)
+        mixed = [{"params": [parameter()]}, {"params": [parameter()], key: 0}]
+        with pytest.raises(ValueError, match=f"{key}' is managed by {name}"):
+            type(chain.sampler)(mixed, **given_to(chain.sampler))
+    assert len(chain.sampler.param_groups) == 2
+
+
+def given_to(sampler: sg.Sampler) -> dict[str, Any]:
+    """What its constructor needs."""
+    needed = ("lr", "num_data", "step_size", "num_steps", "subsample_size")
+    return {k: v for k, v in sampler.param_groups[0].items() if k in needed}
+
+
 def test_keys_without_a_near_one() -> None:
     has = "it has lr, num_data, prior_mean, prior_precision, temperature"
     for key in ("betas", "maximize", "nesterov"):

@@ -94,20 +94,6 @@ def test_a_subclass_of_a_user_loads(kind: str) -> None:
 
 
 @each
-def test_a_file_is_loaded_by_torch_twice(kind: str) -> None:
-    chain = Chain(kind)
-    chain.run(range(3))
-    file = io.BytesIO()
-    torch.save(chain.sampler.state_dict(), file)
-    twin = chain.twin()
-    expected = chain.run(range(3, 6))
-    for _ in range(2):
-        file.seek(0)
-        twin.sampler.load_state_dict(torch.load(file, weights_only=True))
-    assert same(twin.run(range(3, 6)), expected)
-
-
-@each
 def test_hooks_see_a_dict_to_change_and_a_loaded_sampler(kind: str) -> None:
     chain = Chain(kind)
     chain.run(range(3))

@@ -1,15 +1,12 @@
 """The samplers in the cases that torch tests its own optimizers in.
 
 Inputs, errors, schedules and devices come from torch's test suite (the installed
-``torch.testing._internal``); a case is one of its ``test_optim.py``, where a sampler
-differs from an optimizer with a check that is stricter: chains to the bit.
+``torch.testing._internal``); a case is one of its ``test_optim.py``. What it has of
+states, copies and gradients is in test_state_dicts.py and test_optimizer_interface.py.
 """
 
 from __future__ import annotations
 
-import copy
-import io
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +23,6 @@ from torch.testing._internal.common_optimizers import (
     OptimizerInput,
     get_error_inputs_for_all_optims,
     optim_db,
-    optim_inputs_func_sgd,
     optims,
 )
 from torch.testing._internal.common_utils import TestCase, parametrize
@@ -112,7 +108,6 @@ INFOS = [
         closure=True,
     ),
 ]
-PLAIN = [i for i in INFOS if not i.step_requires_closure]
 
 
 class Problem:
@@ -158,10 +153,6 @@ class Problem:
             optimizer.step(self.closure)
 
 
-def copied(problem: Problem) -> Problem:
-    return copy.deepcopy(problem)
-
-
 @pytest.mark.filterwarnings("ignore:HMC got another loss")
 class TestSamplers(TestCase):
     """Each of torch's cases, over all samplers."""
@@ -201,63 +192,6 @@ class TestSamplers(TestCase):
                             schedule.step()
                 assert problem.losses().sum().item() < before, (given.desc, schedules)
 
-    @parametrize("named", [(False, False), (False, True), (True, False), (True, True)])
-    @optims(INFOS, dtypes=[torch.float32, torch.float64])
-    def test_a_loaded_state_goes_on(
-        self, device: str, dtype: Any, optim_info: Any, named: tuple[bool, bool]
-    ) -> None:
-        def make(problem: Problem, with_names: bool, kwargs: Any) -> sg.Sampler:
-            params: Any = problem.params
-            if with_names:
-                params = list(zip(("weight", "bias"), params, strict=True))
-            return optim_info.optim_cls(params, **kwargs)
-
-        for given in optim_info.optim_inputs_func(device):
-            problem = Problem(optim_info.optim_cls, dtype)
-            optimizer = make(problem, named[0], given.kwargs)
-            problem.steps(optimizer, 6)
-            other = copied(problem)
-            second = make(other, named[1], {**given.kwargs, "seed": 99})
-            state = optimizer.state_dict()
-            kept = copy.deepcopy(state)
-            file = io.BytesIO()
-            torch.save(state, file)
-            file.seek(0)
-            for loaded in (state, torch.load(file, weights_only=True)):
-                second.load_state_dict(loaded)  # twice, as frameworks do
-            problem.steps(optimizer, 6)
-            other.steps(second, 6)
-            assert_same(problem.params, other.params)
-            # Loading and stepping have not written into what was loaded.
-            assert str(loaded["param_groups"]) == str(kept["param_groups"])
-            # Equal for equal parameters, but for names.
-            ours, theirs = optimizer.state_dict(), second.state_dict()
-            assert str(ours["state"]) == str(theirs["state"])
-            for group in (*ours["param_groups"], *theirs["param_groups"]):
-                group.pop("param_names", None)
-                group.pop("num_evaluations", None)  # what loading has cost included
-            assert str(ours["param_groups"]) == str(theirs["param_groups"])
-
-    @optims(INFOS)
-    def test_copies(self, device: str, dtype: Any, optim_info: Any) -> None:
-        def public(optimizer: sg.Sampler) -> set[str]:
-            return {key for key in vars(optimizer) if not key.startswith("_")}
-
-        by: dict[str, Callable[[Any], Any]] = {
-            "deepcopy": copy.deepcopy,
-            "pickle": lambda both: pickle.loads(pickle.dumps(both)),
-        }
-        for given in optim_info.optim_inputs_func(device):
-            for name, duplicate in by.items():
-                problem = Problem(optim_info.optim_cls, dtype)
-                optimizer = optim_info.optim_cls(problem.params, **given.kwargs)
-                for _ in range(2):  # before and after there is a state
-                    other, second = duplicate((problem, optimizer))
-                    assert public(second) == public(optimizer), name
-                    other.steps(second, 3)
-                    problem.steps(optimizer, 3)
-                    assert_same(problem.params, other.params)
-
     @optims(INFOS)
     def test_hooks(self, device: str, dtype: Any, optim_info: Any) -> None:
         problem = Problem(optim_info.optim_cls, dtype)
@@ -295,23 +229,6 @@ class TestSamplers(TestCase):
         optimizer.load_state_dict(optimizer.state_dict())
         assert optimizer.param_groups[0]["step"] == 2
 
-    @optims(PLAIN)
-    def test_gradients(self, device: str, dtype: Any, optim_info: Any) -> None:
-        # Without them nothing moves, and they are not written into.
-        for given in optim_info.optim_inputs_func(device):
-            problem = Problem(optim_info.optim_cls, dtype)
-            start = [p.detach().clone() for p in problem.params]
-            optimizer = optim_info.optim_cls(problem.params, **given.kwargs)
-            optimizer.step()
-            assert_same(problem.params, start)
-            problem.closure()
-            grads = [p.grad for p in problem.params]
-            copies = [g.clone() for g in grads]
-            for _ in range(3):
-                optimizer.step()
-            assert all(g is p.grad for g, p in zip(grads, problem.params, strict=True))
-            assert_same(grads, copies)
-
     @optims(INFOS)
     def test_printing(self, device: str, dtype: Any, optim_info: Any) -> None:
         for given in optim_info.optim_inputs_func(device):
@@ -345,31 +262,6 @@ class TestSamplers(TestCase):
                 assert problem.losses().sum() < start
                 if not optimizer.param_groups[1].get("momentum"):
                     assert_same([problem.bias], [bias])
-
-    def test_sgd_is_what_a_frozen_sampler_is(self, device: str) -> None:
-        known = {"lr", "momentum", "weight_decay"}
-        cases = [i.kwargs for i in optim_inputs_func_sgd(device)]
-        cases = [kwargs for kwargs in cases if kwargs.keys() <= known]
-        assert len(cases) == 6
-        for kwargs in cases:
-            ours, theirs = Problem(SGD, torch.float64), Problem(SGD, torch.float64)
-            sgd = SGD(theirs.params, **kwargs)
-            settings = {
-                "lr": kwargs.get("lr", 1e-3),
-                "num_data": 10,
-                "prior_precision": 10 * kwargs.get("weight_decay", 0.0),
-                "temperature": 0.0,
-            }
-            sampler: sg.Sampler
-            if "momentum" in kwargs:
-                sampler = sg.SGHMC(ours.params, momentum=kwargs["momentum"], **settings)
-            else:
-                sampler = sg.SGLD(ours.params, **settings)
-            for _ in range(20):
-                ours.steps(sampler, 1)
-                theirs.steps(sgd, 1)
-                for p, q in zip(ours.params, theirs.params, strict=True):
-                    torch.testing.assert_close(p, q)
 
 
 instantiate_device_type_tests(TestSamplers, globals(), only_for="cpu")

@@ -35,6 +35,14 @@ def torchrun(*command: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+def on_two_ranks(name: str, arguments: list[object], folder: Path) -> str:
+    """What the first rank prints; the other prints nothing."""
+    ranks = [list(map(str, arguments))] * 2
+    first, second = run_ranks(FOLDER / f"{name}.py", ranks, folder)
+    assert second == ""
+    return first
+
+
 @pytest.fixture
 def one_rank(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Iterator[None]:
     """What torchrun gives a job of one rank."""
@@ -51,9 +59,8 @@ def test_ranks_sample_the_posterior_of_one_process(
     # The steps compare what ranks do, not how long: num_data or a minibatch divided by
     # the number of ranks, and gradients that are summed, make another chain at once.
     arguments = ["--out", tmp_path / "two", "--epochs", "60"]
-    result = torchrun(FOLDER / "distributed_ddp.py", *arguments)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("10 draws; error of their mean ")
+    printed = on_two_ranks("distributed_ddp", arguments, tmp_path)
+    assert printed.startswith("10 draws; error of their mean ")
     run_example("distributed_ddp", "--out", tmp_path / "one", *arguments[2:])
     one, two = (sg.SampleStore(tmp_path / name / "draws") for name in ("one", "two"))
     assert [draw.step for draw in one] == [draw.step for draw in two]
@@ -66,9 +73,8 @@ def test_shards_and_another_number_of_ranks_go_on_with_the_chain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_rank: None
 ) -> None:
     arguments = ["--out", tmp_path / "parts", "--epochs", "54"]
-    result = torchrun(FOLDER / "distributed_fsdp.py", *arguments)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("4 draws; error of their mean ")
+    printed = on_two_ranks("distributed_fsdp", arguments, tmp_path)
+    assert printed.startswith("4 draws; error of their mean ")
     for out in ("parts", "whole"):
         run_example("distributed_fsdp", "--out", tmp_path / out, "--epochs", 60)
     parts, whole = (
@@ -86,11 +92,8 @@ def test_a_rank_that_dies_is_named_and_a_restart_continues_all_chains(
     program = FOLDER / "distributed_chains.py"
 
     def run(out: str) -> str:
-        """What the first of two ranks prints; the other prints nothing."""
-        arguments = ["--out", str(tmp_path / out), "--steps", "200"]
-        first, second = run_ranks(program, [arguments] * 2, tmp_path)
-        assert second == ""
-        return first
+        arguments = ["--out", tmp_path / out, "--steps", "200"]
+        return on_two_ranks("distributed_chains", arguments, tmp_path)
 
     whole = run("whole")
     assert "2 chains of 16 draws, 600 quantities" in whole

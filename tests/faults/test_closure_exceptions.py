@@ -62,11 +62,12 @@ class Chain:
     closure: Closure
 
 
-def two() -> list[Tensor]:
+def some() -> list[Tensor]:
     g = torch.Generator().manual_seed(9)
     return [
         nn.Parameter(torch.randn(4, generator=g)),
         nn.Parameter(torch.randn(4, 2, generator=g, dtype=torch.float64)),
+        nn.Parameter(torch.randn(4, generator=g).bfloat16()),  # which has a master
     ]
 
 
@@ -87,7 +88,7 @@ def make(name: str, anchored: bool = True) -> Chain:
         if anchored:  # what a first step chooses, it keeps
             ecs.step(data)
         return Chain(ecs, data.params, Closure(lambda draw, i: data(i)))
-    params = two()
+    params = some()
     sampler = cls(params, num_data=50, seed=5, **settings)
     chains = "num_chains" in settings
 

@@ -56,7 +56,10 @@ def jobs() -> str:
 
 
 def install(work: Path) -> None:
-    """Installs the library, built here unless TORCH_SGMCMC_BUILD names a build."""
+    """Installs the library, built here unless TORCH_SGMCMC_BUILD names a build.
+
+    With -O1, in half the time: bits do not depend on it, and presets have -O3.
+    """
     work.mkdir(exist_ok=True)
     build = os.environ.get("TORCH_SGMCMC_BUILD")
     if not build:
@@ -67,7 +70,7 @@ def install(work: Path) -> None:
             *("-S", CHECKOUT, "-B", build, "-G", "Ninja"),
             f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
             f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}",
-            f"-DTORCH_SGMCMC_CUDA={cuda}",
+            *(f"-DTORCH_SGMCMC_CUDA={cuda}", "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"),
             "-DTORCH_SGMCMC_TESTS=OFF",
         )
         run(tool("cmake"), "--build", build, "--parallel", jobs())

@@ -235,5 +235,5 @@ THERMOSTATS = Method(
     SGNHT,
     sgnht_law,
     METHODS[-1].inertia,
-    {"momentum": 0.8, "thermostat_rate": 1e-3},
+    {"momentum": 0.8, "thermostat_rate": 2e-3},
 )

@@ -225,7 +225,7 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
             "methods/nonfinite_loop.inl",
             "total.infinities += infinities;",
             "total.infinities += 0 * infinities;",
-            ("tests/contract/test_nonfinite.py -k every_position",),
+            ("tests/operators/test_nonfinite_operators.py -k every_position",),
         ),
         Mutant(
             "gauges: the momentum's sum is of the position",
@@ -323,7 +323,7 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
             "methods/nonfinite_loop.inl",
             "return largest >= BitsOf<T>::kInfinity;",
             "return largest > BitsOf<T>::kInfinity;",
-            ("tests/contract/test_nonfinite.py -k every_position",),
+            ("tests/operators/test_nonfinite_operators.py -k every_position",),
         ),
         Mutant(
             "SBPS: reflections without the prior",

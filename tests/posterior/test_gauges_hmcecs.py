@@ -16,6 +16,9 @@ import torch_sgmcmc as sg
 import torch_sgmcmc.hmcecs as hmcecs_module
 from torch_sgmcmc.ecs.target import Point, SubsampledTarget
 
+# Sampled laws, but for what is marked as quick.
+pytestmark = pytest.mark.slow
+
 Settings = dict[str, Any]
 
 RIGHT: dict[str, tuple[str, torch.dtype, Settings]] = {
@@ -133,8 +136,11 @@ def test_known_bugs_are_seen(
     if bug is _accept_all:  # which small steps do not need to be told
         sampler.param_groups[0].update(step_size=1.6, trajectory_length=4.8)
     bug(monkeypatch)
-    chain(sampler, data, 500)
-    assert fault in {found.fault for found in gauges.findings()}
+    for _ in range(5):
+        chain(sampler, data, 100)
+        if fault in {found.fault for found in gauges.findings()}:
+            return
+    raise AssertionError(gauges.summary())
 
 
 @pytest.mark.quick

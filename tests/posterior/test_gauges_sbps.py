@@ -93,16 +93,18 @@ class Chain:
         return {found.fault for found in self.gauges.findings()}
 
 
-def check(chain: Chain) -> None:
-    """Both temperatures are T, to 3.5 standard errors."""
+def looks(chain: Chain) -> tuple[bool, bool]:
+    """Whether temperatures are known well enough, and T to 3.5 standard errors."""
     temperature = chain.sampler.param_groups[0]["temperature"]
     readings = [chain.gauges.tensor(i) for i in range(len(chain.params))]
+    known = right = True
     for reading in (*readings, chain.gauges.all()):
         for mean, half_width in (reading.kinetic, reading.configurational):
-            assert half_width < 0.3 * temperature
-            assert abs(mean - temperature) < 1.75 * half_width + 1e-6
+            known &= half_width < 0.3 * temperature
+            right &= abs(mean - temperature) < 1.75 * half_width + 1e-6
         mean, half_width = reading.excess
-        assert abs(mean) < 1.75 * half_width
+        right &= abs(mean) < 1.75 * half_width
+    return known, right
 
 
 @pytest.mark.slow
@@ -116,8 +118,11 @@ def check(chain: Chain) -> None:
 )
 def test_both_temperatures_are_that_of_the_target(name: str, dtype: Any) -> None:
     chain = Chain(*RIGHT[name], dtype=dtype)
-    chain.run(4000)
-    check(chain)
+    for _ in range(2):  # as often as a wrong one is looked at
+        chain.run(2000)
+        known, right = looks(chain)
+        assert right or not known
+    assert known
     assert chain.faults == set()
     assert 100 < chain.gauges.num_observed < 400
 
@@ -167,7 +172,7 @@ def test_observe_sees_another_loss() -> None:
     chain.run(300, scale=0.6)
     chain.gauges.reset()
     chain.run(2500, scale=0.6)
-    check(chain)
+    assert looks(chain) == (True, True)
     chain.gauges.detach()
     gauges = sg.Gauges(chain.sampler, every=10**9)
     chain.sampler.register_sample_hook(
@@ -197,9 +202,11 @@ def test_wrong_sums_are_seen(monkeypatch: pytest.MonkeyPatch, wrong: Any) -> Non
     right = sg.Gauges._fly
     monkeypatch.setattr(sg.Gauges, "_fly", lambda g, *a: right(g, *wrong(*a)))
     chain = Chain(*RIGHT["given"], seed=4)
-    chain.run(4000)
-    with pytest.raises(AssertionError):
-        check(chain)
+    for _ in range(2):
+        chain.run(2000)
+        if looks(chain) == (True, False):
+            return
+    assert not all(looks(chain))
 
 
 def accepts_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,8 +258,11 @@ def test_wrong_bounces_are_seen(
 ) -> None:
     chain = Chain(*RIGHT[name])
     break_it(monkeypatch)
-    chain.run(2500)
-    assert "not in equilibrium" in chain.faults
+    for _ in range(5):
+        chain.run(500)
+        if "not in equilibrium" in chain.faults:
+            return
+    raise AssertionError(chain.gauges.summary())
 
 
 # ---- Windows -----------------------------------------------------------------------

@@ -31,6 +31,7 @@ def test_the_formula() -> None:
     assert learning_coefficient((2, 2, 2), 0) == 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "rank", "draws"),
     [((5, 4), 4, 1500), ((5, 3, 4), 3, 1500), ((4, 4, 4), 2, 3000)],
@@ -94,6 +95,7 @@ SAMPLERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_of_every_sampler(kind: str) -> None:
     """A regular model: d/2, by minibatches but for HMC."""
@@ -112,6 +114,7 @@ def test_of_every_sampler(kind: str) -> None:
     assert problem.weight.grad is grad
 
 
+@pytest.mark.slow
 def test_a_localization_that_holds_directions_fast() -> None:
     """½ nβh / (nβh + γ) of each."""
     problem = Regression()
@@ -151,6 +154,7 @@ def test_it_says_what_is_wrong() -> None:
         problem.estimate(lambda p, **t: sg.SGLD(p, lr=1e-3, **t), burn_in=0)
 
 
+@pytest.mark.slow
 def test_heat_is_said() -> None:
     """λ = 5: where minibatches heat, the interval misses it, and that is said."""
     problem = Regression()

@@ -5,7 +5,6 @@ import gc
 import math
 import weakref
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -200,9 +199,7 @@ def test_batches_and_their_order_do_not_matter(batch_size: int) -> None:
     options: dict[str, Any] = {"functions": {"square": torch.square}}
     whole = sg.predict(model, draws, x, **options)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(4))
-    loader = DataLoader(
-        TensorDataset(x[order], torch.arange(len(x))), batch_size=batch_size
-    )
+    data = TensorDataset(x[order], torch.arange(len(x)))
     for found in (
         sg.predict(model, reversed(draws), x, batch_size=batch_size, **options),
         sg.predict(model, draws, list(x.split(batch_size)), **options),
@@ -210,6 +207,7 @@ def test_batches_and_their_order_do_not_matter(batch_size: int) -> None:
         close(found.mean, whole.mean.double())
         close(found.epistemic, whole.epistemic.double())
         close(found.averages["square"], whole.averages["square"].double())
+    loader = DataLoader(data, batch_size=batch_size)
     found = sg.predict(model, draws, loader, **options)
     close(found.mean, whole.mean[order].double())
     close(found.total, whole.total[order].double())
@@ -513,8 +511,8 @@ class Counted(Mapping):
         return len(self._draw)
 
 
-@pytest.mark.parametrize(("chunk_size", "most"), [(1, 1), (3, 3)])
-def test_draws_are_let_go(chunk_size: int, most: int) -> None:
+@pytest.mark.parametrize("chunk_size", [1, 3])
+def test_draws_are_let_go(chunk_size: int) -> None:
     model, x = network(), inputs()
     (draw,) = draws_of(model, 1)
     gc.collect()
@@ -522,25 +520,7 @@ def test_draws_are_let_go(chunk_size: int, most: int) -> None:
     Counted.most = 0
     draws = (Counted(draw) for _ in range(12))
     sg.predict(model, draws, x, chunk_size=chunk_size)
-    assert Counted.most == most * len(draw)
-
-
-def test_draws_from_files(tmp_path: Path) -> None:
-    safetensors = pytest.importorskip("safetensors.torch")
-    from safetensors import safe_open
-
-    model, x = network(), inputs()
-    draws = draws_of(model, 6)
-    for i, draw in enumerate(draws):
-        safetensors.save_file(draw, tmp_path / f"{i}.safetensors")
-
-    def stored() -> Iterator[Draw]:
-        for i in range(6):
-            with safe_open(tmp_path / f"{i}.safetensors", "pt") as file:
-                yield {name: file.get_tensor(name) for name in file.keys()}
-
-    expected = sg.predict(model, draws, x)
-    assert torch.equal(sg.predict(model, stored(), x).mean, expected.mean)
+    assert Counted.most == chunk_size * len(draw)
 
 
 def test_inputs_that_change_are_refused() -> None:
