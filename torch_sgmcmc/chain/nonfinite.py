@@ -130,8 +130,9 @@ def gate_of(chain: Chain, work: list[Work]) -> Tensor | None:
     step = group["step"]
     if torch.is_tensor(step):
         return step_or_nothing(counts, step=0, device_step=step)
-    chain.pending = Pending(seen, group["nonfinite"])
-    return step_or_nothing(counts, step=step)
+    gate = step_or_nothing(counts, step=step)
+    chain.pending = Pending(seen, gate, group["nonfinite"])
+    return gate
 
 
 def leave_out(chain: Chain) -> None:
@@ -167,7 +168,7 @@ def catch_up(chain: Chain) -> None:
     if pending is None:
         return
     seen = pending.wait()
-    if not any(bool(s.counts.any()) for s in seen):
+    if not seen:
         return
     for group in chain.groups:
         group["step"] -= 1

@@ -20,18 +20,23 @@ class Seen:
 
 
 class Pending:
-    """What was counted in a step on a GPU, on its way to the host."""
+    """What was found in a step on a GPU; whether anything was comes to the host.
 
-    def __init__(self, seen: list[Seen], choice: str) -> None:
+    Args:
+        seen: what was counted.
+        gate: the step that operators were given, negative if anything was found.
+        choice: what is to be done then.
+    """
+
+    def __init__(self, seen: list[Seen], gate: Tensor, choice: str) -> None:
         self.choice = choice
-        self.seen = [
-            Seen(s.what, s.params, s.counts.to("cpu", non_blocking=True)) for s in seen
-        ]
+        self._seen = seen
+        self._gate = gate.to("cpu", non_blocking=True)
         self._event = None
-        device = seen[0].counts.device
-        if device.type == "cuda":
-            self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(device))
+        if gate.is_cuda:
+            # Of the current stream, by the shortest way.
+            self._event = torch.Event(gate.device)
+            self._event.record()
 
     @property
     def is_on_gpu(self) -> bool:
@@ -39,7 +44,9 @@ class Pending:
         return self._event is not None
 
     def wait(self) -> list[Seen]:
-        """What was found; the device has long gone on to the next step."""
+        """What was counted, if anything; the device has long gone on."""
         if self._event is not None:
             self._event.synchronize()
-        return self.seen
+        if int(self._gate) >= 0:
+            return []
+        return [Seen(s.what, s.params, s.counts.cpu()) for s in self._seen]

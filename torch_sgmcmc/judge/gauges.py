@@ -75,10 +75,8 @@ class Gauges(Readings):
     * the minibatches' part of it is lr N Var(ḡ) / (2 T α), α = 1 − m (SGLD: 1), less
       what ``noise_estimate`` takes off.
 
-    :class:`SGLRW`: T_kin = T + (N/d) (θ − c) · (g − clip(g)), clip(g) within δ/lr; the
-    part of coordinates that clip is the reading ``clipped``.
-
-    :class:`SGNHT`: T_kin = N/(lr d) Σ ((1 + m) v²/2 − (θ − c) s v), s the friction that
+    :class:`SGLRW`: T_kin = T + (N/d) (θ − c) · (g − clip(g)), clip(g) within δ/lr; what
+    part clips is ``clipped``. :class:`SGNHT`: T_kin = N/(lr d) Σ ((1 + m) v²/2 − (θ − c) s v), s the friction that
     was learnt. :class:`PSGLD`: ‖g‖² and Var(ḡ) are weighted with G; while G adapts,
     equality holds as far as it stays the same in the time that θ moves. :class:`EWSG`:
     g is the gradient that was chosen, and Var(ḡ) that of the chosen. With
