@@ -76,11 +76,12 @@ class Gauges(Readings):
       what ``noise_estimate`` takes off.
 
     :class:`SGLRW`: T_kin = T + (N/d) (θ − c) · (g − clip(g)), clip(g) within δ/lr; what
-    part clips is ``clipped``. :class:`SGNHT`: T_kin = N/(lr d) Σ ((1 + m) v²/2 − (θ − c) s v), s the friction that
-    was learnt. :class:`PSGLD`: ‖g‖² and Var(ḡ) are weighted with G; while G adapts,
-    equality holds as far as it stays the same in the time that θ moves. :class:`EWSG`:
-    g is the gradient that was chosen, and Var(ḡ) that of the chosen. With
-    ``resample_momentum_every`` see ``csrc/host/gauges.h``, which derives them all.
+    part clips is ``clipped``. :class:`SGNHT`: T_kin = N/(lr d) Σ ((1 + m) v²/2 − (θ −
+    c) s v), s the friction that was learnt. :class:`PSGLD`: ‖g‖² and Var(ḡ) are
+    weighted with G; while G adapts, equality holds as far as it stays the same in the
+    time that θ moves. :class:`EWSG`: g is the gradient that was chosen, and Var(ḡ) that
+    of the chosen. With ``resample_momentum_every`` see ``csrc/host/gauges.h``, which
+    derives them all.
 
     :class:`HMC`: with the Metropolis test both are T in equilibrium, T_conf by the
     gradient where a trajectory starts, and :math:`T_\text{kin} = r^\top M^{-1} r / d`
