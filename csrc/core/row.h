@@ -2,9 +2,9 @@
 //
 // Rows stand beside functors (methods/*.h) and are listed in methods/rows.h.
 // Whatever is said of an operator is made of its row: its schema and the
-// checks of its numbers (apply/call.h), its boxed kernels (apply/boxed.h), its
-// handle for C++ (libtorch/core/operators.h) and what torch.compile is told of
-// it. What needs an `if` is code of the struct that holds the row.
+// checks of its numbers (apply/call.h), its boxed kernels (apply/boxed.h), how
+// C++ calls it (libtorch/core/operators.h, method.h) and what torch.compile is
+// told of it. What needs an `if` is code of the struct that holds the row.
 #pragma once
 
 #include <array>

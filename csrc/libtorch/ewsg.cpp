@@ -15,7 +15,6 @@
 #include "host/settings.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/closures.h"
-#include "libtorch/core/momentum.h"
 #include "libtorch/core/noise_key.h"
 #include "libtorch/core/nonfinite.h"
 #include "libtorch/core/operators.h"
@@ -45,9 +44,10 @@ constexpr const char* kEWSGNotAsked =
 
 // The operator's number of a surrogate: its place in the table.
 int64_t IndexOf(const std::string& surrogate) {
-  const Setting* row = detail::FindSettings("EWSG", {"surrogate"})[0];
-  return std::find(row->words.begin(), row->words.end(), surrogate) -
-         row->words.begin();
+  const auto rows = SettingsOf("EWSG");
+  const auto row =
+      std::ranges::find(rows, std::string_view("surrogate"), &Setting::name);
+  return std::ranges::find(row->words, surrogate) - row->words.begin();
 }
 
 Count Sum(const Count& a, const Count& b) {
@@ -82,8 +82,8 @@ void CheckSameParameters(const std::vector<Work>& current,
 
 }  // namespace
 
-void EWSGOptions::check() const {
-  OptionsOf::check();
+void EWSGOptions::check_values() const {
+  OptionsOf::check_values();
   refuse_capturable();
   if (persistent_index_chain() && index_chain_length() == 0) {
     Invalid(
@@ -95,12 +95,12 @@ void EWSGOptions::check() const {
 
 void EWSGOptions::check_progress() const {
   CheckPart("num_accepted",
-            num_accepted_.get().get(),
+            get<Count>("num_accepted").get(),
             "num_proposals",
-            num_proposals_.get());
-  const int64_t drawn = num_drawn_.get();
+            get<int64_t>("num_proposals"));
+  const auto drawn = get<int64_t>("num_drawn");
   CheckCount("num_drawn", drawn);
-  const std::vector<int64_t>& numbers = minibatches_.get();
+  const auto numbers = get<std::vector<int64_t>>("minibatches");
   const auto expected = static_cast<size_t>(num_chains().value_or(1));
   const bool are_drawn = std::ranges::all_of(
       numbers, [&](int64_t number) { return number >= 0 && number < drawn; });
@@ -111,8 +111,8 @@ void EWSGOptions::check_progress() const {
 }
 
 double EWSG::acceptance_rate() const {
-  return Ratio(static_cast<double>(progress().num_accepted_.get().get()),
-               static_cast<double>(progress().num_proposals_.get()));
+  return Ratio(static_cast<double>(progress().get<Count>("num_accepted").get()),
+               progress().get<double>("num_proposals"));
 }
 
 at::Tensor EWSG::minibatches() const {
@@ -157,8 +157,8 @@ torch::Tensor EWSG::step(LossClosure closure) {
   check_groups();
   const int64_t length = first().index_chain_length();
   const bool is_persistent = first().persistent_index_chain();
-  const std::vector<int64_t>& former = progress().minibatches_.get();
-  num_drawn_ = progress().num_drawn_.get();
+  const auto former = progress().get<std::vector<int64_t>>("minibatches");
+  num_drawn_ = progress().get<int64_t>("num_drawn");
   at::Tensor numbers = is_persistent && !former.empty()
                            ? at::tensor(former, at::kLong)
                            : fresh_minibatches();
@@ -200,8 +200,8 @@ torch::Tensor EWSG::step(LossClosure closure) {
     put_back();
     leave_out();
     // What was drawn is not drawn again, nor is it gone on from.
-    progress().num_drawn_.set(num_drawn_);
-    progress().minibatches_.set({});
+    progress().put("num_drawn", num_drawn_);
+    progress().put("minibatches", std::vector<int64_t>());
     return loss;
   } catch (...) {
     put_back();
@@ -214,18 +214,18 @@ torch::Tensor EWSG::step(LossClosure closure) {
   }
   advance(work);
 
-  const int64_t proposals = progress().num_proposals_.get() +
+  const int64_t proposals = progress().get<int64_t>("num_proposals") +
                             length * first().num_chains().value_or(1);
-  accepted = Sum(progress().num_accepted_.get(), accepted);
+  accepted = Sum(progress().get<Count>("num_accepted"), accepted);
   std::vector<int64_t> current;
   if (is_persistent) {
     const auto* data = numbers.const_data_ptr<int64_t>();
     current.assign(data, data + numbers.numel());
   }
-  progress().num_proposals_.set(proposals);
-  progress().num_accepted_.set(accepted);
-  progress().num_drawn_.set(num_drawn_);
-  progress().minibatches_.set(std::move(current));
+  progress().put("num_proposals", proposals);
+  progress().put("num_accepted", accepted);
+  progress().put("num_drawn", num_drawn_);
+  progress().put("minibatches", current);
   return loss;
 }
 

@@ -35,17 +35,6 @@ constexpr double kUnseen = std::numeric_limits<double>::quiet_NaN();
 
 using Tensors = std::vector<at::Tensor>;
 
-// A hyperparameter of a group, or what there is in its place; NaN for a word.
-inline double NumberOf(const StateDict& group,
-                       const char* key,
-                       double otherwise) {
-  if (!group.contains(key)) return otherwise;
-  const c10::IValue value = group.at(key);
-  if (value.isDouble()) return value.toDouble();
-  if (value.isInt()) return static_cast<double>(value.toInt());
-  return value.isBool() ? static_cast<double>(value.toBool()) : kUnseen;
-}
-
 inline Gauges::Temperatures ReadGauge(const Gauge& gauge) {
   const auto reading = [](const BatchMeans& means) -> Gauges::Reading {
     return {means.Mean(), means.HalfWidth(0.95)};
@@ -129,10 +118,8 @@ struct Gauges::Observer : StepObserver {
     if (work.empty() || motion() == Motion::kTrajectory) return;
     const at::NoGradGuard no_grad;
     compare(work);
-    StateDict group;
-    work[0].options->write(group);
     const int64_t step = work[0].step.host;
-    const int64_t interval = ObservationInterval(every, redraws_every(group));
+    const int64_t interval = interval_of(*work[0].options);
     if (step % interval == 0) {
       const bool has_noise = previous_step == step - 1 && knows(work);
       add(work, /*plain=*/false, has_noise);
@@ -165,12 +152,7 @@ struct Gauges::Observer : StepObserver {
   std::unique_ptr<TrajectoryHeat> trajectory(
       const std::vector<Work>& work) override {
     compare(work);
-    StateDict group;
-    work[0].options->write(group);
-    if (work[0].step.host % ObservationInterval(every, redraws_every(group)) !=
-        0) {
-      return nullptr;
-    }
+    if (work[0].step.host % interval_of(*work[0].options) != 0) return nullptr;
     return std::make_unique<TrajectoryHeat>(
         [this](const Tensors& params) { return centers_of(params); });
   }
@@ -179,16 +161,13 @@ struct Gauges::Observer : StepObserver {
             const std::vector<Work>& work) override {
     std::vector<Row> ended;
     for (size_t i = 0; i < work.size(); ++i) {
-      StateDict group;
-      work[i].options->write(group);
       Row& row = ended.emplace_back();
       for (const at::Tensor& p : work[i].params) {
         row.places.push_back(place.at(p.unsafeGetTensorImpl()));
       }
       row.columns = {0, 2};
       row.sums = heat.sums(i);
-      row.settings =
-          settings_of(*work[i].options, group, motion(), work[i].step.host);
+      row.settings = settings_of(*work[i].options, motion(), work[i].step.host);
     }
     rows.emplace_back(std::move(ended), /*has_noise=*/false);
     if (static_cast<int64_t>(rows.size()) >= kMostRows) read();
@@ -202,10 +181,8 @@ struct Gauges::Observer : StepObserver {
     }
     std::vector<GaugeSettings> settings;
     for (size_t g = 0; g < sampler->param_groups().size(); ++g) {
-      StateDict group;
-      sampler->options_of(g).write(group);
-      const GaugeSettings each = settings_of(
-          sampler->options_of(g), group, motion(), sampler->num_steps());
+      const GaugeSettings each =
+          settings_of(sampler->options_of(g), motion(), sampler->num_steps());
       const size_t count = sampler->param_groups()[g].params().size();
       settings.insert(settings.end(), count, each);
     }
@@ -272,8 +249,7 @@ struct Gauges::Observer : StepObserver {
     if (!dict.contains("previous_gradients")) return {-1, {}};
     const StateDict saved = dict.at("previous_gradients");
     const StateDict gradients = saved.at("gradients");
-    int64_t step = 0;
-    detail::FromValue("step", saved.at("step"), step);
+    const auto step = detail::FromValue<int64_t>("step", saved.at("step"));
     CheckCount("step", step);
     std::unordered_map<const void*, at::Tensor> found;
     for (const auto& entry : gradients.entries()) {
@@ -288,10 +264,7 @@ struct Gauges::Observer : StepObserver {
       CheckTensor(what, entry.value(), param.sizes());
       const at::Tensor gradient =
           entry.value().toTensor().detach().to(param.options(), false, true);
-      if (!gradient.isfinite().all().item<bool>()) {
-        Invalid("Invalid state_dict: " + what +
-                " has elements that are not finite");
-      }
+      CheckFiniteState("previous gradient", number, gradient);
       found[param.unsafeGetTensorImpl()] = gradient;
     }
     return {step, std::move(found)};
@@ -329,21 +302,24 @@ struct Gauges::Observer : StepObserver {
  private:
   Motion motion() const { return MotionOf(sampler->name()); }
 
-  static int64_t redraws_every(const StateDict& group) {
-    return static_cast<int64_t>(NumberOf(group, "resample_momentum_every", 0));
+  static int64_t redraws_every(const SamplerOptions& options) {
+    return static_cast<int64_t>(
+        options.number_or("resample_momentum_every", 0));
+  }
+  int64_t interval_of(const SamplerOptions& options) const {
+    return ObservationInterval(every, redraws_every(options));
   }
 
   static GaugeSettings settings_of(const SamplerOptions& options,
-                                   const StateDict& group,
                                    Motion moves,
                                    int64_t step) {
     return {moves,
-            NumberOf(group, "lr", 0),
+            options.number_or("lr", 0),
             options.num_data(),
             options.temperature(),
-            NumberOf(group, "momentum", 0),
-            NumberOf(group, "noise_estimate", 0),
-            redraws_every(group),
+            options.number_or("momentum", 0),
+            options.number_or("noise_estimate", 0),
+            redraws_every(options),
             step};
   }
 
@@ -464,8 +440,6 @@ struct Gauges::Observer : StepObserver {
           return GivenTo(sampler->state_of(p)).mass.defined();
         });
     if (!has_masses) return false;
-    StateDict group;
-    options->write(group);
     const Tensors some_centers = centers_of(lists.params);
     for (size_t i = 0; i < lists.params.size(); ++i) {
       const at::Tensor& p = lists.params[i];
@@ -485,8 +459,7 @@ struct Gauges::Observer : StepObserver {
       row.columns = {0, 1, 2};
       row.sums = found.sums;
       row.noise = found.noise;
-      row.settings =
-          settings_of(*options, group, Motion::kMomentum, lists.step.host);
+      row.settings = settings_of(*options, Motion::kMomentum, lists.step.host);
       row.settings.noise_estimate *= found.mean_share;
       added.push_back(std::move(row));
     }
@@ -494,8 +467,7 @@ struct Gauges::Observer : StepObserver {
   }
 
   Row sum(const Work& lists, bool plain, bool has_noise) const {
-    StateDict group;
-    lists.options->write(group);
+    const SamplerOptions& options = *lists.options;
     const SamplerParamState& first = sampler->state_of(lists.params[0]);
     const auto all_of = [&](const char* key) {
       Tensors tensors;
@@ -528,7 +500,6 @@ struct Gauges::Observer : StepObserver {
     }
     Row row;
     Tensors positions;
-    const Tensors some_centers = centers_of(lists.params);
     Tensors before;
     for (const at::Tensor& p : lists.params) {
       const size_t number = place.at(p.unsafeGetTensorImpl());
@@ -540,28 +511,31 @@ struct Gauges::Observer : StepObserver {
                                            : p.detach());
       if (has_noise) before.push_back(previous.at(p.unsafeGetTensorImpl()));
     }
-    const double num_data = lists.options->num_data();
-    const double weight_decay = lists.options->prior_precision() / num_data;
     const double decay =
-        NumberOf(group, "adapt", 0) != 0 ? NumberOf(group, "decay", 1) : 1.0;
-    double eps = NumberOf(group, "eps", 0);
-    const double mean = lists.options->prior_mean();
-    if (kind == GaugeKind::kLattice && lists.options->lr() > 0) {
+        options.number_or("adapt", 0) != 0 ? options.number_or("decay", 1) : 1;
+    double eps = options.number_or("eps", 0);
+    if (kind == GaugeKind::kLattice && options.lr() > 0) {
       // Beyond what a gradient is clipped.
-      eps = std::sqrt(2 * lists.options->temperature() / num_data /
-                      lists.options->lr());
+      eps = std::sqrt(2 * options.temperature() / options.num_data() /
+                      options.lr());
     }
-    row.sums = gauge_sums(lists.grads,
-                          positions,
-                          some_centers,
-                          movers,
-                          statistics,
-                          static_cast<int64_t>(kind),
-                          weight_decay,
-                          decay,
-                          eps,
-                          mean,
-                          MeansOf(lists.prior_means));
+    const auto sums = [&](const Tensors& around,
+                          const Tensors& moving,
+                          const Tensors& beside,
+                          GaugeKind what) {
+      return gauge_sums(lists.grads,
+                        positions,
+                        around,
+                        moving,
+                        beside,
+                        static_cast<int64_t>(what),
+                        options.prior_precision() / options.num_data(),
+                        decay,
+                        eps,
+                        options.prior_mean(),
+                        MeansOf(lists.prior_means));
+    };
+    row.sums = sums(centers_of(lists.params), movers, statistics, kind);
     if (kind == GaugeKind::kLattice) {
       row.columns = {0, 5, 6};
     } else {
@@ -570,21 +544,13 @@ struct Gauges::Observer : StepObserver {
     }
     if (has_noise) {
       const bool weighted = kind == GaugeKind::kPreconditioned;
-      row.noise = gauge_sums(
-          lists.grads,
-          positions,
-          {},
-          before,
-          weighted ? statistics : Tensors(),
-          static_cast<int64_t>(weighted ? GaugeKind::kPreconditionedNoise
-                                        : GaugeKind::kNoise),
-          weight_decay,
-          decay,
-          eps,
-          mean,
-          MeansOf(lists.prior_means));
+      row.noise =
+          sums({},
+               before,
+               weighted ? statistics : Tensors(),
+               weighted ? GaugeKind::kPreconditionedNoise : GaugeKind::kNoise);
     }
-    row.settings = settings_of(*lists.options, group, moves, lists.step.host);
+    row.settings = settings_of(options, moves, lists.step.host);
     return row;
   }
 };

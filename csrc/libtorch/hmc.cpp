@@ -98,8 +98,8 @@ std::vector<double> Numbers(const at::Tensor& row) {
 
 }  // namespace
 
-void HMCOptions::check() const {
-  OptionsOf::check();
+void HMCOptions::check_values() const {
+  OptionsOf::check_values();
   if (num_steps().has_value() == trajectory_length().has_value()) {
     Invalid(std::string("Invalid num_steps and trajectory_length: ") +
             (num_steps() ? "both" : "neither") +
@@ -109,10 +109,11 @@ void HMCOptions::check() const {
 }
 
 void HMCOptions::check_progress() const {
-  const int64_t all = num_trajectories_.get();
-  CheckPart("num_accepted", num_accepted_.get(), "num_trajectories", all);
-  CheckPart("num_divergences", num_divergences_.get(), "num_trajectories", all);
-  const std::vector<double>& adaptation = dual_averaging_.get();
+  const auto all = get<int64_t>("num_trajectories");
+  for (const char* part : {"num_accepted", "num_divergences"}) {
+    CheckPart(part, get<int64_t>(part), "num_trajectories", all);
+  }
+  const auto adaptation = get<std::vector<double>>("dual_averaging");
   if (!adaptation.empty()) static_cast<void>(DualAveraging(adaptation));
 }
 
@@ -126,12 +127,12 @@ void HMC::check_saved_state(const SamplerParamState& state,
 }
 
 double HMC::acceptance_rate() const {
-  return Ratio(static_cast<double>(progress().num_accepted_.get()),
-               static_cast<double>(progress().num_trajectories_.get()));
+  return Ratio(progress().get<double>("num_accepted"),
+               progress().get<double>("num_trajectories"));
 }
 
 int64_t HMC::num_divergences() const {
-  return progress().num_divergences_.get();
+  return progress().get<int64_t>("num_divergences");
 }
 
 // ---- Mass -------------------------------------------------------------------
@@ -180,7 +181,7 @@ void HMC::warmup(const LossClosure& closure,
     Invalid(
         "Invalid metropolis: false (warmup() adapts to the acceptance rate)");
   }
-  const std::vector<double>& saved = progress().dual_averaging_.get();
+  const auto saved = progress().get<std::vector<double>>("dual_averaging");
   DualAveraging adaptation =
       saved.empty() ? DualAveraging(first().step_size(), target_acceptance)
                     : DualAveraging(saved);
@@ -189,21 +190,18 @@ void HMC::warmup(const LossClosure& closure,
     const at::Tensor ratios = simulate(closure, kMostWarmupSteps).log_ratios;
     if (!ratios.defined()) continue;  // left out
     adaptation.Update(MeanAcceptance(Numbers(ratios)));
-    progress().dual_averaging_.set(adaptation.state());
+    progress().put("dual_averaging", adaptation.state());
     set_step_size(adaptation.step_size());
   }
   if (!finish) return;
   set_step_size(adaptation.averaged());
-  progress().dual_averaging_.set({});
-  progress().num_trajectories_.set(0);
-  progress().num_accepted_.set(0);
-  progress().num_divergences_.set(0);
+  progress().take_progress(HMCOptions());
 }
 
 // Of all groups, and of those that leave it open later.
 void HMC::set_step_size(double value) {
-  static_cast<HMCOptions&>(*defaults_).step_size_.set(value);
-  for_each_group([&](HMCOptions& options) { options.step_size_.set(value); });
+  static_cast<HMCOptions&>(*defaults_).step_size(value);
+  for_each_group([&](HMCOptions& options) { options.step_size(value); });
 }
 
 // One step.
@@ -501,13 +499,10 @@ at::Tensor HMC::decide(const at::Tensor& log_ratios,
       }
     }
   }
-  const int64_t trajectories = progress().num_trajectories_.get() + all;
-  const int64_t total = progress().num_accepted_.get() + yes;
-  const int64_t divergences =
-      progress().num_divergences_.get() + all - finite.sum().item<int64_t>();
-  progress().num_trajectories_.set(trajectories);
-  progress().num_accepted_.set(total);
-  progress().num_divergences_.set(divergences);
+  const int64_t divergences = all - finite.sum().item<int64_t>();
+  progress().add("num_trajectories", all);
+  progress().add("num_accepted", yes);
+  progress().add("num_divergences", divergences);
   return accepted;
 }
 

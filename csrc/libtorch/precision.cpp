@@ -96,12 +96,10 @@ StateDict GammaPrecision::state_dict() const {
 }
 
 void GammaPrecision::load_state_dict(const StateDict& dict) {
-  double shape = 0;
-  double rate = 0;
-  int64_t updates = 0;
-  detail::FromValue("shape", dict.at("shape"), shape);
-  detail::FromValue("rate", dict.at("rate"), rate);
-  detail::FromValue("num_updates", dict.at("num_updates"), updates);
+  const auto shape = detail::FromValue<double>("shape", dict.at("shape"));
+  const auto rate = detail::FromValue<double>("rate", dict.at("rate"));
+  const auto updates =
+      detail::FromValue<int64_t>("num_updates", dict.at("num_updates"));
   CheckReal("shape", shape, {.low_open = true});
   CheckReal("rate", rate, {.low_open = true});
   CheckCount("num_updates", updates);

@@ -15,7 +15,6 @@
 #include "libtorch/core/noise_key.h"
 #include "libtorch/core/operators.h"
 #include "libtorch/core/options_of_work.h"
-#include "libtorch/core/prior.h"
 #include "libtorch/core/roots.h"
 #include "libtorch/core/versions.h"
 
@@ -123,8 +122,8 @@ void BeginGamma(SamplerParamState& state,
 
 }  // namespace
 
-void PSGLDOptions::check() const {
-  OptionsOf::check();
+void PSGLDOptions::check_values() const {
+  OptionsOf::check_values();
   if (capturable() && adapt() && gamma()) {
     Invalid(
         "Invalid gamma: true needs second derivatives from autograd and "
@@ -179,7 +178,7 @@ void PSGLD::prepare_all(std::vector<Work>& work) {
         lists.state[0].push_back(root.of(square, options.eps()));
         continue;
       }
-      roots_.erase(param.unsafeGetTensorImpl());
+      if (!roots_.empty()) roots_.erase(param.unsafeGetTensorImpl());
       lists.state[0].push_back(square);
       at::Tensor& sensitivity = state["sensitivity"];
       if (!is_corrected) {  // V moves on without it

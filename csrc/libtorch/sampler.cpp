@@ -136,7 +136,7 @@ void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
           "tensors, which are its sampler's (give this group its own, or a "
           "number)");
     }
-    is_default_mean = !own->prior_mean_.is_set();
+    is_default_mean = !own->is_set("prior_mean");
     auto& inheriting = static_cast<SamplerOptions&>(*options);
     inheriting.inherit(defaults);
     if (is_default_mean) inheriting.prior_means_ = defaults.prior_means_;

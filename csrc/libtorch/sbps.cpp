@@ -35,14 +35,6 @@ NoiseStream ClockStream(int64_t seed, int64_t step) {
           static_cast<uint32_t>(Purpose::kBounceClock)};
 }
 
-void CountIf(bool happened, Hyperparameter<int64_t>& count) {
-  if (happened) count.set(count.get() + 1);
-}
-
-void Increment(Hyperparameter<int64_t>& count, int64_t by) {
-  count.set(count.get() + by);
-}
-
 }  // namespace
 
 std::vector<std::string> SBPS::state_keys() const {
@@ -62,10 +54,11 @@ torch::Tensor SBPS::step(LossClosure closure) {
   check_particle();
   SBPSOptions progress = options_at(0);
   progress.take_progress(this->progress());
-  BounceClock clock = BounceClock::Load(progress.clock_.get());
+  BounceClock clock =
+      BounceClock::Load(progress.get<std::vector<double>>("clock"));
   clock.set_forgetting(progress.forgetting());
   const std::shared_ptr<Flight> before = flight_now(progress, clock);
-  const double line_time = progress.line_time_.get();
+  const double line_time = progress.get<double>("line_time");
   std::shared_ptr<Flight> flight = before;
   FlightPiece piece{};
   torch::Tensor losses;
@@ -80,7 +73,7 @@ torch::Tensor SBPS::step(LossClosure closure) {
     if (!before->is_at(line_time)) before->place(line_time);
     throw;
   }
-  progress.clock_.set(clock.Save());
+  progress.put("clock", clock.Save());
   if (flight != flight_) remember(*flight);
   flight_ = flight;
   this->progress().take_progress(progress);
@@ -88,8 +81,8 @@ torch::Tensor SBPS::step(LossClosure closure) {
   if (observer() != nullptr) observer()->fly(before, piece);
   if (!warned_) {
     const std::string text =
-        BounceClock::Warning(progress.num_proposals_.get(),
-                             progress.num_violations_.get(),
+        BounceClock::Warning(progress.get<int64_t>("num_proposals"),
+                             progress.get<int64_t>("num_violations"),
                              progress.confidence());
     if (!text.empty()) {
       warned_ = true;
@@ -110,8 +103,8 @@ torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
   const NoiseStream stream = ClockStream(seed(), num_steps());
   const NextEvent next =
       clock.Next(progress.confidence(), progress.refresh_rate(), stream);
-  const double begin = progress.trajectory_time_.get();
-  const double line_begin = progress.line_time_.get();
+  const double begin = progress.get<double>("trajectory_time");
+  const double line_begin = progress.get<double>("line_time");
   const double line_end = line_begin + next.wait;
   if (next.wait > 0) flight->place(line_end);
   std::shared_ptr<Flight> ahead = flight;
@@ -136,15 +129,17 @@ torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
     }
   }
   clock.Take(next.event, next.wait, rate.value, rate.variance, reflected);
-  CountIf(next.event == ClockEvent::kLook, progress.num_looks_);
-  CountIf(proposal, progress.num_proposals_);
-  CountIf(reflected.has_value(), progress.num_bounces_);
-  CountIf(proposal && rate.value > next.rate, progress.num_violations_);
-  CountIf(next.event == ClockEvent::kRefreshment, progress.num_refreshments_);
-  Increment(progress.num_derivatives_, seen.losses.numel());
-  Increment(progress.num_gradients_, seen.losses.numel());
-  progress.trajectory_time_.set(begin + next.wait);
-  progress.line_time_.set(ahead == flight ? line_end : 0.0);
+  const bool violated = proposal && rate.value > next.rate;
+  progress.add("num_looks", next.event == ClockEvent::kLook ? 1 : 0);
+  progress.add("num_proposals", proposal ? 1 : 0);
+  progress.add("num_bounces", reflected ? 1 : 0);
+  progress.add("num_violations", violated ? 1 : 0);
+  progress.add("num_refreshments",
+               next.event == ClockEvent::kRefreshment ? 1 : 0);
+  progress.add("num_derivatives", seen.losses.numel());
+  progress.add("num_gradients", seen.losses.numel());
+  progress.put("trajectory_time", begin + next.wait);
+  progress.put("line_time", ahead == flight ? line_end : 0.0);
   if (next.wait > 0) come_by(*flight, progress, begin, line_begin, line_end);
   if (ahead != flight) ahead->mark(0);
   flight = ahead;
@@ -158,12 +153,12 @@ void SBPS::come_by(Flight& flight,
                    double begin,
                    double line_begin,
                    double line_end) {
-  const double end = progress.trajectory_time_.get();
+  const double end = progress.get<double>("trajectory_time");
   const std::optional<double> interval = progress.sample_interval();
   const int64_t first = interval ? SamplesBy(begin, *interval) : 0;
   const int64_t last = interval ? SamplesBy(end, *interval) : 0;
-  progress.observed_interval_.set(interval);
-  progress.num_samples_.set(last);
+  progress.put("observed_interval", interval);
+  progress.put("num_samples", last);
   bool moved = false;
   for (int64_t k = first + 1; k <= last; ++k) {
     const double time = static_cast<double>(k) * *interval;
@@ -204,24 +199,24 @@ void SBPS::remove_segment_hook(int64_t key) { segment_hooks_.erase(key); }
 
 SBPSDiagnostics SBPS::diagnostics() const {
   const SBPSOptions& o = progress();
-  const double time = o.trajectory_time_.get();
-  const int64_t bounces = o.num_bounces_.get();
-  const int64_t proposals = o.num_proposals_.get();
+  const auto time = o.get<double>("trajectory_time");
+  const auto bounces = o.get<int64_t>("num_bounces");
+  const auto refreshments = o.get<int64_t>("num_refreshments");
   const auto b = static_cast<double>(bounces);
-  const auto p = static_cast<double>(proposals);
-  const auto r = static_cast<double>(o.num_refreshments_.get());
+  const auto p = o.get<double>("num_proposals");
+  const auto r = static_cast<double>(refreshments);
   return {time,
           bounces,
-          o.num_refreshments_.get(),
+          refreshments,
           Ratio(b, time),
           Ratio(p, b),
-          Ratio(static_cast<double>(o.num_violations_.get()), p),
+          Ratio(o.get<double>("num_violations"), p),
           Ratio(time, b + r)};
 }
 
 SBPSEvaluations SBPS::evaluations() const {
   const SBPSOptions& o = progress();
-  return {o.num_derivatives_.get(), o.num_gradients_.get()};
+  return {o.get<int64_t>("num_derivatives"), o.get<int64_t>("num_gradients")};
 }
 
 }  // namespace torch_sgmcmc

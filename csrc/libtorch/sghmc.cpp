@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <string>
@@ -13,10 +14,8 @@
 #include "libtorch/core/checks.h"
 #include "libtorch/core/diagonal.h"
 #include "libtorch/core/momentum.h"
-#include "libtorch/core/noise_key.h"
 #include "libtorch/core/operators.h"
 #include "libtorch/core/options_of_work.h"
-#include "libtorch/core/prior.h"
 #include "libtorch/core/roots.h"
 #include "libtorch/core/text.h"
 
@@ -36,20 +35,21 @@ void CheckFriction(double noise_estimate,
   }
 }
 
-// "online", the one word that there is.
+// "online", the one word that there is, and no number.
 bool IsOnline(const SGHMCOptions& options) {
-  return std::holds_alternative<std::string>(options.noise_estimate());
+  return std::isnan(options.number_or("noise_estimate", 0));
 }
 
 }  // namespace
 
-void SGHMCOptions::check() const {
-  const auto* word = std::get_if<std::string>(&noise_estimate());
+void SGHMCOptions::check_values() const {
+  const NoiseEstimate given = noise_estimate();
+  const auto* word = std::get_if<std::string>(&given);
   if (word != nullptr && *word != "online") {  // the table has Python's words
     Invalid("Invalid noise_estimate: " + Shown(*word) +
             " (must be a number or 'online')");
   }
-  OptionsOf::check();
+  OptionsOf::check_values();
   std::string estimate;
   if (word != nullptr) {
     estimate = Shown(*word);
@@ -58,7 +58,7 @@ void SGHMCOptions::check() const {
               " is checked on the host at every step and excludes capturable");
     }
   } else {
-    const double number = std::get<double>(noise_estimate());
+    const double number = std::get<double>(given);
     if (number == 0) return;
     CheckFriction(number, momentum());
     estimate = Shown(number);

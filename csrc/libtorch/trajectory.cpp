@@ -107,8 +107,7 @@ void TimeAverage::load_state_dict(const StateDict& dict) {
         "not have (continue it in Python)");
   }
   const std::vector<at::Tensor> all = params();
-  double length = 0;
-  detail::FromValue("time", dict.at("time"), length);
+  const auto length = detail::FromValue<double>("time", dict.at("time"));
   CheckReal("time", length);
   const StateDict means = dict.at("means");
   std::unordered_map<const void*, Moments> loaded;

@@ -341,6 +341,17 @@ TEST(Sampler, AFailedStepChangesNothing) {
   EXPECT_EQ(sampler.num_steps(), 1);
 }
 
+TEST(Sampler, StateIsLookedAtAndChangedByName) {
+  const auto param = Param(3);
+  SGHMC sampler({param}, Hamiltonian().lr(0));
+  EXPECT_FALSE(sampler.state_of(param)["momentum"].defined());
+  EXPECT_TRUE(sampler.state().empty());  // looking begins nothing
+  sampler.own_state_of(param)["momentum"] = torch::full({3}, 2.0F);
+  sampler.step();
+  EXPECT_TRUE(torch::allclose(sampler.state_of(param)["momentum"],
+                              torch::full({3}, 1.8F)));
+}
+
 TEST(Sampler, OnlineNoiseEstimateAboveTheFrictionIsAnError) {
   const auto param = Param(4);
   SGHMC sampler({param}, Hamiltonian().noise_estimate("online"));

@@ -26,32 +26,23 @@ using AllOptions = testing::Types<SGLDOptions,
                                   SBPSOptions>;
 TYPED_TEST_SUITE(Settings, AllOptions);
 
-TYPED_TEST(Settings, HaveTheTablesDefaults) {
-  const TypeParam options;
-  StateDict values;
-  options.write(values);
-  for (const Setting& row : SettingsOf(options.sampler())) {
-    const c10::IValue value = values.at(row.name);
-    if (row.optional) {
-      EXPECT_TRUE(value.isNone()) << row.name;
-    } else if (row.kind == SettingKind::kWord) {
-      EXPECT_EQ(value.toStringRef(), row.words[0]) << row.name;
-    } else if (row.kind == SettingKind::kFlag) {
-      EXPECT_EQ(value.toBool(), row.fallback == 1) << row.name;
-    } else if (!std::isnan(row.fallback)) {
-      EXPECT_EQ(value.toScalar().toDouble(), row.fallback) << row.name;
-    } else {  // not set
-      EXPECT_TRUE(std::isnan(value.toDouble())) << row.name;
-    }
-  }
-}
-
 TYPED_TEST(Settings, AreAll) {
   const TypeParam options;
   const auto all = SamplerKeys();
   for (const std::string& key : options.keys()) {
     EXPECT_NE(std::find(all.begin(), all.end(), key), all.end()) << key;
   }
+}
+
+TEST(Defaults, AreTheTables) {
+  EXPECT_TRUE(std::isnan(SGLDOptions().num_data()));
+  EXPECT_EQ(SGLDOptions().num_chains(), std::nullopt);
+  EXPECT_EQ(SGHMCOptions().momentum(), 0.9);
+  EXPECT_EQ(SGHMCOptions().noise_estimate(), SGHMCOptions::NoiseEstimate(0.0));
+  EXPECT_EQ(SGHMCOptions().initial_momentum(), "stationary");
+  EXPECT_EQ(HMCOptions().resample_momentum_every(), 1);
+  EXPECT_TRUE(HMCOptions().metropolis());
+  EXPECT_FALSE(SBPSOptions().preconditioned());
 }
 
 TEST(SettingsOf, ThereAreNoneOfOthers) {

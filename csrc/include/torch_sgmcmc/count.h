@@ -6,10 +6,12 @@
 
 #include <cstdint>
 
+#include "torch_sgmcmc/export.h"
+
 namespace torch_sgmcmc {
 
 /// A count; on a device it is an int64 scalar, for which nobody has waited yet.
-struct Count {
+struct TORCH_SGMCMC_API Count {
   int64_t host = 0;        // unless it is on a device
   at::Tensor device = {};  // undefined on the host
 

@@ -14,10 +14,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
-#include <utility>
+#include <string_view>
 #include <vector>
 
 #include "torch_sgmcmc/export.h"
@@ -30,70 +29,52 @@ namespace torch_sgmcmc {
 /// capturable), and the following.
 class TORCH_SGMCMC_API EWSGOptions : public OptionsOf<EWSGOptions> {
  public:
-  using OptionsOf::OptionsOf;
+  EWSGOptions() {
+    keep<int64_t>("num_proposals", 0);
+    // A tensor, on their device, for several chains.
+    keep("num_accepted", Count());
+    // The numbers given to minibatches so far, and those of the minibatches
+    // that a persistent index chain goes on from.
+    keep<int64_t>("num_drawn", 0);
+    keep("minibatches", std::vector<int64_t>());
+  }
+  explicit EWSGOptions(double lr) : EWSGOptions() { this->lr(lr); }
+  static constexpr const char* kSampler = "EWSG";
 
   /// 1 - α in [0, 1); α is the friction. 0 is the overdamped variant: no
   /// momentum is kept, and the update is that of SGLD. Default: 0.9.
-  TORCH_SGMCMC_ARG(double, momentum) = 0.9;
+  TORCH_SGMCMC_ARG(double, momentum)
 
   /// What stands for the new momentum in the weights: "momentum", "zero", "one"
   /// or "full_momentum", the choices of the paper's figure 1c. Default:
   /// "momentum".
-  TORCH_SGMCMC_ARG(std::string, surrogate) = std::string("momentum");
+  TORCH_SGMCMC_ARG(std::string, surrogate)
 
   /// M >= 0, the number of further minibatches that a step draws; with 0 the
   /// chain is that of SGHMC. For the whole sampler. Default: 1.
-  TORCH_SGMCMC_ARG(int64_t, index_chain_length) = 1;
+  TORCH_SGMCMC_ARG(int64_t, index_chain_length)
 
   /// Whether the chain over minibatches goes on from step to step: a step then
   /// begins with the minibatch that the last one ended with, which the closure
   /// finds by its number, see EWSG::minibatches. For the whole sampler.
   /// Default: false, a fresh one.
-  TORCH_SGMCMC_ARG(bool, persistent_index_chain) = false;
+  TORCH_SGMCMC_ARG(bool, persistent_index_chain)
 
   /// K makes K independent chains at once: every parameter has a leading
   /// dimension K, and the closure returns the sum of the chains' losses. For
   /// the whole sampler. Default: none, one chain.
-  TORCH_SGMCMC_ARG(std::optional<int64_t>, num_chains);
+  TORCH_SGMCMC_ARG(std::optional<int64_t>, num_chains)
 
- public:
-  const char* sampler() const override { return "EWSG"; }
-  void check() const override;
+  void check_values() const override;
   void check_progress() const override;
   const char* why_equal() const override {
     return "there is one decision for all";
   }
   std::optional<int64_t> chains() const override { return num_chains(); }
-
- private:
-  friend OptionsOf;
-  friend class EWSG;
-
-  template <typename Visit>
-  static void fields(Visit visit) {
-    SamplerOptions::fields(visit);
-    visit("momentum", &EWSGOptions::momentum_);
-    visit("surrogate", &EWSGOptions::surrogate_);
-    visit("index_chain_length",
-          &EWSGOptions::index_chain_length_,
-          Scope::kShared);
-    visit("persistent_index_chain",
-          &EWSGOptions::persistent_index_chain_,
-          Scope::kShared);
-    visit("num_chains", &EWSGOptions::num_chains_, Scope::kShared);
-    visit("num_proposals", &EWSGOptions::num_proposals_, Scope::kProgress);
-    visit("num_accepted", &EWSGOptions::num_accepted_, Scope::kProgress);
-    visit("num_drawn", &EWSGOptions::num_drawn_, Scope::kProgress);
-    visit("minibatches", &EWSGOptions::minibatches_, Scope::kProgress);
+  bool is_shared(std::string_view name) const override {
+    return name == "index_chain_length" || name == "persistent_index_chain" ||
+           name == "num_chains";
   }
-
-  // Counted by the sampler; a tensor, on their device, for several chains.
-  Hyperparameter<int64_t> num_proposals_{0};
-  Hyperparameter<Count> num_accepted_{Count()};
-  // The numbers given to minibatches so far, and those of the minibatches that
-  // a persistent index chain goes on from.
-  Hyperparameter<int64_t> num_drawn_{0};
-  Hyperparameter<std::vector<int64_t>> minibatches_{std::vector<int64_t>()};
 };
 
 /// The minibatch of each update is drawn with weights exp(W) that let the

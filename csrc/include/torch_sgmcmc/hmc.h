@@ -16,9 +16,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -33,81 +33,62 @@ namespace torch_sgmcmc {
 /// prior_mean alone.
 class TORCH_SGMCMC_API HMCOptions : public OptionsOf<HMCOptions> {
  public:
+  static constexpr const char* kSampler = "HMC";
+
   /// Options of a param group.
-  HMCOptions() = default;
+  HMCOptions() {
+    for (const char* count :
+         {"num_trajectories", "num_accepted", "num_divergences"}) {
+      keep<int64_t>(count, 0);
+    }
+    // The state of the step size's adaptation; empty when there is none.
+    keep("dual_averaging", std::vector<double>());
+  }
   /// Options with the given step size.
-  explicit HMCOptions(double step_size) { step_size_.set(step_size); }
+  explicit HMCOptions(double step_size) : HMCOptions() {
+    this->step_size(step_size);
+  }
 
   // The step size is not on SGD's scale.
   HMCOptions& lr(double value) = delete;
 
   /// ε > 0, the leapfrog's step on U itself: ε² = lr / N in terms of the other
   /// samplers' lr. HMC::warmup adapts it.
-  TORCH_SGMCMC_ARG(double, step_size) = kNotSet;
+  TORCH_SGMCMC_ARG(double, step_size)
 
   /// m >= 1, the number of leapfrog steps of a trajectory. Either it or
   /// trajectory_length must be set.
-  TORCH_SGMCMC_ARG(std::optional<int64_t>, num_steps);
+  TORCH_SGMCMC_ARG(std::optional<int64_t>, num_steps)
 
   /// τ > 0: the number of steps is the nearest to τ / ε, and at least 1.
-  TORCH_SGMCMC_ARG(std::optional<double>, trajectory_length);
+  TORCH_SGMCMC_ARG(std::optional<double>, trajectory_length)
 
   /// Whether to make the Metropolis test. Default: true.
-  TORCH_SGMCMC_ARG(bool, metropolis) = true;
+  TORCH_SGMCMC_ARG(bool, metropolis)
 
   /// k >= 0; the momentum is drawn afresh before every k-th trajectory, and
   /// with 0 but once, at the start. A momentum that is kept is turned round
   /// when a trajectory is rejected. Default: 1.
-  TORCH_SGMCMC_ARG(int64_t, resample_momentum_every) = 1;
+  TORCH_SGMCMC_ARG(int64_t, resample_momentum_every)
 
   /// K makes K independent chains at once: every parameter has a leading
   /// dimension K, the closure returns the K chains' mean losses and calls
   /// backward() on their sum. Default: none, one chain.
-  TORCH_SGMCMC_ARG(std::optional<int64_t>, num_chains);
+  TORCH_SGMCMC_ARG(std::optional<int64_t>, num_chains)
 
- public:
   // What torch's learning-rate schedulers use.
   double get_lr() const override { return step_size(); }
-  void set_lr(double value) override { step_size_.set(value); }
+  void set_lr(double value) override { step_size(value); }
 
-  const char* sampler() const override { return "HMC"; }
-  void check() const override;
+  void check_values() const override;
   void check_progress() const override;
   const char* why_equal() const override {
     return "there is one trajectory for all";
   }
   std::optional<int64_t> chains() const override { return num_chains(); }
-
- private:
-  friend OptionsOf;
-  friend class HMC;
-
-  template <typename Visit>
-  static void fields(Visit visit) {
-    visit("step_size", &HMCOptions::step_size_, Scope::kShared);
-    visit("num_steps", &HMCOptions::num_steps_, Scope::kShared);
-    visit("trajectory_length", &HMCOptions::trajectory_length_, Scope::kShared);
-    visit("num_data", &HMCOptions::num_data_, Scope::kShared);
-    visit("prior_precision", &HMCOptions::prior_precision_);
-    visit("prior_mean", &HMCOptions::prior_mean_);
-    visit("temperature", &HMCOptions::temperature_, Scope::kShared);
-    visit("metropolis", &HMCOptions::metropolis_, Scope::kShared);
-    visit("resample_momentum_every",
-          &HMCOptions::resample_momentum_every_,
-          Scope::kShared);
-    visit("num_chains", &HMCOptions::num_chains_, Scope::kShared);
-    visit("num_trajectories", &HMCOptions::num_trajectories_, Scope::kProgress);
-    visit("num_accepted", &HMCOptions::num_accepted_, Scope::kProgress);
-    visit("num_divergences", &HMCOptions::num_divergences_, Scope::kProgress);
-    visit("dual_averaging", &HMCOptions::dual_averaging_, Scope::kProgress);
+  bool is_shared(std::string_view name) const override {
+    return !name.starts_with("prior_");
   }
-
-  // Counted by the sampler.
-  Hyperparameter<int64_t> num_trajectories_{0};
-  Hyperparameter<int64_t> num_accepted_{0};
-  Hyperparameter<int64_t> num_divergences_{0};
-  // The state of the step size's adaptation; empty when there is none.
-  Hyperparameter<std::vector<double>> dual_averaging_{{}};
 };
 
 class TrajectoryHeat;

@@ -29,36 +29,23 @@ namespace torch_sgmcmc {
 class TORCH_SGMCMC_API PSGLDOptions : public ManyChainsOf<PSGLDOptions> {
  public:
   using ManyChainsOf::ManyChainsOf;
+  static constexpr const char* kSampler = "PSGLD";
 
   /// a in [0, 1), the memory of V. Default: 0.99.
-  TORCH_SGMCMC_ARG(double, decay) = 0.99;
+  TORCH_SGMCMC_ARG(double, decay)
 
   /// ε > 0, added to the root of V; the paper's λ. Default: 1e-5.
-  TORCH_SGMCMC_ARG(double, eps) = 1e-5;
+  TORCH_SGMCMC_ARG(double, eps)
 
   /// Whether V follows the gradients; can be set in a group at any time.
   /// Default: true.
-  TORCH_SGMCMC_ARG(bool, adapt) = true;
+  TORCH_SGMCMC_ARG(bool, adapt)
 
   /// Whether Γ is added while V adapts. It needs gradients with a graph, and
   /// every step costs about one more backward pass. Default: true.
-  TORCH_SGMCMC_ARG(bool, gamma) = true;
+  TORCH_SGMCMC_ARG(bool, gamma)
 
- public:
-  const char* sampler() const override { return "PSGLD"; }
-  void check() const override;
-
- private:
-  friend OptionsOf;
-
-  template <typename Visit>
-  static void fields(Visit visit) {
-    ManyChainsOf::fields(visit);
-    visit("decay", &PSGLDOptions::decay_);
-    visit("eps", &PSGLDOptions::eps_);
-    visit("adapt", &PSGLDOptions::adapt_);
-    visit("gamma", &PSGLDOptions::gamma_);
-  }
+  void check_values() const override;
 };
 
 namespace detail {

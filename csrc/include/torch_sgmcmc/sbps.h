@@ -21,7 +21,7 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
+#include <string_view>
 #include <vector>
 
 #include "torch_sgmcmc/export.h"
@@ -40,110 +40,58 @@ class TimeAverage;
 /// can have a prior of its own, all else is for the whole sampler.
 class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
  public:
-  SBPSOptions() = default;
+  SBPSOptions();
+  static constexpr const char* kSampler = "SBPS";
 
   // The particle has unit speed.
   SBPSOptions& lr(double value) = delete;
 
   /// k >= 0, half width of the band of predictions in standard deviations: more
   /// is less bias and more proposals; the paper has 3. Default: 5.
-  TORCH_SGMCMC_ARG(double, confidence) = 5.0;
+  TORCH_SGMCMC_ARG(double, confidence)
 
   /// Decay, >= 0, of the weights of observations in the regression, per 1 / √b
   /// that was flown since, b the scale of slopes: local, for targets whose
   /// slope changes along a line. Default: 0.
-  TORCH_SGMCMC_ARG(double, forgetting) = 0.0;
+  TORCH_SGMCMC_ARG(double, forgetting)
 
   /// Rate, per trajectory time, of drawing a new velocity; >= 0. Default: 0.
-  TORCH_SGMCMC_ARG(double, refresh_rate) = 0.0;
+  TORCH_SGMCMC_ARG(double, refresh_rate)
 
   /// pSBPS. Default: false.
-  TORCH_SGMCMC_ARG(bool, preconditioned) = false;
+  TORCH_SGMCMC_ARG(bool, preconditioned)
 
   /// Whether the preconditioner is learned. Default: true.
-  TORCH_SGMCMC_ARG(bool, adapt) = true;
+  TORCH_SGMCMC_ARG(bool, adapt)
 
   /// Of the preconditioner's running mean, in [0, 1). Default: 0.99.
-  TORCH_SGMCMC_ARG(double, decay) = 0.99;
+  TORCH_SGMCMC_ARG(double, decay)
 
   /// ε > 0 of the preconditioner. Default: 1e-4.
-  TORCH_SGMCMC_ARG(double, eps) = 1e-4;
+  TORCH_SGMCMC_ARG(double, eps)
 
   /// Trajectory time between two samples, > 0. Default: none, no samples.
-  TORCH_SGMCMC_ARG(std::optional<double>, sample_interval);
+  TORCH_SGMCMC_ARG(std::optional<double>, sample_interval)
 
   /// Whether minibatches are drawn with replacement. Default: false.
-  TORCH_SGMCMC_ARG(bool, replacement) = false;
+  TORCH_SGMCMC_ARG(bool, replacement)
 
- public:
   // What torch's learning-rate schedulers use: they throw std::logic_error.
   double get_lr() const override;
   void set_lr(double value) override;
 
-  const char* sampler() const override { return "SBPS"; }
-  void check() const override;
+  void check_values() const override;
   void check_progress() const override;
   const char* why_equal() const override {
     return "there is one particle for all";
+  }
+  bool is_shared(std::string_view name) const override {
+    return !name.starts_with("prior_");
   }
   // It cannot bounce at a rate that is not finite.
   std::vector<std::string> nonfinite_choices() const override {
     return {"raise", "skip"};
   }
-
- private:
-  friend OptionsOf;
-  friend class SBPS;
-
-  template <typename Visit>
-  static void fields(Visit visit) {
-    visit("num_data", &SBPSOptions::num_data_, Scope::kShared);
-    visit("temperature", &SBPSOptions::temperature_, Scope::kShared);
-    visit("confidence", &SBPSOptions::confidence_, Scope::kShared);
-    visit("forgetting", &SBPSOptions::forgetting_, Scope::kShared);
-    visit("refresh_rate", &SBPSOptions::refresh_rate_, Scope::kShared);
-    visit("preconditioned", &SBPSOptions::preconditioned_, Scope::kShared);
-    visit("adapt", &SBPSOptions::adapt_, Scope::kShared);
-    visit("decay", &SBPSOptions::decay_, Scope::kShared);
-    visit("eps", &SBPSOptions::eps_, Scope::kShared);
-    visit("sample_interval", &SBPSOptions::sample_interval_, Scope::kShared);
-    visit("replacement", &SBPSOptions::replacement_, Scope::kShared);
-    visit("prior_precision", &SBPSOptions::prior_precision_);
-    visit("prior_mean", &SBPSOptions::prior_mean_);
-    visit("trajectory_time", &SBPSOptions::trajectory_time_, Scope::kProgress);
-    visit("line_time", &SBPSOptions::line_time_, Scope::kProgress);
-    visit("clock", &SBPSOptions::clock_, Scope::kProgress);
-    visit("observed_target", &SBPSOptions::observed_target_, Scope::kProgress);
-    visit("observed_interval",
-          &SBPSOptions::observed_interval_,
-          Scope::kProgress);
-    visit("num_samples", &SBPSOptions::num_samples_, Scope::kProgress);
-    visit("num_looks", &SBPSOptions::num_looks_, Scope::kProgress);
-    visit("num_proposals", &SBPSOptions::num_proposals_, Scope::kProgress);
-    visit("num_bounces", &SBPSOptions::num_bounces_, Scope::kProgress);
-    visit("num_violations", &SBPSOptions::num_violations_, Scope::kProgress);
-    visit(
-        "num_refreshments", &SBPSOptions::num_refreshments_, Scope::kProgress);
-    visit("num_derivatives", &SBPSOptions::num_derivatives_, Scope::kProgress);
-    visit("num_gradients", &SBPSOptions::num_gradients_, Scope::kProgress);
-  }
-
-  // What the sampler keeps of its trajectory, the same in all groups.
-  Hyperparameter<double> trajectory_time_{0.0};
-  Hyperparameter<double> line_time_{0.0};
-  Hyperparameter<std::vector<double>> clock_{FreshClock()};
-  Hyperparameter<std::vector<double>> observed_target_{{}};
-  Hyperparameter<std::optional<double>> observed_interval_{std::nullopt};
-  Hyperparameter<int64_t> num_samples_{0};
-  Hyperparameter<int64_t> num_looks_{0};
-  Hyperparameter<int64_t> num_proposals_{0};
-  Hyperparameter<int64_t> num_bounces_{0};
-  Hyperparameter<int64_t> num_violations_{0};
-  Hyperparameter<int64_t> num_refreshments_{0};
-  Hyperparameter<int64_t> num_derivatives_{0};
-  Hyperparameter<int64_t> num_gradients_{0};
-
-  static std::vector<double> FreshClock();
 };
 
 /// What a trajectory has been like so far; NaN where nothing has happened.

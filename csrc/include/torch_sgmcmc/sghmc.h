@@ -31,49 +31,35 @@ class TORCH_SGMCMC_API SGHMCOptions : public ManyChainsOf<SGHMCOptions> {
   using NoiseEstimate = detail::NumberOrWord;
 
   using ManyChainsOf::ManyChainsOf;
+  static constexpr const char* kSampler = "SGHMC";
 
   /// 1 - α in [0, 1); α is the friction. Default: 0.9.
-  TORCH_SGMCMC_ARG(double, momentum) = 0.9;
+  TORCH_SGMCMC_ARG(double, momentum)
 
- public:
-  const NoiseEstimate& noise_estimate() const { return noise_estimate_.get(); }
+  NoiseEstimate noise_estimate() const {
+    return get<NoiseEstimate>("noise_estimate");
+  }
   /// β̂, the part of the friction's noise that the minibatches already bring:
   /// β̂ = lr N Var(ḡ) / (2T), in [0, α], equal for all coordinates. Default: 0.
   SGHMCOptions& noise_estimate(double value) {
-    return set(noise_estimate_, NoiseEstimate(value));
+    return set("noise_estimate", value);
   }
   /// "online": β̂ is estimated for each coordinate from the gradients seen, as
   /// half the mean squared difference of consecutive gradients, and used after
   /// the first 100 of them. β̂ > α is then an error of the step.
-  SGHMCOptions& noise_estimate(std::string value) {
-    return set(noise_estimate_, NoiseEstimate(std::move(value)));
+  SGHMCOptions& noise_estimate(const std::string& value) {
+    return set("noise_estimate", value);
   }
 
   /// k >= 0; before every k-th update the momentum is drawn afresh from its
   /// stationary law given θ. 0 never does. Default: 0.
-  TORCH_SGMCMC_ARG(int64_t, resample_momentum_every) = 0;
+  TORCH_SGMCMC_ARG(int64_t, resample_momentum_every)
 
   /// "stationary" draws the first momentum from N(0, lr T / N), "zeros" starts
   /// at rest. Default: "stationary".
-  TORCH_SGMCMC_ARG(std::string, initial_momentum) = std::string("stationary");
+  TORCH_SGMCMC_ARG(std::string, initial_momentum)
 
- public:
-  const char* sampler() const override { return "SGHMC"; }
-  void check() const override;
-
- private:
-  friend OptionsOf;
-
-  template <typename Visit>
-  static void fields(Visit visit) {
-    ManyChainsOf::fields(visit);
-    visit("momentum", &SGHMCOptions::momentum_);
-    visit("noise_estimate", &SGHMCOptions::noise_estimate_);
-    visit("resample_momentum_every", &SGHMCOptions::resample_momentum_every_);
-    visit("initial_momentum", &SGHMCOptions::initial_momentum_);
-  }
-
-  Hyperparameter<NoiseEstimate> noise_estimate_{NoiseEstimate(0.0)};
+  void check_values() const override;
 };
 
 /// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2. With ḡ the gradient

@@ -22,11 +22,7 @@ namespace torch_sgmcmc {
 class TORCH_SGMCMC_API SGLDOptions : public ManyChainsOf<SGLDOptions> {
  public:
   using ManyChainsOf::ManyChainsOf;
-
-  const char* sampler() const override { return "SGLD"; }
-
- private:
-  friend OptionsOf;
+  static constexpr const char* kSampler = "SGLD";
 };
 
 /// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2. With ḡ the gradient

@@ -16,11 +16,7 @@ namespace torch_sgmcmc {
 class TORCH_SGMCMC_API SGLRWOptions : public ManyChainsOf<SGLRWOptions> {
  public:
   using ManyChainsOf::ManyChainsOf;
-
-  const char* sampler() const override { return "SGLRW"; }
-
- private:
-  friend OptionsOf;
+  static constexpr const char* kSampler = "SGLRW";
 };
 
 /// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2, by steps of one

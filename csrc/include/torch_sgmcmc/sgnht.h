@@ -19,28 +19,16 @@ namespace torch_sgmcmc {
 class TORCH_SGMCMC_API SGNHTOptions : public ManyChainsOf<SGNHTOptions> {
  public:
   using ManyChainsOf::ManyChainsOf;
+  static constexpr const char* kSampler = "SGNHT";
 
   /// 1 - A in [0, 1); A is the injected noise, and the friction without
   /// minibatch noise. Default: 0.9.
-  TORCH_SGMCMC_ARG(double, momentum) = 0.9;
+  TORCH_SGMCMC_ARG(double, momentum)
 
   /// κ >= 0, how fast friction adapts: the thermostats settle within about
   /// (A + β̂) / κ steps. 0 leaves the friction at A, which is SGHMC. Default:
   /// lr T / N, the papers' unit thermostat mass.
-  TORCH_SGMCMC_ARG(std::optional<double>, thermostat_rate);
-
- public:
-  const char* sampler() const override { return "SGNHT"; }
-
- private:
-  friend OptionsOf;
-
-  template <typename Visit>
-  static void fields(Visit visit) {
-    ManyChainsOf::fields(visit);
-    visit("momentum", &SGNHTOptions::momentum_);
-    visit("thermostat_rate", &SGNHTOptions::thermostat_rate_);
-  }
+  TORCH_SGMCMC_ARG(std::optional<double>, thermostat_rate)
 };
 
 /// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2, with a friction that

@@ -9,7 +9,28 @@
 
 namespace torch_sgmcmc {
 
-std::vector<double> SBPSOptions::FreshClock() { return BounceClock().Save(); }
+namespace {
+
+constexpr const char* kCounts[] = {"num_samples",
+                                   "num_looks",
+                                   "num_proposals",
+                                   "num_bounces",
+                                   "num_violations",
+                                   "num_refreshments",
+                                   "num_derivatives",
+                                   "num_gradients"};
+
+}  // namespace
+
+// What the sampler keeps of its trajectory, the same in all groups.
+SBPSOptions::SBPSOptions() {
+  keep("trajectory_time", 0.0);
+  keep("line_time", 0.0);
+  keep("clock", BounceClock().Save());
+  keep("observed_target", std::vector<double>());
+  keep("observed_interval", std::optional<double>());
+  for (const char* count : kCounts) keep<int64_t>(count, 0);
+}
 
 double SBPSOptions::get_lr() const {
   throw std::logic_error(
@@ -19,36 +40,29 @@ double SBPSOptions::get_lr() const {
 
 void SBPSOptions::set_lr(double /*value*/) { get_lr(); }
 
-void SBPSOptions::check() const {
-  OptionsOf::check();
+void SBPSOptions::check_values() const {
+  OptionsOf::check_values();
   refuse_capturable();
 }
 
 void SBPSOptions::check_progress() const {
-  CheckReal("trajectory_time", trajectory_time_.get());
-  CheckReal("line_time", line_time_.get());
-  CheckCount("num_samples", num_samples_.get());
-  CheckCount("num_looks", num_looks_.get());
-  CheckCount("num_proposals", num_proposals_.get());
-  CheckCount("num_bounces", num_bounces_.get());
-  CheckCount("num_violations", num_violations_.get());
-  CheckCount("num_refreshments", num_refreshments_.get());
-  CheckCount("num_derivatives", num_derivatives_.get());
-  CheckCount("num_gradients", num_gradients_.get());
-  const int64_t all = num_proposals_.get();
-  CheckPart("num_bounces", num_bounces_.get(), "num_proposals", all);
-  CheckPart("num_violations", num_violations_.get(), "num_proposals", all);
-  for (const double value : observed_target_.get()) {
+  for (const char* time : {"trajectory_time", "line_time"}) {
+    CheckReal(time, get<double>(time));
+  }
+  for (const char* count : kCounts) CheckCount(count, get<int64_t>(count));
+  const auto all = get<int64_t>("num_proposals");
+  for (const char* part : {"num_bounces", "num_violations"}) {
+    CheckPart(part, get<int64_t>(part), "num_proposals", all);
+  }
+  for (const double value : get<std::vector<double>>("observed_target")) {
     CheckReal(
         "observed_target",
         value,
         {.low = -std::numeric_limits<double>::infinity(), .low_open = true});
   }
-  if (observed_interval_.get()) {
-    CheckReal(
-        "observed_interval", *observed_interval_.get(), {.low_open = true});
-  }
-  BounceClock::Load(clock_.get());
+  const auto interval = get<std::optional<double>>("observed_interval");
+  if (interval) CheckReal("observed_interval", *interval, {.low_open = true});
+  BounceClock::Load(get<std::vector<double>>("clock"));
 }
 
 }  // namespace torch_sgmcmc

@@ -163,12 +163,13 @@ std::shared_ptr<Flight> SBPS::flight_now(SBPSOptions& progress,
   if (std::ranges::any_of(means, [](double mean) { return mean != 0; })) {
     target.insert(target.end(), means.begin(), means.end());
   }
-  const bool same_target = target == progress.observed_target_.get();
+  const bool same_target =
+      target == progress.get<std::vector<double>>("observed_target");
   std::shared_ptr<Flight> flight = flight_;
   if (flight == nullptr || !same_target || !is_current(*flight)) {
     flight = resumed();
   }
-  if (flight != nullptr && flight->is_at(progress.line_time_.get())) {
+  if (flight != nullptr && flight->is_at(progress.get<double>("line_time"))) {
     if (!same_target) clock.Restart();
   } else {
     if (flight != nullptr) {
@@ -194,10 +195,10 @@ std::shared_ptr<Flight> SBPS::flight_now(SBPSOptions& progress,
       flight = still->refreshed(0, progress, seed(), num_steps());
     }
     flight->mark(0);
-    progress.line_time_.set(0.0);
+    progress.put("line_time", 0.0);
     clock.Restart();
   }
-  progress.observed_target_.set(std::move(target));
+  progress.put("observed_target", target);
   return flight;
 }
 

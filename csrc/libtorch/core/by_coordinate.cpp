@@ -134,7 +134,8 @@ void CheckRates(const SGHMCOptions& options,
   double worst = 0;
   double friction_there = alpha;
   if (variances.empty()) {
-    const auto* number = std::get_if<double>(&options.noise_estimate());
+    const auto given_number = options.noise_estimate();
+    const auto* number = std::get_if<double>(&given_number);
     const double share = number != nullptr ? *number / alpha : 0;
     worst = share * most_share;
     if (worst > 0) friction_there = *number / worst;

@@ -160,7 +160,7 @@ void Sampler::complete_means(size_t group, SamplerOptions& options) {
             " are of a group with tensors, which are its sampler's (give this "
             "group its own, or a number)");
   }
-  if (!options.prior_mean_.is_set()) {  // left open
+  if (!options.is_set("prior_mean")) {  // left open
     options.means_are_kept_ = true;
     return;
   }

@@ -92,7 +92,9 @@ std::vector<std::string> KeysOf(const Row& row) {
 }
 
 Method::Method(const char* op, const SamplerOptions& options)
-    : row_(RowNamed(op)) {
+    : op_(op),
+      row_(RowNamed(op)),
+      place_of_mean_(options.place_of("prior_mean")) {
   AllOperators::ForEach([&](auto each) {
     using Op = typename decltype(each)::type;
     if constexpr (kUpdates<Op>) {
@@ -108,15 +110,15 @@ Method::Method(const char* op, const SamplerOptions& options)
 void Method::update(
     const Work& work,
     std::initializer_list<std::pair<std::string_view, double>> instead) const {
-  const NumbersOfGroup all = work.options->numbers();
   UpdateNumbers numbers;
-  numbers.prior_mean = work.options->prior_mean();
+  numbers.prior_mean = work.options->number_at(place_of_mean_);
   for (size_t i = 0; i < places_.size(); ++i) {
     const auto given = std::ranges::find_if(instead, [&](const auto& each) {
       return each.first == row_.numbers[i].name;
     });
-    numbers.own[i] =
-        given == instead.end() ? all.at(places_[i]) : given->second;
+    numbers.own[i] = given == instead.end()
+                         ? work.options->number_at(places_[i])
+                         : given->second;
   }
   call_(work, numbers);
 }
@@ -151,10 +153,10 @@ void Sampler::update_by(const char* op,
   made(op, *work.options).update(work, instead);
 }
 
-// What a sampler calls at every step is made once.
+// What a sampler names at every step, by the same literal, is made once.
 const Method& Sampler::made(const char* op, const SamplerOptions& options) {
   for (const Method& known : ledger_->methods) {
-    if (known.row().op == std::string_view(op)) return known;
+    if (known.op() == op) return known;
   }
   return ledger_->methods.emplace_back(op, options);
 }

@@ -32,6 +32,8 @@ class Method {
  public:
   Method(const char* op, const SamplerOptions& options);
 
+  // As it was named.
+  const char* op() const { return op_; }
   const Row& row() const { return row_; }
 
   void update(
@@ -39,11 +41,13 @@ class Method {
       std::initializer_list<std::pair<std::string_view, double>> instead) const;
 
  private:
+  const char* op_;
   const Row& row_;
   void (*call_)(const Work& work, const UpdateNumbers& numbers) = nullptr;
   // Of the row's numbers among those of the options; past them if there is
   // none.
   std::vector<size_t> places_;
+  size_t place_of_mean_;
 };
 
 }  // namespace torch_sgmcmc

@@ -89,16 +89,14 @@ std::vector<int64_t> IntegersOf(const StateDict& dict, const char* key) {
   const c10::IValue list = ListOf(dict, key);
   std::vector<int64_t> result;
   for (const c10::IValue& item : list.toList().vec()) {
-    result.push_back(0);
-    detail::FromValue(key, item, result.back());
+    result.push_back(detail::FromValue<int64_t>(key, item));
   }
   return result;
 }
 
 // A counter, which may be on a device.
 int64_t CountAt(const StateDict& group, const char* key) {
-  Count count;
-  detail::FromValue(key, group.at(key), count);
+  const auto count = detail::FromValue<Count>(key, group.at(key));
   CheckCount(key, count.get());
   return count.get();
 }
@@ -256,9 +254,8 @@ std::unique_ptr<SamplerParamState> Sampler::read_state(
   for (const std::string& key : keys) {
     if (!kept.contains(key)) continue;
     if (key == kNumGrads) {
-      int64_t& count = state->num_grads.emplace();
-      detail::FromValue(key.c_str(), kept.at(key), count);
-      CheckCount(key.c_str(), count);
+      state->num_grads = detail::FromValue<int64_t>("num_grads", kept.at(key));
+      CheckCount("num_grads", *state->num_grads);
     } else {
       (*state)[key] = SavedTensor(kept, key.c_str(), param, index);
     }
@@ -289,10 +286,9 @@ void Sampler::read_group(const StateDict& group,
             " was saved for parameters of other sizes (" +
             Shape(numbers.sizes) + ", expected " + Shape(now.sizes) + ")");
   }
-  int64_t next = 0;
-  detail::FromValue("next_offset", group.at("next_offset"), next);
-  int64_t key = 0;
-  detail::FromValue("seed", group.at("seed"), key);
+  const auto next =
+      detail::FromValue<int64_t>("next_offset", group.at("next_offset"));
+  const auto key = detail::FromValue<int64_t>("seed", group.at("seed"));
   if (index == 0) {
     own.next_offset = next;
     own.seed = key;
@@ -304,8 +300,8 @@ void Sampler::read_group(const StateDict& group,
   }
   options.capturable_ = group.at("capturable").toBool();
   const int64_t made = CountAt(group, "step");
-  detail::FromValue(
-      "nonfinite", group.at("nonfinite"), options.nonfinite_.emplace());
+  options.nonfinite_ =
+      detail::FromValue<std::string>("nonfinite", group.at("nonfinite"));
   CheckNonfinite(options);
   const int64_t skipped = CountAt(group, "num_skipped");
   options.check();
