@@ -180,6 +180,18 @@ def subsampled() -> list[Tensor]:
     return results
 
 
+def not_finite() -> list[Tensor]:
+    """What is said of tensors with NaN and infinities, each at one place or at many."""
+    tensors = values(
+        [torch.empty(n, dtype=dtype) for dtype in DTYPES for n in SIZES], 1
+    )
+    for i, t in enumerate(tensors):
+        t[i % 5 :: i + 1] = (torch.nan, torch.inf, -torch.inf)[i % 3]
+        t[3 :: 2 * i + 7] = torch.inf
+    found = torch.tensor([ops.any_nonfinite([t]) for t in tensors])
+    return [ops.count_nonfinite(tensors), found]
+
+
 def sampler_chain(kind: type[sg.Sampler], **options: object) -> list[Tensor]:
     """A short chain of a sampler with a hyperprior, on a linear model."""
     params = [torch.nn.Parameter(t) for t in values([torch.empty(301)] * 3, 1.0)]
@@ -208,6 +220,7 @@ def fingerprints() -> dict[str, str]:
     """Everything, by name."""
     result = {str(dtype): digest(operators(dtype)) for dtype in DTYPES}
     result["HMC-ECS"] = digest(subsampled())
+    result["not finite"] = digest(not_finite())
     result["SGLD"] = digest(sampler_chain(sg.SGLD))
     result["PSGLD"] = digest(sampler_chain(sg.PSGLD, gamma=False))
     result["SGNHT"] = digest(sampler_chain(sg.SGNHT, thermostat_rate=0.01))

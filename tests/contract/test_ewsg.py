@@ -238,33 +238,6 @@ def test_gradients_written_over() -> None:
     sg.EWSG([empty], **GOOD).step(lambda: setattr(empty, "grad", torch.ones(0)))
 
 
-def test_grad_scaler_is_refused() -> None:
-    message = (
-        "EWSG cannot be used with GradScaler, which scales the gradients of the "
-        "closure: use torch.autocast with bfloat16, which needs no scaler"
-    )
-    p = nn.Parameter(torch.ones(3))
-    sampler = sg.EWSG([p], **GOOD)
-    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
-    draws = Draws([p])
-
-    def closure() -> None:
-        p.grad = None
-        scaler.scale(draws()).detach()
-
-    for arguments in ((), (closure,)):
-        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
-        scaler.scale(torch.ones(()))
-        with pytest.raises(RuntimeError) as error:
-            scaler.step(sampler, *arguments)
-        assert str(error.value) == message
-        assert p.tolist() == [1.0] * 3
-    sampler.step(draws)  # no trace of it
-    # One that is switched off does nothing.
-    torch.amp.GradScaler("cpu", enabled=False).step(sampler, draws)
-    assert sampler.param_groups[0]["step"] == 2
-
-
 # ---- Decisions -------------------------------------------------------------------
 
 

@@ -395,7 +395,7 @@ def experiment(chosen: Method, **settings: Any) -> Experiment:
     given = {"lr": 0.16, "momentum": 0.8, "num_data": 1, **settings}
     groups = (Group((1,)), Group((2,), {"momentum": 0.7}))
     return Experiment(
-        chosen, target, given, groups, chains=500, seed=12, dtype=torch.float64
+        chosen, target, given, groups, chains=400, seed=12, dtype=torch.float64
     )
 
 

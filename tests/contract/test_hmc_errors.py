@@ -276,16 +276,3 @@ def test_gradients_of_other_parameters_later() -> None:
                 "HMC got gradients of other parameters from the closure than at its "
                 "first call in this step",
             )
-
-
-def test_grad_scaler_is_refused() -> None:
-    p = nn.Parameter(torch.ones(3))
-    sampler = sg.HMC([p], **GOOD)
-    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
-    scaler.scale(torch.ones(()))
-    message = (
-        "HMC cannot be used with GradScaler, which scales the gradients of the "
-        "closure: use torch.autocast with bfloat16, which needs no scaler"
-    )
-    fails(lambda: scaler.step(sampler, Quartic([p])), RuntimeError, message)
-    sampler.step(Quartic([p]))  # no trace of it

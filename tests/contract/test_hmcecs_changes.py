@@ -176,19 +176,3 @@ def test_the_number_of_products_moves_the_lower_bound() -> None:
     sampler.step(data)
     # Each factor is near 1, so that the variance of log|L̂| is small.
     assert sampler.estimator_variance < 1
-
-
-@pytest.mark.parametrize("variant", ["perturbed", "signed"])
-def test_grad_scaler_is_refused(variant: str) -> None:
-    data = Data()
-    sampler = make(data, variant=variant)
-    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
-    scaler.scale(torch.ones(()))
-    with pytest.raises(RuntimeError) as error:
-        scaler.step(sampler, data)
-    assert str(error.value) == (
-        "HMCECS cannot be used with GradScaler, which scales the gradients of the "
-        "closure: use torch.autocast with bfloat16, which needs no scaler"
-    )
-    assert not data.seen and sampler.param_groups[0]["step"] == 0
-    sampler.step(data)  # no trace of it

@@ -229,19 +229,3 @@ def test_state_dicts_with_a_broken_clock() -> None:
         "Invalid clock: it has 5 numbers (must be 7, and 3 for each of at most 32 "
         "observations)"
     )
-
-
-def test_grad_scaler_is_refused() -> None:
-    params = two()
-    sampler, draws = make(params), Draws(params)
-    before = snapshot(sampler)
-    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
-    scaler.scale(torch.ones(()))
-    with pytest.raises(RuntimeError) as error:
-        scaler.step(sampler, draws)
-    assert str(error.value) == (
-        "SBPS cannot be used with GradScaler, which scales the gradients of the "
-        "closure: use torch.autocast with bfloat16, which needs no scaler"
-    )
-    assert_unchanged(sampler, before)
-    sampler.step(draws)  # no trace of it

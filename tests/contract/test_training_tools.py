@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from every_sampler import Chain, bits
 from reference import same_bits
 from short_chains import assert_same, make, make_params
 from short_chains import set_grads as set_gradients
@@ -227,6 +228,25 @@ def test_grad_scaler_skips_steps_that_overflow(kind: str) -> None:
             other.step()
     assert sampler.param_groups[0]["step"] == 2
     assert same_bits(p, q)
+
+
+@pytest.mark.parametrize("kind", ["EWSG", "HMC", "SBPS", "HMCECS", "HMCECS signed"])
+def test_grad_scaler_is_refused_where_closures_make_gradients(kind: str) -> None:
+    chain = Chain(kind)
+    before = bits([chain.params, chain.sampler.state_dict()])
+    for closure in ((), (lambda *_: pytest.fail("it was called"),)):
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        scaler.scale(torch.ones(()))
+        with pytest.raises(RuntimeError) as error:
+            scaler.step(chain.sampler, *closure)
+        assert str(error.value) == (
+            f"{type(chain.sampler).__name__} cannot be used with GradScaler, which "
+            "scales the gradients of the closure: use torch.autocast with bfloat16, "
+            "which needs no scaler"
+        )
+    assert bits([chain.params, chain.sampler.state_dict()]) == before
+    chain.run(range(2))  # no trace of it
+    assert int(chain.sampler.param_groups[0]["step"]) == 2
 
 
 def test_autocast() -> None:

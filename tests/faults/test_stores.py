@@ -185,10 +185,10 @@ def test_a_read_only_folder(read_only: Path) -> None:
 
 def test_a_second_writer_is_refused(tmp_path: Path) -> None:
     def hold() -> str:
-        make(tmp_path)
+        kept = make(tmp_path)  # what is let go of has no lock
         (tmp_path / "held").touch()
         time.sleep(60)
-        return ""
+        return str(len(kept))
 
     child, reader = start(hold)
     try:

@@ -163,6 +163,16 @@ class Chains:
         for p in self.params:
             p.detach().copy_(torch.from_numpy(draw.normal(0, deviation, p.shape)))
 
+    def draw(self, mean: Array, cov: Array) -> None:
+        """Draws the present positions anew, from N(mean, cov)."""
+        random = np.random.default_rng(self.seed)  # the references have torch's
+        drawn = random.multivariate_normal(mean, cov, len(self.params[0]))
+        widths = [p.shape[1] for p in self.params]
+        for p, part in zip(
+            self.params, torch.from_numpy(drawn).split(widths, 1), strict=True
+        ):
+            p.detach().copy_(part)
+
     def closure(self) -> None:
         self.sampler.zero_grad()
         loss = self.target.loss(torch.cat(self.params, dim=1), self.generator)
@@ -214,17 +224,18 @@ def assert_caught(check: Callable[[Experiment], None], experiment: Experiment) -
 def check_stationary(experiment: Experiment, *, lag: int = 5) -> None:
     """Checks the stationary law of a chain on a Gaussian target.
 
-    Starts far out, burns in until only :data:`_FORGOTTEN` of the start is left, and
-    looks at the state twice, ``lag`` cycles apart. The first look must follow the
-    stationary law, and what happened in between, whitened, must be a standard normal
-    independent of it: a law has its dynamics tested too.
+    Begins with θ in that law, which a wrong chain leaves, and burns in until only
+    :data:`_FORGOTTEN` of the rest of the state is left; from afar starts
+    :func:`check_transient`. Looks at the state twice, ``lag`` cycles apart. The first
+    look must follow the stationary law, and what happened in between, whitened, must be
+    a standard normal independent of it: a law has its dynamics tested too.
     """
     law = experiment.law
     mean, cov = law.cycle.stationary()
-    deviation = np.sqrt(np.diag(cov))
     d = experiment.target.dimension
-    chains = Chains(experiment, mean[:d] + 3 * deviation[:d])
-    burn_in = math.ceil(math.log(_FORGOTTEN) / math.log(law.cycle.radius()))
+    chains = Chains(experiment, mean[:d])
+    chains.draw(mean[:d], cov[:d, :d])
+    burn_in = _burn_in(law, d)
     assert burn_in * law.steps < 2000, "this experiment would take too long"
 
     chains.advance(burn_in * law.steps)
@@ -235,6 +246,25 @@ def check_stationary(experiment: Experiment, *, lag: int = 5) -> None:
     innovation = second - first @ between.a.T - between.b
     both = [whiten(first - mean, cov), whiten(innovation, between.q)]
     check_gaussian(np.hstack(both), label=experiment.label("stationary law"))
+
+
+def _burn_in(law: Law, d: int) -> int:
+    """Cycles from θ in its stationary law and the rest of the state as it begins.
+
+    At least three times as many as a mean needs to fall by e: what is wrong has shown
+    by then.
+    """
+    mean, cov = law.cycle.stationary()
+    start = law.start.copy()
+    start[:d, :d] += cov[:d, :d]
+    deviation = np.sqrt(np.diag(cov))
+    stretch = math.ceil(-1 / math.log(law.cycle.radius()))
+    count = 3 * stretch
+    while True:
+        _, now = law.cycle.power(count).push(mean, start)
+        if np.all(np.abs(now - cov) < _FORGOTTEN * np.outer(deviation, deviation)):
+            return count
+        count += stretch
 
 
 def check_transient(

@@ -77,7 +77,7 @@ def check_joint(
     if T = 1. An update leaves a fraction (d/2) / (c + d/2) of the past, and the looks
     are far enough apart to count as independent.
     """
-    groups, d, looks, apart = 1000, 2, 5, 14
+    groups, d, looks, apart = 1000, 2, 5, 5
     random = np.random.default_rng(seed)
     theta = torch.empty(groups, d, dtype=torch.float64)
     sampler = SGLD(

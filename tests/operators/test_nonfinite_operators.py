@@ -1,10 +1,5 @@
 """What counts numbers that are not finite, and what then makes no step."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from reference import DTYPES
@@ -112,19 +107,6 @@ def test_dtypes_together_and_any_number_of_threads() -> None:
             assert not ops.any_nonfinite([t.nan_to_num(0, 0, 0) for t in tensors])
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("isa", ["portable", "avx2"])
-def test_every_instruction_set(isa: str) -> None:
-    path = os.pathsep.join(sys.path)
-    environment = {**os.environ, "TORCH_SGMCMC_ISA": isa, "PYTHONPATH": path}
-    test = "test_dtypes_together_and_any_number_of_threads"
-    command = [
-        sys.executable,
-        "-c",
-        f"import test_nonfinite_operators as t; t.{test}()",
-    ]
-    subprocess.run(command, env=environment, cwd=Path(__file__).parent, check=True)
 
 
 def test_the_step_of_a_device() -> None:
