@@ -4,449 +4,77 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <limits>
-#include <optional>
-#include <random>
-#include <utility>
+#include <type_traits>
 #include <vector>
 
 #include "apply/cpu.h"
 #include "call_of.h"
 #include "cuda_on_host.h"
-#include "methods/control_variate.h"
-#include "methods/gaussian.h"
-#include "methods/gradient_variance.h"
-#include "methods/hmc.h"
-#include "methods/psgld.h"
-#include "methods/sghmc.h"
-#include "methods/sgld.h"
-#include "methods/sgnht.h"
+#include "row_calls.h"
 #include "tensors.h"
 
 namespace torch_sgmcmc {
 namespace {
 
-// A list of tensors that owns its memory; a copy has memory of its own.
-class Memory {
- public:
-  // With chains, the tensors have a leading dimension of so many.
-  explicit Memory(int64_t num_chains) : num_chains_(num_chains) {}
-
-  template <class T>
-  void Add(int64_t numel, std::mt19937& random, bool positive) {
-    std::normal_distribution<float> normal;
-    std::vector<char> bytes(static_cast<size_t>(numel) * sizeof(T));
-    for (size_t i = 0; i < bytes.size(); i += sizeof(T)) {
-      const float x = normal(random);
-      const T value = static_cast<T>(positive ? std::abs(x) : x);
-      std::memcpy(bytes.data() + i, &value, sizeof value);
-    }
-    bytes_.push_back(std::move(bytes));
-    make_.push_back(&MakeView<T>);
-  }
-
-  // A master for each element of the last tensor of parameters. Every third is
-  // not what the parameter is the rounded value of.
-  template <class T>
-  void AddMasters(const Memory& params) {
-    const std::vector<char>& visible = params.bytes_.back();
-    std::vector<char> bytes(visible.size() / sizeof(T) * sizeof(float));
-    for (size_t i = 0; i < visible.size() / sizeof(T); ++i) {
-      T value;
-      std::memcpy(&value, visible.data() + i * sizeof value, sizeof value);
-      const float master =
-          static_cast<float>(value) * (i % 3 == 0 ? 1.5f : 1 + 0x1p-13f);
-      std::memcpy(bytes.data() + i * sizeof master, &master, sizeof master);
-    }
-    bytes_.push_back(std::move(bytes));
-    make_.push_back(&MakeView<float>);
-  }
-
-  TensorList Tensors() {
-    TensorList result;
-    for (size_t i = 0; i < bytes_.size(); ++i) {
-      result.push_back(make_[i](bytes_[i], num_chains_));
-    }
-    return result;
-  }
-
-  friend bool operator==(const Memory& a, const Memory& b) {
-    return a.bytes_ == b.bytes_;
-  }
-
- private:
-  template <class T>
-  static Tensor MakeView(std::vector<char>& b, int64_t num_chains) {
-    T* data = reinterpret_cast<T*>(b.data());
-    const auto numel = static_cast<int64_t>(b.size() / sizeof(T));
-    if (num_chains == 0) return View(data, {numel}, {1});
-    const int64_t each = numel / num_chains;
-    return View(data, {num_chains, each}, {each, 1});
-  }
-
-  int64_t num_chains_;
-  std::vector<std::vector<char>> bytes_;
-  std::vector<Tensor (*)(std::vector<char>&, int64_t)> make_;
-};
-
-// The state of a sampler for a model with `count` parameters of all dtypes.
-struct State {
-  Memory params, grads, momenta, variances, previous, masters, means;
-  std::vector<int64_t> offsets;
-  Rows rows;  // of a third of them; without chains alone
-  int64_t num_chains;
-
-  explicit State(int count, int64_t chains = 0)
-      : params(chains),
-        grads(chains),
-        momenta(chains),
-        variances(chains),
-        previous(chains),
-        masters(chains),
-        means(chains),
-        num_chains(chains) {
-    if (chains == 0) rows.emplace();
-    const int64_t times = chains == 0 ? 1 : chains;
-    std::mt19937 random(17);
-    int64_t offset = 0;
-    for (int i = 0; i < count; ++i) {
-      constexpr int64_t kSizes[] = {1, 4100, 33, 257, 200, 5, 128};
-      // A large one of each dtype: more would take most of the test's time.
-      const bool is_large = chains == 0 && i < 28 && i % 7 == 4;
-      const int64_t numel = is_large ? 20000 : kSizes[i % 7];
-      switch (i % 4) {
-        case 0:
-          Add<float>(times * numel, random);
-          break;
-        case 1:
-          Add<double>(times * numel, random);
-          break;
-        case 2:
-          Add<BFloat16>(times * numel, random);
-          break;
-        default:
-          Add<Half>(times * numel, random);
-      }
-      offsets.push_back(offset);
-      if (rows) {
-        const auto row = i % 3 == 1 ? RowOf(numel) : 0;
-        rows->insert(rows->end(), {row, row == 0 ? 0 : row + i});
-      }
-      // Mostly aligned to the noise block, as samplers do it; not always.
-      offset += i % 5 == 4
-                    ? numel
-                    : (numel + kNoiseBlock - 1) / kNoiseBlock * kNoiseBlock;
-    }
-  }
-
-  static int64_t RowOf(int64_t numel) {
-    for (const int64_t row : {1000, 100, 64, 11}) {
-      if (numel % row == 0) return row;
-    }
-    return numel;
-  }
-
-  template <class T>
-  void Add(int64_t numel, std::mt19937& random) {
-    params.Add<T>(numel, random, false);
-    if constexpr (kHasMaster<Role::kParameter, T>) {
-      masters.AddMasters<T>(params);
-    }
-    grads.Add<T>(numel, random, false);
-    momenta.Add<Arithmetic<T>>(numel, random, false);
-    variances.Add<Arithmetic<T>>(numel, random, true);
-    previous.Add<Arithmetic<T>>(numel, random, false);
-    means.Add<Arithmetic<T>>(numel, random, false);
-  }
-
-  friend bool operator==(const State&, const State&) = default;
-};
-
-class Drivers : public testing::Test {
- protected:
-  // Runs `step` on both drivers from the same state and compares the outcomes.
-  // 7 tensors fit in one table of the CUDA driver, 230 need several a dtype.
-  template <class OnCpu, class OnCuda>
-  void ExpectEqual(const OnCpu& on_cpu, const OnCuda& on_cuda) {
-    for (const int count : {1, 7, 230}) {
-      ExpectEqual(State(count), on_cpu, on_cuda);
-    }
-    ExpectEqual(State(8, /*chains=*/3), on_cpu, on_cuda);
-  }
-
- private:
-  template <class OnCpu, class OnCuda>
-  void ExpectEqual(const State& before,
-                   const OnCpu& on_cpu,
-                   const OnCuda& on_cuda) {
+// From the same state, on both drivers. 7 tensors fit in one table of the CUDA
+// driver, 230 need several a dtype.
+TEST(Drivers, Agree) {
+  const auto compare = [](const State& before, const auto& run) {
     State cpu = before;
     State cuda = before;
-    on_cpu(cpu);
-    on_cuda(cuda);
+    run(cpu, std::type_identity<CpuDriver>());
+    run(cuda, std::type_identity<cuda_on_host::Driver>());
     const size_t count = before.offsets.size();
     EXPECT_TRUE(cpu == cuda) << count << " tensors, " << before.num_chains;
     EXPECT_FALSE(cpu == before) << count << " tensors, " << before.num_chains;
-  }
-};
-
-#define SG_EXPECT_DRIVERS_EQUAL(operation)                \
-  ExpectEqual([&](State& s) { operation<CpuDriver>(s); }, \
-              [&](State& s) { operation<cuda_on_host::Driver>(s); })
-
-template <class Driver>
-void StepSGLD(State& s, int64_t step, std::optional<Tensor> device_step) {
-  On<SGLDStep, Driver>()(s.params.Tensors(),
-                         s.grads.Tensors(),
-                         s.masters.Tensors(),
-                         /*lr=*/0.1,
-                         /*num_data=*/100,
-                         /*prior_precision=*/2,
-                         /*temperature=*/1,
-                         s.offsets,
-                         /*seed=*/-5,
-                         step,
-                         std::move(device_step),
-                         /*prior_mean=*/0.7,
-                         /*prior_means=*/std::nullopt,
-                         s.rows,
-                         s.num_chains);
+  };
+  ForEachUpdate([&](auto each) {
+    using Op = typename decltype(each)::type;
+    // With all there is, the 10th step draws momenta afresh.
+    for (const How& how : {How{}, How{.has_all = true, .every = 5}}) {
+      const auto run = [&](State& s, auto driver) {
+        PerformOn<Op, typename decltype(driver)::type>(s, how);
+      };
+      for (const int count : {1, 7, 230}) compare(State(count), run);
+      compare(State(8, /*chains=*/3), run);
+    }
+  });
 }
 
-template <class Driver>
-void StepPlainSGLD(State& s) {
-  StepSGLD<Driver>(s, 77, std::nullopt);
+// The last half step of a trajectory, which moves nothing.
+TEST(Drivers, AgreeOnAKickAlone) {
+  State cpu(7);
+  State cuda(7);
+  const auto kick = [](State& s) {
+    Call call = CallOf(HMCLeapfrog::kRow, s, {});
+    call.numbers[1] = 0;
+    return call;
+  };
+  Perform<HMCLeapfrog, CpuDriver>(kick(cpu));
+  Perform<HMCLeapfrog, cuda_on_host::Driver>(kick(cuda));
+  EXPECT_TRUE(cpu == cuda);
+  EXPECT_TRUE(cpu.params == State(7).params);
+  EXPECT_FALSE(cpu == State(7));
 }
 
-TEST_F(Drivers, SGLDAgrees) { SG_EXPECT_DRIVERS_EQUAL(StepPlainSGLD); }
-
-template <class Driver>
-void StepSGLDOnDeviceStep(State& s) {
-  std::vector<int64_t> device_step = {75};
-  StepSGLD<Driver>(s, 2, View(device_step));
-}
-
-TEST_F(Drivers, DeviceStepAgreesAndIsAddedToStep) {
-  SG_EXPECT_DRIVERS_EQUAL(StepSGLDOnDeviceStep);
+TEST(Drivers, DeviceStepIsAddedToStep) {
   State a(7);
   State b(7);
-  StepPlainSGLD<CpuDriver>(a);
-  StepSGLDOnDeviceStep<CpuDriver>(b);
+  std::vector<int64_t> device_step = {75};
+  PerformOn<SGLDStep, CpuDriver>(a, {.step = 77});
+  PerformOn<SGLDStep, CpuDriver>(b,
+                                 {.step = 2, .device_step = View(device_step)});
   EXPECT_TRUE(a == b);
 }
 
-// The parts of a state as an operator takes them.
-struct Lists {
-  TensorList params, grads, momenta, variances, masters, means;
-  std::vector<int64_t> offsets;
-  Rows rows;
-  int64_t num_chains;
-
-  explicit Lists(State& s)
-      : params(s.params.Tensors()),
-        grads(s.grads.Tensors()),
-        momenta(s.momenta.Tensors()),
-        masters(s.masters.Tensors()),
-        means(s.means.Tensors()),
-        offsets(s.offsets),
-        rows(s.rows),
-        num_chains(s.num_chains) {}
-};
-
-template <class Driver>
-void StepSGHMC(const Lists& lists,
-               int64_t resample_every,
-               int64_t step,
-               std::optional<Tensor> device_step = std::nullopt) {
-  On<SGHMCStep, Driver>()(lists.params,
-                          lists.grads,
-                          lists.momenta,
-                          lists.variances,
-                          lists.masters,
-                          /*lr=*/0.1,
-                          /*momentum=*/0.9,
-                          /*num_data=*/10,
-                          /*prior_precision=*/2,
-                          /*temperature=*/1,
-                          /*noise_estimate=*/0.01,
-                          resample_every,
-                          lists.offsets,
-                          /*seed=*/9,
-                          step,
-                          std::move(device_step),
-                          /*prior_mean=*/0,
-                          lists.means,
-                          lists.rows,
-                          lists.num_chains);
-}
-
-template <class Driver>
-void StepPlainSGHMC(State& s) {
-  StepSGHMC<Driver>(Lists(s), 0, 3);
-}
-
-TEST_F(Drivers, SGHMCAgrees) { SG_EXPECT_DRIVERS_EQUAL(StepPlainSGHMC); }
-
-template <class Driver>
-void StepNoiseAwareSGHMC(State& s) {
-  Lists lists(s);
-  lists.variances = s.variances.Tensors();
-  StepSGHMC<Driver>(lists, 0, 3);
-}
-
-TEST_F(Drivers, NoiseAwareSGHMCAgrees) {
-  SG_EXPECT_DRIVERS_EQUAL(StepNoiseAwareSGHMC);
-}
-
-template <class Driver>
-void StepResamplingSGHMC(State& s) {
-  StepSGHMC<Driver>(Lists(s), 5, 10);
-}
-
-TEST_F(Drivers, ResamplingSGHMCAgrees) {
-  SG_EXPECT_DRIVERS_EQUAL(StepResamplingSGHMC);
-}
-
-template <class Driver>
-void StepPSGLD(State& s, bool corrected) {
-  TensorList sensitivities, curvatures;
-  if (corrected) {
-    sensitivities = s.momenta.Tensors();
-    curvatures = s.grads.Tensors();
-  }
-  On<PSGLDStep, Driver>()(
-      s.params.Tensors(),
-      s.grads.Tensors(),
-      s.variances.Tensors(),
-      sensitivities,
-      curvatures,
-      s.masters.Tensors(),
-      /*lr=*/0.1,
-      /*num_data=*/10,
-      /*prior_precision=*/2,
-      /*temperature=*/1,
-      /*decay=*/0.9,
-      /*eps=*/1e-3,
-      s.offsets,
-      /*seed=*/9,
-      /*step=*/3,
-      /*device_step=*/std::nullopt,
-      /*prior_mean=*/0.7,
-      corrected ? std::optional(s.means.Tensors()) : std::nullopt,
-      s.rows,
-      s.num_chains);
-}
-
-template <class Driver>
-void StepFrozenPSGLD(State& s) {
-  On<PSGLDFrozenStep, Driver>()(s.params.Tensors(),
-                                s.grads.Tensors(),
-                                s.variances.Tensors(),
-                                s.masters.Tensors(),
-                                /*lr=*/0.1,
-                                /*num_data=*/10,
-                                /*prior_precision=*/2,
-                                /*temperature=*/1,
-                                s.offsets,
-                                /*seed=*/9,
-                                /*step=*/3,
-                                /*device_step=*/std::nullopt,
-                                /*prior_mean=*/0,
-                                s.means.Tensors(),
-                                s.rows,
-                                s.num_chains);
-}
-template <class Driver>
-void StepAdaptingPSGLD(State& s) {
-  StepPSGLD<Driver>(s, false);
-}
-template <class Driver>
-void StepCorrectedPSGLD(State& s) {
-  StepPSGLD<Driver>(s, true);
-}
-
-TEST_F(Drivers, FrozenPSGLDAgrees) { SG_EXPECT_DRIVERS_EQUAL(StepFrozenPSGLD); }
-TEST_F(Drivers, AdaptingPSGLDAgrees) {
-  SG_EXPECT_DRIVERS_EQUAL(StepAdaptingPSGLD);
-}
-TEST_F(Drivers, CorrectedPSGLDAgrees) {
-  SG_EXPECT_DRIVERS_EQUAL(StepCorrectedPSGLD);
-}
-
-template <class Driver>
-void StepSGNHT(State& s) {
-  On<SGNHTStep, Driver>()(s.params.Tensors(),
-                          s.grads.Tensors(),
-                          s.momenta.Tensors(),
-                          s.variances.Tensors(),
-                          s.masters.Tensors(),
-                          /*lr=*/0.1,
-                          /*momentum=*/0.9,
-                          /*num_data=*/10,
-                          /*prior_precision=*/2,
-                          /*temperature=*/1,
-                          /*thermostat_rate=*/0.01,
-                          s.offsets,
-                          /*seed=*/9,
-                          /*step=*/3,
-                          /*device_step=*/std::nullopt,
-                          /*prior_mean=*/0,
-                          s.means.Tensors(),
-                          s.rows,
-                          s.num_chains);
-}
-
-TEST_F(Drivers, SGNHTAgrees) { SG_EXPECT_DRIVERS_EQUAL(StepSGNHT); }
-
-// Draws momenta and makes a leapfrog step by one gradient.
-template <class Driver>
-void Leapfrog(State& s, bool has_mass) {
-  TensorList masses;
-  if (has_mass) masses = s.variances.Tensors();
-  On<HMCMomenta, Driver>()(s.momenta.Tensors(),
-                           masses,
-                           /*temperature=*/0.7,
-                           s.offsets,
-                           /*seed=*/9,
-                           /*step=*/3,
-                           /*rows=*/std::nullopt);
-  for (const double drift : {0.2, 0.0}) {
-    On<HMCLeapfrog, Driver>()(
-        s.params.Tensors(),
-        s.grads.Tensors(),
-        s.momenta.Tensors(),
-        masses,
-        s.masters.Tensors(),
-        /*kick=*/0.1,
-        drift,
-        /*num_data=*/10,
-        /*prior_precision=*/2,
-        /*prior_mean=*/0.7,
-        has_mass ? std::optional(s.means.Tensors()) : std::nullopt);
-  }
-}
-template <class Driver>
-void PlainLeapfrog(State& s) {
-  Leapfrog<Driver>(s, false);
-}
-template <class Driver>
-void MassiveLeapfrog(State& s) {
-  Leapfrog<Driver>(s, true);
-}
-
-TEST_F(Drivers, LeapfrogAgrees) { SG_EXPECT_DRIVERS_EQUAL(PlainLeapfrog); }
-TEST_F(Drivers, MassiveLeapfrogAgrees) {
-  SG_EXPECT_DRIVERS_EQUAL(MassiveLeapfrog);
-}
-
 // Old momenta are forgotten in the steps that resample and only in those.
-TEST_F(Drivers, MomentumIsResampledOnMultiplesOfTheInterval) {
+TEST(Drivers, MomentumIsResampledOnMultiplesOfTheInterval) {
   for (int64_t step = 0; step <= 10; ++step) {
     State plain(7);
     State resampling(7);
     State other_momentum(7);
-    On<Gaussian, CpuDriver>()(other_momentum.momenta.Tensors(),
+    On<Gaussian, CpuDriver>()(other_momentum.kept[0].Tensors(),
                               /*std=*/1.0,
                               other_momentum.offsets,
                               /*seed=*/1,
@@ -455,78 +83,30 @@ TEST_F(Drivers, MomentumIsResampledOnMultiplesOfTheInterval) {
                               /*device_step=*/std::nullopt,
                               /*rows=*/std::nullopt,
                               /*num_chains=*/0);
-    StepSGHMC<CpuDriver>(Lists(plain), 0, step);
-    StepSGHMC<CpuDriver>(Lists(resampling), 5, step);
-    StepSGHMC<CpuDriver>(Lists(other_momentum), 5, step);
+    PerformOn<SGHMCStep, CpuDriver>(plain, {.step = step});
+    PerformOn<SGHMCStep, CpuDriver>(resampling, {.every = 5, .step = step});
+    PerformOn<SGHMCStep, CpuDriver>(other_momentum, {.every = 5, .step = step});
     EXPECT_EQ(plain == resampling, step % 5 != 0) << "step " << step;
     EXPECT_EQ(other_momentum == resampling, step % 5 == 0) << "step " << step;
   }
 }
 
-template <class Driver>
-void UpdateGradientVariance(State& s) {
-  On<GradientVarianceStep, Driver>()(s.grads.Tensors(),
-                                     s.variances.Tensors(),
-                                     s.previous.Tensors(),
-                                     /*weight=*/0.05);
-}
-
-TEST_F(Drivers, GradientVarianceAgrees) {
-  SG_EXPECT_DRIVERS_EQUAL(UpdateGradientVariance);
-}
-
-template <class Driver>
-void CombineGradients(State& s) {
-  On<ControlVariate, Driver>()(
-      s.params.Tensors(), s.grads.Tensors(), s.variances.Tensors());
-}
-
-TEST_F(Drivers, ControlVariateAgrees) {
-  SG_EXPECT_DRIVERS_EQUAL(CombineGradients);
-}
-
-template <class Driver>
-void FillGaussian(State& s) {
-  On<Gaussian, Driver>()(s.params.Tensors(),
-                         /*std=*/0.5,
-                         s.offsets,
-                         /*seed=*/1,
-                         /*step=*/2,
-                         /*purpose=*/3,
-                         std::nullopt,
-                         s.rows,
-                         s.num_chains);
-}
-
-TEST_F(Drivers, GaussianAgrees) { SG_EXPECT_DRIVERS_EQUAL(FillGaussian); }
-
-template <class Driver>
-void LeaveOut(State& s) {
+TEST(Drivers, ANegativeDeviceStepLeavesEverythingAsItIs) {
   std::vector<int64_t> left_out = {kLeftOut};
-  const Lists lists(s);
-  StepSGLD<Driver>(s, 2, View(left_out));
-  On<Gaussian, Driver>()(lists.momenta,
-                         0.5,
-                         lists.offsets,
-                         1,
-                         2,
-                         3,
-                         View(left_out),
-                         s.rows,
-                         s.num_chains);
-  for (const int64_t every : {0, 1, 2}) {
-    StepSGHMC<Driver>(lists, every, 3, View(left_out));
-  }
-}
-
-TEST_F(Drivers, ANegativeDeviceStepLeavesEverythingAsItIs) {
   const State before(230);
-  State cpu = before;
-  LeaveOut<CpuDriver>(cpu);
-  EXPECT_TRUE(cpu == before);
-  State cuda = before;
-  LeaveOut<cuda_on_host::Driver>(cuda);
-  EXPECT_TRUE(cuda == before);
+  ForEachUpdate([&](auto each) {
+    using Op = typename decltype(each)::type;
+    if (Op::kRow.noise == Noise::kNone || Op::kRow.noise == Noise::kMomenta) {
+      return;
+    }
+    for (const int64_t every : {0, 1, 2}) {
+      const How how{.every = every, .step = 3, .device_step = View(left_out)};
+      State after = before;
+      PerformOn<Op, CpuDriver>(after, how);
+      PerformOn<Op, cuda_on_host::Driver>(after, how);
+      EXPECT_TRUE(after == before);
+    }
+  });
 }
 
 // Puts a number at every stride-th place from `first` on.
@@ -592,27 +172,27 @@ TEST(Nonfinite, AnyCountClosesTheGate) {
 }
 
 // One call on all tensors, or one call a tensor, in any order.
-TEST_F(Drivers, SplittingIntoCallsChangesNothing) {
+TEST(Drivers, SplittingIntoCallsChangesNothing) {
+  const How how{.has_all = true};
   State together(9);
-  StepPlainSGHMC<CpuDriver>(together);
+  PerformOn<SGHMCStep, CpuDriver>(together, how);
   State apart(9);
-  const Lists all(apart);
-  size_t masters = all.masters.size();
-  for (size_t i = all.params.size(); i-- > 0;) {
-    Lists one = all;
-    one.params = {all.params[i]};
-    one.grads = {all.grads[i]};
-    one.momenta = {all.momenta[i]};
-    one.means = {all.means[i]};
-    const ScalarType type = all.params[i].scalar_type();
-    one.masters.clear();
+  const Call all = CallOf(SGHMCStep::kRow, apart, how);
+  constexpr size_t kMasterList = SGHMCStep::kRow.lists.count - 1;
+  size_t masters = all.list(kMasterList).size();
+  for (size_t i = all.list(0).size(); i-- > 0;) {
+    Call one = all;
+    for (size_t k = 0; k < kMasterList; ++k) one.lists[k] = {all.list(k)[i]};
+    one.prior_means = TensorList{(*all.prior_means)[i]};
+    const ScalarType type = all.list(0)[i].scalar_type();
+    one.lists[kMasterList].clear();
     if (type == ScalarType::BFloat16 || type == ScalarType::Half) {
-      one.masters.push_back(all.masters[--masters]);
+      one.lists[kMasterList].push_back(all.list(kMasterList)[--masters]);
     }
     one.offsets = {all.offsets[i]};
     const std::vector<int64_t>& rows = *all.rows;
     one.rows = std::vector<int64_t>{rows[2 * i], rows[2 * i + 1]};
-    StepSGHMC<CpuDriver>(one, 0, 3);
+    Perform<SGHMCStep, CpuDriver>(one);
   }
   EXPECT_TRUE(together == apart);
 }
