@@ -9,23 +9,15 @@
 #include <cmath>
 #include <exception>
 #include <optional>
+#include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "apply/cpu.h"
 #include "apply/reduce.h"
-#include "call_of.h"
 #include "host/index_chain.h"
-#include "methods/control_variate.h"
 #include "methods/ewsg.h"
-#include "methods/gaussian.h"
-#include "methods/gradient_variance.h"
-#include "methods/hmc.h"
-#include "methods/psgld.h"
-#include "methods/sghmc.h"
-#include "methods/sgld.h"
-#include "methods/sgnht.h"
+#include "row_calls.h"
 #include "tensors.h"
 
 #if !defined(STABLE_TORCH_ERROR_CODE_CHECK)  // torch 2.11
@@ -35,22 +27,88 @@
 namespace torch_sgmcmc {
 namespace {
 
-// Calls an operator; returns its stack, in which results replace arguments.
-template <class... T>
-std::vector<StableIValue> Dispatch(const char* name,
-                                   const std::tuple<T...>& arguments) {
-  std::vector<StableIValue> stack = std::apply(
-      [](const T&... a) {
-        return std::vector<StableIValue>{torch::stable::detail::from(a)...};
-      },
-      arguments);
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
+// What the kernel of a row finds on the stack.
+std::vector<StableIValue> StackOf(const Call& call) {
+  using torch::stable::detail::from;
+  const auto value = [&](const Slot& slot) {
+    switch (slot.kind) {
+      case Kind::kList:
+        return from(call.lists[slot.index]);
+      case Kind::kNumber:
+        return from(call.numbers[slot.index]);
+      case Kind::kInteger:
+        return from(call.integers[slot.index]);
+      case Kind::kOffsets:
+        return from(call.offsets);
+      case Kind::kSeed:
+        return from(call.seed);
+      case Kind::kStep:
+        return from(call.step);
+      case Kind::kPurpose:
+        return from(call.purpose);
+      case Kind::kDeviceStep:
+        return from(call.device_step);
+      case Kind::kPriorMean:
+        return from(call.prior_mean);
+      case Kind::kPriorMeans:
+        return from(call.prior_means);
+      case Kind::kRows:
+        return from(call.rows);
+      case Kind::kNumChains:
+        break;
+    }
+    return from(call.num_chains);
+  };
+  const Slots slots = SlotsOf(call.row);
+  std::vector<StableIValue> stack;
+  for (size_t i = 0; i < slots.count; ++i) {
+    stack.push_back(value(slots.items[i]));
+  }
   return stack;
 }
 
-// Each test calls an operator, and the function behind it on copies.
-class Operators : public testing::Test {
+std::vector<StableIValue> Dispatch(const std::string& op,
+                                   std::vector<StableIValue> stack) {
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(
+      ("torch_sgmcmc::" + op).c_str(), "", stack.data(), TORCH_ABI_VERSION));
+  return stack;
+}
+
+template <class... T>
+std::vector<StableIValue> Dispatch(const std::string& op,
+                                   const std::tuple<T...>& arguments) {
+  return Dispatch(
+      op,
+      std::apply(
+          [](const T&... a) {
+            return std::vector<StableIValue>{torch::stable::detail::from(a)...};
+          },
+          arguments));
+}
+
+// An operator, and the function behind it on copies.
+TEST(Operators, AreTheFunctionsBehindThem) {
+  ForEachUpdate([](auto each) {
+    using Op = typename decltype(each)::type;
+    const State before(7);
+    State dispatched = before;
+    State called = before;
+    std::vector<int64_t> device_step = {3};
+    const How how{.has_all = true, .every = 2, .step = 4};
+    How by_device = how;
+    if (Op::kRow.noise == Noise::kUpdate ||
+        Op::kRow.noise == Noise::kGiven) {  // is added to the step
+      by_device.step = 1;
+      by_device.device_step = View(device_step);
+    }
+    Dispatch(Op::kRow.op, StackOf(CallOf(Op::kRow, dispatched, by_device)));
+    PerformOn<Op, CpuDriver>(called, how);
+    EXPECT_TRUE(dispatched == called);
+    EXPECT_FALSE(dispatched == before);
+  });
+}
+
+class OperatorsThatSum : public testing::Test {
  protected:
   static std::vector<float> Some(float scale) {
     std::vector<float> x(1001);
@@ -60,12 +118,7 @@ class Operators : public testing::Test {
     return x;
   }
 
-  template <class... Vectors>
-  static auto Lists(Vectors&... x) {
-    return std::make_tuple(TensorList{View(x)}...);
-  }
-
-  // The same elements as seven chains.
+  // As seven chains.
   static Tensor Row(std::vector<float>& x) {
     return View(x.data(), {7, 143}, {143, 1});
   }
@@ -74,204 +127,17 @@ class Operators : public testing::Test {
     return std::make_tuple(TensorList{Row(x)}...);
   }
 
-  template <class... T>
-  auto SGLDArguments(double lr, const std::tuple<T...>& lists) const {
-    return std::tuple_cat(lists,
-                          std::make_tuple(TensorList{},
-                                          lr,
-                                          /*num_data=*/50.0,
-                                          /*prior_precision=*/2.0,
-                                          /*temperature=*/0.5,
-                                          offsets_,
-                                          /*seed=*/int64_t{3},
-                                          /*step=*/int64_t{4},
-                                          no_step_,
-                                          /*prior_mean=*/0.25,
-                                          no_means_,
-                                          rows_,
-                                          no_chains_));
-  }
-
-  auto GaussianArguments(std::vector<float>& out,
-                         int64_t step,
-                         std::optional<Tensor> device_step) const {
-    return std::tuple_cat(Lists(out),
-                          std::make_tuple(/*std=*/0.7,
-                                          offsets_,
-                                          /*seed=*/int64_t{3},
-                                          step,
-                                          /*purpose=*/int64_t{1},
-                                          std::move(device_step),
-                                          rows_,
-                                          no_chains_));
-  }
-
-  std::vector<float> theta_ = Some(0.1f), theta2_ = theta_;
-  std::vector<float> v_ = Some(0.01f), v2_ = v_;
+  std::vector<float> theta_ = Some(0.1f);
+  std::vector<float> v_ = Some(0.01f);
   std::vector<float> grad_ = Some(-0.3f);
-  std::vector<float> variance_ = std::vector<float>(1001, 0.01f);
   const std::vector<float> before_ = theta_;
-  const std::vector<int64_t> offsets_ = {128};
-  const std::optional<Tensor> no_step_ = std::nullopt;
-  std::vector<float> mean_ = Some(0.4f);
-  const std::optional<TensorList> means_ = TensorList{View(mean_)};
   const std::optional<TensorList> no_means_ = std::nullopt;
-  // As if the parameter were columns of a larger one.
-  const std::optional<std::vector<int64_t>> rows_ =
-      std::vector<int64_t>{143, 150};
-  const int64_t no_chains_ = 0;
 };
 
-TEST_F(Operators, SGLDStep) {
-  Dispatch("torch_sgmcmc::sgld_step_",
-           SGLDArguments(0.1, Lists(theta_, grad_)));
-  std::apply(On<SGLDStep, CpuDriver>(),
-             SGLDArguments(0.1, Lists(theta2_, grad_)));
-  EXPECT_EQ(theta_, theta2_);
-  EXPECT_NE(theta_, before_);
-}
-
-TEST_F(Operators, SGHMCStep) {
-  const auto rest = std::make_tuple(/*masters=*/TensorList{},
-                                    /*lr=*/0.1,
-                                    /*momentum=*/0.9,
-                                    /*num_data=*/5.0,
-                                    /*prior_precision=*/2.0,
-                                    /*temperature=*/0.5,
-                                    /*noise_estimate=*/0.01,
-                                    /*resample_momentum_every=*/int64_t{2},
-                                    offsets_,
-                                    /*seed=*/int64_t{3},
-                                    /*step=*/int64_t{4},
-                                    no_step_,
-                                    /*prior_mean=*/0.0,
-                                    means_,
-                                    rows_,
-                                    no_chains_);
-  Dispatch("torch_sgmcmc::sghmc_step_",
-           std::tuple_cat(Lists(theta_, grad_, v_, variance_), rest));
-  std::apply(On<SGHMCStep, CpuDriver>(),
-             std::tuple_cat(Lists(theta2_, grad_, v2_, variance_), rest));
-  EXPECT_EQ(theta_, theta2_);
-  EXPECT_EQ(v_, v2_);
-  EXPECT_NE(theta_, before_);
-}
-
-TEST_F(Operators, SGHMCByCoordinateStep) {
-  const auto rest = std::make_tuple(/*masters=*/TensorList{},
-                                    /*lr=*/0.1,
-                                    /*momentum=*/0.9,
-                                    /*num_data=*/5.0,
-                                    /*prior_precision=*/2.0,
-                                    /*temperature=*/0.5,
-                                    /*noise_estimate=*/0.01,
-                                    /*resample_momentum_every=*/int64_t{2},
-                                    offsets_,
-                                    /*seed=*/int64_t{3},
-                                    /*step=*/int64_t{4},
-                                    no_step_,
-                                    /*prior_mean=*/0.0,
-                                    means_,
-                                    rows_,
-                                    no_chains_);
-  std::vector<float> mass(theta_.size(), 1.5F);
-  std::vector<float> friction(theta_.size(), 2.5F);
-  Dispatch("torch_sgmcmc::sghmc_by_coordinate_step_",
-           std::tuple_cat(Lists(theta_, grad_, v_, variance_, mass, friction),
-                          rest));
-  std::apply(On<SGHMCByCoordinateStep, CpuDriver>(),
-             std::tuple_cat(
-                 Lists(theta2_, grad_, v2_, variance_, mass, friction), rest));
-  EXPECT_EQ(theta_, theta2_);
-  EXPECT_EQ(v_, v2_);
-  EXPECT_NE(theta_, before_);
-}
-
-TEST_F(Operators, PSGLDStep) {
-  std::vector<float> square = variance_, square2 = variance_;
-  const auto rest = std::make_tuple(/*masters=*/TensorList{},
-                                    /*lr=*/0.1,
-                                    /*num_data=*/5.0,
-                                    /*prior_precision=*/2.0,
-                                    /*temperature=*/0.5,
-                                    /*decay=*/0.9,
-                                    /*eps=*/0.01,
-                                    offsets_,
-                                    /*seed=*/int64_t{3},
-                                    /*step=*/int64_t{4},
-                                    no_step_,
-                                    /*prior_mean=*/0.0,
-                                    means_,
-                                    rows_,
-                                    no_chains_);
-  Dispatch("torch_sgmcmc::psgld_step_",
-           std::tuple_cat(Lists(theta_, grad_, square, v_, grad_), rest));
-  std::apply(On<PSGLDStep, CpuDriver>(),
-             std::tuple_cat(Lists(theta2_, grad_, square2, v2_, grad_), rest));
-  EXPECT_EQ(theta_, theta2_);
-  EXPECT_EQ(v_, v2_);
-  EXPECT_EQ(square, square2);
-  EXPECT_NE(square, variance_);
-  EXPECT_NE(theta_, before_);
-}
-
-TEST_F(Operators, SGNHTStep) {
-  std::vector<float> thermostat = Some(1e-3f), thermostat2 = thermostat;
-  const auto rest = std::make_tuple(/*masters=*/TensorList{},
-                                    /*lr=*/0.1,
-                                    /*momentum=*/0.9,
-                                    /*num_data=*/5.0,
-                                    /*prior_precision=*/2.0,
-                                    /*temperature=*/0.5,
-                                    /*thermostat_rate=*/0.01,
-                                    offsets_,
-                                    /*seed=*/int64_t{3},
-                                    /*step=*/int64_t{4},
-                                    no_step_,
-                                    /*prior_mean=*/0.0,
-                                    means_,
-                                    rows_,
-                                    no_chains_);
-  Dispatch("torch_sgmcmc::sgnht_step_",
-           std::tuple_cat(Lists(theta_, grad_, v_, thermostat), rest));
-  std::apply(On<SGNHTStep, CpuDriver>(),
-             std::tuple_cat(Lists(theta2_, grad_, v2_, thermostat2), rest));
-  EXPECT_EQ(theta_, theta2_);
-  EXPECT_EQ(v_, v2_);
-  EXPECT_EQ(thermostat, thermostat2);
-  EXPECT_NE(thermostat, Some(1e-3f));
-  EXPECT_NE(theta_, before_);
-}
-
-TEST_F(Operators, HMC) {
+TEST_F(OperatorsThatSum, HMCEnergy) {
   std::vector<float> mass(1001, 2.5f);
-  const auto draw = std::make_tuple(/*temperature=*/0.5,
-                                    offsets_,
-                                    /*seed=*/int64_t{3},
-                                    /*step=*/int64_t{4},
-                                    rows_);
-  Dispatch("torch_sgmcmc::hmc_momenta_", std::tuple_cat(Lists(v_, mass), draw));
-  std::apply(On<HMCMomenta, CpuDriver>(),
-             std::tuple_cat(Lists(v2_, mass), draw));
-  EXPECT_EQ(v_, v2_);
-  EXPECT_NE(v_, Some(0.01f));
-  const auto move = std::make_tuple(/*masters=*/TensorList{},
-                                    /*kick=*/0.1,
-                                    /*drift=*/0.2,
-                                    /*num_data=*/50.0,
-                                    /*prior_precision=*/2.0,
-                                    /*prior_mean=*/0.0,
-                                    means_);
-  Dispatch("torch_sgmcmc::hmc_leapfrog_",
-           std::tuple_cat(Lists(theta_, grad_, v_, mass), move));
-  std::apply(On<HMCLeapfrog, CpuDriver>(),
-             std::tuple_cat(Lists(theta2_, grad_, v2_, mass), move));
-  EXPECT_EQ(theta_, theta2_);
-  EXPECT_EQ(v_, v2_);
-  EXPECT_NE(theta_, before_);
-
   const std::vector<StableIValue> stack =
-      Dispatch("torch_sgmcmc::hmc_energy",
+      Dispatch("hmc_energy",
                std::tuple_cat(Rows(theta_, v_, mass),
                               std::make_tuple(/*prior_precision=*/2.0,
                                               /*num_chains=*/int64_t{7},
@@ -293,50 +159,9 @@ TEST_F(Operators, HMC) {
   }
 }
 
-TEST_F(Operators, GradientVariance) {
-  std::vector<float> previous = Some(0.2f), previous2 = previous;
-  std::vector<float> variance2 = variance_;
-  const auto weight = std::make_tuple(0.05);
-  Dispatch("torch_sgmcmc::gradient_variance_",
-           std::tuple_cat(Lists(grad_, variance_, previous), weight));
-  std::apply(On<GradientVarianceStep, CpuDriver>(),
-             std::tuple_cat(Lists(grad_, variance2, previous2), weight));
-  EXPECT_EQ(variance_, variance2);
-  EXPECT_EQ(previous, grad_);
-  EXPECT_EQ(previous2, grad_);
-}
-
-TEST_F(Operators, ControlVariate) {
-  std::vector<float> grad = grad_, grad2 = grad_;
-  std::vector<float> anchor = Some(0.2f), full = Some(0.7f);
-  Dispatch("torch_sgmcmc::control_variate_", Lists(grad, anchor, full));
-  std::apply(On<ControlVariate, CpuDriver>(), Lists(grad2, anchor, full));
-  EXPECT_EQ(grad, grad2);
-  for (size_t i = 0; i < grad.size(); ++i) {
-    EXPECT_EQ(grad[i], (grad_[i] - anchor[i]) + full[i]);
-  }
-}
-
-TEST_F(Operators, Gaussian) {
-  Dispatch("torch_sgmcmc::gaussian_", GaussianArguments(theta_, 4, no_step_));
-  std::apply(On<Gaussian, CpuDriver>(),
-             GaussianArguments(theta2_, 4, no_step_));
-  EXPECT_EQ(theta_, theta2_);
-  EXPECT_NE(theta_, before_);
-}
-
-TEST_F(Operators, DeviceStepIsAddedToStep) {
-  std::vector<int64_t> step = {3};
-  Dispatch("torch_sgmcmc::gaussian_", GaussianArguments(theta_, 1, View(step)));
-  std::apply(On<Gaussian, CpuDriver>(),
-             GaussianArguments(theta2_, 4, no_step_));
-  EXPECT_EQ(theta_, theta2_);
-}
-
-TEST_F(Operators, SumOfSquares) {
-  const std::vector<StableIValue> stack =
-      Dispatch("torch_sgmcmc::sum_of_squares",
-               std::make_tuple(TensorList{View(theta_), View(v_)}));
+TEST_F(OperatorsThatSum, SumOfSquares) {
+  const std::vector<StableIValue> stack = Dispatch(
+      "sum_of_squares", std::make_tuple(TensorList{View(theta_), View(v_)}));
   const Tensor result = torch::stable::detail::to<Tensor>(stack[0]);
   EXPECT_EQ(result.scalar_type(), ScalarType::Double);
   EXPECT_EQ(result.dim(), 0);
@@ -348,7 +173,7 @@ TEST_F(Operators, SumOfSquares) {
               2002 * 0x1p-53 * exact);
 }
 
-TEST_F(Operators, EWSGLogRatio) {
+TEST_F(OperatorsThatSum, EWSGLogRatio) {
   const auto rest = std::make_tuple(/*lr=*/0.1,
                                     /*momentum=*/0.9,
                                     /*num_data=*/5.0,
@@ -360,7 +185,7 @@ TEST_F(Operators, EWSGLogRatio) {
                                     no_means_);
   std::vector<float> proposal = Some(0.2f);
   const std::vector<StableIValue> stack =
-      Dispatch("torch_sgmcmc::ewsg_log_ratio",
+      Dispatch("ewsg_log_ratio",
                std::tuple_cat(Rows(theta_, grad_, proposal, v_), rest));
   const Tensor result = torch::stable::detail::to<Tensor>(stack[0]);
   ASSERT_EQ(result.scalar_type(), ScalarType::Double);
@@ -382,10 +207,10 @@ TEST_F(Operators, EWSGLogRatio) {
   }
 }
 
-TEST_F(Operators, MetropolisDecideAndSelect) {
+TEST_F(OperatorsThatSum, MetropolisDecideAndSelect) {
   std::vector<double> ratios = {-0.5, 0.5, -1, std::nan(""), -0.1, -2, -0.7};
   const std::vector<StableIValue> stack =
-      Dispatch("torch_sgmcmc::metropolis_decide",
+      Dispatch("metropolis_decide",
                std::make_tuple(View(ratios),
                                int64_t{2},
                                static_cast<int64_t>(Purpose::kIndexChain),
@@ -394,7 +219,7 @@ TEST_F(Operators, MetropolisDecideAndSelect) {
   const Tensor accepted = torch::stable::detail::to<Tensor>(stack[0]);
   ASSERT_EQ(accepted.scalar_type(), ScalarType::Bool);
   const bool* yes = static_cast<const bool*>(accepted.data_ptr());
-  Dispatch("torch_sgmcmc::select_chains_",
+  Dispatch("select_chains_",
            std::tuple_cat(Rows(theta_, grad_), std::make_tuple(accepted)));
   const NoiseStream stream{3, 4, static_cast<uint32_t>(Purpose::kIndexChain)};
   for (uint64_t k = 0; k < 7; ++k) {
@@ -407,13 +232,16 @@ TEST_F(Operators, MetropolisDecideAndSelect) {
   EXPECT_FALSE(yes[3]);
 }
 
-TEST_F(Operators, ErrorsLeaveTensorsAsTheyWere) {
-  const char* name = "torch_sgmcmc::sgld_step_";
-  EXPECT_THROW(Dispatch(name, SGLDArguments(-0.1, Lists(theta_, grad_))),
-               std::exception);
-  const auto no_grads = std::make_tuple(TensorList{View(theta_)}, TensorList{});
-  EXPECT_THROW(Dispatch(name, SGLDArguments(0.1, no_grads)), std::exception);
-  EXPECT_EQ(theta_, before_);
+TEST(Operators, ErrorsLeaveTensorsAsTheyWere) {
+  const State before(7);
+  State after = before;
+  Call negative = CallOf(SGLDStep::kRow, after, {});
+  negative.numbers[0] = -0.1;
+  EXPECT_THROW(Dispatch("sgld_step_", StackOf(negative)), std::exception);
+  Call no_grads = CallOf(SGLDStep::kRow, after, {});
+  no_grads.lists[1].clear();
+  EXPECT_THROW(Dispatch("sgld_step_", StackOf(no_grads)), std::exception);
+  EXPECT_TRUE(after == before);
 }
 
 }  // namespace

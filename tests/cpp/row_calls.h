@@ -1,17 +1,21 @@
-// The state of a sampler in plain memory, for drivers without torch's
-// allocator.
+// Calls of operators as their rows say, on tensors of all dtypes that a test
+// owns.
 #pragma once
+
+#include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <random>
 #include <utility>
 #include <vector>
 
-#include "apply/plan.h"
-#include "core/counter.h"
-#include "core/roles.h"
+#include "apply/boxed.h"
+#include "apply/call.h"
+#include "core/row.h"
+#include "methods/rows.h"
 #include "tensors.h"
 
 namespace torch_sgmcmc {
@@ -81,7 +85,8 @@ class Memory {
 
 // The state of a sampler for a model with `count` parameters of all dtypes.
 struct State {
-  Memory params, grads, momenta, variances, previous, masters, means;
+  Memory params, grads, masters, means;
+  std::vector<Memory> kept;  // in the type of arithmetic, positive
   std::vector<int64_t> offsets;
   Rows rows;  // of a third of them; without chains alone
   int64_t num_chains;
@@ -89,11 +94,9 @@ struct State {
   explicit State(int count, int64_t chains = 0)
       : params(chains),
         grads(chains),
-        momenta(chains),
-        variances(chains),
-        previous(chains),
         masters(chains),
         means(chains),
+        kept(4, Memory(chains)),
         num_chains(chains) {
     if (chains == 0) rows.emplace();
     const int64_t times = chains == 0 ? 1 : chains;
@@ -143,13 +146,76 @@ struct State {
       masters.AddMasters<T>(params);
     }
     grads.Add<T>(numel, random, false);
-    momenta.Add<Arithmetic<T>>(numel, random, false);
-    variances.Add<Arithmetic<T>>(numel, random, true);
-    previous.Add<Arithmetic<T>>(numel, random, false);
+    for (Memory& each : kept) each.Add<Arithmetic<T>>(numel, random, true);
     means.Add<Arithmetic<T>>(numel, random, false);
   }
 
   friend bool operator==(const State&, const State&) = default;
 };
+
+struct How {
+  bool has_all = false;  // what may be left out, a list of means too
+  int64_t every = 0;     // integers
+  int64_t step = 10;
+  std::optional<Tensor> device_step = std::nullopt;
+};
+
+// A call as an operator's row says: lists of their roles, numbers in their
+// ranges.
+inline Call CallOf(const Row& row, State& s, const How& how) {
+  Call call(row);
+  size_t kept = 0;
+  for (size_t i = 0; i < row.lists.count; ++i) {
+    const List& list = row.lists[i];
+    if (list.is_optional && !how.has_all) continue;
+    Memory& from = list.role == Role::kMaster      ? s.masters
+                   : list.role == Role::kGradient  ? s.grads
+                   : IsInArithmeticType(list.role) ? s.kept.at(kept++)
+                                                   : s.params;
+    call.lists[i] = from.Tensors();
+  }
+  for (size_t i = 0; i < row.numbers.count; ++i) {
+    switch (row.numbers[i].domain) {
+      case Domain::kNotNegative:
+        call.numbers[i] = 0.05;
+        break;
+      case Domain::kPositive:
+        call.numbers[i] = 10;
+        break;
+      default:
+        call.numbers[i] = 0.9;
+        call.integers[i] = how.every;
+    }
+  }
+  call.seed = -5;
+  call.step = how.step;
+  call.purpose = 3;
+  call.prior_mean = 0.7;
+  if (row.has_prior_mean && how.has_all) call.prior_means = s.means.Tensors();
+  if (row.noise == Noise::kNone) return call;
+  call.offsets = s.offsets;
+  call.rows = s.rows;
+  if (row.noise == Noise::kMomenta) return call;
+  call.device_step = how.device_step;
+  call.num_chains = s.num_chains;
+  return call;
+}
+
+template <class Op, class Driver>
+void PerformOn(State& s, const How& how) {
+  Perform<Op, Driver>(CallOf(Op::kRow, s, how));
+}
+
+// All that return nothing.
+template <class Test>
+void ForEachUpdate(const Test& test) {
+  AllOperators::ForEach([&](auto each) {
+    using Op = typename decltype(each)::type;
+    if constexpr (Op::kRow.sums == 0) {
+      SCOPED_TRACE(Op::kRow.op);
+      test(each);
+    }
+  });
+}
 
 }  // namespace torch_sgmcmc
