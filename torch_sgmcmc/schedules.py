@@ -13,11 +13,12 @@ from torch_sgmcmc.psgld import PSGLD
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sghmc import SGHMC
 from torch_sgmcmc.sgld import SGLD
+from torch_sgmcmc.sglrw import SGLRW
 from torch_sgmcmc.sgnht import SGNHT
 
 __all__ = ["CyclicalSchedule", "PolynomialDecay"]
 
-_SAMPLERS = (SGLD, SGHMC, PSGLD, SGNHT)
+_SAMPLERS = (SGLD, SGLRW, SGHMC, PSGLD, SGNHT)
 
 
 class _Schedule(LRScheduler):
@@ -80,8 +81,8 @@ class CyclicalSchedule(_Schedule):
 
     Args:
         sampler: an SGLD, SGHMC, PSGLD or SGNHT, not capturable, with T > 0, and with
-            ``noise_estimate=0`` unless β is 0. Groups that are added later are taken
-            along from the schedule's next step on.
+            ``noise_estimate=0`` unless β is 0; or an SGLRW if β is 0. Groups that are
+            added later are taken along from the schedule's next step on.
         steps_per_cycle: L, >= 2.
         exploration: β in [0, 1), the part of a cycle that explores. Default: 0.8, the
             paper's for CIFAR.
@@ -115,6 +116,11 @@ class CyclicalSchedule(_Schedule):
         self.steps_per_cycle = check_integer("steps_per_cycle", steps_per_cycle, low=2)
         self.exploration = check_real("exploration", exploration, high=1.0)
         self.temperatures: list[float] = []
+        if isinstance(sampler, SGLRW) and self.exploration > 0:
+            raise ValueError(
+                f"Invalid exploration: {exploration} (must be 0 with SGLRW, which has "
+                "no temperature of 0 to explore at)"
+            )
         super().__init__(sampler)
 
     def _initial_step(self) -> None:
@@ -196,7 +202,7 @@ class PolynomialDecay(_Schedule):
     each step of the sampler, and weight a draw with :attr:`weight` before it.
 
     Args:
-        sampler: an SGLD, SGHMC, PSGLD or SGNHT, not capturable.
+        sampler: an SGLD, SGLRW, SGHMC, PSGLD or SGNHT, not capturable.
         b: > 0, the number of steps after which lr has fallen by the factor 2^-γ.
         gamma: γ in (1/2, 1]. Default: 0.55.
 

@@ -286,7 +286,7 @@ void AdviseOnHeat(const GaugeSettings& s,
   if (s.motion == Motion::kLattice) {
     Format(
         text,
-        "; that is clipping, of %.2g %% of its coordinates' steps: a smaller "
+        "; that is clipping, of %.3g %% of its coordinates' steps: a smaller "
         "lr clips fewer, and so do larger minibatches",
         100 * clipped);
     return;
@@ -371,7 +371,7 @@ std::string Gauges::Summary(const std::vector<std::string>& names,
           Format(text, "  %+.3g", gauge.minibatch.Mean());
         }
         if (gauge.clipped.count() > 0) {
-          Format(text, "  %.2g %%", 100 * gauge.clipped.Mean());
+          Format(text, "  %.3g %%", 100 * gauge.clipped.Mean());
         }
         text.erase(text.find_last_not_of(' ') + 1);
         text += '\n';
@@ -417,6 +417,8 @@ std::string Gauges::Summary(const std::vector<std::string>& names,
           s.motion == Motion::kFlight
               ? "the velocity lies in other tensors (a refresh_rate, or more "
                 "time, shares it out)"
+          : s.motion == Motion::kLattice
+              ? "steps clip on its way outward (time, or a smaller lr)"
               : "noise is missing (a noise estimate that is too large, "
                 "momenta that were changed)");
     } else if (finding.fault == Fault::kBiasedGradient) {
@@ -442,7 +444,9 @@ std::string Gauges::Summary(const std::vector<std::string>& names,
             ", unless bounces are lost (a violation_rate of diagnostics that "
             "is not small asks for more confidence)";
       }
-      const double room = s.lr > 0 ? kinetic - 1 : 0;
+      // What heats a lattice is clipping, which is nothing and then much.
+      const double room =
+          s.lr > 0 && s.motion != Motion::kLattice ? kinetic - 1 : 0;
       if (room > 0 && room < budget / 2) {
         Format(text,
                ": lr could be %.2g times as large within the budget of heat",
@@ -467,6 +471,17 @@ std::vector<std::vector<double>> Gauges::State() const {
       state.push_back(means->State());
     }
   }
+  for (const GaugeSettings& s : settings_) {
+    state.push_back({static_cast<double>(s.motion),
+                     s.lr,
+                     s.num_data,
+                     s.temperature,
+                     s.momentum,
+                     // NaN is not like itself, and states are compared.
+                     std::isnan(s.noise_estimate) ? -1 : s.noise_estimate,
+                     static_cast<double>(s.resample_momentum_every),
+                     static_cast<double>(s.step)});
+  }
   if (std::vector<double> flight = flight_.State(); !flight.empty()) {
     state.push_back(std::move(flight));
   }
@@ -475,7 +490,9 @@ std::vector<std::vector<double>> Gauges::State() const {
 
 void Gauges::SetState(const std::vector<std::vector<double>>& state) {
   constexpr size_t kEach = 6;
-  const size_t expected = kEach * gauges_.size();
+  constexpr size_t kNumbers = 8;  // of a tensor's settings
+  const size_t series = kEach * gauges_.size();
+  const size_t expected = series + settings_.size();
   const bool has_flight = state.size() == expected + 1;
   if (state.size() != expected && !has_flight) {
     throw std::invalid_argument(
@@ -492,9 +509,25 @@ void Gauges::SetState(const std::vector<std::vector<double>>& state) {
                  BatchMeans(of_one[4]),
                  BatchMeans(of_one[5])};
   }
+  std::vector<GaugeSettings> settings;
+  for (size_t i = 0; i < settings_.size(); ++i) {
+    const std::vector<double>& n = state[series + i];
+    if (n.size() != kNumbers) {
+      throw std::invalid_argument("Invalid state: settings of a tensor");
+    }
+    settings.push_back({static_cast<Motion>(static_cast<int>(n[0])),
+                        n[1],
+                        n[2],
+                        n[3],
+                        n[4],
+                        n[5] < 0 ? kUnknown : n[5],
+                        static_cast<int64_t>(n[6]),
+                        static_cast<int64_t>(n[7])});
+  }
   flight_.SetState(has_flight ? state.back() : std::vector<double>(),
                    numels_.size());
   gauges_ = std::move(loaded);
+  settings_ = std::move(settings);
 }
 
 }  // namespace host

@@ -514,10 +514,11 @@ struct Gauges::Observer : StepObserver {
     const double decay =
         options.number_or("adapt", 0) != 0 ? options.number_or("decay", 1) : 1;
     double eps = options.number_or("eps", 0);
-    if (kind == GaugeKind::kLattice && options.lr() > 0) {
-      // Beyond what a gradient is clipped.
-      eps = std::sqrt(2 * options.temperature() / options.num_data() /
-                      options.lr());
+    if (kind == GaugeKind::kLattice) {
+      // Beyond what a gradient is clipped; none is by steps that do not move.
+      const double heat = 2 * options.temperature() / options.num_data();
+      eps = std::min(std::sqrt(heat / options.lr()),
+                     std::numeric_limits<double>::max());
     }
     const auto sums = [&](const Tensors& around,
                           const Tensors& moving,

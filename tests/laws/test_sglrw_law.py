@@ -153,6 +153,44 @@ def test_gauges_see_the_heat_of_clipping_and_nothing_else(noise: float) -> None:
     assert "is clipping, of" in gauges.summary(budget=0.001)
 
 
+def test_gauges_of_a_lattice_that_rests_or_arrives() -> None:
+    """Where lr is 0 nothing clips; far out steps clip, which is not a lack of noise."""
+    p = nn.Parameter(torch.full((1000,), 5.0))
+    sampler = sg.SGLRW([("theta", p)], lr=0.0, num_data=100, seed=0)
+    gauges = sg.Gauges(sampler, every=1)
+    for step in range(60):
+        p.grad = p.detach() - 8
+        sampler.step()
+        if step == 29:
+            read = gauges.all()
+            assert read.kinetic.mean == 1 and read.clipped.mean == 0
+            gauges.reset()
+            sampler.param_groups[0]["lr"] = 0.01
+    assert gauges.all().clipped.mean == 1
+    assert {finding.fault for finding in gauges.findings()} >= {"cold"}
+    summary = gauges.summary()
+    assert "steps clip on its way outward" in summary and "  100 %" in summary
+    assert "times as large within the budget" not in summary
+
+
+def test_schedules_and_tuning_know_its_limits() -> None:
+    p = nn.Parameter(torch.zeros(3))
+    sampler = sg.SGLRW([p], lr=0.1, num_data=10, seed=0)
+    with pytest.raises(ValueError, match=r"exploration: 0\.8 \(must be 0 with SGLRW"):
+        sg.CyclicalSchedule(sampler, 4)
+    with pytest.raises(ValueError, match="what heats it is clipping"):
+        sg.tune(sampler, lambda: None)
+    for schedule in (
+        sg.CyclicalSchedule(sampler, 4, exploration=0.0),
+        sg.PolynomialDecay(sampler, b=2.0),
+    ):
+        for _ in range(6):
+            p.grad = p.detach().clone()
+            sampler.step()
+            schedule.step()
+    assert sampler.param_groups[0]["temperature"] == 1
+
+
 def test_what_is_not_finite_is_not_walked_over() -> None:
     p = nn.Parameter(torch.zeros(5))
     sampler = sg.SGLRW([p], lr=0.1, num_data=10, nonfinite="allow", seed=0)

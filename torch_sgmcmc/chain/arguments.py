@@ -43,7 +43,9 @@ def documented(docstring: str | None) -> str | None:
 
 
 def _texts(names: re.Match[str]) -> str:
-    indent = names[1]
+    indent, known = names[1], re.findall(r"\w+", names[2])
+    if not all(name in _ARGUMENTS for name in known):
+        return names[0]  # of somebody else
     return "\n".join(
         textwrap.fill(
             f"{name}: {_ARGUMENTS[name]}",
@@ -53,5 +55,5 @@ def _texts(names: re.Match[str]) -> str:
             break_long_words=False,
             break_on_hyphens=False,
         )
-        for name in re.findall(r"\w+", names[2])
+        for name in known
     )

@@ -34,9 +34,8 @@ class Pending:
         self._gate = gate.to("cpu", non_blocking=True)
         self._event = None
         if gate.is_cuda:
-            # Of the current stream, by the shortest way.
-            self._event = torch.Event(gate.device)
-            self._event.record()
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(gate.device))
 
     @property
     def is_on_gpu(self) -> bool:

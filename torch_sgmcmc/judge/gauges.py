@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -70,10 +71,9 @@ class Gauges(Readings):
     it. So
 
     * T_kin ≠ T_conf: not in equilibrium (or not the dynamics that it seems to be);
-    * T_kin / T − 1 is the **heating** by minibatches and by the step's length. On a
-      quadratic it is the relative error of the variance that is sampled;
-    * the minibatches' part of it is lr N Var(ḡ) / (2 T α), α = 1 − m (SGLD: 1), less
-      what ``noise_estimate`` takes off.
+    * T_kin / T − 1 is the **heating** by minibatches and by the step's length, on a
+      quadratic the relative error of the variance; the minibatches' part of it is
+      lr N Var(ḡ) / (2 T α), α = 1 − m (SGLD: 1), less what ``noise_estimate`` takes.
 
     :class:`SGLRW`: T_kin = T + (N/d) (θ − c) · (g − clip(g)), clip(g) within δ/lr; what
     part clips is ``clipped``. :class:`SGNHT`: T_kin = N/(lr d) Σ ((1 + m) v²/2 − (θ −
@@ -106,10 +106,9 @@ class Gauges(Readings):
     are lost, T_conf is above T (``csrc/host/flight_heat.h``).
 
     Intervals are by batch means (16 to 31 batches that grow with the chain), which
-    takes account of autocorrelation, not of what a chain has never seen.
-
-    Equality holds for whatever g is used. That it is the loss's, which clipped, stale
-    or summed gradients are not, is seen by :meth:`observe`.
+    takes account of autocorrelation, not of what a chain has never seen. Equality holds
+    for whatever g is used. That it is the loss's, which clipped, stale or summed
+    gradients are not, is seen by :meth:`observe`.
 
     Args:
         sampler: the sampler that is to be observed, from its next step on, until
@@ -515,10 +514,11 @@ class Gauges(Readings):
         }
 
     def _constant(self, group: dict[str, Any]) -> float:
-        """ε of a preconditioner, or beyond what a lattice's gradient is clipped."""
-        if self._motion is _C.Motion.LATTICE and group["lr"] > 0:
+        """ε of a preconditioner, or beyond what a gradient is clipped on a lattice."""
+        if self._motion is _C.Motion.LATTICE:
             heat = 2 * group["temperature"] / group["num_data"]
-            return math.sqrt(heat / group["lr"])
+            most = sys.float_info.max  # of steps that do not move
+            return min(math.sqrt(heat) / max(math.sqrt(group["lr"]), 1 / most), most)
         return group.get("eps", 0.0)
 
     def _positions(self, params: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

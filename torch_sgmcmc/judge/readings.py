@@ -25,8 +25,8 @@ class Temperatures(NamedTuple):
     #: T_conf − T_kin: 0 in equilibrium.
     excess: Reading
     #: What the minibatches' noise adds, as computed from differences of gradients.
-    #: NaN where that is not known: SGNHT, trajectories, redrawn momenta, and noise
-    #: estimates that are "online" or "given".
+    #: NaN where that is not known: SGNHT, SGLRW, trajectories, redrawn momenta, and
+    #: noise estimates that are "online" or "given".
     minibatch_heating: Reading
     #: T_conf by the gradients that were used, less T_conf by those of
     #: :meth:`Gauges.observe`: 0 if the former are unbiased.

@@ -27,6 +27,7 @@ _INSTEAD = {
     "HMCECS": "warmup() adapts its lr",
     "SBPS": "it has no lr",
     "SGNHT": "its thermostats take the heat off, which is then no measure of lr",
+    "SGLRW": "what heats it is clipping: Gauges read how much clips",
     "EWSG": "it chooses its gradients; Gauges show how they heat",
 }
 
