@@ -21,6 +21,7 @@ from harness.cpp_jobs import (
     make_sampler,
     run_in_python,
 )
+from short_chains import PLAIN
 from torch import Tensor
 
 import torch_sgmcmc as sg
@@ -277,7 +278,7 @@ def test_the_same_message_of_another_samplers_state_dict(
 ) -> None:
     job = begun(loads)
     for saved in ONE_EACH:
-        if saved == loads:
+        if saved == loads or {saved, loads} <= {*PLAIN}:  # which keep the same
             continue
         net = make_net(saved, torch.float32)
         job["state"] = make_sampler(saved, net).state_dict()

@@ -10,6 +10,7 @@ import torch.distributed.checkpoint as dcp
 from reference import same_bits
 from short_chains import (
     KINDS,
+    PLAIN,
     TARGET,
     make,
     minibatch_of,
@@ -150,7 +151,7 @@ def test_saving_never_advances_the_chain(kind: str, steps: int) -> None:
 
 # Of whose parameters only those in bf16 and fp16 have state: torch would miss that of
 # the others.
-WITH_MASTERS_ALONE = ("SGLD", "EWSG overdamped", "HMC")
+WITH_MASTERS_ALONE = (*PLAIN, "EWSG overdamped", "HMC")
 
 
 @EACH
