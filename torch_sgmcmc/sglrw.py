@@ -32,9 +32,10 @@ class SGLRW(ManyChains):
     -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`. Where nothing
     clips, a step's mean is -lr g and its mean square is δ², **whatever the minibatch's
     noise**: that heats no coordinate, and on a quadratic the variance is exact at any
-    ``lr``. Where |lr g| > δ it clips, and θ spreads too far: look at the part of
-    coordinates that does, ``clipped`` of :class:`Gauges`, and keep ``lr`` small or
-    minibatches large. Steps are never longer than δ, so it does not diverge.
+    ``lr``. Where :math:`|\mathrm{lr}\,g|>\delta` it clips, and θ spreads too far: look
+    at the part of coordinates that does, ``clipped`` of :class:`Gauges`, and keep
+    ``lr`` small or minibatches large. Steps are never longer than δ, so it does not
+    diverge.
 
     Args:
         params: parameters or param groups, as for :class:`torch.optim.SGD`.
