@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from short_chains import assert_same, make, make_params, set_grads, take_step
+from test_compile import NEEDS_COMPILER
 from test_cuda import DEVICE
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -211,6 +212,7 @@ def test_gauges_read_what_the_cpu_reads() -> None:
     assert summaries[0] == summaries[1]
 
 
+@NEEDS_COMPILER
 def test_compiled_steps_are_the_chain() -> None:
     params = [nn.Parameter(p.detach().to(DEVICE)) for p in make_params()]
     others = [nn.Parameter(p.detach().to(DEVICE)) for p in make_params()]

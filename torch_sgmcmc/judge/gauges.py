@@ -516,9 +516,11 @@ class Gauges(Readings):
     def _constant(self, group: dict[str, Any]) -> float:
         """ε of a preconditioner, or beyond what a gradient is clipped on a lattice."""
         if self._motion is _C.Motion.LATTICE:
-            heat = 2 * group["temperature"] / group["num_data"]
-            most = sys.float_info.max  # of steps that do not move
-            return min(math.sqrt(heat) / max(math.sqrt(group["lr"]), 1 / most), most)
+            heat, lr = 2 * group["temperature"] / group["num_data"], group["lr"]
+            bound = (
+                math.sqrt(heat / lr) if lr else math.inf
+            )  # of steps that do not move
+            return min(bound, sys.float_info.max)
         return group.get("eps", 0.0)
 
     def _positions(self, params: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
