@@ -67,8 +67,7 @@ class Gauges(Readings):
         \quad\text{or (SGLD)}\quad T + \frac{\mathrm{lr}\, N}{2 d} \|g\|^2,
 
     c any constant. **In equilibrium both are equal**, for any potential, step size,
-    minibatch noise and noise estimate: that E‖θ − c‖² and E[θ·v] do not change says
-    it. So
+    noise of minibatches and estimate: E‖θ − c‖² and E[θ·v] do not change. So
 
     * T_kin ≠ T_conf: not in equilibrium (or not the dynamics that it seems to be);
     * T_kin / T − 1 is the **heating** by minibatches and by the step's length, on a
@@ -127,8 +126,7 @@ class Gauges(Readings):
         TypeError, ValueError: an argument is not as it should be.
 
     Note:
-        Steps without a parameter's gradient, and those that were left out, are not
-        observed.
+        Steps without a parameter's gradient or left out are not observed.
     """
 
     def __init__(
