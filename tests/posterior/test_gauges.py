@@ -489,24 +489,6 @@ def test_what_has_no_mass_beside_others_has_one_of_1() -> None:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize(("estimate", "noise"), [(0.0, 1.0), ("online", 0.1)])
-def test_what_was_found_is_found_after_loading(estimate: Any, noise: float) -> None:
-    params = parameters(1, (500,), torch.float32)
-    sampler = sg.SGHMC(params, 0.02, 0.5, noise_estimate=estimate, **TARGET)
-    gauges = sg.Gauges(sampler, every=1)
-    g = torch.Generator().manual_seed(0)
-    for _ in range(200):
-        params[0].grad = params[0].detach() + noise * torch.randn(500, generator=g)
-        sampler.step()
-    assert estimate == "online" or "is hot" in gauges.summary()
-    twin = copy.deepcopy(sampler)
-    again = sg.Gauges(twin, every=1)
-    again.load_state_dict(copy.deepcopy(gauges.state_dict()))
-    assert again.summary() == gauges.summary()
-    assert again.state_dict()["series"] == gauges.state_dict()["series"]
-
-
-@pytest.mark.quick
 def test_the_state_of_a_sampler_and_its_pickles_know_nothing_of_gauges() -> None:
     params = parameters(1, (4,), torch.float32)
     sampler = sg.SGLD(params, 0.01, **TARGET)
