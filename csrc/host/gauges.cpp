@@ -13,6 +13,7 @@ namespace torch_sgmcmc {
 
 namespace {
 
+constexpr auto kLastMotion = static_cast<double>(Motion::kNone);
 constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 // A lack of equilibrium or a bias that is not worth a word, in units of T.
 constexpr double kLeastExcess = 0.01;
@@ -512,7 +513,9 @@ void Gauges::SetState(const std::vector<std::vector<double>>& state) {
   std::vector<GaugeSettings> settings;
   for (size_t i = 0; i < settings_.size(); ++i) {
     const std::vector<double>& n = state[series + i];
-    if (n.size() != kNumbers) {
+    const auto counts = [](double x) { return x >= 0 && x < 0x1p53; };
+    if (n.size() != kNumbers || !(n[0] >= 0 && n[0] <= kLastMotion) ||
+        !counts(n[6]) || !counts(n[7])) {
       throw std::invalid_argument("Invalid state: settings of a tensor");
     }
     settings.push_back({static_cast<Motion>(static_cast<int>(n[0])),

@@ -6,38 +6,41 @@
 #include <tuple>
 
 #include "libtorch/core/operators.h"
+#include "methods/rows.h"
 
 namespace torch_sgmcmc {
 namespace {
 
-constexpr std::tuple kAll{RowOperator<SGLDStep>(),
-                          RowOperator<SGHMCStep>(),
-                          RowOperator<SGHMCByCoordinateStep>(),
-                          RowOperator<PSGLDStep>(),
-                          RowOperator<PSGLDFrozenStep>(),
-                          RowOperator<SGNHTStep>(),
-                          gradient_variance_,
-                          gaussian_,
-                          ewsg_log_ratio,
-                          metropolis_decide,
-                          select_chains_,
-                          hmc_momenta_,
-                          hmc_leapfrog_,
-                          hmc_energy,
-                          sbps_place_,
-                          sbps_reflect_,
-                          sbps_adapt_,
-                          sbps_precondition_,
-                          sbps_reflect_sums_,
-                          sbps_precondition_sums_,
-                          sbps_line_sums,
-                          sbps_reflection_sums,
-                          sbps_preconditioner_sum,
-                          sum_of_squares,
-                          gauge_sums,
-                          any_nonfinite,
-                          count_nonfinite,
-                          step_or_nothing};
+template <class... Ops>
+constexpr std::tuple<RowOperator<Ops>...> HandlesOf(
+    Operators<Ops...> /*operators*/) {
+  return {};
+}
+
+constexpr std::tuple kOthers{gradient_variance_,
+                             gaussian_,
+                             square_root_,
+                             ewsg_log_ratio,
+                             metropolis_decide,
+                             select_chains_,
+                             hmc_momenta_,
+                             hmc_leapfrog_,
+                             hmc_energy,
+                             sbps_place_,
+                             sbps_reflect_,
+                             sbps_adapt_,
+                             sbps_precondition_,
+                             sbps_reflect_sums_,
+                             sbps_precondition_sums_,
+                             sbps_line_sums,
+                             sbps_reflection_sums,
+                             sbps_preconditioner_sum,
+                             sum_of_squares,
+                             gauge_sums,
+                             any_nonfinite,
+                             count_nonfinite,
+                             step_or_nothing};
+constexpr auto kAll = std::tuple_cat(HandlesOf(SamplerOperators()), kOthers);
 
 TEST(OperatorHandles, EverySchemaHasOneOfItsTypes) {
   std::set<std::string> others;

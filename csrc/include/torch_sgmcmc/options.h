@@ -323,8 +323,7 @@ class ManyChainsOf : public OptionsOf<Derived> {
 
   std::optional<int64_t> chains() const override { return num_chains(); }
   int64_t chains_with_seeds() const override {
-    static const size_t place = this->place_of("num_chains");
-    return static_cast<int64_t>(this->number_at(place));
+    return num_chains().value_or(0);
   }
   bool is_shared(std::string_view name) const override {
     return name == "num_chains";

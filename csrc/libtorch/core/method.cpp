@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <type_traits>
@@ -24,6 +25,12 @@ constexpr bool kUpdates =
     Op::kRow.noise == Noise::kUpdate&& Op::kRow.lists[0].role ==
     Role::kParameter;
 
+// An integer that was a double on its way: beyond 2^63 the largest there is.
+int64_t WholeOf(double number) {
+  return number < 0x1p63 ? static_cast<int64_t>(number)
+                         : std::numeric_limits<int64_t>::max();
+}
+
 // An argument of an update, by its slot.
 template <class Op, Slot kSlot>
 auto ArgumentAt(const Work& work,
@@ -42,7 +49,7 @@ auto ArgumentAt(const Work& work,
   } else if constexpr (kKind == Kind::kNumber) {
     return numbers.own[kSlot.index];
   } else if constexpr (kKind == Kind::kInteger) {
-    return static_cast<int64_t>(numbers.own[kSlot.index]);
+    return WholeOf(numbers.own[kSlot.index]);
   } else if constexpr (kKind == Kind::kOffsets) {
     return key.offsets;
   } else if constexpr (kKind == Kind::kSeed) {
