@@ -58,7 +58,7 @@ torch::Tensor SBPS::step(LossClosure closure) {
       BounceClock::Load(progress.get<std::vector<double>>("clock"));
   clock.set_forgetting(progress.forgetting());
   const std::shared_ptr<Flight> before = flight_now(progress, clock);
-  const double line_time = progress.get<double>("line_time");
+  const auto line_time = progress.get<double>("line_time");
   std::shared_ptr<Flight> flight = before;
   FlightPiece piece{};
   torch::Tensor losses;
@@ -103,8 +103,8 @@ torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
   const NoiseStream stream = ClockStream(seed(), num_steps());
   const NextEvent next =
       clock.Next(progress.confidence(), progress.refresh_rate(), stream);
-  const double begin = progress.get<double>("trajectory_time");
-  const double line_begin = progress.get<double>("line_time");
+  const auto begin = progress.get<double>("trajectory_time");
+  const auto line_begin = progress.get<double>("line_time");
   const double line_end = line_begin + next.wait;
   if (next.wait > 0) flight->place(line_end);
   std::shared_ptr<Flight> ahead = flight;
@@ -153,7 +153,7 @@ void SBPS::come_by(Flight& flight,
                    double begin,
                    double line_begin,
                    double line_end) {
-  const double end = progress.get<double>("trajectory_time");
+  const auto end = progress.get<double>("trajectory_time");
   const std::optional<double> interval = progress.sample_interval();
   const int64_t first = interval ? SamplesBy(begin, *interval) : 0;
   const int64_t last = interval ? SamplesBy(end, *interval) : 0;

@@ -139,8 +139,9 @@ StateDict Sampler::state_dict() const {
       const SamplerParamState& known = state_of(param);
       for (const std::string& key : keys) {
         if (known[key].defined()) kept.set(key, known[key]);
-        if (key == kNumGrads && known.num_grads)
+        if (key == kNumGrads && known.num_grads) {
           kept.set(key, *known.num_grads);
+        }
       }
       if (mean.defined()) kept.set("prior_mean", mean);
       if (found != state_.end() || mean.defined()) state.set(index, kept);
