@@ -120,9 +120,9 @@ void Method::update(
   UpdateNumbers numbers;
   numbers.prior_mean = work.options->number_at(place_of_mean_);
   for (size_t i = 0; i < places_.size(); ++i) {
-    const auto* const given = std::ranges::find_if(instead, [&](const auto& each) {
-      return each.first == row_.numbers[i].name;
-    });
+    const auto* const given = std::ranges::find_if(
+        instead,
+        [&](const auto& each) { return each.first == row_.numbers[i].name; });
     numbers.own[i] = given == instead.end()
                          ? work.options->number_at(places_[i])
                          : given->second;
