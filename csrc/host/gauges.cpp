@@ -510,7 +510,7 @@ void Gauges::SetState(const std::vector<std::vector<double>>& state) {
                  BatchMeans(of_one[4]),
                  BatchMeans(of_one[5])};
   }
-  std::vector<GaugeSettings> settings;
+  std::vector<GaugeSettings> made_with;
   for (size_t i = 0; i < settings_.size(); ++i) {
     const std::vector<double>& n = state[series + i];
     const auto counts = [](double x) { return x >= 0 && x < 0x1p53; };
@@ -518,19 +518,19 @@ void Gauges::SetState(const std::vector<std::vector<double>>& state) {
         !counts(n[6]) || !counts(n[7])) {
       throw std::invalid_argument("Invalid state: settings of a tensor");
     }
-    settings.push_back({static_cast<Motion>(static_cast<int>(n[0])),
-                        n[1],
-                        n[2],
-                        n[3],
-                        n[4],
-                        n[5] < 0 ? kUnknown : n[5],
-                        static_cast<int64_t>(n[6]),
-                        static_cast<int64_t>(n[7])});
+    made_with.push_back({static_cast<Motion>(static_cast<int>(n[0])),
+                         n[1],
+                         n[2],
+                         n[3],
+                         n[4],
+                         n[5] < 0 ? kUnknown : n[5],
+                         static_cast<int64_t>(n[6]),
+                         static_cast<int64_t>(n[7])});
   }
   flight_.SetState(has_flight ? state.back() : std::vector<double>(),
                    numels_.size());
   gauges_ = std::move(loaded);
-  settings_ = std::move(settings);
+  settings_ = std::move(made_with);
 }
 
 }  // namespace host

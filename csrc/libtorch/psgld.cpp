@@ -106,9 +106,9 @@ void BeginGamma(SamplerParamState& state,
                 bool is_new,
                 int64_t num_chains) {
   const at::Tensor square = state["square_average"];
-  at::Tensor& sensitivity = state["sensitivity"] = at::zeros_like(square);
+  state["sensitivity"] = at::zeros_like(square);
   const at::Tensor h = curvature.to(square.scalar_type());
-  if (is_new) sensitivity.copy_(grad).mul_(h).mul_(2);
+  if (is_new) state["sensitivity"].copy_(grad).mul_(h).mul_(2);
   square.add_(h.abs().mul_(scale));
   // Where V is 0, the mean of what is one chain's.
   const auto fill = [](const at::Tensor& own) {

@@ -57,6 +57,7 @@ class SGLRWUpdate {
     const Real move = minus_lr_ * Fma(weight_decay_, x[0] - x[2], x[1]);
     const Real step = delta_ * u < move ? delta_ : -delta_;
     // What is not finite is not to walk on as if it were.
+    // cppcheck-suppress knownConditionTrueFalse
     x[0] = x[0] + (move * 0 == 0 ? step : move);
   }
 

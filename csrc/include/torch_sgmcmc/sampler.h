@@ -299,7 +299,7 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
       const c10::IValue& saved);
   static void check_saved(const Ledger& saved);
   void check_fit(const Work& work, size_t index) const;
-  const Method& made(const char* op, const SamplerOptions& options);
+  const Method& method_of(const char* op, const SamplerOptions& options);
   void check_numbers();
   void follow_groups();
   void complete(size_t group);

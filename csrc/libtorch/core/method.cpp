@@ -137,7 +137,7 @@ std::vector<std::string> Sampler::state_keys() const {
 }
 
 void Sampler::prepare(Work& work) {
-  for (const List& list : made(method(), *work.options).row().lists) {
+  for (const List& list : method_of(method(), *work.options).row().lists) {
     if (list.start == Start::kByCode) continue;
     std::vector<at::Tensor*> tensors;
     tensors.reserve(work.params.size());
@@ -157,11 +157,12 @@ void Sampler::update(const Work& work) { update_by(method(), work); }
 void Sampler::update_by(const char* op,
                         const Work& work,
                         std::initializer_list<Instead> instead) {
-  made(op, *work.options).update(work, instead);
+  method_of(op, *work.options).update(work, instead);
 }
 
 // What a sampler names at every step, by the same literal, is made once.
-const Method& Sampler::made(const char* op, const SamplerOptions& options) {
+const Method& Sampler::method_of(const char* op,
+                                 const SamplerOptions& options) {
   for (const Method& known : ledger_->methods) {
     if (known.op() == op) return known;
   }

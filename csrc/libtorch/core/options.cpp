@@ -215,8 +215,9 @@ size_t SamplerOptions::place_of(std::string_view name) const {
 
 double SamplerOptions::number_or(std::string_view name,
                                  double otherwise) const {
-  for (const auto& [own, row, read, value, is_set] : values_) {
-    if (own != name) continue;
+  for (const Value& each : values_) {
+    if (each.name != name) continue;
+    const c10::IValue& value = each.value;
     if (value.isDouble()) return value.toDouble();
     if (value.isInt()) return static_cast<double>(value.toInt());
     return value.isBool() ? static_cast<double>(value.toBool()) : kNone;
