@@ -303,8 +303,9 @@ struct Gauges::Observer : StepObserver {
   Motion motion() const { return MotionOf(sampler->name()); }
 
   static int64_t redraws_every(const SamplerOptions& options) {
-    return static_cast<int64_t>(
-        options.number_or("resample_momentum_every", 0));
+    const double every = options.number_or("resample_momentum_every", 0);
+    return every < 0x1p63 ? static_cast<int64_t>(every)
+                          : std::numeric_limits<int64_t>::max();
   }
   int64_t interval_of(const SamplerOptions& options) const {
     return ObservationInterval(every, redraws_every(options));
