@@ -11,6 +11,7 @@ except ImportError as error:
         "another folder, or install with `pip install -e .`"
     ) from error
 
+from torch_sgmcmc import losses
 from torch_sgmcmc.bouncy.time_average import TimeAverage
 from torch_sgmcmc.chain.files import load, save
 from torch_sgmcmc.control_variates import ControlVariates
@@ -21,6 +22,7 @@ from torch_sgmcmc.ewsg import EWSG
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.hmcecs import HMCECS
 from torch_sgmcmc.judge import calibration, convergence
+from torch_sgmcmc.judge.before import Check, Problem, check
 from torch_sgmcmc.judge.gauges import Gauges
 from torch_sgmcmc.judge.learning_coefficient import (
     LearningCoefficient,
@@ -72,6 +74,7 @@ __all__ = [
     "SGNHT",
     "SVRG",
     "ChainState",
+    "Check",
     "Collector",
     "ControlVariates",
     "CyclicalSchedule",
@@ -88,6 +91,7 @@ __all__ = [
     "PolynomialDecay",
     "Prediction",
     "Predictive",
+    "Problem",
     "SampleStore",
     "SampleWriter",
     "Sampler",
@@ -97,6 +101,7 @@ __all__ = [
     "Tuning",
     "__version__",
     "calibration",
+    "check",
     "check_replicas",
     "check_replicas_every",
     "convergence",
@@ -104,6 +109,7 @@ __all__ = [
     "kmeans_strata",
     "load",
     "local_learning_coefficient",
+    "losses",
     "minibatch_covariance",
     "minibatch_variance",
     "predict",

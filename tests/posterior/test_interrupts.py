@@ -63,6 +63,7 @@ def go(folder: Path, signals: Signals, loader: Any = None) -> sg.SampleStore:
         *(model, sghmc, loader or DataLoader(data(), 10, shuffle=True), signals.loss),
         folder,
         **{**OPTIONS, "burn_in": 3, "every": 2, "seed": 5, "progress": False},
+        check=False,
         callbacks=signals,
     )
 
@@ -148,6 +149,7 @@ def run_with(folder: Path, loader: Any, callback: Any = ()) -> None:
     sg.sample(
         *(model, sghmc, loader, loss, folder),
         **{**OPTIONS, "seed": 5, "progress": False},
+        check=False,
         callbacks=callback,
     )
 

@@ -21,7 +21,14 @@ from torch_sgmcmc.chain.ledger import Ledger
 from torch_sgmcmc.chain.placement import Placement
 from torch_sgmcmc.chain.seen import Pending, Seen
 
-__all__ = ["Chain", "Work", "chain_of", "check_groups_of", "work_of"]
+__all__ = [
+    "Chain",
+    "Work",
+    "chain_of",
+    "check_groups_of",
+    "state_bytes_of",
+    "work_of",
+]
 
 
 # What a chain has of its optimizer.
@@ -181,3 +188,18 @@ def work_of(sampler: Optimizer) -> list[Work]:
 def check_groups_of(sampler: Optimizer) -> None:
     """Raises if its hyperparameters are not as they must be."""
     sampler._check_all_groups()  # type: ignore[attr-defined]
+
+
+def state_bytes_of(sampler: Optimizer) -> int:
+    """What its state takes, or will take after the first step."""
+    total = 0
+    for group in sampler.param_groups:
+        for p in group["params"]:
+            if not p.requires_grad:
+                continue
+            blank = sampler._all_blank_state(group, p)  # type: ignore[attr-defined]
+            kept = {**blank, **sampler.state.get(p, {})}.values()
+            total += sum(
+                t.numel() * t.element_size() for t in kept if torch.is_tensor(t)
+            )
+    return total

@@ -20,15 +20,16 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from torch_sgmcmc.chain.distributed import world_size
 from torch_sgmcmc.chain.files import load, save
+from torch_sgmcmc.chain.lengths import length_of
 from torch_sgmcmc.chain.progress import progress_bar
 from torch_sgmcmc.chain.wrappers import plain_names
+from torch_sgmcmc.judge.before import Check, check
 from torch_sgmcmc.posterior.driver.batches import Minibatches
 from torch_sgmcmc.posterior.driver.closures import closure_of, one_gradient_a_step
 from torch_sgmcmc.posterior.driver.identity import (
     check_same,
     hyperparameters,
     identity,
-    length_of,
 )
 from torch_sgmcmc.posterior.driver.interrupts import Interrupts
 from torch_sgmcmc.posterior.predictive.forward import model_device, moved
@@ -39,7 +40,14 @@ from torch_sgmcmc.sbps import SBPS
 from torch_sgmcmc.schedules import CyclicalSchedule, PolynomialDecay
 from torch_sgmcmc.seeds import fold_in
 
-__all__ = ["ChainState", "Settings", "checkpoint_path", "rehearse", "run_chain"]
+__all__ = [
+    "ChainState",
+    "Settings",
+    "checkpoint_path",
+    "look_before",
+    "rehearse",
+    "run_chain",
+]
 
 
 #: From one checkpoint to the next, where ``checkpoint_every`` is None.
@@ -113,6 +121,12 @@ def rehearse(settings: Settings) -> None:
         tempfile.TemporaryDirectory(prefix="sgmcmc-rehearsal-") as folder,
     ):
         _Run(settings, 0, seed).collector(folder).close()
+
+
+def look_before(settings: Settings) -> Check:
+    """Looks at what a first chain would sample; nothing is stored."""
+    with _random_numbers(settings, 0) as seed:
+        return _Run(settings, 0, seed).check()
 
 
 @contextmanager
@@ -206,6 +220,11 @@ class _Run:
         return Collector(
             self._sampler, self._model, store, chain=self._chain, **options
         )
+
+    def check(self) -> Check:
+        """A look at what it would sample."""
+        settings = self._settings
+        return check(self._model, settings.loss, settings.loader, self._sampler)
 
     def run(self) -> None:
         path = checkpoint_path(self._settings.store, self._chain)

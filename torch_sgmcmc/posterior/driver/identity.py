@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from torch_sgmcmc.chain.lengths import length_of
 from torch_sgmcmc.sampler import Sampler
 
-__all__ = ["check_same", "hyperparameters", "identity", "length_of"]
+__all__ = ["check_same", "hyperparameters", "identity"]
 
 _ANEW = "restart=True begins anew"
 
@@ -48,14 +49,6 @@ def hyperparameters(sampler: Sampler) -> list[dict[str, Any]]:
         }
         for group in sampler.param_groups
     ]
-
-
-def length_of(loader: Any) -> int | None:
-    """How many it has, if that is known."""
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):  # torch's loader of an IterableDataset
-        return None
 
 
 def check_same(former: Mapping[str, Any], now: Mapping[str, Any], where: str) -> None:

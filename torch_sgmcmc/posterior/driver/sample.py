@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from torch_sgmcmc.chain.checks import check_integer, draw_seed
+from torch_sgmcmc.chain.lengths import length_of
 from torch_sgmcmc.posterior.driver.chain import (
     ChainState,
     Settings,
     checkpoint,
     checkpoint_path,
+    look_before,
     rehearse,
     run_chain,
 )
-from torch_sgmcmc.posterior.driver.identity import length_of
 from torch_sgmcmc.posterior.driver.processes import check_processes, side_by_side
 from torch_sgmcmc.posterior.store import SampleStore
 from torch_sgmcmc.posterior.store.deletion import check_whole, delete_all
@@ -48,6 +50,7 @@ def sample(
     | None = None,
     callbacks: Callable[[ChainState], Any] | Iterable[Callable[[ChainState], Any]] = (),
     checkpoint_every: int | None = None,
+    check: bool = True,
     restart: bool = False,
     progress: bool = True,
     **collecting: Any,
@@ -96,6 +99,8 @@ def sample(
         checkpoint_every: steps from one checkpoint to the next; None is five minutes.
             There is one at the end, and after the step in which Ctrl-C or SIGTERM end
             the program. Default: None.
+        check: look before the first step of a run with :func:`check`, a few gradients
+            that leave no trace; what it finds is a UserWarning. Default: True.
         restart: delete all chains of the store and begin anew, once the arguments are
             seen to be right and no chain has a writer. Default: False.
         progress: show a progress bar a chain, if tqdm is installed. Default: True.
@@ -167,6 +172,11 @@ def sample(
     processes = min(processes, chains)
     if processes > 1:
         check_processes(settings, processes)
+    if check and (restart or not begun.exists()):
+        found = look_before(settings)
+        if found.problems:
+            words = "\n".join(problem.words for problem in found.problems)
+            warnings.warn(f"before the first step:\n{words}", stacklevel=2)
     if restart:
         rehearse(settings)
         delete_all(folder)

@@ -1,0 +1,376 @@
+"""A look before a run names what is commonly done wrong, and is silent otherwise."""
+
+import copy
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from stored_files import files
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
+
+import torch_sgmcmc as sg
+
+N, BATCH = 600, 50
+
+
+def classes():
+    x = torch.randn(N, 8)
+    return TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long())
+
+
+def numbers(outputs=1):
+    x = torch.randn(N, 8)
+    return TensorDataset(x, x[:, :outputs] + 0.1 * torch.randn(N, outputs))
+
+
+def labels():
+    x = torch.randn(N, 8)
+    return TensorDataset(x, (x[:, :1] > 0).float())
+
+
+def mlp(outputs=3, *last):
+    return nn.Sequential(nn.Linear(8, 20), nn.ReLU(), nn.Linear(20, outputs), *last)
+
+
+def loader_of(data, **options):
+    return DataLoader(data, **{"batch_size": BATCH, "shuffle": True, **options})
+
+
+def mean(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def scaled(model, batch, loss=F.cross_entropy, by=1.0, **options):
+    return by * loss(model(batch[0]), batch[1], **options)
+
+
+SGHMC = partial(sg.SGHMC, lr=0.003, momentum=0.9, num_data=N, prior_precision=1.0)
+SGLD = partial(sg.SGLD, lr=0.01, num_data=N, prior_precision=1.0)
+SBPS = partial(sg.SBPS, num_data=N, prior_precision=1.0)
+
+
+def each(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def independent(data):
+    draws = sg.IndependentBatchSampler(len(data), BATCH)
+    return DataLoader(data, batch_sampler=draws)
+
+
+def setup(
+    model=None, loss=mean, data=classes, loader=loader_of, sampler=SGHMC, other=None
+):
+    """What ``check`` takes."""
+    torch.manual_seed(0)
+    model = mlp() if model is None else model()
+    sampled = model if other is None else other(model)
+    return model, loss, loader(data()), sampler(sampled.named_parameters(), seed=0)
+
+
+def frozen(model):
+    return model.requires_grad_(False)
+
+
+def with_dropout():
+    return nn.Sequential(nn.Linear(8, 20), nn.Dropout(0.3), nn.ReLU(), nn.Linear(20, 3))
+
+
+def with_batch_norm():
+    return nn.Sequential(
+        nn.Linear(8, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 3)
+    )
+
+
+def random_itself(model, batch):
+    return F.cross_entropy(F.dropout(model(batch[0]), 0.2), batch[1])
+
+
+def contrast(model, batch):
+    out = F.normalize(model(batch[0]), dim=1)
+    return F.cross_entropy(10 * out @ out.T, torch.arange(len(out)))
+
+
+MISUSES = {
+    "a sum": ({"loss": partial(scaled, reduction="sum")}, "sum"),
+    "divided twice": ({"loss": lambda m, b: mean(m, b) / len(b[0])}, "sum"),
+    "times N": ({"loss": partial(scaled, by=N)}, "scaled loss"),
+    "N of a batch": ({"sampler": partial(SGHMC, num_data=BATCH)}, "num_data"),
+    "N of the batches": (
+        {"sampler": partial(SGHMC, num_data=N // BATCH)},
+        "num_data",
+    ),
+    "softmax in the model": (
+        {"model": lambda: mlp(3, nn.Softmax(1))},
+        "probabilities",
+    ),
+    "sigmoid in the model": (
+        {
+            "model": lambda: mlp(1, nn.Sigmoid()),
+            "data": labels,
+            "loss": partial(scaled, loss=F.binary_cross_entropy_with_logits),
+        },
+        "probabilities",
+    ),
+    "logits into nll_loss": (
+        {"loss": partial(scaled, loss=F.nll_loss)},
+        "probabilities",
+    ),
+    "mean squared error": (
+        {
+            "model": lambda: mlp(1),
+            "data": numbers,
+            "loss": partial(scaled, loss=F.mse_loss),
+        },
+        "squared error",
+    ),
+    "half of it, of two outputs": (
+        {
+            "model": lambda: mlp(2),
+            "data": partial(numbers, 2),
+            "loss": partial(scaled, loss=F.mse_loss, by=0.5),
+        },
+        "squared error",
+    ),
+    "dropout": ({"model": with_dropout}, "random loss"),
+    "dropout as a function": ({"loss": random_itself}, "random loss"),
+    "batch norm": ({"model": with_batch_norm}, "batch norm"),
+    "contrastive": ({"loss": contrast}, "minibatch"),
+    "too hot": ({"sampler": partial(SGHMC, lr=3.0, momentum=0.99)}, "hot"),
+    "unstable": ({"sampler": partial(SGLD, lr=30.0)}, "unstable"),
+    "a shuffled epoch for SBPS": (
+        {"sampler": SBPS, "loss": each},
+        "dependent minibatches",
+    ),
+    "frozen": ({"other": frozen}, "frozen"),
+    "another model": ({"other": copy.deepcopy}, "other model"),
+    "not finite": (
+        {"loss": lambda m, b: mean(m, b) + m(b[0]).sum().sub(1e9).sqrt()},
+        "not finite",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISUSES)
+def test_names_misuse(name):
+    options, kind = MISUSES[name]
+    found = sg.check(*setup(**options))
+    assert found.problems[0].kind == kind, found
+    assert found.problems[0].words in str(found)
+    assert found.gradients <= 60
+
+
+def shared_head():
+    model = mlp()
+    model[0].requires_grad_(False)
+    return model
+
+
+def trained(model):
+    return (p for p in model.named_parameters() if p[1].requires_grad)
+
+
+class Words(nn.Module):
+    """A small language model, whose outputs are a mapping."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(11, 16), nn.Linear(16, 11)
+
+    def forward(self, ids, labels):
+        logits = self.head(self.embed(ids))
+        loss = F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=-100)
+        return {"logits": logits, "loss": loss}
+
+
+def sentences():
+    ids = torch.randint(11, (N, 6))
+    nexts = ids.roll(-1, 1)
+    nexts[torch.rand(N, 6) < 0.2] = -100  # of sentences that are shorter
+    return [{"ids": i, "labels": n} for i, n in zip(ids, nexts, strict=True)]
+
+
+def evaluated():
+    return with_batch_norm().eval()
+
+
+RIGHT = {
+    "SGHMC": {},
+    "SGLD": {"sampler": SGLD},
+    "a sigmoid network": {
+        "model": lambda: nn.Sequential(nn.Linear(8, 9), nn.Sigmoid(), nn.Linear(9, 3))
+    },
+    "batches that differ in size": {"loader": partial(loader_of, batch_size=70)},
+    "drop_last": {"loader": partial(loader_of, batch_size=70, drop_last=True)},
+    "a list of batches": {"loader": lambda data: [*loader_of(data)]},
+    "independent minibatches": {
+        "sampler": SBPS,
+        "loss": each,
+        "loader": independent,
+    },
+    "logits and labels": {
+        "model": lambda: mlp(1),
+        "data": labels,
+        "loss": partial(scaled, loss=F.binary_cross_entropy_with_logits),
+    },
+    "log-probabilities": {
+        "model": lambda: mlp(3, nn.LogSoftmax(1)),
+        "loss": partial(scaled, loss=F.nll_loss),
+    },
+    "half the squared error": {
+        "model": lambda: mlp(1),
+        "data": numbers,
+        "loss": partial(scaled, loss=F.mse_loss, by=0.5),
+    },
+    "a known Gaussian noise": {
+        "model": lambda: mlp(2),
+        "data": partial(numbers, 2),
+        "loss": sg.losses.gaussian(noise=0.5**0.5),
+    },
+    "batch norm that is over": {"model": evaluated},
+    "label smoothing": {"loss": partial(scaled, label_smoothing=0.1)},
+    "weights of classes": {
+        "loss": partial(scaled, weight=torch.tensor([1.0, 2.0, 3.0]))
+    },
+    "a part of the data": {
+        "loader": lambda data: DataLoader(
+            data, BATCH, sampler=SubsetRandomSampler(range(300))
+        ),
+        "sampler": partial(SGHMC, num_data=300),
+    },
+    "a frozen layer": {"model": shared_head},
+    "sentences": {
+        "model": Words,
+        "data": sentences,
+        "loss": lambda model, batch: model(**batch)["loss"],
+    },
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_is_silent_where_all_is_right(name):
+    found = sg.check(*setup(**RIGHT[name]))
+    assert not found.problems, found
+    assert found.gradients <= 60
+
+
+def test_leaves_no_trace():
+    model, loss, _, _ = setup(model=with_batch_norm)
+    data = classes()
+    loader = DataLoader(
+        data, BATCH, shuffle=True, generator=torch.Generator().manual_seed(1)
+    )
+    sampler = SGHMC(model.named_parameters(), seed=0)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    grads = [p.grad for p in model.parameters()]
+    values = [g.clone() for g in grads]
+    state, order = torch.get_rng_state(), loader.generator.get_state()
+    sg.check(model, loss, loader, sampler)
+    for name, t in model.state_dict().items():
+        assert torch.equal(t, before[name]), name
+    for p, grad, value in zip(model.parameters(), grads, values, strict=True):
+        assert p.grad is grad and torch.equal(grad, value)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(loader.generator.get_state(), order)
+    assert not sampler.state and model.training and model[1].training
+
+
+def test_leaves_no_trace_when_the_loss_raises():
+    model, _, loader, sampler = setup(model=with_dropout)
+    before = [p.clone() for p in model.parameters()]
+    calls = []
+
+    def loss(model, batch):
+        calls.append(len(batch[0]))
+        if len(calls) == 20:
+            raise OSError("no more")
+        return mean(model, batch)
+
+    with pytest.raises(OSError, match="no more"):
+        sg.check(model, loss, loader, sampler)
+    for p, value in zip(model.parameters(), before, strict=True):
+        assert torch.equal(p, value) and p.grad is None
+    assert model.training and model[1].training
+
+
+def test_curvature_and_heat_are_those_of_a_quadratic():
+    # Loss h/2 (θ - y)²: the curvature is h and λ/N, noise h² Var(y) / batch.
+    torch.manual_seed(0)
+    y = torch.randn(N, 1, dtype=torch.float64)
+    model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    nn.init.zeros_(model.weight)
+    loader = DataLoader(
+        TensorDataset(y),
+        batch_sampler=sg.IndependentBatchSampler(N, BATCH, replacement=True, seed=0),
+    )
+    sampler = sg.SGHMC(
+        model.parameters(), lr=0.01, momentum=0.9, num_data=N, prior_precision=60.0
+    )
+    found = sg.check(
+        model, lambda m, b: 2 * (m.weight - b[0]).square().mean(), loader, sampler
+    )
+    assert found.curvature == pytest.approx(4.1, rel=1e-6)
+    assert found.largest_lr == pytest.approx(2 * 1.9 / 4.1, rel=1e-6)
+    (heat,) = found.heating.values()
+    # Eight pairs know it to a factor of exp(± 2 √(2/8)).
+    exact = 0.01 * N * 16 * float(y.var()) / BATCH / (2 * 0.1)
+    assert exact / 2.7 < heat < exact * 2.7
+
+
+def test_numbers_in_words():
+    model, loss, loader, sampler = setup(model=shared_head)
+    found = sg.check(model, loss, loader, sampler)
+    assert found.num_data == N
+    assert found.num_sampled == 63
+    assert found.not_sampled == ("0.weight", "0.bias")
+    assert found.draw_bytes == 4 * (8 * 20 + 20 + 63)
+    assert found.state_bytes == 4 * 63
+    assert "Sampled: 63 numbers. Not sampled: 0.weight, 0.bias." in str(found)
+    assert sampler.target_summary() in str(found)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"model": 3}, TypeError, "Invalid model"),
+        ({"loss": 3}, TypeError, "Invalid loss"),
+        ({"sampler": 3}, TypeError, "Invalid sampler"),
+        ({"loader": []}, ValueError, "no minibatch"),
+        ({"loss": lambda m, b: 0.0}, TypeError, "must return the mean loss"),
+    ],
+)
+def test_arguments(change, error, words):
+    names = ("model", "loss", "loader", "sampler")
+    given = dict(zip(names, setup(), strict=True))
+    with pytest.raises(error, match=words):
+        sg.check(**{**given, **change})
+
+
+def in_folder(folder, loss=mean, **options):
+    return sg.sample(
+        *(mlp, SGHMC, loader_of(classes()), loss, folder),
+        **{"steps": 20, "every": 5, "seed": 0, "progress": False, **options},
+    )
+
+
+def test_sample_looks_first(tmp_path):
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match="a sum over the minibatch"):
+        in_folder(tmp_path, partial(scaled, reduction="sum"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it goes on
+        in_folder(tmp_path, partial(scaled, reduction="sum"), steps=30)
+        in_folder(tmp_path / "right")
+        in_folder(tmp_path / "unseen", partial(scaled, reduction="sum"), check=False)
+
+
+def test_a_look_changes_no_draw(tmp_path):
+    for name in (True, False):
+        torch.manual_seed(0)
+        in_folder(tmp_path / str(name), check=name)
+    assert files(tmp_path / "True") == files(tmp_path / "False")

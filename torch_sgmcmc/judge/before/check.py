@@ -1,0 +1,426 @@
+"""``check``: a look before a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_sgmcmc.chain.record import chain_of, state_bytes_of
+from torch_sgmcmc.chain.wrappers import unwrapped
+from torch_sgmcmc.hmcecs import HMCECS
+from torch_sgmcmc.judge.before.curvature import largest_curvature, stable_lr
+from torch_sgmcmc.judge.before.data import data_of, halves, look_at_data, rows_of
+from torch_sgmcmc.judge.before.losses import Look, look, look_at_outputs, watched
+from torch_sgmcmc.judge.before.modes import batch_norms, dropouts, kept, quiet
+from torch_sgmcmc.judge.before.outcome import KINDS, Check, Problem
+from torch_sgmcmc.judge.pairs import Pairs
+from torch_sgmcmc.posterior.predictive.forward import model_device, moved
+from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.sghmc import SGHMC
+from torch_sgmcmc.sgld import SGLD
+
+__all__ = ["check"]
+
+_PAIRS, _ITERATIONS, _CURVED = 8, 10, 2
+# log2 of (gradient of a minibatch) / (mean of its halves'): 0 of means and 1 of sums;
+# means over as many words as a sentence has differ a little.
+_EXPONENT = 0.2
+# What of it is in another direction.
+_REST = 0.1
+# Heat that tells of a wrong lr wherever the chain is: at a random start the output's
+# biases have much more than they will have.
+_HOT, _HOT_TENSOR = 0.5, 20.0
+
+Loss = Callable[[nn.Module, Any], Tensor]
+
+
+def check(
+    model: nn.Module, loss: Loss, loader: Iterable[Any], sampler: Sampler
+) -> Check:
+    r"""Looks at what is going to be sampled, before it is.
+
+    .. code-block:: python
+
+        print(sg.check(model, loss, loader, sampler))
+
+    By at most 60 gradients of a few minibatches:
+
+    * the loss is a mean: the gradient of a minibatch is the mean of its halves', where
+      that of a sum is twice as much; where it is a known one of the model's outputs, it
+      is that and not a multiple, and the outputs are what it takes;
+    * ``num_data`` is the number of the loader's data;
+    * the sampler has the model's parameters;
+    * no layer drops something, or takes statistics of the minibatch;
+    * :class:`SBPS` has minibatches that are independent;
+    * lr against the largest curvature h of the mean loss, :math:`2 (1 + m) / h`;
+    * the heat that minibatches would add with m the momentum (SGLD: 0), V the variance
+      of a gradient's element,
+
+      .. math:: \frac{T_\text{kin}}{T} - 1 \approx \frac{\mathrm{lr}\, N V}{2 (1 - m) T}
+          - \hat\beta \frac{1}{1 - m} .
+
+    Parameters, buffers, gradients and torch's default generators are as before when it
+    ends, and so are generators of the loader.
+
+    Args:
+        model: as the loss takes it, in the mode in which it will be trained.
+        loss: ``loss(model, batch)``, as for :func:`sample`: the mean loss of a
+            minibatch, which has been moved to the model's device; of each example for
+            SBPS.
+        loader: minibatches, an iterable that can be read again.
+        sampler: the sampler, before its first step or later. Not an HMCECS.
+
+    Returns:
+        A :class:`Check` that can be printed: problems, the worst first, and numbers.
+
+    Raises:
+        TypeError: an argument is not as above.
+        ValueError: the loader has no minibatch.
+        Exception: what the loss raises.
+
+    Note:
+        That nothing is found is no proof. Curvature grows while a network is trained,
+        and noise mostly falls: look again after burn-in, and see :class:`Gauges`.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"Invalid model: of type {type(model).__name__} (a Module)")
+    if not isinstance(sampler, Sampler) or isinstance(sampler, HMCECS):
+        raise TypeError(
+            f"Invalid sampler: a {type(sampler).__name__} (must be a sampler of "
+            "torch_sgmcmc, and no HMCECS, which draws its own subsamples)"
+        )
+    if not callable(loss):
+        raise TypeError(f"Invalid loss: {loss!r} (must be a function)")
+    looking = _Looking(model, loss, sampler)
+    with looking.without_trace(loader):
+        batches = looking.first_of(loader)
+        looking.at_parameters()
+        looking.problems += look_at_data(sampler, loader, rows_of(batches[0]))
+        if looking.sampled:
+            looking.at_modes()
+            looking.at_loss(batches)
+        if looking.is_sound:
+            looking.at_steps(batches)
+    order = {kind: i for i, kind in enumerate(KINDS)}
+    tensors = [*unwrapped(model).state_dict().values()]
+    return Check(
+        problems=tuple(sorted(looking.problems, key=lambda p: order[p.kind])),
+        unknown=tuple(looking.unknown),
+        target=sampler.target_summary(),
+        num_data=data_of(loader),
+        num_sampled=sum(p.numel() for p in looking.sampled),
+        not_sampled=tuple(looking.not_sampled),
+        loss=looking.loss_here,
+        curvature=looking.curvature,
+        largest_lr=looking.largest_lr,
+        heating=looking.heating,
+        draw_bytes=sum(t.numel() * t.element_size() for t in tensors),
+        state_bytes=state_bytes_of(sampler),
+        gradients=looking.gradients,
+    )
+
+
+class _Looking:
+    """One look, and what has been found so far."""
+
+    def __init__(self, model: nn.Module, loss: Loss, sampler: Sampler) -> None:
+        self.model, self.loss, self.sampler = model, loss, sampler
+        params = chain_of(sampler).params
+        self.sampled = [p for p in params if p.requires_grad]
+        self.all = list({id(p): p for p in (*params, *model.parameters())}.values())
+        self.problems: list[Problem] = []
+        self.unknown: list[str] = []
+        self.not_sampled: list[str] = []
+        self.loss_here = self.curvature = self.largest_lr = math.nan
+        self.heating: dict[str, float] = {}
+        self.gradients = 0
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether steps can be looked at."""
+        worse = KINDS[: KINDS.index("sum")]
+        return bool(self.sampled) and not any(p.kind in worse for p in self.problems)
+
+    def found(self, kind: str, words: str) -> None:
+        """Notes a problem."""
+        self.problems.append(Problem(kind, words))
+
+    @contextmanager
+    def without_trace(self, loader: Any) -> Iterator[None]:
+        """All is afterwards as before, as far as it can be known."""
+        grads = [p.grad for p in self.all]
+        owners = (loader, *(getattr(loader, a, None) for a in _OWNERS))
+        found = [getattr(owner, "generator", None) for owner in owners]
+        generators = {id(g): g for g in found if isinstance(g, torch.Generator)}
+        states = {key: g.get_state() for key, g in generators.items()}
+        drawing = [owner for owner in owners if hasattr(owner, "num_drawn")]
+        draws = [(owner, owner.state_dict()) for owner in drawing]
+        devices = sorted({p.device.index for p in self.all if p.device.type == "cuda"})
+        try:
+            with torch.random.fork_rng(devices), kept(self.model):
+                yield
+        finally:
+            for p, grad in zip(self.all, grads, strict=True):
+                p.grad = grad
+            for key, generator in generators.items():
+                generator.set_state(states[key])
+            for owner, state in draws:
+                owner.load_state_dict(state)
+
+    def first_of(self, loader: Iterable[Any]) -> list[Any]:
+        """As many minibatches as are needed, or as there are."""
+        device = model_device(self.model)
+        batches = [moved(b, device) for b in islice(loader, 2 * _PAIRS)]
+        if not batches:
+            raise ValueError("Invalid loader: it has no minibatch")
+        return batches
+
+    # ---- Gradients ------------------------------------------------------------
+
+    def gradient(self, batch: Any) -> tuple[list[Tensor | None], Look]:
+        """That of the loss of a minibatch, of what is sampled."""
+        for p in self.all:
+            p.grad = None
+        with torch.enable_grad(), watched(self.model) as outputs:
+            value = self.loss(self.model, batch)
+            if not isinstance(value, Tensor):
+                raise TypeError(
+                    f"Invalid loss: the function returned {type(value).__name__} (must "
+                    "return the mean loss of the minibatch, a Tensor)"
+                )
+            value.mean().backward()
+        self.gradients += 1
+        return [p.grad for p in self.sampled], look(value, outputs, batch)
+
+    def gradient_in_mean(self, batches: list[Any]) -> list[Tensor]:
+        """Over some minibatches; zero where there is none."""
+        sums = [torch.zeros_like(p) for p in self.sampled]
+        for batch in batches:
+            for s, g in zip(sums, self.gradient(batch)[0], strict=True):
+                if g is not None:
+                    s += g / len(batches)
+        return sums
+
+    # ---- Looks ----------------------------------------------------------------
+
+    def at_parameters(self) -> None:
+        """Which parameters are sampled."""
+        own = {id(p) for p in self.sampled}
+        named = dict(self.model.named_parameters())
+        self.not_sampled = [name for name, p in named.items() if id(p) not in own]
+        if not self.sampled:
+            self.found(
+                "frozen",
+                "No parameter of the sampler requires a gradient: there is nothing to "
+                "sample. Set requires_grad of those that are to be.",
+            )
+        elif len(self.not_sampled) == len(named):
+            self.found(
+                "other model",
+                "None of the model's parameters is the sampler's: it would sample "
+                "another model, or this one before it was copied or moved. Make the "
+                "sampler of model.parameters(), last of all.",
+            )
+
+    def at_modes(self) -> None:
+        """Layers that are not a function of one input."""
+        if names := dropouts(self.model):
+            self.found(
+                "random loss",
+                f"Dropout is on ({_some(names)}): the loss is that of another random "
+                "network each time, and not a likelihood. Call model.eval() or set "
+                "p=0; the prior regularises.",
+            )
+        if names := batch_norms(self.model):
+            self.found(
+                "batch norm",
+                f"Batch norm takes the minibatch's statistics ({_some(names)}): the "
+                "loss of an example depends on others, and predictions are another "
+                "function's. Call eval() on these layers once they have statistics, or "
+                "take group norm.",
+            )
+
+    def at_loss(self, batches: list[Any]) -> None:
+        """Whether it is a mean, of what, and finite."""
+        with quiet(self.model):
+            grads, seen = self.gradient(batches[0])
+            self.loss_here = seen.loss
+            finite = [g is None or bool(g.isfinite().all()) for g in grads]
+            if not math.isfinite(seen.loss) or not all(finite):
+                self.found(
+                    "not finite",
+                    f"The loss of a minibatch is {seen.loss:.3g}, and "
+                    f"{finite.count(False)} of {len(finite)} tensors have gradients "
+                    "that are not finite: look at the data and the model's start.",
+                )
+                return
+            if all(g is None for g in grads):
+                self.found("other model", "No parameter has a gradient of the loss.")
+                return
+            again, _ = self.gradient(batches[0])
+            if _length(_less(again, grads)) > 1e-3 * _length(grads):
+                self.found(
+                    "random loss",
+                    "The loss of one minibatch is another each time: something in the "
+                    "model or the loss is random (dropout as a function, noise), and "
+                    "it is not a likelihood.",
+                )
+                return
+            looks = [seen]
+            parts = halves(batches[0])
+            if parts is None:
+                self.unknown.append("whether the loss is a mean (no rows to cut)")
+            else:
+                looks += self._at_halves(*parts)
+        if not getattr(self.loss, "is_likelihood", False):
+            scaled = not any(p.kind == "sum" for p in self.problems)
+            self.problems += look_at_outputs(looks) if scaled else []
+
+    def _at_halves(self, first: Any, second: Any, both: Any) -> list[Look]:
+        try:
+            (one, a), (other, b), (whole, _) = map(self.gradient, (first, second, both))
+        except Exception as error:
+            self.unknown.append(
+                f"whether the loss is a mean (of half a minibatch it raises {error!r})"
+            )
+            return []
+        mean = [
+            None if g is None or h is None else (g + h) / 2
+            for g, h in zip(one, other, strict=True)
+        ]
+        square = _dot(mean, mean)
+        ratio = _dot(whole, mean) / square if square > 0 else math.nan
+        rest = _length(_less(whole, [None if g is None else ratio * g for g in mean]))
+        exponent = math.log2(ratio) if ratio > 0 else math.nan
+        if rest > _REST * _length(whole) or not -1.5 < exponent < 1.5:
+            if not any(p.kind == "batch norm" for p in self.problems):
+                self.found(
+                    "minibatch",
+                    "The gradient of a minibatch is not the mean of its halves': the "
+                    "loss of an example depends on others, as in contrastive losses, "
+                    "and is no likelihood.",
+                )
+        elif abs(exponent) > _EXPONENT:
+            is_sum = exponent > 0
+            self.found(
+                "sum",
+                f"The loss is {'a sum over' if is_sum else 'divided twice by'} the "
+                "minibatch: a minibatch of twice the size has "
+                f"{ratio:.3g} times its halves' gradient. Samplers take the mean, and "
+                "num_data for the number of data"
+                + (' (reduction="mean").' if is_sum else "."),
+            )
+        return [a, b]
+
+    def at_steps(self, batches: list[Any]) -> None:
+        """The lr beside the curvature and the noise."""
+        chain = chain_of(self.sampler)
+        if not chain.placement.is_whole:
+            self.unknown.append("curvature and heat of parameters that are DTensors")
+            return
+        if any(p.dtype not in (torch.float32, torch.float64) for p in self.sampled):
+            self.unknown.append("the curvature of parameters in low precision")
+        else:
+            some = batches[:_CURVED]
+            with quiet(self.model):
+                of_loss = largest_curvature(
+                    self.sampled, lambda: self.gradient_in_mean(some), _ITERATIONS
+                )
+            self._at_curvature(of_loss)
+        if len(batches) > 1:
+            self._at_noise(batches)
+
+    def _at_curvature(self, of_loss: float) -> None:
+        groups = self.sampler.param_groups
+        self.curvature = of_loss + max(
+            group["prior_precision"] / group["num_data"] for group in groups
+        )
+        self.largest_lr = stable_lr(self.sampler, self.curvature)
+        lr = max(float(group.get("lr", 0.0)) for group in groups)
+        if lr > self.largest_lr:
+            self.found(
+                "unstable",
+                f"lr {lr:.3g} is beyond {self.largest_lr:.2g}, from where on a chain "
+                f"leaves along the largest curvature, {self.curvature:.3g}: begin with "
+                f"{self.largest_lr / 4:.1g}.",
+            )
+
+    def _at_noise(self, batches: list[Any]) -> None:
+        sampler = self.sampler
+        knows = isinstance(sampler, SGLD | SGHMC) and all(
+            group["temperature"] > 0
+            and not isinstance(group.get("noise_estimate", 0.0), str)
+            for group in sampler.param_groups
+        )
+        if not knows:
+            self.unknown.append(
+                f"how minibatches heat a {type(sampler).__name__} with these settings "
+                "(Gauges tell while it runs)"
+            )
+            return
+        pairs, params = Pairs(), chain_of(sampler).params
+        with quiet(self.model):
+            for first, second in zip(batches[::2], batches[1::2], strict=False):
+                both = []
+                for batch in (first, second):
+                    self.gradient(batch)
+                    grads = (p.grad for p in params)
+                    both.append([None if g is None else g.clone() for g in grads])
+                pairs.add(sampler, *both)
+        heats = pairs.parts()[:, 0].tolist()
+        names, sizes = [], []
+        for group in sampler.param_groups:
+            for i, p in enumerate(group["params"]):
+                known = group.get("param_names")
+                names.append(known[i] if known else f"{len(names)} {list(p.shape)}")
+                sizes.append(p.numel())
+                taken = group.get("noise_estimate", 0.0)
+                heats[len(names) - 1] -= taken / (1 - group.get("momentum", 0.0))
+        known = [i for i, heat in enumerate(heats) if not math.isnan(heat)]
+        if not known:
+            return
+        self.heating = {names[i]: heats[i] for i in known}
+        mean = sum(heats[i] * sizes[i] for i in known) / sum(sizes[i] for i in known)
+        worst = max(known, key=lambda i: heats[i])
+        if mean > _HOT or heats[worst] > _HOT_TENSOR:
+            too_much = max(mean / _HOT, heats[worst] / _HOT_TENSOR)
+            lr = float(sampler.param_groups[0]["lr"])
+            self.found(
+                "hot",
+                "Minibatches would heat the chain: T_kin / T would be "
+                f"{1 + mean:.3g} in the mean of all coordinates and "
+                f"{1 + heats[worst]:.3g} in {names[worst]}, with the noise that "
+                "gradients have here. Heat falls with lr / (1 - momentum): begin with "
+                f"lr = {lr / (1.5 * too_much):.1g}, or take larger minibatches.",
+            )
+
+
+_OWNERS = ("sampler", "batch_sampler")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
+
+
+def _dot(a: list[Tensor | None], b: list[Tensor | None]) -> float:
+    return sum(
+        float((x.double() * y.double()).sum())
+        for x, y in zip(a, b, strict=True)
+        if x is not None and y is not None
+    )
+
+
+def _length(a: list[Tensor | None]) -> float:
+    return math.sqrt(_dot(a, a))
+
+
+def _less(a: list[Tensor | None], b: list[Tensor | None]) -> list[Tensor | None]:
+    return [
+        None if x is None or y is None else x - y for x, y in zip(a, b, strict=True)
+    ]

@@ -1,0 +1,111 @@
+"""What a look before a run has found, in numbers and in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+__all__ = ["KINDS", "Check", "Problem"]
+
+#: All kinds of problems, the worst first.
+KINDS = (
+    "other model",
+    "frozen",
+    "not finite",
+    "sum",
+    "num_data",
+    "scaled loss",
+    "probabilities",
+    "random loss",
+    "batch norm",
+    "minibatch",
+    "dependent minibatches",
+    "unstable",
+    "hot",
+    "squared error",
+)
+
+
+class Problem(NamedTuple):
+    """Something that makes the sampled distribution another one than is meant."""
+
+    #: One of those in ``Check.summary``'s order: "sum", "num_data", "hot", ...
+    kind: str
+    #: What it is, and what to change.
+    words: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """What :func:`check` has found."""
+
+    #: The worst first; empty if nothing was found.
+    problems: tuple[Problem, ...]
+    #: What could not be looked at, and why.
+    unknown: tuple[str, ...]
+    #: The sampler's target, in words.
+    target: str
+    #: Data that the loader goes through; None if that is not known.
+    num_data: int | None
+    #: Elements that are sampled, and names of the model's parameters that are not.
+    num_sampled: int
+    not_sampled: tuple[str, ...]
+    #: The loss of a minibatch.
+    loss: float
+    #: The largest curvature of the mean loss and the prior here, and the lr beyond
+    #: which a chain leaves; NaN where it is not known.
+    curvature: float
+    largest_lr: float
+    #: By tensor, what minibatches would add to T_kin / T with the gradients' noise as
+    #: it is here. At a random start the last layer has more than it will have.
+    heating: Mapping[str, float]
+    #: Bytes of a draw in a store, and of the sampler's state.
+    draw_bytes: int
+    state_bytes: int
+    #: Gradients that were computed.
+    gradients: int
+
+    def __str__(self) -> str:
+        """The summary."""
+        return self.summary()
+
+    def summary(self) -> str:
+        """Problems and numbers, in words."""
+        lines = [f"{i}. {p.words}" for i, p in enumerate(self.problems, 1)]
+        if not lines:
+            lines.append("Nothing is seen that is wrong.")
+        lines += ["", self.target, f"Sampled: {self.num_sampled:,} numbers."]
+        if self.not_sampled:
+            names = ", ".join(self.not_sampled[:6])
+            more = len(self.not_sampled) - 6
+            lines[-1] += f" Not sampled: {names}" + (
+                f" and {more} more." if more > 0 else "."
+            )
+        if not math.isnan(self.curvature):
+            lines.append(
+                f"Largest curvature here {self.curvature:.3g}: stable up to lr = "
+                f"{self.largest_lr:.2g}."
+            )
+        if self.heating:
+            hottest = sorted(self.heating.items(), key=lambda item: -item[1])[:4]
+            lines.append(
+                "T_kin / T with the minibatches' noise as it is here: "
+                + ", ".join(f"{name} {1 + heat:.3g}" for name, heat in hottest)
+                + "."
+            )
+        lines.append(
+            f"A draw takes {_size(self.draw_bytes)} in a store, the sampler's state "
+            f"{_size(self.state_bytes)} of memory."
+        )
+        lines += [f"Not known: {words}." for words in self.unknown]
+        return "\n".join(lines)
+
+
+def _size(count: int) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000  # type: ignore[assignment]
+    return f"{count:.3g} GB"
