@@ -22,6 +22,7 @@ from torch_sgmcmc.ewsg import EWSG
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.hmcecs import HMCECS
 from torch_sgmcmc.judge import calibration, convergence
+from torch_sgmcmc.judge.after import Report, Verdict, report
 from torch_sgmcmc.judge.before import Check, Problem, check
 from torch_sgmcmc.judge.gauges import Gauges
 from torch_sgmcmc.judge.learning_coefficient import (
@@ -92,6 +93,7 @@ __all__ = [
     "Prediction",
     "Predictive",
     "Problem",
+    "Report",
     "SampleStore",
     "SampleWriter",
     "Sampler",
@@ -99,6 +101,7 @@ __all__ = [
     "StratifiedBatchSampler",
     "TimeAverage",
     "Tuning",
+    "Verdict",
     "__version__",
     "calibration",
     "check",
@@ -113,6 +116,7 @@ __all__ = [
     "minibatch_covariance",
     "minibatch_variance",
     "predict",
+    "report",
     "sample",
     "save",
     "scoring",

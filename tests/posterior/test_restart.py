@@ -72,8 +72,9 @@ def test_an_interrupted_deletion(chains: int, tmp_path: Path) -> None:
         run(folder, steps=8, chains=chains, seed=6, restart=True)
         assert files(folder) == files(fresh_run)
     assert files(folder) == files(fresh_run)
-    # The mark, its folder; two checkpoints, two indices, two folders; the folder again.
-    assert (unchanged, refused) == (1, 9)
+    # The mark, its folder; two checkpoints, two records, two forms of the report; two
+    # indices, two folders; the folder again.
+    assert (unchanged, refused) == (1, 13)
 
 
 def hold(folder: Path, chain: int, held: Any, done: Any) -> None:

@@ -49,6 +49,8 @@ class Readings:
     # Of each tensor, of each group and of all: what the host sums.
     _host: Any
     _names: list[str]
+    # A weak reference.
+    _sampler: Any
 
     def _read(self) -> None:
         """Takes in what devices have summed since the last time."""
@@ -57,6 +59,11 @@ class Readings:
     def _takes_noise_estimate(self) -> bool:
         """Whether the sampler has such a hyperparameter."""
         raise NotImplementedError
+
+    @property
+    def sampler(self) -> Any:
+        """The sampler that is observed; None if it is no more."""
+        return self._sampler()
 
     @property
     def num_observed(self) -> int:
@@ -84,6 +91,11 @@ class Readings:
     def names(self) -> list[str]:
         """The tensors' names."""
         return list(self._names)
+
+    def over_time(self, name: str | int | None = None) -> tuple[list[float], ...]:
+        """T_kin and T_conf of a tensor, or of all, by batches of observations."""
+        series = self._series(-1 if name is None else self._index(name))
+        return tuple(list(each.means) for each in series[:2])
 
     def findings(self, budget: float = 0.05, rate: float = 0.01) -> list[Finding]:
         """What is wrong, worst first; empty if nothing is seen.
@@ -141,12 +153,12 @@ class Readings:
         for axis in axes.flat[len(shown) :]:
             axis.set_axis_off()
         for name, axis in zip(shown, axes.flat, strict=False):
-            kinetic, configurational, *_ = self._series(self._index(name))
-            for series, label in ((kinetic, "T_kin"), (configurational, "T_conf")):
-                count = len(series.means)
-                each = series.count / count if count else 0
-                times = [(i + 0.5) * each for i in range(count)]
-                axis.plot(times, series.means, label=label)
+            for means, label in zip(
+                self.over_time(name), ("T_kin", "T_conf"), strict=True
+            ):
+                each = self.num_observed / max(1, len(means))
+                times = [(i + 0.5) * each for i in range(len(means))]
+                axis.plot(times, means, label=label)
             axis.set_title(name, fontsize="small")
             axis.set_xlabel("observation")
         if len(shown) > 0:

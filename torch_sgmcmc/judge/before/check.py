@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from torch_sgmcmc.chain.record import chain_of, state_bytes_of
+from torch_sgmcmc.chain.rows import halves, rows_of
 from torch_sgmcmc.chain.wrappers import unwrapped
 from torch_sgmcmc.hmcecs import HMCECS
 from torch_sgmcmc.judge.before.curvature import largest_curvature, stable_lr
-from torch_sgmcmc.judge.before.data import data_of, halves, look_at_data, rows_of
+from torch_sgmcmc.judge.before.data import data_of, look_at_data
 from torch_sgmcmc.judge.before.losses import Look, look, look_at_outputs, watched
 from torch_sgmcmc.judge.before.modes import batch_norms, dropouts, kept, quiet
 from torch_sgmcmc.judge.before.outcome import KINDS, Check, Problem

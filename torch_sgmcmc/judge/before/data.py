@@ -2,67 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
 from torch_sgmcmc.chain.lengths import length_of
+from torch_sgmcmc.chain.rows import rows_of
 from torch_sgmcmc.judge.before.outcome import Problem
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sbps import SBPS
 
-__all__ = ["data_of", "halves", "look_at_data", "rows_of"]
-
-
-def rows_of(batch: Any) -> int | None:
-    """The rows of a minibatch: those of the first tensor in it."""
-    if isinstance(batch, Tensor):
-        return len(batch) if batch.dim() else None
-    if isinstance(batch, Mapping):
-        batch = [*batch.values()]
-    if isinstance(batch, list | tuple):
-        for part in batch:
-            if (rows := rows_of(part)) is not None:
-                return rows
-    return None
-
-
-def halves(batch: Any) -> tuple[Any, Any, Any] | None:
-    """Its two halves and both together; None if it cannot be cut."""
-    rows = rows_of(batch)
-    if rows is None or rows < 2:
-        return None
-    half = rows // 2
-
-    def first(t: Tensor) -> Tensor:
-        return t[:half]
-
-    def second(t: Tensor) -> Tensor:
-        return t[half : 2 * half]
-
-    def both(t: Tensor) -> Tensor:
-        return t[: 2 * half]
-
-    return (
-        _cut(batch, rows, first),
-        _cut(batch, rows, second),
-        _cut(batch, rows, both),
-    )
-
-
-def _cut(batch: Any, rows: int, part: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(batch, Tensor):
-        return part(batch) if batch.dim() and len(batch) == rows else batch
-    if isinstance(batch, Mapping):
-        return {key: _cut(value, rows, part) for key, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        values = [_cut(value, rows, part) for value in batch]
-        if hasattr(batch, "_fields"):
-            return type(batch)(*values)
-        return tuple(values) if isinstance(batch, tuple) else values
-    return batch
+__all__ = ["data_of", "look_at_data"]
 
 
 def data_of(loader: Any) -> int | None:

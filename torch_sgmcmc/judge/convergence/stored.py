@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torch_sgmcmc.chain.optional import optional
 from torch_sgmcmc.chain.progress import progress_bar
 from torch_sgmcmc.judge.convergence.identical import check_different
 from torch_sgmcmc.judge.convergence.probes import Coordinates
 from torch_sgmcmc.judge.convergence.report import Convergence
-from torch_sgmcmc.posterior.store import Draws
+from torch_sgmcmc.posterior.predictive import predict
+from torch_sgmcmc.posterior.store import Draws, SampleStore
 
-__all__ = ["parameters", "predictions"]
+__all__ = ["outputs", "parameters", "predictions"]
 
 _DEFAULT_COORDINATES = 1000
 
@@ -67,6 +69,62 @@ def predictions(probs: Any, *, progress: bool = True) -> Convergence:
     probs = torch.as_tensor(probs)
     _check("probs", probs)
     return _report(probs, "Predictions", "convergence.predictions()", progress)
+
+
+def outputs(
+    model: nn.Module,
+    draws: Any,
+    inputs: Any,
+    *,
+    progress: bool = True,
+    **options: Any,
+) -> Convergence:
+    """The same of what a model puts out for some inputs, by draws that are stored.
+
+    Args:
+        model: the network that draws are put into.
+        draws: a :class:`SampleStore` or its folder, of several chains; the last draws
+            of each are taken, as many as the shortest has.
+        inputs: as for :func:`~torch_sgmcmc.predict`; a quantity for each and for each
+            class, which takes some milliseconds.
+        progress: show progress bars, if tqdm is installed. Default: True.
+        **options: those of :class:`~torch_sgmcmc.Predictive`, such as ``link``.
+
+    Returns:
+        The report, with tensors of the shape [inputs, classes].
+
+    Raises:
+        TypeError, ValueError, ImportError: as :func:`predictions` and
+            :func:`~torch_sgmcmc.predict`.
+
+    Example:
+        >>> print(sg.convergence(model, store, x_test[:100]))
+    """
+    values = outputs_of(model, draws, inputs, progress=progress, **options)
+    return predictions(values, progress=progress)
+
+
+def outputs_of(
+    model: nn.Module,
+    draws: Any,
+    inputs: Any,
+    *,
+    max_draws: int | None = None,
+    **options: Any,
+) -> Tensor:
+    """What draws put out, [chains, draws, inputs, ...]; at most so many of each."""
+    by_chain: dict[int, list[Any]] = {}
+    for draw in SampleStore(draws) if isinstance(draws, str | os.PathLike) else draws:
+        by_chain.setdefault(getattr(draw, "chain", 0), []).append(draw)
+    if not by_chain:
+        raise ValueError("Invalid draws: there are none")
+    length = min(map(len, by_chain.values()))
+    every = 1 if max_draws is None else -(-length // max_draws)
+    found = []
+    for _, chain in sorted(by_chain.items()):
+        some = chain[len(chain) - length :][every - 1 :: every]
+        found.append(predict(model, some, inputs, keep_draws=True, **options).draws)
+    return torch.stack(found)  # type: ignore[arg-type]
 
 
 def parameters(

@@ -22,8 +22,11 @@ from torch_sgmcmc.chain.distributed import world_size
 from torch_sgmcmc.chain.files import load, save
 from torch_sgmcmc.chain.lengths import length_of
 from torch_sgmcmc.chain.progress import progress_bar
+from torch_sgmcmc.chain.record import chain_of
 from torch_sgmcmc.chain.wrappers import plain_names
+from torch_sgmcmc.judge.after import Trace, ran_of, write_ran
 from torch_sgmcmc.judge.before import Check, check
+from torch_sgmcmc.judge.gauges import Gauges
 from torch_sgmcmc.posterior.driver.batches import Minibatches
 from torch_sgmcmc.posterior.driver.closures import closure_of, one_gradient_a_step
 from torch_sgmcmc.posterior.driver.identity import (
@@ -44,6 +47,7 @@ __all__ = [
     "ChainState",
     "Settings",
     "checkpoint_path",
+    "first_of",
     "look_before",
     "rehearse",
     "run_chain",
@@ -53,6 +57,9 @@ __all__ = [
 #: From one checkpoint to the next, where ``checkpoint_every`` is None.
 CHECKPOINT_SECONDS = 300.0
 
+
+# From one look at the progress bar's loss to the next.
+_SECONDS = 1.0
 
 # A loss has, that is so many times the first one and 1.
 _EXPLODED = 100.0
@@ -70,6 +77,7 @@ class ChainState:
         sampler: the sampler.
         collector: the :class:`Collector`.
         schedule: the learning-rate scheduler, a tuple if there are several, or None.
+        gauges: those that observe the chain, or None.
     """
 
     chain: int
@@ -79,6 +87,7 @@ class ChainState:
     sampler: Sampler
     collector: Collector
     schedule: Any
+    gauges: Gauges | None = None
 
     def __repr__(self) -> str:
         return f"ChainState(chain={self.chain}, step={self.step}, loss={self.loss:.4g})"
@@ -101,6 +110,7 @@ class Settings:
     checkpoint_every: int | None
     progress: bool
     chains: int
+    reports: bool
     collecting: dict[str, Any] = field(default_factory=dict)
 
 
@@ -127,6 +137,24 @@ def look_before(settings: Settings) -> Check:
     """Looks at what a first chain would sample; nothing is stored."""
     with _random_numbers(settings, 0) as seed:
         return _Run(settings, 0, seed).check()
+
+
+def first_of(settings: Settings) -> tuple[nn.Module, Any]:
+    """A first chain's model where it begins, and its first minibatch."""
+    with _random_numbers(settings, 0) as seed:
+        batches = Minibatches(settings.loader, fold_in(seed, 2))
+        return _model_of(settings), batches.next()
+
+
+def _model_of(settings: Settings) -> nn.Module:
+    given = settings.model
+    model = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"Invalid model: the function returned {type(model).__name__} (must return "
+            "a torch.nn.Module)"
+        )
+    return model
 
 
 @contextmanager
@@ -160,6 +188,8 @@ class Saved(NamedTuple):
     sampler: dict[str, Any]
     schedule: list[Any]
     collector: dict[str, Any]
+    gauges: dict[str, Any] | None
+    losses: dict[str, Any]
     random: Tensor
     random_cuda: list[Tensor]
 
@@ -167,13 +197,7 @@ class Saved(NamedTuple):
 class _Run:
     def __init__(self, settings: Settings, chain: int, seed: int) -> None:
         self._settings, self._chain = settings, chain
-        given = settings.model
-        self._model = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
-        if not isinstance(self._model, nn.Module):
-            raise TypeError(
-                f"Invalid model: the function returned {type(self._model).__name__} "
-                "(must return a torch.nn.Module)"
-            )
+        self._model = _model_of(settings)
         self._device = model_device(self._model)
         named = dict(self._model.named_parameters())
         plain = plain_names(self._model, named)
@@ -204,8 +228,20 @@ class _Run:
         # The first and the last ones, which tell whether the chain has diverged.
         self._first_loss: Tensor | None = None
         self._losses: deque[Tensor] = deque(maxlen=5)
+        self._trace = Trace()
+        self._gauges = self._made_gauges()
+        self._bar: Any = None
+        self._shown = -math.inf
         # Whether the step in progress has come as far as to change something.
         self._has_begun = False
+
+    def _made_gauges(self) -> Gauges | None:
+        """Those of what they can observe."""
+        if not self._settings.reports or self._sampler.defaults["capturable"]:
+            return None
+        if not chain_of(self._sampler).placement.is_whole:
+            return None
+        return Gauges(self._sampler)
 
     def collector(self, store: str | os.PathLike[str]) -> Collector:
         """What stores its draws."""
@@ -247,7 +283,7 @@ class _Run:
             f"chain {self._chain + 1} of {self._settings.chains}",
             self._settings.progress,
         )
-        steps = iter(bar)
+        steps, self._bar = iter(bar), bar
         while self._done < self._steps:
             with Interrupts() as interrupts:
                 self._until_interrupted(steps, collector, path, interrupts)
@@ -271,6 +307,7 @@ class _Run:
                     self._save(collector, path)
                 raise
             self._done += 1
+            self._look()
             try:
                 self._call_back(collector)
             except KeyboardInterrupt:
@@ -285,6 +322,22 @@ class _Run:
                 saved = time.monotonic()
             if interrupts.pending is not None:
                 return
+
+    def _look(self) -> None:
+        """Takes in a step's loss, and forgets a burn-in's temperatures."""
+        self._trace.add(self._loss)
+        burn_in = self._settings.collecting["burn_in"]
+        if self._gauges is not None and self._done == burn_in:
+            self._gauges.reset()
+        now = time.monotonic()
+        if now - self._shown < _SECONDS or not hasattr(self._bar, "set_postfix_str"):
+            return
+        self._shown = now
+        words = f"loss {float(self._loss):.3g}"
+        if self._gauges is not None and self._gauges.num_observed:
+            heats = (self._gauges.tensor(name) for name in self._gauges.names)
+            words += f", T_kin up to {max(h.kinetic.mean for h in heats):.3g}"
+        self._bar.set_postfix_str(words, refresh=False)
 
     def _step(self, collector: Collector) -> None:
         try:
@@ -305,6 +358,7 @@ class _Run:
         state = ChainState(
             *(self._chain, self._done, self._loss, self._model, self._sampler),
             *(collector, schedules[0] if len(self._schedules) == 1 else schedules),
+            self._gauges,
         )
         for callback in self._settings.callbacks:
             callback(state)
@@ -400,10 +454,16 @@ class _Run:
             sampler=self._sampler.state_dict(),
             schedule=[schedule.state_dict() for schedule in self._schedules],
             collector=collector.state_dict(),
+            gauges=None if self._gauges is None else self._gauges.state_dict(),
+            losses=self._trace.state_dict(),
             random=torch.get_rng_state(),
             random_cuda=_cuda_state(),
         )
         save(content._asdict(), path)
+        if self._settings.reports:
+            beside = (self._sampler, self._gauges, self._trace)
+            ran = ran_of(*beside, chains=self._settings.chains)
+            write_ran(ran, self._settings.store, self._chain)
 
     def _load(self, content: dict[str, Any], collector: Collector) -> None:
         folder, steps = self._settings.store, self._steps
@@ -434,6 +494,9 @@ class _Run:
         for schedule, state in zip(self._schedules, content["schedule"], strict=True):
             schedule.load_state_dict(state)
         collector.load_state_dict(content["collector"])
+        self._trace.load_state_dict(content["losses"])
+        if self._gauges is not None and content["gauges"] is not None:
+            self._gauges.load_state_dict(content["gauges"])
         self._batches.move_to(content["epoch"], content["position"])
         self._done = content["step"]
         torch.set_rng_state(content["random"])

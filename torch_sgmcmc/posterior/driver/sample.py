@@ -22,6 +22,7 @@ from torch_sgmcmc.posterior.driver.chain import (
     run_chain,
 )
 from torch_sgmcmc.posterior.driver.processes import check_processes, side_by_side
+from torch_sgmcmc.posterior.driver.verdict import verdict_of
 from torch_sgmcmc.posterior.store import SampleStore
 from torch_sgmcmc.posterior.store.deletion import check_whole, delete_all
 from torch_sgmcmc.posterior.store.sample_store import folder_of
@@ -51,6 +52,7 @@ def sample(
     callbacks: Callable[[ChainState], Any] | Iterable[Callable[[ChainState], Any]] = (),
     checkpoint_every: int | None = None,
     check: bool = True,
+    report: bool = True,
     restart: bool = False,
     progress: bool = True,
     **collecting: Any,
@@ -101,6 +103,10 @@ def sample(
             the program. Default: None.
         check: look before the first step of a run with :func:`check`, a few gradients
             that leave no trace; what it finds is a UserWarning. Default: True.
+        report: observe each chain with :class:`Gauges`, and end with a :class:`Report`,
+            of the outputs for the loader's first minibatch: ``report.md`` and
+            ``report.json`` beside the draws, its short form printed with the progress
+            bars. Default: True.
         restart: delete all chains of the store and begin anew, once the arguments are
             seen to be right and no chain has a writer. Default: False.
         progress: show a progress bar a chain, if tqdm is installed. Default: True.
@@ -163,7 +169,7 @@ def sample(
     settings = Settings(
         *(model, sampler, loader, loss, folder, steps, epochs, draw_seed(seed)),
         *(schedules, _functions("callbacks", callbacks), checkpoint_every),
-        *(progress, chains),
+        *(progress, chains, report),
         {
             **{"burn_in": burn_in, "every": every, "max_samples": max_samples},
             **collecting,
@@ -185,6 +191,12 @@ def sample(
     else:
         for chain in range(chains):
             run_chain(settings, chain)
+    if report:
+        found = verdict_of(settings)
+        if found is not None:
+            found.save(folder)
+            if progress:
+                print(found.short())
     return SampleStore(folder)
 
 

@@ -31,6 +31,8 @@ class Prediction:
             least of the draws' values up to which there is that part of the weights.
             None if none were asked for.
         levels: which quantiles.
+        draws: [draws, inputs, ...], the values of each draw, on the CPU; None unless
+            ``keep_draws``.
         averages: by name, the mean of each function of the outputs.
         num_draws: how many draws went in.
         weight: the sum of their weights.
@@ -45,6 +47,7 @@ class Prediction:
     epistemic: Tensor | None
     quantiles: Tensor | None
     levels: tuple[float, ...]
+    draws: Tensor | None
     averages: Mapping[str, Tensor]
     num_draws: int
     weight: float

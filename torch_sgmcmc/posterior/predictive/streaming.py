@@ -58,6 +58,8 @@ class Predictive:
             means are in :attr:`Prediction.averages`. Default: none.
         quantiles: levels in [0, 1]. All draws' values are kept for them, on the CPU:
             memory for draws × values. Default: none.
+        keep_draws: keep the values of all draws, for :attr:`Prediction.draws`.
+            Default: False.
         batch_size: rows of a batch, where the inputs have none. Default: 1000.
         refresh_batch_norm: data in batches, as inputs are, on which the running
             statistics of each draw are computed as in
@@ -85,6 +87,7 @@ class Predictive:
         forward: Callable[[nn.Module, Any], Tensor] | None = None,
         functions: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
         quantiles: Iterable[float] = (),
+        keep_draws: bool = False,
         batch_size: int = 1000,
         refresh_batch_norm: Any = None,
     ) -> None:
@@ -100,6 +103,8 @@ class Predictive:
         for level in self._levels:
             if check_real("quantile", level) > 1:
                 raise ValueError(f"Invalid quantile: {level} (must be in [0, 1])")
+        self._keeps = bool(self._levels) or keep_draws
+        self._keep_draws = keep_draws
         self._evaluation = Evaluation(model, forward)
         self._replacements = Replacements(model)
         refresh = None
@@ -159,7 +164,7 @@ class Predictive:
         for term in terms:
             self._sums.check(term)
         for term, number in zip(terms, numbers, strict=True):
-            self._sums.add(term, number, keep=bool(self._levels))
+            self._sums.add(term, number, keep=self._keeps)
         self._weights += numbers
 
     def _tensors(self, draw: Any) -> Mapping[str, Tensor]:
@@ -216,6 +221,7 @@ class Predictive:
             epistemic=epistemic,
             quantiles=quantiles,
             levels=self._levels,
+            draws=torch.stack(self._sums.kept) if self._keep_draws else None,
             averages={name: value.to(dtype) for name, value in averages.items()},
             num_draws=len(weights),
             weight=weight,
@@ -249,7 +255,7 @@ class Predictive:
         state, loaded = state_dict["sums"], None
         if state is not None:
             names = {*self._functions} | ({""} if self._link.has_entropy else set())
-            kept = len(state_dict["weights"]) if self._levels else 0
+            kept = len(state_dict["weights"]) if self._keeps else 0
             if {*state["means"]} != names or len(state["kept"]) != kept:
                 raise ValueError(
                     "Invalid state_dict: it has other averages or quantiles (link, "

@@ -39,8 +39,9 @@ def delete_all(store: Path) -> None:
         mark = store / _MARK
         mark.touch()
         sync_folder(store)
-        for path in (*store.glob("checkpoint-*.pt"), *store.glob("base-*")):
-            path.unlink()
+        for pattern in ("checkpoint-*.pt", "base-*", "ran-*.json", "report.*"):
+            for path in store.glob(pattern):
+                path.unlink()
         for folder in store.glob("chain-*"):  # those without an index, too
             (folder / "index").unlink(missing_ok=True)  # readers find it first
             shutil.rmtree(folder)

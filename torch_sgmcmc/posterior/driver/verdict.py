@@ -1,0 +1,55 @@
+"""The verdict with which ``sample`` ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from torch_sgmcmc.chain.rows import first_rows
+from torch_sgmcmc.judge.after import Report, report
+from torch_sgmcmc.posterior.driver.chain import Settings, first_of
+from torch_sgmcmc.posterior.store import SampleStore
+
+__all__ = ["verdict_of"]
+
+# Rows that outputs are computed for; draws of a chain, the fewest of many, and steps of
+# the run to one of them: looking back must not cost what sampling does.
+_ROWS, _FEWEST, _STEPS = 100, 40, 20
+
+
+def verdict_of(settings: Settings) -> Report | None:
+    """What can be said of all chains, by the first minibatch, if there are draws."""
+    store = SampleStore(settings.store)
+    if len(store) == 0:
+        return None
+    try:
+        model, batch = first_of(settings)
+        batch = first_rows(batch, _ROWS)
+        targets = _targets_of(batch)
+        return report(
+            *(model, store, [batch], targets),
+            link="identity" if targets is None else "softmax",
+            max_draws=max(_FEWEST, store[-1].step // _STEPS),
+        )
+    except Exception as error:  # of a model that is called in another way
+        words = (
+            f"whether outputs have converged ({type(error).__name__} {error}: say "
+            "sg.report(model, store, inputs, forward=...))"
+        )
+        found = report(None, store)
+        return replace(found, unknown=(words, *found.unknown[1:]))
+
+
+def _targets_of(batch: Any) -> Tensor | None:
+    """Labels of classes, where these are what a minibatch ends with."""
+    if isinstance(batch, Mapping):
+        batch = [batch["labels"]] if "labels" in batch else []
+    if not isinstance(batch, list | tuple) or not batch:
+        return None
+    last = batch[-1]
+    if not isinstance(last, Tensor) or last.is_floating_point() or last.dim() != 1:
+        return None
+    return last
