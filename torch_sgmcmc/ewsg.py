@@ -144,7 +144,7 @@ class EWSG(SharedSettings):
             ``persistent_index_chain`` does not look at :attr:`minibatches`.
 
     Example:
-        >>> sampler = EWSG(model.parameters(), lr=0.1, momentum=0.99,
+        >>> sampler = EWSG(model.parameters(), lr=0.03, momentum=0.9,
         ...                num_data=50_000, prior_precision=1.0, seed=0)
         >>> def closure():
         ...     x, y = next(minibatches)

@@ -48,7 +48,7 @@ class GammaPrecision:
 
     Example:
         >>> groups = [{"params": layer.parameters()} for layer in layers]
-        >>> sampler = SGHMC(groups, lr=0.1, momentum=0.99, num_data=50_000,
+        >>> sampler = SGHMC(groups, lr=0.03, momentum=0.9, num_data=50_000,
         ...                 prior_precision=1.0)
         >>> precision = GammaPrecision(sampler)
         >>> for epoch in range(epochs):

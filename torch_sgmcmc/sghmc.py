@@ -113,7 +113,7 @@ class SGHMC(ManyChains):
         RuntimeError: at a step, with "given": no Var(ḡ), or one of other parameters.
 
     Example:
-        >>> sampler = SGHMC(model.parameters(), lr=0.1, momentum=0.99,
+        >>> sampler = SGHMC(model.parameters(), lr=0.03, momentum=0.9,
         ...                 num_data=50_000, prior_precision=1.0, seed=0)
         >>> for x, y in loader:
         ...     sampler.zero_grad()

@@ -64,14 +64,14 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--burn-in", type=int, default=20, help="epochs")
     parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--momentum", type=float, default=0.99)
+    parser.add_argument("--momentum", type=float, default=0.9)
     arguments = parser.parse_args()
     x, y, test_x, test_y, other_x = load(arguments)
     size = 500 if len(x) > 10_000 else 50
     epoch_steps = -(-len(x) // size)
 
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(x.shape[1], 100), nn.Sigmoid(), nn.Linear(100, 10))
+    model = nn.Sequential(nn.Linear(x.shape[1], 100), nn.ReLU(), nn.Linear(100, 10))
     sampler = sg.SGHMC(
         model.named_parameters(),
         lr=arguments.lr,
@@ -83,19 +83,18 @@ def main() -> None:
     store, burn_in = arguments.out / "draws", arguments.burn_in * epoch_steps
     gauges = sg.Gauges(sampler, every=10)
     with sg.Collector(
-        sampler, model, store, burn_in=burn_in, every=epoch_steps
+        sampler, model, store, burn_in=burn_in, every=epoch_steps, gauges=gauges
     ) as collector:
         collector.restart()  # over what an earlier run has left
-        for epoch in trange(arguments.epochs, unit="epoch"):
-            if epoch == arguments.burn_in:
-                gauges.reset()
+        for _ in trange(arguments.epochs, unit="epoch"):
             for batch in torch.randperm(len(x)).split(size):
                 sampler.zero_grad()
                 F.cross_entropy(model(x[batch]), y[batch]).backward()
                 sampler.step()
-    print(gauges.summary())
-
     draws = sg.SampleStore(store)
+    print(gauges.summary())
+    print(sg.report(model, draws, test_x[:200]).short())
+
     found = {
         name: [sg.predict(model, some, images) for images in (test_x, other_x)]
         for name, some in (("posterior", draws), ("last draw", draws[-1:]))

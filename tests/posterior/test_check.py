@@ -9,7 +9,13 @@ import torch
 from stored_files import files
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 import torch_sgmcmc as sg
 
@@ -240,6 +246,13 @@ RIGHT = {
             data, BATCH, sampler=SubsetRandomSampler(range(300))
         ),
         "sampler": partial(SGHMC, num_data=300),
+    },
+    "minibatches taken at once": {
+        "loader": lambda data: DataLoader(
+            data,
+            sampler=BatchSampler(RandomSampler(data), BATCH, False),
+            batch_size=None,
+        )
     },
     "a frozen layer": {"model": shared_head},
     "sentences": {

@@ -312,6 +312,8 @@ def test_errors(tmp_path: Path) -> None:
         sg.sample(model, sghmc, batches, loss, tmp_path, epochs=1)
     with pytest.raises(TypeError, match="numbers its chains from 0 on"):
         run(tmp_path, chain=3)
+    with pytest.raises(TypeError, match="makes those of each chain"):
+        run(tmp_path, gauges=None)
     with pytest.raises(TypeError, match="unexpected keyword"):
         run(tmp_path, bufers=False)
 

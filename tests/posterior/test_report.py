@@ -11,8 +11,8 @@ from torch import nn
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.judge.after.agreement import agreement_of
-from torch_sgmcmc.judge.after.ran import Ran, Trace
 from torch_sgmcmc.judge.after.verdicts import verdicts_of
+from torch_sgmcmc.posterior.store.ran import Ran, Trace
 
 N = 100
 INPUTS = torch.eye(5)

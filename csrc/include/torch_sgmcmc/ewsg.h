@@ -2,7 +2,7 @@
 //
 //   torch_sgmcmc::EWSG sampler(
 //       net->parameters(),
-//       torch_sgmcmc::EWSGOptions(0.1).momentum(0.99).num_data(50'000));
+//       torch_sgmcmc::EWSGOptions(0.03).momentum(0.9).num_data(50'000));
 //   sampler.step([&] {
 //     auto batch = draw_minibatch();  // a fresh one at each call, uniform
 //     auto loss = cross_entropy(net->forward(batch.data), batch.target);

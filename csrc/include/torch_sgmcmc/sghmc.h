@@ -2,7 +2,7 @@
 //
 //   torch_sgmcmc::SGHMC sampler(
 //       net->parameters(),
-//       torch_sgmcmc::SGHMCOptions(0.1).momentum(0.99).num_data(50'000));
+//       torch_sgmcmc::SGHMCOptions(0.03).momentum(0.9).num_data(50'000));
 //
 // The training loop is the one of sgld.h, and of torch::optim::SGD.
 #pragma once

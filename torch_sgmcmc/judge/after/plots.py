@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from torch_sgmcmc.chain.optional import optional
-from torch_sgmcmc.judge.after.ran import Ran
 from torch_sgmcmc.judge.convergence.report import Convergence
+from torch_sgmcmc.posterior.store.ran import Ran
 
 __all__ = ["page"]
 

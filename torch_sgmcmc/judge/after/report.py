@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch_sgmcmc.chain.checks import check_integer
 from torch_sgmcmc.judge.after.agreement import Agreement, agreement_of
 from torch_sgmcmc.judge.after.plots import page
-from torch_sgmcmc.judge.after.ran import Ran, finite, plain, ran_of, read_ran
 from torch_sgmcmc.judge.after.verdicts import Verdict, verdicts_of
 from torch_sgmcmc.judge.convergence.report import Convergence
 from torch_sgmcmc.judge.convergence.stored import outputs_of
 from torch_sgmcmc.judge.gauges import Gauges
 from torch_sgmcmc.posterior.store import SampleStore
+from torch_sgmcmc.posterior.store.ran import Ran, finite, plain, ran_of, read_ran
 
 __all__ = ["Report", "report"]
 
@@ -261,7 +261,7 @@ def _runs(
             "until the report)"
         )
     return {
-        chain: ran_of(each.sampler, each, chains=len(chains))
+        chain: ran_of(each.sampler, each)
         for chain, each in zip(chains, several, strict=True)
     }
 

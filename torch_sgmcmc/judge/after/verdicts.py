@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from torch_sgmcmc.judge.after.agreement import Agreement
-from torch_sgmcmc.judge.after.ran import Ran
+from torch_sgmcmc.posterior.store.ran import Ran
 
 __all__ = ["KINDS", "Verdict", "verdicts_of"]
 
@@ -137,8 +137,8 @@ def _size(fault: str, size: float) -> str:
 
 _WORDS = {
     "hot": (
-        "Sampled too hot: {}. Means are right, and spreads are too wide; the "
-        "heat falls with lr / (1 - momentum) and with larger minibatches."
+        "Sampled too hot: {}. Spreads are too wide; heat falls with lr / (1 - "
+        "momentum), and that of minibatches with their size."
     ),
     "cold": (
         "Sampled too cold: {}. Is noise taken off twice (noise_estimate), or lr "

@@ -21,7 +21,7 @@ def data_of(loader: Any) -> int | None:
         rows = [rows_of(batch) for batch in loader]
         return None if None in rows else sum(rows)  # type: ignore[arg-type]
     data = length_of(getattr(loader, "dataset", None))
-    indices = getattr(loader, "sampler", None)
+    indices = _indices_of(loader)
     if data is None or isinstance(indices, DistributedSampler):
         return data
     if isinstance(indices, SequentialSampler | RandomSampler):
@@ -29,6 +29,14 @@ def data_of(loader: Any) -> int | None:
     # Such as a SubsetRandomSampler's. That of a batch_sampler is not used.
     chosen = length_of(indices)
     return data if chosen is None or chosen == 0 else min(chosen, data)
+
+
+def _indices_of(loader: Any) -> Any:
+    """What draws single data; that of a loader without batches draws minibatches."""
+    indices = getattr(loader, "sampler", None)
+    if getattr(loader, "batch_size", 1) is None and loader.batch_sampler is None:
+        return getattr(indices, "sampler", None)
+    return indices
 
 
 def look_at_data(sampler: Sampler, loader: Any, rows: int | None) -> list[Problem]:
@@ -54,7 +62,7 @@ def look_at_data(sampler: Sampler, loader: Any, rows: int | None) -> list[Proble
                 "colder or hotter posterior, temperature=).",
             )
         )
-    indices = getattr(loader, "sampler", None)
+    indices = _indices_of(loader)
     is_one = batches == 1
     if isinstance(sampler, SBPS) and not is_one:
         depends = isinstance(indices, SequentialSampler) or (

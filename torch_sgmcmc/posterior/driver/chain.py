@@ -24,7 +24,7 @@ from torch_sgmcmc.chain.lengths import length_of
 from torch_sgmcmc.chain.progress import progress_bar
 from torch_sgmcmc.chain.record import chain_of
 from torch_sgmcmc.chain.wrappers import plain_names
-from torch_sgmcmc.judge.after import Trace, ran_of, write_ran
+from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.judge.before import Check, check
 from torch_sgmcmc.judge.gauges import Gauges
 from torch_sgmcmc.posterior.driver.batches import Minibatches
@@ -188,8 +188,6 @@ class Saved(NamedTuple):
     sampler: dict[str, Any]
     schedule: list[Any]
     collector: dict[str, Any]
-    gauges: dict[str, Any] | None
-    losses: dict[str, Any]
     random: Tensor
     random_cuda: list[Tensor]
 
@@ -228,7 +226,6 @@ class _Run:
         # The first and the last ones, which tell whether the chain has diverged.
         self._first_loss: Tensor | None = None
         self._losses: deque[Tensor] = deque(maxlen=5)
-        self._trace = Trace()
         self._gauges = self._made_gauges()
         self._bar: Any = None
         self._shown = -math.inf
@@ -241,11 +238,12 @@ class _Run:
             return None
         if not chain_of(self._sampler).placement.is_whole:
             return None
-        return Gauges(self._sampler)
+        # Whose steps are trajectories.
+        return Gauges(self._sampler, every=1 if isinstance(self._sampler, HMC) else 20)
 
     def collector(self, store: str | os.PathLike[str]) -> Collector:
         """What stores its draws."""
-        options = dict(self._settings.collecting)
+        options = {**self._settings.collecting, "gauges": self._gauges}
         for schedule in self._schedules:
             if isinstance(schedule, PolynomialDecay):
                 options.setdefault("weight", lambda sampler, s=schedule: s.weight)
@@ -324,11 +322,7 @@ class _Run:
                 return
 
     def _look(self) -> None:
-        """Takes in a step's loss, and forgets a burn-in's temperatures."""
-        self._trace.add(self._loss)
-        burn_in = self._settings.collecting["burn_in"]
-        if self._gauges is not None and self._done == burn_in:
-            self._gauges.reset()
+        """Shows how it goes, in the progress bar."""
         now = time.monotonic()
         if now - self._shown < _SECONDS or not hasattr(self._bar, "set_postfix_str"):
             return
@@ -454,16 +448,10 @@ class _Run:
             sampler=self._sampler.state_dict(),
             schedule=[schedule.state_dict() for schedule in self._schedules],
             collector=collector.state_dict(),
-            gauges=None if self._gauges is None else self._gauges.state_dict(),
-            losses=self._trace.state_dict(),
             random=torch.get_rng_state(),
             random_cuda=_cuda_state(),
         )
         save(content._asdict(), path)
-        if self._settings.reports:
-            beside = (self._sampler, self._gauges, self._trace)
-            ran = ran_of(*beside, chains=self._settings.chains)
-            write_ran(ran, self._settings.store, self._chain)
 
     def _load(self, content: dict[str, Any], collector: Collector) -> None:
         folder, steps = self._settings.store, self._steps
@@ -494,9 +482,6 @@ class _Run:
         for schedule, state in zip(self._schedules, content["schedule"], strict=True):
             schedule.load_state_dict(state)
         collector.load_state_dict(content["collector"])
-        self._trace.load_state_dict(content["losses"])
-        if self._gauges is not None and content["gauges"] is not None:
-            self._gauges.load_state_dict(content["gauges"])
         self._batches.move_to(content["epoch"], content["position"])
         self._done = content["step"]
         torch.set_rng_state(content["random"])

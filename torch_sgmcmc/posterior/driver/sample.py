@@ -69,7 +69,7 @@ def sample(
             chains begin at different points; or a module, of which each chain has a
             copy and begins there, and which is not changed.
         sampler: ``sampler(params, seed=seed)`` returns a sampler of named parameters:
-            ``partial(SGHMC, lr=0.1, momentum=0.99, num_data=N, prior_precision=1)``.
+            ``partial(SGHMC, lr=0.03, momentum=0.9, num_data=N, prior_precision=1)``.
             Not an HMCECS.
         loader: minibatches, an iterable that can be read again: a DataLoader.
         loss: ``loss(model, batch)`` returns the mean loss of a minibatch, which has
@@ -129,7 +129,7 @@ def sample(
         ...     x, y = batch
         ...     return F.cross_entropy(model(x), y)
         >>> store = sg.sample(
-        ...     make_model, partial(sg.SGHMC, lr=0.1, momentum=0.99, num_data=60_000),
+        ...     make_model, partial(sg.SGHMC, lr=0.03, momentum=0.9, num_data=60_000),
         ...     loader, loss, "draws", epochs=100, burn_in=20 * len(loader),
         ...     every=100, chains=4, seed=0, checkpoint_every=1000)
         >>> prediction = sg.predict(make_model(), store, x_test)
@@ -159,6 +159,8 @@ def sample(
             )
     if "chain" in collecting:
         raise TypeError("Invalid chain: sample() numbers its chains from 0 on")
+    if "gauges" in collecting:
+        raise TypeError("Invalid gauges: sample() makes those of each chain (report)")
     folder = Path(folder_of(store))
     if not restart:
         check_whole(folder)

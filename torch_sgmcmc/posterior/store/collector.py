@@ -19,9 +19,11 @@ from torch import Tensor, nn
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.checks import check_integer
 from torch_sgmcmc.hmc import HMC
+from torch_sgmcmc.judge.gauges import Gauges
 from torch_sgmcmc.posterior.store.background import Background
 from torch_sgmcmc.posterior.store.base import base_path, differences, write_base
 from torch_sgmcmc.posterior.store.chosen import Chosen
+from torch_sgmcmc.posterior.store.ran import Trace, ran_of, write_ran
 from torch_sgmcmc.posterior.store.sample_store import SampleStore, folder_of
 from torch_sgmcmc.posterior.store.writer import NoWriter, SampleWriter, copied, record
 from torch_sgmcmc.sampler import Sampler
@@ -81,6 +83,9 @@ class Collector:
         when: ``when()`` tells after a step whether it counts: ``lambda:
             schedule.collecting`` of a :class:`CyclicalSchedule`. None is all. Default:
             None.
+        gauges: of the sampler: what they have read since the burn-in is written beside
+            the draws, for :func:`report`, and goes through :meth:`state_dict`. Default:
+            None.
         queue_size: draws in memory, >= 1, that training does not wait for. Default: 2.
 
     Attributes:
@@ -113,6 +118,7 @@ class Collector:
         dtype: torch.dtype | None = None,
         weight: Callable[[Any], float] | None = None,
         when: Callable[[], bool] | None = None,
+        gauges: Gauges | None = None,
         queue_size: int = 2,
     ) -> None:
         if not isinstance(sampler, Sampler):
@@ -134,6 +140,8 @@ class Collector:
                 raise TypeError(
                     f"Invalid {name}: {type(function).__name__} (must be a function)"
                 )
+        if gauges is not None and gauges.sampler is not sampler:
+            raise ValueError("Invalid gauges: they observe another sampler")
         if any("lookahead_alpha" in group for group in sampler.param_groups):
             raise ValueError(
                 "Invalid sampler: it is inside of a Lookahead, which averages the "
@@ -163,6 +171,7 @@ class Collector:
         self._background = Background(queue_size)
         self.loss: float | Tensor = math.nan
         self.sampler = sampler
+        self._gauges, self._trace = gauges, Trace()
         # Of the steps that were made, the number, and how far the sampler was.
         self._count = 0
         self._mark: float | None = None
@@ -240,6 +249,8 @@ class Collector:
             self._take(step, step)
 
     def _forget_loss(self, *_: Any) -> None:
+        if isinstance(self.loss, Tensor) or self.loss == self.loss:
+            self._trace.add(self.loss)
         self.loss = math.nan  # it was this step's
 
     def _at_sample(self, sampler: SBPS, time: float) -> None:
@@ -276,6 +287,8 @@ class Collector:
                 partial(_write, self._writer, draw, of_draw, self._free)
             )
         self._count, self._mark = count, mark
+        if self._gauges is not None and count == self._settings["burn_in"]:
+            self._gauges.reset()
 
     def _raising(self, wait: Callable[[], None]) -> None:
         try:
@@ -309,7 +322,10 @@ class Collector:
         so that the store can be cut back to it.
         """
         self.flush()
+        self._tell()
         return {
+            "gauges": None if self._gauges is None else self._gauges.state_dict(),
+            "losses": self._trace.state_dict(),
             "count": self._count,
             "mark": self._mark,
             "position": self._writer.checkpoint(),
@@ -339,13 +355,18 @@ class Collector:
             )
         self.flush()
         self._writer.cut_back(state_dict["position"])
+        if self._gauges is not None and state_dict["gauges"] is not None:
+            self._gauges.load_state_dict(state_dict["gauges"])
+        self._trace.load_state_dict(state_dict["losses"])
         self._count, self._mark = state_dict["count"], state_dict["mark"]
 
     def restart(self) -> None:
         """Deletes the chain's draws, for a run that begins anew."""
         self.flush()
         self._writer.restart()
-        self._count, self._mark = 0, None
+        self._count, self._mark, self._trace = 0, None, Trace()
+        if self._gauges is not None:
+            self._gauges.reset()
         if self._stores:
             write_base(self._base, self._chosen.rest)
 
@@ -362,7 +383,15 @@ class Collector:
         """
         if self._finish.alive:
             self._close()
+            self._tell()
             self._look_back()
+
+    def _tell(self) -> None:
+        """Writes what ran beside the draws."""
+        is_begun = self._mark is not None
+        if self._stores and self._gauges is not None and is_begun:
+            ran = ran_of(self.sampler, self._gauges, self._trace)
+            write_ran(ran, Path(self._writer.path), self._writer.chain)
 
     def _close(self) -> None:
         try:

@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.judge.gauges import Gauges
-from torch_sgmcmc.judge.readings import Finding, Reading, Temperatures
+from torch_sgmcmc.judge.readings import Finding, Reading, Readings, Temperatures
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["Ran", "Trace", "finite", "plain", "ran_of", "read_ran", "write_ran"]
 
 # A trace's points at most, and steps of one at first.
 _POINTS, _WIDTH = 400, 10
+# Of false alarms of a chain: 1 % of four together.
+_RATE = 0.0025
 
 
 class Trace:
@@ -31,9 +32,10 @@ class Trace:
         self._sum: Tensor | None = None
         self._count = 0
 
-    def add(self, value: Tensor) -> None:
+    def add(self, value: Tensor | float) -> None:
         """Takes in a step's, without waiting for a device but once a point."""
-        self._sum = value.double() if self._sum is None else self._sum + value
+        now = torch.as_tensor(value).detach().double()
+        self._sum = now if self._sum is None else self._sum + now
         self._count += 1
         if self._count < self.width:
             return
@@ -84,11 +86,7 @@ class Ran:
 
 
 def ran_of(
-    sampler: Sampler,
-    gauges: Gauges | None = None,
-    losses: Trace | None = None,
-    *,
-    chains: int = 1,
+    sampler: Sampler, gauges: Readings | None = None, losses: Trace | None = None
 ) -> Ran:
     """What a chain has to say of itself.
 
@@ -96,7 +94,6 @@ def ran_of(
         sampler: it.
         gauges: that look at it.
         losses: of its steps.
-        chains: how many there are, which share a rate of false alarms.
     """
     of_all: dict[str, Any] = {}
     if gauges is not None and gauges.num_observed:
@@ -105,7 +102,7 @@ def ran_of(
             "num_observed": gauges.num_observed,
             "tensors": {name: gauges.tensor(name) for name in gauges.names},
             "all": gauges.all(),
-            "findings": tuple(gauges.findings(rate=0.01 / chains)),
+            "findings": tuple(gauges.findings(rate=_RATE)),
             "kinetic": tuple(kinetic),
             "configurational": tuple(configurational),
         }

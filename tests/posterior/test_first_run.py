@@ -1,0 +1,68 @@
+"""A new user's path: the README's program, on MNIST and a ReLU network."""
+
+import gzip
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from harness import cpp
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+import torch_sgmcmc as sg
+
+
+def read(root: Path, part: str, name: str, skip: int) -> torch.Tensor:
+    file = root / "MNIST" / "raw" / f"{part}-{name}-ubyte"
+    packed = file.with_suffix(".gz")
+    if not file.exists() and not packed.exists():
+        pytest.skip(f"needs {file}")
+    raw = file.read_bytes() if file.exists() else gzip.open(packed).read()
+    return torch.frombuffer(bytearray(raw[skip:]), dtype=torch.uint8)
+
+
+def images(root: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
+    pixels = read(root, part, "images-idx3", 16).view(-1, 784).float() / 255
+    return pixels, read(root, part, "labels-idx1", 8).long()
+
+
+@pytest.mark.slow
+def test_the_readme_on_mnist(
+    data_root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    program = re.search(
+        r"```python\n(.*?)```", (cpp.CHECKOUT / "README.md").read_text(), re.DOTALL
+    )
+    assert program is not None
+    train = TensorDataset(*images(data_root, "train"))
+    x_test, y_test = images(data_root, "t10k")
+    torch.manual_seed(0)
+    names = {
+        **{"torch": torch, "F": F, "train": train, "x_test": x_test},
+        "model": nn.Sequential(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10)),
+        # A hundred at once, since a datum at a time takes longer than the rest.
+        "loader": DataLoader(
+            train,
+            sampler=BatchSampler(RandomSampler(train), 100, False),
+            batch_size=None,
+        ),
+    }
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program[1], "README.md", "exec"), names)
+    said = capsys.readouterr().out
+    assert "Nothing is seen that is wrong." in said
+    error = float((names["posterior"].mean.argmax(1) != y_test).double().mean())
+    assert error <= 0.03
+    gauges = names["gauges"]
+    heats = {name: gauges.tensor(name).kinetic.mean for name in gauges.names}
+    hottest = max(heats, key=heats.__getitem__)
+    assert heats[hottest] < 2
+    assert f"{heats[hottest]:.3g} in {hottest}, the hottest." in said
+    found = sg.report(names["model"], names["store"], x_test[:100])
+    (hot,) = (v for v in found.verdicts if v.kind == "hot")
+    assert f"{hottest} {heats[hottest]:.3g} T" in hot.words
