@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,16 +12,28 @@ from torch.nn import functional as F
 
 from torch_sgmcmc.chain.checks import check_real
 
-__all__ = ["bernoulli", "categorical", "gaussian", "heteroscedastic"]
+__all__ = [
+    "Likelihood",
+    "bernoulli",
+    "categorical",
+    "gaussian",
+    "heteroscedastic",
+    "likelihood_of",
+]
+
+Forward = Callable[[nn.Module, Any], Tensor]
 
 
-class _Loss:
+class Likelihood:
     """``loss(model, batch)``, as for :func:`~torch_sgmcmc.sample`."""
 
     #: For :func:`~torch_sgmcmc.check`: its scale is what is meant.
     is_likelihood = True
+    #: What :class:`~torch_sgmcmc.Predictive` averages.
+    link = "softmax"
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss of a batch (x, y)."""
         x, y = batch
         return self.of(model(x), y, model)
 
@@ -28,16 +41,22 @@ class _Loss:
         """The mean over data of minus log p(y | x)."""
         raise NotImplementedError
 
+    def forward(self, forward: Forward) -> Forward:
+        """Outputs for ``link``, of a function that calls the model with a batch."""
+        return forward
+
     def __repr__(self) -> str:
         return f"{type(self).__name__.strip('_').lower()}()"
 
 
-class _Categorical(_Loss):
+class _Categorical(Likelihood):
     def of(self, outputs: Tensor, targets: Tensor, model: nn.Module) -> Tensor:
         return F.cross_entropy(outputs, targets)
 
 
-class _Bernoulli(_Loss):
+class _Bernoulli(Likelihood):
+    link = "sigmoid"
+
     def of(self, outputs: Tensor, targets: Tensor, model: nn.Module) -> Tensor:
         _check_shapes(outputs, targets)
         each = F.binary_cross_entropy_with_logits(
@@ -46,25 +65,44 @@ class _Bernoulli(_Loss):
         return each.sum() / len(targets)
 
 
-class _Gaussian(_Loss):
+class _Gaussian(Likelihood):
+    link = "gaussian"
+
     def __init__(self, noise: float | str) -> None:
         self._noise = noise
 
     def of(self, outputs: Tensor, targets: Tensor, model: nn.Module) -> Tensor:
         _check_shapes(outputs, targets)
+        return _of_normal(outputs, targets, self._log_noise(model, outputs))
+
+    def forward(self, forward: Forward) -> Forward:
+        """Means and log σ."""
+
+        def both(model: nn.Module, batch: Any) -> Tensor:
+            means = forward(model, batch)
+            if means.dim() < 2:
+                raise ValueError(
+                    f"Invalid outputs: shape {list(means.shape)} (must be [inputs, "
+                    "outputs])"
+                )
+            return torch.cat([means, self._log_noise(model, means)], -1)
+
+        return both
+
+    def _log_noise(self, model: nn.Module, means: Tensor) -> Tensor:
         if isinstance(self._noise, str):
-            log_noise = model.get_parameter(self._noise).expand(outputs.shape)
+            log_noise = _named_in(model, self._noise)
         else:
-            log_noise = outputs.new_full((), math.log(self._noise)).expand(
-                outputs.shape
-            )
-        return _of_normal(outputs, targets, log_noise)
+            log_noise = means.new_full((), math.log(self._noise))
+        return log_noise.expand(means.shape)
 
     def __repr__(self) -> str:
         return f"gaussian(noise={self._noise!r})"
 
 
-class _Heteroscedastic(_Loss):
+class _Heteroscedastic(Likelihood):
+    link = "gaussian"
+
     def of(self, outputs: Tensor, targets: Tensor, model: nn.Module) -> Tensor:
         if outputs.dim() == 0 or outputs.shape[-1] % 2:
             raise ValueError(
@@ -74,6 +112,16 @@ class _Heteroscedastic(_Loss):
         means, log_noise = outputs.chunk(2, -1)
         _check_shapes(means, targets)
         return _of_normal(means, targets, log_noise)
+
+
+def _named_in(model: nn.Module, name: str) -> Tensor:
+    """A parameter, or what a draw has put in its place."""
+    found: Any = model
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, Tensor):
+        raise ValueError(f"Invalid noise: the model has no parameter {name!r}")
+    return found
 
 
 def _of_normal(means: Tensor, targets: Tensor, log_noise: Tensor) -> Tensor:
@@ -91,17 +139,47 @@ def _check_shapes(outputs: Tensor, targets: Tensor) -> None:
         )
 
 
-def categorical() -> _Loss:
+class _Regression(Likelihood):
+    link = "identity"
+
+    def of(self, outputs: Tensor, targets: Tensor, model: nn.Module) -> Tensor:
+        raise TypeError("a regression's loss needs its noise: losses.gaussian(noise)")
+
+
+def likelihood_of(given: str | Likelihood) -> Likelihood:
+    """One that is named, or is one already.
+
+    Raises:
+        ValueError: neither.
+    """
+    if isinstance(given, Likelihood):
+        return given
+    if given not in _NAMED:
+        raise ValueError(
+            f"Invalid likelihood: {given!r} (must be {', '.join(map(repr, _NAMED))} or "
+            "one of torch_sgmcmc.losses)"
+        )
+    return _NAMED[given]()
+
+
+_NAMED = {
+    "classification": _Categorical,
+    "regression": _Regression,
+    "heteroscedastic": _Heteroscedastic,
+}
+
+
+def categorical() -> Likelihood:
     """Classes from logits: the mean cross-entropy, with a batch ``(x, y)``."""
     return _Categorical()
 
 
-def bernoulli() -> _Loss:
+def bernoulli() -> Likelihood:
     """Labels 0 and 1 from logits; of several outputs the sum, in the mean over data."""
     return _Bernoulli()
 
 
-def gaussian(noise: float | str = 1.0) -> _Loss:
+def gaussian(noise: float | str = 1.0) -> Likelihood:
     r"""Numbers with Gaussian noise.
 
     .. math::
@@ -125,7 +203,7 @@ def gaussian(noise: float | str = 1.0) -> _Loss:
     return _Gaussian(noise)
 
 
-def heteroscedastic() -> _Loss:
+def heteroscedastic() -> Likelihood:
     """Numbers with Gaussian noise that depends on x.
 
     Of the model's outputs the first half (of the last dimension) are means, the second

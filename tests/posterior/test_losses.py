@@ -1,13 +1,20 @@
 """Losses are minus the mean log-density, which torch's distributions know."""
 
+import math
 import pickle
 
 import pytest
 import torch
 from torch import nn
-from torch.distributions import Bernoulli, Categorical, Normal
+from torch.distributions import (
+    Bernoulli,
+    Categorical,
+    MixtureSameFamily,
+    Normal,
+)
 
 import torch_sgmcmc as sg
+from torch_sgmcmc import scoring
 
 
 class Fixed(nn.Module):
@@ -87,5 +94,111 @@ def test_errors():
         sg.losses.gaussian(0)
     with pytest.raises(ValueError, match=r"Invalid targets: shape \[6\] .* \[6, 1\]"):
         sg.losses.gaussian()(Fixed(F[:, :1]), (X, Y[:, 0]))
+    with pytest.raises(ValueError, match="the model has no parameter 'sigma'"):
+        sg.losses.gaussian("sigma")(Fixed(F), (X, Y))
     with pytest.raises(ValueError, match="the last dimension must have means"):
         sg.losses.heteroscedastic()(Fixed(F), (X, Y))
+
+
+# ---- Predictions ------------------------------------------------------------------
+
+
+class Line(nn.Module):
+    """f(x) = a x, with log σ beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.ones(1, 2))
+        self.log_noise = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x):
+        return x @ self.a
+
+
+INPUTS = torch.linspace(-1, 1, 7)[:, None]
+TARGETS = torch.cat([INPUTS, INPUTS.sin()], 1) + 0.3
+TARGETS[:2, 1] += 2.0
+NOISY = sg.losses.gaussian("log_noise")
+
+
+def some_draws(count=30):
+    generator = torch.Generator().manual_seed(3)
+    return [
+        {
+            "a": 1 + 0.3 * torch.randn(1, 2, generator=generator),
+            "log_noise": -1 + 0.2 * torch.randn(2, generator=generator),
+        }
+        for _ in range(count)
+    ]
+
+
+def mixture(draws):
+    """Of all draws, for each input and output, by torch."""
+    means = torch.stack([INPUTS @ d["a"] for d in draws], -1).double()
+    sigmas = torch.stack([d["log_noise"].exp().expand(7, 2) for d in draws], -1)
+    weights = Categorical(torch.ones_like(means))
+    return MixtureSameFamily(weights, Normal(means, sigmas.double()))
+
+
+def test_variances_of_new_data():
+    draws = some_draws()
+    found = sg.predict(Line(), draws, INPUTS, likelihood=NOISY)
+    exact = mixture(draws)
+    torch.testing.assert_close(found.mean.double(), exact.mean)
+    torch.testing.assert_close(found.total.double(), exact.variance)
+    torch.testing.assert_close(found.total, found.aleatoric + found.epistemic)
+    assert torch.equal(found.epistemic, found.variance)
+    assert "variance" in repr(found) and "nats" not in repr(found)
+    known = sg.losses.gaussian(0.5)
+    fixed = sg.predict(Line(), draws, INPUTS, likelihood=known)
+    torch.testing.assert_close(fixed.aleatoric, torch.full((7, 2), 0.25))
+    assert torch.equal(fixed.mean, found.mean)
+
+
+def test_scores_of_mixtures():
+    draws = some_draws()
+    found = scoring.regression_scores(Line(), draws, INPUTS, TARGETS, NOISY)
+    exact = mixture(draws)
+    y = TARGETS.double()
+    assert found.rmse == pytest.approx(float((exact.mean - y).square().mean().sqrt()))
+    ranks = exact.cdf(y)
+    inside = ((ranks > 0.05) & (ranks < 0.95)).double().mean()
+    assert found.coverage == float(inside) < 1
+    # Outputs of an input share a draw: a mixture of products, not a product of them.
+    joint = torch.stack(
+        [
+            Normal(INPUTS @ d["a"], d["log_noise"].exp()).log_prob(TARGETS).sum(1)
+            for d in draws
+        ]
+    )
+    nll = math.log(len(draws)) - float(joint.logsumexp(0).mean())
+    assert found.nll == pytest.approx(nll, rel=1e-5)
+    # CRPS is the integral of (cdf - [y <= t])².
+    grid = torch.linspace(-6, 6, 24_001, dtype=torch.float64)
+    steps = (y <= grid[:, None, None]).double()
+    squares = (exact.cdf(grid[:, None, None]) - steps).square()
+    crps = float(torch.trapezoid(squares, grid, dim=0).mean())
+    assert found.crps == pytest.approx(crps, rel=1e-4)
+    assert "CRPS" in str(found)
+
+
+def test_likelihoods_by_name():
+    draws = some_draws()
+    plain = sg.predict(Line(), draws, INPUTS, link="identity")
+    named = sg.predict(Line(), draws, INPUTS, likelihood="regression")
+    assert torch.equal(named.mean, plain.mean) and named.total is None
+    both = sg.predict(Line(), draws, INPUTS, likelihood="heteroscedastic")
+    assert both.mean.shape == (7, 1)
+    torch.testing.assert_close(both.mean, plain.mean[:, :1])
+    classes = sg.predict(Line(), draws, INPUTS, likelihood="classification")
+    assert torch.equal(classes.mean, sg.predict(Line(), draws, INPUTS).mean)
+    with pytest.raises(ValueError, match="Invalid likelihood: 'poisson'"):
+        sg.predict(Line(), draws, INPUTS, likelihood="poisson")
+    with pytest.raises(ValueError, match="link or likelihood"):
+        sg.predict(Line(), draws, INPUTS, likelihood="regression", link="sigmoid")
+    with pytest.raises(ValueError, match="must be Gaussian, with its noise"):
+        scoring.regression_scores(Line(), draws, INPUTS, TARGETS, "regression")
+    with pytest.raises(ValueError, match=r"Invalid targets: shape \[7\]"):
+        scoring.regression_scores(Line(), draws, INPUTS, TARGETS[:, 0], NOISY)
+    with pytest.raises(TypeError, match=r"losses\.gaussian"):
+        sg.losses.likelihood_of("regression")(Line(), (INPUTS, TARGETS))

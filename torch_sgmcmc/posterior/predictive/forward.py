@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-__all__ = ["Evaluation", "evaluating", "model_device", "moved"]
+__all__ = ["Evaluation", "default_forward", "evaluating", "model_device", "moved"]
 
 Forward = Callable[[nn.Module, Any], Any]
 
@@ -23,7 +23,7 @@ class Evaluation:
     """
 
     def __init__(self, model: nn.Module, forward: Forward | None) -> None:
-        self._caller = _Caller(model, forward or _default_forward)
+        self._caller = _Caller(model, forward or default_forward)
 
     def outputs(self, tensors: Mapping[str, Tensor], batches: Iterable[Any]) -> Tensor:
         """Those for all batches, [inputs, ...]; with no tensors, the model as it is."""
@@ -90,12 +90,12 @@ def _inside(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"model.{name}": tensor for name, tensor in tensors.items()}
 
 
-def _default_forward(model: nn.Module, batch: Any) -> Any:
+def default_forward(model: nn.Module, batch: Any) -> Any:
     """Of tensors, of tuples that begin with one, or of Hugging Face's mappings."""
     if isinstance(batch, Mapping):
         outputs = model(**batch)
     elif isinstance(batch, tuple | list):
-        return _default_forward(model, batch[0])
+        return default_forward(model, batch[0])
     else:
         outputs = model(batch)
     if isinstance(outputs, Mapping) and "logits" in outputs:

@@ -10,14 +10,15 @@ from torch import Tensor
 
 __all__ = ["Link"]
 
-NAMES = ("softmax", "sigmoid", "identity")
+NAMES = ("softmax", "sigmoid", "identity", "gaussian")
 
 
 class Link:
     """The function from outputs to values.
 
     Args:
-        link: "softmax", "sigmoid", "identity" or a function of outputs.
+        link: "softmax", "sigmoid", "identity", "gaussian" (of means and log σ the
+            means) or a function of outputs.
         dim: the classes' dimension.
 
     Raises:
@@ -27,8 +28,8 @@ class Link:
     def __init__(self, link: str | Callable[[Tensor], Tensor], dim: int) -> None:
         if not callable(link) and link not in NAMES:
             raise ValueError(
-                f"Invalid link: {link!r} (must be 'softmax', 'sigmoid', 'identity' or "
-                "a function of the outputs)"
+                f"Invalid link: {link!r} (must be 'softmax', 'sigmoid', 'identity', "
+                "'gaussian' or a function of the outputs)"
             )
         if isinstance(dim, bool) or not isinstance(dim, int):
             raise TypeError(f"Invalid dim: {dim!r} (must be an int)")
@@ -41,12 +42,30 @@ class Link:
         """Whether the values are probabilities."""
         return self._link in ("softmax", "sigmoid")
 
+    @property
+    def has_noise(self) -> bool:
+        """Whether the outputs are means and log σ."""
+        return self._link == "gaussian"
+
+    def aleatoric(self, values: Tensor, outputs: Tensor) -> Tensor | None:
+        """A draw's uncertainty of new data: an entropy, or a variance."""
+        if self.has_noise:
+            return outputs.chunk(2, -1)[1].mul(2).exp()
+        return self.entropy(values) if self.has_entropy else None
+
     def values(self, outputs: Tensor, *, overwrite: bool = False) -> Tensor:
         """What is averaged, perhaps in the memory of the outputs."""
         if callable(self._link):
             return self._link(outputs)
         if self._link == "identity":
             return outputs
+        if self._link == "gaussian":
+            if outputs.dim() < 2 or outputs.shape[-1] % 2:
+                raise ValueError(
+                    f"Invalid outputs: shape {list(outputs.shape)} (for "
+                    "link='gaussian' the last dimension must have means and log σ)"
+                )
+            return outputs.chunk(2, -1)[0]
         if not outputs.is_floating_point():
             raise TypeError(
                 f"Invalid outputs: dtype {outputs.dtype} (must be a floating dtype for "

@@ -55,8 +55,8 @@ def predict(
             Default: 1, one after the other.
         progress: show a progress bar, if tqdm is installed. Default: False.
         **options: those of :class:`Predictive`: ``link``, ``dim``, ``forward``,
-            ``functions``, ``quantiles``, ``keep_draws``, ``batch_size``,
-            ``refresh_batch_norm``.
+            ``likelihood``, ``functions``, ``quantiles``, ``keep_draws``,
+            ``batch_size``, ``refresh_batch_norm``.
 
     Returns:
         Means, variances, entropies, quantiles and averages, rows as the inputs'.

@@ -24,9 +24,11 @@ class Prediction:
             "softmax" or "sigmoid", of outputs with "identity".
         variance: like ``mean``, the variance of values over draws (that of the
             posterior: divided by the sum of weights, and without the noise of data).
-        total: entropy of the mean probabilities, in nats; None without probabilities.
-        aleatoric: mean of the draws' entropies, which no data will reduce.
-        epistemic: their difference, the mutual information of label and parameters.
+        total: entropy of the mean probabilities, in nats; of Gaussian likelihoods the
+            variance of new data; else None.
+        aleatoric: mean of the draws' entropies, or of σ², which no data will reduce.
+        epistemic: their difference: the mutual information of label and parameters, or
+            the variance of f.
         quantiles: [levels, inputs, ...] of values, in the order of ``levels``: each the
             least of the draws' values up to which there is that part of the weights.
             None if none were asked for.
@@ -61,7 +63,9 @@ class Prediction:
         text += f": mean {list(self.mean.shape)}"
         if self.total is not None and self.epistemic is not None:
             total, epistemic = float(self.total.mean()), float(self.epistemic.mean())
-            text += f", entropy {total:.3g} nats, {epistemic:.3g} of it epistemic"
+            is_variance = self.epistemic.equal(self.variance)
+            what = "variance {:.3g}" if is_variance else "entropy {:.3g} nats"
+            text += f", {what.format(total)}, {epistemic:.3g} of it epistemic"
         for name, value in self.averages.items():
             text += f", {name} {list(value.shape)}"
         return text

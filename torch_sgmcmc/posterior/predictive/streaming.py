@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from torch_sgmcmc.chain.checks import check_real
 from torch_sgmcmc.chain.wrappers import unwrapped
+from torch_sgmcmc.losses import Likelihood, likelihood_of
 from torch_sgmcmc.posterior.predictive.batch_norm import BatchNorm
 from torch_sgmcmc.posterior.predictive.batches import Batches
 from torch_sgmcmc.posterior.predictive.forward import (
     Evaluation,
+    default_forward,
     evaluating,
     model_device,
 )
@@ -48,8 +50,12 @@ class Predictive:
             for each draw, and each time has to give the same: tensors, tuples of which
             the first is the model's input, or mappings.
         link: what is averaged. "softmax": class probabilities, "sigmoid": the
-            probability of each output by itself, "identity": outputs, or a function of
-            a batch's outputs that has a row for each of theirs. Default: "softmax".
+            probability of each output by itself, "identity": outputs, "gaussian": of
+            outputs that are means and log σ the means, or a function of a batch's
+            outputs that has a row for each of theirs. Default: "softmax".
+        likelihood: in place of ``link``: "classification", "regression" (f alone),
+            "heteroscedastic", or one of :mod:`torch_sgmcmc.losses`, as the chain was
+            run with: ``losses.gaussian(noise="log_noise")``. Default: None.
         dim: the classes' dimension, for "softmax". Default: -1.
         forward: ``forward(model, batch)``, which returns the outputs as a Tensor with a
             row for each input. None calls the model with the batch and takes
@@ -84,6 +90,7 @@ class Predictive:
         *,
         link: str | Callable[[Tensor], Tensor] = "softmax",
         dim: int = -1,
+        likelihood: str | Likelihood | None = None,
         forward: Callable[[nn.Module, Any], Tensor] | None = None,
         functions: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
         quantiles: Iterable[float] = (),
@@ -97,6 +104,11 @@ class Predictive:
             )
         self._model = model = unwrapped(model)
         self._batches = Batches("inputs", inputs, batch_size, in_order=True)
+        if likelihood is not None:
+            if link != "softmax":
+                raise ValueError("Invalid link: give link or likelihood, not both")
+            chosen = likelihood_of(likelihood)
+            link, forward = chosen.link, chosen.forward(forward or default_forward)
         self._link = Link(link, dim)
         self._functions = _checked(functions or {})
         self._levels = tuple(quantiles)
@@ -202,6 +214,11 @@ class Predictive:
         mean = self._sums.mean(weight)
         averages = {name: sums / weight for name, sums in self._sums.means.items()}
         total = aleatoric = epistemic = None
+        variance = self._sums.variance(weight)
+        if self._link.has_noise:
+            aleatoric, epistemic = averages.pop(""), variance
+            total = (aleatoric + epistemic).to(dtype)
+            aleatoric, epistemic = aleatoric.to(dtype), epistemic.to(dtype)
         if self._link.has_entropy:
             aleatoric = averages.pop("")
             # There is none of negative probabilities, as signed draws may have.
@@ -215,7 +232,7 @@ class Predictive:
             quantiles = weighted_quantiles(values, weights, levels)
         return Prediction(
             mean=mean.to(dtype),
-            variance=self._sums.variance(weight).to(dtype),
+            variance=variance.to(dtype),
             total=total,
             aleatoric=aleatoric,
             epistemic=epistemic,
@@ -254,7 +271,9 @@ class Predictive:
             )
         state, loaded = state_dict["sums"], None
         if state is not None:
-            names = {*self._functions} | ({""} if self._link.has_entropy else set())
+            names = {*self._functions} | (
+                {""} if self._link.has_entropy or self._link.has_noise else set()
+            )
             kept = len(state_dict["weights"]) if self._keeps else 0
             if {*state["means"]} != names or len(state["kept"]) != kept:
                 raise ValueError(

@@ -24,8 +24,9 @@ class Terms:
         # Functions may return the outputs, or a part of them.
         self.values = link.values(outputs, overwrite=not functions)
         self.means: dict[str, Tensor] = {}
-        if link.has_entropy:
-            self.means[""] = link.entropy(self.values)
+        aleatoric = link.aleatoric(self.values, outputs)
+        if aleatoric is not None:
+            self.means[""] = aleatoric
         for name, function in functions.items():
             self.means[name] = function(outputs)
         self._check(len(outputs))
