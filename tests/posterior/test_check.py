@@ -254,6 +254,11 @@ RIGHT = {
             batch_size=None,
         )
     },
+    "a potential of all data": {
+        "loss": partial(scaled, reduction="sum"),
+        "loader": partial(loader_of, batch_size=N),
+        "sampler": partial(sg.HMC, step_size=1e-3, num_steps=5, num_data=1.0),
+    },
     "a frozen layer": {"model": shared_head},
     "sentences": {
         "model": Words,

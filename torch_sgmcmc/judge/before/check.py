@@ -102,7 +102,7 @@ def check(
     with looking.without_trace(loader):
         batches = looking.first_of(loader)
         looking.at_parameters()
-        looking.problems += look_at_data(sampler, loader, rows_of(batches[0]))
+        looking.at_data(loader, batches)
         if looking.sampled:
             looking.at_modes()
             looking.at_loss(batches)
@@ -141,6 +141,8 @@ class _Looking:
         self.loss_here = self.curvature = self.largest_lr = math.nan
         self.heating: dict[str, float] = {}
         self.gradients = 0
+        # Whether the loss is U itself, of all data.
+        self.is_potential = False
 
     @property
     def is_sound(self) -> bool:
@@ -229,6 +231,16 @@ class _Looking:
                 "sampler of model.parameters(), last of all.",
             )
 
+    def at_data(self, loader: Any, batches: list[Any]) -> None:
+        """Whether the loader has the data that are meant, and how it has them."""
+        given = {float(group["num_data"]) for group in self.sampler.param_groups}
+        self.is_potential = given == {1.0} and len(batches) == 1
+        if self.is_potential:  # of all data, which is a sum
+            return
+        self.problems += look_at_data(self.sampler, loader, rows_of(batches[0]))
+        if data_of(loader) is None:
+            self.unknown.append("whether num_data is the number of the loader's data")
+
     def at_modes(self) -> None:
         """Layers that are not a function of one input."""
         if names := dropouts(self.model):
@@ -274,12 +286,14 @@ class _Looking:
                 )
                 return
             looks = [seen]
-            parts = halves(batches[0])
-            if parts is None:
+            parts = None if self.is_potential else halves(batches[0])
+            if self.is_potential:
+                self.unknown.append("what the potential, as num_data is 1, is made of")
+            elif parts is None:
                 self.unknown.append("whether the loss is a mean (no rows to cut)")
             else:
                 looks += self._at_halves(*parts)
-        if not getattr(self.loss, "is_likelihood", False):
+        if not getattr(self.loss, "is_likelihood", False) and not self.is_potential:
             scaled = not any(p.kind == "sum" for p in self.problems)
             self.problems += look_at_outputs(looks) if scaled else []
 
