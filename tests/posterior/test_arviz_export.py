@@ -143,3 +143,31 @@ def test_without_arviz_the_error_says_how_to_install_it(
     monkeypatch.setitem(sys.modules, "arviz", None)
     with pytest.raises(ImportError, match=r"'torch_sgmcmc\[posterior\]'"):
         convergence.to_arviz(chains())
+
+
+def test_leave_one_out_is_that_of_a_normal_mean() -> None:
+    """Of exact draws, beside the predictive densities without each datum."""
+    g = torch.Generator().manual_seed(2)
+    y = torch.randn(20, generator=g, dtype=torch.float64)
+    draws = [
+        [
+            {"mean": y.mean() + torch.randn((), generator=g) / 20**0.5}
+            for _ in range(1000)
+        ]
+        for _ in range(2)
+    ]
+    normal = torch.distributions.Normal
+    data = convergence.to_arviz(
+        draws,
+        log_likelihood={"y": lambda d: normal(d["mean"], 1).log_prob(y)},
+        posterior_predictive={"y": lambda d: d["mean"] + torch.randn(20, generator=g)},
+    )
+    assert data["posterior_predictive"]["y"].shape == (2, 1000, 20)
+    found = az.loo(data)
+    elpd = float(getattr(found, "elpd_loo", getattr(found, "elpd", None)))
+    without = (y.sum() - y) / 19
+    exact = normal(without, (1 + 1 / 19) ** 0.5).log_prob(y).sum()
+    # Of 2,000 draws of a sum of 20 terms that vary by about 0.1 each.
+    assert abs(elpd - float(exact)) < 0.1
+    plain = data["log_likelihood"]["y"].mean()
+    assert abs(20 * float(plain) - float(exact)) > 0.2  # which is another number

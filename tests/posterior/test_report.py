@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from driver_problem import data, model, run
+from driver_problem import data, loader, loss, model, run, sghmc
 from stored_files import files
 from torch import nn
 
@@ -256,3 +256,10 @@ def test_convergence_of_a_store_in_one_call(tmp_path):
     kept = sg.predict(model(), store, x, keep_draws=True)
     assert torch.equal(kept.draws, torch.stack([p for c in probs for p in c]))
     assert sg.predict(model(), store, x).draws is None
+
+
+def test_sample_without_a_folder():
+    options = {"steps": 20, "seed": 5, "progress": False, "check": False}
+    store = sg.sample(model, sghmc, loader(), loss, chains=2, **options)
+    assert len(store) == 40 and store.chains == [0, 1]
+    assert sg.report(model(), store, data().tensors[0]).runs[1].steps == 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import pickle
 import zlib
@@ -391,3 +392,28 @@ def test_the_thinning_doubles_when_it_is_full(most: int) -> None:
         if number:
             assert schedule.interval(number) == interval
     assert len(kept) >= most / 2
+
+
+def test_a_store_in_memory(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    sampler = sg.SGLD(model.parameters(), 0.1, num_data=1, seed=0)
+    store = sg.SampleStore()
+    with sg.Collector(sampler, model, store):
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            sampler.step()
+    assert len(store.refresh()) == 3
+    assert torch.equal(store[-1]["weight"], model.weight)
+    folder = Path(store.path)
+    assert folder.exists()
+    del store
+    gc.collect()
+    assert not folder.exists()
+    # One that only its collector knows is there as long.
+    collector = sg.Collector(sampler, model, sg.SampleStore())
+    gc.collect()
+    model(torch.ones(1, 2)).sum().backward()
+    sampler.step()
+    collector.flush()
+    assert collector.num_draws == 1
+    collector.close()

@@ -26,8 +26,10 @@ def to_arviz(
     *,
     names: Iterable[str] | None = None,
     probes: Mapping[str, Probe] | None = None,
+    log_likelihood: Mapping[str, Probe] | None = None,
+    posterior_predictive: Mapping[str, Probe] | None = None,
 ) -> Any:
-    """Chains of draws for ArviZ, with what is to be looked at.
+    r"""Chains of draws for ArviZ, with what is to be looked at.
 
     There is one pass over the draws, of which only what is chosen is kept: of a network
     a few parameters, :class:`Coordinates` or :class:`Projections`, since nobody looks
@@ -41,6 +43,11 @@ def to_arviz(
             dtype, if there are no probes and at most 10,000 numbers. Default: None.
         probes: ``{name: function}`` of a draw that returns a Tensor, as
             :class:`Coordinates` and :class:`Projections`. Default: none.
+        log_likelihood: ``{name: function}`` of a draw that returns :math:`\log p(y_i |
+            x_i, \theta)` of each datum, in a group of that name: for ``arviz.loo`` and
+            ``arviz.compare``. Default: none.
+        posterior_predictive: ``{name: function}`` of a draw that returns new data, for
+            ``arviz.plot_ppc``. Default: none.
 
     Returns:
         An ``arviz.InferenceData``, or with ArviZ 1.x an ``xarray.DataTree``: the
@@ -61,6 +68,10 @@ def to_arviz(
     """
     arviz = optional("arviz", "ArviZ", "convergence.to_arviz()", "posterior")
     probes = dict(probes or {})
+    others = {
+        "log_likelihood": dict(log_likelihood or {}),
+        "posterior_predictive": dict(posterior_predictive or {}),
+    }
     chosen = None if names is None else list(names)
     chains: dict[int, list[dict[str, Tensor]]] = {}
     statistics: dict[int, list[dict[str, Any]]] = {}
@@ -72,7 +83,11 @@ def to_arviz(
             )
         if chosen is None:
             chosen = [] if probes else _all(_tensors(draw))
-        chains.setdefault(chain, []).append(_taken(draw, chosen, probes))
+        taken = _taken(draw, chosen, probes)
+        for group, functions in others.items():
+            for name, function in functions.items():
+                taken[f"{group}/{name}"] = _kept(function(draw))
+        chains.setdefault(chain, []).append(taken)
         statistics.setdefault(chain, []).append(
             {}
             if isinstance(draw, nn.Module)  # its weight is a parameter
@@ -93,6 +108,9 @@ def to_arviz(
         if all(key in of for chain in told for of in chain)
     }
     groups: dict[str, Any] = {"posterior": posterior}
+    for group, functions in others.items():
+        if functions:
+            groups[group] = {n: _stacked(ordered, f"{group}/{n}") for n in functions}
     if stats:
         groups["sample_stats"] = stats
     coords, dims = {}, {}

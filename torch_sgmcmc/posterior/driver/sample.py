@@ -36,7 +36,7 @@ def sample(
     sampler: Callable[..., Sampler],
     loader: Iterable[Any],
     loss: Callable[[nn.Module, Any], Tensor],
-    store: str | os.PathLike[str] | SampleStore,
+    store: str | os.PathLike[str] | SampleStore | None = None,
     *,
     steps: int | None = None,
     epochs: int | None = None,
@@ -75,7 +75,7 @@ def sample(
         loss: ``loss(model, batch)`` returns the mean loss of a minibatch, which has
             been moved to the model's device; for SBPS, the loss of each example.
         store: a folder or a :class:`SampleStore`. There are also the checkpoints,
-            ``checkpoint-<chain>.pt``.
+            ``checkpoint-<chain>.pt``. None is one in memory, see there. Default: None.
         steps: of each chain, >= 1; or
         epochs: passes over the loader, >= 1, a step each minibatch. One of the two.
         burn_in: steps of each chain that come first and are not stored. With a
@@ -161,6 +161,8 @@ def sample(
         raise TypeError("Invalid chain: sample() numbers its chains from 0 on")
     if "gauges" in collecting:
         raise TypeError("Invalid gauges: sample() makes those of each chain (report)")
+    if store is None:
+        store = SampleStore()
     folder = Path(folder_of(store))
     if not restart:
         check_whole(folder)
@@ -199,7 +201,7 @@ def sample(
             found.save(folder)
             if progress:
                 print(found.short())
-    return SampleStore(folder)
+    return store.refresh() if isinstance(store, SampleStore) else SampleStore(folder)
 
 
 def _functions(name: str, given: Any) -> tuple[Any, ...]:

@@ -155,6 +155,7 @@ class Collector:
         self._schedule = _C.DrawSchedule(**self._settings)
         self._chosen = Chosen(model, sampler, parameters, buffers)
         path = folder_of(store)
+        self._store = store  # which may be in memory as long as it is known
         group = sampler.process_group
         self._stores = group is None or dist.get_rank(group) == 0
         self._writer = (

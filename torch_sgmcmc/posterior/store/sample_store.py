@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import warnings
+import weakref
 from typing import Any
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.posterior.store.draws import Draws, Layout, Record
 
 __all__ = ["SampleStore", "folder_of"]
+
+_MEMORY = "/dev/shm"
 
 
 def folder_of(store: str | os.PathLike[str] | SampleStore) -> str:
@@ -38,7 +43,9 @@ class SampleStore(Draws):
         store.chain(1)[-10:]["fc.weight"]       # the last ten of chain 1, one tensor
 
     Args:
-        path: the folder. It need not exist yet: then there are no draws.
+        path: the folder. It need not exist yet: then there are no draws. None is one in
+            memory (``/dev/shm``, where there is that), which is gone with this object:
+            for toys, without checkpoints that outlive it.
 
     Raises:
         RuntimeError: an index cannot be read, or its first lines are damaged. Where
@@ -46,7 +53,11 @@ class SampleStore(Draws):
         ValueError: its chains are of different models, or it is a file.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        if path is None:
+            memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+            path = tempfile.mkdtemp(prefix="sgmcmc-", dir=memory)
+            weakref.finalize(self, _forget, path, os.getpid())
         self.path = folder_of(path)
         if os.path.isfile(self.path):
             raise ValueError(f"Invalid path: {self.path} is a file (must be a folder)")
@@ -79,3 +90,9 @@ class SampleStore(Draws):
             draws += [(folder, chain, Record.of(r), layout) for r in index.draws]
         self._draws = tuple(draws)
         return self
+
+
+def _forget(path: str, process: int) -> None:
+    """Deletes a store in memory; not in a child that was forked."""
+    if os.getpid() == process:
+        shutil.rmtree(path, ignore_errors=True)
