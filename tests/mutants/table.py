@@ -230,8 +230,8 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         Mutant(
             "gauges: the momentum's sum is of the position",
             "methods/gauge.h",
-            "return {position * g, x[3] * x[3], position * x[3]};",
-            "return {position * g, x[1] * x[1], position * x[3]};",
+            "return {position * g, kicked * kicked, position * kicked};",
+            "return {position * g, x[1] * x[1], position * kicked};",
             ("tests/posterior/test_gauges.py -k sums_each_tensor",),
         ),
         Mutant(
