@@ -11,6 +11,7 @@ except ImportError as error:
         "another folder, or install with `pip install -e .`"
     ) from error
 
+from torch_sgmcmc.baoa import BAOA
 from torch_sgmcmc.bouncy.time_average import TimeAverage
 from torch_sgmcmc.chain.files import load, save
 from torch_sgmcmc.control_variates import ControlVariates
@@ -61,6 +62,7 @@ from torch_sgmcmc.svrg import SVRG
 from torch_sgmcmc.version import __version__
 
 __all__ = [
+    "BAOA",
     "EWSG",
     "HMC",
     "HMCECS",

@@ -45,6 +45,17 @@ constexpr Setting kSGHMC[] = {
      .words = {"stationary", "zeros"}},
 };
 
+constexpr Setting kBAOA[] = {
+    kStep,
+    kData,
+    kPrior,
+    kMean,
+    kWarm,
+    kChains,
+    kCarried,
+    Of(rows::kNoiseEstimate, {.fallback = 0}),
+};
+
 constexpr Setting kPSGLD[] = {
     kStep,
     kData,
@@ -152,6 +163,7 @@ struct OfSampler {
 constexpr OfSampler kSamplers[] = {{"SGLD", kSGLD, Motion::kLangevin},
                                    {"SGLRW", kSGLRW, Motion::kLattice},
                                    {"SGHMC", kSGHMC, Motion::kMomentum},
+                                   {"BAOA", kBAOA, Motion::kHalfDrifts},
                                    {"PSGLD", kPSGLD, Motion::kLangevin},
                                    {"SGNHT", kSGNHT, Motion::kThermostat},
                                    {"EWSG", kEWSG, Motion::kMomentum},

@@ -64,6 +64,16 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
             (_updates("test_sghmc"), _law("SGHMC")),
         ),
         Mutant(
+            "BAOA: parameters move by the new momentum alone",
+            "methods/baoa.h",
+            "x[0] = Fma(Real(0.5), kicked + x[2], x[0]);",
+            "x[0] = x[0] + x[2];",
+            (
+                "tests/laws/test_baoa_law.py -k equals_its_reference",
+                "tests/laws/test_baoa_law.py -k follows_its_law",
+            ),
+        ),
+        Mutant(
             "SGNHT: parameters move by the old momentum",
             "methods/sgnht.h",
             "x[2] = v;\n    x[0] = x[0] + v;",
