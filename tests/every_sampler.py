@@ -10,8 +10,8 @@ from ecs_data import Data
 from ecs_data import make as make_ecs
 from sbps_chains import N
 from sbps_chains import make as make_sbps
+from short_chains import ALIKE, take_step
 from short_chains import make as make_short
-from short_chains import take_step
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
@@ -19,8 +19,8 @@ import torch_sgmcmc as sg
 __all__ = ["EVERY", "Chain", "bits"]
 
 EVERY = (
+    *ALIKE,
     *(
-        "SGLD",
         "SGHMC",
         "SGHMC online",
         "SGHMC with masses",

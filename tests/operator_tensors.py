@@ -1,5 +1,7 @@
 """Lists of tensors and hyperparameters that the tests of operators share."""
 
+from typing import Any
+
 import torch
 from reference import DTYPES, SIZES, Exact, arithmetic, assert_rounded, same_bits
 from torch import Tensor
@@ -9,9 +11,10 @@ from torch_sgmcmc.chain.operators import ROWS
 __all__ = [
     "STREAM",
     "TARGET",
-    "alone_with_gradients",
+    "arguments_of",
     "assert_all_same",
     "assert_updated",
+    "by_gradients",
     "clones",
     "masters_of",
     "mixed_list",
@@ -22,6 +25,7 @@ __all__ = [
 
 # Large steps, so that no term of an update hides behind another.
 TARGET = {"lr": 0.3, "num_data": 7.0, "prior_precision": 1.9, "temperature": 0.7}
+FRICTION = {"momentum": 0.9, "noise_estimate": 0.05}
 STREAM = {"seed": 0x0123456789ABCDEF, "step": 2**33 + 5}
 
 
@@ -97,11 +101,31 @@ def assert_all_same(a: list[Tensor], b: list[Tensor]) -> None:
     assert all(same_bits(x, y) for x, y in zip(a, b, strict=True))
 
 
-def alone_with_gradients() -> list[str]:
-    """Operators that update by gradients and nothing but TARGET: such as SGLD's."""
-    return [
-        op
+def by_gradients() -> dict[str, bool]:
+    """Operators like SGLD's, that go by gradients and TARGET; whether by momenta, too.
+
+    The latter take FRICTION as well.
+    """
+    wanted = {
+        with_momenta: (
+            ["params", "grads", *(["momenta"] if with_momenta else []), "masters"],
+            {*TARGET, *(FRICTION if with_momenta else ())},
+        )
+        for with_momenta in (False, True)
+    }
+    return {
+        op: with_momenta
         for op, row in ROWS.items()
-        if [each["name"] for each in row["lists"]] == ["params", "grads", "masters"]
-        and {name for name, _ in row["numbers"]} == set(TARGET)
-    ]
+        for with_momenta, (lists, numbers) in wanted.items()
+        if [each["name"] for each in row["lists"]] == lists
+        and {name for name, _ in row["numbers"]} == numbers
+    }
+
+
+def arguments_of(
+    op: str, p: Any, g: Any, v: Any, masters: Any
+) -> tuple[tuple[Any, ...], dict[str, float]]:
+    """Lists and numbers of one of those."""
+    if by_gradients()[op]:
+        return (p, g, v, masters), {**TARGET, **FRICTION}
+    return (p, g, masters), TARGET

@@ -5,7 +5,7 @@ from itertools import count
 from typing import Any
 
 import torch
-from operator_tensors import alone_with_gradients
+from operator_tensors import by_gradients
 from reference import same_bits
 from torch import nn
 
@@ -13,19 +13,21 @@ import torch_sgmcmc as sg
 from torch_sgmcmc.chain import operators as ops
 
 TARGET = {"lr": 0.1, "num_data": 50.0, "prior_precision": 2.0, "temperature": 0.9}
-#: Samplers that go by gradients and what all of them take, and keep nothing: SGLD, and
+#: Samplers that go by gradients, what all of them take, and perhaps momenta: SGLD, and
 #: whoever is like it.
-PLAIN: dict[str, type[sg.Sampler]] = {
+ALIKE: dict[str, type[sg.Sampler]] = {
     name: cls
     for name, cls in vars(sg).items()
     if isinstance(cls, type)
     and issubclass(cls, sg.Sampler)
     and cls._METHOD is not None
-    and cls._METHOD.operator in [getattr(ops, op) for op in alone_with_gradients()]
+    and cls._METHOD.operator in [getattr(ops, op) for op in by_gradients()]
 }
+#: Those that keep nothing.
+PLAIN = {k: cls for k, cls in ALIKE.items() if not cls._METHOD.keeps_state}
 assert "SGLD" in PLAIN
 KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
-    **{name: (cls, {}) for name, cls in PLAIN.items()},
+    **{name: (cls, {}) for name, cls in ALIKE.items()},
     "SGHMC": (sg.SGHMC, {"momentum": 0.9}),
     "SGHMC resampling": (sg.SGHMC, {"momentum": 0.9, "resample_momentum_every": 3}),
     "SGHMC online": (sg.SGHMC, {"momentum": 0.5, "noise_estimate": "online"}),

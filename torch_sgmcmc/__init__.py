@@ -12,6 +12,7 @@ except ImportError as error:
     ) from error
 
 from torch_sgmcmc import losses
+from torch_sgmcmc.baoa import BAOA
 from torch_sgmcmc.bouncy.time_average import TimeAverage
 from torch_sgmcmc.chain.files import load, save
 from torch_sgmcmc.control_variates import ControlVariates
@@ -64,6 +65,7 @@ from torch_sgmcmc.svrg import SVRG
 from torch_sgmcmc.version import __version__
 
 __all__ = [
+    "BAOA",
     "EWSG",
     "HMC",
     "HMCECS",

@@ -9,28 +9,22 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from torch_sgmcmc.chain.checks import check_integer, check_real
-from torch_sgmcmc.psgld import PSGLD
+from torch_sgmcmc.chain.many_chains import ManyChains
 from torch_sgmcmc.sampler import Sampler
-from torch_sgmcmc.sghmc import SGHMC
-from torch_sgmcmc.sgld import SGLD
 from torch_sgmcmc.sglrw import SGLRW
-from torch_sgmcmc.sgnht import SGNHT
 
 __all__ = ["CyclicalSchedule", "PolynomialDecay"]
-
-_SAMPLERS = (SGLD, SGLRW, SGHMC, PSGLD, SGNHT)
 
 
 class _Schedule(LRScheduler):
     """What follows of the number of steps made alone."""
 
     def __init__(self, sampler: Sampler) -> None:
-        if not isinstance(sampler, _SAMPLERS):
-            names = ", ".join(kind.__name__ for kind in _SAMPLERS)
+        if not isinstance(sampler, ManyChains):
             raise TypeError(
-                f"Invalid sampler: got {type(sampler).__name__} (must be one of "
-                f"{names}: of the others the step has no lr, is tuned or tested, or "
-                "minibatches are drawn for it)"
+                f"Invalid sampler: got {type(sampler).__name__} (must be one that goes "
+                "by gradients alone, as SGLD and SGHMC: of the others the step has no "
+                "lr, is tuned or tested, or minibatches are drawn for it)"
             )
         if sampler.defaults["capturable"]:
             raise ValueError(
@@ -80,9 +74,10 @@ class CyclicalSchedule(_Schedule):
     a cycle to the same bits; make the schedule before they are loaded.
 
     Args:
-        sampler: an SGLD, SGHMC, PSGLD or SGNHT, not capturable, with T > 0, and with
-            ``noise_estimate=0`` unless β is 0; or an SGLRW if β is 0. Groups that are
-            added later are taken along from the schedule's next step on.
+        sampler: one that goes by gradients alone, as SGLD and SGHMC, not capturable,
+            with T > 0, and with ``noise_estimate=0`` unless β is 0; SGLRW if β is 0.
+            Groups that are added later are taken along from the schedule's next step
+            on.
         steps_per_cycle: L, >= 2.
         exploration: β in [0, 1), the part of a cycle that explores. Default: 0.8, the
             paper's for CIFAR.
@@ -202,7 +197,7 @@ class PolynomialDecay(_Schedule):
     each step of the sampler, and weight a draw with :attr:`weight` before it.
 
     Args:
-        sampler: an SGLD, SGLRW, SGHMC, PSGLD or SGNHT, not capturable.
+        sampler: one that goes by gradients alone, as SGLD and SGHMC, not capturable.
         b: > 0, the number of steps after which lr has fallen by the factor 2^-γ.
         gamma: γ in (1/2, 1]. Default: 0.55.
 

@@ -19,6 +19,7 @@ from torch_sgmcmc.chain.by_coordinate import (
 from torch_sgmcmc.chain.diagonal import check_saved_diagonal, diagonals
 from torch_sgmcmc.chain.dtypes import blank, state_dtype
 from torch_sgmcmc.chain.fit import check_fits
+from torch_sgmcmc.chain.friction import check_friction, check_noise_estimate
 from torch_sgmcmc.chain.given import GIVEN_FRICTION, GIVEN_MASS, GIVEN_VARIANCE
 from torch_sgmcmc.chain.given_covariance import (
     COVARIANCE,
@@ -44,6 +45,7 @@ __all__ = ["SGHMC"]
 # Estimates that are compared with the friction at every step.
 _CHECKED = ("online", "given")
 _UNCHANGED = ". No parameter has changed"
+_FRICTION = "1 - momentum"
 
 # What is kept for "online".
 _ONLINE = {"grad_variance": Tensor, "num_grads": int, "previous_grad": Tensor}
@@ -176,22 +178,12 @@ class SGHMC(ManyChains):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
-        noise_estimate = group["noise_estimate"]
-        if noise_estimate in _CHECKED:
-            if group["capturable"]:
-                raise ValueError(
-                    f"Invalid noise_estimate: {noise_estimate!r} is checked on the "
-                    "host at every step and excludes capturable=True"
-                )
-        elif noise_estimate == 0:
-            return
-        else:
-            _check_friction(noise_estimate, group["momentum"])
-        if group["temperature"] == 0:
+        if group["noise_estimate"] in _CHECKED and group["capturable"]:
             raise ValueError(
-                f"Invalid noise_estimate: {noise_estimate!r} (must be 0 at "
-                "temperature 0, where no noise is injected)"
+                f"Invalid noise_estimate: {group['noise_estimate']!r} is checked on "
+                "the host at every step and excludes capturable=True"
             )
+        check_noise_estimate(group, 1.0 - group["momentum"], _FRICTION)
 
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         state = super()._blank_state(group, p)
@@ -498,9 +490,10 @@ class SGHMC(ManyChains):
         largest = max((float(v.max()) for v in here), default=0.0)
         largest = self._chain.placement.largest(params, largest)
         scale = group["lr"] * group["num_data"] / (2 * group["temperature"])
-        _check_friction(
+        check_friction(
             scale * largest,
-            group["momentum"],
+            1.0 - group["momentum"],
+            _FRICTION,
             f" in the noisiest coordinate{state_of_things}",
         )
 
@@ -520,14 +513,3 @@ class SGHMC(ManyChains):
         instead = {"noise_estimate": 0.0} if estimate in _CHECKED else {}
         lists.append(masters)
         method.update(chain, work, lists, **instead)
-
-
-def _check_friction(noise_estimate: float, momentum: float, where: str = "") -> None:
-    friction = 1.0 - momentum
-    # momentum 0.9 and noise_estimate 0.1 are equal parts of 1, but for rounding.
-    if noise_estimate > friction + 1e-12:
-        raise ValueError(
-            f"Invalid noise_estimate: {noise_estimate:.6g}{where} (must not exceed "
-            f"the friction 1 - momentum = {friction:.6g}: lower momentum or lr, or "
-            "take larger minibatches)"
-        )

@@ -30,6 +30,15 @@ void Format(std::string& out, const char* format, ...) {
   out += text;
 }
 
+// What takes heat off in a step: minibatches heat by their part of it.
+double FrictionOf(const GaugeSettings& s) {
+  if (s.motion == Motion::kLangevin) return 1;
+  if (s.motion == Motion::kHalfDrifts) {
+    return 2 * (1 - s.momentum) / (1 + s.momentum);
+  }
+  return 1 - s.momentum;
+}
+
 // A mean with the half width of its 95 % interval.
 std::string Interval(const BatchMeans& means) {
   std::string text;
@@ -41,16 +50,6 @@ std::string Interval(const BatchMeans& means) {
 }
 
 }  // namespace
-
-Motion MotionOf(std::string_view sampler) {
-  if (sampler == "SGLD" || sampler == "PSGLD") return Motion::kLangevin;
-  if (sampler == "SGHMC" || sampler == "EWSG") return Motion::kMomentum;
-  if (sampler == "SGNHT") return Motion::kThermostat;
-  if (sampler == "SGLRW") return Motion::kLattice;
-  if (sampler == "HMC" || sampler == "HMCECS") return Motion::kTrajectory;
-  if (sampler == "SBPS") return Motion::kFlight;
-  return Motion::kNone;
-}
 
 bool HasUnbiasedGradients(std::string_view sampler) {
   const Motion motion = MotionOf(sampler);
@@ -65,7 +64,7 @@ GaugeValues TemperaturesOf(const GaugeSettings& s,
   const double lr = s.lr;
   const double scale = s.num_data / numel;
   GaugeValues values{s.temperature, scale * sums.force, kUnknown, kUnknown};
-  const double friction = 1 - (s.motion == Motion::kLangevin ? 0 : s.momentum);
+  const double friction = FrictionOf(s);
   switch (s.motion) {
     case Motion::kNone:
       return values;
@@ -82,6 +81,12 @@ GaugeValues TemperaturesOf(const GaugeSettings& s,
       return values;
     case Motion::kLangevin:
       values.kinetic += lr * scale / 2 * sums.gradient_square;
+      break;
+    case Motion::kHalfDrifts:
+      values.kinetic =
+          (1 + s.momentum) / 8 *
+          (2 * scale / lr * (1 + s.momentum) * sums.momentum_square +
+           s.temperature * (3 + s.momentum) * (friction - s.noise_estimate));
       break;
     case Motion::kThermostat:
       values.kinetic = scale / lr *
@@ -303,7 +308,7 @@ void AdviseOnHeat(const GaugeSettings& s,
          "; heating grows with lr: within %.3g %% it takes lr <= %.2g",
          100 * budget,
          s.lr * budget / heating);
-  const double alpha = s.motion == Motion::kLangevin ? 1 : 1 - s.momentum;
+  const double alpha = FrictionOf(s);
   if (!(minibatch > heating / 2)) {
     text +=
         " (little of it is the minibatches': the step is long for the "
@@ -314,8 +319,11 @@ void AdviseOnHeat(const GaugeSettings& s,
          ", or minibatches %.2g times as large",
          std::ceil(10 * minibatch / budget) / 10);
   const double wanted = alpha * minibatch / budget;
-  if (s.motion == Motion::kMomentum && wanted < 1) {
-    Format(text, ", or momentum <= %.3g", 1 - wanted);
+  const bool drifts_twice = s.motion == Motion::kHalfDrifts;
+  const double momentum =
+      drifts_twice ? (2 - wanted) / (2 + wanted) : 1 - wanted;
+  if ((drifts_twice || s.motion == Motion::kMomentum) && momentum > 0) {
+    Format(text, ", or momentum <= %.3g", momentum);
   }
   const double estimate = minibatch * alpha + s.noise_estimate;
   if (takes_noise_estimate && estimate <= alpha) {

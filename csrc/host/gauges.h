@@ -37,6 +37,15 @@
 // SGNHT's momentum is 1 - A - s with A its constant and s its learnt friction:
 // lr E[x . g] = (2 - A) E|v|^2 / 2 - E[x . (s v)], by coordinate.
 //
+// A kick u = v - lr g, a drift of u / 2, friction v' = m u + noise, whose
+// variance is s^2, and a drift of v' / 2: the same two, with f = 2 (1 - m) / (1
+// + m) and s^2 = lr T (1 + m)^2 (f - beta) / (2 N), give
+//
+//   T_conf as above,
+//   T_kin = N (1 + m)^2 E|u|^2 / (4 lr d) + T (1 + m) (3 + m) (f - beta) / 8,
+//
+// and f in the place of alpha in the minibatches' part.
+//
 // SGLRW: theta' = theta +- delta, up with probability (1 - clip(lr g / delta))
 // / 2, so that |theta' - theta|^2 = 2 lr T d / N always, and E|x'|^2 = E|x|^2
 // says N E[x . clip(g)] / d = T, clip(g) being within delta / lr. With
@@ -79,14 +88,16 @@ constexpr int64_t kNoiseEvery = 5;
 // Observations that a device keeps before the host waits for them.
 constexpr int64_t kMostRows = 64;
 
-// How a sampler moves; kTrajectory: sums are made along whole trajectories,
-// with momenta on U (Note [Heat of a trajectory]); kFlight: over windows of a
-// flight (Note [Heat of a flight]); kNone: only x . g is used, and T_kin is T.
+// How a sampler moves, as its row says (host/settings.cpp); kTrajectory: sums
+// are made along whole trajectories, with momenta on U (Note [Heat of a
+// trajectory]); kFlight: over windows of a flight (Note [Heat of a flight]);
+// kNone: only x . g is used, and T_kin is T.
 enum class Motion {
   kLangevin,
   kMomentum,
   kThermostat,
   kLattice,
+  kHalfDrifts,
   kTrajectory,
   kFlight,
   kNone
@@ -111,7 +122,7 @@ struct GaugeSettings {
 struct GaugeSums {
   double force = 0;              // x . g
   double gradient_square = 0;    // sum w g^2
-  double momentum_square = 0;    // v . v
+  double momentum_square = 0;    // v . v, of half drifts u . u
   double position_momentum = 0;  // x . v, SGNHT: sum x s v
   double noise = 0;              // sum w (grad - grad before)^2 / 2
   double clipped_force = 0;      // x . clip(g)

@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "host/gauges.h"
+
 namespace torch_sgmcmc {
 namespace {
 
@@ -41,6 +43,17 @@ constexpr Setting kSGHMC[] = {
     {.name = "initial_momentum",
      .kind = kWord,
      .words = {"stationary", "zeros"}},
+};
+
+constexpr Setting kBAOA[] = {
+    kStep,
+    kData,
+    kPrior,
+    kMean,
+    kWarm,
+    kChains,
+    kCarried,
+    Of(rows::kNoiseEstimate, {.fallback = 0}),
 };
 
 constexpr Setting kPSGLD[] = {
@@ -144,17 +157,19 @@ constexpr Setting kSBPS[] = {
 struct OfSampler {
   std::string_view sampler;
   std::span<const Setting> settings;
+  Motion motion;
 };
 
-constexpr OfSampler kSamplers[] = {{"SGLD", kSGLD},
-                                   {"SGLRW", kSGLRW},
-                                   {"SGHMC", kSGHMC},
-                                   {"PSGLD", kPSGLD},
-                                   {"SGNHT", kSGNHT},
-                                   {"EWSG", kEWSG},
-                                   {"HMC", kHMC},
-                                   {"HMCECS", kHMCECS},
-                                   {"SBPS", kSBPS}};
+constexpr OfSampler kSamplers[] = {{"SGLD", kSGLD, Motion::kLangevin},
+                                   {"SGLRW", kSGLRW, Motion::kLattice},
+                                   {"SGHMC", kSGHMC, Motion::kMomentum},
+                                   {"BAOA", kBAOA, Motion::kHalfDrifts},
+                                   {"PSGLD", kPSGLD, Motion::kLangevin},
+                                   {"SGNHT", kSGNHT, Motion::kThermostat},
+                                   {"EWSG", kEWSG, Motion::kMomentum},
+                                   {"HMC", kHMC, Motion::kTrajectory},
+                                   {"HMCECS", kHMCECS, Motion::kTrajectory},
+                                   {"SBPS", kSBPS, Motion::kFlight}};
 
 // What groups hold besides: of all samplers, with a Metropolis test, of EWSG,
 // of HMCECS and of SBPS.
@@ -177,6 +192,13 @@ std::span<const Setting> SettingsOf(std::string_view sampler) {
     if (row.sampler == sampler) return row.settings;
   }
   throw std::out_of_range("no sampler " + std::string(sampler));
+}
+
+Motion MotionOf(std::string_view sampler) {
+  for (const OfSampler& row : kSamplers) {
+    if (row.sampler == sampler) return row.motion;
+  }
+  return Motion::kNone;
 }
 
 std::vector<std::string_view> SamplerKeys() {

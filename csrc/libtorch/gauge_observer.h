@@ -481,7 +481,9 @@ struct Gauges::Observer : StepObserver {
     GaugeKind kind = GaugeKind::kLangevin;
     Tensors movers;
     Tensors statistics;
-    if (moves == Motion::kMomentum || moves == Motion::kThermostat) {
+    const bool drifts_twice = moves == Motion::kHalfDrifts;
+    if (moves == Motion::kMomentum || moves == Motion::kThermostat ||
+        drifts_twice) {
       if (first["momentum"].defined()) {
         kind = GaugeKind::kMomentum;
         movers = all_of("momentum");
@@ -515,7 +517,9 @@ struct Gauges::Observer : StepObserver {
     const double decay =
         options.number_or("adapt", 0) != 0 ? options.number_or("decay", 1) : 1;
     double eps = options.number_or("eps", 0);
-    if (kind == GaugeKind::kLattice) {
+    if (drifts_twice) {
+      eps = options.lr();  // of a kick
+    } else if (kind == GaugeKind::kLattice) {
       // Beyond what a gradient is clipped; none is by steps that do not move.
       const double heat = 2 * options.temperature() / options.num_data();
       eps = std::min(std::sqrt(heat / options.lr()),

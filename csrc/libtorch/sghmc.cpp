@@ -22,18 +22,7 @@
 namespace torch_sgmcmc {
 namespace {
 
-void CheckFriction(double noise_estimate,
-                   double momentum,
-                   const std::string& where = "") {
-  const double friction = 1.0 - momentum;
-  // momentum 0.9 and noise_estimate 0.1 are equal parts of 1, but for rounding.
-  if (noise_estimate > friction + 1e-12) {
-    Invalid(
-        "Invalid noise_estimate: " + SixDigits(noise_estimate) + where +
-        " (must not exceed the friction 1 - momentum = " + SixDigits(friction) +
-        ": lower momentum or lr, or take larger minibatches)");
-  }
-}
+constexpr const char* kFriction = "1 - momentum";
 
 // "online", the one word that there is, and no number.
 bool IsOnline(const SGHMCOptions& options) {
@@ -50,23 +39,11 @@ void SGHMCOptions::check_values() const {
             " (must be a number or 'online')");
   }
   OptionsOf::check_values();
-  std::string estimate;
-  if (word != nullptr) {
-    estimate = Shown(*word);
-    if (capturable()) {
-      Invalid("Invalid noise_estimate: " + estimate +
-              " is checked on the host at every step and excludes capturable");
-    }
-  } else {
-    const double number = std::get<double>(given);
-    if (number == 0) return;
-    CheckFriction(number, momentum());
-    estimate = Shown(number);
+  if (word != nullptr && capturable()) {
+    Invalid("Invalid noise_estimate: " + Shown(*word) +
+            " is checked on the host at every step and excludes capturable");
   }
-  if (temperature() == 0) {
-    Invalid("Invalid noise_estimate: " + estimate +
-            " (must be 0 at temperature 0, where no noise is injected)");
-  }
+  check_noise_estimate(1 - momentum(), kFriction);
 }
 
 std::vector<std::string> SGHMC::state_keys() const {
@@ -250,7 +227,8 @@ void SGHMC::check_variances(const Work& work) {
   const double scale =
       options.lr() * options.num_data() / (2 * options.temperature());
   CheckFriction(scale * largest,
-                options.momentum(),
+                1 - options.momentum(),
+                kFriction,
                 std::string(" in the noisiest coordinate") + kState);
 }
 

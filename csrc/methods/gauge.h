@@ -3,7 +3,7 @@
 // With x = theta - center, g = grad + (lambda / N) (theta - mu), and the
 // gradient of the step before:
 //   kLangevin, kPreconditioned    x . g,  sum w g^2
-//   kMomentum                     x . g,  v . v,  x . v
+//   kMomentum                     x . g,  u . u,  x . u,  u = v - eps g
 //   kThermostat                   x . g,  v . v,  sum x s v
 //   kLattice                      x . g,  x . clip(g),  how many clip(g) != g
 //   kNoise, kPreconditionedNoise  sum w (grad - grad before)^2 / 2
@@ -100,7 +100,8 @@ class GaugeTerms {
         const double clipped = fmin(fmax(g, -n_.eps), n_.eps);
         return {position * g, position * clipped, clipped == g ? 0.0 : 1.0};
       } else if constexpr (kKind == GaugeKind::kMomentum) {
-        return {position * g, x[3] * x[3], position * x[3]};
+        const double kicked = x[3] - n_.eps * g;
+        return {position * g, kicked * kicked, position * kicked};
       } else {
         return {position * g, x[3] * x[3], position * (x[4] * x[3])};
       }

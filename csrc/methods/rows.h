@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "core/row.h"
+#include "methods/baoa.h"
 #include "methods/control_variate.h"
 #include "methods/ewsg.h"
 #include "methods/gauge.h"
@@ -43,7 +44,8 @@ using SamplerOperators = Operators<SGLDStep,
                                    PSGLDStep,
                                    PSGLDFrozenStep,
                                    SGNHTStep,
-                                   SGLRWStep>;
+                                   SGLRWStep,
+                                   BAOAStep>;
 // Others that update, and what sums.
 using UpdateOperators = Operators<GradientVarianceStep,
                                   ControlVariate,

@@ -56,6 +56,7 @@ void BindGauges(py::module_& m) {
   motions["MOMENTUM"] = static_cast<int>(Motion::kMomentum);
   motions["THERMOSTAT"] = static_cast<int>(Motion::kThermostat);
   motions["LATTICE"] = static_cast<int>(Motion::kLattice);
+  motions["HALF_DRIFTS"] = static_cast<int>(Motion::kHalfDrifts);
   motions["TRAJECTORY"] = static_cast<int>(Motion::kTrajectory);
   motions["FLIGHT"] = static_cast<int>(Motion::kFlight);
   motions["NONE"] = static_cast<int>(Motion::kNone);

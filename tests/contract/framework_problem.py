@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from short_chains import set_masses
+from short_chains import ALIKE, set_masses
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
@@ -40,7 +41,7 @@ def _with_masses(sampler: sg.SGHMC) -> sg.SGHMC:
 
 # Those whose step() follows a backward() of somebody else's.
 PLAIN: dict[str, Callable[[Any], sg.Sampler]] = {
-    "SGLD": lambda p: sg.SGLD(p, 0.1, **_COMMON),
+    **{k: partial(cls, lr=0.1, **_COMMON) for k, cls in ALIKE.items()},
     "SGHMC": lambda p: sg.SGHMC(p, 0.1, 0.9, **_COMMON),
     "SGHMC with masses": lambda p: _with_masses(sg.SGHMC(p, 0.1, 0.8, **_COMMON)),
     "PSGLD without gamma": lambda p: sg.PSGLD(p, 0.01, gamma=False, **_COMMON),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from short_chains import ALIKE
 from torch import nn
 
 import torch_sgmcmc as sg
 
-each = pytest.mark.parametrize("kind", [sg.SGLD, sg.SGHMC, sg.PSGLD, sg.SGNHT])
+each = pytest.mark.parametrize("kind", [*ALIKE.values(), sg.SGHMC, sg.PSGLD, sg.SGNHT])
 
 
 def parameter(n: int = 3) -> nn.Parameter:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from reference import same_bits
-from short_chains import PLAIN
+from short_chains import ALIKE
 from torch import nn
 
 import torch_sgmcmc as sg
 
 GOOD: dict[str, Any] = {"lr": 0.1, "num_data": 10, "seed": 0}
-KINDS = [*PLAIN.values(), sg.SGHMC, sg.EWSG, sg.PSGLD, sg.SGNHT]
+KINDS = [*ALIKE.values(), sg.SGHMC, sg.EWSG, sg.PSGLD, sg.SGNHT]
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from short_chains import ALIKE
 from torch import nn
 
 import torch_sgmcmc as sg
 
 each_kind = pytest.mark.parametrize(
-    "kind", [sg.SGLD, sg.SGHMC, sg.EWSG, sg.PSGLD, sg.SGNHT]
+    "kind", [*ALIKE.values(), sg.SGHMC, sg.EWSG, sg.PSGLD, sg.SGNHT]
 )
 SIZES = (4, 200, 3)
 

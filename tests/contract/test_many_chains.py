@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from harness.exactness import assert_same
-from short_chains import PLAIN
+from short_chains import ALIKE
 from stored_files import files
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
@@ -26,7 +26,7 @@ CHAINS, SEED = 3, -(2**61)
 #: More than a noise block, a part of one, and one that is moved by a matrix below.
 SHAPES = ((9, 17), (5,), (1,), (3, 4, 2, 5))
 SAMPLERS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
-    **{name: (cls, {"prior_precision": 3.0}) for name, cls in PLAIN.items()},
+    **{name: (cls, {"prior_precision": 3.0}) for name, cls in ALIKE.items()},
     "SGHMC": (sg.SGHMC, {"momentum": 0.8, "resample_momentum_every": 4}),
     "SGHMC-online": (sg.SGHMC, {"momentum": 0.1, "noise_estimate": "online"}),
     "PSGLD": (sg.PSGLD, {"gamma": False}),

@@ -17,6 +17,7 @@ import pytest
 import torch
 from reference import same_bits
 from short_chains import (
+    ALIKE,
     ANY_DRAWS,
     KINDS,
     advance,
@@ -239,7 +240,7 @@ def test_a_changed_parameter_is_where_the_chain_goes_on(kind: str) -> None:
 
 
 @each_low
-@pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "PSGLD", "SGNHT", "EWSG", "HMC"])
+@pytest.mark.parametrize("kind", [*ALIKE, "SGHMC", "PSGLD", "SGNHT", "EWSG", "HMC"])
 def test_a_state_dict_without_masters(kind: str, dtype: torch.dtype) -> None:
     """As they were before there were any: the chain starts from the parameter."""
     params = make_params(dtype)

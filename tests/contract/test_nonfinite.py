@@ -15,8 +15,10 @@ from sbps_chains import Draws
 from sbps_chains import make as make_sbps
 from sbps_chains import two as two_for_sbps
 from short_chains import (
+    ALIKE,
     ANY_DRAWS,
     KINDS,
+    PLAIN,
     SIZES,
     advance,
     assert_same,
@@ -416,7 +418,7 @@ def test_checkpoints(kind: str) -> None:
 
 # ---- Where the host looks later ---------------------------------------------------
 
-LATER = ["SGLD", "SGHMC", "SGHMC resampling", "PSGLD", "PSGLD without gamma", "SGNHT"]
+LATER = [*ALIKE, "SGHMC", "SGHMC resampling", "PSGLD", "PSGLD without gamma", "SGNHT"]
 
 
 def make_later(kind: str, params: Any, **settings: Any) -> sg.Sampler:
@@ -425,7 +427,8 @@ def make_later(kind: str, params: Any, **settings: Any) -> sg.Sampler:
 
     class Later(cls):
         def _looks_later(self, work: Any) -> bool:
-            return cls is sg.SGLD or all(p in self.state for w in work for p in w[1])
+            keeps_nothing = cls in PLAIN.values()
+            return keeps_nothing or all(p in self.state for w in work for p in w[1])
 
     Later.__name__ = cls.__name__
     sampler = make(kind, params, **settings)

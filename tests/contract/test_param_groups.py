@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from every_sampler import EVERY, Chain
-from short_chains import WITH_MASSES, set_masses
+from short_chains import ALIKE, WITH_MASSES, set_masses
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
@@ -18,7 +18,7 @@ import torch_sgmcmc as sg
 each = pytest.mark.parametrize("kind", EVERY)
 # One of each class.
 each_class = pytest.mark.parametrize(
-    "kind", ["SGLD", "SGHMC", "EWSG", "PSGLD", "SGNHT", "HMC", "SBPS", "HMCECS"]
+    "kind", [*ALIKE, "SGHMC", "EWSG", "PSGLD", "SGNHT", "HMC", "SBPS", "HMCECS"]
 )
 
 
@@ -326,7 +326,7 @@ def test_numbers_of_numpy(kind: str) -> None:
     assert all(map(torch.equal, chain.run(range(2, 4)), other.run(range(2, 4))))
 
 
-SGD_LIKE = ["SGLD", "SGHMC", "SGHMC online", "EWSG", "PSGLD", "SGNHT"]
+SGD_LIKE = [*ALIKE, "SGHMC", "SGHMC online", "EWSG", "PSGLD", "SGNHT"]
 
 
 @pytest.mark.parametrize("kind", SGD_LIKE)

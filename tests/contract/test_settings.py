@@ -7,12 +7,13 @@ import math
 from typing import Any
 
 import pytest
+from short_chains import ALIKE
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.chain.settings import Setting
 
 SAMPLERS = (
-    *(sg.SGLD, sg.SGHMC, sg.PSGLD, sg.SGNHT),
+    *(*ALIKE.values(), sg.SGHMC, sg.PSGLD, sg.SGNHT),
     *(sg.EWSG, sg.HMC, sg.HMCECS, sg.SBPS),
 )
 # What the table does not have: what is more than a number, a word or a flag.

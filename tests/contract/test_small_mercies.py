@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from driver_problem import ROWS, loader, loss, model, run, sghmc
+from short_chains import ALIKE
 from torch.utils.data import DataLoader, IterableDataset
 
 import torch_sgmcmc as sg
@@ -91,7 +92,16 @@ def test_predictions_of_a_folder(tmp_path: Path) -> None:
         sg.predict(model(), tmp_path / "none", x)
 
 
-KINDS = (sg.SGLD, sg.SGHMC, sg.SGNHT, sg.PSGLD, sg.EWSG, sg.HMC, sg.SBPS, sg.HMCECS)
+KINDS = (
+    *ALIKE.values(),
+    sg.SGHMC,
+    sg.SGNHT,
+    sg.PSGLD,
+    sg.EWSG,
+    sg.HMC,
+    sg.SBPS,
+    sg.HMCECS,
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from every_sampler import EVERY, Chain, bits
+from short_chains import PLAIN
 from torch import nn
 
 import torch_sgmcmc as sg
@@ -235,8 +236,8 @@ def test_another_samplers_state_dict(loads: str) -> None:
     name = type(chain.sampler).__name__
     for saved in EVERY:
         other = Chain(saved)
-        if type(other.sampler) is type(chain.sampler):
-            continue
+        if type(other.sampler) is type(chain.sampler) or {saved, loads} <= {*PLAIN}:
+            continue  # which keep the same
         message = refused(chain.sampler, other.sampler.state_dict())
         assert message.startswith("Invalid state_dict: param group 0 ")
         assert message.endswith(f"; it is not one of {name}")

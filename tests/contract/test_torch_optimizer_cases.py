@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from short_chains import assert_same
+from short_chains import ALIKE, assert_same
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim import optimizer as torch_optimizer
@@ -72,7 +72,7 @@ def info(cls: type[sg.Sampler], *inputs: dict[str, Any], closure: bool = False) 
 
 
 INFOS = [
-    info(sg.SGLD, {"lr": 0.01}),
+    *(info(cls, {"lr": 0.01}) for cls in ALIKE.values()),
     info(
         sg.SGHMC,
         {"lr": 0.01},

@@ -8,7 +8,7 @@ import pytest
 import torch
 from every_sampler import Chain, bits
 from reference import same_bits
-from short_chains import assert_same, make, make_params
+from short_chains import ALIKE, assert_same, make, make_params
 from short_chains import set_grads as set_gradients
 from torch import nn
 from torch.optim import Optimizer
@@ -17,7 +17,7 @@ from torch.optim import optimizer as torch_optimizer
 
 import torch_sgmcmc as sg
 
-NAMES = ["SGLD", "SGHMC", "PSGLD without gamma", "SGNHT"]
+NAMES = [*ALIKE, "SGHMC", "PSGLD without gamma", "SGNHT"]
 EACH = pytest.mark.parametrize("kind", NAMES)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from short_chains import PLAIN
+from short_chains import ALIKE, PLAIN
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -30,12 +30,17 @@ __all__ = [
 #: What a fixture gives: a job's result in C++, or its error as a ValueError.
 RunInCpp = Callable[..., dict[str, Any]]
 STEPS = 600
-ONE_EACH = (*PLAIN, "SGHMC", "PSGLD", "SGNHT", "EWSG", "HMC", "SBPS")
+ONE_EACH = (*ALIKE, "SGHMC", "PSGLD", "SGNHT", "EWSG", "HMC", "SBPS")
 #: For each sampler, hyperparameters of its two groups.
 CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
     **{
-        name: (cls, {"lr": 0.1, "prior_precision": 2.0}, {"temperature": 0.5})
-        for name, cls in PLAIN.items()
+        name: (
+            cls,
+            {"lr": 0.1, "prior_precision": 2.0},
+            {"temperature": 0.5}
+            | ({} if name in PLAIN else {"momentum": 0.8, "noise_estimate": 0.03}),
+        )
+        for name, cls in ALIKE.items()
     },
     "SGHMC": (
         sg.SGHMC,

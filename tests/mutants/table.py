@@ -64,6 +64,16 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
             (_updates("test_sghmc"), _law("SGHMC")),
         ),
         Mutant(
+            "BAOA: parameters move by the new momentum alone",
+            "methods/baoa.h",
+            "x[0] = Fma(Real(0.5), kicked + x[2], x[0]);",
+            "x[0] = x[0] + x[2];",
+            (
+                "tests/laws/test_baoa_law.py -k equals_its_reference",
+                "tests/laws/test_baoa_law.py -k follows_its_law",
+            ),
+        ),
+        Mutant(
             "SGNHT: parameters move by the old momentum",
             "methods/sgnht.h",
             "x[2] = v;\n    x[0] = x[0] + v;",
@@ -230,8 +240,8 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         Mutant(
             "gauges: the momentum's sum is of the position",
             "methods/gauge.h",
-            "return {position * g, x[3] * x[3], position * x[3]};",
-            "return {position * g, x[1] * x[1], position * x[3]};",
+            "return {position * g, kicked * kicked, position * kicked};",
+            "return {position * g, x[1] * x[1], position * kicked};",
             ("tests/posterior/test_gauges.py -k sums_each_tensor",),
         ),
         Mutant(

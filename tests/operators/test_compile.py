@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from operator_tensors import alone_with_gradients
+from operator_tensors import arguments_of, by_gradients
 from reference import same_bits
 from short_chains import assert_same
 from torch import Tensor, nn
@@ -37,8 +37,9 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     """All operators, with ordinary computation before, between and after them."""
     stream = {"offsets": [3], "seed": 1, "step": 2}
     g = g * 2 + 1
-    for op in alone_with_gradients():
-        getattr(ops, op)([p], [g], [], **TARGET, **stream)
+    for op in by_gradients():
+        tensors, numbers = arguments_of(op, [p], [g], [v], [])
+        getattr(ops, op)(*tensors, **{**numbers, **TARGET}, **stream)
     roots = s.abs()
     ops.square_root_([roots])
     ops.gradient_variance_([g], [s], [v], weight=0.5)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from operator_tensors import alone_with_gradients, masters_of
+from operator_tensors import arguments_of, by_gradients, masters_of
 from reference import DTYPES, SIZES, arithmetic, same_bits
 from short_chains import (
     ANY_DRAWS,
@@ -84,14 +84,16 @@ def leapfrog(p: Any, g: Any, v: Any, mass: Any, m: Any, drift: float) -> None:
     ops.hmc_leapfrog_(*lists, drift=drift, **move)
 
 
-def by_gradients(op: str) -> Run:
-    return lambda p, g, v, s, m, o: getattr(ops, op)(
-        p, g, m, **TARGET, offsets=o, **STREAM
-    )
+def run_of(op: str) -> Run:
+    def run(p: Any, g: Any, v: Any, s: Any, m: Any, o: Any) -> None:
+        tensors, numbers = arguments_of(op, p, g, v, m)
+        getattr(ops, op)(*tensors, **{**numbers, **TARGET}, offsets=o, **STREAM)
+
+    return run
 
 
 RUNS: dict[str, Run] = {
-    **{op: by_gradients(op) for op in alone_with_gradients()},
+    **{op: run_of(op) for op in by_gradients()},
     "square_root_": lambda p, g, v, s, m, o: ops.square_root_(s),
     "sgld_step_ about a number": lambda p, g, v, s, m, o: ops.sgld_step_(
         p, g, m, **TARGET, prior_mean=0.7, offsets=o, **STREAM

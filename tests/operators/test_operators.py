@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from operator_tensors import TARGET, alone_with_gradients, masters_of
+from operator_tensors import TARGET, arguments_of, by_gradients, masters_of
 from torch import Tensor
 
 
@@ -37,7 +37,11 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
     ratios = torch.tensor([-1.0, 0.5, torch.nan], dtype=torch.float64)
     rows = {kind: ecs_arguments(kind) for kind in ("linear", "rank one", "whole")}
     return {
-        **{op: ((p, g, []), {**TARGET, **stream}) for op in alone_with_gradients()},
+        **{
+            op: (tensors, {**numbers, **stream})
+            for op in by_gradients()
+            for tensors, numbers in [arguments_of(op, p, g, v, [])]
+        },
         "square_root_": ((q,), {}),
         "sgld_step_ bf16": ((b, c, m32), {**TARGET, **on_device}),
         "sghmc_step_": ((p, g, v, [], []), {**shared, **stream}),

@@ -206,6 +206,7 @@ def evaluated():
 RIGHT = {
     "SGHMC": {},
     "SGLD": {"sampler": SGLD},
+    "BAOA": {"sampler": partial(sg.BAOA, lr=0.003, num_data=N, prior_precision=1.0)},
     "a sigmoid network": {
         "model": lambda: nn.Sequential(nn.Linear(8, 9), nn.Sigmoid(), nn.Linear(9, 3))
     },
@@ -316,7 +317,12 @@ def test_leaves_no_trace_when_the_loss_raises():
     assert model.training and model[1].training
 
 
-def test_curvature_and_heat_are_those_of_a_quadratic():
+@pytest.mark.parametrize(
+    ("kind", "limit", "part"),
+    [(sg.SGHMC, 2 * 1.9, 1.0), (sg.BAOA, 4.0, 0.95)],
+    ids=["SGHMC", "BAOA"],
+)
+def test_curvature_and_heat_are_those_of_a_quadratic(kind, limit, part):
     # Loss h/2 (θ - y)²: the curvature is h and λ/N, noise h² Var(y) / batch.
     torch.manual_seed(0)
     y = torch.randn(N, 1, dtype=torch.float64)
@@ -326,17 +332,17 @@ def test_curvature_and_heat_are_those_of_a_quadratic():
         TensorDataset(y),
         batch_sampler=sg.IndependentBatchSampler(N, BATCH, replacement=True, seed=0),
     )
-    sampler = sg.SGHMC(
+    sampler = kind(
         model.parameters(), lr=0.01, momentum=0.9, num_data=N, prior_precision=60.0
     )
     found = sg.check(
         model, lambda m, b: 2 * (m.weight - b[0]).square().mean(), loader, sampler
     )
     assert found.curvature == pytest.approx(4.1, rel=1e-6)
-    assert found.largest_lr == pytest.approx(2 * 1.9 / 4.1, rel=1e-6)
+    assert found.largest_lr == pytest.approx(limit / 4.1, rel=1e-6)
     (heat,) = found.heating.values()
     # Eight pairs know it to a factor of exp(± 2 √(2/8)).
-    exact = 0.01 * N * 16 * float(y.var()) / BATCH / (2 * 0.1)
+    exact = part * 0.01 * N * 16 * float(y.var()) / BATCH / (2 * 0.1)
     assert exact / 2.7 < heat < exact * 2.7
 
 

@@ -397,11 +397,12 @@ def test_the_operator_sums_each_tensor_by_itself(kind: int, dtype: Any) -> None:
         raw, x, c, v, s = (t.double().numpy() for t in tensors)
         g, y = raw + weight_decay * x, x - c
         kept = np.clip(g, -eps, eps)
+        u = v - eps * g
         w = 1 / (np.sqrt(decay * s + (1 - decay) * raw**2) + eps)
         expected = (
             (y * g, g * g),
             (y * g, w * g * g),
-            (y * g, v * v, y * v),
+            (y * g, u * u, y * u),
             (y * g, v * v, y * s * v),
             ((raw - v) ** 2 / 2,),
             (w * (raw - v) ** 2 / 2,),

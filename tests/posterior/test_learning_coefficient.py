@@ -202,7 +202,7 @@ def test_errors() -> None:
     refused("Invalid batch_size: 2001", batch_size=2001)
     refused("Invalid inverse_temperature: 0", inverse_temperature=0.0)
     refused("HMC needs all data", SAMPLERS["HMC"], batch_size=10)
-    refused("must be an SGLD", lambda p, **_: torch.optim.SGD(p, 0.1))
+    refused("must be a sampler, and not SBPS", lambda p, **_: torch.optim.SGD(p, 0.1))
     refused(
         "it has temperature 1.0",
         lambda p, **t: sg.SGLD(p, lr=0.1, **{**t, "temperature": 1.0}),

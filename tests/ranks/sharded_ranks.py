@@ -17,7 +17,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from one_rank import join, run
 from reference import same_bits
-from short_chains import PLAIN, TARGET
+from short_chains import ALIKE, TARGET
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -40,7 +40,7 @@ from torch_sgmcmc.chain import distributed, shards
 STEPS = 20
 EITHER = ("Shard(0)", "Shard(1)")
 KINDS: dict[str, Callable[..., sg.Sampler]] = {
-    **{name: partial(cls, **TARGET) for name, cls in PLAIN.items()},
+    **{name: partial(cls, **TARGET) for name, cls in ALIKE.items()},
     "SGHMC": partial(sg.SGHMC, **TARGET, resample_momentum_every=20),
     "SGNHT": partial(sg.SGNHT, **TARGET),
     "PSGLD": partial(sg.PSGLD, **TARGET, gamma=False, eps=0.1),

@@ -29,7 +29,7 @@ def check_parameter(sampler: str, p: Tensor, takes_shards: bool = True) -> None:
         if not takes_shards:
             raise ValueError(
                 f"{cannot} a DTensor (it decides by all parameters together: sample "
-                "with SGLD, SGLRW, SGHMC, SGNHT, PSGLD, EWSG or HMC)"
+                "with one that does not, as SGHMC)"
             )
         p = shards.check_shard(cannot, p)
     if is_lazy(p):

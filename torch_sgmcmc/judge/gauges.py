@@ -79,8 +79,8 @@ class Gauges(Readings):
     c) s v), s the friction that was learnt. :class:`PSGLD`: ‖g‖² and Var(ḡ) are
     weighted with G; while G adapts, equality holds as far as it stays the same in the
     time that θ moves. :class:`EWSG`: g is the gradient that was chosen, and Var(ḡ) that
-    of the chosen. With ``resample_momentum_every`` see ``csrc/host/gauges.h``, which
-    derives them all.
+    of the chosen. ``csrc/host/gauges.h`` derives them all, also those of half drifts
+    and with ``resample_momentum_every``.
 
     :class:`HMC`: with the Metropolis test both are T in equilibrium, T_conf by the
     gradient where a trajectory starts, and :math:`T_\text{kin} = r^\top M^{-1} r / d`
@@ -428,11 +428,10 @@ class Gauges(Readings):
                 rows += self._by_coordinate(group, params, grads, has_noise)
                 continue
             kind, movers, statistics = _LANGEVIN, [], []
-            if motion in (_C.Motion.MOMENTUM, _C.Motion.THERMOSTAT):
-                if "momentum" in states[0]:
-                    kind, movers = _MOMENTUM, [s["momentum"] for s in states]
-                else:
-                    motion = _C.Motion.LANGEVIN  # overdamped EWSG
+            if not plain and "momentum" in states[0]:
+                kind, movers = _MOMENTUM, [s["momentum"] for s in states]
+            elif motion is _C.Motion.MOMENTUM:
+                motion = _C.Motion.LANGEVIN  # overdamped EWSG
             if motion is _C.Motion.THERMOSTAT:
                 kind, statistics = _THERMOSTAT, [s["thermostat"] for s in states]
             elif motion is _C.Motion.LATTICE:
@@ -512,12 +511,12 @@ class Gauges(Readings):
         }
 
     def _constant(self, group: dict[str, Any]) -> float:
-        """ε of a preconditioner, or beyond what a gradient is clipped on a lattice."""
+        """ε of a preconditioner, beyond what a lattice clips, or the lr of a kick."""
+        if self._motion is _C.Motion.HALF_DRIFTS:
+            return float(group["lr"])
         if self._motion is _C.Motion.LATTICE:
             heat, lr = 2 * group["temperature"] / group["num_data"], group["lr"]
-            bound = (
-                math.sqrt(heat / lr) if lr else math.inf
-            )  # of steps that do not move
+            bound = math.sqrt(heat / lr) if lr else math.inf  # without a move
             return min(bound, sys.float_info.max)
         return group.get("eps", 0.0)
 

@@ -108,7 +108,7 @@ def local_learning_coefficient(
             data with these indices, an int64 tensor, as a scalar with a graph. Switch
             off dropout and running statistics of batch norm.
         sampler: ``sampler(params, **target)`` returns a sampler of a list of
-            parameters: SGLD, SGLRW, SGHMC, PSGLD, SGNHT, EWSG or HMC, as in
+            parameters, not SBPS or HMCECS, as in
             ``lambda params, **target: SGLD(params, lr=1e-3, **target)``. The target is
             the four above and ``seed``.
         num_data: n, >= 3.
@@ -315,8 +315,8 @@ def _check(
 ) -> None:
     if not isinstance(sampler, Sampler) or isinstance(sampler, (SBPS, HMCECS)):
         raise TypeError(
-            f"Invalid sampler: a {type(sampler).__name__} (must be an SGLD, SGLRW, "
-            "SGHMC, PSGLD, SGNHT, EWSG or HMC)"
+            f"Invalid sampler: a {type(sampler).__name__} (must be a sampler, and not "
+            "SBPS or HMCECS)"
         )
     if isinstance(sampler, HMC) and batch_size is not None:
         raise ValueError("Invalid batch_size: HMC needs all data (None)")

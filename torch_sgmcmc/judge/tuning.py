@@ -30,6 +30,7 @@ _INSTEAD = {
     "SGLRW": "what heats it is clipping: Gauges read how much clips",
     "EWSG": "it chooses its gradients; Gauges show how they heat",
 }
+_GAUGES = "how lr heats it is not known here; Gauges show it"
 
 
 def tune(
@@ -132,7 +133,7 @@ def _check(sampler: Sampler, closure: object) -> None:
         raise TypeError(f"Invalid closure: {closure!r} (must be callable)")
     if not isinstance(sampler, (SGLD, SGHMC, PSGLD)):
         names = [base.__name__ for base in type(sampler).__mro__]
-        why = next((_INSTEAD[n] for n in names if n in _INSTEAD), "it is not known")
+        why = next((_INSTEAD[n] for n in names if n in _INSTEAD), _GAUGES)
         raise ValueError(
             f"Invalid sampler: a {type(sampler).__name__} cannot be tuned: {why}"
         )

@@ -172,6 +172,10 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   /// See check(), which remembers that there was nothing to say.
   virtual void check_values() const;
 
+  /// Throws if a noise_estimate exceeds the friction, which is `what`, or if
+  /// there is one, and no noise.
+  void check_noise_estimate(double friction, const char* what) const;
+
   /// Throws if capturable: of samplers that decide on the host.
   void refuse_capturable() const;
 

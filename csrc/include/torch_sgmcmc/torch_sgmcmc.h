@@ -1,6 +1,7 @@
 // Stochastic-gradient MCMC as torch optimizers: all of the library.
 #pragma once
 
+#include "torch_sgmcmc/baoa.h"
 #include "torch_sgmcmc/ewsg.h"
 #include "torch_sgmcmc/gauges.h"
 #include "torch_sgmcmc/has_cuda.h"

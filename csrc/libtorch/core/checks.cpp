@@ -5,6 +5,7 @@
 #include <string>
 
 #include "host/as_begun.h"
+#include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
 
@@ -51,6 +52,19 @@ void CheckCount(const char* name, int64_t value) {
   if (value < int64_t{1} << 62) return;
   Invalid(std::string("Invalid ") + name + ": " + std::to_string(value) +
           " (must be in [0, 2^62))");
+}
+
+void CheckFriction(double noise_estimate,
+                   double friction,
+                   const char* what,
+                   const std::string& where) {
+  // momentum 0.9 and noise_estimate 0.1 are equal parts of 1, but for rounding.
+  if (noise_estimate > friction + 1e-12) {
+    Invalid("Invalid noise_estimate: " + SixDigits(noise_estimate) + where +
+            " (must not exceed the friction " + what + " = " +
+            SixDigits(friction) +
+            ": lower momentum or lr, or take larger minibatches)");
+  }
 }
 
 void Invalid(const std::string& message) {

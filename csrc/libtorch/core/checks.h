@@ -33,6 +33,12 @@ void CheckInteger(const char* name,
 // state dict may hold, to which steps can add without an overflow.
 void CheckCount(const char* name, int64_t value);
 
+// Throws std::invalid_argument if there is less friction, which is `what`.
+void CheckFriction(double noise_estimate,
+                   double friction,
+                   const char* what,
+                   const std::string& where = "");
+
 // Throws what Python raises as ValueError.
 [[noreturn]] void Invalid(const std::string& message);
 

@@ -232,6 +232,20 @@ void SamplerOptions::check_values() const {
   }
 }
 
+void SamplerOptions::check_noise_estimate(double friction,
+                                          const char* what) const {
+  const c10::IValue& given = values_[place_of("noise_estimate")].value;
+  const bool is_word = given.isString();
+  const double number = is_word ? 0 : given.toDouble();
+  if (!is_word && number == 0) return;
+  CheckFriction(number, friction, what);
+  if (temperature() == 0) {
+    Invalid("Invalid noise_estimate: " +
+            (is_word ? Shown(given.toStringRef()) : Shown(number)) +
+            " (must be 0 at temperature 0, where no noise is injected)");
+  }
+}
+
 void SamplerOptions::inherit(const SamplerOptions& defaults) {
   for (size_t i = 0; i < values_.size(); ++i) {
     if (!values_[i].is_set) values_[i].value = defaults.values_[i].value;

@@ -189,6 +189,15 @@ def _sghmc(noise_estimate: float | str = 0.0) -> Callable[[Cell], sg.Sampler]:
     )
 
 
+def _baoa(cell: Cell) -> sg.Sampler:
+    return sg.BAOA(
+        cell.model.named_parameters(),
+        lr=ALPHA * cell.step,
+        momentum=1 - ALPHA,
+        **cell.common,
+    )
+
+
 def _sgnht(cell: Cell) -> sg.Sampler:
     return sg.SGNHT(
         cell.model.named_parameters(),
@@ -301,4 +310,5 @@ METHODS = {
     ),
     "sbps": Method("SBPS", _sbps(False), "none", single=True),
     "psbps": Method("pSBPS", _sbps(True), "none", single=True),
+    "baoa": Method("BAOA", _gradients(_baoa)),
 }

@@ -114,6 +114,7 @@ const std::map<std::string,
     kSamplers = {
         {"SGLD", Make<sg::SGLD, sg::SGLDOptions>},
         {"SGLRW", Make<sg::SGLRW, sg::SGLRWOptions>},
+        {"BAOA", Make<sg::BAOA, sg::BAOAOptions>},
         {"SGHMC", Make<sg::SGHMC, sg::SGHMCOptions>},
         {"PSGLD", Make<sg::PSGLD, sg::PSGLDOptions>},
         {"SGNHT", Make<sg::SGNHT, sg::SGNHTOptions>},

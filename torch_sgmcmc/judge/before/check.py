@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_sgmcmc.baoa import BAOA
 from torch_sgmcmc.chain.record import chain_of, state_bytes_of
 from torch_sgmcmc.chain.rows import halves, rows_of
 from torch_sgmcmc.chain.wrappers import unwrapped
@@ -64,7 +65,9 @@ def check(
       of a gradient's element,
 
       .. math:: \frac{T_\text{kin}}{T} - 1 \approx \frac{\mathrm{lr}\, N V}{2 (1 - m) T}
-          - \hat\beta \frac{1}{1 - m} .
+          - \hat\beta \frac{1}{1 - m}
+
+      (:class:`BAOA`: (1 + m) / 2 of it).
 
     Parameters, buffers, gradients and torch's default generators are as before when it
     ends, and so are generators of the loader.
@@ -368,7 +371,7 @@ class _Looking:
 
     def _at_noise(self, batches: list[Any]) -> None:
         sampler = self.sampler
-        knows = isinstance(sampler, SGLD | SGHMC) and all(
+        knows = isinstance(sampler, SGLD | SGHMC | BAOA) and all(
             group["temperature"] > 0
             and not isinstance(group.get("noise_estimate", 0.0), str)
             for group in sampler.param_groups
@@ -395,8 +398,12 @@ class _Looking:
                 known = group.get("param_names")
                 names.append(known[i] if known else f"{len(names)} {list(p.shape)}")
                 sizes.append(p.numel())
-                taken = group.get("noise_estimate", 0.0)
-                heats[len(names) - 1] -= taken / (1 - group.get("momentum", 0.0))
+                momentum = group.get("momentum", 0.0)
+                taken = group.get("noise_estimate", 0.0) / (1 - momentum)
+                heat = heats[len(names) - 1] - taken
+                # By a friction of 2 (1 - m) / (1 + m).
+                is_exact = isinstance(sampler, BAOA)
+                heats[len(names) - 1] = heat * ((1 + momentum) / 2 if is_exact else 1)
         known = [i for i, heat in enumerate(heats) if not math.isnan(heat)]
         if not known:
             return

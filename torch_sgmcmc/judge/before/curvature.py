@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from torch_sgmcmc.baoa import BAOA
 from torch_sgmcmc.ewsg import EWSG
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sghmc import SGHMC
@@ -77,6 +78,8 @@ def stable_lr(sampler: Sampler, curvature: float) -> float:
 
     NaN where it is not known: of pSGLD, HMC and SBPS.
     """
+    if isinstance(sampler, BAOA) and curvature > 0:
+        return 4 / curvature
     if not isinstance(sampler, SGLD | SGLRW | SGHMC | SGNHT | EWSG) or curvature <= 0:
         return math.nan
     return min(

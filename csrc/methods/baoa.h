@@ -1,0 +1,116 @@
+// The BAOA update, shared by CPU and CUDA: SGHMC whose friction stands between
+// two halves of the drift.
+//
+//   u     <- v - lr g
+//   v     <- m u + sqrt((1 + m)^2 (f - beta) lr T / (2 N)) xi
+//   theta <- theta + (u + v) / 2     (the new v)
+//
+// with g = grad + (lambda / N) (theta - mu), m the momentum and f = 2 (1 - m) /
+// (1 + m), so that without beta v has (1 - m^2) lr T / N, what an exact step of
+// Ornstein and Uhlenbeck has: BAOAB of Leimkuhler and Matthews 2013, looked at
+// where its gradient is. beta = lr N Var(grad) / (2 T) is what minibatches
+// bring, to first order in lr.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <string>
+
+#include "core/arithmetic.h"
+#include "core/macros.h"
+#include "core/roles.h"
+#include "core/row.h"
+
+namespace torch_sgmcmc {
+
+struct BAOACoefficients {
+  BAOACoefficients(double lr,
+                   double momentum,
+                   double num_data,
+                   double prior_precision,
+                   double temperature,
+                   double noise_estimate,
+                   double prior_mean = 0)
+      : lr(lr),
+        momentum(momentum),
+        weight_decay(prior_precision / num_data),
+        noise_variance((1 + momentum) * (1 + momentum) *
+                       std::max(0.0, Friction(momentum) - noise_estimate) * lr *
+                       temperature / (2 * num_data)),
+        prior_mean(prior_mean) {}
+
+  static double Friction(double momentum) {
+    return 2 * (1 - momentum) / (1 + momentum);
+  }
+
+  double lr;
+  double momentum;
+  double weight_decay;
+  double noise_variance;
+  double prior_mean;  // mu, where there is no array of it
+};
+
+template <class Real>
+class BAOAUpdate {
+ public:
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kState, Role::kPriorMean};
+
+  explicit BAOAUpdate(const BAOACoefficients& c)
+      : minus_lr_(static_cast<Real>(-c.lr)),
+        momentum_(static_cast<Real>(c.momentum)),
+        weight_decay_(static_cast<Real>(c.weight_decay)),
+        noise_scale_(static_cast<Real>(std::sqrt(c.noise_variance))),
+        prior_mean_(static_cast<Real>(c.prior_mean)) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
+  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
+
+  SG_INLINE void operator()(Real (&x)[4], Real xi) const {
+    const Real g = Fma(weight_decay_, x[0] - x[3], x[1]);
+    const Real kicked = Fma(minus_lr_, g, x[2]);
+    x[2] = Fma(momentum_, kicked, noise_scale_ * xi);
+    x[0] = Fma(Real(0.5), kicked + x[2], x[0]);
+  }
+
+ private:
+  Real minus_lr_;
+  Real momentum_;
+  Real weight_decay_;
+  Real noise_scale_;
+  Real prior_mean_;
+};
+
+struct BAOAStep {
+  static constexpr Row kRow = {
+      .op = "baoa_step_",
+      .lists = {rows::kParams, rows::kGrads, rows::kMomenta, rows::kMasterList},
+      .numbers = {rows::kLr,
+                  rows::kMomentum,
+                  rows::kNumData,
+                  rows::kPriorPrecision,
+                  rows::kTemperature,
+                  rows::kNoiseEstimate},
+      .noise = Noise::kUpdate,
+      .has_prior_mean = true};
+  using Coefficients = BAOACoefficients;
+  template <class Real>
+  using Update = BAOAUpdate<Real>;
+
+  template <class Call>
+  static std::string Refusal(const Call& call) {
+    const double friction = BAOACoefficients::Friction(call.number(1));
+    const double estimate = call.number(5);
+    // Up to rounding, as in SGHMC.
+    if (estimate <= friction + 1e-12) return "";
+    return "Invalid noise_estimate: " + std::to_string(estimate) +
+           " (must not exceed the friction 2 (1 - momentum) / (1 + momentum)"
+           " = " +
+           std::to_string(friction) + ")";
+  }
+};
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,301 @@
+"""BAOA: the exact law of its chain on a Gaussian, and what its gauges read."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness.statistics import AffineMap, Array, check_gaussian, check_z
+from operator_tensors import (
+    STREAM,
+    assert_all_same,
+    assert_updated,
+    clones,
+    masters_of,
+    mixed_list,
+    scattered_offsets,
+    states,
+    values_of,
+)
+from operator_tensors import TARGET as OF_OPERATORS
+from reference import Exact, draw
+from scipy.integrate import quad
+from torch import Tensor, nn
+
+import torch_sgmcmc as sg
+from torch_sgmcmc.chain import operators as ops
+
+CHAINS = 100_000
+# Of a mean loss (θ - CENTRE)² / 2 by minibatches whose gradients are N(0, noise²) off.
+CENTRE, START = -0.4, 0.6
+TARGET: dict[str, Any] = {
+    "num_data": 20.0,
+    "prior_precision": 3.0,
+    "prior_mean": 0.5,
+    "temperature": 0.7,
+}
+HEAT = TARGET["temperature"] / TARGET["num_data"]
+PULL = TARGET["prior_precision"] / TARGET["num_data"]
+CURVATURE = 1 + PULL
+MEAN = (CENTRE + PULL * TARGET["prior_mean"]) / CURVATURE
+
+
+def friction(momentum: float) -> float:
+    return 2 * (1 - momentum) / (1 + momentum)
+
+
+def one_step(lr: float, momentum: float, noise: float, estimate: float) -> AffineMap:
+    """Of (θ, v): a kick, half a drift, friction, half a drift, one after the other."""
+    nothing = np.zeros((2, 2))
+    kick = AffineMap(
+        np.array([[1.0, 0.0], [-lr * CURVATURE, 1.0]]),
+        np.array([0.0, lr * CURVATURE * MEAN]),
+        np.diag([0.0, (lr * noise) ** 2]),
+    )
+    drift = AffineMap(np.array([[1.0, 0.5], [0.0, 1.0]]), np.zeros(2), nothing)
+    injected = (1 - momentum**2) - (1 + momentum) ** 2 * estimate / 2
+    thermostat = AffineMap(
+        np.diag([1.0, momentum]), np.zeros(2), np.diag([0.0, injected * lr * HEAT])
+    )
+    return kick.then(drift).then(thermostat).then(drift)
+
+
+def set_noisy(p: nn.Parameter, noise: float, generator: torch.Generator) -> None:
+    blur = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+    p.grad = p.detach() - CENTRE + noise * blur
+
+
+def started(lr: float, momentum: float, estimate: float = 0.0) -> tuple[Any, sg.BAOA]:
+    p = nn.Parameter(torch.full((CHAINS,), START, dtype=torch.float64))
+    options = {"noise_estimate": estimate, **TARGET}
+    return p, sg.BAOA([("theta", p)], lr, momentum, **options, seed=7)
+
+
+def places(sampler: sg.BAOA, p: nn.Parameter) -> Array:
+    return torch.stack([p.detach(), sampler.state[p]["momentum"]], 1).numpy()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.6, 0.9])
+@pytest.mark.parametrize(
+    ("noise", "part"), [(0.0, 0.0), (0.5, 0.0), (0.5, 0.4), (0.2, 0.9)]
+)
+def test_the_chain_follows_its_law(momentum: float, noise: float, part: float) -> None:
+    lr, estimate = 0.3, part * friction(momentum)
+    p, sampler = started(lr, momentum, estimate)
+    step = one_step(lr, momentum, noise, estimate)
+    g = torch.Generator().manual_seed(1)
+    law = np.array([START, 0.0]), np.diag([0.0, lr * HEAT])
+    for count in range(1, 31):
+        set_noisy(p, noise, g)
+        sampler.step()
+        law = step.push(*law)
+        if count in (2, 7, 30):
+            check_gaussian(
+                places(sampler, p), mean=law[0], cov=law[1], label=f"step {count}"
+            )
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("lr", [0.1, 1.0, 2.9])
+def test_no_step_has_an_error_on_a_quadratic(lr: float, momentum: float) -> None:
+    """And none is unstable up to lr k = 4; SGHMC's variance is 2.4 times as large."""
+    p, sampler = started(lr, momentum)
+    with torch.no_grad():
+        g = torch.Generator().manual_seed(4)
+        z = torch.randn(CHAINS, generator=g, dtype=torch.float64)
+        p.copy_(MEAN + math.sqrt(HEAT / CURVATURE) * z)
+    for _ in range(150):
+        set_noisy(p, 0.0, g)
+        sampler.step()
+    exact = HEAT * np.array([[1 / CURVATURE, lr / 2], [lr / 2, lr]])
+    check_gaussian(
+        places(sampler, p), mean=np.array([MEAN, 0.0]), cov=exact, label="the target"
+    )
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
+def test_minibatches_heat_as_is_said_and_their_estimate_takes_it_off(
+    momentum: float,
+) -> None:
+    alpha, lr = friction(momentum), 1e-3
+    beta = 0.3 * alpha
+    noise = math.sqrt(2 * beta * HEAT / lr)
+    for estimate in (0.0, beta):
+        step = one_step(lr, momentum, noise, estimate)
+        variance = step.stationary()[1][0, 0]
+        heating = CURVATURE * variance / HEAT - 1
+        later = beta / (1 - lr * CURVATURE / 4)
+        assert heating == pytest.approx((later - estimate) / alpha, rel=1e-6)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(("noise", "part"), [(0.0, 0.0), (0.5, 0.0), (0.5, 0.8)])
+def test_gauges_see_the_heat_of_minibatches(
+    momentum: float, noise: float, part: float
+) -> None:
+    lr, estimate = 0.3, part * friction(momentum)
+    p, sampler = started(lr, momentum, estimate)
+    step = one_step(lr, momentum, noise, estimate)
+    g = torch.Generator().manual_seed(2)
+    burn_in, steps = 120, 40
+    gauges = sg.Gauges(sampler, every=1, center=[MEAN])
+    for i in range(burn_in + steps):
+        if i == burn_in:
+            gauges.reset()
+        set_noisy(p, noise, g)
+        sampler.step()
+    read = gauges.tensor("theta")
+    (_, covariance) = step.stationary()
+    heat = CURVATURE * covariance[0, 0] / HEAT * TARGET["temperature"]
+    # Of 40 steps at least one is independent of all others: no more than its errors.
+    error = math.sqrt(2 / CHAINS) * 2 * heat * (1 + noise / math.sqrt(HEAT))
+    scores = {
+        "configurational": (read.configurational.mean - heat) / error,
+        "kinetic": (read.kinetic.mean - heat) / error,
+        "excess": read.excess.mean / error,
+    }
+    check_z(scores, label="BAOA's gauges")
+    # Half the mean square of differences of gradients, which θ's move is in, too.
+    square = (covariance - step.a @ covariance)[0, 0]
+    square += noise**2 * (1 + (1 + momentum) / 2 * lr)
+    said = read.minibatch_heating.mean / TARGET["temperature"]
+    heating = lr * square / (2 * HEAT) / friction(momentum) - part
+    assert said == pytest.approx(heating, rel=0.01)
+
+
+def test_gauges_say_what_would_take_the_heat_off() -> None:
+    lr, noise = 0.02, 0.5
+    p, sampler = started(lr, 0.9)
+    g, gauges = torch.Generator().manual_seed(2), sg.Gauges(sampler, every=1)
+    for i in range(140):
+        if i == 100:
+            gauges.reset()
+        set_noisy(p, noise, g)
+        sampler.step()
+    # Minibatches' heat is β / α, and θ's moves are in what is seen of β.
+    step = one_step(lr, 0.9, noise, 0.0)
+    covariance = step.stationary()[1]
+    square = (covariance - step.a @ covariance)[0, 0] + noise**2 * (1 + 0.95 * lr)
+    beta = lr * square / (2 * HEAT)
+    said = re.search(r"momentum <= (\S+), .*beta is (\S+) here", gauges.summary())
+    assert said is not None
+    assert float(said[1]) == pytest.approx((2 - beta / 0.05) / (2 + beta / 0.05), 0.02)
+    assert float(said[2]) == pytest.approx(beta, rel=0.02)
+
+
+@pytest.mark.parametrize("momentum", [0.5, 0.9])
+def test_of_a_quartic_hardly_an_error_is_left(momentum: float) -> None:
+    """exp(-θ²/2 - θ⁴/4): the temperatures agree, and θ² is nearer than SGHMC's."""
+
+    def weight(x: float, power: int) -> float:
+        return x**power * math.exp(-(x**2) / 2 - x**4 / 4)
+
+    exact = quad(weight, -9, 9, args=(2,))[0] / quad(weight, -9, 9, args=(0,))[0]
+    errors = {}
+    for kind in (sg.BAOA, sg.SGHMC):
+        p = nn.Parameter(torch.zeros(CHAINS, dtype=torch.float64))
+        sampler = kind([p], 0.1, momentum, num_data=1, seed=5)
+        gauges = sg.Gauges(sampler, every=1)
+        squares = []
+        for i in range(300):
+            if i == 200:
+                gauges.reset()
+            p.grad = p.detach() + p.detach() ** 3
+            sampler.step()
+            if i >= 200:
+                squares.append(float(p.detach().square().mean()))
+        error = 8 * exact / math.sqrt(CHAINS)
+        assert abs(gauges.all().excess.mean) < error
+        errors[kind] = np.mean(squares) / exact - 1
+    assert abs(errors[sg.BAOA]) < 0.005 < 0.035 < errors[sg.SGHMC]
+
+
+def reference(
+    param: Tensor, grad: Tensor, velocity: Tensor, noise: Tensor, h: dict[str, float]
+) -> tuple[Exact, Exact]:
+    """docs/samplers/baoa.md: the new parameter and the new momentum."""
+    x, g, v = param.double(), grad.double(), velocity.double()
+    lr, m = h["lr"], h["momentum"]
+    pull = h["prior_precision"] / h["num_data"] * x
+    u = v - lr * (g + pull)
+    scale = v.abs() + lr * (g.abs() + pull.abs())
+    variance = (1 - m**2) - (1 + m) ** 2 * h["noise_estimate"] / 2
+    jump = math.sqrt(variance * lr * h["temperature"] / h["num_data"]) * noise
+    new = Exact(m * u + jump, m * scale + jump.abs())
+    theta = x + (u + new.value) / 2
+    return Exact(theta, x.abs() + (scale + new.scale) / 2), new
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_operator_equals_its_reference(temperature: float, momentum: float) -> None:
+    params, grads = mixed_list(1), mixed_list(2)
+    momenta, offsets = states(params, 3), scattered_offsets(params)
+    hyper = {
+        **OF_OPERATORS,
+        **{"temperature": temperature, "momentum": momentum, "noise_estimate": 0.05},
+    }
+    noise = draw(params, offsets=offsets, **STREAM)
+    masters, untouched = masters_of(params), clones(grads)
+    every = zip(values_of(params, masters), grads, momenta, noise, strict=True)
+    expected = [reference(*arguments, hyper) for arguments in every]
+    ops.baoa_step_(params, grads, momenta, masters, **hyper, offsets=offsets, **STREAM)
+    assert_updated(params, masters, [theta for theta, _ in expected])
+    assert_updated(momenta, [], [v for _, v in expected])
+    assert_all_same(grads, untouched)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"momentum": 0.6, "noise_estimate": 0.6},
+            "Invalid noise_estimate: 0.6 (must not exceed the friction "
+            "2 (1 - momentum) / (1 + momentum) = 0.5: lower momentum or lr, or take "
+            "larger minibatches)",
+        ),
+        (
+            {"noise_estimate": 0.05, "temperature": 0.0},
+            "Invalid noise_estimate: 0.05 (must be 0 at temperature 0, where no noise "
+            "is injected)",
+        ),
+        (
+            {"noise_estimate": "online"},
+            "Invalid noise_estimate: 'online' (must be a number, got str)",
+        ),
+    ],
+)
+def test_refusals(options: dict[str, Any], message: str) -> None:
+    p = nn.Parameter(torch.zeros(3))
+    with pytest.raises((ValueError, TypeError)) as error:
+        sg.BAOA([p], 0.1, num_data=10, **options)
+    assert str(error.value) == message
+    sampler = sg.BAOA([p], 0.1, num_data=10, seed=0)
+    sampler.param_groups[0].update(options)
+    p.grad = torch.ones(3)
+    with pytest.raises((ValueError, TypeError)):
+        sampler.step()
+    assert torch.equal(p, torch.zeros(3)) and not sampler.state[p]
+
+
+def test_schedules_and_tuning_know_it() -> None:
+    p = nn.Parameter(torch.zeros(3))
+    sampler = sg.BAOA([p], lr=0.1, num_data=10, seed=0)
+    with pytest.raises(ValueError, match="Gauges show it"):
+        sg.tune(sampler, lambda: None)
+    sampler.param_groups[0]["noise_estimate"] = 0.05
+    with pytest.raises(ValueError, match="explores without noise"):
+        sg.CyclicalSchedule(sampler, 4)
+    sampler.param_groups[0]["noise_estimate"] = 0.0
+    schedule = sg.CyclicalSchedule(sampler, 4, exploration=0.5)
+    temperatures = []
+    for _ in range(8):
+        temperatures.append(sampler.param_groups[0]["temperature"])
+        p.grad = p.detach().clone()
+        sampler.step()
+        schedule.step()
+    assert temperatures == [0, 0, 1, 1] * 2
