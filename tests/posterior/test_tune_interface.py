@@ -324,3 +324,46 @@ def test_samplers_that_cannot_be_tuned(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         sg.tune(build(), lambda: None)
+
+
+def test_far_from_a_mode_is_said() -> None:
+    """By the losses that a closure returns: at a random start, not after burn-in."""
+    torch.manual_seed(0)
+    x = torch.randn(500, 8)
+    y = (x @ torch.randn(8, 3)).argmax(1)
+    model = nn.Sequential(nn.Linear(8, 20), nn.Tanh(), nn.Linear(20, 3))
+    sampler = sg.SGHMC(
+        model.named_parameters(), 0.02, 0.9, num_data=500, prior_precision=1.0, seed=0
+    )
+
+    def closure() -> Tensor:
+        rows = torch.randint(500, (100,))
+        loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
+        loss.backward()
+        return loss
+
+    def found() -> str:
+        return tune(sampler, closure, gradients=1400).summary()
+
+    words = "this is not where the chain will be"
+    assert words in found()
+    for _ in range(2000):
+        sampler.zero_grad()
+        closure()
+        sampler.step()
+    assert words not in found()
+
+
+def test_a_bias_that_is_hot_is_not_hidden() -> None:
+    """Of 100 coordinates one, whose gradient has a thousand times the noise."""
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.zeros(DIMS)), nn.Parameter(torch.zeros(1))]
+    sampler = sg.SGHMC(params, 0.01, 0.5, num_data=N, seed=4)
+
+    def closure() -> None:
+        for p, spread in zip(params, (0.01, 1.0), strict=True):
+            p.grad = p.detach() + spread * torch.randn_like(p)
+
+    hidden = tune(sampler, closure)
+    assert "is heated by" in hidden.summary() and "over='worst'" in hidden.summary()
+    assert "is heated by" not in tune(sampler, closure, over="worst").summary()

@@ -28,6 +28,8 @@ _MODEL_ERROR = 0.05
 _OTHER = 4.0
 # Heating with which a chain is not where it was any more.
 _FAR = 0.5
+# Losses that are compared, and what part of them may be lost on the way.
+_ENDS, _FALL = 20, 0.1
 # Steps of a coarse round and of a look at stability, and between pairs of gradients.
 _COARSE, _LOOK, _PAIRS = 40, 50, 2
 
@@ -67,6 +69,7 @@ class Search:
         self.friction = min(map(friction_of, groups))
         self.temperature = groups[0]["temperature"]
         self.factor, self.used = 1.0, 0
+        self.losses: list[Tensor | float] = []
         self.low, self.high = 0.0, math.inf  # stable, and not
         _cool(sampler)
         self.place = Place(sampler)
@@ -94,7 +97,11 @@ class Search:
 
     def draw(self) -> list[Tensor | None]:
         """The gradients of another minibatch."""
-        fresh_gradients(self.sampler, self.closure)
+        loss = fresh_gradients(self.sampler, self.closure)
+        if isinstance(loss, Tensor):
+            loss = loss.detach()
+        if isinstance(loss, Tensor | float):
+            self.losses.append(loss)
         self.used += 1
         next(self.bar, None)
         return [p.grad for p in self.params]
@@ -316,6 +323,20 @@ class Search:
         wanted = self.factor * self.budget / max(heat, 1e-12)
         return "stability" if wanted > 1.25 * self.high / 2 else "heating"
 
+    def fall(self) -> tuple[float, float]:
+        """The mean loss at first and in the end, if it is another; else NaN twice."""
+        if len(self.losses) < 4 * _ENDS:
+            return math.nan, math.nan
+        first, last = (
+            torch.tensor([float(loss) for loss in some], dtype=torch.float64)
+            for some in (self.losses[:_ENDS], self.losses[-_ENDS:])
+        )
+        error = math.sqrt(float(first.var() + last.var()) / _ENDS)
+        start, end = float(first.mean()), float(last.mean())
+        if start - end > max(5 * error, _FALL * abs(start)):
+            return start, end
+        return math.nan, math.nan
+
     def result(self, *, limit: str = "noise", room: float = 0.0) -> Tuning:
         """What has been found."""
         feasible = limit != "noise"
@@ -357,5 +378,6 @@ class Search:
             gradients=self.used,
             friction=self.friction,
             room=self.most_room,
+            fall=self.fall(),
             takes_noise_estimate=isinstance(self.sampler, SGHMC),
         )

@@ -47,6 +47,8 @@ class Tuning:
     gradients: int
     friction: float
     room: float
+    #: The mean loss at first and in the end, where it fell on the way; else NaN.
+    fall: tuple[float, float]
     takes_noise_estimate: bool
 
     @property
@@ -89,6 +91,12 @@ class Tuning:
                 f"{self.friction * self.room:.3g} times below what is stable. The "
                 "gradients are too noisy."
             )
+        first, last = self.fall
+        if last < first:
+            lines.append(
+                f"The loss fell from {first:.3g} to {last:.3g} on the way: this is not "
+                "where the chain will be. Train it or burn it in, and call tune again."
+            )
         heat = f"{100 * self.heating.mean:.2g} ± {100 * self.heating.half_width:.2g} %"
         part = f"{100 * self.minibatch_heating:.2g} %"
         lines.append(
@@ -107,6 +115,12 @@ class Tuning:
                 )
             )
         worst = sorted(self.tensors.items(), key=lambda item: -item[1])
+        if worst and worst[0][1] > max(1.0, self.budget):
+            name, most = worst[0]
+            lines.append(
+                f"{name} is heated by {100 * most:.3g} %, far beyond what is allowed "
+                "in the mean: over='worst' counts the hottest tensor."
+            )
         lines += [f"  {name}: {100 * heat:+.2g} %" for name, heat in worst[:8]]
         if math.isfinite(self.relaxation):
             lines.append(
