@@ -236,12 +236,12 @@ void SamplerOptions::check_noise_estimate(double friction,
                                           const char* what) const {
   const c10::IValue& given = values_[place_of("noise_estimate")].value;
   const bool is_word = given.isString();
-  const double number = is_word ? 0 : given.toDouble();
-  if (!is_word && number == 0) return;
-  CheckFriction(number, friction, what);
+  const double value = is_word ? 0 : given.toDouble();
+  if (!is_word && value == 0) return;
+  CheckFriction(value, friction, what);
   if (temperature() == 0) {
     Invalid("Invalid noise_estimate: " +
-            (is_word ? Shown(given.toStringRef()) : Shown(number)) +
+            (is_word ? Shown(given.toStringRef()) : Shown(value)) +
             " (must be 0 at temperature 0, where no noise is injected)");
   }
 }
