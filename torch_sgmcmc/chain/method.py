@@ -93,18 +93,21 @@ def _compiled(numbers: list[dict[str, Any]]) -> Callable[..., None]:
     """A call of an operator with numbers of a group, as if it were written out.
 
     A step of a small network is little more than this call, and a dict of numbers would
-    be a tenth of it.
+    be a tenth of it. What a group lacks is at its default.
     """
-    named = ", ".join(f"{each['name']}={_number_of(each)}" for each in numbers)
+    defaults = {
+        each["name"]: (int if each["is_integer"] else float)(each["default"])
+        for each in numbers
+        if not math.isnan(each["default"])
+    }
+    named = ", ".join(
+        f"{name}=group.get({name!r}, defaults[{name!r}])"
+        if name in defaults
+        else f"{name}=group[{name!r}]"
+        for name in (each["name"] for each in numbers)
+    )
     return eval(
         "lambda operator, lists, group, offsets, prior, step: "
-        f"operator(*lists, {named}, offsets=offsets, **prior, **step)"
+        f"operator(*lists, {named}, offsets=offsets, **prior, **step)",
+        {"defaults": defaults},
     )
-
-
-def _number_of(number: dict[str, Any]) -> str:
-    """A number of a group, or its default in a group that has none."""
-    name, default = number["name"], number["default"]
-    if math.isnan(default):
-        return f"group[{name!r}]"
-    return f"group.get({name!r}, {int(default) if number['is_integer'] else default})"
