@@ -15,9 +15,14 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["CHECKOUT", "Project", "compiler", "install", "path_without", "run"]
+__all__ = [
+    *("CHECKOUT", "PROGRAMS_IN_ONE", "Project"),
+    *("compiler", "install", "path_without", "run"),
+]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+#: What tests/cpp/consumer/programs.cpp is called by.
+PROGRAMS_IN_ONE = ("chain", "line", "resumable", "store")
 #: Where pip puts cmake and ninja; then wherever else they are.
 PROGRAMS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 

@@ -237,4 +237,5 @@ int main() {
     }
     std::cout << "done" << std::endl;
   }
+  return 0;
 }
