@@ -108,6 +108,9 @@ def consumer_program(
     """
 
     def build(name: str) -> Path:
+        if name in cpp.PROGRAMS_IN_ONE:
+            link = build("programs").parent / name
+            return once(link.parent, name, lambda link: link.symlink_to("programs"))
         for folder in ("tests/cpp/consumer", "examples/cpp"):
             source = cpp.CHECKOUT / folder
             if not (source / f"{name}.cpp").exists():

@@ -308,12 +308,12 @@ def test_a_killed_run_continues_to_the_same_bits(
 ) -> None:
     """It does not begin anew; other methods are in tests/faults/test_killed_runs.py."""
     method, whole, killed = "sghmc", tmp_path / "whole", tmp_path / "killed"
-    assert run_cpp(*options(images, whole, 8, "--method", method)).returncode == 0
+    assert run_cpp(*options(images, whole, 5, "--method", method)).returncode == 0
 
     # Draws of a run that was killed before its first checkpoint.
     store = f"{method}-seed0"
     shutil.copytree(whole / store, killed / store)
-    again = options(images, killed, 8, "--method", method)
+    again = options(images, killed, 5, "--method", method)
     process = subprocess.Popen(
         [program, *map(str, again)],
         stdout=subprocess.DEVNULL,
@@ -331,7 +331,7 @@ def test_a_killed_run_continues_to_the_same_bits(
     assert done.returncode == 0, done.stderr
     # It did not start anew.
     first = done.stderr.splitlines()[0]
-    assert re.fullmatch(rf"{method}-seed0: epoch \d of 8, error \d+\.\d\d %", first)
+    assert re.fullmatch(rf"{method}-seed0: epoch \d of 5, error \d+\.\d\d %", first)
     assert_same_runs(results(whole), results(killed))
     assert files(killed / store) == files(whole / store)
 

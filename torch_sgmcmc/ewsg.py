@@ -481,8 +481,7 @@ class EWSG(SharedSettings):
         momenta, masters = prepared
         if momenta:
             lists = [momenta, [], masters]
-            still = {"noise_estimate": 0.0, "resample_momentum_every": 0}
-            self._METHOD.update(chain, work, lists, **still)
+            self._METHOD.update(chain, work, lists)
         else:
             self._OVERDAMPED.update(chain, work, [masters])
             for p in work.params:  # what a schedule of the momentum left behind

@@ -1,9 +1,20 @@
 #include "apply/call.h"
 
+#include <cmath>
 #include <utility>
 
 namespace torch_sgmcmc {
 namespace {
+
+// "float prior_mean=0.0"
+std::string TextOf(const Scalar& number) {
+  const bool is_integer = IsInteger(number.domain);
+  std::string text = std::string(is_integer ? "int " : "float ") + number.name;
+  if (std::isnan(number.fallback)) return text;
+  const std::string value = Shortest(number.fallback);
+  const bool is_plain = value.find_first_of(".e") == std::string::npos;
+  return text + "=" + value + (is_plain && !is_integer ? ".0" : "");
+}
 
 std::string TextOf(const Row& row, const Slot& slot, char& alias) {
   switch (slot.kind) {
@@ -14,9 +25,8 @@ std::string TextOf(const Row& row, const Slot& slot, char& alias) {
       return type + "[] " + list.name;
     }
     case Kind::kNumber:
-      return std::string("float ") + row.numbers[slot.index].name;
     case Kind::kInteger:
-      return std::string("int ") + row.numbers[slot.index].name;
+      return TextOf(row.numbers[slot.index]);
     case Kind::kOffsets:
       return "int[] offsets";
     case Kind::kSeed:
@@ -28,7 +38,7 @@ std::string TextOf(const Row& row, const Slot& slot, char& alias) {
     case Kind::kDeviceStep:
       return "Tensor? device_step=None";
     case Kind::kPriorMean:
-      return "float prior_mean=0.0";
+      return TextOf(rows::kPriorMean);
     case Kind::kPriorMeans:
       return "Tensor[]? prior_means=None";
     case Kind::kRows:
@@ -107,31 +117,18 @@ Call::Call(const Row& row, const StableIValue* stack) : row(row) {
 void Call::CheckNumbers() const {
   for (size_t i = 0; i < row.numbers.count; ++i) {
     const Scalar& known = row.numbers[i];
-    switch (known.domain) {
-      case Domain::kFinite:
-        CheckFinite(row.op, known.name, numbers[i]);
-        break;
-      case Domain::kNotNegative:
-        CheckNumber(row.op, known.name, numbers[i]);
-        break;
-      case Domain::kPositive:
-        CheckNumber(row.op, known.name, numbers[i], /*positive=*/true);
-        break;
-      case Domain::kBelowOne:
-        CheckBelowOne(row.op, known.name, numbers[i]);
-        break;
-      case Domain::kCount:
-        CheckCount(row.op, known.name, integers[i], /*least=*/0);
-        break;
-      case Domain::kPositiveCount:
-        CheckCount(row.op, known.name, integers[i], /*least=*/1);
-        break;
-      case Domain::kCode:
-        break;
+    if (known.domain == Domain::kCode) continue;
+    const Range range = RangeOf(known.domain);
+    if (IsInteger(known.domain)) {
+      const auto least = static_cast<int64_t>(range.low);
+      CheckCount(row.op, known.name, integers[i], least);
+    } else {
+      CheckNumber(row.op, known.name, numbers[i], range);
     }
   }
   if (row.has_prior_mean) {
-    CheckFinite(row.op, rows::kPriorMean.name, prior_mean);
+    const Scalar& mean = rows::kPriorMean;
+    CheckNumber(row.op, mean.name, prior_mean, RangeOf(mean.domain));
   }
 }
 

@@ -172,26 +172,11 @@ void Fail(const char* op, const std::string& message) {
 void CheckNumber(const char* op,
                  const char* name,
                  double value,
-                 bool positive) {
-  if (std::isfinite(value) && (positive ? value > 0 : value >= 0)) return;
-  std::ostringstream out;
-  out << "Invalid " << name << ": " << value << " (must be finite and "
-      << (positive ? "> 0" : ">= 0") << ")";
-  Fail(op, out.str());
-}
-
-void CheckFinite(const char* op, const char* name, double value) {
-  if (std::isfinite(value)) return;
+                 const Range& range) {
+  if (range.Has(value)) return;
   Fail(op,
-       std::string("Invalid ") + name + ": " + std::to_string(value) +
-           " (must be finite)");
-}
-
-void CheckBelowOne(const char* op, const char* name, double value) {
-  if (value >= 0 && value < 1) return;
-  Fail(op,
-       std::string("Invalid ") + name + ": " + std::to_string(value) +
-           " (must be in [0, 1))");
+       std::string("Invalid ") + name + ": " + Shortest(value) + " (must be " +
+           range.Wanted() + ")");
 }
 
 void CheckCount(const char* op,

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/counter.h"
+#include "core/range.h"
 #include "core/roles.h"
 
 namespace torch_sgmcmc {
@@ -181,18 +182,11 @@ const int64_t* DeviceStep(const char* op,
                           int32_t device_index,
                           const std::optional<Tensor>& device_step);
 
-// Throws std::runtime_error unless the value is finite and not negative (or,
-// with `positive`, greater than zero).
+// Throws std::runtime_error unless the value is in its range.
 void CheckNumber(const char* op,
                  const char* name,
                  double value,
-                 bool positive = false);
-
-// Throws std::runtime_error unless the value is finite.
-void CheckFinite(const char* op, const char* name, double value);
-
-// Throws std::runtime_error unless the value is in [0, 1).
-void CheckBelowOne(const char* op, const char* name, double value);
+                 const Range& range = {});
 
 // Throws std::runtime_error unless the value is at least `least`.
 void CheckCount(const char* op, const char* name, int64_t value, int64_t least);

@@ -10,7 +10,9 @@
 #include <array>
 #include <cstddef>
 #include <initializer_list>
+#include <limits>
 
+#include "core/range.h"
 #include "core/roles.h"
 
 namespace torch_sgmcmc {
@@ -29,9 +31,30 @@ enum class Domain {
 
 constexpr bool IsInteger(Domain domain) { return domain >= Domain::kCount; }
 
+constexpr Range RangeOf(Domain domain) {
+  constexpr double kEndless = std::numeric_limits<double>::infinity();
+  switch (domain) {
+    case Domain::kPositive:
+      return {.low_open = true};
+    case Domain::kBelowOne:
+      return {.high = 1};
+    case Domain::kPositiveCount:
+      return {.low = 1};
+    case Domain::kFinite:
+    case Domain::kCode:
+      return {.low = -kEndless, .low_open = true};
+    case Domain::kNotNegative:
+    case Domain::kCount:
+      break;
+  }
+  return {};
+}
+
 struct Scalar {
   const char* name = nullptr;
   Domain domain = Domain::kFinite;
+  // What it is where nobody says; NaN if it must be said.
+  double fallback = std::numeric_limits<double>::quiet_NaN();
 };
 
 // How a parameter's state begins: by code, with zeros, or drawn from the
@@ -103,14 +126,15 @@ inline constexpr Scalar kMomentum{"momentum", Domain::kBelowOne};
 inline constexpr Scalar kNumData{"num_data", Domain::kPositive};
 inline constexpr Scalar kPriorPrecision{"prior_precision",
                                         Domain::kNotNegative};
-inline constexpr Scalar kPriorMean{"prior_mean", Domain::kFinite};
+inline constexpr Scalar kPriorMean{"prior_mean", Domain::kFinite, 0};
 inline constexpr Scalar kTemperature{"temperature", Domain::kNotNegative};
 inline constexpr Scalar kPositiveTemperature{"temperature", Domain::kPositive};
 inline constexpr Scalar kDecay{"decay", Domain::kBelowOne};
 inline constexpr Scalar kEps{"eps", Domain::kPositive};
-inline constexpr Scalar kNoiseEstimate{"noise_estimate", Domain::kNotNegative};
-inline constexpr Scalar kResampleEvery{"resample_momentum_every",
-                                       Domain::kCount};
+inline constexpr Scalar kNoiseEstimate{
+    "noise_estimate", Domain::kNotNegative, 0};
+inline constexpr Scalar kResampleEvery{
+    "resample_momentum_every", Domain::kCount, 0};
 inline constexpr Scalar kThermostatRate{"thermostat_rate",
                                         Domain::kNotNegative};
 inline constexpr Scalar kNumChains{"num_chains", Domain::kPositiveCount};

@@ -1,20 +1,13 @@
 // That a warm-up goes on as it was begun.
 #pragma once
 
-#include <array>
-#include <charconv>
 #include <optional>
 #include <stdexcept>
 #include <string>
 
-namespace torch_sgmcmc {
+#include "core/range.h"
 
-// With as many digits as it takes to read it back.
-inline std::string Shortest(double value) {
-  std::array<char, 32> text{};
-  const auto end = std::to_chars(text.data(), text.data() + text.size(), value);
-  return {text.data(), end.ptr};
-}
+namespace torch_sgmcmc {
 
 // Throws std::invalid_argument unless an argument is what the warm-up in
 // progress has; `way_out` says how to give that up.

@@ -8,7 +8,7 @@
 #include <system_error>
 #include <utility>
 
-#include "host/as_begun.h"
+#include "core/range.h"
 #include "host/crc32.h"
 
 namespace torch_sgmcmc {

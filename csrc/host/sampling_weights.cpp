@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "host/as_begun.h"
+#include "core/range.h"
 #include "host/uniforms.h"
 
 namespace torch_sgmcmc {

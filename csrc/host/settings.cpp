@@ -18,7 +18,7 @@ constexpr Setting kData = Of(
     rows::kNumData,
     {.purpose = "the number of training examples; 1 if the loss is U itself"});
 constexpr Setting kPrior = Of(rows::kPriorPrecision, {.fallback = 0});
-constexpr Setting kMean = Of(rows::kPriorMean, {.fallback = 0});
+constexpr Setting kMean = Of(rows::kPriorMean);
 constexpr Setting kWarm = Of(rows::kTemperature, {.fallback = 1});
 constexpr Setting kHot = Of(rows::kPositiveTemperature, {.fallback = 1});
 constexpr Setting kCarried = Of(rows::kMomentum, {.fallback = 0.9});
@@ -38,8 +38,8 @@ constexpr Setting kSGHMC[] = {
     kWarm,
     kChains,
     kCarried,
-    Of(rows::kNoiseEstimate, {.fallback = 0, .words = {"online", "given"}}),
-    Of(rows::kResampleEvery, {.fallback = 0}),
+    Of(rows::kNoiseEstimate, {.words = {"online", "given"}}),
+    Of(rows::kResampleEvery),
     {.name = "initial_momentum",
      .kind = kWord,
      .words = {"stationary", "zeros"}},

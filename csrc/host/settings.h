@@ -16,6 +16,8 @@ enum class SettingKind { kReal, kWhole, kFlag, kWord };
 
 // NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding): as rows read best.
 struct Setting {
+  constexpr Range range() const { return {low, high, low_open}; }
+
   const char* name = nullptr;
   SettingKind kind = SettingKind::kReal;
   // The default, of a flag 0 or 1; NaN if there is none.
@@ -36,13 +38,11 @@ struct Setting {
 constexpr Setting Of(const Scalar& number, Setting rest = {}) {
   rest.name = number.name;
   rest.kind = IsInteger(number.domain) ? SettingKind::kWhole : rest.kind;
-  rest.low_open |= number.domain == Domain::kPositive;
-  if (number.domain == Domain::kBelowOne) rest.high = 1;
-  if (number.domain == Domain::kPositiveCount) rest.low = 1;
-  if (number.domain == Domain::kFinite) {
-    rest.low = -std::numeric_limits<double>::infinity();
-    rest.low_open = true;
-  }
+  const Range range = RangeOf(number.domain);
+  rest.low = range.low;
+  rest.high = range.high;
+  rest.low_open = range.low_open;
+  if (rest.fallback != rest.fallback) rest.fallback = number.fallback;
   return rest;
 }
 

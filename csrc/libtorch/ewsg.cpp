@@ -329,9 +329,7 @@ void EWSG::prepare(Work& work) {
 
 void EWSG::update(const Work& work) {
   if (!work.state[0].empty()) {
-    return update_by(method(),
-                     work,
-                     {{"noise_estimate", 0}, {"resample_momentum_every", 0}});
+    return update_by(method(), work);
   }
   update_by("sgld_step_", work);
   // What a schedule of the momentum left behind.

@@ -136,8 +136,8 @@ std::tuple<Tensor, Tensor, Tensor> ECSEstimateAt(Tensor values,
                                                  double lower_bound,
                                                  ECSMaybe importance) {
   constexpr const char* kOp = "ecs_estimate";
-  CheckNumber(kOp, "temperature", temperature, /*positive=*/true);
-  CheckNumber(kOp, "num_data", num_data, /*positive=*/true);
+  CheckNumber(kOp, "temperature", temperature, {.low_open = true});
+  CheckNumber(kOp, "num_data", num_data, {.low_open = true});
   const int64_t m = values.numel();
   if (batch_size < 1 || m % batch_size != 0) {
     Fail(kOp,
@@ -216,7 +216,7 @@ std::tuple<Tensor, Tensor> ECSDensityAt(Tensor estimate,
                                         double temperature,
                                         ECSMaybe prior_mean) {
   constexpr const char* kOp = "ecs_density";
-  CheckNumber(kOp, "temperature", temperature, /*positive=*/true);
+  CheckNumber(kOp, "temperature", temperature, {.low_open = true});
   const ECSArrays arrays(kOp);
   const int64_t d = theta.numel();
   const int64_t m = weights.numel();

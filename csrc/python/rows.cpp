@@ -10,31 +10,10 @@ namespace py = pybind11;
 
 namespace {
 
-using torch_sgmcmc::Domain;
 using torch_sgmcmc::List;
 using torch_sgmcmc::Row;
 using torch_sgmcmc::Scalar;
 using torch_sgmcmc::Start;
-
-const char* NameOf(Domain domain) {
-  switch (domain) {
-    case Domain::kFinite:
-      return "finite";
-    case Domain::kNotNegative:
-      return ">= 0";
-    case Domain::kPositive:
-      return "> 0";
-    case Domain::kBelowOne:
-      return "[0, 1)";
-    case Domain::kCount:
-      return "int >= 0";
-    case Domain::kPositiveCount:
-      return "int >= 1";
-    case Domain::kCode:
-      break;
-  }
-  return "int";
-}
 
 const char* NameOf(Start start) {
   switch (start) {
@@ -62,7 +41,15 @@ py::dict AsDict(const Row& row) {
   }
   py::list numbers;
   for (const Scalar& number : row.numbers) {
-    numbers.append(py::make_tuple(number.name, NameOf(number.domain)));
+    const torch_sgmcmc::Range range = torch_sgmcmc::RangeOf(number.domain);
+    py::dict item;
+    item["name"] = number.name;
+    item["is_integer"] = torch_sgmcmc::IsInteger(number.domain);
+    item["low"] = range.low;
+    item["high"] = range.high;
+    item["low_open"] = range.low_open;
+    item["default"] = number.fallback;
+    numbers.append(item);
   }
   py::dict result;
   result["op"] = row.op;
@@ -85,5 +72,5 @@ void BindRows(py::module_& m) {
         return rows;
       },
       "What operators on lists of tensors are (csrc/core/row.h): names of "
-      "lists and numbers, and the numbers' ranges.");
+      "lists and numbers, the numbers' ranges and defaults (NaN: none).");
 }

@@ -298,15 +298,21 @@ TEST(Checks, NameTheNumber) {
   EXPECT_NO_THROW(CheckNumber("op", "lr", 0));
   ExpectError([] { CheckNumber("op", "lr", -0.5); },
               "Invalid lr: -0.5 (must be finite and >= 0)");
-  ExpectError([] { CheckNumber("op", "num_data", 0, /*positive=*/true); },
+  ExpectError([] { CheckNumber("op", "num_data", 0, {.low_open = true}); },
               "Invalid num_data: 0 (must be finite and > 0)");
   ExpectError([] { CheckNumber("op", "temperature", kInfinity); },
               "Invalid temperature: inf (must be finite and >= 0)");
-  ExpectError([] { CheckFinite("op", "prior_mean", -kInfinity); },
-              "Invalid prior_mean: -inf (must be finite)");
-  EXPECT_NO_THROW(CheckBelowOne("op", "momentum", 0));
-  ExpectError([] { CheckBelowOne("op", "momentum", 1); },
-              "Invalid momentum: 1.000000 (must be in [0, 1))");
+  ExpectError(
+      [] {
+        CheckNumber("op",
+                    "prior_mean",
+                    -kInfinity,
+                    {.low = -kInfinity, .low_open = true});
+      },
+      "Invalid prior_mean: -inf (must be finite)");
+  EXPECT_NO_THROW(CheckNumber("op", "momentum", 0, {.high = 1}));
+  ExpectError([] { CheckNumber("op", "momentum", 1, {.high = 1}); },
+              "Invalid momentum: 1 (must be in [0, 1))");
   EXPECT_NO_THROW(CheckCount("op", "num_chains", 1, /*least=*/1));
   ExpectError([] { CheckCount("op", "num_chains", 0, /*least=*/1); },
               "Invalid num_chains: 0 (must be >= 1)");

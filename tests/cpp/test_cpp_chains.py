@@ -65,12 +65,12 @@ def test_the_same_bits_of_a_few_steps(
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_each_continues_the_others_chain(name: str, run_in_cpp: RunInCpp) -> None:
-    job = make_job(name, torch.float32)
+    job = first_steps(make_job(name, torch.float32), name, 640)
     job["gibbs_every"] //= 5
     # Missing gradients, comparisons and Gibbs updates fall on the same steps as in
     # the whole.
     split = 7 * 20 * 3
-    first, rest = first_steps(job, name, split), steps_from(job, name, split)
+    first, rest = first_steps(job, name, split), steps_from(job, name, split, 640)
     whole = run_in_python(name, job)
 
     begun = run_in_python(name, first)

@@ -91,7 +91,11 @@ def test_torch_of_the_archive(
 
 
 def test_beside_the_package_of_torch(
-    cpp_package: Path, consumer: cpp.Project, tmp_path: Path, bare_path: str
+    cpp_package: Path,
+    consumer: cpp.Project,
+    consumer_program: Callable[[str], Path],
+    tmp_path: Path,
+    has_cuda_kernels: bool,
 ) -> None:
     # Where torch's own package does not work, nobody can use it beside this one.
     alone = tmp_path / "alone"
@@ -110,10 +114,14 @@ def test_beside_the_package_of_torch(
     except AssertionError as error:
         pytest.skip(f"find_package(Torch) fails here: {str(error)[-500:]}")
     consumer.path = cpp.PROGRAMS
+    # Of the longer program its linking is in question alone.
+    (compiled,) = consumer_program("line").parent.rglob("programs.dir/**/*.o")
     consumer.configure(
-        cpp_package, prefix, options=(*options, "-DWITH_TORCH_PACKAGE=ON")
+        *(cpp_package, prefix),
+        options=(*options, "-DWITH_TORCH_PACKAGE=ON", f"-DLINE_OBJECT={compiled}"),
     )
     check_line(consumer.program("line"))
+    check_loaded(consumer.program("loaded"), has_cuda_kernels)
 
 
 def test_another_place(

@@ -15,9 +15,14 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["CHECKOUT", "Project", "compiler", "install", "path_without", "run"]
+__all__ = [
+    *("CHECKOUT", "PROGRAMS_IN_ONE", "Project"),
+    *("compiler", "install", "path_without", "run"),
+]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+#: What tests/cpp/consumer/programs.cpp is called by.
+PROGRAMS_IN_ONE = ("chain", "line", "resumable", "store")
 #: Where pip puts cmake and ninja; then wherever else they are.
 PROGRAMS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
@@ -58,7 +63,8 @@ def jobs() -> str:
 def install(work: Path) -> None:
     """Installs the library, built here unless TORCH_SGMCMC_BUILD names a build.
 
-    With -O1, in half the time: bits do not depend on it, and presets have -O3.
+    With -O1, in half the time: bits do not depend on it, and presets have -O3. And
+    each library as one file, of which LibTorch's headers take a third.
     """
     work.mkdir(exist_ok=True)
     build = os.environ.get("TORCH_SGMCMC_BUILD")
@@ -71,7 +77,7 @@ def install(work: Path) -> None:
             f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
             f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}",
             *(f"-DTORCH_SGMCMC_CUDA={cuda}", "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"),
-            "-DTORCH_SGMCMC_TESTS=OFF",
+            *("-DTORCH_SGMCMC_TESTS=OFF", "-DCMAKE_UNITY_BUILD_BATCH_SIZE=100"),
         )
         run(tool("cmake"), "--build", build, "--parallel", jobs())
     run(tool("cmake"), "--install", build, "--prefix", work / "prefix")

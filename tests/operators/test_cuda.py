@@ -186,7 +186,7 @@ def compare(run: Run, cpu: list[list[Tensor]], offsets: list[int], by: int) -> N
 def test_operators_equal_the_cpu_bit_for_bit(run: str, dtype: torch.dtype) -> None:
     shapes = [(n,) for n in SIZES for _ in OFFSETS]
     offsets = [o + 64 * i for i in range(len(SIZES)) for o in OFFSETS]
-    for by in (0, 1):
+    for by in (1,) if DEVICE == "cpu" else (0, 1):  # not with itself
         cpu = inputs(shapes, [dtype] * len(shapes))
         compare(RUNS[run], cpu, offsets, by)
 
@@ -199,6 +199,7 @@ def test_many_tensors_of_mixed_dtypes(run: str) -> None:
     compare(RUNS[run], inputs(shapes, dtypes), [1000 * i for i in range(333)], 1)
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="compares another device with the CPU")
 @pytest.mark.parametrize("run", RUNS)
 def test_large_tensors(run: str) -> None:
     # Many blocks of threads, and a tail.

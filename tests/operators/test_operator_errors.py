@@ -1,5 +1,6 @@
 """Every error of the operators: its exact text, and that nothing has changed."""
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,7 @@ GOOD = {
 
 
 def good_numbers(row: dict[str, Any]) -> dict[str, Any]:
-    numbers = {name: GOOD.get(name, 0.1) for name, _ in row["numbers"]}
+    numbers = {each["name"]: GOOD.get(each["name"], 0.1) for each in row["numbers"]}
     if row["has_noise"]:
         numbers |= {"offsets": [0, 128], "seed": 0, "step": 3}
     return numbers | ({"purpose": 0} if row["op"] == "gaussian_" else {})
@@ -50,12 +51,13 @@ def is_state(op: str, name: str) -> bool:
     return LISTS[op][name]["is_in_arithmetic_type"]
 
 
-def domains(*wanted: str) -> list[tuple[str, str, str]]:
+def ranged(*, integers: bool) -> list[Any]:
+    """Operators with each of their numbers that its row has a range for."""
     return [
-        (op, name, domain)
+        pytest.param(op, each, id=f"{op}-{each['name']}")
         for op, row in ROWS.items()
-        for name, domain in row["numbers"]
-        if domain in wanted
+        for each in row["numbers"]
+        if each["is_integer"] == integers and (each["low"] > -math.inf or not integers)
     ]
 
 
@@ -289,30 +291,26 @@ def test_sparse_tensors(op: str, name: str, layout: torch.layout) -> None:
 # ---- Numbers ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("op", "name", "domain"), domains(">= 0", "> 0"))
-def test_numbers(op: str, name: str, domain: str) -> None:
-    bad = {-0.5: "-0.5", torch.nan: "nan", torch.inf: "inf", -torch.inf: "-inf"}
-    if domain == "> 0":
-        bad[0.0] = "0"
-    for value, shown in bad.items():
-        check(
-            op,
-            make_lists(op),
-            f"Invalid {name}: {shown} (must be finite and {domain})",
-            **{name: value},
-        )
-    if domain == ">= 0":
-        getattr(ops, op)(*make_lists(op).values(), **{**HYPER[op], name: 0.0})
+def wanted(number: dict[str, Any]) -> str:
+    low, high, is_open = (number[key] for key in ("low", "high", "low_open"))
+    if high < math.inf:
+        return f"in {'(' if is_open else '['}{low:g}, {high:g})"
+    if low == -math.inf:
+        return "finite"
+    return f"finite and {'>' if is_open else '>='} {low:g}"
 
 
-@pytest.mark.parametrize(("op", "name", "domain"), domains("[0, 1)"))
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(1.0, "1.000000"), (-0.1, "-0.100000"), (torch.nan, "nan"), (2.5, "2.500000")],
-)
-def test_fractions(op: str, name: str, domain: str, value: float, shown: str) -> None:
-    message = f"Invalid {name}: {shown} (must be in {domain})"
-    check(op, make_lists(op), message, **{name: value})
+@pytest.mark.parametrize(("op", "number"), ranged(integers=False))
+def test_numbers(op: str, number: dict[str, Any]) -> None:
+    name, low, high = (number[key] for key in ("name", "low", "high"))
+    bad = {math.nan, high, -math.inf, low - 0.5, low if number["low_open"] else -0.1}
+    bad |= {math.inf, high + 1.5}
+    for value in bad:
+        message = f"Invalid {name}: {value:g} (must be {wanted(number)})"
+        check(op, make_lists(op), message, **{name: value})
+    good = {0.0} if name in ("decay", "momentum") or low == 0 else {0.0, -0.5}
+    for value in good - bad:
+        getattr(ops, op)(*make_lists(op).values(), **{**HYPER[op], name: value})
 
 
 WITH_PRIOR = [op for op, row in ROWS.items() if row["has_prior_mean"]]
@@ -349,15 +347,6 @@ def test_means_of_priors(op: str) -> None:
         assert all(map(same_bits, results[0], other))
 
 
-@pytest.mark.parametrize(("op", "name", "domain"), domains("finite"))
-def test_numbers_of_any_sign(op: str, name: str, domain: str) -> None:
-    for value in (torch.nan, torch.inf, -torch.inf):
-        message = f"Invalid {name}: {value} (must be {domain})"
-        check(op, make_lists(op), message, **{name: value})
-    for value in (0.0,) if name == "decay" else (-0.5, 0.0):
-        getattr(ops, op)(*make_lists(op).values(), **{**HYPER[op], name: value})
-
-
 def test_gamma_needs_both_of_its_lists_or_none() -> None:
     for missing in ("sensitivities", "curvatures"):
         lists = make_lists("psgld_step_")
@@ -380,12 +369,11 @@ def test_noise_estimate_above_the_friction() -> None:
     )
 
 
-@pytest.mark.parametrize(("op", "name", "domain"), domains("int >= 0", "int >= 1"))
-def test_counts(op: str, name: str, domain: str) -> None:
-    least = domain.removeprefix("int >= ")
-    value = int(least) - 1
-    message = f"Invalid {name}: {value} (must be >= {least})"
-    check(op, make_lists(op), message, **{name: value})
+@pytest.mark.parametrize(("op", "number"), ranged(integers=True))
+def test_counts(op: str, number: dict[str, Any]) -> None:
+    name, least = number["name"], int(number["low"])
+    message = f"Invalid {name}: {least - 1} (must be >= {least})"
+    check(op, make_lists(op), message, **{name: least - 1})
 
 
 def test_refusals_of_gauge_sums() -> None:

@@ -34,13 +34,13 @@ def test_tables_and_pictures_of_which_nothing_is_made_twice(tmp_path: Path) -> N
         assert f"\n{name}\n\n| " in printed and (tmp_path / f"{name}.png").exists()
     # One seed, one result; and finished runs are not made again.
     made = {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").glob("*")}
-    for file in list(made)[::2]:
+    for file in list(made)[::4]:
         file.unlink()
     again = run_experiment("sbps2017.figures", tmp_path, "--tiny")[1]
     for document in (first, again):
         del document["figure4"]["cpu_seconds"]
     assert again == first
-    for file in list(made)[1::2]:
+    for file in made.keys() - {*list(made)[::4]}:
         assert file.stat().st_mtime_ns == made[file]
 
 

@@ -162,7 +162,7 @@ def sgld_temperature(k: np.ndarray, lr: float) -> np.ndarray:
 
 def test_intervals_cover() -> None:
     """95 % intervals of 400 independent chains hold what is known exactly."""
-    count, d, lr, steps = 400, 6, 0.2, 3000
+    count, d, lr, steps = 400, 6, 0.2, 1600
     generator = torch.Generator().manual_seed(5)
     theta = torch.randn(count, d, generator=generator) / math.sqrt(N)
     params = [nn.Parameter(row) for row in theta]  # in one memory

@@ -170,7 +170,7 @@ def test_intervals_cover() -> None:
             p.grad = grad
         return (k * theta.double().square()).sum() / 2
 
-    for i in range(800):
+    for i in range(450):
         sampler.step(closure)
         if i == 50:
             gauges.reset()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from driver_problem import (
 )
 
 import torch_sgmcmc as sg
+from torch_sgmcmc.posterior.driver import processes
 
 pytestmark = pytest.mark.slow
 
@@ -95,21 +97,23 @@ class Tells:
             path.rename(path.with_suffix(""))
 
 
-def program(folder: Path) -> subprocess.Popen[str]:
+def program(folder: Path, start: str) -> subprocess.Popen[str]:
     """Three chains that never end, two at a time, in a session of their own."""
     code = (
         "import sys; from pathlib import Path; import test_processes\n"
-        "test_processes.never_ends(Path(sys.argv[1]))"
+        "test_processes.never_ends(Path(sys.argv[1]), sys.argv[2])"
     )
     return subprocess.Popen(
-        [sys.executable, "-c", code, str(folder)],
+        [sys.executable, "-c", code, str(folder), start],
         cwd=folder,  # not that of the sources, which have no binaries
         **{"stderr": subprocess.PIPE, "text": True, "start_new_session": True},
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
 
 
-def never_ends(folder: Path) -> None:
+def never_ends(folder: Path, start: str) -> None:
+    begin = partial(processes.start_processes, start_method=start)
+    processes.start_processes = begin
     options = {"steps": FOREVER, "checkpoint_every": None, "max_samples": 2}
     run(folder / "run", chains=3, processes=2, callbacks=Tells(folder), **options)
 
@@ -132,10 +136,13 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-@pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM", "SIGKILL"])
-def test_what_ends_the_parent_ends_all(how: str, tmp_path: Path) -> None:
+# Once by the start that they have for users, which imports torch in each.
+@pytest.mark.parametrize(
+    ("how", "start"), [("Ctrl-C", "spawn"), ("SIGTERM", "fork"), ("SIGKILL", "fork")]
+)
+def test_what_ends_the_parent_ends_all(how: str, start: str, tmp_path: Path) -> None:
     """Chains are saved, none begins, and the store is free."""
-    process = program(tmp_path)
+    process = program(tmp_path, start)
     paths = [tmp_path / "pid-0", tmp_path / "pid-1"]
     wait_for(lambda: all(path.exists() for path in paths), process)
     children = [int(path.read_text()) for path in paths]

@@ -43,28 +43,33 @@ def gaussian(
     return sampler, closure
 
 
-def heating_after(sampler: sg.Sampler, closure: Closure, steps: int) -> sg.Gauges:
-    """Of a run, without its first tenth."""
-    for i in range(steps):
-        if i == steps // 10:
-            gauges = sg.Gauges(sampler, every=3)
+def run(sampler: sg.Sampler, closure: Closure, steps: int) -> None:
+    for _ in range(steps):
         closure()
         sampler.step()
-    gauges.detach()
-    return gauges
 
 
 def assert_as_promised(problem: Problem, gradients: int = 3000, **options: Any) -> Any:
-    """Within a fifth of the budget in a run of ten times the gradients it took."""
+    """Within a fifth of the budget, in a run that is long enough to tell.
+
+    That is until it is known to a tenth, and at most for ten times the gradients that
+    the search took, the first of which do not count.
+    """
     sampler, closure = problem
     result = sg.tune(sampler, closure, gradients=gradients, progress=False, **options)
     assert result.feasible and result.limit == "heating", result
     assert result.gradients <= gradients
     result.apply(sampler)
     assert sampler.param_groups[0]["lr"] == result.lrs[0]
-    gauges = heating_after(sampler, closure, 10 * result.gradients)
-    mean, half_width = gauges.all().kinetic
     budget = result.budget
+    run(sampler, closure, result.gradients)
+    gauges = sg.Gauges(sampler, every=3)
+    for _ in range(9):
+        run(sampler, closure, result.gradients)
+        mean, half_width = gauges.all().kinetic
+        if half_width < 0.1 * budget:
+            break
+    gauges.detach()
     assert half_width < 0.1 * budget, "the run is too short to tell"
     assert abs(mean - 1 - budget) < 0.2 * budget, result.summary()
     # The parts that it names add up.
@@ -95,9 +100,7 @@ def test_gaussian_by_sgld(spread: float) -> None:
 
 def test_gaussian_by_psgld() -> None:
     sampler, closure = gaussian(sg.PSGLD, lr=1e-4, gamma=False, decay=0.999)
-    for _ in range(1000):
-        closure()
-        sampler.step()
+    run(sampler, closure, 1000)
     sampler.param_groups[0]["adapt"] = False
     assert_as_promised((sampler, closure), 1500, budget=0.1)
 
@@ -136,7 +139,9 @@ def test_the_worst_tensor() -> None:
     assert 2.0 > everyone.tensors["noisy"] > 0.2 and 0.05 > everyone.tensors["calm"]
     worst = sg.tune(sampler, closure, over="worst", progress=False)
     worst.apply(sampler)
-    gauges = heating_after(sampler, closure, 12_000)
+    run(sampler, closure, 1200)
+    gauges = sg.Gauges(sampler, every=3)
+    run(sampler, closure, 10_800)
     noisy = gauges.tensor("noisy")
     # Ten elements: what the noise adds is known better than their temperature.
     assert noisy.minibatch_heating.mean == pytest.approx(0.05, rel=0.2)
@@ -153,7 +158,7 @@ def test_effective_samples_for_a_gradient() -> None:
         sampler, closure = gaussian(sg.SGHMC, lr=lr, dims=200)
         (p,) = sampler.param_groups[0]["params"]
         gauges, draws = sg.Gauges(sampler, every=2), []
-        for _ in range(10_000):
+        for _ in range(5000):
             closure()
             sampler.step()
             draws.append(p.detach()[::20].square())
@@ -182,13 +187,11 @@ def regression() -> Problem:
     theta = nn.Parameter(mean + torch.randn(chains, dims, generator=generator) @ factor)
     sampler = sg.SGHMC([theta], 1e-3, 0.9, num_data=rows, prior_precision=1.0, seed=3)
 
-    def closure() -> Tensor:
-        sampler.zero_grad()
+    def closure() -> None:
         i = torch.randint(rows, (chains, n), generator=generator)
-        misfit = (x[i] @ theta.unsqueeze(-1)).squeeze(-1) - y[i]
-        loss = 0.5 * misfit.square().mean(1).sum()
-        loss.backward()
-        return loss
+        batch = x[i]
+        misfit = batch @ theta.detach().unsqueeze(-1) - y[i].unsqueeze(-1)
+        theta.grad = (batch.mT @ misfit).squeeze(-1) / n
 
     return sampler, closure
 
@@ -254,9 +257,7 @@ def test_a_network_on_mnist(data_root: Path, n: int) -> None:
 
     # V falls as the network trains: what is found is that of burnt-in chains.
     for steps in (1500, 4000):
-        for _ in range(steps):
-            closure()
-            sampler.step()
+        run(sampler, closure, steps)
         result = sg.tune(sampler, closure, gradients=1500, progress=False)
         assert result.feasible, result.summary()
         result.apply(sampler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ class Method:
     def __init__(self, operator: str) -> None:
         row = operators.ROWS[operator]
         self.operator = getattr(operators, operator)
-        self._call = _compiled([name for name, _ in row["numbers"]])
+        self._call = _compiled(row["numbers"])
         own = {each["key"]: each["start"] for each in row["lists"] if each["key"]}
         #: The keys of the state that begins as the row says, and how.
         self.starts: Mapping[str, str] = {k: how for k, how in own.items() if how}
@@ -88,14 +89,25 @@ def _start_zeros(chain: Chain, params: list[Tensor], key: str) -> None:
             chain.create(p, key, torch.zeros_like(p, dtype=state_dtype(p)))
 
 
-def _compiled(numbers: list[str]) -> Callable[..., None]:
+def _compiled(numbers: list[dict[str, Any]]) -> Callable[..., None]:
     """A call of an operator with numbers of a group, as if it were written out.
 
     A step of a small network is little more than this call, and a dict of numbers would
-    be a tenth of it.
+    be a tenth of it. What a group lacks is at its default.
     """
-    named = ", ".join(f"{name}=group[{name!r}]" for name in numbers)
+    defaults = {
+        each["name"]: (int if each["is_integer"] else float)(each["default"])
+        for each in numbers
+        if not math.isnan(each["default"])
+    }
+    named = ", ".join(
+        f"{name}=group.get({name!r}, defaults[{name!r}])"
+        if name in defaults
+        else f"{name}=group[{name!r}]"
+        for name in (each["name"] for each in numbers)
+    )
     return eval(
         "lambda operator, lists, group, offsets, prior, step: "
-        f"operator(*lists, {named}, offsets=offsets, **prior, **step)"
+        f"operator(*lists, {named}, offsets=offsets, **prior, **step)",
+        {"defaults": defaults},
     )

@@ -19,21 +19,9 @@ std::string Shown(double value) {
 std::string Shown(const std::string& value) { return "'" + value + "'"; }
 
 void CheckReal(const char* name, double value, const Range& range) {
-  const bool above = range.low_open ? value > range.low : value >= range.low;
-  if (above && value < range.high) return;
-  std::string message = std::string("Invalid ") + name + ": " + Shown(value);
-  if (std::isinf(range.high)) {
-    message += " (must be finite";
-    if (std::isfinite(range.low)) {
-      message += std::string(" and ") + (range.low_open ? "> " : ">= ") +
-                 Shortest(range.low);
-    }
-    message += ")";
-  } else {
-    message += std::string(" (must be in ") + (range.low_open ? "(" : "[") +
-               Shortest(range.low) + ", " + Shortest(range.high) + "))";
-  }
-  Invalid(message);
+  if (range.Has(value)) return;
+  Invalid(std::string("Invalid ") + name + ": " + Shown(value) + " (must be " +
+          range.Wanted() + ")");
 }
 
 void CheckInteger(const char* name, int64_t value, int64_t low, double high) {

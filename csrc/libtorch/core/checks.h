@@ -5,6 +5,8 @@
 #include <limits>
 #include <string>
 
+#include "core/range.h"
+
 namespace torch_sgmcmc {
 
 // A number with as many digits as it takes to read it back, and a string in
@@ -12,15 +14,8 @@ namespace torch_sgmcmc {
 std::string Shown(double value);
 std::string Shown(const std::string& value);
 
-// The interval that a value must lie in.
-struct Range {
-  double low = 0;
-  double high = std::numeric_limits<double>::infinity();
-  bool low_open = false;
-};
-
-// Throws std::invalid_argument unless value is in [low, high), or in (low,
-// high) if the range is open below. NaN stands for a value that was not set.
+// Throws std::invalid_argument unless value is in its range. NaN stands for a
+// value that was not set.
 void CheckReal(const char* name, double value, const Range& range = {});
 
 // Throws std::invalid_argument unless value is in [low, high).

@@ -110,7 +110,9 @@ Method::Method(const char* op, const SamplerOptions& options)
   });
   const std::vector<std::string> known = options.keys();
   for (const Scalar& number : row_.numbers) {
-    places_.push_back(std::ranges::find(known, number.name) - known.begin());
+    const auto found = std::ranges::find(known, number.name);
+    auto& place = places_.emplace_back();
+    if (found != known.end()) place = found - known.begin();
   }
 }
 
@@ -123,9 +125,12 @@ void Method::update(
     const auto* const given = std::ranges::find_if(
         instead,
         [&](const auto& each) { return each.first == row_.numbers[i].name; });
-    numbers.own[i] = given == instead.end()
-                         ? work.options->number_at(places_[i])
-                         : given->second;
+    if (given != instead.end()) {
+      numbers.own[i] = given->second;
+    } else {
+      numbers.own[i] = places_[i] ? work.options->number_at(*places_[i])
+                                  : row_.numbers[i].fallback;
+    }
   }
   call_(work, numbers);
 }

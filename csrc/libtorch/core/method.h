@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -44,9 +45,8 @@ class Method {
   const char* op_;
   const Row& row_;
   void (*call_)(const Work& work, const UpdateNumbers& numbers) = nullptr;
-  // Of the row's numbers among those of the options; past them if there is
-  // none.
-  std::vector<size_t> places_;
+  // Of the row's numbers among those of the options, which may lack some.
+  std::vector<std::optional<size_t>> places_;
   size_t place_of_mean_;
 };
 

@@ -102,9 +102,7 @@ void CheckSetting(const Setting& row,
     Invalid(std::string("Invalid ") + row.name + ": not set (" + sampler +
             " needs " + row.purpose + ")");
   }
-  CheckReal(row.name,
-            number,
-            {.low = row.low, .high = row.high, .low_open = row.low_open});
+  CheckReal(row.name, number, row.range());
 }
 
 }  // namespace

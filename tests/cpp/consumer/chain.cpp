@@ -238,4 +238,5 @@ int main() {
     }
     std::cout << "done" << std::endl;
   }
+  return 0;
 }

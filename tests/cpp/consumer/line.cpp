@@ -88,4 +88,5 @@ int main() {
   Print("SGHMC",
         Sample<SGHMC>(
             data, SGHMCOptions(0.02).momentum(0.9).num_data(kPoints).seed(0)));
+  return 0;
 }

@@ -98,4 +98,5 @@ int main(int argc, char** argv) {
     std::cerr << error.what() << '\n';
     return 1;
   }
+  return 0;
 }
