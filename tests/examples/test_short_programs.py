@@ -32,6 +32,14 @@ def test_a_regression_with_its_noise(tmp_path: Path, one_thread: None) -> None:
     assert (tmp_path / "draws" / "report.md").exists()
 
 
+def test_where_a_classifier_is_unsure(tmp_path: Path, one_thread: None) -> None:
+    printed = run("classification_uncertainty", tmp_path / "digits.png", "--epochs", 30)
+    (error,) = re.findall(r"error ([\d.]+)%", printed)
+    (area,) = re.findall(r"AUROC of turned images: ([\d.]+)", printed)
+    assert float(error) < 20 and float(area) > 0.6  # far from converged, but learning
+    assert len(sg.SampleStore(tmp_path / "draws").chains) == 3
+
+
 @pytest.mark.parametrize("data", ["MNIST", "digits"])
 def test_the_posterior_on_mnist(
     data: str, request: pytest.FixtureRequest, tmp_path: Path
