@@ -34,6 +34,11 @@ class Likelihood:
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch (x, y)."""
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise ValueError(
+                f"Invalid batch: a {type(batch).__name__} of {len(batch)} (must be a "
+                "pair (x, y); of others, a function with loss.of(outputs, y, model))"
+            )
         x, y = batch
         return self.of(model(x), y, model)
 
@@ -51,7 +56,7 @@ class Likelihood:
 
 class _Categorical(Likelihood):
     def of(self, outputs: Tensor, targets: Tensor, model: nn.Module) -> Tensor:
-        return F.cross_entropy(outputs, targets)
+        return F.cross_entropy(outputs, targets, reduction="sum") / len(targets)
 
 
 class _Bernoulli(Likelihood):
@@ -164,13 +169,14 @@ def likelihood_of(given: str | Likelihood) -> Likelihood:
 
 _NAMED = {
     "classification": _Categorical,
+    "bernoulli": _Bernoulli,
     "regression": _Regression,
     "heteroscedastic": _Heteroscedastic,
 }
 
 
 def categorical() -> Likelihood:
-    """Classes from logits: the mean cross-entropy, with a batch ``(x, y)``."""
+    """Classes from logits: the cross-entropy, of several targets of a datum the sum."""
     return _Categorical()
 
 

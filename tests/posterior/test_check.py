@@ -95,9 +95,27 @@ def random_itself(model, batch):
     return F.cross_entropy(F.dropout(model(batch[0]), 0.2), batch[1])
 
 
-def contrast(model, batch):
-    out = F.normalize(model(batch[0]), dim=1)
-    return F.cross_entropy(10 * out @ out.T, torch.arange(len(out)))
+def standardised(model, batch):
+    out = model(batch[0])
+    return F.cross_entropy((out - out.mean(0)) / out.std(0) ** 2, batch[1])
+
+
+def all_pairs(model, batch):
+    return (model(batch[0]) - batch[1]).square().mean() / 2
+
+
+def row_of_numbers():
+    x, y = numbers().tensors
+    return TensorDataset(x, y[:, 0])
+
+
+def several_labels():
+    x = torch.randn(N, 8)
+    return TensorDataset(x, (x[:, :3] > 0).float())
+
+
+def with_another_head(model):
+    return nn.Sequential(model[0], nn.ReLU(), nn.Linear(20, 3))
 
 
 MISUSES = {
@@ -144,7 +162,27 @@ MISUSES = {
     "dropout": ({"model": with_dropout}, "random loss"),
     "dropout as a function": ({"loss": random_itself}, "random loss"),
     "batch norm": ({"model": with_batch_norm}, "batch norm"),
-    "contrastive": ({"loss": contrast}, "minibatch"),
+    "standardised by the minibatch": (
+        {"loss": standardised, "loader": partial(loader_of, batch_size=6)},
+        "minibatch",
+    ),
+    "all pairs": (
+        {"model": lambda: mlp(1), "data": row_of_numbers, "loss": all_pairs},
+        "broadcast",
+    ),
+    "a mean over labels": (
+        {
+            "data": several_labels,
+            "loss": partial(scaled, loss=F.binary_cross_entropy_with_logits),
+        },
+        "scaled loss",
+    ),
+    "a head that was replaced": ({"other": with_another_head}, "other model"),
+    "the loss of each example": ({"loss": each}, "shape"),
+    "one loss for SBPS": (
+        {"sampler": SBPS, "loader": lambda d: independent(d)},
+        "shape",
+    ),
     "too hot": ({"sampler": partial(SGHMC, lr=3.0, momentum=0.99)}, "hot"),
     "unstable": ({"sampler": partial(SGLD, lr=30.0)}, "unstable"),
     "a shuffled epoch for SBPS": (
@@ -199,6 +237,15 @@ def sentences():
     return [{"ids": i, "labels": n} for i, n in zip(ids, nexts, strict=True)]
 
 
+def layered(named):
+    """The last layer's biases with a large lr, which is not beyond what is stable."""
+    first, last = [], []
+    for name, p in named:
+        (last if name == "2.bias" else first).append(p)
+    groups = [{"params": first, "lr": 0.0003}, {"params": last, "lr": 0.003}]
+    return SGHMC(groups, seed=0)
+
+
 def evaluated():
     return with_batch_norm().eval()
 
@@ -232,6 +279,33 @@ RIGHT = {
         "data": numbers,
         "loss": partial(scaled, loss=F.mse_loss, by=0.5),
     },
+    "the same of a column, squeezed": {
+        "model": lambda: nn.Sequential(mlp(1), nn.Flatten(0)),
+        "data": row_of_numbers,
+        "loss": partial(scaled, loss=F.mse_loss, by=0.5),
+    },
+    "a sum over labels": {
+        "data": several_labels,
+        "loss": partial(scaled, loss=F.binary_cross_entropy_with_logits, by=3.0),
+    },
+    "all labels counted": {
+        "data": several_labels,
+        "loss": partial(scaled, loss=F.binary_cross_entropy_with_logits),
+        "sampler": partial(SGHMC, num_data=3 * N),
+    },
+    "one datum at a time": {
+        "loss": partial(scaled, label_smoothing=0.3),
+        "loader": partial(loader_of, batch_size=1),
+        "sampler": partial(SGHMC, lr=1e-4),
+    },
+    "a part of the data in batches": {
+        "loader": lambda data: DataLoader(
+            data,
+            batch_sampler=BatchSampler(SubsetRandomSampler(range(300)), BATCH, False),
+        ),
+        "sampler": partial(SGHMC, num_data=300),
+    },
+    "a flat layer with a large lr": {"sampler": lambda named, seed: layered(named)},
     "a known Gaussian noise": {
         "model": lambda: mlp(2),
         "data": partial(numbers, 2),
@@ -299,6 +373,29 @@ def test_leaves_no_trace():
     assert not sampler.state and model.training and model[1].training
 
 
+class Counting(nn.Module):
+    """Replaces a buffer at each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        return self.layer(x)
+
+
+def test_leaves_no_trace_in_what_is_further_in():
+    model, loss, _, _ = setup(model=Counting)
+    data, order = classes(), torch.Generator().manual_seed(1)
+    batches = BatchSampler(RandomSampler(data, generator=order), BATCH, False)
+    loader, before = DataLoader(data, batch_sampler=batches), order.get_state()
+    sg.check(model, loss, loader, SGHMC(model.named_parameters(), seed=0))
+    assert model.calls == 0
+    assert torch.equal(order.get_state(), before)
+
+
 def test_leaves_no_trace_when_the_loss_raises():
     model, _, loader, sampler = setup(model=with_dropout)
     before = [p.clone() for p in model.parameters()]
@@ -346,6 +443,24 @@ def test_curvature_and_heat_are_those_of_a_quadratic(kind, limit, part):
     assert exact / 2.7 < heat < exact * 2.7
 
 
+def test_stability_is_that_of_each_group_s_lr():
+    """Two curvatures, 1 and 100, and lrs that are beyond or within what they allow."""
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.ones(1)) for _ in range(2)]
+    model = nn.ParameterList(params)
+    x = torch.zeros(N, 1)
+    loader = loader_of(TensorDataset(x, x))
+
+    def quadratic(model, batch):
+        return (model[0] ** 2 + 100 * model[1] ** 2).sum() / 2 + 0 * batch[0].sum()
+
+    for lrs, is_stable in (((3.0, 0.03), True), ((3.0, 0.05), False)):
+        groups = [{"params": [p], "lr": lr} for p, lr in zip(params, lrs, strict=True)]
+        sampler = sg.SGHMC(groups, 0.1, 0.9, num_data=N, seed=0)
+        kinds = {p.kind for p in sg.check(model, quadratic, loader, sampler).problems}
+        assert ("unstable" not in kinds) == is_stable
+
+
 def test_numbers_in_words():
     model, loss, loader, sampler = setup(model=shared_head)
     found = sg.check(model, loss, loader, sampler)
@@ -365,6 +480,7 @@ def test_numbers_in_words():
         ({"loss": 3}, TypeError, "Invalid loss"),
         ({"sampler": 3}, TypeError, "Invalid sampler"),
         ({"loader": []}, ValueError, "no minibatch"),
+        ({"loader": iter([])}, TypeError, "an iterator"),
         ({"loss": lambda m, b: 0.0}, TypeError, "must return the mean loss"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,16 +12,24 @@ __all__ = ["first_rows", "halves", "rows_of"]
 
 
 def rows_of(batch: Any) -> int | None:
-    """The rows of a minibatch: those of the first tensor in it."""
+    """The rows of a minibatch: the length that its tensors share.
+
+    None where there is no tensor, or none shares its length with another.
+    """
+    lengths = Counter(_lengths(batch)).most_common()
+    if not lengths or (len(lengths) > 1 and lengths[0][1] == 1):
+        return None
+    return lengths[0][0]
+
+
+def _lengths(batch: Any) -> list[int]:
     if isinstance(batch, Tensor):
-        return len(batch) if batch.dim() else None
+        return [len(batch)] if batch.dim() else []
     if isinstance(batch, Mapping):
         batch = [*batch.values()]
     if isinstance(batch, list | tuple):
-        for part in batch:
-            if (rows := rows_of(part)) is not None:
-                return rows
-    return None
+        return [length for part in batch for length in _lengths(part)]
+    return []
 
 
 def first_rows(batch: Any, count: int) -> Any:

@@ -17,6 +17,9 @@ __all__ = ["Agreement", "agreement_of"]
 # draws of a chain, so that a batch has two.
 _BATCHES = 4
 _FEWEST = 4 * _BATCHES
+# How far halves are apart, in their standard deviations, that are on their way: 3.5 of
+# a straight way, up to 2 of a random walk.
+_APART = 2.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,16 +87,23 @@ def _probabilities(values: Tensor, is_known: Tensor) -> tuple[float, float]:
     freedom = 2 * chains * (_BATCHES - 1)
     halves = halves.reshape(chains, 2, count)
     apart = halves[:, 1] - halves[:, 0]
+    # Of chains too short for batches the error says nothing.
+    inside = used.reshape(2 * chains, -1, count).var(1).mean(0)
+    is_far = apart.square().mean(0) > _APART**2 * inside
+    looked = is_known | is_far
     ratios = [
         (apart.square().mean(0) / (2 * error), chains),
         (apart.mean(0).square() * chains / (2 * error), 1),
     ]
-    found = [_least(ratio, over, freedom) for ratio, over in ratios]
+    of_halves = math.nan
+    if bool(looked.any()):
+        found = [_least(ratio[looked], over, freedom) for ratio, over in ratios]
+        of_halves = min(1.0, 2 * min(found))
     of_chains = math.nan
     if chains > 1 and bool(is_known.any()):
         ratio = halves.mean(1).var(0) / (error / 2)
         of_chains = _least(ratio[is_known], chains - 1, freedom)
-    return of_chains, min(1.0, 2 * min(found))
+    return of_chains, of_halves
 
 
 def _least(ratios: Tensor, over: int, under: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,13 +228,19 @@ def report(
     else:
         if not isinstance(model, nn.Module):
             raise TypeError(f"Invalid model: of type {type(model).__name__} (a Module)")
-        options = {**options, "link": link, "progress": progress}
+        if "likelihood" not in options:
+            options["link"] = link
+        options["progress"] = progress
         outputs = outputs_of(model, draws, inputs, max_draws=max_draws, **options)
         agreement, why = _agreement(outputs)
         unknown += why
         if len({getattr(draw, "weight", 1.0) for draw in draws}) > 1:
             unknown.append("what weights of draws change (each counts alike here)")
-    found, not_known = verdicts_of(agreement, runs)
+    is_thinned = False
+    if outputs is not None:
+        length = min(Counter(getattr(draw, "chain", 0) for draw in draws).values())
+        is_thinned = outputs.shape[1] < length
+    found, not_known = verdicts_of(agreement, runs, is_thinned=is_thinned)
     return Report(
         verdicts=tuple(found),
         unknown=(*unknown, *not_known),
@@ -248,9 +255,12 @@ def _runs(
     draws: Any, chains: list[int], gauges: Gauges | Sequence[Gauges] | None
 ) -> dict[int, Ran | None]:
     if gauges is None:
-        path = getattr(draws, "path", None)
-        return {c: None if path is None else read_ran(Path(path), c) for c in chains}
+        return {chain: _found_by(draws, chain) for chain in chains}
     several = [gauges] if isinstance(gauges, Gauges) else [*gauges]
+    if not all(isinstance(each, Gauges) for each in several):
+        raise TypeError(f"Invalid gauges: {type(gauges).__name__} (must be Gauges)")
+    if len(several) == 1:  # of many chains in one sampler, say
+        several *= len(chains)
     if len(several) != len(chains):
         raise ValueError(
             f"Invalid gauges: {len(several)} (there are {len(chains)} chains)"
@@ -264,6 +274,13 @@ def _runs(
         chain: ran_of(each.sampler, each)
         for chain, each in zip(chains, several, strict=True)
     }
+
+
+def _found_by(draws: Any, chain: int) -> Ran | None:
+    """What is beside the draws, if they are of a store."""
+    draw = next(d for d in draws if getattr(d, "chain", 0) == chain)
+    path = getattr(draw, "path", None)
+    return None if path is None else read_ran(Path(path).parents[1], chain)
 
 
 def _agreement(outputs: Tensor) -> tuple[Agreement | None, list[str]]:

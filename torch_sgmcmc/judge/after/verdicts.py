@@ -46,14 +46,32 @@ class Verdict(NamedTuple):
 
 
 def verdicts_of(
-    agreement: Agreement | None, runs: dict[int, Ran | None]
+    agreement: Agreement | None,
+    runs: dict[int, Ran | None],
+    *,
+    is_thinned: bool = False,
 ) -> tuple[list[Verdict], list[str]]:
-    """What speaks against a run, the worst first; and what is not known."""
+    """What speaks against a run, the worst first; and what is not known.
+
+    Args:
+        agreement: of outputs.
+        runs: what ran beside the chains.
+        is_thinned: whether outputs are of some of the draws.
+    """
     found = [*_of_temperatures(runs), *_of_steps(runs)]
     unknown = _unknown_of(runs)
     if agreement is not None:
-        found += _of_outputs(agreement)
-        if math.isnan(agreement.of_halves):
+        few = _few_draws(agreement)
+        of_outputs = _of_outputs(agreement)
+        if few and is_thinned:
+            unknown.append(
+                "how many draws they are worth (a part of them was looked at: "
+                "sg.report(model, store, inputs))"
+            )
+        elif few and not of_outputs:
+            of_outputs = [few]
+        found += of_outputs
+        if math.isnan(agreement.of_halves) and not few and not agreement.is_still:
             unknown.append(
                 "whether chains agree (there are but "
                 f"{agreement.convergence.num_draws} draws of each)"
@@ -73,8 +91,7 @@ def _of_outputs(agreement: Agreement) -> list[Verdict]:
             Verdict("still", "All draws put out the same: the chain has not moved.")
         ]
     found = []
-    quantiles = agreement.convergence.quantiles(0.9, 1.0)
-    (common, worst), worth = quantiles["rhat"].tolist(), float(quantiles["mean"][0])
+    common, worst = agreement.convergence.quantiles(0.9, 1.0)["rhat"].tolist()
     if worst > _RHAT:
         told = f"R-hat {worst:.3g} in the worst output, {common:.3g} in the worst tenth"
         if agreement.of_halves < _RATE_OF_HALVES:
@@ -94,19 +111,27 @@ def _of_outputs(agreement: Agreement) -> list[Verdict]:
                     "that were found; more chains or longer ones find more.",
                 )
             )
-    draws = agreement.convergence.num_chains * agreement.convergence.num_draws
-    limit = _ENOUGH if _is_bound(agreement) else _DRAWS
-    if not found and worth < limit:
-        most = "at most " if _is_bound(agreement) else ""
-        found.append(
-            Verdict(
-                "few draws",
-                f"{draws} draws are worth {most}{worth:.2g} independent ones for the "
-                "worst tenth of outputs, since they come slowly to be others: a run "
-                f"{max(2.0, _ENOUGH / worth):.2g} times as long.",
-            )
-        )
     return found
+
+
+def _few_draws(agreement: Agreement) -> Verdict | None:
+    """That draws are worth too few, if they are."""
+    if agreement.is_still:
+        return None
+    found = agreement.convergence
+    worth = float(found.quantiles(0.9)["mean"])
+    draws = found.num_chains * found.num_draws
+    # Where that is a bound, which is seen to be less than all draws.
+    is_bound = _is_bound(agreement) and worth < draws / 2
+    if worth >= (_ENOUGH if is_bound else _DRAWS):
+        return None
+    most = "at most " if _is_bound(agreement) else ""
+    return Verdict(
+        "few draws",
+        f"{draws} draws are worth {most}{worth:.2g} independent ones for the worst "
+        "tenth of outputs, since they come slowly to be others: a run "
+        f"{max(2.0, _ENOUGH / worth):.2g} times as long.",
+    )
 
 
 def _is_bound(agreement: Agreement) -> bool:
@@ -127,8 +152,14 @@ def _of_temperatures(runs: dict[int, Ran | None]) -> list[Verdict]:
         worst = sorted(tensors, key=lambda name: -tensors[name])
         some = ", ".join(f"{name} {_size(fault, tensors[name])}" for name in worst[:3])
         more = f" and {len(worst) - 3} more" if len(worst) > 3 else ""
-        found.append(Verdict(fault, f"{_WORDS[fault].format(some + more)}"))
+        found.append(Verdict(fault, _words(fault, some + more, runs)))
     return found
+
+
+def _words(fault: str, tensors: str, runs: dict[int, Ran | None]) -> str:
+    kind = next(ran.sampler for ran in runs.values() if ran and ran.findings)
+    advice = _ADVICE.get(kind, {}).get(fault, "")
+    return f"{_WORDS[fault].format(tensors)} {advice or _WAYS[fault]}"
 
 
 def _size(fault: str, size: float) -> str:
@@ -136,23 +167,35 @@ def _size(fault: str, size: float) -> str:
 
 
 _WORDS = {
+    "hot": "Sampled too hot: {}. Spreads are too wide.",
+    "cold": "Sampled too cold: {}. Spreads are too narrow.",
+    "not in equilibrium": "Not in equilibrium, T_conf is not T_kin: {}.",
+    "biased gradient": "Gradients are not the loss's: {}.",
+}
+_WAYS = {
     "hot": (
-        "Sampled too hot: {}. Spreads are too wide; heat falls with lr / (1 - "
-        "momentum), and that of minibatches with their size."
+        "Heat falls with lr / (1 - momentum), and that of minibatches with their size."
     ),
     "cold": (
-        "Sampled too cold: {}. Is noise taken off twice (noise_estimate), or lr "
-        "changed by something else?"
+        "Is noise taken off twice (noise_estimate), or lr changed by something else?"
     ),
     "not in equilibrium": (
-        "Not in equilibrium, T_conf is not T_kin: {}. The chain is on its way, or flat "
-        "directions take longer than the run: a longer burn-in. (Outputs may have "
-        "converged where weights have not: R-hat tells.)"
+        "The chain is on its way, or flat directions take longer than the run: a "
+        "longer burn-in. (Outputs may have converged where weights have not: R-hat "
+        "tells.)"
     ),
-    "biased gradient": (
-        "Gradients are not the loss's: {}. Are they clipped, or summed, or stale?"
-    ),
+    "biased gradient": "Are they clipped, or summed, or stale?",
 }
+# Of samplers without momentum, or without lr.
+_TRAJECTORY = {
+    "hot": "A smaller step_size, or the Metropolis test.",
+    "cold": "Are energies those of the loss?",
+}
+_FLIGHT = {
+    "hot": "That is the velocity's part in a tensor: a refresh_rate, or more time.",
+    "cold": "That is the velocity's part in a tensor: a refresh_rate, or more time.",
+}
+_ADVICE = {"HMC": _TRAJECTORY, "HMCECS": _TRAJECTORY, "SBPS": _FLIGHT}
 
 
 def _of_steps(runs: dict[int, Ran | None]) -> list[Verdict]:

@@ -18,21 +18,28 @@ from torch_sgmcmc.chain.wrappers import unwrapped
 from torch_sgmcmc.hmcecs import HMCECS
 from torch_sgmcmc.judge.before.curvature import largest_curvature, stable_lr
 from torch_sgmcmc.judge.before.data import data_of, look_at_data
-from torch_sgmcmc.judge.before.losses import Look, look, look_at_outputs, watched
+from torch_sgmcmc.judge.before.losses import (
+    Look,
+    known_loss,
+    look,
+    look_at_outputs,
+    watched,
+    width_of,
+)
 from torch_sgmcmc.judge.before.modes import batch_norms, dropouts, kept, quiet
 from torch_sgmcmc.judge.before.outcome import KINDS, Check, Problem
 from torch_sgmcmc.judge.pairs import Pairs
 from torch_sgmcmc.posterior.predictive.forward import model_device, moved
 from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.sbps import SBPS
 from torch_sgmcmc.sghmc import SGHMC
 from torch_sgmcmc.sgld import SGLD
 
 __all__ = ["check"]
 
 _PAIRS, _ITERATIONS, _CURVED = 8, 10, 2
-# log2 of (gradient of a minibatch) / (mean of its halves'): 0 of means and 1 of sums;
-# means over as many words as a sentence has differ a little.
-_EXPONENT = 0.2
+# log2 of (gradient of a minibatch) / (mean of its halves'): 0 of means and 1 of sums.
+_EXPONENT = 0.5
 # What of it is in another direction.
 _REST = 0.1
 # Heat that tells of a wrong lr wherever the chain is: at a random start the output's
@@ -101,14 +108,20 @@ def check(
         )
     if not callable(loss):
         raise TypeError(f"Invalid loss: {loss!r} (must be a function)")
+    if isinstance(loader, Iterator):
+        raise TypeError(
+            f"Invalid loader: an iterator of type {type(loader).__name__} (is read "
+            "once only, and would lose minibatches: give a list or a DataLoader)"
+        )
     looking = _Looking(model, loss, sampler)
     with looking.without_trace(loader):
         batches = looking.first_of(loader)
         looking.at_parameters()
-        looking.at_data(loader, batches)
+        looking.at_potential(batches)
         if looking.sampled:
             looking.at_modes()
-            looking.at_loss(batches)
+            looking.at_loss(loader, batches)
+        looking.at_data(loader, batches)
         if looking.is_sound:
             looking.at_steps(batches)
     order = {kind: i for i, kind in enumerate(KINDS)}
@@ -144,8 +157,11 @@ class _Looking:
         self.loss_here = self.curvature = self.largest_lr = math.nan
         self.heating: dict[str, float] = {}
         self.gradients = 0
-        # Whether the loss is U itself, of all data.
+        self.loss_shape: list[int] = []
+        # Whether the loss is U itself, of all data; and how many targets a datum has,
+        # if it is a mean over these.
         self.is_potential = False
+        self.width = 1
 
     @property
     def is_sound(self) -> bool:
@@ -161,7 +177,11 @@ class _Looking:
     def without_trace(self, loader: Any) -> Iterator[None]:
         """All is afterwards as before, as far as it can be known."""
         grads = [p.grad for p in self.all]
-        owners = (loader, *(getattr(loader, a, None) for a in _OWNERS))
+        indices, batches = (
+            getattr(loader, name, None) for name in ("sampler", "batch_sampler")
+        )
+        inside = (getattr(owner, "sampler", None) for owner in (indices, batches))
+        owners = (loader, indices, batches, *inside)
         found = [getattr(owner, "generator", None) for owner in owners]
         generators = {id(g): g for g in found if isinstance(g, torch.Generator)}
         states = {key: g.get_state() for key, g in generators.items()}
@@ -181,8 +201,7 @@ class _Looking:
 
     def first_of(self, loader: Iterable[Any]) -> list[Any]:
         """As many minibatches as are needed, or as there are."""
-        device = model_device(self.model)
-        batches = [moved(b, device) for b in islice(loader, 2 * _PAIRS)]
+        batches = [*islice(loader, 2 * _PAIRS)]
         if not batches:
             raise ValueError("Invalid loader: it has no minibatch")
         return batches
@@ -194,15 +213,25 @@ class _Looking:
         for p in self.all:
             p.grad = None
         with torch.enable_grad(), watched(self.model) as outputs:
-            value = self.loss(self.model, batch)
-            if not isinstance(value, Tensor):
-                raise TypeError(
-                    f"Invalid loss: the function returned {type(value).__name__} (must "
-                    "return the mean loss of the minibatch, a Tensor)"
-                )
+            value = self._value(batch)
             value.mean().backward()
         self.gradients += 1
         return [p.grad for p in self.sampled], look(value, outputs, batch)
+
+    def _value(self, batch: Any) -> Tensor:
+        value = self.loss(self.model, moved(batch, model_device(self.model)))
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"Invalid loss: the function returned {type(value).__name__} (must "
+                "return the mean loss of the minibatch, a Tensor)"
+            )
+        self.loss_shape = list(value.shape)
+        return value
+
+    def _glance(self, batch: Any) -> Look:
+        """At the loss alone."""
+        with torch.no_grad(), watched(self.model) as outputs:
+            return look(self._value(batch), outputs, batch)
 
     def gradient_in_mean(self, batches: list[Any]) -> list[Tensor]:
         """Over some minibatches; zero where there is none."""
@@ -234,13 +263,17 @@ class _Looking:
                 "sampler of model.parameters(), last of all.",
             )
 
-    def at_data(self, loader: Any, batches: list[Any]) -> None:
-        """Whether the loader has the data that are meant, and how it has them."""
+    def at_potential(self, batches: list[Any]) -> None:
+        """Whether the loss is U itself, of all data."""
         given = {float(group["num_data"]) for group in self.sampler.param_groups}
         self.is_potential = given == {1.0} and len(batches) == 1
-        if self.is_potential:  # of all data, which is a sum
+
+    def at_data(self, loader: Any, batches: list[Any]) -> None:
+        """Whether the loader has the data that are meant, and how it has them."""
+        if self.is_potential:
             return
-        self.problems += look_at_data(self.sampler, loader, rows_of(batches[0]))
+        rows = rows_of(batches[0])
+        self.problems += look_at_data(self.sampler, loader, rows, self.width)
         if data_of(loader) is None:
             self.unknown.append("whether num_data is the number of the loader's data")
 
@@ -262,22 +295,12 @@ class _Looking:
                 "take group norm.",
             )
 
-    def at_loss(self, batches: list[Any]) -> None:
+    def at_loss(self, loader: Any, batches: list[Any]) -> None:
         """Whether it is a mean, of what, and finite."""
         with quiet(self.model):
             grads, seen = self.gradient(batches[0])
             self.loss_here = seen.loss
-            finite = [g is None or bool(g.isfinite().all()) for g in grads]
-            if not math.isfinite(seen.loss) or not all(finite):
-                self.found(
-                    "not finite",
-                    f"The loss of a minibatch is {seen.loss:.3g}, and "
-                    f"{finite.count(False)} of {len(finite)} tensors have gradients "
-                    "that are not finite: look at the data and the model's start.",
-                )
-                return
-            if all(g is None for g in grads):
-                self.found("other model", "No parameter has a gradient of the loss.")
+            if not self._is_usable(grads, seen):
                 return
             again, _ = self.gradient(batches[0])
             if _length(_less(again, grads)) > 1e-3 * _length(grads):
@@ -288,17 +311,67 @@ class _Looking:
                     "it is not a likelihood.",
                 )
                 return
-            looks = [seen]
-            parts = None if self.is_potential else halves(batches[0])
             if self.is_potential:
                 self.unknown.append("what the potential, as num_data is 1, is made of")
-            elif parts is None:
+                return
+            looks = [seen, *(self._glance(batch) for batch in batches[1:4])]
+            parts = halves(batches[0])
+            if parts is None:
                 self.unknown.append("whether the loss is a mean (no rows to cut)")
             else:
                 looks += self._at_halves(*parts)
-        if not getattr(self.loss, "is_likelihood", False) and not self.is_potential:
-            scaled = not any(p.kind == "sum" for p in self.problems)
-            self.problems += look_at_outputs(looks) if scaled else []
+        if getattr(self.loss, "is_likelihood", False):
+            return
+        is_mean = not any(p.kind == "sum" for p in self.problems)
+        known = known_loss(looks) if is_mean else None
+        if known is not None:
+            name, factor = known
+            width, data = width_of(seen), data_of(loader)
+            given = {float(group["num_data"]) for group in self.sampler.param_groups}
+            counts_all = data is None or given == {float(width * data)}
+            if abs(factor - 1) < 1e-2 and counts_all:
+                self.width = width
+            self.problems += look_at_outputs(name, factor, looks, counts_all=counts_all)
+
+    def _is_usable(self, grads: list[Tensor | None], seen: Look) -> bool:
+        """Whether a first gradient is one, and of all that is sampled."""
+        takes_each = isinstance(self.sampler, SBPS)
+        if len(self.loss_shape) != takes_each:
+            what = (
+                "the loss of each example" if takes_each else "one number, their mean"
+            )
+            self.found(
+                "shape",
+                f"The loss of a minibatch has shape {self.loss_shape}, and "
+                f"{type(self.sampler).__name__} takes {what}.",
+            )
+            return False
+        finite = [g is None or bool(g.isfinite().all()) for g in grads]
+        if not math.isfinite(seen.loss) or not all(finite):
+            self.found(
+                "not finite",
+                f"The loss of a minibatch is {seen.loss:.3g}, and "
+                f"{finite.count(False)} of {len(finite)} tensors have gradients that "
+                "are not finite: look at the data and the model's start.",
+            )
+            return False
+        own = {id(p) for p in self.model.parameters()}
+        lost = [
+            p
+            for p, grad in zip(self.sampled, grads, strict=True)
+            if grad is None and id(p) not in own
+        ]
+        if lost and len(lost) < len(grads):
+            self.found(
+                "other model",
+                f"{len(lost)} of the sampler's {len(grads)} tensors are not the "
+                "model's, and have no gradient: was a layer replaced after the sampler "
+                "was made? Make it last of all.",
+            )
+        elif all(g is None for g in grads):
+            self.found("other model", "No parameter has a gradient of the loss.")
+            return False
+        return True
 
     def _at_halves(self, first: Any, second: Any, both: Any) -> list[Look]:
         try:
@@ -316,13 +389,17 @@ class _Looking:
         ratio = _dot(whole, mean) / square if square > 0 else math.nan
         rest = _length(_less(whole, [None if g is None else ratio * g for g in mean]))
         exponent = math.log2(ratio) if ratio > 0 else math.nan
-        if rest > _REST * _length(whole) or not -1.5 < exponent < 1.5:
+        # What halves with other weights' or words' sums may differ by.
+        chance = max(_REST, 2 / math.sqrt(rows_of(both) or 1))
+        if rest > chance * _length(whole) or not -1.5 < exponent < 1.5:
             if not any(p.kind == "batch norm" for p in self.problems):
                 self.found(
                     "minibatch",
-                    "The gradient of a minibatch is not the mean of its halves': the "
-                    "loss of an example depends on others, as in contrastive losses, "
-                    "and is no likelihood.",
+                    "The gradient of a minibatch is not the mean of its halves': is it "
+                    "divided by the sum of weights, or of words that are not padding "
+                    "(divide by the number of data), or does the loss of an example "
+                    "depend on others, as in contrastive losses, which are no "
+                    "likelihood?",
                 )
         elif abs(exponent) > _EXPONENT:
             is_sum = exponent > 0
@@ -345,14 +422,27 @@ class _Looking:
         if any(p.dtype not in (torch.float32, torch.float64) for p in self.sampled):
             self.unknown.append("the curvature of parameters in low precision")
         else:
-            some = batches[:_CURVED]
+            some, scales = batches[:_CURVED], self._scales()
             with quiet(self.model):
                 of_loss = largest_curvature(
-                    self.sampled, lambda: self.gradient_in_mean(some), _ITERATIONS
+                    *(self.sampled, scales, lambda: self.gradient_in_mean(some)),
+                    _ITERATIONS,
                 )
             self._at_curvature(of_loss)
         if len(batches) > 1:
             self._at_noise(batches)
+
+    def _scales(self) -> list[float]:
+        """Of the coordinates in which all have the largest group's lr."""
+        largest = max(float(g.get("lr", 0.0)) for g in self.sampler.param_groups)
+        lrs = {
+            id(p): float(group.get("lr", 0.0))
+            for group in self.sampler.param_groups
+            for p in group["params"]
+        }
+        if largest == 0:
+            return [1.0] * len(self.sampled)
+        return [math.sqrt(lrs[id(p)] / largest) for p in self.sampled]
 
     def _at_curvature(self, of_loss: float) -> None:
         groups = self.sampler.param_groups
@@ -421,9 +511,6 @@ class _Looking:
                 "gradients have here. Heat falls with lr / (1 - momentum): begin with "
                 f"lr = {lr / (1.5 * too_much):.1g}, or take larger minibatches.",
             )
-
-
-_OWNERS = ("sampler", "batch_sampler")
 
 
 def _some(names: list[str]) -> str:

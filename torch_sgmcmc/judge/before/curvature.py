@@ -25,12 +25,19 @@ _APART = 0.01
 
 @torch.no_grad()
 def largest_curvature(
-    params: list[Tensor], gradient: Callable[[], list[Tensor]], iterations: int
+    params: list[Tensor],
+    scales: list[float],
+    gradient: Callable[[], list[Tensor]],
+    iterations: int,
 ) -> float:
     """Of the mean loss, by power iterations with differences of gradients.
 
+    In coordinates that are parameters divided by their scales: the largest eigenvalue
+    of D H D, D the scales.
+
     Args:
         params: where; they are back afterwards.
+        scales: of each.
         gradient: that of one and the same loss, where the parameters are.
         iterations: how many; each takes a gradient, and there is one more.
 
@@ -40,15 +47,19 @@ def largest_curvature(
     start = gradient()
     norm = math.sqrt(sum(float(p.double().square().sum()) for p in params))
     apart = _APART * norm if norm > 0 else _APART
-    direction, largest = [g.clone() for g in start], 0.0
+    direction, largest = [s * g for s, g in zip(scales, start, strict=True)], 0.0
     for _ in range(iterations):
         length = math.sqrt(sum(float(d.double().square().sum()) for d in direction))
         if not 0 < length < math.inf:
             return largest
         direction = [d / length for d in direction]
-        with _moved(params, direction, apart):
+        with _moved(
+            params, [s * d for s, d in zip(scales, direction, strict=True)], apart
+        ):
             there = gradient()
-        product = [(b - a) / apart for a, b in zip(start, there, strict=True)]
+        product = [
+            s * (b - a) / apart for s, a, b in zip(scales, start, there, strict=True)
+        ]
         found = sum(
             float((a.double() * b.double()).sum())
             for a, b in zip(direction, product, strict=True)
@@ -74,7 +85,7 @@ def _moved(
 
 
 def stable_lr(sampler: Sampler, curvature: float) -> float:
-    """The lr up to which a direction of this curvature does not leave.
+    """The largest group's lr up to which a direction of this curvature does not leave.
 
     NaN where it is not known: of pSGLD, HMC and SBPS.
     """

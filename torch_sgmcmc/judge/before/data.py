@@ -22,30 +22,46 @@ def data_of(loader: Any) -> int | None:
         return None if None in rows else sum(rows)  # type: ignore[arg-type]
     data = length_of(getattr(loader, "dataset", None))
     indices = _indices_of(loader)
-    if data is None or isinstance(indices, DistributedSampler):
+    if data is None or indices is None:
+        return None
+    if _draws_batches(indices):
+        return indices.num_data
+    if isinstance(indices, SequentialSampler | RandomSampler | DistributedSampler):
         return data
-    if isinstance(indices, SequentialSampler | RandomSampler):
-        return data
-    # Such as a SubsetRandomSampler's. That of a batch_sampler is not used.
+    # Such as a SubsetRandomSampler's.
     chosen = length_of(indices)
-    return data if chosen is None or chosen == 0 else min(chosen, data)
+    return data if not chosen else min(chosen, data)
 
 
 def _indices_of(loader: Any) -> Any:
-    """What draws single data; that of a loader without batches draws minibatches."""
-    indices = getattr(loader, "sampler", None)
-    if getattr(loader, "batch_size", 1) is None and loader.batch_sampler is None:
-        return getattr(indices, "sampler", None)
-    return indices
+    """What draws single data, or batches of this library's; None if not known."""
+    batches = getattr(loader, "batch_sampler", None)
+    if batches is None:
+        batches = getattr(loader, "sampler", None)  # of a loader that has no batches
+    return batches if _draws_batches(batches) else getattr(batches, "sampler", None)
 
 
-def look_at_data(sampler: Sampler, loader: Any, rows: int | None) -> list[Problem]:
-    """Whether ``num_data`` is the loader's, and minibatches are as they must be."""
+def _draws_batches(sampler: Any) -> bool:
+    """Whether it is one of this library's."""
+    return hasattr(sampler, "num_drawn") and hasattr(sampler, "num_data")
+
+
+def look_at_data(
+    sampler: Sampler, loader: Any, rows: int | None, width: int
+) -> list[Problem]:
+    """Whether ``num_data`` is the loader's, and minibatches are as they must be.
+
+    Args:
+        sampler: the sampler.
+        loader: its data.
+        rows: of a minibatch.
+        width: targets of a datum, where the loss is a mean over these too.
+    """
     found = []
     data, batches = data_of(loader), length_of(loader)
     given = {float(group["num_data"]) for group in sampler.param_groups}
     for number in sorted(given):
-        if data is None or number == data:
+        if data is None or number in (data, width * data):
             continue
         what = f"and the loader has {data:,} data"
         if number == rows and rows != data:
@@ -63,12 +79,11 @@ def look_at_data(sampler: Sampler, loader: Any, rows: int | None) -> list[Proble
             )
         )
     indices = _indices_of(loader)
-    is_one = batches == 1
-    if isinstance(sampler, SBPS) and not is_one:
+    if isinstance(sampler, SBPS) and batches != 1:
         depends = isinstance(indices, SequentialSampler) or (
             isinstance(indices, RandomSampler) and not indices.replacement
         )
-        if depends and not _draws_batches(loader):
+        if depends:
             found.append(
                 Problem(
                     "dependent minibatches",
@@ -78,8 +93,3 @@ def look_at_data(sampler: Sampler, loader: Any, rows: int | None) -> list[Proble
                 )
             )
     return found
-
-
-def _draws_batches(loader: Any) -> bool:
-    """Whether it has a batch sampler that is not torch's, over its sampler."""
-    return not hasattr(getattr(loader, "batch_sampler", None), "sampler")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -12,10 +13,12 @@ from torch.nn import functional as F
 
 from torch_sgmcmc.judge.before.outcome import Problem
 
-__all__ = ["Look", "look_at_outputs", "watched"]
+__all__ = ["Look", "known_loss", "look", "look_at_outputs", "watched", "width_of"]
 
 # Parts of a number that rounding and kernels of another order explain.
 _ROUNDING = 1e-3
+# What part of it a loss must differ by from look to look to be told from a constant.
+_DIFFERENT = 1e-2
 _TARGETS = ("labels", "label", "targets", "target", "y")
 
 
@@ -61,7 +64,7 @@ def _targets_of(batch: Any) -> Tensor | None:
 
 
 def _references(seen: Look) -> dict[str, float]:
-    """The losses that it could be, in the mean."""
+    """The losses that it could be, in the mean over all targets."""
     out, y = seen.outputs, seen.targets
     if out is None or y is None or not out.is_floating_point() or out.dim() == 0:
         return {}
@@ -72,52 +75,82 @@ def _references(seen: Look) -> dict[str, float]:
         if 0 <= int(y.min()) and int(y.max()) < out.shape[1]:
             found["cross_entropy"] = float(F.cross_entropy(out, y.long()))
             found["nll_loss"] = float(F.nll_loss(out, y.long()))
-    elif not whole and out.shape == y.shape:
+    elif not whole:
         y = y.double()
-        if bool(((y >= 0) & (y <= 1)).all()):
-            found["binary_cross_entropy_with_logits"] = float(
-                F.binary_cross_entropy_with_logits(out, y)
-            )
-        found["mse_loss"] = float(F.mse_loss(out, y))
+        if out.shape != y.shape and out.squeeze(-1).shape == y.squeeze(-1).shape:
+            # A column beside a row: all pairs, if nobody has made them alike.
+            if len(out) > 1 and out.dim() != y.dim():
+                found["of all pairs"] = float((out - y).square().mean())
+            out, y = out.squeeze(-1), y.squeeze(-1)
+        if out.shape == y.shape:
+            if bool(((y >= 0) & (y <= 1)).all()):
+                found["binary_cross_entropy_with_logits"] = float(
+                    F.binary_cross_entropy_with_logits(out, y)
+                )
+            found["mse_loss"] = float(F.mse_loss(out, y))
     return found
 
 
-def look_at_outputs(looks: list[Look]) -> list[Problem]:
-    """What the losses of several minibatches have in common with known ones."""
+def known_loss(looks: list[Look]) -> tuple[str, float] | None:
+    """Which loss it is, and how many times; None if it is none of those known.
+
+    That takes three looks, at which it is not the same number.
+    """
     for name in _references(looks[0]):
-        ratios = []
-        for seen in looks:
-            reference = _references(seen).get(name, 0.0)
-            ratios.append(seen.loss / reference if reference else float("nan"))
+        values = [_references(seen).get(name, math.nan) for seen in looks]
+        largest, least = max(values), min(values)
+        if len(looks) < 3 or not largest - least > _DIFFERENT * abs(largest) > 0:
+            continue
+        ratios = [seen.loss / value for seen, value in zip(looks, values, strict=True)]
         first = ratios[0]
         # NaN is no ratio.
         if all(abs(r - first) <= _ROUNDING * abs(first) for r in ratios):
-            return _of_known(name, first, looks)
-    return []
+            return name, first
+    return None
 
 
-def _of_known(name: str, factor: float, looks: list[Look]) -> list[Problem]:
-    found = []
+def width_of(seen: Look) -> int:
+    """How many targets a datum has."""
+    y = seen.targets
+    return 1 if y is None or y.dim() == 0 or len(y) == 0 else y.numel() // len(y)
+
+
+def look_at_outputs(
+    name: str, factor: float, looks: list[Look], *, counts_all: bool
+) -> list[Problem]:
+    """What is to be said of a loss that is so many times a known one.
+
+    Args:
+        name: of the known one.
+        factor: how many times.
+        looks: at it.
+        counts_all: whether ``num_data`` counts all targets of all data.
+    """
     outputs = [seen.outputs for seen in looks if seen.outputs is not None]
-    if name == "mse_loss":
-        width = outputs[0][0].numel()
-        if abs(factor - 1) <= _ROUNDING or (
-            abs(factor - 0.5) <= _ROUNDING and width > 1
-        ):
-            variance = width / (2 * factor)
-            over = f", a mean over {width} outputs too" if width > 1 else ""
-            found.append(
-                Problem(
-                    "squared error",
-                    f"The loss is {'' if factor > 0.75 else 'half '}the mean squared "
-                    f"error{over}: as a likelihood, Gaussian noise of variance "
-                    f"{variance:g}. If the noise has variance σ², the loss is the sum "
-                    "over outputs of (y - f)² / (2 σ²), in the mean over data: "
-                    "sg.losses.gaussian(noise=σ).",
-                )
+    width = width_of(looks[0])
+    if name == "of all pairs":
+        shapes = list(outputs[0].shape), list(looks[0].targets.shape)  # type: ignore[union-attr]
+        return [
+            Problem(
+                "broadcast",
+                f"Outputs of shape {shapes[0]} are compared with targets of shape "
+                f"{shapes[1]}, each with all others: give them one shape, as by "
+                "y[:, None].",
             )
-        return found
-    if abs(factor - 1) > 1e-2:
+        ]
+    if name == "mse_loss":
+        return _of_squares(factor, width)
+    found = []
+    if width > 1 and _is_near(factor, 1) and not counts_all:
+        found.append(
+            Problem(
+                "scaled loss",
+                f"The loss is a mean over the {width} targets of each datum too: the "
+                f"likelihood to the power 1/{width}. Sum over them, in the mean over "
+                f"data, or let num_data count all targets ({width} times the data).",
+            )
+        )
+    elif not _is_near(factor, 1) and not _is_near(factor, width):
         found.append(
             Problem(
                 "scaled loss",
@@ -130,6 +163,26 @@ def _of_known(name: str, factor: float, looks: list[Look]) -> list[Problem]:
     if problem:
         found.append(Problem("probabilities", problem))
     return found
+
+
+def _is_near(factor: float, value: float) -> bool:
+    return abs(factor - value) <= 1e-2 * value
+
+
+def _of_squares(factor: float, width: int) -> list[Problem]:
+    is_half = _is_near(factor, 0.5)
+    if not _is_near(factor, 1) and not (is_half and width > 1):
+        return []
+    over = f", a mean over {width} outputs too" if width > 1 else ""
+    return [
+        Problem(
+            "squared error",
+            f"The loss is {'half ' if is_half else ''}the mean squared error{over}: as "
+            f"a likelihood, Gaussian noise of variance {width / (2 * factor):.4g}. If "
+            "the noise has variance σ², the loss is the sum over outputs of (y - f)² "
+            "/ (2 σ²), in the mean over data: sg.losses.gaussian(noise=σ).",
+        )
+    ]
 
 
 def _of_outputs(name: str, outputs: list[Tensor]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -59,9 +59,15 @@ def quiet(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def kept(model: nn.Module) -> Iterator[None]:
     """Afterwards the buffers are as before, such as running means."""
-    before: list[tuple[Tensor, Tensor]] = [(b, b.clone()) for b in model.buffers()]
+    before = [
+        (module, name, buffer, None if buffer is None else buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+    ]
     try:
         yield
     finally:
-        for buffer, value in before:
-            buffer.data.copy_(value)
+        for module, name, buffer, value in before:
+            if buffer is not None:
+                buffer.data.copy_(value)
+            module._buffers[name] = buffer  # which may have been replaced

@@ -13,8 +13,10 @@ __all__ = ["KINDS", "Check", "Problem"]
 KINDS = (
     "other model",
     "frozen",
+    "shape",
     "not finite",
     "sum",
+    "broadcast",
     "num_data",
     "scaled loss",
     "probabilities",

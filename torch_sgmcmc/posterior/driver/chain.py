@@ -238,6 +238,9 @@ class _Run:
             return None
         if not chain_of(self._sampler).placement.is_whole:
             return None
+        # Each of whose phases begins anew, with momenta that are cold.
+        if any(isinstance(schedule, CyclicalSchedule) for schedule in self._schedules):
+            return None
         # Whose steps are trajectories.
         return Gauges(self._sampler, every=1 if isinstance(self._sampler, HMC) else 20)
 

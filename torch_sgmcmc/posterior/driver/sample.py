@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +182,8 @@ def sample(
     processes = min(processes, chains)
     if processes > 1:
         check_processes(settings, processes)
-    if check and (restart or not begun.exists()):
+    is_read_once = isinstance(loader, Iterator)  # of which nothing is to be lost
+    if check and not is_read_once and (restart or not begun.exists()):
         found = look_before(settings)
         if found.problems:
             words = "\n".join(problem.words for problem in found.problems)
@@ -195,7 +196,10 @@ def sample(
     else:
         for chain in range(chains):
             run_chain(settings, chain)
-    if report:
+    if not report:
+        for path in folder.glob("report.*"):  # of an earlier call
+            path.unlink()
+    else:
         found = verdict_of(settings)
         if found is not None:
             found.save(folder)

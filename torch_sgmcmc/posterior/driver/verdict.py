@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torch_sgmcmc.chain.rows import first_rows
 from torch_sgmcmc.judge.after import Report, report
+from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.driver.chain import Settings, first_of
 from torch_sgmcmc.posterior.store import SampleStore
 
@@ -17,7 +18,7 @@ __all__ = ["verdict_of"]
 
 # Rows that outputs are computed for; draws of a chain, the fewest of many, and steps of
 # the run to one of them: looking back must not cost what sampling does.
-_ROWS, _FEWEST, _STEPS = 100, 40, 20
+_ROWS, _FEWEST, _STEPS = 50, 100, 20
 
 
 def verdict_of(settings: Settings) -> Report | None:
@@ -25,22 +26,33 @@ def verdict_of(settings: Settings) -> Report | None:
     store = SampleStore(settings.store)
     if len(store) == 0:
         return None
-    try:
-        model, batch = first_of(settings)
-        batch = first_rows(batch, _ROWS)
-        targets = _targets_of(batch)
-        return report(
-            *(model, store, [batch], targets),
-            link="identity" if targets is None else "softmax",
-            max_draws=max(_FEWEST, store[-1].step // _STEPS),
-        )
-    except Exception as error:  # of a model that is called in another way
-        words = (
-            f"whether outputs have converged ({type(error).__name__} {error}: say "
-            "sg.report(model, store, inputs, forward=...))"
-        )
-        found = report(None, store)
-        return replace(found, unknown=(words, *found.unknown[1:]))
+    words = "whether outputs have converged (the loader can be read once only)"
+    if not isinstance(settings.loader, Iterator):
+        try:
+            return _by_outputs(settings, store)
+        except Exception as error:  # of a model that is called in another way
+            words = (
+                f"whether outputs have converged ({type(error).__name__} {error}: say "
+                "sg.report(model, store, inputs, link=..., forward=...))"
+            )
+    found = report(None, store)
+    return replace(found, unknown=(words, *found.unknown[1:]))
+
+
+def _by_outputs(settings: Settings, store: SampleStore) -> Report:
+    model, batch = first_of(settings)
+    batch = first_rows(batch, _ROWS)
+    targets = _targets_of(batch)
+    options: dict[str, Any] = {"max_draws": max(_FEWEST, store[-1].step // _STEPS)}
+    if isinstance(settings.loss, Likelihood):
+        options["likelihood"] = settings.loss
+        return report(model, store, [batch], targets, **options)
+    if targets is not None:
+        try:
+            return report(model, store, [batch], targets, **options)
+        except ValueError:  # it has no classes
+            pass
+    return report(model, store, [batch], link="identity", **options)
 
 
 def _targets_of(batch: Any) -> Tensor | None:

@@ -53,9 +53,9 @@ class Predictive:
             probability of each output by itself, "identity": outputs, "gaussian": of
             outputs that are means and log σ the means, or a function of a batch's
             outputs that has a row for each of theirs. Default: "softmax".
-        likelihood: in place of ``link``: "classification", "regression" (f alone),
-            "heteroscedastic", or one of :mod:`torch_sgmcmc.losses`, as the chain was
-            run with: ``losses.gaussian(noise="log_noise")``. Default: None.
+        likelihood: in place of ``link``: "classification", "bernoulli", "regression" (f
+            alone), "heteroscedastic", or one of :mod:`torch_sgmcmc.losses`, as the
+            chain was run with: ``losses.gaussian(noise="log_noise")``. Default: None.
         dim: the classes' dimension, for "softmax". Default: -1.
         forward: ``forward(model, batch)``, which returns the outputs as a Tensor with a
             row for each input. None calls the model with the batch and takes

@@ -87,6 +87,8 @@ def regression_scores(
         forecast ensemble verification, QJRMS 132, 2006, for mixtures of Gaussians.
     """
     check_real("level", level, high=1.0, low_open=True)
+    if "link" in options:
+        raise TypeError("Invalid link: it is the likelihood's")
     chosen = likelihood_of(likelihood)
     if chosen.link != "gaussian":
         raise ValueError(
@@ -102,6 +104,11 @@ def regression_scores(
         **options,
     )
     assert found.draws is not None
+    if found.draws.dim() < 3 or found.draws.shape[-1] % 2:
+        raise ValueError(
+            f"Invalid outputs: shape {list(found.draws.shape[1:])} (the last dimension "
+            "must have means and log σ, as many of each)"
+        )
     means, logs = found.draws.double().chunk(2, -1)
     y = targets.detach().cpu().double()
     if y.shape != means.shape[1:]:

@@ -140,6 +140,8 @@ class Collector:
                 raise TypeError(
                     f"Invalid {name}: {type(function).__name__} (must be a function)"
                 )
+        if gauges is not None and not isinstance(gauges, Gauges):
+            raise TypeError(f"Invalid gauges: {type(gauges).__name__} (must be Gauges)")
         if gauges is not None and gauges.sampler is not sampler:
             raise ValueError("Invalid gauges: they observe another sampler")
         if any("lookahead_alpha" in group for group in sampler.param_groups):
@@ -173,6 +175,7 @@ class Collector:
         self.loss: float | Tensor = math.nan
         self.sampler = sampler
         self._gauges, self._trace = gauges, Trace()
+        self._temperature: float | None = None  # that of the last draw
         # Of the steps that were made, the number, and how far the sampler was.
         self._count = 0
         self._mark: float | None = None
@@ -282,6 +285,7 @@ class Collector:
                 "loss": self.loss,
             }
             of_draw = record(values, number)
+            self._temperature = float(values["temperature"])
             memory = self._free.popleft() if self._free else self._writer.blank()
             draw = copied(self._chosen.now(), memory)
             self._background.put(
@@ -369,6 +373,7 @@ class Collector:
         if self._gauges is not None:
             self._gauges.reset()
         if self._stores:
+            write_ran(None, Path(self._writer.path), self._writer.chain)
             write_base(self._base, self._chosen.rest)
 
     # ---- The end --------------------------------------------------------------
@@ -389,10 +394,13 @@ class Collector:
 
     def _tell(self) -> None:
         """Writes what ran beside the draws."""
-        is_begun = self._mark is not None
-        if self._stores and self._gauges is not None and is_begun:
-            ran = ran_of(self.sampler, self._gauges, self._trace)
-            write_ran(ran, Path(self._writer.path), self._writer.chain)
+        if not self._stores or self._mark is None:
+            return
+        ran = None
+        if self._gauges is not None:
+            heat = self._temperature
+            ran = ran_of(self.sampler, self._gauges, self._trace, temperature=heat)
+        write_ran(ran, Path(self._writer.path), self._writer.chain)
 
     def _close(self) -> None:
         try:

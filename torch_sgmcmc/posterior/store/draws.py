@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +18,27 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc.posterior.store.dtypes import DTYPES
 
 __all__ = ["DamagedDraw", "Draw", "Draws", "Layout"]
+
+
+class Owner:
+    """Of a store in memory, whose folder is deleted with the last that knows it."""
+
+    def __init__(self, path: str) -> None:
+        weakref.finalize(self, _forget, path, os.getpid())
+
+
+def _forget(path: str, process: int) -> None:
+    if os.getpid() == process:  # not a child that was forked
+        shutil.rmtree(path, ignore_errors=True)
+
+
+class Folder(str):
+    """A chain's, and who has it; other processes are sent its name."""
+
+    owner: Owner | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)
 
 
 class StoredTensor(NamedTuple):
@@ -108,6 +132,7 @@ class Draw(Mapping[str, Tensor]):
         self.weight = record.weight
         self.loss = record.loss
         self.path = Path(folder) / record.file
+        self._owner = getattr(folder, "owner", None)
         self._crc32 = record.crc32
         self._layout = layout
         self._names = names
@@ -130,7 +155,7 @@ class Draw(Mapping[str, Tensor]):
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {key: v for key, v in self.__dict__.items() if key != "_mapped"}
-        return {**kept, "_checked": set()}
+        return {**kept, "_checked": set(), "_owner": None}
 
     def __len__(self) -> int:
         return len(self._names)

@@ -86,7 +86,11 @@ class Ran:
 
 
 def ran_of(
-    sampler: Sampler, gauges: Readings | None = None, losses: Trace | None = None
+    sampler: Sampler,
+    gauges: Readings | None = None,
+    losses: Trace | None = None,
+    *,
+    temperature: float | None = None,
 ) -> Ran:
     """What a chain has to say of itself.
 
@@ -94,6 +98,7 @@ def ran_of(
         sampler: it.
         gauges: that look at it.
         losses: of its steps.
+        temperature: at which it is meant to be; None is that of the sampler now.
     """
     of_all: dict[str, Any] = {}
     if gauges is not None and gauges.num_observed:
@@ -109,7 +114,7 @@ def ran_of(
     group = sampler.param_groups[0]
     return Ran(
         sampler=type(sampler).__name__,
-        temperature=float(group["temperature"]),
+        temperature=float(group["temperature"]) if temperature is None else temperature,
         steps=int(group["step"]),
         num_skipped=sampler.num_skipped,
         acceptance=_known(sampler, "acceptance_rate"),
@@ -132,9 +137,12 @@ def _path(store: Path, chain: int) -> Path:
     return store / f"ran-{chain}.json"
 
 
-def write_ran(ran: Ran, store: Path, chain: int) -> None:
-    """Writes it into a store's folder."""
+def write_ran(ran: Ran | None, store: Path, chain: int) -> None:
+    """Writes it into a store's folder; None deletes that of an earlier run."""
     path = _path(store, chain)
+    if ran is None:
+        path.unlink(missing_ok=True)
+        return
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text(json.dumps(plain(ran)))
     partial.replace(path)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import warnings
-import weakref
 from typing import Any
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.posterior.store.draws import Draws, Layout, Record
+from torch_sgmcmc.posterior.store.draws import Draws, Folder, Layout, Owner, Record
 
 __all__ = ["SampleStore", "folder_of"]
 
@@ -44,8 +42,8 @@ class SampleStore(Draws):
 
     Args:
         path: the folder. It need not exist yet: then there are no draws. None is one in
-            memory (``/dev/shm``, where there is that), which is gone with this object:
-            for toys, without checkpoints that outlive it.
+            memory (``/dev/shm``, where there is that), which is gone with this object
+            and what was taken of it: for toys, without checkpoints that outlive it.
 
     Raises:
         RuntimeError: an index cannot be read, or its first lines are damaged. Where
@@ -57,7 +55,9 @@ class SampleStore(Draws):
         if path is None:
             memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
             path = tempfile.mkdtemp(prefix="sgmcmc-", dir=memory)
-            weakref.finalize(self, _forget, path, os.getpid())
+            self._owner: Owner | None = Owner(path)
+        else:
+            self._owner = None
         self.path = folder_of(path)
         if os.path.isfile(self.path):
             raise ValueError(f"Invalid path: {self.path} is a file (must be a folder)")
@@ -80,7 +80,8 @@ class SampleStore(Draws):
                     f"Invalid store: chain {chain} of {self.path} is of another model "
                     f"than the first: {difference}"
                 )
-            folder = _C.chain_folder(self.path, chain)
+            folder = Folder(_C.chain_folder(self.path, chain))
+            folder.owner = self._owner
             if index.damaged:
                 warnings.warn(
                     f"lines {index.damaged} of {folder}/index are damaged; what they "
@@ -90,9 +91,3 @@ class SampleStore(Draws):
             draws += [(folder, chain, Record.of(r), layout) for r in index.draws]
         self._draws = tuple(draws)
         return self
-
-
-def _forget(path: str, process: int) -> None:
-    """Deletes a store in memory; not in a child that was forked."""
-    if os.getpid() == process:
-        shutil.rmtree(path, ignore_errors=True)
