@@ -100,7 +100,8 @@ class GaugeTerms {
         const double clipped = fmin(fmax(g, -n_.eps), n_.eps);
         return {position * g, position * clipped, clipped == g ? 0.0 : 1.0};
       } else if constexpr (kKind == GaugeKind::kMomentum) {
-        const double kicked = x[3] - n_.eps * g;
+        // Of none, whatever g is.
+        const double kicked = n_.eps == 0 ? x[3] : x[3] - n_.eps * g;
         return {position * g, kicked * kicked, position * kicked};
       } else {
         return {position * g, x[3] * x[3], position * (x[4] * x[3])};

@@ -360,9 +360,11 @@ class Collector:
             )
         self.flush()
         self._writer.cut_back(state_dict["position"])
-        if self._gauges is not None and state_dict["gauges"] is not None:
+        # Which C++ does not keep.
+        if self._gauges is not None and state_dict.get("gauges") is not None:
             self._gauges.load_state_dict(state_dict["gauges"])
-        self._trace.load_state_dict(state_dict["losses"])
+        if "losses" in state_dict:
+            self._trace.load_state_dict(state_dict["losses"])
         self._count, self._mark = state_dict["count"], state_dict["mark"]
 
     def restart(self) -> None:
