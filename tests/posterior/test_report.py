@@ -340,3 +340,19 @@ def test_draws_outlive_their_store_in_memory():
     del last
     gc.collect()
     assert not folder.exists()
+
+
+def test_a_rate_is_that_of_all_outputs_together():
+    """Of 500 outputs each, 40 sets of chains without fault."""
+    generator = torch.Generator().manual_seed(4)
+    found = [
+        agreement_of(torch.randn(4, 64, 500, generator=generator)) for _ in range(40)
+    ]
+    assert sum(each.of_chains < 0.05 or each.of_halves < 0.05 for each in found) <= 8
+
+
+def test_a_fault_of_any_chain_is_heard():
+    made = [chain(0), chain(1, noise=0.3)]
+    draws = [draw for of_chain, *_ in made for draw in of_chain]
+    found = sg.report(None, draws, gauges=[each for *_, each in made])
+    assert [verdict.kind for verdict in found.verdicts] == ["hot"]
