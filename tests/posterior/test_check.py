@@ -514,3 +514,24 @@ def test_a_look_changes_no_draw(tmp_path):
         torch.manual_seed(0)
         in_folder(tmp_path / str(name), check=name)
     assert files(tmp_path / "True") == files(tmp_path / "False")
+
+
+def test_heat_of_one_noise_by_other_samplers():
+    """The same minibatches: what differs is the friction, and what an estimate takes."""
+    model, loss, _, _ = setup()
+    data = classes()
+
+    def heats(kind, **settings):
+        loader = DataLoader(
+            data, batch_sampler=sg.IndependentBatchSampler(N, BATCH, seed=0)
+        )
+        sampler = kind(model.named_parameters(), num_data=N, **settings)
+        return torch.tensor([*sg.check(model, loss, loader, sampler).heating.values()])
+
+    plain = heats(sg.SGHMC, lr=0.01, momentum=0.9)
+    torch.testing.assert_close(heats(sg.SGLD, lr=0.1), plain)
+    torch.testing.assert_close(heats(sg.BAOA, lr=0.01, momentum=0.9), 0.95 * plain)
+    taken = heats(sg.SGHMC, lr=0.01, momentum=0.9, noise_estimate=0.02)
+    torch.testing.assert_close(taken, plain - 0.2)
+    taken = heats(sg.BAOA, lr=0.01, momentum=0.9, noise_estimate=0.02)
+    torch.testing.assert_close(taken, 0.95 * (plain - 0.2))
