@@ -517,7 +517,7 @@ def test_a_look_changes_no_draw(tmp_path):
 
 
 def test_heat_of_one_noise_by_other_samplers():
-    """The same minibatches: what differs is the friction, and what an estimate takes."""
+    """The same minibatches: friction differs, and what an estimate takes off."""
     model, loss, _, _ = setup()
     data = classes()
 
