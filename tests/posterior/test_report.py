@@ -356,3 +356,16 @@ def test_a_fault_of_any_chain_is_heard():
     draws = [draw for of_chain, *_ in made for draw in of_chain]
     found = sg.report(None, draws, gauges=[each for *_, each in made])
     assert [verdict.kind for verdict in found.verdicts] == ["hot"]
+
+
+def test_a_burn_in_s_temperatures_are_forgotten(tmp_path):
+    line = Line()
+    sampler = sg.SGHMC(line.parameters(), 0.1, 0.5, num_data=N, seed=0)
+    gauges = sg.Gauges(sampler, every=1)
+    options = {"burn_in": 40, "every": 10, "gauges": gauges}
+    with sg.Collector(sampler, line, tmp_path, **options):
+        for _ in range(100):
+            line.theta.grad = line.theta.detach().clone()
+            sampler.step()
+    assert gauges.num_observed == 60
+    assert sg.report(None, tmp_path).runs[0].num_observed == 60
