@@ -97,7 +97,8 @@ def check(
 
     Note:
         That nothing is found is no proof. Curvature grows while a network is trained,
-        and noise mostly falls: look again after burn-in, and see :class:`Gauges`.
+        and noise mostly falls (of a regression with small noise by far): look again
+        after burn-in, and see :class:`Gauges`.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"Invalid model: of type {type(model).__name__} (a Module)")
