@@ -14,7 +14,8 @@
 namespace torch_sgmcmc {
 namespace {
 
-constexpr std::string_view kDrawSuffix = ".safetensors";
+constexpr const char* kOwn = ".safetensors";
+constexpr const char* kShared = ".draws";
 constexpr int kDrawDigits = 10;
 
 std::string Sealed(const std::string& body) {
@@ -62,6 +63,17 @@ std::string Number(double value) {
   return std::isnan(value) ? "nan" : Shortest(value);
 }
 
+std::string Number(int64_t value) { return std::to_string(value); }
+
+// Between commas, as one word.
+template <typename T>
+std::string Commas(const std::vector<T>& values) {
+  std::string text;
+  for (const T value : values)
+    text += (text.empty() ? "" : ",") + Number(value);
+  return text.empty() ? "-" : text;
+}
+
 // The words of a line; throws std::runtime_error where they are none of its.
 class Words {
  public:
@@ -94,15 +106,16 @@ class Words {
     return value;
   }
 
-  std::vector<int64_t> NextShape() {
+  template <typename T>
+  std::vector<T> NextList() {
     std::string_view word = Next();
-    std::vector<int64_t> shape;
+    std::vector<T> values;
     while (word != "-" && !word.empty()) {
       const size_t end = std::min(word.find(','), word.size());
-      shape.push_back(As<int64_t>(word.substr(0, end)));
+      values.push_back(As<T>(word.substr(0, end)));
       word.remove_prefix(std::min(end + 1, word.size()));
     }
-    return shape;
+    return values;
   }
 
   std::string_view rest() const { return rest_; }
@@ -132,7 +145,13 @@ DrawRecord ParseDraw(Words& words) {
   record.temperature = words.NextNumber<double>("temperature");
   record.weight = words.NextNumber<double>("weight");
   record.loss = words.NextNumber<double>("loss");
+  words.Expect("prior");
+  record.prior_precision = words.NextList<double>();
   record.crc32 = words.NextSum("crc32");
+  if (!words.rest().empty()) {
+    record.file = words.NextNumber<int64_t>("file");
+    record.slot = words.NextNumber<int64_t>("slot");
+  }
   return record;
 }
 
@@ -142,13 +161,8 @@ std::string IndexHead(const DrawLayout& layout) {
   std::string head = Sealed("torch_sgmcmc draws 1 tensors " +
                             std::to_string(layout.tensors().size()));
   for (const StoredTensor& t : layout.tensors()) {
-    std::string shape;
-    for (const int64_t size : t.shape) {
-      if (!shape.empty()) shape += ',';
-      shape += std::to_string(size);
-    }
-    head += Sealed("tensor " + t.dtype + " " + (shape.empty() ? "-" : shape) +
-                   " " + Escaped(t.name));
+    head += Sealed("tensor " + t.dtype + " " + Commas(t.shape) + " " +
+                   Escaped(t.name));
   }
   return head;
 }
@@ -158,7 +172,11 @@ std::string IndexLine(const DrawRecord& record) {
                 std::to_string(record.step) + " lr " + Number(record.lr) +
                 " temperature " + Number(record.temperature) + " weight " +
                 Number(record.weight) + " loss " + Number(record.loss) +
-                " crc32 " + HexSum(record.crc32));
+                " prior " + Commas(record.prior_precision) + " crc32 " +
+                HexSum(record.crc32) +
+                (record.shares() ? " file " + std::to_string(record.file) +
+                                       " slot " + std::to_string(record.slot)
+                                 : ""));
 }
 
 std::string IndexThinning(int64_t interval) {
@@ -192,7 +210,7 @@ DrawIndex ParseIndex(std::string_view text) {
     } else if (in_head) {
       StoredTensor tensor;
       tensor.dtype = words.Next();
-      tensor.shape = words.NextShape();
+      tensor.shape = words.NextList<int64_t>();
       tensor.name = Unescaped(words.rest());
       tensors.push_back(std::move(tensor));
       if (tensors.size() == expected) {
@@ -202,7 +220,9 @@ DrawIndex ParseIndex(std::string_view text) {
     } else if (kind == "thin") {
       const auto interval = words.NextNumber<int64_t>();
       std::erase_if(index.draws, [&](const DrawRecord& record) {
-        return record.number % interval != 0;
+        const bool drops = record.number % interval != 0;
+        if (drops) index.dropped.push_back(record);
+        return drops;
       });
     } else {
       index.draws.push_back(ParseDraw(words));
@@ -219,21 +239,13 @@ DrawIndex ParseIndex(std::string_view text) {
   return index;
 }
 
-std::string DrawFileName(int64_t number) {
-  std::string digits = std::to_string(number);
+std::string DrawFileName(const DrawRecord& record) {
+  std::string digits =
+      std::to_string(record.shares() ? record.file : record.number);
   if (digits.size() < kDrawDigits) {
     digits.insert(0, kDrawDigits - digits.size(), '0');
   }
-  return digits + std::string(kDrawSuffix);
-}
-
-int64_t DrawFileNumber(std::string_view name) {
-  if (!name.ends_with(kDrawSuffix)) return 0;
-  name.remove_suffix(kDrawSuffix.size());
-  int64_t number = 0;
-  const auto end =
-      std::from_chars(name.data(), name.data() + name.size(), number);
-  return end.ptr == name.data() + name.size() && number > 0 ? number : 0;
+  return digits + (record.shares() ? kShared : kOwn);
 }
 
 }  // namespace torch_sgmcmc

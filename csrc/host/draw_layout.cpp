@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "host/crc32.h"
+
 namespace torch_sgmcmc {
 namespace {
 
@@ -45,6 +47,11 @@ size_t RankOf(const StoredTensor& tensor) {
   }
   return static_cast<size_t>(found - kStoredTypes.begin());
 }
+
+// Draws up to this size share files, up to that size and number.
+constexpr uint64_t kSharingSize = uint64_t{16} << 10;
+constexpr uint64_t kSharedSize = uint64_t{4} << 20;
+constexpr uint64_t kMostSharing = 1024;
 
 bool IsUtf8(std::string_view text) {
   for (size_t i = 0; i < text.size();) {
@@ -147,6 +154,11 @@ DrawLayout::DrawLayout(std::vector<StoredTensor> tensors)
   for (uint64_t& begin : begins_) begin += before_.size();
 }
 
+int64_t DrawLayout::draws_per_file() const {
+  if (size() > kSharingSize) return 1;
+  return static_cast<int64_t>(std::min(kSharedSize / size(), kMostSharing));
+}
+
 std::string DrawLayout::Header(const std::vector<uint32_t>& sums) const {
   std::string header = before_;
   for (size_t i = 0; i < tensors_.size(); ++i) {
@@ -165,6 +177,16 @@ std::vector<uint32_t> DrawLayout::Sums(std::string_view header) const {
     sums.push_back(sum);
   }
   return sums;
+}
+
+std::vector<size_t> DrawLayout::Altered(std::string_view draw) const {
+  const std::vector<uint32_t> sums = Sums(draw.substr(0, header_size()));
+  std::vector<size_t> altered;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const auto bytes = draw.substr(begins_[i], begins_[i + 1] - begins_[i]);
+    if (Crc32(bytes.data(), bytes.size()) != sums[i]) altered.push_back(i);
+  }
+  return altered;
 }
 
 std::string HexSum(uint32_t sum) {

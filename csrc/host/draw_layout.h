@@ -8,6 +8,9 @@
 // has one entry (the library's order of several is random): "crc32", the sums
 // of the tensors in the file's order, eight hexadecimal digits each. So all
 // draws of a model have one layout, and headers that differ in the sums alone.
+//
+// Small draws share files, of which 10,000 would be slow to list and to copy:
+// then a file has those bytes of one draw behind those of the other.
 #pragma once
 
 #include <cstddef>
@@ -38,14 +41,19 @@ class DrawLayout {
   // In the file's order.
   const std::vector<StoredTensor>& tensors() const { return tensors_; }
   uint64_t header_size() const { return before_.size(); }
-  uint64_t file_size() const { return begins_.back(); }
-  // Where tensor i begins in the file; one more for the end.
+  // Of all its bytes.
+  uint64_t size() const { return begins_.back(); }
+  // How many share a file; 1 where each has its own.
+  int64_t draws_per_file() const;
+  // Where tensor i begins in it; one more for the end.
   const std::vector<uint64_t>& begins() const { return begins_; }
 
   // The header, with its length before it; a sum for each tensor.
   std::string Header(const std::vector<uint32_t>& sums) const;
   // The sums in a header; those of one that is not of this layout are wrong.
   std::vector<uint32_t> Sums(std::string_view header) const;
+  // Tensors of a whole draw whose bytes are not those of its header's sums.
+  std::vector<size_t> Altered(std::string_view draw) const;
 
  private:
   std::vector<StoredTensor> tensors_;

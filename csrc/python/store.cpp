@@ -78,7 +78,8 @@ void BindStore(py::module_& m) {
                                return all;
                              })
       .def_property_readonly("header_size", &DrawLayout::header_size)
-      .def_property_readonly("file_size", &DrawLayout::file_size)
+      .def_property_readonly("size", &DrawLayout::size)
+      .def_property_readonly("draws_per_file", &DrawLayout::draws_per_file)
       .def_property_readonly("begins", &DrawLayout::begins)
       .def(
           "header",
@@ -95,6 +96,14 @@ void BindStore(py::module_& m) {
           py::arg("header"),
           "The tensors' sums in the header at this address.")
       .def(
+          "altered",
+          [](const DrawLayout& layout, uintptr_t draw) {
+            return layout.Altered(
+                {static_cast<const char*>(Memory(draw)), layout.size()});
+          },
+          py::arg("draw"),
+          "Tensors of the draw at this address that are not as their sums say.")
+      .def(
           "difference",
           [](const DrawLayout& layout, const DrawLayout& there) {
             return torch_sgmcmc::Difference(layout.tensors(), there.tensors());
@@ -110,8 +119,10 @@ void BindStore(py::module_& m) {
                        double lr,
                        double temperature,
                        double weight,
-                       double loss) {
-             return DrawRecord{number, step, lr, temperature, weight, loss};
+                       double loss,
+                       const std::vector<double>& prior_precision) {
+             return DrawRecord{
+                 number, step, lr, temperature, weight, loss, prior_precision};
            }),
            py::kw_only(),
            py::arg("number"),
@@ -119,17 +130,29 @@ void BindStore(py::module_& m) {
            py::arg("lr"),
            py::arg("temperature"),
            py::arg("weight"),
-           py::arg("loss"))
+           py::arg("loss"),
+           py::arg("prior_precision"))
       .def_readonly("number", &DrawRecord::number)
       .def_readonly("step", &DrawRecord::step)
       .def_readonly("lr", &DrawRecord::lr)
       .def_readonly("temperature", &DrawRecord::temperature)
       .def_readonly("weight", &DrawRecord::weight)
       .def_readonly("loss", &DrawRecord::loss)
+      .def_property_readonly(
+          "prior_precision",
+          [](const DrawRecord& record) {
+            return py::tuple(py::cast(record.prior_precision));
+          })
       .def_readonly("crc32", &DrawRecord::crc32)
-      .def_property_readonly("file", [](const DrawRecord& record) {
-        return torch_sgmcmc::DrawFileName(record.number);
-      });
+      .def_property_readonly("file",
+                             [](const DrawRecord& record) {
+                               return torch_sgmcmc::DrawFileName(record);
+                             })
+      .def_property_readonly(
+          "slot", [](const DrawRecord& record) -> std::optional<int64_t> {
+            if (!record.shares()) return std::nullopt;
+            return record.slot;
+          });
 
   py::class_<DrawIndex>(
       m, "DrawIndex", "What a chain has stored (csrc/host/draw_index.h).")

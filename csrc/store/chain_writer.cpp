@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
+#include <map>
 #include <set>
 #include <stdexcept>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "host/crc32.h"
@@ -98,6 +100,7 @@ void ChainWriter::Close() {
   // A run that is resumed at the last checkpoint needs none of these.
   DeleteDropped(checkpoint_);
   tail_ = {};
+  shared_ = {};
   lock_.reset();
 }
 
@@ -145,26 +148,49 @@ void ChainWriter::Append(DrawRecord record,
   const std::string header = index_.layout.Header(sums);
   pieces[0] = {header.data(), header.size()};
   record.crc32 = Crc32(header.data(), header.size());
-  disk::WriteWhole(In(folder_, DrawFileName(record.number)), pieces);
-  const std::string line = IndexLine(record);
-  tail_.Append(index_.size, line);
-  text_ += line;
-  index_.size += line.size();
+  Place(record);
+  WriteDraw(record, pieces);
+  AppendToIndex(IndexLine(record));
+  newest_ = record;
   const std::lock_guard guard(mutex_);
   index_.draws.push_back(record);
 }
 
-void ChainWriter::Thin(int64_t interval) {
-  Check();
-  const std::string line = IndexThinning(interval);
-  tail_.Append(index_.size, line);
+void ChainWriter::Place(DrawRecord& record) const {
+  const int64_t capacity = index_.layout.draws_per_file();
+  record.file = record.slot = 0;
+  if (capacity == 1) return;
+  const bool goes_on = newest_ && newest_->slot + 1 < capacity;
+  record.file = goes_on ? newest_->file : record.number;
+  record.slot = goes_on ? newest_->slot + 1 : 0;
+}
+
+void ChainWriter::WriteDraw(const DrawRecord& record,
+                            const std::vector<disk::Piece>& pieces) {
+  const std::string name = DrawFileName(record);
+  if (!record.shares()) return disk::WriteWhole(In(folder_, name), pieces);
+  if (shared_name_ != name) {
+    shared_ = disk::Tail(In(folder_, name));
+    shared_name_ = name;
+  }
+  shared_.Append(static_cast<uint64_t>(record.slot) * index_.layout.size(),
+                 pieces);
+}
+
+void ChainWriter::AppendToIndex(const std::string& line) {
+  tail_.Append(index_.size, {{line.data(), line.size()}});
   text_ += line;
   index_.size += line.size();
+}
+
+void ChainWriter::Thin(int64_t interval) {
+  Check();
+  AppendToIndex(IndexThinning(interval));
   {
     const std::lock_guard guard(mutex_);
     std::erase_if(index_.draws, [&](const DrawRecord& record) {
       const bool drops = record.number % interval != 0;
-      if (drops) dropped_.push_back({record.number, index_.size});
+      if (drops) dropped_.push_back({record, index_.size});
       return drops;
     });
   }
@@ -190,9 +216,7 @@ std::vector<int64_t> ChainWriter::CutBack(const StorePosition& position) {
   checkpoint_ = position.size;
   std::vector<int64_t> lost;
   for (const DrawRecord& record : index_.draws) {
-    if (!std::filesystem::exists(In(folder_, DrawFileName(record.number)))) {
-      lost.push_back(record.number);
-    }
+    if (!IsThere(record)) lost.push_back(record.number);
   }
   return lost;
 }
@@ -211,41 +235,71 @@ void ChainWriter::CutTo(uint64_t size) {
     index_ = ParseIndex(text_);
   }
   undecided_ = false;
-  std::set<int64_t> appended;
-  for (size_t at = 0; (at = text_.find("\ndraw ", at)) != std::string::npos;) {
-    at += 6;
-    int64_t number = 0;
-    std::from_chars(text_.data() + at, text_.data() + text_.size(), number);
-    appended.insert(number);
-  }
-  std::set<int64_t> live;
-  for (const DrawRecord& record : index_.draws) live.insert(record.number);
+  newest_.reset();
+  // How many draws the index knows of each file.
+  std::map<std::string, int64_t> known;
+  const auto knows = [&](const DrawRecord& record) {
+    int64_t& count = known[DrawFileName(record)];
+    count = std::max(count, record.slot + 1);
+    if (!newest_ || newest_->number < record.number) newest_ = record;
+  };
+  std::ranges::for_each(index_.dropped, knows);
+  std::ranges::for_each(index_.draws, knows);
+  // Deleted when an unbroken run would.
   dropped_.clear();
+  for (const DrawRecord& record : index_.dropped) {
+    if (record.shares() || IsThere(record)) dropped_.push_back({record, size});
+  }
+  shared_ = {};
+  shared_name_.clear();
   std::vector<std::string> unnamed;
   for (const std::string& name : disk::NamesIn(folder_)) {
     if (name == kIndex || name == kLock) continue;
-    const int64_t number = DrawFileNumber(name);
-    if (!appended.contains(number)) {
+    const auto found = known.find(name);
+    if (found == known.end()) {
       unnamed.push_back(name);
-    } else if (!live.contains(number)) {
-      // Deleted when an unbroken run would.
-      dropped_.push_back({number, size});
+    } else if (index_.layout.draws_per_file() > 1) {
+      const std::string path = In(folder_, name);
+      const uint64_t whole =
+          static_cast<uint64_t>(found->second) * index_.layout.size();
+      if (std::filesystem::file_size(path) > whole) disk::Tail(path).Cut(whole);
     }
   }
   disk::Delete(folder_, unnamed);
 }
 
+bool ChainWriter::IsThere(const DrawRecord& record) const {
+  std::error_code error;
+  const auto size =
+      std::filesystem::file_size(In(folder_, DrawFileName(record)), error);
+  const uint64_t end =
+      static_cast<uint64_t>(record.slot + 1) * index_.layout.size();
+  return !error && (!record.shares() || size >= end);
+}
+
 void ChainWriter::DeleteDropped(uint64_t by) {
-  std::vector<std::string> names;
+  std::set<std::string> needed;
+  const auto needs = [&](const DrawRecord& record) {
+    if (record.shares()) needed.insert(DrawFileName(record));
+  };
+  std::ranges::for_each(index_.draws, needs);
+  if (newest_) needs(*newest_);
   for (const Dropped& dropped : dropped_) {
-    if (dropped.by <= by) names.push_back(DrawFileName(dropped.number));
+    if (dropped.by > by) needs(dropped.record);
+  }
+  const auto goes = [&](const Dropped& dropped) {
+    return dropped.by <= by && !needed.contains(DrawFileName(dropped.record));
+  };
+  std::set<std::string> names;
+  for (const Dropped& dropped : dropped_) {
+    if (goes(dropped)) names.insert(DrawFileName(dropped.record));
   }
   try {
-    disk::Delete(folder_, names);
+    disk::Delete(folder_, {names.begin(), names.end()});
   } catch (const std::runtime_error&) {
     return;  // They are no part of the store, and tried again the next time.
   }
-  std::erase_if(dropped_, [&](const Dropped& d) { return d.by <= by; });
+  std::erase_if(dropped_, goes);
 }
 
 }  // namespace torch_sgmcmc

@@ -2,11 +2,14 @@
 //
 // Note [Stores]
 // A store is a folder with a folder for each chain, "chain-0" and so on, which
-// holds an index (host/draw_index.h), a file for each draw (host/draw_layout.h)
-// and the file that its one writer has locked. A draw's file is whole and
-// synced before the index names it; the index says what is dropped before files
-// are deleted. So whatever ends a process, the index names whole draws only,
-// and what it does not name is no part of the store.
+// holds an index (host/draw_index.h), a file for each draw or for many small
+// ones (host/draw_layout.h), and the file that its one writer has locked. A
+// draw's bytes are whole and synced before the index names it; the index says
+// what is dropped before files are deleted. So whatever ends a process, the
+// index names whole draws only, and what it does not name is no part of the
+// store. A file that draws share is deleted with the last of them, and never
+// while it is the one that grows: so an unbroken run and one that was resumed
+// have the same files.
 //
 // A checkpoint of a run remembers how long the index was. To resume there, the
 // index is cut to that length, and what is not in it is deleted. Draws that are
@@ -75,16 +78,27 @@ class ChainWriter {
 
  private:
   struct Dropped {
-    int64_t number;
+    DrawRecord record;
     uint64_t by;  // how long the index was then
   };
+  // Where the next draw goes.
+  void Place(DrawRecord& record) const;
+  void WriteDraw(const DrawRecord& record,
+                 const std::vector<disk::Piece>& pieces);
+  void AppendToIndex(const std::string& line);
   void CutTo(uint64_t size);
   void DeleteDropped(uint64_t by);
+  bool IsThere(const DrawRecord& record) const;
 
   std::string folder_;
   std::string place_;
   std::unique_ptr<disk::Lock> lock_;
   disk::Tail tail_;
+  // The file that draws share and that grows, and its name.
+  disk::Tail shared_;
+  std::string shared_name_;
+  // That was stored last, though it may be dropped.
+  std::optional<DrawRecord> newest_;
   DrawIndex index_;
   mutable std::mutex mutex_;  // of index_.draws
   std::string text_;          // of the index

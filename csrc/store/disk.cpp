@@ -201,10 +201,16 @@ std::vector<std::string> NamesIn(const std::string& folder) {
   return names;
 }
 
-Tail::Tail(std::string path)
-    : path_(std::move(path)),
-      file_(::open(path_.c_str(), O_WRONLY | O_CLOEXEC)) {
-  if (file_ < 0) Fail(path_, errno);
+Tail::Tail(const std::string& path) : path_(path) {
+  file_ = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  if (file_ >= 0) return;
+  file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  if (file_ < 0) Fail(path, errno);
+  if (SyncFolder(fs::path(path).parent_path())) return;
+  const int reason = errno;
+  ::close(file_);
+  ::unlink(path.c_str());
+  Fail(path, reason);
 }
 
 Tail::~Tail() {
@@ -220,9 +226,9 @@ Tail& Tail::operator=(Tail&& other) noexcept {
   return *this;
 }
 
-void Tail::Append(uint64_t size, std::string_view text) {
+void Tail::Append(uint64_t size, const std::vector<Piece>& pieces) {
   if (::lseek(file_, static_cast<off_t>(size), SEEK_SET) >= 0 &&
-      WriteAll(file_, {text.data(), text.size()}) && ::fsync(file_) == 0) {
+      WritePieces(file_, pieces) && ::fsync(file_) == 0) {
     return;
   }
   const int reason = errno;

@@ -36,7 +36,8 @@ std::vector<std::string> NamesIn(const std::string& folder);
 class Tail {
  public:
   Tail() = default;
-  explicit Tail(std::string path);
+  // The file is made if need be.
+  explicit Tail(const std::string& path);
   ~Tail();
   Tail(Tail&& other) noexcept;
   Tail& operator=(Tail&& other) noexcept;
@@ -44,7 +45,7 @@ class Tail {
   Tail& operator=(const Tail&) = delete;
 
   // Appends after `size` bytes, and syncs. If it throws the file is as before.
-  void Append(uint64_t size, std::string_view text);
+  void Append(uint64_t size, const std::vector<Piece>& pieces);
   // Cuts off what comes after, and syncs.
   void Cut(uint64_t size);
 

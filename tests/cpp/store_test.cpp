@@ -37,25 +37,24 @@ class Store : public testing::Test {
   }
   void TearDown() override { fs::remove_all(folder); }
 
-  fs::path file(int number) const {
-    return folder / "chain-0" /
-           ("000000000" + std::to_string(number) + ".safetensors");
-  }
-
   fs::path folder;
 };
 
 // A network with batch norm, so with buffers that each step changes.
 struct Chain {
-  explicit Chain(const std::string& nonfinite = "raise")
-      : net(Net()),
+  explicit Chain(const std::string& nonfinite = "raise", int width = 4)
+      : net(Net(width)),
         sampler(net->parameters(),
-                SGLDOptions(0.1).num_data(10).seed(1).nonfinite(nonfinite)) {}
+                SGLDOptions(0.1)
+                    .num_data(10)
+                    .prior_precision(0.5)
+                    .seed(1)
+                    .nonfinite(nonfinite)) {}
 
-  static torch::nn::Sequential Net() {
+  static torch::nn::Sequential Net(int width = 4) {
     torch::manual_seed(0);
-    return torch::nn::Sequential(torch::nn::Linear(3, 4),
-                                 torch::nn::BatchNorm1d(4));
+    return torch::nn::Sequential(torch::nn::Linear(3, width),
+                                 torch::nn::BatchNorm1d(width));
   }
 
   void Gradients() {
@@ -101,6 +100,7 @@ TEST_F(Store, HasTheModelAfterEachStep) {
     EXPECT_EQ(draw.step, 2 + 3 * draw.number);
     EXPECT_EQ(draw.lr, 0.1);
     EXPECT_EQ(draw.weight, 1);
+    EXPECT_EQ(draw.prior_precision, std::vector<double>{0.5});
     EXPECT_TRUE(std::isnan(draw.loss));
     const auto& state = states[draw.step - 1];
     EXPECT_EQ(draw.names().size(), state.size());
@@ -258,20 +258,8 @@ TEST_F(Store, GoesOnFromACheckpoint) {
                           fs::directory_iterator()));
 }
 
-TEST_F(Store, NamesWhatIsDamaged) {
-  Chain chain;
-  {
-    Collector collector(chain.sampler, *chain.net, folder);
-    chain.Run(collector, 3);
-  }
-  {
-    std::fstream flipped(file(2), std::ios::in | std::ios::out);
-    flipped.seekp(-1, std::ios::end);
-    flipped.put('\x55');
-  }
-  fs::resize_file(file(3), fs::file_size(file(3)) - 1);
-  const SampleStore store(folder);
-  ASSERT_EQ(store.size(), 3);
+// Draw 2 of 3 has an altered number, and draw 3 lacks a byte.
+void ExpectNamed(const SampleStore& store) {
   const auto read = [&](size_t i) {
     return MessageOf([&] {
       for (const std::string& name : store[i].names()) store[i].at(name);
@@ -279,11 +267,36 @@ TEST_F(Store, NamesWhatIsDamaged) {
   };
   EXPECT_EQ(read(0), "no error");
   const std::string damaged = "Cannot read draw 2 of chain 0, " +
-                              file(2).string() + ": the numbers of '1.weight'";
+                              store[1].path + ": the numbers of '1.weight'";
   EXPECT_EQ(read(1).substr(0, damaged.size()), damaged);
-  EXPECT_NE(read(2).find(file(3).string() + ": it has "), std::string::npos);
+  EXPECT_NE(read(2).find(store[2].path + ": it has "), std::string::npos);
   EXPECT_EQ(MessageOf([&] { store[0].at("2"); }),
             "Invalid name: no draw has '2'");
+}
+
+// Of draws that share a file, and of wide networks that have files of their
+// own.
+TEST_F(Store, NamesWhatIsDamaged) {
+  for (const int width : {4, 2000}) {
+    SCOPED_TRACE(width);
+    const fs::path of_width = folder / std::to_string(width);
+    Chain chain("raise", width);
+    {
+      Collector collector(chain.sampler, *chain.net, of_width);
+      chain.Run(collector, 3);
+    }
+    const SampleStore store(of_width);
+    ASSERT_EQ(store.size(), 3);
+    const bool shares = width == 4;
+    EXPECT_EQ(store[0].path == store[2].path, shares);
+    const auto last = static_cast<std::streamoff>(
+        fs::file_size(store[1].path) / (shares ? 3 : 1) * (shares ? 2 : 1) - 1);
+    std::fstream(store[1].path, std::ios::in | std::ios::out)
+        .seekp(last)
+        .put('\x55');
+    fs::resize_file(store[2].path, fs::file_size(store[2].path) - 1);
+    ExpectNamed(store);
+  }
 }
 
 TEST_F(Store, RefusesOthers) {

@@ -24,9 +24,11 @@ import torch_sgmcmc as sg
 __all__ = ["small_disk"]
 
 
-def make(folder: Path, every: int = 1) -> tuple[nn.Linear, sg.SGLD, sg.Collector]:
+def make(
+    folder: Path, every: int = 1, inputs: int = 10
+) -> tuple[nn.Linear, sg.SGLD, sg.Collector]:
     torch.manual_seed(0)
-    model = nn.Linear(10, 20)
+    model = nn.Linear(inputs, 20)
     sampler = sg.SGLD(model.parameters(), 0.1, num_data=10, seed=1)
     return model, sampler, sg.Collector(sampler, model, folder, every=every)
 
@@ -41,14 +43,13 @@ def files(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in (folder / "chain-0").iterdir()}
 
 
-@pytest.fixture
-def unbroken(tmp_path: Path) -> dict[str, bytes]:
-    """The store of 30 steps."""
-    model, sampler, collector = make(tmp_path / "unbroken")
-    for _ in range(30):
+def unbroken(folder: Path, steps: int, inputs: int = 10) -> dict[str, bytes]:
+    """The store of a run."""
+    model, sampler, collector = make(folder, inputs=inputs)
+    for _ in range(steps):
         step(model, sampler)
     collector.close()
-    return files(tmp_path / "unbroken")
+    return files(folder)
 
 
 SAFE = (
@@ -57,9 +58,11 @@ SAFE = (
 )
 
 
-def go_on_after_errors(folder: Path, steps: int, room: object) -> list[str]:
+def go_on_after_errors(
+    folder: Path, steps: int, room: object, inputs: int = 10
+) -> list[str]:
     """Steps; at an error makes room and steps again. What was written to, and why."""
-    model, sampler, collector = make(folder)
+    model, sampler, collector = make(folder, inputs=inputs)
     errors = []
     while sampler.param_groups[0]["step"] < steps:
         before = [p.detach().clone() for p in model.parameters()]
@@ -82,8 +85,8 @@ def go_on_after_errors(folder: Path, steps: int, room: object) -> list[str]:
     return errors
 
 
-def test_a_full_disk(small_disk: Path, unbroken: dict[str, bytes]) -> None:
-    """Of 64 KiB: twelve are free, and a draw takes four."""
+def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
+    """Of 64 KiB: twelve are free, and a draw takes one."""
     filler = small_disk / "filler"
     filler.write_bytes(bytes(40 << 10))
     sizes = iter((20 << 10, 0))
@@ -91,31 +94,33 @@ def test_a_full_disk(small_disk: Path, unbroken: dict[str, bytes]) -> None:
     def room() -> None:
         filler.write_bytes(bytes(next(sizes)))
 
-    errors = go_on_after_errors(small_disk / "store", 9, room)
-    assert set(errors) == {".safetensors: No space left on device"}
+    errors = go_on_after_errors(small_disk / "store", 30, room)
+    assert set(errors) == {".draws: No space left on device"}
     assert 1 <= len(errors) <= 2
-    written = files(small_disk / "store")
-    assert len(written) == 11
-    for name, content in written.items():
-        expected = unbroken[name]
-        assert content == (expected[: len(content)] if name == "index" else expected)
+    assert files(small_disk / "store") == unbroken(tmp_path / "unbroken", 30)
 
 
-def test_an_index_that_may_not_grow(tmp_path: Path, unbroken: dict[str, bytes]) -> None:
-    """A draw has 1,088 bytes, and the index of 30 has more."""
-    assert len(unbroken["index"]) > 1800
-
+# With the sizes of draws, and of a file: of many of them, or an index.
+@pytest.mark.parametrize(
+    ("inputs", "steps", "limit", "name"),
+    [(10, 30, 1400, ".draws"), (205, 200, 17_000, "index")],
+)
+def test_files_that_may_not_grow(
+    tmp_path: Path, inputs: int, steps: int, limit: int, name: str
+) -> None:
     def run() -> str:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1400, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
         def room() -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
 
-        return ", ".join(go_on_after_errors(tmp_path / "store", 30, room))
+        return ", ".join(go_on_after_errors(tmp_path / "store", steps, room, inputs))
 
-    assert outcome(run) == "index: File too large"
-    assert files(tmp_path / "store") == unbroken
+    assert outcome(run) == f"{name}: File too large"
+    whole = unbroken(tmp_path / "unbroken", steps, inputs)
+    assert files(tmp_path / "store") == whole
+    assert len(whole["index"]) > limit
 
 
 @pytest.mark.parametrize("limit", [0, 1, 4096, 1 << 20, (1 << 20) + 1, 2_000_000])
@@ -142,17 +147,17 @@ def test_a_large_draw_that_does_not_fit(tmp_path: Path, limit: int) -> None:
 def test_a_close_that_fails_says_what_is_safe(
     small_disk: Path,
 ) -> None:
-    model, sampler, collector = make(small_disk / "store")
+    model, sampler, collector = make(small_disk / "store", inputs=205)
     step(model, sampler)
     collector.flush()
-    (small_disk / "filler").write_bytes(bytes(56 << 10))
+    (small_disk / "filler").write_bytes(bytes(36 << 10))
     step(model, sampler)
     with pytest.raises(RuntimeError, match=SAFE):
         collector.close()
     step(model, sampler)  # of which the collector knows nothing any more
     assert [draw.step for draw in sg.SampleStore(small_disk / "store").intact()] == [1]
     # Closed is closed: somebody else may write.
-    make(small_disk / "store")[2].close()
+    make(small_disk / "store", inputs=205)[2].close()
 
 
 @pytest.fixture

@@ -164,7 +164,26 @@ def test_the_cap(tmp_path: Path) -> None:
     store = sg.SampleStore(tmp_path)
     assert [one.step for one in store] == [4, 8, 12, 16]
     assert all(same(one, states[one.step - 1]) for one in store)
-    assert len(list((tmp_path / "chain-0").glob("*.safetensors"))) == 4
+    assert [p.name for p in tmp_path.glob("*/*.draws")] == ["0000000001.draws"]
+
+
+def test_a_draw_has_its_prior_precisions(tmp_path: Path) -> None:
+    """Of each param group, as they were in the step that made it."""
+    model = net()
+    groups = [
+        {"params": layer.parameters()} for layer in model if [*layer.parameters()]
+    ]
+    sampler = sg.SGLD(groups, 1e-3, num_data=8, prior_precision=3.0, seed=0)
+    precision = sg.GammaPrecision(sampler)
+    expected = []
+    with sg.Collector(sampler, model, tmp_path, every=2):
+        for i in range(6):
+            expected.append(tuple(g["prior_precision"] for g in sampler.param_groups))
+            advance(model, sampler, range(i, i + 1))
+            precision.step()
+    found = [one.prior_precision for one in sg.SampleStore(tmp_path)]
+    assert found == expected[1::2] and len({*found}) == 3
+    assert len(found[0]) == len(groups) > 1
 
 
 def test_steps_that_were_left_out_are_no_draws(tmp_path: Path) -> None:

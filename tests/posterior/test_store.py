@@ -16,11 +16,16 @@ from torch import Tensor
 import torch_sgmcmc as sg
 from torch_sgmcmc import _C
 
+# Of a draw's weights: small draws share a file, large ones have their own.
+SMALL, LARGE = 3, 1500
 
-def draw(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+
+def draw(
+    seed: int, dtype: torch.dtype = torch.float32, rows: int = SMALL
+) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {
-        "b.weight": torch.randn(3, 4, generator=generator).to(dtype),
+        "b.weight": torch.randn(rows, 4, generator=generator).to(dtype),
         "a.bias": torch.randn(4, generator=generator).to(dtype),
         "count": torch.tensor(seed),
     }
@@ -33,28 +38,41 @@ def same(one: object, other: dict[str, Tensor]) -> bool:
     )
 
 
-def write(path: Path, count: int = 5, chain: int = 0) -> None:
-    with sg.SampleWriter(path, draw(0), chain=chain) as writer:
+def write(path: Path, count: int = 5, chain: int = 0, rows: int = SMALL) -> None:
+    with sg.SampleWriter(path, draw(0, rows=rows), chain=chain) as writer:
         for i in range(1, count + 1):
+            one = draw(10 * chain + i, rows=rows)
             writer.append(
-                draw(10 * chain + i), step=20 * i, lr=0.1 / i, loss=i / 3, weight=-1.0
+                one,
+                step=20 * i,
+                lr=0.1 / i,
+                loss=i / 3,
+                weight=-1.0,
+                prior_precision=[1 / i, i],
             )
+
+
+def files(path: Path, chain: int = 0) -> dict[str, bytes]:
+    folder = path / f"chain-{chain}"
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.name != "lock"}
 
 
 # ---- Reading -------------------------------------------------------------------------
 
 
-def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
-    write(tmp_path)
+@pytest.mark.parametrize("rows", [SMALL, LARGE])
+def test_what_is_read_is_what_was_written(tmp_path: Path, rows: int) -> None:
+    write(tmp_path, rows=rows)
     store = sg.SampleStore(tmp_path)
     assert len(store) == 5 and store.chains == [0]
     assert sorted(store.names) == ["a.bias", "b.weight", "count"]
     for i, one in enumerate(store, start=1):
-        assert same(one, draw(i))
+        assert same(one, draw(i, rows=rows))
         assert (one.chain, one.number, one.step) == (0, i, 20 * i)
         # To the last bit, through the index's text.
         assert (one.lr, one.loss, one.weight) == (0.1 / i, i / 3, -1.0)
         assert one.temperature == 1.0
+        assert one.prior_precision == (1 / i, i)
 
 
 def test_slices_by_chain_draw_and_name(tmp_path: Path) -> None:
@@ -206,18 +224,114 @@ def test_a_store_that_is_being_written(tmp_path: Path) -> None:
         assert len(store.refresh()) == 3
 
 
+def test_ten_thousand_small_draws_are_few_files(tmp_path: Path) -> None:
+    one = {"w": torch.zeros(3)}
+    with sg.SampleWriter(tmp_path, one) as writer:
+        for i in range(1, 2101):
+            writer.append({"w": torch.full((3,), float(i))}, step=i)
+    names = ["0000000001.draws", "0000001025.draws", "0000002049.draws", "index"]
+    assert sorted(files(tmp_path)) == names
+    store = sg.SampleStore(tmp_path)
+    assert [float(d["w"][1]) for d in store] == [*range(1, 2101)]
+    # At most 4 MiB each: the largest draws that share files, and the next size.
+    for floats, per_file in ((4096 - 32, 256), (4096 - 16, 1)):
+        layout = _C.DrawLayout([("w", "F32", [floats])])
+        assert layout.draws_per_file == per_file
+    assert 10_000 / 256 < 100
+
+
+def test_small_draws_are_safetensors_one_behind_the_other(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    write(tmp_path)
+    (path,) = (tmp_path / "chain-0").glob("*.draws")
+    whole = path.read_bytes()
+    size = len(whole) // 5
+    for i, one in enumerate(sg.SampleStore(tmp_path)):
+        assert one.path == path
+        part = whole[i * size : (i + 1) * size]
+        assert same(one, safetensors.load(part))
+
+
+def test_what_is_written_into_a_small_draw_stays_in_it(tmp_path: Path) -> None:
+    write(tmp_path)
+    store = sg.SampleStore(tmp_path)
+    one = store[2]
+    one["a.bias"].zero_()
+    assert not one["a.bias"].any() and same(store[2], draw(3))
+    assert same(pickle.loads(pickle.dumps(one)), draw(3))
+
+
+def test_a_file_of_many_draws_goes_with_the_last(tmp_path: Path) -> None:
+    one = {"w": torch.zeros(4064)}
+    with sg.SampleWriter(tmp_path, one) as writer:
+        for i in range(1, 262):  # 256 share a file
+            writer.append({"w": torch.full((4064,), float(i))}, step=i)
+        writer.thin(258)
+        assert files(tmp_path).keys() == {"0000000257.draws", "index"}
+        for i in range(262, 264):
+            writer.append({"w": torch.full((4064,), float(i))}, step=i)
+        writer.thin(600)
+        # The one that grows stays.
+        assert files(tmp_path).keys() == {"0000000257.draws", "index"}
+        writer.append({"w": torch.full((4064,), 600.0)}, step=600, number=600)
+        (last,) = sg.SampleStore(tmp_path)
+        assert float(last["w"][0]) == 600 and last.path.name == "0000000257.draws"
+
+
+@pytest.mark.parametrize("count", [3, 255, 256, 257])
+def test_a_checkpoint_in_a_file_of_many_draws(tmp_path: Path, count: int) -> None:
+    """Cut back, it has the bytes of a chain that went on, also if it was full."""
+    one = {"w": torch.zeros(4064)}
+
+    def append(writer: sg.SampleWriter, numbers: range, sign: float = 1.0) -> None:
+        for i in numbers:
+            writer.append({"w": torch.full((4064,), sign * i)}, step=i)
+
+    with sg.SampleWriter(tmp_path / "whole", one) as writer:
+        append(writer, range(1, count + 5))
+    with sg.SampleWriter(tmp_path / "broken", one) as writer:
+        append(writer, range(1, count + 1))
+        position = writer.checkpoint()
+        kept = files(tmp_path / "broken")
+        append(writer, range(count + 1, count + 8), -1.0)
+    with sg.SampleWriter(tmp_path / "broken", one) as writer:
+        writer.cut_back(position)
+        assert files(tmp_path / "broken") == kept
+        append(writer, range(count + 1, count + 5))
+    assert files(tmp_path / "broken") == files(tmp_path / "whole")
+
+
+def test_draws_that_a_checkpoint_needs_stay_in_their_file(tmp_path: Path) -> None:
+    one = {"w": torch.zeros(4064)}
+    with sg.SampleWriter(tmp_path, one) as writer:
+        for i in range(1, 260):
+            writer.append({"w": torch.full((4064,), float(i))}, step=i)
+        position = writer.checkpoint()
+        writer.thin(258)
+        assert "0000000001.draws" in files(tmp_path)
+        writer.cut_back(position)
+        assert [float(d["w"][0]) for d in sg.SampleStore(tmp_path)] == [*range(1, 260)]
+        writer.thin(258)
+        writer.checkpoint()  # of which it is not the last but one
+        assert "0000000001.draws" in files(tmp_path)
+        writer.checkpoint()
+        assert "0000000001.draws" not in files(tmp_path)
+        with pytest.warns(UserWarning, match=r"draws \[1, 2, .* were dropped after"):
+            writer.cut_back(position)
+
+
 def test_dropped_draws(tmp_path: Path) -> None:
-    with sg.SampleWriter(tmp_path, draw(0)) as writer:
+    with sg.SampleWriter(tmp_path, draw(0, rows=LARGE)) as writer:
         for i in range(1, 6):
-            writer.append(draw(i), step=i)
+            writer.append(draw(i, rows=LARGE), step=i)
         store = sg.SampleStore(tmp_path)
         writer.thin(2)
         assert len(writer) == 2
         with pytest.raises(sg.DamagedDraw, match=r"draw 1 of chain 0.*refresh\(\)"):
             store[0]["count"]
         assert [int(one["count"]) for one in store.refresh()] == [2, 4]
-        files = sorted(p.name for p in (tmp_path / "chain-0").glob("*.safetensors"))
-        assert files == ["0000000002.safetensors", "0000000004.safetensors"]
+        left = {"0000000002.safetensors", "0000000004.safetensors", "index"}
+        assert files(tmp_path).keys() == left
 
 
 # ---- Damage --------------------------------------------------------------------------
@@ -227,7 +341,7 @@ def test_dropped_draws(tmp_path: Path) -> None:
 def test_a_damaged_draw_is_named_and_the_rest_readable(
     tmp_path: Path, damage: str
 ) -> None:
-    write(tmp_path)
+    write(tmp_path, rows=LARGE)
     path = tmp_path / "chain-0" / "0000000003.safetensors"
     whole = bytearray(path.read_bytes())
     if damage == "cut off":
@@ -245,7 +359,32 @@ def test_a_damaged_draw_is_named_and_the_rest_readable(
         intact = store.intact()
     assert [one.number for one in intact] == [1, 2, 4, 5]
     for one in intact:
-        assert same(one, draw(one.number))
+        assert same(one, draw(one.number, rows=LARGE))
+
+
+@pytest.mark.parametrize("damage", ["cut off", "header", "numbers", "missing"])
+def test_a_damaged_file_of_many_draws(tmp_path: Path, damage: str) -> None:
+    write(tmp_path)
+    (path,) = (tmp_path / "chain-0").glob("*.draws")
+    whole = bytearray(path.read_bytes())
+    size = len(whole) // 5
+    intact = [1, 2, 4, 5]
+    if damage == "cut off":
+        path.write_bytes(whole[: 3 * size - 1])
+        intact = [1, 2]
+    elif damage == "missing":
+        path.unlink()
+        intact = []
+    else:
+        whole[2 * size + 30 if damage == "header" else 3 * size - 1] ^= 1
+        path.write_bytes(whole)
+    store = sg.SampleStore(tmp_path)
+    with pytest.raises(sg.DamagedDraw, match=f"draw 3 of chain 0, {path}: "):
+        dict(store[2])
+    with pytest.warns(UserWarning, match="draw 3 of chain 0"):
+        found = store.intact()
+    assert [one.number for one in found] == intact
+    assert all(same(one, draw(one.number)) for one in found)
 
 
 def test_every_flipped_bit_of_a_draw_is_noticed(tmp_path: Path) -> None:

@@ -50,7 +50,9 @@ class TORCH_SGMCMC_API Draw {
   double weight = 1;
   /// NaN if the collector was not told.
   double loss = 0;
-  /// Its file, in the format of safetensors.
+  /// Of each param group, as a GammaPrecision has last drawn it.
+  std::vector<double> prior_precision;
+  /// Its file, in the format of safetensors, or that of many small draws.
   std::string path;
 
   /// In the order of the file.

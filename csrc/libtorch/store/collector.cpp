@@ -27,9 +27,13 @@ namespace {
 
 constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
 
+const SamplerOptions& OptionsOf(
+    const torch::optim::OptimizerParamGroup& group) {
+  return static_cast<const SamplerOptions&>(group.options());
+}
+
 const SamplerOptions& FirstOptions(Sampler& sampler) {
-  return static_cast<const SamplerOptions&>(
-      sampler.param_groups().at(0).options());
+  return OptionsOf(sampler.param_groups().at(0));
 }
 
 double StepSize(Sampler& sampler) {
@@ -172,6 +176,9 @@ struct Collector::Work {
       record.temperature = FirstOptions(sampler.get()).temperature();
       record.weight = options.weight() ? options.weight()(sampler.get()) : 1.0;
       record.loss = loss;
+      for (const auto& group : sampler.get().param_groups()) {
+        record.prior_precision.push_back(OptionsOf(group).prior_precision());
+      }
       background->Put([this, record, draw = Snapshot()] {
         std::vector<const void*> memory;
         memory.reserve(draw.size());

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <set>
 #include <sstream>
@@ -38,9 +39,9 @@ struct Draw::Layout {
 };
 
 struct Draw::File {
-  explicit File(uint32_t of_header) : header(of_header) {}
+  explicit File(const DrawRecord& record) : of_draw(record) {}
 
-  uint32_t header;
+  DrawRecord of_draw;
   at::Tensor bytes;
   std::vector<uint32_t> sums;
   std::set<size_t> checked;
@@ -54,23 +55,38 @@ namespace {
                            draw.path + ": " + reason);
 }
 
-// The file, mapped into memory, as bytes.
-at::Tensor Mapped(const Draw& draw, const DrawLayout& layout) {
+// The draw's bytes: its file, mapped into memory, or its part of one, read.
+at::Tensor BytesOf(const Draw& draw,
+                   const DrawRecord& record,
+                   const DrawLayout& layout) {
   std::error_code error;
-  const auto size = std::filesystem::file_size(draw.path, error);
+  uint64_t found = std::filesystem::file_size(draw.path, error);
   if (error) {
     Damaged(draw,
             error.message() +
                 " (a writer deletes draws when its thinning doubles: then "
                 "refresh() the store)");
   }
-  if (size != layout.file_size()) {
-    Damaged(draw,
-            "it has " + std::to_string(size) + " bytes of the " +
-                std::to_string(layout.file_size()) + " that were written");
+  const auto size = static_cast<int64_t>(layout.size());
+  const int64_t begin = record.slot * size;
+  if (record.shares()) {
+    found -= std::min(found, static_cast<uint64_t>(begin));
+    found = std::min(found, layout.size());
   }
-  return at::from_file(
-      draw.path, /*shared=*/false, static_cast<int64_t>(size), at::kByte);
+  if (found != layout.size()) {
+    Damaged(draw,
+            "it has " + std::to_string(found) + " bytes of the " +
+                std::to_string(size) + " that were written");
+  }
+  if (!record.shares()) {
+    return at::from_file(draw.path, /*shared=*/false, size, at::kByte);
+  }
+  at::Tensor bytes = at::empty({size}, at::kByte);
+  std::ifstream file(draw.path, std::ios::binary);
+  // NOLINTNEXTLINE(*-reinterpret-cast)
+  auto* const into = reinterpret_cast<char*>(bytes.mutable_data_ptr<uint8_t>());
+  if (!file.seekg(begin).read(into, size)) Damaged(draw, "it cannot be read");
+  return bytes;
 }
 
 }  // namespace
@@ -88,9 +104,9 @@ at::Tensor Draw::at(const std::string& name) const {
   }
   const DrawLayout& layout = layout_->file;
   if (!file_->bytes.defined()) {
-    const at::Tensor bytes = Mapped(*this, layout);
+    const at::Tensor bytes = BytesOf(*this, file_->of_draw, layout);
     const auto* const header = bytes.const_data_ptr<uint8_t>();
-    if (Crc32(header, layout.header_size()) != file_->header) {
+    if (Crc32(header, layout.header_size()) != file_->of_draw.crc32) {
       Damaged(*this, "its header is altered");
     }
     file_->sums = layout.Sums({// NOLINTNEXTLINE(*-reinterpret-cast)
@@ -177,9 +193,10 @@ const SampleStore& SampleStore::refresh() {
       draw.temperature = record.temperature;
       draw.weight = record.weight;
       draw.loss = record.loss;
-      draw.path = std::filesystem::path(folder) / DrawFileName(record.number);
+      draw.prior_precision = record.prior_precision;
+      draw.path = std::filesystem::path(folder) / DrawFileName(record);
       draw.layout_ = layout;
-      draw.file_ = std::make_shared<Draw::File>(record.crc32);
+      draw.file_ = std::make_shared<Draw::File>(record);
       draws.push_back(std::move(draw));
     }
   }

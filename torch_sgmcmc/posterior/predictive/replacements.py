@@ -32,7 +32,8 @@ class Replacements:
         self._of_plain = {
             plain: name for name, plain in plain_names(model, self._own).items()
         }
-        self._checked: set[Path] = set()  # bases
+        self._places: dict[str, tuple[Tensor, str]] = {}
+        self._checked: set[str] = set()  # chains' folders
 
     def of(self, draw: Any) -> dict[str, Tensor]:
         """The draw's tensors by name.
@@ -55,13 +56,7 @@ class Replacements:
             if name.rpartition(".")[2] == "_extra_state":
                 continue  # of a state dict, and no tensor of the model
             value = draw[name]
-            given = name
-            name = self._of_plain.get(resolved(name, self._of_plain), name)
-            if name not in self._own:
-                raise ValueError(
-                    f"Invalid draw: the model has no parameter or buffer {given!r}"
-                )
-            own = self._own[name]
+            own, first = self._place(name)
             if not isinstance(value, Tensor):
                 raise TypeError(
                     f"Invalid draw: {name!r} is of type {type(value).__name__} (must "
@@ -72,19 +67,29 @@ class Replacements:
                     f"Invalid draw: {name!r} has shape {list(value.shape)}, in the "
                     f"model {list(own.shape)}"
                 )
-            found.setdefault(
-                self._first[name], value.detach().to(own.device, own.dtype)
-            )
+            found.setdefault(first, value.detach().to(own.device, own.dtype))
         if not found:
             raise ValueError("Invalid draw: it has no tensor")
         return found
 
+    def _place(self, given: str) -> tuple[Tensor, str]:
+        """The model's tensor, and its first name, for the name in a draw."""
+        place = self._places.get(given)
+        if place is None:
+            name = self._of_plain.get(resolved(given, self._of_plain), given)
+            if name not in self._own:
+                raise ValueError(
+                    f"Invalid draw: the model has no parameter or buffer {given!r}"
+                )
+            place = self._places[given] = self._own[name], self._first[name]
+        return place
+
     def _check_base(self, draw: Draw) -> None:
         """Warns, once a chain, if draws of a part are put into another whole."""
-        path = base_path(draw.path.parent.parent, draw.chain)
-        if path in self._checked:
+        if draw.folder in self._checked:
             return
-        self._checked.add(path)
+        self._checked.add(draw.folder)
+        path = base_path(Path(draw.folder).parent, draw.chain)
         plain = {plain: self._own[name] for plain, name in self._of_plain.items()}
         others = differences(path, plain)
         if others:

@@ -283,6 +283,9 @@ class Collector:
                 "temperature": group["temperature"],
                 "weight": self._weight(self.sampler),
                 "loss": self.loss,
+                "prior_precision": [
+                    g["prior_precision"] for g in self.sampler.param_groups
+                ],
             }
             of_draw = record(values, number)
             self._temperature = float(values["temperature"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -42,7 +44,7 @@ class Folder(str):
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a draw's file: the how manieth it is, and where."""
+    """A tensor in a draw: the how manieth it is, and where."""
 
     place: int
     begin: int
@@ -60,7 +62,9 @@ class Record(NamedTuple):
     temperature: float
     weight: float
     loss: float
+    prior_precision: tuple[float, ...]
     file: str
+    slot: int | None
     crc32: int
 
     @classmethod
@@ -70,19 +74,40 @@ class Record(NamedTuple):
 
 
 class Layout:
-    """A draw's file, of which all draws of a model have the same."""
+    """A draw's bytes, of which all draws of a model have the same."""
 
     def __init__(self, host: _C.DrawLayout) -> None:
         self.host = host
-        self.file_size = host.file_size
+        self.size = host.size
+        self.header_size = host.header_size
         begins = host.begins
         self.names = {
             name: StoredTensor(i, begins[i], begins[i + 1], DTYPES[dtype], shape)
             for i, (name, dtype, shape) in enumerate(host.tensors)
         }
+        # Tensors of a dtype lie one behind the other.
+        self._runs: list[tuple[torch.dtype, int, int, list[Any]]] = []
+        for dtype, group in groupby(self.names.values(), lambda t: t.dtype):
+            run = list(group)
+            views = [
+                (t.shape, _strides(t.shape), t.begin // dtype.itemsize) for t in run
+            ]
+            self._runs.append((dtype, run[0].begin, run[-1].end, views))
+
+    def tensors(self, memory: Tensor) -> list[Tensor]:
+        """All tensors of a draw, in its memory."""
+        found: list[Tensor] = []
+        for dtype, begin, end, views in self._runs:
+            run = memory[begin:end].view(dtype)
+            found += [run.as_strided(*view) for view in views]
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _layout_of, (self.host.tensors,)
+
+
+def _strides(shape: list[int]) -> list[int]:
+    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
 def _layout_of(tensors: list[tuple[str, str, list[int]]]) -> Layout:
@@ -96,10 +121,11 @@ class DamagedDraw(RuntimeError):
 class Draw(Mapping[str, Tensor]):
     """One draw: tensors by name, each read when it is asked for.
 
-    A tensor is mapped into memory, in the dtype that it was stored in. What is written
-    into it stays in this process. That its bytes are those that were stored is checked
-    when it is first asked for. Draws are equal if they are one draw of one store, with
-    the same tensors, and can be sent to other processes.
+    A tensor is mapped into memory, or read where draws are small and share a file, in
+    the dtype that it was stored in. What is written into it stays in this process. That
+    its bytes are those that were stored is checked when it is first asked for. Draws
+    are equal if they are one draw of one store, with the same tensors, and can be sent
+    to other processes.
 
     Args:
         chain: its chain.
@@ -110,7 +136,9 @@ class Draw(Mapping[str, Tensor]):
         weight: of the draw in averages: the sign of a signed :class:`HMCECS`, else 1
             unless the collector was told another.
         loss: what the collector was told, else NaN.
-        path: its file, in the format of safetensors.
+        prior_precision: λ of each param group, as a :class:`GammaPrecision` has last
+            drawn it; empty if the writer was not told.
+        folder: that of its chain.
 
     Raises:
         DamagedDraw: on access: the file is missing, cut off, or altered.
@@ -131,9 +159,9 @@ class Draw(Mapping[str, Tensor]):
         self.temperature = record.temperature
         self.weight = record.weight
         self.loss = record.loss
-        self.path = Path(folder) / record.file
-        self._owner = getattr(folder, "owner", None)
-        self._crc32 = record.crc32
+        self.prior_precision = record.prior_precision
+        self.folder = folder
+        self._record = record
         self._layout = layout
         self._names = names
         self._checked: set[str] = set()
@@ -150,12 +178,19 @@ class Draw(Mapping[str, Tensor]):
         return hash(self._identity)
 
     @property
+    def path(self) -> Path:
+        """Its file, in the format of safetensors, or that of many small draws."""
+        return Path(self.folder) / self._record.file
+
+    @property
     def _identity(self) -> tuple[Any, ...]:
-        return self.path, self.number, self._crc32, tuple(sorted(self._names))
+        names = tuple(sorted(self._names))
+        return self.path, self.number, self._record.crc32, names
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {key: v for key, v in self.__dict__.items() if key != "_mapped"}
-        return {**kept, "_checked": set(), "_owner": None}
+        read = ("_mapped", "_read")
+        kept = {key: v for key, v in self.__dict__.items() if key not in read}
+        return {**kept, "_checked": set()}
 
     def __len__(self) -> int:
         return len(self._names)
@@ -168,6 +203,11 @@ class Draw(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         place, begin, end, dtype, shape = self._names[name]
+        if self._record.slot is not None:
+            tensors, altered = self._read
+            if place in altered:
+                raise self._damaged(f"the numbers of {name!r} are altered")
+            return tensors[place]
         memory, sums = self._mapped
         if name not in self._checked:
             found = _C.crc32(memory.data_ptr() + begin, end - begin)
@@ -178,25 +218,48 @@ class Draw(Mapping[str, Tensor]):
 
     @cached_property
     def _mapped(self) -> tuple[Tensor, list[int]]:
-        """The file's bytes, and the sums of the tensors."""
+        """A file's bytes, and the sums of the tensors."""
+        memory = self._memory()
+        return memory, self._layout.host.sums(memory.data_ptr())
+
+    @cached_property
+    def _read(self) -> tuple[list[Tensor], list[int]]:
+        """A small draw's tensors, and which of them are altered."""
+        memory = self._memory()
+        altered = self._layout.host.altered(memory.data_ptr())
+        return self._layout.tensors(memory), altered
+
+    def _memory(self) -> Tensor:
         layout = self._layout
         try:
-            size = self.path.stat().st_size
+            memory = self._bytes(layout.size)
         except OSError as error:
             raise self._damaged(
                 f"{error.strerror} (a writer deletes draws when its thinning doubles: "
                 "then refresh() the store)"
             ) from error
-        if size != layout.file_size:
-            raise self._damaged(
-                f"it has {size} bytes of the {layout.file_size} that were written"
-            )
-        memory = torch.from_file(
-            str(self.path), shared=False, size=size, dtype=torch.uint8
-        )
-        if _C.crc32(memory.data_ptr(), layout.host.header_size) != self._crc32:
+        sum_of_header = _C.crc32(memory.data_ptr(), layout.header_size)
+        if sum_of_header != self._record.crc32:
             raise self._damaged("its header is altered")
-        return memory, layout.host.sums(memory.data_ptr())
+        return memory
+
+    def _bytes(self, size: int) -> Tensor:
+        path = f"{self.folder}/{self._record.file}"
+        slot = self._record.slot
+        if slot is None:
+            found = os.stat(path).st_size
+            if found == size:
+                return torch.from_file(path, shared=False, size=size, dtype=torch.uint8)
+        else:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                read = bytearray(os.pread(file, size, slot * size))
+            finally:
+                os.close(file)
+            found = len(read)
+            if found == size:
+                return torch.frombuffer(read, dtype=torch.uint8)
+        raise self._damaged(f"it has {found} bytes of the {size} that were written")
 
     def _damaged(self, reason: str) -> DamagedDraw:
         return DamagedDraw(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -84,6 +84,7 @@ class SampleWriter:
         temperature: float = 1.0,
         weight: float = 1.0,
         loss: float = math.nan,
+        prior_precision: Sequence[float] = (),
     ) -> None:
         """Stores a draw, on the disk when this returns.
 
@@ -95,6 +96,7 @@ class SampleWriter:
             temperature: T.
             weight: in averages; may be negative.
             loss: any number that belongs to the draw.
+            prior_precision: λ of each param group.
 
         Raises:
             ValueError: a tensor is missing or of another shape, or there are draws of
@@ -183,12 +185,18 @@ class NoWriter:
 def record(values: Mapping[str, Any], number: int) -> _C.DrawRecord:
     """What the index says of a draw."""
     numbers = {
-        key: float(values[key].detach())
-        if isinstance(values[key], Tensor)
-        else float(values[key])
-        for key in ("lr", "temperature", "weight", "loss")
+        key: _number(values[key]) for key in ("lr", "temperature", "weight", "loss")
     }
-    return _C.DrawRecord(number=number, step=values["step"], **numbers)
+    return _C.DrawRecord(
+        number=number,
+        step=values["step"],
+        prior_precision=[_number(value) for value in values["prior_precision"]],
+        **numbers,
+    )
+
+
+def _number(value: Any) -> float:
+    return float(value.detach() if isinstance(value, Tensor) else value)
 
 
 def stored_in(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
