@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -65,7 +66,9 @@ def test_no_lr_will_do(build: Callable[[], Any]) -> None:
     assert wanted / 1.5 < result.batch_factor < 1.5 * wanted
     words = result.summary()
     assert "No lr will do" in words and "ControlVariates, or EWSG" in words
-    assert f"minibatches {result.batch_factor:.2g} times as large" in words
+    # Not more than there is.
+    assert result.batch_factor > N
+    assert "Take gradients of all 50 data, no fewer will do" in words
     assert ("noise_estimate" in words) == (momentum > 0)
     before = sampler.param_groups[0]["lr"]
     with pytest.raises(ValueError, match="No lr will do"):
@@ -77,6 +80,52 @@ def test_no_lr_will_do(build: Callable[[], Any]) -> None:
     for factor, feasible in ((1.3, True), (0.7, False)):
         sampler, closure = problem(type(sampler), spread=spread / factor**0.5)
         assert tune(sampler, closure, room=1000.0).feasible == feasible
+
+
+def test_larger_minibatches_are_of_the_data_there_are() -> None:
+    """Whatever their factor."""
+    sampler, closure = problem(spread=10.0)
+    result = tune(sampler, closure, room=1000.0, batch_size=4)
+    for factor, size, words in (
+        (3.0, 4, "Take minibatches of 12 of the 50 data, 3 times as large, or"),
+        (12.0, 4, "Take minibatches of 48 of the 50 data, 12 times"),
+        (12.5, 4, "Take gradients of all 50 data, no fewer will do, or"),
+        (12.5, None, "12 times as large, or of all 50 data if that is fewer, or"),
+        (50.0, None, "Take gradients of all 50 data, no fewer will do, or"),
+    ):
+        told = dataclasses.replace(result, batch_factor=factor, batch_size=size)
+        assert words in told.summary()
+    assert (result.num_data, result.batch_size) == (50, 4)
+
+
+@pytest.mark.parametrize("cls", [sg.SGLD, sg.SGHMC, sg.PSGLD])
+def test_frozen_layers_are_left_out(cls: type[sg.Sampler]) -> None:
+    """The lr is that of the network without them; they stay as they are."""
+
+    def found(frozen: bool) -> tuple[float, ...]:
+        torch.manual_seed(1)
+        params = [nn.Parameter(torch.randn(DIMS) / N**0.5) for _ in "ab"]
+        layer = nn.Parameter(torch.ones(7), requires_grad=False)
+        groups = [{"params": [p]} for p in params]
+        if frozen:
+            groups = [{"params": [layer, params[0]]}, groups[1]]
+        settings = {"gamma": False} if cls is sg.PSGLD else {}
+        sampler = cls(groups, 1e-3, num_data=N, seed=4, **settings)
+
+        def closure() -> None:
+            for p in params:
+                p.grad = p.detach() + 0.2 * torch.randn(DIMS)
+
+        for _ in range(100):
+            sampler.step(closure)
+        if cls is sg.PSGLD:
+            for group in sampler.param_groups:
+                group["adapt"] = False
+        result = tune(sampler, closure, gradients=2000)
+        assert result.feasible and torch.equal(layer, torch.ones(7))
+        return result.lrs
+
+    assert found(True) == pytest.approx(found(False), rel=0.2)
 
 
 def test_no_lr_is_stable() -> None:

@@ -57,10 +57,12 @@ class Search:
         budget: float,
         limit: int,
         over: str,
+        batch_size: int | None,
         bar: Any,
     ) -> None:
         self.sampler, self.closure, self.budget = sampler, closure, budget
         self.limit, self.over, self.bar = limit, over, bar
+        self.batch_size = batch_size
         groups = sampler.param_groups
         for group in groups:
             group["lr"] = float(group["lr"])
@@ -374,6 +376,8 @@ class Search:
             },
             relaxation=relaxation,
             batch_factor=max(1.0, room / self.most_room),
+            num_data=int(self.sampler.param_groups[0]["num_data"]),
+            batch_size=self.batch_size,
             noise_estimate=ratio * minibatch * self.friction,
             gradients=self.used,
             friction=self.friction,

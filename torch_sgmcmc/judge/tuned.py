@@ -41,6 +41,9 @@ class Tuning:
     relaxation: float
     #: By how much minibatches must grow, at least, for a feasible lr.
     batch_factor: float
+    #: Of the data, and of a minibatch, if it was told.
+    num_data: int
+    batch_size: int | None
     #: lr N Var / (2 T), the mean over coordinates, as SGHMC's noise_estimate.
     noise_estimate: float
     #: Gradients that were used.
@@ -77,6 +80,20 @@ class Tuning:
                 f"{len(self.lrs)})"
             )
         set_lrs(sampler, self.lrs)
+
+    def _larger_minibatches(self) -> str:
+        size = self.batch_factor * (self.batch_size or 1)
+        if size >= self.num_data:
+            return f"Take gradients of all {self.num_data:,} data, no fewer will do"
+        if self.batch_size is None:
+            return (
+                f"Take minibatches {self.batch_factor:.2g} times as large, or of all "
+                f"{self.num_data:,} data if that is fewer"
+            )
+        return (
+            f"Take minibatches of {math.ceil(size):,} of the {self.num_data:,} data, "
+            f"{self.batch_factor:.2g} times as large"
+        )
 
     def summary(self) -> str:
         """The lr, what it rests on, and what else would help, in words."""
@@ -131,7 +148,7 @@ class Tuning:
             if self.feasible:
                 ways = ["Larger steps take larger minibatches (lr grows as they do)"]
             else:
-                ways = [f"Take minibatches {self.batch_factor:.2g} times as large"]
+                ways = [self._larger_minibatches()]
             if self.takes_noise_estimate and self.noise_estimate <= self.friction:
                 ways.append(
                     "noise_estimate (beta is "

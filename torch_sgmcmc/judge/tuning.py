@@ -41,6 +41,7 @@ def tune(
     gradients: int = 3000,
     over: str = "all",
     room: float = 1e4,
+    batch_size: int | None = None,
     progress: bool = True,
 ) -> Tuning:
     r"""Finds the largest lr whose heating is within a budget.
@@ -92,6 +93,8 @@ def tune(
             hottest tensor, be it a bias of few elements. Default: "all".
         room: how far noise may keep lr / α below the limit of stability, > 1.
             Default: 10,000.
+        batch_size: of the closure's minibatches, for advice in numbers of data. None:
+            not known. Default: None.
         progress: show a progress bar, if tqdm is installed. Default: True.
 
     Returns:
@@ -113,12 +116,14 @@ def tune(
     check_real("room", room, low=1.0, low_open=True)
     friction = min(friction_of(group) for group in sampler.param_groups)
     check_integer("gradients", gradients, low=math.ceil(1200 + 12 / friction - 1e-9))
+    if batch_size is not None:
+        check_integer("batch_size", batch_size, low=1)
     raise_what_was_found(chain_of(sampler))
     bar = progress_bar(range(gradients), "tune", progress)
     try:
         with rehearsal(sampler):
-            search = Search(sampler, closure, budget, gradients, over, iter(bar))
-            return search.run(room)
+            settings = (budget, gradients, over, batch_size)
+            return Search(sampler, closure, *settings, iter(bar)).run(room)
     finally:
         getattr(bar, "close", lambda: None)()
 
