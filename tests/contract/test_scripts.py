@@ -4,7 +4,6 @@ With dill, which keeps modules' globals alive in another order at exit, with war
 as errors, in Python's development mode, in a thread, and from the command line.
 """
 
-import inspect
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from harness import cpp
-from test_documents import DOCUMENTS, LOUD, blocks, of_a_user
+from test_documents import DOCUMENTS, LOUD, blocks
 
 pytest.importorskip("dill")  # torch imports it where it is there
 pytest.importorskip("opt_einsum")
@@ -23,18 +22,17 @@ PAGES = [f for f in DOCUMENTS if blocks(f, "python") and f.name not in LOUD]
 if not PAGES:
     pytest.skip("needs the documents beside the tests", allow_module_level=True)
 
-SETUP = f"""
-from typing import Any
-import torch
-from torch import nn
-from torch.nn import functional as F
-import torch_sgmcmc as sg
-
-{inspect.getsource(of_a_user)}
-
-globals().update(of_a_user())
-torch.save({{"model": model.state_dict(), "sampler": sampler.state_dict()}}, "chain.pt")
-"""
+# What other programs have left, which a page reads, put after its first block, that
+# makes the model.
+LEFT = {
+    "mnist.md": """
+with sg.SampleWriter("runs/sghmc2014.mnist/sghmc-seed0", model.state_dict()) as writer:
+    writer.append(model.state_dict(), step=1)
+""",
+    "cpp.md": """
+torch.save({"model": model.state_dict(), "sampler": sampler.state_dict()}, "chain.pt")
+""",
+}
 FOUR_LINES = """
 import torch
 from torch_sgmcmc import SGHMC
@@ -58,16 +56,11 @@ for _ in range(5):
     s.step()
     t.step(lambda: (q**2).sum() * torch.linspace(.4, .6, 8))
 """
-STORED = """
-with sg.Collector(sampler, model, "runs/sghmc2014.mnist/sghmc-seed0"):
-    model(x_test).sum().backward()
-    sampler.step()
-"""
 LOUD_SCRIPTS = {"loud": 'import warnings; warnings.warn("old")'}
 PREDICTED = """
-assert posterior.num_draws == 1
-torch.testing.assert_close(posterior.mean.sum(1), torch.ones(7))
-assert posterior.epistemic.shape == (7,) and gauges.num_observed == 3
+assert posterior.num_draws == 3
+torch.testing.assert_close(posterior.mean.sum(1), torch.ones(200))
+assert posterior.epistemic.shape == (200,) and gauges.num_observed == 7
 """
 
 
@@ -113,9 +106,9 @@ def test_four_lines_are_silent(tmp_path: Path) -> None:
 
 
 def script_of(page: Path) -> str:
-    parts = [SETUP, *blocks(page, "python")]
-    if page.name == "mnist.md":  # as the example's run stores draws
-        parts.insert(1, STORED)
+    """A page as it stands."""
+    parts = blocks(page, "python")
+    parts.insert(1, LEFT.get(page.name, ""))
     if page.name == "README.md":
         parts.append(PREDICTED)
     return "\n".join(parts)
