@@ -27,13 +27,13 @@ namespace {
 
 constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
 
-const SamplerOptions& OptionsOf(
+const SamplerOptions& SettingsOf(
     const torch::optim::OptimizerParamGroup& group) {
   return static_cast<const SamplerOptions&>(group.options());
 }
 
 const SamplerOptions& FirstOptions(Sampler& sampler) {
-  return OptionsOf(sampler.param_groups().at(0));
+  return SettingsOf(sampler.param_groups().at(0));
 }
 
 double StepSize(Sampler& sampler) {
@@ -177,7 +177,7 @@ struct Collector::Work {
       record.weight = options.weight() ? options.weight()(sampler.get()) : 1.0;
       record.loss = loss;
       for (const auto& group : sampler.get().param_groups()) {
-        record.prior_precision.push_back(OptionsOf(group).prior_precision());
+        record.prior_precision.push_back(SettingsOf(group).prior_precision());
       }
       background->Put([this, record, draw = Snapshot()] {
         std::vector<const void*> memory;
