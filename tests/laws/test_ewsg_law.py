@@ -415,3 +415,23 @@ def test_local_variance_of_centred_gradients_is_not() -> None:
     """
     change = local_variances("uniform", 0.0)
     assert change.mean() / (change.std() / len(change) ** 0.5) > 20
+
+
+@pytest.mark.parametrize(
+    ("scale", "variance"), [(1.0, 3.453), (0.3, 0.2341), (0.1, 0.02511)]
+)
+def test_theorem_3_fails_for_gradients_of_unequal_size(
+    scale: float, variance: float
+) -> None:
+    """Centred, x = 0: the weighted variance is above the uniform one at every scale."""
+    gradients = scale * np.array([-2.0, -1.0, 1.0, 2.0])
+    weights = np.exp(gradients**2 / 2)
+    found = np.average(gradients**2, weights=weights)
+    assert found == pytest.approx(variance, rel=5e-4)
+    assert found > (gradients**2).mean() == pytest.approx(2.5 * scale**2)
+    # Of first order in the weights' differences.
+    if scale <= 0.3:
+        first = (gradients**2).mean() + (gradients**2).var() / 2
+        assert found == pytest.approx(first, rel=5e-3)
+    equal = np.sign(gradients)
+    assert np.average(equal**2, weights=np.exp(equal**2 / 2)) == (equal**2).mean()
