@@ -65,7 +65,7 @@ def test_all_methods_report_table_picture_and_json(
         assert tuple(results) == METHODS[which]
         for name, result in results.items():
             if name in GRADIENTS:
-                assert result["steps"] == 1200 / 50
+                assert result["steps"] == 1200 / (100 if name == "ewsg" else 50)
             assert result["curve"][-1]["passes"] == 1
             assert len(result["final"]["accuracy"]) == 6
             finals.add(str(result["final"]))
@@ -135,8 +135,9 @@ def test_the_papers_step_sizes(data_root: Path) -> None:
         torch.testing.assert_close(theta[2].detach(), want, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("halved", [False, True])
 def test_every_method_spends_the_same(
-    data_root: Path, monkeypatch: pytest.MonkeyPatch
+    data_root: Path, monkeypatch: pytest.MonkeyPatch, halved: bool
 ) -> None:
     split = blr.data.load(data_root)
     right, seen = blr.run.minibatch_loss, []
@@ -149,10 +150,10 @@ def test_every_method_spends_the_same(
     monkeypatch.setattr(blr.run, "minibatch_loss", counting)
     for name in GRADIENTS:
         seen.clear()
-        config = blr.run.RunConfig(name, 1e-5, 1.0, 50, 4, 5, 0)
+        config = blr.run.RunConfig(name, 1e-5, 1.0, 50, 4, 5, 0, halved=halved)
         result = blr.run.run(config, split)
         assert sum(seen) == 1200
-        assert set(seen) == ({25} if name == "ewsg" else {50})
+        assert set(seen) == ({25} if name == "ewsg" and halved else {50})
         chains = result["final"]["log_likelihood"]
         assert len(set(chains)) == 4  # each its own noise and minibatches
 

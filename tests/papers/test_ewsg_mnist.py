@@ -52,6 +52,23 @@ def test_every_method_takes_the_same_number_of_gradients(
         assert r["samples"] == 4  # two of each chain, after burn-in
 
 
+@pytest.mark.parametrize(
+    ("options", "size", "updates"), [((), 50, 14), (("--halved",), 25, 28)]
+)
+def test_ewsg_has_fewer_updates_or_smaller_minibatches(
+    tmp_path: Path, options: tuple[str, ...], size: int, updates: int
+) -> None:
+    """For the same number of gradients."""
+    arguments = ("--method", "ewsg", "--passes", 1, "--burn-in", 0, *options)
+    _, document = run(tmp_path, *arguments)
+    (r,) = document["runs"]
+    assert r["final"]["gradients"] == IMAGES
+    state = torch.load(tmp_path / "mlp-ewsg-seed0.pt")
+    (chain,) = state["chains"].values()
+    steps = chain["sampler"]["param_groups"][0]["step"]
+    assert (steps, IMAGES // (2 * steps)) == (updates, size)
+
+
 def test_runs_are_independent_and_documented(
     everything: tuple[Path, str, dict],
 ) -> None:
@@ -207,9 +224,10 @@ def test_the_papers_step_sizes_in_ours() -> None:
 
     model = torch.nn.Linear(2, 2)
     expected = {
-        "ewsg": {"lr": 0.96, "momentum": 1 - 4e-4},
-        "sghmc": {"lr": 0.24, "momentum": 1 - 2e-4},
-        "cp_sghmc": {"lr": 0.24, "momentum": 1 - 2e-4},
+        "ewsg": {"lr": 1.6e-5, "momentum": 1 - 4e-4},
+        "sghmc": {"lr": 4e-6, "momentum": 1 - 2e-4},
+        "sghmc_at_h": {"lr": 1.6e-5, "momentum": 1 - 4e-4},
+        "cp_sghmc": {"lr": 4e-6, "momentum": 1 - 2e-4},
         "sgld": {"lr": 6e-3},
         "psgld": {"lr": 1e-4},
     }

@@ -1,9 +1,11 @@
 """Five samplers on MNIST at equal numbers of gradients: figure 3 of the EWSG paper.
 
 A 784-100-10 network or one with two convolutions, all 60,000 training images, the prior
-N(0, 1) on all weights, independent minibatches of 100; EWSG (two minibatches of 50 for
-an update), SGHMC, CP-SGHMC (stratified minibatches), SGLD and pSGLD. Test error and
-log-likelihood of the mean prediction against passes over the data.
+N(0, 1) on all weights, independent minibatches of 100; EWSG (two minibatches an update,
+and so half as many updates; with --halved as many, with minibatches of 50), SGHMC,
+CP-SGHMC (stratified minibatches), SGLD and pSGLD, and with the paper's settings SGHMC
+with those of EWSG. Test error and log-likelihood of the mean prediction against passes
+over the data.
 
     python examples/papers ewsg2021.mnist                    # 10 passes, 2 seeds
     python examples/papers ewsg2021.mnist --settings paper   # the paper's step sizes
@@ -31,6 +33,7 @@ from sghmc2014.bnn.options import add_options, load
 from sghmc2014.bnn.report import environment, results
 
 from .ensemble.methods import (
+    CONTROL,
     FINALISTS,
     INDEX_CHAIN_LENGTH,
     LABELS,
@@ -47,6 +50,7 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = Parser(__doc__, __name__)
     add_options(parser, LABELS, batch_size=100)
+    parser.set_defaults(method=None)
     parser.add_argument("--model", choices=list(MODELS), default="mlp")
     parser.add_argument(
         "--settings",
@@ -54,8 +58,15 @@ def parse_arguments() -> argparse.Namespace:
         default="tuned",
         help="step sizes and friction: chosen on the validation set, or the paper's",
     )
-    parser.add_argument("--h", type=float, help="step size, instead of the settings'")
+    parser.add_argument(
+        "--h", type=float, help="step size for the sum, instead of the settings'"
+    )
     parser.add_argument("--gamma", type=float, help="friction, likewise")
+    parser.add_argument(
+        "--halved",
+        action="store_true",
+        help="EWSG: as many updates as other methods, with smaller minibatches",
+    )
     parser.add_argument(
         "--passes", type=int, help="over the data (default: 10, with --paper 200)"
     )
@@ -77,6 +88,9 @@ def parse_arguments() -> argparse.Namespace:
         help="independent chains that predict together (default: 1, with --paper 100)",
     )
     args = parser.parse_args()
+    if args.method is None:
+        is_paper = args.settings == "paper"
+        args.method = [m for m in LABELS if is_paper or m != CONTROL]
     parser.fill_in(
         args,
         {
@@ -104,7 +118,7 @@ def parse_arguments() -> argparse.Namespace:
             "--burn-in 0 leaves pSGLD no time to adapt: have one, or choose other "
             "methods with --method"
         )
-    if args.batch_size % (INDEX_CHAIN_LENGTH + 1):
+    if args.halved and args.batch_size % (INDEX_CHAIN_LENGTH + 1):
         parser.error(
             f"--batch-size {args.batch_size} must be a multiple of "
             f"{INDEX_CHAIN_LENGTH + 1}, the minibatches that EWSG takes for an update"
@@ -136,6 +150,7 @@ def make_config(
         args.model,
         args.chains,
         args.samples_per_pass,
+        args.halved,
     )
 
 

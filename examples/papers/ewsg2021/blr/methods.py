@@ -42,7 +42,7 @@ class Method:
         tuned: the h of the best validation log-likelihood after one pass
             (``covertype.py --tune``).
         build: ``build(theta, num_data, h, seed, friction)`` makes the sampler.
-        gradients: minibatches a step, among which the gradients are divided.
+        gradients: minibatches a step.
         stratified: whether minibatches are stratified by k-means clusters.
         power: of the data's size in :meth:`like_all_data`.
     """

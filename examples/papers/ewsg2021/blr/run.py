@@ -40,6 +40,8 @@ class RunConfig:
         num_strata: k-means clusters, for the method that has any.
         seed: of chains, minibatches and clusters.
         friction: γ, of methods with momentum.
+        halved: whether a method that takes several minibatches a step has smaller ones,
+            and not fewer steps.
     """
 
     method: str
@@ -50,6 +52,21 @@ class RunConfig:
     num_strata: int
     seed: int
     friction: float = FRICTION
+    halved: bool = False
+
+    @property
+    def minibatch_size(self) -> int:
+        """Of one of them."""
+        method = METHODS[self.method]
+        assert isinstance(method, Method)
+        return self.batch_size // (method.gradients if self.halved else 1)
+
+    @property
+    def gradients(self) -> int:
+        """Of a step."""
+        method = METHODS[self.method]
+        assert isinstance(method, Method)
+        return self.minibatch_size * method.gradients
 
 
 def run(config: RunConfig, split: Split) -> dict[str, Any]:
@@ -78,8 +95,8 @@ def run(config: RunConfig, split: Split) -> dict[str, Any]:
         loss.backward()
         return loss
 
-    steps = max(1, round(config.passes * num_data / config.batch_size))
-    every = num_data / config.batch_size / SCORES_A_PASS
+    steps = max(1, round(config.passes * num_data / config.gradients))
+    every = num_data / config.gradients / SCORES_A_PASS
     scored = {round(every * k) for k in range(1, int(steps / every) + 1)} | {steps}
     curve = [summary(0.0, theta, split)]
     seconds = 0.0
@@ -88,7 +105,7 @@ def run(config: RunConfig, split: Split) -> dict[str, Any]:
         sampler.step(closure)
         seconds += time.perf_counter() - start
         if step in scored:
-            passes = step * config.batch_size / num_data
+            passes = step * config.gradients / num_data
             curve.append(summary(passes, theta, split))
     rates = {}
     if isinstance(sampler, sg.EWSG):
@@ -109,7 +126,7 @@ def _minibatches(config: RunConfig, split: Split) -> Iterator[tuple[Tensor, Tens
     """A minibatch for each chain: x [K, n, d] and s [K, n]."""
     method = METHODS[config.method]
     assert isinstance(method, Method)
-    size = config.batch_size // method.gradients
+    size = config.minibatch_size
     batches: sg.IndependentBatchSampler | sg.StratifiedBatchSampler
     if method.stratified:
         strata = sg.kmeans_strata(split.train_x, config.num_strata, seed=config.seed)

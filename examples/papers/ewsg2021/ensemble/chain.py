@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import torch_sgmcmc as sg
 
 from .config import EnsembleConfig
-from .methods import build_sampler, minibatch_size
+from .methods import build_sampler, minibatch_size, minibatches_of
 from .models import build_model
 
 
@@ -67,15 +67,16 @@ class NetworkChain:
     def _make_batches(
         self, seed: int
     ) -> sg.IndependentBatchSampler | sg.StratifiedBatchSampler:
-        size = minibatch_size(self._config.method, self._config.batch_size)
+        config = self._config
+        size = minibatch_size(config.method, config.batch_size, config.halved)
         if self._strata is None:
             return sg.IndependentBatchSampler(len(self._y), size, seed=seed)
         return sg.StratifiedBatchSampler(self._strata, size, seed=seed)
 
     def train(self) -> None:
-        """Makes the updates to the next draw, of ``batch_size`` gradients each."""
+        """Makes the updates to the next draw."""
         self.model.train()
-        draws = self._config.batch_size // self._batches.batch_size
+        draws = minibatches_of(self._config.method)
         minibatches = iter(self._batches.draw(draws * self._updates))
 
         def closure() -> Tensor:

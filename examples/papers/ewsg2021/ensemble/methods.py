@@ -1,6 +1,6 @@
 """The five methods, their settings in the paper's notation, and what is tried.
 
-``h`` is the paper's step size and ``gamma`` its friction γ, for the potential
+``h`` is a step size and ``gamma`` a friction γ for the potential
 U(θ) = −Σᵢ log p(xᵢ|θ) + ‖θ‖²/2 (a sum over all N examples). The samplers take SGD's
 ``lr``, which multiplies the gradient of the mean loss:
 
@@ -9,6 +9,9 @@ U(θ) = −Σᵢ log p(xᵢ|θ) + ‖θ‖²/2 (a sum over all N examples). The 
 * SGLD: dθ = −∇U dt + √2 dW with step h gives lr = hN;
 * pSGLD: the same with ∇U preconditioned by G. If G is made of squares of ∇U, as here
   assumed, N cancels from G∇U, and lr = h.
+
+The paper's own h and γ of the methods with momentum are of the *mean* loss (as those of
+the sum nothing learns): lr = h², momentum = 1 − γh. They are kept as those of the sum.
 """
 
 from __future__ import annotations
@@ -26,27 +29,40 @@ Settings = dict[str, float]
 LABELS = {
     "ewsg": "EWSG",
     "sghmc": "SGHMC",
+    "sghmc_at_h": "SGHMC at EWSG's h",
     "cp_sghmc": "CP-SGHMC",
     "sgld": "SGLD",
     "psgld": "pSGLD",
 }
 
+#: Whether EWSG's weights or its step is what helps: SGHMC with EWSG's settings.
+CONTROL = "sghmc_at_h"
+
 #: M: EWSG takes the gradients of M + 1 minibatches for one update.
 INDEX_CHAIN_LENGTH = 1
+
+
+def _of_mean(h: float, gamma: float, num_data: int = 60_000) -> Settings:
+    """Those of the sum, for an h and γ of the mean loss: h² N is h² of the mean."""
+    root = math.sqrt(num_data)
+    return {"h": h / root, "gamma": gamma * root}
+
 
 #: The paper's settings, section 5.3.
 PAPER: dict[str, dict[str, Settings]] = {
     "mlp": {
-        "ewsg": {"h": 4e-3, "gamma": 0.1},
-        "sghmc": {"h": 2e-3, "gamma": 0.1},
-        "cp_sghmc": {"h": 2e-3, "gamma": 0.1},
+        "ewsg": _of_mean(4e-3, 0.1),
+        "sghmc": _of_mean(2e-3, 0.1),
+        CONTROL: _of_mean(4e-3, 0.1),
+        "cp_sghmc": _of_mean(2e-3, 0.1),
         "sgld": {"h": 1e-7},
         "psgld": {"h": 1e-4},
     },
     "cnn": {
-        "ewsg": {"h": 4e-3, "gamma": 1.0},
-        "sghmc": {"h": 2e-3, "gamma": 1.0},
-        "cp_sghmc": {"h": 2e-3, "gamma": 1.0},
+        "ewsg": _of_mean(4e-3, 1.0),
+        "sghmc": _of_mean(2e-3, 1.0),
+        CONTROL: _of_mean(4e-3, 1.0),
+        "cp_sghmc": _of_mean(2e-3, 1.0),
         "sgld": {"h": 2e-8},
         "psgld": {"h": 8e-6},
     },
@@ -77,6 +93,7 @@ SEARCH: dict[str, dict[str, list[Settings]]] = {
     "mlp": {
         "ewsg": _MLP,
         "sghmc": _MLP,
+        CONTROL: [],
         "cp_sghmc": _MLP,
         "sgld": _overdamped(1e-6, 5e-5, 12),
         "psgld": _overdamped(3e-4, 1e-2, 12),
@@ -84,6 +101,7 @@ SEARCH: dict[str, dict[str, list[Settings]]] = {
     "cnn": {
         "ewsg": _CNN,
         "sghmc": _CNN,
+        CONTROL: [],
         "cp_sghmc": _CNN,
         "sgld": [*_overdamped(1e-6, 3e-5, 12), *_overdamped(4e-6, 1e-5, 4)],
         "psgld": [*_overdamped(3e-5, 5e-3, 12), *_overdamped(6e-4, 2.5e-3, 4)],
@@ -98,6 +116,7 @@ TUNED: dict[str, dict[str, Settings]] = {
     "mlp": {
         "ewsg": _at(1e-5, 1.0),
         "sghmc": _at(1e-5, 1.0),
+        CONTROL: _at(1e-5, 1.0),
         "cp_sghmc": _at(1e-5, 1.0),
         "sgld": {"h": 1.2e-5},
         "psgld": {"h": 3.8e-3},
@@ -105,6 +124,7 @@ TUNED: dict[str, dict[str, Settings]] = {
     "cnn": {
         "ewsg": _at(5e-6, 0.4),
         "sghmc": _at(5e-6, 0.1),
+        CONTROL: _at(5e-6, 0.4),
         "cp_sghmc": _at(1e-5, 0.4),
         "sgld": {"h": 6.4e-6},
         "psgld": {"h": 6e-4},
@@ -139,6 +159,11 @@ def build_sampler(
     return sg.SGHMC(model.parameters(), lr, momentum, **common)
 
 
-def minibatch_size(method: str, batch_size: int) -> int:
-    """What a minibatch holds if an update is to take batch_size gradients."""
-    return batch_size // (INDEX_CHAIN_LENGTH + 1) if method == "ewsg" else batch_size
+def minibatches_of(method: str) -> int:
+    """The minibatches whose gradients an update takes."""
+    return INDEX_CHAIN_LENGTH + 1 if method == "ewsg" else 1
+
+
+def minibatch_size(method: str, batch_size: int, halved: bool) -> int:
+    """What a minibatch holds: EWSG may have fewer updates, or smaller minibatches."""
+    return batch_size // minibatches_of(method) if halved else batch_size

@@ -12,7 +12,14 @@ from sghmc2014.bnn.report import Runs, settings_in_words
 
 from .methods import LABELS
 
-COLORS = {"ewsg": "C3", "sghmc": "C0", "cp_sghmc": "C1", "sgld": "C2", "psgld": "C4"}
+COLORS = {
+    "ewsg": "C3",
+    "sghmc": "C0",
+    "sghmc_at_h": "C9",
+    "cp_sghmc": "C1",
+    "sgld": "C2",
+    "psgld": "C4",
+}
 
 
 def table(runs: Runs) -> str:

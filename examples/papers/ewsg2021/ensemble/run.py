@@ -17,6 +17,7 @@ import torch_sgmcmc as sg
 from .chain import NetworkChain
 from .config import EnsembleConfig
 from .diagnostics import diagnose
+from .methods import minibatch_size, minibatches_of
 
 # The paper's number, after Fu and Zhang (2017).
 _CLUSTERS = 10
@@ -52,7 +53,9 @@ class _Ensemble(Chain):
         # Chains of all seeds have starts, noise and minibatches of their own.
         first = config.seed * config.chains
         seeds = range(first, first + config.chains)
-        updates = len(y) // (config.batch_size * config.samples_per_pass)
+        size = minibatch_size(config.method, config.batch_size, config.halved)
+        an_update = size * minibatches_of(config.method)
+        updates = len(y) // (an_update * config.samples_per_pass)
         self.chains = [
             NetworkChain(config, seed, x, y, strata, store, number, updates)
             for number, seed in enumerate(seeds)
