@@ -83,15 +83,16 @@ def test_the_energies_of_figure_2() -> None:
     assert still["largest_radius"] < 5 < noisy["largest_radius"]
 
 
-@pytest.mark.parametrize(("label", "index"), [("SGLD", 0), ("SGHMC", 0)])
-def test_figure_3_follows_the_exact_law(label: str, index: int) -> None:
-    point = correlated.simulate(label, index, 400, 2500, 300, seed=2)
-    exact = correlated.law(*correlated.SETTINGS[label][index])
+@pytest.mark.parametrize("label", ["SGLD", "SGLD with β̂", "SGHMC"])
+def test_figure_3_follows_the_exact_law(label: str) -> None:
+    point = correlated.simulate(label, 0, 400, 2500, 300, seed=2)
+    exact = correlated.law(*correlated.SETTINGS[label][0])
     tau = exact["autocorrelation_time"]
     # A relative error of a covariance is about √(2 · 2τ / samples).
     error = 2 * np.sqrt(4 * tau / point["samples"])
     assert abs(point["error"] - exact["error"]) < SIGMAS * error
     assert abs(point["autocorrelation_time"] / tau - 1) < 0.15
+    assert abs(point["authors_time"] / exact["authors_time"] - 1) < 0.15
 
 
 def test_the_exact_law_of_figure_3() -> None:
@@ -107,3 +108,23 @@ def test_the_exact_law_of_figure_3() -> None:
     weights = variances / variances.sum()
     tau = (weights / (lr * curvatures)).sum()
     assert law["autocorrelation_time"] == pytest.approx(tau, rel=1e-10)
+
+
+def test_the_exact_errors_of_figure_3_with_the_noise_estimate() -> None:
+    """SGLD's with β̂, in closed form: variances 2 lr / (2 lr h - lr² h²)."""
+    errors = []
+    for lr, _ in correlated.SETTINGS["SGLD"]:
+        curvatures = linalg.eigvalsh(np.linalg.inv(correlated.SIGMA))
+        variances = 2 / (2 * curvatures - lr * curvatures**2)
+        entries = [variances.sum() / 2, (variances[0] - variances[1]) / 2]
+        errors.append((abs(entries[0] - 1) + abs(entries[1] - 0.9)) / 2)
+        law = correlated.law(lr, 1.0)
+        assert law["error"] == pytest.approx(errors[-1], rel=1e-9)
+    assert errors[0] == pytest.approx(0.450, abs=5e-4)
+    assert errors[-1] == pytest.approx(0.029, abs=5e-4)
+
+
+def test_the_authors_sum_ends_at_the_first_small_correlation() -> None:
+    correlations = [1.0, 0.5, 0.2, 0.04, 0.9]
+    found = correlated.authors_time(correlations, length=10)
+    assert found == pytest.approx(1 + 2 * (0.9 * 0.5 + 0.8 * 0.2))

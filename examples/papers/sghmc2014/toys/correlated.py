@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,20 @@ Array = NDArray[np.float64]
 SIGMA = np.array([[1.0, 0.9], [0.9, 1.0]])
 NOISE = 1.0  # variance of the gradient noise in each coordinate
 
-# Step size and friction of each point of the figure; SGLD has no friction.
+# Step size and friction of each point of the figure. SGLD has none, or with β̂, as in
+# the authors' program, 1: SGHMC without momentum.
 SETTINGS: dict[str, list[tuple[float, float | None]]] = {
     "SGLD": [(0.18 * 0.8**i, None) for i in range(5)],
+    "SGLD with β̂": [(0.18 * 0.8**i, 1.0) for i in range(5)],
     "SGHMC": [(0.05 * 0.36**i, 0.05 * 0.6**i) for i in range(5)],
 }
+#: Of the authors' first 50 samples.
+SHOWN: dict[str, tuple[float, float | None]] = {
+    "SGLD with β̂": (0.05, 1.0),
+    "SGHMC": (0.05, 0.035),
+}
+#: The authors' program sums correlations up to the first below this.
+SMALLEST = 0.05
 
 
 def make(theta: Tensor, lr: float, friction: float | None, seed: int) -> sg.Sampler:
@@ -87,16 +98,27 @@ def simulate(
         "samples": count,
         "covariance": covariance.tolist(),
         "error": float(np.abs(covariance - SIGMA).mean()),
-        "autocorrelation_time": measure(trace),
+        **measure(trace),
     }
 
 
-def measure(trace: Array, longest: int = 2000) -> float:
-    """1 + Σ ρ_s of the coordinates, from [steps, chains, 2].
+def authors_time(correlations: Iterable[float], length: float = 1e7) -> float:
+    """1 + Σ 2 (1 - s/L) ρ_s up to the first ρ_s < 0.05: of the authors' program."""
+    total = 1.0
+    for lag, rho in enumerate(islice(correlations, 1, None), start=1):
+        if rho < SMALLEST:
+            break
+        total += 2 * (1 - lag / length) * rho
+    return total
 
-    The paper's definition (its footnote 2). Autocovariances, about the known mean 0,
-    are averaged over chains and coordinates, and summed up to the lag ``longest`` (at
-    most half of the steps): correlations of SGHMC swing, and their sum settles late.
+
+def measure(trace: Array, longest: int = 2000) -> dict[str, float]:
+    """Autocorrelation times of the coordinates, from [steps, chains, 2].
+
+    1 + Σ ρ_s is the paper's definition (its footnote 2). Autocovariances, about the
+    known mean 0, are averaged over chains and coordinates, and summed up to the lag
+    ``longest`` (at most half of the steps): correlations of SGHMC swing, and their sum
+    settles late.
     """
     steps = len(trace)
     columns = trace.reshape(steps, -1)
@@ -104,7 +126,11 @@ def measure(trace: Array, longest: int = 2000) -> float:
     for part in np.array_split(columns, max(1, columns.shape[1] // 20), axis=1):
         spectrum += (np.abs(np.fft.rfft(part, 2 * steps, axis=0)) ** 2).sum(axis=1)
     covariances = np.fft.irfft(spectrum)[:steps] / (steps - np.arange(steps))
-    return float(covariances[: min(longest, steps // 2)].sum() / covariances[0])
+    correlations = covariances[: min(longest, steps // 2)] / covariances[0]
+    return {
+        "autocorrelation_time": float(correlations.sum()),
+        "authors_time": authors_time(correlations),
+    }
 
 
 def law(lr: float, friction: float | None) -> dict[str, float]:
@@ -128,4 +154,13 @@ def law(lr: float, friction: float | None) -> dict[str, float]:
     return {
         "error": float(np.abs(cov[:2, :2] - SIGMA).mean()),
         "autocorrelation_time": float(np.trace(summed) / np.trace(cov[:2, :2])),
+        "authors_time": authors_time(_correlations(a, cov)),
     }
+
+
+def _correlations(a: Array, cov: Array) -> Iterator[float]:
+    """ρ_s of a linear recursion, averaged over θ's coordinates as in measure()."""
+    lagged = cov
+    while True:
+        yield float(np.trace(lagged[:2, :2]) / np.trace(cov[:2, :2]))
+        lagged = a @ lagged
