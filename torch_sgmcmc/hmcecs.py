@@ -113,8 +113,8 @@ class HMCECS(Anchored):
             ``trajectory_length`` / ε, and at least 1 (during :meth:`warmup` at
             most 1024). Default: 1.2, as in the paper.
         num_blocks: G >= 1, the number of blocks that u is parted into, of which one is
-            proposed anew in a step. At most as many as there are data, or for "signed"
-            factors. Default: 100.
+            proposed anew in a step. Where there are fewer data (for "signed": factors)
+            each is a block, and a UserWarning says so. Default: 100.
         control_variate: the order of the expansions q: 2, 1 or 0. Default: 2.
         mass_matrix: "dense", "diagonal" (both from the Hessian of all data at θ*, or
             what the control variates have of it) or "identity", which needs no Hessian.

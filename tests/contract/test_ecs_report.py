@@ -19,6 +19,7 @@ def run() -> sg.HMCECS:
         subsample_size=3,
         variant="signed",
         num_products=4,
+        num_blocks=4,
         trajectory_length=1.0,
         step_size=0.3,
         prior_precision=1.0,

@@ -265,6 +265,7 @@ def test_bad_warmups() -> None:
 # ---- The optimizer interface ------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:num_blocks")  # the warm-up chooses few factors
 @pytest.mark.parametrize("variant", ["perturbed", "signed"])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_resuming_is_exact(variant: str, weighted: bool) -> None:
@@ -339,7 +340,7 @@ def test_param_groups_and_priors() -> None:
         {"params": [data.weight], "prior_precision": 2.0},
         {"params": [data.bias], "prior_precision": 5.0, "prior_mean": -1.0},
     ]
-    sampler = sg.HMCECS(groups, num_data=N, subsample_size=8, seed=0)
+    sampler = sg.HMCECS(groups, num_data=N, subsample_size=8, num_blocks=8, seed=0)
     assert sampler._prior().precision.tolist() == [2.0, 2.0, 2.0, 5.0]
     assert sampler._prior().mean.tolist() == [0.0, 0.0, 0.0, -1.0]
     sampler.step(data)
@@ -447,6 +448,26 @@ def test_gradients_may_be_expanded() -> None:
     """That of a sum is one number in memory."""
     theta = torch.zeros(3, dtype=F64, requires_grad=True)
     y = torch.linspace(-1, 1, N, dtype=F64)
-    sampler = sg.HMCECS([theta], num_data=N, subsample_size=8, prior_precision=1.0)
+    sizes = {"num_data": N, "subsample_size": 8, "num_blocks": 8}
+    sampler = sg.HMCECS([theta], **sizes, prior_precision=1.0)
     sampler.step(lambda i: -0.5 * (y[i] - theta.sum()) ** 2)
     assert sampler.num_divergences == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"subsample_size": 30}, r"than the 30 data of .* \(rho = 1 - 1/30 = 0.967\)"),
+        (
+            {"variant": "signed", "subsample_size": 5, "num_products": 2},
+            r"than the 2 factors of .* \(rho = 1 - 1/2 = 0.5\)",
+        ),
+    ],
+)
+def test_fewer_blocks_than_asked_for_are_heard(
+    settings: dict[str, Any], words: str
+) -> None:
+    data = Data()
+    sampler = sg.HMCECS(data.params, num_data=N, num_blocks=100, seed=0, **settings)
+    with pytest.warns(UserWarning, match="num_blocks = 100 is more " + words):
+        sampler.step(data)

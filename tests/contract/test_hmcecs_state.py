@@ -46,6 +46,7 @@ def uninterrupted(variant: str) -> tuple[list[Tensor], dict[str, Any], int]:
     return chain(sampler, data, 3), bookkeeping(sampler), calls
 
 
+@pytest.mark.filterwarnings("ignore:num_blocks")  # it chooses few factors
 @pytest.mark.parametrize("variant", ["perturbed", "signed"])
 def test_a_warmup_goes_on_where_it_was_interrupted(variant: str) -> None:
     expected, books, calls = uninterrupted(variant)

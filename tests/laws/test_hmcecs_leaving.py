@@ -23,6 +23,9 @@ from torch_sgmcmc import hmcecs
 from torch_sgmcmc.ecs.anchor import Anchor
 from torch_sgmcmc.ecs.prior import Prior
 
+# Warm-ups choose few factors here.
+pytestmark = pytest.mark.filterwarnings("ignore:num_blocks")
+
 D = 2
 SEEDS = range(6)
 

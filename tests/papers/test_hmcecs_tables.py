@@ -17,7 +17,8 @@ from hmcecs2019.samplers import Run, Size
 from hmcecs2019.simulated import BLOCK, DIMENSION, rows, simulate
 from hmcecs2019.tables import covertype
 
-pytestmark = pytest.mark.examples
+# A tiny run has fewer data in a subsample than the 100 blocks.
+pytestmark = [pytest.mark.examples, pytest.mark.filterwarnings("ignore:num_blocks")]
 
 METHODS = ["HMC", "perturbed", "signed", "SGHMC, CV", "SGLD"]
 

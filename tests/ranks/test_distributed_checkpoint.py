@@ -303,7 +303,9 @@ def test_means_of_priors_do_not_hide_other_state(
 
 def test_hmcecs_is_refused() -> None:
     model = nn.Linear(3, 1)
-    sampler = sg.HMCECS(model.parameters(), num_data=9, subsample_size=3, seed=0)
+    sampler = sg.HMCECS(
+        model.parameters(), num_data=9, subsample_size=3, num_blocks=3, seed=0
+    )
     with pytest.raises(RuntimeError) as error:
         get_optimizer_state_dict(model, sampler)
     assert str(error.value) == (

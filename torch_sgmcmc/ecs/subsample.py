@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,14 @@ class Layout:
         """That of a param group."""
         signed = group["variant"] == "signed"
         cells = group["num_products"] if signed else group["subsample_size"]
+        if group["num_blocks"] > cells:
+            what = "factors of the product" if signed else "data of the subsample"
+            warnings.warn(
+                f"num_blocks = {group['num_blocks']} is more than the {cells} {what}: "
+                f"they are a block each, of which a step proposes one anew (rho = 1 - "
+                f"1/{cells} = {1 - 1 / cells:.3g})",
+                stacklevel=2,
+            )
         return cls(
             num_data=group["num_data"],
             num_cells=cells,

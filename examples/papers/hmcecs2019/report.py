@@ -13,6 +13,8 @@ _COLORS = {
     "HMC": "k",
     "perturbed": "C3",
     "signed": "C1",
+    "perturbed, G = 100": "firebrick",
+    "signed, G = 100": "goldenrod",
     "perturbed, ε adapted": "C5",
     "perturbed, order 1": "C6",
     "perturbed, order 0": "C7",
