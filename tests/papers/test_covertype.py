@@ -73,6 +73,16 @@ def test_all_methods_report_table_picture_and_json(
     assert len(finals) >= len(METHODS["paper"])
 
 
+def test_one_step_size_for_all(
+    example: Callable[..., tuple[str, dict]], tmp_path: Path
+) -> None:
+    options = ("--h", 0.001, "--passes", 0.1, "--reference-steps", 3)
+    printed, document = example(*options, "--method", "sghmc", "ewsg")
+    assert "*one step size for all*" in printed
+    (results,) = document["runs"].values()
+    assert [r["config"]["step_size"] for r in results.values()] == [0.001] * 2
+
+
 def test_the_noise_of_all_data(
     example: Callable[..., tuple[str, dict]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = Parser(__doc__, __name__)
     parser.add_data("covertype/", required=True)
     parser.add_choice("--method", METHODS)
+    parser.add_argument("--h", type=float, help="step size, of all methods alike")
     parser.add_argument("--passes", type=float, default=1.0)
     parser.add_argument("--batch-size", type=int, default=50)
     parser.add_argument(
@@ -65,8 +66,10 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--splits", type=int, default=3, help="for --noise")
     args = parser.parse_args()
-    if not args.passes > 0:
-        parser.error(f"--passes {args.passes} must be > 0")
+    for name in ("passes", "h"):
+        value = getattr(args, name)
+        if value is not None and not value > 0:
+            parser.error(f"--{name} {value} must be > 0")
     parser.check_at_least(
         args, batch_size=2, chains=2, strata=1, seed=0, reference_steps=1, splits=2
     )
@@ -142,11 +145,14 @@ def run_all(args: argparse.Namespace) -> None:
         return noise(args)
     whole = args.size == "paper"
     passes = args.passes * FULL_SIZE / rows if whole else args.passes
-    runs: dict[str, dict[str, Any]] = {"paper": {}, "tuned": {}}
+    kinds = ("paper", "tuned") if args.h is None else ("alike",)
+    runs: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
     for which, results in runs.items():
         for name in args.method:
             method = METHODS[name]
             h = method.step_size if which == "paper" else method.tuned
+            if args.h is not None:
+                h = args.h
             if h is None:
                 continue
             config = configuration(args, name, h, passes)

@@ -101,7 +101,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_choice("--only", PARTS, default=None, help=words)
     seldom = ("perturbed, order 0", "perturbed, G = 100", "signed, G = 100")
     usual = [name for name in METHODS if name not in seldom]
-    parser.add_choice("--method", METHODS, default=None, metavar="METHOD")
+    parser.add_choice("--method", METHODS, default=usual, metavar="METHOD")
     parser.add_data("covertype/, for splines too")
     parser.add_argument(
         "--higgs", type=Path, help="HIGGS.csv or HIGGS.csv.gz, for that part"
@@ -118,12 +118,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--reference-draws",
         type=int,
-        help="of HMC-ECS of order 2, that are the truth in the place of full HMC's",
+        help="of HMC-ECS of order 2, that are the truth in the place of full HMC's; "
+        "figure 9 is then a table of --method",
     )
     parser.add_sizes()
     args = parser.parse_args()
-    args.chosen = args.method is not None
-    args.method = args.method or usual
     given = dict.fromkeys(("covertype", "splines"), args.data_root)
     given["higgs"] = args.higgs
     if args.only is None:
@@ -170,18 +169,19 @@ def run_comparison(
     part: str, load: Callable[[], Problem], size: Sizes, args: argparse.Namespace
 ) -> tuple[str, dict[str, Any]]:
     """All methods on one data set."""
+    draws_orders = part == "figure9" and args.reference_draws is None
     result = compare(
         load(),
         size.runs,
         args.out / "runs",
-        methods=args.method if part != "figure9" or args.chosen else _ORDERS,
+        methods=_ORDERS if draws_orders else args.method,
         signed=size.signed,
         guideline=part in ("covertype", "splines"),
         share=_SPLINES_SHARE if part == "splines" else 0.01,
         reference=args.reference_draws,
     )
     text = report.tables(result)
-    if part == "figure9" and not args.chosen:
+    if draws_orders:
         report.orders(result, args.out / "figure9.png")
     elif part != "figure9":
         for draw in (report.moments, report.densities, report.costs):

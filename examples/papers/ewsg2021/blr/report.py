@@ -20,7 +20,11 @@ COLORS = {
     "flymc_mode": "C6",
     "flymc_adapted": "C7",
 }
-SETTINGS = {"paper": "the paper's step sizes", "tuned": "step sizes tuned here"}
+SETTINGS = {
+    "paper": "the paper's step sizes",
+    "tuned": "step sizes tuned here",
+    "alike": "one step size for all",
+}
 SCORES = {"log_likelihood": "test log-likelihood", "accuracy": "test accuracy (%)"}
 
 Runs = dict[str, dict[str, dict[str, Any]]]  # settings -> method -> result
