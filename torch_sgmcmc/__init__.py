@@ -15,6 +15,7 @@ from torch_sgmcmc import losses
 from torch_sgmcmc.baoa import BAOA
 from torch_sgmcmc.bouncy.time_average import TimeAverage
 from torch_sgmcmc.chain.files import load, save
+from torch_sgmcmc.compiled import compiled_steps
 from torch_sgmcmc.control_variates import ControlVariates
 from torch_sgmcmc.ecs.gathered_rows import GatheredRows
 from torch_sgmcmc.ecs.log_likelihood import LogLikelihood
@@ -109,6 +110,7 @@ __all__ = [
     "check",
     "check_replicas",
     "check_replicas_every",
+    "compiled_steps",
     "convergence",
     "fold_in",
     "kmeans_strata",

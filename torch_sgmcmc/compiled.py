@@ -1,0 +1,141 @@
+"""Many steps of a small network in one compiled call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+
+from torch_sgmcmc.chain.checks import check_integer
+from torch_sgmcmc.chain.record import chain_of
+from torch_sgmcmc.sampler import Sampler
+
+__all__ = ["compiled_steps"]
+
+# Inductor's wrapper in C++: what is called between kernels does not go by Python.
+_OPTIONS = {"cpp_wrapper": True}
+
+
+def compiled_steps(
+    sampler: Sampler,
+    loss: Callable[..., Tensor],
+    params: Mapping[str, Tensor],
+    *,
+    steps: int = 10,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Tensor]:
+    """Compiles a block of steps: gradients and updates in one graph of inductor's.
+
+    Where a network is small, Python, autograd and dispatch take most of a step; a block
+    has them once. The chain is that of ``steps`` calls of ``sampler.step()`` with the
+    same gradients, to the bit; inductor's gradients may be rounded otherwise than
+    autograd's. Each param group's numbers are compiled in: a schedule that changes them
+    at each block compiles again and again.
+
+    Args:
+        sampler: one that goes by gradients alone, with ``capturable=True``, without
+            gauges, a collector or other hooks: look at the chain between blocks.
+        loss: ``loss(params, *batch)``, the mean loss of a minibatch as a function of
+            the parameters by name, as :func:`torch.func.functional_call` takes them.
+            For a sampler of ``num_chains`` the sum over the chains, by
+            :func:`torch.func.vmap`.
+        params: the sampler's parameters by name.
+        steps: of a block, >= 1. Compiling takes in proportion. Default: 10.
+        options: of :func:`torch.compile`. Default: ``{"cpp_wrapper": True}``.
+
+    Returns:
+        ``block(*batches)``, which makes the steps. Batches are tensors [steps, ...],
+        of which step i has row i (all data: ``x.expand(steps, *x.shape)``); it returns
+        the losses [steps]. It raises a RuntimeError after a block in which gradients
+        were not finite, whose steps are left out, if ``nonfinite="raise"``. The first
+        block of a sampler that has no state yet is not compiled.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above.
+
+    Example:
+        >>> def loss(params, x, y):
+        ...     return F.mse_loss(functional_call(model, params, (x,)), y) / 0.02
+        >>> params = dict(model.named_parameters())
+        >>> sampler = sg.SGHMC(params.values(), 1e-3, 0.9, num_data=len(x),
+        ...                    capturable=True, seed=0)
+        >>> block = sg.compiled_steps(sampler, loss, params)
+        >>> for _ in range(1000):
+        ...     i = torch.randint(len(x), (10, 32))
+        ...     block(x[i], y[i])
+    """
+    if not isinstance(sampler, Sampler):
+        raise TypeError(
+            f"Invalid sampler: got {type(sampler).__name__} "
+            "(must be a torch_sgmcmc sampler)"
+        )
+    steps = check_integer("steps", steps, low=1)
+    if not sampler.defaults.get("capturable", False):
+        raise ValueError(
+            f"Invalid sampler: {type(sampler).__name__} with capturable=False (must be "
+            "True: its counter is then no constant of the graph)"
+        )
+    params = dict(params)
+    own = {id(p) for group in sampler.param_groups for p in group["params"]}
+    if {id(p) for p in params.values()} != own:
+        raise ValueError(
+            f"Invalid params: {len(params)} that are not the sampler's {len(own)} "
+            "(must be its parameters, by name)"
+        )
+
+    def block(*batches: Tensor) -> Tensor:
+        losses = []
+        for i in range(steps):
+            gradients, value = grad_and_value(loss)(
+                {name: p.detach() for name, p in params.items()},
+                *(batch[i] for batch in batches),
+            )
+            for name, p in params.items():
+                p.grad = gradients[name]
+            sampler.step()
+            losses.append(value)
+        return torch.stack(losses)
+
+    compiled = torch.compile(block, fullgraph=True, options={**(options or _OPTIONS)})
+
+    def run(*batches: Tensor) -> Tensor:
+        for k, batch in enumerate(batches):
+            if not isinstance(batch, Tensor) or batch.shape[:1] != (steps,):
+                got = (
+                    f"shape {list(batch.shape)}"
+                    if isinstance(batch, Tensor)
+                    else type(batch).__name__
+                )
+                raise ValueError(
+                    f"Invalid batches[{k}]: {got} (must be a Tensor with a row for "
+                    f"each of the {steps} steps)"
+                )
+        _check_quiet(sampler)
+        before = sampler.num_skipped
+        # What the first step creates is no part of a graph.
+        has_begun = int(sampler.param_groups[0]["step"]) > 0
+        losses = (compiled if has_begun else block)(*batches)
+        left_out = sampler.num_skipped - before
+        if left_out and sampler.param_groups[0]["nonfinite"] == "raise":
+            raise RuntimeError(
+                f"{left_out} of {steps} steps of {type(sampler).__name__} were left "
+                "out: gradients were not finite. Parameters are as after the others"
+            )
+        return losses
+
+    return run
+
+
+def _check_quiet(sampler: Sampler) -> None:
+    """Refuses what would not be called inside of a graph."""
+    chain = chain_of(sampler)
+    hooks = sampler._optimizer_step_pre_hooks or sampler._optimizer_step_post_hooks
+    if chain.gauges is not None or hooks:
+        what = "gauges" if chain.gauges is not None else "hooks (a Collector's, say)"
+        raise ValueError(
+            f"Invalid sampler: it has {what}, which a compiled block does not call "
+            "(detach them, and look at the chain between blocks)"
+        )
