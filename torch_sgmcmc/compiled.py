@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from torch_sgmcmc.chain.checks import check_integer
-from torch_sgmcmc.chain.record import chain_of
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["compiled_steps"]
@@ -37,7 +36,7 @@ def compiled_steps(
 
     Args:
         sampler: one that goes by gradients alone, with ``capturable=True``, without
-            gauges, a collector or other hooks: look at the chain between blocks.
+            a collector or other hooks: look at the chain between blocks.
         loss: ``loss(params, *batch)``, the mean loss of a minibatch as a function of
             the parameters by name, as :func:`torch.func.functional_call` takes them.
             For a sampler of ``num_chains`` the sum over the chains, by
@@ -131,11 +130,8 @@ def compiled_steps(
 
 def _check_quiet(sampler: Sampler) -> None:
     """Refuses what would not be called inside of a graph."""
-    chain = chain_of(sampler)
-    hooks = sampler._optimizer_step_pre_hooks or sampler._optimizer_step_post_hooks
-    if chain.gauges is not None or hooks:
-        what = "gauges" if chain.gauges is not None else "hooks (a Collector's, say)"
+    if sampler._optimizer_step_pre_hooks or sampler._optimizer_step_post_hooks:
         raise ValueError(
-            f"Invalid sampler: it has {what}, which a compiled block does not call "
-            "(detach them, and look at the chain between blocks)"
+            "Invalid sampler: it has hooks (a Collector's, say), which a compiled block "
+            "does not call (remove them, and look at the chain between blocks)"
         )

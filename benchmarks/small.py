@@ -1,0 +1,218 @@
+"""A small network: steps of chains a second, eager, compiled, and BlackJAX's.
+
+    python benchmarks/small.py [--chains 1 10 100] [--steps 10] [--rounds 15]
+
+SGHMC of a network 1-50-1 (tanh), fp32, all of 100 points at each step, one thread.
+Printed are steps of chains a second in the median of rounds in which all take turns,
+and the ratio to the eager loop of the same round with its quartiles:
+
+* ``eager``: ``zero_grad()``, ``backward()``, ``step()`` in a loop; ``allow`` with
+  ``nonfinite="allow"``; ``SGD`` torch's, with momentum;
+* ``K = 1``, ...: ``compiled_steps`` of so many chains, in blocks of ``--steps``, and
+  with ``nonfinite="allow"``;
+* ``BlackJAX``, if it is installed: SGHMC with one integration step, by ``lax.scan``
+  over blocks of 100, for several chains by ``vmap``.
+
+The process is bound to one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+POINTS, HIDDEN = 100, 50
+LR, MOMENTUM, PRIOR = 1e-4, 0.9, 1.0
+SCANNED = 100
+
+Step = Callable[[], int]
+
+
+def network() -> object:
+    """A network of the kind."""
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(1, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 1))
+
+
+def data() -> tuple:
+    """Inputs and targets."""
+    import torch
+
+    x = torch.linspace(-3, 3, POINTS)[:, None]
+    return x, x.sin()
+
+
+def eager(optimizer: str) -> Step:
+    """A training loop; returns how many steps it made."""
+    import torch
+    from torch.nn import functional as F
+
+    import torch_sgmcmc as sg
+
+    x, y = data()
+    model = network()
+    settings = {"num_data": POINTS, "prior_precision": PRIOR, "seed": 0}
+    make = {
+        "eager": partial(sg.SGHMC, lr=LR, momentum=MOMENTUM, **settings),
+        "allow": partial(
+            sg.SGHMC, lr=LR, momentum=MOMENTUM, nonfinite="allow", **settings
+        ),
+        "SGD": partial(torch.optim.SGD, lr=LR, momentum=MOMENTUM),
+    }[optimizer]
+    sampler = make(model.parameters())
+
+    def step() -> int:
+        for _ in range(20):
+            sampler.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            sampler.step()
+        return 20
+
+    return step
+
+
+def compiled(chains: int, steps: int, nonfinite: str) -> Step:
+    """Blocks of ``compiled_steps``."""
+    import copy
+
+    from torch.func import functional_call, stack_module_state, vmap
+    from torch.nn import functional as F
+
+    import torch_sgmcmc as sg
+
+    x, y = data()
+    models = [network() for _ in range(chains)]
+    stacked, _ = stack_module_state(models)
+    base = copy.deepcopy(models[0]).to("meta")
+    params = stacked if chains > 1 else dict(models[0].named_parameters())
+
+    def one(params: dict, x: object, y: object) -> object:
+        return F.mse_loss(functional_call(base, params, (x,)), y)
+
+    def loss(params: dict, x: object, y: object) -> object:
+        if chains == 1:
+            return one(params, x, y)
+        return vmap(one, (0, None, None))(params, x, y).sum()
+
+    sampler = sg.SGHMC(
+        *(params.values(), LR, MOMENTUM),
+        num_data=POINTS,
+        prior_precision=PRIOR,
+        num_chains=None if chains == 1 else chains,
+        seed=chains,
+        nonfinite=nonfinite,
+        capturable=True,
+    )
+    block = sg.compiled_steps(sampler, loss, params, steps=steps)
+    batches = [t.expand(steps, *t.shape) for t in (x, y)]
+
+    def step() -> int:
+        block(*batches)
+        return chains * steps
+
+    return step
+
+
+def blackjax(chains: int) -> Step:
+    """BlackJAX's kernel, scanned."""
+    import blackjax
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    x, y = (jnp.asarray(np.asarray(part)) for part in data())
+
+    def log_prior(w: dict) -> jax.Array:
+        return -0.5 * PRIOR * sum(jnp.sum(p**2) for p in jax.tree.leaves(w))
+
+    def log_likelihood(w: dict, datum: tuple) -> jax.Array:
+        inputs, target = datum
+        out = jnp.tanh(inputs @ w["a"] + w["b"]) @ w["c"] + w["d"]
+        return -jnp.sum((out - target) ** 2)
+
+    gradient = blackjax.sgmcmc.gradients.grad_estimator(
+        log_prior, log_likelihood, POINTS
+    )
+    sampler = blackjax.sghmc(gradient, 1, 1 - MOMENTUM)
+
+    def scanned(key: jax.Array, w: dict) -> dict:
+        def body(w: dict, key: jax.Array) -> tuple[dict, None]:
+            return sampler.step(key, w, (x, y), LR / POINTS), None
+
+        return jax.lax.scan(body, w, jax.random.split(key, SCANNED))[0]
+
+    run = jax.jit(jax.vmap(scanned) if chains > 1 else scanned)
+    shapes = {"a": (1, HIDDEN), "b": (HIDDEN,), "c": (HIDDEN, 1), "d": (1,)}
+    lead = (chains,) if chains > 1 else ()
+    state = {
+        name: 0.3 * jax.random.normal(jax.random.key(i), (*lead, *shape))
+        for i, (name, shape) in enumerate(shapes.items())
+    }
+    key = jax.random.key(1)
+
+    def step() -> int:
+        nonlocal state, key
+        key, now = jax.random.split(key)
+        keys = jax.random.split(now, chains) if chains > 1 else now
+        state = jax.block_until_ready(run(keys, state))
+        return chains * SCANNED
+
+    return step
+
+
+def rate(step: Step, seconds: float) -> float:
+    """Steps of chains a second."""
+    made, started = 0, time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        made += step()
+    return made / (time.perf_counter() - started)
+
+
+def main() -> None:
+    """Prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--chains", type=int, nargs="+", default=[1, 10, 100])
+    parser.add_argument("--steps", type=int, default=10, help="of a compiled block")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=0.3)
+    arguments = parser.parse_args()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+
+    import torch
+
+    torch.set_num_threads(1)
+    makes: dict[str, Callable[[], Step]] = {
+        name: partial(eager, name) for name in ("eager", "allow", "SGD")
+    }
+    for chains in arguments.chains:
+        for nonfinite in ("raise", "allow"):
+            name = f"K = {chains}" + (", allow" if nonfinite == "allow" else "")
+            makes[name] = partial(compiled, chains, arguments.steps, nonfinite)
+        if importlib.util.find_spec("blackjax") is not None:
+            makes[f"BlackJAX, K = {chains}"] = partial(blackjax, chains)
+    steps = {name: make() for name, make in makes.items()}
+    for step in steps.values():
+        for _ in range(3):
+            step()
+    rates: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(arguments.rounds):
+        for name, step in steps.items():
+            rates[name].append(rate(step, arguments.seconds))
+    for name, seen in rates.items():
+        ratios = [a / b for a, b in zip(seen, rates["eager"], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        print(
+            f"{name:18}  {statistics.median(seen):9.0f} a second, {middle:6.2f} times "
+            f"the eager loop ({low:.2f} to {high:.2f})",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

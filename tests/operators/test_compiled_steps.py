@@ -1,0 +1,187 @@
+"""Blocks of compiled steps are the chain of single ones."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from reference import same_bits
+from test_compile import NEEDS_COMPILER
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+from torch.nn import functional as F
+
+import torch_sgmcmc as sg
+
+STEPS = 3
+
+
+def quadratic(params: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Of which every program has the same gradients to the bit: θ − x."""
+    return sum(((p - x[: len(p)]) ** 2 / 2).sum() for p in params.values())
+
+
+class Chain:
+    """A chain of two tensors, and minibatches for it."""
+
+    def __init__(self, cls: type[sg.Sampler], **settings: Any) -> None:
+        torch.manual_seed(0)
+        self.params = {name: nn.Parameter(torch.randn(n)) for name, n in SIZES.items()}
+        options = {"lr": 0.05, "num_data": 20, "seed": 3, **settings}
+        self.sampler = cls(self.params.values(), **options)
+        self.batches = torch.randn(4 * STEPS, max(SIZES.values()))
+
+    def eager(self, rows: range) -> None:
+        for i in rows:
+            for name, p in self.params.items():
+                p.grad = p.detach() - self.batches[i][: SIZES[name]]
+            self.sampler.step()
+
+    def values(self) -> list[Tensor]:
+        return [p.detach().clone() for p in self.params.values()]
+
+
+SIZES = {"a": 5, "b": 7}
+
+
+@NEEDS_COMPILER
+def test_a_block_is_its_steps() -> None:
+    """Also after a checkpoint, and between blocks that are not compiled."""
+    torch._dynamo.reset()
+    eager = Chain(sg.SGHMC)
+    chain = Chain(sg.SGHMC, capturable=True)
+    block = sg.compiled_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
+    for k in range(2):
+        rows = range(k * STEPS, (k + 1) * STEPS)
+        losses = block(chain.batches[rows.start : rows.stop])
+        assert losses.shape == (STEPS,)
+        eager.eager(rows)
+        assert all(map(same_bits, chain.values(), eager.values()))
+    assert int(chain.sampler.param_groups[0]["step"]) == 2 * STEPS
+    saved = copy.deepcopy(chain.sampler.state_dict())
+    again = Chain(sg.SGHMC, capturable=True)
+    for p, value in zip(again.params.values(), chain.values(), strict=True):
+        p.data.copy_(value)
+    again.sampler.load_state_dict(saved)
+    block = sg.compiled_steps(again.sampler, quadratic, again.params, steps=STEPS)
+    block(chain.batches[2 * STEPS : 3 * STEPS])
+    eager.eager(range(2 * STEPS, 3 * STEPS))
+    assert all(map(same_bits, again.values(), eager.values()))
+
+
+@NEEDS_COMPILER
+def test_networks_of_several_chains() -> None:
+    """By vmap: each is, to rounding of inductor's gradients, the eager one."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 1)) for _ in "ab"]
+    base = copy.deepcopy(nets[0]).to("meta")
+    x, y = torch.randn(2 * STEPS, 8, 2), torch.randn(2 * STEPS, 8, 1)
+
+    def one(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(functional_call(base, params, (x,)), y)
+
+    def loss(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return vmap(one, (0, None, None))(params, x, y).sum()
+
+    def make(**settings: Any) -> tuple[dict[str, Tensor], sg.SGHMC]:
+        params, _ = stack_module_state(nets)
+        common = {"num_data": 40, "num_chains": 2, "prior_precision": 1.0, "seed": 1}
+        return params, sg.SGHMC(params.values(), 0.01, 0.9, **common, **settings)
+
+    params, sampler = make(capturable=True)
+    block = sg.compiled_steps(sampler, loss, params, steps=STEPS)
+    plain, eager = make()
+    for k in range(2):
+        rows = slice(k * STEPS, (k + 1) * STEPS)
+        losses = block(x[rows], y[rows])
+        for i in range(rows.start, rows.stop):
+            eager.zero_grad()
+            value = loss(plain, x[i], y[i])
+            value.backward()
+            eager.step()
+        torch.testing.assert_close(losses[-1], value.detach())
+        for name, p in params.items():
+            torch.testing.assert_close(p, plain[name], rtol=1e-4, atol=1e-5)
+
+
+@NEEDS_COMPILER
+def test_gradients_that_are_not_finite() -> None:
+    """Their steps are left out of a block, and heard at its end."""
+    torch._dynamo.reset()
+    chain, eager = Chain(sg.SGLD, capturable=True), Chain(sg.SGLD)
+    for each in (chain, eager):
+        each.batches[STEPS + 1, 2] = float("nan")
+    block = sg.compiled_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
+    block(chain.batches[:STEPS])
+    with pytest.raises(RuntimeError, match=r"^1 of 3 steps of SGLD were left out"):
+        block(chain.batches[STEPS : 2 * STEPS])
+    assert chain.sampler.num_skipped == 1
+    eager.eager(range(STEPS + 1))
+    eager.eager(range(STEPS + 2, 2 * STEPS))
+    assert all(map(same_bits, chain.values(), eager.values()))
+
+
+def block_of(**settings: Any) -> Callable[[], Any]:
+    def make() -> Any:
+        chain = Chain(sg.SGLD, **{"capturable": True, **settings})
+        return sg.compiled_steps(chain.sampler, quadratic, chain.params)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "words"),
+    [
+        (block_of(capturable=False), ValueError, r"SGLD with capturable=False"),
+        (
+            lambda: sg.compiled_steps(torch.optim.SGD([torch.ones(1)]), quadratic, {}),
+            TypeError,
+            r"Invalid sampler: got SGD",
+        ),
+        (
+            lambda: sg.compiled_steps(
+                (chain := Chain(sg.SGLD, capturable=True)).sampler,
+                quadratic,
+                {"a": chain.params["a"]},
+            ),
+            ValueError,
+            r"Invalid params: 1 that are not the sampler's 2",
+        ),
+        (
+            lambda: sg.compiled_steps(
+                (chain := Chain(sg.SGLD, capturable=True)).sampler,
+                quadratic,
+                chain.params,
+                steps=0,
+            ),
+            ValueError,
+            r"Invalid steps: 0",
+        ),
+        (
+            lambda: block_of()()(torch.ones(9, 7)),
+            ValueError,
+            r"Invalid batches\[0\]: shape \[9, 7\] .*each of the 10 steps",
+        ),
+        (lambda: block_of()()([1.0] * 10), ValueError, r"Invalid batches\[0\]: list"),
+    ],
+)
+def test_refusals(make: Callable[[], Any], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        make()
+
+
+def test_hooks_are_refused() -> None:
+    """As they would not be called."""
+    chain = Chain(sg.SGLD, capturable=True)
+    block = sg.compiled_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
+    hook = chain.sampler.register_step_post_hook(lambda *_: None)
+    with pytest.raises(ValueError, match=r"Invalid sampler: it has hooks"):
+        block(chain.batches[:STEPS])
+    assert int(chain.sampler.param_groups[0]["step"]) == 0
+    hook.remove()
+    block(chain.batches[:STEPS])
+    assert int(chain.sampler.param_groups[0]["step"]) == STEPS
