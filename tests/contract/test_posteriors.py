@@ -17,14 +17,18 @@ import torch_sgmcmc as sg
 posteriors = pytest.importorskip("posteriors")
 
 N, PRECISION, CURVATURE, TEMPERATURE = 500, 3.0, 0.7, 2.0
-LR, ALPHA, SIGMA = 0.2, 1.5, 0.8  # ε, α and σ
+LR, ALPHA, SIGMA, BETA = 0.2, 1.5, 0.8, 2000.0  # ε, α, σ and β
 THETA, MOMENTUM = 0.5, 0.03
 
 OURS: dict[str, Any] = {
     "sgld": lambda p, **target: sg.SGLD(p, LR, **target),
     "sglrw": lambda p, **target: sg.SGLRW(p, LR, **target),
     "sghmc": lambda p, **target: sg.SGHMC(
-        p, (LR / SIGMA) ** 2, momentum=1 - LR * ALPHA / SIGMA**2, **target
+        p,
+        (LR / SIGMA) ** 2,
+        momentum=1 - LR * ALPHA / SIGMA**2,
+        noise_estimate=(LR / SIGMA) ** 2 * TEMPERATURE / N * BETA / 2,
+        **target,
     ),
     "sgnht": lambda p, **target: sg.SGNHT(
         p, (LR / SIGMA) ** 2, momentum=1 - LR * ALPHA / SIGMA**2, **target
@@ -48,6 +52,8 @@ def theirs(kind: str, start: Tensor) -> tuple[Tensor, Tensor | None]:
 
     has_momenta = kind not in ("sgld", "sglrw")
     options = {"alpha": ALPHA, "sigma": SIGMA, "momenta": MOMENTUM}
+    if kind == "sghmc":
+        options["beta"] = BETA
     transform = getattr(posteriors.sgmcmc, kind).build(
         log_posterior, LR, temperature=TEMPERATURE / N, **options if has_momenta else {}
     )
