@@ -32,6 +32,18 @@ def test_a_regression_with_its_noise(tmp_path: Path, one_thread: None) -> None:
     assert (tmp_path / "draws" / "report.md").exists()
 
 
+def test_a_coefficient_that_climbs(tmp_path: Path, one_thread: None) -> None:
+    """From rank 0 to 4; chains of 90 and 60 steps have not come far from w*."""
+    picture = tmp_path / "local_learning_coefficient.png"
+    options = ("--draws", 60, "--checkpoints", 2)
+    printed = run("local_learning_coefficient", picture, *options)
+    lines = re.findall(r"rank (\d), +([\d.]+): +([\d.-]+) ±", printed)
+    assert [rank for rank, *_ in lines] == ["0", "4"]
+    found = [float(value) for *_, value in lines]
+    assert 0 < found[0] < 7.5 and 7.5 < found[1] < 18
+    assert (tmp_path / "traces.png").exists()
+
+
 def test_where_a_classifier_is_unsure(tmp_path: Path, one_thread: None) -> None:
     printed = run("classification_uncertainty", tmp_path / "digits.png", "--epochs", 30)
     (error,) = re.findall(r"error ([\d.]+)%", printed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from typing import Any
 
@@ -89,7 +90,8 @@ class Regression:
 SAMPLERS = {
     "SGLD": lambda p, **t: sg.SGLD(p, lr=0.1, **t),
     "SGNHT": lambda p, **t: sg.SGNHT(p, lr=0.05, **t),
-    "PSGLD": lambda p, **t: sg.PSGLD(p, lr=0.02, eps=0.1, gamma=False, **t),
+    "PSGLD": lambda p, **t: sg.PSGLD(p, lr=0.02, eps=0.1, **t),
+    "PSGLD without Γ": lambda p, **t: sg.PSGLD(p, 0.02, eps=0.1, gamma=False, **t),
     "EWSG": lambda p, **t: sg.EWSG(p, lr=0.05, **t),
     "HMC": lambda p, **t: sg.HMC(p, 0.03, num_steps=5, **t),
 }
@@ -126,6 +128,35 @@ def test_a_localization_that_holds_directions_fast() -> None:
     result = problem.estimate(sghmc, localization=300.0, draws=1500)
     assert abs(result.value - expected) < result.half_width + 0.15
     assert result.half_width < 0.4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", [0, 1])
+def test_of_a_part_of_the_parameters(layer: int) -> None:
+    """One layer of 4-4-4 at rank 2 is a regression, in 2 · 4 directions of its 16.
+
+    So λ is 4, and not d/2 = 8. (Of both layers it is 7.5, and not the sum.)
+    """
+    weights, loss = linear_network((4, 4, 4), 2)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    before = [bits(w.detach()) for w in weights]
+    result = local_learning_coefficient(
+        [weights[layer]],
+        loss,
+        sghmc,
+        num_data=100_000,
+        localization=10.0,
+        burn_in=400,
+        draws=1500,
+        seed=0,
+        progress=False,
+    )
+    assert result.warnings == ()
+    assert abs(result.value - 4) < result.half_width + 0.05
+    assert result.half_width < 0.3
+    assert [bits(w.detach()) for w in weights] == before
+    assert all(bool((w.grad == 1).all()) for w in weights)  # of the other too
 
 
 def test_it_repeats_itself() -> None:
@@ -213,6 +244,28 @@ def test_errors() -> None:
     )
     problem.loss = lambda indices: torch.ones(3)  # type: ignore[method-assign]
     refused("Invalid loss: [3] (must be a scalar")
+
+
+def test_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    result = Regression().estimate(sghmc, draws=40)
+    figure = result.plot()
+    left, right = figure.axes
+    traces = [line.get_ydata() for line in left.lines]
+    assert [y.tolist() for y in traces] == result.traces.tolist()
+    *chains, every, _ = (line.get_ydata() for line in right.lines)
+    assert [y[-1] for y in chains] == pytest.approx(result.chains.tolist())
+    assert every[-1] == pytest.approx(result.value)
+    (band,) = right.collections
+    last = band.get_paths()[0].vertices
+    heights = last[last[:, 0] == 40, 1]
+    width = pytest.approx(2 * result.half_width)
+    assert heights.max() - heights.min() == width
+    matplotlib.pyplot.close(figure)
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(ImportError, match=r"LearningCoefficient\.plot\(\) needs"):
+        result.plot()
 
 
 def test_student() -> None:

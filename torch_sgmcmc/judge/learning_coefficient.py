@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torch_sgmcmc.chain.checks import check_integer, check_real, draw_seed
 from torch_sgmcmc.chain.closures import exchanged
+from torch_sgmcmc.chain.optional import optional
 from torch_sgmcmc.chain.prior import PRIOR_MEAN
 from torch_sgmcmc.chain.progress import progress_bar
 from torch_sgmcmc.chain.record import chain_of
@@ -69,6 +70,49 @@ class LearningCoefficient:
 
     __repr__ = __str__ = summary
 
+    def plot(self) -> Any:
+        """Draws the traces, and how the estimate comes to rest along them.
+
+        On the right λ̂ of the draws so far: of each chain, and of all with its 95 %
+        interval. The way there is in it if ``burn_in`` was 0.
+
+        Returns:
+            The matplotlib figure.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        pyplot = optional(
+            "matplotlib.pyplot", "matplotlib", "LearningCoefficient.plot()"
+        )
+        count = self.traces.shape[1]
+        draws = torch.arange(1, count + 1)
+        running = self.traces.cumsum(1) / draws
+        value, chains = running.mean(0), len(running)
+        band = running.std(0) * (_student(chains - 1) / math.sqrt(chains))
+        figure, (left, right) = pyplot.subplots(
+            1, 2, figsize=(9, 3.2), layout="constrained"
+        )
+        for k, (trace, mean) in enumerate(zip(self.traces, running, strict=True)):
+            color = f"C{k % 10}"
+            left.plot(draws, trace, color=color, linewidth=0.4)
+            right.plot(draws, mean, color=color, linewidth=0.8)
+        left.set(xlabel="draw", ylabel="nβ (L(w) − L(w*))", title="traces")
+        low, high = value - band, value + band
+        right.fill_between(draws, low, high, color="0.85", label="95 %")
+        right.plot(draws, value, color="black", label="all chains")
+        right.axhline(self.value, color="0.5", linestyle=":")
+        right.set(
+            xlabel="draws so far", title=f"λ̂ = {self.value:.4g} ± {self.half_width:.2g}"
+        )
+        settled = running[:, count // 20 :]  # the first few are wild
+        if settled.isfinite().all():
+            low, high = float(settled.min()), float(settled.max())
+            margin = 0.5 * (high - low)
+            right.set_ylim(low - margin, high + margin)
+        right.legend(fontsize="small")
+        return figure
+
 
 def local_learning_coefficient(
     params: Iterable[Tensor],
@@ -103,7 +147,9 @@ def local_learning_coefficient(
     same minibatch, which takes another pass forward (none without minibatches).
 
     Args:
-        params: w*, of a model; those that require gradients move.
+        params: w*, of a model; those that require gradients move. A part of the
+            model's gives the coefficient of that part, restricted to it as others call
+            it: the rest stays as it is.
         loss: ``loss(indices)`` returns the mean loss (minus the log-likelihood) of the
             data with these indices, an int64 tensor, as a scalar with a graph. Switch
             off dropout and running statistics of batch norm.
@@ -262,7 +308,8 @@ class _Losses:
                 p.grad = None
             with torch.enable_grad():
                 value = _scalar(self._loss(indices))
-                value.backward(create_graph=twice)
+                # Not into the gradients of what does not move.
+                value.backward(create_graph=twice, inputs=self._params)
             if not first:  # later ones are at other parameters, or were chosen
                 first.append(float(value.detach()) - base)
                 if not math.isfinite(first[0]):
