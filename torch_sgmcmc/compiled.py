@@ -132,6 +132,6 @@ def _check_quiet(sampler: Sampler) -> None:
     """Refuses what would not be called inside of a graph."""
     if sampler._optimizer_step_pre_hooks or sampler._optimizer_step_post_hooks:
         raise ValueError(
-            "Invalid sampler: it has hooks (a Collector's, say), which a compiled block "
-            "does not call (remove them, and look at the chain between blocks)"
+            "Invalid sampler: it has hooks (a Collector's, say), which a compiled "
+            "block does not call (remove them, and look at the chain between blocks)"
         )
