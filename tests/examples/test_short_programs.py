@@ -79,6 +79,55 @@ def test_mnist_that_is_not_there(tmp_path: Path) -> None:
         run_example("mnist_bnn", "--data-root", tmp_path)
 
 
+def test_methods_have_the_same_gradients(
+    data_root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    one_thread: None,
+) -> None:
+    step, steps = torch.optim.SGD.step, []
+
+    def counted(self: torch.optim.SGD, *arguments: object) -> None:
+        steps.append(step(self, *arguments))
+
+    monkeypatch.setattr(torch.optim.SGD, "step", counted)
+    options = ("--data-root", data_root, "--images", 400, "--steps", 100)
+    printed = run("cnn_cyclical", tmp_path / "cyclical.png", *options)
+    assert len(steps) == 2 * 100  # one network, and five members
+    draws = sg.SampleStore(tmp_path / "draws")
+    sampling = [step for step in range(1, 101) if (step - 1) % 20 >= 10]
+    assert [draw.step for draw in draws] == sampling
+    rows = re.findall(r"^(\w+) +(\d+) +([\d.]+)%.* ([\d.]+)$", printed, re.MULTILINE)
+    assert [row[:2] for row in rows] == [
+        ("SGD", "1"),
+        ("ensemble", "5"),
+        ("cyclical", str(len(draws))),
+    ]
+    assert all(float(error) < 80 and float(area) > 0.5 for _, _, error, area in rows)
+
+
+def test_adapters_alone_are_stored(tmp_path: Path, one_thread: None) -> None:
+    options = ("--epochs", 3, "--steps", 400)
+    printed = run("transformer_lora", tmp_path / "lora.png", *options)
+    store = sg.SampleStore(tmp_path / "draws")
+    assert len(store[0]) == 16 and all("lora_" in name for name in store[0])
+    assert sum(t.nbytes for t in store[0].values()) == 3072
+    assert "A draw has 3,072 bytes, the network 19,352." in printed
+    frozen, point, posterior = map(float, re.findall(r"NLL ([\d.]+)", printed))
+    assert max(point, posterior) < frozen - 0.3
+
+
+def test_how_groups_differ_is_sampled_right(tmp_path: Path, one_thread: None) -> None:
+    """Within four standard errors, of which one in 8,000 such programs is out."""
+    picture = tmp_path / "hierarchical.png"
+    printed = run("hierarchical", picture, "--steps", 800)
+    found = re.findall(r"mean (-?[\d.]+)(?: ± ([\d.]+))?, sd ([\d.]+)", printed)
+    for (mean, error, sd), (exact, _, exact_sd) in (found[:2], found[2:]):
+        assert float(error) < 0.1
+        assert abs(float(mean) - float(exact)) < 4 * float(error)
+        assert 0.8 < float(sd) / float(exact_sd) < 1.25
+
+
 def test_which_steps_become_draws(tmp_path: Path, one_thread: None) -> None:
     printed = run("collected_steps", tmp_path / "collected.png", "--steps", 200)
     assert "40 draws of burn_in=40, every=4" in printed

@@ -1,6 +1,7 @@
 """A look before a run names what is commonly done wrong, and is silent otherwise."""
 
 import copy
+import math
 import warnings
 from functools import partial
 
@@ -118,6 +119,12 @@ def with_another_head(model):
     return nn.Sequential(model[0], nn.ReLU(), nn.Linear(20, 3))
 
 
+# At the start squared residuals are a hundred times the noise's variance.
+SMALL_NOISE = {
+    "model": lambda: mlp(1),
+    "data": numbers,
+    "loss": sg.losses.gaussian(noise=0.1),
+}
 MISUSES = {
     "a sum": ({"loss": partial(scaled, reduction="sum")}, "sum"),
     "divided twice": ({"loss": lambda m, b: mean(m, b) / len(b[0])}, "sum"),
@@ -184,6 +191,10 @@ MISUSES = {
         "shape",
     ),
     "too hot": ({"sampler": partial(SGHMC, lr=3.0, momentum=0.99)}, "hot"),
+    "too hot where residuals are large": (
+        {**SMALL_NOISE, "sampler": partial(SGHMC, lr=3e-4, momentum=0.99)},
+        "hot",
+    ),
     "unstable": ({"sampler": partial(SGLD, lr=30.0)}, "unstable"),
     "a shuffled epoch for SBPS": (
         {"sampler": SBPS, "loss": each},
@@ -310,6 +321,15 @@ RIGHT = {
         "model": lambda: mlp(2),
         "data": partial(numbers, 2),
         "loss": sg.losses.gaussian(noise=0.5**0.5),
+    },
+    "a small noise": {
+        **SMALL_NOISE,
+        "sampler": partial(SGHMC, lr=3e-5, momentum=0.99),
+    },
+    "a small noise by a factor": {
+        **SMALL_NOISE,
+        "loss": partial(scaled, loss=F.mse_loss, by=50.0),
+        "sampler": partial(SGHMC, lr=3e-5, momentum=0.99),
     },
     "batch norm that is over": {"model": evaluated},
     "label smoothing": {"loss": partial(scaled, label_smoothing=0.1)},
@@ -441,6 +461,51 @@ def test_curvature_and_heat_are_those_of_a_quadratic(kind, limit, part):
     # Eight pairs know it to a factor of exp(± 2 √(2/8)).
     exact = part * 0.01 * N * 16 * float(y.var()) / BATCH / (2 * 0.1)
     assert exact / 2.7 < heat < exact * 2.7
+
+
+def test_heat_falls_with_squared_residuals():
+    """What a start's heat is divided by, where features do not change."""
+    torch.manual_seed(0)
+    x = torch.randn(N, 50)
+    y = x.sum(1, keepdim=True) + 0.1 * torch.randn(N, 1)
+    model, loss = nn.Linear(50, 1), sg.losses.gaussian(noise=0.1)
+    sampler = SGHMC(model.named_parameters(), lr=1e-5, seed=0)
+    loader = loader_of(TensorDataset(x, y))
+    nn.init.zeros_(model.bias)
+    found = []
+    for weight in (0.0, 1.0):
+        nn.init.constant_(model.weight, weight)
+        found.append(sg.check(model, loss, loader, sampler))
+    start, end = found
+    assert start.residuals == pytest.approx(float(y.square().mean()) / 0.01, rel=0.2)
+    assert end.residuals == pytest.approx(1, rel=0.2)
+    assert "Squared residuals are" in str(start)
+    assert "Squared residuals are" not in str(end)
+    # Eight pairs of 50 coordinates know each to 7 %.
+    foretold = start.heating["weight"] / start.residuals
+    assert foretold == pytest.approx(end.heating["weight"], rel=0.3)
+
+
+def test_heat_of_large_residuals_is_forgiven_before_the_first_step_alone():
+    model, loss, loader, sampler = setup(
+        **SMALL_NOISE, sampler=partial(SGHMC, lr=3e-5, momentum=0.99)
+    )
+    assert not sg.check(model, loss, loader, sampler).problems
+    start = copy.deepcopy(model.state_dict())
+    loss(model, next(iter(loader))).backward()
+    sampler.step()
+    model.load_state_dict(start)
+    (problem,) = sg.check(model, loss, loader, sampler).problems
+    assert problem.kind == "hot"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, RIGHT["logits and labels"], RIGHT["label smoothing"]],
+    ids=["classes", "logits", "smoothed"],
+)
+def test_residuals_are_those_of_a_gaussian(options):
+    assert math.isnan(sg.check(*setup(**options)).residuals)
 
 
 def test_stability_is_that_of_each_group_s_lr():

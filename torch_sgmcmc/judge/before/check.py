@@ -23,6 +23,7 @@ from torch_sgmcmc.judge.before.losses import (
     known_loss,
     look,
     look_at_outputs,
+    residuals_of,
     watched,
     width_of,
 )
@@ -97,8 +98,10 @@ def check(
 
     Note:
         That nothing is found is no proof. Curvature grows while a network is trained,
-        and noise mostly falls (of a regression with small noise by far): look again
-        after burn-in, and see :class:`Gauges`.
+        and noise mostly falls: look again after burn-in, and see :class:`Gauges`. Heat
+        is that of the gradients here; before the first step with a Gaussian's loss,
+        though, an lr is called hot by what heat would be with residuals as small as
+        that noise, which :attr:`Check.residuals` compares.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"Invalid model: of type {type(model).__name__} (a Module)")
@@ -138,6 +141,7 @@ def check(
         curvature=looking.curvature,
         largest_lr=looking.largest_lr,
         heating=looking.heating,
+        residuals=looking.residuals,
         draw_bytes=sum(t.numel() * t.element_size() for t in tensors),
         state_bytes=state_bytes_of(sampler),
         gradients=looking.gradients,
@@ -157,6 +161,7 @@ class _Looking:
         self.not_sampled: list[str] = []
         self.loss_here = self.curvature = self.largest_lr = math.nan
         self.heating: dict[str, float] = {}
+        self.residuals = math.nan
         self.gradients = 0
         self.loss_shape: list[int] = []
         # Whether the loss is U itself, of all data; and how many targets a datum has,
@@ -321,6 +326,7 @@ class _Looking:
                 self.unknown.append("whether the loss is a mean (no rows to cut)")
             else:
                 looks += self._at_halves(*parts)
+        self.residuals = residuals_of(looks)
         if getattr(self.loss, "is_likelihood", False):
             return
         is_mean = not any(p.kind == "sum" for p in self.problems)
@@ -501,8 +507,11 @@ class _Looking:
         self.heating = {names[i]: heats[i] for i in known}
         mean = sum(heats[i] * sizes[i] for i in known) / sum(sizes[i] for i in known)
         worst = max(known, key=lambda i: heats[i])
-        if mean > _HOT or heats[worst] > _HOT_TENSOR:
-            too_much = max(mean / _HOT, heats[worst] / _HOT_TENSOR)
+        # A start's residuals are larger than the loss says they will be.
+        is_start = self.residuals > 1 and int(sampler.param_groups[0]["step"]) == 0
+        too_large = self.residuals if is_start else 1.0
+        too_much = max(mean / _HOT, heats[worst] / _HOT_TENSOR) / too_large
+        if too_much > 1:
             lr = float(sampler.param_groups[0]["lr"])
             self.found(
                 "hot",

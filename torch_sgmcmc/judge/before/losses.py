@@ -13,7 +13,15 @@ from torch.nn import functional as F
 
 from torch_sgmcmc.judge.before.outcome import Problem
 
-__all__ = ["Look", "known_loss", "look", "look_at_outputs", "watched", "width_of"]
+__all__ = [
+    "Look",
+    "known_loss",
+    "look",
+    "look_at_outputs",
+    "residuals_of",
+    "watched",
+    "width_of",
+]
 
 # Parts of a number that rounding and kernels of another order explain.
 _ROUNDING = 1e-3
@@ -107,6 +115,26 @@ def known_loss(looks: list[Look]) -> tuple[str, float] | None:
         if all(abs(r - first) <= _ROUNDING * abs(first) for r in ratios):
             return name, first
     return None
+
+
+def residuals_of(looks: list[Look]) -> float:
+    """Squared residuals, in units of the variance that a Gaussian's loss gives them.
+
+    Such a loss is a line in the mean squared error. NaN where it is not, or where that
+    cannot be seen.
+    """
+    points = sorted(
+        (_references(seen).get("mse_loss", math.nan), seen.loss) for seen in looks
+    )
+    (least, low), (most, high) = points[0], points[-1]
+    if len(points) < 3 or not most - least > _DIFFERENT * most:
+        return math.nan
+    slope = (high - low) / (most - least)
+    off = max(abs(loss - low - slope * (mse - least)) for mse, loss in points)
+    if not off <= _ROUNDING * (high - low):
+        return math.nan
+    mean = sum(mse for mse, _ in points) / len(points)
+    return 2 * slope * mean / width_of(looks[0])
 
 
 def width_of(seen: Look) -> int:

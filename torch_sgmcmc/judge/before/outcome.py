@@ -63,6 +63,9 @@ class Check:
     #: By tensor, what minibatches would add to T_kin / T with the gradients' noise as
     #: it is here. At a random start the last layer has more than it will have.
     heating: Mapping[str, float]
+    #: Squared residuals here over the variance that the loss says they have, to which
+    #: heat is proportional; NaN if the loss is not seen to be a Gaussian's.
+    residuals: float
     #: Bytes of a draw in a store, and of the sampler's state.
     draw_bytes: int
     state_bytes: int
@@ -97,6 +100,15 @@ class Check:
                 + ", ".join(f"{name} {1 + heat:.3g}" for name, heat in hottest)
                 + "."
             )
+            if self.residuals > 2:
+                name, heat = hottest[0]
+                there = 1 + heat / self.residuals
+                lines.append(
+                    f"Squared residuals are {self.residuals:.3g} times the noise's "
+                    f"variance here, and heat falls with them: {name} to {there:.3g} "
+                    "where they are that variance. Features change, too: look again "
+                    "after burn-in."
+                )
         lines.append(
             f"A draw takes {_size(self.draw_bytes)} in a store, the sampler's state "
             f"{_size(self.state_bytes)} of memory."
