@@ -1,6 +1,7 @@
 """What the documents tell a user to write runs as it stands there."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from harness import cpp
 DOCUMENTS = sorted(
     [*cpp.CHECKOUT.glob("README.md"), *cpp.CHECKOUT.glob("docs/**/*.md")]
 )
-# Pages whose programs speak themselves, or wait for other processes; test_scripts.py
-# has the others.
-LOUD = ("frameworks.md", "distributed.md")
+# Pages whose programs speak themselves, wait for other processes, or compile;
+# test_scripts.py has the others.
+LOUD = ("frameworks.md", "distributed.md", "small_networks.md")
 
 
 def blocks(file: Path, language: str) -> list[str]:
@@ -30,6 +31,8 @@ def blocks(file: Path, language: str) -> list[str]:
 def test_python(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if file.name == "frameworks.md":
         pytest.importorskip("lightning")
+    if file.name == "small_networks.md" and not shutil.which("g++"):
+        pytest.skip("needs a C++ compiler")
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     names: dict[str, Any] = {}
