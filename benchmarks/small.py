@@ -1,8 +1,8 @@
 """A small network: steps of chains a second, eager, compiled, and BlackJAX's.
 
-    python benchmarks/small.py [--chains 1 10 100] [--steps 10] [--rounds 15]
+    python benchmarks/small.py [--chains 1 10 100] [--steps 10] [--rounds 15] [--relu]
 
-SGHMC of a network 1-50-1 (tanh), fp32, all of 100 points at each step, one thread.
+SGHMC of a network 1-50-1 (tanh, or ReLU), fp32, all of 100 points at each step.
 Printed are steps of chains a second in the median of rounds in which all take turns,
 and the ratio to the eager loop of the same round with its quartiles:
 
@@ -29,6 +29,7 @@ from functools import partial
 POINTS, HIDDEN = 100, 50
 LR, MOMENTUM, PRIOR = 1e-4, 0.9, 1.0
 SCANNED = 100
+ACTIVATION = "tanh"
 
 Step = Callable[[], int]
 
@@ -37,7 +38,8 @@ def network() -> object:
     """A network of the kind."""
     from torch import nn
 
-    return nn.Sequential(nn.Linear(1, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 1))
+    kind = nn.ReLU if ACTIVATION == "relu" else nn.Tanh
+    return nn.Sequential(nn.Linear(1, HIDDEN), kind(), nn.Linear(HIDDEN, 1))
 
 
 def data() -> tuple:
@@ -133,7 +135,9 @@ def blackjax(chains: int) -> Step:
 
     def log_likelihood(w: dict, datum: tuple) -> jax.Array:
         inputs, target = datum
-        out = jnp.tanh(inputs @ w["a"] + w["b"]) @ w["c"] + w["d"]
+        hidden = inputs @ w["a"] + w["b"]
+        bend = jax.nn.relu if ACTIVATION == "relu" else jnp.tanh
+        out = bend(hidden) @ w["c"] + w["d"]
         return -jnp.sum((out - target) ** 2)
 
     gradient = blackjax.sgmcmc.gradients.grad_estimator(
@@ -181,7 +185,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="of a compiled block")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.3)
+    parser.add_argument("--relu", action="store_true", help="in place of tanh")
     arguments = parser.parse_args()
+    if arguments.relu:
+        global ACTIVATION
+        ACTIVATION = "relu"
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
 
     import torch
