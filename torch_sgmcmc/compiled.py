@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from torch_sgmcmc.chain.checks import check_integer
+from torch_sgmcmc.chain.record import has_hooks
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["compiled_steps"]
@@ -112,7 +113,12 @@ def compiled_steps(
                     f"Invalid batches[{k}]: {got} (must be a Tensor with a row for "
                     f"each of the {steps} steps)"
                 )
-        _check_quiet(sampler)
+        if has_hooks(sampler):
+            raise ValueError(
+                "Invalid sampler: it has hooks (a Collector's, say), which a compiled "
+                "block does not call (remove them, and look at the chain between "
+                "blocks)"
+            )
         before = sampler.num_skipped
         # What the first step creates is no part of a graph.
         has_begun = int(sampler.param_groups[0]["step"]) > 0
@@ -126,12 +132,3 @@ def compiled_steps(
         return losses
 
     return run
-
-
-def _check_quiet(sampler: Sampler) -> None:
-    """Refuses what would not be called inside of a graph."""
-    if sampler._optimizer_step_pre_hooks or sampler._optimizer_step_post_hooks:
-        raise ValueError(
-            "Invalid sampler: it has hooks (a Collector's, say), which a compiled "
-            "block does not call (remove them, and look at the chain between blocks)"
-        )

@@ -190,6 +190,11 @@ def check_groups_of(sampler: Optimizer) -> None:
     sampler._check_all_groups()  # type: ignore[attr-defined]
 
 
+def has_hooks(sampler: Optimizer) -> bool:
+    """Whether something is called before or after its steps."""
+    return bool(sampler._optimizer_step_pre_hooks or sampler._optimizer_step_post_hooks)
+
+
 def state_bytes_of(sampler: Optimizer) -> int:
     """What its state takes, or will take after the first step."""
     total = 0
