@@ -1,6 +1,7 @@
 """Options and fixtures that all tests share."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,11 @@ from harness import cpp
 CHECKOUT = Path(__file__).resolve().parents[1]
 sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != CHECKOUT]
 
+
+# What a script begins in the background ignores Ctrl-C, and so would all that tests
+# begin.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: Markers of tests that take their time.
 LONG = ("slow", "cpp", "examples")

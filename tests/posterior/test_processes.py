@@ -97,8 +97,9 @@ class Tells:
             path.rename(path.with_suffix(""))
 
 
-def program(folder: Path, start: str) -> subprocess.Popen[str]:
+def program(folder: Path, start: str, ignores: bool) -> subprocess.Popen[str]:
     """Three chains that never end, two at a time, in a session of their own."""
+    interrupt = signal.SIG_IGN if ignores else signal.SIG_DFL
     code = (
         "import sys; from pathlib import Path; import test_processes\n"
         "test_processes.never_ends(Path(sys.argv[1]), sys.argv[2])"
@@ -108,6 +109,7 @@ def program(folder: Path, start: str) -> subprocess.Popen[str]:
         cwd=folder,  # not that of the sources, which have no binaries
         **{"stderr": subprocess.PIPE, "text": True, "start_new_session": True},
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, interrupt),
     )
 
 
@@ -138,11 +140,20 @@ def is_alive(pid: int) -> bool:
 
 # Once by the start that they have for users, which imports torch in each.
 @pytest.mark.parametrize(
-    ("how", "start"), [("Ctrl-C", "spawn"), ("SIGTERM", "fork"), ("SIGKILL", "fork")]
+    ("how", "start", "ignores"),
+    [
+        ("Ctrl-C", "spawn", False),
+        ("SIGTERM", "fork", False),
+        ("SIGKILL", "fork", False),
+        # As of a program that a script has begun in the background.
+        ("SIGTERM", "fork", True),
+    ],
 )
-def test_what_ends_the_parent_ends_all(how: str, start: str, tmp_path: Path) -> None:
+def test_what_ends_the_parent_ends_all(
+    how: str, start: str, ignores: bool, tmp_path: Path
+) -> None:
     """Chains are saved, none begins, and the store is free."""
-    process = program(tmp_path, start)
+    process = program(tmp_path, start, ignores)
     paths = [tmp_path / "pid-0", tmp_path / "pid-1"]
     wait_for(lambda: all(path.exists() for path in paths), process)
     children = [int(path.read_text()) for path in paths]

@@ -1,14 +1,18 @@
 """Chains side by side, each in a process of its own.
 
 Processes are torch.multiprocessing's: the first error ends all, and none outlives its
-parent, which Linux tells them by a SIGINT. What ends a process has its chain saved.
+parent, which Linux tells them by a SIGTERM (torch by a SIGINT, which is ignored where a
+script has begun the program in the background). What ends a process has its chain
+saved.
 """
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import pickle
+import signal
 import sys
 import tempfile
 import time
@@ -24,6 +28,9 @@ from torch.multiprocessing.spawn import ProcessException, start_processes
 from torch_sgmcmc.posterior.driver.chain import Settings, run_chain
 
 __all__ = ["check_processes", "side_by_side"]
+
+# Of Linux's <sys/prctl.h>.
+_PR_SET_PDEATHSIG = 1
 
 # Seconds for processes that are ended to save their chains.
 _GRACE = 30.0
@@ -104,6 +111,7 @@ def _work(
     """What a process does: chains, until all have been begun."""
     chain = None
     try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         torch.set_num_threads(threads)
         while os.getppid() == parent:
             with begun.get_lock():
