@@ -73,7 +73,8 @@ def run_until_full(folder: Path) -> None:
     def fill(state: sg.ChainState) -> None:
         if state.step == 10:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+            # Room for the draws, not for a checkpoint.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (9500, 9500))
 
     try:
         run(folder / "full", steps=20, callbacks=[fill])

@@ -135,7 +135,7 @@ def test_draws_are_those_of_a_loop_and_go_on(
     resumed.epochs(3)
     resumed.collector.close()
     whole = files(tmp_path / "loop" / "chain-0")
-    assert len(whole) > 2
+    assert whole["index"].count(b"\ndraw ") > 2
     assert files(tmp_path / "run" / "chain-0") == whole
 
 

@@ -178,7 +178,7 @@ def test_draws_are_those_of_a_loop_and_go_on(tmp_path: Path) -> None:
             model(**batch).loss.backward()
             sampler.step()
     whole = files(tmp_path / "loop" / "chain-0")
-    assert len(whole) > 2
+    assert whole["index"].count(b"\ndraw ") > 2
     assert files(tmp_path / "run" / "chain-0") == whole
     run(18, resume=tmp_path / "checkpoint-9")
     assert files(tmp_path / "run" / "chain-0") == whole

@@ -187,6 +187,7 @@ WARMUPS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:num_blocks")  # it chooses few factors
 @pytest.mark.parametrize("name", WARMUPS)
 def test_a_warmup_that_fails_keeps_its_whole_steps(name: str, one_thread: None) -> None:
     steps, settings = WARMUPS[name]

@@ -49,6 +49,9 @@ from torch import Tensor
 
 import torch_sgmcmc as sg
 
+# Subsamples of a few data.
+pytestmark = pytest.mark.filterwarnings("ignore:num_blocks")
+
 EXPERIMENTS = {
     "perturbed": PERTURBED,
     "signed": SIGNED,

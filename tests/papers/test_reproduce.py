@@ -80,7 +80,7 @@ def test_cells_of_several_seeds() -> None:
         ("ewsg2021.mnist", "--burn-in 11", "--burn-in 11 must be in [0, --passes 10]"),
         ("ewsg2021.mnist", "--burn-in 0.5", "must be a multiple of 1 / 1"),
         ("ewsg2021.mnist", "--burn-in 0", "leaves pSGLD no time to adapt"),
-        ("ewsg2021.mnist", "--batch-size 25", "must be a multiple of 2"),
+        ("ewsg2021.mnist", "--halved --batch-size 25", "must be a multiple of 2"),
         ("ewsg2021.covertype", "--chains 9", "are required: --data-root"),
         ("hmcecs2019.tables", "--only splines", "--only splines needs --data-root"),
         ("hmcecs2019.tables", "--only higgs", "--only higgs needs --higgs"),
