@@ -69,8 +69,10 @@ std::string Number(int64_t value) { return std::to_string(value); }
 template <typename T>
 std::string Commas(const std::vector<T>& values) {
   std::string text;
-  for (const T value : values)
-    text += (text.empty() ? "" : ",") + Number(value);
+  for (const T value : values) {
+    if (!text.empty()) text += ',';
+    text += Number(value);
+  }
   return text.empty() ? "-" : text;
 }
 
