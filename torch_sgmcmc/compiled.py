@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import grad_and_value
+from torch.torch_version import TorchVersion
 
 from torch_sgmcmc.chain.checks import check_integer
 from torch_sgmcmc.chain.record import has_hooks
@@ -15,6 +16,8 @@ from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["compiled_steps"]
 
+# With which blocks are seen to be right.
+_FIRST = "2.15"
 # Inductor's wrapper in C++: what is called between kernels does not go by Python.
 _OPTIONS = {"cpp_wrapper": True}
 
@@ -55,6 +58,7 @@ def compiled_steps(
 
     Raises:
         TypeError, ValueError: an argument is not as above.
+        RuntimeError: torch is older than 2.15 (with 2.11 losses were wrong).
 
     Example:
         >>> def loss(params, x, y):
@@ -67,6 +71,11 @@ def compiled_steps(
         ...     i = torch.randint(len(x), (10, 32))
         ...     block(x[i], y[i])
     """
+    if TorchVersion(torch.__version__) < _FIRST:
+        raise RuntimeError(
+            f"compiled_steps needs torch {_FIRST} or newer (this is "
+            f"{torch.__version__}; with 2.11 the compiled losses were wrong)"
+        )
     if not isinstance(sampler, Sampler):
         raise TypeError(
             f"Invalid sampler: got {type(sampler).__name__} "

@@ -13,10 +13,13 @@ from test_compile import NEEDS_COMPILER
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
+from torch.torch_version import TorchVersion
 
 import torch_sgmcmc as sg
 
 STEPS = 3
+IS_OLD = TorchVersion(torch.__version__) < "2.15"
+RUNS = pytest.mark.skipif(IS_OLD, reason="needs torch 2.15")
 
 
 def quadratic(params: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -47,6 +50,7 @@ class Chain:
 SIZES = {"a": 5, "b": 7}
 
 
+@RUNS
 @NEEDS_COMPILER
 def test_a_block_is_its_steps() -> None:
     """Also after a checkpoint, and between blocks that are not compiled."""
@@ -72,6 +76,7 @@ def test_a_block_is_its_steps() -> None:
     assert all(map(same_bits, again.values(), eager.values()))
 
 
+@RUNS
 @NEEDS_COMPILER
 def test_networks_of_several_chains() -> None:
     """By vmap: each is, to rounding of inductor's gradients, the eager one."""
@@ -108,6 +113,7 @@ def test_networks_of_several_chains() -> None:
             torch.testing.assert_close(p, plain[name], rtol=1e-4, atol=1e-5)
 
 
+@RUNS
 @NEEDS_COMPILER
 def test_gradients_that_are_not_finite() -> None:
     """Their steps are left out of a block, and heard at its end."""
@@ -133,6 +139,7 @@ def block_of(**settings: Any) -> Callable[[], Any]:
     return make
 
 
+@RUNS
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
@@ -174,6 +181,7 @@ def test_refusals(make: Callable[[], Any], kind: type[Exception], words: str) ->
         make()
 
 
+@RUNS
 def test_hooks_are_refused() -> None:
     """As they would not be called."""
     chain = Chain(sg.SGLD, capturable=True)
@@ -185,3 +193,11 @@ def test_hooks_are_refused() -> None:
     hook.remove()
     block(chain.batches[:STEPS])
     assert int(chain.sampler.param_groups[0]["step"]) == STEPS
+
+
+@pytest.mark.skipif(not IS_OLD, reason="of an older torch")
+def test_an_older_torch_is_refused() -> None:
+    with pytest.raises(
+        RuntimeError, match=r"compiled_steps needs torch 2\.15 or newer"
+    ):
+        block_of()()
