@@ -67,7 +67,12 @@ class Replacements:
                     f"Invalid draw: {name!r} has shape {list(value.shape)}, in the "
                     f"model {list(own.shape)}"
                 )
-            found.setdefault(first, value.detach().to(own.device, own.dtype))
+            # Which for thousands of small draws is more than all else.
+            if value.requires_grad:
+                value = value.detach()
+            if value.dtype != own.dtype or value.device != own.device:
+                value = value.to(own.device, own.dtype)
+            found.setdefault(first, value)
         if not found:
             raise ValueError("Invalid draw: it has no tensor")
         return found
