@@ -149,8 +149,8 @@ DrawLayout::DrawLayout(std::vector<StoredTensor> tensors)
   }
   before_ += "}";
   before_.resize((before_.size() + 7) / 8 * 8, ' ');
-  const uint64_t size = before_.size() - 8;
-  std::memcpy(before_.data(), &size, 8);
+  const uint64_t length = before_.size() - 8;
+  std::memcpy(before_.data(), &length, 8);
   for (uint64_t& begin : begins_) begin += before_.size();
 }
 

@@ -201,8 +201,8 @@ std::vector<std::string> NamesIn(const std::string& folder) {
   return names;
 }
 
-Tail::Tail(const std::string& path) : path_(path) {
-  file_ = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+Tail::Tail(const std::string& path)
+    : path_(path), file_(::open(path.c_str(), O_WRONLY | O_CLOEXEC)) {
   if (file_ >= 0) return;
   file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
   if (file_ < 0) Fail(path, errno);

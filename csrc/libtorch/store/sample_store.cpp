@@ -39,7 +39,7 @@ struct Draw::Layout {
 };
 
 struct Draw::File {
-  explicit File(const DrawRecord& record) : of_draw(record) {}
+  explicit File(DrawRecord record) : of_draw(std::move(record)) {}
 
   DrawRecord of_draw;
   at::Tensor bytes;
