@@ -79,7 +79,7 @@ class ChainWriter {
  private:
   struct Dropped {
     DrawRecord record;
-    uint64_t by;  // how long the index was then
+    uint64_t by = 0;  // how long the index was then
   };
   // Where the next draw goes.
   void Place(DrawRecord& record) const;
