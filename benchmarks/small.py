@@ -22,9 +22,10 @@ import argparse
 import importlib.util
 import os
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
+
+from chains import rate
 
 POINTS, HIDDEN = 100, 50
 LR, MOMENTUM, PRIOR = 1e-4, 0.9, 1.0
@@ -168,14 +169,6 @@ def blackjax(chains: int) -> Step:
         return chains * SCANNED
 
     return step
-
-
-def rate(step: Step, seconds: float) -> float:
-    """Steps of chains a second."""
-    made, started = 0, time.perf_counter()
-    while time.perf_counter() - started < seconds:
-        made += step()
-    return made / (time.perf_counter() - started)
 
 
 def main() -> None:
