@@ -67,9 +67,7 @@ class Replacements:
                     f"Invalid draw: {name!r} has shape {list(value.shape)}, in the "
                     f"model {list(own.shape)}"
                 )
-            # Which for thousands of small draws is more than all else.
-            if value.requires_grad:
-                value = value.detach()
+            # Looked at first: for thousands of small draws it would be most of the time.
             if value.dtype != own.dtype or value.device != own.device:
                 value = value.to(own.device, own.dtype)
             found.setdefault(first, value)
