@@ -67,7 +67,7 @@ class Replacements:
                     f"Invalid draw: {name!r} has shape {list(value.shape)}, in the "
                     f"model {list(own.shape)}"
                 )
-            # Looked at first: for thousands of small draws it would be most of the time.
+            # Looked at first: for thousands of small draws it would take most of all.
             if value.dtype != own.dtype or value.device != own.device:
                 value = value.to(own.device, own.dtype)
             found.setdefault(first, value)
