@@ -320,6 +320,24 @@ def test_draws_that_a_checkpoint_needs_stay_in_their_file(tmp_path: Path) -> Non
             writer.cut_back(position)
 
 
+def test_a_file_stays_for_the_draws_that_the_last_checkpoint_has(
+    tmp_path: Path,
+) -> None:
+    """Where others of it were dropped, and their checkpoints passed, before."""
+    one = {"w": torch.zeros(4064)}
+    with sg.SampleWriter(tmp_path, one) as writer:
+        for i in range(1, 260):
+            writer.append({"w": torch.full((4064,), float(i))}, step=i)
+        writer.thin(2)
+        position = writer.checkpoint()
+        writer.thin(258)
+        writer.checkpoint()
+        assert "0000000001.draws" in files(tmp_path)
+        writer.cut_back(position)
+        found = [float(d["w"][0]) for d in sg.SampleStore(tmp_path)]
+        assert found == [*range(2, 260, 2)]
+
+
 def test_dropped_draws(tmp_path: Path) -> None:
     with sg.SampleWriter(tmp_path, draw(0, rows=LARGE)) as writer:
         for i in range(1, 6):
