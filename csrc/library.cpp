@@ -55,4 +55,8 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
   m.def(
       "step_or_nothing(Tensor counts, *, int step, Tensor? device_step=None) "
       "-> Tensor");
+  // Both in one call, which takes most of their time.
+  m.def(
+      "step_if_finite(Tensor[] tensors, *, int step, Tensor? device_step=None) "
+      "-> Tensor");
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -18,8 +19,25 @@ __all__ = ["compiled_steps"]
 
 # With which blocks are seen to be right.
 _FIRST = "2.15"
-# Inductor's wrapper in C++: what is called between kernels does not go by Python.
-_OPTIONS = {"cpp_wrapper": True}
+# Inductor's wrapper in C++: what is called between kernels does not go by Python. And
+# tanh by one exponential, with an absolute error of 1e-7: the other takes most of a
+# small network's time.
+_OPTIONS = {"cpp_wrapper": True, "cpp.use_decompose_tanh": True}
+
+
+def _of_its_own(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function with code of its own.
+
+    torch.compile keeps what it has compiled with the code, which all closures share: of
+    one process's samplers each looks through the graphs of all, of which it keeps 8.
+    """
+    return FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
 
 
 def compiled_steps(
@@ -27,7 +45,7 @@ def compiled_steps(
     loss: Callable[..., Tensor],
     params: Mapping[str, Tensor],
     *,
-    steps: int = 10,
+    steps: int = 20,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Tensor]:
     """Compiles a block of steps: gradients and updates in one graph of inductor's.
@@ -46,15 +64,18 @@ def compiled_steps(
             For a sampler of ``num_chains`` the sum over the chains, by
             :func:`torch.func.vmap`.
         params: the sampler's parameters by name.
-        steps: of a block, >= 1. Compiling takes in proportion. Default: 10.
-        options: of :func:`torch.compile`. Default: ``{"cpp_wrapper": True}``.
+        steps: of a block, >= 1; compiling takes the longer, but not in proportion.
+            Default: 20.
+        options: of :func:`torch.compile`. Default: ``{"cpp_wrapper": True,
+            "cpp.use_decompose_tanh": True}``.
 
     Returns:
         ``block(*batches)``, which makes the steps. Batches are tensors [steps, ...],
         of which step i has row i (all data: ``x.expand(steps, *x.shape)``); it returns
-        the losses [steps]. It raises a RuntimeError after a block in which gradients
-        were not finite, whose steps are left out, if ``nonfinite="raise"``. The first
-        block of a sampler that has no state yet is not compiled.
+        the losses [steps], and leaves no gradients behind. It raises a RuntimeError
+        after a block in which gradients were not finite, whose steps are left out, if
+        ``nonfinite="raise"``. The first block of a sampler that has no state yet is not
+        compiled.
 
     Raises:
         TypeError, ValueError: an argument is not as above.
@@ -68,7 +89,7 @@ def compiled_steps(
         ...                    capturable=True, seed=0)
         >>> block = sg.compiled_steps(sampler, loss, params)
         >>> for _ in range(1000):
-        ...     i = torch.randint(len(x), (10, 32))
+        ...     i = torch.randint(len(x), (20, 32))
         ...     block(x[i], y[i])
     """
     if TorchVersion(torch.__version__) < _FIRST:
@@ -106,9 +127,13 @@ def compiled_steps(
                 p.grad = gradients[name]
             sampler.step()
             losses.append(value)
+        for p in params.values():
+            p.grad = None
         return torch.stack(losses)
 
-    compiled = torch.compile(block, fullgraph=True, options={**(options or _OPTIONS)})
+    compiled = torch.compile(
+        _of_its_own(block), fullgraph=True, options={**(options or _OPTIONS)}
+    )
 
     def run(*batches: Tensor) -> Tensor:
         for k, batch in enumerate(batches):

@@ -59,14 +59,18 @@ void ForEachStretch(const Plan& plan, const Look& look) {
       kGrainToCount);
 }
 
-bool AnyNonfinite(TensorList tensors) {
+bool AnyNonfiniteOf(const char* op, const TensorList& tensors) {
   std::atomic<bool> any = false;
   const Isa isa = ActiveIsa();
-  ForEachStretch(PlanToCount("any_nonfinite", tensors),
+  ForEachStretch(PlanToCount(op, tensors),
                  [&]<class T>(T, const Segment& s, int64_t begin, int64_t end) {
                    if (AnyOnIsa<T>(s.data[0], begin, end, isa)) any = true;
                  });
   return any;
+}
+
+bool AnyNonfinite(TensorList tensors) {
+  return AnyNonfiniteOf("any_nonfinite", tensors);
 }
 
 Tensor CountNonfinite(TensorList tensors) {
@@ -85,22 +89,38 @@ Tensor CountNonfinite(TensorList tensors) {
   return result;
 }
 
+// The step, or -1, as a tensor on the device of one that is given.
+Tensor Gate(const char* op,
+            bool any,
+            const Tensor& like,
+            int64_t step,
+            const std::optional<Tensor>& device_step) {
+  const int64_t* more = CheckedDeviceStep(op, like, step, device_step);
+  if (more != nullptr && *more > kMaxStep - step) {
+    Fail(op, "step + device_step must be in [0, 2^48)");
+  }
+  Tensor result = torch::stable::new_empty(like, {}, ScalarType::Long);
+  *static_cast<int64_t*>(result.data_ptr()) = GatedStep(any, step, more);
+  return result;
+}
+
 Tensor StepOrNothing(Tensor counts,
                      int64_t step,
                      std::optional<Tensor> device_step) {
-  const int64_t* more = CheckedDeviceStep(counts, step, device_step);
-  if (more != nullptr && *more > kMaxStep - step) {
-    Fail("step_or_nothing", "step + device_step must be in [0, 2^48)");
-  }
-  Tensor result = torch::stable::new_empty(counts, {}, ScalarType::Long);
-  *static_cast<int64_t*>(result.data_ptr()) =
-      GatedStep(AnyCount(static_cast<const int64_t*>(counts.data_ptr()),
-                         counts.numel(),
-                         /*thread=*/0,
-                         /*threads=*/1),
-                step,
-                more);
-  return result;
+  constexpr const char* kOp = "step_or_nothing";
+  CheckCounts(kOp, counts);
+  const bool any = AnyCount(static_cast<const int64_t*>(counts.data_ptr()),
+                            counts.numel(),
+                            /*thread=*/0,
+                            /*threads=*/1);
+  return Gate(kOp, any, counts, step, device_step);
+}
+
+Tensor StepIfFinite(TensorList tensors,
+                    int64_t step,
+                    std::optional<Tensor> device_step) {
+  const bool any = AnyNonfiniteOf("step_if_finite", tensors);
+  return Gate("step_if_finite", any, tensors[0], step, device_step);
 }
 
 }  // namespace
@@ -110,4 +130,5 @@ STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CPU, m) {
   m.impl("any_nonfinite", TORCH_BOX(&torch_sgmcmc::AnyNonfinite));
   m.impl("count_nonfinite", TORCH_BOX(&torch_sgmcmc::CountNonfinite));
   m.impl("step_or_nothing", TORCH_BOX(&torch_sgmcmc::StepOrNothing));
+  m.impl("step_if_finite", TORCH_BOX(&torch_sgmcmc::StepIfFinite));
 }

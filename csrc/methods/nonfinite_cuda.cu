@@ -65,10 +65,12 @@ __global__ void __launch_bounds__(kThreads)
 Tensor StepOrNothing(Tensor counts,
                      int64_t step,
                      std::optional<Tensor> device_step) {
-  const int64_t* more = CheckedDeviceStep(counts, step, device_step);
+  constexpr const char* kOp = "step_or_nothing";
+  CheckCounts(kOp, counts);
+  const int64_t* more = CheckedDeviceStep(kOp, counts, step, device_step);
   const int32_t device = counts.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
-  if (more == nullptr) RefuseCapture("step_or_nothing", device);
+  if (more == nullptr) RefuseCapture(kOp, device);
   Tensor result = torch::stable::new_empty(counts, {}, ScalarType::Long);
   GateKernel<<<1, kThreads, 0, CurrentStream(device)>>>(
       static_cast<const int64_t*>(counts.data_ptr()),
@@ -80,10 +82,18 @@ Tensor StepOrNothing(Tensor counts,
   return result;
 }
 
+Tensor StepIfFinite(TensorList tensors,
+                    int64_t step,
+                    std::optional<Tensor> device_step) {
+  return StepOrNothing(
+      CountNonfinite(std::move(tensors)), step, std::move(device_step));
+}
+
 }  // namespace
 }  // namespace torch_sgmcmc
 
 STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CUDA, m) {
   m.impl("count_nonfinite", TORCH_BOX(&torch_sgmcmc::CountNonfinite));
   m.impl("step_or_nothing", TORCH_BOX(&torch_sgmcmc::StepOrNothing));
+  m.impl("step_if_finite", TORCH_BOX(&torch_sgmcmc::StepIfFinite));
 }

@@ -1,6 +1,5 @@
-// torch_sgmcmc::any_nonfinite, count_nonfinite and step_or_nothing: what they
-// have in common
-// on all devices.
+// torch_sgmcmc::any_nonfinite, count_nonfinite, step_or_nothing and
+// step_if_finite: what they have in common on all devices.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -8,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "apply/plan.h"
@@ -29,19 +29,21 @@ inline Tensor NoCounts(const TensorList& tensors) {
       tensors[0], {static_cast<int64_t>(tensors.size()), 2}, ScalarType::Long);
 }
 
-// Checks the arguments of step_or_nothing. The result is on the counts' device.
-inline const int64_t* CheckedDeviceStep(
-    const Tensor& counts,
-    int64_t step,
-    const std::optional<Tensor>& device_step) {
-  constexpr const char* kOp = "step_or_nothing";
+inline void CheckCounts(const char* op, const Tensor& counts) {
   if (!counts.defined() || counts.scalar_type() != ScalarType::Long ||
       !counts.is_contiguous()) {
-    Fail(kOp, "counts must be contiguous and of int64");
+    Fail(op, "counts must be contiguous and of int64");
   }
-  MakeStream(kOp, /*seed=*/0, step, /*purpose=*/int64_t{0});
-  return DeviceStep(
-      kOp, counts.is_cuda(), counts.get_device_index(), device_step);
+}
+
+// Checks the step that an operator is to return, on a tensor's device.
+inline const int64_t* CheckedDeviceStep(
+    const char* op,
+    const Tensor& like,
+    int64_t step,
+    const std::optional<Tensor>& device_step) {
+  MakeStream(op, /*seed=*/0, step, /*purpose=*/int64_t{0});
+  return DeviceStep(op, like.is_cuda(), like.get_device_index(), device_step);
 }
 
 }  // namespace torch_sgmcmc

@@ -95,6 +95,7 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     line = line + ops.gauge_sums([g], [p], [], [v], [noise], **gauged).sum()
     counts = ops.count_nonfinite([p / 0.0 * 0.0, g])
     sign = ops.step_or_nothing(counts, step=0, device_step=step)
+    sign = ops.step_if_finite([p, g], step=0, device_step=sign + 2)
     line = line + counts.sum() * sign
     others = [torch.zeros_like(p)], [torch.zeros_like(p)]
     line = line + ops.sbps_precondition_sums_([square], [v], *others, [p], **by)

@@ -269,6 +269,8 @@ def test_counts_equal_the_cpu() -> None:
         more = torch.tensor(7, device=DEVICE)
         assert int(ops.step_or_nothing(given, step=5, device_step=more)) == step
         assert int(ops.step_or_nothing(given, step=12)) == step
+    for some, step in ((other, -1), (other[1:2], 12)):
+        assert int(ops.step_if_finite(some, step=5, device_step=more)) == step
 
 
 @pytest.mark.parametrize("choice", ["raise", "skip"])

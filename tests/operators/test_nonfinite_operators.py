@@ -135,6 +135,23 @@ def test_the_step_of_a_device() -> None:
         ops.count_nonfinite([torch.zeros(1), good])
 
 
+def test_the_step_of_a_device_at_once() -> None:
+    """What is counted and the step that follows, by one operator."""
+    seven, some = torch.tensor(7), [torch.ones(5), torch.ones(3).double()]
+    assert ops.step_if_finite(some, step=5).item() == 5
+    assert ops.step_if_finite(some, step=5, device_step=seven).item() == 12
+    for bad in (torch.nan, -torch.inf):
+        some[1][2] = bad
+        assert ops.step_if_finite(some, step=5, device_step=seven).item() == -1
+    # What was found of other tensors stays.
+    left = torch.tensor(-1)
+    assert ops.step_if_finite(some[:1], step=0, device_step=left).item() == -1
+    with pytest.raises(RuntimeError, match=r"step_if_finite: step \+ device_step must"):
+        ops.step_if_finite(some[:1], step=5, device_step=torch.tensor(2**48 - 5))
+    with pytest.raises(RuntimeError, match=r"step_if_finite: Invalid step: -1 \("):
+        ops.step_if_finite(some[:1], step=-1)
+
+
 @pytest.mark.parametrize("layout", ["contiguous", "cut out"])
 def test_a_negative_device_step_leaves_everything_as_it_is(layout: str) -> None:
     lists = [[LAYOUTS[layout](torch.rand(2, 3, 4, 5))] for _ in range(5)]

@@ -43,7 +43,8 @@ ARGUMENTS = {op: list(lists) for op, lists in LISTS.items()}
 # Operators whose arguments are no lists of equal lengths have tests of their own.
 OTHERS = {
     *("ecs_density", "ecs_estimate", "ecs_leapfrog_"),
-    *("metropolis_decide", "select_chains_", "step_or_nothing"),
+    *("metropolis_decide", "select_chains_"),
+    *("step_if_finite", "step_or_nothing"),
 }
 
 

@@ -75,6 +75,7 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "count_nonfinite": ((p,), {}),
         "count_nonfinite bf16": ((b,), {}),
         "step_or_nothing": ((torch.zeros(4, 2).long(),), {"step": 3}),
+        "step_if_finite": ((p,), {"step": 3, "device_step": torch.tensor(5)}),
         "step_or_nothing on device": (
             (torch.ones(4, 2).long(),),
             {"step": 0, "device_step": torch.tensor(4)},

@@ -94,6 +94,7 @@ def check_finite(
     """
     if tensors is None:
         chain.seen.clear()
+        chain.gates.clear()
         tensors = [lists.grads for lists in work]
     choice = choice_of(chain)
     if choice == "allow" or not work:
@@ -102,13 +103,19 @@ def check_finite(
     if not later and chain.placement.is_whole:
         if not any(map(_is_any_nonfinite, tensors)):
             return
+    step = chain.gates[-1] if chain.gates else work[0].group["step"]
+    if later and torch.is_tensor(step):
+        for (_, params, _, _), some in zip(work, tensors, strict=True):
+            step = chain.placement.gate(params, some, step)
+        # In place: dynamo of torch 2.11 cannot set an optimizer's attribute.
+        chain.gates.append(step)
+        return
     count = chain.placement.count_nonfinite
     seen = [
         Seen(what, params, count(params, some))
         for (_, params, _, _), some in zip(work, tensors, strict=True)
     ]
     if later:
-        # In place: dynamo of torch 2.11 cannot set an optimizer's attribute.
         chain.seen.extend(seen)
     elif any(bool(s.counts.any()) for s in seen):
         if choice == "skip":
@@ -121,16 +128,17 @@ def gate_of(chain: Chain, work: list[Work]) -> Tensor | None:
 
     None if the host has looked.
     """
+    if chain.gates:
+        gate = chain.gates[-1]
+        chain.gates.clear()
+        return gate
     seen = list(chain.seen)
     chain.seen.clear()
     if not seen:
         return None
     group = work[0].group
     counts = seen[0].counts if len(seen) == 1 else torch.cat([s.counts for s in seen])
-    step = group["step"]
-    if torch.is_tensor(step):
-        return step_or_nothing(counts, step=0, device_step=step)
-    gate = step_or_nothing(counts, step=step)
+    gate = step_or_nothing(counts, step=group["step"])
     chain.pending = Pending(seen, gate, group["nonfinite"])
     return gate
 

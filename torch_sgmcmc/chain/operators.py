@@ -39,8 +39,9 @@ ROWS: dict[str, dict[str, Any]] = {row["op"]: row for row in _C.operator_rows()}
 
 _NAMES = [
     *ROWS,
-    *("any_nonfinite", "count_nonfinite", "ecs_density", "ecs_estimate"),
-    *("ecs_leapfrog_", "metropolis_decide", "select_chains_", "step_or_nothing"),
+    *("any_nonfinite", "count_nonfinite", "step_if_finite", "step_or_nothing"),
+    *("ecs_density", "ecs_estimate", "ecs_leapfrog_"),
+    *("metropolis_decide", "select_chains_"),
 ]
 # The overloads themselves: resolving them at every call would take time.
 globals().update(
@@ -91,6 +92,13 @@ def _(
     counts: torch.Tensor, *, step: int, device_step: torch.Tensor | None = None
 ) -> torch.Tensor:
     return counts.new_empty(())
+
+
+@torch.library.register_fake("torch_sgmcmc::step_if_finite")
+def _(
+    tensors: list[torch.Tensor], *, step: int, device_step: torch.Tensor | None = None
+) -> torch.Tensor:
+    return tensors[0].new_empty((), dtype=torch.int64)
 
 
 @torch.library.register_fake("torch_sgmcmc::metropolis_decide")

@@ -13,7 +13,11 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from torch_sgmcmc.chain import shards
-from torch_sgmcmc.chain.operators import count_nonfinite
+from torch_sgmcmc.chain.operators import (
+    count_nonfinite,
+    step_if_finite,
+    step_or_nothing,
+)
 
 __all__ = ["Parts", "Placement", "placement_of"]
 
@@ -48,6 +52,10 @@ class Placement:
     def count_nonfinite(self, params: list[Tensor], tensors: list[Tensor]) -> Tensor:
         """How many elements of each tensor are NaN, and infinite, on all ranks."""
         return count_nonfinite(tensors)
+
+    def gate(self, params: list[Tensor], tensors: list[Tensor], step: Tensor) -> Tensor:
+        """The device's step, or a negative one if an element is not finite anywhere."""
+        return step_if_finite(tensors, step=0, device_step=step)
 
     def largest(self, params: list[Tensor], value: float) -> float:
         """The largest of the numbers that ranks have for their parts."""
@@ -94,6 +102,10 @@ class Parts(Placement):
         counts = count_nonfinite(shards.locals_of(tensors))
         shards.count_over_ranks(params, counts)
         return counts
+
+    def gate(self, params: list[Tensor], tensors: list[Tensor], step: Tensor) -> Tensor:
+        counts = self.count_nonfinite(params, tensors)
+        return step_or_nothing(counts, step=0, device_step=step)
 
     def largest(self, params: list[Tensor], value: float) -> float:
         return shards.max_over_ranks(params, value)

@@ -86,10 +86,12 @@ class Chain:
         self.created: list[tuple[dict[str, Any], str]] = []
         #: Parameters without a gradient.
         self.absences = Absences()
-        #: Of gradients: what the device was asked in this step, what it has yet to tell
-        #: of the last one, the error that this has turned out to be, and when steps
-        #: were left out (None once that has been said).
+        #: Of gradients: what the device was asked in this step, the steps that it has
+        #: made of that itself, what it has yet to tell of the last one, the error that
+        #: this has turned out to be, and when steps were left out (None once that has
+        #: been said).
         self.seen: list[Seen] = []
+        self.gates: list[Tensor] = []
         self.pending: Pending | None = None
         self.error: str | None = None
         self.left_out: deque[int] | None = deque()
