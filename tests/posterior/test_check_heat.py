@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import torch_sgmcmc as sg
+from torch_sgmcmc.judge.before.losses import look
 
 
 @pytest.mark.parametrize(
@@ -133,3 +134,11 @@ def test_heat_of_one_noise_by_other_samplers():
     torch.testing.assert_close(taken, plain - 0.2)
     taken = heats(sg.BAOA, lr=0.01, momentum=0.9, noise_estimate=0.02)
     torch.testing.assert_close(taken, 0.95 * (plain - 0.2))
+
+
+def test_targets_are_where_outputs_are():
+    """A loader's are on the CPU, where the model's are on a GPU."""
+    outputs = torch.zeros(4, 3, device="meta")
+    x, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)
+    seen = look(torch.zeros(()), [outputs], (x, y))
+    assert seen.targets.device == outputs.device and y.device.type == "cpu"

@@ -10,12 +10,17 @@ __all__ = ["progress_bar"]
 T = TypeVar("T")
 
 
-def progress_bar(items: Iterable[T], name: str, shown: bool) -> Iterable[T]:
-    """The items, with a bar if it is wanted and there can be one."""
+def progress_bar(
+    items: Iterable[T], name: str, shown: bool, *, unit_scale: int = 1
+) -> Iterable[T]:
+    """The items, with a bar if it is wanted and there can be one.
+
+    It counts ``unit_scale`` an item.
+    """
     if not shown:
         return items
     try:
         from tqdm.auto import tqdm
     except ImportError:
         return items
-    return tqdm(items, desc=name)
+    return tqdm(items, desc=name, unit_scale=unit_scale if unit_scale > 1 else False)

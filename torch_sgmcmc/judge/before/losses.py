@@ -60,7 +60,10 @@ def look(loss: Tensor, outputs: list[Any], batch: Any) -> Look:
         out = out.get("logits")
     out = getattr(out, "logits", out)
     found = out.detach() if isinstance(out, Tensor) else None
-    return Look(float(loss.detach().mean()), found, _targets_of(batch))
+    targets = _targets_of(batch)
+    if found is not None and targets is not None:
+        targets = targets.to(found.device)  # as those are that the loss was given
+    return Look(float(loss.detach().mean()), found, targets)
 
 
 def _targets_of(batch: Any) -> Tensor | None:

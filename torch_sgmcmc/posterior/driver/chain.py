@@ -28,6 +28,7 @@ from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.judge.before import Check, check
 from torch_sgmcmc.judge.gauges import Gauges
 from torch_sgmcmc.posterior.driver.batches import Minibatches
+from torch_sgmcmc.posterior.driver.blocks import Blocks, length_of_blocks
 from torch_sgmcmc.posterior.driver.closures import closure_of, one_gradient_a_step
 from torch_sgmcmc.posterior.driver.identity import (
     check_same,
@@ -111,6 +112,7 @@ class Settings:
     progress: bool
     chains: int
     reports: bool
+    compiles: bool
     collecting: dict[str, Any] = field(default_factory=dict)
 
 
@@ -216,7 +218,8 @@ class _Run:
         self._closure = closure_of(self._sampler, self._loss_of_next)
         self._schedules = [_checked(make(self._sampler)) for make in settings.schedules]
         self._identity = identity(
-            self._model, settings.loader, settings.loss, self._schedules
+            *(self._model, settings.loader, settings.loss, self._schedules),
+            settings.compiles,
         )
         self._batches = Minibatches(settings.loader, fold_in(seed, 2))
         self._steps = self._length()
@@ -227,6 +230,7 @@ class _Run:
         self._first_loss: Tensor | None = None
         self._losses: deque[Tensor] = deque(maxlen=5)
         self._gauges = self._made_gauges()
+        self._blocks = self._made_blocks() if settings.compiles else None
         self._bar: Any = None
         self._shown = -math.inf
         # Whether the step in progress has come as far as to change something.
@@ -279,10 +283,14 @@ class _Run:
             self._go(collector, path)
 
     def _go(self, collector: Collector, path: Path) -> None:
+        if self._blocks is not None and self._done % self._blocks.steps:
+            self._blocks = self._made_blocks()  # that fit to where it goes on
+        self._stride = 1 if self._blocks is None else self._blocks.steps
         bar = progress_bar(
-            range(self._done, self._steps),
+            range(self._done, self._steps, self._stride),
             f"chain {self._chain + 1} of {self._settings.chains}",
             self._settings.progress,
+            unit_scale=self._stride,
         )
         steps, self._bar = iter(bar), bar
         while self._done < self._steps:
@@ -307,7 +315,7 @@ class _Run:
                 if interrupts.pending is not None and not self._has_begun:
                     self._save(collector, path)
                 raise
-            self._done += 1
+            self._done += self._stride
             self._look()
             try:
                 self._call_back(collector)
@@ -317,7 +325,7 @@ class _Run:
             if every is None:
                 due = time.monotonic() - saved >= CHECKPOINT_SECONDS
             else:
-                due = self._done % every == 0
+                due = self._done // every > (self._done - self._stride) // every
             if due or self._done == self._steps or interrupts.pending is not None:
                 self._save(collector, path)
                 saved = time.monotonic()
@@ -338,7 +346,10 @@ class _Run:
 
     def _step(self, collector: Collector) -> None:
         try:
-            self._sampler.step(self._closure_with(collector))
+            if self._blocks is None:
+                self._sampler.step(self._closure_with(collector))
+            else:
+                self._make_block(collector, self._blocks)
         except RuntimeError as error:
             if "not finite" not in str(error):
                 raise
@@ -349,6 +360,28 @@ class _Run:
                 group["temperature"] > 0 for group in self._sampler.param_groups
             ):
                 schedule.step()
+
+    def _made_blocks(self) -> Blocks:
+        """Blocks in which no draw is missed, from here to the end."""
+        given = self._settings.collecting
+        if given.get("when") is not None:
+            raise ValueError("Invalid when: with compile, draws are those of `every`")
+        return Blocks(
+            *(self._model, self._sampler, self._settings.loss, self._schedules),
+            length_of_blocks(given["burn_in"], given["every"], self._done, self._steps),
+        )
+
+    def _make_block(self, collector: Collector, blocks: Blocks) -> None:
+        batches = [
+            moved(self._batches.next(), self._device) for _ in range(blocks.steps)
+        ]
+        self._has_begun = True
+        rows = blocks.stacked(batches)
+        losses = collector.run(blocks.block, *rows)
+        if self._first_loss is None:
+            self._first_loss = losses[0]
+        self._losses.extend(losses)
+        self._loss = losses[-1]
 
     def _call_back(self, collector: Collector) -> None:
         schedules: Any = tuple(self._schedules) or None

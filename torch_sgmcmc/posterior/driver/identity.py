@@ -19,12 +19,17 @@ _ANEW = "restart=True begins anew"
 
 
 def identity(
-    model: nn.Module, loader: Any, loss: Any, schedules: Sequence[Any]
+    model: nn.Module,
+    loader: Any,
+    loss: Any,
+    schedules: Sequence[Any],
+    compiles: bool,
 ) -> dict[str, Any]:
     """Of what a run was given but a sampler, before its first step."""
     return {
         "model": type(model).__qualname__,
         "loss": _name(loss),
+        "compile": compiles,
         "loader": {
             "number of minibatches": length_of(loader),
             "batch_size": getattr(loader, "batch_size", None)
@@ -67,6 +72,8 @@ def check_same(former: Mapping[str, Any], now: Mapping[str, Any], where: str) ->
         given = now["loader"][name]
         if None not in (value, given) and value != given:
             raise _differs("loader", f"{name} {given}", value, where)
+    if former["compile"] != now["compile"]:
+        raise _differs("compile", str(now["compile"]), former["compile"], where)
     _check_schedules(former["schedules"], now["schedules"], where)
     for name in ("loss", "model"):
         if former[name] != now[name]:

@@ -180,17 +180,10 @@ class Collector:
         self._count = 0
         self._mark: float | None = None
         self._skipped = sampler.num_skipped
-        handles = []
-        if self._stores:
-            handles.append(sampler.register_step_pre_hook(self._before_step))
-            if isinstance(sampler, SBPS):
-                handles.append(sampler.register_sample_hook(self._at_sample))
-            else:
-                handles.append(sampler.register_step_post_hook(self._after_step))
-            handles.append(sampler.register_step_post_hook(self._forget_loss))
-        self._handles = handles
+        self._handles: list[Any] = []
+        self._listen()
         self._finish = weakref.finalize(
-            self, _finish, handles, self._background, self._writer, os.getpid()
+            self, _finish, self._handles, self._background, self._writer, os.getpid()
         )
 
     def __repr__(self) -> str:
@@ -224,6 +217,18 @@ class Collector:
             )
 
     # ---- Hooks ----------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Has the sampler tell of its steps."""
+        if not self._stores:
+            return
+        sampler = self.sampler
+        self._handles.append(sampler.register_step_pre_hook(self._before_step))
+        if isinstance(sampler, SBPS):
+            self._handles.append(sampler.register_sample_hook(self._at_sample))
+        else:
+            self._handles.append(sampler.register_step_post_hook(self._after_step))
+        self._handles.append(sampler.register_step_post_hook(self._forget_loss))
 
     def _before_step(self, sampler: Any, *_: Any) -> None:
         """Whatever keeps a draw from being stored is an error before the update."""
@@ -264,6 +269,56 @@ class Collector:
         if self._schedule.keeps(self._count + 1):
             self._raising(self._background.wait_for_room)
         self._take(int(sampler.param_groups[0]["step"]) + 1, time)
+
+    def run(self, block: Callable[..., Tensor], *batches: Tensor) -> Tensor:
+        """Makes a block of :func:`compiled_steps`, and takes its draw if one is due.
+
+        The draw is the chain at the block's end: with blocks whose length divides
+        ``burn_in`` and ``every`` it is that of single steps.
+
+        Args:
+            block: what :func:`compiled_steps` returned for this sampler.
+            batches: what it takes.
+
+        Returns:
+            The losses, [steps].
+
+        Raises:
+            ValueError: more than one draw would be due in the block, or there is a
+                ``when``. Nothing has changed.
+            RuntimeError: of the block, or as at any step.
+        """
+        if not self._stores:
+            return block(*batches)
+        ahead = range(self._count + 1, self._count + len(batches[0]) + 1)
+        due = sum(map(self._schedule.keeps, ahead))
+        if due > 1 or self._when is not None:
+            raise ValueError(
+                f"Invalid block: {len(batches[0])} steps (must have one draw at most, "
+                f"of a collector with every={self._settings['every']} and no when)"
+            )
+        self._before_step(self.sampler)
+        if due:
+            self._raising(self._background.wait_for_room)
+        before, mark = self._count, _steps_made(self.sampler)
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        try:
+            losses = block(*batches)
+        finally:
+            self._listen()
+            step = _steps_made(self.sampler)
+            self._count, self._mark = before + step - mark, step
+        for loss in losses:
+            self._trace.add(loss)
+        self.loss = losses[-1]
+        for count in range(before + 1, self._count + 1):
+            if self._schedule.keeps(count) or self._schedule.thins(count):
+                self._count = count - 1
+                self._take(step, step)
+        self._count, self.loss = before + step - mark, math.nan
+        return losses
 
     def _take(self, step: int, mark: float) -> None:
         """Counts a step, and stores the draw if it is one."""

@@ -1,0 +1,181 @@
+"""sample(compile=True): the chain of single steps, in blocks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reference import same_bits
+from torch import Tensor, nn
+from torch.torch_version import TorchVersion
+
+import torch_sgmcmc as sg
+from torch_sgmcmc.posterior.driver.blocks import length_of_blocks
+
+IS_OLD = TorchVersion(torch.__version__) < "2.15"
+HAS_COMPILER = shutil.which(os.environ.get("CXX", "g++")) is not None
+NEEDS_COMPILER = pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
+RUNS = pytest.mark.skipif(IS_OLD, reason="needs torch 2.15")
+DATA = torch.randn(24, 5, generator=torch.Generator().manual_seed(0))
+LOADER = DATA.split(4)
+SGHMC = partial(sg.SGHMC, lr=0.05, num_data=24, capturable=True)
+
+
+class Point(nn.Module):
+    """A vector, frozen in part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = nn.Parameter(torch.zeros(5))
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+
+
+def loss(model: nn.Module, batch: Tensor) -> Tensor:
+    """Whose gradient, 4 (θ − x̄) of four numbers, is exact in any program."""
+    return ((model.at - batch[0]) ** 2 / 2).sum()
+
+
+def run(store: Path | None, loader: Any = LOADER, **arguments: Any) -> sg.SampleStore:
+    given = {"steps": 24, "burn_in": 4, "every": 4, "seed": 3, "compile": True}
+    settings = {"report": False, "progress": False, "check": False, **given}
+    return sg.sample(Point, SGHMC, loader, loss, store, **{**settings, **arguments})
+
+
+def draws_of(store: sg.SampleStore) -> list[Tensor]:
+    return [draw["at"] for draw in store]
+
+
+def test_blocks_are_as_long_as_they_can_be() -> None:
+    assert length_of_blocks(100, 50, 10_000) == 10
+    assert length_of_blocks(0, 60, 6000) == 20
+    assert length_of_blocks(0, 7, 700) == 7
+    assert length_of_blocks(30, 1, 60) == 1
+    assert length_of_blocks(40, 20, 110, 200) == 10
+
+
+@RUNS
+@NEEDS_COMPILER
+def test_draws_are_those_of_single_steps(tmp_path: Path) -> None:
+    """Also of a chain that goes on, and with callbacks at the ends of blocks."""
+    torch._dynamo.reset()
+    single = run(None, compile=False)
+    seen: list[int] = []
+    store = run(
+        tmp_path / "a", chains=2, callbacks=lambda state: seen.append(state.step)
+    )
+    assert seen == [4, 8, 12, 16, 20, 24] * 2
+    assert len(single) == 5 and len(store) == 10
+    assert all(map(same_bits, draws_of(store)[:5], draws_of(single)))
+    # To step 12, and on, where blocks of another length fit.
+    run(tmp_path / "b", steps=12)
+    store = run(tmp_path / "b", steps=24)
+    assert all(map(same_bits, draws_of(store), draws_of(single)))
+    with pytest.raises(ValueError, match=r"Invalid compile: False .* begun with True"):
+        run(tmp_path / "b", compile=False)
+
+
+@RUNS
+@NEEDS_COMPILER
+def test_capped_draws_are_those_of_single_steps() -> None:
+    """Whose thinning comes at numbers that are no draws."""
+    torch._dynamo.reset()
+    cap = {"max_samples": 2, "steps": 32, "burn_in": 0, "every": 2}
+    single, store = run(None, compile=False, **cap), run(None, **cap)
+    assert len(store) == len(single)
+    assert all(map(same_bits, draws_of(store), draws_of(single)))
+    steps = [[draw.step for draw in each] for each in (single, store)]
+    assert steps[0] == steps[1]
+
+
+@RUNS
+@NEEDS_COMPILER
+def test_gradients_that_are_not_finite_end_it() -> None:
+    torch._dynamo.reset()
+    bad = [*LOADER[:-1], torch.full((4, 5), torch.nan)]
+    with pytest.raises(RuntimeError, match=r"chain 0, step 5: 1 of 4 steps of SGHMC"):
+        run(None, bad)
+
+
+@RUNS
+@pytest.mark.parametrize(
+    ("make", "kind", "words"),
+    [
+        (
+            lambda path: run(path, schedule=sg.CyclicalSchedule),
+            *(TypeError, "missing"),
+        ),
+        (
+            lambda path: run(
+                path, schedule=lambda s: torch.optim.lr_scheduler.ConstantLR(s)
+            ),
+            *(ValueError, r"Invalid compile: with a ConstantLR"),
+        ),
+        (
+            lambda path: run(path, when=lambda: True),
+            *(ValueError, r"Invalid when: with compile"),
+        ),
+        (
+            lambda path: sg.sample(
+                *(Point, partial(SGHMC, capturable=False), LOADER, loss, path),
+                **{"steps": 4, "compile": True, "check": False, "progress": False},
+            ),
+            *(ValueError, r"SGHMC with capturable=False"),
+        ),
+        (
+            lambda path: sg.sample(
+                *(
+                    Point,
+                    partial(sg.HMC, step_size=0.1, num_steps=2, num_data=24),
+                    LOADER,
+                    loss,
+                ),
+                *(path,),
+                **{"steps": 4, "compile": True, "check": False, "progress": False},
+            ),
+            *(ValueError, r"Invalid compile: HMC \(must be a sampler whose steps"),
+        ),
+    ],
+)
+def test_refusals(make: Any, kind: type[Exception], words: str, tmp_path: Path) -> None:
+    """Before anything is written."""
+    with pytest.raises(kind, match=words):
+        make(tmp_path / "store")
+    assert not list(tmp_path.glob("store/*.draws"))
+
+
+@RUNS
+def test_minibatches_of_one_kind() -> None:
+    with pytest.raises(TypeError, match=r"Invalid loader: a minibatch is a list"):
+        run(None, [["text"]] * 4)
+    ragged = [DATA[:4], DATA[4:7], DATA[:4], DATA[:4]]
+    with pytest.raises(ValueError, match=r"minibatches of shapes .*drop_last=True"):
+        run(None, ragged)
+
+
+@RUNS
+def test_a_block_has_one_draw_at_most() -> None:
+    """For a collector in a loop of one's own."""
+    model = Point()
+    sampler = SGHMC([model.at], seed=0)
+    block = sg.compiled_steps(
+        sampler, lambda p, x: ((p["at"] - x[0]) ** 2).sum(), {"at": model.at}, steps=4
+    )
+    rows = DATA[:16].reshape(4, 4, 5)
+    with sg.Collector(sampler, model, sg.SampleStore(), every=2) as collector:
+        with pytest.raises(ValueError, match=r"Invalid block: 4 steps .*every=2"):
+            collector.run(block, rows)
+        assert int(sampler.param_groups[0]["step"]) == 0
+    store = sg.SampleStore()
+    with sg.Collector(sampler, model, store, every=4) as collector:
+        losses = collector.run(block, rows)
+        # The next ones by itself, as the collector listens again.
+        for _ in range(4):
+            model.at.grad = torch.zeros(5)
+            sampler.step()
+    assert losses.shape == (4,)
+    assert [draw.step for draw in store.refresh()] == [4, 8]
