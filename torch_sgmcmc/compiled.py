@@ -58,7 +58,7 @@ def compiled_steps(
 
     Args:
         sampler: one that goes by gradients alone, with ``capturable=True``, without
-            a collector or other hooks: look at the chain between blocks.
+            hooks: look at the chain between blocks, and draw by :meth:`Collector.run`.
         loss: ``loss(params, *batch)``, the mean loss of a minibatch as a function of
             the parameters by name, as :func:`torch.func.functional_call` takes them.
             For a sampler of ``num_chains`` the sum over the chains, by
@@ -149,9 +149,9 @@ def compiled_steps(
                 )
         if has_hooks(sampler):
             raise ValueError(
-                "Invalid sampler: it has hooks (a Collector's, say), which a compiled "
-                "block does not call (remove them, and look at the chain between "
-                "blocks)"
+                "Invalid sampler: it has hooks, which a compiled block does not call "
+                "(remove them, and look at the chain between blocks; a Collector has "
+                "run())"
             )
         before = sampler.num_skipped
         # What the first step creates is no part of a graph.

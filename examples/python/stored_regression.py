@@ -1,17 +1,20 @@
 """A regression whose draws are stored, read back, and shown.
 
     python examples/python/stored_regression.py [--out runs/regression] [--steps 20000]
+        [--compile]
 
 A network 1-32-32-1 on 40 noisy points of a curve with a gap, SGHMC. The run stores at
 most 200 draws and makes a checkpoint every 2,000 steps; killed and started again, it
 goes on to the same bytes. The picture has the predictions of the stored draws, and how
-two of them come along the chain.
+two of them come along the chain. With --compile (torch 2.15) its steps are made in
+blocks of ten by one compiled call, several times as fast once that is made.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +57,14 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return ((model(x) - y) / NOISE).square().mean() / 2
 
 
-def sampler(parameters: Any, seed: int) -> sg.Sampler:
+def sampler(parameters: Any, seed: int, capturable: bool) -> sg.Sampler:
     """Whatever the chain's seed, since the picture shows this one."""
     return sg.SGHMC(
-        *(parameters, 2e-4, 0.99), num_data=len(X), prior_precision=1.0, seed=0
+        *(parameters, 2e-4, 0.99),
+        num_data=len(X),
+        prior_precision=1.0,
+        seed=0,
+        capturable=capturable,
     )
 
 
@@ -66,16 +73,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("runs/regression"))
     parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--compile", action="store_true", help="steps in blocks")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # of such a network, others would be in the way
     store = sg.sample(
-        *(network(), sampler, Minibatches(), loss, arguments.out / "draws"),
+        network(),
+        partial(sampler, capturable=arguments.compile),
+        Minibatches(),
+        loss,
+        arguments.out / "draws",
         steps=arguments.steps,
         burn_in=arguments.steps // 5,
         every=10,
         max_samples=200,
         seed=0,
         checkpoint_every=2000,
+        compile=arguments.compile,
     )
     print(f"{store}, one in {store[1].step - store[0].step} steps")
 
