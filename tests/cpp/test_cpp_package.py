@@ -65,6 +65,14 @@ def check_loaded(program: Path, cuda_kernels: bool) -> None:
 
 
 @pytest.fixture
+def objects(consumer_program: Callable[[str], Path]) -> tuple[str, str]:
+    """Options for projects whose linking is in question: programs are compiled once."""
+    (line,) = consumer_program("line").parent.rglob("programs.dir/**/*.o")
+    (loaded,) = consumer_program("loaded").parent.rglob("loaded.dir/**/*.o")
+    return f"-DLINE_OBJECT={line}", f"-DLOADED_OBJECT={loaded}"
+
+
+@pytest.fixture
 def has_cuda_kernels(cpp_package: Path) -> bool:
     return any(cpp_package.glob("lib*/libtorch_sgmcmc_operators_cuda.so"))
 
@@ -83,9 +91,15 @@ def test_torch_of_pip(
 
 
 def test_torch_of_the_archive(
-    cpp_package: Path, consumer: cpp.Project, tmp_path: Path, has_cuda_kernels: bool
+    cpp_package: Path,
+    consumer: cpp.Project,
+    objects: tuple[str, str],
+    tmp_path: Path,
+    has_cuda_kernels: bool,
 ) -> None:
-    consumer.configure(cpp_package, archive(tmp_path / "libtorch"))
+    # The short program is compiled against it.
+    torch_of_it = archive(tmp_path / "libtorch")
+    consumer.configure(cpp_package, torch_of_it, options=objects[:1])
     check_line(consumer.program("line"))
     check_loaded(consumer.program("loaded"), has_cuda_kernels)
 
@@ -93,7 +107,7 @@ def test_torch_of_the_archive(
 def test_beside_the_package_of_torch(
     cpp_package: Path,
     consumer: cpp.Project,
-    consumer_program: Callable[[str], Path],
+    objects: tuple[str, str],
     tmp_path: Path,
     has_cuda_kernels: bool,
 ) -> None:
@@ -114,25 +128,28 @@ def test_beside_the_package_of_torch(
     except AssertionError as error:
         pytest.skip(f"find_package(Torch) fails here: {str(error)[-500:]}")
     consumer.path = cpp.PROGRAMS
-    # Of the longer program its linking is in question alone.
-    (compiled,) = consumer_program("line").parent.rglob("programs.dir/**/*.o")
     consumer.configure(
         *(cpp_package, prefix),
-        options=(*options, "-DWITH_TORCH_PACKAGE=ON", f"-DLINE_OBJECT={compiled}"),
+        options=(*options, "-DWITH_TORCH_PACKAGE=ON", *objects),
     )
     check_line(consumer.program("line"))
     check_loaded(consumer.program("loaded"), has_cuda_kernels)
 
 
 def test_another_place(
-    cpp_package: Path, consumer: cpp.Project, tmp_path: Path, has_cuda_kernels: bool
+    cpp_package: Path,
+    consumer: cpp.Project,
+    objects: tuple[str, str],
+    tmp_path: Path,
+    has_cuda_kernels: bool,
 ) -> None:
     moved = tmp_path / "moved"
     shutil.copytree(cpp_package, moved, symlinks=True)
     for file in moved.rglob("*.cmake"):
         assert str(cpp_package) not in file.read_text(), file
         assert str(cpp.CHECKOUT) not in file.read_text(), file
-    consumer.configure(moved, torch.utils.cmake_prefix_path)
+    prefix = torch.utils.cmake_prefix_path
+    consumer.configure(moved, prefix, options=objects)
     program = consumer.program("loaded")
     check_loaded(program, has_cuda_kernels)
     loaded = subprocess.run(["ldd", program], capture_output=True, text=True).stdout

@@ -1,6 +1,6 @@
 """Runs on the digits, killed at random moments: resumed to the bits of unbroken ones.
 
-Twenty kills, or as many as the environment variable TORCH_SGMCMC_KILLS says (pytest -s
+Ten kills, or as many as the environment variable TORCH_SGMCMC_KILLS says (pytest -s
 shows how far it is). After each the checkpoint must be readable and one of the unbroken
 run's; a run that ends must have its parameters, predictions and scores. The moments are
 drawn uniformly over the time that the whole run takes.
@@ -31,7 +31,7 @@ __all__ = ["digits"]
 
 pytestmark = pytest.mark.examples
 
-KILLS = int(os.environ.get("TORCH_SGMCMC_KILLS", 20))
+KILLS = int(os.environ.get("TORCH_SGMCMC_KILLS", 10))
 EPOCHS, BURN_IN = 12, 3
 
 #: Begins or resumes a run in a folder. What it ends with; None if it was killed after

@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from matplotlib.figure import Figure
 
 FOLDER = Path(__file__).parents[2] / "examples" / "python"
 #: Run with an experiment's name, such as sghmc2014.figures.
@@ -22,11 +23,16 @@ PAPERS = FOLDER.parent / "papers"
 
 
 def run_example(name: str, *options: object) -> str:
-    """What a program prints that is called with these options."""
+    """What a program prints that is called with these options.
+
+    Its pictures are drawn where axes stand by themselves: to lay them out is to draw
+    all twice, and their looks are for people.
+    """
     threads = torch.get_num_threads()
     printed = io.StringIO()
     argv = [name, *map(str, options)]
-    with patch.object(sys, "argv", argv), redirect_stdout(printed):
+    as_it_is = patch.object(Figure, "get_layout_engine", lambda figure: None)
+    with patch.object(sys, "argv", argv), redirect_stdout(printed), as_it_is:
         try:
             importlib.import_module(name).main()
         finally:

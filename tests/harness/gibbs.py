@@ -22,7 +22,7 @@ def check_conditional(
     build: Build, *, shape: float, rate: float, temperature: float, seed: int
 ) -> None:
     """Checks draws of λ given θ: their law, and that they are independent."""
-    draws = 10_000
+    draws = 4000
     # Groups of 1, 7 and 300 weights, the last in two parameters.
     generator = torch.Generator().manual_seed(seed)
     weights = [
@@ -77,7 +77,7 @@ def check_joint(
     if T = 1. An update leaves a fraction (d/2) / (c + d/2) of the past, and the looks
     are far enough apart to count as independent.
     """
-    groups, d, looks, apart = 1000, 2, 5, 5
+    groups, d, looks, apart = 400, 2, 5, 5
     random = np.random.default_rng(seed)
     theta = torch.empty(groups, d, dtype=torch.float64)
     sampler = SGLD(

@@ -151,7 +151,7 @@ def test_scores() -> None:
     from sbps2017.mnist7.report import score
 
     generator = torch.Generator().manual_seed(1)
-    d, draws = 8, 4000
+    d, draws = 8, 1500
     directions, _ = torch.linalg.qr(torch.randn(d, d, generator=generator).double())
     mean = torch.randn(d, generator=generator).double()
     deviations = torch.linspace(4, 0.1, d).double()

@@ -36,10 +36,11 @@ def test_tables_and_pictures_of_which_nothing_is_made_twice(tmp_path: Path) -> N
     made = {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").glob("*")}
     for file in list(made)[::4]:
         file.unlink()
-    again = run_experiment("sbps2017.figures", tmp_path, "--tiny")[1]
+    some = ("figure2", "figure4")
+    again = run_experiment("sbps2017.figures", tmp_path, "--tiny", "--only", *some)[1]
     for document in (first, again):
         del document["figure4"]["cpu_seconds"]
-    assert again == first
+    assert [again[name] for name in some] == [first[name] for name in some]
     for file in made.keys() - {*list(made)[::4]}:
         assert file.stat().st_mtime_ns == made[file]
 

@@ -158,7 +158,7 @@ def test_effective_samples_for_a_gradient() -> None:
         sampler, closure = gaussian(sg.SGHMC, lr=lr, dims=200)
         (p,) = sampler.param_groups[0]["params"]
         gauges, draws = sg.Gauges(sampler, every=2), []
-        for _ in range(5000):
+        for _ in range(3000):
             closure()
             sampler.step()
             draws.append(p.detach()[::20].square())

@@ -4,7 +4,7 @@ Runs chains of shards beside the same chains of whole tensors, and saves what it
 as FOLDER/RANK.pt. Goes on with the chain in FOLDER/begun, to FOLDER/saved.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import cache, partial
 from itertools import count, product
@@ -37,11 +37,11 @@ from torch.distributed.tensor import (
 import torch_sgmcmc as sg
 from torch_sgmcmc.chain import distributed, shards
 
-STEPS = 20
+STEPS = 8
 EITHER = ("Shard(0)", "Shard(1)")
 KINDS: dict[str, Callable[..., sg.Sampler]] = {
     **{name: partial(cls, **TARGET) for name, cls in ALIKE.items()},
-    "SGHMC": partial(sg.SGHMC, **TARGET, resample_momentum_every=20),
+    "SGHMC": partial(sg.SGHMC, **TARGET, resample_momentum_every=5),
     "SGNHT": partial(sg.SGNHT, **TARGET),
     "PSGLD": partial(sg.PSGLD, **TARGET, gamma=False, eps=0.1),
     "PSGLD frozen": partial(sg.PSGLD, **TARGET, adapt=False, eps=0.1),
@@ -144,8 +144,13 @@ def gradients(place: Any, seed: int, size: float) -> dict[str, Tensor]:
 
 
 def advance(
-    net: Net, sampler: sg.Sampler, steps: range, size: float = 1.0, missing: bool = True
+    net: Net,
+    sampler: sg.Sampler,
+    steps: Iterable[int],
+    size: float = 1.0,
+    missing: bool = True,
 ) -> None:
+    """Makes a step for each number, of which the gradients are made."""
     for step in steps:
         calls = count()
 
@@ -239,10 +244,11 @@ def every_kind(results: dict[str, Any], ranks: int, meshes: dict[str, Any]) -> N
 def more_chains(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> None:
     for name in EITHER:
         place = meshes[name]
-        # Estimated from enough gradients to be used.
+        # Estimated from enough gradients to be used, of which few are cut for it.
         one, other = pair_of(partial(ONLINE, noise_estimate="online"), place)
+        steps = [i % 10 for i in range(115)]
         for net, sampler in (one, other):
-            advance(net, sampler, range(115), size=0.1, missing=False)
+            advance(net, sampler, steps, size=0.1, missing=False)
         results[f"online, {name}"] = differences(one, other)
         # Seeds that are drawn are rank 0's.
         torch.manual_seed(rank)
