@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
@@ -182,7 +183,7 @@ class EWSG(SharedSettings):
     _num_equal: int | None = 0
     _warned = False
     # While the closure is called, what it is to evaluate, and whether it asked.
-    _asked: Tensor | None = None
+    _asked: list[int] | None = None
     _has_asked = False
     # The group's, with those of the step that is being made.
     _num_drawn = 0
@@ -237,7 +238,7 @@ class EWSG(SharedSettings):
         if self._asked is None:
             raise RuntimeError("EWSG.minibatches is for the closure that step() calls")
         self._has_asked = True
-        return self._asked.clone()
+        return torch.tensor(self._asked, device="cpu")
 
     @property
     def acceptance_rate(self) -> float:
@@ -309,7 +310,7 @@ class EWSG(SharedSettings):
         persistent = first["persistent_index_chain"]
         former = first["minibatches"] if persistent else []
         self._num_drawn = first["num_drawn"]
-        numbers = torch.tensor(former, device="cpu") if former else self._fresh()
+        numbers = list(former) if former else self._fresh()
         loss = self._evaluate(closure, numbers)
         work = self._gather(checked=True)
         if not work:
@@ -339,19 +340,21 @@ class EWSG(SharedSettings):
                 return loss
             raise
         proposals = first["num_proposals"] + length * (first["num_chains"] or 1)
-        accepted = first["num_accepted"] + accepted
-        self._set(num_proposals=proposals, num_accepted=accepted)
-        current = numbers.tolist() if persistent else []
-        self._set(num_drawn=self._num_drawn, minibatches=current)
+        self._set(
+            num_proposals=proposals,
+            num_accepted=first["num_accepted"] + accepted,
+            num_drawn=self._num_drawn,
+            minibatches=numbers if persistent else [],
+        )
         return loss
 
-    def _fresh(self) -> Tensor:
+    def _fresh(self) -> list[int]:
         """Numbers of minibatches that are yet to be drawn, one for each chain."""
         begin = self._num_drawn
         self._num_drawn += self.param_groups[0]["num_chains"] or 1
-        return torch.arange(begin, self._num_drawn, device="cpu")
+        return [*range(begin, self._num_drawn)]
 
-    def _evaluate(self, closure: Callable[[], Any], numbers: Tensor) -> Any:
+    def _evaluate(self, closure: Callable[[], Any], numbers: list[int]) -> Any:
         """Has the closure make the gradients of these minibatches."""
         self._asked, self._has_asked = numbers, False
         try:
@@ -375,10 +378,10 @@ class EWSG(SharedSettings):
         self,
         closure: Callable[[], Any],
         work: list[Work],
-        numbers: Tensor,
+        numbers: list[int],
         prepared: list[tuple[list[Tensor], list[Tensor]]],
         proposal: int,
-    ) -> tuple[list[Work], Tensor, int | Tensor]:
+    ) -> tuple[list[Work], list[int], int | Tensor]:
         """One step of the index chain.
 
         Returns:
@@ -391,8 +394,9 @@ class EWSG(SharedSettings):
         proposed = self._gather(checked=True)
         _check_same_parameters(work, proposed, self._chain.placement)
         chain = self._chain_now()
-        check_finite(chain, proposed, looks_later=self._looks_later)
         chains = self.param_groups[0]["num_chains"] or 1
+        if chains > 1:
+            check_finite(chain, proposed, looks_later=self._looks_later)
         ratios = [
             ratio
             for (group, params, grads, _), (_, _, proposals, _), (momenta, _) in zip(
@@ -414,12 +418,17 @@ class EWSG(SharedSettings):
                 num_chains=chains,
             )
         ]
+        log_ratio = 0.0
+        if chains == 1:
+            for ratio in ratios:  # sum() does not round alike in all versions
+                log_ratio += float(ratio)
+            # That is (g' - g)(lr g' + ...) over all elements: one that is not finite
+            # makes it so.
+            if not math.isfinite(log_ratio):
+                check_finite(chain, proposed, looks_later=self._looks_later)
         self._check_draws(work, proposed)
         stream = chain.noise(self.param_groups[0])
         if chains == 1:
-            log_ratio = 0.0
-            for ratio in ratios:  # sum() does not round alike in all versions
-                log_ratio += float(ratio)
             accepted = _C.index_chain_accepts(log_ratio, **stream, proposal=proposal)
             return (proposed, fresh, 1) if accepted else (work, numbers, 0)
         total = ratios[0]
@@ -433,7 +442,8 @@ class EWSG(SharedSettings):
         ):
             select_chains_(grads, proposals, mask.to(params[0].device))
         if self.param_groups[0]["persistent_index_chain"]:
-            numbers = torch.where(mask.cpu(), fresh, numbers)
+            triples = zip(mask.tolist(), fresh, numbers, strict=True)
+            numbers = [new if chosen else old for chosen, new, old in triples]
         return work, numbers, mask.sum()
 
     def _check_draws(self, current: list[Work], proposed: list[Work]) -> None:
