@@ -148,6 +148,7 @@ constexpr Setting kSBPS[] = {
     {.name = "refresh_rate", .fallback = 0},
     {.name = "preconditioned", .kind = kFlag, .fallback = 0},
     kAdapt,
+    {.name = "adapt_always", .kind = kFlag, .fallback = 0},
     kMemory,
     Of(rows::kEps, {.fallback = 1e-4}),
     {.name = "sample_interval", .low_open = true, .optional = true},

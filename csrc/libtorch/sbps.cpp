@@ -115,15 +115,24 @@ torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
   const double line_time = ahead == flight ? line_end : 0.0;
   const RateEstimate rate = RateOf(*ahead, line_time, seen, progress);
   const bool proposal = next.event == ClockEvent::kProposal;
-  std::optional<double> reflected;
-  if (proposal && BounceClock::Accepts(next.rate, rate.value, stream)) {
-    try {
+  const bool bounces =
+      proposal && BounceClock::Accepts(next.rate, rate.value, stream);
+  const bool learns = ahead->learns() && progress.adapt() &&
+                      (bounces || progress.adapt_always());
+  const double next_line_time = bounces ? 0.0 : line_time;
+  try {
+    if (bounces) {
       ahead = flight->reflected(line_end, seen.grads, progress);
-    } catch (const NonfiniteError& error) {
-      throw NonfiniteError(error.what(), seen.losses);
+    } else if (learns) {
+      ahead = ahead->learned(seen.grads, progress);
     }
+  } catch (const NonfiniteError& error) {
+    throw NonfiniteError(error.what(), seen.losses);
+  }
+  std::optional<double> reflected;
+  if (bounces) {
     reflected = -rate.value;
-    if (ahead->learns() && progress.adapt()) {
+    if (learns) {
       const double scale = progress.num_data() / progress.temperature();
       reflected = scale * ahead->sums(seen.grads).product;
     }
@@ -139,9 +148,9 @@ torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
   progress.add("num_derivatives", seen.losses.numel());
   progress.add("num_gradients", seen.losses.numel());
   progress.put("trajectory_time", begin + next.wait);
-  progress.put("line_time", ahead == flight ? line_end : 0.0);
+  progress.put("line_time", next_line_time);
   if (next.wait > 0) come_by(*flight, progress, begin, line_begin, line_end);
-  if (ahead != flight) ahead->mark(0);
+  if (ahead != flight) ahead->mark(next_line_time);
   flight = ahead;
   piece = {line_end, next.wait, next.rate, rate.value};
   return seen.losses;

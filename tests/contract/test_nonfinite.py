@@ -251,7 +251,8 @@ def test_sbps() -> None:
         assert_same(params, others)
 
 
-def test_sbps_where_only_the_gradient_is_not_finite() -> None:
+@pytest.mark.parametrize("always", [False, True])
+def test_sbps_where_only_the_gradient_is_not_finite(always: bool) -> None:
     # Only its length overflows: all examples have the same, so that the variance of the
     # derivatives along the line does not.
     def with_huge_gradient(params: list[nn.Parameter]) -> Tensor:
@@ -260,7 +261,8 @@ def test_sbps_where_only_the_gradient_is_not_finite() -> None:
     for choice in ("raise", "skip"):
         params = [nn.Parameter(torch.zeros(6, dtype=torch.float64))]
         draws = Draws(params)
-        sampler = make_sbps(params, nonfinite=choice)
+        learning = {"preconditioned": always, "adapt_always": always}
+        sampler = make_sbps(params, nonfinite=choice, **learning)
         bad = 0
         for _ in range(40):
             sampler.step(draws)
@@ -278,6 +280,7 @@ def test_sbps_where_only_the_gradient_is_not_finite() -> None:
                     group["num_skipped"] += choice == "skip"
                 assert_unchanged(sampler, before)
             else:  # not a proposal: as if it had not been
+                assert not always
                 with torch.no_grad():
                     params[0].copy_(before[0][0])
                 sampler.load_state_dict(before[1])

@@ -47,6 +47,47 @@ def test_the_preconditioner_learns_until_it_is_frozen() -> None:
         torch.testing.assert_close(sampler.state[p][key], value, rtol=1e-15, atol=0)
 
 
+def test_v_learns_from_every_minibatch_and_a_where_lines_end() -> None:
+    params = two()
+    settings = {"preconditioned": True, "decay": 0.8, "eps": 0.1, "refresh_rate": 2.0}
+    sampler = make(params, adapt_always=True, **settings)
+    closure = Draws(params)
+    squares = [torch.zeros_like(p) for p in params]
+    old: list[Tensor] = []
+    lines = steps = 0
+    for _ in range(150):
+        drawn = closure.generator.get_state()
+        before = sampler.diagnostics
+        sampler.step(closure)
+        closure.generator.set_state(drawn)
+        grads = torch.autograd.grad(closure().mean(), params)
+        for p, square, grad in zip(params, squares, grads, strict=True):
+            square.lerp_((grad + 20.0 / N * p.detach()).square(), 0.2)
+            found = sampler.state[p]["square_average"]
+            torch.testing.assert_close(found, square, rtol=1e-10, atol=1e-14)
+        now = [sampler.state[p]["preconditioner"] for p in params]
+        after = sampler.diagnostics
+        refreshed = after.refreshments > before.refreshments
+        if after.bounces > before.bounces:
+            # What a bounce learns is in its A; a refreshment looks at a minibatch
+            # along the new line, and so has its A already.
+            inverse = torch.cat([v.sqrt().flatten() + 0.1 for v in squares])
+            mean = inverse.reciprocal().mean()
+            for a, v in zip(now, squares, strict=True):
+                torch.testing.assert_close(a, 1 / (v.sqrt() + 0.1) / mean)
+            lines += 1
+        elif old and not refreshed:
+            assert_same(now, old)
+            steps += 1
+        old = [a.clone() for a in now]
+    assert lines > 10 and steps > 50 and sampler.diagnostics.refreshments > 3
+    for group in sampler.param_groups:
+        group["adapt"] = False
+    kept = [sampler.state[p]["square_average"].clone() for p in params]
+    run(sampler, closure, 50)
+    assert_same([sampler.state[p]["square_average"] for p in params], kept)
+
+
 @pytest.mark.parametrize("preconditioned", [False, True])
 def test_every_observation_is_of_the_whole_target(preconditioned: bool) -> None:
     """On lines that begin anyhow: G is the derivative of U, all priors included."""

@@ -45,7 +45,9 @@ def test_hyperparameters_out_of_range(name: str, value: float, wanted: str) -> N
     step_fails(sampler, Draws(sampler._all_params()), ValueError, message)
 
 
-@pytest.mark.parametrize("name", ["preconditioned", "adapt", "replacement"])
+@pytest.mark.parametrize(
+    "name", ["preconditioned", "adapt", "adapt_always", "replacement"]
+)
 def test_switches_are_bools(name: str) -> None:
     with pytest.raises(TypeError) as error:
         make(two(), **{name: 1})

@@ -18,6 +18,7 @@ import torch_sgmcmc as sg
 KINDS: dict[str, dict[str, Any]] = {
     "SBPS": {"refresh_rate": 2.0},
     "pSBPS": {"preconditioned": True, "decay": 0.8, "eps": 0.1},
+    "always": {"preconditioned": True, "adapt_always": True, "decay": 0.8, "eps": 0.1},
     "given": {"preconditioned": True, "given": uneven},
     "local": {"refresh_rate": 2.0, "forgetting": 0.5, "confidence": 2.0},
 }

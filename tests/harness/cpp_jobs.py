@@ -100,6 +100,14 @@ CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
         {"preconditioned": True, "decay": 0.9, "confidence": 2.0},
         {"prior_precision": 2.0},
     ),
+    "PSBPS-always": (
+        sg.SBPS,
+        {
+            **{"preconditioned": True, "refresh_rate": 1.0, "decay": 0.9},
+            "adapt_always": True,
+        },
+        {"prior_precision": 2.0},
+    ),
     "PSBPS-given": (
         sg.SBPS,
         {

@@ -60,6 +60,21 @@ def test_forward_and_reverse_mode_agree() -> None:
     assert counts[1] == Evaluations(1000, 10 * bounces)
 
 
+def test_what_learns_always_takes_gradients_always() -> None:
+    """Of the same minibatches: the same chain in both modes."""
+    places, counts = [], []
+    for forward in (False, True):
+        net = Net()
+        options = {"preconditioned": True, "adapt_always": True, "eps": 0.1}
+        sampler = make(net.parameters(), model=net if forward else None, **options)
+        places.append(run(sampler, net_closure(net), 100)[1])
+        counts.append(sampler.evaluations)
+        assert 10 < sampler.diagnostics.bounces < 60
+    for a, b in zip(*places, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+    assert counts[0] == counts[1] == Evaluations(1000, 1000)
+
+
 def test_a_resumed_run_counts_the_same_evaluations() -> None:
     net, other = Net(), Net()
     sampler = make(net.parameters(), model=net)

@@ -16,10 +16,10 @@ BATCH = 50
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list]:
-    """Two step sizes and SBPS with two seeds: what was printed and the runs."""
+    """Two step sizes, SBPS with two k, two seeds: what was printed and the runs."""
     out = tmp_path_factory.mktemp("everything")
     options = ("--digits", "--draws", 10, "--batch-size", BATCH)
-    options += ("--epochs", 30, "--seeds", 2, "--lr", 0.1, 1)
+    options += ("--epochs", 30, "--seeds", 2, "--lr", 0.1, 1, "--confidence", 3, 5)
     printed, found = run_experiment("sbps2017.figure6", out, *options)
     return out, printed, found["runs"]
 
@@ -27,16 +27,19 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, lis
 def test_every_run_has_the_same_budget(everything: tuple[Path, str, list]) -> None:
     out, _, runs = everything
     methods = [r["config"]["method"] for r in runs]
-    assert methods == ["sgld"] * 4 + ["sbps"] * 2
+    assert methods == ["sgld"] * 4 + ["sbps"] * 4
     budget = 30 * IMAGES
     for r in runs:
         config = r["config"]
-        name = f"{config['method']}-{config['setting']:g}-seed{config['seed']}.pt"
-        saved = torch.load(out / name, weights_only=True)
+        name = f"{config['method']}-{config['setting']:g}"
+        if config["method"] == "sbps":
+            name += f"-k{config['confidence']:g}"
+        saved = torch.load(out / f"{name}-seed{config['seed']}.pt", weights_only=True)
         (group,) = saved["sampler"]["param_groups"]
         assert group["prior_precision"] == 0.002
         assert group["num_data"] == IMAGES
         if config["method"] == "sbps":
+            assert group["confidence"] == config["confidence"]
             gradients = BATCH * group["num_bounces"]
             assert 0 <= group["num_derivatives"] + gradients - budget < 2 * BATCH
             assert len(saved["costs"]) == int(group["trajectory_time"] / 0.5)
@@ -50,7 +53,7 @@ def test_every_run_has_the_same_budget(everything: tuple[Path, str, list]) -> No
 
 def test_table_and_picture(everything: tuple[Path, str, list]) -> None:
     out, printed, _ = everything
-    for name in ("SGLD, lr 0.1", "SGLD, lr 1", "SBPS, refresh rate 0"):
+    for name in ("SGLD, lr 0.1", "SGLD, lr 1", "SBPS, k = 5, rate 0"):
         assert printed.count(f"| {name} |") == 1
         assert printed.count(f"| {name}, widest |") == 1
     assert "digits 4x4, N 563, d 64, 30 epochs, 15 burn-in" in printed
@@ -90,6 +93,31 @@ def test_an_interrupted_run_continues_to_the_same_bits(
     other = ChainConfig("sbps", 0.0, 0, 30, 2 * BATCH, images.name)
     with pytest.raises(SystemExit, match="holds a run with other settings"):
         run_chain(other, images, tmp_path)
+
+
+def test_sums_of_blocks_are_another_unit_and_a_weaker_prior(tmp_path: Path) -> None:
+    """Logits of w are those of ``added`` · w by means, whose prior is as much wider."""
+    from sbps2017.mnist7.data import load_digits4
+    from sbps2017.mnist7.model import PRIOR_PRECISION, potential
+
+    mean, total = load_digits4(), load_digits4(summed=True)
+    assert total.added == 4 and torch.equal(total.test_x, 4 * mean.test_x)
+    g = torch.Generator().manual_seed(0)
+    w = torch.randn(3, 64, generator=g, dtype=torch.float64)
+    found = potential(w, total.train_x.double(), total.train_y)
+    expected = potential(4 * w, mean.train_x.double(), mean.train_y)
+    expected -= (1 - 1 / 16) * PRIOR_PRECISION / 2 * (4 * w).square().sum(1)
+    torch.testing.assert_close(found, expected)
+    # The run has its own data, reference and samples: none of another is taken.
+    options = ("--digits", "--draws", 10, "--batch-size", BATCH, "--epochs", 20)
+    options += ("--seeds", 1, "--lr", 0.01, "--refresh-rate", 0.05, "--summed")
+    printed, found = run_experiment("sbps2017.figure6", tmp_path, *options)
+    assert "digits 4x4, summed, N 563, d 64, 20 epochs" in printed
+    sampler = found["runs"][1]["config"]
+    assert (sampler["dataset"], sampler["sample_interval"]) == (
+        "digits 4x4, summed",
+        0.125,
+    )
 
 
 # ---- The posterior and its reference -------------------------------------------------

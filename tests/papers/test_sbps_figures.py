@@ -12,7 +12,7 @@ import torch
 from harness.examples import run_experiment
 from harness.statistics import check_mean, check_z
 from sbps2017.figures import FIGURES
-from sbps2017.toys import comparison, figure1, figure2, figure5, paths
+from sbps2017.toys import comparison, figure1, figure2, figure3, figure5, paths
 from sbps2017.toys.figure4 import METHODS
 from sbps2017.toys.logistic import Array, Problem, simulate
 from sbps2017.toys.methods import chains
@@ -201,6 +201,34 @@ def test_the_clock_is_read_right() -> None:
     check_z({"mean": scores.sum() / len(scores) ** 0.5}, label="observations")
     assert 0.8 < scores.std() < 1.25
     check_mean(surprises[:, None], 0.0, label="thinning")
+
+
+# ---- Figure 3 --------------------------------------------------------------------
+
+
+def test_the_targets_of_figure_3() -> None:
+    """That of the authors' program is wide along the first axis, the paper's is not."""
+    words, program = (
+        [figure3.directions(simulate(20, i, wide=wide)) for i in range(3)]
+        for wide in figure3.TARGETS.values()
+    )
+    # The authors' data had 958.
+    assert all(800 < d["condition_number"] < 1300 for d in program)
+    assert all(d["largest_weight"] > 0.95 for d in program)
+    assert all(d["largest_weight"] < 0.5 for d in words)
+
+
+def test_the_finding_of_figure_3() -> None:
+    """Whatever learns moves far along the axis that is wide, SBPS does not."""
+    problem = simulate(20, seed=0, wide=1 / 500)
+    start = problem.posterior_draws(1, seed=0)[0]
+    moved = {}
+    for name, method in figure3.METHODS.items():
+        path = paths.bounce(problem, start, 1000, seed=0, **method.options)
+        along = problem.along_extremes(path.samples(1000))[:, 0]
+        moved[name] = np.square(along[200:] - along[:-200]).mean()
+    for name in figure3.METHODS.keys() - {"SBPS"}:
+        assert moved[name] > 10 * moved["SBPS"], name
 
 
 # ---- Figure 5 --------------------------------------------------------------------

@@ -30,6 +30,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "reverse mode": {},
     "forward mode": {"refresh_rate": 1.0},
     "preconditioned": {"preconditioned": True, "eps": 0.1},
+    "forward mode, learning always": {
+        **{"preconditioned": True, "eps": 0.1},
+        "adapt_always": True,
+    },
 }
 
 
@@ -63,7 +67,7 @@ class Losses:
 
 
 def make(kind: str, model: nn.Module, **settings: Any) -> sg.SBPS:
-    of = model if kind == "forward mode" else None
+    of = model if kind.startswith("forward mode") else None
     settings = {"seed": 3, **TARGET, **KINDS[kind], **settings}
     return sg.SBPS(model.parameters(), **settings, model=of)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple
@@ -342,26 +343,32 @@ class Flight:
                 sbps_reflect_(*lists, part.preconditioner, **turn)
             else:
                 line_sums.append(sbps_reflect_sums_(*lists, origin, **turn))
-            squares = part.square_average
-            if squares and common["adapt"]:
-                squares = [v.clone() for v in squares]
-                sbps_adapt_(
-                    part.params,
-                    part_grads,
-                    squares,
-                    weight_decay=part.weight_decay,
-                    decay=common["decay"],
-                    **part.mean,
-                )
             parts.append(
                 replace(
                     part,
                     origin=origin,
                     velocity=velocities,
-                    square_average=squares,
+                    square_average=_learned(part, part_grads, common),
                 )
             )
         return _steered(parts, common, line_sums)
+
+    def learned(self, grads: Sequence[Tensor], common: dict[str, Any]) -> Flight:
+        """The same line with what its V learns here; A follows where it ends.
+
+        Were A to follow at once, Av would turn within the line that G is regressed on.
+        """
+        if not math.isfinite(self.sums(grads)[1]):
+            raise nonfinite_error(
+                common["nonfinite"],
+                "SBPS got a gradient from the closure's losses that is not finite",
+            )
+        flight = copy(self)
+        flight.parts = [
+            replace(part, square_average=_learned(part, part_grads, common))
+            for part, part_grads in zip(self.parts, self._split(grads), strict=True)
+        ]
+        return flight
 
     # ---- Sums over all parameters -----------------------------------------------
 
@@ -411,6 +418,24 @@ class Flight:
     def _split(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         each = iter(tensors)
         return [[next(each) for _ in part.params] for part in self.parts]
+
+
+def _learned(
+    part: _Part, grads: Sequence[Tensor], common: dict[str, Any]
+) -> list[Tensor]:
+    """V with these gradients, if it learns."""
+    if not (part.square_average and common["adapt"]):
+        return part.square_average
+    squares = [v.clone() for v in part.square_average]
+    sbps_adapt_(
+        part.params,
+        grads,
+        squares,
+        weight_decay=part.weight_decay,
+        decay=common["decay"],
+        **part.mean,
+    )
+    return squares
 
 
 def _marks(params: Iterable[Tensor]) -> list[_Mark]:

@@ -64,6 +64,10 @@ class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
   /// Whether the preconditioner is learned. Default: true.
   TORCH_SGMCMC_ARG(bool, adapt)
 
+  /// Whether V learns from every minibatch and not only from those at which the
+  /// particle bounces. A follows at bounces and refreshments. Default: false.
+  TORCH_SGMCMC_ARG(bool, adapt_always)
+
   /// Of the preconditioner's running mean, in [0, 1). Default: 0.99.
   TORCH_SGMCMC_ARG(double, decay)
 

@@ -44,6 +44,21 @@ class Split {
   size_t done_ = 0;
 };
 
+// Takes gradients into V, if it learns.
+void Learn(FlightPart& part,
+           const std::vector<at::Tensor>& grads,
+           const SBPSOptions& options) {
+  if (part.square_average.empty() || !options.adapt()) return;
+  part.square_average = Clones(part.square_average);
+  sbps_adapt_(part.params,
+              grads,
+              part.square_average,
+              part.weight_decay(),
+              options.decay(),
+              part.prior_mean,
+              MeansOf(part.prior_means));
+}
+
 // A flight of these parts whose A and Av follow from V and v, or Av from A and
 // v. Without them it has the line's sums, if they are known.
 std::shared_ptr<Flight> Steered(std::vector<FlightPart> parts,
@@ -241,18 +256,23 @@ std::shared_ptr<Flight> Flight::reflected(double time,
                                              part.prior_mean,
                                              MeansOf(part.prior_means)));
     }
-    if (!part.square_average.empty() && options.adapt()) {
-      part.square_average = Clones(part.square_average);
-      sbps_adapt_(part.params,
-                  part_grads,
-                  part.square_average,
-                  part.weight_decay(),
-                  options.decay(),
-                  part.prior_mean,
-                  MeansOf(part.prior_means));
-    }
+    Learn(part, part_grads, options);
   }
   return Steered(std::move(changed), options, std::move(line_sums));
+}
+
+std::shared_ptr<Flight> Flight::learned(const std::vector<at::Tensor>& grads,
+                                        const SBPSOptions& options) const {
+  if (!std::isfinite(sums(grads).gradient)) {
+    throw NonfiniteError(
+        "SBPS got a gradient from the closure's losses that is not finite");
+  }
+  auto flight = std::make_shared<Flight>(*this);
+  Split split(grads);
+  for (FlightPart& part : flight->parts_) {
+    Learn(part, split.Next(part), options);
+  }
+  return flight;
 }
 
 FlightSums Flight::sums(const std::vector<at::Tensor>& grads) const {

@@ -82,6 +82,10 @@ class Flight {
   std::shared_ptr<Flight> reflected(double time,
                                     const std::vector<at::Tensor>& grads,
                                     const SBPSOptions& options) const;
+  // The same line with what its V learns here; A follows where it ends. Were A
+  // to follow at once, Av would turn within the line that G is regressed on.
+  std::shared_ptr<Flight> learned(const std::vector<at::Tensor>& grads,
+                                  const SBPSOptions& options) const;
 
   FlightSums sums(const std::vector<at::Tensor>& grads) const;
   // The derivative of the prior's part of U along the direction, at a time

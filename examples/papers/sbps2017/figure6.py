@@ -8,6 +8,8 @@ with all data and a Metropolis test.
     python examples/papers sbps2017.figure6                  # 1500 epochs, 2 seeds
     python examples/papers sbps2017.figure6 --paper          # 10,000 epochs, 3 seeds
     python examples/papers sbps2017.figure6 --paper --refresh-rate 0 0.003
+    python examples/papers sbps2017.figure6 --paper --lr --confidence 3 5
+    python examples/papers sbps2017.figure6 --paper --summed --refresh-rate 0.05
     python examples/papers sbps2017.figure6 --digits         # no data needed
 
 Results go to --out: results.json, figure6.png, the reference and a checkpoint for each
@@ -35,6 +37,8 @@ def parse_arguments() -> argparse.Namespace:
     add("--seeds", type=int, help="number of seeds (default: 2, --paper 3)")
     add("--lr", type=float, nargs="*", default=[0.01, 0.1, 1.0], help="SGLD's lr")
     add("--refresh-rate", type=float, nargs="*", default=[0.0], help="of SBPS")
+    add("--confidence", type=float, nargs="*", default=[3.0], help="k of SBPS")
+    add("--summed", action="store_true", help="pixels are sums of blocks, not means")
     add("--batch-size", type=int, default=500)
     add("--draws", type=int, help="of the reference's 4 chains (default: 250, 1000)")
     parser.add_data("MNIST/raw (default: download)")
@@ -53,17 +57,28 @@ def parse_arguments() -> argparse.Namespace:
 
 def run_all(args: argparse.Namespace) -> None:
     """Runs what the command line asks for and reports."""
-    images = load_digits4() if args.digits else load_mnist7(args.data_root)
+    if args.digits:
+        images = load_digits4(summed=args.summed)
+    else:
+        images = load_mnist7(args.data_root, summed=args.summed)
     reference = make_reference(images, 4, args.draws, args.out)
-    methods = [("sgld", lr) for lr in args.lr] + [
-        ("sbps", rate) for rate in args.refresh_rate
+    methods = [("sgld", lr, 3.0) for lr in args.lr] + [
+        ("sbps", rate, k) for k in args.confidence for rate in args.refresh_rate
     ]
     runs: dict[str, list[Run]] = {}
     first_results = {}
-    for method, setting in methods:
+    for method, setting, k in methods:
         for seed in range(args.seeds):
             config = ChainConfig(
-                method, setting, seed, args.epochs, args.batch_size, images.name
+                method,
+                setting,
+                seed,
+                args.epochs,
+                args.batch_size,
+                images.name,
+                k,
+                # The same places, whatever a unit of w is.
+                0.5 / images.added,
             )
             result = run_chain(config, images, args.out)
             run = score(config, result, reference, images, args.burn_in)

@@ -42,8 +42,8 @@ SIZES: dict[str, dict[str, Any]] = {
     },
     "figure3": {
         "tiny": figure3.Size(2, 3, 4, 50),
-        "short": figure3.Size(2, 60, 60, 500),
-        "paper": figure3.Size(5, 60, 100, 500),
+        "short": figure3.Size(2, 100, 100, 500),
+        "paper": figure3.Size(5, 200, 1000, 1000),
     },
     "figure4": {
         "tiny": figure4.Size(2, 3, 4, 50),

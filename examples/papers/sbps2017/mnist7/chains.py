@@ -33,6 +33,7 @@ class ChainConfig:
             along the flight.
         batch_size: n.
         dataset: its name.
+        confidence: of SBPS, k.
         sample_interval: of SBPS, in trajectory time. SGLD has a sample an epoch.
     """
 
@@ -42,12 +43,14 @@ class ChainConfig:
     epochs: int
     batch_size: int
     dataset: str
+    confidence: float = 3.0
     sample_interval: float = 0.5
 
     @property
     def name(self) -> str:
         """A file name."""
-        return f"{self.method}-{self.setting:g}-seed{self.seed}"
+        band = f"-k{self.confidence:g}" if self.method == "sbps" else ""
+        return f"{self.method}-{self.setting:g}{band}-seed{self.seed}"
 
 
 class _Chain:
@@ -74,7 +77,7 @@ class _Chain:
         else:
             self.sampler = sg.SBPS(
                 self.model.parameters(),
-                confidence=3.0,  # the paper's
+                confidence=config.confidence,
                 refresh_rate=config.setting,
                 sample_interval=config.sample_interval,
                 model=self.model,

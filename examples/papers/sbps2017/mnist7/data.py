@@ -17,20 +17,23 @@ _TRAINING_IMAGES = 8340
 
 @dataclass
 class SmallImages:
-    """Pixels in [0, 1], [images, pixels], and digits below :data:`CLASSES`."""
+    """Pixels in [0, ``added``], [images, pixels], and digits below :data:`CLASSES`."""
 
     name: str
     train_x: Tensor
     train_y: Tensor
     test_x: Tensor
     test_y: Tensor
+    #: Pixels that each is the sum of; 1 if it is their mean.
+    added: int = 1
 
 
-def load_mnist7(data_root: Path | None) -> SmallImages:
+def load_mnist7(data_root: Path | None, *, summed: bool = False) -> SmallImages:
     """The digits 0 to 3 of MNIST, each pixel the mean of 4x4.
 
     Args:
         data_root: folder that holds MNIST/raw; None downloads it.
+        summed: whether it is their sum, up to 16, as in the authors' program.
     """
     from torchvision.datasets import MNIST
 
@@ -43,18 +46,23 @@ def load_mnist7(data_root: Path | None) -> SmallImages:
         (test.data / 255, test.targets),
         4,
         _TRAINING_IMAGES,
+        summed,
     )
 
 
-def load_digits4() -> SmallImages:
-    """The digits 0 to 3 that come with scikit-learn, each pixel the mean of 2x2."""
+def load_digits4(*, summed: bool = False) -> SmallImages:
+    """The digits 0 to 3 that come with scikit-learn, each pixel the mean of 2x2.
+
+    Args:
+        summed: whether it is their sum, up to 4.
+    """
     from sklearn import datasets
 
     data = datasets.load_digits()
     x = torch.from_numpy(data.images).float() / 16
     y = torch.from_numpy(data.target).long()
     return _prepared(
-        "digits 4x4", (x[:1400], y[:1400]), (x[1400:], y[1400:]), 2, len(y)
+        "digits 4x4", (x[:1400], y[:1400]), (x[1400:], y[1400:]), 2, len(y), summed
     )
 
 
@@ -64,12 +72,17 @@ def _prepared(
     test: tuple[Tensor, Tensor],
     block: int,
     at_most: int,
+    summed: bool,
 ) -> SmallImages:
     train_x, train_y = _four_digits(*train, block)
     test_x, test_y = _four_digits(*test, block)
     train_x, train_y = train_x[:at_most], train_y[:at_most]
     used = (train_x > 0).any(0)
-    return SmallImages(name, train_x[:, used], train_y, test_x[:, used], test_y)
+    added = block**2 if summed else 1
+    train_x, test_x = added * train_x[:, used], added * test_x[:, used]
+    if summed:
+        name += ", summed"
+    return SmallImages(name, train_x, train_y, test_x, test_y, added)
 
 
 def _four_digits(images: Tensor, labels: Tensor, block: int) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from .logistic import Array, Problem
 from .methods import Method, chains
 from .paths import EPOCH, autocorrelation, effective_size
 
-FAR = 10.0  # chains start at draws of N(ŵ, 10 times the Laplace covariance)
+FAR = 10.0  # chains start at draws of N(ŵ, so much times the Laplace covariance)
 LAGS = 50 * EPOCH
 JUMP = 10  # epochs
 
@@ -150,10 +150,12 @@ def compare(
     size: Size,
     cache: Path,
     figure: str,
+    *,
+    scale: float = FAR,
 ) -> dict[str, Any]:
     """Runs all methods; returns numbers, and under "curves" what pictures show."""
     reference = Reference.of(problem, size.reference, cache)
-    far = problem.laplace_draws(size.seeds, seed=1, scale=FAR)
+    far = problem.laplace_draws(size.seeds, seed=1, scale=scale)
     inside = reference.draws[-size.seeds :]
     document: dict[str, Any] = {
         "size": asdict(size),
@@ -163,7 +165,7 @@ def compare(
     }
     for name, method in methods.items():
         label = f"{figure}, {name}"
-        settings = [problem.digest, asdict(size), method.options]
+        settings = [problem.digest, asdict(size), method.options, scale]
         run = partial(summarised, problem, method, label=label)
         first = kept_arrays(
             cache,

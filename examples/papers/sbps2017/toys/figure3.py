@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,57 +11,124 @@ from reproduce.report import markdown, plt, save
 
 import torch_sgmcmc as sg
 
-from .comparison import COMPARED, Size, compare, compared_rows, posterior_row
-from .figure4 import DATA_SEED, DIMENSION
-from .logistic import WIDE, simulate
+from .comparison import COMPARED, Size, compare, compared_rows
+from .figure4 import DIMENSION
+from .logistic import WIDE, Problem, simulate
 from .methods import Method
 from .paths import EPOCH
 
 PRECONDITIONED = {"preconditioned": True, "decay": 0.99, "eps": 1e-4}
+ALWAYS = {**PRECONDITIONED, "adapt_always": True}
+FREEZE = {"freeze_after": 20 * EPOCH}
 METHODS = {
     "SBPS": Method(sg.SBPS),
     "pSBPS": Method(sg.SBPS, PRECONDITIONED, "C0"),
-    "pSBPS, frozen after 20 epochs": Method(
-        sg.SBPS, {**PRECONDITIONED, "freeze_after": 20 * EPOCH}, "C9", "--"
-    ),
+    "pSBPS, frozen": Method(sg.SBPS, {**PRECONDITIONED, **FREEZE}, "C0", "--"),
+    "pSBPS, learning always": Method(sg.SBPS, ALWAYS, "C1"),
+    "pSBPS, learning always, frozen": Method(sg.SBPS, {**ALWAYS, **FREEZE}, "C1", "--"),
 }
-# The variance of the first covariate: the paper's, and one that makes the posterior
-# wide along an axis.
-TARGETS = {f"the paper's target, variance {WIDE:g}": WIDE, "variance 0.001": 0.001}
+# The variance of the first covariate: that of the paper's words, and of its authors'
+# program, which makes the posterior wide along an axis.
+TARGETS = {
+    f"the paper's words, variance {WIDE:g}": WIDE,
+    "the authors' program, variance 1/500": 1 / 500,
+}
+# The paper's k, which the picture shows, and the library's, which has less bias to tell
+# apart from that of learning: how many times the epochs in the posterior each has.
+CONFIDENCES = {3.0: 1, 5.0: 2}
+PICTURED = 3.0
+# The authors' program starts there, and has so many epochs.
+SCALE = 100.0
 
 
 def run(size: Size, cache: Path) -> dict[str, Any]:
-    """Runs the samplers on both targets."""
+    """Runs the samplers on both targets, one chain on each of ``seeds`` data sets."""
     document: dict[str, Any] = {"targets": {}, "curves": {}}
     for target, wide in TARGETS.items():
-        problem = simulate(DIMENSION, DATA_SEED, wide=wide)
-        result = compare(problem, METHODS, size, cache, f"figure 3, {wide:g}")
-        document["curves"][target] = result.pop("curves")
-        result["widest_direction"] = problem.extremes[0].tolist()
-        document["targets"][target] = result
+        problems = [simulate(DIMENSION, i, wide=wide) for i in range(size.seeds)]
+        document["targets"][target] = {
+            "directions": [directions(problem) for problem in problems],
+            "confidences": {},
+        }
+        for k, times in CONFIDENCES.items():
+            epochs = times * size.stationary_epochs
+            own = replace(size, seeds=1, stationary_epochs=epochs)
+            methods = {
+                name: replace(method, options={**method.options, "confidence": k})
+                for name, method in METHODS.items()
+            }
+            label = f"figure 3, {wide:g}, k = {k:g}"
+            results = [
+                compare(problem, methods, own, cache, label, scale=SCALE)
+                for problem in problems
+            ]
+            curves = [result.pop("curves") for result in results]
+            document["targets"][target]["confidences"][f"{k:g}"] = together(results)
+            if k == PICTURED:
+                document["curves"][target] = curves
     return document
 
 
+def directions(problem: Problem) -> dict[str, float]:
+    """How wide the Laplace approximation is, and whether that is along an axis."""
+    variances = np.linalg.eigvalsh(problem.covariance)
+    return {
+        "condition_number": float(variances[-1] / variances[0]),
+        "largest_weight": float(np.abs(problem.extremes[0]).max()),
+        "deviation": float(variances[-1] ** 0.5),
+    }
+
+
+def together(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """One result of several data sets; ``excess`` is over E[U] of their posteriors."""
+    methods: dict[str, Any] = {}
+    for result in results:
+        for name, numbers in result["methods"].items():
+            own = result["reference"]["excess"]
+            numbers["excess"] = [value - own for value in numbers["excess"]]
+            pooled = methods.setdefault(name, {key: [] for key in numbers})
+            diagnostics = numbers.pop("diagnostics")
+            pooled["diagnostics"] = [*pooled.get("diagnostics", []), diagnostics]
+            for key, values in numbers.items():
+                pooled[key] += values
+    return {
+        "size": results[0]["size"],
+        "methods": methods,
+        "references": [result["reference"] for result in results],
+    }
+
+
 def table(document: dict[str, Any]) -> str:
-    """A markdown table, mean ± standard error over seeds."""
+    """A markdown table, mean ± standard error over data sets."""
+    head = ["E[U] − the posterior's" if "E[U]" in name else name for name in COMPARED]
     rows = []
     for target, result in document["targets"].items():
-        largest = np.abs(result["widest_direction"]).max()
-        title = f"*{target}*: largest weight of the widest direction {largest:.2f}"
-        rows.append([title] + [""] * (len(COMPARED) - 1))
-        rows += [*compared_rows(result), posterior_row(result)]
-    return markdown(COMPARED, rows)
+        numbers = [each["condition_number"] for each in result["directions"]]
+        weights = [each["largest_weight"] for each in result["directions"]]
+        title = (
+            f"*{target}*: condition numbers {min(numbers):.0f} to {max(numbers):.0f}, "
+            f"largest weight of the widest direction {min(weights):.2f} to "
+            f"{max(weights):.2f}"
+        )
+        rows.append([title] + [""] * (len(head) - 1))
+        for k, pooled in result["confidences"].items():
+            for name, *cells in compared_rows(pooled):
+                rows.append([f"{name}, k = {k}", *cells])
+    rows.append(["posterior", "", "0", "1", "1", "", "", ""])
+    return markdown(head, rows)
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """The paper's panels, a row for each target."""
+    """The paper's panels, a row for each target: the first data set, the mean ACF."""
     targets = document["targets"]
     figure, rows = plt.subplots(len(targets), 3, figsize=(13, 3.9 * len(targets)))
     for (target, result), panels in zip(targets.items(), rows, strict=True):
         plane, acf, line = panels
+        pooled = result["confidences"][f"{PICTURED:g}"]
+        reference = pooled["references"][0]
         angle = np.linspace(0, 2 * np.pi, 200)
         for radius in (1, 2, 3):
-            deviations = radius * np.sqrt(result["reference"]["laplace_variance"])
+            deviations = radius * np.sqrt(reference["laplace_variance"])
             plane.plot(
                 deviations[0] * np.cos(angle),
                 deviations[1] * np.sin(angle),
@@ -68,17 +136,19 @@ def draw(document: dict[str, Any], path: Path) -> None:
                 linewidth=0.8,
                 label="Laplace, 1, 2, 3 std. dev." if radius == 1 else None,
             )
-        for name, curve in document["curves"][target].items():
-            method = METHODS[name]
+        curves = document["curves"][target]
+        for name, method in METHODS.items():
+            curve = curves[0][name]
             look = {"color": method.color, "linestyle": method.style, "label": name}
             wide, narrow = curve["extremes"][0].T
             if method.style == "-":
                 plane.plot(wide, narrow, linewidth=0.6, alpha=0.8, color=method.color)
-            lags = np.arange(curve["autocorrelation"].shape[-1]) / EPOCH
-            acf.plot(lags, curve["autocorrelation"][:, 0].mean(axis=0), **look)
-            line.plot(curve["epochs"][0], wide, **look)
-        centre = result["reference"]["mean"][0]
-        deviation = result["reference"]["variance"][0] ** 0.5
+                line.plot(curve["epochs"][0], wide, **look)
+            functions = np.concatenate([c[name]["autocorrelation"] for c in curves])
+            mean = functions[:, 0].mean(axis=0)
+            acf.plot(np.arange(len(mean)) / EPOCH, mean, **look)
+        centre = reference["mean"][0]
+        deviation = reference["variance"][0] ** 0.5
         line.axhspan(
             centre - deviation,
             centre + deviation,
@@ -86,19 +156,19 @@ def draw(document: dict[str, Any], path: Path) -> None:
             zorder=0,
             label="posterior, ± 1 std. dev.",
         )
-        plane.set_title(
-            f"{target}; first {result['size']['epochs']} epochs", fontsize=9
-        )
+        epochs = pooled["size"]["epochs"]
+        plane.set_title(f"{target}; first {epochs} epochs", fontsize=9)
         plane.set(
             xlabel="distance from ŵ, widest direction", ylabel="narrowest direction"
         )
         plane.legend()
         acf.axhline(0, color="k", linewidth=0.8)
         acf.set(xlabel="lag (epochs)", title="autocorrelation, widest direction")
+        acf.legend()
         line.set(
             xlabel="epochs",
             ylabel="distance from ŵ, widest direction",
-            title="from far out, seed 0",
+            title="from far out, first data set",
         )
         line.legend()
     save(figure, path, 72)
