@@ -16,6 +16,7 @@ from torch.optim.optimizer import (
 )
 
 from torch_sgmcmc.chain import distributed, summary
+from torch_sgmcmc.chain.again import Again, can_be_made_again
 from torch_sgmcmc.chain.arguments import documented
 from torch_sgmcmc.chain.bookkeeping import Bookkeeping
 from torch_sgmcmc.chain.dtypes import has_master
@@ -25,10 +26,12 @@ from torch_sgmcmc.chain.method import Method
 from torch_sgmcmc.chain.nonfinite import (
     StepLeftOut,
     check_finite,
+    choice_of,
     gate_of,
     leave_out,
     raise_what_was_found,
 )
+from torch_sgmcmc.chain.operators import any_nonfinite
 from torch_sgmcmc.chain.param_groups import (
     with_known_arguments,
 )
@@ -224,7 +227,7 @@ class Sampler(Bookkeeping):
 
     def _settle(self) -> None:
         """Does what is to be done where there are other ranks, once there are."""
-        if not self._chain.is_settled:
+        if not self._chain.is_settled and distributed.has_ranks():
             self._check_ranks()
             self._chain.is_settled = self._agree()
 
@@ -269,11 +272,15 @@ class Sampler(Bookkeeping):
                 loss = closure()
             chain = self._chain_now()  # which may have put other groups or state there
 
+        if chain.again is not None and self._make_again(chain, chain.again):
+            return loss
         work = self._gather()
         try:
             check_finite(chain, work, looks_later=self._looks_later)
             prepared = self._prepare_all(chain, work)
             self._advance(chain, work, prepared)
+            if can_be_made_again(chain, work) and self._repeats(work[0].group):
+                chain.again = Again(chain, work[0], prepared[0])
         except StepLeftOut:
             chain.undo_created()
             leave_out(chain)
@@ -281,6 +288,36 @@ class Sampler(Bookkeeping):
             chain.undo_created()
             raise
         return loss
+
+    def _repeats(self, group: dict[str, Any]) -> bool:
+        """Whether steps prepare alike, once there is state."""
+        cls = type(self)
+        return (
+            cls._METHOD is not None
+            and cls._gather is Sampler._gather
+            and cls._prepare is Sampler._prepare
+            and cls._prepare_all is Sampler._prepare_all
+            and cls._check_ranks is Sampler._check_ranks
+        )
+
+    def _make_again(self, chain: Chain, again: Again) -> bool:
+        """Makes a step like the last one; False if it is to be a whole one."""
+        chain.again = None
+        grads = again.gradients(chain)
+        if grads is None:
+            return False
+        group = again.work.group
+        if again.has_other_numbers:
+            self._check_all_groups()
+            choice_of(chain)
+            if isinstance(group.get("lr"), Tensor) or not self._repeats(group):
+                return False
+            again.note()
+        if group["nonfinite"] != "allow" and any_nonfinite(grads):
+            return False  # which says of what
+        self._advance(chain, [again.work._replace(grads=grads)], [again.prepared])
+        chain.again = again
+        return True
 
     def _looks_later(self, work: list[Work]) -> bool:
         """Whether the host waits until the next step to see what was found."""

@@ -401,6 +401,16 @@ class SGHMC(ManyChains):
         momenta = [self.state[p]["momentum"] for p in params]
         return momenta, variances, start_masters(chain, params)
 
+    def _repeats(self, group: dict[str, Any]) -> bool:
+        """Not with a noise estimate that follows gradients, nor with masses."""
+        cls = type(self)
+        return (
+            cls._prepare is SGHMC._prepare
+            and cls._prepare_all is SGHMC._prepare_all
+            and group["noise_estimate"] not in _CHECKED
+            and not self._chain.known["has_masses"]
+        )
+
     def _looks_later(self, work: list[Work]) -> bool:
         """Not with a noise estimate that is checked on the host at every step."""
         return super()._looks_later(work) and not any(

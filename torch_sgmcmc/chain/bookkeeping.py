@@ -155,6 +155,7 @@ class Bookkeeping(Optimizer):
 
     def _note(self) -> None:
         """Keeps what is the sampler's own in its groups, as it is now."""
+        self._chain.again = None
         self._chain.ledger.note(self.param_groups)
 
     def __getstate__(self) -> dict[str, Any]:

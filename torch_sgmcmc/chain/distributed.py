@@ -45,6 +45,7 @@ __all__ = [
     "float64",
     "gathered",
     "gathered_alike",
+    "has_ranks",
     "is_laid_out_by_hand",
     "is_laying_out",
     "is_zero",
@@ -62,11 +63,14 @@ __all__ = [
 CHECKPOINT = "torch.distributed.checkpoint.state_dict"
 
 
+def has_ranks() -> bool:
+    """Whether torch.distributed is initialised."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def world_size(group: ProcessGroup | None = None) -> int:
     """The number of processes of a group, or of the default one; 1 without one."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size(group)
-    return 1
+    return dist.get_world_size(group) if has_ranks() else 1
 
 
 def check_group(group: Any) -> None:

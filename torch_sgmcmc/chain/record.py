@@ -106,6 +106,8 @@ class Chain:
         self.is_settled = False
         #: Whether a checkpoint has been given state that no step has made.
         self.is_laid_out = False
+        #: The last step, if the next can be made like it (again.py).
+        self.again: Any = None
         #: What a sampler has computed of its state, and need not compute again.
         self.known: dict[str, Any] = {}
 
