@@ -279,7 +279,7 @@ class Sampler(Bookkeeping):
             check_finite(chain, work, looks_later=self._looks_later)
             prepared = self._prepare_all(chain, work)
             self._advance(chain, work, prepared)
-            if can_be_made_again(chain, work) and self._repeats(work[0].group):
+            if work and self._repeats(work[0].group) and can_be_made_again(chain, work):
                 chain.again = Again(chain, work[0], prepared[0])
         except StepLeftOut:
             chain.undo_created()
