@@ -57,7 +57,7 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return ((model(x) - y) / NOISE).square().mean() / 2
 
 
-def sampler(parameters: Any, seed: int, capturable: bool) -> sg.Sampler:
+def sampler(parameters: Any, seed: int, capturable: bool = False) -> sg.Sampler:
     """Whatever the chain's seed, since the picture shows this one."""
     return sg.SGHMC(
         *(parameters, 2e-4, 0.99),

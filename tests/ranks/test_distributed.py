@@ -130,6 +130,7 @@ def test_all_samplers_run_in_a_group_of_one(group_of_one: None) -> None:
 
 
 def test_the_constructor_and_the_first_step_look_at_other_ranks(
+    group_of_one: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks: list[str] = []
