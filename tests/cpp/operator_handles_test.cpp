@@ -57,7 +57,8 @@ TEST(OperatorHandles, EverySchemaHasOneOfItsTypes) {
             (std::set<std::string>{"torch_sgmcmc::control_variate_",
                                    "torch_sgmcmc::ecs_density",
                                    "torch_sgmcmc::ecs_estimate",
-                                   "torch_sgmcmc::ecs_leapfrog_"}));
+                                   "torch_sgmcmc::ecs_leapfrog_",
+                                   "torch_sgmcmc::step_if_finite"}));
 }
 
 TEST(OperatorHandles, RefusesOtherTypesThanTheSchemas) {
