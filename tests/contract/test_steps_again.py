@@ -219,3 +219,15 @@ def test_estimates_of_noise_go_on(estimate: str | float) -> None:
     whole(*other, 110)
     assert is_again(one[0]) == (estimate != "online")
     assert_same(one[1], other[1])
+
+
+def test_masses_are_checked_at_each_step() -> None:
+    """A friction of some coordinate may exceed 1 once the momentum is another."""
+    sampler, params = make("SGHMC", lr=0.01)
+    assert isinstance(sampler, sg.SGHMC)
+    sampler.set_mass([1.0, 1.0], friction=[5.0, 5.0])
+    step(sampler, params, 3)
+    sampler.param_groups[0]["momentum"] = 0.5
+    with pytest.raises(ValueError, match="friction"):
+        step(sampler, params)
+    assert sampler.param_groups[0]["step"] == 3

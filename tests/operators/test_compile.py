@@ -1,15 +1,14 @@
 """Operators and whole training steps under torch.compile."""
 
 import copy
-import os
 import pickle
-import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from inductor import NEEDS_COMPILER
 from operator_tensors import arguments_of, by_gradients
 from reference import same_bits
 from short_chains import assert_same
@@ -19,8 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torch_sgmcmc as sg
 from torch_sgmcmc.chain import operators as ops
 
-HAS_COMPILER = shutil.which(os.environ.get("CXX", "g++")) is not None
-NEEDS_COMPILER = pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
 BACKENDS = ["aot_eager", pytest.param("inductor", marks=NEEDS_COMPILER)]
 TARGET = {"lr": 0.1, "num_data": 5.0, "prior_precision": 1.0, "temperature": 1.0}
 FRICTION = {"momentum": 0.9, "noise_estimate": 0.01, "resample_momentum_every": 2}

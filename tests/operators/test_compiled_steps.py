@@ -8,18 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from inductor import IS_OLD, NEEDS_COMPILER, RUNS_BLOCKS
 from reference import same_bits
-from test_compile import NEEDS_COMPILER
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
-from torch.torch_version import TorchVersion
 
 import torch_sgmcmc as sg
 
 STEPS = 3
-IS_OLD = TorchVersion(torch.__version__) < "2.15"
-RUNS = pytest.mark.skipif(IS_OLD, reason="needs torch 2.15")
 
 
 def quadratic(params: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -50,7 +47,7 @@ class Chain:
 SIZES = {"a": 5, "b": 7}
 
 
-@RUNS
+@RUNS_BLOCKS
 @NEEDS_COMPILER
 def test_a_block_is_its_steps() -> None:
     """Also after a checkpoint, and between blocks that are not compiled."""
@@ -76,7 +73,7 @@ def test_a_block_is_its_steps() -> None:
     assert all(map(same_bits, again.values(), eager.values()))
 
 
-@RUNS
+@RUNS_BLOCKS
 @NEEDS_COMPILER
 def test_each_sampler_has_graphs_of_its_own() -> None:
     """As many as a process has: torch keeps 8 of a function, and would then refuse."""
@@ -91,7 +88,7 @@ def test_each_sampler_has_graphs_of_its_own() -> None:
         assert all(p.grad is None for p in chain.params.values())
 
 
-@RUNS
+@RUNS_BLOCKS
 @NEEDS_COMPILER
 def test_networks_of_several_chains() -> None:
     """By vmap: each is, to rounding of inductor's gradients, the eager one."""
@@ -128,7 +125,7 @@ def test_networks_of_several_chains() -> None:
             torch.testing.assert_close(p, plain[name], rtol=1e-4, atol=1e-5)
 
 
-@RUNS
+@RUNS_BLOCKS
 @NEEDS_COMPILER
 def test_gradients_that_are_not_finite() -> None:
     """Their steps are left out of a block, and heard at its end."""
@@ -154,7 +151,7 @@ def block_of(**settings: Any) -> Callable[[], Any]:
     return make
 
 
-@RUNS
+@RUNS_BLOCKS
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
@@ -196,7 +193,7 @@ def test_refusals(make: Callable[[], Any], kind: type[Exception], words: str) ->
         make()
 
 
-@RUNS
+@RUNS_BLOCKS
 def test_hooks_are_refused() -> None:
     """As they would not be called."""
     chain = Chain(sg.SGLD, capturable=True)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from inductor import NEEDS_COMPILER
 from short_chains import assert_same, make, make_params, set_grads, take_step
-from test_compile import NEEDS_COMPILER
 from test_cuda import DEVICE
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh

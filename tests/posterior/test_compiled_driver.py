@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from inductor import NEEDS_COMPILER, RUNS_BLOCKS
 from reference import same_bits
 from torch import Tensor, nn
-from torch.torch_version import TorchVersion
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.posterior.driver.blocks import length_of_blocks
 
-IS_OLD = TorchVersion(torch.__version__) < "2.15"
-HAS_COMPILER = shutil.which(os.environ.get("CXX", "g++")) is not None
-NEEDS_COMPILER = pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
-RUNS = pytest.mark.skipif(IS_OLD, reason="needs torch 2.15")
 DATA = torch.randn(24, 5, generator=torch.Generator().manual_seed(0))
 LOADER = DATA.split(4)
 SGHMC = partial(sg.SGHMC, lr=0.05, num_data=24, capturable=True)
@@ -58,7 +52,7 @@ def test_blocks_are_as_long_as_they_can_be() -> None:
     assert length_of_blocks(40, 20, 110, 200) == 10
 
 
-@RUNS
+@RUNS_BLOCKS
 @NEEDS_COMPILER
 def test_draws_are_those_of_single_steps(tmp_path: Path) -> None:
     """Also of a chain that goes on, and with callbacks at the ends of blocks."""
@@ -79,7 +73,7 @@ def test_draws_are_those_of_single_steps(tmp_path: Path) -> None:
         run(tmp_path / "b", compile=False)
 
 
-@RUNS
+@RUNS_BLOCKS
 @NEEDS_COMPILER
 def test_capped_draws_are_those_of_single_steps() -> None:
     """Whose thinning comes at numbers that are no draws."""
@@ -92,7 +86,7 @@ def test_capped_draws_are_those_of_single_steps() -> None:
     assert steps[0] == steps[1]
 
 
-@RUNS
+@RUNS_BLOCKS
 @NEEDS_COMPILER
 def test_gradients_that_are_not_finite_end_it() -> None:
     torch._dynamo.reset()
@@ -101,7 +95,7 @@ def test_gradients_that_are_not_finite_end_it() -> None:
         run(None, bad)
 
 
-@RUNS
+@RUNS_BLOCKS
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
@@ -148,7 +142,7 @@ def test_refusals(make: Any, kind: type[Exception], words: str, tmp_path: Path) 
     assert not list(tmp_path.glob("store/*.draws"))
 
 
-@RUNS
+@RUNS_BLOCKS
 def test_minibatches_of_one_kind() -> None:
     with pytest.raises(TypeError, match=r"Invalid loader: a minibatch is a list"):
         run(None, [["text"]] * 4)
@@ -157,7 +151,7 @@ def test_minibatches_of_one_kind() -> None:
         run(None, ragged)
 
 
-@RUNS
+@RUNS_BLOCKS
 def test_a_block_has_one_draw_at_most() -> None:
     """For a collector in a loop of one's own."""
     model = Point()

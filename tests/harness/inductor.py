@@ -1,0 +1,20 @@
+"""What tests of compiled graphs need."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+import torch
+from torch.torch_version import TorchVersion
+
+__all__ = ["IS_OLD", "NEEDS_COMPILER", "RUNS_BLOCKS"]
+
+#: Inductor builds what it makes.
+NEEDS_COMPILER = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler"
+)
+#: Whether blocks of compiled steps are refused.
+IS_OLD = TorchVersion(torch.__version__) < "2.15"
+RUNS_BLOCKS = pytest.mark.skipif(IS_OLD, reason="needs torch 2.15")
