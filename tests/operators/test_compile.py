@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from inductor import NEEDS_COMPILER
+from harness.inductor import NEEDS_COMPILER
 from operator_tensors import arguments_of, by_gradients
 from reference import same_bits
 from short_chains import assert_same

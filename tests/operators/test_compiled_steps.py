@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from inductor import IS_OLD, NEEDS_COMPILER, RUNS_BLOCKS
+from harness.inductor import IS_OLD, NEEDS_COMPILER, RUNS_BLOCKS
 from reference import same_bits
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from inductor import NEEDS_COMPILER
+from harness.inductor import NEEDS_COMPILER
 from short_chains import assert_same, make, make_params, set_grads, take_step
 from test_cuda import DEVICE
 from torch import Tensor, nn

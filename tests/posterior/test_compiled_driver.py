@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from inductor import NEEDS_COMPILER, RUNS_BLOCKS
+from harness.inductor import NEEDS_COMPILER, RUNS_BLOCKS
 from reference import same_bits
 from torch import Tensor, nn
 
