@@ -46,6 +46,13 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "ecs_leapfrog_(Tensor(a!) x, Tensor(b!) momentum, Tensor gradient, "
       "Tensor? whitening, Tensor origin, *, float kick, float drift) -> "
       "Tensor");
+  // A sampler's step once more, on the CPU: `packed` has what is not a list or
+  // the step (core/packed_call.h), `state` all lists but the first two and the
+  // prior's means. Returns false, with nothing changed, if gradients are to be
+  // finite and are not.
+  m.def(
+      "step_again_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] state, "
+      "Tensor packed, int step) -> bool");
   // Whether any element is not finite: on the CPU, where the host need not
   // wait.
   m.def("any_nonfinite(Tensor[] tensors) -> bool");

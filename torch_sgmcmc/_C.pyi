@@ -48,7 +48,32 @@ def on_shards(
     *lists: list[Any],
     **arguments: Any,
 ) -> None: ...
+def packed_call(
+    *,
+    row: int,
+    looks: bool,
+    seed: int,
+    num_chains: int,
+    has_means: bool,
+    prior_mean: float,
+    lengths: Sequence[int],
+    bytes: Sequence[int],
+    offsets: Sequence[int],
+    numbers: Sequence[float],
+) -> bytearray: ...
 def samples_by(time: float, interval: float) -> int: ...
+
+class Sameness:
+    def __init__(
+        self,
+        group: dict[str, Any],
+        own: dict[str, Any],
+        state: dict[Any, Any],
+        others: Sequence[str],
+    ) -> None: ...
+    def note(self) -> None: ...
+    def has_same_numbers(self) -> bool: ...
+    def gradients(self, groups: Any, state: Any) -> list[Any] | None: ...
 
 class Moments:
     def __init__(self, bad: int, count: int, mean: float, squares: float) -> None: ...

@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
 )
 
 from torch_sgmcmc.chain import distributed, summary
-from torch_sgmcmc.chain.again import Again, can_be_made_again
+from torch_sgmcmc.chain.again import Again, can_be_made_again, goes_on, is_plain
 from torch_sgmcmc.chain.arguments import documented
 from torch_sgmcmc.chain.bookkeeping import Bookkeeping
 from torch_sgmcmc.chain.dtypes import has_master
@@ -157,7 +157,11 @@ class Sampler(Bookkeeping):
         """Makes one update of a list."""
         if self._METHOD is None:
             raise NotImplementedError
-        self._METHOD.update(chain, work, prepared)
+        self._METHOD.update(chain, work, prepared, **self._instead(work.group))
+
+    def _instead(self, group: dict[str, Any]) -> dict[str, Any]:
+        """Numbers that the operator is given in place of the group's."""
+        return {}
 
     # ---- The optimizer interface ----------------------------------------------
 
@@ -169,25 +173,30 @@ class Sampler(Bookkeeping):
         longer than a step of a small network.
         """
         observed = Optimizer.profile_hook_step(func)
+        is_own = func is Sampler.step
 
         @wraps(func)
         def wrapper(self: Sampler, *args: Any, **kwargs: Any) -> Any:
             compiling = torch.compiler.is_compiling()
-            if not compiling and self._before_step():
-                return None
             hooked = (
                 self._optimizer_step_pre_hooks
                 or self._optimizer_step_post_hooks
                 or _global_optimizer_pre_hooks
                 or _global_optimizer_post_hooks
             )
+            watched = not compiling and (hooked or _profiler_enabled())
+            if is_own and not (compiling or watched or args or kwargs):
+                if self._make_again():
+                    return None
+            if not compiling and self._before_step():
+                return None
             if compiling and not hooked:
                 if self.defaults["capturable"] and self._chain.placement.is_whole:
                     return func(self, *args, **kwargs)
                 # The step counter is a Python int: torch.compile would guard on it
                 # and compile every step anew.
                 return torch.compiler.disable(func)(self, *args, **kwargs)
-            if hooked or _profiler_enabled():
+            if hooked or watched:
                 result = observed(self, *args, **kwargs)
             else:
                 result = func(self, *args, **kwargs)
@@ -272,7 +281,7 @@ class Sampler(Bookkeeping):
                 loss = closure()
             chain = self._chain_now()  # which may have put other groups or state there
 
-        if chain.again is not None and self._make_again(chain, chain.again):
+        if self._make_again():
             return loss
         work = self._gather()
         try:
@@ -280,7 +289,8 @@ class Sampler(Bookkeeping):
             prepared = self._prepare_all(chain, work)
             self._advance(chain, work, prepared)
             if work and self._repeats(work[0].group) and can_be_made_again(chain, work):
-                chain.again = Again(chain, work[0], prepared[0])
+                instead = self._instead(work[0].group)
+                chain.again = Again(chain, self._METHOD, work[0], prepared[0], instead)
         except StepLeftOut:
             chain.undo_created()
             leave_out(chain)
@@ -298,24 +308,44 @@ class Sampler(Bookkeeping):
             and cls._prepare is Sampler._prepare
             and cls._prepare_all is Sampler._prepare_all
             and cls._check_ranks is Sampler._check_ranks
+            and cls._update is Sampler._update
+            and cls._advance is Sampler._advance
         )
 
-    def _make_again(self, chain: Chain, again: Again) -> bool:
+    def _make_again(self) -> bool:
         """Makes a step like the last one; False if it is to be a whole one."""
-        chain.again = None
-        grads = again.gradients(chain)
+        chain = self._chain_now()
+        again, chain.again = chain.again, None
+        if again is None or not goes_on(chain):
+            return False
+        grads = again.gradients(chain.groups, chain.state)
         if grads is None:
             return False
         group = again.work.group
-        if again.has_other_numbers:
+        if not again.has_same_numbers():
+            if distributed.is_laying_out(chain) or not is_plain(group):
+                return False
             self._check_all_groups()
             choice_of(chain)
-            if isinstance(group.get("lr"), Tensor) or not self._repeats(group):
+            if not self._repeats(group):
                 return False
-            again.note()
-        if group["nonfinite"] != "allow" and any_nonfinite(grads):
-            return False  # which says of what
-        self._advance(chain, [again.work._replace(grads=grads)], [again.prepared])
+            again.note(chain, self._instead(group))
+        enabled = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        try:
+            if chain.gauges is not None:
+                if group["nonfinite"] != "allow" and any_nonfinite(grads):
+                    return False
+                chain.gauges._observe([again.work._replace(grads=grads)])
+            if not again.update(grads):
+                return False  # a whole one says of what
+        except RuntimeError:
+            if chain.gauges is not None:
+                raise
+            return False  # a whole one says whose
+        finally:
+            torch._C._set_grad_enabled(enabled)
+        chain.placement.have_changed(again.work.params)
         chain.again = again
         return True
 

@@ -407,6 +407,8 @@ class SGHMC(ManyChains):
         return (
             cls._prepare is SGHMC._prepare
             and cls._prepare_all is SGHMC._prepare_all
+            and cls._update is SGHMC._update
+            and cls._advance is SGHMC._advance
             and group["noise_estimate"] not in _CHECKED
             and not self._chain.known["has_masses"]
         )
@@ -507,6 +509,9 @@ class SGHMC(ManyChains):
             f" in the noisiest coordinate{state_of_things}",
         )
 
+    def _instead(self, group: dict[str, Any]) -> dict[str, Any]:
+        return {"noise_estimate": 0.0} if group["noise_estimate"] in _CHECKED else {}
+
     def _update(
         self, chain: Chain, work: Work, prepared: tuple[list[Tensor], ...]
     ) -> None:
@@ -514,12 +519,10 @@ class SGHMC(ManyChains):
         if noises:
             update_with_noise(chain, work, [momenta, variances, masters], *noises)
             return
-        estimate = work.group["noise_estimate"]
         lists, method = [momenta, variances], self._METHOD
         if self._chain.known["has_masses"]:
             states = [self.state[p] for p in work.params]
             lists += masses_and_frictions(work.params, states)
             method = self._BY_COORDINATE
-        instead = {"noise_estimate": 0.0} if estimate in _CHECKED else {}
         lists.append(masters)
-        method.update(chain, work, lists, **instead)
+        method.update(chain, work, lists, **self._instead(work.group))

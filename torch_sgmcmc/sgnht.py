@@ -10,7 +10,6 @@ from torch.distributed import ProcessGroup
 
 from torch_sgmcmc.chain.many_chains import ManyChains
 from torch_sgmcmc.chain.method import Method
-from torch_sgmcmc.chain.record import Chain, Work
 from torch_sgmcmc.chain.settings import settings
 
 __all__ = ["SGNHT"]
@@ -110,9 +109,8 @@ class SGNHT(ManyChains):
     ) -> None:
         self._construct(locals())
 
-    def _update(self, chain: Chain, work: Work, prepared: list[list[Tensor]]) -> None:
-        group = work.group
+    def _instead(self, group: dict[str, Any]) -> dict[str, Any]:
         rate = group["thermostat_rate"]
         if rate is None:
             rate = group["lr"] * group["temperature"] / group["num_data"]
-        self._METHOD.update(chain, work, prepared, thermostat_rate=rate)
+        return {"thermostat_rate": rate}

@@ -59,6 +59,8 @@ void ForEachStretch(const Plan& plan, const Look& look) {
       kGrainToCount);
 }
 
+}  // namespace
+
 bool AnyNonfiniteOf(const char* op, const TensorList& tensors) {
   std::atomic<bool> any = false;
   const Isa isa = ActiveIsa();
@@ -68,6 +70,8 @@ bool AnyNonfiniteOf(const char* op, const TensorList& tensors) {
                  });
   return any;
 }
+
+namespace {
 
 bool AnyNonfinite(TensorList tensors) {
   return AnyNonfiniteOf("any_nonfinite", tensors);

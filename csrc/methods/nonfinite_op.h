@@ -36,6 +36,9 @@ inline void CheckCounts(const char* op, const Tensor& counts) {
   }
 }
 
+// Whether any element is not finite; on the CPU alone.
+bool AnyNonfiniteOf(const char* op, const TensorList& tensors);
+
 // Checks the step that an operator is to return, on a tensor's device.
 inline const int64_t* CheckedDeviceStep(
     const char* op,

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <type_traits>
 
 #include "core/row.h"
@@ -86,5 +87,13 @@ struct Joined {
 };
 using AllOperators = Joined<SamplerOperators, UpdateOperators, SumOperators>;
 inline constexpr auto& kRows = AllOperators::kRows;
+
+// Where a row stands among them.
+constexpr int64_t PlaceOf(const Row& row) {
+  for (size_t i = 0; i < kRows.size(); ++i) {
+    if (kRows[i] == &row) return static_cast<int64_t>(i);
+  }
+  return -1;
+}
 
 }  // namespace torch_sgmcmc

@@ -48,6 +48,7 @@ py::list Settings(const std::string& sampler) {
 }  // namespace
 
 // csrc/python/bouncy.cpp
+void BindAgain(py::module_& m);
 void BindBouncy(py::module_& m);
 // csrc/python/ecs.cpp
 void BindECS(py::module_& m);
@@ -202,6 +203,7 @@ PYBIND11_MODULE(_C, m) {
       py::arg("rank"),
       "Raises unless ranks can share minibatches (csrc/host/minibatch.h).");
 
+  BindAgain(m);
   BindBouncy(m);
   BindECS(m);
   BindGauges(m);

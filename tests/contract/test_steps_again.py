@@ -6,12 +6,14 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from reference import same_bits
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.chain.record import chain_of
@@ -123,10 +125,23 @@ def longer(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
     sampler.renumber()
 
 
+def seed_by_hand(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+    sampler.param_groups[0].update(seed=77, step=99)
+
+
+def double(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+    for p in params:
+        p.data = p.data.double()
+        p.grad = None
+        for name, value in sampler.state[p].items():
+            if isinstance(value, Tensor):
+                sampler.state[p][name] = value.double()
+
+
 CHANGES = [
     *(lower_lr, other_prior, prior_mean_of_state, other_momenta, other_dicts),
     *(no_state, freeze, replaced_dict, loaded, more_parameters, longer),
-    replaced_parameter,
+    *(replaced_parameter, seed_by_hand, double),
 ]
 
 
@@ -231,3 +246,120 @@ def test_masses_are_checked_at_each_step() -> None:
     with pytest.raises(ValueError, match="friction"):
         step(sampler, params)
     assert sampler.param_groups[0]["step"] == 3
+
+
+def test_a_learning_rate_that_is_written_into_is_seen() -> None:
+    """It is the same object, and another number."""
+    chains = []
+    for each_whole in (False, True):
+        value = torch.tensor(0.1)
+        sampler, params = make("SGHMC", lr=value)
+        for _ in range(4):
+            if each_whole:
+                chain_of(sampler).again = None
+            step(sampler, params)
+            value *= 0.5
+        chains.append(params)
+    assert_same(*chains)
+
+
+@pytest.mark.parametrize("method", ["step", "_update", "_advance"])
+def test_what_a_subclass_does_is_done_at_each_step(method: str) -> None:
+    calls: list[int] = []
+
+    class Own(sg.SGLD):
+        pass
+
+    def own(self: Own, *args: Any) -> Any:
+        calls.append(1)
+        return getattr(sg.SGLD, method)(self, *args)
+
+    setattr(Own, method, own)
+    params = [nn.Parameter(torch.ones(3))]
+    step(Own(params, 0.1, num_data=10, seed=0), params, 4)
+    assert len(calls) == 4
+
+
+def loss_of(params: list[nn.Parameter], loss: float) -> float:
+    assert torch.is_grad_enabled()
+    for p in params:
+        p.grad = p.detach() ** 3
+    return loss
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_closures_and_gauges_go_on(kind: str) -> None:
+    chains, readings = [], []
+    for each_whole in (False, True):
+        sampler, params = make(kind)
+        gauges = sg.Gauges(sampler)
+        losses = []
+        for i in range(6):
+            if each_whole:
+                chain_of(sampler).again = None
+            losses.append(sampler.step(partial(loss_of, params, i * 1.5)))
+        assert losses == [i * 1.5 for i in range(6)]
+        assert is_again(sampler)
+        chains.append(params)
+        readings.append(gauges.state_dict())
+    assert_same(*chains)
+    assert str(readings[0]) == str(readings[1])
+
+
+def test_gauges_see_no_gradient_that_is_not_finite() -> None:
+    sampler, params = make("SGLD", nonfinite="skip")
+    gauges = sg.Gauges(sampler)
+    step(sampler, params, 3)
+    before = str(gauges.state_dict())
+    params[0].grad = torch.full_like(params[0], torch.nan)
+    sampler.step()
+    assert str(gauges.state_dict()) == before
+    assert sampler.num_skipped == 1
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_what_torch_keeps_of_its_own(enabled: bool) -> None:
+    """Versions of parameters, which autograd compares, and whether it is on."""
+    sampler, params = make("SGHMC")
+    step(sampler, params, 2)
+    assert is_again(sampler)
+    versions = [p._version for p in params]
+    with torch.set_grad_enabled(enabled):
+        sampler.step()
+        assert torch.is_grad_enabled() == enabled
+    assert all(p._version > v for p, v in zip(params, versions, strict=True))
+
+
+def test_a_gradient_that_does_not_fit_is_named() -> None:
+    sampler, params = make("SGLD")
+    step(sampler, params, 2)
+    before = params[0].detach().clone()
+    params[1].grad = torch.sparse_coo_tensor([[0]], [1.0], (3,))
+    with pytest.raises(RuntimeError, match="sparse"):
+        sampler.step()
+    assert same_bits(params[0].detach(), before)
+    assert torch.is_grad_enabled()
+
+
+def test_hooks_of_all_optimizers_and_profilers_see_each_step() -> None:
+    sampler, params = make("SGLD")
+    step(sampler, params, 2)
+    with torch.profiler.profile() as profile:
+        step(sampler, params, 2)
+    names = [event.key for event in profile.key_averages() if event.count == 2]
+    assert any("SGLD.step" in name for name in names)
+    seen: list[int] = []
+    handle = register_optimizer_step_pre_hook(lambda *_: seen.append(1))
+    try:
+        step(sampler, params, 2)
+    finally:
+        handle.remove()
+    assert len(seen) == 2
+
+
+def test_a_sampler_with_the_same_seed_is_heard() -> None:
+    one, other = make("SGLD"), make("SGHMC")
+    step(*one, 3)
+    with pytest.warns(sg.SharedNoiseWarning):
+        step(*other, 2)
+        step(*one, 2)

@@ -3,101 +3,98 @@
 Note [Steps that are made again]
 Most of a small network's step is Python: groups are checked, parameters and their state
 listed. Of a sampler that goes on as it did all this comes to what it came to before.
-So what it was made of is compared, object by object, and where it is the same, the same
-lists go to the operator. Hyperparameters that have changed are checked as ever. All
-that is rare is left to a whole step: anything absent, moved, replaced, cut over ranks,
-on a GPU, or in bf16.
+So what it was made of is compared, object by object (csrc/python/again.cpp), and where
+it is the same, the same lists go to one operator, which looks at the gradients, too.
+Hyperparameters that have changed are checked as ever. All that is rare is left to a
+whole step, which says what is wrong: anything absent, moved, replaced, cut over ranks,
+on a GPU, in bf16, or refused by the operator.
 """
 
 from __future__ import annotations
 
-from itertools import chain as chained
-from operator import is_, itemgetter, methodcaller
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.chain import distributed
 from torch_sgmcmc.chain.dtypes import has_master
+from torch_sgmcmc.chain.operators import step_again_
 from torch_sgmcmc.chain.record import Chain, Work
+from torch_sgmcmc.chain.turns import has_turn
 
-__all__ = ["Again", "can_be_made_again"]
+if TYPE_CHECKING:
+    from torch_sgmcmc.chain.method import Method
 
-from_iterable = chained.from_iterable
-_VALUES = methodcaller("values")
-_STRIDED = torch.strided
+__all__ = ["Again", "can_be_made_again", "goes_on", "is_plain"]
 
-# What changes with each step, or is compared by itself.
-_NOT_COMPARED = ("params", "step", "num_skipped")
+# Numbers and words: what is compared by its value, and cannot be written into.
+_PLAIN = (int, float, str, list, tuple, type(None))
 
 
 class Again:
-    """What a step has given to its update, and what that followed from.
+    """What a step has given to its operator, and what that followed from.
 
     Args:
         chain: that has made it.
+        method: of its operator.
         work: what was updated.
-        prepared: its state, as the update was given it.
+        lists: its state, as the operator was given it.
+        instead: numbers that it was given in place of the group's.
     """
 
-    def __init__(self, chain: Chain, work: Work, prepared: Any) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        method: Method,
+        work: Work,
+        lists: list[list[Tensor]],
+        instead: dict[str, Any],
+    ) -> None:
         # Not the gradients, which are to be free when they are dropped.
-        self.work, self.prepared = work._replace(grads=[]), prepared
-        self._bytes = [p.nbytes for p in work.params]
-        self._states = [*chain.state.values()]
-        self._state = [*from_iterable(map(_VALUES, self._states))]
-        self.note()
+        self.work = work._replace(grads=[])
+        self._method, self._lists = method, lists
+        [(group, self._own)] = chain.ledger.entries
+        others = [k for k in group if k not in self._own and k != "params"]
+        same = _C.Sameness(group, self._own, chain.state, others)
+        self.gradients, self.has_same_numbers = same.gradients, same.has_same_numbers
+        self._note_numbers = same.note
+        self._pack(chain, instead)
 
-    def note(self) -> None:
-        """Keeps the hyperparameters as they are now."""
-        group = self.work.group
-        self._size = len(group)
-        self._values_of = itemgetter(*(k for k in group if k not in _NOT_COMPARED))
-        self._values = tuple(
-            [*value] if isinstance(value, list) else value
-            for value in self._values_of(group)
+    def _pack(self, chain: Chain, instead: dict[str, Any]) -> None:
+        self._state, self._packed = self._method.packed(
+            chain, self.work, self._lists, **instead
         )
 
-    @property
-    def has_other_numbers(self) -> bool:
-        """Whether a hyperparameter has changed."""
-        group = self.work.group
-        return len(group) != self._size or self._values_of(group) != self._values
+    def note(self, chain: Chain, instead: dict[str, Any]) -> None:
+        """Takes the hyperparameters as they are now."""
+        self._note_numbers()
+        self._pack(chain, instead)
 
-    def gradients(self, chain: Chain) -> list[Tensor] | None:
-        """Those of the same parameters; None if anything else is not the same."""
-        groups, group = chain.groups, self.work.group
-        if (
-            len(groups) != 1
-            or groups[0] is not group
-            or chain.absences.any
-            or not chain.placement.is_whole
-        ):
-            return None
-        params, own = group["params"], self.work.params
-        states, state = chain.state, self._state
-        if (
-            len(params) != len(own)
-            or len(states) != len(self._states)
-            or sum(map(len, self._states)) != len(state)
-            or not all(map(is_, params, own))
-            or not all(map(is_, states.values(), self._states))
-            or not all(map(is_, from_iterable(map(_VALUES, self._states)), state))
-        ):
-            return None
-        grads = []
-        for p, size in zip(params, self._bytes, strict=True):
-            grad = p.grad
-            if (
-                grad is None
-                or grad.layout is not _STRIDED
-                or p.nbytes != size
-                or not p.requires_grad
-                or not p.is_cpu
-            ):
-                return None
-            grads.append(grad)
-        return grads
+    def update(self, grads: list[Tensor]) -> bool:
+        """Updates and counts the step; False if gradients are not finite."""
+        group = self.work.group
+        step = group["step"]
+        if not step_again_(self.work.params, grads, self._state, self._packed, step):
+            return False
+        group["step"] = self._own["step"] = step + 1
+        return True
+
+
+def goes_on(chain: Chain) -> bool:
+    """Whether nothing around a chain asks for a whole step."""
+    return (
+        not chain.absences.any
+        and chain.pending is None
+        and chain.error is None
+        and has_turn(chain)
+        and (chain.is_settled or not distributed.has_ranks())
+    )
+
+
+def is_plain(group: dict[str, Any]) -> bool:
+    """Whether what a group says can be compared."""
+    return all(isinstance(group[key], _PLAIN) for key in group)
 
 
 def can_be_made_again(chain: Chain, work: list[Work]) -> bool:
@@ -107,8 +104,10 @@ def can_be_made_again(chain: Chain, work: list[Work]) -> bool:
     group, params, _, _ = work[0]
     return (
         group is chain.groups[0]
-        and isinstance(group["step"], int)
+        and is_plain(group)
         and len(params) == len(group["params"])
         and all(p.is_cpu and not has_master(p) for p in params)
         and all(isinstance(state, dict) for state in chain.state.values())
+        # Else a checkpoint may ask for what it is to fill.
+        and bool(chain.state or group["lr"])
     )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain import operators
 from torch_sgmcmc.chain.dtypes import blank, state_dtype
 from torch_sgmcmc.chain.master import start_masters
@@ -29,6 +30,8 @@ class Method:
     def __init__(self, operator: str) -> None:
         row = operators.ROWS[operator]
         self.operator = getattr(operators, operator)
+        self._place = [*operators.ROWS].index(operator)
+        self._numbers = row["numbers"]
         self._call = _compiled(row["numbers"])
         own = {each["key"]: each["start"] for each in row["lists"] if each["key"]}
         #: The keys of the state that begins as the row says, and how.
@@ -81,6 +84,37 @@ class Method:
             prior_of(chain.state, group, params),
             chain.noise(group),
         )
+
+    def packed(
+        self,
+        chain: Chain,
+        work: Work,
+        lists: list[list[Tensor]],
+        **instead: Any,
+    ) -> tuple[list[Tensor], Tensor]:
+        """What ``step_again_`` is given of :meth:`update`'s arguments.
+
+        Returns:
+            The lists and the prior's means in one list, and all that is not a tensor.
+        """
+        group, params, _, offsets = work
+        prior = prior_of(chain.state, group, params)
+        means = prior["prior_means"]
+        numbers = {**group, **instead}
+        memory = _C.packed_call(
+            row=self._place,
+            looks=group["nonfinite"] != "allow",
+            seed=group["seed"],
+            num_chains=chain.noise(group).get("num_chains", 0),
+            has_means=means is not None,
+            prior_mean=prior["prior_mean"],
+            lengths=[*map(len, lists)],
+            bytes=[p.nbytes for p in params],
+            offsets=offsets,
+            numbers=[numbers.get(n["name"], n["default"]) for n in self._numbers],
+        )
+        state = [tensor for each in (*lists, means or ()) for tensor in each]
+        return state, torch.frombuffer(memory, dtype=torch.int64)
 
 
 def _start_zeros(chain: Chain, params: list[Tensor], key: str) -> None:

@@ -17,7 +17,7 @@ from torch_sgmcmc.chain import shards
 from torch_sgmcmc.chain.record import Chain
 from torch_sgmcmc.seeds import SharedNoiseWarning
 
-__all__ = ["take_turn"]
+__all__ = ["has_turn", "take_turn"]
 
 # So many elements of a parameter tell whether it is where it was.
 _SAMPLE = 64
@@ -41,17 +41,23 @@ _last: dict[int, _Turn] = {}
 _limit = 1024
 
 
+def has_turn(chain: Chain) -> bool:
+    """Whether no other sampler with its seed has made a step since its last one."""
+    last = _last.get(chain.groups[0]["seed"])
+    return last is not None and last is chain.turn
+
+
 def take_turn(chain: Chain) -> None:
     """Warns if two samplers with one seed make steps in turns: A, B, A.
 
     And if a chain begins with a seed with which another has moved these parameters: a
     sampler that is made anew every 20 steps repeats the noise of 20.
     """
+    if has_turn(chain):
+        return
     group = chain.groups[0]
     seed = group["seed"]
     last = _last.get(seed)
-    if last is not None and last is chain.turn:
-        return
     is_new = chain.turn_of != seed
     begins = is_new and _begins(group["step"])
     if last is not None and not chain.shared_noise_said:

@@ -1,0 +1,106 @@
+#include "apply/packed.h"
+
+#include <cstddef>
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace torch_sgmcmc {
+namespace {
+
+// Hands out the lists of state one after another.
+class Lists {
+ public:
+  Lists(const char* op, const TensorList& tensors)
+      : op_(op), tensors_(tensors) {}
+
+  TensorList Next(int64_t length) {
+    const auto begin = tensors_.begin() + taken_;
+    if (length < 0 || length > tensors_.end() - begin) {
+      Fail(op_, "state has fewer tensors than packed says");
+    }
+    taken_ += length;
+    return {begin, begin + length};
+  }
+  bool is_empty() const {
+    return taken_ == static_cast<int64_t>(tensors_.size());
+  }
+
+ private:
+  const char* op_;
+  const TensorList& tensors_;
+  int64_t taken_ = 0;
+};
+
+void CheckBytes(const char* op,
+                const TensorList& params,
+                const std::vector<int64_t>& bytes) {
+  if (params.size() != bytes.size()) {
+    Fail(op, "params has another length than packed says");
+  }
+  for (size_t i = 0; i < params.size(); ++i) {
+    const auto size = static_cast<int64_t>(params[i].element_size());
+    if (params[i].numel() * size != bytes[i]) {
+      Fail(op,
+           "params[" + std::to_string(i) +
+               "] has another size than packed says");
+    }
+  }
+}
+
+}  // namespace
+
+PackedCall Unpacked(const char* op, const Tensor& packed) {
+  if (!packed.defined() || packed.scalar_type() != ScalarType::Long ||
+      !packed.is_contiguous() || !packed.is_cpu()) {
+    Fail(op, "packed must be contiguous, of int64 and on the CPU");
+  }
+  try {
+    return PackedCall::Unpack(static_cast<const int64_t*>(packed.data_ptr()),
+                              static_cast<size_t>(packed.numel()));
+  } catch (const std::exception& error) {
+    Fail(op, error.what());
+  }
+}
+
+Call CallOf(const char* op,
+            const Row& row,
+            const PackedCall& packed,
+            TensorList params,
+            TensorList grads,
+            const TensorList& state,
+            int64_t step) {
+  constexpr size_t kFirst = 2;  // params, grads
+  if (packed.lengths.size() + kFirst != row.lists.count ||
+      packed.numbers.size() != row.numbers.count) {
+    Fail(op, std::string("packed is not a call of ") + row.op);
+  }
+  CheckBytes(op, params, packed.bytes);
+  Call call(row);
+  Lists lists(op, state);
+  for (size_t i = 0; i < packed.lengths.size(); ++i) {
+    call.lists[kFirst + i] = lists.Next(packed.lengths[i]);
+  }
+  if (packed.has_means != 0) {
+    call.prior_means = lists.Next(static_cast<int64_t>(params.size()));
+  }
+  if (!lists.is_empty()) Fail(op, "state has more tensors than packed says");
+  call.lists[0] = std::move(params);
+  call.lists[1] = std::move(grads);
+  for (size_t i = 0; i < row.numbers.count; ++i) {
+    if (IsInteger(row.numbers[i].domain)) {
+      call.integers[i] = static_cast<int64_t>(packed.numbers[i]);
+    } else {
+      call.numbers[i] = packed.numbers[i];
+    }
+  }
+  call.offsets = packed.offsets;
+  call.seed = packed.seed;
+  call.step = step;
+  call.prior_mean = packed.prior_mean;
+  call.num_chains = packed.num_chains;
+  return call;
+}
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,94 @@
+// What a sampler's step is told, as integers: of a call with a dozen arguments
+// most time is torch's, which looks for each by its name.
+//
+// Python packs it once and hands it over at every step that is like the last
+// one (torch_sgmcmc/chain/again.py).
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+namespace torch_sgmcmc {
+
+struct PackedCall {
+  int64_t row = 0;    // its place in the list of rows
+  int64_t looks = 0;  // whether gradients must be finite
+  int64_t seed = 0;
+  int64_t num_chains = 0;
+  int64_t has_means = 0;  // whether tensors of the prior's means come last
+  double prior_mean = 0;  // else
+  std::vector<int64_t> lengths;  // of the lists of state, in the row's order
+  std::vector<int64_t> bytes;    // of each parameter
+  std::vector<int64_t> offsets;
+  std::vector<double> numbers;  // in the row's order, integers among them
+
+  std::vector<int64_t> Pack() const {
+    std::vector<int64_t> words;
+    Visit(*this, [&](const auto& item) { Put(item, words); });
+    return words;
+  }
+
+  // Throws std::runtime_error unless these are the words of a call.
+  static PackedCall Unpack(const int64_t* words, size_t count) {
+    PackedCall call;
+    const int64_t* end = words + count;
+    Visit(call, [&](auto& item) { Take(item, words, end); });
+    if (words != end) FailToUnpack();
+    return call;
+  }
+
+ private:
+  template <class Call, class Visitor>
+  static void Visit(Call& call, Visitor visit) {
+    visit(call.row);
+    visit(call.looks);
+    visit(call.seed);
+    visit(call.num_chains);
+    visit(call.has_means);
+    visit(call.prior_mean);
+    visit(call.lengths);
+    visit(call.bytes);
+    visit(call.offsets);
+    visit(call.numbers);
+  }
+
+  static void Put(int64_t item, std::vector<int64_t>& words) {
+    words.push_back(item);
+  }
+  static void Put(double item, std::vector<int64_t>& words) {
+    words.push_back(std::bit_cast<int64_t>(item));
+  }
+  template <class T>
+  static void Put(const std::vector<T>& items, std::vector<int64_t>& words) {
+    words.push_back(static_cast<int64_t>(items.size()));
+    for (const T& item : items) Put(item, words);
+  }
+
+  [[noreturn]] static void FailToUnpack() {
+    throw std::runtime_error("these are not the words of a packed call");
+  }
+  static void Take(int64_t& item, const int64_t*& words, const int64_t* end) {
+    if (words == end) FailToUnpack();
+    item = *words++;
+  }
+  static void Take(double& item, const int64_t*& words, const int64_t* end) {
+    int64_t bits = 0;
+    Take(bits, words, end);
+    item = std::bit_cast<double>(bits);
+  }
+  template <class T>
+  static void Take(std::vector<T>& items,
+                   const int64_t*& words,
+                   const int64_t* end) {
+    int64_t count = 0;
+    Take(count, words, end);
+    if (count < 0 || count > end - words) FailToUnpack();
+    items.resize(static_cast<size_t>(count));
+    for (T& item : items) Take(item, words, end);
+  }
+};
+
+}  // namespace torch_sgmcmc
