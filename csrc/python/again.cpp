@@ -35,65 +35,67 @@ class Sameness {
  public:
   // `own` is what is the sampler's in its group; `others` the keys of what is
   // neither that nor parameters.
-  Sameness(py::dict group,
-           py::dict own,
-           py::dict state,
-           std::vector<py::object> others)
-      : group_(std::move(group)),
-        own_(std::move(own)),
-        state_(std::move(state)) {
-    for (const py::handle p : py::list(group_["params"])) {
-      params_.push_back(py::reinterpret_borrow<py::object>(p));
+  Sameness(const py::dict& group,
+           const py::dict& own,
+           const py::dict& state,
+           const std::vector<py::object>& others)
+      : group_(Keep(group)), own_(Keep(own)), state_(Keep(state)) {
+    for (const py::handle p : py::list(group["params"])) {
+      params_.push_back(Keep(p));
     }
-    for (const auto& [p, dict] : state_) {
-      const auto of_param = py::reinterpret_borrow<py::dict>(dict);
-      std::vector<py::object> values;
-      for (const auto& [key, value] : of_param) {
-        values.push_back(py::reinterpret_borrow<py::object>(value));
+    for (const auto& [p, dict] : state) {
+      std::vector<PyObject*> values;
+      for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(dict)) {
+        values.push_back(Keep(value));
       }
-      states_.emplace_back(of_param, std::move(values));
+      states_.emplace_back(Keep(dict), std::move(values));
     }
-    for (py::object& key : others)
-      numbers_.emplace_back(std::move(key), py::none());
+    for (const py::object& key : others) numbers_[key] = py::none();
     Note();
   }
 
   void Note() {
-    for (auto& [key, value] : numbers_)
-      value = Kept(group_[key].cast<py::object>());
+    const py::handle group = group_;
+    for (const auto& [key, value] : numbers_) {
+      numbers_[key] = Kept(group[key].cast<py::object>());
+    }
   }
 
-  bool has_same_numbers() const {
-    for (const auto& [key, value] : numbers_) {
-      PyObject* now = PyDict_GetItemWithError(group_.ptr(), key.ptr());
-      if (now == nullptr || !AreEqual(value, now)) return false;
-    }
-    return true;
-  }
+  bool has_same_numbers() const { return HasSame(numbers_); }
 
   // The parameters' gradients; None if anything but these and numbers differs.
   py::object Gradients(py::handle groups, py::handle state) const {
-    if (!IsOwnGroup(groups) || state.ptr() != state_.ptr() || !HasOwn() ||
+    if (!IsOwnGroup(groups) || state.ptr() != state_ || !HasSame(own_) ||
         !HasSameState()) {
       return py::none();
     }
-    PyObject* params = PyDict_GetItemString(group_.ptr(), "params");
+    PyObject* params = PyDict_GetItemString(group_, "params");
     if (params == nullptr || !PyList_CheckExact(params) ||
         PyList_GET_SIZE(params) != Size(params_)) {
       return py::none();
     }
-    static const py::str kGrad = "grad";
-    static const py::str kRequiresGrad = "requires_grad";
     py::list grads(params_.size());
     for (Py_ssize_t i = 0; i < Size(params_); ++i) {
       const py::handle p = params_[static_cast<size_t>(i)];
       if (PyList_GET_ITEM(params, i) != p.ptr()) return py::none();
-      const py::object requires_grad = p.attr(kRequiresGrad);
-      py::object grad = p.attr(kGrad);
+      const py::object requires_grad = p.attr(requires_grad_);
+      py::object grad = p.attr(grad_);
       if (requires_grad.ptr() != Py_True || grad.is_none()) return py::none();
       PyList_SET_ITEM(grads.ptr(), i, grad.release().ptr());
     }
-    return grads;
+    return std::move(grads);
+  }
+
+  // For the garbage collector, which a parameter that knows its sampler needs.
+  int Traverse(visitproc visit, void* arg) const {
+    Py_VISIT(kept_.ptr());
+    Py_VISIT(numbers_.ptr());
+    return 0;
+  }
+  void Clear() {
+    group_ = nullptr;
+    kept_ = py::list();
+    numbers_ = py::dict();
   }
 
  private:
@@ -101,56 +103,103 @@ class Sameness {
   static Py_ssize_t Size(const std::vector<T>& items) {
     return static_cast<Py_ssize_t>(items.size());
   }
+  static py::object Interned(const char* name) {
+    return py::reinterpret_steal<py::object>(PyUnicode_InternFromString(name));
+  }
+
+  PyObject* Keep(py::handle object) {
+    kept_.append(object);
+    return object.ptr();
+  }
 
   bool IsOwnGroup(py::handle groups) const {
     return PyList_CheckExact(groups.ptr()) &&
-           PyList_GET_SIZE(groups.ptr()) == 1 &&
-           PyList_GET_ITEM(groups.ptr(), 0) == group_.ptr() &&
-           PyDict_GET_SIZE(group_.ptr()) ==
-               PyDict_GET_SIZE(own_.ptr()) + Size(numbers_) + 1;
+           PyList_GET_SIZE(groups.ptr()) == 1 && group_ != nullptr &&
+           PyList_GET_ITEM(groups.ptr(), 0) == group_ &&
+           PyDict_GET_SIZE(group_) ==
+               PyDict_GET_SIZE(own_) + PyDict_GET_SIZE(numbers_.ptr()) + 1;
   }
 
-  bool HasOwn() const {
-    PyObject *key, *value;
-    for (Py_ssize_t at = 0; PyDict_Next(own_.ptr(), &at, &key, &value);) {
-      PyObject* now = PyDict_GetItemWithError(group_.ptr(), key);
+  // Whether the group has these values.
+  bool HasSame(py::handle values) const {
+    PyObject* key = nullptr;
+    PyObject* value = nullptr;
+    for (Py_ssize_t at = 0; PyDict_Next(values.ptr(), &at, &key, &value);) {
+      PyObject* now = PyDict_GetItemWithError(group_, key);
       if (now == nullptr || !AreEqual(value, now)) return false;
     }
     return true;
   }
 
   bool HasSameState() const {
-    if (PyDict_GET_SIZE(state_.ptr()) != Size(states_)) return false;
-    PyObject *key, *value;
+    if (PyDict_GET_SIZE(state_) != Size(states_)) return false;
+    PyObject* key = nullptr;
+    PyObject* value = nullptr;
     auto known = states_.begin();
-    for (Py_ssize_t at = 0; PyDict_Next(state_.ptr(), &at, &key, &value);
-         ++known) {
-      const auto& [dict, values] = *known;
-      if (value != dict.ptr() || PyDict_GET_SIZE(value) != Size(values))
+    for (Py_ssize_t at = 0; PyDict_Next(state_, &at, &key, &value); ++known) {
+      if (value != known->first || !HasValues(value, known->second)) {
         return false;
-      PyObject *name, *item;
-      auto expected = values.begin();
-      for (Py_ssize_t in = 0; PyDict_Next(value, &in, &name, &item);
-           ++expected) {
-        if (item != expected->ptr()) return false;
       }
     }
     return true;
   }
 
-  py::dict group_;
-  py::dict own_;
-  py::dict state_;
-  std::vector<py::object> params_;
-  std::vector<std::pair<py::dict, std::vector<py::object>>> states_;
-  std::vector<std::pair<py::object, py::object>> numbers_;
+  static bool HasValues(PyObject* dict, const std::vector<PyObject*>& values) {
+    if (PyDict_GET_SIZE(dict) != Size(values)) return false;
+    PyObject* key = nullptr;
+    PyObject* value = nullptr;
+    auto expected = values.begin();
+    for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &key, &value);) {
+      if (value != *expected++) return false;
+    }
+    return true;
+  }
+
+  py::list kept_;  // what is pointed to below
+  PyObject* group_;
+  PyObject* own_;
+  PyObject* state_;
+  std::vector<PyObject*> params_;
+  std::vector<std::pair<PyObject*, std::vector<PyObject*>>> states_;
+  py::dict numbers_;
+  py::object requires_grad_ = Interned("requires_grad");
+  py::object grad_ = Interned("grad");
 };
+
+// Null while it is being made.
+Sameness* SamenessOf(PyObject* object) {
+  const auto* instance = reinterpret_cast<py::detail::instance*>(object);
+  if (!instance->simple_layout || !instance->simple_holder_constructed) {
+    return nullptr;
+  }
+  return py::cast<Sameness*>(py::handle(object));
+}
+
+void CollectGarbage(PyHeapTypeObject* heap_type) {
+  PyTypeObject& type = heap_type->ht_type;
+  type.tp_flags |= Py_TPFLAGS_HAVE_GC;
+  type.tp_traverse = [](PyObject* object, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(object));
+    const Sameness* self = SamenessOf(object);
+    return self == nullptr ? 0 : self->Traverse(visit, arg);
+  };
+  type.tp_clear = [](PyObject* object) {
+    if (Sameness* self = SamenessOf(object)) self->Clear();
+    return 0;
+  };
+}
 
 }  // namespace
 
 void BindAgain(py::module_& m) {
-  py::class_<Sameness>(m, "Sameness", "What a step was made of.")
-      .def(py::init<py::dict, py::dict, py::dict, std::vector<py::object>>())
+  py::class_<Sameness>(m,
+                       "Sameness",
+                       py::custom_type_setup(&CollectGarbage),
+                       "What a step was made of.")
+      .def(py::init<const py::dict&,
+                    const py::dict&,
+                    const py::dict&,
+                    const std::vector<py::object>&>())
       .def("note", &Sameness::Note, "Keeps the numbers as they are now.")
       .def("has_same_numbers", &Sameness::has_same_numbers)
       .def(

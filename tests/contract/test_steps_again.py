@@ -363,3 +363,16 @@ def test_a_sampler_with_the_same_seed_is_heard() -> None:
     with pytest.warns(sg.SharedNoiseWarning):
         step(*other, 2)
         step(*one, 2)
+
+
+def test_a_parameter_that_knows_its_sampler_does_not_keep_it() -> None:
+    """The garbage collector sees what a step was made of."""
+    sampler, params = make("SGHMC")
+    for p in params:
+        p.owner = sampler  # type: ignore[attr-defined]
+    step(sampler, params, 3)
+    assert is_again(sampler)
+    gone = weakref.ref(sampler), weakref.ref(params[0])
+    del sampler, params, p
+    gc.collect()
+    assert [each() for each in gone] == [None, None]
