@@ -26,11 +26,6 @@ bool AreEqual(py::handle one, py::handle other) {
   return equal == 1;
 }
 
-// A list is copied: it may be written into.
-py::object Kept(const py::object& value) {
-  return PyList_CheckExact(value.ptr()) ? value.attr("copy")() : value;
-}
-
 class Sameness {
  public:
   // `own` is what is the sampler's in its group; `others` the keys of what is
@@ -56,9 +51,7 @@ class Sameness {
 
   void Note() {
     const py::handle group = group_;
-    for (const auto& [key, value] : numbers_) {
-      numbers_[key] = Kept(group[key].cast<py::object>());
-    }
+    for (const auto& [key, value] : numbers_) numbers_[key] = group[key];
   }
 
   bool has_same_numbers() const { return HasSame(numbers_); }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from reference import same_bits
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import torch_sgmcmc as sg
@@ -94,6 +96,12 @@ def no_state(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
     sampler.state.clear()
 
 
+def other_state(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+    sampler.state = defaultdict(
+        dict, {p: {k: v * 0.5 for k, v in d.items()} for p, d in sampler.state.items()}
+    )
+
+
 def freeze(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
     params[1].requires_grad_(False)
 
@@ -140,7 +148,7 @@ def double(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
 
 CHANGES = [
     *(lower_lr, other_prior, prior_mean_of_state, other_momenta, other_dicts),
-    *(no_state, freeze, replaced_dict, loaded, more_parameters, longer),
+    *(no_state, other_state, freeze, replaced_dict, loaded, more_parameters, longer),
     *(replaced_parameter, seed_by_hand, double),
 ]
 
@@ -376,3 +384,15 @@ def test_a_parameter_that_knows_its_sampler_does_not_keep_it() -> None:
     del sampler, params, p
     gc.collect()
     assert [each() for each in gone] == [None, None]
+
+
+@pytest.mark.parametrize("lr", [0.1, 0.0])
+def test_a_checkpoint_that_looks_for_state_makes_no_step(lr: float) -> None:
+    """torch calls step() to have some, which SGLD has none of."""
+    model = nn.Linear(2, 1)
+    sampler = sg.SGLD(model.parameters(), lr, num_data=10, seed=0)
+    for _ in range(3):
+        model(torch.ones(3, 2)).sum().backward()
+        sampler.step()
+    get_optimizer_state_dict(model, sampler)
+    assert sampler.param_groups[0]["step"] == 3

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Again", "can_be_made_again", "goes_on", "is_plain"]
 
-# Numbers and words: what is compared by its value, and cannot be written into.
+# Numbers and words, which cannot be written into, and lists of names and offsets.
 _PLAIN = (int, float, str, list, tuple, type(None))
 
 
