@@ -8,6 +8,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import torch_sgmcmc as sg
+from torch_sgmcmc.chain import distributed
 from torch_sgmcmc.chain.record import chain_of
 
 KINDS: dict[str, Callable[..., sg.Sampler]] = {
@@ -394,5 +396,40 @@ def test_a_checkpoint_that_looks_for_state_makes_no_step(lr: float) -> None:
     for _ in range(3):
         model(torch.ones(3, 2)).sum().backward()
         sampler.step()
+    assert is_again(sampler) == (lr > 0)
+    sampler.zero_grad()
     get_optimizer_state_dict(model, sampler)
     assert sampler.param_groups[0]["step"] == 3
+
+
+def test_ranks_that_come_later_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler, params = make("SGLD")
+    step(sampler, params, 3)
+    assert is_again(sampler)
+    settled: list[Any] = []
+    monkeypatch.setattr(distributed, "settle", lambda c: not settled.append(c))
+    where = {"init_method": f"file://{tmp_path}/ranks", "rank": 0, "world_size": 1}
+    torch.distributed.init_process_group("gloo", **where)
+    try:
+        step(sampler, params, 3)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert settled == [chain_of(sampler)]
+
+
+def test_a_parameter_that_comes_later_is_told_of() -> None:
+    """Once it has been absent, and again after steps like each other."""
+    sampler, params = make("SGLD")
+    for i in range(8):
+        for p in params:
+            p.grad = p.detach() ** 3
+        if i in (0, 5):
+            params[1].grad = None
+        if i == 6:
+            with pytest.warns(UserWarning, match="in 2 of 7 steps"):
+                sampler.step()
+        else:
+            sampler.step()
+        assert is_again(sampler) == (i not in (0, 5))

@@ -83,13 +83,7 @@ class Again:
 
 def goes_on(chain: Chain) -> bool:
     """Whether nothing around a chain asks for a whole step."""
-    return (
-        not chain.absences.any
-        and chain.pending is None
-        and chain.error is None
-        and has_turn(chain)
-        and (chain.is_settled or not distributed.has_ranks())
-    )
+    return has_turn(chain) and (chain.is_settled or not distributed.has_ranks())
 
 
 def is_plain(group: dict[str, Any]) -> bool:
@@ -100,6 +94,8 @@ def is_plain(group: dict[str, Any]) -> bool:
 def can_be_made_again(chain: Chain, work: list[Work]) -> bool:
     """Whether a step is one of those, as far as any sampler's is."""
     if len(work) != 1 or len(chain.groups) != 1 or not chain.placement.is_whole:
+        return False
+    if chain.pending is not None:  # what it was is to be looked at
         return False
     group, params, _, _ = work[0]
     return (
