@@ -31,9 +31,11 @@ KINDS: dict[str, Callable[..., sg.Sampler]] = {
 }
 
 
-def make(kind: str, **settings: Any) -> tuple[sg.Sampler, list[nn.Parameter]]:
+def make(
+    kind: str, dtype: torch.dtype = torch.float32, **settings: Any
+) -> tuple[sg.Sampler, list[nn.Parameter]]:
     torch.manual_seed(0)
-    params = [nn.Parameter(torch.randn(n)) for n in (5, 3)]
+    params = [nn.Parameter(torch.randn(n).to(dtype)) for n in (5, 3)]
     common = {"lr": 0.1, "num_data": 10, "prior_precision": 0.5, "seed": 4}
     return KINDS[kind](params, **{**common, **settings}), params
 
@@ -60,9 +62,10 @@ def assert_same(one: list[nn.Parameter], other: list[nn.Parameter]) -> None:
     assert all(map(same_bits, one, other))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_chain_is_that_of_whole_steps(kind: str) -> None:
-    one, other = make(kind), make(kind)
+def test_the_chain_is_that_of_whole_steps(kind: str, dtype: torch.dtype) -> None:
+    one, other = make(kind, dtype), make(kind, dtype)
     step(*one, 5)
     whole(*other, 5)
     assert is_again(one[0])
@@ -244,6 +247,16 @@ def test_estimates_of_noise_go_on(estimate: str | float) -> None:
     whole(*other, 110)
     assert is_again(one[0]) == (estimate != "online")
     assert_same(one[1], other[1])
+
+
+def test_an_estimate_of_noise_that_is_asked_for_later_begins() -> None:
+    sampler, params = make("SGHMC", lr=0.01)
+    step(sampler, params, 2)
+    assert is_again(sampler)
+    sampler.param_groups[0]["noise_estimate"] = "online"
+    step(sampler, params)
+    assert not is_again(sampler)
+    assert all(sampler.state[p]["num_grads"] == 1 for p in params)
 
 
 def test_masses_are_checked_at_each_step() -> None:

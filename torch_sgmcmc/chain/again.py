@@ -7,7 +7,7 @@ So what it was made of is compared, object by object (csrc/python/again.cpp), an
 it is the same, the same lists go to one operator, which looks at the gradients, too.
 Hyperparameters that have changed are checked as ever. All that is rare is left to a
 whole step, which says what is wrong: anything absent, moved, replaced, cut over ranks,
-on a GPU, in bf16, or refused by the operator.
+on a GPU, or refused by the operator.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain import distributed
-from torch_sgmcmc.chain.dtypes import has_master
 from torch_sgmcmc.chain.operators import step_again_
 from torch_sgmcmc.chain.record import Chain, Work
 from torch_sgmcmc.chain.turns import has_turn
@@ -102,7 +101,7 @@ def can_be_made_again(chain: Chain, work: list[Work]) -> bool:
         group is chain.groups[0]
         and is_plain(group)
         and len(params) == len(group["params"])
-        and all(p.is_cpu and not has_master(p) for p in params)
+        and all(p.is_cpu for p in params)
         and all(isinstance(state, dict) for state in chain.state.values())
         # Else a checkpoint may ask for what it is to fill.
         and bool(chain.state or group["lr"])
