@@ -62,7 +62,8 @@ def eager(optimizer: str) -> Step:
 
     x, y = data()
     model = network()
-    settings = {"num_data": POINTS, "prior_precision": PRIOR, "seed": 0}
+    seed = optimizer == "allow"  # one for each, or they have one noise
+    settings = {"num_data": POINTS, "prior_precision": PRIOR, "seed": int(seed)}
     make = {
         "eager": partial(sg.SGHMC, lr=LR, momentum=MOMENTUM, **settings),
         "allow": partial(
