@@ -57,7 +57,6 @@ def packed_call(
     has_means: bool,
     prior_mean: float,
     lengths: Sequence[int],
-    bytes: Sequence[int],
     offsets: Sequence[int],
     numbers: Sequence[float],
 ) -> bytearray: ...

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc.chain.again import Again, can_be_made_again, goes_on
 from torch_sgmcmc.chain.closures import (
     fresh_gradients,
     lightning_module,
@@ -295,7 +296,8 @@ class EWSG(SharedSettings):
         refuse_scaler(self)
         if closure is None:
             raise TypeError(_NO_CLOSURE)
-        length = self._chain_length()
+        again = self._again_now()
+        length = self._chain_length(again)
         refuse_accumulation(self, closure)
         if length > 0 and not self._warned and lightning_module(closure) is not None:
             self._warned = True
@@ -312,7 +314,7 @@ class EWSG(SharedSettings):
         self._num_drawn = first["num_drawn"]
         numbers = list(former) if former else self._fresh()
         loss = self._evaluate(closure, numbers)
-        work = self._gather(checked=True)
+        work = self._gather_like(again)
         if not work:
             raise RuntimeError(
                 "EWSG got no gradients from the closure (does it call backward()?)"
@@ -320,17 +322,25 @@ class EWSG(SharedSettings):
         accepted: int | Tensor = 0
         chain = self._chain_now()
         try:
-            check_finite(chain, work, looks_later=self._looks_later)
-            prepared = self._prepare_all(chain, work)
+            # Else it is looked at with what it is compared with.
+            if length == 0 or (first["num_chains"] or 1) > 1:
+                check_finite(chain, work, looks_later=self._looks_later)
+            if again is not None and again.work.params is work[0].params:
+                prepared = [again.lists]
+            else:
+                again, prepared = None, self._prepare_all(chain, work)
             for proposal in range(length):
                 work, numbers, more = self._propose(
-                    closure, work, numbers, prepared, proposal
+                    closure, work, numbers, prepared, proposal, again
                 )
                 accepted = accepted + more
             for _, params, grads, _ in work:
                 for p, grad in zip(params, grads, strict=True):
                     p.grad = grad
-            self._advance(chain, work, prepared)
+            if again is None:
+                self._advance(chain, work, prepared)
+            else:
+                self._advance_again(chain, again, work[0].grads)
         except BaseException as error:
             chain.undo_created()
             if isinstance(error, StepLeftOut):
@@ -340,13 +350,38 @@ class EWSG(SharedSettings):
                 return loss
             raise
         proposals = first["num_proposals"] + length * (first["num_chains"] or 1)
-        self._set(
-            num_proposals=proposals,
-            num_accepted=first["num_accepted"] + accepted,
-            num_drawn=self._num_drawn,
-            minibatches=numbers if persistent else [],
-        )
+        progress = {
+            "num_proposals": proposals,
+            "num_accepted": first["num_accepted"] + accepted,
+            "num_drawn": self._num_drawn,
+            "minibatches": numbers if persistent else [],
+        }
+        if again is not None:
+            again.set(progress)
+            return loss
+        self._set(**progress)
+        is_one = length > 0 and first["num_chains"] is None
+        if is_one and can_be_made_again(chain, work):
+            # Whether gradients are finite is known by the log ratio.
+            method, lists = self._call_of(prepared[0]), prepared[0]
+            chain.again = Again(chain, method, work[0], lists, {}, looks=False)
         return loss
+
+    def _again_now(self) -> Again | None:
+        """What the last step was made of, if nothing that is known yet is another."""
+        chain = self._chain_now()
+        again, chain.again = chain.again, None
+        if again is None or not goes_on(chain) or not again.has_same_numbers():
+            return None
+        return again
+
+    def _gather_like(self, again: Again | None) -> list[Work]:
+        """The gradients that the closure has left, and what they are of."""
+        if again is not None:
+            grads = again.gradients(self.param_groups, self.state)
+            if grads is not None:
+                return [again.work._replace(grads=grads)]
+        return self._gather(checked=True)
 
     def _fresh(self) -> list[int]:
         """Numbers of minibatches that are yet to be drawn, one for each chain."""
@@ -369,9 +404,10 @@ class EWSG(SharedSettings):
         """Minibatches are compared on the host."""
         return False
 
-    def _chain_length(self) -> int:
+    def _chain_length(self, again: Again | None) -> int:
         """Checks all groups before any work is done, and returns M."""
-        self._check_all_groups()
+        if again is None:
+            self._check_all_groups()
         return self.param_groups[0]["index_chain_length"]
 
     def _propose(
@@ -379,8 +415,9 @@ class EWSG(SharedSettings):
         closure: Callable[[], Any],
         work: list[Work],
         numbers: list[int],
-        prepared: list[tuple[list[Tensor], list[Tensor]]],
+        prepared: list[list[list[Tensor]]],
         proposal: int,
+        again: Again | None,
     ) -> tuple[list[Work], list[int], int | Tensor]:
         """One step of the index chain.
 
@@ -391,7 +428,7 @@ class EWSG(SharedSettings):
         """
         fresh = self._fresh()
         self._evaluate(closure, fresh)
-        proposed = self._gather(checked=True)
+        proposed = self._gather_like(again)
         _check_same_parameters(work, proposed, self._chain.placement)
         chain = self._chain_now()
         chains = self.param_groups[0]["num_chains"] or 1
@@ -399,7 +436,7 @@ class EWSG(SharedSettings):
             check_finite(chain, proposed, looks_later=self._looks_later)
         ratios = [
             ratio
-            for (group, params, grads, _), (_, _, proposals, _), (momenta, _) in zip(
+            for (group, params, grads, _), (_, _, proposals, _), lists in zip(
                 work, proposed, prepared, strict=True
             )
             for ratio in chain.placement.sums(
@@ -407,7 +444,7 @@ class EWSG(SharedSettings):
                 params,
                 grads,
                 proposals,
-                momenta,
+                lists[0] if len(lists) > 1 else [],
                 lr=group["lr"],
                 momentum=group["momentum"],
                 num_data=group["num_data"],
@@ -422,10 +459,11 @@ class EWSG(SharedSettings):
         if chains == 1:
             for ratio in ratios:  # sum() does not round alike in all versions
                 log_ratio += float(ratio)
-            # That is (g' - g)(lr g' + ...) over all elements: one that is not finite
-            # makes it so.
+            # That is (g' - g)(lr (g + g') + ...) over all elements: one that is not
+            # finite makes it so.
             if not math.isfinite(log_ratio):
-                check_finite(chain, proposed, looks_later=self._looks_later)
+                for each in (work, proposed):
+                    check_finite(chain, each, looks_later=self._looks_later)
         self._check_draws(work, proposed)
         stream = chain.noise(self.param_groups[0])
         if chains == 1:
@@ -473,27 +511,21 @@ class EWSG(SharedSettings):
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         return blank(p, "momentum") if group["momentum"] > 0 else {}
 
-    def _prepare(self, chain: Chain, work: Work) -> tuple[list[Tensor], list[Tensor]]:
-        """Returns the momenta, none for the overdamped variant, and the masters."""
+    def _prepare(self, chain: Chain, work: Work) -> list[list[Tensor]]:
+        """Returns the lists of the operator, the momenta first if there are any."""
         group, params, _, offsets = work
         masters = start_masters(chain, params)
         if group["momentum"] == 0:
-            return [], masters
+            return [masters]
         start_momenta(chain, group, params, offsets)
-        return [self.state[p]["momentum"] for p in params], masters
+        return [[self.state[p]["momentum"] for p in params], [], masters]
 
-    def _update(
-        self,
-        chain: Chain,
-        work: Work,
-        prepared: tuple[list[Tensor], list[Tensor]],
-    ) -> None:
-        momenta, masters = prepared
-        if momenta:
-            lists = [momenta, [], masters]
-            self._METHOD.update(chain, work, lists)
-        else:
-            self._OVERDAMPED.update(chain, work, [masters])
+    def _call_of(self, lists: list[list[Tensor]]) -> Method:
+        return self._METHOD if len(lists) > 1 else self._OVERDAMPED
+
+    def _update(self, chain: Chain, work: Work, prepared: list[list[Tensor]]) -> None:
+        self._call_of(prepared).update(chain, work, prepared)
+        if len(prepared) == 1:
             for p in work.params:  # what a schedule of the momentum left behind
                 self._forget(p, "momentum")
 

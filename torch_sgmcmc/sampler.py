@@ -336,8 +336,7 @@ class Sampler(Bookkeeping):
             if chain.gauges is not None:
                 if group["nonfinite"] != "allow" and any_nonfinite(grads):
                     return False
-                chain.gauges._observe([again.work._replace(grads=grads)])
-            if not again.update(grads):
+            if not self._advance_again(chain, again, grads):
                 return False  # a whole one says of what
         except RuntimeError:
             if chain.gauges is not None:
@@ -345,6 +344,14 @@ class Sampler(Bookkeeping):
             return False  # a whole one says whose
         finally:
             torch._C._set_grad_enabled(enabled)
+        return True
+
+    def _advance_again(self, chain: Chain, again: Again, grads: list[Tensor]) -> bool:
+        """As :meth:`_advance`; False, and nothing has changed, if it cannot be."""
+        if chain.gauges is not None:
+            chain.gauges._observe([again.work._replace(grads=grads)])
+        if not again.update(grads):
+            return False
         chain.placement.have_changed(again.work.params)
         chain.again = again
         return True

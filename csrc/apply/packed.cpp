@@ -33,22 +33,6 @@ class Lists {
   int64_t taken_ = 0;
 };
 
-void CheckBytes(const char* op,
-                const TensorList& params,
-                const std::vector<int64_t>& bytes) {
-  if (params.size() != bytes.size()) {
-    Fail(op, "params has another length than packed says");
-  }
-  for (size_t i = 0; i < params.size(); ++i) {
-    const auto size = static_cast<int64_t>(params[i].element_size());
-    if (params[i].numel() * size != bytes[i]) {
-      Fail(op,
-           "params[" + std::to_string(i) +
-               "] has another size than packed says");
-    }
-  }
-}
-
 }  // namespace
 
 PackedCall Unpacked(const char* op, const Tensor& packed) {
@@ -76,7 +60,6 @@ Call CallOf(const char* op,
       packed.numbers.size() != row.numbers.count) {
     Fail(op, std::string("packed is not a call of ") + row.op);
   }
-  CheckBytes(op, params, packed.bytes);
   Call call(row);
   Lists lists(op, state);
   for (size_t i = 0; i < packed.lengths.size(); ++i) {

@@ -16,7 +16,7 @@ PackedCall Unpacked(const char* op, const Tensor& packed);
 
 // The call of a row's operator; `state` has all of its lists but the first two,
 // and the prior's means. Throws std::runtime_error where these are not what was
-// packed, parameters' sizes among them.
+// packed.
 Call CallOf(const char* op,
             const Row& row,
             const PackedCall& packed,

@@ -21,7 +21,6 @@ struct PackedCall {
   int64_t has_means = 0;  // whether tensors of the prior's means come last
   double prior_mean = 0;  // else
   std::vector<int64_t> lengths;  // of the lists of state, in the row's order
-  std::vector<int64_t> bytes;    // of each parameter
   std::vector<int64_t> offsets;
   std::vector<double> numbers;  // in the row's order, integers among them
 
@@ -50,7 +49,6 @@ struct PackedCall {
     visit(call.has_means);
     visit(call.prior_mean);
     visit(call.lengths);
-    visit(call.bytes);
     visit(call.offsets);
     visit(call.numbers);
   }

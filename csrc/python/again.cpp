@@ -37,6 +37,7 @@ class Sameness {
       : group_(Keep(group)), own_(Keep(own)), state_(Keep(state)) {
     for (const py::handle p : py::list(group["params"])) {
       params_.push_back(Keep(p));
+      bytes_.push_back(p.attr(nbytes_).cast<int64_t>());
     }
     for (const auto& [p, dict] : state) {
       std::vector<PyObject*> values;
@@ -72,8 +73,12 @@ class Sameness {
       const py::handle p = params_[static_cast<size_t>(i)];
       if (PyList_GET_ITEM(params, i) != p.ptr()) return py::none();
       const py::object requires_grad = p.attr(requires_grad_);
+      const py::object bytes = p.attr(nbytes_);
       py::object grad = p.attr(grad_);
-      if (requires_grad.ptr() != Py_True || grad.is_none()) return py::none();
+      if (requires_grad.ptr() != Py_True || grad.is_none() ||
+          PyLong_AsLongLong(bytes.ptr()) != bytes_[static_cast<size_t>(i)]) {
+        return py::none();
+      }
       PyList_SET_ITEM(grads.ptr(), i, grad.release().ptr());
     }
     return std::move(grads);
@@ -148,15 +153,17 @@ class Sameness {
     return true;
   }
 
+  py::object requires_grad_ = Interned("requires_grad");
+  py::object grad_ = Interned("grad");
+  py::object nbytes_ = Interned("nbytes");
   py::list kept_;  // what is pointed to below
   PyObject* group_;
   PyObject* own_;
   PyObject* state_;
   std::vector<PyObject*> params_;
+  std::vector<int64_t> bytes_;  // of each
   std::vector<std::pair<PyObject*, std::vector<PyObject*>>> states_;
   py::dict numbers_;
-  py::object requires_grad_ = Interned("requires_grad");
-  py::object grad_ = Interned("grad");
 };
 
 // Null while it is being made.
@@ -210,7 +217,6 @@ void BindAgain(py::module_& m) {
          bool has_means,
          double prior_mean,
          std::vector<int64_t> lengths,
-         std::vector<int64_t> bytes,
          std::vector<int64_t> offsets,
          std::vector<double> numbers) {
         const torch_sgmcmc::PackedCall call{row,
@@ -220,7 +226,6 @@ void BindAgain(py::module_& m) {
                                             static_cast<int64_t>(has_means),
                                             prior_mean,
                                             std::move(lengths),
-                                            std::move(bytes),
                                             std::move(offsets),
                                             std::move(numbers)};
         return torch_sgmcmc::Memory(call.Pack());
@@ -233,7 +238,6 @@ void BindAgain(py::module_& m) {
       py::arg("has_means"),
       py::arg("prior_mean"),
       py::arg("lengths"),
-      py::arg("bytes"),
       py::arg("offsets"),
       py::arg("numbers"),
       "The memory of int64[]: csrc/core/packed_call.h.");

@@ -60,7 +60,6 @@ class Made:
             "has_means": self.means is not None,
             **self.prior,
             "lengths": [*map(len, self.lists[2:])],
-            "bytes": [p.nbytes for p in self.lists[0]],
             "offsets": self.offsets,
             "numbers": [*map(float, self.numbers.values())],
         }
@@ -126,7 +125,6 @@ def wrong() -> Iterator[tuple[str, Any, str]]:
     yield "lengths", [-1], "state has fewer tensors than packed says"
     yield "lengths", [0], "state has more tensors than packed says"
     yield "has_means", True, "state has fewer tensors than packed says"
-    yield "bytes", [4], "params has another length than packed says"
     yield "offsets", [0], "offsets"
     yield "num_chains", -1, "num_chains"
 
@@ -140,12 +138,8 @@ def test_words_that_do_not_fit_change_nothing(key: str, value: Any, words: str) 
     assert_lists_same(lists, call.lists)
 
 
-def test_sizes_and_numbers_out_of_range_change_nothing() -> None:
+def test_numbers_out_of_range_change_nothing() -> None:
     call = Made("sgld_step_")
-    sizes = [p.nbytes for p in call.lists[0]]
-    sizes[3] += 4
-    with pytest.raises(RuntimeError, match=r"params\[3\] has another size"):
-        call.packed(call.words(bytes=sizes))
     with pytest.raises(RuntimeError, match="Invalid lr: -1"):
         call.packed(call.words(numbers=[-1.0, 7.0, 1.0, 1.0]))
     with pytest.raises(RuntimeError, match="Invalid step"):

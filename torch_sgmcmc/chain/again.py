@@ -40,6 +40,7 @@ class Again:
         work: what was updated.
         lists: its state, as the operator was given it.
         instead: numbers that it was given in place of the group's.
+        looks: whether gradients are yet to be looked at, unless anything is allowed.
     """
 
     def __init__(
@@ -49,10 +50,12 @@ class Again:
         work: Work,
         lists: list[list[Tensor]],
         instead: dict[str, Any],
+        *,
+        looks: bool = True,
     ) -> None:
         # Not the gradients, which are to be free when they are dropped.
         self.work = work._replace(grads=[])
-        self._method, self._lists = method, lists
+        self._method, self.lists, self._looks = method, lists, looks
         [(group, self._own)] = chain.ledger.entries
         others = [k for k in group if k not in self._own and k != "params"]
         same = _C.Sameness(group, self._own, chain.state, others)
@@ -61,14 +64,20 @@ class Again:
         self._pack(chain, instead)
 
     def _pack(self, chain: Chain, instead: dict[str, Any]) -> None:
+        looks = self._looks and self.work.group["nonfinite"] != "allow"
         self._state, self._packed = self._method.packed(
-            chain, self.work, self._lists, **instead
+            chain, self.work, self.lists, looks=looks, **instead
         )
 
     def note(self, chain: Chain, instead: dict[str, Any]) -> None:
         """Takes the hyperparameters as they are now."""
         self._note_numbers()
         self._pack(chain, instead)
+
+    def set(self, progress: dict[str, Any]) -> None:
+        """Sets what a sampler counts."""
+        self.work.group.update(progress)
+        self._own.update(progress)
 
     def update(self, grads: list[Tensor]) -> bool:
         """Updates and counts the step; False if gradients are not finite."""

@@ -88,7 +88,8 @@ def fresh_gradients(sampler: Optimizer, closure: Callable[[], Any]) -> Any:
 def same_parameters(first: list[Work], second: list[Work]) -> bool:
     """Whether the same parameters have gradients."""
     return len(first) == len(second) and all(
-        len(a.params) == len(b.params) and all(map(_is, a.params, b.params))
+        a.params is b.params
+        or (len(a.params) == len(b.params) and all(map(_is, a.params, b.params)))
         for a, b in zip(first, second, strict=True)
     )
 

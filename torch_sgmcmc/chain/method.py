@@ -90,9 +90,13 @@ class Method:
         chain: Chain,
         work: Work,
         lists: list[list[Tensor]],
+        *,
+        looks: bool,
         **instead: Any,
     ) -> tuple[list[Tensor], Tensor]:
         """What ``step_again_`` is given of :meth:`update`'s arguments.
+
+        With ``looks`` it is to look whether gradients are finite.
 
         Returns:
             The lists and the prior's means in one list, and all that is not a tensor.
@@ -103,13 +107,12 @@ class Method:
         numbers = {**group, **instead}
         memory = _C.packed_call(
             row=self._place,
-            looks=group["nonfinite"] != "allow",
+            looks=looks,
             seed=group["seed"],
             num_chains=chain.noise(group).get("num_chains", 0),
             has_means=means is not None,
             prior_mean=prior["prior_mean"],
             lengths=[*map(len, lists)],
-            bytes=[p.nbytes for p in params],
             offsets=offsets,
             numbers=[numbers.get(n["name"], n["default"]) for n in self._numbers],
         )
