@@ -53,6 +53,13 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
   m.def(
       "step_again_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] state, "
       "Tensor packed, int step) -> bool");
+  // The same of EWSG, with the decision on its last proposal: `weights` is a
+  // packed call of ewsg_log_ratio. Returns whether it was accepted, 1 or 0, or
+  // -1 where gradients are to be finite and are not.
+  m.def(
+      "ewsg_step_again_(Tensor(a!)[] params, Tensor[] grads, "
+      "Tensor[] proposals, Tensor(b!)[] state, Tensor packed, Tensor weights, "
+      "int step, int proposal) -> int");
   // Whether any element is not finite: on the CPU, where the host need not
   // wait.
   m.def("any_nonfinite(Tensor[] tensors) -> bool");

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain.again import Again, can_be_made_again, goes_on
+from torch_sgmcmc.chain.again import Again, can_be_made_again
 from torch_sgmcmc.chain.closures import (
+    check_comparable,
     fresh_gradients,
     lightning_module,
     refuse_accumulation,
     refuse_scaler,
-    same_parameters,
 )
 from torch_sgmcmc.chain.dtypes import blank
 from torch_sgmcmc.chain.master import start_masters
@@ -27,10 +27,10 @@ from torch_sgmcmc.chain.momentum import start_momenta
 from torch_sgmcmc.chain.nonfinite import StepLeftOut, check_finite, leave_out
 from torch_sgmcmc.chain.operators import (
     ewsg_log_ratio,
+    ewsg_step_again_,
     metropolis_decide,
     select_chains_,
 )
-from torch_sgmcmc.chain.placement import Placement
 from torch_sgmcmc.chain.prior import prior_of
 from torch_sgmcmc.chain.record import Chain, Work
 from torch_sgmcmc.chain.settings import settings
@@ -193,6 +193,7 @@ class EWSG(SharedSettings):
     _SETTINGS = settings("EWSG")
     _METHOD = Method("sghmc_step_")
     _OVERDAMPED = Method("sgld_step_")
+    _LOG_RATIO = Method("ewsg_log_ratio")
 
     def __init__(
         self,
@@ -329,9 +330,15 @@ class EWSG(SharedSettings):
                 prepared = [again.lists]
             else:
                 again, prepared = None, self._prepare_all(chain, work)
+            is_made = False
             for proposal in range(length):
-                work, numbers, more = self._propose(
-                    closure, work, numbers, prepared, proposal, again
+                proposed, fresh = self._propose(closure, work, again)
+                decision = None
+                if again is not None and proposal == length - 1:
+                    decision = self._step_again(chain, again, work, proposed, proposal)
+                    is_made = decision is not None
+                work, numbers, more = self._decide(
+                    *(work, proposed, numbers, fresh), prepared, proposal, decision
                 )
                 accepted = accepted + more
             for _, params, grads, _ in work:
@@ -339,7 +346,7 @@ class EWSG(SharedSettings):
                     p.grad = grad
             if again is None:
                 self._advance(chain, work, prepared)
-            else:
+            elif not is_made:
                 self._advance_again(chain, again, work[0].grads)
         except BaseException as error:
             chain.undo_created()
@@ -362,16 +369,17 @@ class EWSG(SharedSettings):
         self._set(**progress)
         is_one = length > 0 and first["num_chains"] is None
         if is_one and can_be_made_again(chain, work):
-            # Whether gradients are finite is known by the log ratio.
             method, lists = self._call_of(prepared[0]), prepared[0]
-            chain.again = Again(chain, method, work[0], lists, {}, looks=False)
+            again = Again(chain, method, work[0], lists, {})
+            again.weights = self._weights_of(chain, again.work, lists)
+            chain.again = again
         return loss
 
     def _again_now(self) -> Again | None:
         """What the last step was made of, if nothing that is known yet is another."""
         chain = self._chain_now()
         again, chain.again = chain.again, None
-        if again is None or not goes_on(chain) or not again.has_same_numbers():
+        if again is None or not again.has_same_numbers():
             return None
         return again
 
@@ -380,7 +388,8 @@ class EWSG(SharedSettings):
         if again is not None:
             grads = again.gradients(self.param_groups, self.state)
             if grads is not None:
-                return [again.work._replace(grads=grads)]
+                group, params, _, offsets = again.work
+                return [Work(group, params, grads, offsets)]
         return self._gather(checked=True)
 
     def _fresh(self) -> list[int]:
@@ -411,25 +420,76 @@ class EWSG(SharedSettings):
         return self.param_groups[0]["index_chain_length"]
 
     def _propose(
+        self, closure: Callable[[], Any], work: list[Work], again: Again | None
+    ) -> tuple[list[Work], list[int]]:
+        """The gradients of a proposed minibatch, and its number."""
+        fresh = self._fresh()
+        self._evaluate(closure, fresh)
+        proposed = self._gather_like(again)
+        check_comparable(work, proposed, self._chain.placement)
+        self._check_draws(work, proposed)
+        return proposed, fresh
+
+    def _weights_of(
+        self, chain: Chain, work: Work, lists: list[list[Tensor]]
+    ) -> Tensor:
+        """The packed call of what minibatches are compared by."""
+        momenta = lists[0] if len(lists) > 1 else []
+        surrogate = _SURROGATES.index(work.group["surrogate"])
+        _, weights = self._LOG_RATIO.packed(
+            *(chain, work, [work.params, momenta]),
+            looks=False,
+            surrogate=surrogate,
+            num_chains=1,
+        )
+        return weights
+
+    def _step_again(
         self,
-        closure: Callable[[], Any],
+        chain: Chain,
+        again: Again,
+        current: list[Work],
+        proposed: list[Work],
+        proposal: int,
+    ) -> bool | None:
+        """Decides and makes the update at once.
+
+        Returns:
+            Whether the proposal was accepted; None, and nothing has changed, if the one
+            must come before the other.
+        """
+        if chain.gauges is not None or again.work.params is not proposed[0].params:
+            return None
+        decision = ewsg_step_again_(
+            *(again.work.params, current[0].grads, proposed[0].grads, again.state),
+            *(again.packed, again.weights, again.work.group["step"], proposal),
+        )
+        if decision < 0:
+            return None
+        again.count_step()
+        chain.placement.have_changed(again.work.params)
+        chain.again = again
+        return decision == 1
+
+    def _decide(
+        self,
         work: list[Work],
+        proposed: list[Work],
         numbers: list[int],
+        fresh: list[int],
         prepared: list[list[list[Tensor]]],
         proposal: int,
-        again: Again | None,
+        decision: bool | None,
     ) -> tuple[list[Work], list[int], int | Tensor]:
-        """One step of the index chain.
+        """One step of the index chain, if it has not been decided yet.
 
         Returns:
             The work with the gradients that are now current, the numbers of their
             minibatches, if anyone will ask, and how many chains accepted the proposal
             (a tensor, if that would take waiting for).
         """
-        fresh = self._fresh()
-        self._evaluate(closure, fresh)
-        proposed = self._gather_like(again)
-        _check_same_parameters(work, proposed, self._chain.placement)
+        if decision is not None:
+            return (proposed, fresh, 1) if decision else (work, numbers, 0)
         chain = self._chain_now()
         chains = self.param_groups[0]["num_chains"] or 1
         if chains > 1:
@@ -464,7 +524,6 @@ class EWSG(SharedSettings):
             if not math.isfinite(log_ratio):
                 for each in (work, proposed):
                     check_finite(chain, each, looks_later=self._looks_later)
-        self._check_draws(work, proposed)
         stream = chain.noise(self.param_groups[0])
         if chains == 1:
             accepted = _C.index_chain_accepts(log_ratio, **stream, proposal=proposal)
@@ -528,22 +587,3 @@ class EWSG(SharedSettings):
         if len(prepared) == 1:
             for p in work.params:  # what a schedule of the momentum left behind
                 self._forget(p, "momentum")
-
-
-def _check_same_parameters(
-    current: list[Work], proposed: list[Work], placement: Placement
-) -> None:
-    if not same_parameters(current, proposed):
-        raise RuntimeError(
-            "EWSG got gradients of other parameters from the closure than at its "
-            "first call in this step: minibatches could not be compared"
-        )
-    for a, b in zip(current, proposed, strict=True):
-        for old, new in zip(*map(placement.here, (a.grads, b.grads)), strict=True):
-            if new.data_ptr() == old.data_ptr() and new.numel() > 0:
-                raise RuntimeError(
-                    "EWSG got the gradients of a minibatch in the memory of those of "
-                    "the minibatch before, which it still needs: the closure must not "
-                    "reuse gradients (for DistributedDataParallel, set "
-                    "gradient_as_bucket_view=False)"
-                )

@@ -63,9 +63,13 @@ struct EWSGCoefficients {
   double twice_shift = 0;
 };
 
+// What a log ratio knows of the prior; to take off a mean of 0 would change
+// nothing, and takes time.
+enum class EWSGPrior { kFlat, kAboutZero, kAboutMean };
+
 // A term of the sum W(g') - W(g). Arrays: theta, grad, proposed grad, v, mu;
 // all but the gradients are read only if they matter.
-template <bool has_prior, bool has_momentum>
+template <EWSGPrior prior, bool has_momentum>
 class EWSGLogRatio {
  public:
   static constexpr std::array<Role, 5> kRoles = {Role::kGradient,
@@ -74,7 +78,11 @@ class EWSGLogRatio {
                                                  Role::kStatistic,
                                                  Role::kPriorMean};
   static constexpr std::array<bool, 5> kReads = {
-      has_prior, true, true, has_momentum, has_prior};
+      prior != EWSGPrior::kFlat,
+      true,
+      true,
+      has_momentum,
+      prior == EWSGPrior::kAboutMean};
 
   explicit EWSGLogRatio(const EWSGCoefficients& c) : c_(c) {}
 
@@ -83,7 +91,10 @@ class EWSGLogRatio {
   // Not fused: all devices would have to be told to, and nothing is gained.
   SG_INLINE double operator()(const double (&x)[5]) const {
     double s = c_.lr * (x[1] + x[2]);
-    if constexpr (has_prior) s += c_.twice_decay * (x[0] - x[4]);
+    if constexpr (prior == EWSGPrior::kAboutZero) s += c_.twice_decay * x[0];
+    if constexpr (prior == EWSGPrior::kAboutMean) {
+      s += c_.twice_decay * (x[0] - x[4]);
+    }
     if constexpr (has_momentum) {
       s += c_.twice_share * x[3];
     }
@@ -130,19 +141,22 @@ struct EWSGLogRatios {
                              call.number(4),
                              static_cast<Surrogate>(call.integer(5)),
                              call.prior_mean);
-    const bool has_prior = c.twice_decay != 0;
     const bool has_momentum = !call.list(3).empty() && c.twice_share != 0;
-    const auto reduce = [&](const auto& map) {
-      Reducer::Reduce(plan, map, call.chains(), result);
+    const auto reduce = [&]<EWSGPrior prior>() {
+      if (has_momentum) {
+        Reducer::Reduce(
+            plan, EWSGLogRatio<prior, true>(c), call.chains(), result);
+      } else {
+        Reducer::Reduce(
+            plan, EWSGLogRatio<prior, false>(c), call.chains(), result);
+      }
     };
-    if (has_prior && has_momentum) {
-      reduce(EWSGLogRatio<true, true>(c));
-    } else if (has_prior) {
-      reduce(EWSGLogRatio<true, false>(c));
-    } else if (has_momentum) {
-      reduce(EWSGLogRatio<false, true>(c));
+    if (c.twice_decay == 0) {
+      reduce.template operator()<EWSGPrior::kFlat>();
+    } else if (call.prior_mean == 0 && !call.prior_means) {
+      reduce.template operator()<EWSGPrior::kAboutZero>();
     } else {
-      reduce(EWSGLogRatio<false, false>(c));
+      reduce.template operator()<EWSGPrior::kAboutMean>();
     }
   }
 };

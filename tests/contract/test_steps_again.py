@@ -276,8 +276,10 @@ def test_a_learning_rate_that_is_written_into_is_seen() -> None:
     chains = []
     for each_whole in (False, True):
         value = torch.tensor(0.1)
-        sampler, params = make("SGHMC", lr=value)
-        for _ in range(4):
+        sampler, params = make("SGHMC", lr=0.1)
+        for i in range(6):
+            if i == 2:
+                sampler.param_groups[0]["lr"] = value
             if each_whole:
                 chain_of(sampler).again = None
             step(sampler, params)
@@ -315,7 +317,7 @@ def test_closures_and_gauges_go_on(kind: str) -> None:
     chains, readings = [], []
     for each_whole in (False, True):
         sampler, params = make(kind)
-        gauges = sg.Gauges(sampler)
+        gauges = sg.Gauges(sampler, every=1)
         losses = []
         for i in range(6):
             if each_whole:
@@ -331,7 +333,7 @@ def test_closures_and_gauges_go_on(kind: str) -> None:
 
 def test_gauges_see_no_gradient_that_is_not_finite() -> None:
     sampler, params = make("SGLD", nonfinite="skip")
-    gauges = sg.Gauges(sampler)
+    gauges = sg.Gauges(sampler, every=1)
     step(sampler, params, 3)
     before = str(gauges.state_dict())
     params[0].grad = torch.full_like(params[0], torch.nan)
@@ -446,3 +448,106 @@ def test_a_parameter_that_comes_later_is_told_of() -> None:
         else:
             sampler.step()
         assert is_again(sampler) == (i not in (0, 5))
+
+
+def ewsg(**settings: Any) -> tuple[sg.EWSG, list[nn.Parameter], Callable[[], float]]:
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.randn(n)) for n in (5, 3)]
+    common = {"lr": 0.1, "num_data": 10, "prior_precision": 0.5, "seed": 4}
+    sampler = sg.EWSG(params, **{**common, **settings})
+    draws = torch.Generator().manual_seed(1)
+
+    def closure() -> float:
+        for p in params:
+            p.grad = p.detach() ** 3 + torch.randn(p.shape, generator=draws)
+        return 2.5
+
+    return sampler, params, closure
+
+
+@pytest.mark.parametrize("gauged", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"momentum": 0.0},
+        {"index_chain_length": 3},
+        {"surrogate": "one", "prior_mean": 0.3},
+        {"nonfinite": "allow"},
+    ],
+    ids=lambda settings: "-".join(settings) or "plain",
+)
+def test_ewsg_goes_on(settings: dict[str, Any], gauged: bool) -> None:
+    ends = []
+    for each_whole in (False, True):
+        sampler, params, closure = ewsg(**settings)
+        gauges = sg.Gauges(sampler, every=1) if gauged else None
+        for i in range(12):
+            if each_whole:
+                chain_of(sampler).again = None
+            if i == 5:
+                sampler.param_groups[0]["lr"] = 0.05
+            if i == 8:
+                for p in params:
+                    sampler.state[p]["prior_mean"] = torch.ones_like(p.detach())
+            assert sampler.step(closure) == 2.5
+            assert is_again(sampler)
+        group = {k: v for k, v in sampler.param_groups[0].items() if k != "params"}
+        ends.append((params, group, str(gauges and gauges.state_dict())))
+    assert_same(ends[0][0], ends[1][0])
+    assert ends[0][1:] == ends[1][1:]
+    assert 0 < ends[0][1]["num_accepted"] < ends[0][1]["num_proposals"]
+
+
+@pytest.mark.parametrize("bad", [1, 2])
+@pytest.mark.parametrize("choice", ["raise", "skip"])
+def test_ewsg_hears_what_is_not_finite(choice: str, bad: int) -> None:
+    """In the gradients that it has, or in those that are proposed."""
+    sampler, params, closure = ewsg(nonfinite=choice)
+    for _ in range(3):
+        sampler.step(closure)
+    before = [p.detach().clone() for p in params]
+    calls: list[int] = []
+
+    def broken() -> None:
+        closure()
+        calls.append(1)
+        if len(calls) == bad:
+            params[1].grad[0] = torch.inf
+
+    if choice == "raise":
+        with pytest.raises(RuntimeError, match="1 infinite of 3"):
+            sampler.step(broken)
+    else:
+        sampler.step(broken)
+        assert sampler.num_skipped == 1
+    assert all(map(same_bits, before, [p.detach() for p in params]))
+    assert sampler.param_groups[0]["step"] == 3
+    sampler.step(closure)
+    assert sampler.param_groups[0]["step"] == 4
+
+
+def test_ewsg_sees_gradients_in_one_memory_and_of_other_parameters() -> None:
+    sampler, params, closure = ewsg()
+    for _ in range(3):
+        sampler.step(closure)
+    kept = [torch.ones_like(p) for p in params]
+
+    def reuses() -> None:
+        for p, grad in zip(params, kept, strict=True):
+            p.grad = grad
+
+    with pytest.raises(RuntimeError, match="in the memory of"):
+        sampler.step(reuses)
+    sampler.step(closure)
+    sampler.step(closure)
+    calls: list[int] = []
+
+    def lacks() -> None:
+        closure()
+        calls.append(1)
+        if len(calls) == 2:
+            params[0].grad = None
+
+    with pytest.raises(RuntimeError, match="other parameters"):
+        sampler.step(lacks)

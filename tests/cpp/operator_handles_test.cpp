@@ -58,6 +58,7 @@ TEST(OperatorHandles, EverySchemaHasOneOfItsTypes) {
                                    "torch_sgmcmc::ecs_density",
                                    "torch_sgmcmc::ecs_estimate",
                                    "torch_sgmcmc::ecs_leapfrog_",
+                                   "torch_sgmcmc::ewsg_step_again_",
                                    "torch_sgmcmc::step_again_",
                                    "torch_sgmcmc::step_if_finite"}));
 }

@@ -198,7 +198,7 @@ TEST_F(OperatorsThatSum, EWSGLogRatio) {
                   {0});
   double expected[7];
   ReduceOnCpu(plan.segments(),
-              torch_sgmcmc::EWSGLogRatio<true, true>(EWSGCoefficients(
+              torch_sgmcmc::EWSGLogRatio<EWSGPrior::kAboutMean, true>(EWSGCoefficients(
                   0.1, 0.9, 5, 2, 0.5, Surrogate::kFullMomentum, 0.25)),
               7,
               expected);

@@ -272,11 +272,11 @@ TYPED_TEST(Reduce, EWSGLogRatio) {
                     1e-13 * static_cast<double>(size));
       };
       if (decay == 0) {
-        expect(EWSGLogRatio<false, true>(c), true);
-        expect(EWSGLogRatio<false, false>(c), false);
+        expect(EWSGLogRatio<EWSGPrior::kFlat, true>(c), true);
+        expect(EWSGLogRatio<EWSGPrior::kFlat, false>(c), false);
       }
-      expect(EWSGLogRatio<true, true>(c), true);
-      expect(EWSGLogRatio<true, false>(c), false);
+      expect(EWSGLogRatio<EWSGPrior::kAboutMean, true>(c), true);
+      expect(EWSGLogRatio<EWSGPrior::kAboutMean, false>(c), false);
     }
   }
 }

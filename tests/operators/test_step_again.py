@@ -176,3 +176,104 @@ def test_opcheck() -> None:
             test_utils=("test_schema", "test_autograd_registration"),
         )
     assert set(result.values()) == {"SUCCESS"}
+
+
+class Compared(Made):
+    """EWSG's: two minibatches, and what they are compared by."""
+
+    def __init__(self, op: str, **more: Any) -> None:
+        super().__init__(op, **more)
+        params = self.lists[0]
+        self.proposals = [p * 0.25 for p in params]
+        with_momenta = op == "sghmc_step_"
+        self.momenta = self.lists[2] if with_momenta else []
+        self.weights = {**dict(lr=0.3, momentum=0.8 * with_momenta, num_data=7.0)}
+        self.weights |= {"prior_precision": 1.9, "temperature": 0.7, "surrogate": 3}
+
+    def weight_words(self, **instead: Any) -> Tensor:
+        called = {
+            "row": [*ROWS].index("ewsg_log_ratio"),
+            **dict(looks=False, seed=0, num_chains=0),
+            "has_means": self.means is not None,
+            **self.prior,
+            "lengths": [len(self.proposals), len(self.momenta)],
+            "offsets": [],
+            "numbers": [*map(float, self.weights.values()), 1.0],
+        }
+        return torch.frombuffer(_C.packed_call(**called | instead), dtype=torch.int64)
+
+    def step(self, proposal: int, weights: Tensor) -> tuple[int, list[list[Tensor]]]:
+        lists = [*map(clones, self.lists)]
+        state = [t for each in (*lists[2:], self.means or []) for t in each]
+        numbers = (self.words(), weights, STREAM["step"], proposal)
+        return ops.ewsg_step_again_(*lists[:2], self.proposals, state, *numbers), lists
+
+    def log_ratio(self) -> float:
+        lists = (*self.lists[:2], self.proposals, self.momenta)
+        more = {**self.prior, "prior_means": self.means, "num_chains": 1}
+        return float(ops.ewsg_log_ratio(*lists, **self.weights, **more))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"prior_mean": 0.4}, {"means": True}],
+    ids=lambda more: "".join(more) or "plain",
+)
+@pytest.mark.parametrize("op", ["sghmc_step_", "sgld_step_"])
+def test_ewsg_decides_and_makes_the_update(op: str, more: dict[str, Any]) -> None:
+    call = Compared(op, **more)
+    # A ratio of -1: some proposals are accepted.
+    call.weights["temperature"] *= -call.log_ratio() if call.log_ratio() < 0 else 1.0
+    if call.log_ratio() > 0:
+        call.lists[1], call.proposals = call.proposals, call.lists[1]
+        call.weights["temperature"] *= -call.log_ratio()
+    assert call.log_ratio() == pytest.approx(-1.0)
+    decisions = []
+    for proposal in range(40):
+        stream = {"seed": STREAM["seed"], "step": STREAM["step"], "proposal": proposal}
+        wanted = _C.index_chain_accepts(call.log_ratio(), **stream)
+        made, lists = call.step(proposal, call.weight_words())
+        assert made == wanted
+        chosen = Compared(op, **more)
+        chosen.lists[1] = call.proposals if wanted else call.lists[1]
+        expected = chosen.by_name()
+        for i in (0, *range(2, len(lists))):
+            assert_all_same(lists[i], expected[i])
+        decisions.append(wanted)
+    assert 5 < sum(decisions) < 30
+
+
+@pytest.mark.parametrize("which", ["grads", "proposals"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_ewsg_changes_nothing_for_what_is_not_finite(which: str, value: float) -> None:
+    call = Compared("sghmc_step_")
+    bad = call.lists[1] if which == "grads" else call.proposals
+    bad[-1].view(-1)[0] = value
+    made, lists = call.step(0, call.weight_words())
+    assert made == -1
+    assert_lists_same(lists, call.lists)
+    call.looks = False
+    assert call.step(0, call.weight_words())[0] >= 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("row", 0, "weights is no call of ewsg_log_ratio"),
+        ("lengths", [], "weights is no call of ewsg_log_ratio"),
+        ("lengths", [1, 10**9], "weights is no call of ewsg_log_ratio"),
+        ("lengths", [1, -1], "weights is no call of ewsg_log_ratio"),
+        ("lengths", [10**6, 0], "state has fewer tensors than packed says"),
+        ("numbers", [0.1], "packed is not a call of ewsg_log_ratio"),
+        ("numbers", [0.1, 0.9, 7.0, 1.0, 0.7, 9.0, 1.0], "Invalid surrogate: 9"),
+    ],
+)
+def test_ewsg_refuses_weights_that_do_not_fit(key: str, value: Any, words: str) -> None:
+    call = Compared("sgld_step_")
+    before = clones(call.lists[0])
+    with pytest.raises(RuntimeError, match=words):
+        call.step(0, call.weight_words(**{key: value}))
+    for proposal in (-1, 2**24):
+        with pytest.raises(RuntimeError, match="proposal"):
+            call.step(proposal, call.weight_words())
+    assert_all_same(call.lists[0], before)

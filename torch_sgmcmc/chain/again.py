@@ -40,7 +40,6 @@ class Again:
         work: what was updated.
         lists: its state, as the operator was given it.
         instead: numbers that it was given in place of the group's.
-        looks: whether gradients are yet to be looked at, unless anything is allowed.
     """
 
     def __init__(
@@ -50,12 +49,12 @@ class Again:
         work: Work,
         lists: list[list[Tensor]],
         instead: dict[str, Any],
-        *,
-        looks: bool = True,
     ) -> None:
         # Not the gradients, which are to be free when they are dropped.
         self.work = work._replace(grads=[])
-        self._method, self.lists, self._looks = method, lists, looks
+        self._method, self.lists = method, lists
+        #: Of EWSG: what minibatches are compared by.
+        self.weights: Any = None
         [(group, self._own)] = chain.ledger.entries
         others = [k for k in group if k not in self._own and k != "params"]
         same = _C.Sameness(group, self._own, chain.state, others)
@@ -64,8 +63,8 @@ class Again:
         self._pack(chain, instead)
 
     def _pack(self, chain: Chain, instead: dict[str, Any]) -> None:
-        looks = self._looks and self.work.group["nonfinite"] != "allow"
-        self._state, self._packed = self._method.packed(
+        looks = self.work.group["nonfinite"] != "allow"
+        self.state, self.packed = self._method.packed(
             chain, self.work, self.lists, looks=looks, **instead
         )
 
@@ -81,12 +80,16 @@ class Again:
 
     def update(self, grads: list[Tensor]) -> bool:
         """Updates and counts the step; False if gradients are not finite."""
-        group = self.work.group
-        step = group["step"]
-        if not step_again_(self.work.params, grads, self._state, self._packed, step):
+        group, params, _, _ = self.work
+        if not step_again_(params, grads, self.state, self.packed, group["step"]):
             return False
-        group["step"] = self._own["step"] = step + 1
+        self.count_step()
         return True
+
+    def count_step(self) -> None:
+        """Counts a step that was made."""
+        group = self.work.group
+        group["step"] = self._own["step"] = group["step"] + 1
 
 
 def goes_on(chain: Chain) -> bool:

@@ -60,12 +60,13 @@ __all__ = [
     "world_size",
 ]
 
+_IS_AVAILABLE = dist.is_available()
 CHECKPOINT = "torch.distributed.checkpoint.state_dict"
 
 
 def has_ranks() -> bool:
     """Whether torch.distributed is initialised."""
-    return dist.is_available() and dist.is_initialized()
+    return _IS_AVAILABLE and dist.is_initialized()
 
 
 def world_size(group: ProcessGroup | None = None) -> int:
