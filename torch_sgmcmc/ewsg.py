@@ -344,6 +344,8 @@ class EWSG(SharedSettings):
             for _, params, grads, _ in work:
                 for p, grad in zip(params, grads, strict=True):
                     p.grad = grad
+            if again is not None and not is_made and not again.has_same_numbers():
+                again = None  # the closure has set others
             if again is None:
                 self._advance(chain, work, prepared)
             elif not is_made:
@@ -385,7 +387,7 @@ class EWSG(SharedSettings):
 
     def _gather_like(self, again: Again | None) -> list[Work]:
         """The gradients that the closure has left, and what they are of."""
-        if again is not None:
+        if again is not None and again.has_same_numbers():
             grads = again.gradients(self.param_groups, self.state)
             if grads is not None:
                 group, params, _, offsets = again.work

@@ -551,3 +551,28 @@ def test_ewsg_sees_gradients_in_one_memory_and_of_other_parameters() -> None:
 
     with pytest.raises(RuntimeError, match="other parameters"):
         sampler.step(lacks)
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_ewsg_goes_by_what_its_closure_sets(call: int) -> None:
+    ends = []
+    for each_whole in (False, True):
+        sampler, params, closure = ewsg()
+        calls: list[int] = []
+
+        def sets(
+            sampler: sg.EWSG = sampler,
+            closure: Callable[[], float] = closure,
+            calls: list[int] = calls,
+        ) -> None:
+            closure()
+            calls.append(1)
+            if len(calls) == 4 + call:  # of the third step
+                sampler.param_groups[0]["lr"] = 0.05
+
+        for _ in range(5):
+            if each_whole:
+                chain_of(sampler).again = None
+            sampler.step(sets)
+        ends.append(params)
+    assert_same(*ends)
