@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -191,7 +192,8 @@ torch::Tensor EWSG::step(LossClosure closure) {
   };
   Count accepted;
   try {
-    check_finite(work);
+    // Else it is looked at with what it is compared with.
+    if (length == 0 || first().num_chains().value_or(1) > 1) check_finite(work);
     prepare_all(work);
     for (int64_t proposal = 0; proposal < length; ++proposal) {
       accepted = Sum(accepted, propose(closure, work, numbers, proposal));
@@ -245,8 +247,8 @@ Count EWSG::propose(const LossClosure& closure,
   evaluate(closure, fresh);
   std::vector<Work> proposed = gather();
   CheckSameParameters(work, proposed);
-  check_finite(proposed);
   const int64_t chains = first().num_chains().value_or(1);
+  if (chains > 1) check_finite(proposed);
   std::vector<at::Tensor> ratios;
   for (size_t i = 0; i < work.size(); ++i) {
     const auto& options = OptionsOfWork<EWSGOptions>(work[i]);
@@ -268,6 +270,12 @@ Count EWSG::propose(const LossClosure& closure,
   if (chains == 1) {
     double total = 0;
     for (const at::Tensor& ratio : ratios) total += ratio.item<double>();
+    // That is (g' - g)(lr (g + g') + ...) over all elements: one that is not
+    // finite makes it so.
+    if (!std::isfinite(total)) {
+      check_finite(work);
+      check_finite(proposed);
+    }
     const NoiseStream stream{static_cast<uint64_t>(seed()),
                              static_cast<uint64_t>(work[0].step.host),
                              static_cast<uint32_t>(Purpose::kIndexChain)};
