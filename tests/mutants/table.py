@@ -306,7 +306,10 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         Mutant(
             "EWSG: prior left out of the weights",
             "methods/ewsg.h",
-            "if constexpr (has_prior) s += c_.twice_decay * (x[0] - x[4]);",
+            "    if constexpr (prior == EWSGPrior::kAboutZero) "
+            "s += c_.twice_decay * x[0];\n"
+            "    if constexpr (prior == EWSGPrior::kAboutMean) {\n"
+            "      s += c_.twice_decay * (x[0] - x[4]);\n    }\n",
             "",
             ("tests/operators/test_ewsg_operators.py -k equals_reference",),
         ),
