@@ -197,11 +197,12 @@ TEST_F(OperatorsThatSum, EWSGLogRatio) {
                    {"momenta", Role::kStatistic, {Row(v_)}}},
                   {0});
   double expected[7];
-  ReduceOnCpu(plan.segments(),
-              torch_sgmcmc::EWSGLogRatio<EWSGPrior::kAboutMean, true>(EWSGCoefficients(
-                  0.1, 0.9, 5, 2, 0.5, Surrogate::kFullMomentum, 0.25)),
-              7,
-              expected);
+  ReduceOnCpu(
+      plan.segments(),
+      torch_sgmcmc::EWSGLogRatio<EWSGPrior::kAboutMean, true>(EWSGCoefficients(
+          0.1, 0.9, 5, 2, 0.5, Surrogate::kFullMomentum, 0.25)),
+      7,
+      expected);
   for (int k = 0; k < 7; ++k) {
     EXPECT_EQ(static_cast<const double*>(result.data_ptr())[k], expected[k]);
   }
