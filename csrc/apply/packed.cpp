@@ -1,5 +1,6 @@
 #include "apply/packed.h"
 
+#include <cmath>
 #include <cstddef>
 #include <exception>
 #include <string>
@@ -35,16 +36,17 @@ class Lists {
 
 }  // namespace
 
-PackedCall Unpacked(const char* op, const Tensor& packed) {
+PackedCall Unpacked(const char* op, const char* name, const Tensor& packed) {
   if (!packed.defined() || packed.scalar_type() != ScalarType::Long ||
       !packed.is_contiguous() || !packed.is_cpu()) {
-    Fail(op, "packed must be contiguous, of int64 and on the CPU");
+    Fail(op,
+         std::string(name) + " must be contiguous, of int64 and on the CPU");
   }
   try {
     return PackedCall::Unpack(static_cast<const int64_t*>(packed.data_ptr()),
                               static_cast<size_t>(packed.numel()));
   } catch (const std::exception& error) {
-    Fail(op, error.what());
+    Fail(op, std::string(name) + ": " + error.what());
   }
 }
 
@@ -72,10 +74,15 @@ Call CallOf(const char* op,
   call.lists[0] = std::move(params);
   call.lists[1] = std::move(grads);
   for (size_t i = 0; i < row.numbers.count; ++i) {
-    if (IsInteger(row.numbers[i].domain)) {
-      call.integers[i] = static_cast<int64_t>(packed.numbers[i]);
+    const double number = packed.numbers[i];
+    if (!IsInteger(row.numbers[i].domain)) {
+      call.numbers[i] = number;
+    } else if (std::fabs(number) < 0x1p53) {
+      call.integers[i] = static_cast<int64_t>(number);
     } else {
-      call.numbers[i] = packed.numbers[i];
+      Fail(op,
+           std::string("packed has a ") + row.numbers[i].name +
+               " that is no whole number");
     }
   }
   call.offsets = packed.offsets;

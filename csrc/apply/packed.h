@@ -11,8 +11,9 @@
 
 namespace torch_sgmcmc {
 
-// Throws std::runtime_error unless the tensor has the words of a call.
-PackedCall Unpacked(const char* op, const Tensor& packed);
+// Throws std::runtime_error unless the argument of this name has the words of a
+// call.
+PackedCall Unpacked(const char* op, const char* name, const Tensor& packed);
 
 // The call of a row's operator; `state` has all of its lists but the first two,
 // and the prior's means. Throws std::runtime_error where these are not what was

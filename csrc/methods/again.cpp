@@ -21,7 +21,7 @@ bool StepAgain(TensorList params,
                Tensor packed,
                int64_t step) {
   constexpr const char* kOp = "step_again_";
-  const PackedCall known = Unpacked(kOp, packed);
+  const PackedCall known = Unpacked(kOp, "packed", packed);
   if (known.looks != 0 && AnyNonfiniteOf(kOp, grads)) return false;
   PerformStep(kOp, known, std::move(params), std::move(grads), state, step);
   return true;
@@ -42,8 +42,8 @@ int64_t EWSGStepAgain(TensorList params,
                       int64_t step,
                       int64_t proposal) {
   constexpr const char* kOp = "ewsg_step_again_";
-  const PackedCall known = Unpacked(kOp, packed);
-  const PackedCall ratio = Unpacked(kOp, weights);
+  const PackedCall known = Unpacked(kOp, "packed", packed);
+  const PackedCall ratio = Unpacked(kOp, "weights", weights);
   const NoiseStream stream =
       MakeStream(kOp, known.seed, step, Purpose::kIndexChain);
   CheckCount(kOp, "proposal", proposal, 0);

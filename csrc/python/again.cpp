@@ -122,7 +122,8 @@ class Sameness {
   bool HasSame(py::handle values) const {
     PyObject* key = nullptr;
     PyObject* value = nullptr;
-    for (Py_ssize_t at = 0; PyDict_Next(values.ptr(), &at, &key, &value);) {
+    for (Py_ssize_t at = 0;
+         PyDict_Next(values.ptr(), &at, &key, &value) != 0;) {
       PyObject* now = PyDict_GetItemWithError(group_, key);
       if (now == nullptr || !AreEqual(value, now)) return false;
     }
@@ -134,7 +135,8 @@ class Sameness {
     PyObject* key = nullptr;
     PyObject* value = nullptr;
     auto known = states_.begin();
-    for (Py_ssize_t at = 0; PyDict_Next(state_, &at, &key, &value); ++known) {
+    for (Py_ssize_t at = 0; PyDict_Next(state_, &at, &key, &value) != 0;
+         ++known) {
       if (value != known->first || !HasValues(value, known->second)) {
         return false;
       }
@@ -147,7 +149,7 @@ class Sameness {
     PyObject* key = nullptr;
     PyObject* value = nullptr;
     auto expected = values.begin();
-    for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &key, &value);) {
+    for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &key, &value) != 0;) {
       if (value != *expected++) return false;
     }
     return true;

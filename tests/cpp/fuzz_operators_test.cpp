@@ -14,7 +14,9 @@
 #include <string>
 #include <vector>
 
+#include "core/packed_call.h"
 #include "fuzz.h"
+#include "methods/rows.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -149,7 +151,33 @@ class Arguments {
     return {};
   }
 
+  // Of a step of SGLD, and of what EWSG compares by.
+  Tensor words(const std::string& name) {
+    PackedCall call;
+    call.looks = random_.below(2);
+    call.seed = random_.any();
+    call.prior_mean = random_.fraction();
+    for (int i = 0; i < 4; ++i) call.numbers.push_back(random_.fraction());
+    if (name == "packed") {
+      call.row = PlaceOf(SGLDStep::kRow);
+      call.lengths = {count_of(values_.back())};
+      call.offsets.assign(shapes_.size(), 0);
+    } else {
+      call.row = PlaceOf(EWSGLogRatios::kRow);
+      call.lengths = {count_of(values_[2]), 0};
+      const auto surrogate = static_cast<double>(random_.below(kSurrogates));
+      call.numbers.insert(call.numbers.end(),
+                          {random_.fraction(), surrogate, 1.0});
+    }
+    return at::tensor(call.Pack(), at::kLong);
+  }
+  static int64_t count_of(const c10::IValue& list) {
+    return static_cast<int64_t>(list.toTensorVector().size());
+  }
+
   Tensor single(const std::string& name) {
+    const bool is_again = values_.size() > 2 && values_[2].isTensorList();
+    if (name == "packed" || (name == "weights" && is_again)) return words(name);
     std::vector<int64_t> sizes;
     const auto known = Shapes().find(name);
     if (name == "whitening") {
@@ -194,7 +222,8 @@ class Arguments {
     return result;
   }
 
-  std::vector<Tensor> list(const std::string& name) {
+  std::vector<Tensor> list(std::string name) {
+    if (name == "state") name = "masters";  // SGLD's
     std::vector<Tensor> tensors;
     const bool is_first = values_.empty();
     if (!is_first && name != "masters" && random_.one_in(8)) return tensors;
@@ -315,7 +344,14 @@ bool IsOfDispatcher(const std::string& message, const std::string& name) {
 bool NamesAnArgument(const std::string& message,
                      const c10::FunctionSchema& schema) {
   if (IsOfDispatcher(message, schema.name())) return true;
-  if (!message.starts_with(schema.name() + ": ")) return false;
+  if (!message.starts_with(schema.name() + ": ")) {
+    if (!schema.name().ends_with("step_again_")) return false;
+    // It may be of the operator whose call was packed.
+    const auto packed = c10::Dispatcher::singleton().findSchema(
+        {message.substr(0, message.find(": ")), ""});
+    return packed && packed->schema().name() != schema.name() &&
+           NamesAnArgument(message, packed->schema());
+  }
   for (const c10::Argument& argument : schema.arguments()) {
     if (Names(message, argument.name())) return true;
   }
