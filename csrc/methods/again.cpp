@@ -22,7 +22,7 @@ bool StepAgain(TensorList params,
                int64_t step) {
   constexpr const char* kOp = "step_again_";
   const PackedCall known = Unpacked(kOp, "packed", packed);
-  if (known.looks != 0 && AnyNonfiniteOf(kOp, grads)) return false;
+  if (known.looks != 0 && AnyNonfiniteOf(kOp, grads, "grads")) return false;
   PerformStep(kOp, known, std::move(params), std::move(grads), state, step);
   return true;
 }

@@ -61,10 +61,12 @@ void ForEachStretch(const Plan& plan, const Look& look) {
 
 }  // namespace
 
-bool AnyNonfiniteOf(const char* op, const TensorList& tensors) {
+bool AnyNonfiniteOf(const char* op,
+                    const TensorList& tensors,
+                    const char* name) {
   std::atomic<bool> any = false;
   const Isa isa = ActiveIsa();
-  ForEachStretch(PlanToCount(op, tensors),
+  ForEachStretch(PlanToCount(op, tensors, name),
                  [&]<class T>(T, const Segment& s, int64_t begin, int64_t end) {
                    if (AnyOnIsa<T>(s.data[0], begin, end, isa)) any = true;
                  });

@@ -15,13 +15,15 @@
 
 namespace torch_sgmcmc {
 
-inline Plan PlanToCount(const char* op, const TensorList& tensors) {
-  if (tensors.empty()) Fail(op, "tensors is empty");
+inline Plan PlanToCount(const char* op,
+                        const TensorList& tensors,
+                        const char* name = "tensors") {
+  if (tensors.empty()) Fail(op, std::string(name) + " is empty");
   std::vector<int64_t> offsets;
   for (size_t i = 0; i < tensors.size(); ++i) {
     offsets.push_back(static_cast<int64_t>(i * kOffsetOfNext));
   }
-  return Plan(op, {{"tensors", Role::kGradient, tensors}}, offsets);
+  return Plan(op, {{name, Role::kGradient, tensors}}, offsets);
 }
 
 inline Tensor NoCounts(const TensorList& tensors) {
@@ -37,7 +39,9 @@ inline void CheckCounts(const char* op, const Tensor& counts) {
 }
 
 // Whether any element is not finite; on the CPU alone.
-bool AnyNonfiniteOf(const char* op, const TensorList& tensors);
+bool AnyNonfiniteOf(const char* op,
+                    const TensorList& tensors,
+                    const char* name = "tensors");
 
 // Checks the step that an operator is to return, on a tensor's device.
 inline const int64_t* CheckedDeviceStep(
