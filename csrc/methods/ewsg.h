@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include "core/macros.h"
 #include "core/roles.h"
@@ -142,21 +143,23 @@ struct EWSGLogRatios {
                              static_cast<Surrogate>(call.integer(5)),
                              call.prior_mean);
     const bool has_momentum = !call.list(3).empty() && c.twice_share != 0;
-    const auto reduce = [&]<EWSGPrior prior>() {
+    const auto reduce = [&](auto prior) {
+      const auto sum = [&](const auto& map) {
+        Reducer::Reduce(plan, map, call.chains(), result);
+      };
       if (has_momentum) {
-        Reducer::Reduce(
-            plan, EWSGLogRatio<prior, true>(c), call.chains(), result);
+        sum(EWSGLogRatio<prior.value, true>(c));
       } else {
-        Reducer::Reduce(
-            plan, EWSGLogRatio<prior, false>(c), call.chains(), result);
+        sum(EWSGLogRatio<prior.value, false>(c));
       }
     };
+    using Prior = EWSGPrior;
     if (c.twice_decay == 0) {
-      reduce.template operator()<EWSGPrior::kFlat>();
+      reduce(std::integral_constant<Prior, Prior::kFlat>());
     } else if (call.prior_mean == 0 && !call.prior_means) {
-      reduce.template operator()<EWSGPrior::kAboutZero>();
+      reduce(std::integral_constant<Prior, Prior::kAboutZero>());
     } else {
-      reduce.template operator()<EWSGPrior::kAboutMean>();
+      reduce(std::integral_constant<Prior, Prior::kAboutMean>());
     }
   }
 };

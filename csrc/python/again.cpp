@@ -26,6 +26,10 @@ bool AreEqual(py::handle one, py::handle other) {
   return equal == 1;
 }
 
+py::object Interned(const char* name) {
+  return py::reinterpret_steal<py::object>(PyUnicode_InternFromString(name));
+}
+
 class Sameness {
  public:
   // `own` is what is the sampler's in its group; `others` the keys of what is
@@ -100,9 +104,6 @@ class Sameness {
   template <class T>
   static Py_ssize_t Size(const std::vector<T>& items) {
     return static_cast<Py_ssize_t>(items.size());
-  }
-  static py::object Interned(const char* name) {
-    return py::reinterpret_steal<py::object>(PyUnicode_InternFromString(name));
   }
 
   PyObject* Keep(py::handle object) {
