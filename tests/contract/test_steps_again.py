@@ -576,3 +576,30 @@ def test_ewsg_goes_by_what_its_closure_sets(call: int) -> None:
             sampler.step(sets)
         ends.append(params)
     assert_same(*ends)
+
+
+def test_ewsg_refuses_and_tells_torch_as_in_whole_steps() -> None:
+    sampler, params, closure = ewsg()
+    for _ in range(3):
+        sampler.step(closure)
+    versions = [p._version for p in params]
+    sampler.step(closure)
+    assert all(p._version > v for p, v in zip(params, versions, strict=True))
+    sampler.param_groups[0]["lr"] = -1.0
+    with pytest.raises(ValueError, match="Invalid lr: -1"):
+        sampler.step(lambda: pytest.fail("there is nothing to compute yet"))
+    assert sampler.param_groups[0]["step"] == 4
+
+
+@pytest.mark.parametrize("settings", [{"index_chain_length": 0}, {}])
+def test_ewsg_without_proposals_hears_what_is_not_finite(settings: Any) -> None:
+    sampler, params, closure = ewsg(**settings)
+    sampler.step(closure)
+
+    def broken() -> None:
+        closure()
+        params[1].grad[0] = torch.nan
+
+    with pytest.raises(RuntimeError, match="1 NaN"):
+        sampler.step(broken)
+    assert sampler.param_groups[0]["step"] == 1
