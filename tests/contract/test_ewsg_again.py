@@ -1,0 +1,177 @@
+"""Steps of EWSG that are made like the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from reference import same_bits
+from torch import nn
+
+import torch_sgmcmc as sg
+from torch_sgmcmc.chain.record import chain_of
+
+
+def is_again(sampler: sg.Sampler) -> bool:
+    return chain_of(sampler).again is not None
+
+
+def assert_same(one: list[nn.Parameter], other: list[nn.Parameter]) -> None:
+    assert all(map(same_bits, one, other))
+
+
+def ewsg(**settings: Any) -> tuple[sg.EWSG, list[nn.Parameter], Callable[[], float]]:
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.randn(n)) for n in (5, 3)]
+    common = {"lr": 0.1, "num_data": 10, "prior_precision": 0.5, "seed": 4}
+    sampler = sg.EWSG(params, **{**common, **settings})
+    draws = torch.Generator().manual_seed(1)
+
+    def closure() -> float:
+        for p in params:
+            p.grad = p.detach() ** 3 + torch.randn(p.shape, generator=draws)
+        return 2.5
+
+    return sampler, params, closure
+
+
+@pytest.mark.parametrize("gauged", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"momentum": 0.0},
+        {"index_chain_length": 3},
+        {"surrogate": "one", "prior_mean": 0.3},
+        {"nonfinite": "allow"},
+    ],
+    ids=lambda settings: "-".join(settings) or "plain",
+)
+def test_ewsg_goes_on(settings: dict[str, Any], gauged: bool) -> None:
+    ends = []
+    for each_whole in (False, True):
+        sampler, params, closure = ewsg(**settings)
+        gauges = sg.Gauges(sampler, every=1) if gauged else None
+        for i in range(12):
+            if each_whole:
+                chain_of(sampler).again = None
+            if i == 5:
+                sampler.param_groups[0]["lr"] = 0.05
+            if i == 8:
+                for p in params:
+                    sampler.state[p]["prior_mean"] = torch.ones_like(p.detach())
+            assert sampler.step(closure) == 2.5
+            assert is_again(sampler)
+        group = {k: v for k, v in sampler.param_groups[0].items() if k != "params"}
+        ends.append((params, group, str(gauges and gauges.state_dict())))
+    assert_same(ends[0][0], ends[1][0])
+    assert ends[0][1:] == ends[1][1:]
+    assert 0 < ends[0][1]["num_accepted"] < ends[0][1]["num_proposals"]
+
+
+@pytest.mark.parametrize("bad", [1, 2])
+@pytest.mark.parametrize("choice", ["raise", "skip"])
+def test_ewsg_hears_what_is_not_finite(choice: str, bad: int) -> None:
+    """In the gradients that it has, or in those that are proposed."""
+    sampler, params, closure = ewsg(nonfinite=choice)
+    for _ in range(3):
+        sampler.step(closure)
+    before = [p.detach().clone() for p in params]
+    calls: list[int] = []
+
+    def broken() -> None:
+        closure()
+        calls.append(1)
+        if len(calls) == bad:
+            params[1].grad[0] = torch.inf
+
+    if choice == "raise":
+        with pytest.raises(RuntimeError, match="1 infinite of 3"):
+            sampler.step(broken)
+    else:
+        sampler.step(broken)
+        assert sampler.num_skipped == 1
+    assert all(map(same_bits, before, [p.detach() for p in params]))
+    assert sampler.param_groups[0]["step"] == 3
+    sampler.step(closure)
+    assert sampler.param_groups[0]["step"] == 4
+
+
+def test_ewsg_sees_gradients_in_one_memory_and_of_other_parameters() -> None:
+    sampler, params, closure = ewsg()
+    for _ in range(3):
+        sampler.step(closure)
+    kept = [torch.ones_like(p) for p in params]
+
+    def reuses() -> None:
+        for p, grad in zip(params, kept, strict=True):
+            p.grad = grad
+
+    with pytest.raises(RuntimeError, match="in the memory of"):
+        sampler.step(reuses)
+    sampler.step(closure)
+    sampler.step(closure)
+    calls: list[int] = []
+
+    def lacks() -> None:
+        closure()
+        calls.append(1)
+        if len(calls) == 2:
+            params[0].grad = None
+
+    with pytest.raises(RuntimeError, match="other parameters"):
+        sampler.step(lacks)
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_ewsg_goes_by_what_its_closure_sets(call: int) -> None:
+    ends = []
+    for each_whole in (False, True):
+        sampler, params, closure = ewsg()
+        calls: list[int] = []
+
+        def sets(
+            sampler: sg.EWSG = sampler,
+            closure: Callable[[], float] = closure,
+            calls: list[int] = calls,
+        ) -> None:
+            closure()
+            calls.append(1)
+            if len(calls) == 4 + call:  # of the third step
+                sampler.param_groups[0]["lr"] = 0.05
+
+        for _ in range(5):
+            if each_whole:
+                chain_of(sampler).again = None
+            sampler.step(sets)
+        ends.append(params)
+    assert_same(*ends)
+
+
+def test_ewsg_refuses_and_tells_torch_as_in_whole_steps() -> None:
+    sampler, params, closure = ewsg()
+    for _ in range(3):
+        sampler.step(closure)
+    versions = [p._version for p in params]
+    sampler.step(closure)
+    assert all(p._version > v for p, v in zip(params, versions, strict=True))
+    sampler.param_groups[0]["lr"] = -1.0
+    with pytest.raises(ValueError, match="Invalid lr: -1"):
+        sampler.step(lambda: pytest.fail("there is nothing to compute yet"))
+    assert sampler.param_groups[0]["step"] == 4
+
+
+@pytest.mark.parametrize("settings", [{"index_chain_length": 0}, {}])
+def test_ewsg_without_proposals_hears_what_is_not_finite(settings: Any) -> None:
+    sampler, params, closure = ewsg(**settings)
+    sampler.step(closure)
+
+    def broken() -> None:
+        closure()
+        params[1].grad[0] = torch.nan
+
+    with pytest.raises(RuntimeError, match="1 NaN"):
+        sampler.step(broken)
+    assert sampler.param_groups[0]["step"] == 1
