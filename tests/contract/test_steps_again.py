@@ -22,13 +22,8 @@ import torch_sgmcmc as sg
 from torch_sgmcmc.chain import distributed
 from torch_sgmcmc.chain.record import chain_of
 
-KINDS: dict[str, Callable[..., sg.Sampler]] = {
-    "SGLD": sg.SGLD,
-    "SGLRW": sg.SGLRW,
-    "SGHMC": sg.SGHMC,
-    "BAOA": sg.BAOA,
-    "SGNHT": sg.SGNHT,
-}
+# That go by gradients alone; EWSG has more tests in test_ewsg_again.py.
+KINDS = ("SGLD", "SGLRW", "SGHMC", "BAOA", "SGNHT")
 
 
 def make(
@@ -37,14 +32,23 @@ def make(
     torch.manual_seed(0)
     params = [nn.Parameter(torch.randn(n).to(dtype)) for n in (5, 3)]
     common = {"lr": 0.1, "num_data": 10, "prior_precision": 0.5, "seed": 4}
-    return KINDS[kind](params, **{**common, **settings}), params
+    return getattr(sg, kind)(params, **{**common, **settings}), params
 
 
 def step(sampler: sg.Sampler, params: list[nn.Parameter], times: int = 1) -> None:
     for _ in range(times):
+        if isinstance(sampler, sg.EWSG):
+            sampler.step(partial(minibatch, sampler, params))
+            continue
         for p in params:
             p.grad = p.detach() ** 3
         sampler.step()
+
+
+def minibatch(sampler: sg.EWSG, params: list[nn.Parameter]) -> None:
+    """Gradients of the minibatch that EWSG asks for."""
+    for p in params:
+        p.grad = p.detach() ** 3 + sampler.minibatches.sin().to(p.dtype)
 
 
 def is_again(sampler: sg.Sampler) -> bool:
@@ -63,7 +67,7 @@ def assert_same(one: list[nn.Parameter], other: list[nn.Parameter]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "EWSG"])
 def test_the_chain_is_that_of_whole_steps(kind: str, dtype: torch.dtype) -> None:
     one, other = make(kind, dtype), make(kind, dtype)
     step(*one, 5)
@@ -159,7 +163,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "EWSG"])
 def test_what_changes_between_two_steps_is_seen(
     kind: str, change: Callable[..., None]
 ) -> None:
