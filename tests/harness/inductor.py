@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.torch_version import TorchVersion
 
-__all__ = ["IS_OLD", "NEEDS_COMPILER", "RUNS_BLOCKS"]
+__all__ = ["IS_OLD", "NEEDS_COMPILER", "RUNS_BLOCKS", "graphs_alone"]
 
 #: Inductor builds what it makes.
 NEEDS_COMPILER = pytest.mark.skipif(
@@ -18,3 +18,14 @@ NEEDS_COMPILER = pytest.mark.skipif(
 #: Whether blocks of compiled steps are refused.
 IS_OLD = TorchVersion(torch.__version__) < "2.15"
 RUNS_BLOCKS = pytest.mark.skipif(IS_OLD, reason="needs torch 2.15")
+
+
+@pytest.fixture
+def graphs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are traced to graphs, of which nothing is built: it takes minutes."""
+    whole = torch.compile
+    monkeypatch.setattr(
+        torch,
+        "compile",
+        lambda block, *, options, **more: whole(block, backend="aot_eager", **more),
+    )

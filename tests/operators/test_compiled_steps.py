@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from harness.inductor import IS_OLD, NEEDS_COMPILER, RUNS_BLOCKS
+from harness.inductor import (
+    IS_OLD,
+    NEEDS_COMPILER,
+    RUNS_BLOCKS,
+    graphs_alone,  # noqa: F401
+)
 from reference import same_bits
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
@@ -74,7 +79,7 @@ def test_a_block_is_its_steps() -> None:
 
 
 @RUNS_BLOCKS
-@NEEDS_COMPILER
+@pytest.mark.usefixtures("graphs_alone")
 def test_each_sampler_has_graphs_of_its_own() -> None:
     """As many as a process has: torch keeps 8 of a function, and would then refuse."""
     torch._dynamo.reset()
@@ -126,7 +131,7 @@ def test_networks_of_several_chains() -> None:
 
 
 @RUNS_BLOCKS
-@NEEDS_COMPILER
+@pytest.mark.usefixtures("graphs_alone")
 def test_gradients_that_are_not_finite() -> None:
     """Their steps are left out of a block, and heard at its end."""
     torch._dynamo.reset()
@@ -194,6 +199,7 @@ def test_refusals(make: Callable[[], Any], kind: type[Exception], words: str) ->
 
 
 @RUNS_BLOCKS
+@pytest.mark.usefixtures("graphs_alone")
 def test_hooks_are_refused() -> None:
     """As they would not be called."""
     chain = Chain(sg.SGLD, capturable=True)

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from harness.inductor import NEEDS_COMPILER, RUNS_BLOCKS
+from harness.inductor import (
+    NEEDS_COMPILER,
+    RUNS_BLOCKS,
+    graphs_alone,  # noqa: F401
+)
 from reference import same_bits
 from torch import Tensor, nn
 
@@ -54,27 +58,39 @@ def test_blocks_are_as_long_as_they_can_be() -> None:
 
 @RUNS_BLOCKS
 @NEEDS_COMPILER
-def test_draws_are_those_of_single_steps(tmp_path: Path) -> None:
-    """Also of a chain that goes on, and with callbacks at the ends of blocks."""
+def test_draws_are_those_of_single_steps() -> None:
     torch._dynamo.reset()
-    single = run(None, compile=False)
+    single, store = run(None, compile=False), run(None)
+    assert len(store) == len(single) == 5
+    assert all(map(same_bits, draws_of(store), draws_of(single)))
+
+
+@RUNS_BLOCKS
+@pytest.mark.usefixtures("graphs_alone")
+def test_callbacks_of_several_chains() -> None:
+    """At the ends of blocks."""
+    torch._dynamo.reset()
     seen: list[int] = []
-    store = run(
-        tmp_path / "a", chains=2, callbacks=lambda state: seen.append(state.step)
-    )
+    store = run(None, chains=2, callbacks=lambda state: seen.append(state.step))
     assert seen == [4, 8, 12, 16, 20, 24] * 2
-    assert len(single) == 5 and len(store) == 10
-    assert all(map(same_bits, draws_of(store)[:5], draws_of(single)))
-    # To step 12, and on, where blocks of another length fit.
+    assert [len(store.chain(i)) for i in range(2)] == [5, 5]
+    assert all(map(same_bits, draws_of(store)[:5], draws_of(run(None, compile=False))))
+
+
+@RUNS_BLOCKS
+@pytest.mark.usefixtures("graphs_alone")
+def test_a_chain_goes_on(tmp_path: Path) -> None:
+    """To step 12, and on, where blocks of another length fit."""
+    torch._dynamo.reset()
     run(tmp_path / "b", steps=12)
     store = run(tmp_path / "b", steps=24)
-    assert all(map(same_bits, draws_of(store), draws_of(single)))
+    assert all(map(same_bits, draws_of(store), draws_of(run(None, compile=False))))
     with pytest.raises(ValueError, match=r"Invalid compile: False .* begun with True"):
         run(tmp_path / "b", compile=False)
 
 
 @RUNS_BLOCKS
-@NEEDS_COMPILER
+@pytest.mark.usefixtures("graphs_alone")
 def test_capped_draws_are_those_of_single_steps() -> None:
     """Whose thinning comes at numbers that are no draws."""
     torch._dynamo.reset()
@@ -87,7 +103,7 @@ def test_capped_draws_are_those_of_single_steps() -> None:
 
 
 @RUNS_BLOCKS
-@NEEDS_COMPILER
+@pytest.mark.usefixtures("graphs_alone")
 def test_gradients_that_are_not_finite_end_it() -> None:
     torch._dynamo.reset()
     bad = [*LOADER[:-1], torch.full((4, 5), torch.nan)]
@@ -152,6 +168,7 @@ def test_minibatches_of_one_kind() -> None:
 
 
 @RUNS_BLOCKS
+@pytest.mark.usefixtures("graphs_alone")
 def test_a_block_has_one_draw_at_most() -> None:
     """For a collector in a loop of one's own."""
     model = Point()
