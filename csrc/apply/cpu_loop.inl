@@ -133,8 +133,6 @@ void RunSegment(const Update& update,
                 int64_t begin,
                 int64_t end,
                 const NoiseStream& stream) {
-  static constexpr auto kIndices =
-      std::make_index_sequence<std::tuple_size_v<decltype(Update::kRoles)>>();
   struct Context {
     const Update& update;
     Arithmetic<T>* means;
@@ -152,10 +150,10 @@ void RunSegment(const Update& update,
          const float* z) {
         const auto& c = *static_cast<const Context*>(of);
         UpdateElements<Update, T>(
-            c.update, data, at, count, z, c.means, kIndices);
+            c.update, data, at, count, z, c.means, kIndices<Update>);
       },
       [](void* const* data, int64_t at) {
-        Prefetch<Update, T>(data, at, kIndices);
+        Prefetch<Update, T>(data, at, kIndices<Update>);
       }};
   if constexpr (kTakesUniforms<Update>) {
     RunElements<Uniforms>(elements, segment, begin, end, stream);

@@ -65,14 +65,6 @@ SG_INLINE double LoadAsDouble(const Map& map, void* const* data, int64_t i) {
       static_cast<const Stored<kRole, T>*>(array), i);
 }
 
-template <class Map>
-constexpr size_t kMapArrays = std::tuple_size_v<decltype(Map::kRoles)>;
-
-template <class Map>
-constexpr auto MapIndices() {
-  return std::make_index_sequence<kMapArrays<Map>>();
-}
-
 template <class Result>
 struct TermsOf {
   using Type = Result;
@@ -85,7 +77,7 @@ struct TermsOf<double> {
 // What a map makes of one element, and its sums.
 template <class Map>
 using Terms = typename TermsOf<
-    std::invoke_result_t<const Map&, const double (&)[kMapArrays<Map>]>>::Type;
+    std::invoke_result_t<const Map&, const double (&)[kArguments<Map>]>>::Type;
 
 template <class Map>
 constexpr size_t kSums = std::tuple_size_v<Terms<Map>>;
@@ -111,7 +103,7 @@ SG_INLINE Terms<Map> LaneSums(
     const Map& map, void* const* data, int64_t begin, int64_t end, int lane) {
   Terms<Map> sums = {};
   for (int64_t i = begin + lane; i < end; i += kLanes) {
-    AddTerms(sums, MapElement<Map, T>(map, data, i, MapIndices<Map>()));
+    AddTerms(sums, MapElement<Map, T>(map, data, i, kIndices<Map>));
   }
   return sums;
 }

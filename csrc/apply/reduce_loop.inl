@@ -1,21 +1,9 @@
 // The CPU loop over stretches of Note [Order of sums], compiled once per
 // instruction set (see core/isa.h).
 
-// Updates elements [begin, begin + count), kCount at most.
-template <class T, int64_t kCount, class Update>
-SG_INLINE void UpdateFew(const Update& update,
-                         void* const* data,
-                         int64_t begin,
-                         int64_t count,
-                         Arithmetic<T>* means) {
-  if constexpr (!std::is_same_v<Update, Nothing>) {
-    constexpr auto kIndices =
-        std::make_index_sequence<std::tuple_size_v<decltype(Update::kRoles)>>();
-    static constexpr float kNoNoise[kCount] = {};
-    UpdateElements<Update, T>(
-        update, data, begin, count, kNoNoise, means, kIndices);
-  }
-}
+// Elements that are mapped at a time: so many that gcc unrolls the loop that
+// adds their terms, whose sums are in registers then and not in memory.
+constexpr int64_t kBlock = 16 * kLanes;
 
 // Of an array that a map reads, the elements from `begin` on.
 template <class Map, class T, size_t kIndex>
@@ -28,92 +16,106 @@ SG_INLINE auto* ReadAt(void* const* data, int64_t begin, Arithmetic<T>* means) {
   }
 }
 
-// Writes the terms of elements [begin, begin + kCount).
-template <class Map, class T, int64_t kCount, size_t... kIndex>
-SG_INLINE void MapBlock(const Map& map,
-                        void* const* data,
-                        int64_t begin,
-                        Arithmetic<T>* means,
-                        double (*terms)[kCount],
-                        std::index_sequence<kIndex...>) {
-  const auto arrays =
-      std::make_tuple(ReadAt<Map, T, kIndex>(data, begin, means)...);
-#if defined(__clang__)
-#pragma clang loop vectorize(assume_safety)
-#else
-#pragma GCC ivdep
-#endif
-  for (int64_t i = 0; i < kCount; ++i) {
-    const double x[] = {
-        ElementAsDouble<Map, T, kIndex>(std::get<kIndex>(arrays), i)...};
-    const Terms<Map> all = {map(x)};
-    for (size_t k = 0; k < kSums<Map>; ++k) terms[k][i] = all[k];
-  }
-}
-
-// Asks for the memory of kCount elements of one array.
-template <int64_t kCount, class Element>
-SG_INLINE void PrefetchTerms(const Element* array) {
+// Asks for the memory of kBlock elements of one array.
+template <class Element>
+SG_INLINE void PrefetchArray(const Element* array) {
+  if (array == nullptr) return;
   constexpr int64_t kLine = 64 / sizeof(Element);
-  SG_UNROLL for (int64_t i = 0; i < kCount; i += kLine) {
+  SG_UNROLL for (int64_t i = 0; i < kBlock; i += kLine) {
     __builtin_prefetch(array + i);
   }
   __asm__ volatile("");  // see PrefetchBlock in apply/cpu_loop.inl
 }
 
-// Asks for elements [begin, begin + kCount) of the arrays that are read.
-template <class Map, class T, int64_t kCount, size_t... kIndex>
-SG_INLINE void PrefetchTerms(void* const* data,
-                             int64_t begin,
-                             std::index_sequence<kIndex...>) {
-  const auto prefetch = [&](auto* array) {
-    if (array != nullptr) PrefetchTerms<kCount>(array);
-  };
-  (prefetch(ReadAt<Map, T, kIndex>(data, begin, nullptr)), ...);
-}
-
-// Elements that are mapped at a time.
-constexpr int64_t kBlock = 16 * kLanes;
-
+// An update and a map, for parameters of type T, and a block of a prior's mean.
 template <class T, class Update, class Map>
-Terms<Map> ReduceStretch(const Update& update,
-                         const Map& map,
-                         void* const* data,
-                         int64_t begin,
-                         int64_t end,
-                         Arithmetic<T>* means) {
-  constexpr auto kIndices = MapIndices<Map>();
-  Terms<Map> result = {};
-  if (end - begin <= kLanes) {  // a lane each: they are added in order
-    UpdateFew<T, kLanes>(update, data, begin, end - begin, means);
-    for (int64_t i = begin; i < end; ++i) {
-      AddTerms(result, MapElement<Map, T>(map, data, i, kIndices));
+struct TermsOfUpdated {
+  const Update& update;
+  const Map& map;
+  Arithmetic<T> (&means)[kBlock];
+
+  // See BlockTerms.
+  template <size_t... kIndex>
+  SG_INLINE void Write(void* const* data,
+                       int64_t begin,
+                       int64_t count,
+                       double (*terms)[kBlock],
+                       std::index_sequence<kIndex...> /*all*/) const {
+    if (count == kBlock) {  // the next one arrives while this one is added
+      (PrefetchArray(ReadAt<Map, T, kIndex>(data, begin + kBlock, nullptr)),
+       ...);
     }
-    return result;
+    if constexpr (!std::is_same_v<Update, Nothing>) {
+      static constexpr float kNoNoise[kBlock] = {};
+      UpdateElements<Update, T>(
+          update, data, begin, count, kNoNoise, means, kIndices<Update>);
+    }
+    const Map own = map;  // a copy that no store can alias
+    const auto arrays =
+        std::make_tuple(ReadAt<Map, T, kIndex>(data, begin, means)...);
+    const auto write = [&](int64_t i) {
+      const double x[] = {
+          ElementAsDouble<Map, T, kIndex>(std::get<kIndex>(arrays), i)...};
+      const Terms<Map> all = {own(x)};
+      for (size_t k = 0; k < kSums<Map>; ++k) terms[k][i] = all[k];
+    };
+    if (count < kBlock) {
+      for (int64_t i = 0; i < count; ++i) write(i);
+      return;
+    }
+#if defined(__clang__)
+#pragma clang loop vectorize(assume_safety)
+#else
+#pragma GCC ivdep
+#endif
+    for (int64_t i = 0; i < kBlock; ++i) write(i);
   }
+};
+
+// Updates elements [begin, begin + count), kBlock at most, and writes their
+// terms: what the loop over a stretch needs of an update and a map. The loop is
+// compiled once for each number of sums, and not for each of them and type.
+struct BlockTerms {
+  const void* of;
+  void (*write)(const void* of,
+                void* const* data,
+                int64_t begin,
+                int64_t count,
+                double (*terms)[kBlock]);
+};
+
+// Sums of the stretch [begin, end).
+template <size_t kCount>
+__attribute__((noinline)) std::array<double, kCount> ReduceStretch(
+    const BlockTerms& block, void* const* data, int64_t begin, int64_t end) {
   // All lanes as one vector, which the compiler cuts into registers.
   using Vector = double __attribute__((vector_size(kLanes * sizeof(double))));
-  constexpr int64_t kAhead = kBlock;  // arrives while this one is added
-  constexpr size_t kCount = kSums<Map>;
   alignas(Vector) double terms[kCount][kBlock];
   Vector sums[kCount] = {};
-  for (; begin + kBlock <= end; begin += kBlock) {
-    PrefetchTerms<Map, T, kBlock>(data, begin + kAhead, kIndices);
-    UpdateFew<T, kBlock>(update, data, begin, kBlock, means);
-    MapBlock<Map, T, kBlock>(map, data, begin, means, terms, kIndices);
+  const auto add = [&](int64_t count) {
     for (size_t k = 0; k < kCount; ++k) {
-      for (int64_t i = 0; i < kBlock; i += kLanes) {
+      for (int64_t i = 0; i < count; i += kLanes) {
         sums[k] += *reinterpret_cast<const Vector*>(terms[k] + i);
       }
     }
+  };
+  for (; begin + kBlock <= end; begin += kBlock) {
+    block.write(block.of, data, begin, kBlock, terms);
+    add(kBlock);
   }
-  UpdateFew<T, kBlock>(update, data, begin, end - begin, means);
+  if (begin < end) {
+    const int64_t count = end - begin;
+    block.write(block.of, data, begin, count, terms);
+    // Some lanes have no more elements.
+    const int64_t rest = -count & (kLanes - 1);
+    for (size_t k = 0; k < kCount; ++k) {
+      std::fill_n(terms[k] + count, rest, 0.0);
+    }
+    add(count);
+  }
   alignas(Vector) double lanes[kCount][kLanes];
   memcpy(lanes, sums, sizeof sums);
-  for (int l = 0; begin < end; ++begin, l = (l + 1) % kLanes) {
-    const Terms<Map> x = MapElement<Map, T>(map, data, begin, kIndices);
-    for (size_t k = 0; k < kCount; ++k) lanes[k][l] += x[k];
-  }
+  std::array<double, kCount> result;
   for (size_t k = 0; k < kCount; ++k) result[k] = AddLanes(lanes[k]);
   return result;
 }
@@ -121,25 +123,32 @@ Terms<Map> ReduceStretch(const Update& update,
 // Sums of the stretches [begin, end) of a segment.
 template <class T, class Update, class Map>
 void ReduceUnits(const Update& update,
-                 const Map& shared_map,
-                 void* const* shared_data,
+                 const Map& map,
+                 void* const* data,
                  const Cut& cut,
                  int64_t begin,
                  int64_t end,
                  const StretchSums& to) {
-  const Map map = shared_map;  // copies that no store can alias
-  void* data[kMaxArguments];
-  std::copy_n(shared_data, kMaxArguments, data);
   // The update's and the map's are the same.
   alignas(64) Arithmetic<T> means[kBlock];
   FillMeans(map, data, means);
   if constexpr (!std::is_same_v<Update, Nothing>) {
     FillMeans(update, data, means);
   }
+  using Of = TermsOfUpdated<T, Update, Map>;
+  const Of of{update, map, means};
+  const BlockTerms block{&of,
+                         [](const void* self,
+                            void* const* arrays,
+                            int64_t at,
+                            int64_t count,
+                            double(*terms)[kBlock]) {
+                           static_cast<const Of*>(self)->Write(
+                               arrays, at, count, terms, kIndices<Map>);
+                         }};
   for (int64_t unit = begin; unit < end; ++unit) {
     const Unit u = UnitAt(cut, to.per_chain, unit);
-    const Terms<Map> sums =
-        ReduceStretch<T>(update, map, data, u.begin, u.end, means);
+    const auto sums = ReduceStretch<kSums<Map>>(block, data, u.begin, u.end);
     for (size_t k = 0; k < kSums<Map>; ++k) {
       to.sums[static_cast<int64_t>(k) * to.targets + u.target] = sums[k];
     }

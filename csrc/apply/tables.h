@@ -254,8 +254,6 @@ SG_INLINE void UpdateThread(const Update& update,
                             int64_t block,
                             int64_t chain,
                             int thread) {
-  constexpr auto kIndices =
-      std::make_index_sequence<std::tuple_size_v<decltype(Update::kRoles)>>();
   const int s = SegmentOf(table.first_chunk, table.count, block);
   void* data[kMaxArguments];
   SG_UNROLL for (int j = 0; j < kMaxArguments; ++j) {
@@ -273,7 +271,7 @@ SG_INLINE void UpdateThread(const Update& update,
                            k);
     span.origin += chain * table.numel[s];
     if (span.begin < span.end) {
-      UpdateQuad<Update, T>(update, data, span, own, kIndices);
+      UpdateQuad<Update, T>(update, data, span, own, kIndices<Update>);
     }
   }
 }

@@ -20,7 +20,9 @@
 #pragma once
 
 #include <cstddef>
+#include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include "core/macros.h"
 
@@ -73,6 +75,12 @@ constexpr int kPriorMeans = kMaxArguments - 2;
 constexpr size_t SlotOf(Role role, size_t index) {
   return role == Role::kPriorMean ? kPriorMeans : index;
 }
+
+// The arguments of an update (or a map), and their indices.
+template <class Update>
+constexpr size_t kArguments = std::tuple_size_v<decltype(Update::kRoles)>;
+template <class Update>
+constexpr auto kIndices = std::make_index_sequence<kArguments<Update>>();
 
 // Whether an update (or a map) subtracts the prior's mean. Where there is no
 // array of it, it is update.prior_mean().
