@@ -22,10 +22,11 @@
 #include "core/macros.h"
 #include "core/roles.h"
 #include "core/row.h"
+#include "methods/posterior_gradient.h"
 
 namespace torch_sgmcmc {
 
-struct BAOACoefficients {
+struct BAOACoefficients : PriorCoefficients {
   BAOACoefficients(double lr,
                    double momentum,
                    double num_data,
@@ -33,13 +34,12 @@ struct BAOACoefficients {
                    double temperature,
                    double noise_estimate,
                    double prior_mean = 0)
-      : lr(lr),
+      : PriorCoefficients(prior_precision, num_data, prior_mean),
+        lr(lr),
         momentum(momentum),
-        weight_decay(prior_precision / num_data),
         noise_variance((1 + momentum) * (1 + momentum) *
                        std::max(0.0, Friction(momentum) - noise_estimate) * lr *
-                       temperature / (2 * num_data)),
-        prior_mean(prior_mean) {}
+                       temperature / (2 * num_data)) {}
 
   static double Friction(double momentum) {
     return 2 * (1 - momentum) / (1 + momentum);
@@ -47,30 +47,25 @@ struct BAOACoefficients {
 
   double lr;
   double momentum;
-  double weight_decay;
   double noise_variance;
-  double prior_mean;  // mu, where there is no array of it
 };
 
 template <class Real>
-class BAOAUpdate {
+class BAOAUpdate : public PosteriorGradient<Real> {
  public:
   static constexpr std::array<Role, 4> kRoles = {
       Role::kParameter, Role::kGradient, Role::kState, Role::kPriorMean};
 
   explicit BAOAUpdate(const BAOACoefficients& c)
-      : minus_lr_(static_cast<Real>(-c.lr)),
+      : PosteriorGradient<Real>(c),
+        minus_lr_(static_cast<Real>(-c.lr)),
         momentum_(static_cast<Real>(c.momentum)),
-        weight_decay_(static_cast<Real>(c.weight_decay)),
-        noise_scale_(static_cast<Real>(std::sqrt(c.noise_variance))),
-        prior_mean_(static_cast<Real>(c.prior_mean)) {}
+        noise_scale_(static_cast<Real>(std::sqrt(c.noise_variance))) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
-  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
 
   SG_INLINE void operator()(Real (&x)[4], Real xi) const {
-    const Real g = Fma(weight_decay_, x[0] - x[3], x[1]);
+    const Real g = this->Gradient(x[0], x[3], x[1]);
     const Real kicked = Fma(minus_lr_, g, x[2]);
     x[2] = Fma(momentum_, kicked, noise_scale_ * xi);
     x[0] = Fma(Real(0.5), kicked + x[2], x[0]);
@@ -79,9 +74,7 @@ class BAOAUpdate {
  private:
   Real minus_lr_;
   Real momentum_;
-  Real weight_decay_;
   Real noise_scale_;
-  Real prior_mean_;
 };
 
 struct BAOAStep {

@@ -40,38 +40,52 @@ struct LeapfrogCoefficients {
   double prior_mean;  // mu, where there is no array of it
 };
 
-// theta, grad, r, mu.
+// What leapfrogs have in common: r + kick grad U, without the mass.
 template <class Real>
-class LeapfrogUpdate {
+class Kicks {
  public:
-  static constexpr std::array<Role, 4> kRoles = {
-      Role::kParameter, Role::kGradient, Role::kState, Role::kPriorMean};
-
-  explicit LeapfrogUpdate(const LeapfrogCoefficients& c)
+  explicit Kicks(const LeapfrogCoefficients& c)
       : pull_(static_cast<Real>(c.pull)),
         decay_(static_cast<Real>(c.decay)),
-        drift_(static_cast<Real>(c.drift)),
         prior_mean_(static_cast<Real>(c.prior_mean)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return false; }
   SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
   SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
 
-  SG_INLINE void operator()(Real (&x)[4], Real /*xi*/) const {
-    x[2] = Fma(pull_, x[1], Fma(decay_, x[0] - x[3], x[2]));
-    x[0] = Fma(drift_, x[2], x[0]);
+ protected:
+  SG_INLINE Real Kicked(Real r, Real theta, Real mean, Real grad) const {
+    return Fma(pull_, grad, Fma(decay_, theta - mean, r));
   }
 
  private:
   Real pull_;
   Real decay_;
-  Real drift_;
   Real prior_mean_;
+};
+
+// theta, grad, r, mu.
+template <class Real>
+class LeapfrogUpdate : public Kicks<Real> {
+ public:
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kState, Role::kPriorMean};
+
+  explicit LeapfrogUpdate(const LeapfrogCoefficients& c)
+      : Kicks<Real>(c), drift_(static_cast<Real>(c.drift)) {}
+
+  SG_INLINE void operator()(Real (&x)[4], Real /*xi*/) const {
+    x[2] = this->Kicked(x[2], x[0], x[3], x[1]);
+    x[0] = Fma(drift_, x[2], x[0]);
+  }
+
+ private:
+  Real drift_;
 };
 
 // theta, grad, r, mass, mu.
 template <class Real>
-class LeapfrogMassUpdate {
+class LeapfrogMassUpdate : public Kicks<Real> {
  public:
   static constexpr std::array<Role, 5> kRoles = {Role::kParameter,
                                                  Role::kGradient,
@@ -80,53 +94,31 @@ class LeapfrogMassUpdate {
                                                  Role::kPriorMean};
 
   explicit LeapfrogMassUpdate(const LeapfrogCoefficients& c)
-      : pull_(static_cast<Real>(c.pull)),
-        decay_(static_cast<Real>(c.decay)),
-        drift_(static_cast<Real>(c.drift)),
-        prior_mean_(static_cast<Real>(c.prior_mean)) {}
-
-  SG_HOST_DEVICE bool needs_noise() const { return false; }
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
-  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
+      : Kicks<Real>(c), drift_(static_cast<Real>(c.drift)) {}
 
   SG_INLINE void operator()(Real (&x)[5], Real /*xi*/) const {
-    x[2] = Fma(pull_, x[1], Fma(decay_, x[0] - x[4], x[2]));
+    x[2] = this->Kicked(x[2], x[0], x[4], x[1]);
     x[0] = Fma(drift_, x[2] / x[3], x[0]);
   }
 
  private:
-  Real pull_;
-  Real decay_;
   Real drift_;
-  Real prior_mean_;
 };
 
 // theta, grad, r, mu: the last half step, which leaves theta alone. It pulls
 // from theta's master as the other half steps do, so that the trajectory can be
 // reversed.
 template <class Real>
-class KickUpdate {
+class KickUpdate : public Kicks<Real> {
  public:
   static constexpr std::array<Role, 4> kRoles = {
       Role::kPosition, Role::kGradient, Role::kState, Role::kPriorMean};
 
-  explicit KickUpdate(const LeapfrogCoefficients& c)
-      : pull_(static_cast<Real>(c.pull)),
-        decay_(static_cast<Real>(c.decay)),
-        prior_mean_(static_cast<Real>(c.prior_mean)) {}
-
-  SG_HOST_DEVICE bool needs_noise() const { return false; }
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
-  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
+  using Kicks<Real>::Kicks;
 
   SG_INLINE void operator()(Real (&x)[4], Real /*xi*/) const {
-    x[2] = Fma(pull_, x[1], Fma(decay_, x[0] - x[3], x[2]));
+    x[2] = this->Kicked(x[2], x[0], x[3], x[1]);
   }
-
- private:
-  Real pull_;
-  Real decay_;
-  Real prior_mean_;
 };
 
 struct MomentumCoefficients {

@@ -23,6 +23,7 @@
 #include "core/macros.h"
 #include "core/roles.h"
 #include "core/row.h"
+#include "methods/posterior_gradient.h"
 
 namespace torch_sgmcmc {
 
@@ -60,28 +61,24 @@ struct SBPSReflectCoefficients {
 
 // v <- scale v - gain A g. Arrays: theta, grad, v, A if preconditioned, and mu.
 template <class Real, bool preconditioned>
-class SBPSReflection {
+class SBPSReflection : public PosteriorGradient<Real> {
  public:
   explicit SBPSReflection(const SBPSReflectCoefficients& c)
-      : weight_decay_(static_cast<Real>(c.weight_decay)),
+      : PosteriorGradient<Real>(c),
         scale_(static_cast<Real>(c.scale)),
-        minus_gain_(static_cast<Real>(-c.gain)),
-        prior_mean_(static_cast<Real>(c.prior_mean)) {}
+        minus_gain_(static_cast<Real>(-c.gain)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return false; }
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
-  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
 
   SG_INLINE void operator()(Real (&x)[preconditioned ? 5 : 4],
                             Real /*xi*/) const {
     constexpr int kMean = preconditioned ? 4 : 3;
-    Real g = Fma(weight_decay_, x[0] - x[kMean], x[1]);
+    Real g = this->Gradient(x[0], x[kMean], x[1]);
     if constexpr (preconditioned) g *= x[3];
     x[2] = Fma(minus_gain_, g, scale_ * x[2]);
   }
 
  private:
-  Real weight_decay_;
   Real scale_;
   Real minus_gain_;
   Real prior_mean_;
@@ -114,28 +111,24 @@ struct SBPSAdaptCoefficients {
 
 // V <- b V + (1 - b) g^2. Arrays: theta, grad, V, mu.
 template <class Real>
-class SBPSAdaptUpdate {
+class SBPSAdaptUpdate : public PosteriorGradient<Real> {
  public:
   static constexpr std::array<Role, 4> kRoles = {
       Role::kGradient, Role::kGradient, Role::kState, Role::kPriorMean};
 
   explicit SBPSAdaptUpdate(const SBPSAdaptCoefficients& c)
-      : weight_decay_(static_cast<Real>(c.weight_decay)),
+      : PosteriorGradient<Real>(c),
         decay_(static_cast<Real>(c.decay)),
-        weight_(static_cast<Real>(1 - c.decay)),
-        prior_mean_(static_cast<Real>(c.prior_mean)) {}
+        weight_(static_cast<Real>(1 - c.decay)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return false; }
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
-  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
 
   SG_INLINE void operator()(Real (&x)[4], Real /*xi*/) const {
-    const Real g = Fma(weight_decay_, x[0] - x[3], x[1]);
+    const Real g = this->Gradient(x[0], x[3], x[1]);
     x[2] = Fma(weight_ * g, g, decay_ * x[2]);
   }
 
  private:
-  Real weight_decay_;
   Real decay_;
   Real weight_;
   Real prior_mean_;

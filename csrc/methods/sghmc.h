@@ -27,6 +27,7 @@
 #include "core/row.h"
 #include "core/step_filter.h"
 #include "methods/gaussian.h"
+#include "methods/posterior_gradient.h"
 
 namespace torch_sgmcmc {
 
@@ -36,7 +37,7 @@ namespace torch_sgmcmc {
 // m lr g / (1 + m) - lr g = -lr g / (1 + m), the part 1 / (1 + m) of its
 // gradient, and with it of the minibatch's noise.
 
-struct SGHMCCoefficients {
+struct SGHMCCoefficients : PriorCoefficients {
   SGHMCCoefficients(double lr,
                     double momentum,
                     double num_data,
@@ -44,12 +45,11 @@ struct SGHMCCoefficients {
                     double temperature,
                     double noise_estimate,
                     double prior_mean = 0)
-      : lr(lr),
+      : PriorCoefficients(prior_precision, num_data, prior_mean),
+        lr(lr),
         momentum(momentum),
-        weight_decay(prior_precision / num_data),
         heat(2 * lr * temperature / num_data),
-        noise_estimate(noise_estimate),
-        prior_mean(prior_mean) {}
+        noise_estimate(noise_estimate) {}
 
   // The update that follows a draw of the momentum, and its standard deviation.
   SGHMCCoefficients AfterDraw(int64_t every) const {
@@ -73,33 +73,29 @@ struct SGHMCCoefficients {
 
   double lr;
   double momentum;
-  double weight_decay;
   double heat;  // 2 lr T / N
   double noise_estimate;
-  double prior_mean;  // mu, where there is no array of it
   StepFilter filter;
 };
 
 template <class Real>
-class SGHMCUpdate {
+class SGHMCUpdate : public PosteriorGradient<Real> {
  public:
   static constexpr std::array<Role, 4> kRoles = {
       Role::kParameter, Role::kGradient, Role::kState, Role::kPriorMean};
 
   explicit SGHMCUpdate(const SGHMCCoefficients& c)
-      : minus_lr_(static_cast<Real>(-c.lr)),
+      : PosteriorGradient<Real>(c),
+        minus_lr_(static_cast<Real>(-c.lr)),
         momentum_(static_cast<Real>(c.momentum)),
-        weight_decay_(static_cast<Real>(c.weight_decay)),
         noise_scale_(static_cast<Real>(std::sqrt(c.NoiseVariance()))),
-        prior_mean_(static_cast<Real>(c.prior_mean)),
         filter_(c.filter) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
   SG_HOST_DEVICE bool skips(uint64_t step) const { return filter_.Skips(step); }
-  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
 
   SG_INLINE void operator()(Real (&x)[4], Real xi) const {
-    const Real g = Fma(weight_decay_, x[0] - x[3], x[1]);
+    const Real g = this->Gradient(x[0], x[3], x[1]);
     x[2] = Fma(momentum_, x[2], Fma(minus_lr_, g, noise_scale_ * xi));
     x[0] = x[0] + x[2];
   }
@@ -107,15 +103,13 @@ class SGHMCUpdate {
  private:
   Real minus_lr_;
   Real momentum_;
-  Real weight_decay_;
   Real noise_scale_;
-  Real prior_mean_;
   StepFilter filter_;
 };
 
 // The same with the gradient's variance known for each coordinate.
 template <class Real>
-class SGHMCNoiseAwareUpdate {
+class SGHMCNoiseAwareUpdate : public PosteriorGradient<Real> {
  public:
   static constexpr std::array<Role, 5> kRoles = {Role::kParameter,
                                                  Role::kGradient,
@@ -124,20 +118,18 @@ class SGHMCNoiseAwareUpdate {
                                                  Role::kPriorMean};
 
   explicit SGHMCNoiseAwareUpdate(const SGHMCCoefficients& c)
-      : minus_lr_(static_cast<Real>(-c.lr)),
+      : PosteriorGradient<Real>(c),
+        minus_lr_(static_cast<Real>(-c.lr)),
         momentum_(static_cast<Real>(c.momentum)),
-        weight_decay_(static_cast<Real>(c.weight_decay)),
         noise_variance_(static_cast<Real>(c.NoiseVariance())),
         minus_lr_squared_(static_cast<Real>(-c.lr * c.lr)),
-        prior_mean_(static_cast<Real>(c.prior_mean)),
         filter_(c.filter) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_variance_ != 0; }
   SG_HOST_DEVICE bool skips(uint64_t step) const { return filter_.Skips(step); }
-  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
 
   SG_INLINE void operator()(Real (&x)[5], Real xi) const {
-    const Real g = Fma(weight_decay_, x[0] - x[4], x[1]);
+    const Real g = this->Gradient(x[0], x[4], x[1]);
     // The caller has checked that this is not negative but for rounding.
     const Real variance = Fma(minus_lr_squared_, x[3], noise_variance_);
     const Real noise = sqrt(variance > 0 ? variance : Real(0)) * xi;
@@ -148,10 +140,8 @@ class SGHMCNoiseAwareUpdate {
  private:
   Real minus_lr_;
   Real momentum_;
-  Real weight_decay_;
   Real noise_variance_;
   Real minus_lr_squared_;
-  Real prior_mean_;
   StepFilter filter_;
 };
 
@@ -177,7 +167,7 @@ struct SGHMCByCoordinateCoefficients {
 // is another array in its place: no part is taken of the former, and M for C
 // makes a friction of alpha.
 template <class Real>
-class SGHMCByCoordinateUpdate {
+class SGHMCByCoordinateUpdate : public PosteriorGradient<Real> {
  public:
   static constexpr std::array<Role, 7> kRoles = {Role::kParameter,
                                                  Role::kGradient,
@@ -188,22 +178,20 @@ class SGHMCByCoordinateUpdate {
                                                  Role::kPriorMean};
 
   explicit SGHMCByCoordinateUpdate(const SGHMCByCoordinateCoefficients& c)
-      : lr_(static_cast<Real>(c.group.lr)),
+      : PosteriorGradient<Real>(c.group),
+        lr_(static_cast<Real>(c.group.lr)),
         friction_(static_cast<Real>(1 - c.group.momentum)),
-        weight_decay_(static_cast<Real>(c.group.weight_decay)),
         heat_(static_cast<Real>(c.group.heat)),
         estimate_(static_cast<Real>(c.group.noise_estimate)),
         minus_variance_(static_cast<Real>(c.has_variance ? -1 : 0)),
-        prior_mean_(static_cast<Real>(c.group.prior_mean)),
         is_drawn_(c.is_drawn),
         filter_(c.group.filter) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return heat_ != 0; }
   SG_HOST_DEVICE bool skips(uint64_t step) const { return filter_.Skips(step); }
-  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
 
   SG_INLINE void operator()(Real (&x)[7], Real xi) const {
-    const Real g = Fma(weight_decay_, x[0] - x[6], x[1]);
+    const Real g = this->Gradient(x[0], x[6], x[1]);
     const Real inverse = Real(1) / x[4];
     const Real friction = friction_ * (x[5] * inverse);
     const Real heat = heat_ * inverse;
@@ -223,11 +211,9 @@ class SGHMCByCoordinateUpdate {
  private:
   Real lr_;
   Real friction_;
-  Real weight_decay_;
   Real heat_;
   Real estimate_;
   Real minus_variance_;
-  Real prior_mean_;
   bool is_drawn_;
   StepFilter filter_;
 };

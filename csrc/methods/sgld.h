@@ -14,52 +14,45 @@
 #include "core/macros.h"
 #include "core/roles.h"
 #include "core/row.h"
+#include "methods/posterior_gradient.h"
 
 namespace torch_sgmcmc {
 
-struct SGLDCoefficients {
+struct SGLDCoefficients : PriorCoefficients {
   SGLDCoefficients(double lr,
                    double num_data,
                    double prior_precision,
                    double temperature,
                    double prior_mean = 0)
-      : lr(lr),
-        weight_decay(prior_precision / num_data),
-        noise_scale(std::sqrt(2 * lr * temperature / num_data)),
-        prior_mean(prior_mean) {}
+      : PriorCoefficients(prior_precision, num_data, prior_mean),
+        lr(lr),
+        noise_scale(std::sqrt(2 * lr * temperature / num_data)) {}
 
   double lr;
-  double weight_decay;
   double noise_scale;
-  double prior_mean;  // mu, where there is no array of it
 };
 
 template <class Real>
-class SGLDUpdate {
+class SGLDUpdate : public PosteriorGradient<Real> {
  public:
   static constexpr std::array<Role, 3> kRoles = {
       Role::kParameter, Role::kGradient, Role::kPriorMean};
 
   explicit SGLDUpdate(const SGLDCoefficients& c)
-      : minus_lr_(static_cast<Real>(-c.lr)),
-        weight_decay_(static_cast<Real>(c.weight_decay)),
-        noise_scale_(static_cast<Real>(c.noise_scale)),
-        prior_mean_(static_cast<Real>(c.prior_mean)) {}
+      : PosteriorGradient<Real>(c),
+        minus_lr_(static_cast<Real>(-c.lr)),
+        noise_scale_(static_cast<Real>(c.noise_scale)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
-  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
 
   SG_INLINE void operator()(Real (&x)[3], Real xi) const {
-    const Real g = Fma(weight_decay_, x[0] - x[2], x[1]);
+    const Real g = this->Gradient(x[0], x[2], x[1]);
     x[0] = Fma(noise_scale_, xi, Fma(minus_lr_, g, x[0]));
   }
 
  private:
   Real minus_lr_;
-  Real weight_decay_;
   Real noise_scale_;
-  Real prior_mean_;
 };
 
 struct SGLDStep {

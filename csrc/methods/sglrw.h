@@ -16,45 +16,40 @@
 #include "core/macros.h"
 #include "core/roles.h"
 #include "core/row.h"
+#include "methods/posterior_gradient.h"
 
 namespace torch_sgmcmc {
 
-struct SGLRWCoefficients {
+struct SGLRWCoefficients : PriorCoefficients {
   SGLRWCoefficients(double lr,
                     double num_data,
                     double prior_precision,
                     double temperature,
                     double prior_mean = 0)
-      : lr(lr),
-        weight_decay(prior_precision / num_data),
-        delta(std::sqrt(2 * lr * temperature / num_data)),
-        prior_mean(prior_mean) {}
+      : PriorCoefficients(prior_precision, num_data, prior_mean),
+        lr(lr),
+        delta(std::sqrt(2 * lr * temperature / num_data)) {}
 
   double lr;
-  double weight_decay;
   double delta;
-  double prior_mean;  // mu, where there is no array of it
 };
 
 template <class Real>
-class SGLRWUpdate {
+class SGLRWUpdate : public PosteriorGradient<Real> {
  public:
   static constexpr bool kUniformNoise = true;
   static constexpr std::array<Role, 3> kRoles = {
       Role::kParameter, Role::kGradient, Role::kPriorMean};
 
   explicit SGLRWUpdate(const SGLRWCoefficients& c)
-      : minus_lr_(static_cast<Real>(-c.lr)),
-        weight_decay_(static_cast<Real>(c.weight_decay)),
-        delta_(static_cast<Real>(c.delta)),
-        prior_mean_(static_cast<Real>(c.prior_mean)) {}
+      : PosteriorGradient<Real>(c),
+        minus_lr_(static_cast<Real>(-c.lr)),
+        delta_(static_cast<Real>(c.delta)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return delta_ != 0; }
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
-  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
 
   SG_INLINE void operator()(Real (&x)[3], Real u) const {
-    const Real move = minus_lr_ * Fma(weight_decay_, x[0] - x[2], x[1]);
+    const Real move = minus_lr_ * this->Gradient(x[0], x[2], x[1]);
     const Real step = delta_ * u < move ? delta_ : -delta_;
     // What is not finite is not to walk on as if it were.
     // cppcheck-suppress knownConditionTrueFalse
@@ -63,9 +58,7 @@ class SGLRWUpdate {
 
  private:
   Real minus_lr_;
-  Real weight_decay_;
   Real delta_;
-  Real prior_mean_;
 };
 
 struct SGLRWStep {

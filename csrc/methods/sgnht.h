@@ -19,10 +19,11 @@
 #include "core/macros.h"
 #include "core/roles.h"
 #include "core/row.h"
+#include "methods/posterior_gradient.h"
 
 namespace torch_sgmcmc {
 
-struct SGNHTCoefficients {
+struct SGNHTCoefficients : PriorCoefficients {
   SGNHTCoefficients(double lr,
                     double momentum,
                     double num_data,
@@ -30,24 +31,21 @@ struct SGNHTCoefficients {
                     double temperature,
                     double thermostat_rate,
                     double prior_mean = 0)
-      : lr(lr),
+      : PriorCoefficients(prior_precision, num_data, prior_mean),
+        lr(lr),
         momentum(momentum),
-        weight_decay(prior_precision / num_data),
         heat(lr * temperature / num_data),
         // Where no momentum is to be had in equilibrium, the thermostat rests.
-        rate(heat > 0 ? thermostat_rate : 0),
-        prior_mean(prior_mean) {}
+        rate(heat > 0 ? thermostat_rate : 0) {}
 
   double lr;
   double momentum;
-  double weight_decay;
-  double heat;        // lr T / N
-  double rate;        // kappa
-  double prior_mean;  // mu, where there is no array of it
+  double heat;  // lr T / N
+  double rate;  // kappa
 };
 
 template <class Real>
-class SGNHTUpdate {
+class SGNHTUpdate : public PosteriorGradient<Real> {
  public:
   static constexpr std::array<Role, 5> kRoles = {Role::kParameter,
                                                  Role::kGradient,
@@ -56,21 +54,18 @@ class SGNHTUpdate {
                                                  Role::kPriorMean};
 
   explicit SGNHTUpdate(const SGNHTCoefficients& c)
-      : minus_lr_(static_cast<Real>(-c.lr)),
+      : PosteriorGradient<Real>(c),
+        minus_lr_(static_cast<Real>(-c.lr)),
         momentum_(static_cast<Real>(c.momentum)),
-        weight_decay_(static_cast<Real>(c.weight_decay)),
         noise_scale_(
             static_cast<Real>(std::sqrt(2 * (1 - c.momentum) * c.heat))),
         rate_(static_cast<Real>(c.rate)),
-        gain_(static_cast<Real>(c.rate > 0 ? c.rate / (4 * c.heat) : 0)),
-        prior_mean_(static_cast<Real>(c.prior_mean)) {}
+        gain_(static_cast<Real>(c.rate > 0 ? c.rate / (4 * c.heat) : 0)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
-  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
 
   SG_INLINE void operator()(Real (&x)[5], Real xi) const {
-    const Real g = Fma(weight_decay_, x[0] - x[4], x[1]);
+    const Real g = this->Gradient(x[0], x[4], x[1]);
     const Real carry = momentum_ - x[3];  // 1 - alpha
     const Real v = Fma(carry, x[2], Fma(minus_lr_, g, noise_scale_ * xi));
     const Real u = x[2] + v;  // twice the mean: the gain has the quarter
@@ -82,11 +77,9 @@ class SGNHTUpdate {
  private:
   Real minus_lr_;
   Real momentum_;
-  Real weight_decay_;
   Real noise_scale_;
   Real rate_;
   Real gain_;  // kappa N / (4 lr T)
-  Real prior_mean_;
 };
 
 struct SGNHTStep {

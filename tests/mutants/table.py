@@ -97,10 +97,8 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         Mutant(
             "HMC: last half step of the momentum missing",
             "methods/hmc.h",
-            "    x[2] = Fma(pull_, x[1], Fma(decay_, x[0] - x[3], x[2]));\n  }\n\n"
-            " private:\n  Real pull_;\n  Real decay_;\n  Real prior_mean_;",
-            "    x[2] = x[2] + 0 * (x[1] + x[3]) * pull_ * decay_;\n  }\n\n"
-            " private:\n  Real pull_;\n  Real decay_;\n  Real prior_mean_;",
+            "    x[2] = this->Kicked(x[2], x[0], x[3], x[1]);\n  }\n};",
+            "    x[2] = x[2] + 0 * (x[1] + x[3]);\n  }\n};",
             (
                 "tests/operators/test_hmc_operators.py -k leapfrog",
                 "tests/laws/test_hmc_law.py -k 'test_law and HMC and invariance'",
@@ -145,7 +143,7 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         Mutant(
             "SGLD: prior dropped",
             "methods/sgld.h",
-            "const Real g = Fma(weight_decay_, x[0] - x[2], x[1]);",
+            "const Real g = this->Gradient(x[0], x[2], x[1]);",
             "const Real g = x[1] + 0 * x[2];",
             (_updates("test_sgld"), _law("SGLD")),
         ),
@@ -341,7 +339,7 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         Mutant(
             "SBPS: reflections without the prior",
             "methods/sbps.h",
-            "Real g = Fma(weight_decay_, x[0] - x[kMean], x[1]);",
+            "Real g = this->Gradient(x[0], x[kMean], x[1]);",
             "Real g = x[1] + 0 * x[kMean];",
             (
                 "tests/operators/test_sbps_operators.py -k reflect",
