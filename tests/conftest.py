@@ -175,9 +175,14 @@ def run_in_cpp(
 
 
 @pytest.fixture
-def one_thread() -> Any:
+def set_threads() -> Iterator[Callable[[int], None]]:
+    """Sets torch's number of threads, for this test alone."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def one_thread(set_threads: Callable[[int], None]) -> None:
     """Matrix products may depend on the number of threads; updates do not."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    set_threads(1)

@@ -1,7 +1,8 @@
-"""A step that fails changes neither parameters nor state."""
+"""Errors to the letter; a step that fails changes neither parameters nor state."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -10,7 +11,38 @@ from short_chains import assert_same
 
 import torch_sgmcmc as sg
 
-__all__ = ["assert_unchanged", "snapshot", "step_fails"]
+__all__ = [
+    "assert_unchanged",
+    "bad_numbers",
+    "bad_types",
+    "refused",
+    "snapshot",
+    "step_fails",
+]
+
+#: A hyperparameter, a value of it, and the error.
+Bad = tuple[str, Any, type[Exception], str]
+
+
+def bad_numbers(name: str, wanted: str, *values: float) -> list[Bad]:
+    return [(name, v, ValueError, f"Invalid {name}: {v} ({wanted})") for v in values]
+
+
+def bad_types(name: str, *values: Any, kind: str = "a number") -> list[Bad]:
+    return [
+        (name, v, TypeError, f"Invalid {name}: {v!r} (must be {kind}, got {given})")
+        for v in values
+        for given in [type(v).__name__]
+    ]
+
+
+@contextmanager
+def refused(kind: type[Exception], message: str) -> Iterator[None]:
+    """What is within fails with this error, of this very kind and text."""
+    with pytest.raises(kind) as error:
+        yield
+    assert type(error.value) is kind
+    assert str(error.value) == message
 
 
 def snapshot(sampler: sg.Sampler) -> Any:
@@ -36,8 +68,6 @@ def step_fails(
 ) -> None:
     """The step fails like this, and nothing has changed."""
     before = snapshot(sampler)
-    with pytest.raises(kind) as error:
+    with refused(kind, message):
         sampler.step(closure)
-    assert type(error.value) is kind
-    assert str(error.value) == message
     assert_unchanged(sampler, before)

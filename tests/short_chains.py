@@ -26,6 +26,10 @@ ALIKE: dict[str, type[sg.Sampler]] = {
 #: Those that keep nothing.
 PLAIN = {k: cls for k, cls in ALIKE.items() if not cls._METHOD.keeps_state}
 assert "SGLD" in PLAIN
+CLASSES = (
+    *(*ALIKE.values(), sg.SGHMC, sg.PSGLD, sg.SGNHT),
+    *(sg.EWSG, sg.HMC, sg.HMCECS, sg.SBPS),
+)
 KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
     **{name: (cls, {}) for name, cls in ALIKE.items()},
     "SGHMC": (sg.SGHMC, {"momentum": 0.9}),

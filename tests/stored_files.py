@@ -1,8 +1,20 @@
-"""The bytes of a store, for a comparison with those of another."""
+"""Bytes of a store, to compare with another's; what a file gives back of a value."""
 
+import io
 from pathlib import Path
+from typing import Any
 
-__all__ = ["files"]
+import torch
+
+__all__ = ["files", "through_file"]
+
+
+def through_file(value: Any, *, weights_only: bool = True) -> Any:
+    """What torch.load reads of what torch.save has written."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=weights_only)
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -20,6 +20,7 @@ __all__ = [
     "EVERY",
     "NUM_DATA",
     "PLAIN",
+    "by_hand",
     "closure_of",
     "collector_of",
     "data",
@@ -125,3 +126,26 @@ def closure_of(
         return -(model(x[indices]) - y[indices]).square().sum(1)
 
     return {"EWSG": ewsg, "HMC": hmc, "SBPS": sbps, "HMCECS": hmcecs}[kind]
+
+
+def by_hand(
+    kind: str, steps: int, *, parts: int = 1, store: Path | None = None
+) -> list[Tensor]:
+    """The chain of a loop without a framework; gradients may be accumulated."""
+    model = new_model()
+    sampler = new_sampler(kind, model)
+    collector = None if store is None else collector_of(sampler, model, store)
+    batches = sg.IndependentBatchSampler(NUM_DATA, BATCH, seed=5)
+    rows = list(loader())
+    for step in range(steps):
+        if takes_closure(kind):
+            sampler.step(closure_of(kind, model, batches, Tensor.backward))
+            continue
+        sampler.zero_grad()
+        for part in range(parts):
+            x, y = rows[(step * parts + part) % len(rows)]
+            (mse_loss(model(x), y) / parts).backward(**graphs(kind))
+        sampler.step()
+    if collector is not None:
+        collector.close()
+    return list(model.parameters())

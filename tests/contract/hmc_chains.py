@@ -1,13 +1,11 @@
 """Parameters and a closure that the tests of HMC share."""
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
-__all__ = ["GOOD", "NO_CLOSURE", "Quartic", "fails"]
+__all__ = ["GOOD", "NO_CLOSURE", "Quartic"]
 
 GOOD: dict[str, Any] = {"step_size": 0.1, "num_steps": 3, "num_data": 10, "seed": 0}
 NO_CLOSURE = """\
@@ -39,10 +37,3 @@ class Quartic:
         loss.sum().backward()
         self.losses.append(loss)
         return loss
-
-
-def fails(call: Callable[[], Any], kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind) as error:
-        call()
-    assert type(error.value) is kind
-    assert str(error.value) == message

@@ -17,9 +17,7 @@ from failed_steps import step_fails
 from reference import ewsg_log_weights, same_bits
 from short_chains import (
     TARGET,
-    advance,
     assert_same,
-    make,
     make_params,
     set_grads,
     take_step,
@@ -30,30 +28,7 @@ from torch import Tensor, nn
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 
-NO_CLOSURE = """\
-EWSG.step() needs a closure, since it draws several minibatches a step:
-
-    def closure():
-        x, y = draw_minibatch()  # a fresh one at each call, uniform
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        return loss
-
-    sampler.step(closure)"""
-
-
 # ---- The closure -----------------------------------------------------------------
-
-
-def test_a_step_without_closure_says_how_to_write_one() -> None:
-    p = nn.Parameter(torch.ones(3))
-    p.grad = torch.ones(3)
-    sampler = sg.EWSG([p], **GOOD)
-    with pytest.raises(TypeError) as error:
-        sampler.step()
-    assert str(error.value) == NO_CLOSURE
-    assert p.tolist() == [1.0] * 3 and sampler.state == {}
-    assert p.grad is not None
 
 
 @pytest.mark.parametrize("length", [0, 1, 4])
@@ -114,16 +89,6 @@ def test_a_closure_may_clear_gradients_itself_and_accumulate() -> None:
             sampler.step(closure)
         chains.append(params)
     assert_same(*chains)
-
-
-def test_a_closure_without_gradients() -> None:
-    message = "EWSG got no gradients from the closure (does it call backward()?)"
-    p = nn.Parameter(torch.ones(3))
-    sampler = sg.EWSG([p], **GOOD)
-    step_fails(sampler, lambda: p.sum(), RuntimeError, message)
-    # Old gradients do not count.
-    sampler.step(Draws([p]))
-    step_fails(sampler, lambda: p.sum(), RuntimeError, message)
 
 
 SAME = (
@@ -199,25 +164,6 @@ def test_minibatches_of_one_of_two_data() -> None:
             sampler.step(closure)
 
 
-def test_minibatches_with_gradients_of_other_parameters() -> None:
-    message = (
-        "EWSG got gradients of other parameters from the closure than at its first "
-        "call in this step: minibatches could not be compared"
-    )
-    for patterns in (([0, 1], [0]), ([0], [0, 1]), ([0], [1]), ([0], [])):
-        for groups in (False, True):
-            params = two()
-            turns = iter(patterns)
-
-            def closure(params: Any = params, turns: Any = turns) -> None:
-                for i in next(turns):
-                    params[i].grad = torch.ones_like(params[i])
-
-            split = [{"params": [p]} for p in params]
-            sampler = sg.EWSG(split if groups else params, **GOOD)
-            step_fails(sampler, closure, RuntimeError, message)
-
-
 def test_gradients_written_over() -> None:
     message = (
         "EWSG got the gradients of a minibatch in the memory of those of the minibatch "
@@ -272,8 +218,9 @@ def test_every_decision(momentum: float, surrogate: str) -> None:
     )
     closure = Draws(params, noise=0.3)
     sampler.step(closure)  # makes the momenta
+    before = sampler.param_groups[0]["num_accepted"]
     accepted = 0
-    for step in range(1, 60):
+    for step in range(1, 31):
         closure.grads.clear()
         momenta = [sampler.state[p]["momentum"].clone() for p in params if momentum]
         old = [p.detach().clone() for p in params]
@@ -299,8 +246,8 @@ def test_every_decision(momentum: float, surrogate: str) -> None:
                 accepted += 1
         for p, grad in zip(params, current, strict=True):
             assert p.grad is grad
-    assert 20 < accepted < 150
-    assert 0 < sampler.acceptance_rate < 1
+    assert 10 < accepted < 75
+    assert sampler.param_groups[0]["num_accepted"] == before + accepted
 
 
 def test_acceptance_rate() -> None:
@@ -328,18 +275,6 @@ def test_acceptance_rate() -> None:
     for _ in range(5):
         sampler.step(lambda: [setattr(p, "grad", torch.ones_like(p)) for p in params])
     assert sampler.acceptance_rate == 1.0
-
-
-def test_the_decision_is_the_same_for_any_split_into_groups() -> None:
-    rates = []
-    for split in (6, 3, 1):
-        params = make_params()
-        groups = [{"params": params[:split]}, {"params": params[split:]}]
-        sampler = make("EWSG", groups)
-        advance(sampler, params, range(30))
-        rates.append(sampler.acceptance_rate)
-    assert rates[0] == rates[1] == rates[2]
-    assert 0.1 < rates[0] < 0.95
 
 
 # ---- SGHMC and SGLD as special cases ---------------------------------------------

@@ -8,18 +8,12 @@ from typing import Any
 import pytest
 import torch
 from reference import same_bits
+from short_chains import assert_same
+from test_steps_again import is_again
 from torch import nn
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.chain.record import chain_of
-
-
-def is_again(sampler: sg.Sampler) -> bool:
-    return chain_of(sampler).again is not None
-
-
-def assert_same(one: list[nn.Parameter], other: list[nn.Parameter]) -> None:
-    assert all(map(same_bits, one, other))
 
 
 def ewsg(**settings: Any) -> tuple[sg.EWSG, list[nn.Parameter], Callable[[], float]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from ewsg_chains import GOOD, Draws
+from ewsg_chains import Draws
 from reference import ewsg_log_weights
 from short_chains import (
     TARGET,
@@ -108,28 +108,3 @@ def test_chains_in_several_groups() -> None:
     sampler = sg.EWSG(groups, **TARGET, num_chains=20, seed=4)
     advance(sampler, params, range(9))
     assert_same(params, expected)
-
-
-def test_parameters_without_the_chains_dimension() -> None:
-    for shape in ((), (3,), (3, 5)):
-        message = (
-            f"Invalid parameter: shape {list(shape)} (must have a leading dimension of "
-            "num_chains = 5)"
-        )
-        p = nn.Parameter(torch.zeros(shape))
-        with pytest.raises(ValueError) as error:
-            sg.EWSG([p], **GOOD, num_chains=5)
-        assert str(error.value) == message
-        sampler = sg.EWSG([nn.Parameter(torch.zeros(5, 2))], **GOOD, num_chains=5)
-        with pytest.raises(ValueError) as error:
-            sampler.add_param_group({"params": [p]})
-        assert str(error.value) == message
-        assert len(sampler.param_groups) == 1
-    # A state dict of five chains for parameters that are none.
-    other = sg.EWSG([nn.Parameter(torch.zeros(2, 5))], **GOOD)
-    with pytest.raises(ValueError) as error:
-        other.load_state_dict(sampler.state_dict())
-    assert str(error.value) == (
-        "Invalid parameter: shape [2, 5] (must have a leading dimension of num_chains "
-        "= 5)"
-    )

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from failed_steps import assert_unchanged, snapshot
-from hmc_chains import GOOD, Quartic, fails
+from hmc_chains import GOOD, Quartic
 from reference import same_bits
-from short_chains import assert_same, make, make_params, take_step, two
+from short_chains import assert_same, two
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
@@ -198,19 +197,6 @@ def test_chains_do_not_depend_on_each_other() -> None:
     assert same_bits(many[0], one[0])
 
 
-def test_the_decision_is_the_same_for_any_split_into_groups() -> None:
-    rates = []
-    for split in (6, 3, 1):
-        params = make_params()
-        groups = [{"params": params[:split]}, {"params": params[split:]}]
-        sampler = make("HMC", groups)
-        for step in range(20):
-            take_step(sampler, params, step)
-        rates.append(sampler.acceptance_rate)
-    assert rates[0] == rates[1] == rates[2]
-    assert 0.1 < rates[0] < 0.95
-
-
 def test_momenta_that_a_schedule_no_longer_keeps() -> None:
     params = two()
     sampler = sg.HMC(params, **GOOD, resample_momentum_every=0)
@@ -219,16 +205,6 @@ def test_momenta_that_a_schedule_no_longer_keeps() -> None:
     sampler.param_groups[0]["resample_momentum_every"] = 1
     sampler.step(Quartic(params))
     assert sampler.state == {}
-
-
-def test_the_prior_may_change_between_steps() -> None:
-    params = two()
-    sampler = sg.HMC(params, **GOOD, prior_precision=1.0)
-    gibbs = sg.GammaPrecision(sampler)
-    for _ in range(3):
-        sampler.step(Quartic(params))
-        gibbs.step()
-    assert sampler.target_summary().startswith("HMC samples p(θ)")
 
 
 # ---- Mass ------------------------------------------------------------------------
@@ -265,30 +241,3 @@ def test_masses() -> None:
     sampler.set_mass(None)
     assert sampler.state.keys() == {half}
     assert sampler.state[half].keys() == {"master"}
-
-
-def test_bad_masses() -> None:
-    params = two()
-    sampler = sg.HMC(params, **GOOD)
-    sampler.set_mass([2.0, 3.0])
-    before = snapshot(sampler)
-    for masses, message in (
-        ([1.0], "1 (must be one for each of the 2 parameters)"),
-        (
-            [1.0, torch.ones(3)],
-            "number 1 has shape [3] (must broadcast to [3, 2])",
-        ),
-        *(
-            (
-                [torch.tensor([value] + [1.0] * 6), 1.0],
-                "number 0 has elements out of range (must be finite and > 0)",
-            )
-            for value in (0.0, -1.0, math.nan, math.inf)
-        ),
-    ):
-        fails(
-            lambda masses=masses: sampler.set_mass(masses),
-            ValueError,
-            f"Invalid masses: {message}",
-        )
-        assert_unchanged(sampler, before)

@@ -1,4 +1,7 @@
-"""HMC-ECS: control variates and estimators."""
+"""HMC-ECS: control variates and estimators.
+
+Expansions of single data, and their sums, are in test_ecs_forms.py.
+"""
 
 from __future__ import annotations
 
@@ -14,96 +17,10 @@ from torch import Tensor
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.operators import ecs_estimate
 from torch_sgmcmc.ecs.likelihood import Estimate, estimate
-from torch_sgmcmc.ecs.likelihood_graph import flat
-from torch_sgmcmc.ecs.taylor import (
-    CONSTANT,
-    LINEAR,
-    RANK_ONE,
-    WHOLE,
-    TaylorSums,
-    TaylorTerms,
-)
+from torch_sgmcmc.ecs.taylor import RANK_ONE, WHOLE
 from torch_sgmcmc.ecs.whitening import whitening
 
-
-def hessians(data: Data, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Each datum's value, gradient and Hessian, one after the other."""
-    values, gradients, seconds = [], [], []
-    for i in indices:
-        value = data(i[None])[0]
-        grads = torch.autograd.grad(value, data.params, create_graph=True)
-        slope = torch.cat([g.reshape(-1) for g in grads])
-        rows = [
-            flat(
-                torch.autograd.grad(
-                    s, data.params, retain_graph=True, allow_unused=True,
-                    materialize_grads=True,
-                )
-            )
-            if s.requires_grad
-            else torch.zeros(4, dtype=F64)
-            for s in slope
-        ]  # fmt: skip
-        values.append(value.detach())
-        gradients.append(slope.detach())
-        seconds.append(torch.stack(rows))
-    return torch.stack(values), torch.stack(gradients), torch.stack(seconds)
-
-
-PROBES = torch.tensor([[0.7, -1.1, 0.4, 0.9], [-0.2, 0.5, 1.3, -0.6]], dtype=F64)
-
-
 # ---- Control variates -------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "form"),
-    [
-        ("logistic", RANK_ONE),
-        ("logistic", WHOLE),
-        ("logistic", LINEAR),
-        ("logistic", CONSTANT),
-        ("gaussian", RANK_ONE),
-        ("linear", RANK_ONE),
-        ("tanh", WHOLE),
-    ],
-)
-def test_expansions_of_single_data(kind: str, form: str) -> None:
-    data, indices = Data(kind), torch.tensor([5, 0, 5, 17, 59])
-    v, g, h = hessians(data, indices)
-    if form in (CONSTANT, LINEAR):
-        h = torch.zeros_like(h)
-    if form == CONSTANT:
-        g = torch.zeros_like(g)
-    terms = TaylorTerms.at_present(data, data.params, indices, form, PROBES[0])
-    delta = torch.tensor([0.3, -0.2, 0.8, 0.5], dtype=F64)
-    values, bends = terms.expand(delta)
-    expected = v + g @ delta + 0.5 * (h @ delta) @ delta
-    torch.testing.assert_close(values, expected, rtol=1e-11, atol=1e-13)
-    weights = torch.tensor([0.5, -2.0, 1.0, 3.0, 0.1], dtype=F64)
-    torch.testing.assert_close(
-        terms.pull(weights, bends), weights @ (g + h @ delta), rtol=1e-11, atol=1e-13
-    )
-
-
-def sums(data: Data, form: str) -> TaylorSums | None:
-    chunks = torch.arange(N).split(25)
-    return TaylorSums.at_present(data, data.params, chunks, form, PROBES)
-
-
-@pytest.mark.parametrize("kind", ["logistic", "gaussian", "linear", "tanh"])
-def test_sums_over_all_data(kind: str) -> None:
-    data = Data(kind)
-    v, g, h = (t.sum(dim=0) for t in hessians(data, torch.arange(N)))
-    for form in (RANK_ONE, WHOLE):
-        total = sums(data, form)
-        if kind == "tanh" and form != WHOLE:
-            assert total is None  # found out, and not assumed
-            continue
-        assert total is not None
-        torch.testing.assert_close(total.value, v, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(total.gradient, g, rtol=1e-11, atol=1e-12)
-        torch.testing.assert_close(total.hessian, h, rtol=1e-10, atol=1e-12)
 
 
 def test_the_second_order_of_a_gaussian_model_has_no_variance() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-import io
 from typing import Any
 
 import pytest
 import torch
 from ecs_data import F64, Data, chain, make
+from short_chains import assert_same
+from stored_files import through_file
 from torch import Tensor
 
 import torch_sgmcmc as sg
@@ -28,6 +29,20 @@ class Failing:
         if self.left == 0:
             raise KeyboardInterrupt
         return self.data(indices)
+
+
+def fail_at_anchors(sampler: sg.HMCECS, *calls: int) -> None:
+    """Has it fail when it chooses θ* for the so manieth time; 1 is before all steps."""
+    anchored, count = sampler._anchor_at, 0
+
+    def fails(*args: Any, **more: Any) -> None:
+        nonlocal count
+        count += 1
+        if count in calls:
+            raise KeyboardInterrupt
+        anchored(*args, **more)
+
+    sampler._anchor_at = fails  # type: ignore[method-assign]
 
 
 def bookkeeping(sampler: sg.HMCECS) -> dict[str, Any]:
@@ -65,10 +80,7 @@ def test_a_warmup_goes_on_where_it_was_interrupted(variant: str) -> None:
         done = sampler.state["warmup"]["done"]
         assert sampler.param_groups[0]["step"] == done
         if stops % 2:  # in another process
-            buffer = io.BytesIO()
-            torch.save([sampler.state_dict(), data.params], buffer)
-            buffer.seek(0)
-            state, params = torch.load(buffer, weights_only=True)
+            state, params = through_file([sampler.state_dict(), data.params])
             data = Data()
             for p, q in zip(data.params, params, strict=True):
                 p.data.copy_(q.data)
@@ -78,8 +90,7 @@ def test_a_warmup_goes_on_where_it_was_interrupted(variant: str) -> None:
     assert stops >= 4
     assert kept > 0
     assert bookkeeping(sampler)["step_size"] != 0.1
-    for ours, theirs in zip(chain(sampler, data, 3), expected, strict=True):
-        assert torch.equal(ours, theirs)
+    assert_same(chain(sampler, data, 3), expected)
     assert bookkeeping(sampler) == books
 
 
@@ -90,17 +101,7 @@ def test_a_warmup_interrupted_while_it_chooses_the_anchor() -> None:
         data = Data()
         sampler = make(data, **SHORT)
         if interrupted:
-            anchored = sampler._anchor_at
-            calls = 0
-
-            def fails(*args: Any, anchored: Any = anchored, **more: Any) -> None:
-                nonlocal calls
-                calls += 1
-                if calls in (2, 4):  # 1 is the first, before all steps
-                    raise KeyboardInterrupt
-                anchored(*args, **more)
-
-            sampler._anchor_at = fails  # type: ignore[method-assign]
+            fail_at_anchors(sampler, 2, 4)
             for done in (4, 8):
                 with pytest.raises(KeyboardInterrupt):
                     sampler.warmup(data, 10, **WARMUP)
@@ -121,8 +122,7 @@ def test_a_warmup_interrupted_in_its_last_pass() -> None:
         sampler.warmup(Failing(data, calls), 10, **WARMUP)
     assert sampler.state["warmup"]["done"] == 10
     sampler.warmup(data, 10, **WARMUP)
-    for ours, theirs in zip(chain(sampler, data, 3), expected, strict=True):
-        assert torch.equal(ours, theirs)
+    assert_same(chain(sampler, data, 3), expected)
     assert bookkeeping(sampler) == books
 
 
@@ -236,16 +236,7 @@ def test_a_warmup_in_progress_of_another_dtype() -> None:
     """Without its θ* there is nothing that draws could be near to."""
     data = Data("tanh")
     sampler = make(data)
-    anchored, calls = sampler._anchor_at, 0
-
-    def fails(*args: Any, **more: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 2:  # when it is time to choose θ* anew
-            raise KeyboardInterrupt
-        anchored(*args, **more)
-
-    sampler._anchor_at = fails  # type: ignore[method-assign]
+    fail_at_anchors(sampler, 2)
     with pytest.raises(KeyboardInterrupt):
         sampler.warmup(data, 10, **WARMUP)
     state = copy.deepcopy(sampler.state_dict())

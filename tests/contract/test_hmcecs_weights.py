@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from ecs_data import F64, Data, N, chain, make
+from short_chains import assert_same
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
@@ -83,8 +84,7 @@ def test_weights_that_change_draw_the_subsample_anew() -> None:
     plain, given = Data(), WEIGHTS.clone()
     sampler = make(plain)
     sampler.set_sampling_weights(None)
-    for ours, theirs in zip(chain(sampler, plain, 3), expected, strict=True):
-        assert torch.equal(ours, theirs)
+    assert_same(chain(sampler, plain, 3), expected)
     sampler.set_sampling_weights(given)
     given.zero_()
     assert torch.equal(sampler.state["sampling"]["weights"], WEIGHTS.double())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+from functools import cache
 from pathlib import Path
 
 import torch_sgmcmc
@@ -23,6 +24,7 @@ def imports_of(tree: ast.AST, modules: set[str]) -> set[str]:
     return found & modules
 
 
+@cache
 def trees() -> dict[str, ast.AST]:
     paths = {
         ".".join(path.relative_to(ROOT.parent).with_suffix("").parts): path

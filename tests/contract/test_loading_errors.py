@@ -1,4 +1,7 @@
-"""State dicts that do not fit are refused, and then nothing has been loaded."""
+"""State dicts that do not fit are refused, and then nothing has been loaded.
+
+Those of one sampler for another are in test_state_dicts.py.
+"""
 
 import copy
 from collections.abc import Callable
@@ -6,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from failed_steps import refused
 from short_chains import ALIKE
 from torch import nn
 
@@ -35,39 +39,26 @@ def make(
 
 def refuses(sampler: sg.Sampler, state: dict[str, Any], message: str) -> None:
     before = copy.deepcopy(sampler.state_dict())
-    with pytest.raises(ValueError) as error:
+    with refused(ValueError, message):
         sampler.load_state_dict(state)
-    assert str(error.value) == message
     after = sampler.state_dict()
     assert after["param_groups"] == before["param_groups"]
     torch.testing.assert_close(after["state"], before["state"], rtol=0, atol=0)
 
 
 @each_kind
-def test_another_number_of_groups(kind: type[sg.Sampler]) -> None:
-    sampler = make(kind)
-    other = kind([nn.Parameter(torch.ones(4))], lr=0.1, num_data=10)
-    message = "Invalid state_dict: it has 1 param groups, expected 2"
-    refuses(sampler, other.state_dict(), message)
-
-
-@each_kind
-def test_another_number_of_parameters(kind: type[sg.Sampler]) -> None:
-    refuses(
-        make(kind),
-        make(kind, split=2).state_dict(),
-        "Invalid state_dict: param group 0 has 2 parameters, expected 1",
-    )
-
-
-@each_kind
-def test_parameters_of_other_sizes(kind: type[sg.Sampler]) -> None:
-    refuses(
-        make(kind),
-        make(kind, sizes=(4, 300, 3)).state_dict(),
-        "Invalid state_dict: param group 1 was saved for parameters of other sizes "
-        "([300, 3], expected [200, 3])",
-    )
+def test_states_of_other_parameters(kind: type[sg.Sampler]) -> None:
+    one_group = kind([nn.Parameter(torch.ones(4))], lr=0.1, num_data=10)
+    for other, message in (
+        (one_group, "it has 1 param groups, expected 2"),
+        (make(kind, split=2), "param group 0 has 2 parameters, expected 1"),
+        (
+            make(kind, sizes=(4, 300, 3)),
+            "param group 1 was saved for parameters of other sizes ([300, 3], expected "
+            "[200, 3])",
+        ),
+    ):
+        refuses(make(kind), other.state_dict(), f"Invalid state_dict: {message}")
 
 
 FOREIGN: list[tuple[type[sg.Sampler], Callable[[list[Any]], Any]]] = [
@@ -77,15 +68,7 @@ FOREIGN: list[tuple[type[sg.Sampler], Callable[[list[Any]], Any]]] = [
     (sg.PSGLD, lambda groups: torch.optim.RMSprop(groups, lr=0.1)),
     *(
         (kind, lambda groups, other=other: other(groups, lr=0.1, num_data=10))
-        for kind, other in (
-            (sg.SGHMC, sg.SGLD),
-            (sg.SGNHT, sg.SGHMC),
-            (sg.EWSG, sg.SGHMC),
-            (sg.SGLD, sg.SGHMC),
-            (sg.SGLD, sg.SGNHT),
-            (sg.SGLD, sg.PSGLD),
-            (sg.SGLD, sg.EWSG),
-        )
+        for kind, other in ((sg.SGHMC, sg.SGLD), (sg.SGLD, sg.SGHMC))
     ),
 ]
 
@@ -136,30 +119,26 @@ def hyperprior() -> sg.GammaPrecision:
 def test_gamma_precision_arguments(name: str) -> None:
     sampler = make(sg.SGLD)
     for value in (0, -1.0, torch.inf, torch.nan):
-        with pytest.raises(ValueError) as error:
+        with refused(ValueError, f"Invalid {name}: {value} (must be finite and > 0)"):
             sg.GammaPrecision(sampler, **{name: value})
-        assert str(error.value) == f"Invalid {name}: {value} (must be finite and > 0)"
-    with pytest.raises(TypeError) as type_error:
+    with refused(TypeError, f"Invalid {name}: '1' (must be a number, got str)"):
         sg.GammaPrecision(sampler, **{name: "1"})
-    assert str(type_error.value) == f"Invalid {name}: '1' (must be a number, got str)"
 
 
 def test_gamma_precision_needs_a_sampler() -> None:
     sgd = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
-    with pytest.raises(TypeError) as error:
+    with refused(
+        TypeError, "Invalid sampler: got SGD (must be a torch_sgmcmc sampler)"
+    ):
         sg.GammaPrecision(sgd)  # type: ignore[arg-type]
-    assert (
-        str(error.value) == "Invalid sampler: got SGD (must be a torch_sgmcmc sampler)"
-    )
 
 
 def test_gamma_precision_at_temperature_zero() -> None:
     precision = hyperprior()
     groups = precision.sampler.param_groups
     groups[1]["temperature"] = 0.0
-    with pytest.raises(ValueError) as error:
+    with refused(ValueError, "Invalid temperature: 0.0 (must be finite and > 0)"):
         precision.step()
-    assert str(error.value) == "Invalid temperature: 0.0 (must be finite and > 0)"
     assert [g["prior_precision"] for g in groups] == [0.0, 0.0]
     assert precision.num_updates == 0
 
@@ -185,7 +164,6 @@ def test_gamma_precision_state_dicts_that_do_not_fit() -> None:
             "Invalid num_updates: 1.0 (must be an int, got float)",
         ),
     ):
-        with pytest.raises(kind) as error:
+        with refused(kind, message):
             precision.load_state_dict({**good, "shape": 3.0, key: value})
-        assert str(error.value) == message
         assert precision.state_dict() == good

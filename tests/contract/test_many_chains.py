@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from failed_steps import refused
 from harness.exactness import assert_same
 from short_chains import ALIKE
 from stored_files import files
@@ -94,8 +96,15 @@ class Chains:
                     assert_same(theirs, value)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        (name, dtype)
+        for name in SAMPLERS
+        for dtype in DTYPES
+        if name != "SGHMC-online" or dtype in (torch.float32, torch.bfloat16)
+    ],
+)
 def test_each_is_the_chain_alone(name: str, dtype: torch.dtype) -> None:
     chains = Chains(name, dtype)
     begun = [p.detach().clone() for p in chains.together]
@@ -110,21 +119,17 @@ def test_each_is_the_chain_alone(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_large_chains(threads: int) -> None:
+def test_large_chains(threads: int, set_threads: Callable[[int], None]) -> None:
     """In several stretches of work, and in blocks of a GPU's threads."""
-    n = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        p = torch.zeros(2, 20001)
-        p.grad = torch.zeros_like(p)
-        sg.SGLD([p], 0.1, num_data=1, num_chains=2, seed=1).step()
-        for k in range(2):
-            alone = torch.zeros(20001)
-            alone.grad = torch.zeros_like(alone)
-            sg.SGLD([alone], 0.1, num_data=1, seed=sg.fold_in(1, k)).step()
-            assert torch.equal(p[k], alone)
-    finally:
-        torch.set_num_threads(n)
+    set_threads(threads)
+    p = torch.zeros(2, 20001)
+    p.grad = torch.zeros_like(p)
+    sg.SGLD([p], 0.1, num_data=1, num_chains=2, seed=1).step()
+    for k in range(2):
+        alone = torch.zeros(20001)
+        alone.grad = torch.zeros_like(alone)
+        sg.SGLD([alone], 0.1, num_data=1, seed=sg.fold_in(1, k)).step()
+        assert torch.equal(p[k], alone)
 
 
 def test_priors_means_belong_to_chains() -> None:
@@ -253,22 +258,32 @@ def test_a_group_added_later_follows() -> None:
         sampler.add_param_group({"params": [torch.zeros(3)], "num_chains": 3})
 
 
-@pytest.mark.parametrize("method", [sg.SGLD, sg.SGHMC, sg.PSGLD, sg.SGNHT])
+@pytest.mark.parametrize(
+    "method",
+    [sg.SGLD, sg.SGHMC, sg.PSGLD, sg.SGNHT, sg.EWSG, partial(sg.HMC, num_steps=3)],
+)
 def test_what_is_refused(method: Any) -> None:
     p = torch.zeros(CHAINS, 4, requires_grad=True)
     for wrong, error in ((0, ValueError), (2.5, TypeError), (True, TypeError)):
         with pytest.raises(error, match="Invalid num_chains"):
             method([p], 0.1, num_data=10, num_chains=wrong)
-    for q in (torch.zeros(4, 3), torch.zeros(())):
-        with pytest.raises(ValueError, match=r"leading dimension of num_chains = 3"):
-            method([p, q.requires_grad_()], 0.1, num_data=10, num_chains=3)
+    message = (
+        "Invalid parameter: shape {} (must have a leading dimension of num_chains = {})"
+    )
     sampler = method([p], 0.1, num_data=10, num_chains=CHAINS)
+    for shape in ([4, 3], []):
+        q = torch.zeros(shape, requires_grad=True)
+        with refused(ValueError, message.format(shape, CHAINS)):
+            method([p, q], 0.1, num_data=10, num_chains=CHAINS)
+        with refused(ValueError, message.format(shape, CHAINS)):
+            sampler.add_param_group({"params": [q]})
+    assert len(sampler.param_groups) == 1
     with pytest.raises(ValueError, match="has num_chains"):
         sg.GammaPrecision(sampler)
     # Of other numbers of chains.
     saved = sampler.state_dict()
     saved["param_groups"][0]["num_chains"] = 2
-    with pytest.raises(ValueError, match=r"leading dimension of num_chains = 2"):
+    with refused(ValueError, message.format([CHAINS, 4], 2)):
         sampler.load_state_dict(saved)
     assert sampler.param_groups[0]["num_chains"] == CHAINS
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from failed_steps import refused
 from harness.chains import (
     Experiment,
     Group,
@@ -22,8 +23,8 @@ from reference import same_bits
 from sghmc_problem import (
     COMMON,
     advance,
+    check_a_state_dict_continues,
     check_algorithm_2,
-    fails,
     make,
     parameters,
     some,
@@ -43,8 +44,9 @@ from torch_sgmcmc.chain.momentum import start_momenta
 # ---- One step --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("every", [0, 3])
-@pytest.mark.parametrize("estimate", [0.0, 0.05, "online", "given"])
+@pytest.mark.parametrize(
+    ("estimate", "every"), [(0.0, 0), (0.05, 3), ("online", 3), ("given", 3)]
+)
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [(torch.float64, 1e-14), (torch.float32, 1e-5), (torch.bfloat16, 0.0)],
@@ -108,20 +110,7 @@ def test_a_state_dict_continues_the_chain(has_friction: bool, before: int) -> No
     params = parameters(torch.float32)
     sampler = make(params, resample_momentum_every=5)
     sampler.set_mass(some(4, 0.5, 2.0), some(5, 0.5, 2.0) if has_friction else None)
-    advance(sampler, params, before)
-    theirs = copy.deepcopy(params)
-    saved = copy.deepcopy(sampler.state_dict())
-    other = make(theirs, seed=8)
-    other.load_state_dict(saved)
-    twin = copy.deepcopy((sampler, params))
-    for state in saved["state"].values():  # copies, of which the file has its own
-        for value in state.values():
-            value.zero_()
-    advance(sampler, params)
-    advance(other, theirs)
-    advance(*twin)
-    for p, q, r in zip(params, theirs, twin[1], strict=True):
-        assert same_bits(p, q) and same_bits(p, r)
+    check_a_state_dict_continues(sampler, params, before)
 
 
 @pytest.mark.parametrize("has_mass", [False, True])
@@ -141,8 +130,7 @@ def test_what_fails_to_load_changes_no_mass(has_mass: bool) -> None:
     handle.remove()
     advance(sampler, params)
     advance(twin, theirs)
-    for p, q in zip(params, theirs, strict=True):
-        assert same_bits(p, q)
+    assert_same(params, theirs)
 
 
 def test_another_mass_scales_momenta() -> None:
@@ -207,87 +195,57 @@ class Net(nn.Module):
 
 @pytest.mark.parametrize("before", [0, 2])
 @pytest.mark.parametrize(
-    "build",
+    ("build", "key"),
     [
-        partial(sg.SGHMC, lr=0.01, **COMMON),
-        partial(sg.HMC, step_size=0.01, num_steps=3, **COMMON),
+        (partial(sg.SGHMC, lr=0.01, **COMMON), "given_mass"),
+        (partial(sg.HMC, step_size=0.01, num_steps=3, **COMMON), "mass"),
+        (
+            partial(sg.SGHMC, lr=0.01, noise_estimate="given", **COMMON),
+            "given_variance",
+        ),
     ],
-    ids=["SGHMC", "HMC"],
+    ids=["SGHMC", "HMC", "variances"],
 )
 def test_checkpoints_of_torch_distributed(
-    build: Callable[..., Any], before: int
+    build: Callable[..., Any], key: str, before: int
 ) -> None:
-    """Masses are state before the first step, and torch's lay-out keeps them."""
+    """What is given is state before the first step, and torch's lay-out keeps it."""
+
+    def made(net: Net, first: float) -> Any:
+        sampler = build(net.parameters())
+        is_mass = key != "given_variance"
+        give = sampler.set_mass if is_mass else sampler.set_gradient_variance
+        give([first, 0.2])
+        return sampler
+
     net, other = Net(), Net()
-    sampler = build(net.parameters())
-    sampler.set_mass([0.3, 0.2])
+    sampler = made(net, 0.3)
     net.advance(sampler, before)
     saved = copy.deepcopy(get_optimizer_state_dict(net, sampler))
-    loaded = build(other.parameters())
-    loaded.set_mass([0.9, 0.2])
+    loaded = made(other, 0.9)
     set_optimizer_state_dict(other, loaded, saved)
     other.load_state_dict(net.state_dict())
     net.advance(sampler, 5)
     other.advance(loaded, 5)
     assert same_bits(net.layer.weight, other.layer.weight)
-    key = "mass" if isinstance(sampler, sg.HMC) else "given_mass"
     assert torch.all(loaded.state[other.layer.weight][key] == 0.3)
 
 
 # ---- Errors ----------------------------------------------------------------------
 
 
-def test_invalid_masses() -> None:
+# What is refused of any tensors that are given is in test_given_tensors.py.
+def test_a_friction_needs_a_mass() -> None:
     sampler = make(parameters())
-    for name, give in (
-        ("mass", sampler.set_mass),
-        ("friction", lambda c: sampler.set_mass([1.0] * 4, c)),
-    ):
-        fails(
-            partial(give, [1.0]),
-            ValueError,
-            f"Invalid {name}: 1 (must be one for each of the 4 parameters)",
-        )
-        fails(
-            partial(give, [1.0, 1.0, torch.ones(3), 1.0]),
-            ValueError,
-            f"Invalid {name}: number 2 has shape [3] (must broadcast to [5])",
-        )
-        fails(
-            partial(give, [1.0, 0.0, 1.0, 1.0]),
-            ValueError,
-            f"Invalid {name}: number 1 has elements out of range (must be finite and "
-            "> 0)",
-        )
-        assert not sampler.state
-    fails(
-        lambda: sampler.set_mass(None, [1.0] * 4),
-        ValueError,
-        "Invalid friction: it needs a mass",
-    )
-
-
-def test_invalid_masses_of_a_state_dict() -> None:
-    params = parameters()
-    sampler = make(params)
+    with refused(ValueError, "Invalid friction: it needs a mass"):
+        sampler.set_mass(None, [1.0] * 4)
     sampler.set_mass([1.0] * 4, [2.0] * 4)
-    saved = sampler.state_dict()
-    for key in ("given_mass", "given_friction"):
-        wrong = copy.deepcopy(saved)
-        wrong["state"][1][key].fill_(0)
-        fails(
-            partial(sampler.load_state_dict, wrong),
-            ValueError,
-            f"Invalid state_dict: {key} of parameter 1 has elements out of range (must "
-            "be finite and > 0)",
-        )
-    wrong = copy.deepcopy(saved)
-    del wrong["state"][1]["given_mass"]
-    fails(
-        partial(sampler.load_state_dict, wrong),
-        ValueError,
-        "Invalid state_dict: the state of parameter 1 lacks given_mass",
-    )
+    saved = copy.deepcopy(sampler.state_dict())
+    del saved["state"][1]["given_mass"]
+    with refused(
+        ValueError, "Invalid state_dict: the state of parameter 1 lacks given_mass"
+    ):
+        sampler.load_state_dict(saved)
 
 
 def test_more_than_a_friction_can_be() -> None:
@@ -295,13 +253,13 @@ def test_more_than_a_friction_can_be() -> None:
     begin = [p.detach().clone() for p in params]
     sampler = make(params)
     sampler.set_mass([1.0, 2.0, 1.0, 1.0], [1.0, 12.0, 1.0, 1.0])
-    fails(
-        lambda: advance(sampler, params),
+    with refused(
         ValueError,
         "Invalid momentum: 0.8, with which the largest friction (1 - momentum) C / M "
         "is 1.2. No parameter has changed (must not exceed 1: raise momentum, or give "
         "more mass or less friction)",
-    )
+    ):
+        advance(sampler, params)
     for estimate in ("online", "given"):  # before it is in use, and beside a matrix
         sampler = make(params, noise_estimate=estimate)
         sampler.set_gradient_covariance(torch.zeros(18, 18, dtype=torch.float64))
@@ -311,8 +269,7 @@ def test_more_than_a_friction_can_be() -> None:
         with pytest.raises(ValueError, match=r"C / M is 1\.2\. No param"):
             advance(sampler, params)
         assert not any("num_grads" in sampler.state[p] for p in params)
-    for p, q in zip(params, begin, strict=True):
-        assert torch.equal(p, q)
+    assert_same(params, begin)
     sampler = make(params)
     sampler.set_mass([1.0, 2.0, 1.0, 1.0], [1.0, 10.0, 1.0, 1.0])
     advance(sampler, params, 1)  # of 1, no momentum is left
@@ -329,15 +286,14 @@ def test_more_than_a_friction_can_be() -> None:
             sampler.set_gradient_variance([0.0, 0.0, 0.6, 0.0])
         sampler.set_mass(masses, [1.0, 1.0, friction, 1.0])
         if estimate:
-            fails(
-                lambda sampler=sampler: advance(sampler, params),
+            with refused(
                 ValueError,
                 "Invalid noise_estimate: 0.15 in the noisiest coordinate. No parameter "
                 "has changed (must not exceed its friction (1 - momentum) C = 0.14: "
                 "lower momentum or lr, or take larger minibatches)",
-            )
-        for p, q in zip(params, begin, strict=True):
-            assert torch.equal(p, q)
+            ):
+                advance(sampler, params)
+        assert_same(params, begin)
     advance(sampler, params)
 
 
@@ -346,13 +302,13 @@ def test_a_matrix_takes_masses_into_account() -> None:
     sampler = make(params, noise_estimate="given")
     # Of α M - B̂, with B̂ / M = 0.25 V / M.
     sampler.set_gradient_covariance(0.6 * torch.eye(18, dtype=torch.float64))
-    fails(
-        lambda: advance(sampler, params),
+    with refused(
         ValueError,
         "Invalid noise_estimate: -0.05 is the least eigenvalue of α - B, α = 1 - "
         "momentum and B = lr N Var / (2 T) (must be >= 0: lower momentum or lr, or "
         "take larger minibatches)",
-    )
+    ):
+        advance(sampler, params)
     sampler.set_mass([2.0] * 4)
     advance(sampler, params)
 
@@ -361,12 +317,12 @@ def test_what_cannot_be_tuned() -> None:
     p = nn.Parameter(torch.ones(3))
     sampler = sg.SGHMC([p], 0.01, **COMMON)
     sampler.set_mass([2.0])
-    fails(
-        lambda: sg.tune(sampler, lambda: p.square().sum().backward()),
+    with refused(
         ValueError,
         "Invalid sampler: it has masses, by which heat differs between coordinates "
         "(tune lr without, then set_mass())",
-    )
+    ):
+        sg.tune(sampler, lambda: p.square().sum().backward())
 
 
 # ---- The law: false alarms as in harness.statistics ------------------------------

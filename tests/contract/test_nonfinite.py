@@ -9,7 +9,7 @@ import pytest
 import torch
 from ecs_data import Data
 from ecs_data import make as make_ecs
-from failed_steps import assert_unchanged, snapshot
+from failed_steps import assert_unchanged, refused, snapshot
 from reference import DTYPES, same_bits
 from sbps_chains import Draws
 from sbps_chains import make as make_sbps
@@ -82,9 +82,8 @@ def message(sampler: sg.Sampler, value: str, got: str = "got") -> str:
     )
 
 
-@pytest.mark.parametrize("done", [0, 3])
+@pytest.mark.parametrize(("value", "done"), [("nan", 0), ("-inf", 3)])
 @pytest.mark.parametrize("kind", ANY_DRAWS)
-@EACH
 def test_raise_and_skip(value: str, kind: str, done: int) -> None:
     for call in CALLS.get(kind, (0,)):
         params, skipping, others = make_params(), make_params(), make_params()
@@ -98,9 +97,8 @@ def test_raise_and_skip(value: str, kind: str, done: int) -> None:
             advance(sampler, theirs, range(done))
 
         before = snapshot(raises)
-        with pytest.raises(RuntimeError) as error:
+        with refused(RuntimeError, message(raises, value)):
             bad_step(raises, params, 77, value, call)
-        assert str(error.value) == message(raises, value)
         assert_unchanged(raises, before)
         assert raises.num_skipped == 0
 
@@ -173,12 +171,12 @@ def test_the_parameter_is_named() -> None:
         p.grad = torch.ones_like(p)
     net[0].bias.grad[1:] = torch.tensor([torch.nan, -torch.inf])
     net[1].weight.grad[0, 0] = torch.inf
-    with pytest.raises(RuntimeError) as error:
-        sampler.step()
-    assert str(error.value) == (
+    with refused(
+        RuntimeError,
         "SGLD got a gradient that is not finite: 1 NaN and 1 infinite of 3 elements, "
-        f"for parameter '0.bias' (and for 1 more).{ENDS}"
-    )
+        f"for parameter '0.bias' (and for 1 more).{ENDS}",
+    ):
+        sampler.step()
 
 
 def test_groups_and_missing_gradients() -> None:
@@ -374,29 +372,28 @@ def test_grad_scaler_skips_first() -> None:
 def test_choices() -> None:
     p = nn.Parameter(torch.ones(2))
     for value in ("ignore", None, True, 1):
-        with pytest.raises(ValueError) as error:
+        with refused(
+            ValueError,
+            f"Invalid nonfinite: {value!r} (must be 'raise', 'skip' or 'allow')",
+        ):
             sg.SGLD([p], 0.1, num_data=1, nonfinite=value)
-        assert str(error.value) == (
-            f"Invalid nonfinite: {value!r} (must be 'raise', 'skip' or 'allow')"
-        )
     for make_one in (make_sbps, lambda q, **s: make_ecs(Data(), **s)):
-        with pytest.raises(ValueError) as error:
+        with refused(
+            ValueError, "Invalid nonfinite: 'allow' (must be 'raise' or 'skip')"
+        ):
             make_one([p], nonfinite="allow")
-        assert str(error.value) == (
-            "Invalid nonfinite: 'allow' (must be 'raise' or 'skip')"
-        )
     with pytest.raises(ValueError, match="'nonfinite' is managed by SGLD"):
         sg.SGLD([{"params": [p], "nonfinite": "skip"}], 0.1, num_data=1)
     q = nn.Parameter(torch.ones(2))
     sampler = sg.SGLD([{"params": [p]}, {"params": [q]}], 0.1, num_data=1)
     p.grad = q.grad = torch.ones(2)
     sampler.param_groups[1]["nonfinite"] = "allow"
-    with pytest.raises(ValueError) as error:
-        sampler.step()
-    assert str(error.value) == (
+    with refused(
+        ValueError,
         "Invalid nonfinite: ['raise', 'allow'] in the param groups (must be equal: a "
-        "step is left out as a whole)"
-    )
+        "step is left out as a whole)",
+    ):
+        sampler.step()
     assert sampler.param_groups[0]["step"] == 0
 
 
@@ -452,9 +449,8 @@ def test_what_the_device_finds_is_raised_later(value: str, kind: str) -> None:
         bad_step(sampler, params, 7, value)
         assert_same(params, before[0])
         look()
-        with pytest.raises(RuntimeError) as error:
+        with refused(RuntimeError, message(sampler, value, "got in its last step")):
             sampler.step(lambda: pytest.fail("there is nothing to compute yet"))
-        assert str(error.value) == message(sampler, value, "got in its last step")
         assert_unchanged(sampler, before)
     advance(sampler, params, range(2, 6))
     advance(unbroken, others, range(2, 6))
@@ -540,11 +536,10 @@ def test_counters_on_the_device(kind: str, choice: str) -> None:
     assert sampler.num_skipped == 9
 
 
-@pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "SGNHT"])
-def test_compiled_steps(kind: str) -> None:
+def test_compiled_steps() -> None:
     params, others = make_params(), make_params()
-    sampler = make(kind, params, capturable=True)
-    unbroken = make(kind, others, capturable=True)
+    sampler = make("SGHMC", params, capturable=True)
+    unbroken = make("SGHMC", others, capturable=True)
     torch._dynamo.reset()
     step = torch.compile(sampler.step, backend="aot_eager")
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 from every_sampler import EVERY, Chain
+from failed_steps import refused
 from short_chains import ALIKE, WITH_MASSES, set_masses
+from stored_files import through_file
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
@@ -20,13 +21,6 @@ each = pytest.mark.parametrize("kind", EVERY)
 each_class = pytest.mark.parametrize(
     "kind", [*ALIKE, "SGHMC", "EWSG", "PSGLD", "SGNHT", "HMC", "SBPS", "HMCECS"]
 )
-
-
-def fails(call: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ValueError) as error:
-        call()
-    assert type(error.value) is ValueError
-    assert str(error.value) == message
 
 
 def parameter(numel: int = 3) -> nn.Parameter:
@@ -54,14 +48,16 @@ def test_a_key_that_would_be_ignored(kind: str) -> None:
             f"Invalid param group: {name} has no hyperparameter {key!r} ({reason})"
         )
         group = {"params": [parameter()], key: value}
-        fails(lambda group=group: chain.sampler.add_param_group(group), message)
+        with refused(ValueError, message):
+            chain.sampler.add_param_group(group)
         assert set(group) == {"params", key}
         assert len(chain.sampler.param_groups) == 2
         # In one that is there already.
         chain.sampler.param_groups[1][key] = value
         before = [p.detach().clone() for p in chain.params]
         for _ in range(2):
-            fails(lambda: chain.run(range(1)), message)
+            with refused(ValueError, message):
+                chain.run(range(1))
         assert all(map(torch.equal, before, chain.params))
         assert int(chain.sampler.param_groups[0]["step"]) == 0
         del chain.sampler.param_groups[1][key]
@@ -79,7 +75,8 @@ def test_what_the_sampler_has_for_all_groups(kind: str) -> None:
             "a group"
         )
         group = {"params": [parameter()], key: 0}
-        fails(lambda group=group: chain.sampler.add_param_group(group), message)
+        with refused(ValueError, message):
+            chain.sampler.add_param_group(group)
         mixed = [{"params": [parameter()]}, {"params": [parameter()], key: 0}]
         with pytest.raises(ValueError, match=f"{key}' is managed by {name}"):
             type(chain.sampler)(mixed, **given_to(chain.sampler))
@@ -97,17 +94,17 @@ def test_keys_without_a_near_one() -> None:
     has = f"it has {', '.join(sorted(own))}"
     for key in ("betas", "maximize", "nesterov"):
         group = {"params": [parameter()], key: True}
-        fails(
-            lambda group=group: sg.SGLD([group], 0.1, num_data=1),
+        with refused(
+            ValueError,
             f"Invalid param group: SGLD has no hyperparameter {key!r} ({has})",
-        )
-    fails(
-        lambda: sg.HMC(
-            [{"params": [parameter()], "lr": 1.0}], 0.1, num_steps=1, num_data=1
-        ),
+        ):
+            sg.SGLD([group], 0.1, num_data=1)
+    with refused(
+        ValueError,
         "Invalid param group: HMC has no hyperparameter 'lr' (it has prior_mean, "
         "prior_precision)",
-    )
+    ):
+        sg.HMC([{"params": [parameter()], "lr": 1.0}], 0.1, num_steps=1, num_data=1)
 
 
 @pytest.mark.parametrize("num_data", [1, 50])
@@ -157,6 +154,13 @@ def test_keys_of_ones_own_may_be_set_later() -> None:
     sampler.param_groups[0]["temperatur"] = 2.0
     with pytest.raises(ValueError, match="did you mean 'temperature'"):
         sampler.step()
+
+
+def test_group_dicts_can_be_used_twice() -> None:
+    groups = [{"params": [parameter()]}]
+    sg.SGLD(groups, 0.1, num_data=1)
+    sg.SGHMC(groups, 0.1, num_data=1)
+    assert set(groups[0]) == {"params"}
 
 
 # ---- Parameters ---------------------------------------------------------------------
@@ -216,9 +220,11 @@ def test_parameters_that_cannot_be_sampled(kind: str, which: str) -> None:
     name = type(chain.sampler).__name__
     message = f"Invalid parameter: {name} cannot sample {reason}"
     for group in ([make()], [parameter(), make()]):
-        fails(lambda group=group: chain.sampler_of([parameter(), *group]), message)
+        with refused(ValueError, message):
+            chain.sampler_of([parameter(), *group])
         added = {"params": group}
-        fails(lambda added=added: chain.sampler.add_param_group(added), message)
+        with refused(ValueError, message):
+            chain.sampler.add_param_group(added)
     assert len(chain.sampler.param_groups) == 2
     chain.run(range(2))
 
@@ -234,25 +240,28 @@ def test_parameters_in_the_same_memory(kind: str) -> None:
         (memory, memory.view(torch.int16).view(torch.bfloat16)[5:, 3:5]),
     ]
     for a, b in overlaps:
-        fails(
-            lambda a=a, b=b: chain.sampler_of([a, b]),
+        with refused(
+            ValueError,
             "Invalid parameters: number 0 of group 0 and number 0 of group 1 overlap "
             f"in memory {twice}",
-        )
+        ):
+            chain.sampler_of([a, b])
     first = chain.params[0].detach()
-    fails(
-        lambda: chain.sampler.add_param_group({"params": [parameter(), first]}),
+    with refused(
+        ValueError,
         "Invalid parameters: number 0 of group 0 and number 1 of group 2 overlap in "
         f"memory {twice}",
-    )
+    ):
+        chain.sampler.add_param_group({"params": [parameter(), first]})
     assert len(chain.sampler.param_groups) == 2
     with pytest.warns(UserWarning, match="duplicate parameters"):
         p = parameter()
-        fails(
-            lambda: chain.sampler_of([parameter(), p, p]),
+        with refused(
+            ValueError,
             f"Invalid parameters: number 0 of group 1 and number 1 of group 1 overlap "
             f"in memory {twice}",
-        )
+        ):
+            chain.sampler_of([parameter(), p, p])
 
 
 @each_class
@@ -269,6 +278,17 @@ def test_parameters_side_by_side_in_memory(kind: str) -> None:
     ]
     sampler = chain.sampler_of(params)
     assert sum(len(group["params"]) for group in sampler.param_groups) == 16
+
+
+def test_empty_groups_are_allowed() -> None:
+    a, b = parameter(), parameter()
+    groups = [{"params": []}, {"params": [a]}, {"params": []}]
+    sampler = sg.SGLD(groups, 0.1, num_data=1, seed=0)
+    sampler.add_param_group({"params": [b]})
+    assert [g["offsets"] for g in sampler.param_groups] == [[], [0], [], [128]]
+    a.grad = torch.ones_like(a)
+    groups = [{"params": [a]}, {"params": []}]
+    sg.SGLD(groups, 0.1, num_data=1, capturable=True).step()
 
 
 def test_fake_tensors_have_no_memory_to_share() -> None:
@@ -317,10 +337,7 @@ def test_numbers_of_numpy(kind: str) -> None:
         set_masses(other.sampler)
     expected = chain.run(range(2))
     assert all(map(torch.equal, expected, other.run(range(2))))
-    file = io.BytesIO()
-    torch.save(other.sampler.state_dict(), file)
-    file.seek(0)
-    torch.load(file, weights_only=True)
+    through_file(other.sampler.state_dict())
     for group in other.sampler.param_groups:
         for key in given.keys() - {"seed"}:
             group[key] = numpy_s(group[key])
@@ -362,8 +379,9 @@ def test_lr_as_a_tensor(kind: str) -> None:
 
 
 def test_lr_as_a_tensor_excludes_capturable() -> None:
-    fails(
-        lambda: sg.SGLD([parameter()], torch.tensor(0.1), num_data=1, capturable=True),
+    with refused(
+        ValueError,
         "Invalid lr: a Tensor is read on the host at every step and excludes "
         "capturable=True",
-    )
+    ):
+        sg.SGLD([parameter()], torch.tensor(0.1), num_data=1, capturable=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import torch
 from ecs_data import Data
 from every_sampler import EVERY, Chain, bits
+from stored_files import through_file
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
@@ -43,23 +43,23 @@ SAMPLERS: dict[str, tuple[int, Callable[[Any], sg.Sampler]]] = {
     "PSGLD frozen": (9, lambda p: sg.PSGLD(p, lr=0.02, eps=0.1, adapt=False, **SHARED)),
     "SGNHT": (9, lambda p: sg.SGNHT(p, lr=0.1, thermostat_rate=2e-3, **SHARED)),
     # A prior so strong that its part of the weights decides.
-    "EWSG": (30, lambda p: sg.EWSG(p, lr=0.01, index_chain_length=3, **STRONG)),
+    "EWSG": (20, lambda p: sg.EWSG(p, lr=0.01, index_chain_length=3, **STRONG)),
     "EWSG overdamped": (
-        30,
+        20,
         lambda p: sg.EWSG(
             p, lr=0.01, momentum=0.0, surrogate="zero", index_chain_length=3, **STRONG
         ),
     ),
-    "HMC": (20, lambda p: sg.HMC(p, **HMC)),
-    "HMC kept": (20, lambda p: sg.HMC(p, **HMC, resample_momentum_every=3)),
-    "SBPS": (40, lambda p: sg.SBPS(p, refresh_rate=0.5, **SHARED)),
+    "HMC": (8, lambda p: sg.HMC(p, **HMC)),
+    "HMC kept": (8, lambda p: sg.HMC(p, **HMC, resample_momentum_every=3)),
+    "SBPS": (25, lambda p: sg.SBPS(p, refresh_rate=0.5, **SHARED)),
     "SBPS preconditioned": (
-        40,
+        25,
         lambda p: sg.SBPS(p, refresh_rate=0.5, preconditioned=True, **SHARED),
     ),
-    "HMCECS": (20, lambda p: sg.HMCECS(p, **ECS)),
+    "HMCECS": (8, lambda p: sg.HMCECS(p, **ECS)),
     "HMCECS signed": (
-        20,
+        8,
         lambda p: sg.HMCECS(p, variant="signed", num_products=9, **ECS),
     ),
 }
@@ -289,17 +289,15 @@ def test_a_chain_resumes_with_its_means(kind: str) -> None:
     before = copy.deepcopy(chain.sampler.state_dict())
     start = [p.detach().clone() for p in chain.params]
     middle = chain.run(range(3))
-    saved = io.BytesIO()
-    torch.save(chain.sampler.state_dict(), saved)
+    saved = through_file(chain.sampler.state_dict())
     end = chain.run(range(3, 6))
     kept = chain.sampler.state_dict()["state"]
     for i, mean in enumerate(means):
         assert same(kept[i]["prior_mean"], mean)
 
-    saved.seek(0)
     chain.set(middle)
     chain.sampler = make(None, 99)
-    chain.sampler.load_state_dict(torch.load(saved))
+    chain.sampler.load_state_dict(saved)
     assert same(chain.run(range(3, 6)), end)
 
     chain.set(start)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from every_sampler import EVERY, Chain, bits
+from failed_steps import refused
 from torch import nn
 
 import torch_sgmcmc as sg
@@ -227,12 +228,12 @@ def test_state_of_another_shape_is_refused_and_nothing_changes() -> None:
     p = chain.params[0]
     p.data = torch.zeros(9)
     before = copy.deepcopy(chain.sampler.param_groups[0]["offsets"])
-    with pytest.raises(ValueError) as error:
-        chain.sampler.renumber()
-    assert str(error.value) == (
+    with refused(
+        ValueError,
         "Invalid state: momentum of shape [3] for a parameter of shape [9] (put one of "
-        "its shape into state[p]['momentum'], or delete it to begin anew)"
-    )
+        "its shape into state[p]['momentum'], or delete it to begin anew)",
+    ):
+        chain.sampler.renumber()
     assert chain.sampler.param_groups[0]["offsets"] == before
     gauges = sg.Gauges(chain.sampler)
     with pytest.raises(ValueError, match=r"Gauges observe .* \(detach\(\) them first"):

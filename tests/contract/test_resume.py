@@ -1,7 +1,6 @@
 """A saved and restored sampler continues its chain bit for bit."""
 
 import copy
-import io
 import pickle
 from collections.abc import Callable
 from itertools import product
@@ -11,6 +10,7 @@ import pytest
 import torch
 from reference import same_bits
 from short_chains import KINDS, advance, assert_same, make, make_params, twin_of
+from stored_files import through_file
 from torch import nn
 
 import torch_sgmcmc as sg
@@ -32,10 +32,7 @@ def through_state_dict(params: list[nn.Parameter], sampler: sg.Sampler) -> Saved
 
 
 def through_torch_save(params: list[nn.Parameter], sampler: sg.Sampler) -> Saved:
-    file = io.BytesIO()
-    torch.save({"params": params, "sampler": sampler.state_dict()}, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=True)
+    loaded = through_file({"params": params, "sampler": sampler.state_dict()})
     new = [nn.Parameter(p.detach()) for p in loaded["params"]]
     other = twin_of(sampler, in_groups(new))
     other.load_state_dict(loaded["sampler"])
@@ -88,7 +85,8 @@ def test_a_resumed_chain_continues_bit_for_bit(
     assert [int(g["step"]) for g in other.param_groups] == [first + 4] * 2
 
 
-def test_gamma_precision_resumes_bit_for_bit() -> None:
+@pytest.mark.parametrize("kind", ["SGHMC", "EWSG", "HMC"])
+def test_gamma_precision_resumes_bit_for_bit(kind: str) -> None:
     def half(params: list[nn.Parameter], sampler: sg.Sampler, gibbs: Any) -> list[Any]:
         drawn = []
         for step in range(3):
@@ -98,17 +96,15 @@ def test_gamma_precision_resumes_bit_for_bit() -> None:
 
     params = make_params()
     groups = [{"params": params[:3]}, {"params": params[3:]}]
-    sampler = make("SGHMC", groups)
+    sampler = make(kind, groups)
     gibbs = sg.GammaPrecision(sampler, shape=2.0, rate=0.5)
     half(params, sampler, gibbs)
-    saved = io.BytesIO()
-    torch.save([params, sampler.state_dict(), gibbs.state_dict()], saved)
+    saved = [params, sampler.state_dict(), gibbs.state_dict()]
+    values, sampler_state, gibbs_state = through_file(saved)
     expected = half(params, sampler, gibbs)
 
-    saved.seek(0)
-    values, sampler_state, gibbs_state = torch.load(saved, weights_only=True)
     resumed = [nn.Parameter(v.detach()) for v in values]
-    other = make("SGHMC", [{"params": resumed[:3]}, {"params": resumed[3:]}], seed=0)
+    other = make(kind, [{"params": resumed[:3]}, {"params": resumed[3:]}], seed=0)
     other_gibbs = sg.GammaPrecision(other)
     other.load_state_dict(sampler_state)
     other_gibbs.load_state_dict(gibbs_state)

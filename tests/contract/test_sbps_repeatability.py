@@ -1,8 +1,8 @@
 """One chain of SBPS, however it is computed: saved, in groups, by threads, in types."""
 
 import copy
-import io
 import pickle
+from collections.abc import Callable
 from itertools import pairwise, product
 from typing import Any
 
@@ -11,9 +11,8 @@ import torch
 from reference import same_bits
 from sbps_chains import Draws, make, run, two, uneven
 from short_chains import assert_same, make_params
+from stored_files import through_file
 from torch import Tensor, nn
-
-import torch_sgmcmc as sg
 
 KINDS: dict[str, dict[str, Any]] = {
     "SBPS": {"refresh_rate": 2.0},
@@ -34,25 +33,19 @@ each_kind_and_dtype = pytest.mark.parametrize(
 )
 
 
-def saved_by_torch(sampler: sg.SBPS) -> Any:
-    file = io.BytesIO()
-    torch.save(sampler.state_dict(), file)
-    file.seek(0)
-    return torch.load(file)
-
-
 @each_kind_and_dtype
 def test_a_restored_chain_continues_bit_for_bit(kind: str, dtype: torch.dtype) -> None:
     params = make_params(dtype)
     closure = Draws(params)
     sampler = make(params, sample_interval=0.05, **KINDS[kind])
-    run(sampler, closure, 90)
+    run(sampler, closure, 75)
     assert sampler.diagnostics.bounces > 3
-    for restart in ("saved", "pickled", "copied"):
+    restarts = ("saved", "pickled", "copied")
+    for restart in restarts if dtype is torch.float32 else restarts[:1]:
         if restart == "saved":
             others = [nn.Parameter(p.detach().clone()) for p in params]
             twin = make(others, seed=0)
-            twin.load_state_dict(saved_by_torch(sampler))
+            twin.load_state_dict(through_file(sampler.state_dict()))
         elif restart == "pickled":
             twin = pickle.loads(pickle.dumps(sampler))
             others = twin.param_groups[0]["params"]
@@ -61,8 +54,8 @@ def test_a_restored_chain_continues_bit_for_bit(kind: str, dtype: torch.dtype) -
             others = twin.param_groups[0]["params"]
         same = Draws(others)
         same.generator.set_state(closure.generator.get_state())
-        run(sampler, closure, 20)
-        run(twin, same, 20)
+        run(sampler, closure, 15)
+        run(twin, same, 15)
         assert_same(params, others)
         assert twin.diagnostics == sampler.diagnostics
         assert twin.param_groups[0]["clock"] == sampler.param_groups[0]["clock"]
@@ -71,20 +64,21 @@ def test_a_restored_chain_continues_bit_for_bit(kind: str, dtype: torch.dtype) -
 @each_kind
 def test_any_split_into_groups_gives_the_same_chain(kind: str) -> None:
     expected = make_params()
-    run(make(expected, **KINDS[kind]), Draws(expected), 60)
+    run(make(expected, **KINDS[kind]), Draws(expected), 40)
     for cuts in ([2, 4], [1, 2, 3, 4, 5]):
         params = make_params()
         edges = [0, *cuts, len(params)]
         groups = [{"params": params[a:b]} for a, b in pairwise(edges)]
-        run(make(groups, **KINDS[kind]), Draws(params), 60)
+        run(make(groups, **KINDS[kind]), Draws(params), 40)
         assert_same(params, expected)
 
 
 @each_kind
-def test_any_number_of_threads_gives_the_same_chain(kind: str) -> None:
-    before = torch.get_num_threads()
+def test_any_number_of_threads_gives_the_same_chain(
+    kind: str, set_threads: Callable[[int], None]
+) -> None:
     chains = []
-    for threads in (1, 2, 3):
+    for threads in (1, 3):
         g = torch.Generator().manual_seed(1)
         p = nn.Parameter(torch.randn(90_000, generator=g))
         noise = torch.Generator().manual_seed(2)
@@ -94,14 +88,13 @@ def test_any_number_of_threads_gives_the_same_chain(kind: str) -> None:
             scale = torch.randn(10, generator=noise)
             return scale * p[:50].sum() + 0.5 * p[50:90].square().sum()
 
-        torch.set_num_threads(threads)
+        set_threads(threads)
         sampler = make([p], num_data=1e4, **KINDS[kind])
-        for _ in range(80):
+        for _ in range(60):
             sampler.step(closure)
         assert sampler.diagnostics.bounces > 0
         chains.append(p)
-    torch.set_num_threads(before)
-    assert same_bits(chains[0], chains[1]) and same_bits(chains[0], chains[2])
+    assert same_bits(*chains)
 
 
 @each_kind_and_dtype

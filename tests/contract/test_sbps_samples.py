@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from failed_steps import refused
 from sbps_chains import Draws, make, run, segments, two
 from short_chains import assert_same, make_params
 from torch import Tensor
@@ -106,16 +107,13 @@ def test_time_averages_are_integrals_along_the_lines() -> None:
 def test_time_averages_refuse() -> None:
     params = two()
     sampler = make(params)
-    with pytest.raises(TypeError) as error:
+    with refused(TypeError, "Invalid sampler: got SGLD (must be an SBPS)"):
         sg.TimeAverage(sg.SGLD(params, lr=1, num_data=1))  # type: ignore[arg-type]
-    assert str(error.value) == "Invalid sampler: got SGLD (must be an SBPS)"
-    with pytest.raises(ValueError) as error:
+    with refused(ValueError, "Invalid max_piece: 0.0 (must be finite and > 0)"):
         sg.TimeAverage(sampler, max_piece=0.0)
-    assert str(error.value) == "Invalid max_piece: 0.0 (must be finite and > 0)"
     average = sg.TimeAverage(sampler)
-    with pytest.raises(ValueError) as error:
+    with refused(ValueError, "There is no average of this parameter, of shape [2, 2]"):
         average.mean(params[1])
-    assert str(error.value) == "There is no average of this parameter, of shape [2, 2]"
     with pytest.raises(ValueError) as error:
         _ = average.value
     assert str(error.value) == "There is no average of a function yet"

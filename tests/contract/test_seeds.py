@@ -156,13 +156,11 @@ def test_a_sampler_that_replaces_another_does_not_warn(no_warnings: object) -> N
 
 
 def test_a_sampler_that_is_gone_does_not_warn(no_warnings: object) -> None:
-    a = sampler(44)
-    for _ in range(3):
-        a.step()
-        b = sampler(44)
-        b.step()
-        del b
-        gc.collect()
+    a, b = sampler(44), sampler(44)
+    a.step()
+    b.step()
+    del b
+    gc.collect()
     a.step()
 
 

@@ -7,15 +7,11 @@ import math
 from typing import Any
 
 import pytest
-from short_chains import ALIKE
+from short_chains import CLASSES
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.chain.settings import Setting
 
-SAMPLERS = (
-    *(*ALIKE.values(), sg.SGHMC, sg.PSGLD, sg.SGNHT),
-    *(sg.EWSG, sg.HMC, sg.HMCECS, sg.SBPS),
-)
 # What the table does not have: what is more than a number, a word or a flag.
 ELSEWHERE = {"self", "params", "seed", "capturable", "nonfinite", "model"}
 ELSEWHERE.add("process_group")
@@ -31,7 +27,7 @@ def default_of(row: Setting) -> Any:
     return {"real": float, "whole": int, "flag": bool}[row.kind](row.default)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", CLASSES)
 def test_defaults(sampler: type[sg.Sampler]) -> None:
     given = inspect.signature(sampler.__init__).parameters
     expected = {row.name: default_of(row) for row in sampler._SETTINGS}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from driver_problem import ROWS, loader, loss, model, run, sghmc
-from short_chains import ALIKE
+from short_chains import CLASSES
 from torch.utils.data import DataLoader, IterableDataset
 
 import torch_sgmcmc as sg
@@ -92,19 +92,7 @@ def test_predictions_of_a_folder(tmp_path: Path) -> None:
         sg.predict(model(), tmp_path / "none", x)
 
 
-KINDS = (
-    *ALIKE.values(),
-    sg.SGHMC,
-    sg.SGNHT,
-    sg.PSGLD,
-    sg.EWSG,
-    sg.HMC,
-    sg.SBPS,
-    sg.HMCECS,
-)
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CLASSES)
 def test_arguments_of_other_optimizers(kind: Any) -> None:
     params = [torch.zeros(2, requires_grad=True)]
     for key, words in (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from every_sampler import EVERY, Chain, bits
 from short_chains import PLAIN
+from stored_files import through_file
 from torch import nn
 
 import torch_sgmcmc as sg
@@ -59,10 +59,7 @@ def pickled(chain: Chain) -> Chain:
 
 
 def saved_whole(chain: Chain) -> Chain:
-    file = io.BytesIO()
-    torch.save(chain, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
+    return through_file(chain, weights_only=False)
 
 
 @each
@@ -369,7 +366,8 @@ def test_states_of_other_keys_types_and_shapes(kind: str) -> None:
         assert bad(0, **{key: value.long()}) == (
             f"{of} is of torch.int64 (must be floating point)"
         )
-        assert bad(0, **{key: value[:2]}) == f"{of} has shape [2], expected [3]"
+        for other, shape in ((value[:2], [2]), (value[None], [1, 3])):
+            assert bad(0, **{key: other}) == f"{of} has shape {shape}, expected [3]"
         for wrong, where in (
             (value.to("meta"), "torch.strided on the device meta"),
             (value.to_sparse(), "torch.sparse_coo on the device cpu"),

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from reference import same_bits
+from short_chains import assert_same
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -60,10 +61,6 @@ def whole(sampler: sg.Sampler, params: list[nn.Parameter], times: int) -> None:
     for _ in range(times):
         chain_of(sampler).again = None
         step(sampler, params)
-
-
-def assert_same(one: list[nn.Parameter], other: list[nn.Parameter]) -> None:
-    assert all(map(same_bits, one, other))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -152,6 +152,17 @@ class Problem:
         for _ in range(number):
             optimizer.step(self.closure)
 
+    def scheduled_steps(
+        self, optimizer: sg.Sampler, schedules: list[Any], number: int
+    ) -> None:
+        for _ in range(number):
+            self.steps(optimizer, 1)
+            for schedule in schedules:
+                if hasattr(schedule, "num_bad_epochs"):  # ReduceLROnPlateau
+                    schedule.step(self.losses().sum().item())
+                else:
+                    schedule.step()
+
 
 @pytest.mark.filterwarnings("ignore:HMC got another loss")
 class TestSamplers(TestCase):
@@ -183,13 +194,7 @@ class TestSamplers(TestCase):
                 optimizer = optim_info.optim_cls(problem.params, **given.kwargs)
                 scheduled = [make(optimizer) for make in schedules]
                 before = problem.losses().sum().item()
-                for _ in range(20):
-                    problem.steps(optimizer, 1)
-                    for schedule in scheduled:
-                        if hasattr(schedule, "num_bad_epochs"):  # ReduceLROnPlateau
-                            schedule.step(problem.losses().sum().item())
-                        else:
-                            schedule.step()
+                problem.scheduled_steps(optimizer, scheduled, 20)
                 assert problem.losses().sum().item() < before, (given.desc, schedules)
 
     @optims(INFOS)
@@ -198,9 +203,15 @@ class TestSamplers(TestCase):
         kwargs = optim_info.optim_inputs_func(device)[0].kwargs
         optimizer = optim_info.optim_cls(problem.params, **kwargs)
         seen: list[str] = []
+        places: list[Tensor] = []
 
         def note(name: str) -> Callable[..., None]:
-            return lambda *_: seen.append(name)
+            def hook(hooked: Any, *_: Any) -> None:
+                assert hooked is optimizer
+                seen.append(name)
+                places.append(problem.weight.detach().clone())
+
+            return hook
 
         register = {
             "global pre": torch_optimizer.register_optimizer_step_pre_hook,
@@ -213,9 +224,11 @@ class TestSamplers(TestCase):
             "loaded": optimizer.register_load_state_dict_post_hook,
         }
         handles = [hook(note(name)) for name, hook in register.items()]
+        start = problem.weight.detach().clone()
         try:
             problem.steps(optimizer, 1)
             assert seen == ["global pre", "pre", "post", "global post"]
+            assert_same(places, [start, start, *[problem.weight.detach()] * 2])
             optimizer.load_state_dict(optimizer.state_dict())
             assert seen[4:] == ["save", "saved", "load", "loaded"]
         finally:
@@ -224,7 +237,9 @@ class TestSamplers(TestCase):
         problem.steps(optimizer, 1)
         optimizer.load_state_dict(optimizer.state_dict())
         assert len(seen) == 8
-        # A hook may give another dictionary to load.
+        # A hook may give another dictionary to save, or to load.
+        optimizer.register_state_dict_post_hook(lambda _, d: {**d, "note": 7})
+        assert optimizer.state_dict()["note"] == 7
         optimizer.register_load_state_dict_pre_hook(lambda _, d: {**d, "more": 1})
         optimizer.load_state_dict(optimizer.state_dict())
         assert optimizer.param_groups[0]["step"] == 2
@@ -252,13 +267,7 @@ class TestSamplers(TestCase):
                 optimizer = optim_info.optim_cls(groups, **given.kwargs)
                 start, bias = problem.losses().sum(), problem.bias.detach().clone()
                 scheduled = [make(optimizer) for make in schedules]
-                for _ in range(10):
-                    problem.steps(optimizer, 1)
-                    for schedule in scheduled:
-                        if hasattr(schedule, "num_bad_epochs"):
-                            schedule.step(problem.losses().sum().item())
-                        else:
-                            schedule.step()
+                problem.scheduled_steps(optimizer, scheduled, 10)
                 assert problem.losses().sum() < start
                 if not optimizer.param_groups[1].get("momentum"):
                     assert_same([problem.bias], [bias])

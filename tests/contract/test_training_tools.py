@@ -1,19 +1,21 @@
-"""Schedulers, hooks, profilers and gradient scalers work on samplers."""
+"""Schedulers, profilers and gradient scalers work on samplers.
+
+Hooks are in test_torch_optimizer_cases.py.
+"""
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from every_sampler import Chain, bits
+from failed_steps import refused
 from reference import same_bits
-from short_chains import ALIKE, assert_same, make, make_params
+from short_chains import ALIKE, assert_same, make, make_params, take_step
 from short_chains import set_grads as set_gradients
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as schedulers
-from torch.optim import optimizer as torch_optimizer
 
 import torch_sgmcmc as sg
 
@@ -55,6 +57,7 @@ CASES = [
         *((kind, ON_LR) for kind in NAMES),
         ("SGHMC", ON_MOMENTUM),
         ("SGNHT", ON_MOMENTUM),
+        ("EWSG", ON_MOMENTUM),
     )
     for name, schedule in table.items()
 ]
@@ -78,10 +81,9 @@ def test_schedulers(kind: str, name: str, schedule: Schedule) -> None:
         assert {k: sampler.param_groups[0][k] for k in keys} == values
         seen.add(tuple(values.values()))
         by_hand.param_groups[0].update(values)
-        for p in (params, others, by_sgd):
-            set_gradients(p, step)
-        sampler.step()
-        by_hand.step()
+        take_step(sampler, params, step)
+        take_step(by_hand, others, step)
+        set_gradients(by_sgd, step)
         sgd.step()
         ours.step()
         theirs.step()
@@ -90,42 +92,6 @@ def test_schedulers(kind: str, name: str, schedule: Schedule) -> None:
 
 
 # ---- Hooks -----------------------------------------------------------------------
-
-
-@EACH
-def test_step_hooks(kind: str) -> None:
-    p = one_parameter()
-    sampler = make(kind, [p])
-    calls: list[tuple[str, Optimizer, float]] = []
-
-    def hook(name: str) -> Any:
-        return lambda optimizer, args, kwargs: calls.append(
-            (name, optimizer, float(p.detach()[0]))
-        )
-
-    start = float(p.detach()[0])
-    handles = [
-        sampler.register_step_pre_hook(hook("pre")),
-        sampler.register_step_post_hook(hook("post")),
-        torch_optimizer.register_optimizer_step_pre_hook(hook("global pre")),
-        torch_optimizer.register_optimizer_step_post_hook(hook("global post")),
-    ]
-    try:
-        sampler.step()
-    finally:
-        for handle in handles:
-            handle.remove()
-    assert [name for name, _, _ in calls] == [
-        "global pre",
-        "pre",
-        "post",
-        "global post",
-    ]
-    assert all(optimizer is sampler for _, optimizer, _ in calls)
-    end = float(p.detach()[0])
-    assert [value for _, _, value in calls] == [start, start, end, end]
-    sampler.step()
-    assert len(calls) == 4
 
 
 @EACH
@@ -139,33 +105,20 @@ def test_hooks_do_not_change_the_chain(kind: str) -> None:
     assert same_bits(p, q)
 
 
-@EACH
-def test_state_dict_hooks(kind: str) -> None:
-    sampler = make(kind, [one_parameter()])
-    calls = []
-    sampler.register_state_dict_pre_hook(lambda o: calls.append("pre"))
-    sampler.register_state_dict_post_hook(lambda o, s: {**s, "note": 7})
-    state = sampler.state_dict()
-    assert calls == ["pre"] and state["note"] == 7
-    sampler.register_load_state_dict_pre_hook(lambda o, s: calls.append(s["note"]))
-    sampler.register_load_state_dict_post_hook(lambda o: calls.append("loaded"))
-    sampler.load_state_dict(copy.deepcopy(state))
-    assert calls == ["pre", 7, "loaded"]
-
-
-@EACH
+@pytest.mark.parametrize("kind", [*NAMES, "EWSG"])
 def test_profiler_shows_the_step(kind: str) -> None:
     p, q = one_parameter(), one_parameter()
     sampler, other = make(kind, [p]), make(kind, [q])
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU]
     ) as profile:
-        sampler.step()
-    other.step()
+        take_step(sampler, [p], 0)
+    take_step(other, [q], 0)
     names = {event.key for event in profile.key_averages()}
     name = type(sampler).__name__
     assert f"Optimizer.step#{name}.step" in names
-    assert f"torch_sgmcmc::{name.lower()}_step_" in names
+    operator = "ewsg_log_ratio" if kind == "EWSG" else f"{name.lower()}_step_"
+    assert f"torch_sgmcmc::{operator}" in names
     assert same_bits(p, q)
 
 
@@ -237,29 +190,35 @@ def test_grad_scaler_is_refused_where_closures_make_gradients(kind: str) -> None
     for closure in ((), (lambda *_: pytest.fail("it was called"),)):
         scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
         scaler.scale(torch.ones(()))
-        with pytest.raises(RuntimeError) as error:
-            scaler.step(chain.sampler, *closure)
-        assert str(error.value) == (
+        with refused(
+            RuntimeError,
             f"{type(chain.sampler).__name__} cannot be used with GradScaler, which "
             "scales the gradients of the closure: use torch.autocast with bfloat16, "
-            "which needs no scaler"
-        )
+            "which needs no scaler",
+        ):
+            scaler.step(chain.sampler, *closure)
     assert bits([chain.params, chain.sampler.state_dict()]) == before
     chain.run(range(2))  # no trace of it
     assert int(chain.sampler.param_groups[0]["step"]) == 2
 
 
-def test_autocast() -> None:
+@pytest.mark.parametrize("kind", ["SGHMC", "EWSG"])
+def test_autocast(kind: str) -> None:
     torch.manual_seed(0)
     net = nn.Linear(6, 4)
-    sampler = make("SGHMC", net.parameters())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = net(torch.ones(3, 6)).square().mean()
-    loss.backward()
+    sampler = make(kind, net.parameters())
+
+    def closure() -> torch.Tensor:
+        sampler.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = net(torch.randn(3, 6)).square().mean()
+        loss.backward()
+        return loss
+
     before = [p.detach().clone() for p in net.parameters()]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        sampler.step()
+        sampler.step(closure)
     for p, b in zip(net.parameters(), before, strict=True):
-        assert p.dtype == torch.float32
+        assert p.dtype == p.grad.dtype == torch.float32
         assert sampler.state[p]["momentum"].dtype == torch.float32
-        assert not torch.equal(p, b)
+        assert torch.isfinite(p).all() and not torch.equal(p, b)
