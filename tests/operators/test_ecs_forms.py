@@ -12,7 +12,14 @@ from torch.nn import functional as F
 
 from torch_sgmcmc.ecs import taylor
 from torch_sgmcmc.ecs.likelihood_graph import LikelihoodGraph
-from torch_sgmcmc.ecs.taylor import LINEAR, RANK_ONE, WHOLE, TaylorSums, TaylorTerms
+from torch_sgmcmc.ecs.taylor import (
+    CONSTANT,
+    LINEAR,
+    RANK_ONE,
+    WHOLE,
+    TaylorSums,
+    TaylorTerms,
+)
 
 F64 = torch.float64
 Function = Callable[[list[Tensor], Tensor, Tensor], Tensor]
@@ -61,6 +68,7 @@ MODELS = {
     "a linear layer": Model(layered, RANK_ONE, (3, 1)),
     "sums of products": Model(summed, RANK_ONE),
     "scaled parameters": Model(scaled, RANK_ONE),
+    "no curvature": Model(lambda p, x, y: y * (x @ p[0]), RANK_ONE),
     "a part that is not used": Model(
         lambda p, x, y: -0.5 * (y - x @ p[1]) ** 2, RANK_ONE, (2, 3)
     ),
@@ -146,6 +154,28 @@ def test_terms_of_the_form_that_is_found(name: str, count: int) -> None:
                 terms.slopes[1, i], terms.slopes[1, i]
             )
         torch.testing.assert_close(found, h, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("form", [CONSTANT, LINEAR, RANK_ONE, WHOLE])
+@pytest.mark.parametrize("name", MODELS)
+def test_expansions_around_the_anchor(name: str, form: str) -> None:
+    """And what weights of single data pull at θ; the order of the data is free."""
+    if form == RANK_ONE and MODELS[name].form == WHOLE:
+        return
+    fitted, indices = Fitted(MODELS[name]), [5, 0, 5, 11, 7]
+    terms = TaylorTerms.at_present(
+        *(fitted, fitted.params, torch.tensor(indices), form, fitted.probes[0])
+    )
+    one_by_one = [fitted.derivatives(i) for i in indices]
+    v, g, h = (torch.stack(part) for part in zip(*one_by_one, strict=True))
+    g, h = g * (form != CONSTANT), h * (form in (RANK_ONE, WHOLE))
+    delta = fitted.probes[1]
+    values, bends = terms.expand(delta)
+    expected = v + g @ delta + 0.5 * (h @ delta) @ delta
+    torch.testing.assert_close(values, expected, rtol=1e-11, atol=1e-13)
+    weights = torch.tensor([0.5, -2.0, 1.0, 3.0, 0.1], dtype=F64)
+    pull = weights @ (g + h @ delta)
+    torch.testing.assert_close(terms.pull(weights, bends), pull, rtol=1e-11, atol=1e-13)
 
 
 def test_first_order_in_many_parameters(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -170,22 +171,18 @@ def test_leapfrog(kind: str, d: int) -> None:
 
 
 @pytest.mark.parametrize("form", ["rank one", "linear"])
-def test_threads_do_not_matter(form: str) -> None:
-    results, threads = [], torch.get_num_threads()
-    try:
-        for count in (1, 3):
-            torch.set_num_threads(count)
-            case = Case(form, 901, 531)
-            estimated = case.estimate(PERTURBED)
-            x, r = case.theta.clone(), case.prior.clone()
-            w = case.slopes[0, :531].contiguous()
-            gradient = case.sum_slope
-            theta = ops.ecs_leapfrog_(x, r, gradient, w, x, kick=0.1, drift=0.1)
-            results.append(
-                [*estimated, *case.density(estimated, case.prior), x, r, theta]
-            )
-    finally:
-        torch.set_num_threads(threads)
+def test_threads_do_not_matter(form: str, set_threads: Callable[[int], None]) -> None:
+    results = []
+    for count in (1, 3):
+        set_threads(count)
+        case = Case(form, 901, 531)
+        estimated = case.estimate(PERTURBED)
+        x, r = case.theta.clone(), case.prior.clone()
+        w = case.slopes[0, :531].contiguous()
+        gradient = case.sum_slope
+        theta = ops.ecs_leapfrog_(x, r, gradient, w, x, kick=0.1, drift=0.1)
+        density = case.density(estimated, case.prior)
+        results.append([*estimated, *density, x, r, theta])
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
 

@@ -41,7 +41,11 @@ def state_of(chain: Chain, change: Callable[[Tensor], Tensor]) -> None:
         pytest.skip("has no state")
 
 
-PARAMETERS = {f.__name__: f for f in (to_double, to_expanded, to_other_shape)}
+PARAMETERS: dict[str, tuple[Callable[[Chain], None], str]] = {
+    "dtype": (to_double, "was the parameter replaced, or moved"),
+    "expanded": (to_expanded, "cannot sample an expanded parameter"),
+    "shape": (to_other_shape, "was the parameter replaced, or moved"),
+}
 STATE: dict[str, Callable[[Tensor], Tensor]] = {
     "dtype": lambda t: t.double(),
     "shape": lambda t: t[:, None].clone(),
@@ -67,11 +71,11 @@ def others(chain: Chain) -> object:
     return bits([[p.detach() for p in params], state, settings])
 
 
-def fails(chain: Chain) -> None:
+def fails(chain: Chain, words: str | None = None) -> None:
     """The step fails, twice, and nothing has changed."""
     before = others(chain)
     for _ in range(2):
-        with pytest.raises((RuntimeError, ValueError, TypeError)):
+        with pytest.raises((RuntimeError, ValueError, TypeError), match=words):
             chain.run(range(2, 3))
         assert others(chain) == before
 
@@ -82,13 +86,14 @@ def fails(chain: Chain) -> None:
 def test_parameters(kind: str, change: str, steps: int) -> None:
     chain = Chain(kind)
     chain.run(range(steps))
-    PARAMETERS[change](chain)
-    if change != "to_expanded" and not any(
+    make_unlike, words = PARAMETERS[change]
+    make_unlike(chain)
+    if change != "expanded" and not any(
         map(torch.is_tensor, chain.sampler.state.get(second(chain), {}).values())
     ):
         chain.run(range(2, 3))  # nothing holds it to what it was
         return
-    fails(chain)
+    fails(chain, words)
 
 
 @pytest.mark.parametrize("change", STATE)

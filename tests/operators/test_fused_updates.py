@@ -1,6 +1,7 @@
 """The fused updates equal plain-PyTorch references, to rounding, everywhere."""
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -35,22 +36,44 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain import operators as ops
 
 
+class Update:
+    """Lists of every size and type, and with which numbers they are updated."""
+
+    def __init__(self, **hyper: float) -> None:
+        self.params, self.grads = mixed_list(1), mixed_list(2)
+        self.hyper = {**TARGET, **hyper}
+        self.masters = masters_of(self.params)
+        self.values = values_of(self.params, self.masters)
+        self.stream = {"offsets": scattered_offsets(self.params), **STREAM}
+        self.noise = draw(self.params, **self.stream)
+
+    def states(self, seed: int) -> list[Tensor]:
+        return states(self.params, seed)
+
+    def each(self, *lists: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+        """Values, gradients, what else is given, and noise, tensor by tensor."""
+        return zip(self.values, self.grads, *lists, self.noise, strict=True)
+
+    def make(
+        self, op: Callable[..., object], *lists: list[Tensor], **more: int
+    ) -> None:
+        """The update, which leaves the gradients as they are."""
+        untouched = clones(self.grads)
+        lists = (self.params, self.grads, *lists, self.masters)
+        op(*lists, **self.hyper, **self.stream, **more)
+        assert_all_same(self.grads, untouched)
+
+    def assert_moved(self, expected: Sequence[Exact], **roundings: int) -> None:
+        assert_updated(self.params, self.masters, list(expected), **roundings)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("prior_precision", [0.0, 1.9])
 def test_sgld_equals_reference(temperature: float, prior_precision: float) -> None:
-    params, grads = mixed_list(1), mixed_list(2)
-    offsets = scattered_offsets(params)
-    hyper = {**TARGET, "temperature": temperature, "prior_precision": prior_precision}
-    noise = draw(params, offsets=offsets, **STREAM)
-    masters = masters_of(params)
-    values = values_of(params, masters)
-    expected = [
-        sgld(p, g, z, **hyper) for p, g, z in zip(values, grads, noise, strict=True)
-    ]
-    untouched = clones(grads)
-    ops.sgld_step_(params, grads, masters, **hyper, offsets=offsets, **STREAM)
-    assert_updated(params, masters, expected)
-    assert_all_same(grads, untouched)
+    update = Update(temperature=temperature, prior_precision=prior_precision)
+    expected = [sgld(*each, **update.hyper) for each in update.each()]
+    update.make(ops.sgld_step_)
+    update.assert_moved(expected)
 
 
 @pytest.mark.parametrize("aware", [False, True], ids=["beta", "variances"])
@@ -59,45 +82,25 @@ def test_sgld_equals_reference(temperature: float, prior_precision: float) -> No
 def test_sghmc_equals_reference(
     temperature: float, prior_precision: float, aware: bool
 ) -> None:
-    params, grads = mixed_list(1), mixed_list(2)
-    momenta = states(params, 3)
-    offsets = scattered_offsets(params)
-    hyper = {
-        **TARGET,
-        "temperature": temperature,
-        "prior_precision": prior_precision,
-        "momentum": 0.8,
-        "noise_estimate": 0.0 if aware else 0.05,
-    }
+    target = {"temperature": temperature, "prior_precision": prior_precision}
+    noise_estimate = 0.0 if aware else 0.05
+    update = Update(**target, momentum=0.8, noise_estimate=noise_estimate)
+    momenta = update.states(3)
     # Up to half of the friction's noise.
-    most = (1 - hyper["momentum"]) * temperature / (hyper["lr"] * hyper["num_data"])
-    variances = [most * torch.sigmoid(s) for s in states(params, 4)] if aware else []
-    noise = draw(params, offsets=offsets, **STREAM)
-    masters = masters_of(params)
-    values = values_of(params, masters)
+    most = (1 - 0.8) * temperature / (TARGET["lr"] * TARGET["num_data"])
+    variances = [most * torch.sigmoid(s) for s in update.states(4)] if aware else []
     expected = [
-        sghmc(p, g, v, z, variances[i] if aware else None, **hyper)
-        for i, (p, g, v, z) in enumerate(
-            zip(values, grads, momenta, noise, strict=True)
-        )
+        sghmc(*each, variances[i] if aware else None, **update.hyper)
+        for i, each in enumerate(update.each(momenta))
     ]
-    untouched = clones(grads + variances)
-    ops.sghmc_step_(
-        params,
-        grads,
-        momenta,
-        variances,
-        masters,
-        **hyper,
-        resample_momentum_every=0,
-        offsets=offsets,
-        **STREAM,
-    )
-    assert_updated(params, masters, [new for new, _ in expected])
-    for p, v, (_, new_v) in zip(params, momenta, expected, strict=True):
+    untouched = clones(variances)
+    update.make(ops.sghmc_step_, momenta, variances, resample_momentum_every=0)
+    moved, kicked = zip(*expected, strict=True)
+    update.assert_moved(moved)
+    for p, v, new_v in zip(update.params, momenta, kicked, strict=True):
         assert v.dtype == arithmetic(p.dtype)
         assert_rounded(v, new_v)
-    assert_all_same(grads + variances, untouched)
+    assert_all_same(variances, untouched)
 
 
 # Longer ways through an update: two reciprocal roots of 1.5 units in the last place
@@ -112,48 +115,28 @@ PSGLD_ROUNDINGS = 24
 def test_psgld_equals_reference(
     decay: float, prior_precision: float, temperature: float, corrected: bool
 ) -> None:
-    params, grads, curvatures = (mixed_list(seed) for seed in (1, 2, 5))
-    squares = [s.square() for s in states(params, 3)]
-    sensitivities = states(params, 4) if corrected else []
-    offsets = scattered_offsets(params)
-    hyper = {
-        **TARGET,
-        "temperature": temperature,
-        "prior_precision": prior_precision,
-        "decay": decay,
-        "eps": 0.05,
-    }
-    noise = draw(params, offsets=offsets, **STREAM)
-    masters = masters_of(params)
-    values = values_of(params, masters)
+    target = {"temperature": temperature, "prior_precision": prior_precision}
+    update = Update(**target, decay=decay, eps=0.05)
+    squares = [s.square() for s in update.states(3)]
+    sensitivities = update.states(4) if corrected else []
+    curvatures = mixed_list(5) if corrected else []
     expected = [
         psgld(
-            *lists,
+            *each,
             *((sensitivities[i], curvatures[i]) if corrected else ()),
-            **hyper,
+            **update.hyper,
             adapt=True,
         )
-        for i, lists in enumerate(zip(values, grads, squares, noise, strict=True))
+        for i, each in enumerate(update.each(squares))
     ]
-    untouched = clones(grads + curvatures)
-    ops.psgld_step_(
-        params,
-        grads,
-        squares,
-        sensitivities,
-        curvatures if corrected else [],
-        masters,
-        **hyper,
-        offsets=offsets,
-        **STREAM,
-    )
-    moved = [new for new, _, _ in expected]
-    assert_updated(params, masters, moved, roundings=PSGLD_ROUNDINGS)
+    untouched = clones(curvatures)
+    update.make(ops.psgld_step_, squares, sensitivities, curvatures)
+    update.assert_moved([new for new, _, _ in expected], roundings=PSGLD_ROUNDINGS)
     for i, (_, new_v, new_w) in enumerate(expected):
         assert_rounded(squares[i], new_v)
         if corrected:
             assert_rounded(sensitivities[i], new_w, PSGLD_ROUNDINGS)
-    assert_all_same(grads + curvatures, untouched)
+    assert_all_same(curvatures, untouched)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -161,29 +144,17 @@ def test_psgld_equals_reference(
 def test_frozen_psgld_equals_reference(
     prior_precision: float, temperature: float
 ) -> None:
-    params, grads = mixed_list(1), mixed_list(2)
-    squares = [s.square() for s in states(params, 3)]
-    offsets = scattered_offsets(params)
-    target = {
-        **TARGET,
-        "temperature": temperature,
-        "prior_precision": prior_precision,
-    }
-    noise = draw(params, offsets=offsets, **STREAM)
+    update = Update(temperature=temperature, prior_precision=prior_precision)
+    squares = [s.square() for s in update.states(3)]
     mean = {"decay": 0.5, "eps": 0.05, "adapt": False}
-    masters = masters_of(params)
-    values = values_of(params, masters)
     expected = [
-        psgld(*lists, **target, **mean)[0]
-        for lists in zip(values, grads, squares, noise, strict=True)
+        psgld(*each, **update.hyper, **mean)[0] for each in update.each(squares)
     ]
     roots = [(v.double().sqrt() + 0.05).rsqrt().to(v.dtype) for v in squares]
-    untouched = clones(grads + roots)
-    ops.psgld_frozen_step_(
-        params, grads, roots, masters, **target, offsets=offsets, **STREAM
-    )
-    assert_updated(params, masters, expected, roundings=PSGLD_ROUNDINGS)
-    assert_all_same(grads + roots, untouched)
+    untouched = clones(roots)
+    update.make(ops.psgld_frozen_step_, roots)
+    update.assert_moved(expected, roundings=PSGLD_ROUNDINGS)
+    assert_all_same(roots, untouched)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -226,33 +197,20 @@ def test_the_preconditioner_of_vanishing_gradients() -> None:
 def test_sgnht_equals_reference(
     rate: float, prior_precision: float, temperature: float
 ) -> None:
-    params, grads = mixed_list(1), mixed_list(2)
-    momenta, thermostats = states(params, 3), states(params, 4)
-    offsets = scattered_offsets(params)
-    hyper = {
-        **TARGET,
-        "temperature": temperature,
-        "prior_precision": prior_precision,
-        "momentum": 0.8,
-        "thermostat_rate": rate,
-    }
-    noise = draw(params, offsets=offsets, **STREAM)
-    masters = masters_of(params)
-    values = values_of(params, masters)
+    target = {"temperature": temperature, "prior_precision": prior_precision}
+    update = Update(**target, momentum=0.8, thermostat_rate=rate)
+    momenta, thermostats = update.states(3), update.states(4)
     expected = [
-        sgnht(*lists, **hyper)
-        for lists in zip(values, grads, momenta, thermostats, noise, strict=True)
+        sgnht(*each, **update.hyper) for each in update.each(momenta, thermostats)
     ]
-    untouched, before = clones(grads), clones(thermostats)
-    lists = (params, grads, momenta, thermostats, masters)
-    ops.sgnht_step_(*lists, **hyper, offsets=offsets, **STREAM)
-    assert_updated(params, masters, [new for new, _, _ in expected])
+    before = clones(thermostats)
+    update.make(ops.sgnht_step_, momenta, thermostats)
+    update.assert_moved([new for new, _, _ in expected])
     for i, (_, new_v, new_a) in enumerate(expected):
         assert_rounded(momenta[i], new_v)
         assert_rounded(thermostats[i], new_a)
     if rate == 0:
         assert_all_same(thermostats, before)
-    assert_all_same(grads, untouched)
 
 
 @pytest.mark.parametrize("changed", [{"lr": 0.0}, {"temperature": 0.0}])
@@ -269,53 +227,30 @@ def test_thermostats_rest_without_heat(changed: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("step", [0, 6, 7, 2**33])
 def test_momentum_is_resampled_every_kth_step(step: int) -> None:
-    params, grads = mixed_list(1), mixed_list(2)
-    momenta = states(params, 3)
-    offsets = scattered_offsets(params)
-    hyper = {**TARGET, "momentum": 0.8, "noise_estimate": 0.05}
-    stream = {"offsets": offsets, "seed": 5, "step": step}
-    masters = masters_of(params)
-    expected_params, expected_momenta = clones(params), clones(momenta)
-    expected_masters = clones(masters)
-    expected_hyper = dict(hyper)
+    ours, theirs = (Update(momentum=0.8, noise_estimate=0.05) for _ in range(2))
+    momenta, others = ours.states(3), theirs.states(3)
+    for update in (ours, theirs):
+        update.stream |= {"seed": 5, "step": step}
     drawn = step % 3 == 0
     if drawn:
         # Note [Momentum drawn afresh] in csrc/methods/sghmc.h: the update takes a part
         # of its gradient, at unchanged heat lr T.
+        hyper = theirs.hyper
         part = 1 / (1 + hyper["momentum"])
         heat = 2 * hyper["lr"] * hyper["temperature"] / hyper["num_data"]
-        ops.gaussian_(
-            expected_momenta,
-            std=(part * heat) ** 0.5,
-            purpose=_C.Purpose.MOMENTUM,
-            **stream,
-        )
-        expected_hyper["lr"] *= part
-        expected_hyper["temperature"] /= part
-        expected_hyper["noise_estimate"] *= part**2
-    ops.sghmc_step_(
-        expected_params,
-        grads,
-        expected_momenta,
-        [],
-        expected_masters,
-        **expected_hyper,
-        resample_momentum_every=0,
-        **stream,
-    )
-    lists = (params, grads, momenta, [], masters)
-    ops.sghmc_step_(*lists, **hyper, resample_momentum_every=3, **stream)
+        std, purpose = (part * heat) ** 0.5, _C.Purpose.MOMENTUM
+        ops.gaussian_(others, std=std, purpose=purpose, **theirs.stream)
+        hyper["lr"] *= part
+        hyper["temperature"] /= part
+        hyper["noise_estimate"] *= part**2
+    theirs.make(ops.sghmc_step_, others, [], resample_momentum_every=0)
+    ours.make(ops.sghmc_step_, momenta, [], resample_momentum_every=3)
+    found = ours.params + momenta + ours.masters
+    expected = theirs.params + others + theirs.masters
     if drawn:  # coefficients may differ in their last bit
-        for got, want in zip(
-            params + momenta + masters,
-            expected_params + expected_momenta + expected_masters,
-            strict=True,
-        ):
-            torch.testing.assert_close(got, want)
+        torch.testing.assert_close(found, expected)
     else:
-        assert_all_same(params, expected_params)
-        assert_all_same(momenta, expected_momenta)
-        assert_all_same(masters, expected_masters)
+        assert_all_same(found, expected)
 
 
 def test_gradient_variance_equals_reference() -> None:
@@ -397,34 +332,22 @@ def test_zero_temperature_is_sgd_exactly(sampler: str, dtype: torch.dtype) -> No
         grad = dyadic(1000, seed=2 + step, dtype=dtype)
         theirs.grad = grad.clone()
         sgd.step()
+        state, more = {
+            "sgld": ([], {}),
+            "sghmc": (
+                [[velocity], []],
+                {"noise_estimate": 0.0, "resample_momentum_every": 0},
+            ),
+            "sgnht": (
+                [[velocity], [torch.zeros_like(velocity)]],
+                {"thermostat_rate": 0.01},
+            ),
+        }[sampler]
+        if state:
+            more["momentum"] = momentum
         stream = {"offsets": [5], "seed": 0, "step": step}
-        if sampler == "sgld":
-            ops.sgld_step_([ours], [grad], [], **common, **stream)
-        elif sampler == "sgnht":
-            ops.sgnht_step_(
-                [ours],
-                [grad],
-                [velocity],
-                [torch.zeros_like(velocity)],
-                [],
-                **common,
-                momentum=momentum,
-                thermostat_rate=0.01,
-                **stream,
-            )
-        else:
-            ops.sghmc_step_(
-                [ours],
-                [grad],
-                [velocity],
-                [],
-                [],
-                **common,
-                momentum=momentum,
-                noise_estimate=0.0,
-                resample_momentum_every=0,
-                **stream,
-            )
+        op = getattr(ops, f"{sampler}_step_")
+        op([ours], [grad], *state, [], **common, **more, **stream)
         assert torch.equal(ours, theirs)
     if sampler != "sgld":
         assert torch.equal(velocity, -0.25 * sgd.state[theirs]["momentum_buffer"])

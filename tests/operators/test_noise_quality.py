@@ -66,20 +66,19 @@ def test_counter_layout(seed: int, purpose: int) -> None:
     for step in (0, 1, 2**32 - 1, 2**32, 5 * 2**32 + 7, 2**48 - 1):
         stream = {"seed": seed, "step": step, "purpose": purpose}
         # Offsets on and off the quads and blocks, around 2³² quads, and beyond.
-        for offset in (0, 1, 2, 3, 4, 126, 128, 129, 2**34 - 301, 2**34, 2**40 + 77):
+        for offset in (0, 1, 2, 3, 126, 128, 129, 2**34 - 301, 2**34, 2**45 + 77):
             actual = draw(601, offset=offset, **stream).double().numpy()
             expected = normals(offset, 601, **stream)
             # Polynomials of relative error 1.7e-7 and less, and float32 rounding.
-            np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(actual, expected, rtol=5e-7, atol=0)
 
 
 def test_counter_layout_over_many_draws() -> None:
     """A million draws, so that the corners of both transforms are met."""
     stream = {"seed": 7, "step": 3, "purpose": 1}
     actual = draw(10**6, **stream).double().numpy()
-    np.testing.assert_allclose(
-        actual, normals(0, 10**6, **stream), rtol=1e-6, atol=1e-6
-    )
+    expected = normals(0, 10**6, **stream)
+    np.testing.assert_allclose(actual, expected, rtol=5e-7, atol=0)
 
 
 # Each stream differs from the one before in what is named, and in nothing else.

@@ -1,5 +1,7 @@
 """What counts numbers that are not finite, and what then makes no step."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from reference import DTYPES
@@ -89,7 +91,9 @@ def test_every_layout(dtype: torch.dtype) -> None:
     assert_same(tensors, untouched)
 
 
-def test_dtypes_together_and_any_number_of_threads() -> None:
+def test_dtypes_together_and_any_number_of_threads(
+    set_threads: Callable[[int], None],
+) -> None:
     tensors = []
     for i in range(300):
         t = torch.ones(i % 7 * 4099 + i % 3).to(DTYPES[i % 4])
@@ -98,15 +102,11 @@ def test_dtypes_together_and_any_number_of_threads() -> None:
             t[i % t.numel()] = torch.inf
         tensors.append(t)
     expected = expected_counts(tensors)
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            assert ops.count_nonfinite(tensors).tolist() == expected
-            assert ops.any_nonfinite(tensors)
-            assert not ops.any_nonfinite([t.nan_to_num(0, 0, 0) for t in tensors])
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2, 5):
+        set_threads(threads)
+        assert ops.count_nonfinite(tensors).tolist() == expected
+        assert ops.any_nonfinite(tensors)
+        assert not ops.any_nonfinite([t.nan_to_num(0, 0, 0) for t in tensors])
 
 
 def test_the_step_of_a_device() -> None:

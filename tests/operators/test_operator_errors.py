@@ -1,7 +1,6 @@
 """Every error of the operators: its exact text, and that nothing has changed."""
 
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,6 @@ from operator_tensors import masters_of
 from reference import same_bits
 from torch import Tensor
 
-import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain import operators as ops
 from torch_sgmcmc.chain.operators import ROWS
 
@@ -573,15 +571,3 @@ def test_device_step(op: str) -> None:
             f"device_step must hold a single int64, got {shown}",
             device_step=value,
         )
-
-
-# ---- Host-side functions ---------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("shape", "shown"), [(0.0, "0.000000"), (-1.5, "-1.500000"), (torch.inf, "inf")]
-)
-def test_gamma_shape(shape: float, shown: str) -> None:
-    message = f"Invalid shape: {shown} (must be finite and > 0)"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        _C.gamma(shape, seed=0, step=0, element=0)
