@@ -41,7 +41,7 @@ def test_many_violations_are_warned_of_once() -> None:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for _ in range(1500):
+        for _ in range(1250):
             sampler.step(closure)
     mine = [w for w in caught if "proposals of SBPS" in str(w.message)]
     assert len(mine) == 1 and mine[0].filename == __file__
@@ -54,6 +54,6 @@ def test_few_violations_are_not() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sampler = make(params)
-        run(sampler, Draws(params), 1500)
+        run(sampler, Draws(params), 1250)
     assert sampler.param_groups[0]["num_proposals"] > 1000
     assert sampler.diagnostics.violation_rate < 0.02

@@ -111,7 +111,7 @@ def visited(cyclical: bool) -> tuple[set[int], Tensor]:
     sampler = sg.SGLD([p], 0.3 if cyclical else 0.01, num_data=1, seed=0)
     schedule = sg.CyclicalSchedule(sampler, 60, exploration=0.25)
     draws = []
-    for _ in range(60 * 60):
+    for _ in range(25 * 60):
         p.grad = None
         squares = ((p - centres) ** 2).sum(1) / (2 * 0.35**2)
         (-torch.logsumexp(-squares, 0)).backward()
