@@ -5,10 +5,11 @@ Run as a program it prints the instruction set in use and the hashes, as JSON.
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cache
 
 import torch
-from operator_tensors import masters_of
+from operator_tensors import TARGET, arguments_of, by_gradients, masters_of
 from reference import DTYPES, SIZES, arithmetic
 from torch import Tensor
 
@@ -16,7 +17,7 @@ import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain import operators as ops
 
-__all__ = ["digest", "fingerprints"]
+__all__ = ["digest", "fingerprints", "operators"]
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
@@ -39,10 +40,11 @@ def values(like: list[Tensor], scale: float) -> list[Tensor]:
     ]
 
 
-def operators(dtype: torch.dtype) -> list[Tensor]:
-    """Results of every operator for one dtype, all sizes and many alignments."""
-    target = {"lr": 0.3, "num_data": 7.0, "prior_precision": 1.9, "temperature": 0.7}
-    like = [torch.empty(n, dtype=dtype) for n in SIZES for _ in range(3)]
+def operators(
+    dtype: torch.dtype, sizes: Sequence[int] = [n for n in SIZES for _ in range(3)]
+) -> list[Tensor]:
+    """Results of every operator that takes lists, for tensors of these sizes."""
+    like = [torch.empty(n, dtype=dtype) for n in sizes]
     # Alignments of all kinds; some near 2^34, where the quad's low word overflows.
     offsets = [(2**34 - 300 if i % 4 == 3 else 0) + 131 * i for i in range(len(like))]
     stream = {"offsets": offsets, "seed": 2**62 + 12345, "step": 2**40 + 3}
@@ -50,101 +52,73 @@ def operators(dtype: torch.dtype) -> list[Tensor]:
     work = [torch.empty(t.shape, dtype=arithmetic(dtype)) for t in like]
     momenta, variances = values(work, 0.3), [v.abs() for v in values(work, 0.02)]
     masters = masters_of(params)
-    noise = [torch.empty_like(t) for t in like]
+
+    def empty(tensors: list[Tensor]) -> list[Tensor]:
+        return [torch.empty_like(t) for t in tensors]
+
+    noise = empty(like)
     ops.gaussian_(noise, std=1.0, purpose=0, **stream)
-    ops.sgld_step_(params, grads, masters, **target, **stream)
+    for op in by_gradients():
+        lists, numbers = arguments_of(op, params, grads, momenta, masters)
+        getattr(ops, op)(*lists, **numbers, **stream)
+    update = {**TARGET, **stream}
+    friction = {"momentum": 0.8, "noise_estimate": 0.01}
     for statistic in ([], variances):
-        ops.sghmc_step_(
-            params,
-            grads,
-            momenta,
-            statistic,
-            masters,
-            **target,
-            momentum=0.8,
-            noise_estimate=0.01,
-            resample_momentum_every=0,
-            **stream,
-        )
+        lists = (params, grads, momenta, statistic, masters)
+        ops.sghmc_step_(*lists, **update, **friction, resample_momentum_every=0)
     masses = [1 + 10 * v for v in variances]
     for statistic, frictions in (([], []), (variances, variances)):
-        ops.sghmc_by_coordinate_step_(
-            *(params, grads, momenta, statistic, masses, frictions, masters),
-            **target,
-            momentum=0.8,
-            noise_estimate=0.01,
-            resample_momentum_every=1 if frictions else 0,
-            **stream,
-        )
+        lists = (params, grads, momenta, statistic, masses, frictions, masters)
+        every = {"resample_momentum_every": 1 if frictions else 0}
+        ops.sghmc_by_coordinate_step_(*lists, **update, **friction, **every)
     squares, curvatures = [v.square() for v in momenta], values(like, 0.4)
     sensitivities, thermostats = values(work, 0.7), values(work, 0.05)
-    ops.psgld_frozen_step_(params, grads, squares, masters, **target, **stream)
+    ops.psgld_frozen_step_(params, grads, squares, masters, **update)
     for w, h in (([], []), (sensitivities, curvatures)):
-        ops.psgld_step_(
-            params,
-            grads,
-            squares,
-            w,
-            h,
-            masters,
-            **target,
-            decay=0.9,
-            eps=1e-3,
-            **stream,
-        )
-    ops.sgnht_step_(
-        params,
-        grads,
-        momenta,
-        thermostats,
-        masters,
-        **target,
-        momentum=0.8,
-        thermostat_rate=0.03,
-        **stream,
-    )
+        lists = (params, grads, squares, w, h, masters)
+        ops.psgld_step_(*lists, **update, decay=0.9, eps=1e-3)
+    lists = (params, grads, momenta, thermostats, masters)
+    ops.sgnht_step_(*lists, **update, momentum=0.8, thermostat_rate=0.03)
     ops.gradient_variance_(grads, variances, momenta, weight=0.3)
     ops.control_variate_(grads, curvatures, momenta)
-    total = ops.sum_of_squares(params)
-    ratios = [
-        ops.ewsg_log_ratio(
-            params,
-            grads,
-            noise,
-            momenta if surrogate != 1 else [],
-            **target,
-            momentum=0.8,
-            surrogate=surrogate,
-            num_chains=1,
-        )
-        for surrogate in range(4)
-    ]
-    decisions = ops.metropolis_decide(
-        torch.cat(ratios) / 1e4, proposal=1, purpose=3, seed=2, step=3
-    )
-    masses = [0.5 + v.square() for v in values(work, 1.1)]
-    drawn = [torch.empty_like(t) for t in work]
+    found = [ops.sum_of_squares(params)]
+    weights = {**TARGET, "momentum": 0.8, "num_chains": 1}
+    for surrogate in range(4):
+        lists = (params, grads, noise, momenta if surrogate != 1 else [])
+        found.append(ops.ewsg_log_ratio(*lists, **weights, surrogate=surrogate))
+    ratios = torch.cat(found[1:]) / 1e4
+    found.append(ops.metropolis_decide(ratios, proposal=1, purpose=3, seed=2, step=3))
+    masses, drawn = [0.5 + v.square() for v in values(work, 1.1)], empty(work)
     trajectory = {"kick": 0.2, "num_data": 7.0, "prior_precision": 1.9}
-    energies = []
     for mass in ([], masses):
         ops.hmc_momenta_(drawn, mass, temperature=0.7, **stream)
         lists = (params, grads, drawn, mass, masters)
         ops.hmc_leapfrog_(*lists, drift=0.3, **trajectory)
         ops.hmc_leapfrog_(*lists, drift=0.0, **trajectory)
         for prior in (0.0, 1.9):
-            energies.append(
-                ops.hmc_energy(params, drawn, mass, prior_precision=prior, num_chains=1)
-            )
-    states = [
-        *drawn,
-        *energies,
-        *momenta,
-        *variances,
-        *squares,
-        *sensitivities,
-        *thermostats,
-    ]
-    return [*noise, *params, *grads, *states, total, *ratios, decisions]
+            numbers = {"prior_precision": prior, "num_chains": 1}
+            found.append(ops.hmc_energy(params, drawn, mass, **numbers))
+    placed, turned, again = empty(like), values(work, 0.6), values(work, 0.6)
+    ops.sbps_place_(placed, drawn, turned, time=0.3)
+    lists = (placed, grads, turned, masses)
+    found.append(ops.sbps_reflection_sums(*lists, weight_decay=0.1))
+    turn = {"weight_decay": 0.1, "scale": 0.9, "gain": 0.3}
+    ops.sbps_reflect_(*lists, **turn)
+    found.append(ops.sbps_reflect_sums_(placed, grads, again, drawn, **turn))
+    ops.sbps_adapt_(placed, grads, squares, weight_decay=0.1, decay=0.9)
+    found.append(ops.sbps_preconditioner_sum(squares, eps=0.1))
+    scales, along, by = empty(work), empty(work), {"eps": 0.1, "scale": 2.0}
+    ops.sbps_precondition_(squares, turned, scales, along, **by)
+    found.append(ops.sbps_line_sums(drawn, along))
+    others = empty(work), empty(work)
+    found.append(ops.sbps_precondition_sums_(squares, again, *others, drawn, **by))
+    roots = [s.clone() for s in squares]
+    ops.square_root_(roots)
+    gauged = {"kind": 3, "weight_decay": 0.1, "decay": 1.0, "eps": 0.0}
+    found.append(ops.gauge_sums(grads, momenta, [], drawn, squares, **gauged))
+    states = [*momenta, *variances, *squares, *sensitivities, *thermostats, *roots]
+    moved = [*drawn, *placed, *turned, *again, *scales, *along, *others[0], *others[1]]
+    return [*noise, *params, *masters, *grads, *states, *moved, *found]
 
 
 def subsampled() -> list[Tensor]:
@@ -216,6 +190,7 @@ def sampler_chain(kind: type[sg.Sampler], **options: object) -> list[Tensor]:
     return [*params, last.double()]
 
 
+@cache
 def fingerprints() -> dict[str, str]:
     """Everything, by name."""
     result = {str(dtype): digest(operators(dtype)) for dtype in DTYPES}

@@ -22,6 +22,8 @@ from torch.nn import functional as F
 import torch_sgmcmc as sg
 
 STEPS = 3
+#: Without a wrapper in C++, which takes most of the time to build.
+IN_PYTHON = {"cpp_wrapper": False}
 
 
 def quadratic(params: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -86,9 +88,7 @@ def test_each_sampler_has_graphs_of_its_own() -> None:
     for seed in range(10):
         chain, eager = (Chain(sg.SGLD, seed=seed, capturable=c) for c in (True, False))
         block = sg.compiled_steps(
-            *(chain.sampler, quadratic, chain.params),
-            steps=1,
-            options={"cpp_wrapper": False},  # which is built once for all
+            *(chain.sampler, quadratic, chain.params), steps=1, options=IN_PYTHON
         )
         for k in range(2):
             block(chain.batches[k : k + 1])
@@ -103,9 +103,10 @@ def test_networks_of_several_chains() -> None:
     """By vmap: each is, to rounding of inductor's gradients, the eager one."""
     torch._dynamo.reset()
     torch.manual_seed(0)
+    steps = 2
     nets = [nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 1)) for _ in "ab"]
     base = copy.deepcopy(nets[0]).to("meta")
-    x, y = torch.randn(2 * STEPS, 8, 2), torch.randn(2 * STEPS, 8, 1)
+    x, y = torch.randn(2 * steps, 8, 2), torch.randn(2 * steps, 8, 1)
 
     def one(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return F.mse_loss(functional_call(base, params, (x,)), y)
@@ -119,10 +120,10 @@ def test_networks_of_several_chains() -> None:
         return params, sg.SGHMC(params.values(), 0.01, 0.9, **common, **settings)
 
     params, sampler = make(capturable=True)
-    block = sg.compiled_steps(sampler, loss, params, steps=STEPS)
+    block = sg.compiled_steps(sampler, loss, params, steps=steps)
     plain, eager = make()
     for k in range(2):
-        rows = slice(k * STEPS, (k + 1) * STEPS)
+        rows = slice(k * steps, (k + 1) * steps)
         losses = block(x[rows], y[rows])
         for i in range(rows.start, rows.stop):
             eager.zero_grad()
@@ -142,7 +143,9 @@ def test_gradients_that_are_not_finite() -> None:
     chain, eager = Chain(sg.SGLD, capturable=True), Chain(sg.SGLD)
     for each in (chain, eager):
         each.batches[STEPS + 1, 2] = float("nan")
-    block = sg.compiled_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
+    block = sg.compiled_steps(
+        *(chain.sampler, quadratic, chain.params), steps=STEPS, options=IN_PYTHON
+    )
     block(chain.batches[:STEPS])
     with pytest.raises(RuntimeError, match=r"^1 of 3 steps of SGLD were left out"):
         block(chain.batches[STEPS : 2 * STEPS])

@@ -228,17 +228,19 @@ def test_ewsg_decides_and_makes_the_update(op: str, more: dict[str, Any]) -> Non
         call.lists[1], call.proposals = call.proposals, call.lists[1]
         call.weights["temperature"] *= -call.log_ratio()
     assert call.log_ratio() == pytest.approx(-1.0)
+    expected = []
+    for grads in (call.lists[1], call.proposals):
+        chosen = Compared(op, **more)
+        chosen.lists[1] = grads
+        expected.append(chosen.by_name())
     decisions = []
     for proposal in range(40):
         stream = {"seed": STREAM["seed"], "step": STREAM["step"], "proposal": proposal}
         wanted = _C.index_chain_accepts(call.log_ratio(), **stream)
         made, lists = call.step(proposal, call.weight_words())
         assert made == wanted
-        chosen = Compared(op, **more)
-        chosen.lists[1] = call.proposals if wanted else call.lists[1]
-        expected = chosen.by_name()
         for i in (0, *range(2, len(lists))):
-            assert_all_same(lists[i], expected[i])
+            assert_all_same(lists[i], expected[wanted][i])
         decisions.append(wanted)
     assert 5 < sum(decisions) < 30
 
