@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,14 @@ def run_in_cpp(
         return result
 
     return run
+
+
+@pytest.fixture
+def no_warnings() -> Iterator[None]:
+    """A warning is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
 
 
 @pytest.fixture

@@ -155,6 +155,13 @@ def assert_same(a: list[Any], b: list[Any]) -> None:
         assert same_bits(x, y)
 
 
+def one_parameter(numel: int = 5) -> nn.Parameter:
+    """With a gradient."""
+    p = nn.Parameter(torch.linspace(-1, 1, numel))
+    p.grad = torch.linspace(0.5, 2, numel)
+    return p
+
+
 def two() -> list[nn.Parameter]:
     """A row in fp32 and a matrix in fp64."""
     g = torch.Generator().manual_seed(9)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from reference import draw, same_bits
-from short_chains import ALIKE, TARGET, assert_same, make, make_params
+from short_chains import ALIKE, TARGET, assert_same, make, make_params, one_parameter
 from short_chains import set_grads as set_gradients
 from torch import nn
 
@@ -17,12 +17,6 @@ COLD = [kind for kind in ALIKE if kind != "SGLRW"]
 EACH = pytest.mark.parametrize(
     "kind", [*COLD, "SGHMC", "PSGLD without gamma", "PSGLD frozen", "SGNHT"]
 )
-
-
-def one_parameter(numel: int = 5) -> nn.Parameter:
-    p = nn.Parameter(torch.linspace(-1, 1, numel))
-    p.grad = torch.linspace(0.5, 2, numel)
-    return p
 
 
 # ---- step() ----------------------------------------------------------------------

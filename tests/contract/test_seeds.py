@@ -115,13 +115,6 @@ def sampler(seed: int, kind: type[sg.Sampler] = sg.SGLD) -> sg.Sampler:
     return kind([p], lr=0.1, num_data=10, seed=seed)
 
 
-@pytest.fixture
-def no_warnings() -> object:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
-
-
 def test_steps_in_turns_with_one_seed_warn_once() -> None:
     a, b = sampler(41), sampler(41, sg.SGHMC)
     a.step()
@@ -140,14 +133,16 @@ def test_steps_in_turns_with_one_seed_warn_once() -> None:
             a.step()
 
 
-def test_seeds_of_their_own_do_not_warn(no_warnings: object) -> None:
+@pytest.mark.usefixtures("no_warnings")
+def test_seeds_of_their_own_do_not_warn() -> None:
     a, b = sampler(sg.fold_in(42, 0)), sampler(sg.fold_in(42, 1))
     for _ in range(3):
         a.step()
         b.step()
 
 
-def test_a_sampler_that_replaces_another_does_not_warn(no_warnings: object) -> None:
+@pytest.mark.usefixtures("no_warnings")
+def test_a_sampler_that_replaces_another_does_not_warn() -> None:
     kept = []  # the first is still alive, as in a notebook
     for _ in range(3):
         kept.append(sampler(43))
@@ -155,7 +150,8 @@ def test_a_sampler_that_replaces_another_does_not_warn(no_warnings: object) -> N
         kept[-1].step()
 
 
-def test_a_sampler_that_is_gone_does_not_warn(no_warnings: object) -> None:
+@pytest.mark.usefixtures("no_warnings")
+def test_a_sampler_that_is_gone_does_not_warn() -> None:
     a, b = sampler(44), sampler(44)
     a.step()
     b.step()
@@ -164,7 +160,8 @@ def test_a_sampler_that_is_gone_does_not_warn(no_warnings: object) -> None:
     a.step()
 
 
-def test_another_seed_ends_it(no_warnings: object) -> None:
+@pytest.mark.usefixtures("no_warnings")
+def test_another_seed_ends_it() -> None:
     a, b = sampler(45), sampler(45)
     a.step()
     b.step()
@@ -230,7 +227,8 @@ def test_the_noise_of_such_samplers_is_periodic() -> None:
     torch.testing.assert_close(*moves)
 
 
-def test_what_repeats_a_run_or_goes_on_is_not_heard(no_warnings: object) -> None:
+@pytest.mark.usefixtures("no_warnings")
+def test_what_repeats_a_run_or_goes_on_is_not_heard() -> None:
     p = nn.Parameter(torch.zeros(3))
     steps_of(p, 53)
     with torch.no_grad():

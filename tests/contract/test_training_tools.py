@@ -11,7 +11,7 @@ import torch
 from every_sampler import Chain, bits
 from failed_steps import refused
 from reference import same_bits
-from short_chains import ALIKE, assert_same, make, make_params, take_step
+from short_chains import ALIKE, assert_same, make, make_params, one_parameter, take_step
 from short_chains import set_grads as set_gradients
 from torch import nn
 from torch.optim import Optimizer
@@ -21,12 +21,6 @@ import torch_sgmcmc as sg
 
 NAMES = [*ALIKE, "SGHMC", "PSGLD without gamma", "SGNHT"]
 EACH = pytest.mark.parametrize("kind", NAMES)
-
-
-def one_parameter(numel: int = 5) -> nn.Parameter:
-    p = nn.Parameter(torch.linspace(-1, 1, numel))
-    p.grad = torch.linspace(0.5, 2, numel)
-    return p
 
 
 # ---- Learning rate schedulers ----------------------------------------------------

@@ -157,23 +157,20 @@ def test_gradients_in_some_steps_are_heard_once(
 
 
 @pytest.mark.parametrize("steps", ["+++", "aaaa", "aaa+++", "+" + 19 * "a"])
+@pytest.mark.usefixtures("no_warnings")
 def test_what_is_no_fault_is_not_heard(steps: str) -> None:
-    params, sampler = heads()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        turns(params, sampler, steps)
+    turns(*heads(), steps)
 
 
+@pytest.mark.usefixtures("no_warnings")
 def test_layers_that_are_unfrozen_are_not_heard() -> None:
     params, sampler = heads()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for on in (False, True, False, True):
-            params[1].requires_grad_(on)
-            for _ in range(25):
-                params[0].grad = torch.ones(2)
-                params[1].grad = torch.ones(3) if on else None
-                sampler.step()
+    for on in (False, True, False, True):
+        params[1].requires_grad_(on)
+        for _ in range(25):
+            params[0].grad = torch.ones(2)
+            params[1].grad = torch.ones(3) if on else None
+            sampler.step()
 
 
 def posterior_variance(train: Callable[[sg.Sampler, list[Any], int], None]) -> float:
@@ -241,12 +238,11 @@ def test_so_is_a_frozen_model() -> None:
         sg.SGLD([p], lr=0.1, num_data=10).step()
 
 
+@pytest.mark.usefixtures("no_warnings")
 def test_a_chain_that_is_saved_goes_on_in_silence() -> None:
     chain = Chain("SGHMC")
     chain.run(range(2))
     twin = chain.twin()
     twin.sampler.load_state_dict(chain.sampler.state_dict())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        went_on = twin.run(range(2, 5))
+    went_on = twin.run(range(2, 5))
     assert bits(went_on) == bits(Chain("SGHMC").run(range(5)))
