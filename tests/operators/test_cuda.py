@@ -46,31 +46,16 @@ def test_the_library_has_cuda_kernels() -> None:
 def sghmc(
     p: Any, g: Any, v: Any, s: Any, m: Any, offsets: list[int], every: int
 ) -> None:
-    ops.sghmc_step_(
-        p,
-        g,
-        v,
-        s,
-        m,
-        **TARGET,
-        **FRICTION,
-        resample_momentum_every=every,
-        offsets=offsets,
-        **STREAM,
-    )
+    numbers = {**TARGET, **FRICTION, "resample_momentum_every": every}
+    ops.sghmc_step_(p, g, v, s, m, **numbers, offsets=offsets, **STREAM)
 
 
 def by_coordinate(
     *lists: Any, masses: Any, masters: Any, offsets: list[int], every: int
 ) -> None:
-    ops.sghmc_by_coordinate_step_(
-        *(*lists, [m + 0.5 for m in masses], [], masters),
-        **TARGET,
-        **FRICTION,
-        resample_momentum_every=every,
-        offsets=offsets,
-        **STREAM,
-    )
+    lists = (*lists, [m + 0.5 for m in masses], [], masters)
+    numbers = {**TARGET, **FRICTION, "resample_momentum_every": every}
+    ops.sghmc_by_coordinate_step_(*lists, **numbers, offsets=offsets, **STREAM)
 
 
 def psgld(p: Any, g: Any, v: Any, w: Any, h: Any, m: Any, offsets: list[int]) -> None:

@@ -16,6 +16,7 @@ from operator_tensors import (
 )
 from reference import (
     DTYPES,
+    arithmetic,
     ewsg_log_weights,
     same_bits,
 )
@@ -37,15 +38,8 @@ def assert_log_ratio(
         )
         for g in (grads, proposals)
     )
-    result = ops.ewsg_log_ratio(
-        params,
-        grads,
-        proposals,
-        momenta,
-        **hyper,
-        surrogate=SURROGATES.index(surrogate),
-        num_chains=chains,
-    )
+    choice = {"surrogate": SURROGATES.index(surrogate), "num_chains": chains}
+    result = ops.ewsg_log_ratio(*lists, **hyper, **choice)
     assert result.dtype == torch.float64 and result.shape == (chains,)
     # Both are sums in float64, of terms no larger than W's.
     error = (result - (after - before)).abs()
@@ -78,21 +72,11 @@ def test_ewsg_log_ratio_equals_reference(
 def test_ewsg_log_ratio_of_each_chain(chains: int) -> None:
     g = torch.Generator().manual_seed(chains)
     shapes = [(chains,), (chains, 2), (chains, 5, 3), (chains, 4097), (chains, 0)]
+    own = (torch.float32, torch.float64, torch.bfloat16, torch.float32, torch.float32)
+    of_momenta = map(arithmetic, own)
     lists = [
         [torch.randn(s, generator=g).to(d) for s, d in zip(shapes, dtypes, strict=True)]
-        for dtypes in (
-            *(
-                [
-                    torch.float32,
-                    torch.float64,
-                    torch.bfloat16,
-                    torch.float32,
-                    *[torch.float32],
-                ],
-            )
-            * 3,
-            [torch.float32, torch.float64, *[torch.float32] * 3],
-        )
+        for dtypes in (own, own, own, of_momenta)
     ]
     hyper = {**TARGET, "momentum": 0.8}
     assert_log_ratio(lists, "momentum", hyper, chains)
@@ -117,16 +101,9 @@ def test_ewsg_log_ratio_at_learning_rate_zero() -> None:
 
 def test_equal_gradients_have_the_ratio_zero() -> None:
     params, grads = mixed_list(1), mixed_list(2)
-    hyper = {**TARGET, "momentum": 0.8}
-    ratio = ops.ewsg_log_ratio(
-        params,
-        grads,
-        clones(grads),
-        states(params, 3),
-        **hyper,
-        surrogate=0,
-        num_chains=1,
-    )
+    numbers = {**TARGET, "momentum": 0.8, "surrogate": 0, "num_chains": 1}
+    lists = (params, grads, clones(grads), states(params, 3))
+    ratio = ops.ewsg_log_ratio(*lists, **numbers)
     assert float(ratio) == 0.0
 
 

@@ -80,18 +80,9 @@ def test_every_layout_of_every_argument(layout: str, dtype: torch.dtype) -> None
         new_q, new_u = sghmc(
             *values_of([q], masters), g, u, noise, **TARGET, **FRICTION
         )
-        ops.sghmc_step_(
-            [q],
-            [g],
-            [u],
-            [],
-            masters,
-            **TARGET,
-            **FRICTION,
-            resample_momentum_every=0,
-            offsets=[9],
-            **STREAM,
-        )
+        lists = ([q], [g], [u], [], masters)
+        numbers = {**TARGET, **FRICTION, "resample_momentum_every": 0}
+        ops.sghmc_step_(*lists, **numbers, offsets=[9], **STREAM)
         assert_updated([q], masters, [new_q])
         assert_rounded(u, new_u)
         assert torch.equal(g, gradient)
@@ -268,18 +259,9 @@ def test_scalars_and_empty_tensors() -> None:
         sghmc(p, g, v, z, **TARGET, **FRICTION)
         for p, g, v, z in zip(params, grads, momenta, noise, strict=True)
     ]
-    ops.sghmc_step_(
-        params,
-        grads,
-        momenta,
-        [],
-        [],
-        **TARGET,
-        **FRICTION,
-        resample_momentum_every=0,
-        offsets=offsets,
-        **STREAM,
-    )
+    lists = (params, grads, momenta, [], [])
+    numbers = {**TARGET, **FRICTION, "resample_momentum_every": 0}
+    ops.sghmc_step_(*lists, **numbers, offsets=offsets, **STREAM)
     for p, v, (new_p, new_v) in zip(params, momenta, expected, strict=True):
         if p.numel() > 0:
             assert_rounded(p, new_p)
@@ -308,18 +290,10 @@ def test_surrounding_memory_is_untouched(dtype: torch.dtype) -> None:
             ops.gradient_variance_([g], [w], [v], weight=0.5)
             ops.control_variate_([g], [p], [v])
             ops.sgld_step_([p], [g], m, **TARGET, **stream)
-            ops.sghmc_step_(
-                [p],
-                [g],
-                [v],
-                [w * 1e-3],
-                m,
-                **TARGET,
-                momentum=0.8,
-                noise_estimate=0.0,
-                resample_momentum_every=3,
-                **stream,
-            )
+            lists = ([p], [g], [v], [w * 1e-3], m)
+            friction = {"momentum": 0.8, "noise_estimate": 0.0}
+            every = {"resample_momentum_every": 3}
+            ops.sghmc_step_(*lists, **TARGET, **friction, **every, **stream)
             ops.psgld_step_([p], [g], [w], [v], [g], m, **TARGET, **MEAN, **stream)
             ops.sgnht_step_([p], [g], [v], [w], m, **TARGET, **THERMOSTAT, **stream)
             ops.hmc_momenta_([v], [1 + w.abs()], temperature=1.0, **stream)

@@ -125,12 +125,6 @@ def test_list_lengths(op: str, name: str) -> None:
     check(op, lists, f"{name} has 3 tensors, expected 2 (as many as {first})")
 
 
-def test_grad_variances_may_be_left_out_but_not_in_part() -> None:
-    lists = make_lists("sghmc_step_")
-    lists["grad_variances"] = []
-    ops.sghmc_step_(*lists.values(), **HYPER["sghmc_step_"])
-
-
 def test_a_wrong_mass_is_named_where_it_stands_for_others() -> None:
     op = "sghmc_by_coordinate_step_"
     lists = make_lists(op) | {"grad_variances": [], "frictions": []}
@@ -418,18 +412,14 @@ def test_num_chains(op: str) -> None:
         ("hmc_energy", "masses"),
         ("sbps_reflect_", "preconditioners"),
         ("sbps_reflection_sums", "preconditioners"),
+        ("sghmc_step_", "grad_variances"),
+        ("ewsg_log_ratio", "momenta"),
     ],
 )
-def test_scales_may_be_left_out_but_not_in_part(op: str, name: str) -> None:
+def test_lists_that_may_be_left_out_but_not_in_part(op: str, name: str) -> None:
     lists = make_lists(op)
     lists[name] = []
     getattr(ops, op)(*lists.values(), **HYPER[op])
-
-
-def test_momenta_may_be_left_out_but_not_in_part() -> None:
-    lists = make_lists("ewsg_log_ratio")
-    lists["momenta"] = []
-    ops.ewsg_log_ratio(*lists.values(), **HYPER["ewsg_log_ratio"])
 
 
 # ---- Operators of another kind ----------------------------------------------------
