@@ -55,6 +55,20 @@ def new_model(dropout: float = 0.1) -> nn.Module:
     return transformers.BertForSequenceClassification(config)
 
 
+def arguments_of(folder: Path, steps: int, **settings: Any) -> Any:
+    return transformers.TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps,
+        max_grad_norm=0.0,  # would clip gradients at a norm of 1
+        lr_scheduler_type="constant",  # would let lr go to zero
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        logging_strategy="no",
+        **{"save_strategy": "no", "per_device_train_batch_size": 8, **settings},
+    )
+
+
 def train(
     kind: str,
     folder: Path,
@@ -66,20 +80,9 @@ def train(
     model = new_model(dropout)
     # Or accumulated gradients are a sum where the model's loss is a mean.
     model.accepts_loss_kwargs = False
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder),
-        max_steps=steps,
-        max_grad_norm=0.0,  # would clip gradients at a norm of 1
-        lr_scheduler_type="constant",  # would let lr go to zero
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-        logging_strategy="no",
-        **{"save_strategy": "no", "per_device_train_batch_size": 8, **settings},
-    )
     trainer = transformers.Trainer(
         model,
-        arguments,
+        arguments_of(folder, steps, **settings),
         train_dataset=Sentences(),
         optimizers=(EVERY[kind](model.parameters()), None),
     )
@@ -144,20 +147,9 @@ def test_draws_are_those_of_a_loop_and_go_on(tmp_path: Path) -> None:
         collector = collector_of(sampler, model, tmp_path / "run")
         if resume is not None:
             collector.load_state_dict(sg.load(resume / "collector.pt"))
-        arguments = transformers.TrainingArguments(
-            output_dir=str(tmp_path),
-            max_steps=steps,
-            max_grad_norm=0.0,
-            lr_scheduler_type="constant",
-            report_to=[],
-            disable_tqdm=True,
-            use_cpu=True,
-            save_steps=9,
-            per_device_train_batch_size=8,
-        )
         transformers.Trainer(
             model,
-            arguments,
+            arguments_of(tmp_path, steps, save_strategy="steps", save_steps=9),
             train_dataset=Sentences(),
             data_collator=collate,
             optimizers=(sampler, None),
@@ -205,17 +197,10 @@ def test_gamma_with_a_trainer_that_keeps_the_graph(tmp_path: Path) -> None:
     model = new_model()
     model.set_attn_implementation("eager")
     sampler = sg.PSGLD(model.parameters(), 1e-3, eps=0.1, num_data=NUM_DATA, seed=0)
-    arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path),
-        max_steps=3,
-        max_grad_norm=0.0,
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-        save_strategy="no",
+    arguments, data = arguments_of(tmp_path, 3), Sentences()
+    trainer = WithGraph(
+        model, arguments, train_dataset=data, optimizers=(sampler, None)
     )
-    WithGraph(
-        model, arguments, train_dataset=Sentences(), optimizers=(sampler, None)
-    ).train()
+    trainer.train()
     assert sampler.param_groups[0]["step"] == 3
     assert all(torch.isfinite(p).all() for p in model.parameters())
