@@ -347,7 +347,7 @@ def experiment(chosen: Method, **settings: Any) -> Experiment:
 
 @pytest.fixture
 def by_lapack(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Factors of 1,200 coordinates in little time; test_algorithm_2 has the others."""
+    """Of 1,200 coordinates in little time; test_algorithm_2_written_out has its own."""
 
     def cholesky(rest: Tensor) -> Tensor | None:
         factor, info = torch.linalg.cholesky_ex(rest)

@@ -170,9 +170,11 @@ def compare(run: Run, cpu: list[list[Tensor]], offsets: list[int], by: int) -> N
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("run", RUNS)
 def test_operators_equal_the_cpu_bit_for_bit(run: str, dtype: torch.dtype) -> None:
-    shapes = [(n,) for n in SIZES for _ in OFFSETS]
-    offsets = [o + 64 * i for i in range(len(SIZES)) for o in OFFSETS]
-    for by in (1,) if DEVICE == "cpu" else (0, 1):  # not with itself
+    is_cpu = DEVICE == "cpu"
+    some = OFFSETS[4:6] if is_cpu else OFFSETS  # on the CPU test_layouts.py has all
+    shapes = [(n,) for n in SIZES for _ in some]
+    offsets = [o + 64 * i for i in range(len(SIZES)) for o in some]
+    for by in (1,) if is_cpu else (0, 1):  # not with itself
         cpu = inputs(shapes, [dtype] * len(shapes))
         compare(RUNS[run], cpu, offsets, by)
 
