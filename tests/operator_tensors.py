@@ -18,6 +18,7 @@ __all__ = [
     "clones",
     "masters_of",
     "mixed_list",
+    "registered",
     "scattered_offsets",
     "states",
     "values_of",
@@ -99,6 +100,15 @@ def clones(tensors: list[Tensor]) -> list[Tensor]:
 
 def assert_all_same(a: list[Tensor], b: list[Tensor]) -> None:
     assert all(same_bits(x, y) for x, y in zip(a, b, strict=True))
+
+
+def registered() -> set[str]:
+    """Names of all operators that torch knows of ours."""
+    return {
+        name.removeprefix("torch_sgmcmc::")
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("torch_sgmcmc::")
+    }
 
 
 def by_gradients() -> dict[str, bool]:

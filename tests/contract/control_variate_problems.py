@@ -76,6 +76,15 @@ class Problem:
             self.sampler, self.loss_fn, self.loader(), **{"refresh_every": 3, **options}
         )
 
+    def estimates(self, estimator: sg.ControlVariates) -> list[list[Tensor]]:
+        """Of each datum."""
+        found = []
+        for i in range(len(self.x)):
+            self.sampler.zero_grad()
+            estimator.backward(self.batch([i]))
+            found.append(self.grads())
+        return found
+
     def grads(self) -> list[Tensor]:
         return [p.grad.clone() for p in self.params if p.grad is not None]
 

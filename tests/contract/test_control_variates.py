@@ -68,11 +68,7 @@ def test_unbiased_over_all_minibatches(order: int) -> None:
 def test_no_variance_at_the_anchor(dtype: torch.dtype, order: int) -> None:
     problem = Problem(dtype=dtype)
     estimator = problem.estimator(order=order)
-    seen = []
-    for i in range(7):
-        problem.sampler.zero_grad()
-        estimator.backward(problem.batch([i]))
-        seen.append(problem.grads())
+    seen = problem.estimates(estimator)
     for grads in seen:
         assert_same(grads, seen[0])
         assert [g.dtype for g in grads] == [dtype] * 3
@@ -97,12 +93,7 @@ def test_the_variance_grows_with_the_distance(order: int) -> None:
         for p, s in zip(problem.params, start, strict=True):
             p.data.copy_(s)
         problem.move(size)
-        seen = []
-        for i in range(7):
-            problem.sampler.zero_grad()
-            estimator.backward(problem.batch([i]))
-            seen.append(problem.grads())
-        traces.append(spread(seen))
+        traces.append(spread(problem.estimates(estimator)))
     # Like its square with order 1, and the fourth power with order 2.
     assert traces[1] / traces[0] == pytest.approx(4**order, rel=1e-2)
     plain = spread([problem.gradient([i]) for i in range(7)])

@@ -89,11 +89,8 @@ def test_raise_and_skip(value: str, kind: str, done: int) -> None:
         params, skipping, others = make_params(), make_params(), make_params()
         raises, unbroken = make(kind, params), make(kind, others)
         skips = make(kind, skipping, nonfinite="skip")
-        for sampler, theirs in (
-            (raises, params),
-            (skips, skipping),
-            (unbroken, others),
-        ):
+        everyone = ((raises, params), (skips, skipping), (unbroken, others))
+        for sampler, theirs in everyone:
             advance(sampler, theirs, range(done))
 
         before = snapshot(raises)
@@ -114,11 +111,7 @@ def test_raise_and_skip(value: str, kind: str, done: int) -> None:
                 group["num_drawn"] = now
         assert_unchanged(skips, before)
 
-        for sampler, theirs in (
-            (raises, params),
-            (skips, skipping),
-            (unbroken, others),
-        ):
+        for sampler, theirs in everyone:
             advance(sampler, theirs, range(done, 6))
         assert_same(params, others)
         assert_same(skipping, others)

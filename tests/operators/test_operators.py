@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from operator_tensors import TARGET, arguments_of, by_gradients, masters_of
+from operator_tensors import TARGET, arguments_of, by_gradients, masters_of, registered
 from torch import Tensor
 
 
@@ -163,13 +163,9 @@ def test_opcheck(case: str) -> None:
 
 
 def test_opcheck_covers_every_operator() -> None:
-    registered = {
-        name.removeprefix("torch_sgmcmc::")
-        for name in torch._C._dispatch_get_all_op_names()
-        if name.startswith("torch_sgmcmc::")
-    }
     tested = {case.split()[0] for case in opcheck_cases()}
-    assert registered == tested | {"any_nonfinite", "step_again_", "ewsg_step_again_"}
+    answers = {"any_nonfinite", "step_again_", "ewsg_step_again_"}
+    assert registered() == tested | answers
 
 
 def test_opcheck_of_an_answer_to_the_host() -> None:
