@@ -81,26 +81,6 @@ def test_algorithm_2_written_out(estimate: Any, has_friction: bool) -> None:
     check_algorithm_2(estimate, some(4, 0.6, 2.0)[:3], frictions)
 
 
-def test_many_chains_are_as_many_samplers() -> None:
-    chains = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(1))
-    mass, friction = some(4, 0.5, 2.0)[2].float(), torch.tensor(1.5)
-    together = nn.Parameter(chains.clone())
-    samplers = [sg.SGHMC([together], 0.01, num_chains=3, **COMMON)]
-    alone = [nn.Parameter(chain.clone()) for chain in chains]
-    for k, p in enumerate(alone):
-        common = {**COMMON, "seed": sg.fold_in(COMMON["seed"], k)}
-        samplers.append(sg.SGHMC([p], 0.01, **common))
-    for sampler in samplers:
-        sampler.set_mass([mass], [friction])
-    for _ in range(5):
-        for p in (together, *alone):
-            p.grad = p.detach() ** 3
-        for sampler in samplers:
-            sampler.step()
-    for chain, p in zip(together, alone, strict=True):
-        assert_same(chain, p)
-
-
 # ---- State -----------------------------------------------------------------------
 
 

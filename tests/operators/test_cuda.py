@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from failed_steps import refused
-from operator_tensors import arguments_of, by_gradients, masters_of
+from operator_tensors import TARGET, arguments_of, by_gradients, masters_of
 from reference import DTYPES, SIZES, arithmetic, same_bits
 from short_chains import (
     ANY_DRAWS,
@@ -32,7 +32,6 @@ HAS_GPU = torch.cuda.is_available()
 DEVICE = os.environ.get("TORCH_SGMCMC_TEST_DEVICE", "cuda" if HAS_GPU else "cpu")
 needs_graphs = pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
 
-TARGET = {"lr": 0.3, "num_data": 7.0, "prior_precision": 1.9, "temperature": 0.7}
 FRICTION = {"momentum": 0.8, "noise_estimate": 0.01}
 STREAM = {"seed": -(2**40) + 77, "step": 2**33 + 4}
 OFFSETS = [0, 1, 2, 3, 126, 2**34 - 130, 2**45 + 3]

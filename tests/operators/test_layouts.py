@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from operator_tensors import assert_updated, masters_of, values_of
+from operator_tensors import TARGET, assert_updated, masters_of, values_of
 from reference import (
     DTYPES,
     arithmetic,
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from torch_sgmcmc.chain import operators as ops
 
-TARGET = {"lr": 0.3, "num_data": 7.0, "prior_precision": 1.9, "temperature": 0.7}
 FRICTION = {"momentum": 0.8, "noise_estimate": 0.05}
 THERMOSTAT = {"momentum": 0.8, "thermostat_rate": 0.05}
 MEAN = {"decay": 0.8, "eps": 0.1}

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from operator_tensors import TARGET
 from reference import DTYPES
 from short_chains import assert_same
 from test_layouts import LAYOUTS
@@ -157,9 +158,8 @@ def test_a_negative_device_step_leaves_everything_as_it_is(layout: str) -> None:
     lists = [[LAYOUTS[layout](torch.rand(2, 3, 4, 5))] for _ in range(5)]
     p, g, v, w, h = lists
     before = [t.clone() for (t,) in lists]
-    target = {"lr": 0.3, "num_data": 7.0, "prior_precision": 1.9, "temperature": 0.7}
     stream = {"offsets": [0], "seed": 1, "step": 9, "device_step": torch.tensor(-1)}
-    common = {**target, **stream}
+    common = {**TARGET, **stream}
     adapting = {"decay": 0.9, "eps": 0.1}
     friction = {"momentum": 0.8, "noise_estimate": 0.0}
     ops.sgld_step_(p, g, [], **common)
