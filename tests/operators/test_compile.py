@@ -185,7 +185,11 @@ class Training:
         return loss
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# Of capturable ones a step is one graph, below; of the others it is broken.
+@pytest.mark.parametrize(
+    "kind",
+    ["SGHMC with masses capturable", *(k for k in KINDS if "capturable" not in k)],
+)
 def test_compiled_training_steps_are_the_same_chain(kind: str) -> None:
     # Twelve steps: past the point where dynamo stops to specialise on the counter.
     eager, compiled = Training(kind), Training(kind)
@@ -222,12 +226,9 @@ def test_compiled_step_with_fresh_gradients(kind: str, backend: str) -> None:
         assert_same(list(compiled.net.parameters()), list(eager.net.parameters()))
 
 
-@pytest.mark.parametrize("kind", ["SGLD capturable", "SGHMC capturable"])
 @pytest.mark.parametrize("change", ["copied", "pickled", "not loaded", "replaced"])
-def test_a_compiled_step_goes_by_what_the_sampler_has_now(
-    change: str, kind: str
-) -> None:
-    trainings = Training(kind), Training(kind)
+def test_a_compiled_step_goes_by_what_the_sampler_has_now(change: str) -> None:
+    trainings = Training("SGHMC capturable"), Training("SGHMC capturable")
     eager, compiled = [training.sampler for training in trainings]
     step = torch.compile(lambda: compiled.step(), backend="eager")
 
