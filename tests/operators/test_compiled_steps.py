@@ -22,8 +22,6 @@ from torch.nn import functional as F
 import torch_sgmcmc as sg
 
 STEPS = 3
-#: Without a wrapper in C++, which takes most of the time to build.
-IN_PYTHON = {"cpp_wrapper": False}
 
 
 def quadratic(params: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -87,9 +85,7 @@ def test_each_sampler_has_graphs_of_its_own() -> None:
     torch._dynamo.reset()
     for seed in range(10):
         chain, eager = (Chain(sg.SGLD, seed=seed, capturable=c) for c in (True, False))
-        block = sg.compiled_steps(
-            *(chain.sampler, quadratic, chain.params), steps=1, options=IN_PYTHON
-        )
+        block = sg.compiled_steps(chain.sampler, quadratic, chain.params, steps=1)
         for k in range(2):
             block(chain.batches[k : k + 1])
         eager.eager(range(2))
@@ -143,9 +139,7 @@ def test_gradients_that_are_not_finite() -> None:
     chain, eager = Chain(sg.SGLD, capturable=True), Chain(sg.SGLD)
     for each in (chain, eager):
         each.batches[STEPS + 1, 2] = float("nan")
-    block = sg.compiled_steps(
-        *(chain.sampler, quadratic, chain.params), steps=STEPS, options=IN_PYTHON
-    )
+    block = sg.compiled_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
     block(chain.batches[:STEPS])
     with pytest.raises(RuntimeError, match=r"^1 of 3 steps of SGLD were left out"):
         block(chain.batches[STEPS : 2 * STEPS])
