@@ -20,7 +20,8 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.chain import distributed
+from torch_sgmcmc.chain import again, distributed
+from torch_sgmcmc.chain.operators import step_again_
 from torch_sgmcmc.chain.record import chain_of
 
 # That go by gradients alone; EWSG has more tests in test_ewsg_again.py.
@@ -426,6 +427,7 @@ def test_ranks_that_come_later_are_seen(
     assert is_again(sampler)
     settled: list[Any] = []
     monkeypatch.setattr(distributed, "settle", lambda c: not settled.append(c))
+    monkeypatch.setattr(distributed, "world_size", lambda *_: 2)
     where = {"init_method": f"file://{tmp_path}/ranks", "rank": 0, "world_size": 1}
     torch.distributed.init_process_group("gloo", **where)
     try:
@@ -433,6 +435,27 @@ def test_ranks_that_come_later_are_seen(
     finally:
         torch.distributed.destroy_process_group()
     assert settled == [chain_of(sampler)]
+
+
+def test_one_rank_alone_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler, params = make("SGLD")
+    step(sampler, params, 2)
+    made: list[int] = []
+
+    def counted(*given: Any) -> bool:
+        made.append(given[-1])
+        return step_again_(*given)
+
+    monkeypatch.setattr(again, "step_again_", counted)
+    where = {"init_method": f"file://{tmp_path}/ranks", "rank": 0, "world_size": 1}
+    torch.distributed.init_process_group("gloo", **where)
+    try:
+        step(sampler, params, 3)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert made == [2, 3, 4]
 
 
 def test_a_parameter_that_comes_later_is_told_of() -> None:

@@ -94,7 +94,8 @@ class Again:
 
 def goes_on(chain: Chain) -> bool:
     """Whether nothing around a chain asks for a whole step."""
-    return has_turn(chain) and (chain.is_settled or not distributed.has_ranks())
+    is_agreed = chain.is_settled or distributed.world_size() == 1
+    return has_turn(chain) and is_agreed
 
 
 def is_plain(group: dict[str, Any]) -> bool:
