@@ -1,6 +1,6 @@
 """One rank of several, over gloo: ``python chain_ranks.py RANK SIZE FOLDER``.
 
-Does what test_distributed_chains.py looks at, and saves it as FOLDER/RANK.pt.
+Does what test_distributed.py looks at, and saves it as FOLDER/RANK.pt.
 """
 
 from collections.abc import Callable
@@ -11,17 +11,31 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from one_rank import join, run
+from one_rank import Run, join, refusal, run, state_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
-from two_ranks import COMMON, KINDS, chain, refusal
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.judge.convergence import RunningConvergence
 
 STEPS = 20
+LONGER = 40
 NUM_DATA = 48
+COMMON = {"lr": 0.05, "num_data": NUM_DATA, "prior_precision": 1.0}
+KINDS: dict[str, Callable[..., sg.Sampler]] = {
+    "SGLD": partial(sg.SGLD, **COMMON),
+    "SGHMC": partial(sg.SGHMC, **COMMON, resample_momentum_every=20),
+    "SGHMC online": partial(sg.SGHMC, **COMMON, momentum=0.0, noise_estimate="online"),
+    "SGNHT": partial(sg.SGNHT, **COMMON),
+    "PSGLD": partial(sg.PSGLD, **COMMON, gamma=False, eps=0.1),
+    "EWSG": partial(sg.EWSG, **COMMON, index_chain_length=2),
+    "EWSG overdamped": partial(sg.EWSG, **COMMON, momentum=0.0),
+    # Whose closure is asked for minibatches by number.
+    "EWSG persistent": partial(sg.EWSG, **COMMON, persistent_index_chain=True),
+}
 
 
 def network(seed: int = 0) -> nn.Module:
@@ -38,34 +52,84 @@ def train(
     model: nn.Module,
     sampler: sg.Sampler,
     batches: sg.IndependentBatchSampler,
+    steps: int,
     after: Callable[[], object] = lambda: None,
 ) -> None:
     x, y = data()
+    persistent = sampler.param_groups[0].get("persistent_index_chain", False)
 
     def closure() -> torch.Tensor:
-        rows = batches.draw(1)[0]
+        at: Any = batches.at(sampler.minibatches) if persistent else batches.draw(1)
+        rows = at[0]
         sampler.zero_grad()
         loss = (model(x[rows]) - y[rows]).square().mean()
         loss.backward()
         return loss
 
-    for _ in range(STEPS):
+    for _ in range(steps):
         sampler.step(closure)
         after()
 
 
-def one_chain(kind: str, rank: int, size: int) -> list[torch.Tensor]:
-    """A chain of all ranks, or with one of them, of one process without a group."""
-    model: nn.Module = network()
-    if size > 1:
-        model = DDP(model)
-    settings = {**COMMON, "num_data": NUM_DATA}
-    sampler = KINDS[kind](model.parameters(), **settings, seed=7)
+def train_together(
+    model: nn.Module, sampler: sg.Sampler, rank: int, size: int
+) -> dict[str, Any]:
+    """Steps of all ranks, each with its part of every minibatch."""
     batches = sg.IndependentBatchSampler(
-        *(NUM_DATA, 12), seed=sampler.seed, num_replicas=size, rank=rank
+        *(NUM_DATA, 12), seed=7, num_replicas=size, rank=rank
     )
-    train(model, sampler, batches)
-    return [p.detach().clone() for p in model.parameters()]
+    train(model, sampler, batches, LONGER)
+    return state_of(Run(model, sampler, model))
+
+
+def one_chain(
+    kind: str, rank: int, size: int, seed: int | None = None
+) -> dict[str, Any]:
+    """A chain of all ranks, or with one of them, of one process without a group."""
+    model = DDP(network()) if size > 1 else network()
+    torch.manual_seed(rank)
+    sampler = KINDS[kind](model.parameters(), seed=seed)
+    return train_together(model, sampler, rank, size)
+
+
+def begun_before_the_group(rank: int) -> dict[str, tuple[nn.Module, sg.Sampler]]:
+    """Samplers with seeds of their own: of no step, of one, and of shards to be."""
+    late, early, sharded = (network(rank) for _ in range(3))
+    begun: dict[str, Any] = {
+        "late": (late, sg.SGHMC(late.parameters(), **COMMON)),
+        "early": (early, sg.SGLD(early.parameters(), **COMMON)),
+        "sharded": (sharded, sg.SGLD(sharded.parameters(), **COMMON, seed=1)),
+    }
+    for p in early.parameters():
+        p.grad = torch.zeros_like(p)
+    begun["early"][1].step()
+    return begun
+
+
+def refused(rank: int, begun: dict[str, tuple[nn.Module, Any]]) -> dict[str, str]:
+    """What cannot be sampled by several ranks."""
+    theta = nn.Parameter(torch.ones(3))
+    found = {"early": refusal(begun["early"][1].step)}
+    found["PSGLD"] = refusal(partial(sg.PSGLD, [theta], **COMMON, seed=1))
+    later = sg.PSGLD([theta], **COMMON, seed=1, gamma=False)
+    theta.grad = torch.ones(3)
+    later.step()
+    later.param_groups[0]["gamma"] = True
+    found["PSGLD step"] = refusal(later.step)
+    found["zero"] = refusal(
+        lambda: ZeroRedundancyOptimizer(
+            network().parameters(), optimizer_class=sg.SGLD, **COMMON, seed=0
+        )
+    )
+    cpu = torch.device("cpu")
+    for original in (False, True):
+        model = FSDP(network(), use_orig_params=original, device_id=cpu)
+        make = partial(sg.SGLD, model.parameters(), **COMMON, seed=0)
+        found[f"FSDP {original}"] = refusal(make)
+    model, sampler = begun["sharded"]
+    FSDP(model, use_orig_params=True, device_id=cpu)
+    found["FSDP late"] = refusal(sampler.step)
+    return found
 
 
 def side_by_side(chains: int, folder: Path) -> dict[str, Any]:
@@ -93,14 +157,14 @@ def side_by_side(chains: int, folder: Path) -> dict[str, Any]:
             if running is not None:
                 running.update(model.module[2].bias, chain=index)
 
-        train(model, sampler, batches, after)
+        train(model, sampler, batches, STEPS, after)
         state = collector.state_dict()
         collector.load_state_dict(state)
         found = {"draws": collector.num_draws, "position": state["position"]}
     theta = nn.Parameter(torch.ones(3))
     found |= {
         "chain": (index, replica),
-        "sampler": chain(model, sampler),
+        "sampler": state_of(Run(model, sampler, model)),
         "refused": refusal(
             partial(sg.PSGLD, [theta], **COMMON, seed=1, process_group=group)
         ),
@@ -173,14 +237,7 @@ def differences(rank: int) -> dict[str, str]:
 
 def wrong_groups(rank: int) -> dict[str, str]:
     """Errors of groups that do not fit."""
-
-    def caught(call: Callable[[], object]) -> str:
-        try:
-            call()
-        except ValueError as error:
-            return str(error)
-        return "nothing was raised"
-
+    caught = partial(refusal, kind=ValueError)
     theta = [nn.Parameter(torch.ones(3))]
     of_first = dist.new_group([0])
     own, other = RunningConvergence(2, 1), RunningConvergence(2 + rank, 1)
@@ -214,12 +271,22 @@ def raising(rank: int) -> str:
 
 
 def main(rank: int, size: int, folder: Path) -> dict[str, Any]:
+    begun = begun_before_the_group(rank)
+    drawn = begun["late"][1].seed
     join(rank, size, folder)
+    model, late = begun["late"]
+    theta = nn.Parameter(torch.ones(3))
     results: dict[str, Any] = {
         "one chain": {kind: one_chain(kind, rank, size) for kind in KINDS},
+        "drawn seed": drawn,
+        "late": train_together(DDP(model), late, rank, size),
+        "seed given": sg.SGLD([theta], **COMMON, seed=rank).seed,
+        "refused": refused(rank, begun),
         "differences": differences(rank),
         "wrong groups": wrong_groups(rank),
     }
+    if rank == 0:  # a seed that is given takes no communication
+        sg.SGLD([theta], **COMMON, seed=3)
     for chains in (n for n in range(1, size + 1) if size % n == 0):
         results[f"{chains} chains"] = side_by_side(chains, folder)
     results["raising"] = raising(rank)

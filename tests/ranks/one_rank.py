@@ -8,14 +8,22 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-__all__ = ["join", "run"]
+import torch_sgmcmc as sg
+
+__all__ = [
+    *("Run", "advance", "gone_on", "join", "outcome"),
+    *("raising", "refusal", "run", "state_of", "theta"),
+]
 
 
 def join(rank: int, ranks: int, folder: Path) -> None:
@@ -39,3 +47,102 @@ def run(main: Callable[[int, int, Path], dict[str, Any]]) -> None:
     torch.save(found, folder / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def refusal(call: Callable[[], object], kind: type[Exception] = RuntimeError) -> str:
+    """What a call says that raises."""
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    return "nothing was raised"
+
+
+@dataclass
+class Run:
+    """A sampler of a model's parameters, and a closure of this rank's share."""
+
+    model: Any
+    sampler: sg.Sampler
+    closure: Callable[..., Tensor]
+
+    @property
+    def params(self) -> list[Tensor]:
+        groups = self.sampler.param_groups
+        return [p for group in groups for p in group["params"]]
+
+
+def theta(params: list[Tensor]) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in params])
+
+
+def state_of(run: Run) -> dict[str, Any]:
+    state = run.sampler.state_dict()
+    return {
+        "params": [p.detach().clone() for p in run.params],
+        "state": state["state"],
+        "groups": state["param_groups"],
+    }
+
+
+def advance(
+    run: Run, steps: int, look: Callable[[Tensor], Tensor] | None = None
+) -> dict[str, Any]:
+    """Where the chain was after every step, what a look at it saw, and what is."""
+    draws, seen = [], []
+    for _ in range(steps):
+        loss = run.sampler.step(run.closure)
+        draws.append(theta(run.params))
+        if look is not None:
+            seen.append(look(loss))
+    found = {**state_of(run), "draws": torch.stack(draws)}
+    return {**found, "seen": torch.stack(seen)} if seen else found
+
+
+def gone_on(
+    run: Run,
+    make: Callable[[Any], sg.Sampler],
+    advance: Callable[[Run, int], dict[str, Any]],
+    steps: int,
+) -> dict[str, Any]:
+    """Half the steps, and the rest from a state dict by a sampler that is made anew."""
+    first = advance(run, steps // 2)
+    saved = run.sampler.state_dict()
+    run.sampler = make(run.model)
+    run.sampler.load_state_dict(saved)
+    rest = advance(run, steps // 2)
+    lists = [key for key in ("draws", "seen", "samples") if key in rest]
+    return {**rest, **{key: torch.cat([first[key], rest[key]]) for key in lists}}
+
+
+def outcome(run: Run, closure: Any = None) -> dict[str, Any]:
+    """What one more step says, and leaves."""
+    group, before = run.sampler.param_groups[0], theta(run.params)
+    names = {"step", "num_skipped", "num_divergences"} & group.keys()
+    counts = {name: group[name] for name in names}
+    return {
+        "message": refusal(partial(run.sampler.step, closure or run.closure)),
+        "stood still": torch.equal(before, theta(run.params)),
+        **{name: group[name] - count for name, count in counts.items()},
+    }
+
+
+def raising(
+    begin: Callable[..., Run], rank: int, ranks: int, steps: int, at: int
+) -> dict[str, Any]:
+    """What becomes of the others when the last rank's closure raises, after a while."""
+    group = dist.new_group(timeout=timedelta(seconds=3))
+    run = begin(rank, ranks, process_group=group)
+    for _ in range(steps):
+        run.sampler.step(run.closure)
+    calls = 0
+
+    def closure(*arguments: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        value = run.closure(*arguments)  # with all ranks' gradients
+        if calls == at and rank == ranks - 1:
+            raise RuntimeError("the closure's own")
+        return value
+
+    return {**outcome(run, closure), "calls": calls}

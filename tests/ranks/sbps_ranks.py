@@ -1,24 +1,18 @@
-"""One rank of SBPS's, over gloo: ``python sbps_ranks.py RANK SIZE FOLDER``.
-
-Does what test_distributed_sbps.py looks at, and saves it as FOLDER/RANK.pt.
-"""
+"""SBPS on several ranks: what deciding_ranks.py runs, and one process beside it."""
 
 import copy
-from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from one_rank import join, run
+from one_rank import Run, gone_on, outcome, raising
+from one_rank import advance as advance_run
 from torch import Tensor, nn
 from torch.nn import functional as F
-from two_ranks import chain, refusal
 
 import torch_sgmcmc as sg
 
-EVENTS = 300
+EVENTS = 120
 NUM_DATA = 47
 BATCH_SIZE = 11
 TARGET: dict[str, Any] = {
@@ -35,17 +29,15 @@ KINDS: dict[str, dict[str, Any]] = {
         "adapt_always": True,
     },
 }
+# Up to the rounding of the sums over ranks, and what events make of it.
+ROUNDED = {"rtol": 1e-11, "atol": 1e-12}
+COMPARED = ("draws", "seen", "samples", "means")
 
 
 def data() -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(1)
     x = torch.randn(NUM_DATA, 3, generator=g, dtype=torch.float64)
     return x, (x[:, 0] + torch.linspace(-2, 2, NUM_DATA).double() > 0).double()
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
 
 
 class Losses:
@@ -72,75 +64,50 @@ def make(kind: str, model: nn.Module, **settings: Any) -> sg.SBPS:
     return sg.SBPS(model.parameters(), **settings, model=of)
 
 
-def advance(model: nn.Module, sampler: sg.SBPS, closure: Any, events: int) -> Any:
-    """What the chain was after every event, and is."""
-    times, places, samples = [], [], []
+def begin(
+    rank: int,
+    size: int,
+    kind: str = "reverse mode",
+    dtype: torch.dtype = torch.float64,
+    **settings: Any,
+) -> Run:
+    torch.manual_seed(0)
+    layers = nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)
+    model = nn.Sequential(*layers).to(dtype)
+    return Run(model, make(kind, model, **settings), Losses(model, rank, size))
+
+
+def advance(run: Run, events: int) -> Any:
+    """What the chain was after every event, its time among it, and is."""
+    sampler: Any = run.sampler
+    samples = []
     average = sg.TimeAverage(sampler)
     handle = sampler.register_sample_hook(
         lambda _, time: samples.append(torch.tensor(time, dtype=torch.float64))
     )
-    for _ in range(events):
-        sampler.step(closure)
-        times.append(sampler.trajectory_time)
-        places.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    found = advance_run(run, events, lambda _: torch.tensor(sampler.trajectory_time))
     handle.remove()
     average.remove()
-    return {
-        **chain(model, sampler),
-        "times": torch.tensor(times, dtype=torch.float64),
-        "places": torch.stack(places),
-        "samples": torch.stack(samples),
-        "means": [average.mean(p) for p in model.parameters()],
-    }
+    means = [average.mean(p) for p in run.params]
+    return {**found, "samples": torch.stack(samples), "means": means}
 
 
 def one_chain(
-    kind: str, rank: int, size: int, dtype: torch.dtype = torch.float64
+    kind: str, rank: int, size: int, seed: int = 3, dtype: torch.dtype = torch.float64
 ) -> Any:
-    model = network().to(dtype)
-    sampler = make(kind, model)
-    found = advance(model, sampler, Losses(model, rank, size), EVENTS)
-    sg.check_replicas(sampler)
+    run = begin(rank, size, kind, dtype, seed=seed)
+    found = advance(run, EVENTS)
+    sg.check_replicas(run.sampler)
     return found
-
-
-def gone_on_with(kind: str, rank: int, size: int) -> Any:
-    """The same, with half the events made from a state dict."""
-    model, parts, state = network(), [], None
-    closure = Losses(model, rank, size)
-    for half in range(2):
-        sampler = make(kind, model, seed=3 + half)
-        if state is not None:
-            sampler.load_state_dict(state)
-        part = advance(model, sampler, closure, EVENTS // 2)
-        parts.append(part)
-        state = sampler.state_dict()
-    together = ("times", "places", "samples")
-    return {**part, **{k: torch.cat([part[k] for part in parts]) for k in together}}
 
 
 def alone(rank: int, group: Any = None) -> Any:
     """A chain of the rank's own."""
-    model = network()
-    sampler = make("forward mode", model, seed=rank, process_group=group)
-    return advance(model, sampler, Losses(model, 0, 1), 50)
+    return advance(begin(0, 1, "forward mode", seed=rank, process_group=group), 50)
 
 
-def outcome(model: nn.Module, sampler: sg.SBPS, closure: Any) -> dict[str, Any]:
-    """What one more step says, and leaves."""
-    before = [p.detach().clone() for p in model.parameters()]
-    message = refusal(partial(sampler.step, closure))
-    group = sampler.param_groups[0]
-    return {
-        "message": message,
-        "stood still": all(map(torch.equal, before, model.parameters())),
-        "step": group["step"],
-        "num_skipped": group["num_skipped"],
-    }
-
-
-def bad_losses(rank: int, size: int) -> dict[str, Any]:
-    """What all ranks do where losses or slopes are not finite on the last one."""
+def not_finite(rank: int, size: int) -> dict[str, Any]:
+    """What all ranks do where losses, slopes or numbers on the last one are bad."""
     found = {}
     for what, choice in (
         ("losses", "raise"),
@@ -148,12 +115,10 @@ def bad_losses(rank: int, size: int) -> dict[str, Any]:
         ("slopes", "raise"),
         ("number", "raise"),
     ):
-        model = network()
         number = {"num_data": BATCH_SIZE - 1} if what == "number" else {}
-        sampler = make("reverse mode", model, nonfinite=choice, **number)
-        losses = Losses(model, rank, size)
+        run = begin(rank, size, nonfinite=choice, **number)
 
-        def closure(losses: Losses = losses, what: str = what) -> Tensor:
+        def closure(losses: Any = run.closure, what: str = what) -> Tensor:
             terms = losses()
             if rank == size - 1 and what == "losses":
                 return terms * torch.inf
@@ -161,27 +126,26 @@ def bad_losses(rank: int, size: int) -> dict[str, Any]:
                 return terms + (terms - terms.detach()).sqrt()  # slopes of infinity
             return terms
 
-        found[f"{what} {choice}"] = outcome(model, sampler, closure)
-        sg.check_replicas(sampler)
+        found[f"{what} {choice}"] = outcome(run, closure)
+        sg.check_replicas(run.sampler)
     return found
 
 
-def unlike(rank: int, size: int) -> Any:
+def unlike(rank: int, size: int) -> dict[str, Any]:
     """Ranks that do not sample one chain: the last one has something of its own."""
     found = {}
     for what in ("seeds", "steps", "parameters", "velocities", "settings", "models"):
         last = rank == size - 1
-        model = network()
         seed = 4 if last and what == "seeds" else 3
-        sampler = make("forward mode", model, seed=seed, prior_precision=0.0)
-        losses = Losses(model, rank, size)
+        run = begin(rank, size, "forward mode", seed=seed, prior_precision=0.0)
+        sampler: Any = run.sampler
+        group = sampler.param_groups[0]
         if what != "seeds":
-            group = sampler.param_groups[0]
             while group["line_time"] > 0 or group["step"] < 5:  # to a new line
-                sampler.step(losses)
+                sampler.step(run.closure)
         if last and what == "parameters":
             with torch.no_grad():
-                model[0].bias[0] += 1e-9
+                run.model[0].bias[0] += 1e-9
         elif what == "velocities":
             state = copy.deepcopy(sampler.state_dict())
             if last:
@@ -190,51 +154,22 @@ def unlike(rank: int, size: int) -> Any:
         elif last and what == "settings":
             group["replacement"] = True
         elif last and what == "models":
-            sampler.model = model
+            sampler.model = run.model
         elif last and what == "steps":
-            sampler.param_groups[0]["step"] += 1
+            group["step"] += 1
             sampler._note()
-        step = sampler.param_groups[0]["step"]
-        found[what] = outcome(model, sampler, losses)
-        found[what]["step"] -= step
+        found[what] = outcome(run)
     return found
 
 
-def raising(rank: int, size: int) -> Any:
-    """What becomes of the others when the last rank's closure raises."""
-    group = dist.new_group(timeout=timedelta(seconds=3))
-    model = network()
-    sampler = make("reverse mode", model, process_group=group)
-    losses, calls = Losses(model, rank, size), 0
-
-    def closure() -> Tensor:
-        nonlocal calls
-        calls += 1
-        if calls == 8 and rank == size - 1:
-            raise RuntimeError("the closure's own")
-        return losses()
-
-    for _ in range(7):
-        sampler.step(closure)
-    return outcome(model, sampler, closure)
-
-
-def main(rank: int, size: int, folder: Path) -> dict[str, Any]:
-    join(rank, size, folder)
-    torch.manual_seed(20 + rank)
-    results = {
-        "seed": make("reverse mode", network(), seed=None).seed,
+def found(rank: int, size: int, group: Any) -> dict[str, Any]:
+    again = partial(make, "forward mode", seed=4)
+    return {
         **{kind: one_chain(kind, rank, size) for kind in KINDS},
-        "bfloat16": one_chain("forward mode", rank, size, torch.bfloat16),
-        "gone on": gone_on_with("forward mode", rank, size),
-        "bad losses": bad_losses(rank, size),
+        "bfloat16": one_chain("forward mode", rank, size, dtype=torch.bfloat16),
+        "gone on": gone_on(begin(rank, size, "forward mode"), again, advance, EVENTS),
+        "not finite": not_finite(rank, size),
         "unlike": unlike(rank, size),
+        "alone": alone(rank, group),
+        "raising": raising(begin, rank, size, steps=7, at=1),
     }
-    groups = [dist.new_group([i]) for i in range(size)]
-    results["alone"] = alone(rank, groups[rank])
-    results["raising"] = raising(rank, size)
-    return results
-
-
-if __name__ == "__main__":
-    run(main)

@@ -1,20 +1,17 @@
-"""One rank of HMC's, with DTensors: ``python sharded_hmc_ranks.py RANK RANKS FOLDER``.
+"""HMC's chains of shards on one rank of several, beside those of whole tensors.
 
-Runs chains of shards beside the same chains of whole tensors, over gloo, and saves what
-it found as FOLDER/RANK.pt.
+What sharded_program.py runs.
 """
 
 import copy
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from hmc_ranks import COARSE, Loss
-from one_rank import join, run
-from sharded_ranks import Net, cut, differences, error_of, placements_of, shard, whole
+from one_rank import theta
+from sharded_ranks import Net, cut, differences, error_of, few, shard, whole
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -22,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import torch_sgmcmc as sg
 
-STEPS = 8
+STEPS = 5
 TARGET: dict[str, Any] = {
     **{"num_data": 4, "prior_precision": 1.0, "temperature": 0.5},
     **{"step_size": 0.17, "num_steps": 3},
@@ -68,7 +65,7 @@ def begun(kind: str, net: Net) -> sg.HMC:
     if kind == "masses":
         g = torch.Generator().manual_seed(6)
         masses: list[Any] = [
-            torch.rand(p.shape, generator=g) + 0.7 for p in Net().parameters()
+            torch.rand(p.shape, generator=g) + 0.7 for p in few().parameters()
         ]
         # In the order of the groups.
         *first, a, b, frozen = masses
@@ -87,13 +84,13 @@ def advance(net: Net, sampler: sg.HMC, steps: int) -> None:
 
 def every_kind(results: dict[str, Any], meshes: dict[str, Any]) -> None:
     for kind in KINDS:
-        one = Net()
+        one = few()
         sampler = begun(kind, one)
         advance(one, sampler, STEPS)
         for name, place in meshes.items():
             if not is_run(kind, name):
                 continue
-            net = shard(Net(), *place)
+            net = shard(few(), *place)
             other = begun(kind, net)
             advance(net, other, STEPS)
             results[f"{kind}, {name}"] = differences((one, sampler), (net, other))
@@ -105,7 +102,7 @@ def with_means(results: dict[str, Any], meshes: dict[str, Any]) -> None:
     """Means of priors, and a chain that goes on from a state dict."""
     chains = []
     for place in (None, meshes["Shard(1)"]):
-        net = Net()
+        net = few()
         means = [torch.full_like(p, 0.5 + i) for i, p in enumerate(net.parameters())]
         if place is not None:
             shard(net, *place)
@@ -123,7 +120,7 @@ def with_means(results: dict[str, Any], meshes: dict[str, Any]) -> None:
 
 def warmed_up(results: dict[str, Any], meshes: dict[str, Any]) -> None:
     for name, place in (("one", None), ("shards", meshes["Shard(0)"])):
-        net = Net() if place is None else shard(Net(), *place)
+        net = few() if place is None else shard(few(), *place)
         sampler = KINDS["drawn"](net.groups(), seed=3)
         sampler.warmup(Pull(net), 4, progress=False)
         results[f"warm-up, {name}"] = sampler.param_groups[0]["step_size"]
@@ -143,10 +140,9 @@ def by_fully_shard(results: dict[str, Any], rank: int, ranks: int) -> None:
         sampler = sg.HMC(model.parameters(), **FINER)
         loss = Loss(model, rank, ranks)
         draws = []
-        for _ in range(20):
+        for _ in range(12):
             sampler.step(loss)
-            now = [whole(p.detach()).flatten() for p in model.parameters()]
-            draws.append(torch.cat(now))
+            draws.append(theta([whole(p.detach()) for p in model.parameters()]))
         group = sampler.param_groups[0]
         results[name] = {
             "seed": sampler.seed,
@@ -158,7 +154,7 @@ def by_fully_shard(results: dict[str, Any], rank: int, ranks: int) -> None:
 def decisions(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> None:
     """What is seen on one rank alone: in an element of a parameter, or the loss."""
     for where in ("start", "end", "gradient"):
-        net = shard(Net(), *meshes["Shard(0)"])
+        net = shard(few(), *meshes["Shard(0)"])
         sampler = begun("kept", net)
         calls = 0
 
@@ -183,7 +179,7 @@ def decisions(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> Non
 
 
 def refusals(rank: int, meshes: dict[str, Any], groups: list[Any]) -> dict[str, str]:
-    p = shard(Net(), *meshes["Shard(0)"]).small
+    p = shard(few(), *meshes["Shard(0)"]).small
     sampler = sg.HMC([p], **TARGET, seed=1)
     spoiled = cut(torch.ones(5, 3), p.device_mesh, [Shard(0)])
     if rank == 0:
@@ -203,22 +199,14 @@ def _with(sampler: sg.HMC, mass: Tensor) -> dict[str, Any]:
     return {**sampler.state_dict(), "state": {0: {"mass": mass}}}
 
 
-def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
-    join(rank, ranks, folder)
-    meshes: dict[str, Any] = {
-        name: (init_device_mesh("cpu", shape), placements)
-        for name, (shape, placements) in placements_of(ranks).items()
-    }
+def found(
+    rank: int, ranks: int, meshes: dict[str, Any], groups: list[Any]
+) -> dict[str, Any]:
     results: dict[str, Any] = {}
     every_kind(results, meshes)
     with_means(results, meshes)
     warmed_up(results, meshes)
     by_fully_shard(results, rank, ranks)
     decisions(results, rank, meshes)
-    groups = [dist.new_group([i]) for i in range(ranks)]
     results["refusals"] = refusals(rank, meshes, groups)
     return results
-
-
-if __name__ == "__main__":
-    run(main)
