@@ -63,27 +63,6 @@ TEST(Gauges, LookAtEveryFewStepsUntilTheyAreDetached) {
   EXPECT_EQ(others.num_observed(), 2);
 }
 
-TEST(Gauges, CompareTheNextStepsGradients) {
-  Chain chain;
-  Gauges gauges(chain.sampler);
-  gauges.observe([&] {
-    const auto loss = 3 * chain.params[0].sum() + 2 * chain.params[1].sum();
-    loss.backward();
-    return loss;
-  });
-  EXPECT_TRUE(std::isnan(gauges.all().gradient_bias.mean));
-  chain.step(1);  // with 0.2
-  EXPECT_NEAR(gauges.tensor(0).gradient_bias.mean, 100 * 0.1 * (0.2 - 3), 1e-4);
-  EXPECT_NEAR(gauges.group(0).gradient_bias.mean,
-              100 * 0.1 * (0.2 - (40 * 3 + 6 * 2) / 46.),
-              1e-4);
-  const double mean = gauges.all().gradient_bias.mean;
-  chain.step(1);
-  EXPECT_EQ(gauges.all().gradient_bias.mean, mean);
-  gauges.reset();
-  EXPECT_TRUE(std::isnan(gauges.all().gradient_bias.mean));
-}
-
 // Among them the reading of the minibatches' noise, which compares two steps.
 TEST(Gauges, AreTheSameWhereverTheyAreInterrupted) {
   const auto run = [](int interrupted) {

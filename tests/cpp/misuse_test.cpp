@@ -184,16 +184,6 @@ TEST(Idioms, OptionsOfGroupsAreCopiedAndExchanged) {
             "set for a group");
 }
 
-TEST(NumSteps, AreUpdates) {
-  const Tensor p = Param(3);
-  SGLD sampler({p}, Langevin().nonfinite("skip"));
-  sampler.step();
-  p.mutable_grad().fill_(std::numeric_limits<float>::quiet_NaN());
-  sampler.step();
-  EXPECT_EQ(sampler.num_steps(), 1);
-  EXPECT_EQ(sampler.num_skipped(), 1);
-}
-
 // ---- Objects ----------------------------------------------------------------
 
 static_assert(!std::is_copy_constructible_v<GammaPrecision>);

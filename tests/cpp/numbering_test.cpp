@@ -132,7 +132,7 @@ int64_t NextOffset(const Sampler& sampler) {
   return saved.at("next_offset").toInt();
 }
 
-using Integers = std::vector<int64_t>;
+using Counts = std::vector<int64_t>;
 
 Groups TwoGroups(const std::vector<Tensor>& params) {
   Groups groups;
@@ -169,8 +169,8 @@ TEST(Renumber, OfEverySamplerIsAskedForOnceParametersHaveOtherSizes) {
         sampler->state().erase(params[0].unsafeGetTensorImpl());
       }
       sampler->renumber();
-      EXPECT_EQ(Numbers(*sampler, 0, "sizes"), Integers({size, 5}));
-      EXPECT_EQ(Numbers(*sampler, 0, "offsets"), Integers({256, 128}));
+      EXPECT_EQ(Numbers(*sampler, 0, "sizes"), Counts({size, 5}));
+      EXPECT_EQ(Numbers(*sampler, 0, "offsets"), Counts({256, 128}));
       EXPECT_EQ(NextOffset(*sampler), size == 300 ? 640 : 384);
       const auto at = Copies(params);
       Step(*sampler);
@@ -203,13 +203,13 @@ TEST(Renumber, GivesListsOfAnotherLengthNewNumbers) {
                   "2: call renumber() after parameters have grown, shrunk or "
                   "been replaced (further ones come with add_param_group)");
     sampler->renumber();
-    EXPECT_EQ(Numbers(*sampler, 0, "offsets"), Integers({256, 384, 512}));
+    EXPECT_EQ(Numbers(*sampler, 0, "offsets"), Counts({256, 384, 512}));
     Step(*sampler);
     sampler->param_groups()[0].params().pop_back();
     EXPECT_NE(MessageOf<std::runtime_error>([&] { Step(*sampler); }),
               "no error");
     sampler->renumber();
-    EXPECT_EQ(Numbers(*sampler, 0, "offsets"), Integers({640, 768}));
+    EXPECT_EQ(Numbers(*sampler, 0, "offsets"), Counts({640, 768}));
     Step(*sampler);
     const size_t kept = sampler->state().size();
     EXPECT_LE(kept, 2U);  // that of the third is dropped
@@ -263,7 +263,7 @@ TEST(Renumber, IsAskedForAfterALoadOfOtherSizes) {
             std::string::npos);
   EXPECT_FALSE(small->weight.grad().defined());  // nor was the closure called
   sampler.renumber();
-  EXPECT_EQ(Numbers(sampler, 0, "offsets"), Integers({256, 128}));
+  EXPECT_EQ(Numbers(sampler, 0, "offsets"), Counts({256, 128}));
 }
 
 TEST(Renumber, FollowsGroupsThatAreReorderedOrTakenOut) {
@@ -274,15 +274,15 @@ TEST(Renumber, FollowsGroupsThatAreReorderedOrTakenOut) {
     auto& groups = sampler->param_groups();
     std::swap(groups[0], groups[1]);
     Step(*sampler);
-    EXPECT_EQ(Numbers(*sampler, 0, "offsets"), Integers({384}));
-    EXPECT_EQ(Numbers(*sampler, 1, "offsets"), Integers({0}));
-    EXPECT_EQ(Numbers(*sampler, 2, "offsets"), Integers({512}));
+    EXPECT_EQ(Numbers(*sampler, 0, "offsets"), Counts({384}));
+    EXPECT_EQ(Numbers(*sampler, 1, "offsets"), Counts({0}));
+    EXPECT_EQ(Numbers(*sampler, 2, "offsets"), Counts({512}));
     groups.pop_back();
     Step(*sampler);
     sampler->add_param_group(OptimizerParamGroup(std::vector{Param(7)}));
-    EXPECT_EQ(Numbers(*sampler, 0, "offsets"), Integers({384}));
-    EXPECT_EQ(Numbers(*sampler, 1, "offsets"), Integers({0}));
-    EXPECT_EQ(Numbers(*sampler, 2, "offsets"), Integers({896}));
+    EXPECT_EQ(Numbers(*sampler, 0, "offsets"), Counts({384}));
+    EXPECT_EQ(Numbers(*sampler, 1, "offsets"), Counts({0}));
+    EXPECT_EQ(Numbers(*sampler, 2, "offsets"), Counts({896}));
     Step(*sampler);
   }
 }
@@ -348,7 +348,7 @@ TEST(StateDict, HasRangesOfItsOwn) {
     return MessageOf<std::invalid_argument>(
         [&] { sampler.load_state_dict(saved); });
   };
-  const auto list = [](Integers numbers) {
+  const auto list = [](Counts numbers) {
     c10::impl::GenericList result(c10::AnyType::get());
     for (const int64_t number : numbers) result.push_back(number);
     return c10::IValue(result);
@@ -377,7 +377,7 @@ TEST(StateDict, HasRangesOfItsOwn) {
   EXPECT_TRUE(SameValues(Snapshot(sampler, params), before));
   EXPECT_EQ(refused(0, "next_offset", int64_t{1280}), "no error");
   sampler.add_param_group(OptimizerParamGroup(std::vector{Param(7)}));
-  EXPECT_EQ(Numbers(sampler, 2, "offsets"), Integers({1280}));
+  EXPECT_EQ(Numbers(sampler, 2, "offsets"), Counts({1280}));
 }
 
 // The numbers come from the state dict: there is nothing to renumber.

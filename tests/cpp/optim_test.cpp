@@ -265,24 +265,6 @@ TEST(Sampler, AutogradSeesThatAStepChangedTheParameters) {
   EXPECT_THROW(loss.backward(), c10::Error);
 }
 
-TEST(Sampler, NoiseDependsNeitherOnGroupsNorOnMissingGradients) {
-  const auto together = Params();
-  const auto apart = Params();
-  std::vector<OptimizerParamGroup> groups;
-  for (const auto& param : apart) groups.emplace_back(std::vector{param});
-  SGHMC one(together, Hamiltonian());
-  SGHMC two(groups, Hamiltonian());
-  for (int i = 0; i < 5; ++i) {
-    for (const auto& params : {together, apart}) {
-      params[0].mutable_grad() =
-          i == 2 ? torch::Tensor() : torch::full({300}, 0.1F);
-    }
-    one.step();
-    two.step();
-  }
-  ExpectEqual(together, apart);
-}
-
 TEST(Sampler, ManualSeedMakesItRepeatable) {
   const auto draw = [] {
     torch::manual_seed(3);
@@ -350,22 +332,6 @@ TEST(Sampler, StateIsLookedAtAndChangedByName) {
   sampler.step();
   EXPECT_TRUE(torch::allclose(sampler.state_of(param)["momentum"],
                               torch::full({3}, 1.8F)));
-}
-
-TEST(Sampler, OnlineNoiseEstimateAboveTheFrictionIsAnError) {
-  const auto param = Param(4);
-  SGHMC sampler({param}, Hamiltonian().noise_estimate("online"));
-  const auto noisy = [&](float scale) {
-    for (int i = 0; i < 110; ++i) {
-      param.mutable_grad() = torch::full({4}, i % 2 == 0 ? scale : -scale);
-      sampler.step();
-    }
-  };
-  noisy(1e-3F);
-  EXPECT_NE(MessageOf<std::invalid_argument>([&] {
-              noisy(10);
-            }).find("in the noisiest coordinate"),
-            std::string::npos);
 }
 
 TEST(GammaPrecision, DrawsEveryGroupsPrecision) {

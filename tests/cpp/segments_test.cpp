@@ -10,6 +10,7 @@
 #include <iterator>
 #include <random>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -256,78 +257,40 @@ class Segments : public testing::Test {};
 using Types = testing::Types<float, double, BFloat16, Half>;
 TYPED_TEST_SUITE(Segments, Types);
 
-TYPED_TEST(Segments, SGLD) {
-  using Update = SGLDUpdate<Arithmetic<TypeParam>>;
-  ExpectAllAgreeEverywhere<Update, TypeParam>(
-      Update(SGLDCoefficients(0.1, 50, 2, 1, 0.7)));
+// Calls a test with every update, as a sampler of the stored type makes it.
+template <class T, class Test>
+void ForEach(const Test& test) {
+  using Real = Arithmetic<T>;
+  const SGHMCCoefficients sghmc(0.1, 0.5, 10, 2, 1, 0, 0.7);
+  test("SGLD", SGLDUpdate<Real>(SGLDCoefficients(0.1, 50, 2, 1, 0.7)));
+  test("SGLD without noise",
+       SGLDUpdate<Real>(SGLDCoefficients(0.1, 50, 2, 0, 0.7)));
+  test("SGHMC",
+       SGHMCUpdate<Real>(SGHMCCoefficients(0.1, 0.9, 50, 2, 1, 0.01, 0.7)));
+  test("SGHMC, noise-aware", SGHMCNoiseAwareUpdate<Real>(sghmc));
+  test("SGHMC by coordinate", SGHMCByCoordinateUpdate<Real>({sghmc, true}));
+  test("PSGLD, frozen",
+       PSGLDFrozenUpdate<Real>(
+           PSGLDCoefficients(0.1, 50, 2, 1, 0.99, 1e-5, 0.7)));
+  // State is filled with numbers of both signs: without memory V, a square,
+  // does not depend on it.
+  const PSGLDCoefficients forgets(0.1, 50, 2, 1, 0, 1e-5, 0.7);
+  test("PSGLD, adapting", PSGLDAdaptingUpdate<Real>(forgets));
+  test("PSGLD, corrected", PSGLDCorrectedUpdate<Real>(forgets));
+  test("SGNHT",
+       SGNHTUpdate<Real>(SGNHTCoefficients(0.1, 0.9, 50, 2, 1, 0.01, 0.7)));
+  test("gradient variance",
+       GradientVarianceUpdate<Real>(GradientVarianceCoefficients{0.05}));
+  test("control variate",
+       ControlVariateUpdate<Real>(ControlVariateCoefficients{}));
+  test("Gaussian", GaussianFill<Real>(GaussianCoefficients{0.7}));
 }
 
-TYPED_TEST(Segments, SGLDWithoutNoise) {
-  using Update = SGLDUpdate<Arithmetic<TypeParam>>;
-  ExpectAllAgreeEverywhere<Update, TypeParam>(
-      Update(SGLDCoefficients(0.1, 50, 2, 0, 0.7)));
-}
-
-TYPED_TEST(Segments, SGHMC) {
-  using Update = SGHMCUpdate<Arithmetic<TypeParam>>;
-  ExpectAllAgreeEverywhere<Update, TypeParam>(
-      Update(SGHMCCoefficients(0.1, 0.9, 50, 2, 1, 0.01, 0.7)));
-}
-
-TYPED_TEST(Segments, SGHMCNoiseAware) {
-  using Update = SGHMCNoiseAwareUpdate<Arithmetic<TypeParam>>;
-  ExpectAllAgreeEverywhere<Update, TypeParam>(
-      Update(SGHMCCoefficients(0.1, 0.5, 10, 2, 1, 0, 0.7)));
-}
-
-TYPED_TEST(Segments, SGHMCByCoordinate) {
-  using Update = SGHMCByCoordinateUpdate<Arithmetic<TypeParam>>;
-  const SGHMCCoefficients group(0.1, 0.5, 10, 2, 1, 0, 0.7);
-  ExpectAllAgreeEverywhere<Update, TypeParam>(Update({group, true}));
-}
-
-TYPED_TEST(Segments, PSGLDFrozen) {
-  using Update = PSGLDFrozenUpdate<Arithmetic<TypeParam>>;
-  ExpectAllAgreeEverywhere<Update, TypeParam>(
-      Update(PSGLDCoefficients(0.1, 50, 2, 1, 0.99, 1e-5, 0.7)));
-}
-
-// State is filled with numbers of both signs here: without memory V, a square,
-// does not depend on it.
-TYPED_TEST(Segments, PSGLDAdapting) {
-  using Update = PSGLDAdaptingUpdate<Arithmetic<TypeParam>>;
-  ExpectAllAgreeEverywhere<Update, TypeParam>(
-      Update(PSGLDCoefficients(0.1, 50, 2, 1, 0, 1e-5, 0.7)));
-}
-
-TYPED_TEST(Segments, PSGLDCorrected) {
-  using Update = PSGLDCorrectedUpdate<Arithmetic<TypeParam>>;
-  ExpectAllAgreeEverywhere<Update, TypeParam>(
-      Update(PSGLDCoefficients(0.1, 50, 2, 1, 0, 1e-5, 0.7)));
-}
-
-TYPED_TEST(Segments, SGNHT) {
-  using Update = SGNHTUpdate<Arithmetic<TypeParam>>;
-  ExpectAllAgreeEverywhere<Update, TypeParam>(
-      Update(SGNHTCoefficients(0.1, 0.9, 50, 2, 1, 0.01, 0.7)));
-}
-
-TYPED_TEST(Segments, GradientVariance) {
-  using Update = GradientVarianceUpdate<Arithmetic<TypeParam>>;
-  ExpectAllAgreeEverywhere<Update, TypeParam>(
-      Update(GradientVarianceCoefficients{0.05}));
-}
-
-TYPED_TEST(Segments, ControlVariate) {
-  using Update = ControlVariateUpdate<Arithmetic<TypeParam>>;
-  ExpectAllAgreeEverywhere<Update, TypeParam>(
-      Update(ControlVariateCoefficients{}));
-}
-
-TYPED_TEST(Segments, GaussianFill) {
-  using Update = GaussianFill<Arithmetic<TypeParam>>;
-  ExpectAllAgreeEverywhere<Update, TypeParam>(
-      Update(GaussianCoefficients{0.7}));
+TYPED_TEST(Segments, OfEveryUpdate) {
+  ForEach<TypeParam>([](const char* name, const auto& update) {
+    SCOPED_TRACE(name);
+    ExpectAllAgreeEverywhere<std::decay_t<decltype(update)>, TypeParam>(update);
+  });
 }
 
 // Rows that a block of noise has many of, or a part, and wide ones; at each
