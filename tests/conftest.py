@@ -111,7 +111,7 @@ def consumer_program(
 ) -> Callable[[str], Path]:
     """Programs by name, built against the installed package and the torch of pip.
 
-    They are those of tests/cpp/consumer and examples/cpp.
+    They are those of tests/cpp/consumer and examples/cpp, and what documents say.
     """
 
     def build(name: str) -> Path:
@@ -127,9 +127,16 @@ def consumer_program(
                 project = cpp.Project(source, build, bare_path)
                 # LibTorch's headers are most of a compilation: the example's many
                 # files are read as one; the preset gcc compiles each.
-                unity = ("-DCMAKE_UNITY_BUILD=ON", "-DCMAKE_UNITY_BUILD_BATCH_SIZE=20")
+                options = (
+                    "-DCMAKE_UNITY_BUILD=ON",
+                    "-DCMAKE_UNITY_BUILD_BATCH_SIZE=20",
+                )
+                if name == "programs":
+                    documents = shared_folder / "documents.cpp"
+                    documents.write_text(cpp.documents())
+                    options += (f"-DDOCUMENTS={documents}",)
                 project.configure(
-                    cpp_package, torch.utils.cmake_prefix_path, options=unity
+                    cpp_package, torch.utils.cmake_prefix_path, options=options
                 )
                 project.program(name)
 

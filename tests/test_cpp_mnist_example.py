@@ -11,10 +11,8 @@ import os
 import pty
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,6 +95,10 @@ def options(root: Path, out: Path, epochs: int, *more: object) -> list[object]:
 
 def results(out: Path) -> list[dict]:
     return json.loads((out / "results.json").read_text())["runs"]
+
+
+def is_of(methods: tuple[str, ...], run: dict) -> bool:
+    return run["config"]["method"] in methods
 
 
 def assert_same_runs(ours: list[dict], theirs: list[dict]) -> None:
@@ -266,11 +268,13 @@ def test_table_json_and_progress(
 def test_the_python_examples_figures(
     whole: tuple[Path, subprocess.CompletedProcess], images: Path, tmp_path: Path
 ) -> None:
+    """Of all methods tests/faults/test_cpp_checkpoints.py compares them."""
     out, done = whole
-    in_python = run_python(*options(images, tmp_path, 3))
+    methods = ("sgld", "sghmc")
+    in_python = run_python(*options(images, tmp_path, 3, "--method", *methods))
     assert in_python.returncode == 0, in_python.stderr
-    assert_same_runs(results(out), results(tmp_path))
-    for method in ("sgld", "sghmc"):
+    assert_same_runs([r for r in results(out) if is_of(methods, r)], results(tmp_path))
+    for method in methods:
         ours = files(tmp_path / f"{method}-seed0")
         assert files(out / f"{method}-seed0") == ours
         assert len(ours) == 3  # two draws and the index
@@ -281,8 +285,10 @@ def test_the_python_examples_figures(
         rows = [line for line in text.splitlines() if line.startswith("| ")]
         return [row.rsplit("|", 2)[0] for row in rows]
 
-    assert len(table(done.stdout)) == 2 + len(METHODS)
-    assert table(done.stdout) == table(in_python.stdout)
+    head, *rows = table(done.stdout)
+    assert len(rows) == 1 + len(METHODS)
+    assert {head, *rows} >= {*table(in_python.stdout)}
+    assert len(table(in_python.stdout)) == 2 + len(methods)
 
 
 @pytest.mark.slow
@@ -292,48 +298,18 @@ def test_a_run_of_python_is_gone_on_with(
     images: Path,
     tmp_path: Path,
 ) -> None:
-    """Python goes on with C++'s in tests/faults/test_cpp_checkpoints.py."""
+    """Python goes on with C++'s in tests/faults/test_cpp_checkpoints.py.
+
+    Runs that are killed go on in tests/faults/test_killed_runs.py.
+    """
     methods = ("sgdm", "sghmc")
-    expected = [r for r in results(whole[0]) if r["config"]["method"] in methods]
+    expected = [r for r in results(whole[0]) if is_of(methods, r)]
     for go, epochs in ((run_python, 2), (run_cpp, 3)):
         done = go(*options(images, tmp_path, epochs, "--method", *methods))
         assert done.returncode == 0, done.stderr
+    assert re.match(r"sgdm-seed0: epoch [23] of 3, ", done.stderr)  # not anew
     assert_same_runs(expected, results(tmp_path))
     assert files(tmp_path / "sghmc-seed0") == files(whole[0] / "sghmc-seed0")
-
-
-@pytest.mark.slow
-def test_a_killed_run_continues_to_the_same_bits(
-    program: Path, run_cpp: Run, images: Path, tmp_path: Path
-) -> None:
-    """It does not begin anew; other methods are in tests/faults/test_killed_runs.py."""
-    method, whole, killed = "sghmc", tmp_path / "whole", tmp_path / "killed"
-    assert run_cpp(*options(images, whole, 5, "--method", method)).returncode == 0
-
-    # Draws of a run that was killed before its first checkpoint.
-    store = f"{method}-seed0"
-    shutil.copytree(whole / store, killed / store)
-    again = options(images, killed, 5, "--method", method)
-    process = subprocess.Popen(
-        [program, *map(str, again)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    checkpoint = killed / f"{method}-seed0.pt"
-    while not checkpoint.exists():
-        assert process.poll() is None, "the run ended before its first checkpoint"
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (killed / "results.json").exists(), "killed too late to mean anything"
-
-    done = run_cpp(*again)
-    assert done.returncode == 0, done.stderr
-    # It did not start anew.
-    first = done.stderr.splitlines()[0]
-    assert re.fullmatch(rf"{method}-seed0: epoch \d of 5, error \d+\.\d\d %", first)
-    assert_same_runs(results(whole), results(killed))
-    assert files(killed / store) == files(whole / store)
 
 
 def test_a_checkpoint_that_does_not_fit(

@@ -1,8 +1,4 @@
 // The bounce clock against closed forms, and its arrivals against its rates.
-//
-// Seeds are fixed, so the tests are deterministic; the thresholds say how often
-// a correct clock with a new seed would fail: |z| > 4.9 once in 10^6
-// statistics, and a Kolmogorov-Smirnov statistic above 2.7 once in 10^6.
 #include "host/bounce_clock.h"
 
 #include <gtest/gtest.h>
@@ -22,29 +18,15 @@
 #include "host/line_regression.h"
 #include "host/piecewise_rate.h"
 #include "message_of.h"
+#include "statistics.h"
 
 namespace torch_sgmcmc {
 namespace {
 
 constexpr int kDraws = 200000;
-constexpr double kMaxZ = 4.9;
-constexpr double kMaxKolmogorov = 2.7;
 
 NoiseStream Stream(uint64_t seed, uint64_t step) {
   return {seed, step, static_cast<uint32_t>(Purpose::kBounceClock)};
-}
-
-// The distance of numbers from uniform ones, times the root of how many there
-// are.
-double Kolmogorov(std::vector<double> u) {
-  std::sort(u.begin(), u.end());
-  const auto n = static_cast<double>(u.size());
-  double distance = 0;
-  for (size_t i = 0; i < u.size(); ++i) {
-    const auto rank = static_cast<double>(i);
-    distance = std::max({distance, u[i] - rank / n, (rank + 1) / n - u[i]});
-  }
-  return distance * std::sqrt(n);
 }
 
 BounceClock ClockWith(const std::vector<Observation>& data,
@@ -184,7 +166,7 @@ TEST(BounceClock, RefreshmentsCompete) {
     EXPECT_EQ(next.rate > 0, next.event == ClockEvent::kProposal);
   }
   const double n = kDraws;
-  EXPECT_LT(std::abs(refreshments - 0.2 * n) / std::sqrt(0.16 * n), kMaxZ);
+  EXPECT_LT(ZOfShare(refreshments, n, 0.2), kMaxZ);
   EXPECT_LT(std::abs(sum / n - 0.2) / (0.2 / std::sqrt(n)), kMaxZ);
   EXPECT_EQ(looks, 0);
 }
@@ -247,8 +229,7 @@ TEST(BounceClock, AcceptsWithTheRatioAsProbability) {
     for (int i = 0; i < kDraws; ++i) {
       accepted += BounceClock::Accepts(7, 7 * p, Stream(3, i));
     }
-    EXPECT_LT(std::abs(accepted - kDraws * p) / std::sqrt(kDraws * p * (1 - p)),
-              kMaxZ);
+    EXPECT_LT(ZOfShare(accepted, kDraws, p), kMaxZ);
   }
   for (int i = 0; i < 1000; ++i) {
     EXPECT_TRUE(BounceClock::Accepts(7, 7, Stream(3, i)));

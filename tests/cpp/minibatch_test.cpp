@@ -1,9 +1,4 @@
 // Minibatches: uniform, independent, unbiased over strata; and what is refused.
-//
-// Seeds are fixed, so the tests are deterministic; the thresholds say how often
-// a correct generator with a new seed would fail: |z| > 4.9 once in 10^6
-// statistics. A chi-square statistic is compared by the cube-root normal
-// approximation (Wilson and Hilferty).
 #include "host/minibatch.h"
 
 #include <gtest/gtest.h>
@@ -21,19 +16,19 @@
 
 #include "core/counter.h"
 #include "message_of.h"
+#include "statistics.h"
 
 namespace torch_sgmcmc {
 namespace {
 
 using Indices = std::vector<int64_t>;
 
-constexpr double kMaxZ = 4.9;
-
 NoiseStream Stream(uint64_t seed, uint64_t step) {
   return {seed, step, static_cast<uint32_t>(Purpose::kMinibatch)};
 }
 
-// The z-score of a chi-square test of equal probabilities.
+// The z-score of a chi-square test of equal probabilities, by the cube-root
+// normal approximation (Wilson and Hilferty).
 double ZOfEqualCounts(const std::vector<double>& counts) {
   double total = 0;
   for (const double c : counts) total += c;
@@ -164,7 +159,6 @@ TEST(Minibatches, ArePureFunctionsOfTheStep) {
   EXPECT_EQ(seen.size(), 7U);
 }
 
-// Sizes that divide: exact numbers, and all choices equally likely.
 // Of several minibatches, each rank has its places of every one.
 TEST(Minibatches, SharesAreTheirPlaces) {
   constexpr int64_t kSize = 6;
@@ -194,6 +188,7 @@ TEST(Minibatches, SharesAreTheirPlaces) {
   }
 }
 
+// Sizes that divide: exact numbers, and all choices equally likely.
 TEST(StratifiedMinibatches, ProportionalAllocation) {
   std::map<Indices, size_t> numbers;
   std::vector<double> counts(3 * 15);

@@ -1,5 +1,4 @@
-// HMC-ECS's subsamples: their laws, and what is refused. Seeds are fixed; |z| >
-// 4.9 happens once in 10^6 statistics.
+// HMC-ECS's subsamples: their laws, and what is refused.
 #include "host/subsample.h"
 
 #include <gtest/gtest.h>
@@ -12,15 +11,10 @@
 #include <vector>
 
 #include "core/counter.h"
+#include "statistics.h"
 
 namespace torch_sgmcmc {
 namespace {
-
-constexpr double kMaxZ = 4.9;
-
-double ZOfShare(double count, double total, double p) {
-  return std::abs(count - total * p) / std::sqrt(total * p * (1 - p));
-}
 
 TEST(DrawPoisson, HasItsLaw) {
   constexpr int kDraws = 100000;

@@ -38,7 +38,8 @@ pytestmark = [pytest.mark.cpp, pytest.mark.usefixtures("one_thread")]
     ids=str,
 )
 def test_the_same_bits(name: str, dtype: torch.dtype, run_in_cpp: RunInCpp) -> None:
-    job = make_job(name, dtype)
+    steps = 480 if "SBPS" in name else 240  # some of its events are bounces
+    job = first_steps(make_job(name, dtype), name, steps)
     expected = run_in_python(name, job)
     moved = expected["model"]["0.weight"] - job["model"]["0.weight"]
     assert moved.abs().max() > 0.01
@@ -65,13 +66,13 @@ def test_the_same_bits_of_a_few_steps(
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_each_continues_the_others_chain(name: str, run_in_cpp: RunInCpp) -> None:
-    job = first_steps(make_job(name, torch.float32), name, 640)
+    job = make_job(name, torch.float32)
     job["gibbs_every"] //= 5
     # Missing gradients, comparisons and Gibbs updates fall on the same steps as in
     # the whole.
-    split = 7 * 20 * 3
-    first, rest = first_steps(job, name, split), steps_from(job, name, split, 640)
-    whole = run_in_python(name, job)
+    split, steps = 7 * 20, 200
+    first, rest = first_steps(job, name, split), steps_from(job, name, split, steps)
+    whole = run_in_python(name, first_steps(job, name, steps))
 
     begun = run_in_python(name, first)
     assert_same(whole, run_in_cpp({**rest, **begun}))

@@ -64,12 +64,31 @@ def check_loaded(program: Path, cuda_kernels: bool) -> None:
     ]
 
 
-@pytest.fixture
-def objects(consumer_program: Callable[[str], Path]) -> tuple[str, str]:
-    """Options for projects whose linking is in question: programs are compiled once."""
+@pytest.fixture(scope="module")
+def line_object(consumer_program: Callable[[str], Path]) -> str:
     (line,) = consumer_program("line").parent.rglob("programs.dir/**/*.o")
-    (loaded,) = consumer_program("loaded").parent.rglob("loaded.dir/**/*.o")
-    return f"-DLINE_OBJECT={line}", f"-DLOADED_OBJECT={loaded}"
+    return f"-DLINE_OBJECT={line}"
+
+
+@pytest.fixture(scope="module")
+def of_archive(
+    cpp_package: Path,
+    bare_path: str,
+    line_object: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> cpp.Project:
+    """With LibTorch's archive, against which the short program is compiled."""
+    folder = tmp_path_factory.mktemp("archive")
+    project = cpp.Project(CONSUMER, folder / "consumer", bare_path)
+    project.configure(cpp_package, archive(folder / "libtorch"), options=(line_object,))
+    return project
+
+
+@pytest.fixture(scope="module")
+def objects(line_object: str, of_archive: cpp.Project) -> tuple[str, str]:
+    """Options for projects whose linking is in question: programs are compiled once."""
+    (loaded,) = of_archive.program("loaded").parent.rglob("loaded.dir/**/*.o")
+    return line_object, f"-DLOADED_OBJECT={loaded}"
 
 
 @pytest.fixture
@@ -84,24 +103,21 @@ def test_the_path_of_consumers_has_no_python_and_no_toolkit(bare_path: str) -> N
 
 
 def test_torch_of_pip(
-    consumer_program: Callable[[str], Path], has_cuda_kernels: bool
-) -> None:
-    check_line(consumer_program("line"))
-    check_loaded(consumer_program("loaded"), has_cuda_kernels)
-
-
-def test_torch_of_the_archive(
     cpp_package: Path,
+    consumer_program: Callable[[str], Path],
     consumer: cpp.Project,
     objects: tuple[str, str],
-    tmp_path: Path,
     has_cuda_kernels: bool,
 ) -> None:
-    # The short program is compiled against it.
-    torch_of_it = archive(tmp_path / "libtorch")
-    consumer.configure(cpp_package, torch_of_it, options=objects[:1])
-    check_line(consumer.program("line"))
+    check_line(consumer_program("line"))
+    prefix = torch.utils.cmake_prefix_path
+    consumer.configure(cpp_package, prefix, options=objects)
     check_loaded(consumer.program("loaded"), has_cuda_kernels)
+
+
+def test_torch_of_the_archive(of_archive: cpp.Project, has_cuda_kernels: bool) -> None:
+    check_line(of_archive.program("line"))
+    check_loaded(of_archive.program("loaded"), has_cuda_kernels)
 
 
 def test_beside_the_package_of_torch(

@@ -8,7 +8,6 @@ second failure is an interrupt, which is no Exception.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 import torch
 from ecs_data import Data
 from ecs_data import make as make_ecs
-from reference import same_bits
+from every_sampler import bits
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
@@ -134,19 +133,7 @@ def snapshot(chain: Chain) -> Any:
         {k: v for k, v in g.items() if k != "num_evaluations"}
         for g in state["param_groups"]
     ]
-    params = [p.detach() for p in chain.params]
-    return copy.deepcopy([params, groups, dict(state["state"])])
-
-
-def same(a: Any, b: Any) -> bool:
-    """Equality to the bit of nests of tensors and values; NaN equals NaN."""
-    if isinstance(a, Tensor):
-        return isinstance(b, Tensor) and same_bits(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b or (a != a and b != b)
+    return bits([[*chain.params], groups, dict(state["state"])])
 
 
 def fails(call: Callable[[], Any], late: bool) -> None:
@@ -166,11 +153,11 @@ def test_a_step_that_fails_was_not_begun(name: str, one_thread: None) -> None:
             for late in (False, True):
                 broken.closure.begin(at, late)
                 fails(lambda: broken.sampler.step(broken.closure), late)
-                assert same(snapshot(broken), before), (at, late)
+                assert snapshot(broken) == before, (at, late)
         broken.closure.begin()
         broken.sampler.step(broken.closure)
         assert broken.closure.calls == calls
-        assert same(snapshot(broken), snapshot(whole))
+        assert snapshot(broken) == snapshot(whole)
         for chain in (whole, broken):
             chain.closure.first += calls
     # More than one call where there is more than one: the middle has been tested.
@@ -209,11 +196,11 @@ def test_a_warmup_that_fails_keeps_its_whole_steps(name: str, one_thread: None) 
             done = broken.sampler.param_groups[0]["step"]
             # Between two steps HMC-ECS may have chosen θ* and a step size.
             place = snapshot(broken)[: 1 if "HMC-ECS" in name else 3]
-            assert same(place, places.setdefault(done, place)), (at, late)
+            assert place == places.setdefault(done, place), (at, late)
             broken.closure.begin()
             # HMC is told how many are left, HMC-ECS knows.
             warmup(steps if isinstance(broken.sampler, sg.HMCECS) else steps - done)
             broken.sampler.step(broken.closure)
-            assert same(snapshot(broken), snapshot(whole)), (at, late)
+            assert snapshot(broken) == snapshot(whole), (at, late)
     # Steps without data in the subsample call no closure.
     assert len(places) > steps // 2

@@ -20,6 +20,7 @@ import pytest
 import torch
 from harness import cpp
 from harness.examples import run_example
+from stored_files import files
 
 pytestmark = [pytest.mark.cpp, pytest.mark.examples]
 
@@ -64,6 +65,9 @@ def test_the_digits_are_pythons(run: Run, tmp_path: Path, one_thread: None) -> N
     """Four methods, half of them begun in C++ and continued in Python."""
     cpp, python = tmp_path / "cpp", tmp_path / "python"
     assert run(cpp, "--epochs", 3).returncode == 0
+    # Draws of a run that was killed before its first checkpoint.
+    store = "sghmc-seed0"
+    shutil.copytree(cpp / store, python / store)
     assert run(python, "--epochs", 2, "--method", "sgdm", "sghmc").returncode == 0
     options = ["--digits", "--threads", 1, "--seeds", 1, "--burn-in", 1]
     run_example("sghmc2014.mnist", *options, "--epochs", 3, "--out", python)
@@ -73,6 +77,7 @@ def test_the_digits_are_pythons(run: Run, tmp_path: Path, one_thread: None) -> N
         for key in ("config", "digest", "samples", "history"):
             assert one[key] == other[key]
         assert one["config"]["batch_size"] == 100
+    assert files(python / store) == files(cpp / store)
 
 
 def test_digits_that_are_not_there(run: Run, digits: Path, tmp_path: Path) -> None:

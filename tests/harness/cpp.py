@@ -8,6 +8,7 @@ must need neither Python nor a CUDA toolkit, so neither is on the path of their 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,12 +18,12 @@ import torch
 
 __all__ = [
     *("CHECKOUT", "PROGRAMS_IN_ONE", "Project"),
-    *("compiler", "install", "path_without", "run"),
+    *("compiler", "documents", "install", "path_without", "run"),
 ]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 #: What tests/cpp/consumer/programs.cpp is called by.
-PROGRAMS_IN_ONE = ("chain", "line", "resumable", "store")
+PROGRAMS_IN_ONE = ("chain", "documents", "line", "resumable", "store")
 #: Where pip puts cmake and ninja; then wherever else they are.
 PROGRAMS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
@@ -81,6 +82,48 @@ def install(work: Path) -> None:
         )
         run(tool("cmake"), "--build", build, "--parallel", jobs())
     run(tool("cmake"), "--install", build, "--prefix", work / "prefix")
+
+
+# What a reader has before, and what calls the functions of the snippets.
+MODEL = """
+  torch::nn::Linear net(5, 3);
+  torch_sgmcmc::SGHMC sampler(
+      net->parameters(), torch_sgmcmc::SGHMCOptions(0.01).num_data(64));
+  const auto x = torch::randn({64, 5});
+  const auto y = torch::arange(64).remainder(3);
+"""
+CALLS = {
+    "main": "  {}::program();",
+    "save_chain": "  {}::save_chain(*net, sampler);",
+    "load_chain": "  {}::load_chain(*net, sampler);",
+    "collect": "  {}::collect(net, sampler, x, y);",
+    "predict": "  if (!{}::predict(net, x).mean.defined()) return 1;",
+}
+
+
+def documents() -> str:
+    """The snippets of the documents as a program, each as if it were a file.
+
+    It is read where the headers that they include have been.
+    """
+    texts = [(CHECKOUT / name).read_text() for name in ("README.md", "docs/cpp.md")]
+    snippet = re.compile(r"^```cpp\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    blocks = snippet.findall("\n".join(texts))
+    assert len(blocks) >= 5
+    read = (CHECKOUT / "tests/cpp/consumer/programs.cpp").read_text().splitlines()
+    body, calls = "", []
+    for number, block in enumerate(blocks):
+        lines = block.splitlines()
+        own = [line for line in lines if line.startswith("#include")]
+        assert "#include <torch_sgmcmc/torch_sgmcmc.h>" in own
+        assert {*own} <= {*read}
+        rest = "\n".join(line for line in lines if line not in own)
+        rest = rest.replace("int main()", "void program()")  # without a return
+        body += f"namespace block{number} {{\n{rest}\n}}\n"
+        names = re.findall(r"^\w\S* (\w+)\(", block, re.MULTILINE)
+        assert names
+        calls += [CALLS[name].format(f"block{number}") for name in names]
+    return "\n".join([body, "int main() {", MODEL, *calls, "  return 0;", "}", ""])
 
 
 def path_without(folder: Path, *names: str) -> None:

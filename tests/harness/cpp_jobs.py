@@ -29,7 +29,7 @@ __all__ = [
 
 #: What a fixture gives: a job's result in C++, or its error as a ValueError.
 RunInCpp = Callable[..., dict[str, Any]]
-STEPS = 600
+STEPS = 480
 ONE_EACH = (*ALIKE, "SGHMC", "PSGLD", "SGNHT", "EWSG", "HMC", "SBPS")
 #: For each sampler, hyperparameters of its two groups.
 CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
@@ -342,7 +342,7 @@ def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
                 net[2].bias.grad = None
             return loss.detach().expand(job["rows"]) if job["rows"] else loss
 
-        if i % 60 == 7 and not job["create_graph"]:
+        if i % 20 == 7 and not job["create_graph"]:
             gauges.observe(
                 lambda: F.cross_entropy(net(job["x"][:10]), job["y"][:10]).backward()
             )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from reference import same_bits
+from reference import assert_same_bits
 from short_chains import (
     KINDS,
     PLAIN,
@@ -114,20 +114,14 @@ def advance(sampler: sg.Sampler, net: Net, steps: range) -> None:
 def assert_same_chain(
     one: tuple[Net, sg.Sampler], other: tuple[Net, sg.Sampler]
 ) -> None:
-    for p, q in zip(one[0].parameters(), other[0].parameters(), strict=True):
-        assert same_bits(p, q)
+    assert_same_bits([*one[0].parameters()], [*other[0].parameters()])
     ours, theirs = (sampler.state_dict() for _, sampler in (one, other))
-    assert ours["param_groups"] == theirs["param_groups"]
-    for index in {*ours["state"], *theirs["state"]}:  # torch may add empty ones
-        state = ours["state"].get(index, {})
-        expected_state = theirs["state"].get(index, {})
-        assert state.keys() == expected_state.keys()
-        for key, value in state.items():
-            expected = expected_state[key]
-            if torch.is_tensor(value):
-                assert same_bits(value, expected)
-            else:
-                assert value == expected
+    assert_same_bits(ours["param_groups"], theirs["param_groups"])
+    states = [
+        {index: state for index, state in each["state"].items() if state}
+        for each in (ours, theirs)  # torch may add empty ones
+    ]
+    assert_same_bits(*states)
 
 
 @EACH

@@ -179,7 +179,7 @@ void Run(const std::string& job_path, const std::string& result_path) {
       sampler->param_groups()[group].options().set_lr(
           lrs[i][static_cast<int64_t>(group)].item<double>());
     }
-    if (i % 60 == 7 && !create_graph) {
+    if (i % 20 == 7 && !create_graph) {
       gauges.observe([&] {
         const auto some = torch::indexing::Slice(0, 10);
         auto loss = nn::functional::cross_entropy(net->forward(x.index({some})),

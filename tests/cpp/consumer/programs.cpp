@@ -23,6 +23,11 @@
 namespace chain {
 #include "chain.cpp"
 }
+#ifdef DOCUMENTS
+namespace documents {
+#include DOCUMENTS
+}
+#endif
 namespace line {
 #include "line.cpp"
 }
@@ -36,6 +41,9 @@ namespace store {
 int main(int argc, char** argv) {
   const std::string name = std::filesystem::path(argv[0]).filename();
   if (name == "chain") return chain::main();
+#ifdef DOCUMENTS
+  if (name == "documents") return documents::main();
+#endif
   if (name == "line") return line::main();
   if (name == "resumable") return resumable::main(argc, argv);
   if (name == "store") return store::main(argc, argv);
