@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "apply/cpu.h"
-#include "call_of.h"
 #include "cuda_on_host.h"
 #include "row_calls.h"
 #include "tensors.h"
@@ -74,15 +73,14 @@ TEST(Drivers, MomentumIsResampledOnMultiplesOfTheInterval) {
     State plain(7);
     State resampling(7);
     State other_momentum(7);
-    On<Gaussian, CpuDriver>()(other_momentum.kept[0].Tensors(),
-                              /*std=*/1.0,
-                              other_momentum.offsets,
-                              /*seed=*/1,
-                              step,
-                              /*purpose=*/5,
-                              /*device_step=*/std::nullopt,
-                              /*rows=*/std::nullopt,
-                              /*num_chains=*/0);
+    Call fill(Gaussian::kRow);
+    fill.lists[0] = other_momentum.kept[0].Tensors();
+    fill.numbers[0] = 1;
+    fill.offsets = other_momentum.offsets;
+    fill.seed = 1;
+    fill.step = step;
+    fill.purpose = 5;
+    Perform<Gaussian, CpuDriver>(fill);
     PerformOn<SGHMCStep, CpuDriver>(plain, {.step = step});
     PerformOn<SGHMCStep, CpuDriver>(resampling, {.every = 5, .step = step});
     PerformOn<SGHMCStep, CpuDriver>(other_momentum, {.every = 5, .step = step});
