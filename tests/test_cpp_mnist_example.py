@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import re
 import shutil
 import subprocess
 import sys
@@ -95,10 +94,6 @@ def options(root: Path, out: Path, epochs: int, *more: object) -> list[object]:
 
 def results(out: Path) -> list[dict]:
     return json.loads((out / "results.json").read_text())["runs"]
-
-
-def is_of(methods: tuple[str, ...], run: dict) -> bool:
-    return run["config"]["method"] in methods
 
 
 def assert_same_runs(ours: list[dict], theirs: list[dict]) -> None:
@@ -268,12 +263,17 @@ def test_table_json_and_progress(
 def test_the_python_examples_figures(
     whole: tuple[Path, subprocess.CompletedProcess], images: Path, tmp_path: Path
 ) -> None:
-    """Of all methods tests/faults/test_cpp_checkpoints.py compares them."""
+    """Of all methods tests/faults/test_cpp_checkpoints.py compares them.
+
+    Each language goes on with the other's runs there, and with those that are killed in
+    test_killed_runs.py.
+    """
     out, done = whole
     methods = ("sgld", "sghmc")
     in_python = run_python(*options(images, tmp_path, 3, "--method", *methods))
     assert in_python.returncode == 0, in_python.stderr
-    assert_same_runs([r for r in results(out) if is_of(methods, r)], results(tmp_path))
+    expected = [r for r in results(out) if r["config"]["method"] in methods]
+    assert_same_runs(expected, results(tmp_path))
     for method in methods:
         ours = files(tmp_path / f"{method}-seed0")
         assert files(out / f"{method}-seed0") == ours
@@ -289,27 +289,6 @@ def test_the_python_examples_figures(
     assert len(rows) == 1 + len(METHODS)
     assert {head, *rows} >= {*table(in_python.stdout)}
     assert len(table(in_python.stdout)) == 2 + len(methods)
-
-
-@pytest.mark.slow
-def test_a_run_of_python_is_gone_on_with(
-    run_cpp: Run,
-    whole: tuple[Path, subprocess.CompletedProcess],
-    images: Path,
-    tmp_path: Path,
-) -> None:
-    """Python goes on with C++'s in tests/faults/test_cpp_checkpoints.py.
-
-    Runs that are killed go on in tests/faults/test_killed_runs.py.
-    """
-    methods = ("sgdm", "sghmc")
-    expected = [r for r in results(whole[0]) if is_of(methods, r)]
-    for go, epochs in ((run_python, 2), (run_cpp, 3)):
-        done = go(*options(images, tmp_path, epochs, "--method", *methods))
-        assert done.returncode == 0, done.stderr
-    assert re.match(r"sgdm-seed0: epoch [23] of 3, ", done.stderr)  # not anew
-    assert_same_runs(expected, results(tmp_path))
-    assert files(tmp_path / "sghmc-seed0") == files(whole[0] / "sghmc-seed0")
 
 
 def test_a_checkpoint_that_does_not_fit(

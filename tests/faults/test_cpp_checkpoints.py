@@ -1,6 +1,6 @@
 """Checkpoints of the C++ example: as tests/faults/test_checkpoints.py has it in Python.
 
-What becomes of damaged files is tested in tests/cpp/optim_test.cpp, bit by bit.
+What becomes of damaged files is tested in tests/cpp/state_dict_test.cpp, bit by bit.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ import gzip
 import importlib
 import json
 import os
+import re
 import resource
 import shutil
 import signal
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,23 +63,36 @@ def results(out: Path) -> list[dict]:
     return json.loads((out / "results.json").read_text())["runs"]
 
 
-def test_the_digits_are_pythons(run: Run, tmp_path: Path, one_thread: None) -> None:
-    """Four methods, half of them begun in C++ and continued in Python."""
-    cpp, python = tmp_path / "cpp", tmp_path / "python"
-    assert run(cpp, "--epochs", 3).returncode == 0
-    # Draws of a run that was killed before its first checkpoint.
-    store = "sghmc-seed0"
-    shutil.copytree(cpp / store, python / store)
-    assert run(python, "--epochs", 2, "--method", "sgdm", "sghmc").returncode == 0
-    options = ["--digits", "--threads", 1, "--seeds", 1, "--burn-in", 1]
-    run_example("sghmc2014.mnist", *options, "--epochs", 3, "--out", python)
-    ours, theirs = results(cpp), results(python)
-    assert [r["config"]["method"] for r in ours] == list(METHODS)
+def assert_same_runs(ours: list[dict], theirs: list[dict]) -> None:
     for one, other in zip(ours, theirs, strict=True):
         for key in ("config", "digest", "samples", "history"):
             assert one[key] == other[key]
         assert one["config"]["batch_size"] == 100
-    assert files(python / store) == files(cpp / store)
+
+
+def test_the_digits_are_pythons(run: Run, tmp_path: Path, one_thread: None) -> None:
+    """Four methods, half of them begun in one language and continued in the other."""
+    cpp, to_python, to_cpp = (tmp_path / name for name in ("cpp", "python", "again"))
+    store, half = "sghmc-seed0", ("--method", "sgdm", "sghmc")
+    options = ["--digits", "--threads", 1, "--seeds", 1, "--burn-in", 1]
+    in_python = partial(run_example, "sghmc2014.mnist", *options, "--epochs")
+    assert run(cpp, "--epochs", 3).returncode == 0
+    ours = results(cpp)
+    assert [r["config"]["method"] for r in ours] == list(METHODS)
+
+    # Draws of a run that was killed before its first checkpoint.
+    shutil.copytree(cpp / store, to_python / store)
+    assert run(to_python, "--epochs", 2, *half).returncode == 0
+    in_python(3, "--out", to_python)
+    assert_same_runs(ours, results(to_python))
+
+    in_python(2, "--out", to_cpp, *half)
+    done = run(to_cpp, "--epochs", 3, *half)
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"sgdm-seed0: epoch [23] of 3, ", done.stderr)  # not anew
+    expected = [r for r in ours if r["config"]["method"] in half]
+    assert_same_runs(expected, results(to_cpp))
+    assert files(to_python / store) == files(to_cpp / store) == files(cpp / store)
 
 
 def test_digits_that_are_not_there(run: Run, digits: Path, tmp_path: Path) -> None:
