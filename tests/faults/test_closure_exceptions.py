@@ -168,9 +168,9 @@ WARMUPS: dict[str, tuple[int, dict[str, Any]]] = {
     "HMC": (5, {}),
     "HMC, momenta kept": (5, {}),
     "HMC, many chains": (5, {}),
-    "HMC-ECS": (6, {"anchor_every": 2, "target_variance": 0.5}),
-    "HMC-ECS, order 1": (6, {"anchor_every": 2, "target_variance": 0.5}),
-    "HMC-ECS, signed": (6, {"anchor_every": 2, "target_variance": 0.5}),
+    "HMC-ECS": (4, {"anchor_every": 2, "target_variance": 0.5}),
+    "HMC-ECS, order 1": (4, {"anchor_every": 2, "target_variance": 0.5}),
+    "HMC-ECS, signed": (4, {"anchor_every": 2, "target_variance": 0.5}),
 }
 
 
