@@ -115,7 +115,7 @@ __attribute__((noinline)) std::array<double, kCount> ReduceStretch(
   }
   alignas(Vector) double lanes[kCount][kLanes];
   memcpy(lanes, sums, sizeof sums);
-  std::array<double, kCount> result;
+  std::array<double, kCount> result = {};
   for (size_t k = 0; k < kCount; ++k) result[k] = AddLanes(lanes[k]);
   return result;
 }
