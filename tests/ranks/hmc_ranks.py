@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import torch_sgmcmc as sg
 
-STEPS = 24
+STEPS = 50
 NUM_DATA = 47  # which ranks cannot share evenly
 CHAINS = 3
 TARGET: dict[str, Any] = {"num_data": NUM_DATA, "prior_precision": 1.0}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import torch_sgmcmc as sg
 
-STEPS = 20
+STEPS = 40
 # Parts of 4 and 3 data, or of 2, 2, 2 and 1.
 KINDS: dict[str, dict[str, Any]] = {
     "perturbed": {"subsample_size": 7},

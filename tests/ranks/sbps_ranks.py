@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import torch_sgmcmc as sg
 
-EVENTS = 120
+EVENTS = 300
 NUM_DATA = 47
 BATCH_SIZE = 11
 TARGET: dict[str, Any] = {
