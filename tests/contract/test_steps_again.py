@@ -419,6 +419,17 @@ def test_a_checkpoint_that_looks_for_state_makes_no_step(lr: float) -> None:
     assert sampler.param_groups[0]["step"] == 3
 
 
+def step_on_one_rank(
+    sampler: sg.Sampler, params: list[nn.Parameter], folder: Path
+) -> None:
+    where = {"init_method": f"file://{folder}/ranks", "rank": 0, "world_size": 1}
+    torch.distributed.init_process_group("gloo", **where)
+    try:
+        step(sampler, params, 3)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_ranks_that_come_later_are_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -428,12 +439,7 @@ def test_ranks_that_come_later_are_seen(
     settled: list[Any] = []
     monkeypatch.setattr(distributed, "settle", lambda c: not settled.append(c))
     monkeypatch.setattr(distributed, "world_size", lambda *_: 2)
-    where = {"init_method": f"file://{tmp_path}/ranks", "rank": 0, "world_size": 1}
-    torch.distributed.init_process_group("gloo", **where)
-    try:
-        step(sampler, params, 3)
-    finally:
-        torch.distributed.destroy_process_group()
+    step_on_one_rank(sampler, params, tmp_path)
     assert settled == [chain_of(sampler)]
 
 
@@ -449,12 +455,7 @@ def test_one_rank_alone_goes_on(
         return step_again_(*given)
 
     monkeypatch.setattr(again, "step_again_", counted)
-    where = {"init_method": f"file://{tmp_path}/ranks", "rank": 0, "world_size": 1}
-    torch.distributed.init_process_group("gloo", **where)
-    try:
-        step(sampler, params, 3)
-    finally:
-        torch.distributed.destroy_process_group()
+    step_on_one_rank(sampler, params, tmp_path)
     assert made == [2, 3, 4]
 
 
