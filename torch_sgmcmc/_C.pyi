@@ -55,7 +55,6 @@ def packed_call(
     seed: int,
     num_chains: int,
     has_means: bool,
-    prior_mean: float,
     lengths: Sequence[int],
     offsets: Sequence[int],
     numbers: Sequence[float],

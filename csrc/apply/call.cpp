@@ -37,8 +37,8 @@ std::string TextOf(const Row& row, const Slot& slot, char& alias) {
       return "int purpose";
     case Kind::kDeviceStep:
       return "Tensor? device_step=None";
-    case Kind::kPriorMean:
-      return TextOf(rows::kPriorMean);
+    case Kind::kCommon:
+      return TextOf(kCommonNumbers[slot.index].scalar);
     case Kind::kPriorMeans:
       return "Tensor[]? prior_means=None";
     case Kind::kRows:
@@ -98,8 +98,8 @@ Call::Call(const Row& row, const StableIValue* stack) : row(row) {
       case Kind::kDeviceStep:
         device_step = Taken<std::optional<Tensor>>(value);
         break;
-      case Kind::kPriorMean:
-        prior_mean = Taken<double>(value);
+      case Kind::kCommon:
+        common.*kCommonNumbers[index].place = Taken<double>(value);
         break;
       case Kind::kPriorMeans:
         prior_means = Taken<std::optional<TensorList>>(value);
@@ -126,9 +126,10 @@ void Call::CheckNumbers() const {
       CheckNumber(row.op, known.name, numbers[i], range);
     }
   }
-  if (row.has_prior_mean) {
-    const Scalar& mean = rows::kPriorMean;
-    CheckNumber(row.op, mean.name, prior_mean, RangeOf(mean.domain));
+  for (const CommonNumber& each : kCommonNumbers) {
+    if (!Has(row, each)) continue;
+    const Scalar& known = each.scalar;
+    CheckNumber(row.op, known.name, common.*each.place, RangeOf(known.domain));
   }
 }
 

@@ -38,7 +38,7 @@ struct Call {
   int64_t chains() const;
 
   // The coefficients of an update: its row's numbers in their order, but for
-  // integers, which come last, and the prior's mean.
+  // integers, which come last, and the common ones.
   template <class Op>
   typename Op::Coefficients CoefficientsOf() const {
     constexpr size_t kReal = [] {
@@ -64,7 +64,7 @@ struct Call {
   int64_t step = 0;
   int64_t purpose = 0;
   std::optional<Tensor> device_step;
-  double prior_mean = 0;
+  CommonNumbers common;
   std::optional<TensorList> prior_means;
   Rows rows;
   int64_t num_chains = 0;
@@ -74,7 +74,7 @@ struct Call {
   typename Op::Coefficients CoefficientsOf(
       std::index_sequence<kIndex...> /*indices*/) const {
     if constexpr (Op::kRow.has_prior_mean) {
-      return {numbers[kIndex]..., prior_mean};
+      return {numbers[kIndex]..., common};
     } else {
       return {numbers[kIndex]...};
     }

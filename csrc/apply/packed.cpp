@@ -58,8 +58,12 @@ Call CallOf(const char* op,
             const TensorList& state,
             int64_t step) {
   constexpr size_t kFirst = 2;  // params, grads
+  size_t count = row.numbers.count;
+  for (const CommonNumber& each : kCommonNumbers) {
+    if (Has(row, each)) ++count;
+  }
   if (packed.lengths.size() + kFirst != row.lists.count ||
-      packed.numbers.size() != row.numbers.count) {
+      packed.numbers.size() != count) {
     Fail(op, std::string("packed is not a call of ") + row.op);
   }
   Call call(row);
@@ -88,7 +92,10 @@ Call CallOf(const char* op,
   call.offsets = packed.offsets;
   call.seed = packed.seed;
   call.step = step;
-  call.prior_mean = packed.prior_mean;
+  size_t next = row.numbers.count;
+  for (const CommonNumber& each : kCommonNumbers) {
+    if (Has(row, each)) call.common.*each.place = packed.numbers[next++];
+  }
   call.num_chains = packed.num_chains;
   return call;
 }

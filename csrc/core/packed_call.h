@@ -19,10 +19,10 @@ struct PackedCall {
   int64_t seed = 0;
   int64_t num_chains = 0;
   int64_t has_means = 0;  // whether tensors of the prior's means come last
-  double prior_mean = 0;  // else
   std::vector<int64_t> lengths;  // of the lists of state, in the row's order
   std::vector<int64_t> offsets;
-  std::vector<double> numbers;  // in the row's order, integers among them
+  // In the row's order, integers among them, and the common ones that it has.
+  std::vector<double> numbers;
 
   std::vector<int64_t> Pack() const {
     std::vector<int64_t> words;
@@ -47,7 +47,6 @@ struct PackedCall {
     visit(call.seed);
     visit(call.num_chains);
     visit(call.has_means);
-    visit(call.prior_mean);
     visit(call.lengths);
     visit(call.offsets);
     visit(call.numbers);

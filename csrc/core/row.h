@@ -10,6 +10,7 @@
 #include <array>
 #include <cstddef>
 #include <initializer_list>
+#include <iterator>
 #include <limits>
 
 #include "core/range.h"
@@ -99,7 +100,7 @@ struct Row {
   Few<List, kMaxArguments> lists;
   Few<Scalar, kMaxArguments> numbers = {};
   Noise noise = Noise::kNone;
-  // prior_mean, a number, and prior_means, tensors that go before it.
+  // prior_mean, a common number, and prior_means, tensors that go before it.
   bool has_prior_mean = false;
   // How many numbers it returns, as a tensor of float64, or one of kOneNumber,
   // kForEachChain (of a number num_chains, its last), kByCode.
@@ -141,6 +142,24 @@ inline constexpr Scalar kNumChains{"num_chains", Domain::kPositiveCount};
 
 }  // namespace rows
 
+// Numbers that operators have in common and no row lists: one more is a member,
+// a line of the table, which operators have it, and what an update makes of it.
+struct CommonNumbers {
+  double prior_mean = rows::kPriorMean.fallback;  // where there are no tensors
+};
+
+struct CommonNumber {
+  Scalar scalar;
+  double CommonNumbers::*place;
+};
+
+inline constexpr CommonNumber kCommonNumbers[] = {
+    {rows::kPriorMean, &CommonNumbers::prior_mean}};
+
+constexpr bool Has(const Row& row, const CommonNumber& /*number*/) {
+  return row.has_prior_mean;
+}
+
 // An operator's arguments in their order.
 enum class Kind {
   kList,
@@ -151,7 +170,7 @@ enum class Kind {
   kStep,
   kPurpose,
   kDeviceStep,
-  kPriorMean,
+  kCommon,
   kPriorMeans,
   kRows,
   kNumChains
@@ -162,7 +181,8 @@ struct Slot {
   size_t index = 0;  // of a list or a number among its like
 };
 
-constexpr int kMaxSlots = 2 * kMaxArguments + 10;
+constexpr int kMaxSlots =
+    2 * kMaxArguments + 9 + static_cast<int>(std::size(kCommonNumbers));
 
 struct Slots {
   constexpr void Add(Kind kind, size_t index = 0) {
@@ -189,10 +209,10 @@ constexpr Slots SlotsOf(const Row& row) {
   }
   if (row.noise == Noise::kGiven) slots.Add(Kind::kPurpose);
   if (has_device) slots.Add(Kind::kDeviceStep);
-  if (row.has_prior_mean) {
-    slots.Add(Kind::kPriorMean);
-    slots.Add(Kind::kPriorMeans);
+  for (size_t i = 0; i < std::size(kCommonNumbers); ++i) {
+    if (Has(row, kCommonNumbers[i])) slots.Add(Kind::kCommon, i);
   }
+  if (row.has_prior_mean) slots.Add(Kind::kPriorMeans);
   if (has_noise) slots.Add(Kind::kRows);
   if (has_device) slots.Add(Kind::kNumChains);
   return slots;

@@ -33,8 +33,8 @@ struct BAOACoefficients : PriorCoefficients {
                    double prior_precision,
                    double temperature,
                    double noise_estimate,
-                   double prior_mean = 0)
-      : PriorCoefficients(prior_precision, num_data, prior_mean),
+                   const CommonNumbers& common = {})
+      : PriorCoefficients(prior_precision, num_data, common),
         lr(lr),
         momentum(momentum),
         noise_variance((1 + momentum) * (1 + momentum) *

@@ -141,7 +141,7 @@ struct EWSGLogRatios {
                              call.number(3),
                              call.number(4),
                              static_cast<Surrogate>(call.integer(5)),
-                             call.prior_mean);
+                             call.common.prior_mean);
     const bool has_momentum = !call.list(3).empty() && c.twice_share != 0;
     const auto reduce = [&](auto prior) {
       const auto sum = [&](const auto& map) {
@@ -156,7 +156,7 @@ struct EWSGLogRatios {
     using Prior = EWSGPrior;
     if (c.twice_decay == 0) {
       reduce(std::integral_constant<Prior, Prior::kFlat>());
-    } else if (call.prior_mean == 0 && !call.prior_means) {
+    } else if (call.common.prior_mean == 0 && !call.prior_means) {
       reduce(std::integral_constant<Prior, Prior::kAboutZero>());
     } else {
       reduce(std::integral_constant<Prior, Prior::kAboutMean>());

@@ -173,7 +173,7 @@ struct SumsForGauges {
                                call.list(2).empty() ? 0.0 : 1.0,
                                call.number(2),
                                call.number(3),
-                               call.prior_mean};
+                               call.common.prior_mean};
     // A plan leaves empty tensors out: their sums stay 0.
     std::vector<int64_t> rows;
     for (size_t i = 0; i < call.list(0).size(); ++i) {

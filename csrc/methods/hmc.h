@@ -28,16 +28,16 @@ struct LeapfrogCoefficients {
                        double drift,
                        double num_data,
                        double prior_precision,
-                       double prior_mean = 0)
+                       const CommonNumbers& common = {})
       : pull(-kick * num_data),
         decay(-kick * prior_precision),
         drift(drift),
-        prior_mean(prior_mean) {}
+        common(common) {}
 
   double pull;   // of the mean loss's gradient
   double decay;  // of theta - mu
   double drift;
-  double prior_mean;  // mu, where there is no array of it
+  CommonNumbers common;
 };
 
 // What leapfrogs have in common: r + kick grad U, without the mass.
@@ -47,7 +47,7 @@ class Kicks {
   explicit Kicks(const LeapfrogCoefficients& c)
       : pull_(static_cast<Real>(c.pull)),
         decay_(static_cast<Real>(c.decay)),
-        prior_mean_(static_cast<Real>(c.prior_mean)) {}
+        prior_mean_(static_cast<Real>(c.common.prior_mean)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return false; }
   SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
@@ -252,7 +252,7 @@ struct HMCEnergy {
   template <class Reducer, class Plan, class Call, class Tensor>
   static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
     const double precision = call.number(0);
-    const double mean = call.prior_mean;
+    const double mean = call.common.prior_mean;
     const bool has_mass = !call.list(2).empty();
     const auto reduce = [&](const auto& map) {
       Reducer::Reduce(plan, map, call.chains(), result);

@@ -9,15 +9,18 @@
 
 #include "core/arithmetic.h"
 #include "core/macros.h"
+#include "core/row.h"
 
 namespace torch_sgmcmc {
 
 struct PriorCoefficients {
-  PriorCoefficients(double prior_precision, double num_data, double prior_mean)
-      : weight_decay(prior_precision / num_data), prior_mean(prior_mean) {}
+  PriorCoefficients(double prior_precision,
+                    double num_data,
+                    const CommonNumbers& common)
+      : weight_decay(prior_precision / num_data), common(common) {}
 
   double weight_decay;  // lambda / N
-  double prior_mean;    // mu, where there is no array of it
+  CommonNumbers common;
 };
 
 // An update by this gradient, at every step.
@@ -28,7 +31,7 @@ class PosteriorGradient {
   template <class Coefficients>
   explicit PosteriorGradient(const Coefficients& c)
       : weight_decay_(static_cast<Real>(c.weight_decay)),
-        prior_mean_(static_cast<Real>(c.prior_mean)) {}
+        prior_mean_(static_cast<Real>(c.common.prior_mean)) {}
 
   SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
   SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }

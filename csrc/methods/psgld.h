@@ -32,16 +32,16 @@ struct PSGLDMoveCoefficients {
                         double num_data,
                         double prior_precision,
                         double temperature,
-                        double prior_mean = 0)
+                        const CommonNumbers& common = {})
       : lr(lr),
         weight_decay(prior_precision / num_data),
         heat(lr * temperature / num_data),
-        prior_mean(prior_mean) {}
+        common(common) {}
 
   double lr;
   double weight_decay;
-  double heat;        // lr T / N
-  double prior_mean;  // mu, where there is no array of it
+  double heat;  // lr T / N
+  CommonNumbers common;
 };
 
 struct PSGLDCoefficients : PSGLDMoveCoefficients {
@@ -51,9 +51,9 @@ struct PSGLDCoefficients : PSGLDMoveCoefficients {
                     double temperature,
                     double decay,
                     double eps,
-                    double prior_mean = 0)
+                    const CommonNumbers& common = {})
       : PSGLDMoveCoefficients(
-            lr, num_data, prior_precision, temperature, prior_mean),
+            lr, num_data, prior_precision, temperature, common),
         decay(decay),
         eps(eps) {}
 
@@ -69,7 +69,7 @@ class PSGLDMove {
       : minus_lr_(static_cast<Real>(-c.lr)),
         weight_decay_(static_cast<Real>(c.weight_decay)),
         noise_scale_(static_cast<Real>(std::sqrt(2 * c.heat))),
-        prior_mean_(static_cast<Real>(c.prior_mean)) {}
+        prior_mean_(static_cast<Real>(c.common.prior_mean)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
   SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }

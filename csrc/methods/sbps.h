@@ -56,7 +56,7 @@ struct SBPSReflectCoefficients {
   double weight_decay;  // lambda / N
   double scale;         // 1 / |v|
   double gain;          // 2 (v . A g) / (|A g|^2 |v|)
-  double prior_mean;    // mu, where there is no array of it
+  CommonNumbers common;
 };
 
 // v <- scale v - gain A g. Arrays: theta, grad, v, A if preconditioned, and mu.
@@ -106,7 +106,7 @@ class SBPSPreconditionedReflectUpdate : public SBPSReflection<Real, true> {
 struct SBPSAdaptCoefficients {
   double weight_decay;
   double decay;
-  double prior_mean;  // mu, where there is no array of it
+  CommonNumbers common;
 };
 
 // V <- b V + (1 - b) g^2. Arrays: theta, grad, V, mu.
@@ -319,7 +319,7 @@ struct SBPSReflectSums {
         kRow.op,
         plan,
         call.template CoefficientsOf<SBPSReflectSums>(),
-        Line(call.prior_mean),
+        Line(call.common.prior_mean),
         result);
   }
 };
@@ -344,7 +344,7 @@ struct SBPSPreconditionSums {
         kRow.op,
         plan,
         SBPSPreconditionCoefficients{call.number(0), call.number(1)},
-        Line(call.prior_mean),
+        Line(call.common.prior_mean),
         result);
   }
 };
@@ -359,7 +359,8 @@ struct SBPSSumsOfLine {
   template <class Reducer, class Plan, class Call, class Tensor>
   static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
     using Line = SBPSLineSums</*kArrays=*/2, /*kOrigin=*/0, /*kDirection=*/1>;
-    Reducer::Reduce(plan, Line(call.prior_mean), /*num_chains=*/1, result);
+    Reducer::Reduce(
+        plan, Line(call.common.prior_mean), /*num_chains=*/1, result);
   }
 };
 
@@ -380,9 +381,9 @@ struct SBPSSumsOfReflection {
       Reducer::Reduce(plan, map, /*num_chains=*/1, result);
     };
     if (call.list(3).empty()) {
-      reduce(SBPSReflectionSums<false>(call.number(0), call.prior_mean));
+      reduce(SBPSReflectionSums<false>(call.number(0), call.common.prior_mean));
     } else {
-      reduce(SBPSReflectionSums<true>(call.number(0), call.prior_mean));
+      reduce(SBPSReflectionSums<true>(call.number(0), call.common.prior_mean));
     }
   }
 };

@@ -44,8 +44,8 @@ struct SGHMCCoefficients : PriorCoefficients {
                     double prior_precision,
                     double temperature,
                     double noise_estimate,
-                    double prior_mean = 0)
-      : PriorCoefficients(prior_precision, num_data, prior_mean),
+                    const CommonNumbers& common = {})
+      : PriorCoefficients(prior_precision, num_data, common),
         lr(lr),
         momentum(momentum),
         heat(2 * lr * temperature / num_data),

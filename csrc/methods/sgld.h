@@ -23,8 +23,8 @@ struct SGLDCoefficients : PriorCoefficients {
                    double num_data,
                    double prior_precision,
                    double temperature,
-                   double prior_mean = 0)
-      : PriorCoefficients(prior_precision, num_data, prior_mean),
+                   const CommonNumbers& common = {})
+      : PriorCoefficients(prior_precision, num_data, common),
         lr(lr),
         noise_scale(std::sqrt(2 * lr * temperature / num_data)) {}
 

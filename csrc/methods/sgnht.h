@@ -30,8 +30,8 @@ struct SGNHTCoefficients : PriorCoefficients {
                     double prior_precision,
                     double temperature,
                     double thermostat_rate,
-                    double prior_mean = 0)
-      : PriorCoefficients(prior_precision, num_data, prior_mean),
+                    const CommonNumbers& common = {})
+      : PriorCoefficients(prior_precision, num_data, common),
         lr(lr),
         momentum(momentum),
         heat(lr * temperature / num_data),

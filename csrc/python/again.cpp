@@ -218,7 +218,6 @@ void BindAgain(py::module_& m) {
          int64_t seed,
          int64_t num_chains,
          bool has_means,
-         double prior_mean,
          std::vector<int64_t> lengths,
          std::vector<int64_t> offsets,
          std::vector<double> numbers) {
@@ -227,7 +226,6 @@ void BindAgain(py::module_& m) {
                                             seed,
                                             num_chains,
                                             static_cast<int64_t>(has_means),
-                                            prior_mean,
                                             std::move(lengths),
                                             std::move(offsets),
                                             std::move(numbers)};
@@ -239,7 +237,6 @@ void BindAgain(py::module_& m) {
       py::arg("seed"),
       py::arg("num_chains"),
       py::arg("has_means"),
-      py::arg("prior_mean"),
       py::arg("lengths"),
       py::arg("offsets"),
       py::arg("numbers"),

@@ -27,6 +27,18 @@ const char* NameOf(Start start) {
   return "";
 }
 
+py::dict AsDict(const Scalar& number) {
+  const torch_sgmcmc::Range range = torch_sgmcmc::RangeOf(number.domain);
+  py::dict item;
+  item["name"] = number.name;
+  item["is_integer"] = torch_sgmcmc::IsInteger(number.domain);
+  item["low"] = range.low;
+  item["high"] = range.high;
+  item["low_open"] = range.low_open;
+  item["default"] = number.fallback;
+  return item;
+}
+
 py::dict AsDict(const Row& row) {
   py::list lists;
   for (const List& list : row.lists) {
@@ -40,22 +52,18 @@ py::dict AsDict(const Row& row) {
     lists.append(item);
   }
   py::list numbers;
-  for (const Scalar& number : row.numbers) {
-    const torch_sgmcmc::Range range = torch_sgmcmc::RangeOf(number.domain);
-    py::dict item;
-    item["name"] = number.name;
-    item["is_integer"] = torch_sgmcmc::IsInteger(number.domain);
-    item["low"] = range.low;
-    item["high"] = range.high;
-    item["low_open"] = range.low_open;
-    item["default"] = number.fallback;
-    numbers.append(item);
+  for (const Scalar& number : row.numbers) numbers.append(AsDict(number));
+  py::list common;
+  for (const torch_sgmcmc::CommonNumber& number :
+       torch_sgmcmc::kCommonNumbers) {
+    if (Has(row, number)) common.append(AsDict(number.scalar));
   }
   py::dict result;
   result["op"] = row.op;
   result["lists"] = lists;
   result["numbers"] = numbers;
   result["has_noise"] = row.noise != torch_sgmcmc::Noise::kNone;
+  result["common"] = common;
   result["has_prior_mean"] = row.has_prior_mean;
   result["sums"] = row.sums;
   return result;
@@ -72,5 +80,6 @@ void BindRows(py::module_& m) {
         return rows;
       },
       "What operators on lists of tensors are (csrc/core/row.h): names of "
-      "lists and numbers, the numbers' ranges and defaults (NaN: none).");
+      "lists and numbers, the numbers' ranges and defaults (NaN: none), and "
+      "the like of those that operators have in common.");
 }

@@ -156,7 +156,6 @@ class Arguments {
     PackedCall call;
     call.looks = random_.below(2);
     call.seed = random_.any();
-    call.prior_mean = random_.fraction();
     for (int i = 0; i < 4; ++i) call.numbers.push_back(random_.fraction());
     if (name == "packed") {
       call.row = PlaceOf(SGLDStep::kRow);
@@ -169,6 +168,7 @@ class Arguments {
       call.numbers.insert(call.numbers.end(),
                           {random_.fraction(), surrogate, 1.0});
     }
+    call.numbers.push_back(random_.fraction());  // the prior's mean
     return at::tensor(call.Pack(), at::kLong);
   }
   static int64_t count_of(const c10::IValue& list) {

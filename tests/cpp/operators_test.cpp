@@ -48,8 +48,8 @@ std::vector<StableIValue> StackOf(const Call& call) {
         return from(call.purpose);
       case Kind::kDeviceStep:
         return from(call.device_step);
-      case Kind::kPriorMean:
-        return from(call.prior_mean);
+      case Kind::kCommon:
+        return from(call.common.*kCommonNumbers[slot.index].place);
       case Kind::kPriorMeans:
         return from(call.prior_means);
       case Kind::kRows:

@@ -190,7 +190,7 @@ inline Call CallOf(const Row& row, State& s, const How& how) {
   call.seed = -5;
   call.step = how.step;
   call.purpose = 3;
-  call.prior_mean = 0.7;
+  call.common.prior_mean = 0.7;
   if (row.has_prior_mean && how.has_all) call.prior_means = s.means.Tensors();
   if (row.noise == Noise::kNone) return call;
   call.offsets = s.offsets;

@@ -58,10 +58,9 @@ class Made:
             "seed": STREAM["seed"],
             "num_chains": self.num_chains,
             "has_means": self.means is not None,
-            **self.prior,
             "lengths": [*map(len, self.lists[2:])],
             "offsets": self.offsets,
-            "numbers": [*map(float, self.numbers.values())],
+            "numbers": [*map(float, [*self.numbers.values(), *self.prior.values()])],
         }
         return torch.frombuffer(_C.packed_call(**called | instead), dtype=torch.int64)
 
@@ -141,7 +140,7 @@ def test_words_that_do_not_fit_change_nothing(key: str, value: Any, words: str) 
 def test_numbers_out_of_range_change_nothing() -> None:
     call = Made("sgld_step_")
     with pytest.raises(RuntimeError, match="Invalid lr: -1"):
-        call.packed(call.words(numbers=[-1.0, 7.0, 1.0, 1.0]))
+        call.packed(call.words(numbers=[-1.0, 7.0, 1.0, 1.0, 0.0]))
     with pytest.raises(RuntimeError, match="Invalid step"):
         ops.step_again_(*call.lists, call.words(), -1)
 
@@ -152,8 +151,8 @@ def test_numbers_out_of_range_change_nothing() -> None:
         (lambda w: w[:-1], "not the words of a packed call"),
         (lambda w: torch.cat((w, w[:1])), "not the words of a packed call"),
         (lambda w: w[:0], "not the words of a packed call"),
-        (lambda w: w.index_fill(0, torch.tensor(6), 2**62), "not the words"),
-        (lambda w: w.index_fill(0, torch.tensor(6), -1), "not the words"),
+        (lambda w: w.index_fill(0, torch.tensor(5), 2**62), "not the words"),
+        (lambda w: w.index_fill(0, torch.tensor(5), -1), "not the words"),
         (lambda w: w.double(), "packed must be contiguous, of int64"),
         (lambda w: w.repeat_interleave(2)[::2], "packed must be contiguous"),
     ],
@@ -195,10 +194,9 @@ class Compared(Made):
             "row": [*ROWS].index("ewsg_log_ratio"),
             **dict(looks=False, seed=0, num_chains=0),
             "has_means": self.means is not None,
-            **self.prior,
             "lengths": [len(self.proposals), len(self.momenta)],
             "offsets": [],
-            "numbers": [*map(float, self.weights.values()), 1.0],
+            "numbers": [*map(float, self.weights.values()), 1.0, *self.prior.values()],
         }
         return torch.frombuffer(_C.packed_call(**called | instead), dtype=torch.int64)
 
@@ -267,7 +265,7 @@ def test_ewsg_changes_nothing_for_what_is_not_finite(which: str, value: float) -
         ("lengths", [1, -1], "weights is no call of ewsg_log_ratio"),
         ("lengths", [10**6, 0], "state has fewer tensors than packed says"),
         ("numbers", [0.1], "packed is not a call of ewsg_log_ratio"),
-        ("numbers", [0.1, 0.9, 7.0, 1.0, 0.7, 9.0, 1.0], "Invalid surrogate: 9"),
+        ("numbers", [0.1, 0.9, 7.0, 1.0, 0.7, 9.0, 1.0, 0.0], "Invalid surrogate: 9"),
     ],
 )
 def test_ewsg_refuses_weights_that_do_not_fit(key: str, value: Any, words: str) -> None:

@@ -14,7 +14,7 @@ from torch_sgmcmc.chain import operators
 from torch_sgmcmc.chain.dtypes import blank, state_dtype
 from torch_sgmcmc.chain.master import start_masters
 from torch_sgmcmc.chain.momentum import start_momenta
-from torch_sgmcmc.chain.prior import PRIOR_MEAN, prior_of
+from torch_sgmcmc.chain.prior import PRIOR_MEAN, means_of
 from torch_sgmcmc.chain.record import Chain, Work
 
 __all__ = ["Method"]
@@ -31,8 +31,8 @@ class Method:
         row = operators.ROWS[operator]
         self.operator = getattr(operators, operator)
         self._place = [*operators.ROWS].index(operator)
-        self._numbers = row["numbers"]
-        self._call = _compiled(row["numbers"])
+        self._numbers = [*row["numbers"], *row["common"]]
+        self._call = _compiled(self._numbers)
         own = {each["key"]: each["start"] for each in row["lists"] if each["key"]}
         #: The keys of the state that begins as the row says, and how.
         self.starts: Mapping[str, str] = {k: how for k, how in own.items() if how}
@@ -81,7 +81,7 @@ class Method:
             (params, grads, *lists),
             group,
             offsets,
-            prior_of(chain.state, group, params),
+            means_of(chain.state, params),
             chain.noise(group),
         )
 
@@ -102,19 +102,17 @@ class Method:
             The lists and the prior's means in one list, and all that is not a tensor.
         """
         group, params, _, offsets = work
-        prior = prior_of(chain.state, group, params)
-        means = prior["prior_means"]
-        numbers = {**group, **instead}
+        means = means_of(chain.state, params)
+        group = {**group, **instead}
         memory = _C.packed_call(
             row=self._place,
             looks=looks,
             seed=group["seed"],
             num_chains=chain.noise(group).get("num_chains", 0),
             has_means=means is not None,
-            prior_mean=prior["prior_mean"],
             lengths=[*map(len, lists)],
             offsets=offsets,
-            numbers=[numbers.get(n["name"], n["default"]) for n in self._numbers],
+            numbers=[group.get(n["name"], n["default"]) for n in self._numbers],
         )
         state = [tensor for each in (*lists, means or ()) for tensor in each]
         return state, torch.frombuffer(memory, dtype=torch.int64)
@@ -144,7 +142,7 @@ def _compiled(numbers: list[dict[str, Any]]) -> Callable[..., None]:
         for name in (each["name"] for each in numbers)
     )
     return eval(
-        "lambda operator, lists, group, offsets, prior, step: "
-        f"operator(*lists, {named}, offsets=offsets, **prior, **step)",
+        "lambda operator, lists, group, offsets, means, step: "
+        f"operator(*lists, {named}, offsets=offsets, prior_means=means, **step)",
         {"defaults": defaults},
     )

@@ -20,6 +20,7 @@ __all__ = [
     "away_from_mean",
     "complete_means",
     "copies",
+    "means_of",
     "number_or",
     "prior_of",
 ]
@@ -99,15 +100,19 @@ def complete_means(
                 state[p][PRIOR_MEAN] = mean
 
 
+def means_of(state: Mapping[Any, Any], params: Sequence[Tensor]) -> list[Tensor] | None:
+    """The tensors that are the means of a group's parameters, if there are any."""
+    # Of a group all parameters have one, or none.
+    if params and PRIOR_MEAN in state.get(params[0], ()):
+        return [state[p][PRIOR_MEAN] for p in params]
+    return None
+
+
 def prior_of(
     state: Mapping[Any, Any], group: dict[str, Any], params: Sequence[Tensor]
 ) -> dict[str, Any]:
     """The arguments prior_mean and prior_means of an operator."""
-    # Of a group all parameters have one, or none.
-    means = None
-    if params and PRIOR_MEAN in state.get(params[0], ()):
-        means = [state[p][PRIOR_MEAN] for p in params]
-    return {"prior_mean": group[PRIOR_MEAN], "prior_means": means}
+    return {"prior_mean": group[PRIOR_MEAN], "prior_means": means_of(state, params)}
 
 
 def away_from_mean(

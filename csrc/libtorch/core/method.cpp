@@ -58,8 +58,8 @@ auto ArgumentAt(const Work& work,
     return key.step;
   } else if constexpr (kKind == Kind::kDeviceStep) {
     return std::cref(key.device_step);
-  } else if constexpr (kKind == Kind::kPriorMean) {
-    return numbers.prior_mean;
+  } else if constexpr (kKind == Kind::kCommon) {
+    return numbers.common.*kCommonNumbers[kSlot.index].place;
   } else if constexpr (kKind == Kind::kPriorMeans) {
     return MeansOf(work.prior_means);
   } else if constexpr (kKind == Kind::kRows) {
@@ -99,9 +99,7 @@ std::vector<std::string> KeysOf(const Row& row) {
 }
 
 Method::Method(const char* op, const SamplerOptions& options)
-    : op_(op),
-      row_(RowNamed(op)),
-      place_of_mean_(options.place_of("prior_mean")) {
+    : op_(op), row_(RowNamed(op)) {
   AllOperators::ForEach([&](auto each) {
     using Op = typename decltype(each)::type;
     if constexpr (kUpdates<Op>) {
@@ -114,13 +112,19 @@ Method::Method(const char* op, const SamplerOptions& options)
     auto& place = places_.emplace_back();
     if (found != known.end()) place = found - known.begin();
   }
+  for (const CommonNumber& number : kCommonNumbers) {
+    common_places_.push_back(options.place_of(number.scalar.name));
+  }
 }
 
 void Method::update(
     const Work& work,
     std::initializer_list<std::pair<std::string_view, double>> instead) const {
   UpdateNumbers numbers;
-  numbers.prior_mean = work.options->number_at(place_of_mean_);
+  for (size_t i = 0; i < common_places_.size(); ++i) {
+    numbers.common.*kCommonNumbers[i].place =
+        work.options->number_at(common_places_[i]);
+  }
   for (size_t i = 0; i < places_.size(); ++i) {
     const auto* const given = std::ranges::find_if(
         instead,

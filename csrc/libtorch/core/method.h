@@ -25,7 +25,7 @@ std::vector<std::string> KeysOf(const Row& row);
 // What an update's operator takes besides what work says.
 struct UpdateNumbers {
   std::array<double, kMaxArguments> own = {};  // of its row
-  double prior_mean = 0;
+  CommonNumbers common;
 };
 
 // An operator with a row, called with the hyperparameters of one class.
@@ -47,7 +47,7 @@ class Method {
   void (*call_)(const Work& work, const UpdateNumbers& numbers) = nullptr;
   // Of the row's numbers among those of the options, which may lack some.
   std::vector<std::optional<size_t>> places_;
-  size_t place_of_mean_;
+  std::vector<size_t> common_places_;  // of kCommonNumbers
 };
 
 }  // namespace torch_sgmcmc

@@ -93,7 +93,7 @@ struct TypeOf<Kind::kOffsets> : std::type_identity<Integers> {};
 template <>
 struct TypeOf<Kind::kDeviceStep> : std::type_identity<MaybeTensor> {};
 template <>
-struct TypeOf<Kind::kPriorMean> : std::type_identity<double> {};
+struct TypeOf<Kind::kCommon> : std::type_identity<double> {};
 template <>
 struct TypeOf<Kind::kPriorMeans> : std::type_identity<MaybeTensors> {};
 template <>
