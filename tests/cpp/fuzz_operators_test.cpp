@@ -154,21 +154,25 @@ class Arguments {
   // Of a step of SGLD, and of what EWSG compares by.
   Tensor words(const std::string& name) {
     PackedCall call;
+    const Row* row = nullptr;
     call.looks = random_.below(2);
     call.seed = random_.any();
     for (int i = 0; i < 4; ++i) call.numbers.push_back(random_.fraction());
     if (name == "packed") {
-      call.row = PlaceOf(SGLDStep::kRow);
+      row = &SGLDStep::kRow;
       call.lengths = {count_of(values_.back())};
       call.offsets.assign(shapes_.size(), 0);
     } else {
-      call.row = PlaceOf(EWSGLogRatios::kRow);
+      row = &EWSGLogRatios::kRow;
       call.lengths = {count_of(values_[2]), 0};
       const auto surrogate = static_cast<double>(random_.below(kSurrogates));
       call.numbers.insert(call.numbers.end(),
                           {random_.fraction(), surrogate, 1.0});
     }
-    call.numbers.push_back(random_.fraction());  // the prior's mean
+    for (const CommonNumber& each : kCommonNumbers) {
+      if (Has(*row, each)) call.numbers.push_back(random_.fraction());
+    }
+    call.row = PlaceOf(*row);
     return at::tensor(call.Pack(), at::kLong);
   }
   static int64_t count_of(const c10::IValue& list) {

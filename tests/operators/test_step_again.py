@@ -25,6 +25,11 @@ STEPS = [op for op in ROWS if op.endswith("step_")]
 NUMBERS = {"decay": 0.9, "eps": 0.1, "momentum": 0.8, "noise_estimate": 0.05}
 
 
+def common(op: str, **more: Any) -> dict[str, float]:
+    """Numbers that the operator's row does not list."""
+    return {n["name"]: more.get(n["name"], n["default"]) for n in ROWS[op]["common"]}
+
+
 class Made:
     """A call of an operator, and the same as words."""
 
@@ -47,7 +52,7 @@ class Made:
             for each in self.row["numbers"]
         }
         self.offsets = scattered_offsets(params)
-        self.prior = {"prior_mean": more.get("prior_mean", 0.0)}
+        self.common = common(op, **more)
         self.means = states(params, 9) if more.get("means") else None
         self.looks = looks
 
@@ -60,7 +65,7 @@ class Made:
             "has_means": self.means is not None,
             "lengths": [*map(len, self.lists[2:])],
             "offsets": self.offsets,
-            "numbers": [*map(float, [*self.numbers.values(), *self.prior.values()])],
+            "numbers": [*map(float, [*self.numbers.values(), *self.common.values()])],
         }
         return torch.frombuffer(_C.packed_call(**called | instead), dtype=torch.int64)
 
@@ -68,7 +73,12 @@ class Made:
         lists = [*map(clones, self.lists)]
         more = {"num_chains": self.num_chains, "prior_means": self.means}
         getattr(ops, self.row["op"])(
-            *lists, **self.numbers, offsets=self.offsets, **STREAM, **self.prior, **more
+            *lists,
+            **self.numbers,
+            offsets=self.offsets,
+            **STREAM,
+            **self.common,
+            **more,
         )
         return lists
 
@@ -140,7 +150,7 @@ def test_words_that_do_not_fit_change_nothing(key: str, value: Any, words: str) 
 def test_numbers_out_of_range_change_nothing() -> None:
     call = Made("sgld_step_")
     with pytest.raises(RuntimeError, match="Invalid lr: -1"):
-        call.packed(call.words(numbers=[-1.0, 7.0, 1.0, 1.0, 0.0]))
+        call.packed(call.words(numbers=[-1.0, 7.0, 1.0, 1.0, *call.common.values()]))
     with pytest.raises(RuntimeError, match="Invalid step"):
         ops.step_again_(*call.lists, call.words(), -1)
 
@@ -188,6 +198,7 @@ class Compared(Made):
         self.momenta = self.lists[2] if with_momenta else []
         self.weights = {**dict(lr=0.3, momentum=0.8 * with_momenta, num_data=7.0)}
         self.weights |= {"prior_precision": 1.9, "temperature": 0.7, "surrogate": 3}
+        self.prior = common("ewsg_log_ratio", **more)
 
     def weight_words(self, **instead: Any) -> Tensor:
         called = {
