@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.cpp, pytest.mark.usefixtures("one_thread")]
     ids=str,
 )
 def test_the_same_bits(name: str, dtype: torch.dtype, run_in_cpp: RunInCpp) -> None:
-    steps = 480 if "SBPS" in name else 240  # some of its events are bounces
+    steps = 480 if "SBPS" in name else 120  # some of its events are bounces
     job = first_steps(make_job(name, dtype), name, steps)
     expected = run_in_python(name, job)
     moved = expected["model"]["0.weight"] - job["model"]["0.weight"]
