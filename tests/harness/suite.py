@@ -19,6 +19,7 @@ from harness.targets import (
 )
 
 __all__ = [
+    "FELT_GAMMA",
     "absorbed",
     "accounted",
     "all_at_once",
@@ -125,12 +126,18 @@ def double_well(method: Method, *, noisy: bool = False) -> Experiment:
     return Experiment(method, target, settings, chains=50_000, seed=60)
 
 
-def absorbed(method: Method) -> Experiment:
+def absorbed(method: Method, **settings: Any) -> Experiment:
     """Gradient noise of very different size, from half the heat to none."""
     noise = np.diag([0.12, 0.03, 1e-9])
     target = Quadratic(correlated(3, seed=80, condition=3.0), _centre(3), noise)
-    settings = {"lr": 0.1, "num_data": 20, "prior_precision": 8.0, "temperature": 0.6}
-    return Experiment(method, target, settings, chains=10_000, seed=81)
+    shared = {
+        "lr": 0.1,
+        "num_data": 20,
+        "prior_precision": 8.0,
+        "temperature": 0.6,
+        **settings,
+    }
+    return Experiment(method, target, shared, chains=10_000, seed=81)
 
 
 def memoryless(method: Method, *, gamma: bool) -> Experiment:
@@ -153,6 +160,10 @@ def started(method: Method) -> Experiment:
     target = Quadratic(np.array([[0.8]]), np.zeros(1))
     settings = {"lr": 0.02, "num_data": 20, "temperature": 0.6}
     return Experiment(method, target, settings, chains=100_000, seed=85)
+
+
+#: Steps so long that few burn in, and an eps so small that Γ matters.
+FELT_GAMMA = {"lr": 0.05, "eps": 0.3, "decay": 0.7}
 
 
 def normal(method: Method, **settings: Any) -> Experiment:

@@ -268,11 +268,11 @@ def test_gamma_restores_the_target() -> None:
     }
     for gamma, limit in ((True, 1.0), (False, weighted_variance(0.5))):
         errors = []
-        for lr in (0.04, 0.02, 0.01):
+        for lr in (0.08, 0.04, 0.02):
             law = memoryless_law(lr=lr, gamma=gamma, **common)
             assert law.moment(1) == pytest.approx(0, abs=1e-8)
             errors.append(law.moment(2) - limit)
-        assert abs(errors[2]) < 0.02
+        assert abs(errors[2]) < 0.04
         assert abs(errors[1]) < 0.6 * abs(errors[0])
         assert abs(errors[2]) < 0.6 * abs(errors[1])
     assert weighted_variance(0.5) > 1.6
@@ -284,16 +284,18 @@ def test_gamma_from_the_first_step_on() -> None:
 
 def test_gamma_with_a_memory() -> None:
     exact = np.array([0.0, 1.0])
-    check_extrapolated(suite.normal(ADAPTING), exact, time=12)
-    without = replace(suite.normal(ADAPTING, gamma=False), chains=5000)
+    check_extrapolated(suite.normal(ADAPTING, **suite.FELT_GAMMA), exact, time=12)
+    without = suite.normal(ADAPTING, gamma=False, **suite.FELT_GAMMA)
+    without = replace(without, chains=5000)
     with pytest.raises(StatisticalError):
         check_extrapolated(without, exact, time=12)
 
 
 def test_gamma_on_a_skewed_target() -> None:
     exact = np.array([LogGamma.mean, LogGamma.variance + LogGamma.mean**2])
-    check_extrapolated(suite.skewed(ADAPTING), exact, time=12)
-    without = replace(suite.skewed(ADAPTING, gamma=False), chains=5000)
+    check_extrapolated(suite.skewed(ADAPTING, **suite.FELT_GAMMA), exact, time=12)
+    without = suite.skewed(ADAPTING, gamma=False, **suite.FELT_GAMMA)
+    without = replace(without, chains=5000)
     with pytest.raises(StatisticalError):
         check_extrapolated(without, exact, time=12)
 
