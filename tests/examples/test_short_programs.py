@@ -107,7 +107,7 @@ def test_methods_have_the_same_gradients(
 
 
 def test_adapters_alone_are_stored(tmp_path: Path, one_thread: None) -> None:
-    options = ("--epochs", 3, "--steps", 400)
+    options = ("--epochs", 2, "--steps", 80)
     printed = run("transformer_lora", tmp_path / "lora.png", *options)
     store = sg.SampleStore(tmp_path / "draws")
     assert len(store[0]) == 16 and all("lora_" in name for name in store[0])
