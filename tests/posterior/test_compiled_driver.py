@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness.inductor import (
-    NEEDS_COMPILER,
-    RUNS_BLOCKS,
-    graphs_alone,  # noqa: F401
-)
+from harness.inductor import RUNS_BLOCKS, graphs_alone  # noqa: F401
 from reference import same_bits
 from torch import Tensor, nn
 
@@ -57,8 +53,9 @@ def test_blocks_are_as_long_as_they_can_be() -> None:
 
 
 @RUNS_BLOCKS
-@NEEDS_COMPILER
+@pytest.mark.usefixtures("graphs_alone")
 def test_draws_are_those_of_single_steps() -> None:
+    """What inductor builds of blocks is in tests/operators/test_compiled_steps.py."""
     torch._dynamo.reset()
     single, store = run(None, compile=False), run(None)
     assert len(store) == len(single) == 5
