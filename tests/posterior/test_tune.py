@@ -256,7 +256,7 @@ def test_a_network_on_mnist(data_root: Path, n: int) -> None:
         return loss
 
     # V falls as the network trains: what is found is that of burnt-in chains.
-    for steps in (1500, 4000):
+    for steps in (1000, 2000):
         run(sampler, closure, steps)
         result = sg.tune(sampler, closure, gradients=1500, progress=False)
         assert result.feasible, result.summary()
