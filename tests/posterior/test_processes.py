@@ -185,7 +185,7 @@ def loss(model, batch):
 {call}
 """
 CALL = """sg.sample(model, sghmc, loader(), {loss}, {folder!r}, steps=5, chains=2,
-          processes=2, progress=False, seed=1{more})
+          processes=2, progress=False, check=False, seed=1{more})
 """
 
 
