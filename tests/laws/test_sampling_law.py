@@ -320,7 +320,7 @@ def test_documented_bias(decay: float, gamma: bool, variance: float) -> None:
     chains = Chains(experiment, np.ones(1))
     if gamma:
         chains.scatter(1.0)
-    chains.advance(1000)
+    chains.advance(600)
     looks = []
     for _ in range(10):
         chains.advance(50)
