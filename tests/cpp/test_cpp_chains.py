@@ -70,7 +70,7 @@ def test_each_continues_the_others_chain(name: str, run_in_cpp: RunInCpp) -> Non
     job["gibbs_every"] //= 5
     # Missing gradients, comparisons and Gibbs updates fall on the same steps as in
     # the whole.
-    split, steps = 7 * 20, 200
+    split, steps = 7 * 20, 160
     first, rest = first_steps(job, name, split), steps_from(job, name, split, steps)
     whole = run_in_python(name, first_steps(job, name, steps))
 
