@@ -13,7 +13,7 @@ from torch.torch_version import TorchVersion
 
 from torch_sgmcmc.chain.checks import check_integer
 from torch_sgmcmc.chain.record import has_hooks
-from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.sampler import Sampler, check_sampler
 
 __all__ = ["compiled_steps"]
 
@@ -97,11 +97,7 @@ def compiled_steps(
             f"compiled_steps needs torch {_FIRST} or newer (this is "
             f"{torch.__version__}; with 2.11 the compiled losses were wrong)"
         )
-    if not isinstance(sampler, Sampler):
-        raise TypeError(
-            f"Invalid sampler: got {type(sampler).__name__} "
-            "(must be a torch_sgmcmc sampler)"
-        )
+    check_sampler(sampler)
     steps = check_integer("steps", steps, low=1)
     if not sampler.defaults.get("capturable", False):
         raise ValueError(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,9 +12,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain.checks import check_integer, check_real
-from torch_sgmcmc.chain.closures import exchanged
+from torch_sgmcmc.chain.checks import check_callable, check_integer, check_real
+from torch_sgmcmc.chain.closures import exchanged, kept_gradients
 from torch_sgmcmc.chain.distributed import world_size
+from torch_sgmcmc.chain.dtypes import state_dtype
 from torch_sgmcmc.chain.jacobians import jacobian
 from torch_sgmcmc.chain.operators import control_variate_
 from torch_sgmcmc.chain.shards import refuse
@@ -118,9 +118,9 @@ class ControlVariates:
                 f"Invalid sampler: got {type(sampler).__name__} (must be a sampler or "
                 "another torch optimizer)"
             )
-        _check_callable("loss_fn", loss_fn)
+        check_callable("loss_fn", loss_fn)
         if batch_size is not None:
-            _check_callable("batch_size", batch_size)
+            check_callable("batch_size", batch_size)
         if not isinstance(progress, bool):
             raise TypeError(f"Invalid progress: {progress!r} (must be a bool)")
         refuse("parameters", (p for g in sampler.param_groups for p in g["params"]))
@@ -154,7 +154,7 @@ class ControlVariates:
         total_loss, count = 0.0, 0
         sums: list[Tensor | None] = [None] * len(params)
         hessian = _no_hessian(params) if self.order == 2 else None
-        with _kept_gradients(params):
+        with kept_gradients(params):
             for batch in self._watched(loader):
                 size = self._size(batch)
                 look = None
@@ -172,7 +172,7 @@ class ControlVariates:
         if count == 0:
             raise ValueError("Invalid loader: it has no data")
         full = [
-            None if total is None else (total / count).to(_arithmetic(p.dtype))
+            None if total is None else (total / count).to(state_dtype(p))
             for p, total in zip(params, sums, strict=True)
         ]
         if not all(f is None or bool(torch.isfinite(f).all()) for f in full):
@@ -223,7 +223,7 @@ class ControlVariates:
             moves = [p.detach() - a for p, a in zip(params, anchor, strict=True)]
             full = _bent(full, self._full_hessian, moves)
             look = partial(self._hessian_product, params, moves)
-        with _kept_gradients(params) as before:
+        with kept_gradients(params) as before:
             with exchanged(params, anchor):
                 _, anchor_grads = self._gradients(params, batch, look=look)
             loss, grads = self._gradients(params, batch, create_graph)
@@ -284,7 +284,7 @@ class ControlVariates:
             for t, p in zip(anchor, params, strict=True)
         ]
         self._full_grads = [
-            None if t is None else t.to(p.device, _arithmetic(p.dtype), copy=True)
+            None if t is None else t.to(p.device, state_dtype(p), copy=True)
             for t, p in zip(full, params, strict=True)
         ]
         self._full_hessian = hessian
@@ -422,7 +422,7 @@ class ControlVariates:
             # No graph can miss its gradient: only values are made up here.
             g = torch.zeros_like(p) if g is None else g
             a = torch.zeros_like(g) if a is None else a
-            f = torch.zeros_like(g, dtype=_arithmetic(g.dtype)) if f is None else f
+            f = torch.zeros_like(g, dtype=state_dtype(g)) if f is None else f
             if g.data_ptr() == a.data_ptr() and g.numel() > 0:
                 raise RuntimeError(
                     f"{type(self).__name__} got the gradients at θ in the memory of "
@@ -459,22 +459,6 @@ class ControlVariates:
             return loader
         name = "full gradient" if self.order == 1 else "full gradient and Hessian"
         return bar(loader, desc=name, leave=False, disable=None)
-
-
-@contextmanager
-def _kept_gradients(params: list[Tensor]) -> Iterator[list[Tensor | None]]:
-    """Puts the parameters' gradients back in the end."""
-    before = [p.grad for p in params]
-    try:
-        yield before
-    finally:
-        for p, grad in zip(params, before, strict=True):
-            p.grad = grad
-
-
-def _arithmetic(dtype: torch.dtype) -> torch.dtype:
-    """The type that the operators compute in."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _widest(params: list[Tensor]) -> torch.dtype:
@@ -533,10 +517,3 @@ def _first_length(batch: Any) -> int:
         f"the number of data in a batch of type {type(batch).__name__} is unknown: "
         "give batch_size, a function that returns it"
     )
-
-
-def _check_callable(name: str, value: object) -> None:
-    if not callable(value):
-        raise TypeError(
-            f"Invalid {name}: {value!r} (must be callable, got {type(value).__name__})"
-        )

@@ -36,12 +36,6 @@ from torch_sgmcmc.chain.state_checks import check_part, dual_averaging
 
 __all__ = ["HMC"]
 
-# One trajectory is simulated, and one decision made, for all parameters: only the
-# prior precision may differ between param groups.
-_SHARED = (
-    *("step_size", "num_steps", "trajectory_length", "num_data", "temperature"),
-    *("metropolis", "resample_momentum_every", "num_chains"),
-)
 _COUNTERS = ("num_trajectories", "num_accepted", "num_divergences")
 
 _NO_CLOSURE = """\
@@ -160,7 +154,6 @@ class HMC(Hamiltonian):
         Letters B 1991.
     """
 
-    _SHARED: ClassVar[tuple[str, ...]] = _SHARED
     _PROGRESS: ClassVar[Mapping[str, Any]] = {
         **dict.fromkeys(_COUNTERS, 0),
         # The state of the step size's adaptation; empty when there is none.

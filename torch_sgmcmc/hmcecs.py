@@ -40,11 +40,6 @@ from torch_sgmcmc.ecs.whitening import kinetic
 
 __all__ = ["HMCECS"]
 
-_HYPERPARAMETERS = (
-    *("num_data", "subsample_size", "num_products", "variant", "step_size"),
-    *("trajectory_length", "num_blocks", "control_variate", "mass_matrix"),
-    *("temperature", "max_variance", "chunk_size"),
-)
 _COUNTERS = (
     *("num_trajectories", "num_accepted", "num_divergences"),
     "num_subsamples_accepted",
@@ -185,7 +180,6 @@ class HMCECS(Anchored):
     _SETTINGS = settings("HMCECS")
     # Its momenta are drawn for all parameters together.
     _TAKES_SHARDS = False
-    _SHARED: ClassVar[tuple[str, ...]] = _HYPERPARAMETERS
     _PROGRESS: ClassVar[Mapping[str, Any]] = {
         **dict.fromkeys(_COUNTERS, 0),
         "num_evaluations": 0,
@@ -453,7 +447,7 @@ class HMCECS(Anchored):
 
     def _over_ranks(self, closure: Closure) -> Any:
         first, names = self.param_groups[0], ("prior_precision", PRIOR_MEAN)
-        settings = [first[name] for name in _HYPERPARAMETERS]
+        settings = [first[name] for name in self._SHARED]
         settings += [group[name] for group in self.param_groups for name in names]
         sampling = self._drawn_by()
         settings.append(None if sampling is None else sampling.digest)

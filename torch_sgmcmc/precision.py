@@ -12,7 +12,7 @@ from torch_sgmcmc.chain.checks import check_real
 from torch_sgmcmc.chain.operators import sum_of_squares
 from torch_sgmcmc.chain.prior import away_from_mean
 from torch_sgmcmc.chain.state_checks import check_count
-from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.sampler import Sampler, check_sampler
 
 __all__ = ["GammaPrecision"]
 
@@ -63,11 +63,7 @@ class GammaPrecision:
     def __init__(
         self, sampler: Sampler, *, shape: float = 1.0, rate: float = 1.0
     ) -> None:
-        if not isinstance(sampler, Sampler):
-            raise TypeError(
-                f"Invalid sampler: got {type(sampler).__name__} "
-                "(must be a torch_sgmcmc sampler)"
-            )
+        check_sampler(sampler)
         if sampler.param_groups[0].get("num_chains") is not None:
             raise ValueError(
                 "Invalid sampler: it has num_chains, and a group's prior_precision "

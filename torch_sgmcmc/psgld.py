@@ -21,8 +21,9 @@ from torch_sgmcmc.chain.operators import gaussian_, sum_of_squares
 from torch_sgmcmc.chain.record import Chain, Work
 from torch_sgmcmc.chain.roots import root
 from torch_sgmcmc.chain.settings import settings
+from torch_sgmcmc.sampler import Sampler
 
-__all__ = ["PSGLD"]
+__all__ = ["PSGLD", "needs_graph"]
 
 # DistributedDataParallel averages gradients, but not their graphs.
 _BY_THE_HESSIAN = (
@@ -174,7 +175,7 @@ class PSGLD(ManyChains):
         Its scale is in the graph of the gradients, hence in h, and is not known here
         after ``scaler.unscale_``. Without Γ, gradients come unscaled as always.
         """
-        return any(group["adapt"] and group["gamma"] for group in self.param_groups)
+        return needs_graph(self)
 
     def _gather(self, *, checked: bool = False) -> list[Work]:
         refuse_scaler(
@@ -186,7 +187,7 @@ class PSGLD(ManyChains):
         return super()._gather(checked=checked)
 
     def _check_ranks(self) -> None:
-        if any(group["adapt"] and group["gamma"] for group in self.param_groups):
+        if needs_graph(self):
             refuse_lone_decisions(self._chain_now(), *_BY_THE_HESSIAN)
             self._chain.placement.refuse(
                 "Invalid gamma: True needs second derivatives, which are not taken of "
@@ -311,6 +312,13 @@ class PSGLD(ManyChains):
     ) -> None:
         method = self._METHOD if work.group["adapt"] else self._FROZEN
         method.update(chain, work, prepared)
+
+
+def needs_graph(sampler: Sampler) -> bool:
+    """Whether it takes gradients by ``backward(create_graph=True)``."""
+    return isinstance(sampler, PSGLD) and any(
+        group["adapt"] and group["gamma"] for group in sampler.param_groups
+    )
 
 
 def _begin_gamma(

@@ -38,7 +38,7 @@ from torch_sgmcmc.chain.param_groups import (
 from torch_sgmcmc.chain.record import Chain, Work
 from torch_sgmcmc.chain.turns import take_turn
 
-__all__ = ["Sampler"]
+__all__ = ["Sampler", "check_sampler"]
 
 
 class Sampler(Bookkeeping):
@@ -408,3 +408,12 @@ class Sampler(Bookkeeping):
     def target_summary(self) -> str:
         """Says which distribution is sampled: data scale, prior, temperature."""
         return summary.target_summary(self._chain_now())
+
+
+def check_sampler(sampler: object) -> None:
+    """Raises unless it is one of this library's."""
+    if not isinstance(sampler, Sampler):
+        raise TypeError(
+            f"Invalid sampler: got {type(sampler).__name__} (must be a torch_sgmcmc "
+            "sampler)"
+        )

@@ -38,23 +38,7 @@ from torch_sgmcmc.chain.state_checks import check_count, check_part
 
 __all__ = ["SBPS"]
 
-# Hyperparameters of the one trajectory that all param groups make together.
-_TRAJECTORY = (
-    "num_data",
-    "temperature",
-    "confidence",
-    "forgetting",
-    "refresh_rate",
-    "preconditioned",
-    "adapt",
-    "adapt_always",
-    "decay",
-    "eps",
-    "sample_interval",
-    "replacement",
-)
-
-_hyperparameters = itemgetter(*_TRAJECTORY, "prior_precision", PRIOR_MEAN)
+_hyperparameters = itemgetter(*(row.name for row in settings("SBPS")))
 
 # What the sampler keeps of it, the same in all param groups. The clock is never
 # changed, but replaced by another; a state dict has it as a list of numbers.
@@ -203,7 +187,6 @@ class SBPS(Watched):
 
     # Its velocities are drawn for whole tensors.
     _TAKES_SHARDS = False
-    _SHARED: ClassVar[tuple[str, ...]] = _TRAJECTORY
     _PROGRESS: ClassVar[Mapping[str, Any]] = _PROGRESS
     # It cannot bounce at a rate that is not finite.
     _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip")

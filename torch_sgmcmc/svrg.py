@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torch_sgmcmc.chain.checks import check_integer
 from torch_sgmcmc.control_variates import ControlVariates, LossFunction
-from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.sampler import Sampler, check_sampler
 
 __all__ = ["SVRG"]
 
@@ -69,11 +69,7 @@ class SVRG(ControlVariates):
         batch_size: Callable[[Any], int] | None = None,
         progress: bool = True,
     ) -> None:
-        if not isinstance(sampler, Sampler):
-            raise TypeError(
-                f"Invalid sampler: got {type(sampler).__name__} "
-                "(must be a torch_sgmcmc sampler)"
-            )
+        check_sampler(sampler)
         super().__init__(sampler, loss_fn, batch_size=batch_size, progress=progress)
         self.loader = loader
         self.refresh_every = check_integer("refresh_every", refresh_every, low=1)

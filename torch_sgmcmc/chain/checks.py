@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "check_callable",
     "check_capturable",
     "check_choice",
+    "check_function",
     "check_integer",
     "check_real",
     "check_seed",
@@ -79,6 +81,20 @@ def check_integer(
         wanted = f">= {low}" if high == math.inf else f"in [{low}, {high - 1:g}]"
         raise ValueError(f"Invalid {name}: {value} (must be {wanted})")
     return operator.index(value)
+
+
+def check_callable(name: str, value: object) -> None:
+    """Raises unless it can be called."""
+    if not callable(value):
+        raise TypeError(
+            f"Invalid {name}: {value!r} (must be callable, got {type(value).__name__})"
+        )
+
+
+def check_function(name: str, value: object) -> None:
+    """The same of what is a function or, by mistake, what it would return."""
+    if not callable(value):
+        raise TypeError(f"Invalid {name}: {type(value).__name__} (must be a function)")
 
 
 def check_capturable(value: object) -> None:

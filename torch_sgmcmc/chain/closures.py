@@ -20,6 +20,7 @@ __all__ = [
     "check_comparable",
     "exchanged",
     "fresh_gradients",
+    "kept_gradients",
     "lightning_module",
     "refuse_accumulation",
     "refuse_scaler",
@@ -136,6 +137,17 @@ def exchanged(params: list[Tensor], values: list[Tensor]) -> Iterator[None]:
     finally:
         for p, data in zip(params, own, strict=True):
             p.data = data
+
+
+@contextmanager
+def kept_gradients(params: list[Tensor]) -> Iterator[list[Tensor | None]]:
+    """Puts the parameters' gradients back in the end."""
+    before = [p.grad for p in params]
+    try:
+        yield before
+    finally:
+        for p, grad in zip(params, before, strict=True):
+            p.grad = grad
 
 
 def _is(a: object, b: object) -> bool:

@@ -6,16 +6,21 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from torch_sgmcmc.chain.prior import PRIOR_MEAN
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["SharedSettings"]
+
+# What groups may have each for itself, unless a sampler says otherwise.
+_OF_GROUP = ("prior_precision", PRIOR_MEAN)
 
 
 class SharedSettings(Sampler):
     """A sampler that makes one decision for all param groups, on the host.
 
     A subclass names in ``_SHARED`` the hyperparameters that must be equal in all groups
-    (a group cannot set them), and in ``_PROGRESS`` what it counts.
+    (a group cannot set them), unless these are all but the prior's, and in
+    ``_PROGRESS`` what it counts.
     """
 
     _CAPTURABLE: ClassVar[bool] = False
@@ -24,6 +29,10 @@ class SharedSettings(Sampler):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        own = vars(cls)
+        if "_SETTINGS" in own and "_SHARED" not in own:
+            names = (row.name for row in cls._SETTINGS)
+            cls._SHARED = tuple(name for name in names if name not in _OF_GROUP)
         cls._MANAGED = (*Sampler._MANAGED, *cls._SHARED, *cls._PROGRESS)
 
     def _set(self, **values: Any) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_sgmcmc.chain.checks import check_callable
+
 __all__ = ["LogLikelihood"]
 
 
@@ -61,15 +63,10 @@ class LogLikelihood:
         log_likelihood: Callable[[Tensor, Tensor], Any],
         rows: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        parts = {"outputs": outputs, "log_likelihood": log_likelihood, "rows": rows}
-        for name, value in parts.items():
-            if name == "rows" and value is None:
-                continue
-            if not callable(value):
-                raise TypeError(
-                    f"Invalid {name}: {value!r} (must be callable, got "
-                    f"{type(value).__name__})"
-                )
+        check_callable("outputs", outputs)
+        check_callable("log_likelihood", log_likelihood)
+        if rows is not None:
+            check_callable("rows", rows)
         self._outputs, self._log_likelihood, self._rows = outputs, log_likelihood, rows
 
     def __call__(self, indices: Tensor) -> Any:

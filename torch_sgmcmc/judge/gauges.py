@@ -24,7 +24,7 @@ from torch_sgmcmc.chain.state_checks import check_count, check_tensor
 from torch_sgmcmc.chain.trajectory_heat import TrajectoryHeat
 from torch_sgmcmc.judge.centers import centers_of
 from torch_sgmcmc.judge.readings import Readings
-from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.sampler import Sampler, check_sampler
 
 if TYPE_CHECKING:
     from torch_sgmcmc.bouncy.flight import Flight, Piece
@@ -137,11 +137,7 @@ class Gauges(Readings):
         center: Iterable[Tensor | float] | str | None = None,
         names: Sequence[str] | None = None,
     ) -> None:
-        if not isinstance(sampler, Sampler):
-            raise TypeError(
-                f"Invalid sampler: a {type(sampler).__name__} (must be a sampler of "
-                "torch_sgmcmc)"
-            )
+        check_sampler(sampler)
         check_integer("every", every, low=1)
         chain_of(sampler).placement.refuse(
             "Invalid sampler: it has DTensors, and gauges take sums over whole "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_sgmcmc.chain.checks import check_integer, check_real, draw_seed
-from torch_sgmcmc.chain.closures import exchanged
+from torch_sgmcmc.chain.closures import exchanged, kept_gradients
 from torch_sgmcmc.chain.optional import optional
 from torch_sgmcmc.chain.prior import PRIOR_MEAN
 from torch_sgmcmc.chain.progress import progress_bar
@@ -21,7 +21,7 @@ from torch_sgmcmc.chain.shards import refuse
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.hmcecs import HMCECS
 from torch_sgmcmc.judge.gauges import Gauges
-from torch_sgmcmc.psgld import PSGLD
+from torch_sgmcmc.psgld import needs_graph
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sbps import SBPS
 from torch_sgmcmc.seeds import fold_in
@@ -218,7 +218,6 @@ def local_learning_coefficient(
         raise ValueError("Invalid params: none requires gradients")
     refuse("params", moving)
     best = [p.detach().clone() for p in moving]
-    grads = [p.grad for p in moving]
     steps = range(chains * (burn_in + draws))
     bar = iter(progress_bar(steps, "learning coefficient", progress))
     temperature = num_data / inverse_temperature
@@ -230,20 +229,19 @@ def local_learning_coefficient(
     base = _Losses(loss, moving, best, num_data, batch_size)
     rows, heats = [], []
     try:
-        for k in range(chains):
-            _put(moving, best)
-            key = fold_in(seed, k)
-            chain = sampler(moving, **target, prior_mean=best, seed=key)
-            _check(chain, moving, target, batch_size)
-            # The seed is used again by design: of each estimate, at other w* too.
-            chain_of(chain).shared_noise_said = True
-            row, heat = base.along(chain, burn_in, draws, fold_in(key, 1), bar)
-            rows.append(row)
-            heats.append(heat)
+        with kept_gradients(moving):
+            for k in range(chains):
+                _put(moving, best)
+                key = fold_in(seed, k)
+                chain = sampler(moving, **target, prior_mean=best, seed=key)
+                _check(chain, moving, target, batch_size)
+                # The seed is used again by design: of each estimate, at other w* too.
+                chain_of(chain).shared_noise_said = True
+                row, heat = base.along(chain, burn_in, draws, fold_in(key, 1), bar)
+                rows.append(row)
+                heats.append(heat)
     finally:
         _put(moving, best)
-        for p, grad in zip(moving, grads, strict=True):
-            p.grad = grad
         getattr(bar, "close", lambda: None)()
     traces = inverse_temperature * torch.tensor(rows, dtype=torch.float64)[:, burn_in:]
     temperatures = torch.tensor(heats, dtype=torch.float64) / temperature
@@ -293,9 +291,7 @@ class _Losses:
         And T_kin and T_conf after burn-in.
         """
         generator = torch.Generator().manual_seed(seed)
-        twice = isinstance(sampler, PSGLD) and any(
-            group["adapt"] and group["gamma"] for group in sampler.param_groups
-        )
+        twice = needs_graph(sampler)
         first: list[float] = []
 
         def closure() -> Tensor:

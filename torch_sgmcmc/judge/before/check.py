@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_sgmcmc.baoa import BAOA
+from torch_sgmcmc.chain.closures import kept_gradients
 from torch_sgmcmc.chain.record import chain_of, state_bytes_of
 from torch_sgmcmc.chain.rows import halves, rows_of
 from torch_sgmcmc.chain.wrappers import unwrapped
@@ -182,7 +183,6 @@ class _Looking:
     @contextmanager
     def without_trace(self, loader: Any) -> Iterator[None]:
         """All is afterwards as before, as far as it can be known."""
-        grads = [p.grad for p in self.all]
         indices, batches = (
             getattr(loader, name, None) for name in ("sampler", "batch_sampler")
         )
@@ -195,11 +195,13 @@ class _Looking:
         draws = [(owner, owner.state_dict()) for owner in drawing]
         devices = sorted({p.device.index for p in self.all if p.device.type == "cuda"})
         try:
-            with torch.random.fork_rng(devices), kept(self.model):
+            with (
+                torch.random.fork_rng(devices),
+                kept(self.model),
+                kept_gradients(self.all),
+            ):
                 yield
         finally:
-            for p, grad in zip(self.all, grads, strict=True):
-                p.grad = grad
             for key, generator in generators.items():
                 generator.set_state(states[key])
             for owner, state in draws:

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.ewsg import EWSG
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.hmcecs import HMCECS
-from torch_sgmcmc.psgld import PSGLD
+from torch_sgmcmc.posterior.driver.closures import closure_of
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sbps import SBPS
 
@@ -55,14 +54,15 @@ class Chain:
             raise ValueError(
                 "Invalid sampler: its parameters are not all those that it was given"
             )
-        closures: dict[type[Sampler], Callable[..., Any]] = {
-            **{SBPS: self._examples, HMCECS: self._log_likelihoods},
-            **{HMC: self._each_chain, EWSG: self._sum, Sampler: self._gradient},
-        }
-        #: Of the first class that it is one of.
-        self.closure = next(
-            closure for kind, closure in closures.items() if isinstance(sampler, kind)
-        )
+        self.closure: Callable[..., Any]
+        if isinstance(sampler, SBPS):
+            self.closure = self._examples
+        elif isinstance(sampler, HMCECS):
+            self.closure = self._log_likelihoods
+        elif isinstance(sampler, HMC):
+            self.closure = self._each_chain
+        else:
+            self.closure = closure_of(sampler, self._sum)
         self._samples: list[list[Tensor]] | None = None
         if isinstance(sampler, SBPS):
             sampler.register_sample_hook(self._keep)
@@ -88,20 +88,8 @@ class Chain:
     # The mean loss of each simulation: what is summed is that of independent chains,
     # each with the gradient that it would have alone.
 
-    def _gradient(self) -> Tensor:
-        sampler = self.sampler
-        sampler.zero_grad()
-        loss = self._losses(self._draw_indices()).mean(1).sum()
-        twice = isinstance(sampler, PSGLD) and any(
-            group["adapt"] and group["gamma"] for group in sampler.param_groups
-        )
-        loss.backward(create_graph=twice)
-        return loss.detach()
-
     def _sum(self) -> Tensor:
-        loss = self._losses(self._draw_indices()).mean(1).sum()
-        loss.backward()
-        return loss.detach()
+        return self._losses(self._draw_indices()).mean(1).sum()
 
     def _each_chain(self) -> Tensor:
         rows = self._losses(self._draw_indices()).mean(1)

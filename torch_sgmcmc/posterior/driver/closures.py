@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
 from torch_sgmcmc.ewsg import EWSG
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.hmcecs import HMCECS
-from torch_sgmcmc.psgld import PSGLD
+from torch_sgmcmc.psgld import needs_graph
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sbps import SBPS
 
@@ -43,13 +42,7 @@ def closure_of(
         if one_gradient_a_step(sampler):  # others see to it
             sampler.zero_grad()
         value = loss()
-        value.backward(create_graph=_second_derivatives(sampler))
+        value.backward(create_graph=needs_graph(sampler))
         return value.detach()
 
     return backward
-
-
-def _second_derivatives(sampler: Any) -> bool:
-    return isinstance(sampler, PSGLD) and any(
-        group["adapt"] and group["gamma"] for group in sampler.param_groups
-    )

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torch_sgmcmc.chain.checks import check_integer, draw_seed
+from torch_sgmcmc.chain.checks import check_function, check_integer, draw_seed
 from torch_sgmcmc.chain.lengths import length_of
 from torch_sgmcmc.posterior.driver.chain import (
     ChainState,
@@ -160,12 +160,8 @@ def sample(
     processes = check_integer("processes", processes, low=1)
     if epochs is not None and length_of(loader) is None:
         raise TypeError("Invalid loader: it has no length (give steps, not epochs)")
-    functions = {"model": model, "sampler": sampler, "loss": loss}
-    for name, function in functions.items():
-        if not callable(function):
-            raise TypeError(
-                f"Invalid {name}: {type(function).__name__} (must be a function)"
-            )
+    for name, function in {"model": model, "sampler": sampler, "loss": loss}.items():
+        check_function(name, function)
     if "chain" in collecting:
         raise TypeError("Invalid chain: sample() numbers its chains from 0 on")
     if "gauges" in collecting:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain.checks import check_integer
+from torch_sgmcmc.chain.checks import check_function, check_integer
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.judge.gauges import Gauges
 from torch_sgmcmc.posterior.store.background import Background
@@ -136,10 +136,8 @@ class Collector:
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"Invalid dtype: {dtype} (must be a floating-point one)")
         for name, function in {"weight": weight, "when": when}.items():
-            if function is not None and not callable(function):
-                raise TypeError(
-                    f"Invalid {name}: {type(function).__name__} (must be a function)"
-                )
+            if function is not None:
+                check_function(name, function)
         if gauges is not None and not isinstance(gauges, Gauges):
             raise TypeError(f"Invalid gauges: {type(gauges).__name__} (must be Gauges)")
         if gauges is not None and gauges.sampler is not sampler:
