@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch_sgmcmc.chain.distributed import world_size
 from torch_sgmcmc.chain.dtypes import state_dtype
 from torch_sgmcmc.chain.jacobians import jacobian
 from torch_sgmcmc.chain.operators import control_variate_
+from torch_sgmcmc.chain.rows import tensors_in
 from torch_sgmcmc.chain.shards import refuse
 from torch_sgmcmc.chain.state_checks import check_tensor
 
@@ -504,15 +505,9 @@ def _bent(
 
 def _first_length(batch: Any) -> int:
     """The length of the first tensor in a batch."""
-    pending = [batch]
-    while pending:
-        item = pending.pop(0)
-        if isinstance(item, Tensor) and item.dim() > 0:
-            return len(item)
-        if isinstance(item, (list, tuple)):
-            pending[:0] = item
-        elif isinstance(item, Mapping):
-            pending[:0] = item.values()
+    for tensor in tensors_in(batch):
+        if tensor.dim() > 0:
+            return len(tensor)
     raise RuntimeError(
         f"the number of data in a batch of type {type(batch).__name__} is unknown: "
         "give batch_size, a function that returns it"

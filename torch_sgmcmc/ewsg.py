@@ -93,11 +93,8 @@ class EWSG(SharedSettings):
     -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`,
     up to an error of the order of ``lr`` and what the weights leave of the minibatch
     noise. Neither ``lr`` nor ``momentum`` changes the target. With
-    ``persistent_index_chain`` it is (θ, v, minibatch) that is Markov. Where θ and v
-    hardly move, its minibatches follow the weights for any M, those after fresh starts
-    as M → ∞ only. At large ``lr`` it lags behind: an update moves v against the
-    gradient of its minibatch, which so loses weight, and with M = 1 a step comes near
-    to one of :class:`SGHMC`.
+    ``persistent_index_chain`` it is (θ, v, minibatch) that is Markov; at large ``lr``
+    it lags behind the weights.
 
     Args:
         params: parameters or param groups, as for :class:`torch.optim.SGD`.
@@ -298,7 +295,9 @@ class EWSG(SharedSettings):
         if closure is None:
             raise TypeError(_NO_CLOSURE)
         again = self._again_now()
-        length = self._chain_length(again)
+        if again is None:
+            self._check_all_groups()
+        length = self.param_groups[0]["index_chain_length"]
         refuse_accumulation(self, closure)
         if length > 0 and not self._warned and lightning_module(closure) is not None:
             self._warned = True
@@ -414,12 +413,6 @@ class EWSG(SharedSettings):
     def _looks_later(self, work: list[Work]) -> bool:
         """Minibatches are compared on the host."""
         return False
-
-    def _chain_length(self, again: Again | None) -> int:
-        """Checks all groups before any work is done, and returns M."""
-        if again is None:
-            self._check_all_groups()
-        return self.param_groups[0]["index_chain_length"]
 
     def _propose(
         self, closure: Callable[[], Any], work: list[Work], again: Again | None

@@ -54,11 +54,18 @@ class _BatchSampler(torch.utils.data.Sampler[list[int]]):
         self._resumes = False  # whether the next iteration is to start there
 
     @abstractmethod
-    def _memory(self, step: int, count: int) -> bytearray:
-        """The memory of ``count`` minibatches from number step on, of this rank."""
+    def _memory(self, **drawn: int) -> bytearray:
+        """That of minibatches: how many, from which number on, for which rank."""
 
     def _rows(self, step: int, count: int) -> Tensor:
-        flat = torch.frombuffer(self._memory(step, count), dtype=torch.int64)
+        memory = self._memory(
+            count=count,
+            seed=self.seed,
+            step=step,
+            num_replicas=self.num_replicas,
+            rank=self.rank,
+        )
+        flat = torch.frombuffer(memory, dtype=torch.int64)
         return flat.view(count, self.batch_size // self.num_replicas)
 
     def at(self, numbers: Any) -> Tensor:
@@ -202,17 +209,9 @@ class IndependentBatchSampler(_BatchSampler):
             _check_batch_fits(batch_size, num_data)
         self.replacement = replacement
 
-    def _memory(self, step: int, count: int) -> bytearray:
-        return _C.minibatches(
-            self.num_data,
-            self.batch_size,
-            count=count,
-            replacement=self.replacement,
-            seed=self.seed,
-            step=step,
-            num_replicas=self.num_replicas,
-            rank=self.rank,
-        )
+    def _memory(self, **drawn: int) -> bytearray:
+        sizes = self.num_data, self.batch_size
+        return _C.minibatches(*sizes, replacement=self.replacement, **drawn)
 
 
 class StratifiedBatchSampler(_BatchSampler):
@@ -284,16 +283,8 @@ class StratifiedBatchSampler(_BatchSampler):
         """The number of strata."""
         return len(self._ends)
 
-    def _memory(self, step: int, count: int) -> bytearray:
-        return _C.stratified_minibatches(
-            self._ends,
-            self.batch_size,
-            count=count,
-            seed=self.seed,
-            step=step,
-            num_replicas=self.num_replicas,
-            rank=self.rank,
-        )
+    def _memory(self, **drawn: int) -> bytearray:
+        return _C.stratified_minibatches(self._ends, self.batch_size, **drawn)
 
     def _rows(self, step: int, count: int) -> Tensor:
         return self._order[super()._rows(step, count)]

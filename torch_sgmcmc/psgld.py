@@ -219,12 +219,8 @@ class PSGLD(ManyChains):
                     start = torch.zeros_like(p, dtype=state_dtype(p))
                     chain.create(p, "square_average", start.copy_(grad).square_())
                 if corrected and "sensitivity" not in state:
-                    scale = group["temperature"] / group["num_data"]
-                    chains = group["num_chains"]
-                    sensitivity = _begin_gamma(
-                        *(chain, p, grad, curvatures[p], scale, is_new, chains)
-                    )
-                    chain.create(p, "sensitivity", sensitivity)
+                    start = _begin_gamma(chain, group, p, grad, curvatures[p], is_new)
+                    chain.create(p, "sensitivity", start)
                 elif group["adapt"] and not corrected:  # V moves on without it
                     state.pop("sensitivity", None)
             squares = [state["square_average"] for state in states]
@@ -323,12 +319,11 @@ def needs_graph(sampler: Sampler) -> bool:
 
 def _begin_gamma(
     chain: Chain,
+    group: dict[str, Any],
     p: Tensor,
     grad: Tensor,
     curvature: Tensor,
-    scale: float,
     is_new: bool,
-    num_chains: int | None,
 ) -> Tensor:
     """Starts V so that Γ is bounded, and returns W: docs/samplers/psgld.md."""
     square = chain.state[p]["square_average"]
@@ -336,9 +331,9 @@ def _begin_gamma(
     h = curvature.to(square.dtype)
     if is_new:
         sensitivity.copy_(grad).mul_(h).mul_(2)
-    square.add_(h.abs().mul_(scale))
+    square.add_(h.abs().mul_(group["temperature"] / group["num_data"]))
     # Where V is 0, the mean of what is one chain's.
-    for own in [square] if num_chains is None else square:
+    for own in [square] if group["num_chains"] is None else square:
         mean = sum_of_squares([root(chain, own)]).div_(own.numel()).to(own.dtype)
         own.copy_(torch.where(own == 0, mean, own))
     return sensitivity

@@ -309,13 +309,9 @@ class Flight:
     def reflected(
         self, time: float, grads: Sequence[Tensor], common: dict[str, Any]
     ) -> Flight:
-        """From where this flight is at that time, the velocity bounced off there.
+        """From where the parameters are, at that time, the velocity bounced off.
 
-        Args:
-            time: since the line began; the parameters must be there.
-            grads: of the mean loss.
-            common: hyperparameters; with ``adapt``, the preconditioner learns from the
-                gradient after the bounce.
+        With ``adapt``, the preconditioner learns from the gradients after the bounce.
         """
         product, gradient, velocity = self.sums(grads)
         if not (math.isfinite(gradient) and gradient > 0):
@@ -388,12 +384,10 @@ class Flight:
         return product, gradient, velocity
 
     def prior(self, time: float) -> float:
-        """The derivative of the prior's part of U along the direction.
+        """The derivative of the prior's part of U along the direction, at that time.
 
-        Args:
-            time: since the line began. The derivative is linear in it, and so it takes
-                no sum at every time; it is that of the line, not of the rounded
-                parameters.
+        It is linear in time and takes no sum at each; it is that of the line, not of
+        the rounded parameters.
         """
         if self._prior is None:
             self._prior = self._prior_of(

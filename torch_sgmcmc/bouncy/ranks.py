@@ -32,20 +32,14 @@ def over_ranks(
     moments: _C.Moments,
     alike: Sequence[float],
 ) -> tuple[_C.Moments, Observation]:
-    """What the ranks' minibatches say together; a collective call.
-
-    Args:
-        chain: of what is to decide by it.
-        seen: of this rank's minibatch.
-        moments: likewise.
-        alike: numbers that must be equal on all ranks, to the bit.
+    """What the ranks' minibatches say together, by what each says; a collective call.
 
     Returns:
         The moments of all examples, and the observation, whose gradient is the mean
         over all examples (another collective call).
 
     Raises:
-        RuntimeError: on all ranks, if they differ in these numbers.
+        RuntimeError: on all ranks, if they differ in a bit of ``alike``.
     """
     row = (moments.bad, moments.count, moments.mean, moments.squares)
     rows = gathered_alike(chain, row, alike, "parameters, velocities or settings")

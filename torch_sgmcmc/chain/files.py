@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-__all__ = ["load", "save", "sync_folder"]
+__all__ = ["load", "save", "sync_folder", "write_text"]
 
 
 def save(content: Any, path: str | os.PathLike[str]) -> None:
@@ -55,6 +55,13 @@ def save(content: Any, path: str | os.PathLike[str]) -> None:
         with suppress(OSError):
             partial.unlink()
         raise RuntimeError(f"Cannot write {path}: {error.strerror}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes what readers see all of or nothing, without waiting for the disk."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text)
+    partial.replace(path)
 
 
 def sync_folder(path: Path) -> None:

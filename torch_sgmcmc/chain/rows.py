@@ -1,14 +1,39 @@
-"""Rows of minibatches: of tensors, mappings, lists and tuples of them."""
+"""Minibatches, tensors or nests of them in mappings, lists and tuples, and rows."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
-__all__ = ["first_rows", "halves", "rows_of"]
+__all__ = ["first_rows", "halves", "mapped", "rows_of", "tensors_in"]
+
+
+def tensors_in(batch: Any) -> Iterator[Tensor]:
+    """All of its tensors, in their order."""
+    if isinstance(batch, Tensor):
+        yield batch
+    if isinstance(batch, Mapping):
+        batch = [*batch.values()]
+    if isinstance(batch, list | tuple):
+        for part in batch:
+            yield from tensors_in(part)
+
+
+def mapped(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    """The same nest, with what a function makes of each tensor."""
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if isinstance(batch, Mapping):
+        return {key: mapped(function, value) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        values = [mapped(function, value) for value in batch]
+        if hasattr(batch, "_fields"):
+            return type(batch)(*values)
+        return tuple(values) if isinstance(batch, tuple) else values
+    return batch
 
 
 def rows_of(batch: Any) -> int | None:
@@ -16,20 +41,11 @@ def rows_of(batch: Any) -> int | None:
 
     None where there is no tensor, or none shares its length with another.
     """
-    lengths = Counter(_lengths(batch)).most_common()
+    tensors = (t for t in tensors_in(batch) if t.dim())
+    lengths = Counter(map(len, tensors)).most_common()
     if not lengths or (len(lengths) > 1 and lengths[0][1] == 1):
         return None
     return lengths[0][0]
-
-
-def _lengths(batch: Any) -> list[int]:
-    if isinstance(batch, Tensor):
-        return [len(batch)] if batch.dim() else []
-    if isinstance(batch, Mapping):
-        batch = [*batch.values()]
-    if isinstance(batch, list | tuple):
-        return [length for part in batch for length in _lengths(part)]
-    return []
 
 
 def first_rows(batch: Any, count: int) -> Any:
@@ -50,13 +66,4 @@ def halves(batch: Any) -> tuple[Any, Any, Any] | None:
 
 
 def _cut(batch: Any, rows: int, part: slice) -> Any:
-    if isinstance(batch, Tensor):
-        return batch[part] if batch.dim() and len(batch) == rows else batch
-    if isinstance(batch, Mapping):
-        return {key: _cut(value, rows, part) for key, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        values = [_cut(value, rows, part) for value in batch]
-        if hasattr(batch, "_fields"):
-            return type(batch)(*values)
-        return tuple(values) if isinstance(batch, tuple) else values
-    return batch
+    return mapped(lambda t: t[part] if t.dim() and len(t) == rows else t, batch)

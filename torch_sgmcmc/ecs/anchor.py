@@ -84,12 +84,7 @@ class Anchor:
     ) -> Anchor:
         """With θ* there, by a pass through all data.
 
-        Args:
-            data: all data.
-            theta: [d].
-            prior: that of the parameters.
-            group: says which expansions, which mass, and the temperature.
-            progress: show a progress bar.
+        The group says which expansions, which mass, and the temperature.
         """
         there = split(theta, data.params)
         theta = flat(there).double()  # as it is rounded

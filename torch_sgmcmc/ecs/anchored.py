@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.distributed import refuse_common_state
 from torch_sgmcmc.chain.prior import PRIOR_MEAN
 from torch_sgmcmc.chain.shared_settings import SharedSettings
@@ -76,9 +77,7 @@ class Anchored(SharedSettings):
 
     def _rate(self, name: str) -> float:
         group = self.param_groups[0]
-        if group["num_trajectories"] == 0:
-            return math.nan
-        return group[name] / group["num_trajectories"]
+        return _C.ratio(group[name], group["num_trajectories"])
 
     # ---- What it keeps --------------------------------------------------------
 

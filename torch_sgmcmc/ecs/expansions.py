@@ -1,8 +1,4 @@
-"""The control variates of HMC-ECS: which expansion, and its sums over all data.
-
-What is made of all data at θ* is kept in a dict of tensors, numbers and strings, which
-goes into the sampler's state as it is.
-"""
+"""The control variates of HMC-ECS: which expansion, and its sums over all data."""
 
 from __future__ import annotations
 
@@ -51,7 +47,7 @@ def sum_up(
 
 
 def kept_of(sums: TaylorSums) -> dict[str, Any]:
-    """What is kept of the sums over all data."""
+    """What is kept of the sums, in the sampler's state."""
     kept = vars(sums).copy()
     if not has_hessian(sums.form):
         kept["hessian"] = None

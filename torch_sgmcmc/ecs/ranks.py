@@ -42,19 +42,14 @@ def values_over_ranks(
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """The log-likelihoods of a subsample's data; a collective call.
 
-    Args:
-        chain: of what is to decide by them.
-        closure: called with this rank's part of the indices, if there are any.
-        params: of which they are functions.
-        subsample: the same on all ranks.
-        alike: more numbers that must be equal on all ranks, to the bit.
+    The closure is called with this rank's part of the indices, if there are any.
 
     Returns:
         ℓ [M], in float64, and a function that returns Σ wᵢ ∇ℓᵢ [d] for weights [M],
         another collective call.
 
     Raises:
-        RuntimeError: on all ranks, if they are not the same there.
+        RuntimeError: on all ranks, if parameters, subsample or ``alike`` differ there.
     """
     group, device = chain.process_group, subsample.indices.device
     alike = (*alike, digest([*params, subsample.indices]))

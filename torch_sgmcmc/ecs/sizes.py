@@ -1,7 +1,4 @@
-"""How HMC-ECS chooses the size of its subsample from the draws of a warm-up.
-
-The rules are in csrc/host/ecs_sizes.h.
-"""
+"""How HMC-ECS chooses its subsample's size by a warm-up: csrc/host/ecs_sizes.h."""
 
 from __future__ import annotations
 

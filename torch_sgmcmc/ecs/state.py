@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_sgmcmc.chain.checks import check_integer, check_real
+from torch_sgmcmc.chain.rows import mapped
 from torch_sgmcmc.chain.state_checks import check_tensor
 from torch_sgmcmc.ecs.sampling import SAMPLING, Sampling
 from torch_sgmcmc.ecs.taylor import (
@@ -31,12 +32,7 @@ _ARGUMENTS = ("steps", "target_acceptance", "anchor_every", "target_variance")
 
 
 def check_anchored_state(state: dict[str, Any], d: int) -> None:
-    """Raises if control variates, subsample or warm-up are not whole and of one size.
-
-    Args:
-        state: of a state dict.
-        d: the number of elements of θ.
-    """
+    """Raises if control variates, subsample or warm-up are not whole, of θ [d]."""
     if SAMPLING in state:
         _need(SAMPLING, state[SAMPLING], ("weights",))
         weights = state[SAMPLING]["weights"]
@@ -58,11 +54,7 @@ def check_anchored_state(state: dict[str, Any], d: int) -> None:
 
 def on_device(value: Any, device: torch.device) -> Any:
     """The same with all tensors on this device, those in lists and dicts too."""
-    if isinstance(value, dict):
-        return {key: on_device(each, device) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(on_device(each, device) for each in value)
-    return value.to(device) if isinstance(value, torch.Tensor) else value
+    return mapped(lambda tensor: tensor.to(device), value)
 
 
 def _check_anchor(kept: Any, d: int) -> None:

@@ -172,13 +172,8 @@ def follow(
 ) -> Point | None:
     """The end of a trajectory of the leapfrog; None if it meets no finite density.
 
-    Args:
-        target: the density.
-        present: where it starts.
-        r: the momentum, which is changed in place.
-        factor: W with θ = θ₀ + W x, W Wᵀ = M⁻¹: along x the mass is 1.
-        step_size: ε.
-        steps: how many.
+    The momentum r is changed in place; the factor is W with θ = θ₀ + W x, W Wᵀ = M⁻¹:
+    along x the mass is 1.
     """
     point, origin = present, present.theta
     x = torch.zeros_like(origin)

@@ -190,16 +190,8 @@ class TaylorSums:
     ) -> TaylorSums | None:
         """The sums over all chunks of indices, around the parameters as they are.
 
-        Args:
-            closure: gives the log-likelihoods at the parameters.
-            params: the parameters.
-            chunks: of all indices.
-            form: of each datum's Hessian; for LINEAR they are not summed up, for
-                CONSTANT gradients neither.
-            probes: two random directions [2, d].
-
-        Returns:
-            The sums, or None if the Hessians are not of this form.
+        None if the Hessians are not of this form, by two random directions [2, d]. For
+        LINEAR they are not summed up, for CONSTANT gradients neither.
 
         Raises:
             ValueError: the closure's rows are not the derivatives of its outputs.

@@ -13,10 +13,8 @@ __all__ = ["kinetic", "leapfrog", "whitening"]
 def whitening(kind: str, hessian: Tensor | None) -> Tensor | None:
     """W with W Wᵀ = M⁻¹: a matrix, a diagonal, or None for the identity.
 
-    Args:
-        kind: of the mass matrix M: dense, diagonal or identity.
-        hessian: of minus the log density. Where it is not positive, curvatures are
-            taken by their absolute value, but not as 0.
+    Where the Hessian of minus the log density is not positive, curvatures are taken by
+    their absolute value, but not as 0.
     """
     if kind == "identity" or hessian is None:
         return None

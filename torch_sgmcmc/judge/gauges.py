@@ -24,7 +24,7 @@ from torch_sgmcmc.chain.state_checks import check_count, check_tensor
 from torch_sgmcmc.chain.trajectory_heat import TrajectoryHeat
 from torch_sgmcmc.judge.centers import centers_of
 from torch_sgmcmc.judge.readings import Readings
-from torch_sgmcmc.sampler import Sampler, check_sampler
+from torch_sgmcmc.sampler import Sampler
 
 if TYPE_CHECKING:
     from torch_sgmcmc.bouncy.flight import Flight, Piece
@@ -74,40 +74,11 @@ class Gauges(Readings):
       quadratic the relative error of the variance; the minibatches' part of it is
       lr N Var(ḡ) / (2 T α), α = 1 − m (SGLD: 1), less what ``noise_estimate`` takes.
 
-    :class:`SGLRW`: T_kin = T + (N/d) (θ − c) · (g − clip(g)), clip(g) within δ/lr; what
-    part clips is ``clipped``. :class:`SGNHT`: T_kin = N/(lr d) Σ ((1 + m) v²/2 − (θ −
-    c) s v), s the friction that was learnt. :class:`PSGLD`: ‖g‖² and Var(ḡ) are
-    weighted with G; while G adapts, equality holds as far as it stays the same in the
-    time that θ moves. :class:`EWSG`: g is the gradient that was chosen, and Var(ḡ) that
-    of the chosen. ``csrc/host/gauges.h`` derives them all, also those of half drifts
-    and with ``resample_momentum_every``.
-
-    :class:`HMC`: with the Metropolis test both are T in equilibrium, T_conf by the
-    gradient where a trajectory starts, and :math:`T_\text{kin} = r^\top M^{-1} r / d`
-    of the momentum that is kept, at the accepted end or turned round. With
-    ``metropolis=False`` they are weighted means over the leapfrog steps, :math:`\sum_j
-    w_j\, \theta_j \cdot \nabla U_j / d` and :math:`\sum_j w'_j\, h_j^\top M^{-1} h_j /
-    d`, h the momentum between two kicks, :math:`w_j = 2(m - j)/m^2` (half of it for j =
-    0) and :math:`w'_j = (2(m - j) - 1)/m^2`: they are equal in equilibrium for any
-    gradients, and T_kin / T − 1 is what the step's length and minibatches add
-    (``csrc/host/trajectory_heat.h``). An observation is of a whole trajectory.
-
-    :class:`HMCECS`: as HMC with the test, by the estimate of U and its gradient, signed
-    draws like all others; T_kin = T ‖r‖² / d, r the momentum of whitened coordinates in
-    a tensor's places. That is of the density that is sampled; how near it is to the
-    posterior :meth:`observe` tells.
-
-    :class:`SBPS`, by windows of trajectory time t: :math:`T_\text{kin} = (T D / d) \int
-    \|v_k\|^2 / t` with D all parameters and :math:`v_k` the tensor's part of the
-    velocity (its speed is one, so T_kin of all is T), and :math:`T_\text{conf} = (2 T D
-    / d) \sum ([G]_+ / \text{rate})\, A^{-1} (\theta_k - c) \cdot v_k / t` over the
-    proposals of bounces. Both are T in equilibrium, for any minibatches; where bounces
-    are lost, T_conf is above T (``csrc/host/flight_heat.h``).
-
-    Intervals are by batch means (16 to 31 batches that grow with the chain), which
-    takes account of autocorrelation, not of what a chain has never seen. Equality holds
-    for whatever g is used. That it is the loss's, which clipped, stale or summed
-    gradients are not, is seen by :meth:`observe`.
+    Equations of samplers that move otherwise are in docs/gauges.md, and derived in
+    ``csrc/host/gauges.h``. Intervals are by batch means (16 to 31 batches that grow
+    with the chain), which takes account of autocorrelation, not of what a chain has
+    never seen. Equality holds for whatever g is used. That it is the loss's, which
+    clipped, stale or summed gradients are not, is seen by :meth:`observe`.
 
     Args:
         sampler: the sampler that is to be observed, from its next step on, until
@@ -137,7 +108,11 @@ class Gauges(Readings):
         center: Iterable[Tensor | float] | str | None = None,
         names: Sequence[str] | None = None,
     ) -> None:
-        check_sampler(sampler)
+        if not isinstance(sampler, Sampler):
+            raise TypeError(
+                f"Invalid sampler: a {type(sampler).__name__} (must be a sampler of "
+                "torch_sgmcmc)"
+            )
         check_integer("every", every, low=1)
         chain_of(sampler).placement.refuse(
             "Invalid sampler: it has DTensors, and gauges take sums over whole "
@@ -198,10 +173,6 @@ class Gauges(Readings):
         sampler = self._sampler()
         if sampler is not None and chain_of(sampler).gauges is self:
             chain_of(sampler).gauges = None
-
-    def _takes_noise_estimate(self) -> bool:
-        sampler = self._sampler()
-        return sampler is not None and "noise_estimate" in sampler.defaults
 
     # ---- Checkpoints ----------------------------------------------------------
 

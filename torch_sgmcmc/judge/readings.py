@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch_sgmcmc.chain.checks import check_integer, check_real
+from torch_sgmcmc.judge.panels import panels
 
 __all__ = ["Finding", "Reading", "Readings", "Temperatures"]
 
@@ -54,10 +55,6 @@ class Readings:
 
     def _read(self) -> None:
         """Takes in what devices have summed since the last time."""
-        raise NotImplementedError
-
-    def _takes_noise_estimate(self) -> bool:
-        """Whether the sampler has such a hyperparameter."""
         raise NotImplementedError
 
     @property
@@ -118,15 +115,13 @@ class Readings:
     def summary(self, budget: float = 0.05, rate: float = 0.01) -> str:
         """The temperatures of all tensors, what is wrong, and the way out, in words.
 
-        Args:
-            budget: heating that is allowed, a part of T. Default: 0.05.
-            rate: the probability that a chain without fault is blamed for anything.
-                Default: 0.01.
+        The arguments are those of :meth:`findings`.
         """
         check_real("budget", budget, low_open=True)
         check_real("rate", rate, high=1.0, low_open=True)
         self._read()
-        takes = self._takes_noise_estimate()
+        sampler = self.sampler
+        takes = sampler is not None and "noise_estimate" in sampler.defaults
         return self._host.summary(self._names, takes, budget, rate)
 
     def plot(self, names: Sequence[str] | None = None) -> Any:
@@ -141,18 +136,8 @@ class Readings:
         import matplotlib.pyplot as plt
 
         shown = self._names[:24] if names is None else list(names)
-        columns = min(3, max(1, len(shown)))
-        rows = -(-len(shown) // columns)
-        figure, axes = plt.subplots(
-            rows,
-            columns,
-            figsize=(3.6 * columns, 2.4 * rows),
-            squeeze=False,
-            layout="constrained",
-        )
-        for axis in axes.flat[len(shown) :]:
-            axis.set_axis_off()
-        for name, axis in zip(shown, axes.flat, strict=False):
+        figure, axes = panels(plt, len(shown), 3.6, 2.4)
+        for name, axis in zip(shown, axes, strict=True):
             for means, label in zip(
                 self.over_time(name), ("T_kin", "T_conf"), strict=True
             ):
@@ -162,7 +147,7 @@ class Readings:
             axis.set_title(name, fontsize="small")
             axis.set_xlabel("observation")
         if len(shown) > 0:
-            axes.flat[0].legend(fontsize="small")
+            axes[0].legend(fontsize="small")
         return figure
 
     def _series(self, index: int) -> tuple[Any, ...]:

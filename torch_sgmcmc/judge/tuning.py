@@ -64,17 +64,14 @@ def tune(
     the gradients are used up; both estimates enter with the weight of their precision,
     and T_kin alone where the two contradict each other.
 
-    Call it at a trained or burnt-in point: T_kin settles within some 1/α steps wherever
-    θ is, but where the full gradient is much larger than in equilibrium, F and T_kin
-    are too, and lr comes out too small. V may change on the way to equilibrium, as that
-    of a network does: call it again after burn-in at its lr.
+    Call it at a trained or burnt-in point (elsewhere F and T_kin are larger, and lr
+    comes out too small), and again after burn-in at its lr: V may have changed.
 
     **Where no lr will do.** Noise limits lr / α, the speed of the chain. If it is more
     than ``room`` times below the lr that is still stable (50 steps, in which no
     tensor's T_kin exceeds 100 times what noise explains, and V stays and F / V grows
-    with lr as in a quadratic), a chain takes more than about ``room`` / 2 steps to
-    forget even in its stiffest direction: ``feasible`` is False, and ``summary()`` says
-    how much larger minibatches must be, and what else there is.
+    with lr as in a quadratic), ``feasible`` is False, and ``summary()`` says how much
+    larger minibatches must be, and what else there is. More: docs/gauges.md.
 
     Parameters, their gradients, the sampler's state, settings and noise, and torch's
     default generators are afterwards as before, whatever is raised; hooks and gauges

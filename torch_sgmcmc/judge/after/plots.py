@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torch_sgmcmc.chain.optional import optional
 from torch_sgmcmc.judge.convergence.report import Convergence
+from torch_sgmcmc.judge.panels import panels
 from torch_sgmcmc.posterior.store.ran import Ran
 
 __all__ = ["page"]
@@ -27,31 +28,21 @@ def page(
     """Draws what is known."""
     pyplot = optional("matplotlib.pyplot", "matplotlib", "Report.plot()")
     known = {chain: ran for chain, ran in runs.items() if ran is not None}
-    panels = []
+    parts = []
     if any(ran.losses for ran in known.values()):
-        panels.append(lambda axes: _losses(axes, known))
+        parts.append(lambda axes: _losses(axes, known))
     if any(ran.kinetic for ran in known.values()):
-        panels.append(lambda axes: _temperatures(axes, known))
-        panels.append(lambda axes: _tensors(axes, known))
+        parts.append(lambda axes: _temperatures(axes, known))
+        parts.append(lambda axes: _tensors(axes, known))
     if convergence is not None and outputs is not None:
         if not bool(convergence.constant.all()):
-            panels.append(lambda axes: _rhat(axes, convergence))
-            panels.append(lambda axes: _autocorrelations(axes, convergence, outputs))
+            parts.append(lambda axes: _rhat(axes, convergence))
+            parts.append(lambda axes: _autocorrelations(axes, convergence, outputs))
         if targets is not None and _are_classes(outputs, targets):
-            panels.append(lambda axes: _reliability(axes, outputs, targets))
-    columns = min(3, max(1, len(panels)))
-    rows = max(1, -(-len(panels) // columns))
-    figure, axes = pyplot.subplots(
-        rows,
-        columns,
-        figsize=(4 * columns, 3 * rows),
-        squeeze=False,
-        layout="constrained",
-    )
-    for draw, panel in zip(panels, axes.flat, strict=False):
+            parts.append(lambda axes: _reliability(axes, outputs, targets))
+    figure, axes = panels(pyplot, len(parts), 4, 3)
+    for draw, panel in zip(parts, axes, strict=True):
         draw(panel)
-    for panel in axes.flat[len(panels) :]:
-        panel.set_axis_off()
     return figure
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from torch_sgmcmc.chain.checks import check_integer
+from torch_sgmcmc.chain.files import write_text
 from torch_sgmcmc.judge.after.agreement import Agreement, agreement_of
 from torch_sgmcmc.judge.after.plots import page
 from torch_sgmcmc.judge.after.verdicts import Verdict, verdicts_of
 from torch_sgmcmc.judge.convergence.report import Convergence
-from torch_sgmcmc.judge.convergence.stored import outputs_of
+from torch_sgmcmc.judge.convergence.stored import by_chain, outputs_of
 from torch_sgmcmc.judge.gauges import Gauges
 from torch_sgmcmc.posterior.store import SampleStore
 from torch_sgmcmc.posterior.store.ran import Ran, finite, plain, ran_of, read_ran
@@ -151,10 +151,8 @@ class Report:
         """Writes ``report.md`` and ``report.json`` into a folder."""
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
-        for name, text in (("md", self.markdown()), ("json", self.json())):
-            partial = path / f"report.{name}.partial"
-            partial.write_text(text)
-            partial.replace(path / f"report.{name}")
+        write_text(path / "report.md", self.markdown())
+        write_text(path / "report.json", self.json())
 
     def plot(self) -> Any:
         """A page: losses, temperatures, R-hat, autocorrelation, reliability.
@@ -219,8 +217,8 @@ def report(
     draws = SampleStore(store) if isinstance(store, str | os.PathLike) else store
     if len(draws) == 0:
         raise ValueError("Invalid store: it has no draws")
-    chains = sorted({getattr(draw, "chain", 0) for draw in draws})
-    runs = _runs(draws, chains, gauges)
+    chains = by_chain(draws)
+    runs = _runs(chains, gauges)
     outputs = agreement = None
     unknown = []
     if inputs is None:
@@ -238,8 +236,7 @@ def report(
             unknown.append("what weights of draws change (each counts alike here)")
     is_thinned = False
     if outputs is not None:
-        length = min(Counter(getattr(draw, "chain", 0) for draw in draws).values())
-        is_thinned = outputs.shape[1] < length
+        is_thinned = outputs.shape[1] < min(map(len, chains.values()))
     found, not_known = verdicts_of(agreement, runs, is_thinned=is_thinned)
     return Report(
         verdicts=tuple(found),
@@ -252,10 +249,10 @@ def report(
 
 
 def _runs(
-    draws: Any, chains: list[int], gauges: Gauges | Sequence[Gauges] | None
+    chains: Mapping[int, list[Any]], gauges: Gauges | Sequence[Gauges] | None
 ) -> dict[int, Ran | None]:
     if gauges is None:
-        return {chain: _found_by(draws, chain) for chain in chains}
+        return {chain: _found_by(draws[0], chain) for chain, draws in chains.items()}
     several = [gauges] if isinstance(gauges, Gauges) else [*gauges]
     if not all(isinstance(each, Gauges) for each in several):
         raise TypeError(f"Invalid gauges: {type(gauges).__name__} (must be Gauges)")
@@ -276,9 +273,8 @@ def _runs(
     }
 
 
-def _found_by(draws: Any, chain: int) -> Ran | None:
-    """What is beside the draws, if they are of a store."""
-    draw = next(d for d in draws if getattr(d, "chain", 0) == chain)
+def _found_by(draw: Any, chain: int) -> Ran | None:
+    """What is beside a chain's draws, if they are of a store."""
     path = getattr(draw, "path", None)
     return None if path is None else read_ran(Path(path).parents[1], chain)
 

@@ -53,10 +53,7 @@ def verdicts_of(
 ) -> tuple[list[Verdict], list[str]]:
     """What speaks against a run, the worst first; and what is not known.
 
-    Args:
-        agreement: of outputs.
-        runs: what ran beside the chains.
-        is_thinned: whether outputs are of some of the draws.
+    By what outputs say, of all draws or some, and by what ran beside the chains.
     """
     found = [*_of_temperatures(runs), *_of_steps(runs)]
     unknown = _unknown_of(runs)

@@ -120,7 +120,9 @@ def check(
         )
     looking = _Looking(model, loss, sampler)
     with looking.without_trace(loader):
-        batches = looking.first_of(loader)
+        batches = [*islice(loader, 2 * _PAIRS)]
+        if not batches:
+            raise ValueError("Invalid loader: it has no minibatch")
         looking.at_parameters()
         looking.at_potential(batches)
         if looking.sampled:
@@ -206,13 +208,6 @@ class _Looking:
                 generator.set_state(states[key])
             for owner, state in draws:
                 owner.load_state_dict(state)
-
-    def first_of(self, loader: Iterable[Any]) -> list[Any]:
-        """As many minibatches as are needed, or as there are."""
-        batches = [*islice(loader, 2 * _PAIRS)]
-        if not batches:
-            raise ValueError("Invalid loader: it has no minibatch")
-        return batches
 
     # ---- Gradients ------------------------------------------------------------
 

@@ -32,17 +32,10 @@ def largest_curvature(
 ) -> float:
     """Of the mean loss, by power iterations with differences of gradients.
 
-    In coordinates that are parameters divided by their scales: the largest eigenvalue
-    of D H D, D the scales.
-
-    Args:
-        params: where; they are back afterwards.
-        scales: of each.
-        gradient: that of one and the same loss, where the parameters are.
-        iterations: how many; each takes a gradient, and there is one more.
-
-    Returns:
-        A number that comes near the largest eigenvalue from below, >= 0.
+    In coordinates that are parameters divided by their scales: it comes near the
+    largest eigenvalue of D H D, D the scales, from below, and is >= 0. Each iteration
+    takes a gradient, of one and the same loss, and there is one more. Parameters are
+    back afterwards.
     """
     start = gradient()
     norm = math.sqrt(sum(float(p.double().square().sum()) for p in params))

@@ -51,11 +51,7 @@ def look_at_data(
 ) -> list[Problem]:
     """Whether ``num_data`` is the loader's, and minibatches are as they must be.
 
-    Args:
-        sampler: the sampler.
-        loader: its data.
-        rows: of a minibatch.
-        width: targets of a datum, where the loss is a mean over these too.
+    With the rows of a minibatch, and the targets of a datum that the loss is a mean of.
     """
     found = []
     data, batches = data_of(loader), length_of(loader)

@@ -149,13 +149,9 @@ def width_of(seen: Look) -> int:
 def look_at_outputs(
     name: str, factor: float, looks: list[Look], *, counts_all: bool
 ) -> list[Problem]:
-    """What is to be said of a loss that is so many times a known one.
+    """What is to be said of a loss that is so many times the known one of this name.
 
-    Args:
-        name: of the known one.
-        factor: how many times.
-        looks: at it.
-        counts_all: whether ``num_data`` counts all targets of all data.
+    With ``counts_all``, ``num_data`` counts all targets of all data.
     """
     outputs = [seen.outputs for seen in looks if seen.outputs is not None]
     width = width_of(looks[0])

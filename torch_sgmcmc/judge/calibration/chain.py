@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torch_sgmcmc.hmc import HMC
@@ -14,7 +13,7 @@ from torch_sgmcmc.posterior.driver.closures import closure_of
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sbps import SBPS
 
-__all__ = ["Chain", "all_or_some"]
+__all__ = ["Chain"]
 
 # Steps of an SBPS within one interval between two samples, before something is wrong.
 _MOST_EVENTS = 100_000
@@ -23,13 +22,8 @@ _MOST_EVENTS = 100_000
 class Chain:
     """A sampler with a closure of its kind, which makes one move after another.
 
-    Args:
-        sampler: any.
-        params: its parameters, [simulations, ...] each.
-        losses: ``losses(indices)`` returns the negative log-likelihoods
-            [simulations, len(indices)] of these data.
-        num_data: of each simulation.
-        draw_indices: returns the data of a minibatch.
+    Its parameters are [simulations, ...] each, and ``losses(indices)`` the negative
+    log-likelihoods [simulations, len(indices)] of these data.
     """
 
     def __init__(
@@ -104,13 +98,3 @@ class Chain:
 
     def _log_likelihoods(self, indices: Tensor) -> Tensor:
         return -self._losses(indices).sum(0)
-
-
-def all_or_some(
-    num_data: int, batch_size: int | None, generator: torch.Generator
-) -> Callable[[], Tensor]:
-    """Draws the indices of minibatches without replacement, or all, in order."""
-    everything = torch.arange(num_data)
-    if batch_size is None:
-        return lambda: everything
-    return lambda: torch.randperm(num_data, generator=generator)[:batch_size]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from torch_sgmcmc.chain.checks import check_integer, draw_seed
 from torch_sgmcmc.chain.progress import progress_bar
-from torch_sgmcmc.judge.calibration.chain import Chain, all_or_some
+from torch_sgmcmc.judge.calibration.chain import Chain
 from torch_sgmcmc.judge.calibration.result import Calibration
 from torch_sgmcmc.judge.convergence.batch_means import effective_draws
+from torch_sgmcmc.judge.convergence.probes import coordinate_names
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.seeds import fold_in
 
@@ -59,25 +61,19 @@ def sbc(
     .. math:: \#\{l : f(\theta_l) < f(\tilde\theta)\}
 
     is uniform on 0, ..., L, if the sampler, its warm-up and all of its settings are
-    right. Bias shows, as far as the quantities see it: of discretisation, of
-    minibatches' noise, of too short a warm-up, of a prior that is not the model's.
+    right, as far as the quantities see it.
 
-    **Many simulations at once.** All functions here work on n simulations, as a leading
-    dimension of all tensors. They are independent blocks of one sampler's parameters:
-    the sum of their mean losses has for each the gradient that it would have alone, so
-    that ``num_data``, ``lr`` and all else are those of one simulation. With
-    :class:`~torch_sgmcmc.HMC` and :class:`~torch_sgmcmc.EWSG` give
-    ``num_chains=len(params[0])`` for decisions of their own;
-    :class:`~torch_sgmcmc.HMCECS` and :class:`~torch_sgmcmc.SBPS` move in the product of
-    all posteriors, which is right, but slow where it has many dimensions: give a small
-    ``at_once``. A minibatch has the same places of each simulation's data.
+    All functions work on n simulations at once, a leading dimension of all tensors:
+    independent blocks of one sampler's parameters, each with the gradient that it would
+    have alone, so that ``num_data``, ``lr`` and all else are those of one. Which
+    samplers need ``num_chains`` or a small ``at_once``: docs/sbc.md. A minibatch has
+    the same places of each simulation's data.
 
-    **Independent draws.** Ranks are uniform for independent draws; correlated ones look
-    like a sampler that is too narrow. With ``thin=None`` one draw is kept in as many
-    steps as one effective draw takes: by batch means of a pilot run, after the first
-    warm-up, the median over simulations of the slowest quantity; and in more, while
-    draws that far apart correlate by more than 0.2, of whatever sign. What correlation
-    the draws kept do have is in the result.
+    Ranks of correlated draws look like a sampler that is too narrow. With ``thin=None``
+    one draw is kept in as many steps as one effective draw takes: by batch means of a
+    pilot run, after the first warm-up, the median over simulations of the slowest
+    quantity; and in more, while draws that far apart correlate by more than 0.2, of
+    whatever sign. What correlation is left is in the result.
 
     Args:
         prior: ``prior(n, generator)`` returns n draws of the parameters: a Tensor
@@ -214,6 +210,7 @@ class _Simulated:
                     f"[{size}, N, ...] with one N)"
                 )
         self.num_data = self._data[0].shape[1]
+        self._everything = torch.arange(self.num_data)
         if batch_size is not None and batch_size > self.num_data:
             raise ValueError(
                 f"Invalid batch_size: {batch_size} (must be in [1, {self.num_data}])"
@@ -263,10 +260,15 @@ class _Simulated:
                 f"Invalid sampler: sampler() returned {_what(sampler)} (must be a "
                 "Sampler)"
             )
-        draw = all_or_some(self.num_data, self._batch_size, self._generator)
-        return Chain(
-            sampler, params, lambda i: self.losses(params, i), self.num_data, draw
-        )
+        losses = partial(self.losses, params)
+        return Chain(sampler, params, losses, self.num_data, self._draw_indices)
+
+    def _draw_indices(self) -> Tensor:
+        """Of a minibatch without replacement, or of all data, in order."""
+        if self._batch_size is None:
+            return self._everything
+        order = torch.randperm(self.num_data, generator=self._generator)
+        return order[: self._batch_size]
 
     def quantities(
         self, chosen: Mapping[str, Quantity] | None
@@ -278,18 +280,17 @@ class _Simulated:
                 raise ValueError("Invalid quantities: there are none")
         else:
             names = [*self._coordinates(), "squared norm", "log likelihood"]
-        everything = torch.arange(self.num_data)
 
         @torch.no_grad()
         def found(params: list[Tensor]) -> Tensor:
             if chosen is None:
                 flat = [p.reshape(self._size, -1).double() for p in params]
                 theta = torch.cat(flat, 1)
-                log_likelihood = -self.losses(params, everything).double().sum(1)
+                log_likelihood = -self.losses(params, self._everything).double().sum(1)
                 both = (theta.square().sum(1), log_likelihood)
                 values = torch.cat([theta, torch.stack(both, 1)], 1)
             else:
-                given = self._theta(params), self._some(everything)
+                given = self._theta(params), self._some(self._everything)
                 columns = [
                     self._quantity(name, f(*given)) for name, f in chosen.items()
                 ]
@@ -311,26 +312,16 @@ class _Simulated:
 
     def _coordinates(self) -> list[str]:
         named = zip(self._names or ["theta"], self.truth, strict=True)
-        names = [
-            f"{name}{list(place)}" if place else name
-            for name, value in named
-            for place in _places(value.shape[1:])
-        ]
+        names = []
+        for name, value in named:
+            shape = value.shape[1:]
+            names += coordinate_names(name, shape, torch.arange(shape.numel()))
         if len(names) > _MOST_COORDINATES:
             raise ValueError(
                 f"Invalid quantities: None (there are {len(names)} coordinates, more "
                 f"than {_MOST_COORDINATES}: choose)"
             )
         return names
-
-
-def _places(shape: torch.Size) -> list[tuple[int, ...]]:
-    return [
-        tuple(int(i) for i in torch.unravel_index(torch.tensor(k), shape))
-        if shape
-        else ()
-        for k in range(shape.numel())
-    ]
 
 
 def _measured_thin(chain: Chain, found: Callable[[list[Tensor]], Tensor]) -> int:
@@ -345,7 +336,10 @@ def _measured_thin(chain: Chain, found: Callable[[list[Tensor]], Tensor]) -> int
             ratio = (length / ess).nan_to_num(1.0).median(0).values.max()
             thin = max(1, math.ceil(float(ratio)))
             # Draws that alternate are worth more than one each, and not independent.
-            while thin < length // 4 and _largest(means[0], thin) > _CORRELATED:
+            while thin < length // 4:
+                correlation = _autocorrelation(means[0], thin).nan_to_num(0.0)
+                if float(correlation.abs().max()) <= _CORRELATED:
+                    break
                 thin += 1
             return thin
         length *= 2
@@ -355,13 +349,11 @@ def _measured_thin(chain: Chain, found: Callable[[list[Tensor]], Tensor]) -> int
     )
 
 
-def _largest(values: Tensor, lag: int) -> float:
-    """The largest autocorrelation at a lag, of quantities [steps, simulations, ...]."""
-    return float(_autocorrelation(values, lag).nan_to_num(0.0).abs().max())
-
-
 def _autocorrelation(values: Tensor, lag: int) -> Tensor:
-    """Over all simulations together; NaN where nothing varies."""
+    """Of [steps, simulations, quantities], over all simulations together.
+
+    NaN where nothing varies.
+    """
     off = values - values.mean(0)
     lagged = (off[lag:] * off[:-lag]).sum((0, 1)) / (len(off) - lag)
     return lagged / (off.square().sum((0, 1)) / len(off))

@@ -29,10 +29,7 @@ def split_rhat(means: Tensor, squares: Tensor, length: int) -> tuple[Tensor, Ten
     draws = length * count // 2
     within = within.mean(0) / (draws - 1)
     between = centres.var(0)  # of the halves' means, not yet times the draws
-    # Not by the variance, which rounds.
-    still = (squares == 0).flatten(0, 1).all(0) & (halves == halves[:, :1]).flatten(
-        0, 1
-    ).all(0)
+    still = _are_equal(squares.reshape(halves.shape), halves, halves[:, :1])
     constant = still & (halves[:, 0] == halves[:1, 0]).all(0)
     rhat = (between / within + (draws - 1) / draws).sqrt()
     rhat[still] = torch.inf
@@ -52,10 +49,7 @@ def effective_draws(
     centre = means.mean((0, 1))
     total = squares.sum((0, 1)) + length * (means - centre).square().sum((0, 1))
     variance = total / (draws - 1)
-    # Means of equal numbers round, and are no sign of any variance.
-    still = (squares == 0).flatten(0, 1).all(0) & (means == means[:1, :1]).flatten(
-        0, 1
-    ).all(0)
+    still = _are_equal(squares, means, means[:1, :1])
     ess = torch.full_like(variance, torch.nan)
     at_most = ~still
     while True:
@@ -68,3 +62,8 @@ def effective_draws(
         count //= 2
         length *= 2
         means = (means[:, : 2 * count : 2] + means[:, 1 : 2 * count : 2]) / 2
+
+
+def _are_equal(squares: Tensor, means: Tensor, value: Tensor) -> Tensor:
+    """Whether all draws are this value; not by variances, which round."""
+    return ((squares == 0) & (means == value)).flatten(0, 1).all(0)

@@ -11,15 +11,7 @@ __all__ = ["check_different"]
 
 
 def check_different(name: str, chains: Tensor) -> None:
-    """Raises if two chains are the same, number for number, and not at rest.
-
-    Args:
-        name: of the argument that has them.
-        chains: [chains, draws, ...], draws or their batches.
-
-    Raises:
-        ValueError: as above.
-    """
+    """Raises if two of [chains, draws, ...] are the same, and not at rest."""
     for i, j in combinations(range(len(chains)), 2):
         if not torch.equal(chains[i, -1], chains[j, -1]):  # nearly always enough
             continue

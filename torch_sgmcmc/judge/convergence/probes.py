@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch_sgmcmc.chain.checks import check_integer, check_seed
 from torch_sgmcmc.chain.wrappers import plain_names, resolved
 
-__all__ = ["Coordinates", "Projections"]
+__all__ = ["Coordinates", "Projections", "coordinate_names"]
 
 Where = Callable[[str, Tensor], bool]
 
@@ -90,33 +90,28 @@ class Coordinates(_Probe):
                 f"Invalid count: {count} (there are {self._size} coordinates)"
             )
         chosen = torch.randperm(self._size, generator=_generator(seed))[:count]
-        self._index = chosen.sort().values
+        index, begin = chosen.sort().values, 0
+        # Of each parameter, which of its elements.
+        self._places: list[Tensor] = []
         #: Which they are: "0.weight[3, 5]".
-        self.names = self._names()
+        self.names: list[str] = []
+        for name, shape in self._shapes.items():
+            end = begin + shape.numel()
+            inside = index[(index >= begin) & (index < end)] - begin
+            self._places.append(inside)
+            self.names += coordinate_names(name, shape, inside)
+            begin = end
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self.names)
 
     def __call__(self, model: nn.Module | Mapping[str, Tensor]) -> Tensor:
         """The coordinates' values now, on the first parameter's device."""
-        parts, begin = [], 0
-        for values in self._flat(model):
-            end = begin + len(values)
-            inside = self._index[(self._index >= begin) & (self._index < end)] - begin
-            parts.append(values[inside.to(values.device)].double())
-            begin = end
+        parts = [
+            values[inside.to(values.device)].double()
+            for values, inside in zip(self._flat(model), self._places, strict=True)
+        ]
         return torch.cat([part.to(parts[0].device) for part in parts])
-
-    def _names(self) -> list[str]:
-        names, begin = [], 0
-        for name, shape in self._shapes.items():
-            end = begin + shape.numel()
-            inside = self._index[(self._index >= begin) & (self._index < end)] - begin
-            places = torch.unravel_index(inside, shape) if shape else ()
-            rows = torch.stack(places, 1).tolist() if shape else [[]] * len(inside)
-            names += [f"{name}{row}" if row else name for row in rows]
-            begin = end
-        return names
 
 
 class Projections(_Probe):
@@ -180,6 +175,14 @@ class Projections(_Probe):
         return torch.zeros(self._count, dtype=torch.float64).index_add_(
             0, self._sums, signed
         )
+
+
+def coordinate_names(name: str, shape: torch.Size, places: Tensor) -> list[str]:
+    """Those of a tensor's elements at these places of its row: "weight[3, 5]"."""
+    if not shape:
+        return [name] * len(places)
+    rows = torch.stack(torch.unravel_index(places, shape), 1).tolist()
+    return [f"{name}{row}" for row in rows]
 
 
 def _tensors(model: nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -31,9 +31,7 @@ class RunningConvergence:
     ranks are for, heavy tails, and chains that differ in scale alone, this R̂ does not
     see. It is exactly that of the first :math:`n' = 2b \lfloor n / 2b \rfloor` draws of
     each chain, n being the draws of the shortest chain and b the length of the longest
-    batches: all draws, where n is a multiple of 2b (n even and at most ``batches``, for
-    instance, or ``batches`` times a power of two), and otherwise all but at most the
-    part 4 / ``batches`` of them, if chains are of one length.
+    batches: all but at most the part 4 / ``batches``, if chains are of one length.
 
     **Effective draws for the mean** are by batch means. With k batches of b draws in
     each of m chains, means :math:`\bar y`, and :math:`s^2` the variance of all draws,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,12 +27,9 @@ def predictions(probs: Any, *, progress: bool = True) -> Convergence:
     r"""Rank-normalised split R̂ and effective draws of predictions, by ArviZ.
 
     Each input and class is a quantity of its own: its probabilities over the draws of
-    several chains, begun at different places. This judges the chains in function space,
-    as Izmailov et al. 2021 do for networks. The weights of a network cannot converge in
-    any feasible run: hidden units can be permuted, and signs of weights changed,
-    without a change of the function, so that each chain stays in a mode of its own
-    among many that are alike. Predictions are the same in all of these: they can
-    converge, and they are what is wanted.
+    several chains, begun at different places. Chains are so judged in function space,
+    as Izmailov et al. 2021 do: predictions can converge where the weights of a network
+    cannot (docs/convergence.md).
 
     R̂ is the larger of that of the ranks and that of the ranks of distances from the
     median; rank-normalised, it is the same for probabilities and for any increasing
@@ -104,6 +101,14 @@ def outputs(
     return predictions(values, progress=progress)
 
 
+def by_chain(draws: Iterable[Any]) -> dict[int, list[Any]]:
+    """The draws of each chain, by its number: 0 of those that have none."""
+    chains: dict[int, list[Any]] = {}
+    for draw in draws:
+        chains.setdefault(getattr(draw, "chain", 0), []).append(draw)
+    return dict(sorted(chains.items()))
+
+
 def outputs_of(
     model: nn.Module,
     draws: Any,
@@ -113,15 +118,15 @@ def outputs_of(
     **options: Any,
 ) -> Tensor:
     """What draws put out, [chains, draws, inputs, ...]; at most so many of each."""
-    by_chain: dict[int, list[Any]] = {}
-    for draw in SampleStore(draws) if isinstance(draws, str | os.PathLike) else draws:
-        by_chain.setdefault(getattr(draw, "chain", 0), []).append(draw)
-    if not by_chain:
+    if isinstance(draws, str | os.PathLike):
+        draws = SampleStore(draws)
+    chains = by_chain(draws).values()
+    if not chains:
         raise ValueError("Invalid draws: there are none")
-    length = min(map(len, by_chain.values()))
+    length = min(map(len, chains))
     every = 1 if max_draws is None else -(-length // max_draws)
     found = []
-    for _, chain in sorted(by_chain.items()):
+    for chain in chains:
         some = chain[len(chain) - length :][every - 1 :: every]
         found.append(predict(model, some, inputs, keep_draws=True, **options).draws)
     return torch.stack(found)  # type: ignore[arg-type]

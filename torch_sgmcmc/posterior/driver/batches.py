@@ -19,10 +19,6 @@ class Minibatches:
     shuffle; so are generators that a loader was given, and this library's batch
     samplers. A place is thus found again by reading an epoch up to it. A DataLoader's
     workers begin anew with each epoch, ``persistent_workers`` or not.
-
-    Args:
-        loader: an iterable of minibatches that can be read again.
-        seed: of the orders, a 64-bit int.
     """
 
     def __init__(self, loader: Any, seed: int) -> None:

@@ -40,15 +40,7 @@ class _Loss(nn.Module):
 
 
 class Blocks:
-    """Makes ``steps`` steps at a time.
-
-    Args:
-        model: whose parameters are sampled.
-        sampler: of them, with ``capturable=True``.
-        loss: ``loss(model, batch)``.
-        schedules: none; they would change what is compiled in.
-        steps: of a block.
-    """
+    """Makes several steps at a time, of a capturable sampler without schedules."""
 
     def __init__(
         self,
@@ -98,14 +90,10 @@ class Blocks:
         return [torch.stack(tensors) for tensors in rows]
 
 
-def _alone(parts: list[Tensor]) -> Tensor:
-    return parts[0]
-
-
 def _parts_of(batch: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]]:
     """A minibatch's tensors, and what puts them together again."""
     if isinstance(batch, Tensor):
-        return [batch], _alone
+        return [batch], lambda parts: parts[0]
     if isinstance(batch, dict) and all(isinstance(t, Tensor) for t in batch.values()):
         keys = list(batch)
         return [*batch.values()], lambda parts: dict(zip(keys, parts, strict=True))

@@ -24,11 +24,9 @@ def one_gradient_a_step(sampler: Sampler) -> bool:
 def closure_of(
     sampler: Sampler, loss: Callable[[], Tensor]
 ) -> Callable[[], Tensor | float]:
-    """What ``sampler.step`` is to be called with.
+    """What the step of any sampler but HMCECS is to be called with.
 
-    Args:
-        sampler: any but HMCECS.
-        loss: draws a minibatch, and returns its mean loss, of each example for SBPS.
+    ``loss()`` draws a minibatch, and returns its mean loss, of each example for SBPS.
     """
     if isinstance(sampler, HMCECS):
         raise TypeError(

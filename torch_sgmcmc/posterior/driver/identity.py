@@ -59,11 +59,8 @@ def hyperparameters(sampler: Sampler) -> list[dict[str, Any]]:
 def check_same(former: Mapping[str, Any], now: Mapping[str, Any], where: str) -> None:
     """Raises a ValueError if a chain is another one; warns where it may be.
 
-    Args:
-        former: :func:`hyperparameters` and :func:`identity` of the run that goes on,
-            as "groups" and the latter's keys.
-        now: the same of what was given.
-        where: which chain, and in which store.
+    By :func:`hyperparameters` as "groups", and the keys of :func:`identity`, of the run
+    that goes on and of what was given.
     """
     pairs = zip(former["groups"], now["groups"], strict=False)
     for i, (one, other) in enumerate(pairs):

@@ -109,13 +109,12 @@ def sample(
             ``report.json`` beside the draws, its short form printed with the progress
             bars. Default: True.
         compile: make steps in blocks of one compiled call, :func:`compiled_steps`, as
-            small networks want it. Blocks have as many steps as divide ``burn_in``,
-            ``every`` and the chain's length, 20 at most; callbacks, checkpoints and
-            gradients that are not finite come at their ends. For samplers that go by
-            gradients alone, with ``capturable=True``, without a schedule; minibatches
-            are tensors of one shape (``drop_last=True``), or tuples, lists or dicts of
-            such. What ``loss`` reads beside its arguments is compiled in. It is another
-            chain where inductor rounds gradients otherwise. Default: False.
+            small networks want it; callbacks, checkpoints and gradients that are not
+            finite come at their ends. For samplers that go by gradients alone, with
+            ``capturable=True``, without a schedule; minibatches are tensors of one
+            shape (``drop_last=True``), or tuples, lists or dicts of such. What ``loss``
+            reads beside its arguments is compiled in. More: docs/small_networks.md.
+            Default: False.
         restart: delete all chains of the store and begin anew, once the arguments are
             seen to be right and no chain has a writer. Default: False.
         progress: show a progress bar a chain, if tqdm is installed. Default: True.

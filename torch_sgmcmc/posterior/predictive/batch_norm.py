@@ -19,10 +19,8 @@ __all__ = ["BatchNorm"]
 class BatchNorm:
     """Those layers of a model that have running statistics.
 
-    Args:
-        model: the model.
-        refresh: data on which each draw's statistics are computed anew; None takes the
-            draw's own, and warns once if it has none.
+    Each draw's are computed anew on the data ``refresh``, or are the draw's own, with a
+    warning once if it has none.
     """
 
     def __init__(self, model: nn.Module, refresh: Batches | None) -> None:

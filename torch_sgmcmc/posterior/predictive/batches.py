@@ -13,6 +13,7 @@ from torch.utils.data import (
 )
 
 from torch_sgmcmc.chain.checks import check_integer
+from torch_sgmcmc.chain.rows import tensors_in
 
 __all__ = ["Batches"]
 
@@ -131,14 +132,7 @@ class Batches:
 
 def _probe(batch: Any) -> Tensor | None:
     """Some numbers of the first tensor in a batch."""
-    if isinstance(batch, Tensor):
-        flat = batch.reshape(-1)
+    for tensor in tensors_in(batch):
+        flat = tensor.reshape(-1)
         return flat[:: max(1, len(flat) // _PROBED)].clone()
-    if isinstance(batch, Mapping):
-        batch = tuple(batch.values())
-    if isinstance(batch, tuple | list):
-        for part in batch:
-            probe = _probe(part)
-            if probe is not None:
-                return probe
     return None

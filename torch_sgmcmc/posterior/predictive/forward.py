@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from torch_sgmcmc.chain.rows import mapped
+
 __all__ = ["Evaluation", "default_forward", "evaluating", "model_device", "moved"]
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -105,16 +107,7 @@ def default_forward(model: nn.Module, batch: Any) -> Any:
 
 def moved(batch: Any, device: torch.device | None) -> Any:
     """A batch of tensors, mappings, lists and tuples with its tensors on a device."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True) if device else batch
-    if isinstance(batch, Mapping):
-        return {key: moved(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        values = [moved(value, device) for value in batch]
-        if hasattr(batch, "_fields"):
-            return type(batch)(*values)
-        return tuple(values) if isinstance(batch, tuple) else values
-    return batch
+    return mapped(lambda t: t.to(device, non_blocking=True) if device else t, batch)
 
 
 def model_device(model: nn.Module) -> torch.device | None:

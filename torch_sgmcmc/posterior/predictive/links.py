@@ -14,12 +14,7 @@ NAMES = ("softmax", "sigmoid", "identity", "gaussian")
 
 
 class Link:
-    """The function from outputs to values.
-
-    Args:
-        link: "softmax", "sigmoid", "identity", "gaussian" (of means and log σ the
-            means) or a function of outputs.
-        dim: the classes' dimension.
+    """The function from outputs to values: one that is named, or any.
 
     Raises:
         TypeError, ValueError: neither a name nor a function; a dim that is no int.

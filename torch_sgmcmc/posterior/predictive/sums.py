@@ -50,9 +50,6 @@ class Sums:
 
     Values are summed as distances d from those of the first draw: variances of numbers
     far from 0 keep their digits.
-
-    Args:
-        terms: of the first draw.
     """
 
     def __init__(self, terms: Terms) -> None:

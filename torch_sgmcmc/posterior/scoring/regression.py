@@ -117,8 +117,8 @@ def regression_scores(
         )
     sigmas = logs.exp()
     densities = -((y - means) / sigmas).square() / 2 - logs - math.log(2 * math.pi) / 2
-    of_inputs = densities.flatten(2).sum(2) if densities.dim() > 2 else densities
-    ranks = _normal((y - means) / sigmas).mean(0)
+    of_inputs = densities.flatten(2).sum(2)
+    ranks = torch.special.ndtr((y - means) / sigmas).mean(0)
     inside = (ranks - 0.5).abs() <= level / 2
     return RegressionScores(
         rmse=float((means.mean(0) - y).square().mean().sqrt()),
@@ -142,8 +142,4 @@ def _absolute(mu: Tensor, sigma: Tensor) -> Tensor:
     """E|X| of a normal X."""
     z = mu / sigma
     density = (-z.square() / 2).exp() / math.sqrt(2 * math.pi)
-    return 2 * sigma * density + mu * (2 * _normal(z) - 1)
-
-
-def _normal(z: Tensor) -> Tensor:
-    return torch.special.ndtr(z)
+    return 2 * sigma * density + mu * (2 * torch.special.ndtr(z) - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,12 +87,7 @@ def scores(
     resamples = check_integer("resamples", resamples, low=1)
     generator = torch.Generator().manual_seed(check_seed(seed))
     p, y = checked(probabilities, targets)
-    metrics = optional(
-        "torchmetrics.functional.classification",
-        "torchmetrics",
-        "scoring.scores()",
-        "posterior",
-    )
+    metrics = _metrics("scores()")
     classes = p.shape[1]
     accuracy = metrics.multiclass_accuracy(p, y, classes, average="micro")
     truth = torch.nn.functional.one_hot(y, classes).double()
@@ -143,12 +139,7 @@ def ood_auroc(inside: Tensor, outside: Tensor) -> float:
             raise ValueError(
                 f"Invalid {name}: {int(values.isnan().sum())} of {len(values)} are NaN"
             )
-    metrics = optional(
-        "torchmetrics.functional.classification",
-        "torchmetrics",
-        "scoring.ood_auroc()",
-        "posterior",
-    )
+    metrics = _metrics("ood_auroc()")
     values = torch.cat([inside.double(), outside.double().to(inside.device)])
     # Ranks in [0, 1]: what is outside of it torchmetrics takes for logits, and rounds.
     _, rank = values.unique(return_inverse=True)
@@ -191,3 +182,8 @@ def checked(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             f"{p.shape[1] - 1}])"
         )
     return p.clamp_max(1), y  # rounding: torchmetrics would take them for logits
+
+
+def _metrics(user: str) -> Any:
+    module = "torchmetrics.functional.classification"
+    return optional(module, "torchmetrics", f"scoring.{user}", "posterior")

@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc.chain.files import write_text
 
 __all__ = ["base_path", "differences", "write_base"]
 
@@ -23,9 +24,7 @@ def write_base(path: Path, tensors: Mapping[str, Tensor]) -> None:
     if not tensors:
         path.unlink(missing_ok=True)
         return
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps({n: _sum_of(t) for n, t in tensors.items()}))
-    partial.replace(path)
+    write_text(path, json.dumps({n: _sum_of(t) for n, t in tensors.items()}))
 
 
 def differences(path: Path, tensors: Mapping[str, Tensor]) -> list[str]:

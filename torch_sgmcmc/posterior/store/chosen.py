@@ -17,12 +17,7 @@ __all__ = ["Chosen"]
 class Chosen:
     """Names that are chosen once, and the tensors that have them at a time.
 
-    Args:
-        model: a module, or a mapping from names to tensors.
-        sampler: whose parameters are "sampled".
-        parameters: "all", "sampled" (those that require a gradient), or patterns of
-            names.
-        buffers: whether buffers are stored as well.
+    The arguments are those of :class:`Collector`.
     """
 
     def __init__(

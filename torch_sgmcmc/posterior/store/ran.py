@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_sgmcmc.chain.files import write_text
 from torch_sgmcmc.judge.readings import Finding, Reading, Readings, Temperatures
 from torch_sgmcmc.sampler import Sampler
 
@@ -94,11 +95,7 @@ def ran_of(
 ) -> Ran:
     """What a chain has to say of itself.
 
-    Args:
-        sampler: it.
-        gauges: that look at it.
-        losses: of its steps.
-        temperature: at which it is meant to be; None is that of the sampler now.
+    The temperature is the one that it is meant to have; None is that of now.
     """
     of_all: dict[str, Any] = {}
     if gauges is not None and gauges.num_observed:
@@ -142,10 +139,8 @@ def write_ran(ran: Ran | None, store: Path, chain: int) -> None:
     path = _path(store, chain)
     if ran is None:
         path.unlink(missing_ok=True)
-        return
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(plain(ran)))
-    partial.replace(path)
+    else:
+        write_text(path, json.dumps(plain(ran)))
 
 
 def read_ran(store: Path, chain: int) -> Ran | None:

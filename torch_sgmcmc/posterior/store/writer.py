@@ -163,9 +163,6 @@ class SampleWriter:
 class NoWriter:
     """That of a chain which another rank stores."""
 
-    def __init__(self) -> None:
-        pass
-
     def __len__(self) -> int:
         return 0
 

@@ -1,0 +1,25 @@
+"""Figures of several panels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["panels"]
+
+
+def panels(
+    pyplot: Any, count: int, width: float, height: float
+) -> tuple[Any, list[Any]]:
+    """A figure and its axes, three in a row at most, each of this size in inches."""
+    columns = min(3, max(1, count))
+    rows = max(1, -(-count // columns))
+    figure, axes = pyplot.subplots(
+        rows,
+        columns,
+        figsize=(width * columns, height * rows),
+        squeeze=False,
+        layout="constrained",
+    )
+    for unused in axes.flat[count:]:
+        unused.set_axis_off()
+    return figure, [*axes.flat[:count]]
