@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torch_sgmcmc.chain.checks import check_real
+from torch_sgmcmc.chain.checks import check_real, wrong_shape
 
 __all__ = [
     "Likelihood",
@@ -86,10 +86,7 @@ class _Gaussian(Likelihood):
         def both(model: nn.Module, batch: Any) -> Tensor:
             means = forward(model, batch)
             if means.dim() < 2:
-                raise ValueError(
-                    f"Invalid outputs: shape {list(means.shape)} (must be [inputs, "
-                    "outputs])"
-                )
+                raise wrong_shape("outputs", means, "[inputs, outputs]")
             return torch.cat([means, self._log_noise(model, means)], -1)
 
         return both
@@ -138,10 +135,8 @@ def _of_normal(means: Tensor, targets: Tensor, log_noise: Tensor) -> Tensor:
 def _check_shapes(outputs: Tensor, targets: Tensor) -> None:
     # Which torch would broadcast, to a loss of all pairs.
     if outputs.shape != targets.shape:
-        raise ValueError(
-            f"Invalid targets: shape {list(targets.shape)} (must be that of the "
-            f"outputs, {list(outputs.shape)})"
-        )
+        wanted = f"that of the outputs, {list(outputs.shape)}"
+        raise wrong_shape("targets", targets, wanted)
 
 
 class _Regression(Likelihood):

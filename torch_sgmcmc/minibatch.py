@@ -11,7 +11,7 @@ import torch.utils.data
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain.checks import check_integer, draw_seed
+from torch_sgmcmc.chain.checks import check_integer, draw_seed, wrong_shape
 
 __all__ = [
     "IndependentBatchSampler",
@@ -82,10 +82,7 @@ class _BatchSampler(torch.utils.data.Sampler[list[int]]):
         """
         numbers = torch.as_tensor(numbers).cpu()
         if numbers.dim() != 1 or len(numbers) == 0:
-            raise ValueError(
-                f"Invalid numbers: shape {list(numbers.shape)} (must be one row, not "
-                "empty)"
-            )
+            raise wrong_shape("numbers", numbers, "one row, not empty")
         check_integer("number", numbers.min().item())
         ends = (numbers.diff() != 1).nonzero().flatten() + 1
         runs = numbers.tensor_split(ends)
@@ -265,10 +262,7 @@ class StratifiedBatchSampler(_BatchSampler):
         if labels.is_floating_point() or labels.is_complex():
             raise TypeError(f"Invalid strata: {labels.dtype} (must be integers)")
         if labels.dim() != 1 or labels.numel() == 0:
-            raise ValueError(
-                f"Invalid strata: shape {list(labels.shape)} (must be one stratum for "
-                "each datum)"
-            )
+            raise wrong_shape("strata", labels, "one stratum for each datum")
         super().__init__(
             *(labels.numel(), batch_size, num_batches, seed, num_replicas, rank)
         )

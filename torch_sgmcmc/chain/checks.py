@@ -20,6 +20,8 @@ __all__ = [
     "draw_seed",
     "number_of_lr",
     "plain",
+    "wrong_shape",
+    "wrong_type",
 ]
 
 
@@ -95,6 +97,18 @@ def check_function(name: str, value: object) -> None:
     """The same of what is a function or, by mistake, what it would return."""
     if not callable(value):
         raise TypeError(f"Invalid {name}: {type(value).__name__} (must be a function)")
+
+
+def wrong_shape(name: str, tensor: Tensor, wanted: object) -> ValueError:
+    """The error of a tensor that should be as is said in words, or of this shape."""
+    return ValueError(f"Invalid {name}: shape {list(tensor.shape)} (must be {wanted})")
+
+
+def wrong_type(name: str, value: object, wanted: str) -> TypeError:
+    """The same of what is of another type."""
+    return TypeError(
+        f"Invalid {name}: of type {type(value).__name__} (must be {wanted})"
+    )
 
 
 def check_capturable(value: object) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from torch_sgmcmc.chain.checks import wrong_shape
 from torch_sgmcmc.chain.jacobians import bases, jacobian
 
 __all__ = [
@@ -95,10 +96,8 @@ def log_likelihoods(closure: Closure, indices: Tensor) -> Tensor:
             f"{type(values).__name__} (must be a tensor, of one for each index)"
         )
     if values.shape != indices.shape:
-        raise ValueError(
-            f"Invalid log-likelihoods: shape {list(values.shape)} (must be "
-            f"{list(indices.shape)}, one for each index)"
-        )
+        wanted = f"{list(indices.shape)}, one for each index"
+        raise wrong_shape("log-likelihoods", values, wanted)
     if torch.is_grad_enabled() and not values.requires_grad:
         raise RuntimeError(
             "HMCECS got log-likelihoods from the closure that do not depend on the "

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.chain.checks import check_callable
+from torch_sgmcmc.chain.checks import check_callable, wrong_shape
 
 __all__ = ["LogLikelihood"]
 
@@ -81,10 +81,8 @@ class LogLikelihood:
                 f"Invalid outputs: got {type(result).__name__} (must be a tensor)"
             )
         if result.dim() == 0 or len(result) != len(indices):
-            raise ValueError(
-                f"Invalid outputs: shape {list(result.shape)} (must be "
-                f"[{len(indices)}, ...], one row for each index)"
-            )
+            wanted = f"[{len(indices)}, ...], one row for each index"
+            raise wrong_shape("outputs", result, wanted)
         if torch.is_grad_enabled() and not result.requires_grad:
             raise RuntimeError(
                 "LogLikelihood got outputs that do not depend on the parameters, or "
@@ -106,10 +104,8 @@ class LogLikelihood:
                 f"Invalid rows: got {type(result).__name__} (must be a tensor)"
             )
         if result.shape != (len(indices), d):
-            raise ValueError(
-                f"Invalid rows: shape {list(result.shape)} (must be "
-                f"[{len(indices)}, {d}], one row for each index)"
-            )
+            wanted = f"[{len(indices)}, {d}], one row for each index"
+            raise wrong_shape("rows", result, wanted)
         return result.detach()
 
     def of_outputs(self, outputs: Tensor, indices: Tensor) -> Any:

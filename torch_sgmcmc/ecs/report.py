@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc.chain.checks import wrong_shape
 from torch_sgmcmc.hmcecs import HMCECS
 
 __all__ = ["ECSReport"]
@@ -77,9 +78,7 @@ class ECSReport:
             ImportError: ArviZ is not installed.
         """
         if draws.dim() != 2 or len(draws) < 4:
-            raise ValueError(
-                f"Invalid draws: shape {list(draws.shape)} (must be [R, d], R >= 4)"
-            )
+            raise wrong_shape("draws", draws, "[R, d], R >= 4")
         count = len(draws)
         signs = torch.ones(count) if signs is None else torch.as_tensor(signs)
         if signs.shape != (count,) or not bool((signs.abs() == 1).all()):

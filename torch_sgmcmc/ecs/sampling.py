@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc.chain.checks import wrong_shape
 from torch_sgmcmc.chain.distributed import digest
 
 __all__ = ["SAMPLING", "Sampling"]
@@ -53,10 +54,8 @@ class Sampling:
                 "numbers, or None)"
             )
         if weights.shape != (num_data,):
-            raise ValueError(
-                f"Invalid sampling_weights: shape {list(weights.shape)} (must be "
-                f"[{num_data}], one for each datum)"
-            )
+            wanted = f"[{num_data}], one for each datum"
+            raise wrong_shape("sampling_weights", weights, wanted)
         kept = weights.detach().to(device=device, dtype=torch.float64, copy=True)
         return cls.of(kept.contiguous())
 

@@ -28,6 +28,7 @@ __all__ = ["KEYS", "check_anchored_state", "on_device"]
 KEYS = ("control_variates", "subsample", "warmup")
 
 _FORMS = (CONSTANT, LINEAR, PREDICTOR, RANK_ONE, WHOLE)
+_SIZES = ("num_data", "num_cells", "num_blocks", "batch_size")
 _ARGUMENTS = ("steps", "target_acceptance", "anchor_every", "target_variance")
 
 
@@ -83,13 +84,8 @@ def _check_anchor(kept: Any, d: int) -> None:
 def _check_subsample(kept: Any, form: str, d: int) -> None:
     _need("subsample", kept, ("layout", "counts", "indices", "terms"))
     _check_number("layout", kept["layout"], 6)
-    num_data, num_cells, num_blocks, batch_size, poisson, seed = kept["layout"]
-    for name, value in (
-        ("num_data", num_data),
-        ("num_cells", num_cells),
-        ("num_blocks", num_blocks),
-        ("batch_size", batch_size),
-    ):
+    num_data, num_cells, _, batch_size, poisson, seed = kept["layout"]
+    for name, value in zip(_SIZES, kept["layout"], strict=False):
         check_integer(name, value, low=1)
     if not isinstance(poisson, bool):
         raise TypeError(f"Invalid poisson: {poisson!r} (must be a bool)")

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torch_sgmcmc.chain.checks import wrong_shape
 from torch_sgmcmc.chain.jacobians import jacobian
 from torch_sgmcmc.ecs.likelihood_graph import Closure, LikelihoodGraph, log_likelihoods
 from torch_sgmcmc.ecs.log_likelihood import LogLikelihood
@@ -314,10 +315,8 @@ def _by_predictor(
 
 def _check_predictors(eta: Tensor, indices: Tensor) -> None:
     if eta.shape != indices.shape:
-        raise ValueError(
-            f"Invalid outputs: shape {list(eta.shape)} (must be "
-            f"{list(indices.shape)}, one linear predictor for each index)"
-        )
+        wanted = f"{list(indices.shape)}, one linear predictor for each index"
+        raise wrong_shape("outputs", eta, wanted)
 
 
 def _check_rows(

@@ -60,15 +60,10 @@ def check(
 
         print(sg.check(model, loss, loader, sampler))
 
-    By at most 60 gradients of a few minibatches:
+    By at most 60 gradients of a few minibatches: is the loss a mean and that of the
+    model's outputs, ``num_data`` that of the loader, is what is sampled the model's,
+    is each layer a function of one input (docs/first_run.md has all), and
 
-    * the loss is a mean: the gradient of a minibatch is the mean of its halves', where
-      that of a sum is twice as much; where it is a known one of the model's outputs, it
-      is that and not a multiple, and the outputs are what it takes;
-    * ``num_data`` is the number of the loader's data;
-    * the sampler has the model's parameters;
-    * no layer drops something, or takes statistics of the minibatch;
-    * :class:`SBPS` has minibatches that are independent;
     * lr against the largest curvature h of the mean loss, :math:`2 (1 + m) / h`;
     * the heat that minibatches would add with m the momentum (SGLD: 0), V the variance
       of a gradient's element,
@@ -99,10 +94,7 @@ def check(
 
     Note:
         That nothing is found is no proof. Curvature grows while a network is trained,
-        and noise mostly falls: look again after burn-in, and see :class:`Gauges`. Heat
-        is that of the gradients here; before the first step with a Gaussian's loss,
-        though, an lr is called hot by what heat would be with residuals as small as
-        that noise, which :attr:`Check.residuals` compares.
+        and noise mostly falls: look again after burn-in, and see :class:`Gauges`.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"Invalid model: of type {type(model).__name__} (a Module)")
@@ -438,15 +430,14 @@ class _Looking:
 
     def _scales(self) -> list[float]:
         """Of the coordinates in which all have the largest group's lr."""
-        largest = max(float(g.get("lr", 0.0)) for g in self.sampler.param_groups)
-        lrs = {
-            id(p): float(group.get("lr", 0.0))
-            for group in self.sampler.param_groups
+        groups = self.sampler.param_groups
+        lrs = [float(group.get("lr", 0.0)) for group in groups]
+        return [
+            math.sqrt(lr / max(lrs)) if max(lrs) > 0 else 1.0
+            for lr, group in zip(lrs, groups, strict=True)
             for p in group["params"]
-        }
-        if largest == 0:
-            return [1.0] * len(self.sampled)
-        return [math.sqrt(lrs[id(p)] / largest) for p in self.sampled]
+            if p.requires_grad
+        ]
 
     def _at_curvature(self, of_loss: float) -> None:
         groups = self.sampler.param_groups

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_sgmcmc.chain.checks import wrong_type
 from torch_sgmcmc.chain.optional import optional
 from torch_sgmcmc.judge.convergence.probes import _tensors
 
@@ -72,21 +73,19 @@ def to_arviz(
         "log_likelihood": dict(log_likelihood or {}),
         "posterior_predictive": dict(posterior_predictive or {}),
     }
+    extra = {
+        f"{group}/{name}": f for group in others for name, f in others[group].items()
+    }
     chosen = None if names is None else list(names)
     chains: dict[int, list[dict[str, Tensor]]] = {}
     statistics: dict[int, list[dict[str, Any]]] = {}
     for chain, draw in _numbered(draws):
         if not isinstance(draw, Mapping | nn.Module):
-            raise TypeError(
-                f"Invalid draw: of type {type(draw).__name__} (must be a mapping from "
-                "names to Tensors, or a module)"
-            )
+            wanted = "a mapping from names to Tensors, or a module"
+            raise wrong_type("draw", draw, wanted)
         if chosen is None:
             chosen = [] if probes else _all(_tensors(draw))
-        taken = _taken(draw, chosen, probes)
-        for group, functions in others.items():
-            for name, function in functions.items():
-                taken[f"{group}/{name}"] = _kept(function(draw))
+        taken = _taken(draw, chosen, {**probes, **extra})
         chains.setdefault(chain, []).append(taken)
         statistics.setdefault(chain, []).append(
             {}

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torch_sgmcmc.chain.checks import check_integer
+from torch_sgmcmc.chain.checks import check_integer, wrong_shape
 from torch_sgmcmc.chain.distributed import check_group, world_size
 from torch_sgmcmc.chain.state_checks import check_tensor
 from torch_sgmcmc.judge.convergence.batch_means import effective_draws, split_rhat
@@ -122,9 +122,7 @@ class RunningConvergence:
                 f"Invalid chain: {chain} (must be in [0, {self._num_chains}))"
             )
         if list(values.shape) != wanted:
-            raise ValueError(
-                f"Invalid values: shape {list(values.shape)} (must be {wanted})"
-            )
+            raise wrong_shape("values", values, wanted)
         values = values.to(self._means.device, torch.float64)
         if not bool(values.isfinite().all()):
             wrong = int((~values.isfinite()).sum())

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_sgmcmc.chain.checks import wrong_shape
 from torch_sgmcmc.chain.optional import optional
 from torch_sgmcmc.chain.progress import progress_bar
 from torch_sgmcmc.judge.convergence.identical import check_different
@@ -198,9 +199,7 @@ def _check(name: str, values: Tensor) -> None:
     """Raises unless they are draws that have an R-hat."""
     shape = list(values.shape)
     if values.dim() < 2:
-        raise ValueError(
-            f"Invalid {name}: shape {shape} (must be [chains, draws, ...])"
-        )
+        raise wrong_shape(name, values, "[chains, draws, ...]")
     if not values.is_floating_point():
         raise TypeError(
             f"Invalid {name}: dtype {values.dtype} (must be a floating dtype)"
@@ -211,10 +210,8 @@ def _check(name: str, values: Tensor) -> None:
             "least 2 chains: one cannot show that there is a mode it has not seen)"
         )
     if shape[1] < 4:
-        raise ValueError(
-            f"Invalid {name}: shape {shape} (must be [chains, draws, ...] with at "
-            "least 4 draws of each chain)"
-        )
+        wanted = "[chains, draws, ...] with at least 4 draws of each chain"
+        raise wrong_shape(name, values, wanted)
     if values.numel() == 0:
         raise ValueError(f"Invalid {name}: shape {shape} (there is no quantity)")
     wrong = ~values.detach().isfinite()

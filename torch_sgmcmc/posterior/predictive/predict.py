@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torch_sgmcmc.chain.checks import check_integer
+from torch_sgmcmc.chain.checks import check_integer, wrong_type
 from torch_sgmcmc.chain.progress import progress_bar
 from torch_sgmcmc.posterior.predictive.prediction import Prediction
 from torch_sgmcmc.posterior.predictive.streaming import Predictive
@@ -80,10 +80,7 @@ def predict(
         if len(draws) == 0:
             raise ValueError(f"Invalid draws: {draws.path} has none")
     if isinstance(draws, nn.Module | Mapping | Tensor):
-        raise TypeError(
-            f"Invalid draws: of type {type(draws).__name__} (must be an iterable of "
-            "draws: of one, [draw])"
-        )
+        raise wrong_type("draws", draws, "an iterable of draws: of one, [draw]")
     _check_memory(draws)
     size = check_integer("chunk_size", chunk_size, low=1)
     predictive = Predictive(model, inputs, **options)

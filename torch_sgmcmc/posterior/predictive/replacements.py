@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torch_sgmcmc.chain.checks import check_real
+from torch_sgmcmc.chain.checks import check_real, wrong_type
 from torch_sgmcmc.chain.wrappers import plain_names, resolved
 from torch_sgmcmc.posterior.store.base import base_path, differences
 from torch_sgmcmc.posterior.store.draws import Draw
@@ -45,10 +45,8 @@ class Replacements:
         if isinstance(draw, nn.Module):
             draw = {**dict(draw.named_parameters()), **dict(draw.named_buffers())}
         elif not isinstance(draw, Mapping):
-            raise TypeError(
-                f"Invalid draw: of type {type(draw).__name__} (must be a mapping from "
-                "names to tensors, or a module)"
-            )
+            wanted = "a mapping from names to tensors, or a module"
+            raise wrong_type("draw", draw, wanted)
         if isinstance(draw, Draw):
             self._check_base(draw)
         found: dict[str, Tensor] = {}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_sgmcmc.chain.checks import check_real
+from torch_sgmcmc.chain.checks import check_real, wrong_type
 from torch_sgmcmc.chain.wrappers import unwrapped
 from torch_sgmcmc.losses import Likelihood, likelihood_of
 from torch_sgmcmc.posterior.predictive.batch_norm import BatchNorm
@@ -99,9 +99,7 @@ class Predictive:
         refresh_batch_norm: Any = None,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"Invalid model: of type {type(model).__name__} (must be a Module)"
-            )
+            raise wrong_type("model", model, "a Module")
         self._model = model = unwrapped(model)
         self._batches = Batches("inputs", inputs, batch_size, in_order=True)
         if likelihood is not None:
@@ -287,10 +285,7 @@ class Predictive:
 
 def _checked(functions: Any) -> dict[str, Callable[[Tensor], Tensor]]:
     if not isinstance(functions, Mapping):
-        raise TypeError(
-            f"Invalid functions: of type {type(functions).__name__} (must be a mapping "
-            "from names to functions)"
-        )
+        raise wrong_type("functions", functions, "a mapping from names to functions")
     for name, function in functions.items():
         if not isinstance(name, str) or not name:
             raise ValueError(f"Invalid functions: a name {name!r}")

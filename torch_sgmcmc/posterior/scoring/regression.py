@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_sgmcmc.chain.checks import check_real
+from torch_sgmcmc.chain.checks import check_real, wrong_shape
 from torch_sgmcmc.losses import Likelihood, likelihood_of
 from torch_sgmcmc.posterior.predictive import predict
 from torch_sgmcmc.posterior.predictive.forward import default_forward
@@ -112,9 +112,7 @@ def regression_scores(
     means, logs = found.draws.double().chunk(2, -1)
     y = targets.detach().cpu().double()
     if y.shape != means.shape[1:]:
-        raise ValueError(
-            f"Invalid targets: shape {list(y.shape)} (must be {list(means.shape[1:])})"
-        )
+        raise wrong_shape("targets", y, list(means.shape[1:]))
     sigmas = logs.exp()
     densities = -((y - means) / sigmas).square() / 2 - logs - math.log(2 * math.pi) / 2
     of_inputs = densities.flatten(2).sum(2)

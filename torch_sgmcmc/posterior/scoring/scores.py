@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.chain.checks import check_integer, check_real, check_seed
+from torch_sgmcmc.chain.checks import check_integer, check_real, check_seed, wrong_shape
 from torch_sgmcmc.chain.optional import optional
 
 __all__ = ["Scores", "checked", "ood_auroc", "scores"]
@@ -132,9 +132,7 @@ def ood_auroc(inside: Tensor, outside: Tensor) -> float:
     """
     for name, values in (("inside", inside), ("outside", outside)):
         if values.dim() != 1 or len(values) == 0:
-            raise ValueError(
-                f"Invalid {name}: shape {list(values.shape)} (must be [inputs])"
-            )
+            raise wrong_shape(name, values, "[inputs]")
         if bool(values.isnan().any()):
             raise ValueError(
                 f"Invalid {name}: {int(values.isnan().sum())} of {len(values)} are NaN"
@@ -158,14 +156,10 @@ def checked(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     if p.dim() == 1:
         p = torch.stack([1 - p, p], 1)
     if p.dim() != 2 or p.shape[1] < 2 or len(p) == 0:
-        raise ValueError(
-            f"Invalid probabilities: shape {list(probabilities.shape)} (must be "
-            "[inputs, classes] or [inputs])"
-        )
+        wanted = "[inputs, classes] or [inputs]"
+        raise wrong_shape("probabilities", probabilities, wanted)
     if targets.shape != p.shape[:1]:
-        raise ValueError(
-            f"Invalid targets: shape {list(targets.shape)} (must be [{len(p)}])"
-        )
+        raise wrong_shape("targets", targets, f"[{len(p)}]")
     if p.dtype in (torch.float16, torch.bfloat16):
         p = p.float()
     valid = (p >= 0).all(1) & ((p.sum(1) - 1).abs() <= _ROUNDING)
