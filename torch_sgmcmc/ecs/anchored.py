@@ -151,15 +151,10 @@ class Anchored(SharedSettings):
         precisions, means = [], []
         for group in self.param_groups:
             for p in filter(_moves, group["params"]):
-                size = (p.numel(),)
-                precisions.append(
-                    torch.full(size, float(group["prior_precision"]), **like)
-                )
-                mean = self.state.get(p, {}).get(PRIOR_MEAN)
-                if mean is None:
-                    means.append(torch.full(size, float(group[PRIOR_MEAN]), **like))
-                else:
-                    means.append(mean.reshape(-1).double())
+                precision = float(group["prior_precision"])
+                precisions.append(torch.full((p.numel(),), precision, **like))
+                mean = self.state.get(p, {}).get(PRIOR_MEAN, group[PRIOR_MEAN])
+                means.append(torch.as_tensor(mean, **like).expand(p.shape).flatten())
         return Prior(torch.cat(precisions), torch.cat(means))
 
     def _drawn_by(self) -> Sampling | None:

@@ -25,9 +25,7 @@ class RankLaw:
     is compared at all points with one level γ. Given :math:`N_j = x`, the rest of the
     ranks is uniform on what is left, so that :math:`N_{j+1} - x` is binomial too: the
     probability that all :math:`t_j(N_j) > \gamma` is a sum over a Markov chain's paths,
-    as in T. Säilynoja, P.-C. Bürkner and A. Vehtari, Graphical test for discrete
-    uniformity and its applications in goodness-of-fit evaluation and multiple sample
-    comparison, Statistics and Computing 32, 2022, algorithm 2.
+    as in algorithm 2 of Säilynoja, Bürkner and Vehtari 2022 (:class:`Calibration`).
     """
 
     def __init__(self, simulations: int, draws: int) -> None:
