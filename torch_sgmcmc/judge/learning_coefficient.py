@@ -13,7 +13,6 @@ from torch import Tensor
 
 from torch_sgmcmc.chain.checks import check_integer, check_real, draw_seed
 from torch_sgmcmc.chain.closures import exchanged, kept_gradients
-from torch_sgmcmc.chain.optional import optional
 from torch_sgmcmc.chain.prior import PRIOR_MEAN
 from torch_sgmcmc.chain.progress import progress_bar
 from torch_sgmcmc.chain.record import chain_of
@@ -21,6 +20,7 @@ from torch_sgmcmc.chain.shards import refuse
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.hmcecs import HMCECS
 from torch_sgmcmc.judge.gauges import Gauges
+from torch_sgmcmc.judge.panels import panels
 from torch_sgmcmc.psgld import needs_graph
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sbps import SBPS
@@ -82,17 +82,12 @@ class LearningCoefficient:
         Raises:
             ImportError: matplotlib is not installed.
         """
-        pyplot = optional(
-            "matplotlib.pyplot", "matplotlib", "LearningCoefficient.plot()"
-        )
         count = self.traces.shape[1]
         draws = torch.arange(1, count + 1)
         running = self.traces.cumsum(1) / draws
         value, chains = running.mean(0), len(running)
         band = running.std(0) * (_student(chains - 1) / math.sqrt(chains))
-        figure, (left, right) = pyplot.subplots(
-            1, 2, figsize=(9, 3.2), layout="constrained"
-        )
+        figure, (left, right) = panels("LearningCoefficient.plot()", 2, 4.5, 3.2)
         for k, (trace, mean) in enumerate(zip(self.traces, running, strict=True)):
             color = f"C{k % 10}"
             left.plot(draws, trace, color=color, linewidth=0.4)

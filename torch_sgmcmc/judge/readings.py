@@ -133,10 +133,8 @@ class Readings:
         Returns:
             A matplotlib figure.
         """
-        import matplotlib.pyplot as plt
-
         shown = self._names[:24] if names is None else list(names)
-        figure, axes = panels(plt, len(shown), 3.6, 2.4)
+        figure, axes = panels("Gauges.plot()", len(shown), 3.6, 2.4)
         for name, axis in zip(shown, axes, strict=True):
             for means, label in zip(
                 self.over_time(name), ("T_kin", "T_conf"), strict=True

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.chain.optional import optional
 from torch_sgmcmc.judge.convergence.report import Convergence
 from torch_sgmcmc.judge.panels import panels
 from torch_sgmcmc.posterior.store.ran import Ran
@@ -26,7 +25,6 @@ def page(
     targets: Tensor | None,
 ) -> Any:
     """Draws what is known."""
-    pyplot = optional("matplotlib.pyplot", "matplotlib", "Report.plot()")
     known = {chain: ran for chain, ran in runs.items() if ran is not None}
     parts = []
     if any(ran.losses for ran in known.values()):
@@ -40,7 +38,7 @@ def page(
             parts.append(lambda axes: _autocorrelations(axes, convergence, outputs))
         if targets is not None and _are_classes(outputs, targets):
             parts.append(lambda axes: _reliability(axes, outputs, targets))
-    figure, axes = panels(pyplot, len(parts), 4, 3)
+    figure, axes = panels("Report.plot()", len(parts), 4, 3)
     for draw, panel in zip(parts, axes, strict=True):
         draw(panel)
     return figure

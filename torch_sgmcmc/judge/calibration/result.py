@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from torch_sgmcmc.chain.checks import check_real
-from torch_sgmcmc.chain.optional import optional
 from torch_sgmcmc.judge.calibration.ecdf import RankLaw
+from torch_sgmcmc.judge.panels import panels
 
 __all__ = ["Calibration"]
 
@@ -157,9 +157,8 @@ class Calibration:
             ImportError: matplotlib is not installed.
             ValueError: coverage is out of range.
         """
-        pyplot = optional("matplotlib.pyplot", "matplotlib", "Calibration.plot()")
         low, high = self.band(coverage)
-        figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
+        figure, (axes,) = panels("Calibration.plot()", 1, 6, 3.5)
         levels = self._law.levels
         label = f"{100 * coverage:g} % of uniform ranks"
         axes.fill_between(levels, low, high, color="lightgray", label=label)

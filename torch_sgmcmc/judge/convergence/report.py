@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_sgmcmc.chain.checks import check_real
-from torch_sgmcmc.chain.optional import optional
+from torch_sgmcmc.judge.panels import panels
 
 __all__ = ["Convergence"]
 
@@ -193,13 +193,10 @@ class Convergence:
             ImportError: matplotlib is not installed.
             ValueError: nothing varies.
         """
-        pyplot = optional("matplotlib.pyplot", "matplotlib", "Convergence.plot()")
         varying = ~self.constant
         if not bool(varying.any()):
             raise ValueError("There is nothing to plot: no quantity varies")
-        figure, (left, right) = pyplot.subplots(
-            1, 2, figsize=(9, 3.5), layout="constrained"
-        )
+        figure, (left, right) = panels("Convergence.plot()", 2, 4.5, 3.5)
         rhat = self.rhat[varying].sort().values
         worse = 1 - torch.arange(len(rhat)) / len(rhat)
         finite = rhat.isfinite()
