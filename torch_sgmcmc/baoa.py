@@ -63,12 +63,10 @@ class BAOA(ManyChains):
         TypeError: a hyperparameter that is not a number.
 
     Example:
+        In the loop of :class:`SGLD`:
+
         >>> sampler = BAOA(model.parameters(), lr=0.03, momentum=0.9,
         ...                num_data=50_000, prior_precision=1.0, seed=0)
-        >>> for x, y in loader:
-        ...     sampler.zero_grad()
-        ...     F.cross_entropy(model(x), y).backward()
-        ...     sampler.step()
 
     Note:
         More: docs/samplers/baoa.md.

@@ -51,11 +51,9 @@ class SGLRW(ManyChains):
         TypeError: a hyperparameter that is not a number.
 
     Example:
+        In the loop of :class:`SGLD`:
+
         >>> sampler = SGLRW(model.parameters(), lr=0.5, num_data=50_000, seed=0)
-        >>> for x, y in loader:
-        ...     sampler.zero_grad()
-        ...     F.cross_entropy(model(x), y).backward()
-        ...     sampler.step()
 
     Note:
         At one ``lr`` all coordinates are of θ₀ + δ ℤ, up to rounding. More:

@@ -67,12 +67,10 @@ class SGNHT(ManyChains):
         TypeError: a hyperparameter that is not a number.
 
     Example:
+        In the loop of :class:`SGLD`:
+
         >>> sampler = SGNHT(model.parameters(), lr=0.1, momentum=0.9,
         ...                 num_data=50_000, prior_precision=1.0, seed=0)
-        >>> for x, y in loader:
-        ...     sampler.zero_grad()
-        ...     F.cross_entropy(model(x), y).backward()
-        ...     sampler.step()
 
     Note:
         With large N the default κ is small and the thermostats are slow: raise

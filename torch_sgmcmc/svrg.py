@@ -38,17 +38,10 @@ class SVRG(ControlVariates):
         RuntimeError: see :class:`ControlVariates`.
 
     Example:
-        >>> sampler = SGHMC(model.parameters(), lr=0.1, num_data=len(data))
-        >>> estimator = SVRG(
-        ...     sampler,
-        ...     lambda batch: F.cross_entropy(model(batch[0]), batch[1]),
-        ...     DataLoader(data, batch_size=10_000),
-        ...     refresh_every=len(loader),
-        ... )
-        >>> for batch in loader:
-        ...     sampler.zero_grad()
-        ...     loss = estimator.backward(batch)
-        ...     sampler.step()
+        In the loop of :class:`ControlVariates`, with its sampler and loss:
+
+        >>> estimator = SVRG(sampler, loss_fn, DataLoader(data, batch_size=10_000),
+        ...                  refresh_every=len(loader))
 
     Note:
         With the sampler's state dict :meth:`state_dict` resumes in the middle of an

@@ -220,7 +220,7 @@ def report(
     chains = by_chain(draws)
     runs = _runs(chains, gauges)
     outputs = agreement = None
-    unknown = []
+    unknown, is_thinned = [], False
     if inputs is None:
         unknown.append("whether outputs have converged (no inputs were given)")
     else:
@@ -230,13 +230,11 @@ def report(
             options["link"] = link
         options["progress"] = progress
         outputs = outputs_of(model, draws, inputs, max_draws=max_draws, **options)
+        is_thinned = outputs.shape[1] < min(map(len, chains.values()))
         agreement, why = _agreement(outputs)
         unknown += why
         if len({getattr(draw, "weight", 1.0) for draw in draws}) > 1:
             unknown.append("what weights of draws change (each counts alike here)")
-    is_thinned = False
-    if outputs is not None:
-        is_thinned = outputs.shape[1] < min(map(len, chains.values()))
     found, not_known = verdicts_of(agreement, runs, is_thinned=is_thinned)
     return Report(
         verdicts=tuple(found),

@@ -49,18 +49,16 @@ class Chain:
                 "Invalid sampler: its parameters are not all those that it was given"
             )
         self.closure: Callable[..., Any]
+        self._samples: list[list[Tensor]] | None = None
         if isinstance(sampler, SBPS):
-            self.closure = self._examples
+            self.closure, self._samples = self._examples, []
+            sampler.register_sample_hook(self._keep)
         elif isinstance(sampler, HMCECS):
             self.closure = self._log_likelihoods
         elif isinstance(sampler, HMC):
             self.closure = self._each_chain
         else:
             self.closure = closure_of(sampler, self._sum)
-        self._samples: list[list[Tensor]] | None = None
-        if isinstance(sampler, SBPS):
-            sampler.register_sample_hook(self._keep)
-            self._samples = []
 
     def move(self) -> list[Tensor]:
         """One step, or one sample of an SBPS; returns where it ends."""

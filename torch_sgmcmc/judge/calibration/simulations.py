@@ -193,8 +193,8 @@ class _Simulated:
         theta = prior(size, self._generator)
         #: The parameters' names; None where there is one Tensor without a name.
         self._names = list(theta) if isinstance(theta, Mapping) else None
-        self.truth = self._parameters("prior()", theta)
-        self.start = self._parameters("prior()", prior(size, self._generator))
+        self.truth = self._parameters(theta)
+        self.start = self._parameters(prior(size, self._generator))
         data = simulate(theta, self._generator)
         self._is_tuple = isinstance(data, (tuple, list))
         self._data = tuple(data) if self._is_tuple else (data,)
@@ -216,7 +216,7 @@ class _Simulated:
                 f"Invalid batch_size: {batch_size} (must be in [1, {self.num_data}])"
             )
 
-    def _parameters(self, who: str, theta: Any) -> list[Tensor]:
+    def _parameters(self, theta: Any) -> list[Tensor]:
         values = list(theta.values()) if isinstance(theta, Mapping) else [theta]
         for value in values:
             if (
@@ -226,7 +226,7 @@ class _Simulated:
                 or len(value) != self._size
             ):
                 raise ValueError(
-                    f"Invalid theta: {who} returned {_what(value)} (must be a Tensor "
+                    f"Invalid theta: prior() returned {_what(value)} (must be a Tensor "
                     f"[{self._size}, ...] of a floating dtype, or a dict of such)"
                 )
         return [value.detach().clone() for value in values]
