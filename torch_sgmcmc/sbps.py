@@ -230,7 +230,7 @@ class SBPS(Watched):
 
     @model.setter
     def model(self, model: nn.Module | None) -> None:
-        model = check_model(model, self._all_params())
+        model = check_model("SBPS", model, self._all_params())
         self._slots = None if model is None else Slots(model)
         self._model_checked = False
 
@@ -400,7 +400,7 @@ class SBPS(Watched):
             ahead = flight.refreshed(line_end, common)
         slots = self.__dict__.get("_slots")
         checks = slots is not None and not self._model_checked
-        seen = observe(closure, ahead.params, ahead.tangents, slots, params)
+        seen = observe("SBPS", closure, ahead.params, ahead.tangents, slots, params)
         moments = moments_of(seen.losses, seen.derivatives)
         prior = ahead.prior(line_end if ahead is flight else 0.0)
         if world_size(self.process_group) > 1:

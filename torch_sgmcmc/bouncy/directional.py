@@ -20,11 +20,6 @@ from torch_sgmcmc.bouncy.slots import Slots
 
 __all__ = ["Observation", "check_model", "moments_of", "observe"]
 
-_UNRELATED = (
-    "SBPS got losses from the closure that do not depend on its parameters (were they "
-    "computed under torch.no_grad()?)"
-)
-
 
 class Observation(NamedTuple):
     """What a minibatch says along a direction.
@@ -43,6 +38,7 @@ class Observation(NamedTuple):
 
 
 def observe(
+    name: str,
     closure: Callable[[], Any],
     params: Sequence[Tensor],
     along: Sequence[Tensor],
@@ -61,8 +57,8 @@ def observe(
         p.grad = None
     try:
         if slots is None:
-            return _reverse(closure, params, along)
-        return _forward(closure, params, along, slots)
+            return _reverse(name, closure, params, along)
+        return _forward(name, closure, params, along, slots)
     finally:
         for p in all_params:
             p.grad = None
@@ -82,6 +78,7 @@ def moments_of(losses: Tensor, derivatives: Tensor) -> _C.Moments:
 
 
 def _forward(
+    name: str,
     closure: Callable[[], Any],
     params: Sequence[Tensor],
     along: Sequence[Tensor],
@@ -100,11 +97,11 @@ def _forward(
         finally:
             for holder, key, p in places:
                 holder[key] = p
-        _check_losses(dual, params)
+        _check_losses(name, dual, params)
         losses, tangent = forward_ad.unpack_dual(dual)
     if tangent is None:
         raise RuntimeError(
-            "SBPS got losses from the closure that do not depend on the parameters "
+            f"{name} got losses from the closure that do not depend on the parameters "
             "of its model (does the closure call another model?)"
         )
 
@@ -117,20 +114,21 @@ def _forward(
 
 
 def _reverse(
+    name: str,
     closure: Callable[[], Any],
     params: Sequence[Tensor],
     along: Sequence[Tensor],
 ) -> Observation:
     with torch.enable_grad():
         losses = closure()
-        _check_losses(losses, params)
+        _check_losses(name, losses, params)
         weights = torch.full_like(losses, 1 / losses.shape[0]).requires_grad_()
         grads = torch.autograd.grad(
             losses, params, weights, create_graph=True, allow_unused=True
         )
         used = [(g, u) for g, u in zip(grads, along, strict=True) if g is not None]
         if not used:
-            raise RuntimeError(_UNRELATED)
+            raise RuntimeError(_unrelated(name))
         # The gradient is linear in the weights, and so is its product with a
         # direction, whose coefficients are the derivatives of the examples.
         (derivatives,) = torch.autograd.grad(
@@ -155,37 +153,44 @@ def _without_none(
     ]
 
 
-def _check_losses(losses: object, params: Sequence[Tensor]) -> None:
+def _unrelated(name: str) -> str:
+    return (
+        f"{name} got losses from the closure that do not depend on its parameters "
+        "(were they computed under torch.no_grad()?)"
+    )
+
+
+def _check_losses(name: str, losses: object, params: Sequence[Tensor]) -> None:
     if not isinstance(losses, Tensor):
         raise TypeError(
-            f"SBPS got a {type(losses).__name__} from the closure (must return the "
+            f"{name} got a {type(losses).__name__} from the closure (must return the "
             "losses of the examples, a Tensor of shape [n])"
         )
     if any(p.grad is not None for p in params):
         raise RuntimeError(
-            "SBPS found gradients after the closure: it must return the losses of "
+            f"{name} found gradients after the closure: it must return the losses of "
             "the examples and not call backward()"
         )
     if losses.dim() != 1:
         hint = ": use reduction='none'" if losses.dim() == 0 else ""
         raise RuntimeError(
-            f"SBPS got losses of shape {list(losses.shape)} from the closure (must "
+            f"{name} got losses of shape {list(losses.shape)} from the closure (must "
             f"be those of the examples, of shape [n]{hint})"
         )
     if losses.shape[0] < 2:
         raise RuntimeError(
-            f"SBPS got the loss of {losses.shape[0]} example from the closure (must "
+            f"{name} got the loss of {losses.shape[0]} example from the closure (must "
             "be of 2 at least, to estimate the noise of a minibatch)"
         )
     if not losses.requires_grad:
-        raise RuntimeError(_UNRELATED)
+        raise RuntimeError(_unrelated(name))
     if not losses.dtype.is_floating_point:
         raise RuntimeError(
-            "SBPS got complex losses from the closure (must be real numbers)"
+            f"{name} got complex losses from the closure (must be real numbers)"
         )
 
 
-def check_model(model: object, params: Sequence[Tensor]) -> nn.Module | None:
+def check_model(name: str, model: object, params: Sequence[Tensor]) -> nn.Module | None:
     """Returns the model if it is None or a module that holds all parameters."""
     if model is None:
         return None
@@ -198,7 +203,7 @@ def check_model(model: object, params: Sequence[Tensor]) -> nn.Module | None:
     foreign = sum(id(p) not in known for p in params)
     if foreign:
         raise ValueError(
-            f"Invalid model: {foreign} of the {len(params)} parameters of SBPS are "
+            f"Invalid model: {foreign} of the {len(params)} parameters of {name} are "
             "not parameters of it"
         )
     return model
